@@ -199,10 +199,13 @@ SHORTER = {
     "plan": "--data data.jsonl --max-length 64",
     "data": "",
     "export": "",
+    "export ollama": "--device cpu --no-create",
+    "export lmstudio": "--device cpu",
+    "export llama.cpp": "--device cpu",
     "devices": "",
 }
 NAMES = {"DIR_OR_HUB_ID": "model", "HuggingFaceTB/SmolLM2-135M-Instruct": "model", "FILE": "data.jsonl"}
-NAMES |= {"base.gguf": "out/merged/model.gguf"}
+NAMES |= {"base.gguf": "out/chat/llama.cpp/model.gguf"}
 RUN = ["README.md", "docs/tutorials/first-fine-tune.md", "docs/tutorials/chat-data.md", "docs/tutorials/preferences.md"]
 
 
@@ -217,11 +220,14 @@ def test_commands_run(page: str, workshop: Path, monkeypatch: pytest.MonkeyPatch
         if words[0] == "plan":
             require_wgpu()
         words = [NAMES.get(word, word) for word in words]
+        if words[:2] == ["export", "lmstudio"]:
+            words += ["--out", "models"]
         out = words[words.index("--out") + 1] if "--out" in words else None
         if out is not None:
             shutil.rmtree(out, ignore_errors=True)
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"Who wrote Emma?\n")))
-        assert main([*words, *SHORTER[words[0]].split()]) == 0, words
+        short = SHORTER.get(" ".join(words[:2]), SHORTER[words[0]])
+        assert main([*words, *short.split()]) == 0, words
         ran += 1
     assert ran >= 2
 

@@ -125,13 +125,12 @@ KINDS = {"f16": (2e-5, 0.01, 0.02), "q8_0": (0.05, 0.7, 0.4), "q4_0": (0.7, 8.0,
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_type(kind: str, adapted: Any, tmp_path: Path, capsys: Any) -> None:
     adapter, out = adapted(), tmp_path / "out"
-    assert merge(adapter, out, "--quantize", kind, "--modelfile") == 0
+    assert merge(adapter, out, "--quantize", kind) == 0
     assert f"wrote {out}/model.gguf: " in capsys.readouterr().out
     least, most, rounding = KINDS[kind]
     assert least < distance(ours(out), ours(tmp_path / "model", adapter)) < most
     found, ids = theirs(out)
     assert distance(found, ours(out, ids=ids)) < rounding
-    assert (out / "Modelfile").read_text() == "FROM ./model.gguf\n"
     types = {tensor.name: tensor.tensor_type.name for tensor in gguf.GGUFReader(out / "model.gguf").tensors}
     four = kind in ("q4_0", "mxfp4")
     assert types["blk.1.ffn_down.weight"] == kind.upper() and types["output_norm.weight"] == "F32"
@@ -216,7 +215,6 @@ def test_what_cannot_be_written(adapted: Any, tmp_path: Path, capsys: Any) -> No
         assert not list(tmp_path.glob("out*"))
 
     refused("--quantize: needs --format gguf, got --format safetensors: add it", *SAFE, "--quantize", "q8_0")
-    refused("--modelfile: needs --format gguf", *SAFE, "--modelfile")
     refused("give only one of the two", "--quantize", "q8_0", "--dtype", "float16")
     arrays = random_adapter(LORA, linear_modules(load_model_config(tmp_path / "model")))
     save_adapter(adapter, LORA, {n: v * np.float32(1e4) for n, v in arrays.items()}, str(tmp_path / "model"))

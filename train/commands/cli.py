@@ -11,206 +11,25 @@ import argparse
 import errno
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import wgrad
 from wgrad.device.errors import WgradError
+from wgrad.train.commands import actions
 from wgrad.train.commands.cli_options import Parser, add_options, with_current_options
-from wgrad.train.data.standard_input import copy_for_ranks
-from wgrad.train.files.input_files import expand_path
 from wgrad.train.options.bench_config import BenchConfig
 from wgrad.train.options.chat_config import ChatConfig
 from wgrad.train.options.choice_options import ChoiceOptions
-from wgrad.train.options.eval_options import EVAL_OPTIONS, eval_options
-from wgrad.train.options.export_config import ExportConfig
+from wgrad.train.options.eval_options import EVAL_OPTIONS
+from wgrad.train.options.export_config import TOOLS, ExportConfig, ModelExportConfig
 from wgrad.train.options.finetune_config import DEVICE_HELP, FinetuneConfig, RunOptions
 from wgrad.train.options.generate_config import GenerateConfig
 from wgrad.train.options.merge_config import MergeConfig
-from wgrad.train.options.option_text import read_stdin
-from wgrad.train.options.resolve import resolve_config, resolve_options
 from wgrad.train.options.serve_config import ServeConfig
 from wgrad.train.options.watch_config import WatchConfig
-from wgrad.train.ranks.launch import launch, wants_launch
 from wgrad.train.ranks.world import RankFailure
-from wgrad.train.step.memory import advising
 from wgrad.train.terminal.end_requests import EndRequests
 from wgrad.train.terminal.ending import SWEEP_INTERRUPTED, ending_of, one_line
-from wgrad.train.terminal.output import Output, OutputLost, command_output, say, settle
-
-_NOT_OPTIONS = ("command", "run", "words")  # of a namespace
-
-
-def _given(args: argparse.Namespace) -> dict[str, Any]:
-    return {k: v for k, v in vars(args).items() if k not in _NOT_OPTIONS}
-
-
-def _finetune(args: argparse.Namespace) -> int:
-    config = resolve_config(_given(args))
-    args.out, args.lr_sweep = config.out, config.lr_sweep  # for the message when interrupted
-    from wgrad.train.run.finetune import run_finetune
-
-    try:
-        if wants_launch(config.ranks):
-            copy_for_ranks(config)
-            return launch(config.ranks or 1, args.words)
-        return run_finetune(config)
-    finally:
-        settle()  # what a run says is not what it is for
-
-
-def _generate(args: argparse.Namespace) -> int:
-    given = _given(args)
-    if given.get("prompt") == "-":
-        given["prompt"] = read_stdin("--prompt")
-    config = GenerateConfig(**given)
-    config.require()
-    if config.prompts:
-        from wgrad.train.commands.generate_prompts import run_prompts
-
-        with advising("use a smaller --batch-size, fewer --max-new-tokens, or a smaller model"):
-            return run_prompts(config)
-    from wgrad.train.commands.generate import run_generate
-
-    with advising("use a shorter prompt, fewer --max-new-tokens, or a smaller model"):
-        return run_generate(config)
-
-
-def _eval(args: argparse.Namespace) -> int:
-    given = _given(args)
-    as_json = given.pop("json")
-    of_choices = {name: given.pop(name) for name in ChoiceOptions.hints if name in given}
-    choices = ChoiceOptions(**of_choices)
-    choices.check(of_choices)
-    config = eval_options(given, choices)
-    with advising("use a smaller --batch-size or --max-length, or a smaller model"):
-        if choices.choices:
-            from wgrad.train.commands.evaluate_choices import run_choices
-
-            return run_choices(config, choices, as_json)
-        from wgrad.train.commands.evaluate import run_eval
-
-        return run_eval(config, as_json)
-
-
-def _chat(args: argparse.Namespace) -> int:
-    config = ChatConfig(**_given(args))
-    config.require()
-    from wgrad.train.commands.chat import run_chat
-
-    with advising("use a smaller --context, or a smaller model"):
-        return run_chat(config)
-
-
-def _serve(args: argparse.Namespace) -> int:
-    config = ServeConfig(**_given(args))
-    config.require()
-    from wgrad.train.commands.serve import run_serve
-
-    with advising("use a smaller --batch-size or --context, or a smaller model"):
-        return run_serve(config)
-
-
-def _watch(args: argparse.Namespace) -> int:
-    given = _given(args)
-    folders = given.pop("folder")
-    config = WatchConfig(**given)
-    from wgrad.train.commands.watch import run_watch
-
-    return run_watch(config, folders)
-
-
-def _export(args: argparse.Namespace) -> int:
-    config = ExportConfig(**_given(args))
-    config.require()
-    from wgrad.train.commands.export import run_export
-
-    return run_export(config)
-
-
-def _merge(args: argparse.Namespace) -> int:
-    config = MergeConfig(**_given(args))
-    config.require()
-    from wgrad.train.commands.merge import run_merge
-
-    return run_merge(config)
-
-
-def _warm(args: argparse.Namespace) -> int:
-    config = resolve_options(_given(args))
-    from wgrad.train.commands.warm import run_warm
-
-    return run_warm(config)
-
-
-def _plan(args: argparse.Namespace) -> int:
-    given = _given(args)
-    as_json = given.pop("json")
-    config = resolve_options(given)
-    from wgrad.train.commands.plan import run_plan
-
-    with advising("use a smaller --batch-size or --max-length, or --gradient-checkpointing"):
-        return run_plan(config, as_json)
-
-
-def _data_show(args: argparse.Namespace) -> int:
-    given = _given(args)
-    given.pop("action")
-    examples = given.pop("examples")
-    if not examples.isdecimal():
-        raise WgradError(f"--examples: expected a whole number, 0 or more, got {examples!r}")
-    if "data" in given:
-        raise WgradError("--data: the file is named without it: wgrad data show FILE")
-    config = resolve_options(given | {"data": given.pop("file")})
-    for name in ("data", "model"):
-        if not getattr(config, name):
-            raise WgradError(f"--{name} is required: give it")
-    from wgrad.train.commands.data_show import run_data_show
-
-    return run_data_show(config, int(examples))
-
-
-def _devices(args: argparse.Namespace) -> int:
-    from wgrad.train.commands.devices import print_devices
-
-    return print_devices()
-
-
-def _doctor(args: argparse.Namespace) -> int:
-    from wgrad.train.commands.doctor import print_doctor
-
-    return print_doctor()
-
-
-def _selftest(args: argparse.Namespace) -> int:
-    if args.page is not None:
-        for name in ("report", "json"):
-            if getattr(args, name):
-                raise WgradError(f"--{name}: tells of a run here, and --page only writes a file: leave one of them out")
-        if args.device != "auto":
-            raise WgradError("--device: nothing runs here, --page only writes a file: leave one of them out")
-        from wgrad.train.commands.selftest_page import write_page
-
-        return write_page(expand_path(args.page, "--page"), only=args.only)
-    from wgrad.train.commands.selftest import print_selftest
-
-    report = expand_path(args.report, "--report") if args.report else None
-    return print_selftest(args.device, only=args.only, as_json=args.json, report=report)
-
-
-def _bench(args: argparse.Namespace) -> int:
-    given = _given(args)
-    if "op" in given:
-        given["op"] = " ".join(given["op"])  # "a,b" and "a b"
-    config = BenchConfig(**given)
-    from wgrad.train.commands.bench import run_bench
-
-    return run_bench(config)
-
-
-def _matrix_units(args: argparse.Namespace) -> int:
-    from wgrad.train.commands.matrix_units import COMMANDS
-
-    return COMMANDS[args.action]()
+from wgrad.train.terminal.output import Output, OutputLost, command_output, say
 
 
 def _completion(args: argparse.Namespace) -> int:
@@ -220,12 +39,6 @@ def _completion(args: argparse.Namespace) -> int:
         raise WgradError("completion: shtab is not installed: pip install shtab") from None
     Output().write(shtab.complete(build_parser(), args.shell) + "\n")
     return 0
-
-
-def _cache(args: argparse.Namespace) -> int:
-    from wgrad.train.commands.cache import COMMANDS
-
-    return COMMANDS[args.action]()
 
 
 # Options of a run that --help shows; --help-all has all.
@@ -251,40 +64,50 @@ def build_parser() -> Parser:
         command.set_defaults(run=run)
         return command
 
-    finetune = add("finetune", _finetune, "train LoRA adapters (QLoRA) on your data, or with --full the whole model")
+    finetune = add(
+        "finetune", actions.finetune, "train LoRA adapters (QLoRA) on your data, or with --full the whole model"
+    )
     _add_config(finetune)
-    plan = add("plan", _plan, "show the memory that a run takes, and what fits; takes the options of finetune")
+    plan = add("plan", actions.plan, "show the memory that a run takes, and what fits; takes the options of finetune")
     _add_config(plan)
     plan.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
-    data = add("data", _data_show, "show what a run learns from its data; takes the options of finetune")
+    data = add("data", actions.data_show, "show what a run learns from its data; takes the options of finetune")
     data.add_argument("action", choices=("show",), metavar="show", help="what to do")
     data.add_argument("file", nargs="+", metavar="FILE", help="the data; with weights FILE=3, as --data of finetune")
     data.add_argument("--examples", default="3", metavar="N", help="number of examples to show (default: 3)")
     _add_config(data)
-    watch = add("watch", _watch, "show runs in the browser: curves, samples, results")
+    watch = add("watch", actions.watch, "show runs in the browser: curves, samples, results")
     watch.epilog = "The page is at the printed address; Ctrl-C ends it. Nothing in the folders is changed."
     watch.add_argument("folder", nargs="+", metavar="RUN", help="the --out of a run, also one that has yet to begin")
     add_options(watch, WatchConfig)
 
-    generate = add("generate", _generate, "continue a prompt with a model, with or without an adapter")
+    generate = add("generate", actions.generate, "continue a prompt with a model, with or without an adapter")
     add_options(generate, GenerateConfig)
-    chat = add("chat", _chat, "talk to a model in the terminal, with or without an adapter, or with both")
+    chat = add("chat", actions.chat, "talk to a model in the terminal, with or without an adapter, or with both")
     chat.epilog = "Ctrl-C stops an answer; /clear starts over; the end of input (Ctrl-D) ends the chat."
     add_options(chat, ChatConfig)
-    serve = add("serve", _serve, "serve a model and its adapters over HTTP, with the OpenAI API")
+    serve = add("serve", actions.serve, "serve a model and its adapters over HTTP, with the OpenAI API")
     add_options(serve, ServeConfig)
-    evaluate = add("eval", _eval, "measure perplexity or multiple choice of a model, with and without an adapter")
+    evaluate = add(
+        "eval", actions.evaluate, "measure perplexity or multiple choice of a model, with and without an adapter"
+    )
     add_options(evaluate, RunOptions, EVAL_OPTIONS)
     add_options(evaluate, ChoiceOptions)
     evaluate.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
-    merge = add("merge", _merge, "write a whole model with an adapter merged into its weights")
+    merge = add("merge", actions.merge, "write a whole model with an adapter merged into its weights")
     add_options(merge, MergeConfig)
-    export = add("export", _export, "write an adapter as a file that llama.cpp loads")
-    add_options(export, ExportConfig)
+    export = add(
+        "export", actions.export, "write the merged model for Ollama, LM Studio or llama.cpp, or an adapter in GGUF"
+    )
+    tools = "ollama, lmstudio or llama.cpp: the merged model as that tool takes it"
+    export.add_argument("tool", nargs="?", choices=TOOLS, metavar="TOOL", help=tools)
+    add_options(export, ModelExportConfig)
+    add_options(export, ExportConfig, dict.fromkeys(("gguf_lora", "type", "modelfile"), ""))
+    export.required = {"adapter"}
 
-    add("devices", _devices, "list the devices of this machine, and the one that is used")
-    add("doctor", _doctor, "find out why this machine's GPU is not used, and what to do")
-    selftest = add("selftest", _selftest, "check every operator of a device against a float64 reference")
+    add("devices", actions.devices, "list the devices of this machine, and the one that is used")
+    add("doctor", actions.doctor, "find out why this machine's GPU is not used, and what to do")
+    selftest = add("selftest", actions.selftest, "check every operator of a device against a float64 reference")
     selftest.add_argument("--device", default="auto", metavar="DEVICE", help=f"{DEVICE_HELP} (default: auto)")
     selftest.add_argument("--only", default="", metavar="TEXT", help="only cases whose name contains this")
     selftest.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
@@ -292,12 +115,14 @@ def build_parser() -> Parser:
     selftest.add_argument("--report", metavar="FILE", help=report)
     page = "write one HTML file that runs these cases in a browser, on its GPU; nothing runs here"
     selftest.add_argument("--page", metavar="FILE", help=page)
-    add_options(add("bench", _bench, "time every operator and compare it with the device's peak rates"), BenchConfig)
+    add_options(
+        add("bench", actions.bench, "time every operator and compare it with the device's peak rates"), BenchConfig
+    )
 
-    units = add("matrix-units", _matrix_units, "let float16 use the GPU's tensor cores, or show whether it does")
+    units = add("matrix-units", actions.matrix_units, "let float16 use the GPU's tensor cores, or show whether it does")
     units.add_argument("action", choices=("status", "enable", "disable"), help="what to do")
-    _add_config(add("warm", _warm, "precompile the shaders of a run; takes the options of finetune"))
-    cache = add("cache", _cache, "list what is cached on disk (quantised weights, ...), or remove it")
+    _add_config(add("warm", actions.warm, "precompile the shaders of a run; takes the options of finetune"))
+    cache = add("cache", actions.cache, "list what is cached on disk (quantised weights, ...), or remove it")
     cache.add_argument("action", choices=("list", "clear"), help="what to do")
     completion = add("completion", _completion, "print a script that completes commands and options in your shell")
     completion.epilog = 'For bash: eval "$(wgrad completion bash)" in ~/.bashrc.'

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -79,8 +80,11 @@ def _log_softmax(x: np.ndarray) -> np.ndarray:
     return x - np.log(np.exp(x).sum(axis=1, keepdims=True))
 
 
-def run_merge(args: MergeConfig) -> int:
-    """`wgrad merge`. -> exit status. WgradError: one line for what is wrong with adapter, model or place."""
+def run_merge(args: MergeConfig, more: Mapping[str, str] = {}) -> int:
+    """`wgrad merge`. -> exit status. more: other files to write next to one in GGUF, name -> text.
+
+    WgradError: one line for what is wrong with adapter, model or place.
+    """
     if os.path.lexists(args.out) and not (Path(args.out).is_dir() and not any(Path(args.out).iterdir())):
         raise WgradError(f"--out: {args.out} is there already: give the name of a new folder")
     device = select_device(args.device)
@@ -103,7 +107,7 @@ def run_merge(args: MergeConfig) -> int:
         if args.format == "gguf":
             in_gguf = GgufModel(merge.merged, files, kind).base is not None
             over = changed_keys(tokenizer, load_tokenizer(folder)) if tokenizer and in_gguf else {}
-            save_merged_gguf(merge, args.out, kind, device, save, write_tokenizer, args.modelfile, phase.update, over)
+            save_merged_gguf(merge, args.out, kind, device, save, write_tokenizer, phase.update, over, more)
         else:
             save_merged(merge, args.out, dtype, device, save, phase.update)
     where = args.out if args.format != "gguf" else os.path.join(args.out, FILE)

@@ -26,7 +26,6 @@ from wgrad.train.model.rope_scaling import RopeConfig, inverse_frequencies, yarn
 from wgrad.train.model.weights import WeightSpec, weight_specs
 
 FILE = "model.gguf"
-MODELFILE = f"FROM ./{FILE}\n"  # what `ollama create` reads; the chat template is in the file itself
 # By what each pair's frequency is divided: llama3's scaling, and longrope's beyond the original length and within it.
 ROPE_FACTORS, ROPE_LONG, ROPE_SHORT = "rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"
 # llama.cpp knows by itself: which layers have no window, and the layers of the model whose scores are scaled by hidden

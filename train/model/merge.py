@@ -19,7 +19,7 @@ import numpy as np
 from wgrad.device.contract import Device
 from wgrad.device.errors import WgradError
 from wgrad.device.files import atomic_folder, write_text, writing
-from wgrad.train.model.gguf_model import FILE, MODELFILE, GgufModel, WriteTokenizer, save_gguf
+from wgrad.train.model.gguf_model import FILE, GgufModel, WriteTokenizer, save_gguf
 from wgrad.train.model.load_weights import read_restored
 from wgrad.train.model.lora import MAGNITUDE, LoraConfig, is_whole
 from wgrad.train.model.model_config import ModelConfig
@@ -134,12 +134,12 @@ def save_merged_gguf(
     device: Device,
     save_tokenizer: SaveTokenizer,
     write_tokenizer: WriteTokenizer,
-    with_modelfile: bool,
     progress: Progress | None = None,
     over: Mapping[str, str | int] = {},
+    more: Mapping[str, str] = {},
 ) -> None:
     """`save_merged` as a GGUF file, beside it what wgrad reads a base model from. kind: as of `GgufModel`;
-    over: as of `save_gguf`.
+    over: as of `save_gguf`; more: other files, name -> text.
 
     WgradError: as `save_merged`, or something of the model has no place in such a file.
     """
@@ -154,8 +154,8 @@ def save_merged_gguf(
             write_tokenizer(writer, gguf, folder, vocabulary)
 
         save_gguf(folder / FILE, model, lambda spec: merge.value(spec, device), write, progress, over)
-        if with_modelfile:
-            write_text(folder / "Modelfile", MODELFILE)
+        for name, text in more.items():
+            write_text(folder / name, text)
 
 
 def _check_room(out: str | os.PathLike[str], need: int, kind: str) -> None:

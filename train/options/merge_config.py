@@ -10,6 +10,8 @@ from wgrad.train.options.choices import BlockSize
 from wgrad.train.options.finetune_config import DEVICE_HELP
 from wgrad.train.options.options import Options, option
 
+GGUF_TYPES = ("none", "q8_0", "q4_0", "mxfp4", "f16")  # of merged matrices
+
 
 @dataclass(frozen=True)
 class MergeConfig(Options):
@@ -39,9 +41,8 @@ class MergeConfig(Options):
     quantize: str = option(
         "none",
         "with --format gguf: the merged matrices in this type; none: as --dtype says",
-        choices=("none", "q8_0", "q4_0", "mxfp4", "f16"),
+        choices=GGUF_TYPES,
     )
-    modelfile: bool = option(False, "with --format gguf: write a Modelfile for `ollama create` too")
     block_size: BlockSize | None = option(
         None,
         "of the NF4 that it was trained on (default: as its run had it, else 64)",
@@ -56,9 +57,9 @@ class MergeConfig(Options):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        quantize = self.quantize != "none"
-        if quantize and self.dtype != "auto":
+        if self.quantize == "none":
+            return
+        if self.dtype != "auto":
             raise WgradError("--quantize: says the type of the weights, as --dtype does: give only one of the two")
-        for name, given in (("--quantize", quantize), ("--modelfile", self.modelfile)):
-            if given and self.format != "gguf":
-                raise WgradError(f"{name}: needs --format gguf, got --format {self.format}: add it")
+        if self.format != "gguf":
+            raise WgradError(f"--quantize: needs --format gguf, got --format {self.format}: add it")

@@ -69,6 +69,8 @@ _ELSEWHERE = {
     "checkpoint_every": "save_steps", "steps_per_report": "logging_steps", "log_interval": "logging_steps",
     "log_with": "report_to", "logger": "report_to", "use_wandb": "report_to=wandb",
     "use_tensorboard": "report_to=tensorboard",
+    # merge
+    "modelfile": "wgrad export ollama writes it",
     # generate
     "max_tokens": "max_new_tokens", "num_tokens": "max_new_tokens", "n_predict": "max_new_tokens",
     "n_tokens": "max_new_tokens", "temp": "temperature", "message": "prompt", "p": "prompt", "input": "prompt",

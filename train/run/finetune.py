@@ -32,7 +32,7 @@ from wgrad.train.ranks.world import World
 from wgrad.train.run.caller import PythonCaller
 from wgrad.train.run.evaluation import Evaluation, Measured
 from wgrad.train.run.loop import Run, not_finite, what_to_try
-from wgrad.train.run.result import save_session_adapter, say_done, write_results, write_trained
+from wgrad.train.run.result import next_commands, save_session_adapter, say_done, write_results, write_trained
 from wgrad.train.run.schedule import learning_rate
 from wgrad.train.run.scheduled import BestSteps, Scheduled
 from wgrad.train.run.session import Session, build_session, memory_line, open_session, prepare_session, run_info
@@ -171,6 +171,8 @@ class _Finetuning:
             world.broadcast(lambda: self._write_results(skipped), RESULTS_FILE)
         self.kept_out.tell()
         say_done(session, self.results, skipped, plan)
+        for line in next_commands(begun, session.tokenizer.has_chat_template):
+            session.say(line)
 
     def _say(self, measured: Measured) -> Measured:
         for line in measured.lines:

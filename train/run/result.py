@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from wgrad.device.files import write_json, write_text
 from wgrad.train.data.tokenizer_source import find_source, save_tokenizer
 from wgrad.train.model.adapter_files import save_adapter
 from wgrad.train.model.save_model import save_full
+from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.options.option_text import size
 from wgrad.train.output.loss_curve import LOSS_CURVE_FILE, save_loss_curve
 from wgrad.train.output.metrics import MetricsFile
@@ -69,3 +71,17 @@ def say_done(session: Session, results: dict[str, Any], skipped: int, plan: Plan
     table = session.device.profile_table()
     if table:
         session.say(table)
+
+
+def next_commands(config: RunOptions, chats: bool) -> list[str]:
+    """Return the commands to try after a run: talk to the result, and take it to another program.
+
+    Args:
+        config: Options of the run.
+        chats: whether the model has a chat template.
+    """
+    result = ["--model" if config.full else "--adapter", config.out]
+    talk = ["chat", *result] if chats else ["generate", *result, "--prompt", "Once upon a time"]
+    commands = [talk] if config.full else [talk, ["export", "ollama", *result]]
+    heads = ("next: ", "      ")
+    return [f"{head}{shlex.join(['wgrad', *words])}" for head, words in zip(heads, commands)]

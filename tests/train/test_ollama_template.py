@@ -1,0 +1,148 @@
+"""Chat templates as Ollama's TEMPLATE: what is derived, what is refused, and the interpreter that compares the two."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from wgrad.device.errors import WgradError
+from wgrad.train.data import ollama_template as module
+from wgrad.train.data.go_template import GoTemplateError, literal, render
+from wgrad.train.data.named_templates import _TEMPLATES
+from wgrad.train.data.ollama_template import conversations, ollama_template, render_go
+from wgrad.train.data.tokenizer import Tokenizer, load_tokenizer
+
+MORE = {
+    "default system": (
+        "{% if messages[0].role != 'system' %}<|im_start|>system\nYou are Q.<|im_end|>\n{% endif %}"
+        + _TEMPLATES["chatml"]
+    ),
+    "system with the last question": (
+        "{% if messages[0].role == 'system' %}{% set s = messages[0].content %}{% set messages = messages[1:] %}"
+        "{% else %}{% set s = '' %}{% endif %}{{ bos_token }}{% for m in messages %}{% if m.role == 'user' %}[INST] "
+        "{% if loop.last and s %}{{ s + '\n\n' }}{% endif %}{{ m.content }}[/INST]"
+        "{% else %} {{ m.content }}{{ eos_token }}{% endif %}{% endfor %}"
+    ),
+    "thoughts are cut from earlier answers": (
+        "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content.split('</think>')[-1] + '<|im_end|>\n' }}"
+        "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n<think>\n' }}{% endif %}"
+    ),
+    "quotes and braces": (
+        "{% for m in messages %}{{ '\"\"\"{{' + m.role + '}}\t' + m.content + '\"' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ 'a\"' }}{% endif %}"
+    ),
+}
+NO_SYSTEM = "{% if messages[0].role == 'system' %}{{ raise_exception('no') }}{% endif %}" + _TEMPLATES["chatml"]
+
+
+@pytest.fixture
+def of(make_tokenizer: Callable[..., Path]) -> Callable[..., Tokenizer]:
+    def make(template: str | None, **kind: Any) -> Tokenizer:
+        return load_tokenizer(make_tokenizer(chat_template=template, **kind))
+
+    return make
+
+
+@pytest.mark.parametrize("name", [*_TEMPLATES, *MORE])
+@pytest.mark.parametrize("adds_bos", [False, True])
+def test_ten_conversations_are_rendered_alike(name: str, adds_bos: bool, of: Any) -> None:
+    """Ollama puts bos in front where the tokenizer does: then TEMPLATE leaves it out."""
+    tokenizer = of((_TEMPLATES | MORE)[name], bos_in_json=adds_bos)
+    found = ollama_template(tokenizer)
+    assert (found.notes != []) == (adds_bos and "bos_token" not in tokenizer.template_text)
+    for messages in conversations(True):
+        wanted = tokenizer.chat_template.render(messages, True)
+        assert render_go(found.text, messages) == (wanted.removeprefix("<s>") if adds_bos else wanted)
+    assert '"""' not in found.text and not found.text.endswith('"')
+
+
+def test_conversations_differ() -> None:
+    assert len({str(messages) for messages in conversations(True)}) == 10
+    assert sum(messages[0]["role"] == "system" for messages in conversations(True)) == 5
+    assert not any(m["role"] == "system" for messages in conversations() for m in messages)
+
+
+def test_what_has_no_system_message(of: Any) -> None:
+    found = ollama_template(of(NO_SYSTEM))
+    assert found.notes == ["the chat template takes no system message, so TEMPLATE leaves it out"]
+    assert ".System" not in found.text
+
+
+def test_no_chat_template(of: Any) -> None:
+    assert ollama_template(of(None)).text == "{{ .Prompt }}"
+
+
+def test_a_date_is_reported(of: Any) -> None:
+    found = ollama_template(of("{{ strftime_now('%Y') }}" + _TEMPLATES["chatml"]))
+    assert "keeps the date of this export" in found.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("template", "why"),
+    [
+        ("{% for m in messages %}{{ loop.index }}: {{ m.content }}\n{% endfor %}", "in another way by its place"),
+        ("{% for m in messages %}{{ m.content|upper }}\n{% endfor %}", "leaves out a turn, changes it"),
+        ("{{ messages[-1].content }}", "leaves out turn 1"),
+        # Only the ten conversations tell: there are no such letters in the markers.
+        ("{% for m in messages %}{{ m.content|replace('b', 'c') }}\n{% endfor %}", "of a conversation of system, user"),
+        (
+            "{% for m in messages %}{{ m.content }}{{ '!' if messages|length == 1 }}\n{% endfor %}",
+            "of a conversation of user it writes '!",
+        ),
+    ],
+)
+def test_what_cannot_be_derived_is_said(template: str, why: str, of: Any) -> None:
+    with pytest.raises(WgradError, match="has no equal in Ollama's TEMPLATE: .*--template FILE, or use") as error:
+        ollama_template(of(template))
+    assert why in str(error.value)
+
+
+# ---- the interpreter -----------------------------------------------------------------------------
+VALUES = {"System": "s", "Messages": [{"Role": "a", "Content": "1"}, {"Role": "b", "Content": "2"}], "Empty": ""}
+
+
+@pytest.mark.parametrize(
+    ("template", "text"),
+    [
+        ("x{{ .System }}y", "xsy"),
+        ('{{ "a}}\\n\\"" }}', 'a}}\n"'),
+        ("{{ if .Empty }}a{{ else if .System }}b{{ else }}c{{ end }}d", "bd"),
+        ("{{ if and .System .Empty }}a{{ else }}b{{ end }}", "b"),
+        ("{{ if or .Empty .System }}a{{ end }}", "a"),
+        ('{{ if not (eq .System "s") }}a{{ else if ne .System "t" }}b{{ end }}', "b"),
+        ("{{ range $i, $m := .Messages }}{{ if eq $i 1 }}-{{ end }}{{ $m.Role }}{{ .Content }}{{ end }}", "a1-b2"),
+        (
+            "{{ range $i, $_ := .Messages }}{{ $last := eq (len (slice $.Messages $i)) 1 }}"
+            "{{ if $last }}{{ $.System }}{{ end }}{{ end }}",
+            "s",
+        ),
+        ("{{ range $i, $_ := .Empty }}{{ .Nothing }}{{ end }}x", "x"),
+    ],
+)
+def test_the_interpreter(template: str, text: str) -> None:
+    assert render(template, VALUES) == text
+
+
+@pytest.mark.parametrize(
+    "template",
+    ["{{ if .System }}", "{{ end }}", "{{ .None }}", "{{- .System }}", "{{ range .Messages }}{{ end }}", "{{ len 3 }}",
+     "{{ (len .Messages }}", "{{ .Messages }}", "{{ printf 3 }}", "{{ .System .System }}"],
+)  # fmt: skip
+def test_the_interpreter_refuses_what_it_does_not_know(template: str) -> None:
+    with pytest.raises(GoTemplateError):
+        render(template, VALUES)
+
+
+@pytest.mark.parametrize("text", ["plain\n text ", 'ends "', '"""', "{{ x }}", "a\tb\r\n", "ü\x00", ""])
+def test_a_literal_is_itself(text: str) -> None:
+    assert render(literal(text), {}) == text
+    assert '"""' not in literal(text) and not literal(text).endswith('"')
+
+
+def test_the_comparison_is_what_refuses(of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_write", lambda render: ("{{ .System }}", True))
+    with pytest.raises(WgradError, match="of a conversation of user it writes"):
+        ollama_template(of(_TEMPLATES["chatml"]))

@@ -1,0 +1,214 @@
+"""The actions of `wgrad`'s commands: options from a namespace, then the command's own module, imported when needed."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from wgrad.device.errors import WgradError
+from wgrad.train.data.standard_input import copy_for_ranks
+from wgrad.train.files.input_files import expand_path
+from wgrad.train.options.bench_config import BenchConfig
+from wgrad.train.options.chat_config import ChatConfig
+from wgrad.train.options.choice_options import ChoiceOptions
+from wgrad.train.options.eval_options import eval_options
+from wgrad.train.options.export_config import ExportConfig, ModelExportConfig, refuse_options_of_others
+from wgrad.train.options.generate_config import GenerateConfig
+from wgrad.train.options.merge_config import MergeConfig
+from wgrad.train.options.option_text import read_stdin
+from wgrad.train.options.resolve import resolve_config, resolve_options
+from wgrad.train.options.serve_config import ServeConfig
+from wgrad.train.options.watch_config import WatchConfig
+from wgrad.train.ranks.launch import launch, wants_launch
+from wgrad.train.step.memory import advising
+from wgrad.train.terminal.output import settle
+
+_NOT_OPTIONS = ("command", "run", "words")  # of a namespace
+
+
+def _given(args: argparse.Namespace) -> dict[str, Any]:
+    return {k: v for k, v in vars(args).items() if k not in _NOT_OPTIONS}
+
+
+def finetune(args: argparse.Namespace) -> int:
+    config = resolve_config(_given(args))
+    args.out, args.lr_sweep = config.out, config.lr_sweep  # for the message when interrupted
+    from wgrad.train.run.finetune import run_finetune
+
+    try:
+        if wants_launch(config.ranks):
+            copy_for_ranks(config)
+            return launch(config.ranks or 1, args.words)
+        return run_finetune(config)
+    finally:
+        settle()  # what a run says is not what it is for
+
+
+def generate(args: argparse.Namespace) -> int:
+    given = _given(args)
+    if given.get("prompt") == "-":
+        given["prompt"] = read_stdin("--prompt")
+    config = GenerateConfig(**given)
+    config.require()
+    if config.prompts:
+        from wgrad.train.commands.generate_prompts import run_prompts
+
+        with advising("use a smaller --batch-size, fewer --max-new-tokens, or a smaller model"):
+            return run_prompts(config)
+    from wgrad.train.commands.generate import run_generate
+
+    with advising("use a shorter prompt, fewer --max-new-tokens, or a smaller model"):
+        return run_generate(config)
+
+
+def evaluate(args: argparse.Namespace) -> int:
+    given = _given(args)
+    as_json = given.pop("json")
+    of_choices = {name: given.pop(name) for name in ChoiceOptions.hints if name in given}
+    choices = ChoiceOptions(**of_choices)
+    choices.check(of_choices)
+    config = eval_options(given, choices)
+    with advising("use a smaller --batch-size or --max-length, or a smaller model"):
+        if choices.choices:
+            from wgrad.train.commands.evaluate_choices import run_choices
+
+            return run_choices(config, choices, as_json)
+        from wgrad.train.commands.evaluate import run_eval
+
+        return run_eval(config, as_json)
+
+
+def chat(args: argparse.Namespace) -> int:
+    config = ChatConfig(**_given(args))
+    config.require()
+    from wgrad.train.commands.chat import run_chat
+
+    with advising("use a smaller --context, or a smaller model"):
+        return run_chat(config)
+
+
+def serve(args: argparse.Namespace) -> int:
+    config = ServeConfig(**_given(args))
+    config.require()
+    from wgrad.train.commands.serve import run_serve
+
+    with advising("use a smaller --batch-size or --context, or a smaller model"):
+        return run_serve(config)
+
+
+def watch(args: argparse.Namespace) -> int:
+    given = _given(args)
+    folders = given.pop("folder")
+    config = WatchConfig(**given)
+    from wgrad.train.commands.watch import run_watch
+
+    return run_watch(config, folders)
+
+
+def export(args: argparse.Namespace) -> int:
+    given = _given(args)
+    tool = given.pop("tool")
+    refuse_options_of_others(tool, given)
+    if tool:
+        whole = ModelExportConfig(**given)
+        whole.require()
+        from wgrad.train.commands.export_model import run_export_model
+
+        return run_export_model(tool, whole)
+    config = ExportConfig(**given)
+    config.require()
+    from wgrad.train.commands.export import run_export
+
+    return run_export(config)
+
+
+def merge(args: argparse.Namespace) -> int:
+    config = MergeConfig(**_given(args))
+    config.require()
+    from wgrad.train.commands.merge import run_merge
+
+    return run_merge(config)
+
+
+def warm(args: argparse.Namespace) -> int:
+    config = resolve_options(_given(args))
+    from wgrad.train.commands.warm import run_warm
+
+    return run_warm(config)
+
+
+def plan(args: argparse.Namespace) -> int:
+    given = _given(args)
+    as_json = given.pop("json")
+    config = resolve_options(given)
+    from wgrad.train.commands.plan import run_plan
+
+    with advising("use a smaller --batch-size or --max-length, or --gradient-checkpointing"):
+        return run_plan(config, as_json)
+
+
+def data_show(args: argparse.Namespace) -> int:
+    given = _given(args)
+    given.pop("action")
+    examples = given.pop("examples")
+    if not examples.isdecimal():
+        raise WgradError(f"--examples: expected a whole number, 0 or more, got {examples!r}")
+    if "data" in given:
+        raise WgradError("--data: the file is named without it: wgrad data show FILE")
+    config = resolve_options(given | {"data": given.pop("file")})
+    for name in ("data", "model"):
+        if not getattr(config, name):
+            raise WgradError(f"--{name} is required: give it")
+    from wgrad.train.commands.data_show import run_data_show
+
+    return run_data_show(config, int(examples))
+
+
+def devices(args: argparse.Namespace) -> int:
+    from wgrad.train.commands.devices import print_devices
+
+    return print_devices()
+
+
+def doctor(args: argparse.Namespace) -> int:
+    from wgrad.train.commands.doctor import print_doctor
+
+    return print_doctor()
+
+
+def selftest(args: argparse.Namespace) -> int:
+    if args.page is not None:
+        for name in ("report", "json"):
+            if getattr(args, name):
+                raise WgradError(f"--{name}: tells of a run here, and --page only writes a file: leave one of them out")
+        if args.device != "auto":
+            raise WgradError("--device: nothing runs here, --page only writes a file: leave one of them out")
+        from wgrad.train.commands.selftest_page import write_page
+
+        return write_page(expand_path(args.page, "--page"), only=args.only)
+    from wgrad.train.commands.selftest import print_selftest
+
+    report = expand_path(args.report, "--report") if args.report else None
+    return print_selftest(args.device, only=args.only, as_json=args.json, report=report)
+
+
+def bench(args: argparse.Namespace) -> int:
+    given = _given(args)
+    if "op" in given:
+        given["op"] = " ".join(given["op"])  # "a,b" and "a b"
+    config = BenchConfig(**given)
+    from wgrad.train.commands.bench import run_bench
+
+    return run_bench(config)
+
+
+def matrix_units(args: argparse.Namespace) -> int:
+    from wgrad.train.commands.matrix_units import COMMANDS
+
+    return COMMANDS[args.action]()
+
+
+def cache(args: argparse.Namespace) -> int:
+    from wgrad.train.commands.cache import COMMANDS
+
+    return COMMANDS[args.action]()
