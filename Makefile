@@ -91,6 +91,7 @@ portability: setup
 lint: $(VENV_TEST)/installed
 	$(VENV_TEST)/bin/ruff check .
 	$(VENV_TEST)/bin/mypy
+	$(VENV_TEST)/bin/mypy --strict src
 	$(VENV_TEST)/bin/codespell *.md docs src device wgsl hip autograd train
 	@$(MAKE) --no-print-directory docs
 

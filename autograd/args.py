@@ -113,7 +113,7 @@ class Args:
 
     def dtype(self, name: str, value: Any, default: Any) -> np.dtype:
         """The dtype of the result: the option `value`, or the default when it is None."""
-        dtype = np.dtype(default if value is None else value)
+        dtype: np.dtype = np.dtype(default if value is None else value)
         self._dtype(name, dtype, "float")
         return dtype
 

@@ -18,7 +18,7 @@ enter_all("wgrad.autograd.ops")
 _Base: Any = object  # what `super()` is here: a device class
 
 
-class Bound(_Base):
+class Bound(_Base):  # type: ignore[misc]
     """In front of a device class: the rules of its storage, and a dry run that is bound as well."""
 
     bound_operators: dict[str, Callable[..., Any]]

@@ -133,7 +133,8 @@ class Function(Generic[P, T]):
         tensors: Any = tuple(Tensor(out, device) for out in outputs)
         if any(ctx.needs_grad):
             attach(ctx, lambda *grads: self._gradients(ctx, grads), edges, tensors)
-        return tensors if isinstance(result, tuple) else tensors[0]
+        found: T = tensors if isinstance(result, tuple) else tensors[0]
+        return found
 
     def _gradients(self, ctx: Context, grads: Sequence[Array | None]) -> list[Array | None]:
         """One for each argument: None after those that the backward knows of."""

@@ -70,7 +70,7 @@ def _auto(needs: Needs | None) -> Device:
         no_wgpu = ""
     except DeviceUnavailable as error:
         adapters, crashes, no_wgpu = [], [], _short(error)
-    device: Any
+    device: Device
     try:
         gpus = _list_hip()
     except DeviceUnavailable as error:
@@ -161,7 +161,7 @@ def _hip(gpu: str) -> Device:
     """A HIP device, with what kept it from being made in the error."""
     room = _hip_room()
     try:
-        device = bind(room.HipDevice)(gpu)
+        device: Device = bind(room.HipDevice)(gpu)
     except DeviceError as error:
         raise DeviceUnavailable(f"device {f'hip:{gpu}' if gpu else 'hip'}: {error}") from error
     device.reason = "asked for by name"
@@ -172,7 +172,7 @@ def _wgpu(adapter: str | None, reason: str) -> Device:
     """A wgpu device, with what kept it from being made in the error."""
     name = "wgpu" if adapter is None else f"wgpu:{adapter}"
     try:
-        device = bind(importlib.import_module("wgrad.wgsl.device").WgpuDevice)(adapter)
+        device: Device = bind(importlib.import_module("wgrad.wgsl.device").WgpuDevice)(adapter)
         if matrix_units.first_check(device):
             device = bind(importlib.import_module("wgrad.wgsl.device").WgpuDevice)(adapter)
     except (ImportError, OSError) as error:

@@ -149,7 +149,8 @@ class Tensor:
 
     @property
     def dtype(self) -> np.dtype:
-        return np.dtype(self.data.dtype)
+        result: np.dtype = np.dtype(self.data.dtype)
+        return result
 
     def __repr__(self) -> str:
         grad = ", requires_grad" if self.requires_grad else ""

@@ -22,7 +22,7 @@ _FIRST = 315532800  # 1980-01-01
 
 
 def build_wheel(wheel_directory: str, config_settings: Any = None, metadata_directory: str | None = None) -> str:
-    name = build_meta.build_wheel(wheel_directory, config_settings, metadata_directory)
+    name: str = build_meta.build_wheel(wheel_directory, config_settings, metadata_directory)
     path = Path(wheel_directory, name)
     with zipfile.ZipFile(path) as old:
         files = [(info, old.read(info)) for info in old.infolist() if not info.is_dir()]
@@ -37,7 +37,7 @@ def build_wheel(wheel_directory: str, config_settings: Any = None, metadata_dire
 
 
 def build_sdist(sdist_directory: str, config_settings: Any = None) -> str:
-    name = build_meta.build_sdist(sdist_directory, config_settings)
+    name: str = build_meta.build_sdist(sdist_directory, config_settings)
     path = Path(sdist_directory, name)
     with tarfile.open(path) as old:
         members = sorted(old.getmembers(), key=lambda member: member.name)

@@ -63,10 +63,11 @@ def _bytes(op: str, given: Arguments, made: Any) -> int:
     )
     if op == "embedding":  # the rows that are looked up
         table, ids = given["table"], given["ids"]
-        return read + written + math.prod(ids.shape) * table.shape[1] * table.dtype.itemsize
+        looked_up: int = math.prod(ids.shape) * table.shape[1] * table.dtype.itemsize
+        return int(read + written) + looked_up
     if op in ("kv_append", "rope_append"):  # as much is written as was new
         written += given["new"].nbytes if op == "kv_append" else given["k"].nbytes + given["v"].nbytes
-    return read + written
+    return int(read + written)
 
 
 def _arrays(value: Any) -> Iterator[Any]:
@@ -105,7 +106,8 @@ def _gemm(given: Arguments) -> float:
     a, b = given["a"].shape, given["b"].shape
     m, k = a[:-3:-1] if given.get("trans_a") else a[-2:]
     n = b[-2] if given.get("trans_b") else b[-1]
-    return math.prod(a[:-2]) * product_flop(m, n, k) + _lowrank(given, m, n)
+    result: float = math.prod(a[:-2]) * product_flop(m, n, k) + _lowrank(given, m, n)
+    return result
 
 
 def _lowrank(given: Arguments, m: int, n: int) -> float:
@@ -138,7 +140,8 @@ def _loss(given: Arguments) -> float:
     """Logits; and again for each gradient that is made."""
     products = 1 + bool(given.get("need_dx", True)) + bool(given.get("need_dweight", False))
     (n, c), v = given["x"].shape, given["weight"].shape[0]
-    return products * product_flop(n, v, c) + 6.0 * n * v
+    result: float = products * product_flop(n, v, c) + 6.0 * n * v
+    return result
 
 
 _FLOP: dict[str, Callable[[Arguments], float]] = {

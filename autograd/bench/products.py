@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from wgrad.autograd.bench.entry import F32, Entry, Sizes, entry, normal
-from wgrad.autograd.ops.lora import PART_ROWS
 from wgrad.device.contract import Device
 from wgrad.device.formats.frozen_weight import formats
+from wgrad.device.formats.nf4 import PART_ROWS
 
 RANK = 16  # of LoRA
 

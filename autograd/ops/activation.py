@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 
 from wgrad.autograd.args import Args
-from wgrad.autograd.function import Tensor, with_backward
+from wgrad.autograd.function import with_backward
 from wgrad.autograd.operators import operator
 from wgrad.autograd.precision import compute_dtype, finish, up
+from wgrad.autograd.tensor import Tensor
 from wgrad.device.contract import Array
 
 # The tanh form of GELU (Hendrycks and Gimpel, 2016): 0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))).
@@ -19,7 +20,8 @@ GELU_CUBIC = 0.044715
 
 def sigmoid(x: np.ndarray) -> np.ndarray:
     with np.errstate(over="ignore"):  # exp(-x) of a very negative x is infinity, and 1 / infinity the right 0
-        return 1 / (1 + np.exp(-x))
+        values: np.ndarray = 1 / (1 + np.exp(-x))
+        return values
 
 
 def _silu(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -13,10 +13,11 @@ import numpy as np
 
 from wgrad.autograd.args import Args
 from wgrad.autograd.checkpoint import once
-from wgrad.autograd.function import Context, Tensor, differentiable
+from wgrad.autograd.function import Context, differentiable
 from wgrad.autograd.operators import operator
 from wgrad.autograd.ops.elementwise import capped, check_softcap, softcap_slope
 from wgrad.autograd.precision import compute_dtype, finish, up
+from wgrad.autograd.tensor import Tensor
 from wgrad.device.contract import MAX_HEAD_DIM, Array
 
 # Scores of one block of queries, all heads: at most this many elements (a single row is always taken).
@@ -56,6 +57,7 @@ def attention(
     """Causal attention of q [B, T, H, D] on k, v [B, S, G, D] -> [B, T, H, D]; the mask is described at the operator.
     A gradient needs T = S and cache_len = 0: it saves o and lse, and the backward makes the scores again."""
     ctx.options = {"scale": scale, "window": window, "softcap": softcap}
+    o: Tensor
     o, lse = once(lambda: ctx.device.attention(q, k, v, doc_start, cache_len, **ctx.options))
     if any(ctx.needs_grad):
         has_key_for_each(Args(ctx.name), q.shape[1], k.shape[1])
@@ -219,4 +221,7 @@ def _masked(scores: np.ndarray, seen: np.ndarray) -> np.ndarray:
 def _sum_heads(weights: np.ndarray, x: np.ndarray) -> np.ndarray:
     """sum over the heads of a group of weights^T x: [G, h, t, s], [G, h, t, D] -> [s, G, D]."""
     groups, h, t, s = weights.shape
-    return (weights.reshape(groups, h * t, s).swapaxes(1, 2) @ x.reshape(groups, h * t, -1)).transpose(1, 0, 2)
+    values: np.ndarray = (weights.reshape(groups, h * t, s).swapaxes(1, 2) @ x.reshape(groups, h * t, -1)).transpose(
+        1, 0, 2
+    )
+    return values

@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from wgrad.autograd.function import Context, Tensor, Weight, differentiable
+from wgrad.autograd.function import Context, Weight, differentiable
 from wgrad.autograd.rows import as_rows, with_shape
+from wgrad.autograd.tensor import Tensor
 from wgrad.device.contract import Array, Device
 from wgrad.device.formats.frozen_weight import FrozenWeight
 
@@ -26,7 +27,8 @@ def dora_scale(ctx: Context, x: Tensor, magnitude: Weight, inverse: Array) -> Te
     factor = device.mul(magnitude, inverse)
     ctx.save(rows, factor, inverse)
     ctx.shape = tuple(x.shape)
-    return with_shape(ctx, _times(device, rows, factor), x.shape)
+    out: Tensor = with_shape(ctx, _times(device, rows, factor), x.shape)
+    return out
 
 
 @dora_scale.backward

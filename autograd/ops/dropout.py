@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from wgrad.autograd.args import Args
-from wgrad.autograd.function import Context, Tensor, differentiable
+from wgrad.autograd.function import Context, differentiable
 from wgrad.autograd.precision import compute_dtype, finish, up
+from wgrad.autograd.tensor import Tensor
 from wgrad.device.contract import Array
 
 _MULTIPLIERS = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))
@@ -61,7 +62,8 @@ def dropout_stream(args: Args, stream: int) -> None:
 def dropout(ctx: Context, x: Tensor, p: float, seed: Array, stream: int) -> Tensor:
     """Keep with probability 1 - p, divide by 1 - p; seed uint32 [2], stream a number of this layer's own."""
     ctx.p, ctx.seed, ctx.stream = p, seed, stream
-    return ctx.device.dropout(x, p, seed, stream)
+    out: Tensor = ctx.device.dropout(x, p, seed, stream)
+    return out
 
 
 @dropout.backward

@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 
 from wgrad.autograd.args import Args
-from wgrad.autograd.function import Context, Tensor, Weight, differentiable
+from wgrad.autograd.function import Context, Weight, differentiable
 from wgrad.autograd.operators import operator
 from wgrad.autograd.precision import compute_dtype, finish, store, up
 from wgrad.autograd.rows import as_rows, with_shape
+from wgrad.autograd.tensor import Tensor
 from wgrad.device.contract import Array, DType
 
 
@@ -19,7 +20,8 @@ from wgrad.device.contract import Array, DType
 def mask(ctx: Context, x: Tensor, keep: Array, value: float) -> Tensor:
     """x where keep (uint32, same shape) is non-zero, else value."""
     ctx.keep = keep
-    return ctx.device.mask(x, keep, value)
+    out: Tensor = ctx.device.mask(x, keep, value)
+    return out
 
 
 @mask.backward
@@ -42,7 +44,7 @@ def _(x: np.ndarray, keep: np.ndarray, value: float) -> np.ndarray:
 @differentiable
 def add(ctx: Context, a: Tensor, b: Weight) -> Tensor:
     """a + b, same shape, in a's dtype."""
-    y = ctx.device.add(a, b)
+    y: Tensor = ctx.device.add(a, b)
     ctx.dtypes = a.dtype, b.dtype
     return y
 
@@ -72,7 +74,7 @@ def _(a: np.ndarray, b: np.ndarray, out: np.ndarray | None) -> np.ndarray:
 @differentiable
 def mul(ctx: Context, a: Tensor, b: Weight) -> Tensor:
     """a * b, same shape, in a's dtype."""
-    y = ctx.device.mul(a, b)
+    y: Tensor = ctx.device.mul(a, b)
     ctx.save(a if ctx.needs_grad[1] else None, b if ctx.needs_grad[0] else None)
     ctx.dtype = b.dtype
     return y
@@ -104,7 +106,8 @@ def _(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 def scale(ctx: Context, x: Tensor, alpha: float) -> Tensor:
     """alpha * x."""
     ctx.alpha = alpha
-    return ctx.device.scale(x, alpha)
+    out: Tensor = ctx.device.scale(x, alpha)
+    return out
 
 
 @scale.backward
@@ -155,18 +158,20 @@ def _(x: np.ndarray, cap: float) -> np.ndarray:
 
 
 def capped(x: np.ndarray, cap: float) -> np.ndarray:
-    return np.tanh(x / x.dtype.type(cap)) * x.dtype.type(cap)
+    values: np.ndarray = np.tanh(x / x.dtype.type(cap)) * x.dtype.type(cap)
+    return values
 
 
 def softcap_slope(y: np.ndarray, cap: float) -> np.ndarray:
     """The derivative of y = cap * tanh(x / cap), from y."""
-    return 1 - np.square(y / y.dtype.type(cap))
+    values: np.ndarray = 1 - np.square(y / y.dtype.type(cap))
+    return values
 
 
 @differentiable
 def cast(ctx: Context, x: Tensor, dtype: DType) -> Tensor:
     """x in another dtype."""
-    y = ctx.device.cast(x, dtype)
+    y: Tensor = ctx.device.cast(x, dtype)
     ctx.dtype = x.dtype
     return y
 
@@ -190,7 +195,8 @@ def _(x: np.ndarray, dtype: Any) -> np.ndarray:
 @differentiable
 def bias(ctx: Context, x: Tensor, b: Weight) -> Tensor:
     """x [..., C] + b float32 [C]."""
-    return with_shape(ctx, ctx.device.bias(as_rows(ctx, x), b), x.shape)
+    out: Tensor = with_shape(ctx, ctx.device.bias(as_rows(ctx, x), b), x.shape)
+    return out
 
 
 @bias.backward
@@ -236,7 +242,7 @@ def _(x: np.ndarray, out: np.ndarray | None, accumulate: bool) -> np.ndarray:
 @differentiable
 def sum(ctx: Context, x: Tensor) -> Tensor:
     """All elements -> float32 [1]."""
-    total = ctx.device.sum(x)
+    total: Tensor = ctx.device.sum(x)
     ctx.shape, ctx.dtype = tuple(x.shape), x.dtype
     return total
 
@@ -257,4 +263,5 @@ def _(args: Args, x: Array) -> None:
 @sum.reference
 def _(x: np.ndarray) -> np.ndarray:
     compute = compute_dtype(x)
-    return np.sum(up(x, compute)).reshape(1)
+    values: np.ndarray = np.sum(up(x, compute)).reshape(1)
+    return values

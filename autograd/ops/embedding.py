@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 
 from wgrad.autograd.args import Args
-from wgrad.autograd.function import Context, Tensor, Weight, differentiable
+from wgrad.autograd.function import Context, Weight, differentiable
 from wgrad.autograd.operators import operator
 from wgrad.autograd.precision import compute_dtype, finish, up
+from wgrad.autograd.tensor import Tensor
 from wgrad.device.contract import Array, Device, DType
 
 
@@ -19,7 +20,8 @@ def embedding(
 ) -> Tensor:
     """table [V, C], ids int32 [N] -> [N, C]. `device` is needed when the table is not a Tensor."""
     ctx.ids, ctx.vocab_size = ids, table.shape[0]
-    return ctx.device.embedding(table, ids, dtype=dtype)
+    out: Tensor = ctx.device.embedding(table, ids, dtype=dtype)
+    return out
 
 
 @embedding.backward

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from wgrad.autograd.args import Args
-from wgrad.autograd.function import Context, Tensor, Weight, differentiable
+from wgrad.autograd.function import Context, Weight, differentiable
 from wgrad.autograd.precision import compute_dtype, store, up
+from wgrad.autograd.tensor import Tensor
 from wgrad.device.contract import Array, DType
 
 LowRank = tuple[Array, Array]
@@ -32,7 +33,8 @@ def gemm(
     """alpha * op(a) op(b): [M, K] (trans_a: [K, M]) times [K, N] (trans_b: [N, K]); a leading batch axis on both."""
     ctx.save(a, b)
     ctx.trans, ctx.alpha = (trans_a, trans_b), alpha
-    return ctx.device.gemm(a, b, trans_a=trans_a, trans_b=trans_b, alpha=alpha, dtype=dtype)
+    out: Tensor = ctx.device.gemm(a, b, trans_a=trans_a, trans_b=trans_b, alpha=alpha, dtype=dtype)
+    return out
 
 
 @gemm.backward

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from wgrad.autograd.args import Args
-from wgrad.autograd.function import Context, Tensor, Weight, differentiable
+from wgrad.autograd.function import Context, Weight, differentiable
 from wgrad.autograd.operators import Rules, operator
 from wgrad.autograd.ops.elementwise import column_sums
 from wgrad.autograd.ops.gemm import LowRank, add_epilogue, epilogue
@@ -27,7 +27,7 @@ from wgrad.autograd.ops.lora import (
 from wgrad.autograd.ops.quantize import frozen_compute_dtype, frozen_weight
 from wgrad.autograd.precision import finish, up
 from wgrad.autograd.rows import as_rows, with_shape
-from wgrad.autograd.tensor import GradientWithCopy, whole_of
+from wgrad.autograd.tensor import GradientWithCopy, Tensor, whole_of
 from wgrad.device.contract import Array, DType
 from wgrad.device.formats.frozen_weight import FrozenWeight, formats
 
@@ -123,7 +123,8 @@ def linear(
         y = ctx.device.linear_quantized(rows, weight, **options)
     else:
         y = ctx.device.gemm(rows, weight, trans_b=True, **options)
-    return with_shape(ctx, y, (*ctx.x_shape[:-1], y.shape[-1]))
+    out: Tensor = with_shape(ctx, y, (*ctx.x_shape[:-1], y.shape[-1]))
+    return out
 
 
 @linear.backward

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from wgrad.autograd.args import Args
-from wgrad.autograd.function import Tensor, with_backward
+from wgrad.autograd.function import with_backward
 from wgrad.autograd.operators import operator
 from wgrad.autograd.precision import compute_dtype, finish, up
+from wgrad.autograd.tensor import Tensor
 from wgrad.device.contract import Array
 
 LARGEST = -(2.0**-20)  # log-probabilities above it count as it: a probability of 1 has no odds

@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 
 from wgrad.autograd.args import Args
-from wgrad.autograd.function import Context, Tensor, Weight, differentiable
+from wgrad.autograd.function import Context, Weight, differentiable
 from wgrad.autograd.ops.elementwise import capped, check_softcap, softcap_slope
 from wgrad.autograd.precision import compute_dtype, up
+from wgrad.autograd.tensor import Tensor
 from wgrad.device.contract import Array
 
 IGNORE_INDEX = -100
@@ -45,6 +46,7 @@ def linear_cross_entropy(
     need_dx, need_dweight, _, need_dbias, *_ = ctx.needs_grad
     options: dict[str, Any] = {"need_dx": need_dx, "need_dweight": need_dweight, "need_dbias": need_dbias}
     options |= {"bias": bias, "softcap": softcap, "per_target": per_target}
+    loss: Tensor
     loss, dx, dweight, dbias = ctx.device.linear_cross_entropy(x, weight, targets, **options)
     ctx.save(dx, dweight, dbias)
     ctx.dtype, ctx.per_target = x.dtype, per_target
@@ -169,4 +171,5 @@ def _rounded(dlogits: np.ndarray, dtype: np.dtype) -> np.ndarray:
     if dtype.itemsize != 2:
         return dlogits
     scale = dlogits.dtype.type(2.0**15)  # of -1 to 1: in float16 small ones last
-    return (dlogits * scale).astype(dtype).astype(dlogits.dtype) / scale
+    values: np.ndarray = (dlogits * scale).astype(dtype).astype(dlogits.dtype) / scale
+    return values

@@ -11,18 +11,19 @@ from typing import Any
 import numpy as np
 
 from wgrad.autograd.args import Args
-from wgrad.autograd.function import Context, Tensor, Weight, differentiable
+from wgrad.autograd.function import Context, Weight, differentiable
 from wgrad.autograd.operators import operator
 from wgrad.autograd.precision import compute_dtype, finish, up
 from wgrad.autograd.rows import as_rows, with_shape
-from wgrad.autograd.tensor import GradientWithCopy
+from wgrad.autograd.tensor import GradientWithCopy, Tensor
 from wgrad.device.contract import Array, DType
 
 
 @differentiable
 def rms_norm(ctx: Context, x: Tensor, weight: Weight, eps: float, *, dtype: DType = None) -> Tensor:
     """x [..., C], weight float32 [C] -> x / sqrt(mean(x^2) + eps) * weight, over the last axis."""
-    return _normed(ctx, x, weight, eps, dtype)
+    out: Tensor = _normed(ctx, x, weight, eps, dtype)
+    return out
 
 
 @rms_norm.backward
@@ -134,7 +135,8 @@ def layer_norm(ctx: Context, x: Tensor, weight: Weight, bias: Weight, eps: float
     y, mean, rstd = ctx.device.layer_norm(as_rows(ctx, x), weight, bias, eps, dtype=dtype)
     ctx.save(as_rows(ctx, x), weight, mean, rstd)
     ctx.shape = tuple(x.shape)
-    return with_shape(ctx, y, x.shape)
+    out: Tensor = with_shape(ctx, y, x.shape)
+    return out
 
 
 @layer_norm.backward

@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 
 from wgrad.autograd.args import Args
-from wgrad.autograd.function import Context, Tensor, differentiable
+from wgrad.autograd.function import Context, differentiable
 from wgrad.autograd.operators import operator
 from wgrad.autograd.ops.decoding import append, cache_dtype, fits_cache
 from wgrad.autograd.precision import compute_dtype, finish, up
+from wgrad.autograd.tensor import Tensor
 from wgrad.device.contract import Array
 from wgrad.device.errors import WgradError
 
@@ -35,7 +36,8 @@ def _tables(args: Args, name: str, cos: Array, sin: Array, positions: Array) -> 
 def rope(ctx: Context, x: Tensor, cos: Array, sin: Array, positions: Array) -> Tensor:
     """x [N, H, D], cos and sin float32 [P, J], J <= D/2, positions int32 [N]; half-split."""
     ctx.save(cos, sin, positions)
-    return ctx.device.rope(x, cos, sin, positions)
+    out: Tensor = ctx.device.rope(x, cos, sin, positions)
+    return out
 
 
 @rope.backward
@@ -70,7 +72,10 @@ def rope_split(
     """qkv [N, (H + 2 G) D], a token's H queries, G keys and G values side by side -> rope of q [N, H, D] and of
     k [N, G, D], and v [N, G, D]."""
     ctx.save(cos, sin, positions)
-    return ctx.device.rope_split(qkv, cos, sin, positions, heads=heads, kv_heads=kv_heads)
+    result: tuple[Tensor, Tensor, Tensor] = ctx.device.rope_split(
+        qkv, cos, sin, positions, heads=heads, kv_heads=kv_heads
+    )
+    return result
 
 
 @rope_split.backward

@@ -7,17 +7,18 @@ from typing import Any
 import numpy as np
 
 from wgrad.autograd.args import Args
-from wgrad.autograd.function import Context, Tensor, differentiable
+from wgrad.autograd.function import Context, differentiable
 from wgrad.autograd.operators import operator
 from wgrad.autograd.precision import compute_dtype, finish, up
 from wgrad.autograd.rows import as_rows, with_shape
+from wgrad.autograd.tensor import Tensor
 from wgrad.device.contract import Array
 
 
 @differentiable
 def softmax(ctx: Context, x: Tensor) -> Tensor:
     """Over the last axis."""
-    y = with_shape(ctx, ctx.device.softmax(as_rows(ctx, x)), x.shape)
+    y: Tensor = with_shape(ctx, ctx.device.softmax(as_rows(ctx, x)), x.shape)
     ctx.save(y)
     return y
 

@@ -73,7 +73,7 @@ class _Writer:
         """only_new: leave the case out where it launches no variant that is not in the bundle yet."""
         device = bind(TraceDevice)(profile, self.device)
         self.device = self.device or device
-        outputs = case.call(device, upload_inputs(device, case.inputs()))  # type: ignore[arg-type]
+        outputs = case.call(device, upload_inputs(device, case.inputs()))
         places = {name: device.place(array) for name, array in outputs.items()}
         trace = device.trace
         if only_new and all(shader in self.shaders for shader in trace.shaders):

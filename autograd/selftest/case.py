@@ -101,7 +101,8 @@ def normal(rng: np.random.Generator, shape: tuple[int, ...], dtype: Any = F32, s
 
 
 def dtype_name(dtype: Any) -> str:
-    return np.dtype(dtype).name
+    result: str = np.dtype(dtype).name
+    return result
 
 
 def forward_and_backward(op: str, shape: str, dtype: str, build: Any, forward: Any, backward: Any) -> list[Case]:

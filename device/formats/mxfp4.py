@@ -44,7 +44,8 @@ class Mxfp4Array(GgufBlocks):
         blocks = self.blocks_of(first, last)
         codes = unpack(self.codes.reshape(-1, self.block // 2)[blocks], 4)
         scales = _half_powers(self.exponents[blocks, None], compute)
-        return (_LEVELS.astype(compute)[codes] * scales).reshape(-1, self.shape[1])
+        values: np.ndarray = (_LEVELS.astype(compute)[codes] * scales).reshape(-1, self.shape[1])
+        return values
 
     @classmethod
     def quantize(cls, w: np.ndarray, block_size: int = 32, double: bool = False) -> Mxfp4Array:
@@ -66,4 +67,5 @@ class Mxfp4Array(GgufBlocks):
 
 def _half_powers(exponents: np.ndarray, compute: np.dtype) -> np.ndarray:
     """2^(exponent - 128): _DOUBLED is twice the values of the codes."""
-    return np.ldexp(compute.type(1), exponents.astype(np.int32) - 128)
+    values: np.ndarray = np.ldexp(compute.type(1), exponents.astype(np.int32) - 128)
+    return values

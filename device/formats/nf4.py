@@ -38,7 +38,8 @@ _BYTE_LEVELS = np.stack([LEVELS[np.arange(256) >> 4], LEVELS[np.arange(256) & 15
 
 def thresholds(levels: np.ndarray) -> np.ndarray:
     """The middles between rising levels: a value on one takes the lower code."""
-    return (levels[:-1] + levels[1:]) / levels.dtype.type(2)
+    values: np.ndarray = (levels[:-1] + levels[1:]) / levels.dtype.type(2)
+    return values
 
 
 @cache
@@ -230,7 +231,7 @@ class NF4Array(FrozenWeight):
         if first.nested:
             sizes |= {"nested_absmax": end.nested, "nested_offset": end.offset}
         arrays = {name: device.zeros((size,), getattr(first, name).dtype) for name, size in sizes.items()}
-        whole = replace(whole, **arrays)  # type: ignore[arg-type]
+        whole = replace(whole, **arrays)
         for source, target in zip(weights, whole.split(device.view)):
             for name in sizes:
                 device.copy(getattr(source, name), getattr(target, name))
@@ -255,15 +256,18 @@ class NF4Array(FrozenWeight):
         values = levels * scales
         if self.value_dtype != "float32":
             values = values.astype(np.float32).astype(self.value_dtype).astype(compute)
-        return values.reshape(-1, columns)
+        result: np.ndarray = values.reshape(-1, columns)
+        return result
 
     def _scales(self, blocks: np.ndarray, compute: np.dtype) -> np.ndarray:
         """Absolute maximum of each of these blocks, with double quantisation undone."""
         absmax = self.absmax[blocks]
         if self.nested_absmax is None or self.nested_code is None or self.nested_offset is None:
-            return absmax.astype(compute, copy=False)
+            values: np.ndarray = absmax.astype(compute, copy=False)
+            return values
         outer = self.nested_absmax.astype(compute, copy=False)[blocks // self.nested_block_size]
-        return self.nested_code.astype(compute, copy=False)[absmax] * outer + self.nested_offset.astype(compute)[0]
+        values = self.nested_code.astype(compute, copy=False)[absmax] * outer + self.nested_offset.astype(compute)[0]
+        return values
 
     @classmethod
     def quantize_rules(cls, block_size: int, double: bool) -> Iterator[tuple[bool, str]]:

@@ -45,7 +45,8 @@ class Q4KArray(GgufBlocks):
         blocks = self.blocks_of(first, last)
         scale, least = unpack_scales(self.scales.reshape(-1, 4)[blocks], compute)
         codes = self.values_of_codes(blocks).reshape(-1, GROUPS, GROUP).astype(compute)
-        return (scale[..., None] * codes - least[..., None]).reshape(-1, self.shape[1])
+        values: np.ndarray = (scale[..., None] * codes - least[..., None]).reshape(-1, self.shape[1])
+        return values
 
     def values_of_codes(self, blocks: slice) -> np.ndarray:
         """uint8 [blocks, 256]"""

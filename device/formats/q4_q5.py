@@ -50,7 +50,8 @@ class Q40Array(GgufBlocks):
             values = codes * scales[:, :1] + scales[:, 1:]
         else:
             values = (codes - compute.type(1 << self.bits - 1)) * scales
-        return values.reshape(-1, self.shape[1])
+        result: np.ndarray = values.reshape(-1, self.shape[1])
+        return result
 
     def _values_of_codes(self, blocks: slice) -> np.ndarray:
         """uint8 [blocks, 32]"""
@@ -113,7 +114,8 @@ class Q50Array(Q40Array):
 
     def _values_of_codes(self, blocks: slice) -> np.ndarray:
         high = unpack(self.high.reshape(-1, self.block // 8)[blocks], 1)
-        return super()._values_of_codes(blocks) | high << 4
+        values: np.ndarray = super()._values_of_codes(blocks) | high << 4
+        return values
 
     @classmethod
     def _fifth(cls, codes: np.ndarray) -> dict[str, Any]:

@@ -32,7 +32,8 @@ class Q5KArray(Q4KArray):
 
     def values_of_codes(self, blocks: slice) -> np.ndarray:
         high = unpack(self.high.reshape(-1, self.block // 8)[blocks], 1)
-        return super().values_of_codes(blocks) | high << 4
+        values: np.ndarray = super().values_of_codes(blocks) | high << 4
+        return values
 
     @classmethod
     def quantize(cls, w: np.ndarray, block_size: int = 256, double: bool = False) -> Q5KArray:

@@ -48,7 +48,8 @@ class Q6KArray(GgufBlocks):
         codes = (low | high << 4).reshape(-1, GROUPS, GROUP).astype(compute) - compute.type(32)
         scales = self.scales.reshape(-1, GROUPS)[blocks].view(np.int8).astype(compute)
         scales = scales * self.d[blocks, None].astype(compute)
-        return (scales[..., None] * codes).reshape(-1, self.shape[1])
+        values: np.ndarray = (scales[..., None] * codes).reshape(-1, self.shape[1])
+        return values
 
     @classmethod
     def quantize(cls, w: np.ndarray, block_size: int = 256, double: bool = False) -> Q6KArray:

@@ -36,7 +36,8 @@ class Q8Array(GgufBlocks):
     def rows(self, first: int, last: int, compute: np.dtype) -> np.ndarray:
         blocks = self.blocks_of(first, last)
         codes = self.codes.reshape(-1, self.block)[blocks].view(np.int8).astype(compute)
-        return (codes * self.scales[blocks, None].astype(compute)).reshape(-1, self.shape[1])
+        values: np.ndarray = (codes * self.scales[blocks, None].astype(compute)).reshape(-1, self.shape[1])
+        return values
 
     @classmethod
     def quantize(cls, w: np.ndarray, block_size: int = 32, double: bool = False) -> Q8Array:

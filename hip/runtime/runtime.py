@@ -184,7 +184,7 @@ class Runtime(PooledRuntime):
 
     def once(self, make: Callable[[Runtime], T]) -> T:
         """make(self), made at the first call and kept as long as this device."""
-        made = self.__dict__.setdefault("_made", {})
+        made: dict[Callable[[Runtime], T], T] = self.__dict__.setdefault("_made", {})
         if make not in made:
             made[make] = make(self)
         return made[make]

@@ -190,7 +190,8 @@ def _main(argv: Sequence[str] | None) -> int:
         for old, new in former.items():
             say(f"note: {old} is now {new}; the next release takes only that", "stderr")
         with EndRequests():
-            return args.run(args)
+            result: int = args.run(args)
+            return result
     except SystemExit as error:  # --help and --version
         return error.code if isinstance(error.code, int) else 0
     except RankFailure as error:

@@ -162,8 +162,8 @@ def with_current_options(words: Sequence[str]) -> tuple[list[str], dict[str, str
     return [found.get(name, name) + word[len(name) :] for name, word in zip(names, words)], found
 
 
-def _help(field: dataclasses.Field) -> str:
-    text, default = field.metadata["help"].replace("%", "%%"), field.default
+def _help(field: dataclasses.Field[Any]) -> str:
+    text, default = str(field.metadata["help"]).replace("%", "%%"), field.default
     if default in (None, "", ()):
         return text
     return f"{text} (default: {'all seven' if isinstance(default, tuple) else show(default)})"

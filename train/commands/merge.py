@@ -77,7 +77,8 @@ def difference(a: np.ndarray, b: np.ndarray) -> Difference:
 
 def _log_softmax(x: np.ndarray) -> np.ndarray:
     x = x - x.max(axis=1, keepdims=True)
-    return x - np.log(np.exp(x).sum(axis=1, keepdims=True))
+    values: np.ndarray = x - np.log(np.exp(x).sum(axis=1, keepdims=True))
+    return values
 
 
 def run_merge(args: MergeConfig, more: Mapping[str, str] = {}) -> int:

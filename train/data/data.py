@@ -232,7 +232,7 @@ def _load_file(
 
 
 # ---- plain text --------------------------------------------------------------------------------
-def _cut_stream(file: DataFile, seq_len: int, tokenizer: Tokenizer) -> Documents:
+def _cut_stream(file: DataFile, seq_len: int, tokenizer: Tokenizer) -> Documents[Any]:
     """Pieces of the one stream. Newlines are kept as they are, but for \\r\\n, which becomes \\n."""
     ids = array("i")
     is_blank = True

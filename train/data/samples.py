@@ -187,7 +187,7 @@ def _plain_sample(keys: Keys, loss_on: str, tokenizer: Tokenizer) -> Sample:
     )
 
 
-def _chat(turns: list[dict], first: int, keys: Keys, loss_on: str, tokenizer: Tokenizer) -> Sample:
+def _chat(turns: list[dict[str, Any]], first: int, keys: Keys, loss_on: str, tokenizer: Tokenizer) -> Sample:
     """A conversation; the line's number is still to come. first: number of the first turn that may count; keys: the
     line, with what else the template is given."""
     check_messages(turns)
@@ -208,12 +208,12 @@ def _chat(turns: list[dict], first: int, keys: Keys, loss_on: str, tokenizer: To
     return Sample(text, spans, False, 0, turns=_roles(turns, learn), lost=tuple(lost))
 
 
-def _roles(turns: list[dict], learn: Collection[int]) -> tuple[tuple[str, bool], ...]:
+def _roles(turns: list[dict[str, Any]], learn: Collection[int]) -> tuple[tuple[str, bool], ...]:
     """Each turn's role, and whether it is learnt."""
     return tuple((turn["role"], number in learn) for number, turn in enumerate(turns))
 
 
-def _all_but_skipped(turns: list[dict], conversation: Conversation, tokenizer: Tokenizer) -> Sample:
+def _all_but_skipped(turns: list[dict[str, Any]], conversation: Conversation, tokenizer: Tokenizer) -> Sample:
     """Sample for --loss-on all: the whole text, without the turns of the assistant that say they are not to be
     learnt."""
     skipped = {i for i, turn in enumerate(turns) if turn["role"] == "assistant" and not is_learnt(turn, i + 1)}
@@ -225,7 +225,7 @@ def _all_but_skipped(turns: list[dict], conversation: Conversation, tokenizer: T
     return Sample(text, spans, False, 0, turns=roles, lost=tuple(lost))
 
 
-def conversation_of(turns: list[dict], keys: Keys) -> Conversation:
+def conversation_of(turns: list[dict[str, Any]], keys: Keys) -> Conversation:
     options = keys.get("chat_template_kwargs")
     if options is not None and not isinstance(options, dict):
         raise WgradError(f"'chat_template_kwargs' must be an object; got {type_name(options)}")
@@ -236,7 +236,7 @@ def conversation_of(turns: list[dict], keys: Keys) -> Conversation:
     return Conversation(turns, tools, documents, options or {})
 
 
-def _objects(value: Any, name: str) -> list[dict] | None:
+def _objects(value: Any, name: str) -> list[dict[str, Any]] | None:
     """A list of objects, or that list as JSON text; None where there is none."""
     if isinstance(value, str):
         value = parse_json_text(value, repr(name)) if value.strip() else None
@@ -247,14 +247,14 @@ def _objects(value: Any, name: str) -> list[dict] | None:
     return value
 
 
-def messages_of(value: Any, name: str, keys: Keys) -> list[dict]:
+def messages_of(value: Any, name: str, keys: Keys) -> list[dict[str, Any]]:
     """The messages of a part of a record. WgradError."""
     turns = turns_of(value, name, keys)
     check_messages(turns)
     return turns
 
 
-def check_messages(turns: list[dict]) -> None:
+def check_messages(turns: list[dict[str, Any]]) -> None:
     """WgradError: one has no content, or one of the wrong type."""
     for number, message in enumerate(turns, start=1):
         content = message.get("content")

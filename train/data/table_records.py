@@ -151,7 +151,7 @@ def _each_within(memory: int, steps: Iterator[T]) -> Iterator[T]:
     """Yield an iterator's items, each made within so much memory. Raises MemoryError."""
     end = object()
     while (item := _within(memory, lambda: next(steps, end))) is not end:
-        yield item  # type: ignore[misc]
+        yield item
 
 
 def _within(memory: int, work: Any) -> Any:

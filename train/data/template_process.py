@@ -81,7 +81,8 @@ class TemplateProcess:
                 "--model: the tokenizer's chat template ends the process that renders it: correct it, or give data "
                 "with prompt and completion as text"
             )
-        return json.loads(line)
+        result: dict[str, Any] = json.loads(line)
+        return result
 
     def _started(self) -> subprocess.Popen[bytes]:
         """The process, ready for a request."""
@@ -136,7 +137,8 @@ def _read(pipe: Any, answers: queue.SimpleQueue[bytes]) -> None:
 
 def _what(answer: dict[str, Any]) -> str:
     """A failure in words, with the line of the template where it is known."""
-    return answer["message"] + (f" (line {answer['line']} of the template)" if answer["line"] else "")
+    result: str = answer["message"] + (f" (line {answer['line']} of the template)" if answer["line"] else "")
+    return result
 
 
 _shared = TemplateProcess()

@@ -129,7 +129,7 @@ class _Loader(yaml.SafeLoader):
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self.check_event(yaml.AliasEvent):
-            event = self.peek_event()
+            event: Any = self.peek_event()  # type: ignore[no-untyped-call]
             raise yaml.composer.ComposerError(None, None, f"an alias (*{event.anchor})", event.start_mark)
         return super().compose_node(parent, index)
 
@@ -220,7 +220,7 @@ def _first_wrong(value: Any, steps: list[tuple[str, str]], kind: Any, message: s
             msgspec.convert(alone(key, value, steps), kind)
         except msgspec.ValidationError as error:
             if str(error) == message:
-                return key
+                return str(key)
     raise AssertionError(message)
 
 

@@ -118,7 +118,8 @@ class GgufEntry(TensorEntry):
     def array(self) -> np.ndarray:
         if self.stored in gguf_formats():
             return self._frozen(self.row_bytes()).rows(0, self.shape[0], _DTYPES["F32"])
-        return self.row_bytes().view(_DTYPES[self.stored]).reshape(self.shape)
+        values: np.ndarray = self.row_bytes().view(_DTYPES[self.stored]).reshape(self.shape)
+        return values
 
     def _frozen(self, rows: np.ndarray) -> FrozenWeight:
         return gguf_formats()[self.stored].from_gguf(rows, (self.shape[0], self.shape[1]))

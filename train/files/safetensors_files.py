@@ -73,7 +73,8 @@ class TensorEntry:
             name = one_line(self.name)
             raise WgradError(f"{self.source}: {name} in {self.path} is {self.dtype}: only {known} can be read")
         with _explained(self.path, self.source):
-            return self._file.get_tensor(self.name)
+            values: np.ndarray = self._file.get_tensor(self.name)
+            return values
 
     def read_into(self, out: np.ndarray, start: int) -> None:
         """Fill a flat array of the tensor's own float dtype with its elements from `start` on, of one whose `begin` is
@@ -115,7 +116,8 @@ class TensorEntry:
         """`size` bytes of the tensor from `at` on. The header is not parsed again. WgradError."""
         with _explained(self.path, self.source):
             if self.begin is None:
-                return self._file.get_tensor(self.name).tobytes()[at : at + size]
+                result: bytes = self._file.get_tensor(self.name).tobytes()[at : at + size]
+                return result
             with open(self.path, "rb", buffering=0) as file:
                 file.seek(self.begin + at)
                 data = file.read(size)
@@ -187,7 +189,7 @@ def read_entries(path: str | os.PathLike[str], source: str) -> dict[str, TensorE
     with open_input(path, source) as file, reading(path, source):
         refuse_lfs_pointer(file.read(64), path, source)
     with _explained(path, source):
-        opened = safe_open(path, "numpy", backend="pread")
+        opened: Any = safe_open(path, "numpy", backend="pread")
         entries = {}
         with open(path, "rb") as file:
             begin: int | None = 8 + int.from_bytes(file.read(8), "little")  # behind the header

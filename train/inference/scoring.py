@@ -48,7 +48,8 @@ def _likeliest(values: np.ndarray, count: int) -> np.ndarray:
     if count == 0:
         return np.zeros((len(values), 0), np.int64)
     if count == 1:
-        return values.argmax(axis=1)[:, None]
+        result: np.ndarray = values.argmax(axis=1)[:, None]
+        return result
     ids = np.argpartition(values, -count, axis=1)[:, -count:]
     order = np.argsort(-np.take_along_axis(values, ids, axis=1), axis=1, kind="stable")
     return np.take_along_axis(ids, order, axis=1)

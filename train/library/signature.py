@@ -37,16 +37,16 @@ def takes(kind: Callable[P, Any]) -> Callable[[Callable[..., R]], Callable[P, R]
 
 def takes_beside_one(
     kind: Callable[P, Any],
-) -> Callable[[Callable[Concatenate[S, T, Q], R]], Callable[Concatenate[S, T, P], R]]:
+) -> Callable[[Callable[Concatenate[S, T, ...], R]], Callable[Concatenate[S, T, P], R]]:
     """The same of a method whose first argument is no option."""
 
-    def mark(function: Callable[Concatenate[S, T, Q], R]) -> Callable[Concatenate[S, T, P], R]:
+    def mark(function: Callable[Concatenate[S, T, ...], R]) -> Callable[Concatenate[S, T, P], R]:
         own = list(inspect.signature(function).parameters.values())[:2]
         signature = _keywords(kind, function)
         keywords = signature.parameters.values()
         function.__signature__ = signature.replace(parameters=[*own, *keywords])  # type: ignore[attr-defined]
         function.__doc__ = _documented(kind, function)
-        return function  # type: ignore[return-value]
+        return function
 
     return mark
 

@@ -50,7 +50,8 @@ def _biases(keys: Any) -> dict[str, Any]:
 
 def _every_layer(keys: Any) -> tuple[int, ...]:
     """`sliding_window` in all layers; 0 where it is null."""
-    return (keys.sliding_window or 0,) * keys.num_hidden_layers
+    result: tuple[int, ...] = (keys.sliding_window or 0,) * keys.num_hidden_layers
+    return result
 
 
 def _mistral(keys: MistralFile) -> dict[str, Any]:

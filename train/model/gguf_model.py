@@ -59,7 +59,8 @@ class GgufModel:
 
     def nbytes(self, spec: WeightSpec) -> int:
         block, size = _gguf().GGML_QUANT_SIZES[_gguf().GGMLQuantizationType[self.stored(spec)]]
-        return int(np.prod(spec.shape, dtype=np.int64)) // block * size
+        result: int = int(np.prod(spec.shape, dtype=np.int64)) // block * size
+        return result
 
     @property
     def size(self) -> int:
@@ -192,7 +193,7 @@ def _stored(spec: WeightSpec, model: GgufModel, value: np.ndarray) -> np.ndarray
     if heads := heads_side_by_side(model.config, spec.name.rpartition(".")[0]):
         value = permute(value.reshape(len(value), -1), heads).reshape(value.shape)
     with np.errstate(over="ignore"):
-        data = gguf.quantize(value, gguf.GGMLQuantizationType[name])
+        data: np.ndarray = gguf.quantize(value, gguf.GGMLQuantizationType[name])
     kind = gguf_formats().get(name)
     parts = kind.from_gguf(data, (value.shape[0], value.shape[1])).finite_parts() if kind else iter([data])
     if name != "BF16" and not all(np.isfinite(part).all() for part in parts):

@@ -138,7 +138,8 @@ def _entry(entries: Mapping[str, Any], name: str, dtype: str, size: int) -> np.n
     entry = entries.get(name)
     if entry is None or entry.dtype != dtype or entry.shape != (size,):
         raise WgradError(f"--stream-weights: the cached weights have no {name} of {size:,} {dtype}")
-    return entry.array()
+    values: np.ndarray = entry.array()
+    return values
 
 
 def _write(path: Path, layers: Sequence[HostLayer], device: Device, remarks: list[str]) -> None:

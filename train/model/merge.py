@@ -68,7 +68,8 @@ class Merge:
     def dtype(self, name: str) -> np.dtype:
         """Dtype of the merged weights. name: "auto" is that of the embedding in the files."""
         if name != "auto":
-            return np.dtype(_FLOATS[name])
+            result: np.dtype = np.dtype(_FLOATS[name])
+            return result
         return self.files.dtype(next(spec for spec in weight_specs(self.config) if spec.name == EMBEDDING))
 
     def value(self, spec: WeightSpec, device: Device) -> np.ndarray:

@@ -71,11 +71,13 @@ class Inputs:
 
     @property
     def batch(self) -> int:
-        return self.doc_start.shape[0]
+        result: int = self.doc_start.shape[0]
+        return result
 
     @property
     def tokens(self) -> int:
-        return self.doc_start.shape[1]
+        result: int = self.doc_start.shape[1]
+        return result
 
 
 @dataclass

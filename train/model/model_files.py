@@ -42,7 +42,8 @@ _LEFT_OVER_GGUF = re.compile(r"rope_(freqs|factors_long|factors_short)\.weight|b
 
 def dtype_of(entry: TensorEntry) -> np.dtype:
     """Read a tensor of one of FLOATS."""
-    return _DTYPES[entry.dtype]
+    result: np.dtype = _DTYPES[entry.dtype]
+    return result
 
 
 Progress = Callable[[int, int], None]  # tensors done, tensors in all

@@ -62,7 +62,8 @@ class PissaStart:
             root = np.sqrt(s / np.float32(scaling))
             a, b = root[:, None] * vt, u * root
         self.values[a_name], self.values[b_name] = np.ascontiguousarray(a), np.ascontiguousarray(b)
-        return (wide - np.float32(scaling) * (b @ a)).astype(weight.dtype)
+        values: np.ndarray = (wide - np.float32(scaling) * (b @ a)).astype(weight.dtype)
+        return values
 
     def _decompose(self, weight: np.ndarray, rank: int, name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """-> the largest singular values and their vectors: [out, rank], [rank], [rank, in]."""

@@ -136,7 +136,7 @@ def _rotated(head_dim: int, partial: float, file: ConfigFile, where: str) -> int
 
 
 def _needed(given: RopeFile, key: str, kind: str, where: str) -> float:
-    value = getattr(given, key)
+    value: float | None = getattr(given, key)
     if value is None:
         raise WgradError(f"{where}: rope_type {kind!r} needs {key}, a number above 0; got none: {FETCH}")
     return value
@@ -181,9 +181,10 @@ def inverse_frequencies(config: RopeConfig, positions: int = 0) -> np.ndarray:
         periods = np.power(np.float32(theta), exponent, dtype=np.float32)
     if config.type == "longrope":
         periods = periods * np.array(config.long_factor if positions > original else config.short_factor, np.float32)
-    inverse = (np.float32(1) / periods).astype(np.float32)
+    inverse: np.ndarray = (np.float32(1) / periods).astype(np.float32)
     if config.type == "linear":
-        return inverse / np.float32(config.factor)
+        values: np.ndarray = inverse / np.float32(config.factor)
+        return values
     if config.type == "llama3":
         return _llama3(inverse, config)
     if config.type == "yarn":
@@ -216,7 +217,8 @@ def _yarn(inverse: np.ndarray, config: RopeConfig) -> np.ndarray:
     low, high = max(low, 0), min(high, dim - 1)
     width = (high - low) or 0.001
     ramp = np.clip((np.arange(dim // 2) - low) / width, 0, 1)
-    return (inverse / config.factor * ramp + inverse * (1 - ramp)).astype(np.float32)
+    values: np.ndarray = (inverse / config.factor * ramp + inverse * (1 - ramp)).astype(np.float32)
+    return values
 
 
 def depends_on_length(config: RopeConfig, longest: int) -> bool:

@@ -35,7 +35,8 @@ def arrays_of(weights: Mapping[str, Any]) -> list[Array]:
 
 
 def _padded(array: Array) -> int:
-    return -(-array.nbytes // ALIGN) * ALIGN
+    result: int = -(-array.nbytes // ALIGN) * ALIGN
+    return result
 
 
 def laid_out(weights: Mapping[str, Any], buffer: Array) -> Weights:
@@ -105,7 +106,7 @@ class StreamedWeights(Mapping[str, Any]):
     def table(self, name: str) -> Array:
         """The embedding or the head on the device, for as long as the caller keeps it."""
         source = self._tables[name]
-        table = self._device.empty(source.shape, source.dtype)
+        table: Array = self._device.empty(source.shape, source.dtype)
         self._device.transfer(source, table)
         return table
 

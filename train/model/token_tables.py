@@ -52,4 +52,5 @@ def sequence_lengths(positions: np.ndarray, doc_start: np.ndarray) -> np.ndarray
     rows = np.arange(len(positions))[:, None]
     longest = np.zeros_like(positions)
     np.maximum.at(longest, (rows, doc_start), positions + 1)
-    return longest[rows, doc_start]
+    values: np.ndarray = longest[rows, doc_start]
+    return values

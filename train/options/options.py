@@ -119,7 +119,7 @@ class Options(metaclass=_TakesFormerNames):
         return {k: list(v) if isinstance(v, tuple) else v for k, v in dataclasses.asdict(self).items()}
 
 
-def fixed_options(kind: type[Options]) -> list[dataclasses.Field]:
+def fixed_options(kind: type[Options]) -> list[dataclasses.Field[Any]]:
     """The fields that a resumed run cannot change."""
     return [field for field in dataclasses.fields(kind) if field.metadata["fixed"]]
 
@@ -129,10 +129,11 @@ def field_type(kind: type[Options], name: str) -> type:
     hint = kind.hints[name]
     if isinstance(hint, types.UnionType):
         hint = next(h for h in typing.get_args(hint) if h is not type(None))
-    return typing.get_origin(hint) or hint
+    result: type = typing.get_origin(hint) or hint
+    return result
 
 
-def _convert(field: dataclasses.Field, hint: Any, value: Any) -> Any:
+def _convert(field: dataclasses.Field[Any], hint: Any, value: Any) -> Any:
     """The value in the field's own type, from what a command line, YAML or a caller gives: 1 for 1.0, "2e-4" (YAML 1.1
     reads it as text), a list or "a, b" for a tuple, a Path for text."""
     given = value
@@ -175,7 +176,7 @@ def _expected(hint: Any, is_tuple: bool, is_repeated: bool) -> tuple[str, str]:
     return ", or ".join(_WORDS[kind] for kind in _WORDS if kind in kinds), ""
 
 
-def _check(field: dataclasses.Field, value: Any) -> None:
+def _check(field: dataclasses.Field[Any], value: Any) -> None:
     choices, rule = field.metadata["choices"], field.metadata["rule"]
     if choices and value not in choices and (value is not None or field.default is not None):
         listed, near = ", ".join(map(str, choices)), did_you_mean(str(value), map(str, choices))

@@ -10,8 +10,9 @@ from typing import Any
 
 from wgrad.device.errors import WgradError
 from wgrad.train.files.input_files import exists, expand_path
+from wgrad.train.options.choices import AUTO
 from wgrad.train.options.config_yaml import read_config_file
-from wgrad.train.options.finetune_config import AUTO, CONFIG_FILE, FinetuneConfig, RunOptions
+from wgrad.train.options.finetune_config import CONFIG_FILE, FinetuneConfig, RunOptions
 from wgrad.train.options.options import fixed_options, flag
 from wgrad.train.options.unused_options import unused_options
 

@@ -121,7 +121,8 @@ class _StepFunction(Callback):
         self._function = function
 
     def on_step(self, report: StepReport) -> bool | None:
-        return self._function(report)
+        result: bool | None = self._function(report)
+        return result
 
 
 def _as_callback(given: Any) -> Callback:

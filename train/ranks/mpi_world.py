@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import mpi4py
 import numpy as np
@@ -142,7 +142,7 @@ class MpiWorld(World):
                 found = self.attempt(partial(self._gather, done[0] if done else None, what, limit))[0]
                 if isinstance(found, _Failure):  # the first rank came to no value, and shares why
                     raise self._failure([found])
-                return found
+                return cast(T, found)
             except RanksLost:
                 continue
 
@@ -158,7 +158,7 @@ class MpiWorld(World):
         else:
             done = True
         if not self.tolerant or self._agree(done):
-            return result
+            return cast(T, result)
         self._shrink()
         raise RanksLost()
 

@@ -16,7 +16,8 @@ import wgrad
 from wgrad.device.errors import UnusableResult, WgradError
 from wgrad.train.data.tokenizer_files import TEMPLATE_FILE
 from wgrad.train.data.tokenizer_source import save_template
-from wgrad.train.options.finetune_config import CONFIG_FILE, LORA, FinetuneConfig, RunOptions
+from wgrad.train.options.choices import LORA
+from wgrad.train.options.finetune_config import CONFIG_FILE, FinetuneConfig, RunOptions
 from wgrad.train.options.options import flag
 from wgrad.train.output.callbacks import SaveReport
 from wgrad.train.output.checkpoints import Checkpoints, Schedule, TrainingState, check_info

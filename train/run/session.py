@@ -25,7 +25,8 @@ from wgrad.train.model.adapter_files import adapter_note
 from wgrad.train.model.model_config import ModelConfig, load_model_config
 from wgrad.train.model.model_files import ModelFiles, open_files
 from wgrad.train.model.weights import weight_specs
-from wgrad.train.options.finetune_config import AUTO, CONFIG_FILE, FinetuneConfig, RunOptions
+from wgrad.train.options.choices import AUTO
+from wgrad.train.options.finetune_config import CONFIG_FILE, FinetuneConfig, RunOptions
 from wgrad.train.options.option_text import size
 from wgrad.train.options.options import fixed_options, flag
 from wgrad.train.plan.fit import Fit, settle

@@ -33,8 +33,8 @@ from wgrad.train.model.model_files import Progress
 from wgrad.train.model.pissa import PissaStart, start_within
 from wgrad.train.model.stacks import adapter_groups, stack_adapter
 from wgrad.train.model.weights import EMBEDDING, HEAD, projection_shapes, weight_specs, whole_modules
-from wgrad.train.options.choices import ComputeType
-from wgrad.train.options.finetune_config import AUTO, LORA, PROJECTIONS, RunOptions
+from wgrad.train.options.choices import AUTO, LORA, ComputeType
+from wgrad.train.options.finetune_config import PROJECTIONS, RunOptions
 from wgrad.train.step.compute import compute_type
 from wgrad.train.step.memory import advising, for_parameters, limit_bytes
 from wgrad.train.step.optim import AdamW, FlatParameters, ParameterSpec

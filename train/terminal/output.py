@@ -110,7 +110,7 @@ def command_output() -> Iterator[None]:
     if stream is None:
         yield
         return
-    sys.stdout = _Strict(stream)  # type: ignore[assignment]
+    sys.stdout = _Strict(stream)
     try:
         yield
         sys.stdout.flush()

@@ -6,11 +6,12 @@ import numpy as np
 
 from wgrad.device.formats.frozen_weight import FrozenWeight
 from wgrad.device.memory import Array
+from wgrad.wgsl.formats.formats import WeightForm
 from wgrad.wgsl.formats.quantize import decode
 from wgrad.wgsl.gemm import gemm_int8
 from wgrad.wgsl.gemm.gemm import launch, matmul
 from wgrad.wgsl.gemm.gemm_epilogue import Epilogue
-from wgrad.wgsl.gemm.plan import Gemm, Limits, WeightForm, plan
+from wgrad.wgsl.gemm.plan import Gemm, Limits, plan
 from wgrad.wgsl.operators import implements
 from wgrad.wgsl.runtime.runtime import Runtime
 

@@ -54,4 +54,5 @@ class Profiler(kernel_times.Profiler):
         encoder.resolve_query_set(self._queries, 0, 2 * len(self._names), self._resolve, 0)
         self._device.queue.submit([encoder.finish()])
         ticks = np.frombuffer(self._device.queue.read_buffer(self._resolve), np.uint64)[: 2 * len(self._names)]
-        return np.maximum(0, np.diff(ticks.astype(np.int64).reshape(-1, 2))[:, 0]).tolist()
+        result: Iterable[float] = np.maximum(0, np.diff(ticks.astype(np.int64).reshape(-1, 2))[:, 0]).tolist()
+        return result

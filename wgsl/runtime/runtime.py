@@ -195,7 +195,8 @@ class Runtime(PooledRuntime):
         for at in range(0, nbytes, _STAGING_BYTES):
             size = min(_STAGING_BYTES, nbytes - at)
             self._queue.read_later(array.lease.block.buffer, array.offset + at, size).copy_to(out.data[at : at + size])
-        return out[: array.nbytes].view(array.dtype).reshape(array.shape)
+        values: np.ndarray = out[: array.nbytes].view(array.dtype).reshape(array.shape)
+        return values
 
     def readback(self, array: Array, out: np.ndarray | None = None) -> Readback:
         """Copy an array to the host without waiting: later work may overwrite it."""
