@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import importlib
+import importlib.util
+import inspect
 import io
 import json
 import re
@@ -18,6 +19,7 @@ from typing import Any
 import pytest
 import yaml
 
+import wgrad
 from tests.conftest import require_wgpu
 from wgrad.train.commands.cli import build_parser, main
 from wgrad.train.data.data import load_data
@@ -284,3 +286,19 @@ def test_pages_and_help_use_the_fields_words(capsys: pytest.CaptureFixture[str])
         if re.search(rf"\b{word}\b", text)
     ]
     assert found == []
+
+
+def test_the_python_api_page_shows_every_argument() -> None:
+    """Not `**given`: the arguments of finetune are the options of the command, with types and defaults."""
+    griffe = pytest.importorskip("griffe", reason="the docs are not installed: make docs")
+    spec = importlib.util.spec_from_file_location("signatures", ROOT / "docs/_hooks/signatures.py")
+    assert spec is not None and spec.loader is not None
+    hook = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(hook)
+    name, source = "wgrad.train.library.finetune", ROOT / "train/library/finetune.py"
+    extensions = griffe.Extensions(hook.Signatures())
+    module = griffe.visit(name, filepath=source, code=source.read_text(encoding="utf-8"), extensions=extensions)
+    shown = module["finetune"]
+    assert [p.name for p in shown.parameters] == list(inspect.signature(wgrad.finetune).parameters)
+    assert (str(shown.parameters["lora_r"].annotation), shown.parameters["lora_r"].default) == ("int", "16")
+    assert "lora_r: Rank of the adapters" in shown.docstring.value
