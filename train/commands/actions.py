@@ -16,6 +16,7 @@ from wgrad.train.options.export_config import ExportConfig, ModelExportConfig, r
 from wgrad.train.options.generate_config import GenerateConfig
 from wgrad.train.options.merge_config import MergeConfig
 from wgrad.train.options.option_text import read_stdin
+from wgrad.train.options.push_config import PushConfig
 from wgrad.train.options.resolve import resolve_config, resolve_options
 from wgrad.train.options.serve_config import ServeConfig
 from wgrad.train.options.watch_config import WatchConfig
@@ -128,6 +129,14 @@ def merge(args: argparse.Namespace) -> int:
     from wgrad.train.commands.merge import run_merge
 
     return run_merge(config)
+
+
+def push(args: argparse.Namespace) -> int:
+    config = PushConfig(**_given(args))
+    config.require()
+    from wgrad.train.commands.push import run_push
+
+    return run_push(config)
 
 
 def warm(args: argparse.Namespace) -> int:

@@ -24,6 +24,7 @@ from wgrad.train.options.export_config import TOOLS, ExportConfig, ModelExportCo
 from wgrad.train.options.finetune_config import DEVICE_HELP, FinetuneConfig, RunOptions
 from wgrad.train.options.generate_config import GenerateConfig
 from wgrad.train.options.merge_config import MergeConfig
+from wgrad.train.options.push_config import PushConfig
 from wgrad.train.options.serve_config import ServeConfig
 from wgrad.train.options.watch_config import WatchConfig
 from wgrad.train.ranks.world import RankFailure
@@ -45,7 +46,7 @@ def _completion(args: argparse.Namespace) -> int:
 USUAL = ("model", "data", "out", "resume", "lora_r", "learning_rate", "batch_size", "max_length", "epochs", "vram")
 GROUPS = {
     "train": ("finetune", "plan", "data", "watch"),
-    "use": ("generate", "chat", "serve", "eval", "merge", "export"),
+    "use": ("generate", "chat", "serve", "eval", "merge", "export", "push"),
     "inspect": ("devices", "doctor", "selftest", "bench"),
     "set up": ("matrix-units", "warm", "cache", "completion"),
 }
@@ -104,6 +105,10 @@ def build_parser() -> Parser:
     add_options(export, ModelExportConfig)
     add_options(export, ExportConfig, dict.fromkeys(("gguf_lora", "type", "modelfile"), ""))
     export.required = {"adapter"}
+    push = add("push", actions.push, "upload an adapter or a model to the Hugging Face Hub, with a model card")
+    push.epilog = "Interrupted? The same command goes on: files that are there are not sent again."
+    push.add_argument("repo", metavar="OWNER/NAME", help="your name or organisation there, and the model's name")
+    add_options(push, PushConfig, {field: "" for field in ("adapter", "folder", "base", "public")})
 
     add("devices", actions.devices, "list the devices of this machine, and the one that is used")
     add("doctor", actions.doctor, "find out why this machine's GPU is not used, and what to do")

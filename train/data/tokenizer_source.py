@@ -124,6 +124,12 @@ def save_tokenizer(tokenizer: Tokenizer, source: TokenizerSource, out: str | os.
     _write_generation(tokenizer, source, out)
 
 
+def tokenizer_files(folder: Path) -> list[Path]:
+    """Return the files of tokenizer, chat templates and generation in a folder."""
+    names = (*_TOKENIZER_FILES, TEMPLATE_FILE, "chat_template.json", GENERATION_FILE)
+    return [path for name in names if (path := folder / name).is_file()]
+
+
 def save_template(tokenizer: Tokenizer, out: str | os.PathLike[str]) -> None:
     """Write the chat template alone."""
     write_bytes(make_folder(out) / TEMPLATE_FILE, tokenizer.template_text.encode())

@@ -9,12 +9,14 @@ from typing import Any
 
 from wgrad.device.files import write_json, write_text
 from wgrad.train.data.tokenizer_source import find_source, save_tokenizer
+from wgrad.train.files.hub import is_hub_id
 from wgrad.train.model.adapter_files import save_adapter
 from wgrad.train.model.save_model import save_full
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.options.option_text import size
 from wgrad.train.output.loss_curve import LOSS_CURVE_FILE, save_loss_curve
 from wgrad.train.output.metrics import MetricsFile
+from wgrad.train.output.model_card import CARD_FILE, Card, is_own_card
 from wgrad.train.output.previous_run import PROFILE_FILE, RESULTS_FILE, RESULTS_FORMAT
 from wgrad.train.plan.plan import Plan
 from wgrad.train.run.session import Session
@@ -40,7 +42,7 @@ def save_session_adapter(session: Session, built: TrainableModel, folder: Path) 
 
 
 def write_results(session: Session, metrics: MetricsFile, results: dict[str, Any], skipped: int) -> None:
-    """Write loss.svg, the profile, and results.json. That comes last: a folder that has it is complete."""
+    """Write loss.svg, the profile, the model card, and results.json, the last: a folder that has it is complete."""
     config, stream = session.config, session.stream
     points = {0: results.get("held_out_loss_before"), **metrics.held_out()}
     points.setdefault(results["result_step"], results.get("held_out_loss_after"))
@@ -48,9 +50,19 @@ def write_results(session: Session, metrics: MetricsFile, results: dict[str, Any
     title = f"{Path(config.model).name} on {', '.join(Path(path).name for path in config.data)}"
     save_loss_curve(session.out / LOSS_CURVE_FILE, metrics.of_steps(), curve, title)
     write_profile(session)
+    _write_card(session, results)
     length = {"steps": stream.step, "max_steps": config.max_steps, "epochs": config.epochs}
     measured = {"skipped_steps": skipped, "peak_bytes": session.device.memory().peak_bytes}
     write_json(session.out / RESULTS_FILE, {"format": RESULTS_FORMAT, **results, **length, **measured})
+
+
+def _write_card(session: Session, results: dict[str, Any]) -> None:
+    """The model card, unless somebody has made it their own."""
+    config = session.config
+    if is_own_card(session.out / CARD_FILE):
+        kind = "model" if config.full else "adapter"
+        card = Card(kind, config.model, is_hub_id(config.model), config.to_dict(), results, curve=True)
+        write_text(session.out / CARD_FILE, card.text())
 
 
 def write_profile(session: Session) -> None:

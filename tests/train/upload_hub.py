@@ -1,0 +1,113 @@
+"""A Hugging Face Hub on localhost, of what its client asks for to upload: repositories, large files, commits."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Lock, Thread
+from typing import Any
+
+
+class UploadHub:
+    """repos: id -> (private, name -> content). stored: large files by sha256. writes: every request that sends
+    something. fail_after: refuse large files from this one on. token: who may write."""
+
+    def __init__(self, token: str) -> None:
+        self.token = token
+        self.repos: dict[str, tuple[bool, dict[str, bytes]]] = {}
+        self.stored: dict[str, bytes] = {}
+        self.writes: list[str] = []
+        self.puts = 0
+        self.fail_after: int | None = None
+        self.lock = Lock()
+        handler = type("Handler", (_Handler,), {"hub": self})
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+        self.address = f"http://127.0.0.1:{self._server.server_port}"
+        self._thread = Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    hub: UploadHub
+
+    def log_message(self, *args: Any) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        name = self.path.removeprefix("/api/models/").partition("?")[0]
+        if name not in self.hub.repos:
+            return self._answer(404, {}, {"X-Error-Code": "RepoNotFound"})
+        private, files = self.hub.repos[name]
+        self._answer(200, {"id": name, "sha": "0" * 40, "private": private, "siblings": []})
+
+    def do_PUT(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        with self.hub.lock:
+            self.hub.puts += 1
+            if self.hub.fail_after is not None and self.hub.puts > self.hub.fail_after:
+                return self._answer(400, {"error": "the line is cut"})
+            self.hub.stored[self.path.rpartition("/")[2]] = body
+        self._answer(200, {})
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        hub, path = self.hub, self.path.partition("?")[0]
+        hub.writes.append(path)
+        if self.headers.get("Authorization") != f"Bearer {hub.token}":
+            return self._answer(401, {"error": "Invalid username or password."})
+        if path == "/api/repos/create":
+            given = json.loads(body)
+            name = f"{given['organization']}/{given['name']}"
+            if name in hub.repos:
+                return self._answer(409, {"error": "You already created this model repo", "url": name})
+            private = given.get("private", given.get("visibility") == "private")
+            hub.repos[name] = (private, {})
+            return self._answer(200, {"url": f"{hub.address}/{name}"})
+        if path == "/api/validate-yaml":
+            return self._answer(200, {"errors": [], "warnings": []})
+        if path.endswith("/preupload/main"):
+            files = [
+                {
+                    "path": file["path"],
+                    "uploadMode": "lfs" if file["path"].endswith((".safetensors", ".gguf")) else "regular",
+                    "shouldIgnore": False,
+                }
+                for file in json.loads(body)["files"]
+            ]
+            return self._answer(200, {"files": files})
+        if path.endswith("/info/lfs/objects/batch"):
+            objects = []
+            for one in json.loads(body)["objects"]:
+                upload = {"upload": {"href": f"{hub.address}/lfs/{one['oid']}"}}
+                objects.append(one if one["oid"] in hub.stored else {**one, "actions": upload})
+            return self._answer(
+                200, {"transfer": "basic", "objects": objects}, {"Content-Type": "application/vnd.git-lfs+json"}
+            )
+        name = path.removeprefix("/api/models/").removesuffix("/commit/main")
+        _, kept = hub.repos[name]
+        for line in body.splitlines():
+            entry = json.loads(line)
+            value = entry["value"]
+            if entry["key"] == "file":
+                kept[value["path"]] = base64.b64decode(value["content"])
+            elif entry["key"] == "lfsFile":
+                data = hub.stored[value["oid"]]
+                assert hashlib.sha256(data).hexdigest() == value["oid"]
+                kept[value["path"]] = data
+        self._answer(200, {"commitUrl": f"{hub.address}/{name}/commit/{'1' * 40}", "commitOid": "1" * 40})
+
+    def _answer(self, status: int, value: Any, headers: dict[str, str] | None = None) -> None:
+        body = json.dumps(value).encode()
+        self.send_response(status)
+        for name, text in ({"Content-Type": "application/json"} | (headers or {})).items():
+            self.send_header(name, text)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)

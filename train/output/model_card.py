@@ -1,0 +1,169 @@
+"""README.md of a trained model, from its run: base model, data, options, losses, and how to load it.
+
+The page may be read by anybody, so it names folders and files of this machine by their last part only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+import wgrad
+from wgrad.train.options.data_sources import STDIN, sources_of
+from wgrad.train.options.finetune_config import RunOptions
+from wgrad.train.options.options import show
+from wgrad.train.options.unused_options import unused_options
+
+CARD_FILE = "README.md"
+MARK = "<!-- Written by wgrad. Remove this line to keep your own changes. -->"
+KINDS = ("adapter", "model", "gguf")
+# Options that a card has even where they are the defaults.
+_ALWAYS = ("objective", "learning_rate", "lora_r", "lora_alpha", "batch_size", "gradient_accumulation_steps",
+           "max_length", "epochs")  # fmt: skip
+_GROUPS = ("adapter", "training")
+_LIBRARIES = {"adapter": "peft", "model": "transformers", "gguf": "gguf"}
+_RELATIONS = {"adapter": "adapter", "model": "finetune", "gguf": "quantized"}
+
+
+@dataclass(frozen=True)
+class Card:
+    """A card's contents.
+
+    Args:
+        kind: One of KINDS.
+        base: Base model as the run had it; on_hub: whether that is an id of the Hub.
+        config: Options of the run; {} where they are not known.
+        results: As in results.json; {} where they are not known.
+        repo: Id on the Hub; "" while it has none.
+        curve: whether loss.svg is next to the card.
+    """
+
+    kind: str
+    base: str
+    on_hub: bool
+    config: Mapping[str, Any]
+    results: Mapping[str, Any]
+    repo: str = ""
+    curve: bool = False
+
+    @property
+    def base_name(self) -> str:
+        """The base model as others may know it."""
+        return self.base if self.on_hub else Path(self.base).name
+
+    def text(self) -> str:
+        """Return the Markdown text with its metadata."""
+        name = self.repo.rpartition("/")[2] or f"A model trained on {self.base_name}"
+        parts = [self._metadata(), MARK, f"# {name}", self._summary()]
+        if rows := self._losses():
+            parts += ["## Training", _table(("", "before", "after"), rows)]
+            if self.curve:
+                parts.append("![Loss by step](loss.svg)")
+        if rows := self._options():
+            parts += ["## Options", _table(("option", "value"), rows)]
+        return "\n\n".join([*parts, "## Use it", *self._use()]) + "\n"
+
+    def _metadata(self) -> str:
+        values: dict[str, Any] = {"library_name": _LIBRARIES[self.kind], "pipeline_tag": "text-generation"}
+        if self.on_hub:
+            values |= {"base_model": self.base, "base_model_relation": _RELATIONS[self.kind]}
+        values["tags"] = ["wgrad", *(["lora"] if self.kind == "adapter" else [])]
+        data = [path.partition(":")[0] for path, on_hub in self._data() if on_hub]
+        if data:
+            values["datasets"] = data
+        return f"---\n{yaml.safe_dump(values, sort_keys=False, allow_unicode=True)}---"
+
+    def _summary(self) -> str:
+        what = {"adapter": "A LoRA adapter for", "model": "A model fine-tuned from", "gguf": "A GGUF model made from"}
+        base = f"[{self.base}](https://huggingface.co/{self.base})" if self.on_hub else f"`{self.base_name}`"
+        data = ", ".join(f"`{path}`" for path, _ in self._data())
+        trained = f", trained on {data}" if data else ""
+        return f"{what[self.kind]} {base}{trained}, with wgrad {wgrad.__version__}."
+
+    def _data(self) -> list[tuple[str, bool]]:
+        """Sources by the names that others may know, and whether these are of the Hub."""
+        found = []
+        for source in sources_of(tuple(self.config.get("data") or ())):
+            path = source.path
+            local = path == STDIN or path.startswith("<") or Path(path).exists() or path.count("/") != 1
+            on_hub = not local and not Path(path).suffix
+            name = {STDIN: "standard input"}.get(path, path.strip("<>") if path.startswith("<") else Path(path).name)
+            found.append((path if on_hub else name, on_hub))
+        return found
+
+    def _losses(self) -> list[tuple[str, ...]]:
+        rows: list[tuple[str, ...]] = []
+        for key, value in self.results.items():
+            if key.startswith("held_out_") and key.endswith("_after") and isinstance(value, (int, float)):
+                name = key.removeprefix("held_out_").removesuffix("_after")
+                before = self.results.get(f"held_out_{name}_before")
+                shown = f"{before:.4f}" if isinstance(before, (int, float)) else "–"
+                rows.append((f"held-out {name.replace('_', ' ')}", shown, f"{value:.4f}"))
+        if steps := self.results.get("result_step") or self.results.get("steps"):
+            rows.append(("steps", "", str(steps)))
+        return rows
+
+    def _options(self) -> list[tuple[str, ...]]:
+        if not self.config:
+            return []
+        unused = unused_options(self.config)
+        rows: list[tuple[str, ...]] = []
+        for field in fields(RunOptions):
+            meta, value = field.metadata, self.config.get(field.name, field.default)
+            value = tuple(value) if isinstance(value, list) else value
+            shown = field.name in _ALWAYS or value != field.default
+            if shown and not meta["path"] and meta["group"] in _GROUPS and field.name not in unused:
+                rows.append((f"`{field.name}`", show(value)))
+        return rows
+
+    def _use(self) -> list[str]:
+        repo = self.repo or "OWNER/NAME"
+        fetch = f"hf download {repo} --local-dir model"
+        base = self.base if self.on_hub else "BASE_MODEL"
+        if self.kind == "adapter":
+            peft = (
+                "from peft import PeftModel\nfrom transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
+                f'model = AutoModelForCausalLM.from_pretrained("{base}")\n'
+                f'model = PeftModel.from_pretrained(model, "{repo}")\n'
+                f'tokenizer = AutoTokenizer.from_pretrained("{repo}")'
+            )
+            more = "" if self.on_hub else f" --model {base}"
+            return [
+                *_block("With PEFT:", "python", peft),
+                *_block("With wgrad:", "bash", f"{fetch}\nwgrad chat --adapter model{more}"),
+                *_block("With Ollama:", "bash", f"{fetch}\nwgrad export ollama --adapter model{more}"),
+            ]
+        if self.kind == "model":
+            transformers = (
+                "from transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
+                f'model = AutoModelForCausalLM.from_pretrained("{repo}")\n'
+                f'tokenizer = AutoTokenizer.from_pretrained("{repo}")'
+            )
+            return [
+                *_block("With transformers:", "python", transformers),
+                *_block("With wgrad:", "bash", f"wgrad chat --model {repo}"),
+            ]
+        create = f"{fetch}\nollama create mine -f model/Modelfile && ollama run mine"
+        return [
+            *_block("With Ollama:", "bash", create),
+            *_block("With llama.cpp:", "bash", f"{fetch}\nllama-cli -m model/model.gguf"),
+            *_block("With wgrad:", "bash", f"{fetch}\nwgrad chat --model model/model.gguf"),
+        ]
+
+
+def is_own_card(path: Path) -> bool:
+    """Return whether a card was written here, or there is none: it may be replaced."""
+    return not path.exists() or MARK in path.read_text(encoding="utf-8", errors="replace")
+
+
+def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    lines = [head, tuple("---" for _ in head), *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+
+
+def _block(title: str, language: str, text: str) -> list[str]:
+    return [title, f"```{language}\n{text}\n```"]
