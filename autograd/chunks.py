@@ -57,7 +57,7 @@ def _part(array: Array, device: Device, first: int, rows: int) -> Array:
 
 def _forward(fn: Callable[[Tensor], Tensor], x: Array, device: Device, rows: int) -> Array:
     out = None
-    with recording(False), device.holding_decoded():
+    with recording(False), device.caching_dequantized():
         for first in range(0, x.shape[0], rows):
             made = fn(Tensor(_part(x, device, first, rows), device)).data
             if out is None:
@@ -73,7 +73,7 @@ def _backward(
     (x,), device = ctx.saved, ctx.device
     (needs,) = ctx.needs_grad
     dx = (x if spent else device.empty(x.shape, x.dtype)) if needs else None
-    with device.holding_decoded():
+    with device.caching_dequantized():
         for first in range(0, x.shape[0], rows):
             leaf = Tensor(_part(x, device, first, rows), device, needs)
             with recomputing():

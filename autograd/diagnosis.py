@@ -78,14 +78,14 @@ def _container(machine: Machine) -> list[str]:
     else:
         how = f"{nvidia} for NVIDIA, {others} for AMD and Intel"
     there = f"the machine has one of {' and '.join(vendors)}" if vendors else "if the machine has one"
-    return [f"this is a container without a graphics card: {there}: start the container with {how}"]
+    return [f"this is a container without a GPU: {there}: start the container with {how}"]
 
 
 def _loader(machine: Machine) -> list[str]:
     if machine.loads(LOADER):
         return []
     how = _install(machine, _LOADER_PACKAGE, "libvulkan1")
-    return [f"there is no Vulkan loader ({LOADER}), through which every card is reached: {how}"]
+    return [f"there is no Vulkan loader ({LOADER}), through which every GPU is reached: {how}"]
 
 
 def _registered(machine: Machine) -> list[str]:
@@ -122,10 +122,10 @@ def _vendors(machine: Machine) -> list[str]:
             )
         elif not registered:
             how = _NVIDIA if vendor == "NVIDIA" else _install(machine, _MESA_PACKAGE, "mesa-vulkan-drivers")
-            found.append(f"there is a card of {vendor} and no Vulkan driver for it: {how}")
+            found.append(f"there is a GPU of {vendor} and no Vulkan driver for it: {how}")
         elif not _refused(machine):
             found.append(
-                f"there is a card of {vendor} and a Vulkan driver, which gives no adapter: it is too old for the card "
+                f"there is a GPU of {vendor} and a Vulkan driver, which gives no adapter: it is too old for the GPU "
                 "or for wgpu, or half updated: update it and restart (vulkaninfo --summary tells more)"
             )
     return found
@@ -157,14 +157,14 @@ def _no_card(machine: Machine) -> Iterator[str]:
     if machine.adapters:
         software = machine.adapters[0]["name"]
         yield (
-            f"only a software driver was found ({software}), which computes on the processor: if there is a graphics "
-            "card, install its driver; in a virtual machine, pass the card through to it"
+            f"only a software driver was found ({software}), which computes on the processor: if there is a "
+            "GPU, install its driver; in a virtual machine, pass the GPU through to it"
         )
     elif machine.system == "Linux":
         how = _install(machine, {}, "mesa-vulkan-drivers")
-        yield f"no graphics card was found, and no software driver: {how}, for a driver that computes on the processor"
+        yield f"no GPU was found, and no software driver: {how}, for a driver that computes on the processor"
     else:
-        yield "wgpu finds no adapter: install the graphics card's driver from its maker"
+        yield "wgpu finds no adapter: install the GPU's driver from its maker"
 
 
 def _age(machine: Machine) -> Iterator[str]:
@@ -180,7 +180,7 @@ def _float16(machine: Machine) -> Iterator[str]:
         if "shader-f16" not in adapter.get("features", ()):
             yield (
                 f"{adapter['name']} has no shader-f16 with {adapter.get('driver') or 'its driver'}, so that runs are "
-                "in float32: a newer driver may have it, if the card can"
+                "in float32: a newer driver may have it, if the GPU can"
             )
 
 
@@ -189,7 +189,7 @@ def _hip(machine: Machine) -> Iterator[str]:
     if not machine.nodes("kfd") or _refused(machine):
         return
     if not machine.imports("hip") and not machine.imports("rocm"):
-        yield "there is an AMD card, and hip-python is not installed, so that HIP is not used: pip install 'wgrad[hip]'"
+        yield "there is an AMD GPU, and hip-python is not installed, so that HIP is not used: pip install 'wgrad[hip]'"
         return
     found = [device for device in machine.devices if device["spec"].partition(":")[0] == "hip"]
     for device in found:

@@ -192,7 +192,7 @@ class ReferenceDevice:
     def profile_table(self) -> str:
         return ""
 
-    def holding_decoded(self) -> AbstractContextManager[None]:
+    def caching_dequantized(self) -> AbstractContextManager[None]:
         return nullcontext()
 
     def borrowing(self) -> AbstractContextManager[None]:

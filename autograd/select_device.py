@@ -145,7 +145,7 @@ def _hip_room() -> Any:
     except ModuleNotFoundError as error:
         if not (error.name or "").startswith("wgrad.hip"):
             raise DeviceUnavailable(f"device hip: {error}; pip install hip-python") from error
-        raise DeviceUnavailable("device hip: this version has no HIP kernels; wgpu runs on AMD cards too") from None
+        raise DeviceUnavailable("device hip: this version has no HIP kernels; wgpu runs on AMD GPUs too") from None
 
 
 def _list_hip() -> list[Any]:
@@ -217,7 +217,7 @@ def list_devices() -> list[dict[str, Any]]:
             for gpu in _list_hip()
         ]  # fmt: skip
     except DeviceUnavailable as error:
-        reason = _unusable(error) if _concerns_amd(error, adapters) else "not usable: no AMD card was found"
+        reason = _unusable(error) if _concerns_amd(error, adapters) else "not usable: no AMD GPU was found"
         hip = [{"spec": "hip", "name": "AMD HIP", "usable": False, "reason": reason}]
     remark = "slow; what all others are checked against"
     cpu = {**ReferenceDevice().facts, "spec": "cpu", "usable": True, "reason": remark}

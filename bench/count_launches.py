@@ -79,7 +79,7 @@ def counting_device(matrix_units: bool) -> Any:
     device = bind(Counting)(SimpleNamespace(**CARD, matrix_units=matrix_units, stacks_weights=matrix_units))
     device.counts = Counter()
     device._pool = CountingPool(device._create_nothing, lambda block: None)
-    device._pool.spare = device.held.drop
+    device._pool.spare = device.dequantized.drop
     implementations = device.bound_operators
 
     def named(name: str) -> Any:

@@ -137,7 +137,7 @@ class Device(Protocol):
     def kernel_caches(self) -> list[Path]:
         """Folders, which need not exist, in which compiled kernels may be kept from one process to the next."""
 
-    def holding_decoded(self) -> AbstractContextManager[None]:
+    def caching_dequantized(self) -> AbstractContextManager[None]:
         """Inside the block a frozen weight that this device decodes before its products is decoded once, as long as
         there is memory for it, and what was decoded is kept to the block's end. It changes no bit, also where a weight
         is written to. May be nested."""

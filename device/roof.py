@@ -6,12 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-MATRIX_UNITS = "matrix units"  # the name of their roof: 16 bits in, sums in float32
+TENSOR_CORES = "tensor cores"  # the name of their roof: 16 bits in, sums in float32
 
 
 @dataclass(frozen=True)
 class Roof:
-    """name: float32, float16 (packed), int8 (dot products of four) or MATRIX_UNITS. flop: of one `run`, which returns
+    """name: float32, float16 (packed), int8 (dot products of four) or TENSOR_CORES. flop: of one `run`, which returns
     an array of what came out."""
 
     name: str

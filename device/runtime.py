@@ -120,7 +120,7 @@ class PooledRuntime:
     def explain_linear(self, mnk: tuple[int, int, int], weight: str, backward: bool) -> str:
         return ""
 
-    def holding_decoded(self) -> AbstractContextManager[None]:
+    def caching_dequantized(self) -> AbstractContextManager[None]:
         return nullcontext()
 
     # ---- recording -----------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import importlib.util
 import inspect
 import io
@@ -258,7 +259,8 @@ def test_the_python_page_runs(workshop: Path, monkeypatch: pytest.MonkeyPatch, c
 # Beginnings of sentences that a reader has to solve first; private words, and the field's word for each.
 RIDDLES = re.compile(r'^\s*"""(What|That|Which|Whether|Of) ')
 PRIVATE = {"parked": "offloaded", "parking": "offloading", "made again": "recomputed", "passed over": "skipped"}
-PRIVATE |= {"matrix units": "tensor cores", "beside": "next to"}
+PRIVATE |= {"matrix units": "tensor cores", "beside": "next to", "roofs?": "peak rate", "learnt": "trained on"}
+PRIVATE |= {"(the|a|an|graphics|such) cards?": "GPU", "rows of the batch": "sequences"}
 
 
 def test_docstrings_say_first_what_a_thing_is() -> None:
@@ -271,14 +273,27 @@ def test_docstrings_say_first_what_a_thing_is() -> None:
     assert [f"{path.relative_to(ROOT)}: {line.strip()}" for path, line in lines if RIDDLES.match(line)] == []
 
 
+def _messages() -> Iterator[tuple[str, str]]:
+    """Texts of the sources that people may be shown: of several words, no docstrings. HIP's are left out."""
+    for room in ("device", "wgsl", "autograd", "train"):
+        for path in (ROOT / room).rglob("*.py"):
+            tree = ast.parse(path.read_text(encoding="utf-8"))
+            alone = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+            for node in ast.walk(tree):
+                if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in alone:
+                    if " " in node.value.strip():
+                        yield str(path.relative_to(ROOT)), node.value
+
+
 def test_pages_and_help_use_the_fields_words(capsys: pytest.CaptureFixture[str]) -> None:
     texts = {
         str(page.relative_to(ROOT)): page.read_text(encoding="utf-8") for page in PAGES if "notes" not in page.parts
     }
-    for command in ("finetune", "generate", "serve", "merge", "eval"):
-        main([command, "--help-all" if command == "finetune" else "--help"])
+    for command in ("finetune", "generate", "serve", "merge", "eval", "bench", "matrix-units", "plan", "warm"):
+        main([command, "--help-all" if command in ("finetune", "plan", "warm") else "--help"])
         texts[f"wgrad {command} --help"] = " ".join(capsys.readouterr().out.split())
     texts.pop("CHANGELOG.md")
+    texts |= {f"{path}, a message": text for path, text in _messages()}
     found = [
         f"{name}: {word!r}: say {said!r}"
         for name, text in texts.items()

@@ -28,5 +28,5 @@ def test_a_run_without_tools_passes_and_ends_with_what_was_not_tested(tmp_path: 
 
 
 def test_a_machine_without_vulkan_is_reported() -> None:
-    reason = f"Skipped: device wgpu: no Vulkan, Metal or DX12 {tools.NO_VULKAN} the card's driver"
+    reason = f"Skipped: device wgpu: no Vulkan, Metal or DX12 {tools.NO_VULKAN} the GPU's driver"
     assert f"shaders on wgpu: {reason} (2 tests)" in tools.report([reason, reason, "another system"])

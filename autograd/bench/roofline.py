@@ -18,7 +18,7 @@ from wgrad.autograd.bench.cost import PRODUCTS, Cost, cost, product_flop
 from wgrad.autograd.bench.entry import F32, Entry, Sizes, normal
 from wgrad.autograd.bench.timing import WARM_SECONDS, Time, time_device
 from wgrad.device.contract import Device
-from wgrad.device.roof import MATRIX_UNITS
+from wgrad.device.roof import TENSOR_CORES
 
 MEMORY = "memory"
 GOOD_SHARE = 0.8  # of a roof: above it a kernel is not what holds an operator back
@@ -110,7 +110,7 @@ def _product(device: Device, side: int, dtype: np.dtype, warm_up: float) -> Meas
     ways: list[dict[str, bool]] = [{}, {"trans_b": True}, {"trans_a": True}]
     times = [time_device(device, partial(device.gemm, a, b, **way), warm_up) for way in ways]
     best = min(times, key=lambda time: time.seconds)
-    name = dtype.name if dtype == F32 else MATRIX_UNITS
+    name = dtype.name if dtype == F32 else TENSOR_CORES
     return MeasuredRoof(name, product_flop(side, side, side) / best.seconds, best.spread, f"a product of {side}³")
 
 
@@ -124,8 +124,8 @@ def measure(device: Device, machine: Machine, entry: Entry, warm_up: float = WAR
 
 def place(device: Device, machine: Machine, entry: Entry, spent: Cost, time: Time) -> Row:
     """Return the limiting roof, the fraction of it that was reached, and a hint."""
-    on_units = entry.op in PRODUCTS and entry.dtype == device.fastest_compute and MATRIX_UNITS in machine.roofs
-    arithmetic = machine.roofs[MATRIX_UNITS if on_units else "float32"]
+    on_units = entry.op in PRODUCTS and entry.dtype == device.fastest_compute and TENSOR_CORES in machine.roofs
+    arithmetic = machine.roofs[TENSOR_CORES if on_units else "float32"]
     memory = machine.roofs[MEMORY]
     by_memory, by_arithmetic = spent.nbytes / memory.per_second, spent.flop / arithmetic.per_second
     bound = "memory" if by_memory >= by_arithmetic else "arithmetic"
@@ -145,7 +145,7 @@ def _look_at(op: str, bound: str, share: float, launches: float, on_units: bool)
             return "nothing here: fewer bytes only, by fusing or by 16 bits"
         return "the width of loads, rows a workgroup, passes over the data"
     if share >= GOOD_SHARE:
-        return "nothing here: fewer operations only" + ("" if on_units or op not in PRODUCTS else ", or matrix units")
+        return "nothing here: fewer operations only" + ("" if on_units or op not in PRODUCTS else ", or tensor cores")
     if op in PRODUCTS:
         return "tiles and splits (bench_gemm.py, bench_attention.py --sweep), idle workgroups"
     return "the operations of an element, and how many workgroups run"

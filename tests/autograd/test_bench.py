@@ -13,7 +13,7 @@ from wgrad.autograd.bench.cost import _FLOP, _IN_PART, _PER_ELEMENT, _WRITTEN, C
 from wgrad.autograd.bench.derived import _look, derived
 from wgrad.autograd.bench.entries import entries, entries_of
 from wgrad.autograd.bench.entry import SIZES, Entry
-from wgrad.autograd.bench.roofline import MATRIX_UNITS, MEMORY, Machine, MeasuredRoof, dtypes, place
+from wgrad.autograd.bench.roofline import MEMORY, TENSOR_CORES, Machine, MeasuredRoof, dtypes, place
 from wgrad.autograd.bench.timing import Time, median_spread
 from wgrad.autograd.operators import OPERATORS
 from wgrad.autograd.reference import ReferenceDevice
@@ -153,15 +153,15 @@ def test_an_operator_is_placed_below_the_roof_that_bounds_it() -> None:
     assert "loads" in row.look_at
     assert "nothing here" in placed("softmax", "float32", Cost(50, 1000), 11.0).look_at
     assert "the launch" in placed("softmax", "float32", Cost(50, 100), 2.0).look_at
-    row = placed("gemm", "float32", Cost(40000, 1000), 50.0, matrix_units=8000.0)
+    row = placed("gemm", "float32", Cost(40000, 1000), 50.0, tensor_cores=8000.0)
     assert (row.bound, row.roof, row.share) == ("arithmetic", "float32", 0.8)
-    assert "matrix units" in row.look_at
-    # Only products in the type of the matrix units are measured by those.
-    row = placed("gemm", "float16", Cost(40000, 1000), 50.0, matrix_units=8000.0)
+    assert "tensor cores" in row.look_at
+    # Only products in the type of the tensor cores are measured by those.
+    row = placed("gemm", "float16", Cost(40000, 1000), 50.0, tensor_cores=8000.0)
     assert (row.bound, row.roof, row.share) == ("memory", MEMORY, 0.2)
-    row = placed("gemm", "float16", Cost(160000, 1000), 50.0, matrix_units=8000.0)
-    assert (row.roof, row.share) == (MATRIX_UNITS, 0.4) and "tiles" in row.look_at
-    assert placed("softmax", "float16", Cost(160000, 1000), 200.0, matrix_units=8000.0).roof == "float32"
+    row = placed("gemm", "float16", Cost(160000, 1000), 50.0, tensor_cores=8000.0)
+    assert (row.roof, row.share) == (TENSOR_CORES, 0.4) and "tiles" in row.look_at
+    assert placed("softmax", "float16", Cost(160000, 1000), 200.0, tensor_cores=8000.0).roof == "float32"
 
 
 def test_16_bits_are_timed_where_the_device_has_them() -> None:

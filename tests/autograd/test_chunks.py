@@ -127,7 +127,7 @@ def test_a_weight_is_decoded_once_a_pass(wgpu_device: Any, monkeypatch: pytest.M
     monkeypatch.setattr(device, "launch", noted)
     counts, found = run()
     assert counts == [2, 4]
-    monkeypatch.setattr(device, "holding_decoded", nullcontext)
+    monkeypatch.setattr(device, "caching_dequantized", nullcontext)
     counts, expected = run()
     assert counts == [4, 12]  # of two chunks; without an operator's `unread` the backward makes down's product again
     for value, wanted in zip(found, expected, strict=True):

@@ -18,7 +18,7 @@ H100 |= {"features": ["shader-f16", "subgroup"], "usable": True}
 RADEON = H100 | {"name": "AMD Radeon", "vendor_id": 0x1002, "driver": "Mesa 25.0.7"}
 LAVAPIPE = H100 | {"name": "llvmpipe", "type": "CPU", "vendor_id": 0x10005, "driver": "Mesa 22.3.6 (LLVM 15.0.6)"}
 CPU = {"spec": "cpu", "name": "NumPy", "usable": True, "reason": ""}
-NO_HIP = {"spec": "hip", "name": "AMD HIP", "usable": False, "reason": "not usable: no AMD card was found"}
+NO_HIP = {"spec": "hip", "name": "AMD HIP", "usable": False, "reason": "not usable: no AMD GPU was found"}
 PCI = {"NVIDIA": "0x10de", "AMD": "0x1002", "Intel": "0x8086", "other": "0x1a03"}
 
 
@@ -225,25 +225,25 @@ def mac(fake: Fake) -> None:
         (library_is_gone, "/usr/share/vulkan/icd.d/nvidia_icd.json names libGLX_nvidia.so.0, which is not", "the file"),
         (no_json, "/usr/share/vulkan/icd.d/nvidia_icd.json names no library", "delete the file"),
         (variable, "VK_ICD_FILENAMES names /opt/gone.json, which is not there", "unset VK_ICD_FILENAMES"),
-        (only_lavapipe_for_a_card, "there is a card of NVIDIA and no Vulkan driver for it", "nvidia-driver)"),
-        (no_mesa, "there is a card of AMD and no Vulkan driver for it", "apt-get install mesa-vulkan-drivers"),
+        (only_lavapipe_for_a_card, "there is a GPU of NVIDIA and no Vulkan driver for it", "nvidia-driver)"),
+        (no_mesa, "there is a GPU of AMD and no Vulkan driver for it", "apt-get install mesa-vulkan-drivers"),
         (half_updated, "NVIDIA's kernel module is 550.90.07 and its libraries are 580.159.04", "restart the machine"),
-        (too_old_to_see, "there is a card of NVIDIA and a Vulkan driver, which gives no adapter", "tells more)"),
-        (no_card_at_all, "only a software driver was found (llvmpipe)", "pass the card through to it"),
-        (no_driver_at_all, "no graphics card was found, and no software driver: apt-get install mesa", "processor"),
+        (too_old_to_see, "there is a GPU of NVIDIA and a Vulkan driver, which gives no adapter", "tells more)"),
+        (no_card_at_all, "only a software driver was found (llvmpipe)", "pass the GPU through to it"),
+        (no_driver_at_all, "no GPU was found, and no software driver: apt-get install mesa", "processor"),
         (not_permitted, "you may not open /dev/dri/renderD128 and /dev/kfd", "then log in again"),
         (not_permitted_in_a_container, "you may not open /dev/dri/renderD128 and /dev/kfd: start the", "(ls -ln)"),
-        (container, "this is a container without a graphics card: the machine has one of NVIDIA", "CAPABILITIES=all"),
+        (container, "this is a container without a GPU: the machine has one of NVIDIA", "CAPABILITIES=all"),
         (container_beside_amd, "this is a container without", "--device /dev/dri (and --device /dev/kfd for HIP)"),
         (
             container_of_who_knows,
-            "this is a container without a graphics card: if the machine has one",
+            "this is a container without a GPU: if the machine has one",
             "AMD and Intel",
         ),
         (cuda_alone, "NVIDIA_DRIVER_CAPABILITIES is compute,utility", "-e NVIDIA_DRIVER_CAPABILITIES=all"),
         (old_mesa, "AMD Radeon has Mesa 21.2, older than any that was tried (22.3)", "update Mesa"),
-        (no_float16, "NVIDIA H100 has no shader-f16 with 390.157", "if the card can"),
-        (no_hip_python, "there is an AMD card, and hip-python is not installed", "pip install 'wgrad[hip]'"),
+        (no_float16, "NVIDIA H100 has no shader-f16 with 390.157", "if the GPU can"),
+        (no_hip_python, "there is an AMD GPU, and hip-python is not installed", "pip install 'wgrad[hip]'"),
         (hip_fails, "HIP does not work: no HIP driver", "install ROCm"),
         (idle_units, "the GPU's tensor cores are idle", "faster"),
         (wgpu_is_broken, "wgpu does not work: no library", "pip install wgpu"),

@@ -127,7 +127,7 @@ def test_hip_is_no_subject_elsewhere(machine: Any, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(dispatch.os.path, "exists", lambda path: False)
     device: Any = dispatch.select_device("auto")
     assert "hip" not in device.reason.lower()
-    assert dispatch.list_devices()[0]["reason"] == "not usable: no AMD card was found"
+    assert dispatch.list_devices()[0]["reason"] == "not usable: no AMD GPU was found"
 
 
 class FakeHip(ReferenceDevice):

@@ -21,6 +21,6 @@ def test_bench_on_an_emulated_card(emulator: Any, monkeypatch: pytest.MonkeyPatc
     finally:
         emulator.clear()
     report = json.loads(capsys.readouterr().out)
-    assert [roof["name"] for roof in report["roofs"]] == ["memory", "float32", "matrix units"]
+    assert [roof["name"] for roof in report["roofs"]] == ["memory", "float32", "tensor cores"]
     assert "product of 64³" in report["roofs"][1]["by"]
     assert {row["dtype"] for row in report["rows"]} == {"float32", "bfloat16"}

@@ -128,7 +128,7 @@ def saved(tmp_path: Path) -> Path:
     [
         ({"use_dora": True}, "lacks model.layers.0.self_attn.q_proj.lora_magnitude_vector"),
         ({"bias": "all"}, "trained biases cannot be read"),
-        ({"modules_to_save": ["lm_head"]}, "whole modules beside the adapter cannot be read"),
+        ({"modules_to_save": ["lm_head"]}, "whole modules next to the adapter cannot be read"),
         ({"peft_type": "IA3"}, "peft_type is 'IA3': only LORA can be read"),
         ({"trainable_token_indices": [3]}, r"_config.json: trainable_token_indices is \[3\]: .*: merge it with PEFT"),
         ({"exclude_modules": ["self_attn.q_proj"]}, "exclude_modules and layers_to_transform leave no projection"),

@@ -277,7 +277,7 @@ def test_what_begins_beyond_the_length_is_left_out_and_counted(tokenizer: Tokeni
     data = load(write_lines(GOOD, far, near, far), tokenizer, on_bad_line="stop")
     assert [d.source[-2:] for d in data.train] == [":1", ":3"]
     assert (data.left_out, data.truncated, data.bad_lines, data.examples) == (2, 1, 0, 2)
-    assert "; 2 left out (what is to be learnt begins beyond --max-length)" in data.summary()
+    assert "; 2 left out (what is trained on begins beyond --max-length)" in data.summary()
     with pytest.raises(WgradError, match=r"data.jsonl:1: no token to learn is left after truncation to 200 tokens"):
         load(write_lines(far, far), tokenizer)
 

@@ -224,7 +224,7 @@ def test_columns_as_they_may_be_given() -> None:
     ("value", "words"),
     [
         ("prompt", "expected OURS=THEIRS, got 'prompt': for example prompt=question"),
-        ("promt=q", "'promt' is no column that is learnt from .did you mean prompt"),
+        ("promt=q", "'promt' is no column that training reads .did you mean prompt"),
         ("prompt=q,prompt=r", "'prompt' is given twice"),
     ],
 )

@@ -33,8 +33,8 @@ def test_what_is_learnt_is_marked(folder: Path, write_lines: Any, capsys: Any) -
     config = RunOptions(data=(data,), max_length=32, eval_fraction=0.0)
     stream = BatchStream(load_data(config, tokenizer).train, config)
     targets, rows = sum(batch.num_targets for batch in stream.get(0).batches), len(stream.get(0).batches)
-    assert f"learnt: {targets} of " in out
-    assert f"rows of 32 tokens: {rows}, " in out and "an epoch has 1 step of 4 rows" in out
+    assert f"trained on: {targets} of " in out
+    assert f"sequences of 32 tokens: {rows}, " in out and "an epoch has 1 step of 4 sequences" in out
     assert "the cat« sat\\x1b[31m" in out and "\x1b" not in out
     assert "1 bad line skipped" in out and "skipped" in out.split("1 bad line skipped")[1]
     assert show(folder, data, "--examples", "0") == 0
@@ -61,7 +61,7 @@ def test_without_packing(folder: Path, write_lines: Any, capsys: Any) -> None:
     data = write_lines({"text": "x"}, {"text": "the cat sat"}, {"prompt": "the cat sat on the mat", "completion": "."})
     assert show(folder, data, "--no-packing", "--max-length", "8") == 0
     out = capsys.readouterr().out
-    assert "rows of 8 tokens (--no-packing: an example each): 2, " in out
+    assert "sequences of 8 tokens (--no-packing: an example each): 2, " in out
     assert "1 left out" in out
 
 

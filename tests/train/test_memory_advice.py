@@ -17,7 +17,7 @@ from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.step.build import estimate_activations
 from wgrad.train.step.memory import advising, for_parameters, for_steps
 
-RE_ROWS = re.compile(r"note: rows have (\d+) tokens, in which all the data fits, not --max-length 1000000000\n")
+RE_ROWS = re.compile(r"note: sequences have (\d+) tokens, in which all the data fits, not --max-length 1000000000\n")
 
 
 class Small(ReferenceDevice):
@@ -100,7 +100,7 @@ def test_rows_that_cannot_fit_are_refused_before_anything_is_loaded(
         fit = 32 * there // needed
         words = (
             f"--max-length: activations of 1 x 32 tokens .* which about {fit} "
-            f"tokens a row fit in: use a smaller --max-length"
+            f"tokens per sequence fit in: use a smaller --max-length"
         )
         assert status == 0 or re.search(words, said.err)
 

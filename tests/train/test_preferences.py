@@ -172,4 +172,4 @@ def test_data_show(make_checkpoint: Any, write_lines: Any, capsys: Any) -> None:
     assert main([*command, "--examples", "1"]) == 0
     out = capsys.readouterr().out
     assert "data.jsonl:1: chosen, " in out and "data.jsonl:1: rejected, " in out and "Is it wise?« It is." in out
-    assert "rows of 32 tokens (a completion with its prompt each): 4, " in out and "2 steps of 2 rows" in out
+    assert "sequences of 32 tokens (a completion with its prompt each): 4, " in out and "2 steps of 2 sequences" in out

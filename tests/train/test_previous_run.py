@@ -267,7 +267,7 @@ def test_a_run_whose_every_step_is_skipped(compute: str, make_checkpoint: Any, r
     write_safetensors(run.model / "model.safetensors", from_arrays(weights))
     out, steps = tmp_path / "out", str(MANY_SKIPPED + 3)
     assert run(out, "--max-steps", steps, "--compute", compute) == 1
-    assert f"all {steps} steps were skipped, because no gradient was finite: nothing was learnt" in run.error
+    assert f"all {steps} steps were skipped, because no gradient was finite: nothing was trained" in run.error
     advice = "--compute float32" if compute == "float16" else "lower --learning-rate"
     assert advice in run.error
     assert f"note: {MANY_SKIPPED} steps in a row, up to {MANY_SKIPPED}, were skipped" in run.said

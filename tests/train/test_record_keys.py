@@ -80,7 +80,7 @@ def test_a_turn_that_is_not_to_be_learnt_is_read(flag: dict, form: str, tokenize
         ({"messages": [ASK, YES | {"weight": 0.5}]}, "'weight' of turn 2 must be 0 or 1, true or false; got 0.5"),
         ({"messages": [ASK, YES | {"train": "no"}]}, "'train' of turn 2 must be 0 or 1, true or false; got 'no'"),
         ({"messages": [ASK | {"train": True}, YES]}, "'train' of turn 1 asks for a turn of role 'user'"),
-        ({"messages": [ASK, YES | {"weight": 0}]}, "every turn of the assistant says that it is not to be learnt"),
+        ({"messages": [ASK, YES | {"weight": 0}]}, "every turn of the assistant says that it is not trained on"),
         ({"messages": [ASK, YES | {"train_detail": [{"begin_offset": 0}]}]}, "'train_detail' of turn 2 is not read"),
         ({"messages": [ASK, YES], "weight": 0}, "'weight' is 0, and lines have no weights: remove the line"),
         ({"text": "a b", "weight": 0.3}, "'weight' is 0.3, and lines have no weights"),
@@ -215,7 +215,7 @@ def test_labels_by_other_names(record: dict, tokenizer: Tokenizer) -> None:
         ({"prompt": "Is it?", "system": "Be terse.", "chosen": " Yes.", "rejected": " No."}, "'system' belongs to the"),
         ({"question": "Is it?", "prompt": "Say.", "chosen": " Yes.", "rejected": " No."}, "'question' belongs to the"),
         ({"prompt": "x", "chosen": [ASK, YES], "rejected": [ASK, NO]}, "'prompt' belongs to the question"),
-        ({"prompt": [ASK], "chosen": [YES], "rejected": [NO | {"weight": 0}]}, "turn 2 says that it is not to be"),
+        ({"prompt": [ASK], "chosen": [YES], "rejected": [NO | {"weight": 0}]}, "turn 2 says that it is not trained on"),
     ],
 )
 def test_pairs_with_a_key_that_would_change_them(record: dict, words: str, tokenizer: Tokenizer) -> None:

@@ -56,9 +56,10 @@ def test_beyond_the_end_it_does_not_rise_again() -> None:
 def test_a_run_says_when_its_data_make_too_few_steps(
     make_checkpoint: Any, text_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """32 short texts share few rows: with the defaults nothing would be learnt, and nothing would say why."""
+    """And how many epochs make enough. 32 short texts share few sequences."""
     options: dict[str, Any] = {"model": str(make_checkpoint()), "data": (str(text_data),), "out": str(tmp_path / "out")}
-    for more, said in (({}, "the run has only 1 step: raise --epochs"), ({"max_steps": 1}, ""), ({"epochs": 10}, "")):
+    few = "note: the run has only 1 step, which is little to learn from: --epochs 50 makes it 50"
+    for more, said in (({}, few), ({"max_steps": 1}, ""), ({"epochs": 49}, "49 steps,"), ({"epochs": 50}, "")):
         open_session(FinetuneConfig(**{**options, "device": "cpu", "eval_fraction": 0, **more}))
         (note,) = [line for line in capsys.readouterr().out.splitlines() if "has only" in line] or [""]
         assert said in note and bool(said) == bool(note)

@@ -168,7 +168,7 @@ def test_a_weight_is_packed_once_for_all_chunks(device: Any, monkeypatch: pytest
         return pack(device, s, multiple, across=across)
 
     monkeypatch.setattr(gemm_int8, "pack", noted)
-    with device.holding_decoded():
+    with device.caching_dequantized():
         for _ in range(3):
             device.linear_quantized(x, weight)
             device.linear_quantized_backward(dy, weight)

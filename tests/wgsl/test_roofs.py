@@ -57,7 +57,7 @@ def test_what_is_listed_is_what_the_device_has(wgpu_device: Any, monkeypatch: py
     monkeypatch.setattr(wgpu_device, "float16", True)
     assert [r.name for r in wgpu_device.roofs()] == ["float32", "float16", "int8"]
     monkeypatch.setattr(wgpu_device, "matrix_units", True)
-    assert [r.name for r in wgpu_device.roofs()] == ["float32", "float16", "int8", "matrix units"]
+    assert [r.name for r in wgpu_device.roofs()] == ["float32", "float16", "int8", "tensor cores"]
     monkeypatch.setattr(wgpu_device, "float16", False)
     monkeypatch.setattr(wgpu_device, "matrix_units", False)
     plain, dots = wgpu_device.roofs()

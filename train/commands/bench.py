@@ -1,4 +1,4 @@
-"""`wgrad bench`: the device's roofs, and where each operator stands below them."""
+"""`wgrad bench`: the device's peak rates, and how much of them each operator reaches."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def _check(config: BenchConfig) -> None:
 
 
 def _roof_lines(machine: Machine, size: str) -> list[str]:
-    found = [f"roofs ({size} sizes): a launch {machine.launch_seconds * 1e6:.1f} µs"]
+    found = [f"peak rates ({size} sizes): a launch {machine.launch_seconds * 1e6:.1f} µs"]
     for roof in machine.roofs.values():
         unit = "GB/s" if roof.name == MEMORY else "GFLOP/s"
         found.append(f"  {roof.name}: {roof.per_second / 1e9:,.4g} {unit}, spread {roof.spread:.0%}, by {roof.by}")

@@ -22,7 +22,7 @@ _ENDS = 200  # tokens at the beginning and at the end of an example; what lies b
 
 
 def run_data_show(config: RunOptions, examples: int) -> int:
-    """Examples, what is learnt of them marked, and what the data comes to. -> exit status. WgradError."""
+    """Examples, with the tokens that are trained on marked, and the data in numbers. -> exit status. WgradError."""
     tokenizer, note = find_source(find_model(config.model, weights=False), config.adapter).load()
     for remark in (note, use_chat_template(tokenizer, config.chat_template)):
         if remark:
@@ -50,7 +50,7 @@ def _names(example: Example) -> Sequence[str]:
 
 
 def _counts(config: RunOptions) -> str:
-    return "learnt" if config.objective_kind.records == "texts" else "compared"
+    return "trained on" if config.objective_kind.records == "texts" else "compared"
 
 
 def _spread(documents: Sequence[Example], count: int) -> Iterator[Example]:
@@ -60,7 +60,7 @@ def _spread(documents: Sequence[Example], count: int) -> Iterator[Example]:
 
 
 def example_text(document: Document, tokenizer: Tokenizer, colours: bool) -> Text:
-    """A document, its special tokens too; what is learnt is green, or stands in «» without colours."""
+    """A document, its special tokens too; tokens that are trained on are green, or stand in «» without colours."""
     learnt, count = document.loss_mask.copy(), len(document)
     learnt[0] = False  # nothing stands before it to predict it from
     text = Text()
@@ -83,7 +83,7 @@ def _plain(text: str) -> str:
 
 
 def summary(data: Dataset, config: RunOptions) -> list[str]:
-    """The data in numbers, a line each: what `finetune` says of it, lengths, targets, how well rows are filled."""
+    """The data in numbers, a line each: what `finetune` says of it, lengths, targets, how well sequences are filled."""
     counted = [(len(part), part.num_targets) for example in data.train for part in example.parts]
     lengths, targets = np.array(counted).T
     low, middle, high = np.percentile(lengths, [0, 50, 100]).astype(int)
@@ -102,7 +102,7 @@ def summary(data: Dataset, config: RunOptions) -> list[str]:
     packed = "" if config.packs else f" ({what} each)" if config.packing else " (--no-packing: an example each)"
     epoch = "an epoch" if data.mix is None else "the first epoch"
     lines.append(
-        f"rows of {config.max_length} tokens{packed}: {rows}, {filled:.1f} % filled; {epoch} has {steps} "
-        f"step{'s' * (steps > 1)} of {of_step} rows"
+        f"sequences of {config.max_length} tokens{packed}: {rows}, {filled:.1f} % filled; {epoch} has {steps} "
+        f"step{'s' * (steps > 1)} of {of_step} sequence{'s' * (of_step > 1)}"
     )
     return lines

@@ -6,9 +6,9 @@ from wgrad.autograd import matrix_units
 from wgrad.train.terminal.output import say
 
 _WHAT = (
-    "wgpu's library lists matrix units and refuses them as experimental (github.com/gfx-rs/wgpu-native/issues/516). "
+    "wgpu's library lists tensor cores and refuses them as experimental (github.com/gfx-rs/wgpu-native/issues/516). "
     "This writes a private copy of the installed library, with that one gate lifted, to {copy}; checks every kind of "
-    "product on the card in a process of its own; and uses the copy from then on. The installed file stays as it is; "
+    "matmul on the GPU in a process of its own; and uses the copy from then on. The installed file stays as it is; "
     "`wgrad matrix-units disable` removes everything."
 )
 
@@ -22,7 +22,7 @@ def print_status() -> int:
     if found.switched_off:
         say("WGRAD_MATRIX_UNITS=off: not used, whatever stands below")
     if not found.cards:
-        say("no adapter here lists matrix units that there are kernels for (Vulkan)")
+        say("no adapter here lists tensor cores that there are kernels for (Vulkan)")
     for card in found.cards:
         words = {
             None: "checked before its first use" if card.given else "not tried: wgrad matrix-units enable",
@@ -33,10 +33,10 @@ def print_status() -> int:
 
 
 def enable() -> int:
-    """-> 0 where a card may use its matrix units from now on, 1 where none passed."""
+    """-> 0 where a GPU may use its tensor cores from now on, 1 where none passed."""
     found = matrix_units.status()
     if not found.cards:
-        say("no adapter here lists matrix units that there are kernels for (Vulkan): nothing to enable")
+        say("no adapter here lists tensor cores that there are kernels for (Vulkan): nothing to enable")
         return 1
     if not any(card.given for card in found.cards):
         say(_WHAT.format(copy=found.copy))

@@ -117,7 +117,7 @@ def run_merge(args: MergeConfig, more: Mapping[str, str] = {}) -> int:
         try:
             with display.phase("comparing logits"):
                 found = _compare(args, merge, device)
-            say(f"merged beside base and adapter as trained: {found}")
+            say(f"merged model compared with base and adapter as trained: {found}")
         except UnusableResult:
             raise
         except (WgradError, DeviceError) as error:  # the model is there: that is what was asked for

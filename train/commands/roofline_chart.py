@@ -105,7 +105,7 @@ def _points(axes: _Axes, rows: Sequence[Row]) -> list[str]:
 
 
 def _list(axes: _Axes, rows: Sequence[Row]) -> list[str]:
-    parts = [svg_text(axes.right + 22, TOP - 12, "share of the roof that bounds it", 12, INK)]
+    parts = [svg_text(axes.right + 22, TOP - 12, "share of the peak rate that bounds it", 12, INK)]
     for number, row in enumerate(rows, 1):
         y, x = TOP + 4 + (number - 1) * _LINE, axes.right + 22
         kind = _SHORT.get(row.dtype, row.dtype)

@@ -80,7 +80,7 @@ class Dataset:
         if self.truncated:
             line += f"; {self.truncated} truncated to --max-length (lost {self.cut_tokens} tokens)"
         if self.left_out:
-            line += f"; {self.left_out} left out (what is to be learnt begins beyond --max-length)"
+            line += f"; {self.left_out} left out (what is trained on begins beyond --max-length)"
         if self.bad_lines:
             line += f"; {self.bad_lines} bad line{'s' if self.bad_lines > 1 else ''} skipped"
         return line
@@ -338,7 +338,8 @@ def _read_records(file: DataFile, config: RunOptions, tokenizer: Tokenizer, tall
     if lost[1]:
         tally.notes.append(
             f"note: {file.name}: the chat template leaves out {lost[0]} tokens of {lost[1]} lines, "
-            f"{one_line(ascii(example), 60)} for one, so they are not learnt: --chat-template takes one that keeps them"
+            f"{one_line(ascii(example), 60)} for one, so they are not trained on: --chat-template takes one that keeps "
+            "them"
         )
     if not read:
         raise _empty(file)

@@ -289,6 +289,6 @@ def _kind(start: bytes, path: str, name: str, option: str, columns: Mapping[str,
     if ending in _LINES:
         return "json" if first == b"{" else "lines", ()
     why = f"its name ends in {ending}" if ending else "its name does not say what it is" if path else ""
-    taken = "JSON lines" if first == b"{" else "plain text, of which every token is learnt"
+    taken = "JSON lines" if first == b"{" else "plain text, of which every token is trained on"
     note = f"note: {name} is taken for {taken}" + (f" ({why}; .jsonl and .txt are known)" if why else "")
     return "json" if first == b"{" else "text", (note,)

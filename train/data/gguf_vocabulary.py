@@ -35,7 +35,7 @@ _NORMAL, _UNKNOWN, _CONTROL, _USER, _UNUSED = 1, 2, 3, 4, 5  # tokenizer.ggml.to
 _SPECIAL = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
 _LONGEST = 256  # characters of a piece: every way to cut one is tried
 _SPACE = "\u2581"
-_BESIDE = "put the model's config.json, tokenizer.json and tokenizer_config.json beside the file"
+_BESIDE = "put the model's config.json, tokenizer.json and tokenizer_config.json next to the file"
 
 
 def tokenizer_of_gguf(fields: GgufFields) -> dict[str, dict[str, Any]]:

@@ -177,7 +177,7 @@ def _elements(cuts: Iterable[Cut], where: str) -> Numbered:
             if element.size:
                 yield start, element.take()
             elif count or sign == b",":
-                raise WgradError(f"{where}:{line}: nothing beside a comma of the array: remove the comma")
+                raise WgradError(f"{where}:{line}: a comma of the array with nothing next to it: remove the comma")
             count, is_closed = count + 1, sign == b"]"
         is_open = is_open or bool(sign)
     if not is_closed:

@@ -181,7 +181,7 @@ def _text_and_start(
         check_messages(turns + more)
         for number, turn in enumerate(more, start=len(turns) + 1):
             if turn["role"] == "assistant" and not is_learnt(turn, number):
-                raise WgradError(f"turn {number} says that it is not to be learnt, and {key!r} is compared as a whole")
+                raise WgradError(f"turn {number} says that it is not trained on, and {key!r} is compared as a whole")
         before = tokenizer.chat_template.render(conversation_of(turns, keys), add_generation_prompt=True)
         text = tokenizer.chat_template.render(conversation_of(turns + more, keys))
         start = len(os.path.commonprefix([before, text]))

@@ -104,7 +104,7 @@ def is_learnt(turn: Mapping[str, Any], number: int) -> bool:
         if told and not is_assistant and name not in NOT_LEARNT:
             raise WgradError(
                 f"{name!r} of turn {number} asks for a turn of role {one_line(str(turn.get('role')), 40)!r} to be "
-                "learnt, and only those of the assistant are: give --loss-on all, or remove the key"
+                "trained on, and only those of the assistant are: give --loss-on all, or remove the key"
             )
         learnt = learnt and told
     for name in DETAILS:

@@ -200,7 +200,7 @@ def _chat(turns: list[dict[str, Any]], first: int, keys: Keys, loss_on: str, tok
         raise WgradError("no turn of the assistant, so nothing to learn: add one, or give --loss-on all")
     learn = {i for i in said if told[i]}
     if not learn:
-        raise WgradError("every turn of the assistant says that it is not to be learnt: remove the line")
+        raise WgradError("every turn of the assistant says that it is not trained on: remove the line")
     lost: list[str] = []
     text, spans = tokenizer.chat_template.render_with_spans(conversation, learn, lost)
     if not spans:

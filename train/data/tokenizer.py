@@ -328,7 +328,7 @@ def load_tokenizer(folder: str | os.PathLike[str]) -> Tokenizer:
                 f"--model: {folder} has tokenizer.model but no tokenizer.json: convert it once with transformers "
                 "(AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)), or take a repository that has it"
             )
-        raise WgradError(f"--model: {folder} has no tokenizer.json: copy the tokenizer's files beside the weights")
+        raise WgradError(f"--model: {folder} has no tokenizer.json: copy the tokenizer's files next to the weights")
     backend, config = read_backend(folder)
     tokenizer = Tokenizer(backend, config, read_templates(folder, config), str(folder))
     tokenizer.ends |= ends_of(folder)

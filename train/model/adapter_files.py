@@ -188,7 +188,7 @@ def _check_whole(lora: LoraConfig, whole: WholeModules, path: Path) -> None:
     for name in lora.modules_to_save:
         if not whole:
             raise WgradError(
-                f"--adapter: {path}: modules_to_save has {one_line(name)}: whole modules beside the adapter cannot be "
+                f"--adapter: {path}: modules_to_save has {one_line(name)}: whole modules next to the adapter cannot be "
                 "read here: wgrad merge writes a model with them in it"
             )
         if not any(module.endswith(name) for module in whole):

@@ -28,15 +28,15 @@ class BenchConfig(Options):
     )
     warm_up: float = option(
         0.5,
-        "seconds of work before each is timed: a card that idles runs at a sixth of its clock",
+        "seconds of work before each is timed: an idle GPU runs at a sixth of its clock",
         rule=NOT_NEGATIVE,
         metavar="S",
     )
     json: bool = option(False, "one JSON object instead of the table")
     compare: str | None = option(
         None,
-        "what --json printed before: status 1 where an operator is more than 5 % slower, measured by the roofs of each "
-        "run and beyond their spread",
+        "what --json printed before: status 1 where an operator is more than 5 % slower, relative to the peak rates of "
+        "each run and beyond their spread",
         metavar="FILE",
         path=True,
     )

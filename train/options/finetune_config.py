@@ -351,6 +351,6 @@ class FinetuneConfig(RunOptions):
         self.require()
         if self.objective_kind.mismatched and self.batch_size == 1:
             raise WgradError(
-                f"--batch-size: must be at least 2 with --objective {self.objective}, which sets each prompt beside "
+                f"--batch-size: must be at least 2 with --objective {self.objective}, which compares each prompt with "
                 "another one's completion of the same batch; got 1"
             )

@@ -67,7 +67,7 @@ def columns_of(values: Sequence[str]) -> dict[str, str]:
         if ours not in NAMES:
             near = did_you_mean(ours, NAMES)
             raise WgradError(
-                f"--columns: {ours[:80]!r} is no column that is learnt from{near}: for example prompt, completion, "
+                f"--columns: {ours[:80]!r} is no column that training reads{near}: for example prompt, completion, "
                 "messages, text"
             )
         if ours in found:

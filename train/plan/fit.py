@@ -180,7 +180,7 @@ def line(config: RunOptions, mode: Mode, limit: int) -> str:
         f"{config.gradient_accumulation_steps}"
     )
     rows = config.batch_size * config.gradient_accumulation_steps
-    what = f"{'pair' if config.rows > config.batch_size else 'row'}{'s' * (rows > 1)}"
+    what = f"{'pair' if config.rows > config.batch_size else 'sequence'}{'s' * (rows > 1)}"
     how = f" {words(mode)}" if mode else ""
     return f"chosen for --vram ({size(limit)}): {batch}{how}; a step is {rows} {what}, as asked"
 

@@ -360,7 +360,7 @@ class _Finetuning:
             raise not_finite(done, config)
         if not self.optimizer.applied():
             raise UnusableResult(
-                f"all {done} steps were skipped, because no gradient was finite: nothing was learnt, and no result is "
+                f"all {done} steps were skipped, because no gradient was finite: nothing was trained, and no result is "
                 f"written: {what_to_try(config)}"
             )
 

@@ -44,7 +44,7 @@ _KINDS = {
     "nf4_nested": "NF4, double-quantised",
     **{name: name for name in ("float32", "float16", "bfloat16")},
 }  # the others are written in capitals
-FEW_STEPS = 10  # a run of fewer hardly leaves its first learning rates
+FEW_STEPS = 50  # a run of fewer hardly learns
 
 
 @dataclass
@@ -134,7 +134,8 @@ def open_session(
         session.say(chosen)
     if row_tokens < config.max_length:
         session.say(
-            f"note: rows have {row_tokens} tokens, in which all the data fits, not --max-length {config.max_length}"
+            f"note: sequences have {row_tokens} tokens, in which all the data fits, not --max-length "
+            f"{config.max_length}"
         )
     if config.objective_kind.reference:
         beside = f", not --adapter {config.adapter}: wgrad merge makes that one" if config.adapter else ""
@@ -154,11 +155,12 @@ def beyond_positions(seq_len: int, model_config: ModelConfig) -> str:
 
 
 def few_steps(config: FinetuneConfig, steps: int) -> str:
-    """A word on a run whose data make too few steps to learn from, or "". Short examples share a row."""
+    """A word on a run whose data make too few steps to learn from, or "". Short examples share a sequence."""
     if steps >= FEW_STEPS or config.max_steps or config.lr_sweep:
         return ""
     count = f"{steps} step{'s' * (steps != 1)}"
-    return f"note: the run has only {count}: raise --epochs, or lower --gradient-accumulation-steps, to learn more"
+    epochs = -(-config.epochs * FEW_STEPS // steps)
+    return f"note: the run has only {count}, which is little to learn from: --epochs {epochs} makes it {FEW_STEPS}"
 
 
 def _standard_input(config: FinetuneConfig, world: World, display: Display) -> Path | None:
@@ -245,7 +247,7 @@ def _refuse_beyond_memory(config: FinetuneConfig, model_config: ModelConfig) -> 
         raise WgradError(
             f"--max-length: activations of {config.rows} x {config.max_length} tokens take roughly {size(needed)}, and "
             f"there are {size(there)} of main memory, which about "
-            f"{config.max_length * there // needed} tokens a row fit "
+            f"{config.max_length * there // needed} tokens per sequence fit "
             f"in: {advice}"
         )
 
@@ -305,7 +307,7 @@ def memory_line(session: Session, plan: Plan | None, built: TrainableModel) -> s
     return (
         f"memory: {parts}, about {size(plan.activation_bytes)} more for activations ({how}): {size(plan.peak_bytes)} "
         f"on the device{parked}; not counted: compiled shaders, what the driver keeps for itself, and main memory"
-        f"{' beside that' if parked else ''}"
+        f"{' for anything else' if parked else ''}"
     )
 
 

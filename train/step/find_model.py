@@ -110,7 +110,7 @@ def _link(path: Path, link: Path, option: str) -> None:
         except OSError as error:
             raise WgradError(
                 f"{option}: no link to {path} can be made in {link.parent} ({error.strerror}): put the model's "
-                "config.json and tokenizer.json beside the file, and give their folder"
+                "config.json and tokenizer.json next to the file, and give their folder"
             ) from error
     os.replace(made, link)
     made.unlink(missing_ok=True)  # a hard link to what was there is left as it is

@@ -65,7 +65,7 @@ def launch(
     """end.out = x Wᵀ (trans_b) or x W, and what `end` adds. splits, k_per_split: of `splits_of`."""
     (m, k), n = x.shape, end.out.shape[1]
     a = pack(device, x, TILE.m)
-    b = device.held.get(weight, (Packed, trans_b), lambda: pack(device, weight, TILE.n, across=not trans_b))
+    b = device.dequantized.get(weight, (Packed, trans_b), lambda: pack(device, weight, TILE.n, across=not trans_b))
     target = device.empty((splits, m, n)) if splits > 1 else end.out
     u, v = end.lowrank or (None, None)
     rank = 0 if u is None else u.shape[1]

@@ -47,7 +47,7 @@ def _times_weight(device: Runtime, x: Array, weight: FrozenWeight, end: Epilogue
         gemm_int8.launch(device, chosen.splits, chosen.k_per_split, x, weight, end, trans_b=trans_b)
     elif chosen.dequantised:
         dtype = np.dtype(chosen.dequantised)
-        array = device.held.get(weight, dtype, lambda: decode(device, weight, dtype))
+        array = device.dequantized.get(weight, dtype, lambda: decode(device, weight, dtype))
         matmul(device, x, array, end, trans_b=trans_b)
     else:
         launch(device, chosen, x, weight, end)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from wgrad.device.memory import Array
-from wgrad.device.roof import MATRIX_UNITS, Roof
+from wgrad.device.roof import TENSOR_CORES, Roof
 from wgrad.wgsl.runtime.runtime import Runtime
 
 _THREADS = 256
@@ -17,7 +17,7 @@ _SOFTWARE_GROUPS, _SOFTWARE_PASSES = 8, 64
 
 
 def roofs(device: Runtime) -> list[Roof]:
-    """float32, and what the device has of float16, 8-bit integers and matrix units."""
+    """float32, and what the device has of float16, 8-bit integers and tensor cores."""
     groups, passes = (_SOFTWARE_GROUPS, _SOFTWARE_PASSES) if device.software else (_GROUPS, _PASSES)
     flop = 2.0 * groups * _THREADS * passes * _CHAINS * _REPEATS * _LANES
     found = [Roof("float32", flop, lambda: _multiply_adds(device, "f32", groups, passes))]
@@ -27,7 +27,7 @@ def roofs(device: Runtime) -> list[Roof]:
     found.append(Roof("int8", flop, lambda: _dot_products(device, groups, passes)))
     if device.matrix_units:
         flop = float(groups * _MATRIX_SUBGROUPS * passes * _MATRICES * _MATRIX_FLOP)
-        found.append(Roof(MATRIX_UNITS, flop, lambda: matrix_multiply_adds(device, groups, passes)))
+        found.append(Roof(TENSOR_CORES, flop, lambda: matrix_multiply_adds(device, groups, passes)))
     return found
 
 

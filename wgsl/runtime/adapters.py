@@ -137,7 +137,7 @@ def choose(spec: str | None) -> Any:
         if crashes:
             raise DeviceError("; ".join(f"{crash.name} {crash.reason}" for crash in crashes) + ": update the driver")
         raise DeviceError(
-            "no Vulkan, Metal or DX12 adapter found: install the card's driver, or a software one"
+            "no Vulkan, Metal or DX12 adapter found: install the GPU's driver, or a software one"
             " (Debian and Ubuntu: apt-get install mesa-vulkan-drivers)"
         )
     if spec is None or spec == "":

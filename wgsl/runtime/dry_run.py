@@ -91,7 +91,7 @@ class DryRun(DryRuntime, Runtime):
         self.workgroup_bytes, self.stacks_weights = device.workgroup_bytes, device.stacks_weights
         self.shared_memory, self.host_buffers = device.shared_memory, device.host_buffers
         self.copies_beside = device.copies_beside
-        self._hold()
+        self._make_cache()
         self.variants: dict[Variant, None] = {}
 
     def _create_nothing(self, nbytes: int) -> int:

@@ -116,7 +116,7 @@ def as_device_error(error: Exception | str, doing: str) -> DeviceError:
     if "lost" in text.lower():
         return DeviceLost(
             f"the device was lost while {doing}: {text}. The driver reset it (often its watchdog, or another program on"
-            " the card); start again with --resume to go on from the last checkpoint"
+            " the GPU); start again with --resume to go on from the last checkpoint"
         )
     if "out of memory" in text.lower() or "OutOfMemory" in text:
         return OutOfMemory(f"the device ran out of memory while {doing}: {text}")

@@ -16,7 +16,7 @@ from wgrad.device.placement import Rehearsal
 from wgrad.device.runtime import PooledRuntime, Recording
 from wgrad.wgsl.runtime import adapters, cooperative, matrix_units, native
 from wgrad.wgsl.runtime.compile import Compiler, Constant, Pipeline
-from wgrad.wgsl.runtime.held import Held
+from wgrad.wgsl.runtime.dequantized_cache import DequantizedCache
 from wgrad.wgsl.runtime.profiler import Profiler
 from wgrad.wgsl.runtime.readback import Readback
 from wgrad.wgsl.runtime.submission_queue import Queue
@@ -88,7 +88,7 @@ class Runtime(PooledRuntime):
         self._compiler = Compiler(self._device)
         self._pool = Pool(self._create_buffer, self._destroy_block)
         self._host_pool = Pool(self._create_host_buffer, self._destroy_block)
-        self._hold()
+        self._make_cache()
         self._bind_groups: dict[Any, tuple[Any, Any]] = {}
         self._block_keys: dict[int, list[Any]] = {}
         self._params: dict[bytes, tuple[Any, int]] = {}
@@ -104,23 +104,23 @@ class Runtime(PooledRuntime):
     def fastest_compute(self) -> str:
         return "float16" if self.matrix_units else "float32"
 
-    def _hold(self) -> None:
-        self.held = Held()
-        self._pool.spare = self.held.drop
+    def _make_cache(self) -> None:
+        self.dequantized = DequantizedCache()
+        self._pool.spare = self.dequantized.drop
 
-    def holding_decoded(self) -> AbstractContextManager[None]:
-        return self.held.holding()
+    def caching_dequantized(self) -> AbstractContextManager[None]:
+        return self.dequantized.open()
 
     @contextmanager
     def capture(self, rehearsal: Rehearsal | None = None) -> Iterator[Any]:
         # A replay decodes what it reads: nothing is carried into a recording, or out of one.
-        self.held.drop()
+        self.dequantized.drop()
         self.synchronize()
         with super().capture(rehearsal) as replay:
             try:
                 yield replay
             finally:
-                self.held.drop()
+                self.dequantized.drop()
         self.synchronize()  # what the device has just shown sizes the recording's submissions for good
         if isinstance(replay, Replay):  # a dry run's has none
             replay.submissions = joined(replay.submissions, self._submission_size.work)
@@ -182,7 +182,7 @@ class Runtime(PooledRuntime):
     def _write(self, array: Array, host: np.ndarray, tail: np.ndarray) -> None:
         # A write takes its place in the queue at once, so what was recorded before it goes first.
         self.flush()
-        self.held.written(array)
+        self.dequantized.written(array)
         data = np.ascontiguousarray(host, dtype=array.dtype).reshape(-1).view(np.uint8)
         if data.nbytes % 4:
             data = np.resize(np.append(data, tail), -(-data.nbytes // 4) * 4)
@@ -207,7 +207,7 @@ class Runtime(PooledRuntime):
     def transfer(self, src: Array, out: Array) -> None:
         """out = src: in pieces beside the large launches that follow (transfers.py), what is left of it by a copy
         command before anything else that may touch either array."""
-        self.held.written(out)
+        self.dequantized.written(out)
         if self._replay is not None:
             self._keep([src, out])
         if self.copies_beside and in_pieces(src, out):
@@ -296,7 +296,7 @@ class Runtime(PooledRuntime):
             )
         bind_group = self._bind(pipeline, arrays, params)
         for n in pipeline.written:
-            self.held.written(arrays[n - 1])
+            self.dequantized.written(arrays[n - 1])
         if self._replay is not None:
             self._keep(arrays)
         if self._transfers:

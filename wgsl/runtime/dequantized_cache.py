@@ -1,4 +1,4 @@
-"""Weights in decoded form, kept for a stretch of work that multiplies with each of them several times."""
+"""Cache of dequantised weights, for a stretch of work that multiplies with each of them several times."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from wgrad.device.memory import Array
 _T = TypeVar("_T")
 
 
-class Held:
-    """Dequantised weights while `holding` is open, by weight and form; empty otherwise."""
+class DequantizedCache:
+    """Dequantised weights by weight and form, while it is open; empty otherwise."""
 
     def __init__(self) -> None:
         self._depth = 0
         self._arrays: dict[tuple[FrozenWeight, Hashable], Any] = {}  # a weight that is a key keeps its memory
 
     @contextmanager
-    def holding(self) -> Iterator[None]:
+    def open(self) -> Iterator[None]:
         """May be nested: the outermost ends it."""
         self._depth += 1
         try:
@@ -31,7 +31,7 @@ class Held:
                 self.drop()
 
     def get(self, weight: FrozenWeight, form: Hashable, decode: Callable[[], _T]) -> _T:
-        """The weight's values in this form (a dtype, say): those that are held, or what `decode` gives."""
+        """The weight's values in this form (a dtype, say): those in the cache, or what `decode` gives."""
         if not self._depth:
             return decode()
         found: _T | None = self._arrays.get((weight, form))
@@ -41,8 +41,8 @@ class Held:
 
     def drop(self) -> bool:
         """Return whether there was anything to let go; it is decoded again where it is wanted."""
-        held, self._arrays = bool(self._arrays), {}
-        return held
+        any_there, self._arrays = bool(self._arrays), {}
+        return any_there
 
     def written(self, array: Array | None) -> None:
         """Work that writes to this array was issued: what was decoded from that memory is no longer right."""

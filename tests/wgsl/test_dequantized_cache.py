@@ -13,7 +13,7 @@ from wgrad.autograd.bind import bind
 from wgrad.device.formats.frozen_weight import FrozenWeight, formats
 from wgrad.device.formats.nf4 import NF4Array
 from wgrad.wgsl.device import WgpuDevice
-from wgrad.wgsl.gemm import gemm_matrix, linear
+from wgrad.wgsl.gemm import gemm_matrix, plan
 
 ROWS, OUT, IN = 24, 64, 256
 
@@ -21,7 +21,7 @@ ROWS, OUT, IN = 24, 64, 256
 @pytest.fixture(params=["software", "matrix units"])
 def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Both ways in which a weight is decoded before its product: into float32, and into float16 for matrix units."""
-    monkeypatch.setattr(linear, "_DECODE_FIRST_ROWS", ROWS - 1)
+    monkeypatch.setattr(plan, "_DEQUANTISE_ROWS", ROWS - 1)
     monkeypatch.setattr(gemm_matrix, "LARGE", SMALL_LARGE)
     monkeypatch.setattr(gemm_matrix, "MEDIUM", SMALL_MEDIUM)
     return request.getfixturevalue("wgpu_device" if request.param == "software" else "matrix_device")
@@ -72,7 +72,7 @@ def test_each_is_decoded_once_to_the_same_bits_and_then_gone(device: Any, decode
     expected = [products(device, weight) for weight in weights]
     assert len(decodes) == 4
     start = device.memory().in_use_bytes
-    with device.holding_decoded():
+    with device.caching_dequantized():
         for _ in range(2):
             assert all(same(products(device, weight), wanted) for weight, wanted in zip(weights, expected))
         assert len(decodes) == 4 + 2 and device.memory().in_use_bytes > start
@@ -84,13 +84,13 @@ def test_each_is_decoded_once_to_the_same_bits_and_then_gone(device: Any, decode
 def test_the_outermost_stretch_ends_it_with_or_without_an_error(device: Any, decodes: list[str]) -> None:
     weight = weight_of(device, 1)
     start = device.memory().in_use_bytes
-    with device.holding_decoded():
-        with device.holding_decoded():
+    with device.caching_dequantized():
+        with device.caching_dequantized():
             products(device, weight)
         products(device, weight)
         assert len(decodes) == 1
     assert device.memory().in_use_bytes == start
-    with pytest.raises(KeyError), device.holding_decoded():
+    with pytest.raises(KeyError), device.caching_dequantized():
         products(device, weight)
         raise KeyError
     assert device.memory().in_use_bytes == start
@@ -119,7 +119,7 @@ def test_a_weight_that_is_written_to_is_decoded_again(
     weight, other, third = (weight_of(device, seed) for seed in (1, 2, 3))
     expected = products(device, other)
     decodes.clear()
-    with device.holding_decoded():
+    with device.caching_dequantized():
         products(device, weight)
         products(device, third)
         for name, array in weight.arrays().items():
@@ -133,7 +133,7 @@ def test_a_weight_that_is_written_to_is_decoded_again(
 def test_a_weight_that_is_gone_leaves_its_memory_to_none_before_the_end(device: Any) -> None:
     """A new one of the same place and shape would be taken for it."""
     expected = products(device, weight_of(device, 2))
-    with device.holding_decoded():
+    with device.caching_dequantized():
         for seed in (1, 2):
             found = products(device, weight_of(device, seed))
     assert same(found, expected)
@@ -145,7 +145,7 @@ def test_a_recording_decodes_what_it_reads(device: Any, decodes: list[str]) -> N
     x = device.upload(np.ones((ROWS, IN), np.float16))
     expected = device.download(device.linear_quantized(x, other))
     decodes.clear()
-    with device.holding_decoded():
+    with device.caching_dequantized():
         device.linear_quantized(x, weight)
         with device.capture() as replay:
             found = [device.linear_quantized(x, weight) for _ in range(2)]
@@ -171,7 +171,7 @@ def test_where_memory_is_short_they_go(wgpu_device: Any, monkeypatch: pytest.Mon
     decodes = counted(device, monkeypatch)
     limit = device.memory().reserved_bytes + rows * IN * 4 * 3 // 2
     device.limit_memory(limit)
-    with device.holding_decoded():
+    with device.caching_dequantized():
         for _ in range(2):
             assert all(same(products(device, weight), wanted) for weight, wanted in zip(weights, expected))
     assert len(decodes) == 4 and device.memory().peak_reserved_bytes <= limit
@@ -182,7 +182,7 @@ def test_a_dry_run_decodes_as_often_in_the_same_memory(wgpu_device: Any, monkeyp
         decodes, kept = counted(device, monkeypatch), device.memory().in_use_bytes
         weights = [weight_of(device, seed) for seed in (1, 2)]
         for _ in range(2):
-            with device.capture(), device.holding_decoded():
+            with device.capture(), device.caching_dequantized():
                 for weight in (*weights, *weights):
                     products(device, weight)
         memory = device.memory()
