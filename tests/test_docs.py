@@ -273,16 +273,15 @@ def test_docstrings_say_first_what_a_thing_is() -> None:
     assert [f"{path.relative_to(ROOT)}: {line.strip()}" for path, line in lines if RIDDLES.match(line)] == []
 
 
-def _messages() -> Iterator[tuple[str, str]]:
-    """Texts of the sources that people may be shown: of several words, no docstrings. HIP's are left out."""
-    for room in ("device", "wgsl", "autograd", "train"):
-        for path in (ROOT / room).rglob("*.py"):
-            tree = ast.parse(path.read_text(encoding="utf-8"))
-            alone = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-            for node in ast.walk(tree):
-                if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in alone:
-                    if " " in node.value.strip():
-                        yield str(path.relative_to(ROOT)), node.value
+def _messages() -> dict[str, str]:
+    """Texts of each source that people may be shown: of several words, no docstrings. HIP's are left out."""
+    found = {}
+    for path in (path for room in ("device", "wgsl", "autograd", "train") for path in (ROOT / room).rglob("*.py")):
+        nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+        docstrings = {node.value for node in nodes if isinstance(node, ast.Expr)}
+        texts = [node.value for node in nodes if isinstance(node, ast.Constant) and node not in docstrings]
+        found[f"{path.relative_to(ROOT)}, a message"] = "\n".join(t for t in texts if isinstance(t, str) and " " in t)
+    return found
 
 
 def test_pages_and_help_use_the_fields_words(capsys: pytest.CaptureFixture[str]) -> None:
@@ -293,7 +292,7 @@ def test_pages_and_help_use_the_fields_words(capsys: pytest.CaptureFixture[str])
         main([command, "--help-all" if command in ("finetune", "plan", "warm") else "--help"])
         texts[f"wgrad {command} --help"] = " ".join(capsys.readouterr().out.split())
     texts.pop("CHANGELOG.md")
-    texts |= {f"{path}, a message": text for path, text in _messages()}
+    texts |= _messages()
     found = [
         f"{name}: {word!r}: say {said!r}"
         for name, text in texts.items()
