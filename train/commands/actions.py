@@ -14,6 +14,7 @@ from wgrad.train.options.choice_options import ChoiceOptions
 from wgrad.train.options.eval_options import eval_options
 from wgrad.train.options.export_config import ExportConfig, ModelExportConfig, refuse_options_of_others
 from wgrad.train.options.generate_config import GenerateConfig
+from wgrad.train.options.import_options import ImportOptions
 from wgrad.train.options.merge_config import MergeConfig
 from wgrad.train.options.option_text import read_stdin
 from wgrad.train.options.push_config import PushConfig
@@ -129,6 +130,13 @@ def merge(args: argparse.Namespace) -> int:
     from wgrad.train.commands.merge import run_merge
 
     return run_merge(config)
+
+
+def import_config(args: argparse.Namespace) -> int:
+    config = ImportOptions(**_given(args))
+    from wgrad.train.commands.import_config import run_import
+
+    return run_import(config)
 
 
 def push(args: argparse.Namespace) -> int:

@@ -20,9 +20,11 @@ from wgrad.train.options.bench_config import BenchConfig
 from wgrad.train.options.chat_config import ChatConfig
 from wgrad.train.options.choice_options import ChoiceOptions
 from wgrad.train.options.eval_options import EVAL_OPTIONS
-from wgrad.train.options.export_config import TOOLS, ExportConfig, ModelExportConfig
+from wgrad.train.options.export_config import EXPORT_TOOLS, ExportConfig, ModelExportConfig
 from wgrad.train.options.finetune_config import DEVICE_HELP, FinetuneConfig, RunOptions
+from wgrad.train.options.foreign_config import TOOLS
 from wgrad.train.options.generate_config import GenerateConfig
+from wgrad.train.options.import_options import ImportOptions
 from wgrad.train.options.merge_config import MergeConfig
 from wgrad.train.options.push_config import PushConfig
 from wgrad.train.options.serve_config import ServeConfig
@@ -48,7 +50,7 @@ GROUPS = {
     "train": ("finetune", "plan", "data", "watch"),
     "use": ("generate", "chat", "serve", "eval", "merge", "export", "push"),
     "inspect": ("devices", "doctor", "selftest", "bench"),
-    "set up": ("matrix-units", "warm", "cache", "completion"),
+    "set up": ("import-config", "matrix-units", "warm", "cache", "completion"),
 }
 
 
@@ -101,7 +103,7 @@ def build_parser() -> Parser:
         "export", actions.export, "write the merged model for Ollama, LM Studio or llama.cpp, or an adapter in GGUF"
     )
     tools = "ollama, lmstudio or llama.cpp: the merged model as that tool takes it"
-    export.add_argument("tool", nargs="?", choices=TOOLS, metavar="TOOL", help=tools)
+    export.add_argument("tool", nargs="?", choices=EXPORT_TOOLS, metavar="TOOL", help=tools)
     add_options(export, ModelExportConfig)
     add_options(export, ExportConfig, dict.fromkeys(("gguf_lora", "type", "modelfile"), ""))
     export.required = {"adapter"}
@@ -124,6 +126,11 @@ def build_parser() -> Parser:
         add("bench", actions.bench, "time every operator and compare it with the device's peak rates"), BenchConfig
     )
 
+    importer = add("import-config", actions.import_config, "write the options of an axolotl, LLaMA-Factory or TRL file")
+    importer.epilog = "What has no counterpart is listed on standard error, with the reason."
+    importer.add_argument("file", metavar="FILE", help="the other tool's YAML or JSON file")
+    importer.add_argument("--from", dest="tool", default=None, metavar="TOOL", help=f"whose: {', '.join(TOOLS)}")
+    add_options(importer, ImportOptions, {"out": ""})
     units = add("matrix-units", actions.matrix_units, "let float16 use the GPU's tensor cores, or show whether it does")
     units.add_argument("action", choices=("status", "enable", "disable"), help="what to do")
     _add_config(add("warm", actions.warm, "precompile the shaders of a run; takes the options of finetune"))

@@ -13,7 +13,7 @@ from wgrad.train.options.finetune_config import DEVICE_HELP
 from wgrad.train.options.merge_config import GGUF_TYPES, MergeConfig
 from wgrad.train.options.options import Options, flag, option
 
-TOOLS = ("ollama", "lmstudio", "llama.cpp")
+EXPORT_TOOLS = ("ollama", "lmstudio", "llama.cpp")
 _PART = r"[A-Za-z0-9_][A-Za-z0-9._-]*"
 _A_NAME = re.compile(rf"(?:{_PART}/)?{_PART}(?::{_PART})?")
 A_NAME = ("must be NAME or OWNER/NAME, of letters, digits, '.', '_' and '-'", lambda v: bool(_A_NAME.fullmatch(v)))
@@ -91,7 +91,7 @@ def refuse_options_of_others(tool: str | None, given: Collection[str]) -> None:
     alone, together = ({field.name for field in dataclasses.fields(kind)} for kind in kinds)
     for name in given:
         if tool is None and name not in alone:
-            raise WgradError(f"{flag(name)}: is for wgrad export {'|'.join(TOOLS)}: name one, or leave it out")
+            raise WgradError(f"{flag(name)}: is for wgrad export {'|'.join(EXPORT_TOOLS)}: name one, or leave it out")
         if tool is not None and name not in together:
             raise WgradError(f"{flag(name)}: writes the adapter alone, and export {tool} the model: leave one out")
         if name in ("template", "create") and tool != "ollama":

@@ -81,6 +81,11 @@ _ELSEWHERE = {
 }  # fmt: skip
 
 
+def name_here(other: str) -> str:
+    """Return another tool's option as ours: a field, field=value, words with a blank, or "" where it is unknown."""
+    return _ELSEWHERE.get(other, "")
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """' (did you mean NAME?)' with the name of `known` that is nearest to a word, or nothing."""
     close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)

@@ -1,0 +1,216 @@
+"""`wgrad import-config`: files of axolotl, LLaMA-Factory and TRL, and what has no counterpart."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from wgrad.train.commands.cli import main
+from wgrad.train.options.finetune_config import RunOptions
+from wgrad.train.options.foreign_config import _DEFAULTS, _SPECIAL, _WHY, import_config
+from wgrad.train.options.resolve import resolve_options
+
+AXOLOTL = """
+base_model: NousResearch/Llama-3.2-1B
+model_type: AutoModelForCausalLM
+load_in_8bit: false
+load_in_4bit: true
+datasets:
+  - path: org/set
+    split: train
+    type: chat_template
+    field_messages: conversation
+val_set_size: 0.1
+output_dir: ./outputs/out
+adapter: qlora
+sequence_len: 2048
+sample_packing: true
+eval_sample_packing: true
+lora_r: 32
+lora_alpha: 16
+lora_dropout: 0.05
+lora_target_linear: true
+lora_modules_to_save: [embed_tokens, lm_head]
+gradient_accumulation_steps: 4
+micro_batch_size: 2
+num_epochs: 3
+optimizer: paged_adamw_8bit
+lr_scheduler: cosine
+learning_rate: 2e-4
+train_on_inputs: false
+bf16: auto
+gradient_checkpointing: true
+flash_attention: true
+warmup_ratio: 0.1
+evals_per_epoch: 4
+saves_per_epoch: 1
+wandb_project: mine
+weight_decay: 0.0
+special_tokens:
+  pad_token: "<|end_of_text|>"
+"""
+FACTORY = """
+model_name_or_path: meta-llama/Meta-Llama-3-8B-Instruct
+trust_remote_code: true
+stage: dpo
+do_train: true
+finetuning_type: lora
+lora_rank: 8
+lora_target: all
+pref_beta: 0.1
+pref_loss: orpo
+dataset: dpo_en_demo
+template: llama3
+cutoff_len: 2048
+output_dir: saves/llama3
+logging_steps: 10
+save_steps: 500
+plot_loss: true
+per_device_train_batch_size: 1
+gradient_accumulation_steps: 8
+learning_rate: 5.0e-6
+num_train_epochs: 3.0
+lr_scheduler_type: polynomial
+warmup_ratio: 0.1
+bf16: true
+quantization_bit: 4
+val_size: 0.1
+eval_strategy: steps
+eval_steps: 500
+"""
+TRL = """
+model_name_or_path: Qwen/Qwen2-0.5B
+dataset_name: trl-lib/Capybara
+dataset_train_split: train
+learning_rate: 2.0e-4
+num_train_epochs: 1
+packing: true
+per_device_train_batch_size: 2
+gradient_checkpointing: true
+eos_token: "<|im_end|>"
+use_peft: true
+lora_r: 32
+lora_alpha: 16
+eval_strategy: "no"
+max_steps: -1
+report_to: none
+output_dir: out/qwen
+"""
+
+
+def imported(tmp_path: Path, text: str, capsys: Any) -> tuple[dict[str, Any], dict[str, str]]:
+    """The options that are written, and the reason of each key that is left out."""
+    (tmp_path / "theirs.yml").write_text(text)
+    assert main(["import-config", str(tmp_path / "theirs.yml"), "--out", str(tmp_path / "ours.yaml")]) == 0
+    lines = [line.removeprefix("left out: ") for line in capsys.readouterr().err.splitlines() if "left out" in line]
+    resolve_options({"config": str(tmp_path / "ours.yaml")})  # finetune takes it
+    reasons = {line.partition(":")[0]: line.rpartition(" (")[2].rstrip(")") for line in lines}
+    return yaml.safe_load((tmp_path / "ours.yaml").read_text()), reasons
+
+
+def test_axolotl(tmp_path: Path, capsys: Any) -> None:
+    found, left = imported(tmp_path, AXOLOTL, capsys)
+    assert found == {
+        "model": "NousResearch/Llama-3.2-1B", "data": ["org/set:train"], "columns": ["messages=conversation"],
+        "out": "./outputs/out", "lora_r": 32, "lora_alpha": 16, "lora_dropout": 0.05, "train_embeddings": True,
+        "train_head": True, "learning_rate": 2e-4, "lr_scheduler_type": "cosine", "warmup_steps": 0.1,
+        "weight_decay": 0.0, "batch_size": 2, "gradient_accumulation_steps": 4, "max_length": 2048, "epochs": 3,
+        "packing": True, "eval_fraction": 0.1, "seed": 42, "gradient_checkpointing": True, "report_to": ["wandb"],
+    }  # fmt: skip
+    assert set(left) == {"model_type", "eval_sample_packing", "optimizer", "bf16", "flash_attention",
+                         "evals_per_epoch", "saves_per_epoch", "special_tokens"}  # fmt: skip
+    assert left["flash_attention"] == "PyTorch's kernels are chosen by it, and wgrad has its own"
+
+
+def test_llama_factory(tmp_path: Path, capsys: Any) -> None:
+    found, left = imported(tmp_path, FACTORY, capsys)
+    assert found["objective"] == "orpo" and found["beta"] == 0.1 and found["chat_template"] == "llama3"
+    assert (found["lora_r"], found["lora_alpha"]) == (8, 16.0) and "data" not in found
+    assert (found["eval_steps"], found["eval_fraction"], found["warmup_steps"]) == (500, 0.1, 0.1)
+    assert found["lr_scheduler_type"] == "linear" and "cosine, linear, constant" in left["lr_scheduler_type"]
+    assert "dataset_info.json" in left["dataset"] and "do_train" not in left and "plot_loss" not in left
+
+
+def test_trl(tmp_path: Path, capsys: Any) -> None:
+    found, left = imported(tmp_path, TRL, capsys)
+    assert found["data"] == ["trl-lib/Capybara:train"] and found["quantize"] is False and found["seed"] == 42
+    assert found["lora_dropout"] == 0.05 and found["gradient_accumulation_steps"] == 1
+    assert "max_steps" not in found and "report_to" not in found
+    assert set(left) == {"eos_token", "eval_strategy"}
+
+
+def test_without_an_adapter_the_whole_model_is_trained(tmp_path: Path, capsys: Any) -> None:
+    found, left = imported(tmp_path, "base_model: m\nlora_r: 8\nmicro_batch_size: 1\n", capsys)
+    assert found["full"] is True and "lora_r" not in found
+    assert left["lora_r"] == "--full trains all parameters, not an adapter"
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "ours"),
+    [
+        ("warmup_steps", 10, {"warmup_steps": 10}),
+        ("num_epochs", 0.5, "epochs are whole"),
+        ("val_set_size", 500, "it is a fraction here"),
+        ("save_steps", 0.1, "a whole number of steps"),
+        ("optimizer", "adamw_torch", {}),
+        ("optimizer", "muon", "AdamW is the only optimiser"),
+        ("rl", "grpo", "the objectives are"),
+        ("adapter", "llama-adapter", "only LoRA and full"),
+        ("load_in_8bit", True, "4 or 16 bits"),
+        ("lr_scheduler", "constant_with_warmup", {"lr_scheduler_type": "constant"}),
+        ("lora_target_modules", ["q_proj"], {"target_modules": ["q_proj"]}),
+        ("lora_modules_to_save", ["score"], "embed_tokens and lm_head alone"),
+        ("learning_rate", -1, "must be above 0"),
+        ("learning_rate", "fast", "expected a number"),
+        ("num_epochs", [1], "it is no number"),
+        ("chat_template", "tokenizer_default", {}),
+        ("chat_template", "qwen3", "the model's own chat template"),
+        ("early_stopping_patience", 3, "nothing is held out"),
+        ("zzzz", 3, "wgrad has no such option"),
+        ("zzzz", False, {}),
+        ("deepspeed", "zero3.json", "--ranks"),
+        ("datasets", [{"path": "a.jsonl"}, "b.jsonl"], {"data": ["a.jsonl", "b.jsonl"]}),
+        ("test_datasets", [{"path": "a.jsonl"}], {"eval_data": "a.jsonl"}),
+    ],
+)
+def test_values(key: str, value: Any, ours: Any) -> None:
+    """Text: why it is left out."""
+    found = import_config({"adapter": "qlora", key: value}, "axolotl")
+    if isinstance(ours, str):
+        assert [name for name, *_ in found.left] == [key] and ours in found.left[0][2]
+    else:
+        assert found.left == [] and ours.items() <= found.options.items()
+
+
+def test_a_key_is_explained_in_one_place() -> None:
+    assert not [name for name in _SPECIAL for pattern in _WHY if name == pattern]
+    assert all(set(values) <= {f.name for f in dataclasses.fields(RunOptions)} for values in _DEFAULTS.values())
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "message"),
+    [
+        ("x: 1", [], "no key tells whose file this is: give --from, one of axolotl, llama-factory, trl"),
+        ("- 1", [], "expected lines like"),
+        ("", [], "expected lines like"),
+        ("a: [", [], "not valid YAML"),
+        ("x: 1", ["--from", "unsloth"], "must be one of axolotl, llama-factory, trl"),
+    ],
+)
+def test_mistakes(text: str, words: list[str], message: str, tmp_path: Path, capsys: Any) -> None:
+    (tmp_path / "c.yml").write_text(text)
+    assert main(["import-config", str(tmp_path / "c.yml"), *words]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_it_is_printed_and_nothing_is_overwritten(tmp_path: Path, capsys: Any) -> None:
+    (tmp_path / "c.yml").write_text("base_model: org/name\nadapter: qlora\n")
+    assert main(["import-config", str(tmp_path / "c.yml")]) == 0
+    said = capsys.readouterr()
+    assert yaml.safe_load(said.out)["model"] == "org/name" and "note: data is still to give" in said.err
+    assert main(["import-config", str(tmp_path / "c.yml"), "--out", str(tmp_path / "c.yml")]) == 2
+    assert "is there already" in capsys.readouterr().err

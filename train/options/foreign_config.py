@@ -1,0 +1,379 @@
+"""Configurations of axolotl, LLaMA-Factory and TRL, as options of a run.
+
+Names come from `option_names.py`. Here is what a name alone does not tell: values that mean something else, defaults
+that differ, and why an option has no counterpart.
+Source of the names: axolotl's, LLaMA-Factory's and TRL's documentation of their options.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, get_args
+
+from wgrad.device.errors import WgradError
+from wgrad.train.options.choices import REPORTERS, TEMPLATES, Schedule
+from wgrad.train.options.finetune_config import RunOptions
+from wgrad.train.options.objectives import OBJECTIVES
+from wgrad.train.options.option_names import name_here
+from wgrad.train.options.options import short
+from wgrad.train.options.unused_options import unused_options
+
+TOOLS = ("axolotl", "llama-factory", "trl")
+
+# Defaults of each tool that are not ours, by our names: a file that leaves an option out means these.
+_TRAINER: dict[str, Any] = {"learning_rate": 5e-5, "epochs": 3, "batch_size": 8, "gradient_accumulation_steps": 1,
+                            "lr_scheduler_type": "linear", "warmup_steps": 0, "seed": 42, "packing": False,
+                            "eval_fraction": 0.0}  # fmt: skip
+_DEFAULTS: dict[str, dict[str, Any]] = {
+    "axolotl": {
+        "epochs": 1,
+        "batch_size": 1,
+        "gradient_accumulation_steps": 1,
+        "max_length": 512,
+        "seed": 42,
+        "packing": False,
+        "eval_fraction": 0.0,
+    },  # fmt: skip
+    "llama-factory": _TRAINER | {"lora_r": 8, "max_length": 2048},
+    "trl": _TRAINER | {"learning_rate": 2e-5, "max_length": 1024, "lora_dropout": 0.05},
+}
+
+_KERNELS = "PyTorch's kernels are chosen by it, and wgrad has its own"
+_RANKS = "several GPUs are used with --ranks"
+_LOADING = "data and models are read in wgrad's own way"
+_TOKENS = "the tokenizer is used as it is"
+# Patterns of names -> why there is no counterpart. A pattern must match the whole name.
+_WHY = {
+    r"flash_attention|flash_attn.*|attn_implementation|sdp_attention|xformers_attention|.*_attention": _KERNELS,
+    r"liger_.*|enable_liger_kernel|use_liger.*|torch_compile.*|use_unsloth.*|unsloth_.*|fused_.*": _KERNELS,
+    r"gradient_checkpointing_kwargs|cut_cross_entropy|disable_gradient_checkpointing|use_cache": _KERNELS,
+    r"bf16|fp16|tf32|dtype|torch_dtype|bfloat16|float16|pure_bf16|bnb_4bit_compute_dtype|bf16_full_eval": (
+        "the device decides what it computes in; --compute asks for a type"
+    ),
+    r"deepspeed|fsdp.*|ddp_.*|tensor_parallel.*|context_parallel.*|sequence_parallel.*|dp_.*|local_rank": _RANKS,
+    r"dataset_prepared_path|dataset_processes|preprocessing_.*|dataloader_.*|overwrite_cache|streaming|buffer_size": (
+        _LOADING
+    ),
+    r"trust_remote_code|model_type|tokenizer_type|is_.*_derived_model|use_fast_tokenizer|tokenizer_use_fast": _LOADING,
+    r"tokenizer_config|cache_dir|dataset_num_proc|remove_unused_columns|low_cpu_mem_usage|dataset_kwargs": _LOADING,
+    r"special_tokens|added_tokens_overrides|tokens|add_tokens|add_special_tokens|resize_.*": _TOKENS,
+    r"pad_to_sequence_len|pad_token|eval_sample_packing|group_by_length|neat_packing|padding_.*": (
+        "sequences are padded or packed without it"
+    ),
+    r"(eval|evaluation|save|logging)_strategy|evals_per_epoch|saves_per_epoch": "these are given in steps",
+    r"save_total_limit": "checkpoints are pruned by themselves; --keep-best keeps the best",
+    r"save_only_model|save_safetensors|save_.*": "a checkpoint is always whole",
+    r"overwrite_output_dir|resume_from_checkpoint|auto_resume_from_checkpoints": "a run goes on with --resume",
+    r"hub_.*|push_to_hub.*|hf_use_auth_token": "a model is uploaded with wgrad push",
+    r"(wandb|comet|mlflow|trackio|swanlab|run_name).*": "a tracker is configured by its own variables",
+    r"do_train|do_eval|do_predict|strict|plot_loss|ddp_timeout|predict_with_generate|include_.*|logging_first_step": "",
+    r"per_device_eval_batch_size|eval_batch_size|eval_accumulation_steps|eval_on_start": (
+        "an evaluation has the batch size of training"
+    ),
+    r"neftune_.*|mixture_of_depths|use_llama_pro|use_galore|use_badam|use_apollo|lisa_.*|relora.*": "not implemented",
+    r"adam_beta[12]|adam_epsilon|adam_beta1|optim_args|lr_scheduler_kwargs": "AdamW has fixed beta and epsilon",
+}
+
+
+@dataclass
+class Imported:
+    """Options of a run, and what was left behind: another tool's key, its value, and why."""
+
+    options: dict[str, Any] = field(default_factory=dict)
+    left: list[tuple[str, Any, str]] = field(default_factory=list)
+
+
+class _Left(Exception):
+    """An option that has no counterpart, and why."""
+
+
+def find_tool(values: Mapping[str, Any]) -> str:
+    """Return the tool that a file was written for. Raises WgradError where nothing tells."""
+    if "base_model" in values:
+        return "axolotl"
+    if {"finetuning_type", "stage", "cutoff_len", "dataset_dir"} & set(values):
+        return "llama-factory"
+    if "model_name_or_path" in values:
+        return "trl"
+    raise WgradError(f"import-config: no key tells whose file this is: give --from, one of {', '.join(TOOLS)}")
+
+
+def import_config(values: Mapping[str, Any], tool: str) -> Imported:
+    """Return the options that a file of another tool means, and what has no counterpart."""
+    found = Imported()
+    taken: dict[str, Any] = {}
+    for key, value in values.items():
+        name = str(key).replace("-", "_")
+        try:
+            for ours, one in _convert(name, value, values, tool).items():
+                _check(ours, one)
+                taken[ours] = one
+        except _Left as left:
+            if str(left):
+                found.left.append((str(key), value, str(left)))
+    options = _DEFAULTS[tool] | _adapter(values, tool) | taken
+    if tool == "llama-factory" and "lora_alpha" not in taken:
+        options["lora_alpha"] = 2.0 * float(options["lora_r"])
+    held_out = options.get("eval_data") or options.get("eval_fraction")
+    for name in ("eval_steps", "early_stopping_patience", "keep_best"):
+        if name in options and not (held_out and options.get("eval_steps")):
+            value = options.pop(name)
+            found.left.append((name, value, "nothing is held out" if not held_out else "there are no eval_steps"))
+    if options.get("full"):
+        options.pop("lora_dropout", None)
+    for name, reason in unused_options(RunOptions().to_dict() | options).items():
+        if name in taken:
+            found.left.append((name, taken[name], reason))
+        options.pop(name, None)
+    defaults = RunOptions().to_dict()
+    order = [f.name for f in fields(RunOptions)]
+    kept = {name: options[name] for name in order if name in options}
+    found.options = {name: value for name, value in kept.items() if name in taken or value != defaults[name]}
+    return found
+
+
+def _check(name: str, value: Any) -> None:
+    """Raise _Left where an option cannot have this value."""
+    try:
+        RunOptions(**{name: value})
+    except WgradError as error:
+        if str(error).startswith(f"--{name.replace('_', '-')}: ") and "give --" not in str(error):
+            raise _Left(str(error).partition(": ")[2]) from None
+
+
+def _convert(name: str, value: Any, values: Mapping[str, Any], tool: str) -> dict[str, Any]:
+    """One key -> options of ours. Raises _Left."""
+    if value is None or value == "" or value == [] or value == {}:
+        return {}
+    if name in _SPECIAL:
+        return _SPECIAL[name](value, values)
+    why = next((reason for pattern, reason in _WHY.items() if re.fullmatch(pattern, name)), None)
+    if why is not None:
+        raise _Left(why if value is not False else "")
+    own = {f.name for f in fields(RunOptions)}
+    told = name if name in own else name_here(name)
+    if not told:
+        raise _Left("wgrad has no such option" if value is not False else "")
+    if " " in told:
+        raise _Left(told)
+    ours, _, meant = told.partition("=")
+    if meant:
+        return {ours: meant} if value is True else {}
+    return {ours: value}
+
+
+def _adapter(values: Mapping[str, Any], tool: str) -> dict[str, Any]:
+    """The options of adapter and quantisation, which each tool gives in its own way."""
+    four = values.get("load_in_4bit") is True or str(values.get("quantization_bit")) == "4"
+    if tool == "axolotl":
+        kind = values.get("adapter")
+        return {"full": True} if not kind else {"quantize": four or kind == "qlora"}
+    if tool == "llama-factory":
+        return {"full": True} if values.get("finetuning_type") == "full" else {"quantize": four}
+    return {"quantize": four} if values.get("use_peft") or values.get("lora_r") else {"full": True}
+
+
+# ---- keys whose value means something else ---------------------------------------------------------------------
+Convert = Callable[[Any, Mapping[str, Any]], dict[str, Any]]
+
+
+def _kind_of_adapter(value: Any, _: Mapping[str, Any]) -> dict[str, Any]:
+    if value in ("lora", "qlora", "full"):
+        return {}  # `_adapter` reads it
+    raise _Left("only LoRA and full fine-tuning are implemented")
+
+
+def _bits(value: Any, _: Mapping[str, Any]) -> dict[str, Any]:
+    if value in (4, True, False, "4"):
+        return {}
+    raise _Left("weights are kept in 4 or 16 bits")
+
+
+def _eight_bits(value: Any, _: Mapping[str, Any]) -> dict[str, Any]:
+    raise _Left("weights are kept in 4 or 16 bits" if value else "")
+
+
+def _objective(value: Any, values: Mapping[str, Any]) -> dict[str, Any]:
+    name = str(value).lower()
+    if name == "dpo" and values.get("pref_loss", "sigmoid") != "sigmoid":
+        name = str(values["pref_loss"])
+    name = {"pt": "sft", "sigmoid": "dpo", "nll": "sft", "apo_zero_unpaired": "?"}.get(name, name)
+    if name not in OBJECTIVES:
+        raise _Left(f"the objectives are {', '.join(OBJECTIVES)}")
+    return {"objective": name}
+
+
+def _preference_loss(value: Any, _: Mapping[str, Any]) -> dict[str, Any]:
+    if value == "sigmoid" or value in OBJECTIVES:
+        return {}  # `_objective` reads it
+    raise _Left(f"the objectives are {', '.join(OBJECTIVES)}")
+
+
+def _modules(value: Any, _: Mapping[str, Any]) -> dict[str, Any]:
+    names = value.replace(",", " ").split() if isinstance(value, str) else list(value)
+    if names in (["all"], ["all-linear"]):
+        return {}
+    return {"target_modules": names}
+
+
+def _nothing(value: Any, _: Mapping[str, Any]) -> dict[str, Any]:
+    return {}  # so it is here anyway, or it is read with another key
+
+
+def _whole_modules(value: Any, _: Mapping[str, Any]) -> dict[str, Any]:
+    names = value.replace(",", " ").split() if isinstance(value, str) else list(value)
+    known = {"embed_tokens": "train_embeddings", "lm_head": "train_head"}
+    if not set(names) <= set(known):
+        raise _Left("whole modules are embed_tokens and lm_head alone")
+    return {known[name]: True for name in names}
+
+
+def _epochs(value: Any, values: Mapping[str, Any]) -> dict[str, Any]:
+    number = _number(value)
+    if number != int(number) or number < 1:
+        raise _Left("epochs are whole: give max_steps for a part of one")
+    return {"epochs": int(number)}
+
+
+def _steps(value: Any, _: Mapping[str, Any]) -> dict[str, Any]:
+    return {"max_steps": value} if _number(value) > 0 else {}
+
+
+def _every(name: str) -> Convert:
+    def convert(value: Any, _: Mapping[str, Any]) -> dict[str, Any]:
+        number = _number(value)
+        if 0 < number < 1:
+            raise _Left("it is a whole number of steps here, not a fraction of the run")
+        return {name: int(number)}
+
+    return convert
+
+
+def _warmup(value: Any, _: Mapping[str, Any]) -> dict[str, Any]:
+    number = _number(value)
+    return {"warmup_steps": number if number < 1 else int(number)}
+
+
+def _warmup_ratio(value: Any, values: Mapping[str, Any]) -> dict[str, Any]:
+    return {} if values.get("warmup_steps") else {"warmup_steps": _number(value)}
+
+
+def _scheduler(value: Any, _: Mapping[str, Any]) -> dict[str, Any]:
+    name = {"constant_with_warmup": "constant"}.get(str(value), value)
+    if name not in get_args(Schedule):
+        raise _Left(f"the schedules are {', '.join(get_args(Schedule))}")
+    return {"lr_scheduler_type": name}
+
+
+def _optimizer(value: Any, _: Mapping[str, Any]) -> dict[str, Any]:
+    name = str(value).removeprefix("paged_")
+    if not name.startswith("adamw"):
+        raise _Left("AdamW is the only optimiser")
+    if "bit" in name or str(value) != name:
+        raise _Left("AdamW is used, with states in float32 on the device")
+    return {}
+
+
+def _checkpointing(value: Any, _: Mapping[str, Any]) -> dict[str, Any]:
+    return {"gradient_checkpointing": value not in (False, "false")}
+
+
+def _held_out(value: Any, _: Mapping[str, Any]) -> dict[str, Any]:
+    if _number(value) >= 1:
+        raise _Left("it is a fraction here: give eval_fraction, or a file as eval_data")
+    return {"eval_fraction": _number(value)}
+
+
+def _keep_best(value: Any, _: Mapping[str, Any]) -> dict[str, Any]:
+    return {"keep_best": 1} if value else {}
+
+
+def _template(value: Any, _: Mapping[str, Any]) -> dict[str, Any]:
+    if value in ("tokenizer_default", "default"):
+        return {}
+    if value in TEMPLATES or str(value).endswith((".jinja", ".jinja2")):
+        return {"chat_template": value}
+    raise _Left("the model's own chat template is used: give --chat-template for another")
+
+
+def _reporters(value: Any, _: Mapping[str, Any]) -> dict[str, Any]:
+    names = [value] if isinstance(value, str) else list(value)
+    names = [name for name in names if name not in ("none", "all")]
+    if not set(names) <= set(REPORTERS):
+        raise _Left(f"the trackers are {', '.join(REPORTERS)}")
+    return {"report_to": names} if names else {}
+
+
+def _wandb(value: Any, _: Mapping[str, Any]) -> dict[str, Any]:
+    return {"report_to": ["wandb"]}
+
+
+def _loss_on(value: Any, _: Mapping[str, Any]) -> dict[str, Any]:
+    return {"loss_on": "all"} if value else {}
+
+
+def _data_sets(value: Any, _: Mapping[str, Any]) -> dict[str, Any]:
+    """axolotl's list of data sets."""
+    paths: list[str] = []
+    columns: dict[str, str] = {}
+    for one in value if isinstance(value, list) else [value]:
+        if isinstance(one, str):
+            paths.append(one)
+            continue
+        files = one.get("data_files") or ()
+        files = [files] if isinstance(files, str) else list(files)
+        paths += files or [f"{one.get('path')}:{one['split']}" if _is_id(one) else str(one.get("path"))]
+        for theirs, ours in (("field_messages", "messages"), ("field", "text"), ("field_instruction", "instruction"),
+                             ("field_input", "input"), ("field_output", "output")):  # fmt: skip
+            if one.get(theirs) and one[theirs] != ours:
+                columns[ours] = one[theirs]
+    found: dict[str, Any] = {"data": paths}
+    if columns:
+        found["columns"] = [f"{ours}={theirs}" for ours, theirs in columns.items()]
+    return found
+
+
+def _is_id(one: Mapping[str, Any]) -> bool:
+    return bool(one.get("split")) and str(one.get("path")).count("/") == 1
+
+
+def _test_data(value: Any, values: Mapping[str, Any]) -> dict[str, Any]:
+    paths = _data_sets(value, values)["data"]
+    if len(paths) > 1:
+        raise _Left("held-out data is one file")
+    return {"eval_data": paths[0]}
+
+
+def _data_set(value: Any, values: Mapping[str, Any]) -> dict[str, Any]:
+    """LLaMA-Factory's names, of which dataset_info.json tells the files; TRL's id with its split."""
+    if "dataset_name" in values or "finetuning_type" not in values and "stage" not in values:
+        split = values.get("dataset_train_split")
+        return {"data": [f"{value}:{split}" if split and isinstance(value, str) else value]}
+    raise _Left("it is a name in dataset_info.json: give its file as data")
+
+
+def _number(value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise _Left(f"it is no number: {short(value)}") from None
+
+
+_SPECIAL: dict[str, Convert] = {
+    "adapter": _kind_of_adapter, "finetuning_type": _kind_of_adapter, "use_peft": _bits, "load_in_4bit": _bits,
+    "quantization_bit": _bits, "load_in_8bit": _eight_bits, "quantization_method": _nothing,
+    "rl": _objective, "stage": _objective, "pref_loss": _preference_loss, "loss_type": _objective,
+    "lora_target_modules": _modules, "lora_target": _modules, "lora_target_linear": _nothing,
+    "lora_modules_to_save": _whole_modules, "modules_to_save": _whole_modules, "additional_target": _whole_modules,
+    "num_epochs": _epochs, "num_train_epochs": _epochs, "max_steps": _steps, "warmup_steps": _warmup,
+    "warmup_ratio": _warmup_ratio, "lr_scheduler": _scheduler, "lr_scheduler_type": _scheduler,
+    "optimizer": _optimizer, "optim": _optimizer, "gradient_checkpointing": _checkpointing,
+    "val_set_size": _held_out, "val_size": _held_out, "load_best_model_at_end": _keep_best,
+    "chat_template": _template, "template": _template, "report_to": _reporters, "use_wandb": _wandb,
+    "wandb_project": _wandb, "train_on_inputs": _loss_on, "train_on_prompt": _loss_on, "datasets": _data_sets,
+    "test_datasets": _test_data, "dataset": _data_set, "dataset_name": _data_set, "dataset_train_split": _nothing,
+    "dataset_test_split": _nothing, "eval_steps": _every("eval_steps"), "save_steps": _every("save_steps"),
+    "logging_steps": _every("logging_steps"),
+}  # fmt: skip
