@@ -25,7 +25,13 @@ def run_import(args: ImportOptions) -> int:
     tool = args.tool or find_tool(values)
     found = import_config(values, tool)
     converted = RunOptions(**found.options).to_dict()
-    text = yaml.safe_dump({name: converted[name] for name in found.options}, sort_keys=False, allow_unicode=True, default_flow_style=None, width=10**6)
+    text = yaml.safe_dump(
+        {name: converted[name] for name in found.options},
+        sort_keys=False,
+        allow_unicode=True,
+        default_flow_style=None,
+        width=10**6,
+    )
     if args.out:
         if exists(args.out, "--out"):
             raise WgradError(f"--out: {args.out} is there already: give another name, or remove it")
