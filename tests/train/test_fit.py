@@ -231,14 +231,14 @@ def test_ranks_take_the_batch_that_fits_all_of_them(make_checkpoint: Any, card: 
     settled, mode, said = settle(config, fit, Three(), pinned=False)
     assert (settled.batch_size, settled.gradient_accumulation_steps, mode["gradient_checkpointing"]) == (2, 6, False)
     assert said.endswith(
-        "--batch-size 2 --gradient-accumulation-steps 6 --no-gradient-checkpointing; a step is 12 rows, as asked"
+        "--batch-size 2 --gradient-accumulation-steps 6 --no-gradient-checkpointing; a step is 12 sequences, as asked"
     )
     numpy = Fit(config, fit.model_config, folder, ReferenceDevice(), 1, 1 << 30)
     settled, mode, said = settle(config, numpy, Three(), pinned=False)
     assert (
         settled.batch_size == 2
         and not mode
-        and said.endswith("--gradient-accumulation-steps 6; a step is 12 rows, as asked")
+        and said.endswith("--gradient-accumulation-steps 6; a step is 12 sequences, as asked")
     )
     assert settle(config, fit, World(), pinned=False)[0].batch_size == 12
     assert settle(config, fit, World(), pinned=True)[0] == config
@@ -309,7 +309,7 @@ def test_a_run_takes_what_was_planned_and_keeps_its_batch_when_it_goes_on(
         said = capsys.readouterr().out
         assert (
             f"chosen for --vram ({size(limit)}): --batch-size 2 --gradient-accumulation-steps "
-            f"2 {words_of(found)}; a step is 4 rows" in said
+            f"2 {words_of(found)}; a step is 4 sequences" in said
         )
         results = json.loads((out / "results.json").read_text())
         assert results["peak_bytes"] == pytest.approx(found["peak_bytes"], rel=0.05)

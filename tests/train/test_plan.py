@@ -180,3 +180,8 @@ def test_a_checkpoint_that_does_not_fit_is_told_at_once(make_checkpoint: Any, fr
     other = load_model_config(make_checkpoint(name="other", hidden_size=64))
     with pytest.raises(WgradError, match="has shape"):
         plan_run(config_of(), other, folder, fresh, 3)
+
+
+def test_a_plan_for_numpy_is_refused_with_a_way_out(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["plan", "--device", "cpu", "--model", "examples/base_model"]) == 2
+    assert "plan on a GPU, or on a software driver (--device wgpu; apt install" in capsys.readouterr().err

@@ -15,7 +15,7 @@ from wgrad.train.model.gguf_adapter import is_gguf_adapter, save_gguf_adapter
 from wgrad.train.model.lora import linear_modules
 from wgrad.train.model.model_config import load_model_config
 from wgrad.train.options.export_config import ExportConfig
-from wgrad.train.step.find_model import find_base
+from wgrad.train.step.find_model import base_name, find_base
 from wgrad.train.terminal.output import say
 
 
@@ -39,8 +39,8 @@ def run_export(args: ExportConfig) -> int:
     save_gguf_adapter(args.gguf_lora, config, lora, arrays, np.dtype(args.type), "--gguf-lora")
     if text:
         write_text(modelfile, text, "--gguf-lora")
-    size = out.stat().st_size / 2**20
-    say(f"wrote {args.gguf_lora} ({size:.1f} MiB): use it with llama.cpp's --lora and a GGUF of {folder}")
+    size, base = out.stat().st_size / 2**20, base_name(args.model, args.adapter)
+    say(f"wrote {args.gguf_lora} ({size:.1f} MiB): use it with llama.cpp's --lora and a GGUF of {base}")
     return 0
 
 

@@ -35,7 +35,7 @@ from wgrad.train.options.finetune_config import CONFIG_FILE
 from wgrad.train.options.merge_config import MergeConfig
 from wgrad.train.output.checkpoints import FOLDER as CHECKPOINTS
 from wgrad.train.step.build import frozen_adapter
-from wgrad.train.step.find_model import find_base
+from wgrad.train.step.find_model import base_name, find_base
 from wgrad.train.terminal.output import make_console, say
 from wgrad.train.terminal.progress import Display
 
@@ -112,7 +112,8 @@ def run_merge(args: MergeConfig, more: Mapping[str, str] = {}) -> int:
         else:
             save_merged(merge, args.out, dtype, device, save, phase.update)
     where = args.out if args.format != "gguf" else os.path.join(args.out, FILE)
-    say(f"wrote {where}: {folder} with {args.adapter} merged onto its {args.onto} weights, in {kind}")
+    base = base_name(args.model, args.adapter)
+    say(f"wrote {where}: {base} with {args.adapter} merged onto its {args.onto} weights, in {kind}")
     if args.compare:
         try:
             with display.phase("comparing logits"):

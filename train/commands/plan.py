@@ -1,4 +1,4 @@
-"""`wgrad plan`: the memory that a run takes, part by part, and how long its rows and how large its batches may be."""
+"""`wgrad plan`: the memory of a run, part by part, and how long sequences and how large batches may be."""
 
 from __future__ import annotations
 
@@ -36,14 +36,17 @@ def run_plan(config: RunOptions, as_json: bool) -> int:
     device = select_device(config.device, training_needs(config))
     display.say(f"device: {device.description} ({device.reason})")
     if device.dry_run() is None:
-        raise WgradError("--device: NumPy takes main memory, which is not planned: give wgpu or hip")
+        raise WgradError(
+            "--device: NumPy computes in main memory, which is not planned: plan on a GPU, or on a software driver "
+            "(--device wgpu; apt install mesa-vulkan-drivers)"
+        )
     compute = choose_compute(config.compute, device)
     for text in [*compute.lines, *round_products(config, device)]:
         display.say(text)
     config = replace(config, compute=compute.dtype)
     if config.data:
         display.say(
-            "note: no data is read: rows count as --max-length, which a run shortens to what all its data fits in"
+            "note: no data is read: sequences count as --max-length, which a run shortens to what all its data fits in"
         )
     with TemporaryDirectory(prefix="wgrad-plan-") as scratch:
         return _plan(config, find_model(config.model, scratch=Path(scratch)), device, display, as_json)
@@ -125,11 +128,11 @@ def table(found: dict[str, Any], plan: Plan, model_config: ModelConfig) -> str:
             [*lines, "this device does not say how much memory it has: --vram SIZE tells what fits in so much"]
         )
     lines.append(
-        f"{'within ' + size(limit):<40}{'--max-length, of one row':>24}{f'--batch-size, of {config.max_length}':>24}"
+        f"{'within ' + size(limit):<40}{'--max-length, one sequence':>28}{f'--batch-size, of {config.max_length}':>24}"
     )
     for entry in found["fits"]:
         longest, largest = entry["longest_seq_len"], entry["largest_batch_size"]
         all_there_are = " (all positions)" if longest == model_config.max_position_embeddings else ""
         cells = (f"{longest or 'none'}{all_there_are}", f"{largest or 'none'}{' or more' * (largest == MOST_ROWS)}")
-        lines.append(f"  {words(entry):<38}{cells[0]:>24}{cells[1]:>24}")
+        lines.append(f"  {words(entry):<38}{cells[0]:>28}{cells[1]:>24}")
     return "\n".join(lines)

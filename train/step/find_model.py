@@ -57,6 +57,11 @@ def find_base(model: str | None, adapter: str, weights: bool = True) -> Path:
         raise WgradError(f"--adapter: its base model, {named!r}, is not to be had ({reason}): give --model") from error
 
 
+def base_name(model: str | None, adapter: str) -> str:
+    """The base model of `find_base` as it was named, for messages: a GGUF file or a hub id lies in a cache."""
+    return one_line(model or base_of_adapter(adapter))
+
+
 def _unpacked(path: Path, option: str) -> Path:
     """A folder with config.json, the tokenizer's files and a link to the file."""
     path = path.absolute()
