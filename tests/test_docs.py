@@ -302,6 +302,14 @@ def test_pages_and_help_use_the_fields_words(capsys: pytest.CaptureFixture[str])
     assert found == []
 
 
+def test_rejected_ideas_say_when_they_could_help() -> None:
+    notes = sorted((ROOT / "bench/notes").glob("rejected-*.md"))
+    assert len(notes) >= 7
+    for note in notes:
+        text = note.read_text(encoding="utf-8")
+        assert "| Idea | Result | Kept instead |" in text and "\n## When it could help\n\n" in text, note.name
+
+
 def test_the_python_api_page_shows_every_argument() -> None:
     """Not `**given`: the arguments of finetune are the options of the command, with types and defaults."""
     griffe = pytest.importorskip("griffe", reason="the docs are not installed: make docs")
