@@ -41,7 +41,7 @@ def recording(on: bool) -> Iterator[None]:
 
 
 def is_recomputing() -> bool:
-    """Return whether a stretch is made again for its backward, which comes next: what it saves lives shortly, and
+    """Return whether a stretch is recomputed for its backward, which comes next: what it saves lives shortly, and
     nobody reads its output."""
     return _mode.recomputing
 
@@ -77,8 +77,8 @@ def whole_of(grad: Array | GradientWithCopy | None) -> Array | None:
 
 
 class Recomputed:
-    """An output that its backward makes once more beside the gradients, so that who read it need not save it: what they
-    will do with it, noted by their backwards, which all run before."""
+    """An activation that its backward recomputes, so that consumers need not save it: what they will do with it, noted
+    by their backwards, which all run before."""
 
     __slots__ = ("_waiting",)
 

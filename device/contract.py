@@ -1,10 +1,10 @@
-"""The contract between autograd and a device: storage, recording, memory, and what is asked of one beside operators.
+"""The contract between autograd and a device: storage, recording, memory, and what is asked of one besides operators.
 
 The operators stand in autograd/ops, each with its signature, its rules and its reference; a device room enters its
 implementations in a table (`implementations.py`), and `autograd/bind.py` joins both to what `select_device` hands out.
 There shapes, dtypes and errors are checked, once; an implementation never checks them again.
 
-Letters: B batch, T query tokens, S key tokens, M N K of a product, H heads, G key/value heads,
+Letters: B batch, T query tokens, S key tokens, M N K of a matmul, H heads, G key/value heads,
 D head width, C channels, V vocabulary, R rows, r LoRA rank. Arrays are row-major and contiguous.
 An `Array` is whatever the device uses: `np.ndarray` on the reference, `memory.Array` on the others;
 both have `.shape`, `.dtype` (a NumPy dtype, bfloat16 through ml_dtypes), `.size` and `.nbytes`.
@@ -54,20 +54,20 @@ class Replay(Protocol):
 @runtime_checkable
 class Device(Protocol):
     name: str  # "cpu", "wgpu", "hip"
-    description: str  # one line for people: card, driver, backend
+    description: str  # one line for people: GPU, driver, backend
     facts: dict[str, Any]  # the same for reports: name; where known also backend, type, driver, memory_bytes, ...
     reason: str  # why this one was taken, for people
     float16: bool  # float16 arrays are supported
     bfloat16: bool  # bfloat16 activations are; bfloat16 weights are everywhere
 
-    stacks_weights: bool  # one product with several weights under one another costs less than one with each
+    stacks_weights: bool  # one matmul with several weights under one another costs less than one with each
     shared_memory: bool  # its memory is the main memory: nothing is gained by keeping arrays on the host
     host_buffers: bool  # it has `empty_host`
     lacks: frozenset[str]  # operators that it declares not to have: a call of one raises OperatorMissing
 
     @property
     def fastest_compute(self) -> str:
-        """The type of activations that it is fastest in: one of 16 bits only where its matrix units take it."""
+        """The type of activations that it is fastest in: one of 16 bits only where its tensor cores take it."""
 
     # ---- storage -------------------------------------------------------------------------
     def empty(self, shape: Sequence[int], dtype: DType = np.float32) -> Array:
@@ -138,7 +138,7 @@ class Device(Protocol):
         """Folders, which need not exist, in which compiled kernels may be kept from one process to the next."""
 
     def caching_dequantized(self) -> AbstractContextManager[None]:
-        """Inside the block a frozen weight that this device decodes before its products is decoded once, as long as
+        """Inside the block a frozen weight that this device decodes before its matmuls is decoded once, as long as
         there is memory for it, and what was decoded is kept to the block's end. It changes no bit, also where a weight
         is written to. May be nested."""
 
@@ -157,8 +157,8 @@ class Device(Protocol):
         memory is placed as that of any."""
 
     def round_products(self) -> None:
-        """From now on products of many rows with frozen weights are made of both rounded to 8 bits, 64 elements by one
-        scale: faster on some cards, with an error of about 0.8 %. DeviceError where there is nothing to gain."""
+        """From now on matmuls of many rows with frozen weights are made of both rounded to 8 bits, 64 elements by one
+        scale: faster on some GPUs, with an error of about 0.8 %. DeviceError where there is nothing to gain."""
 
     def roofs(self) -> list[Roof]:
         """Work that reaches the limits of the device's arithmetic; none where it has no such kernels."""

@@ -6,7 +6,7 @@ class WgradError(Exception):
 
 
 class UnusableResult(WgradError):
-    """The run's result is unusable: not finite, or nothing was learnt. The command's status is 1."""
+    """The run's result is unusable: not finite, or nothing was trained. The command's status is 1."""
 
 
 class ShapeError(WgradError, ValueError):
@@ -30,7 +30,7 @@ class OperatorMissing(DeviceError):
 
 
 class NoCard(DeviceError):
-    """The binding, the driver or the card itself is missing: most likely this is no machine for that device."""
+    """The binding, the driver or the GPU itself is missing: most likely this is no machine for that device."""
 
 
 class OutOfMemory(DeviceError):

@@ -69,9 +69,9 @@ def _(
     """out = alpha * op(a) op(b) + u op(v) + bias + residual (+ out when `accumulate`).
 
     a: [M, K] or [K, M] (trans_a); b: [K, N] or [N, K] (trans_b), also bfloat16; a leading batch axis on both
-    makes it batched, of at most 65,535 products. lowrank = (u [M, r], v): v is [N, r] when trans_b, else [r, N]; the
+    makes it batched, of at most 65,535 matmuls. lowrank = (u [M, r], v): v is [N, r] when trans_b, else [r, N]; the
     LoRA term. bias [N] float32, residual and out [M, N]. Any mix of dtypes is allowed. bias, residual and lowrank are
-    for the unbatched product only. dtype: of the result; out's where there is one, else by default a's.
+    for the unbatched matmul only. dtype: of the result; out's where there is one, else by default a's.
     """
     args.rule(math.isfinite(alpha), f"alpha must be finite, got {alpha}")
     batch = "B " if len(getattr(a, "shape", ())) == 3 else ""
@@ -80,15 +80,15 @@ def _(
     size = args.size
     if batch:
         args.rule(
-            size["B"] <= MOST_BATCHES, f"a batch holds at most {MOST_BATCHES:,} products, got {size['B']:,}; split it"
+            size["B"] <= MOST_BATCHES, f"a batch holds at most {MOST_BATCHES:,} matmuls, got {size['B']:,}; split it"
         )
         for name, value in (("bias", bias), ("residual", residual), ("lowrank", lowrank)):
             args.rule(
-                value is None, f"{name} is for a product without a batch axis, got a {list(a.shape)}; add it after"
+                value is None, f"{name} is for a matmul without a batch axis, got a {list(a.shape)}; add it after"
             )
     epilogue(args, bias, residual, lowrank, trans_b)
     if out is None:
-        args.rule(not accumulate, "out must be given where the product is added to it, got accumulate without out")
+        args.rule(not accumulate, "out must be given where the result is added to it, got accumulate without out")
         return {"dtype": args.dtype("dtype", dtype, a.dtype)}
     args.array("out", out, batch + "M N")
     return {"dtype": out.dtype}

@@ -1,4 +1,4 @@
-"""Linear layers: on a weight that may be trained, and on a frozen NF4 weight, which is decoded inside the product.
+"""Linear layers: on a weight that may be trained, and on a frozen NF4 weight, which is decoded inside the matmul.
 
 Source: Dettmers et al., QLoRA (2023).
 """
@@ -160,7 +160,7 @@ def _residual_grad(ctx: Context, i: int, dy: Array) -> Array | None:
 
 
 linear_quantized = linear.renamed(
-    "linear_quantized", "`linear` on a frozen weight of some format (device/formats), decoded inside the product."
+    "linear_quantized", "`linear` on a frozen weight of some format (device/formats), decoded inside the matmul."
 )
 
 

@@ -78,7 +78,7 @@ def lora_db(
     _stack(args, parts)
     rank, rest = divmod(args.size["R"], len(parts))
     args.rule(rest == 0, f"u must have as many columns for each of {len(parts)} parts, got {args.size['R']}")
-    args.rule(out is not None or not accumulate, "out must be given where the product is added to it, got None")
+    args.rule(out is not None or not accumulate, "out must be given where the result is added to it, got None")
     if out is not None:
         args.array("out", out, f"N {rank}", "f32")
 

@@ -13,6 +13,7 @@ from wgrad.autograd import select_device as dispatch
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.autograd.selftest import probe as self_check
 from wgrad.device.errors import DeviceError, DeviceUnavailable, ShapeError
+from wgrad.hip.runtime import binding
 from wgrad.hip.runtime.gpus import Gpu
 
 AMD = {"name": "Radeon", "vendor_id": 0x1002, "backend": "Vulkan", "type": "DiscreteGPU", "driver": "Mesa"}
@@ -161,6 +162,7 @@ def test_auto_tries_every_hip_gpu(machine: Any, monkeypatch: pytest.MonkeyPatch)
     """In the order of `list_gpus`; of each that it leaves it says why."""
     gpus = [Gpu(7, "broken"), Gpu(2, "wrong"), Gpu(1, "right"), Gpu(0, "old", problem="old has gfx1030; --device wgpu")]
     machine([INTEL], hip=FakeHip, gpus=gpus)
+    monkeypatch.setattr(binding, "driver_version", lambda: "7.0")
     monkeypatch.setattr(self_check, "verdict", lambda device: self_check.Verdict(device.gpu == "1", "y is off by 3"))
     device: Any = dispatch.select_device("auto")
     assert (device.name, device.gpu) == ("hip", "1")

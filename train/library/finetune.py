@@ -62,7 +62,7 @@ def finetune(**given: Any) -> FinetuneResult:
 
     Raises:
         WgradError: A mistake of the caller or a limit of the machine, with the command's message.
-        UnusableResult: Nothing usable was learnt.
+        UnusableResult: Nothing usable was trained.
         DeviceError: The device refused or was lost.
     """
     options = checked_names(given, [field.name for field in fields(Arguments)], "finetune")

@@ -130,7 +130,7 @@ class LoadedModel:
     # ---- scoring -------------------------------------------------------------------------------
     def score(self, text: str | Mapping[str, Any]) -> Scores:
         """The log-probabilities of a text's tokens. Of plain text all count but the first. A mapping is a record as
-        `finetune` takes them, scored as it would be learnt: {"prompt": ..., "completion": ...} counts the completion
+        `finetune` takes them, scored as in training: {"prompt": ..., "completion": ...} counts the completion
         (and the end of the text after it), {"messages": [...]} what the assistant says. WgradError; UnusableResult."""
         model, tokenizer = self._open_model(), self._tokenizer
         if isinstance(text, Mapping):
