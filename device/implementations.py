@@ -33,7 +33,7 @@ class Implementations(dict[str, Callable[..., Any]]):
 
         def enter(function: Function) -> Function:
             if name in self:
-                raise ValueError(f"{name} has an implementation in this room already: {self[name].__module__}")
+                raise ValueError(f"{name} has an implementation in this package already: {self[name].__module__}")
             self[name] = function
             return function
 

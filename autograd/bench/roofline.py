@@ -111,7 +111,7 @@ def _product(device: Device, side: int, dtype: np.dtype, warm_up: float) -> Meas
     times = [time_device(device, partial(device.gemm, a, b, **way), warm_up) for way in ways]
     best = min(times, key=lambda time: time.seconds)
     name = dtype.name if dtype == F32 else TENSOR_CORES
-    return MeasuredRoof(name, product_flop(side, side, side) / best.seconds, best.spread, f"a product of {side}³")
+    return MeasuredRoof(name, product_flop(side, side, side) / best.seconds, best.spread, f"a matmul of {side}³")
 
 
 def measure(device: Device, machine: Machine, entry: Entry, warm_up: float = WARM_SECONDS) -> Row:

@@ -195,7 +195,7 @@ def test_explain_prints_the_plan_of_every_weight(capsys: pytest.CaptureFixture[s
     [
         ("5x6", "cpu", "--explain: must be three sizes from 1 to 4294967295, as in 2048x8192x2048; got 5x6"),
         ("5x0x7", "cpu", "--explain: must be three sizes"),
-        ("5x6x7", "cpu", "--explain: cpu does not choose among kernels by size: use a wgpu device"),
+        ("5x6x7", "cpu", "--explain: cpu shows no plan: use a wgpu device"),
     ],
 )
 def test_explain_refuses(sizes: str, device: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:

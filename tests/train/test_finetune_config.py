@@ -244,7 +244,7 @@ def test_python_needs_what_the_command_needs(name: str) -> None:
             "--label-smoothing: would be ignored: it is of --objective dpo",
         ),
         ("--objective orpo --label-smoothing 0.1", "--label-smoothing: would be ignored: it is of --objective dpo"),
-        ("--objective dpo --no-packing", "--packing: would be ignored: each row holds one completion"),
+        ("--objective dpo --no-packing", "--packing: would be ignored: each sequence holds one completion"),
         ("--objective dpo --loss-on all", "--loss-on: would be ignored: preferences and labels are of completions"),
     ],
 )

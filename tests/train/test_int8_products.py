@@ -100,7 +100,7 @@ def test_what_is_said(
     assert main([*words, "--full"]) == 2
     assert "--int8-matmul: would be ignored: --full has no frozen weights" in capsys.readouterr().err
     assert main(words) == 0
-    said = "products: frozen weights, and what they are multiplied with, are rounded to 8 bits (--int8-matmul)\n"
+    said = "matmuls: frozen weights, and what they are multiplied with, are rounded to 8 bits (--int8-matmul)\n"
     assert said in capsys.readouterr().out
     assert device.int8_products and "int8_matmul: true" in (tmp_path / "out" / "config.yaml").read_text()
 

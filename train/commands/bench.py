@@ -76,7 +76,7 @@ def _explain(sizes: str, device: Device) -> int:
         for weight in ("float32", "float16", "bfloat16", *formats()):
             text = device.explain_linear((m, n, k), weight, backward)
             if not text:
-                raise WgradError(f"--explain: {device.name} does not choose among kernels by size: use a wgpu device")
+                raise WgradError(f"--explain: {device.name} shows no plan: use a wgpu device")
             weights.setdefault(("backward" if backward else "forward", text), []).append(weight)
     print(f"device: {device.description} ({device.reason})")
     print(f"linear layer: {m} tokens, {n} outputs, {k} inputs; activations in {device.fastest_compute}")

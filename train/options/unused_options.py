@@ -43,7 +43,7 @@ def unused_options(values: Mapping[str, Any]) -> dict[str, str]:
 
 def _of_objective(name: str) -> dict[str, str]:
     kind = OBJECTIVES[name]
-    unused = {} if kind.packs else {"packing": "each row holds one completion of a preference or label"}
+    unused = {} if kind.packs else {"packing": "each sequence holds one completion of a preference or label"}
     if kind.records != "texts":
         unused["loss_on"] = "preferences and labels are of completions"
     return unused | options_of_others(name)

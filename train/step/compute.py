@@ -51,7 +51,7 @@ def round_products(config: RunOptions, device: Device) -> list[str]:
         device.round_products()
     except DeviceError as error:
         raise WgradError(f"--int8-matmul: {error}: leave it out") from None
-    return ["products: frozen weights, and what they are multiplied with, are rounded to 8 bits (--int8-matmul)"]
+    return ["matmuls: frozen weights, and what they are multiplied with, are rounded to 8 bits (--int8-matmul)"]
 
 
 def compute_type(asked: ComputeType, device: Device, *, resumed: bool = False) -> ComputeType:
