@@ -22,5 +22,5 @@ def test_bench_on_an_emulated_card(emulator: Any, monkeypatch: pytest.MonkeyPatc
         emulator.clear()
     report = json.loads(capsys.readouterr().out)
     assert [roof["name"] for roof in report["roofs"]] == ["memory", "float32", "tensor cores"]
-    assert "product of 64³" in report["roofs"][1]["by"]
+    assert "matmul of 64³" in report["roofs"][1]["by"]
     assert {row["dtype"] for row in report["rows"]} == {"float32", "bfloat16"}
