@@ -11,6 +11,7 @@ import pytest
 from tests.autograd.norms import NORMS
 from tests.hip.executor.accesses import DTYPES, FAMILIES, as_row, count
 from tests.hip.executor.table import COMMAND, TABLES, is_current, reason, stale
+from wgrad.device.errors import DeviceLost
 
 PLANTED = """
 #include "gpu.hpp"
@@ -55,6 +56,15 @@ extern "C" GPU_KERNEL(64) void line_often(const float* x, float* y, u32 n) {
   float sum = 0.f;
   for (u32 i = 0; i < n; i++) sum += x[i % 2 * i * 32 + thread() % 32];
   y[thread()] = sum;
+}
+extern "C" GPU_KERNEL(64) void race(float* y, u32 what) {
+  GPU_SHARED(float, memory, 128);
+  u32 other = (thread() + GPU_WAVE) % 64, t = thread();
+  if (what == 0) memory[t] = 1.f, y[t] = memory[other];              // written by one, read by the other
+  if (what == 1) y[t] = memory[other], memory[t] = 1.f;              // the other way round
+  if (what == 2) memory[t % 32] = 1.f;                               // written by both
+  if (what == 3) memory[t] = 1.f, barrier(), y[t] = memory[other], barrier(), memory[t] = 2.f;
+  if (what == 4) memory[t] = 1.f, y[t] = memory[t ^ 1], y[t] += memory[64];  // its own, and what nobody writes
 }
 extern "C" GPU_KERNEL(64) void spill(float* y, u32 n) {
   float kept[64];
@@ -188,6 +198,18 @@ def test_l1_keeps_what_was_read_last(planted: Any, lines: int, times: int) -> No
 def test_lanes_that_leave_a_loop_are_not_mixed_up(planted: Any) -> None:
     """Lane l goes round l % 3 + 1 times: each round is one access of the lanes that are still there."""
     assert planted("global_loop", reads=True)["global", "load"][0] == 3 * planted.waves
+
+
+@pytest.mark.parametrize("what", range(5))
+def test_waves_that_share_lds_are_found(emulator: Any, planted: Any, blocking: None, what: int) -> None:
+    """By epochs between barriers, whichever wave runs first. gfx942 has one wave here, whose lanes are in order."""
+    if what > 2 or planted.waves == 1:
+        planted("race", what)
+    else:
+        with pytest.raises(DeviceLost):
+            planted("race", what)
+        assert "two waves use the same bytes of LDS between two barriers" in emulator.last_failure
+        emulator.clear()
 
 
 def test_registers_are_not_counted(planted: Any) -> None:

@@ -29,6 +29,23 @@ extern "C" GPU_KERNEL(64) void divergent(float* y) {
   if (thread() % GPU_WAVE < 3) y[thread()] = shuffle(1.f, 0);
   barrier();
 }
+extern "C" GPU_KERNEL(64) void skipped_last(float* y) {
+  y[thread()] = 1.f;
+  if (thread() % GPU_WAVE < 3) barrier();
+}
+extern "C" GPU_KERNEL(64) void skipped_first(float* y) {
+  if (thread() % GPU_WAVE < 3) barrier();
+  y[thread()] = 1.f;
+  barrier();
+}
+extern "C" GPU_KERNEL(128) void skipped_by_a_wave(float* y) {
+  if (thread() < GPU_WAVE) barrier();
+  y[thread() % 64] = 1.f;
+}
+extern "C" GPU_KERNEL(64) void skipped_in_a_loop(float* y) {
+  for (u32 i = 0; i < 2 + thread() % 2; i++) barrier();
+  y[thread()] = 1.f;
+}
 extern "C" GPU_KERNEL(64) void misaligned(const float* x, u32 at) { store16((float*)x, load16(x + at)); }
 extern "C" GPU_KERNEL(64) void sums(const float* x, float* y) {
   y[thread()] = wave_sum(x[thread()]);
@@ -98,6 +115,10 @@ def test_missing_barrier_shows_in_one_of_the_orders(planted: Any, monkeypatch: p
         ("lds_overrun", 64, "past the end of an LDS array of 256 bytes"),
         ("divergent", None, "some lanes of a wave wait"),
         ("misaligned", 1, "not aligned"),
+        ("skipped_last", None, "some lanes of a wave have ended, and others wait at a barrier"),
+        ("skipped_first", None, "lanes of a wave wait at different barriers"),
+        ("skipped_by_a_wave", None, "a wave has ended, and others wait at a barrier"),
+        ("skipped_in_a_loop", None, "some lanes of a wave have ended, and others wait at a barrier"),
     ],
 )
 def test_planted_bugs_are_found(
@@ -105,7 +126,7 @@ def test_planted_bugs_are_found(
 ) -> None:
     arguments = [planted.zeros((64,))] + ([] if argument is None else [argument])
     with pytest.raises(DeviceLost):
-        planted.launch("planted", kernel, arguments, (1, 1, 1), threads=64)
+        planted.launch("planted", kernel, arguments, (1, 1, 1), threads=128 if "wave" in kernel else 64)
     assert message in emulator.last_failure
 
 

@@ -57,6 +57,34 @@ std::unordered_map<uintptr_t, std::list<uintptr_t>::iterator> in_l1;
 std::vector<Access> logs[MOST];  // by work-item
 bool logged = false;
 
+// Who has used two bytes of LDS, and after how many barriers, last of all. Without a barrier in between the order of two
+// waves is anybody's guess; the lanes of one are in order.
+struct Use {
+  unsigned written, read;  // epochs, 0: never
+  unsigned writer, reader;
+};
+constexpr unsigned SEVERAL = ~0u;
+unsigned epoch = 1;
+std::map<const char*, std::vector<Use>> used;  // by LDS array
+
+bool races(const char* array, size_t first, unsigned bytes, bool store, unsigned wave) {
+  std::vector<Use>& uses = used[array];
+  if (uses.size() < (first + bytes + 1) / 2) uses.resize((first + bytes + 1) / 2);
+  bool found = false;
+  for (size_t at = first / 2; at < (first + bytes + 1) / 2; at++) {
+    Use& use = uses[at];
+    found |= use.written == epoch && use.writer != wave;
+    found |= store && use.read == epoch && use.reader != wave;
+    if (store) {
+      use.written = epoch, use.writer = wave;
+    } else {
+      use.reader = use.read == epoch && use.reader != wave ? SEVERAL : wave;
+      use.read = epoch;
+    }
+  }
+  return found;
+}
+
 unsigned lds_group(const Access& a) {
   if (a.bytes <= 4) return a.lane / 32;
   if (a.bytes == 8) return a.lane / 16;
@@ -132,12 +160,16 @@ void count_launch(const char* kernel, unsigned wave, unsigned line, bool cdna) {
 }
 void count_l1(size_t lines) { l1_lines = lines; }
 
-void count_access(unsigned thread, const void* address, unsigned bytes, bool store, const void* site) {
-  bool lds = in_lds(address);
-  if (!lds && !inside(address, bytes)) return;
-  logs[thread].push_back({site, 0, thread % lanes_of_wave, reinterpret_cast<uintptr_t>(address), bytes, store, lds});
+bool count_access(unsigned thread, const void* address, unsigned bytes, bool store, const void* site) {
+  const char* array = lds_array(address);
+  if (!array && !inside(address, bytes)) return false;
+  logs[thread].push_back(
+      {site, 0, thread % lanes_of_wave, reinterpret_cast<uintptr_t>(address), bytes, store, array != nullptr});
   logged = true;
+  return array && races(array, size_t(static_cast<const char*>(address) - array), bytes, store, thread / lanes_of_wave);
 }
+void count_group() { used.clear(), epoch = 1; }
+void count_barrier() { epoch++; }
 
 void count_wave(unsigned first, unsigned lanes) {
   if (!logged) return;

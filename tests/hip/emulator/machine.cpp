@@ -1,6 +1,6 @@
 // Work-groups on the CPU: each work-item is a fiber, waves run one after another between barriers, the lanes of a wave
 // one after another between meetings (shuffles, matrix instructions). $WGRAD_EMULATED_ORDER=rev turns both orders
-// around, so that a missing barrier shows. LDS starts as NaN in every work-group and ends at a page without access.
+// around, so that a missing barrier shows. All lanes of a wave come to the same barrier, or the launch fails. LDS starts as NaN in every work-group and ends at a page without access.
 #include "machine.hpp"
 
 #include <setjmp.h>
@@ -51,7 +51,7 @@ using gpu::host::SLOT;
 
 constexpr Arch ARCHES[] = {
     {"gfx90a", 910, 64, 65536}, {"gfx942", 942, 64, 65536}, {"gfx1100", 1100, 32, 65536}, {"gfx1201", 1201, 32, 65536},
-    {"gfx1151", 1100, 32, 65536},  // has no code objects in the package: for hiprtc
+    {"gfx950", 942, 64, 65536},  // has no code objects in the package: for hiprtc
     {"gfx1103", 1100, 32, 65536, true}, {"gfx1036", 0, 32, 65536, true},  // parts of a processor; this one and
     {"gfx803", 0, 64, 65536}};                                            // this are not supported
 constexpr size_t STACK = 256 << 10;
@@ -63,6 +63,7 @@ struct Fiber {
   void* stack_pointer;
   State state;
   unsigned kind, parity;
+  unsigned line;  // of the barrier
 };
 
 struct Local {  // one GPU_SHARED
@@ -94,8 +95,9 @@ void yield() { emulator_switch(&fibers[machine.thread].stack_pointer, main_stack
   siglongjmp(escape, 1);
 }
 
-void barrier() {
+void barrier(unsigned line) {
   fibers[machine.thread].state = State::AT_BARRIER;
+  fibers[machine.thread].line = line;
   yield();
 }
 
@@ -139,7 +141,15 @@ void start_fiber(unsigned thread) {
   *--top = nullptr;  // the return address of fiber_main, which never returns; aligns its frame
   *--top = reinterpret_cast<void*>(fiber_main);
   for (int i = 0; i < 6; i++) *--top = nullptr;
-  fibers[thread] = {top, State::READY, 0, 0};
+  fibers[thread] = {top, State::READY, 0, 0, 0};
+}
+
+// A wave comes to a barrier as one: where some of its lanes do not, a card lets the others through, or waits for ever.
+void check_barrier(unsigned first, unsigned lanes, unsigned live) {
+  if (!live) return;
+  if (live < lanes) fail("some lanes of a wave have ended, and others wait at a barrier");
+  for (unsigned i = 1; i < lanes; i++)
+    if (fibers[first + i].line != fibers[first].line) fail("lanes of a wave wait at different barriers");
 }
 
 // Lets every lane of a wave go on until it waits or ends. True where the lanes have all met and may go on.
@@ -159,7 +169,7 @@ bool run_wave(unsigned wave, unsigned threads, bool backwards) {
     meeting++;
   }
   count_wave(first, lanes);
-  if (!meeting) return false;
+  if (!meeting) return check_barrier(first, lanes, live), false;
   if (meeting < live)
     fail("some lanes of a wave wait for the others at a shuffle or matrix instruction that those skip");
   unsigned parity = 0;
@@ -175,19 +185,23 @@ bool run_wave(unsigned wave, unsigned threads, bool backwards) {
 
 void run_group(unsigned threads, bool backwards) {
   for (Local& local : locals) memset(local.first, 0xff, local.bytes);
+  count_group();
   for (unsigned i = 0; i < threads; i++) start_fiber(i);
   unsigned waves = (threads + machine.wave_size - 1) / machine.wave_size;
   for (;;) {
     for (unsigned i = 0; i < waves; i++)
       while (run_wave(backwards ? waves - 1 - i : i, threads, backwards)) {
       }
-    bool live = false;
+    unsigned live = 0;
     for (unsigned i = 0; i < threads; i++)
       if (fibers[i].state == State::AT_BARRIER) {
         fibers[i].state = State::READY;
-        live = true;
+        live++;
       }
     if (!live) return;
+    // A card goes on without a wave that has ended, and its barriers are then not those that the source means.
+    if (live < threads) fail("a wave has ended, and others wait at a barrier");
+    count_barrier();
   }
 }
 
@@ -215,10 +229,10 @@ long only_group() {
   return !text ? ALL_GROUPS : is_set("WGRAD_EMULATED_GROUPS", "last") ? -1 : atol(text);
 }
 
-bool in_lds(const void* address) {
+const char* lds_array(const void* address) {
   for (Local& local : locals)
-    if (address >= local.first && address < local.first + local.bytes) return true;
-  return false;
+    if (address >= local.first && address < local.first + local.bytes) return local.first;
+  return nullptr;
 }
 
 thread_local int device = 0;
@@ -265,7 +279,8 @@ std::string run(const Launch& launch, bool* illegal) {
   machine = {0, {0, 0, 0}, {launch.grid[0], launch.grid[1], launch.grid[2]}, wave, barrier, meet, shared,
              [](const char* message) { fail(message); },
              [](const void* address, unsigned bytes, bool store, const void* site) {
-               count_access(machine.thread, address, bytes, store, site);
+               if (count_access(machine.thread, address, bytes, store, site))
+                 fail("two waves use the same bytes of LDS between two barriers, and one of them writes");
              }};
   *launch.machine = &machine;
   running = &launch;

@@ -37,8 +37,8 @@ bool on_card(const void* address, size_t bytes);
 int device_of(const void* address);
 // "16 bytes after an allocation of 4,096 bytes": where an address lies, in words.
 std::string describe(const void* address);
-// Is it in an LDS array of the work-group that runs?
-bool in_lds(const void* address);
+// The first byte of the LDS array of the work-group that runs in which it is, or null.
+const char* lds_array(const void* address);
 size_t total_memory();
 size_t used_memory();
 
