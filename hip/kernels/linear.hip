@@ -1,4 +1,4 @@
-// architectures: gfx90a gfx942 gfx950 gfx1100 gfx1101 gfx1102 gfx1103 gfx1150 gfx1151 gfx1200 gfx1201
+// architectures: gfx90a gfx942 gfx950 gfx1100 gfx1101 gfx1102 gfx1103 gfx1150 gfx1151 gfx1152 gfx1153 gfx1200 gfx1201
 // Matrix product of 16-bit activations with a frozen weight of some format (weight_formats.hpp), decoded on the way
 // into LDS; on the matrix unit.
 //

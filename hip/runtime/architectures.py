@@ -8,6 +8,13 @@ from typing import Protocol
 from wgrad.device.errors import DeviceError
 
 SHIPPED = ("gfx90a", "gfx942", "gfx1100", "gfx1201")
+# Whose machine code others run, under their own name, which is in the ELF header and in the metadata. gfx1200's is
+# gfx1201's, byte for byte. gfx1100's avoids every fault that clang knows of gfx11, as its gfx11-generic does, and its
+# work-groups fit the smaller register files of the others.
+TWINS = {
+    **dict.fromkeys(("gfx1101", "gfx1102", "gfx1103", "gfx1150", "gfx1151", "gfx1152", "gfx1153"), "gfx1100"),
+    "gfx1200": "gfx1201",
+}
 # Lower byte of e_flags in the ELF header of a code object. Source: LLVM, User Guide for AMDGPU Backend, "ELF Header".
 _MACHINE = {
     0x2C: "gfx900", 0x2D: "gfx902", 0x2E: "gfx904", 0x2F: "gfx906", 0x30: "gfx908", 0x31: "gfx909", 0x32: "gfx90c",
@@ -20,7 +27,7 @@ _MACHINE = {
 _EM_AMDGPU = 224
 _UNITS_OF_A_DIE = {"gfx942": 38}  # MI300X: 304 compute units on 8 dies; MI300A: 228 on 6
 # With the matrix instructions of CDNA2, 3 and 4, of RDNA3 and of RDNA4. gfx117x and gfx125x have others.
-_SUPPORTED = {
+SUPPORTED = {
     "gfx90a", "gfx942", "gfx950", "gfx1100", "gfx1101", "gfx1102", "gfx1103", "gfx1150", "gfx1151", "gfx1152",
     "gfx1153", "gfx1200", "gfx1201",
 }  # fmt: skip
@@ -44,7 +51,7 @@ def check_supported(architecture: str, card: str) -> None:
     Raises:
         DeviceError: The architecture is another one.
     """
-    if architecture not in _SUPPORTED:
+    if architecture not in SUPPORTED:
         raise DeviceError(
             f"{card} has architecture {architecture or '(unnamed)'}, which is not supported: it lacks the matrix"
             " instructions of the HIP kernels (gfx90a, gfx942, gfx950, RDNA3, RDNA4); --device wgpu runs on it"
@@ -74,6 +81,20 @@ def check_image(image: bytes, where: str, architecture: str, card: str) -> None:
             f"the code object {where} is for {_MACHINE.get(made_for, f'machine {made_for:#x}')}, and this card is"
             f" {card} ({architecture}); {_AGAIN}"
         )
+
+
+def renamed(image: bytes, architecture: str) -> bytes:
+    """Return the code object of an architecture's twin (TWINS) as its own.
+
+    Raises:
+        DeviceError: It is not one.
+    """
+    twin = TWINS[architecture]
+    old, new = (f"amdgcn-amd-amdhsa--{name}".encode() for name in (twin, architecture))
+    if len(image) < 64 or _MACHINE.get(image[48]) != twin or image.count(old) != 1:
+        raise DeviceError(f"the code object for {twin} is damaged, which {architecture} uses too; {_AGAIN}")
+    (machine,) = (number for number, name in _MACHINE.items() if name == architecture)
+    return (image[:48] + bytes([machine]) + image[49:]).replace(old, new)
 
 
 _AGAIN = "make it again with `python -m wgrad.hip.runtime.build`, or install wgrad again"

@@ -7,7 +7,7 @@ from typing import Any
 
 from wgrad.device.errors import DeviceError
 from wgrad.hip.runtime import binding
-from wgrad.hip.runtime.architectures import SHIPPED, check_image
+from wgrad.hip.runtime.architectures import SHIPPED, TWINS, check_image, renamed
 from wgrad.hip.runtime.objects import (
     KERNELS,
     find_object,
@@ -35,12 +35,19 @@ class Modules:
     @property
     def origin(self) -> str:
         """Where this card's kernels come from: "shipped" or "hiprtc"."""
-        return "shipped" if (objects_folder() / self.architecture).is_dir() else "hiprtc"
+        return "shipped" if self._shipped() else "hiprtc"
+
+    def _shipped(self) -> str:
+        """The architecture whose objects serve this one, empty where there are none."""
+        for name in (self.architecture, TWINS.get(self.architecture, "")):
+            if name and (objects_folder() / name).is_dir():
+                return name
+        return ""
 
     def digest(self) -> str:
         """Digest of the code objects, or of the sources that hiprtc compiles."""
         if self.origin == "shipped":
-            return objects_digest(objects_folder(), self.architecture)
+            return objects_digest(objects_folder(), self._shipped())
         return text_digest((*sources(), *headers()))
 
     def has(self, source: str) -> bool:
@@ -81,6 +88,8 @@ class Modules:
         path = find_object(objects_folder(), self.architecture, source)
         if path is not None:
             return read_object(path), str(path)
+        if (twin := TWINS.get(self.architecture)) and (path := find_object(objects_folder(), twin, source)):
+            return renamed(read_object(path), self.architecture), str(path)
         if self.architecture in SHIPPED and "WGRAD_HIP_OBJECTS" in os.environ:
             missing = objects_folder() / self.architecture / f"{source}.co"
             raise DeviceError(f"no code object {missing}; $WGRAD_HIP_OBJECTS names this folder")

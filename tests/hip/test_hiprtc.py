@@ -39,7 +39,7 @@ except RuntimeError as error:
 
 
 class Card:
-    """An emulated gfx1151 with hiprtc, for other processes."""
+    """An emulated gfx950 with hiprtc, for other processes."""
 
     def __init__(self, emulator: Any, folder: Path) -> None:
         self.libraries, self.cache, self.programs = folder / "lib", folder / "cache", folder / "programs"
@@ -54,7 +54,7 @@ class Card:
                 subprocess.run([clang(), *flags, source, "-o", made], check=True)
         shutil.copy(made, self.libraries)
         self.room = KERNELS
-        self.architecture = "gfx1151"
+        self.architecture = "gfx950"
         self.version = 70100000
 
     def use(self) -> str:
@@ -88,14 +88,14 @@ def card(emulator: Any, tmp_path: Path) -> Card:
 
 def test_compiles_at_first_use_and_keeps_the_result(card: Card) -> None:
     said = card.use()
-    assert "gfx1151" in said and "kernels by hiprtc" in said and said.endswith("True\n")
+    assert "gfx950" in said and "kernels by hiprtc" in said and said.endswith("True\n")
     assert card.given() == ["elementwise.hip"]
     program = card.programs / "0"
-    assert (program / "options").read_text().split() == ["--offload-arch=gfx1151", *OPTIONS]
+    assert (program / "options").read_text().split() == ["--offload-arch=gfx950", *OPTIONS]
     assert {p.name for p in program.glob("*.hpp")} == {p.name for p in headers()}
     assert not (program / "gpu_host.hpp").exists()
     (kept,) = card.cache.glob("wgrad/hip/*")
-    assert kept.name.startswith("elementwise-gfx1151-") and lzma.decompress(kept.read_bytes())[:4] == b"\x7fELF"
+    assert kept.name.startswith("elementwise-gfx950-") and lzma.decompress(kept.read_bytes())[:4] == b"\x7fELF"
     assert card.use() == said  # from the cache
     assert len(card.given()) == 1
 
@@ -130,24 +130,24 @@ def test_a_compile_error_shows_the_log(card: Card, tmp_path: Path) -> None:
     with (card.room / "elementwise.hip").open("a") as file:
         file.write("#include <cmath>\n")
     said = card.use()
-    assert "hiprtc cannot compile elementwise.hip (--offload-arch=gfx1151)" in said and "'cmath' file not found" in said
+    assert "hiprtc cannot compile elementwise.hip (--offload-arch=gfx950)" in said and "'cmath' file not found" in said
     assert list(card.cache.rglob("*.xz")) == []
 
 
 def test_without_hiprtc_one_line_says_what_to_do(card: Card) -> None:
     (card.libraries / "libhiprtc.so").unlink()
     (line,) = [line for line in card.use().splitlines() if line.startswith("error:")]
-    assert "install ROCm's hiprtc (libhiprtc.so)" in line and "wgrad.hip.runtime.build --arch gfx1151" in line
+    assert "install ROCm's hiprtc (libhiprtc.so)" in line and "wgrad.hip.runtime.build --arch gfx950" in line
 
 
-TOO_OLD = "error: no code object ships for gfx1151, and the hiprtc that is installed is too old to compile the kernels"
+TOO_OLD = "error: no code object ships for gfx950, and the hiprtc that is installed is too old to compile the kernels"
 
 
 def test_a_hiprtc_that_is_too_old_is_not_asked(card: Card) -> None:
     """ROCm 6.3: its clang 18 has no buffer descriptors. What an earlier version compiled is used."""
     card.version = 60342134
     (line,) = [line for line in card.use().splitlines() if line.startswith("error:")]
-    assert line.startswith(f"{TOO_OLD} (HIP 6.3): install ROCm 7.0 or newer") and "--arch gfx1151" in line
+    assert line.startswith(f"{TOO_OLD} (HIP 6.3): install ROCm 7.0 or newer") and "--arch gfx950" in line
     assert card.given() == []
     card.version = 60443482
     assert card.use().endswith("True\n")

@@ -11,11 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.hip.executor.code_object import CodeObject
 from tests.tools import CLANG
 from wgrad.device.errors import DeviceError
 from wgrad.hip.runtime import build as building
-from wgrad.hip.runtime.architectures import SHIPPED, check_image
+from wgrad.hip.runtime.architectures import SHIPPED, SUPPORTED, TWINS, check_image, renamed
 from wgrad.hip.runtime.build import build, compile_source, compiler_version, differing, outdated
+from wgrad.hip.runtime.compile import Modules
 from wgrad.hip.runtime.objects import (
     KERNELS,
     MANIFEST,
@@ -34,6 +36,8 @@ needs_clang = CLANG.needed
 SERVED = [(s, [a for a in SHIPPED if serves(s, a)]) for s in sources()]
 TURN = zlib.crc32((OBJECTS / MANIFEST).read_bytes())
 SAMPLE = [(s, found[(TURN + n) // 2 % len(found)]) for n, (s, found) in enumerate(SERVED) if (TURN + n) % 2]
+
+SOURCES = [source.stem for source in sources() if serves(source, "gfx1200")]
 
 
 @pytest.fixture
@@ -66,6 +70,42 @@ def test_each_object_is_for_its_folder() -> None:
         assert found
         for path in found:
             check_image(read_object(path), str(path), architecture, "a card")
+
+
+def test_sources_that_name_architectures_name_all_that_are_supported() -> None:
+    named = [source for source in sources() if not serves(source, "none")]
+    lacking = {s.stem: {a for a in SUPPORTED if not serves(s, a)} for s in named}
+    assert {stem: found for stem, found in lacking.items() if found} == {"gemm_split": SUPPORTED - {"gfx942", "gfx950"}}
+
+
+@needs_clang
+@pytest.mark.parametrize(
+    ("architecture", "source"), [("gfx1200", SOURCES[TURN % len(SOURCES)]), ("gfx1102", "storage")]
+)
+def test_twins_have_the_same_machine_code(architecture: str, source: str, tmp_path: Path) -> None:
+    """As clang would make it. Of gfx1200 another source whenever an object has changed."""
+    image, _ = Modules(architecture)._image(source)
+    compile_source(KERNELS / f"{source}.hip", architecture, tmp_path / "made.co")
+    assert image == (tmp_path / "made.co").read_bytes()
+
+
+@pytest.mark.parametrize(("architecture", "twin"), TWINS.items())
+def test_twins_are_served(architecture: str, twin: str) -> None:
+    """Under their own name. A file for another architecture is refused."""
+    modules = Modules(architecture)
+    image, _ = modules._image("storage")
+    check_image(image, "storage", architecture, "a card")
+    assert modules.origin == "shipped" and modules.digest() == Modules(twin).digest() and modules.has("gemm")
+    with pytest.raises(DeviceError, match=f"code object for {twin} is damaged, which {architecture} uses too"):
+        renamed(image, architecture)
+
+
+def test_work_groups_fit_small_register_files() -> None:
+    """gfx1100 has 1,536 registers a lane, most of gfx11 1,024, in blocks of 16. A work-group is on four SIMDs."""
+    for path in sorted((OBJECTS / "gfx1100").glob("*.co.xz")):
+        for kernel in CodeObject(read_object(path), "gfx1100", str(path)).kernels.values():
+            waves = -(-kernel[".max_flat_workgroup_size"] // (32 * 4))
+            assert waves * -(-kernel[".vgpr_count"] // 16) * 16 <= 1024, kernel[".name"]
 
 
 @needs_clang
