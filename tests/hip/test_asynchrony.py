@@ -49,6 +49,17 @@ def test_an_upload_outlives_its_host_array(device: Any) -> None:
         np.testing.assert_array_equal(device.download(array), want)
 
 
+def test_uploads_do_not_pile_up(device: Any) -> None:
+    """What a copy under way reads from is kept, and not for ever."""
+    for _ in range(600):
+        device.upload(numbers(0, 3))
+        assert len(device._uploads) <= 256
+    x = device.empty((20 << 20,), np.uint8)
+    for _ in range(6):
+        device.write(x, np.zeros(20 << 20, np.uint8))
+        assert sum(data.nbytes for data in device._uploads) <= 64 << 20
+
+
 def test_a_readback_is_there_when_it_says_so(device: Any) -> None:
     x = device.upload(numbers(1))
     first = device.readback(x)

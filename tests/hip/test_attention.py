@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
 
+from tests.hip.emulator.build import build_kernels
 from tests.hip.executor.table import held, only
 from wgrad.autograd.selftest.case import BUILTIN_ULPS, Case
 from wgrad.autograd.selftest.run import check_case
@@ -178,3 +180,24 @@ def test_matrix_unit_of_rdna3_is_busy() -> None:
             for waves, least in (("2", 0.25), ("4", 0.42)) if halves else (("2", 0.6), ("4", 0.7)):
                 for key in "busy_by_waves", "busy_causal_by_waves":
                     assert r[key][waves]["600"] >= least, (r["kernel"], key, waves)
+
+
+ROUNDING = """
+#include "attention_matrix.hpp"
+extern "C" GPU_KERNEL(64) void rounding(const float* x, gpu::u32* y) {
+  for (int i = 0; i < 2; i++) {
+    const gpu::u32 t = gpu::thread() + 64 * i;
+    y[t] = attention::BF16<gpu::Round::RTNE>::pack(x[2 * t], x[2 * t + 1]);
+  }
+}
+"""
+
+
+def test_ties_of_probabilities_go_to_even(hip_device: Any, emulator: Any, tmp_path: Path) -> None:
+    """No score can be told to give a tie: the function itself, on every number half-way between two of bfloat16."""
+    (tmp_path / "rounding.hip").write_text(ROUNDING)
+    build_kernels(tmp_path / "rounding.hip", hip_device.architecture, emulator.folder)
+    x = (0x3F808000 + 0x10000 * np.arange(256, dtype=np.uint32)).view(np.float32)
+    y = hip_device.empty((128,), np.uint32)
+    hip_device.launch("rounding", "rounding", [hip_device.upload(x), y], (1, 1, 1), threads=64)
+    np.testing.assert_array_equal(hip_device.download(y).view(np.uint16), x.astype(ml_dtypes.bfloat16).view(np.uint16))

@@ -113,6 +113,33 @@ def test_lengths_are_of_whole_rows(hip_device: Any, width: int) -> None:
     check(hip_device, replace(wanted, build=lambda _rng: x))
 
 
+def test_lengths_are_of_their_heads(hip_device: Any) -> None:
+    """float16's range goes by the rows of do and v of the same head and batch element: the last ones are long. Behind
+    the last length nothing may be read."""
+    wanted = case((2, 44, 4, 2, 64), "float16", documents=False, powers=(-6, -4, 0, 0))
+    x = dict(wanted.inputs())
+    x["do"][1, :, 3] *= 4096
+    x["v"][1, :, 1] *= 4096
+    # Half of the keys against the other half, before queries that see all alike: delta, which bounds ds too, is 0.
+    x["do"][1, :21, 3], x["do"][1, ::2, 3], x["q"][1, :, 3] = 0, 0, 0
+    x["v"][1, 1::2, 1] = -x["v"][1, :-1:2, 1]
+    mask = x["doc_start"], np.zeros(1, np.int32)
+    x["o"], x["lse"] = ReferenceDevice().attention(x["q"], x["k"], x["v"], *mask, scale=0.125)
+    check(hip_device, replace(wanted, build=lambda _rng: x))
+
+
+def test_arrays_beyond_32_bits_of_bytes_go_to_the_plain_kernels(hip_device: Any) -> None:
+    """The matrix kernels address 2^32 bytes of a batch element, a tile beyond the end too."""
+    for length, plain in ((32_768 - 1024, False), (32_768 - 100, True), (32_768, True)):
+        dry = hip_device.dry_run()
+        x, of = dry.empty((1, length, 256, 256), np.float16), {"scale": 0.0625}
+        rows, origin = dry.empty((1, length), np.int32), dry.empty((1,), np.int32)
+        _, lse = dry.attention(x, x, x, rows, origin, **of)
+        dry.attention_backward(x, x, x, x, x, lse, rows, **of)
+        found = {name for name, _ in dry.kernels if name.startswith("attention_")}
+        assert (found == {"attention_plain"}) == plain, (length, found)
+
+
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_splits_over_heads_and_runs_twice_alike(
     hip_device: Any, launched: list[tuple[str, str]], dtype: str, monkeypatch: pytest.MonkeyPatch

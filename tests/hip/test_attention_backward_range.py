@@ -85,7 +85,7 @@ def test_many_small_probabilities_count(emulator: Any, architecture: str, above:
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-@pytest.mark.parametrize("row", [3, LENGTH - 2])
+@pytest.mark.parametrize("row", [3, LENGTH - 1])
 @pytest.mark.parametrize("name", ["do", "v"])
 def test_one_row_far_larger_than_the_rest(emulator: Any, architecture: str, name: str, row: int) -> None:
     """It sets the scales of all that it meets. A value that nobody attends to only spends the range."""

@@ -53,15 +53,17 @@ def test_many_small_probabilities_count(emulator: Any, architecture: str, above:
     assert ours <= 2 * plain
 
 
-@pytest.mark.parametrize("above", [1.5, 2.5, 4.0, 7.5, 8.5, 14.5, 16.5, 20.0])
+@pytest.mark.parametrize("above", [1.5, 2.5, 2.9999, 4.0, 7.5, 8.5, 14.5, 15.9999, 16.5, 20.0])
 @pytest.mark.parametrize("architecture", ["gfx90a", "gfx942", "gfx1100"])
 def test_scores_that_rise_by_little_or_much(emulator: Any, architecture: str, above: float) -> None:
     """The maximum is raised only where a score outgrows it by some powers of two: `above` of them, from one tile of
     keys to the next. No probability leaves float16's range before it is: of values that are all 1 the result is 1."""
     device, keys = emulator.device(architecture), 128
     q, k, v = np.zeros((1, 3, 1, WIDTH)), np.zeros((1, keys, 1, WIDTH)), np.ones((1, keys, 1, WIDTH))
-    q[..., 0], k[:, 64:, :, 0] = 1, above * np.log(2)
-    scores = np.float16(above * np.log(2)).astype(np.float64)
+    high = np.float16(above * np.log(2)).astype(np.float64)
+    low = np.float16(above * np.log(2) - high).astype(np.float64)  # so that a score is `above` to five digits
+    q[..., :2], k[:, 64:, :, 0], k[:, 64:, :, 1] = 1, high, low
+    scores = high + low
     arrays = [device.upload(a.astype(np.float16)) for a in (q, k, v)]
     arrays += [device.upload(np.zeros((1, 3), np.int32)), device.upload(np.array([keys - 3], np.int32))]
     o, lse = device.attention(*arrays, scale=1.0)

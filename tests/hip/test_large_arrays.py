@@ -147,6 +147,27 @@ def test_products(device: Any, dtypes: Any, layout: str, mnk: tuple[int, int, in
     near(found, left.astype(dtypes[0]).astype(np.float64) @ right.astype(dtypes[1]).astype(np.float64).T)
 
 
+@pytest.mark.parametrize("dtype", [F16, F32], ids=str)
+def test_one_row(device: Any, dtype: Any) -> None:
+    """Of a weight whose elements go beyond."""
+    x, end = numbers(1, 1024, dtype=dtype), numbers(1024, dtype=dtype)
+    y = device.gemm(device.upload(x), ending_in(device, (BEYOND // 8192 * 8, 1024), end), trans_b=True, dtype=F32)
+    near(end_of(device, y, 1), [x[0].astype(np.float64) @ end.astype(np.float64)])
+
+
+@pytest.mark.parametrize(("layout", "wide"), [("nt", "m"), ("nn", "m"), ("tn", "m"), ("tn", "n")])
+def test_short_sides(device: Any, layout: str, wide: str) -> None:
+    """Of 16, as LoRA's are; the other operand goes beyond."""
+    long = BEYOND // 8192 * 8
+    m, n, k = (long, 16, 1024) if wide == "m" else (16, long, 1024)
+    left, right = numbers(8, 24), numbers(8, 24)[::-1]
+    a = corner(device, left, F32, m, k, layout[0] == "t")
+    b = corner(device, right, F32, n, k, layout[1] == "n")
+    y = device.gemm(a, b, trans_a=layout[0] == "t", trans_b=layout[1] == "t", dtype=F32)
+    found = np.stack([end_of(device, device.view(y, (m - i, n)), 8) for i in range(7, -1, -1)])
+    near(found, left.astype(np.float64) @ right.astype(np.float64).T)
+
+
 @pytest.mark.parametrize("double", [False, True])
 def test_quantised(device: Any, double: bool) -> None:
     """Codes and their scales of the end; as without double quantisation, whose mean would be one of all blocks."""

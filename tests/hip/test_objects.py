@@ -82,16 +82,20 @@ def test_sources_that_name_architectures_name_all_that_are_supported() -> None:
 @pytest.mark.parametrize(
     ("architecture", "source"), [("gfx1200", SOURCES[TURN % len(SOURCES)]), ("gfx1102", "storage")]
 )
-def test_twins_have_the_same_machine_code(architecture: str, source: str, tmp_path: Path) -> None:
+def test_twins_have_the_same_machine_code(
+    architecture: str, source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As clang would make it. Of gfx1200 another source whenever an object has changed."""
+    monkeypatch.setenv("WGRAD_HIP_OBJECTS", str(OBJECTS))
     image, _ = Modules(architecture)._image(source)
     compile_source(KERNELS / f"{source}.hip", architecture, tmp_path / "made.co")
     assert image == (tmp_path / "made.co").read_bytes()
 
 
 @pytest.mark.parametrize(("architecture", "twin"), TWINS.items())
-def test_twins_are_served(architecture: str, twin: str) -> None:
+def test_twins_are_served(architecture: str, twin: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Under their own name. A file for another architecture is refused."""
+    monkeypatch.setenv("WGRAD_HIP_OBJECTS", str(OBJECTS))
     modules = Modules(architecture)
     image, _ = modules._image("storage")
     check_image(image, "storage", architecture, "a card")
