@@ -87,6 +87,9 @@ def test_hip_tables_take_what_rows_there_are(tmp_path: Path, monkeypatch: pytest
     text = render_hip(tmp_path)
     assert "| 248 | 32 KiB | 80.0 / 50.0 / 42.0 | – / 70.0 / – | – | – |" in text
     assert "It loses to the peer at 600 clocks." in text
+    # The model gives no speed: no figure is above the one that somebody has measured.
+    assert "605 TFLOP/s at 131,072 tokens and 535 TFLOP/s at 8,192" in text
+    assert max(int(n.replace(",", "")) for n in re.findall(r"([\d,]+) TFLOP/s", text)) == 605
 
 
 # ---- form ----------------------------------------------------------------------------------------
