@@ -11,8 +11,9 @@ from tests.wgsl.matrix_emulation import LANES
 from wgrad.device.formats.frozen_weight import formats
 from wgrad.wgsl.formats.formats import WeightForm
 from wgrad.wgsl.gemm.gemm_matrix import LARGE, MEDIUM, NARROW, MatrixTile
+from wgrad.wgsl.gemm.gemm_skinny import Skinny
 from wgrad.wgsl.gemm.gemm_tile import MAIN, SMALL, TALL_SKINNY
-from wgrad.wgsl.gemm.plan import Gemm, Limits, Plan, linear_plan, plan
+from wgrad.wgsl.gemm.plan import Gemm, Limits, Plan, linear_plan, plan, skinny_tile
 
 PLAIN = Limits(32 << 10, 1 << 30)  # a GPU without tensor cores
 CORES = Limits(48 << 10, 1 << 30, tensor_cores=True)
@@ -131,6 +132,17 @@ def test_which_left_operands_are_transposed_first() -> None:
     assert not of(2048, 2048, 2048, SOFTWARE)
     assert not plan(gemm((2048, 2048, 2048), (F32, F32, F32)), PLAIN, SMALL, 1).transposes_a
     assert of(64, 64, 64, replace(PLAIN, transposes_left=True))
+
+
+@pytest.mark.parametrize("dtype, limits, served", [(F16, CORES, True), (F32, CORES, False), (F16, PLAIN, False)])
+def test_gradients_of_a_lora_stack(dtype: str, limits: Limits, served: bool) -> None:
+    """No tile has columns of two weights."""
+    parts = (2048, 512, 512)
+    for along_rows in (False, True):
+        skinny = Skinny((TOKENS, 3072), dtype, 3 * RANK, RANK, True, along_rows, parts=parts, part_rank=RANK)
+        tile = skinny_tile(skinny, limits)
+        assert (tile is not None) == served
+        assert tile is None or not along_rows or not any(part % tile.side for part in parts)
 
 
 def test_a_plan_in_words() -> None:

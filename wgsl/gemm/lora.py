@@ -5,6 +5,7 @@ from __future__ import annotations
 from wgrad.device.memory import Array
 from wgrad.wgsl.gemm import gemm_matrix_skinny, gemm_skinny
 from wgrad.wgsl.gemm.gemm_skinny import MOST_RANK, Skinny
+from wgrad.wgsl.gemm.plan import Limits, skinny_tile
 from wgrad.wgsl.operators import implements
 from wgrad.wgsl.runtime.runtime import Runtime
 
@@ -32,11 +33,9 @@ def lora_db(device: Runtime, dy: Array, u: Array, parts: tuple[int, ...], out: A
 
 
 def _launch(device: Runtime, skinny: Skinny, x: Array, s: Array, out: Array, alpha: float, accumulate: bool) -> None:
-    on_units = None
-    if device.matrix_units:
-        on_units = gemm_matrix_skinny.choose_tile(skinny, device.workgroup_bytes, device.lanes)
-    if on_units is not None:
-        gemm_matrix_skinny.launch(device, skinny, on_units, x, s, out, alpha, accumulate)
+    on_cores = skinny_tile(skinny, Limits.of(device))
+    if on_cores is not None:
+        gemm_matrix_skinny.launch(device, skinny, on_cores, x, s, out, alpha, accumulate)
     else:
         assert gemm_skinny.served(skinny)  # columns of a stack are multiples of 64, and there is no bfloat16 here
         gemm_skinny.launch(device, skinny, x, s, out, alpha, accumulate)

@@ -142,9 +142,9 @@ def plan(gemm: Gemm, limits: Limits, tile: AnyTile | None = None, splits: int | 
         dtype = _dequantised(gemm, limits, gemm.b)
         if dtype:
             return replace(plan(replace(gemm, b=dtype), limits), gemm=gemm, dequantised=dtype)
-    if free and gemm.plain and limits.tensor_cores and not _few_rows(gemm):
+    if free and gemm.plain and not _few_rows(gemm):
         skinny = gemm_skinny.find(gemm.mnk, gemm.a, str(gemm.b), gemm.out, gemm.trans_a, gemm.trans_b)
-        on_cores = skinny and gemm_matrix_skinny.choose_tile(skinny, limits.workgroup_bytes, limits.lanes)
+        on_cores = skinny and skinny_tile(skinny, limits)
         if skinny and on_cores:
             shares = gemm_matrix_skinny.splits_of(skinny, on_cores)
             return Plan(gemm, "gemm_matrix_skinny", on_cores, *shares, skinny=skinny)
@@ -154,6 +154,14 @@ def plan(gemm: Gemm, limits: Limits, tile: AnyTile | None = None, splits: int | 
         chosen = _choose(gemm, limits)
         tile, splits = tile or chosen[0], splits or chosen[1]
     return _with_tile(gemm, limits, tile, splits)
+
+
+def skinny_tile(skinny: Skinny, limits: Limits) -> SkinnyTile | None:
+    """Choose the tile on tensor cores of a GEMM with a side of a LoRA's rank; None: gemm_matrix_skinny.wgsl does not
+    serve it on this device."""
+    if not limits.tensor_cores:
+        return None
+    return gemm_matrix_skinny.choose_tile(skinny, limits.workgroup_bytes, limits.lanes)
 
 
 def _dequantised(gemm: Gemm, limits: Limits, weight: WeightForm) -> str:
