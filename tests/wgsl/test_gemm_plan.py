@@ -10,6 +10,7 @@ import pytest
 from tests.wgsl.matrix_emulation import LANES
 from wgrad.device.formats.frozen_weight import formats
 from wgrad.wgsl.formats.formats import WeightForm
+from wgrad.wgsl.gemm import gemm_tile
 from wgrad.wgsl.gemm.gemm_matrix import LARGE, MEDIUM, NARROW, MatrixTile
 from wgrad.wgsl.gemm.gemm_skinny import Skinny
 from wgrad.wgsl.gemm.gemm_tile import MAIN, SMALL, TALL_SKINNY
@@ -37,6 +38,7 @@ def gemm(mnk: tuple[int, int, int], types: tuple[str, str, str], layout: str = "
         (PLAIN, (TOKENS, 24, HIDDEN), (F32, F32, F32), "nt", "gemm", SMALL, 12),
         (PLAIN, (1, MLP, HIDDEN), (F32, F32, F32), "nt", "gemv", None, 1),
         (PLAIN, (17, MLP, HIDDEN), (F32, F32, F32), "nt", "gemm", SMALL, 3),
+        (PLAIN, FORWARD, (F16, F16, F16), "nt", "gemm", MAIN, 1),
         # tensor cores: float16, never float32 with a float32 result
         (CORES, FORWARD, (F16, F16, F16), "nt", "gemm_matrix", LARGE, 1),
         (CORES, FORWARD, (F32, F32, F32), "nt", "gemm", MAIN, 1),
@@ -60,6 +62,23 @@ def test_arrays(
     assert (found.shader, found.splits) == (shader, splits)
     assert tile is None or found.tile == tile
     assert found.k_per_split * (found.splits - 1) < mnk[2] <= found.k_per_split * found.splits
+
+
+def test_columns_that_start_anywhere_keep_a_gemm_off_tensor_cores() -> None:
+    for column, shader in ((8, "gemm_matrix"), (4, "gemm")):
+        piece = gemm(FORWARD, (F16, F16, F16), lda=2 * HIDDEN, a_column=column)
+        assert plan(piece, CORES).shader == shader
+
+
+def test_a_software_driver_has_its_own_tile_whatever_is_asked_for() -> None:
+    asked = plan(gemm(FORWARD, (F32, F32, F32)), SOFTWARE, SMALL, 4)
+    assert (asked.shader, asked.tile, asked.splits) == ("gemm_direct", gemm_tile.software_tile(TOKENS, MLP), 1)
+    assert plan(gemm(FORWARD, (F32, F32, F32)), SOFTWARE).tile == asked.tile
+
+
+def test_nested_scales_stay_outside_of_a_narrow_tile() -> None:
+    found = linear_plan((16, 4096, 4096), F16, "nf4", False, CORES)
+    assert (found.tile, found.table, found.unit) == (NARROW, False, 32)
 
 
 def test_what_is_added_keeps_a_gemm_off_the_skinny_kernel() -> None:
