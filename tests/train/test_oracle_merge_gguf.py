@@ -185,15 +185,20 @@ def test_words_are_cut_as_ours(adapted: Any, tmp_path: Path) -> None:
     assert distance(found, ours(tmp_path / "out", ids=ids)) < 5e-4
 
 
+def test_a_gguf_base_is_named_by_its_file(adapted: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Not by the folder in the cache where it is laid out."""
+    adapter, file = adapted(), tmp_path / "base/model.gguf"
+    assert merge(adapter, file.parent) == 0
+    assert merge(adapter, tmp_path / "out", "--model", str(file), "--onto", "dequantised") == 0
+    assert f"wrote {tmp_path}/out/model.gguf: {file} with {adapter} merged onto" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Gemma2ForCausalLM"])
-def test_a_gguf_base_keeps_what_its_file_says(
-    architecture: str, adapted: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_gguf_base_keeps_what_its_file_says(architecture: str, adapted: Any, tmp_path: Path) -> None:
     adapter = adapted(architecture, **({"rope_scaling": LLAMA3} if architecture == "LlamaForCausalLM" else {}))
     assert merge(adapter, tmp_path / "base", "--quantize", "q8_0") == 0
     words = ("--model", str(tmp_path / "base"), "--onto", "dequantised", "--dtype", "float32")
     assert merge(adapter, tmp_path / "out", *words) == 0
-    assert f": {tmp_path / 'base'} with {adapter} merged" in capsys.readouterr().out  # not its folder in the cache
     assert merge(adapter, tmp_path / "plain", *words, "--format", "safetensors") == 0
     before, after = (
         {entry.key: entry[1:] for entry in read_metadata(tmp_path / name / "model.gguf", "--model")}
