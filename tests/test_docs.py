@@ -239,7 +239,7 @@ def test_commands_run(page: str, workshop: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_the_python_page_runs(workshop: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
-    first, second = _blocks(ROOT / "docs/reference/python.md", "python")
+    first, second, third = _blocks(ROOT / "docs/reference/python.md", "python")
     monkeypatch.chdir(workshop)
     shutil.rmtree("out", ignore_errors=True)
     space: dict[str, Any] = {}
@@ -257,6 +257,10 @@ def test_the_python_page_runs(workshop: Path, monkeypatch: pytest.MonkeyPatch, c
     space["wgrad"].finetune(out="out/watched", callbacks=[space["Watch"](), print], **options)
     said = capsys.readouterr().out
     assert "checkpoints/step-1" in said and "StepReport(step=1" in said
+    exec(third, space)
+    metrics = {"accuracy": space["accuracy"]}
+    space["wgrad"].finetune(out="out/own", loss=space["loss"], metrics=metrics, **options)
+    assert "held_out_accuracy_after" in Path("out/own/results.json").read_text()
 
 
 # Beginnings of sentences that a reader has to solve first; private words, and the field's word for each.

@@ -3,8 +3,9 @@
 Public names, each imported when it is first asked for (so that `import wgrad` stays quick):
 
     finetune, FinetuneResult        a run, with the options of `wgrad finetune`            wgrad.train
-    Callback, StepReport, EvaluationReport, SaveReport
+    Callback, StepReport, EvaluationReport, SaveReport, RateReport
                                     what a run tells while it goes on; the answer can end it
+    ModelOutput, TokenBatch         what a loss of your own gets
     load, LoadedModel, Generated, Scores, TokenScore
                                     a model that writes and scores texts
     generate                        one text, with the options of `wgrad generate`
@@ -41,8 +42,11 @@ if TYPE_CHECKING:
     from wgrad.train.library.results import FinetuneResult as FinetuneResult
     from wgrad.train.output.callbacks import Callback as Callback
     from wgrad.train.output.callbacks import EvaluationReport as EvaluationReport
+    from wgrad.train.output.callbacks import RateReport as RateReport
     from wgrad.train.output.callbacks import SaveReport as SaveReport
     from wgrad.train.output.callbacks import StepReport as StepReport
+    from wgrad.train.step.hooks import ModelOutput as ModelOutput
+    from wgrad.train.step.hooks import TokenBatch as TokenBatch
 
 # A checkout without the room links (git on Windows writes them as text files) still runs:
 # the rooms are then found at the top of the repository.
@@ -57,10 +61,13 @@ _PUBLIC = {
     "FinetuneResult": "wgrad.train.library.results",
     "Generated": "wgrad.train.library.loaded_model",
     "LoadedModel": "wgrad.train.library.loaded_model",
+    "ModelOutput": "wgrad.train.step.hooks",
+    "RateReport": "wgrad.train.output.callbacks",
     "SaveReport": "wgrad.train.output.callbacks",
     "Scores": "wgrad.train.library.loaded_model",
     "StepReport": "wgrad.train.output.callbacks",
     "Tensor": "wgrad.autograd.tensor",
+    "TokenBatch": "wgrad.train.step.hooks",
     "TokenScore": "wgrad.train.library.loaded_model",
     "WgradError": "wgrad.device.errors",
     "finetune": "wgrad.train.library.finetune",
@@ -77,10 +84,13 @@ __all__ = [
     "FinetuneResult",
     "Generated",
     "LoadedModel",
+    "ModelOutput",
+    "RateReport",
     "SaveReport",
     "Scores",
     "StepReport",
     "Tensor",
+    "TokenBatch",
     "TokenScore",
     "WgradError",
     "finetune",

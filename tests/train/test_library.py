@@ -67,7 +67,11 @@ assert set(wgrad.__all__) <= set(dir(wgrad))
 def test_options_are_the_commands() -> None:
     names = lambda kind: {f.name for f in dataclasses.fields(kind)}  # noqa: E731
     given = lambda function: set(inspect.signature(function).parameters)  # noqa: E731
-    assert given(wgrad.finetune) == names(RunOptions) | {"config", "callbacks", "progress"} == names(Arguments)
+    assert (
+        given(wgrad.finetune)
+        == names(RunOptions) | {"config", "callbacks", "loss", "metrics", "progress"}
+        == names(Arguments)
+    )
     assert given(wgrad.generate) == names(GenerateConfig) - {"prompts", "out", "batch_size"} == names(PromptOptions)
     assert given(wgrad.load) == names(LoadOptions) == names(GenerateConfig) & names(LoadOptions) | {"context"}
     assert inspect.signature(wgrad.finetune).parameters["lora_r"].default == RunOptions().lora_r
@@ -225,7 +229,10 @@ class Underived:
 
 
 WRONG_CALLBACKS: list[tuple[Any, str]] = [
-    (Misspelt(), "a run never calls Misspelt.on_steps (did you mean on_step?): the methods are on_step, on_evaluation"),
+    (
+        Misspelt(),
+        "a run never calls Misspelt.on_steps (did you mean on_step?): the methods are on_step, on_learning_rate",
+    ),
     (FromElsewhere(), "a run never calls FromElsewhere.on_train_begin"),
     (Asynchronous(), "Asynchronous.on_step is asynchronous, and a run awaits nothing"),
     (Greedy(), "Greedy.on_save must take one argument, the report"),

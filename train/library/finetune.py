@@ -17,6 +17,7 @@ from wgrad.train.options.resolve import resolve_config
 from wgrad.train.output.callbacks import Callback, Callbacks, StepReport
 from wgrad.train.run.caller import PythonCaller
 from wgrad.train.run.finetune import run_finetune
+from wgrad.train.step.hooks import Hooks, LossFunction, Metric
 
 _RECORDS = (
     "training data: files or a hub data set, as --data takes them; or records: an iterable such as a list, a table of "
@@ -44,6 +45,16 @@ class Arguments(RunOptions):
     callbacks: Iterable[Callback | Callable[[StepReport], Any]] = field(
         default=(), metadata={"help": "wgrad.Callback objects, or functions that take each step's StepReport"}
     )
+    loss: LossFunction | None = field(
+        default=None,
+        metadata={"help": "a loss in place of the cross-entropy: a function of a ModelOutput and a TokenBatch that "
+                  "returns the sum over the targets as a Tensor of one number"},
+    )  # fmt: skip
+    metrics: Mapping[str, Metric] | None = field(
+        default=None,
+        metadata={"help": "measures of the held-out data: name -> function of logits float32 [M, V] and targets int32 "
+                  "[M] that returns one number, or one for each target"},
+    )  # fmt: skip
     progress: bool = field(default=False, metadata={"help": "print what the command prints"})
 
 
@@ -66,6 +77,7 @@ def finetune(**given: Any) -> FinetuneResult:
         DeviceError: The device refused or was lost.
     """
     options = checked_names(given, [field.name for field in fields(Arguments)], "finetune")
+    hooks = Hooks(options.pop("loss", None), options.pop("metrics", None))
     callbacks, progress = Callbacks(options.pop("callbacks", ())), options.pop("progress", False)
     if options.get("config") is None:
         options.pop("config", None)
@@ -85,7 +97,7 @@ def finetune(**given: Any) -> FinetuneResult:
     if config.lr_sweep:
         raise WgradError("--lr-sweep: comes to no result that a function returns: use the command wgrad finetune")
     try:
-        run_finetune(config, PythonCaller(records, callbacks, silent=not progress))
+        run_finetune(config, PythonCaller(records, callbacks, hooks, silent=not progress))
     finally:
         gc.collect()  # what was on the device, of which circles of Python objects may still hold a part
     return read_results(config.out)

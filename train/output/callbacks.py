@@ -63,6 +63,15 @@ class SaveReport:
     folder: Path
 
 
+@dataclass(frozen=True)
+class RateReport:
+    """A step that is about to begin. lr: learning rate by the schedule, or by the callback before this one."""
+
+    step: int  # 1 for the first
+    total_steps: int
+    lr: float
+
+
 class Callback:
     """Override what is of interest. A method that returns True ends the run after the step that it tells of (from an
     evaluation before training: after the first), as if it were the last: the result is written and measured. An
@@ -70,6 +79,9 @@ class Callback:
 
     def on_step(self, report: StepReport) -> bool | None:
         """A step is done. The run waits for the device at each step where there are callbacks."""
+
+    def on_learning_rate(self, report: RateReport) -> float | None:
+        """A step is about to begin: return the learning rate that it is to have, or None for report.lr."""
 
     def on_evaluation(self, report: EvaluationReport) -> bool | None:
         """Something was measured: before the first step, after the last, and each eval_every steps."""
@@ -101,6 +113,21 @@ class Callbacks:
 
     def step(self, report: StepReport) -> None:
         self._note([one.on_step(report) for one in self._all()])
+
+    def rate(self, step: int, total_steps: int, lr: float) -> float:
+        """Return the learning rate of a step. Raises WgradError: a callback's is no rate."""
+        for one in self._callbacks:
+            given = one.on_learning_rate(RateReport(step, total_steps, lr))
+            if given is None:
+                continue
+            number = isinstance(given, (int, float, np.integer, np.floating)) and not isinstance(given, bool)
+            if not number or not 0 <= float(given) < math.inf:
+                raise WgradError(
+                    f"callbacks: {type(one).__name__}.on_learning_rate: must return a number, 0 or more, or None; got "
+                    f"{given!r} for step {step}"
+                )
+            lr = float(given)
+        return lr
 
     def evaluation(self, report: EvaluationReport) -> None:
         self._note([one.on_evaluation(report) for one in self._all()])

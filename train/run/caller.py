@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from wgrad.train.data.given_records import Records
 from wgrad.train.output.callbacks import Callbacks
+from wgrad.train.step.hooks import Hooks
 
 
 @dataclass(frozen=True)
@@ -16,4 +17,5 @@ class PythonCaller:
 
     records: Mapping[str, Records] = field(default_factory=dict)
     callbacks: Callbacks = field(default_factory=Callbacks)
+    hooks: Hooks = field(default_factory=Hooks)
     silent: bool = False

@@ -20,6 +20,7 @@ from wgrad.train.output.metrics import SamplesFile
 from wgrad.train.plan.plan import SAMPLE_TOKENS
 from wgrad.train.run.session import Session
 from wgrad.train.step.build import TrainableModel
+from wgrad.train.step.hooks import Hooks, measure_metrics
 from wgrad.train.step.trainer import Trainer
 
 T = TypeVar("T", bound=Example)
@@ -75,9 +76,11 @@ class Evaluation:
         built: TrainableModel,
         samples: SamplesFile | None = None,
         callbacks: Callbacks | None = None,
+        hooks: Hooks = Hooks(),  # noqa: B008  frozen
     ) -> None:
         self.session, self.trainer, self.built, self.samples = session, trainer, built, samples
         self.callbacks = Callbacks() if callbacks is None else callbacks
+        self.hooks = hooks
         documents, config = session.data.held_out, session.config
         chosen = eval_subset(documents, config)
         self.batches: list[Batch] = eval_batches(chosen, trainer.config, session.tokenizer.pad_id or 0)
@@ -90,14 +93,19 @@ class Evaluation:
     ) -> Measured:
         """Evaluate the model after `step` steps. when: for people. loss: where it has been measured. GivenUp, once
         `asked` says so."""
-        lines, metrics = [], dict[str, float]()
+        lines, metrics, own = [], dict[str, float](), self.hooks.metrics or {}
         if self.batches and (loss is None or self.trainer.objective.score_size):  # of metrics nobody keeps a record
             with self.session.display.phase("held-out loss", len(self.batches), "batches") as phase:
                 loss, metrics = self.trainer.measure(self.batches, _until(asked, phase.update))
+        if self.batches and self.hooks.metrics:
+            found = measure_metrics(self.hooks.metrics, self.built.model, self.trainer.written, self.batches)
+            metrics = {**metrics, **found}
         if loss is not None:
-            shown = ", ".join(f"{name} {value:.4f}" for name, value in metrics.items() if name in _SHOWN)
-            shown = shown or f"perplexity {math.exp(min(loss, 700)):.2f}"
-            lines.append(f"held-out loss {when}: {loss:.4f} ({shown}{self._note})")
+            shown = ", ".join(f"{name} {value:.4f}" for name, value in metrics.items() if name in (*_SHOWN, *own))
+            if self.hooks.loss is None and not self.trainer.objective.score_size:
+                shown = ", ".join(filter(None, (f"perplexity {math.exp(min(loss, 700)):.2f}", shown)))
+            told = f"{shown}{self._note}".removeprefix("; ")
+            lines.append(f"held-out loss {when}: {loss:.4f}" + (f" ({told})" if told else ""))
         texts = list(self._texts(step, asked, lines, when)) if self.samples is not None else []
         self.callbacks.evaluation(EvaluationReport(step, loss, tuple(texts), metrics))
         return Measured(loss, texts, lines, metrics)

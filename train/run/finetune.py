@@ -49,10 +49,12 @@ def run_finetune(config: FinetuneConfig, caller: PythonCaller | None = None) -> 
     """Train as `config` says, with the other ranks if this process is one of several. -> 0. Raises WgradError or a
     device's error, with a message for the user; Interrupted; RankFailure; what a callback raises."""
     caller = caller or PythonCaller()
+    caller.hooks.check(config)
     with open_world() as world:
-        if caller.callbacks and not world.alone:
+        if (caller.callbacks or caller.hooks) and not world.alone:
+            what = "callbacks" if caller.callbacks else "loss and metrics"
             raise WgradError(
-                f"callbacks: are for a run of one process, and this is one of {world.size} ranks: leave them out, or "
+                f"{what}: are for a run of one process, and this is one of {world.size} ranks: leave them out, or "
                 "start one process"
             )
         return _run(config, world, caller)
@@ -127,7 +129,7 @@ class _Finetuning:
         session.say(memory_line(session, plan, self.built))
         with advising(for_parameters(config)):
             self.optimizer = build_optimizer(config, self.built.parameters)
-        self.trainer = Trainer(self.built.model, self.optimizer, config, world)
+        self.trainer = Trainer(self.built.model, self.optimizer, config, world, self.caller.hooks.loss)
         if self.state is not None:
             self._restore(self.state)
         self._compare_starts()
@@ -149,7 +151,9 @@ class _Finetuning:
             if config.sample:
                 samples = files.enter_context(SamplesFile(config.out, begun_at, writes=world.is_main_process))
                 self.outlets.records.append(samples)
-            self.evaluation = Evaluation(session, self.trainer, self.built, samples, self.caller.callbacks)
+            self.evaluation = Evaluation(
+                session, self.trainer, self.built, samples, self.caller.callbacks, self.caller.hooks
+            )
             self.results: dict[str, Any] = self.state.info.results if self.state is not None else {}
             before = self._say(self.evaluation.measure(0, "before")) if self.state is None else None
             self.results |= before.results("before") if before is not None else {}

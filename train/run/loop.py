@@ -85,7 +85,7 @@ class Run:
             if (asked := self._asked()) is not None:
                 raise self._interrupted(asked, self.stream.step)
         for step in self.stream:
-            lr = learning_rate(self.config, step.index, total)
+            lr = self.callbacks.rate(step.index + 1, total, learning_rate(self.config, step.index, total))
             try:
                 self.trainer.data_parallel.asked_here = self.interrupts.asked
                 self.trainer.step(step, lr)

@@ -23,6 +23,7 @@ from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.ranks.data_parallel import DataParallel
 from wgrad.train.ranks.world import RanksLost, World
 from wgrad.train.step.buckets import buckets_of
+from wgrad.train.step.hooks import CallersLoss, LossFunction
 from wgrad.train.step.objectives import make_loss, write_batch
 from wgrad.train.step.optim import ALIGN, AdamW
 
@@ -32,17 +33,24 @@ HISTORY_STEPS = 64  # steps that the device keeps at most before they are asked 
 class Trainer:
     """Runs optimiser steps and evaluations of a model on persistent inputs of [rows, seq_len].
 
-    world: the ranks that share each step and each evaluation.
+    world: the ranks that share each step and each evaluation. loss: of a Python caller, in place of --objective's.
     """
 
-    def __init__(self, model: Model, optimizer: AdamW, config: RunOptions, world: World | None = None) -> None:
+    def __init__(
+        self,
+        model: Model,
+        optimizer: AdamW,
+        config: RunOptions,
+        world: World | None = None,
+        loss: LossFunction | None = None,
+    ) -> None:
         self.model, self.optimizer, self.config, self.device = model, optimizer, config, model.device
         self.world = World() if world is None else world
         device = self.device
         self.eval_inputs = Inputs.empty(model, config.rows, config.max_length)
         seed = device.upload(np.zeros(2, np.uint32)) if self._dropout else None
         self.inputs = replace(self.eval_inputs, seed=seed)
-        self.objective = make_loss(model, config)
+        self.objective = make_loss(model, config) if loss is None else CallersLoss(model, config, loss)
         self._inv_targets = device.zeros((1,))
         # What ranks add up of a step: at 0 the loss so far (sum over targets / targets of the step); from ALIGN on the
         # scores of each micro-batch, if the objective has any (views must be aligned).
@@ -75,6 +83,11 @@ class Trainer:
     @property
     def _dropout(self) -> bool:
         return self.model.adapter is not None and self.model.adapter.config.dropout > 0
+
+    def written(self, batch: Batch) -> Inputs:
+        """Bring a batch to the device -> inputs of an evaluation."""
+        self._write(batch)
+        return self.eval_inputs
 
     def _write(self, batch: Batch) -> None:
         write_batch(self.device, self.inputs, batch, self.objective.targets(batch))
