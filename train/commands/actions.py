@@ -20,6 +20,7 @@ from wgrad.train.options.option_text import read_stdin
 from wgrad.train.options.push_config import PushConfig
 from wgrad.train.options.resolve import resolve_config, resolve_options
 from wgrad.train.options.serve_config import ServeConfig
+from wgrad.train.options.sweep_options import MOST, read_vary
 from wgrad.train.options.watch_config import WatchConfig
 from wgrad.train.ranks.launch import launch, wants_launch
 from wgrad.train.step.memory import advising
@@ -137,6 +138,19 @@ def import_config(args: argparse.Namespace) -> int:
     from wgrad.train.commands.import_config import run_import
 
     return run_import(config)
+
+
+def sweep(args: argparse.Namespace) -> int:
+    given = _given(args)
+    varied = [read_vary(text) for text in given.pop("vary") or ()]
+    if not varied:
+        raise WgradError("--vary is required: give it, as learning_rate=1e-4,3e-4")
+    trials = given.pop("trials")
+    if trials is not None and not (trials.isdecimal() and 1 <= int(trials) <= MOST):
+        raise WgradError(f"--trials: must be a whole number between 1 and {MOST}; got {trials!r}")
+    from wgrad.train.commands.sweep import run_sweep
+
+    return run_sweep(given, varied, None if trials is None else int(trials))
 
 
 def push(args: argparse.Namespace) -> int:

@@ -47,7 +47,7 @@ def _completion(args: argparse.Namespace) -> int:
 # Options of a run that --help shows; --help-all has all.
 USUAL = ("model", "data", "out", "resume", "lora_r", "learning_rate", "batch_size", "max_length", "epochs", "vram")
 GROUPS = {
-    "train": ("finetune", "plan", "data", "watch"),
+    "train": ("finetune", "sweep", "plan", "data", "watch"),
     "use": ("generate", "chat", "serve", "eval", "merge", "export", "push"),
     "inspect": ("devices", "doctor", "selftest", "bench"),
     "set up": ("import-config", "matrix-units", "warm", "cache", "completion"),
@@ -71,6 +71,14 @@ def build_parser() -> Parser:
         "finetune", actions.finetune, "train LoRA adapters (QLoRA) on your data, or with --full the whole model"
     )
     _add_config(finetune)
+    sweep = add("sweep", actions.sweep, "run finetune for each combination of options, and compare; takes its options")
+    sweep.epilog = "Interrupted? The same command goes on. Each run is a folder in --out."
+    vary = "an option and its values; several times for several options: learning_rate=1e-4,3e-4 or =1e-5..1e-3"
+    sweep.add_argument("--vary", action="append", metavar="NAME=V,V", help=vary)
+    trials = "draw this many combinations at random (by --seed) instead of trying all"
+    sweep.add_argument("--trials", metavar="N", help=trials)
+    _add_config(sweep)
+    sweep.required = {"model", "data", "out"}
     plan = add("plan", actions.plan, "show the memory that a run takes, and what fits; takes the options of finetune")
     _add_config(plan)
     plan.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
@@ -146,7 +154,7 @@ def _add_config(parser: Parser) -> None:
     """The options of a run."""
     parser.add_argument("--config", metavar="FILE", default=argparse.SUPPRESS, help="YAML file with options by name")
     add_options(parser, FinetuneConfig)
-    parser.show_usual(*USUAL, "json", "action", "file", "examples")
+    parser.show_usual(*USUAL, "json", "action", "file", "examples", "vary", "trials")
     if not parser.prog.endswith("finetune"):  # these use parts of a run
         parser.required = {"model"}
 
