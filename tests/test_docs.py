@@ -22,6 +22,7 @@ import yaml
 
 import wgrad
 from tests.conftest import require_wgpu
+from wgrad.hip.runtime.architectures import SUPPORTED
 from wgrad.train.commands.cli import build_parser, main
 from wgrad.train.data.data import load_data
 from wgrad.train.data.tokenizer import load_tokenizer
@@ -171,6 +172,18 @@ def test_options_in_sentences_exist() -> None:
         assert {*re.findall(r"`(--[a-z][\w-]*)", text)} <= known, page
         for option, argument in re.findall(r"`--([a-z-]+)` is `(\w+)`", text):
             assert argument == option.replace("-", "_"), page
+
+
+def test_the_table_of_gpus_knows_what_hip_runs() -> None:
+    """A chip has HIP in its row exactly where the kernels run on it; every row says whether it was tested."""
+    lines = (ROOT / "docs/reference/gpus.md").read_text(encoding="utf-8").splitlines()
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if line.startswith("| ")]
+    rows = [row for row in rows if re.match("no|yes", row[-1])]
+    assert len(rows) >= 25
+    chips = {chip: row for row in rows for chip in re.findall(r"gfx\w+", row[1])}
+    for chip, (_, _, takes, advice, _) in chips.items():
+        assert ("HIP" in takes) == ("HIP" in advice) == (chip in SUPPORTED), chip
+    assert set(SUPPORTED) - set(chips) <= {"gfx1152", "gfx1153"}  # small processors
 
 
 # ---- code blocks run -------------------------------------------------------------------------------
