@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,10 @@ import pytest
 
 from wgrad.device.errors import WgradError
 from wgrad.train.data import ollama_template as module
+from wgrad.train.data.chat import ChatTemplate
 from wgrad.train.data.go_template import GoTemplateError, literal, render
 from wgrad.train.data.named_templates import _TEMPLATES
-from wgrad.train.data.ollama_template import conversations, ollama_template, render_go
+from wgrad.train.data.ollama_template import conversations, derive, ollama_template, render_go
 from wgrad.train.data.tokenizer import Tokenizer, load_tokenizer
 
 MORE = {
@@ -57,6 +59,18 @@ def test_ten_conversations_are_rendered_alike(name: str, adds_bos: bool, of: Any
         wanted = tokenizer.chat_template.render(messages, True)
         assert render_go(found.text, messages) == (wanted.removeprefix("<s>") if adds_bos else wanted)
     assert '"""' not in found.text and not found.text.endswith('"')
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize("name", ["llama3_2", "qwen2_5", "qwen3", "gemma3", "phi3_5", "gptoss", "deepseekv3", "cohere"])
+def test_templates_of_real_models(name: str) -> None:
+    """As TRL has them; its folder is found without importing it."""
+    found = importlib.util.find_spec("trl")
+    if found is None or found.origin is None:
+        pytest.skip("trl is not installed")
+    text = (Path(found.origin).parent / "chat_templates" / f"{name}.jinja").read_text(encoding="utf-8")
+    template = ChatTemplate(text, {"bos_token": "<s>", "eos_token": "</s>"}, strict=True)
+    assert ".System" in derive(template.render).text
 
 
 def test_conversations_differ() -> None:
