@@ -61,6 +61,17 @@ def test_another_loss_trains_something_else(model: str, tmp_path: Path) -> None:
     assert other.held_out_loss_before == pytest.approx(2 * (usual.held_out_loss_before or 0), rel=1e-5)
 
 
+def test_a_run_goes_on_with_its_own_loss_alone(model: str, tmp_path: Path) -> None:
+    run(model, tmp_path / "out", loss=cross_entropy)
+    more = OPTIONS | {"model": model, "out": tmp_path / "out", "max_steps": 4, "resume": True}
+    with pytest.raises(WgradError, match="--resume: loss was 'a function' when .* give the same options"):
+        wgrad.finetune(**more)
+    assert wgrad.finetune(loss=cross_entropy, **more).steps == 4
+    run(model, tmp_path / "usual")
+    with pytest.raises(WgradError, match="--resume: loss was "):
+        wgrad.finetune(**more | {"out": tmp_path / "usual", "loss": cross_entropy})
+
+
 def test_the_whole_model_by_its_logits(model: str, tmp_path: Path) -> None:
     """The output layer is trained too, of which token_losses has no gradient."""
     more: dict[str, Any] = {"full": True, "learning_rate": 1e-3}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
@@ -133,6 +134,19 @@ def test_llama_factory(tmp_path: Path, capsys: Any) -> None:
     assert (found["eval_steps"], found["eval_fraction"], found["warmup_steps"]) == (500, 0.1, 0.1)
     assert found["lr_scheduler_type"] == "linear" and "cosine, linear, constant" in left["lr_scheduler_type"]
     assert "dataset_info.json" in left["dataset"] and "do_train" not in left and "plot_loss" not in left
+
+
+def test_the_files_of_llama_factorys_names(tmp_path: Path, capsys: Any) -> None:
+    text = FACTORY.replace("dpo_en_demo", "one, two")
+    assert "data" not in imported(tmp_path, text, capsys)[0]
+    (tmp_path / "ours.yaml").unlink()
+    (tmp_path / "data").mkdir()
+    entries = {"one": {"file_name": "one.json"}, "two": {"hf_hub_url": "org/set"}}
+    (tmp_path / "data" / "dataset_info.json").write_text(json.dumps(entries))
+    found, left = imported(tmp_path, text, capsys)
+    assert found["data"] == [f"{tmp_path}/data/one.json", "org/set"] and "dataset" not in left
+    (tmp_path / "ours.yaml").unlink()
+    assert "dataset" in imported(tmp_path, text.replace("two", "three"), capsys)[1]  # which it does not know
 
 
 def test_trl(tmp_path: Path, capsys: Any) -> None:

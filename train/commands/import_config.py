@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import yaml
 
 from wgrad.device.errors import WgradError
 from wgrad.device.files import check_writable, write_text
-from wgrad.train.files.decode import read_yaml
+from wgrad.train.files.decode import read_json, read_yaml
 from wgrad.train.files.input_files import exists
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.options.foreign_config import find_tool, import_config
@@ -24,6 +25,9 @@ def run_import(args: ImportOptions) -> int:
         raise WgradError(f"import-config: {args.file}: expected lines like 'base_model: NAME', got {short(values)}")
     tool = args.tool or find_tool(values)
     found = import_config(values, tool)
+    if "data" not in found.options and (files := _files_of_names(values, Path(args.file).parent)):
+        found.options["data"] = files
+        found.left = [one for one in found.left if one[0] != "dataset"]
     converted = RunOptions(**found.options).to_dict()
     text = yaml.safe_dump(
         {name: converted[name] for name in found.options},
@@ -45,3 +49,25 @@ def run_import(args: ImportOptions) -> int:
         if name not in found.options:
             say(f"note: {name} is still to give: in the file, or as --{name}", "stderr")
     return 0
+
+
+def _files_of_names(values: dict[str, Any], beside: Path) -> list[str]:
+    """Return the data that LLaMA-Factory's names mean by its dataset_info.json; [] where one of them is not there.
+
+    Args:
+        values: The configuration.
+        beside: Folder of its file. Names of folders are relative to the working directory, or to this.
+    """
+    given = Path(str(values.get("dataset_dir") or "data"))
+    folder = next((path for path in (given, beside / given) if (path / "dataset_info.json").is_file()), None)
+    names = [name.strip() for name in str(values.get("dataset") or "").split(",") if name.strip()]
+    if folder is None or not names:
+        return []
+    known = read_json(folder / "dataset_info.json", dict[str, dict[str, Any]], "import-config")
+    found = []
+    for entry in (known.get(name, {}) for name in names):
+        if file := entry.get("file_name"):
+            found.append(str(folder / file))
+        elif hub_id := entry.get("hf_hub_url"):
+            found.append(str(hub_id))
+    return found if len(found) == len(names) else []

@@ -375,5 +375,5 @@ _SPECIAL: dict[str, Convert] = {
     "wandb_project": _wandb, "train_on_inputs": _loss_on, "train_on_prompt": _loss_on, "datasets": _data_sets,
     "test_datasets": _test_data, "dataset": _data_set, "dataset_name": _data_set, "dataset_train_split": _nothing,
     "dataset_test_split": _nothing, "eval_steps": _every("eval_steps"), "save_steps": _every("save_steps"),
-    "logging_steps": _every("logging_steps"),
+    "logging_steps": _every("logging_steps"), "dataset_dir": _nothing,
 }  # fmt: skip

@@ -114,6 +114,8 @@ class _Finetuning:
     def run(self) -> None:
         session, stream, world = self.session, self.session.stream, self.world
         self.info = run_info(session)
+        if self.caller.hooks.loss is not None:  # so that a run does not go on with another one
+            self.info["run"]["loss"] = "a function"
         self._compare_ranks()
         # What an adapter is to be (rank, scale) is the checkpoint's word: the folder of --adapter may have changed.
         begun = session.config
