@@ -242,7 +242,7 @@ def test_a_process_that_dies_is_an_error(soon: TemplateProcess) -> None:
     assert soon._process is not None
     soon._process.kill()
     soon._process.wait()
-    with pytest.raises(WgradError, match="^--model: .* ends the process that renders it"):
+    with pytest.raises(WgradError, match="^--model: .* ends the process that runs it"):
         template.render(TURNS)
     assert template.render(TURNS[:1])
 

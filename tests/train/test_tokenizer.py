@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import dataclasses
 import json
+import threading
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,14 @@ from typing import Any
 import pytest
 
 from wgrad.device.errors import WgradError
+from wgrad.train.data import template_process, tokenizer_growth, tokenizer_trial
 from wgrad.train.data.chat import ChatTemplate, Conversation
 from wgrad.train.data.data import load_data
+from wgrad.train.data.template_process import TemplateProcess
 from wgrad.train.data.tokenizer import load_tokenizer
 from wgrad.train.data.tokenizer_growth import too_long
+from wgrad.train.data.tokenizer_trial import try_out
+from wgrad.train.data.word_cuts import CUTS
 from wgrad.train.options.finetune_config import RunOptions
 
 TURNS = [
@@ -304,6 +309,9 @@ def charsmap(text: bytes) -> dict:
     return {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(bytes(4) + text + b"\0").decode()}
 
 
+NOTHING = dict.fromkeys(("truncation", "padding", "normalizer", "pre_tokenizer", "post_processor", "decoder")) | {
+    "added_tokens": []
+}
 NFKC, LEVEL = {"type": "NFKC"}, {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
 A, X = {"Sequence": {"id": "A", "type_id": 0}}, {"SpecialToken": {"id": "x", "type_id": 0}}
 
@@ -347,6 +355,103 @@ def test_a_long_prefix_of_every_token(make_tokenizer) -> None:
     (folder / "tokenizer.json").write_text(json.dumps(data))
     with pytest.raises(WgradError, match="continuing_subword_prefix has more than 256 characters"):
         load_tokenizer(folder)
+
+
+def split(pattern: str) -> dict:
+    return {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+
+
+@pytest.mark.parametrize(
+    ("parts", "words"),
+    [
+        ({"pre_tokenizer": {"type": "Sequence", "pretokenizers": [LEVEL] * 65}}, "pre_tokenizer has 65 steps"),
+        ({"decoder": {"type": "Sequence", "decoders": [{"type": "Fuse"}] * 65}}, "decoder has 65 steps"),
+        ({"pre_tokenizer": split("a" * 8193)}, "regular expressions have 8,193 characters"),
+        ({"normalizer": {"type": "Precompiled", "precompiled_charsmap": "/////wAA"}}, "charsmap of normalizer is cut"),
+        ({"model": {"type": "WordPiece", "max_input_chars_per_word": 10**9}}, "max_input_chars_per_word is 1,000,000"),
+        ({"added_tokens": [{"content": "a" * (1 << 20)}] * 4}, "added_tokens have 4,194,304 bytes"),
+        ({"added_tokens": [{"content": "a" * (1 << 20)}], "normalizer": replace("a" * 8, String="a")}, "1,048,576"),
+    ],
+    ids=range(7),
+)
+def test_what_takes_time_or_memory_beyond_measure(parts: dict, words: str) -> None:
+    """What a few kB of it took: 19 s for 4,000 characters, 8 GiB of memory and the end of the process."""
+    assert words in too_long(json.dumps({"model": {}} | parts).encode())
+
+
+def test_added_tokens_of_the_configuration_are_bounded_too(make_tokenizer) -> None:
+    tokens = {str(400 + i): {"content": chr(97 + i) * (1 << 20), "special": True} for i in range(4)}
+    with pytest.raises(WgradError, match="the added tokens of the tokenizer have [0-9,]+ bytes of text"):
+        load_tokenizer(make_tokenizer(added_tokens_decoder=tokens))
+
+
+@pytest.mark.parametrize(
+    ("parts", "words"),
+    [
+        ({"pre_tokenizer": split("(?:a|aa){1,20}c")}, "it does not end within 1"),  # 0.1 s at each character
+        ({"pre_tokenizer": split("(a+)+b")}, "retry-limit-in-match over"),
+        ({"pre_tokenizer": {"type": "FixedLength", "length": 0}}, "chunk size must be non-zero"),
+        ({"normalizer": {"type": "Precompiled", "precompiled_charsmap": "/////wAA"}}, "it ends the process that runs"),
+        ({"decoder": {"type": "Strip", "content": "a", "start": 1 << 40, "stop": 1 << 40}}, "index out of bounds"),
+    ],
+    ids=["endless", "backtracking", "panic", "8 GiB", "decoder"],
+)
+def test_a_tokenizer_that_fails_in_the_limited_process(
+    make_tokenizer, parts: dict, words: str, monkeypatch: pytest.MonkeyPatch, capfd: Any
+) -> None:
+    process = TemplateProcess(1.0)
+    monkeypatch.setattr(template_process, "_shared", process)
+    monkeypatch.setattr(tokenizer_growth, "_is_whole", lambda table: True)
+    folder = change(make_tokenizer(), **parts)
+    with pytest.raises(WgradError, match=rf"^--model: .*tokenizer.json is not a tokenizer that can be read: .*{words}"):
+        load_tokenizer(folder)
+    assert capfd.readouterr().err == ""
+    assert process._process is None
+
+
+def test_a_tokenizer_that_is_slow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unigram looks up every piece that begins at a character."""
+    monkeypatch.setattr(tokenizer_trial, "_GRACE", 0.0)
+    pieces = [["<unk>", 0.0], *(["a" * count, -1.0 * count] for count in range(1, 600))]
+    model = {"type": "Unigram", "unk_id": 0, "vocab": pieces, "byte_fallback": False}
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"version": "1.0", "model": model} | NOTHING))
+    assert "s for a text of 4096 characters" in try_out(str(tmp_path / "tokenizer.json"))
+
+
+def test_only_what_has_no_known_cost_is_tried_out(make_tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: object, *args: object) -> str:
+        raise AssertionError
+
+    monkeypatch.setattr(TemplateProcess, "try_tokenizer", refuse)
+    known = [{"type": "Sequence", "pretokenizers": [split(cut[0]), LEVEL]} for cut in CUTS if len(cut[0]) > 9]
+    for i, step in enumerate([LEVEL, *known]):
+        assert load_tokenizer(change(make_tokenizer(str(i)), pre_tokenizer=step)).encode("x")
+    tried = []
+
+    def accept(self: object, path: str, seconds: float) -> str:
+        tried.append(path)
+        return ""
+
+    monkeypatch.setattr(TemplateProcess, "try_tokenizer", accept)
+    folder = change(make_tokenizer("other"), pre_tokenizer=split("[a-z]+"))
+    for _ in range(2):
+        load_tokenizer(folder)
+    assert tried == [str(folder / "tokenizer.json")]  # once only
+
+
+def test_encoding_that_does_not_end(make_tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    end = threading.Event()
+
+    class Backend:
+        def encode_batch(self, *args: object, **options: object) -> None:
+            end.wait()
+
+    monkeypatch.setattr("wgrad.train.data.tokenizer.BATCH_SECONDS", 0.05)
+    tokenizer = load_tokenizer(make_tokenizer())
+    tokenizer._backend, tokenizer._has_known_cost = Backend(), False  # type: ignore[assignment]
+    with pytest.raises(WgradError, match=r"fails on this text: it does not end within 0\.05 s: .*begins with 'xy'"):
+        tokenizer.encode("xy")
+    end.set()
 
 
 @pytest.mark.parametrize(

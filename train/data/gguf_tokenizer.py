@@ -1,6 +1,6 @@
 """A tokenizer of Hugging Face as llama.cpp reads it from a GGUF file: byte-level BPE that cuts words in a way it knows.
 
-Source: github.com/ggml-org/llama.cpp, gguf-py/gguf/vocab.py, src/llama-vocab.cpp.
+Source: github.com/ggml-org/llama.cpp, gguf-py/gguf/vocab.py.
 """
 
 from __future__ import annotations
@@ -10,30 +10,9 @@ from typing import Any
 
 from wgrad.device.errors import WgradError
 from wgrad.train.data.tokenizer import TOKENS, Tokenizer, load_tokenizer
+from wgrad.train.data.word_cuts import CUTS
 from wgrad.train.files.decode import read_json
 
-_LETTERS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
-_REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-# GPT-4o's: words in which capitals come first, their short form behind them; a slash belongs to what it follows.
-_BEFORE, _SHORT = r"[^\r\n\p{L}\p{N}]?", "(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
-_CAPITALS, _SMALL = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
-_O200K = "|".join(
-    (
-        f"{_BEFORE}{_CAPITALS}*{_SMALL}+{_SHORT}",
-        f"{_BEFORE}{_CAPITALS}+{_SMALL}*{_SHORT}",
-        r"\p{N}{1,3}",
-        r" ?[^\s\p{L}\p{N}]+[\r\n/]*",
-        r"\s*[\r\n]+|\s+(?!\S)|\s+",
-    )
-)
-# How a text is cut into words -> llama.cpp's name of it (tokenizer.ggml.pre).
-CUTS = {
-    ("bytes",): "gpt-2",
-    ("digits", "bytes"): "smollm",
-    (f"{_LETTERS}{{1,3}}{_REST}",): "llama-bpe",
-    (f"{_LETTERS}{_REST}",): "qwen2",
-    (_O200K,): "gpt-4o",
-}
 CONVERT = "use --format safetensors and convert that with llama.cpp's convert_hf_to_gguf.py"
 
 

@@ -13,8 +13,8 @@ from typing import Any
 import tokenizers
 
 from wgrad.device.errors import WgradError
-from wgrad.train.data.gguf_tokenizer import CUTS
 from wgrad.train.data.tokenizer_files import explain
+from wgrad.train.data.word_cuts import CUTS
 from wgrad.train.files.decode import show
 from wgrad.train.files.gguf_fields import GgufFields
 

@@ -8,14 +8,13 @@ more memory than that either, where the system can limit it.
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from typing import Any, BinaryIO, TypeVar
 
 from wgrad.device.errors import WgradError
 from wgrad.train.data.records import Numbered, check_columns, read_columns, without_null
 from wgrad.train.files.input_files import one_line
+from wgrad.train.files.memory_bound import memory_within
 
 T = TypeVar("T")
 
@@ -156,24 +155,5 @@ def _each_within(memory: int, steps: Iterator[T]) -> Iterator[T]:
 
 def _within(memory: int, work: Any) -> Any:
     """Call a function that may take so many bytes of memory. Raises MemoryError."""
-    with _limit(memory):
+    with memory_within(memory):
         return work()
-
-
-@contextmanager
-def _limit(memory: int) -> Iterator[None]:
-    """Let this process take so many bytes beyond what it has. No limit where the system has none of the kind."""
-    if sys.platform != "linux":
-        yield
-        return
-    import resource
-
-    with open("/proc/self/statm", "rb") as file:
-        used = int(file.read().split()[5]) * resource.getpagesize()
-    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    limits = [limit for limit in (used + memory, soft) if limit != resource.RLIM_INFINITY]
-    resource.setrlimit(resource.RLIMIT_DATA, (min(limits), hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))

@@ -1,6 +1,6 @@
-"""A process that renders chat templates for this one, ended when an answer takes too long.
+"""A process that renders chat templates for this one and tries out tokenizers, ended when an answer takes too long.
 
-A template is a program that came with a base model: it may never end, or write without end. The process is started at
+These are programs that came with a base model: they may never end, or write without end. The process is started at
 the first request, serves all that follow, and goes when `close` is called, when this process ends, or with the first
 answer that does not come in time. It needs nothing of the script that runs (no `if __name__ == "__main__"`).
 """
@@ -19,9 +19,13 @@ from typing import Any
 
 from wgrad.device.errors import WgradError
 
-SECONDS = 5.0  # for compiling a template, and for rendering one conversation
+SECONDS = 5.0  # for compiling a template, for rendering one conversation, and for trying out a small tokenizer
 _START_SECONDS = 60.0  # a cold disk, a busy machine
 _CODE = "import sys; sys.path[:] = {path!r}; from wgrad.train.data.template_worker import main; main({seconds!r})"
+
+
+class _NoAnswer(Exception):
+    """The process ended, or was ended, without an answer; in words."""
 
 
 class TemplateProcess:
@@ -39,7 +43,7 @@ class TemplateProcess:
         if self._process is not None and self._source == source and self._owner == os.getpid():
             return
         self._source = None
-        answer = self._ask({"source": source})
+        answer = self._ask_template({"source": source})
         if "failure" in answer:
             raise WgradError(f"--model: the tokenizer's chat template does not compile: {_what(answer)}")
         self._source = source
@@ -55,21 +59,42 @@ class TemplateProcess:
             check: the answer has "unseen" too: `unseen_parts` of `template_spans.py`.
         """
         self.compile(source)
-        return self._ask({"values": values, "learn": learn, "check": check})
+        return self._ask_template({"values": values, "learn": learn, "check": check})
 
-    def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
+    def try_tokenizer(self, path: str, seconds: float) -> str:
+        """Try out a tokenizer.json: `try_out` of `tokenizer_trial.py` -> the fault in words, or "".
+
+        seconds: that it may take on top.
+        """
+        was_running = self._process is not None
+        try:
+            return self._ask({"tokenizer": path}, seconds)["message"]
+        except _NoAnswer as error:
+            return f"it {error}"
+        finally:
+            if not was_running:
+                self.close()
+
+    def _ask_template(self, request: dict[str, Any]) -> dict[str, Any]:
+        try:
+            return self._ask(request)
+        except _NoAnswer as error:
+            raise WgradError(
+                f"--model: the tokenizer's chat template {error}: correct it, or give data with prompt and completion "
+                "as text"
+            ) from error
+
+    def _ask(self, request: dict[str, Any], more_seconds: float = 0.0) -> dict[str, Any]:
+        seconds = self._seconds + more_seconds
         try:
             process = self._started()
             assert process.stdin is not None
             process.stdin.write(json.dumps(request).encode() + b"\n")
             process.stdin.flush()
-            line = self._answers.get(timeout=self._seconds)
+            line = self._answers.get(timeout=seconds)
         except queue.Empty:
             self.close()
-            raise WgradError(
-                f"--model: the tokenizer's chat template does not end within {self._seconds:g} s: correct it, or give "
-                "data with prompt and completion as text"
-            ) from None
+            raise _NoAnswer(f"does not end within {seconds:.3g} s") from None
         except OSError:
             line = b""
         except BaseException:  # Ctrl-C: the answer that is still to come must not be taken for the next one
@@ -77,10 +102,7 @@ class TemplateProcess:
             raise
         if not line:
             self.close()
-            raise WgradError(
-                "--model: the tokenizer's chat template ends the process that renders it: correct it, or give data "
-                "with prompt and completion as text"
-            )
+            raise _NoAnswer("ends the process that runs it")
         result: dict[str, Any] = json.loads(line)
         return result
 
@@ -105,8 +127,8 @@ class TemplateProcess:
             if not ready:
                 self.close()
                 raise WgradError(
-                    f"--model: the process that renders chat templates does not start ({sys.executable}): try again, "
-                    "or give data with prompt and completion as text"
+                    f"--model: the process that runs chat templates and tokenizers does not start ({sys.executable}): "
+                    "try again"
                 )
         return self._process
 

@@ -1,4 +1,5 @@
-"""The process in which chat templates are compiled and rendered: requests on stdin, answers on stdout, a line each.
+"""The process in which chat templates are compiled and rendered, and tokenizers are tried out: requests on stdin,
+answers on stdout, a line each.
 
 Its memory is limited here, its time by `template_process.py`, which started it and ends it.
 """
@@ -21,7 +22,7 @@ def main(seconds: float) -> None:
     """Answer requests until stdin ends. seconds: the longest that an answer may take."""
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="ascii", newline="\n")
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the run, which then ends this process
-    limit = _limit_memory()
+    limit = _set_limit(MEMORY)
     template: CompiledTemplate | None = None
     print("{}", file=answers, flush=True)  # ready
     for line in sys.stdin:
@@ -29,9 +30,11 @@ def main(seconds: float) -> None:
             signal.alarm(int(2 * seconds) + 5)  # for a run that was killed and can no longer end this process
         try:
             request = json.loads(line)
-            if "source" in request:
+            answer: dict[str, Any] = {}
+            if "tokenizer" in request:
+                answer = _tried(request["tokenizer"], limit)
+            elif "source" in request:
                 template = CompiledTemplate(request["source"])
-                answer: dict[str, Any] = {}
             else:
                 assert template is not None
                 answer = _rendered(template, request)
@@ -66,14 +69,29 @@ def _rendered(template: CompiledTemplate, request: dict[str, Any]) -> dict[str, 
     return answer
 
 
-def _limit_memory() -> int:
-    """Limit this process -> bytes; 0 where the system has no such limit."""
+def _tried(path: str, limit: int) -> dict[str, Any]:
+    """See `TemplateProcess.try_tokenizer`. A large tokenizer may take more memory than templates do."""
+    from wgrad.train.data.tokenizer_trial import try_out
+
+    try:
+        if limit:
+            _set_limit(None)
+        return {"message": try_out(path)}
+    except MemoryError:
+        return {"message": "it needs too much memory"}
+    finally:
+        if limit:
+            _set_limit(limit)
+
+
+def _set_limit(memory: int | None) -> int:
+    """Limit this process, or take its limit away (None) -> bytes, 0 where the system has no such limit."""
     try:
         import resource
     except ImportError:  # Windows
         return 0
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
-    limit = MEMORY if hard == resource.RLIM_INFINITY else min(MEMORY, hard)
+    limit = hard if memory is None else memory if hard == resource.RLIM_INFINITY else min(memory, hard)
     try:
         resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
     except (OSError, ValueError):  # macOS refuses some values

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from wgrad.train.data.tokenizer_files import (
     read_templates,
     token_text,
 )
+from wgrad.train.data.tokenizer_trial import BATCH_SECONDS, in_time
 from wgrad.train.files.input_files import exists
 
 GENERATION_FILE = "generation_config.json"
@@ -40,9 +41,14 @@ class Tokenizer:
     """
 
     def __init__(
-        self, backend: tokenizers.Tokenizer, config: dict[str, Any], templates: Mapping[str, str], where: str
+        self,
+        backend: tokenizers.Tokenizer,
+        config: dict[str, Any],
+        templates: Mapping[str, str],
+        where: str,
+        has_known_cost: bool = True,
     ) -> None:
-        self._backend, self.where = backend, where
+        self._backend, self.where, self._has_known_cost = backend, where, has_known_cost
         # Those of this model alone, such as image_token, are for templates.
         own = [name for name, value in config.items() if name.endswith("_token") and isinstance(value, str)]
         self.special_tokens = {n: text for n in (*SPECIAL, *own) if (text := token_text(config.get(n))) is not None}
@@ -95,13 +101,16 @@ class Tokenizer:
         for text in texts:
             check_text(text)
         try:
-            encodings = self._backend.encode_batch(list(texts), add_special_tokens=add_special_tokens)
+            encode = partial(self._backend.encode_batch, list(texts), add_special_tokens=add_special_tokens)
+            encodings = encode() if self._has_known_cost else in_time(encode, BATCH_SECONDS)
             encoded = [Encoded(e.ids, e.offsets) for e in encodings]
             return [self._once(one) for one in encoded] if add_special_tokens else encoded
         except BaseException as error:
             reason = explain(error)
             if reason is None:
                 raise
+            if isinstance(error, TimeoutError):
+                reason = f"it does not end within {BATCH_SECONDS:g} s"
             raise WgradError(
                 f"--model: the tokenizer of {self.where} fails on this text: {reason}: fetch its files again, or "
                 f"remove the text; it begins with {texts[0][:40]!r}"
@@ -329,7 +338,7 @@ def load_tokenizer(folder: str | os.PathLike[str]) -> Tokenizer:
                 "(AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)), or take a repository that has it"
             )
         raise WgradError(f"--model: {folder} has no tokenizer.json: copy the tokenizer's files next to the weights")
-    backend, config = read_backend(folder)
-    tokenizer = Tokenizer(backend, config, read_templates(folder, config), str(folder))
+    backend, config, has_known_cost = read_backend(folder)
+    tokenizer = Tokenizer(backend, config, read_templates(folder, config), str(folder), has_known_cost)
     tokenizer.ends |= ends_of(folder)
     return tokenizer

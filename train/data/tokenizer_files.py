@@ -5,6 +5,8 @@ Source of the behaviour: transformers 5 (AutoTokenizer.from_pretrained; tests/tr
 
 from __future__ import annotations
 
+import hashlib
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,14 +16,17 @@ import tokenizers
 from tokenizers import AddedToken
 
 from wgrad.device.errors import WgradError
+from wgrad.train.data.template_process import shared_process
 from wgrad.train.data.tokenizer_classes import choose_class, finish, rebuild
-from wgrad.train.data.tokenizer_growth import too_long
+from wgrad.train.data.tokenizer_growth import MOST_ADDED_BYTES, has_known_cost, too_long
+from wgrad.train.data.tokenizer_trial import SECONDS_PER_BYTE
 from wgrad.train.files.decode import FETCH, read_json
 from wgrad.train.files.input_files import exists, read_input, reading
 
 SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 _LARGEST = 1 << 28  # bytes of a tokenizer.json; the largest of 2026 have about 40 MiB
+_sound = set[bytes]()  # digests of files that were tried out
 _LONGEST_TEMPLATE = 4 << 20  # bytes of a chat template in a file of its own
 
 
@@ -49,9 +54,9 @@ def read_special_tokens(folder: Path) -> dict[str, Any]:
     return config | more if isinstance(more, dict) else config
 
 
-def read_backend(folder: Path) -> tuple[tokenizers.Tokenizer, dict[str, Any]]:
-    """The tokenizer of tokenizer.json, rebuilt where transformers rebuilds it, and what `read_special_tokens` gives,
-    with the special tokens that the tokenizer's class adds to it.
+def read_backend(folder: Path) -> tuple[tokenizers.Tokenizer, dict[str, Any], bool]:
+    """The tokenizer of tokenizer.json, rebuilt where transformers rebuilds it; what `read_special_tokens` gives, with
+    the special tokens that the tokenizer's class adds to it; and `has_known_cost`.
 
     WgradError: not there, not readable, ids that it does not have, a class that cannot be rebuilt.
     """
@@ -61,6 +66,9 @@ def read_backend(folder: Path) -> tuple[tokenizers.Tokenizer, dict[str, Any]]:
     try:
         if growth := too_long(data):
             raise WgradError(f"--model: {path}: {growth}: {FETCH}")
+        has_known = has_known_cost(data)
+        if not has_known and (fault := _tried(path, data)):
+            raise WgradError(f"--model: {path} is not a tokenizer that can be read: {fault}: {FETCH}")
         backend = tokenizers.Tokenizer.from_buffer(data)
         parts = msgspec.json.decode(data, type=_Parts)
         _check_ids(backend, parts, path)
@@ -73,7 +81,7 @@ def read_backend(folder: Path) -> tuple[tokenizers.Tokenizer, dict[str, Any]]:
         backend.encode_special_tokens = bool(config.get("split_special_tokens", False))
         backend.no_padding()
         backend.no_truncation()
-        return backend, config
+        return backend, config, has_known
     except WgradError:
         raise
     except BaseException as error:
@@ -81,6 +89,17 @@ def read_backend(folder: Path) -> tuple[tokenizers.Tokenizer, dict[str, Any]]:
         if reason is None:
             raise
         raise WgradError(f"--model: {path} is not a tokenizer that can be read: {reason}: {FETCH}") from error
+
+
+def _tried(path: Path, data: bytes) -> str:
+    """A tokenizer.json tried out in the limited process -> the fault in words, or ""."""
+    digest = hashlib.sha256(data).digest()
+    if digest in _sound:
+        return ""
+    fault = shared_process().try_tokenizer(os.fspath(path), len(data) * SECONDS_PER_BYTE)
+    if not fault:
+        _sound.add(digest)
+    return fault
 
 
 def explain(error: BaseException) -> str | None:
@@ -184,6 +203,8 @@ def _add_tokens(backend: tokenizers.Tokenizer, added: dict[int, AddedToken], con
     new += [token for token in special if token.content not in held]
     for token in new:
         token.special = token.special or token.content in {name.content for name in named}
+    if (size := sum(len(token.content.encode()) for token in there + new)) > MOST_ADDED_BYTES:
+        raise WgradError(f"--model: the added tokens of the tokenizer have {size:,} bytes of text: {FETCH}")
     backend.add_tokens(new)
     return [token.content for token in special]
 

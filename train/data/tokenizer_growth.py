@@ -1,7 +1,7 @@
-"""Bounds on how far the parts of a tokenizer.json may lengthen a text, checked before the tokenizers library reads it.
+"""Bounds on the parts of a tokenizer.json, checked before the tokenizers library reads it.
 
 Some thirty rules of a few bytes, each of which doubles a text, would fill any memory. Known tokenizers lengthen a text
-by one character, or put a few tokens around it.
+by one character, or put a few tokens around it. What these rules cannot know is tried out (`tokenizer_trial.py`).
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from typing import Any
 
 import msgspec
 
+from wgrad.train.data.word_cuts import PATTERNS
+
 MOST_GROWTH = 16.0  # characters of the result for each of the text, beyond what Unicode itself does
 MOST_ADDED = 256  # characters, or tokens, that are put before each text or behind it
 _NESTED = ("normalizers", "pretokenizers", "processors", "decoders")
@@ -23,16 +25,32 @@ _NESTED = ("normalizers", "pretokenizers", "processors", "decoders")
 _UNICODE = {"NFC": 3.0, "NFD": 4.0, "NFKC": 18.0, "NFKD": 18.0, "Lowercase": 3.0, "BertNormalizer": 4.0}
 _LONGEST_MAPPING = 64  # bytes, of nmt_nfkc's 33
 _LONGEST_AFFIX = 256
+_MOST_STEPS = 64  # of a normalizer, pre-tokenizer, decoder or post-processor; known ones have 10
+_LONGEST_WORD = 1 << 10  # characters that WordPiece takes for one word: its time grows with their cube
+_LONGEST_PATTERNS = 1 << 13  # characters of all regular expressions together; known ones have 300
+MOST_ADDED_BYTES = 3 << 20  # of all added tokens together, each of which takes 80 bytes of memory
+_KNOWN_ADDED_BYTES = 1 << 18
+
+# Steps that take time and memory in proportion to the text, unless they have a regular expression of their own.
+_LINEAR = frozenset(
+    """NFC NFD NFKC NFKD Lowercase Prepend Strip StripAccents BertNormalizer Replace ByteLevel Metaspace Digits
+    Whitespace WhitespaceSplit Punctuation BertPreTokenizer CharDelimiterSplit UnicodeScripts Split ByteFallback Fuse
+    WordPiece BPEDecoder TemplateProcessing RobertaProcessing BertProcessing""".split()
+)
 
 
 class _Model(msgspec.Struct):
+    type: Any = None
+    dropout: Any = None
+    max_input_chars_per_word: Any = None
     continuing_subword_prefix: str | None = None
     end_of_word_suffix: str | None = None
 
 
 class _Growing(msgspec.Struct):
-    """The parts of a tokenizer.json that can lengthen a text."""
+    """The parts of a tokenizer.json that can lengthen a text, or cost more than others."""
 
+    added_tokens: list[Any] = []
     normalizer: Any = None
     pre_tokenizer: Any = None
     post_processor: Any = None
@@ -65,6 +83,8 @@ def too_long(data: bytes) -> str:
     msgspec.MsgspecError: it is no JSON of a tokenizer.
     """
     parts = msgspec.json.decode(data, type=_Growing)
+    if reason := _too_much(parts):
+        return reason
     for name in ("continuing_subword_prefix", "end_of_word_suffix"):
         if len(getattr(parts.model, name) or "") > _LONGEST_AFFIX:
             return f"model.{name} has more than {_LONGEST_AFFIX} characters"
@@ -84,7 +104,61 @@ def too_long(data: bytes) -> str:
         _surround(length, step)
         if not length.fits:
             return _explain("post_processor", length)
+    added, growth = _added_bytes(parts), _Length()
+    for step in _steps(parts.normalizer):
+        _lengthen(growth, step)
+    if added * growth.growth > MOST_ADDED_BYTES:
+        return f"added_tokens have {added:,} bytes of text (at most {MOST_ADDED_BYTES >> 20} MiB are accepted)"
     return ""
+
+
+def has_known_cost(data: bytes) -> bool:
+    """Return whether every part of a tokenizer.json is of a kind that takes time and memory in proportion to a text.
+
+    msgspec.MsgspecError: it is no JSON of a tokenizer.
+    """
+    parts = msgspec.json.decode(data, type=_Growing)
+    model = parts.model
+    if model.type not in ("BPE", None) or model.dropout or model.continuing_subword_prefix or model.end_of_word_suffix:
+        return False
+    return _added_bytes(parts) <= _KNOWN_ADDED_BYTES and all(
+        _is_linear(step)
+        for part in (parts.normalizer, parts.pre_tokenizer, parts.decoder, parts.post_processor)
+        for step in _steps(part)
+    )
+
+
+def _is_linear(step: dict[str, Any]) -> bool:
+    if step.get("type") not in _LINEAR or (step.get("start"), step.get("stop")) not in ((None, None), (1, 0)):
+        return False
+    pattern = step.get("pattern")
+    source = pattern.get("Regex") if isinstance(pattern, dict) else None
+    return source is None or source in PATTERNS
+
+
+def _too_much(parts: _Growing) -> str:
+    """Number of steps, size of expressions and of tables beyond all measure, in words; or ""."""
+    longest, expressions = parts.model.max_input_chars_per_word, 0
+    if isinstance(longest, int) and longest > _LONGEST_WORD:
+        return f"model.max_input_chars_per_word is {longest:,} (at most {_LONGEST_WORD:,} is accepted)"
+    for name in ("normalizer", "pre_tokenizer", "decoder", "post_processor"):
+        steps = list(_steps(getattr(parts, name)))
+        if len(steps) > _MOST_STEPS:
+            return f"{name} has {len(steps):,} steps (at most {_MOST_STEPS} are accepted)"
+        for step in steps:
+            pattern = step.get("pattern")
+            source = pattern.get("Regex") if isinstance(pattern, dict) else None
+            expressions += len(source) if isinstance(source, str) else 0
+            if "precompiled_charsmap" in step and not _is_whole(step["precompiled_charsmap"]):
+                return f"precompiled_charsmap of {name} is cut off"
+    if expressions > _LONGEST_PATTERNS:
+        return f"its regular expressions have {expressions:,} characters (at most {_LONGEST_PATTERNS:,} are accepted)"
+    return ""
+
+
+def _added_bytes(parts: _Growing) -> int:
+    texts = [token.get("content") for token in parts.added_tokens if isinstance(token, dict)]
+    return sum(len(text.encode("utf-8", "replace")) for text in texts if isinstance(text, str))
 
 
 def _explain(name: str, length: _Length) -> str:
@@ -172,6 +246,16 @@ def _has_nested_set(source: str) -> bool:
             return True
         inside = mark == "[" if mark in "[]" else inside
     return False
+
+
+def _is_whole(encoded: Any) -> bool:
+    """Return whether a SentencePiece table has the trie that its first four bytes announce: the library makes room for
+    it before it looks."""
+    try:
+        table = base64.b64decode(encoded, validate=False)
+    except (ValueError, TypeError):
+        return True  # which the library refuses
+    return len(table) >= 4 + int.from_bytes(table[:4], "little")
 
 
 def _longest_mapping(encoded: Any) -> int:
