@@ -68,7 +68,7 @@ class TemplateProcess:
         """
         was_running = self._process is not None
         try:
-            return self._ask({"tokenizer": path}, seconds)["message"]
+            return str(self._ask({"tokenizer": path}, seconds)["message"])
         except _NoAnswer as error:
             return f"it {error}"
         finally:
