@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ import yaml
 
 from wgrad.train.commands.cli import main
 from wgrad.train.options.finetune_config import RunOptions
-from wgrad.train.options.foreign_config import _DEFAULTS, _SPECIAL, _WHY, import_config
+from wgrad.train.options.foreign_config import _DEFAULTS, _SPECIAL, _WHY, TOOLS, import_config
+from wgrad.train.options.option_names import _ELSEWHERE
 from wgrad.train.options.resolve import resolve_options
 
 AXOLOTL = """
@@ -198,6 +200,19 @@ def test_values(key: str, value: Any, ours: Any) -> None:
         assert [name for name, *_ in found.left] == [key] and ours in found.left[0][2]
     else:
         assert found.left == [] and ours.items() <= found.options.items()
+
+
+ODD: list[Any] = [5, -1, "x", [1], {"a": 1}, True, math.inf, math.nan, [None], [{}], [[1]], 10**30, b"x",
+                  [{"path": None, "split": 3, "data_files": 5}]]  # fmt: skip
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+def test_odd_values_are_left_out(tool: str) -> None:
+    """Of every key that is known: what is written is valid, whatever the value."""
+    for key in (*_SPECIAL, *_ELSEWHERE, "learning_rate", "columns", "eval_data", 5):
+        for value in ODD:
+            file: dict[Any, Any] = {"adapter": "qlora", "use_peft": True, key: value}
+            RunOptions(**import_config(file, tool).options)
 
 
 def test_a_key_is_explained_in_one_place() -> None:

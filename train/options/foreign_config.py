@@ -7,6 +7,7 @@ Source of the names: axolotl's, LLaMA-Factory's and TRL's documentation of their
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
@@ -110,6 +111,8 @@ def import_config(values: Mapping[str, Any], tool: str) -> Imported:
             for ours, one in _convert(name, value, values, tool).items():
                 _check(ours, one)
                 taken[ours] = one
+        except (TypeError, ValueError, AttributeError, LookupError):  # a value of a kind that no such file has
+            found.left.append((str(key), value, "its value cannot be read"))
         except _Left as left:
             if str(left):
                 found.left.append((str(key), value, str(left)))
@@ -121,6 +124,8 @@ def import_config(values: Mapping[str, Any], tool: str) -> Imported:
         if name in options and not (held_out and options.get("eval_steps")):
             value = options.pop(name)
             found.left.append((name, value, "nothing is held out" if not held_out else "there are no eval_steps"))
+    if "adapter" in taken:
+        options.pop("full", None)
     if options.get("full"):
         options.pop("lora_dropout", None)
     for name, reason in unused_options(RunOptions().to_dict() | options).items():
@@ -154,7 +159,7 @@ def _convert(name: str, value: Any, values: Mapping[str, Any], tool: str) -> dic
         raise _Left(why if value is not False else "")
     own = {f.name for f in fields(RunOptions)}
     told = name if name in own else name_here(name)
-    if not told:
+    if not told or (" " not in told and told.partition("=")[0] not in own):
         raise _Left("wgrad has no such option" if value is not False else "")
     if " " in told:
         raise _Left(told)
@@ -356,8 +361,10 @@ def _data_set(value: Any, values: Mapping[str, Any]) -> dict[str, Any]:
 
 def _number(value: Any) -> float:
     try:
-        return float(value)
-    except (TypeError, ValueError):
+        if math.isfinite(number := float(value)):
+            return number
+        raise ValueError
+    except (TypeError, ValueError, OverflowError):
         raise _Left(f"it is no number: {short(value)}") from None
 
 
