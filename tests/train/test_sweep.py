@@ -107,6 +107,7 @@ def test_a_table_of_failures() -> None:
     [
         ([], "--vary is required"),
         (["--vary", "lora_r"], "--vary: expected NAME=VALUE,VALUE, got 'lora_r'"),
+        (["--vary", "lora_r= ,"], "--vary: expected NAME=VALUE,VALUE, got 'lora_r= ,'"),
         (["--vary", "rnak=3"], "--vary: 'rnak' is no option that can vary (did you mean lora_r?)"),
         (["--vary", "out=a,b"], "--vary: 'out' is no option that can vary: see"),
         (["--vary", "lora_r=0,1"], "--vary: lora_r: must be at least 1; got 0"),

@@ -47,7 +47,7 @@ def read_vary(text: str) -> Vary:
     name, sign, rest = text.partition("=")
     names = [f.name for f in fields(RunOptions)]
     name = current_name(name.strip().lstrip("-").replace("-", "_"), names)
-    if not sign or not rest.strip():
+    if not sign or not rest.strip(" ,;"):
         raise WgradError(f"--vary: expected NAME=VALUE,VALUE, got {text[:80]!r}: for example learning_rate=1e-4,3e-4")
     if name not in names or name in _FIXED:
         hint = "" if name in _FIXED else option_hint(name, names, "")
