@@ -64,8 +64,10 @@ def _stand_in(fake: Binding) -> Iterator[None]:
 class ExecutedDevice(HipDevice):
     """Every operator, on the machine code of one architecture. Memory that was not written reads as NaN."""
 
+    binding: type[Binding] = Binding
+
     def __init__(self, architecture: str) -> None:
-        with _stand_in(Binding(architecture, 64 if architecture.startswith("gfx9") else 32)):
+        with _stand_in(self.binding(architecture, 64 if architecture.startswith("gfx9") else 32)):
             super().__init__(exact_blocks=True)
         self.modules = ExecutedModules(architecture)
 
