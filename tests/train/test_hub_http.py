@@ -179,6 +179,15 @@ def test_a_plan_fetches_no_weights(shards: int, serve: Any, make_checkpoint: Any
     assert find_model("org/name", scratch=scratch) == whole != scratch
 
 
+def test_warming_fetches_no_weights(serve: Any, make_checkpoint: Any, capsys: Any) -> None:
+    folder = make_checkpoint(hidden_size=256, intermediate_size=704, head_dim=64)
+    files = {path.name: path.read_bytes() for path in folder.iterdir()}
+    hub = serve({"main": files})
+    assert main(["warm", "--model", "org/name", "--device", "cpu"]) == 0
+    assert "nothing to compile" in capsys.readouterr().out
+    assert hub.sent < 120_001 < len(files["model.safetensors"]) / 10
+
+
 def test_a_plan_fetches_quantised_weights(serve: Any, make_checkpoint: Any, tmp_path: Path) -> None:
     """Whose sizes are in their contents."""
     quantised = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from wgrad.autograd.select_device import select_device
 from wgrad.device.errors import WgradError
@@ -23,7 +24,7 @@ from wgrad.train.terminal.progress import Display, duration
 def run_warm(config: RunOptions) -> int:
     """Compile what `wgrad finetune` with these options will need, and say where the driver keeps it. -> exit status.
 
-    Nothing is trained and no weight is read. WgradError: the model, or the device, is not there.
+    Nothing is trained, and no weight is read or fetched. WgradError: the model, or the device, is not there.
     """
     if not config.model:
         raise WgradError("--model is required: give the model whose run is to begin sooner")
@@ -35,13 +36,14 @@ def run_warm(config: RunOptions) -> int:
     for line in [*compute.lines, *round_products(config, device)]:
         display.say(line)
     config = replace(config, compute=compute.dtype)
-    folder = find_model(config.model)
-    _, model_config, _ = open_files(folder, load_model_config(folder))
     folders = device.kernel_caches()
-    before, begun = _contents(folders), time.monotonic()
-    with display.phase("compiling", unit="shaders") as phase:
-        plan = plan_as_run(config, model_config, folder, device, PROMPT_TOKENS)
-        count = device.prepare(plan.dry, phase.update) if plan is not None else 0
+    with TemporaryDirectory(prefix="wgrad-warm-") as scratch:
+        folder = find_model(config.model, scratch=Path(scratch))
+        _, model_config, _ = open_files(folder, load_model_config(folder))
+        before, begun = _contents(folders), time.monotonic()
+        with display.phase("compiling", unit="shaders") as phase:
+            plan = plan_as_run(config, model_config, folder, device, PROMPT_TOKENS)
+            count = device.prepare(plan.dry, phase.update) if plan is not None else 0
     if not count:
         display.say("nothing to do: this device has nothing to compile")
         return 0

@@ -62,9 +62,11 @@ def _fetch(hub_id: str, option: str, wanted: list[str]) -> Path:
 def _cached(hub_id: str, option: str, wanted: list[str]) -> Path | None:
     patterns = {"allow_patterns": wanted, "ignore_patterns": _UNWANTED}
     with hub_errors(hub_id, option) as huggingface_hub:
+        from huggingface_hub.errors import LocalEntryNotFoundError
+
         try:
             return Path(huggingface_hub.snapshot_download(hub_id, local_files_only=True, **patterns))
-        except huggingface_hub.errors.LocalEntryNotFoundError:
+        except LocalEntryNotFoundError:
             return None
 
 
