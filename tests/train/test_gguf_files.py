@@ -208,7 +208,7 @@ def test_what_cannot_be_read_is_told(checkpoints: Any, monkeypatch: pytest.Monke
     (folder / "config.json").write_text(json.dumps(config | {"intermediate_size": 128}))
     refused(r"mlp.gate_proj.weight in .*model.gguf has shape \[96, 64\]: config.json asks for \[128, 64\]")
     shutil.copy(path, folder / "second.gguf")
-    refused(r"must have one .gguf file, got 2 \(model.gguf, second.gguf\)")
+    refused(r"must have one .gguf model, got 2 \(model.gguf, second.gguf\)")
     (folder / "second.gguf").unlink()
     plain = builtins.__import__
 

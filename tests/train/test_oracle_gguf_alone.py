@@ -26,6 +26,8 @@ from wgrad.device.errors import WgradError
 from wgrad.train.commands.cli import main
 from wgrad.train.data.gguf_tokenizer import write_tokenizer
 from wgrad.train.data.tokenizer import load_tokenizer
+from wgrad.train.files.gguf_metadata import read_metadata
+from wgrad.train.files.gguf_splits import check_tensors
 from wgrad.train.model import load_streamed
 from wgrad.train.model.gguf_model import GgufModel, save_gguf
 from wgrad.train.model.model_config import load_model_config
@@ -276,29 +278,68 @@ def test_another_file_of_the_same_size_and_time_is_another_model(written: Any) -
     assert find_model(str(path)) == found[0]
 
 
-def test_a_part_of_a_split_file_is_named(written: Any, tmp_path: Path) -> None:
-    """Only the first part says more than which part it is."""
-    _, path = written()
-    folder = tmp_path / "parts"
+def split_by_gguf(path: Path, folder: Path, tensors: int, empty_first: bool = False) -> list[Path]:
+    """A file split by the gguf package, as llama-gguf-split does it."""
     folder.mkdir()
-    for number in range(2):
-        writer = gguf.GGUFWriter(folder / f"tiny-0000{number + 1}-of-00002.gguf", "llama")
-        if number:
-            writer.kv_data[0].clear()
-        for key, value in (("no", number), ("count", 2)):
-            writer.add_uint16(f"split.{key}", value)
-        for tensor in gguf.GGUFReader(path).tensors[number::2]:
-            writer.add_tensor(tensor.name, np.array(tensor.data))
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
-        writer.close()
-    for number in (1, 2):
-        part = folder / f"tiny-0000{number}-of-00002.gguf"
-        with pytest.raises(WgradError, match=f"is part {number} of the 2 parts of a split model: join them"):
-            find_model(str(part))
-    with pytest.raises(WgradError, match=r"must have one .gguf file, got 2 \(.*\): keep one, or join the parts"):
-        find_model(str(folder))
+    writer = gguf.GGUFWriter(None, "llama", split_max_tensors=tensors, small_first_shard=empty_first)
+    for entry in read_metadata(path, "--model"):
+        if entry.key != "general.architecture":
+            writer.add_key_value(entry.key, entry.value, entry.type, entry.sub_type)
+    for tensor in gguf.GGUFReader(path).tensors:
+        writer.add_tensor(tensor.name, np.array(tensor.data))
+    writer.write_header_to_file(folder / "tiny.gguf")
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return sorted(folder.glob("*.gguf"))
+
+
+@pytest.mark.parametrize("empty_first", [False, True])
+def test_a_split_file_is_one_model(written: Any, tmp_path: Path, empty_first: bool) -> None:
+    """By any part, by the folder, and beside its config.json: the same logits to the bit."""
+    _, path = written(rope_scaling=OWN)
+    parts = split_by_gguf(path, tmp_path / "parts", 7, empty_first)
+    assert len(parts) > 2
+    found = {find_model(str(place)) for place in (*parts, tmp_path / "parts")}
+    assert len(found) == 1
+    whole, split = find_model(str(path)), found.pop()
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
+        assert (whole / name).read_bytes() == (split / name).read_bytes()
+    config, ids = load_model_config(whole), random_ids(seed=9)
+    for name in ("config.json", "tokenizer.json"):
+        shutil.copy(whole / name, tmp_path / "parts")
+    folders = whole, split, find_model(str(tmp_path / "parts"))
+    wanted, *others = (
+        our_logits(build_frozen(config, folder, ReferenceDevice(), positions=64, quantize=False), ids)
+        for folder in folders
+    )
+    for logits in others:
+        np.testing.assert_array_equal(logits, wanted)
+
+
+def test_parts_that_do_not_belong_together(written: Any, tmp_path: Path) -> None:
+    _, path = written()
+    parts = split_by_gguf(path, tmp_path / "parts", 7)
+    others = split_by_gguf(path, tmp_path / "others", 6)
+    name, count = parts[1].name, len(parts)
+    aside = parts[1].rename(tmp_path / "aside")
+    for place in (parts[0], parts[2], tmp_path / "parts"):
+        with pytest.raises(WgradError, match=rf"part 2 of {count} is missing \({name}\): put it next to the others"):
+            find_model(str(place))
+    shutil.copy(parts[2], parts[1])
+    with pytest.raises(WgradError, match=rf"{name}: split.no must be 1 by its name, got 2: take all parts"):
+        find_model(str(parts[0]))
+    shutil.copy(others[1], parts[1])
+    with pytest.raises(WgradError, match=rf"{name}: split.count must be {count} by its name, got {len(others)}: take"):
+        find_model(str(parts[0]))
+    with pytest.raises(WgradError, match="split.tensors.count is 9, but the parts have 8 tensors: take all parts"):
+        check_tensors(parts[0], 8, {"split.tensors.count": 9}, "--model")
+    aside.rename(tmp_path / "tiny-of-two.gguf")
+    with pytest.raises(WgradError, match=r"one of the \d parts of a split model: name them as llama.cpp does"):
+        find_model(str(tmp_path / "tiny-of-two.gguf"))
+    shutil.copy(path, tmp_path / "others")
+    with pytest.raises(WgradError, match=r"must have one .gguf model, got 2 \(.*\): keep one, or give its file"):
+        find_model(str(tmp_path / "others"))
 
 
 def test_what_is_kept_goes_with_the_cache(written: Any, own_cache: Path, monkeypatch: Any, capsys: Any) -> None:
@@ -465,7 +506,7 @@ def test_what_makes_no_model(written: Any, tmp_path: Path) -> None:
     refused("a head_count must be a number above 0", "llama.attention.head_count_kv", [2, 1])
     refused("num_hidden_layers must be", "llama.block_count", 99_999)
     refused("rope.dimension_count 8 is not supported", "llama.rope.dimension_count", 8)
-    refused("is one of the 3 parts of a split model: join them", "split.count", 3)
+    refused("is one of the 3 parts of a split model: name them", "split.count", 3)
     refused("model 'bert' is not supported: gpt2 and llama are", "tokenizer.ggml.model", "bert")
     refused("pre 'tekken' is not supported", "tokenizer.ggml.pre", "tekken")
     refused("token_type must have an entry for each of 300", "tokenizer.ggml.token_type", [1, 2])

@@ -23,6 +23,7 @@ from wgrad.device.contract import Device
 from wgrad.device.errors import WgradError
 from wgrad.device.formats.frozen_weight import FrozenWeight, gguf_formats
 from wgrad.train.files.decode import FETCH, show
+from wgrad.train.files.gguf_splits import all_parts, check_part, check_tensors, is_split
 from wgrad.train.files.input_files import one_line, open_input, reading, refuse_lfs_pointer
 from wgrad.train.files.safetensors_files import TensorEntry
 
@@ -150,21 +151,46 @@ def is_frozen_gguf(entry: TensorEntry | None) -> bool:
 
 
 def read_gguf_entries(path: Path, source: str) -> dict[str, TensorEntry]:
-    """Header of one file -> its tensors. `source` (the option that named it) opens each error.
+    """Header of a file, or of all parts of a split one -> its tensors. `source` (the option that named it) opens each
+    error.
 
     Raises WgradError: missing, no regular file, cut off or damaged, a pointer of Git LFS, of an architecture that is
-    not known, or the `gguf` package is not installed.
+    not known, or the `gguf` package is not installed; parts that do not belong together.
     """
-    reader = open_reader(path, source)
+    parts = gguf_parts(path, source)
+    entries: dict[str, TensorEntry] = {}
+    first: dict[str, Any] = {}
+    count = 0
+    for number, part in enumerate(parts, start=1):
+        reader = open_reader(part, source)
+        fields = _fields(reader, part, source)
+        if len(parts) > 1:
+            check_part(part, fields, number, len(parts), source)
+        first = first or fields
+        count += len(reader.tensors)
+        for name, entry in _entries(reader, part, source, first).items():
+            if name in entries:
+                raise WgradError(f"{source}: {part} has {one_line(name)}, as {entries[name].path.name} does: {FETCH}")
+            entries[name] = entry
+    check_tensors(parts[0], count, first, source)
+    return entries
+
+
+def gguf_parts(path: Path, source: str) -> list[Path]:
+    """The files of a model: the one given, or all parts where it is one of a split model's. WgradError as
+    `read_gguf_entries`."""
+    fields = _fields(open_reader(path, source), path, source)
+    return all_parts(path, fields["split.count"], source) if is_split(fields) else [path]
+
+
+def _fields(reader: Any, path: Path, source: str) -> dict[str, Any]:
+    """Keys and values, without the tokenizer's."""
     with _damage(path, source):
-        fields = {name: field.contents() for name, field in reader.fields.items() if not name.startswith("tokenizer.")}
-    if (parts := fields.get("split.count", 1)) not in (0, 1):
-        number = fields.get("split.no")
-        part = f"part {number + 1}" if isinstance(number, int) else "one"
-        raise WgradError(
-            f"{source}: {path} is {part} of the {show(parts)} parts of a split model: join them with llama.cpp's "
-            "llama-gguf-split --merge, and give the file that it writes"
-        )
+        return {name: field.contents() for name, field in reader.fields.items() if not name.startswith("tokenizer.")}
+
+
+def _entries(reader: Any, path: Path, source: str, fields: dict[str, Any]) -> dict[str, TensorEntry]:
+    """The tensors of one file. fields: of the model's first."""
     architecture = fields.get("general.architecture")
     if architecture not in ARCHITECTURES:
         raise WgradError(
@@ -224,13 +250,15 @@ def _parts(
 
 
 def header_digest(path: Path, source: str) -> str:
-    """A digest of what one file says of its model beside the weights: its header, and the factors of its rotary
-    embedding. WgradError as `read_gguf_entries`."""
-    reader = open_reader(path, source)
-    found = hashlib.blake2b(reader.data[: int(reader.data_offset)], digest_size=16)
-    for tensor in reader.tensors:
-        if tensor.name.startswith("rope_"):
-            found.update(reader.data[int(tensor.data_offset) :][: int(tensor.n_bytes)])
+    """A digest of what the files of a model say of it apart from the weights: their headers, and the factors of its
+    rotary embedding. path: of any part. WgradError as `read_gguf_entries`."""
+    found = hashlib.blake2b(digest_size=16)
+    for part in gguf_parts(path, source):
+        reader = open_reader(part, source)
+        found.update(reader.data[: int(reader.data_offset)])
+        for tensor in reader.tensors:
+            if tensor.name.startswith("rope_"):
+                found.update(reader.data[int(tensor.data_offset) :][: int(tensor.n_bytes)])
     return found.hexdigest()
 
 

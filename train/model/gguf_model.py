@@ -16,7 +16,7 @@ import numpy as np
 
 from wgrad.device.errors import WgradError
 from wgrad.device.formats.frozen_weight import gguf_formats
-from wgrad.train.files.gguf_files import GgufEntry, permute, require_gguf
+from wgrad.train.files.gguf_files import GgufEntry, gguf_parts, permute, require_gguf
 from wgrad.train.files.gguf_metadata import read_metadata
 from wgrad.train.model.families import FAMILIES
 from wgrad.train.model.gguf_adapter import heads_side_by_side
@@ -208,7 +208,7 @@ def _stored(spec: WeightSpec, model: GgufModel, value: np.ndarray) -> np.ndarray
 def _describe(writer: Any, model: GgufModel, write_tokenizer: WriteTokenizer, over: Mapping[str, str | int]) -> None:
     gguf, name = _gguf(), _TYPES.get(model.kind, model.kind.upper())
     if model.base is not None:
-        for entry in read_metadata(model.base.path, "--model"):
+        for entry in read_metadata(gguf_parts(model.base.path, "--model")[0], "--model"):
             if entry.key not in (*_OWN, *over) and not entry.key.startswith("split."):
                 writer.add_key_value(entry.key, entry.value, entry.type, entry.sub_type)
         for key, value in over.items():

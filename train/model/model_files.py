@@ -23,6 +23,7 @@ from wgrad.device.errors import WgradError
 from wgrad.device.formats.frozen_weight import FrozenWeight, gguf_formats
 from wgrad.train.files.decode import read_json, show
 from wgrad.train.files.gguf_files import GgufEntry, is_frozen_gguf, read_gguf_entries
+from wgrad.train.files.gguf_splits import one_of_each
 from wgrad.train.files.input_files import exists, one_line
 from wgrad.train.files.nf4_files import NF4_PARTS, check_packed, is_nf4, read_nf4
 from wgrad.train.files.safetensors_files import TensorEntry, read_entries
@@ -98,7 +99,7 @@ class ModelFiles:
                     f"--model: {self.folder} lacks {len(missing)} of {len(names)} shards ({first}): fetch them"
                 )
             return [self.folder / name for name in names]
-        whole = sorted(self.folder.glob(f"*{GGUF}"))
+        whole = one_of_each(self.folder.glob(f"*{GGUF}"))
         if len(whole) > 1:
             raise one_gguf_file(self.folder, whole, "--model")
         if whole:
@@ -234,11 +235,10 @@ def _is_left_over(name: str, config: ModelConfig) -> bool:
 
 
 def one_gguf_file(folder: Path, files: list[Path], option: str) -> WgradError:
-    """The error of a folder with several GGUF files."""
+    """The error of a folder with several models in GGUF."""
     first = ", ".join(one_line(path.name) for path in files[:3])
     return WgradError(
-        f"{option}: {folder} must have one {GGUF} file, got {len(files)} ({first}): keep one, or join the parts of a "
-        "split model with llama.cpp's llama-gguf-split --merge"
+        f"{option}: {folder} must have one {GGUF} model, got {len(files)} ({first}): keep one, or give its file"
     )
 
 

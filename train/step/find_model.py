@@ -16,7 +16,8 @@ from wgrad.device.errors import WgradError
 from wgrad.device.files import writing
 from wgrad.train.data.gguf_vocabulary import tokenizer_of_gguf
 from wgrad.train.files.gguf_fields import GgufFields
-from wgrad.train.files.gguf_files import header_digest, read_gguf_entries
+from wgrad.train.files.gguf_files import gguf_parts, header_digest, read_gguf_entries
+from wgrad.train.files.gguf_splits import one_of_each, part_name
 from wgrad.train.files.hub import resolve_model
 from wgrad.train.files.hub_headers import model_without_weights
 from wgrad.train.files.input_files import exists, expand_path, one_line
@@ -39,7 +40,7 @@ def find_model(spec: str, option: str = "--model", weights: bool = True, scratch
     if path.suffix == GGUF and exists(path, option) and not path.is_dir():
         return _unpacked(path, option)
     folder = model_without_weights(spec, scratch, option) if scratch else resolve_model(spec, option, weights)
-    files = [] if exists(folder / CONFIG, option) else sorted(folder.glob(f"*{GGUF}"))
+    files = [] if exists(folder / CONFIG, option) else one_of_each(folder.glob(f"*{GGUF}"))
     if len(files) > 1 and not any(folder.glob("*.safetensors*")):
         raise one_gguf_file(folder, files, option)
     return _unpacked(files[0], option) if len(files) == 1 else folder
@@ -63,16 +64,19 @@ def base_name(model: str | None, adapter: str) -> str:
 
 
 def _unpacked(path: Path, option: str) -> Path:
-    """A folder with config.json, the tokenizer's files and a link to the file."""
-    path = path.absolute()
+    """A folder with config.json, the tokenizer's files and a link to the file, or to each part of a split one."""
+    parts = [part.absolute() for part in gguf_parts(path, option)]
+    path = parts[0]
+    links = [part_name("model", i + 1, len(parts)) if len(parts) > 1 else f"model{GGUF}" for i in range(len(parts))]
     known = f"{FORMAT}\0{path}\0{header_digest(path, option)}"
     folder = described() / hashlib.blake2b(known.encode(), digest_size=12).hexdigest()
-    if is_kept(folder / CONFIG) and (folder / f"model{GGUF}").exists():
+    if is_kept(folder / CONFIG) and all((folder / link).exists() for link in links):
         return folder
     contents = _describe(path, option)
     with writing(folder, "$XDG_CACHE_HOME"):
         make_private(folder)
-        _link(path, folder / f"model{GGUF}", option)
+        for part, link in zip(parts, links):
+            _link(part, folder / link, option)
         for name in sorted(contents, key=lambda name: name == CONFIG):  # config.json last: it says that all is there
             keep(folder / name, json.dumps(contents[name], ensure_ascii=False).encode())
     return folder
