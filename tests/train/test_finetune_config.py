@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from wgrad.device.errors import WgradError
-from wgrad.train.commands.cli import build_parser
+from wgrad.train.commands.cli import build_parser, main
 from wgrad.train.options.config_yaml import read_config_file
 from wgrad.train.options.finetune_config import CONFIG_FILE, PROJECTIONS, FinetuneConfig, RunOptions
 from wgrad.train.options.generate_config import GenerateConfig
@@ -414,3 +414,27 @@ def test_a_run_of_an_older_version_resumes_unless_it_used_what_is_gone(tmp_path:
 def test_without_resume_the_folder_says_nothing(tmp_path: Path) -> None:
     begun(tmp_path, lora_r=3)
     assert parse("--model", "m", "--data", "d", "--out", str(tmp_path)).lora_r == RunOptions().lora_r
+
+
+@pytest.mark.parametrize(
+    ("line", "argv", "words"),
+    [
+        ("data: absent.jsonl", "finetune --model {base} --out {out}", "data: no such file: absent.jsonl"),
+        ("chat_template: absent", "finetune --model {base} --out {out} --data {data}", "chat_template: "),
+        ("model: absent", "data show {data}", "model: no such folder: absent"),
+        ("model: absent", "warm --device cpu", "model: no such folder: absent"),
+    ],
+)
+def test_errors_of_a_run_name_the_key_of_the_file(
+    line: str, argv: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As those of the options do: nobody gave that option by name."""
+    path, root = tmp_path / "run.yaml", Path(__file__).parents[2] / "examples"
+    path.write_text(f"device: cpu\n{line}\n")
+    places = {"base": root / "base_model", "out": tmp_path / "out", "data": root / "data" / "proverbs.jsonl"}
+    given = [word.format(**places) for word in argv.split()]
+    assert main([*given, "--config", str(path)]) == 2
+    assert capsys.readouterr().err.splitlines()[-1].startswith(f"wgrad: error: --config: {path}: {words}")
+    name = line.split(":")[0].replace("_", "-")
+    assert main([*given, f"--{name}", "absent"]) == 2
+    assert f"wgrad: error: --{name}: " in capsys.readouterr().err

@@ -322,8 +322,8 @@ def test_parts_that_do_not_belong_together(written: Any, tmp_path: Path) -> None
     others = split_by_gguf(path, tmp_path / "others", 6)
     name, count = parts[1].name, len(parts)
     data, key = parts[0].read_bytes(), b"split.tensors.count"
-    place = data.index(key) + len(key) + 4  # behind the type
-    put_in_place(parts[0], data[:place] + bytes([data[place] + 1]) + data[place + 1 :])
+    at = data.index(key) + len(key) + 4  # behind the type
+    put_in_place(parts[0], data[:at] + bytes([data[at] + 1]) + data[at + 1 :])
     with pytest.raises(WgradError, match=r"split.tensors.count is \d+, but the parts have \d+ tensors: take all parts"):
         find_model(str(parts[0]))
     put_in_place(parts[0], data)

@@ -18,7 +18,7 @@ from wgrad.train.options.import_options import ImportOptions
 from wgrad.train.options.merge_config import MergeConfig
 from wgrad.train.options.option_text import read_stdin
 from wgrad.train.options.push_config import PushConfig
-from wgrad.train.options.resolve import resolve_config, resolve_options
+from wgrad.train.options.resolve import naming_sources, resolve_config, resolve_options
 from wgrad.train.options.serve_config import ServeConfig
 from wgrad.train.options.sweep_options import MOST, read_vary
 from wgrad.train.options.watch_config import WatchConfig
@@ -34,7 +34,8 @@ def _given(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def finetune(args: argparse.Namespace) -> int:
-    config = resolve_config(_given(args))
+    given = _given(args)
+    config = resolve_config(given)
     args.out, args.lr_sweep = config.out, config.lr_sweep  # for the message when interrupted
     from wgrad.train.run.finetune import run_finetune
 
@@ -42,7 +43,8 @@ def finetune(args: argparse.Namespace) -> int:
         if wants_launch(config.ranks):
             copy_for_ranks(config)
             return launch(config.ranks or 1, args.words)
-        return run_finetune(config)
+        with naming_sources(given):
+            return run_finetune(config)
     finally:
         settle()  # what a run says is not what it is for
 
@@ -162,10 +164,12 @@ def push(args: argparse.Namespace) -> int:
 
 
 def warm(args: argparse.Namespace) -> int:
-    config = resolve_options(_given(args))
+    given = _given(args)
+    config = resolve_options(given)
     from wgrad.train.commands.warm import run_warm
 
-    return run_warm(config)
+    with naming_sources(given):
+        return run_warm(config)
 
 
 def plan(args: argparse.Namespace) -> int:
@@ -174,7 +178,8 @@ def plan(args: argparse.Namespace) -> int:
     config = resolve_options(given)
     from wgrad.train.commands.plan import run_plan
 
-    with advising("use a smaller --batch-size or --max-length, or --gradient-checkpointing"):
+    advice = "use a smaller --batch-size or --max-length, or --gradient-checkpointing"
+    with naming_sources(given), advising(advice):
         return run_plan(config, as_json)
 
 
@@ -192,7 +197,8 @@ def data_show(args: argparse.Namespace) -> int:
             raise WgradError(f"--{name} is required: give it")
     from wgrad.train.commands.data_show import run_data_show
 
-    return run_data_show(config, int(examples))
+    with naming_sources(given):
+        return run_data_show(config, int(examples))
 
 
 def devices(args: argparse.Namespace) -> int:

@@ -75,6 +75,19 @@ def _leave_out(name: str, files: Mapping[str, str]) -> str:
 
 
 @contextmanager
+def naming_sources(given: Mapping[str, Any]) -> Iterator[None]:
+    """Let errors of a run name the file and key of an option that came from --config, not the option.
+
+    Args:
+        given: As of `resolve_options`.
+    """
+    path = given.get("config")
+    of_file = read_config_file(expand_path(path, "--config")) if path else {}
+    with _naming({name: f"--config: {path}" for name in of_file.keys() - given.keys()}):
+        yield
+
+
+@contextmanager
 def _naming(files: Mapping[str, str]) -> Iterator[None]:
     """Let a message about an option whose value came from a file name that file."""
     try:
@@ -84,7 +97,8 @@ def _naming(files: Mapping[str, str]) -> Iterator[None]:
         name = option[1].replace("-", "_") if option else ""
         if name not in files:
             raise
-        raise type(error)(f"{_source(name, files)}{rest}") from error
+        error.args = (f"{_source(name, files)}{rest}",)  # its class and the rest of it stay
+        raise
 
 
 _OPTION = re.compile(r"--([a-z0-9-]+)(?=:)")
