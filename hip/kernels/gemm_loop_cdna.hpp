@@ -16,16 +16,20 @@
 
 namespace gemm {
 
-// f(n) for n of FROM .. TO - 1, each known to the compiler as n.value.
-template <int N> struct Constant {
-  static constexpr int value = N;
-};
-template <int FROM, int TO, class F> GPU_FN void each(F f) {
-  if constexpr (FROM < TO) {
-    f(Constant<FROM>{});
-    each<FROM + 1, TO>(f);
+// f(n) for n of 0 .. COUNT - 1, inlined and constant early on a GPU: after a loop was unrolled, tiles' registers would be
+// memory. For the emulated GPU it is a loop, which compiles in half the time.
+#ifdef GPU_HOST
+template <int COUNT, class F> GPU_FN void each(F f) {
+  for (int n = 0; n < COUNT; ++n) f(n);
+}
+#else
+template <int COUNT, int FROM = 0, class F> GPU_FN void each(F f) {
+  if constexpr (FROM < COUNT) {
+    f(FROM);
+    each<COUNT, FROM + 1>(f);
   }
 }
+#endif
 
 template <class U, class S> struct Product {
   static constexpr int TM = S::WAVE_M / 16, TN = S::WAVE_N / 16, RING = 4, TAIL = TM / 4;
@@ -70,11 +74,11 @@ template <class U, class S> struct Product {
       // Of `from`, beside it `k` into `to`. Inlined early: elsewhere the tiles' registers would be memory.
       const auto half = [&](const gpu::u32x4* from, gpu::u32x4* to, A& tile_a, B& tile_b, int k,
                             bool loads) __attribute__((always_inline)) {
-        body(from, lane_a, [&](auto n) {
-          beside<n.value>(tile_a, tile_b, to, k, thread);
+        body(from, lane_a, [&](int part) {
+          beside(part, tile_a, tile_b, to, k, thread);
           if (loads) {
-            load<n.value, 0>(even_a, even_b, next, later, thread);
-            load<n.value, ODD_LAG>(odd_a, odd_b, odd(next), odd(later), thread);
+            load(part, even_a, even_b, next, later, thread);
+            load(part - ODD_LAG, odd_a, odd_b, odd(next), odd(later), thread);
           }
         });
         gpu::local_barrier();
@@ -91,12 +95,15 @@ template <class U, class S> struct Product {
   }
 
   template <class F> GPU_FN void body(const gpu::u32x4* lds, int at_a, F meanwhile) {
-    each<0, BEFORE>([&](auto n) {
-      constexpr int i = n.value / (U::STEPS * TN), s = n.value / TN % U::STEPS, j = n.value % TN;
-      if constexpr (n.value % (U::STEPS * TN) == 0) a[(i + TAIL) % RING] = fragment(lds, at_a, i + TAIL);
-      acc[i][j] = U::mma(s, a[i % RING], b[j], acc[i][j]);
-      meanwhile(n);
-      gpu::sched_fence();
+    each<24>([&](int part) {
+#pragma unroll
+      for (int n = GRAIN * part; n < GRAIN * (part + 1); ++n) {
+        const int i = n / (U::STEPS * TN), s = n / TN % U::STEPS, j = n % TN;
+        if (n % (U::STEPS * TN) == 0) a[(i + TAIL) % RING] = fragment(lds, at_a, i + TAIL);
+        acc[i][j] = U::mma(s, a[i % RING], b[j], acc[i][j]);
+        if (n % GRAIN == 0) meanwhile(part);
+        gpu::sched_fence();
+      }
     });
   }
 
@@ -114,35 +121,35 @@ template <class U, class S> struct Product {
     }
   }
 
-  // What is done beside matrix instruction n of BEFORE with the tile at k0, which has arrived. A decoded word is looked
-  // up some time before it is made.
-  template <int n, class A, class B>
-  GPU_FN static void beside(A& tile_a, B& tile_b, gpu::u32x4* lds, int k0, int thread) {
+  // What is done beside the first matrix instruction of a part of BEFORE with the tile at k0, which has arrived. A decoded
+  // word is looked up some time before it is made.
+  template <class A, class B>
+  GPU_FN static void beside(int part, A& tile_a, B& tile_b, gpu::u32x4* lds, int k0, int thread) {
     static_assert(A::OWNED == 2 && B::OWNED == 2, "BEFORE is divided among them");
     constexpr bool DECODES = B::DECODES, ZERO = !DECODES;
     constexpr int OPEN_B = DECODES ? 0 : 8, MAKE_A = DECODES ? 2 : 0;
     constexpr int MAKE_B = DECODES ? 5 : 8, STEP_B = DECODES ? 2 : 1;
-    each<0, 2>([&](auto i) {
-      if constexpr (n == GRAIN * MAKE_A) tile_a.open(k0, thread, i.value);
-      if constexpr (n == GRAIN * OPEN_B) tile_b.open(k0, thread, i.value);
+    each<2>([&](int i) {
+      if (part == MAKE_A) tile_a.open(k0, thread, i);
+      if (part == OPEN_B) tile_b.open(k0, thread, i);
     });
-    each<0, 8>([&](auto word) {
-      if constexpr (n == GRAIN * word.value) tile_b.look_up(word.value);
-      if constexpr (n == GRAIN * (MAKE_A + word.value)) tile_a.template make<ZERO>(lds, k0, thread, word.value);
-      if constexpr (n == GRAIN * (MAKE_B + STEP_B * word.value))
-        tile_b.template make<ZERO>(lds + S::TILE_M * CHUNKS, k0, thread, word.value);
+    each<8>([&](int word) {
+      if (part == word) tile_b.look_up(word);
+      if (part == MAKE_A + word) tile_a.template make<ZERO>(lds, k0, thread, word);
+      if (part == MAKE_B + STEP_B * word)
+        tile_b.template make<ZERO>(lds + S::TILE_M * CHUNKS, k0, thread, word);
     });
   }
   // The loads beside it: of a tile, and of what those of the one after it wait for. Spread, as L1 takes 64 bytes a
   // clock.
-  template <int n, int LAG, class A, class B>
-  GPU_FN static void load(A& tile_a, B& tile_b, int next, int later, int thread) {
-    static_assert(18 + LAG < 24, "beside one of BEFORE");
-    each<0, 2>([&](auto i) {
-      if constexpr (n == GRAIN * (6 * i.value + LAG)) tile_a.fetch(next, thread, i.value);
-      if constexpr (n == GRAIN * (12 + 6 * i.value + LAG)) {
-        tile_b.fetch(next, thread, i.value);
-        tile_b.look(later, thread, i.value);
+  template <class A, class B>
+  GPU_FN static void load(int part, A& tile_a, B& tile_b, int next, int later, int thread) {
+    static_assert(18 + ODD_LAG < 24, "beside one of BEFORE");
+    each<2>([&](int i) {
+      if (part == 6 * i) tile_a.fetch(next, thread, i);
+      if (part == 12 + 6 * i) {
+        tile_b.fetch(next, thread, i);
+        tile_b.look(later, thread, i);
       }
     });
   }
