@@ -39,6 +39,9 @@ def test_evenly_and_without() -> None:
 def test_the_last_parameter_takes_turns() -> None:
     names = [f"t[{case}-{lanes}]" for case in ("a-b", "left out", "c", "d") for lanes in (32, 64)]
     assert InTurn("left out").chosen(names) == {"t[a-b-32]", "t[a-b-64]", "t[c-64]", "t[d-32]"}
+    many = [f"t[{n}-{lanes}]" for n in range(14) for lanes in (8, 32)]
+    assert sum(name.endswith("-8]") for name in InTurn().chosen(many)) == 7
+    assert sum(name.endswith("-8]") for name in InTurn(rare="8").chosen(many)) == 5
 
 
 def test_something_of_each_test_stays_and_others_are_left_alone() -> None:
