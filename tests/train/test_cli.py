@@ -236,6 +236,16 @@ def test_a_full_disk_behind_standard_output(words: list[str], unbuffered: str) -
     assert (status, errors) == (2, f"wgrad: error: cannot write to standard output: {os.strerror(errno.ENOSPC)}\n")
 
 
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full on this system")
+@pytest.mark.parametrize(
+    "words", ["cache list", "data show examples/data/proverbs.jsonl --model examples/base_model"], ids=["cache", "data"]
+)
+def test_an_answer_that_cannot_be_written(words: str) -> None:
+    with open("/dev/full", "wb") as full:
+        status, errors = printing_to(full.fileno(), words.split(), "1")  # else the last flush says so
+    assert (status, errors) == (2, f"wgrad: error: cannot write to standard output: {os.strerror(errno.ENOSPC)}\n")
+
+
 # ---- models ------------------------------------------------------------------------------------
 def test_a_model_is_a_folder(tmp_path: Path) -> None:
     assert resolve_model(str(tmp_path)) == tmp_path

@@ -157,6 +157,11 @@ def make_console(name: str = "stdout", terminal: bool | None = None, silent: boo
     return Console(file=Output(name), highlight=False, force_terminal=terminal, quiet=silent)  # type: ignore[arg-type]
 
 
+def answer(text: str) -> None:
+    """Print a line of what a command was asked for: OutputLost where it cannot be written."""
+    print(harmless(text), flush=True)
+
+
 def say(text: str, name: str = "stdout") -> None:
     """Print a line for people, control characters in it as their escapes."""
     output = Output(name)
