@@ -173,6 +173,6 @@ def test_an_abort_in_a_kernel_loses_nothing(
 
 def test_devices_and_selftest(card: str, capsys: Any) -> None:
     assert main(["devices"]) == 0
-    assert f"hip: Emulated {card}" in capsys.readouterr().out
+    assert f"hip:0: Emulated {card}" in capsys.readouterr().out
     assert main(["selftest", "--device", "hip", "--only", "rms_norm/"]) == 0
     assert card in capsys.readouterr().out

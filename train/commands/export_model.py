@@ -78,7 +78,7 @@ def _ollama(args: ModelExportConfig, name: str) -> int:
         say(f"next: {shlex.join(create)} && {shlex.join(['ollama', 'run', name])}")
         return 0
     try:
-        done = subprocess.run([program, *create[1:]], capture_output=True, text=True, errors="replace")
+        done = subprocess.run([program, *create[1:]], capture_output=True, encoding="utf-8", errors="replace")
         reason = " ".join(done.stderr.split())[-200:] if done.returncode else ""
     except OSError as error:
         reason = error.strerror or str(error)

@@ -157,12 +157,12 @@ def read_gguf_entries(path: Path, source: str) -> dict[str, TensorEntry]:
     Raises WgradError: missing, no regular file, cut off or damaged, a pointer of Git LFS, of an architecture that is
     not known, or the `gguf` package is not installed; parts that do not belong together.
     """
-    parts = gguf_parts(path, source)
+    parts, opened = _find_parts(path, source)
     entries: dict[str, TensorEntry] = {}
     first: dict[str, Any] = {}
     count = 0
     for number, part in enumerate(parts, start=1):
-        reader = open_reader(part, source)
+        reader = opened if part == path else open_reader(part, source)
         fields = _fields(reader, part, source)
         if len(parts) > 1:
             check_part(part, fields, number, len(parts), source)
@@ -179,8 +179,14 @@ def read_gguf_entries(path: Path, source: str) -> dict[str, TensorEntry]:
 def gguf_parts(path: Path, source: str) -> list[Path]:
     """The files of a model: the one given, or all parts where it is one of a split model's. WgradError as
     `read_gguf_entries`."""
-    fields = _fields(open_reader(path, source), path, source)
-    return all_parts(path, fields["split.count"], source) if is_split(fields) else [path]
+    return _find_parts(path, source)[0]
+
+
+def _find_parts(path: Path, source: str) -> tuple[list[Path], Any]:
+    """The files of a model, and the reader of the one given: a header of many tensors takes long to parse."""
+    reader = open_reader(path, source)
+    fields = _fields(reader, path, source)
+    return (all_parts(path, fields["split.count"], source) if is_split(fields) else [path]), reader
 
 
 def _fields(reader: Any, path: Path, source: str) -> dict[str, Any]:
@@ -253,8 +259,9 @@ def header_digest(path: Path, source: str) -> str:
     """A digest of what the files of a model say of it apart from the weights: their headers, and the factors of its
     rotary embedding. path: of any part. WgradError as `read_gguf_entries`."""
     found = hashlib.blake2b(digest_size=16)
-    for part in gguf_parts(path, source):
-        reader = open_reader(part, source)
+    parts, opened = _find_parts(path, source)
+    for part in parts:
+        reader = opened if part == path else open_reader(part, source)
         found.update(reader.data[: int(reader.data_offset)])
         for tensor in reader.tensors:
             if tensor.name.startswith("rope_"):
