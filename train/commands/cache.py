@@ -10,7 +10,7 @@ from wgrad.train.data.standard_input import copied_files, copies
 from wgrad.train.model.load_streamed import cached_files, cached_weights
 from wgrad.train.options.option_text import size
 from wgrad.train.step.find_model import described, described_files
-from wgrad.train.terminal.output import answer, say
+from wgrad.train.terminal.output import say
 
 
 def _total() -> str:
@@ -30,9 +30,9 @@ def _copied() -> str:
 
 
 def list_cache() -> int:
-    answer(f"quantised weights in {cached_weights()}: {_total()}")
-    answer(f"configurations and tokenizers in {described()}: {_described()}")
-    answer(f"standard input of runs in {copies()}: {_copied()}")
+    say(f"quantised weights in {cached_weights()}: {_total()}")
+    say(f"configurations and tokenizers in {described()}: {_described()}")
+    say(f"standard input of runs in {copies()}: {_copied()}")
     return 0
 
 

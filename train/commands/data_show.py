@@ -14,7 +14,7 @@ from wgrad.train.data.tokenizer import Tokenizer
 from wgrad.train.data.tokenizer_source import find_source
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.step.find_model import find_model
-from wgrad.train.terminal.output import answer, make_console, say
+from wgrad.train.terminal.output import make_console, say
 from wgrad.train.terminal.progress import Display
 
 LEARNT, MASKED = "bold green", "dim"
@@ -33,12 +33,12 @@ def run_data_show(config: RunOptions, examples: int) -> int:
     colours = console.color_system is not None
     for example in _spread(data.train, examples):
         for document, what in zip(example.parts, _names(example)):
-            answer(f"{_plain(example.source)}: {what}{len(document)} tokens, {document.num_targets} {_counts(config)}")
+            say(f"{_plain(example.source)}: {what}{len(document)} tokens, {document.num_targets} {_counts(config)}")
             console.print(example_text(document, tokenizer, colours), soft_wrap=True)
-            answer("")
-    answer(f"{_counts(config)} is {'green' if colours else 'in «»'}; all else is only read")
+            say("")
+    say(f"{_counts(config)} is {'green' if colours else 'in «»'}; all else is only read")
     for line in summary(data, config):
-        answer(line)
+        say(line)
     return 0
 
 

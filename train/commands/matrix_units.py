@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from wgrad.autograd import matrix_units
-from wgrad.train.terminal.output import answer, say
+from wgrad.train.terminal.output import say
 
 _WHAT = (
     "wgpu's library lists tensor cores and refuses them as experimental (github.com/gfx-rs/wgpu-native/issues/516). "
@@ -17,18 +17,18 @@ def print_status() -> int:
     """-> 0."""
     found = matrix_units.status()
     unknown = "" if found.known else f" (its gate is not found: SHA-256 {found.sha256})"
-    answer(f"library: {found.library or 'none'}{unknown}")
-    answer(f"copy:    {found.copy if found.copied else 'none'}" + (", in use" if found.loaded else ""))
+    say(f"library: {found.library or 'none'}{unknown}")
+    say(f"copy:    {found.copy if found.copied else 'none'}" + (", in use" if found.loaded else ""))
     if found.switched_off:
-        answer("WGRAD_MATRIX_UNITS=off: not used, whatever stands below")
+        say("WGRAD_MATRIX_UNITS=off: not used, whatever stands below")
     if not found.cards:
-        answer("no adapter here lists tensor cores that there are kernels for (Vulkan)")
+        say("no adapter here lists tensor cores that there are kernels for (Vulkan)")
     for card in found.cards:
         words = {
             None: "checked before its first use" if card.given else "not tried: wgrad matrix-units enable",
             True: "passed the check: --compute auto is float16 on them",
         }
-        answer(f"wgpu:{card.index}  {card.name}: " + words.get(card.passed, f"kept off: {card.reason}"))
+        say(f"wgpu:{card.index}  {card.name}: " + words.get(card.passed, f"kept off: {card.reason}"))
     return 0
 
 

@@ -76,10 +76,14 @@ def _write(stream: Any, text: str) -> None:
 
 
 class _Strict:
-    """A stream with the same escapes, whose errors are OutputLost, so that they can be told from all others."""
+    """A stream with the same escapes, whose errors are OutputLost, so that they can be told from all others.
+
+    lost: the first of them, which `Output` keeps to itself. given_up: none matters any more.
+    """
 
     def __init__(self, stream: Any) -> None:
         self._wrapped = stream
+        self.lost: OutputLost | None = None
         self.given_up = False
 
     def __getattr__(self, name: str) -> Any:
@@ -89,7 +93,7 @@ class _Strict:
         try:
             _write(self._wrapped, text)
         except OSError as error:
-            raise OutputLost(error.errno, error.strerror) from error
+            raise self._lose(error) from error
         return len(text)
 
     def flush(self) -> None:
@@ -97,12 +101,17 @@ class _Strict:
             if not self.given_up:
                 self._wrapped.flush()
         except OSError as error:
-            raise OutputLost(error.errno, error.strerror) from error
+            raise self._lose(error) from error
+
+    def _lose(self, error: OSError) -> OutputLost:
+        found = OutputLost(error.errno, error.strerror)
+        self.lost = self.lost or found
+        return found
 
 
 @contextmanager
 def command_output() -> Iterator[None]:
-    """sys.stdout of a command: raises OutputLost, also where the block's last text cannot be written.
+    """sys.stdout of a command: raises OutputLost, at the block's end for text that `Output` could not write.
 
     After that the stream's buffer goes nowhere: Python would try once more at exit, and fail with a message of its own.
     """
@@ -110,10 +119,12 @@ def command_output() -> Iterator[None]:
     if stream is None:
         yield
         return
-    sys.stdout = _Strict(stream)
+    sys.stdout = strict = _Strict(stream)
     try:
         yield
-        sys.stdout.flush()
+        strict.flush()
+        if strict.lost is not None and not strict.given_up:
+            raise strict.lost
     except OutputLost:
         _discard(stream)
         raise
@@ -127,10 +138,10 @@ def settle() -> None:
         sys.stdout.flush()
     except OSError:
         _discard(sys.stdout)
-        if isinstance(sys.stdout, _Strict):
-            sys.stdout.given_up = True
     except (ValueError, AttributeError):  # closed, or None
         pass
+    if isinstance(sys.stdout, _Strict):
+        sys.stdout.given_up = True
 
 
 def _discard(stream: Any) -> None:
@@ -155,11 +166,6 @@ def make_console(name: str = "stdout", terminal: bool | None = None, silent: boo
     printed on it goes nowhere."""
     terminal = False if silent else terminal
     return Console(file=Output(name), highlight=False, force_terminal=terminal, quiet=silent)  # type: ignore[arg-type]
-
-
-def answer(text: str) -> None:
-    """Print a line of what a command was asked for: OutputLost where it cannot be written."""
-    print(harmless(text), flush=True)
 
 
 def say(text: str, name: str = "stdout") -> None:
