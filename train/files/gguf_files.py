@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -157,36 +157,50 @@ def read_gguf_entries(path: Path, source: str) -> dict[str, TensorEntry]:
     Raises WgradError: missing, no regular file, cut off or damaged, a pointer of Git LFS, of an architecture that is
     not known, or the `gguf` package is not installed; parts that do not belong together.
     """
-    parts, opened = _find_parts(path, source)
-    entries: dict[str, TensorEntry] = {}
-    first: dict[str, Any] = {}
-    count = 0
-    for number, part in enumerate(parts, start=1):
-        reader = opened if part == path else open_reader(part, source)
-        fields = _fields(reader, part, source)
-        if len(parts) > 1:
-            check_part(part, fields, number, len(parts), source)
-        first = first or fields
-        count += len(reader.tensors)
-        for name, entry in _entries(reader, part, source, first).items():
+    parts = _open_parts(path, source)
+    first, entries = parts[0].fields, dict[str, TensorEntry]()
+    for part in parts:
+        for name, entry in _entries(part.reader, part.path, source, first).items():
             if name in entries:
-                raise WgradError(f"{source}: {part} has {one_line(name)}, as {entries[name].path.name} does: {FETCH}")
+                raise WgradError(
+                    f"{source}: {part.path} has {one_line(name)}, as {entries[name].path.name} does: {FETCH}"
+                )
             entries[name] = entry
-    check_tensors(parts[0], count, first, source)
+    check_tensors(parts[0].path, sum(len(part.reader.tensors) for part in parts), first, source)
     return entries
 
 
 def gguf_parts(path: Path, source: str) -> list[Path]:
     """The files of a model: the one given, or all parts where it is one of a split model's. WgradError as
     `read_gguf_entries`."""
-    return _find_parts(path, source)[0]
+    return [part.path for part in _open_parts(path, source)]
 
 
-def _find_parts(path: Path, source: str) -> tuple[list[Path], Any]:
-    """The files of a model, and the reader of the one given: a header of many tensors takes long to parse."""
+class _Part(NamedTuple):
+    """A file of a model, and its header."""
+
+    path: Path
+    reader: Any
+    fields: dict[str, Any]
+
+
+def _open_parts(path: Path, source: str) -> list[_Part]:
+    """The files of a model in their order, each opened once: a header takes long to parse."""
     reader = open_reader(path, source)
-    fields = _fields(reader, path, source)
-    return (all_parts(path, fields["split.count"], source) if is_split(fields) else [path]), reader
+    given = _Part(path, reader, _fields(reader, path, source))
+    if not is_split(given.fields):
+        return [given]
+    parts = []
+    files = all_parts(path, given.fields["split.count"], source)
+    for number, file in enumerate(files, start=1):
+        if file == path:
+            part = given
+        else:
+            reader = open_reader(file, source)
+            part = _Part(file, reader, _fields(reader, file, source))
+        check_part(file, part.fields, number, len(files), source)
+        parts.append(part)
+    return parts
 
 
 def _fields(reader: Any, path: Path, source: str) -> dict[str, Any]:
@@ -255,18 +269,16 @@ def _parts(
         yield name.replace(_QKV, part), (shape[0] // of_each * count, *shape[1:]), size // of_each * count
 
 
-def header_digest(path: Path, source: str) -> str:
-    """A digest of what the files of a model say of it apart from the weights: their headers, and the factors of its
-    rotary embedding. path: of any part. WgradError as `read_gguf_entries`."""
-    found = hashlib.blake2b(digest_size=16)
-    parts, opened = _find_parts(path, source)
-    for part in parts:
-        reader = opened if part == path else open_reader(part, source)
+def header_digest(path: Path, source: str) -> tuple[list[Path], str]:
+    """The files of a model, and a digest of what they say of it apart from the weights: their headers, and the factors
+    of its rotary embedding. path: of any part. WgradError as `read_gguf_entries`."""
+    found, parts = hashlib.blake2b(digest_size=16), _open_parts(path, source)
+    for _, reader, _ in parts:
         found.update(reader.data[: int(reader.data_offset)])
         for tensor in reader.tensors:
             if tensor.name.startswith("rope_"):
                 found.update(reader.data[int(tensor.data_offset) :][: int(tensor.n_bytes)])
-    return found.hexdigest()
+    return [part.path for part in parts], found.hexdigest()
 
 
 @contextmanager

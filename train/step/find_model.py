@@ -16,7 +16,7 @@ from wgrad.device.errors import WgradError
 from wgrad.device.files import writing
 from wgrad.train.data.gguf_vocabulary import tokenizer_of_gguf
 from wgrad.train.files.gguf_fields import GgufFields
-from wgrad.train.files.gguf_files import gguf_parts, header_digest, read_gguf_entries
+from wgrad.train.files.gguf_files import header_digest, read_gguf_entries
 from wgrad.train.files.gguf_splits import one_of_each, part_name
 from wgrad.train.files.hub import resolve_model
 from wgrad.train.files.hub_headers import model_without_weights
@@ -65,10 +65,10 @@ def base_name(model: str | None, adapter: str) -> str:
 
 def _unpacked(path: Path, option: str) -> Path:
     """A folder with config.json, the tokenizer's files and a link to the file, or to each part of a split one."""
-    parts = [part.absolute() for part in gguf_parts(path, option)]
+    parts, digest = header_digest(path.absolute(), option)
     path = parts[0]
     links = [part_name("model", i + 1, len(parts)) if len(parts) > 1 else f"model{GGUF}" for i in range(len(parts))]
-    known = f"{FORMAT}\0{path}\0{header_digest(path, option)}"
+    known = f"{FORMAT}\0{path}\0{digest}"
     folder = described() / hashlib.blake2b(known.encode(), digest_size=12).hexdigest()
     if is_kept(folder / CONFIG) and all((folder / link).exists() for link in links):
         return folder
