@@ -15,7 +15,7 @@ _PACKAGES = ("rocm.bindings", "hip")
 _OLDER = "hip.hip"  # the module's name in packages before 10
 _OUT_OF_MEMORY = 2
 _NO_DEVICE = 100
-_NOT_READY = 600
+NOT_READY = 600
 # Errors after which nothing on the device works any more, of hipError_t: ECCNotCorrectable, IllegalState,
 # IllegalAddress, LaunchTimeOut, Assert, LaunchFailure, Unknown. On AMD cards ROCm's runtime returns none of them for a
 # fault of a kernel: it aborts the process (docs/reference/exit-codes.md).
@@ -90,7 +90,7 @@ def _wait(module: Any, wait: str, query: str, handle: Any, what: str | Callable[
         return
     ask = getattr(module, query)
     pause = _SHORTEST_PAUSE
-    while int((code := ask(handle))[0]) == _NOT_READY:
+    while int((code := ask(handle))[0]) == NOT_READY:
         time.sleep(pause)
         pause = min(2 * pause, _LONGEST_PAUSE)
     check(code, what)

@@ -11,10 +11,9 @@ import numpy as np
 
 from wgrad.device.errors import DeviceError
 from wgrad.device.memory import Array, size_class
-from wgrad.hip.runtime.binding import check, wait_for_event
+from wgrad.hip.runtime.binding import NOT_READY, check, wait_for_event
+from wgrad.hip.runtime.launch import TO_HOST
 
-_TO_HOST = 2  # hipMemcpyDeviceToHost
-_NOT_READY = 600  # hipErrorNotReady
 _MOST_KEPT = 8  # pinned buffers kept for the next copy
 
 
@@ -50,7 +49,7 @@ class Readback:
         if self._pinned is None:
             return True
         code = self._owner.hip.hipEventQuery(self._pinned.event)
-        if int(code[0]) == _NOT_READY:
+        if int(code[0]) == NOT_READY:
             return False
         check(code, self._what)
         return True
@@ -84,7 +83,7 @@ class Readbacks:
         """out: where the array goes, or None. what: says what was done, for an error's message."""
         pinned = self._take(max(array.nbytes, 1))
         if array.nbytes:
-            kind = self.hip.hipMemcpyKind(_TO_HOST)
+            kind = self.hip.hipMemcpyKind(TO_HOST)
             check(self.hip.hipMemcpyAsync(pinned.address, array.address, array.nbytes, kind, self._stream), what)
         check(self.hip.hipEventRecord(pinned.event, self._stream), what)
         return Readback(self, pinned, array, out, what)

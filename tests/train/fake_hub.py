@@ -15,18 +15,11 @@ _FILE = re.compile(r"(?:/datasets)?/(\w+/\w+)/resolve/([^/]+)/([^?]+)(?:\?.*)?")
 Files = dict[str, bytes]
 
 
-class FakeHub:
-    """A data set or a model by its revisions. token: who else asks is told what the hub tells a stranger of a private
-    one. failure: (status, X-Error-Code, X-Error-Message) of every answer. asked: the paths of all requests. sent: the
-    bytes of all answers."""
+class LocalHub:
+    """A server on localhost until `close`. handler: of its requests, which has it as `hub`."""
 
-    def __init__(self, hub_id: str, revisions: dict[str, Files], token: str = "") -> None:
-        self.hub_id, self.revisions, self.token = hub_id, revisions, token
-        self.failure: tuple[int, str, str] | None = None
-        self.asked: list[str] = []
-        self.sent = 0
-        handler = type("Handler", (_Handler,), {"hub": self})
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    def __init__(self, handler: type[LocalHandler]) -> None:
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (handler,), {"hub": self}))
         self.address = f"http://127.0.0.1:{self._server.server_port}"
         self._thread = Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
         self._thread.start()
@@ -36,6 +29,26 @@ class FakeHub:
         self._server.server_close()
         self._thread.join()
 
+
+class LocalHandler(BaseHTTPRequestHandler):
+    hub: Any
+
+    def log_message(self, *args: Any) -> None:
+        pass
+
+
+class FakeHub(LocalHub):
+    """A data set or a model by its revisions. token: who else asks is told what the hub tells a stranger of a private
+    one. failure: (status, X-Error-Code, X-Error-Message) of every answer. asked: the paths of all requests. sent: the
+    bytes of all answers."""
+
+    def __init__(self, hub_id: str, revisions: dict[str, Files], token: str = "") -> None:
+        self.hub_id, self.revisions, self.token = hub_id, revisions, token
+        self.failure: tuple[int, str, str] | None = None
+        self.asked: list[str] = []
+        self.sent = 0
+        super().__init__(_Handler)
+
     def commit(self, revision: str) -> str:
         return hashlib.sha1(revision.encode()).hexdigest()
 
@@ -44,11 +57,8 @@ class FakeHub:
         return next((name for name in self.revisions if revision in (name, self.commit(name))), None)
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(LocalHandler):
     hub: FakeHub
-
-    def log_message(self, *args: Any) -> None:
-        pass
 
     def do_HEAD(self) -> None:
         self.do_GET()

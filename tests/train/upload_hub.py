@@ -5,12 +5,13 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Lock, Thread
+from threading import Lock
 from typing import Any
 
+from tests.train.fake_hub import LocalHandler, LocalHub
 
-class UploadHub:
+
+class UploadHub(LocalHub):
     """repos: id -> (private, name -> content). stored: large files by sha256. writes: every request that sends
     something. fail_after: refuse large files from this one on. token: who may write."""
 
@@ -22,23 +23,11 @@ class UploadHub:
         self.puts = 0
         self.fail_after: int | None = None
         self.lock = Lock()
-        handler = type("Handler", (_Handler,), {"hub": self})
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-        self.address = f"http://127.0.0.1:{self._server.server_port}"
-        self._thread = Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
-        self._thread.start()
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+        super().__init__(_Handler)
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(LocalHandler):
     hub: UploadHub
-
-    def log_message(self, *args: Any) -> None:
-        pass
 
     def do_GET(self) -> None:
         name = self.path.removeprefix("/api/models/").partition("?")[0]

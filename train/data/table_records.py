@@ -22,7 +22,6 @@ _ROWS_AT_ONCE = 64
 _BYTES_AT_ONCE = 8 << 20  # of a batch, by the mean of its rows
 _TIMES, _LEAST = 20, 64 << 20  # a file may expand to so many times its bytes, and to so many bytes in any case
 _ROW = 64  # bytes that a row counts for, however little is in it
-_ROWS = 1 << 18  # a file may have so many rows, or as many as it has bytes: each takes its time
 _ROWS = 1 << 18  # a file may have so many rows, and where it is larger one for each of its bytes: each takes its time
 _MEASURED_FIRST = 16 << 20  # bytes of a file that is read twice: what is wrong with it is then known at once
 _MEMORY = 192 << 20  # bytes that a batch may take while it is made, where a file is small

@@ -16,7 +16,6 @@ from wgrad.train.options.option_names import option_hint
 from wgrad.train.options.options import Options, show
 
 P = ParamSpec("P")
-Q = ParamSpec("Q")
 R = TypeVar("R")
 S = TypeVar("S")
 T = TypeVar("T")

@@ -36,7 +36,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         "seed": 42,
         "packing": False,
         "eval_fraction": 0.0,
-    },  # fmt: skip
+    },
     "llama-factory": _TRAINER | {"lora_r": 8, "max_length": 2048},
     "trl": _TRAINER | {"learning_rate": 2e-5, "max_length": 1024, "lora_dropout": 0.05},
 }
@@ -74,7 +74,7 @@ _WHY = {
         "an evaluation has the batch size of training"
     ),
     r"neftune_.*|mixture_of_depths|use_llama_pro|use_galore|use_badam|use_apollo|lisa_.*|relora.*": "not implemented",
-    r"adam_beta[12]|adam_epsilon|adam_beta1|optim_args|lr_scheduler_kwargs": "AdamW has fixed beta and epsilon",
+    r"adam_beta[12]|adam_epsilon|optim_args|lr_scheduler_kwargs": "AdamW has fixed beta and epsilon",
 }
 
 
@@ -216,8 +216,13 @@ def _preference_loss(value: Any, _: Mapping[str, Any]) -> dict[str, Any]:
     raise _Left(f"the objectives are {', '.join(OBJECTIVES)}")
 
 
+def _names(value: Any) -> list[Any]:
+    """A list, or text with commas or blanks between the names."""
+    return value.replace(",", " ").split() if isinstance(value, str) else list(value)
+
+
 def _modules(value: Any, _: Mapping[str, Any]) -> dict[str, Any]:
-    names = value.replace(",", " ").split() if isinstance(value, str) else list(value)
+    names = _names(value)
     if names in (["all"], ["all-linear"]):
         return {}
     return {"target_modules": names}
@@ -228,7 +233,7 @@ def _nothing(value: Any, _: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _whole_modules(value: Any, _: Mapping[str, Any]) -> dict[str, Any]:
-    names = value.replace(",", " ").split() if isinstance(value, str) else list(value)
+    names = _names(value)
     known = {"embed_tokens": "train_embeddings", "lm_head": "train_head"}
     if not set(names) <= set(known):
         raise _Left("whole modules are embed_tokens and lm_head alone")
