@@ -100,6 +100,14 @@ def test_a_check_that_stops_the_machine_is_not_run_again(answers: list[Any], mon
     assert not found.passed and found.reason.startswith("the machine stopped while it ran (kept in ")
 
 
+def test_a_check_that_ended_stops_no_machine(answers: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """One without a lasting result leaves no note behind."""
+    for day in ("Monday", "Tuesday"):
+        monkeypatch.setattr(self_check, "_start_of_machine", lambda day=day: day)
+        answers.append(said(False, keep=False))
+        assert self_check.verdict(Card()) == Verdict(False, "off")
+
+
 def test_a_damaged_note_is_made_again(answers: list[Any], tmp_path: Path) -> None:
     answers.append(said(True))
     self_check.verdict(Card())

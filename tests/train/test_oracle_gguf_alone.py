@@ -26,6 +26,8 @@ from wgrad.device.errors import WgradError
 from wgrad.train.commands.cli import main
 from wgrad.train.data.gguf_tokenizer import write_tokenizer
 from wgrad.train.data.tokenizer import load_tokenizer
+from wgrad.train.files import gguf_files
+from wgrad.train.files.gguf_files import header_digest
 from wgrad.train.files.gguf_metadata import read_metadata
 from wgrad.train.model import load_streamed
 from wgrad.train.model.gguf_model import GgufModel, save_gguf
@@ -302,6 +304,10 @@ def test_a_split_file_is_one_model(written: Any, tmp_path: Path, empty_first: bo
     found = {find_model(str(place)) for place in (*parts, tmp_path / "parts")}
     assert len(found) == 1
     whole, split = find_model(str(path)), found.pop()
+    data, digest = parts[-1].read_bytes(), header_digest(parts[0], "--model")
+    put_in_place(parts[-1], data.replace(b".weight", b".Weight", 1))  # another model with the same first part
+    assert header_digest(parts[0], "--model") != digest
+    put_in_place(parts[-1], data)
     for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
         assert (whole / name).read_bytes() == (split / name).read_bytes()
     config, ids = load_model_config(whole), random_ids(seed=9)
@@ -345,18 +351,33 @@ def test_parts_that_do_not_belong_together(written: Any, tmp_path: Path) -> None
         find_model(str(tmp_path / "others"))
 
 
+def test_a_tensor_in_two_parts(written: Any, tmp_path: Path) -> None:
+    _, path = written()
+    parts = split_by_gguf(path, tmp_path / "parts", 7)
+    names = [[tensor.name.encode() for tensor in gguf.GGUFReader(part).tensors] for part in parts[:2]]
+    first, second = next((a, b) for a in names[0] for b in names[1] if len(a) == len(b))
+    put_in_place(parts[1], parts[1].read_bytes().replace(second, first, 1))
+    with pytest.raises(WgradError, match=rf"{parts[1].name} has model.layers.\S+, as {parts[0].name} does: "):
+        find_model(str(parts[0]))
+
+
 def test_what_is_kept_goes_with_the_cache(written: Any, own_cache: Path, monkeypatch: Any, capsys: Any) -> None:
     monkeypatch.setattr(load_streamed, "cache_folder", lambda name: own_cache / name)
     _, path = written()
-    folder = find_model(str(path))
+    folder, opened, plain = find_model(str(path)), [], gguf_files.open_reader
+    monkeypatch.setattr(gguf_files, "open_reader", lambda *where: opened.append(where) or plain(*where))
+    assert find_model(str(path)) == folder and len(opened) == 1  # the header of a large vocabulary takes long
     assert main(["cache", "list"]) == 0
     assert f"configurations and tokenizers in {folder.parent}: 1 GGUF file, " in capsys.readouterr().out
     assert main(["cache", "clear"]) == 0
     assert path.exists() and not folder.exists() and find_model(str(path)) == folder
 
 
-def test_a_run_of_a_file_alone(written: Any, text_data: Path, tmp_path: Path, capsys: Any) -> None:
+@pytest.mark.parametrize("is_split", [False, True])
+def test_a_run_of_a_file_alone(is_split: bool, written: Any, text_data: Path, tmp_path: Path, capsys: Any) -> None:
     _, path = written(hidden_size=64, num_hidden_layers=1)
+    if is_split:  # the first part has only what is said of the model
+        path = split_by_gguf(path, tmp_path / "parts", 7, empty_first=True)[1]
     text = f"finetune --model {path} --data {text_data} --out {tmp_path}/out --device cpu --lora-r 2 --max-length 24"
     assert main(f"{text} --max-steps 2 --gradient-accumulation-steps 1".split()) == 0
     config = json.loads((tmp_path / "out/adapter_config.json").read_text())
