@@ -44,9 +44,14 @@ def test_of_several_gpus_one_is_chosen(emulator: Any, monkeypatch: pytest.Monkey
     assert device.index == index and device.shared_memory == (index == 1)
     made: list[Any] = []
     # HIP begins each thread at GPU 0.
-    thread = threading.Thread(target=lambda: made.extend([device.empty((3,)), device.empty_host((3,))]))
-    thread.start()
-    thread.join()
+    threads = [threading.Thread(target=lambda: made.extend([device.empty((3,)), device.empty_host((3,))]))]
+    kernels: list[Any] = []
+    if index > 1:  # they are built for it, and other GPUs refuse them
+        threads.append(threading.Thread(target=lambda: kernels.append(device.modules.get("storage", "fill"))))
+    for thread in threads:
+        thread.start()
+        thread.join()
+    assert len(kernels) == (index > 1)
     assert [emulator.library.emulator_device_of(ctypes.c_void_p(a.address)) for a in made] == [index] * 2
     if index > 1:  # kernels are built for it
         np.testing.assert_array_equal(device.download(device.zeros((41,))), np.zeros(41))
@@ -297,6 +302,9 @@ def test_waits_of_older_packages_let_other_threads_run(hip_device: Any, monkeypa
     del later
     waits = [name for name in calls if name.endswith("Synchronize")]
     assert [calls[name] for name in waits] == [0] * 3 and calls["hipStreamQuery"] and calls["hipEventQuery"]
+    monkeypatch.setattr(hip_device._hip, "hipStreamQuery", lambda stream: (719,))
+    with pytest.raises(DeviceLost):
+        hip_device.synchronize()
 
 
 def test_capture_inside_capture(hip_device: Any) -> None:
