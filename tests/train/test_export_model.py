@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shlex
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,13 @@ def test_ollama(adapter: Path, capsys: Any) -> None:
     assert said.out.splitlines()[-1] == f"next: {shlex.join(create)} && ollama run me/mine:8b"
     assert export("ollama", adapter) == 2  # nothing is overwritten
     assert "is there already" in capsys.readouterr().err
+
+
+def test_without_the_gguf_package(adapter: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    assert export("ollama", adapter) == 2
+    error = "export ollama: model.gguf is a GGUF file, which takes a package: pip install 'wgrad[gguf]'"
+    assert capsys.readouterr().err == f"wgrad: error: {error}\n"
 
 
 @pytest.mark.skipif(os.name == "nt", reason="a shell script")

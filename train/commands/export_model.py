@@ -16,6 +16,7 @@ from wgrad.train.data.ollama_template import modelfile, ollama_template
 from wgrad.train.data.tokenizer import Tokenizer, generation_options
 from wgrad.train.data.tokenizer_source import open_tokenizer
 from wgrad.train.files.decode import read_yaml
+from wgrad.train.files.gguf_files import require_gguf
 from wgrad.train.files.input_files import read_input
 from wgrad.train.model.gguf_model import FILE
 from wgrad.train.model.model_config import load_model_config
@@ -40,6 +41,7 @@ _MOST_TEMPLATE = 1 << 20
 
 def run_export_model(tool: str, args: ModelExportConfig) -> int:
     """`wgrad export TOOL`. -> exit status. WgradError: one line for what is wrong with adapter, model or place."""
+    require_gguf(f"export {tool}", FILE)
     name = args.name or re.sub(r"[^A-Za-z0-9._-]+", "-", Path(args.adapter).resolve().name).strip("-.") or "model"
     if tool == "ollama":
         return _ollama(args, name)
