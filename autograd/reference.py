@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import platform
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -179,6 +179,20 @@ class ReferenceDevice:
 
     def pipelines_compiled(self) -> int:
         return 0
+
+    @property
+    def identity(self) -> tuple[str, ...]:
+        return ("NumPy", np.__version__)
+
+    @property
+    def simpler(self) -> tuple[str, ...]:
+        return ()
+
+    def trying_without(self, kinds: Collection[str]) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def turn_off(self, kind: str, reason: str) -> bool:
+        raise NotImplementedError(kind)  # not in `simpler`
 
     def roofs(self) -> list[Roof]:
         return []

@@ -16,6 +16,7 @@ from wgrad.autograd import matrix_units
 from wgrad.autograd.bind import bind
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.autograd.selftest import probe as self_check
+from wgrad.autograd.selftest.verify import turn_off_what_failed
 from wgrad.device.contract import Device
 from wgrad.device.errors import DeviceError, DeviceUnavailable, NoCard, OperatorMissing
 
@@ -175,6 +176,7 @@ def _wgpu(adapter: str | None, reason: str) -> Device:
         device: Device = bind(importlib.import_module("wgrad.wgsl.device").WgpuDevice)(adapter)
         if matrix_units.first_check(device):
             device = bind(importlib.import_module("wgrad.wgsl.device").WgpuDevice)(adapter)
+        turn_off_what_failed(device)
     except (ImportError, OSError) as error:
         raise DeviceUnavailable(f"device {name}: {error}; pip install wgpu") from error
     except DeviceError as error:

@@ -17,7 +17,7 @@ in the widest dtype it is given, so that float64 inputs give a float64 oracle.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
@@ -64,6 +64,14 @@ class Device(Protocol):
     shared_memory: bool  # its memory is the main memory: nothing is gained by keeping arrays on the host
     host_buffers: bool  # it has `empty_host`
     lacks: frozenset[str]  # operators that it declares not to have: a call of one raises OperatorMissing
+
+    @property
+    def identity(self) -> Sequence[str]:
+        """Key of a verdict on its kernels: GPU, driver, digest of the kernels."""
+
+    @property
+    def simpler(self) -> Sequence[str]:
+        """Kinds of kernels that it uses and could do without, in words; the least loss first."""
 
     @property
     def fastest_compute(self) -> str:
@@ -127,8 +135,9 @@ class Device(Protocol):
 
     def dry_run(self) -> Any:
         """A device of the same operators and memory pool on which nothing runs: work on it shows which kernels this one
-        will need (`prepare`) and, by its `memory()`, how much memory. Arrays belong to one of the two; downloads give
-        zeros. None where the device has no such thing."""
+        will need (`prepare`; `launched` lists them, each as file, entry point and constants) and, by its `memory()`,
+        how much memory. Arrays belong to one of the two; downloads give zeros. None where the device has no such
+        thing."""
 
     def prepare(self, dry: Any, progress: Callable[[int, int], None] | None = None) -> int:
         """Compile the kernels that the work on `dry` needs and that are not compiled yet; -> how many those were.
@@ -159,6 +168,13 @@ class Device(Protocol):
     def round_products(self) -> None:
         """From now on matmuls of many rows with frozen weights are made of both rounded to 8 bits, 64 elements by one
         scale: faster on some GPUs, with an error of about 0.8 %. DeviceError where there is nothing to gain."""
+
+    def trying_without(self, kinds: Collection[str]) -> AbstractContextManager[None]:
+        """Inside the block the device does without these of its `simpler` kinds of kernels."""
+
+    def turn_off(self, kind: str, reason: str) -> bool:
+        """From now on do without a kind of kernels, one of `simpler`; -> whether a device that is opened again has to
+        be told again."""
 
     def roofs(self) -> list[Roof]:
         """Work that reaches the limits of the device's arithmetic; none where it has no such kernels."""

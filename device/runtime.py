@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -113,6 +113,16 @@ class PooledRuntime:
     def trim(self) -> int:
         """Give free memory back to the driver; returns the bytes."""
         return self._pool.trim()
+
+    @property
+    def simpler(self) -> Sequence[str]:
+        return ()
+
+    def trying_without(self, kinds: Collection[str]) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def turn_off(self, kind: str, reason: str) -> bool:
+        raise NotImplementedError(kind)  # not in `simpler`
 
     def roofs(self) -> list[Roof]:
         return []

@@ -27,6 +27,8 @@ os.environ.setdefault("XDG_RUNTIME_DIR", "/tmp")  # Mesa warns on stderr where i
 # and vectors are of 128 bits (7 to 18 % less processor time). Mesa's cache on disk keeps apart what is made so.
 os.environ.setdefault("GALLIVM_PERF", "nopt")
 os.environ.setdefault("LP_NATIVE_VECTOR_WIDTH", "128")
+# No check of operators before a run, which are tested one by one, and whose first line would depend on the cache.
+os.environ.setdefault("WGRAD_VERIFY", "off")
 
 
 # What --fast leaves out whole: oracles, other compilers, instructions counted one by one, whole runs, killed or on full

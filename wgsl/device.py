@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from wgrad.wgsl.elementwise import elementwise
 from wgrad.wgsl.gemm.plan import Limits, linear_plan
 from wgrad.wgsl.operators import implements
 from wgrad.wgsl.roofline import roofs
+from wgrad.wgsl.runtime import matrix_units
 from wgrad.wgsl.runtime.adapters import list_adapters
 from wgrad.wgsl.runtime.driver_caches import driver_caches
 from wgrad.wgsl.runtime.dry_run import DryRun, prepare
@@ -22,6 +24,7 @@ from wgrad.wgsl.runtime.runtime import Runtime
 __all__ = ["WgpuDevice", "list_adapters"]
 
 enter_all("wgrad.wgsl")
+SUBGROUPS, TENSOR_CORES = "subgroup operations", "tensor cores"
 
 
 class WgpuDevice(Runtime):
@@ -44,6 +47,39 @@ class WgpuDevice(Runtime):
         if self.matrix_units:
             raise DeviceError("the tensor cores, which are in use on this GPU, are faster and more exact")
         self.int8_products = True
+
+    @property
+    def identity(self) -> tuple[str, ...]:
+        return (self.facts["backend"], self.facts["library"], self._card)
+
+    @property
+    def _card(self) -> str:
+        return matrix_units.identity(self.facts["name"], self.facts["driver"])
+
+    @property
+    def simpler(self) -> tuple[str, ...]:
+        return (SUBGROUPS,) * self.subgroups + (TENSOR_CORES,) * self.matrix_units
+
+    @contextmanager
+    def trying_without(self, kinds: Collection[str]) -> Iterator[None]:
+        before = self.subgroups, self.matrix_units, self.stacks_weights
+        self.subgroups = self.subgroups and SUBGROUPS not in kinds
+        if TENSOR_CORES in kinds:
+            self.matrix_units = self.stacks_weights = False
+        try:
+            yield
+        finally:
+            self.subgroups, self.matrix_units, self.stacks_weights = before
+
+    def turn_off(self, kind: str, reason: str) -> bool:
+        if kind == SUBGROUPS:
+            self.subgroups = False
+            return True
+        self.matrix_units = self.stacks_weights = False
+        self.tensor_cores_off = reason
+        with suppress(DeviceError):  # where it cannot be kept, the next run finds it again
+            matrix_units.keep_verdict(self._card, False, reason)  # `wgrad matrix-units enable` checks again
+        return False
 
     def roofs(self) -> list[Roof]:
         return roofs.roofs(self)

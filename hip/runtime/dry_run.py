@@ -24,6 +24,10 @@ class DryRun(DryRuntime, Runtime):
         self.attention_rounding = device.attention_rounding
         self.kernels: dict[tuple[str, str], None] = {}
 
+    @property
+    def launched(self) -> list[tuple[str, str, tuple[Any, ...]]]:
+        return [(source, kernel, ()) for source, kernel in self.kernels]
+
     def launch(
         self,
         source: str,

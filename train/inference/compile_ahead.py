@@ -1,4 +1,5 @@
-"""Before weights are read for inference: its shaders compiled, and whether weights are streamed, by a dry run."""
+"""Before weights are read for inference: its shaders compiled and its operators checked, and whether weights are
+streamed, by a dry run."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ from typing import Any
 
 from wgrad.device.contract import Device
 from wgrad.device.errors import OutOfMemory
+from wgrad.train.step.checked import check_operators
 from wgrad.train.step.memory import limit_bytes
 from wgrad.train.terminal.progress import Display
 
@@ -33,13 +35,15 @@ def compile_ahead(
             run(dry, stream)
         return dry
 
-    with display.phase("compiling", unit="shaders") as phase:
-        try:
-            dry = run_dry(stream, room)
-        except OutOfMemory:
-            if auto and not device.shared_memory:
-                stream = "on"
-            dry = run_dry(stream, limit)
-        if dry is not None:
-            device.prepare(dry, phase.update)
-    return stream
+    while True:
+        with display.phase("compiling", unit="shaders") as phase:
+            try:
+                dry = run_dry(stream, room)
+            except OutOfMemory:
+                if auto and not device.shared_memory:
+                    stream = "on"
+                dry = run_dry(stream, limit)
+            if dry is not None:
+                device.prepare(dry, phase.update)
+        if not check_operators(device, dry, display):
+            return stream

@@ -25,6 +25,7 @@ from wgrad.train.output.metrics import MetricsFile, SamplesFile
 from wgrad.train.output.outlets import KeptOut, RunOutputs
 from wgrad.train.output.previous_run import RESULTS_FILE, Previous, previous_run
 from wgrad.train.output.reports import Reports, check_installed
+from wgrad.train.plan.plan import Plan
 from wgrad.train.ranks.alike import check_alike, table
 from wgrad.train.ranks.deal import even_shares
 from wgrad.train.ranks.launch import REQUEST
@@ -36,7 +37,15 @@ from wgrad.train.run.loop import Run, not_finite, what_to_try
 from wgrad.train.run.result import next_commands, save_session_adapter, say_done, write_results, write_trained
 from wgrad.train.run.schedule import learning_rate
 from wgrad.train.run.scheduled import BestSteps, Scheduled
-from wgrad.train.run.session import Session, build_session, memory_line, open_session, prepare_session, run_info
+from wgrad.train.run.session import (
+    Session,
+    build_session,
+    check_session,
+    memory_line,
+    open_session,
+    prepare_session,
+    run_info,
+)
 from wgrad.train.run.sweep import Sweep
 from wgrad.train.step.build import build_optimizer, wants_recompute
 from wgrad.train.step.memory import SMALLER_MODEL, advising, for_parameters, for_steps
@@ -113,17 +122,8 @@ class _Finetuning:
 
     def run(self) -> None:
         session, stream, world = self.session, self.session.stream, self.world
-        self.info = run_info(session)
-        if self.caller.hooks.loss is not None:  # so that a run does not go on with another one
-            self.info["run"]["loss"] = "a function"
-        self._compare_ranks()
-        # What an adapter is to be (rank, scale) is the checkpoint's word: the folder of --adapter may have changed.
+        config, plan = self._plan()
         begun = session.config
-        # And of --init-lora-weights, what the adapter began as.
-        held = self.state is not None and (begun.adapter or begun.init_lora_weights != LORA)
-        adapter = str(self.state.path) if self.state is not None and held else begun.adapter
-        config = replace(begun, adapter=adapter, max_length=session.row_tokens, **session.mode)
-        plan = prepare_session(session, config)
         if plan is not None:
             config = replace(config, stream_weights=plan.config.stream_weights)
         with advising(SMALLER_MODEL):
@@ -180,6 +180,22 @@ class _Finetuning:
         say_done(session, self.results, skipped, plan)
         for line in next_commands(begun, session.tokenizer.has_chat_template):
             session.say(line)
+
+    def _plan(self) -> tuple[FinetuneConfig, Plan | None]:
+        """Plan the run and check its operators -> its options, with the adapter that it begins with, and the plan."""
+        session = self.session
+        while True:
+            self.info = run_info(session, own_loss=self.caller.hooks.loss is not None)
+            self._compare_ranks()
+            # What an adapter is to be (rank, scale) is the checkpoint's word: the folder of --adapter may have changed.
+            # And of --init-lora-weights, what the adapter began as.
+            begun = session.config
+            held = self.state is not None and (begun.adapter or begun.init_lora_weights != LORA)
+            adapter = str(self.state.path) if self.state is not None and held else begun.adapter
+            config = replace(begun, adapter=adapter, max_length=session.row_tokens, **session.mode)
+            plan = prepare_session(session, config)
+            if not check_session(session, plan, self.world):
+                return config, plan
 
     def _say(self, measured: Measured) -> Measured:
         for line in measured.lines:

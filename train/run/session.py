@@ -35,6 +35,7 @@ from wgrad.train.ranks.devices import device_of_rank
 from wgrad.train.ranks.world import World
 from wgrad.train.run.caller import PythonCaller
 from wgrad.train.step.build import TrainableModel, build_trainable, estimate_activations, wants_recompute
+from wgrad.train.step.checked import check_operators
 from wgrad.train.step.compute import choose_compute, common_compute, round_products
 from wgrad.train.step.find_model import find_model
 from wgrad.train.step.memory import for_steps, hold_to_limit, limit_bytes, main_memory
@@ -62,6 +63,7 @@ class Session:
     display: Display
     row_tokens: int  # of each row of a batch: --max-length, or what all the data fits in
     mode: dict[str, Any] = field(default_factory=dict)  # options that --vram has chosen, beside those of `config`
+    chooses_compute: bool = False  # --compute is left to the device
 
     @property
     def out(self) -> Path:
@@ -92,7 +94,8 @@ def open_session(
     display.say(f"device: {device.description} ({device.reason})")
     resumed = config.resume and Path(config.out, CONFIG_FILE).exists()
     compute = choose_compute(config.compute, device, resumed=resumed)
-    if config.compute == AUTO:
+    chooses_compute = config.compute == AUTO
+    if chooses_compute:
         compute = common_compute(compute, world.all_gather(compute.dtype, "the type of activations"))
     for line in [*compute.lines, *round_products(config, device)]:
         display.say(line)
@@ -121,7 +124,8 @@ def open_session(
         fit = Fit(rows, model_config, folder, device, max(map(len, prompts)), limit)
         config, mode, chosen = settle(config, fit, world, pinned=resumed)
     stream = BatchStream(data.train, replace(config, max_length=row_tokens), tokenizer.pad_id or 0, data.mix)
-    session = Session(config, device, folder, model_config, tokenizer, data, stream, prompts, display, row_tokens, mode)
+    opened = (config, device, folder, model_config, tokenizer, data, stream, prompts, display, row_tokens, mode)
+    session = Session(*opened, chooses_compute)
     if head_note:
         session.say(f"note: {head_note}")
     session.say(f"data: {data.summary()}")
@@ -239,6 +243,24 @@ def prepare_session(session: Session, config: FinetuneConfig) -> Plan | None:
     return plan
 
 
+def check_session(session: Session, plan: Plan | None, world: World) -> bool:
+    """Check the operators of a planned run on its device.
+
+    Returns:
+        Whether a rank's device does without some kernels from now on, so that the run is to be planned again.
+    """
+    changed = plan is not None and check_operators(session.device, plan.dry, session.display)
+    if not any(world.all_gather(changed, "the check of operators")):
+        return False
+    if session.chooses_compute:
+        compute = choose_compute(AUTO, session.device)
+        compute = common_compute(compute, world.all_gather(compute.dtype, "the type of activations"))
+        session.config = replace(session.config, compute=compute.dtype)
+        for line in compute.lines:
+            session.say(line)
+    return True
+
+
 def _refuse_beyond_memory(config: FinetuneConfig, model_config: ModelConfig) -> None:
     """WgradError where what a step keeps in NumPy is more than all main memory: it would end in swapping."""
     needed, there = estimate_activations(config, model_config), main_memory()
@@ -311,7 +333,7 @@ def memory_line(session: Session, plan: Plan | None, built: TrainableModel) -> s
     )
 
 
-def run_info(session: Session) -> dict[str, Any]:
+def run_info(session: Session, own_loss: bool = False) -> dict[str, Any]:
     """Return the values that a checkpoint must match: the options that shape its tensors, the base model, the data."""
     values, held_out = session.config.to_dict(), session.data.held_out
     # A path is left out: its folder may have moved, and what was in it is in the checkpoint.
@@ -320,4 +342,6 @@ def run_info(session: Session) -> dict[str, Any]:
     model.update(ModelFiles(session.folder).digest().encode())
     measured = BatchStream(held_out, session.stream.config).fingerprint() if held_out else ""
     run |= {"the base model": model.hexdigest(), "the held-out data": measured}
+    if own_loss:  # so that a run does not go on with another one
+        run["loss"] = "a function"
     return {"run": run, "data": session.stream.fingerprint()}

@@ -94,6 +94,10 @@ class DryRun(DryRuntime, Runtime):
         self._make_cache()
         self.variants: dict[Variant, None] = {}
 
+    @property
+    def launched(self) -> list[tuple[str, str, tuple[Any, ...]]]:
+        return list(self.variants)
+
     def _create_nothing(self, nbytes: int) -> int:
         self._check_buffer(nbytes)
         return 0

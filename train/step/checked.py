@@ -1,0 +1,24 @@
+"""The check of a run's operators before the run (autograd/selftest/verify.py), and what is said of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from wgrad.autograd.selftest.verify import verify
+from wgrad.device.contract import Device
+from wgrad.train.terminal.progress import Display
+
+
+def check_operators(device: Device, dry: Any, display: Display) -> bool:
+    """Check what the work on `dry` launches and this GPU has not passed yet. WgradError where it is wrong.
+
+    Returns:
+        Whether the device does without some of its kernels from now on: the work is to be planned and checked again.
+    """
+    with display.phase("checking operators", unit="checks") as phase:
+        outcome = verify(device, dry, phase.update)
+    if outcome.operators:
+        display.say(f"verified {outcome.operators} operators in {outcome.seconds:.1f} s")
+    if outcome.off:
+        display.say(f"note: {outcome.wrong}: {' and '.join(outcome.off)} stay off on this GPU")
+    return bool(outcome.off)
