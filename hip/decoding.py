@@ -21,9 +21,9 @@ def kv_append(device: Runtime, cache: Array, new: Array, cache_len: Array) -> No
 
 
 @implements("sample")
-def sample(device: Runtime, logits: Array, uniform: Array, temperature: float, top_k: int, top_p: float) -> Array:
+def sample(device: Runtime, logits: Array, uniform: Array, settings: Array) -> Array:
     out = device.empty(uniform.shape, np.int32)
-    arguments = [logits, uniform, out, logits.shape[-1], top_k, float(temperature), float(top_p)]
+    arguments = [logits, uniform, settings, out, logits.shape[-1]]
     device.launch("decoding", "sample", arguments, (uniform.size, 1, 1), work=logits.nbytes)
     return out
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from wgrad.autograd.bench.derived import derived
 from wgrad.autograd.bench.entry import F32, Entry, Sizes, entry, normal
+from wgrad.autograd.ops.decoding import sample_settings
 from wgrad.autograd.ops.optimizer import HYPER_SIZE, STATE_SIZE
 from wgrad.device.contract import Device
 
@@ -93,7 +94,8 @@ def _float32_only(sizes: Sizes) -> list[Entry]:
 
     def sample(device: Device) -> dict[str, Any]:
         uniform = device.upload(np.array([0.5], np.float32))
-        return {"logits": normal(device, (vocab,)), "uniform": uniform, "temperature": 0.8, "top_p": 0.95}
+        settings = device.upload(sample_settings(temperature=0.8, top_p=0.95)[None])
+        return {"logits": normal(device, (vocab,)), "uniform": uniform, "settings": settings}
 
     def advance(device: Device) -> dict[str, Any]:
         one, all_steps = ("drawn", "step", "ids", "positions", "cache_len"), (sizes.keys, 1)

@@ -53,28 +53,40 @@ def append(cache: np.ndarray, new: np.ndarray, first: int) -> None:
 
 
 @operator
-def sample(
-    args: Args, logits: Array, uniform: Array, *, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0
-) -> None:
-    """logits float32 [B, V] or [V], uniform float32 [B] or [1] in [0, 1) -> ids int32 of uniform's shape, -1 for a row
-    with a logit that is not finite. temperature 0 is greedy (lowest id on a tie). top_k 0 and top_p 1 are off. Order as
-    in transformers: temperature, top-k, top-p; a value tied with the k-th is kept; then inverse of the cumulative
+def sample(args: Args, logits: Array, uniform: Array, settings: Array) -> None:
+    """logits float32 [B, V] or [V], uniform float32 [B] or [1] in [0, 1), settings float32 [B, 4] or [1, 4], rows of
+    `sample_settings` -> ids int32 of uniform's shape, -1 for a row with a logit that is not finite. Order as in
+    transformers: temperature, top-k, top-p, min-p; a value tied with the k-th is kept; then inverse of the cumulative
     distribution in id order."""
     rows = len(getattr(logits, "shape", ())) == 2
     args.array("logits", logits, "B V" if rows else "V", "f32", "rows of logits, or one")
     args.array("uniform", uniform, "B" if rows else "1", "f32", "a number for each row of logits")
-    args.rule(temperature >= 0, f"temperature must be 0 (greedy) or positive, got {temperature}")
-    args.rule(top_k >= 0, f"top_k must be 0 (off) or positive, got {top_k}")
-    args.rule(0 < top_p <= 1, f"top_p must be in (0, 1], got {top_p}; 1 is off")
+    args.array("settings", settings, "B 4" if rows else "1 4", "f32", "make it with sample_settings")
 
 
 @sample.reference
-def _(logits: np.ndarray, uniform: np.ndarray, temperature: float, top_k: int, top_p: float) -> np.ndarray:
-    rows = zip(logits.reshape(uniform.size, -1), uniform.tolist())
-    return np.array([_draw(row, number, temperature, top_k, top_p) for row, number in rows], np.int32)
+def _(logits: np.ndarray, uniform: np.ndarray, settings: np.ndarray) -> np.ndarray:
+    rows = zip(logits.reshape(uniform.size, -1), uniform.tolist(), settings.tolist())
+    return np.array([_draw(row, number, t, int(k), p, least) for row, number, (t, k, p, least) in rows], np.int32)
 
 
-def _draw(logits: np.ndarray, number: float, temperature: float, top_k: int, top_p: float) -> int:
+_MOST_TOP_K = 1 << 24  # float32 has every integer up to it, and no vocabulary has as many tokens
+
+
+def sample_settings(temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0) -> np.ndarray:
+    """Return a row of the settings of `sample`: float32 [4].
+
+    temperature: 0 is greedy, the lowest id on a tie. top_k, top_p, min_p: off at 0, 1 and 0.
+    """
+    args = Args("sample")
+    args.rule(temperature >= 0, f"temperature must be 0 (greedy) or positive, got {temperature}")
+    args.rule(top_k >= 0, f"top_k must be 0 (off) or positive, got {top_k}")
+    args.rule(0 < top_p <= 1, f"top_p must be in (0, 1], got {top_p}; 1 is off")
+    args.rule(0 <= min_p <= 1, f"min_p must be in [0, 1], got {min_p}; 0 is off")
+    return np.array([temperature, min(top_k, _MOST_TOP_K), top_p, min_p], np.float32)
+
+
+def _draw(logits: np.ndarray, number: float, temperature: float, top_k: int, top_p: float, min_p: float) -> int:
     """top-p keeps a token when all tokens strictly more probable than it weigh less than top_p together, so that
     tokens of equal probability stay or go together; the most probable always stay."""
     if not np.isfinite(logits).all():
@@ -92,7 +104,9 @@ def _draw(logits: np.ndarray, number: float, temperature: float, top_k: int, top
         before = np.concatenate([[0.0], np.cumsum(falling)])
         heavier = before[np.searchsorted(-falling, -p, side="left")]  # weight of all strictly more probable tokens
         kept &= (heavier < top_p) | (heavier == 0)
-        p = np.where(kept, p, 0.0)
+    if min_p > 0:
+        kept &= scaled >= scaled.max() + np.log(min_p)
+    p = np.where(kept, p, 0.0)
     cumulative = np.cumsum(p)
     index = int(np.searchsorted(cumulative, number * cumulative[-1], side="right"))
     return min(index, int(np.flatnonzero(p)[-1]))

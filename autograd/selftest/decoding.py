@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from wgrad.autograd.ops.decoding import sample_settings
 from wgrad.autograd.selftest.case import F32, Case, Inputs, Outputs, dtype_name, normal
 from wgrad.device.contract import Device
 
@@ -33,26 +34,30 @@ def _sample(variant: str, v: int, uniform: float, **options: Any) -> Case:
         logits = normal(rng, (v,), scale=2.0)
         if "tie" in variant:
             logits[[v // 3, v // 2, v - 1]] = logits.max() + np.float32(1)
-        return {"logits": logits, "uniform": np.array([uniform], np.float32)}
+        settings = sample_settings(**options)[None]
+        return {"logits": logits, "uniform": np.array([uniform], np.float32), "settings": settings}
 
     def call(device: Device, x: Inputs) -> Outputs:
-        return {"id": device.sample(x["logits"], x["uniform"], **options)}
+        return {"id": device.sample(**x)}
 
     return Case(f"sample/{variant}/{v}/{uniform}", "sample", "forward", "float32", str(v), build, call)
 
 
 def _sample_rows() -> Case:
-    """Rows that are drawn from in different places, and one that is not finite."""
+    """Rows of settings of their own that are drawn from in different places, and one that is not finite."""
 
     def build(rng: np.random.Generator) -> Inputs:
-        logits = normal(rng, (5, 1003), scale=2.0)
+        logits = normal(rng, (6, 1003), scale=2.0)
         logits[2, 700] = np.nan
-        return {"logits": logits, "uniform": np.array([0.1, 0.9, 0.5, 0.37, 0.62], np.float32)}
+        uniform = np.array([0.1, 0.9, 0.5, 0.37, 0.62, 0.95], np.float32)
+        rows = [(0.8, 50, 0.9, 0.0), (0.0, 0, 1.0, 0.0), (0.8, 50, 0.9, 0.0), (1.3, 0, 1.0, 0.1), (1.0, 3, 1.0, 0.0)]
+        settings = np.stack([sample_settings(*row) for row in [*rows, (0.6, 0, 0.5, 0.02)]])
+        return {"logits": logits, "uniform": uniform, "settings": settings}
 
     def call(device: Device, x: Inputs) -> Outputs:
-        return {"id": device.sample(x["logits"], x["uniform"], temperature=0.8, top_k=50, top_p=0.9)}
+        return {"id": device.sample(**x)}
 
-    return Case("sample/rows/5x1003", "sample", "forward", "float32", "5x1003", build, call)
+    return Case("sample/rows/6x1003", "sample", "forward", "float32", "6x1003", build, call)
 
 
 def _advance(step: int) -> Case:
@@ -94,5 +99,6 @@ def _sample_cases() -> list[Case]:
                 _sample("top_p", v, uniform, **{**off, "top_p": 0.73}),
                 _sample("all", v, uniform, temperature=1.3, top_k=20, top_p=0.9),
                 _sample("top_p tiny", v, uniform, **{**off, "top_p": 1e-6}),
+                _sample("min_p", v, uniform, **off, min_p=0.07),
             ]
     return found

@@ -1,8 +1,8 @@
 // kv_append: cache[b, cache_len + t] = fresh[b, t]; what would lie past the cache's end is left out. sample: the next
-// token of each text from its logits: greedy, or temperature, top-k and top-p, then the inverse of the cumulative
+// token of each text from its logits: greedy, or temperature, top-k, top-p and min-p, then the inverse of the cumulative
 // distribution in id order; -1 where a logit is not finite. advance: the end of a step of decoding, autograd/ops/decoding.py.
 //   cache [B, S, row], fresh [B, T, row] f32, f16 or bf16 (types: cache, fresh), cache_len [1] i32; logits [B, V]
-//   f32, uniform [B] f32 in [0, 1), id [B] i32.
+//   f32, uniform [B] f32 in [0, 1), settings [B, 4] f32 (temperature, top-k, top-p, min-p), id [B] i32.
 // Nothing is sorted. Floats are compared by `rank`, an unsigned integer that rises with them, and a threshold is found
 // by bisection on its 32 bits: top-k: the largest rank that at least k tokens reach; top-p: the smallest rank whose
 // strictly more probable tokens weigh less than top_p together. So tokens of one value stay or go together.
@@ -128,12 +128,15 @@ GPU_FN u32 walk(const Sampler& s, const float* runs, u32 run, float uniform_numb
   return token;
 }
 
-extern "C" GPU_KERNEL(256) void sample(const float* logits, const float* uniform_number, int* id, u32 count, u32 top_k,
-                                       float temperature, float top_p) {
+extern "C" GPU_KERNEL(256) void sample(const float* logits, const float* uniform_number, const float* settings, int* id,
+                                       u32 count) {
   GPU_SHARED(u64, keys, 256 / GPU_WAVE);
   GPU_SHARED(float, memory, 256 / GPU_WAVE);
   GPU_SHARED(float, runs, 256);
   logits += u64(block_x()) * count;
+  settings += block_x() * 4;
+  float temperature = settings[0], top_p = settings[2], min_p = settings[3];
+  u32 top_k = u32(settings[1]);
   bool aligned = count % 8 == 0;
   u64 key = highest_key(logits, count, keys, aligned);
   Sampler s{logits, count, temperature, memory, aligned};
@@ -146,6 +149,7 @@ extern "C" GPU_KERNEL(256) void sample(const float* logits, const float* uniform
   if (top_k > 0 && top_k < count) least = s.top_k_rank(highest, top_k);
   if (top_p < 1.f) least = s.top_p_rank(highest, least, top_p);
   float top = number(highest), mine = 0.f;
+  if (min_p > 0.f) least = max(least, rank(top + temperature * gpu::log(min_p)));
   u32 run = (count + 255) / 256, first = min(thread() * run, count), last = min(first + run, count);
   for (u32 i = first; i < last; i++) mine += s.weight(i, top, least);
   runs[thread()] = mine;

@@ -11,6 +11,7 @@ import pytest
 
 from tests.autograd.self_test_calls import self_test_calls
 from wgrad.autograd import functional as F
+from wgrad.autograd.ops.decoding import sample_settings
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.autograd.tensor import Tensor
 
@@ -180,19 +181,23 @@ def test_adamw_and_clipping() -> None:
 
 
 def test_sampling_filters() -> None:
-    """The set of tokens that top-k and top-p leave, against transformers' warpers."""
+    """The set of tokens that top-k, top-p and min-p leave, against transformers' warpers."""
     logits_process = pytest.importorskip("transformers.generation.logits_process", reason="transformers is missing")
     rng, device = np.random.default_rng(0), ReferenceDevice()
-    for temperature, k, p in ((1.0, 5, 1.0), (0.7, 0, 0.8), (1.3, 9, 0.6), (1.0, 30, 0.99)):
+    for temperature, k, p, least in (
+        (1.0, 5, 1.0, 0.0), (0.7, 0, 0.8, 0.0), (1.3, 9, 0.6, 0.0), (1.0, 30, 0.99, 0.0), (0.8, 0, 0.9, 0.2),
+        (1.2, 0, 1.0, 0.05),
+    ):  # fmt: skip
         logits = rng.standard_normal(30).astype(np.float32)
         scores = logits_process.TemperatureLogitsWarper(temperature)(None, torch.tensor(logits)[None])
         if k:
             scores = logits_process.TopKLogitsWarper(k)(None, scores)
         if p < 1:
             scores = logits_process.TopPLogitsWarper(p)(None, scores)
+        if least:
+            scores = logits_process.MinPLogitsWarper(least)(None, scores)
         theirs = set(np.flatnonzero(np.isfinite(scores[0].numpy())))
         uniforms = np.linspace(0, 0.99999, 3000, dtype=np.float32)
-        ours = {
-            int(device.sample(logits, np.array([u]), temperature=temperature, top_k=k, top_p=p)[0]) for u in uniforms
-        }
+        settings = sample_settings(temperature, k, p, least)[None]
+        ours = {int(device.sample(logits, np.array([u]), settings)[0]) for u in uniforms}
         assert ours == theirs

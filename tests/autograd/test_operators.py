@@ -73,15 +73,15 @@ def test_binding_fills_in_defaults_and_runs_the_rules() -> None:
 
 def test_what_passed_once_is_not_what_another_call_is_judged_by() -> None:
     """The rules are remembered by shapes, dtypes and plain values."""
-    logits, uniform = np.ones(5, np.float32), np.full(1, 0.5, np.float32)
+    logits, uniform, settings = np.ones(5, np.float32), np.full(1, 0.5, np.float32), np.ones((1, 4), np.float32)
     for _ in range(2):
-        CPU.sample(logits, uniform, temperature=np.float64(1.0))
-        with pytest.raises(ShapeError, match="temperature must be 0"):
-            CPU.sample(logits, uniform, temperature=np.float64(-1.0))
+        CPU.sample(logits, uniform, settings)
+        with pytest.raises(ShapeError, match="settings must be"):
+            CPU.sample(logits, uniform, settings[:, :3])
         with pytest.raises(ShapeError, match="uniform must be"):
-            CPU.sample(np.ones((5, 1), np.float32), uniform)
+            CPU.sample(np.ones((5, 1), np.float32), uniform, settings)
         with pytest.raises(ShapeError, match="uniform must be float32"):
-            CPU.sample(logits, np.zeros(1, np.float16))
+            CPU.sample(logits, np.zeros(1, np.float16), settings)
         CPU.gemm(np.ones((2, 3), np.float32), np.ones((3, 2), np.float32))
         with pytest.raises(ShapeError, match="alpha must be finite"):
             CPU.gemm(np.ones((2, 3), np.float32), np.ones((3, 2), np.float32), alpha=float("inf"))

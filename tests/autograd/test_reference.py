@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from wgrad.autograd.ops import attention, linear, loss
+from wgrad.autograd.ops.decoding import sample_settings
 from wgrad.autograd.ops.dropout import dropout_keep, philox
 from wgrad.autograd.ops.optimizer import (
     HYPER_SIZE,
@@ -199,10 +200,8 @@ def test_a_skipped_step_changes_nothing(cpu: ReferenceDevice, rng: np.random.Gen
 # ---- sampling ----------------------------------------------------------------------------
 def draw(logits: list[float], uniform: float, **options: Any) -> int:
     defaults = {"temperature": 1.0, "top_k": 0, "top_p": 1.0}
-    device = ReferenceDevice()
-    return int(
-        device.sample(np.array(logits, np.float32), np.array([uniform], np.float32), **{**defaults, **options})[0]
-    )
+    settings = sample_settings(**{**defaults, **options})[None]
+    return int(ReferenceDevice().sample(np.array(logits, np.float32), np.array([uniform], np.float32), settings)[0])
 
 
 LOGITS = list(np.log([0.1, 0.4, 0.2, 0.3]))

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from wgrad.autograd import functional as F
-from wgrad.autograd.ops.decoding import check_room
+from wgrad.autograd.ops.decoding import check_room, sample_settings
 from wgrad.autograd.ops.optimizer import HYPER_SIZE, STATE_SIZE
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.autograd.tensor import Tensor, parameter
@@ -311,20 +311,25 @@ BAD: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "adamw decay": (lambda: step(decay_elements=10), r"adamw: decay_elements must be between 0 and n = 9, got 10"),
     "sample": (
-        lambda: CPU.sample(f32(2, 3, 5), f32(2)),
+        lambda: CPU.sample(f32(2, 3, 5), f32(2), f32(2, 4)),
         r"sample: logits must be \[V\], got shape \[2, 3, 5\]",
     ),
     "sample rows": (
-        lambda: CPU.sample(f32(2, 5), f32(1)),
+        lambda: CPU.sample(f32(2, 5), f32(1), f32(2, 4)),
         r"sample: uniform must be \[B\] with B = 2 from logits",
     ),
     "advance": (
         lambda: CPU.advance(i32(2), f32(4, 2), i32(4, 3), i32(1), i32(2), i32(2), i32(1), f32(2)),
         r"advance: tokens must be \[P, B\] with B = 2 from drawn, got shape \[4, 3\]",
     ),
-    "sample top_p": (lambda: CPU.sample(f32(5), f32(1), top_p=0.0), r"sample: top_p must be in \(0, 1\], got 0.0"),
-    "sample top_k": (lambda: CPU.sample(f32(5), f32(1), top_k=-2), r"sample: top_k must be 0 \(off\) or positive"),
-    "sample temperature": (lambda: CPU.sample(f32(5), f32(1), temperature=-1.0), r"sample: temperature must be 0"),
+    "sample settings": (
+        lambda: CPU.sample(f32(2, 5), f32(2), f32(1, 4)),
+        r"sample: settings must be \[B, 4\] with B = 2 from logits",
+    ),
+    "sample top_p": (lambda: sample_settings(top_p=0.0), r"sample: top_p must be in \(0, 1\], got 0.0"),
+    "sample top_k": (lambda: sample_settings(top_k=-2), r"sample: top_k must be 0 \(off\) or positive"),
+    "sample temperature": (lambda: sample_settings(temperature=-1.0), r"sample: temperature must be 0"),
+    "sample min_p": (lambda: sample_settings(min_p=1.5), r"sample: min_p must be in \[0, 1\], got 1.5"),
     "parameter": (
         lambda: parameter(f32(3, 4), CPU, f32(4, 3)),
         r"parameter: grad must have the shape of data \[3, 4\], got \[4, 3\]",
@@ -352,8 +357,8 @@ def test_right_arguments_pass() -> None:
     F.linear_cross_entropy(t(3, 4), f32(9, 4), i32(3))
     CPU.clip(f32(2), f32(HYPER_SIZE), f32(STATE_SIZE), f32(1), beta1=0.9, beta2=0.99)
     step()
-    CPU.sample(f32(5), f32(1) * 0.5)
-    CPU.sample(f32(2, 5), f32(2) * 0.5)
+    CPU.sample(f32(5), f32(1) * 0.5, f32(1, 4))
+    CPU.sample(f32(2, 5), f32(2) * 0.5, f32(2, 4))
     CPU.advance(i32(2), f32(4, 2), i32(4, 2), i32(1), i32(2), i32(2), i32(1), f32(2))
     assert t(3, 4).reshape(2, -1).shape == (2, 6)
 

@@ -216,11 +216,9 @@ def _wrong_calls(device: Any) -> dict[str, Any]:
     i32 = device.upload(np.zeros(1, np.int32))
     flat, state, hyper = f32(9), f32(8), f32(4)
     betas = {"beta1": 0.9, "beta2": 0.99}
-    off = {"temperature": 1.0, "top_k": 0, "top_p": 1.0}
     return {
-        "sample: uniform must be": lambda: device.sample(f32(2, 5), f32(1), **off),
-        "sample: temperature must be": lambda: device.sample(f32(5), f32(1), **{**off, "temperature": -1.0}),
-        "sample: top_p must be": lambda: device.sample(f32(5), f32(1), **{**off, "top_p": 1.5}),
+        "sample: uniform must be": lambda: device.sample(f32(2, 5), f32(1), f32(2, 4)),
+        "sample: settings must be": lambda: device.sample(f32(5), f32(1), f32(4)),
         "grad_norm: g must be": lambda: device.grad_norm(f32(3, 3)),
         "clip: hyper must be": lambda: device.clip(f32(2), state, state, f32(1), **betas),
         "adamw: exp_avg must be": lambda: device.adamw(

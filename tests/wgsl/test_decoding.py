@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from wgrad.autograd.ops.decoding import sample_settings
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.autograd.selftest import decoding
 from wgrad.autograd.selftest.case import F32, Case
@@ -12,12 +13,12 @@ from wgrad.autograd.selftest.run import check_case
 from wgrad.wgsl.device import WgpuDevice
 
 SETTINGS = [(1.0, 0, 1.0), (0.7, 5, 1.0), (1.3, 0, 0.8), (0.8, 40, 0.9), (1.0, 1, 1.0), (1.0, 0, 1e-9), (5.0, 3, 0.5)]
+SETTINGS += [(0.9, 0, 1.0, 0.1), (1.1, 0, 0.95, 0.3)]
 
 
-def draw(device, logits: np.ndarray, number: float, setting: tuple[float, int, float]) -> int:
-    temperature, top_k, top_p = setting
-    uniform = device.upload(np.array([number], np.float32))
-    out = device.sample(device.upload(logits), uniform, temperature=temperature, top_k=top_k, top_p=top_p)
+def draw(device, logits: np.ndarray, number: float, setting: tuple[float, ...]) -> int:
+    uniform, settings = np.array([number], np.float32), sample_settings(*setting)[None]
+    out = device.sample(*map(device.upload, (logits, uniform, settings)))
     return int(device.download(out)[0])
 
 

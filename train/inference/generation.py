@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterator, Sequence
 import numpy as np
 
 from wgrad.autograd import functional as F
+from wgrad.autograd.ops.decoding import sample_settings
 from wgrad.autograd.replay import Recorded
 from wgrad.autograd.tensor import no_grad
 from wgrad.device.contract import Array, Readback
@@ -101,6 +102,7 @@ class Decoder:
         seeds = range(sampling.seed, sampling.seed + batch) if seeds is None else seeds
         uniforms = np.stack([uniform_numbers(seed, max_new_tokens) for seed in seeds], axis=1)
         self.uniforms, self.uniform = upload(uniforms), upload(uniforms[0].copy())
+        self.settings = upload(np.tile(settings_of(sampling), (batch, 1)))
         self.drawn_tokens = upload(np.zeros((max_new_tokens, batch), np.int32))
         self.step_number = upload(np.zeros(1, np.int32))
         lengths = np.array([len(p) for p in prompts], np.int32)
@@ -116,9 +118,8 @@ class Decoder:
 
     def _choose(self, logits: Array) -> None:
         """logits float32 [B, V] -> the next ids, into the next step's input."""
-        device, inputs, sampling = self.device, self.inputs, self.sampling
-        options = {"temperature": sampling.temperature, "top_k": sampling.top_k, "top_p": sampling.top_p}
-        drawn = device.sample(logits, self.uniform, **options)
+        device, inputs = self.device, self.inputs
+        drawn = device.sample(logits, self.uniform, self.settings)
         if self._kept is not None:
             device.copy(logits, self._kept)
         counters = (self.step_number, inputs.ids, inputs.positions, inputs.cache_len)
@@ -181,6 +182,11 @@ class Decoder:
     def _read(self, first: int, count: int) -> Readback:
         begin = first * self.batch // _VIEW * _VIEW
         return self.device.readback(self.device.view(self.drawn_tokens, ((first + count) * self.batch - begin,), begin))
+
+
+def settings_of(sampling: Sampling) -> np.ndarray:
+    """Return a row of the settings of the operator `sample`."""
+    return sample_settings(sampling.temperature, sampling.top_k, sampling.top_p)
 
 
 def uniform_numbers(seed: int, count: int) -> np.ndarray:

@@ -26,11 +26,10 @@ def kv_append(device: Runtime, cache: Array, new: Array, cache_len: Array) -> No
 
 
 @implements("sample")
-def sample(device: Runtime, logits: Array, uniform: Array, temperature: float, top_k: int, top_p: float) -> Array:
+def sample(device: Runtime, logits: Array, uniform: Array, settings: Array) -> Array:
     out = device.empty(uniform.shape, np.int32)
-    params = [logits.shape[-1], int(top_k), float(temperature), float(top_p)]
-    constants: dict[str, Constant] = {"GREEDY": temperature == 0, "AHEAD": _READS_AHEAD}
-    device.launch("decoding_sample", [logits, uniform, out], params, (uniform.size, 1, 1), constants)
+    groups, constants = (uniform.size, 1, 1), {"AHEAD": _READS_AHEAD}
+    device.launch("decoding_sample", [logits, uniform, settings, out], [logits.shape[-1]], groups, constants)
     return out
 
 

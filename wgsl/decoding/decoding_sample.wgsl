@@ -1,17 +1,18 @@
-// The next token of each text from its logits, one workgroup a text: greedy, or temperature, top-k and top-p, then the
-// inverse of the cumulative distribution in id order; -1 where a logit is not finite.
-//   logits [B, V] f32, uniform [B] f32 in [0, 1), id [B] i32.
+// The next token of each text from its logits, one workgroup a text: greedy, or temperature, top-k, top-p and min-p, then
+// the inverse of the cumulative distribution in id order; -1 where a logit is not finite.
+//   logits [B, V] f32, uniform [B] f32 in [0, 1), settings [B, 4] f32 (temperature, top-k, top-p, min-p), id [B] i32.
 // Nothing is sorted. Floats are compared by `rank`, an unsigned integer that rises with them, and a threshold is found by
 // cutting the range of ranks into five again and again, with one pass over the logits each: top-k: the largest rank that at
 // least k tokens reach; top-p: the smallest rank whose strictly more probable tokens weigh less than top_p together. So
 // tokens of one value stay or go together.
 // Dispatch: B workgroups of 256.
 // Sources: Fan et al., Hierarchical Neural Story Generation (2018); Holtzman et al., Neural Text Degeneration (2020).
-struct Params { count: u32, top_k: u32, temperature: f32, top_p: f32 }
+struct Params { count: u32 }
 @group(0) @binding(0) var<uniform> p: Params;
 @group(0) @binding(1) var<storage, read> logits: array<f32>;
 @group(0) @binding(2) var<storage, read> uniform_number: array<f32>;
-@group(0) @binding(3) var<storage, read_write> id: array<i32>;
+@group(0) @binding(3) var<storage, read> settings: array<vec4<f32>>;
+@group(0) @binding(4) var<storage, read_write> id: array<i32>;
 
 const CUTS: u32 = 14u;  // 5^14 is more than there are ranks
 
@@ -22,6 +23,7 @@ var<workgroup> weights: array<f32, 256>;
 var<workgroup> counts4: array<vec4<u32>, 256>;
 var<workgroup> weights4: array<vec4<f32>, 256>;
 var<private> base: u32;  // of the text's logits
+var<private> temperature: f32;
 
 fn rank(x: f32) -> u32 {
   let bits = bitcast<u32>(x);
@@ -81,7 +83,7 @@ fn highest(lid: u32) -> u32 {
 
 // Weight of a token by its logit, 1 for the most probable; 0 below the threshold.
 fn weight(x: f32, top: f32, least: u32) -> f32 {
-  return select(0.0, exp((x - top) / p.temperature), rank(x) >= least);
+  return select(0.0, exp((x - top) / temperature), rank(x) >= least);
 }
 
 // Four numbers that cut low to high into five, the k-th of them low + k step - 1.
@@ -89,7 +91,7 @@ fn cut_step(low: u32, high: u32) -> u32 { return (high - low) / 5u + 1u; }
 fn cuts(low: u32, high: u32) -> vec4<u32> { return vec4<u32>(low - 1u) + cut_step(low, high) * vec4<u32>(1u, 2u, 3u, 4u); }
 
 // The largest rank that at least k tokens reach.
-fn top_k_rank(highest_rank: u32, lid: u32) -> u32 {
+fn top_k_rank(highest_rank: u32, top_k: u32, lid: u32) -> u32 {
   var low = 0u;  // reached by all
   var high = highest_rank;
   for (var turn = 0u; turn < CUTS; turn++) {
@@ -103,7 +105,7 @@ fn top_k_rank(highest_rank: u32, lid: u32) -> u32 {
       reached += select(vec4<u32>(0u), vec4<u32>(u32(i + 256u * $qu < p.count)), vec4<u32>(rank(x_$q)) >= at);
 #end
     }
-    let enough = select(vec4<u32>(0u), vec4<u32>(1u), sum_counts4(reached, lid) >= vec4<u32>(p.top_k));
+    let enough = select(vec4<u32>(0u), vec4<u32>(1u), sum_counts4(reached, lid) >= vec4<u32>(top_k));
     workgroupBarrier();
     let step = cut_step(low, high);
     low += step * (enough.x + enough.y + enough.z + enough.w);
@@ -113,7 +115,7 @@ fn top_k_rank(highest_rank: u32, lid: u32) -> u32 {
 }
 
 // The smallest rank of at least `least` above which the tokens weigh less than top_p of all.
-fn top_p_rank(highest_rank: u32, least: u32, lid: u32) -> u32 {
+fn top_p_rank(highest_rank: u32, least: u32, top_p: f32, lid: u32) -> u32 {
   let top = number(highest_rank);
   var mine = 0.0;
   for (var i = lid; i < p.count; i += 256u * AHEAD) {
@@ -124,7 +126,7 @@ fn top_p_rank(highest_rank: u32, least: u32, lid: u32) -> u32 {
     mine += select(0.0, weight(x_$q, top, least), i + 256u * $qu < p.count);
 #end
   }
-  let limit = p.top_p * sum_weights(mine, lid);
+  let limit = top_p * sum_weights(mine, lid);
   workgroupBarrier();
   var low = least;
   var high = highest_rank;  // nothing is above it
@@ -154,15 +156,20 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(local_invocation_index) l
   base = wg.x * p.count;
   let highest_rank = highest(lid);
   let is_odd = odd_logits[0] > 0u;
-#if GREEDY
-  if (lid == 0u) { id[wg.x] = select(i32(places[0]), -1, is_odd); }
-#else
+  let wanted_settings = settings[wg.x];
+  temperature = wanted_settings.x;
+  if (wanted_settings.x == 0.0) {  // greedy
+    if (lid == 0u) { id[wg.x] = select(i32(places[0]), -1, is_odd); }
+    return;
+  }
+  let top_k = u32(wanted_settings.y);
+  let top = number(highest_rank);
   var least = 0u;
-  if (p.top_k > 0u && p.top_k < p.count) { least = top_k_rank(highest_rank, lid); }
-  if (p.top_p < 1.0) { least = top_p_rank(highest_rank, least, lid); }
+  if (top_k > 0u && top_k < p.count) { least = top_k_rank(highest_rank, top_k, lid); }
+  if (wanted_settings.z < 1.0) { least = top_p_rank(highest_rank, least, wanted_settings.z, lid); }
+  if (wanted_settings.w > 0.0) { least = max(least, rank(top + temperature * log(wanted_settings.w))); }
 
   // Each invocation takes a run of ids; the runs are added up in order, and the one that holds the number is walked.
-  let top = number(highest_rank);
   let run = (p.count + 255u) / 256u;
   let first = min(lid * run, p.count);
   let last = min(first + run, p.count);
@@ -206,5 +213,4 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(local_invocation_index) l
     }
   }
   if (lid == 0u) { id[wg.x] = select(i32(token), -1, is_odd); }
-#endif
 }

@@ -18,6 +18,7 @@ import numpy as np
 from tests.autograd import norms
 from tests.hip.emulator.harness import Counts, Emulator, start
 from tests.hip.executor.table import Object, Row
+from wgrad.autograd.ops.decoding import sample_settings
 
 ROWS, COLUMNS, VOCAB = 9, 2112, 301  # a row is whole cache lines; a work-group takes 2048 at a time
 
@@ -114,7 +115,7 @@ def decoding(d: Any, x: Arrays) -> None:
     cache, start = x(2, 40, 2, 64), d.upload(np.array([7], np.int32))
     d.kv_append(cache, x(2, 3, 2, 64), start)
     uniform = d.upload(np.array([0.7], np.float32))
-    d.sample(x(VOCAB * 8, dtype=np.float32), uniform, temperature=0.7, top_k=5, top_p=0.9)
+    d.sample(x(VOCAB * 8, dtype=np.float32), uniform, d.upload(sample_settings(0.7, 5, 0.9)[None]))
 
 
 def products(d: Any, x: Arrays) -> None:

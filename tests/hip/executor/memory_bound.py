@@ -18,6 +18,7 @@ from tests.hip.executor.device import ExecutedDevice, shipped
 from tests.hip.executor.isa import instructions, registers, widths
 from tests.hip.executor.numbers import DTYPES
 from tests.hip.executor.table import Object, Row
+from wgrad.autograd.ops.decoding import sample_settings
 
 
 class Arrays:
@@ -107,7 +108,7 @@ def optimizer(d: Any, x: Arrays) -> None:
 
 def decoding(d: Any, x: Arrays) -> None:
     if x.dtype == np.float32:
-        d.sample(x(4096), x.of(0.5), temperature=0.7, top_k=20, top_p=0.9)
+        d.sample(x(4096), x.of(0.5), d.upload(sample_settings(0.7, 20, 0.9)[None]))
 
 
 FAMILIES = (norm, activation, softmax, rope, elementwise, dropout, embedding, nf4, reduce, storage, loss, optimizer,
