@@ -104,6 +104,7 @@ def run(args: argparse.Namespace) -> None:
     from wgrad.autograd.bind import bind
     from wgrad.train.commands.serve import guarded
     from wgrad.train.data.tokenizer_source import open_tokenizer
+    from wgrad.train.inference.continuous import run_all_kernels
     from wgrad.train.model.model import Model
     from wgrad.train.model.model_config import parse_model_config
     from wgrad.train.options.serve_config import ServeConfig
@@ -133,7 +134,9 @@ def run(args: argparse.Namespace) -> None:
         counts = [int(count) for count in args.clients.split(",")]
         rates = {count: raw(model, count, args.tokens) for count in counts}
         server.start()
-        threading.Thread(target=lambda: measure(args, report, listening, name, compute, rates, engine)).start()
+        run_all_kernels(model, args.batch_size, limits.prompt_tokens)
+        given = (args, report, listening, name, compute, rates, engine)
+        threading.Thread(target=measure, args=given).start()
         engine.run()
         server.stop()
 
@@ -142,14 +145,8 @@ def measure(
     args: argparse.Namespace, report: Any, listening: Any, name: str, compute: str, rates: dict[int, float], engine: Any
 ) -> None:
     port, vocab = listening.getsockname()[1], engine.tokenizers["bench"].vocab_size
-    command = [
-        sys.executable,
-        str(Path(__file__).resolve()),
-        "--connect",
-        f"{port},{vocab}",
-        "--tokens",
-        str(args.tokens),
-    ]
+    command = [sys.executable, str(Path(__file__).resolve()), "--connect", f"{port},{vocab}"]
+    command += ["--tokens", str(args.tokens)]
     try:
         for count, rate in rates.items():
             for kind in ("", "--whole", "--late")[: 3 if count > 1 else 2]:

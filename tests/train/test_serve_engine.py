@@ -17,10 +17,10 @@ import pytest
 
 from tests.train.serving import BASE, Client, serving
 from wgrad.device.errors import DeviceLost, OutOfMemory
+from wgrad.train.inference.continuous import Batch
 from wgrad.train.options.generate_config import Sampling
-from wgrad.train.serve import engine as engine_module
 from wgrad.train.serve.engine import Engine, Limits
-from wgrad.train.serve.jobs import Answer, Event, Failed, Job, Piece
+from wgrad.train.serve.jobs import Event, Failed, Job, Piece
 
 
 @pytest.fixture(scope="module")
@@ -47,14 +47,14 @@ def job(found: list[Event], prompt: int = 3, **options: Any) -> Job:
 def run(engine: Engine, *jobs: Job) -> None:
     """Answer what waits, then end."""
     engine.submit(jobs)
-    step = engine._next
+    wait = engine._wait
 
-    def next_or_end() -> list[Job]:
-        if not engine._line:
+    def wait_or_end() -> bool:
+        if not engine._line and not engine._members:
             engine.close()
-        return step()
+        return wait()
 
-    engine._next = next_or_end  # type: ignore[method-assign]
+    engine._wait = wait_or_end  # type: ignore[method-assign]
     engine.run()
 
 
@@ -71,52 +71,64 @@ def until(true: Callable[[], bool]) -> None:
 
 
 # ---- batches -------------------------------------------------------------------------------------
-def test_what_goes_together_is_one_batch_and_each_is_as_alone(waiting: Client, engine: Engine) -> None:
-    def asked(found: list[Event], number: int) -> Job:
-        top = 2 if number == 1 else None
-        return job(
-            found,
-            3 + 5 * number,
-            max_new_tokens=4 + number,
-            sampling=Sampling(temperature=1.0, top_p=1.0, seed=number),
-            top=top,
-        )
+def sampled(found: list[Event], number: int) -> Job:
+    """Each with a prompt, a length and settings of its own."""
+    sampling = Sampling(temperature=0.5 * number, top_p=1.0, seed=number)
+    top = 2 if number == 1 else None
+    return job(found, 3 + 5 * number, max_new_tokens=4 + 4 * number, sampling=sampling, top=top)
 
-    together: list[list[Event]] = [[], [], []]
-    other: list[Event] = []
-    run(
-        engine,
-        *(asked(found, n) for n, found in enumerate(together)),
-        job(other, sampling=Sampling(temperature=0.5, top_p=1.0, seed=1)),
-    )
-    assert engine.batches == 2 and text(other)
-    for number, found in enumerate(together):
-        alone: list[Event] = []
-        run(Engine(engine.models, engine.tokenizers, engine.limits), asked(alone, number))
-        assert text(alone) == text(found)
-        pieces = [event for event in found if isinstance(event, Piece)]
-        assert sum(piece.new for piece in pieces) == 4 + number or pieces[-1].finish == "stop"
+
+def test_who_comes_joins_those_who_are_there_and_each_is_as_alone(engine: Engine) -> None:
+    """The last comes with the first token of the first."""
+    found: list[list[Event]] = [[] for _ in range(4)]
+    order: list[int] = []
+    jobs = [sampled(events, number) for number, events in enumerate(found)]
+    for number, asked in enumerate(jobs):
+
+        def emit(event: Event, number: int = number) -> None:
+            order.append(number)
+            found[number].append(event)
+            if len(order) == 1:
+                engine.submit(jobs[3:])
+
+        asked.emit = emit
+    run(engine, *jobs[:3])
+    assert order.index(3) < len(order) - 1 - order[::-1].index(2), "the last waits for no other's end"
+    for number, events in enumerate(found):
+        one: list[Event] = []
+        run(Engine(engine.models, engine.tokenizers, engine.limits), sampled(one, number))
+        assert text(one) == text(events)
+        pieces = [event for event in events if isinstance(event, Piece)]
+        assert sum(piece.new for piece in pieces) == 4 + 4 * number or pieces[-1].finish == "stop"
         assert bool(pieces[0].tokens) == (number == 1)
 
 
-def test_what_does_not_fit_together_is_not(engine: Engine) -> None:
-    def batches(*jobs: Job) -> list[list[Job]]:
-        engine._line, found = list(jobs), []
-        while engine._line:
-            found.append(engine._next())
-        return found
+def test_a_block_of_tokens_is_one_event(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "_pace", lambda steps: setattr(engine, "_steps", 8))
+    found: list[Event] = []
+    run(engine, job(found, max_new_tokens=25, sampling=Sampling(temperature=0.0)))
+    assert [event.new for event in found if isinstance(event, Piece)] == [1, 1, 8, 8, 7]
 
+
+def test_a_batch_has_one_model_and_no_more_rows_than_it_may(engine: Engine) -> None:
     few: list[Event] = []
     plain = [job(few) for _ in range(6)]
-    assert batches(*plain) == [plain[:4], plain[4:]]
-    long, many = job(few, 400), job(few, max_new_tokens=300)
-    assert batches(long, many, plain[0]) == [[long, plain[0]], [many]]  # 400 and 300 have no room in 512 positions
-    model, score = job(few, model="other"), job(few, score=True, top=1)
-    assert batches(plain[0], score, model, plain[1]) == [[plain[0], plain[1]], [score], [model]]
-    wide = [job(few, 505) for _ in range(5)]  # four read at once as many tokens as one may have
-    assert [len(batch) for batch in batches(*wide)] == [4, 1]
-    engine.limits = Limits(1024, 16, 99)
-    assert [len(batch) for batch in batches(*wide)] == [4, 1]
+
+    def taken(*jobs: Job) -> list[Job]:
+        engine._line = list(jobs)
+        return [member.answer.job for member in engine._next_members()]
+
+    assert taken(*plain) == plain[:4] and engine._line == plain[4:]
+    engine.models = {**engine.models, "other": engine.models["base_model"]}
+    engine.tokenizers = {**engine.tokenizers, "other": engine.tokenizers["base_model"]}
+    other, score = job(few, model="other"), job(few, score=True, top=1)
+    assert taken(plain[0], score, plain[1]) == [plain[0]]
+    assert taken(score, plain[0]) == [score]
+    assert taken(plain[0], other, plain[1]) == [plain[0]]
+    assert taken(other, plain[0]) == [other] and engine._model == "other"
+    engine._batch = Batch(engine.models["other"], 16)
+    wide = [job(few, 505, model="other") for _ in range(5)]
+    assert taken(*wide) == wide[:4], "2048 tokens of prompts are read at once"
 
 
 # ---- given up, too late, too many ----------------------------------------------------------------
@@ -143,16 +155,16 @@ def test_in_a_batch_the_others_go_on(engine: Engine) -> None:
         first.cancelled = True
 
     first.emit = go
-    second = job(stays, max_new_tokens=9)
-    engine._decode([Answer(first, engine.tokenizers["base_model"]), Answer(second, engine.tokenizers["base_model"])])
-    assert len(gone) == 1 and text(stays)
+    run(engine, first, job(stays, max_new_tokens=40))
+    assert len(gone) == 1 and text(stays) and engine._batch.free == 4
 
 
-def test_time_is_limited(engine: Engine) -> None:
+def test_time_is_limited(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     found, begun = list[Event](), list[Event]()
     assert engine._given_up(job(found, seconds=0.0)) and not engine._given_up(job(found))
     assert found == [Failed(503, "waited 0 s for the device (--max-seconds): ask again later, or for less")]
-    engine._decode([Answer(job(begun, seconds=0.0), engine.tokenizers["base_model"])])
+    monkeypatch.setattr(engine, "_given_up", lambda asked: False)
+    run(engine, job(begun, seconds=0.0))
     assert (
         isinstance(begun[-1], Piece)
         and begun[-1].finish == "length"
@@ -192,18 +204,18 @@ def test_as_many_wait_as_may_and_all_are_told_of_the_end() -> None:
 def test_an_error_ends_a_batch_and_not_the_server(
     error: Exception, message: str, engine: Engine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    decoder, calls = engine_module.Decoder, []
+    queue, calls = Batch.queue, []
 
     def failing(*args: Any, **options: Any) -> Any:
         calls.append(args)
-        if len(calls) == 1:
+        if len(calls) == 2:
             raise error
-        return decoder(*args, **options)
+        return queue(*args, **options)
 
-    monkeypatch.setattr(engine_module, "Decoder", failing)
+    monkeypatch.setattr(Batch, "queue", failing)
     bad, good = list[Event](), list[Event]()
-    run(engine, job(bad), job(good, sampling=Sampling(temperature=0.0)))
-    assert bad == [Failed(500, message)] and text(good)
+    run(engine, *(job(bad) for _ in range(4)), job(good))
+    assert bad == [Failed(500, message)] * 4 and text(good)
     assert "Traceback" not in capsys.readouterr().err
 
 
@@ -211,11 +223,11 @@ def test_a_lost_device_ends_the_server(engine: Engine, monkeypatch: pytest.Monke
     def lost(*args: Any, **options: Any) -> Any:
         raise DeviceLost("the device is lost")
 
-    monkeypatch.setattr(engine_module, "Decoder", lost)
+    monkeypatch.setattr(Batch, "join", lost)
     first, second = list[Event](), list[Event]()
     with pytest.raises(DeviceLost):
-        run(engine, job(first), job(second, sampling=Sampling(temperature=0.0)))
-    assert first == [Failed(500, "the device is lost")] and second == [
+        run(engine, *(job(first) for _ in range(4)), job(second))
+    assert first == [Failed(500, "the device is lost")] * 4 and second == [
         Failed(503, "the server is ending: ask again later")
     ]
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -12,11 +14,19 @@ from wgrad.autograd.selftest.case import F32, Case
 from wgrad.autograd.selftest.run import check_case
 from wgrad.wgsl.device import WgpuDevice
 
-SETTINGS = [(1.0, 0, 1.0), (0.7, 5, 1.0), (1.3, 0, 0.8), (0.8, 40, 0.9), (1.0, 1, 1.0), (1.0, 0, 1e-9), (5.0, 3, 0.5)]
+SETTINGS: list[tuple[Any, ...]] = [
+    (1.0, 0, 1.0),
+    (0.7, 5, 1.0),
+    (1.3, 0, 0.8),
+    (0.8, 40, 0.9),
+    (1.0, 1, 1.0),
+    (1.0, 0, 1e-9),
+    (5.0, 3, 0.5),
+]
 SETTINGS += [(0.9, 0, 1.0, 0.1), (1.1, 0, 0.95, 0.3)]
 
 
-def draw(device, logits: np.ndarray, number: float, setting: tuple[float, ...]) -> int:
+def draw(device, logits: np.ndarray, number: float, setting: tuple[Any, ...]) -> int:
     uniform, settings = np.array([number], np.float32), sample_settings(*setting)[None]
     out = device.sample(*map(device.upload, (logits, uniform, settings)))
     return int(device.download(out)[0])

@@ -14,8 +14,9 @@ from wgrad.device.errors import WgradError
 from wgrad.train.data.named_templates import use_chat_template
 from wgrad.train.data.template_process import shared_process
 from wgrad.train.data.tokenizer_source import open_tokenizer
+from wgrad.train.inference.continuous import run_all_kernels
 from wgrad.train.inference.open_model import Opened, context_of, open_model
-from wgrad.train.inference.scoring import most_work
+from wgrad.train.inference.scoring import score
 from wgrad.train.inference.text_models import build_text_models
 from wgrad.train.model.model import Model
 from wgrad.train.options.serve_config import KEY_VARIABLE, ServeConfig
@@ -72,7 +73,8 @@ def load(opened: Opened[ServeConfig], adapters: dict[str, str]) -> tuple[Engine,
     limits = Limits(positions, args.batch_size, args.max_waiting)
 
     def run(model: Model) -> None:
-        most_work(model, positions, limits.rows, limits.prompt_tokens)
+        score(model, [0] * positions, top=1)
+        run_all_kernels(model, limits.rows, limits.prompt_tokens)
 
     tokenizers = {base: opened.tokenizer}
     for name, adapter in adapters.items():

@@ -114,7 +114,7 @@ class Decoder:
         )
         self._kept = model.device.empty((batch, model.config.vocab_size)) if keep_logits else None
         self._recorded = Recorded(model.device)
-        self._choose(_prefill(model, prompts, self.cache))
+        self._choose(prefill(model, prompts, self.cache))
 
     def _choose(self, logits: Array) -> None:
         """logits float32 [B, V] -> the next ids, into the next step's input."""
@@ -139,7 +139,7 @@ class Decoder:
             return
         drawn = np.maximum(self._rows(0, step, self._read(0, step)), 0)  # -1, not finite: the host has yet to see it
         texts = [[*prompt, *drawn[:, b].tolist()] for b, prompt in enumerate(self._prompts)]
-        self._choose(_prefill(self.model, texts, self.cache))
+        self._choose(prefill(self.model, texts, self.cache))
 
     @property
     def dispatches(self) -> int:
@@ -208,20 +208,42 @@ def not_finite(model: Model, tokens: int) -> UnusableResult:
     )
 
 
-def _prefill(model: Model, prompts: Sequence[Sequence[int]], cache: KVCache) -> Array:
-    """Run the prompts, fill the cache -> logits float32 [B, V] of their last tokens."""
-    device, batch, tokens = model.device, len(prompts), max(map(len, prompts))
+def prefill(
+    model: Model, prompts: Sequence[Sequence[int]], cache: KVCache, end: int | None = None, width: int | None = None
+) -> Array:
+    """Run the prompts, fill the cache -> logits float32 [B, V] of their last tokens.
+
+    end: the key at which they end. width: tokens up to which they are filled up on the left. By default their longest.
+    """
+    device, batch, longest = model.device, len(prompts), max(map(len, prompts))
+    tokens = longest if width is None else width
     ids, positions, doc_start = (np.zeros((batch, tokens), np.int32) for _ in range(3))
     for b, prompt in enumerate(prompts):
         first = tokens - len(prompt)
         ids[b, first:], positions[b, first:], doc_start[b, first:] = prompt, range(len(prompt)), first
-    inputs = whole_inputs(model, ids, positions, doc_start)
+    inputs = whole_inputs(model, ids, positions, doc_start, 0 if end is None else end - tokens)
     last = np.arange(1, batch + 1, dtype=np.int32) * tokens - 1
     with no_grad():
         hidden = model.hidden(inputs, cache)
         # A row by its number is a look-up; a view would have to start at a multiple of 64.
         rows = F.embedding(hidden, device.upload(last), dtype=hidden.dtype)
     return model.logits(rows.data)
+
+
+def prefill_part(model: Model, prompt: Sequence[int], first: int, last: int, cache: KVCache, start: int) -> Array:
+    """Run the tokens first:last of a prompt whose first key is `start`, those before them being in the cache -> logits
+    float32 [1, V] of the last."""
+    device, count = model.device, last - first
+    inputs = Inputs(
+        ids=device.upload(np.array(prompt[first:last], np.int32)),
+        positions=device.upload(np.arange(first, last, dtype=np.int32)),
+        doc_start=device.upload(np.full((1, count), start, np.int32)),
+        cache_len=device.upload(np.array([start + first], np.int32)),
+    )
+    with no_grad():
+        hidden = model.hidden(inputs, cache)
+        row = F.embedding(hidden, device.upload(np.array([count - 1], np.int32)), dtype=hidden.dtype)
+    return model.logits(row.data)
 
 
 def check_positions(prompt: Sequence[int], max_new_tokens: int, config: ModelConfig, option: str) -> None:

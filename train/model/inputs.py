@@ -8,8 +8,13 @@ from wgrad.train.model.model import Inputs, Model
 from wgrad.train.model.token_tables import TokenTables
 
 
-def whole_inputs(model: Model, ids: np.ndarray, positions: np.ndarray, doc_start: np.ndarray) -> Inputs:
-    """Make the inputs of sequences from their first tokens: int32 [B, T]. No targets."""
+def whole_inputs(
+    model: Model, ids: np.ndarray, positions: np.ndarray, doc_start: np.ndarray, first_key: int = 0
+) -> Inputs:
+    """Make the inputs of sequences from their first tokens: int32 [B, T]. No targets.
+
+    first_key: of a cache, where the first of the T tokens goes.
+    """
     device = model.device
     tables = TokenTables.empty(model.config, positions.size, int(positions.max()) + 1, device)
     if tables is not None:
@@ -17,7 +22,7 @@ def whole_inputs(model: Model, ids: np.ndarray, positions: np.ndarray, doc_start
     return Inputs(
         ids=device.upload(ids.reshape(-1)),
         positions=device.upload(positions.reshape(-1)),
-        doc_start=device.upload(doc_start),
-        cache_len=device.upload(np.zeros(1, np.int32)),
+        doc_start=device.upload(doc_start + np.int32(first_key)),
+        cache_len=device.upload(np.array([first_key], np.int32)),
         tables=tables,
     )

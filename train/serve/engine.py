@@ -1,22 +1,25 @@
-"""The thread of the device: jobs wait in a line, and those that go together are answered together.
+"""The thread of the device: jobs wait in a line, join a batch as soon as it has room, and leave it when they end.
 
-Scoring is done a text at a time, so that a score hangs on no other request. All else is decoded in batches: the oldest
-job, and of those behind it the ones with the same model, temperature, top-k and top-p, as far as there is room. A batch
-runs to its end; what comes meanwhile is in a later one.
+Sequences of a batch share a model and nothing else. While a job for another model is first in line nobody joins, so
+its turn comes when the batch has ended. A score is made between two blocks of steps, one text at a time, so that it
+hangs on no other request.
+
+The device is a block ahead: while it draws the tokens of one, the host reads those of the one before.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
-from typing import Any, NamedTuple
-
-import numpy as np
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from wgrad.device.errors import DeviceError, OutOfMemory, WgradError
 from wgrad.train.data.tokenizer import Tokenizer
-from wgrad.train.inference.generation import Decoder, not_finite, uniform_numbers
+from wgrad.train.inference.continuous import CHUNK, MOST_STEPS, Batch, Block, Growing, padded
+from wgrad.train.inference.generation import not_finite, settings_of, uniform_numbers
 from wgrad.train.inference.scoring import LogProbs, log_probs, score
 from wgrad.train.model.model import Model
 from wgrad.train.serve.jobs import LENGTH, STOP, Answer, Failed, Job, Piece, TokenInfo, token_info
@@ -24,6 +27,9 @@ from wgrad.train.terminal.ending import one_line
 from wgrad.train.terminal.output import say
 
 BUSY, ENDING = 503, "the server is ending: ask again later"
+BLOCK_SECONDS = 0.02  # of a block of steps: text flows, and who comes waits no longer than two
+_AHEAD = 2  # blocks that are queued when the host waits for the first of them
+_JOINING = 2 * CHUNK  # tokens of prompts that are read between two blocks
 
 
 class Full(Exception):
@@ -44,16 +50,30 @@ class Limits(NamedTuple):
         return max(self.positions, 2048)
 
 
+@dataclass(eq=False)
+class _Member:
+    """An answer in the batch. ids: its tokens so far."""
+
+    answer: Answer
+    sequence: Growing
+    ids: list[int] = field(default_factory=list)
+
+
 class Engine:
     """Answers jobs with `models` and their `tokenizers` (by name), on the thread that calls `run`."""
 
     def __init__(self, models: Mapping[str, Model], tokenizers: Mapping[str, Tokenizer], limits: Limits) -> None:
         self.models, self.tokenizers, self.limits = models, tokenizers, limits
-        self.batches = 0  # that were begun
         self._line: list[Job] = []
-        self._at_work: list[Answer] = []
         self._changed = threading.Condition()
         self._closing = False
+        self._batch = Batch(next(iter(models.values())), limits.rows)
+        self._model = next(iter(models))  # of the batch
+        self._members: dict[Growing, _Member] = {}
+        self._again: list[_Member] = []  # whose texts are to be read once more
+        self._blocks: deque[Block] = deque()
+        self._spoiled = False  # numbers in the cache are not finite
+        self._steps, self._last_read = 1, 0.0  # of a block; when the last one was read
 
     # ---- from any thread -----------------------------------------------------------------------
     def submit(self, jobs: Sequence[Job]) -> None:
@@ -71,7 +91,7 @@ class Engine:
             self._changed.notify()
 
     def close(self) -> None:
-        """`run` returns, at the next token; jobs that are not done fail."""
+        """`run` returns, after the next block; jobs that are not done fail."""
         with self._changed:
             self._closing = True
             waiting, self._line = self._line, []
@@ -83,27 +103,22 @@ class Engine:
     def run(self) -> None:
         """Until `close`. DeviceError: the device is lost."""
         try:
-            while batch := self._next():
-                self.batches += 1
-                self._at_work = [Answer(job, self.tokenizers[job.model]) for job in batch]
-                self._answer(self._at_work)
+            while self._wait():
+                self._guarded(self._turn, lambda: list(self._members.values()))
         finally:
             self.close()
-            for answer in self._at_work:
-                if not answer.ended:
-                    answer.fail(BUSY, ENDING)
+            self._fail(list(self._members.values()), BUSY, ENDING)
 
-    def _next(self) -> list[Job]:
-        """The jobs of a batch, taken out of the line; [] at the end."""
+    def _wait(self) -> bool:
+        """Return whether there is something to do; False at the end."""
         with self._changed:
             while not self._closing:
                 self._line = [job for job in self._line if not self._given_up(job)]
-                if self._line:
-                    batch = self._together()
-                    self._line = [job for job in self._line if job not in batch]
-                    return batch
+                if self._line or self._members:
+                    return True
+                self._last_read = 0.0
                 self._changed.wait(timeout=1.0)  # not without end: on Windows Ctrl-C does not end a wait
-        return []
+        return False
 
     @staticmethod
     def _given_up(job: Job) -> bool:
@@ -112,60 +127,151 @@ class Engine:
             job.emit(Failed(BUSY, message))
         return job.late or job.cancelled
 
-    def _together(self) -> list[Job]:
-        first, *others = self._line
-        batch = [first]
-        if first.score:
-            return batch
-        longest, new = len(first.prompt), first.max_new_tokens
-        for job in others:
-            if len(batch) == self.limits.rows:
-                break
-            wider = max(longest, len(job.prompt)), max(new, job.max_new_tokens)
-            # Prompts are filled up to the longest, so the rotary tables must hold that and the longest answer.
-            read = (len(batch) + 1) * wider[0]
-            fits = sum(wider) <= self.limits.positions and read <= self.limits.prompt_tokens
-            if fits and not job.score and _kind(job) == _kind(first):
-                batch.append(job)
-                longest, new = wider
-        return batch
-
-    def _answer(self, answers: list[Answer]) -> None:
-        """Report an error to each request; only a lost device ends the thread."""
+    def _guarded(self, work: Callable[[], None], concerned: Callable[[], list[_Member]]) -> None:
+        """Report an error to each request that it concerns; only a lost device ends the thread."""
         try:
-            if answers[0].job.score:
-                self._score(answers[0])
-            else:
-                self._decode(answers)
+            work()
         except (WgradError, OutOfMemory, MemoryError) as error:
-            self._fail(answers, one_line(error))
+            self._give_up(concerned(), one_line(error))
         except DeviceError as error:
-            self._fail(answers, one_line(error))
+            self._give_up(concerned(), one_line(error))
             raise
         except Exception as error:  # a fault of ours: it ends one batch and not the server
             message = f"internal error: {type(error).__name__}: {one_line(error)}"
             say(f"wgrad: {message}", "stderr")
-            self._fail(answers, message)
+            self._give_up(concerned(), message)
 
-    @staticmethod
-    def _fail(answers: Sequence[Answer], message: str) -> None:
-        for answer in answers:
-            if not answer.ended:
-                answer.fail(500, message)
+    def _give_up(self, members: list[_Member], message: str) -> None:
+        """Whatever the batch holds may be half done."""
+        self._fail(members, 500, message)
+        self._fail(list(self._members.values()), 500, message)
+        self._blocks.clear()
+        self._again = []
+        self._batch.reset()
 
-    def _decode(self, answers: list[Answer]) -> None:
-        jobs = [answer.job for answer in answers]
-        model, tops = self.models[jobs[0].model], [job.top for job in jobs if job.top is not None]
-        most = max(job.max_new_tokens for job in jobs)
-        seeds = [job.sampling.seed for job in jobs]
-        decoder = Decoder(model, [job.prompt for job in jobs], most, jobs[0].sampling, seeds, keep_logits=bool(tops))
-        for count, (row, logits) in enumerate(_steps(decoder, bool(tops)), start=1):
-            found = None if logits is None else log_probs(logits, row, max(tops))
-            for b, answer in enumerate(answers):
-                if not answer.ended:
-                    self._take(answer, model, row[b], count, found, b)
-            if self._closing or all(answer.ended for answer in answers):
+    def _fail(self, members: Sequence[_Member], status: int, message: str) -> None:
+        for member in members:
+            if not member.answer.ended:
+                member.answer.fail(status, message)
+            self._members.pop(member.sequence, None)
+
+    # ---- a turn: who goes, who comes, a block ---------------------------------------------------
+    def _turn(self) -> None:
+        for member in list(self._members.values()):
+            if member.answer.job.cancelled:
+                self._remove(member)
+        if self._spoiled and not self._members:
+            self._batch.reset()
+            self._spoiled = False
+        if self._batch.reads:
+            self._batch.read_chunk()
+        self._admit()
+        if self._batch.growing:
+            self._blocks.append(self._queue())
+        while self._blocks and (len(self._blocks) >= _AHEAD or not self._batch.growing):
+            self._read(self._blocks.popleft())
+
+    def _remove(self, member: _Member) -> None:
+        member.answer.ended = True
+        del self._members[member.sequence]
+        self._batch.leave(member.sequence)
+        self._again = [other for other in self._again if other is not member]
+
+    def _admit(self) -> None:
+        """Have those join who are to be read once more, then those of the line, as far as there is room."""
+        while self._again and self._batch.can_join([self._again[0].sequence]):
+            self._batch.join([self._again.pop(0).sequence])
+        while not (self._spoiled or self._again or self._closing):
+            members = self._next_members()
+            if not members:
                 return
+            self._guarded(lambda found=members: self._join(found), lambda found=members: found)  # type: ignore[misc]
+            if self._batch.growing:
+                return  # they have a step before the next are read
+
+    def _next_members(self) -> list[_Member]:
+        """The first of the line that are read together, taken out of it; [] where none may join."""
+        with self._changed:
+            self._line = [job for job in self._line if not self._given_up(job)]
+            if not self._line or (self._members and self._line[0].model != self._model):
+                return []
+            if not self._members and self._line[0].model != self._model:
+                self._model = self._line[0].model
+                self._batch.use(self.models[self._model])
+            most = _JOINING if self._batch.growing else self.limits.prompt_tokens
+            found = list[_Member]()
+            for job in self._line:
+                if job.model != self._model or (found and (job.score or found[0].answer.job.score)):
+                    break
+                sequence = Growing.begin(job.prompt, job.max_new_tokens, job.sampling)
+                together = [*(member.sequence for member in found), sequence]
+                width = padded(max(len(one.prompt) for one in together))
+                if found and (len(together) * width > most or self._batch.is_long(job.prompt)):
+                    break
+                if not self._batch.can_join(together):
+                    break
+                found.append(_Member(Answer(job, self.tokenizers[job.model]), sequence))
+            self._line = self._line[len(found) :]
+            return found
+
+    def _join(self, members: list[_Member]) -> None:
+        """members: one, where its prompt is scored."""
+        answer = members[0].answer
+        if answer.job.score:
+            self._score(answer)
+            if answer.ended:
+                return
+        self._members |= {member.sequence: member for member in members}
+        self._batch.join([member.sequence for member in members])
+
+    def _queue(self) -> Block:
+        growing = [self._members[sequence] for sequence in self._batch.growing]
+        return self._batch.queue(self._steps, any(member.answer.job.top is not None for member in growing))
+
+    def _read(self, block: Block) -> None:
+        tokens, logits = block.tokens(), block.logits()
+        self._pace(block.steps)
+        told = [part for part in block.parts if part.sequence in self._members and self._top(part.sequence) is not None]
+        found, places = None, {part.sequence: place for place, part in enumerate(told)}
+        if logits is not None and told:
+            rows = [part.row for part in told]
+            found = log_probs(
+                logits[rows], tokens[0, rows].tolist(), max(self._top(part.sequence) or 0 for part in told)
+            )
+        for part in block.parts:
+            member = self._members.get(part.sequence)
+            if member is None:  # it ended in a block before
+                continue
+            for token in tokens[: part.steps, part.row].tolist():
+                member.ids.append(token)
+                self._take(
+                    member.answer, self._batch.model, token, len(member.ids), found, places.get(part.sequence, 0)
+                )
+                if member.answer.ended:
+                    self._spoiled = self._spoiled or token < 0
+                    self._remove(member)
+                    break
+            else:
+                member.answer.flush()
+                if part.read_again:
+                    self._read_again(member)
+
+    def _read_again(self, member: _Member) -> None:
+        del self._members[member.sequence]
+        member.sequence = member.sequence.go_on(member.ids[-member.sequence.drawn :])
+        self._members[member.sequence] = member
+        self._again.append(member)
+
+    def _top(self, sequence: Growing) -> int | None:
+        return self._members[sequence].answer.job.top
+
+    def _pace(self, steps: int) -> None:
+        """Choose the length of a block by how long the last one took."""
+        now = time.monotonic()
+        if self._last_read:
+            wanted = int(BLOCK_SECONDS / max((now - self._last_read) / steps, 1e-6))
+            self._steps = max(min(wanted, 2 * self._steps, MOST_STEPS), 1)
+        self._last_read = now
 
     def _score(self, answer: Answer) -> None:
         """The prompt, and what follows it. One token more, as evaluations ask for, needs no second pass."""
@@ -175,12 +281,10 @@ class Engine:
         job.emit(Piece("", _prompt_tokens(answer.tokenizer, job, scored.given, top)))
         if job.max_new_tokens == 0:
             answer.end(LENGTH)
-        elif job.max_new_tokens > 1:
-            self._decode([answer])
-        else:
-            number = model.device.upload(uniform_numbers(job.sampling.seed, 1))
-            drawn = model.device.sample(scored.next_logits, number, **_kind(job).options())
-            token = int(model.device.download(drawn)[0])
+        elif job.max_new_tokens == 1:
+            upload = model.device.upload
+            number, settings = upload(uniform_numbers(job.sampling.seed, 1)), upload(settings_of(job.sampling)[None])
+            token = int(model.device.download(model.device.sample(scored.next_logits, number, settings))[0])
             found = log_probs(model.device.download(scored.next_logits), [token], top)
             self._take(answer, model, token, 1, found, 0)
 
@@ -196,30 +300,6 @@ class Engine:
             answer.add(token, found, row)
             if answer.job.late and not answer.ended:
                 answer.end(LENGTH)
-
-
-class _Kind(NamedTuple):
-    """Common parameters of a batch's sequences."""
-
-    model: str
-    temperature: float
-    top_k: int
-    top_p: float
-
-    def options(self) -> dict[str, Any]:
-        """Arguments of the operator `sample`."""
-        return {"temperature": self.temperature, "top_k": self.top_k, "top_p": self.top_p}
-
-
-def _kind(job: Job) -> _Kind:
-    return _Kind(job.model, job.sampling.temperature, job.sampling.top_k, job.sampling.top_p)
-
-
-def _steps(decoder: Decoder, with_logits: bool) -> Iterator[tuple[list[int], np.ndarray | None]]:
-    if with_logits:
-        yield from decoder.tokens_and_logits()
-    else:
-        yield from ((row, None) for row in decoder.tokens())
 
 
 def _prompt_tokens(tokenizer: Tokenizer, job: Job, given: LogProbs, top: int) -> list[TokenInfo]:

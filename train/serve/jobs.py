@@ -79,7 +79,7 @@ class Job:
 
 
 class Answer:
-    """The text of a job as it grows, given to it in pieces."""
+    """The text of a job as it grows, given to it in pieces: at each `flush`, and at its end."""
 
     def __init__(self, job: Job, tokenizer: Tokenizer) -> None:
         self.job, self.tokenizer = job, tokenizer
@@ -89,6 +89,7 @@ class Answer:
         self._pending = ""  # that would follow if the answer ended now, where anybody asks
         self._waiting: deque[tuple[int, int, TokenInfo]] = deque()  # first and last character, of texts held back
         self._new = self._told = 0  # tokens
+        self._unsent: Piece | None = None
         self.ended = False
 
     def add(self, token: int, found: LogProbs | None = None, row: int = 0) -> None:
@@ -131,15 +132,25 @@ class Answer:
 
     def _end(self, reason: str, text: str) -> None:
         self._send(text, [info for _, _, info in self._waiting], reason)
+        self.flush()
         self.ended = True
 
     def fail(self, status: int, message: str) -> None:
+        self.flush()
         self.job.emit(Failed(status, message))
         self.ended = True
 
     def _send(self, text: str, tokens: list[TokenInfo], finish: str = "") -> None:
-        self.job.emit(Piece(text, tokens, self._new - self._told, finish))
+        before = self._unsent or Piece("")
+        new = before.new + self._new - self._told
+        self._unsent = Piece(before.text + text, [*before.tokens, *tokens], new, finish)
         self._told = self._new
+
+    def flush(self) -> None:
+        """Give what there is: one event for the tokens of a block."""
+        if self._unsent is not None:
+            self.job.emit(self._unsent)
+            self._unsent = None
 
 
 def token_info(token: int, text: str, found: LogProbs, row: int, top_count: int) -> TokenInfo:

@@ -1,0 +1,138 @@
+"""Continuous batching: sequences that join and leave grow as they do alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from wgrad.autograd.reference import ReferenceDevice
+from wgrad.device.contract import Device
+from wgrad.train.inference import continuous
+from wgrad.train.inference.continuous import Batch, Growing
+from wgrad.train.inference.generation import generate_ids
+from wgrad.train.model.model import Model
+from wgrad.train.model.model_config import load_model_config
+from wgrad.train.options.generate_config import GREEDY, Sampling
+from wgrad.train.step.build import build_frozen
+
+LONGROPE = {"rope_type": "longrope", "short_factor": [1.1] * 6, "long_factor": [4.5, 7.0, 9.0, 3.0, 2.0, 1.5]}
+
+
+def model_for(folder: Path, device: Device) -> Model:
+    return build_frozen(load_model_config(folder), folder, device, positions=256)
+
+
+def grow(batch: Batch, comes: Sequence[tuple[int, Growing]], steps: Sequence[int]) -> list[list[int]]:
+    """comes: at which turn each would join. Each one's tokens."""
+    waiting, found = list(comes), {one: list[int]() for _, one in comes}
+    now, turn = {one: one for _, one in comes}, 0
+    again: list[Growing] = []
+    while waiting or again or batch.members:
+        if batch.reads:
+            batch.read_chunk()
+        while again and batch.can_join(again[:1]):
+            batch.join([again.pop()])
+        due = [one for at, one in waiting if at <= turn][: batch.free]
+        if due and batch.can_join(due):
+            due = due[:1] if batch.is_long(due[0].prompt) else due
+            batch.join(due)
+            waiting = [(at, one) for at, one in waiting if one not in due]
+        if batch.growing:
+            block = batch.queue(steps[turn % len(steps)])
+            tokens = block.tokens()
+            for part in block.parts:
+                mine = now[part.sequence]
+                found[mine] += tokens[: part.steps, part.row].tolist()
+                if part.read_again:
+                    again.append(mine.go_on(found[mine]))
+                    now[again[-1]] = mine
+        turn += 1
+    return list(found.values())
+
+
+def alone(model: Model, prompt: list[int], most: int, sampling: Sampling) -> list[int]:
+    return list(generate_ids(model, prompt, most, sampling))
+
+
+# (turn, tokens of the prompt, tokens to draw): a row is freed and taken, rows are moved, the cache grows, the keys are
+# moved to its beginning, and two prompts are longer than a chunk.
+COMES = [(0, 5, 40), (0, 3, 4), (0, 9, 3), (0, 2, 30), (2, 70, 9), (3, 1, 25), (9, 150, 6), (12, 33, 4), (15, 40, 50)]
+FEW = [(0, 5, 12), (0, 3, 2), (0, 2, 9), (3, 66, 3)]
+
+
+def test_in_company_each_is_as_alone(
+    make_checkpoint: Any, device: Device, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
+) -> None:
+    monkeypatch.setattr(continuous, "CHUNK", 64)
+    monkeypatch.setattr(continuous, "_SPARE", 32)
+    model = model_for(make_checkpoint(sliding_window=None), device)
+    comes = COMES if isinstance(device, ReferenceDevice) else FEW
+    prompts = [rng.integers(1, 90, tokens).tolist() for _, tokens, _ in comes]
+    samplings = [GREEDY if n % 2 else Sampling(temperature=1.5, top_p=0.9, seed=n) for n in range(len(comes))]
+    members = [Growing.begin(p, most, s) for (_, _, most), p, s in zip(comes, prompts, samplings)]
+    batch = Batch(model, 4)
+    found = grow(batch, [(at, one) for (at, _, _), one in zip(comes, members)], [1, 3, 2, 5])
+    assert found == [alone(model, p, most, s) for (_, _, most), p, s in zip(comes, prompts, samplings)]
+    assert batch.used_keys == 0 < batch.total_keys and batch.free == 4
+
+
+def test_a_cache_that_is_good_for_no_more_is_filled_anew(make_checkpoint: Any) -> None:
+    """Phi-3 with longrope, whose texts pass the length at which its angles change."""
+    changes = {"rope_scaling": LONGROPE, "original_max_position_embeddings": 16, "max_position_embeddings": 256}
+    model = model_for(make_checkpoint("Phi3ForCausalLM", **changes), ReferenceDevice())
+    assert model.config.read_again_at == 17
+    prompts, most = [[5, 9, 2], [7] * 12, [3, 8] * 10], [24, 8, 4]
+    members = [Growing.begin(p, m, GREEDY) for p, m in zip(prompts, most)]
+    found = grow(Batch(model, 4), [(n, one) for n, one in enumerate(members)], [4])
+    assert found == [alone(model, p, m, GREEDY) for p, m in zip(prompts, most)]
+
+
+def test_a_long_prompt_goes_on_when_the_others_have_left(make_checkpoint: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(continuous, "CHUNK", 16)
+    model = model_for(make_checkpoint(), ReferenceDevice())
+    prompt, batch = list(range(1, 60)), Batch(model, 4)
+    first, long, late = Growing.begin([8], 9, GREEDY), Growing.begin(prompt, 4, GREEDY), Growing.begin([6], 5, GREEDY)
+    batch.join([first])
+    batch.join([long])
+    assert batch.reads and batch.growing == [first]
+    batch.leave(first)
+    batch.read_chunk()
+    batch.join([late])
+    found: dict[Growing, list[int]] = {long: [], late: []}
+    while batch.members:
+        block = batch.queue(1)
+        tokens = block.tokens()
+        for part in block.parts:
+            found[part.sequence] += tokens[: part.steps, part.row].tolist()
+        if batch.reads:
+            batch.read_chunk()
+    assert list(found.values()) == [alone(model, prompt, 4, GREEDY), alone(model, [6], 5, GREEDY)]
+
+
+def test_a_step_has_no_more_rows_than_it_needs(make_checkpoint: Any) -> None:
+    """Rows are moved into the first ones as soon as a step can have half as many."""
+    batch = Batch(model_for(make_checkpoint(), ReferenceDevice()), 8)
+    members = [Growing.begin([n, 4], 4 if n == 4 else 1, GREEDY) for n in range(5)]
+    batch.join(members)
+    assert [batch.queue(1).tokens().shape for _ in range(2)] == [(1, 8), (1, 1)]
+    batch.join(members[:2])
+    assert batch.queue(1).tokens().shape == (1, 4)
+
+
+def test_who_leaves_frees_a_row_and_keeps_no_memory(make_checkpoint: Any) -> None:
+    model = model_for(make_checkpoint(), ReferenceDevice())
+    batch = Batch(model, 2)
+    first, second, third = (Growing.begin([n, 4], 9, GREEDY) for n in (1, 2, 3))
+    batch.join([first, second])
+    assert not batch.can_join([third])
+    batch.queue(2)
+    batch.leave(first)
+    batch.leave(first)  # no harm
+    assert batch.can_join([third]) and not batch.can_join([third, third])
+    assert batch.used_keys == 4
+    batch.reset()
+    assert batch.free == 2 and batch.total_keys == 0 and second.row == -1

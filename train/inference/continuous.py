@@ -1,0 +1,416 @@
+"""Continuous batching: sequences join a batch and leave it between the tokens that they grow by.
+
+Every sequence has a row of a cache. All rows write at the same key, `at`, which counts up by one with each step, and a
+sequence's keys are the last ones before it: so a step needs no positions of its own for each row, and is recorded once
+for each number of rows. Before `at` passes the end of the cache, the keys are moved to its beginning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from wgrad.autograd.replay import Recorded
+from wgrad.autograd.tensor import no_grad
+from wgrad.device.contract import Array, Readback
+from wgrad.train.inference.generation import prefill, prefill_part, settings_of, uniform_numbers
+from wgrad.train.inference.slot_cache import SlotCache
+from wgrad.train.model.model import Inputs, Model
+from wgrad.train.model.token_tables import TokenTables
+from wgrad.train.options.generate_config import Sampling
+
+MOST_STEPS = 32  # of a block
+CHUNK = 512  # tokens of a long prompt that are read between two steps
+_PROMPT_STEP = 32  # prompts are filled up to a multiple: fewer shapes, of which each has its kernels
+_SPARE = 256  # keys behind the longest sequence, at least: so often they are moved
+_VIEW = 64  # elements: where a view may begin
+
+
+@dataclass(eq=False)
+class Growing:
+    """A sequence of a batch. prompt: what is read when it joins. most: tokens to draw. uniforms: float32, at least as
+    many. drawn: how many were queued; cached: of how many of its tokens the keys are in the cache."""
+
+    prompt: Sequence[int]
+    most: int
+    settings: np.ndarray
+    uniforms: np.ndarray
+    drawn: int = 0
+    cached: int = 0
+    row: int = -1
+
+    @classmethod
+    def begin(cls, prompt: Sequence[int], most: int, sampling: Sampling) -> Growing:
+        return cls(prompt, most, settings_of(sampling), uniform_numbers(sampling.seed, most))
+
+    def go_on(self, drawn: Sequence[int]) -> Growing:
+        """The same sequence once more, to join with what was drawn as a part of its prompt."""
+        count = len(drawn)
+        return Growing([*self.prompt, *drawn], self.most - count, self.settings, self.uniforms[count:])
+
+
+class Part(NamedTuple):
+    """What a block has of a sequence. steps: how many of its tokens belong to it. read_again: it has left the batch,
+    and must join once more with all of its tokens (`Growing.go_on`), as its cache is good for no more."""
+
+    sequence: Growing
+    row: int
+    steps: int
+    read_again: bool
+
+
+class Block:
+    """Tokens that were queued to be drawn."""
+
+    def __init__(self, parts: list[Part], steps: int, rows: int, tokens: Readback, logits: Readback | None) -> None:
+        self.parts, self.steps, self._rows, self._tokens, self._logits = parts, steps, rows, tokens, logits
+
+    def tokens(self) -> np.ndarray:
+        """Wait for int32 [steps, rows]; -1 where logits were not finite. May be called once."""
+        return self._tokens.result().reshape(self.steps, self._rows)
+
+    def logits(self) -> np.ndarray | None:
+        """Wait for float32 [rows, V] that the tokens were drawn from, where they were kept. May be called once."""
+        return None if self._logits is None else self._logits.result()
+
+
+class _Step:
+    """A step of the first `rows` rows: draw from the logits, take the ids as input, make the next logits."""
+
+    def __init__(self, model: Model, slots: SlotCache, rows: int) -> None:
+        device = model.device
+        self.model, self.device, self.rows = model, device, rows
+        wide = -(-rows // _VIEW) * _VIEW
+        # Few arrays are fewer writes; but a kernel cannot read one part of a buffer and write to another.
+        self._counters = device.zeros((wide + 2 * _VIEW,), np.int32)
+        self._starts = device.zeros((rows, 1), np.int32)
+        self._uniform, self._settings = device.zeros((rows,)), device.zeros((rows, 4))
+        self._uniforms = device.zeros((MOST_STEPS, rows))
+
+        def counter(first: int, *shape: int) -> Array:
+            return device.view(self._counters, shape, first)
+
+        self._wide = wide
+        self.inputs = Inputs(
+            ids=device.zeros((rows,), np.int32),
+            positions=counter(0, rows),
+            doc_start=self._starts,
+            cache_len=counter(wide, 1),
+        )
+        self._number = counter(wide + _VIEW, 1)
+        self._drawn = device.zeros((MOST_STEPS, rows), np.int32)
+        self._cache, self.logits = slots.part(0, rows), slots.logits(rows)
+        self._recorded = Recorded(device)
+
+    def begin(self, at: int, starts: np.ndarray, settings: np.ndarray, uniforms: np.ndarray) -> None:
+        """The next step writes at key `at`. starts int32 [rows]: the first key of each; settings [rows, 4], uniforms
+        [steps, rows] float32."""
+        wide, device = self._wide, self.device
+        counters, numbers = np.zeros(self._counters.shape, np.int32), np.zeros((MOST_STEPS, self.rows), np.float32)
+        # `advance` counts up before the forward, to the first that it takes.
+        counters[: self.rows], counters[wide] = at - 1 - starts, at - 1
+        numbers[: len(uniforms)] = uniforms
+        device.write(self._counters, counters)
+        device.write(self._starts, starts[:, None])
+        device.write(self._uniforms, numbers)
+        device.write(self._uniform, uniforms[0])
+        device.write(self._settings, settings)
+
+    def run(self) -> None:
+        self._recorded(self._work)
+
+    def _work(self) -> None:
+        device, inputs = self.device, self.inputs
+        drawn = device.sample(self.logits, self._uniform, self._settings)
+        counters = (self._number, inputs.ids, inputs.positions, inputs.cache_len)
+        device.advance(drawn, self._uniforms, self._drawn, *counters, self._uniform)
+        with no_grad():
+            logits = self.model.logits(self.model.hidden(inputs, self._cache).data)
+        device.copy(logits, self.logits)
+
+    def read(self, steps: int) -> Readback:
+        return self.device.readback(self.device.view(self._drawn, (steps * self.rows,)))
+
+
+@dataclass
+class _LongPrompt:
+    """A prompt that is read in chunks, with one step of the others after each. at: of the batch as it began."""
+
+    sequence: Growing
+    at: int
+    chunks: int
+    done: int = 0  # chunks
+
+    @property
+    def end(self) -> int:
+        """The key at which it joins."""
+        return self.at + self.chunks - 1
+
+
+class Batch:
+    """Sequences that grow together on a model, at most `rows`. The rotary tables must hold each one's prompt and
+    answer."""
+
+    def __init__(self, model: Model, rows: int) -> None:
+        self.model, self.device, self.rows = model, model.device, rows
+        self._members: list[Growing | None] = [None] * rows
+        self._slots: SlotCache | None = None
+        self._steps: dict[int, _Step] = {}  # by rows
+        self._at = 0
+        self._long: _LongPrompt | None = None
+
+    # ---- who is in it --------------------------------------------------------------------------
+    @property
+    def members(self) -> list[Growing]:
+        return [member for member in self._members if member is not None]
+
+    @property
+    def free(self) -> int:
+        return self._members.count(None)
+
+    @property
+    def reads(self) -> bool:
+        """Return whether a long prompt is being read."""
+        return self._long is not None
+
+    @property
+    def growing(self) -> list[Growing]:
+        """Members whose prompts are read."""
+        reading = None if self._long is None else self._long.sequence
+        return [member for member in self.members if member is not reading]
+
+    @property
+    def used_keys(self) -> int:
+        """Keys of all sequences; those of the cache are `total_keys`."""
+        return sum(member.cached for member in self.members)
+
+    @property
+    def total_keys(self) -> int:
+        return 0 if self._slots is None else self._slots.rows * self._slots.keys
+
+    def use(self, model: Model) -> None:
+        """From here on another model with the same base; the batch must be empty."""
+        assert not self.members
+        if model is not self.model:
+            self.model, self._steps = model, {}
+
+    def leave(self, member: Growing) -> None:
+        """Free its row, if it has one."""
+        if member.row < 0:
+            return
+        if self._long is not None and self._long.sequence is member:
+            self._long = None
+        self._members[member.row] = None
+        member.row = -1
+
+    def reset(self) -> None:
+        """Free all memory, also after an error."""
+        for member in self.members:
+            member.row = -1
+        self._members = [None] * self.rows
+        self._slots, self._steps, self._long, self._at = None, {}, None, 0
+
+    # ---- joining -------------------------------------------------------------------------------
+    def is_long(self, prompt: Sequence[int]) -> bool:
+        """Return whether a prompt is read in chunks: where others would wait for it, and its angles do not hang on its
+        length."""
+        if len(prompt) <= CHUNK or not self.members:
+            return False
+        return TokenTables.empty(self.model.config, 1, len(prompt), self.device) is None
+
+    def can_join(self, newcomers: Sequence[Growing]) -> bool:
+        """Return whether there is room. While a long prompt is read, no keys can be moved, and no other be begun."""
+        if len(newcomers) > self.free:
+            return False
+        if self._long is None:
+            return True
+        longest = max(len(one.prompt) for one in newcomers)
+        return longest <= CHUNK and self._has_room(self._rows_with(len(newcomers)), padded(longest), 1)
+
+    def join(self, newcomers: Sequence[Growing]) -> None:
+        """Read their prompts, or begin to with a single long one."""
+        if len(newcomers) == 1 and self.is_long(newcomers[0].prompt):
+            self._begin_long(newcomers[0])
+            return
+        width = padded(max(len(one.prompt) for one in newcomers))
+        self._make_room(self._rows_with(len(newcomers)), width, 1)
+        left = list(newcomers)
+        while left:
+            first = self._members.index(None)
+            count = 1
+            while count < len(left) and first + count < self.rows and self._members[first + count] is None:
+                count += 1
+            part, left = left[:count], left[count:]
+            assert self._slots is not None
+            cache = self._slots.part(first, count)
+            self._slots.set_logits(first, prefill(self.model, [one.prompt for one in part], cache, self._at, width))
+            for row, one in enumerate(part, start=first):
+                self._add(one, row)
+
+    def _add(self, one: Growing, row: int) -> None:
+        one.row, one.cached, self._members[row] = row, len(one.prompt), one
+
+    def _begin_long(self, one: Growing) -> None:
+        chunks = -(-len(one.prompt) // CHUNK)
+        # The steps in between write a row's keys too: into the last chunk's, which are read after them.
+        assert chunks <= CHUNK
+        self._make_room(self._rows_with(1), len(one.prompt), chunks + 1)
+        self._add(one, self._members.index(None))
+        one.cached = 0
+        self._long = _LongPrompt(one, self._at, chunks)
+        self.read_chunk()
+
+    def read_chunk(self) -> None:
+        """Read the next one of the long prompt, which joins with the last. Between two of them the others, if there are
+        any, have a step."""
+        long, slots = self._long, self._slots
+        assert long is not None and slots is not None
+        one, prompt = long.sequence, long.sequence.prompt
+        if not self.growing:  # no steps of others have counted
+            self._at = long.at + long.done
+        assert self._at == long.at + long.done
+        last = len(prompt) - (long.chunks - 1 - long.done) * CHUNK
+        first = max(last - CHUNK, 0)
+        start = long.end - len(prompt)
+        logits = prefill_part(self.model, prompt, first, last, slots.part(one.row, 1), start)
+        long.done += 1
+        if long.done == long.chunks:
+            slots.set_logits(one.row, logits)
+            one.cached, self._long = len(prompt), None
+
+    # ---- growing -------------------------------------------------------------------------------
+    def queue(self, steps: int, keep_logits: bool = False) -> Block:
+        """Draw up to `steps` tokens of each sequence. Those that have all of theirs leave.
+
+        keep_logits: of a single step.
+        """
+        active = self.growing
+        steps = 1 if self.reads or keep_logits else min(steps, MOST_STEPS, max(o.most - o.drawn for o in active))
+        steps = min(steps, *(self._most_steps(one) for one in active))
+        if not self.reads:
+            self._gather(active)
+        rows = self._bucket(1 + max(one.row for one in active))
+        self._make_room(rows, 0, steps)
+        slots = self._slots
+        assert slots is not None
+        step = self._steps.get(rows)
+        if step is None:
+            step = self._steps[rows] = _Step(self.model, slots, rows)
+        starts, settings = np.full(rows, self._at, np.int32), np.zeros((rows, 4), np.float32)
+        settings[:, 2] = 1.0
+        uniforms = np.zeros((steps, rows), np.float32)
+        for one in active:
+            starts[one.row], settings[one.row] = self._at - one.cached, one.settings
+            numbers = one.uniforms[one.drawn : one.drawn + steps]
+            uniforms[: len(numbers), one.row] = numbers
+        step.begin(self._at, starts, settings, uniforms)
+        logits = self.device.readback(step.logits) if keep_logits else None
+        for _ in range(steps):
+            step.run()
+        self._at += steps
+        return Block([self._count(one, steps) for one in active], steps, rows, step.read(steps), logits)
+
+    def _count(self, one: Growing, steps: int) -> Part:
+        mine, row = min(steps, one.most - one.drawn), one.row
+        one.drawn += mine
+        one.cached += steps
+        done, again = one.drawn == one.most, one.cached == self.model.config.read_again_at
+        if done or again:
+            self.leave(one)
+        return Part(one, row, mine, again and not done)
+
+    def _most_steps(self, one: Growing) -> int:
+        """A sequence may grow beyond its end within a block, but not beyond the rotary tables."""
+        again = self.model.config.read_again_at
+        end = again if one.cached < again else self.model.positions
+        return max(end - one.cached, 1)
+
+    def put_logits(self, one: Growing, logits: np.ndarray) -> None:
+        """float32 [V] in the place of those that the next token would be drawn from."""
+        assert self._slots is not None
+        self._slots.set_logits(one.row, self.device.upload(logits[None]))
+
+    def read_logits(self) -> np.ndarray:
+        """Wait for the float32 [rows, V] that the next tokens are drawn from."""
+        assert self._slots is not None
+        found: np.ndarray = self.device.download(self._slots.logits(1 + max(one.row for one in self.members)))
+        return found
+
+    # ---- rows and keys -------------------------------------------------------------------------
+    def _bucket(self, rows: int) -> int:
+        """Rows of a step: a power of two, or all."""
+        return min(1 << (rows - 1).bit_length(), self.rows)
+
+    def _rows_with(self, newcomers: int) -> int:
+        free = [row for row, member in enumerate(self._members) if member is None][:newcomers]
+        used = [one.row for one in self.members]
+        return self._bucket(1 + max([*free, *used]))
+
+    def _gather(self, active: Sequence[Growing]) -> None:
+        """Into the first rows, where a step can have half as many."""
+        rows = self._bucket(len(active))
+        for one in (one for one in active if one.row >= rows):
+            assert self._slots is not None
+            target = self._members.index(None)
+            self._slots.move(one.row, target)
+            self._members[one.row], self._members[target], one.row = None, one, target
+
+    def _has_room(self, rows: int, width: int, steps: int) -> bool:
+        slots = self._slots
+        return slots is not None and rows <= slots.rows and width <= self._at <= slots.keys - steps
+
+    def _make_room(self, rows: int, width: int, steps: int) -> None:
+        """For `width` keys before `at` and `steps` behind it."""
+        if self._has_room(rows, width, steps):
+            return
+        counts = {one.row: one.cached for one in self.members}
+        longest = max([width, *counts.values()])
+        had = self._slots
+        rows = max(rows, had.rows if had is not None else 0)
+        keys = had.keys if had is not None else 0
+        if longest + max(steps, _SPARE) > keys:
+            wanted = max(longest, min(longest * 5 // 4, self.model.positions)) + max(steps, _SPARE)
+            keys = max(keys, -(-wanted // _VIEW) * _VIEW)
+        if had is not None and counts:
+            if had.rebuild(rows, keys, counts, self._at, longest):
+                self._steps = {}
+        elif had is None or (rows, keys) != (had.rows, had.keys):
+            self._slots, self._steps = None, {}
+            del had  # its memory is free before there is more
+            self._slots = SlotCache(self.model, rows, keys)
+        self._at = longest
+
+
+def padded(tokens: int) -> int:
+    """Return the tokens up to which a prompt of `tokens` is filled up."""
+    return -(-tokens // _PROMPT_STEP) * _PROMPT_STEP
+
+
+def run_all_kernels(model: Model, rows: int, prompt_tokens: int) -> None:
+    """Do what launches each kernel of a batch of up to `rows` sequences, and takes the most memory."""
+    batch, positions = Batch(model, rows), model.positions
+    sampling = Sampling(temperature=1.0)
+
+    def grow(count: int, tokens: int, most: int) -> None:
+        tokens = max(min(tokens, positions - most), 1)
+        left = count
+        while left:
+            now = max(min(left, prompt_tokens // padded(tokens)), 1)
+            batch.join([Growing.begin([0] * tokens, most, sampling) for _ in range(now)])
+            while batch.reads:
+                batch.queue(1)
+                batch.read_chunk()
+            left -= now
+        for _ in range(3):
+            batch.queue(1)
+
+    most = min(64, max(positions // 2, 1))
+    grow(1, positions, 3)
+    batch.reset()
+    while batch.free:
+        grow(max(len(batch.members), 1) if len(batch.members) * 2 <= rows else batch.free, 1, most)
+    batch.leave(batch.members[-1])
+    grow(1, positions, 3)
