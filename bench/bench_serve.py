@@ -104,7 +104,7 @@ def run(args: argparse.Namespace) -> None:
     from wgrad.autograd.bind import bind
     from wgrad.train.commands.serve import guarded
     from wgrad.train.data.tokenizer_source import open_tokenizer
-    from wgrad.train.inference.continuous import run_all_kernels
+    from wgrad.train.inference.all_kernels import run_all_kernels
     from wgrad.train.model.model import Model
     from wgrad.train.model.model_config import parse_model_config
     from wgrad.train.options.serve_config import ServeConfig

@@ -12,8 +12,9 @@ import pytest
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.device.contract import Device
 from wgrad.train.inference import continuous
-from wgrad.train.inference.continuous import Batch, Growing
+from wgrad.train.inference.continuous import Batch
 from wgrad.train.inference.generation import generate_ids
+from wgrad.train.inference.growing import Growing
 from wgrad.train.model.model import Model
 from wgrad.train.model.model_config import load_model_config
 from wgrad.train.options.generate_config import GREEDY, Sampling

@@ -14,7 +14,7 @@ from wgrad.device.errors import WgradError
 from wgrad.train.data.named_templates import use_chat_template
 from wgrad.train.data.template_process import shared_process
 from wgrad.train.data.tokenizer_source import open_tokenizer
-from wgrad.train.inference.continuous import run_all_kernels
+from wgrad.train.inference.all_kernels import run_all_kernels
 from wgrad.train.inference.open_model import Opened, context_of, open_model
 from wgrad.train.inference.scoring import score
 from wgrad.train.inference.text_models import build_text_models

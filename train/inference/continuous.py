@@ -9,130 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 
-from wgrad.autograd.replay import Recorded
-from wgrad.autograd.tensor import no_grad
-from wgrad.device.contract import Array, Readback
-from wgrad.train.inference.generation import prefill, prefill_part, settings_of, uniform_numbers
+from wgrad.train.inference.batch_step import MOST_STEPS, BatchStep
+from wgrad.train.inference.generation import prefill, prefill_part
+from wgrad.train.inference.growing import Block, Growing, Part
 from wgrad.train.inference.slot_cache import SlotCache
-from wgrad.train.model.model import Inputs, Model
+from wgrad.train.model.model import Model
 from wgrad.train.model.token_tables import TokenTables
-from wgrad.train.options.generate_config import Sampling
 
-MOST_STEPS = 32  # of a block
 CHUNK = 512  # tokens of a long prompt that are read between two steps
 _PROMPT_STEP = 32  # prompts are filled up to a multiple: fewer shapes, of which each has its kernels
 _SPARE = 256  # keys behind the longest sequence, at least: so often they are moved
-_VIEW = 64  # elements: where a view may begin
-
-
-@dataclass(eq=False)
-class Growing:
-    """A sequence of a batch. prompt: what is read when it joins. most: tokens to draw. uniforms: float32, at least as
-    many. drawn: how many were queued; cached: of how many of its tokens the keys are in the cache."""
-
-    prompt: Sequence[int]
-    most: int
-    settings: np.ndarray
-    uniforms: np.ndarray
-    drawn: int = 0
-    cached: int = 0
-    row: int = -1
-
-    @classmethod
-    def begin(cls, prompt: Sequence[int], most: int, sampling: Sampling) -> Growing:
-        return cls(prompt, most, settings_of(sampling), uniform_numbers(sampling.seed, most))
-
-    def go_on(self, drawn: Sequence[int]) -> Growing:
-        """The same sequence once more, to join with what was drawn as a part of its prompt."""
-        count = len(drawn)
-        return Growing([*self.prompt, *drawn], self.most - count, self.settings, self.uniforms[count:])
-
-
-class Part(NamedTuple):
-    """What a block has of a sequence. steps: how many of its tokens belong to it. read_again: it has left the batch,
-    and must join once more with all of its tokens (`Growing.go_on`), as its cache is good for no more."""
-
-    sequence: Growing
-    row: int
-    steps: int
-    read_again: bool
-
-
-class Block:
-    """Tokens that were queued to be drawn."""
-
-    def __init__(self, parts: list[Part], steps: int, rows: int, tokens: Readback, logits: Readback | None) -> None:
-        self.parts, self.steps, self._rows, self._tokens, self._logits = parts, steps, rows, tokens, logits
-
-    def tokens(self) -> np.ndarray:
-        """Wait for int32 [steps, rows]; -1 where logits were not finite. May be called once."""
-        return self._tokens.result().reshape(self.steps, self._rows)
-
-    def logits(self) -> np.ndarray | None:
-        """Wait for float32 [rows, V] that the tokens were drawn from, where they were kept. May be called once."""
-        return None if self._logits is None else self._logits.result()
-
-
-class _Step:
-    """A step of the first `rows` rows: draw from the logits, take the ids as input, make the next logits."""
-
-    def __init__(self, model: Model, slots: SlotCache, rows: int) -> None:
-        device = model.device
-        self.model, self.device, self.rows = model, device, rows
-        wide = -(-rows // _VIEW) * _VIEW
-        # Few arrays are fewer writes; but a kernel cannot read one part of a buffer and write to another.
-        self._counters = device.zeros((wide + 2 * _VIEW,), np.int32)
-        self._starts = device.zeros((rows, 1), np.int32)
-        self._uniform, self._settings = device.zeros((rows,)), device.zeros((rows, 4))
-        self._uniforms = device.zeros((MOST_STEPS, rows))
-
-        def counter(first: int, *shape: int) -> Array:
-            return device.view(self._counters, shape, first)
-
-        self._wide = wide
-        self.inputs = Inputs(
-            ids=device.zeros((rows,), np.int32),
-            positions=counter(0, rows),
-            doc_start=self._starts,
-            cache_len=counter(wide, 1),
-        )
-        self._number = counter(wide + _VIEW, 1)
-        self._drawn = device.zeros((MOST_STEPS, rows), np.int32)
-        self._cache, self.logits = slots.part(0, rows), slots.logits(rows)
-        self._recorded = Recorded(device)
-
-    def begin(self, at: int, starts: np.ndarray, settings: np.ndarray, uniforms: np.ndarray) -> None:
-        """The next step writes at key `at`. starts int32 [rows]: the first key of each; settings [rows, 4], uniforms
-        [steps, rows] float32."""
-        wide, device = self._wide, self.device
-        counters, numbers = np.zeros(self._counters.shape, np.int32), np.zeros((MOST_STEPS, self.rows), np.float32)
-        # `advance` counts up before the forward, to the first that it takes.
-        counters[: self.rows], counters[wide] = at - 1 - starts, at - 1
-        numbers[: len(uniforms)] = uniforms
-        device.write(self._counters, counters)
-        device.write(self._starts, starts[:, None])
-        device.write(self._uniforms, numbers)
-        device.write(self._uniform, uniforms[0])
-        device.write(self._settings, settings)
-
-    def run(self) -> None:
-        self._recorded(self._work)
-
-    def _work(self) -> None:
-        device, inputs = self.device, self.inputs
-        drawn = device.sample(self.logits, self._uniform, self._settings)
-        counters = (self._number, inputs.ids, inputs.positions, inputs.cache_len)
-        device.advance(drawn, self._uniforms, self._drawn, *counters, self._uniform)
-        with no_grad():
-            logits = self.model.logits(self.model.hidden(inputs, self._cache).data)
-        device.copy(logits, self.logits)
-
-    def read(self, steps: int) -> Readback:
-        return self.device.readback(self.device.view(self._drawn, (steps * self.rows,)))
+_VIEW = 64  # a cache has a multiple of as many keys: slot_cache.py
 
 
 @dataclass
@@ -158,7 +48,7 @@ class Batch:
         self.model, self.device, self.rows = model, model.device, rows
         self._members: list[Growing | None] = [None] * rows
         self._slots: SlotCache | None = None
-        self._steps: dict[int, _Step] = {}  # by rows
+        self._steps: dict[int, BatchStep] = {}  # by rows
         self._at = 0
         self._long: _LongPrompt | None = None
 
@@ -298,7 +188,7 @@ class Batch:
         assert slots is not None
         step = self._steps.get(rows)
         if step is None:
-            step = self._steps[rows] = _Step(self.model, slots, rows)
+            step = self._steps[rows] = BatchStep(self.model, slots, rows)
         starts, settings = np.full(rows, self._at, np.int32), np.zeros((rows, 4), np.float32)
         settings[:, 2] = 1.0
         uniforms = np.zeros((steps, rows), np.float32)
@@ -387,30 +277,3 @@ class Batch:
 def padded(tokens: int) -> int:
     """Return the tokens up to which a prompt of `tokens` is filled up."""
     return -(-tokens // _PROMPT_STEP) * _PROMPT_STEP
-
-
-def run_all_kernels(model: Model, rows: int, prompt_tokens: int) -> None:
-    """Do what launches each kernel of a batch of up to `rows` sequences, and takes the most memory."""
-    batch, positions = Batch(model, rows), model.positions
-    sampling = Sampling(temperature=1.0)
-
-    def grow(count: int, tokens: int, most: int) -> None:
-        tokens = max(min(tokens, positions - most), 1)
-        left = count
-        while left:
-            now = max(min(left, prompt_tokens // padded(tokens)), 1)
-            batch.join([Growing.begin([0] * tokens, most, sampling) for _ in range(now)])
-            while batch.reads:
-                batch.queue(1)
-                batch.read_chunk()
-            left -= now
-        for _ in range(3):
-            batch.queue(1)
-
-    most = min(64, max(positions // 2, 1))
-    grow(1, positions, 3)
-    batch.reset()
-    while batch.free:
-        grow(max(len(batch.members), 1) if len(batch.members) * 2 <= rows else batch.free, 1, most)
-    batch.leave(batch.members[-1])
-    grow(1, positions, 3)

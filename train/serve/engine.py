@@ -18,8 +18,10 @@ from typing import NamedTuple
 
 from wgrad.device.errors import DeviceError, OutOfMemory, WgradError
 from wgrad.train.data.tokenizer import Tokenizer
-from wgrad.train.inference.continuous import CHUNK, MOST_STEPS, Batch, Block, Growing, padded
+from wgrad.train.inference.batch_step import MOST_STEPS
+from wgrad.train.inference.continuous import CHUNK, Batch, padded
 from wgrad.train.inference.generation import not_finite, settings_of, uniform_numbers
+from wgrad.train.inference.growing import Block, Growing
 from wgrad.train.inference.scoring import LogProbs, log_probs, score
 from wgrad.train.model.model import Model
 from wgrad.train.serve.jobs import LENGTH, STOP, Answer, Failed, Job, Piece, TokenInfo, token_info

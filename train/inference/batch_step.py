@@ -1,0 +1,72 @@
+"""A step of a batch whose sequences come and go, recorded once for each number of rows."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from wgrad.autograd.replay import Recorded
+from wgrad.autograd.tensor import no_grad
+from wgrad.device.contract import Array, Readback
+from wgrad.train.inference.slot_cache import SlotCache
+from wgrad.train.model.model import Inputs, Model
+
+MOST_STEPS = 32  # of a block
+_VIEW = 64  # elements: where a view may begin
+
+
+class BatchStep:
+    """A step of the first `rows` rows: draw from the logits, take the ids as input, make the next logits."""
+
+    def __init__(self, model: Model, slots: SlotCache, rows: int) -> None:
+        device = model.device
+        self.model, self.device, self.rows = model, device, rows
+        wide = -(-rows // _VIEW) * _VIEW
+        # Few arrays are fewer writes; but a kernel cannot read one part of a buffer and write to another.
+        self._counters = device.zeros((wide + 2 * _VIEW,), np.int32)
+        self._starts = device.zeros((rows, 1), np.int32)
+        self._uniform, self._settings = device.zeros((rows,)), device.zeros((rows, 4))
+        self._uniforms = device.zeros((MOST_STEPS, rows))
+
+        def counter(first: int, *shape: int) -> Array:
+            return device.view(self._counters, shape, first)
+
+        self._wide = wide
+        self.inputs = Inputs(
+            ids=device.zeros((rows,), np.int32),
+            positions=counter(0, rows),
+            doc_start=self._starts,
+            cache_len=counter(wide, 1),
+        )
+        self._number = counter(wide + _VIEW, 1)
+        self._drawn = device.zeros((MOST_STEPS, rows), np.int32)
+        self._cache, self.logits = slots.part(0, rows), slots.logits(rows)
+        self._recorded = Recorded(device)
+
+    def begin(self, at: int, starts: np.ndarray, settings: np.ndarray, uniforms: np.ndarray) -> None:
+        """The next step writes at key `at`. starts int32 [rows]: the first key of each; settings [rows, 4], uniforms
+        [steps, rows] float32."""
+        wide, device = self._wide, self.device
+        counters, numbers = np.zeros(self._counters.shape, np.int32), np.zeros((MOST_STEPS, self.rows), np.float32)
+        # `advance` counts up before the forward, to the first that it takes.
+        counters[: self.rows], counters[wide] = at - 1 - starts, at - 1
+        numbers[: len(uniforms)] = uniforms
+        device.write(self._counters, counters)
+        device.write(self._starts, starts[:, None])
+        device.write(self._uniforms, numbers)
+        device.write(self._uniform, uniforms[0])
+        device.write(self._settings, settings)
+
+    def run(self) -> None:
+        self._recorded(self._work)
+
+    def _work(self) -> None:
+        device, inputs = self.device, self.inputs
+        drawn = device.sample(self.logits, self._uniform, self._settings)
+        counters = (self._number, inputs.ids, inputs.positions, inputs.cache_len)
+        device.advance(drawn, self._uniforms, self._drawn, *counters, self._uniform)
+        with no_grad():
+            logits = self.model.logits(self.model.hidden(inputs, self._cache).data)
+        device.copy(logits, self.logits)
+
+    def read(self, steps: int) -> Readback:
+        return self.device.readback(self.device.view(self._drawn, (steps * self.rows,)))
