@@ -37,7 +37,7 @@ class Growing:
 
 
 class Part(NamedTuple):
-    """What a block has of a sequence. steps: how many of its tokens belong to it. read_again: it has left the batch,
+    """A sequence's share of a block. steps: how many of its tokens belong to it. read_again: it has left the batch,
     and must join once more with all of its tokens (`Growing.go_on`), as its cache is good for no more."""
 
     sequence: Growing
