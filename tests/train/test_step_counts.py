@@ -6,10 +6,14 @@ from __future__ import annotations
 import importlib.util
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+
+from wgrad.wgsl.runtime.submission_size import LEAST_WORK_GPU
 
 
 @pytest.fixture
@@ -129,3 +133,34 @@ def test_the_8b_trains_in_3_gib_with_its_weights_in_main_memory(counter: Any, sc
     device = counter.counting_device(units)
     scripts("bench_streaming").run_dry("llama-3.1-8b", 8192, "float16", device, 3 << 30)
     assert device.memory().peak_reserved_bytes <= 3 << 30
+
+
+@pytest.mark.parametrize("units, compute", [(False, "float32"), (True, "float16"), ("int8", "float32")])
+@pytest.mark.parametrize("seq_len", [2048, 32_768])
+@pytest.mark.parametrize("shape", ["smollm2-135m", "llama-3.2-1b", "llama-3.1-8b"])
+def test_no_launch_takes_long_on_a_gpu_that_is_not_known(
+    scripts: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch, shape: str, seq_len: int, compute: str, units: Any
+) -> None:
+    """At most 200 ms on one of 0.5 TFLOP/s and 25 GB/s, by which they are split. Two layers, as all have the
+    same launches, and a vocabulary of 128k."""
+    counter = scripts("count_launches")
+    train = sys.modules["bench_train"]
+    sizes = replace(train.SHAPES[shape], layers=2, vocab=128_256)
+    monkeypatch.setitem(train.SHAPES, shape, sizes)
+    zeros = lambda self, spec: np.broadcast_to(self.normal[:1], spec.shape)  # noqa: E731 - no memory for a table
+    monkeypatch.setattr(train.RandomWeights, "table", zeros)
+    monkeypatch.setitem(counter.CARD, "int8_products", units == "int8")
+    monkeypatch.setattr(counter.Counting, "dispatch_work", LEAST_WORK_GPU)
+    launches: list[tuple[str, float, int]] = []
+
+    def launch(self: Any, shader: str, arrays: Any, *_: Any, work: float = 0.0, **__: Any) -> None:
+        launches.append((shader, work, sum(array.nbytes for array in arrays if array is not None)))
+
+    monkeypatch.setattr(counter.Counting, "launch", launch)
+    counter.count(shape, seq_len, compute, units is True, checkpointing=seq_len > 2048)
+    seconds = 0.2
+    assert LEAST_WORK_GPU == seconds * 0.5e12
+    assert max(launches, key=lambda of: of[1])[1] <= LEAST_WORK_GPU
+    assert max(launches, key=lambda of: of[2])[2] <= seconds * 25e9
+    if seq_len > 2048:  # of parts of attention the heaviest have twice the mean
+        assert max(work for shader, work, _ in launches if shader.startswith("attention")) <= LEAST_WORK_GPU / 2

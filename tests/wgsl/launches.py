@@ -6,6 +6,9 @@ from typing import Any
 
 import pytest
 
+from wgrad.autograd.selftest.case import Case
+from wgrad.autograd.selftest.run import call_case, to_host
+
 
 def launched(device: Any, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of the shaders, as they come."""
@@ -18,3 +21,14 @@ def launched(device: Any, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(device, "launch", noted)
     return names
+
+
+def same_bits_in_parts(case: Case, device: Any, monkeypatch: pytest.MonkeyPatch, *shaders: str) -> None:
+    """Assert that a case gives the same bits where each of these is launched in as many dispatches as there can be."""
+    outputs = call_case(case, device)  # kept: the others are to lie elsewhere
+    whole = to_host(case, device, outputs)
+    names = launched(device, monkeypatch)
+    monkeypatch.setattr(device._submission_size, "dispatch_work", 1.0)
+    parts = to_host(case, device, call_case(case, device))
+    assert all(names.count(shader) > 1 for shader in shaders), names
+    assert {name: value.tobytes() for name, value in parts.items()} == {n: v.tobytes() for n, v in whole.items()}

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.wgsl.launches import same_bits_in_parts
 from tests.wgsl.matrix_emulation import LANES
 from wgrad.autograd.selftest.attention import attention_case
 from wgrad.autograd.selftest.case import F16, Case, Inputs, upload_inputs
@@ -130,3 +131,11 @@ def test_a_softcap_goes_to_the_plain_kernels(matrix_device: Any, backward: bool)
     result = check_case(case, matrix_device)
     assert result.ok, f"{result.output} is off by {result.error:.3g}, allowed {result.limit:.3g}"
     assert not any("matrix" in shader for shader in matrix_device.launched)
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_several_dispatches_give_the_same_bits(
+    matrix_device: Any, monkeypatch: pytest.MonkeyPatch, backward: bool
+) -> None:
+    case = next(c for c in few_cases() if "packed" in c.name and backward == (c.direction == "backward"))
+    same_bits_in_parts(case, matrix_device, monkeypatch, *_KERNELS[case.direction])

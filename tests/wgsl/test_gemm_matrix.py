@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.wgsl.launches import same_bits_in_parts
 from tests.wgsl.matrix_emulation import LANES
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.autograd.selftest import loss
@@ -434,3 +435,12 @@ def test_long_reductions_fill_the_card_with_parts_of_large_tiles() -> None:
     assert gemm_matrix.choose_tile(256, 256, 128256, 1, 49152)[0] is gemm_matrix.MEDIUM  # too few
     assert gemm_matrix.choose_tile(256, 2048, 128256, 2, 49152)[0] is gemm_matrix.MEDIUM  # a batch has no parts
     assert gemm_matrix.choose_tile(256, 2048, 128256, 1, 49152, "medium") == (gemm_matrix.MEDIUM, 1)
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+@pytest.mark.usefixtures("small_tiles")
+def test_a_product_in_several_dispatches(matrix_device: Any, monkeypatch: pytest.MonkeyPatch, grouped: bool) -> None:
+    if grouped:
+        monkeypatch.setattr(gemm_matrix, "MANY_COLUMNS", 2)
+    case = next(case for case in product_cases() if case.name.startswith("gemm_nt/epilogue") and "medium" in case.name)
+    same_bits_in_parts(case, matrix_device, monkeypatch, "gemm_matrix")

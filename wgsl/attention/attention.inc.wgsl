@@ -52,7 +52,7 @@ fn store_$y(row: u32, c: u32, value: vec4<f32>) {
 struct Params {
   batch: u32, queries: u32, keys: u32, heads: u32,
   kv_heads: u32, query_tiles: u32, splits: u32, window: u32,
-  scale: f32,
+  scale: f32, first: u32, end: u32,  // workgroups of this dispatch
 }
 @group(0) @binding(0) var<uniform> p: Params;
 @group(0) @binding(1) var<storage, read> q: array<Q_T>;
@@ -91,7 +91,7 @@ const LN2: f32 = 0.6931471805599453;
 struct Params {
   batch: u32, queries: u32, heads: u32, kv_heads: u32,
   key_tiles: u32, head_splits: u32, query_splits: u32, window: u32,
-  scale: f32,
+  scale: f32, first: u32, end: u32,  // workgroups of this dispatch
 }
 @group(0) @binding(0) var<uniform> p: Params;
 #include backward_bindings
@@ -106,6 +106,7 @@ const NEVER: u32 = 0xffffffffu;  // the first key seen by a query beyond the las
 struct Params {
   batch: u32, queries: u32, heads: u32, kv_heads: u32,
   query_tiles: u32, splits: u32, window: u32, scale: f32,
+  first: u32, end: u32,  // workgroups of this dispatch
 }
 @group(0) @binding(0) var<uniform> p: Params;
 #include backward_bindings
@@ -215,8 +216,8 @@ fn put_$pair(both: $Pair, lid: u32) {
 #part query_tile
 // Part of attention.wgsl and attention_backward_dq.wgsl: which queries of which head the workgroup owns, and which of the
 // splits of their keys.
-  var id = wg.x + wg.y * nwg.x;
-  if (id >= p.splits * p.heads * p.batch * p.query_tiles) { return; }
+  var id = p.first + wg.x + wg.y * nwg.x;
+  if (id >= p.end) { return; }
 #include query_id
   let tx = lid % TX;
   let ty = lid / TX;

@@ -18,8 +18,10 @@ from wgrad.wgsl.attention.attention_plan import Plan, ceil_div, plan
 from wgrad.wgsl.elements import wgsl_element
 from wgrad.wgsl.operators import implements
 from wgrad.wgsl.runtime.compile import Constant
+from wgrad.wgsl.runtime.dispatch_parts import launch_range
 from wgrad.wgsl.runtime.runtime import Runtime
 
+_HEAVIEST = 2.0  # work of a workgroup that sees, or is seen by, everything, to the mean of a causal mask
 DECODE_ROWS = 8  # attention_decode.wgsl takes the queries of a key/value head up to this many
 
 
@@ -93,13 +95,15 @@ def _attention(
     part, part_lse = _forward_parts(device, splits, o, lse)
     vec = width % 4 == 0
     types = {**_types(vec, units is not None, Q_T=q, K_T=k, V_T=v), **_types(vec, O_T=part)}
-    device.launch(
+    launch_range(
+        device,
         "attention_matrix" if units else "attention",
         [q, k, v, doc_start, cache_len, part, part_lse],
         [batch, queries, k.shape[1], heads, k.shape[2], tiles, splits, int(window), scale],
-        device.groups(splits * groups, 1),
+        splits * groups,
         {**tile.constants(width), **types, "SOFTCAP": softcap},
         work=2.0 * q.size * k.shape[1],
+        heaviest=_HEAVIEST,
     )
     _combine(device, part, part_lse, o, lse)
 
@@ -229,13 +233,15 @@ def _backward_dq(device: Runtime, reads: list[Array], dq: Array, scale: float, w
     splits = min(ceil_div(chosen.wanted_groups, groups), ceil_div(queries, 4 * tile.columns))
     part = dq if splits == 1 else device.empty((splits, *dq.shape))
     vec = width % 4 == 0
-    device.launch(
+    launch_range(
+        device,
         "attention_matrix_dq" if units else "attention_backward_dq",
         [*reads, part],
         [batch, queries, heads, reads[2].shape[2], tiles, splits, int(window), scale],
-        device.groups(splits * groups, 1),
+        splits * groups,
         {**tile.constants(width), **_read_types(units, reads), "DQ_T": wgsl_element(part, vec), "SOFTCAP": softcap},
         work=3.0 * dq.size * queries,
+        heaviest=_HEAVIEST,
     )
     _reduce_parts(device, [part], [dq])
 
@@ -257,11 +263,12 @@ def _backward_dkv(
     splits = head_splits * query_splits
     parts = [a if splits == 1 else device.empty((splits, *a.shape)) for a in (dk, dv)]
     vec = width % 4 == 0
-    device.launch(
+    launch_range(
+        device,
         "attention_matrix_dkv" if units else "attention_backward_dkv",
         [*reads, *parts],
         [batch, queries, heads, kv_heads, tiles, head_splits, query_splits, int(window), scale],
-        device.groups(splits * groups, 1),
+        splits * groups,
         {
             **(units.key_constants(width) if units else tile.constants(width)),
             **_read_types(units, reads),
@@ -270,6 +277,7 @@ def _backward_dkv(
             "SOFTCAP": softcap,
         },
         work=4.0 * reads[1].size * queries,
+        heaviest=_HEAVIEST,
     )
     _reduce_parts(device, parts, [dk, dv])
 

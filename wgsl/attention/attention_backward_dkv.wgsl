@@ -57,9 +57,9 @@ fn main(
   @builtin(num_workgroups) nwg: vec3<u32>,
   @builtin(local_invocation_index) lid: u32,
 ) {
-  var id = wg.x + wg.y * nwg.x;
+  var id = p.first + wg.x + wg.y * nwg.x;
+  if (id >= p.end) { return; }
   let parts = p.head_splits * p.query_splits;
-  if (id >= parts * p.kv_heads * p.batch * p.key_tiles) { return; }
 #include "attention.inc.wgsl" key_id
   let tx = lid % TX;
   let ty = lid / TX;

@@ -38,8 +38,8 @@ var<workgroup> strips: array<vec4<f32>, BM * S_LD>;  // what cooperative matrice
 // Part of attention_matrix.wgsl and attention_matrix_dq.wgsl: which queries of which head the workgroup owns, and which of the
 // splits of their keys; of a subgroup's 16 rows each belongs to ROW_LANES invocations. A workgroup beyond the last does the last
 // again, without storing: cooperative operations want uniform control flow. Its queries as left operands, and sums for them.
-  var id = wg.x + wg.y * nwg.x;
-  let last_id = p.splits * p.heads * p.batch * p.query_tiles - 1u;
+  var id = p.first + wg.x + wg.y * nwg.x;
+  let last_id = p.end - 1u;
   let extra = id > last_id;
   id = min(id, last_id);
 #include "attention.inc.wgsl" query_id

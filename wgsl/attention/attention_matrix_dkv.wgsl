@@ -41,9 +41,9 @@ fn keep(query: Query, lid: u32) {
 fn main(
 #include "attention_matrix.inc.wgsl" builtins
 ) {
-  var id = wg.x + wg.y * nwg.x;
+  var id = p.first + wg.x + wg.y * nwg.x;
   let parts = p.head_splits * p.query_splits;
-  let last_id = parts * p.kv_heads * p.batch * p.key_tiles - 1u;
+  let last_id = p.end - 1u;
   let extra = id > last_id;
   id = min(id, last_id);
 #include "attention.inc.wgsl" key_id

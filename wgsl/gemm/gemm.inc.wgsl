@@ -7,7 +7,7 @@ struct Params {
   ldc: u32, c_col: u32, rank: u32, block_shift: u32,
   nested_shift: u32, lda: u32, a_col: u32, zero: u32, alpha: f32,
   part_1: u32, part_2: u32, absmax_1: u32, absmax_2: u32, nested_1: u32, nested_2: u32,
-  ld_u: u32, column_1: u32, column_2: u32,
+  ld_u: u32, column_1: u32, column_2: u32, first_x: u32, first_y: u32,  // first_x, first_y: workgroups of earlier dispatches
 }
 @group(0) @binding(0) var<uniform> p: Params;
 @group(0) @binding(3) var<storage, read_write> c: array<C_T>;
@@ -217,15 +217,15 @@ fn load_lowrank(s0: u32, m0: u32, n0: u32, lid: u32) {
 #if GROUPED
   // Eight rows of tiles go along N together, so that B is read from memory once for all of them.
   let columns = (p.n + TILE_N - 1u) / TILE_N;
-  let tile_id = wg.y * columns + wg.x;
+  let tile_id = (p.first_y + wg.y) * columns + p.first_x + wg.x;
   let first_row = tile_id / (8u * columns) * 8u;
   let rows = min(8u, (p.m + TILE_M - 1u) / TILE_M - first_row);
   let place = tile_id % (8u * columns);
   let m0 = (first_row + place % rows) * TILE_M;
   let n0 = place / rows * TILE_N;
 #else
-  let m0 = wg.y * TILE_M;
-  let n0 = wg.x * TILE_N;
+  let m0 = (p.first_y + wg.y) * TILE_M;
+  let n0 = (p.first_x + wg.x) * TILE_N;
 #endif
 #if SPLIT
   let k_first = wg.z * p.k_per_split;

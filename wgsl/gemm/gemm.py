@@ -18,6 +18,7 @@ from wgrad.wgsl.gemm.gemv import VectorTile
 from wgrad.wgsl.gemm.plan import AnyTile, Gemm, Limits, Plan, form_of, plan
 from wgrad.wgsl.operators import implements
 from wgrad.wgsl.runtime.compile import Constant
+from wgrad.wgsl.runtime.dispatch_parts import launch_tiles
 from wgrad.wgsl.runtime.runtime import Runtime
 
 
@@ -95,17 +96,14 @@ def launch(device: Runtime, plan: Plan, a: Array, b: Array | FrozenWeight, end: 
     ahead = isinstance(plan.tile, MatrixTile) and bool(after["HAS_RESIDUAL"] and after["VEC_C"])
     constants["RESIDUAL_AHEAD"] = ahead and _in_memory_of_its_own(end.residual, arrays)
     sizes = [m, n, k, plan.k_per_split, end.row_stride, end.column, ld_u // max(1, len(end.parts))]
-    device.launch(
-        plan.shader,
-        arrays,
-        [
-            *(*sizes, *operand.parameters, lda, gemm.a_column, 0),
-            *(float(end.alpha), *operand.stack, ld_u, *part_bounds(end.parts, end.row_stride)),
-        ],
-        device.groups(n, plan.tile.n) if isinstance(plan.tile, VectorTile) else plan.groups,
-        constants,
-        work=2.0 * gemm.batch * m * n * k,
-    )
+    params = [*sizes, *operand.parameters, lda, gemm.a_column, 0]
+    params += [float(end.alpha), *operand.stack, ld_u, *part_bounds(end.parts, end.row_stride)]
+    work = 2.0 * gemm.batch * m * n * k
+    if isinstance(plan.tile, VectorTile):  # few rows: a dispatch is never long
+        groups = device.groups(n, plan.tile.n)
+        device.launch(plan.shader, arrays, [*params, 0, 0], groups, constants, work=work)
+    else:
+        launch_tiles(device, plan.shader, arrays, params, plan.groups, constants, work=work)
     if split:
         reduce_splits(device, target, end, (m, n, plan.splits))
 

@@ -12,8 +12,8 @@ const THREADS: u32 = TX * (TILE_M / 4u / TM4);
 
 @compute @workgroup_size(THREADS)
 fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
-  let row0 = wg.y * TILE_M + (lid / TX) * (4u * TM4);
-  let col0 = wg.x * TILE_N + (lid % TX) * (4u * TN4);
+  let row0 = (p.first_y + wg.y) * TILE_M + (lid / TX) * (4u * TM4);
+  let col0 = (p.first_x + wg.x) * TILE_N + (lid % TX) * (4u * TN4);
   if (row0 >= p.m || col0 >= p.n) { return; }
   let a_base = wg.z * p.m * p.k;
   let b_base = wg.z * p.k * p.n;

@@ -18,6 +18,7 @@ from wgrad.wgsl.formats.formats import WeightForm, dense_operand, weight_operand
 from wgrad.wgsl.gemm.gemm_epilogue import Epilogue, reduce_splits
 from wgrad.wgsl.gemm.gemm_tile import Tile
 from wgrad.wgsl.runtime.compile import Constant
+from wgrad.wgsl.runtime.dispatch_parts import launch_tiles
 from wgrad.wgsl.runtime.runtime import Runtime
 
 BLOCK = 64  # elements of one scale, as the shaders have it
@@ -81,7 +82,8 @@ def launch(
         "GROUPED": False,
         "RESIDUAL_AHEAD": False,
     }
-    device.launch(
+    launch_tiles(
+        device,
         "gemm_int8",
         [a.words, b.words, target, end.bias, end.residual, u, v, a.scales, b.scales],
         [m, n, k, k_per_split, n, 0, rank, 0, 0, 0, 0, 0, 1.0, *(0,) * 6, rank, n, n],

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import sys
 from collections.abc import Collection, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
+from wgrad.device.cache import cache_folder
 from wgrad.device.errors import DeviceError
 from wgrad.wgsl.runtime import adapter_check, cooperative_shapes, matrix_units, native, vulkan_memory
 
@@ -159,6 +162,12 @@ def choose(spec: str | None) -> Any:
 def card(adapter: Any) -> str:
     """Key of a verdict on an adapter's tensor cores."""
     return matrix_units.identity(adapter.info["device"], adapter.info["description"])
+
+
+def rate_file(adapter: Any, matrix_units_on: bool) -> Path:
+    """File of the cache for the rate of this GPU with this driver, with tensor cores and without."""
+    what = f"{card(adapter)}; {adapter.info['backend_type']}; {native.LIBRARY}; tensor cores: {matrix_units_on}"
+    return cache_folder("rates") / f"{hashlib.sha256(what.encode()).hexdigest()[:32]}.json"
 
 
 def lists_matrix_units(adapter: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -78,8 +79,11 @@ def _bind(device: Runtime, pipeline: Pipeline, buffers: dict[int, Any]) -> list[
 class DryRun(DryRuntime, Runtime):
     """A `Runtime` that does what `device` would do, but for the work itself. Its arrays belong to it alone.
 
-    variants: what was launched, each once, in the order of first use. Downloads give zeros.
+    variants: what was launched, each once, in the order of first use. Downloads give zeros. Launches are not
+    split, which changes neither variants nor memory.
     """
+
+    dispatch_work = math.inf
 
     def __init__(self, device: Runtime) -> None:
         super().__init__()

@@ -6,6 +6,7 @@ import math
 import struct
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,11 +23,10 @@ from wgrad.wgsl.runtime.readback import Readback
 from wgrad.wgsl.runtime.submission_queue import Queue
 from wgrad.wgsl.runtime.submission_size import FIRST_DISPATCHES, MAX_DISPATCHES, Submission, SubmissionSize, joined
 from wgrad.wgsl.runtime.transfers import SHADER, UNIT, Transfers, in_pieces
+from wgrad.wgsl.runtime.uniforms import Uniforms
 
 MAX_GROUPS = 65_535  # workgroups in one dimension of a dispatch, on every device
 _STAGING_BYTES = 64 << 20
-_PARAM_SLOT = 256
-_PARAM_SLOTS = 1024
 
 
 class Replay(Recording):
@@ -57,12 +57,21 @@ class Runtime(PooledRuntime):
         adapter = adapters.choose(spec)
         device = adapters.open_device(adapter)
         self.facts = adapters.facts(adapter)
-        self._start(device, Queue(device), adapter.info, max_binding_bytes)
+        rate_file = adapters.rate_file(adapter, matrix_units.among(device.features))
+        self._start(device, Queue(device), adapter.info, max_binding_bytes, rate_file)
         if self.matrix_units:
             cooperative.choose_variants(self, adapters.card(adapter))
 
-    def _start(self, device: Any, queue: Any, info: Mapping[str, str], max_binding_bytes: int | None) -> None:
-        """device: of wgpu-py, or what stands in for one (webgpu_trace.py); queue: of submission_queue.py likewise."""
+    def _start(
+        self,
+        device: Any,
+        queue: Any,
+        info: Mapping[str, str],
+        max_binding_bytes: int | None,
+        rate_file: Path | None = None,
+    ) -> None:
+        """device: of wgpu-py, or what stands in for one (webgpu_trace.py); queue: of submission_queue.py likewise.
+        rate_file: as of SubmissionSize."""
         self._device, self._queue, limits = device, queue, device.limits
         self.adapter_type: str = info["adapter_type"]
         self.description = f"{info['device']} ({info['backend_type']}, {info['description']})"
@@ -91,13 +100,12 @@ class Runtime(PooledRuntime):
         self._make_cache()
         self._bind_groups: dict[Any, tuple[Any, Any]] = {}
         self._block_keys: dict[int, list[Any]] = {}
-        self._params: dict[bytes, tuple[Any, int]] = {}
-        self._param_buffer: Any = None
+        self._uniforms = Uniforms(device, queue)
         self._pending: list[native.Dispatch] = []
         self._pending_names: list[str] = []
         self._pending_work, self._pending_apart, self._most_pending = 0.0, False, FIRST_DISPATCHES
         self._transfers = Transfers(self.max_binding_bytes)
-        self._submission_size = SubmissionSize(self.adapter_type, self.matrix_units)
+        self._submission_size = SubmissionSize(self.adapter_type, rate_file)
         self._dummy = self.zeros((64,), np.float32)
 
     @property
@@ -304,7 +312,15 @@ class Runtime(PooledRuntime):
             self._copy_beside(work)
         self._record(pipeline.name, (pipeline.handle, bind_group, *groups), work)
 
+    @property
+    def dispatch_work(self) -> float:
+        """The work from which on a launch is split into several dispatches, where its shader can be."""
+        return self._submission_size.dispatch_work
+
     def _record(self, name: str, dispatch: native.Dispatch, work: float) -> None:
+        if self._pending_work and self._pending_work + work > self._submission_size.work:
+            self._submit_pending()
+            self._most_pending = MAX_DISPATCHES
         self._pending.append(dispatch)
         self._pending_names.append(name)
         self._pending_work += work
@@ -335,7 +351,7 @@ class Runtime(PooledRuntime):
         packed: bytes,
         parts: list[tuple[int, int, int]],
     ) -> tuple[Any, Any]:
-        entries = [{"binding": 0, "resource": self._param_slot(packed)}]
+        entries = [{"binding": 0, "resource": self._uniforms.binding(packed)}]
         for n, a, (serial, offset, nbytes) in zip(pipeline.bindings, arrays, parts):
             if nbytes > self.max_binding_bytes:
                 raise DeviceError(
@@ -351,20 +367,6 @@ class Runtime(PooledRuntime):
             raise native.as_device_error(error, f"binding {arrays} to {pipeline.name}") from error
         self._bind_groups[key] = (group, native.handle(group))
         return self._bind_groups[key]
-
-    def _param_slot(self, packed: bytes) -> dict[str, Any]:
-        """A uniform with this content. Dimensions repeat from step to step, so contents are kept, never overwritten."""
-        packed = packed.ljust(16, b"\0")
-        if packed not in self._params:
-            at = len(self._params) % _PARAM_SLOTS
-            if at == 0:
-                self._param_buffer = self._device.create_buffer(
-                    size=_PARAM_SLOT * _PARAM_SLOTS, usage="UNIFORM|COPY_DST"
-                )
-            self._queue.write(self._param_buffer, at * _PARAM_SLOT, packed)
-            self._params[packed] = (self._param_buffer, at * _PARAM_SLOT)
-        buffer, offset = self._params[packed]
-        return {"buffer": buffer, "offset": offset, "size": -(-len(packed) // 16) * 16}
 
     def flush(self) -> None:
         """Submit what is recorded, and the transfers that wait."""

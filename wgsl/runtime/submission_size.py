@@ -1,18 +1,28 @@
-"""How much of what is recorded goes into one submission."""
+"""Work of one submission, and of one dispatch, by the rate that the device was seen to have."""
 
 from __future__ import annotations
 
+import json
+import math
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+from wgrad.device.cache import keep, read_kept
 
 # A submission takes about 45 us of the host, as ten dispatches do, and a driver's watchdog allows 2 s for one. The
 # device starts only when it is submitted, so the first one behind a wait, or of a replay, is short.
 FIRST_DISPATCHES, MAX_DISPATCHES = 128, 512
-_LEAST_WORK = {"CPU": 2e9, "IntegratedGPU": 2e10}  # by the type of the adapter
-_LEAST_WORK_GPU, _LEAST_WORK_MATRIX_UNITS = 2e11, 2e12
+# Of a device whose rate is not known yet, by the type of the adapter: GPUs of 0.5 and 0.1 TFLOP/s take 200 ms for it. A
+# software driver has no watchdog, so that its dispatches need no bound.
+_LEAST_WORK, LEAST_WORK_GPU = {"CPU": 2e9, "IntegratedGPU": 2e10}, 1e11
 _SECONDS, _MOST_WORK = 0.05, 2e12
+_DISPATCH_SECONDS = 0.2
+_MOST_RATE = 1e16  # a clock that says more is wrong
+_FORMAT, _MOST_BYTES = 1, 1 << 12
 
 
 @dataclass(frozen=True)
@@ -41,13 +51,37 @@ def joined(submissions: Iterable[Submission], work: float) -> list[Submission]:
 
 
 class SubmissionSize:
-    """work: after how much a submission ends, in FLOP, or in bytes where memory is what counts. At first what the
-    slowest device of its kind does in time; later what this one was seen to do in 50 ms."""
+    """Bounds on what the device is given at once, in FLOP, or in bytes where memory is what counts.
 
-    def __init__(self, adapter_type: str, matrix_units: bool) -> None:
-        self.work = _LEAST_WORK.get(adapter_type, _LEAST_WORK_MATRIX_UNITS if matrix_units else _LEAST_WORK_GPU)
+    work: after how much a submission ends. At first what the slowest device of its kind does in time; later what this
+    one was seen to do in 50 ms. dispatch_work: the same of one dispatch, in 200 ms.
+
+    kept: file of the cache with the rate that this GPU had in an earlier process.
+    """
+
+    def __init__(self, adapter_type: str, kept: Path | None = None) -> None:
+        least = _LEAST_WORK.get(adapter_type, LEAST_WORK_GPU)
+        self.work, self.dispatch_work = least, math.inf if adapter_type == "CPU" else least
+        self._file = None if adapter_type == "CPU" else kept
+        self._share = 1.0  # of what the rate allows; less once a device was lost
+        self._rate = 0.0  # of work a second, the highest seen
         self._begun: float | None = None  # when the first submission was made behind a wait
         self._submitted = 0.0
+        if self._file is not None:
+            self._take(_kept_rate(self._file))
+
+    def _take(self, rate: float) -> None:
+        """Go by this rate, where it is above what was seen so far."""
+        if not self._rate < rate <= _MOST_RATE:
+            return
+        self._rate = rate
+        self.work = max(self.work, self._share * min(rate * _SECONDS, _MOST_WORK))
+        self.dispatch_work = max(self.dispatch_work, self._share * rate * _DISPATCH_SECONDS)
+
+    def lower(self, share: float) -> None:
+        """Give the device this share of what its rate allows, from now on."""
+        self.work, self.dispatch_work = share * self.work, share * self.dispatch_work
+        self._share = share
 
     def submitted(self, work: float) -> None:
         if self._begun is None:
@@ -60,5 +94,19 @@ class SubmissionSize:
         if self._begun is None:
             return
         seconds, self._begun = time.perf_counter() - self._begun, None
-        if self._submitted >= self.work:  # so much that what else takes time matters little
-            self.work = max(self.work, min(self._submitted / seconds * _SECONDS, _MOST_WORK))
+        if self._submitted < self.work:  # so little that what else takes time matters
+            return
+        before = self._rate
+        self._take(self._submitted / max(seconds, 1e-9))
+        if self._file is not None and self._rate > 1.1 * before:
+            with suppress(OSError):  # measured again next time
+                keep(self._file, json.dumps({"format": _FORMAT, "rate": self._rate}).encode())
+
+
+def _kept_rate(file: Path) -> float:
+    """Return the rate that was kept, 0 where there is none."""
+    try:
+        kept = json.loads(read_kept(file, _MOST_BYTES))
+        return float(kept["rate"]) if kept["format"] == _FORMAT else 0.0
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return 0.0
