@@ -96,7 +96,7 @@ def launch(device: Runtime, plan: Plan, a: Array, b: Array | FrozenWeight, end: 
     ahead = isinstance(plan.tile, MatrixTile) and bool(after["HAS_RESIDUAL"] and after["VEC_C"])
     constants["RESIDUAL_AHEAD"] = ahead and _in_memory_of_its_own(end.residual, arrays)
     sizes = [m, n, k, plan.k_per_split, end.row_stride, end.column, ld_u // max(1, len(end.parts))]
-    params = [*sizes, *operand.parameters, lda, gemm.a_column, 0]
+    params: list[int | float] = [*sizes, *operand.parameters, lda, gemm.a_column, 0]
     params += [float(end.alpha), *operand.stack, ld_u, *part_bounds(end.parts, end.row_stride)]
     work = 2.0 * gemm.batch * m * n * k
     if isinstance(plan.tile, VectorTile):  # few rows: a dispatch is never long
