@@ -13,8 +13,8 @@ from wgrad.autograd.selftest.case import F32, Case
 from wgrad.autograd.selftest.cases import cases
 from wgrad.autograd.selftest.int8 import int8_cases
 from wgrad.wgsl.device import WgpuDevice
-from wgrad.wgsl.gemm import gemm
-from wgrad.wgsl.gemm.gemm import Tile
+from wgrad.wgsl.gemm import gemm_tile
+from wgrad.wgsl.gemm.gemm_tile import Tile
 from wgrad.wgsl.runtime.dispatch_parts import range_parts, tile_parts
 
 
@@ -52,7 +52,7 @@ def named(found: list[Case], *names: str) -> list[Case]:
     ids=lambda case: case.name,
 )
 def test_products(case: Case, tiled: bool, wgpu_device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gemm, "MAIN", Tile(32, 32, 8, 1, 1))
+    monkeypatch.setattr(gemm_tile, "MAIN", Tile(32, 32, 8, 1, 1))
     device = bind(WgpuDevice)()
     device.software = not tiled
     same_bits_in_parts(case, device, monkeypatch, "gemm" if tiled else "gemm_direct")
