@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from wgrad.device.errors import DeviceError
 from wgrad.wgsl.runtime import adapters, vulkan_memory
 
 
@@ -42,3 +45,28 @@ def test_every_vulkan_adapter_is_known_to_the_loader(wgpu_device: Any) -> None:
 def test_no_loader_is_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vulkan_memory, "_LIBRARIES", ("libnothing-of-that-name.so",))
     assert vulkan_memory._heaps.__wrapped__() == {}
+
+
+def test_no_shader_binds_more_storage_buffers_than_adapters_are_asked_for() -> None:
+    bound = [
+        int(number)
+        for file in Path(adapters.__file__).parents[1].rglob("*.wgsl")
+        for number in re.findall(r"@binding\((\d+)\) var<storage", file.read_text(encoding="utf-8"))
+    ]
+    assert max(bound) == adapters.STORAGE_BUFFERS and 0 not in bound
+
+
+def test_an_adapter_with_too_few_storage_buffers_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    def adapter(name: str, buffers: int) -> Any:
+        info = {"device": name, "backend_type": "D3D12"}
+        return SimpleNamespace(info=info, limits={"max-storage-buffers-per-shader-stage": buffers})
+
+    small, large = adapter("Card", 8), adapter("Card", 11)
+    monkeypatch.setattr(adapters, "verdict", lambda: SimpleNamespace(crashes=[]))
+    monkeypatch.setattr(adapters, "_usable", lambda: {0: small, 2: large})
+    assert adapters.choose(None) is adapters.choose("card") is adapters.choose("2") is large
+    with pytest.raises(DeviceError, match=r"adapter 'Card' \(D3D12\) gives a shader 8 storage buffers.* need 11: "):
+        adapters.choose("0")
+    monkeypatch.setattr(adapters, "_usable", lambda: {0: small})
+    with pytest.raises(DeviceError, match="8 storage buffers"):
+        adapters.choose(None)

@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,9 @@ _BACKENDS = ("Vulkan", "Metal", "D3D12")
 _TYPES = ("DiscreteGPU", "IntegratedGPU", "VirtualGPU", "Unknown", "CPU")
 # Buffers in main memory that shaders and copies reach (`Runtime.empty_host`); nothing else is placed otherwise by it.
 HOST_BUFFERS = "mappable-primary-buffers"
+# As many as a kernel reads and writes at most: a GEMM of a weight in NF4 with double quantisation and every epilogue.
+# WebGPU promises 8, and drivers for DX12's first binding tier have no more.
+STORAGE_BUFFERS = 11
 WANTED_FEATURES = ("shader-f16", "subgroup", "timestamp-query", HOST_BUFFERS)
 WANTED_LIMITS = (
     "max-buffer-size",
@@ -143,20 +146,35 @@ def choose(spec: str | None) -> Any:
             "no Vulkan, Metal or DX12 adapter found: install the GPU's driver, or a software one"
             " (Debian and Ubuntu: apt-get install mesa-vulkan-drivers)"
         )
-    if spec is None or spec == "":
-        return next(iter(adapters.values()))
-    if spec.isdigit():
-        if int(spec) in adapters:
-            return adapters[int(spec)]
-    else:
-        for adapter in adapters.values():
-            if spec.lower() in adapter.info["device"].lower():
-                return adapter
+    named = _named(adapters, spec or "")
+    for adapter in named:
+        if not _shortage(adapter):
+            return adapter
+    if named:
+        raise DeviceError(_shortage(named[0]))
     for crash in crashes:
         if spec == str(crash.index) or (not spec.isdigit() and spec.lower() in crash.name.lower()):
             raise DeviceError(f"device 'wgpu:{spec}': {crash.name} {crash.reason}: update its driver")
     names = ", ".join(f"{i}: {a.info['device']}" for i, a in adapters.items())
     raise DeviceError(f"device 'wgpu:{spec}' matches no adapter; there are {names}")
+
+
+def _named(adapters: Mapping[int, Any], spec: str) -> list[Any]:
+    """Return the adapters that a spec may mean, best first."""
+    if spec.isdigit():
+        return [adapters[int(spec)]] if int(spec) in adapters else []
+    return [adapter for adapter in adapters.values() if spec.lower() in adapter.info["device"].lower()]
+
+
+def _shortage(adapter: Any) -> str:
+    """Return what an adapter has too little of, "" where the kernels fit."""
+    buffers = adapter.limits.get("max-storage-buffers-per-shader-stage", STORAGE_BUFFERS)
+    if buffers >= STORAGE_BUFFERS:
+        return ""
+    return (
+        f"adapter '{adapter.info['device']}' ({adapter.info['backend_type']}) gives a shader {buffers} storage buffers,"
+        f" and the kernels need {STORAGE_BUFFERS}: update its driver, or use another device (wgrad devices lists them)"
+    )
 
 
 def card(adapter: Any) -> str:
