@@ -138,6 +138,7 @@ def measured(gpu: Gpu, shape: str, compute: str) -> float:
             if (row.get("stack"), row.get("work"), row.get("compute")) != ("wgrad", shape, compute):
                 continue
             plain = row.get("batch") == 1 and row.get("seq_len") == 2048 and not row.get("checkpointing")
+            plain = plain and not row.get("int8_products")
             if plain and gpu.measured and str(row.get("device", "")).startswith(gpu.measured):
                 found.append(row["tokens_per_second"])
     return max(found)

@@ -138,7 +138,7 @@ def _no_dumps() -> None:
 
 def choose(spec: str | None) -> Any:
     """The adapter for `spec`: None (the best), an index of `list_adapters`, or a part of the adapter's name."""
-    adapters, crashes = _usable(), verdict().crashes
+    spec, adapters, crashes = spec or "", _usable(), verdict().crashes
     if not adapters:
         if crashes:
             raise DeviceError("; ".join(f"{crash.name} {crash.reason}" for crash in crashes) + ": update the driver")
@@ -146,7 +146,7 @@ def choose(spec: str | None) -> Any:
             "no Vulkan, Metal or DX12 adapter found: install the GPU's driver, or a software one"
             " (Debian and Ubuntu: apt-get install mesa-vulkan-drivers)"
         )
-    named = _named(adapters, spec or "")
+    named = _named(adapters, spec)
     for adapter in named:
         if not _shortage(adapter):
             return adapter
