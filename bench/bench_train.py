@@ -277,12 +277,12 @@ def host_seconds(replays: list[Any], device: WgpuDevice) -> Host:
     for _ in range(SAMPLES):
         device.synchronize()
         queue = device._queue
-        waited, waiting_cpu, submitting_cpu = queue.waited, queue.waiting_cpu, queue.submitting_cpu
+        waited, submitting_cpu = queue.waited, queue.submitting_cpu
         begun = time.thread_time()
         for replay in replays:
             if replay is not None:
                 replay.run()
-        cpu = time.thread_time() - begun - (queue.waiting_cpu - waiting_cpu)
+        cpu = time.thread_time() - begun
         waiting = queue.waited - waited
         device.synchronize()
         samples.append(Host(cpu, queue.submitting_cpu - submitting_cpu, waiting))

@@ -39,3 +39,7 @@ class OutOfMemory(DeviceError):
 
 class DeviceLost(DeviceError):
     """A kernel failed, or the driver reset or removed the device; everything on it is gone."""
+
+
+class DeviceHung(DeviceLost):
+    """The device does not finish what it was given; a call into its driver may never return."""

@@ -2,6 +2,8 @@
 //
 // -DSWALLOW: command buffers and submissions do nothing. RADV without a card (RADV_FORCE_FAMILY) has no functions for them
 // and can do everything else: what is wanted of it is its compiler.
+// -DFAULTS: the device is lost at a call that the test chooses (wgrad_fault_at), or at a submission that takes longer than
+// wgrad_fault_seconds, as by a watchdog; or that call never returns (wgrad_fault_hangs). A new device works again.
 // -DWORKGROUP_BYTES=N: the limit of workgroup memory is N at least. lavapipe allocates what a shader asks for, on the heap,
 // and says 32 KiB all the same: kernels for cards with 48 KiB run on it so.
 #include <dlfcn.h>
@@ -9,6 +11,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
+#include <unistd.h>
 
 typedef void (*Function)(void);
 typedef Function (*Lookup)(void *object, const char *name);
@@ -69,6 +73,117 @@ static Function own(const char *name, Function theirs) {
     properties2 = (GetProperties)theirs;
     return (Function)own_properties2;
   }
+  return theirs;
+}
+#endif
+
+#ifdef FAULTS
+// A program sets these through ctypes. calls: of the functions below, so far. losses: how often a device was lost.
+int wgrad_fault_at = -1, wgrad_fault_hangs, wgrad_fault_calls, wgrad_fault_losses;
+double wgrad_fault_seconds = 1e9;
+enum { LOST = -4, CALLS = 8, DEVICES = 4096 };
+typedef int (*Call)(void *a, uintptr_t b, uintptr_t c, uintptr_t d, uintptr_t e, uintptr_t f);
+static Call theirs_of[CALLS], wait_idle, create_device, get_queue, get_queue2;
+static struct {
+  void *device, *queue;
+  int lost;
+} devices[DEVICES];
+static int opened;
+
+static int *lost(void *device_or_queue) {
+  int n = opened;
+  while (--n > 0 && devices[n].device != device_or_queue && devices[n].queue != device_or_queue)
+    ;
+  return &devices[n < 0 ? 0 : n].lost;
+}
+
+static void lose(int *device) {
+  if (!__atomic_exchange_n(device, 1, __ATOMIC_SEQ_CST)) wgrad_fault_losses++;
+}
+
+static double now(void) {
+  struct timespec at;
+  clock_gettime(CLOCK_MONOTONIC, &at);
+  return at.tv_sec + 1e-9 * at.tv_nsec;
+}
+
+static int fault(void *device_or_queue) {
+  int due = __atomic_fetch_add(&wgrad_fault_calls, 1, __ATOMIC_SEQ_CST) == wgrad_fault_at;
+  while (due && wgrad_fault_hangs) pause();
+  if (due) lose(lost(device_or_queue));
+  return *lost(device_or_queue);
+}
+
+#define CALL(N)                                                                                                      \
+  static int call##N(void *a, uintptr_t b, uintptr_t c, uintptr_t d, uintptr_t e, uintptr_t f) {                     \
+    return fault(a) ? LOST : theirs_of[N](a, b, c, d, e, f);                                                         \
+  }
+CALL(0) CALL(1) CALL(2) CALL(3) CALL(4) CALL(5) CALL(6)
+
+static int submit(void *queue, uintptr_t count, uintptr_t infos, uintptr_t fence, uintptr_t e, uintptr_t f) {
+  if (fault(queue)) return LOST;
+  double begun = now();
+  int code = theirs_of[7](queue, count, infos, fence, e, f);
+  if (wgrad_fault_seconds < 1e9 && !code) {
+    code = wait_idle(queue, 0, 0, 0, 0, 0);
+    if (now() - begun > wgrad_fault_seconds) lose(lost(queue));
+  }
+  return *lost(queue) ? LOST : code;
+}
+
+static int open_device(void *physical, uintptr_t b, uintptr_t c, uintptr_t device, uintptr_t e, uintptr_t f) {
+  int code = create_device(physical, b, c, device, e, f);
+  if (!code && opened < DEVICES) {
+    devices[opened].lost = 0;
+    devices[opened].queue = 0;
+    devices[opened++].device = *(void **)device;
+  }
+  return code;
+}
+
+static void found_queue(void *device, void *queue) {
+  for (int n = opened - 1; n >= 0; n--)
+    if (devices[n].device == device) {
+      devices[n].queue = queue;
+      return;
+    }
+}
+
+static int open_queue(void *device, uintptr_t b, uintptr_t c, uintptr_t queue, uintptr_t e, uintptr_t f) {
+  get_queue(device, b, c, queue, e, f);
+  found_queue(device, *(void **)queue);
+  return 0;
+}
+
+static int open_queue2(void *device, uintptr_t info, uintptr_t queue, uintptr_t d, uintptr_t e, uintptr_t f) {
+  get_queue2(device, info, queue, d, e, f);
+  found_queue(device, *(void **)queue);
+  return 0;
+}
+
+static Function own(const char *name, Function theirs) {
+  static const struct {
+    const char *name;
+    Call *theirs, own;
+  } calls[] = {{"vkWaitSemaphores", &theirs_of[0], call0},
+               {"vkWaitSemaphoresKHR", &theirs_of[0], call0},
+               {"vkGetSemaphoreCounterValue", &theirs_of[1], call1},
+               {"vkGetSemaphoreCounterValueKHR", &theirs_of[1], call1},
+               {"vkWaitForFences", &theirs_of[2], call2},
+               {"vkGetFenceStatus", &theirs_of[3], call3},
+               {"vkCreateComputePipelines", &theirs_of[4], call4},
+               {"vkAllocateMemory", &theirs_of[5], call5},
+               {"vkMapMemory", &theirs_of[6], call6},
+               {"vkQueueSubmit", &theirs_of[7], submit},
+               {"vkCreateDevice", &create_device, open_device},
+               {"vkGetDeviceQueue", &get_queue, open_queue},
+               {"vkGetDeviceQueue2", &get_queue2, open_queue2}};
+  if (!strcmp(name, "vkQueueWaitIdle")) wait_idle = (Call)theirs;
+  for (unsigned i = 0; i < sizeof calls / sizeof *calls; i++)
+    if (!strcmp(name, calls[i].name)) {
+      *calls[i].theirs = (Call)theirs;
+      return (Function)calls[i].own;
+    }
   return theirs;
 }
 #endif

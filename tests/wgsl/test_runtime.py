@@ -278,9 +278,9 @@ def test_a_recording_has_submissions_of_the_size_that_was_seen(
     x, size, clock = wgpu_device.zeros((64,)), wgpu_device._submission_size, count(0.0, 1e-3)
     monkeypatch.setattr(submission_size, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
     wgpu_device.synchronize()
-    before = size.work, size._rate
+    before = size.work, size.rate
     try:
-        size.work, size._rate = 10.0, 0.0
+        size.work, size.rate = 10.0, 0.0
         with wgpu_device.capture() as replay:
             for value in range(7):
                 wgpu_device.launch("fill", [x], [64, value, 0], (1, 1, 1), work=6.0)
@@ -289,7 +289,7 @@ def test_a_recording_has_submissions_of_the_size_that_was_seen(
         replay.run()
         assert (wgpu_device.download(x).view(np.uint32) == 6).all()
     finally:
-        size.work, size._rate = before
+        size.work, size.rate = before
 
 
 def test_submissions_are_joined() -> None:

@@ -130,7 +130,7 @@ def test_a_refused_submission_is_raised_once_and_nothing_behind_it_is_done(fresh
     """By the next call that waits for it; the device is then as good as before."""
     x, y, given = fresh.zeros((64,)), fresh.zeros((64,)), list[Any]()
     fresh.synchronize()
-    fresh._queue.submit, submit = given.append, fresh._queue.submit
+    fresh._queue.submit, submit = lambda dispatches, *_: given.append(dispatches), fresh._queue.submit
     fresh.fill(x, 3.0)
     fresh.flush()
     fresh.fill(y, 4.0)
@@ -152,7 +152,7 @@ def test_a_refused_submission_is_raised_once_and_nothing_behind_it_is_done(fresh
     with pytest.raises(DeviceError, match=refused):
         for _ in range(MAX_IN_FLIGHT + 1):  # the last one waits for old ones
             submit(too_many)
-    assert not fresh._queue._in_flight
+    assert not fresh._queue.in_flight
     for _ in range(MAX_IN_FLIGHT + 1):
         submit([last])
     fresh.synchronize()
@@ -194,7 +194,7 @@ def test_what_the_submitting_thread_causes_is_said_to_no_other() -> None:
 # ---- the thread ----------------------------------------------------------------------------
 def test_the_thread_does_its_work_in_order() -> None:
     begun, done = list[str](), list[int]()
-    thread = SubmitThread(lambda: begun.append(threading.current_thread().name))
+    thread = SubmitThread(lambda: begun.append(threading.current_thread().name), RuntimeError)
     thread.drain()
     assert begun == []
 
@@ -221,7 +221,7 @@ def test_what_was_handed_over_is_done_before_a_program_ends() -> None:
     program = """if 1:
         import os, time
         from wgrad.wgsl.runtime.submit_thread import SubmitThread
-        thread = SubmitThread(lambda: None)
+        thread = SubmitThread(lambda: None, RuntimeError)
         for _ in range(3):
             thread.submit(lambda: (time.sleep(0.1), os.write(1, b"done ")), print)
     """
@@ -230,7 +230,7 @@ def test_what_was_handed_over_is_done_before_a_program_ends() -> None:
 
 
 def test_what_fails_on_the_thread_is_raised_first_and_what_is_behind_it_dropped() -> None:
-    thread, done = SubmitThread(lambda: None), list[str]()
+    thread, done = SubmitThread(lambda: None, RuntimeError), list[str]()
 
     def fail(text: str) -> Callable[[], None]:
         def one() -> None:
@@ -288,18 +288,19 @@ def test_half_of_what_is_in_flight_is_waited_for_at_once(fresh: Any, monkeypatch
     """A thread that was woken is slow at first: it wakes once for several submissions, and leaves the device some."""
     x, queue, waits, submitted = fresh.zeros((64,)), fresh._queue, list[int](), list[Any]()
     fresh.synchronize()
-    submit, wait_for = queue._submit, queue.wait_for
+    submit, wait = queue._submit, queue._see_finished
 
     def noted(*given: Any) -> Any:
         submitted.append(submit(*given))
         return submitted[-1]
 
-    def waited(index: Any) -> None:
-        waits.append(len(submitted) - 1 - submitted.index(index))
-        wait_for(index)
+    def waited(flights: Any, *more: Any) -> None:
+        last = flights[-1].submitted.result()
+        wait(flights, *more)
+        waits.append(len(submitted) - 1 - submitted.index(last))
 
     monkeypatch.setattr(queue, "_submit", noted)
-    monkeypatch.setattr(queue, "wait_for", waited)
+    monkeypatch.setattr(queue, "_see_finished", waited)
     for _ in range(3 * MAX_IN_FLIGHT):
         fresh.launch("fill", [x], [64, 0, 0], (1, 1, 1))
         fresh.flush()

@@ -30,7 +30,6 @@ class Profiler(kernel_times.Profiler):
     def submit(self, chunk: list[native.Dispatch], names: list[str]) -> None:
         if len(self._names) + len(names) > BATCH:
             self.collect()
-        self._queue.drain()
         encoder = self._device.create_command_encoder()
         for (pipeline, bind_group, x, y, z), name in zip(chunk, names):
             if pipeline is None:
@@ -47,12 +46,17 @@ class Profiler(kernel_times.Profiler):
             native.record(timed, pipeline, bind_group, x, y, z)
             timed.end()
             self._names.append(name)
-        self._device.queue.submit([encoder.finish()])
+        self._submit(encoder)
+
+    def _submit(self, encoder: Any) -> None:
+        c_encoder, encoder._internal = native.handle(encoder), None  # it is released there
+        self._queue.submit_encoder(c_encoder, "submitting commands")
 
     def _times(self) -> Iterable[float]:
         encoder = self._device.create_command_encoder()
         encoder.resolve_query_set(self._queries, 0, 2 * len(self._names), self._resolve, 0)
-        self._device.queue.submit([encoder.finish()])
-        ticks = np.frombuffer(self._device.queue.read_buffer(self._resolve), np.uint64)[: 2 * len(self._names)]
-        result: Iterable[float] = np.maximum(0, np.diff(ticks.astype(np.int64).reshape(-1, 2))[:, 0]).tolist()
+        self._submit(encoder)
+        ticks = np.empty(2 * len(self._names), np.int64)
+        self._queue.read_later(self._resolve, 0, ticks.nbytes).copy_to(ticks.view(np.uint8).data)
+        result: Iterable[float] = np.maximum(0, np.diff(ticks.reshape(-1, 2))[:, 0]).tolist()
         return result

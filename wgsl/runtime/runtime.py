@@ -58,7 +58,10 @@ class Runtime(PooledRuntime):
         device = adapters.open_device(adapter)
         self.facts = adapters.facts(adapter)
         rate_file = adapters.rate_file(adapter, matrix_units.among(device.features))
-        self._start(device, Queue(device), adapter.info, max_binding_bytes, rate_file)
+        queue = Queue(device, adapter.info["adapter_type"] == "CPU")
+        self._start(device, queue, adapter.info, max_binding_bytes, rate_file)
+        size = self._submission_size
+        queue.in_flight.rate = lambda: size.rate
         if self.matrix_units:
             cooperative.choose_variants(self, adapters.card(adapter))
 
@@ -146,7 +149,7 @@ class Runtime(PooledRuntime):
         try:
             return self._device.create_buffer(size=nbytes, usage=usage)
         except Exception as error:
-            refused = native.as_device_error(error, "making an array")
+            refused = self._queue.refused(error, "making an array")
             if isinstance(refused, DeviceLost):
                 raise refused from error
             raise OutOfMemory(
@@ -163,10 +166,12 @@ class Runtime(PooledRuntime):
         return self._create_buffer(nbytes, "MAP_READ|STORAGE|COPY_SRC|COPY_DST")
 
     def _destroy_block(self, block: Block) -> None:
-        self.flush()
+        if self._queue.lost is None:
+            self.flush()
         for key in self._block_keys.pop(block.serial, ()):
             self._bind_groups.pop(key, None)
-        self._queue.drain()
+        if self._queue.lost is None:
+            self._queue.drain()
         block.buffer.destroy()
 
     def _fill_words(self, out: Array, word: int) -> None:
@@ -183,9 +188,10 @@ class Runtime(PooledRuntime):
 
     def _last_word(self, array: Array) -> np.ndarray:
         self.flush()
-        self._queue.drain()
-        word = self._device.queue.read_buffer(array.lease.block.buffer, array.offset + array.nbytes // 4 * 4, 4)
-        return np.frombuffer(word, np.uint8)
+        word = np.empty(4, np.uint8)
+        at = array.offset + array.nbytes // 4 * 4
+        self._queue.read_later(array.lease.block.buffer, at, word.nbytes).copy_to(word.data)
+        return word
 
     def _write(self, array: Array, host: np.ndarray, tail: np.ndarray) -> None:
         # A write takes its place in the queue at once, so what was recorded before it goes first.
@@ -364,7 +370,7 @@ class Runtime(PooledRuntime):
         try:
             group = self._device.create_bind_group(layout=pipeline.layout, entries=entries)
         except Exception as error:
-            raise native.as_device_error(error, f"binding {arrays} to {pipeline.name}") from error
+            raise self._queue.refused(error, f"binding {arrays} to {pipeline.name}") from error
         self._bind_groups[key] = (group, native.handle(group))
         return self._bind_groups[key]
 
@@ -388,7 +394,7 @@ class Runtime(PooledRuntime):
         if self.profiler is not None:
             self.profiler.submit(submission.dispatches, submission.names)
         else:
-            self._queue.submit(submission.dispatches)
+            self._queue.submit(submission.dispatches, submission.names, submission.work)
 
     def _new_replay(self) -> Replay:
         return Replay(self)

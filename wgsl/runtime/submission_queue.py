@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from wgrad.device.errors import DeviceError
+from wgrad.device.errors import DeviceError, DeviceHung, DeviceLost
+from wgrad.wgsl.runtime.abort_guard import poll, submit
+from wgrad.wgsl.runtime.in_flight import Flight, InFlight
 from wgrad.wgsl.runtime.native import Dispatch, as_device_error, copy, error_log, ffi, handle, lib
 from wgrad.wgsl.runtime.submit_thread import Submitted, SubmitThread
 
@@ -24,26 +26,34 @@ _MOST_STAGING_BYTES = 256 << 20  # of buffers kept for the next readback: more t
 
 
 class _Mapping:
-    """A buffer that is to be mapped, once this submission is done, and what wgpu says of it: nothing yet, that it is,
-    or what is wrong."""
+    """A buffer that is to be mapped, once a submission is done, and what wgpu says of it: nothing yet, that it is, or
+    what is wrong."""
 
     done, error = False, ""
 
-    def __init__(self, buffer: Any, submission: Any, mode: int) -> None:
+    def __init__(self, buffer: Any, mode: int) -> None:
+        self._buffer, self._mode, self._submission = buffer, mode, None
+
+    def begin(self, submission: Any) -> None:
         self._submission = submission
         given = ffi.new_handle(self)
         _under_way[given] = self
         how = ffi.new("WGPUBufferMapCallbackInfo *")
         how.mode, how.callback, how.userdata1 = lib.WGPUCallbackMode_AllowProcessEvents, _mapped, given
-        lib.wgpuBufferMapAsync(handle(buffer), mode, 0, buffer.size, how[0])
+        lib.wgpuBufferMapAsync(handle(self._buffer), self._mode, 0, self._buffer.size, how[0])
+
+    def see(self, c_device: Any) -> None:
+        """Wait for the submission, on the submit thread."""
+        if not self.done and self._submission is not None:
+            poll(c_device, self._submission, wait=True)
 
     def wait(self, queue: Queue, doing: str) -> None:
         if not self.done:
-            queue.wait_for(self._submission)
+            queue.wait_for(self, doing)
         if not self.done:  # of a device that is lost nothing is waited for
             queue.wait()
         if self.error or not self.done:
-            raise as_device_error(self.error or "the device is lost", doing)
+            raise queue.refused(self.error or "the device is lost", doing)
 
 
 _under_way: dict[Any, _Mapping] = {}  # by the handle that wgpu gives back: both must outlive the call
@@ -65,9 +75,11 @@ class Readback:
     all of the step is done.
     """
 
-    def __init__(self, queue: Queue, staging: Any, submission: Any) -> None:
+    def __init__(self, queue: Queue, staging: Any, encoder: Any) -> None:
+        """encoder: with a copy to `staging`, which is submitted."""
         self._queue, self._staging = queue, staging
-        self._mapping = _Mapping(staging, submission, lib.WGPUMapMode_Read)
+        self._mapping = _Mapping(staging, lib.WGPUMapMode_Read)
+        queue.submit_encoder(encoder, "reading from the device", self._mapping)
 
     def ready(self) -> bool:
         if not self._mapping.done:
@@ -99,13 +111,14 @@ class _Uploads:
             staging = self._take()
             mapped = lib.wgpuBufferGetMappedRange(handle(staging), 0, staging.size)
             if mapped == ffi.NULL:
-                raise as_device_error("the device is lost", "writing to the device")
+                raise self._queue.refused("the device is lost", "writing to the device")
             np.copyto(np.frombuffer(ffi.buffer(mapped, part.nbytes), np.uint8), part)
             lib.wgpuBufferUnmap(handle(staging))
             encoder = lib.wgpuDeviceCreateCommandEncoder(self._queue._c_device, ffi.NULL)
             copy(encoder, (handle(staging), handle(buffer)), 0, offset + at, part.nbytes)
-            submission = self._queue.submit_now(encoder, "writing to the device")
-            self._free.append((staging, _Mapping(staging, submission, lib.WGPUMapMode_Write)))
+            mapping = _Mapping(staging, lib.WGPUMapMode_Write)
+            self._queue.submit_encoder(encoder, "writing to the device", mapping)
+            self._free.append((staging, mapping))
 
     def _take(self) -> Any:
         """A buffer that is mapped."""
@@ -115,35 +128,43 @@ class _Uploads:
                 make = self._queue._device.create_buffer
                 return make(size=UPLOAD_BYTES, usage="MAP_WRITE|COPY_SRC", mapped_at_creation=True)
             except Exception as error:
-                raise as_device_error(error, doing) from error
+                raise self._queue.refused(error, doing) from error
         staging, mapping = self._free.popleft()
         mapping.wait(self._queue, doing)
         return staging
 
 
+def _nothing() -> None:
+    pass
+
+
 class Queue:
     """Encodes lists of dispatches, and has them submitted, in order, by a thread of its own: of the host's time two
     thirds are wgpu's, for ending an encoder and for submitting it, and in these two the next one can be recorded.
+    That thread also waits, because a wait for a device that hangs never returns, and one for a device that is lost
+    ends its thread (abort_guard.py).
 
-    What goes to the device by another way (a write, a copy to the host, an encoder of wgpu-py) or ends a buffer that
-    was recorded `drain`s first.
+    What goes to the device by another way (a small write) or ends a buffer that was recorded `drain`s first.
     """
 
-    def __init__(self, device: Any) -> None:
+    def __init__(self, device: Any, software: bool = False) -> None:
         self._device = device
         self._c_device = handle(device)
         self._c_queue = handle(device.queue)
-        self._thread = SubmitThread(error_log().keep_apart)
-        self._in_flight: deque[Submitted] = deque()  # of their indices
+        self.in_flight = InFlight(software)
+        self._thread = SubmitThread(error_log().keep_apart, self.in_flight.lost)
         self._staging: list[Any] = []
         self._uploads = _Uploads(self)
-        # Seconds, in all, that `submit` waited for an old submission, and of them on the CPU (some drivers spin).
+        self._look: Submitted | None = None  # the last `poll`
+        self.lost: DeviceLost | None = None
+        # Seconds, in all, that `submit` waited for an old submission; and of the CPU that every wait took (some drivers
+        # spin).
         self.waited = self.waiting_cpu = 0.0
-        self._index_type = "WGPUSubmissionIndex *"
 
-    def submit(self, dispatches: Iterable[Dispatch]) -> None:
+    def submit(self, dispatches: Iterable[Dispatch], names: Sequence[str] = (), work: float = 0.0) -> None:
         """Record the dispatches in one compute pass, in order, to be submitted. What wgpu says of them is raised by
-        what `drain`s next."""
+        what `drain`s next. names, work: as of InFlight."""
+        self._check()
         encoder = lib.wgpuDeviceCreateCommandEncoder(self._c_device, ffi.NULL)
         compute_pass = lib.wgpuCommandEncoderBeginComputePass(encoder, ffi.NULL)
         set_pipeline = lib.wgpuComputePassEncoderSetPipeline
@@ -162,74 +183,118 @@ class Queue:
             dispatch(compute_pass, x, y, z)
         lib.wgpuComputePassEncoderEnd(compute_pass)
         lib.wgpuComputePassEncoderRelease(compute_pass)
-        work = partial(self._submit, encoder, "submitting commands")
-        drop = partial(lib.wgpuCommandEncoderRelease, encoder)
-        self._in_flight.append(self._thread.submit(work, drop))
-        if len(self._in_flight) > MAX_IN_FLIGHT:
-            self._wait_for_old()
+        self.in_flight.add(self._hand_over(encoder, "submitting commands"), names, work)
+        if len(self.in_flight) > MAX_IN_FLIGHT:
+            begun = time.perf_counter()
+            self._see_finished(self.in_flight.oldest(len(self.in_flight) - _FEWEST_IN_FLIGHT))
+            self.waited += time.perf_counter() - begun
 
-    def _wait_for_old(self) -> None:
-        begun = time.perf_counter()
-        self.drain()  # wgpu holds back what is submitted while another thread waits
-        cpu = time.thread_time()
-        old = [self._in_flight.popleft() for _ in range(len(self._in_flight) - _FEWEST_IN_FLIGHT)]
-        self.wait_for(old[-1].result())
-        self.waited += time.perf_counter() - begun
-        self.waiting_cpu += time.thread_time() - cpu
+    def submit_encoder(self, encoder: Any, doing: str, mapping: _Mapping | None = None) -> None:
+        """Have an encoder submitted, and then a buffer mapped."""
+        self._check()
+        self._hand_over(encoder, doing, mapping)
+
+    def _hand_over(self, encoder: Any, doing: str, mapping: _Mapping | None = None) -> Submitted:
+        def work() -> Any:
+            index = self._submit(encoder, doing)
+            if mapping is not None:
+                mapping.begin(index)
+            return index
+
+        return self._thread.submit(work, partial(lib.wgpuCommandEncoderRelease, encoder))
 
     def _submit(self, encoder: Any, doing: str) -> Any:
         """At once, by the thread that calls it. -> the submission's index."""
+        self.in_flight.doing = doing
         commands = lib.wgpuCommandEncoderFinish(encoder, ffi.NULL)
         lib.wgpuCommandEncoderRelease(encoder)
         error_log().raise_if_any(doing)  # the library ends the process where what is wrong gets further than here
-        index = lib.wgpuQueueSubmitForIndex(self._c_queue, 1, ffi.new("WGPUCommandBuffer[]", [commands]))
+        index = submit(self._c_queue, commands)
         lib.wgpuCommandBufferRelease(commands)
         error_log().raise_if_any(doing)
         return index
 
+    def _wait(self, look: Callable[[], None], doing: str) -> None:
+        """Have the submit thread wait for the device, and wait for that."""
+        self._check()
+
+        def work() -> None:
+            self.in_flight.doing = doing
+            cpu = time.thread_time()
+            look()
+            self.waiting_cpu += time.thread_time() - cpu
+            error_log().raise_if_any(doing)
+
+        self._thread.submit(work, _nothing)
+        self.drain()
+
+    def _see_finished(self, flights: Sequence[Flight], more: Callable[[], None] = _nothing) -> None:
+        """Wait for submissions, each in turn, so that it is known which one the device is at."""
+
+        def look() -> None:
+            for flight in flights:
+                if (index := flight.submitted.result()) is not None:
+                    poll(self._c_device, index, wait=True)
+                self.in_flight.finished(flight)
+            more()
+
+        self._wait(look, "waiting for the device")
+
     def drain(self) -> None:
         """Until all that was recorded is submitted."""
+        self._check()
         try:
-            self._thread.drain()
-        except DeviceError:
-            self._in_flight.clear()
+            self._thread.drain(self.in_flight.wait)
+        except DeviceError as error:
+            if isinstance(error, DeviceLost):
+                self.lost = error
+            if isinstance(error, DeviceHung):
+                self._thread.abandon()
+            self.in_flight.clear()
             error_log().messages.clear()  # a device that is lost is logged by this thread, too
             raise
 
-    def submit_now(self, encoder: Any, doing: str) -> Any:
-        """Behind all that was recorded. -> the submission's index."""
-        self.drain()
-        return self._submit(encoder, doing)
+    def refused(self, error: Exception | str, doing: str) -> DeviceError:
+        """Return wgpu's error as one of ours."""
+        found = as_device_error(error, doing)
+        if isinstance(found, DeviceLost):
+            self.lost = self.lost or found
+        return found
+
+    def _check(self) -> None:
+        """Raise DeviceLost where it is known: wgpu would end the process."""
+        if self.lost is not None:
+            raise type(self.lost)(str(self.lost))
 
     @property
     def submitting_cpu(self) -> float:
         """Seconds of CPU time that submitting has taken of its own thread."""
-        return self._thread.cpu
+        return self._thread.cpu - self.waiting_cpu
 
     def poll(self) -> None:
-        """See what is done by now, without waiting."""
-        lib.wgpuDevicePoll(self._c_device, False, ffi.NULL)
+        """Have the submit thread see what is done by now, without waiting for it."""
+        if self.lost is None and (self._look is None or self._look.wait(0)):
+            self._look = self._thread.submit(partial(poll, self._c_device, wait=False), _nothing)
 
-    def wait_for(self, index: Any) -> None:
-        """Until this submission, and what came before it, is done."""
-        lib.wgpuDevicePoll(self._c_device, True, ffi.new(self._index_type, index))
+    def wait_for(self, mapping: _Mapping, doing: str) -> None:
+        """Until the submission of this, and what came before it, is done."""
+        self._wait(partial(mapping.see, self._c_device), doing)
 
     def wait(self) -> None:
         """Until everything submitted is done."""
-        self.drain()
-        self._in_flight.clear()
-        lib.wgpuDevicePoll(self._c_device, True, ffi.NULL)
+        self._see_finished(self.in_flight.oldest(len(self.in_flight)), partial(poll, self._c_device, wait=True))
         error_log().raise_if_any("waiting for the device")
 
     def read_later(self, buffer: Any, offset: int, nbytes: int) -> Readback:
         """Start copying bytes (a multiple of 4) to the host, behind everything submitted so far."""
+        self._check()
         try:
             staging = self._take_staging(nbytes)
         except Exception as error:
-            raise as_device_error(error, "reading from the device") from error
+            raise self.refused(error, "reading from the device") from error
         encoder = lib.wgpuDeviceCreateCommandEncoder(self._c_device, ffi.NULL)
         copy(encoder, (handle(buffer), handle(staging)), offset, 0, nbytes)
-        return Readback(self, staging, self.submit_now(encoder, "reading from the device"))
+        return Readback(self, staging, encoder)
 
     def _take_staging(self, nbytes: int) -> Any:
         for at, staging in enumerate(self._staging):

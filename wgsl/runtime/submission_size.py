@@ -64,7 +64,7 @@ class SubmissionSize:
         self.work, self.dispatch_work = least, math.inf if adapter_type == "CPU" else least
         self._file = None if adapter_type == "CPU" else kept
         self._share = 1.0  # of what the rate allows; less once a device was lost
-        self._rate = 0.0  # of work a second, the highest seen
+        self.rate = 0.0  # of work a second, the highest seen; 0: none
         self._begun: float | None = None  # when the first submission was made behind a wait
         self._submitted = 0.0
         if self._file is not None:
@@ -72,9 +72,9 @@ class SubmissionSize:
 
     def _take(self, rate: float) -> None:
         """Go by this rate, where it is above what was seen so far."""
-        if not self._rate < rate <= _MOST_RATE:
+        if not self.rate < rate <= _MOST_RATE:
             return
-        self._rate = rate
+        self.rate = rate
         self.work = max(self.work, self._share * min(rate * _SECONDS, _MOST_WORK))
         self.dispatch_work = max(self.dispatch_work, self._share * rate * _DISPATCH_SECONDS)
 
@@ -96,11 +96,11 @@ class SubmissionSize:
         seconds, self._begun = time.perf_counter() - self._begun, None
         if self._submitted < self.work:  # so little that what else takes time matters
             return
-        before = self._rate
+        before = self.rate
         self._take(self._submitted / max(seconds, 1e-9))
-        if self._file is not None and self._rate > 1.1 * before:
+        if self._file is not None and self.rate > 1.1 * before:
             with suppress(OSError):  # measured again next time
-                keep(self._file, json.dumps({"format": _FORMAT, "rate": self._rate}).encode())
+                keep(self._file, json.dumps({"format": _FORMAT, "rate": self.rate}).encode())
 
 
 def _kept_rate(file: Path) -> float:

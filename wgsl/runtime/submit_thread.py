@@ -2,6 +2,8 @@
 
 concurrent.futures does the same, but handing over takes 21 us of it on an H100's host, as long as it takes to record
 half a dozen dispatches, and a submission that a copy begins has no more (bench/notes/rejected-runtime.md).
+
+Where the device is lost the thread may stop for ever in one call (abort_guard.py): another one then takes its place.
 """
 
 from __future__ import annotations
@@ -13,6 +15,8 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from threading import Lock, Thread
 from typing import Any
+
+from wgrad.wgsl.runtime.abort_guard import guard_thread, release_thread
 
 
 class Submitted:
@@ -30,7 +34,15 @@ class Submitted:
         with self._done:
             return self._value
 
+    def wait(self, seconds: float) -> bool:
+        """Return whether the task is done, after at most so long."""
+        done = self._done.acquire(timeout=seconds)
+        if done:
+            self._done.release()
+        return done
+
     def do(self, work: Callable[[], Any], drop: Callable[[], object], state: _State) -> None:
+        state.task = self
         try:
             if state.error is None:
                 self._value = work()
@@ -39,32 +51,43 @@ class Submitted:
         except BaseException as error:
             state.error = error
         finally:
+            state.task = None
             self._done.release()
+
+    def give_up(self) -> None:
+        """Have those who wait for it go on: it never ends."""
+        self._done.release()
 
 
 class _State:
-    """error: what failed, until it is raised. cpu: as of SubmitThread."""
+    """error: what failed, until it is raised. cpu: as of SubmitThread. task: what `thread` is doing."""
 
     error: BaseException | None = None
     cpu = 0.0
+    task: Submitted | None = None
+    thread: Thread | None = None
 
 
 _Work = SimpleQueue[tuple[Submitted, Callable[[], Any], Callable[[], object]] | None]
 
 
+def _wait_without_limit(given: Submitted) -> None:
+    given.result()
+
+
 class SubmitThread:
-    """begin: called on the thread before anything else. The thread is there from the first `submit` until this object,
-    or the program, ends; what was handed over by then is done.
+    """begin: called on the thread before anything else. aborted: makes the error of a task that would have aborted the
+    process. The thread is there from the first `submit` until this object, or the program, ends; what was handed over
+    by then is done.
 
     cpu: seconds of CPU time that it has taken.
     """
 
-    def __init__(self, begin: Callable[[], None]) -> None:
-        self._begin = begin
+    def __init__(self, begin: Callable[[], None], aborted: Callable[[], BaseException]) -> None:
+        self._begin, self._aborted = begin, aborted
         self._work: _Work = SimpleQueue()
         self._state = _State()
         self._last: Submitted | None = None
-        self._thread: Thread | None = None
         self._ended = False
 
     @property
@@ -78,22 +101,18 @@ class SubmitThread:
         if self._ended:  # the program ends: nobody else would do it
             given.do(work, drop, self._state)
             return given
-        if self._thread is None:
-            # A daemon, because Python waits for other threads before it calls `_end_all`.
-            self._thread = Thread(
-                target=_run, args=(self._work, self._state, self._begin), name="wgrad-submit", daemon=True
-            )
-            self._thread.start()
+        if self._state.thread is None:
+            _start(self._work, self._state, self._begin, self._aborted)
             weakref.finalize(self, self._work.put, None).atexit = False
             _running.add(self)
         self._work.put((given, work, drop))
         self._last = given
         return given
 
-    def drain(self) -> None:
-        """Until all that was handed over is done. Raises what failed first, once."""
+    def drain(self, wait: Callable[[Submitted], None] = _wait_without_limit) -> None:
+        """Until all that was handed over is done, as `wait` waits for it. Raises what failed first, once."""
         if self._last is not None:
-            self._last.result()
+            wait(self._last)
             self._last = None
         if self._state.error is not None:
             error, self._state.error = self._state.error, None
@@ -103,17 +122,37 @@ class SubmitThread:
         """Once all that was handed over is done."""
         self._ended = True
         self._work.put(None)
-        if self._thread is not None:
-            self._thread.join()
+        if self._state.thread is not None:
+            self._state.thread.join()
+
+    def abandon(self) -> None:
+        """The thread does not come back from what it does."""
+        _running.discard(self)
 
 
-def _run(handed: _Work, state: _State, begin: Callable[[], None]) -> None:
+def _start(handed: _Work, state: _State, begin: Callable[[], None], aborted: Callable[[], BaseException]) -> None:
+    # A daemon, because Python waits for other threads before it calls `_end_all`.
+    state.thread = Thread(target=_run, args=(handed, state, begin, aborted), name="wgrad-submit", daemon=True)
+    state.thread.start()
+
+
+def _run(handed: _Work, state: _State, begin: Callable[[], None], aborted: Callable[[], BaseException]) -> None:
+    def go_on() -> None:
+        """This thread has stopped for ever, in a task."""
+        task, state.task = state.task, None
+        state.error = state.error or aborted()
+        _start(handed, state, begin, aborted)
+        if task is not None:
+            task.give_up()
+
     begin()
+    guard_thread(go_on)
     while (given := handed.get()) is not None:
         submitted, work, drop = given
         submitted.do(work, drop, state)
         state.cpu = time.thread_time()
         del given, submitted, work, drop  # of a queue that would live on by them
+    release_thread()
 
 
 _running: weakref.WeakSet[SubmitThread] = weakref.WeakSet()

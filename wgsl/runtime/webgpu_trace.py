@@ -111,6 +111,8 @@ class Trace:
 class _Recorder:
     """The parts of a wgpu device and its queue that the runtime and compiler use (submission_queue.py)."""
 
+    lost = None
+
     def __init__(self, profile: Profile, trace: Trace) -> None:
         self.trace = trace
         self.features = {"shader-f16"}
@@ -143,7 +145,7 @@ class _Recorder:
         return _Held(tuple(Binding(n, r["buffer"].serial, r["offset"], r["size"]) for n, r in parts))
 
     # ---- the queue -----------------------------------------------------------------------
-    def submit(self, dispatches: Iterable[tuple[_Held, _Held, int, int, int]]) -> None:
+    def submit(self, dispatches: Iterable[tuple[_Held, _Held, int, int, int]], *_: Any) -> None:
         for pipeline, group, x, y, z in dispatches:
             self.trace.steps.append(Dispatch(pipeline.value, group.value, (x, y, z)))
 

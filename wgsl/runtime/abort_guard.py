@@ -1,0 +1,91 @@
+"""Keeps the process alive where wgpu ends it: a call that finds the device lost panics, nobody catches that, and Rust
+calls abort().
+
+On Linux and macOS a handler of SIGABRT stops the thread that called for ever instead, once others have been told. So
+such calls are made by a thread of their own (submit_thread.py). Every other abort ends the process as before. Windows
+has no such signal: there ctypes turns the panic, a structured exception, into an OSError.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+from wgrad.wgsl.runtime.native import ffi, lib
+
+_FOR_EVER = 1e8  # seconds
+_WINDOWS = os.name == "nt"
+
+_guarded: dict[int, Callable[[], None]] = {}  # by thread
+_libc: Any = None
+_previous: int | None = None
+
+
+def guard_thread(aborted: Callable[[], None]) -> None:
+    """Call `aborted` where this thread would abort the process. The thread then stops for ever."""
+    if not _WINDOWS:
+        _install()
+        _guarded[threading.get_ident()] = aborted
+
+
+def release_thread() -> None:
+    """The thread ends, or has no such calls any more."""
+    _guarded.pop(threading.get_ident(), None)
+
+
+def _install() -> None:
+    global _libc, _previous
+    if _libc is None:
+        _libc = ctypes.CDLL(None)
+        _libc.signal.argtypes, _libc.signal.restype = [ctypes.c_int, ctypes.c_void_p], ctypes.c_void_p
+        _previous = _libc.signal(signal.SIGABRT, ctypes.cast(_handler, ctypes.c_void_p))
+
+
+@ctypes.CFUNCTYPE(None, ctypes.c_int)
+def _handler(number: int) -> None:
+    aborted = _guarded.pop(threading.get_ident(), None)
+    if aborted is None:
+        _libc.signal(number, _previous)
+        getattr(_libc, "raise")(number)  # once this has returned
+        return
+    aborted()
+    while True:
+        time.sleep(_FOR_EVER)
+
+
+@cache
+def _by_ctypes(name: str) -> Any:
+    """The function of wgpu's library as one of ctypes, whose calls catch structured exceptions."""
+    address = int(ffi.cast("uintptr_t", getattr(lib, name)))
+    arguments = {
+        "wgpuDevicePoll": (ctypes.c_uint32, ctypes.c_void_p, ctypes.c_uint32, ctypes.c_void_p),
+        "wgpuQueueSubmitForIndex": (ctypes.c_uint64, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p),
+    }[name]
+    return ctypes.CFUNCTYPE(*arguments)(address)
+
+
+def _call(name: str, *arguments: Any, windows: bool = _WINDOWS) -> Any:
+    if not windows:
+        return getattr(lib, name)(*arguments)
+    plain = [int(ffi.cast("uintptr_t", a)) if isinstance(a, ffi.CData) else int(a) for a in arguments]
+    try:
+        return _by_ctypes(name)(*plain)
+    except OSError as error:
+        raise RuntimeError("the device is lost") from error
+
+
+def poll(c_device: Any, index: Any = None, *, wait: bool) -> None:
+    """See what the device has done; with `wait` until it has done the submission `index`, None: all."""
+    of = ffi.NULL if index is None else ffi.new("WGPUSubmissionIndex *", index)
+    _call("wgpuDevicePoll", c_device, wait, of)
+
+
+def submit(c_queue: Any, commands: Any) -> Any:
+    """Submit one command buffer. -> the submission's index."""
+    return _call("wgpuQueueSubmitForIndex", c_queue, 1, ffi.new("WGPUCommandBuffer[]", [commands]))

@@ -1,0 +1,111 @@
+"""Submissions that the device has not finished: what they launch, and how long to wait for the next to be finished."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from wgrad.device.errors import DeviceError, DeviceHung
+from wgrad.wgsl.runtime.native import as_device_error
+from wgrad.wgsl.runtime.submit_thread import Submitted
+
+TIMEOUT = "WGRAD_DEVICE_TIMEOUT"  # seconds, in place of these
+_SECONDS, _SOFTWARE_SECONDS = 120.0, 1800.0
+# Work a second of a device whose rate is not known, and how many times as long as by the measured rate it may take: some
+# launches are bound by memory, and other programs may want the device, too.
+_LEAST_RATE, _SOFTWARE_LEAST_RATE, _SLOWER = 1e9, 1e7, 100.0
+_LOOK = 1.0  # seconds between two looks at what is finished
+_NAMES = 3  # of launches, that a message has
+
+
+@dataclass
+class Flight:
+    """A submission. names: of its launches; work: as of SubmissionSize."""
+
+    number: int
+    submitted: Submitted
+    names: Sequence[str]
+    work: float
+
+
+class InFlight:
+    """rate: gives what the device does in a second (SubmissionSize), 0 while that is not known.
+
+    doing: for people, what the submit thread is doing.
+    """
+
+    def __init__(self, software: bool) -> None:
+        self._software = software
+        self.rate: Callable[[], float] = lambda: 0.0
+        self._flights: deque[Flight] = deque()
+        self._made = self._finished = 0
+        self._seconds = _timeout(_SOFTWARE_SECONDS if software else _SECONDS)
+        self.doing = "submitting commands"
+
+    def __len__(self) -> int:
+        return len(self._flights)
+
+    def add(self, submitted: Submitted, names: Sequence[str] = (), work: float = 0.0) -> None:
+        self._made += 1
+        self._flights.append(Flight(self._made, submitted, names, work))
+
+    def oldest(self, count: int) -> list[Flight]:
+        return list(self._flights.copy())[:count]
+
+    def finished(self, flight: Flight) -> None:
+        """Call it for each in turn; any thread may."""
+        while self._flights and self._flights[0].number <= flight.number:
+            self._flights.popleft()
+        self._finished = flight.number
+
+    def clear(self) -> None:
+        self._flights.clear()
+
+    @property
+    def limit(self) -> float:
+        """Seconds without a finished submission after which the device hangs."""
+        least = _SOFTWARE_LEAST_RATE if self._software else _LEAST_RATE
+        work = max((flight.work for flight in self._flights.copy()), default=0.0)
+        return self._seconds + work / max(self.rate() / _SLOWER, least)
+
+    def wait(self, given: Submitted) -> None:
+        """Until a task of the submit thread is done. DeviceHung once the device has finished nothing for too long."""
+        seconds, finished = 0.0, self._finished
+        while not given.wait(_LOOK):
+            # Looks are counted, not the clock's seconds: this process may have been stopped between two of them.
+            seconds += _LOOK
+            if finished != self._finished:
+                seconds, finished = 0.0, self._finished
+            if seconds >= self.limit:
+                raise DeviceHung(
+                    f"the device hangs: nothing that was submitted was finished for {seconds:.0f} s while {self.doing}"
+                    f"{self.launches()}. Start again with --resume, and with {TIMEOUT}={2 * seconds:.0f} if it is only"
+                    " slow"
+                )
+
+    def launches(self) -> str:
+        """The launches that the device may be at, for a message, or ""."""
+        names = [name for flight in self._flights.copy() for name in flight.names]
+        shown = list(dict.fromkeys(names))
+        if not shown:
+            return ""
+        more = f" and {len(shown) - _NAMES} more kernels" * (len(shown) > _NAMES)
+        return f" (launches in flight: {', '.join(shown[:_NAMES])}{more})"
+
+    def lost(self) -> DeviceError:
+        """The error of a task in which the device was found to be lost."""
+        return as_device_error("the device is lost", self.doing + self.launches())
+
+
+def _timeout(default: float) -> float:
+    """Return the seconds that $WGRAD_DEVICE_TIMEOUT says."""
+    text = os.environ.get(TIMEOUT, "").strip()
+    try:
+        seconds = float(text or default)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < 1e9:
+        raise DeviceError(f"{TIMEOUT}: must be seconds, above 0; got {text!r}: correct or unset it")
+    return seconds
