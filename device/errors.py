@@ -43,3 +43,7 @@ class DeviceLost(DeviceError):
 
 class DeviceHung(DeviceLost):
     """The device does not finish what it was given; a call into its driver may never return."""
+
+
+class CompileTimeout(DeviceError):
+    """The driver does not come back from compiling a kernel."""

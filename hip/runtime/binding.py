@@ -8,7 +8,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from wgrad.device.errors import DeviceError, DeviceLost, NoCard, OutOfMemory
+from wgrad.device.bounded import TIMEOUT, bounded, timeout
+from wgrad.device.errors import DeviceError, DeviceHung, DeviceLost, NoCard, OutOfMemory
 
 # hip-python 10 is rocm.bindings; older ones are `hip`, which the newer still answers to.
 _PACKAGES = ("rocm.bindings", "hip")
@@ -22,6 +23,7 @@ NOT_READY = 600
 _FATAL = {214, 401, 700, 702, 710, 719, 999}
 
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 2e-5, 1e-3  # seconds between two questions of `_wait`
+_SECONDS = 1800.0  # of a wait: a stream may have many steps before it
 
 _bindings: dict[str, Any] = {}
 _thread = threading.local()
@@ -84,14 +86,33 @@ def wait_for_event(module: Any, event: Any, what: str | Callable[[], str]) -> No
 
 
 def _wait(module: Any, wait: str, query: str, handle: Any, what: str | Callable[[], str]) -> None:
-    """hip-python before 10 keeps Python's lock while it waits, so there the driver is asked again and again."""
-    if getattr(module, "__name__", "") != _OLDER:
-        check(getattr(module, wait)(handle), what)
-        return
+    """hip-python before 10 keeps Python's lock while it waits, so there the driver is asked again and again.
+
+    DeviceHung: it took too long.
+    """
+    seconds = timeout(_SECONDS)
+
+    def late() -> DeviceHung:
+        said = what if isinstance(what, str) else what()
+        return DeviceHung(
+            f"the device hangs: {said} was not done in {seconds:.0f} s. Start again with --resume, and with "
+            f"{TIMEOUT}={2 * seconds:.0f} if it is only slow"
+        )
+
     ask = getattr(module, query)
-    pause = _SHORTEST_PAUSE
+    if getattr(module, "__name__", "") != _OLDER:
+        # What is done already takes no thread.
+        code = ask(handle)
+        check(
+            bounded(lambda: getattr(module, wait)(handle), seconds, late) if int(code[0]) == NOT_READY else code, what
+        )
+        return
+    pause, waited = _SHORTEST_PAUSE, 0.0
     while int((code := ask(handle))[0]) == NOT_READY:
+        if waited > seconds:
+            raise late()
         time.sleep(pause)
+        waited += pause
         pause = min(2 * pause, _LONGEST_PAUSE)
     check(code, what)
 

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from wgrad.device.errors import DeviceError, DeviceLost, OutOfMemory
+from wgrad.device.errors import DeviceError, DeviceHung, DeviceLost, OutOfMemory
 from wgrad.hip.runtime import binding
 from wgrad.hip.runtime.architectures import check_image, check_supported
-from wgrad.hip.runtime.binding import check
+from wgrad.hip.runtime.binding import NOT_READY, check
 from wgrad.hip.runtime.gpus import find_gpu, list_gpus
 from wgrad.hip.runtime.launch import Long
 from wgrad.hip.runtime.objects import compress
@@ -305,6 +305,20 @@ def test_waits_of_older_packages_let_other_threads_run(hip_device: Any, monkeypa
     monkeypatch.setattr(hip_device._hip, "hipStreamQuery", lambda stream: (719,))
     with pytest.raises(DeviceLost):
         hip_device.synchronize()
+
+
+@pytest.mark.parametrize("package", ["hip.hip", "rocm.bindings.hip"])
+def test_a_wait_for_a_device_that_hangs_ends(package: str, hip_device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WGRAD_DEVICE_TIMEOUT", "0.05")
+    monkeypatch.setattr(hip_device._hip, "__name__", package)
+    gate = threading.Event()
+    with monkeypatch.context() as patch:
+        patch.setattr(hip_device._hip, "hipStreamQuery", lambda stream: (NOT_READY,))
+        patch.setattr(hip_device._hip, "hipStreamSynchronize", lambda stream: (int(not gate.wait()),))
+        with pytest.raises(DeviceHung, match=r"^the device hangs: work on .* was not done in 0 s\. Start again"):
+            hip_device.synchronize()
+    gate.set()
+    hip_device.synchronize()
 
 
 def test_capture_inside_capture(hip_device: Any) -> None:

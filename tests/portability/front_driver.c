@@ -3,7 +3,7 @@
 // -DSWALLOW: command buffers and submissions do nothing. RADV without a card (RADV_FORCE_FAMILY) has no functions for them
 // and can do everything else: what is wanted of it is its compiler.
 // -DFAULTS: the device is lost at a call that the test chooses (wgrad_fault_at), or at a submission that takes longer than
-// wgrad_fault_seconds, as by a watchdog; or that call never returns (wgrad_fault_hangs). A new device works again.
+// wgrad_fault_seconds, as by a watchdog; or a wait from that call on never returns (wgrad_fault_hangs). A new device works again.
 // -DWORKGROUP_BYTES=N: the limit of workgroup memory is N at least. lavapipe allocates what a shader asks for, on the heap,
 // and says 32 KiB all the same: kernels for cards with 48 KiB run on it so.
 #include <dlfcn.h>
@@ -108,17 +108,22 @@ static double now(void) {
 }
 
 static int fault(void *device_or_queue) {
-  int due = __atomic_fetch_add(&wgrad_fault_calls, 1, __ATOMIC_SEQ_CST) == wgrad_fault_at;
-  while (due && wgrad_fault_hangs) pause();
-  if (due) lose(lost(device_or_queue));
+  int call = __atomic_fetch_add(&wgrad_fault_calls, 1, __ATOMIC_SEQ_CST);
+  if (call == wgrad_fault_at && !wgrad_fault_hangs) lose(lost(device_or_queue));
   return *lost(device_or_queue);
+}
+
+static int hanging_wait(void *device, uintptr_t info, uintptr_t nanoseconds, uintptr_t d, uintptr_t e, uintptr_t f) {
+  int code = fault(device) ? LOST : theirs_of[0](device, info, nanoseconds, d, e, f);
+  while (wgrad_fault_hangs && wgrad_fault_at >= 0 && wgrad_fault_calls > wgrad_fault_at) pause();
+  return code;
 }
 
 #define CALL(N)                                                                                                      \
   static int call##N(void *a, uintptr_t b, uintptr_t c, uintptr_t d, uintptr_t e, uintptr_t f) {                     \
     return fault(a) ? LOST : theirs_of[N](a, b, c, d, e, f);                                                         \
   }
-CALL(0) CALL(1) CALL(2) CALL(3) CALL(4) CALL(5) CALL(6)
+CALL(1) CALL(2) CALL(3) CALL(4) CALL(5) CALL(6)
 
 static int submit(void *queue, uintptr_t count, uintptr_t infos, uintptr_t fence, uintptr_t e, uintptr_t f) {
   if (fault(queue)) return LOST;
@@ -165,8 +170,8 @@ static Function own(const char *name, Function theirs) {
   static const struct {
     const char *name;
     Call *theirs, own;
-  } calls[] = {{"vkWaitSemaphores", &theirs_of[0], call0},
-               {"vkWaitSemaphoresKHR", &theirs_of[0], call0},
+  } calls[] = {{"vkWaitSemaphores", &theirs_of[0], hanging_wait},
+               {"vkWaitSemaphoresKHR", &theirs_of[0], hanging_wait},
                {"vkGetSemaphoreCounterValue", &theirs_of[1], call1},
                {"vkGetSemaphoreCounterValueKHR", &theirs_of[1], call1},
                {"vkWaitForFences", &theirs_of[2], call2},

@@ -47,7 +47,7 @@ def _install() -> None:
         _previous = _libc.signal(signal.SIGABRT, ctypes.cast(_handler, ctypes.c_void_p))
 
 
-@ctypes.CFUNCTYPE(None, ctypes.c_int)
+@ctypes.CFUNCTYPE(None, ctypes.c_int)  # type: ignore[untyped-decorator]
 def _handler(number: int) -> None:
     aborted = _guarded.pop(threading.get_ident(), None)
     if aborted is None:

@@ -30,7 +30,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from wgrad.device.errors import DeviceError
+from wgrad.device.bounded import TIMEOUT, bounded, timeout
+from wgrad.device.errors import CompileTimeout, DeviceError, DeviceLost
 from wgrad.wgsl.runtime import native
 
 Constant = int | float | bool | str
@@ -41,6 +42,7 @@ _INCLUDE = re.compile(r'#include(?: ("[a-z0-9_.]+\.wgsl"|[A-Z_]+))?(?: ([a-z]\w*
 _WRITTEN = re.compile(r"\$([A-Z][A-Z0-9_]*)")
 _TAG = " //@"  # before the origin of a line, where that is asked for
 _SUFFIX = ".wgsl"
+_SECONDS = 600.0  # of compiling one variant
 _ROOM = Path(__file__).parents[1]
 
 
@@ -205,6 +207,12 @@ def _origin(variant: Variant, text: str, message: str) -> str:
     return f" ({origin})" if tag else ""
 
 
+def _words(variant: Variant) -> str:
+    """The variant, for people."""
+    values = ", ".join(f"{name}={value}" for name, value in variant.constants)
+    return f"shader {variant.shader}.wgsl ({variant.entry}; {values})"
+
+
 def _dump(variant: Variant, text: str) -> None:
     """Write the assembled text into the folder $WGRAD_DUMP_SHADERS, if it is set."""
     folder = os.environ.get("WGRAD_DUMP_SHADERS")
@@ -229,8 +237,16 @@ class Compiler:
         return self.keep(key, self.make(key)) if found is None else found
 
     def make(self, variant: Variant) -> Pipeline:
-        """Compiled, and not kept: any thread may do this."""
-        return self._compile(variant)
+        """Compiled, and not kept: any thread may do this. CompileTimeout: the driver does not come back."""
+        seconds = timeout(_SECONDS)
+
+        def late() -> CompileTimeout:
+            return CompileTimeout(
+                f"{_words(variant)}: the driver has compiled it for {seconds:.0f} s, and hangs: update it, or "
+                f"set {TIMEOUT}={2 * seconds:.0f} if it is only slow"
+            )
+
+        return bounded(lambda: self._compile(variant), seconds, late)
 
     def keep(self, variant: Variant, pipeline: Pipeline) -> Pipeline:
         """For `get` from now on."""
@@ -261,12 +277,11 @@ class Compiler:
                 compute={"module": module, "entry_point": entry},
             )
         except Exception as error:
-            native.error_log().messages.clear()
-            values = ", ".join(f"{k}={v}" for k, v in constants.items())
+            refused = native.as_device_error(error, f"compiling {_words(variant)}")
+            if isinstance(refused, DeviceLost):
+                raise refused from error
             where = _origin(variant, text, str(error))
-            raise DeviceError(
-                f"shader {shader}.wgsl ({entry}; {values}) does not compile on this device{where}: {error}"
-            ) from error
+            raise DeviceError(f"{_words(variant)} does not compile on this device{where}: {error}") from error
         name = shader if entry == "main" else f"{shader}:{entry}"
         bindings = tuple(n for n in sorted(kinds) if n)
         written = tuple(n for n in bindings if types[kinds[n]] == "storage")

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from wgrad.device.dry_run import DryRuntime
-from wgrad.device.errors import DeviceError, DeviceLost
+from wgrad.device.errors import CompileTimeout, DeviceError, DeviceLost
 from wgrad.device.memory import Array
 from wgrad.wgsl.runtime import native
 from wgrad.wgsl.runtime.compile import Constant, Pipeline, Variant
@@ -43,7 +43,7 @@ def prepare(device: Runtime, dry: DryRun, progress: Callable[[int, int], None] |
             told(not device.software, number)
             try:
                 pipelines.append(device._compiler.keep(variant, under_way.result()))
-            except DeviceLost:
+            except (CompileTimeout, DeviceLost):
                 raise
             except DeviceError:
                 pipelines.append(None)

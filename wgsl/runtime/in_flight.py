@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from wgrad.device.bounded import LOOK, TIMEOUT, timeout
 from wgrad.device.errors import DeviceError, DeviceHung
 from wgrad.wgsl.runtime.native import as_device_error
 from wgrad.wgsl.runtime.submit_thread import Submitted
 
-TIMEOUT = "WGRAD_DEVICE_TIMEOUT"  # seconds, in place of these
 _SECONDS, _SOFTWARE_SECONDS = 120.0, 1800.0
-# Work a second of a device whose rate is not known, and how many times as long as by the measured rate it may take: some
-# launches are bound by memory, and other programs may want the device, too.
+# Work a second of a device whose rate is not known, and how many times as long as by the measured rate it may take:
+# some launches are bound by memory, and other programs may want the device, too.
 _LEAST_RATE, _SOFTWARE_LEAST_RATE, _SLOWER = 1e9, 1e7, 100.0
-_LOOK = 1.0  # seconds between two looks at what is finished
 _NAMES = 3  # of launches, that a message has
 
 
@@ -41,7 +39,7 @@ class InFlight:
         self.rate: Callable[[], float] = lambda: 0.0
         self._flights: deque[Flight] = deque()
         self._made = self._finished = 0
-        self._seconds = _timeout(_SOFTWARE_SECONDS if software else _SECONDS)
+        self._seconds = timeout(_SOFTWARE_SECONDS if software else _SECONDS)
         self.doing = "submitting commands"
 
     def __len__(self) -> int:
@@ -73,9 +71,9 @@ class InFlight:
     def wait(self, given: Submitted) -> None:
         """Until a task of the submit thread is done. DeviceHung once the device has finished nothing for too long."""
         seconds, finished = 0.0, self._finished
-        while not given.wait(_LOOK):
+        while not given.wait(LOOK):
             # Looks are counted, not the clock's seconds: this process may have been stopped between two of them.
-            seconds += _LOOK
+            seconds += LOOK
             if finished != self._finished:
                 seconds, finished = 0.0, self._finished
             if seconds >= self.limit:
@@ -97,15 +95,3 @@ class InFlight:
     def lost(self) -> DeviceError:
         """The error of a task in which the device was found to be lost."""
         return as_device_error("the device is lost", self.doing + self.launches())
-
-
-def _timeout(default: float) -> float:
-    """Return the seconds that $WGRAD_DEVICE_TIMEOUT says."""
-    text = os.environ.get(TIMEOUT, "").strip()
-    try:
-        seconds = float(text or default)
-    except ValueError:
-        seconds = 0.0
-    if not 0 < seconds < 1e9:
-        raise DeviceError(f"{TIMEOUT}: must be seconds, above 0; got {text!r}: correct or unset it")
-    return seconds

@@ -73,6 +73,12 @@ def handle(obj: Any) -> Any:
     return obj._internal
 
 
+def disown(obj: Any) -> Any:
+    """The C handle of a wgpu-py object, which from now on does not release it."""
+    found, obj._internal = obj._internal, None
+    return found
+
+
 class ErrorLog(logging.Handler):
     """Collects what wgpu-py can only log: validation errors of raw calls, and a lost device."""
 

@@ -49,8 +49,7 @@ class Profiler(kernel_times.Profiler):
         self._submit(encoder)
 
     def _submit(self, encoder: Any) -> None:
-        c_encoder, encoder._internal = native.handle(encoder), None  # it is released there
-        self._queue.submit_encoder(c_encoder, "submitting commands")
+        self._queue.submit_encoder(native.disown(encoder), "submitting commands")
 
     def _times(self) -> Iterable[float]:
         encoder = self._device.create_command_encoder()

@@ -14,12 +14,13 @@ import numpy as np
 from wgrad.device.errors import DeviceError, DeviceLost, OutOfMemory
 from wgrad.device.memory import Array, Block, Pool
 from wgrad.device.placement import Rehearsal
-from wgrad.device.runtime import PooledRuntime, Recording
+from wgrad.device.runtime import PooledRuntime
 from wgrad.wgsl.runtime import adapters, cooperative, matrix_units, native
 from wgrad.wgsl.runtime.compile import Compiler, Constant, Pipeline
 from wgrad.wgsl.runtime.dequantized_cache import DequantizedCache
 from wgrad.wgsl.runtime.profiler import Profiler
 from wgrad.wgsl.runtime.readback import Readback
+from wgrad.wgsl.runtime.replay import Replay
 from wgrad.wgsl.runtime.submission_queue import Queue
 from wgrad.wgsl.runtime.submission_size import FIRST_DISPATCHES, MAX_DISPATCHES, Submission, SubmissionSize, joined
 from wgrad.wgsl.runtime.transfers import SHADER, UNIT, Transfers, in_pieces
@@ -27,23 +28,6 @@ from wgrad.wgsl.runtime.uniforms import Uniforms
 
 MAX_GROUPS = 65_535  # workgroups in one dimension of a dispatch, on every device
 _STAGING_BYTES = 64 << 20
-
-
-class Replay(Recording):
-    """A recorded list of dispatches. Running it submits them again on the same buffers."""
-
-    def __init__(self, runtime: Runtime) -> None:
-        super().__init__(runtime)
-        self.submissions: list[Submission] = []
-
-    @property
-    def dispatches(self) -> int:
-        return sum(len(submission.dispatches) for submission in self.submissions)
-
-    def run(self) -> None:
-        self._runtime.flush()
-        for submission in self.submissions:
-            self._runtime._submit(submission)
 
 
 class Runtime(PooledRuntime):

@@ -13,7 +13,7 @@ import numpy as np
 from wgrad.device.errors import DeviceError, DeviceHung, DeviceLost
 from wgrad.wgsl.runtime.abort_guard import poll, submit
 from wgrad.wgsl.runtime.in_flight import Flight, InFlight
-from wgrad.wgsl.runtime.native import Dispatch, as_device_error, copy, error_log, ffi, handle, lib
+from wgrad.wgsl.runtime.native import Dispatch, as_device_error, copy, disown, error_log, ffi, handle, lib
 from wgrad.wgsl.runtime.submit_thread import Submitted, SubmitThread
 
 # Submissions in flight before the host waits for old ones: bounds memory held by finished commands (it only comes
@@ -249,10 +249,16 @@ class Queue:
             if isinstance(error, DeviceLost):
                 self.lost = error
             if isinstance(error, DeviceHung):
-                self._thread.abandon()
+                self._leak()
             self.in_flight.clear()
             error_log().messages.clear()  # a device that is lost is logged by this thread, too
             raise
+
+    def _leak(self) -> None:
+        """Leave the device as it is: before the library gave it back it would wait for it, and then end the process."""
+        self._thread.abandon()
+        for held in (self._device.queue, self._device):
+            disown(held)
 
     def refused(self, error: Exception | str, doing: str) -> DeviceError:
         """Return wgpu's error as one of ours."""

@@ -1,0 +1,185 @@
+"""A device that is lost or hangs is an error in time, never the end of the process; a new device then works."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.portability.dawn import front_driver
+from wgrad.autograd.bind import bind
+from wgrad.device.errors import CompileTimeout, DeviceError, DeviceHung, DeviceLost
+from wgrad.wgsl.device import WgpuDevice
+from wgrad.wgsl.runtime import in_flight, submission_queue
+from wgrad.wgsl.runtime.in_flight import InFlight
+from wgrad.wgsl.runtime.submit_thread import SubmitThread
+from wgrad.wgsl.runtime.vulkan_drivers import driver_files
+
+# Loses the device at a call of the driver, for one number after another, each time on a new device; then lets it hang.
+LOSSES = """if 1:
+    import ctypes, json, sys
+    import numpy as np
+    from wgrad.autograd.bind import bind
+    from wgrad.device.errors import DeviceHung, DeviceLost
+    from wgrad.wgsl.device import WgpuDevice
+
+    front = ctypes.CDLL(sys.argv[1])
+    number = lambda name: ctypes.c_int.in_dll(front, name)
+
+    def work(device):
+        x = device.zeros((1 << 16,))
+        for i in range(3):
+            device.fill(x, float(i))
+            device.flush()
+            later = device.readback(x)
+            device.write(x, np.ones(1 << 16, np.float32))
+            assert later.result()[5] == i and device.download(x)[5] == 1
+            device.upload(np.ones(1 << 19, np.float32))
+            for _ in range(9):
+                device.fill(x, 2.0)
+                device.flush()
+            device.synchronize()
+
+    def attempt(at, hangs):
+        device = bind(WgpuDevice)()
+        number("wgrad_fault_hangs").value = hangs
+        number("wgrad_fault_at").value = number("wgrad_fault_calls").value + at
+        try:
+            work(device)
+        except DeviceLost as error:
+            try:
+                device.synchronize()
+            except type(error):
+                return type(error).__name__, str(error)
+        finally:
+            number("wgrad_fault_at").value = -1
+        return "", ""
+
+    said = [attempt(at, False) for at in (0, 1, 2, 4, 7, 12, 19, 27)]
+    in_work = len([name for name, _ in said if name])
+    assert in_work == number("wgrad_fault_losses").value
+    said.append(attempt(21, True))
+    work(bind(WgpuDevice)())
+    print(json.dumps(said))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux" or shutil.which("cc") is None, reason="needs a C compiler and lavapipe")
+def test_a_lost_device_is_an_error_and_a_new_one_works(wgpu_device: Any, tmp_path: Path) -> None:
+    """The library would end the process: each of these losses is found by another of its calls."""
+    lavapipe = next((path for path in driver_files() if "lvp" in os.path.basename(path)), "")
+    if not lavapipe:
+        pytest.skip("lavapipe is not installed")
+    driver = json.loads(Path(lavapipe).read_text())["ICD"]["library_path"]
+    front = front_driver("cc", tmp_path, "FAULTS", driver)
+    environment = {**os.environ, **front, "VK_DRIVER_FILES": front["VK_ICD_FILENAMES"], "WGRAD_DEVICE_TIMEOUT": "1"}
+    command = [sys.executable, "-c", LOSSES, str(tmp_path / "front_driver.so")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
+    assert done.returncode == 0, done.stderr
+    *lost, hung = json.loads(done.stdout)
+    assert [name for name, _ in lost] == ["DeviceLost"] * len(lost)
+    assert all(text.startswith("the device was lost while ") for _, text in lost)
+    assert hung[0] == "DeviceHung" and "(launches in flight: fill" in hung[1]
+
+
+def test_a_wait_is_bounded_by_the_work_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slow device may take longer for more work, and as long as it likes while it finishes something."""
+    monkeypatch.setenv("WGRAD_DEVICE_TIMEOUT", "10")
+    flying, thread = InFlight(software=False), SubmitThread(lambda: None, RuntimeError)
+    gate = threading.Event()
+    stuck, hours = thread.submit(gate.wait, lambda: None), []
+    flying.add(stuck, ["gemm", "gemm", "attention", "norm", "loss"], 1e11)
+    assert flying.limit == 10 + 1e11 / 1e9  # of a GPU whose rate is not known
+    flying.rate = lambda: 1e12
+    assert flying.limit == 10 + 100 * 1e11 / 1e12
+
+    def look(seconds: float) -> bool:
+        hours.append(seconds)
+        if len(hours) == 15:  # one of those before has been finished
+            flying._finished += 1
+        return False
+
+    monkeypatch.setattr(type(stuck), "wait", lambda self, seconds: look(seconds))
+    with pytest.raises(
+        DeviceHung, match=r"finished for 20 s while .* \(launches in flight: gemm, attention, norm and 1 more"
+    ):
+        flying.wait(stuck)
+    assert len(hours) == 35
+    gate.set()
+    monkeypatch.undo()
+    thread.end()
+    assert InFlight(software=True).limit >= 600
+    for wrong in ("x", "0", "nan"):
+        monkeypatch.setenv("WGRAD_DEVICE_TIMEOUT", wrong)
+        with pytest.raises(DeviceError, match=f"WGRAD_DEVICE_TIMEOUT: must be seconds, above 0; got '{wrong}'"):
+            InFlight(software=False)
+
+
+@pytest.mark.parametrize("waits", ["synchronize", "download", "readback", "launch"])
+def test_every_wait_ends_where_the_device_hangs(
+    waits: str, wgpu_device: WgpuDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device: Any = bind(WgpuDevice)()
+    x = device.zeros((1 << 20,))
+    device.fill(x, 1.0)
+    device.synchronize()
+    monkeypatch.setattr(in_flight, "LOOK", 0.01)
+    monkeypatch.setattr(device._queue.in_flight, "_seconds", 0.05)
+    gate, plain = threading.Event(), submission_queue.poll
+
+    def hang(*given: Any, wait: bool) -> None:
+        if wait:
+            gate.wait()
+        plain(*given, wait=wait)
+
+    monkeypatch.setattr(submission_queue, "poll", hang)
+    device.fill(x, 2.0)
+    with pytest.raises(DeviceHung, match="WGRAD_DEVICE_TIMEOUT"):
+        if waits == "readback":
+            device.readback(x).result()
+        for _ in range(20):
+            if waits == "launch":
+                device.fill(x, 2.0)
+                device.flush()
+            else:
+                getattr(device, waits)(*[x] * (waits == "download"))
+    with pytest.raises(DeviceHung):  # at once: nothing is given to it any more
+        device.synchronize()
+    del device, x  # as a test's end does: the library is not asked to give it back
+    gate.set()
+
+
+def test_a_driver_that_hangs_while_it_compiles_is_given_up(
+    wgpu_device: WgpuDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device: Any = bind(WgpuDevice)()
+    monkeypatch.setenv("WGRAD_DEVICE_TIMEOUT", "0.05")
+    gate = threading.Event()
+    monkeypatch.setattr(device._device, "create_compute_pipeline", lambda **_: gate.wait())
+    x, dry = device.zeros((64,)), device.dry_run()
+    dry.copy(dry.zeros((64,)), dry.zeros((64,)))
+    told = r"^shader elementwise_copy\.wgsl \(main; .*\): the driver has compiled it for 0 s, and hangs: update it"
+    for compiles in (lambda: device.copy(x, device.zeros((64,))), lambda: device.prepare(dry)):
+        with pytest.raises(CompileTimeout, match=told):
+            compiles()
+    gate.set()
+
+
+def test_a_device_lost_while_it_compiles_is_no_fault_of_a_shader(
+    wgpu_device: WgpuDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lost(**_: Any) -> None:
+        raise RuntimeError("Parent device is lost")
+
+    device: Any = bind(WgpuDevice)()
+    x = device.zeros((64,))
+    monkeypatch.setattr(device._device, "create_compute_pipeline", lost)
+    with pytest.raises(DeviceLost, match=r"the device was lost while compiling shader elementwise_copy\.wgsl"):
+        device.copy(x, device.zeros((64,)))
