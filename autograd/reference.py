@@ -184,6 +184,9 @@ class ReferenceDevice:
     def identity(self) -> tuple[str, ...]:
         return ("NumPy", np.__version__)
 
+    def details(self) -> dict[str, Any]:
+        return {}
+
     @property
     def simpler(self) -> tuple[str, ...]:
         return ()

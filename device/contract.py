@@ -143,6 +143,9 @@ class Device(Protocol):
         """Compile the kernels that the work on `dry` needs and that are not compiled yet; -> how many those were.
         progress: called with (done, in all). What does not compile is reported where it is launched."""
 
+    def details(self) -> dict[str, Any]:
+        """Return more facts for a report of the GPU, as JSON: those that take time, or that few devices have."""
+
     def kernel_caches(self) -> list[Path]:
         """Folders, which need not exist, in which compiled kernels may be kept from one process to the next."""
 

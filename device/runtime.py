@@ -114,6 +114,9 @@ class PooledRuntime:
         """Give free memory back to the driver; returns the bytes."""
         return self._pool.trim()
 
+    def details(self) -> dict[str, Any]:
+        return {}
+
     @property
     def simpler(self) -> Sequence[str]:
         return ()

@@ -10,8 +10,10 @@ from wgrad.device.errors import DeviceError
 from wgrad.device.implementations import enter_all
 from wgrad.hip.attention import AttentionRounding
 from wgrad.hip.elements import implements
+from wgrad.hip.runtime import binding
 from wgrad.hip.runtime.dry_run import DryRun
 from wgrad.hip.runtime.gpus import list_gpus
+from wgrad.hip.runtime.system import describe_system
 
 __all__ = ["HipDevice", "list_gpus"]
 
@@ -29,6 +31,16 @@ class HipDevice(AttentionRounding):
     """
 
     implementations = implements
+
+    def details(self) -> dict[str, Any]:
+        """The system around the GPU, versions of HIP, and where the kernels come from."""
+        versions = {
+            "driver": binding.driver_version(),
+            "runtime": binding.runtime_version(),
+            "package": binding.package(),
+        }
+        kernels = {"origin": self.modules.origin, "digest": self.modules.digest(), "loaded": self.modules.loaded()}
+        return {"hip": versions, "kernels": kernels, "system": describe_system()}
 
     def kernel_caches(self) -> list[Path]:
         """Where kernels are kept that hiprtc compiled; the others ship."""

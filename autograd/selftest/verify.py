@@ -200,5 +200,5 @@ def _without(
     more = f" and {others} more case{'s' * (others > 1)}" if others else ""
     raise WrongOperator(
         f"{device.description}: {said}{more}: do not train on this device. Report it with "
-        "wgrad selftest --report FILE; another driver, or --device cpu, may be right"
+        "wgrad report-gpu; another driver, or --device cpu, may be right"
     )

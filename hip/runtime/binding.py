@@ -138,6 +138,12 @@ def runtime_version() -> int:
     return int(check(hip().hipRuntimeGetVersion(), "hipRuntimeGetVersion"))
 
 
+def package() -> str:
+    """Name of the module that HIP is reached through, and its version where it tells one."""
+    module = hip()
+    return f"{module.__name__} {getattr(module, '__version__', '')}".strip()
+
+
 def _import(name: str) -> Any:
     missing: ImportError | None = None
     for package in _PACKAGES:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any
 
 from wgrad.device.errors import DeviceError
@@ -31,6 +32,7 @@ class Modules:
         # With the bytes of each: the driver keeps the pointer that it is given and may read there as long as it lives.
         self._modules: dict[str, tuple[Any, bytes]] = {}
         self._functions: dict[tuple[str, str], Any] = {}
+        self._places: dict[str, str] = {}
 
     @property
     def origin(self) -> str:
@@ -43,6 +45,10 @@ class Modules:
             if name and (objects_folder() / name).is_dir():
                 return name
         return ""
+
+    def loaded(self) -> dict[str, str]:
+        """Where each code object that is loaded comes from, by its source: a file and its folder, or hiprtc."""
+        return {source: "/".join(Path(where).parts[-2:]) for source, where in self._places.items()}
 
     def digest(self) -> str:
         """Digest of the code objects, or of the sources that hiprtc compiles."""
@@ -82,6 +88,7 @@ class Modules:
                 " `python -m wgrad.hip.runtime.build`",
             )
             self._modules[source] = module, image
+            self._places[source] = where
         return self._modules[source][0]
 
     def _image(self, source: str) -> tuple[bytes, str]:

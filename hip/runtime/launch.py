@@ -48,6 +48,11 @@ class Launch:
     packed: Packed
     shapes: tuple[Any, ...]
 
+    @property
+    def arguments(self) -> str:
+        """Their values in the kernel's order: addresses, whole numbers, floats."""
+        return ", ".join(map(str, self.packed.layout.struct.unpack(self.packed.values)))
+
     def __str__(self) -> str:
         text = ", ".join(f"{dtype}{list(shape)}" for shape, dtype in self.shapes)
         return f"kernel {self.name} on ({text}), {self.grid} work-groups of {self.threads}"

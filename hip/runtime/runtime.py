@@ -86,7 +86,8 @@ class Runtime(PooledRuntime):
         self._readbacks = Readbacks(hip, self._stream)
         self._uploads: list[np.ndarray] = []  # host memory that copies under way read from
         self._last: Launch | Transfer | None = None
-        self._graphs = os.environ.get("WGRAD_HIP_GRAPHS") != "0"  # replay as HIP graphs
+        self._sync = os.environ.get("WGRAD_HIP_SYNC", "")  # "1": wait for each launch; "trace": and print it before
+        self._graphs = os.environ.get("WGRAD_HIP_GRAPHS") != "0" and not self._sync  # replay as HIP graphs
 
     # ---- storage -------------------------------------------------------------------------
     def _create_buffer(self, nbytes: int) -> int:
@@ -287,6 +288,14 @@ class Runtime(PooledRuntime):
         self._issue(launch)
 
     def _issue(self, launch: Launch | Transfer) -> None:
+        if self._sync == "trace":  # a fault of a kernel ends the process inside ROCm
+            values = f", arguments {launch.arguments}" if isinstance(launch, Launch) else ""
+            print(f"launch: {launch}{values}", file=sys.stderr, flush=True)
+        self._enqueue(launch)
+        if self._sync:
+            self.synchronize()
+
+    def _enqueue(self, launch: Launch | Transfer) -> None:
         self._last = launch
         if isinstance(launch, Transfer):
             kind = self._hip.hipMemcpyKind(launch.kind)

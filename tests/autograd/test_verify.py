@@ -161,7 +161,7 @@ def test_a_run_ends_where_no_kernel_is_right(tmp_path: Path) -> None:
         "rope is wrong (rope/3/float32: y is off by 1, allowed 4.8e-07 in run 1 of 3)" in said
         and "and 1 more case:" in said
     )
-    assert "Report it with wgrad selftest --report FILE" in said
+    assert "Report it with wgrad report-gpu" in said
     assert card.kinds == {SUBGROUP, TENSOR} and not list(tmp_path.glob("wgrad/verified/*"))  # the next run checks again
 
 

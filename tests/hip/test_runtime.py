@@ -21,6 +21,7 @@ from wgrad.hip.runtime.binding import NOT_READY, check
 from wgrad.hip.runtime.gpus import find_gpu, list_gpus
 from wgrad.hip.runtime.launch import Long
 from wgrad.hip.runtime.objects import compress
+from wgrad.hip.runtime.system import describe_system
 
 
 def test_the_card_is_named(hip_device: Any) -> None:
@@ -271,6 +272,58 @@ def test_replay_without_graphs(
     assert calls["hipStreamBeginCapture"] == bool(failing)
     notes = [record.getMessage() for record in caplog.records]
     assert len(notes) == bool(failing) and all("HIP graphs fail here" in note for note in notes)
+
+
+@pytest.mark.parametrize("mode", ["1", "trace"])
+def test_a_launch_that_fails_is_named(
+    emulator: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], mode: str
+) -> None:
+    """By WGRAD_HIP_SYNC: the device waits for each launch, also of a replay; a trace has its arguments before it."""
+    monkeypatch.setenv("WGRAD_HIP_SYNC", mode)
+    device = emulator.new("gfx942")
+    x = device.upload(np.full(67, 3, np.float32))
+    with device.capture() as recorded:
+        device.mul(x, x)
+    calls = count_calls(monkeypatch, device, "hipStreamBeginCapture")
+    waits = count_calls(monkeypatch, device, "hipModuleLaunchKernel")
+    recorded.run()
+    assert not calls["hipStreamBeginCapture"] and waits["hipModuleLaunchKernel"] == 1
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("launch: kernel ")]
+    assert bool(lines) == (mode == "trace")
+    assert all(f"arguments {x.address}, {x.address}, " in line for line in lines)
+    monkeypatch.setattr(device, "synchronize", lambda: 1 // 0)
+    with pytest.raises(ZeroDivisionError):
+        device.mul(x, x)  # waited for
+
+
+def test_the_details_of_a_report(emulator: Any) -> None:
+    device = emulator.new("gfx1100")
+    device.fill(device.empty((8,)), 1.0)
+    found = device.details()
+    assert found["kernels"]["origin"] in ("shipped", "hiprtc") and "storage" in found["kernels"]["loaded"]
+    assert found["hip"]["driver"] and found["hip"]["package"] and len(found["kernels"]["digest"]) == 64
+
+
+def test_the_system_around_a_gpu(tmp_path: Path) -> None:
+    texts = {
+        "opt/rocm/.info/version": "6.4.1-83",
+        "sys/module/amdgpu/version": "6.12.12",
+        "sys/class/kfd/kfd/topology/nodes/0/properties": "cpu_cores_count 16\nsimd_count 0",
+        "sys/class/kfd/kfd/topology/nodes/1/properties": "simd_count 192\ngfx_target_version 110000\nlds_size_in_kb 64",
+        "sys/class/drm/card1/device/fw_version/mec_fw_version": "0x00000211",
+        "sys/class/drm/card1/device/pp_dpm_sclk": "0: 500Mhz\n1: 2304Mhz *",
+        "sys/class/drm/card1-DP-1/device/fw_version/mec_fw_version": "0x1",
+    }
+    for name, text in texts.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text + "\n")
+    assert describe_system(tmp_path) == {
+        "rocm": "6.4.1-83",
+        "amdgpu": "6.12.12",
+        "gpus": [{"gfx_target_version": 110000, "simd_count": 192, "lds_size_in_kb": 64}],
+        "cards": [{"firmware": {"mec": "0x00000211"}, "clocks": {"pp_dpm_sclk": "2304Mhz"}}],
+    }
+    assert describe_system(tmp_path / "none") == {}
 
 
 def test_a_lost_device_is_no_reason_to_replay_without_graphs(emulator: Any, monkeypatch: pytest.MonkeyPatch) -> None:

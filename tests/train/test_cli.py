@@ -411,29 +411,6 @@ def test_package_versions_without_an_installation(monkeypatch: pytest.MonkeyPatc
     assert package_versions()["numpy"] == np.__version__
 
 
-def test_selftest_report(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """The table on the terminal, and in the file the object of --json: what there is to know of a strange card."""
-    file = tmp_path / "card.json"
-    assert run("selftest", "--only", "rms_norm", "--report", str(file)) == 0
-    assert capsys.readouterr().out.splitlines()[-1].startswith("all ")
-    report = json.loads(file.read_text(encoding="utf-8"))
-    assert report["passed"] == len(report["results"]) > 1 and report["failed"] == 0
-    assert report["device"]["facts"]["name"] in report["device"]["description"]
-    assert report["packages"]["numpy"] == np.__version__ and report["system"]["python"]
-    if report["device"]["name"] == "wgpu":
-        assert {"backend", "type", "driver", "library", "limits", "features"} <= set(report["device"]["facts"])
-
-
-@pytest.mark.parametrize("place", [".", "nowhere/card.json"])
-def test_a_report_that_cannot_be_written_is_told_first(
-    place: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("wgrad.train.commands.selftest.select_device", lambda spec: 1 // 0)
-    message = refused(capsys, "selftest", "--report", str(tmp_path / place))
-    assert message.startswith("cannot write ") and message.endswith(" with --report")
-    assert not list(tmp_path.iterdir())
-
-
 class Wrong(ReferenceDevice):
     """A device whose norm's gradient is 1 % off, and that has no silu."""
 

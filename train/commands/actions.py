@@ -24,7 +24,7 @@ from wgrad.train.options.sweep_options import MOST, read_vary
 from wgrad.train.options.watch_config import WatchConfig
 from wgrad.train.ranks.launch import launch, wants_launch
 from wgrad.train.step.memory import advising
-from wgrad.train.terminal.output import settle
+from wgrad.train.terminal.output import say, settle
 
 _NOT_OPTIONS = ("command", "run", "words")  # of a namespace
 
@@ -213,6 +213,12 @@ def doctor(args: argparse.Namespace) -> int:
     return print_doctor()
 
 
+def report_gpu(args: argparse.Namespace) -> int:
+    from wgrad.train.commands.report_gpu import DEFAULT_OUT, run_report
+
+    return run_report(args.device, expand_path(args.out or DEFAULT_OUT, "--out"), args.size)
+
+
 def selftest(args: argparse.Namespace) -> int:
     if args.page is not None:
         for name in ("report", "json"):
@@ -223,10 +229,14 @@ def selftest(args: argparse.Namespace) -> int:
         from wgrad.train.commands.selftest_page import write_page
 
         return write_page(expand_path(args.page, "--page"), only=args.only)
+    if args.report:
+        from wgrad.train.commands.report_gpu import run_report
+
+        say("note: selftest --report is now report-gpu --out; the next release takes only that", "stderr")
+        return run_report(args.device, expand_path(args.report, "--report"), "auto")
     from wgrad.train.commands.selftest import print_selftest
 
-    report = expand_path(args.report, "--report") if args.report else None
-    return print_selftest(args.device, only=args.only, as_json=args.json, report=report)
+    return print_selftest(args.device, only=args.only, as_json=args.json)
 
 
 def bench(args: argparse.Namespace) -> int:

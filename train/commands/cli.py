@@ -49,7 +49,7 @@ USUAL = ("model", "data", "out", "resume", "lora_r", "learning_rate", "batch_siz
 GROUPS = {
     "train": ("finetune", "sweep", "plan", "data", "watch"),
     "use": ("generate", "chat", "serve", "eval", "merge", "export", "push"),
-    "inspect": ("devices", "doctor", "selftest", "bench"),
+    "inspect": ("devices", "doctor", "report-gpu", "selftest", "bench"),
     "set up": ("import-config", "matrix-units", "warm", "cache", "completion"),
 }
 
@@ -122,12 +122,19 @@ def build_parser() -> Parser:
 
     add("devices", actions.devices, "list the devices of this machine, and the one that is used")
     add("doctor", actions.doctor, "find out why this machine's GPU is not used, and what to do")
+    report = add(
+        "report-gpu", actions.report_gpu, "measure this GPU, compare it with NumPy, and write one file to send in"
+    )
+    report.epilog = "Takes about two minutes. The file is kept up to date, so that a crash leaves what was measured."
+    report.add_argument("--device", default="auto", metavar="DEVICE", help=f"{DEVICE_HELP} (default: auto)")
+    report.add_argument("--out", default=None, metavar="FILE", help="the file (default: gpu-report.json)")
+    size = "how large the timed work is, as of bench (default: auto)"
+    report.add_argument("--size", default="auto", choices=("auto", "large", "small", "tiny"), help=size)
     selftest = add("selftest", actions.selftest, "check every operator of a device against a float64 reference")
     selftest.add_argument("--device", default="auto", metavar="DEVICE", help=f"{DEVICE_HELP} (default: auto)")
     selftest.add_argument("--only", default="", metavar="TEXT", help="only cases whose name contains this")
     selftest.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
-    report = "also write that object to a file: GPU, driver, versions, and the error of every case"
-    selftest.add_argument("--report", metavar="FILE", help=report)
+    selftest.add_argument("--report", metavar="FILE", help=argparse.SUPPRESS)  # now report-gpu
     page = "write one HTML file that runs these cases in a browser, on its GPU; nothing runs here"
     selftest.add_argument("--page", metavar="FILE", help=page)
     add_options(

@@ -18,7 +18,6 @@ from wgrad.autograd.select_device import select_device
 from wgrad.autograd.selftest.run import Result, prepare_selftest, run_selftest, selftest_cases
 from wgrad.device.contract import Device
 from wgrad.device.errors import WgradError
-from wgrad.device.files import check_writable, write_text
 from wgrad.train.terminal.output import make_console
 from wgrad.train.terminal.progress import Display
 
@@ -100,24 +99,18 @@ def _run(device: Device, only: str, *, table: bool) -> list[Result]:
     return results
 
 
-def print_selftest(spec: str, *, only: str = "", as_json: bool = False, report: str | None = None) -> int:
+def print_selftest(spec: str, *, only: str = "", as_json: bool = False) -> int:
     """Run the selftest on the device named by `spec` and print it. -> 0, or 1 where any case failed.
 
-    only: part of the names of the cases to run. report: a file for `make_report` as JSON. WgradError where no case is
-    called so, or the report could not be written.
+    only: part of the names of the cases to run. WgradError where no case is called so.
     """
-    if report is not None:
-        check_writable(report, "--report")
     device = select_device(spec)
     begun = time.perf_counter()
     results = _run(device, only, table=not as_json)
     seconds = time.perf_counter() - begun
-    text = json.dumps(make_report(device, results, seconds), indent=1, allow_nan=False)
-    if report is not None:
-        write_text(report, text + "\n", "--report")
     failed = [r for r in results if not r.ok]
     if as_json:
-        print(text)
+        print(json.dumps(make_report(device, results, seconds), indent=1, allow_nan=False))
         return 1 if failed else 0
     if device.lacks:
         print(f"not on this device: {', '.join(sorted(device.lacks))}")

@@ -1,0 +1,61 @@
+"""AMD's software around a GPU, as files tell it: ROCm, drivers, firmware, topology (as rocminfo has it), clocks."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+# Of a node of the topology that is a GPU; the names are the kernel driver's.
+_PROPERTIES = (
+    "gfx_target_version", "simd_count", "simd_per_cu", "array_count", "cu_per_simd_array", "wave_front_size",
+    "max_waves_per_simd", "lds_size_in_kb", "num_xcc", "max_engine_clk_fcompute", "vendor_id", "device_id",
+    "drm_render_minor", "capability", "fw_version", "sdma_fw_version",
+)  # fmt: skip
+_CLOCKS = ("pp_dpm_sclk", "pp_dpm_mclk", "power_dpm_force_performance_level", "gpu_busy_percent")
+
+
+def describe_system(root: Path = Path("/")) -> dict[str, Any]:
+    """Return what a maintainer without the GPU needs. What is not there is left out. root: for tests.
+
+    rocm, kernel, amdgpu: versions. gpus: of each GPU of the kernel driver its properties. cards: of each card in
+    /sys/class/drm its firmware versions, and its clocks now.
+    """
+    found: dict[str, Any] = {
+        "rocm": _first(root, "opt/rocm/.info/version", "opt/rocm/.info/version-dev"),
+        "kernel": _first(root, "proc/sys/kernel/osrelease"),
+        "amdgpu": _first(root, "sys/module/amdgpu/version", "sys/module/amdgpu/srcversion"),
+        "gpus": [],
+        "cards": [],
+    }
+    for node in sorted(root.glob("sys/class/kfd/kfd/topology/nodes/*")):
+        known = dict(line.split(maxsplit=1) for line in _read(node / "properties").splitlines() if " " in line)
+        if int(known.get("simd_count", "0")):
+            found["gpus"].append({name: int(known[name]) for name in _PROPERTIES if known.get(name, "").isdigit()})
+    for card in sorted(root.glob("sys/class/drm/card[0-9]*/device")):
+        if "-" in card.parent.name:  # a connector of a card
+            continue
+        firmware = {path.name.removesuffix("_fw_version"): _read(path) for path in card.glob("fw_version/*_fw_version")}
+        clocks = {name: _current(_read(card / name)) for name in _CLOCKS}
+        if firmware:
+            known = {name: text for name, text in clocks.items() if text}
+            found["cards"].append({"firmware": dict(sorted(firmware.items())), "clocks": known})
+    return {name: value for name, value in found.items() if value}
+
+
+def _current(text: str) -> str:
+    """The line of a table of clocks that is in force, which has a star; the text itself where it is one line."""
+    starred = re.search(r"^\d+: (.*?) ?\*$", text, re.MULTILINE)
+    return starred[1] if starred else text if "\n" not in text else ""
+
+
+def _first(root: Path, *files: str) -> str:
+    return next(filter(None, (_read(root / file) for file in files)), "")
+
+
+def _read(path: Path) -> str:
+    """The text of a small file, empty where it cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").strip()[:10_000]
+    except OSError:
+        return ""

@@ -1,0 +1,266 @@
+"""`wgrad report-gpu`: its parts, what a driver that dies leaves, and the file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import wgrad
+from wgrad.autograd.bench import timing
+from wgrad.autograd.reference import ReferenceDevice
+from wgrad.train.commands import cli, report_gpu, report_parts, report_run
+from wgrad.train.commands.report_gpu import _run_part, _text, summary, take, where_to_send
+from wgrad.train.commands.report_parts import cpu_rates, describe_device, finite, in_order, rates, self_test
+
+
+def gathered(lines: Iterator[dict[str, Any]]) -> dict[str, Any]:
+    part: dict[str, Any] = {}
+    for line in lines:
+        take(part, json.dumps(finite(line), allow_nan=False))
+    return part
+
+
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timing, "SAMPLE_SECONDS", 0.0)
+    monkeypatch.setattr(timing, "SAMPLES", 1)
+    monkeypatch.setattr(report_parts, "WARM_SECONDS", 0.0)
+
+
+# ---- the parts -----------------------------------------------------------------------------------
+class Wrong(ReferenceDevice):
+    reason = "made wrong"
+
+    def silu(self, x: np.ndarray) -> np.ndarray:
+        return np.full_like(x, np.nan)
+
+
+def test_the_device() -> None:
+    part = gathered(describe_device(ReferenceDevice()))
+    assert part["name"] == "cpu" and part["facts"]["name"] and part["fastest_compute"] == "float32"
+    assert part["lacks"] == [] and part["details"] == {} and part["identity"]
+
+
+def test_the_self_test_has_every_operator_first() -> None:
+    cases = report_parts.selftest_cases(ReferenceDevice())
+    kinds = [(c.op, c.direction, c.dtype) for c in in_order(cases)]
+    count = len(set(kinds))
+    assert len(set(kinds[:count])) == count < len(kinds) == len(cases)
+
+
+def test_the_self_test(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report_parts, "CHUNK", 2)
+    chosen = [c for c in report_parts.selftest_cases(ReferenceDevice()) if c.op in ("silu", "scale")][:4]
+    monkeypatch.setattr(report_parts, "selftest_cases", lambda device: chosen)
+    part = gathered(self_test(Wrong()))
+    failed = [row for row in part["cases"] if "failed" in row]
+    assert len(part["cases"]) == len(chosen) and part["failed"] == len(failed) == sum(c.op == "silu" for c in chosen)
+    assert failed[0]["error"] is None and part["passed"] == len(chosen) - len(failed)
+    part = gathered(self_test(ReferenceDevice(), start=1, most=1))
+    assert len(part["cases"]) == 1 and part["number"] == 1
+    part = gathered(self_test(ReferenceDevice(), seconds=-1.0))
+    assert part["left"] == len(chosen) and "cases" not in part
+
+
+def test_the_rates(at_once: None) -> None:
+    part = gathered(rates(ReferenceDevice(), "tiny", seconds=-1.0))
+    assert part["left"] > 20 and "rows" not in part
+    assert {roof["name"] for roof in part["roofs"]} == {"memory", "float32"}
+    assert gathered(cpu_rates("tiny"))["roofs"][0]["per_second"] > 0
+
+
+def test_products_are_timed_first() -> None:
+    order = sorted(report_parts.entries(ReferenceDevice(), report_parts.SIZES["tiny"]), key=report_parts._order)
+    assert order[0].op in report_parts.PRODUCTS and order[-1].op not in report_parts.PRODUCTS
+
+
+def test_the_fine_tune_is_the_same_in_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("ROWS", 1), ("TOKENS", 32), ("LAYERS", 1)):
+        monkeypatch.setattr(report_run, name, value)
+    part = gathered(report_run.compare_runs("cpu", steps=2))
+    assert part["ok"] and part["worst"] == 0.0 and len(part["losses"]) == len(part["losses_cpu"]) == 2
+    assert part["compute"] == "float32" and part["losses"][0] > part["losses"][1] > 0
+
+
+@pytest.mark.parametrize("loss", [5.1, float("nan")])
+def test_a_wrong_fine_tune(loss: float, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("compute: float32\n")
+    losses = iter(([5.0, loss], [5.0, 5.0]))
+
+    def train(*_: Any) -> Any:
+        steps = [SimpleNamespace(loss=value) for value in next(losses)]
+        return SimpleNamespace(metrics=lambda: steps, seconds=1.0, out=tmp_path)
+
+    monkeypatch.setattr(report_run, "_train", train)
+    assert gathered(report_run.compare_runs("gpu"))["ok"] is False
+
+
+# ---- processes that die --------------------------------------------------------------------------
+_DIES = """
+import json, os, signal, sys, time
+name, spec, size, start, *most = {arguments!r}
+for number in range(int(start), int(start) + 1 if most else 6):
+    print(json.dumps({{"set": {{"doing": f"case {{number}}", "number": number}}}}), flush=True)
+    print("launch: kernel k" + str(number) + ", arguments 7", file=sys.stderr, flush=True)
+    print("Memory access fault", file=sys.stderr, flush=True)
+    if number in %s:
+        %s
+    print("a driver's chatter", json.dumps({{"x": 1}}), flush=True)
+    print(json.dumps({{"add": ["cases", number]}}), flush=True)
+"""
+
+
+def dying(monkeypatch: pytest.MonkeyPatch, at: tuple[int, ...], how: str = "os.kill(os.getpid(), 9)") -> None:
+    monkeypatch.setattr(report_gpu, "_CODE", _DIES % (at, how))
+
+
+def part_of(name: str) -> dict[str, Any]:
+    part: dict[str, Any] = {}
+    for _ in _run_part(name, "hip", "tiny", part):
+        pass
+    return part
+
+
+def test_a_self_test_goes_on_behind_the_case_that_killed_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    dying(monkeypatch, (2,))
+    part = part_of("self-test")
+    assert part["cases"] == [0, 1, 3, 4, 5] and part["state"] == "done"
+    (death,) = part["deaths"]
+    assert death["at"] == "case 2" and death["ending"] == "crashed (signal 9)"
+    assert death["last_launch"] == "kernel k2, arguments 7" and death["said"] == "Memory access fault"
+
+
+def test_a_self_test_that_dies_again_and_again_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    dying(monkeypatch, (1, 3, 4), "sys.exit(7)")
+    part = part_of("self-test")
+    assert part["cases"] == [0, 2] and part["state"] == "ended with status 7 at case 4" and len(part["deaths"]) == 3
+
+
+def test_another_part_that_dies(monkeypatch: pytest.MonkeyPatch) -> None:
+    dying(monkeypatch, (1,))
+    part = part_of("rates")
+    assert part["state"] == "crashed (signal 9) at case 1" and part["cases"] == [0]
+
+
+def test_a_part_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    dying(monkeypatch, (1,), "time.sleep(60)")
+    monkeypatch.setattr(report_gpu, "SILENCE", 1.0)
+    assert part_of("rates")["state"] == "hung: no answer for 1 s at case 1"
+
+
+def test_a_real_process() -> None:
+    part: dict[str, Any] = {}
+    for _ in _run_part("device", "cpu", "tiny", part):
+        pass
+    assert part["state"] == "done" and part["name"] == "cpu"
+
+
+# ---- the file ------------------------------------------------------------------------------------
+def test_the_text_is_json_with_a_line_for_each_row() -> None:
+    value = {"a": [{"x": 1, "y": "\u0000 \\u0000 é"}, {"x": []}], "b": {"c": [1, 2.5, None], "d": []}, "e": "0"}
+    text = _text(value)
+    assert json.loads(text) == value
+    assert '  {"x": 1, ' in text and '"c": [1, 2.5, null]' in text
+
+
+GOOD: dict[str, dict[str, Any]] = {
+    "device": {"facts": {"name": "GPU", "backend": "Vulkan", "driver": "1.2"}, "fastest_compute": "float16"},
+    "self-test": {"passed": 3, "failed": 0},
+    "rates": {"roofs": [{"name": "float32", "per_second": 4e12}, {"name": "tensor cores", "per_second": 8e13}]},
+    "fine-tune": {"ok": True, "worst": 1e-4, "limit": 1e-3},
+    "cpu": {"roofs": [{"name": "float32", "per_second": 1e11}]},
+}
+
+
+@pytest.fixture
+def parts(monkeypatch: pytest.MonkeyPatch) -> dict[str, dict[str, Any]]:
+    """What the parts come to, which do not run."""
+    found = {name: {"state": "done", **values} for name, values in GOOD.items()}
+
+    def run(name: str, spec: str, size: str, part: dict[str, Any]) -> Iterator[None]:
+        kept = json.loads(Path(spec).read_text(encoding="utf-8"))
+        assert kept[name] == {"state": "running"} and kept["packages"]["numpy"] == np.__version__  # saved before
+        part.update(found[name])
+        yield
+
+    monkeypatch.setattr(report_gpu, "_run_part", run)
+    monkeypatch.setattr(report_gpu, "list_devices", list)
+    monkeypatch.setattr(report_gpu, "_doctor", list)
+    return found
+
+
+def report(tmp_path: Path) -> tuple[int, dict[str, Any]]:
+    out = tmp_path / "report.json"
+    status = cli.main(["report-gpu", "--device", str(out), "--out", str(out)])
+    return status, json.loads(out.read_text(encoding="utf-8"))
+
+
+def test_the_report(parts: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status, found = report(tmp_path)
+    assert status == 0 and found["wgrad"] == wgrad.__version__ and found["system"]["cpus"]
+    assert found["summary"]["times_cpu"] == 800.0 and found["summary"]["right"] is True
+    assert found["summary"]["name"] == "GPU" and found["summary"]["fine_tune_worst"] == 1e-4
+    said = capsys.readouterr().out
+    assert "fine-tune: as NumPy: losses differ by 1.0e-04 at most, 1e-03 allowed" in said
+    assert "self-test: 3 cases passed, 0 failed" in said and "report.json is written. Attach it to a GPU report" in said
+
+
+@pytest.mark.parametrize(
+    ("part", "change"),
+    [
+        ("self-test", {"failed": 1}),
+        ("fine-tune", {"ok": False}),
+        ("rates", {"state": "crashed (signal 6)"}),
+        ("device", {"state": "ended with status 3", "said": "no adapter"}),
+    ],
+)
+def test_what_is_wrong_is_the_status(
+    parts: dict[str, Any], tmp_path: Path, part: str, change: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    parts[part].update(change)
+    status, found = report(tmp_path)
+    assert status == 1 and found["summary"]["right"] is False
+    assert ("cpu" in found) == (part != "device")  # without a device there is nothing to measure
+    if "state" in change:
+        assert f"{part}: {change['state']}" in capsys.readouterr().out
+
+
+def test_nothing_measured_makes_a_row_all_the_same() -> None:
+    assert set(summary({}).values()) == {None, False}
+
+
+def test_a_file_that_cannot_be_written_is_told_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["report-gpu", "--out", str(tmp_path)]) == 2
+    assert "cannot write" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("urls", "said"),
+    [
+        ([], "issue of the project."),
+        (["Issues, https://x.org/a/b/issues"], "issue: https://x.org/a/b/issues/new?template=gpu-report.yml"),
+        (["Documentation, https://d", "Source, https://x.org/a/b/"], "https://x.org/a/b/issues/new?template="),
+    ],
+)
+def test_where_it_goes(urls: list[str], said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report_gpu.metadata, "metadata", lambda name: SimpleNamespace(get_all=lambda key: urls))
+    assert said in where_to_send()
+
+
+def test_the_former_spelling(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    seen = list[Any]()
+
+    def run(*given: Any) -> int:
+        seen.append(given)
+        return 0
+
+    monkeypatch.setattr(report_gpu, "run_report", run)
+    assert cli.main(["selftest", "--device", "cpu", "--report", "x.json"]) == 0
+    assert seen == [("cpu", "x.json", "auto")]
+    assert "selftest --report is now report-gpu --out" in capsys.readouterr().err

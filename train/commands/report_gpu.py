@@ -1,0 +1,274 @@
+"""`wgrad report-gpu`: a report of this GPU in one file, for people who want wgrad to work on it.
+
+Each part runs in a process of its own (report_parts.py), and the file is written again after each and while it runs: a
+driver that crashes or hangs ends a part, not the report. A self-test that dies goes on behind the case that it died at.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import queue
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from importlib import metadata
+from typing import Any
+
+import wgrad
+from wgrad.autograd.diagnosis import findings
+from wgrad.autograd.machine import this_machine
+from wgrad.autograd.select_device import list_devices
+from wgrad.device.errors import WgradError
+from wgrad.device.files import check_writable, write_text
+from wgrad.train.commands.selftest import package_versions
+from wgrad.train.step.memory import main_memory
+from wgrad.train.terminal.output import make_console
+from wgrad.train.terminal.progress import Display
+
+FORMAT = 1
+DEFAULT_OUT = "gpu-report.json"
+PARTS = ("device", "self-test", "rates", "fine-tune", "cpu")
+SILENCE = 180.0  # seconds without a line after which a part hangs; one shader may take a driver a minute
+DEATHS = 3  # of the self-test, after which it is left
+_SAVE_SECONDS = 1.0  # between two writes while a part runs
+_FORM = "issues/new?template=gpu-report.yml"
+_CODE = "import sys; sys.path[:] = {path!r}; from wgrad.train.commands.report_parts import main; main(*{arguments!r})"
+_LAUNCH = "launch: "  # begins a line of a device that traces its launches
+
+
+@dataclass
+class _Report:
+    """The file. contents: what lies in it, or will at the next save."""
+
+    path: str
+    contents: dict[str, Any] = field(default_factory=dict)
+    _saved: float = 0.0
+
+    def save(self, now: bool = True) -> None:
+        if now or time.monotonic() - self._saved > _SAVE_SECONDS:
+            write_text(self.path, _text(self.contents))
+            self._saved = time.monotonic()
+
+
+def _text(contents: Mapping[str, Any]) -> str:
+    """JSON with a line for each row of a table and for each list of numbers."""
+    rows = list[str]()
+
+    def marked(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {name: marked(part) for name, part in value.items()}
+        if isinstance(value, list) and not any(isinstance(part, dict | list) for part in value):
+            rows.append(json.dumps(value, allow_nan=False, ensure_ascii=False))
+            return f"\0{len(rows) - 1}\0"
+        if isinstance(value, list):
+            rows.extend(json.dumps(part, allow_nan=False, ensure_ascii=False) for part in value)
+            return [f"\0{number}\0" for number in range(len(rows) - len(value), len(rows))]
+        return value
+
+    parts = json.dumps(marked(contents), indent=1, allow_nan=False, ensure_ascii=False).split('"\\u0000')
+    return parts[0] + "".join(rows[int(p.partition("\\")[0])] + p.partition('\\u0000"')[2] for p in parts[1:]) + "\n"
+
+
+def run_report(spec: str, out: str, size: str) -> int:
+    """Measure this GPU and write `out`. -> 0, or 1 where a part failed or a result was wrong.
+
+    size: of the work, as of `wgrad bench`. WgradError: the file cannot be written.
+    """
+    check_writable(out, "--out")
+    display = Display(make_console("stdout"))
+    report = _Report(out)
+    report.contents = {
+        "format": FORMAT,
+        "wgrad": wgrad.__version__,
+        "date": time.strftime("%Y-%m-%d"),
+        "asked": spec,
+        "system": _system(),
+        "packages": package_versions(),
+        "devices": list_devices(),
+        "doctor": _doctor(),
+    }
+    report.save()
+    for name in PARTS:
+        part = report.contents[name] = {"state": "running"}
+        report.save()
+        begun = time.monotonic()
+        with display.phase(name, unit="steps") as phase:
+            for number, _ in enumerate(_run_part(name, spec, size, part)):
+                phase.update(number)
+                report.save(now=False)
+        part["seconds"] = round(time.monotonic() - begun, 1)
+        report.save()
+        display.say(f"{name}: {_in_words(name, part)}")
+        if name == "device" and part["state"] != "done":
+            break
+    report.contents["summary"] = summary(report.contents)
+    report.save()
+    display.say(f"{out} is written. {where_to_send()}")
+    return 0 if _all_right(report.contents) else 1
+
+
+def _system() -> dict[str, Any]:
+    return {
+        "platform": platform.platform(),
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "cpus": os.cpu_count(),
+        "memory_bytes": main_memory(),
+    }
+
+
+def _doctor() -> list[str]:
+    try:
+        return findings(this_machine())
+    except WgradError as error:  # no device at all
+        return [str(error)]
+
+
+def _run_part(name: str, spec: str, size: str, part: dict[str, Any]) -> Iterator[None]:
+    """Run a part, again from behind the case at which it died."""
+    start, deaths = 0, list[dict[str, Any]]()
+    while True:
+        ending = yield from _run_process([name, spec, size, str(start)], part, {})
+        doing = part.pop("doing", "")
+        if not ending:
+            part["state"] = "done"
+            break
+        deaths.append({"at": doing, "ending": ending})
+        part["deaths"] = deaths
+        at = part.pop("number", None)
+        if name != "self-test" or at is None or len(deaths) == DEATHS:
+            part["state"] = f"{ending}{f' at {doing}' if doing else ''}"
+            break
+        if len(deaths) == 1:  # the same alone, on a device that waits for each launch and says it first
+            alone: dict[str, Any] = {}
+            tracing = {"WGRAD_HIP_SYNC": "trace"}
+            yield from _run_process([name, spec, size, str(at), "1"], alone, tracing)
+            deaths[-1] |= {key: alone[key] for key in ("last_launch", "said") if key in alone}
+        start = at + 1
+    part.pop("number", None)
+
+
+def _run_process(
+    arguments: list[str], part: dict[str, Any], environment: Mapping[str, str]
+) -> Generator[None, None, str]:
+    """Take the lines of a part's process into `part`. -> how it ended, "" where well."""
+    child = subprocess.Popen(
+        [sys.executable, "-c", _CODE.format(path=sys.path, arguments=tuple(arguments))],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, **environment},
+        encoding="utf-8",
+        errors="replace",
+    )
+    lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+    errors: list[str | None] = []
+    readers = [
+        threading.Thread(target=_read, args=(child.stdout, lines.put), daemon=True),
+        threading.Thread(target=_read, args=(child.stderr, errors.append), daemon=True),
+    ]
+    for reader in readers:
+        reader.start()
+    try:
+        while (line := lines.get(timeout=SILENCE)) is not None:
+            take(part, line)
+            yield
+        status = child.wait(SILENCE)
+    except (queue.Empty, subprocess.TimeoutExpired):
+        return f"hung: no answer for {SILENCE:.0f} s"
+    finally:
+        child.kill()
+        child.wait()
+        for reader in readers:
+            reader.join(1.0)
+        launches = [line for line in errors if line and line.startswith(_LAUNCH)]
+        said = [line for line in errors if line and not line.startswith(_LAUNCH)]
+        if launches:
+            part["last_launch"] = launches[-1].removeprefix(_LAUNCH)
+        if said:
+            part["said"] = said[-1][:500]
+    if status == 0:
+        part.pop("said", None)
+        return ""
+    return f"crashed (signal {-status})" if status < 0 else f"ended with status {status}"
+
+
+def _read(pipe: Any, take_line: Callable[[str | None], None]) -> None:
+    with suppress(ValueError, OSError):
+        for line in pipe:
+            take_line(line.rstrip("\n"))
+    take_line(None)
+
+
+def take(part: dict[str, Any], line: str) -> None:
+    """Add a line of a part's process to the report: {"set": {...}} or {"add": [name of a list, row]}."""
+    try:
+        said = json.loads(line)
+    except ValueError:
+        return  # a driver's chatter
+    if isinstance(said, dict):
+        part.update(said.get("set") or {})
+        if "add" in said:
+            name, row = said["add"]
+            part.setdefault(name, []).append(row)
+
+
+def _in_words(name: str, part: Mapping[str, Any]) -> str:
+    if part["state"] != "done":
+        return f"{part['state']} {part.get('said', '')}".strip()
+    if name == "self-test":
+        left = f", {part['left']} left out for time" if part.get("left") else ""
+        return f"{part['passed']} cases passed, {part['failed']} failed{left} ({part['seconds']:.0f} s)"
+    if name == "fine-tune":
+        verdict = "as NumPy" if part["ok"] else "WRONG"
+        return f"{verdict}: losses differ by {part['worst']:.1e} at most, {part['limit']:.0e} allowed"
+    return str(part.get("said_in_short") or f"done ({part['seconds']:.0f} s)")
+
+
+def _all_right(contents: Mapping[str, Any]) -> bool:
+    done = all(contents.get(name, {}).get("state") == "done" for name in PARTS)
+    return done and not contents["self-test"]["failed"] and bool(contents["fine-tune"]["ok"])
+
+
+def summary(contents: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the figures of a row in the table of tested GPUs; None where a part did not come to them."""
+    device, test, run = (contents.get(name, {}) for name in ("device", "self-test", "fine-tune"))
+    roofs = {roof["name"]: roof["per_second"] for roof in contents.get("rates", {}).get("roofs", ())}
+    of_cpu = {roof["name"]: roof["per_second"] for roof in contents.get("cpu", {}).get("roofs", ())}
+    arithmetic = [rate for name, rate in roofs.items() if name in ("float32", "tensor cores")]
+    ratio = max(arithmetic) / of_cpu["float32"] if arithmetic and of_cpu.get("float32") else None
+    return {
+        "name": device.get("facts", {}).get("name"),
+        "backend": device.get("facts", {}).get("backend"),
+        "driver": device.get("facts", {}).get("driver"),
+        "compute": device.get("fastest_compute"),
+        "passed": test.get("passed"),
+        "failed": test.get("failed"),
+        "memory_bytes_per_second": roofs.get("memory"),
+        "float32_per_second": roofs.get("float32"),
+        "tensor_cores_per_second": roofs.get("tensor cores"),
+        "times_cpu": ratio,
+        "fine_tune_ok": run.get("ok"),
+        "fine_tune_worst": run.get("worst"),
+        "right": _all_right(contents),
+    }
+
+
+def where_to_send() -> str:
+    """Return the sentence that says where the file goes: the address is the package's, which has one or none."""
+    try:
+        urls = metadata.metadata("wgrad").get_all("Project-URL") or []
+    except metadata.PackageNotFoundError:  # a checkout
+        urls = []
+    named = {label.strip().lower(): url.strip() for label, _, url in (entry.partition(",") for entry in urls)}
+    for label in ("issues", "source", "repository", "homepage"):
+        if label in named:
+            address = named[label].rstrip("/").removesuffix("/issues")
+            return f"Attach it to a GPU report issue: {address}/{_FORM}"
+    return "Attach it to a GPU report issue of the project."

@@ -1,0 +1,159 @@
+"""The parts of `wgrad report-gpu`, each in a process of its own: JSON lines on standard output, for report_gpu.py."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from wgrad.autograd.bench.cost import PRODUCTS
+from wgrad.autograd.bench.entries import entries
+from wgrad.autograd.bench.entry import SIZES, Entry
+from wgrad.autograd.bench.roofline import choose_sizes, measure, measure_machine
+from wgrad.autograd.reference import ReferenceDevice
+from wgrad.autograd.select_device import select_device
+from wgrad.autograd.selftest.case import Case
+from wgrad.autograd.selftest.run import Result, prepare_selftest, run_selftest, selftest_cases
+from wgrad.device.contract import Device
+from wgrad.device.errors import DeviceError, OperatorMissing
+from wgrad.train.commands.report_run import compare_runs
+from wgrad.train.options.bench_config import AUTO_SIZE
+
+TEST_SECONDS, RATE_SECONDS = 45.0, 30.0
+CHUNK = 32  # cases whose kernels are compiled together
+WARM_SECONDS = 0.1
+Said = dict[str, Any]  # {"set": {...}}, {"add": [name, row]}
+
+
+def describe_device(device: Any) -> Iterator[Said]:
+    """Description of the device, with its switches."""
+    about = {"name": device.name, "description": device.description, "reason": device.reason, "facts": device.facts}
+    switches = ("float16", "bfloat16", "subgroups", "matrix_units", "lanes", "tensor_cores_off", "shared_memory")
+    known = {name: getattr(device, name) for name in switches if hasattr(device, name)}
+    lacks = {"lacks": sorted(device.lacks), "fastest_compute": device.fastest_compute}
+    yield {"set": {**about, "switches": known, **lacks, "identity": list(device.identity)}}
+    yield {"set": {"details": device.details(), "said_in_short": device.description}}
+
+
+def in_order(cases: Iterable[Case]) -> list[Case]:
+    """One case of each operator, direction and dtype before the others, for a test that has to end early."""
+    first, others, seen = list[Case](), list[Case](), set[tuple[str, str, str]]()
+    for case in cases:
+        kind = (case.op, case.direction, case.dtype)
+        (others if kind in seen else first).append(case)
+        seen.add(kind)
+    return first + others
+
+
+def self_test(device: Device, start: int = 0, most: int = 0, seconds: float = TEST_SECONDS) -> Iterator[Said]:
+    """Cases of the self-test from number `start` on, as many as `most` (0: all) or `seconds` allow. A failed one is
+    told whole, the others by error and limit."""
+    cases = in_order(selftest_cases(device))
+    cases = cases[: start + most] if most else cases
+    begun, counts = time.monotonic(), {"passed": 0, "failed": 0, "lacking": 0}
+    for at in range(start, len(cases), CHUNK):
+        chunk = cases[at : at + CHUNK]
+        if time.monotonic() - begun > seconds:
+            yield {"set": {"left": len(cases) - at}}
+            break
+        yield {"set": {"doing": f"compiling for {chunk[0].name} and {len(chunk) - 1} more", "number": at + CHUNK - 1}}
+        prepare_selftest(device, chunk)
+        for number, case in enumerate(chunk, at):
+            yield {"set": {"doing": case.name, "number": number}}
+            (result,) = run_selftest(device, selected=[case])
+            counts["lacking" if result.lacks else "passed" if result.ok else "failed"] += 1
+            yield {"add": ["cases", _case_row(result)]}
+    yield {"set": counts}
+
+
+def _case_row(result: Result) -> Said:
+    row: Said = {"name": result.name, "error": _digits(result.error), "limit": _digits(result.limit)}
+    if result.lacks:
+        return {**row, "lacks": result.lacks}
+    return row if result.ok else {**row, "failed": result.message or f"{result.output} is off"}
+
+
+def _digits(value: float) -> float:
+    """Three digits that count."""
+    return float(f"{value:.3g}")
+
+
+def rates(device: Device, size: str = AUTO_SIZE, seconds: float = RATE_SECONDS) -> Iterator[Said]:
+    """The device's peak rates, and what its operators reach of them: matmuls and attention first, the others until the
+    time is over."""
+    sizes = SIZES[choose_sizes(device) if size == AUTO_SIZE else size]
+    yield {"set": {"size": sizes.name, "doing": "peak rates"}}
+    machine = measure_machine(device, sizes, WARM_SECONDS)
+    yield {"set": {"launch_seconds": machine.launch_seconds}}
+    for roof in machine.roofs.values():
+        yield {"add": ["roofs", dataclasses.asdict(roof)]}
+    shown = [f"{roof.name} {roof.per_second / 1e9:,.4g} G/s" for roof in machine.roofs.values()]
+    yield {"set": {"said_in_short": ", ".join(shown)}}
+    begun = time.monotonic()
+    selected = sorted(entries(device, sizes), key=_order)
+    for number, entry in enumerate(selected):
+        if time.monotonic() - begun > seconds:
+            yield {"set": {"left": len(selected) - number}}
+            break
+        yield {"set": {"doing": entry.name}}
+        try:
+            row = measure(device, machine, entry, WARM_SECONDS)
+        except OperatorMissing:
+            continue
+        figures = {"seconds": row.seconds, "flop": row.flop, "bytes": row.nbytes, "share": row.share}
+        rounded = {name: _digits(value) for name, value in figures.items()}
+        yield {"add": ["rows", {"name": row.name, **rounded, "bound": row.bound, "roof": row.roof}]}
+
+
+def _order(entry: Entry) -> tuple[bool, int]:
+    """Products first, large work before small."""
+    size = math.prod(int(side) for side in entry.shape.split("x") if side.isdigit())
+    return entry.op not in PRODUCTS, -size
+
+
+def cpu_rates(size: str = "small") -> Iterator[Said]:
+    """Peak rates of NumPy on this machine's processor, which the GPU's are compared with."""
+    machine = measure_machine(ReferenceDevice(), SIZES[size], WARM_SECONDS)
+    for roof in machine.roofs.values():
+        yield {"add": ["roofs", dataclasses.asdict(roof)]}
+
+
+def finite(value: Any) -> Any:
+    """The same with null for numbers that JSON has not."""
+    if isinstance(value, dict):
+        return {name: finite(part) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def main(name: str, spec: str, size: str, start: str = "0", most: str = "0") -> None:
+    """Run a part, and write its lines to standard output."""
+    out = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # what drivers print is no answer
+
+    try:
+        if name == "cpu":
+            lines = cpu_rates("tiny" if size == "tiny" else "small")
+        elif name == "fine-tune":
+            lines = compare_runs(spec)
+        else:
+            device = select_device(spec)
+            if name == "device":
+                lines = describe_device(device)
+            elif name == "self-test":
+                lines = self_test(device, int(start), int(most))
+            else:
+                lines = rates(device, size)
+        for line in lines:
+            print(json.dumps(finite(line), allow_nan=False), file=out, flush=True)
+        out.close()
+    except DeviceError as error:
+        print(str(error), file=sys.stderr, flush=True)
+        os._exit(3)
+    os._exit(0)  # no driver is asked to end
