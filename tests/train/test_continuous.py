@@ -70,6 +70,7 @@ def test_in_company_each_is_as_alone(
 ) -> None:
     monkeypatch.setattr(continuous, "CHUNK", 64)
     monkeypatch.setattr(continuous, "_SPARE", 32)
+    monkeypatch.setattr(continuous, "_FEW", 2)  # the first four are read at once
     model = model_for(make_checkpoint(sliding_window=None), device)
     comes = COMES if isinstance(device, ReferenceDevice) else FEW
     prompts = [rng.integers(1, 90, tokens).tolist() for _, tokens, _ in comes]
@@ -93,9 +94,9 @@ def test_a_cache_that_is_good_for_no_more_is_filled_anew(make_checkpoint: Any) -
 
 
 def test_a_long_prompt_goes_on_when_the_others_have_left(make_checkpoint: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(continuous, "CHUNK", 16)
+    monkeypatch.setattr(continuous, "CHUNK", 64)
     model = model_for(make_checkpoint(), ReferenceDevice())
-    prompt, batch = list(range(1, 60)), Batch(model, 4)
+    prompt, batch = list(range(1, 68)) * 2, Batch(model, 4)
     first, long, late = Growing.begin([8], 9, GREEDY), Growing.begin(prompt, 4, GREEDY), Growing.begin([6], 5, GREEDY)
     batch.join([first])
     batch.join([long])

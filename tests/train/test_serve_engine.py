@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import signal
 import socket
@@ -20,6 +21,7 @@ from wgrad.device.errors import DeviceLost, OutOfMemory
 from wgrad.train.inference.continuous import Batch
 from wgrad.train.options.generate_config import Sampling
 from wgrad.train.serve.engine import Engine, Limits
+from wgrad.train.serve.exchange import Events, Outbox
 from wgrad.train.serve.jobs import Event, Failed, Job, Piece
 
 
@@ -129,6 +131,23 @@ def test_a_batch_has_one_model_and_no_more_rows_than_it_may(engine: Engine) -> N
     engine._batch = Batch(engine.models["other"], 16)
     wide = [job(few, 505, model="other") for _ in range(5)]
     assert taken(*wide) == wide[:4], "2048 tokens of prompts are read at once"
+
+
+def test_the_loop_is_woken_once_for_all_events_of_a_block() -> None:
+    async def play() -> None:
+        outbox = Outbox()
+        events, wakes = [Events(outbox) for _ in range(3)], []
+        outbox._wake = lambda: wakes.append(outbox._deliver())  # type: ignore[method-assign]
+        with outbox.together():
+            for number, one in enumerate(events):
+                one.put(number, Piece(str(number)))
+            assert not wakes
+        assert len(wakes) == 1
+        assert [(await one.get())[0] for one in events] == [0, 1, 2]
+        events[0].put(7, Piece(""))
+        assert len(wakes) == 2 and (await events[0].get())[0] == 7
+
+    asyncio.run(play())
 
 
 # ---- given up, too late, too many ----------------------------------------------------------------

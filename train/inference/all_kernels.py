@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from wgrad.train.inference.continuous import Batch, padded
+from wgrad.train.inference.continuous import CHUNK, Batch, padded
 from wgrad.train.inference.growing import Growing
 from wgrad.train.model.model import Model
 from wgrad.train.options.generate_config import Sampling
@@ -24,11 +24,17 @@ def run_all_kernels(model: Model, rows: int, prompt_tokens: int) -> None:
                 batch.read_chunk()
             left -= now
         for _ in range(3):
-            batch.queue(1)
+            if batch.growing:
+                batch.queue(1)
 
     most = min(64, max(positions // 2, 1))
     grow(1, positions, 3)
     batch.reset()
+    width = padded(1)
+    while width <= min(CHUNK, positions - most):
+        grow(1, width, 1)
+        width *= 2
+    grow(rows, 1, 1)
     while batch.free:
         grow(max(len(batch.members), 1) if len(batch.members) * 2 <= rows else batch.free, 1, most)
     batch.leave(batch.members[-1])

@@ -15,12 +15,14 @@ import numpy as np
 from wgrad.train.inference.batch_step import MOST_STEPS, BatchStep
 from wgrad.train.inference.generation import prefill, prefill_part
 from wgrad.train.inference.growing import Block, Growing, Part
+from wgrad.train.inference.recorded_prefill import RecordedPrefill
 from wgrad.train.inference.slot_cache import SlotCache
 from wgrad.train.model.model import Model
 from wgrad.train.model.token_tables import TokenTables
 
 CHUNK = 512  # tokens of a long prompt that are read between two steps
-_PROMPT_STEP = 32  # prompts are filled up to a multiple: fewer shapes, of which each has its kernels
+_PROMPT_STEP = 32  # a prompt is filled up to a power of two of at least this, a long one to a multiple
+_FEW = 4  # prompts that come together and are read one after the other
 _SPARE = 256  # keys behind the longest sequence, at least: so often they are moved
 _VIEW = 64  # a cache has a multiple of as many keys: slot_cache.py
 
@@ -49,6 +51,7 @@ class Batch:
         self._members: list[Growing | None] = [None] * rows
         self._slots: SlotCache | None = None
         self._steps: dict[int, BatchStep] = {}  # by rows
+        self._prefills: dict[int, RecordedPrefill] = {}  # by width
         self._at = 0
         self._long: _LongPrompt | None = None
 
@@ -85,7 +88,7 @@ class Batch:
         """From here on another model with the same base; the batch must be empty."""
         assert not self.members
         if model is not self.model:
-            self.model, self._steps = model, {}
+            self.model, self._steps, self._prefills = model, {}, {}
 
     def leave(self, member: Growing) -> None:
         """Free its row, if it has one."""
@@ -101,14 +104,17 @@ class Batch:
         for member in self.members:
             member.row = -1
         self._members = [None] * self.rows
-        self._slots, self._steps, self._long, self._at = None, {}, None, 0
+        self._slots, self._long, self._at = None, None, 0
+        self._steps, self._prefills = {}, {}
 
     # ---- joining -------------------------------------------------------------------------------
     def is_long(self, prompt: Sequence[int]) -> bool:
         """Return whether a prompt is read in chunks: where others would wait for it, and its angles do not hang on its
         length."""
-        if len(prompt) <= CHUNK or not self.members:
-            return False
+        return len(prompt) > CHUNK and bool(self.members) and self._fixed_angles(prompt)
+
+    def _fixed_angles(self, prompt: Sequence[int]) -> bool:
+        """Return whether the rotary angles of a prompt are the same whatever its length."""
         return TokenTables.empty(self.model.config, 1, len(prompt), self.device) is None
 
     def can_join(self, newcomers: Sequence[Growing]) -> bool:
@@ -134,11 +140,34 @@ class Batch:
             while count < len(left) and first + count < self.rows and self._members[first + count] is None:
                 count += 1
             part, left = left[:count], left[count:]
-            assert self._slots is not None
-            cache = self._slots.part(first, count)
-            self._slots.set_logits(first, prefill(self.model, [one.prompt for one in part], cache, self._at, width))
+            self._read_prompts(part, first, width)
             for row, one in enumerate(part, start=first):
                 self._add(one, row)
+
+    def _read_prompts(self, part: Sequence[Growing], first: int, width: int) -> None:
+        """One after the other by what is recorded, or at once: in rows from `first` on."""
+        slots = self._slots
+        assert slots is not None
+        prompts = [one.prompt for one in part]
+        if len(part) <= _FEW and all(self._fixed_angles(prompt) for prompt in prompts):
+            recorded = [self._recorded_prefill(len(prompt), self._at) for prompt in prompts]
+            if None not in recorded:
+                for row, (prefill_one, prompt) in enumerate(zip(recorded, prompts), start=first):
+                    assert prefill_one is not None
+                    prefill_one.run(prompt, 0, len(prompt), row, self._at)
+                return
+        slots.set_logits(first, prefill(self.model, prompts, slots.part(first, len(part)), self._at, width))
+
+    def _recorded_prefill(self, tokens: int, end: int) -> RecordedPrefill | None:
+        """None for more than a chunk, and where what fills it up has no room."""
+        width = padded(tokens)
+        if width > CHUNK or width > end:
+            return None
+        assert self._slots is not None
+        found = self._prefills.get(width)
+        if found is None:
+            found = self._prefills[width] = RecordedPrefill(self.model, self._slots, width)
+        return found
 
     def _add(self, one: Growing, row: int) -> None:
         one.row, one.cached, self._members[row] = row, len(one.prompt), one
@@ -165,10 +194,13 @@ class Batch:
         last = len(prompt) - (long.chunks - 1 - long.done) * CHUNK
         first = max(last - CHUNK, 0)
         start = long.end - len(prompt)
-        logits = prefill_part(self.model, prompt, first, last, slots.part(one.row, 1), start)
+        recorded = self._recorded_prefill(last - first, start + last)
+        if recorded is not None:
+            recorded.run(prompt, first, last, one.row, start + last)
+        else:
+            slots.set_logits(one.row, prefill_part(self.model, prompt, first, last, slots.part(one.row, 1), start))
         long.done += 1
         if long.done == long.chunks:
-            slots.set_logits(one.row, logits)
             one.cached, self._long = len(prompt), None
 
     # ---- growing -------------------------------------------------------------------------------
@@ -266,9 +298,9 @@ class Batch:
             keys = max(keys, -(-wanted // _VIEW) * _VIEW)
         if had is not None and counts:
             if had.rebuild(rows, keys, counts, self._at, longest):
-                self._steps = {}
+                self._steps, self._prefills = {}, {}
         elif had is None or (rows, keys) != (had.rows, had.keys):
-            self._slots, self._steps = None, {}
+            self._slots, self._steps, self._prefills = None, {}, {}
             del had  # its memory is free before there is more
             self._slots = SlotCache(self.model, rows, keys)
         self._at = longest
@@ -276,4 +308,6 @@ class Batch:
 
 def padded(tokens: int) -> int:
     """Return the tokens up to which a prompt of `tokens` is filled up."""
+    if tokens <= CHUNK:
+        return max(1 << (tokens - 1).bit_length(), _PROMPT_STEP)
     return -(-tokens // _PROMPT_STEP) * _PROMPT_STEP

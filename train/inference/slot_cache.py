@@ -38,15 +38,25 @@ class SlotCache:
         """A view of the first rows'."""
         return self.device.view(self._logits, (rows, self._logits.shape[1]))
 
+    def as_one_row(self) -> KVCache:
+        """Views of all rows, one behind the other, as a single row."""
+
+        def one_row(array: Array) -> Array:
+            rows, keys, heads, width = array.shape
+            return self.device.view(array, (1, rows * keys, heads, width))
+
+        return KVCache([one_row(array) for array in self._cache.keys], [one_row(array) for array in self._cache.values])
+
     def set_logits(self, first: int, logits: Array) -> None:
         """logits float32 [N, V] of the rows from `first` on."""
-        self._put_logits(self._logits, first, logits)
+        self.put_logits(logits, self.device.upload(np.array([first], np.int32)))
 
-    def _put_logits(self, out: Array, first: int, logits: Array) -> None:
-        """By the operator that appends to a cache: a view could not begin at every row."""
-        (rows, vocab), count = out.shape, logits.shape[0]
-        table, new = self.device.view(out, (1, rows, 1, vocab)), self.device.view(logits, (1, count, 1, vocab))
-        self.device.kv_append(table, new, self.device.upload(np.array([first], np.int32)))
+    def put_logits(self, logits: Array, first: Array) -> None:
+        """`set_logits`, with the first row as an int32 [1] of the device. By the operator that appends to a cache: a
+        view could not begin at every row."""
+        (rows, vocab), count = self._logits.shape, logits.shape[0]
+        table, new = self.device.view(self._logits, (1, rows, 1, vocab)), self.device.view(logits, (1, count, 1, vocab))
+        self.device.kv_append(table, new, first)
 
     def move(self, source: int, target: int) -> None:
         """A row to the place of another, by way of another array: a kernel cannot read and write one buffer."""
@@ -85,8 +95,8 @@ class SlotCache:
                     arrays[number] = self.device.view(moved, (rows, keys, *shape[2:]))
                 del array, table, moved
         if rows != self.rows:
-            grown = self.device.zeros((rows, self._logits.shape[1]))
-            self._put_logits(grown, 0, self._logits)
-            self._logits = grown
+            before = self._logits
+            self._logits = self.device.zeros((rows, before.shape[1]))
+            self.set_logits(0, before)
         self.rows, self.keys = rows, keys
         return not same

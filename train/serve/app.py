@@ -21,7 +21,7 @@ from wgrad.train.files.input_files import one_line
 from wgrad.train.serve.answers import ChatForm, Choice, CompletionForm, Form
 from wgrad.train.serve.engine import Engine, Full
 from wgrad.train.serve.errors import ApiError
-from wgrad.train.serve.exchange import CLIENT_GONE, Events, Pieces, pieces
+from wgrad.train.serve.exchange import CLIENT_GONE, Events, Outbox, Pieces, pieces
 from wgrad.train.serve.jobs import Job
 from wgrad.train.serve.preparation import Preparation
 from wgrad.train.serve.requests import ChatRequest, CompletionRequest, parse_request
@@ -62,7 +62,8 @@ class Api:
 
     def __init__(self, engine: Engine, preparation: Preparation) -> None:
         self.engine, self.preparation = engine, preparation
-        self._begun = int(time.time())
+        self._begun, self._outbox = int(time.time()), Outbox()
+        engine.together = self._outbox.together
 
     def _model(self, name: str) -> dict[str, Any]:
         return {"id": name, "object": "model", "created": self._begun, "owned_by": "wgrad"}
@@ -78,7 +79,7 @@ class Api:
 
     async def completions(self, request: Request) -> Response:
         asked = parse_request(await _body(request), CompletionRequest)
-        events = Events()
+        events = Events(self._outbox)
         jobs, texts = await run_in_threadpool(self.preparation.completion_jobs, asked, events.put)
         choices = [Choice(n, len(job.prompt), text) for n, (job, text) in enumerate(zip(jobs, texts))]
         form = CompletionForm(asked.model, asked.top is not None, self.preparation.tokenizers[asked.model].token_text)
@@ -86,7 +87,7 @@ class Api:
 
     async def chat_completions(self, request: Request) -> Response:
         asked = parse_request(await _body(request), ChatRequest)
-        events = Events()
+        events = Events(self._outbox)
         job = await run_in_threadpool(self.preparation.chat_job, asked, events.put)
         form = ChatForm(asked.model, asked.top is not None, self.preparation.tokenizers[asked.model].token_text)
         return await self._answer(request, asked, [job], [Choice(0, len(job.prompt))], form, events)

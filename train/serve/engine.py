@@ -13,6 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -75,6 +76,7 @@ class Engine:
         self._again: list[_Member] = []  # whose texts are to be read once more
         self._blocks: deque[Block] = deque()
         self._spoiled = False  # numbers in the cache are not finite
+        self.together: Callable[[], AbstractContextManager[None]] = nullcontext  # what is emitted within it
         self._steps, self._last_read = 1, 0.0  # of a block; when the last one was read
 
     # ---- from any thread -----------------------------------------------------------------------
@@ -171,7 +173,8 @@ class Engine:
         if self._batch.growing:
             self._blocks.append(self._queue())
         while self._blocks and (len(self._blocks) >= _AHEAD or not self._batch.growing):
-            self._read(self._blocks.popleft())
+            with self.together():
+                self._read(self._blocks.popleft())
 
     def _remove(self, member: _Member) -> None:
         member.answer.ended = True

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections import deque
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import contextmanager
 
 from starlette.requests import Request
 
@@ -16,19 +18,59 @@ CLIENT_GONE = Failed(499, "the client has gone")  # nobody reads it
 Pieces = AsyncGenerator[tuple[Choice, Piece], None]
 
 
-class Events:
-    """A queue of the running loop. `put` may be called on any thread."""
+class Outbox:
+    """Events on their way from other threads to the loop of the web, which is woken once for all that come together:
+    to wake it hands it the interpreter, and the device's thread waits to have that back."""
 
     def __init__(self) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._items: deque[tuple[asyncio.Queue[tuple[int, Event]], tuple[int, Event]]] = deque()
+        self._held = False
+
+    def open(self) -> asyncio.Queue[tuple[int, Event]]:
+        """Return a queue of the running loop."""
         self._loop = asyncio.get_running_loop()
-        self._queue: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
+        return asyncio.Queue()
+
+    def put(self, queue: asyncio.Queue[tuple[int, Event]], item: tuple[int, Event]) -> None:
+        """On any thread."""
+        self._items.append((queue, item))
+        if not self._held:
+            self._wake()
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Within the block nothing leaves."""
+        self._held = True
+        try:
+            yield
+        finally:
+            self._held = False
+            if self._items:
+                self._wake()
+
+    def _wake(self) -> None:
+        try:
+            if self._loop is not None:
+                self._loop.call_soon_threadsafe(self._deliver)
+        except RuntimeError:  # the loop is closed: the server has ended
+            pass
+
+    def _deliver(self) -> None:
+        while self._items:
+            queue, item = self._items.popleft()
+            queue.put_nowait(item)
+
+
+class Events:
+    """What becomes of the prompts of a request. `put` may be called on any thread."""
+
+    def __init__(self, outbox: Outbox) -> None:
+        self._outbox, self._queue = outbox, outbox.open()
 
     def put(self, number: int, event: Event) -> None:
         """number: of the prompt in its request."""
-        try:
-            self._loop.call_soon_threadsafe(self._queue.put_nowait, (number, event))
-        except RuntimeError:  # the loop is closed: the server has ended
-            pass
+        self._outbox.put(self._queue, (number, event))
 
     async def get(self) -> tuple[int, Event]:
         return await self._queue.get()

@@ -101,7 +101,9 @@ class Answer:
         if self.job.top is not None and found is not None:
             info = token_info(token, text, found, row, self.job.top)
             self._waiting.append((first, self._decoded, info))
-        given = self._stop.add(text, self.tokenizer.special_text(token) if self.job.stops else "", self._pending)
+        given = text
+        if self.job.stops:
+            given = self._stop.add(text, self.tokenizer.special_text(token), self._pending)
         self._given += len(given)
         if self._stop.found:
             if self._given > self._decoded:  # a part of what was pending belongs to the answer

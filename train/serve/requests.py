@@ -11,7 +11,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, TypeVar
 
-from msgspec import Meta, Struct, structs
+from msgspec import Meta, Struct
 
 from wgrad.device.errors import WgradError
 from wgrad.train.data.conversation_forms import type_name
@@ -160,7 +160,7 @@ def parse_request(body: bytes, kind: type[R]) -> R:
         if not isinstance(value, dict):
             raise ApiError(400, f"{_WHERE} must be a JSON object; got {type_name(value)}: {_ADVICE}")
         value = {name: item for name, item in value.items() if item is not None}
-        _check_names(value, [field.name for field in structs.fields(kind)])
+        _check_names(value, kind.__struct_fields__)
         return convert(value, kind, _WHERE, _ADVICE)
     except WgradError as error:
         found = re.match(rf"{_WHERE}: (\w+)", str(error))
