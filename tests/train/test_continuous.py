@@ -98,8 +98,10 @@ def test_a_long_prompt_goes_on_when_the_others_have_left(make_checkpoint: Any, m
     model = model_for(make_checkpoint(), ReferenceDevice())
     prompt, batch = list(range(1, 68)) * 2, Batch(model, 4)
     first, long, late = Growing.begin([8], 9, GREEDY), Growing.begin(prompt, 4, GREEDY), Growing.begin([6], 5, GREEDY)
-    batch.join([first])
-    batch.join([long])
+    gone = Growing.begin([5], 9, GREEDY)
+    batch.join([gone, first])
+    batch.leave(gone)
+    batch.join([long])  # to the first row: nothing may be written in front of it
     assert batch.reads and batch.growing == [first]
     batch.leave(first)
     batch.read_chunk()

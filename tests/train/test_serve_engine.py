@@ -136,8 +136,13 @@ def test_a_batch_has_one_model_and_no_more_rows_than_it_may(engine: Engine) -> N
 def test_the_loop_is_woken_once_for_all_events_of_a_block() -> None:
     async def play() -> None:
         outbox = Outbox()
-        events, wakes = [Events(outbox) for _ in range(3)], []
-        outbox._wake = lambda: wakes.append(outbox._deliver())  # type: ignore[method-assign]
+        events, wakes = [Events(outbox) for _ in range(3)], list[int]()
+
+        def wake() -> None:
+            wakes.append(1)
+            outbox._deliver()
+
+        outbox._wake = wake  # type: ignore[method-assign]
         with outbox.together():
             for number, one in enumerate(events):
                 one.put(number, Piece(str(number)))
