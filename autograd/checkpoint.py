@@ -87,7 +87,7 @@ def _recompute(fn: Callable[..., Any], ctx: Context, grads: Sequence[Array | Non
     with recomputing(), _keeping(kept):
         result = fn(*leaves)
     run_backward(result if isinstance(result, tuple) else (result,), grads)
-    return [leaf.grad for leaf in leaves]
+    return [leaf.gradient for leaf in leaves]
 
 
 def _taken(ctx: Context) -> tuple[list[Array], list[Sequence[Array]] | None]:

@@ -80,6 +80,6 @@ def _backward(
                 made = fn(leaf)
             run_backward([made], [_part(dy, device, first, rows)])
             if dx is not None:
-                device.copy(leaf.grad, _part(dx, device, first, rows))
+                device.copy(leaf.gradient, _part(dx, device, first, rows))
             del leaf, made
     return [dx]

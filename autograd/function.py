@@ -66,7 +66,7 @@ class Context:
         """The float32 buffer of argument i, when it is a leaf that has one: an operator that can add its gradient to
         it in place does so and returns None for that argument."""
         edge = self._edges[i]
-        return edge.grad if isinstance(edge, Tensor) and edge.has_grad_buffer else None
+        return edge.gradient if isinstance(edge, Tensor) and edge.has_grad_buffer else None
 
     def rounded_by(self, i: int) -> np.dtype | None:
         """The dtype to which the gradient of argument i is rounded where it goes: a backward that has it at hand may

@@ -70,7 +70,7 @@ def gradcheck(
     arrays = [np.array(x, np.float64) for x in inputs]
     leaves = [Tensor(device.upload(a.astype(dtype)), device, requires_grad=True) for a in arrays]
     loss(op, leaves, device, dtype).backward()
-    grads = [None if leaf.grad is None else device.download(leaf.grad) for leaf in leaves]
+    grads = [None if leaf.gradient is None else device.download(leaf.gradient) for leaf in leaves]
     return max(_compare(value, arrays, i, grad, rng, checks) for i, grad in enumerate(grads))
 
 

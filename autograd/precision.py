@@ -22,7 +22,7 @@ def up(array: np.ndarray, compute: np.dtype) -> np.ndarray:
 
 def finish(result: np.ndarray, dtype: Any, compute: np.dtype) -> np.ndarray:
     """Round a result to the dtype asked for. An oracle (float64) is never rounded."""
-    return np.ascontiguousarray(result, dtype=compute if compute == FLOAT64 else dtype)
+    return np.asarray(result, dtype=compute if compute == FLOAT64 else dtype, order="C")
 
 
 def store(result: np.ndarray, out: np.ndarray | None, accumulate: bool, dtype: Any, compute: np.dtype) -> np.ndarray:

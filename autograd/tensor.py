@@ -2,64 +2,30 @@
 
 The walk frees as it goes: once a node's backward has run, its saved arrays and its gradient are dropped, and their
 memory returns to the device's pool. A graph can therefore be walked once.
+
+The values of a Tensor, and gradients on their way, may wait to be computed (lazy.py). The methods that PyTorch's users
+know (`+`, `sum`, slices, ...) are added by autograd/ops.
 """
 
 from __future__ import annotations
 
 import math
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+import weakref
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
+from wgrad.autograd.lazy import Lazy, memory_of, view_of
+from wgrad.autograd.modes import is_recomputing as is_recomputing
+from wgrad.autograd.modes import is_recording as is_recording
+from wgrad.autograd.modes import no_grad as no_grad
+from wgrad.autograd.modes import recomputing as recomputing
+from wgrad.autograd.modes import recording as recording
+from wgrad.autograd.modes import refuse_in_step
+from wgrad.autograd.tensor_methods import TensorMethods
 from wgrad.device.contract import Array, Device
 from wgrad.device.errors import ShapeError, WgradError
-
-
-class _Mode(threading.local):
-    recording = True
-    recomputing = False
-
-
-_mode = _Mode()
-
-
-def is_recording() -> bool:
-    """Return whether operators put themselves on the tape (False inside `no_grad`)."""
-    return _mode.recording
-
-
-@contextmanager
-def recording(on: bool) -> Iterator[None]:
-    previous, _mode.recording = _mode.recording, on
-    try:
-        yield
-    finally:
-        _mode.recording = previous
-
-
-def is_recomputing() -> bool:
-    """Return whether a stretch is recomputed for its backward, which comes next: what it saves lives shortly, and
-    nobody reads its output."""
-    return _mode.recomputing
-
-
-@contextmanager
-def recomputing() -> Iterator[None]:
-    previous, _mode.recomputing = _mode.recomputing, True
-    try:
-        with recording(True):
-            yield
-    finally:
-        _mode.recomputing = previous
-
-
-def no_grad() -> Any:
-    """Inside this context no operator saves anything for a backward."""
-    return recording(False)
-
 
 # Where a gradient goes: output number `index` of a node, a leaf, or nowhere.
 Edge: TypeAlias = "tuple[Node, int] | Tensor | None"
@@ -99,9 +65,10 @@ class Recomputed:
 
 class Node:
     """One operator on the tape. `edges[i]` says where the gradient of input i goes. rounds_to: a dtype to which its
-    backward rounds the gradient of its output; it takes a GradientWithCopy as well. recomputed: of its only output."""
+    backward rounds the gradient of its output; it takes a GradientWithCopy as well. recomputed: of its only output.
+    takes_lazy: its backward takes a Lazy for a gradient."""
 
-    __slots__ = ("name", "device", "backward", "edges", "outputs", "rounds_to", "recomputed")
+    __slots__ = ("name", "device", "backward", "edges", "outputs", "rounds_to", "recomputed", "takes_lazy")
 
     def __init__(
         self,
@@ -109,11 +76,12 @@ class Node:
         device: Device,
         backward: Callable[..., Sequence[Array | None]],
         edges: Sequence[Edge],
-        outputs: Sequence[Array],
+        outputs: Sequence[Array | Lazy],
         rounds_to: np.dtype | None = None,
         recomputed: Recomputed | None = None,
+        takes_lazy: bool = False,
     ) -> None:
-        self.name = name
+        self.name, self.takes_lazy = name, takes_lazy
         self.device = device
         self.rounds_to, self.recomputed = rounds_to, recomputed
         self.backward: Callable[..., Sequence[Array | None]] | None = backward
@@ -126,30 +94,58 @@ class Node:
         self.edges = ()
 
 
-class Tensor:
+class Tensor(TensorMethods):
     """An array on a device that the tape can follow.
 
-    data: the device's array. grad: an array of the same shape after `backward`, on leaves that require it.
+    data: the device's array, computed when it is first asked for. gradient: an array of the same shape after
+    `backward`, on leaves that require it.
     """
 
-    __slots__ = ("data", "device", "requires_grad", "grad", "has_grad_buffer", "node", "index", "__weakref__")
+    __slots__ = ("_data", "device", "requires_grad", "gradient", "has_grad_buffer", "node", "index", "__weakref__")
 
-    def __init__(self, data: Array, device: Device, requires_grad: bool = False) -> None:
-        self.data = data
+    def __init__(self, data: Array | Lazy, device: Device, requires_grad: bool = False) -> None:
+        self._data = data
         self.device = device
+        if isinstance(data, Lazy):
+            _waiting[id(self)] = self
         self.requires_grad = requires_grad
-        self.grad: Array | None = None
-        self.has_grad_buffer = False  # grad was handed in, and gradients are added to it in place
+        self.gradient: Array | None = None
+        self.has_grad_buffer = False  # gradient was handed in, and gradients are added to it in place
         self.node: Node | None = None
         self.index = 0  # which of the node's outputs this is
 
     @property
+    def data(self) -> Array:
+        held = self._data
+        if isinstance(held, Lazy):
+            held = self._data = held.array()
+            _waiting.pop(id(self), None)
+        return held
+
+    @data.setter
+    def data(self, value: Array) -> None:
+        self._data = value
+
+    @property
+    def grad(self) -> Tensor | None:
+        """The gradient after `backward`, of a leaf that requires it."""
+        return None if self.gradient is None else Tensor(self.gradient, self.device)
+
+    @grad.setter
+    def grad(self, value: None) -> None:
+        self.gradient, self.has_grad_buffer = value, False
+
+    def lazy(self) -> Lazy:
+        """The values, for expressions that are computed later."""
+        return self._data if isinstance(self._data, Lazy) else view_of(self._data, self.device)
+
+    @property
     def shape(self) -> tuple[int, ...]:
-        return tuple(self.data.shape)
+        return tuple(self._data.shape)
 
     @property
     def dtype(self) -> np.dtype:
-        result: np.dtype = np.dtype(self.data.dtype)
+        result: np.dtype = np.dtype(self._data.dtype)
         return result
 
     def __repr__(self) -> str:
@@ -158,14 +154,16 @@ class Tensor:
 
     def numpy(self) -> np.ndarray:
         """Wait for the device and copy to the host."""
+        refuse_in_step("reads values")
         return self.device.download(self.data)
 
     def detach(self) -> Tensor:
         """The same array, off the tape."""
-        return Tensor(self.data, self.device)
+        return Tensor(self._data, self.device)
 
-    def reshape(self, *shape: int) -> Tensor:
+    def reshape(self, *sizes: int | Sequence[int]) -> Tensor:
         """The same storage in another shape; one axis may be -1."""
+        shape: Any = sizes[0] if len(sizes) == 1 and isinstance(sizes[0], Sequence) else sizes
         device, before = self.device, self.shape
         result = Tensor(device.view(self.data, _filled_in(self.data, shape)), device)
         if is_recording() and self.requires_grad:
@@ -203,7 +201,7 @@ class Tensor:
                 "and compute outside no_grad"
             )
         if seed is None:
-            if self.data.size != 1:
+            if math.prod(self.shape) != 1:
                 raise ShapeError(
                     f"backward: seed is needed for a tensor of more than one element, got shape {list(self.shape)}; "
                     "pass a gradient of that shape or reduce with sum first"
@@ -215,6 +213,20 @@ class Tensor:
                 f"backward: seed must have the tensor's shape {list(self.shape)}, got {list(seed.shape)}; reshape it"
             )
         run_backward([self], [seed])
+
+
+_waiting: weakref.WeakValueDictionary[int, Tensor] = (
+    weakref.WeakValueDictionary()
+)  # Tensors whose values were not computed yet
+
+
+def before_writing(arrays: Iterable[Array] | None = None) -> None:
+    """Compute what waits and hangs on arrays that are about to be overwritten. None: all that waits."""
+    memory = None if arrays is None else [memory_of(array) for array in arrays]
+    for tensor in list(_waiting.values()):
+        held = tensor._data
+        if isinstance(held, Lazy) and (memory is None or any(held.reads(m) for m in memory)):
+            tensor.data  # noqa: B018
 
 
 def _filled_in(x: Array, shape: Sequence[int]) -> tuple[int, ...]:
@@ -238,7 +250,7 @@ def parameter(data: Array, device: Device, grad: Array | None = None) -> Tensor:
             "take a view of the flat gradient buffer of that shape"
         )
     leaf = Tensor(data, device, requires_grad=True)
-    leaf.grad, leaf.has_grad_buffer = grad, grad is not None
+    leaf.gradient, leaf.has_grad_buffer = grad, grad is not None
     return leaf
 
 
@@ -247,6 +259,10 @@ def edge_of(tensor: Tensor) -> Edge:
     if not tensor.requires_grad:
         return None
     return (tensor.node, tensor.index) if tensor.node is not None else tensor
+
+
+def _lazy(array: Array | Lazy, device: Device) -> Lazy:
+    return array if isinstance(array, Lazy) else view_of(array, device)
 
 
 class _Gradients:
@@ -258,6 +274,7 @@ class _Gradients:
 
     def __init__(self) -> None:
         self._waiting: dict[Node, list[tuple[Array | GradientWithCopy, bool] | None]] = {}
+        self._sums: dict[int, tuple[Tensor, Lazy]] = {}  # of leaves, by their ids: no more than the leaf's size waits
 
     def send(self, edge: Edge, given: Array | GradientWithCopy | None) -> None:
         grad = whole_of(given)
@@ -271,24 +288,44 @@ class _Gradients:
         if tuple(grad.shape) != shape:
             raise AssertionError(f"a gradient of shape {list(grad.shape)} reached {node.name}, whose output is {shape}")
         if np.dtype(grad.dtype) != dtype:
-            given = grad = device.cast(grad, dtype)
+            given = grad = grad.astype(dtype) if isinstance(grad, Lazy) else device.cast(grad, dtype)
         waiting = self._waiting.setdefault(node, [None] * len(node.outputs))
         held = waiting[index]
         if held is None:
             waiting[index] = (grad if node.rounds_to is None else given, False)
         else:
             total, ours = whole_of(held[0]), held[1]
-            waiting[index] = (device.add(total, grad, out=total) if ours else device.add(total, grad), True)
+            if isinstance(total, Lazy) or isinstance(grad, Lazy):
+                waiting[index] = (_lazy(total, device) + _lazy(grad, device), False)
+            else:
+                waiting[index] = (device.add(total, grad, out=total) if ours else device.add(total, grad), True)
 
     def _to_leaf(self, leaf: Tensor, grad: Array) -> None:
         if tuple(grad.shape) != leaf.shape:
             raise AssertionError(f"a gradient of shape {list(grad.shape)} reached a leaf of shape {list(leaf.shape)}")
-        if leaf.grad is None:
-            leaf.grad = grad
-        elif leaf.has_grad_buffer:
-            leaf.device.add(leaf.grad, grad, out=leaf.grad)
+        if isinstance(grad, Lazy) and grad.op != "reduce":
+            _, before = self._sums.get(id(leaf), (leaf, None))
+            self._sums[id(leaf)] = leaf, grad if before is None else before + grad
         else:
-            leaf.grad = leaf.device.add(leaf.grad, grad)
+            self._add(leaf, grad)
+
+    def finish(self) -> None:
+        """Compute the gradients of leaves that wait."""
+        for leaf, total in self._sums.values():
+            self._add(leaf, total)
+
+    def _add(self, leaf: Tensor, grad: Array | Lazy) -> None:
+        if isinstance(grad, Lazy):
+            if leaf.has_grad_buffer:
+                grad.write(leaf.gradient, accumulate=True)
+                return
+            grad = grad.array()
+        if leaf.gradient is None:
+            leaf.gradient = grad
+        elif leaf.has_grad_buffer:
+            leaf.device.add(leaf.gradient, grad, out=leaf.gradient)
+        else:
+            leaf.gradient = leaf.device.add(leaf.gradient, grad)
 
     def take(self, node: Node) -> list[Array | GradientWithCopy | None] | None:
         waiting = self._waiting.pop(node, None)
@@ -309,11 +346,14 @@ def run_backward(roots: Sequence[Tensor], seeds: Sequence[Array | None]) -> None
             node.release()
             if incoming is None or backward is None:
                 continue
+            if not node.takes_lazy:
+                incoming = [grad.array() if isinstance(grad, Lazy) else grad for grad in incoming]
             results = backward(*incoming)
             del backward, incoming  # the saved arrays and the gradient of the output go before new ones are made
             for edge, grad in zip(edges, results, strict=True):
                 gradients.send(edge, grad)
             del edges, results
+        gradients.finish()
 
 
 def _topological(roots: Sequence[Node]) -> list[Node]:

@@ -18,7 +18,7 @@ NORMS = ("rms_norm", "rms_norm_backward", "layer_norm", "layer_norm_backward")
 def entries(sizes: Sizes, dtype: np.dtype) -> list[Entry]:
     width_and_heads = ((sizes.rows, sizes.columns), (sizes.rows * sizes.columns // 64, 64))
     found = [e for shape in width_and_heads for op in NORMS for e in derived(op, sizes, dtype, shape)]
-    found += [*_rows(sizes, dtype), *_ropes(sizes, dtype)]
+    found += [*_rows(sizes, dtype), *_ropes(sizes, dtype), *_fused(sizes, dtype)]
     return found + _float32_only(sizes) if dtype == F32 else found
 
 
@@ -45,6 +45,22 @@ def _rows(sizes: Sizes, t: np.dtype) -> list[Entry]:
         entry("embedding_backward", (tokens, vocab, columns), t, embedding_backward),
         entry("kv_append", (tokens, g, d), t, append),
     ]
+
+
+def _fused(sizes: Sizes, t: np.dtype) -> list[Entry]:
+    """gelu(x + b), and its sum over the rows: a layer's activation and the gradient of a bias."""
+    shape = sizes.rows, sizes.columns
+    program = ("load", 0), ("load", 1), ("add", 0, 1), ("gelu", 2)
+
+    def build(device: Device) -> dict[str, Any]:
+        arrays = normal(device, shape, t), normal(device, shape[1:], t)
+        views = ((shape[1], 1), 0), ((0, 1), 0)
+        return {"program": program, "arrays": arrays, "views": views, "scalars": (), "shape": shape, "dtype": t}
+
+    def summed(device: Device) -> dict[str, Any]:
+        return {**build(device), "reduce": "sum", "axes": (0,)}
+
+    return [entry("fused", shape, t, build, "gelu"), entry("fused", shape, t, summed, "gelu, sum of rows")]
 
 
 def _ropes(sizes: Sizes, t: np.dtype) -> list[Entry]:

@@ -8,6 +8,7 @@ from wgrad.autograd.selftest import (
     decoding,
     elementwise,
     embedding,
+    fused,
     gemm,
     linear,
     log_odds,
@@ -23,8 +24,8 @@ from wgrad.autograd.selftest import (
 from wgrad.autograd.selftest.case import F16, F32, Case
 
 FAMILIES = (
-    gemm, linear, lora, quantize, norm, activation, rope, attention, softmax, elementwise, embedding, loss, storage,
-    optimizer, decoding, log_odds,
+    gemm, linear, lora, quantize, norm, activation, rope, attention, softmax, elementwise, fused, embedding, loss,
+    storage, optimizer, decoding, log_odds,
 )  # fmt: skip
 
 

@@ -9,7 +9,12 @@ Public names, each imported when it is first asked for (so that `import wgrad` s
     load, LoadedModel, Generated, Scores, TokenScore
                                     a model that writes and scores texts
     generate                        one text, with the options of `wgrad generate`
-    Tensor, no_grad, functional     the tape and its operators                             wgrad.autograd
+    tensor, zeros, ones, randn, manual_seed, set_default_device
+                                    Tensors on a device                                    wgrad.autograd
+    Tensor, no_grad, functional, where, cat, stack
+                                    the tape and its operators
+    SGD, AdamW, compile, save_tensors, load_tensors
+                                    optimisers, a step that is replayed, safetensors files
     select_device                   a device by name, or the best there is
     WgradError, DeviceError         errors that a caller can put right; what a device refused
 
@@ -27,9 +32,23 @@ if TYPE_CHECKING:
     from typing import Any as _Any
 
     from wgrad.autograd import functional as functional
+    from wgrad.autograd.compiled_step import compile as compile
+    from wgrad.autograd.creation import manual_seed as manual_seed
+    from wgrad.autograd.creation import ones as ones
+    from wgrad.autograd.creation import randn as randn
+    from wgrad.autograd.creation import set_default_device as set_default_device
+    from wgrad.autograd.creation import tensor as tensor
+    from wgrad.autograd.creation import zeros as zeros
+    from wgrad.autograd.ops.arithmetic import where as where
+    from wgrad.autograd.ops.movement import cat as cat
+    from wgrad.autograd.ops.movement import stack as stack
+    from wgrad.autograd.optim import SGD as SGD
+    from wgrad.autograd.optim import AdamW as AdamW
     from wgrad.autograd.select_device import select_device as select_device
     from wgrad.autograd.tensor import Tensor as Tensor
     from wgrad.autograd.tensor import no_grad as no_grad
+    from wgrad.autograd.tensor_files import load_tensors as load_tensors
+    from wgrad.autograd.tensor_files import save_tensors as save_tensors
     from wgrad.device.errors import DeviceError as DeviceError
     from wgrad.device.errors import WgradError as WgradError
     from wgrad.train.library.finetune import finetune as finetune
@@ -55,6 +74,7 @@ if not _os.path.isdir(_os.path.join(__path__[0], "autograd")) and _os.path.isdir
     __path__.append(_root)
 
 _PUBLIC = {
+    "AdamW": "wgrad.autograd.optim",
     "Callback": "wgrad.train.output.callbacks",
     "DeviceError": "wgrad.device.errors",
     "EvaluationReport": "wgrad.train.output.callbacks",
@@ -63,6 +83,7 @@ _PUBLIC = {
     "LoadedModel": "wgrad.train.library.loaded_model",
     "ModelOutput": "wgrad.train.step.hooks",
     "RateReport": "wgrad.train.output.callbacks",
+    "SGD": "wgrad.autograd.optim",
     "SaveReport": "wgrad.train.output.callbacks",
     "Scores": "wgrad.train.library.loaded_model",
     "StepReport": "wgrad.train.output.callbacks",
@@ -70,14 +91,27 @@ _PUBLIC = {
     "TokenBatch": "wgrad.train.step.hooks",
     "TokenScore": "wgrad.train.library.loaded_model",
     "WgradError": "wgrad.device.errors",
+    "cat": "wgrad.autograd.ops.movement",
+    "compile": "wgrad.autograd.compiled_step",
     "finetune": "wgrad.train.library.finetune",
     "functional": "wgrad",
     "generate": "wgrad.train.library.loaded_model",
     "load": "wgrad.train.library.loaded_model",
+    "load_tensors": "wgrad.autograd.tensor_files",
+    "manual_seed": "wgrad.autograd.creation",
     "no_grad": "wgrad.autograd.tensor",
+    "ones": "wgrad.autograd.creation",
+    "randn": "wgrad.autograd.creation",
+    "save_tensors": "wgrad.autograd.tensor_files",
     "select_device": "wgrad.autograd.select_device",
+    "set_default_device": "wgrad.autograd.creation",
+    "stack": "wgrad.autograd.ops.movement",
+    "tensor": "wgrad.autograd.creation",
+    "where": "wgrad.autograd.ops.arithmetic",
+    "zeros": "wgrad.autograd.creation",
 }
 __all__ = [
+    "AdamW",
     "Callback",
     "DeviceError",
     "EvaluationReport",
@@ -86,6 +120,7 @@ __all__ = [
     "LoadedModel",
     "ModelOutput",
     "RateReport",
+    "SGD",
     "SaveReport",
     "Scores",
     "StepReport",
@@ -93,12 +128,24 @@ __all__ = [
     "TokenBatch",
     "TokenScore",
     "WgradError",
+    "cat",
+    "compile",
     "finetune",
     "functional",
     "generate",
     "load",
+    "load_tensors",
+    "manual_seed",
     "no_grad",
+    "ones",
+    "randn",
+    "save_tensors",
     "select_device",
+    "set_default_device",
+    "stack",
+    "tensor",
+    "where",
+    "zeros",
 ]
 
 

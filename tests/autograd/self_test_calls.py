@@ -14,6 +14,11 @@ from wgrad.autograd import functional as F
 from wgrad.autograd.operators import OPERATORS
 from wgrad.autograd.selftest.calls import first_call
 
+# Functions of Tensors that are no operator of a device: test_tensor.py checks them.
+TENSOR_MODULES = {
+    f"wgrad.autograd.ops.{name}" for name in ("arithmetic", "movement", "matmul", "cross_entropy", "causal_attention")
+}
+
 
 class Call(NamedTuple):
     """tensors: shapes of the arguments that may have a gradient, by name; constants: the other ones."""

@@ -36,7 +36,7 @@ def compare(ours: Callable[..., Tensor], theirs: Callable[..., Any], *shapes: tu
     z.reshape(y.shape).backward(torch.tensor(dy))
     close(y.numpy(), z.detach().numpy().reshape(y.shape))
     for leaf, tensor in zip(leaves, tensors):
-        close(leaf.grad, tensor.grad.numpy())
+        close(leaf.gradient, tensor.grad.numpy())
 
 
 def close(ours: Any, theirs: np.ndarray) -> None:

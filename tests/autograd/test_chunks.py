@@ -53,7 +53,7 @@ def test_values_and_gradients_are_those_of_the_whole(cpu: ReferenceDevice, rows:
 
         y = checkpoint(layer, x) if inside else layer(x)
         F.sum(F.mul(y, y)).backward()
-        results.append([np.asarray(a) for a in (y.data, x.grad, up.grad, down.grad)])
+        results.append([np.asarray(a) for a in (y.data, x.gradient, up.gradient, down.gradient)])
     for value, expected in zip(results[1], results[0], strict=True):
         np.testing.assert_allclose(value, expected, rtol=1e-12, atol=1e-12)
 
@@ -66,7 +66,7 @@ def test_a_gradient_takes_the_place_of_what_nothing_else_reads(cpu: ReferenceDev
         t = F.silu(x)
         before, memory = np.array(t.data), t.data
         F.sum(in_row_chunks(stretch(up, down), t, 128, spent=spent)).backward()
-        results.append([np.asarray(a) for a in (x.grad, up.grad, down.grad)])
+        results.append([np.asarray(a) for a in (x.gradient, up.gradient, down.gradient)])
         assert np.array_equal(memory, before) != spent
     for value, expected in zip(*results, strict=True):
         np.testing.assert_array_equal(value, expected)
@@ -122,7 +122,7 @@ def test_a_weight_is_decoded_once_a_pass(wgpu_device: Any, monkeypatch: pytest.M
         counts = [len(decodes)]
         assert device.memory().in_use_bytes - start < 2 * y.data.nbytes
         F.sum(F.mul(y, y)).backward()
-        return [*counts, len(decodes)], [device.download(array) for array in (y.data, x.grad)]
+        return [*counts, len(decodes)], [device.download(array) for array in (y.data, x.gradient)]
 
     monkeypatch.setattr(device, "launch", noted)
     counts, found = run()
@@ -153,6 +153,6 @@ def test_rows_that_are_weighed_in_chunks(device: Any, monkeypatch: pytest.Monkey
         leaf = Tensor(device.upload(x), device, requires_grad=True)
         losses = F.linear_cross_entropy(leaf, device.upload(table), targets, per_target=True)
         losses.backward(device.upload(seeds))
-        found.append(device.download(leaf.grad))
+        found.append(device.download(leaf.gradient))
     assert np.ptp(found[0]) > 0
     np.testing.assert_array_equal(*found)

@@ -23,8 +23,8 @@ def leaf(device: Device, values: Any) -> Tensor:
 
 
 def grad(tensor: Tensor) -> np.ndarray:
-    assert tensor.grad is not None
-    return tensor.device.download(tensor.grad)
+    assert tensor.gradient is not None
+    return tensor.device.download(tensor.gradient)
 
 
 def test_a_diamond_adds_both_paths(device: Device) -> None:

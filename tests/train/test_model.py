@@ -181,10 +181,10 @@ def test_gradients_of_an_adapter_are_those_of_the_merged_weight(make_checkpoint:
 
     assert len(adapter.modules) == 4
     for module, part in adapter.modules.items():
-        dw = device.download(merged.tensors[module + ".weight"].grad).astype(np.float64)
+        dw = device.download(merged.tensors[module + ".weight"].gradient).astype(np.float64)
         a, b = (values[f"{module}.lora_{side}"].astype(np.float64) for side in "AB")
         for side, wanted in (("A", part.scaling * b.T @ dw), ("B", part.scaling * dw @ a.T)):
-            got = device.download(parameters.tensors[f"{module}.lora_{side}"].grad)
+            got = device.download(parameters.tensors[f"{module}.lora_{side}"].gradient)
             # Two float32 computations of the same thing by different routes: a few hundred roundings apart.
             assert np.linalg.norm(got - wanted) <= 2.0**-23 * 300 * np.linalg.norm(wanted), (module, side)
 

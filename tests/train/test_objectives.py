@@ -241,8 +241,8 @@ def test_gradients_are_central_differences(options: dict, make_checkpoint: Any, 
     trainer.model.token_losses = fake  # type: ignore[method-assign]
     loss = trainer.objective.loss(trainer.inputs)
     loss.backward()
-    assert leaf.grad is not None
-    found, step = cpu.download(leaf.grad).reshape(shape), 1e-6
+    assert leaf.gradient is not None
+    found, step = cpu.download(leaf.gradient).reshape(shape), 1e-6
     assert loss.numpy()[0] == pytest.approx(closed_form(trainer.config, batch, losses, reference), rel=1e-5)
     wanted = np.zeros(shape)
     for place in zip(*np.nonzero(counted)):

@@ -231,8 +231,8 @@ def test_a_parked_array_is_gone_from_the_device_while_others_are_made(card: Any)
         h = checkpoint(lambda t: F.mul(t, weight), h, parking=parking)
     assert card.memory().peak_bytes - start <= 4 << 20
     F.sum(h).backward()
-    assert x.grad is not None
-    np.testing.assert_array_equal(card.download(x.grad), np.ones((512, 512), np.float32))
+    assert x.gradient is not None
+    np.testing.assert_array_equal(card.download(x.gradient), np.ones((512, 512), np.float32))
 
 
 def test_only_the_first_stretches_are_parked(card: Any, monkeypatch: pytest.MonkeyPatch) -> None:

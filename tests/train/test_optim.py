@@ -28,7 +28,7 @@ def filled(device: Device, seed: int = 0) -> tuple[FlatParameters, dict[str, np.
 
 def set_gradients(parameters: FlatParameters, grads: dict[str, np.ndarray]) -> None:
     for name, grad in grads.items():
-        parameters.device.write(parameters.tensors[name].grad, grad)
+        parameters.device.write(parameters.tensors[name].gradient, grad)
 
 
 def test_decayed_parameters_come_first_and_views_are_aligned(device: Device) -> None:

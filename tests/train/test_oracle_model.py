@@ -240,7 +240,7 @@ def check_against_the_oracle(folder: Path, device: Device) -> None:
     loss.backward()
     assert set(parameters.tensors) == set(true_grads)
     for name, tensor in parameters.tensors.items():
-        error = distance(device.download(tensor.grad), true_grads[name])
+        error = distance(device.download(tensor.gradient), true_grads[name])
         limit = 3 * distance(plain_grads[name], true_grads[name])
         assert error <= limit, f"{name}: {error:.1e} > {limit:.1e}"
 
@@ -330,7 +330,7 @@ def test_packed_documents_do_not_see_each_other(make_checkpoint: Any, device: De
     for name, tensor in parameters.tensors.items():
         wanted = true[0][2][name] + true[1][2][name]
         limit = 3 * distance(plain[0][2][name] + plain[1][2][name], wanted)
-        assert distance(device.download(tensor.grad), wanted) <= limit, name
+        assert distance(device.download(tensor.gradient), wanted) <= limit, name
 
 
 def test_transformers_loads_what_full_training_saved(make_checkpoint: Any, text_data: Path, tmp_path: Path) -> None:

@@ -138,7 +138,7 @@ def _compare(device: Any, lora: LoraConfig, stacks: int) -> None:
     assert sum(name.endswith((QKV, GATE_UP)) for name in modules) == stacks
     assert _loss(stacked, device) == pytest.approx(_loss(plain, device), rel=1e-5)
     for name, tensor in alone.tensors.items():
-        other, own = (device.download(t.grad) for t in (joined.tensors[name], tensor))
+        other, own = (device.download(t.gradient) for t in (joined.tensors[name], tensor))
         assert np.linalg.norm(other - own) <= 1e-4 * np.linalg.norm(own), name
 
 
@@ -155,7 +155,7 @@ def test_a_checkpoint_does_not_know_of_groups() -> None:
     for stacked in (False, True):
         _, parameters = _model(device, stacked, lora)
         for number, tensor in enumerate(parameters.tensors.values()):
-            device.fill(tensor.grad, number + 1)
+            device.fill(tensor.gradient, number + 1)
         optimizer = AdamW(parameters)
         optimizer.set_lr(0.1)
         optimizer.step()

@@ -1,0 +1,140 @@
+"""A step of work on Tensors, recorded at its second call and replayed from then on, without Python."""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from wgrad.autograd.creation import device_named
+from wgrad.autograd.host_arrays import to_device
+from wgrad.autograd.modes import recording_step
+from wgrad.autograd.replay import Recorded
+from wgrad.autograd.tensor import Tensor, before_writing
+from wgrad.device.contract import Array, Device
+from wgrad.device.errors import WgradError
+
+
+class CompiledStep:
+    """A function whose device work is recorded: one recording for each set of shapes and plain arguments."""
+
+    def __init__(self, function: Callable[..., Any], device: str | Device | None = None) -> None:
+        functools.update_wrapper(self, function)
+        self._function, self._device = function, device
+        self._steps: dict[Any, _Step] = {}
+
+    def __call__(self, *args: Any) -> Any:
+        given = [a if isinstance(a, Tensor) else np.asarray(a) if isinstance(a, np.ndarray | list) else a for a in args]
+        key = tuple((a.shape, np.dtype(a.dtype)) if isinstance(a, Tensor | np.ndarray) else a for a in given)
+        step = self._steps.get(key)
+        if step is None:
+            step = self._steps[key] = _Step(self._function, self._where(given), given)
+        return step(given)
+
+    @property
+    def launches(self) -> int:
+        """Launches of all recordings."""
+        return sum(step.recorded.dispatches for step in self._steps.values())
+
+    def _where(self, args: list[Any]) -> Device:
+        found = next((a.device for a in args if isinstance(a, Tensor)), None)
+        return found or device_named(self._device)
+
+
+class _Step:
+    """One recording: arguments and results have arrays of their own."""
+
+    def __init__(self, function: Callable[..., Any], device: Device, args: list[Any]) -> None:
+        self._function, self._device = function, device
+        self.recorded = Recorded(device)
+        self._inputs = [self._input(a) for a in args]
+        self._outputs: list[Array] = []
+        self._given_out: list[weakref.ref[Tensor]] = []
+        self._shape: Any = None  # what the function returned, with numbers of outputs in place of Tensors
+
+    def _input(self, value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return Tensor(self._device.empty(value.shape, value.dtype), self._device)
+        if isinstance(value, np.ndarray):
+            return Tensor(to_device("compile", value, self._device), self._device)
+        return value
+
+    def __call__(self, args: list[Any]) -> Any:
+        self._keep_what_was_given_out()
+        before_writing()
+        for kept, value in zip(self._inputs, args):
+            if isinstance(value, Tensor):
+                self._device.copy(value.data, kept.data)
+            elif isinstance(value, np.ndarray):
+                self._device.write(kept.data, value.astype(kept.dtype, copy=False))
+        self.recorded(self._run)
+        made = [Tensor(array, self._device) for array in self._outputs]
+        self._given_out = [weakref.ref(x) for x in made]
+        return _filled(self._shape, made)
+
+    def _keep_what_was_given_out(self) -> None:
+        """Results of the last call that are still in use get memory of their own: the next one overwrites it."""
+        for reference in self._given_out:
+            tensor = reference()
+            if tensor is not None:
+                copied = self._device.empty(tensor.shape, tensor.dtype)
+                self._device.copy(tensor.data, copied)
+                tensor.data = copied
+
+    def _run(self) -> None:
+        name = getattr(self._function, "__name__", "step")
+        with recording_step(name):
+            found: list[Tensor] = []
+            self._shape = _numbered(self._function(*self._inputs), found, name)
+            if not self._outputs:
+                self._outputs = [self._device.empty(x.shape, x.dtype) for x in found]
+            for x, out in zip(found, self._outputs, strict=True):
+                self._device.copy(x.data, out)
+            del found
+            before_writing()
+
+
+def _numbered(value: Any, found: list[Tensor], name: str) -> Any:
+    if isinstance(value, Tensor):
+        found.append(value)
+        return _Number(len(found) - 1)
+    if isinstance(value, tuple | list):
+        return type(value)(_numbered(part, found, name) for part in value)
+    if isinstance(value, dict):
+        return {key: _numbered(part, found, name) for key, part in value.items()}
+    if value is None:
+        return None
+    raise WgradError(
+        f"compile: {name} may return Tensors, alone or in tuples, lists and dicts, got {type(value).__name__}"
+    )
+
+
+class _Number(int):
+    """The number of an output."""
+
+
+def _filled(value: Any, made: list[Tensor]) -> Any:
+    if isinstance(value, _Number):
+        return made[value]
+    if isinstance(value, tuple | list):
+        return type(value)(_filled(part, made) for part in value)
+    if isinstance(value, dict):
+        return {key: _filled(part, made) for key, part in value.items()}
+    return value
+
+
+def compile(function: Callable[..., Any], *, device: str | Device | None = None) -> CompiledStep:
+    """A step that runs as it is at its first call, is recorded at its second, and replayed from then on.
+
+    Arguments are Tensors, NumPy arrays, and plain values: there is one recording for each set of shapes and plain
+    values. Results are Tensors. A replay repeats the device's work, not the Python of the step. So the step may not
+    read values (`item`, `numpy`), and its results and parameters are the only Tensors that keep what it computes.
+
+    Args:
+        function: The step: forward, backward and the optimiser's step, for example.
+        device: Where NumPy arrays go if no argument is a Tensor; None for the default.
+    """
+    return CompiledStep(function, device)

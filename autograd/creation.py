@@ -1,0 +1,89 @@
+"""Tensors of numbers, on a device by name or on the default one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from wgrad.autograd.host_arrays import to_device
+from wgrad.autograd.select_device import select_device
+from wgrad.autograd.tensor import Tensor
+from wgrad.device.contract import Device, DType
+
+_devices: dict[str, Device] = {}
+_default = ["auto"]
+
+
+def set_default_device(device: str | Device) -> None:
+    """Where Tensors go that are made without a device: a name (auto | wgpu | hip | cpu), or a device."""
+    if not isinstance(device, str):
+        _devices[device.name] = device
+        device = device.name
+    device_named(device)
+    _default[0] = device
+
+
+def device_named(device: str | Device | None) -> Device:
+    """One device for each name, so that Tensors made apart can meet. None: the default."""
+    if device is not None and not isinstance(device, str):
+        return device
+    name = device or _default[0]
+    if name not in _devices:
+        chosen = select_device(name, needs=_elementwise)
+        _devices[name] = _devices.setdefault(chosen.name, chosen) if name == "auto" else chosen
+    return _devices[name]
+
+
+def _elementwise(device: Device) -> None:
+    """Call the operator that expressions of Tensors need."""
+    one = device.empty((1,))
+    device.fused((("load", 0),), (one,), (((1,), 0),), (), (1,))
+
+
+def tensor(
+    data: Any, *, requires_grad: bool = False, dtype: DType = None, device: str | Device | None = None
+) -> Tensor:
+    """A Tensor of numbers, lists or a NumPy array, copied to the device.
+
+    Args:
+        data: Numbers. A Tensor is copied by way of the host.
+        requires_grad: Whether `backward` computes its gradient.
+        dtype: Of the Tensor; by default float32 for numbers with a fraction and float64, int32 for whole numbers.
+        device: A name (auto | wgpu | hip | cpu), a device, or None for the default.
+    """
+    host = data.numpy() if isinstance(data, Tensor) else data
+    where = device_named(device)
+    return Tensor(to_device("tensor", host, where, dtype), where, requires_grad)
+
+
+def zeros(
+    *shape: int, requires_grad: bool = False, dtype: DType = np.float32, device: str | Device | None = None
+) -> Tensor:
+    """A Tensor of zeros."""
+    where = device_named(device)
+    return Tensor(where.zeros(shape, dtype), where, requires_grad)
+
+
+def ones(
+    *shape: int, requires_grad: bool = False, dtype: DType = np.float32, device: str | Device | None = None
+) -> Tensor:
+    """A Tensor of ones."""
+    where = device_named(device)
+    array = where.empty(shape, dtype)
+    where.fill(array, 1.0)
+    return Tensor(array, where, requires_grad)
+
+
+_generator = [np.random.default_rng(0)]
+
+
+def manual_seed(seed: int) -> None:
+    """Begin the numbers of `randn` anew. They come from NumPy and are the same on every device."""
+    _generator[0] = np.random.default_rng(seed)
+
+
+def randn(*shape: int, scale: float = 1.0, requires_grad: bool = False, device: str | Device | None = None) -> Tensor:
+    """A Tensor of normal numbers, multiplied by `scale`."""
+    numbers = _generator[0].standard_normal(shape, np.float32) * np.float32(scale)
+    return tensor(numbers, requires_grad=requires_grad, device=device)

@@ -1,0 +1,26 @@
+"""Numbers of the host on their way to a device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from wgrad.autograd.modes import refuse_in_step
+from wgrad.device.contract import Array, Device
+from wgrad.device.errors import WgradError
+
+_NARROW = {"float64": np.float32, "int64": np.int32, "uint64": np.uint32, "bool": np.uint32}
+_STORED = ("float32", "float16", "bfloat16", "float64", "int32", "uint32")
+
+
+def to_device(name: str, host: Any, device: Device, dtype: Any = None) -> Array:
+    """Upload numbers in a dtype; by default float32, int32 or uint32 in place of 64 bits."""
+    refuse_in_step("makes a Tensor of numbers of the host")
+    array = np.asarray(host)
+    array = array.astype(_NARROW.get(array.dtype.name, array.dtype) if dtype is None else dtype)
+    if array.dtype.name not in _STORED:
+        raise WgradError(f"{name}: numbers must be floats or integers of 32 bits, got {array.dtype.name}; convert them")
+    if array.size == 0:
+        raise WgradError(f"{name}: an array must not be empty, got shape {list(array.shape)}")
+    return device.upload(array)

@@ -1,0 +1,180 @@
+"""Elementwise functions of Tensors that are broadcast to each other: they wait, and run in one launch (lazy.py).
+
+A gradient is an expression as well, so a chain's backward is one launch for each of its operands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from wgrad.autograd.host_arrays import to_device
+from wgrad.autograd.lazy import Lazy, Operand, apply, summed_to, view_of
+from wgrad.autograd.tensor import Node, Tensor, edge_of, is_recording
+from wgrad.autograd.tensor_methods import implements_method
+from wgrad.device.contract import Device
+from wgrad.device.errors import WgradError
+
+Gradient = Callable[..., Sequence["Lazy | None"]]
+
+# Gradients of the operands, from that of the output (dy), the operands, and for those of _OF_OUTPUT the output in
+# place of the operands.
+GRADIENTS: dict[str, Gradient] = {
+    "add": lambda dy, a, b: (dy, dy),
+    "sub": lambda dy, a, b: (dy, -dy),
+    "mul": lambda dy, a, b: (dy * b, dy * a),
+    "div": lambda dy, a, b: (dy / b, -(dy * a / (b * b))),
+    "pow": lambda dy, a, b: (dy * b * apply("pow", a, b - 1.0), dy * apply("pow", a, b) * _log_of_base(a)),
+    "maximum": lambda dy, a, b: (dy * _share("gt", a, b), dy * _share("lt", a, b)),
+    "minimum": lambda dy, a, b: (dy * _share("lt", a, b), dy * _share("gt", a, b)),
+    "where": lambda dy, c, a, b: (None, apply("where", c, dy, 0.0), apply("where", c, 0.0, dy)),
+    "neg": lambda dy, x: (-dy,),
+    "log": lambda dy, x: (dy / x,),
+    "abs": lambda dy, x: (dy * apply("sign", x),),
+    "sin": lambda dy, x: (dy * apply("cos", x),),
+    "cos": lambda dy, x: (-(dy * apply("sin", x)),),
+    "silu": lambda dy, x: (dy * apply("silu_slope", x),),
+    "gelu": lambda dy, x: (dy * apply("gelu_slope", x),),
+    "exp": lambda dy, y: (dy * y,),
+    "sqrt": lambda dy, y: (dy * 0.5 / y,),
+    "relu": lambda dy, y: (dy * apply("gt", y, 0.0),),
+    "tanh": lambda dy, y: (dy * (1.0 - y * y),),
+    "sigmoid": lambda dy, y: (dy * y * (1.0 - y),),
+}
+_OF_OUTPUT = {"exp", "sqrt", "relu", "tanh", "sigmoid"}
+_WITHOUT_GRADIENT = ("lt", "le", "gt", "ge", "eq", "ne", "sign")
+
+
+def _log_of_base(a: Operand) -> Operand:
+    if not isinstance(a, Lazy):
+        return float(np.log(a)) if a > 0 else 0.0
+    return apply("where", apply("gt", a, 0.0), apply("log", a), 0.0)
+
+
+def _share(compare: str, a: Operand, b: Operand) -> Lazy:
+    """1 where a is taken, half where both are equal."""
+    return apply(compare, a, b) + apply("eq", a, b) * 0.5
+
+
+def elementwise(name: str, *operands: Any) -> Tensor:
+    """A function of device/expression.py: Tensors, NumPy arrays and numbers in, a Tensor out."""
+    tensors = [x for x in operands if isinstance(x, Tensor)]
+    device = device_of(name, tensors)
+    given = [operand_of(name, x, tensors[0]) for x in operands]
+    y = apply(name, *given)
+    result = Tensor(y, device)
+    if name not in _WITHOUT_GRADIENT and is_recording() and any(x.requires_grad for x in tensors):
+        edges = [edge_of(x) if isinstance(x, Tensor) else None for x in operands]
+        record(name, result, edges, _backward(name, y, given, edges))
+    return result
+
+
+def record(name: str, result: Tensor, edges: Sequence[Any], backward: Callable[..., Any]) -> None:
+    """Put a node on the tape whose gradients wait as well."""
+    node = Node(name, result.device, backward, edges, [result.lazy()], takes_lazy=True)
+    result.requires_grad, result.node = True, node
+
+
+def _backward(name: str, y: Lazy, given: Sequence[Operand], edges: Sequence[Any]) -> Callable[..., Any]:
+    shapes = [(x.shape, x.dtype) if isinstance(x, Lazy) else None for x in given]
+    kept: Sequence[Operand] = (y,) if name in _OF_OUTPUT else tuple(given) if name not in ("add", "sub", "neg") else ()
+    count = len(given)
+
+    def backward(dy: Any) -> list[Any]:
+        dy = view_of(dy, y.device) if not isinstance(dy, Lazy) else dy
+        grads = GRADIENTS[name](dy, *(kept or [0.0] * count))
+        return [
+            None if edge is None or grad is None or like is None else summed_to(grad, like[0]).astype(like[1])
+            for edge, grad, like in zip(edges, grads, shapes)
+        ]
+
+    return backward
+
+
+def device_of(name: str, tensors: Sequence[Tensor]) -> Device:
+    if not tensors:
+        raise WgradError(f"{name}: no operand is a Tensor; make one with wgrad.tensor")
+    device = tensors[0].device
+    for x in tensors[1:]:
+        if x.device is not device:
+            raise WgradError(
+                f"{name}: operands must be on one device, got {device.name} and {x.device.name}; "
+                "make both with the same device"
+            )
+    return device
+
+
+def operand_of(name: str, value: Any, beside: Tensor) -> Operand:
+    """Operand of an expression from a Tensor, an array of the device or of NumPy, or a number. beside: on its device;
+    floats of NumPy are rounded to its dtype."""
+    if isinstance(value, Tensor):
+        return value.lazy()
+    if isinstance(value, int | float | np.number | np.bool_):
+        return float(value)
+    if isinstance(value, np.ndarray | list | tuple):
+        array = np.asarray(value)
+        wanted = beside.dtype if array.dtype.kind == "f" and beside.dtype.kind not in "iu" else None
+        return view_of(to_device(name, array, beside.device, wanted), beside.device)
+    if hasattr(value, "lease"):
+        return view_of(value, beside.device)
+    raise WgradError(f"{name}: an operand must be a Tensor, an array or a number, got {type(value).__name__}")
+
+
+def _function(name: str, doc: str) -> Callable[..., Tensor]:
+    def function(*operands: Any) -> Tensor:
+        return elementwise(name, *operands)
+
+    function.__name__, function.__doc__ = name, doc
+    return implements_method(name)(function)
+
+
+add, sub = _function("add", "a + b."), _function("sub", "a - b.")
+mul, div, neg = _function("mul", "a * b."), _function("div", "a / b."), _function("neg", "-x.")
+lt, le, gt = _function("lt", "a < b: 1 or 0."), _function("le", "a <= b: 1 or 0."), _function("gt", "a > b: 1 or 0.")
+ge, eq, ne = _function("ge", "a >= b: 1 or 0."), _function("eq", "a == b: 1 or 0."), _function("ne", "a != b: 1 or 0.")
+exp, log = _function("exp", "e to the power of x."), _function("log", "The natural logarithm of x.")
+sqrt, abs = _function("sqrt", "The square root of x."), _function("abs", "The absolute value of x.")
+sin, cos = _function("sin", "The sine of x."), _function("cos", "The cosine of x.")
+tanh, sigmoid = _function("tanh", "The hyperbolic tangent of x."), _function("sigmoid", "1 / (1 + exp(-x)).")
+relu, silu = _function("relu", "max(x, 0)."), _function("silu", "x * sigmoid(x).")
+gelu = _function("gelu", "GELU of x, in the tanh form.")
+maximum = _function("maximum", "The larger of a and b; equal ones share the gradient.")
+minimum = _function("minimum", "The smaller of a and b; equal ones share the gradient.")
+where = _function("where", "a where the condition is not 0, else b.")
+
+
+@implements_method("pow")
+def pow(base: Any, exponent: Any) -> Tensor:
+    """base ** exponent. Small whole exponents are products, which keep every digit."""
+    if isinstance(exponent, int | float) and not isinstance(exponent, bool):
+        if exponent == 2:
+            return mul(base, base)
+        if exponent == 3:
+            return mul(mul(base, base), base)
+        if exponent == 0.5:
+            return sqrt(base)
+        if exponent == -1:
+            return div(1.0, base)
+    return elementwise("pow", base, exponent)
+
+
+@implements_method("to")
+def to(x: Tensor, dtype: Any) -> Tensor:
+    wanted = np.dtype(dtype)
+    if wanted == x.dtype:
+        return x
+    made = Lazy("add", (x.lazy(), 0.0), x.shape, wanted, x.device)
+    if wanted.kind in "iu":  # what is cut off is gone for all that follows
+        made.array()
+        return Tensor(made, x.device)
+    result = Tensor(made, x.device)
+    if is_recording() and x.requires_grad:
+        before = x.dtype
+
+        def backward(dy: Any) -> list[Any]:
+            return [(dy if isinstance(dy, Lazy) else view_of(dy, x.device)).astype(before)]
+
+        record("to", result, [edge_of(x)], backward)
+    return result

@@ -1,0 +1,195 @@
+"""Shapes of Tensors: axes in another order, repeated, sliced and joined. What only reads differently costs no launch:
+it is a view until an operator needs it row by row."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from wgrad.autograd.host_arrays import to_device
+from wgrad.autograd.lazy import Lazy, broadcast, row_major, summed_to, view_of
+from wgrad.autograd.ops.arithmetic import device_of, record
+from wgrad.autograd.ops.embedding import embedding
+from wgrad.autograd.tensor import Tensor, edge_of, is_recording
+from wgrad.autograd.tensor_methods import implements_method
+from wgrad.device.errors import ShapeError
+
+
+def _viewed(name: str, x: Tensor, made: Lazy, backward: Any) -> Tensor:
+    """backward: from a Lazy gradient of the view to that of x."""
+    result = Tensor(made, x.device)
+    if is_recording() and x.requires_grad:
+        device = x.device
+        record(name, result, [edge_of(x)], lambda dy: [backward(dy if isinstance(dy, Lazy) else view_of(dy, device))])
+    return result
+
+
+def axis_of(name: str, dim: int, rank: int) -> int:
+    if not -rank <= dim < rank:
+        raise ShapeError(f"{name}: dim must be an axis of {rank}, from {-rank} to {rank - 1}, got {dim}")
+    return dim % rank
+
+
+@implements_method("permute")
+def permute(x: Tensor, axes: Sequence[Any]) -> Tensor:
+    order = tuple(axes[0]) if len(axes) == 1 and isinstance(axes[0], Sequence) else tuple(axes)
+    order = tuple(axis_of("permute", a, x.ndim) for a in order)
+    if sorted(order) != list(range(x.ndim)):
+        raise ShapeError(f"permute: axes must name each axis of {list(x.shape)} once, got {list(axes)}")
+    inverse = tuple(order.index(a) for a in range(x.ndim))
+    return _viewed("permute", x, x.lazy().permuted(order), lambda dy: dy.permuted(inverse))
+
+
+@implements_method("transpose")
+def transpose(x: Tensor, first: int, second: int) -> Tensor:
+    a, b = axis_of("transpose", first, x.ndim), axis_of("transpose", second, x.ndim)
+    order = list(range(x.ndim))
+    order[a], order[b] = b, a
+    return permute(x, order)
+
+
+@implements_method("expand")
+def expand(x: Tensor, sizes: Sequence[Any]) -> Tensor:
+    wanted = tuple(sizes[0]) if len(sizes) == 1 and isinstance(sizes[0], Sequence) else tuple(sizes)
+    missing = len(wanted) - x.ndim
+    shape = tuple(x.shape[i - missing] if n == -1 and i >= missing else n for i, n in enumerate(wanted))
+    if missing < 0 or broadcast("expand", x.shape, shape) != shape:
+        raise ShapeError(f"expand: shape must be one that {list(x.shape)} is repeated to, got {list(wanted)}")
+    before = x.shape
+    return _viewed("expand", x, x.lazy().expanded(shape), lambda dy: summed_to(dy, before))
+
+
+@implements_method("unsqueeze")
+def unsqueeze(x: Tensor, dim: int) -> Tensor:
+    at = axis_of("unsqueeze", dim, x.ndim + 1)
+    return x.reshape(*x.shape[:at], 1, *x.shape[at:])
+
+
+@implements_method("squeeze")
+def squeeze(x: Tensor, dim: int | None = None) -> Tensor:
+    gone = None if dim is None else axis_of("squeeze", dim, x.ndim)
+    return x.reshape([n for axis, n in enumerate(x.shape) if n != 1 or gone not in (None, axis)])
+
+
+@implements_method("flatten")
+def flatten(x: Tensor, start_dim: int = 0) -> Tensor:
+    at = axis_of("flatten", start_dim, max(x.ndim, 1))
+    return x.reshape(*x.shape[:at], math.prod(x.shape[at:]))
+
+
+@implements_method("getitem")
+def getitem(x: Tensor, index: Any) -> Tensor:
+    if isinstance(index, Tensor | np.ndarray | list):
+        return _looked_up(x, index)
+    shape, places, keep = _sliced(x.shape, index if isinstance(index, tuple) else (index,))
+    lazy = x.lazy()
+    strides, offset = lazy.layout()
+    before, dtype, device = x.shape, x.dtype, x.device
+
+    def view(strides: Sequence[int]) -> tuple[tuple[int, ...], int]:
+        start = sum(first * stride for (first, _), stride in zip(places, strides))
+        return tuple(0 if axis is None else places[axis][1] * strides[axis] for axis in keep), start
+
+    steps, start = view(strides)
+
+    def backward(dy: Lazy) -> Lazy:
+        whole = device.zeros(before, dtype)
+        dy.write(whole, view(row_major(before)))
+        return view_of(whole, device)
+
+    return _viewed("getitem", x, lazy.viewed(shape, steps, offset + start), backward)
+
+
+def _sliced(
+    shape: tuple[int, ...], index: tuple[Any, ...]
+) -> tuple[list[int], list[tuple[int, int]], list[int | None]]:
+    """The shape of a slice; first place and step along each axis of the whole; the axis of the whole (None: a new one)
+    of each axis of the slice."""
+    given = [i for i in index if i is not None and i is not Ellipsis]
+    if len(given) > len(shape) or sum(i is Ellipsis for i in index) > 1:
+        raise ShapeError(f"a slice must have at most {len(shape)} indices for shape {list(shape)}, got {len(given)}")
+    if not any(i is Ellipsis for i in index):
+        index = (*index, Ellipsis)
+    made: list[int] = []
+    places: list[tuple[int, int]] = []
+    keep: list[int | None] = []
+    for i in index:
+        if i is None:
+            made.append(1)
+            keep.append(None)
+        elif i is Ellipsis:
+            for n in shape[len(places) : len(shape) - (len(given) - len(places))]:
+                keep.append(len(places))
+                places.append((0, 1))
+                made.append(n)
+        elif isinstance(i, slice):
+            n = shape[len(places)]
+            first, last, step = i.indices(n)
+            if step < 1 or last <= first:
+                raise ShapeError(f"a slice must go forward and not be empty, got {i.start}:{i.stop}:{i.step} of {n}")
+            keep.append(len(places))
+            places.append((first, step))
+            made.append(-(-(last - first) // step))
+        else:
+            n, at = shape[len(places)], int(i)
+            if not -n <= at < n:
+                raise ShapeError(f"an index must be from {-n} to {n - 1} for an axis of {n}, got {at}")
+            places.append((at % n, 1))
+    return made, places, keep
+
+
+def _looked_up(table: Tensor, ids: Any) -> Tensor:
+    """table[ids]: rows of a table, by numbers of any shape."""
+    rows = ids if isinstance(ids, Tensor) else Tensor(to_device("index", ids, table.device, np.int32), table.device)
+    if rows.dtype != np.int32:
+        raise ShapeError(f"an index of rows must be int32, got {rows.dtype}; convert it with .to(np.int32)")
+    width = table.shape[1:]
+    flat = table.reshape(table.shape[0], math.prod(width)) if table.ndim != 2 else table
+    numbers = table.device.view(rows.data, (rows.size,))
+    return embedding(flat, numbers, dtype=table.dtype).reshape(*rows.shape, *width)
+
+
+@implements_method("split")
+def split(x: Tensor, size: int, dim: int = 0) -> list[Tensor]:
+    axis = axis_of("split", dim, x.ndim)
+    if size < 1:
+        raise ShapeError(f"split: size must be positive, got {size}")
+    cut = (slice(None),) * axis
+    return [getitem(x, (*cut, slice(at, at + size))) for at in range(0, x.shape[axis], size)]
+
+
+def cat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
+    """Tensors one after another along an axis that they all have."""
+    device = device_of("cat", list(tensors))
+    axis = axis_of("cat", dim, tensors[0].ndim)
+    first = tensors[0]
+    for x in tensors[1:]:
+        rest = [n for a, n in enumerate(x.shape) if a != axis]
+        if x.ndim != first.ndim or rest != [n for a, n in enumerate(first.shape) if a != axis]:
+            raise ShapeError(f"cat: shapes must agree but for axis {axis}, got {list(first.shape)} and {list(x.shape)}")
+    sizes = [x.shape[axis] for x in tensors]
+    shape = tuple(sum(sizes) if a == axis else n for a, n in enumerate(first.shape))
+    strides = row_major(shape)
+    starts = [sum(sizes[:i]) * strides[axis] for i in range(len(sizes))]
+    whole = device.empty(shape, first.dtype)
+    for x, start in zip(tensors, starts):
+        x.lazy().write(whole, (strides, start))
+    result = Tensor(whole, device)
+    if is_recording() and any(x.requires_grad for x in tensors):
+        shapes = [x.shape for x in tensors]
+
+        def backward(dy: Any) -> list[Lazy]:
+            given = dy if isinstance(dy, Lazy) else view_of(dy, device)
+            given.array()
+            return [given.viewed(part, strides, start) for part, start in zip(shapes, starts)]
+
+        record("cat", result, [edge_of(x) for x in tensors], backward)
+    return result
+
+
+def stack(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
+    """Tensors of one shape along a new axis."""
+    return cat([unsqueeze(x, dim) for x in tensors], dim)

@@ -1,0 +1,82 @@
+"""Sums, means and maxima of Tensors over some axes; what they are of is computed in the same launch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from wgrad.autograd.lazy import Lazy, apply, reduced, view_of
+from wgrad.autograd.ops.arithmetic import record
+from wgrad.autograd.ops.movement import axis_of, transpose
+from wgrad.autograd.ops.softmax import softmax as softmax_of_rows
+from wgrad.autograd.tensor import Tensor, edge_of, is_recording
+from wgrad.autograd.tensor_methods import Axes, implements_method
+from wgrad.device.contract import Device
+
+
+def _axes(name: str, dim: Axes, rank: int) -> tuple[int, ...]:
+    if dim is None:
+        return tuple(range(rank))
+    return tuple(sorted({axis_of(name, d, rank) for d in (dim if isinstance(dim, Sequence) else (dim,))}))
+
+
+def _spread(dy: Any, device: Device, shape: tuple[int, ...], axes: Sequence[int]) -> Lazy:
+    """The gradient of a reduction, repeated over the axes that were reduced."""
+    given = dy if isinstance(dy, Lazy) else view_of(dy, device)
+    kept = tuple(1 if axis in axes else n for axis, n in enumerate(shape))
+    if given.shape != kept and tuple(axes) != tuple(range(len(axes))):  # axes that go between others
+        if not given.is_view:
+            given = view_of(given.array(), device)
+        strides, offset = given.layout()
+        left = iter(strides)
+        given = given.viewed(kept, [0 if axis in axes else next(left) for axis in range(len(kept))], offset)
+    return given.expanded(shape)
+
+
+def _reduction(name: str, kind: str, x: Tensor, dim: Axes, keepdim: bool, scale: float, slope: Any) -> Tensor:
+    axes = _axes(name, dim, x.ndim)
+    source = x.lazy()
+    y = reduced(kind, source * scale if scale != 1.0 else source, axes, keepdim)
+    result = Tensor(y, x.device)
+    if is_recording() and x.requires_grad:
+        shape, dtype = x.shape, x.dtype
+        device = x.device
+
+        def backward(dy: Any) -> list[Lazy]:
+            return [slope(_spread(dy, device, shape, axes)).astype(dtype)]
+
+        record(name, result, [edge_of(x)], backward)
+    return result
+
+
+@implements_method("sum")
+def sum(x: Tensor, dim: Axes = None, keepdim: bool = False) -> Tensor:
+    return _reduction("sum", "sum", x, dim, keepdim, 1.0, lambda dy: dy)
+
+
+@implements_method("mean")
+def mean(x: Tensor, dim: Axes = None, keepdim: bool = False) -> Tensor:
+    part = 1.0 / math.prod(x.shape[axis] for axis in _axes("mean", dim, x.ndim))
+    return _reduction("mean", "sum", x, dim, keepdim, part, lambda dy: dy * part)
+
+
+@implements_method("max")
+def max(x: Tensor, dim: Axes = None, keepdim: bool = False) -> Tensor:
+    axes, source = _axes("max", dim, x.ndim), x.lazy()
+
+    def slope(dy: Lazy) -> Lazy:
+        largest = apply("eq", source, reduced("max", source, axes, keepdim=True))
+        return dy * largest / reduced("sum", largest, axes, keepdim=True)
+
+    return _reduction("max", "max", x, dim, keepdim, 1.0, slope)
+
+
+@implements_method("softmax")
+def softmax(x: Tensor, dim: int = -1) -> Tensor:
+    axis = axis_of("softmax", dim, x.ndim)
+    if x.ndim == 1:
+        return softmax_of_rows(x.reshape(1, -1)).reshape(x.shape)
+    if axis == x.ndim - 1:
+        return softmax_of_rows(x)
+    return transpose(softmax_of_rows(transpose(x, axis, -1)), axis, -1)

@@ -1,0 +1,37 @@
+"""Tensors by name in a safetensors file, which PyTorch and others read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
+
+from wgrad.autograd.creation import device_named, tensor
+from wgrad.autograd.tensor import Tensor
+from wgrad.device.contract import Device
+from wgrad.device.errors import WgradError
+from wgrad.device.files import write_bytes
+
+
+def save_tensors(tensors: Mapping[str, Tensor], path: str | Path) -> None:
+    """Write Tensors to a safetensors file, whole or not at all."""
+    wrong = [name for name, x in tensors.items() if not isinstance(x, Tensor)]
+    if wrong:
+        raise WgradError(f"save_tensors: {wrong[0]} is no Tensor but a {type(tensors[wrong[0]]).__name__}")
+    write_bytes(Path(path), save({name: x.numpy() for name, x in tensors.items()}, metadata={"format": "pt"}))
+
+
+def load_tensors(
+    path: str | Path, *, requires_grad: bool = False, device: str | Device | None = None
+) -> dict[str, Tensor]:
+    """Read the Tensors of a safetensors file."""
+    where = device_named(device)
+    try:
+        arrays = load(Path(path).read_bytes())
+    except FileNotFoundError:
+        raise WgradError(f"load_tensors: there is no file {path}") from None
+    except (OSError, SafetensorError, KeyError) as error:
+        raise WgradError(f"load_tensors: {path} cannot be read as safetensors: {error}") from error
+    return {name: tensor(array, requires_grad=requires_grad, device=where) for name, array in arrays.items()}

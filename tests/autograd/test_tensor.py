@@ -1,0 +1,321 @@
+"""Methods of Tensors, values and gradients: against torch in float64, against central differences in the middle of a
+graph, and on wgpu against the reference; optimisers, recorded steps and files."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import wgrad
+from tests.autograd.self_test_calls import TENSOR_MODULES
+from wgrad import Tensor
+from wgrad import functional as F
+from wgrad.autograd.gradcheck import LIMIT, gradcheck
+from wgrad.autograd.reference import ReferenceDevice
+from wgrad.device.contract import Device
+from wgrad.device.errors import ShapeError, WgradError
+
+torch = pytest.importorskip("torch", reason="torch is not installed: pip install wgrad[oracle]")
+EXAMPLES = Path(__file__).parents[2] / "examples"
+A, B, C = (3, 5, 7), (5, 7), (5, 1)  # broadcast to each other
+LABELS = np.array([3, 0, -100, 6, 6])
+IDS = np.array([[1, 4, 1], [0, 2, 1]], np.int32)
+
+# By name: the same expression of ours and of torch's tensors, and shapes that divide nothing.
+CASES: dict[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...]]] = {
+    "add sub mul": (lambda a, b, c: (a + b) * c - b * 2 + (1 - a) * 0.5, (A, B, C)),
+    "div neg": (lambda a, b: -a / (b * b + 1) + 2 / (a * a + 1), (A, C)),
+    "pow": (lambda a, b: a**2 + a**3 + (a * a + 1) ** b + 2.0**a + (a * a + 1) ** -1.5, (A, B)),
+    "exp log sqrt": (lambda a: (a.exp() + 1).log() + (a * a + 0.1).sqrt() + (a * a + 1) ** 0.5, (A,)),
+    "sin cos abs": (lambda a: a.sin() * a.cos() + abs(a), (A,)),
+    "relu tanh sigmoid": (lambda a: a.relu() + a.tanh() * a.sigmoid(), (A,)),
+    "silu": (lambda a: F.silu(a) if isinstance(a, Tensor) else torch.nn.functional.silu(a), (A,)),
+    "silu gelu methods": (
+        lambda a: a.silu() + a.gelu()
+        if isinstance(a, Tensor)
+        else torch.nn.functional.silu(a) + torch.nn.functional.gelu(a, approximate="tanh"),
+        (A,),
+    ),
+    "where": (lambda a, b: lib(a).where((a > b) * (a > -1) != 0, a, b), (A, B)),
+    "maximum minimum": (lambda a, b: lib(a).maximum(a, b) * lib(a).minimum(b, a), (A, B)),
+    "comparisons": (lambda a, b: a * (a < b) + b * ((a >= b) * 2) + (a <= b) * 3 + (a == b) + (a != b) * 1, (A, B)),
+    "sum": (lambda a: a.sum() * a.sum(1) + a.sum((0, 2), keepdim=True).sum(0).sum(1)[0], (A,)),
+    "mean": (lambda a: a - a.mean(-1, keepdim=True) + a.mean((0, 1)) + a.mean(), (A,)),
+    "max": (lambda a: a.amax(1) * a.amax() if not isinstance(a, Tensor) else a.max(1) * a.max(), (A,)),
+    "reshape": (lambda a: (a.reshape(5, -1) * 2).reshape(7, 15) + a.flatten().reshape((7, 15)), (A,)),
+    "transpose": (lambda a, b: a.transpose(0, 2) * b.T.unsqueeze(2) + a.permute(2, 1, 0), (A, B)),
+    "squeeze expand": (lambda a, c: a + c.squeeze(1).unsqueeze(1).expand(3, -1, 7) + c.squeeze().sum(), (A, C)),
+    "slices": (lambda a: a[1] * a[:, 1:4:2, ...].sum(1).sum(0) + a[..., -1][0][:, None] * a[2, 3:, 6].sum(), (A,)),
+    "split cat": (lambda a: lib(a).cat([p * (i + 1) for i, p in enumerate(a.split(3, 2))][::-1], 2), (A,)),
+    "stack": (lambda a, b: lib(a).stack([a[0], b, a[2].exp()], 1), (A, B)),
+    "matmul": (lambda a, b: a @ b, (B, (7, 4))),
+    "matmul rows": (lambda a, b, c: a @ b @ c + (c @ b.T).sum(), (A, (7, 4), (4,))),
+    "matmul transposed": (lambda a, b: (a.T @ b.T).T @ a.transpose(0, 1), (B, (4, 5))),
+    "matmul batched": (lambda a, b: a @ b.transpose(1, 2) @ b, (A, (3, 4, 7))),
+    "matmul broadcast": (lambda a, b: a @ b, ((2, 1, 5, 7), A[:1] + (7, 2))),
+    "matmul vectors": (lambda a, b: a @ b + b @ a, ((7,), (7,))),
+    "softmax": (lambda a, b: a.softmax(-1) * a.softmax(1) + b[0].softmax(0), (A, B)),
+    "cross_entropy": (
+        lambda a: lib(a).cross_entropy(a, labels(a)) + lib(a).cross_entropy(a * 2, labels(a), reduction="sum"),
+        (B,),
+    ),
+    "rows": (lambda t: t[IDS if isinstance(t, Tensor) else torch.tensor(IDS).long()] * 2, (B,)),
+    "a chain": (lambda a, b: ((a * b).tanh() * a + b).sigmoid() * (a + 1.5).exp(), (A, B)),
+    "a long chain": (lambda a: long_chain(a), (B,)),
+    "many operands": (lambda *x: sum_of_products(x), (B,) * 10),
+    "causal_attention": (
+        lambda q, k, v: F.causal_attention(q, k, v)
+        if isinstance(q, Tensor)
+        else torch.nn.functional.scaled_dot_product_attention(
+            *(x.transpose(1, 2) for x in (q, k, v)), is_causal=True
+        ).transpose(1, 2),
+        ((2, 5, 3, 6),) * 3,
+    ),
+}  # fmt: skip
+
+
+class _Torch:
+    """torch's functions by our names."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch, name, None) or getattr(torch.nn.functional, name)
+
+
+def lib(x: Any) -> Any:
+    return F if isinstance(x, Tensor) else _Torch()
+
+
+def labels(x: Any) -> Any:
+    return LABELS.astype(np.int32) if isinstance(x, Tensor) else torch.tensor(LABELS)
+
+
+def long_chain(a: Any) -> Any:
+    for i in range(60):
+        a = (a * 0.9 + 0.1 * i).sin() + a * 0.5
+    return a
+
+
+def sum_of_products(x: Any) -> Any:
+    total = x[0]
+    for i, y in enumerate(x[1:]):
+        total = total * 0.5 + y * x[i]
+    return total
+
+
+def leaves(device: Device, arrays: list[np.ndarray], dtype: Any) -> list[Tensor]:
+    return [Tensor(device.upload(a.astype(dtype)), device, requires_grad=True) for a in arrays]
+
+
+def gradients(y: Tensor, given: list[Tensor], dy: np.ndarray) -> list[np.ndarray]:
+    y.backward(y.device.upload(dy.astype(y.dtype)))
+    assert all(x.grad is not None for x in given)
+    return [y.numpy(), *(x.grad.numpy() for x in given if x.grad is not None)]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_as_torch(name: str) -> None:
+    function, shapes = CASES[name]
+    rng, device = np.random.default_rng(5), ReferenceDevice()
+    arrays = [rng.standard_normal(shape) for shape in shapes]
+    given, theirs = leaves(device, arrays, np.float64), [torch.tensor(a, requires_grad=True) for a in arrays]
+    y, z = function(*given), function(*theirs)
+    assert y.shape == tuple(z.shape)
+    dy = rng.standard_normal(y.shape)
+    z.backward(torch.tensor(dy))
+    for ours, wanted in zip(gradients(y, given, dy), [z.detach(), *(x.grad for x in theirs)], strict=True):
+        np.testing.assert_allclose(ours, wanted.numpy(), rtol=1e-10, atol=1e-11)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_gradients_are_central_differences(name: str) -> None:
+    """The operator in the middle of a graph."""
+    function, shapes = CASES[name]
+    rng = np.random.default_rng(6)
+    assert gradcheck(function, *(rng.standard_normal(s) for s in shapes), rng=rng, checks=4) < LIMIT
+
+
+def test_every_function_of_tensors_has_a_case() -> None:
+    functions = {name for name in F.__all__ if getattr(F, name).__module__ in TENSOR_MODULES}
+    assert functions <= set(" ".join(CASES).split()) and len(functions) > 15
+
+
+# Of what wgpu does beside `fused`, `gemm` and other operators, which the self-test has: views, places, chunks, limits.
+ON_WGPU: tuple[str, ...] = (
+    "pow",
+    "where",
+    "max",
+    "slices",
+    "split cat",
+    "matmul transposed",
+    "matmul broadcast",
+    "cross_entropy",
+)
+ON_WGPU += ("a long chain", "many operands")
+
+
+@pytest.mark.parametrize("name", ON_WGPU)
+def test_wgpu_is_the_reference(name: str, wgpu_device: Device) -> None:
+    function, shapes = CASES[name]
+    rng = np.random.default_rng(7)
+    arrays = [rng.standard_normal(shape) for shape in shapes]
+    found = []
+    for device, dtype in ((ReferenceDevice(), np.float64), (wgpu_device, np.float32)):
+        given = leaves(device, arrays, dtype)  # type: ignore[arg-type]
+        y = function(*given)
+        found.append(gradients(y, given, np.random.default_rng(8).standard_normal(y.shape)))
+    for wanted, ours in zip(*found, strict=True):
+        np.testing.assert_allclose(ours, wanted, rtol=3e-5, atol=2e-5 * np.abs(wanted).max())
+
+
+def test_a_chain_is_one_launch_and_its_backward_one_for_each_operand(wgpu_device: Device) -> None:
+    from wgrad.autograd.replay import Recorded
+
+    a, b = leaves(wgpu_device, [np.ones((33, 5)), np.ones((33, 5))], np.float32)
+    seed = wgpu_device.upload(np.ones((33, 5), np.float32))
+    results = []
+
+    def work() -> None:
+        a.grad = b.grad = None
+        y = ((a * b + 0.5).gelu() * a).tanh()
+        results.append(y.data)
+        y.backward(seed)
+
+    recorded = Recorded(wgpu_device)
+    recorded(work)
+    recorded(work)
+    assert recorded.dispatches == 3
+
+
+def test_what_waits_is_computed_before_its_operands_change(device: Device) -> None:
+    """A Tensor that nobody read yet has the parameters of before the step, and a result that is kept is not
+    overwritten by the next replay."""
+    w = Tensor(device.upload(np.ones(5, np.float32)), device, requires_grad=True)
+    optimizer = wgrad.SGD([w], lr=1.0)
+    twice = w * 2
+    w.sum().backward()
+    optimizer.step()
+    assert twice.numpy().tolist() == [2.0] * 5 and w.numpy().tolist() == [0.0] * 5
+
+    @wgrad.compile
+    def step(x: Tensor) -> tuple[Tensor, Tensor]:
+        return x * 2, x.sum()
+
+    made = [step(np.full(3, n, np.float32)) for n in range(5)]
+    later = [(y + 1, total) for y, total in made]
+    step(np.full(3, 9, np.float32))
+    assert [y.numpy()[0] for y, _ in later] == [1, 3, 5, 7, 9] and [t.item() for _, t in made] == [0, 3, 6, 9, 12]
+
+
+@pytest.mark.parametrize("kind", ["SGD", "momentum", "AdamW"])
+def test_optimisers_are_torchs(kind: str, device: Device) -> None:
+    rng = np.random.default_rng(3)
+    arrays = [rng.standard_normal(s).astype(np.float32) for s in ((5, 7), (7,))]
+    ours, theirs = leaves(device, arrays, np.float32), [torch.tensor(a, requires_grad=True) for a in arrays]
+    options: dict[str, Any] = {"lr": 0.05, "weight_decay": 0.1, **({"momentum": 0.8} if kind == "momentum" else {})}
+    name = "AdamW" if kind == "AdamW" else "SGD"
+    mine, other = getattr(wgrad, name)(ours, **options), getattr(torch.optim, name)(theirs, **options)
+    x = rng.standard_normal((3, 5)).astype(np.float32)
+    for number in range(4):
+        if number == 2:
+            mine.lr = other.param_groups[0]["lr"] = 0.02
+        mine.zero_grad()
+        other.zero_grad()
+        ((x @ ours[0] + ours[1]) ** 2).mean().backward()
+        ((torch.tensor(x) @ theirs[0] + theirs[1]) ** 2).mean().backward()
+        mine.step()
+        other.step()
+    for a, b in zip(ours, theirs):
+        np.testing.assert_allclose(a.numpy(), b.detach().numpy(), atol=2e-6)
+
+
+def example(name: str) -> Any:
+    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_a_recorded_mlp_is_torchs(device: Device) -> None:
+    """The step of examples/mlp.py, replayed from its third call on."""
+    rng = np.random.default_rng(1)
+    arrays = [rng.standard_normal(s).astype(np.float32) * 0.5 for s in ((2, 9), (9,), (9, 3), (3,))]
+    ours, theirs = leaves(device, arrays, np.float32), [torch.tensor(a, requires_grad=True) for a in arrays]
+    mine, other = wgrad.AdamW(ours, lr=0.02), torch.optim.AdamW(theirs, lr=0.02)
+
+    def loss_of(x: Any, p: Any) -> Any:
+        return (x @ p[0] + p[1]).relu() @ p[2] + p[3]
+
+    @wgrad.compile
+    def step(x: Tensor, y: Tensor) -> Tensor:
+        loss = F.cross_entropy(loss_of(x, ours), y)
+        mine.zero_grad()
+        loss.backward()
+        mine.step()
+        return loss
+
+    for _ in range(6):
+        x, y = rng.standard_normal((13, 2)).astype(np.float32), rng.integers(0, 3, 13).astype(np.int32)
+        loss = torch.nn.functional.cross_entropy(loss_of(torch.tensor(x), theirs), torch.tensor(y).long())
+        other.zero_grad()
+        loss.backward()
+        other.step()
+        found = step(Tensor(device.upload(x), device), Tensor(device.upload(y), device))
+        assert abs(found.item() - loss.item()) < 1e-5
+    assert step.launches > 0
+    for a, b in zip(ours, theirs):
+        np.testing.assert_allclose(a.numpy(), b.detach().numpy(), atol=1e-5)
+
+
+def test_files_are_those_of_torch(tmp_path: Path) -> None:
+    from safetensors.torch import load_file
+
+    x = wgrad.tensor([[1.5, 2.0]], device="cpu")
+    wgrad.save_tensors({"x": x, "n": wgrad.tensor([3], device="cpu")}, tmp_path / "a.safetensors")
+    assert torch.equal(load_file(tmp_path / "a.safetensors")["x"], torch.tensor([[1.5, 2.0]]))
+    found = wgrad.load_tensors(tmp_path / "a.safetensors", device="cpu", requires_grad=True)
+    assert found["x"].numpy().tolist() == [[1.5, 2.0]] and found["n"].dtype == np.int32 and found["x"].requires_grad
+    with pytest.raises(WgradError, match="there is no file"):
+        wgrad.load_tensors(tmp_path / "b", device="cpu")
+
+
+def t(*shape: int) -> Tensor:
+    return wgrad.zeros(*shape, requires_grad=True, device="cpu")
+
+
+def _reads_inside() -> None:
+    step = wgrad.compile(lambda x: x * (x.sum().item() + 1))
+    for _ in range(2):
+        step(t(3))
+
+
+BAD: dict[str, tuple[Callable[[], Any], str]] = {
+    "broadcast": (lambda: t(3, 4) + t(4, 3), r"add: shapes \[3, 4\], \[4, 3\] cannot be broadcast"),
+    "matmul": (lambda: t(3, 4) @ t(3, 4), r"matmul: the last axis of \[3, 4\] must be the last but one of \[3, 4\]"),
+    "dim": (lambda: t(3, 4).sum(2), r"sum: dim must be an axis of 2, from -2 to 1, got 2"),
+    "index": (lambda: t(3, 4)[3], r"an index must be from -3 to 2 for an axis of 3, got 3"),
+    "slice": (lambda: t(3, 4)[2:1], r"a slice must go forward and not be empty, got 2:1:None of 3"),
+    "expand": (lambda: t(3, 4).expand(3, 5), r"expand: "),
+    "cat": (lambda: F.cat([t(3, 4), t(3, 5)]), r"cat: shapes must agree but for axis 0, got \[3, 4\] and \[3, 5\]"),
+    "targets": (lambda: F.cross_entropy(t(3, 4), np.zeros(4, int)), r"cross_entropy: logits must be \[N, C\]"),
+    "operand": (lambda: t(3) + "x", r"add: an operand must be a Tensor, an array or a number, got str"),
+    "item": (lambda: t(3).item(), r"item: "),
+    "empty": (lambda: wgrad.tensor([], device="cpu"), r"tensor: an array must not be empty"),
+    "optimiser": (lambda: wgrad.SGD([t(3) * 2]), r"parameter 0 of an optimiser is no leaf"),
+    "compiled": (_reads_inside, r"compile: <lambda> reads values, which a recorded step cannot repeat"),
+    "devices": (lambda: t(3) + Tensor(np.ones(3), ReferenceDevice()), r"add: operands must be on one device"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_wrong_argument_is_explained(name: str) -> None:
+    call, message = BAD[name]
+    with pytest.raises((ShapeError, WgradError), match=message) as caught:
+        call()
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,228 @@
+"""Elementwise expressions of broadcasting operands in one launch, with a sum or a maximum. Shader: fused.wgsl."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from wgrad.device.expression import FUNCTIONS, SOURCES, Program, View
+from wgrad.device.memory import Array
+from wgrad.wgsl.elements import GROUP, next_power_of_two, same_block, wgsl_type
+from wgrad.wgsl.elementwise.elementwise import copy
+from wgrad.wgsl.operators import implements
+from wgrad.wgsl.runtime.compile import Constant
+from wgrad.wgsl.runtime.runtime import Runtime
+
+_PER_GROUP = 4 * GROUP
+_ENOUGH_GROUPS = 256  # workgroups that a reduction is divided among, where it has the rows
+_LEAST_ROWS = 16  # of an invocation, below which a reduction is not divided
+_KINDS = {"sum": 1, "max": 2}
+
+
+class _Axes(NamedTuple):
+    """Neighbouring axes made into one where every view allows it: their sizes, and their strides view by view."""
+
+    sizes: list[int]
+    strides: list[list[int]]
+
+
+@implements("fused")
+def fused(
+    device: Runtime,
+    program: Program,
+    arrays: tuple[Array, ...],
+    views: tuple[View, ...],
+    scalars: tuple[float, ...],
+    shape: tuple[int, ...],
+    reduce: str,
+    axes: tuple[int, ...],
+    out: Array | None,
+    place: View | None,
+    accumulate: bool,
+    dtype: np.dtype,
+) -> Array:
+    kept = [axis for axis in range(len(shape)) if axis not in axes]
+    kept_shape = tuple(shape[axis] for axis in kept)
+    result = device.empty(kept_shape, dtype) if out is None else out
+    if out is not None and any(same_block(out, a) for a in arrays):  # bound for reading and for writing at once
+        arrays = tuple(_copied(device, a) if same_block(out, a) else a for a in arrays)
+    place = place or (_row_major(kept_shape), 0)
+    rows, n = math.prod(shape[axis] for axis in axes), math.prod(kept_shape)
+    launch = _Launch(device, program, arrays, views, scalars, shape, kept)
+    if not reduce:
+        launch.run(result, place, accumulate, device.groups(n, _PER_GROUP))
+        return result
+    wide, inside = _layout(n, rows, views, kept, axes)
+    tiles, tall = -(-n // wide), GROUP // wide
+    chunks = max(1, min(-(-rows // (tall * _LEAST_ROWS)), _ENOUGH_GROUPS // tiles))
+    step = -(-rows // chunks)
+    chunks = -(-rows // step)
+    whole = chunks == 1
+    target = result if whole else device.empty((chunks, *kept_shape))
+    where = place if whole else (_row_major(kept_shape), 0)
+    groups = device.groups(tiles * chunks, 1)
+    launch.run(target, where, accumulate and whole, groups, wide, _KINDS[reduce], (rows, step), inside)
+    if not whole:
+        parts = (("load", 0),), (target,), ((_row_major(target.shape), 0),), (), target.shape
+        fused(device, *parts, reduce, (0,), result, place, accumulate, result.dtype)
+    return result
+
+
+def _copied(device: Runtime, array: Array) -> Array:
+    made = device.empty(array.shape, array.dtype)
+    copy(device, array, made)
+    return made
+
+
+def _row_major(shape: Sequence[int]) -> tuple[int, ...]:
+    return tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
+
+
+def _layout(n: int, rows: int, views: Sequence[View], kept: Sequence[int], axes: Sequence[int]) -> tuple[int, bool]:
+    """Places that a workgroup takes side by side, and whether its invocations lie along the rows: along what is
+    contiguous in most operands."""
+    unit = [{axis for axis, stride in enumerate(strides) if stride == 1} for strides, _ in views]
+    inside = sum(bool(u & {*axes}) for u in unit) >= sum(bool(u & {*kept}) for u in unit)
+    if inside:
+        return GROUP // min(GROUP, next_power_of_two(rows)), True
+    tall = min(GROUP // 32, next_power_of_two(-(-rows // 4)))
+    return min(GROUP // tall, next_power_of_two(n)), False
+
+
+def _merged(sizes: Sequence[int], strides: Sequence[Sequence[int]], fixed: set[int]) -> tuple[_Axes, dict[int, int]]:
+    """Axes made as few as can be, those of one place left out; `fixed` ones stay. -> them, and where a fixed one is."""
+    found, where = _Axes([], [[] for _ in strides]), {}
+    joins = False
+    for axis, size in enumerate(sizes):
+        if axis in fixed:
+            where[axis] = len(found.sizes)
+            joins = False
+        elif size == 1:
+            continue
+        elif joins and all(s[-1] == stride[axis] * size for s, stride in zip(found.strides, strides)):
+            found.sizes[-1] *= size
+            for s, stride in zip(found.strides, strides):
+                s[-1] = stride[axis]
+            continue
+        else:
+            joins = True
+        found.sizes.append(size)
+        for s, stride in zip(found.strides, strides):
+            s.append(stride[axis])
+    return found, where
+
+
+class _Uniform:
+    """Fields of the uniform behind those that every launch has, with their values."""
+
+    def __init__(self, *values: int) -> None:
+        self.text, self.values = "", list[int | float](values)
+
+    def field(self, kind: str, value: int | float, name: str = "") -> str:
+        name = name or f"q{len(self.values)}"
+        self.text += f", {name}: {kind}"
+        self.values.append(value)
+        return f"p.{name}"
+
+
+class _Shader:
+    """The text of an expression: what it reads at place k among the kept axes and r among the reduced ones."""
+
+    def __init__(self, uniform: _Uniform, program: Program, shape: Sequence[int], kept: Sequence[int]) -> None:
+        self._uniform, self._program, self._shape = uniform, program, shape
+        self._axes = {"k": list(kept), "r": [a for a in range(len(shape)) if a not in kept]}
+        self._indexed = {operands[0] for name, *operands in program if name == "index"}
+        self._coordinates: dict[str, list[str]] = {"k": [], "r": []}
+        self._index: dict[int, str] = {}  # the coordinate along an axis that the program asks for
+
+    def text(self, views: Sequence[View], place: View, scalars: Sequence[float]) -> str:
+        at = [list[str]() for _ in range(len(views) + 1)]
+        for letter, axes in self._axes.items():
+            strides = [[view[0][axis] for axis in axes] for view in views]
+            strides += [list(place[0])] if letter == "k" else []
+            fixed = {axes.index(axis) for axis in self._indexed & {*axes}}
+            merged, where = _merged([self._shape[axis] for axis in axes], strides, fixed)
+            names = self._split(letter, merged.sizes)
+            self._index |= {axes[i]: names[n] for i, n in where.items()}
+            for terms, of in zip(at, merged.strides):
+                terms += [
+                    name if stride == 1 else f"{name} * {self._uniform.field('u32', stride)}"
+                    for name, stride in zip(names, of)
+                    if stride
+                ]
+        for terms, (_, offset) in zip(at, [*views, place]):
+            terms += [self._uniform.field("u32", offset)] if offset else []
+        *loads, y = (" + ".join(terms) or "0u" for terms in at)
+        value = [*self._coordinates["k"], *self._coordinates["r"], *self._instructions(loads, scalars)]
+        place_lines = ["fn place(k: u32) -> u32 {", *self._coordinates["k"], f"return {y};\n}}"]
+        value_lines = ["fn value(k: u32, r: u32) -> f32 {", *value, f"return v{len(self._program) - 1};\n}}"]
+        return "\n".join(map("\n  ".join, (place_lines, value_lines)))
+
+    def _split(self, letter: str, sizes: Sequence[int]) -> list[str]:
+        """Coordinates of a number of a place, as names."""
+        if len(sizes) < 2:
+            return [letter] * len(sizes)
+        lines = self._coordinates[letter]
+        lines.append(f"var {letter}_rest = {letter};")
+        for i in reversed(range(1, len(sizes))):
+            size = self._uniform.field("u32", sizes[i])
+            lines.append(f"let {letter}{i} = {letter}_rest % {size}; {letter}_rest /= {size};")
+        lines.append(f"let {letter}0 = {letter}_rest;")
+        return [f"{letter}{i}" for i in range(len(sizes))]
+
+    def _instructions(self, loads: Sequence[str], scalars: Sequence[float]) -> Iterator[str]:
+        for number, (name, *operands) in enumerate(self._program):
+            if name == "load":
+                value = f"f32(a{operands[0]}[{loads[operands[0]]}])"
+            elif name == "scalar":
+                value = self._uniform.field("f32", float(scalars[operands[0]]))
+            elif name == "index":
+                value = f"f32({self._index[operands[0]]})"
+            elif name == "old":
+                value = "f32(y[place(k)])"
+            else:
+                value = FUNCTIONS[name].wgsl
+                for i, operand in enumerate(operands):
+                    value = value.replace(f"${i}", f"v{operand}")
+            yield f"let v{number} = {value};"
+
+
+class _Launch(NamedTuple):
+    """Arguments that the passes of one call share."""
+
+    device: Runtime
+    program: Program
+    arrays: tuple[Array, ...]
+    views: tuple[View, ...]
+    scalars: tuple[float, ...]
+    shape: tuple[int, ...]
+    kept: list[int]
+
+    def run(
+        self, y: Array, place: View, accumulate: bool, groups: tuple[int, int, int], wide: int = 0, kind: int = 0,
+        rows: tuple[int, int] = (0, 0), inside: bool = False,
+    ) -> None:  # fmt: skip
+        """rows: how many are reduced, and how many by a chunk."""
+        uniform = _Uniform(math.prod(self.shape[axis] for axis in self.kept), 0)
+        constants: dict[str, Constant] = {"REDUCE": kind, "ACCUMULATE": accumulate, "Y_T": wgsl_type(y.dtype)}
+        if kind:
+            constants |= {"WIDE": wide, "ROWS_INSIDE": inside}
+            uniform.field("u32", rows[0], "rows")
+            uniform.field("u32", rows[1], "step")
+        value = _Shader(uniform, self.program, self.shape, self.kept).text(self.views, place, self.scalars)
+        bound = [f"@group(0) @binding({n}) var<storage, read> a{n - 1}: array<{wgsl_type(a.dtype)}>;"
+                 for n, a in enumerate(self.arrays, 1)]  # fmt: skip
+        bound.append(f"@group(0) @binding({len(bound) + 1}) var<storage, read_write> y: array<Y_T>;")
+        texts = {"FIELDS": uniform.text, "BINDINGS": "\n".join(bound), "VALUE": value}
+        texts["HELPERS"] = _helpers([FUNCTIONS[name].helper for name, *_ in self.program if name not in SOURCES])
+        work = float(sum(a.nbytes for a in self.arrays) + y.nbytes)
+        self.device.launch("fused", [*self.arrays, y], uniform.values, groups, constants | texts, work=work)
+
+
+def _helpers(texts: Sequence[str]) -> str:
+    """Each WGSL function once: several helpers may bring the same."""
+    functions = [function.strip() for text in texts for function in ("\n" + text).split("\nfn ")]
+    return "\n".join(f"fn {function}" for function in dict.fromkeys(functions) if function)
