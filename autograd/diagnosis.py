@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
+from wgrad.autograd.driver_faults import AMD, Fault, known_faults
 from wgrad.autograd.machine import LOADER, Machine
 
 OLDEST_MESA = (22, 3)  # the oldest that was tried
@@ -39,12 +41,46 @@ def findings(machine: Machine) -> list[str]:
         found += _permissions(machine)
     if not found and not machine.cards:
         found += _no_card(machine)
-    found += [*_age(machine), *_float16(machine), *_hip(machine)]
+    found += [*_age(machine), *_float16(machine), *_reported(machine), *_hip(machine)]
     return [*found, machine.idle_units] if machine.idle_units else found
 
 
 def _crashes(machine: Machine) -> list[str]:
-    return [f"{d['name']} {d['crash']}: update its driver, or remove it" for d in machine.devices if "crash" in d]
+    return [
+        f"{d['name']} {d['crash']}: {_of_crash(machine, str(d['name'])) or 'update its driver, or remove it'}"
+        for d in machine.devices
+        if "crash" in d
+    ]
+
+
+def _of_crash(machine: Machine, driver: str) -> str:
+    """A reported crash that this may be, by the name of the driver or adapter that crashed."""
+    if "amd" not in driver.lower() and "radeon" not in driver.lower():
+        return ""
+    known = {"vendor_id": AMD, "backend": "Vulkan", "type": "IntegratedGPU"}
+    return next((f.text for f in known_faults(known, machine.system) if f.kind == "crash"), "")
+
+
+def _faults(machine: Machine) -> Iterator[tuple[Mapping[str, Any], Fault]]:
+    """Reported faults of the adapters, each once."""
+    seen = set[tuple[str, str]]()
+    for adapter in machine.cards:
+        known = {**adapter, "bar_bytes": machine.bar_bytes(adapter.get("vendor_id", 0))}
+        for fault in known_faults(known, machine.system, machine.kernel):
+            if (str(adapter["name"]), fault.seen) not in seen:
+                seen.add((str(adapter["name"]), fault.seen))
+                yield adapter, fault
+
+
+def _reported(machine: Machine) -> Iterator[str]:
+    for adapter, fault in _faults(machine):
+        if fault.kind != "note":
+            yield f"{adapter['name']}: {fault.text}"
+
+
+def notes(machine: Machine) -> list[str]:
+    """Facts on the GPUs that nobody can change, a line each."""
+    return [f"{adapter['name']}: {fault.text}" for adapter, fault in _faults(machine) if fault.kind == "note"]
 
 
 def _install(machine: Machine, packages: dict[str, str], usual: str) -> str:
@@ -177,7 +213,8 @@ def _age(machine: Machine) -> Iterator[str]:
 
 def _float16(machine: Machine) -> Iterator[str]:
     for adapter in machine.cards:
-        if "shader-f16" not in adapter.get("features", ()):
+        known = any(f.lacking for f in known_faults(adapter, machine.system))  # and said there
+        if "shader-f16" not in adapter.get("features", ()) and not known:
             yield (
                 f"{adapter['name']} has no shader-f16 with {adapter.get('driver') or 'its driver'}, so that runs are "
                 "in float32: a newer driver may have it, if the GPU can"

@@ -20,6 +20,7 @@ LOADER = "libvulkan.so.1"
 VENDORS = {0x10DE: "NVIDIA", 0x1002: "AMD", 0x8086: "Intel"}  # PCI
 _ICD_VARIABLES = ("VK_DRIVER_FILES", "VK_ICD_FILENAMES")  # the loader takes the first that is set
 _ICD_FOLDERS = ("etc/vulkan/icd.d", "usr/local/share/vulkan/icd.d", "usr/share/vulkan/icd.d")
+_MEMORY = 0x200  # IORESOURCE_MEM, of a window in /sys/bus/pci/devices/*/resource
 _OTHER_BITS = re.compile(r"i[3-6]86|armhf")  # drivers of 32 bits, which this process does not load
 
 
@@ -44,7 +45,7 @@ class VulkanDriver:
 class Machine:
     """devices: as `list_devices` has them. loads: whether the linker finds a library by a name or path; imports:
     whether a Python package is there; permitted: whether a file may be read and written. idle_units: what there is to
-    say of matrix units. root: where the file system begins, which tests have elsewhere."""
+    say of matrix units. root: where the file system begins, which tests have elsewhere. kernel: its version."""
 
     system: str
     environment: Mapping[str, str]
@@ -54,6 +55,7 @@ class Machine:
     permitted: Callable[[Path], bool]
     idle_units: str = ""
     root: Path = field(default_factory=lambda: Path("/"))
+    kernel: str = ""
 
     @property
     def adapters(self) -> list[Mapping[str, Any]]:
@@ -71,6 +73,17 @@ class Machine:
             if _read(folder / "class").startswith("0x03"):  # display controllers
                 found.add(VENDORS.get(int(_read(folder / "vendor") or "0", 16), ""))
         return sorted(found - {""})
+
+    def bar_bytes(self, vendor_id: int) -> int | None:
+        """Largest window of memory that a GPU of the maker shows the processor, the smallest of several GPUs. Linux;
+        None where it is not known."""
+        found = []
+        for folder in self.root.glob("sys/bus/pci/devices/*"):
+            if _read(folder / "class").startswith("0x03") and int(_read(folder / "vendor") or "0", 16) == vendor_id:
+                windows = re.findall(r"^(0x\w+) (0x\w+) (0x\w+)$", _read(folder / "resource"), re.MULTILINE)
+                sizes = [int(end, 16) - int(start, 16) + 1 for start, end, flags in windows if int(flags, 16) & _MEMORY]
+                found += [max(sizes)] if sizes else []
+        return min(found, default=None)
 
     def nodes(self, *patterns: str) -> list[Path]:
         """Device nodes: paths below /dev."""
@@ -139,6 +152,7 @@ def this_machine() -> Machine:
         imports=_imports,
         permitted=lambda path: os.access(path, os.R_OK | os.W_OK),
         idle_units=left_idle(select_device("auto")),
+        kernel=platform.release(),
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from wgrad.autograd.diagnosis import findings
+from wgrad.autograd.diagnosis import findings, notes
 from wgrad.autograd.machine import LOADER, Machine
 from wgrad.train.commands.cli import main
 
@@ -58,18 +58,19 @@ class Fake:
         self.put(f"usr/share/vulkan/icd.d/{name}", json.dumps({"ICD": {"library_path": library}}))
 
     def found(self) -> list[str]:
+        return findings(self.machine())
+
+    def machine(self) -> Machine:
         hidden = {str(self.root / name) for name in self.refused}
-        return findings(
-            Machine(
-                self.system,
-                self.environment,
-                [*([NO_HIP] * all(d["spec"] != "hip" for d in self.devices)), *self.devices, CPU],
-                self.libraries.__contains__,
-                self.packages.__contains__,
-                lambda path: str(path) not in hidden,
-                self.idle,
-                self.root,
-            )
+        return Machine(
+            self.system,
+            self.environment,
+            [*([NO_HIP] * all(d["spec"] != "hip" for d in self.devices)), *self.devices, CPU],
+            self.libraries.__contains__,
+            self.packages.__contains__,
+            lambda path: str(path) not in hidden,
+            self.idle,
+            self.root,
         )
 
 
@@ -209,6 +210,28 @@ def idle_units(fake: Fake) -> None:
     fake.idle = "the GPU's tensor cores are idle: wgrad matrix-units enable makes steps faster"
 
 
+def battlemage(fake: Fake) -> None:
+    b580 = {"name": "Intel(R) Arc(tm) B580 Graphics (BMG G21)", "vendor_id": 0x8086, "driver": "Mesa 26.1.4"}
+    fake.devices = [H100 | b580] * 2
+
+
+def no_resizable_bar(fake: Fake) -> None:
+    fake.devices = [RADEON]
+    fake.card("AMD")
+    windows = "0x00000000d0000000 0x00000000dfffffff 0x000000000014220c\n0x000000000000e000 0x000000000000e0ff 0x40101"
+    fake.put("sys/bus/pci/devices/0/resource", windows + "\n0x0 0x0 0x0\n")
+
+
+def amd_crashes_on_windows(fake: Fake) -> None:
+    fake.system = "Windows"
+    fake.devices = [H100, {"spec": "wgpu", "name": "the Vulkan driver amd-vulkan64.json", "crash": "crashed"}]
+
+
+def another_crashes_on_windows(fake: Fake) -> None:
+    amd_crashes_on_windows(fake)
+    fake.devices[1]["name"] = "the Vulkan driver nv-vk64.json"
+
+
 def wgpu_is_broken(fake: Fake) -> None:
     fake.devices = [{"spec": "wgpu", "usable": False, "reason": "not usable: no library; pip install wgpu"}]
 
@@ -246,6 +269,10 @@ def mac(fake: Fake) -> None:
         (no_hip_python, "there is an AMD GPU, and hip-python is not installed", "pip install 'wgrad[hip]'"),
         (hip_fails, "HIP does not work: no HIP driver", "install ROCm"),
         (idle_units, "the GPU's tensor cores are idle", "faster"),
+        (battlemage, "Intel(R) Arc(tm) B580 Graphics (BMG G21): matmuls on Battlemage are wrong", "issues/25767)"),
+        (no_resizable_bar, "AMD Radeon: resizable BAR is off", "issues/27097)"),
+        (amd_crashes_on_windows, "the Vulkan driver amd-vulkan64.json crashed: AMD's driver for", "issues/422)"),
+        (another_crashes_on_windows, "the Vulkan driver nv-vk64.json crashed: update its driver", "remove it"),
         (wgpu_is_broken, "wgpu does not work: no library", "pip install wgpu"),
         (mac, "wgpu finds no adapter", "from its maker"),
     ],
@@ -259,11 +286,25 @@ def test_what_is_wrong_is_one_line(fake: Fake, change: Callable[[Fake], None], b
     assert "\n" not in found[0]
 
 
+def test_what_cannot_be_changed_is_a_note(fake: Fake) -> None:
+    fake.devices = [H100 | {"name": "NVIDIA GeForce GTX 1080", "features": []}]
+    assert fake.found() == []
+    (note,) = notes(fake.machine())
+    assert note.startswith("NVIDIA GeForce GTX 1080: Pascal has no shader-f16") and note.endswith("issues/1836)")
+
+
+def test_a_large_window_is_no_fault(fake: Fake) -> None:
+    no_resizable_bar(fake)
+    fake.put("sys/bus/pci/devices/0/resource", "0x0000008000000000 0x00000087ffffffff 0x000000000014220c\n")
+    assert fake.found() == []
+
+
 def test_the_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Status 1 and a line for each, or 0; which device is taken stands last."""
+    monkeypatch.setattr("wgrad.train.commands.doctor.notes", lambda machine: ["it is old"])
     for lines, status in ((["the cable is loose: push it in"], 1), ([], 0)):
         monkeypatch.setattr("wgrad.train.commands.doctor.findings", lambda machine, lines=lines: lines)
         assert main(["doctor"]) == status
         *told, last = capsys.readouterr().out.splitlines()
-        assert told == [f"- {line}" for line in lines]
+        assert told == [*(f"- {line}" for line in lines), "note: it is old"]
         assert "--device auto takes " in last and last.startswith("nothing is wrong: ") == (not lines)

@@ -21,7 +21,7 @@ from importlib import metadata
 from typing import Any
 
 import wgrad
-from wgrad.autograd.diagnosis import findings
+from wgrad.autograd.diagnosis import findings, notes
 from wgrad.autograd.machine import this_machine
 from wgrad.autograd.select_device import list_devices
 from wgrad.device.errors import WgradError
@@ -125,7 +125,8 @@ def _system() -> dict[str, Any]:
 
 def _doctor() -> list[str]:
     try:
-        return findings(this_machine())
+        machine = this_machine()
+        return [*findings(machine), *notes(machine)]
     except WgradError as error:  # no device at all
         return [str(error)]
 

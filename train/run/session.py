@@ -35,7 +35,7 @@ from wgrad.train.ranks.devices import device_of_rank
 from wgrad.train.ranks.world import World
 from wgrad.train.run.caller import PythonCaller
 from wgrad.train.step.build import TrainableModel, build_trainable, estimate_activations, wants_recompute
-from wgrad.train.step.checked import check_operators
+from wgrad.train.step.checked import check_operators, fault_notes
 from wgrad.train.step.compute import choose_compute, common_compute, round_products
 from wgrad.train.step.find_model import find_model
 from wgrad.train.step.memory import for_steps, hold_to_limit, limit_bytes, main_memory
@@ -97,7 +97,7 @@ def open_session(
     chooses_compute = config.compute == AUTO
     if chooses_compute:
         compute = common_compute(compute, world.all_gather(compute.dtype, "the type of activations"))
-    for line in [*compute.lines, *round_products(config, device)]:
+    for line in [*fault_notes(device), *compute.lines, *round_products(config, device)]:
         display.say(line)
     config = replace(config, compute=compute.dtype)
     for remark in (hold_to_limit(device, config.limit, config.limit_option), offload_remark(config, device)):

@@ -1,12 +1,20 @@
-"""The check of a run's operators before the run (autograd/selftest/verify.py), and what is said of it."""
+"""The check of a run's operators before the run (autograd/selftest/verify.py), and what is said of the driver."""
 
 from __future__ import annotations
 
+import platform
 from typing import Any
 
+from wgrad.autograd.driver_faults import known_faults
 from wgrad.autograd.selftest.verify import verify
 from wgrad.device.contract import Device
 from wgrad.train.terminal.progress import Display
+
+
+def fault_notes(device: Device) -> list[str]:
+    """Reported faults of the GPU's driver that make results wrong, a line each."""
+    found = known_faults(device.facts, platform.system(), platform.release())
+    return [f"note: reported of this driver: {fault.text}" for fault in found if fault.kind == "wrong"]
 
 
 def check_operators(device: Device, dry: Any, display: Display) -> bool:

@@ -1,0 +1,200 @@
+"""Reported faults of GPUs' drivers: whom they concern, what is seen, what to do, and where it was reported.
+
+Every entry cites its source, an issue that was read. What nobody has reported in public is not here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+NVIDIA, AMD, INTEL, QUALCOMM = 0x10DE, 0x1002, 0x8086, 0x5143  # PCI
+Kind = Literal["wrong", "crash", "slow", "note"]
+_MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class Fault:
+    """kind: what it harms: results ("wrong"), the process ("crash"), speed ("slow"), or nothing that can be changed
+    ("note"). seen: in words; advice: what to do, in the imperative.
+
+    The rest says which adapters it concerns; what is left out concerns all. system: as of `platform.system`; kernel: of
+    this version or newer. name, driver: regular expressions; below: version of Mesa or of wgpu's library. has, lacking:
+    a feature. bar_bytes: the GPU shows the processor this much of its memory at most.
+    """
+
+    kind: Kind
+    seen: str
+    advice: str
+    source: str
+    vendors: tuple[int, ...] = ()
+    system: str = ""
+    kernel: tuple[int, ...] = ()
+    backend: str = ""
+    type: str = ""
+    name: str = ""
+    driver: str = ""
+    mesa_below: tuple[int, ...] = ()
+    library_below: tuple[int, ...] = ()
+    has: str = ""
+    lacking: str = ""
+    bar_bytes: int = 0
+
+    @property
+    def text(self) -> str:
+        return f"{self.seen}: {self.advice} ({self.source})"
+
+
+FAULTS = (
+    Fault(
+        "wrong",
+        "matmuls on Battlemage are wrong now and then with Mesa before 26.2.2",
+        "update Mesa to 26.2.2 or newer",
+        "github.com/ggml-org/llama.cpp/issues/25767",
+        (INTEL,),
+        name=r"BMG|\bB[5-7][0-9]0?\b",
+        mesa_below=(26, 2, 2),
+    ),
+    Fault(
+        "wrong",
+        "small matmuls on Adreno 702 are wrong with Mesa's Turnip",
+        "use --device cpu, and compare before you trust a newer Mesa",
+        "github.com/ggml-org/llama.cpp/issues/25906",
+        (QUALCOMM,),
+        name=r"Adreno.*\b702\b",
+        driver="Mesa",
+    ),
+    Fault(
+        "wrong",
+        "subgroup operations are wrong on AMD GPUs through MoltenVK",
+        "take the adapter of Metal (wgrad devices lists it)",
+        "github.com/KhronosGroup/MoltenVK/issues/2756",
+        (AMD,),
+        system="Darwin",
+        backend="Vulkan",
+    ),
+    Fault(
+        "wrong",
+        "subgroup sums are wrong on Intel UHD GPUs through MoltenVK",
+        "take the adapter of Metal (wgrad devices lists it)",
+        "github.com/KhronosGroup/MoltenVK/issues/2757",
+        (INTEL,),
+        system="Darwin",
+        backend="Vulkan",
+    ),
+    Fault(
+        "crash",
+        "AMD's driver for integrated GPUs crashes on Windows while cooperative matrices are read",
+        "update AMD Software; until then take the adapter of DX12 or another GPU",
+        "github.com/GPUOpen-Drivers/AMDVLK/issues/422",
+        (AMD,),
+        system="Windows",
+        backend="Vulkan",
+        type="IntegratedGPU",
+    ),
+    Fault(
+        "crash",
+        "Linux 7 resets an AMD GPU whose work takes 2 seconds, where Linux 6 waited a minute",
+        "if the device is lost, use a smaller --batch-size, or start the kernel with "
+        "amdgpu.lockup_timeout=10000,60000,10000,10000",
+        "github.com/ggml-org/llama.cpp/issues/25664",
+        (AMD,),
+        system="Linux",
+        kernel=(7,),
+        type="IntegratedGPU",
+    ),
+    Fault(
+        "crash",
+        "macOS ends work that takes some 100 ms, and wgpu before 30 then waits for ever",
+        "if a run stands still, end it and use a smaller --batch-size or --max-length with --resume",
+        "github.com/gfx-rs/wgpu/issues/9531",
+        backend="Metal",
+        library_below=(30,),
+    ),
+    Fault(
+        "slow",
+        "DX12 compiles shaders with FXC here, which is slow and has neither float16 nor subgroups",
+        "take the adapter of Vulkan where there is one",
+        "github.com/gfx-rs/wgpu/issues/2722",
+        backend="D3D12",
+        lacking="shader-f16",
+    ),
+    Fault(
+        "slow",
+        "resizable BAR is off, so the processor reaches 256 MiB of the GPU's memory at a time",
+        "turn on Above 4G Decoding and Resizable BAR in the firmware's setup",
+        "github.com/ggml-org/llama.cpp/issues/27097",
+        (AMD,),
+        type="DiscreteGPU",
+        bar_bytes=256 * _MIB,
+    ),
+    Fault(
+        "note",
+        "RADV runs kernels on tensor cores in subgroups of 64 lanes, and has changed that before",
+        "nothing: wgrad has kernels for 64, 32, 16 and 8, and reads which the driver takes",
+        "github.com/ggml-org/llama.cpp/issues/16339",
+        (AMD,),
+        backend="Vulkan",
+        driver="Mesa",
+        has="cooperative-matrix",
+    ),
+    Fault(
+        "note",
+        "Pascal has no shader-f16 with any driver",
+        "nothing: runs are in float32",
+        "github.com/nomic-ai/gpt4all/issues/1836",
+        (NVIDIA,),
+        name=r"GTX 10[5-8]0|\bP(4|6|40|600|1000|2000|2200|4000|5000|6000)\b|TITAN Xp?\b|GT 1030",
+        lacking="shader-f16",
+    ),
+    Fault(
+        "note",
+        "Polaris has no shader-f16 with any driver",
+        "nothing: runs are in float32",
+        "github.com/GPUOpen-Drivers/AMDVLK/issues/94",
+        (AMD,),
+        name=r"POLARIS|\bRX 4[678]0|\bRX 5[5-9]0",
+        lacking="shader-f16",
+    ),
+)
+
+
+def known_faults(adapter: Mapping[str, Any], system: str, kernel: str = "") -> list[Fault]:
+    """Return the reported faults that concern an adapter.
+
+    Args:
+        adapter: Facts of a device (`Device.facts`); where known with `bar_bytes`.
+        system: Linux, Windows or Darwin, as `platform.system` has it.
+        kernel: Version of the system's kernel, as `platform.release` has it.
+    """
+    return [fault for fault in FAULTS if _concerns(fault, adapter, system, kernel)]
+
+
+def _concerns(fault: Fault, adapter: Mapping[str, Any], system: str, kernel: str) -> bool:
+    name, driver, features = str(adapter.get("name", "")), str(adapter.get("driver", "")), adapter.get("features", ())
+    mesa, library = _version(driver, r"Mesa "), _version(str(adapter.get("library", "")), r"wgpu-native ")
+    bar = adapter.get("bar_bytes")
+    return all(
+        (
+            not fault.vendors or adapter.get("vendor_id") in fault.vendors,
+            fault.system in ("", system),
+            not fault.kernel or _version(kernel) >= fault.kernel,
+            fault.backend in ("", adapter.get("backend")),
+            fault.type in ("", adapter.get("type")),
+            re.search(fault.name, name) is not None,
+            re.search(fault.driver, driver) is not None,
+            not fault.mesa_below or () < mesa < fault.mesa_below,
+            not fault.library_below or () < library < fault.library_below,
+            not fault.has or fault.has in features,
+            not fault.lacking or ("features" in adapter and fault.lacking not in features),
+            not fault.bar_bytes or (bar is not None and bar <= fault.bar_bytes),
+        )
+    )
+
+
+def _version(text: str, before: str = "^") -> tuple[int, ...]:
+    """The version that follows; empty where there is none."""
+    found = re.search(before + r"(\d+(?:\.\d+)*)", text)
+    return tuple(map(int, found[1].split("."))) if found else ()
