@@ -94,14 +94,30 @@ def test_a_folder_that_others_may_write_to_is_not_used(level: int, cache: Path) 
 
 
 @posix
+@pytest.mark.skipif(getattr(os, "geteuid", int)() != 0, reason="only root gives a folder to any group")
+def test_a_group_may_write_where_it_is_the_users_own(cache: Path) -> None:
+    """Some systems give each user a group of the same number, and folders that the group may write to."""
+    keep(cache / "a", b"1")
+    os.chown(cache, -1, os.geteuid())
+    cache.chmod(0o770)
+    assert read_kept(cache / "a", 9) == b"1" and mode(cache) == 0o700
+    os.chown(cache, -1, 12345)
+    cache.chmod(0o770)
+    with pytest.raises(NotPrivate, match="mode 770"):
+        read_kept(cache / "a", 9)
+
+
+@posix
 @pytest.mark.skipif(getattr(os, "geteuid", int)() != 0, reason="only root makes a file of another user")
-@pytest.mark.parametrize("what", ["file", "folder", "root", "link"])
+@pytest.mark.parametrize("what", ["file", "folder", "root", "link", "end of a link"])
 def test_what_another_user_has_made_is_not_used(what: str, cache: Path, tmp_path: Path) -> None:
     keep(cache / "a", b"1")
-    if what == "link":
+    if "link" in what:
         cache.rename(tmp_path / "elsewhere")
         cache.symlink_to(tmp_path / "elsewhere")
-    chosen = {"file": cache / "a", "folder": cache, "root": cache.parent, "link": cache}[what]
+    chosen = {"file": cache / "a", "folder": cache, "root": cache.parent, "link": cache}.get(
+        what, tmp_path / "elsewhere"
+    )
     os.chown(chosen, 12345, 12345, follow_symlinks=False)
     with pytest.raises(NotPrivate, match=r"belongs to another user \(uid 12345\)"):
         read_kept(cache / "a", 9)
