@@ -51,6 +51,15 @@ class Parking:
         self._kept.append(_Kept(arrays, self._device, len(self._kept) < self._stretches))
         return len(self._kept) - 1
 
+    def leave_last(self) -> None:
+        """Let go of the last stretch's activations, when the forward has gone on behind it."""
+        for kept in self._kept[-1:]:  # of a pass without gradient there is none
+            kept.leave()
+
+    def bring_last(self) -> None:
+        """Have the last stretch's activations begin to come, before the backward is there."""
+        self._kept[-1].bring(self._device)
+
     def take(self, index: int) -> list[Array]:
         """Those arrays on the device, once; the ones of the stretch before begin to come as well."""
         kept = self._kept[index]

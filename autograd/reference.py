@@ -162,6 +162,12 @@ class ReferenceDevice:
     def host_memory(self) -> MemoryStats:
         return MemoryStats(0, 0, 0, 0)  # all of it is: `memory` has counted it
 
+    def free_memory(self) -> None:
+        return None
+
+    def copied_alongside(self, work: float) -> float:
+        return 0.0
+
     def limit_memory(self, nbytes: int | None) -> None:
         return None
 

@@ -148,7 +148,7 @@ def main() -> None:
     parser.add_argument("--peak-by-part", action="store_true", help="what is alive at the peak instead of launches")
     add_memory_options(parser)
     args = parser.parse_args()
-    options = {name: getattr(args, name) for name in ("gradient_checkpointing", "keep_attention")}
+    options: dict[str, Any] = {"checkpointing": args.gradient_checkpointing, "keep_attention": args.keep_attention}
     options |= {"offload": args.offload_activations}
     for name, batch in product(args.shapes.split(","), map(int, args.batch.split(","))):
         found = count(name, args.max_length, args.compute, args.matrix_units, batch=batch, **options)

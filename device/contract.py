@@ -124,6 +124,13 @@ class Device(Protocol):
     def host_memory(self) -> MemoryStats:
         """Bytes in the arrays made by `empty_host`."""
 
+    def free_memory(self) -> int | None:
+        """Bytes of device memory that this process can still take, as its driver has it now; None where it does not
+        tell, or where that is main memory."""
+
+    def copied_alongside(self, work: float) -> float:
+        """Bytes that `transfer` brings to main memory while matmuls of so many FLOP run, at no cost in time."""
+
     def limit_memory(self, nbytes: int | None) -> None:
         """From now on an allocation that would bring what the driver has given (in use, or free in the pool) above this
         raises OutOfMemory. None: no limit. The reference does not hold to it."""

@@ -104,6 +104,9 @@ class PooledRuntime:
     def host_memory(self) -> MemoryStats:
         return self._host_pool.statistics()
 
+    def copied_alongside(self, work: float) -> float:
+        return 0.0
+
     def limit_memory(self, nbytes: int | None) -> None:
         self._pool.limit = nbytes
 

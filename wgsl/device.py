@@ -15,11 +15,12 @@ from wgrad.wgsl.elementwise import elementwise
 from wgrad.wgsl.gemm.plan import Limits, linear_plan
 from wgrad.wgsl.operators import implements
 from wgrad.wgsl.roofline import roofs
-from wgrad.wgsl.runtime import matrix_units
+from wgrad.wgsl.runtime import adapters, matrix_units
 from wgrad.wgsl.runtime.adapters import list_adapters
 from wgrad.wgsl.runtime.driver_caches import driver_caches
 from wgrad.wgsl.runtime.dry_run import DryRun, prepare
 from wgrad.wgsl.runtime.runtime import Runtime
+from wgrad.wgsl.runtime.transfers import BYTES_PER_FLOP
 
 __all__ = ["WgpuDevice", "list_adapters"]
 
@@ -39,6 +40,12 @@ class WgpuDevice(Runtime):
     if TYPE_CHECKING:  # the operators, as in the contract
 
         def __getattr__(self, name: str) -> Any: ...
+
+    def free_memory(self) -> int | None:
+        return adapters.free_memory(self._adapter)
+
+    def copied_alongside(self, work: float) -> float:
+        return work * BYTES_PER_FLOP if self.copies_beside and self.host_buffers else 0.0
 
     def copy(self, src: Array, out: Array) -> None:
         elementwise.copy(self, src, out)

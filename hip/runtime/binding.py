@@ -128,6 +128,15 @@ def device_properties(index: int) -> Any:
         return properties
 
 
+def free_memory(module: Any, index: int) -> int | None:
+    """Bytes of a card's memory that are free; None where HIP does not tell. module: as of `use_device`."""
+    use_device(module, index)
+    try:
+        return int(check(module.hipMemGetInfo(), "hipMemGetInfo")[0])
+    except (AttributeError, DeviceError):
+        return None
+
+
 def driver_version() -> int:
     """HIP's own count, such as 70152802 for 7.1."""
     return int(check(hip().hipDriverGetVersion(), "hipDriverGetVersion"))

@@ -99,6 +99,9 @@ class Runtime(PooledRuntime):
             used = f"{pool.in_use_bytes:,} bytes in use, {pool.reserved_bytes:,} reserved"
             raise OutOfMemory(f"{error}; {used}") from None
 
+    def free_memory(self) -> int | None:
+        return None if self.shared_memory else binding.free_memory(self._hip, self.index)
+
     def _destroy_block(self, block: Block) -> None:
         self.synchronize()
         check(self._hip.hipFree(block.buffer), "hipFree")

@@ -22,6 +22,7 @@ from wgrad.train.options.option_text import size
 from wgrad.train.plan.fit import Fit, batch_sizes, line, modes, settle, words
 from wgrad.train.plan.memory_limit import fewest_parked
 from wgrad.train.plan.plan import run_dry
+from wgrad.train.plan.room import Room, room_of
 from wgrad.train.ranks.world import World
 from wgrad.wgsl.device import WgpuDevice
 
@@ -135,7 +136,8 @@ def test_the_first_mode_and_the_largest_batch_that_fit_are_chosen(make_checkpoin
             chosen.batch_size * chosen.gradient_accumulation_steps == 12
             and plan.dry.memory().peak_reserved_bytes <= limit
         )
-        way = {**mode_of(chosen), "offload_activations": bool(chosen.offload_activations)}
+        way = mode_of(chosen)
+        way |= {name: bool(way[name]) for name in ("gradient_checkpointing", "offload_activations")}
         number = ladder.index(way)
         larger = [n for n in (1, 2, 3, 4, 6, 12) if n > chosen.batch_size][:1]
         assert not any(fit.plan(batch_size=n, **ladder[number]) for n in larger)
@@ -206,6 +208,103 @@ def test_few_plans_find_the_fewest() -> None:
         assert len(asked) <= 7
 
 
+AUTO: dict[str, Any] = {**PARKED, "max_length": 64, "batch_size": 4, "stream_weights": "off"}
+
+
+@pytest.mark.parametrize("hidden", [False, True])
+def test_as_few_layers_are_recomputed_as_fit(make_checkpoint: Any, card: Any, monkeypatch: Any, hidden: bool) -> None:
+    """Each number is the choice under some limit; where copies cost nothing, all their inputs are offloaded."""
+    monkeypatch.setattr(type(card), "copied_alongside", lambda self, work: float(work) if hidden else 0.0)
+    folder, layers = make_checkpoint(num_hidden_layers=3), 3
+    config, model, world = RunOptions(**AUTO), load_model_config(folder), World()
+    peaks = []
+    for number in range(layers + 1):
+        parked = number if hidden else 0
+        plan = run_dry(
+            replace(config, gradient_checkpointing=number, offload_activations=parked), model, folder, card, 24, None
+        )
+        peaks.append(plan.dry.memory().peak_reserved_bytes)
+    for number in (0, 1, layers):
+        limit = peaks[number] * 64 // 63 + 64
+        fit = Fit(replace(config, memory_limit=str(limit)), model, folder, card, 24, limit)
+        chosen = settle(fit.config, fit, room_of(fit.config, card), world, pinned=False)
+        recomputed = chosen.mode["gradient_checkpointing"]
+        recomputed = layers if recomputed is True else int(recomputed)
+        assert recomputed <= number and chosen.plan is not None
+        assert (chosen.mode["offload_activations"] == recomputed) == (hidden or not recomputed)
+        if recomputed:
+            fewer = recomputed - 1
+            assert fit.plan(gradient_checkpointing=fewer, offload_activations=fewer if hidden else 0) is None
+        kept = layers - recomputed
+        (said,) = chosen.lines
+        assert f"those of {'all' if kept == layers else f'{kept} of' if kept else 'no'} " in said, said
+        assert f"of {size(limit)} (--memory-limit)" in said
+    # Another rank has less memory: both recompute as many layers.
+    few = {**chosen.mode, "gradient_checkpointing": False, "offload_activations": False}
+    ample = replace(fit, config=replace(config, memory_limit="1GiB"), limit=1 << 30)
+    both = settle(ample.config, ample, room_of(ample.config, card), Other((4, layers)), pinned=True, before=few)
+    assert both.mode["gradient_checkpointing"] is True and both.plan is None
+    assert peaks[0] > peaks[-1]
+
+
+class Other(World):
+    """Beside one other rank, which votes for this."""
+
+    size = 2
+
+    def __init__(self, vote: Any) -> None:
+        super().__init__()
+        self.vote = vote
+
+    def all_gather(self, value: Any, what: str) -> list[Any]:
+        return [value, self.vote]
+
+
+def test_a_mode_of_before_that_no_longer_fits_is_chosen_anew(make_checkpoint: Any, card: Any) -> None:
+    """Or one that options contradict, or that a damaged file holds; memory that has grown changes nothing."""
+    folder = make_checkpoint(num_hidden_layers=3)
+    config, model = RunOptions(**AUTO), load_model_config(folder)
+    fit = Fit(config, model, folder, card, 24, 1 << 30)
+    before = {"gradient_checkpointing": 2, "offload_activations": 1, "stream_weights": "off"}
+    room = Room(1 << 30, "free")
+
+    def mode(config: RunOptions, before: Any, limit: int = 1 << 30) -> Any:
+        found = replace(fit, config=config, limit=limit)
+        return settle(config, found, replace(room, limit=limit), World(), pinned=True, before=before).mode
+
+    assert mode(config, before) == before
+    assert mode(replace(config, offload_activations=2), before)["offload_activations"] == 2
+    for damaged in ({"gradient_checkpointing": 9}, {"gradient_checkpointing": "x"}, {"colour": 1}):
+        assert mode(config, damaged)["gradient_checkpointing"] is False
+    limit = least_limit(replace(config, gradient_checkpointing=True), folder, card)
+    assert mode(config, before, limit)["gradient_checkpointing"] is True
+    # Into less than any mode takes: the device has the last word.
+    chosen = settle(config, replace(fit, limit=1000), Room(1000, "free"), World(), pinned=False)
+    assert chosen.plan is None and chosen.mode["offload_activations"] is True and "do not fit" in chosen.lines[0]
+
+
+class Told(ReferenceDevice):
+    """A device whose driver says this of its memory."""
+
+    shared_memory = False
+
+    def __init__(self, free: int | None, total: int | None) -> None:
+        super().__init__()
+        self.free, self.facts = free, {"memory_bytes": total}
+
+    def free_memory(self) -> Any:
+        return self.free
+
+
+def test_a_part_of_the_memory_stays_free() -> None:
+    config = RunOptions()
+    assert room_of(config, Told(16 << 30, 24 << 30)) == Room(15 << 30, "free, less a reserve of 1.00 GiB")
+    assumed = room_of(config, Told(None, 24 << 30))
+    assert assumed.limit == 18 << 30 and "three quarters of the GPU's 24.00 GiB" in assumed.words
+    assert room_of(config, Told(None, None)).limit is None
+    assert room_of(RunOptions(vram="2GiB"), Told(1, 1)) == Room(2 << 30, "--vram")
+
+
 def test_an_array_larger_than_the_device_has_does_not_fit(make_checkpoint: Any, card: Any) -> None:
     """However much memory there is."""
     folder = make_checkpoint()
@@ -226,22 +325,25 @@ def test_ranks_take_the_batch_that_fits_all_of_them(make_checkpoint: Any, card: 
         size = 3
 
         def all_gather(self, value: Any, what: str) -> list[Any]:
-            return [value, 2, None]  # a smaller card, and NumPy
+            return [value, (2, 0), (None, 0)]  # a smaller card, and NumPy
 
-    settled, mode, said = settle(config, fit, Three(), pinned=False)
+    room = room_of(config, card)
+    chosen = settle(config, fit, room, Three(), pinned=False)
+    settled, mode, said = chosen.config, chosen.mode, chosen.lines[0]
     assert (settled.batch_size, settled.gradient_accumulation_steps, mode["gradient_checkpointing"]) == (2, 6, False)
     assert said.endswith(
         "--batch-size 2 --gradient-accumulation-steps 6 --no-gradient-checkpointing; a step is 12 sequences, as asked"
     )
     numpy = Fit(config, fit.model_config, folder, ReferenceDevice(), 1, 1 << 30)
-    settled, mode, said = settle(config, numpy, Three(), pinned=False)
+    chosen = settle(config, numpy, room, Three(), pinned=False)
+    settled, mode, said = chosen.config, chosen.mode, chosen.lines[0]
     assert (
         settled.batch_size == 2
         and not mode
         and said.endswith("--gradient-accumulation-steps 6; a step is 12 sequences, as asked")
     )
-    assert settle(config, fit, World(), pinned=False)[0].batch_size == 12
-    assert settle(config, fit, World(), pinned=True)[0] == config
+    assert settle(config, fit, room, World(), pinned=False).config.batch_size == 12
+    assert settle(config, fit, room, World(), pinned=True).config == config
 
 
 def planned(capsys: pytest.CaptureFixture[str], *words: object) -> dict[str, Any]:
@@ -314,7 +416,8 @@ def test_a_run_takes_what_was_planned_and_keeps_its_batch_when_it_goes_on(
         results = json.loads((out / "results.json").read_text())
         assert results["peak_bytes"] == pytest.approx(found["peak_bytes"], rel=0.05)
     saved = read_config_file(out / "config.yaml")
-    assert (saved["batch_size"], saved["gradient_accumulation_steps"], saved["gradient_checkpointing"]) == (2, 2, None)
+    assert (saved["batch_size"], saved["gradient_accumulation_steps"]) == (2, 2)
+    assert saved["gradient_checkpointing"] == "auto"
 
 
 def test_a_run_parks_as_few_layers_as_were_planned_and_goes_on_with_others(

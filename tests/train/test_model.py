@@ -15,7 +15,7 @@ from wgrad.autograd import functional as F
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.autograd.tensor import Tensor, no_grad
 from wgrad.device.contract import Device
-from wgrad.device.errors import ShapeError
+from wgrad.device.errors import ShapeError, WgradError
 from wgrad.train.model import model as model_file
 from wgrad.train.model.families import FAMILIES
 from wgrad.train.model.load_weights import load_frozen
@@ -33,7 +33,7 @@ from wgrad.train.step.build import (
     count_parameters,
     keeps_attention,
     mlp_chunk_bytes,
-    wants_recompute,
+    recomputed_layers,
 )
 from wgrad.train.step.optim import FlatParameters, ParameterSpec
 
@@ -203,10 +203,15 @@ def test_parameters_are_counted_and_checkpointing_follows_the_size(make_checkpoi
     config = load_model_config(folder)
     assert count_parameters(config) == sum(int(np.prod(e.shape)) for e in ModelFiles(folder).entries.values())
     assert activation_bytes(config, 200, 4) == 2 * activation_bytes(config, 100, 4)
-    assert not wants_recompute(RunOptions(max_length=64), config)
-    assert wants_recompute(RunOptions(max_length=64, gradient_checkpointing=True), config)
-    assert wants_recompute(RunOptions(max_length=1 << 20, batch_size=8), config)
-    assert not wants_recompute(RunOptions(max_length=1 << 20, batch_size=8, gradient_checkpointing=False), config)
+    long: dict[str, Any] = {"max_length": 1 << 20, "batch_size": 8}
+    layers = config.num_hidden_layers
+    cases: list[tuple[Any, int, int]] = [("auto", 0, layers), (None, 0, layers), (True, layers, layers), (1, 1, 1)]
+    for given, short_rows, long_rows in cases:
+        assert recomputed_layers(RunOptions(max_length=64, gradient_checkpointing=given), config) == short_rows
+        assert recomputed_layers(RunOptions(gradient_checkpointing=given, **long), config) == long_rows
+    assert recomputed_layers(RunOptions(gradient_checkpointing=False, **long), config) == 0
+    with pytest.raises(WgradError, match=f"--gradient-checkpointing: must be at most {layers}, the layers"):
+        recomputed_layers(RunOptions(gradient_checkpointing=layers + 1), config)
 
 
 @pytest.mark.parametrize(
@@ -263,5 +268,5 @@ def test_the_model_has_chunks_of_that_size(make_checkpoint: Any, monkeypatch: py
         config = RunOptions(memory_limit=limit, gradient_checkpointing=True, compute="float32", max_length=8192)
         model = build_trainable(config, load_model_config(folder), folder, device, positions=8192).model
         inputs = Inputs.empty(model, 1, 8192)
-        model._mlp_half("model.layers.0.", Tensor(device.zeros((8192, model.config.hidden_size)), device), inputs, None)
+        model._mlp_half(0, Tensor(device.zeros((8192, model.config.hidden_size)), device), inputs, None)
         assert found.pop() == rows

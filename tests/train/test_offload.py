@@ -166,6 +166,51 @@ def test_no_number_of_parked_layers_changes_a_bit(make_checkpoint: Any, card: An
     assert np.isfinite(passes[0][0]).all() and np.count_nonzero(passes[0][1]) > passes[0][1].size / 2
 
 
+@pytest.mark.parametrize("kind", ["cpu", "wgpu"])
+@pytest.mark.parametrize("full", [False, True])
+def test_no_number_of_recomputed_layers_changes_a_bit(make_checkpoint: Any, card: Any, kind: str, full: bool) -> None:
+    """Of the loss and the gradients of packed rows, with inputs offloaded or not, of adapters or of all weights."""
+    device: Any = card if kind == "wgpu" else ReferenceDevice()
+    device.shared_memory, layers = False, 3
+    folder, moved = make_checkpoint(num_hidden_layers=layers), list[int]()
+    generator = np.random.default_rng(0)
+    ids = generator.integers(0, 40, 64).astype(np.int32)
+    starts = np.repeat(np.array([[0, 20], [0, 9]], np.int32), [20, 12], axis=1)[:, :32]
+    built = build_trainable(
+        options(lora_dropout=0.0, full=full), load_model_config(folder), folder, device, positions=64
+    )
+    model, trained = built.model, built.parameters
+    inputs = Inputs.empty(model, 2, 32)
+    device.write(inputs.ids, ids)
+    device.write(inputs.targets, np.roll(ids, -1))
+    device.write(inputs.doc_start, starts)
+    if not full:
+        start = generator.standard_normal(trained.data.shape).astype(np.float32)
+        device.write(trained.data, 0.1 * start)
+    whole = device.transfer
+
+    def transfer(src: Any, out: Any) -> None:
+        moved.append(src.nbytes)
+        whole(src, out)
+
+    device.transfer = transfer
+    choices = [(n, parked) for n in range(layers + 1) for parked in range(n + 1)]
+    expected = None
+    for recomputed, parked in choices if kind == "cpu" else [(0, 0), (1, 1), (2, 1), (3, 3)]:
+        model.recompute, model.offload = recomputed, parked
+        device.fill(trained.grad, 0.0)
+        moved.clear()
+        loss = model.loss(inputs)
+        loss.backward()
+        found = device.download(loss.data), device.download(trained.grad)
+        # There and back; the last layer's input stays.
+        assert len(moved) == 2 * min(parked, layers - 1), (recomputed, parked)
+        expected = expected or found
+        for array, other in zip(found, expected):
+            np.testing.assert_array_equal(array, other)
+    assert expected is not None and np.isfinite(expected[0]).all() and np.count_nonzero(expected[1])
+
+
 def test_each_parked_layer_takes_its_input_off_the_peak(make_checkpoint: Any, card: Any) -> None:
     """Up to the last two, which the backward begins with. And runs with a number learn the same, in that memory."""
     folder = make_checkpoint(num_hidden_layers=5)

@@ -15,10 +15,11 @@ from wgrad.train.model.model_config import ModelConfig, load_model_config
 from wgrad.train.model.model_files import open_files
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.options.option_text import size
-from wgrad.train.plan.fit import MOST_ROWS, Fit, limit_of, line, modes, plan_as_run, words
+from wgrad.train.plan.fit import MOST_ROWS, Fit, line, modes, plan_as_run, words
 from wgrad.train.plan.plan import PROMPT_TOKENS, Plan, training_needs
+from wgrad.train.plan.room import room_of
 from wgrad.train.run.session import beyond_positions
-from wgrad.train.step.build import wants_recompute
+from wgrad.train.step.build import recomputed_layers
 from wgrad.train.step.compute import choose_compute, round_products
 from wgrad.train.step.find_model import find_model
 from wgrad.train.terminal.output import harmless, make_console
@@ -56,7 +57,7 @@ def _plan(config: RunOptions, folder: Path, device: Device, display: Display, as
     _, model_config, _ = open_files(folder, load_model_config(folder))
     if note := beyond_positions(config.max_length, model_config):
         display.say(note)
-    limit = limit_of(config, device)
+    limit = room_of(config, device).limit
     with display.phase("planning", unit="") as phase:
         plan = plan_as_run(config, model_config, folder, device, PROMPT_TOKENS)
         assert plan is not None
@@ -64,7 +65,7 @@ def _plan(config: RunOptions, folder: Path, device: Device, display: Display, as
         found["lacks"] = sorted(device.lacks)
         if limit:
             fit = Fit(plan.config, model_config, folder, device, PROMPT_TOKENS, limit)
-            for number, mode in enumerate(modes(config, device)):
+            for number, mode in enumerate(modes(config, device)):  # each of all layers
                 phase.update(number)
                 lengths = {"longest_seq_len": fit.longest_rows(mode), "largest_batch_size": fit.largest_batch(mode)}
                 found["fits"].append({**mode, **lengths})
@@ -92,7 +93,8 @@ def described(plan: Plan, model_config: ModelConfig) -> dict[str, Any]:
         "activations": plan.activation_bytes,
     }
     options = {name: getattr(config, name) for name in names}
-    options["gradient_checkpointing"] = wants_recompute(config, model_config)
+    recomputed, layers = recomputed_layers(config, model_config), model_config.num_hidden_layers
+    options["gradient_checkpointing"] = bool(recomputed) if recomputed in (0, layers) else recomputed
     return {"options": options, "bytes": parts, "peak_bytes": plan.peak_bytes, "main_memory_bytes": plan.host_bytes}
 
 
@@ -111,7 +113,8 @@ def table(found: dict[str, Any], plan: Plan, model_config: ModelConfig) -> str:
     mode = {name: options[name] for name in ("gradient_checkpointing", "offload_activations", "stream_weights")}
     lines = [line(config, mode, limit)] if config.vram else []
     rows = f"{config.rows} x {config.max_length} tokens"
-    how = "on" if options["gradient_checkpointing"] else "off"
+    recomputed = options["gradient_checkpointing"]
+    how = "on" if recomputed is True else f"of {recomputed} layers" if recomputed else "off"
     lines.append(f"memory of a run, a micro-batch of {rows}, {config.compute}, checkpointing {how}:")
     lines += [f"  {text:<24}{size(found['bytes'][name]):>12}" for name, text in _PARTS.items() if found["bytes"][name]]
     running = sum(found["bytes"].values())

@@ -11,21 +11,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
 
 from wgrad.autograd import functional as F
-from wgrad.autograd.checkpoint import checkpoint
 from wgrad.autograd.chunks import even_rows, in_row_chunks
 from wgrad.autograd.functional import LoraTerm
-from wgrad.autograd.offload import Parking
 from wgrad.autograd.ops.decoding import check_room
 from wgrad.autograd.tensor import Tensor, is_recomputing, no_grad
 from wgrad.device.contract import Array, Device
 from wgrad.device.formats.frozen_weight import FrozenWeight
 from wgrad.train.model.dora import inverse_of
+from wgrad.train.model.layers import through_layers
 from wgrad.train.model.lora import Adapter, linear_modules
 from wgrad.train.model.model_config import ModelConfig
 from wgrad.train.model.rope_scaling import rope_tables
@@ -100,9 +98,10 @@ class Model:
 
     weights: name -> frozen Array or FrozenWeight, or trainable Tensor, as in `weights.weight_specs`; StreamedWeights
     where they live in main memory, which a backward wants recompute for. adapter: low-rank
-    adapters. positions: rows of the rotary tables, at least the longest sequence. recompute: keep only each layer's
-    input for the backward; offload: those of the first so many in main memory; keep_attention: and with them what
-    attention gives; mlp_chunk_bytes: in place of MLP_CHUNK_BYTES. dtype: float32, float16 or bfloat16, see above.
+    adapters. positions: rows of the rotary tables, at least the longest sequence. recompute: of the first so many
+    layers (True: of all) keep only the input for the backward; offload: of the first so many of these keep it in main
+    memory; keep_attention: and with it what attention gives; mlp_chunk_bytes: in place of MLP_CHUNK_BYTES. dtype:
+    float32, float16 or bfloat16, see above.
     """
 
     def __init__(
@@ -114,7 +113,7 @@ class Model:
         adapter: Adapter | None = None,
         positions: int,
         dtype: Any = np.float32,
-        recompute: bool = False,
+        recompute: bool | int = False,
         offload: int = 0,
         keep_attention: bool = False,
         mlp_chunk_bytes: int | None = None,
@@ -158,6 +157,12 @@ class Model:
         return self._streamed is not None or self.offload > 0
 
     @property
+    def recomputed(self) -> int:
+        """Return how many layers, from the first on, are recomputed in the backward."""
+        layers = self.config.num_hidden_layers
+        return layers if self.recompute is True else min(self.recompute, layers)
+
+    @property
     def variants(self) -> set[str]:
         """The kinds of its projections: those of formats, and types of numbers."""
         weights = self.weights if self._streamed is None else self._streamed.projections
@@ -175,17 +180,11 @@ class Model:
         if self.config.embedding_scale != 1:
             # In the compute dtype, as transformers has it: what the weights were trained with.
             h = F.scale(h, float(self.dtype.type(self.config.embedding_scale)))
-        # The backward begins with the last layer: what that was given would leave in vain.
-        parked = min(self.offload, self.config.num_hidden_layers - 1)
-        parking = Parking(self.device, parked) if parked else None
-        for index in range(self.config.num_hidden_layers):
-            if index in self.passed:
-                h = h.watched(self.passed[index])
-            if self.recompute and cache is None:
-                layer = partial(self._layer, index, inputs=inputs, cache=None)
-                h = checkpoint(layer, h, parking=parking, keep=self.keep_attention)
-            else:
-                h = self._layer(index, h, inputs, cache)
+        h = through_layers(
+            lambda index, h: self._layer(index, h, inputs, cache), h, self.config.num_hidden_layers,
+            recomputed=self.recomputed if cache is None else 0, offload=self.offload,
+            keep_attention=self.keep_attention, passed=self.passed,
+        )  # fmt: skip
         h = self._normed(self.config.final_norm, h, self.dtype)
         return h if self.config.logit_scale == 1 else F.scale(h, self.config.logit_scale)
 
@@ -227,18 +226,18 @@ class Model:
         y, h = self._norm(prefix, c.attention_norm, h)
         attended = self._attention(index, y, inputs, cache)
         if c.parallel:
-            h = self._mlp_half(prefix, h, inputs, cache, y)
+            h = self._mlp_half(index, h, inputs, cache, y)
             return self._to_stream(prefix, c.o_proj, c.attention_out_norm, attended, h, inputs, last=True)
         h = self._to_stream(prefix, c.o_proj, c.attention_out_norm, attended, h, inputs)
-        return self._mlp_half(prefix, h, inputs, cache)
+        return self._mlp_half(index, h, inputs, cache)
 
     def _mlp_half(
-        self, prefix: str, h: Tensor, inputs: Inputs, cache: KVCache | None, y: Tensor | None = None
+        self, index: int, h: Tensor, inputs: Inputs, cache: KVCache | None, y: Tensor | None = None
     ) -> Tensor:
         """`_mlp`; of a long row that is recomputed, in chunks."""
-        c = self.config
+        c, prefix = self.config, f"model.layers.{index}."
         # Dropout counts elements from the first row that it is given: in chunks it would drop the same ones in each.
-        if self.recompute and cache is None and inputs.seed is None:
+        if index < self.recomputed and cache is None and inputs.seed is None:
             most = (self.mlp_chunk_bytes or MLP_CHUNK_BYTES) // (6 * c.intermediate_size * self.dtype.itemsize)
             if h.shape[0] > max(most, MLP_CHUNKS_ABOVE):
                 rows = even_rows(h.shape[0], most)

@@ -9,6 +9,7 @@ REPORTERS = ("tensorboard", "wandb", "trackio", "mlflow")
 Start = Literal["lora", "pissa", "pissa_niter_4", "pissa_niter_16"]
 LORA, *_ = get_args(Start)
 AUTO: Final = "auto"
+Auto = Literal["auto"]
 ComputeType = Literal["auto", "float32", "float16", "bfloat16"]
 BlockSize = Literal[32, 64, 128, 256, 512, 1024, 2048, 4096]  # of device.formats.nf4
 Schedule = Literal["cosine", "linear", "constant"]

@@ -63,14 +63,22 @@ def _of_measures(c: Any) -> None:
 def _of_the_machine(c: Any) -> None:
     if c.sample_prompt and not c.sample:
         raise WgradError("--sample-prompt: --no-sample leaves it without effect: give only one of the two")
-    if c.offload_activations and c.gradient_checkpointing is False:
+    recomputed = c.gradient_checkpointing
+    if c.offload_activations and recomputed == 0:  # or False
         raise WgradError(
             "--offload-activations: --no-gradient-checkpointing leaves it nothing to park: give only one of them"
         )
-    if c.keep_attention and c.gradient_checkpointing is False:
+    layers = recomputed if type(recomputed) is int else None
+    if layers is not None and type(c.offload_activations) is int and c.offload_activations > layers:
+        raise WgradError(
+            f"--offload-activations: must be at most {layers}, the layers of --gradient-checkpointing; got "
+            f"{c.offload_activations}: offload no more layers than are recomputed"
+        )
+    if c.keep_attention and recomputed == 0:
         raise WgradError("--keep-attention: --no-gradient-checkpointing computes nothing again: give only one of them")
-    if c.stream_weights == "on" and c.gradient_checkpointing is False:
-        raise WgradError("--stream-weights: cannot be on with --no-gradient-checkpointing: leave one of them out")
+    if c.stream_weights == "on" and (recomputed is False or layers is not None):
+        given = "--no-gradient-checkpointing" if recomputed is False else f"--gradient-checkpointing {layers}"
+        raise WgradError(f"--stream-weights: cannot be on with {given}: leave one of them out")
     if c.vram and c.memory_limit:
         raise WgradError("--memory-limit: --vram is such a limit, which chooses what fits too: give only one of them")
     if c.objective_kind.mismatched and c.vram:

@@ -39,7 +39,8 @@ A_LENGTH = (f"must be between 2 (one token predicts the next) and {MOST:,}", lam
 A_WARMUP = ("must be a share below 1 or a whole number of steps", lambda v: 0 <= v < 1 or v == int(v) >= 1)
 SHARE_BELOW_1 = ("must be at least 0 and below 1", lambda v: 0 <= v < 1)
 A_SIZE = ("must be a size, as 3GiB or 800MiB", lambda v: parse_size(v) is not None)
-A_NUMBER = (f"must be between 0 and {MOST:,}", lambda v: 0 <= v <= MOST)
+A_NUMBER = (f"must be between 0 and {MOST:,}", lambda v: not isinstance(v, str) and 0 <= v <= MOST)
+LAYERS = ("must be auto, true, false or a number of layers", lambda v: v == AUTO or A_NUMBER[1](v))
 A_COUNT = (f"must be between 1 and {MOST:,}", lambda v: 1 <= v <= MOST)
 
 in_files = partial(option, group="files")
@@ -245,8 +246,12 @@ class RunOptions(ObjectiveOptions, _InputOptions):
         "for GPUs without tensor cores: multiply frozen weights and activations as 8-bit integers; matmuls take half "
         "the time where the GPU has fast integer dot products, with an error of about 0.8 %",
     )
-    gradient_checkpointing: bool | None = of_machine(
-        None, "keep only each layer's input and recompute its activations in the backward (default: if needed)"
+    gradient_checkpointing: bool | int | choices.Auto | None = of_machine(
+        AUTO,
+        "keep only the input of each layer, or of the first N, and recompute its activations in the backward; auto: of "
+        "as few layers as free memory allows, and offload their inputs where that costs no time",
+        rule=LAYERS,
+        metavar="N",
     )
     offload_activations: bool | int = of_machine(
         False,
@@ -306,6 +311,11 @@ class RunOptions(ObjectiveOptions, _InputOptions):
     def packs(self) -> bool:
         """Return whether a row may hold several documents."""
         return self.packing and self.objective_kind.packs
+
+    @property
+    def checkpointing_open(self) -> bool:
+        """Return whether the layers that are recomputed are left to wgrad. None: as runs before 2026-11-26 had it."""
+        return self.gradient_checkpointing in (AUTO, None)
 
     @property
     def limit_option(self) -> str:

@@ -15,6 +15,7 @@ import os
 import types
 import typing
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -147,7 +148,7 @@ def _convert(field: dataclasses.Field[Any], hint: Any, value: Any) -> Any:
     elif is_tuple and isinstance(value, str):
         given = value.replace(",", " ").split()
     try:
-        result = msgspec.convert(given, hint, strict=False)
+        result = _read(given, hint)
         if not all(math.isfinite(v) for v in (result if is_tuple else [result]) if isinstance(v, float)):
             raise msgspec.ValidationError
     except (msgspec.ValidationError, UnicodeEncodeError):  # the latter: a byte that is not UTF-8, for a number
@@ -162,6 +163,17 @@ def _convert(field: dataclasses.Field[Any], hint: Any, value: Any) -> Any:
     if isinstance(result, str):
         return check(result, flag(field.name))
     return result
+
+
+def _read(value: Any, hint: Any) -> Any:
+    """Convert a value; of a text that may be a number or a word, the number."""
+    kinds = typing.get_args(hint)
+    if isinstance(value, str) and bool in kinds and str in kinds:
+        with suppress(msgspec.ValidationError):
+            return msgspec.convert(
+                value, functools.reduce(operator.or_, (k for k in kinds if k is not str)), strict=False
+            )
+    return msgspec.convert(value, hint, strict=False)
 
 
 def _expected(hint: Any, is_tuple: bool, is_repeated: bool) -> tuple[str, str]:

@@ -63,7 +63,8 @@ class CheckpointInfo(msgspec.Struct):
     """trainer.json. A key that may be missing has a default.
 
     run, data: what the run must agree with (`session.run_info`). shares: seconds of a micro-batch by rank. held_out:
-    losses by step. files: SHA-256 of every other file of the folder.
+    losses by step. mode: options about memory that the run has chosen for itself. files: SHA-256 of every other file
+    of the folder.
     """
 
     step: Step
@@ -74,6 +75,7 @@ class CheckpointInfo(msgspec.Struct):
     schedule: Schedule | None = None
     shares: dict[Annotated[str, msgspec.Meta(pattern=r"^[0-9]{1,9}\Z")], Seconds] = {}
     held_out: list[tuple[Step, Loss]] = []
+    mode: dict[str, bool | int | str | None] = {}
 
 
 @dataclass(frozen=True)

@@ -1,65 +1,72 @@
-"""Settings that fit into a memory size, found by dry runs: those that --vram chooses, the longest rows, the largest
-batch."""
+"""Settings that fit into a memory size, found by dry runs: those that --vram and --gradient-checkpointing auto choose,
+the longest rows, the largest batch."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from wgrad.device.contract import Device
-from wgrad.device.errors import OutOfMemory
+from wgrad.device.errors import OutOfMemory, WgradError
 from wgrad.train.data.packing import ROW_STEP
 from wgrad.train.model.model_config import ModelConfig
+from wgrad.train.options.choices import AUTO
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.options.option_text import size
 from wgrad.train.options.options import flag
 from wgrad.train.plan.memory_limit import as_option, beyond_limit, fewest_parked
 from wgrad.train.plan.plan import Plan, plan_run, run_dry
+from wgrad.train.plan.room import Room, room_of
 from wgrad.train.ranks.world import World
-from wgrad.train.step.memory import limit_bytes
+from wgrad.train.step.build import RECOMPUTE_ABOVE, layer_flops, parked_layers, recomputed_layers
 
 MOST_ROWS = 1024  # of a batch that is tried
 _FIRST = 8  # what is planned beside 1, to see what one more takes
 _SPARE = 64  # a part of the limit: a run's order of work, and so its pool's gaps, is not quite the plan's (0.2 % seen)
 
 Mode = dict[str, Any]  # options that say where a run keeps what it needs later
+MODE = ("gradient_checkpointing", "offload_activations", "stream_weights")
 Config = TypeVar("Config", bound=RunOptions)
 
 
 def modes(config: RunOptions, device: Device) -> Iterator[Mode]:
     """Ways to run `config` where its options leave a choice: what costs least time first, what takes least last. Where
-    they leave --offload-activations open it is of all layers."""
+    they leave the layers of --gradient-checkpointing and --offload-activations open it is all of them."""
     parked, streamed = config.offload_activations, config.stream_weights == "on"
-    if config.gradient_checkpointing is not True and not parked and not streamed:
+    given = config.gradient_checkpointing
+    if (config.checkpointing_open or given == 0) and not parked and not streamed:
         yield {"gradient_checkpointing": False, "offload_activations": False, "stream_weights": "off"}
-    if config.gradient_checkpointing is False:
+    if given == 0:
         return
+    recomputed = True if config.checkpointing_open else given
     if device.shared_memory:
-        yield {"gradient_checkpointing": True, "stream_weights": "on" if streamed else "off"}
+        yield {"gradient_checkpointing": recomputed, "stream_weights": "on" if streamed else "off"}
         return
     if not parked and not streamed:
-        yield {"gradient_checkpointing": True, "offload_activations": False, "stream_weights": "off"}
+        yield {"gradient_checkpointing": recomputed, "offload_activations": False, "stream_weights": "off"}
     if not streamed:
-        yield {"gradient_checkpointing": True, "offload_activations": parked or True, "stream_weights": "off"}
-    if config.stream_weights != "off" and not config.full:
+        yield {"gradient_checkpointing": recomputed, "offload_activations": parked or True, "stream_weights": "off"}
+    if recomputed is True and config.stream_weights != "off" and not config.full:
         yield {"gradient_checkpointing": True, "offload_activations": parked or True, "stream_weights": "on"}
 
 
 def words(mode: Mode) -> str:
     """A mode as options."""
-    if not mode["gradient_checkpointing"]:
+    recomputed, parked = mode["gradient_checkpointing"], mode.get("offload_activations")
+    if not recomputed:
         return "--no-gradient-checkpointing"
-    parked = mode.get("offload_activations")
-    kept = as_option("offload_activations", parked) if parked else "--gradient-checkpointing"
-    return f"{kept} --stream-weights on" if mode["stream_weights"] == "on" else kept
+    said = [as_option("gradient_checkpointing", recomputed)] if recomputed is not True or not parked else []
+    said += [as_option("offload_activations", parked)] if parked else []
+    return " ".join([*said, *["--stream-weights on"] * (mode["stream_weights"] == "on")])
 
 
 @dataclass(frozen=True)
 class Fit:
-    """Plans of a run and of its variations. limit: bytes of the device that it may take; a little of it stays free."""
+    """Plans of a run and of its variations. limit: bytes of the device that it may take; a little of it stays free.
+    peaks: bytes that were planned, by the number of layers whose activations are kept."""
 
     config: RunOptions
     model_config: ModelConfig
@@ -67,6 +74,7 @@ class Fit:
     device: Device
     prompt_tokens: int
     limit: int
+    peaks: dict[int, int] = field(default_factory=dict, compare=False)
 
     def plan(self, **changes: Any) -> Plan | None:
         """Plan the run with other options; None if it does not fit."""
@@ -81,19 +89,112 @@ class Fit:
     def _plan(self, config: RunOptions, limit: int | None) -> Plan:
         return run_dry(config, self.model_config, self.folder, self.device, self.prompt_tokens, limit)
 
+    @property
+    def layers(self) -> int:
+        return self.model_config.num_hidden_layers
+
+    @property
+    def copies_hide(self) -> bool:
+        """Return whether a layer's input goes to main memory alongside its matmuls, at no cost in time."""
+        config, model = self.config, self.model_config
+        tokens = config.rows * config.max_length
+        return self.device.copied_alongside(layer_flops(model, tokens)) >= tokens * model.hidden_size * 4
+
     def choose(self, batches: list[int]) -> Plan:
+        """`find`. WgradError: none fits."""
+        if (found := self.find(batches)) is not None:
+            return found
+        rows, mode = self.config.batch_size * self.config.gradient_accumulation_steps, self.last_mode
+        least = replace(self.config, batch_size=batches[0], gradient_accumulation_steps=rows // batches[0], **mode)
+        chosen = f"{flag('batch_size')} {least.batch_size} {words(mode)}"
+        raise beyond_limit(least, self.device, self.layers, self._plan, chosen)
+
+    def find(self, batches: list[int]) -> Plan | None:
         """The first mode in which any of the batch sizes (rising) fits, with the largest that does, and of that with as
-        few layers parked as can be; a step has as many rows as the configuration's. WgradError: none fits."""
+        few layers recomputed and parked as can be; a step has as many rows as the configuration's. None: none fits."""
         rows = self.config.batch_size * self.config.gradient_accumulation_steps
-        for mode in modes(self.config, self.device):
+        for mode in self.modes:
             plan = partial(self._of_batch, batches, rows, mode)
             found = plan(len(batches)) or (plan(count) if (count := self._largest(plan, len(batches) - 1)) else None)
             if found is not None:
-                left_open = mode.get("offload_activations") and not self.config.offload_activations
-                return fewest_parked(found, self.model_config.num_hidden_layers, self._fitting) if left_open else found
-        least = replace(self.config, batch_size=batches[0], gradient_accumulation_steps=rows // batches[0], **mode)
-        chosen = f"{flag('batch_size')} {least.batch_size} {words(mode)}"
-        raise beyond_limit(least, self.device, self.model_config.num_hidden_layers, self._plan, chosen)
+                return self._refined(found, mode)
+        return None
+
+    def freely(self) -> Plan | None:
+        """The run in its fastest mode, if it stays below the limit without being held to it."""
+        plan = self._plan(replace(self.config, **self.modes[0]), None)
+        return plan if plan.dry.memory().peak_reserved_bytes <= self.limit else None
+
+    def resumed(self, before: Mode) -> Plan | None:
+        """The run in the mode that it had before; None where that does not fit, or the options say otherwise."""
+        given = {name: getattr(self.config, name) for name in (*MODE, "keep_attention")}
+        unset = {AUTO, False, None}
+        if any(value not in unset and before.get(name, value) != value for name, value in given.items()):
+            return None
+        try:
+            return self.plan(**before)
+        except (WgradError, TypeError):  # a damaged file
+            return None
+
+    @property
+    def modes(self) -> list[Mode]:
+        """`modes`, but for those that are no faster than one that takes less."""
+        found, config = list(modes(self.config, self.device)), self.config
+        if config.gradient_checkpointing != AUTO or config.offload_activations or not self.copies_hide:
+            return found
+        return [m for m in found if not m["gradient_checkpointing"] or m.get("offload_activations")]
+
+    @property
+    def last_mode(self) -> Mode:
+        """The mode that takes the least memory."""
+        return self.modes[-1]
+
+    def described(self, plan: Plan | None, room: Room, recomputed: int) -> str:
+        """A line for people on what becomes of the activations. recomputed: layers, of all ranks."""
+        kept, layers = self.layers - recomputed, self.layers
+        whose = f"all {layers} layers" if kept == layers else f"{kept} of {layers} layers" if kept else "no layer"
+        said = f"activations: those of {whose} are kept"
+        if recomputed:
+            config = self.config if plan is None else plan.config
+            parked = min(parked_layers(config, self.model_config), recomputed)
+            said += f", {recomputed} recomputed" + f" ({parked} with offloaded inputs)" * (parked > 0)
+        if plan is None:
+            least = f"may take {size(RECOMPUTE_ABOVE)}" if room.limit is None else "do not fit"
+            return f"{said}: {room.words}, and they {least}; --vram SIZE or --gradient-checkpointing N decide otherwise"
+        taken = size(plan.dry.memory().peak_reserved_bytes)
+        if not recomputed:
+            other = f"with less than {taken}, layers are recomputed"
+        elif len(self.peaks) > 1:
+            (few, lowest), (many, highest) = min(self.peaks.items()), max(self.peaks.items())
+            other = f"{size((highest - lowest) // (many - few))} more keep another layer"
+        else:
+            other = "more memory keeps some"
+        return f"{said}: the run takes {taken} of {size(self.limit)} ({room.words}); {other}"
+
+    def _refined(self, found: Plan, mode: Mode) -> Plan:
+        """A plan of a mode -> one in which as few layers as can be are recomputed, and then offloaded."""
+        left_open = bool(mode.get("offload_activations")) and not self.config.offload_activations
+        streamed = mode["stream_weights"] == "on"
+        if self.config.gradient_checkpointing == AUTO and mode["gradient_checkpointing"] and not streamed:
+            kept = 0
+            if not left_open or self.copies_hide:
+                self.peaks.update({0: found.peak_bytes})
+                kept = self._largest(lambda kept: self._with_kept(found.config, kept), self.layers - 1)
+            if kept:
+                plan = self._with_kept(found.config, kept)
+                assert plan is not None
+                return plan
+        return fewest_parked(found, self.layers, self._fitting) if left_open else found
+
+    def _with_kept(self, config: RunOptions, kept: int) -> Plan | None:
+        """Plan a run that keeps the activations of the last so many layers, and offloads the inputs of as many others
+        as it does now, where there are so many."""
+        recomputed, parked = self.layers - kept, config.offload_activations
+        parked = recomputed if parked is True else min(parked, recomputed)
+        plan = self._fitting(replace(config, gradient_checkpointing=recomputed, offload_activations=parked))
+        if plan is not None:
+            self.peaks[kept] = plan.peak_bytes
+        return plan
 
     def _of_batch(self, batches: list[int], rows: int, mode: Mode, number: int) -> Plan | None:
         batch = batches[number - 1]
@@ -142,35 +243,77 @@ def batch_sizes(config: RunOptions, ranks: int = 1) -> list[int]:
     return sizes or [config.batch_size]
 
 
-def settle(config: Config, fit: Fit, world: World, *, pinned: bool) -> tuple[Config, Mode, str]:
-    """--vram: the configuration with the batch that fits on every rank, the mode of this rank, and what is said of it.
+@dataclass(frozen=True)
+class Settled(Generic[Config]):
+    """config: the run's, with its batch. mode: options of this rank in place of the run's. plan: of both, where there
+    is one. limit: bytes that the device is to keep to, although no option says so."""
 
-    pinned: the batch is that of a run which goes on. WgradError: nothing fits.
+    config: Config
+    mode: Mode
+    lines: list[str]
+    plan: Plan | None = None
+    limit: int | None = None
+
+
+def settle(
+    config: Config, fit: Fit, room: Room, world: World, *, pinned: bool, before: Mode | None = None
+) -> Settled[Config]:
+    """Choose what --vram and --gradient-checkpointing auto leave open: the batch that fits on every rank, the number of
+    recomputed layers on all, and the rest of this rank's mode.
+
+    pinned: the batch is that of a run which goes on. before: the mode of that run. WgradError: nothing fits.
     """
-    chosen = None
-    if fit.device.dry_run() is not None:
-        chosen = fit.choose([config.batch_size] if pinned else batch_sizes(config, world.size)).config
-    of_ranks = world.all_gather(chosen.batch_size if chosen is not None else None, "what fits")
-    batch = min((n for n in of_ranks if n is not None), default=config.batch_size)
-    settled = replace(
-        config,
-        batch_size=batch,
-        gradient_accumulation_steps=config.batch_size * config.gradient_accumulation_steps // batch,
-    )
-    if chosen is None:  # NumPy, where other ranks may have a limit
-        return settled, {}, line(settled, {}, fit.limit) if batch != config.batch_size else ""
-    mode = {name: getattr(chosen, name) for name in ("gradient_checkpointing", "offload_activations", "stream_weights")}
-    return settled, mode, line(settled, mode, fit.limit)
+    automatic = config.gradient_checkpointing == AUTO
+    if not automatic and not config.vram:
+        return Settled(config, {}, [])
+    found, limit, known = None, None, room.limit is not None and fit.device.dry_run() is not None
+    if known:
+        found, limit = _found(config, fit, [config.batch_size] if pinned else batch_sizes(config, world.size), before)
+    mode = _mode_of(found.config) if found is not None else fit.last_mode if known else {}
+    recomputed = recomputed_layers(replace(config, **mode), fit.model_config) if automatic else 0
+    vote = (found.config.batch_size if found is not None else None, recomputed)
+    of_ranks = world.all_gather(vote, "what fits")
+    batch = min((n for n, _ in of_ranks if n is not None), default=config.batch_size)
+    rows = config.batch_size * config.gradient_accumulation_steps
+    settled = replace(config, batch_size=batch, gradient_accumulation_steps=rows // batch)
+    most = max(n for _, n in of_ranks)
+    if most > recomputed:
+        mode |= {"gradient_checkpointing": True if most == fit.layers else most}
+    lines = []
+    if config.vram and (known or batch != config.batch_size):
+        lines.append(line(settled, mode, fit.limit))
+    if automatic:
+        lines.append(fit.described(found, room, max(most, recomputed)))
+    same = found is not None and vote == (batch, most)
+    return Settled(settled, mode, lines, found if same else None, limit)
+
+
+def _found(config: RunOptions, fit: Fit, batches: list[int], before: Mode | None) -> tuple[Plan | None, int | None]:
+    """-> the plan of the run, None where nothing fits into memory that nobody has named, and `Settled.limit`."""
+    if before and (found := fit.resumed(before)) is not None:
+        return found, None if config.limit else fit.limit
+    if config.limit is not None:
+        return fit.choose(batches if config.vram else [config.batch_size]), None
+    if (found := fit.freely()) is not None:
+        return found, None
+    found = fit.find([config.batch_size])
+    return found, None if found is None else fit.limit
+
+
+def _mode_of(config: RunOptions) -> Mode:
+    mode = {name: getattr(config, name) for name in MODE}
+    return mode | ({} if config.keep_attention is None else {"keep_attention": config.keep_attention})
 
 
 def plan_as_run(
     config: RunOptions, model_config: ModelConfig, folder: str | os.PathLike[str], device: Device, prompt_tokens: int
 ) -> Plan | None:
-    """`plan_run` of what `wgrad finetune` with these options would do: with --vram what that chooses."""
-    limit = limit_bytes(config.vram)
-    if limit is None or device.dry_run() is None:
-        return plan_run(config, model_config, folder, device, prompt_tokens)
-    return Fit(config, model_config, folder, device, prompt_tokens, limit).choose(batch_sizes(config))
+    """`plan_run` of what `wgrad finetune` with these options would do, all that is chosen included."""
+    limit = room_of(config, device).limit or 0
+    fit = Fit(config, model_config, folder, device, prompt_tokens, limit)
+    chosen = settle(config, fit, Room(limit or None, ""), World(), pinned=False)
+    settled = replace(chosen.config, **chosen.mode)
+    return chosen.plan or plan_run(settled, model_config, folder, device, prompt_tokens)
 
 
 def line(config: RunOptions, mode: Mode, limit: int) -> str:
@@ -183,8 +326,3 @@ def line(config: RunOptions, mode: Mode, limit: int) -> str:
     what = f"{'pair' if config.rows > config.batch_size else 'sequence'}{'s' * (rows > 1)}"
     how = f" {words(mode)}" if mode else ""
     return f"chosen for --vram ({size(limit)}): {batch}{how}; a step is {rows} {what}, as asked"
-
-
-def limit_of(config: RunOptions, device: Device) -> int | None:
-    """Bytes that a run may take: its limit, else all that the device has, where that is known."""
-    return limit_bytes(config.limit) or device.facts.get("memory_bytes")

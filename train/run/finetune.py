@@ -47,7 +47,7 @@ from wgrad.train.run.session import (
     run_info,
 )
 from wgrad.train.run.sweep import Sweep
-from wgrad.train.step.build import build_optimizer, wants_recompute
+from wgrad.train.step.build import build_optimizer, recomputes_all
 from wgrad.train.step.memory import SMALLER_MODEL, advising, for_parameters, for_steps
 from wgrad.train.step.trainer import Trainer
 from wgrad.train.terminal.interrupts import Interrupted, Interrupts
@@ -88,12 +88,12 @@ def _run(config: FinetuneConfig, world: World, caller: PythonCaller) -> int:
         state = world.broadcast(checkpoints.load, "the checkpoint") if config.resume else None
         for path, reason in checkpoints.damaged.items():
             outlets.display.say(f"note: {path} is damaged ({reason}): the one before it is used")
-        session = open_session(config, world, outlets.display, caller)
+        session = open_session(config, world, outlets.display, caller, state.info.mode if state else None)
         session.say(config.summary())
         interrupts.answer = session.say
         if config.resume and state is None and (outlets.folder.path / CONFIG_FILE).exists():
             session.say(f"note: {config.out} has no checkpoint to resume from: the run begins anew")
-        with advising(for_steps(config, wants_recompute(replace(config, **session.mode), session.model_config))):
+        with advising(for_steps(config, recomputes_all(replace(config, **session.mode), session.model_config))):
             _Finetuning(session, world, outlets, checkpoints, interrupts, previous, state, begun, caller).run()
     return 0
 
@@ -355,7 +355,7 @@ class _Finetuning:
             "shares": {str(rank): seconds for rank, seconds in self.trainer.data_parallel.shares.seconds.items()},
             "schedule": msgspec.to_builtins(_schedule(session)),
             "held_out": self.best.saved(),
-            **self.info,
+            **self.info | {"mode": session.mode},
         }
         adapter = None if session.config.full else (lambda folder: save_session_adapter(session, self.built, folder))
         with self.interrupts.writing(), session.display.phase("saving a checkpoint"):

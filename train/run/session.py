@@ -29,16 +29,17 @@ from wgrad.train.options.choices import AUTO
 from wgrad.train.options.finetune_config import CONFIG_FILE, FinetuneConfig, RunOptions
 from wgrad.train.options.option_text import size
 from wgrad.train.options.options import fixed_options, flag
-from wgrad.train.plan.fit import Fit, settle
+from wgrad.train.plan.fit import Fit, Mode, settle
 from wgrad.train.plan.plan import PROMPT_TOKENS, SAMPLE_TOKENS, Plan, plan_run, training_needs
+from wgrad.train.plan.room import room_of
 from wgrad.train.ranks.devices import device_of_rank
 from wgrad.train.ranks.world import World
 from wgrad.train.run.caller import PythonCaller
-from wgrad.train.step.build import TrainableModel, build_trainable, estimate_activations, wants_recompute
+from wgrad.train.step.build import TrainableModel, build_trainable, estimate_activations, recomputes_all
 from wgrad.train.step.checked import check_operators, fault_notes
 from wgrad.train.step.compute import choose_compute, common_compute, round_products
 from wgrad.train.step.find_model import find_model
-from wgrad.train.step.memory import for_steps, hold_to_limit, limit_bytes, main_memory
+from wgrad.train.step.memory import for_steps, hold_to_limit, main_memory
 from wgrad.train.terminal.progress import Display, duration
 
 _KINDS = {
@@ -62,8 +63,9 @@ class Session:
     prompts: list[list[int]]  # for the samples
     display: Display
     row_tokens: int  # of each row of a batch: --max-length, or what all the data fits in
-    mode: dict[str, Any] = field(default_factory=dict)  # options that --vram has chosen, beside those of `config`
+    mode: dict[str, Any] = field(default_factory=dict)  # options about memory that were chosen, beside `config`
     chooses_compute: bool = False  # --compute is left to the device
+    plan: Plan | None = None  # of `config` and `mode`, where it was made for the choice
 
     @property
     def out(self) -> Path:
@@ -83,10 +85,12 @@ def open_session(
     world: World | None = None,
     display: Display | None = None,
     caller: PythonCaller | None = None,
+    before: Mode | None = None,
 ) -> Session:
     """Device, model configuration, tokenizer and data: everything that can be wrong before weights are read.
 
     The session's configuration has the type of activations that was chosen where `config` leaves it to the device.
+    before: `Session.mode` of the run that goes on.
     """
     world, display = world or World(), display or Display()
     spec = device_of_rank(config.device, world.local_rank, world.local_size, list_devices)
@@ -118,14 +122,15 @@ def open_session(
         data = load_data(config, tokenizer, phase.update, caller.records if caller else None, stdin)
     row_tokens = row_length(config, data)
     prompts = _sample_prompts(config, data, tokenizer, model_config)
-    mode, chosen = dict[str, Any](), ""
-    if limit := limit_bytes(config.vram):
-        rows = replace(config, max_length=row_tokens)
-        fit = Fit(rows, model_config, folder, device, max(map(len, prompts)), limit)
-        config, mode, chosen = settle(config, fit, world, pinned=resumed)
+    rows, room = replace(config, max_length=row_tokens), room_of(config, device)
+    fit = Fit(rows, model_config, folder, device, max(map(len, prompts)), room.limit or 0)
+    chosen = settle(config, fit, room, world, pinned=resumed, before=before)
+    if chosen.limit is not None:
+        device.limit_memory(chosen.limit)
+    config = chosen.config
     stream = BatchStream(data.train, replace(config, max_length=row_tokens), tokenizer.pad_id or 0, data.mix)
-    opened = (config, device, folder, model_config, tokenizer, data, stream, prompts, display, row_tokens, mode)
-    session = Session(*opened, chooses_compute)
+    opened = (config, device, folder, model_config, tokenizer, data, stream, prompts, display, row_tokens, chosen.mode)
+    session = Session(*opened, chooses_compute, chosen.plan)
     if head_note:
         session.say(f"note: {head_note}")
     session.say(f"data: {data.summary()}")
@@ -134,8 +139,8 @@ def open_session(
     if caller is not None and caller.silent and (data.bad_lines or data.left_out or data.truncated):
         lines = [remark for remark in data.remarks if remark.startswith("skipped ")]
         warnings.warn("; ".join([data.summary(), *lines]), stacklevel=2)
-    if chosen:
-        session.say(chosen)
+    for line in chosen.lines:
+        session.say(line)
     if row_tokens < config.max_length:
         session.say(
             f"note: sequences have {row_tokens} tokens, in which all the data fits, not --max-length "
@@ -232,7 +237,9 @@ def prepare_session(session: Session, config: FinetuneConfig) -> Plan | None:
     config: the session's, but for where the adapter lies and for the rows' length (`Session.row_tokens`).
     """
     with session.display.phase("compiling", unit="shaders") as phase:
-        plan = plan_run(config, session.model_config, session.folder, session.device, session.prompt_tokens)
+        plan = session.plan
+        if plan is None or plan.config != config:
+            plan = plan_run(config, session.model_config, session.folder, session.device, session.prompt_tokens)
         if plan is None:
             _refuse_beyond_memory(config, session.model_config)
             return None
@@ -252,6 +259,7 @@ def check_session(session: Session, plan: Plan | None, world: World) -> bool:
     changed = plan is not None and check_operators(session.device, plan.dry, session.display)
     if not any(world.all_gather(changed, "the check of operators")):
         return False
+    session.plan = None  # of the kernels as they were
     if session.chooses_compute:
         compute = choose_compute(AUTO, session.device)
         compute = common_compute(compute, world.all_gather(compute.dtype, "the type of activations"))
@@ -265,7 +273,7 @@ def _refuse_beyond_memory(config: FinetuneConfig, model_config: ModelConfig) -> 
     """WgradError where what a step keeps in NumPy is more than all main memory: it would end in swapping."""
     needed, there = estimate_activations(config, model_config), main_memory()
     if there is not None and needed > there:
-        advice = for_steps(config, wants_recompute(config, model_config))
+        advice = for_steps(config, recomputes_all(config, model_config))
         raise WgradError(
             f"--max-length: activations of {config.rows} x {config.max_length} tokens take roughly {size(needed)}, and "
             f"there are {size(there)} of main memory, which about "
@@ -317,7 +325,8 @@ def memory_line(session: Session, plan: Plan | None, built: TrainableModel) -> s
     optimizer = plan.optimizer_bytes if plan is not None else 8 * built.parameters.size
     held = plan.held_bytes if plan is not None else session.device.memory().in_use_bytes + optimizer
     parts = f"{size(held - optimizer)} for weights and gradients, {size(optimizer)} for the optimiser"
-    how = f"checkpointing {'on' if built.model.recompute else 'off'}"
+    recomputed, layers = built.model.recomputed, session.model_config.num_hidden_layers
+    how = f"checkpointing {'on' if recomputed == layers else f'of {recomputed} layers' if recomputed else 'off'}"
     how += ", attention kept" * built.model.keep_attention
     if plan is None:  # NumPy, where all is main memory
         activations = estimate_activations(replace(session.config, max_length=session.row_tokens), session.model_config)

@@ -35,11 +35,13 @@ from wgrad.train.model.stacks import adapter_groups, stack_adapter
 from wgrad.train.model.weights import EMBEDDING, HEAD, projection_shapes, weight_specs, whole_modules
 from wgrad.train.options.choices import AUTO, LORA, ComputeType
 from wgrad.train.options.finetune_config import PROJECTIONS, RunOptions
+from wgrad.train.options.options import flag
 from wgrad.train.step.compute import compute_type
 from wgrad.train.step.memory import advising, for_parameters, limit_bytes
 from wgrad.train.step.optim import AdamW, FlatParameters, ParameterSpec
 
-RECOMPUTE_ABOVE = 2 << 30  # bytes of saved activations from which layers are recomputed by default
+# Bytes of saved activations from which layers are recomputed where nothing is known of the memory.
+RECOMPUTE_ABOVE = 2 << 30
 # By default what attention gives is kept from rows of so many tokens on: computing it again is a tenth of a step of the
 # 1B there and grows with the row (bench/notes/tensor-cores.md), what it takes does not. Bytes below which that is so.
 KEEP_ATTENTION_FROM, KEEP_ATTENTION_BELOW = 8192, 4 << 30
@@ -77,43 +79,67 @@ def activation_bytes(config: ModelConfig, tokens: int, itemsize: int) -> int:
     return config.num_hidden_layers * tokens * (products * itemsize + 2 * config.hidden_size * 4)
 
 
+def layer_flops(config: ModelConfig, tokens: int) -> float:
+    """FLOP of the matmuls with the weights in one layer's forward."""
+    shapes = projection_shapes(config).values()
+    return 2.0 * tokens * sum(rows * columns for rows, columns in shapes) / config.num_hidden_layers
+
+
 def estimate_activations(config: RunOptions, model: ModelConfig) -> int:
     """Rough bytes that a step takes in NumPy beside what is held all the time: activations, and the loss's logits."""
     tokens, layers, itemsize = config.rows * config.max_length, model.num_hidden_layers, _itemsize(config)
     kept, logits = activation_bytes(model, tokens, itemsize), min(tokens * model.vocab_size, LOGIT_ELEMENTS) * 4
-    if not wants_recompute(config, model):
+    recomputed = recomputed_layers(config, model)
+    if not recomputed:
         return kept + logits
     # Every layer's input, and then either the logits or a layer that is made again, with its largest gradients.
     layer = kept // layers + 2 * tokens * model.intermediate_size * itemsize
-    attention = _attention_bytes(config, model) if keeps_attention(config, model) else 0
-    return layers * tokens * model.hidden_size * 4 + attention + max(layer, logits)
+    attention = _attention_bytes(config, model) * recomputed // layers if keeps_attention(config, model) else 0
+    whole = kept // layers * (layers - recomputed)
+    return recomputed * tokens * model.hidden_size * 4 + whole + attention + max(layer, logits)
 
 
-def wants_recompute(config: RunOptions, model: ModelConfig) -> bool:
-    """--gradient-checkpointing, or by default whether the activations are estimated above 2 GiB."""
-    if config.offload_activations or config.stream_weights == "on":
-        return True
-    if config.gradient_checkpointing is not None:
-        return config.gradient_checkpointing
-    return activation_bytes(model, config.rows * config.max_length, _itemsize(config)) > RECOMPUTE_ABOVE
+def recomputed_layers(config: RunOptions, model: ModelConfig) -> int:
+    """Return how many layers, from the first on, are recomputed in the backward. WgradError: the model has fewer.
+
+    Where --gradient-checkpointing is still auto, and in runs from before there was auto: all, if the activations are
+    estimated above RECOMPUTE_ABOVE, or none.
+    """
+    asked, layers = config.gradient_checkpointing, model.num_hidden_layers
+    if config.stream_weights == "on":
+        return layers
+    if not config.checkpointing_open:
+        return _layers("gradient_checkpointing", asked, layers)
+    estimate = activation_bytes(model, config.rows * config.max_length, _itemsize(config))
+    return layers if config.offload_activations or estimate > RECOMPUTE_ABOVE else 0
+
+
+def recomputes_all(config: RunOptions, model: ModelConfig) -> bool:
+    """Return whether no activation could be recomputed that is not."""
+    return recomputed_layers(config, model) == model.num_hidden_layers
 
 
 def parked_layers(config: RunOptions, model: ModelConfig) -> int:
-    """--offload-activations as the number of layers, from the first on. WgradError: the model has fewer."""
-    asked, layers = config.offload_activations, model.num_hidden_layers
+    """Return how many layers, from the first on, have their inputs offloaded. WgradError: the model has fewer."""
+    asked = _layers("offload_activations", config.offload_activations, model.num_hidden_layers)
+    return min(asked, recomputed_layers(config, model))
+
+
+def _layers(name: str, asked: Any, layers: int) -> int:
+    """The value of an option that takes true (all layers), false, or a number of them."""
     if asked is True:
         return layers
     if asked > layers:
         raise WgradError(
-            f"--offload-activations: must be at most {layers}, the layers of the model; got {asked}: leave the number "
-            "out for all of them"
+            f"{flag(name)}: must be at most {layers}, the layers of the model; got {asked}: leave the number out for "
+            "all of them"
         )
     return int(asked)
 
 
 def keeps_attention(config: RunOptions, model: ModelConfig) -> bool:
     """--keep-attention, where layers are made again; by default in long rows, unless it is much or a limit is set."""
-    if not wants_recompute(config, model):
+    if not recomputed_layers(config, model):
         return False
     if config.keep_attention is not None:
         return config.keep_attention
@@ -160,7 +186,7 @@ def build_trainable(
     options: dict[str, Any] = {
         "positions": max(positions, config.max_length),
         "dtype": np.dtype(config.compute),
-        "recompute": wants_recompute(config, model_config),
+        "recompute": recomputed_layers(config, model_config),
         "offload": 0 if device.shared_memory else parked,
         "keep_attention": keeps_attention(config, model_config),
         "mlp_chunk_bytes": mlp_chunk_bytes(config),

@@ -6,10 +6,12 @@ import hashlib
 import json
 import os
 import sys
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from wgrad.device.cache import cache_folder
 from wgrad.device.errors import DeviceError
@@ -41,6 +43,8 @@ def _rank(adapter: Any) -> tuple[int, int]:
     return (_TYPES.index(kind) if kind in _TYPES else len(_TYPES), _BACKENDS.index(backend))
 
 
+# Number of an adapter among those with its PCI ids and backend.
+_ordinals: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
 _verdict: adapter_check.Verdict | None = None
 
 
@@ -71,6 +75,11 @@ def _listed(backends: Sequence[str]) -> list[Any]:
         raise DeviceError(
             f"wgpu could not look for adapters: {error}; is a Vulkan, Metal or DX12 driver installed?"
         ) from error
+    counts = Counter[tuple[Any, ...]]()
+    for adapter in adapters:  # in the order of their driver
+        same = tuple(adapter.info[name] for name in ("backend_type", "vendor_id", "device_id"))
+        _ordinals[adapter] = counts[same]
+        counts[same] += 1
     return sorted((a for a in adapters if a.info["backend_type"] in _BACKENDS), key=_rank)
 
 
@@ -90,6 +99,14 @@ def facts(adapter: Any) -> dict[str, Any]:
         "features": sorted(adapter.features),
         "limits": dict(adapter.limits),
     }
+
+
+def free_memory(adapter: Any) -> int | None:
+    """Bytes of device memory that this process can still take; None where the driver does not tell."""
+    info = adapter.info
+    if info["adapter_type"] == "CPU":
+        return None
+    return vulkan_memory.free_bytes(info["vendor_id"], info["device_id"], _ordinals.get(adapter, 0))
 
 
 def list_adapters(again: bool = False) -> list[dict[str, Any]]:

@@ -40,7 +40,7 @@ class Runtime(PooledRuntime):
     def __init__(self, spec: str | None = None, *, max_binding_bytes: int | None = None) -> None:
         adapter = adapters.choose(spec)
         device = adapters.open_device(adapter)
-        self.facts = adapters.facts(adapter)
+        self.facts, self._adapter = adapters.facts(adapter), adapter
         rate_file = adapters.rate_file(adapter, matrix_units.among(device.features))
         queue = Queue(device, adapter.info["adapter_type"] == "CPU")
         self._start(device, queue, adapter.info, max_binding_bytes, rate_file)

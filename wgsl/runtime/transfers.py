@@ -34,6 +34,7 @@ class _Way:
 # Measured on an H200 (bench/notes/copies.md), beside products of 280 TFLOP/s.
 _TO_HOST = _Way(1, 22e9 / 280e12)
 _FROM_HOST = _Way(4, 36e9 / 280e12)
+BYTES_PER_FLOP = _TO_HOST.bytes_per_flop  # the less of both
 
 
 class _Borrowed(Lease):

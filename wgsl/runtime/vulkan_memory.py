@@ -1,7 +1,8 @@
 """How much memory each Vulkan device has. WebGPU does not tell, so the loader is asked directly.
 
 Vulkan 1.3 specification, sections 4 and 5: vkEnumeratePhysicalDevices, VkPhysicalDeviceProperties,
-VkPhysicalDeviceMemoryProperties. On Windows the loader comes with the card's driver, so it knows DX12's cards as well.
+VkPhysicalDeviceMemoryProperties; VK_EXT_memory_budget. On Windows the loader comes with the card's driver, so
+it knows DX12's cards as well.
 """
 
 from __future__ import annotations
@@ -14,8 +15,24 @@ from functools import cache
 from typing import Any
 
 _LIBRARIES = ("libvulkan.so.1", "vulkan-1.dll", "libvulkan.1.dylib")
-_INSTANCE_CREATE_INFO = 1  # VkStructureType
+# VkStructureType
+_APPLICATION_INFO, _INSTANCE_CREATE_INFO = 0, 1
+_MEMORY_PROPERTIES_2, _MEMORY_BUDGET = 1000059006, 1000237000
+_VERSION_1_1 = 1 << 22 | 1 << 12  # from which an instance tells budgets
+_BUDGET_EXTENSION = b"VK_EXT_memory_budget"
 _DEVICE_LOCAL = 1  # VkMemoryHeapFlagBits
+
+
+class _ApplicationInfo(ctypes.Structure):
+    _fields_ = [
+        ("type", ctypes.c_uint32),
+        ("next", ctypes.c_void_p),
+        ("name", ctypes.c_char_p),
+        ("version", ctypes.c_uint32),
+        ("engine", ctypes.c_char_p),
+        ("engine_version", ctypes.c_uint32),
+        ("api_version", ctypes.c_uint32),
+    ]
 
 
 class _InstanceInfo(ctypes.Structure):
@@ -23,7 +40,7 @@ class _InstanceInfo(ctypes.Structure):
         ("type", ctypes.c_uint32),
         ("next", ctypes.c_void_p),
         ("flags", ctypes.c_uint32),
-        ("application", ctypes.c_void_p),
+        ("application", ctypes.POINTER(_ApplicationInfo)),
         ("layers", ctypes.c_uint32),
         ("layer_names", ctypes.c_void_p),
         ("extensions", ctypes.c_uint32),
@@ -56,19 +73,70 @@ class _Memory(ctypes.Structure):
     ]
 
 
+class _Budget(ctypes.Structure):
+    _fields_ = [
+        ("type", ctypes.c_uint32),
+        ("next", ctypes.c_void_p),
+        ("budget", ctypes.c_uint64 * 16),
+        ("usage", ctypes.c_uint64 * 16),
+    ]
+
+
+class _Memory2(ctypes.Structure):
+    _fields_ = [("type", ctypes.c_uint32), ("next", ctypes.POINTER(_Budget)), ("memory", _Memory)]
+
+
+class _Extension(ctypes.Structure):
+    _fields_ = [("name", ctypes.c_char * 256), ("version", ctypes.c_uint32)]
+
+
 def memory_bytes(vendor: int, device: int) -> int | None:
     """Bytes of the largest memory heap of the card with these PCI ids; None where no Vulkan driver knows it."""
     return _heaps().get((vendor, device))
 
 
+def free_bytes(vendor: int, device: int, ordinal: int) -> int | None:
+    """Bytes of the largest heap that this process can still take; None where no Vulkan driver tells.
+
+    ordinal: among the cards with these PCI ids, in the driver's order.
+    """
+    with physical_devices() as devices:
+        same = [found for found in devices if found.ids == (vendor, device)]
+        if ordinal >= len(same) or not _tells_budget(same[ordinal]):
+            return None
+        budget = _Budget(type=_MEMORY_BUDGET)
+        asked = _Memory2(type=_MEMORY_PROPERTIES_2, next=ctypes.pointer(budget))
+        same[ordinal].vulkan.vkGetPhysicalDeviceMemoryProperties2(same[ordinal].handle, ctypes.byref(asked))
+        sizes = [(asked.memory.heaps[heap].size, heap) for heap in _local_heaps(asked.memory)]
+        if not sizes:
+            return None
+        _, heap = max(sizes)
+        return max(int(budget.budget[heap]) - int(budget.usage[heap]), 0)
+
+
+def _tells_budget(device: PhysicalDevice) -> bool:
+    if device.api_version < _VERSION_1_1 or not hasattr(device.vulkan, "vkGetPhysicalDeviceMemoryProperties2"):
+        return False
+    ask, count = device.vulkan.vkEnumerateDeviceExtensionProperties, ctypes.c_uint32()
+    ask(device.handle, None, ctypes.byref(count), None)
+    extensions = (_Extension * count.value)()
+    ask(device.handle, None, ctypes.byref(count), extensions)
+    return any(extension.name == _BUDGET_EXTENSION for extension in extensions[: count.value])
+
+
+def _local_heaps(memory: _Memory) -> list[int]:
+    return [heap for heap in range(memory.heap_count) if memory.heaps[heap].flags & _DEVICE_LOCAL]
+
+
 @dataclass(frozen=True)
 class PhysicalDevice:
-    """A device of an open instance: the loader, both handles, and its PCI ids."""
+    """A device of an open instance: the loader, both handles, its PCI ids and version of Vulkan."""
 
     vulkan: Any
     instance: ctypes.c_void_p
     handle: ctypes.c_void_p
     ids: tuple[int, int]
+    api_version: int = 0
 
 
 @contextmanager
@@ -76,8 +144,10 @@ def physical_devices() -> Iterator[list[PhysicalDevice]]:
     """Every device that a Vulkan driver knows. None where Vulkan cannot be asked."""
     instance = ctypes.c_void_p()
     vulkan = _loader()
-    info = _InstanceInfo(type=_INSTANCE_CREATE_INFO)
-    if vulkan is None or vulkan.vkCreateInstance(ctypes.byref(info), None, ctypes.byref(instance)):
+    application = _ApplicationInfo(type=_APPLICATION_INFO, api_version=_VERSION_1_1)
+    infos = [_InstanceInfo(type=_INSTANCE_CREATE_INFO, application=ctypes.pointer(application))]
+    infos.append(_InstanceInfo(type=_INSTANCE_CREATE_INFO))  # of a loader of Vulkan 1.0
+    if vulkan is None or all(vulkan.vkCreateInstance(ctypes.byref(i), None, ctypes.byref(instance)) for i in infos):
         yield []
         return
     try:
@@ -89,7 +159,8 @@ def physical_devices() -> Iterator[list[PhysicalDevice]]:
         for device in map(ctypes.c_void_p, devices[: count.value]):
             properties = _Properties()
             vulkan.vkGetPhysicalDeviceProperties(device, ctypes.byref(properties))
-            found.append(PhysicalDevice(vulkan, instance, device, (properties.vendor, properties.device)))
+            ids = properties.vendor, properties.device
+            found.append(PhysicalDevice(vulkan, instance, device, ids, properties.api_version))
         yield found
     finally:
         vulkan.vkDestroyInstance(instance, None)
@@ -112,7 +183,7 @@ def _heaps() -> dict[tuple[int, int], int]:
         for device in devices:
             memory = _Memory()
             device.vulkan.vkGetPhysicalDeviceMemoryProperties(device.handle, ctypes.byref(memory))
-            sizes = [heap.size for heap in memory.heaps[: memory.heap_count] if heap.flags & _DEVICE_LOCAL]
+            sizes = [memory.heaps[heap].size for heap in _local_heaps(memory)]
             if sizes:
                 # A second heap is often a window on the first, so sizes are not added up.
                 found[device.ids] = max(sizes)
