@@ -5,7 +5,8 @@
 README.md has whole steps next to peers, docs/benchmarks.md the same and the steps of each GPU, bench/notes/all-rows.md
 every row. `ratio` is wgrad's speed over the peer's in the same run: below 1 the peer is faster, and those rows are
 listed once more under "Where it loses". HIP kernels, which no GPU has run, have markers of their own in
-bench/notes/hip.md. --check writes nothing and exits 1 where a page is not up to date.
+bench/notes/hip.md, and reports of GPUs (gpu_table.py) in docs/reference/gpus.md. --check writes nothing and exits 1
+where a page is not up to date.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from gpu_table import gpu_table
 from hip_tables import render_hip
 from pages import Row, splice, table
 
@@ -208,6 +210,7 @@ def main() -> int:
         "docs/benchmarks.md": {"peers": peers, "measured": render(rows, short=True)},
         "bench/notes/all-rows.md": {"measured": render(rows)},
         "bench/notes/hip.md": {"hip": render_hip(args.results)},
+        "docs/reference/gpus.md": {"gpus": gpu_table(sorted(args.results.glob("gpu-*.json")))},
     }
     for page, sections in pages.items():
         path = HERE.parent / page

@@ -93,6 +93,32 @@ def test_hip_tables_take_what_rows_there_are(tmp_path: Path, monkeypatch: pytest
     assert max(int(n.replace(",", "")) for n in re.findall(r"([\d,]+) TFLOP/s", text)) == 605
 
 
+def test_a_report_of_a_gpu_makes_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of whatever a stranger's file holds, and however far it came."""
+    monkeypatch.syspath_prepend(str(ROOT / "bench"))
+    module = importlib.import_module("gpu_table")
+    assert module.gpu_table([]) == "No report has been taken in yet."
+    summary = {"name": "GPU | <b>X", "driver": "1.2", "backend": "Vulkan", "memory_bytes_per_second": 8.004e11}
+    summary |= {"float32_per_second": 6.1e13, "tensor_cores_per_second": None, "times_cpu": 812.4}
+    report = {"format": 1, "wgrad": "0.1", "date": "2026-01-02", "summary": summary}
+    report |= {"system": {"platform": "Linux-6.1-x86_64", "machine": "x86_64"}}
+    good = {"self-test": {"passed": 9, "failed": 0}, "fine-tune": {"ok": True, "compute": "float16"}}
+    bad = {"self-test": {"passed": 7, "failed": 2, "deaths": [{}]}, "fine-tune": {"ok": False, "compute": "float32"}}
+    early = {"self-test": {"state": "hung at rope"}}
+    said = []
+    for parts in (good, bad, early):
+        (tmp_path / "gpu.json").write_text(json.dumps({**report, **parts}))
+        said.append(module.gpu_table([tmp_path / "gpu.json"]).splitlines()[-1])
+    begin = "| GPU  bX | 1.2 (Vulkan) | Linux x86_64 |"
+    rates = "| 800 GB/s | 61 TFLOP/s | – | 812 |"
+    assert said[0] == f"{begin} 9 passed {rates} as NumPy (float16) | 0.1, 2026-01-02 |"
+    assert said[1] == f"{begin} 2 of 9 failed, 1 crashed {rates} wrong (float32) | 0.1, 2026-01-02 |"
+    assert said[2] == f"{begin} hung at rope {rates} not run | 0.1, 2026-01-02 |"
+    (tmp_path / "gpu.json").write_text(json.dumps({**report, "format": 2}))
+    with pytest.raises(ValueError, match="format 2, and this script reads 1"):
+        module.gpu_table([tmp_path / "gpu.json"])
+
+
 # ---- form ----------------------------------------------------------------------------------------
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.relative_to(ROOT).as_posix())
 def test_links_lead_somewhere(page: Path) -> None:

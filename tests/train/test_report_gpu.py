@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +17,7 @@ from wgrad.autograd.bench import timing
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.train.commands import cli, report_gpu, report_parts, report_run
 from wgrad.train.commands.report_gpu import _run_part, _text, summary, take, where_to_send
-from wgrad.train.commands.report_parts import cpu_rates, describe_device, finite, in_order, rates, self_test
+from wgrad.train.commands.report_parts import by_turns, cpu_rates, describe_device, finite, in_order, rates, self_test
 
 
 def gathered(lines: Iterator[dict[str, Any]]) -> dict[str, Any]:
@@ -72,12 +73,18 @@ def test_the_rates(at_once: None) -> None:
     part = gathered(rates(ReferenceDevice(), "tiny", seconds=-1.0))
     assert part["left"] > 20 and "rows" not in part
     assert {roof["name"] for roof in part["roofs"]} == {"memory", "float32"}
+    assert re.fullmatch(r"memory [\d.,e-]+ GB/s, float32 [\d.,e-]+ TFLOP/s", part["said_in_short"])
     assert gathered(cpu_rates("tiny"))["roofs"][0]["per_second"] > 0
 
 
-def test_products_are_timed_first() -> None:
-    order = sorted(report_parts.entries(ReferenceDevice(), report_parts.SIZES["tiny"]), key=report_parts._order)
-    assert order[0].op in report_parts.PRODUCTS and order[-1].op not in report_parts.PRODUCTS
+def test_one_of_each_operator_is_timed_first_and_products_before_others() -> None:
+    listed = report_parts.entries(ReferenceDevice(), report_parts.SIZES["tiny"])
+    order = by_turns(listed)
+    ops = [entry.op for entry in order]
+    first = ops[: len(set(ops))]
+    assert len(set(first)) == len(first) < len(order) == len(listed)
+    products = [op in report_parts.PRODUCTS for op in first]
+    assert products == sorted(products, reverse=True) and any(products) and not all(products)
 
 
 def test_the_fine_tune_is_the_same_in_numpy(monkeypatch: pytest.MonkeyPatch) -> None:

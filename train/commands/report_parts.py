@@ -14,7 +14,7 @@ from typing import Any
 from wgrad.autograd.bench.cost import PRODUCTS
 from wgrad.autograd.bench.entries import entries
 from wgrad.autograd.bench.entry import SIZES, Entry
-from wgrad.autograd.bench.roofline import choose_sizes, measure, measure_machine
+from wgrad.autograd.bench.roofline import MEMORY, MeasuredRoof, choose_sizes, measure, measure_machine
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.autograd.select_device import select_device
 from wgrad.autograd.selftest.case import Case
@@ -84,18 +84,18 @@ def _digits(value: float) -> float:
 
 
 def rates(device: Device, size: str = AUTO_SIZE, seconds: float = RATE_SECONDS) -> Iterator[Said]:
-    """The device's peak rates, and what its operators reach of them: matmuls and attention first, the others until the
-    time is over."""
+    """The device's peak rates, and what its operators reach of them: one of each, matmuls and attention
+    first, and then others until the time is over."""
     sizes = SIZES[choose_sizes(device) if size == AUTO_SIZE else size]
     yield {"set": {"size": sizes.name, "doing": "peak rates"}}
     machine = measure_machine(device, sizes, WARM_SECONDS)
     yield {"set": {"launch_seconds": machine.launch_seconds}}
     for roof in machine.roofs.values():
         yield {"add": ["roofs", dataclasses.asdict(roof)]}
-    shown = [f"{roof.name} {roof.per_second / 1e9:,.4g} G/s" for roof in machine.roofs.values()]
+    shown = [_rate(roof) for roof in machine.roofs.values()]
     yield {"set": {"said_in_short": ", ".join(shown)}}
     begun = time.monotonic()
-    selected = sorted(entries(device, sizes), key=_order)
+    selected = by_turns(entries(device, sizes))
     for number, entry in enumerate(selected):
         if time.monotonic() - begun > seconds:
             yield {"set": {"left": len(selected) - number}}
@@ -110,10 +110,24 @@ def rates(device: Device, size: str = AUTO_SIZE, seconds: float = RATE_SECONDS) 
         yield {"add": ["rows", {"name": row.name, **rounded, "bound": row.bound, "roof": row.roof}]}
 
 
-def _order(entry: Entry) -> tuple[bool, int]:
-    """Products first, large work before small."""
-    size = math.prod(int(side) for side in entry.shape.split("x") if side.isdigit())
-    return entry.op not in PRODUCTS, -size
+def _rate(roof: MeasuredRoof) -> str:
+    if roof.name == MEMORY:
+        return f"memory {_digits(roof.per_second / 1e9):,g} GB/s"
+    return f"{roof.name} {_digits(roof.per_second / 1e12):,g} TFLOP/s"
+
+
+def by_turns(listed: Iterable[Entry]) -> list[Entry]:
+    """The largest work of each operator, products first, then the second largest of each, and so on."""
+    turns: dict[str, int] = {}
+    keys: dict[str, tuple[int, bool]] = {}
+    for entry in sorted(listed, key=_size, reverse=True):
+        turn = turns[entry.op] = turns.get(entry.op, -1) + 1
+        keys[entry.name] = (turn, entry.op not in PRODUCTS)
+    return sorted(listed, key=lambda entry: keys[entry.name])
+
+
+def _size(entry: Entry) -> int:
+    return math.prod(int(side) for side in entry.shape.split("x") if side.isdigit())
 
 
 def cpu_rates(size: str = "small") -> Iterator[Said]:
