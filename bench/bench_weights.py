@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any
 
@@ -26,6 +26,7 @@ from wgrad.autograd.bench.timing import median_spread
 from wgrad.autograd.bind import bind
 from wgrad.device.errors import DeviceError
 from wgrad.device.formats.frozen_weight import formats
+from wgrad.device.formats.gguf_blocks import GgufBlocks
 from wgrad.wgsl.device import WgpuDevice
 from wgrad.wgsl.gemm import gemm_matrix
 from wgrad.wgsl.gemm.gemm import matmul
@@ -120,7 +121,12 @@ class Case:
 def quantized(name: str, shape: tuple[int, int]) -> Any:
     """A weight of this format, in main memory."""
     values = np.random.default_rng(0).standard_normal((min(shape[0], RANDOM_ROWS), shape[1])).astype(np.float32)
-    return formats()[name].quantize(np.resize(values, shape), 64, name == "nf4")
+    kind: Any = formats()[name]
+    if not issubclass(kind, GgufBlocks):
+        return kind.quantize(np.resize(values, shape), 64, name == "nf4")
+    few = kind.quantize(values)
+    many = replace(few, shape=shape)
+    return replace(many, **{part: np.resize(getattr(few, part), size) for part, size, _ in many.layout()})
 
 
 def measure(device: Any, works: list[Work]) -> None:

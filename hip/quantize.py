@@ -56,9 +56,9 @@ def dequantize(device: Runtime, w: FrozenWeight, dtype: np.dtype) -> Array:
         return y
     arrays, size = list(w.arrays().values()), Long(y.size)
     if isinstance(w, NF4Array):  # a kernel of its own, for rows of any length, which takes sizes, no logarithms
-        arguments = [*arrays, y, size, w.block_size, w.nested_block_size, type_code(dtype)]
+        name, arguments = w.format, [*arrays, y, size, w.block_size, w.nested_block_size, type_code(dtype)]
     else:
-        arguments = [*arrays, *w.parameters(), y, size, type_code(dtype)]
+        name, arguments = w.variant, [*arrays, *w.parameters(), y, size, type_code(dtype)]
     work = y.nbytes + w.nbytes
-    device.launch("quantize", f"{w.format}_dequantize", arguments, device.groups(y.size, _RUN * GROUP), work=work)
+    device.launch("quantize", f"{name}_dequantize", arguments, device.groups(y.size, _RUN * GROUP), work=work)
     return y

@@ -64,6 +64,12 @@ def nibbles_in_order(codes: np.ndarray, run: int) -> np.ndarray:
     return np.concatenate([low[:, ::2] | low[:, 1::2] << 4, high[:, ::2] | high[:, 1::2] << 4], axis=1).reshape(-1)
 
 
+def in_order(data: np.ndarray, run: int, bits: int) -> np.ndarray:
+    """Fields of `bits` as a file has them (of `run` bytes the lowest fields, then the next) -> as `pack` makes them."""
+    runs = data.reshape(-1, 1, run) >> np.arange(0, 8, bits, dtype=np.uint8)[:, None]
+    return pack(runs & np.uint8((1 << bits) - 1), bits)
+
+
 def pack_nibbles(codes: np.ndarray) -> np.ndarray:
     """Numbers 0 to 15 -> uint8 of half as many."""
     codes = codes.astype(np.uint8).reshape(-1)
@@ -75,3 +81,25 @@ def unpack(codes: np.ndarray, bits: int) -> np.ndarray:
     shifts = np.arange(0, 8, bits, dtype=np.uint8)
     fields = codes[..., None] >> shifts & np.uint8((1 << bits) - 1)
     return fields.reshape(*codes.shape[:-1], codes.shape[-1] * shifts.size)
+
+
+def pack(fields: np.ndarray, bits: int) -> np.ndarray:
+    """The inverse of `unpack`, flat."""
+    shifts = np.arange(0, 8, bits, dtype=np.uint8)
+    packed: np.ndarray = np.bitwise_or.reduce(fields.astype(np.uint8).reshape(-1, shifts.size) << shifts, axis=1)
+    return packed
+
+
+def nearest_level(values: np.ndarray, scales: np.ndarray, levels: np.ndarray) -> np.ndarray:
+    """uint8, of values' shape: the code of the level that comes nearest to each, once divided by its scale."""
+    scales = scales.astype(np.float32)
+    scaled = values / np.where(scales == 0, np.float32(1), scales)
+    order = np.argsort(levels, kind="stable")
+    middles = (levels[order][1:] + levels[order][:-1]) / 2
+    codes: np.ndarray = order[np.searchsorted(middles, scaled)].astype(np.uint8)
+    return codes
+
+
+def level_constants(levels: np.ndarray) -> dict[str, bool | int | float]:
+    """Sixteen levels as compile-time constants."""
+    return {f"LEVEL_{i}": float(level) for i, level in enumerate(levels)}

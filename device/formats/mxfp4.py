@@ -15,7 +15,7 @@ from wgrad.device.formats.frozen_weight import Array
 from wgrad.device.formats.gguf_blocks import GgufBlocks, nibbles_in_order, pack_nibbles, unpack
 
 _DOUBLED = np.array([0, 1, 2, 3, 4, 6, 8, 12], np.float32)  # of codes 0 to 7; 8 to 15 are their negatives
-_LEVELS = np.concatenate([_DOUBLED, 0 - _DOUBLED])
+LEVELS = np.concatenate([_DOUBLED, 0 - _DOUBLED])
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Mxfp4Array(GgufBlocks):
         blocks = self.blocks_of(first, last)
         codes = unpack(self.codes.reshape(-1, self.block // 2)[blocks], 4)
         scales = _half_powers(self.exponents[blocks, None], compute)
-        values: np.ndarray = (_LEVELS.astype(compute)[codes] * scales).reshape(-1, self.shape[1])
+        values: np.ndarray = (LEVELS.astype(compute)[codes] * scales).reshape(-1, self.shape[1])
         return values
 
     @classmethod

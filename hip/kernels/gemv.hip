@@ -1,5 +1,5 @@
-// One row times a weight (decoding): every dense kind, and every format of weight_formats.hpp. Bound by reading the
-// weight once.
+// One row times a weight (decoding): every dense kind, and every format of weight_formats.hpp and eights_formats.hpp. Bound
+// by reading the weight once.
 //
 //     C[n] = alpha * sum_k x[k] B[n, k] + sum_r u[r] v[r, n] + bias[n] + residual[n] (+ C[n])
 //
@@ -9,6 +9,7 @@
 //
 // Launch: (ceil(N / 4), 1, 1) groups of 256. A group makes 4 results: its work-items share K out in chunks of 8, each
 // reads its chunk of x once for the 4 rows; sums over the wave by shuffles, over the waves in LDS, in a fixed order.
+#include "eights_formats.hpp"
 #include "gemm_epilogue.hpp"
 
 namespace gemm {

@@ -1,4 +1,4 @@
-// Q4_K, a format of frozen weights (weight_formats.hpp): GGUF's blocks of 256 codes of 4 bits, of which each 32 have a scale
+// Q4_K, a format of frozen weights (eights_formats.hpp): GGUF's blocks of 256 codes of 4 bits, of which each 32 have a scale
 // and a minimum of 6 bits.
 //
 //     element i = d scale codes[i] - dmin minimum; 8 codes in a word, from the lowest bits on

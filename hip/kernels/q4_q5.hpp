@@ -1,4 +1,4 @@
-// Q4_0, Q4_1, Q5_0 and Q5_1, formats of frozen weights (weight_formats.hpp): GGUF's blocks of 32 codes of 4 or 5 bits with
+// Q4_0, Q4_1, Q5_0 and Q5_1, formats of frozen weights (eights_formats.hpp): GGUF's blocks of 32 codes of 4 or 5 bits with
 // one float16 scale, and a float16 minimum where MINIMUM is true.
 //
 //     element i = (codes[i] - 8) * scales[i / 32]; FIFTH: less 16, for 8; MINIMUM: codes[i] * scale + minimum

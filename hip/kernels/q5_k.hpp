@@ -1,4 +1,4 @@
-// Q5_K, a format of frozen weights (weight_formats.hpp): Q4_K with one bit more to a code.
+// Q5_K, a format of frozen weights (eights_formats.hpp): Q4_K with one bit more to a code.
 //
 //     fifth: that bit of each code, 8 in a byte, from the lowest on
 //

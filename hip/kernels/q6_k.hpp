@@ -1,4 +1,4 @@
-// Q6_K, a format of frozen weights (weight_formats.hpp): GGUF's blocks of 256 codes of 6 bits, of which each 16 have a scale
+// Q6_K, a format of frozen weights (eights_formats.hpp): GGUF's blocks of 256 codes of 6 bits, of which each 16 have a scale
 // of 8.
 //
 //     element i = d[i / 256] * scales[i / 16] * (code - 32); the low 4 bits of 8 codes in a word, the high 2 in 16 bits,

@@ -8,6 +8,7 @@
 // 256.
 // Sources: Dettmers et al., QLoRA (2023), section 3; Dettmers et al., 8-bit Optimizers (2022), section 2.2.
 #include "elements.hpp"
+#include "eights_formats.hpp"
 #include "weight_formats.hpp"
 
 using namespace gpu;

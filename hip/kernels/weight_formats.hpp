@@ -1,8 +1,7 @@
 // The formats of frozen weights [out, in]. A product takes "a weight of some format"; each kernel of linear.hip,
-// gemm_f32.hip and gemm_split.hip is made for every format of WEIGHT_FORMATS, that of one row (gemv.hip) for those of
-// EIGHTS_FORMATS too, and the one that restores a whole weight (quantize.hip) for these and WHOLE_UNIT_FORMATS, whose rows
-// are multiples of 8 elements. A weight of EIGHTS_FORMATS is restored before products of more rows (linear.py): their
-// kernels would be as many again. A line for each:
+// gemm_f32.hip and gemm_split.hip is made for every format of WEIGHT_FORMATS, and so is that of one row (gemv.hip), which has
+// those of eights_formats.hpp too. The one that restores a whole weight (quantize.hip) has these and WHOLE_UNIT_FORMATS, whose
+// rows are multiples of 8 elements. A line for each:
 //
 //     FORMAT(name, TAG)    name: in the kernels' names. The format's header defines TAG_PARAMETERS, the format's part
 //                          of a kernel's parameters, and TAG_WEIGHT, an expression that makes the weight of them.
@@ -13,27 +12,11 @@
 //     static arrive(raw)                          an optimisation barrier for what was loaded: the wait stays here
 //     Raw4 fetch4(origin, offset)                 the same of 4 elements, at once, for products in float32
 //     float scale(raw), float value(raw, i)       element i of either is their product; every lane takes part
-// Of one of EIGHTS_FORMATS:
-//     gpu::Eight eight(i)                         8 elements
 // Elements are numbered row by row, from `origin` (the same for all lanes) + `offset`, a multiple of 8 (of 4).
 #pragma once
-#include "mxfp4.hpp"
 #include "nf4.hpp"
-#include "q4_k.hpp"
-#include "q4_q5.hpp"
-#include "q5_k.hpp"
-#include "q6_k.hpp"
 #include "q8_0.hpp"
 
-#define EIGHTS_FORMATS(FORMAT) \
-  FORMAT(q4_0, Q4_0)           \
-  FORMAT(q4_1, Q4_1)           \
-  FORMAT(q5_0, Q5_0)           \
-  FORMAT(q5_1, Q5_1)           \
-  FORMAT(mxfp4, MXFP4)         \
-  FORMAT(q4_k, Q4_K)           \
-  FORMAT(q5_k, Q5_K)           \
-  FORMAT(q6_k, Q6_K)
 #define WHOLE_UNIT_FORMATS(FORMAT) FORMAT(q8_0, Q8_0)
 #define WEIGHT_FORMATS(FORMAT)   \
   FORMAT(nf4, NF4)               \
@@ -51,8 +34,4 @@ template <class Format> struct WeightRow {
     for (int e = 0; e < 8; ++e) x.at[e] = s * weight.value(raw, e);
     return x;
   }
-};
-template <class Format> struct EightsRow {
-  Format weight;
-  GPU_FN gpu::Eight fetch(long i, int) const { return weight.eight(i); }
 };

@@ -9,21 +9,25 @@ import numpy as np
 import pytest
 from gguf import GGMLQuantizationType as Kind
 
+from tests.train.gguf_writer import HALVES
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.device.contract import Device
 from wgrad.device.errors import ShapeError
+from wgrad.device.formats.codebooks import _TABLES, codebook
 from wgrad.device.formats.frozen_weight import formats, gguf_formats
 from wgrad.device.formats.gguf_blocks import GgufBlocks
 from wgrad.device.formats.q8_0 import Q8Array
 
 F32, F64 = np.dtype(np.float32), np.dtype(np.float64)
-# Where a block has float16.
-HALVES = {
-    **dict.fromkeys(("Q8_0", "Q4_0", "Q5_0"), (0,)),
-    **dict.fromkeys(("Q4_1", "Q5_1", "Q4_K", "Q5_K"), (0, 2)),
-    "Q6_K": (208,),
+SIMPLE = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "MXFP4", "TQ1_0", "TQ2_0")  # that the package can quantise to
+
+
+# The error of what is quantised here, at most: its root mean square in standard deviations.
+NEAR = {
+    **{"Q2_K": 0.37, "Q3_K": 0.18, "Q4_K": 0.09, "Q5_K": 0.045, "Q6_K": 0.02, "NVFP4": 0.12},
+    **{"IQ4_NL": 0.09, "IQ4_XS": 0.09, "IQ3_S": 0.16, "IQ3_XXS": 0.21},
+    **{"IQ2_S": 0.29, "IQ2_XS": 0.34, "IQ2_XXS": 0.39},
 }
-SIMPLE = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "MXFP4")  # that the package can quantise to
 
 
 def any_blocks(name: str, rng: np.random.Generator, rows: int = 21, blocks: int = 3) -> np.ndarray:
@@ -49,7 +53,9 @@ def test_values_are_those_of_gguf(name: str, device: Device, rng: np.random.Gene
     data = any_blocks(name, rng, 101)
     wanted = gguf.dequantize(data, Kind[name])
     weight = gguf_formats()[name].from_gguf(data, shape_of(name, data))
-    assert weight.nbytes == data.nbytes and all(holds for holds, _ in weight.rules())
+    stored = data.nbytes // 54 * 66 if name == "TQ1_0" else data.nbytes  # which has five codes a byte in a file alone
+    table = getattr(weight, "grid", np.empty(0)).nbytes  # of a format with a codebook
+    assert weight.nbytes == stored + table and all(holds for holds, _ in weight.rules())
     np.testing.assert_array_equal(weight.rows(7, 21, F32), wanted[7:21])
     np.testing.assert_allclose(weight.rows(7, 21, F64), wanted[7:21], rtol=2e-7, atol=1e-3 * np.abs(wanted).min())
     restored = device.download(device.dequantize(weight.map_arrays(device.upload)))
@@ -59,9 +65,9 @@ def test_values_are_those_of_gguf(name: str, device: Device, rng: np.random.Gene
 @pytest.mark.parametrize("scale", [1e-7, 1e-4, 0.02, 3.0])
 @pytest.mark.parametrize("name", SIMPLE)
 def test_what_is_quantised_is_what_gguf_makes(name: str, scale: float, rng: np.random.Generator) -> None:
-    w = (scale * rng.standard_normal((37, 96))).astype(np.float32)
+    w = (scale * rng.standard_normal((37, 96 if gguf_formats()[name].block == 32 else 256))).astype(np.float32)
     w[3, 32:64] = 0
-    w[5, 64:] = np.arange(32) / 2 - 8  # halves, once 127 is the largest
+    w[5, 64:96] = np.arange(32) / 2 - 8  # halves, once 127 is the largest
     w[5, 70] = 127
     kind, weight = Kind[name], gguf_formats()[name].quantize(w)
     wanted = gguf.quantize(w, kind)
@@ -71,9 +77,8 @@ def test_what_is_quantised_is_what_gguf_makes(name: str, scale: float, rng: np.r
         np.testing.assert_array_equal(array, weight.arrays()[part])
 
 
-@pytest.mark.parametrize(("name", "limit"), [("Q4_K", 0.09), ("Q5_K", 0.045), ("Q6_K", 0.02)])
+@pytest.mark.parametrize(("name", "limit"), NEAR.items())
 def test_what_is_quantised_is_near(name: str, limit: float, rng: np.random.Generator) -> None:
-    """limit: of the error's root mean square in standard deviations."""
     w = rng.standard_normal((8, 512)).astype(np.float32)
     w[3, :256] = 0
     found = gguf_formats()[name].quantize(0.02 * w).rows(0, 8, F32) / np.float32(0.02)
@@ -86,7 +91,7 @@ def test_a_scale_that_is_not_finite_is_seen(name: str, rng: np.random.Generator)
     data = any_blocks(name, rng, 5)
     kind, shape = gguf_formats()[name], shape_of(name, data)
     assert all(np.isfinite(part).all() for part in kind.from_gguf(data, shape).finite_parts())
-    for at in HALVES.get(name, (0,)):
+    for at in HALVES.get(name, (0,) if name == "MXFP4" else ()):
         bad = data.copy()
         bad[2, at : at + 2] = [253, data[2, 1]] if name == "MXFP4" else [0, 0x7C]
         assert not all(np.isfinite(part).all() for part in kind.from_gguf(bad, shape).finite_parts())
@@ -107,3 +112,12 @@ def test_rules_name_what_is_wrong(rng: np.random.Generator) -> None:
         if issubclass(kind, GgufBlocks):
             with pytest.raises(ShapeError, match=f"format must be one that devices bring weights into, got {name}"):
                 cpu.quantize(rng.standard_normal((4, 64)).astype(np.float32), format=name)
+
+
+def test_codebooks_are_those_of_the_gguf_package() -> None:
+    from gguf import quants
+
+    for name, (entries, cell, _) in _TABLES.items():
+        kind = getattr(quants, name.upper())
+        kind.init_grid()
+        np.testing.assert_array_equal(codebook(name), kind.grid.reshape(entries, cell), name)

@@ -67,7 +67,7 @@ def launched_by_training(device: Any, models: list[Path]) -> set[tuple[str, str]
                 found |= set(plan.dry.kernels)
     # A product of a weight in one format is one of a weight in any other that has kernels of all products.
     of_formats = {(s, k.replace("nf4_nested", v)) for s, k in found if "_nf4_nested" in k for v in DECODED_IN_PRODUCTS}
-    others = [name for name in formats() if name not in DECODED_IN_PRODUCTS]
+    others = formats().keys() - {*DECODED_IN_PRODUCTS, "tq1_0"}  # whose kernels are TQ2_0's
     of_others = {(s, k) for n in others for s, k in (("quantize", f"{n}_dequantize"), ("gemv", f"gemv_{n}"))}
     return found | of_formats | of_others
 

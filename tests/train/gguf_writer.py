@@ -1,8 +1,8 @@
-"""GGUF files of small models, written with the gguf package; blocks of the formats that it only reads are made here."""
+"""GGUF files of small models, written with the gguf package."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import zlib
 from pathlib import Path
 from typing import TypeAlias
 
@@ -11,7 +11,7 @@ import numpy as np
 from gguf import GGMLQuantizationType as Kind
 
 HEADS = {"q_proj": 4, "k_proj": 2}
-# As llama.cpp mixes them, and every format: of rows of 256, and of o_proj's rows of 64. Layer 1 has some of its own.
+# Every format: of rows of 256, of o_proj's rows of 64 and down_proj's of 96. Layers have some of their own.
 ALL = {
     "q_proj": Kind.Q4_K,
     "k_proj": Kind.Q5_K,
@@ -20,11 +20,36 @@ ALL = {
     "gate_proj": Kind.MXFP4,
     "up_proj": Kind.F16,
     "down_proj": Kind.Q8_0,
+    "1.q_proj": Kind.Q2_K,
+    "1.k_proj": Kind.Q3_K,
+    "1.v_proj": Kind.IQ4_XS,
     "1.o_proj": Kind.Q4_1,
     "1.gate_proj": Kind.Q5_0,
     "1.down_proj": Kind.Q5_1,
+    "2.q_proj": Kind.IQ2_XXS,
+    "2.k_proj": Kind.IQ2_XS,
+    "2.v_proj": Kind.IQ2_S,
+    "2.o_proj": Kind.NVFP4,
+    "2.gate_proj": Kind.IQ3_XXS,
+    "2.up_proj": Kind.IQ3_S,
+    "2.down_proj": Kind.IQ4_NL,
+    "3.gate_proj": Kind.TQ1_0,
+    "3.up_proj": Kind.TQ2_0,
     "embed_tokens": Kind.Q6_K,
     "lm_head": Kind.BF16,
+}
+LAYERS = 4  # of a model with them all
+# Where a block has float16, and how large each is to be beside the first for values of both signs.
+HALVES: dict[str, dict[int, float]] = {
+    **dict.fromkeys(("Q8_0", "Q4_0", "Q5_0", "IQ4_NL", "IQ4_XS"), {0: 1}),
+    **dict.fromkeys(("IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"), {0: 1}),
+    **dict.fromkeys(("Q4_1", "Q4_K"), {0: 1, 2: 7.5}),
+    **dict.fromkeys(("Q5_1", "Q5_K"), {0: 1, 2: 15.5}),
+    "Q2_K": {80: 1, 82: 1.5},
+    "Q3_K": {108: 1},
+    "Q6_K": {208: 1},
+    "TQ1_0": {52: 1},
+    "TQ2_0": {64: 1},
 }
 Kinds: TypeAlias = Kind | dict[str, Kind]
 
@@ -50,7 +75,7 @@ def write_gguf(
     path: Path, weights: dict[str, np.ndarray], kinds: Kinds, architecture: str = "llama", alignment: int = 0
 ) -> None:
     """As llama.cpp's converter does."""
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, 2)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, LAYERS)
     writer = gguf.GGUFWriter(path, architecture)
     if alignment:
         writer.add_custom_alignment(alignment)
@@ -76,56 +101,21 @@ def restored(weights: dict[str, np.ndarray], kinds: Kinds) -> dict[str, np.ndarr
 
 
 def quantized(value: np.ndarray, kind: Kind) -> np.ndarray:
-    """The bytes (or floats) of a tensor in a file."""
-    if kind not in _BLOCKS:
+    """The bytes (or floats) of a tensor in a file. Of a type that the package only reads, any codes for each row, of
+    values about as large."""
+    try:
         return gguf.quantize(value, kind)
-    return _BLOCKS[kind](value.reshape(-1, 256)).reshape(value.shape[0], -1)
-
-
-# ---- blocks by their definition in ggml-common.h ---------------------------------------------------------------
-def _with_minima(blocks: np.ndarray, largest: int) -> tuple[np.ndarray, np.ndarray]:
-    """d, dmin and the twelve bytes of scales [blocks, 16], and codes [blocks, 8, 32]."""
-    groups = blocks.reshape(-1, 8, 32)
-    least = np.maximum(-groups.min(axis=2), 0)
-    step = (groups.max(axis=2) + least) / largest
-    heads = np.stack([step.max(axis=1), least.max(axis=1)], axis=1) / 63
-    heads = heads.astype(np.float16)
-    d, dmin = heads.astype(np.float64).T[..., None]
-    sc, m = np.rint(step / d).astype(np.uint8), np.rint(least / dmin).astype(np.uint8)
-    codes = np.rint((groups + (dmin * m)[..., None]) / np.maximum(d * sc, 1e-9)[..., None]).clip(0, largest)
-    scales = np.empty((len(groups), 12), np.uint8)
-    for j in range(4):
-        scales[:, j] = sc[:, j] | (sc[:, j + 4] >> 4) << 6
-        scales[:, j + 4] = m[:, j] | (m[:, j + 4] >> 4) << 6
-        scales[:, j + 8] = sc[:, j + 4] & 15 | (m[:, j + 4] & 15) << 4
-    return np.concatenate([heads.view(np.uint8), scales], axis=1), codes.astype(np.uint8)
-
-
-def _low_bits(codes: np.ndarray) -> np.ndarray:
-    return (codes[:, 0::2] & 15 | (codes[:, 1::2] & 15) << 4).reshape(len(codes), 128)
-
-
-def _q4_k(blocks: np.ndarray) -> np.ndarray:
-    head, codes = _with_minima(blocks, 15)
-    return np.concatenate([head, _low_bits(codes)], axis=1)
-
-
-def _q5_k(blocks: np.ndarray) -> np.ndarray:
-    head, codes = _with_minima(blocks, 31)
-    fifth = sum((codes[:, g] >> 4) << g for g in range(8))
-    return np.concatenate([head, fifth, _low_bits(codes)], axis=1)
-
-
-def _q6_k(blocks: np.ndarray) -> np.ndarray:
-    groups = blocks.reshape(-1, 16, 16)
-    step = np.abs(groups).max(axis=2) / 31
-    d = (step.max(axis=1) / 127).astype(np.float16)
-    scales = np.rint(step / d[:, None].astype(np.float64))
-    size = np.maximum(scales * d[:, None].astype(np.float64), 1e-9)[..., None]
-    codes = (np.rint(groups / size).clip(-32, 31) + 32).astype(np.uint8).reshape(-1, 2, 4, 32)  # halves, quarters
-    low = np.concatenate([codes[:, :, 0:2] & 15 | (codes[:, :, 2:4] & 15) << 4], axis=2).reshape(-1, 128)
-    high = sum((codes[:, :, q] >> 4) << 2 * q for q in range(4)).reshape(-1, 64)
-    return np.concatenate([low, high, scales.astype(np.int8).view(np.uint8), d[:, None].view(np.uint8)], axis=1)
-
-
-_BLOCKS: dict[Kind, Callable[[np.ndarray], np.ndarray]] = {Kind.Q4_K: _q4_k, Kind.Q5_K: _q5_k, Kind.Q6_K: _q6_k}
+    except NotImplementedError:
+        pass
+    block, size = gguf.GGML_QUANT_SIZES[kind]
+    rows = [np.random.default_rng(zlib.crc32(row.tobytes())).bytes(row.size // block * size) for row in value]
+    blocks = np.frombuffer(b"".join(rows), np.uint8).reshape(-1, size).copy()
+    if kind == Kind.NVFP4:  # scales of 8 bits: all of one, 2^-6
+        blocks[:, :4] = 8
+        return blocks.reshape(len(value), -1)
+    scale = 1.0
+    for _ in range(2):
+        for at, share in HALVES[kind.name].items():
+            blocks[:, at : at + 2] = np.full(1, share * scale, "<f2").view(np.uint8)
+        scale *= 2.0 ** np.rint(np.log2(value.std() / gguf.dequantize(blocks, kind).std()))  # the same in any order
+    return blocks.reshape(len(value), -1)

@@ -15,7 +15,7 @@ import pytest
 from gguf import GGMLQuantizationType as Kind
 
 from tests.train.conftest import random_weights, tiny_config, write_checkpoint
-from tests.train.gguf_writer import ALL, Kinds, kind_of, restored, write_gguf
+from tests.train.gguf_writer import ALL, LAYERS, Kinds, kind_of, restored, write_gguf
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.device.contract import Device
 from wgrad.device.errors import WgradError
@@ -30,11 +30,11 @@ from wgrad.train.step import build
 from wgrad.train.step.trainer import Trainer
 
 SIZES: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16}  # rows of whole blocks
-LARGER = SIZES | {"hidden_size": 256, "intermediate_size": 96}
+LARGER = SIZES | {"hidden_size": 256, "num_hidden_layers": LAYERS}
 VARIANTS = {
     Kind.F32: {"float32"},
     Kind.F16: {"float16"},
-    None: {"q4_k", "q5_k", "q6_k", "q4_0", "q4_1", "q5_0", "q5_1", "mxfp4", "q8_0", "float16"},
+    None: {"float16", *({kind.format for kind in gguf_formats().values()} - {"tq1_0"})},
 }
 KINDS = (Kind.F32, Kind.F16, Kind.BF16, Kind.Q8_0, Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1, Kind.MXFP4)
 
@@ -156,12 +156,12 @@ def test_types_that_are_not_read_are_listed(checkpoints: Any) -> None:
     folder, _ = checkpoints(Kind.Q4_0)
     path = folder / "model.gguf"
     data = bytearray(path.read_bytes())
-    for name, kind in ((b"blk.0.attn_k.weight", Kind.IQ4_NL), (b"blk.1.attn_k.weight", Kind.IQ4_NL),
-                       (b"blk.1.ffn_up.weight", Kind.NVFP4)):  # fmt: skip
+    for name, kind in ((b"blk.0.attn_k.weight", Kind.Q8_1), (b"blk.1.attn_k.weight", Kind.Q8_1),
+                       (b"blk.1.ffn_up.weight", Kind.I16)):  # fmt: skip
         place = data.index(name) + len(name) + 4 + 2 * 8
         data[place : place + 4] = int(kind).to_bytes(4, "little")
     path.write_bytes(data)
-    message = r"has tensors of types that are not read: IQ4_NL \(2\), NVFP4 \(1\).* F32, F16, BF16, MXFP4, Q4_0, Q4_1, "
+    message = r"has tensors of types that are not read: I16 \(1\), Q8_1 \(2\).* F32, F16, BF16, IQ2_S, .*, Q4_0, Q4_1, "
     with pytest.raises(WgradError, match=message):
         ModelFiles(folder)
 
@@ -233,3 +233,9 @@ def test_tensors_that_the_model_does_not_use_are_listed(checkpoints: Any) -> Non
         WgradError, match=r"2 tensors that Llama.*: model.layers.1.self_attn.q_proj.bias, blk.0.attn_si"
     ):
         open_files(folder, load_model_config(folder))
+
+
+def test_the_list_of_types_is_that_of_the_docs() -> None:
+    text = Path(__file__).parents[2].joinpath("docs/reference/models.md").read_text(encoding="utf-8")
+    (listed,) = (line.split("|")[2].strip() for line in text.splitlines() if line.startswith("| GGUF |"))
+    assert sorted(listed.split(", ")) == sorted(["F32", "F16", "BF16", *gguf_formats()])

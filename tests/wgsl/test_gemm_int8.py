@@ -18,6 +18,7 @@ from wgrad.device.errors import DeviceError
 from wgrad.device.formats.frozen_weight import FrozenWeight, formats
 from wgrad.hip.device import HipDevice
 from wgrad.wgsl.device import WgpuDevice
+from wgrad.wgsl.formats.formats import FILES
 from wgrad.wgsl.gemm import gemm_int8
 from wgrad.wgsl.gemm.gemm_int8 import BLOCK, LEAST_ROWS, pack
 
@@ -50,7 +51,10 @@ def unpacked(device: Any, s: Any, i: int, k: int, across: bool) -> tuple[np.ndar
 
 
 @pytest.mark.parametrize("across", [False, True])
-@pytest.mark.parametrize("name", [*formats(), "float32", "float16", "odd"])
+# One format of each shader file.
+@pytest.mark.parametrize(
+    "name", [*{FILES.get(name, name): name for name in formats()}.values(), "float32", "float16", "odd"]
+)
 def test_every_element_is_rounded_to_nearest(device: Any, name: str, across: bool) -> None:
     if name in formats():
         weight, values = weight_of(name, 71, 200)

@@ -85,8 +85,8 @@ def test_every_number_of_rows(m: int, kind: str, devices: Any, monkeypatch: pyte
     assert ("gemv" in names) == (m <= MOST_ROWS)
 
 
-@pytest.mark.parametrize(("n", "k"), [(45, 1280), (5, 256)])  # units for all lanes of a team, and for some
-@pytest.mark.parametrize("kind", KINDS[:2])
+# Units for all lanes of a team, and for some.
+@pytest.mark.parametrize(("kind", "n", "k"), [(KINDS[1], 45, 1280), (KINDS[0], 5, 256)])
 @pytest.mark.parametrize(
     ("name", "m"),
     [*((name, 1) for name in sorted(formats())), *((name, m) for name in ("q5_k", "q6_k") for m in (4, 8, MOST_ROWS))],

@@ -114,3 +114,33 @@ fn odd_codes(nibbles: Words, high: Words) -> Words {
   return ((nibbles >> Words(4u)) & Words(0x0f0f0f0fu)) | (((high & Words(0xaau)) * Words(0x208208u)) & Words(0x10101010u));
 }
 #endpart
+
+#part groups
+// Part of the weight formats of which a unit can have two scales, one for each 16 elements: GROUPS is 2 then, else 1.
+#if GROUPS == 2
+alias Scale = vec2<f32>;
+alias Bits = vec2<u32>;
+fn scale_at(scale: Scale, element: u32) -> f32 { return scale[element >> 4u]; }
+fn fields(word: u32, bits: u32) -> Bits { return vec2<u32>(word, word >> bits); }  // the lowest of each
+#else
+alias Scale = f32;
+alias Bits = u32;
+fn scale_at(scale: Scale, element: u32) -> f32 { return scale; }
+fn fields(word: u32, bits: u32) -> Bits { return word; }
+#endif
+#endpart
+
+#part scaled_groups
+// With `groups`, as `scaled`.
+fn by_scale_at(unit: Ready_b, first: u32, codes: vec4<f32>) -> Four {
+#if FACTORED
+  return Four(codes);
+#else
+  return Four(scale_at(unit.scale, first) * codes);
+#endif
+}
+
+#if FACTORED
+fn scaled_b(unit: Ready_b, first: u32, sum: f32, x: f32) -> f32 { return scale_at(unit.scale, first) * sum; }
+#endif
+#endpart

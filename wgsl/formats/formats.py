@@ -11,11 +11,20 @@ from wgrad.device.memory import Array
 from wgrad.wgsl.runtime.compile import Constant
 
 _BLOCKS_OF_32 = ("q4_0", "q4_1", "q5_0", "q5_1")
-FILES = dict.fromkeys(_BLOCKS_OF_32, "q4_q5.inc.wgsl")  # of formats that have none of their own name
+_LEVELS = ("iq4_nl", "iq4_xs", "nvfp4")
+_TWOS = ("q2_k", "q3_k", "tq1_0", "tq2_0")
+_CODEBOOKS = ("iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs", "iq3_s")
+FILES = {  # of formats that have none of their own name
+    **dict.fromkeys(_BLOCKS_OF_32, "q4_q5.inc.wgsl"),
+    **dict.fromkeys(_LEVELS, "levels.inc.wgsl"),
+    **dict.fromkeys(_TWOS, "twos.inc.wgsl"),
+    **dict.fromkeys(_CODEBOOKS, "codebook.inc.wgsl"),
+}
 _NEVER = 0xFFFFFFFF  # an element that no weight has
-# Elements of a weight that its text can read at once, where that is more than its `unit`.
-_WIDEST_UNITS = {**dict.fromkeys(("mxfp4", "nf4", "q4_k", "q5_k", "q6_k", *_BLOCKS_OF_32), 32), "q8_0": 16}
-_GROUP = {"q6_k": 16}  # that one scale is for, where a unit can have several
+_WIDEST_UNIT = 32  # elements of a weight that its text can read at once; of those below fewer
+_NARROWER = {"q8_0": 16}
+_GROUP = dict.fromkeys(("q6_k", "q2_k", "q3_k", "nvfp4", "iq2_xs", "iq2_s"), 16)  # that one scale is for
+_MOST_TABLE_WORDS = 256  # what a kernel's workgroup memory has room for beside its tiles
 KINDS = {"float32": 0, "float16": 1, "bfloat16": 2}  # as the shaders know them
 
 
@@ -39,7 +48,7 @@ class WeightForm:
 
 def widest_unit(weight: FrozenWeight | WeightForm, most: int) -> int:
     """Elements of the weight that are read at once: no more than `most`, and so that no row ends within them."""
-    unit = _WIDEST_UNITS.get(weight.format, weight.unit)
+    unit = _NARROWER.get(weight.format, _WIDEST_UNIT)
     while unit > weight.unit and (unit > most or weight.shape[1] % unit):
         unit //= 2
     return unit
@@ -73,7 +82,8 @@ def weight_operand(
     (NVIDIA). factored: the kernel scales the sums of units, not their elements."""
     codes, *scales = w.arrays().values()
     assert codes is not None
-    switches: dict[str, Constant] = {**w.constants(), "TABLE": table, "PREPARE_BARRIER": barrier, "FACTORED": factored}
+    switches: dict[str, Constant] = {**w.constants(), "PREPARE_BARRIER": barrier, "FACTORED": factored}
+    switches["TABLE"] = table and int(switches.get("TABLE_WORDS", 0)) <= _MOST_TABLE_WORDS
     switches["GROUPS"] = groups = max(1, unit // _GROUP.get(w.format, unit))
     switches["GROUP_QUADS"] = unit // 4 // groups
     switches["TIMES_16"] = unit > w.unit and not factored  # how q6_k.inc.wgsl makes floats

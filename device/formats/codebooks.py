@@ -1,0 +1,339 @@
+"""IQ2_XXS, IQ2_XS, IQ2_S, IQ3_XXS and IQ3_S: GGUF's blocks of 256 elements, of which each 8 or 4 are an entry of a
+table (the format's codebook), with signs and scales; value for value as ggml's reference has them.
+
+codebooks.npy has the tables, one after another: uint16 for an entry, its elements from the lowest bits on, of 2 bits
+(tables of 8 elements) or 3 bits (of 4), which number the values of `_TABLES`. They are data of the file format.
+Source: ggml's dequantize_row_iq2_xxs and those of the others, and its tables (github.com/ggml-org/llama.cpp).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import ClassVar, NamedTuple, Self
+
+import numpy as np
+
+from wgrad.device.formats.frozen_weight import Array
+from wgrad.device.formats.gguf_blocks import GgufBlocks, pack, unpack
+
+BLOCK, _CHUNK = 256, 8192  # cells that are searched for at once
+
+
+class _Table(NamedTuple):
+    """entries: of `cell` elements, each one of `values`."""
+
+    entries: int
+    cell: int
+    values: tuple[int, ...]
+
+
+_TWOS, _THREES = (8, 25, 43), (4, 12, 20, 28, 36, 44, 52, 62)
+_TABLES = {  # in the order of the file
+    "iq2_xxs": _Table(256, 8, _TWOS),
+    "iq2_xs": _Table(512, 8, _TWOS),
+    "iq2_s": _Table(1024, 8, _TWOS),
+    "iq3_xxs": _Table(256, 4, _THREES),
+    "iq3_s": _Table(512, 4, tuple(range(1, 16, 2))),
+}
+
+
+@cache
+def packed_codebook(format: str) -> np.ndarray:
+    """uint16 [entries]: a format's table, as the file has it."""
+    place = list(_TABLES).index(format)
+    begin = sum(table.entries for table in list(_TABLES.values())[:place])
+    found: np.ndarray = np.load(Path(__file__).with_name("codebooks.npy"))[begin : begin + _TABLES[format].entries]
+    return found
+
+
+def codebook_words(format: str) -> np.ndarray:
+    """uint32 [entries / 2]: the same, the first of two entries low."""
+    return packed_codebook(format).view("<u4")
+
+
+@cache
+def codebook(format: str) -> np.ndarray:
+    """uint8 [entries, cell]: the elements of a format's table, without their signs."""
+    table = _TABLES[format]
+    bits = 2 if table.cell == 8 else 3
+    shifts = np.arange(table.cell, dtype=np.uint16) * np.uint16(bits)
+    numbers = packed_codebook(format)[:, None] >> shifts & np.uint16((1 << bits) - 1)
+    values: np.ndarray = np.array(table.values, np.uint8)[numbers]
+    return values
+
+
+@dataclass(frozen=True)
+class Iq2XxsArray(GgufBlocks):
+    """codes: uint8 [out * in / 8], the entry of each cell of 8. signs: uint32 [out * in / 32], of each 8 elements 7
+    bits, the signs of the first seven (the last makes their number even), then 4 bits of a scale. d: float16
+    [out * in / 256]. grid: uint32 [128], the format's table,
+    two entries each. Element = d * (2 * scale + 1) / 8 * entry."""
+
+    format: ClassVar[str] = "iq2_xxs"
+    gguf_type: ClassVar[str] = "IQ2_XXS"
+    block: ClassVar[int] = BLOCK
+    block_bytes: ClassVar[int] = 2 + 64  # d; of each 32 four entries, signs and a scale
+    cell: ClassVar[int] = 8
+    factor: ClassVar[float] = 0.125
+
+    codes: Array
+    signs: Array
+    d: Array
+    grid: Array
+    shape: tuple[int, int]
+
+    def layout(self) -> Iterator[tuple[str, int, str]]:
+        yield "codes", self.count // self.cell, "u8"
+        yield "signs", self.count // 32, "u32"
+        yield "d", self.count // BLOCK, "f16"
+        yield "grid", _TABLES[self.format].entries // 2, "u32"
+
+    def constants(self) -> dict[str, bool | int | float]:
+        words = _TABLES[self.format].entries // 2
+        return {"CELL": self.cell, "FACTOR": self.factor, "FORM": 0, "TABLE_WORDS": words}
+
+    def finite_parts(self) -> Iterator[np.ndarray]:
+        yield self._scales_of(slice(None), np.dtype(np.float32))
+
+    def rows(self, first: int, last: int, compute: np.dtype) -> np.ndarray:
+        blocks = self.blocks_of(first, last)
+        sizes = codebook(self.format)[self._entries_of(blocks)].reshape(-1, BLOCK).astype(compute)
+        scales = self._scales_of(blocks, compute)
+        values = sizes.reshape(*scales.shape, -1) * scales[..., None]
+        result: np.ndarray = np.where(self._signs_of(blocks).reshape(values.shape), -values, values)
+        return result.reshape(-1, self.shape[1])
+
+    def _entries_of(self, blocks: slice) -> np.ndarray:
+        """[blocks, 256 / cell]"""
+        entries: np.ndarray = self.codes.reshape(-1, BLOCK // self.cell)[blocks]
+        return entries
+
+    def _signs_of(self, blocks: slice) -> np.ndarray:
+        """[blocks, 256], 1 for a negative element."""
+        words = self.signs.reshape(-1, 8)[blocks]
+        sevens = words[..., None] >> np.arange(0, 28, 7, dtype=np.uint32) & 127
+        return unpack(even_signs(sevens.astype(np.uint8)).reshape(len(words), -1), 1)
+
+    def _scales_of(self, blocks: slice, compute: np.dtype) -> np.ndarray:
+        """What each group is multiplied by: [blocks, groups]."""
+        fields = self.signs.reshape(-1, 8)[blocks] >> 28
+        return self._scaled(self.d[blocks], fields, compute)
+
+    def _scaled(self, d: np.ndarray, fields: np.ndarray, compute: np.dtype) -> np.ndarray:
+        values: np.ndarray = d[:, None].astype(compute) * (2 * fields.astype(compute) + 1) * compute.type(self.factor)
+        return values
+
+    @classmethod
+    def quantize(cls, w: np.ndarray, block_size: int = 256, double: bool = False) -> Self:
+        """Each group up to its largest value, each cell the entry that comes nearest; ggml searches for scales of a
+        smaller error."""
+        blocks = w.astype(np.float32).reshape(-1, BLOCK)
+        table = codebook(cls.format).astype(np.float32)
+        groups = np.abs(blocks).reshape(len(blocks), cls.groups(), -1)
+        steps = groups.max(axis=2) / (table.max() * np.float32(cls.factor))
+        d = (steps.max(axis=1) / np.float32(31)).astype(np.float16)
+        wide = np.maximum(d.astype(np.float32), np.float32(1e-30))[:, None]  # of a block of zeros
+        fields = np.rint((steps / wide - 1) / 2).clip(0, 15)
+        size = (d[:, None].astype(np.float32) * (2 * fields + 1) * np.float32(cls.factor))[..., None]
+        cells = (groups / np.where(size == 0, 1, size)).reshape(-1, cls.cell)
+        middles = (table**2).sum(axis=1) / 2
+        parts = np.split(cells, range(_CHUNK, len(cells), _CHUNK))
+        found = [(part @ table.T - middles).argmax(axis=1) for part in parts]
+        entries = np.concatenate(found).reshape(len(blocks), -1)
+        signs = (blocks < 0).reshape(-1, 8)
+        if cls.even():
+            odd = np.flatnonzero(signs.sum(axis=1) % 2)
+            least = np.abs(blocks).reshape(-1, 8)[odd].argmin(axis=1)
+            signs[odd, least] ^= True
+        packed = pack(signs, 1).reshape(len(blocks), 32)
+        return cls.of(entries.astype(np.uint16), packed, fields.astype(np.uint8), d, (w.shape[0], w.shape[1]))
+
+    @classmethod
+    def groups(cls) -> int:
+        """How many of a block have a scale each."""
+        return 8
+
+    @classmethod
+    def even(cls) -> bool:
+        """Return whether the last sign of 8 is what makes their number even."""
+        return True
+
+    @classmethod
+    def of(
+        cls, entries: np.ndarray, signs: np.ndarray, scales: np.ndarray, d: np.ndarray, shape: tuple[int, int]
+    ) -> Self:
+        """entries: uint16 [blocks, 256 / cell]; signs: uint8 [blocks, 32], of 8 elements from the lowest bit on;
+        scales: uint8 [blocks, groups]; d: float16 [blocks]."""
+        sevens = (signs & 127).reshape(-1, 4).astype(np.uint32) << np.arange(0, 28, 7, dtype=np.uint32)
+        words = sevens.sum(axis=1, dtype=np.uint32) | scales.reshape(-1).astype(np.uint32) << 28
+        return cls(entries.astype(np.uint8).reshape(-1), words, d, codebook_words(cls.format), shape)
+
+    @classmethod
+    def from_gguf(cls, rows: np.ndarray, shape: tuple[int, int]) -> Self:
+        d, words = cls.split(rows, 2)
+        pairs = words.view("<u4").reshape(-1, 2)
+        codes, signs = np.ascontiguousarray(pairs[:, 0]).view(np.uint8), np.ascontiguousarray(pairs[:, 1])
+        return cls(codes, signs, d.view("<f2").reshape(-1), codebook_words(cls.format), shape)
+
+
+@dataclass(frozen=True)
+class Iq3XxsArray(Iq2XxsArray):
+    """As Iq2XxsArray with cells of 4. Element = d * (2 * scale + 1) / 4 * entry."""
+
+    format: ClassVar[str] = "iq3_xxs"
+    gguf_type: ClassVar[str] = "IQ3_XXS"
+    block_bytes: ClassVar[int] = 2 + 64 + 32  # d, entries, signs and scales
+    cell: ClassVar[int] = 4
+    factor: ClassVar[float] = 0.25
+
+    @classmethod
+    def from_gguf(cls, rows: np.ndarray, shape: tuple[int, int]) -> Self:
+        d, codes, words = cls.split(rows, 2, 64)
+        signs, heads = words.view("<u4").reshape(-1), d.view("<f2").reshape(-1)
+        return cls(codes.reshape(-1), signs, heads, codebook_words(cls.format), shape)
+
+
+@dataclass(frozen=True)
+class Iq2XsArray(Iq2XxsArray):
+    """codes: uint8 [out * in / 8], the low 8 bits of an entry's number. signs: uint8 [out * in / 8], the signs of the
+    first seven of 8 elements, then the number's ninth bit. d: uint8, ten for each 256 elements: the
+    float16 d, and 16 scales of 4 bits. grid: as of Iq2XxsArray."""
+
+    format: ClassVar[str] = "iq2_xs"
+    gguf_type: ClassVar[str] = "IQ2_XS"
+    block_bytes: ClassVar[int] = 2 + 64 + 8  # d, entries with signs, scales
+
+    def layout(self) -> Iterator[tuple[str, int, str]]:
+        yield "codes", self.count // self.cell, "u8"
+        yield "signs", self.count // 8, "u8"
+        yield "d", self.count // BLOCK * (2 + self.groups() // 2), "u8"
+        yield "grid", _TABLES[self.format].entries // 2, "u32"
+
+    def constants(self) -> dict[str, bool | int | float]:
+        return super().constants() | {"FORM": 1}
+
+    def _entries_of(self, blocks: slice) -> np.ndarray:
+        high = self.signs.reshape(-1, 32)[blocks] >> 7
+        entries: np.ndarray = super()._entries_of(blocks).astype(np.uint16) | high.astype(np.uint16) << 8
+        return entries
+
+    def _signs_of(self, blocks: slice) -> np.ndarray:
+        signs = self.signs.reshape(-1, 32)[blocks]
+        return unpack(even_signs(signs & 127) if self.even() else signs, 1)
+
+    def _scales_of(self, blocks: slice, compute: np.dtype) -> np.ndarray:
+        heads = self.d.reshape(-1, 2 + self.groups() // 2)[blocks]
+        d = np.ascontiguousarray(heads[:, :2]).view(np.float16)[:, 0]
+        return self._scaled(d, unpack(heads[:, 2:], 4), compute)
+
+    @classmethod
+    def groups(cls) -> int:
+        return 16
+
+    @classmethod
+    def of(
+        cls, entries: np.ndarray, signs: np.ndarray, scales: np.ndarray, d: np.ndarray, shape: tuple[int, int]
+    ) -> Self:
+        signs = signs & 127 | (entries >> 8).astype(np.uint8) << 7
+        codes, heads = (entries & 255).astype(np.uint8).reshape(-1), _heads(d, scales)
+        return cls(codes, signs.reshape(-1), heads, codebook_words(cls.format), shape)
+
+    @classmethod
+    def from_gguf(cls, rows: np.ndarray, shape: tuple[int, int]) -> Self:
+        d, words, scales = cls.split(rows, 2, 64)
+        words = words.view("<u2")
+        d = d.view("<f2").reshape(-1)
+        return cls.of(words & 511, (words >> 9).astype(np.uint8), unpack(scales, 4), d, shape)
+
+
+@dataclass(frozen=True)
+class Iq2SArray(Iq2XsArray):
+    """As Iq2XsArray, but that signs are those of all 8 elements. high: uint8 [out * in / 32], 2 bits each, what is
+    above the low 8 bits of four entries' numbers."""
+
+    format: ClassVar[str] = "iq2_s"
+    gguf_type: ClassVar[str] = "IQ2_S"
+    block_bytes: ClassVar[int] = 2 + 32 + 32 + 8 + 8  # d, entries, signs, high bits, scales
+
+    high: Array
+
+    def layout(self) -> Iterator[tuple[str, int, str]]:
+        yield from super().layout()
+        yield "high", self.count // 32, "u8"
+
+    def constants(self) -> dict[str, bool | int | float]:
+        return super().constants() | {"FORM": 2}
+
+    def _entries_of(self, blocks: slice) -> np.ndarray:
+        low = self.codes.reshape(-1, BLOCK // self.cell)[blocks]
+        return _with_high(low, self.high.reshape(-1, 8)[blocks], self._high_bits())
+
+    @classmethod
+    def even(cls) -> bool:
+        return False
+
+    @classmethod
+    def _high_bits(cls) -> int:
+        return cls.cell // 4
+
+    @classmethod
+    def of(
+        cls, entries: np.ndarray, signs: np.ndarray, scales: np.ndarray, d: np.ndarray, shape: tuple[int, int]
+    ) -> Self:
+        codes, high = (entries & 255).astype(np.uint8), pack(entries >> 8, cls._high_bits())
+        table = codebook_words(cls.format)
+        return cls(codes.reshape(-1), signs.reshape(-1), _heads(d, scales), table, shape, high=high)
+
+    @classmethod
+    def from_gguf(cls, rows: np.ndarray, shape: tuple[int, int]) -> Self:
+        d, codes, signs, high, scales = cls.split(rows, 2, 32, 32, 8)
+        return cls.of(
+            _with_high(codes, high, cls._high_bits()), signs, unpack(scales, 4), d.view("<f2").reshape(-1), shape
+        )
+
+
+@dataclass(frozen=True)
+class Iq3SArray(Iq2SArray):
+    """As Iq2SArray with cells of 4 and a scale for each 32. high: a bit for each of eight entries' numbers. Element =
+    d * (2 * scale + 1) * entry."""
+
+    format: ClassVar[str] = "iq3_s"
+    gguf_type: ClassVar[str] = "IQ3_S"
+    block_bytes: ClassVar[int] = 2 + 64 + 8 + 32 + 4  # d, entries, high bits, signs, scales
+    cell: ClassVar[int] = 4
+    factor: ClassVar[float] = 1.0
+
+    @classmethod
+    def groups(cls) -> int:
+        return 8
+
+    @classmethod
+    def from_gguf(cls, rows: np.ndarray, shape: tuple[int, int]) -> Self:
+        d, codes, high, signs, scales = cls.split(rows, 2, 64, 8, 32)
+        return cls.of(
+            _with_high(codes, high, cls._high_bits()), signs, unpack(scales, 4), d.view("<f2").reshape(-1), shape
+        )
+
+
+def _with_high(codes: np.ndarray, high: np.ndarray, bits: int) -> np.ndarray:
+    """uint16 of a low byte each, and the bits above it."""
+    entries: np.ndarray = codes.astype(np.uint16) | unpack(high, bits).astype(np.uint16) << 8
+    return entries
+
+
+def even_signs(sevens: np.ndarray) -> np.ndarray:
+    """uint8 of 7 bits -> of 8, of which an even number is set."""
+    odd = sevens ^ sevens >> 4
+    odd ^= odd >> 2
+    odd ^= odd >> 1
+    signs: np.ndarray = sevens | (odd & 1) << 7
+    return signs
+
+
+def _heads(d: np.ndarray, scales: np.ndarray) -> np.ndarray:
+    """float16 [blocks] and 4 bits each [blocks, groups] -> `d` as of Iq2XsArray."""
+    fields = pack(scales, 4).reshape(len(d), -1)
+    return np.concatenate([np.ascontiguousarray(d).view(np.uint8).reshape(-1, 2), fields], axis=1).reshape(-1)
