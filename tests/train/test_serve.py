@@ -25,6 +25,7 @@ from wgrad.train.options.serve_config import ServeConfig
 from wgrad.train.serve import app, connection
 from wgrad.train.serve.errors import ApiError
 from wgrad.train.serve.guard import Guard
+from wgrad.train.serve.logit_edits import LogitEdits
 
 TEXTS = ["A soft answer turneth away wrath: but grievous words stir up anger.", "Go to the ant, thou sluggard;"]
 
@@ -129,6 +130,66 @@ def test_stop_ends_the_text_before_it(client: Client) -> None:
     assert offsets and all(at < len(answer["text"]) for at in offsets)
 
 
+def test_several_answers_to_one_prompt(client: Client) -> None:
+    options: dict[str, Any] = {"temperature": 1.0, "seed": 5, "max_tokens": 6}
+    several = client.complete([TEXTS[0], TEXTS[1]], n=2, **options)
+    assert [choice["index"] for choice in several["choices"]] == [0, 1, 2, 3]
+    one = client.complete(TEXTS[0], **options)
+    again = client.complete(TEXTS[0], **{**options, "seed": 6})
+    texts = [choice["text"] for choice in several["choices"]]
+    assert texts[:2] == [one["choices"][0]["text"], again["choices"][0]["text"]] and texts[0] != texts[1]
+    prompts = one["usage"]["prompt_tokens"] + client.complete(TEXTS[1], max_tokens=1)["usage"]["prompt_tokens"]
+    assert several["usage"]["prompt_tokens"] == prompts, "a prompt counts once"
+    refused = client.post("completions", {"model": "base_model", "prompt": ["x"] * 200, "n": 2})
+    assert refused.status == 400 and "at most 256 answers; got 400" in refused.error["message"]
+
+
+def test_tokens_are_penalised_and_favoured(client: Client) -> None:
+    def ids(**options: Any) -> list[int]:
+        asked = {"temperature": 0, "max_tokens": 8, "logprobs": 0, **options}
+        tokens = client.complete(TEXTS[0], **asked)["choices"][0]["logprobs"]["tokens"]
+        return [load_tokenizer(BASE).encode(token, add_special_tokens=False)[0] for token in tokens]
+
+    plain = ids()
+    assert set(ids(logit_bias={str(plain[0]): 100})) == {plain[0]}
+    assert plain[0] not in ids(logit_bias={str(plain[0]): -100})
+    repeated = ids(logit_bias={str(plain[0]): 12, str(plain[1]): 11}, presence_penalty=2)
+    assert {*plain[:2]} <= set(repeated), "the second is likelier once the first is there"
+    assert ids(temperature=1, min_p=1) == plain
+    wrong = client.post("completions", {**ASK, "logit_bias": {"1024": 1}})
+    assert wrong.status == 400 and wrong.error["param"] == "logit_bias"
+
+
+def test_edits_of_logits_count_what_was_drawn() -> None:
+    logits = np.array([1.0, 2.0, 3.0, 4.0], np.float32)
+    edited = LogitEdits(presence=0.5, frequency=0.25, bias={0: 7.0, 3: -100.0}).apply(logits, [1, 2, 1])
+    np.testing.assert_array_equal(edited, np.array([8.0, 1.0, 2.25, -96.0], np.float32))
+    assert logits[0] == 1.0 and edited.dtype == np.float32 and not LogitEdits()
+
+
+def test_health_and_metrics(client: Client) -> None:
+    assert client.ask("GET", "/health").json == {"status": "ok"}
+
+    def value(name: str) -> float:
+        lines = client.ask("GET", "/metrics").body.decode().splitlines()
+        return sum(float(line.split()[1]) for line in lines if line.startswith((f"wgrad_{name} ", f"wgrad_{name}{{")))
+
+    names = ("generated_tokens_total", "prompt_tokens_total", "first_token_seconds_count", "requests_total")
+    before = [value(name) for name in names]
+    client.complete([5, 6, 7], max_tokens=4, temperature=0, logit_bias={"9": 100})
+    assert [value(name) - old for name, old in zip(names, before)][:3] == [4, 3, 1]
+    assert value("requests_total") > before[3] and value("cache_tokens_capacity") > 0 == value("batch_size")
+
+
+def test_a_request_is_a_line_of_the_log(client: Client, capfd: pytest.CaptureFixture[str]) -> None:
+    client.complete([5, 6, 7], max_tokens=4, temperature=0, logit_bias={"9": 100})
+    client.ask("GET", "/no%0Awhere")
+    until_said = [line for line in capfd.readouterr().err.splitlines() if " 127.0.0.1 " in line]
+    first, second = until_said
+    assert "127.0.0.1 POST /v1/completions 200 " in first and first.endswith(" s base_model 3 + 4 tokens")
+    assert "GET /no" in second and " 404 " in second
+
+
 # ---- who may ask ---------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("headers", "status"),
@@ -214,6 +275,27 @@ def test_on_an_address_that_others_reach() -> None:
             guard.check(Headers({"host": host, "authorization": "bearer key"}))
 
 
+def test_pages_of_other_sites_that_may_ask(monkeypatch: pytest.MonkeyPatch) -> None:
+    page = {"Origin": "https://My.app", "Sec-Fetch-Site": "cross-site"}
+    monkeypatch.setenv("WGRAD_API_KEY", "key")
+    with serving(batch_size=1, allow_origin=("https://my.app",), start=False) as client:
+        asks = client.ask("OPTIONS", "/v1/models", headers={**page, "Access-Control-Request-Method": "POST"})
+        assert asks.status == 204 and "Authorization" in asks.headers["access-control-allow-headers"]
+        for key, status in (("key", 200), ("other", 401)):
+            reply = client.ask("GET", "/v1/models", headers={**page, "Authorization": f"Bearer {key}"})
+            assert (reply.status, reply.headers["access-control-allow-origin"]) == (status, "https://My.app")
+        other = {**page, "Origin": "https://my.app.evil", "Authorization": "Bearer key"}
+        refused = client.ask("GET", "/v1/models", headers=other)
+        assert refused.status == 403 and "access-control-allow-origin" not in refused.headers
+        assert client.ask("GET", "/v1/models", headers={**page, "Host": "evil.example"}).status == 403
+        assert client.ask("GET", "/health").status == 200 and client.ask("GET", "/metrics").status == 401
+    monkeypatch.delenv("WGRAD_API_KEY")
+    with pytest.raises(WgradError, match=r"--allow-origin: \* lets every web page use this server"):
+        ServeConfig(model="m", allow_origin=("*",)).require()
+    with pytest.raises(WgradError, match="--allow-origin: must be"):
+        ServeConfig(model="m", allow_origin=("https://my.app/page",))
+
+
 async def nobody(*args: Any) -> None:
     raise AssertionError
 
@@ -264,7 +346,8 @@ CHAT = {"model": "base_model", "messages": [{"role": "user", "content": "x"}]}
         ({**ASK, "stop": ["a"] * 17}, 400, "stop", "stop must be"),
         ({**ASK, "stop": [3]}, 400, "stop", "stop[0] must be text; got 3"),
         ({**ASK, "stream": "yes"}, 400, "stream", "must be true or false"),
-        ({**ASK, "n": 2}, 400, "n", "n is not supported"),
+        ({**ASK, "n": 0}, 400, "n", "of at least 1; got 0"),
+        ({**ASK, "best_of": 2}, 400, "best_of", "best_of is not supported"),
         ({**ASK, "temprature": 1}, 400, "temprature", "did you mean temperature?"),
         (CHAT, 400, "messages", "no chat template"),
     ],
@@ -353,7 +436,7 @@ def test_a_client_that_goes_within_its_request_is_no_fault(client: Client, capfd
             "--api-key: must be printable ASCII characters without spaces; got others",
         ),
         (["--model", "m", "--max-model-len", "9"], "unknown argument --max-model-len (did you mean --context?)"),
-        (["--model", "m", "--batch-size", "17"], "--batch-size: must be between 1 and 16; got 17"),
+        (["--model", "m", "--batch-size", "257"], "--batch-size: must be between 1 and 256; got 257"),
         (["--model", "m", "--adapter", "a=x", "a=y"], "--adapter: 'a' is given twice: name them apart"),
         (["--model", "m", "--adapter", "=x"], "--adapter: expected DIR or NAME=DIR, got '=x'"),
         (["--model", "m", "--port", "0", "--device", "cpu"], "--model: no such folder: m"),

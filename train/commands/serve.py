@@ -24,11 +24,14 @@ from wgrad.train.terminal.interrupts import end_at_signals
 from wgrad.train.terminal.output import harmless, say
 
 try:
+    from starlette.types import ASGIApp
+
     from wgrad.train.serve.app import make_app
     from wgrad.train.serve.engine import Engine, Limits
     from wgrad.train.serve.guard import Guard
     from wgrad.train.serve.http_server import HttpServer, listen, resolve
     from wgrad.train.serve.preparation import Preparation
+    from wgrad.train.serve.request_log import RequestLog
 except ImportError as error:
     raise WgradError(f"wgrad serve: {error.name} is not installed: pip install 'wgrad[serve]'") from error
 
@@ -59,9 +62,11 @@ def run_serve(config: ServeConfig) -> int:
         listening.close()
 
 
-def guarded(engine: Engine, preparation: Preparation, config: ServeConfig) -> Guard:
+def guarded(engine: Engine, preparation: Preparation, config: ServeConfig) -> ASGIApp:
     """The web application behind all that is checked of a request."""
-    return Guard(make_app(engine, preparation), config.host, config.allow_host, config.key)
+    app = make_app(engine, preparation)
+    guard = Guard(app, config.host, config.allow_host, config.key, config.allow_origin)
+    return RequestLog(guard, engine.metrics, quiet=not config.request_log)
 
 
 def load(opened: Opened[ServeConfig], adapters: dict[str, str]) -> tuple[Engine, Preparation]:

@@ -255,10 +255,10 @@ class Batch:
         assert self._slots is not None
         self._slots.set_logits(one.row, self.device.upload(logits[None]))
 
-    def read_logits(self) -> np.ndarray:
-        """Wait for the float32 [rows, V] that the next tokens are drawn from."""
+    def read_logits(self, members: Sequence[Growing]) -> np.ndarray:
+        """Wait for the float32 [N, V] that their next tokens are drawn from."""
         assert self._slots is not None
-        found: np.ndarray = self.device.download(self._slots.logits(1 + max(one.row for one in self.members)))
+        found: np.ndarray = self.device.download(self._slots.logits_of([one.row for one in members]))
         return found
 
     # ---- rows and keys -------------------------------------------------------------------------

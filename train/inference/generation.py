@@ -186,7 +186,7 @@ class Decoder:
 
 def settings_of(sampling: Sampling) -> np.ndarray:
     """Return a row of the settings of the operator `sample`."""
-    return sample_settings(sampling.temperature, sampling.top_k, sampling.top_p)
+    return sample_settings(sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p)
 
 
 def uniform_numbers(seed: int, count: int) -> np.ndarray:

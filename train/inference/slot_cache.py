@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -47,6 +47,10 @@ class SlotCache:
 
         return KVCache([one_row(array) for array in self._cache.keys], [one_row(array) for array in self._cache.values])
 
+    def logits_of(self, rows: Sequence[int]) -> Array:
+        """Return a copy of those of some rows."""
+        return self.device.embedding(self._logits, self.device.upload(np.array(rows, np.int32)), dtype=np.float32)
+
     def set_logits(self, first: int, logits: Array) -> None:
         """logits float32 [N, V] of the rows from `first` on."""
         self.put_logits(logits, self.device.upload(np.array([first], np.int32)))
@@ -60,11 +64,11 @@ class SlotCache:
 
     def move(self, source: int, target: int) -> None:
         """A row to the place of another, by way of another array: a kernel cannot read and write one buffer."""
-        rows, row = (self.device.upload(np.arange(n, dtype=np.int32) + source * n) for n in (self.keys, 1))
+        rows = self.device.upload(np.arange(self.keys, dtype=np.int32) + source * self.keys)
         for array, out in zip([*self._cache.keys, *self._cache.values], self._row(target)):
             taken = self.device.embedding(self._as_table(array), rows, dtype=array.dtype)
             self.device.copy(self.device.view(taken, out.shape), out)
-        self.set_logits(target, self.device.embedding(self._logits, row, dtype=np.float32))
+        self.set_logits(target, self.logits_of([source]))
 
     def _as_table(self, array: Array) -> Array:
         rows, keys, heads, width = array.shape

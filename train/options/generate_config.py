@@ -22,6 +22,13 @@ class Sampling(Options):
         metavar="P",
         group="sampling",
     )
+    min_p: float = option(
+        0.0,
+        "choose among tokens at least P times as likely as the likeliest; 0: off",
+        rule=("must be between 0 and 1 (0: off)", lambda v: 0 <= v <= 1),
+        metavar="P",
+        group="sampling",
+    )
     seed: int = option(0, "the same seed gives the same text", rule=SEED, metavar="N", group="sampling")
 
 

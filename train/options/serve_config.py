@@ -12,11 +12,15 @@ from wgrad.train.options.model_options import WithContext, WithTemplate
 from wgrad.train.options.options import ABOVE_0, AT_LEAST_1, PORT, Rule, option
 
 KEY_VARIABLE = "WGRAD_API_KEY"
-MOST_ROWS = 16  # of a batch: what the products of few rows are for
+MOST_ROWS = 256  # of a batch
 _A_NAME = r"[\w.-]+(:\d+)?|\[[0-9a-fA-F:.]+\](:\d+)?|[0-9a-fA-F:.]+"
 _NAMES: Rule = (
     "must be names of hosts or addresses, without http:// and without *",
     lambda v: all(re.fullmatch(_A_NAME, name, re.ASCII) for name in v),
+)
+_ORIGINS: Rule = (
+    "must be *, or origins with a scheme and without a path, such as https://my.app",
+    lambda v: all(re.fullmatch(r"\*|[a-z][a-z0-9+.-]*://[^/\s*]+", origin) for origin in v),
 )
 _ROWS: Rule = (f"must be between 1 and {MOST_ROWS}", lambda v: 1 <= v <= MOST_ROWS)
 
@@ -56,6 +60,14 @@ class ServeConfig(WithTemplate, WithContext):
         metavar="NAME",
         group="network",
     )
+    allow_origin: tuple[str, ...] = option(
+        (),
+        "web pages that may use this server, each by its origin, such as https://my.app; *: all, which needs a key",
+        rule=_ORIGINS,
+        metavar="ORIGIN",
+        group="network",
+    )
+    request_log: bool = option(True, "a line on stderr for each request", group="network")
     batch_size: int = option(8, "generate for at most B requests at once", rule=_ROWS, metavar="B", group="limits")
     max_new_tokens: int = option(1024, "most tokens of an answer", rule=AT_LEAST_1, metavar="N", group="limits")
     max_seconds: float = option(300.0, "end an answer after S seconds", rule=ABOVE_0, metavar="S", group="limits")
@@ -92,3 +104,8 @@ class ServeConfig(WithTemplate, WithContext):
         super().require(where)
         if not self.model and not self.adapter:
             raise WgradError("--model is required: give it, or an --adapter that names it")
+        if "*" in self.allow_origin and self.key is None:
+            raise WgradError(
+                f"--allow-origin: * lets every web page use this server: set {KEY_VARIABLE} to a key that they must "
+                "have, or name origins"
+            )

@@ -18,12 +18,14 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from wgrad.train.files.input_files import one_line
-from wgrad.train.serve.answers import ChatForm, Choice, CompletionForm, Form
+from wgrad.train.serve.answers import ChatForm, Choice, CompletionForm, Form, usage
 from wgrad.train.serve.engine import Engine, Full
 from wgrad.train.serve.errors import ApiError
 from wgrad.train.serve.exchange import CLIENT_GONE, Events, Outbox, Pieces, pieces
 from wgrad.train.serve.jobs import Job
+from wgrad.train.serve.metrics import CONTENT_TYPE
 from wgrad.train.serve.preparation import Preparation
+from wgrad.train.serve.request_log import NOTE
 from wgrad.train.serve.requests import ChatRequest, CompletionRequest, parse_request
 from wgrad.train.serve.requests import Request as Asked
 
@@ -32,9 +34,11 @@ BODY_SECONDS = 30.0  # for it to come
 
 
 def make_app(engine: Engine, preparation: Preparation) -> Starlette:
-    """Paths /v1/models, /v1/completions, /v1/chat/completions; errors of all others in the same form."""
+    """Paths of OpenAI's API, /health and /metrics; errors of all others in the same form."""
     api = Api(engine, preparation)
     routes = [
+        Route("/health", api.health),
+        Route("/metrics", api.metrics),
         Route("/v1/models", api.models),
         Route("/v1/models/{name:path}", api.model),
         Route("/v1/completions", api.completions, methods=["POST"]),
@@ -48,7 +52,7 @@ async def _api_error(request: Request, error: Any) -> Response:
 
 
 async def _http_error(request: Request, error: Any) -> Response:
-    paths = "this server has /v1/models, /v1/completions and /v1/chat/completions"
+    paths = "this server has /v1/models, /v1/completions, /v1/chat/completions, /health and /metrics"
     message = f"{request.method[:20]} {one_line(request.url.path)}: {error.detail}: {paths}"
     return JSONResponse(ApiError(error.status_code, message).body(), error.status_code, error.headers)
 
@@ -68,6 +72,13 @@ class Api:
     def _model(self, name: str) -> dict[str, Any]:
         return {"id": name, "object": "model", "created": self._begun, "owned_by": "wgrad"}
 
+    async def health(self, request: Request) -> Response:
+        alive = self.engine.alive
+        return JSONResponse({"status": "ok" if alive else "ending"}, 200 if alive else 503)
+
+    async def metrics(self, request: Request) -> Response:
+        return Response(self.engine.metrics.text(self.engine), media_type=CONTENT_TYPE)
+
     async def models(self, request: Request) -> Response:
         return JSONResponse({"object": "list", "data": [self._model(name) for name in self.engine.models]})
 
@@ -81,16 +92,20 @@ class Api:
         asked = parse_request(await _body(request), CompletionRequest)
         events = Events(self._outbox)
         jobs, texts = await run_in_threadpool(self.preparation.completion_jobs, asked, events.put)
-        choices = [Choice(n, len(job.prompt), text) for n, (job, text) in enumerate(zip(jobs, texts))]
+        choices = [
+            Choice(number, 0 if number % asked.n else len(job.prompt), text)  # a prompt counts once
+            for number, (job, text) in enumerate(zip(jobs, texts))
+        ]
         form = CompletionForm(asked.model, asked.top is not None, self.preparation.tokenizers[asked.model].token_text)
         return await self._answer(request, asked, jobs, choices, form, events)
 
     async def chat_completions(self, request: Request) -> Response:
         asked = parse_request(await _body(request), ChatRequest)
         events = Events(self._outbox)
-        job = await run_in_threadpool(self.preparation.chat_job, asked, events.put)
+        jobs = await run_in_threadpool(self.preparation.chat_jobs, asked, events.put)
         form = ChatForm(asked.model, asked.top is not None, self.preparation.tokenizers[asked.model].token_text)
-        return await self._answer(request, asked, [job], [Choice(0, len(job.prompt))], form, events)
+        choices = [Choice(number, 0 if number else len(job.prompt)) for number, job in enumerate(jobs)]
+        return await self._answer(request, asked, jobs, choices, form, events)
 
     async def _answer(
         self,
@@ -105,6 +120,7 @@ class Api:
             self.engine.submit(jobs)
         except Full:
             raise ApiError(429, "as many requests wait as may (--max-waiting): ask again later") from None
+        request.scope[NOTE] = _Note(asked.model, choices)
         found = pieces(request, jobs, choices, events)
         if asked.stream:
             opening = [chunk for choice in choices for chunk in form.opening(choice)]
@@ -114,6 +130,17 @@ class Api:
         async for _ in found:
             pass
         return JSONResponse(form.answer(choices))
+
+
+class _Note:
+    """Words on a request for the log, as it ends."""
+
+    def __init__(self, model: str, choices: Sequence[Choice]) -> None:
+        self.model, self.choices = model, choices
+
+    def __str__(self) -> str:
+        told = usage(self.choices)
+        return f"{self.model} {told['prompt_tokens']} + {told['completion_tokens']} tokens"
 
 
 async def _stream(

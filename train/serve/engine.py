@@ -26,6 +26,7 @@ from wgrad.train.inference.growing import Block, Growing
 from wgrad.train.inference.scoring import LogProbs, log_probs, score
 from wgrad.train.model.model import Model
 from wgrad.train.serve.jobs import LENGTH, STOP, Answer, Failed, Job, Piece, TokenInfo, token_info
+from wgrad.train.serve.metrics import Metrics
 from wgrad.train.terminal.ending import one_line
 from wgrad.train.terminal.output import say
 
@@ -62,6 +63,15 @@ class _Member:
     ids: list[int] = field(default_factory=list)
 
 
+class State(NamedTuple):
+    """Sequences in the line and in the batch; keys in the cache, and how many it has room for."""
+
+    waiting: int
+    running: int
+    used_keys: int
+    total_keys: int
+
+
 class Engine:
     """Answers jobs with `models` and their `tokenizers` (by name), on the thread that calls `run`."""
 
@@ -70,6 +80,7 @@ class Engine:
         self._line: list[Job] = []
         self._changed = threading.Condition()
         self._closing = False
+        self.metrics = Metrics()
         self._batch = Batch(next(iter(models.values())), limits.rows)
         self._model = next(iter(models))  # of the batch
         self._members: dict[Growing, _Member] = {}
@@ -102,6 +113,16 @@ class Engine:
             self._changed.notify()
         for job in waiting:
             job.emit(Failed(BUSY, ENDING))
+
+    @property
+    def alive(self) -> bool:
+        """Return whether requests are answered."""
+        return not self._closing
+
+    def state(self) -> State:
+        """As it is about now."""
+        batch = self._batch
+        return State(len(self._line), len(batch.members), batch.used_keys, batch.total_keys)
 
     # ---- the device's thread -------------------------------------------------------------------
     def run(self) -> None:
@@ -170,6 +191,7 @@ class Engine:
         if self._batch.reads:
             self._batch.read_chunk()
         self._admit()
+        self._edit()
         if self._batch.growing:
             self._blocks.append(self._queue())
         while self._blocks and (len(self._blocks) >= _AHEAD or not self._batch.growing):
@@ -222,6 +244,7 @@ class Engine:
     def _join(self, members: list[_Member]) -> None:
         """members: one, where its prompt is scored."""
         answer = members[0].answer
+        self.metrics.joined(sum(len(member.answer.job.prompt) for member in members))
         if answer.job.score:
             self._score(answer)
             if answer.ended:
@@ -231,7 +254,23 @@ class Engine:
 
     def _queue(self) -> Block:
         growing = [self._members[sequence] for sequence in self._batch.growing]
-        return self._batch.queue(self._steps, any(member.answer.job.top is not None for member in growing))
+        edited = any(member.answer.job.edits for member in growing)
+        return self._batch.queue(
+            1 if edited else self._steps, any(member.answer.job.top is not None for member in growing)
+        )
+
+    def _edit(self) -> None:
+        """Change logits for those who want it, which takes a look at all that was drawn."""
+        edited = {member: member.answer.job.edits for member in self._members.values() if member.answer.job.edits}
+        while self._blocks and edited:
+            with self.together():
+                self._read(self._blocks.popleft())
+        growing = set(self._batch.growing)
+        now = [(member, edits) for member, edits in edited.items() if edits and member.sequence in growing]
+        if now:
+            logits = self._batch.read_logits([member.sequence for member, _ in now])
+            for (member, edits), row in zip(now, logits):
+                self._batch.put_logits(member.sequence, edits.apply(row, member.ids))
 
     def _read(self, block: Block) -> None:
         tokens, logits = block.tokens(), block.logits()
@@ -243,10 +282,12 @@ class Engine:
             found = log_probs(
                 logits[rows], tokens[0, rows].tolist(), max(self._top(part.sequence) or 0 for part in told)
             )
+        drawn = 0
         for part in block.parts:
             member = self._members.get(part.sequence)
             if member is None:  # it ended in a block before
                 continue
+            before = len(member.ids)
             for token in tokens[: part.steps, part.row].tolist():
                 member.ids.append(token)
                 self._take(
@@ -260,6 +301,10 @@ class Engine:
                 member.answer.flush()
                 if part.read_again:
                     self._read_again(member)
+            drawn += len(member.ids) - before
+            if not before:
+                self.metrics.first(time.monotonic() - member.answer.job.begun)
+        self.metrics.drew(drawn)
 
     def _read_again(self, member: _Member) -> None:
         del self._members[member.sequence]
@@ -289,8 +334,10 @@ class Engine:
         elif job.max_new_tokens == 1:
             upload = model.device.upload
             number, settings = upload(uniform_numbers(job.sampling.seed, 1)), upload(settings_of(job.sampling)[None])
-            token = int(model.device.download(model.device.sample(scored.next_logits, number, settings))[0])
-            found = log_probs(model.device.download(scored.next_logits), [token], top)
+            logits = model.device.download(scored.next_logits)
+            logits = job.edits.apply(logits[0], [])[None] if job.edits else logits
+            token = int(model.device.download(model.device.sample(upload(logits), number, settings))[0])
+            found = log_probs(logits, [token], top)
             self._take(answer, model, token, 1, found, 0)
 
     def _take(self, answer: Answer, model: Model, token: int, count: int, found: LogProbs | None, row: int) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from wgrad.train.data.tokenizer import Tokenizer
 from wgrad.train.inference.scoring import LogProbs
 from wgrad.train.options.generate_config import Sampling
+from wgrad.train.serve.logit_edits import LogitEdits
 from wgrad.train.serve.stop_text import StopText
 
 STOP, LENGTH = "stop", "length"  # why an answer ended, in the words of OpenAI's API
@@ -57,8 +58,8 @@ Event = Piece | Failed
 @dataclass(eq=False)
 class Job:
     """One prompt. sampling: its seed is the text's own. top: None, or how many of the likeliest tokens are told. score:
-    tell the prompt's too. around: how many tokens the tokenizer put before the prompt's text and behind it. emit: takes
-    each event, on the thread of the device."""
+    tell the prompt's too. around: how many tokens the tokenizer put before the prompt's text and behind it. edits: of
+    logits. emit: takes each event, on the thread of the device."""
 
     model: str
     prompt: Sequence[int]
@@ -70,6 +71,7 @@ class Job:
     seconds: float
     emit: Callable[[Event], None]
     around: tuple[int, int] = (0, 0)
+    edits: LogitEdits | None = None
     cancelled: bool = False  # set by whoever waits no longer
     begun: float = field(default_factory=time.monotonic)
 

@@ -11,7 +11,7 @@ from wgrad.train.data.chat import Conversation, MessagesRefused
 from wgrad.train.data.tokenizer import Tokenizer
 from wgrad.train.serve.errors import ApiError
 from wgrad.train.serve.jobs import Event, Job
-from wgrad.train.serve.requests import ChatRequest, CompletionRequest, Request
+from wgrad.train.serve.requests import MOST_PROMPTS, ChatRequest, CompletionRequest, Request
 
 _SEEDS = 2**32
 Emit = Callable[[int, Event], None]  # the number of the prompt in its request
@@ -29,9 +29,12 @@ class Preparation:
     template: threading.Lock
 
     def completion_jobs(self, request: CompletionRequest, emit: Emit) -> tuple[list[Job], list[str]]:
-        """-> a job for each prompt, and the prompts' texts (token ids in words). ApiError."""
+        """-> `n` jobs for each prompt, and the prompts' texts (token ids in words). ApiError."""
         tokenizer = self._tokenizer(request)
-        given = request.prompts()
+        given = [prompt for prompt in request.prompts() for _ in range(request.n)]
+        if len(given) > MOST_PROMPTS:
+            rule = f"n and the prompts must make at most {MOST_PROMPTS} answers; got {len(given)}: ask for fewer"
+            raise ApiError(400, f"the request: {rule}", "n")
         ids = [self._encode(tokenizer, p) if isinstance(p, str) else self._check_ids(p) for p in given]
         texts = [
             p if isinstance(p, str) else tokenizer.decode(p, skip_special_tokens=False) for p in given
@@ -47,8 +50,8 @@ class Preparation:
             ]
         return jobs, texts
 
-    def chat_job(self, request: ChatRequest, emit: Emit) -> Job:
-        """ApiError."""
+    def chat_jobs(self, request: ChatRequest, emit: Emit) -> list[Job]:
+        """Return `n` of them. ApiError."""
         tokenizer = self._tokenizer(request)
         if not tokenizer.has_chat_template:
             message = "the model has no chat template, which messages need: use /v1/completions, or serve a chat model"
@@ -67,7 +70,7 @@ class Preparation:
         new = request.most_tokens
         if new is None:
             new = max(min(self.max_new_tokens, self.positions - len(ids)), 1)
-        return self._job(request, 0, ids, new, False, emit)
+        return [self._job(request, number, ids, new, False, emit) for number in range(request.n)]
 
     def _tokenizer(self, request: Request) -> Tokenizer:
         if request.model not in self.tokenizers:
@@ -126,6 +129,7 @@ class Preparation:
             score=score,
             seconds=self.max_seconds,
             emit=lambda event: emit(number, event),
+            edits=request.edits(self.vocab_size),
         )
 
 

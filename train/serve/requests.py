@@ -19,8 +19,9 @@ from wgrad.train.files.decode import convert, parse_json
 from wgrad.train.options.generate_config import Sampling
 from wgrad.train.options.option_names import did_you_mean
 from wgrad.train.serve.errors import ApiError
+from wgrad.train.serve.logit_edits import LogitEdits
 
-MOST_PROMPTS = 256  # of one request
+MOST_PROMPTS = 256  # of one request, each as often as it is answered
 MOST_STOPS, LONGEST_STOP = 16, 1000
 MOST_TOP = 20  # tokens told in the place of one
 _WHERE, _ADVICE = "the request", "correct it"
@@ -32,12 +33,13 @@ _PASSED_OVER = {
 }  # fmt: skip
 # Keys that would change it, with the values that do not.
 _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
-    "n": (1,), "best_of": (1,), "presence_penalty": (0,), "frequency_penalty": (0,), "logit_bias": ({},),
-    "suffix": ("",), "tools": ([],), "tool_choice": ("none", "auto"), "functions": ([],), "function_call": ("none",),
+    "best_of": (1,), "suffix": ("",),
+    "tools": ([],), "tool_choice": ("none", "auto"), "functions": ([],), "function_call": ("none",),
     "response_format": ({"type": "text"},), "modalities": (["text"],),
 }  # fmt: skip
 
 Probability = Annotated[float, Meta(gt=0, le=1)]
+Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Stop = Annotated[str, Meta(min_length=1, max_length=LONGEST_STOP)]
 Text = str | list[Any]
 
@@ -53,6 +55,11 @@ class Request(Struct):
     temperature: Annotated[float, Meta(ge=0, le=2)] = 1.0
     top_p: Probability = 1.0
     top_k: Annotated[int, Meta(ge=0, le=1 << 30)] = 0
+    min_p: Annotated[float, Meta(ge=0, le=1)] = 0.0
+    presence_penalty: Penalty = 0.0
+    frequency_penalty: Penalty = 0.0
+    logit_bias: dict[str, Annotated[float, Meta(ge=-100, le=100)]] = {}
+    n: Annotated[int, Meta(ge=1, le=MOST_PROMPTS)] = 1
     seed: int | None = None
     stop: Stop | Annotated[list[Stop], Meta(max_length=MOST_STOPS)] = []
     stream: bool = False
@@ -67,7 +74,17 @@ class Request(Struct):
     def sampling(self) -> Sampling:
         """With a seed of its own where none is given."""
         seed = secrets.randbits(32) if self.seed is None else self.seed % 2**32
-        return Sampling(temperature=self.temperature, top_k=self.top_k, top_p=self.top_p, seed=seed)
+        return Sampling(temperature=self.temperature, top_k=self.top_k, top_p=self.top_p, min_p=self.min_p, seed=seed)
+
+    def edits(self, vocab_size: int) -> LogitEdits | None:
+        """Changes of logits; None without any. ApiError: a bias of an id that the model does not have."""
+        bias = dict[int, float]()
+        for name, value in self.logit_bias.items():
+            if not (name.isascii() and name.isdigit() and len(name) < 12 and int(name) < vocab_size):
+                rule = f"names must be token ids between 0 and {vocab_size - 1}; got {name[:40]!r}: {_ADVICE}"
+                raise ApiError(400, f"{_WHERE}: logit_bias: {rule}", "logit_bias")
+            bias[int(name)] = value
+        return LogitEdits(self.presence_penalty, self.frequency_penalty, bias) or None
 
     @property
     def stops(self) -> tuple[str, ...]:
