@@ -77,7 +77,7 @@ class Api:
         return JSONResponse({"status": "ok" if alive else "ending"}, 200 if alive else 503)
 
     async def metrics(self, request: Request) -> Response:
-        return Response(self.engine.metrics.text(self.engine), media_type=CONTENT_TYPE)
+        return Response(self.engine.metrics.text(self.engine.state()), media_type=CONTENT_TYPE)
 
     async def models(self, request: Request) -> Response:
         return JSONResponse({"object": "list", "data": [self._model(name) for name in self.engine.models]})

@@ -26,7 +26,7 @@ from wgrad.train.inference.growing import Block, Growing
 from wgrad.train.inference.scoring import LogProbs, log_probs, score
 from wgrad.train.model.model import Model
 from wgrad.train.serve.jobs import LENGTH, STOP, Answer, Failed, Job, Piece, TokenInfo, token_info
-from wgrad.train.serve.metrics import Metrics
+from wgrad.train.serve.metrics import Metrics, State
 from wgrad.train.terminal.ending import one_line
 from wgrad.train.terminal.output import say
 
@@ -61,15 +61,6 @@ class _Member:
     answer: Answer
     sequence: Growing
     ids: list[int] = field(default_factory=list)
-
-
-class State(NamedTuple):
-    """Sequences in the line and in the batch; keys in the cache, and how many it has room for."""
-
-    waiting: int
-    running: int
-    used_keys: int
-    total_keys: int
 
 
 class Engine:
@@ -122,7 +113,7 @@ class Engine:
     def state(self) -> State:
         """As it is about now."""
         batch = self._batch
-        return State(len(self._line), len(batch.members), batch.used_keys, batch.total_keys)
+        return State(len(self._line), len(batch.members), batch.rows, batch.used_keys, batch.total_keys)
 
     # ---- the device's thread -------------------------------------------------------------------
     def run(self) -> None:

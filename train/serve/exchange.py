@@ -63,7 +63,7 @@ class Outbox:
 
 
 class Events:
-    """What becomes of the prompts of a request. `put` may be called on any thread."""
+    """Events of the prompts of a request. `put` may be called on any thread."""
 
     def __init__(self, outbox: Outbox) -> None:
         self._outbox, self._queue = outbox, outbox.open()

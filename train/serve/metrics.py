@@ -5,13 +5,20 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter, deque
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from wgrad.train.serve.engine import Engine
+from typing import NamedTuple
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _RATE_SECONDS = 10.0  # over which tokens/s are told
+
+
+class State(NamedTuple):
+    """Sequences in the line, in the batch, and at most in it; keys in the cache, and how many it has room for."""
+
+    waiting: int
+    running: int
+    most: int
+    used_keys: int
+    total_keys: int
 
 
 class Metrics:
@@ -54,9 +61,8 @@ class Metrics:
         while self._recent and self._recent[0][0] < now - _RATE_SECONDS:
             self._recent.popleft()
 
-    def text(self, engine: Engine) -> str:
+    def text(self, state: State) -> str:
         """Return all of them in Prometheus' text format."""
-        state = engine.state()
         now = time.monotonic()
         with self._lock:
             self._forget(now)
@@ -73,7 +79,7 @@ class Metrics:
         gauges = {
             "requests_waiting": (state.waiting, "Sequences in the queue."),
             "batch_size": (state.running, "Sequences that are generated."),
-            "batch_size_limit": (engine.limits.rows, "Most sequences at once (--batch-size)."),
+            "batch_size_limit": (state.most, "Most sequences at once (--batch-size)."),
             "cache_tokens": (state.used_keys, "Tokens in the cache of keys and values."),
             "cache_tokens_capacity": (state.total_keys, "Tokens that the cache has room for now."),
             "tokens_per_second": (rate, f"Tokens of answers, over the last {_RATE_SECONDS:g} seconds."),
