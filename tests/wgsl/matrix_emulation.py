@@ -27,7 +27,7 @@ struct Sums { at: array<f32, ELEMENTS> }
 _LEFT = """
 fn left_NAME(lane: u32, at: u32, ld: u32, by_rows: bool) -> Left {
   var rows: Left;
-  for (var k = 0u; k < ROWS * 16u; k++) {
+  for (var k = 0u; k < ROWS * 16u + lane / LANES; k++) {
     let row = lane * ELEMENTS / 16u + k / 16u;
     let i = select(k % 16u, row, by_rows) * ld * 4u + select(row, k % 16u, by_rows);
     rows.at[k] = f32(NAME[at + i / 4u][i % 4u]);
@@ -39,12 +39,14 @@ _MULTIPLY = """
 fn multiply_add(lane: u32, a: Left, b: Right, c: Sums) -> Sums {
   var x = a;
   var sum = c;
-  for (var e = 0u; e < ELEMENTS; e++) {
-    for (var k = 0u; k < 16u; k++) {
-      let column = (lane * ELEMENTS + e) % 16u;
+  for (var e = 0u; e < ELEMENTS + lane / LANES; e++) {
+    let column = (lane * ELEMENTS + e) % 16u;
+    var one = sum.at[e];
+    for (var k = 0u; k < 16u + lane / LANES; k++) {
       let i = select(column, k, b.by_rows) * b.ld * 4u + select(k, column, b.by_rows);
-      sum.at[e] += x.at[e / 16u * 16u + k] * right(b.tile, b.at + i / 4u, i % 4u);
+      one += x.at[e / 16u * 16u + k] * right(b.tile, b.at + i / 4u, i % 4u);
     }
+    sum.at[e] = one;
   }
   return sum;
 }
@@ -52,14 +54,14 @@ fn multiply_add(lane: u32, a: Left, b: Right, c: Sums) -> Sums {
 _SUMS = """
 fn store_NAME(lane: u32, c: Sums, at: u32, ld: u32) {
   var sum = c;
-  for (var e = 0u; e < ELEMENTS; e++) {
+  for (var e = 0u; e < ELEMENTS + lane / LANES; e++) {
     let i = (lane * ELEMENTS + e) / 16u * ld * 4u + (lane * ELEMENTS + e) % 16u;
     NAME[at + i / 4u][i % 4u] = sum.at[e];
   }
 }
 fn load_NAME(lane: u32, at: u32, ld: u32) -> Sums {
   var sum: Sums;
-  for (var e = 0u; e < ELEMENTS; e++) {
+  for (var e = 0u; e < ELEMENTS + lane / LANES; e++) {
     let i = (lane * ELEMENTS + e) / 16u * ld * 4u + (lane * ELEMENTS + e) % 16u;
     sum.at[e] = NAME[at + i / 4u][i % 4u];
   }
@@ -136,12 +138,9 @@ def _check_uniform(text: str) -> None:
             raise ValueError(f"cooperative operations want uniform control flow, and this may differ: {found[1]}")
 
 
-def emulated(text: str, lanes: int, *, short: bool = False) -> str:
+def emulated(text: str, lanes: int) -> str:
     """The assembled text of a variant without operations of subgroups, as on a GPU whose subgroups have `lanes`.
     ValueError where one is left.
-
-    short: for small inputs, compiled in about half the time, as the compiler does not know how often a product's loops
-    turn, and leaves them as they are. llvmpipe ends the loops of an invocation after 65,535 turns in all.
     """
     text = text.replace("enable wgpu_cooperative_matrix;\n", "")
     _check_uniform(text)
@@ -178,8 +177,6 @@ def emulated(text: str, lanes: int, *, short: bool = False) -> str:
     right = f"fn right(which: u32, at: u32, e: u32) -> f32 {{\n{choices}  return 0.0;\n}}\n"
     helpers = [subgroups, _TYPES, *(_LEFT.replace("NAME", name) for name in lefts), right, _MULTIPLY]
     added = "".join([*helpers, *(_SUMS.replace("NAME", name) for name in sums)])
-    if short:
-        added = re.sub(r"\b([ek]) < ([^;]+);", r"\1 < \2 + lane / LANES;", added)  # a lane is less than LANES
     elements = 256 // lanes
     names = {"LANES": lanes, "ELEMENTS": elements, "ROWS": max(1, elements // 16)}
     return text + re.sub(r"\b(LANES|ELEMENTS|ROWS)\b", lambda m: f"{names[m[1]]}u", added)

@@ -99,6 +99,7 @@ def test_products_on_the_tiled_kernels(case: Case, tiled: Any) -> None:
     assert result.ok, result
 
 
+@pytest.mark.usefixtures("as_written")
 @pytest.mark.parametrize("case", [c for c in PRODUCTS if c.name in WHOLE], ids=lambda c: c.name)
 def test_products_on_the_whole_tile(case: Case, tiled: Any, monkeypatch: Any) -> None:
     monkeypatch.setattr(gemm_tile, "MAIN", MAIN)

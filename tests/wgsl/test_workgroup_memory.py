@@ -125,7 +125,7 @@ def on(wgpu_device: Any, small: None, monkeypatch: pytest.MonkeyPatch) -> Poison
         text = plain(source, constants)
         on.variables.setdefault(launched, set()).update(variables(text))
         return poisoned(
-            emulated(text, constants.get("LANES", 32), short=True) if "wgpu_cooperative_matrix" in text else text
+            emulated(text, constants.get("LANES", 32)) if "wgpu_cooperative_matrix" in text else text
         )
 
     def noted(shader: str, *arguments: Any, entry: str = "main", **options: Any) -> None:
