@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ _CODES = {"float32": 0, "float16": 1, "bfloat16": 2}
 implements = Implementations(lacks={"fused"})
 
 
+@cache
 def type_code(dtype: Any) -> int:
     """0 float32, 1 float16, 2 bfloat16: as elements.hpp has them.
 

@@ -83,9 +83,10 @@ def launched_by(device: Any, cases: list[Any]) -> set[tuple[str, str]]:
 def test_every_kernel_of_training_is_checked(emulator: Any, architecture: str, models: list[Path]) -> None:
     device = emulator.new(architecture)
     training: set[tuple[str, str]] = set()
-    for units in (COMPUTE_UNITS[architecture], 1):  # one is filled by any product, as a large card is by a large one
+    # One unit is filled by any product, as a large card is by a large one: by those of one family as by those of others.
+    for units, planned in ((COMPUTE_UNITS[architecture], models), (1, [models[0], *models[len(FAMILIES) :]])):
         with device.planned_for(units):
-            training |= launched_by_training(device, models)
+            training |= launched_by_training(device, planned)
     with device.planned_for(COMPUTE_UNITS[architecture]):
         checked, tested = launched_by(device, chosen_cases()), launched_by(device, selftest_cases(device))
     assert len(training) > 80 and any(kernel.endswith("_big") for _, kernel in training)

@@ -7,28 +7,27 @@ from collections.abc import Callable
 from wgrad.wgsl.runtime.compile import Constant
 
 # What they repeat reads and multiplies what stands in workgroup memory, and is most of the code of a GEMM or of attention.
-_ROLLED = {"#unroll k TILE_K", "#unroll s K_STEPS", "#unroll k STEPS", "#unroll piece 2", "#unroll c DC4", "#unroll n VN4"}
+_ROLLED = {"k TILE_K", "s K_STEPS", "k STEPS", "piece 2", "c DC4", "n VN4", "pass 2", "step STEPS", "n KEY_STEPS"}
 
 Preprocess = Callable[[list[str], dict[str, Constant]], list[str]]
 
 
 def rolled(plain: Preprocess) -> Preprocess:
-    """Return `preprocess` with these of its `#unroll` as loops. `lid / THREADS` is 0, which a compiler does not know, so
-    that it does not unroll them either."""
+    """Return `preprocess` with these of its `#unroll` as loops. `lid / 1024` is 0, which a compiler does not know, so that
+    it does not unroll them either."""
 
     def preprocess(lines: list[str], constants: dict[str, Constant]) -> list[str]:
         out: list[str] = []
         ends: list[str] = []
         names: list[str] = []
         for line in lines:
-            word = line.strip()
-            if word.startswith("#unroll "):
-                _, name, count = word.split()
-                if word in _ROLLED:
-                    turn = f"turn_{name}"
-                    line = f"for (var {turn} = 0u; {turn} < {count} + lid / THREADS; {turn}++) {{"
+            word, _, repeated = line.strip().partition(" ")
+            if word == "#unroll":
+                name, count = repeated.split()
+                ends.append("}" if repeated in _ROLLED else line)
+                if repeated in _ROLLED:
                     names.append(name)
-                ends.append("}" if word in _ROLLED else line)
+                    line = f"for (var turn_{name} = 0u; turn_{name} < {count} + lid / 1024u; turn_{name}++) {{"
             elif word == "#end" and (end := ends.pop()) == "}":
                 names.pop()
                 line = end

@@ -282,8 +282,11 @@ NEEDS: dict[str, Any] = {"need_dweight": True, "need_dbias": True}
 
 @pytest.mark.parametrize("software", [True, False])
 @pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16], ids=["float32", "bfloat16"])
-def test_a_head_larger_than_one_binding(software: bool, dtype: Any, wgpu_device: Any) -> None:
+def test_a_head_larger_than_one_binding(
+    software: bool, dtype: Any, wgpu_device: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Vocabulary in windows: logits, loss and both gradients as with one binding."""
+    monkeypatch.setattr(gemm_tile, "MAIN", QUICK_MAIN)
     narrow = bind(WgpuDevice)(max_binding_bytes=1 << 15)
     narrow.software = software
     rng = np.random.default_rng(3)
