@@ -14,6 +14,7 @@ import pytest
 
 from tests import tools
 from tests.sweeps import sweep_part
+from tests.wgsl.rolled import rolled
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.autograd.select_device import select_device
 from wgrad.autograd.selftest.case import Case, Inputs, Outputs
@@ -21,6 +22,7 @@ from wgrad.autograd.selftest.run import check_case
 from wgrad.device.contract import Device
 from wgrad.device.errors import DeviceError, DeviceUnavailable
 from wgrad.wgsl.gemm import gemm_tile
+from wgrad.wgsl.runtime import compile as wgsl_compile
 
 os.environ.setdefault("XDG_RUNTIME_DIR", "/tmp")  # Mesa warns on stderr where it is not set
 # Most of what a test of a shader takes on a software driver is its compilation: there LLVM's optimisation is left out,
@@ -162,11 +164,19 @@ def cpu() -> ReferenceDevice:
     return ReferenceDevice()
 
 
+@pytest.fixture
+def as_written() -> None:
+    """For tests of shaders as a run has them."""
+
+
 @pytest.fixture(autouse=True)
-def _quick_to_compile(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Products on a software driver have 4 x 4 results an invocation: the same shader as with 16 x 16, the same bits,
-    and a sixteenth of the machine code, whose making is most of what a test of a product takes where no shader is
-    cached. Processes of their own keep 16 x 16, and so does a test in tests/wgsl/test_gemm.py."""
+def _quick_to_compile(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Most of what a test of a GEMM or of attention takes on a software driver, where no shader is cached, is the
+    making of machine code. Loops over the depth of a tile stay loops here, and GEMMs on a software driver have 4 x 4
+    results an invocation, not 16 x 16: the same operations in the same order, and the same bits. Processes of their own
+    have what a run has, and so do tests that say so."""
+    if "as_written" in request.fixturenames:
+        return
     tile = gemm_tile.software_tile
 
     def small(m: int, n: int) -> gemm_tile.Tile:
@@ -174,6 +184,7 @@ def _quick_to_compile(monkeypatch: pytest.MonkeyPatch) -> None:
         return replace(large, m=max(16, large.m // 4), n=max(16, large.n // 4), tm4=1, tn4=1)
 
     monkeypatch.setattr(gemm_tile, "software_tile", small)
+    monkeypatch.setattr(wgsl_compile, "preprocess", rolled(wgsl_compile.preprocess))
 
 
 @pytest.fixture

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from tests.wgsl.matrix_emulation import emulated
-from tests.wgsl.rolled import rolled
 from wgrad.autograd.bind import bind
 from wgrad.device.contract import Device
 from wgrad.wgsl.device import WgpuDevice
@@ -26,18 +25,6 @@ def _float16_where_there_is(request: pytest.FixtureRequest) -> None:
     dtype = callspec.params.get("dtype") if callspec is not None else None
     if dtype is not None and np.dtype(dtype) == np.float16 and not request.getfixturevalue("wgpu_device").float16:
         pytest.skip("the device has no float16")
-
-
-@pytest.fixture
-def as_written() -> None:
-    """For tests of shaders as a run has them."""
-
-
-@pytest.fixture(autouse=True)
-def _less_to_compile(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Most of what a test of a GEMM or of attention takes on a software driver is the compilation of its shaders."""
-    if "as_written" not in request.fixturenames:
-        monkeypatch.setattr(wgsl_compile, "preprocess", rolled(wgsl_compile.preprocess))
 
 
 @pytest.fixture(scope="session")

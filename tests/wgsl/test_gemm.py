@@ -29,7 +29,7 @@ from wgrad.wgsl.gemm.gemm import matmul, multiply
 from wgrad.wgsl.gemm.gemm_epilogue import Epilogue
 from wgrad.wgsl.gemm.gemm_tile import FLAT_SKINNY, MAIN, SMALL, TALL_SKINNY, Tile, choose_tile, software_tile
 from wgrad.wgsl.gemm.plan import Gemm
-from wgrad.wgsl.runtime.compile import preprocess
+from wgrad.wgsl.runtime.compile import Compiler, preprocess
 
 OPERATORS = ("gemm_nn", "gemm_nt", "gemm_tn", "gemm_tt", "gemm", "linear_quantized", "linear_quantized_backward")
 PRODUCTS = [c for c in cases() if c.op in OPERATORS or c.op.startswith(("linear_cross_entropy", "lora_"))]
@@ -103,6 +103,7 @@ def test_products_on_the_tiled_kernels(case: Case, tiled: Any) -> None:
 @pytest.mark.parametrize("case", [c for c in PRODUCTS if c.name in WHOLE], ids=lambda c: c.name)
 def test_products_on_the_whole_tile(case: Case, tiled: Any, monkeypatch: Any) -> None:
     monkeypatch.setattr(gemm_tile, "MAIN", MAIN)
+    monkeypatch.setattr(tiled, "_compiler", Compiler(tiled._device))
     result = check_case(case, tiled)
     assert result.ok, result
 

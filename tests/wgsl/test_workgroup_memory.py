@@ -124,9 +124,7 @@ def on(wgpu_device: Any, small: None, monkeypatch: pytest.MonkeyPatch) -> Poison
     def assemble(source: str, constants: dict) -> str:
         text = plain(source, constants)
         on.variables.setdefault(launched, set()).update(variables(text))
-        return poisoned(
-            emulated(text, constants.get("LANES", 32)) if "wgpu_cooperative_matrix" in text else text
-        )
+        return poisoned(emulated(text, constants.get("LANES", 32)) if "wgpu_cooperative_matrix" in text else text)
 
     def noted(shader: str, *arguments: Any, entry: str = "main", **options: Any) -> None:
         nonlocal launched
