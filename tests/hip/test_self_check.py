@@ -83,7 +83,7 @@ def launched_by(device: Any, cases: list[Any]) -> set[tuple[str, str]]:
 def test_every_kernel_of_training_is_checked(emulator: Any, architecture: str, models: list[Path]) -> None:
     device = emulator.new(architecture)
     training: set[tuple[str, str]] = set()
-    # One unit is filled by any product, as a large card is by a large one: by those of one family as by those of others.
+    # One unit is filled by any product, as a large card is by a large one: by those of one family as of any other.
     for units, planned in ((COMPUTE_UNITS[architecture], models), (1, [models[0], *models[len(FAMILIES) :]])):
         with device.planned_for(units):
             training |= launched_by_training(device, planned)

@@ -1,4 +1,4 @@
-"""Shaders whose loops over a tile's depth stay loops: the same operations in the same order, in less code to compile."""
+"""Shaders whose loops over the depth of a tile stay loops: the same operations in the same order, in less code."""
 
 from __future__ import annotations
 
@@ -6,15 +6,17 @@ from collections.abc import Callable
 
 from wgrad.wgsl.runtime.compile import Constant
 
-# What they repeat reads and multiplies what stands in workgroup memory, and is most of the code of a GEMM or of attention.
+# They repeat reads of workgroup memory and multiplications: most of the code of a GEMM or of attention.
 _ROLLED = {"k TILE_K", "s K_STEPS", "k STEPS", "piece 2", "c DC4", "n VN4", "pass 2", "step STEPS", "n KEY_STEPS"}
 
 Preprocess = Callable[[list[str], dict[str, Constant]], list[str]]
 
 
 def rolled(plain: Preprocess) -> Preprocess:
-    """Return `preprocess` with these of its `#unroll` as loops. `lid / 1024` is 0, which a compiler does not know, so that
-    it does not unroll them either."""
+    """Return `preprocess` with these of its `#unroll` as loops.
+
+    `lid / 1024` is 0, which a compiler does not know: it does not unroll them either.
+    """
 
     def preprocess(lines: list[str], constants: dict[str, Constant]) -> list[str]:
         out: list[str] = []
