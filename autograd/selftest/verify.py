@@ -41,12 +41,14 @@ class WrongOperator(WgradError):
 @dataclass(frozen=True)
 class Outcome:
     """operators: how many were checked, 0 where all had passed before. off: the kinds of kernels that were wrong, and
-    are off from now on; the work is then to be planned and verified again. wrong: what was seen with them."""
+    are off from now on; the work is then to be planned and verified again. wrong: what was seen with them. again: how
+    they are tried once more."""
 
     operators: int = 0
     seconds: float = 0.0
     off: tuple[str, ...] = ()
     wrong: str = ""
+    again: str = ""
 
 
 @dataclass
@@ -195,7 +197,8 @@ def _without(
         if right:
             kept.off |= {kind for kind in off if device.turn_off(kind, said)}
             kept.save()
-            return Outcome(off=off, wrong=said)
+            again = f"kept in {kept.path}: delete it" if kept.off else "wgrad matrix-units enable"
+            return Outcome(off=off, wrong=said, again=f"{again} to check again")
     others = len(wrong) - 1
     more = f" and {others} more case{'s' * (others > 1)}" if others else ""
     raise WrongOperator(

@@ -18,10 +18,11 @@ from wgrad.autograd.selftest import verify as module
 from wgrad.autograd.selftest.case import F32, Case
 from wgrad.autograd.selftest.verify import Outcome, WrongOperator, choose_cases, turn_off_what_failed, verify
 from wgrad.device.contract import Device
-from wgrad.device.errors import DeviceError, DeviceLost
+from wgrad.device.errors import DeviceError, DeviceLost, WgradError
 from wgrad.train.inference.compile_ahead import compile_ahead
-from wgrad.train.options.finetune_config import RunOptions
+from wgrad.train.options.finetune_config import FinetuneConfig, RunOptions
 from wgrad.train.ranks.world import World
+from wgrad.train.run import finetune as run
 from wgrad.train.run.session import check_session
 from wgrad.train.step import checked
 from wgrad.train.terminal.progress import Display
@@ -141,6 +142,7 @@ def test_the_kind_of_kernels_that_is_wrong_stays_off(kind: str) -> None:
     found = check(card, "rope", "silu")
     assert found.off == (kind,) and found.wrong.startswith("rope is wrong (rope/3/float32: y is off by 1")
     assert card.kinds == {SUBGROUP, TENSOR} - {kind}
+    assert ("delete it to check again" in found.again) == (kind == SUBGROUP) != ("matrix-units" in found.again)
     assert check(card, "rope", "silu").operators == 2  # the simpler ones, which the work now launches
     again = Card()
     turn_off_what_failed(again)
@@ -221,7 +223,7 @@ def test_a_device_that_is_opened_again_does_without(wgpu_device: Any, monkeypatc
 @pytest.fixture
 def outcomes(monkeypatch: pytest.MonkeyPatch) -> list[Outcome]:
     """What `verify` finds, one after another."""
-    waiting = [Outcome(off=(TENSOR,), wrong="rope is wrong"), Outcome(7, 1.25)]
+    waiting = [Outcome(off=(TENSOR,), wrong="rope is wrong", again="how"), Outcome(7, 1.25)]
     monkeypatch.setattr(checked, "verify", lambda *_: waiting.pop(0))
     return waiting
 
@@ -236,7 +238,10 @@ def test_a_run_is_planned_again_without_them(
     assert check_session(session, plan, World()) and session.config.compute == compute
     assert not check_session(session, plan, World()) and not outcomes
     said = capsys.readouterr().out
-    assert "note: rope is wrong: tensor cores stay off on this GPU" in said and "verified 7 operators in 1.2 s" in said
+    assert (
+        "note: rope is wrong: tensor cores stay off on this GPU (how)" in said
+        and "verified 7 operators in 1.2 s" in said
+    )
 
 
 def test_inference_is_planned_again_without_them(outcomes: list[Outcome]) -> None:
@@ -245,6 +250,26 @@ def test_inference_is_planned_again_without_them(outcomes: list[Outcome]) -> Non
     runs = list[str]()
     assert compile_ahead(device, "off", None, lambda dry, stream: runs.append(stream), Display()) == "off"
     assert runs == ["off", "off"] and not outcomes
+
+
+def test_a_run_is_checked_before_its_weights_are_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """And planned as long as something changes."""
+    order, answers = list[str](), [True, False]
+
+    def check(*_: Any) -> bool:
+        order.append("check")
+        return answers.pop(0)
+
+    def build(*_: Any) -> Any:
+        order.append("build")
+        raise WgradError("enough")
+
+    monkeypatch.setattr(run, "check_session", check)
+    monkeypatch.setattr(run, "build_session", build)
+    data, out = ("examples/data/proverbs.jsonl",), str(tmp_path / "out")
+    with pytest.raises(WgradError, match="enough"):
+        run.run_finetune(FinetuneConfig(model="examples/base_model", data=data, out=out, device="cpu", max_steps=1))
+    assert order == ["check", "check", "build"]
 
 
 def test_it_satisfies_the_contract() -> None:

@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from wgrad.autograd.selftest import activation, verify
+from wgrad.autograd.selftest.case import F32
 from wgrad.device.errors import DeviceError, DeviceHung, DeviceLost, OutOfMemory
 from wgrad.hip.runtime import binding
 from wgrad.hip.runtime.architectures import check_image, check_supported
@@ -22,6 +24,7 @@ from wgrad.hip.runtime.gpus import find_gpu, list_gpus
 from wgrad.hip.runtime.launch import Long
 from wgrad.hip.runtime.objects import compress
 from wgrad.hip.runtime.system import describe_system
+from wgrad.train.commands import report_parts
 
 
 def test_the_card_is_named(hip_device: Any) -> None:
@@ -491,3 +494,19 @@ def test_no_card_is_said(emulator: Any, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv("WGRAD_EMULATED_DEVICES", "0")
     with pytest.raises(DeviceError, match="finds no card"):
         binding.hip()
+
+
+def test_a_run_on_hip_is_verified(emulator: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """By the kernels that its dry run launches; and a report's parts run there."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("WGRAD_VERIFY", raising=False)
+    for module in (verify, report_parts):
+        monkeypatch.setattr(module, "selftest_cases", lambda device: activation.cases(F32)[:4])
+    device = emulator.new("gfx1100")
+    monkeypatch.setattr(type(device), "identity", ("a card",))  # the emulator builds objects while it runs
+    dry = device.dry_run()
+    dry.silu(dry.empty((33, 128)))
+    assert verify.verify(device, dry).operators == 1
+    assert verify.verify(device, dry).operators == 0
+    lines = [*report_parts.describe_device(device), *report_parts.self_test(device)]
+    assert lines[-1]["set"]["passed"] == 4 and "activation" in lines[-1]["set"]["details"]["kernels"]["loaded"]

@@ -90,9 +90,11 @@ def run_report(spec: str, out: str, size: str) -> int:
         "asked": spec,
         "system": _system(),
         "packages": package_versions(),
-        "devices": list_devices(),
-        "doctor": _doctor(),
     }
+    report.save()
+    report.contents["devices"] = list_devices()
+    report.save()
+    report.contents["doctor"] = _doctor()
     report.save()
     for name in PARTS:
         part = report.contents[name] = {"state": "running"}

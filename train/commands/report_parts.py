@@ -68,7 +68,7 @@ def self_test(device: Device, start: int = 0, most: int = 0, seconds: float = TE
             (result,) = run_selftest(device, selected=[case])
             counts["lacking" if result.lacks else "passed" if result.ok else "failed"] += 1
             yield {"add": ["cases", _case_row(result)]}
-    yield {"set": counts}
+    yield {"set": {**counts, "details": device.details()}}
 
 
 def _case_row(result: Result) -> Said:
@@ -92,6 +92,7 @@ def rates(device: Device, size: str = AUTO_SIZE, seconds: float = RATE_SECONDS) 
     yield {"set": {"launch_seconds": machine.launch_seconds}}
     for roof in machine.roofs.values():
         yield {"add": ["roofs", dataclasses.asdict(roof)]}
+    yield {"set": {"details": device.details()}}  # clocks, while it is warm
     shown = [_rate(roof) for roof in machine.roofs.values()]
     yield {"set": {"said_in_short": ", ".join(shown)}}
     begun = time.monotonic()

@@ -28,5 +28,5 @@ def check_operators(device: Device, dry: Any, display: Display) -> bool:
     if outcome.operators:
         display.say(f"verified {outcome.operators} operators in {outcome.seconds:.1f} s")
     if outcome.off:
-        display.say(f"note: {outcome.wrong}: {' and '.join(outcome.off)} stay off on this GPU")
+        display.say(f"note: {outcome.wrong}: {' and '.join(outcome.off)} stay off on this GPU ({outcome.again})")
     return bool(outcome.off)
