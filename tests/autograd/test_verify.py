@@ -15,7 +15,8 @@ from wgrad.autograd.reference import ReferenceDevice
 from wgrad.autograd.select_device import select_device
 from wgrad.autograd.selftest import activation
 from wgrad.autograd.selftest import verify as module
-from wgrad.autograd.selftest.case import F32, Case
+from wgrad.autograd.selftest.case import F32, Case, upload_inputs
+from wgrad.autograd.selftest.gemm import gemm_case
 from wgrad.autograd.selftest.verify import Outcome, WrongOperator, choose_cases, turn_off_what_failed, verify
 from wgrad.device.contract import Device
 from wgrad.device.errors import DeviceError, DeviceLost, WgradError
@@ -26,7 +27,7 @@ from wgrad.train.run import finetune as run
 from wgrad.train.run.session import check_session
 from wgrad.train.step import checked
 from wgrad.train.terminal.progress import Display
-from wgrad.wgsl.runtime import matrix_units
+from wgrad.wgsl.runtime import compile, matrix_units
 
 TENSOR, SUBGROUP = "tensor cores", "subgroup operations"
 Wrong = Callable[[str, int, set[str]], bool]  # operator, how many calls of it came before, kinds of kernels in use
@@ -218,6 +219,31 @@ def test_a_device_that_is_opened_again_does_without(wgpu_device: Any, monkeypatc
     dry.silu(dry.empty((33, 128)))
     assert verify(wgpu_device, dry).off == (SUBGROUP,)
     assert not select_device("wgpu").subgroups  # type: ignore[attr-defined]
+
+
+def test_a_driver_whose_subgroup_operations_are_wrong(wgpu_device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Real kernels, with a fault in what the driver compiles: the check finds another kernel that is right."""
+    if not wgpu_device.subgroups:
+        pytest.skip("this driver has no subgroup operations")
+    device: Any = select_device("wgpu")
+    device.software = False  # whose kernels have none
+    read = compile.read_source
+
+    def broken(file: str, constants: dict[str, Any], **options: Any) -> str:
+        return read(file, constants, **options).replace("+= subgroupShuffleXor(", "+= 1.5 * subgroupShuffleXor(")
+
+    monkeypatch.setattr(compile, "read_source", broken)
+    row = gemm_case("row", 1, 256, 128, F32, trans_b=True)
+    monkeypatch.setattr(module, "selftest_cases", lambda device: [row])
+
+    def plan() -> Any:
+        dry = device.dry_run()
+        row.call(dry, upload_inputs(dry, row.inputs()))
+        return dry
+
+    found = verify(device, plan())
+    assert found.off == (SUBGROUP,) and found.wrong.startswith("gemm is wrong (gemm_nt/row/1x256x128/float32: y is off")
+    assert verify(device, plan()).operators == 1 and verify(device, plan()).operators == 0
 
 
 @pytest.fixture
