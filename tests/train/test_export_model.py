@@ -147,7 +147,7 @@ def test_a_run_ends_with_the_next_commands(full: bool, chats: bool, lines: list[
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("ollama --adapter a --quantize q4_k_m", "--quantize: must be one of none, q8_0, q4_0, mxfp4, f16; got 'q4"),
+        ("ollama --adapter a --quantize q4_k_l", "--quantize: must be one of none, q8_0, q6_k, q5_k_m, q5_0, q4_k_m, "),
         ("ollama --adapter a --gguf-lora x.gguf", "--gguf-lora: writes the adapter alone, and export ollama the model"),
         ("lmstudio --adapter a --template x", "--template: is for export ollama, not lmstudio: leave it out"),
         ("llama.cpp --adapter a --no-create", "--create: is for export ollama, not llama.cpp"),

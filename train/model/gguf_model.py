@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,10 @@ from wgrad.device.errors import WgradError
 from wgrad.device.formats.frozen_weight import gguf_formats
 from wgrad.train.files.gguf_files import GgufEntry, gguf_parts, permute, require_gguf
 from wgrad.train.files.gguf_metadata import read_metadata
+from wgrad.train.files.gguf_quantize import quantize_rows
 from wgrad.train.model.families import FAMILIES
 from wgrad.train.model.gguf_adapter import heads_side_by_side
+from wgrad.train.model.gguf_mix import MIXES, stored_type
 from wgrad.train.model.model_config import ModelConfig
 from wgrad.train.model.model_files import ModelFiles, Progress
 from wgrad.train.model.rope_scaling import RopeConfig, inverse_frequencies, yarn_factor
@@ -41,21 +44,24 @@ WriteTokenizer = Callable[[Any, Any, Path, int], None]  # GGUFWriter, gguf, fold
 
 @dataclass(frozen=True)
 class GgufModel:
-    """One tensor to write. kind: of matrices, a type of numbers or a format's name in lower case."""
+    """One tensor to write. kind: of matrices, a type of numbers or one of MIXES."""
 
     config: ModelConfig
     files: ModelFiles
     kind: str
 
+    @cached_property
+    def _names(self) -> dict[str, str]:
+        return _tensor_names(self.config)
+
     def stored(self, spec: WeightSpec) -> str:
-        """GGUF's type of a tensor: norms and biases in float32; embedding and head in 8 bits where others have 4; and
-        rows that no block divides in float16."""
+        """GGUF's type of a tensor: norms and biases in float32."""
         if len(spec.shape) == 1:
             return "F32"
-        name = _TYPES.get(self.kind, self.kind.upper())
-        if spec.kind in ("embedding", "head") and name in ("Q4_0", "MXFP4"):
-            name = "Q8_0"
-        return name if name not in gguf_formats() or spec.shape[1] % gguf_formats()[name].block == 0 else "F16"
+        if self.kind not in MIXES:
+            return _TYPES[self.kind]
+        tied = "output.weight" not in self._names.values()
+        return stored_type(self.config, self.kind, self._names[spec.name], spec.shape[1], tied)
 
     def nbytes(self, spec: WeightSpec) -> int:
         block, size = _gguf().GGML_QUANT_SIZES[_gguf().GGMLQuantizationType[self.stored(spec)]]
@@ -193,13 +199,13 @@ def _stored(spec: WeightSpec, model: GgufModel, value: np.ndarray) -> np.ndarray
     if heads := heads_side_by_side(model.config, spec.name.rpartition(".")[0]):
         value = permute(value.reshape(len(value), -1), heads).reshape(value.shape)
     with np.errstate(over="ignore"):
-        data: np.ndarray = gguf.quantize(value, gguf.GGMLQuantizationType[name])
+        data = quantize_rows(gguf, value, name)
     kind = gguf_formats().get(name)
     parts = kind.from_gguf(data, (value.shape[0], value.shape[1])).finite_parts() if kind else iter([data])
     if name != "BF16" and not all(np.isfinite(part).all() for part in parts):
         raise WgradError(
-            f"--quantize: {spec.name} has values up to {float(np.abs(value).max()):.3g}, which {name} does not hold: "
-            "use --dtype bfloat16 or float32"
+            f"{FILE}: {spec.name} has values up to {float(np.abs(value).max()):.3g}, which {name} does not hold: use "
+            f"--quantize {'q8_0' if name == 'F16' and model.kind not in MIXES else 'none'}"
         )
     return data
 

@@ -24,6 +24,7 @@ TEMPLATE_HELP = (
     "chat template in place of the model's: a file in Jinja, the name of another one of the model's, or one of "
     + ", ".join(TEMPLATES)
 )
+GGUF_MIXES = ("q8_0", "q6_k", "q5_k_m", "q5_0", "q4_k_m", "q4_1", "q4_0", "iq4_xs", "mxfp4")  # of types in a file
 ShotsOrder = Literal["random", "first"]
 
 # The rule of --target-modules.

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import get_args
 
 from wgrad.device.errors import WgradError
-from wgrad.train.options.choices import BlockSize
+from wgrad.train.options.choices import GGUF_MIXES, BlockSize
 from wgrad.train.options.finetune_config import DEVICE_HELP
 from wgrad.train.options.options import Options, option
 
-GGUF_TYPES = ("none", "q8_0", "q4_0", "mxfp4", "f16")  # of merged matrices
+GGUF_TYPES = ("none", *GGUF_MIXES, "f16")  # of merged matrices
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class MergeConfig(Options):
     )
     quantize: str = option(
         "none",
-        "with --format gguf: the merged matrices in this type; none: as --dtype says",
+        "with --format gguf: the merged matrices in this type, or llama.cpp's mix of that name; none: as --dtype says",
         choices=GGUF_TYPES,
     )
     block_size: BlockSize | None = option(

@@ -1,0 +1,70 @@
+"""Which type each tensor of a GGUF file has: the mixes of llama.cpp's llama-quantize without an importance matrix.
+
+A mix keeps more bits where errors cost most: in the output layer, and in some layers' value and down projections.
+Source: src/llama-quant.cpp (github.com/ggml-org/llama.cpp).
+"""
+
+from __future__ import annotations
+
+import re
+
+from wgrad.device.formats.frozen_weight import gguf_formats
+from wgrad.train.model.families import FAMILIES
+from wgrad.train.model.model_config import ModelConfig
+from wgrad.train.options.choices import GGUF_MIXES
+
+MIXES = {mix: mix.upper().removesuffix("_M") for mix in GGUF_MIXES}  # -> the type of most tensors
+_FALLBACKS = {"Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0", "IQ4_XS": "IQ4_NL"}  # for rows of no whole blocks
+_LAYER = re.compile(r"blk\.(\d+)\.(\w+)\.weight")
+
+
+def stored_type(config: ModelConfig, mix: str, name: str, width: int, tied: bool) -> str:
+    """The type of a matrix. name: GGUF's; width: elements of a row; tied: the file has no output layer of its own."""
+    usual = MIXES[mix]
+    if name == "output.weight" or (tied and name == "token_embd.weight"):
+        found = _of_output(usual, width)
+    elif name == "token_embd.weight":
+        found = "Q8_0" if mix == "mxfp4" else usual
+    else:
+        found = _of_layer(config, mix, name)
+    if width % gguf_formats()[found].block:
+        found = _FALLBACKS.get(found, "F16")
+    return found if found == "F16" or width % gguf_formats()[found].block == 0 else "F16"
+
+
+def _of_output(usual: str, width: int) -> str:
+    if usual in ("Q8_0", "MXFP4") or width % gguf_formats()[usual].block:
+        return "Q8_0"
+    return "Q6_K"
+
+
+def _of_layer(config: ModelConfig, mix: str, name: str) -> str:
+    usual, place = MIXES[mix], _LAYER.fullmatch(name)
+    if place is None:
+        return usual
+    layer, layers, part = int(place[1]), config.num_hidden_layers, place[2]
+    first = layer < layers // 8
+    many = first or layer >= 7 * layers // 8 or (layer - layers // 8) % 3 == 2
+    medium = mix in ("q4_k_m", "q5_k_m")
+    if part == "attn_v":
+        if mix == "iq4_xs" and config.num_attention_heads >= 4 * config.num_key_value_heads:
+            return "Q5_K"
+        if medium and many:
+            return "Q6_K"
+        if usual == "Q4_K" and _is_70b(config):
+            return "Q5_K"
+    elif part == "ffn_down":
+        if mix == "iq4_xs" and first:
+            return "Q5_K"
+        if medium and many:
+            return "Q6_K"
+    elif part == "attn_qkv" and medium:
+        return "Q5_K" if mix == "q4_k_m" else "Q6_K"
+    return usual
+
+
+def _is_70b(config: ModelConfig) -> bool:
+    """Return whether llama.cpp takes it for a model of 70B: eight query heads share a small value projection."""
+    grouped = config.num_attention_heads != config.num_key_value_heads
+    architecture = FAMILIES[config.architecture].gguf
+    return config.num_hidden_layers == 80 and (architecture == "qwen2" or (architecture == "llama" and grouped))
