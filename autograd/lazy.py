@@ -85,6 +85,8 @@ class Lazy:
 
     def write(self, out: Array, place: View | None = None, accumulate: bool = False) -> None:
         """Compute into (part of) an array: added to it where `accumulate`."""
+        if self.op == "reduce" and place is not None:  # places are of all axes, a reduction has those that are left
+            self.array()
         self._run({"out": out, "place": place, "accumulate": accumulate})
 
     def _same_storage(self) -> Array | None:
@@ -246,6 +248,11 @@ def view_of(array: Array, device: Device) -> Lazy:
     """An array as it is."""
     shape = tuple(array.shape)
     return Lazy("view", (), shape, np.dtype(array.dtype), device, (array, row_major(shape), 0))
+
+
+def lazy_of(array: Array | Lazy, device: Device) -> Lazy:
+    """An array, or what waits in its place, for expressions."""
+    return array if isinstance(array, Lazy) else view_of(array, device)
 
 
 def index(shape: tuple[int, ...], axis: int, device: Device, dtype: Any = np.float32) -> Lazy:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from wgrad.autograd.lazy import Lazy, memory_of, view_of
+from wgrad.autograd.lazy import Lazy, lazy_of, memory_of
 from wgrad.autograd.modes import is_recomputing as is_recomputing
 from wgrad.autograd.modes import is_recording as is_recording
 from wgrad.autograd.modes import no_grad as no_grad
@@ -137,7 +137,7 @@ class Tensor(TensorMethods):
 
     def lazy(self) -> Lazy:
         """The values, for expressions that are computed later."""
-        return self._data if isinstance(self._data, Lazy) else view_of(self._data, self.device)
+        return lazy_of(self._data, self.device)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -261,10 +261,6 @@ def edge_of(tensor: Tensor) -> Edge:
     return (tensor.node, tensor.index) if tensor.node is not None else tensor
 
 
-def _lazy(array: Array | Lazy, device: Device) -> Lazy:
-    return array if isinstance(array, Lazy) else view_of(array, device)
-
-
 class _Gradients:
     """Gradients on their way: per node, one per output, and whether the array is ours to add to in place.
 
@@ -296,7 +292,7 @@ class _Gradients:
         else:
             total, ours = whole_of(held[0]), held[1]
             if isinstance(total, Lazy) or isinstance(grad, Lazy):
-                waiting[index] = (_lazy(total, device) + _lazy(grad, device), False)
+                waiting[index] = (lazy_of(total, device) + lazy_of(grad, device), False)
             else:
                 waiting[index] = (device.add(total, grad, out=total) if ours else device.add(total, grad), True)
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from wgrad.autograd.host_arrays import to_device
-from wgrad.autograd.lazy import Lazy, Operand, apply, summed_to, view_of
+from wgrad.autograd.lazy import Lazy, Operand, apply, lazy_of, summed_to, view_of
 from wgrad.autograd.tensor import Node, Tensor, edge_of, is_recording
 from wgrad.autograd.tensor_methods import implements_method
 from wgrad.device.contract import Device
@@ -67,14 +67,15 @@ def elementwise(name: str, *operands: Any) -> Tensor:
     result = Tensor(y, device)
     if name not in _WITHOUT_GRADIENT and is_recording() and any(x.requires_grad for x in tensors):
         edges = [edge_of(x) if isinstance(x, Tensor) else None for x in operands]
-        record(name, result, edges, _backward(name, y, given, edges))
+        record(name, [result], edges, _backward(name, y, given, edges))
     return result
 
 
-def record(name: str, result: Tensor, edges: Sequence[Any], backward: Callable[..., Any]) -> None:
-    """Put a node on the tape whose gradients wait as well."""
-    node = Node(name, result.device, backward, edges, [result.lazy()], takes_lazy=True)
-    result.requires_grad, result.node = True, node
+def record(name: str, results: Sequence[Tensor], edges: Sequence[Any], backward: Callable[..., Any]) -> None:
+    """Put a node on the tape whose gradients wait as well, and make the Tensors its outputs."""
+    node = Node(name, results[0].device, backward, edges, [x.lazy() for x in results], takes_lazy=True)
+    for number, x in enumerate(results):
+        x.requires_grad, x.node, x.index = True, node, number
 
 
 def _backward(name: str, y: Lazy, given: Sequence[Operand], edges: Sequence[Any]) -> Callable[..., Any]:
@@ -83,8 +84,7 @@ def _backward(name: str, y: Lazy, given: Sequence[Operand], edges: Sequence[Any]
     count = len(given)
 
     def backward(dy: Any) -> list[Any]:
-        dy = view_of(dy, y.device) if not isinstance(dy, Lazy) else dy
-        grads = GRADIENTS[name](dy, *(kept or [0.0] * count))
+        grads = GRADIENTS[name](lazy_of(dy, y.device), *(kept or [0.0] * count))
         return [
             None if edge is None or grad is None or like is None else summed_to(grad, like[0]).astype(like[1])
             for edge, grad, like in zip(edges, grads, shapes)
@@ -171,10 +171,10 @@ def to(x: Tensor, dtype: Any) -> Tensor:
         return Tensor(made, x.device)
     result = Tensor(made, x.device)
     if is_recording() and x.requires_grad:
-        before = x.dtype
+        before, device = x.dtype, x.device
 
         def backward(dy: Any) -> list[Any]:
-            return [(dy if isinstance(dy, Lazy) else view_of(dy, x.device)).astype(before)]
+            return [lazy_of(dy, device).astype(before)]
 
-        record("to", result, [edge_of(x)], backward)
+        record("to", [result], [edge_of(x)], backward)
     return result

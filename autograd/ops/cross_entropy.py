@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from wgrad.autograd.lazy import Lazy, apply, index, reduced, view_of
+from wgrad.autograd.lazy import Lazy, apply, index, lazy_of, reduced, view_of
 from wgrad.autograd.ops.arithmetic import operand_of, record
 from wgrad.autograd.ops.loss import IGNORE_INDEX
 from wgrad.autograd.tensor import Tensor, edge_of, is_recording
@@ -45,8 +45,8 @@ def cross_entropy(logits: Tensor, targets: Any, *, ignore_index: int = IGNORE_IN
         dtype = logits.dtype
 
         def backward(dy: Any) -> list[Lazy]:
-            seed = (dy if isinstance(dy, Lazy) else view_of(dy, device)) * share
+            seed = lazy_of(dy, device) * share
             return [((apply("exp", z - norm) - chosen) * counted * seed).astype(dtype)]
 
-        record("cross_entropy", result, [edge_of(logits)], backward)
+        record("cross_entropy", [result], [edge_of(logits)], backward)
     return result

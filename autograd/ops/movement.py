@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from wgrad.autograd.host_arrays import to_device
-from wgrad.autograd.lazy import Lazy, broadcast, row_major, summed_to, view_of
+from wgrad.autograd.lazy import Lazy, broadcast, lazy_of, row_major, summed_to, view_of
 from wgrad.autograd.ops.arithmetic import device_of, record
 from wgrad.autograd.ops.embedding import embedding
 from wgrad.autograd.tensor import Tensor, edge_of, is_recording
@@ -23,7 +23,7 @@ def _viewed(name: str, x: Tensor, made: Lazy, backward: Any) -> Tensor:
     result = Tensor(made, x.device)
     if is_recording() and x.requires_grad:
         device = x.device
-        record(name, result, [edge_of(x)], lambda dy: [backward(dy if isinstance(dy, Lazy) else view_of(dy, device))])
+        record(name, [result], [edge_of(x)], lambda dy: [backward(lazy_of(dy, device))])
     return result
 
 
@@ -157,8 +157,23 @@ def split(x: Tensor, size: int, dim: int = 0) -> list[Tensor]:
     axis = axis_of("split", dim, x.ndim)
     if size < 1:
         raise ShapeError(f"split: size must be positive, got {size}")
-    cut = (slice(None),) * axis
-    return [getitem(x, (*cut, slice(at, at + size))) for at in range(0, x.shape[axis], size)]
+    lazy, device, shape, dtype = x.lazy(), x.device, x.shape, x.dtype
+    starts = range(0, shape[axis], size)
+    strides, offset = lazy.layout()
+    parts = [(*shape[:axis], min(size, shape[axis] - at), *shape[axis + 1 :]) for at in starts]
+    made = [Tensor(lazy.viewed(part, strides, offset + at * strides[axis]), device) for part, at in zip(parts, starts)]
+    if is_recording() and x.requires_grad:
+        along = row_major(shape)
+
+        def backward(*grads: Any) -> list[Lazy]:
+            whole = device.zeros(shape, dtype) if None in grads else device.empty(shape, dtype)
+            for grad, at in zip(grads, starts):
+                if grad is not None:
+                    lazy_of(grad, device).write(whole, (along, at * along[axis]))
+            return [view_of(whole, device)]
+
+        record("split", made, [edge_of(x)], backward)
+    return made
 
 
 def cat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
@@ -182,11 +197,11 @@ def cat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
         shapes = [x.shape for x in tensors]
 
         def backward(dy: Any) -> list[Lazy]:
-            given = dy if isinstance(dy, Lazy) else view_of(dy, device)
+            given = lazy_of(dy, device)
             given.array()
             return [given.viewed(part, strides, start) for part, start in zip(shapes, starts)]
 
-        record("cat", result, [edge_of(x) for x in tensors], backward)
+        record("cat", [result], [edge_of(x) for x in tensors], backward)
     return result
 
 

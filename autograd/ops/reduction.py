@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from wgrad.autograd.lazy import Lazy, apply, reduced, view_of
+from wgrad.autograd.lazy import Lazy, apply, lazy_of, reduced, view_of
 from wgrad.autograd.ops.arithmetic import record
 from wgrad.autograd.ops.movement import axis_of, transpose
 from wgrad.autograd.ops.softmax import softmax as softmax_of_rows
@@ -23,7 +23,7 @@ def _axes(name: str, dim: Axes, rank: int) -> tuple[int, ...]:
 
 def _spread(dy: Any, device: Device, shape: tuple[int, ...], axes: Sequence[int]) -> Lazy:
     """The gradient of a reduction, repeated over the axes that were reduced."""
-    given = dy if isinstance(dy, Lazy) else view_of(dy, device)
+    given = lazy_of(dy, device)
     kept = tuple(1 if axis in axes else n for axis, n in enumerate(shape))
     if given.shape != kept and tuple(axes) != tuple(range(len(axes))):  # axes that go between others
         if not given.is_view:
@@ -46,7 +46,7 @@ def _reduction(name: str, kind: str, x: Tensor, dim: Axes, keepdim: bool, scale:
         def backward(dy: Any) -> list[Lazy]:
             return [slope(_spread(dy, device, shape, axes)).astype(dtype)]
 
-        record(name, result, [edge_of(x)], backward)
+        record(name, [result], [edge_of(x)], backward)
     return result
 
 
