@@ -52,12 +52,12 @@ class TinyGPT:
         return F.cross_entropy(self.logits(ids).flatten(1).reshape(targets.size, -1), targets.reshape(-1))
 
 
-def main(device: str = "auto", file: str | Path = TEXT, steps: int = 400, batch: int = 16) -> float:
+def main(device: str = "auto", file: str | Path = TEXT, steps: int = 400, batch: int = 16, letters: int = 200) -> float:
     wgrad.set_default_device(device)
     text = Path(file).read_text(encoding="utf-8")
-    letters = sorted(set(text))
-    data = np.array([letters.index(c) for c in text], np.int32)
-    model = TinyGPT(len(letters))
+    alphabet = sorted(set(text))
+    data = np.array([alphabet.index(c) for c in text], np.int32)
+    model = TinyGPT(len(alphabet))
     optimizer = wgrad.AdamW(model.p.values(), lr=2e-3)
     rng = np.random.default_rng(0)
 
@@ -81,14 +81,14 @@ def main(device: str = "auto", file: str | Path = TEXT, steps: int = 400, batch:
         if i % 50 == 0 or i == steps - 1:
             print(f"step {i}: loss {loss.item():.3f}")
 
-    written = [letters.index("\n")]
-    while len(written) < 200:
+    written = [alphabet.index("\n")]
+    while len(written) < letters:
         window = np.zeros((1, model.context), np.int32)
         recent = written[-model.context :]
         window[0, : len(recent)] = recent
         odds = np.exp(predict(window).numpy()[0, len(recent) - 1].astype(float) / 0.7)
-        written.append(rng.choice(len(letters), p=odds / odds.sum()))
-    print("".join(letters[n] for n in written))
+        written.append(rng.choice(len(alphabet), p=odds / odds.sum()))
+    print("".join(alphabet[n] for n in written))
     return loss.item()
 
 

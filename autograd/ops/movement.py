@@ -166,7 +166,8 @@ def split(x: Tensor, size: int, dim: int = 0) -> list[Tensor]:
         along = row_major(shape)
 
         def backward(*grads: Any) -> list[Lazy]:
-            whole = device.zeros(shape, dtype) if None in grads else device.empty(shape, dtype)
+            lacks = any(grad is None for grad in grads)
+            whole = device.zeros(shape, dtype) if lacks else device.empty(shape, dtype)
             for grad, at in zip(grads, starts):
                 if grad is not None:
                     lazy_of(grad, device).write(whole, (along, at * along[axis]))

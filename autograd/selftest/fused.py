@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from wgrad.autograd.selftest.case import BUILTIN_ULPS, Case, Inputs, Outputs, dtype_name, normal
+from wgrad.autograd.selftest.case import BUILTIN_ULPS, F16, F32, Case, Inputs, Outputs, dtype_name, normal
 from wgrad.device.contract import Device
 from wgrad.device.expression import BUILT_IN, FUNCTIONS
 
@@ -64,6 +64,25 @@ def _functions(t: np.dtype) -> Case:
         return {name: device.view(y, _EACH, n * size) for n, name in enumerate(names)}
 
     return _case("functions", t, call)
+
+
+def custom_cases(name: str, arity: int, domain: tuple[float, float], float16: bool) -> list[Case]:
+    """Cases of a function that was registered (custom_operator.py), in each dtype."""
+    found = []
+    for t in (F32, F16) if float16 else (F32,):
+
+        def build(rng: np.random.Generator, t: np.dtype = t) -> Inputs:
+            return {n: rng.uniform(*domain, _SHAPE[i:]).astype(t) for i, n in enumerate(("x", "m", "b"))}
+
+        def run(device: Device, x: Inputs, t: np.dtype = t) -> Outputs:
+            program = (*_LOAD[:arity], (name, *range(arity)))
+            arrays = (x["x"], x["m"], x["b"])[:arity]
+            return {"y": device.fused(program, arrays, _VIEWS[:arity], (), _SHAPE, dtype=t)}
+
+        text = "x".join(map(str, _SHAPE))
+        label = f"fused {name}/{text}/{dtype_name(t)}"
+        found.append(Case(label, "fused", "forward", dtype_name(t), text, build, run, 2 * BUILTIN_ULPS))
+    return found
 
 
 def _others(t: np.dtype) -> list[Case]:

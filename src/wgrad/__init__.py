@@ -13,8 +13,8 @@ Public names, each imported when it is first asked for (so that `import wgrad` s
                                     Tensors on a device                                    wgrad.autograd
     Tensor, no_grad, functional, where, cat, stack
                                     the tape and its operators
-    SGD, AdamW, compile, save_tensors, load_tensors
-                                    optimisers, a step that is replayed, safetensors files
+    SGD, AdamW, compile, register_operator, save_tensors, load_tensors
+                                    optimisers, a step that is replayed, your own operator, safetensors files
     select_device                   a device by name, or the best there is
     WgradError, DeviceError         errors that a caller can put right; what a device refused
 
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from wgrad.autograd.creation import set_default_device as set_default_device
     from wgrad.autograd.creation import tensor as tensor
     from wgrad.autograd.creation import zeros as zeros
+    from wgrad.autograd.custom_operator import register_operator as register_operator
     from wgrad.autograd.ops.arithmetic import where as where
     from wgrad.autograd.ops.movement import cat as cat
     from wgrad.autograd.ops.movement import stack as stack
@@ -102,6 +103,7 @@ _PUBLIC = {
     "no_grad": "wgrad.autograd.tensor",
     "ones": "wgrad.autograd.creation",
     "randn": "wgrad.autograd.creation",
+    "register_operator": "wgrad.autograd.custom_operator",
     "save_tensors": "wgrad.autograd.tensor_files",
     "select_device": "wgrad.autograd.select_device",
     "set_default_device": "wgrad.autograd.creation",
@@ -139,6 +141,7 @@ __all__ = [
     "no_grad",
     "ones",
     "randn",
+    "register_operator",
     "save_tensors",
     "select_device",
     "set_default_device",

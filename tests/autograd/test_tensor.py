@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import wgrad
 from tests.autograd.self_test_calls import TENSOR_MODULES
 from wgrad import Tensor
 from wgrad import functional as F
+from wgrad.autograd.custom_operator import register_operator, unregister_operator
 from wgrad.autograd.gradcheck import LIMIT, gradcheck
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.device.contract import Device
@@ -272,6 +273,109 @@ def test_a_recorded_mlp_is_torchs(device: Device) -> None:
     assert step.launches > 0
     for a, b in zip(ours, theirs):
         np.testing.assert_allclose(a.numpy(), b.detach().numpy(), atol=1e-5)
+
+
+@pytest.fixture
+def registered() -> Iterator[Callable[..., Any]]:
+    names: list[str] = []
+
+    def register(name: str, **given: Any) -> Any:
+        made = register_operator(name, **given)
+        names.append(name)
+        return made
+
+    yield register
+    for name in names:
+        unregister_operator(name)
+
+
+def hinge(registered: Callable[..., Any], **change: Any) -> Any:
+    given: dict[str, Any] = {
+        "wgsl": "max(x, 0.0) * max(x, 0.0) * sharp(scale)",
+        "helper": "fn sharp(z: f32) -> f32 { return 1.0 + z * z; }",
+        "reference": lambda x, scale: np.maximum(x, 0) ** 2 * (1 + scale * scale),
+        "backward": lambda dy, x, scale: (
+            dy * 2 * x.relu() * (1 + scale * scale),
+            dy * x.relu() ** 2 * 2 * scale,
+        ),
+    }
+    return registered("squared_hinge", **{**given, **change})
+
+
+def test_an_operator_from_outside_is_checked_and_fuses(device: Device, registered: Callable[..., Any]) -> None:
+    operator = hinge(registered)
+    assert operator.check(device) < 1e-3
+    x, s = leaves(device, [np.linspace(-1, 2, 15).reshape(3, 5), np.full((5,), 0.5)], np.float32)
+    y = (operator(x, s) * 2).sum()
+    y.backward()
+    wanted = np.maximum(x.numpy(), 0)
+    assert abs(y.item() - (2 * wanted**2 * 1.25).sum()) < 1e-4
+    assert x.grad is not None and s.grad is not None
+    np.testing.assert_allclose(x.grad.numpy(), 4 * wanted * 1.25, rtol=1e-5)
+    np.testing.assert_allclose(s.grad.numpy(), (2 * wanted**2).sum(0), rtol=1e-5)
+
+
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "wgsl": ({"wgsl": "max(x, 0.0) * sharp(scale)"}, "its WGSL is off by .* from the reference in float32 on wgpu"),
+    "backward": (
+        {"backward": lambda dy, x, scale: (dy * x.relu(), dy * x.relu() ** 2 * 2 * scale)},
+        "its backward differs from central differences by",
+    ),
+    "gradients": ({"backward": lambda dy, x, scale: dy}, "backward must return 2 gradients, got 1"),
+    "argument": ({"wgsl": "max(x, 0.0)"}, "the expression 'max.x, 0.0.' does not use scale"),
+    "reference": ({"reference": lambda x, scale: x.nothing}, "the reference fails: "),
+    "dtype": ({"reference": lambda x, scale: (x * scale).astype(np.float16)}, "must keep shape and dtype"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_operator_is_found(name: str, wgpu_device: Device, registered: Callable[..., Any]) -> None:
+    change, message = WRONG[name]
+    with pytest.raises(WgradError, match=message):
+        hinge(registered, **change).check(wgpu_device)
+
+
+def test_a_name_is_given_once(registered: Callable[..., Any]) -> None:
+    hinge(registered)
+    with pytest.raises(WgradError, match="an operator is called squared_hinge already; take another name"):
+        hinge(registered)
+
+
+def test_the_small_gpt_is_torchs(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loss and the parameters after steps of AdamW, the last ones replayed; sizes that divide nothing."""
+    monkeypatch.syspath_prepend(str(EXAMPLES.parent / "bench"))
+    torch_loss = importlib.import_module("bench_autograd").torch_gpt_loss
+    monkeypatch.setattr("wgrad.autograd.creation._devices", {"here": device})
+    monkeypatch.setattr("wgrad.autograd.creation._default", ["here"])
+    model = example("tiny_gpt").TinyGPT(11, layers=1, width=18, heads=3, context=7)
+    theirs = {name: torch.tensor(x.numpy(), requires_grad=True) for name, x in model.p.items()}
+    mine, other = wgrad.AdamW(model.p.values(), lr=0.01), torch.optim.AdamW(theirs.values(), lr=0.01)
+
+    @wgrad.compile
+    def step(ids: Tensor, targets: Tensor) -> Tensor:
+        loss = model.loss(ids, targets)
+        mine.zero_grad()
+        loss.backward()
+        mine.step()
+        return loss  # type: ignore[no-any-return]
+
+    for seed in range(4):
+        ids = np.random.default_rng(seed).integers(0, 11, (3, 8)).astype(np.int32)
+        ours = step(ids[:, :-1], ids[:, 1:]).item()
+        loss = torch_loss(theirs, *(torch.tensor(a.copy()).long() for a in (ids[:, :-1], ids[:, 1:])), torch, 1, 3)
+        other.zero_grad()
+        loss.backward()
+        other.step()
+        assert abs(ours - loss.item()) < 1e-5
+    for name, x in model.p.items():
+        np.testing.assert_allclose(x.numpy(), theirs[name].detach().numpy(), atol=1e-5)
+
+
+def test_the_examples_run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("wgrad.autograd.creation._default", ["cpu"])
+    assert example("mlp").main("cpu", steps=40) < 0.6
+    assert example("tiny_gpt").main("cpu", steps=2, batch=1, letters=3) < 5
+    assert "step 1: loss" in capsys.readouterr().out
 
 
 def test_files_are_those_of_torch(tmp_path: Path) -> None:

@@ -1,0 +1,171 @@
+"""Elementwise operators from outside of the package: a WGSL expression, its NumPy reference, its gradient.
+
+They fuse with the operators next to them, and are checked as those of the package are.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from wgrad.autograd.gradcheck import LIMIT, gradcheck
+from wgrad.autograd.lazy import Lazy, apply
+from wgrad.autograd.modes import no_grad
+from wgrad.autograd.ops.arithmetic import GRADIENTS, elementwise
+from wgrad.autograd.reference import ReferenceDevice
+from wgrad.autograd.selftest.fused import custom_cases
+from wgrad.autograd.selftest.run import check_case
+from wgrad.autograd.tensor import Tensor
+from wgrad.device.contract import Device
+from wgrad.device.errors import WgradError
+from wgrad.device.expression import BUILT_IN, FUNCTIONS, ElementwiseFunction, add_function
+
+_SIZE = (7, 41)  # of the gradient check: it divides nothing
+_FLOAT32_GRADIENT = 1e-3  # a gradient in float32 next to central differences in float64
+
+
+class CustomOperator:
+    """An operator that `register_operator` made: call it with Tensors, arrays and numbers, at least one of them a
+    Tensor. They are broadcast to each other.
+
+    Attributes: name, parameters (names of its arguments).
+    """
+
+    def __init__(self, name: str, parameters: Sequence[str], domain: tuple[float, float]) -> None:
+        self.name = self.__name__ = name
+        self.parameters = tuple(parameters)
+        self._domain = domain
+
+    def __call__(self, *operands: Any) -> Tensor:
+        if len(operands) != len(self.parameters):
+            raise WgradError(f"{self.name} takes {', '.join(self.parameters)}, got {len(operands)} arguments")
+        return elementwise(self.name, *operands)
+
+    def check(self, device: Device) -> float:
+        """Compare the WGSL with the reference in float64, and the gradient with central differences, on a device.
+
+        Returns:
+            The largest relative difference between a gradient and central differences.
+
+        Raises:
+            WgradError: One of them is wrong.
+        """
+        for case in custom_cases(self.name, len(self.parameters), self._domain, device.float16):
+            result = check_case(case, device)
+            if not result.ok:
+                raise WgradError(
+                    f"{self.name}: its WGSL is off by {result.error:.3g} from the reference in {case.dtype} on "
+                    f"{device.name}, allowed {result.limit:.3g}; {result.message or 'correct one of them'}"
+                )
+        reference = ReferenceDevice()
+        for where, dtype, limit in ((reference, np.float64, LIMIT), (device, np.float32, _FLOAT32_GRADIENT)):
+            error = self._gradient_error(where, dtype)
+            if not error <= limit:
+                raise WgradError(
+                    f"{self.name}: its backward differs from central differences by {error:.3g} of the largest "
+                    f"gradient on {where.name}, allowed {limit:.3g}; correct backward"
+                )
+        return error
+
+    def _gradient_error(self, device: Any, dtype: Any) -> float:
+        """At inputs for which what gradcheck puts in front gives numbers of the domain."""
+        rng = np.random.default_rng(0)
+        low, high = self._domain
+        inputs = [rng.uniform(low, high, _SIZE) for _ in self.parameters]
+        middle, half = (low + high) / 2, (high - low) / 2
+
+        def inside(*tensors: Tensor) -> Tensor:
+            return self(*((x * 0.3).tanh() * (half * 0.9) + middle for x in tensors))
+
+        return gradcheck(inside, *inputs, rng=rng, device=device, dtype=dtype)
+
+
+def register_operator(
+    name: str,
+    *,
+    wgsl: str,
+    reference: Callable[..., Any],
+    backward: Callable[..., Any],
+    helper: str = "",
+    domain: tuple[float, float] = (-3.0, 3.0),
+) -> CustomOperator:
+    """Register an elementwise operator.
+
+    Args:
+        name: Its name, which no other operator has.
+        wgsl: A WGSL expression of f32. The arguments have the names of `reference`'s parameters.
+        reference: The same in NumPy, of arrays in float32 or float64.
+        backward: From the gradient of the output and the arguments, all Tensors, to a tuple of one gradient for each
+            argument (None for none), written with the operators of Tensors.
+        helper: WGSL functions that the expression calls.
+        domain: Smallest and largest number that `check` calls it with.
+
+    Returns:
+        The operator, a function of Tensors. Its method `check(device)` proves WGSL and gradient.
+
+    Raises:
+        WgradError: The name is taken, an argument is not in the expression, or the reference does not run.
+    """
+    parameters = list(inspect.signature(reference).parameters)
+    text = wgsl
+    for number, parameter in enumerate(parameters):
+        text, count = re.subn(rf"(?<![\w.]){parameter}(?!\w)", f"(${number})", text)
+        if not count:
+            raise WgradError(f"register_operator: {name}: the expression {wgsl!r} does not use {parameter}")
+    if not parameters or len(parameters) > 3:
+        raise WgradError(f"register_operator: {name}: reference must have 1 to 3 parameters, got {len(parameters)}")
+    if not domain[0] < domain[1]:
+        raise WgradError(f"register_operator: {name}: domain must be a smallest and a largest number, got {domain}")
+    _try(name, reference, len(parameters), domain)
+    add_function(name, ElementwiseFunction(len(parameters), reference, text, helper))
+    GRADIENTS[name] = _gradients(name, parameters, backward)
+    return CustomOperator(name, parameters, domain)
+
+
+def unregister_operator(name: str) -> None:
+    """Forget an operator that `register_operator` made."""
+    if name in BUILT_IN or name not in FUNCTIONS:
+        raise WgradError(f"unregister_operator: {name} is no operator that was registered")
+    del FUNCTIONS[name], GRADIENTS[name]
+
+
+def _try(name: str, reference: Callable[..., Any], count: int, domain: tuple[float, float]) -> None:
+    for dtype in (np.float32, np.float64):
+        x = np.linspace(*domain, 5, dtype=dtype)
+        try:
+            y = reference(*[x] * count)
+        except Exception as error:
+            raise WgradError(f"register_operator: {name}: the reference fails: {error}") from error
+        if getattr(y, "shape", None) != x.shape or y.dtype != dtype:
+            found = f"{getattr(y, 'dtype', type(y).__name__)} {list(getattr(y, 'shape', ()))}"
+            wanted = f"{np.dtype(dtype)} [5]"
+            raise WgradError(
+                f"register_operator: {name}: the reference must keep shape and dtype, {wanted}, got {found}"
+            )
+
+
+def _gradients(name: str, parameters: Sequence[str], backward: Callable[..., Any]) -> Callable[..., Any]:
+    def gradients(dy: Lazy, *operands: Any) -> list[Lazy | None]:
+        given = [Tensor(x, dy.device) if isinstance(x, Lazy) else x for x in operands]
+        with no_grad():
+            found = backward(Tensor(dy, dy.device), *given)
+        found = found if isinstance(found, tuple) else (found,)
+        if len(found) != len(parameters):
+            raise WgradError(f"{name}: backward must return {len(parameters)} gradients, got {len(found)}")
+        return [None if grad is None else _gradient(name, grad, dy) for grad in found]
+
+    return gradients
+
+
+def _gradient(name: str, grad: Any, dy: Lazy) -> Lazy:
+    lazy = grad.lazy() if isinstance(grad, Tensor) else dy * 0.0 + float(grad)
+    if lazy.shape != dy.shape:
+        try:
+            lazy = apply("add", lazy, dy * 0.0)
+        except WgradError as error:
+            raise WgradError(f"{name}: a gradient must have the shape {list(dy.shape)}: {error}") from error
+    return lazy
