@@ -22,6 +22,7 @@ import yaml
 
 import wgrad
 from tests.conftest import require_wgpu
+from wgrad.autograd.custom_operator import unregister_operator
 from wgrad.hip.runtime.architectures import SUPPORTED
 from wgrad.train.commands.cli import build_parser, main
 from wgrad.train.data.data import load_data
@@ -283,6 +284,21 @@ def run_commands(page: str, monkeypatch: pytest.MonkeyPatch) -> None:
         assert main([*words, *short.split()]) == 0, words
         ran += 1
     assert ran >= 2, page
+
+
+def test_the_page_of_the_autograd_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    """Its blocks are one program. The registered operator of the page is gone afterwards."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("wgrad.autograd.creation._default", ["cpu"])
+    text = "\n".join(_blocks(ROOT / "docs/tutorials/autograd.md", "python"))
+    assert text.count('"auto"') == 1
+    space: dict[str, Any] = {}
+    exec(text.replace('"auto"', '"cpu"'), space)
+    unregister_operator("squared_relu")
+    assert space["fast"].launches > 0 and space["loaded"].keys() == {"w0", "w1", "w2"}
+    assert float(capsys.readouterr().out.split()[-1]) > 0.5
 
 
 def test_the_python_page_runs(workshop: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:

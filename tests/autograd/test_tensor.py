@@ -373,7 +373,7 @@ def test_the_small_gpt_is_torchs(device: Device, monkeypatch: pytest.MonkeyPatch
 
 def test_the_examples_run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr("wgrad.autograd.creation._default", ["cpu"])
-    assert example("mlp").main("cpu", steps=40) < 0.6
+    assert example("mlp").main("cpu", steps=20) < 0.69
     assert example("tiny_gpt").main("cpu", steps=2, batch=1, letters=3) < 5
     assert "step 1: loss" in capsys.readouterr().out
 
