@@ -11,9 +11,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.train.serving import BASE, Client, serving
@@ -23,6 +24,7 @@ from wgrad.train.options.generate_config import Sampling
 from wgrad.train.serve.engine import Engine, Limits
 from wgrad.train.serve.exchange import Events, Outbox
 from wgrad.train.serve.jobs import Event, Failed, Job, Piece
+from wgrad.train.serve.logit_edits import LogitEdits
 
 
 @pytest.fixture(scope="module")
@@ -110,6 +112,23 @@ def test_a_block_of_tokens_is_one_event(engine: Engine, monkeypatch: pytest.Monk
     found: list[Event] = []
     run(engine, job(found, max_new_tokens=25, sampling=Sampling(temperature=0.0)))
     assert [event.new for event in found if isinstance(event, Piece)] == [1, 1, 8, 8, 7]
+
+
+class Counting(LogitEdits):
+    """Of logits by which the n-th token of an answer is 50 + n."""
+
+    def apply(self, logits: np.ndarray, drawn: Sequence[int]) -> np.ndarray:
+        edited = np.full_like(logits, -100.0)
+        edited[50 + len(drawn)] = 100.0
+        return edited
+
+
+def test_edits_of_logits_are_told_all_that_was_drawn(engine: Engine) -> None:
+    edited, other = list[Event](), list[Event]()
+    edits = Counting(presence=1.0)
+    run(engine, job(edited, edits=edits, top=0), job(other, max_new_tokens=9))
+    ids = [token.id for event in edited if isinstance(event, Piece) for token in event.tokens]
+    assert ids == [50, 51, 52, 53, 54, 55] and text(other)
 
 
 def test_a_batch_has_one_model_and_no_more_rows_than_it_may(engine: Engine) -> None:
