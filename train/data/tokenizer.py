@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -203,11 +203,13 @@ class Tokenizer:
         before = self.decode(anchor, skip_special_tokens=False)
         return self.decode([*anchor, token], skip_special_tokens=False).removeprefix(before)
 
-    def decode_stream(self, prompt_ids: Sequence[int] = (), skip_special_tokens: bool = True) -> TextStream:
-        """The text of ids that follow `prompt_ids`, as they come."""
+    def decode_stream(
+        self, prompt_ids: Sequence[int] = (), skip_special_tokens: bool = True, shown: Collection[str] = ()
+    ) -> TextStream:
+        """The text of ids that follow `prompt_ids`, as they come. shown: special tokens that are not skipped."""
         if self._steps is None:
             self._steps = steps_of(self._backend)
-        skipped = self._special if skip_special_tokens else frozenset[str]()
+        skipped = self._special.difference(shown) if skip_special_tokens else frozenset[str]()
 
         def token(id_: int) -> str | None:
             text = self._backend.id_to_token(int(id_))

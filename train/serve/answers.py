@@ -7,16 +7,19 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from wgrad.train.serve.answer_parts import AnswerParts, Style
 from wgrad.train.serve.jobs import Piece, TokenInfo
 
 TokenText = Callable[[int], str]
+TOOL_CALLS = "tool_calls"  # why an answer ended: tools are to be called
 
 
 class Choice:
-    """One answer of a request as it comes. echo: the prompt's text, which opens it."""
+    """One answer of a request as it comes. echo: the prompt's text, which opens it. style: of a chat's answers."""
 
-    def __init__(self, number: int, prompt_tokens: int, echo: str = "") -> None:
+    def __init__(self, number: int, prompt_tokens: int, echo: str = "", style: Style | None = None) -> None:
         self.number, self.prompt_tokens = number, prompt_tokens
+        self.parts = AnswerParts(style or Style())
         self.text, self.tokens, self.new, self.finish = echo, list[TokenInfo](), 0, ""
         self.offset = 0  # characters of the tokens that were told in chunks
 
@@ -45,7 +48,7 @@ class Form:
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
 
     def answer(self, choices: Sequence[Choice]) -> dict[str, Any]:
-        found = [self._choice(c.number, c.text, c.tokens, 0, c.finish, whole=True) for c in choices]
+        found = [self._choice(c, c.text, c.tokens, 0, c.finish, whole=True) for c in choices]
         return {**self._head(self.whole), "choices": found, "usage": usage(choices)}
 
     def opening(self, choice: Choice) -> list[dict[str, Any]]:
@@ -53,7 +56,7 @@ class Form:
         return []
 
     def chunk(self, choice: Choice, piece: Piece) -> dict[str, Any]:
-        found = self._choice(choice.number, piece.text, piece.tokens, choice.offset, piece.finish, whole=False)
+        found = self._choice(choice, piece.text, piece.tokens, choice.offset, piece.finish, whole=False)
         choice.offset += sum(token.width for token in piece.tokens)
         return {**self._head(self.part), "choices": [found]}
 
@@ -62,7 +65,7 @@ class Form:
         return {**self._head(self.part), "choices": [], "usage": usage(choices)}
 
     def _choice(
-        self, number: int, text: str, tokens: Sequence[TokenInfo], offset: int, finish: str, *, whole: bool
+        self, choice: Choice, text: str, tokens: Sequence[TokenInfo], offset: int, finish: str, *, whole: bool
     ) -> dict[str, Any]:
         raise NotImplementedError
 
@@ -74,10 +77,10 @@ class CompletionForm(Form):
         return [self.chunk(choice, Piece(choice.text))] if choice.text else []
 
     def _choice(
-        self, number: int, text: str, tokens: Sequence[TokenInfo], offset: int, finish: str, *, whole: bool
+        self, choice: Choice, text: str, tokens: Sequence[TokenInfo], offset: int, finish: str, *, whole: bool
     ) -> dict[str, Any]:
         told = self._logprobs(tokens, offset) if self.logprobs else None
-        return {"index": number, "text": text, "logprobs": told, "finish_reason": finish or None}
+        return {"index": choice.number, "text": text, "logprobs": told, "finish_reason": finish or None}
 
     def _logprobs(self, tokens: Sequence[TokenInfo], offset: int) -> dict[str, Any]:
         offsets = []
@@ -110,12 +113,21 @@ class ChatForm(Form):
         return [{**self._head(self.part), "choices": [first]}]
 
     def _choice(
-        self, number: int, text: str, tokens: Sequence[TokenInfo], offset: int, finish: str, *, whole: bool
+        self, choice: Choice, text: str, tokens: Sequence[TokenInfo], offset: int, finish: str, *, whole: bool
     ) -> dict[str, Any]:
-        said: dict[str, Any] = {"role": "assistant", "content": text} if whole else {"content": text} if text else {}
+        part = choice.parts.add(text, last=bool(finish))
+        said: dict[str, Any] = {"content": part.content} if part.content or (whole and not part.calls) else {}
+        if part.reasoning:
+            said["reasoning_content"] = part.reasoning
+        if part.calls:
+            calls = [call.entry() for call in part.calls]
+            said["tool_calls"] = calls if whole else [{"index": n, **call} for n, call in enumerate(calls)]
+            finish = TOOL_CALLS
+        if whole:
+            said = {"role": "assistant", "content": None, **said}
         told = {"content": [self._token(token) for token in tokens]} if self.logprobs else None
         key = "message" if whole else "delta"
-        return {"index": number, key: said, "logprobs": told, "finish_reason": finish or None}
+        return {"index": choice.number, key: said, "logprobs": told, "finish_reason": finish or None}
 
     def _token(self, token: TokenInfo) -> dict[str, Any]:
         top = [_entry(self.token_text(i), p) for i, p in token.top]

@@ -102,9 +102,9 @@ class Api:
     async def chat_completions(self, request: Request) -> Response:
         asked = parse_request(await _body(request), ChatRequest)
         events = Events(self._outbox)
-        jobs = await run_in_threadpool(self.preparation.chat_jobs, asked, events.put)
+        jobs, style = await run_in_threadpool(self.preparation.chat_jobs, asked, events.put)
         form = ChatForm(asked.model, asked.top is not None, self.preparation.tokenizers[asked.model].token_text)
-        choices = [Choice(number, 0 if number else len(job.prompt)) for number, job in enumerate(jobs)]
+        choices = [Choice(number, 0 if number else len(job.prompt), style=style) for number, job in enumerate(jobs)]
         return await self._answer(request, asked, jobs, choices, form, events)
 
     async def _answer(

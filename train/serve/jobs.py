@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 
 from wgrad.train.data.tokenizer import Tokenizer
@@ -59,7 +59,7 @@ Event = Piece | Failed
 class Job:
     """One prompt. sampling: its seed is the text's own. top: None, or how many of the likeliest tokens are told. score:
     tell the prompt's too. around: how many tokens the tokenizer put before the prompt's text and behind it. edits: of
-    logits. emit: takes each event, on the thread of the device."""
+    logits. shown: special tokens that the text has. emit: takes each event, on the thread of the device."""
 
     model: str
     prompt: Sequence[int]
@@ -72,6 +72,7 @@ class Job:
     emit: Callable[[Event], None]
     around: tuple[int, int] = (0, 0)
     edits: LogitEdits | None = None
+    shown: Collection[str] = ()
     cancelled: bool = False  # set by whoever waits no longer
     begun: float = field(default_factory=time.monotonic)
 
@@ -85,7 +86,7 @@ class Answer:
 
     def __init__(self, job: Job, tokenizer: Tokenizer) -> None:
         self.job, self.tokenizer = job, tokenizer
-        self._text = tokenizer.decode_stream(job.prompt)
+        self._text = tokenizer.decode_stream(job.prompt, shown=job.shown)
         self._stop = StopText(job.stops)
         self._decoded = self._given = 0  # characters
         self._pending = ""  # that would follow if the answer ended now, where anybody asks
@@ -105,7 +106,8 @@ class Answer:
             self._waiting.append((first, self._decoded, info))
         given = text
         if self.job.stops:
-            given = self._stop.add(text, self.tokenizer.special_text(token), self._pending)
+            special = self.tokenizer.special_text(token)
+            given = self._stop.add(text, "" if special in self.job.shown else special, self._pending)
         self._given += len(given)
         if self._stop.found:
             if self._given > self._decoded:  # a part of what was pending belongs to the answer

@@ -9,9 +9,11 @@ from dataclasses import dataclass, replace
 from wgrad.device.errors import WgradError
 from wgrad.train.data.chat import Conversation, MessagesRefused
 from wgrad.train.data.tokenizer import Tokenizer
+from wgrad.train.serve.answer_parts import Style, thought_of
 from wgrad.train.serve.errors import ApiError
 from wgrad.train.serve.jobs import Event, Job
 from wgrad.train.serve.requests import MOST_PROMPTS, ChatRequest, CompletionRequest, Request
+from wgrad.train.serve.tool_calls import format_of
 
 _SEEDS = 2**32
 Emit = Callable[[int, Event], None]  # the number of the prompt in its request
@@ -50,16 +52,29 @@ class Preparation:
             ]
         return jobs, texts
 
-    def chat_jobs(self, request: ChatRequest, emit: Emit) -> list[Job]:
-        """Return `n` of them. ApiError."""
+    def chat_jobs(self, request: ChatRequest, emit: Emit) -> tuple[list[Job], Style]:
+        """-> `n` jobs, and how their answers are written. ApiError."""
         tokenizer = self._tokenizer(request)
         if not tokenizer.has_chat_template:
             message = "the model has no chat template, which messages need: use /v1/completions, or serve a chat model"
             raise ApiError(400, message, "messages", "chat_template")
-        conversation = Conversation(request.turns(), options=request.chat_template_kwargs)
+        names = request.tool_names()
+        style = _style(tokenizer, names)
+        tools = request.tools if names else None
+        conversation = Conversation(request.turns(), tools, options=request.chat_template_kwargs)
         try:
             with self.template:
                 text = tokenizer.chat_template.render(conversation, add_generation_prompt=True)
+            if style.thought is not None and text.rstrip().endswith(style.thought[0]):
+                style = replace(style, begun=style.thought[0])
+            if request.tool_choice not in ("none", "auto"):
+                if style.format is None:
+                    message = "the chat template writes calls of tools in no known form: leave tool_choice out"
+                    raise ApiError(400, f"the request: tool_choice: {message}", "tool_choice")
+                opening = style.format.opening(request.chosen_tool)
+                if style.begun and style.thought is not None:  # the prompt has begun a thought: it remains empty
+                    text += f"\n{style.thought[1]}\n\n"
+                text, style = text + opening, replace(style, begun=opening)
             ids = tokenizer.encode_up_to(self.positions, text, add_special_tokens=False)
         except MessagesRefused as error:
             raise ApiError(400, str(error), "messages") from error
@@ -70,7 +85,8 @@ class Preparation:
         new = request.most_tokens
         if new is None:
             new = max(min(self.max_new_tokens, self.positions - len(ids)), 1)
-        return [self._job(request, number, ids, new, False, emit) for number in range(request.n)]
+        jobs = [self._job(request, number, ids, new, False, emit) for number in range(request.n)]
+        return [replace(job, shown=style.markers) for job in jobs], style
 
     def _tokenizer(self, request: Request) -> Tokenizer:
         if request.model not in self.tokenizers:
@@ -131,6 +147,11 @@ class Preparation:
             emit=lambda event: emit(number, event),
             edits=request.edits(self.vocab_size),
         )
+
+
+def _style(tokenizer: Tokenizer, tools: Sequence[str]) -> Style:
+    template = "\n".join(tokenizer.templates.values())
+    return Style(thought_of(template), "", format_of(template) if tools else None, tools)
 
 
 def _around(tokenizer: Tokenizer, text: str, ids: Sequence[int]) -> tuple[int, int]:

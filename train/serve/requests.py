@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from msgspec import Meta, Struct
 
@@ -34,7 +34,7 @@ _PASSED_OVER = {
 # Keys that would change it, with the values that do not.
 _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "best_of": (1,), "suffix": ("",),
-    "tools": ([],), "tool_choice": ("none", "auto"), "functions": ([],), "function_call": ("none",),
+    "functions": ([],), "function_call": ("none",),
     "response_format": ({"type": "text"},), "modalities": (["text"],),
 }  # fmt: skip
 
@@ -134,6 +134,8 @@ class ChatRequest(Request, kw_only=True):
     logprobs: bool = False
     top_logprobs: Annotated[int, Meta(ge=0, le=MOST_TOP)] = 0
     chat_template_kwargs: dict[str, Any] = {}
+    tools: list[dict[str, Any]] = []
+    tool_choice: Literal["none", "auto", "required"] | dict[str, Any] = "auto"
 
     @property
     def top(self) -> int | None:
@@ -145,9 +147,33 @@ class ChatRequest(Request, kw_only=True):
     def most_tokens(self) -> int | None:
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
+    def tool_names(self) -> list[str]:
+        """Return the names of the tools that may be called. ApiError: a tool without one, or one chosen of none."""
+        names = [_tool_name(tool, f"tools[{number}]") for number, tool in enumerate(self.tools)]
+        chosen = self.chosen_tool
+        if chosen is not None and chosen not in names:
+            raise ApiError(400, f"{_WHERE}: tool_choice: {chosen[:100]!r} is none of the tools", "tool_choice")
+        if self.tool_choice == "required" and not names:
+            raise ApiError(400, f"{_WHERE}: tool_choice 'required' goes with tools: give some", "tool_choice")
+        return [] if self.tool_choice == "none" else names
+
+    @property
+    def chosen_tool(self) -> str | None:
+        """The name that tool_choice gives. ApiError."""
+        return None if isinstance(self.tool_choice, str) else _tool_name(self.tool_choice, "tool_choice")
+
     def turns(self) -> list[dict[str, Any]]:
         """The messages, their contents as text. ApiError."""
         return [_turn(number, message) for number, message in enumerate(self.messages)]
+
+
+def _tool_name(tool: Mapping[str, Any], where: str) -> str:
+    function = tool.get("function")
+    name = function.get("name") if isinstance(function, dict) and tool.get("type") == "function" else None
+    if not isinstance(name, str) or not name:
+        rule = "must be an object with type 'function' and function.name"
+        raise ApiError(400, f"{_WHERE}: {where} {rule}: {_ADVICE}", where.partition("[")[0])
+    return name
 
 
 def _turn(number: int, message: Mapping[str, Any]) -> dict[str, Any]:
