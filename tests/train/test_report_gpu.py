@@ -114,7 +114,8 @@ import json, os, signal, sys, time
 name, spec, size, start, *most = {arguments!r}
 for number in range(int(start), int(start) + 1 if most else 6):
     print(json.dumps({{"set": {{"doing": f"case {{number}}", "number": number}}}}), flush=True)
-    print("launch: kernel k" + str(number) + ", arguments 7", file=sys.stderr, flush=True)
+    for kernel in ("fill", "k" + str(number)) * (os.environ.get("WGRAD_HIP_SYNC") == "trace"):
+        print("launch: kernel " + kernel + ", arguments 7", file=sys.stderr, flush=True)
     print("Memory access fault", file=sys.stderr, flush=True)
     if number in %s:
         %s
@@ -242,7 +243,10 @@ def test_nothing_measured_makes_a_row_all_the_same() -> None:
     assert set(summary({}).values()) == {None, False}
 
 
-def test_a_file_that_cannot_be_written_is_told_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_that_cannot_be_written_is_told_first(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(report_gpu, "package_versions", lambda: 1 // 0)
     assert cli.main(["report-gpu", "--out", str(tmp_path)]) == 2
     assert "cannot write" in capsys.readouterr().err
 
