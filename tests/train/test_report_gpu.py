@@ -14,6 +14,7 @@ import pytest
 
 import wgrad
 from wgrad.autograd.bench import timing
+from wgrad.autograd.bench.entry import Entry
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.train.commands import cli, report_gpu, report_parts, report_run
 from wgrad.train.commands.report_gpu import _run_part, _text, summary, take, where_to_send
@@ -85,6 +86,8 @@ def test_one_of_each_operator_is_timed_first_and_products_before_others() -> Non
     assert len(set(first)) == len(first) < len(order) == len(listed)
     products = [op in report_parts.PRODUCTS for op in first]
     assert products == sorted(products, reverse=True) and any(products) and not all(products)
+    large = [Entry("gemm", "", shape, dtype, lambda device: {}) for shape in ("8x8x8", "4x4x4") for dtype in ("a", "b")]
+    assert [(entry.shape, entry.dtype) for entry in by_turns(large, "b")][:2] == [("8x8x8", "b"), ("4x4x4", "b")]
 
 
 def test_the_fine_tune_is_the_same_in_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,6 +170,17 @@ def test_a_real_process() -> None:
     for _ in _run_part("device", "cpu", "tiny", part):
         pass
     assert part["state"] == "done" and part["name"] == "cpu"
+
+
+def test_an_error_is_a_line(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def leave(status: int) -> None:
+        raise SystemExit(status)
+
+    monkeypatch.setattr(report_parts.os, "_exit", leave)
+    monkeypatch.setattr(report_parts.os, "dup2", lambda *_: None)
+    with pytest.raises(SystemExit, match="3"):
+        report_parts.main("device", "abacus", "tiny")
+    assert capfd.readouterr().err.startswith("device 'abacus' is not known")
 
 
 # ---- the file ------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from wgrad.autograd.select_device import select_device
 from wgrad.autograd.selftest.case import Case
 from wgrad.autograd.selftest.run import Result, prepare_selftest, run_selftest, selftest_cases
 from wgrad.device.contract import Device
-from wgrad.device.errors import DeviceError, OperatorMissing
+from wgrad.device.errors import DeviceError, OperatorMissing, WgradError
 from wgrad.train.commands.report_run import compare_runs
 from wgrad.train.options.bench_config import AUTO_SIZE
 
@@ -96,7 +96,7 @@ def rates(device: Device, size: str = AUTO_SIZE, seconds: float = RATE_SECONDS) 
     shown = [_rate(roof) for roof in machine.roofs.values()]
     yield {"set": {"said_in_short": ", ".join(shown)}}
     begun = time.monotonic()
-    selected = by_turns(entries(device, sizes))
+    selected = by_turns(entries(device, sizes), device.fastest_compute)
     for number, entry in enumerate(selected):
         if time.monotonic() - begun > seconds:
             yield {"set": {"left": len(selected) - number}}
@@ -117,11 +117,12 @@ def _rate(roof: MeasuredRoof) -> str:
     return f"{roof.name} {_digits(roof.per_second / 1e12):,g} TFLOP/s"
 
 
-def by_turns(listed: Iterable[Entry]) -> list[Entry]:
-    """The largest work of each operator, products first, then the second largest of each, and so on."""
+def by_turns(listed: Iterable[Entry], fastest: str = "float32") -> list[Entry]:
+    """The largest work of each operator, products first, then the second largest of each, and so on. Work in the dtype
+    that the device is fastest in comes before the rest."""
     turns: dict[str, int] = {}
     keys: dict[str, tuple[int, bool]] = {}
-    for entry in sorted(listed, key=_size, reverse=True):
+    for entry in sorted(listed, key=lambda entry: (entry.dtype == fastest, _size(entry)), reverse=True):
         turn = turns[entry.op] = turns.get(entry.op, -1) + 1
         keys[entry.name] = (turn, entry.op not in PRODUCTS)
     return sorted(listed, key=lambda entry: keys[entry.name])
@@ -168,7 +169,7 @@ def main(name: str, spec: str, size: str, start: str = "0", most: str = "0") -> 
         for line in lines:
             print(json.dumps(finite(line), allow_nan=False), file=out, flush=True)
         out.close()
-    except DeviceError as error:
+    except (DeviceError, WgradError) as error:
         print(str(error), file=sys.stderr, flush=True)
         os._exit(3)
     os._exit(0)  # no driver is asked to end
