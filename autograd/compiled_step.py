@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import numpy as np
@@ -23,11 +23,23 @@ class CompiledStep:
 
     def __init__(self, function: Callable[..., Any], device: str | Device | None = None) -> None:
         functools.update_wrapper(self, function)
+        self._name = getattr(function, "__name__", "step")
         self._function, self._device = function, device
         self._steps: dict[Any, _Step] = {}
 
     def __call__(self, *args: Any) -> Any:
         given = [a if isinstance(a, Tensor) else np.asarray(a) if isinstance(a, np.ndarray | list) else a for a in args]
+        for number, a in enumerate(given):
+            if isinstance(a, Tensor) and a.requires_grad:
+                raise WgradError(
+                    f"compile: argument {number} of {self._name} requires a gradient, which a copy of it would get; "
+                    "use it in the step without passing it"
+                )
+            if not isinstance(a, Tensor | np.ndarray | Hashable):
+                raise WgradError(
+                    f"compile: argument {number} of {self._name} must be a Tensor, an array or a plain value, "
+                    f"got {type(a).__name__}"
+                )
         key = tuple((a.shape, np.dtype(a.dtype)) if isinstance(a, Tensor | np.ndarray) else a for a in given)
         step = self._steps.get(key)
         if step is None:

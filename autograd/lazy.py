@@ -22,6 +22,18 @@ MOST_INSTRUCTIONS = 96  # of one launch
 _MOST_SCALARS = 12
 _MOST_VIEWED = 40  # strides, offsets and sizes of one launch: they fit its uniform
 _COMPARISONS = {"lt", "le", "gt", "ge", "eq", "ne"}
+_WHOLE = {
+    "add",
+    "sub",
+    "mul",
+    "neg",
+    "abs",
+    "sign",
+    "maximum",
+    "minimum",
+    "relu",
+    "where",
+}  # of whole numbers are whole
 _VIEW_ALIGN = 64  # a device's view starts at a multiple of so many elements
 
 
@@ -267,7 +279,7 @@ def apply(function: str, *args: Operand, dtype: np.dtype | None = None) -> Lazy:
     device = lazies[0].device
     args = tuple(arg if isinstance(arg, Lazy) else float(arg) for arg in args)
     if dtype is None:
-        dtype = _result_dtype(function, lazies)
+        dtype = _result_dtype(function, args)
     made = Lazy(function, args, shape, dtype, device)
     if _fits(made):
         return made
@@ -288,12 +300,17 @@ def _within(arrays: int, axes: int) -> bool:
     return arrays < 4 or (arrays + 1) * (axes + 1) <= _MOST_VIEWED
 
 
-def _result_dtype(function: str, lazies: Sequence[Lazy]) -> np.dtype:
-    """Return the dtype of the floats among the operands: integers count as float32, a comparison is 0 or 1."""
+def _result_dtype(function: str, args: Sequence[Operand]) -> np.dtype:
+    """Return the dtype of the floats among the operands; int32 where all are whole numbers and the function keeps them
+    so, else float32; a comparison is 0 or 1."""
     if function in _COMPARISONS:
         return np.dtype(np.uint32)
-    values = lazies[1:] if function == "where" and len(lazies) > 1 else lazies
-    floats = {lazy.dtype for lazy in values if lazy.dtype.kind not in "iu"}
+    values = args[1:] if function == "where" else args
+    lazies = [value for value in values if isinstance(value, Lazy)]
+    floats = {lazy.dtype for lazy in lazies if lazy.dtype.kind not in "iu"}
+    numbers = [value for value in values if not isinstance(value, Lazy)]
+    if function in _WHOLE and lazies and not floats and all(number.is_integer() for number in numbers):
+        return np.dtype(np.int32)
     if len(floats) == 1:
         return floats.pop()
     return np.dtype(np.float64 if np.dtype(np.float64) in floats else np.float32)

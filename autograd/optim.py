@@ -164,6 +164,8 @@ def _check(parameters: list[Tensor]) -> None:
             problem = f"is {p.dtype}: parameters are float32"
         elif p.device is not parameters[0].device:
             problem = "is on another device than the first"
+        elif any(p is other for other in parameters[:number]):
+            problem = "is there twice"
         elif p.has_grad_buffer:
             problem = "belongs to another optimiser already"
         if problem:

@@ -40,8 +40,11 @@ class Recorded:
             self._begin()
             try:
                 work()
-            finally:
+            except BaseException:
                 self._end()
+                self._replays.clear()  # half of the work: the next call records all of it
+                raise
+            self._end()
         else:
             with self._device.rehearse() as self._rehearsal:
                 work()

@@ -132,8 +132,14 @@ class Tensor(TensorMethods):
         return None if self.gradient is None else Tensor(self.gradient, self.device)
 
     @grad.setter
-    def grad(self, value: None) -> None:
-        self.gradient, self.has_grad_buffer = value, False
+    def grad(self, value: Tensor | None) -> None:
+        if self.has_grad_buffer:  # of an optimiser, which keeps it
+            if value is None:
+                self.device.fill(self.gradient, 0.0)
+            else:
+                self.device.copy(value.data, self.gradient)
+        else:
+            self.gradient = None if value is None else value.data
 
     def lazy(self) -> Lazy:
         """The values, for expressions that are computed later."""

@@ -214,6 +214,44 @@ def test_what_waits_is_computed_before_its_operands_change(device: Device) -> No
     assert [y.numpy()[0] for y, _ in later] == [1, 3, 5, 7, 9] and [t.item() for _, t in made] == [0, 3, 6, 9, 12]
 
 
+def test_a_step_that_failed_while_it_was_recorded_is_recorded_again(device: Device) -> None:
+    total, fail = wgrad.zeros(1, device=device), [False, True, False, False, False]
+
+    @wgrad.compile
+    def step(x: Tensor) -> Tensor:
+        device.add(total.data, x.data, out=total.data)
+        if fail.pop(0):
+            raise KeyError
+        return x + 0
+
+    for number in range(6):
+        try:
+            step(Tensor(device.upload(np.ones(1, np.float32)), device))
+        except KeyError:
+            assert number == 1
+    assert total.item() == 6
+
+
+def test_a_cleared_gradient_still_reaches_its_optimiser(cpu: ReferenceDevice) -> None:
+    w = wgrad.ones(3, requires_grad=True, device=cpu)
+    optimizer = wgrad.SGD([w], lr=1.0)
+    (w * 5).sum().backward()
+    w.grad = None
+    (w * 2).sum().backward()
+    optimizer.step()
+    assert w.numpy().tolist() == [-1.0] * 3
+
+
+def test_whole_numbers_stay_whole(device: Device) -> None:
+    ids = wgrad.tensor([0, 2, 1], device=device)
+    table = wgrad.tensor([[1.0], [2.0], [3.0], [4.0]], device=device)
+    assert table[ids + 1].numpy().tolist() == [[2.0], [4.0], [3.0]]
+    assert (ids * 0.5).dtype == np.float32 and (ids / 1).dtype == np.float32
+    assert (ids - 2).numpy().tolist() == [-2, 0, -1] and ((ids > 0) * 1).sum().item() == 2
+    assert ((ids == 1) * 1.0).mean().item() == pytest.approx(1 / 3)
+    assert (np.arange(3) + ids).numpy().tolist() == [0, 3, 3]
+
+
 @pytest.mark.parametrize("kind", ["SGD", "momentum", "AdamW"])
 def test_optimisers_are_torchs(kind: str, device: Device) -> None:
     rng = np.random.default_rng(3)
@@ -397,7 +435,7 @@ def t(*shape: int) -> Tensor:
 def _reads_inside() -> None:
     step = wgrad.compile(lambda x: x * (x.sum().item() + 1))
     for _ in range(2):
-        step(t(3))
+        step(wgrad.zeros(3, device="cpu"))
 
 
 BAD: dict[str, tuple[Callable[[], Any], str]] = {
@@ -413,6 +451,15 @@ BAD: dict[str, tuple[Callable[[], Any], str]] = {
     "item": (lambda: t(3).item(), r"item: "),
     "empty": (lambda: wgrad.tensor([], device="cpu"), r"tensor: an array must not be empty"),
     "optimiser": (lambda: wgrad.SGD([t(3) * 2]), r"parameter 0 of an optimiser is no leaf"),
+    "twice": (lambda: (lambda p: wgrad.SGD([p, p]))(t(3)), r"parameter 1 of an optimiser is there twice"),
+    "an argument that learns": (
+        lambda: wgrad.compile(lambda x: x)(t(3)),
+        r"compile: argument 0 of <lambda> requires a g",
+    ),
+    "an argument": (
+        lambda: wgrad.compile(lambda x: x)({}),
+        r"compile: argument 0 of <lambda> must be a Tensor, .* dict",
+    ),
     "compiled": (_reads_inside, r"compile: <lambda> reads values, which a recorded step cannot repeat"),
     "devices": (lambda: t(3) + Tensor(np.ones(3), ReferenceDevice()), r"add: operands must be on one device"),
 }
