@@ -318,6 +318,8 @@ def _result_dtype(function: str, args: Sequence[Operand]) -> np.dtype:
 
 def broadcast(name: str, *shapes: tuple[int, ...]) -> tuple[int, ...]:
     """The shape that all are broadcast to."""
+    if all(shape == shapes[0] for shape in shapes[1:]):
+        return shapes[0]
     try:
         return np.broadcast_shapes(*shapes)
     except ValueError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -206,20 +207,39 @@ class _Launch(NamedTuple):
         rows: tuple[int, int] = (0, 0), inside: bool = False,
     ) -> None:  # fmt: skip
         """rows: how many are reduced, and how many by a chunk."""
-        uniform = _Uniform(math.prod(self.shape[axis] for axis in self.kept), 0)
-        constants: dict[str, Constant] = {"REDUCE": kind, "ACCUMULATE": accumulate, "Y_T": wgsl_type(y.dtype)}
+        types = tuple(wgsl_type(a.dtype) for a in (*self.arrays, y))
+        constants: dict[str, Constant] = {"REDUCE": kind, "ACCUMULATE": accumulate}
         if kind:
             constants |= {"WIDE": wide, "ROWS_INSIDE": inside}
-            uniform.field("u32", rows[0], "rows")
-            uniform.field("u32", rows[1], "step")
-        value = _Shader(uniform, self.program, self.shape, self.kept).text(self.views, place, self.scalars)
-        bound = [f"@group(0) @binding({n}) var<storage, read> a{n - 1}: array<{wgsl_type(a.dtype)}>;"
-                 for n, a in enumerate(self.arrays, 1)]  # fmt: skip
-        bound.append(f"@group(0) @binding({len(bound) + 1}) var<storage, read_write> y: array<Y_T>;")
-        texts = {"FIELDS": uniform.text, "BINDINGS": "\n".join(bound), "VALUE": value}
-        texts["HELPERS"] = _helpers([FUNCTIONS[name].helper for name, *_ in self.program if name not in SOURCES])
+        given = self.program, self.views, self.scalars, self.shape, tuple(self.kept), place, types
+        values, texts = _texts(*given, rows if kind else ())
         work = float(sum(a.nbytes for a in self.arrays) + y.nbytes)
-        self.device.launch("fused", [*self.arrays, y], uniform.values, groups, constants | texts, work=work)
+        self.device.launch("fused", [*self.arrays, y], values, groups, constants | texts, work=work)
+
+
+@lru_cache(maxsize=1024)
+def _texts(
+    program: Program,
+    views: tuple[View, ...],
+    scalars: tuple[float, ...],
+    shape: tuple[int, ...],
+    kept: tuple[int, ...],
+    place: View,
+    types: tuple[str, ...],
+    rows: tuple[int, ...],
+) -> tuple[list[int | float], dict[str, str]]:
+    """The uniform's values and the generated parts of the shader. types: of the arrays' elements, the output's last."""
+    uniform = _Uniform(math.prod(shape[axis] for axis in kept), 0)
+    for name, count in zip(("rows", "step"), rows):
+        uniform.field("u32", count, name)
+    value = _Shader(uniform, program, shape, kept).text(views, place, scalars)
+    bound = [
+        f"@group(0) @binding({n}) var<storage, read> a{n - 1}: array<{kind}>;" for n, kind in enumerate(types[:-1], 1)
+    ]
+    bound.append(f"@group(0) @binding({len(types)}) var<storage, read_write> y: array<Y_T>;")
+    helpers = _helpers([FUNCTIONS[name].helper for name, *_ in program if name not in SOURCES])
+    texts = {"FIELDS": uniform.text, "BINDINGS": "\n".join(bound), "HELPERS": helpers, "VALUE": value}
+    return uniform.values, {"Y_T": types[-1], **texts}
 
 
 def _helpers(texts: Sequence[str]) -> str:
