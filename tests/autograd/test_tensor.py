@@ -242,6 +242,28 @@ def test_a_cleared_gradient_still_reaches_its_optimiser(cpu: ReferenceDevice) ->
     assert w.numpy().tolist() == [-1.0] * 3
 
 
+def test_operands_that_were_computed_meanwhile_may_be_too_many(device: Device) -> None:
+    """Each is read next to what it was computed from: more arrays than one launch has."""
+    x = leaves(device, [np.full(5, n) for n in range(1, 7)], np.float32)
+    products = [a * b for a, b in zip(x[::2], x[1::2])]
+    y = sum_of_products([*products, *x])
+    assert [p.numpy()[0] for p in products] == [2, 12, 30]
+    values = [np.full(5, v) for v in (2.0, 12, 30, 1, 2, 3, 4, 5, 6)]
+    np.testing.assert_allclose(y.numpy(), sum_of_products(values))
+    z = x[0] * x[1] * products[0] + x[2] * x[3] * products[1] + x[4] * x[5] * products[2]
+    waiting = [a * b + 1 for a, b in zip(x[::2], x[1::2])]
+    w = waiting[0] * x[0] * x[1] + waiting[1] * x[2] * x[3] + waiting[2] * x[4] * x[5]
+    assert [p.numpy()[0] for p in waiting] == [3, 13, 31]
+    assert w.numpy()[0] == 3 * 2 + 13 * 12 + 31 * 30 and z.numpy()[0] == 4 + 144 + 900
+
+
+def test_powers_of_negative_numbers(device: Device) -> None:
+    base, exponent = np.array([-2, -2, -1.5, 0, 0, 3, -2], np.float32), np.array([3, 2, -1, 0, 2, 0.5, 0.5], np.float32)
+    found = (wgrad.tensor(base, device=device) ** exponent).numpy()
+    np.testing.assert_allclose(found[:-1], base[:-1] ** exponent[:-1], rtol=1e-5)
+    assert np.isnan(found[-1])
+
+
 def test_whole_numbers_stay_whole(device: Device) -> None:
     ids = wgrad.tensor([0, 2, 1], device=device)
     table = wgrad.tensor([[1.0], [2.0], [3.0], [4.0]], device=device)
