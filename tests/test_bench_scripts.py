@@ -34,7 +34,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
         "bench_memory_ops.py --rows 64 --columns 128",
         "bench_transfers.py --sizes 128x128x128 --mib 1",
         "bench_train.py --shapes tiny --max-length 64 --offload-activations 1",
-        "bench_autograd.py --tiny --steps 3",
+        "bench_autograd.py --tiny --steps 3 --device cpu",
         "bench_decode.py --shapes tiny --prompts 1,2 --prompt-tokens 4 --tokens 4",
     ],
 )
