@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from wgrad.device.expression import FUNCTIONS, SOURCES, Program, View
+from wgrad.device.expression import FUNCTIONS, SOURCES, ElementwiseFunction, Program, View
 from wgrad.device.memory import Array
 from wgrad.wgsl.elements import GROUP, next_power_of_two, same_block, wgsl_type
 from wgrad.wgsl.elementwise.elementwise import copy
@@ -212,13 +212,15 @@ class _Launch(NamedTuple):
         if kind:
             constants |= {"WIDE": wide, "ROWS_INSIDE": inside}
         given = self.program, self.views, self.scalars, self.shape, tuple(self.kept), place, types
-        values, texts = _texts(*given, rows if kind else ())
+        functions = tuple(FUNCTIONS[name] for name, *_ in self.program if name not in SOURCES)
+        values, texts = _texts(functions, *given, rows if kind else ())
         work = float(sum(a.nbytes for a in self.arrays) + y.nbytes)
         self.device.launch("fused", [*self.arrays, y], values, groups, constants | texts, work=work)
 
 
 @lru_cache(maxsize=1024)
 def _texts(
+    functions: tuple[ElementwiseFunction, ...],
     program: Program,
     views: tuple[View, ...],
     scalars: tuple[float, ...],
@@ -228,7 +230,11 @@ def _texts(
     types: tuple[str, ...],
     rows: tuple[int, ...],
 ) -> tuple[list[int | float], dict[str, str]]:
-    """The uniform's values and the generated parts of the shader. types: of the arrays' elements, the output's last."""
+    """The uniform's values and the generated parts of the shader.
+
+    functions: of the program; a name may come to stand for another one. types: of the arrays' elements, the output's
+    last.
+    """
     uniform = _Uniform(math.prod(shape[axis] for axis in kept), 0)
     for name, count in zip(("rows", "step"), rows):
         uniform.field("u32", count, name)
@@ -237,7 +243,7 @@ def _texts(
         f"@group(0) @binding({n}) var<storage, read> a{n - 1}: array<{kind}>;" for n, kind in enumerate(types[:-1], 1)
     ]
     bound.append(f"@group(0) @binding({len(types)}) var<storage, read_write> y: array<Y_T>;")
-    helpers = _helpers([FUNCTIONS[name].helper for name, *_ in program if name not in SOURCES])
+    helpers = _helpers([function.helper for function in functions])
     texts = {"FIELDS": uniform.text, "BINDINGS": "\n".join(bound), "HELPERS": helpers, "VALUE": value}
     return uniform.values, {"Y_T": types[-1], **texts}
 
