@@ -46,8 +46,8 @@ class Context:
 
     name: the function's, for errors. device: where to compute. needs_grad[i]: whether argument i wants a gradient.
     saved: what `save` was given. rounds_to: set by a forward whose backward rounds the gradient of its output to this
-    dtype: that backward may be given a GradientWithCopy. recomputed: set by one whose backward can make its output once
-    more. A forward may set further attributes; they live as long.
+    dtype: that backward may be given a GradientWithCopy. recomputed: set by one whose backward can make its first
+    output once more. A forward may set further attributes; they live as long.
     """
 
     def __init__(self, name: str, device: Device, edges: Sequence[Edge]) -> None:
@@ -78,7 +78,7 @@ class Context:
         """Where argument i is made again by the backward of what made it: a forward that needs it in its backward for
         leaf buffers alone need not save it."""
         edge = self._edges[i]
-        return edge[0].recomputed if isinstance(edge, tuple) else None
+        return edge[0].recomputed if isinstance(edge, tuple) and edge[1] == 0 else None
 
     if TYPE_CHECKING:  # a forward sets what attributes it likes
 

@@ -2,11 +2,13 @@
 
     python bench/bench_train.py [--shapes smollm2-135m,llama-3.2-1b,llama-3.1-8b] [--batch 1,8] [--profile] [--out FILE]
         [--gradient-checkpointing] [--offload-activations [N]] [--keep-attention] [--int8-matmul]
+        [--as-finetune [--memory-limit 16GiB,24GiB]]
 
 Settings: NF4 with double quantisation, r = 16 on all seven projections, AdamW; as they are left: sequence length 2048,
 batch 1, float32 compute. A step is what the training loop does: one micro-batch (recorded, replayed) and one update.
-Peers are bench/peer_peft.py (PEFT + bitsandbytes) and bench/peer_unsloth.py, each a process of its own, started from
-here where CUDA is available: --peers names the shapes, --stacks the peers.
+--as-finetune leaves checkpointing and offloading to wgrad, as `wgrad finetune` does by default; each memory limit is a
+run of its own. Peers are bench/peer_peft.py (PEFT + bitsandbytes) and bench/peer_unsloth.py, each a process of its own,
+started from here where CUDA is available: --peers names the shapes, --stacks the peers.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -38,13 +41,18 @@ from wgrad.train.model.model_config import ModelConfig, parse_model_config
 from wgrad.train.model.stacks import stack_adapter, stack_if_last
 from wgrad.train.model.weights import WeightSpec, weight_specs
 from wgrad.train.options.finetune_config import RunOptions
+from wgrad.train.plan.fit import Fit, settle
+from wgrad.train.plan.room import room_of
+from wgrad.train.ranks.world import World
 from wgrad.train.step.build import (
     keeps_attention,
     lora_config,
     lora_parameters,
     mlp_chunk_bytes,
     parked_layers,
+    recomputed_layers,
 )
+from wgrad.train.step.memory import limit_bytes
 from wgrad.train.step.optim import AdamW, FlatParameters
 from wgrad.train.step.trainer import Trainer
 from wgrad.wgsl.device import WgpuDevice
@@ -175,14 +183,16 @@ def build(
     keep_attention: bool = False,
     batch: int = 1,
     memory_limit: str | None = None,
+    mode: Mapping[str, Any] | None = None,
 ) -> tuple[Trainer, FlatParameters]:
-    """memory_limit: for the choices that hang on it; the device is not held to it here."""
+    """memory_limit: for the choices that hang on it; the device is not held to it here. mode: of `chosen`."""
     config = parse_model_config(shape.config())
     options = RunOptions(
         batch_size=batch, gradient_accumulation_steps=1, max_length=seq_len, logging_steps=100, compute=compute,
         gradient_checkpointing=shape.checkpointing, offload_activations=offload, keep_attention=keep_attention or None,
         memory_limit=memory_limit,
     )  # fmt: skip
+    options = replace(options, **(mode or {}))
     weights = make_weights(config, device)
     lora = lora_config(options, config)
     values = init_lora(lora_shapes(lora, linear_modules(config)), 0)
@@ -194,12 +204,42 @@ def build(
         adapter=stack_adapter(Adapter.from_tensors(lora, parameters.tensors), parameters.joined),
         positions=seq_len,
         dtype=np.dtype(compute),
-        recompute=shape.checkpointing,
+        recompute=recomputed_layers(options, config),
         offload=parked_layers(options, config),
         keep_attention=keeps_attention(options, config),
+        keep_norms=options.keep_norms is not False,
         mlp_chunk_bytes=mlp_chunk_bytes(options),
     )
     return Trainer(model, AdamW(parameters, scale_loss=compute == "float16"), options), parameters
+
+
+def chosen(
+    shape: Shape, seq_len: int, device: WgpuDevice, compute: Any, batch: int, memory_limit: str | None
+) -> dict[str, Any]:
+    """The options that `wgrad finetune` would choose; the device keeps to its limit from here on."""
+    given: dict[str, Any] = {"batch_size": batch, "max_length": seq_len, "compute": compute, "sample": False}
+    options = RunOptions(gradient_accumulation_steps=1, memory_limit=memory_limit, **given)
+    with tempfile.TemporaryDirectory() as folder:
+        write_shape(shape, Path(folder))
+        room = room_of(options, device)
+        fit = Fit(options, parse_model_config(shape.config()), folder, device, 1, room.limit or 0)
+        settled = settle(options, fit, room, World(), pinned=True)
+    device.limit_memory(settled.limit or limit_bytes(memory_limit))
+    print(*settled.lines, sep="\n", flush=True)
+    return settled.mode
+
+
+def write_shape(shape: Shape, folder: Path) -> None:
+    """A model folder to plan with: its tensors are holes in a file."""
+    (folder / "config.json").write_text(json.dumps(shape.config()), encoding="utf-8")
+    entries, end = dict[str, Any](), 0
+    for spec in weight_specs(parse_model_config(shape.config())):
+        begin, end = end, end + 2 * int(np.prod(spec.shape))
+        entries[spec.name] = {"dtype": "BF16", "shape": spec.shape, "data_offsets": [begin, end]}
+    header = json.dumps(entries).encode()
+    with (folder / "model.safetensors").open("wb") as file:
+        file.write(len(header).to_bytes(8, "little") + header)
+        file.truncate(8 + len(header) + end)
 
 
 def random_step(index: int, seq_len: int, vocab: int, batch: int = 1) -> Step:
@@ -212,11 +252,22 @@ def random_step(index: int, seq_len: int, vocab: int, batch: int = 1) -> Step:
     return Step(index, 0, [Batch(ids, targets, positions, np.zeros_like(ids), *counts)])
 
 
-def bench(name: str, batch: int, args: argparse.Namespace, compute: str, device: WgpuDevice, report: Report) -> None:
+def bench(
+    name: str, batch: int, args: argparse.Namespace, compute: str, device: WgpuDevice, report: Report,
+    limit: str | None = None,
+) -> None:  # fmt: skip
     offload, seq_len = args.offload_activations, args.max_length
     shape = shape_of(name, args.gradient_checkpointing or bool(offload))
-    keep = args.keep_attention
-    trainer, parameters = build(shape, seq_len, device, compute, batch=batch, offload=offload, keep_attention=keep)
+    mode, layers = None, {}
+    if args.as_finetune:
+        begun = time.perf_counter()
+        mode = chosen(shape, seq_len, device, compute, batch, limit)
+        layers = {"memory_limit": limit, "planned_s": time.perf_counter() - begun}
+    how: dict[str, Any] = {"offload": offload, "keep_attention": args.keep_attention, "memory_limit": limit}
+    trainer, parameters = build(shape, seq_len, device, compute, batch=batch, mode=mode, **how)
+    if mode is not None:
+        offload = trainer.model.offload
+        layers["recomputed"] = trainer.model.recomputed
     index = 0
 
     def steps(count: int) -> float:
@@ -238,8 +289,9 @@ def bench(name: str, batch: int, args: argparse.Namespace, compute: str, device:
     dispatches = sum(replay.dispatches for replay in replays)
     host = host_seconds(replays, device)
     report.row(
-        work=name, stack="wgrad", compute=compute, batch=batch, seq_len=seq_len, checkpointing=shape.checkpointing,
-        offload_checkpoints=offload, layers=shape.layers, attention_kept=trainer.model.keep_attention,
+        work=name, stack="wgrad", compute=compute, batch=batch, seq_len=seq_len,
+        checkpointing=trainer.model.recomputed > 0, offload_checkpoints=offload, layers=shape.layers, **layers,
+        attention_kept=trainer.model.keep_attention, norms_kept=trainer.model.keep_norms,
         int8_products=args.int8_matmul,
         tokens_per_second=batch * seq_len / seconds, ms_per_step=1e3 * seconds, spread=spread,
         peak_gib=memory.peak_bytes / GIB, reserved_gib=memory.peak_reserved_bytes / GIB,
@@ -309,18 +361,20 @@ def main() -> None:
     parser.add_argument("--peers", default="", help="shapes to run the peers on as well")
     parser.add_argument("--stacks", default="peft", help="which peers: peft, unsloth")
     parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--as-finetune", action="store_true", help="choose what to recompute and offload by memory")
+    parser.add_argument("--memory-limit", default="", help="of --as-finetune; several with commas")
     parser.add_argument("--int8-matmul", action="store_true", help="as of wgrad finetune")
     add_memory_options(parser)
     parser.add_argument("--out", default=None)
     args = parser.parse_args()
     report = Report("train", bind(WgpuDevice)(args.device), args.out)
     for name, batch in product(args.shapes.split(","), map(int, args.batch.split(","))):
-        for compute in args.compute.split(","):
+        for compute, limit in product(args.compute.split(","), args.memory_limit.split(",")):
             # A device of its own for each, so that one's memory does not count for the next.
             device: Any = bind(WgpuDevice)(args.device)
             if args.int8_matmul:
                 device.round_products()
-            bench(name, batch, args, compute, device, report)
+            bench(name, batch, args, compute, device, report, limit or None)
         if name in args.peers.split(",") and has_cuda():
             recomputed = args.gradient_checkpointing or bool(args.offload_activations)
             for stack in args.stacks.split(","):

@@ -64,11 +64,16 @@ def recomputed(row: Row) -> str:
     """How a step checkpoints: whether, how many layers are offloaded, whether attention outputs are kept."""
     if not row["checkpointing"]:
         return "off"
+    on = (
+        f"{row['recomputed']} of {row['layers']}"
+        if row.get("recomputed", row.get("layers")) != row.get("layers")
+        else "on"
+    )
     offloaded, kept = row.get("offload_checkpoints", False), ", attention kept" * row.get("attention_kept", False)
     if not offloaded:
-        return "on" + kept
+        return on + kept
     number = "" if offloaded is True else f" {offloaded} of {row['layers']}"
-    return f"on,{number} offloaded{kept}"
+    return f"{on},{number} offloaded{kept}"
 
 
 def compute(row: Row) -> str:

@@ -15,7 +15,7 @@ from wgrad.autograd.function import Context, Weight, differentiable
 from wgrad.autograd.operators import operator
 from wgrad.autograd.precision import compute_dtype, finish, up
 from wgrad.autograd.rows import as_rows, with_shape
-from wgrad.autograd.tensor import GradientWithCopy, Tensor
+from wgrad.autograd.tensor import GradientWithCopy, Recomputed, Tensor, is_recomputing
 from wgrad.device.contract import Array, DType
 
 
@@ -33,15 +33,25 @@ def _(ctx: Context, dy: Array) -> Any:
 
 @differentiable
 def rms_norm_residual(
-    ctx: Context, h: Tensor, weight: Weight, eps: float, *, dtype: DType = None
+    ctx: Context, h: Tensor, weight: Weight, eps: float, *, dtype: DType = None, again: bool = False
 ) -> tuple[Tensor, Tensor]:
     """-> norm(h), h. Use the second output from here on: it is h itself (the same storage), and its gradient is added
-    inside the norm's backward rather than by a launch of its own."""
-    return _normed(ctx, h, weight, eps, dtype), h
+    inside the norm's backward rather than by a launch of its own.
+
+    again: the backward computes norm(h) once more, so that those who read it need not save it."""
+    y = _normed(ctx, h, weight, eps, dtype)
+    if again and not is_recomputing():
+        ctx.recomputed, ctx.eps, ctx.y_dtype = Recomputed(), eps, y.dtype
+    return y, h
 
 
 @rms_norm_residual.backward
 def _(ctx: Context, dy: Array | None, dh: Array | None) -> Any:
+    if ctx.recomputed:
+        x, weight, _ = ctx.saved
+        y, _ = ctx.device.rms_norm(x, weight, ctx.eps, dtype=ctx.y_dtype)
+        ctx.recomputed.give(y)
+        del y
     return (dh, None) if dy is None else _norm_grads(ctx, dy, dh)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from wgrad.autograd.bind import bind
@@ -19,6 +20,8 @@ from wgrad.train.model.model_config import load_model_config
 from wgrad.train.options.config_yaml import read_config_file
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.options.option_text import size
+from wgrad.train.options.resolve import resolve_options
+from wgrad.train.plan import speed
 from wgrad.train.plan.fit import Fit, batch_sizes, line, modes, settle, words
 from wgrad.train.plan.memory_limit import fewest_parked
 from wgrad.train.plan.plan import run_dry
@@ -120,7 +123,7 @@ def card(wgpu_device: Any) -> Any:
 def test_the_first_mode_and_the_largest_batch_that_fit_are_chosen(make_checkpoint: Any, card: Any) -> None:
     """From memory for all of it down to the least that any mode takes: each choice fits, the next one up does not."""
     folder = make_checkpoint(num_hidden_layers=5)
-    config, model = RunOptions(**ROWS), load_model_config(folder)
+    config, model = RunOptions(**ROWS, gradient_checkpointing=None), load_model_config(folder)
     ladder = list(modes(config, card))
     whole = run_dry(RunOptions(**{**ROWS, **ladder[0], "batch_size": 12}), model, folder, card, 1, None)
     limit, seen = 2 * whole.dry.memory().peak_reserved_bytes, list[tuple[int, int]]()
@@ -277,7 +280,7 @@ def test_a_mode_of_before_that_no_longer_fits_is_chosen_anew(make_checkpoint: An
     for damaged in ({"gradient_checkpointing": 9}, {"gradient_checkpointing": "x"}, {"colour": 1}):
         assert mode(config, damaged)["gradient_checkpointing"] is False
     limit = least_limit(replace(config, gradient_checkpointing=True), folder, card)
-    assert mode(config, before, limit)["gradient_checkpointing"] is True
+    assert mode(config, before, limit) != before
     # Into less than any mode takes: the device has the last word.
     chosen = settle(config, replace(fit, limit=1000), Room(1000, "free"), World(), pinned=False)
     assert chosen.plan is None and chosen.mode["offload_activations"] is True and "do not fit" in chosen.lines[0]
@@ -383,6 +386,73 @@ def test_what_is_said_to_fit_is_the_most_that_does(
     assert "even" not in line and "allow it that" in line
 
 
+def test_more_memory_is_faster(make_checkpoint: Any, wgpu_device: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """At least five points between the least memory and the most; a limit in the middle gets a choice in the
+    middle, --vram also a smaller batch, and --batch-size auto the largest where there is room."""
+    model = make_checkpoint(num_hidden_layers=4)
+    small = ["--model", model, "--lora-r", 4, "--max-length", 128, "--compute", "float32", "--batch-size", 4]
+    curve = planned(capsys, *small)["curve"]
+    peaks, speeds = ([point[name] for point in curve] for name in ("peak_bytes", "relative_speed"))
+    assert len(curve) >= 5 and peaks == sorted(peaks) and peaks[0] < peaks[-1]
+    assert speeds == sorted(speeds) and speeds[0] < 0.9 and speeds[-1] == 1.0
+    limit, folder = (peaks[0] + peaks[-1]) // 2, Path(model)
+    given: dict[str, Any] = {"lora_r": 4, "max_length": 128, "compute": "float32", "batch_size": 4}
+    config = RunOptions(**given, gradient_accumulation_steps=1)
+    fit = Fit(config, load_model_config(folder), folder, type(wgpu_device)(), 24, limit)
+
+    def chosen(**options: Any) -> Any:
+        asked = replace(config, **options)
+        found = settle(asked, replace(fit, config=asked), room_of(asked, fit.device), World(), pinned=False)
+        assert found.plan is not None and found.plan.peak_bytes <= limit
+        return found.plan.config
+
+    assert 0 < chosen(memory_limit=str(limit)).gradient_checkpointing < 4
+    smaller = chosen(vram=str(limit))  # little is lost, and all is kept
+    assert (smaller.batch_size, smaller.gradient_checkpointing) == (2, False)
+    auto = resolve_options({"batch_size": "auto", "gradient_accumulation_steps": 2, "memory_limit": str(limit)})
+    assert (auto.batch_size, auto.chooses_batch) == (1, True)
+    automatic = chosen(batch_size=1, gradient_accumulation_steps=2, auto_find_batch_size=True, memory_limit=str(limit))
+    assert (automatic.batch_size, automatic.gradient_accumulation_steps) == (2, 1)
+
+
+def test_rates_are_measured_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """And again where the file of the cache is damaged; a software driver has none."""
+    calls = list[str]()
+    monkeypatch.setattr(speed, "cache_folder", lambda name: tmp_path / name)
+    monkeypatch.setattr(speed, "_LEAST_SECONDS", 0.0)
+
+    class Card(ReferenceDevice):
+        fastest_compute, kind = "float32", "DiscreteGPU"
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.facts = {"type": self.kind}
+
+        def dry_run(self) -> Any:
+            return self
+
+        def zeros(self, shape: Any, dtype: Any = np.float32) -> Any:
+            return np.zeros(1, dtype)
+
+        def __getattribute__(self, name: str) -> Any:
+            if name in ("gemm", "attention", "copy"):
+                calls.append(name)
+                return lambda *args, **options: None
+            return super().__getattribute__(name)
+
+    first = speed.rates_of(Card(), "float32")
+    assert first is not None and set(calls) == {"gemm", "attention", "copy"}
+    calls.clear()
+    assert speed.rates_of(Card(), "float32") == first and not calls
+    (file,) = (tmp_path / "rates").iterdir()
+    for text in ("[", '{"matmul": 0.0}', '{"matmul": 1e300, "attention": 1.0, "memory": 1.0, "link": 1.0}'):
+        file.write_text(text)
+        assert speed.rates_of(Card(), "float32") is not None and calls
+        calls.clear()
+    monkeypatch.setattr(Card, "kind", "CPU")
+    assert speed.rates_of(Card(), "float32") is None and speed.rates_of(ReferenceDevice(), "float32") is None
+
+
 def test_a_run_takes_what_was_planned_and_keeps_its_batch_when_it_goes_on(
     make_checkpoint: Any, text_data: Path, tmp_path: Path, wgpu_device: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -399,7 +469,7 @@ def test_a_run_takes_what_was_planned_and_keeps_its_batch_when_it_goes_on(
         "--gradient-accumulation-steps",
         4,
     ]
-    shape += ["--compute", "float32", "--vram"]
+    shape += ["--compute", "float32", "--no-gradient-checkpointing", "--vram"]
     whole = planned(capsys, *shape[:-1], "--batch-size", 4, "--no-gradient-checkpointing")
     limit = whole["peak_bytes"] - 1
     found = planned(capsys, *shape, limit)
@@ -417,7 +487,7 @@ def test_a_run_takes_what_was_planned_and_keeps_its_batch_when_it_goes_on(
         assert results["peak_bytes"] == pytest.approx(found["peak_bytes"], rel=0.05)
     saved = read_config_file(out / "config.yaml")
     assert (saved["batch_size"], saved["gradient_accumulation_steps"]) == (2, 2)
-    assert saved["gradient_checkpointing"] == "auto"
+    assert saved["gradient_checkpointing"] is False
 
 
 def test_a_run_parks_as_few_layers_as_were_planned_and_goes_on_with_others(
@@ -462,7 +532,7 @@ def test_a_run_parks_as_few_layers_as_were_planned_and_goes_on_with_others(
         assert main([*map(str, words)]) == 0
         said, results = capsys.readouterr().out, json.loads((tmp_path / out / "results.json").read_text())
         if "--resume" in options:
-            assert results["peak_bytes"] < found["peak_bytes"] and "--offload-activations 3;" in said
+            assert results["peak_bytes"] < found["peak_bytes"] and "--offload-activations 3" in said
         elif out == "parked":
             assert (
                 f"chosen for --vram ({size(limit)}): --batch-size 1 "

@@ -169,7 +169,8 @@ def test_no_number_of_parked_layers_changes_a_bit(make_checkpoint: Any, card: An
 @pytest.mark.parametrize("kind", ["cpu", "wgpu"])
 @pytest.mark.parametrize("full", [False, True])
 def test_no_number_of_recomputed_layers_changes_a_bit(make_checkpoint: Any, card: Any, kind: str, full: bool) -> None:
-    """Of the loss and the gradients of packed rows, with inputs offloaded or not, of adapters or of all weights."""
+    """Of the loss and the gradients of packed rows, with inputs offloaded or not and norms recomputed or not, of
+    adapters or of all weights."""
     device: Any = card if kind == "wgpu" else ReferenceDevice()
     device.shared_memory, layers = False, 3
     folder, moved = make_checkpoint(num_hidden_layers=layers), list[int]()
@@ -194,10 +195,11 @@ def test_no_number_of_recomputed_layers_changes_a_bit(make_checkpoint: Any, card
         whole(src, out)
 
     device.transfer = transfer
-    choices = [(n, parked) for n in range(layers + 1) for parked in range(n + 1)]
+    choices = [(n, parked, bool(n % 2)) for n in range(layers + 1) for parked in range(n + 1)]
     expected = None
-    for recomputed, parked in choices if kind == "cpu" else [(0, 0), (1, 1), (2, 1), (3, 3)]:
-        model.recompute, model.offload = recomputed, parked
+    few = [(0, 0, True), (0, 0, False), (1, 1, True), (2, 1, False), (3, 3, True)]
+    for recomputed, parked, norms in choices if kind == "cpu" else few:
+        model.recompute, model.offload, model.keep_norms = recomputed, parked, norms
         device.fill(trained.grad, 0.0)
         moved.clear()
         loss = model.loss(inputs)
@@ -430,3 +432,12 @@ def test_attention_that_is_kept_is_parked_with_its_layer(make_checkpoint: Any, c
     a_token = model.hidden_size * 4 + model.q_size * 4 + model.num_attention_heads * 4  # the input, o and lse
     assert parked[1] - before[1] == 2 * 64 * 16 * a_token
     assert before[0] - parked[0] == pytest.approx(2 * 64 * 16 * a_token, rel=0.01)
+
+
+def test_norms_that_are_not_kept_take_no_memory(make_checkpoint: Any, card: Any) -> None:
+    """Of adapters, where nothing else reads them in the backward: two outputs of each layer."""
+    folder, shape = make_checkpoint(num_hidden_layers=3), {"max_length": 64, "batch_size": 16, "lora_dropout": 0.0}
+    model = load_model_config(folder)
+    kept = [options(gradient_checkpointing=False, keep_norms=keep, **shape) for keep in (None, True, False)]
+    peaks = [plan.peak_bytes for config in kept if (plan := plan_run(config, model, folder, card, 1))]
+    assert peaks[0] == peaks[1] and peaks[1] - peaks[2] >= 2 * 2 * 16 * 64 * model.hidden_size * 4

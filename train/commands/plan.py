@@ -15,9 +15,10 @@ from wgrad.train.model.model_config import ModelConfig, load_model_config
 from wgrad.train.model.model_files import open_files
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.options.option_text import size
-from wgrad.train.plan.fit import MOST_ROWS, Fit, line, modes, plan_as_run, words
+from wgrad.train.plan.fit import MOST_ROWS, Fit, line, mode_of, modes, plan_as_run, words
 from wgrad.train.plan.plan import PROMPT_TOKENS, Plan, training_needs
 from wgrad.train.plan.room import room_of
+from wgrad.train.plan.speed import Rates, rates_of
 from wgrad.train.run.session import beyond_positions
 from wgrad.train.step.build import recomputed_layers
 from wgrad.train.step.compute import choose_compute, round_products
@@ -69,8 +70,27 @@ def _plan(config: RunOptions, folder: Path, device: Device, display: Display, as
                 phase.update(number)
                 lengths = {"longest_seq_len": fit.longest_rows(mode), "largest_batch_size": fit.largest_batch(mode)}
                 found["fits"].append({**mode, **lengths})
+        cut = {name: getattr(plan.config, name) for name in ("batch_size", "gradient_accumulation_steps")}
+        found["curve"] = curve(Fit(replace(config, **cut), model_config, folder, device, PROMPT_TOKENS, limit or 0))
     print(json.dumps(found) if as_json else harmless(table(found, plan, model_config)))
     return 0
+
+
+def curve(fit: Fit) -> list[dict[str, Any]]:
+    """Speed against memory, from the least memory on. tokens_per_second: None where the device is not measured;
+    relative_speed: of the fastest."""
+    plans, rates = fit.curve(), rates_of(fit.device, fit.config.compute)
+    seconds = [fit.seconds(plan, rates or Rates()) for plan in plans]
+    tokens = fit.config.rows * fit.config.max_length * fit.config.gradient_accumulation_steps
+    return [
+        {
+            **mode_of(plan.config),
+            "peak_bytes": plan.peak_bytes,
+            "tokens_per_second": round(tokens / taken) if rates else None,
+            "relative_speed": round(min(seconds) / taken, 3),
+        }
+        for plan, taken in zip(plans, seconds)
+    ]
 
 
 def described(plan: Plan, model_config: ModelConfig) -> dict[str, Any]:
@@ -110,11 +130,17 @@ _PARTS = {
 def table(found: dict[str, Any], plan: Plan, model_config: ModelConfig) -> str:
     """For people."""
     config, options, limit = plan.config, found["options"], found["limit_bytes"]
-    mode = {name: options[name] for name in ("gradient_checkpointing", "offload_activations", "stream_weights")}
-    lines = [line(config, mode, limit)] if config.vram else []
+    mode = mode_of(config) | {"gradient_checkpointing": options["gradient_checkpointing"]}
+    lines = [line(config, mode, limit)] if config.chooses_batch and limit else []
     rows = f"{config.rows} x {config.max_length} tokens"
     recomputed = options["gradient_checkpointing"]
-    how = "on" if recomputed is True else f"of {recomputed} layers" if recomputed else "off"
+    how = (
+        "on"
+        if recomputed is True
+        else f"of {recomputed} of {model_config.num_hidden_layers} layers"
+        if recomputed
+        else "off"
+    )
     lines.append(f"memory of a run, a micro-batch of {rows}, {config.compute}, checkpointing {how}:")
     lines += [f"  {text:<24}{size(found['bytes'][name]):>12}" for name, text in _PARTS.items() if found["bytes"][name]]
     running = sum(found["bytes"].values())
@@ -126,6 +152,11 @@ def table(found: dict[str, Any], plan: Plan, model_config: ModelConfig) -> str:
     if found["lacks"]:
         lines.append(f"this device lacks operators that the run does not need: {', '.join(found['lacks'])}")
     lines.append("not counted: compiled shaders, and what the driver keeps for itself")
+    lines.append(f"{'speed against memory, by prediction':<78}{'at most':>12}{'speed':>16}")
+    for point in found["curve"]:
+        speed = point["tokens_per_second"]
+        said = f"{100 * point['relative_speed']:.0f} %" if speed is None else f"{speed:,} tokens/s"
+        lines.append(f"  {words(point):<76}{size(point['peak_bytes']):>12}{said:>16}")
     if not limit:
         return "\n".join(
             [*lines, "this device does not say how much memory it has: --vram SIZE tells what fits in so much"]

@@ -100,8 +100,8 @@ class Model:
     where they live in main memory, which a backward wants recompute for. adapter: low-rank
     adapters. positions: rows of the rotary tables, at least the longest sequence. recompute: of the first so many
     layers (True: of all) keep only the input for the backward; offload: of the first so many of these keep it in main
-    memory; keep_attention: and with it what attention gives; mlp_chunk_bytes: in place of MLP_CHUNK_BYTES. dtype:
-    float32, float16 or bfloat16, see above.
+    memory; keep_attention: and with it what attention gives. keep_norms: others keep their norms' outputs.
+    mlp_chunk_bytes: in place of MLP_CHUNK_BYTES. dtype: float32, float16 or bfloat16, see above.
     """
 
     def __init__(
@@ -116,11 +116,12 @@ class Model:
         recompute: bool | int = False,
         offload: int = 0,
         keep_attention: bool = False,
+        keep_norms: bool = True,
         mlp_chunk_bytes: int | None = None,
     ) -> None:
         self.config, self.weights, self.device, self.adapter = config, weights, device, adapter
         self.dtype, self.recompute, self.offload = np.dtype(dtype), recompute, offload
-        self.keep_attention, self.mlp_chunk_bytes = keep_attention, mlp_chunk_bytes
+        self.keep_attention, self.keep_norms, self.mlp_chunk_bytes = keep_attention, keep_norms, mlp_chunk_bytes
         self._streamed = weights if isinstance(weights, StreamedWeights) else None
         self.passed: dict[int, Callable[[], None]] = {}  # layer -> called once a backward has passed its input
         self.positions = positions
@@ -271,8 +272,8 @@ class Model:
             return F.cast(h, self.dtype) if self.dtype != h.dtype else h, h
         if self.config.layer_norm:
             return self._normed(prefix + norm, h, self.dtype), h
-        weight = self.weights[f"{prefix}{norm}.weight"]
-        return F.rms_norm_residual(h, weight, self.config.rms_norm_eps, dtype=self.dtype)
+        weight, eps = self.weights[f"{prefix}{norm}.weight"], self.config.rms_norm_eps
+        return F.rms_norm_residual(h, weight, eps, dtype=self.dtype, again=not self.keep_norms)
 
     def _normed(self, module: str, x: Tensor, dtype: Any) -> Tensor:
         weight, eps = self.weights[f"{module}.weight"], self.config.rms_norm_eps

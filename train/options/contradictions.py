@@ -81,7 +81,8 @@ def _of_the_machine(c: Any) -> None:
         raise WgradError(f"--stream-weights: cannot be on with {given}: leave one of them out")
     if c.vram and c.memory_limit:
         raise WgradError("--memory-limit: --vram is such a limit, which chooses what fits too: give only one of them")
-    if c.objective_kind.mismatched and c.vram:
+    if c.objective_kind.mismatched and c.chooses_batch:
+        option = "--vram" if c.vram else "--auto-find-batch-size"
         raise WgradError(
-            f"--vram: chooses --batch-size, on which the loss of --objective {c.objective} hangs: leave it out"
+            f"{option}: chooses --batch-size, on which the loss of --objective {c.objective} hangs: leave it out"
         )

@@ -166,7 +166,7 @@ class RunOptions(ObjectiveOptions, _InputOptions):
     max_grad_norm: float = of_training(1.0, "clip gradients to this norm; 0: never", rule=NOT_NEGATIVE, metavar="G")
     batch_size: int = of_training(
         1,
-        "sequences per micro-batch; pairs where the objective compares pairs",
+        "sequences per micro-batch; pairs where the objective compares pairs; auto: as --auto-find-batch-size",
         rule=A_COUNT,
         metavar="B",
         fixed=True,
@@ -265,6 +265,14 @@ class RunOptions(ObjectiveOptions, _InputOptions):
         "with --gradient-checkpointing: also keep attention outputs instead of recomputing them (default: for "
         "sequences of 8,192 tokens or more, if they take less than 4 GiB and no option limits memory)",
     )
+    auto_find_batch_size: bool = of_machine(
+        False,
+        "choose the fastest --batch-size and --gradient-accumulation-steps that fit; the tokens per step stay. "
+        "--batch-size auto is the same with --batch-size 1",
+    )
+    keep_norms: bool | None = of_machine(
+        None, "keep the outputs of norms instead of recomputing them from their inputs (default: if memory allows)"
+    )
     stream_weights: choices.Stream = of_machine("auto", STREAM_HELP, choices=get_args(choices.Stream))
     memory_limit: str | None = of_machine(None, LIMIT_HELP, rule=A_SIZE, metavar="SIZE")
     vram: str | None = of_machine(
@@ -316,6 +324,11 @@ class RunOptions(ObjectiveOptions, _InputOptions):
     def checkpointing_open(self) -> bool:
         """Return whether the layers that are recomputed are left to wgrad. None: as runs before 2026-11-26 had it."""
         return self.gradient_checkpointing in (AUTO, None)
+
+    @property
+    def chooses_batch(self) -> bool:
+        """Return whether the size of a micro-batch is left to wgrad."""
+        return self.vram is not None or self.auto_find_batch_size
 
     @property
     def limit_option(self) -> str:

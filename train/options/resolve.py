@@ -44,7 +44,11 @@ def resolve_options(given: dict[str, Any]) -> RunOptions:
     for name in (field.name for field in fixed_options(RunOptions)):
         if values.get(name) == AUTO and name in saved:  # what the device decided when the run was begun
             del values[name]
-    if saved.get("vram") and _rows(RunOptions().to_dict() | values) == _rows(saved):
+    if values.get("batch_size") == AUTO:
+        values |= {"batch_size": 1, "auto_find_batch_size": True}
+    if (saved.get("vram") or saved.get("auto_find_batch_size")) and _rows(RunOptions().to_dict() | values) == _rows(
+        saved
+    ):
         for name in _CUT:  # how a step of so many rows is cut was chosen when the run was begun
             values.pop(name, None)
     with _naming(files):

@@ -3,6 +3,7 @@ the longest rows, the largest batch."""
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -20,8 +21,9 @@ from wgrad.train.options.options import flag
 from wgrad.train.plan.memory_limit import as_option, beyond_limit, fewest_parked
 from wgrad.train.plan.plan import Plan, plan_run, run_dry
 from wgrad.train.plan.room import Room, room_of
+from wgrad.train.plan.speed import Rates, rates_of, step_seconds
 from wgrad.train.ranks.world import World
-from wgrad.train.step.build import RECOMPUTE_ABOVE, layer_flops, parked_layers, recomputed_layers
+from wgrad.train.step.build import RECOMPUTE_ABOVE, keeps_attention, layer_flops, parked_layers, recomputed_layers
 
 MOST_ROWS = 1024  # of a batch that is tried
 _FIRST = 8  # what is planned beside 1, to see what one more takes
@@ -29,6 +31,7 @@ _SPARE = 64  # a part of the limit: a run's order of work, and so its pool's gap
 
 Mode = dict[str, Any]  # options that say where a run keeps what it needs later
 MODE = ("gradient_checkpointing", "offload_activations", "stream_weights")
+KINDS = ("keep_attention", "keep_norms")  # None: by default
 Config = TypeVar("Config", bound=RunOptions)
 
 
@@ -57,9 +60,10 @@ def words(mode: Mode) -> str:
     """A mode as options."""
     recomputed, parked = mode["gradient_checkpointing"], mode.get("offload_activations")
     if not recomputed:
-        return "--no-gradient-checkpointing"
+        return "--no-gradient-checkpointing" + " --no-keep-norms" * (mode.get("keep_norms") is False)
     said = [as_option("gradient_checkpointing", recomputed)] if recomputed is not True or not parked else []
     said += [as_option("offload_activations", parked)] if parked else []
+    said += [as_option(kind, mode[kind]) for kind in KINDS if mode.get(kind) is not None]
     return " ".join([*said, *["--stream-weights on"] * (mode["stream_weights"] == "on")])
 
 
@@ -112,6 +116,8 @@ class Fit:
     def find(self, batches: list[int]) -> Plan | None:
         """The first mode in which any of the batch sizes (rising) fits, with the largest that does, and of that with as
         few layers recomputed and parked as can be; a step has as many rows as the configuration's. None: none fits."""
+        if self.config.gradient_checkpointing == AUTO and len(batches) > 1:
+            return self._fastest(batches)
         rows = self.config.batch_size * self.config.gradient_accumulation_steps
         for mode in self.modes:
             plan = partial(self._of_batch, batches, rows, mode)
@@ -120,6 +126,39 @@ class Fit:
                 return self._refined(found, mode)
         return None
 
+    def _fastest(self, batches: list[int]) -> Plan | None:
+        """Return the plan of the batch size whose step takes the least time by prediction, with as much kept as fits."""
+        best, least, config = None, math.inf, self.config
+        rates = rates_of(self.device, config.compute) or Rates()
+        rows = config.batch_size * config.gradient_accumulation_steps
+        for batch in reversed(batches):
+            cut = replace(config, batch_size=batch, gradient_accumulation_steps=rows // batch)
+            keeping_all = replace(cut, **self.modes[0])
+            if step_seconds(keeping_all, self.model_config, self.device, rates) >= least:
+                continue
+            found = replace(self, config=cut, peaks={}).find([batch])
+            seconds = math.inf if found is None else self.seconds(found, rates)
+            if seconds < least:
+                best, least = found, seconds
+        return best
+
+    def seconds(self, plan: Plan, rates: Rates) -> float:
+        """Predicted seconds of a step."""
+        return step_seconds(plan.config, self.model_config, self.device, rates)
+
+    def curve(self) -> list[Plan]:
+        """The run from the least memory to the most: streamed or offloaded as a whole, and with the activations of more
+        and more layers kept. A few that can be run, whatever the limit."""
+        config, layers = self.config, self.layers
+        points = [replace(config, **self.last_mode)]
+        if points[0].gradient_checkpointing:
+            points.append(base := replace(config, **next(m for m in self.modes if m["gradient_checkpointing"])))
+            if config.gradient_checkpointing == AUTO and not self.modes[0]["gradient_checkpointing"]:
+                thin = replace(base, keep_norms=base.keep_norms or False)
+                shares = sorted({max(layers * n // 4, 1) for n in range(1, 5)})
+                points += [*(self._keeping(thin, kept) for kept in shares), replace(config, **self.modes[0])]
+        return [self._plan(point, None) for point in dict.fromkeys(points)]
+
     def freely(self) -> Plan | None:
         """The run in its fastest mode, if it stays below the limit without being held to it."""
         plan = self._plan(replace(self.config, **self.modes[0]), None)
@@ -127,7 +166,7 @@ class Fit:
 
     def resumed(self, before: Mode) -> Plan | None:
         """The run in the mode that it had before; None where that does not fit, or the options say otherwise."""
-        given = {name: getattr(self.config, name) for name in (*MODE, "keep_attention")}
+        given = {name: getattr(self.config, name) for name in (*MODE, *KINDS)}
         unset = {AUTO, False, None}
         if any(value not in unset and before.get(name, value) != value for name, value in given.items()):
             return None
@@ -142,7 +181,10 @@ class Fit:
         found, config = list(modes(self.config, self.device)), self.config
         if config.gradient_checkpointing != AUTO or config.offload_activations or not self.copies_hide:
             return found
-        return [m for m in found if not m["gradient_checkpointing"] or m.get("offload_activations")]
+        found = [m for m in found if not m["gradient_checkpointing"] or m.get("offload_activations")]
+        # What attention gives goes along at no cost either.
+        keeping = {"keep_attention": True} if config.keep_attention is None else {}
+        return [m | keeping if m["gradient_checkpointing"] and m["stream_weights"] != "on" else m for m in found]
 
     @property
     def last_mode(self) -> Mode:
@@ -153,11 +195,13 @@ class Fit:
         """A line for people on what becomes of the activations. recomputed: layers, of all ranks."""
         kept, layers = self.layers - recomputed, self.layers
         whose = f"all {layers} layers" if kept == layers else f"{kept} of {layers} layers" if kept else "no layer"
-        said = f"activations: those of {whose} are kept"
+        norms = self.config.keep_norms if plan is None else plan.config.keep_norms
+        said = f"activations: those of {whose} are kept" + " but for norm outputs" * (norms is False and kept > 0)
         if recomputed:
             config = self.config if plan is None else plan.config
             parked = min(parked_layers(config, self.model_config), recomputed)
-            said += f", {recomputed} recomputed" + f" ({parked} with offloaded inputs)" * (parked > 0)
+            what = "inputs and attention outputs" if keeps_attention(config, self.model_config) else "inputs"
+            said += f", {recomputed} recomputed" + f" ({what} of {parked} offloaded)" * (parked > 0)
         if plan is None:
             least = f"may take {size(RECOMPUTE_ABOVE)}" if room.limit is None else "do not fit"
             return f"{said}: {room.words}, and they {least}; --vram SIZE or --gradient-checkpointing N decide otherwise"
@@ -176,25 +220,40 @@ class Fit:
         left_open = bool(mode.get("offload_activations")) and not self.config.offload_activations
         streamed = mode["stream_weights"] == "on"
         if self.config.gradient_checkpointing == AUTO and mode["gradient_checkpointing"] and not streamed:
-            kept = 0
-            if not left_open or self.copies_hide:
-                self.peaks.update({0: found.peak_bytes})
-                kept = self._largest(lambda kept: self._with_kept(found.config, kept), self.layers - 1)
-            if kept:
-                plan = self._with_kept(found.config, kept)
-                assert plan is not None
+            plan = self._most_kept(found) if not left_open or self.copies_hide else found
+            if plan is not found:
                 return plan
         return fewest_parked(found, self.layers, self._fitting) if left_open else found
 
-    def _with_kept(self, config: RunOptions, kept: int) -> Plan | None:
-        """Plan a run that keeps the activations of the last so many layers, and offloads the inputs of as many others
-        as it does now, where there are so many."""
+    def _most_kept(self, found: Plan) -> Plan:
+        """A plan with all layers recomputed -> one that keeps the activations of as many as fit. They take nearly the
+        same each, so the number is first looked for beside where that leads."""
+        layers, best = self.layers, found
+        config = replace(found.config, keep_norms=found.config.keep_norms or False)
+        whole = self._plan(self._keeping(config, layers), None)
+        self.peaks.clear()
+        self.peaks.update({0: found.peak_bytes, layers: whole.peak_bytes})
+        each = max((whole.peak_bytes - found.peak_bytes) / layers, 1)
+        low, high = 0, layers + (not config.keep_norms)  # fits; does not
+        guess = int((self.limit - found.dry.memory().peak_reserved_bytes) / each)
+        while high - low > 1:
+            guess = min(max(guess, low + 1), high - 1)
+            plan = self._fitting(self._keeping(config, guess))
+            if plan is not None:
+                best, low, guess = plan, guess, guess + 1
+            else:
+                high, guess = guess, guess - 1
+        return best
+
+    def _keeping(self, config: RunOptions, kept: int) -> RunOptions:
+        """Keep the activations of the last so many layers, and offload the inputs of as many others as now, where there
+        are so many."""
         recomputed, parked = self.layers - kept, config.offload_activations
+        if not recomputed:
+            changes: Mode = {"offload_activations": False, "keep_attention": None}
+            return replace(config, gradient_checkpointing=False, **changes)
         parked = recomputed if parked is True else min(parked, recomputed)
-        plan = self._fitting(replace(config, gradient_checkpointing=recomputed, offload_activations=parked))
-        if plan is not None:
-            self.peaks[kept] = plan.peak_bytes
-        return plan
+        return replace(config, gradient_checkpointing=recomputed, offload_activations=parked)
 
     def _of_batch(self, batches: list[int], rows: int, mode: Mode, number: int) -> Plan | None:
         batch = batches[number - 1]
@@ -264,12 +323,12 @@ def settle(
     pinned: the batch is that of a run which goes on. before: the mode of that run. WgradError: nothing fits.
     """
     automatic = config.gradient_checkpointing == AUTO
-    if not automatic and not config.vram:
+    if not automatic and not config.chooses_batch:
         return Settled(config, {}, [])
     found, limit, known = None, None, room.limit is not None and fit.device.dry_run() is not None
     if known:
         found, limit = _found(config, fit, [config.batch_size] if pinned else batch_sizes(config, world.size), before)
-    mode = _mode_of(found.config) if found is not None else fit.last_mode if known else {}
+    mode = mode_of(found.config) if found is not None else fit.last_mode if known else {}
     recomputed = recomputed_layers(replace(config, **mode), fit.model_config) if automatic else 0
     vote = (found.config.batch_size if found is not None else None, recomputed)
     of_ranks = world.all_gather(vote, "what fits")
@@ -280,7 +339,7 @@ def settle(
     if most > recomputed:
         mode |= {"gradient_checkpointing": True if most == fit.layers else most}
     lines = []
-    if config.vram and (known or batch != config.batch_size):
+    if config.chooses_batch and (known or batch != config.batch_size):
         lines.append(line(settled, mode, fit.limit))
     if automatic:
         lines.append(fit.described(found, room, max(most, recomputed)))
@@ -292,17 +351,22 @@ def _found(config: RunOptions, fit: Fit, batches: list[int], before: Mode | None
     """-> the plan of the run, None where nothing fits into memory that nobody has named, and `Settled.limit`."""
     if before and (found := fit.resumed(before)) is not None:
         return found, None if config.limit else fit.limit
+    batches = batches if config.chooses_batch else [config.batch_size]
     if config.limit is not None:
-        return fit.choose(batches if config.vram else [config.batch_size]), None
-    if (found := fit.freely()) is not None:
+        return fit.choose(batches), None
+    if len(batches) == 1 and (found := fit.freely()) is not None:
         return found, None
-    found = fit.find([config.batch_size])
+    found = fit.find(batches)
     return found, None if found is None else fit.limit
 
 
-def _mode_of(config: RunOptions) -> Mode:
-    mode = {name: getattr(config, name) for name in MODE}
-    return mode | ({} if config.keep_attention is None else {"keep_attention": config.keep_attention})
+def mode_of(config: RunOptions) -> Mode:
+    return {
+        name: value
+        for name in (*MODE, *KINDS)
+        if (value := getattr(config, name)) is not None
+        or (name == "keep_attention" and config.gradient_checkpointing is False)
+    }
 
 
 def plan_as_run(
@@ -325,4 +389,5 @@ def line(config: RunOptions, mode: Mode, limit: int) -> str:
     rows = config.batch_size * config.gradient_accumulation_steps
     what = f"{'pair' if config.rows > config.batch_size else 'sequence'}{'s' * (rows > 1)}"
     how = f" {words(mode)}" if mode else ""
-    return f"chosen for --vram ({size(limit)}): {batch}{how}; a step is {rows} {what}, as asked"
+    why = f"--vram ({size(limit)})" if config.vram else f"{size(limit)}"
+    return f"chosen for {why}: {batch}{how}; a step is {rows} {what}, as asked"

@@ -326,7 +326,8 @@ def memory_line(session: Session, plan: Plan | None, built: TrainableModel) -> s
     held = plan.held_bytes if plan is not None else session.device.memory().in_use_bytes + optimizer
     parts = f"{size(held - optimizer)} for weights and gradients, {size(optimizer)} for the optimiser"
     recomputed, layers = built.model.recomputed, session.model_config.num_hidden_layers
-    how = f"checkpointing {'on' if recomputed == layers else f'of {recomputed} layers' if recomputed else 'off'}"
+    part = f"of {recomputed} of {layers} layers" if recomputed else "off"
+    how = f"checkpointing {'on' if recomputed == layers else part}"
     how += ", attention kept" * built.model.keep_attention
     if plan is None:  # NumPy, where all is main memory
         activations = estimate_activations(replace(session.config, max_length=session.row_tokens), session.model_config)

@@ -81,8 +81,7 @@ def activation_bytes(config: ModelConfig, tokens: int, itemsize: int) -> int:
 
 def layer_flops(config: ModelConfig, tokens: int) -> float:
     """FLOP of the matmuls with the weights in one layer's forward."""
-    shapes = projection_shapes(config).values()
-    return 2.0 * tokens * sum(rows * columns for rows, columns in shapes) / config.num_hidden_layers
+    return 2.0 * tokens * sum(rows * columns for rows, columns in projection_shapes(config).values())
 
 
 def estimate_activations(config: RunOptions, model: ModelConfig) -> int:
@@ -189,6 +188,7 @@ def build_trainable(
         "recompute": recomputed_layers(config, model_config),
         "offload": 0 if device.shared_memory else parked,
         "keep_attention": keeps_attention(config, model_config),
+        "keep_norms": config.keep_norms is not False,
         "mlp_chunk_bytes": mlp_chunk_bytes(config),
     }
     base = count_parameters(model_config)

@@ -1,0 +1,126 @@
+"""Seconds of a training step, predicted from the FLOP and bytes of its parts and a few rates of the device."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from wgrad.device.cache import cache_folder, keep, read_kept
+from wgrad.device.contract import Device
+from wgrad.device.errors import DeviceError
+from wgrad.train.model.model_config import ModelConfig
+from wgrad.train.options.finetune_config import RunOptions
+from wgrad.train.step.build import activation_bytes, keeps_attention, layer_flops, parked_layers, recomputed_layers
+
+_FORMAT, _MOST_BYTES, _LEAST_SECONDS = 1, 1 << 12, 0.02
+_MOST_RATE = 1e17  # a clock that says more is wrong
+# How often a step passes over its activations beside matmuls, and over the decoded values of a frozen weight for each
+# matmul with it (written, read).
+_ACTIVATION_PASSES, _DECODED_PASSES = 3, 2
+
+
+@dataclass(frozen=True)
+class Rates:
+    """FLOP/s of matmuls and of attention, bytes/s of device memory and of copies to main memory."""
+
+    matmul: float = 250e12
+    attention: float = 120e12
+    memory: float = 2.5e12
+    link: float = 45e9
+
+
+def rates_of(device: Device, compute: str) -> Rates | None:
+    """The rates of a GPU, measured once and kept in the cache; None of NumPy and of software drivers."""
+    if device.dry_run() is None or device.facts.get("type") == "CPU":
+        return None
+    what = f"{device.description}; {compute}; {device.fastest_compute}; {_FORMAT}"
+    file = cache_folder("rates") / f"step-{hashlib.sha256(what.encode()).hexdigest()[:32]}.json"
+    with suppress(OSError, ValueError, TypeError, RecursionError):
+        kept = Rates(**json.loads(read_kept(file, _MOST_BYTES)))
+        if all(isinstance(rate, float) and 0 < rate <= _MOST_RATE for rate in asdict(kept).values()):
+            return kept
+    try:
+        found = _measured(device, np.dtype(compute))
+    except DeviceError:
+        return None
+    with suppress(OSError):  # measured again next time
+        keep(file, json.dumps(asdict(found)).encode())
+    return found
+
+
+def _measured(device: Any, dtype: np.dtype) -> Rates:
+    a, b = device.zeros((4096, 4096), dtype), device.zeros((4096, 4096), dtype)
+    matmul = 2.0 * 4096**3 / _seconds(device, lambda: device.gemm(a, b, trans_b=True, dtype=dtype))
+    q, start, none = (
+        device.zeros((1, 2048, 32, 64), dtype),
+        device.zeros((1, 2048), np.int32),
+        device.zeros(1, np.int32),
+    )
+    seconds = _seconds(device, lambda: device.attention(q, q, q, start, none, scale=0.125))
+    attention = _attention_flops(2048, 2048, 32 * 64) / seconds
+    memory = 2.0 * a.nbytes / _seconds(device, lambda: device.copy(a, b))
+    link = memory
+    if not device.shared_memory and device.host_buffers:
+        host = device.empty_host(a.shape, dtype)
+        link = a.nbytes / _seconds(device, lambda: device.transfer(a, host))
+    return Rates(matmul, attention, memory, link)
+
+
+def _seconds(device: Device, work: Callable[[], Any]) -> float:
+    """Seconds of one call, behind a first one that compiles."""
+    work()
+    device.synchronize()
+    count = 1
+    while True:
+        begun = time.perf_counter()
+        for _ in range(count):
+            work()
+        device.synchronize()
+        seconds = time.perf_counter() - begun
+        if seconds >= _LEAST_SECONDS or count >= 1 << 12:
+            return max(seconds, 1e-9) / count
+        count *= 4
+
+
+def _attention_flops(tokens: int, length: int, width: int) -> float:
+    """FLOP of a causal forward."""
+    return 2.0 * tokens * length * width
+
+
+def step_seconds(config: RunOptions, model: ModelConfig, device: Device, rates: Rates) -> float:
+    """Predict the seconds of a step, all its micro-batches included, of a run whose choices are settled."""
+    tokens, layers = config.rows * config.max_length, model.num_hidden_layers
+    recomputed = recomputed_layers(config, model)
+    itemsize = np.dtype("float32" if config.compute == "auto" else config.compute).itemsize
+    matmul, attention = layer_flops(model, tokens), _attention_flops(tokens, config.max_length, model.q_size)
+    again = matmul - 2.0 * tokens * model.hidden_size * model.intermediate_size  # all but the layer's last projection
+    head = 2.0 * tokens * model.hidden_size * model.vocab_size
+    trained = 3 if config.full else 2
+    seconds = (layers * trained * matmul + recomputed * again + trained * head) / rates.matmul
+    kept = recomputed * (not keeps_attention(config, model))
+    seconds += (layers * 3.5 + kept) * attention / rates.attention
+    activations = activation_bytes(model, tokens, itemsize)
+    seconds += _ACTIVATION_PASSES * activations * (1 + recomputed / layers / 3) / rates.memory
+    if not config.full:
+        decoded = matmul / 2 / tokens * itemsize
+        seconds += (2 * layers + recomputed) * _DECODED_PASSES * decoded / rates.memory
+    offloaded = tokens * model.hidden_size * 4.0
+    exposed = max(offloaded - device.copied_alongside(matmul), 0.0)
+    seconds += 2 * parked_layers(config, model) * exposed / rates.link
+    if config.stream_weights == "on" and not device.shared_memory:
+        bytes_of_layer = matmul / 2 / tokens * (0.55 if config.quantize else itemsize)
+        seconds += 3 * layers * max(bytes_of_layer - device.copied_alongside(matmul), 0.0) / rates.link
+    return seconds * config.gradient_accumulation_steps
+
+
+def tokens_per_second(config: RunOptions, model: ModelConfig, device: Device, rates: Rates) -> float:
+    """Predict the speed of a run."""
+    tokens = config.rows * config.max_length * config.gradient_accumulation_steps
+    return tokens / step_seconds(config, model, device, rates)
