@@ -70,7 +70,8 @@ def test_in_company_each_is_as_alone(
 ) -> None:
     monkeypatch.setattr(continuous, "CHUNK", 64)
     monkeypatch.setattr(continuous, "_SPARE", 32)
-    monkeypatch.setattr(continuous, "_FEW", 2)  # the first four are read at once
+    monkeypatch.setattr(continuous, "_FEW", 1)
+    monkeypatch.setattr(continuous, "_GROUP", 3)  # of the first four, three are read together, and one by itself
     model = model_for(make_checkpoint(sliding_window=None), device)
     comes = COMES if isinstance(device, ReferenceDevice) else FEW
     prompts = [rng.integers(1, 90, tokens).tolist() for _, tokens, _ in comes]
@@ -117,14 +118,24 @@ def test_a_long_prompt_goes_on_when_the_others_have_left(make_checkpoint: Any, m
     assert list(found.values()) == [alone(model, prompt, 4, GREEDY), alone(model, [6], 5, GREEDY)]
 
 
-def test_a_step_has_no_more_rows_than_it_needs(make_checkpoint: Any) -> None:
+def test_a_step_has_no_more_rows_than_it_needs(make_checkpoint: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows are moved into the first ones as soon as a step can have half as many."""
-    batch = Batch(model_for(make_checkpoint(), ReferenceDevice()), 8)
+    monkeypatch.setattr(continuous, "_GROUP_TOKENS", 0)  # prompts that come together are read at once
+    model = model_for(make_checkpoint(), ReferenceDevice())
+    batch = Batch(model, 8)
     members = [Growing.begin([n, 4], 4 if n == 4 else 1, GREEDY) for n in range(5)]
     batch.join(members)
-    assert [batch.queue(1).tokens().shape for _ in range(2)] == [(1, 8), (1, 1)]
-    batch.join(members[:2])
-    assert batch.queue(1).tokens().shape == (1, 4)
+    first, second = batch.queue(1).tokens(), batch.queue(1).tokens()
+    assert (first.shape, second.shape) == ((1, 8), (1, 1))
+    assert [[token] for token in first[0, :5].tolist()] == [alone(model, [n, 4], 1, GREEDY) for n in range(5)]
+    assert [first[0, 4], second[0, 0]] == alone(model, [4, 4], 2, GREEDY)
+    goes, stays = Growing.begin([7, 4], 9, GREEDY), Growing.begin([8, 4], 9, GREEDY)
+    batch.join([goes, stays])
+    batch.leave(goes)
+    batch.join(members[:3])  # in rows that do not follow one another
+    assert [one.row for one in members[:3]] == [1, 3, 4]
+    third = batch.queue(1).tokens()
+    assert third.shape == (1, 8) and third[0, [1, 3, 4]].tolist() == first[0, :3].tolist()
 
 
 def test_who_leaves_frees_a_row_and_keeps_no_memory(make_checkpoint: Any) -> None:

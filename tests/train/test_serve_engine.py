@@ -21,6 +21,7 @@ from tests.train.serving import BASE, Client, serving
 from wgrad.device.errors import DeviceLost, OutOfMemory
 from wgrad.train.inference.continuous import Batch
 from wgrad.train.options.generate_config import Sampling
+from wgrad.train.serve import engine as engine_module
 from wgrad.train.serve.engine import Engine, Limits
 from wgrad.train.serve.exchange import Events, Outbox
 from wgrad.train.serve.jobs import Event, Failed, Job, Piece
@@ -108,10 +109,26 @@ def test_who_comes_joins_those_who_are_there_and_each_is_as_alone(engine: Engine
 
 
 def test_a_block_of_tokens_is_one_event(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "_pace", lambda steps: setattr(engine, "_steps", 8))
+    monkeypatch.setattr(engine, "_pace", lambda steps, waited: setattr(engine, "_steps", 8))
     found: list[Event] = []
     run(engine, job(found, max_new_tokens=25, sampling=Sampling(temperature=0.0)))
     assert [event.new for event in found if isinstance(event, Piece)] == [1, 1, 8, 8, 7]
+
+
+def test_blocks_are_as_long_as_the_slower_of_host_and_device_wants(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step of the device takes 1 ms, what the host does for a block takes `host`."""
+    now, found = [100.0], dict[float, int]()
+    monkeypatch.setattr(engine_module.time, "monotonic", lambda: now[0])
+    for host in (0.001, 0.015, 0.2):
+        engine._steps, engine._least = 1, 1
+        for _ in range(60):
+            steps = engine._steps
+            now[0] += max(host, 0.001 * steps)
+            engine._pace(steps, max(0.001 * steps - host, 0.0))
+        found[host] = engine._steps
+    assert 18 <= found[0.001] <= 20 and 16 <= found[0.015] <= 20 and found[0.2] == 16
 
 
 class Counting(LogitEdits):

@@ -33,8 +33,8 @@ def run_all_kernels(model: Model, rows: int, prompt_tokens: int) -> None:
     width = padded(1)
     while width <= min(CHUNK, positions - most):
         grow(1, width, 1)
+        grow(min(3, rows), width, 1)  # a group, where there are any of this width
         width *= 2
-    grow(rows, 1, 1)
     while batch.free:
         grow(max(len(batch.members), 1) if len(batch.members) * 2 <= rows else batch.free, 1, most)
     batch.leave(batch.members[-1])

@@ -15,14 +15,15 @@ import numpy as np
 from wgrad.train.inference.batch_step import MOST_STEPS, BatchStep
 from wgrad.train.inference.generation import prefill, prefill_part
 from wgrad.train.inference.growing import Block, Growing, Part
-from wgrad.train.inference.recorded_prefill import RecordedPrefill
-from wgrad.train.inference.slot_cache import SlotCache
+from wgrad.train.inference.recorded_prefill import RecordedGroup, RecordedPrefill
+from wgrad.train.inference.slot_cache import Place, SlotCache
 from wgrad.train.model.model import Model
 from wgrad.train.model.token_tables import TokenTables
 
 CHUNK = 512  # tokens of a long prompt that are read between two steps
 _PROMPT_STEP = 32  # a prompt is filled up to a power of two of at least this, a long one to a multiple
-_FEW = 4  # prompts that come together and are read one after the other
+_FEW = 2  # prompts that come together and are read one after the other; more of them in groups
+_GROUP, _GROUP_TOKENS = 8, 1024  # prompts of a group, and at most so many tokens with what fills them up
 _SPARE = 256  # keys behind the longest sequence, at least: so often they are moved
 _VIEW = 64  # a cache has a multiple of as many keys: slot_cache.py
 
@@ -52,6 +53,7 @@ class Batch:
         self._slots: SlotCache | None = None
         self._steps: dict[int, BatchStep] = {}  # by rows
         self._prefills: dict[int, RecordedPrefill] = {}  # by width
+        self._groups: dict[int, RecordedGroup] = {}  # by width
         self._at = 0
         self._long: _LongPrompt | None = None
 
@@ -88,7 +90,8 @@ class Batch:
         """From here on another model with the same base; the batch must be empty."""
         assert not self.members
         if model is not self.model:
-            self.model, self._steps, self._prefills = model, {}, {}
+            self.model = model
+            self._forget()
 
     def leave(self, member: Growing) -> None:
         """Free its row, if it has one."""
@@ -105,7 +108,11 @@ class Batch:
             member.row = -1
         self._members = [None] * self.rows
         self._slots, self._long, self._at = None, None, 0
-        self._steps, self._prefills = {}, {}
+        self._forget()
+
+    def _forget(self) -> None:
+        """Drop what is recorded."""
+        self._steps, self._prefills, self._groups = {}, {}, {}
 
     # ---- joining -------------------------------------------------------------------------------
     def is_long(self, prompt: Sequence[int]) -> bool:
@@ -133,30 +140,46 @@ class Batch:
             return
         width = padded(max(len(one.prompt) for one in newcomers))
         self._make_room(self._rows_with(len(newcomers)), width, 1)
-        left = list(newcomers)
-        while left:
-            first = self._members.index(None)
-            count = 1
-            while count < len(left) and first + count < self.rows and self._members[first + count] is None:
-                count += 1
-            part, left = left[:count], left[count:]
-            self._read_prompts(part, first, width)
-            for row, one in enumerate(part, start=first):
-                self._add(one, row)
+        rows = [row for row, member in enumerate(self._members) if member is None]
+        if not all(self._fixed_angles(one.prompt) for one in newcomers) or not self._read_recorded(
+            newcomers, rows, width
+        ):
+            self._read_at_once(newcomers, rows, width)
+        for one, row in zip(newcomers, rows):
+            self._add(one, row)
 
-    def _read_prompts(self, part: Sequence[Growing], first: int, width: int) -> None:
-        """One after the other by what is recorded, or at once: in rows from `first` on."""
-        slots = self._slots
+    def _read_recorded(self, newcomers: Sequence[Growing], rows: Sequence[int], width: int) -> bool:
+        """One after the other, or in groups. Returns False where neither is recorded for prompts as long as these."""
+        slots, prompts = self._slots, [one.prompt for one in newcomers]
         assert slots is not None
-        prompts = [one.prompt for one in part]
-        if len(part) <= _FEW and all(self._fixed_angles(prompt) for prompt in prompts):
+        if len(prompts) <= _FEW:
             recorded = [self._recorded_prefill(len(prompt), self._at) for prompt in prompts]
-            if None not in recorded:
-                for row, (prefill_one, prompt) in enumerate(zip(recorded, prompts), start=first):
-                    assert prefill_one is not None
-                    prefill_one.run(prompt, 0, len(prompt), row, self._at)
-                return
-        slots.set_logits(first, prefill(self.model, prompts, slots.part(first, len(part)), self._at, width))
+            found = [one for one in recorded if one is not None]
+            if len(found) < len(prompts):
+                return False
+            for one, prompt, row in zip(found, prompts, rows):
+                one.run(prompt, 0, len(prompt), row, self._at)
+            return True
+        if _GROUP * width > _GROUP_TOKENS:
+            return False
+        group = self._groups.get(width)
+        if group is None:
+            group = self._groups[width] = RecordedGroup(self.model, slots, _GROUP, width)
+        for first in range(0, len(prompts), _GROUP):
+            group.run(prompts[first : first + _GROUP], rows[first : first + _GROUP], self._at)
+        return True
+
+    def _read_at_once(self, newcomers: Sequence[Growing], rows: Sequence[int], width: int) -> None:
+        """In stretches of rows that follow one another."""
+        slots, left, at = self._slots, list(newcomers), 0
+        assert slots is not None
+        while left:
+            count = 1
+            while count < len(left) and rows[at + count] == rows[at] + count:
+                count += 1
+            prompts = [one.prompt for one in left[:count]]
+            slots.set_logits(rows[at], prefill(self.model, prompts, slots.part(rows[at], count), self._at, width))
+            left, at = left[count:], at + count
 
     def _recorded_prefill(self, tokens: int, end: int) -> RecordedPrefill | None:
         """None for more than a chunk, and where what fills it up has no room."""
@@ -273,12 +296,16 @@ class Batch:
 
     def _gather(self, active: Sequence[Growing]) -> None:
         """Into the first rows, where a step can have half as many."""
-        rows = self._bucket(len(active))
-        for one in (one for one in active if one.row >= rows):
-            assert self._slots is not None
+        rows, slots = self._bucket(len(active)), self._slots
+        above = [one for one in active if one.row >= rows]
+        if not above or slots is None:
+            return
+        before = {one: one.row for one in active}
+        for one in above:
             target = self._members.index(None)
-            self._slots.move(one.row, target)
             self._members[one.row], self._members[target], one.row = None, one, target
+        places = {one.row: Place(before[one], one.cached) for one in active}
+        slots.rebuild(slots.rows, slots.keys, places, self._at, self._at)
 
     def _has_room(self, rows: int, width: int, steps: int) -> bool:
         slots = self._slots
@@ -288,19 +315,20 @@ class Batch:
         """For `width` keys before `at` and `steps` behind it."""
         if self._has_room(rows, width, steps):
             return
-        counts = {one.row: one.cached for one in self.members}
-        longest = max([width, *counts.values()])
+        places = {one.row: Place(one.row, one.cached) for one in self.members}
+        longest = max([width, *(place.keys for place in places.values())])
         had = self._slots
         rows = max(rows, had.rows if had is not None else 0)
         keys = had.keys if had is not None else 0
         if longest + max(steps, _SPARE) > keys:
             wanted = max(longest, min(longest * 5 // 4, self.model.positions)) + max(steps, _SPARE)
             keys = max(keys, -(-wanted // _VIEW) * _VIEW)
-        if had is not None and counts:
-            if had.rebuild(rows, keys, counts, self._at, longest):
-                self._steps, self._prefills = {}, {}
+        if had is not None and places:
+            if had.rebuild(rows, keys, places, self._at, longest):
+                self._forget()
         elif had is None or (rows, keys) != (had.rows, had.keys):
-            self._slots, self._steps, self._prefills = None, {}, {}
+            self._slots = None
+            self._forget()
             del had  # its memory is free before there is more
             self._slots = SlotCache(self.model, rows, keys)
         self._at = longest

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -10,6 +11,13 @@ from wgrad.device.contract import Array
 from wgrad.train.model.model import KVCache, Model
 
 _VIEW = 64  # elements: where a view may begin, so rows have a multiple of as many keys
+
+
+class Place(NamedTuple):
+    """The row that something is in, and how many of its keys are in use."""
+
+    row: int
+    keys: int
 
 
 class SlotCache:
@@ -47,7 +55,7 @@ class SlotCache:
 
         return KVCache([one_row(array) for array in self._cache.keys], [one_row(array) for array in self._cache.values])
 
-    def logits_of(self, rows: Sequence[int]) -> Array:
+    def logits_of(self, rows: Sequence[int] | np.ndarray) -> Array:
         """Return a copy of those of some rows."""
         return self.device.embedding(self._logits, self.device.upload(np.array(rows, np.int32)), dtype=np.float32)
 
@@ -62,32 +70,22 @@ class SlotCache:
         table, new = self.device.view(self._logits, (1, rows, 1, vocab)), self.device.view(logits, (1, count, 1, vocab))
         self.device.kv_append(table, new, first)
 
-    def move(self, source: int, target: int) -> None:
-        """A row to the place of another, by way of another array: a kernel cannot read and write one buffer."""
-        rows = self.device.upload(np.arange(self.keys, dtype=np.int32) + source * self.keys)
-        for array, out in zip([*self._cache.keys, *self._cache.values], self._row(target)):
-            taken = self.device.embedding(self._as_table(array), rows, dtype=array.dtype)
-            self.device.copy(self.device.view(taken, out.shape), out)
-        self.set_logits(target, self.logits_of([source]))
-
     def _as_table(self, array: Array) -> Array:
         rows, keys, heads, width = array.shape
         return self.device.view(array, (rows * keys, heads * width))
 
-    def _row(self, row: int) -> list[Array]:
-        found = self.part(row, 1)
-        return found.keys + found.values
+    def rebuild(self, rows: int, keys: int, places: Mapping[int, Place], old_end: int, new_end: int) -> bool:
+        """Move rows to other rows, and their keys so that they end at `new_end` instead of `old_end`, into a cache of
+        another size where it is one. By way of other arrays: a kernel cannot read and write one buffer.
 
-    def rebuild(self, rows: int, keys: int, ends: Mapping[int, int], old_end: int, new_end: int) -> bool:
-        """Move the keys of each row so that they end at `new_end`, into a cache of another size where it is one.
-
-        ends: row -> how many of its keys are in use; they end at `old_end`. Returns whether the arrays are other ones.
+        places: by the row that it moves to. Returns whether the arrays are other ones.
         """
         same = (rows, keys) == (self.rows, self.keys)
-        source = np.zeros(rows * keys, np.int32)
-        for row, count in ends.items():
+        source, order = np.zeros(rows * keys, np.int32), np.zeros(rows, np.int32)
+        for row, (before, count) in places.items():
             first = row * keys + new_end - count
-            source[first : first + count] = row * self.keys + old_end + np.arange(-count, 0)
+            source[first : first + count] = before * self.keys + old_end + np.arange(-count, 0)
+            order[row] = before
         ids = self.device.upload(source)
         for arrays in self._all:
             for number, array in enumerate(arrays):
@@ -98,9 +96,10 @@ class SlotCache:
                 else:
                     arrays[number] = self.device.view(moved, (rows, keys, *shape[2:]))
                 del array, table, moved
-        if rows != self.rows:
-            before = self._logits
-            self._logits = self.device.zeros((rows, before.shape[1]))
-            self.set_logits(0, before)
+        logits = self.logits_of(order)
+        if same:
+            self.device.copy(logits, self._logits)
+        else:
+            self._logits = logits
         self.rows, self.keys = rows, keys
         return not same

@@ -32,6 +32,7 @@ from wgrad.train.terminal.output import say
 
 BUSY, ENDING = 503, "the server is ending: ask again later"
 BLOCK_SECONDS = 0.02  # of a block of steps: text flows, and who comes waits no longer than two
+_BUSY, _MOST_FOR_HOST = 0.2, 16  # part of a block that the host waits at least; steps of a block so that it does
 _AHEAD = 2  # blocks that are queued when the host waits for the first of them
 _JOINING = 2 * CHUNK  # tokens of prompts that are read between two blocks
 
@@ -79,7 +80,7 @@ class Engine:
         self._blocks: deque[Block] = deque()
         self._spoiled = False  # numbers in the cache are not finite
         self.together: Callable[[], AbstractContextManager[None]] = nullcontext  # what is emitted within it
-        self._steps, self._last_read = 1, 0.0  # of a block; when the last one was read
+        self._steps, self._least, self._last_read = 1, 1, 0.0  # of a block; when the last one was read
 
     # ---- from any thread -----------------------------------------------------------------------
     def submit(self, jobs: Sequence[Job]) -> None:
@@ -264,8 +265,9 @@ class Engine:
                 self._batch.put_logits(member.sequence, edits.apply(row, member.ids))
 
     def _read(self, block: Block) -> None:
+        begin = time.monotonic()
         tokens, logits = block.tokens(), block.logits()
-        self._pace(block.steps)
+        self._pace(block.steps, time.monotonic() - begin)
         told = [part for part in block.parts if part.sequence in self._members and self._top(part.sequence) is not None]
         found, places = None, {part.sequence: place for place, part in enumerate(told)}
         if logits is not None and told:
@@ -306,11 +308,20 @@ class Engine:
     def _top(self, sequence: Growing) -> int | None:
         return self._members[sequence].answer.job.top
 
-    def _pace(self, steps: int) -> None:
-        """Choose the length of a block by how long the last one took."""
+    def _pace(self, steps: int, waited: float) -> None:
+        """Choose the length of a block by how long the last one took, of which the host `waited` for the device.
+
+        Where it hardly waited its own work for each block is what takes long: blocks must be longer then, within
+        limits.
+        """
         now = time.monotonic()
         if self._last_read:
-            wanted = int(BLOCK_SECONDS / max((now - self._last_read) / steps, 1e-6))
+            took = max(now - self._last_read, 1e-6)
+            if waited < _BUSY * took:
+                self._least = min(2 * steps, _MOST_FOR_HOST)
+            elif waited > 0.5 * took:
+                self._least = max(self._least - 1, 1)
+            wanted = max(int(BLOCK_SECONDS / (took / steps)), self._least)
             self._steps = max(min(wanted, 2 * self._steps, MOST_STEPS), 1)
         self._last_read = now
 
