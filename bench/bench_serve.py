@@ -128,7 +128,7 @@ def run(args: argparse.Namespace) -> None:
         engine = Engine({"bench": model}, tokenizers, limits)
         rest: Any = (args.context, 1024, 300.0, threading.Lock())
         preparation = Preparation(tokenizers, config.vocab_size, *rest)
-        serve = ServeConfig(model=name, port=0)
+        serve = ServeConfig(model=name, port=0, request_log=False)
         listening = listen(resolve(serve.host, 0))
         server = HttpServer(guarded(engine, preparation, serve), listening, engine.close)
         counts = [int(count) for count in args.clients.split(",")]
@@ -172,7 +172,7 @@ def main() -> None:
     parser.add_argument("--clients", default="1,16,64", help="how many at once, for each three rows")
     parser.add_argument("--tokens", type=int, default=128, help="new ones of each prompt")
     parser.add_argument("--compute", default="float32", help="auto: the fastest")
-    parser.add_argument("--batch-size", type=int, default=64)
+    parser.add_argument("--batch-size", type=int, default=80)
     parser.add_argument("--context", type=int, default=1024)
     parser.add_argument("--repeat", type=int, default=3, help="the best of as many")
     parser.add_argument("--connect", default="", help=argparse.SUPPRESS)
