@@ -127,7 +127,7 @@ class Fit:
         return None
 
     def _fastest(self, batches: list[int]) -> Plan | None:
-        """Return the plan of the batch size whose step takes the least time by prediction, with as much kept as fits."""
+        """Return the plan of the batch size whose step is predicted to be the fastest, with as much kept as fits."""
         best, least, config = None, math.inf, self.config
         rates = rates_of(self.device, config.compute) or Rates()
         rows = config.batch_size * config.gradient_accumulation_steps
