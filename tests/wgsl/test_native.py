@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -91,3 +95,18 @@ def test_other_texts_are_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert ffi.typeof("char[5]").length == 5 and ffi.typeof("WGPULimits const *").kind == "pointer"
     with pytest.raises(Exception, match="NoSuchType"):
         ffi.typeof("NoSuchType *")
+
+
+def test_a_library_that_is_none_is_one_line(tmp_path: Path) -> None:
+    """In a process of its own: wgpu finds its library while it is imported."""
+    file = tmp_path / "library.so"
+    file.write_text("not one")
+    code = (
+        "from wgrad.device.errors import DeviceError\n"
+        "try:\n    import wgrad.wgsl.runtime.native\nexcept DeviceError as error:\n    print(error)"
+    )
+    environment = {**os.environ, "WGPU_LIB_PATH": str(file)}
+    ran = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=100)
+    assert ran.stderr == "" and ran.stdout.startswith(f"WGPU_LIB_PATH: '{file}' cannot be loaded as wgpu's library (")
+    assert ran.stdout.count("\n") == 1 and ran.stdout.endswith("): correct or unset it\n")
+    assert "Additionally" not in ran.stdout

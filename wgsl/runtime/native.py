@@ -29,7 +29,8 @@ with matrix_units.using_copy() as COPY_LOADED:  # wgpu finds its library while i
     except ModuleNotFoundError:
         raise
     except Exception as error:  # of cffi, or of wgpu-py at its first call
-        said, named = " ".join(str(error).split())[:200], os.environ.get("WGPU_LIB_PATH", "").strip()
+        said = " ".join(str(error).split()).partition(". Additionally, ")[0][:200]  # cffi has searched, too
+        named = os.environ.get("WGPU_LIB_PATH", "").strip()
         if named and not COPY_LOADED:
             raise DeviceError(
                 f"WGPU_LIB_PATH: {named!r} cannot be loaded as wgpu's library ({said}): correct or unset it"
