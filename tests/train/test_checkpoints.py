@@ -144,6 +144,10 @@ def test_a_missing_file_and_another_name_are_noticed(out: Path) -> None:
         shutil.copytree(out / "copy", newest)
         (newest / name).unlink()
         assert step_of(out) == 2
+    (newest / STATE_FILE).unlink()
+    assert Checkpoints(out).saved() == out / "checkpoints" / "step-2"
+    (out / "checkpoints" / "step-99").mkdir()
+    assert Checkpoints(out).saved() == out / "checkpoints" / "step-2"
 
 
 def test_damaged_ones_stay_until_a_newer_one_is_whole(out: Path) -> None:

@@ -29,6 +29,7 @@ from wgrad.train.output import watched
 from wgrad.train.output.metrics import MetricsFile, SamplesFile
 from wgrad.train.output.watched import Tail, WatchedRun, as_metrics, as_sample
 from wgrad.train.serve import connection as connection_module
+from wgrad.train.serve import http_server
 from wgrad.train.serve.watch_server import WatchServer
 
 
@@ -71,6 +72,24 @@ def ask(server: WatchServer, path: str = "/", method: str = "GET", **headers: st
 
 
 # ---- the server ----------------------------------------------------------------------------------
+def test_more_connections_than_may_be_are_turned_away(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each takes memory for as long as its client likes."""
+    monkeypatch.setattr(http_server, "_CONNECTIONS", 3)
+    write(folder, 1)
+    with WatchServer(0, open_watch([str(folder)])) as opened:
+        thread = threading.Thread(target=opened.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            assert ask(opened)[0] == 200
+            idle = [socket.create_connection(("127.0.0.1", opened.server_port)) for _ in range(3)]
+            assert ask(opened)[0] == 503
+            for connection in idle:
+                connection.close()
+        finally:
+            opened.shutdown()
+            thread.join()
+
+
 def test_the_page_loads_nothing_and_runs_nothing_but_its_own(server: WatchServer) -> None:
     status, headers, page = ask(server)
     policy = headers["Content-Security-Policy"]
