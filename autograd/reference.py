@@ -18,7 +18,7 @@ import numpy as np
 
 from wgrad.autograd.bind import bind
 from wgrad.autograd.operators import OPERATORS
-from wgrad.device.errors import DeviceError
+from wgrad.device.errors import DeviceError, DeviceLost
 from wgrad.device.formats.frozen_weight import FrozenWeight
 from wgrad.device.memory import MemoryStats
 from wgrad.device.roof import Roof
@@ -118,7 +118,7 @@ class ReferenceDevice:
     implementations = {name: _recorded(op.numpy) for name, op in OPERATORS.items() if op.numpy is not None}
     name = "cpu"
     float16 = bfloat16 = shared_memory = host_buffers = True
-    stacks_weights = False
+    stacks_weights = reopens = False
     fastest_compute = "float32"
 
     def __init__(self) -> None:
@@ -173,6 +173,9 @@ class ReferenceDevice:
 
     def reset_peak(self) -> None:
         self._pool.peak_bytes = self._pool.in_use_bytes
+
+    def reopen(self, losses: int) -> ReferenceDevice:
+        raise DeviceLost("main memory is not lost")
 
     def dry_run(self) -> None:
         return None

@@ -63,6 +63,7 @@ class Device(Protocol):
     stacks_weights: bool  # one matmul with several weights under one another costs less than one with each
     shared_memory: bool  # its memory is the main memory: nothing is gained by keeping arrays on the host
     host_buffers: bool  # it has `empty_host`
+    reopens: bool  # it can be opened anew in this process when it was lost (`reopen`)
     lacks: frozenset[str]  # operators that it declares not to have: a call of one raises OperatorMissing
 
     @property
@@ -118,6 +119,10 @@ class Device(Protocol):
 
     def synchronize(self) -> None:
         """Wait until all submitted work is done; raise DeviceError if the device was lost on the way."""
+
+    def reopen(self, losses: int) -> Any:
+        """Open a device like this one, which is lost, with the same settings; it is given half as much work at once for
+        each of the losses so far. DeviceLost: it does not open again in some seconds, or `reopens` is False."""
 
     def memory(self) -> MemoryStats: ...
 

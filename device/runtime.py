@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from wgrad.device.errors import DeviceError
+from wgrad.device.errors import DeviceError, DeviceLost
 from wgrad.device.kernel_times import Profiler
 from wgrad.device.memory import Array, Lease, MemoryStats, Pool
 from wgrad.device.placement import Rehearsal
@@ -59,6 +59,7 @@ class PooledRuntime:
     shared_memory = False
     host_buffers = True
     stacks_weights = False
+    reopens = False
     _pool: Pool
     _host_pool: Pool
     _replay: Any = None  # being recorded
@@ -97,6 +98,9 @@ class PooledRuntime:
 
     def view(self, array: Array, shape: Sequence[int], offset: int = 0) -> Array:
         return Array(array.lease, array.offset + offset * array.dtype.itemsize, shape, array.dtype)
+
+    def reopen(self, losses: int) -> Any:
+        raise DeviceLost("this device cannot be opened again in the same process")
 
     def memory(self) -> MemoryStats:
         return self._pool.statistics()

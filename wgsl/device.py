@@ -19,6 +19,7 @@ from wgrad.wgsl.runtime import adapters, matrix_units
 from wgrad.wgsl.runtime.adapters import list_adapters
 from wgrad.wgsl.runtime.driver_caches import driver_caches
 from wgrad.wgsl.runtime.dry_run import DryRun, prepare
+from wgrad.wgsl.runtime.reopen import reopen
 from wgrad.wgsl.runtime.runtime import Runtime
 from wgrad.wgsl.runtime.transfers import BYTES_PER_FLOP
 
@@ -36,6 +37,7 @@ class WgpuDevice(Runtime):
     """
 
     implementations = implements
+    reopens = True
 
     if TYPE_CHECKING:  # the operators, as in the contract
 
@@ -49,6 +51,9 @@ class WgpuDevice(Runtime):
 
     def copy(self, src: Array, out: Array) -> None:
         elementwise.copy(self, src, out)
+
+    def reopen(self, losses: int) -> Any:
+        return reopen(self, losses)
 
     def round_products(self) -> None:
         if self.matrix_units:

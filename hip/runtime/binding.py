@@ -95,8 +95,8 @@ def _wait(module: Any, wait: str, query: str, handle: Any, what: str | Callable[
     def late() -> DeviceHung:
         said = what if isinstance(what, str) else what()
         return DeviceHung(
-            f"the device hangs: {said} was not done in {seconds:.0f} s. Start again with --resume, and with "
-            f"{TIMEOUT}={2 * seconds:.0f} if it is only slow"
+            f"the device hangs: {said} was not done in {seconds:.0f} s. If it is only slow, set "
+            f"{TIMEOUT}={2 * seconds:.0f}"
         )
 
     ask = getattr(module, query)

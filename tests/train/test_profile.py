@@ -10,8 +10,7 @@ import pytest
 
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.train.commands.cli import main
-from wgrad.train.run.finetune import _start_profile
-from wgrad.train.run.result import say_done
+from wgrad.train.run.result import say_done, start_profile
 
 
 class Timed:
@@ -42,7 +41,7 @@ def session(device: Any, profile: bool) -> tuple[Any, list[str]]:
 @pytest.mark.parametrize("profile", [True, False])
 def test_the_table_is_the_last_line_where_it_was_asked_for(profile: bool) -> None:
     run, said = session(Timed(), profile)
-    _start_profile(run)
+    start_profile(run)
     say_done(run, {"seconds": 1.0}, 0, None)
     assert run.device.timed == profile and said[0].startswith("done in")
     assert said[1:] == (["the table"] if profile else [])
@@ -66,7 +65,7 @@ def test_the_table_is_a_file_too(
 
 def test_a_device_without_kernels_says_so() -> None:
     run, said = session(ReferenceDevice(), True)
-    _start_profile(run)
+    start_profile(run)
     say_done(run, {"seconds": 1.0}, 0, None)
     assert (
         said[0] == f"note: --profile has no effect: {run.device.description} has no kernels to time" and len(said) == 2

@@ -107,6 +107,10 @@ class Callbacks:
         """One more, for which the run does not wait."""
         self._listeners.append(listener)
 
+    def forget_listeners(self) -> None:
+        """The run begins anew, with others."""
+        self._listeners.clear()
+
     def __bool__(self) -> bool:
         """Return whether there is one that the run waits for."""
         return bool(self._callbacks)

@@ -2,40 +2,46 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
+from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 
-import wgrad
-from wgrad.device.errors import UnusableResult, WgradError
+from wgrad.device.errors import DeviceLost, UnusableResult, WgradError
 from wgrad.train.data.tokenizer_files import TEMPLATE_FILE
 from wgrad.train.data.tokenizer_source import save_template
 from wgrad.train.options.choices import LORA
-from wgrad.train.options.finetune_config import CONFIG_FILE, FinetuneConfig, RunOptions
-from wgrad.train.options.options import flag
+from wgrad.train.options.finetune_config import CONFIG_FILE, FinetuneConfig
 from wgrad.train.output.callbacks import SaveReport
-from wgrad.train.output.checkpoints import Checkpoints, Schedule, TrainingState, check_info
+from wgrad.train.output.checkpoints import Checkpoints, TrainingState, check_info
 from wgrad.train.output.metrics import MetricsFile, SamplesFile
 from wgrad.train.output.outlets import KeptOut, RunOutputs
 from wgrad.train.output.previous_run import RESULTS_FILE, Previous, previous_run
 from wgrad.train.output.reports import Reports, check_installed
 from wgrad.train.plan.plan import Plan
-from wgrad.train.ranks.alike import check_alike, table
-from wgrad.train.ranks.deal import even_shares
 from wgrad.train.ranks.launch import REQUEST
 from wgrad.train.ranks.start import open_world
 from wgrad.train.ranks.world import World
 from wgrad.train.run.caller import PythonCaller
+from wgrad.train.run.compare_ranks import compare_ranks, compare_starts
 from wgrad.train.run.evaluation import Evaluation, Measured
+from wgrad.train.run.kept_state import KeptState
 from wgrad.train.run.loop import Run, not_finite, what_to_try
-from wgrad.train.run.result import next_commands, save_session_adapter, say_done, write_results, write_trained
-from wgrad.train.run.schedule import learning_rate
+from wgrad.train.run.recovery import Losses, lost_in, reopened
+from wgrad.train.run.result import (
+    next_commands,
+    save_session_adapter,
+    say_done,
+    start_profile,
+    write_results,
+    write_trained,
+)
+from wgrad.train.run.schedule import schedule_note, schedule_of
 from wgrad.train.run.scheduled import BestSteps, Scheduled
 from wgrad.train.run.session import (
     Session,
@@ -93,8 +99,11 @@ def _run(config: FinetuneConfig, world: World, caller: PythonCaller) -> int:
         interrupts.answer = session.say
         if config.resume and state is None and (outlets.folder.path / CONFIG_FILE).exists():
             session.say(f"note: {config.out} has no checkpoint to resume from: the run begins anew")
+        run = _Finetuning(session, world, outlets, checkpoints, interrupts, previous, state, begun, caller)
+        losses = Losses(config)
         with advising(for_steps(config, recomputes_all(replace(config, **session.mode), session.model_config))):
-            _Finetuning(session, world, outlets, checkpoints, interrupts, previous, state, begun, caller).run()
+            while (lost := lost_in(run.run, world.alone and session.device.reopens)) is not None:
+                run = run.after(lost, losses)
     return 0
 
 
@@ -119,6 +128,9 @@ class _Finetuning:
     state: TrainingState | None
     counted: float  # time.monotonic() up to which results["seconds"] goes
     caller: PythonCaller
+    lost_before: bool = False  # its device was
+    saved: int | None = None  # the last step that it has saved
+    kept: KeptState | None = field(default=None, init=False)
 
     def run(self) -> None:
         session, stream, world = self.session, self.session.stream, self.world
@@ -132,9 +144,10 @@ class _Finetuning:
         with advising(for_parameters(config)):
             self.optimizer = build_optimizer(config, self.built.parameters)
         self.trainer = Trainer(self.built.model, self.optimizer, config, world, self.caller.hooks.loss)
+        self.kept = KeptState(self.optimizer, self._info_now, session.display.clock, self.lost_before)
         if self.state is not None:
             self._restore(self.state)
-        self._compare_starts()
+        compare_starts(self.optimizer, world)
         if config.lr_sweep:
             Sweep(session, self.trainer, Evaluation(session, self.trainer, self.built), self.interrupts).run()
             return
@@ -159,7 +172,7 @@ class _Finetuning:
             self.results: dict[str, Any] = self.state.info.results if self.state is not None else {}
             before = self._say(self.evaluation.measure(0, "before")) if self.state is None else None
             self.results |= before.results("before") if before is not None else {}
-            _start_profile(session)
+            start_profile(session)
             session.say(f"training: {stream.total_steps - done} steps, {len(stream.documents)} documents")
             self.metrics = files.enter_context(MetricsFile(config.out, begun_at, writes=world.is_main_process))
             self.outlets.records.append(self.metrics)
@@ -186,7 +199,7 @@ class _Finetuning:
         session = self.session
         while True:
             self.info = run_info(session, own_loss=self.caller.hooks.loss is not None)
-            self._compare_ranks()
+            compare_ranks(session, self.world, self.info)
             # What an adapter is to be (rank, scale) is the checkpoint's word: the folder of --adapter may have changed.
             # And of --init-lora-weights, what the adapter began as.
             begun = session.config
@@ -244,40 +257,6 @@ class _Finetuning:
         self.session.say(f"note: no checkpoint of step {step} is whole, so that a worse one is the best")
         return False
 
-    def _compare_ranks(self) -> None:
-        """WgradError where a rank was started for another run; else the table of ranks."""
-        session, world = self.session, self.world
-        if world.alone:
-            return
-        config, info = session.config, self.info
-        if config.gradient_accumulation_steps < world.size:
-            raise WgradError(
-                f"--gradient-accumulation-steps: a step of {config.gradient_accumulation_steps} "
-                f"micro-batches cannot be shared by {world.size} ranks: "
-                f"give --gradient-accumulation-steps {world.size} or more (with a "
-                f"smaller --batch-size the step stays as large), or "
-                "start fewer ranks"
-            )
-        kinds = ("adapter", "training")
-        same = [f for f in fields(RunOptions) if not f.metadata["path"] and f.metadata["group"] in kinds]
-        values = {flag(f.name): getattr(config, f.name) for f in same} | {"--save-steps": config.save_steps}
-        values |= info["run"] | {"the training data": info["data"], "wgrad": wgrad.__version__}
-        check_alike(world, values)
-        for line in table(
-            world, session.device.description, even_shares(config.gradient_accumulation_steps, world.size)
-        ):
-            session.say(line)
-        if not world.tolerant:
-            session.say("note: a lost rank ends this run, which then goes on from its last checkpoint with --resume")
-
-    def _compare_starts(self) -> None:
-        """WgradError where a rank begins with other numbers, as of another --adapter or checkpoint."""
-        if not self.world.alone:
-            digest = hashlib.blake2b(digest_size=16)
-            for array in self.optimizer.state_arrays().values():
-                digest.update(array.tobytes())
-            check_alike(self.world, {"--adapter or --resume": digest.hexdigest()})
-
     def _restore(self, state: TrainingState) -> None:
         session = self.session
         check_info(state, self.info)
@@ -288,17 +267,9 @@ class _Finetuning:
             raise WgradError(f"--resume: {state.path} is of another run ({error}): choose another --out") from error
         self.trainer.data_parallel.shares.restore(state.info.shares)
         session.say(f"resuming from {state.path}")
-        before, now = state.info.schedule, _schedule(session)
-        if before is not None and before != now:
-            total, config = session.stream.total_steps, session.config
-            ended = f", prolonged from {self.previous.ended_at}" if self.previous.ended_at else ""
-            first = min(state.step, total - 1)
-            session.say(
-                f"schedule: {total} steps in all{ended} (was {before.steps}); "
-                f"{config.lr_scheduler_type} from a peak of "
-                f"{config.learning_rate:g}; step {first + 1} has learning "
-                f"rate {learning_rate(config, first, total):.2e}"
-            )
+        total, ended_at = session.stream.total_steps, self.previous.ended_at
+        if note := schedule_note(session.config, total, state.step, state.info.schedule, ended_at):
+            session.say(note)
 
     def _train(self, done: int) -> None:
         """The steps that are left, then at once what they were for: the result (with --keep-best it waits for the last
@@ -317,7 +288,8 @@ class _Finetuning:
                 asked = lambda: alone and interrupts.asked is not None  # noqa: E731
                 scheduled = Scheduled(self.evaluation, self.metrics, self.best, asked)
                 callbacks = self.caller.callbacks
-                run = Run(self.trainer, stream, self.metrics, progress, self._save, interrupts, scheduled, callbacks)
+                between = (scheduled, callbacks, self.kept)
+                run = Run(self.trainer, stream, self.metrics, progress, self._save, interrupts, *between)
                 try:
                     self.world.steps_begin()
                     run.train()
@@ -349,17 +321,56 @@ class _Finetuning:
         arrays = self.optimizer.state_arrays()
         if not np.isfinite(arrays["parameters"]).all():
             raise not_finite(done, session.config)
+        info = self._info_now()
+        path = self._save_state(done, arrays, info)
+        if self.kept is not None:
+            self.kept.saved(path, done, arrays, info)
+        return path
+
+    def _info_now(self) -> dict[str, Any]:
+        """Return the contents of trainer.json for a checkpoint of this moment."""
         self._count_seconds()
-        extra = {
-            "results": self.results,
+        return {
+            "results": dict(self.results),
             "shares": {str(rank): seconds for rank, seconds in self.trainer.data_parallel.shares.seconds.items()},
-            "schedule": msgspec.to_builtins(_schedule(session)),
+            "schedule": msgspec.to_builtins(schedule_of(self.session.config, self.session.stream.total_steps)),
             "held_out": self.best.saved(),
-            **self.info | {"mode": session.mode},
+            **self.info | {"mode": self.session.mode},
         }
-        adapter = None if session.config.full else (lambda folder: save_session_adapter(session, self.built, folder))
+
+    def _save_state(self, step: int, arrays: dict[str, np.ndarray], info: Mapping[str, Any]) -> Path:
+        session, flat = self.session, arrays["parameters"]
+        save = None if session.config.full else (lambda to: save_session_adapter(session, self.built, to, flat))
         with self.interrupts.writing(), session.display.phase("saving a checkpoint"):
-            return self.checkpoints.save(done, arrays, extra, adapter, self.best.kept())
+            path = self.checkpoints.save(step, arrays, info, save, self.best.kept())
+        self.saved = step
+        return path
+
+    def after(self, lost: DeviceLost, losses: Losses) -> _Finetuning:
+        """Return the run as it goes on from the newest state, on the device opened anew. DeviceLost: it is given up."""
+        session, step = self.session, self.session.stream.step
+        session.say(f"note: {lost}")
+        state = self._newest()
+        losses.add(lost, step, self.saved)
+        seconds = getattr(self, "results", {}).get("seconds", 0.0)
+        if state is not None:
+            state.info.results["seconds"] = seconds
+        session.stream.step = 0 if state is None else state.step
+        self.outlets.records.clear()
+        self.caller.callbacks.forget_listeners()
+        for name in ("built", "optimizer", "trainer", "evaluation", "kept"):
+            self.__dict__.pop(name, None)
+        session.device = reopened(session.device, len(losses), session.say)
+        counted = self.counted if state is not None else self.counted - seconds
+        return replace(self, state=state, counted=counted, lost_before=True)
+
+    def _newest(self) -> TrainingState | None:
+        """The newest state, which is then in a checkpoint, too; None: the run has to begin anew."""
+        if self.kept is None:
+            return self.state
+        if not self.kept.enabled:
+            return self.checkpoints.load() if self.saved is not None else self.state
+        return self.kept.in_checkpoint(self._save_state) or self.state
 
     def _write_results(self, skipped: int) -> None:
         session = self.session
@@ -385,16 +396,3 @@ class _Finetuning:
                 f"all {done} steps were skipped, because no gradient was finite: nothing was trained, and no result is "
                 f"written: {what_to_try(config)}"
             )
-
-
-def _schedule(session: Session) -> Schedule:
-    """The schedule of the run as it was started now; kept in checkpoints, so that a change can be told."""
-    config = session.config
-    return Schedule(session.stream.total_steps, config.learning_rate, config.lr_scheduler_type, config.warmup_steps)
-
-
-def _start_profile(session: Session) -> None:
-    """--profile: from here on each kernel is timed (which costs some speed)."""
-    if session.config.profile:
-        if not session.device.profile():
-            session.say(f"note: --profile has no effect: {session.device.description} has no kernels to time")

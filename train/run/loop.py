@@ -19,6 +19,7 @@ from wgrad.train.output.callbacks import Callbacks, step_report
 from wgrad.train.output.metrics import MetricsFile
 from wgrad.train.ranks.world import RanksLost
 from wgrad.train.run.evaluation import GivenUp
+from wgrad.train.run.kept_state import KeptState
 from wgrad.train.run.schedule import learning_rate
 from wgrad.train.run.scheduled import Scheduled
 from wgrad.train.run.throughput import Throughput
@@ -58,9 +59,10 @@ class Run:
         interrupts: Interrupts,
         scheduled: Scheduled | None = None,
         callbacks: Callbacks | None = None,
+        kept: KeptState | None = None,
     ) -> None:
         self.trainer, self.stream, self.metrics, self.progress, self.save = trainer, stream, metrics, progress, save
-        self.config, self.interrupts, self.scheduled = trainer.config, interrupts, scheduled
+        self.config, self.interrupts, self.scheduled, self.kept = trainer.config, interrupts, scheduled, kept
         self.callbacks = Callbacks() if callbacks is None else callbacks
         self._skips = SkippedInARow(metrics.of_steps())
         self._unsaid: list[Callable[[], None]] = []
@@ -69,6 +71,7 @@ class Run:
         self._clock = progress.display.clock
         self.throughput = Throughput(self._clock)
         self._requested = -math.inf  # when
+        self._written = stream.step  # the last step whose record is written
 
     def train(self) -> None:
         """Run to the stream's end, or until it is stopped early. Interrupted, after a checkpoint, where that was asked
@@ -112,6 +115,9 @@ class Run:
             saved = due or asked is not None
             if saved:
                 self._save(done)
+            elif self.kept is not None and self.kept.due:
+                self._request()
+                self.kept.begin(done)
             self.say()
             asked = self._asked()
             if asked is not None:
@@ -175,6 +181,8 @@ class Run:
             self.throughput.finished(len(steps), sum(item.tokens for item in steps))
         for pending, rows in arrived:
             self._write(pending, rows)
+        if self.kept is not None:
+            self.kept.look(self._written)
 
     def say(self) -> None:
         """Report what was collected and not yet told."""
@@ -195,6 +203,7 @@ class Run:
             if self._skips.add(norm < 0):
                 self._many_skipped(item.step)
         last, loss = pending[-1], float(history[-1, 0])
+        self._written = last.step
         left = self.throughput.seconds_per_step * (self.stream.total_steps - last.step)
         self._unsaid.append(
             lambda: self.progress.update(last.step, loss=loss, lr=last.lr, tokens_per_second=rate, left=left),

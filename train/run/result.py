@@ -7,6 +7,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from wgrad.device.files import write_json, write_text
 from wgrad.train.data.tokenizer_source import find_source, save_tokenizer
 from wgrad.train.files.hub import is_hub_id
@@ -35,10 +37,10 @@ def write_trained(session: Session, built: TrainableModel) -> None:
         save_session_adapter(session, built, session.out)
 
 
-def save_session_adapter(session: Session, built: TrainableModel, folder: Path) -> None:
-    """The adapter as it is now, in PEFT's format."""
+def save_session_adapter(session: Session, built: TrainableModel, folder: Path, flat: np.ndarray | None = None) -> None:
+    """The adapter as it is now, or with parameters as a checkpoint has them, in PEFT's format."""
     multimodal = bool(built.model.config.text_of)
-    save_adapter(folder, *built.adapter(), session.config.model, multimodal)
+    save_adapter(folder, *built.adapter(flat), session.config.model, multimodal)
 
 
 def write_results(session: Session, metrics: MetricsFile, results: dict[str, Any], skipped: int) -> None:
@@ -63,6 +65,13 @@ def _write_card(session: Session, results: dict[str, Any]) -> None:
         kind = "model" if config.full else "adapter"
         card = Card(kind, config.model, is_hub_id(config.model), config.to_dict(), results, curve=True)
         write_text(session.out / CARD_FILE, card.text())
+
+
+def start_profile(session: Session) -> None:
+    """--profile: from here on each kernel is timed (which costs some speed)."""
+    if session.config.profile:
+        if not session.device.profile():
+            session.say(f"note: --profile has no effect: {session.device.description} has no kernels to time")
 
 
 def write_profile(session: Session) -> None:

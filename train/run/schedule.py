@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from wgrad.train.options.finetune_config import RunOptions
+from wgrad.train.output.checkpoints import Schedule
 
 
 def warmup_steps(config: RunOptions, total_steps: int) -> int:
@@ -28,3 +29,25 @@ def learning_rate(config: RunOptions, step: int, total_steps: int) -> float:
     if config.lr_scheduler_type == "linear":
         return config.learning_rate * (1.0 - progress)
     return config.learning_rate * 0.5 * (1.0 + math.cos(math.pi * progress))
+
+
+def schedule_of(config: RunOptions, total_steps: int) -> Schedule:
+    """The schedule of the run as it was started now; kept in checkpoints, so that a change can be told."""
+    return Schedule(total_steps, config.learning_rate, config.lr_scheduler_type, config.warmup_steps)
+
+
+def schedule_note(
+    config: RunOptions, total_steps: int, done: int, before: Schedule | None, ended_at: int | None
+) -> str:
+    """Return a line on a schedule that is no longer as in the checkpoint behind `done` steps, or "".
+
+    ended_at: steps of a run that ended, and is prolonged.
+    """
+    if before is None or before == schedule_of(config, total_steps):
+        return ""
+    ended = f", prolonged from {ended_at}" if ended_at else ""
+    first = min(done, total_steps - 1)
+    return (
+        f"schedule: {total_steps} steps in all{ended} (was {before.steps}); {config.lr_scheduler_type} from a peak of "
+        f"{config.learning_rate:g}; step {first + 1} has learning rate {learning_rate(config, first, total_steps):.2e}"
+    )

@@ -60,10 +60,12 @@ class TrainableModel:
     total: int  # parameters of the whole model, adapters included
     start: PissaStart | None = None  # what the adapter began as, where the frozen weights are the rest
 
-    def adapter(self) -> tuple[LoraConfig, dict[str, np.ndarray]]:
-        """The adapter as it is now, for the base model as its files have it: as of `load_adapter`."""
+    def adapter(self, flat: np.ndarray | None = None) -> tuple[LoraConfig, dict[str, np.ndarray]]:
+        """The adapter as it is now, or with parameters as a checkpoint has them, for the base model as its files have
+        it: as of `load_adapter`."""
         assert self.lora is not None
-        arrays = {name: self.parameters.get(name) for name in self.parameters.tensors}
+        names = self.parameters.tensors
+        arrays = {name: self.parameters.get(name) for name in names} if flat is None else self.parameters.named(flat)
         return (self.lora, arrays) if self.start is None else self.start.as_lora(arrays)
 
 

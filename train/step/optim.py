@@ -24,7 +24,8 @@ from wgrad.autograd.ops.optimizer import (
     STATE_SKIPPED,
 )
 from wgrad.autograd.tensor import Tensor, parameter
-from wgrad.device.contract import Device
+from wgrad.device.contract import Device, Readback
+from wgrad.device.memory import Array
 
 ALIGN = 64  # elements: a view's offset must be a multiple of it
 START_LOSS_SCALE = 16384.0  # float16; doubles up to 65536, halves where a gradient overflows
@@ -129,6 +130,11 @@ class FlatParameters:
             raise ValueError(f"expected float32 ({self.size},), got {flat.dtype} {flat.shape}")
         return self._moved(flat, self._file_offsets, self._offsets)
 
+    def named(self, flat: np.ndarray) -> dict[str, np.ndarray]:
+        """The tensors of a flat array in the order of checkpoints."""
+        at = self._file_offsets
+        return {n: flat[at[n] : at[n] + math.prod(t.shape)].reshape(t.shape) for n, t in self.tensors.items()}
+
     def _moved(self, flat: np.ndarray, before: dict[str, int], after: dict[str, int]) -> np.ndarray:
         moved = np.zeros_like(flat)
         for name, tensor in self.tensors.items():
@@ -204,7 +210,7 @@ class AdamW:
         """Return whether all parameters are numbers. Waits for the device."""
         return bool(np.isfinite(self.device.download(self.parameters.data)).all())
 
-    def _arrays(self) -> dict[str, object]:
+    def _arrays(self) -> dict[str, Array]:
         return {
             "parameters": self.parameters.data,
             "exp_avg": self.exp_avg,
@@ -216,14 +222,23 @@ class AdamW:
     def state_arrays(self) -> dict[str, np.ndarray]:
         """Everything that a resumed run needs, parameters included (float32)."""
         arrays = {name: self.device.download(array) for name, array in self._arrays().items()}
-        return arrays | {name: self.parameters.to_file(arrays[name]) for name in FLAT_STATE}
+        return _in_file_order(arrays, self.parameters)
+
+    @property
+    def state_bytes(self) -> int:
+        return 4 * (3 * self.parameters.size + STATE_SIZE + 1)
+
+    def state_readback(self) -> StateReadback:
+        """Start `state_arrays` without waiting: further steps may be recorded meanwhile."""
+        readbacks = {name: self.device.readback(array) for name, array in self._arrays().items()}
+        return StateReadback(readbacks, self.parameters)
 
     def load_state_arrays(self, values: dict[str, np.ndarray]) -> None:
         """The inverse of `state_arrays`. KeyError or ValueError where they are of another run."""
         arrays = self._arrays()
         for name, array in arrays.items():
-            if values[name].shape != tuple(array.shape) or values[name].dtype != np.float32:  # type: ignore[attr-defined]
-                raise ValueError(f"{name}: expected float32 {array.shape}, got {values[name].shape}")  # type: ignore[attr-defined]
+            if values[name].shape != tuple(array.shape) or values[name].dtype != np.float32:
+                raise ValueError(f"{name}: expected float32 {array.shape}, got {values[name].shape}")
         for name in ("state", "loss_scale"):  # counts and a scale, which no run leaves without a number
             if not np.isfinite(values[name]).all():
                 raise ValueError(f"{name}: a number is not finite")
@@ -231,3 +246,20 @@ class AdamW:
             value = self.parameters.from_file(values[name]) if name in FLAT_STATE else values[name]
             self.device.write(array, value)
         self.device.fill(self.parameters.grad, 0.0)
+
+
+def _in_file_order(arrays: dict[str, np.ndarray], parameters: FlatParameters) -> dict[str, np.ndarray]:
+    return arrays | {name: parameters.to_file(arrays[name]) for name in FLAT_STATE}
+
+
+class StateReadback:
+    """The arrays of `AdamW.state_arrays` on their way to the host."""
+
+    def __init__(self, readbacks: dict[str, Readback], parameters: FlatParameters) -> None:
+        self._readbacks, self._parameters = readbacks, parameters
+
+    def ready(self) -> bool:
+        return all(readback.ready() for readback in self._readbacks.values())
+
+    def result(self) -> dict[str, np.ndarray]:
+        return _in_file_order({name: r.result() for name, r in self._readbacks.items()}, self._parameters)

@@ -79,8 +79,7 @@ class InFlight:
             if seconds >= self.limit:
                 raise DeviceHung(
                     f"the device hangs: nothing that was submitted was finished for {seconds:.0f} s while {self.doing}"
-                    f"{self.launches()}. Start again with --resume, and with {TIMEOUT}={2 * seconds:.0f} if it is only"
-                    " slow"
+                    f"{self.launches()}. If it is only slow, set {TIMEOUT}={2 * seconds:.0f}"
                 )
 
     def launches(self) -> str:

@@ -122,8 +122,8 @@ def as_device_error(error: Exception | str, doing: str) -> DeviceError:
     text = " ".join(str(error).split())
     if "lost" in text.lower():
         return DeviceLost(
-            f"the device was lost while {doing}: {text}. The driver reset it (often its watchdog, or another program on"
-            " the GPU); start again with --resume to go on from the last checkpoint"
+            f"the device was lost while {doing}: {text.rstrip('.')}. The driver reset it: often its watchdog, or "
+            "another program on the GPU"
         )
     if "out of memory" in text.lower() or "OutOfMemory" in text:
         return OutOfMemory(f"the device ran out of memory while {doing}: {text}")

@@ -40,7 +40,7 @@ class Runtime(PooledRuntime):
     def __init__(self, spec: str | None = None, *, max_binding_bytes: int | None = None) -> None:
         adapter = adapters.choose(spec)
         device = adapters.open_device(adapter)
-        self.facts, self._adapter = adapters.facts(adapter), adapter
+        self.spec, self.facts, self._adapter = spec, adapters.facts(adapter), adapter
         rate_file = adapters.rate_file(adapter, matrix_units.among(device.features))
         queue = Queue(device, adapter.info["adapter_type"] == "CPU")
         self._start(device, queue, adapter.info, max_binding_bytes, rate_file)
@@ -256,6 +256,12 @@ class Runtime(PooledRuntime):
         self.flush()
         self._queue.wait()
         self._submission_size.waited()
+
+    def close(self) -> None:
+        """Give back a device that was lost; its memory goes with the last array."""
+        self._bind_groups.clear()
+        self._block_keys.clear()
+        self._queue.close()
 
     def pipelines_compiled(self) -> int:
         return self._compiler.compiled

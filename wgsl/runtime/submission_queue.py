@@ -247,24 +247,39 @@ class Queue:
             self._thread.drain(self.in_flight.wait)
         except DeviceError as error:
             if isinstance(error, DeviceLost):
-                self.lost = error
-            if isinstance(error, DeviceHung):
-                self._leak()
+                self._lose(error)
             self.in_flight.clear()
             error_log().messages.clear()  # a device that is lost is logged by this thread, too
             raise
 
-    def _leak(self) -> None:
-        """Leave the device as it is: before the library gave it back it would wait for it, and then end the process."""
-        self._thread.abandon()
-        for held in (self._device.queue, self._device):
-            disown(held)
+    def close(self) -> None:
+        """Give back the memory of a device that is lost. One that hangs keeps it."""
+        self._lose(DeviceLost("the device was closed"))
+        self._staging.clear()
+        self._uploads = _Uploads(self)
+        if not isinstance(self.lost, DeviceHung):
+            # In a thread that panics the library does not first ask the device for what is done, to panic once more.
+            # The queue, with the memory of what is in flight, it gives back in others alone.
+            self._thread.end_with(
+                partial(poll, self._c_device, wait=False),
+                partial(lib.wgpuDeviceRelease, self._c_device),
+                partial(lib.wgpuQueueRelease, self._c_queue),
+            )
+
+    def _lose(self, error: DeviceLost) -> None:
+        """Never give back the device: the library would wait for it then, and end the process."""
+        if self.lost is None:
+            self.lost = type(error)(str(error))  # without a traceback, which refers to arrays
+            if isinstance(error, DeviceHung):
+                self._thread.abandon()
+            for held in (self._device.queue, self._device):
+                disown(held)
 
     def refused(self, error: Exception | str, doing: str) -> DeviceError:
         """Return wgpu's error as one of ours."""
-        found = as_device_error(error, doing)
+        found = self.lost or as_device_error(error, doing)
         if isinstance(found, DeviceLost):
-            self.lost = self.lost or found
+            self._lose(found)
         return found
 
     def _check(self) -> None:

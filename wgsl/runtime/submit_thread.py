@@ -13,10 +13,12 @@ import time
 import weakref
 from collections.abc import Callable
 from queue import SimpleQueue
-from threading import Lock, Thread
+from threading import Event, Lock, Thread
 from typing import Any
 
 from wgrad.wgsl.runtime.abort_guard import guard_thread, release_thread
+
+_SECONDS = 10.0  # of the last work with a device
 
 
 class Submitted:
@@ -67,8 +69,16 @@ class _State:
     task: Submitted | None = None
     thread: Thread | None = None
 
+    def __init__(self) -> None:
+        self.last: SimpleQueue[Callable[[], None]] = SimpleQueue()  # work of a thread that stops for ever
+        self.stopped = False  # one has
+
 
 _Work = SimpleQueue[tuple[Submitted, Callable[[], Any], Callable[[], object]] | None]
+
+
+def _nothing() -> None:
+    pass
 
 
 def _wait_without_limit(given: Submitted) -> None:
@@ -125,6 +135,21 @@ class SubmitThread:
         if self._state.thread is not None:
             self._state.thread.join()
 
+    def end_with(self, panics: Callable[[], Any], there: Callable[[], None], then: Callable[[], None]) -> None:
+        """Do the last work with a device: `there` in a thread in which the library has panicked, and `then` in this
+        one. panics: makes such a thread."""
+        if not self._state.stopped:
+            self.submit(panics, _nothing).wait(_SECONDS)
+        if self._state.stopped:
+            done = Event()
+            for work in (there, done.set):
+                self._state.last.put(work)
+            if not done.wait(_SECONDS):
+                return
+        else:  # the panic was caught
+            self.submit(there, there).wait(_SECONDS)
+        self.submit(then, then).wait(_SECONDS)
+
     def abandon(self) -> None:
         """The thread does not come back from what it does."""
         _running.discard(self)
@@ -138,12 +163,14 @@ def _start(handed: _Work, state: _State, begin: Callable[[], None], aborted: Cal
 
 def _run(handed: _Work, state: _State, begin: Callable[[], None], aborted: Callable[[], BaseException]) -> None:
     def go_on() -> None:
-        """This thread has stopped for ever, in a task."""
-        task, state.task = state.task, None
+        """This thread stops for ever, in a task."""
+        task, state.task, state.stopped = state.task, None, True
         state.error = state.error or aborted()
         _start(handed, state, begin, aborted)
         if task is not None:
             task.give_up()
+        while True:
+            state.last.get()()
 
     begin()
     guard_thread(go_on)

@@ -1,0 +1,51 @@
+"""Checks that the ranks of a run were started alike, and begin with the same numbers."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+import wgrad
+from wgrad.device.errors import WgradError
+from wgrad.train.options.finetune_config import RunOptions
+from wgrad.train.options.options import flag
+from wgrad.train.ranks.alike import check_alike, table
+from wgrad.train.ranks.deal import even_shares
+from wgrad.train.ranks.world import World
+from wgrad.train.run.session import Session
+from wgrad.train.step.optim import AdamW
+
+
+def compare_ranks(session: Session, world: World, info: Mapping[str, Any]) -> None:
+    """WgradError where a rank was started for another run; else the table of ranks. info: as of `run_info`."""
+    if world.alone:
+        return
+    config = session.config
+    if config.gradient_accumulation_steps < world.size:
+        raise WgradError(
+            f"--gradient-accumulation-steps: a step of {config.gradient_accumulation_steps} "
+            f"micro-batches cannot be shared by {world.size} ranks: "
+            f"give --gradient-accumulation-steps {world.size} or more (with a "
+            f"smaller --batch-size the step stays as large), or "
+            "start fewer ranks"
+        )
+    kinds = ("adapter", "training")
+    same = [f for f in fields(RunOptions) if not f.metadata["path"] and f.metadata["group"] in kinds]
+    values = {flag(f.name): getattr(config, f.name) for f in same} | {"--save-steps": config.save_steps}
+    values |= info["run"] | {"the training data": info["data"], "wgrad": wgrad.__version__}
+    check_alike(world, values)
+    for line in table(world, session.device.description, even_shares(config.gradient_accumulation_steps, world.size)):
+        session.say(line)
+    if not world.tolerant:
+        session.say("note: a lost rank ends this run, which then goes on from its last checkpoint with --resume")
+
+
+def compare_starts(optimizer: AdamW, world: World) -> None:
+    """WgradError where a rank begins with other numbers, as of another --adapter or checkpoint."""
+    if not world.alone:
+        digest = hashlib.blake2b(digest_size=16)
+        for array in optimizer.state_arrays().values():
+            digest.update(array.tobytes())
+        check_alike(world, {"--adapter or --resume": digest.hexdigest()})
