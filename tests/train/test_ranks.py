@@ -72,7 +72,8 @@ _SMALL_TILE = """if 1:
     from dataclasses import replace
     from wgrad.wgsl.gemm import gemm_tile
     whole = gemm_tile.software_tile(128, 128)
-    gemm_tile.software_tile = lambda m, n: replace(whole, m=16 if m <= 16 else 32, n=16 if n <= 16 else 32, tm4=1, tn4=1)
+    side = lambda size: 16 if size <= 16 else 32
+    gemm_tile.software_tile = lambda m, n: replace(whole, m=side(m), n=side(n), tm4=1, tn4=1)
 """
 
 

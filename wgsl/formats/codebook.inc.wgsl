@@ -132,7 +132,7 @@ fn four_b(unit: Ready_b, first: u32) -> Four {
   number |= ((unit.high >> (first & 24u)) & 128u) << 1u;
 #endif
 #if FORM == 2
-  number |= ((unit.high >> (first >> 2u & 6u)) & 3u) << 8u;
+  number |= ((unit.high >> ((first >> 2u) & 6u)) & 3u) << 8u;
 #endif
   let levels = twos(word_at(number >> 1u) >> (16u * (number & 1u) + 2u * (first & 4u)), 0.0);
   let sizes = levels * (0.5 * levels + 16.5) + 8.0;
