@@ -434,6 +434,52 @@ def test_attention_that_is_kept_is_parked_with_its_layer(make_checkpoint: Any, c
     assert before[0] - parked[0] == pytest.approx(2 * 64 * 16 * a_token, rel=0.01)
 
 
+def test_the_last_recomputed_layers_input_leaves_the_device_too(make_checkpoint: Any, card: Any) -> None:
+    """Where layers behind it keep theirs."""
+    folder, shape = make_checkpoint(num_hidden_layers=4), {"max_length": 64, "batch_size": 16}
+    model = load_model_config(folder)
+    configs = [options(gradient_checkpointing=2, offload_activations=n, **shape) for n in (0, 1, 2)]
+    peaks = [plan.peak_bytes for config in configs if (plan := plan_run(config, model, folder, card, 1))]
+    stream = 16 * 64 * model.hidden_size * 4
+    assert [peaks[0] - peak for peak in peaks] == [0, stream, 2 * stream]
+
+
+@pytest.mark.parametrize("batches", [1, 2])
+def test_a_first_step_without_memory_recomputes_all_layers(make_checkpoint: Any, batches: int) -> None:
+    """To the loss and the weights of a run that always did; a later one ends in its error."""
+    folder, results = make_checkpoint(num_hidden_layers=3), []
+    for recomputed, fails_at in ((True, 0), (False, 1), (False, 2)):
+        config = options(gradient_checkpointing=recomputed, lora_dropout=0.0, gradient_accumulation_steps=batches)
+        device = ReferenceDevice()
+        built = build_trainable(config, load_model_config(folder), folder, device, positions=70)
+        trainer, said, calls = Trainer(built.model, build_optimizer(config, built.parameters), config), list[str](), 0
+        trainer._say = said.append
+        whole = trainer._forward_backward
+
+        def forward_backward(
+            whole: Any = whole, device: Any = device, trainer: Any = trainer, at: int = fails_at
+        ) -> None:
+            nonlocal calls
+            calls += 1
+            whole()
+            if calls == at:
+                raise OutOfMemory("full")
+
+        trainer._forward_backward = forward_backward  # type: ignore[method-assign]
+        document = Document(np.arange(70, dtype=np.int32) % 40, np.ones(70, bool))
+        step = BatchStream([document] * 2 * batches * 2, config).get(0)
+        if fails_at == 2:
+            with pytest.raises(OutOfMemory):
+                for _ in range(2):
+                    trainer.step(step, 1e-2)
+            continue
+        trainer.step(step, 1e-2)
+        assert len(said) == (fails_at == 1) and built.model.recomputed == 3
+        results.append((trainer.read_history()[0, 0], device.download(built.parameters.data)))
+    assert results[0][0] == results[1][0]
+    np.testing.assert_array_equal(results[0][1], results[1][1])
+
+
 def test_norms_that_are_not_kept_take_no_memory(make_checkpoint: Any, card: Any) -> None:
     """Of adapters, where nothing else reads them in the backward: two outputs of each layer."""
     folder, shape = make_checkpoint(num_hidden_layers=3), {"max_length": 64, "batch_size": 16, "lora_dropout": 0.0}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -70,3 +72,37 @@ def test_an_adapter_with_too_few_storage_buffers_is_passed_over(monkeypatch: pyt
     monkeypatch.setattr(adapters, "_usable", lambda: {0: small})
     with pytest.raises(DeviceError, match="8 storage buffers"):
         adapters.choose(None)
+
+
+@pytest.mark.parametrize("tells", [True, False])
+def test_what_is_free_is_the_budget_less_what_is_used(monkeypatch: pytest.MonkeyPatch, tells: bool) -> None:
+    """Of the largest heap of device memory of the right one of two equal cards; None without the extension."""
+
+    def enumerate_extensions(handle: Any, layer: Any, count: Any, places: Any) -> int:
+        count._obj.value = 2
+        if places is not None:
+            places[0].name, places[1].name = b"VK_KHR_other", b"VK_EXT_memory_budget" if tells else b"VK_EXT_more"
+        return 0
+
+    def memory_of(handle: int, asked: Any) -> None:
+        memory, budget = asked._obj.memory, asked._obj.next.contents
+        assert (asked._obj.type, budget.type) == (1000059006, 1000237000)
+        memory.heap_count = 3
+        for heap, (nbytes, flags) in enumerate([(64 << 30, 0), (24 << 30, 1), (1 << 28, 1)]):
+            memory.heaps[heap].size, memory.heaps[heap].flags = nbytes, flags
+            budget.budget[heap], budget.usage[heap] = nbytes - handle, 5
+
+    functions: dict[str, Any] = {"vkEnumerateDeviceExtensionProperties": enumerate_extensions}
+    functions["vkGetPhysicalDeviceMemoryProperties2"] = memory_of
+    vulkan = SimpleNamespace(**functions)
+
+    @contextmanager
+    def devices() -> Iterator[list[Any]]:
+        version = 1 << 22 | 3 << 12
+        others = [vulkan_memory.PhysicalDevice(vulkan, None, handle, (1, 2), version) for handle in (7, 9)]  # type: ignore[arg-type]
+        yield [vulkan_memory.PhysicalDevice(vulkan, None, 1, (1, 1), version), *others]  # type: ignore[arg-type]
+
+    monkeypatch.setattr(vulkan_memory, "physical_devices", devices)
+    for ordinal, handle in ((0, 7), (1, 9)):
+        assert vulkan_memory.free_bytes(1, 2, ordinal) == ((24 << 30) - handle - 5 if tells else None)
+    assert vulkan_memory.free_bytes(1, 2, 2) is None and vulkan_memory.free_bytes(3, 3, 0) is None

@@ -143,7 +143,7 @@ class _Finetuning:
         session.say(memory_line(session, plan, self.built))
         with advising(for_parameters(config)):
             self.optimizer = build_optimizer(config, self.built.parameters)
-        self.trainer = Trainer(self.built.model, self.optimizer, config, world, self.caller.hooks.loss)
+        self.trainer = Trainer(self.built.model, self.optimizer, config, world, self.caller.hooks.loss, session.say)
         self.kept = KeptState(self.optimizer, self._info_now, session.display.clock, self.lost_before)
         if self.state is not None:
             self._restore(self.state)

@@ -17,6 +17,7 @@ from wgrad.autograd.ops.optimizer import STATE_SIZE
 from wgrad.autograd.replay import Recorded
 from wgrad.autograd.tensor import Tensor, no_grad
 from wgrad.device.contract import Readback
+from wgrad.device.errors import OutOfMemory
 from wgrad.train.data.packing import Batch, Step
 from wgrad.train.model.model import Inputs, Model
 from wgrad.train.options.finetune_config import RunOptions
@@ -33,7 +34,8 @@ HISTORY_STEPS = 64  # steps that the device keeps at most before they are asked 
 class Trainer:
     """Runs optimiser steps and evaluations of a model on persistent inputs of [rows, seq_len].
 
-    world: the ranks that share each step and each evaluation. loss: of a Python caller, in place of --objective's.
+    world: the ranks that share each step and each evaluation. loss: of a Python caller, in place of --objective's. say:
+    gets what is worth a word to the user; without it, as in a plan, a lack of memory is an error.
     """
 
     def __init__(
@@ -43,7 +45,9 @@ class Trainer:
         config: RunOptions,
         world: World | None = None,
         loss: LossFunction | None = None,
+        say: Callable[[str], None] | None = None,
     ) -> None:
+        self._say = say
         self.model, self.optimizer, self.config, self.device = model, optimizer, config, model.device
         self.world = World() if world is None else world
         device = self.device
@@ -61,7 +65,7 @@ class Trainer:
         # A row a step: loss at 0, optimiser state at ALIGN, scores at 2 * ALIGN.
         self.history_steps = min(config.logging_steps, HISTORY_STEPS)
         self._history = device.zeros((self.history_steps, 2 * ALIGN + scores))
-        self._recorded = 0
+        self._recorded, self._began = 0, False
         self._micro_step, self._update = Recorded(device), Recorded(device)
         self.data_parallel = DataParallel(
             self.world,
@@ -102,6 +106,25 @@ class Trainer:
         loss.backward(F.mul(inv_targets, self.optimizer.loss_scale).data)
         device.add(self._loss, share.data, out=self._loss)
 
+    def _run_micro_step(self, submitted: Callable[[int], None] | None) -> None:
+        """Forward and backward. If the very first finds too little memory, recompute all layers from then on."""
+        lacks_memory = False
+        try:
+            self._micro_step(self._forward_backward, submitted)
+        except OutOfMemory:
+            all_recomputed = self.model.recomputed == self.model.config.num_hidden_layers
+            if self._say is None or self._began or not self.world.alone or all_recomputed:
+                raise
+            lacks_memory = True
+        if lacks_memory:  # the error is gone, and with it the tape that it held
+            assert self._say is not None
+            self._say("note: the first step finds too little memory: all layers are recomputed from here on")
+            self.model.recompute, self._micro_step = True, Recorded(self.device)
+            for array in (self.optimizer.parameters.grad, self._told):
+                self.device.fill(array, 0.0)
+            self._micro_step(self._forward_backward, submitted)
+        self._began = True
+
     def step(self, step: Step, lr: float) -> None:
         """One optimiser step. At most `history_steps` may run between two calls of `read_history`.
 
@@ -119,7 +142,7 @@ class Trainer:
                 micro = step.index * self.config.gradient_accumulation_steps + number
                 device.write(self.inputs.seed, np.array([self.config.seed, micro], np.uint32))
             last = number == share[-1][0]
-            self._micro_step(self._forward_backward, self.data_parallel.part_submitted if last else None)
+            self._run_micro_step(self.data_parallel.part_submitted if last else None)
             if size := self.objective.score_size:
                 device.copy(self.objective.scores, device.view(self._told, (size,), ALIGN + number * size))
         self._sum_gradient()
