@@ -115,7 +115,7 @@ SWEEPS: Mapping[str, Sizes | Types | Variants | Evenly | Without | InTurn] = {
     "tests/wgsl/test_gemm.py::test_products_of_16_x_16_results_an_invocation": Evenly(1),
     "tests/wgsl/test_gemm_matrix.py::test_case": InTurn(
         r"(gemm_nn/plain|gemm_nt/short inner|gemm_nt/epilogue|gemm_tn/lowrank)/.*large tile"
-        r"|linear_(mxfp4|q4_0|q4_1|q5_0|q5_1|q5_k|q8_0|tq|iq4|iq3|nvfp4|iq2_x?s|q3_k)\w*/decoded within"
+        r"|linear_(mxfp4|q4_0|q4_1|q5_0|q5_1|q5_k|q8_0|tq|iq4|iq3|nvfp4|iq2_x?s|iq1|q3_k)\w*/decoded within"
         r"|skinny/(64x64x4112|624x20x208)|few rows double/13x",
         rare="8",
     ),

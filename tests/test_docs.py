@@ -45,7 +45,7 @@ def _commands(page: Path) -> Iterator[list[str]]:
     for block in _blocks(page, "bash"):
         for line in block.replace("\\\n", " ").splitlines():
             for part in re.split(r"&&|\|", line.split("  #")[0]):
-                part = re.sub(r"^\s*([A-Z_]+=\S+ )*(\S*mpirun .*?|srun .*?)?(?=\S*\bwgrad )", "", part)
+                part = re.sub(r"^\s*([A-Z_]+=\S+ )*(\S*mpirun .*?|srun .*?|docker run .*?)?(?=\S*\bwgrad )", "", part)
                 if re.match(r"(\S*/)?wgrad ", part):
                     yield shlex.split(part)[1:]
 
@@ -162,9 +162,19 @@ def _workflow_commands() -> list[list[str]]:
     return [shlex.split(step["run"])[1:] for step in steps if step.get("run", "").startswith("wgrad ")]
 
 
+def _notebook_commands() -> list[list[str]]:
+    cells = json.loads((ROOT / "examples/colab_kaggle.ipynb").read_text(encoding="utf-8"))["cells"]
+    lines = [line.strip() for cell in cells if cell["cell_type"] == "code" for line in cell["source"]]
+    return [shlex.split(line)[1:] for line in lines if line.startswith("!wgrad ")]
+
+
 def test_commands_are_understood(capsys: pytest.CaptureFixture[str]) -> None:
     """Every option that the commands of README, docs and CI use is in that command's help."""
     commands = [*(words for page in PAGES for words in _commands(page)), *_workflow_commands()]
+    docker = list(_commands(ROOT / "docs/how-to/install.md"))
+    assert [words[0] for words in docker] == [*["devices"] * 3, "doctor", "devices", "finetune"]
+    commands += (notebook := _notebook_commands())
+    assert {words[0] for words in notebook} == {"devices", "doctor", "finetune", "generate"}
     assert {words[0] for words in commands} >= {"finetune", "generate", "devices", "selftest", "merge", "plan", "serve"}
     helps: dict[str, str] = {}
     for words in commands:

@@ -17,7 +17,9 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
+import yaml
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 
 import wgrad
 
@@ -190,6 +192,50 @@ def test_version_is_said_once() -> None:
     assert "version" not in project and project["dynamic"] == ["version"]
     lines = [line for p in (ROOT / "src/wgrad").glob("*.py") for line in p.read_text().splitlines()]
     assert [line for line in lines if line.startswith("__version__ =")] == [f'__version__ = "{wgrad.__version__}"']
+
+
+def test_the_conda_recipe_is_of_this_package() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    recipe = yaml.safe_load((ROOT / "recipe/recipe.yaml").read_text(encoding="utf-8"))
+    names = {"wgpu": "wgpu-py"}  # where conda-forge calls it otherwise
+
+    def of_conda(text: str) -> tuple[str, SpecifierSet]:
+        requirement = Requirement(text)
+        return names.get(requirement.name, requirement.name), requirement.specifier
+
+    run = [line.partition(" ") for line in recipe["requirements"]["run"]]
+    assert run[0] == ("python", " ", ">=${{ python_min }}")
+    needed = {name: SpecifierSet(limits) for name, _, limits in run[1:]}
+    assert needed == dict(map(of_conda, project["project"]["dependencies"]))
+    assert f">={recipe['context']['python_min']}" == project["project"]["requires-python"]
+    assert (
+        "setuptools " + str(Requirement(project["build-system"]["requires"][0]).specifier)
+        in (recipe["requirements"]["host"])
+    )
+    assert recipe["context"]["version"] == wgrad.__version__
+    scripts = [f"{name} = {target}" for name, target in project["project"]["scripts"].items()]
+    assert recipe["build"]["python"]["entry_points"] == scripts
+    about = {key: recipe["about"][key] for key in ("summary", "license", "license_file")}
+    keys = ("description", "license", "license-files")
+    assert list(about.values()) == [project["project"][key] for key in keys]
+
+
+def test_the_image_is_made_of_what_is_there() -> None:
+    """Every folder of the package is copied, past .dockerignore; the image's user is not root."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    text = (ROOT / "Dockerfile").read_text(encoding="utf-8")
+    lines = text.replace("\\\n", " ").splitlines()
+    copied = [name for line in lines if line.startswith("COPY ") for name in line.split()[1:-1]]
+    assert [name for name in copied if not (ROOT / name).exists()] == []
+    folders = {path.split("/")[0] for path in project["tool"]["setuptools"]["package-dir"].values()}
+    files = {project["project"]["readme"], "pyproject.toml", *project["project"]["license-files"]}
+    assert set(copied) == folders | files
+    let_through = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
+    assert {line[1:] for line in let_through if line.startswith("!")} == set(copied)
+    extras = re.findall(r"whl\)\[([\w,]+)\]", text)[0].split(",")
+    assert set(extras) <= set(project["project"]["optional-dependencies"])
+    assert [line.split()[1] for line in lines if line.startswith("USER ")] == ["wgrad"]
+    assert 'ENTRYPOINT ["wgrad"]' in lines and "graphics" in text.partition("NVIDIA_DRIVER_CAPABILITIES=")[2]
 
 
 def test_oracles_are_pinned_and_the_makefile_takes_the_same_torch() -> None:

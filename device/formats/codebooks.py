@@ -37,6 +37,7 @@ _TABLES = {  # in the order of the file
     "iq2_s": _Table(1024, 8, _TWOS),
     "iq3_xxs": _Table(256, 4, _THREES),
     "iq3_s": _Table(512, 4, tuple(range(1, 16, 2))),
+    "iq1_s": _Table(2048, 8, (0, 1, 2)),  # for -1, 0, 1: iq1.py
 }
 
 
@@ -49,9 +50,17 @@ def packed_codebook(format: str) -> np.ndarray:
     return found
 
 
+@cache
 def codebook_words(format: str) -> np.ndarray:
-    """uint32 [entries / 2]: the same, the first of two entries low."""
-    return packed_codebook(format).view("<u4")
+    """uint32: a format's table as devices take it. Of entries of 8 elements 16 bits each, as in the file; of 4 elements
+    4 bits of each, or where they are too large 5 bits of their halves, which takes a word."""
+    if _TABLES[format].cell == 8:
+        return packed_codebook(format).view("<u4")
+    values, small = codebook(format).astype(np.uint32), max(_TABLES[format].values) < 16
+    bits = 4 if small else 5
+    words = ((values if small else values >> 1) << np.arange(0, 4 * bits, bits, dtype=np.uint32)).sum(axis=1)
+    found: np.ndarray = words.astype("<u2").view("<u4") if small else words.astype("<u4")
+    return found
 
 
 @cache
@@ -65,12 +74,19 @@ def codebook(format: str) -> np.ndarray:
     return values
 
 
+def nearest_entries(cells: np.ndarray, table: np.ndarray) -> np.ndarray:
+    """Of each row the entry of a table whose squared error is smallest."""
+    table = table.astype(np.float32)
+    middles = (table**2).sum(axis=1) / 2
+    parts = np.split(cells, range(_CHUNK, len(cells), _CHUNK))
+    return np.concatenate([(part @ table.T - middles).argmax(axis=1) for part in parts])
+
+
 @dataclass(frozen=True)
 class Iq2XxsArray(GgufBlocks):
     """codes: uint8 [out * in / 8], the entry of each cell of 8. signs: uint32 [out * in / 32], of each 8 elements 7
     bits, the signs of the first seven (the last makes their number even), then 4 bits of a scale. d: float16
-    [out * in / 256]. grid: uint32 [128], the format's table,
-    two entries each. Element = d * (2 * scale + 1) / 8 * entry."""
+    [out * in / 256]. grid: uint32, the format's table. Element = d * (2 * scale + 1) / 8 * entry."""
 
     format: ClassVar[str] = "iq2_xxs"
     gguf_type: ClassVar[str] = "IQ2_XXS"
@@ -89,11 +105,12 @@ class Iq2XxsArray(GgufBlocks):
         yield "codes", self.count // self.cell, "u8"
         yield "signs", self.count // 32, "u32"
         yield "d", self.count // BLOCK, "f16"
-        yield "grid", _TABLES[self.format].entries // 2, "u32"
+        yield "grid", codebook_words(self.format).size, "u32"
 
     def constants(self) -> dict[str, bool | int | float]:
-        words = _TABLES[self.format].entries // 2
-        return {"CELL": self.cell, "FACTOR": self.factor, "FORM": 0, "TABLE_WORDS": words}
+        words = codebook_words(self.format).size
+        halves = 2 if self.format == "iq3_xxs" else 1  # which its table has
+        return {"CELL": self.cell, "FACTOR": halves * self.factor, "FORM": 0, "TABLE_WORDS": words}
 
     def finite_parts(self) -> Iterator[np.ndarray]:
         yield self._scales_of(slice(None), np.dtype(np.float32))
@@ -139,10 +156,7 @@ class Iq2XxsArray(GgufBlocks):
         fields = np.rint((steps / wide - 1) / 2).clip(0, 15)
         size = (d[:, None].astype(np.float32) * (2 * fields + 1) * np.float32(cls.factor))[..., None]
         cells = (groups / np.where(size == 0, 1, size)).reshape(-1, cls.cell)
-        middles = (table**2).sum(axis=1) / 2
-        parts = np.split(cells, range(_CHUNK, len(cells), _CHUNK))
-        found = [(part @ table.T - middles).argmax(axis=1) for part in parts]
-        entries = np.concatenate(found).reshape(len(blocks), -1)
+        entries = nearest_entries(cells, codebook(cls.format)).reshape(len(blocks), -1)
         signs = (blocks < 0).reshape(-1, 8)
         if cls.even():
             odd = np.flatnonzero(signs.sum(axis=1) % 2)
@@ -210,7 +224,7 @@ class Iq2XsArray(Iq2XxsArray):
         yield "codes", self.count // self.cell, "u8"
         yield "signs", self.count // 8, "u8"
         yield "d", self.count // BLOCK * (2 + self.groups() // 2), "u8"
-        yield "grid", _TABLES[self.format].entries // 2, "u32"
+        yield "grid", codebook_words(self.format).size, "u32"
 
     def constants(self) -> dict[str, bool | int | float]:
         return super().constants() | {"FORM": 1}

@@ -2,8 +2,9 @@
 // number of an entry in a table.
 //
 //     element i = d (2 scale + 1) FACTOR * its share of the entry, or its negative
-//     codes: a byte, the low 8 bits of a number; grid: of each element 2 bits, of CELL 4 3 bits, from the lowest on: 0 to 2 for
-//     8, 25, 43; FORM 0 of CELL 4: 0 to 7 for 4, 12, 20, 28, 36, 44, 52, 62; FORM 2: for 1, 3, ... 15
+//     codes: a byte, the low 8 bits of a number
+//     grid, from the lowest bits on: of CELL 8 16 bits an entry: 2 bits an element, 0 to 2 for 8, 25, 43; FORM 0 of CELL 4: a
+//     word an entry, 5 bits an element, half of it; FORM 2 of CELL 4: 16 bits an entry, 4 bits an element
 //     FORM 0 (XXS): signs: a word of each 32: 7 bits of each 8, the last makes their number even; 4 bits of a scale
 //     FORM 1 (IQ2_XS): signs: a byte of each 8: 7 bits, and the number's ninth
 //     FORM 2 (S): signs: a byte of each 8; high: a byte of each 32, the bits of their numbers above the low 8
@@ -38,36 +39,33 @@ template <int FORM, int CELL> struct Weight {
       scale = halves[1 + group / 4] >> (4 * (group % 4)) & 15u;
       head = halves[0];
     }
-    unsigned levels;  // BITS of each, from the lowest on
-    constexpr int BITS = CELL == 8 ? 2 : 3;
+    constexpr int BITS = CELL == 8 ? 2 : FORM == 0 ? 5 : 4;
+    unsigned entries[2];  // of each four elements, BITS each
     if constexpr (CELL == 8) {
       unsigned entry = codes[i / 8];
       if constexpr (FORM == 1) entry |= (sign & 128u) << 1;
       if constexpr (FORM == 2) entry |= (high[i / 32] >> (2 * eighth) & 3u) << 8;
-      levels = grid[entry];
+      entries[0] = grid[entry], entries[1] = entries[0] >> 8;
     } else {
       unsigned first = codes[i / 4], second = codes[i / 4 + 1];
       if constexpr (FORM == 2) {
         const unsigned bits = high[i / 32] >> (2 * eighth);
         first |= (bits & 1u) << 8, second |= (bits >> 1 & 1u) << 8;
       }
-      levels = grid[first] | (unsigned)grid[second] << 12;
+      if constexpr (FORM == 0) {
+        entries[0] = ((const unsigned*)grid)[first], entries[1] = ((const unsigned*)grid)[second];
+      } else {
+        entries[0] = grid[first], entries[1] = grid[second];
+      }
     }
     if constexpr (FORM != 2) sign = (sign & 127u) | (__builtin_popcount(sign & 127u) & 1u) << 7;
-    const float factor = CELL == 8 ? 0.125f : FORM == 0 ? 0.25f : 1.0f;
+    const float factor = CELL == 8 ? 0.125f : FORM == 0 ? 0.5f : 1.0f;
     const float size = levels::widened(head) * (2.0f * (float)scale + 1.0f) * factor;
     gpu::Eight x;
 #pragma unroll
     for (int e = 0; e < 8; ++e) {
-      const float level = (float)(levels >> (BITS * e) & ((1u << BITS) - 1));
-      float entry;
-      if constexpr (CELL == 8) {
-        entry = level * (0.5f * level + 16.5f) + 8.0f;
-      } else if constexpr (FORM == 0) {
-        entry = 8.0f * level + (level == 7.0f ? 6.0f : 4.0f);
-      } else {
-        entry = 2.0f * level + 1.0f;
-      }
+      const float level = (float)(entries[e / 4] >> (BITS * (e % 4)) & ((1u << BITS) - 1));
+      const float entry = CELL == 8 ? level * (0.5f * level + 16.5f) + 8.0f : level;
       const float value = size * entry;
       x.at[e] = sign >> e & 1u ? -value : value;
     }

@@ -4,6 +4,7 @@
 //     gpu::Eight eight(i)                         8 elements from i on, a multiple of 8
 #pragma once
 #include "codebook.hpp"
+#include "iq1.hpp"
 #include "levels.hpp"
 #include "mxfp4.hpp"
 #include "q4_k.hpp"
@@ -21,6 +22,8 @@
   FORMAT(nvfp4, NVFP4)         \
   FORMAT(iq4_nl, IQ4_NL)       \
   FORMAT(iq4_xs, IQ4_XS)       \
+  FORMAT(iq1_s, IQ1_S)         \
+  FORMAT(iq1_m, IQ1_M)         \
   FORMAT(iq2_xxs, IQ2_XXS)     \
   FORMAT(iq2_xs, IQ2_XS)       \
   FORMAT(iq2_s, IQ2_S)         \

@@ -18,6 +18,7 @@ import pytest
 
 from wgrad.device.contract import Device
 from wgrad.train.commands.cli import main
+from wgrad.train.run import evaluation
 
 TRAIN = Path(__file__).parents[1] / "train"
 
@@ -115,10 +116,11 @@ def finetune_options(model: Path, data: Path, out: Path) -> list[str]:
 
 @pytest.mark.parametrize("card", ["gfx1100"], indirect=True)
 def test_finetune_resume_and_generate(
-    card: str, make_checkpoint: Any, text_data: Path, tmp_path: Path, capsys: Any
+    card: str, make_checkpoint: Any, text_data: Path, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of one wave size: the tests above hold steps and tokens of the other, and the next a run that goes on."""
     model, whole, again = make_checkpoint(), tmp_path / "whole", tmp_path / "again"
+    monkeypatch.setattr(evaluation, "SAMPLE_TOKENS", 4)  # 64 take a third of the time
     assert main(finetune_options(model, text_data, whole)) == 0
     printed = capsys.readouterr()
     assert f"Emulated {card}" in printed.out + printed.err

@@ -49,6 +49,13 @@ class Ran:
     peak_bytes: int
 
 
+def without_unused(bundle: Bundle) -> Bundle:
+    """The same bundle without the text of shaders that no case runs, which every process would read."""
+    used = {step[1] for case in bundle.document["cases"] for step in case["steps"] if step[0] == "run"}
+    shaders = [s if i in used else {**s, "code": ""} for i, s in enumerate(bundle.document["shaders"])]
+    return Bundle({**bundle.document, "shaders": shaders}, bundle.block)
+
+
 @dataclass
 class Dawn:
     """node: the program. folder: for what goes to the processes and what they write."""
@@ -73,7 +80,7 @@ class Dawn:
 
     def run(self, bundle: Bundle) -> Ran:
         """Every case, on the Vulkan driver, in processes of CASES_PER_PROCESS cases at most."""
-        folder, count = self._put(bundle), len(bundle.document["cases"])
+        folder, count = self._put(without_unused(bundle)), len(bundle.document["cases"])
         parts = min(count, max(PROCESSES, -(-count // CASES_PER_PROCESS)))
 
         def part(first: int) -> list[dict[str, Any]]:

@@ -33,6 +33,8 @@ ALL = {
     "2.gate_proj": Kind.IQ3_XXS,
     "2.up_proj": Kind.IQ3_S,
     "2.down_proj": Kind.IQ4_NL,
+    "3.q_proj": Kind.IQ1_S,
+    "3.k_proj": Kind.IQ1_M,
     "3.gate_proj": Kind.TQ1_0,
     "3.up_proj": Kind.TQ2_0,
     "embed_tokens": Kind.Q6_K,
@@ -42,7 +44,7 @@ LAYERS = 4  # of a model with them all
 # Where a block has float16, and how large each is to be beside the first for values of both signs.
 HALVES: dict[str, dict[int, float]] = {
     **dict.fromkeys(("Q8_0", "Q4_0", "Q5_0", "IQ4_NL", "IQ4_XS"), {0: 1}),
-    **dict.fromkeys(("IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"), {0: 1}),
+    **dict.fromkeys(("IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ1_S"), {0: 1}),
     **dict.fromkeys(("Q4_1", "Q4_K"), {0: 1, 2: 7.5}),
     **dict.fromkeys(("Q5_1", "Q5_K"), {0: 1, 2: 15.5}),
     "Q2_K": {80: 1, 82: 1.5},
@@ -110,8 +112,11 @@ def quantized(value: np.ndarray, kind: Kind) -> np.ndarray:
     block, size = gguf.GGML_QUANT_SIZES[kind]
     rows = [np.random.default_rng(zlib.crc32(row.tobytes())).bytes(row.size // block * size) for row in value]
     blocks = np.frombuffer(b"".join(rows), np.uint8).reshape(-1, size).copy()
-    if kind == Kind.NVFP4:  # scales of 8 bits: all of one, 2^-6
-        blocks[:, :4] = 8
+    if kind in (Kind.NVFP4, Kind.IQ1_M):  # scales of 8 bits: all of 2^-6; a float16 in pieces: all of 2^-7
+        if kind == Kind.NVFP4:
+            blocks[:, :4] = 8
+        else:
+            blocks[:, 49::2] = blocks[:, 49::2] & 15 | np.array([0, 0, 0, 0x20], np.uint8)
         return blocks.reshape(len(value), -1)
     scale = 1.0
     for _ in range(2):

@@ -50,7 +50,7 @@ def command_of(ranks: int, values: dict[str, Any], *options: str, before: Sequen
         return [*mpirun(ranks, *options), sys.executable, "-m", "wgrad", *rest]
     assert len(before) == ranks
     run = "import sys; from wgrad.train.commands.cli import main; sys.exit(main(sys.argv[1:]))"
-    programs = [["-n", "1", sys.executable, "-c", f"{line}; {run}", *rest, ":"] for line in before]
+    programs = [["-n", "1", sys.executable, "-c", f"{line}\n{run}", *rest, ":"] for line in before]
     return [*mpirun(1, *options)[:-2], *sum(programs, [])[:-1]]
 
 

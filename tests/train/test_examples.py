@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -100,3 +102,48 @@ def test_notebook(make_checkpoint: MakeCheckpoint, tmp_path: Path, monkeypatch: 
         exec(cell.replace("OUT,", "OUT, device='cpu', ").replace("result.out,", "result.out, device='cpu',"), space)
     assert len(space["losses"]) == space["result"].steps == 3
     assert "polyline" in space["Picture"]()._repr_html_() and len(space["texts"]) == 2
+
+
+def _cells_without_magics(notebook: str) -> dict[str, str]:
+    """The code cells by their id, as Python: a line for the shell or for IPython does nothing."""
+    cells = json.loads((EXAMPLES / notebook).read_text(encoding="utf-8"))["cells"]
+    assert all(not cell.get("outputs") and cell.get("execution_count") is None for cell in cells)
+    code = {cell["id"]: "".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"}
+    return {name: re.sub(r"^[!%].*", "pass", text, flags=re.MULTILINE) for name, text in code.items()}
+
+
+def test_hosted_notebook_makes_data_that_can_be_trained_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    cells = _cells_without_magics("colab_kaggle.ipynb")
+    for text in cells.values():
+        compile(text, "cell", "exec")
+    exec(cells["data"], {})
+    records = [json.loads(line) for line in Path("data.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert [[turn["role"] for turn in record["messages"]] for record in records] == [["user", "assistant"]] * 6
+
+
+@pytest.mark.parametrize(
+    ("offered", "installed"),
+    [
+        ("580.65.06-0ubuntu1 580.82.07-0ubuntu1", "libnvidia-gl-580=580.82.07-0ubuntu1"),
+        ("580.82.077-1", None),  # of another version: the driver would refuse
+        ("", None),
+    ],
+)
+def test_hosted_notebook_installs_the_driver_of_the_kernel(
+    offered: str, installed: str | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[tuple[str, ...]] = []
+
+    def run(command: tuple[str, ...], **_: Any) -> subprocess.CompletedProcess[str]:
+        asked.append(command)
+        packages = "".join(f" libnvidia-gl-580 | {version} | https://a.host\n" for version in offered.split())
+        said = {"nvidia-smi": "580.82.07\n580.82.07\n", "apt-cache": packages}.get(command[0], "")
+        return subprocess.CompletedProcess(command, 0, said, "")
+
+    monkeypatch.setattr(subprocess, "run", run)
+    monkeypatch.setattr(shutil, "which", lambda name: name)
+    exec(_cells_without_magics("colab_kaggle.ipynb")["driver"], {})
+    got = [command[-1] for command in asked if command[:2] == ("apt-get", "install") and "nvidia" in command[-1]]
+    assert got == ([installed] if installed else [])
+    assert ("training uses the processor" in capsys.readouterr().out) == (installed is None)

@@ -161,7 +161,7 @@ def test_types_that_are_not_read_are_listed(checkpoints: Any) -> None:
         place = data.index(name) + len(name) + 4 + 2 * 8
         data[place : place + 4] = int(kind).to_bytes(4, "little")
     path.write_bytes(data)
-    message = r"has tensors of types that are not read: I16 \(1\), Q8_1 \(2\).* F32, F16, BF16, IQ2_S, .*, Q4_0, Q4_1, "
+    message = r"has tensors of types that are not read: I16 \(1\), Q8_1 \(2\).* F32, F16, BF16, IQ1_M, .*, Q4_0, Q4_1, "
     with pytest.raises(WgradError, match=message):
         ModelFiles(folder)
 

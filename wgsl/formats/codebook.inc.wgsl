@@ -4,14 +4,16 @@
 //   FORM 0 (XXS)       signs: a u32 of each 32 elements: 7 bits of each 8, the last sign makes their number even; 4 bits scale
 //   FORM 1 (IQ2_XS)    signs: a byte of each 8, 7 bits and the ninth of the entry's number
 //   FORM 2 (S)         signs: a byte of each 8; high: a byte of each 32, what is above the low 8 bits of the entries' numbers
-//   d                  16 bits each, 2 in a u32: the float16 d of 256 elements; but of FORM 0 then 4 bits of each group's scale,
+//   d                  16 bits each, 2 in a u32: the float16 d of 256 elements; but for FORM 0 then 4 bits of each scale,
 //                      a group of 16 elements or, where CELL is 4, of 32
-//   grid               16 bits an entry, 2 in a u32: 2 bits an element (of CELL 4 3 bits), from the lowest on:
-//                      0 to 2 for 8, 25, 43; FORM 0 of CELL 4: 0 to 7 for 4, 12, 20, 28, 36, 44, 52, 62; FORM 2: for 1, 3, ... 15
+//   grid               of CELL 8 16 bits an entry, 2 in a u32: 2 bits an element: 0 to 2 for 8, 25, 43; FORM 0 of CELL 4: a u32
+//                      an entry, 5 bits an element, half of it; FORM 2 of CELL 4: 16 bits an entry, 4 bits an element. All from
+//                      the lowest bits on
 // Products are exact in float32.
 // Source: ggml's dequantize_row_iq2_xxs and those of the others (github.com/ggml-org/llama.cpp).
 #include "formats.inc.wgsl" half
 #include "formats.inc.wgsl" groups
+#include "formats.inc.wgsl" words
 #if CELL == 4
 #if UNIT == 32
 alias Codes = vec2<u32>;
@@ -114,14 +116,15 @@ fn ready_b(unit: Unit_b) -> Ready_b {
   return Ready_b(codes, all >> inside, above, size * (2.0 * scale + Scale(1.0)));
 }
 
-fn entry_of(number: u32) -> u32 {
+fn word_at(place: u32) -> u32 {
 #if TABLE
-  return table[number >> 1u] >> (16u * (number & 1u));
+  return table[place];
 #else
-  return grid[number >> 1u] >> (16u * (number & 1u));
+  return grid[place];
 #endif
 }
 
+// Integers of few bits become floats by their bits, as formats.inc.wgsl (words) has them: conversions take longer (NVIDIA).
 fn four_b(unit: Ready_b, first: u32) -> Four {
 #if CELL == 8
   var number = (unit.codes >> (first & 24u)) & 255u;
@@ -129,9 +132,9 @@ fn four_b(unit: Ready_b, first: u32) -> Four {
   number |= ((unit.high >> (first & 24u)) & 128u) << 1u;
 #endif
 #if FORM == 2
-  number |= ((unit.high >> (first >> 2u & 6u)) & 3u) << 8u;
+  number |= ((unit.high >> ((first >> 2u) & 6u)) & 3u) << 8u;
 #endif
-  let levels = vec4<f32>((vec4<u32>(entry_of(number) >> (2u * (first & 4u))) >> vec4<u32>(0u, 2u, 4u, 6u)) & vec4<u32>(3u));
+  let levels = twos(word_at(number >> 1u) >> (16u * (number & 1u) + 2u * (first & 4u)), 0.0);
   let sizes = levels * (0.5 * levels + 16.5) + 8.0;
 #else
 #if UNIT == 32
@@ -141,12 +144,11 @@ fn four_b(unit: Ready_b, first: u32) -> Four {
 #endif
 #if FORM == 2
   number |= ((unit.high >> (first >> 2u)) & 1u) << 8u;
-#endif
-  let levels = vec4<f32>((vec4<u32>(entry_of(number)) >> vec4<u32>(0u, 3u, 6u, 9u)) & vec4<u32>(7u));
-#if FORM == 2
-  let sizes = 2.0 * levels + 1.0;
+  let sizes = nibbles(word_at(number >> 1u) >> (16u * (number & 1u)), 0.0);
 #else
-  let sizes = 8.0 * levels + select(vec4<f32>(4.0), vec4<f32>(6.0), levels == vec4<f32>(7.0));
+  let fives = vec4<u32>(word_at(number)) & vec4<u32>(0x1fu, 0x3e0u, 0x7c00u, 0xf8000u);
+  let floats = bitcast<vec4<f32>>(fives | vec4<u32>(0x4b000000u, 0x48800000u, 0x46000000u, 0x43800000u));
+  let sizes = floats - vec4<f32>(8388608.0, 262144.0, 8192.0, 256.0);
 #endif
 #endif
   let signs = (vec4<u32>(unit.signs >> first) << vec4<u32>(31u, 30u, 29u, 28u)) & vec4<u32>(0x80000000u);

@@ -33,6 +33,13 @@ fn nibbles(word: u32, less: f32) -> vec4<f32> {
   return floats - (vec4<f32>(8388608.0, 524288.0, 32768.0, 2048.0) + vec4<f32>(less));
 }
 
+// The four lowest fields of 2 bits, less an integer.
+fn twos(word: u32, less: f32) -> vec4<f32> {
+  let bits = vec4<u32>(word) & vec4<u32>(3u, 12u, 48u, 192u);
+  let floats = bitcast<vec4<f32>>(bits | vec4<u32>(0x4b000000u, 0x4a000000u, 0x49000000u, 0x48000000u));
+  return floats - (vec4<f32>(8388608.0, 2097152.0, 524288.0, 131072.0) + vec4<f32>(less));
+}
+
 // The two lowest bytes of each, in turn, less an integer.
 fn bytes(even: u32, odd: u32, less: f32) -> vec4<f32> {
   let bits = vec4<u32>(even, odd, even, odd) & vec4<u32>(0xffu, 0xffu, 0xff00u, 0xff00u);

@@ -19,11 +19,12 @@ FILES = {  # of formats that have none of their own name
     **dict.fromkeys(_LEVELS, "levels.inc.wgsl"),
     **dict.fromkeys(_TWOS, "twos.inc.wgsl"),
     **dict.fromkeys(_CODEBOOKS, "codebook.inc.wgsl"),
+    **dict.fromkeys(("iq1_s", "iq1_m"), "iq1.inc.wgsl"),
 }
 _NEVER = 0xFFFFFFFF  # an element that no weight has
 _WIDEST_UNIT = 32  # elements of a weight that its text can read at once; of those below fewer
 _NARROWER = {"q8_0": 16}
-_GROUP = dict.fromkeys(("q6_k", "q2_k", "q3_k", "nvfp4", "iq2_xs", "iq2_s"), 16)  # that one scale is for
+_GROUP = dict.fromkeys(("q6_k", "q2_k", "q3_k", "nvfp4", "iq2_xs", "iq2_s", "iq1_m"), 16)  # that one scale is for
 _MOST_TABLE_WORDS = 256  # what a kernel's workgroup memory has room for beside its tiles
 KINDS = {"float32": 0, "float16": 1, "bfloat16": 2}  # as the shaders know them
 

@@ -79,29 +79,28 @@ fn ready_b(unit: Unit_b) -> Ready_b {
 #endif
 }
 
-// Codes as floats by their bits, as formats.inc.wgsl (words) has them: less the integer, which stands for 0.
 fn four_b(unit: Ready_b, first: u32) -> Four {
-  var bits = vec4<u32>(codes_from(unit.codes, first)) & vec4<u32>(3u, 12u, 48u, 192u);
-#if SCALES == 1
-  bits |= (vec4<u32>(unit.third >> first) << vec4<u32>(2u, 3u, 4u, 5u)) & vec4<u32>(4u, 16u, 64u, 256u);
-#endif
-  let floats = bitcast<vec4<f32>>(bits | vec4<u32>(0x4b000000u, 0x4a000000u, 0x49000000u, 0x48000000u));
-  let zero = vec4<f32>(8388608.0, 2097152.0, 524288.0, 131072.0);
+  let word = codes_from(unit.codes, first);
 #if SCALES == 0
 #if FACTORED
-  return Four(floats - zero);
+  return Four(twos(word, 0.0));
 #else
-  return Four(scale_at(unit.scale, first) * (floats - zero) - vec4<f32>(scale_at(unit.least, first)));
+  return Four(scale_at(unit.scale, first) * twos(word, 0.0) - vec4<f32>(scale_at(unit.least, first)));
 #endif
 #endif
 #if SCALES == 1
-  return by_scale_at(unit, first, floats - (zero + 4.0));
+  // As `twos`, with a third bit.
+  let third = (vec4<u32>(unit.third >> first) << vec4<u32>(2u, 3u, 4u, 5u)) & vec4<u32>(4u, 16u, 64u, 256u);
+  let bits = (vec4<u32>(word) & vec4<u32>(3u, 12u, 48u, 192u)) | third;
+  let floats = bitcast<vec4<f32>>(bits | vec4<u32>(0x4b000000u, 0x4a000000u, 0x49000000u, 0x48000000u));
+  return by_scale_at(unit, first, floats - (vec4<f32>(8388608.0, 2097152.0, 524288.0, 131072.0) + 4.0));
 #endif
 #if SCALES == 2
-  return by_scale_at(unit, first, floats - (zero + 1.0));
+  return by_scale_at(unit, first, twos(word, 1.0));
 #endif
 }
 
+#include "formats.inc.wgsl" words
 #include "formats.inc.wgsl" groups
 #if SCALES == 0
 #if FACTORED

@@ -78,9 +78,10 @@ async function parse(device, shader) {
   return module;
 }
 
-// {pipeline, layout} of a shader; an Error that names the variant where it does not compile.
-async function compile(device, shader) {
-  const module = await parse(device, shader);
+// {pipeline, layout} of a shader; an Error that names the variant where it does not compile. parsed: its module, if it is
+// there already.
+async function compile(device, shader, parsed) {
+  const module = parsed ?? (await parse(device, shader));
   const entries = shader.bindings.map(([binding, type]) => ({ binding, visibility: 4, buffer: { type } }));
   const layout = device.createBindGroupLayout({ entries });
   try {
@@ -101,12 +102,12 @@ export async function compileAll(device, bundle) {
   for (const [number, shader] of bundle.shaders.entries()) {
     try {
       if (shader.float16 && !device.features.has("shader-f16")) throw new Error("the adapter has no shader-f16");
-      await parse(device, shader);
+      const module = await parse(device, shader);
       result.parsed += 1;
       const reason = tooLarge(device, shader);
       if (reason) result.left[reason] = (result.left[reason] || 0) + 1;
       else {
-        await compile(device, shader);
+        await compile(device, shader, module);
         result.compiled += 1;
       }
     } catch (error) {

@@ -30,6 +30,7 @@ _MARK = re.compile(r'annotate\("gpu_kernel:" "([^"]+)"\)\)\)\s*void\s+(\w+)\s*\(
 # Kernels that report every load and store: little optimisation, so that an access of the source stays one instruction.
 COUNTED = ["-DGPU_COUNTED", "-gline-tables-only", "-fsanitize-coverage=func,trace-loads,trace-stores",
            "-mllvm", "-disable-vector-combine"]  # fmt: skip
+MACHINE_CODE = ["-O0", "-march=x86-64-v3", "-fPIC"]
 
 
 def clang() -> str:
@@ -96,7 +97,7 @@ def build_kernels(source: Path, arch: str, out: Path, *, counted: bool = False) 
     output = out / arch / f"{source.stem}.co"
     flags = [*FLAGS, *COUNTED] if counted else FLAGS
     text = _run([clang(), *flags, f"-DGPU_HOST={HOST[arch]}", "-x", "c++", "-E", str(source)])
-    key = _digest(flags, text)
+    key = _digest([*flags, *MACHINE_CODE] if counted else flags, text)
     with lock(output):
         if not _fresh(output, key):
             export = 'extern "C" __attribute__((visibility("default"))) const gpu::host::Kernel gpu_kernel_{0} ='
@@ -106,9 +107,14 @@ def build_kernels(source: Path, arch: str, out: Path, *, counted: bool = False) 
             exports = [export.format(name, threads) for threads, name in _MARK.findall(text)]
             if not exports:
                 raise RuntimeError(f"{source.name} has no GPU_KERNEL for {arch}")
-            made = output.with_suffix(".new")
-            command = [clang(), *flags, "-x", "c++", "-shared", "-", "-o", str(made), "-lm"]
-            _run(command, stdin="\n".join([text, *exports]))
+            made, source_text = output.with_suffix(".new"), "\n".join([text, *exports])
+            if counted:  # what is counted is settled before machine code is made: the quickest will do
+                code = output.with_suffix(".bc")
+                _run([clang(), *flags, "-x", "c++", "-emit-llvm", "-c", "-", "-o", str(code)], stdin=source_text)
+                _run([clang(), *MACHINE_CODE, "-shared", "-x", "ir", str(code), "-o", str(made), "-lm"])
+                code.unlink()
+            else:
+                _run([clang(), *flags, "-x", "c++", "-shared", "-", "-o", str(made), "-lm"], stdin=source_text)
             _publish(made, output, key)
     return output
 

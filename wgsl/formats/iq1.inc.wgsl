@@ -1,0 +1,61 @@
+// The operand b as an IQ1_S or IQ1_M weight (nf4.inc.wgsl says what such a file gives): of an [out, in] matrix an entry of `grid`
+// for each 8 elements: the low 8 bits of its number, 4 in a u32. Rows are multiples of 256 elements. An element is
+// d (2 scale + 1) times that of the entry, moved by an eighth up or down.
+//   MEDIUM 0 (IQ1_S)   heads: 16 bits of each 32 elements: 3 bits each, above the low 8 of four numbers; 3 bits scale; 1 to move
+//                      down. d: the float16 d of each 256, 2 in a u32
+//   MEDIUM 1 (IQ1_M)   heads: 4 bits of each 8 elements: 3 above the low 8 of their entry's number; 1 to move down. d: two u32 of
+//                      each 256, of 16 bits each: 3 bits each of four scales (of 16 elements), 4 bits of the float16 d, the lowest
+//                      first
+//   grid               16 bits an entry, 2 in a u32: 2 bits an element, from the lowest on: 0, 1, 2 for -1, 0, 1
+// Products are exact in float32.
+// Sources: ggml's dequantize_row_iq1_s and dequantize_row_iq1_m (github.com/ggml-org/llama.cpp).
+#include "formats.inc.wgsl" half
+#include "formats.inc.wgsl" groups
+#include "formats.inc.wgsl" words
+#if MEDIUM
+alias Head = vec2<u32>;
+const LOG_D = 8u;
+#else
+alias Head = u32;
+const LOG_D = 9u;
+#endif
+@group(0) @binding(2) var<storage, read> b: array<u32>;
+@group(0) @binding(8) var<storage, read> heads: array<u32>;
+@group(0) @binding(9) var<storage, read> d: array<Head>;
+@group(0) @binding(10) var<storage, read> grid: array<u32>;
+
+struct Unit_b { codes: u32, head: u32, d: Head, element: u32 }
+struct Ready_b { codes: u32, head: u32, scale: Scale }  // head: as of IQ1_M, from the unit's first element on
+
+fn prepare_b(lid: u32) {}
+
+fn fetch_b(at: u32, inside: u32) -> Unit_b {
+  let i = first_element() + at;
+  return Unit_b(b[at >> 5u], heads[i >> 6u], d[i >> LOG_D], i);
+}
+
+fn ready_b(unit: Unit_b) -> Ready_b {
+  let i = unit.element;
+  let head = unit.head >> ((i & 32u) >> 1u);
+#if MEDIUM
+  let bits = ((unit.d >> vec2<u32>(12u)) & vec2<u32>(15u)) | ((unit.d >> vec2<u32>(24u)) & vec2<u32>(240u));
+  let words = unit.d[(i >> 7u) & 1u] >> ((i & 64u) >> 2u);
+  let scale = Scale(fields(words >> (3u * ((i >> 4u) & 3u)), 3u) & Bits(7u));
+  let size = half_value(bits.x | (bits.y << 8u));
+  let all = head;
+#else
+  let scale = Scale(f32((head >> 12u) & 7u));
+  let size = half_of(unit.d, (i >> 8u) & 1u);
+  let down = 0x8888u * ((head >> 15u) & 1u);
+  let all = (head & 7u) | ((head << 1u) & 0x70u) | ((head << 2u) & 0x700u) | ((head << 3u) & 0x7000u) | down;
+#endif
+  return Ready_b(unit.codes >> (i & 24u), all >> ((i & 24u) >> 1u), size * (2.0 * scale + Scale(1.0)));
+}
+
+fn four_b(unit: Ready_b, first: u32) -> Four {
+  let head = unit.head >> ((first & 24u) >> 1u);
+  let number = ((unit.codes >> (first & 24u)) & 255u) | ((head & 7u) << 8u);
+  let entry = grid[number >> 1u] >> (16u * (number & 1u) + 2u * (first & 4u));
+  return by_scale_at(unit, first, twos(entry, 0.0) - vec4<f32>(select(0.875, 1.125, (head & 8u) != 0u)));
+}
+#include "formats.inc.wgsl" scaled_groups
