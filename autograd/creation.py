@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from wgrad.autograd.host_arrays import to_device
-from wgrad.autograd.select_device import select_device
+from wgrad.autograd.select_device import expressions, select_device
 from wgrad.autograd.tensor import Tensor
 from wgrad.device.contract import Device, DType
 
@@ -30,15 +30,9 @@ def device_named(device: str | Device | None) -> Device:
         return device
     name = device or _default[0]
     if name not in _devices:
-        chosen = select_device(name, needs=_elementwise)
+        chosen = select_device(name, needs=expressions)
         _devices[name] = _devices.setdefault(chosen.name, chosen) if name == "auto" else chosen
     return _devices[name]
-
-
-def _elementwise(device: Device) -> None:
-    """Call the operator that expressions of Tensors need."""
-    one = device.empty((1,))
-    device.fused((("load", 0),), (one,), (((1,), 0),), (), (1,))
 
 
 def tensor(

@@ -24,6 +24,7 @@ SPECS = "auto, hip, hip:<index or part of a name>, wgpu, wgpu:<index or part of 
 SOFTWARE = "CPU"  # the adapter type of a software Vulkan driver
 AMD = 0x1002  # PCI vendor id
 Needs = Callable[[Device], None]  # raises OperatorMissing
+_OF_EXPRESSIONS = frozenset({"fused"})  # operators of expressions of Tensors alone, which no model has
 _PASSED = "the HIP GPU; its self-check passed"
 _AMD_DRIVER = "/dev/kfd"  # what HIP opens on Linux; there where the kernel's driver has found a card
 
@@ -35,7 +36,7 @@ def select_device(spec: str = "auto", needs: Needs | None = None) -> Device:
 
     Args:
         needs: Calls the operators that will be needed on a device, where nothing runs. It is asked only of devices that
-            declare to lack some; `auto` moves on from one that lacks what is needed.
+            declare to lack some of a model's; `auto` moves on from one that lacks what is needed.
 
     Raises:
         DeviceUnavailable: the spec is not one of these, or names a device that cannot be used here or lacks an operator
@@ -60,8 +61,14 @@ def select_device(spec: str = "auto", needs: Needs | None = None) -> Device:
 
 def _check_operators(device: Any, needs: Needs | None) -> None:
     """OperatorMissing where the device lacks one that is needed."""
-    if device.lacks and needs is not None:
+    if needs is expressions or (needs is not None and device.lacks - _OF_EXPRESSIONS):
         needs(device)
+
+
+def expressions(device: Device) -> None:
+    """For `select_device`: what expressions of Tensors need."""
+    for name in sorted(_OF_EXPRESSIONS & device.lacks):
+        raise OperatorMissing(device.name, name)
 
 
 def _auto(needs: Needs | None) -> Device:

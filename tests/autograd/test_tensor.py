@@ -158,7 +158,7 @@ ON_WGPU: tuple[str, ...] = (
     "matmul broadcast",
     "cross_entropy",
 )
-ON_WGPU += ("a long chain", "many operands")
+ON_WGPU += ("many operands",)
 
 
 @pytest.mark.parametrize("name", ON_WGPU)

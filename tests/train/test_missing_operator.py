@@ -10,9 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+import wgrad
 from tests.train.ranks_runs import words
 from wgrad.autograd.bind import bind
-from wgrad.device.errors import OperatorMissing
+from wgrad.autograd.select_device import select_device
+from wgrad.device.errors import DeviceUnavailable, OperatorMissing
 from wgrad.device.implementations import Implementations
 from wgrad.train.commands.cli import main
 from wgrad.wgsl.device import WgpuDevice
@@ -54,6 +56,20 @@ def test_a_run_that_needs_it_is_refused_before_it_starts(without: Any, values: A
     said = capsys.readouterr()
     assert said.err == f"wgrad: error: {NEEDED}\n" and "data:" not in said.out
     assert not (values["--out"] / "config.yaml").exists()
+
+
+def test_expressions_alone_are_no_models_need(without: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device without them is taken for a model, and not for Tensors."""
+    without("fused")
+
+    def asked(device: Any) -> None:
+        raise OperatorMissing(device.name, "asked")
+
+    assert select_device("wgpu", asked).lacks == {"fused"}
+    monkeypatch.setattr("wgrad.autograd.creation._devices", {})
+    with pytest.raises(DeviceUnavailable, match="device wgpu has no operator fused"):
+        wgrad.zeros(1, device="wgpu")
+    assert wgrad.zeros(1, device="auto").device.name == "cpu"
 
 
 def test_auto_moves_on_and_says_why(without: Any, values: Any, capsys: Any) -> None:
