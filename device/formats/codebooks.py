@@ -75,7 +75,7 @@ def codebook(format: str) -> np.ndarray:
 
 
 def nearest_entries(cells: np.ndarray, table: np.ndarray) -> np.ndarray:
-    """Of each row the entry of a table whose squared error is smallest."""
+    """The entry of a table with the smallest squared error, for each row."""
     table = table.astype(np.float32)
     middles = (table**2).sum(axis=1) / 2
     parts = np.split(cells, range(_CHUNK, len(cells), _CHUNK))
@@ -135,7 +135,7 @@ class Iq2XxsArray(GgufBlocks):
         return unpack(even_signs(sevens.astype(np.uint8)).reshape(len(words), -1), 1)
 
     def _scales_of(self, blocks: slice, compute: np.dtype) -> np.ndarray:
-        """What each group is multiplied by: [blocks, groups]."""
+        """The factor of each group: [blocks, groups]."""
         fields = self.signs.reshape(-1, 8)[blocks] >> 28
         return self._scaled(self.d[blocks], fields, compute)
 

@@ -61,8 +61,8 @@ class Iq1SArray(GgufBlocks):
         return result
 
     def _fields(self, blocks: slice, compute: np.dtype) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """What groups are multiplied by [blocks, groups]; of each 8 elements the bits above the low 8 of their entry's
-        number, and whether they are moved down [blocks, 32]."""
+        """Factors of groups [blocks, groups]; for each 8 elements the bits above the low 8 of their entry's number, and
+        whether they are moved down [blocks, 32]."""
         heads = np.ascontiguousarray(self.heads.reshape(-1, 4)[blocks]).view(np.uint16)
         scales = self.d[blocks, None].astype(compute) * (2 * (heads >> 12 & 7).astype(compute) + 1)
         high = (heads[..., None] >> np.arange(0, 12, 3, dtype=np.uint16) & 7).reshape(-1, 32)

@@ -55,7 +55,7 @@ class Iq4NlArray(GgufBlocks):
         return result
 
     def group_scales(self, blocks: slice, compute: np.dtype) -> np.ndarray:
-        """What the levels of each group of 32 are multiplied by."""
+        """The factor of the levels of each group of 32."""
         scales: np.ndarray = self.scales[blocks].astype(compute)
         return scales
 

@@ -55,8 +55,7 @@ def _in_order(values: np.ndarray) -> np.ndarray:
 
 # ---- a scale and a minimum for 32 elements: Q4_K, Q5_K ---------------------------------------------------------
 def _scale_and_minimum(x: np.ndarray, most: int, first: float, steps: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Of each column: what codes 0 to `most` are multiplied by, what is taken off then, and the codes. first: of the
-    candidates' ranges, beside `most`."""
+    """Scale and minimum of each column, and its codes 0 to `most`. first: of the candidates' ranges, next to `most`."""
     weights = np.sqrt(_in_order(x * x) / _F32(32)) + np.abs(x)
     least, high = np.minimum(x.min(axis=0), _F32(0)), x.max(axis=0)
     sum_w, sum_x = _in_order(weights), _in_order(weights * x)
@@ -134,7 +133,7 @@ def _q5_k(blocks: np.ndarray) -> np.ndarray:
 
 # ---- a scale for 16 elements of both signs: Q6_K ---------------------------------------------------------------
 def _largest(x: np.ndarray) -> np.ndarray:
-    """Of each column the first of its largest elements, with its sign."""
+    """The first of the largest elements of each column, with its sign."""
     found: np.ndarray = np.take_along_axis(x, np.abs(x).argmax(axis=0)[None], axis=0)[0]
     return found
 

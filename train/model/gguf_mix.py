@@ -1,4 +1,4 @@
-"""Which type each tensor of a GGUF file has: the mixes of llama.cpp's llama-quantize without an importance matrix.
+"""The type that each tensor of a GGUF file has: the mixes of llama.cpp's llama-quantize without an importance matrix.
 
 A mix keeps more bits where errors cost most: in the output layer, and in some layers' value and down projections.
 Source: src/llama-quant.cpp (github.com/ggml-org/llama.cpp).
