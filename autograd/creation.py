@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from wgrad.autograd.host_arrays import to_device
 from wgrad.autograd.select_device import expressions, select_device
 from wgrad.autograd.tensor import Tensor
 from wgrad.device.contract import Device, DType
+from wgrad.device.errors import ShapeError
 
 _devices: dict[str, Device] = {}
 _default = ["auto"]
@@ -51,20 +53,34 @@ def tensor(
     return Tensor(to_device("tensor", host, where, dtype), where, requires_grad)
 
 
+def _sizes(shape: tuple[Any, ...]) -> tuple[int, ...]:
+    """Sizes that were given one by one, or as one sequence."""
+    sizes = tuple(shape[0]) if len(shape) == 1 and isinstance(shape[0], Sequence) else shape
+    if not all(isinstance(n, int | np.integer) and n > 0 for n in sizes):
+        raise ShapeError(f"a shape is of positive whole numbers, got {list(sizes)}")
+    return tuple(int(n) for n in sizes)
+
+
 def zeros(
-    *shape: int, requires_grad: bool = False, dtype: DType = np.float32, device: str | Device | None = None
+    *shape: int | Sequence[int],
+    requires_grad: bool = False,
+    dtype: DType = np.float32,
+    device: str | Device | None = None,
 ) -> Tensor:
     """A Tensor of zeros."""
     where = device_named(device)
-    return Tensor(where.zeros(shape, dtype), where, requires_grad)
+    return Tensor(where.zeros(_sizes(shape), dtype), where, requires_grad)
 
 
 def ones(
-    *shape: int, requires_grad: bool = False, dtype: DType = np.float32, device: str | Device | None = None
+    *shape: int | Sequence[int],
+    requires_grad: bool = False,
+    dtype: DType = np.float32,
+    device: str | Device | None = None,
 ) -> Tensor:
     """A Tensor of ones."""
     where = device_named(device)
-    array = where.empty(shape, dtype)
+    array = where.empty(_sizes(shape), dtype)
     where.fill(array, 1.0)
     return Tensor(array, where, requires_grad)
 
@@ -79,5 +95,5 @@ def manual_seed(seed: int) -> None:
 
 def randn(*shape: int, scale: float = 1.0, requires_grad: bool = False, device: str | Device | None = None) -> Tensor:
     """A Tensor of normal numbers, multiplied by `scale`."""
-    numbers = _generator[0].standard_normal(shape, np.float32) * np.float32(scale)
+    numbers = _generator[0].standard_normal(_sizes(shape), np.float32) * np.float32(scale)
     return tensor(numbers, requires_grad=requires_grad, device=device)

@@ -191,7 +191,7 @@ class Tensor(TensorMethods):
             result.node = Node("watched", self.device, backward, [edge_of(self)], [result.data])
         return result
 
-    def backward(self, seed: Array | None = None) -> None:
+    def backward(self, seed: Array | Tensor | None = None) -> None:
         """Add d self / d leaf to the grad of every leaf that requires it.
 
         seed: gradient of this tensor, same shape (float32 [1] for a loss, where a loss scale goes in); None is 1,
@@ -206,6 +206,8 @@ class Tensor(TensorMethods):
                 "backward: nothing below this tensor requires a gradient; make a leaf with requires_grad=True "
                 "and compute outside no_grad"
             )
+        if isinstance(seed, Tensor):
+            seed = seed.data
         if seed is None:
             if math.prod(self.shape) != 1:
                 raise ShapeError(

@@ -264,6 +264,14 @@ def test_powers_of_negative_numbers(device: Device) -> None:
     assert np.isnan(found[-1])
 
 
+def test_tensors_are_made_as_in_torch(cpu: ReferenceDevice) -> None:
+    assert wgrad.zeros((2, 3), device=cpu).shape == wgrad.randn(2, 3, device=cpu).shape == (2, 3)
+    assert wgrad.ones(2, 3, device=cpu).sum().item() == 6 and wgrad.tensor(2.5, device=cpu).shape == ()
+    x = wgrad.tensor([1.0, 2.0], requires_grad=True, device=cpu)
+    (x * x).backward(wgrad.tensor([1.0, 10.0], device=cpu))
+    assert x.grad is not None and x.grad.numpy().tolist() == [2.0, 40.0]
+
+
 def test_whole_numbers_stay_whole(device: Device) -> None:
     ids = wgrad.tensor([0, 2, 1], device=device)
     table = wgrad.tensor([[1.0], [2.0], [3.0], [4.0]], device=device)
@@ -473,6 +481,7 @@ BAD: dict[str, tuple[Callable[[], Any], str]] = {
     "item": (lambda: t(3).item(), r"item: "),
     "empty": (lambda: wgrad.tensor([], device="cpu"), r"tensor: an array must not be empty"),
     "optimiser": (lambda: wgrad.SGD([t(3) * 2]), r"parameter 0 of an optimiser is no leaf"),
+    "shape": (lambda: t(3, 0), r"a shape is of positive whole numbers, got .3, 0."),
     "twice": (lambda: (lambda p: wgrad.SGD([p, p]))(t(3)), r"parameter 1 of an optimiser is there twice"),
     "an argument that learns": (
         lambda: wgrad.compile(lambda x: x)(t(3)),
