@@ -16,12 +16,12 @@ from typing import Any
 
 import numpy as np
 from bench_gemm import random_nf4
-from bench_train import SHAPES, Shape, random_weights
 from common import Report, time_device
 
 from wgrad.autograd.bench import timing
 from wgrad.autograd.bind import bind
 from wgrad.device.errors import DeviceError
+from wgrad.train.commands.bench_model import SHAPES, Shape, random_weights
 from wgrad.train.inference.generation import Decoder
 from wgrad.train.model.model import Model
 from wgrad.train.model.model_config import parse_model_config

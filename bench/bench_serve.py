@@ -98,10 +98,10 @@ def raw(model: Any, prompts: int, tokens: int) -> float:
 
 
 def run(args: argparse.Namespace) -> None:
-    from bench_train import SHAPES, random_weights
     from common import Report
 
     from wgrad.autograd.bind import bind
+    from wgrad.train.commands.bench_model import SHAPES, random_weights
     from wgrad.train.commands.serve import guarded
     from wgrad.train.data.tokenizer_source import open_tokenizer
     from wgrad.train.inference.all_kernels import run_all_kernels

@@ -19,12 +19,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from bench_train import GIB, SHAPES, RandomWeights, build, random_step
+from bench_train import GIB
 from common import Report, median_spread
 from count_launches import Counted, Counting, counting_device, print_parts
 
 from wgrad.autograd.bind import bind
 from wgrad.device.errors import OutOfMemory
+from wgrad.train.commands.bench_model import SHAPES, RandomWeights, build, random_step
 from wgrad.train.inference.generation import generate_ids
 from wgrad.train.model.model_config import ModelConfig
 from wgrad.train.model.streamed_weights import HostLayer, StreamedWeights, arrays_of

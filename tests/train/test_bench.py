@@ -11,9 +11,13 @@ import pytest
 
 from wgrad.autograd.bench import roofline
 from wgrad.autograd.bench.timing import Time
+from wgrad.autograd.reference import ReferenceDevice
 from wgrad.device.formats.frozen_weight import formats
-from wgrad.train.commands import bench
+from wgrad.train.commands import against_cpu, bench
+from wgrad.train.commands.against_cpu import Row, times_cpu, torch_sizes
+from wgrad.train.commands.bench_model import SHAPES
 from wgrad.train.commands.cli import main
+from wgrad.train.commands.torch_step import measure as measure_torch
 
 OPS = ("softmax", "rms_norm", "gemm")
 QUICK = ["bench", "--device", "cpu", "--size", "tiny", "--warm-up", "0", "--op", *OPS]
@@ -201,3 +205,57 @@ def test_explain_prints_the_plan_of_every_weight(capsys: pytest.CaptureFixture[s
 def test_explain_refuses(sizes: str, device: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "--device", device, "--explain", sizes]) == 2
     assert words in capsys.readouterr().err
+
+
+# ---- --against-cpu -------------------------------------------------------------------------------
+class Gpu(ReferenceDevice):
+    """NumPy under another name."""
+
+    name = "a gpu"
+
+
+def test_against_cpu_prints_one_ratio_to_post(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.setattr(against_cpu, "select_device", lambda spec: Gpu())
+    monkeypatch.setattr(against_cpu, "TOKENS", 16)
+    seconds = {"device": 0.002, "NumPy": 0.3}
+    monkeypatch.setattr(against_cpu, "_time_torch", lambda name, stack: Row(name, stack, "bfloat16", 0.2, 0))
+    timed = iter(seconds.values())
+    monkeypatch.setattr(against_cpu, "seconds_of", lambda step: step() or next(timed))
+    assert main(["bench", "--against-cpu", "--size", "tiny", "--json"]) == 0
+    said = capsys.readouterr()
+    found = json.loads(said.out)
+    assert found["times_cpu"] == pytest.approx(100)
+    assert {row["stack"]: row["seconds"] for row in found["steps"]} == {**seconds, "torch": 0.2}
+    assert " is 100 times as fast as " in said.err and said.err.count("to post: ") == 1
+
+
+@pytest.mark.oracle
+def test_torch_trains_the_same_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In this process, so that torch is imported once."""
+    monkeypatch.setattr(against_cpu, "TOKENS", 16)
+    monkeypatch.setattr(against_cpu, "seconds_of", lambda step: 1.0)
+    found = measure_torch(torch_sizes(SHAPES["tiny"]))
+    assert len(found["samples"]) == 5 and found["losses"][-1] < found["losses"][0]
+    assert found["trainable"] == against_cpu._time_wgrad("tiny", "NumPy", ReferenceDevice()).trainable
+
+
+def test_the_ratio_is_to_the_fastest_on_each_shape() -> None:
+    rows = [Row("a", "device", "", 1, 0), Row("a", "NumPy", "", 2, 0), Row("a", "torch", "", 8, 0)]
+    rows += [Row("b", "device", "", 1, 0), Row("b", "NumPy", "", 99, 0), Row("b", "torch", "", 32, 0)]
+    assert times_cpu(rows) == pytest.approx(8)  # of 2 and 32
+
+
+def test_long_steps_are_timed_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[float] = []
+    clock = iter(range(0, 10_000, 10))
+    monkeypatch.setattr(against_cpu.time, "perf_counter", lambda: float(next(clock)))
+    assert against_cpu.seconds_of(lambda: calls.append(0.0)) == 10 and len(calls) == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [(["--device", "cpu"], "no GPU to compare"), (["--op", "gemm"], "leave out --op"), (["--out", "a.svg"], "--out")],
+)
+def test_against_cpu_needs_a_gpu_and_nothing_else(words: list[str], said: str, tmp_path: Path, capsys: Any) -> None:
+    assert main(["bench", "--against-cpu", *words]) == 2
+    assert said in capsys.readouterr().err

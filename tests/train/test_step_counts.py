@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from wgrad.train.commands.bench_model import RandomWeights
 from wgrad.wgsl.runtime.submission_size import LEAST_WORK_GPU
 
 
@@ -148,7 +149,7 @@ def test_no_launch_takes_long_on_a_gpu_that_is_not_known(
     sizes = replace(train.SHAPES[shape], layers=2, vocab=128_256)
     monkeypatch.setitem(train.SHAPES, shape, sizes)
     zeros = lambda self, spec: np.broadcast_to(self.normal[:1], spec.shape)  # noqa: E731 - no memory for a table
-    monkeypatch.setattr(train.RandomWeights, "table", zeros)
+    monkeypatch.setattr(RandomWeights, "table", zeros)
     monkeypatch.setitem(counter.CARD, "int8_products", units == "int8")
     monkeypatch.setattr(counter.Counting, "dispatch_work", LEAST_WORK_GPU)
     launches: list[tuple[str, float, int]] = []

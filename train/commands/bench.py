@@ -16,6 +16,7 @@ from wgrad.device.contract import Device
 from wgrad.device.errors import OperatorMissing, WgradError
 from wgrad.device.files import check_writable, write_text
 from wgrad.device.formats.frozen_weight import formats
+from wgrad.train.commands.against_cpu import run_against_cpu
 from wgrad.train.commands.bench_report import (
     SLOWER,
     Comparison,
@@ -38,6 +39,8 @@ _HEAD = _ROW.format("operator", "µs", "spread", "GFLOP/s", "GB/s", "FLOP/B", "b
 def run_bench(config: BenchConfig) -> int:
     """-> 0, or 1 where --compare finds an operator slower. WgradError: no such operator, no such file."""
     _check(config)
+    if config.against_cpu:
+        return run_against_cpu(config)
     if config.explain:
         return _explain(config.explain, select_device(config.device))
     before = read_report(config.compare) if config.compare else None

@@ -46,4 +46,9 @@ class BenchConfig(Options):
         rule=_SIZES,
         metavar="MxNxK",
     )
+    against_cpu: bool = option(
+        False,
+        "time a QLoRA step of SmolLM2-135M's and TinyLlama-1.1B's shapes on the device and on this machine's CPU, and "
+        "print their ratio; --size small: the first shape only",
+    )
     out: str | None = option(None, "draw the roofline into this file", metavar="FILE.svg", path=True)

@@ -1,0 +1,174 @@
+"""Models of known shapes with random weights, and their QLoRA steps: for timings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from wgrad.device.contract import Device
+from wgrad.device.formats.nf4 import NF4Array
+from wgrad.train.data.packing import Batch, Step
+from wgrad.train.model.load_weights import read_from_main_memory
+from wgrad.train.model.lora import Adapter, init_lora, linear_modules, lora_shapes
+from wgrad.train.model.model import Model
+from wgrad.train.model.model_config import ModelConfig, parse_model_config
+from wgrad.train.model.stacks import stack_adapter, stack_if_last
+from wgrad.train.model.weights import WeightSpec, weight_specs
+from wgrad.train.options.finetune_config import RunOptions
+from wgrad.train.step.build import (
+    keeps_attention,
+    lora_config,
+    lora_parameters,
+    mlp_chunk_bytes,
+    parked_layers,
+    recomputed_layers,
+)
+from wgrad.train.step.optim import AdamW, FlatParameters
+from wgrad.train.step.trainer import Trainer
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Sizes of a model in config.json's words, and whether layers are recomputed."""
+
+    hidden: int
+    intermediate: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocab: int
+    tied: bool
+    checkpointing: bool
+
+    def config(self) -> dict[str, Any]:
+        return {
+            "architectures": ["LlamaForCausalLM"],
+            "model_type": "llama",
+            "hidden_size": self.hidden,
+            "intermediate_size": self.intermediate,
+            "num_hidden_layers": self.layers,
+            "num_attention_heads": self.heads,
+            "num_key_value_heads": self.kv_heads,
+            "head_dim": self.head_dim,
+            "vocab_size": self.vocab,
+            "tie_word_embeddings": self.tied,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 500000.0,
+            "hidden_act": "silu",
+            "max_position_embeddings": 8192,
+        }
+
+
+SHAPES = {
+    "smollm2-135m": Shape(576, 1536, 30, 9, 3, 64, 49152, True, False),
+    "smollm2-360m": Shape(960, 2560, 32, 15, 5, 64, 49152, True, False),
+    "llama-3.2-1b": Shape(2048, 8192, 16, 32, 8, 64, 128256, True, True),
+    "llama-3.1-8b": Shape(4096, 14336, 32, 32, 8, 128, 128256, False, True),
+    "llama-3.1-70b": Shape(8192, 28672, 80, 64, 8, 128, 128256, False, True),
+    "tinyllama-1.1b": Shape(2048, 5632, 22, 32, 4, 64, 32000, False, False),
+    "tiny": Shape(64, 96, 2, 4, 2, 16, 256, True, True),
+}
+
+
+class RandomWeights:
+    """Weights of the right kinds and sizes; a block of random numbers is repeated, which changes no timing."""
+
+    def __init__(self, device: Device) -> None:
+        rng = np.random.default_rng(0)
+        self.codes = rng.integers(0, 256, 1 << 20).astype(np.uint8)
+        self.normal = (0.02 * rng.standard_normal(1 << 20)).astype(ml_dtypes.bfloat16)
+        self.device = device
+        self.code_map = device.upload(np.linspace(-1, 1, 256).astype(np.float32))
+
+    def make(self, spec: WeightSpec, apart: bool = False) -> Any:
+        """apart: a table that lies in main memory."""
+        device, size = self.device, int(np.prod(spec.shape))
+        if spec.kind in ("norm", "bias"):
+            return device.upload(np.ones(spec.shape, np.float32))
+        if spec.kind != "projection":
+            table = device.empty_host(spec.shape, self.normal.dtype) if apart else None
+            if table is None:
+                return device.upload(self.table(spec))
+            device.write(table, self.table(spec))
+            return table
+        blocks = size // 64
+        return NF4Array(
+            packed=device.upload(np.resize(self.codes, size // 2)),
+            absmax=device.upload(np.resize(self.codes, blocks)),
+            shape=(spec.shape[0], spec.shape[1]),
+            nested_absmax=device.upload(np.full(-(-blocks // 256), 0.01, np.float32)),
+            nested_code=self.code_map,
+            nested_offset=device.upload(np.array([0.04], np.float32)),
+        )
+
+    def table(self, spec: WeightSpec) -> np.ndarray:
+        """The values of an embedding or a head."""
+        return np.resize(self.normal, spec.shape)
+
+
+def random_weights(config: ModelConfig, device: Device) -> dict[str, Any]:
+    source = RandomWeights(device)
+    weights: dict[str, Any] = {}
+    for spec in weight_specs(config):
+        weights[spec.name] = source.make(spec, read_from_main_memory(spec, config, device))
+        if device.stacks_weights:
+            stack_if_last(weights, spec.name, device)
+    return weights
+
+
+def build(
+    shape: Shape,
+    seq_len: int,
+    device: Device,
+    compute: Any,
+    make_weights: Callable[[ModelConfig, Any], Mapping[str, Any]] = random_weights,
+    *,
+    offload: bool | int = False,
+    keep_attention: bool = False,
+    batch: int = 1,
+    memory_limit: str | None = None,
+    mode: Mapping[str, Any] | None = None,
+) -> tuple[Trainer, FlatParameters]:
+    """Build a trainer of NF4 weights, double-quantised, and LoRA on all seven projections.
+
+    memory_limit: for the choices that hang on it; the device is not held to it here. mode: of `chosen`."""
+    config = parse_model_config(shape.config())
+    options = RunOptions(
+        batch_size=batch, gradient_accumulation_steps=1, max_length=seq_len, logging_steps=100, compute=compute,
+        gradient_checkpointing=shape.checkpointing, offload_activations=offload, keep_attention=keep_attention or None,
+        memory_limit=memory_limit,
+    )  # fmt: skip
+    options = replace(options, **(mode or {}))
+    weights = make_weights(config, device)
+    lora = lora_config(options, config)
+    values = init_lora(lora_shapes(lora, linear_modules(config)), 0)
+    parameters = lora_parameters(values, device)
+    model = Model(
+        config,
+        weights,
+        device,
+        adapter=stack_adapter(Adapter.from_tensors(lora, parameters.tensors), parameters.joined),
+        positions=seq_len,
+        dtype=np.dtype(compute),
+        recompute=recomputed_layers(options, config),
+        offload=parked_layers(options, config),
+        keep_attention=keeps_attention(options, config),
+        keep_norms=options.keep_norms is not False,
+        mlp_chunk_bytes=mlp_chunk_bytes(options),
+    )
+    return Trainer(model, AdamW(parameters, scale_loss=compute == "float16"), options), parameters
+
+
+def random_step(index: int, seq_len: int, vocab: int, batch: int = 1) -> Step:
+    rng = np.random.default_rng(index)
+    ids = rng.integers(0, vocab, (batch, seq_len)).astype(np.int32)
+    targets = np.roll(ids, -1, axis=1)
+    targets[:, -1] = -100
+    positions = np.tile(np.arange(seq_len, dtype=np.int32), (batch, 1))
+    counts = batch * (seq_len - 1), batch * seq_len
+    return Step(index, 0, [Batch(ids, targets, positions, np.zeros_like(ids), *counts)])
