@@ -111,7 +111,7 @@ SWEEPS: Mapping[str, Sizes | Types | Variants | Evenly | Without | InTurn] = {
     "tests/wgsl/test_gemm.py::test_products_on_the_tiled_kernels": Types(Sizes(2)),
     "tests/wgsl/test_gemm.py::test_products_on_the_drivers_own_kind": Types(Odd(), first=1),
     "tests/wgsl/test_gemm.py::test_every_tile_and_split": Evenly(14),
-    "tests/wgsl/test_gemm.py::test_products_on_the_whole_tile": Evenly(4),
+    "tests/wgsl/test_gemm.py::test_products_on_the_whole_tile": Evenly(2),
     "tests/wgsl/test_gemm.py::test_products_of_16_x_16_results_an_invocation": Evenly(1),
     "tests/wgsl/test_gemm_matrix.py::test_case": InTurn(
         r"(gemm_nn/plain|gemm_nt/short inner|gemm_nt/epilogue|gemm_tn/lowrank)/.*large tile"

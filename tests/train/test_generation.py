@@ -28,17 +28,19 @@ def model_for(folder: Path, device: Device, **options: Any) -> Model:
 
 
 def greedy_by_hand(model: Model, prompt: list[int], count: int) -> list[int]:
-    """The likeliest next token of the whole sequence, without a cache."""
+    """The likeliest next token of the whole sequence, without a cache. Tokens behind it, which it does not see, make all
+    sequences as long: each number of rows up to 16 has shaders of its own."""
     device, ids = model.device, list(prompt)
     for _ in range(count):
+        rows = max(24, len(ids))
         inputs = Inputs(
-            ids=device.upload(np.asarray(ids, np.int32)),
-            positions=device.upload(np.arange(len(ids), dtype=np.int32)),
-            doc_start=device.upload(np.zeros((1, len(ids)), np.int32)),
+            ids=device.upload(np.asarray(ids + [7] * (rows - len(ids)), np.int32)),
+            positions=device.upload(np.arange(rows, dtype=np.int32)),
+            doc_start=device.upload(np.zeros((1, rows), np.int32)),
             cache_len=device.upload(np.zeros(1, np.int32)),
         )
         logits = device.download(model.logits(model.hidden(inputs).data))
-        ids.append(int(np.argmax(logits[-1])))
+        ids.append(int(np.argmax(logits[len(ids) - 1])))
     return ids[len(prompt) :]
 
 
