@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-INPUTS, MORE_INPUTS = 250, 3000  # by default, and with --all
+INPUTS, MORE_INPUTS = 120, 3000  # by default, and with --all
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="children are watched through /proc")
 
