@@ -69,7 +69,7 @@ def test_in_company_each_is_as_alone(
     make_checkpoint: Any, device: Device, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
 ) -> None:
     monkeypatch.setattr(continuous, "CHUNK", 64)
-    monkeypatch.setattr(continuous, "_SPARE", 32)
+    monkeypatch.setattr(continuous, "SPARE", 32)
     monkeypatch.setattr(continuous, "_FEW", 1)
     monkeypatch.setattr(continuous, "_GROUP", 3)  # of the first four, three are read together, and one by itself
     model = model_for(make_checkpoint(sliding_window=None), device)

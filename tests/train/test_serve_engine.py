@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,9 @@ import pytest
 
 from tests.train.serving import BASE, Client, serving
 from wgrad.device.errors import DeviceLost, OutOfMemory
+from wgrad.train.inference import continuous
 from wgrad.train.inference.continuous import Batch
+from wgrad.train.inference.growing import Growing
 from wgrad.train.options.generate_config import Sampling
 from wgrad.train.serve import engine as engine_module
 from wgrad.train.serve.engine import Engine, Limits
@@ -129,6 +132,33 @@ def test_blocks_are_as_long_as_the_slower_of_host_and_device_wants(
             engine._pace(steps, max(0.001 * steps - host, 0.0))
         found[host] = engine._steps
     assert 18 <= found[0.001] <= 20 and 16 <= found[0.015] <= 20 and found[0.2] == 16
+
+
+def test_where_the_cache_is_full_the_last_ones_wait_and_go_on(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four fit at first, then two: the others leave, and join with all of their tokens once there is room."""
+    monkeypatch.setattr(continuous, "SPARE", 8)
+    engine._batch = Batch(engine.models["base_model"], 4, 256)
+    found: list[list[Event]] = [[] for _ in range(4)]
+    jobs = [
+        job(events, 2 + n, max_new_tokens=64 if n else 30, sampling=Sampling(temperature=1.0, top_p=1.0, seed=n))
+        for n, events in enumerate(found)
+    ]
+    rows, join = list[int](), Batch.join
+
+    def watched(batch: Batch, newcomers: Sequence[Growing]) -> None:
+        join(batch, newcomers)
+        rows.append(len(batch.members))
+        assert batch.total_keys <= 256
+
+    monkeypatch.setattr(Batch, "join", watched)
+    engine.limits = Limits(512, 4, 9)
+    run(engine, *jobs)
+    assert rows[0] == 4 and len(rows) > 2, "some have joined again"
+    monkeypatch.undo()
+    for n, events in enumerate(found):
+        alone: list[Event] = []
+        run(Engine(engine.models, engine.tokenizers, engine.limits), replace(jobs[n], emit=alone.append))
+        assert text(events) == text(alone)
 
 
 class Counting(LogitEdits):

@@ -15,11 +15,12 @@ from wgrad.train.data.named_templates import use_chat_template
 from wgrad.train.data.template_process import shared_process
 from wgrad.train.data.tokenizer_source import open_tokenizer
 from wgrad.train.inference.all_kernels import run_all_kernels
+from wgrad.train.inference.continuous import SPARE
 from wgrad.train.inference.open_model import Opened, context_of, open_model
 from wgrad.train.inference.scoring import score
 from wgrad.train.inference.text_models import build_text_models
 from wgrad.train.model.model import Model
-from wgrad.train.options.serve_config import KEY_VARIABLE, ServeConfig
+from wgrad.train.options.serve_config import CACHE_SEQUENCES, KEY_VARIABLE, ServeConfig
 from wgrad.train.terminal.interrupts import end_at_signals
 from wgrad.train.terminal.output import harmless, say
 
@@ -75,11 +76,13 @@ def load(opened: Opened[ServeConfig], adapters: dict[str, str]) -> tuple[Engine,
     base = Path(os.path.abspath(args.model)).name.removesuffix(".gguf") if os.path.exists(args.model) else args.model
     if base in adapters:
         raise WgradError(f"--adapter: {base!r} is the name of the model: give another, for example {base}-mine=DIR")
-    limits = Limits(positions, args.batch_size, args.max_waiting)
+    limits = Limits(
+        positions, args.batch_size, args.max_waiting, args.cache_tokens or CACHE_SEQUENCES * (positions + SPARE)
+    )
 
     def run(model: Model) -> None:
         score(model, [0] * positions, top=1)
-        run_all_kernels(model, limits.rows, limits.prompt_tokens)
+        run_all_kernels(model, limits.rows, limits.prompt_tokens, limits.keys)
 
     tokenizers = {base: opened.tokenizer}
     for name, adapter in adapters.items():

@@ -8,9 +8,9 @@ from wgrad.train.model.model import Model
 from wgrad.train.options.generate_config import Sampling
 
 
-def run_all_kernels(model: Model, rows: int, prompt_tokens: int) -> None:
+def run_all_kernels(model: Model, rows: int, prompt_tokens: int, most_keys: int | None = None) -> None:
     """Do what launches each kernel of a batch of up to `rows` sequences, and takes the most memory."""
-    batch, positions = Batch(model, rows), model.positions
+    batch, positions = Batch(model, rows, most_keys), model.positions
     sampling = Sampling(temperature=1.0)
 
     def grow(count: int, tokens: int, most: int) -> None:
@@ -38,4 +38,7 @@ def run_all_kernels(model: Model, rows: int, prompt_tokens: int) -> None:
     while batch.free:
         grow(max(len(batch.members), 1) if len(batch.members) * 2 <= rows else batch.free, 1, most)
     batch.leave(batch.members[-1])
+    long = Growing.begin([0] * max(positions - 3, 1), 3, sampling)
+    while not batch.can_join([long]):
+        batch.leave(batch.members[-1])
     grow(1, positions, 3)

@@ -24,7 +24,7 @@ CHUNK = 512  # tokens of a long prompt that are read between two steps
 _PROMPT_STEP = 32  # a prompt is filled up to a power of two of at least this, a long one to a multiple
 _FEW = 2  # prompts that come together and are read one after the other; more of them in groups
 _GROUP, _GROUP_TOKENS = 8, 1024  # prompts of a group, and at most so many tokens with what fills them up
-_SPARE = 256  # keys behind the longest sequence, at least: so often they are moved
+SPARE = 256  # keys behind the longest sequence, at least: so often they are moved
 _VIEW = 64  # a cache has a multiple of as many keys: slot_cache.py
 
 
@@ -45,10 +45,14 @@ class _LongPrompt:
 
 class Batch:
     """Sequences that grow together on a model, at most `rows`. The rotary tables must hold each one's prompt and
-    answer."""
+    answer.
 
-    def __init__(self, model: Model, rows: int) -> None:
-        self.model, self.device, self.rows = model, model.device, rows
+    most_keys: of the cache, in all rows together: where sequences grow long there are fewer of them, but always one.
+    """
+
+    def __init__(self, model: Model, rows: int, most_keys: int | None = None) -> None:
+        self.model, self.device, self.rows, self._most_keys = model, model.device, rows, most_keys
+        self._joined = 0  # sequences so far
         self._members: list[Growing | None] = [None] * rows
         self._slots: SlotCache | None = None
         self._steps: dict[int, BatchStep] = {}  # by rows
@@ -128,10 +132,22 @@ class Batch:
         """Return whether there is room. While a long prompt is read, no keys can be moved, and no other be begun."""
         if len(newcomers) > self.free:
             return False
-        if self._long is None:
-            return True
         longest = max(len(one.prompt) for one in newcomers)
-        return longest <= CHUNK and self._has_room(self._rows_with(len(newcomers)), padded(longest), 1)
+        if self._has_room(self._rows_with(len(newcomers)), padded(longest), 1):
+            return self._long is None or longest <= CHUNK
+        steps = 1 + (-(-longest // CHUNK) if len(newcomers) == 1 and self.is_long(newcomers[0].prompt) else 0)
+        longest = max(padded(longest), *(one.cached for one in self.members), 0)
+        fits = len(self.members) + len(newcomers) <= self._most_rows(self._wanted_keys(longest, steps))
+        return self._long is None and fits
+
+    def crowded(self, steps: int) -> list[Growing]:
+        """Return those who joined last and must leave before so many steps are queued, for the others to have room.
+        They may join again with all of their tokens (`Growing.go_on`)."""
+        members = self.growing
+        if self._has_room(self._rows_with(0), 0, min(steps, MOST_STEPS)):
+            return []
+        most = self._most_rows(self._wanted_keys(max(one.cached for one in members), min(steps, MOST_STEPS)))
+        return sorted(members, key=lambda one: one.number)[most:]
 
     def join(self, newcomers: Sequence[Growing]) -> None:
         """Read their prompts, or begin to with a single long one."""
@@ -139,7 +155,7 @@ class Batch:
             self._begin_long(newcomers[0])
             return
         width = padded(max(len(one.prompt) for one in newcomers))
-        self._make_room(self._rows_with(len(newcomers)), width, 1)
+        self._make_room(len(newcomers), width, 1)
         rows = [row for row, member in enumerate(self._members) if member is None]
         if not all(self._fixed_angles(one.prompt) for one in newcomers) or not self._read_recorded(
             newcomers, rows, width
@@ -194,12 +210,13 @@ class Batch:
 
     def _add(self, one: Growing, row: int) -> None:
         one.row, one.cached, self._members[row] = row, len(one.prompt), one
+        one.number, self._joined = self._joined, self._joined + 1
 
     def _begin_long(self, one: Growing) -> None:
         chunks = -(-len(one.prompt) // CHUNK)
         # The steps in between write a row's keys too: into the last chunk's, which are read after them.
         assert chunks <= CHUNK
-        self._make_room(self._rows_with(1), len(one.prompt), chunks + 1)
+        self._make_room(1, len(one.prompt), chunks + 1)
         self._add(one, self._members.index(None))
         one.cached = 0
         self._long = _LongPrompt(one, self._at, chunks)
@@ -237,10 +254,10 @@ class Batch:
         steps = min(steps, *(self._most_steps(one) for one in active))
         if not self.reads:
             self._gather(active)
-        rows = self._bucket(1 + max(one.row for one in active))
-        self._make_room(rows, 0, steps)
+        self._make_room(0, 0, steps)
         slots = self._slots
         assert slots is not None
+        rows = self._bucket(1 + max(one.row for one in active), slots.rows)
         step = self._steps.get(rows)
         if step is None:
             step = self._steps[rows] = BatchStep(self.model, slots, rows)
@@ -285,20 +302,34 @@ class Batch:
         return found
 
     # ---- rows and keys -------------------------------------------------------------------------
-    def _bucket(self, rows: int) -> int:
+    def _bucket(self, rows: int, most: int) -> int:
         """Rows of a step: a power of two, or all."""
-        return min(1 << (rows - 1).bit_length(), self.rows)
+        return min(1 << (rows - 1).bit_length(), most)
 
     def _rows_with(self, newcomers: int) -> int:
+        """Return the rows up to the last one that is used, with so many more sequences."""
         free = [row for row, member in enumerate(self._members) if member is None][:newcomers]
-        used = [one.row for one in self.members]
-        return self._bucket(1 + max([*free, *used]))
+        return 1 + max([*free, *(one.row for one in self.members)])
+
+    def _most_rows(self, keys: int) -> int:
+        """Return how many rows of so many keys there may be."""
+        return self.rows if self._most_keys is None else max(min(self.rows, self._most_keys // keys), 1)
+
+    def _wanted_keys(self, longest: int, steps: int) -> int:
+        """Return the keys of a row for sequences of up to `longest`, which go on growing."""
+        had = self._slots.keys if self._slots is not None else 0
+        if longest + max(steps, SPARE) <= had <= 4 * (longest + SPARE):
+            return had
+        wanted = max(longest, min(longest * 5 // 4, self.model.positions)) + max(steps, SPARE)
+        return -(-wanted // _VIEW) * _VIEW
 
     def _gather(self, active: Sequence[Growing]) -> None:
         """Into the first rows, where a step can have half as many."""
-        rows, slots = self._bucket(len(active)), self._slots
+        slots = self._slots
+        assert slots is not None
+        rows = self._bucket(len(active), slots.rows)
         above = [one for one in active if one.row >= rows]
-        if not above or slots is None:
+        if not above:
             return
         before = {one: one.row for one in active}
         for one in above:
@@ -311,19 +342,22 @@ class Batch:
         slots = self._slots
         return slots is not None and rows <= slots.rows and width <= self._at <= slots.keys - steps
 
-    def _make_room(self, rows: int, width: int, steps: int) -> None:
-        """For `width` keys before `at` and `steps` behind it."""
-        if self._has_room(rows, width, steps):
+    def _make_room(self, newcomers: int, width: int, steps: int) -> None:
+        """For so many more rows, `width` keys before `at` and `steps` behind it."""
+        if self._has_room(self._rows_with(newcomers), width, steps):
             return
-        places = {one.row: Place(one.row, one.cached) for one in self.members}
-        longest = max([width, *(place.keys for place in places.values())])
-        had = self._slots
-        rows = max(rows, had.rows if had is not None else 0)
-        keys = had.keys if had is not None else 0
-        if longest + max(steps, _SPARE) > keys:
-            wanted = max(longest, min(longest * 5 // 4, self.model.positions)) + max(steps, _SPARE)
-            keys = max(keys, -(-wanted // _VIEW) * _VIEW)
-        if had is not None and places:
+        had, members = self._slots, self.members
+        longest = max([width, *(one.cached for one in members)])
+        keys = self._wanted_keys(longest, steps)
+        most = self._most_rows(keys)
+        before = {one: one.row for one in members}
+        if self._rows_with(newcomers) > most:  # fewer rows than there were
+            self._members = [*members, *[None] * (self.rows - len(members))]
+            for row, one in enumerate(members):
+                one.row = row
+        rows = max(self._bucket(self._rows_with(newcomers), most), min(had.rows, most) if had is not None else 0)
+        if had is not None and members:
+            places = {one.row: Place(before[one], one.cached) for one in members}
             if had.rebuild(rows, keys, places, self._at, longest):
                 self._forget()
         elif had is None or (rows, keys) != (had.rows, had.keys):

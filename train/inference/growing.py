@@ -25,6 +25,7 @@ class Growing:
     drawn: int = 0
     cached: int = 0
     row: int = -1
+    number: int = 0  # of those that have joined
 
     @classmethod
     def begin(cls, prompt: Sequence[int], most: int, sampling: Sampling) -> Growing:

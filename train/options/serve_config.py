@@ -13,6 +13,7 @@ from wgrad.train.options.options import ABOVE_0, AT_LEAST_1, PORT, Rule, option
 
 KEY_VARIABLE = "WGRAD_API_KEY"
 MOST_ROWS = 256  # of a batch
+CACHE_SEQUENCES = 8  # of full length that the cache has room for
 _A_NAME = r"[\w.-]+(:\d+)?|\[[0-9a-fA-F:.]+\](:\d+)?|[0-9a-fA-F:.]+"
 _NAMES: Rule = (
     "must be names of hosts or addresses, without http:// and without *",
@@ -68,7 +69,15 @@ class ServeConfig(WithTemplate, WithContext):
         group="network",
     )
     request_log: bool = option(True, "a line on stderr for each request", group="network")
-    batch_size: int = option(8, "generate for at most B requests at once", rule=_ROWS, metavar="B", group="limits")
+    batch_size: int = option(32, "generate for at most B requests at once", rule=_ROWS, metavar="B", group="limits")
+    cache_tokens: int | None = option(
+        None,
+        f"room for keys and values, in tokens of all requests together (default: for {CACHE_SEQUENCES} of --context "
+        "tokens); where it is full, the requests that came last wait",
+        rule=AT_LEAST_1,
+        metavar="N",
+        group="limits",
+    )
     max_new_tokens: int = option(1024, "most tokens of an answer", rule=AT_LEAST_1, metavar="N", group="limits")
     max_seconds: float = option(300.0, "end an answer after S seconds", rule=ABOVE_0, metavar="S", group="limits")
     max_waiting: int = option(

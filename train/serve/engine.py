@@ -43,11 +43,12 @@ class Full(Exception):
 
 class Limits(NamedTuple):
     """positions: tokens of a prompt and its answer, and rows of the models' rotary tables. rows: texts of a batch.
-    waiting: texts in the line."""
+    waiting: texts in the line. keys: of the cache, in all rows together."""
 
     positions: int
     rows: int
     waiting: int
+    keys: int | None = None
 
     @property
     def prompt_tokens(self) -> int:
@@ -73,7 +74,7 @@ class Engine:
         self._changed = threading.Condition()
         self._closing = False
         self.metrics = Metrics()
-        self._batch = Batch(next(iter(models.values())), limits.rows)
+        self._batch = Batch(next(iter(models.values())), limits.rows, limits.keys)
         self._model = next(iter(models))  # of the batch
         self._members: dict[Growing, _Member] = {}
         self._again: list[_Member] = []  # whose texts are to be read once more
@@ -185,6 +186,8 @@ class Engine:
         self._admit()
         self._edit()
         if self._batch.growing:
+            self._make_room()
+        if self._batch.growing:
             self._blocks.append(self._queue())
         while self._blocks and (len(self._blocks) >= _AHEAD or not self._batch.growing):
             with self.together():
@@ -251,12 +254,25 @@ class Engine:
             1 if edited else self._steps, any(member.answer.job.top is not None for member in growing)
         )
 
+    def _make_room(self) -> None:
+        """Send those who came last away for a while, where the cache has no room for what all will have."""
+        if self._batch.crowded(self._steps):
+            self._drain()
+        for sequence in self._batch.crowded(self._steps) if self._batch.growing else ():
+            self._batch.leave(sequence)
+            self._read_again(self._members[sequence])
+
+    def _drain(self) -> None:
+        """Read all that is queued."""
+        while self._blocks:
+            with self.together():
+                self._read(self._blocks.popleft())
+
     def _edit(self) -> None:
         """Change logits for those who want it, which takes a look at all that was drawn."""
         edited = {member: member.answer.job.edits for member in self._members.values() if member.answer.job.edits}
-        while self._blocks and edited:
-            with self.together():
-                self._read(self._blocks.popleft())
+        if edited:
+            self._drain()
         growing = set(self._batch.growing)
         now = [(member, edits) for member, edits in edited.items() if edits and member.sequence in growing]
         if now:
@@ -301,7 +317,7 @@ class Engine:
 
     def _read_again(self, member: _Member) -> None:
         del self._members[member.sequence]
-        member.sequence = member.sequence.go_on(member.ids[-member.sequence.drawn :])
+        member.sequence = member.sequence.go_on(member.ids[len(member.ids) - member.sequence.drawn :])
         self._members[member.sequence] = member
         self._again.append(member)
 
