@@ -138,6 +138,17 @@ def test_a_step_has_no_more_rows_than_it_needs(make_checkpoint: Any, monkeypatch
     assert third.shape == (1, 8) and third[0, [1, 3, 4]].tolist() == first[0, :3].tolist()
 
 
+def test_rows_are_fewer_where_sequences_are_long(make_checkpoint: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four of 64 keys, three of 128: the last three of four go on in the first rows."""
+    monkeypatch.setattr(continuous, "SPARE", 8)
+    model = model_for(make_checkpoint(), ReferenceDevice())
+    batch, mosts = Batch(model, 4, 384), [9, 70, 66, 68]
+    members = [Growing.begin([n, 4], most, GREEDY) for n, most in enumerate(mosts)]
+    found = grow(batch, [(0, one) for one in members], [4])
+    assert found == [alone(model, [n, 4], most, GREEDY) for n, most in enumerate(mosts)]
+    assert batch.total_keys == 384
+
+
 def test_who_leaves_frees_a_row_and_keeps_no_memory(make_checkpoint: Any) -> None:
     model = model_for(make_checkpoint(), ReferenceDevice())
     batch = Batch(model, 2)
