@@ -6,6 +6,7 @@ import json
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -184,8 +185,10 @@ def test_health_and_metrics(client: Client) -> None:
 def test_a_request_is_a_line_of_the_log(client: Client, capfd: pytest.CaptureFixture[str]) -> None:
     client.complete([5, 6, 7], max_tokens=4, temperature=0, logit_bias={"9": 100})
     client.ask("GET", "/no%0Awhere")
-    until_said = [line for line in capfd.readouterr().err.splitlines() if " 127.0.0.1 " in line]
-    first, second = until_said
+    said, end = "", time.monotonic() + 30
+    while said.count(" 127.0.0.1 ") < 2 and time.monotonic() < end:  # a line comes behind its response
+        said += capfd.readouterr().err
+    first, second = (line for line in said.splitlines() if " 127.0.0.1 " in line)
     assert "127.0.0.1 POST /v1/completions 200 " in first and first.endswith(" s base_model 3 + 4 tokens")
     assert "GET /no" in second and " 404 " in second
 
