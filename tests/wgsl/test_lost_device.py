@@ -17,7 +17,7 @@ from tests.portability.dawn import front_driver
 from wgrad.autograd.bind import bind
 from wgrad.device.errors import CompileTimeout, DeviceError, DeviceHung, DeviceLost
 from wgrad.wgsl.device import WgpuDevice
-from wgrad.wgsl.runtime import in_flight, submission_queue
+from wgrad.wgsl.runtime import abort_guard, in_flight, submission_queue
 from wgrad.wgsl.runtime.in_flight import InFlight
 from wgrad.wgsl.runtime.submit_thread import SubmitThread
 from wgrad.wgsl.runtime.vulkan_drivers import driver_files
@@ -156,6 +156,26 @@ def test_every_wait_ends_where_the_device_hangs(
         device.synchronize()
     del device, x  # as a test's end does: the library is not asked to give it back
     gate.set()
+
+
+def test_calls_through_ctypes_do_the_same(wgpu_device: WgpuDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on Windows, where ctypes raises an OSError for what else would end the process."""
+    monkeypatch.setattr(abort_guard, "_WINDOWS", True)
+    device: Any = bind(WgpuDevice)()
+    x = device.zeros((64,))
+    device.fill(x, 3.0)
+    assert set(device.download(x).tolist()) == {3.0}
+
+    def panic(*_: Any) -> None:
+        raise OSError("exception 0xe06d7363")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(abort_guard, "_by_ctypes", lambda name: panic)
+        device.fill(x, 4.0)
+        with pytest.raises(DeviceLost, match="lost while submitting commands"):
+            device.synchronize()
+    device = device.reopen(1)
+    assert set(device.download(device.zeros((64,))).tolist()) == {0.0}
 
 
 def test_a_driver_that_hangs_while_it_compiles_is_given_up(

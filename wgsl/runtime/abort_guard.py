@@ -17,7 +17,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-from wgrad.wgsl.runtime.native import ffi, lib
+from wgrad.wgsl.runtime.native import as_device_error, ffi, lib
 
 _FOR_EVER = 1e8  # seconds
 _WINDOWS = os.name == "nt"
@@ -70,22 +70,23 @@ def _by_ctypes(name: str) -> Any:
     return ctypes.CFUNCTYPE(*arguments)(address)
 
 
-def _call(name: str, *arguments: Any, windows: bool = _WINDOWS) -> Any:
-    if not windows:
+def _call(name: str, doing: str, *arguments: Any) -> Any:
+    if not _WINDOWS:
         return getattr(lib, name)(*arguments)
     plain = [int(ffi.cast("uintptr_t", a)) if isinstance(a, ffi.CData) else int(a) for a in arguments]
     try:
         return _by_ctypes(name)(*plain)
     except OSError as error:
-        raise RuntimeError("the device is lost") from error
+        raise as_device_error("the device is lost", doing) from error
 
 
 def poll(c_device: Any, index: Any = None, *, wait: bool) -> None:
     """See what the device has done; with `wait` until it has done the submission `index`, None: all."""
     of = ffi.NULL if index is None else ffi.new("WGPUSubmissionIndex *", index)
-    _call("wgpuDevicePoll", c_device, wait, of)
+    _call("wgpuDevicePoll", "waiting for the device", c_device, wait, of)
 
 
 def submit(c_queue: Any, commands: Any) -> Any:
     """Submit one command buffer. -> the submission's index."""
-    return _call("wgpuQueueSubmitForIndex", c_queue, 1, ffi.new("WGPUCommandBuffer[]", [commands]))
+    made = ffi.new("WGPUCommandBuffer[]", [commands])
+    return _call("wgpuQueueSubmitForIndex", "submitting commands", c_queue, 1, made)
