@@ -218,6 +218,9 @@ class ReferenceDevice:
     def profile_table(self) -> str:
         return ""
 
+    def profile_times(self) -> dict[str, float]:
+        return {}
+
     def caching_dequantized(self) -> AbstractContextManager[None]:
         return nullcontext()
 

@@ -208,6 +208,9 @@ class Device(Protocol):
     def profile_table(self) -> str:
         """Per kernel: calls, total and mean time, share. Empty without `profile()`."""
 
+    def profile_times(self) -> dict[str, float]:
+        """Return the nanoseconds of each kernel. Empty without `profile()`."""
+
     if TYPE_CHECKING:  # the operators, which stand in autograd/ops: `autograd/bind.py` makes them methods of a device
 
         def __getattr__(self, name: str) -> Any: ...

@@ -201,3 +201,10 @@ class PooledRuntime:
     def profile_table(self) -> str:
         self.flush()
         return self.profiler.table() if self.profiler is not None else ""
+
+    def profile_times(self) -> dict[str, float]:
+        self.flush()
+        if self.profiler is None:
+            return {}
+        self.profiler.collect()
+        return dict(self.profiler.total_ns)

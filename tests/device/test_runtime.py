@@ -130,9 +130,10 @@ def test_the_table_of_a_profile() -> None:
         "silu                                     1       0.002       2.00   33.3%",
         "all                                      3       0.006",
     ]
+    assert device.profile_times() == {"gemm": 4000.0, "silu": 4000.0}
     assert [line.split()[1] for line in device.profile_table().splitlines()[1:]] == ["2", "2", "4"]
     device.profile(False)
-    assert device.profile_table() == ""
+    assert device.profile_table() == "" and device.profile_times() == {}
 
 
 def test_a_dry_run_moves_nothing_and_gives_zeros() -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from wgrad.autograd.matrix_units import left_idle
 from wgrad.device.files import write_json, write_text
 from wgrad.train.data.tokenizer_source import find_source, save_tokenizer
 from wgrad.train.files.hub import is_hub_id
@@ -21,8 +23,9 @@ from wgrad.train.output.metrics import MetricsFile
 from wgrad.train.output.model_card import CARD_FILE, Card, is_own_card
 from wgrad.train.output.previous_run import PROFILE_FILE, RESULTS_FILE, RESULTS_FORMAT
 from wgrad.train.plan.plan import Plan
+from wgrad.train.run.largest_costs import largest_costs
 from wgrad.train.run.session import Session
-from wgrad.train.step.build import TrainableModel
+from wgrad.train.step.build import TrainableModel, recomputed_layers
 from wgrad.train.terminal.progress import duration
 
 
@@ -92,6 +95,9 @@ def say_done(session: Session, results: dict[str, Any], skipped: int, plan: Plan
     table = session.device.profile_table()
     if table:
         session.say(table)
+        recomputes = recomputed_layers(replace(config, **session.mode), session.model_config) > 0
+        for line in largest_costs(session.device.profile_times(), left_idle(session.device), recomputes):
+            session.say(line)
 
 
 def next_commands(config: RunOptions, chats: bool) -> list[str]:
