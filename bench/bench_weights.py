@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
 
@@ -121,12 +121,10 @@ class Case:
 def quantized(name: str, shape: tuple[int, int]) -> Any:
     """A weight of this format, in main memory."""
     values = np.random.default_rng(0).standard_normal((min(shape[0], RANDOM_ROWS), shape[1])).astype(np.float32)
-    kind: Any = formats()[name]
-    if not issubclass(kind, GgufBlocks):
-        return kind.quantize(np.resize(values, shape), 64, name == "nf4")
-    few = kind.quantize(values)
-    many = replace(few, shape=shape)
-    return replace(many, **{part: np.resize(getattr(few, part), size) for part, size, _ in many.layout()})
+    kind = formats()[name]
+    if issubclass(kind, GgufBlocks):  # to look up a codebook's entries takes long
+        return kind.quantize(values).repeated(shape[0])
+    return kind.quantize(np.resize(values, shape), 64, name == "nf4")
 
 
 def measure(device: Any, works: list[Work]) -> None:

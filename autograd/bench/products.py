@@ -10,6 +10,7 @@ import numpy as np
 from wgrad.autograd.bench.entry import F32, Entry, Sizes, entry, normal
 from wgrad.device.contract import Device
 from wgrad.device.formats.frozen_weight import formats
+from wgrad.device.formats.gguf_blocks import GgufBlocks
 from wgrad.device.formats.nf4 import PART_ROWS
 
 RANK = 16  # of LoRA
@@ -94,7 +95,10 @@ def _quantized(name: str, n: int, k: int) -> Any:
     """A frozen weight: of few random rows, repeated."""
     rows = min(n, max(1, (1 << 20) // k))
     values = np.random.default_rng(0).standard_normal((rows, k)).astype(np.float32)
-    return formats()[name].quantize(np.resize(values, (n, k)), 64, name == "nf4")
+    kind = formats()[name]
+    if issubclass(kind, GgufBlocks):  # to look up a codebook's entries takes long
+        return kind.quantize(values).repeated(n)
+    return kind.quantize(np.resize(values, (n, k)), 64, name == "nf4")
 
 
 def _attention(shape: tuple[int, int, int, int, int], t: np.dtype) -> list[Entry]:

@@ -8,8 +8,8 @@ Source: ggml's dequantize_row_* (github.com/ggml-org/llama.cpp).
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import ClassVar
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
@@ -44,6 +44,14 @@ class GgufBlocks(FrozenWeight):
 
     def parameters(self) -> tuple[int, ...]:
         return ()
+
+    def repeated(self, rows: int) -> Self:
+        """A weight of that many rows, which are this one's over and over; in NumPy."""
+        few: Any = self
+        many = replace(few, shape=(rows, self.shape[1]))
+        parts = {part: np.resize(getattr(self, part), size) for part, size, _ in many.layout()}
+        result: Self = replace(many, **parts)
+        return result
 
     def blocks_of(self, first: int, last: int) -> slice:
         """Those of rows first..last."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import gguf
 import numpy as np
@@ -86,6 +87,15 @@ def test_what_is_quantised_is_near(name: str, limit: float, rng: np.random.Gener
     found = gguf_formats()[name].quantize(0.02 * w).rows(0, 8, F32) / np.float32(0.02)
     assert limit / 2 < np.sqrt(np.mean((found - w) ** 2)) < limit
     assert np.all(found[3, :256] == 0)
+
+
+@pytest.mark.parametrize("name", ["Q6_K", "IQ3_S"])
+def test_rows_are_repeated(name: str, rng: np.random.Generator) -> None:
+    data = any_blocks(name, rng, 3)
+    kind: Any = gguf_formats()[name]
+    weight = kind.from_gguf(data, shape_of(name, data))
+    values = weight.rows(0, 3, F32)
+    np.testing.assert_array_equal(weight.repeated(7).rows(0, 7, F32), values[[0, 1, 2, 0, 1, 2, 0]])
 
 
 @pytest.mark.parametrize("name", gguf_formats())
