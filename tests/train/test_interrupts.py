@@ -328,10 +328,10 @@ def test_pressed_twice_while_a_checkpoint_is_written(tiny: Path, monkeypatch: py
 
     save = finetune.save_session_adapter
 
-    def pressed(session: Any, built: Any, folder: Path) -> None:
+    def pressed(*given: Any) -> None:
         press()
         press()
-        save(session, built, folder)
+        save(*given)
 
     monkeypatch.setattr(finetune, "save_session_adapter", pressed)
     out = tiny / "out"
