@@ -166,8 +166,7 @@ def test_no_number_of_parked_layers_changes_a_bit(make_checkpoint: Any, card: An
     assert np.isfinite(passes[0][0]).all() and np.count_nonzero(passes[0][1]) > passes[0][1].size / 2
 
 
-@pytest.mark.parametrize("kind", ["cpu", "wgpu"])
-@pytest.mark.parametrize("full", [False, True])
+@pytest.mark.parametrize(("kind", "full"), [("cpu", False), ("cpu", True), ("wgpu", False)])
 def test_no_number_of_recomputed_layers_changes_a_bit(make_checkpoint: Any, card: Any, kind: str, full: bool) -> None:
     """Of the loss and the gradients of packed rows, with inputs offloaded or not and norms recomputed or not, of
     adapters or of all weights."""
