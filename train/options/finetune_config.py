@@ -297,7 +297,9 @@ class RunOptions(ObjectiveOptions, _InputOptions):
         rule=(f"must be among {', '.join(REPORTERS)}", lambda v: set(v) <= set(REPORTERS)),
         metavar="TOOL",
     )
-    profile: bool = of_machine(False, "time each kernel; print a table, the largest costs and what reduces them at the end")
+    profile: bool = of_machine(
+        False, "time each kernel; at the end print a table, the largest costs and what reduces them"
+    )
     sample: bool = of_machine(True, "print a sample before and after training, and at each --eval-steps")
     sample_prompt: tuple[str, ...] = of_machine(
         (),
