@@ -12,6 +12,7 @@ import pytest
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.device.contract import Device
 from wgrad.train.inference import continuous
+from wgrad.train.inference.all_kernels import run_all_kernels
 from wgrad.train.inference.continuous import Batch
 from wgrad.train.inference.generation import generate_ids
 from wgrad.train.inference.growing import Growing
@@ -147,6 +148,16 @@ def test_rows_are_fewer_where_sequences_are_long(make_checkpoint: Any, monkeypat
     found = grow(batch, [(0, one) for one in members], [4])
     assert found == [alone(model, [n, 4], most, GREEDY) for n, most in enumerate(mosts)]
     assert batch.total_keys == 384
+
+
+@pytest.mark.parametrize(("rows", "most_keys"), [(32, 8 * 512), (1, None), (3, 100), (8, None)])
+def test_a_dry_run_does_what_a_server_may_do(
+    rows: int, most_keys: int | None, make_checkpoint: Any, wgpu_device: Device
+) -> None:
+    dry, folder = wgpu_device.dry_run(), make_checkpoint()
+    model = build_frozen(load_model_config(folder), folder, dry, positions=256, contents=False)
+    run_all_kernels(model, rows, 2048, most_keys)
+    assert dry.memory().peak_bytes > 0
 
 
 def test_who_leaves_frees_a_row_and_keeps_no_memory(make_checkpoint: Any) -> None:
