@@ -332,6 +332,7 @@ def idle_device() -> Any:
     facts = {"name": "a card", "driver": "driver 1", "backend": "Vulkan", "features": [matrix_units.FEATURE]}
     device = SimpleNamespace(name="wgpu", tensor_cores_off="", matrix_units=False, float16=True, facts=facts)
     device.lacks = frozenset()  # operators
+    device.simpler = ()
     return device
 
 
