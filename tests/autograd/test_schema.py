@@ -151,8 +151,8 @@ BAD: dict[str, tuple[Callable[[], Any], str]] = {
         r"quantize: block_size must be one of \(32, 64, .*\), got 48; 64 is usual",
     ),
     "unknown format": (
-        lambda: CPU.quantize(f32(7, 10), format="q3_k"),
-        r"quantize: format must be one of .*nf4.*, got 'q3_k'; nf4 is usual",
+        lambda: CPU.quantize(f32(7, 10), format="q9_k"),
+        r"quantize: format must be one of .*nf4.*, got 'q9_k'; nf4 is usual",
     ),
     "nf4 vector": (
         lambda: CPU.quantize(f32(70)),

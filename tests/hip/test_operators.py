@@ -13,8 +13,9 @@ from wgrad.autograd.reference import ReferenceDevice
 from wgrad.autograd.selftest.case import Case
 from wgrad.autograd.selftest.cases import cases
 from wgrad.autograd.selftest.run import check_case
+from wgrad.hip.elements import implements
 
-CASES = cases()
+CASES = [case for case in cases() if case.op not in implements.lacks]
 # Cases whose kernels have barriers or hand data from wave to wave: run in the reversed order too.
 REVERSED = [c for c in CASES if "float32" in c.dtype and any(s in c.name for s in ("133x", "3x1003", "/all/", "70001"))]
 

@@ -105,7 +105,7 @@ def _time_torch(name: str, stack: str) -> Row | None:
         return None
     script = Path(__file__).with_name("torch_step.py")
     command = [sys.executable, "-P", str(script), json.dumps(torch_sizes(SHAPES[name]))]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = subprocess.run(command, capture_output=True, text=True, encoding="utf-8")
     if done.returncode:
         reason = (done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1]
         print(f"note: torch is left out: {reason}", file=sys.stderr)
