@@ -90,6 +90,9 @@ class Binding:
     def hipStreamSynchronize(self, stream: Any) -> tuple[int]:
         return (0,)
 
+    def hipStreamQuery(self, stream: Any) -> tuple[int]:
+        return (0,)
+
     def hipMalloc(self, nbytes: int) -> tuple[int, int]:
         return 0, self.memory.allocate(nbytes)
 
