@@ -1,7 +1,7 @@
 """The type that each tensor of a GGUF file has: the mixes of llama.cpp's llama-quantize without an importance matrix.
 
 A mix keeps more bits where errors cost most: in the output layer, and in some layers' value and down projections.
-Source: src/llama-quant.cpp (github.com/ggml-org/llama.cpp).
+Source: src/llama-quant.cpp (github.com/ggml-org/llama.cpp), commit 007dbbf. Files written here have no fused attn_qkv.
 """
 
 from __future__ import annotations
@@ -58,8 +58,6 @@ def _of_layer(config: ModelConfig, mix: str, name: str) -> str:
             return "Q5_K"
         if medium and many:
             return "Q6_K"
-    elif part == "attn_qkv" and medium:
-        return "Q5_K" if mix == "q4_k_m" else "Q6_K"
     return usual
 
 
