@@ -14,7 +14,7 @@ from wgrad.train.data import ollama_template as module
 from wgrad.train.data.chat import ChatTemplate
 from wgrad.train.data.go_template import GoTemplateError, literal, render
 from wgrad.train.data.named_templates import _TEMPLATES
-from wgrad.train.data.ollama_template import conversations, derive, ollama_template, render_go
+from wgrad.train.data.ollama_template import conversations, derive, modelfile, ollama_template, render_go
 from wgrad.train.data.tokenizer import Tokenizer, load_tokenizer
 
 MORE = {
@@ -160,3 +160,8 @@ def test_the_comparison_is_what_refuses(of: Any, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(module, "_write", lambda render: ("{{ .System }}", True))
     with pytest.raises(WgradError, match="of a conversation of user it writes"):
         ollama_template(of(_TEMPLATES["chatml"]))
+
+
+def test_a_stop_text_may_hold_a_quote() -> None:
+    lines = modelfile("m.gguf", "{{ .Prompt }}", ["<|end|>", 'a"b'], []).splitlines()
+    assert lines[2:] == ['PARAMETER stop "<|end|>"', 'PARAMETER stop """a"b"""']

@@ -206,6 +206,7 @@ def _between(text: str, words: Sequence[str]) -> list[str]:
 def modelfile(file: str, template: str, stops: Iterable[str], parameters: Sequence[tuple[str, str]]) -> str:
     """Return the text of a Modelfile."""
     lines = [f"FROM ./{file}", f'TEMPLATE """{template}"""']
-    lines += [f'PARAMETER stop "{stop}"' for stop in stops]
+    # A text between `"` and `"` cannot hold one.
+    lines += [f'PARAMETER stop """{stop}"""' if '"' in stop else f'PARAMETER stop "{stop}"' for stop in stops]
     lines += [f"PARAMETER {name} {value}" for name, value in parameters]
     return "\n".join(lines) + "\n"
