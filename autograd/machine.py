@@ -45,7 +45,7 @@ class VulkanDriver:
 class Machine:
     """devices: as `list_devices` has them. loads: whether the linker finds a library by a name or path; imports:
     whether a Python package is there; permitted: whether a file may be read and written. idle_units: what there is to
-    say of matrix units. root: where the file system begins, which tests have elsewhere. kernel: its version."""
+    say of tensor cores. root: where the file system begins, which tests have elsewhere. kernel: its version."""
 
     system: str
     environment: Mapping[str, str]

@@ -51,9 +51,13 @@ CARD = {
 
 
 class Counting(DryRunDevice):
-    """A dry run that counts its launches by (operator, shader), and arrays by what made them."""
+    """A dry run that counts its launches by (operator, shader), and arrays by what made them.
+
+    work: launches by (shader, FLOP, bytes of the arrays they are given).
+    """
 
     counts: Counter[tuple[str, str]]
+    work: Counter[tuple[str, float, int]]
     operator = "no operator"
     _pool: CountingPool
 
@@ -73,11 +77,12 @@ class Counting(DryRunDevice):
         work: float = 0.0,
     ) -> None:
         self.counts[self.operator, shader if entry == "main" else f"{shader}:{entry}"] += 1
+        self.work[shader, work, sum(array.nbytes for array in arrays if array is not None)] += 1
 
 
 def counting_device(matrix_units: bool) -> Any:
     device = bind(Counting)(SimpleNamespace(**CARD, matrix_units=matrix_units, stacks_weights=matrix_units))
-    device.counts = Counter()
+    device.counts, device.work = Counter(), Counter()
     device._pool = CountingPool(device._create_nothing, lambda block: None)
     device._pool.spare = device.dequantized.drop
     implementations = device.bound_operators

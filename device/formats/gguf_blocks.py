@@ -7,6 +7,7 @@ Source: ggml's dequantize_row_* (github.com/ggml-org/llama.cpp).
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self
@@ -108,6 +109,30 @@ def nearest_level(values: np.ndarray, scales: np.ndarray, levels: np.ndarray) ->
     return codes
 
 
-def level_constants(levels: np.ndarray) -> dict[str, bool | int | float]:
-    """Sixteen levels as compile-time constants."""
-    return {f"LEVEL_{i}": float(level) for i, level in enumerate(levels)}
+@dataclass(frozen=True)
+class LevelBlocks(GgufBlocks):
+    """Codes of 4 bits that stand for sixteen `levels`, with a factor for each `group` elements.
+
+    codes: uint8 [out * in / 2], element 2j in the low nibble of byte j. scales: what the factors are made from.
+    """
+
+    levels: ClassVar[np.ndarray]
+    group: ClassVar[int]
+
+    codes: Array
+    scales: Array
+    shape: tuple[int, int]
+
+    def constants(self) -> dict[str, bool | int | float]:
+        return {f"LEVEL_{i}": float(level) for i, level in enumerate(self.levels)}
+
+    def rows(self, first: int, last: int, compute: np.dtype) -> np.ndarray:
+        blocks = self.blocks_of(first, last)
+        codes = unpack(self.codes.reshape(-1, self.block // 2)[blocks], 4).reshape(-1, self.group)
+        values = self.levels.astype(compute)[codes] * self.group_scales(blocks, compute).reshape(-1, 1)
+        result: np.ndarray = values.reshape(-1, self.shape[1])
+        return result
+
+    @abstractmethod
+    def group_scales(self, blocks: slice, compute: np.dtype) -> np.ndarray:
+        """The factor of each group's levels."""

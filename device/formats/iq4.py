@@ -12,14 +12,11 @@ from typing import ClassVar, Self
 
 import numpy as np
 
-from wgrad.device.formats.frozen_weight import Array
 from wgrad.device.formats.gguf_blocks import (
-    GgufBlocks,
-    level_constants,
+    LevelBlocks,
     nearest_level,
     nibbles_in_order,
     pack_nibbles,
-    unpack,
 )
 
 LEVELS = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.float32)
@@ -27,7 +24,7 @@ GROUPS, GROUP = 8, 32  # of a block of IQ4_XS, each with a scale
 
 
 @dataclass(frozen=True)
-class Iq4NlArray(GgufBlocks):
+class Iq4NlArray(LevelBlocks):
     """codes: uint8 [out * in / 2], element 2j in the low nibble of byte j. scales: float16 [out * in / 32]. Element i
     is LEVELS[code] * scales[i // 32]."""
 
@@ -35,27 +32,17 @@ class Iq4NlArray(GgufBlocks):
     gguf_type: ClassVar[str] = "IQ4_NL"
     block: ClassVar[int] = GROUP
     block_bytes: ClassVar[int] = 2 + 16  # scale, codes
-
-    codes: Array
-    scales: Array
-    shape: tuple[int, int]
+    levels: ClassVar[np.ndarray] = LEVELS
+    group: ClassVar[int] = GROUP
 
     def layout(self) -> Iterator[tuple[str, int, str]]:
         yield "codes", self.count // 2, "u8"
         yield "scales", self.count // GROUP, "f16"
 
     def constants(self) -> dict[str, bool | int | float]:
-        return {"SCALES": 0, **level_constants(LEVELS)}
-
-    def rows(self, first: int, last: int, compute: np.dtype) -> np.ndarray:
-        blocks = self.blocks_of(first, last)
-        codes = unpack(self.codes.reshape(-1, self.block // 2)[blocks], 4).reshape(-1, GROUP)
-        values = LEVELS.astype(compute)[codes] * self.group_scales(blocks, compute).reshape(-1, 1)
-        result: np.ndarray = values.reshape(-1, self.shape[1])
-        return result
+        return super().constants() | {"SCALES": 0}
 
     def group_scales(self, blocks: slice, compute: np.dtype) -> np.ndarray:
-        """The factor of the levels of each group of 32."""
         scales: np.ndarray = self.scales[blocks].astype(compute)
         return scales
 

@@ -12,14 +12,11 @@ from typing import ClassVar
 
 import numpy as np
 
-from wgrad.device.formats.frozen_weight import Array
 from wgrad.device.formats.gguf_blocks import (
-    GgufBlocks,
-    level_constants,
+    LevelBlocks,
     nearest_level,
     nibbles_in_order,
     pack_nibbles,
-    unpack,
 )
 from wgrad.device.formats.mxfp4 import LEVELS
 
@@ -40,7 +37,7 @@ _SCALES = _half_scales()
 
 
 @dataclass(frozen=True)
-class Nvfp4Array(GgufBlocks):
+class Nvfp4Array(LevelBlocks):
     """codes: uint8 [out * in / 2], element 2j in the low nibble of byte j. scales: uint8 [out * in / 16]. Element i is
     half of twice its code's value, times what scales[i // 16] stands for."""
 
@@ -48,24 +45,19 @@ class Nvfp4Array(GgufBlocks):
     gguf_type: ClassVar[str] = "NVFP4"
     block: ClassVar[int] = 64
     block_bytes: ClassVar[int] = 4 + 32  # scales, codes
-
-    codes: Array
-    scales: Array
-    shape: tuple[int, int]
+    levels: ClassVar[np.ndarray] = LEVELS
+    group: ClassVar[int] = GROUP
 
     def layout(self) -> Iterator[tuple[str, int, str]]:
         yield "codes", self.count // 2, "u8"
         yield "scales", self.count // GROUP, "u8"
 
     def constants(self) -> dict[str, bool | int | float]:
-        return {"SCALES": 2, **level_constants(LEVELS)}
+        return super().constants() | {"SCALES": 2}
 
-    def rows(self, first: int, last: int, compute: np.dtype) -> np.ndarray:
-        blocks = self.blocks_of(first, last)
-        codes = unpack(self.codes.reshape(-1, self.block // 2)[blocks], 4).reshape(-1, GROUP)
-        scales = _SCALES.astype(compute)[self.scales.reshape(-1, 4)[blocks].reshape(-1, 1)]
-        values: np.ndarray = (LEVELS.astype(compute)[codes] * scales).reshape(-1, self.shape[1])
-        return values
+    def group_scales(self, blocks: slice, compute: np.dtype) -> np.ndarray:
+        scales: np.ndarray = _SCALES.astype(compute)[self.scales.reshape(-1, 4)[blocks]]
+        return scales
 
     @classmethod
     def quantize(cls, w: np.ndarray, block_size: int = 64, double: bool = False) -> Nvfp4Array:

@@ -115,7 +115,7 @@ class Fit:
 
     def find(self, batches: list[int]) -> Plan | None:
         """The first mode in which any of the batch sizes (rising) fits, with the largest that does, and of that with as
-        few layers recomputed and parked as can be; a step has as many rows as the configuration's. None: none fits."""
+        few layers recomputed and offloaded as can be; a step has as many rows as the configuration's. None: none."""
         if self.config.gradient_checkpointing == AUTO and len(batches) > 1:
             return self._fastest(batches)
         rows = self.config.batch_size * self.config.gradient_accumulation_steps
