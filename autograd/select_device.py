@@ -18,7 +18,7 @@ from wgrad.autograd.reference import ReferenceDevice
 from wgrad.autograd.selftest import probe as self_check
 from wgrad.autograd.selftest.verify import turn_off_what_failed
 from wgrad.device.contract import Device
-from wgrad.device.errors import DeviceError, DeviceUnavailable, NoCard, OperatorMissing
+from wgrad.device.errors import DeviceError, DeviceUnavailable, NoGpu, OperatorMissing
 
 SPECS = "auto, hip, hip:<index or part of a name>, wgpu, wgpu:<index or part of a name>, cpu"
 SOFTWARE = "CPU"  # the adapter type of a software Vulkan driver
@@ -130,7 +130,7 @@ def _concerns_amd(error: DeviceUnavailable, adapters: list[dict[str, Any]]) -> b
     if any(adapter.get("vendor_id") == AMD for adapter in adapters) or os.path.exists(_AMD_DRIVER):
         return True
     cause = error.__cause__
-    return isinstance(cause, DeviceError) and not isinstance(cause, NoCard)  # HIP itself has found a card
+    return isinstance(cause, DeviceError) and not isinstance(cause, NoGpu)  # HIP itself has found a card
 
 
 def _short(error: DeviceUnavailable) -> str:

@@ -29,7 +29,7 @@ class OperatorMissing(DeviceError):
         self.operator = operator
 
 
-class NoCard(DeviceError):
+class NoGpu(DeviceError):
     """The binding, the driver or the GPU itself is missing: most likely this is no machine for that device."""
 
 

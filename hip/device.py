@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from wgrad.device.cache import cache_folder
 from wgrad.device.errors import DeviceError
 from wgrad.device.implementations import enter_all
-from wgrad.hip.attention import AttentionRounding
+from wgrad.hip.attention.attention import AttentionRounding
 from wgrad.hip.elements import implements
 from wgrad.hip.runtime import binding
 from wgrad.hip.runtime.dry_run import DryRun
@@ -27,7 +27,7 @@ class HipDevice(AttentionRounding):
     exact_blocks: arrays get memory of just their size, for tests of accesses out of range.
 
     Raises:
-        DeviceError: hip-python, the driver or a card is missing, or the card's architecture has no kernels.
+        DeviceError: hip-python, the driver or a GPU is missing, or the GPU's architecture has no kernels.
     """
 
     implementations = implements

@@ -340,7 +340,7 @@ def test_the_python_page_runs(workshop: Path, monkeypatch: pytest.MonkeyPatch, c
 RIDDLES = re.compile(r'^\s*"""(What|That|Which|Whether|Of) ')
 PRIVATE = {"parked": "offloaded", "parking": "offloading", "made again": "recomputed", "passed over": "skipped"}
 PRIVATE |= {"matrix units": "tensor cores", "beside": "next to", "roofs?": "peak rate", "learnt": "trained on"}
-PRIVATE |= {"(the|a|an|graphics|such) cards?": "GPU", "rows of the batch": "sequences"}
+PRIVATE |= {"(the|a|an|graphics|such|this|no) cards?": "GPU", "rows of the batch": "sequences"}
 
 
 def test_docstrings_say_first_what_a_thing_is() -> None:
@@ -354,9 +354,9 @@ def test_docstrings_say_first_what_a_thing_is() -> None:
 
 
 def _messages() -> dict[str, str]:
-    """Texts of each source that people may be shown: of several words, no docstrings. HIP's are left out."""
+    """Texts of each source that people may be shown: of several words, no docstrings."""
     found = {}
-    for path in (path for room in ("device", "wgsl", "autograd", "train") for path in (ROOT / room).rglob("*.py")):
+    for path in (p for room in ("device", "wgsl", "hip", "autograd", "train") for p in (ROOT / room).rglob("*.py")):
         nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
         docstrings = {node.value for node in nodes if isinstance(node, ast.Expr)}
         texts = [node.value for node in nodes if isinstance(node, ast.Constant) and node not in docstrings]

@@ -149,7 +149,7 @@ def test_ships_a_code_object_of_every_kernel_file(wheel: Path) -> None:
     for name, digest in listed.items():
         image = lzma.decompress(archive.read(f"wgrad/hip/objects/{name}.xz"))
         assert hashlib.sha256(image).hexdigest() == digest, name
-    kernels = {p.stem for p in (ROOT / "hip" / "kernels").glob("*.hip")}
+    kernels = {p.stem for p in (ROOT / "hip").rglob("*.hip")}
     for architecture in ("gfx90a", "gfx942", "gfx1100", "gfx1201"):
         have = {n.partition("/")[2].removesuffix(".co") for n in listed if n.startswith(f"{architecture}/")}
         assert {"gemm", "storage"} <= have <= kernels

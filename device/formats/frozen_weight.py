@@ -4,7 +4,7 @@ A format is a frozen dataclass derived from FrozenWeight, in a file of this fold
 consists of (format, unit, arrays, rules, layout, constants, parameters) and, in NumPy, its values (rows), which every
 device must give, and how a weight of full precision becomes one (quantize), from which the self-test's cases are made;
 quantize_rules where every device does that too; gguf_type and from_gguf where GGUF files have it.
-Its decoder is one file on each device: wgsl/formats/<format>.inc.wgsl, hip/kernels/<format>.hpp. Launchers bind the
+Its decoder is one file on each device: wgsl/formats/<format>.inc.wgsl, hip/formats/<format>.hpp. Launchers bind the
 arrays in their order and hand over the parameters; the constants are known when a kernel is compiled.
 """
 

@@ -33,7 +33,7 @@ SUPPORTED = {
 }  # fmt: skip
 
 
-class Card(Protocol):
+class Gpu(Protocol):
     """Properties of a GPU, as its driver reports them."""
 
     architecture: str
@@ -45,7 +45,7 @@ def is_rdna(architecture: str) -> bool:
     return re.fullmatch(r"gfx1[0-2][0-9a-f]{2}", architecture) is not None
 
 
-def check_supported(architecture: str, card: str) -> None:
+def check_supported(architecture: str, gpu: str) -> None:
     """Check that a GPU has the matrix instructions of the kernels: CDNA2 and later, RDNA3 and RDNA4.
 
     Raises:
@@ -53,18 +53,18 @@ def check_supported(architecture: str, card: str) -> None:
     """
     if architecture not in SUPPORTED:
         raise DeviceError(
-            f"{card} has architecture {architecture or '(unnamed)'}, which is not supported: it lacks the matrix"
+            f"{gpu} has architecture {architecture or '(unnamed)'}, which is not supported: it lacks the matrix"
             " instructions of the HIP kernels (gfx90a, gfx942, gfx950, RDNA3, RDNA4); --device wgpu runs on it"
         )
 
 
-def dies(card: Card) -> int:
+def dies(gpu: Gpu) -> int:
     """How many dies take the work-groups of a launch in turn. Source: AMD, CDNA3 white paper."""
-    return max(1, card.compute_units // _UNITS_OF_A_DIE.get(card.architecture, card.compute_units))
+    return max(1, gpu.compute_units // _UNITS_OF_A_DIE.get(gpu.architecture, gpu.compute_units))
 
 
-def check_image(image: bytes, where: str, architecture: str, card: str) -> None:
-    """Is `image` a code object for this card? Asked before the driver, whose answer names neither.
+def check_image(image: bytes, where: str, architecture: str, gpu: str) -> None:
+    """Is `image` a code object for this GPU? Asked before the driver, whose answer names neither.
 
     Raises:
         DeviceError: it is no ELF file, it is cut off, or it is for another architecture; the message names all three.
@@ -78,8 +78,8 @@ def check_image(image: bytes, where: str, architecture: str, card: str) -> None:
     made_for = image[48]
     if machine == _EM_AMDGPU and _MACHINE.get(made_for) != architecture and architecture in _MACHINE.values():
         raise DeviceError(
-            f"the code object {where} is for {_MACHINE.get(made_for, f'machine {made_for:#x}')}, and this card is"
-            f" {card} ({architecture}); {_AGAIN}"
+            f"the code object {where} is for {_MACHINE.get(made_for, f'machine {made_for:#x}')}, and this GPU is"
+            f" {gpu} ({architecture}); {_AGAIN}"
         )
 
 
@@ -97,4 +97,4 @@ def renamed(image: bytes, architecture: str) -> bytes:
     return (image[:48] + bytes([machine]) + image[49:]).replace(old, new)
 
 
-_AGAIN = "make it again with `python -m wgrad.hip.runtime.build`, or install wgrad again"
+_AGAIN = "build it again with `python -m wgrad.hip.runtime.build`, or install wgrad again"

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from wgrad.device.bounded import TIMEOUT, bounded, timeout
-from wgrad.device.errors import DeviceError, DeviceHung, DeviceLost, NoCard, OutOfMemory
+from wgrad.device.errors import DeviceError, DeviceHung, DeviceLost, NoGpu, OutOfMemory
 
 # hip-python 10 is rocm.bindings; older ones are `hip`, which the newer still answers to.
 _PACKAGES = ("rocm.bindings", "hip")
@@ -18,7 +18,7 @@ _OUT_OF_MEMORY = 2
 _NO_DEVICE = 100
 NOT_READY = 600
 # Errors after which nothing on the device works any more, of hipError_t: ECCNotCorrectable, IllegalState,
-# IllegalAddress, LaunchTimeOut, Assert, LaunchFailure, Unknown. On AMD cards ROCm's runtime returns none of them for a
+# IllegalAddress, LaunchTimeOut, Assert, LaunchFailure, Unknown. On AMD GPUs ROCm's runtime returns none of them for a
 # fault of a kernel: it aborts the process (docs/reference/exit-codes.md).
 _FATAL = {214, 401, 700, 702, 710, 719, 999}
 
@@ -33,7 +33,7 @@ def hip() -> Any:
     """hip-python's `hip` module, with a runtime behind it.
 
     Raises:
-        NoCard: hip-python, or the HIP runtime library, or a card is missing; the message says which.
+        NoGpu: hip-python, or the HIP runtime library, or a GPU is missing; the message says which.
         DeviceError: the driver is there and fails.
     """
     if "hip" not in _bindings:
@@ -41,12 +41,12 @@ def hip() -> Any:
         try:
             code, count = module.hipGetDeviceCount()
         except Exception as error:  # a RuntimeError of the loader; its text names the library
-            raise NoCard(
+            raise NoGpu(
                 "no HIP driver: hip-python is installed, but the runtime library (libamdhip64.so) cannot be opened;"
                 f" install ROCm, or pip install rocm-sdk ({str(error)[:200]})"
             ) from error
         if int(code) == _NO_DEVICE or (int(code) == 0 and count == 0):
-            raise NoCard("the HIP driver finds no card; see `rocminfo`, and that you may open /dev/kfd")
+            raise NoGpu("the HIP driver finds no GPU; see `rocminfo`, and check that you may open /dev/kfd")
         if int(code) != 0:
             raise DeviceError(f"hipGetDeviceCount failed: {code}; see `rocminfo`")
         _bindings["hip"] = module
@@ -118,7 +118,7 @@ def _wait(module: Any, wait: str, query: str, handle: Any, what: str | Callable[
 
 
 def device_properties(index: int) -> Any:
-    """hipDeviceProp_t of a card. hip-python 10 returns it; the older ones fill in one that they are given."""
+    """hipDeviceProp_t of a GPU. hip-python 10 returns it; the older ones fill in one that they are given."""
     module, what = hip(), f"properties of HIP device {index}"
     try:
         return check(module.hipGetDeviceProperties(index), what)
@@ -129,7 +129,7 @@ def device_properties(index: int) -> Any:
 
 
 def free_memory(module: Any, index: int) -> int | None:
-    """Bytes of a card's memory that are free; None where HIP does not tell. module: as of `use_device`."""
+    """Bytes of a GPU's memory that are free; None where HIP does not tell. module: as of `use_device`."""
     use_device(module, index)
     try:
         return int(check(module.hipMemGetInfo(), "hipMemGetInfo")[0])
@@ -160,7 +160,7 @@ def _import(name: str) -> Any:
             return importlib.import_module(f"{package}.{name}")
         except ImportError as error:
             missing = missing or error
-    raise NoCard(f"hip-python is not installed: pip install hip-python ({missing})") from missing
+    raise NoGpu(f"hip-python is not installed: pip install hip-python ({missing})") from missing
 
 
 def check(result: tuple[Any, ...], what: str | Callable[[], str]) -> Any:

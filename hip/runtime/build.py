@@ -22,13 +22,16 @@ from typing import Any
 
 from wgrad.hip.runtime.architectures import SHIPPED
 from wgrad.hip.runtime.objects import (
-    KERNELS,
+    HIP,
     MANIFEST,
     OPTIONS,
     compress,
+    headers,
+    include_flags,
     read_manifest,
     read_object,
     serves,
+    source_file,
     sources,
     text_digest,
 )
@@ -51,7 +54,7 @@ def compile_source(source: Path, architecture: str, output: Path, *, clang: str 
     rule = output.with_name(f"{output.name}.d").resolve()
     command = [clang, *FLAGS, target, "-Wall", "-Werror", "-MMD", "-MT", "object", "-MF", str(rule)]
     # The source's folder is left out of the command: no path of this machine gets into the file.
-    command += [source.name, "-o", str(output.resolve())]
+    command += [*include_flags(), source.name, "-o", str(output.resolve())]
     done = subprocess.run(command, cwd=source.resolve().parent, capture_output=True, encoding="utf-8")
     if done.returncode:
         raise RuntimeError(f"{source.name} for {architecture}:\n{done.stderr[:8000]}")
@@ -83,27 +86,33 @@ def compile_all(
         return dict(pool.map(one, pairs))
 
 
-def _pairs(architectures: list[str], only: str, room: Path) -> list[tuple[Path, str]]:
-    found = [s for s in sources(room) if only in s.stem]
+def _pairs(architectures: list[str], only: str, root: Path) -> list[tuple[Path, str]]:
+    found = [s for s in sources(root) if only in s.stem]
     return [(s, a) for s in found for a in architectures if serves(s, a)]
+
+
+def _digest(source: Path, included: list[str], root: Path) -> str:
+    """The digest of a source and of the headers of these names. The folders that they lie in are no part of it."""
+    there = {path.name: path for path in headers(root)}
+    return text_digest([source, *(there.get(name, root / name) for name in included)])
 
 
 def _sha(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def outdated(folder: Path, *, room: Path = KERNELS, architectures: tuple[str, ...] = SHIPPED) -> list[str]:
+def outdated(folder: Path, *, root: Path = HIP, architectures: tuple[str, ...] = SHIPPED) -> list[str]:
     """Code objects that are missing, damaged, without a source, or made from other sources or options than those that
     are there now; each with the reason. Compiles nothing, so it is quick and needs no compiler."""
     note = read_manifest(folder)
     wrong = {}
     if note["options"] != list(FLAGS):
         wrong[MANIFEST] = "not there" if not note["options"] else "made with other options"
-    expected = {f"{a}/{s.stem}.co": s for s, a in _pairs(list(architectures), "", room)}
+    expected = {f"{a}/{s.stem}.co": s for s, a in _pairs(list(architectures), "", root)}
     files = [p for architecture in architectures for p in (folder / architecture).glob("*.co.xz")]
     there = {p.relative_to(folder).as_posix().removesuffix(".xz"): p for p in files}
     made_from = {s: note["sources"].get(s.stem, {"digest": "", "headers": []}) for s in set(expected.values())}
-    changed = {s for s, m in made_from.items() if m["digest"] != text_digest([s, *(room / h for h in m["headers"])])}
+    changed = {s for s, m in made_from.items() if m["digest"] != _digest(s, m["headers"], root)}
     for name in sorted(expected.keys() | there.keys()):
         if name not in expected:
             wrong[name] = "has no source"
@@ -124,7 +133,7 @@ def build(
     clang: str = CLANG,
     jobs: int = 0,
     everything: bool = False,
-    room: Path = KERNELS,
+    root: Path = HIP,
 ) -> list[Path]:
     """Makes every code object of these architectures that is not up to date, and notes what it was made from.
 
@@ -133,11 +142,11 @@ def build(
     note, version = read_manifest(folder), compiler_version(clang)
     if note["compiler"] != version:
         everything = True
-    names = {line.partition(" ")[0] for line in outdated(folder, room=room, architectures=tuple(architectures))}
+    names = {line.partition(" ")[0] for line in outdated(folder, root=root, architectures=tuple(architectures))}
     everything = everything or MANIFEST in names
-    pairs = [p for p in _pairs(architectures, only, room) if everything or f"{p[1]}/{p[0].stem}.co" in names]
+    pairs = [p for p in _pairs(architectures, only, root) if everything or f"{p[1]}/{p[0].stem}.co" in names]
     made = compile_all(pairs, clang=clang, jobs=jobs)
-    stems = {s.stem for s in sources(room)}
+    stems = {s.stem for s in sources(root)}
     gone = [path for path in folder.glob("*/*.co.xz") if path.name.partition(".")[0] not in stems]
     for path in gone:  # what is left of sources that are no more
         path.unlink()
@@ -148,11 +157,11 @@ def build(
         path.write_bytes(compress(image))
         written.append(path)
     if written or gone or everything:
-        _write_manifest(folder, version, made, room)
+        _write_manifest(folder, version, made, root)
     return written
 
 
-def _write_manifest(folder: Path, version: str, made: dict[str, tuple[bytes, list[str]]], room: Path) -> None:
+def _write_manifest(folder: Path, version: str, made: dict[str, tuple[bytes, list[str]]], root: Path) -> None:
     old: dict[str, Any] = read_manifest(folder)
     objects = {**old["objects"], **{name: _sha(image) for name, (image, _) in made.items()}}
     kept = {name: sha for name, sha in sorted(objects.items()) if (folder / f"{name}.xz").is_file()}
@@ -162,7 +171,7 @@ def _write_manifest(folder: Path, version: str, made: dict[str, tuple[bytes, lis
         included.setdefault(name.partition("/")[2].removesuffix(".co"), set()).update(found)
     made_from = dict(old["sources"])
     for stem, names in included.items():
-        digest = text_digest([room / f"{stem}.hip", *(room / name for name in sorted(names))])
+        digest = _digest(source_file(stem, root), sorted(names), root)
         made_from[stem] = {"digest": digest, "headers": sorted(names)}
     note = {
         "compiler": version,
@@ -183,14 +192,14 @@ def check(folder: Path, architectures: list[str], only: str, *, jobs: int = 0) -
     """Run --check and return the exit status."""
     wrong = outdated(folder, architectures=tuple(architectures))
     if wrong:
-        print("\n".join(wrong) + "\nmake them again with `make objects`")
+        print("\n".join(wrong) + "\nbuild them again with `make objects`")
         return 1
     made_with, version = read_manifest(folder)["compiler"], compiler_version()
     if made_with != version:
         print(f"the code objects were made with {made_with}; this is {version}, whose bytes differ:")
         print("only the digests of the sources were compared, and they are the same")
         return 0
-    different = differing(folder, _pairs(architectures, only, KERNELS), jobs=jobs)
+    different = differing(folder, _pairs(architectures, only, HIP), jobs=jobs)
     wrong = [f"{name} is not what the sources give" for name in different]
     print("\n".join(wrong) or "every code object is what the sources give")
     return 1 if different else 0
@@ -200,7 +209,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m wgrad.hip.runtime.build", description=__doc__)
     parser.add_argument("--arch", action="append", help=f"default: {' '.join(SHIPPED)}")
     parser.add_argument("--only", default="", help="part of a source file's name")
-    parser.add_argument("--out", type=Path, default=KERNELS.parent / "objects")
+    parser.add_argument("--out", type=Path, default=HIP / "objects")
     parser.add_argument("--all", action="store_true", help="also what is up to date")
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--jobs", type=int, default=0, help="compilers at once; default: one a core")

@@ -10,13 +10,13 @@ from wgrad.device.errors import DeviceError
 from wgrad.hip.runtime import binding
 from wgrad.hip.runtime.architectures import SHIPPED, TWINS, check_image, renamed
 from wgrad.hip.runtime.objects import (
-    KERNELS,
     find_object,
     headers,
     objects_digest,
     objects_folder,
     read_object,
     serves,
+    source_file,
     sources,
     text_digest,
 )
@@ -24,10 +24,10 @@ from wgrad.hip.runtime.rtc import compile_with_hiprtc
 
 
 class Modules:
-    """The loaded code objects of one device and their kernels, by name. card: what errors call it; index: HIP's."""
+    """The loaded code objects of one device and their kernels, by name. gpu: what errors call it; index: HIP's."""
 
-    def __init__(self, architecture: str, card: str = "a card", index: int = 0) -> None:
-        self.architecture, self.card, self._index = architecture, card, index
+    def __init__(self, architecture: str, gpu: str = "a GPU", index: int = 0) -> None:
+        self.architecture, self.gpu, self._index = architecture, gpu, index
         self.compiled = 0  # kernels looked up or compiled so far
         # With the bytes of each: the driver keeps the pointer that it is given and may read there as long as it lives.
         self._modules: dict[str, tuple[Any, bytes]] = {}
@@ -36,7 +36,7 @@ class Modules:
 
     @property
     def origin(self) -> str:
-        """Where this card's kernels come from: "shipped" or "hiprtc"."""
+        """Where this GPU's kernels come from: "shipped" or "hiprtc"."""
         return "shipped" if self._shipped() else "hiprtc"
 
     def _shipped(self) -> str:
@@ -58,7 +58,7 @@ class Modules:
 
     def has(self, source: str) -> bool:
         """Is there a file of this name for this architecture (without loading it)?"""
-        path = KERNELS / f"{source}.hip"
+        path = source_file(source)
         return path.exists() and serves(path, self.architecture)
 
     def get(self, source: str, kernel: str) -> Any:
@@ -80,11 +80,11 @@ class Modules:
     def _module(self, source: str) -> Any:
         if source not in self._modules:
             image, where = self._image(source)
-            check_image(image, where, self.architecture, self.card)
+            check_image(image, where, self.architecture, self.gpu)
             binding.use_device(binding.hip(), self._index)
             module = binding.check(
                 binding.hip().hipModuleLoadData(image),
-                f"the code object {where} cannot be loaded on {self.card} ({self.architecture}); make it again with"
+                f"the code object {where} cannot be loaded on {self.gpu} ({self.architecture}); build it again with"
                 " `python -m wgrad.hip.runtime.build`",
             )
             self._modules[source] = module, image

@@ -17,7 +17,7 @@ class DryRun(DryRuntime, Runtime):
 
     def __init__(self, device: Any) -> None:
         super().__init__(exact_blocks=device._pool._exact)
-        self.architecture, self.card, self.wave = device.architecture, device.card, device.wave
+        self.architecture, self.gpu, self.wave = device.architecture, device.gpu, device.wave
         self.compute_units, self.modules, self.description = device.compute_units, device.modules, device.description
         self.float16 = self.bfloat16 = True
         self.shared_memory = device.shared_memory

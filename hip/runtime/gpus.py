@@ -47,7 +47,7 @@ def list_gpus() -> list[Gpu]:
     """Return every GPU, best first: usable before others, discrete before integrated, then by size.
 
     Raises:
-        NoCard: There is no hip-python, no driver or no GPU.
+        NoGpu: There is no hip-python, no driver or no GPU.
         DeviceError: The driver fails.
     """
     found = [_read(index) for index in range(binding.device_count())]

@@ -60,7 +60,7 @@ class Launch:
 
 @dataclass(frozen=True)
 class Transfer:
-    """A copy between main memory and the card, ready to be issued again."""
+    """A copy between main memory and the GPU, ready to be issued again."""
 
     target: int
     source: int
@@ -69,4 +69,4 @@ class Transfer:
     name = "transfer"
 
     def __str__(self) -> str:
-        return f"a copy of {self.nbytes:,} bytes {'to' if self.kind == TO_DEVICE else 'from'} the card"
+        return f"a copy of {self.nbytes:,} bytes {'to' if self.kind == TO_DEVICE else 'from'} the GPU"

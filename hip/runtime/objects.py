@@ -19,18 +19,23 @@ from typing import Any
 
 from wgrad.device.errors import DeviceError
 
-KERNELS = Path(__file__).resolve().parents[1] / "kernels"
+HIP = Path(__file__).resolve().parents[1]  # its folders hold the kernels beside the Python that launches them
 MANIFEST = "manifest.json"
 OPTIONS = ("-std=c++17", "-O3", "-fno-math-errno", "-mcode-object-version=5")
-_HOST_HEADER = "gpu_host.hpp"  # the CPU half of gpu.hpp: no card reads it
+_HOST_HEADER = "gpu_host.hpp"  # the CPU half of gpu.hpp: no GPU reads it
 MOST_BYTES = 64 << 20  # of a code object; ours have at most 1 MB
 # Results are a few hundred KB: a larger dictionary would only cost memory on reading.
 _FILTERS = [{"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME, "dict_size": 1 << 20}]
 
 
-def sources(room: Path = KERNELS) -> list[Path]:
-    """Every file of kernels."""
-    return sorted(room.glob("*.hip"))
+def sources(root: Path = HIP) -> list[Path]:
+    """Every file of kernels, by name."""
+    return sorted(root.rglob("*.hip"), key=lambda path: path.name)
+
+
+def source_file(source: str, root: Path = HIP) -> Path:
+    """The file `source`.hip; a path of no file where there is none."""
+    return next(root.rglob(f"{source}.hip"), root / f"{source}.hip")
 
 
 def serves(source: Path, architecture: str) -> bool:
@@ -43,9 +48,15 @@ def serves(source: Path, architecture: str) -> bool:
     return True
 
 
-def headers(room: Path = KERNELS) -> list[Path]:
-    """Every header that a card's kernels may include."""
-    return sorted(path for path in room.glob("*.hpp") if path.name != _HOST_HEADER)
+def headers(root: Path = HIP) -> list[Path]:
+    """Every header that a GPU's kernels may include, by name."""
+    found = (path for path in root.rglob("*.hpp") if path.name != _HOST_HEADER)
+    return sorted(found, key=lambda path: path.name)
+
+
+def include_flags(root: Path = HIP) -> list[str]:
+    """The compiler's options that name the folders of headers."""
+    return [f"-I{folder}" for folder in sorted({path.parent for path in headers(root)})]
 
 
 def text_digest(paths: Iterable[Path]) -> str:
@@ -58,7 +69,7 @@ def text_digest(paths: Iterable[Path]) -> str:
 
 def objects_folder() -> Path:
     named = os.environ.get("WGRAD_HIP_OBJECTS")
-    return Path(named) if named else KERNELS.parent / "objects"
+    return Path(named) if named else HIP / "objects"
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:

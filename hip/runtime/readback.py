@@ -18,7 +18,7 @@ _MOST_KEPT = 8  # pinned buffers kept for the next copy
 
 
 class Pinned:
-    """Host memory that the card writes to by itself, with the event of the last copy into it."""
+    """Host memory that the GPU writes to by itself, with the event of the last copy into it."""
 
     def __init__(self, hip: Any, nbytes: int) -> None:
         self._hip, self.nbytes = hip, nbytes

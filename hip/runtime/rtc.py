@@ -1,4 +1,4 @@
-"""hiprtc, ROCm's run-time compiler: code objects for cards that the package has none for, kept from then on.
+"""hiprtc, ROCm's run-time compiler: code objects for GPUs that the package has none for, kept from then on.
 
 Results lie in the cache folder `hip` (device/cache.py) as <file>-<architecture>-<digest>.co.xz; the digest is that of
 the format, the source, the headers and the options, so that another version of wgrad never takes them.
@@ -12,7 +12,16 @@ from typing import Any
 from wgrad.device.cache import cache_folder, keep, read_kept
 from wgrad.device.errors import DeviceError
 from wgrad.hip.runtime import binding
-from wgrad.hip.runtime.objects import KERNELS, MOST_BYTES, OPTIONS, compress, decompress, headers, text_digest
+from wgrad.hip.runtime.objects import (
+    HIP,
+    MOST_BYTES,
+    OPTIONS,
+    compress,
+    decompress,
+    headers,
+    source_file,
+    text_digest,
+)
 
 FORMAT = "co.xz 1"  # of the files in the cache
 # Attention reads through buffer descriptors, by builtins that clang got in June and July 2024 (LLVM pull requests 95276
@@ -27,9 +36,9 @@ def compile_with_hiprtc(source: str, architecture: str) -> tuple[bytes, str]:
     Raises:
         DeviceError: hiprtc is missing, or refuses the source; the message has its log.
     """
-    path = KERNELS / f"{source}.hip"
+    path = source_file(source, HIP)
     text = path.read_text(encoding="utf-8")
-    included = headers(KERNELS)
+    included = headers(HIP)
     digest = hashlib.sha256(f"{FORMAT} {architecture} {text_digest((path, *included))}".encode()).hexdigest()
     kept = cache_folder("hip") / f"{source}-{architecture}-{digest[:16]}.co.xz"
     try:
@@ -66,7 +75,7 @@ def _compile(source: str, text: str, headers: dict[str, str], options: list[str]
         made = rtc.hiprtcCreateProgram(text.encode(), name, len(names), bodies, names)
     except RuntimeError as error:  # of hip-python's loader
         raise DeviceError(
-            f"no code object of {source}.hip ships for this card ({options[0]}), and hiprtc, which would make one,"
+            f"no code object of {source}.hip ships for this GPU ({options[0]}), and hiprtc, which would make one,"
             " cannot be opened: install ROCm's hiprtc (libhiprtc.so), or where clang 19 is run"
             f" `python -m wgrad.hip.runtime.build --arch {options[0].rpartition('=')[2]}` ({str(error)[:200]})"
         ) from error

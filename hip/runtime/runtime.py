@@ -25,7 +25,7 @@ from wgrad.hip.runtime.readback import Readback, Readbacks
 
 T = TypeVar("T")
 _LOGGER = logging.getLogger("wgrad")
-MAX_WORK_ITEMS = (1 << 32) - 1  # of a launch along x, on every card
+MAX_WORK_ITEMS = (1 << 32) - 1  # of a launch along x, on every GPU
 MAX_GROUPS = 65_535  # work-groups along y and z
 _STAGING_BYTES = 64 << 20  # host copies kept alive for uploads under way
 _RELAXED = 2  # hipStreamCaptureModeRelaxed
@@ -68,10 +68,10 @@ class Runtime(PooledRuntime):
     def __init__(self, gpu: str = "", *, exact_blocks: bool = False) -> None:
         hip = self._hip = binding.hip()
         found = find_gpu(gpu)
-        self.index, self.architecture, self.card = found.index, found.architecture, found.name
+        self.index, self.architecture, self.gpu = found.index, found.architecture, found.name
         binding.use_device(self._hip, self.index)
         self.wave, self.compute_units = found.wave, found.compute_units
-        self.modules = Modules(self.architecture, self.card, self.index)
+        self.modules = Modules(self.architecture, self.gpu, self.index)
         kernels = "shipped kernels" if self.modules.origin == "shipped" else "kernels by hiprtc"
         self.description = f"{found.label[:-1]}, {kernels})"
         self.facts = found.facts
@@ -107,7 +107,7 @@ class Runtime(PooledRuntime):
         check(self._hip.hipFree(block.buffer), "hipFree")
 
     def _create_host_buffer(self, nbytes: int) -> int:
-        """Pinned: the card copies from and to it without the host, and its kernels reach it at the same address."""
+        """Pinned: the GPU copies from and to it without the host, and its kernels reach it at the same address."""
         binding.use_device(self._hip, self.index)
         return int(check(self._hip.hipHostMalloc(nbytes, 0), f"{nbytes:,} bytes of pinned main memory"))
 
@@ -195,7 +195,7 @@ class Runtime(PooledRuntime):
 
     @contextmanager
     def planned_for(self, compute_units: int) -> Iterator[None]:
-        """Within it kernels are chosen as for a card of so many compute units: one has large tiles at any size."""
+        """Within it kernels are chosen as for a GPU of so many compute units: one has large tiles at any size."""
         before, self.compute_units = self.compute_units, compute_units
         try:
             yield
@@ -205,7 +205,7 @@ class Runtime(PooledRuntime):
     @property
     def identity(self) -> tuple[str, str, str, str]:
         """Key of a self-check's verdict: GPU, architecture, driver version, digest of its kernels."""
-        return self.card, self.architecture, str(binding.driver_version()), self.modules.digest()
+        return self.gpu, self.architecture, str(binding.driver_version()), self.modules.digest()
 
     def pipelines_compiled(self) -> int:
         return self.modules.compiled

@@ -7,7 +7,7 @@
 
 The list is tests/hip/mutants/*.txt:
 
-    [hip/kernels/gemm_tile.hpp] tests/hip/test_gemm.py -k gfx942      a file, and pytest's arguments
+    [hip/gemm/gemm_tile.hpp] tests/hip/test_gemm.py -k gfx942      a file, and pytest's arguments
     - what a line of it has, which is there once
     + what it has instead
     = why no test can tell the two apart                              only for a mutant that is equivalent

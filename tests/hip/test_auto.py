@@ -109,7 +109,7 @@ def test_without_a_driver_one_line_says_so(emulator: Any, tmp_path: Path) -> Non
 
 def test_without_a_card_one_line_says_so(card: dict[str, str]) -> None:
     line = select("hip", **{**card, "WGRAD_EMULATED_DEVICES": "0"})
-    assert line.startswith("refused: device hip: the HIP driver finds no card")
+    assert line.startswith("refused: device hip: the HIP driver finds no GPU")
 
 
 def test_an_unsupported_card_is_left_with_the_reason(card: dict[str, str]) -> None:

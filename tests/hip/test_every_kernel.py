@@ -18,8 +18,8 @@ from wgrad.autograd.selftest.case import BF16, F32, Case
 from wgrad.autograd.selftest.gemm import gemm_case
 from wgrad.autograd.selftest.probe import chosen_cases
 from wgrad.autograd.selftest.run import call_case, check_case
-from wgrad.hip.attention import ROUNDINGS
-from wgrad.hip.attention_widths import WIDTHS
+from wgrad.hip.attention.attention import ROUNDINGS
+from wgrad.hip.attention.attention_widths import WIDTHS
 from wgrad.hip.runtime.architectures import SHIPPED
 
 # Cases of the self-test that reach what neither one case of each operator nor the self-check of `auto` does.

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from wgrad.hip.gemm_plan import Card, dense, frozen
+from wgrad.hip.gemm.plan import Gpu, dense, frozen
 
-MI300X, RX7900 = Card(64, 304, True, True), Card(32, 96, True, False)
-MI250 = Card(64, 104, True, False, flushes_denormals=True)
+MI300X, RX7900 = Gpu(64, 304, True, True), Gpu(32, 96, True, False)
+MI250 = Gpu(64, 104, True, False, flushes_denormals=True)
 F32, F16, BF16 = 0, 1, 2
 TOKENS, HIDDEN, MLP, VOCABULARY, RANK = 2048, 2048, 8192, 128256, 16
 
 
-@pytest.mark.parametrize("card", [MI300X, RX7900], ids=["wave64", "wave32"])
+@pytest.mark.parametrize("gpu", [MI300X, RX7900], ids=["wave64", "wave32"])
 @pytest.mark.parametrize(
     "kinds, layout, mnk, source, name",
     [
@@ -44,11 +44,11 @@ TOKENS, HIDDEN, MLP, VOCABULARY, RANK = 2048, 2048, 8192, 128256, 16
     ],
 )
 def test_dense(
-    card: Card, kinds: tuple[int, int], layout: str, mnk: tuple[int, int, int], source: str, name: str
+    gpu: Gpu, kinds: tuple[int, int], layout: str, mnk: tuple[int, int, int], source: str, name: str
 ) -> None:
-    plan = dense(card, kinds, layout, mnk, 1, True)
+    plan = dense(gpu, kinds, layout, mnk, 1, True)
     # 2,048 x 8,192 results are 256 tiles of 256 x 256: fewer than an MI300X has compute units.
-    assert (plan.source, plan.name) == (source, name.format(shape="small" if card is MI300X else "big"))
+    assert (plan.source, plan.name) == (source, name.format(shape="small" if gpu is MI300X else "big"))
 
 
 @pytest.mark.parametrize("name", ["nf4", "nf4_nested"])
@@ -78,14 +78,14 @@ def test_mixed_widths(name: str) -> None:
     assert frozen(MI300X, F32, F32, name, "nt", down).name == f"gemm_{name}_f32_nt"
 
 
-@pytest.mark.parametrize("card", [MI300X, RX7900], ids=["wave64", "wave32"])
-def test_long_sums_are_split_until_the_card_is_full(card: Card) -> None:
-    """dA of 2,048 tokens: 16 tiles alone would leave most of the card idle. Splits are of whole tiles and cover K."""
-    plan = dense(card, (F32, F32), "tn", (RANK, HIDDEN, TOKENS), 1, True)
+@pytest.mark.parametrize("gpu", [MI300X, RX7900], ids=["wave64", "wave32"])
+def test_long_sums_are_split_until_the_card_is_full(gpu: Gpu) -> None:
+    """dA of 2,048 tokens: 16 tiles alone would leave most of the GPU idle. Splits are of whole tiles and cover K."""
+    plan = dense(gpu, (F32, F32), "tn", (RANK, HIDDEN, TOKENS), 1, True)
     assert plan.swapped and plan.tile.n == 128
-    assert plan.splits * (HIDDEN // 128) >= 0.8 * card.compute_units
+    assert plan.splits * (HIDDEN // 128) >= 0.8 * gpu.compute_units
     assert plan.per_split % 64 == 0 and (plan.splits - 1) * plan.per_split < TOKENS <= plan.splits * plan.per_split
-    assert dense(card, (F32, F32), "nn", (TOKENS, MLP, HIDDEN), 1, True).splits == 1
+    assert dense(gpu, (F32, F32), "nn", (TOKENS, MLP, HIDDEN), 1, True).splits == 1
 
 
 def test_rows_far_apart_are_read_by_elements() -> None:
@@ -111,18 +111,18 @@ def test_precise_float16_products_stay_off_a_matrix_unit_that_flushes_denormals(
 
 
 def test_splits_of_k() -> None:
-    """No more than the card has work-groups left for, multiples of what a turn of a loop takes; none of a batch."""
-    card, mnk = Card(64, 4, True, True), (41, 136, 1064)
+    """No more than the gpu has work-groups left for, multiples of what a turn of a loop takes; none of a batch."""
+    gpu, mnk = Gpu(64, 4, True, True), (41, 136, 1064)
     for kinds in ((F16, F16), (F32, F32)):
-        one, many = (dense(card, kinds, "nt", mnk, batch, True) for batch in (1, 3))
+        one, many = (dense(gpu, kinds, "nt", mnk, batch, True) for batch in (1, 3))
         tiles = 2 if one.tile.n == 128 else 1
         assert (one.splits, one.per_split) == {1: (4, 320), 2: (2, 576)}[tiles]
         assert (many.splits, many.per_split) == (1, 0)
 
 
 def test_rows_that_vectors_of_eight_do_not_divide() -> None:
-    for card in (MI300X, RX7900):
-        assert dense(card, (F16, F16), "nt", (41, 136, 68), 1, True).name == "gemm_f16_nt_unaligned"
+    for gpu in (MI300X, RX7900):
+        assert dense(gpu, (F16, F16), "nt", (41, 136, 68), 1, True).name == "gemm_f16_nt_unaligned"
 
 
 def test_one_row_backward_is_no_row_times_a_weight() -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from tests.hip.emulator.build import clang, lock
 from tests.tools import CLANG
-from wgrad.hip.runtime.objects import KERNELS, OPTIONS, headers, sources
+from wgrad.hip.runtime.objects import HIP, OPTIONS, headers, sources
 
 RTC = Path(__file__).parent / "emulator" / "rtc"
 USE = """
@@ -25,7 +25,7 @@ from pathlib import Path
 from wgrad.hip.runtime import rtc
 from wgrad.hip.device import HipDevice
 from wgrad.autograd.bind import bind
-rtc.KERNELS = Path({room!r})
+rtc.HIP = Path({room!r})
 try:
     device = bind(HipDevice)()
     print(device.description)
@@ -51,7 +51,7 @@ class Card:
             if not made.exists() or made.stat().st_mtime < source.stat().st_mtime:
                 subprocess.run([clang(), *flags, source, "-o", made], check=True)
         shutil.copy(made, self.libraries)
-        self.room = KERNELS
+        self.room = HIP
         self.architecture = "gfx950"
         self.version = 70100000
 
@@ -112,8 +112,8 @@ def test_a_damaged_cache_is_made_again(card: Card) -> None:
 def test_another_source_is_compiled_anew(card: Card, tmp_path: Path) -> None:
     card.use()
     card.room = tmp_path / "hip"
-    shutil.copytree(KERNELS, card.room, ignore=shutil.ignore_patterns("objects", "__pycache__"))
-    with (card.room / "gpu.hpp").open("a") as file:
+    shutil.copytree(HIP, card.room, ignore=shutil.ignore_patterns("objects", "__pycache__"))
+    with (card.room / "runtime" / "gpu.hpp").open("a") as file:
         file.write("// one more line\n")
     assert card.use().endswith("True\n") and len(card.given()) == 2
 
@@ -125,8 +125,8 @@ def test_a_folder_that_cannot_be_written_to_is_no_error(card: Card) -> None:
 
 def test_a_compile_error_shows_the_log(card: Card, tmp_path: Path) -> None:
     card.room = tmp_path / "hip"
-    shutil.copytree(KERNELS, card.room, ignore=shutil.ignore_patterns("objects", "__pycache__"))
-    with (card.room / "elementwise.hip").open("a") as file:
+    shutil.copytree(HIP, card.room, ignore=shutil.ignore_patterns("objects", "__pycache__"))
+    with (card.room / "elementwise" / "elementwise.hip").open("a") as file:
         file.write("#include <cmath>\n")
     said = card.use()
     assert "hiprtc cannot compile elementwise.hip (--offload-arch=gfx950)" in said and "'cmath' file not found" in said
@@ -157,8 +157,8 @@ def test_a_hiprtc_that_is_too_old_is_not_asked(card: Card) -> None:
 def test_a_compiler_without_buffer_descriptors_is_named_so(card: Card, tmp_path: Path) -> None:
     """As clang 18 says it, should a ROCm of another version have one."""
     card.room = tmp_path / "hip"
-    shutil.copytree(KERNELS, card.room, ignore=shutil.ignore_patterns("objects", "__pycache__"))
-    with (card.room / "elementwise.hip").open("a") as file:
+    shutil.copytree(HIP, card.room, ignore=shutil.ignore_patterns("objects", "__pycache__"))
+    with (card.room / "elementwise" / "elementwise.hip").open("a") as file:
         file.write("#error use of undeclared identifier '__builtin_amdgcn_make_buffer_rsrc'\n")
     (line,) = [line for line in card.use().splitlines() if line.startswith("error:")]
     assert line.startswith(f"{TOO_OLD} (HIP 7.1): install")

@@ -28,7 +28,7 @@ def test_their_tests_exist() -> None:
 
 def test_a_line_that_is_none_of_the_list_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "list.txt"
-    path.write_text("[hip/gemm.py] tests/hip/test_gemm.py\n- a\n+ b\n= because\n\nanything\n")
+    path.write_text("[hip/gemm/gemm.py] tests/hip/test_gemm.py\n- a\n+ b\n= because\n\nanything\n")
     with pytest.raises(ValueError, match=r"list.txt:6: 'anything' is no line of a list of mutants"):
         read_list(path)
     assert LISTS.is_dir()

@@ -19,17 +19,19 @@ from wgrad.hip.runtime.architectures import SHIPPED, SUPPORTED, TWINS, check_ima
 from wgrad.hip.runtime.build import build, compile_source, compiler_version, differing, outdated
 from wgrad.hip.runtime.compile import Modules
 from wgrad.hip.runtime.objects import (
-    KERNELS,
+    HIP,
     MANIFEST,
     MOST_BYTES,
     compress,
+    headers,
     read_manifest,
     read_object,
     serves,
+    source_file,
     sources,
 )
 
-OBJECTS = KERNELS.parent / "objects"
+OBJECTS = HIP / "objects"
 needs_clang = CLANG.needed
 # One architecture of every second source is compiled again here, another one of the next, and others wherever an object
 # has changed; `make check-objects` does all, once a week (newest.yml), and takes three minutes.
@@ -45,9 +47,15 @@ def room(tmp_path: Path) -> Path:
     """A copy of two small sources and their headers, to be changed."""
     folder = tmp_path / "room"
     folder.mkdir()
-    for path in (*KERNELS.glob("*.hpp"), KERNELS / "storage.hip", KERNELS / "dropout.hip"):
+    for path in (*headers(), *map(source_file, ("storage", "dropout"))):
         shutil.copy(path, folder)
     return folder
+
+
+def test_files_of_kernels_have_names_of_their_own() -> None:
+    """Objects, digests and hiprtc know them by name, whatever folder they lie in."""
+    names = [path.name for path in (*sources(), *headers())]
+    assert len(set(names)) == len(names) > 50
 
 
 def test_shipped_objects_are_what_the_sources_give() -> None:
@@ -88,7 +96,7 @@ def test_twins_have_the_same_machine_code(
     """As clang would make it. Of gfx1200 another source whenever an object has changed."""
     monkeypatch.setenv("WGRAD_HIP_OBJECTS", str(OBJECTS))
     image, _ = Modules(architecture)._image(source)
-    compile_source(KERNELS / f"{source}.hip", architecture, tmp_path / "made.co")
+    compile_source(source_file(source), architecture, tmp_path / "made.co")
     assert image == (tmp_path / "made.co").read_bytes()
 
 
@@ -118,41 +126,41 @@ def test_changes_are_seen(room: Path, tmp_path: Path) -> None:
     objects = tmp_path / "objects"
 
     def wrong() -> list[str]:
-        return outdated(objects, room=room, architectures=("gfx942",))
+        return outdated(objects, root=room, architectures=("gfx942",))
 
-    assert len(build(objects, ["gfx942"], room=room)) == 2 and wrong() == []
-    assert build(objects, ["gfx942"], room=room) == []
+    assert len(build(objects, ["gfx942"], root=room)) == 2 and wrong() == []
+    assert build(objects, ["gfx942"], root=room) == []
     source = room / "storage.hip"
     text = source.read_text()
     source.write_text(text.replace("u32 word, u64 bytes", "u32 word, u64 bytes, u32 more"))
     assert wrong() == ["gfx942/storage.co was made from another storage.hip, or other headers"]
-    assert [p.name for p in build(objects, ["gfx942"], room=room)] == ["storage.co.xz"] and wrong() == []
+    assert [p.name for p in build(objects, ["gfx942"], root=room)] == ["storage.co.xz"] and wrong() == []
     with (room / "elements.hpp").open("a") as file:  # dropout's, not storage's
         file.write("namespace gpu { using more = float; }\n")
     assert [line.partition(" ")[0] for line in wrong()] == ["gfx942/dropout.co"]
-    build(objects, ["gfx942"], room=room)
+    build(objects, ["gfx942"], root=room)
     path = objects / "gfx942" / "storage.co.xz"
     path.write_bytes(compress(read_object(path) + b"\0"))
     assert wrong() == ["gfx942/storage.co is not the file that was made"]
     path.unlink()
     assert wrong() == ["gfx942/storage.co is missing"]
-    build(objects, ["gfx942"], room=room)
+    build(objects, ["gfx942"], root=room)
     source.unlink()
     assert wrong() == ["gfx942/storage.co has no source"]
-    build(objects, ["gfx942"], room=room)
+    build(objects, ["gfx942"], root=room)
     assert wrong() == [] and not path.exists()
     assert set(read_manifest(objects)["sources"]) == {"dropout"}
     note = json.loads((objects / MANIFEST).read_text())
     (objects / MANIFEST).write_text(json.dumps({**note, "options": ["-O0"]}))
     assert wrong() == [f"{MANIFEST} made with other options"]
-    assert len(build(objects, ["gfx942"], room=room)) == 1 and wrong() == []
+    assert len(build(objects, ["gfx942"], root=room)) == 1 and wrong() == []
 
 
 @needs_clang
 def test_another_compiler_is_told_from_stale_objects(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(building, "sources", lambda room=KERNELS: [KERNELS / "storage.hip"])
+    monkeypatch.setattr(building, "sources", lambda root=HIP: [source_file("storage")])
     build(tmp_path, ["gfx942"])
     assert building.check(tmp_path, ["gfx942"], "") == 0
     assert "every code object is what the sources give" in capsys.readouterr().out
@@ -191,7 +199,7 @@ def test_manifest_names_the_headers_that_the_compiler_found(room: Path, tmp_path
     """Those of headers too, not what a comment or a branch for another machine names."""
     with (room / "storage.hip").open("a") as file:
         file.write('// #include "columns.hpp"\n#if 0\n#include "attention_mask.hpp"\n#endif\n')
-    build(tmp_path / "objects", ["gfx942"], room=room)
+    build(tmp_path / "objects", ["gfx942"], root=room)
     made_from = read_manifest(tmp_path / "objects")["sources"]
     assert made_from["storage"]["headers"] == ["gpu.hpp", "gpu_device.hpp", "gpu_types.hpp"]
     assert made_from["dropout"]["headers"] == ["elements.hpp", "gpu.hpp", "gpu_device.hpp", "gpu_types.hpp"]

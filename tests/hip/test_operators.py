@@ -132,6 +132,6 @@ def test_losses_of_a_chunk_of_rows(hip_device: Any) -> None:
 
 
 def test_losses_in_chunks_of_rows(hip_device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("wgrad.hip.loss.CHUNK_BYTES", 0)  # 128 rows
+    monkeypatch.setattr("wgrad.hip.loss.loss.CHUNK_BYTES", 0)  # 128 rows
     case = next(c for c in CASES if c.name == "linear_cross_entropy/bias/133x123x41/float32")
     assert check_case(case, hip_device).ok

@@ -148,7 +148,7 @@ def elf(machine: int, flags: int = 0, sections: int = 0) -> bytes:
 @pytest.mark.parametrize(
     ("image", "message"),
     [
-        (elf(224, 0x41), "is for gfx1100, and this card is Emulated gfx942 \\(gfx942\\)"),
+        (elf(224, 0x41), "is for gfx1100, and this GPU is Emulated gfx942 \\(gfx942\\)"),
         (elf(224, 0x53F), "is for gfx90a, and"),  # with bits for xnack and sramecc
         (elf(224, 0xF1), "is for machine 0xf1, and"),
         (elf(224, 0x54C, 3), "is cut off at 64 bytes"),
@@ -492,7 +492,7 @@ def test_no_package_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_no_card_is_said(emulator: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(binding, "_bindings", {})
     monkeypatch.setenv("WGRAD_EMULATED_DEVICES", "0")
-    with pytest.raises(DeviceError, match="finds no card"):
+    with pytest.raises(DeviceError, match="finds no GPU"):
         binding.hip()
 
 

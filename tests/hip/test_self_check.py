@@ -13,7 +13,7 @@ from wgrad.autograd.selftest.matrix_kernels import bfloat16_cases
 from wgrad.autograd.selftest.probe import chosen_cases
 from wgrad.autograd.selftest.run import call_case, check_case, selftest_cases
 from wgrad.device.formats.frozen_weight import formats
-from wgrad.hip.gemm_plan import DECODED_IN_PRODUCTS
+from wgrad.hip.gemm.plan import DECODED_IN_PRODUCTS
 from wgrad.train.model.families import FAMILIES
 from wgrad.train.model.model_config import load_model_config
 from wgrad.train.options.finetune_config import RunOptions

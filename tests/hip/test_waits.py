@@ -15,7 +15,7 @@ from tests.hip.executor.waits import unwaited_barriers
 from tests.tools import CLANG
 from wgrad.hip.runtime.architectures import SHIPPED
 from wgrad.hip.runtime.build import compile_source
-from wgrad.hip.runtime.objects import KERNELS, MANIFEST, serves, sources
+from wgrad.hip.runtime.objects import MANIFEST, headers, serves, sources
 
 # Those whose barriers are written in assembly, each on another architecture whenever an object has changed. --all: all.
 TURN = zlib.crc32((OBJECTS / MANIFEST).read_bytes())
@@ -63,7 +63,7 @@ def test_every_barrier_waits_for_lds(architecture: str) -> None:
 @pytest.mark.parametrize("architecture", ["gfx942", "gfx1100", "gfx1201"])
 def test_a_barrier_without_its_wait_is_found(tmp_path: Path, architecture: str) -> None:
     """The wait in `lds_barrier` removed, in a loop and behind it."""
-    for header in KERNELS.glob("*.hpp"):
+    for header in headers():
         shutil.copy(header, tmp_path)
     (tmp_path / "planted.hip").write_text(PLANTED)
     header, counts = tmp_path / "gpu_device.hpp", []

@@ -283,10 +283,10 @@ def test_a_loaded_model_writes_and_scores(model: str, tmp_path: Path, capfd: pyt
         assert main(["eval", *command, "--data", str(tmp_path / "one.jsonl"), "--json"]) == 0
         measured = json.loads(capfd.readouterr().out)
         assert scores.loss == pytest.approx(measured["adapter"]["nats"], rel=1e-6)
-        assert scores.tokens[0].log_prob is None and not scores.tokens[0].learnt
+        assert scores.tokens[0].log_prob is None and not scores.tokens[0].in_loss
         assert "".join(t.text for t in scores.tokens).startswith("still waters run deep")
         plain = loaded.score("still waters run deep")
-        assert all(t.learnt for t in plain.tokens) and plain.perplexity > 1
+        assert all(t.in_loss for t in plain.tokens) and plain.perplexity > 1
         with pytest.raises(wgrad.WgradError, match="at most the 40 that the model was loaded for"):
             loaded.generate("the", max_new_tokens=40)
         with pytest.raises(wgrad.WgradError, match="generate: unknown argument 'temp' .did you mean temperature"):

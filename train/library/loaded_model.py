@@ -43,12 +43,12 @@ class Generated:
 @dataclass(frozen=True)
 class TokenScore:
     """A token of a text. log_prob: natural logarithm of its probability, given those before it; None of the first.
-    learnt: whether it counts, as it would in training."""
+    in_loss: true where it counts, as it would in training."""
 
     id: int
     text: str
     log_prob: float | None
-    learnt: bool
+    in_loss: bool
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Scores:
 
     @property
     def counted(self) -> list[float]:
-        return [t.log_prob for t in self.tokens if t.learnt and t.log_prob is not None]
+        return [t.log_prob for t in self.tokens if t.in_loss and t.log_prob is not None]
 
     @property
     def log_prob(self) -> float:
@@ -135,12 +135,12 @@ class LoadedModel:
         model, tokenizer = self._open_model(), self._tokenizer
         if isinstance(text, Mapping):
             config = RunOptions(max_length=self.context + 1)
-            ids, learnt = (a.tolist() for a in encode_record(text, config, tokenizer, "score"))
+            ids, in_loss = (a.tolist() for a in encode_record(text, config, tokenizer, "score"))
         elif not isinstance(text, str):
             raise WgradError(f"score: expected a text or a record, got {type(text).__name__}: give one")
         else:
             ids = tokenizer.encode(text)
-            learnt = [True] * len(ids)
+            in_loss = [True] * len(ids)
         if not 2 <= len(ids) <= self.context:
             raise WgradError(
                 f"score: a text must have 2 to {self.context} tokens (context); got {len(ids)}: give another, or load "
@@ -148,7 +148,7 @@ class LoadedModel:
             )
         found = [None, *score(model, ids).given.of_tokens.tolist()]
         *texts, last, rest = tokenizer.decode_stream(skip_special_tokens=False).pieces(ids)
-        tokens = zip(ids, [*texts, last + rest], found, learnt, strict=True)
+        tokens = zip(ids, [*texts, last + rest], found, in_loss, strict=True)
         return Scores(tuple(TokenScore(*token) for token in tokens))
 
     # ---- the end -------------------------------------------------------------------------------

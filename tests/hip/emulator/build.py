@@ -18,9 +18,10 @@ from pathlib import Path
 from filelock import FileLock
 
 HERE = Path(__file__).resolve().parent
-KERNELS = HERE.parents[2] / "hip" / "kernels"
+HIP = HERE.parents[2] / "hip"
+INCLUDES = sorted({f"-I{path.parent}" for path in HIP.rglob("*.hpp")})
 HOST = {"gfx90a": 910, "gfx942": 942, "gfx1100": 1100, "gfx1201": 1201}
-FLAGS = ["-std=c++20", "-O1", "-march=x86-64-v3", "-fPIC", "-fno-math-errno", "-Wall", "-Wno-psabi", f"-I{KERNELS}"]
+FLAGS = ["-std=c++20", "-O1", "-march=x86-64-v3", "-fPIC", "-fno-math-errno", "-Wall", "-Wno-psabi", *INCLUDES]
 # What is unrolled for a card would only take long to compile here.
 FLAGS += ["-mllvm", "-pragma-unroll-threshold=64", "-Wno-pass-failed"]
 # Functions that are inlined everywhere are not compiled for callers that there cannot be.
@@ -78,7 +79,7 @@ def _digest(flags: list[str], *texts: str) -> str:
 def build_library(out: Path) -> Path:
     """OUT/libamdhip64.so."""
     sources = sorted(HERE.glob("*.cpp"))
-    texts = [p.read_text() for p in (*sources, *sorted(HERE.glob("*.hpp")), KERNELS / "gpu_host.hpp")]
+    texts = [p.read_text() for p in (*sources, *sorted(HERE.glob("*.hpp")), HIP / "runtime" / "gpu_host.hpp")]
     output, key = out / "libamdhip64.so", _digest(FLAGS, *texts)
     with lock(output):
         if not _fresh(output, key):
@@ -127,7 +128,7 @@ def has_kernels(source: Path, arch: str) -> bool:
 
 def build_all(out: Path, architectures: list[str]) -> None:
     build_library(out)
-    for source in sorted(KERNELS.glob("*.hip")):
+    for source in sorted(HIP.rglob("*.hip")):
         for arch in architectures:
             if has_kernels(source, arch):
                 build_kernels(source, arch, out)

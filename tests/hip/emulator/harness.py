@@ -14,10 +14,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from tests.hip.emulator.build import KERNELS, build_kernels, build_library
+from tests.hip.emulator.build import build_kernels, build_library
 from wgrad.autograd.bind import bind
 from wgrad.autograd.selftest import probe as self_check
 from wgrad.hip.runtime.compile import Modules
+from wgrad.hip.runtime.objects import source_file
 
 
 class Site(NamedTuple):
@@ -73,7 +74,7 @@ class Emulator:
         self.library.emulator_clear()
 
     def build(self, source: str, architecture: str) -> None:
-        build_kernels(KERNELS / f"{source}.hip", architecture, self.folder)
+        build_kernels(source_file(source), architecture, self.folder)
 
     def counting(self, architecture: str, more: Path | None = None) -> Any:
         """A device whose kernels, and those of `more` (a folder of .hip files), count their memory accesses.
@@ -83,8 +84,8 @@ class Emulator:
         device = self.new(architecture, exact_blocks=False)
 
         def build_and_load(source: str) -> tuple[bytes, str]:
-            path = (more or KERNELS) / f"{source}.hip"
-            path = path if path.exists() else KERNELS / path.name
+            path = more / f"{source}.hip" if more else None
+            path = path if path and path.exists() else source_file(source)
             made = build_kernels(path, architecture, self.folder / "counted", counted=True)
             return made.read_bytes(), str(made)
 
@@ -122,7 +123,7 @@ class Emulator:
 
     def _build_and_load(self, modules: Modules, source: str) -> tuple[bytes, str]:
         """Kernels are built when they are first asked for."""
-        if (KERNELS / f"{source}.hip").exists():
+        if source_file(source).exists():
             self.build(source, modules.architecture)
         return Modules._image(modules, source)
 
@@ -151,7 +152,7 @@ def leave_to_other_tests() -> None:
     verdict = self_check.verdict
 
     def of_real_cards(device: Any) -> self_check.Verdict:
-        emulated = str(getattr(device, "card", "")).startswith("Emulated")
+        emulated = str(getattr(device, "gpu", "")).startswith("Emulated")
         return self_check.Verdict(False, "an emulated card") if emulated else verdict(device)
 
     self_check.verdict = of_real_cards  # type: ignore[assignment]

@@ -35,7 +35,7 @@ def parser() -> argparse.ArgumentParser:
     tables.add_argument("--arch", action="append", choices=SHIPPED, default=[], help="default: every architecture")
     tables.add_argument("--source", default="", help="part of a source's name")
     report = commands.add_parser("report", help="print what a compiled kernel is made of")
-    report.add_argument("source", help="name of hip/kernels/<source>.hip")
+    report.add_argument("source", help="name of a file of kernels, without .hip")
     report.add_argument("--arch", choices=SHIPPED, default="gfx942")
     report.add_argument("--kernel", default="", help="part of a kernel's name")
     order = commands.add_parser("grid", help="model how work-groups of a causal attention fill a card")

@@ -33,7 +33,7 @@ from tests.hip.executor.operators import ORDERS
 from tests.hip.executor.schedule import simulate
 from tests.hip.executor.table import Object, Row
 from tests.hip.executor.waves import Grid, Order, trace
-from wgrad.hip.attention_backward import columns_of
+from wgrad.hip.attention.attention_backward import columns_of
 
 Arrays = dict[str, Any]
 

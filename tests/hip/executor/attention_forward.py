@@ -12,7 +12,7 @@ from tests.hip.executor.kernel import Kernel
 from tests.hip.executor.numbers import DTYPES, encode
 from tests.hip.executor.schedule import simulate
 from tests.hip.executor.waves import Grid, Order, trace
-from wgrad.hip.attention import block_of
+from wgrad.hip.attention.attention import block_of
 
 Arrays = dict[str, Any]
 LATENCIES = (300, 600, 1200)  # clocks

@@ -27,7 +27,7 @@ from wgrad.hip.runtime.objects import find_object, read_object
 
 @cache
 def shipped(source: str, architecture: str) -> CodeObject:
-    """The code object of hip/kernels/<source>.hip that ships.
+    """The code object of <source>.hip that ships.
 
     Raises:
         ExecutorError: there is none.

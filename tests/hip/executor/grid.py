@@ -3,7 +3,7 @@
 A compute unit holds one work-group of the forward (by its registers). Work-groups start in the order of their numbers:
 number n on die n % dies, on that compute unit of it which is free first (list scheduling). One takes as long as it
 walks tiles of keys, and a little for start and end. The L2 of a die keeps the keys and values that it read last. Three
-orders of the same work-groups are compared; "placed" is the kernels' (hip/kernels/attention_order.hpp). A model: no
+orders of the same work-groups are compared; "placed" is the kernels' (hip/attention/attention_order.hpp). A model: no
 card has confirmed it.
 """
 

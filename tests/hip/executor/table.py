@@ -18,11 +18,11 @@ from typing import Any, NamedTuple
 import pytest
 
 from wgrad.hip.runtime.architectures import SHIPPED
-from wgrad.hip.runtime.objects import KERNELS, read_manifest
+from wgrad.hip.runtime.objects import HIP, read_manifest
 
 Row = dict[str, Any]
 RESULTS = Path(__file__).parents[3] / "bench" / "results"
-OBJECTS = KERNELS.parent / "objects"
+OBJECTS = HIP / "objects"
 COMMAND = "make hip-tables"
 PRODUCTS = ("gemm", "linear", "gemm_f32", "gemm_split", "gemm_skinny", "gemv")
 _NOT_COUNTED = ("attention_combine", "gemm_split")

@@ -4,7 +4,7 @@ the results is cut off again."""
 from __future__ import annotations
 
 from wgrad.device.memory import Array
-from wgrad.hip.columns import put, take
+from wgrad.hip.runtime.columns import put, take
 from wgrad.hip.runtime.runtime import Runtime
 
 WIDTHS = (64, 128, 256)  # that attention on the matrix units has kernels for

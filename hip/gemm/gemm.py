@@ -1,4 +1,4 @@
-"""Matrix products of dense arrays. gemm_plan.py says which kernel serves which."""
+"""Matrix products of dense arrays. plan.py says which kernel serves which."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from wgrad.device.memory import Array
-from wgrad.hip import gemm_plan
 from wgrad.hip.elements import implements, type_code
-from wgrad.hip.gemm_plan import Card, Plan
+from wgrad.hip.gemm import plan as gemm_plan
+from wgrad.hip.gemm.plan import Gpu, Plan
 from wgrad.hip.runtime.launch import Long
 from wgrad.hip.runtime.runtime import Runtime
 
@@ -65,7 +65,7 @@ def dense_product(
     out = device.empty((batch, m, n) if a.ndim == 3 else (m, n), dtype) if out is None else out
     layout = ("t" if trans_a else "n") + ("t" if trans_b else "n")
     kinds = (type_code(a.dtype), type_code(b.dtype))
-    plan = gemm_plan.dense(card_of(device), kinds, layout, (m, n, k), batch, multiple(16, a, b), type_code(out.dtype))
+    plan = gemm_plan.dense(gpu_of(device), kinds, layout, (m, n, k), batch, multiple(16, a, b), type_code(out.dtype))
     operands: list[Any] = [a, b, *(kinds if plan.kinds else ())]
     if plan.swapped:
         operands = [b, a, *reversed(kinds)]
@@ -74,15 +74,15 @@ def dense_product(
     return out
 
 
-def card_of(device: Runtime) -> Card:
+def gpu_of(device: Runtime) -> Gpu:
     """The GPU that plans are made for, looked up once per device (its compute units change in `planned_for`)."""
-    card = device.once(_card)
-    return card if card.compute_units == device.compute_units else replace(card, compute_units=device.compute_units)
+    gpu = device.once(_gpu)
+    return gpu if gpu.compute_units == device.compute_units else replace(gpu, compute_units=device.compute_units)
 
 
-def _card(device: Runtime) -> Card:
+def _gpu(device: Runtime) -> Gpu:
     has, flushes = device.modules.has, device.architecture == "gfx90a"
-    return Card(device.wave, device.compute_units, has("gemm"), has("gemm_split"), flushes_denormals=flushes)
+    return Gpu(device.wave, device.compute_units, has("gemm"), has("gemm_split"), flushes_denormals=flushes)
 
 
 def launch_product(

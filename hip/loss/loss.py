@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from wgrad.device.memory import Array
 from wgrad.hip.elements import implements
-from wgrad.hip.elementwise import sum_all, sum_rows
-from wgrad.hip.gemm import Epilogue, dense_product
+from wgrad.hip.elementwise.elementwise import sum_all, sum_rows
+from wgrad.hip.gemm.gemm import Epilogue, dense_product
 from wgrad.hip.runtime.runtime import Runtime
 
 # Logits of one chunk. Larger chunks make better products; this is small beside a model and its activations.

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from wgrad.device.memory import Array
-from wgrad.hip.columns import apart, together
 from wgrad.hip.elements import eights, implements, type_codes
+from wgrad.hip.runtime.columns import apart, together
 from wgrad.hip.runtime.launch import Long
 from wgrad.hip.runtime.runtime import Runtime
 

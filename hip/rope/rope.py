@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from wgrad.device.errors import DeviceError
 from wgrad.device.memory import Array
-from wgrad.hip.columns import apart, together
-from wgrad.hip.decoding import kv_append
+from wgrad.hip.decoding.decoding import kv_append
 from wgrad.hip.elements import GROUP, PER, implements, type_code, type_codes
+from wgrad.hip.runtime.columns import apart, together
 from wgrad.hip.runtime.runtime import Runtime
 
 _MOST_ITEMS = 2**32 - GROUP

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from wgrad.device.memory import Array
-from wgrad.hip.columns import apart, together
 from wgrad.hip.elements import implements
-from wgrad.hip.gemm import Epilogue, dense_product
+from wgrad.hip.gemm.gemm import Epilogue, dense_product
+from wgrad.hip.runtime.columns import apart, together
 from wgrad.hip.runtime.runtime import Runtime
 
 

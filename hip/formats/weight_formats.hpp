@@ -6,7 +6,7 @@
 //     FORMAT(name, TAG)    name: in the kernels' names. The format's header defines TAG_PARAMETERS, the format's part
 //                          of a kernel's parameters, and TAG_WEIGHT, an expression that makes the weight of them.
 //
-// The parameters come in the order in which hip/linear.py packs them. The type of the weight, from the format's header:
+// The parameters come in the order in which gemm/linear.py packs them. The type of the weight, from the format's header:
 //     Ahead look(origin, offset)                  starts the loads that those of `fetch` wait for, a tile earlier
 //     Raw fetch(origin, offset, count, ahead)     starts the loads of 8 elements, of which `count` lie in the matrix
 //     static arrive(raw)                          an optimisation barrier for what was loaded: the wait stays here

@@ -6,7 +6,7 @@ import numpy as np
 
 from wgrad.device.memory import Array
 from wgrad.hip.elements import GROUP, implements, type_codes
-from wgrad.hip.elementwise import ROWS_PER_PART, round_to, sum_rows
+from wgrad.hip.elementwise.elementwise import ROWS_PER_PART, round_to, sum_rows
 from wgrad.hip.runtime.runtime import Runtime
 
 # Columns up to which a row is taken by 16 lanes, by a wave; above, by a work-group.

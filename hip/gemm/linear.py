@@ -1,5 +1,5 @@
-"""Matrix products with a frozen weight of some format (device/formats), decoded inside the product. gemm_plan.py says
-which kernel serves which; kernels/weight_formats.hpp lists the formats that they have."""
+"""Matrix products with a frozen weight of some format (device/formats), decoded inside the product. plan.py says
+which kernel serves which; formats/weight_formats.hpp lists the formats that they have."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from wgrad.device.errors import DeviceError
 from wgrad.device.formats.frozen_weight import FrozenWeight
 from wgrad.device.formats.nf4 import NF4Array
 from wgrad.device.memory import Array
-from wgrad.hip import gemm_plan
-from wgrad.hip.columns import apart, take, together
 from wgrad.hip.elements import implements, type_code
-from wgrad.hip.gemm import Epilogue, LowRank, card_of, dense_product, launch_product, multiple
-from wgrad.hip.quantize import dequantize
+from wgrad.hip.formats.quantize import dequantize
+from wgrad.hip.gemm import plan as gemm_plan
+from wgrad.hip.gemm.gemm import Epilogue, LowRank, dense_product, gpu_of, launch_product, multiple
+from wgrad.hip.runtime.columns import apart, take, together
 from wgrad.hip.runtime.runtime import Runtime
 
 
@@ -96,9 +96,9 @@ def _product(
 ) -> Array:
     m, n, k = mnk
     kind = type_code(x.dtype)
-    # Products of more than a row have kernels for some formats only (kernels/weight_formats.hpp).
+    # Products of more than a row have kernels for some formats only (formats/weight_formats.hpp).
     restored = w.variant not in gemm_plan.DECODED_IN_PRODUCTS and not (m == 1 and trans_b)
-    plan = gemm_plan.frozen(card_of(device), kind, type_code(dtype), w.variant, "nt" if trans_b else "nn", mnk)
+    plan = gemm_plan.frozen(gpu_of(device), kind, type_code(dtype), w.variant, "nt" if trans_b else "nn", mnk)
     # linear.hip rounds decoded values to x's type; the others would use them as they are.
     rounds = w.value_dtype != "float32" and (plan.source != "linear" or w.value_dtype != x.dtype.name)
     if w.shape[1] % w.unit or k % 8 or not multiple(16, x) or n * k >= 1 << 32 or rounds or restored:

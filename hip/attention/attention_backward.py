@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from wgrad.device.memory import Array
-from wgrad.hip.attention_plain import plain_attention_backward
-from wgrad.hip.attention_widths import kernel_width, narrowed, widened
+from wgrad.hip.attention.attention_plain import plain_attention_backward
+from wgrad.hip.attention.attention_widths import kernel_width, narrowed, widened
 from wgrad.hip.elements import implements
 from wgrad.hip.runtime.architectures import dies
 from wgrad.hip.runtime.launch import Long

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 SHORT = ("f32", "f16", "bf16")  # by kind: 0 float32, 1 float16, 2 bfloat16
-DECODED_IN_PRODUCTS = ("nf4", "nf4_nested", "q8_0")  # WEIGHT_FORMATS of kernels/weight_formats.hpp
+DECODED_IN_PRODUCTS = ("nf4", "nf4_nested", "q8_0")  # WEIGHT_FORMATS of weight_formats.hpp
 SKINNY = 64  # results at most this wide take the kernels for LoRA's products
 _MIN_K_PER_SPLIT, _MAX_SPLITS, _MIN_K_PER_SKINNY_SPLIT, _MAX_SKINNY_SPLITS = 256, 16, 128, 32
 _FAR = 1 << 23  # elements of a row: of 128 such rows in float32, all bytes have numbers of 32 bits
@@ -29,7 +29,7 @@ _GEMV = Tile(1, 4, 256)
 
 
 @dataclass(frozen=True)
-class Card:
+class Gpu:
     """wave: lanes of a wave, 64 (CDNA) or 32 (RDNA). matrix16, split: there is gemm.hip, gemm_split.hip for it.
     flushes_denormals: its matrix unit takes float16 subnormals for zeros (CDNA2)."""
 
@@ -55,7 +55,7 @@ class Plan:
 
 
 def dense(
-    card: Card, kinds: tuple[int, int], layout: str, mnk: tuple[int, int, int], batch: int, aligned: bool, out: int = 0
+    gpu: Gpu, kinds: tuple[int, int], layout: str, mnk: tuple[int, int, int], batch: int, aligned: bool, out: int = 0
 ) -> Plan:
     """kinds of a and b, and of the result; layout nn, nt, tn or tt; aligned: both operands start at multiples of 16
     bytes."""
@@ -67,26 +67,26 @@ def dense(
     if m == 1 and layout[1] == "t" and batch == 1:  # [K, 1] and [1, K] are the same
         return Plan("gemv", "gemv" if aligned and k % 8 == 0 else "gemv_unaligned", _GEMV, kinds=True)
     if layout == "tt":
-        return _wide(card, "gemm_any_tt", mnk, batch, True)
+        return _wide(gpu, "gemm_any_tt", mnk, batch, True)
     # A float32 result shows float16 subnormals that were taken for zeros.
-    flushed = card.flushes_denormals and kinds == (1, 1) and out == 0
-    if kinds[0] == kinds[1] and kinds[0] and card.matrix16 and not flushed:
-        shape, tile = _shape(card, m, n, batch)
+    flushed = gpu.flushes_denormals and kinds == (1, 1) and out == 0
+    if kinds[0] == kinds[1] and kinds[0] and gpu.matrix16 and not flushed:
+        shape, tile = _shape(gpu, m, n, batch)
         if not by8:
-            shape, tile = "unaligned", _shapes(card)["small"]
+            shape, tile = "unaligned", _shapes(gpu)["small"]
         name = f"gemm_{SHORT[kinds[0]]}_{layout}_{shape}"
-        return Plan("gemm", name, tile, *_splits(card, mnk, batch, tile))
+        return Plan("gemm", name, tile, *_splits(gpu, mnk, batch, tile))
     narrow = min(m, n) if layout == "tn" else n
     if narrow <= SKINNY and batch == 1 and by8:
-        return _skinny(card, layout, mnk)
-    if card.split and kinds[1] == 2 and layout != "tn" and by8:
-        return _split(card, f"gemm_split_{SHORT[kinds[0]]}_bf16_{layout}", mnk, batch)
+        return _skinny(gpu, layout, mnk)
+    if gpu.split and kinds[1] == 2 and layout != "tn" and by8:
+        return _split(gpu, f"gemm_split_{SHORT[kinds[0]]}_bf16_{layout}", mnk, batch)
     if by4 and max(rows) < _FAR:
-        return _wide(card, f"gemm_mix_{layout}" if any(kinds) else f"gemm_f32_{layout}", mnk, batch, any(kinds))
-    return _wide(card, f"gemm_any_{layout}", mnk, batch, True)
+        return _wide(gpu, f"gemm_mix_{layout}" if any(kinds) else f"gemm_f32_{layout}", mnk, batch, any(kinds))
+    return _wide(gpu, f"gemm_any_{layout}", mnk, batch, True)
 
 
-def frozen(card: Card, kind: int, out: int, name: str, layout: str, mnk: tuple[int, int, int]) -> Plan:
+def frozen(gpu: Gpu, kind: int, out: int, name: str, layout: str, mnk: tuple[int, int, int]) -> Plan:
     """A product with a frozen weight. kind of x or dy; name: of the weight's format in weight_formats.hpp; layout nt
     (forward) or nn (backward). Rows of the weight are multiples of 8.
 
@@ -96,50 +96,50 @@ def frozen(card: Card, kind: int, out: int, name: str, layout: str, mnk: tuple[i
     m, n, _ = mnk
     if m == 1 and layout == "nt":
         return Plan("gemv", f"gemv_{name}", _GEMV, kinds=True)
-    if kind and out and card.matrix16:
-        shape, tile = _shape(card, m, n, 1)
+    if kind and out and gpu.matrix16:
+        shape, tile = _shape(gpu, m, n, 1)
         full = f"gemm_{name}_{SHORT[kind]}_{layout}_{shape}"
-        return Plan("linear", full, tile, *_splits(card, mnk, 1, tile))
-    if card.split and (kind == 1) != (out != 0) and kind != 2:
-        return _split(card, f"gemm_split_{name}_{SHORT[kind]}_{layout}", mnk, 1)
-    return _wide(card, f"gemm_{name}_f32_{layout}", mnk, 1, True)
+        return Plan("linear", full, tile, *_splits(gpu, mnk, 1, tile))
+    if gpu.split and (kind == 1) != (out != 0) and kind != 2:
+        return _split(gpu, f"gemm_split_{name}_{SHORT[kind]}_{layout}", mnk, 1)
+    return _wide(gpu, f"gemm_{name}_f32_{layout}", mnk, 1, True)
 
 
-def _shapes(card: Card) -> dict[str, Tile]:
-    return _CDNA if card.wave == 64 else _RDNA
+def _shapes(gpu: Gpu) -> dict[str, Tile]:
+    return _CDNA if gpu.wave == 64 else _RDNA
 
 
-def _shape(card: Card, m: int, n: int, batch: int) -> tuple[str, Tile]:
-    """The big tile where it fills the card."""
-    name = "big" if _count(m, n, _shapes(card)["big"]) * batch >= card.compute_units else "small"
-    return name, _shapes(card)[name]
+def _shape(gpu: Gpu, m: int, n: int, batch: int) -> tuple[str, Tile]:
+    """The big tile where it fills the GPU."""
+    name = "big" if _count(m, n, _shapes(gpu)["big"]) * batch >= gpu.compute_units else "small"
+    return name, _shapes(gpu)[name]
 
 
-def _wide(card: Card, name: str, mnk: tuple[int, int, int], batch: int, kinds: bool) -> Plan:
-    tile = Tile(128, 128, 4 * card.wave)
-    return Plan("gemm_f32", name, tile, *_splits(card, mnk, batch, tile), kinds=kinds)
+def _wide(gpu: Gpu, name: str, mnk: tuple[int, int, int], batch: int, kinds: bool) -> Plan:
+    tile = Tile(128, 128, 4 * gpu.wave)
+    return Plan("gemm_f32", name, tile, *_splits(gpu, mnk, batch, tile), kinds=kinds)
 
 
-def _split(card: Card, name: str, mnk: tuple[int, int, int], batch: int) -> Plan:
-    return Plan("gemm_split", name, _SPLIT, *_splits(card, mnk, batch, _SPLIT))
+def _split(gpu: Gpu, name: str, mnk: tuple[int, int, int], batch: int) -> Plan:
+    return Plan("gemm_split", name, _SPLIT, *_splits(gpu, mnk, batch, _SPLIT))
 
 
-def _skinny(card: Card, layout: str, mnk: tuple[int, int, int]) -> Plan:
-    """Tiles of 128 x 16 or 128 x 64, over the longer side of a tn product. K is split until the card is full twice."""
+def _skinny(gpu: Gpu, layout: str, mnk: tuple[int, int, int]) -> Plan:
+    """Tiles of 128 x 16 or 128 x 64, over the longer side of a tn product. K is split until the GPU is full twice."""
     m, n, k = mnk
     swapped = layout == "tn" and m < n
     long, narrow = (n, m) if swapped else (m, n)
     width = 16 if narrow <= 16 else 64
     tiles = -(-long // 128)
-    wanted = min(2 * card.compute_units // tiles, k // _MIN_K_PER_SKINNY_SPLIT, _MAX_SKINNY_SPLITS)
+    wanted = min(2 * gpu.compute_units // tiles, k // _MIN_K_PER_SKINNY_SPLIT, _MAX_SKINNY_SPLITS)
     tile = Tile(width, 128, 256) if swapped else Tile(128, width, 256)
     return Plan("gemm_skinny", f"gemm_skinny_{layout}_{width}", tile, *_divide(k, wanted), swapped=swapped, kinds=True)
 
 
-def _splits(card: Card, mnk: tuple[int, int, int], batch: int, tile: Tile) -> tuple[int, int]:
+def _splits(gpu: Gpu, mnk: tuple[int, int, int], batch: int, tile: Tile) -> tuple[int, int]:
     """Splits of K, and K of each: until every compute unit has work, as long as each split is worth its launch."""
     m, n, k = mnk
-    wanted = min(card.compute_units // _count(m, n, tile), k // _MIN_K_PER_SPLIT, _MAX_SPLITS)
+    wanted = min(gpu.compute_units // _count(m, n, tile), k // _MIN_K_PER_SPLIT, _MAX_SPLITS)
     return _divide(k, 1 if batch > 1 else wanted)
 
 

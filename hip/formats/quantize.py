@@ -8,7 +8,7 @@ from wgrad.device.formats.frozen_weight import FrozenWeight
 from wgrad.device.formats.nf4 import NESTED_BLOCK_SIZE, NF4Array, dynamic_map, thresholds
 from wgrad.device.memory import Array
 from wgrad.hip.elements import GROUP, implements, type_code
-from wgrad.hip.elementwise import cast
+from wgrad.hip.elementwise.elementwise import cast
 from wgrad.hip.runtime.launch import Long
 from wgrad.hip.runtime.runtime import Runtime
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from wgrad.device.memory import Array
 from wgrad.hip.elements import GROUP, PER, implements
-from wgrad.hip.elementwise import MOST_PARTS
+from wgrad.hip.elementwise.elementwise import MOST_PARTS
 from wgrad.hip.runtime.launch import Long
 from wgrad.hip.runtime.runtime import Runtime
 

@@ -1,5 +1,5 @@
 // More formats of frozen weights, which one row (gemv.hip) takes as they are. They are restored as a whole (quantize.hip)
-// before products of more rows (hip/linear.py): kernels of their own would be as many again. A line for each, as in
+// before products of more rows (gemm/linear.py): kernels of their own would be as many again. A line for each, as in
 // weight_formats.hpp; the type of the weight has
 //     gpu::Eight eight(i)                         8 elements from i on, a multiple of 8
 #pragma once

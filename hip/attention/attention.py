@@ -7,9 +7,9 @@ from typing import Any
 
 from wgrad.device.errors import DeviceError
 from wgrad.device.memory import Array
-from wgrad.hip.attention_backward import KINDS, served
-from wgrad.hip.attention_plain import plain_attention
-from wgrad.hip.attention_widths import kernel_width, narrowed, widened
+from wgrad.hip.attention.attention_backward import KINDS, served
+from wgrad.hip.attention.attention_plain import plain_attention
+from wgrad.hip.attention.attention_widths import kernel_width, narrowed, widened
 from wgrad.hip.elements import implements
 from wgrad.hip.runtime.architectures import dies
 from wgrad.hip.runtime.runtime import Runtime
