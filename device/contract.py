@@ -68,7 +68,7 @@ class Device(Protocol):
 
     @property
     def identity(self) -> Sequence[str]:
-        """Key of a verdict on its kernels: GPU, driver, digest of the kernels."""
+        """Key of verdicts on its kernels: GPU, driver, and a digest of kernels that have none in `launched`."""
 
     @property
     def simpler(self) -> Sequence[str]:
@@ -147,9 +147,9 @@ class Device(Protocol):
 
     def dry_run(self) -> Any:
         """A device of the same operators and memory pool on which nothing runs: work on it shows which kernels this one
-        will need (`prepare`; `launched` lists them, each as file, entry point and constants) and, by its `memory()`,
-        how much memory. Arrays belong to one of the two; downloads give zeros. None where the device has no such
-        thing."""
+        will need (`prepare`; `launched` lists them, each as file, entry point and constants, of which one may be a
+        digest of the source) and, by its `memory()`, how much memory. Arrays belong to one of the two; downloads give
+        zeros. None where the device has no such thing."""
 
     def prepare(self, dry: Any, progress: Callable[[int, int], None] | None = None) -> int:
         """Compile the kernels that the work on `dry` needs and that are not compiled yet; -> how many those were.

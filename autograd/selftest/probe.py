@@ -24,7 +24,7 @@ from wgrad.autograd.bind import bind
 from wgrad.autograd.selftest.case import Case
 from wgrad.autograd.selftest.cases import cases
 from wgrad.autograd.selftest.matrix_kernels import kernel_cases
-from wgrad.autograd.selftest.run import run_selftest
+from wgrad.autograd.selftest.run import compile_and_check
 from wgrad.device.cache import cache_folder, keep, read_kept
 from wgrad.device.errors import DeviceError
 
@@ -171,7 +171,7 @@ def report(make_device: Callable[[], Any], selected: list[Case]) -> int:
     """Run cases in this process: prints {"passed", "reason", "keep", "lanes"} as JSON."""
     try:
         device = make_device()
-        results = run_selftest(device, selected=selected)
+        results = compile_and_check(device, selected)
     except DeviceError as error:
         print(json.dumps({"passed": False, "reason": str(error).splitlines()[0], "keep": False}))
         return 0

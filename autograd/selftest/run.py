@@ -7,15 +7,17 @@ that is 0 of the terms that cancel in it: which sum is rounded first decides whe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from wgrad.autograd.reference import ReferenceDevice
-from wgrad.autograd.selftest.case import Case, Outputs, upload_inputs, widen_inputs
+from wgrad.autograd.selftest.case import Case, Inputs, Outputs, upload_inputs, widen_inputs
 from wgrad.autograd.selftest.cases import cases
 from wgrad.autograd.selftest.finish import FINISH
 from wgrad.autograd.selftest.int8 import int8_cases
@@ -73,11 +75,11 @@ class Expected:
     dtypes: dict[str, np.dtype]
 
 
-def expected_outputs(case: Case) -> Expected:
-    """Return the reference's outputs for a case."""
-    reference = ReferenceDevice()
-    oracle = to_host(case, reference, case.call(reference, widen_inputs(case.inputs())))
-    plain = to_host(case, reference, case.call(reference, upload_inputs(reference, case.inputs())))
+def expected_outputs(case: Case, inputs: Inputs | None = None) -> Expected:
+    """Return the reference's outputs for a case. inputs: the case's own, where they are there already."""
+    reference, inputs = ReferenceDevice(), case.inputs() if inputs is None else inputs
+    oracle = to_host(case, reference, case.call(reference, widen_inputs(inputs)))
+    plain = to_host(case, reference, case.call(reference, upload_inputs(reference, inputs)))
     limits = {}
     for name, value in oracle.items():
         if value.dtype.kind in "iu":
@@ -107,16 +109,20 @@ def _result(case: Case, output: str, error: float, limit: float, ok: bool, messa
     return Result(case.name, case.op, case.direction, case.dtype, case.shape, output, error, limit, ok, message)
 
 
-def call_case(case: Case, device: Any) -> Outputs:
-    """The case's operator on a device, or on its dry run."""
+def call_case(case: Case, device: Any, inputs: Inputs | None = None) -> Outputs:
+    """The case's operator on a device, or on its dry run. inputs: as of `expected_outputs`."""
     with device.planned_for(case.compute_units) if case.compute_units else nullcontext():
-        return case.call(device, upload_inputs(device, case.inputs()))
+        return case.call(device, upload_inputs(device, case.inputs() if inputs is None else inputs))
 
 
 def check_case(case: Case, device: Device) -> Result:
     """Run one case on a device. A device's own error (OutOfMemory, DeviceLost) is not caught here."""
-    expected = expected_outputs(case)
-    found = to_host(case, device, call_case(case, device))
+    inputs = case.inputs()  # which take longer than most calls
+    return _check(case, device, inputs, expected_outputs(case, inputs))
+
+
+def _check(case: Case, device: Device, inputs: Inputs, expected: Expected) -> Result:
+    found = to_host(case, device, call_case(case, device, inputs))
     if set(found) != set(expected.oracle):
         raise KeyError(
             f"{case.name}: outputs {sorted(found)} on {device.name}, {sorted(expected.oracle)} on the reference"
@@ -137,17 +143,19 @@ def selftest_cases(device: Device, only: str = "") -> list[Case]:
 
 
 def prepare_selftest(
-    device: Device, selected: Iterable[Case], progress: Callable[[int, int], None] | None = None
+    device: Device,
+    selected: Iterable[Case],
+    progress: Callable[[int, int], None] | None = None,
+    inputs: Mapping[str, Inputs] | None = None,
 ) -> int:
-    """Compile the kernels of these cases before they run; -> how many. Nothing is done where a device cannot."""
+    """Compile the kernels of these cases before they run; -> how many. Nothing is done where a device cannot.
+    inputs: of the cases, by name, where they are there already."""
     dry = device.dry_run()
     if dry is None:
         return 0
     for case in selected:
-        try:
-            call_case(case, dry)
-        except Exception:  # it is a result of its own when the case runs
-            pass
+        with suppress(Exception):  # it is a result of its own when the case runs
+            call_case(case, dry, inputs[case.name] if inputs else None)
     return device.prepare(dry, progress)
 
 
@@ -165,13 +173,31 @@ def run_selftest(
     """
     results = []
     for case in selftest_cases(device, only) if selected is None else selected:
-        try:
-            result = check_case(case, device)
-        except OperatorMissing as error:
-            result = replace(_result(case, "", 0.0, 0.0, True, ""), lacks=error.operator)
-        except Exception as error:
-            result = _result(case, "", float("inf"), 0.0, False, f"{type(error).__name__}: {error}")
+        result = _attempt(case, partial(check_case, case, device))
         results.append(result)
         if progress is not None:
             progress(result)
     return results
+
+
+def compile_and_check(device: Device, selected: Sequence[Case]) -> list[Result]:
+    """Check cases whose kernels nobody has compiled yet, as `run_selftest` does. Kernels are compiled together, and
+    meanwhile another thread computes the references."""
+    inputs = {case.name: case.inputs() for case in selected}
+    with ThreadPoolExecutor(1) as pool:
+        expected = {case.name: pool.submit(expected_outputs, case, inputs[case.name]) for case in selected}
+        prepare_selftest(device, selected, inputs=inputs)
+
+    def check(case: Case) -> Result:
+        return _check(case, device, inputs[case.name], expected[case.name].result())
+
+    return [_attempt(case, partial(check, case)) for case in selected]
+
+
+def _attempt(case: Case, check: Callable[[], Result]) -> Result:
+    try:
+        return check()
+    except OperatorMissing as error:
+        return replace(_result(case, "", 0.0, 0.0, True, ""), lacks=error.operator)
+    except Exception as error:
+        return _result(case, "", float("inf"), 0.0, False, f"{type(error).__name__}: {error}")

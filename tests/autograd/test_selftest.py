@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from wgrad.autograd.reference import ReferenceDevice
 from wgrad.autograd.selftest.attention import attention_case
 from wgrad.autograd.selftest.case import BF16, Case, upload_inputs, widen_inputs
 from wgrad.autograd.selftest.cases import cases
+from wgrad.autograd.selftest.probe import report
 from wgrad.autograd.selftest.run import check_case, expected_outputs, judge, run_selftest
 from wgrad.device.contract import Device
 
@@ -158,6 +160,31 @@ def test_an_operator_that_raises_is_one_failed_row() -> None:
     results = run_selftest(Broken(), only="gelu/")
     assert results and not any(r.ok for r in results)
     assert all(r.message == "RuntimeError: shader does not compile" and r.error == float("inf") for r in results)
+
+
+def test_a_check_of_a_card_compiles_at_once_and_makes_inputs_once(capsys: pytest.CaptureFixture[str]) -> None:
+    order = list[str]()
+
+    class Compiling(ReferenceDevice):
+        def dry_run(self) -> Any:
+            return Compiling()
+
+        def prepare(self, dry: Any, progress: Any = None) -> int:
+            order.append("compile")
+            return 0
+
+    def build(rng: np.random.Generator) -> dict[str, Any]:
+        order.append("inputs")
+        return {"x": np.ones((2, 3), np.float32)}
+
+    def call(device: Any, x: Any) -> dict[str, Any]:
+        order.extend(["call"] * isinstance(device, Compiling))
+        return {"y": x["x"]}
+
+    selected = [Case(name, "silu", "forward", "float32", "2x3", build, call) for name in ("one", "two")]
+    assert report(Compiling, selected) == 0
+    assert json.loads(capsys.readouterr().out)["passed"] is True
+    assert order == ["inputs"] * 2 + ["call"] * 2 + ["compile"] + ["call"] * 2  # first on the dry run
 
 
 def test_a_missing_output_is_found() -> None:

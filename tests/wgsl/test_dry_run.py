@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from wgrad.autograd.selftest.case import Case, upload_inputs
 from wgrad.autograd.selftest.run import check_case, prepare_selftest, selftest_cases
 from wgrad.device.errors import DeviceError, DeviceLost
 from wgrad.wgsl.device import WgpuDevice
+from wgrad.wgsl.runtime import compile, dry_run
 from wgrad.wgsl.runtime.compile import Compiler, Variant
 from wgrad.wgsl.runtime.dry_run import DryRun
 from wgrad.wgsl.runtime.submission_queue import Queue
@@ -205,3 +207,33 @@ def test_each_variant_is_dispatched_once_with_no_workgroups(fresh: Any, monkeypa
     handles = [fresh._compiler.get(v.shader, v.entry, dict(v.constants)).handle for v in new]
     assert [chunk[0][0] for chunk in submitted] == handles
     assert all(len(chunk) == 1 and chunk[0][2:] == (0, 0, 0) for chunk in submitted)
+
+
+def test_a_kernel_that_changed_is_another_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """And the others are not, but for those that include the file that changed."""
+    texts = {"plain": "a", "sharing": '#include "b.inc.wgsl"', "named": "#include FORMAT", "deep": "#include FORMAT"}
+    texts |= {"b.inc": "b", "c.inc": '#include "b.inc.wgsl" part x=y', "d.inc": "d"}
+    for name, text in texts.items():
+        (tmp_path / f"{name}.wgsl").write_text(text)
+    monkeypatch.setattr(compile, "_ROOM", tmp_path)
+
+    def digests() -> dict[str, str]:
+        compile._digest_of.cache_clear()
+        named = {"named": "d.inc.wgsl", "deep": "c.inc.wgsl:part"}
+        kernels = [(n, (("FORMAT", named[n]),) if n in named else ()) for n in ("plain", "sharing", "named", "deep")]
+        return {name: compile.source_digest(Variant(name, "main", constants)) for name, constants in kernels}
+
+    before = digests()
+    (tmp_path / "b.inc.wgsl").write_text("other")
+    after = digests()
+    assert {name for name in before if before[name] != after[name]} == {"sharing", "deep"}
+    compile._digest_of.cache_clear()
+
+
+def test_what_a_dry_run_launched_tells_its_source(wgpu_device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    dry = wgpu_device.dry_run()
+    dry.silu(dry.empty((3, 4)))
+    (before,) = dry.launched
+    monkeypatch.setattr(dry_run, "source_digest", lambda variant: "another")
+    (after,) = dry.launched
+    assert before[:2] == after[:2] and before[2][:-1] == after[2][:-1] and before != after

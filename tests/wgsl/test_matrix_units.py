@@ -328,6 +328,16 @@ def test_only_a_card_that_passed_is_asked_for_the_feature(cache: Path, monkeypat
     assert matrix_units.may_ask("never seen")
 
 
+def test_kernels_that_changed_cost_no_verdict_but_a_bad_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run checks them, which may find that those of a later version are right where others failed."""
+    for passed in (True, False):
+        monkeypatch.setattr(matrix_units, "_kernels", lambda: "before")
+        matrix_units.keep_verdict(CARD, passed, "why")
+        assert matrix_units.verdict(CARD) == (passed, "why")
+        monkeypatch.setattr(matrix_units, "_kernels", lambda: "after")
+        assert matrix_units.verdict(CARD) == ((True, "why") if passed else None)
+
+
 def idle_device() -> Any:
     facts = {"name": "a card", "driver": "driver 1", "backend": "Vulkan", "features": [matrix_units.FEATURE]}
     device = SimpleNamespace(name="wgpu", tensor_cores_off="", matrix_units=False, float16=True, facts=facts)

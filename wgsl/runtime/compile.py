@@ -196,6 +196,26 @@ def _part(path: Path, part: str, given: tuple[str, ...]) -> tuple[int, list[str]
     raise ValueError(f"{path.name} has no part {part}")
 
 
+def source_digest(variant: Variant) -> str:
+    """Digest of the files that a variant is made of."""
+    left = [variant.shader + _SUFFIX]
+    left += [str(value).partition(":")[0] for _, value in variant.constants if _SUFFIX in str(value)]
+    digests: dict[Path, bytes] = {}
+    while left:
+        path = find_shader(_ROOM, left.pop())
+        if path not in digests:
+            digests[path], included = _digest_of(path)
+            left += included
+    return hashlib.sha256(b"".join(sorted(digests.values()))).hexdigest()[:16]
+
+
+@cache
+def _digest_of(path: Path) -> tuple[bytes, list[str]]:
+    """Digest of a file, and the files that it includes by name."""
+    text = path.read_bytes()
+    return hashlib.sha256(text).digest(), re.findall(r'^#include "([^"]+)"', text.decode(), re.MULTILINE)
+
+
 def _origin(variant: Variant, text: str, message: str) -> str:
     """(file:line) of the first line of the assembled text that a compiler's message names, or nothing."""
     constants = dict(variant.constants)

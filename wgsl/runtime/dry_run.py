@@ -12,7 +12,7 @@ from wgrad.device.dry_run import DryRuntime
 from wgrad.device.errors import CompileTimeout, DeviceError, DeviceLost
 from wgrad.device.memory import Array
 from wgrad.wgsl.runtime import native
-from wgrad.wgsl.runtime.compile import Constant, Pipeline, Variant
+from wgrad.wgsl.runtime.compile import Constant, Pipeline, Variant, source_digest
 from wgrad.wgsl.runtime.runtime import Runtime
 from wgrad.wgsl.runtime.transfers import SHADER, in_pieces
 
@@ -100,7 +100,7 @@ class DryRun(DryRuntime, Runtime):
 
     @property
     def launched(self) -> list[tuple[str, str, tuple[Any, ...]]]:
-        return list(self.variants)
+        return [(v.shader, v.entry, (*v.constants, ("source", source_digest(v)))) for v in self.variants]
 
     def _create_nothing(self, nbytes: int) -> int:
         self._check_buffer(nbytes)

@@ -17,6 +17,7 @@ import shutil
 import sys
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from functools import cache
 from io import BufferedReader
 from pathlib import Path
 from typing import Any
@@ -170,17 +171,25 @@ def among(features: Collection[str]) -> bool:
 
 
 def identity(name: str, driver: str) -> str:
-    """Key of a verdict: GPU, driver, and the shaders (all: those of the units include others)."""
+    """Key of a verdict: GPU and driver. A kernel that changed is checked before a run (autograd/selftest/verify.py)."""
+    return f"{name}; {driver}"
+
+
+@cache
+def _kernels() -> str:
+    """Digest of all shaders."""
     digest = hashlib.sha256()
     for shader in sorted(_ROOM.rglob("*.wgsl")):
         digest.update(shader.read_bytes())
-    return f"{name}; {driver}; kernels {digest.hexdigest()[:16]}"
+    return digest.hexdigest()[:16]
 
 
 def verdict(card: str) -> tuple[bool, str] | None:
-    """(passed, reason) of a card by its `identity`; None where it was not tried."""
+    """(passed, reason) of a card by its `identity`; None where it was not tried, or has failed with other kernels."""
     entry = _verdicts().get(card)
-    return (bool(entry.get("passed")), str(entry.get("reason", ""))) if isinstance(entry, dict) else None
+    if not isinstance(entry, dict) or not (entry.get("passed") or entry.get("kernels") == _kernels()):
+        return None
+    return bool(entry.get("passed")), str(entry.get("reason", ""))
 
 
 def checked_lanes(card: str) -> int:
@@ -192,7 +201,7 @@ def checked_lanes(card: str) -> int:
 
 def keep_verdict(card: str, passed: bool, reason: str, lanes: int = 0) -> None:
     """DeviceError where it cannot be written."""
-    cards = {**_verdicts(), card: {"passed": passed, "reason": reason, "lanes": lanes}}
+    cards = {**_verdicts(), card: {"passed": passed, "reason": reason, "lanes": lanes, "kernels": _kernels()}}
     path = folder() / _VERDICTS
     try:
         keep(path, (json.dumps({"format": _FORMAT, "cards": cards}, indent=2) + "\n").encode())
