@@ -25,7 +25,7 @@ import pytest
 
 from tests.portability.dawn import LAVAPIPE, front_driver
 from tests.train.test_recovery import Runs, contents
-from wgrad.train.run import finetune, kept_state
+from wgrad.train.run import finetune, kept_state, recovery
 from wgrad.train.run.recovery import MOST
 
 SEED = 0
@@ -38,7 +38,7 @@ class Campaign:
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.runs = self.losses = self.steps = self.given_up = 0
         self.reopening: list[float] = []
-        after, reopened = finetune._Finetuning.after, finetune.reopened
+        after, reopened = finetune._Finetuning.after, recovery.Losses.reopened
 
         def counted(run: Any, *given: Any) -> Any:
             self.losses += 1
@@ -56,7 +56,7 @@ class Campaign:
             return device
 
         patch.setattr(finetune._Finetuning, "after", counted)
-        patch.setattr(finetune, "reopened", timed)
+        patch.setattr(recovery.Losses, "reopened", timed)
         patch.setattr(kept_state, "_SECONDS", 0.0)
 
     def run(self, runs: Runs, patch: pytest.MonkeyPatch, expected: Any, **options: Any) -> Any:
@@ -113,14 +113,14 @@ def vulkan_child(losses: int, folder: Path) -> None:
         _, expected = campaign.run(runs, patch, None, device="wgpu")
         ctypes.c_double.in_dll(library, "wgrad_fault_seconds").value = WATCHDOG
         mean = calls.value / 3
-        reopened = finetune.reopened
+        reopened = recovery.Losses.reopened
 
         def again(*given: Any) -> Any:
             device = reopened(*given)
             at.value = calls.value + int(chosen.expovariate(1 / mean)) + 1
             return device
 
-        patch.setattr(finetune, "reopened", again)
+        patch.setattr(recovery.Losses, "reopened", again)
         while campaign.losses < losses:
             at.value = calls.value + int(chosen.expovariate(1 / mean)) + 1
             campaign.run(runs, patch, expected, device="wgpu")

@@ -3,6 +3,8 @@
 On the embedded model, with user-level failure mitigation; in every other run the ranks share memory two by two, as on
 several hosts, in the others all do. Each run must end with status 0, with all steps in
 metrics.jsonl, and with the held-out loss and the adapter of a run that nothing happened to.
+With --devices no rank is killed, but their devices are lost at random calls; half of the runs do without failure
+mitigation.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from typing import Any
 import numpy as np
 import safetensors.numpy
 
-from tests.train.ranks_runs import ENVIRONMENT, LIMIT, command_of, named
+from tests.train.ranks_runs import ENVIRONMENT, LIMIT, command_of, lossy, named
 from wgrad.train.output.metrics import read_steps
 
 ROOT = Path(__file__).parents[2]
@@ -46,12 +48,17 @@ def pids(out: Path) -> dict[int, int]:
 
 
 def killed_run(
-    values: dict[str, Any], ranks: int, victim: int, moment: float | int, before: Sequence[str] = ()
+    values: dict[str, Any],
+    ranks: int,
+    victim: int,
+    moment: float | int,
+    before: Sequence[str] = (),
+    options: Sequence[str] = ULFM,
 ) -> subprocess.CompletedProcess[str]:
     """A run of which rank `victim` is killed: at a moment in seconds from its start, or (int) once so many steps are in
-    metrics.jsonl. before: as in `command_of`."""
+    metrics.jsonl. before, options: as in `command_of`."""
     out = Path(values["--out"])
-    command = command_of(ranks, values, *ULFM, before=before)
+    command = command_of(ranks, values, *options, before=before)
     process = subprocess.Popen(
         command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True
     )
@@ -97,6 +104,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--times", type=int, default=30)
     parser.add_argument("--ranks", type=int, default=3)
+    parser.add_argument("--devices", action="store_true")
     parser.add_argument("--seed", type=int, default=int.from_bytes(os.urandom(4), "little"))
     args = parser.parse_args()
     chance, folder = random.Random(args.seed), Path(tempfile.mkdtemp(prefix="rank-campaign-"))
@@ -115,8 +123,13 @@ def main() -> int:
         victim, moment = chance.randrange(args.ranks), chance.uniform(0.5, length)
         out = folder / f"run-{number}"
         hosts = [named(f"host-{rank // 2}") for rank in range(args.ranks)] if number % 2 else []
-        run = killed_run(values | {"--out": out}, args.ranks, victim, moment, hosts)
-        lost = f"lost rank {victim}" in run.stdout
+        options: Sequence[str] = ULFM
+        if args.devices:
+            victim, options = -1, ULFM if number % 4 < 2 else ()
+            losing = [lossy([int(chance.expovariate(1 / 3000)) for _ in range(3)]) for _ in range(args.ranks)]
+            hosts = [f"{host}\n{line}" for host, line in zip(hosts or ["pass"] * args.ranks, losing)]
+        run = killed_run(values | {"--out": out}, args.ranks, victim, moment, hosts, options)
+        lost = ("opened again" if args.devices else f"lost rank {victim}") in run.stdout
         # Of a rank that is killed while MPI starts nobody is told: then the run ends within a minute.
         unborn = run.returncode == 1 and "Timeout (0:01:00)!" in run.stderr and not out.exists()
         failed = f"status {run.returncode}: {run.stderr[-800:]}"

@@ -59,6 +59,16 @@ def named(host: str) -> str:
     return f"import socket; socket.gethostname = lambda: {host!r}"
 
 
+def lossy(gaps: Sequence[int]) -> str:
+    """Of such a rank the device is lost after so many calls, and so many more."""
+    return f"""if 1:
+        from tests.train.lossy_device import Front
+        from wgrad.train.run import session
+        front = Front({list(gaps)})
+        session.select_device = lambda *_: front.device()
+    """
+
+
 def finetune(ranks: int, values: dict[str, Any], *options: str) -> subprocess.CompletedProcess[str]:
     """The run of `values` (option -> value) as so many ranks; ranks 0: without mpirun. options: of mpirun."""
     return start(

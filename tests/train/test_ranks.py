@@ -18,7 +18,18 @@ import pytest
 import safetensors.numpy
 
 from tests.train.rank_campaign import ULFM, killed_run
-from tests.train.ranks_runs import ENVIRONMENT, LIMIT, command_of, finetune, mpirun, named, needs_mpi, start, words
+from tests.train.ranks_runs import (
+    ENVIRONMENT,
+    LIMIT,
+    command_of,
+    finetune,
+    lossy,
+    mpirun,
+    named,
+    needs_mpi,
+    start,
+    words,
+)
 from wgrad.train.commands.cli import main
 from wgrad.train.output.metrics import read_steps
 
@@ -47,19 +58,19 @@ def values(make_checkpoint: Any, text_data: Path, tmp_path: Path) -> dict[str, A
     }
 
 
-def result(out: Path) -> tuple[np.ndarray, np.ndarray, dict[str, Any]]:
+def result(out: Path, steps: int = STEPS) -> tuple[np.ndarray, np.ndarray, dict[str, Any]]:
     """Losses of all steps, all numbers of the adapter, results.json."""
     arrays = safetensors.numpy.load_file(out / "adapter_model.safetensors")
     flat = np.concatenate([arrays[name].ravel() for name in sorted(arrays)])
     records = read_steps(out / "metrics.jsonl")
-    assert [record["step"] for record in records] == list(range(1, STEPS + 1))
+    assert [record["step"] for record in records] == list(range(1, steps + 1))
     return np.array([r["loss"] for r in records]), flat, json.loads((out / "results.json").read_text())
 
 
-def same(out: Path, expected: Path, rounding: float = 1e-5) -> None:
+def same(out: Path, expected: Path, rounding: float = 1e-5, steps: int = STEPS) -> None:
     """What differs is the order of sums: a few units of float32's last place at first, and AdamW divides a gradient by
     its own size, which carries that on."""
-    (losses, adapter, results), (losses0, adapter0, results0) = result(out), result(expected)
+    (losses, adapter, results), (losses0, adapter0, results0) = result(out, steps), result(expected, steps)
     np.testing.assert_allclose(losses, losses0, rtol=rounding / 5)
     assert np.linalg.norm(adapter - adapter0) <= rounding * np.linalg.norm(adapter0)
     for key in ("held_out_loss_before", "held_out_loss_after"):
@@ -200,6 +211,27 @@ def test_ranks_that_share_no_memory_say_so_and_train_the_same(values: dict[str, 
     assert run.stdout.count("share no memory (this system has no memfd_create)") == 1
     assert main(["finetune", *words(values | {"--out": tmp_path / "whole"})]) == 0
     same(tmp_path / "out", tmp_path / "whole")
+
+
+@pytest.mark.parametrize(
+    "options, gaps, opened",
+    [((), [[1000], [550]], 2), (ULFM, [[1000], [550, 9, 9, 9]], 4)],
+    ids=["plain", "ulfm"],
+)
+def test_ranks_go_back_together_when_a_device_is_lost(
+    values: dict[str, Any], tmp_path: Path, options: tuple[str, ...], gaps: list[list[int]], opened: int
+) -> None:
+    """In the same processes, to the newest state of the first. With ULFM a rank that gives up leaves the other."""
+    values |= {"--logging-steps": 1, "--max-steps": 6, "--gradient-accumulation-steps": 2, "--save-steps": 1}
+    run = start(command_of(2, values | {"--no-sample": True}, *options, before=[lossy(g) for g in gaps]))
+    assert run.returncode == 0, run.stderr
+    log = (tmp_path / "out" / "ranks" / "rank-1.log").read_text()
+    assert run.stdout.count("opened again") + log.count("opened again") == opened
+    assert "note: rank 1 (" in run.stdout and "resuming from" in run.stdout
+    if options:
+        assert "the device was lost 3 times at step" in run.stderr and "lost rank 1 (" in run.stdout
+    assert main(["finetune", *words(values | {"--out": tmp_path / "whole"})]) == 0
+    same(tmp_path / "out", tmp_path / "whole", steps=6)
 
 
 # ---- ends --------------------------------------------------------------------------------------------

@@ -146,13 +146,12 @@ def test_a_state_is_kept_as_often_as_it_costs_little(monkeypatch: pytest.MonkeyP
 
     optimizer: Any = SimpleNamespace(
         state_bytes=1,
-        device=SimpleNamespace(reopens=True),
         state_readback=lambda: now.__setitem__(0, now[0] + 0.05) or Copy(),
     )
     made = partial(kept_state.KeptState, optimizer, dict, lambda: now[0])
     for lost, least, pause in ((False, 10.0, 25.0), (True, 0.0, 2.5)):
         now[0] = 0.0
-        kept = made(lost=lost)
+        kept = made(lost=lost, reopens=True)
         assert kept.due == (least == 0)
         now[0] = least
         assert kept.due
@@ -171,5 +170,4 @@ def test_a_state_is_kept_as_often_as_it_costs_little(monkeypatch: pytest.MonkeyP
         kept.look(4)
         assert kept.state.step == 3
         finite[0] = True
-    optimizer.device.reopens = False
-    assert not made(lost=True).due
+    assert not made(lost=True, reopens=False).due

@@ -51,7 +51,6 @@ class DataParallel:
         self.parts: dict[str, float] | None = None
         self._exchange: AllReduce | None = None
         self._members = world.members  # whose exchange it is
-        self._old: list[AllReduce] = []
         self._reads: list[Readback] = []
         self._given = 0
         self._early: Exception | None = None
@@ -127,9 +126,7 @@ class DataParallel:
             self.news = self.shares.describe()
 
     def _give_up(self) -> None:
-        """The next step opens another. What is under way may still write to this one's memory, which stays."""
-        if self._exchange is not None:
-            self._old.append(self._exchange)
+        """The next step opens another."""
         self._exchange = None
 
     def _slots(self, values: np.ndarray) -> np.ndarray:

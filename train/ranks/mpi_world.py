@@ -12,6 +12,7 @@ from __future__ import annotations
 import faulthandler
 import os
 import pickle
+import signal
 import socket
 import sys
 import threading
@@ -29,9 +30,10 @@ import numpy as np
 mpi4py.rc.finalize = False  # after a loss it would wait for the dead
 from mpi4py import MPI  # noqa: E402
 
+from wgrad.device.errors import DeviceLost  # noqa: E402
 from wgrad.train.ranks.all_reduce import AllReduce, Between, Request  # noqa: E402
 from wgrad.train.ranks.host_memory import HostMemory, Segment, nbytes, open_segment, private_memory  # noqa: E402
-from wgrad.train.ranks.world import Member, RankFailure, RanksLost, RanksSilent, World  # noqa: E402
+from wgrad.train.ranks.world import Member, PeerLost, RankFailure, RanksLost, RanksSilent, World  # noqa: E402
 from wgrad.train.terminal.ending import ending_of, one_line  # noqa: E402
 
 T = TypeVar("T")
@@ -45,6 +47,8 @@ POLL = 2e-5  # or while bytes travel, which MPI moves only when it is asked
 LEADERS_LIMIT = 60.0  # seconds for MPI to make a communicator
 _END = 10.0  # seconds for MPI's own end
 _MEMORY = "the memory that ranks share"
+_ALARM = 1  # tag of the message that a rank has lost its device, where MPI cannot revoke a communicator
+_REGROUP = "going back after a lost device"
 
 
 @dataclass(frozen=True)
@@ -54,6 +58,18 @@ class _Failure:
     member: Member
     message: str
     status: int
+
+
+@dataclass(frozen=True)
+class _Gone:
+    """Message of a rank whose device was lost in place of its value."""
+
+    member: Member
+    message: str
+
+
+class _Alarm(Exception):
+    """Another rank has lost its device."""
 
 
 def _silent(what: str, limit: float) -> RanksSilent:
@@ -88,22 +104,33 @@ class MpiWorld(World):
         self.tolerant = os.environ.get("OMPI_MCA_mpi_ft_enable") in ("1", "true")
         self.rank, self.size = self._comm.rank, self._comm.size
         self.me = Member(self.rank, socket.gethostname())
-        self._stepping, self._any_lost, self._longest = False, False, 0.0
+        self._stepping, self._stepped, self._any_lost, self._longest = False, False, False, 0.0
+        self._next: Any = None if self.tolerant else self._comm.Dup()  # where ranks meet when waits are given up
+        self._kept: list[Any] = []  # requests that MPI may still work on, and memory: kept to the end
         self._apart = False  # no two ranks share memory, whatever their hosts
         self.members = self.all_gather(self.me, "the start")
         here = [member.number for member in self.members if member.host == self.me.host]
         self.local_rank, self.local_size = here.index(self.me.number), len(here)
 
     # ---- waiting ---------------------------------------------------------------------------------
-    def _wait(self, request: Any, what: str, limit: float = LONG_LIMIT, pause: float = PAUSE) -> float:
-        """Return when the request is done: after how many seconds."""
+    def _wait(
+        self, request: Any, what: str, limit: float = LONG_LIMIT, pause: float = PAUSE, *, heed: bool = True
+    ) -> float:
+        """Return when the request is done: after how many seconds. heed: an alarm ends the wait."""
         begun = time.monotonic()
         while not request.Test():
             waited = time.monotonic() - begun
             if waited > limit:
                 raise _silent(what, limit)
+            if heed and self._alarmed():
+                self._kept.append(request)
+                raise _Alarm
             time.sleep(pause if waited > SPIN else 0)
         return time.monotonic() - begun
+
+    def _alarmed(self) -> bool:
+        """Return whether another rank has lost its device. With ULFM the communicator is revoked instead."""
+        return not self.tolerant and bool(self._comm.Iprobe(MPI.ANY_SOURCE, _ALARM))
 
     def _step_limit(self) -> float:
         if not self._stepping:
@@ -150,6 +177,8 @@ class MpiWorld(World):
         result: Any = None
         try:
             result = work()
+        except _Alarm:
+            self._meet()
         except MPI.Exception as error:
             if not self.tolerant:
                 raise RanksSilent(f"a rank was lost ({error}): --resume goes on from the last checkpoint") from error
@@ -172,7 +201,7 @@ class MpiWorld(World):
         return bool(flag[0])
 
     def _shrink(self, value: Any = None) -> None:
-        """Go on with those that are left. value: a _Failure of this rank, which ends them all."""
+        """Go on with those that are left. value: of this rank a _Failure, which ends them all, or a _Gone."""
         before, first = self.members, self.is_main_process
         agreed = False
         while not agreed:
@@ -188,11 +217,49 @@ class MpiWorld(World):
         failures = [v for v in values if isinstance(v, _Failure)]
         if failures:
             raise self._failure(failures)
-        self.members = values
-        lost = [member for member in before if member not in values]
-        if not lost:
+        gone = [v for v in values if isinstance(v, _Gone)]
+        self.members = [v.member if isinstance(v, _Gone) else v for v in values]
+        lost = [member for member in before if member not in self.members]
+        if lost:
+            self.on_loss(lost, self.is_main_process and not first)
+        elif not gone:
             raise RanksSilent("MPI failed, and no rank is lost: --resume goes on from the last checkpoint")
-        self.on_loss(lost, self.is_main_process and not first)
+        self._go_back(gone)
+
+    def _meet(self, value: _Gone | None = None) -> None:
+        """Leave the communicator, in which other ranks wait for this one, for a new one. Without ULFM."""
+        values: list[Any] = []
+        while not values:
+            self._comm = self._next
+            self._comm.Set_errhandler(MPI.ERRORS_RETURN)
+            self._next, request = self._comm.Idup()
+            self._wait(request, _REGROUP, heed=False)
+            try:
+                values = self._gather(value or self.me, _REGROUP)
+            except _Alarm:  # another one, by a rank that was through with this
+                pass
+        self._go_back([v for v in values if isinstance(v, _Gone)])
+
+    def _go_back(self, gone: list[_Gone]) -> None:
+        """PeerLost on the ranks whose device was not lost, where those of others were."""
+        if gone:
+            self._stepping = False  # devices are opened and weights are read before the next step
+            if all(v.member != self.me for v in gone):
+                raise PeerLost("; ".join(f"{v.member}: {v.message}" for v in gone))
+
+    def regroup(self, lost: DeviceLost) -> None:
+        if isinstance(lost, PeerLost):
+            return
+        self._stepping, gone = False, _Gone(self.me, one_line(lost))
+        if self.tolerant:
+            self._comm.Revoke()
+            self._agree(False)
+            self._shrink(gone)
+            return
+        for rank in range(self.size):
+            if rank != self.rank:
+                self._kept.append(self._comm.Isend(np.zeros(1, np.uint8), rank, _ALARM))
+        self._meet(gone)
 
     def all_reduce(self, values: np.ndarray, what: str, *, patient: bool = False) -> None:
         limit = LONG_LIMIT if patient else self._step_limit()
@@ -205,9 +272,12 @@ class MpiWorld(World):
     def open_all_reduce(self, size: int, buckets: Sequence[tuple[int, int]]) -> AllReduce:
         while (memory := self._open_memory(size, len(buckets))) is None:
             pass
-        if len(set(self._hosts())) == 1:
-            return AllReduce(memory, buckets)
-        return AllReduce(memory, buckets, self.attempt(lambda: self._between(memory.rank == 0)))
+        between = None
+        if len(set(self._hosts())) > 1:
+            between = self.attempt(lambda: self._between(memory.rank == 0))
+        made = AllReduce(memory, buckets, between)
+        self._kept.append(made)  # MPI and devices may still write to it when it is given up
+        return made
 
     def _hosts(self) -> list[object]:
         """Return for each rank the id of the memory that it shares with others."""
@@ -258,6 +328,8 @@ class MpiWorld(World):
             self._comm.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG)
             if self._comm.Is_revoked():
                 raise MPI.Exception(MPI.ERR_OTHER)
+        if self._alarmed():
+            raise _Alarm
         time.sleep(POLL)
 
     def came(self, waited: float) -> None:
@@ -265,7 +337,7 @@ class MpiWorld(World):
 
     # ---- begin and end ---------------------------------------------------------------------------
     def steps_begin(self) -> None:
-        self._stepping = True
+        self._stepping = self._stepped = True
 
     def steps_end(self) -> None:
         self._stepping = False
@@ -309,9 +381,9 @@ class MpiWorld(World):
         MPI.COMM_WORLD.Abort(failure.status)
 
     def leave(self, error: BaseException) -> None:
-        if self.tolerant and self._stepping and self.size > 1:
+        if self.tolerant and self._stepped and self.size > 1:
             print(f"wgrad: {self.me}: {one_line(error)}: this rank ends", file=sys.stderr, flush=True)
-            os._exit(1)
+            os.kill(os.getpid(), signal.SIGKILL)  # of another end MPI makes the status of the whole run
 
     def close(self) -> None:
         if not self._any_lost:

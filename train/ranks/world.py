@@ -14,7 +14,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from wgrad.device.errors import UnusableResult
+from wgrad.device.errors import DeviceLost, UnusableResult
 from wgrad.train.ranks.all_reduce import AllReduce
 from wgrad.train.ranks.host_memory import private_memory
 
@@ -34,6 +34,10 @@ class Member:
 
 class RanksLost(Exception):
     """Ranks are gone. Those that are left have agreed on it, and on that the work at hand is done on none of them."""
+
+
+class PeerLost(DeviceLost):
+    """The device of another rank was lost. All ranks know, and go back to the newest state."""
 
 
 class RanksSilent(UnusableResult):
@@ -125,6 +129,9 @@ class World:
     def sharing_errors(self) -> Iterator[None]:
         """An error of the block ends all ranks, as RankFailure where they can agree on it."""
         yield
+
+    def regroup(self, lost: DeviceLost) -> None:
+        """Tell the other ranks that the device of this one was lost. Every wait of theirs ends with PeerLost."""
 
     def leave(self, error: BaseException) -> None:
         """End this process as one that is lost, where the others can go on without it."""

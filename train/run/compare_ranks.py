@@ -18,8 +18,11 @@ from wgrad.train.run.session import Session
 from wgrad.train.step.optim import AdamW
 
 
-def compare_ranks(session: Session, world: World, info: Mapping[str, Any]) -> None:
-    """WgradError where a rank was started for another run; else the table of ranks. info: as of `run_info`."""
+def compare_ranks(session: Session, world: World, info: Mapping[str, Any], *, shown: bool = True) -> None:
+    """WgradError where a rank was started for another run; else, if it is to be shown, the table of ranks.
+
+    info: as of `run_info`.
+    """
     if world.alone:
         return
     config = session.config
@@ -36,6 +39,8 @@ def compare_ranks(session: Session, world: World, info: Mapping[str, Any]) -> No
     values = {flag(f.name): getattr(config, f.name) for f in same} | {"--save-steps": config.save_steps}
     values |= info["run"] | {"the training data": info["data"], "wgrad": wgrad.__version__}
     check_alike(world, values)
+    if not shown:
+        return
     for line in table(world, session.device.description, even_shares(config.gradient_accumulation_steps, world.size)):
         session.say(line)
     if not world.tolerant:

@@ -32,7 +32,7 @@ from wgrad.train.run.compare_ranks import compare_ranks, compare_starts
 from wgrad.train.run.evaluation import Evaluation, Measured
 from wgrad.train.run.kept_state import KeptState
 from wgrad.train.run.loop import Run, not_finite, what_to_try
-from wgrad.train.run.recovery import Losses, lost_in, reopened
+from wgrad.train.run.recovery import Losses, lost_in
 from wgrad.train.run.result import (
     next_commands,
     save_session_adapter,
@@ -100,9 +100,9 @@ def _run(config: FinetuneConfig, world: World, caller: PythonCaller) -> int:
         if config.resume and state is None and (outlets.folder.path / CONFIG_FILE).exists():
             session.say(f"note: {config.out} has no checkpoint to resume from: the run begins anew")
         run = _Finetuning(session, world, outlets, checkpoints, interrupts, previous, state, begun, caller)
-        losses = Losses(config)
+        losses = Losses(config, world)
         with advising(for_steps(config, recomputes_all(replace(config, **session.mode), session.model_config))):
-            while (lost := lost_in(run.run, world.alone and session.device.reopens)) is not None:
+            while (lost := lost_in(run.run)) is not None:
                 run = run.after(lost, losses)
     return 0
 
@@ -129,7 +129,7 @@ class _Finetuning:
     counted: float  # time.monotonic() up to which results["seconds"] goes
     caller: PythonCaller
     lost_before: bool = False  # its device was
-    saved: int | None = None  # the last step that it has saved
+    saved: bool = False  # whether it has saved a checkpoint
     kept: KeptState | None = field(default=None, init=False)
 
     def run(self) -> None:
@@ -144,7 +144,8 @@ class _Finetuning:
         with advising(for_parameters(config)):
             self.optimizer = build_optimizer(config, self.built.parameters)
         self.trainer = Trainer(self.built.model, self.optimizer, config, world, self.caller.hooks.loss, session.say)
-        self.kept = KeptState(self.optimizer, self._info_now, session.display.clock, self.lost_before)
+        reopens = session.device.reopens or not world.alone
+        self.kept = KeptState(self.optimizer, self._info_now, session.display.clock, self.lost_before, reopens)
         if self.state is not None:
             self._restore(self.state)
         compare_starts(self.optimizer, world)
@@ -199,7 +200,7 @@ class _Finetuning:
         session = self.session
         while True:
             self.info = run_info(session, own_loss=self.caller.hooks.loss is not None)
-            compare_ranks(session, self.world, self.info)
+            compare_ranks(session, self.world, self.info, shown=not self.lost_before)
             # What an adapter is to be (rank, scale) is the checkpoint's word: the folder of --adapter may have changed.
             # And of --init-lora-weights, what the adapter began as.
             begun = session.config
@@ -313,6 +314,7 @@ class _Finetuning:
 
     def _save(self, done: int) -> None:
         folder = self.world.broadcast(lambda: self._save_here(done), "a checkpoint")
+        self.saved = True
         self.caller.callbacks.save(SaveReport(done, folder))
 
     def _save_here(self, done: int) -> Path:
@@ -343,15 +345,14 @@ class _Finetuning:
         save = None if session.config.full else (lambda to: save_session_adapter(session, self.built, to, flat))
         with self.interrupts.writing(), session.display.phase("saving a checkpoint"):
             path = self.checkpoints.save(step, arrays, info, save, self.best.kept())
-        self.saved = step
         return path
 
     def after(self, lost: DeviceLost, losses: Losses) -> _Finetuning:
         """Return the run as it goes on from the newest state, on the device opened anew. DeviceLost: it is given up."""
-        session, step = self.session, self.session.stream.step
+        session, world, step = self.session, self.world, self.session.stream.step
         session.say(f"note: {lost}")
-        state = self._newest()
-        losses.add(lost, step, self.saved)
+        world.regroup(lost)
+        state = world.broadcast(self._newest, "the newest state")
         seconds = getattr(self, "results", {}).get("seconds", 0.0)
         if state is not None:
             state.info.results["seconds"] = seconds
@@ -360,7 +361,7 @@ class _Finetuning:
         self.caller.callbacks.forget_listeners()
         for name in ("built", "optimizer", "trainer", "evaluation", "kept"):
             self.__dict__.pop(name, None)
-        session.device = reopened(session.device, len(losses), session.say)
+        session.device = losses.reopened(session.device, lost, step, state, session.say)
         counted = self.counted if state is not None else self.counted - seconds
         return replace(self, state=state, counted=counted, lost_before=True)
 
@@ -369,7 +370,7 @@ class _Finetuning:
         if self.kept is None:
             return self.state
         if not self.kept.enabled:
-            return self.checkpoints.load() if self.saved is not None else self.state
+            return self.checkpoints.load() if self.saved else self.state
         return self.kept.in_checkpoint(self._save_state) or self.state
 
     def _write_results(self, skipped: int) -> None:

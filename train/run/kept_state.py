@@ -37,18 +37,24 @@ class _Copy:
 class KeptState:
     """state: the newest, None where there is none yet. It is from behind a step whose record is written.
 
-    info: makes what trainer.json says of a state. lost: the device of this run was lost before.
+    info: makes what trainer.json says of a state. lost: the device of this run was lost before. reopens: it can be
+    opened again, or may be that of another rank.
     """
 
     def __init__(
-        self, optimizer: AdamW, info: Callable[[], Mapping[str, Any]], clock: Callable[[], float], lost: bool
+        self,
+        optimizer: AdamW,
+        info: Callable[[], Mapping[str, Any]],
+        clock: Callable[[], float],
+        lost: bool,
+        reopens: bool,
     ) -> None:
         self.state: TrainingState | None = None
         self._optimizer, self._info, self._clock = optimizer, info, clock
         self._least, self._parts = (0.0, _PARTS_AFTER_LOSS) if lost else (_SECONDS, _PARTS)
         memory = main_memory()
         fits = memory is None or optimizer.state_bytes <= memory // _SHARE
-        self.enabled = optimizer.device.reopens and fits
+        self.enabled = reopens and fits
         self._next = clock() + self._least
         self._copy: _Copy | None = None
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from wgrad.autograd.ops.optimizer import STATE_GRAD_NORM
-from wgrad.device.errors import DeviceLost, UnusableResult
+from wgrad.device.errors import UnusableResult
 from wgrad.train.data.packing import BatchStream
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.output.callbacks import Callbacks, step_report
@@ -95,9 +95,6 @@ class Run:
             except RanksLost:  # done on no rank: those that are left do it anew
                 self.stream.step = step.index
                 continue
-            except DeviceLost as error:
-                self.trainer.world.leave(error)
-                raise
             if news := self.trainer.data_parallel.news:
                 self._unsaid.append(partial(self.progress.note, news))
             done = step.index + 1
