@@ -118,7 +118,7 @@ class ReferenceDevice:
     implementations = {name: _recorded(op.numpy) for name, op in OPERATORS.items() if op.numpy is not None}
     name = "cpu"
     float16 = bfloat16 = shared_memory = host_buffers = True
-    stacks_weights = reopens = False
+    stacks_weights = reopens = needs_new_process = False
     fastest_compute = "float32"
 
     def __init__(self) -> None:

@@ -64,6 +64,7 @@ class Device(Protocol):
     shared_memory: bool  # its memory is the main memory: nothing is gained by keeping arrays on the host
     host_buffers: bool  # it has `empty_host`
     reopens: bool  # it can be opened anew in this process when it was lost (`reopen`)
+    needs_new_process: bool  # once it was lost no call of this process reaches it, but a new process can open it
     lacks: frozenset[str]  # operators that it declares not to have: a call of one raises OperatorMissing
 
     @property

@@ -45,5 +45,18 @@ class DeviceHung(DeviceLost):
     """The device does not finish what it was given; a call into its driver may never return."""
 
 
+class NeedsNewProcess(DeviceLost):
+    """The device was lost to this process, and another one can open it. step: that is saved; 0: none is.
+
+    status: of a command that nothing starts again.
+    """
+
+    status = 75
+
+    def __init__(self, message: str, step: int) -> None:
+        super().__init__(message)
+        self.step = step
+
+
 class CompileTimeout(DeviceError):
     """The driver does not come back from compiling a kernel."""

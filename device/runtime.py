@@ -59,7 +59,7 @@ class PooledRuntime:
     shared_memory = False
     host_buffers = True
     stacks_weights = False
-    reopens = False
+    reopens = needs_new_process = False
     _pool: Pool
     _host_pool: Pool
     _replay: Any = None  # being recorded

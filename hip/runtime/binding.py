@@ -18,8 +18,8 @@ _OUT_OF_MEMORY = 2
 _NO_DEVICE = 100
 NOT_READY = 600
 # Errors after which nothing on the device works any more, of hipError_t: ECCNotCorrectable, IllegalState,
-# IllegalAddress, LaunchTimeOut, Assert, LaunchFailure, Unknown. On AMD GPUs ROCm's runtime returns none of them for a
-# fault of a kernel: it aborts the process (docs/reference/exit-codes.md).
+# IllegalAddress, LaunchTimeOut, Assert, LaunchFailure, Unknown. Older versions of ROCm return none of them for a fault
+# of a kernel: they abort the process (docs/reference/exit-codes.md).
 _FATAL = {214, 401, 700, 702, 710, 719, 999}
 
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 2e-5, 1e-3  # seconds between two questions of `_wait`
@@ -179,8 +179,7 @@ def check(result: tuple[Any, ...], what: str | Callable[[], str]) -> Any:
     if code == _OUT_OF_MEMORY:
         raise OutOfMemory(message)
     if code in _FATAL:
-        raise DeviceLost(f"{message}; the device is lost to this process: start again, with HIP_LAUNCH_BLOCKING=1 to"
-                         " be told the kernel")  # fmt: skip
+        raise DeviceLost(f"{message}; the GPU is lost to this process (HIP_LAUNCH_BLOCKING=1 names the kernel)")
     raise DeviceError(message)
 
 

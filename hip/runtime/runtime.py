@@ -63,6 +63,9 @@ class Runtime(PooledRuntime):
     """
 
     name = "hip"
+    # After a fault on the GPU, ROCm's runtime answers every call with that error, hipDeviceReset included (HIP_INIT_API
+    # in clr's hip_internal.hpp). Older versions end the process.
+    needs_new_process = True
     fastest_compute = "bfloat16"  # every architecture that has kernels has matrix units for it
 
     def __init__(self, gpu: str = "", *, exact_blocks: bool = False) -> None:

@@ -27,11 +27,12 @@ _SAFE = {
 class Front:
     """Counts the calls of a device, and loses it.
 
-    gaps: calls between a loss and the next. losses: how many there were, by the name of the call.
+    gaps: calls between a loss and the next. reopens: as of a device. losses: how many there were, by the name of the
+    call.
     """
 
-    def __init__(self, gaps: Iterable[int] = ()) -> None:
-        self._gaps = iter(gaps)
+    def __init__(self, gaps: Iterable[int] = (), reopens: bool = True) -> None:
+        self._gaps, self.reopens = iter(gaps), reopens
         self.calls = 0
         self.losses: Counter[str] = Counter()
         self.shares: list[int] = []
@@ -55,11 +56,10 @@ class Front:
 
 
 class LossyDevice(ReferenceDevice):
-    reopens = True
-
     def __init__(self, front: Front) -> None:
         super().__init__()
         self.front, self.lost = front, False
+        self.reopens, self.needs_new_process = front.reopens, not front.reopens
 
     def reopen(self, losses: int) -> Any:
         assert self.lost

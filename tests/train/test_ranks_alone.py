@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Any
 
 import pytest
 
-from wgrad.device.errors import WgradError
+from wgrad.device.errors import NeedsNewProcess, WgradError
+from wgrad.train.commands import actions
+from wgrad.train.commands.cli import main
 from wgrad.train.ranks import launch, start
 from wgrad.train.ranks.deal import deal, even_shares
 from wgrad.train.ranks.devices import device_of_rank
 from wgrad.train.ranks.shares import EVERY, MEASURED, SKIPPED, Shares
 from wgrad.train.ranks.world import Member
+from wgrad.train.run import recovery
 
 
 @pytest.mark.parametrize(
@@ -113,6 +117,21 @@ def test_mpi_that_is_missing_is_told(monkeypatch: Any, missing: str) -> None:
             pass
     with pytest.raises(WgradError, match=rf"^--ranks: {missing} is not .*pip install 'wgrad\[mpi\]'"):
         launch.command(2, ["finetune"])
+
+
+def test_ranks_are_started_again_where_a_new_process_can_have_the_gpu(tmp_path: Any, monkeypatch: Any) -> None:
+    statuses, started = [NeedsNewProcess.status] * 2 + [0], list[list[str]]()
+
+    def launch(ranks: int, words: list[str]) -> int:
+        started.append([*words])
+        return statuses.pop(0)
+
+    monkeypatch.setattr(actions, "launch", launch)
+    monkeypatch.setattr(recovery, "_PAUSE", 0.0)
+    monkeypatch.setenv("WGRAD_LOST_AT", "")
+    words = ["finetune", "--model", "m", "--data", "d", "--ranks", "2", "--out", str(tmp_path / "out")]
+    assert main(words) == 0
+    assert started == [words, [*words, "--resume"], [*words, "--resume"]] and os.environ["WGRAD_LOST_AT"] == "0,0"
 
 
 # ---- shares by speed ---------------------------------------------------------------------------------------

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
-from collections.abc import Iterable
+import sys
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,10 +17,11 @@ import pytest
 
 from tests.train import conftest
 from tests.train.lossy_device import Front
-from wgrad.device.errors import DeviceLost
+from wgrad.device.errors import DeviceLost, NeedsNewProcess
 from wgrad.train.commands.cli import main
 from wgrad.train.model.adapter_files import WEIGHTS_FILE
-from wgrad.train.run import kept_state, session
+from wgrad.train.run import kept_state, recovery, session
+from wgrad.train.run.recovery import MOST
 from wgrad.train.step.trainer import Trainer
 
 STEPS = 8
@@ -37,18 +40,48 @@ class Runs:
         self.data.write_text("".join(json.dumps({"text": text}) + "\n" for text in conftest.SENTENCES * 4))
 
     def run(
-        self, monkeypatch: pytest.MonkeyPatch, gaps: Iterable[int] = (), *more: str, device: str = ""
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        gaps: Iterable[int] = (),
+        *more: str,
+        device: str = "",
+        command: Callable[[list[str]], int] = main,
+        reopens: bool = True,
     ) -> tuple[int, Path, Front]:
         """device: in place of the one behind a front."""
         self.count += "--resume" not in more
-        out, front = self.folder / f"out-{self.count}", Front(gaps)
+        out, front = self.folder / f"out-{self.count}", Front(gaps, reopens)
         if not device:
             monkeypatch.setattr(session, "select_device", lambda *_: front.device())
         values = {"--model": self.model, "--data": self.data, "--out": out, "--max-steps": STEPS, "--save-steps": 3}
         values |= {"--eval-steps": 4, "--lora-r": 2, "--max-length": 32, "--lora-dropout": 0.1, "--logging-steps": 2}
         values |= {"--device": device or "cpu"}
-        status = main(["finetune", *(str(part) for pair in values.items() for part in pair), *more])
+        status = command(["finetune", *(str(part) for pair in values.items() for part in pair), *more])
         return status, out, front
+
+
+class _Started(BaseException):
+    """This process was replaced by another one."""
+
+
+def as_program(monkeypatch: pytest.MonkeyPatch, before: Callable[[], None], words: list[str]) -> int:
+    """Run a command as the program `wgrad`, here. before: called before it is started again in a new process."""
+    started: list[list[str]] = []
+
+    def execv(path: str, command: list[str]) -> None:
+        assert command[:3] == [sys.executable, "-m", "wgrad"] == [path, *command[1:3]]
+        started.append(command[3:])
+        raise _Started
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "execv", execv)
+        while True:
+            patch.setattr(sys, "argv", ["wgrad", *words])
+            try:
+                return main()
+            except _Started:
+                before()
+                words = started.pop()
 
 
 def contents(out: Path) -> dict[str, Any]:
@@ -117,6 +150,30 @@ def test_a_step_that_loses_the_device_three_times_ends_the_run(
     )
     assert runs.run(monkeypatch, (), "--resume")[0] == 0
     assert contents(out) == expected
+
+
+@pytest.mark.skipif(os.name != "posix", reason="a process is replaced by another")
+def test_a_device_that_needs_a_new_process_gets_one(
+    runs: Runs, whole: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    """The command is started again with --resume, from the newest state, and ends with the same bits. Not for ever."""
+    expected, calls = whole
+    monkeypatch.setattr(kept_state, "_SECONDS", 0.0)
+    monkeypatch.setattr(recovery, "_PAUSE", 0.0)
+    program = partial(as_program, monkeypatch, lambda: None)
+    with monkeypatch.context() as patch:
+        patch.setenv("WGRAD_LOST_AT", "")
+        status, out, front = runs.run(patch, [calls // 2, calls // 3], command=program, reopens=False)
+        said = capsys.readouterr()
+        assert status == 0 and front.losses.total() == 2, said.err
+        assert said.err.count("as planned; --resume goes on after step ") == said.err.count(": starting again\n") == 2
+        assert contents(out) == expected
+        patch.setenv("WGRAD_LOST_AT", "")
+        status, out, front = runs.run(patch, [calls // 30] * 9, command=program, reopens=False)
+        assert status == 2 and front.losses.total() == MOST
+        assert "the device was lost 3 times at step 0: " in capsys.readouterr().err
+        # Inside of another program nothing is started.
+        assert runs.run(patch, [calls // 2], reopens=False)[0] == NeedsNewProcess.status
 
 
 def test_a_state_that_is_too_large_for_main_memory_is_that_of_the_last_checkpoint(

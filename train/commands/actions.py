@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from typing import Any
 
-from wgrad.device.errors import WgradError
+from wgrad.device.errors import NeedsNewProcess, WgradError
 from wgrad.train.data.standard_input import copy_for_ranks
 from wgrad.train.files.input_files import expand_path
 from wgrad.train.options.bench_config import BenchConfig
@@ -13,6 +14,7 @@ from wgrad.train.options.chat_config import ChatConfig
 from wgrad.train.options.choice_options import ChoiceOptions
 from wgrad.train.options.eval_options import eval_options
 from wgrad.train.options.export_config import ExportConfig, ModelExportConfig, refuse_options_of_others
+from wgrad.train.options.finetune_config import FinetuneConfig
 from wgrad.train.options.generate_config import GenerateConfig
 from wgrad.train.options.import_options import ImportOptions
 from wgrad.train.options.merge_config import MergeConfig
@@ -42,11 +44,21 @@ def finetune(args: argparse.Namespace) -> int:
     try:
         if wants_launch(config.ranks):
             copy_for_ranks(config)
-            return launch(config.ranks or 1, args.words)
+            return _launch(config, args.words)
         with naming_sources(given):
             return run_finetune(config)
     finally:
         settle()  # what a run says is not what it is for
+
+
+def _launch(config: FinetuneConfig, words: Sequence[str]) -> int:
+    """Run the ranks, again where the GPU of one was lost and a new process can open it."""
+    from wgrad.train.output.checkpoints import Checkpoints
+    from wgrad.train.run.recovery import words_to_resume
+
+    while (status := launch(config.ranks or 1, words)) == NeedsNewProcess.status:
+        words = words_to_resume(words, Checkpoints(config.out).last_step())
+    return status
 
 
 def generate(args: argparse.Namespace) -> int:

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 import wgrad
-from wgrad.device.errors import WgradError
+from wgrad.device.errors import NeedsNewProcess, WgradError
 from wgrad.train.commands import actions
 from wgrad.train.commands.cli_options import Parser, add_options, with_current_options
 from wgrad.train.options.bench_config import BenchConfig
@@ -231,7 +231,18 @@ def _main(argv: Sequence[str] | None) -> int:
             raise
         if isinstance(error, KeyboardInterrupt):
             return _fail(_after_interrupt(args, error), ending[1])
+        if argv is None and args is not None and isinstance(error, NeedsNewProcess):
+            _start_again(args, error, ending[0])
         return _fail(f"error: {ending[0]}", ending[1])
+
+
+def _start_again(args: argparse.Namespace, error: NeedsNewProcess, message: str) -> None:
+    """Replace this process by one that goes on. It returns where the system cannot."""
+    from wgrad.train.run.recovery import start_again, words_to_resume
+
+    _fail(f"note: {message}: starting again", 0)
+    option = "--resume" if args.command == "finetune" else ""  # a sweep goes on by itself
+    start_again(words_to_resume(args.words, error.step, option))
 
 
 if __name__ == "__main__":

@@ -119,6 +119,11 @@ class Checkpoints:
                 return path
         return None
 
+    def last_step(self) -> int:
+        """Return the step of `saved`; 0 where there is none."""
+        path = self.saved()
+        return 0 if path is None else _number(path)
+
     def load(self) -> TrainingState | None:
         """The newest checkpoint that is whole; None where there is none at all.
 

@@ -144,7 +144,7 @@ class _Finetuning:
         with advising(for_parameters(config)):
             self.optimizer = build_optimizer(config, self.built.parameters)
         self.trainer = Trainer(self.built.model, self.optimizer, config, world, self.caller.hooks.loss, session.say)
-        reopens = session.device.reopens or not world.alone
+        reopens = session.device.reopens or session.device.needs_new_process or not world.alone
         self.kept = KeptState(self.optimizer, self._info_now, session.display.clock, self.lost_before, reopens)
         if self.state is not None:
             self._restore(self.state)

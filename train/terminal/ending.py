@@ -25,7 +25,7 @@ def ending_of(error: BaseException) -> tuple[str, int] | None:
     if isinstance(error, UnusableResult):
         return one_line(error), 1
     if isinstance(error, EXPECTED):
-        return one_line(error), 2
+        return one_line(error), getattr(error, "status", 2)
     if isinstance(error, MemoryError):
         return "out of main memory", 2
     if isinstance(error, KeyboardInterrupt):
