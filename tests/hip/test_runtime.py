@@ -420,7 +420,7 @@ def test_download_later_of_a_lost_device(hip_device: Any, blocking: None) -> Non
     later = hip_device.readback(x)
     with pytest.raises(DeviceLost):
         hip_device.launch("storage", "fill", [x, 0, Long(x.nbytes + 64)], (1, 1, 1))
-    with pytest.raises(DeviceLost, match="copying Array.*the device is lost"):
+    with pytest.raises(DeviceLost, match="copying Array.*the GPU is lost"):
         later.result()
     with pytest.raises(DeviceLost):
         hip_device.zeros((41,))
