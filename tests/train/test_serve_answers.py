@@ -19,9 +19,9 @@ from wgrad.train.data.tokenizer import load_tokenizer
 from wgrad.train.inference.scoring import LogProbs
 from wgrad.train.options.generate_config import GREEDY
 from wgrad.train.serve.answers import Choice, CompletionForm
-from wgrad.train.serve.engine import _prompt_tokens
 from wgrad.train.serve.jobs import Answer, Job, Piece, TokenInfo
 from wgrad.train.serve.preparation import Preparation
+from wgrad.train.serve.prompts import prompt_tokens
 from wgrad.train.serve.requests import CompletionRequest
 from wgrad.train.serve.stop_text import StopText
 
@@ -227,7 +227,7 @@ def test_offsets_are_places_in_the_text_that_begins_with_the_prompt(make_tokeniz
         (job,), (text,) = preparation.completion_jobs(asked, lambda number, event: None)
         found = LogProbs(np.zeros(len(ids), np.float32), np.zeros((len(ids), 0), np.int64), np.zeros((len(ids), 0)))
         choice = Choice(0, 1, text)
-        choice.add(Piece("", _prompt_tokens(tokenizer, job, found, 0), finish="length"))
+        choice.add(Piece("", prompt_tokens(tokenizer, job, found, 0), finish="length"))
         (whole,) = CompletionForm("m", True, str).answer([choice])["choices"]
         told = whole["logprobs"]
         assert whole["text"] == "<s>Héar</s>"[3 - begin :] and told["tokens"][0] == "<s>"

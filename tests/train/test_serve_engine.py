@@ -24,10 +24,11 @@ from wgrad.train.inference import continuous
 from wgrad.train.inference.continuous import Batch
 from wgrad.train.inference.growing import Growing
 from wgrad.train.options.generate_config import Sampling
-from wgrad.train.serve import engine as engine_module
-from wgrad.train.serve.engine import Engine, Limits
+from wgrad.train.serve import pace, prompts
+from wgrad.train.serve.engine import Engine
 from wgrad.train.serve.exchange import Events, Outbox
 from wgrad.train.serve.jobs import Event, Failed, Job, Piece
+from wgrad.train.serve.limits import Limits
 from wgrad.train.serve.logit_edits import LogitEdits
 
 
@@ -112,25 +113,23 @@ def test_who_comes_joins_those_who_are_there_and_each_is_as_alone(engine: Engine
 
 
 def test_a_block_of_tokens_is_one_event(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "_pace", lambda steps, waited: setattr(engine, "_steps", 8))
+    monkeypatch.setattr(engine._pace, "read", lambda steps, waited: setattr(engine._pace, "steps", 8))
     found: list[Event] = []
     run(engine, job(found, max_new_tokens=25, sampling=Sampling(temperature=0.0)))
     assert [event.new for event in found if isinstance(event, Piece)] == [1, 1, 8, 8, 7]
 
 
-def test_blocks_are_as_long_as_the_slower_of_host_and_device_wants(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_blocks_are_as_long_as_the_slower_of_host_and_device_wants(monkeypatch: pytest.MonkeyPatch) -> None:
     """A step of the device takes 1 ms, what the host does for a block takes `host`."""
     now, found = [100.0], dict[float, int]()
-    monkeypatch.setattr(engine_module.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(pace.time, "monotonic", lambda: now[0])
     for host in (0.001, 0.015, 0.2):
-        engine._steps, engine._least = 1, 1
+        one = pace.Pace()
         for _ in range(60):
-            steps = engine._steps
+            steps = one.steps
             now[0] += max(host, 0.001 * steps)
-            engine._pace(steps, max(0.001 * steps - host, 0.0))
-        found[host] = engine._steps
+            one.read(steps, max(0.001 * steps - host, 0.0))
+        found[host] = one.steps
     assert 18 <= found[0.001] <= 20 and 16 <= found[0.015] <= 20 and found[0.2] == 16
 
 
@@ -309,7 +308,9 @@ def test_an_error_ends_a_batch_and_not_the_server(
     assert "Traceback" not in capsys.readouterr().err
 
 
-def test_a_lost_device_ends_the_server(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lost_device_ends_the_server_where_it_does_not_open_again(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def lost(*args: Any, **options: Any) -> Any:
         raise DeviceLost("the device is lost")
 
@@ -317,9 +318,82 @@ def test_a_lost_device_ends_the_server(engine: Engine, monkeypatch: pytest.Monke
     first, second = list[Event](), list[Event]()
     with pytest.raises(DeviceLost):
         run(engine, *(job(first) for _ in range(4)), job(second))
-    assert first == [Failed(500, "the device is lost")] * 4 and second == [
-        Failed(503, "the server is ending: ask again later")
-    ]
+    assert first == [Failed(503, "the device is lost. Start the server again")] * 4
+    assert second == [Failed(503, "the server is ending: ask again later")]
+
+
+def losing(engine: Engine, monkeypatch: pytest.MonkeyPatch, calls: Sequence[int]) -> tuple[Engine, list[int]]:
+    """An engine whose device is lost in these calls of `Batch.queue` or `score`, and the losses as it opens again."""
+    queue, score, count, losses = Batch.queue, prompts.score, [0], list[int]()
+    models = dict(engine.models)
+
+    def reload(number: int) -> Any:
+        losses.append(number)
+        assert found.health == "recovering" and found.state().running == 0
+        return models
+
+    def counted(work: Any) -> Any:
+        def call(*args: Any, **options: Any) -> Any:
+            count[0] += 1
+            if count[0] in calls:
+                raise DeviceLost("the device was lost")
+            return work(*args, **options)
+
+        return call
+
+    monkeypatch.setattr(Batch, "queue", counted(queue))
+    monkeypatch.setattr(prompts, "score", counted(score))
+    found = Engine(models, engine.tokenizers, Limits(512, 4, 9), reload)
+    return found, losses
+
+
+def test_requests_go_on_after_a_loss_with_the_same_texts(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    def ask(found: list[list[Event]]) -> list[Job]:
+        jobs = [sampled(events, number) for number, events in enumerate(found)]
+        return [*jobs, job(found[-1], score=True, top=1, max_new_tokens=3)]
+
+    found, alone = [[list[Event]() for _ in range(4)] for _ in range(2)]
+    run(Engine(engine.models, engine.tokenizers, Limits(512, 4, 9)), *ask(alone)[:3])
+    run(Engine(engine.models, engine.tokenizers, Limits(512, 4, 9)), ask(alone)[4])
+    for call in (1, 2, 5):
+        lost, losses = losing(engine, monkeypatch, [call])
+        again = [list[Event]() for _ in range(4)]
+        run(lost, *ask(again)[:3], ask(again)[4])
+        assert losses == [1] and [text(events) for events in again] == [text(events) for events in alone]
+        assert lost._batch.free == 4 and lost.health == "ending"
+
+
+def test_a_request_that_sees_a_second_loss_fails_and_others_are_answered(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost, losses = losing(engine, monkeypatch, [2, 4])
+    first, second = list[Event](), list[Event]()
+    run(lost, *(job(first) for _ in range(4)), job(second))
+    failed = Failed(503, "the device was lost 2 times within this request: the device was lost")
+    assert [event for event in first if isinstance(event, Failed)] == [failed] * 4 and losses == [1, 2]
+    assert text(second)
+
+
+def test_after_three_losses_with_no_answer_in_between_it_ends_with_a_report(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost, losses = losing(engine, monkeypatch, range(1, 99))
+    found: list[Event] = []
+    with pytest.raises(DeviceLost, match="lost 3 times with no answer in between: the device was lost. Try a smaller"):
+        run(lost, *(job(found) for _ in range(6)))
+    assert (
+        losses == [1, 2] and len(found) == 6 and {event.status for event in found if isinstance(event, Failed)} == {503}
+    )
+    within, losses = losing(engine, monkeypatch, [1])
+
+    def fails(number: int) -> Any:
+        losses.append(number)
+        raise DeviceLost("it does not open again")
+
+    within._losses._reload = fails
+    with pytest.raises(DeviceLost, match="it does not open again"):
+        run(within, job(found))
+    assert losses == [1, 2]
 
 
 def test_an_error_within_a_stream_is_its_last_event(waiting: Client, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,8 @@ from __future__ import annotations
 import os
 import socket
 import threading
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from wgrad.device.errors import WgradError
@@ -16,11 +18,13 @@ from wgrad.train.data.template_process import shared_process
 from wgrad.train.data.tokenizer_source import open_tokenizer
 from wgrad.train.inference.all_kernels import run_all_kernels
 from wgrad.train.inference.continuous import SPARE
+from wgrad.train.inference.embedding import pooling_of
 from wgrad.train.inference.open_model import Opened, context_of, open_model
 from wgrad.train.inference.scoring import score
 from wgrad.train.inference.text_models import build_text_models
 from wgrad.train.model.model import Model
 from wgrad.train.options.serve_config import CACHE_SEQUENCES, KEY_VARIABLE, ServeConfig
+from wgrad.train.run.recovery import reopened
 from wgrad.train.terminal.interrupts import end_at_signals
 from wgrad.train.terminal.output import harmless, say
 
@@ -28,9 +32,10 @@ try:
     from starlette.types import ASGIApp
 
     from wgrad.train.serve.app import make_app
-    from wgrad.train.serve.engine import Engine, Limits
+    from wgrad.train.serve.engine import Engine
     from wgrad.train.serve.guard import Guard
     from wgrad.train.serve.http_server import HttpServer, listen, resolve
+    from wgrad.train.serve.limits import Limits
     from wgrad.train.serve.preparation import Preparation
     from wgrad.train.serve.request_log import RequestLog
 except ImportError as error:
@@ -92,14 +97,25 @@ def load(opened: Opened[ServeConfig], adapters: dict[str, str]) -> tuple[Engine,
                 opened.display.say(f"note: {name}: {remark}")
     for tokenizer in tokenizers.values():
         _ = tokenizer.stop_ids  # renders a template, which later only one thread at a time may
-    models = build_text_models(opened, {base: None, **adapters}, positions, run)
-    return Engine(models, tokenizers, limits), Preparation(
+
+    def build() -> Mapping[str, Model]:
+        return build_text_models(opened, {base: None, **adapters}, positions, run)
+
+    def reload(losses: int) -> Mapping[str, Model]:
+        nonlocal opened
+        opened = replace(opened, device=reopened(opened.device, losses, opened.display.say))
+        return build()
+
+    engine = Engine(build(), tokenizers, limits, reload if opened.device.reopens else None)
+    return engine, Preparation(
         tokenizers,
         opened.config.vocab_size,
         positions,
         min(args.max_new_tokens, positions - 1),
         args.max_seconds,
         threading.Lock(),
+        args.pooling or pooling_of(opened.folder),
+        opened.config.hidden_size,
     )
 
 

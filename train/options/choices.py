@@ -16,6 +16,7 @@ Schedule = Literal["cosine", "linear", "constant"]
 LossOn = Literal["completion", "all"]
 OnBadLine = Literal["skip", "stop"]
 Stream = Literal["auto", "on", "off"]
+Pooling = Literal["mean", "last"]
 # Well-known chat templates that --chat-template takes by name; other names are those of the model's own.
 TEMPLATES = (
     "chatml", "llama2", "llama3", "mistral", "gemma", "phi3", "zephyr", "vicuna", "alpaca", "deepseek-r1",

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass
+from typing import get_args
 
 from wgrad.device.errors import WgradError
 from wgrad.train.files.input_files import expand_path
+from wgrad.train.options.choices import Pooling
 from wgrad.train.options.model_options import WithContext, WithTemplate
 from wgrad.train.options.options import ABOVE_0, AT_LEAST_1, PORT, Rule, option
 
@@ -40,6 +42,12 @@ class ServeConfig(WithTemplate, WithContext):
         (),
         "further PEFT adapters to serve, each under its folder's name or NAME; requests choose by 'model'",
         metavar="[NAME=]DIR",
+    )
+    pooling: Pooling | None = option(
+        None,
+        "embeddings from the mean of a text's tokens, or from the last one (default: as the model's 1_Pooling says, "
+        "else mean)",
+        choices=get_args(Pooling),
     )
     host: str = option(
         "127.0.0.1",

@@ -5,9 +5,12 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
+
+import numpy as np
 
 from wgrad.train.serve.answer_parts import AnswerParts, Style
+from wgrad.train.serve.errors import ApiError
 from wgrad.train.serve.jobs import Piece, TokenInfo
 
 TokenText = Callable[[int], str]
@@ -21,13 +24,14 @@ class Choice:
         self.number, self.prompt_tokens = number, prompt_tokens
         self.parts = AnswerParts(style or Style())
         self.text, self.tokens, self.new, self.finish = echo, list[TokenInfo](), 0, ""
+        self.vector: np.ndarray | None = None
         self.offset = 0  # characters of the tokens that were told in chunks
 
     def add(self, piece: Piece) -> None:
         self.text += piece.text
         self.tokens += piece.tokens
         self.new += piece.new
-        self.finish = piece.finish
+        self.finish, self.vector = piece.finish, piece.vector
 
 
 def usage(choices: Sequence[Choice]) -> dict[str, int]:
@@ -35,13 +39,34 @@ def usage(choices: Sequence[Choice]) -> dict[str, int]:
     return {"prompt_tokens": prompt, "completion_tokens": new, "total_tokens": prompt + new}
 
 
-class Form:
-    """One of the two kinds of answers. top: whether log-probabilities are told."""
+class Form(Protocol):
+    """How the answers to a request are written: whole, or as the events of a stream, which closes with `end`."""
 
-    prefix, whole, part = "", "", ""
+    end: str
 
-    def __init__(self, model: str, logprobs: bool, token_text: TokenText) -> None:
-        self.model, self.logprobs, self.token_text = model, logprobs, token_text
+    def answer(self, choices: Sequence[Choice]) -> dict[str, Any]: ...
+
+    def opening(self, choices: Sequence[Choice]) -> list[dict[str, Any]]:
+        """Events before any piece."""
+
+    def events(self, choice: Choice, piece: Piece) -> list[dict[str, Any]]:
+        """Events of a piece that its choice has."""
+
+    def closing(self, choices: Sequence[Choice]) -> list[dict[str, Any]]:
+        """Events behind the last piece."""
+
+    def failure(self, error: ApiError) -> list[dict[str, Any]]:
+        """The last events of a stream that fails."""
+
+
+class ChunkForm:
+    """One of the two kinds of answers that come in chunks. logprobs: they are told. tells_usage: at the end of a
+    stream."""
+
+    prefix, whole, part, end = "", "", "", "data: [DONE]\n\n"
+
+    def __init__(self, model: str, logprobs: bool, token_text: TokenText, tells_usage: bool = False) -> None:
+        self.model, self.logprobs, self.token_text, self.tells_usage = model, logprobs, token_text, tells_usage
         self.id, self.created = self.prefix + secrets.token_hex(12), int(time.time())
 
     def _head(self, kind: str) -> dict[str, Any]:
@@ -51,18 +76,22 @@ class Form:
         found = [self._choice(c, c.text, c.tokens, 0, c.finish, whole=True) for c in choices]
         return {**self._head(self.whole), "choices": found, "usage": usage(choices)}
 
-    def opening(self, choice: Choice) -> list[dict[str, Any]]:
-        """Chunks before any piece."""
-        return []
+    def opening(self, choices: Sequence[Choice]) -> list[dict[str, Any]]:
+        raise NotImplementedError
 
     def chunk(self, choice: Choice, piece: Piece) -> dict[str, Any]:
         found = self._choice(choice, piece.text, piece.tokens, choice.offset, piece.finish, whole=False)
         choice.offset += sum(token.width for token in piece.tokens)
         return {**self._head(self.part), "choices": [found]}
 
-    def closing(self, choices: Sequence[Choice]) -> dict[str, Any]:
-        """The chunk that tells the usage."""
-        return {**self._head(self.part), "choices": [], "usage": usage(choices)}
+    def events(self, choice: Choice, piece: Piece) -> list[dict[str, Any]]:
+        return [self.chunk(choice, piece)]
+
+    def closing(self, choices: Sequence[Choice]) -> list[dict[str, Any]]:
+        return [{**self._head(self.part), "choices": [], "usage": usage(choices)}] if self.tells_usage else []
+
+    def failure(self, error: ApiError) -> list[dict[str, Any]]:
+        return [error.body()]
 
     def _choice(
         self, choice: Choice, text: str, tokens: Sequence[TokenInfo], offset: int, finish: str, *, whole: bool
@@ -70,11 +99,11 @@ class Form:
         raise NotImplementedError
 
 
-class CompletionForm(Form):
+class CompletionForm(ChunkForm):
     prefix, whole, part = "cmpl-", "text_completion", "text_completion"
 
-    def opening(self, choice: Choice) -> list[dict[str, Any]]:
-        return [self.chunk(choice, Piece(choice.text))] if choice.text else []
+    def opening(self, choices: Sequence[Choice]) -> list[dict[str, Any]]:
+        return [self.chunk(choice, Piece(choice.text)) for choice in choices if choice.text]
 
     def _choice(
         self, choice: Choice, text: str, tokens: Sequence[TokenInfo], offset: int, finish: str, *, whole: bool
@@ -104,13 +133,13 @@ class CompletionForm(Form):
         return found
 
 
-class ChatForm(Form):
+class ChatForm(ChunkForm):
     prefix, whole, part = "chatcmpl-", "chat.completion", "chat.completion.chunk"
 
-    def opening(self, choice: Choice) -> list[dict[str, Any]]:
+    def opening(self, choices: Sequence[Choice]) -> list[dict[str, Any]]:
         delta = {"role": "assistant", "content": ""}
-        first = {"index": choice.number, "delta": delta, "logprobs": None, "finish_reason": None}
-        return [{**self._head(self.part), "choices": [first]}]
+        rest = {"delta": delta, "logprobs": None, "finish_reason": None}
+        return [{**self._head(self.part), "choices": [{"index": choice.number, **rest}]} for choice in choices]
 
     def _choice(
         self, choice: Choice, text: str, tokens: Sequence[TokenInfo], offset: int, finish: str, *, whole: bool
@@ -125,13 +154,14 @@ class ChatForm(Form):
             finish = TOOL_CALLS
         if whole:
             said = {"role": "assistant", "content": None, **said}
-        told = {"content": [self._token(token) for token in tokens]} if self.logprobs else None
+        told = {"content": [token_entry(token, self.token_text) for token in tokens]} if self.logprobs else None
         key = "message" if whole else "delta"
         return {"index": choice.number, key: said, "logprobs": told, "finish_reason": finish or None}
 
-    def _token(self, token: TokenInfo) -> dict[str, Any]:
-        top = [_entry(self.token_text(i), p) for i, p in token.top]
-        return {**_entry(token.text, token.log_prob), "top_logprobs": top}
+
+def token_entry(token: TokenInfo, token_text: TokenText) -> dict[str, Any]:
+    """Return the log-probabilities of a token of a conversation."""
+    return {**_entry(token.text, token.log_prob), "top_logprobs": [_entry(token_text(i), p) for i, p in token.top]}
 
 
 def _entry(text: str, log_prob: float | None) -> dict[str, Any]:

@@ -18,19 +18,33 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from wgrad.train.files.input_files import one_line
-from wgrad.train.serve.answers import ChatForm, Choice, CompletionForm, Form, usage
-from wgrad.train.serve.engine import Engine, Full
+from wgrad.train.serve.answer_parts import Style
+from wgrad.train.serve.answers import ChatForm, Choice, CompletionForm, Form, TokenText, usage
+from wgrad.train.serve.embeddings import EmbeddingRequest
+from wgrad.train.serve.engine import Engine
 from wgrad.train.serve.errors import ApiError
 from wgrad.train.serve.exchange import CLIENT_GONE, Events, Outbox, Pieces, pieces
 from wgrad.train.serve.jobs import Job
+from wgrad.train.serve.limits import Full
 from wgrad.train.serve.metrics import CONTENT_TYPE
 from wgrad.train.serve.preparation import Preparation
 from wgrad.train.serve.request_log import NOTE
-from wgrad.train.serve.requests import ChatRequest, CompletionRequest, parse_request
+from wgrad.train.serve.requests import Body, ChatRequest, CompletionRequest, parse_request
 from wgrad.train.serve.requests import Request as Asked
+from wgrad.train.serve.responses_form import ResponsesForm
+from wgrad.train.serve.responses_request import NAMES, ResponsesRequest
 
 MOST_BYTES = 4 << 20  # of a request
 BODY_SECONDS = 30.0  # for it to come
+_PATHS = (
+    "/v1/models",
+    "/v1/completions",
+    "/v1/chat/completions",
+    "/v1/responses",
+    "/v1/embeddings",
+    "/health",
+    "/metrics",
+)
 
 
 def make_app(engine: Engine, preparation: Preparation) -> Starlette:
@@ -43,6 +57,8 @@ def make_app(engine: Engine, preparation: Preparation) -> Starlette:
         Route("/v1/models/{name:path}", api.model),
         Route("/v1/completions", api.completions, methods=["POST"]),
         Route("/v1/chat/completions", api.chat_completions, methods=["POST"]),
+        Route("/v1/responses", api.responses, methods=["POST"]),
+        Route("/v1/embeddings", api.embeddings, methods=["POST"]),
     ]
     return Starlette(routes=routes, exception_handlers={ApiError: _api_error, HTTPException: _http_error, 500: _fault})
 
@@ -52,7 +68,7 @@ async def _api_error(request: Request, error: Any) -> Response:
 
 
 async def _http_error(request: Request, error: Any) -> Response:
-    paths = "this server has /v1/models, /v1/completions, /v1/chat/completions, /health and /metrics"
+    paths = f"this server has {', '.join(_PATHS)}"
     message = f"{request.method[:20]} {one_line(request.url.path)}: {error.detail}: {paths}"
     return JSONResponse(ApiError(error.status_code, message).body(), error.status_code, error.headers)
 
@@ -73,18 +89,18 @@ class Api:
         return {"id": name, "object": "model", "created": self._begun, "owned_by": "wgrad"}
 
     async def health(self, request: Request) -> Response:
-        alive = self.engine.alive
-        return JSONResponse({"status": "ok" if alive else "ending"}, 200 if alive else 503)
+        status = self.engine.health
+        return JSONResponse({"status": status}, 200 if status == "ok" else 503)
 
     async def metrics(self, request: Request) -> Response:
         return Response(self.engine.metrics.text(self.engine.state()), media_type=CONTENT_TYPE)
 
     async def models(self, request: Request) -> Response:
-        return JSONResponse({"object": "list", "data": [self._model(name) for name in self.engine.models]})
+        return JSONResponse({"object": "list", "data": [self._model(name) for name in self.engine.tokenizers]})
 
     async def model(self, request: Request) -> Response:
         name = request.path_params["name"]
-        if name not in self.engine.models:
+        if name not in self.engine.tokenizers:
             raise ApiError(404, f"model {name[:200]!r} is not served: /v1/models lists what is", code="model_not_found")
         return JSONResponse(self._model(name))
 
@@ -96,16 +112,48 @@ class Api:
             Choice(number, 0 if number % asked.n else len(job.prompt), text)  # a prompt counts once
             for number, (job, text) in enumerate(zip(jobs, texts))
         ]
-        form = CompletionForm(asked.model, asked.top is not None, self.preparation.tokenizers[asked.model].token_text)
+        form = CompletionForm(asked.model, asked.top is not None, self._token_text(asked), asked.tells_usage)
         return await self._answer(request, asked, jobs, choices, form, events)
 
     async def chat_completions(self, request: Request) -> Response:
         asked = parse_request(await _body(request), ChatRequest)
         events = Events(self._outbox)
         jobs, style = await run_in_threadpool(self.preparation.chat_jobs, asked, events.put)
-        form = ChatForm(asked.model, asked.top is not None, self.preparation.tokenizers[asked.model].token_text)
-        choices = [Choice(number, 0 if number else len(job.prompt), style=style) for number, job in enumerate(jobs)]
-        return await self._answer(request, asked, jobs, choices, form, events)
+        form = ChatForm(asked.model, asked.top is not None, self._token_text(asked), asked.tells_usage)
+        return await self._answer(request, asked, jobs, _choices(jobs, style), form, events)
+
+    async def responses(self, request: Request) -> Response:
+        asked = parse_request(await _body(request), ResponsesRequest)
+        events = Events(self._outbox)
+        try:
+            jobs, style = await run_in_threadpool(self.preparation.chat_jobs, asked.as_chat(), events.put)
+        except ApiError as error:
+            raise error.renamed(NAMES) from error
+        form = ResponsesForm(asked, self._token_text(asked))
+        return await self._answer(request, asked, jobs, _choices(jobs, style), form, events)
+
+    async def embeddings(self, request: Request) -> Response:
+        asked = parse_request(await _body(request), EmbeddingRequest)
+        events = Events(self._outbox)
+        jobs = await run_in_threadpool(self.preparation.embedding_jobs, asked, events.put)
+        choices = [Choice(number, len(job.prompt)) for number, job in enumerate(jobs)]
+        async for _ in self._pieces(request, asked, jobs, choices, events):
+            pass
+        return JSONResponse(await run_in_threadpool(asked.answer, choices))
+
+    def _token_text(self, asked: Asked) -> TokenText:
+        return self.preparation.tokenizers[asked.model].token_text
+
+    def _pieces(
+        self, request: Request, asked: Body, jobs: Sequence[Job], choices: Sequence[Choice], events: Events
+    ) -> Pieces:
+        """Have the engine answer. ApiError."""
+        try:
+            self.engine.submit(jobs)
+        except Full:
+            raise ApiError(429, "as many requests wait as may (--max-waiting): ask again later") from None
+        request.scope[NOTE] = _Note(asked.model, choices)
+        return pieces(request, jobs, choices, events)
 
     async def _answer(
         self,
@@ -116,20 +164,19 @@ class Api:
         form: Form,
         events: Events,
     ) -> Response:
-        try:
-            self.engine.submit(jobs)
-        except Full:
-            raise ApiError(429, "as many requests wait as may (--max-waiting): ask again later") from None
-        request.scope[NOTE] = _Note(asked.model, choices)
-        found = pieces(request, jobs, choices, events)
+        found = self._pieces(request, asked, jobs, choices, events)
         if asked.stream:
-            opening = [chunk for choice in choices for chunk in form.opening(choice)]
-            first = await anext(found)  # what fails before anything is sent has a status of its own
-            stream = _stream(form, choices, [*opening, form.chunk(*first)], found, asked.tells_usage)
+            begun = form.opening(choices)
+            begun += form.events(*await anext(found))  # what fails before anything is sent has a status of its own
+            stream = _stream(form, choices, begun, found)
             return StreamingResponse(stream, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
         async for _ in found:
             pass
         return JSONResponse(form.answer(choices))
+
+
+def _choices(jobs: Sequence[Job], style: Style) -> list[Choice]:
+    return [Choice(number, 0 if number else len(job.prompt), style=style) for number, job in enumerate(jobs)]
 
 
 class _Note:
@@ -144,26 +191,28 @@ class _Note:
 
 
 async def _stream(
-    form: Form, choices: Sequence[Choice], begun: Sequence[dict[str, Any]], found: Pieces, tells_usage: bool
+    form: Form, choices: Sequence[Choice], begun: Sequence[dict[str, Any]], found: Pieces
 ) -> AsyncIterator[str]:
-    """Server-sent events. begun: the chunks that there are already."""
+    """Server-sent events. begun: those that there are already."""
     async with aclosing(found):
-        for chunk in begun:
-            yield _event(chunk)
+        yield _events(begun)
         try:
             async for choice, piece in found:
-                yield _event(form.chunk(choice, piece))
+                yield _events(form.events(choice, piece))
                 await asyncio.sleep(0)  # a client that has gone is seen before more is written to it
         except ApiError as error:
-            yield _event(error.body())
+            yield _events(form.failure(error))
             return
-    if tells_usage:
-        yield _event(form.closing(choices))
-    yield "data: [DONE]\n\n"
+    yield _events(form.closing(choices)) + form.end
 
 
-def _event(value: dict[str, Any]) -> str:
-    return f"data: {json.dumps(value, ensure_ascii=False)}\n\n"
+def _events(values: Sequence[dict[str, Any]]) -> str:
+    """Values as they are sent; one with a type is named by it."""
+    lines = list[str]()
+    for value in values:
+        named = f"event: {value['type']}\n" if "type" in value else ""
+        lines.append(f"{named}data: {json.dumps(value, ensure_ascii=False)}\n\n")
+    return "".join(lines)
 
 
 async def _body(request: Request) -> bytes:

@@ -2,7 +2,7 @@
 
 Sequences of a batch share a model and nothing else. While a job for another model is first in line nobody joins, so
 its turn comes when the batch has ended. A score is made between two blocks of steps, one text at a time, so that it
-hangs on no other request.
+hangs on no other request; embeddings are made there too.
 
 The device is a block ahead: while it draws the tokens of one, the host reads those of the one before.
 """
@@ -14,74 +14,53 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
-from typing import NamedTuple
 
-from wgrad.device.errors import DeviceError, OutOfMemory, WgradError
+from wgrad.device.errors import DeviceError, DeviceLost, OutOfMemory, WgradError
 from wgrad.train.data.tokenizer import Tokenizer
-from wgrad.train.inference.batch_step import MOST_STEPS
 from wgrad.train.inference.continuous import CHUNK, Batch, padded
-from wgrad.train.inference.generation import not_finite, settings_of, uniform_numbers
+from wgrad.train.inference.generation import not_finite
 from wgrad.train.inference.growing import Block, Growing
-from wgrad.train.inference.scoring import LogProbs, log_probs, score
+from wgrad.train.inference.scoring import LogProbs, log_probs
 from wgrad.train.model.model import Model
-from wgrad.train.serve.jobs import LENGTH, STOP, Answer, Failed, Job, Piece, TokenInfo, token_info
+from wgrad.train.serve.jobs import LENGTH, STOP, Answer, Failed, Job
+from wgrad.train.serve.limits import Full, Limits
+from wgrad.train.serve.losses import MOST_OF_A_REQUEST, Losses, Reload
+from wgrad.train.serve.member import Member
 from wgrad.train.serve.metrics import Metrics, State
+from wgrad.train.serve.pace import Pace
+from wgrad.train.serve.prompts import embed_prompts, score_prompt
 from wgrad.train.terminal.ending import one_line
 from wgrad.train.terminal.output import say
 
 BUSY, ENDING = 503, "the server is ending: ask again later"
-BLOCK_SECONDS = 0.02  # of a block of steps: text flows, and who comes waits no longer than two
-_BUSY, _MOST_FOR_HOST = 0.2, 16  # part of a block that the host waits at least; steps of a block so that it does
 _AHEAD = 2  # blocks that are queued when the host waits for the first of them
 _JOINING = 2 * CHUNK  # tokens of prompts that are read between two blocks
 
 
-class Full(Exception):
-    """As many jobs wait as may."""
-
-
-class Limits(NamedTuple):
-    """positions: tokens of a prompt and its answer, and rows of the models' rotary tables. rows: texts of a batch.
-    waiting: texts in the line. keys: of the cache, in all rows together."""
-
-    positions: int
-    rows: int
-    waiting: int
-    keys: int | None = None
-
-    @property
-    def prompt_tokens(self) -> int:
-        """Tokens prefilled at once by several requests: at most those of a single prompt, or a small number."""
-        return max(self.positions, 2048)
-
-
-@dataclass(eq=False)
-class _Member:
-    """An answer in the batch. ids: its tokens so far."""
-
-    answer: Answer
-    sequence: Growing
-    ids: list[int] = field(default_factory=list)
-
-
 class Engine:
-    """Answers jobs with `models` and their `tokenizers` (by name), on the thread that calls `run`."""
+    """Answers jobs with `models` and their `tokenizers` (by name), on the thread that calls `run`. reload: loads the
+    models again where the device was lost; None where it cannot be opened again."""
 
-    def __init__(self, models: Mapping[str, Model], tokenizers: Mapping[str, Tokenizer], limits: Limits) -> None:
+    def __init__(
+        self,
+        models: Mapping[str, Model],
+        tokenizers: Mapping[str, Tokenizer],
+        limits: Limits,
+        reload: Reload | None = None,
+    ) -> None:
         self.models, self.tokenizers, self.limits = models, tokenizers, limits
         self._line: list[Job] = []
         self._changed = threading.Condition()
-        self._closing = False
-        self.metrics = Metrics()
+        self._closing = self._recovering = False
+        self.metrics, self._losses = Metrics(), Losses(reload)
         self._batch = Batch(next(iter(models.values())), limits.rows, limits.keys)
         self._model = next(iter(models))  # of the batch
-        self._members: dict[Growing, _Member] = {}
-        self._again: list[_Member] = []  # whose texts are to be read once more
+        self._members: dict[Growing, Member] = {}
+        self._again: list[Member] = []  # whose texts are to be read once more
         self._blocks: deque[Block] = deque()
         self._spoiled = False  # numbers in the cache are not finite
         self.together: Callable[[], AbstractContextManager[None]] = nullcontext  # what is emitted within it
-        self._steps, self._least, self._last_read = 1, 1, 0.0  # of a block; when the last one was read
+        self._pace = Pace()
 
     # ---- from any thread -----------------------------------------------------------------------
     def submit(self, jobs: Sequence[Job]) -> None:
@@ -108,24 +87,66 @@ class Engine:
             job.emit(Failed(BUSY, ENDING))
 
     @property
-    def alive(self) -> bool:
-        """Return whether requests are answered."""
-        return not self._closing
+    def health(self) -> str:
+        """Return "ok", "recovering" from a lost device, or "ending"."""
+        return "ending" if self._closing else "recovering" if self._recovering else "ok"
 
     def state(self) -> State:
         """As it is about now."""
-        batch = self._batch
+        batch = vars(self).get("_batch")
+        if batch is None:
+            return State(len(self._line), 0, self.limits.rows, 0, 0)
         return State(len(self._line), len(batch.members), batch.rows, batch.used_keys, batch.total_keys)
 
     # ---- the device's thread -------------------------------------------------------------------
     def run(self) -> None:
-        """Until `close`. DeviceError: the device is lost."""
+        """Until `close`. DeviceError: the device is lost for good."""
+        reason = ENDING
         try:
             while self._wait():
-                self._guarded(self._turn, lambda: list(self._members.values()))
+                if lost := self._turn_or_loss():
+                    self._recover(lost)
+        except DeviceError as error:
+            reason = one_line(error)
+            raise
         finally:
             self.close()
-            self._fail(list(self._members.values()), BUSY, ENDING)
+            self._fail(list(self._members.values()), BUSY, reason)
+
+    def _turn_or_loss(self) -> str:
+        """Return what is said of a loss of the device; not the error, whose traceback refers to what is on it."""
+        try:
+            self._guarded(self._turn, lambda: list(self._members.values()))
+        except DeviceLost as error:
+            return one_line(error)
+        return ""
+
+    def _recover(self, reason: str) -> None:
+        """Load the models again, and go on with the answers. Those that see a second loss fail."""
+        self._recovering = True
+        self._blocks.clear()
+        self._again, again = [], list[Job]()
+        for member in list(self._members.values()):
+            job = member.answer.job
+            job.losses += 1
+            del self._members[member.sequence]
+            if job.losses >= MOST_OF_A_REQUEST:
+                member.answer.fail(
+                    BUSY, f"the device was lost {job.losses} times within this request: {reason}"
+                )
+            elif job.is_read_alone and not member.scored:
+                again.append(job)
+            else:
+                member.begin_again()
+                self._members[member.sequence] = member
+                self._again.append(member)
+        with self._changed:
+            self._line = [*again, *self._line]
+        self._spoiled, self.models = False, {}
+        del self._batch
+        self.models = self._losses.recover(reason)
+        self._batch = Batch(self.models[self._model], self.limits.rows, self.limits.keys)
+        self._pace, self._recovering = Pace(), False
 
     def _wait(self) -> bool:
         """Return whether there is something to do; False at the end."""
@@ -134,7 +155,7 @@ class Engine:
                 self._line = [job for job in self._line if not self._given_up(job)]
                 if self._line or self._members:
                     return True
-                self._last_read = 0.0
+                self._pace.pause()
                 self._changed.wait(timeout=1.0)  # not without end: on Windows Ctrl-C does not end a wait
         return False
 
@@ -145,10 +166,12 @@ class Engine:
             job.emit(Failed(BUSY, message))
         return job.late or job.cancelled
 
-    def _guarded(self, work: Callable[[], None], concerned: Callable[[], list[_Member]]) -> None:
-        """Report an error to each request that it concerns; only a lost device ends the thread."""
+    def _guarded(self, work: Callable[[], None], concerned: Callable[[], list[Member]]) -> None:
+        """Report an error to each request that it concerns; only a loss of the device is the caller's."""
         try:
             work()
+        except DeviceLost:
+            raise
         except (WgradError, OutOfMemory, MemoryError) as error:
             self._give_up(concerned(), one_line(error))
         except DeviceError as error:
@@ -159,7 +182,7 @@ class Engine:
             say(f"wgrad: {message}", "stderr")
             self._give_up(concerned(), message)
 
-    def _give_up(self, members: list[_Member], message: str) -> None:
+    def _give_up(self, members: list[Member], message: str) -> None:
         """Whatever the batch holds may be half done."""
         self._fail(members, 500, message)
         self._fail(list(self._members.values()), 500, message)
@@ -167,7 +190,7 @@ class Engine:
         self._again = []
         self._batch.reset()
 
-    def _fail(self, members: Sequence[_Member], status: int, message: str) -> None:
+    def _fail(self, members: Sequence[Member], status: int, message: str) -> None:
         for member in members:
             if not member.answer.ended:
                 member.answer.fail(status, message)
@@ -193,7 +216,7 @@ class Engine:
             with self.together():
                 self._read(self._blocks.popleft())
 
-    def _remove(self, member: _Member) -> None:
+    def _remove(self, member: Member) -> None:
         member.answer.ended = True
         del self._members[member.sequence]
         self._batch.leave(member.sequence)
@@ -211,7 +234,7 @@ class Engine:
             if self._batch.growing:
                 return  # they have a step before the next are read
 
-    def _next_members(self) -> list[_Member]:
+    def _next_members(self) -> list[Member]:
         """The first of the line that are read together, taken out of it; [] where none may join."""
         with self._changed:
             self._line = [job for job in self._line if not self._given_up(job)]
@@ -221,44 +244,58 @@ class Engine:
                 self._model = self._line[0].model
                 self._batch.use(self.models[self._model])
             most = _JOINING if self._batch.growing else self.limits.prompt_tokens
-            found = list[_Member]()
+            found, tokens = list[Member](), 0
             for job in self._line:
-                if job.model != self._model or (found and (job.score or found[0].answer.job.score)):
+                first = found[0].answer.job if found else job
+                if job.model != self._model or first.pooling != job.pooling or (found and (job.score or first.score)):
                     break
                 sequence = Growing.begin(job.prompt, job.max_new_tokens, job.sampling)
+                if job.pooling is not None:
+                    tokens += len(job.prompt)
+                    if found and tokens > self.limits.positions:
+                        break
+                    found.append(Member(Answer(job, self.tokenizers[job.model]), sequence))
+                    continue
                 together = [*(member.sequence for member in found), sequence]
                 width = padded(max(len(one.prompt) for one in together))
                 if found and (len(together) * width > most or self._batch.is_long(job.prompt)):
                     break
                 if not self._batch.can_join(together):
                     break
-                found.append(_Member(Answer(job, self.tokenizers[job.model]), sequence))
+                found.append(Member(Answer(job, self.tokenizers[job.model]), sequence))
             self._line = self._line[len(found) :]
             return found
 
-    def _join(self, members: list[_Member]) -> None:
+    def _join(self, members: list[Member]) -> None:
         """members: one, where its prompt is scored."""
-        answer = members[0].answer
+        first, model = members[0], self.models[self._model]
         self.metrics.joined(sum(len(member.answer.job.prompt) for member in members))
-        if answer.job.score:
-            self._score(answer)
-            if answer.ended:
-                return
         self._members |= {member.sequence: member for member in members}
+        if first.answer.job.is_read_alone:
+            if first.answer.job.pooling is not None:
+                embed_prompts(model, [member.answer for member in members])
+            elif (last := score_prompt(model, first.answer)) is not None:
+                self._take(first.answer, model, last[0], 1, last[1], 0)
+            first.scored = True
+            if first.answer.ended:
+                self._losses.answered()
+                for member in members:
+                    del self._members[member.sequence]
+                return
         self._batch.join([member.sequence for member in members])
 
     def _queue(self) -> Block:
         growing = [self._members[sequence] for sequence in self._batch.growing]
         edited = any(member.answer.job.edits for member in growing)
         return self._batch.queue(
-            1 if edited else self._steps, any(member.answer.job.top is not None for member in growing)
+            1 if edited else self._pace.steps, any(member.answer.job.top is not None for member in growing)
         )
 
     def _make_room(self) -> None:
         """Send those who came last away for a while, where the cache has no room for what all will have."""
-        if self._batch.crowded(self._steps):
+        if self._batch.crowded(self._pace.steps):
             self._drain()
-        for sequence in self._batch.crowded(self._steps) if self._batch.growing else ():
+        for sequence in self._batch.crowded(self._pace.steps) if self._batch.growing else ():
             self._batch.leave(sequence)
             self._read_again(self._members[sequence])
 
@@ -283,7 +320,7 @@ class Engine:
     def _read(self, block: Block) -> None:
         begin = time.monotonic()
         tokens, logits = block.tokens(), block.logits()
-        self._pace(block.steps, time.monotonic() - begin)
+        self._pace.read(block.steps, time.monotonic() - begin)
         told = [part for part in block.parts if part.sequence in self._members and self._top(part.sequence) is not None]
         found, places = None, {part.sequence: place for place, part in enumerate(told)}
         if logits is not None and told:
@@ -303,6 +340,7 @@ class Engine:
                     member.answer, self._batch.model, token, len(member.ids), found, places.get(part.sequence, 0)
                 )
                 if member.answer.ended:
+                    self._losses.answered()
                     self._spoiled = self._spoiled or token < 0
                     self._remove(member)
                     break
@@ -315,48 +353,14 @@ class Engine:
                 self.metrics.first(time.monotonic() - member.answer.job.begun)
         self.metrics.drew(drawn)
 
-    def _read_again(self, member: _Member) -> None:
+    def _read_again(self, member: Member) -> None:
         del self._members[member.sequence]
-        member.sequence = member.sequence.go_on(member.ids[len(member.ids) - member.sequence.drawn :])
+        member.begin_again()
         self._members[member.sequence] = member
         self._again.append(member)
 
     def _top(self, sequence: Growing) -> int | None:
         return self._members[sequence].answer.job.top
-
-    def _pace(self, steps: int, waited: float) -> None:
-        """Choose the length of a block by how long the last one took, of which the host `waited` for the device.
-
-        Where it hardly waited its own work for each block is what takes long: blocks must be longer then, within
-        limits.
-        """
-        now = time.monotonic()
-        if self._last_read:
-            took = max(now - self._last_read, 1e-6)
-            if waited < _BUSY * took:
-                self._least = min(2 * steps, _MOST_FOR_HOST)
-            elif waited > 0.5 * took:
-                self._least = max(self._least - 1, 1)
-            wanted = max(int(BLOCK_SECONDS / (took / steps)), self._least)
-            self._steps = max(min(wanted, 2 * self._steps, MOST_STEPS), 1)
-        self._last_read = now
-
-    def _score(self, answer: Answer) -> None:
-        """The prompt, and what follows it. One token more, as evaluations ask for, needs no second pass."""
-        job = answer.job
-        model, top = self.models[job.model], job.top or 0
-        scored = score(model, job.prompt, top)
-        job.emit(Piece("", _prompt_tokens(answer.tokenizer, job, scored.given, top)))
-        if job.max_new_tokens == 0:
-            answer.end(LENGTH)
-        elif job.max_new_tokens == 1:
-            upload = model.device.upload
-            number, settings = upload(uniform_numbers(job.sampling.seed, 1)), upload(settings_of(job.sampling)[None])
-            logits = model.device.download(scored.next_logits)
-            logits = job.edits.apply(logits[0], [])[None] if job.edits else logits
-            token = int(model.device.download(model.device.sample(upload(logits), number, settings))[0])
-            found = log_probs(logits, [token], top)
-            self._take(answer, model, token, 1, found, 0)
 
     def _take(self, answer: Answer, model: Model, token: int, count: int, found: LogProbs | None, row: int) -> None:
         """token: the answer's `count`-th."""
@@ -370,13 +374,3 @@ class Engine:
             answer.add(token, found, row)
             if answer.job.late and not answer.ended:
                 answer.end(LENGTH)
-
-
-def _prompt_tokens(tokenizer: Tokenizer, job: Job, given: LogProbs, top: int) -> list[TokenInfo]:
-    stream, ids = tokenizer.decode_stream(skip_special_tokens=False), job.prompt
-    texts = [stream.add(token) for token in ids]
-    texts[-1] += stream.rest()
-    first = TokenInfo(ids[0], texts[0], None)
-    infos = [first, *(token_info(ids[n], texts[n], given, n - 1, top) for n in range(1, len(ids)))]
-    before, behind = job.around
-    return [replace(info, shown=before <= n < len(ids) - behind) for n, info in enumerate(infos)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 _TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
@@ -13,6 +14,12 @@ class ApiError(Exception):
     def __init__(self, status: int, message: str, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
         self.status, self.message, self.param, self.code = status, message, param, code
+
+    def renamed(self, names: Mapping[str, str]) -> ApiError:
+        """Return it with other names of keys."""
+        new = names.get(self.param or "", self.param)
+        message = self.message.replace(f": {self.param}", f": {new}", 1)
+        return ApiError(self.status, message, new, self.code)
 
     def body(self) -> dict[str, Any]:
         kind = _TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")

@@ -7,8 +7,11 @@ from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+
 from wgrad.train.data.tokenizer import Tokenizer
 from wgrad.train.inference.scoring import LogProbs
+from wgrad.train.options.choices import Pooling
 from wgrad.train.options.generate_config import Sampling
 from wgrad.train.serve.logit_edits import LogitEdits
 from wgrad.train.serve.stop_text import StopText
@@ -36,12 +39,14 @@ class TokenInfo:
 @dataclass(frozen=True)
 class Piece:
     """A part of an answer, or of its prompt. tokens: of the text, where they were asked for; one whose text is held
-    back comes with a later piece. new: how many tokens were drawn. finish: in the last piece, why it is the last."""
+    back comes with a later piece. new: how many tokens were drawn. finish: in the last piece, why it is the last.
+    vector: of an embedding, which is a single piece without text."""
 
     text: str
     tokens: Sequence[TokenInfo] = ()
     new: int = 0
     finish: str = ""
+    vector: np.ndarray | None = None
 
 
 @dataclass(frozen=True)
@@ -59,7 +64,8 @@ Event = Piece | Failed
 class Job:
     """One prompt. sampling: its seed is the text's own. top: None, or how many of the likeliest tokens are told. score:
     tell the prompt's too. around: how many tokens the tokenizer put before the prompt's text and behind it. edits: of
-    logits. shown: special tokens that the text has. emit: takes each event, on the thread of the device."""
+    logits. shown: special tokens that the text has. pooling: for an embedding in place of an answer. emit: takes each
+    event, on the thread of the device."""
 
     model: str
     prompt: Sequence[int]
@@ -73,8 +79,15 @@ class Job:
     around: tuple[int, int] = (0, 0)
     edits: LogitEdits | None = None
     shown: Collection[str] = ()
+    pooling: Pooling | None = None
     cancelled: bool = False  # set by whoever waits no longer
+    losses: int = 0  # of the device, while it was answered
     begun: float = field(default_factory=time.monotonic)
+
+    @property
+    def is_read_alone(self) -> bool:
+        """Return whether the prompt is read by itself, outside of the batch."""
+        return self.score or self.pooling is not None
 
     @property
     def late(self) -> bool:

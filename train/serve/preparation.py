@@ -5,14 +5,19 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 from wgrad.device.errors import WgradError
 from wgrad.train.data.chat import Conversation, MessagesRefused
 from wgrad.train.data.tokenizer import Tokenizer
+from wgrad.train.options.choices import Pooling
+from wgrad.train.options.generate_config import GREEDY
 from wgrad.train.serve.answer_parts import Style, thought_of
+from wgrad.train.serve.embeddings import EmbeddingRequest
 from wgrad.train.serve.errors import ApiError
 from wgrad.train.serve.jobs import Event, Job
-from wgrad.train.serve.requests import MOST_PROMPTS, ChatRequest, CompletionRequest, Request
+from wgrad.train.serve.requests import MOST_PROMPTS, Body, ChatRequest, CompletionRequest, Request
 from wgrad.train.serve.tool_calls import format_of
 
 _SEEDS = 2**32
@@ -29,6 +34,8 @@ class Preparation:
     max_new_tokens: int
     max_seconds: float
     template: threading.Lock
+    pooling: Pooling = "mean"  # of embeddings, and how many numbers one has
+    width: int = 0
 
     def completion_jobs(self, request: CompletionRequest, emit: Emit) -> tuple[list[Job], list[str]]:
         """-> `n` jobs for each prompt, and the prompts' texts (token ids in words). ApiError."""
@@ -37,7 +44,7 @@ class Preparation:
         if len(given) > MOST_PROMPTS:
             rule = f"n and the prompts must make at most {MOST_PROMPTS} answers; got {len(given)}: ask for fewer"
             raise ApiError(400, f"the request: {rule}", "n")
-        ids = [self._encode(tokenizer, p) if isinstance(p, str) else self._check_ids(p) for p in given]
+        ids = [self._ids(tokenizer, prompt, "prompt") for prompt in given]
         texts = [
             p if isinstance(p, str) else tokenizer.decode(p, skip_special_tokens=False) for p in given
         ] if request.echo else [""] * len(given)  # fmt: skip
@@ -88,30 +95,40 @@ class Preparation:
         jobs = [self._job(request, number, ids, new, False, emit) for number in range(request.n)]
         return [replace(job, shown=style.markers) for job in jobs], style
 
-    def _tokenizer(self, request: Request) -> Tokenizer:
+    def embedding_jobs(self, request: EmbeddingRequest, emit: Emit) -> list[Job]:
+        """Return a job for each text. ApiError."""
+        tokenizer = self._tokenizer(request)
+        ids = [self._ids(tokenizer, text, "input") for text in request.texts(self.width)]
+        common: dict[str, Any] = {"max_new_tokens": 0, "sampling": GREEDY, "stops": (), "top": None, "score": False}
+        return [
+            Job(request.model, prompt, seconds=self.max_seconds, emit=partial(emit, n), pooling=self.pooling, **common)
+            for n, prompt in enumerate(ids)
+        ]
+
+    def _tokenizer(self, request: Body) -> Tokenizer:
         if request.model not in self.tokenizers:
             names = ", ".join(map(repr, self.tokenizers))
             message = f"the request: model {request.model[:200]!r} is not served: choose one of {names}"
             raise ApiError(404, message, "model", "model_not_found")
         return self.tokenizers[request.model]
 
-    def _encode(self, tokenizer: Tokenizer, text: str) -> list[int]:
+    def _ids(self, tokenizer: Tokenizer, given: str | Sequence[int], where: str) -> list[int]:
+        """Token ids of a text, or those that are given. ApiError, of the key `where`."""
+        if not isinstance(given, str):
+            wrong = next((i for i in given if not 0 <= i < self.vocab_size), None)
+            if wrong is not None:
+                rule = f"token ids must be between 0 and {self.vocab_size - 1}; got {str(wrong)[:40]}: correct it"
+                raise ApiError(400, f"the request: {where}: {rule}", where)
+            return list(given)
         try:
-            ids = tokenizer.encode_up_to(self.positions, text)
+            ids = tokenizer.encode_up_to(self.positions, given)
         except WgradError as error:
-            raise ApiError(400, str(error).removeprefix("--model: "), "prompt") from error
+            raise ApiError(400, str(error).removeprefix("--model: "), where) from error
         if ids is None:
-            raise self._too_long("prompt")
+            raise self._too_long(where)
         if not ids:
-            raise ApiError(400, "the request: prompt has no token: give some text to go on from", "prompt")
+            raise ApiError(400, f"the request: {where} has no token: give some text", where)
         return ids
-
-    def _check_ids(self, ids: Sequence[int]) -> list[int]:
-        wrong = next((i for i in ids if not 0 <= i < self.vocab_size), None)
-        if wrong is not None:
-            rule = f"token ids must be between 0 and {self.vocab_size - 1}; got {str(wrong)[:40]}: correct it"
-            raise ApiError(400, f"the request: prompt: {rule}", "prompt")
-        return list(ids)
 
     def _too_long(self, where: str, got: str = "") -> ApiError:
         return ApiError(
@@ -144,7 +161,7 @@ class Preparation:
             top=request.top,
             score=score,
             seconds=self.max_seconds,
-            emit=lambda event: emit(number, event),
+            emit=partial(emit, number),
             edits=request.edits(self.vocab_size),
         )
 

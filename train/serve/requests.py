@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal, TypeVar
+from collections.abc import Collection, Mapping
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from msgspec import Meta, Struct
 
@@ -31,12 +31,6 @@ _PASSED_OVER = {
     "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
     "parallel_tool_calls",
 }  # fmt: skip
-# Keys that would change it, with the values that do not.
-_UNSUPPORTED: dict[str, tuple[Any, ...]] = {
-    "best_of": (1,), "suffix": ("",),
-    "functions": ([],), "function_call": ("none",),
-    "response_format": ({"type": "text"},), "modalities": (["text"],),
-}  # fmt: skip
 
 Probability = Annotated[float, Meta(gt=0, le=1)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
@@ -48,10 +42,20 @@ class StreamOptions(Struct):
     include_usage: bool = False
 
 
-class Request(Struct):
-    """Fields of both kinds of requests."""
+class Body(Struct):
+    """What a request sends. passed_over: keys that change no answer here. unsupported: keys that would change it, with
+    the values that do not, and what to do in place of others."""
+
+    passed_over: ClassVar[Collection[str]] = _PASSED_OVER
+    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
+    in_place: ClassVar[Mapping[str, str]] = {}
 
     model: str
+
+
+class Request(Body):
+    """Fields of the requests that draw tokens."""
+
     temperature: Annotated[float, Meta(ge=0, le=2)] = 1.0
     top_p: Probability = 1.0
     top_k: Annotated[int, Meta(ge=0, le=1 << 30)] = 0
@@ -97,6 +101,8 @@ class Request(Struct):
 
 
 class CompletionRequest(Request, kw_only=True):
+    unsupported = {"best_of": (1,), "suffix": ("",)}
+
     prompt: Text
     max_tokens: Annotated[int, Meta(ge=0, le=1 << 30)] = 16
     echo: bool = False
@@ -108,26 +114,35 @@ class CompletionRequest(Request, kw_only=True):
 
     def prompts(self) -> list[str | list[int]]:
         """Texts and lists of token ids. ApiError."""
-        given = self.prompt
-        if isinstance(given, str):
-            return [given]
-        if given and all(type(item) is int for item in given):
-            return [given]
-        kinds = {str} if given and isinstance(given[0], str) else {list}
-        if not given or len(given) > MOST_PROMPTS or any(type(item) not in kinds for item in given):
-            raise _wrong_prompt(given)
-        if any(not item or any(type(i) is not int for i in item) for item in given if isinstance(item, list)):
-            raise _wrong_prompt(given)
-        return given
+        return texts_of(self.prompt, "prompt", MOST_PROMPTS)
 
 
-def _wrong_prompt(given: Any) -> ApiError:
-    got = f"a list of {len(given)}" if given else type_name(given)
-    rule = f"must be text, token ids, or a list of 1 to {MOST_PROMPTS} of either"
-    return ApiError(400, f"{_WHERE}: prompt {rule}; got {got}: {_ADVICE}", "prompt")
+def texts_of(given: Text, name: str, most: int) -> list[str | list[int]]:
+    """Return the texts and lists of token ids of a key. ApiError."""
+
+    def wrong() -> ApiError:
+        got = f"a list of {len(given)}" if given else type_name(given)
+        rule = f"must be text, token ids, or a list of 1 to {most} of either"
+        return ApiError(400, f"{_WHERE}: {name} {rule}; got {got}: {_ADVICE}", name)
+
+    if isinstance(given, str):
+        return [given]
+    if given and all(type(item) is int for item in given):
+        return [given]
+    kind = str if given and isinstance(given[0], str) else list
+    if not given or len(given) > most or any(type(item) is not kind for item in given):
+        raise wrong()
+    if any(not item or any(type(i) is not int for i in item) for item in given if isinstance(item, list)):
+        raise wrong()
+    return given
 
 
 class ChatRequest(Request, kw_only=True):
+    unsupported = {
+        "functions": ([],), "function_call": ("none",), "modalities": (["text"],),
+        "response_format": ({"type": "text"},),
+    }  # fmt: skip
+
     messages: Annotated[list[dict[str, Any]], Meta(min_length=1)]
     max_tokens: Annotated[int, Meta(ge=1, le=1 << 30)] | None = None
     max_completion_tokens: Annotated[int, Meta(ge=1, le=1 << 30)] | None = None
@@ -193,7 +208,7 @@ def _turn(number: int, message: Mapping[str, Any]) -> dict[str, Any]:
     return {**message, "content": content}
 
 
-R = TypeVar("R", CompletionRequest, ChatRequest)
+R = TypeVar("R", bound=Body)
 
 
 def parse_request(body: bytes, kind: type[R]) -> R:
@@ -203,19 +218,21 @@ def parse_request(body: bytes, kind: type[R]) -> R:
         if not isinstance(value, dict):
             raise ApiError(400, f"{_WHERE} must be a JSON object; got {type_name(value)}: {_ADVICE}")
         value = {name: item for name, item in value.items() if item is not None}
-        _check_names(value, kind.__struct_fields__)
+        _check_names(value, kind)
         return convert(value, kind, _WHERE, _ADVICE)
     except WgradError as error:
         found = re.match(rf"{_WHERE}: (\w+)", str(error))
         raise ApiError(400, str(error), found[1] if found else None) from error
 
 
-def _check_names(value: Mapping[str, Any], fields: Sequence[str]) -> None:
+def _check_names(value: Mapping[str, Any], kind: type[Body]) -> None:
+    fields = kind.__struct_fields__
     for name, item in value.items():
-        if name in fields or name in _PASSED_OVER:
+        if name in fields or name in kind.passed_over:
             continue
-        if name not in _UNSUPPORTED:
+        if name not in kind.unsupported:
             near = did_you_mean(name, fields)
             raise ApiError(400, f"{_WHERE}: {name[:100]!r} is no key of this server{near}: leave it out", name[:100])
-        if item not in _UNSUPPORTED[name]:
-            raise ApiError(400, f"{_WHERE}: {name} is not supported: leave it out", name)
+        if item not in kind.unsupported[name]:
+            advice = kind.in_place.get(name, "leave it out")
+            raise ApiError(400, f"{_WHERE}: {name} is not supported: {advice}", name)
