@@ -163,9 +163,9 @@ def test_tokens_are_penalised_and_favoured(client: Client) -> None:
 
 def test_edits_of_logits_count_what_was_drawn() -> None:
     logits = np.array([1.0, 2.0, 3.0, 4.0], np.float32)
-    edited = LogitEdits(presence=0.5, frequency=0.25, bias={0: 7.0, 3: -100.0}).apply(logits, [1, 2, 1])
-    np.testing.assert_array_equal(edited, np.array([8.0, 1.0, 2.25, -96.0], np.float32))
-    assert logits[0] == 1.0 and edited.dtype == np.float32 and not LogitEdits()
+    LogitEdits(presence=0.5, frequency=0.25, bias={0: 7.0, 3: -100.0}).add_to(logits, [1, 2, 1])
+    np.testing.assert_array_equal(logits, np.array([8.0, 1.0, 2.25, -96.0], np.float32))
+    assert logits.dtype == np.float32 and not LogitEdits()
 
 
 def test_health_and_metrics(client: Client) -> None:

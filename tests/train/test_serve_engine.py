@@ -163,10 +163,8 @@ def test_where_the_cache_is_full_the_last_ones_wait_and_go_on(engine: Engine, mo
 class Counting(LogitEdits):
     """Of logits by which the n-th token of an answer is 50 + n."""
 
-    def apply(self, logits: np.ndarray, drawn: Sequence[int]) -> np.ndarray:
-        edited = np.full_like(logits, -100.0)
-        edited[50 + len(drawn)] = 100.0
-        return edited
+    def add_to(self, logits: np.ndarray, drawn: Sequence[int]) -> None:
+        logits[50 + len(drawn)] += 1000.0
 
 
 def test_edits_of_logits_are_told_all_that_was_drawn(engine: Engine) -> None:

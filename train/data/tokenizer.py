@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -220,6 +220,15 @@ class Tokenizer:
     def decode_after(self, prompt_ids: Sequence[int], ids: Iterable[int]) -> str:
         """The text that `ids` add to a prompt."""
         return "".join(self.decode_stream(prompt_ids).pieces(ids))
+
+    def for_grammars(self, kind: Callable[..., Any], rows: int) -> Any:
+        """Return the tokens in the form of llguidance. kind: its class; rows: token ids of the model."""
+        rows = max(rows, self.vocab_size)
+        return kind(self._backend.to_str(), n_vocab=rows, eos_token=sorted(self.stop_ids) or None)
+
+    def special_id(self, text: str) -> int | None:
+        """Return the id of a special token; None where it is none."""
+        return self._backend.token_to_id(text) if text in self._special else None
 
     # ---- ends --------------------------------------------------------------------------------
     @property

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from wgrad.autograd.replay import Recorded
 from wgrad.autograd.tensor import no_grad
 from wgrad.device.contract import Array, Readback
-from wgrad.train.inference.slot_cache import SlotCache
+from wgrad.train.inference.slot_cache import SlotCache, put_rows
 from wgrad.train.model.model import Inputs, Model
 
 MOST_STEPS = 32  # of a block
@@ -40,7 +42,9 @@ class BatchStep:
         self._number = counter(wide + _VIEW, 1)
         self._drawn = device.zeros((MOST_STEPS, rows), np.int32)
         self._cache, self.logits = slots.part(0, rows), slots.logits(rows)
-        self._recorded = Recorded(device)
+        self._recorded, self._drawing, self._going_on = (Recorded(device) for _ in range(3))
+        self._bias: Array | None = None  # [rows, V]
+        self._biases = dict[int, np.ndarray]()  # by row, as they are in it
 
     def begin(self, at: int, starts: np.ndarray, settings: np.ndarray, uniforms: np.ndarray) -> None:
         """The next step writes at key `at`. starts int32 [rows]: the first key of each; settings [rows, 4], uniforms
@@ -59,14 +63,44 @@ class BatchStep:
     def run(self) -> None:
         self._recorded(self._work)
 
+    def draw(self, biases: Mapping[int, np.ndarray]) -> None:
+        """The first half of a step, with float32 [V] added to the logits of some rows. `go_on` is the other."""
+        device, vocab = self.device, self.logits.shape[1]
+        if self._bias is None:
+            self._bias = device.zeros(self.logits.shape)
+        for row in self._biases.keys() - biases.keys():
+            self._put(row, np.zeros(vocab, np.float32))
+        for row, bias in biases.items():
+            if self._biases.get(row) is not bias:
+                self._put(row, bias)
+        self._biases = dict(biases)
+        self._drawing(self._draw_biased)
+
+    def _put(self, row: int, bias: np.ndarray) -> None:
+        assert self._bias is not None
+        put_rows(self.device, self._bias, self.device.upload(bias[None]), self.device.upload(np.array([row], np.int32)))
+
+    def go_on(self) -> None:
+        self._going_on(self._forward)
+
+    def _draw_biased(self) -> None:
+        self.device.add(self.logits, self._bias, out=self.logits)
+        self._draw()
+
     def _work(self) -> None:
+        self._draw()
+        self._forward()
+
+    def _draw(self) -> None:
         device, inputs = self.device, self.inputs
         drawn = device.sample(self.logits, self._uniform, self._settings)
         counters = (self._number, inputs.ids, inputs.positions, inputs.cache_len)
         device.advance(drawn, self._uniforms, self._drawn, *counters, self._uniform)
+
+    def _forward(self) -> None:
         with no_grad():
-            logits = self.model.logits(self.model.hidden(inputs, self._cache).data)
-        device.copy(logits, self.logits)
+            logits = self.model.logits(self.model.hidden(self.inputs, self._cache).data)
+        self.device.copy(logits, self.logits)
 
     def read(self, steps: int) -> Readback:
         return self.device.readback(self.device.view(self._drawn, (steps * self.rows,)))

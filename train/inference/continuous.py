@@ -245,12 +245,16 @@ class Batch:
 
     # ---- growing -------------------------------------------------------------------------------
     def queue(self, steps: int, keep_logits: bool = False) -> Block:
-        """Draw up to `steps` tokens of each sequence. Those that have all of theirs leave.
+        """Draw up to `steps` tokens of each sequence: one where a sequence has a bias, which can be read while
+        the device makes the next logits. Those that have all of theirs leave.
 
         keep_logits: of a single step.
         """
         active = self.growing
-        steps = 1 if self.reads or keep_logits else min(steps, MOST_STEPS, max(o.most - o.drawn for o in active))
+        biases = {one: one.bias for one in active if one.bias is not None}
+        steps = (
+            1 if self.reads or keep_logits or biases else min(steps, MOST_STEPS, max(o.most - o.drawn for o in active))
+        )
         steps = min(steps, *(self._most_steps(one) for one in active))
         if not self.reads:
             self._gather(active)
@@ -269,16 +273,24 @@ class Batch:
             numbers = one.uniforms[one.drawn : one.drawn + steps]
             uniforms[: len(numbers), one.row] = numbers
         step.begin(self._at, starts, settings, uniforms)
+        if biases:
+            step.draw({one.row: bias for one, bias in biases.items()})
         logits = self.device.readback(step.logits) if keep_logits else None
-        for _ in range(steps):
-            step.run()
+        if biases:
+            tokens = step.read(steps)
+            step.go_on()
+        else:
+            for _ in range(steps):
+                step.run()
+            tokens = step.read(steps)
         self._at += steps
-        return Block([self._count(one, steps) for one in active], steps, rows, step.read(steps), logits)
+        return Block([self._count(one, steps) for one in active], steps, rows, tokens, logits)
 
     def _count(self, one: Growing, steps: int) -> Part:
         mine, row = min(steps, one.most - one.drawn), one.row
         one.drawn += mine
         one.cached += steps
+        one.bias = None
         done, again = one.drawn == one.most, one.cached == self.model.config.read_again_at
         if done or again:
             self.leave(one)
@@ -289,17 +301,6 @@ class Batch:
         again = self.model.config.read_again_at
         end = again if one.cached < again else self.model.positions
         return max(end - one.cached, 1)
-
-    def put_logits(self, one: Growing, logits: np.ndarray) -> None:
-        """float32 [V] in the place of those that the next token would be drawn from."""
-        assert self._slots is not None
-        self._slots.set_logits(one.row, self.device.upload(logits[None]))
-
-    def read_logits(self, members: Sequence[Growing]) -> np.ndarray:
-        """Wait for the float32 [N, V] that their next tokens are drawn from."""
-        assert self._slots is not None
-        found: np.ndarray = self.device.download(self._slots.logits_of([one.row for one in members]))
-        return found
 
     # ---- rows and keys -------------------------------------------------------------------------
     def _bucket(self, rows: int, most: int) -> int:

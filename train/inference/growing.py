@@ -22,6 +22,7 @@ class Growing:
     most: int
     settings: np.ndarray
     uniforms: np.ndarray
+    bias: np.ndarray | None = None  # float32 [V]: added to the logits of the next token
     drawn: int = 0
     cached: int = 0
     row: int = -1

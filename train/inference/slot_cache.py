@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from wgrad.device.contract import Array
+from wgrad.device.contract import Array, Device
 from wgrad.train.model.model import KVCache, Model
 
 _VIEW = 64  # elements: where a view may begin, so rows have a multiple of as many keys
@@ -64,11 +64,8 @@ class SlotCache:
         self.put_logits(logits, self.device.upload(np.array([first], np.int32)))
 
     def put_logits(self, logits: Array, first: Array) -> None:
-        """`set_logits`, with the first row as an int32 [1] of the device. By the operator that appends to a cache: a
-        view could not begin at every row."""
-        (rows, vocab), count = self._logits.shape, logits.shape[0]
-        table, new = self.device.view(self._logits, (1, rows, 1, vocab)), self.device.view(logits, (1, count, 1, vocab))
-        self.device.kv_append(table, new, first)
+        """`set_logits`, with the first row as an int32 [1] of the device."""
+        put_rows(self.device, self._logits, logits, first)
 
     def _as_table(self, array: Array) -> Array:
         rows, keys, heads, width = array.shape
@@ -103,3 +100,10 @@ class SlotCache:
             self._logits = logits
         self.rows, self.keys = rows, keys
         return not same
+
+
+def put_rows(device: Device, table: Array, rows: Array, first: Array) -> None:
+    """table [R, V] from row first[0] on = rows [N, V]. By the operator that appends to a cache: a view could not begin
+    at every row."""
+    (count, width), new = table.shape, rows.shape[0]
+    device.kv_append(device.view(table, (1, count, 1, width)), device.view(rows, (1, new, 1, width)), first)

@@ -131,9 +131,7 @@ class Engine:
             job.losses += 1
             del self._members[member.sequence]
             if job.losses >= MOST_OF_A_REQUEST:
-                member.answer.fail(
-                    BUSY, f"the device was lost {job.losses} times within this request: {reason}"
-                )
+                member.answer.fail(BUSY, f"the device was lost {job.losses} times within this request: {reason}")
             elif job.is_read_alone and not member.scored:
                 again.append(job)
             else:
@@ -285,11 +283,8 @@ class Engine:
         self._batch.join([member.sequence for member in members])
 
     def _queue(self) -> Block:
-        growing = [self._members[sequence] for sequence in self._batch.growing]
-        edited = any(member.answer.job.edits for member in growing)
-        return self._batch.queue(
-            1 if edited else self._pace.steps, any(member.answer.job.top is not None for member in growing)
-        )
+        tells = any(self._members[sequence].answer.job.top is not None for sequence in self._batch.growing)
+        return self._batch.queue(self._pace.steps, tells)
 
     def _make_room(self) -> None:
         """Send those who came last away for a while, where the cache has no room for what all will have."""
@@ -306,16 +301,14 @@ class Engine:
                 self._read(self._blocks.popleft())
 
     def _edit(self) -> None:
-        """Change logits for those who want it, which takes a look at all that was drawn."""
-        edited = {member: member.answer.job.edits for member in self._members.values() if member.answer.job.edits}
+        """Say what is added to the logits of those who want it, which takes a look at all that was drawn."""
+        edited = [member for member in self._members.values() if member.answer.job.is_edited]
         if edited:
             self._drain()
-        growing = set(self._batch.growing)
-        now = [(member, edits) for member, edits in edited.items() if edits and member.sequence in growing]
-        if now:
-            logits = self._batch.read_logits([member.sequence for member, _ in now])
-            for (member, edits), row in zip(now, logits):
-                self._batch.put_logits(member.sequence, edits.apply(row, member.ids))
+        for member in edited:
+            if not member.answer.ended:
+                bias = member.answer.job.bias(self._batch.model.config.vocab_size, member.ids)
+                member.sequence.bias = bias
 
     def _read(self, block: Block) -> None:
         begin = time.monotonic()
@@ -372,5 +365,14 @@ class Engine:
             answer.end(STOP)
         else:
             answer.add(token, found, row)
+            if answer.job.guide is not None and not answer.ended and answer.job.guide.add(token):
+                self._end_of_grammar(answer, answer.job.guide.error)
             if answer.job.late and not answer.ended:
                 answer.end(LENGTH)
+
+    @staticmethod
+    def _end_of_grammar(answer: Answer, error: str) -> None:
+        if error:
+            answer.fail(500, f"the grammar cannot go on: {error}")
+        else:
+            answer.end(STOP)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from wgrad.train.data.tokenizer import Tokenizer
+from wgrad.train.inference.guide import Guide
 from wgrad.train.inference.scoring import LogProbs
 from wgrad.train.options.choices import Pooling
 from wgrad.train.options.generate_config import Sampling
@@ -64,8 +65,8 @@ Event = Piece | Failed
 class Job:
     """One prompt. sampling: its seed is the text's own. top: None, or how many of the likeliest tokens are told. score:
     tell the prompt's too. around: how many tokens the tokenizer put before the prompt's text and behind it. edits: of
-    logits. shown: special tokens that the text has. pooling: for an embedding in place of an answer. emit: takes each
-    event, on the thread of the device."""
+    logits. guide: the grammar of the answer. shown: special tokens that the text has. pooling: for an embedding in
+    place of an answer. emit: takes each event, on the thread of the device."""
 
     model: str
     prompt: Sequence[int]
@@ -78,11 +79,25 @@ class Job:
     emit: Callable[[Event], None]
     around: tuple[int, int] = (0, 0)
     edits: LogitEdits | None = None
+    guide: Guide | None = None
     shown: Collection[str] = ()
     pooling: Pooling | None = None
     cancelled: bool = False  # set by whoever waits no longer
     losses: int = 0  # of the device, while it was answered
     begun: float = field(default_factory=time.monotonic)
+
+    @property
+    def is_edited(self) -> bool:
+        """Return whether the logits of the next token are changed, for which the host must know the one before."""
+        return self.edits is not None or (self.guide is not None and self.guide.active)
+
+    def bias(self, vocab_size: int, drawn: Sequence[int]) -> np.ndarray | None:
+        """float32 [V] to add to the logits of the next token; the same array as before where it has not changed."""
+        bias = self.guide.bias() if self.guide is not None and self.guide.active else None
+        if self.edits is not None:
+            bias = np.zeros(vocab_size, np.float32) if bias is None else bias.copy()
+            self.edits.add_to(bias, drawn)
+        return bias
 
     @property
     def is_read_alone(self) -> bool:

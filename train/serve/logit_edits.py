@@ -20,11 +20,9 @@ class LogitEdits:
     def __bool__(self) -> bool:
         return bool(self.presence or self.frequency or self.bias)
 
-    def apply(self, logits: np.ndarray, drawn: Sequence[int]) -> np.ndarray:
-        """logits float32 [V] and the ids of the answer so far -> other logits."""
-        edited = logits.copy()
+    def add_to(self, logits: np.ndarray, drawn: Sequence[int]) -> None:
+        """Change logits float32 [V], or what is added to them. drawn: the ids of the answer so far."""
         ids, counts = np.unique(np.asarray(drawn, np.int64), return_counts=True)
-        edited[ids] -= self.presence + self.frequency * counts
+        logits[ids] -= (self.presence + self.frequency * counts).astype(np.float32)
         for id_, value in self.bias.items():
-            edited[id_] += value
-        return edited.astype(np.float32)
+            logits[id_] += value

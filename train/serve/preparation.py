@@ -5,17 +5,19 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 from wgrad.device.errors import WgradError
 from wgrad.train.data.chat import Conversation, MessagesRefused
 from wgrad.train.data.tokenizer import Tokenizer
+from wgrad.train.inference.guide import Grammars, is_installed
 from wgrad.train.options.choices import Pooling
 from wgrad.train.options.generate_config import GREEDY
 from wgrad.train.serve.answer_parts import Style, thought_of
 from wgrad.train.serve.embeddings import EmbeddingRequest
 from wgrad.train.serve.errors import ApiError
+from wgrad.train.serve.formats import arguments_grammar, call_rule, grammar_of
 from wgrad.train.serve.jobs import Event, Job
 from wgrad.train.serve.requests import MOST_PROMPTS, Body, ChatRequest, CompletionRequest, Request
 from wgrad.train.serve.tool_calls import format_of
@@ -52,6 +54,7 @@ class Preparation:
             raise ApiError(400, "the request: max_tokens 0 goes with echo: ask for a token, or for echo", "max_tokens")
         score = request.echo and (request.top is not None or request.max_tokens == 0)
         jobs = [self._job(request, n, prompt, request.max_tokens, score, emit) for n, prompt in enumerate(ids)]
+        jobs = self._guided(request.model, jobs, grammar_of(request.response_format))
         if score:
             jobs = [
                 replace(job, around=_around(tokenizer, p, job.prompt)) if isinstance(p, str) else job
@@ -67,20 +70,21 @@ class Preparation:
             raise ApiError(400, message, "messages", "chat_template")
         names = request.tool_names()
         style = _style(tokenizer, names)
+        grammar, after = self._grammar(request, tokenizer, style), ""
         tools = request.tools if names else None
         conversation = Conversation(request.turns(), tools, options=request.chat_template_kwargs)
         try:
             with self.template:
                 text = tokenizer.chat_template.render(conversation, add_generation_prompt=True)
-            if style.thought is not None and text.rstrip().endswith(style.thought[0]):
-                style = replace(style, begun=style.thought[0])
+            if (thought := style.thought) is not None and text.rstrip().endswith(thought[0]):
+                style, after = replace(style, begun=thought[0]), thought[1]
             if request.tool_choice not in ("none", "auto"):
                 if style.format is None:
                     message = "the chat template writes calls of tools in no known form: leave tool_choice out"
                     raise ApiError(400, f"the request: tool_choice: {message}", "tool_choice")
                 opening = style.format.opening(request.chosen_tool)
-                if style.begun and style.thought is not None:  # the prompt has begun a thought: it remains empty
-                    text += f"\n{style.thought[1]}\n\n"
+                if after:  # the prompt has begun a thought: it remains empty
+                    text, after = text + f"\n{after}\n\n", ""
                 text, style = text + opening, replace(style, begun=opening)
             ids = tokenizer.encode_up_to(self.positions, text, add_special_tokens=False)
         except MessagesRefused as error:
@@ -93,7 +97,31 @@ class Preparation:
         if new is None:
             new = max(min(self.max_new_tokens, self.positions - len(ids)), 1)
         jobs = [self._job(request, number, ids, new, False, emit) for number in range(request.n)]
+        jobs = self._guided(request.model, jobs, grammar, after)
         return [replace(job, shown=style.markers) for job in jobs], style
+
+    def _grammar(self, request: ChatRequest, tokenizer: Tokenizer, style: Style) -> str:
+        """Return the grammar of an answer; "" without one. A call that is forced has one where that can be had."""
+        form, free = style.format, request.tool_choice in ("none", "auto")
+        if form is not None and not free and is_installed():
+            return arguments_grammar(form, tokenizer, request.tools, request.chosen_tool)
+        if not free:
+            return ""
+        return grammar_of(request.response_format, call_rule(form, tokenizer, style.tools) if form is not None else "")
+
+    def _guided(self, model: str, jobs: list[Job], grammar: str, after: str = "") -> list[Job]:
+        """Jobs whose answers keep to a grammar. after: what ends a thought that is begun. ApiError."""
+        if not grammar:
+            return jobs
+        try:
+            guides = self.grammars[model].guides(grammar, len(jobs), after)
+        except WgradError as error:
+            raise ApiError(400, f"the request: response_format: {error}", "response_format") from error
+        return [replace(job, guide=guide) for job, guide in zip(jobs, guides)]
+
+    @cached_property
+    def grammars(self) -> Mapping[str, Grammars]:
+        return {name: Grammars(tokenizer, self.vocab_size) for name, tokenizer in self.tokenizers.items()}
 
     def embedding_jobs(self, request: EmbeddingRequest, emit: Emit) -> list[Job]:
         """Return a job for each text. ApiError."""

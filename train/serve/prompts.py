@@ -27,18 +27,19 @@ def score_prompt(model: Model, answer: Answer) -> tuple[int, LogProbs] | None:
     """Tell the prompt's tokens -> the next token and its log-probabilities, where only one is wanted. One token more,
     as evaluations ask for, needs no second pass."""
     job, top = answer.job, answer.job.top or 0
-    scored = score(model, job.prompt, top)
-    job.emit(Piece("", prompt_tokens(answer.tokenizer, job, scored.given, top)))
+    scored, last = score(model, job.prompt, top), None
+    if job.max_new_tokens == 1:
+        upload = model.device.upload
+        number, settings = upload(uniform_numbers(job.sampling.seed, 1)), upload(settings_of(job.sampling)[None])
+        logits = model.device.download(scored.next_logits)
+        bias = job.bias(logits.shape[1], []) if job.is_edited else None
+        logits = logits if bias is None else logits + bias
+        token = int(model.device.download(model.device.sample(upload(logits), number, settings))[0])
+        last = token, log_probs(logits, [token], top)
+    job.emit(Piece("", prompt_tokens(answer.tokenizer, job, scored.given, top)))  # nothing can be lost any more
     if job.max_new_tokens == 0:
         answer.end(LENGTH)
-    if job.max_new_tokens != 1:
-        return None
-    upload = model.device.upload
-    number, settings = upload(uniform_numbers(job.sampling.seed, 1)), upload(settings_of(job.sampling)[None])
-    logits = model.device.download(scored.next_logits)
-    logits = job.edits.apply(logits[0], [])[None] if job.edits else logits
-    token = int(model.device.download(model.device.sample(upload(logits), number, settings))[0])
-    return token, log_probs(logits, [token], top)
+    return last
 
 
 def prompt_tokens(tokenizer: Tokenizer, job: Job, given: LogProbs, top: int) -> list[TokenInfo]:

@@ -11,7 +11,7 @@ import secrets
 from collections.abc import Collection, Mapping
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, field
 
 from wgrad.device.errors import WgradError
 from wgrad.train.data.conversation_forms import type_name
@@ -65,6 +65,7 @@ class Request(Body):
     logit_bias: dict[str, Annotated[float, Meta(ge=-100, le=100)]] = {}
     n: Annotated[int, Meta(ge=1, le=MOST_PROMPTS)] = 1
     seed: int | None = None
+    response_format: dict[str, Any] = field(default_factory=lambda: {"type": "text"})
     stop: Stop | Annotated[list[Stop], Meta(max_length=MOST_STOPS)] = []
     stream: bool = False
     stream_options: StreamOptions | None = None
@@ -140,7 +141,6 @@ def texts_of(given: Text, name: str, most: int) -> list[str | list[int]]:
 class ChatRequest(Request, kw_only=True):
     unsupported = {
         "functions": ([],), "function_call": ("none",), "modalities": (["text"],),
-        "response_format": ({"type": "text"},),
     }  # fmt: skip
 
     messages: Annotated[list[dict[str, Any]], Meta(min_length=1)]

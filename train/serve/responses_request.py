@@ -53,10 +53,18 @@ class ResponsesRequest(Request, kw_only=True):
             tools=[_tool(number, tool) for number, tool in enumerate(self.tools)],
             tool_choice=chosen if isinstance(chosen, str) else _nested(chosen),
             max_completion_tokens=self.max_output_tokens,
+            response_format=_format(self.text.format),
             logprobs=self.top is not None,
             top_logprobs=self.top or 0,
             **{name: getattr(self, name) for name in _OF_BOTH},
         )
+
+
+def _format(given: dict[str, Any] | None) -> dict[str, Any]:
+    """A format of the text as a conversation has it."""
+    if given is None or given.get("type") != "json_schema":
+        return given or {"type": "text"}
+    return {"type": "json_schema", "json_schema": {name: value for name, value in given.items() if name != "type"}}
 
 
 def _nested(tool: Mapping[str, Any]) -> dict[str, Any]:

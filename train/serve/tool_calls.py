@@ -53,6 +53,13 @@ class ToolFormat(NamedTuple):
         start = f'{self.marker}{space}{bracket}{{"name": "'
         return start if name is None else f'{start}{json.dumps(name)[1:-1]}", "{self.key}": '
 
+    @property
+    def ending(self) -> str:
+        """Return the text behind the arguments of the last call."""
+        if self.named:
+            return ""
+        return "}]" if self.marker in (LIST, GRANITE) else "}\n</tool_call>" if self.marker == TAG else "}"
+
     def calls(self, text: str, names: Collection[str]) -> list[Call] | None:
         """Return the calls that a text is made of; None where it is not made of calls of these tools."""
         try:

@@ -1,0 +1,132 @@
+"""Grammars that an answer keeps to, by the package llguidance: JSON schemas, regular expressions, Lark and GBNF."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from wgrad.device.errors import WgradError
+from wgrad.train.data.tokenizer import Tokenizer
+
+# Added to the logits of tokens that may not follow. It is finite: infinite logits count as damaged.
+MASKED = np.float32(-1e9)
+_ROWS = np.where(np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little"), 0, MASKED)
+_OF_BYTE = _ROWS.astype(np.float32)  # [256, 8]: of the bits of a mask's byte
+# Small models would write blanks without end.
+_BLANKS = {"whitespace_pattern": r"[ \n\r\t]{0,16}"}
+
+
+def json_rule(schema: Mapping[str, Any]) -> str:
+    """Return a JSON schema as a part of a Lark grammar."""
+    own = schema.get("x-guidance")
+    own = own if isinstance(own, dict) else {}
+    return f"%json {json.dumps({**schema, 'x-guidance': {**_BLANKS, **own}})}"
+
+
+def json_grammar(schema: Mapping[str, Any]) -> str:
+    """Return the grammar of the values of a JSON schema."""
+    return f"start: {json_rule(schema)}"
+
+
+class Guide:
+    """What may follow in an answer. after: text that ends what is free, "" where nothing is."""
+
+    def __init__(self, matcher: Any, tokenizer: Tokenizer, vocab_size: int, after: str = "") -> None:
+        self._matcher, self._vocab_size = matcher, vocab_size
+        self._after, self._free = after, tokenizer.decode_stream(skip_special_tokens=False)
+        self._seen = ""
+        self._mask, self._bias = b"", np.zeros(0, np.float32)
+
+    @property
+    def active(self) -> bool:
+        """Return whether the next token is bound."""
+        return not self._after
+
+    @property
+    def error(self) -> str:
+        """Return why the grammar cannot go on, or ""."""
+        text: str = self._matcher.get_error()
+        return text.partition("\n")[0]
+
+    def add(self, token: int) -> bool:
+        """Take the next token. Returns whether nothing may follow it."""
+        if self._after:
+            self._seen = (self._seen + self._free.add(token))[-len(self._after) - 64 :]
+            if self._after in self._seen:
+                self._after = ""
+            return False
+        self._matcher.consume_token(token)
+        return bool(self._matcher.is_stopped())
+
+    def bias(self) -> np.ndarray:
+        """float32 [V], to be added to the logits of the next token. The same array where nothing has changed."""
+        mask = self._matcher.compute_bitmask()
+        if mask != self._mask:
+            self._mask = mask
+            bits = _OF_BYTE[np.frombuffer(mask, np.uint8)].reshape(-1)[: self._vocab_size]
+            self._bias = np.full(self._vocab_size, MASKED, np.float32)
+            self._bias[: len(bits)] = bits
+        return self._bias
+
+
+class Grammars:
+    """Guides for the tokens of a model. Safe on any thread."""
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
+        self._tokenizer, self._vocab_size = tokenizer, vocab_size
+        self._lock, self._tokens = threading.Lock(), None
+
+    def guides(self, grammar: str, count: int, after: str = "") -> list[Guide]:
+        """Return as many guides of a grammar of llguidance. WgradError: it is wrong, or llguidance is missing."""
+        library = _library()
+        with self._lock:
+            if self._tokens is None:
+                self._tokens = self._tokenizer.for_grammars(library.LLTokenizer, self._vocab_size)
+        matcher = library.LLMatcher(self._tokens, grammar, log_level=0)
+        if error := matcher.get_error():
+            raise _refused(error)
+        copies = [matcher, *(matcher.deep_copy() for _ in range(count - 1))]
+        return [Guide(one, self._tokenizer, self._vocab_size, after) for one in copies]
+
+
+def is_installed() -> bool:
+    """Return whether grammars can be used."""
+    try:
+        _library()
+    except WgradError:
+        return False
+    return True
+
+
+def _library() -> Any:
+    try:
+        import llguidance
+    except ImportError as error:
+        raise WgradError("llguidance is not installed: pip install 'wgrad[guided]'") from error
+    return llguidance
+
+
+def _refused(error: str) -> WgradError:
+    """error: its lines, some of which show where in a grammar it is that nobody wrote."""
+    lines = [line.strip() for line in error.splitlines() if not re.match(r"\s*(\d+ \||\^|$)", line)]
+    return WgradError(f"llguidance refuses it: {re.sub(r'^at .*?: ', '', ' '.join(lines))[:300]}")
+
+
+def lark_of(text: str) -> str:
+    """Return a grammar in Lark's or in GBNF's syntax as llguidance takes it. WgradError."""
+    try:
+        found: str = _library().grammar_from("grammar", text)
+    except ValueError as error:
+        raise _refused(str(error)) from error
+    return found
+
+
+def regex_grammar(pattern: str) -> str:
+    """Return the grammar of the texts that a regular expression matches as a whole."""
+    found: str = _library().LLMatcher.grammar_from_regex(pattern)
+    return found
