@@ -34,7 +34,7 @@ def json_grammar(schema: Mapping[str, Any]) -> str:
 
 
 class Guide:
-    """What may follow in an answer. after: text that ends what is free, "" where nothing is."""
+    """The grammar of an answer, as far as that has come. after: text that ends what is free, "" where nothing is."""
 
     def __init__(self, matcher: Any, tokenizer: Tokenizer, vocab_size: int, after: str = "") -> None:
         self._matcher, self._vocab_size = matcher, vocab_size

@@ -43,7 +43,7 @@ class StreamOptions(Struct):
 
 
 class Body(Struct):
-    """What a request sends. passed_over: keys that change no answer here. unsupported: keys that would change it, with
+    """A request as it is sent. passed_over: keys that change no answer here. unsupported: keys that would change it, with
     the values that do not, and what to do in place of others."""
 
     passed_over: ClassVar[Collection[str]] = _PASSED_OVER
