@@ -109,8 +109,8 @@ def run(args: argparse.Namespace) -> None:
     from wgrad.train.model.model_config import parse_model_config
     from wgrad.train.options.serve_config import ServeConfig
     from wgrad.train.serve.engine import Engine
-    from wgrad.train.serve.limits import Limits
     from wgrad.train.serve.http_server import HttpServer, listen, resolve
+    from wgrad.train.serve.limits import Limits
     from wgrad.train.serve.preparation import Preparation
     from wgrad.wgsl.device import WgpuDevice
 

@@ -43,8 +43,8 @@ class StreamOptions(Struct):
 
 
 class Body(Struct):
-    """A request as it is sent. passed_over: keys that change no answer here. unsupported: keys that would change it, with
-    the values that do not, and what to do in place of others."""
+    """A request as it is sent. passed_over: keys that change no answer here. unsupported: keys that would change it,
+    with the values that do not; in_place: what to do in place of others."""
 
     passed_over: ClassVar[Collection[str]] = _PASSED_OVER
     unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
