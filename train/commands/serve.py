@@ -24,7 +24,6 @@ from wgrad.train.inference.scoring import score
 from wgrad.train.inference.text_models import build_text_models
 from wgrad.train.model.model import Model
 from wgrad.train.options.serve_config import CACHE_SEQUENCES, KEY_VARIABLE, ServeConfig
-from wgrad.train.run.recovery import reopened
 from wgrad.train.terminal.interrupts import end_at_signals
 from wgrad.train.terminal.output import harmless, say
 
@@ -103,7 +102,8 @@ def load(opened: Opened[ServeConfig], adapters: dict[str, str]) -> tuple[Engine,
 
     def reload(losses: int) -> Mapping[str, Model]:
         nonlocal opened
-        opened = replace(opened, device=reopened(opened.device, losses, opened.display.say))
+        opened = replace(opened, device=opened.device.reopen(losses))
+        opened.display.say(f"device: {opened.device.description}, opened again")
         return build()
 
     engine = Engine(build(), tokenizers, limits, reload if opened.device.reopens else None)
