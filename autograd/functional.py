@@ -13,6 +13,7 @@ from wgrad.autograd.ops.arithmetic import (
     abs,
     cos,
     exp,
+    expm1,
     log,
     maximum,
     minimum,
@@ -44,8 +45,8 @@ from wgrad.autograd.tensor import Tensor, no_grad, parameter
 
 __all__ = [
     "LoraTerm", "Tensor", "abs", "add", "attention", "bias", "cast", "cat", "causal_attention", "checkpoint", "cos",
-    "cross_entropy", "dora_scale", "dropout", "embedding", "exp", "geglu", "gelu", "gemm", "layer_norm", "linear",
-    "linear_cross_entropy", "linear_quantized", "log", "log_odds", "mask", "matmul", "maximum", "minimum", "mul",
-    "no_grad", "parameter", "relu", "rms_norm", "rms_norm_residual", "rope", "rope_split", "scale", "sigmoid",
+    "cross_entropy", "dora_scale", "dropout", "embedding", "exp", "expm1", "geglu", "gelu", "gemm", "layer_norm",
+    "linear", "linear_cross_entropy", "linear_quantized", "log", "log_odds", "mask", "matmul", "maximum", "minimum",
+    "mul", "no_grad", "parameter", "relu", "rms_norm", "rms_norm_residual", "rope", "rope_split", "scale", "sigmoid",
     "silu", "sin", "softmax", "sqrt", "stack", "sum", "swiglu", "tanh", "where",
 ]  # fmt: skip

@@ -99,6 +99,14 @@ fn gelu_slope(x: f32) -> f32 {{
 """
 )
 
+# Of small x the series of exp without its first term, whose digits the difference would lose.
+_EXPM1 = """
+fn expm1(x: f32) -> f32 {
+  let series = x * (1.0 + x * (0.5 + x * (0.16666667 + x * (0.041666668 + x * (0.008333334 + x * 0.0013888889)))));
+  return select(exp(x) - 1.0, series, abs(x) < 0.3);
+}
+"""
+
 FUNCTIONS: dict[str, ElementwiseFunction] = {
     "add": ElementwiseFunction(2, np.add, "$0 + $1"),
     "sub": ElementwiseFunction(2, np.subtract, "$0 - $1"),
@@ -116,6 +124,7 @@ FUNCTIONS: dict[str, ElementwiseFunction] = {
     "where": ElementwiseFunction(3, lambda c, a, b: np.where(c != 0, a, b), "select($2, $1, $0 != 0.0)"),
     "neg": ElementwiseFunction(1, np.negative, "-($0)"),
     "exp": ElementwiseFunction(1, np.exp, "exp($0)"),
+    "expm1": ElementwiseFunction(1, np.expm1, "expm1($0)", _EXPM1),
     "log": ElementwiseFunction(1, np.log, "log($0)"),
     "sqrt": ElementwiseFunction(1, np.sqrt, "sqrt($0)"),
     "abs": ElementwiseFunction(1, np.abs, "abs($0)"),

@@ -38,12 +38,13 @@ GRADIENTS: dict[str, Gradient] = {
     "silu": lambda dy, x: (dy * apply("silu_slope", x),),
     "gelu": lambda dy, x: (dy * apply("gelu_slope", x),),
     "exp": lambda dy, y: (dy * y,),
+    "expm1": lambda dy, y: (dy * (y + 1.0),),
     "sqrt": lambda dy, y: (dy * 0.5 / y,),
     "relu": lambda dy, y: (dy * apply("gt", y, 0.0),),
     "tanh": lambda dy, y: (dy * (1.0 - y * y),),
     "sigmoid": lambda dy, y: (dy * y * (1.0 - y),),
 }
-_OF_OUTPUT = {"exp", "sqrt", "relu", "tanh", "sigmoid"}
+_OF_OUTPUT = {"exp", "expm1", "sqrt", "relu", "tanh", "sigmoid"}
 _WITHOUT_GRADIENT = ("lt", "le", "gt", "ge", "eq", "ne", "sign")
 
 
@@ -135,6 +136,7 @@ mul, div, neg = _function("mul", "a * b."), _function("div", "a / b."), _functio
 lt, le, gt = _function("lt", "a < b: 1 or 0."), _function("le", "a <= b: 1 or 0."), _function("gt", "a > b: 1 or 0.")
 ge, eq, ne = _function("ge", "a >= b: 1 or 0."), _function("eq", "a == b: 1 or 0."), _function("ne", "a != b: 1 or 0.")
 exp, log = _function("exp", "e to the power of x."), _function("log", "The natural logarithm of x.")
+expm1 = _function("expm1", "exp(x) - 1, with all its digits for small x.")
 sqrt, abs = _function("sqrt", "The square root of x."), _function("abs", "The absolute value of x.")
 sin, cos = _function("sin", "The sine of x."), _function("cos", "The cosine of x.")
 tanh, sigmoid = _function("tanh", "The hyperbolic tangent of x."), _function("sigmoid", "1 / (1 + exp(-x)).")

@@ -1,5 +1,6 @@
 """Rotary position embedding, half-split: with tables of J columns, J <= D/2, element i < J of a head pairs with i + J,
-and those from 2 J on stay as they are (partial rotary embedding). Source: Su et al., RoFormer (2021)."""
+and those from 2 J on stay as they are (partial rotary embedding). `interleaved`: element 2 i pairs with 2 i + 1.
+Source: Su et al., RoFormer (2021)."""
 
 from __future__ import annotations
 
@@ -33,47 +34,78 @@ def _tables(args: Args, name: str, cos: Array, sin: Array, positions: Array) -> 
 
 
 @differentiable
-def rope(ctx: Context, x: Tensor, cos: Array, sin: Array, positions: Array) -> Tensor:
-    """x [N, H, D], cos and sin float32 [P, J], J <= D/2, positions int32 [N]; half-split."""
-    ctx.save(cos, sin, positions)
-    out: Tensor = ctx.device.rope(x, cos, sin, positions)
+def rope(ctx: Context, x: Tensor, cos: Array, sin: Array, positions: Array, *, interleaved: bool = False) -> Tensor:
+    """x [N, H, D], cos and sin float32 [P, J], J <= D/2, positions int32 [N]; half-split, or `interleaved`."""
+    ctx.save(cos, sin, positions, interleaved)
+    out: Tensor = ctx.device.rope(x, cos, sin, positions, interleaved=interleaved)
     return out
 
 
 @rope.backward
 def _(ctx: Context, dy: Array) -> Any:
-    return (ctx.device.rope(dy, *ctx.saved, inverse=True),)
+    *tables, interleaved = ctx.saved
+    return (ctx.device.rope(dy, *tables, inverse=True, interleaved=interleaved),)
 
 
 @rope.operator
-def _(args: Args, x: Array, cos: Array, sin: Array, positions: Array, *, inverse: bool = False) -> None:
+def _(
+    args: Args,
+    x: Array,
+    cos: Array,
+    sin: Array,
+    positions: Array,
+    *,
+    inverse: bool = False,
+    interleaved: bool = False,
+) -> None:
     """x [N, H, D]; cos, sin float32 [P, J] (scaling and its factor are in the table), J <= D/2; positions int32 [N].
-    Half-split: element i < J pairs with i + J. `inverse` rotates back: that is the backward."""
+    Half-split: element i < J pairs with i + J; interleaved: 2 i with 2 i + 1. `inverse` rotates back: that is the
+    backward."""
     args.array("x", x, "N H D", "float", "flatten batch and time into N")
     _tables(args, "x", cos, sin, positions)
 
 
 @rope.reference
-def rotate(x: np.ndarray, cos: np.ndarray, sin: np.ndarray, positions: np.ndarray, inverse: bool = False) -> np.ndarray:
+def rotate(
+    x: np.ndarray,
+    cos: np.ndarray,
+    sin: np.ndarray,
+    positions: np.ndarray,
+    inverse: bool = False,
+    interleaved: bool = False,
+) -> np.ndarray:
     """x [N, H, D], cos and sin [P, J], positions [N] -> [N, H, D] in x's dtype (the oracle's where one is wider)."""
     compute = compute_dtype(x, cos, sin)
     half = cos.shape[1]
     c, s = up(cos, compute)[positions][:, None, :], up(sin, compute)[positions][:, None, :]
     if inverse:
         s = -s
+    if interleaved:
+        rest = up(x[..., 2 * half :], compute)
+        first, second = (up(x[..., side : 2 * half : 2], compute) for side in (0, 1))
+        pairs = np.stack([first * c - second * s, second * c + first * s], axis=-1)
+        return finish(np.concatenate([pairs.reshape(*x.shape[:-1], 2 * half), rest], axis=-1), x.dtype, compute)
     first, second, rest = (up(part, compute) for part in np.split(x, (half, 2 * half), axis=-1))
     return finish(np.concatenate([first * c - second * s, second * c + first * s, rest], axis=-1), x.dtype, compute)
 
 
 @differentiable
 def rope_split(
-    ctx: Context, qkv: Tensor, cos: Array, sin: Array, positions: Array, *, heads: int, kv_heads: int
+    ctx: Context,
+    qkv: Tensor,
+    cos: Array,
+    sin: Array,
+    positions: Array,
+    *,
+    heads: int,
+    kv_heads: int,
+    interleaved: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """qkv [N, (H + 2 G) D], a token's H queries, G keys and G values side by side -> rope of q [N, H, D] and of
     k [N, G, D], and v [N, G, D]."""
-    ctx.save(cos, sin, positions)
+    ctx.save(cos, sin, positions, interleaved)
     result: tuple[Tensor, Tensor, Tensor] = ctx.device.rope_split(
-        qkv, cos, sin, positions, heads=heads, kv_heads=kv_heads
+        qkv, cos, sin, positions, heads=heads, kv_heads=kv_heads, interleaved=interleaved
     )
     return result
 
@@ -83,11 +115,22 @@ def _(ctx: Context, *grads: Array | None) -> Any:
     dq, dk, dv = grads
     if dq is None or dk is None or dv is None:
         raise WgradError("rope_split: q, k and v must all have a gradient; attention gives them")
-    return (ctx.device.rope_split_backward(dq, dk, dv, *ctx.saved),)
+    *tables, interleaved = ctx.saved
+    return (ctx.device.rope_split_backward(dq, dk, dv, *tables, interleaved=interleaved),)
 
 
 @rope_split.operator
-def _(args: Args, qkv: Array, cos: Array, sin: Array, positions: Array, *, heads: int, kv_heads: int) -> None:
+def _(
+    args: Args,
+    qkv: Array,
+    cos: Array,
+    sin: Array,
+    positions: Array,
+    *,
+    heads: int,
+    kv_heads: int,
+    interleaved: bool = False,
+) -> None:
     """qkv [N, (H + 2 G) D]; heads H, kv_heads G; the rest as in `rope` -> q [N, H, D], k [N, G, D], v [N, G, D]."""
     args.array("qkv", qkv, "N W", "float")
     width, count = args.size["W"], heads + 2 * kv_heads
@@ -101,15 +144,32 @@ def _(args: Args, qkv: Array, cos: Array, sin: Array, positions: Array, *, heads
 
 @rope_split.reference
 def _(
-    qkv: np.ndarray, cos: np.ndarray, sin: np.ndarray, positions: np.ndarray, heads: int, kv_heads: int
+    qkv: np.ndarray,
+    cos: np.ndarray,
+    sin: np.ndarray,
+    positions: np.ndarray,
+    heads: int,
+    kv_heads: int,
+    interleaved: bool,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     q, k, v = np.split(qkv.reshape(qkv.shape[0], heads + 2 * kv_heads, -1), (heads, heads + kv_heads), axis=1)
     value = finish(v, qkv.dtype, compute_dtype(qkv, cos, sin))
-    return rotate(q, cos, sin, positions), rotate(k, cos, sin, positions), value
+    q, k = (rotate(x, cos, sin, positions, False, interleaved) for x in (q, k))
+    return q, k, value
 
 
 @operator
-def rope_split_backward(args: Args, dq: Array, dk: Array, dv: Array, cos: Array, sin: Array, positions: Array) -> None:
+def rope_split_backward(
+    args: Args,
+    dq: Array,
+    dk: Array,
+    dv: Array,
+    cos: Array,
+    sin: Array,
+    positions: Array,
+    *,
+    interleaved: bool = False,
+) -> None:
     """dq [N, H, D], dk and dv [N, G, D] of one dtype -> dqkv [N, (H + 2 G) D]: the first two rotated back."""
     args.array("dq", dq, "N H D", "float").array("dk", dk, "N G D", "float").array("dv", dv, "N G D", "float")
     args.rule(
@@ -120,10 +180,16 @@ def rope_split_backward(args: Args, dq: Array, dk: Array, dv: Array, cos: Array,
 
 @rope_split_backward.reference
 def _(
-    dq: np.ndarray, dk: np.ndarray, dv: np.ndarray, cos: np.ndarray, sin: np.ndarray, positions: np.ndarray
+    dq: np.ndarray,
+    dk: np.ndarray,
+    dv: np.ndarray,
+    cos: np.ndarray,
+    sin: np.ndarray,
+    positions: np.ndarray,
+    interleaved: bool,
 ) -> np.ndarray:
     compute = compute_dtype(dq, dk, dv, cos, sin)
-    back = [rotate(x, cos, sin, positions, True) for x in (dq, dk)]
+    back = [rotate(x, cos, sin, positions, True, interleaved) for x in (dq, dk)]
     return finish(np.concatenate([*back, dv], axis=1).reshape(dq.shape[0], -1), dq.dtype, compute)
 
 
@@ -138,6 +204,8 @@ def rope_append(
     keys: Array,
     values: Array,
     cache_len: Array,
+    *,
+    interleaved: bool = False,
 ) -> None:
     """`rope` of k, and `kv_append` of that and of v, in one launch; keys and values in place:
     keys[:, cache_len[0] : cache_len[0] + T] = rope(k), values[...] = v. k, v [B T, G, D]; keys, values
@@ -167,6 +235,7 @@ def _(
     keys: np.ndarray,
     values: np.ndarray,
     cache_len: np.ndarray,
+    interleaved: bool,
 ) -> None:
-    for cache, new in ((keys, rotate(k, cos, sin, positions)), (values, v)):
+    for cache, new in ((keys, rotate(k, cos, sin, positions, False, interleaved)), (values, v)):
         append(cache, new.reshape(cache.shape[0], -1, *cache.shape[2:]), int(cache_len[0]))

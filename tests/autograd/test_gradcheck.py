@@ -114,6 +114,7 @@ def _with_indices(put: Callable[[np.ndarray], Any], dtype: Any) -> Cases:
     return {
         "rope": (lambda x: F.rope(x, cos, sin, positions), ((4, 2, 6),)),
         "rope, partial": (lambda x: F.rope(x, cos, sin, positions), ((4, 2, 10),)),
+        "rope, interleaved": (lambda x: F.rope(x, cos, sin, positions, interleaved=True), ((4, 2, 10),)),
         "attention": (attention(), QKV),
         "attention window": (attention(window=2), QKV),
         "attention softcap": (attention(window=3, softcap=0.7), QKV),

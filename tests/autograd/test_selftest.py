@@ -117,8 +117,8 @@ class Broken(ReferenceDevice):
     def attention(self, q, k, v, doc_start, cache_len, *, window=0, **options):  # type: ignore[no-untyped-def]
         return super().attention(q, k, v, doc_start, cache_len, window=window + 1 if window else 0, **options)  # type: ignore[misc]
 
-    def rope(self, x, cos, sin, positions, *, inverse=False):  # type: ignore[no-untyped-def]
-        return super().rope(x, cos, sin, positions)  # type: ignore[misc]
+    def rope(self, x, cos, sin, positions, *, inverse=False, **options):  # type: ignore[no-untyped-def]
+        return super().rope(x, cos, sin, positions, **options)  # type: ignore[misc]
 
     def silu(self, x):  # type: ignore[no-untyped-def]
         return (super().silu(x) * 1.00001).astype(x.dtype)  # type: ignore[misc]

@@ -31,6 +31,24 @@ SENTENCES = [
 ]
 
 
+# transformers' defaults of these lie outside of the vocabulary.
+_IDS = {"pad_token_id": None, "bos_token_id": None, "eos_token_id": None}
+# What the tiny model of a family needs beside the common keys, by model_type.
+_OWN: dict[str, dict[str, Any]] = {
+    **dict.fromkeys(("smollm3", "phi", "phi3", "olmo2", "olmo3", "starcoder2", "hunyuan_v1_dense"), _IDS),
+    **dict.fromkeys(("cwm", "arcee", "jais2", "glm", "glm4", "cohere2", "olmo", "nanochat", "seed_oss"), _IDS),
+    "stablelm": {**_IDS, "partial_rotary_factor": 0.5},  # whose quarter of a head would be an odd number
+    "granitemoehybrid": {
+        "shared_intermediate_size": 88,
+        "num_local_experts": 0,
+        "layer_types": ["attention"] * 2,
+    },
+    **dict.fromkeys(("arcee", "jais2", "nemotron", "nanochat"), {**_IDS, "hidden_act": "relu2"}),
+    "apertus": {**_IDS, "hidden_act": "xielu"},
+    "ministral3": _IDS,
+}
+
+
 def tiny_config(architecture: str = "LlamaForCausalLM", **changes: Any) -> dict[str, Any]:
     """config.json of a model with 7 heads' worth of odd sizes: nothing here divides a tile."""
     kind = FAMILIES[architecture].model_type
@@ -50,18 +68,7 @@ def tiny_config(architecture: str = "LlamaForCausalLM", **changes: Any) -> dict[
         "rope_theta": 10000.0,
         "tie_word_embeddings": False,
     }
-    if kind in (
-        "smollm3",
-        "phi",
-        "phi3",
-        "olmo2",
-        "olmo3",
-        "starcoder2",
-        "stablelm",
-    ):  # transformers' defaults lie outside this vocabulary
-        config |= {"pad_token_id": None, "bos_token_id": None, "eos_token_id": None}
-    if kind == "stablelm":  # whose quarter of a head would be an odd number
-        config["partial_rotary_factor"] = 0.5
+    config |= _OWN.get(kind, {})
     if kind == "mistral":
         config["sliding_window"] = None
     if kind == "ministral":  # which transformers asks for a window even where no layer slides

@@ -114,6 +114,72 @@ CASES: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": True,
     },
     "starcoder2_unbiased": {"architecture": "Starcoder2ForCausalLM", "use_bias": False},
+    "ministral3": {
+        "architecture": "Ministral3ForCausalLM",
+        "rope_parameters": {
+            **YARN,
+            "original_max_position_embeddings": 7,
+            "llama_4_scaling_beta": 0.4,
+            "rope_theta": 500.0,
+        },
+        "sliding_window": 17,
+    },
+    "cwm": {
+        "architecture": "CwmForCausalLM",
+        "num_hidden_layers": 5,
+        "sliding_window": 7,
+        "rope_scaling": LLAMA3,
+    },
+    "seed_oss": {"architecture": "SeedOssForCausalLM", "head_dim": 20, "mlp_bias": True},
+    "seed_oss_out_bias": {"architecture": "SeedOssForCausalLM", "attention_bias": False, "attention_out_bias": True},
+    "exaone4": {"architecture": "Exaone4ForCausalLM", "num_hidden_layers": 4, "sliding_window": 7},
+    "exaone4_full": {
+        "architecture": "Exaone4ForCausalLM",
+        "sliding_window": None,
+        "layer_types": ["full_attention"] * 2,
+    },
+    "hyperclovax": {
+        "architecture": "HyperCLOVAXForCausalLM",
+        "embedding_multiplier": 3.0,
+        "attention_multiplier": 0.4,
+        "residual_multiplier": 0.3,
+        "logits_scaling": 0.2,
+    },
+    "hyperclovax_without_norms": {"architecture": "HyperCLOVAXForCausalLM", "use_post_norm": False},
+    "vaultgemma": {**GEMMA2, "architecture": "VaultGemmaForCausalLM", "final_logit_softcapping": 3.0},
+    "ernie4_5": {"architecture": "Ernie4_5ForCausalLM", "head_dim": 20, "use_bias": True},
+    "helium": {"architecture": "HeliumForCausalLM", "attention_bias": True},
+    "internlm3": {"architecture": "InternLM3ForCausalLM", "bias": True, "qkv_bias": True},
+    "iquestcoder": {"architecture": "IQuestCoderForCausalLM"},
+    "granite4": {
+        "architecture": "GraniteMoeHybridForCausalLM",
+        "embedding_multiplier": 3.0,
+        "attention_multiplier": 0.4,
+        "residual_multiplier": 0.3,
+        "logits_scaling": 5.0,
+    },
+    "granite4_rope": {"architecture": "GraniteMoeHybridForCausalLM", "position_embedding_type": "rope"},
+    "hunyuan": {"architecture": "HunYuanDenseV1ForCausalLM", "head_dim": 20, "attention_bias": True},
+    "hunyuan_alpha": {
+        "architecture": "HunYuanDenseV1ForCausalLM",
+        "rope_scaling": {"type": "dynamic", "alpha": 50.0, "factor": 1.0, "mscale": 1.0},
+    },
+    "arcee": {"architecture": "ArceeForCausalLM", "hidden_act": "relu2", "mlp_bias": True},
+    "jais2": {"architecture": "Jais2ForCausalLM", "hidden_act": "relu2"},
+    "nemotron": {"architecture": "NemotronForCausalLM", "hidden_act": "relu2", "norm_eps": 1e-3},
+    "glm": {"architecture": "GlmForCausalLM"},
+    "glm4": {"architecture": "Glm4ForCausalLM", "attention_bias": False},
+    "cohere2": {
+        "architecture": "Cohere2ForCausalLM",
+        "num_hidden_layers": 4,
+        "sliding_window": 7,
+        "logit_scale": 0.3,
+        "tie_word_embeddings": True,
+    },
+    "apertus": {"architecture": "ApertusForCausalLM", "hidden_act": "xielu", "rope_scaling": LLAMA3},
+    "nanochat": {"architecture": "NanoChatForCausalLM", "hidden_act": "relu2", "final_logit_softcapping": 3.0},
+    "olmo": {"architecture": "OlmoForCausalLM"},
+    "olmo_clipped": {"architecture": "OlmoForCausalLM", "clip_qkv": 0.7},
     "phi3": {"architecture": "Phi3ForCausalLM", "sliding_window": 9},
     "phi3_longrope": {
         "architecture": "Phi3ForCausalLM",
@@ -147,28 +213,35 @@ def exact_norms(model: Any) -> Any:
     """The model's RMSNorms computed in the dtype of their input."""
 
     def forward(self: Any, x: Any) -> Any:
-        eps = getattr(self, "variance_epsilon", None) or self.eps
-        offset = 1 if type(self).__name__.startswith("Gemma") else 0
-        return (offset + self.weight) * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps))
+        name = type(self).__name__
+        eps = getattr(self, "variance_epsilon", None) or getattr(self, "eps", 1e-5)  # OLMo's is in its code
+        centred = x if name.endswith("RMSNorm") else x - x.mean(-1, keepdim=True)
+        weight = getattr(self, "weight", None)
+        scale = 1 if weight is None else weight + ("Gemma" in name)
+        return scale * (centred * torch.rsqrt(centred.pow(2).mean(-1, keepdim=True) + eps))
 
     for module in model.modules():
-        if type(module).__name__.endswith("RMSNorm"):
+        if type(module).__name__.endswith(("RMSNorm", "OlmoLayerNorm", "Cohere2LayerNorm")):
             module.forward = forward.__get__(module)
     return model
 
 
 @contextmanager
-def exact_softmax() -> Iterator[None]:
-    """Within the block torch's softmax is of its input's dtype, where eager attention asks for float32."""
-    plain = torch.nn.functional.softmax
-    with patch.object(torch.nn.functional, "softmax", lambda x, dim=-1, dtype=None: plain(x, dim=dim)):
+def exact() -> Iterator[None]:
+    """Within the block torch's softmax is of its input's dtype, where eager attention asks for float32, and float64
+    stays so where rotary embeddings ask for float32."""
+    softmax, single = torch.nn.functional.softmax, torch.Tensor.float
+    with (
+        patch.object(torch.nn.functional, "softmax", lambda x, dim=-1, dtype=None: softmax(x, dim=dim)),
+        patch.object(torch.Tensor, "float", lambda x: x if x.dtype == torch.float64 else single(x)),
+    ):
         yield
 
 
 def oracle(folder: Path, dtype: Any, ids: np.ndarray, targets: np.ndarray) -> tuple[np.ndarray, float, dict[str, Any]]:
     """transformers' logits, summed loss and gradients by name."""
     config = transformers.AutoConfig.from_pretrained(folder)
-    eager = config.model_type == "gemma2"  # which has no other
+    eager = config.model_type in ("gemma2", "vaultgemma")  # which have no other
     config._attn_implementation = "eager" if eager else "sdpa"
     model = transformers.AutoModelForCausalLM.from_config(config).to(dtype)
     state = {n: torch.tensor(np.array(e.array())) for n, e in read_entries(folder / "model.safetensors", "").items()}
@@ -177,7 +250,7 @@ def oracle(folder: Path, dtype: Any, ids: np.ndarray, targets: np.ndarray) -> tu
     model.tie_weights()
     if dtype == torch.float64:
         model = exact_norms(model)
-    with exact_softmax():
+    with exact():
         logits = model(torch.tensor(ids.astype(np.int64)), use_cache=False).logits
     flat = logits.reshape(-1, logits.shape[-1])
     loss = torch.nn.functional.cross_entropy(

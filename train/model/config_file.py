@@ -6,8 +6,8 @@ refuses null, so do these. The ranges are far beyond every model there is: they 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Annotated, ClassVar
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated, Any, ClassVar
 
 from msgspec import Meta, Struct
 
@@ -47,6 +47,8 @@ class RopeFile(Struct):
     mscale: AtLeast0 | None = None
     mscale_all_dim: AtLeast0 | None = None
     truncate: bool = True
+    alpha: Factor | None = None
+    llama_4_scaling_beta: AtLeast0 | None = None
     short_factor: list[Factor] | None = None
     long_factor: list[Factor] | None = None
     full_attention: RopeFile | None = None
@@ -62,12 +64,29 @@ class QuantizationFile(Struct):
     bnb_4bit_use_double_quant: bool = False
 
 
+# Keys of models that are no part of those here, with the values that ask for nothing. A family that reads such a key
+# has it as a field, or names its own values in `unsupported`.
+_NONE: tuple[Any, ...] = (None, False, 0)
+UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
+    **dict.fromkeys(("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"), (None, 0, 1)),
+    **dict.fromkeys(("alibi", "use_alibi", "use_cla", "use_mla", "kv_lora_rank", "q_lora_rank"), _NONE),
+    **dict.fromkeys(("clip_qkv", "attn_logit_softcapping", "final_logit_softcapping", "use_qk_norm"), _NONE),
+    **dict.fromkeys(("num_kv_shared_layers", "hidden_size_per_layer_input", "add_cross_attention"), _NONE),
+    "use_bidirectional_attention": (None, False),
+    "position_embedding_type": (None, "rope", "rotary", "absolute"),  # the last: transformers writes it of itself
+}
+
+
 class ConfigFile(Struct, kw_only=True):
-    """Keys that every architecture has. Defaults: LlamaConfig. default_theta: where the file names no rope_theta.
-    partial_rotary: whether only a part of each head may be rotated."""
+    """Keys that every architecture has. Defaults: LlamaConfig. default_theta: where the file names no rope_theta;
+    default_rope: where it has no rope_parameters. partial_rotary: whether only a part of each head may be rotated.
+    reversed_rope: heads turn the other way. unsupported: as UNSUPPORTED, of this family."""
 
     default_theta: ClassVar[float] = 10_000.0
+    default_rope: ClassVar[RopeFile] = RopeFile()
     partial_rotary: ClassVar[bool] = False
+    reversed_rope: ClassVar[bool] = False
+    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
     vocab_size: Vocabulary = 32_000
     hidden_size: Width = 4096
     intermediate_size: Width = 11_008

@@ -5,6 +5,7 @@ The defaults are those of the configuration classes of transformers; a value tha
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar
 
 from msgspec import Meta
@@ -17,6 +18,7 @@ from wgrad.train.model.config_file import (
     Factor,
     LayerTypesFile,
     Positions,
+    RopeFile,
     Theta,
     Vocabulary,
     Width,
@@ -180,6 +182,201 @@ class Phi3File(ConfigFile, kw_only=True):
                 rope.rope_type = "longrope"
 
 
+class Ministral3File(ConfigFile, kw_only=True):
+    default_rope: ClassVar[RopeFile] = RopeFile(
+        type="yarn",
+        rope_theta=1_000_000.0,
+        factor=16.0,
+        original_max_position_embeddings=16_384,
+        beta_fast=32.0,
+        beta_slow=1.0,
+        mscale=1.0,
+        mscale_all_dim=1.0,
+        llama_4_scaling_beta=0.1,
+    )
+    vocab_size: Vocabulary = 131_072
+    intermediate_size: Width = 14_336
+    num_hidden_layers: Count = 34
+    num_key_value_heads: Count | None = 8
+    head_dim: Width | None = 128
+    max_position_embeddings: Positions = 262_144
+    rms_norm_eps: Epsilon = 1e-5
+    sliding_window: Positions | None = None
+
+    @property
+    def growth(self) -> tuple[float, int]:
+        """By what queries grow, and each time after how many positions."""
+        rope = self.rope_scaling or self.rope_parameters or self.default_rope
+        beta, length = rope.llama_4_scaling_beta or 0.0, rope.original_max_position_embeddings
+        if beta and length is None:
+            raise ValueError("llama_4_scaling_beta needs original_max_position_embeddings in rope_parameters; got none")
+        if beta and (rope.rope_type or rope.type) in ("dynamic", "longrope", "su"):
+            raise ValueError("llama_4_scaling_beta is supported with the rope_type default, linear, llama3 and yarn")
+        return beta, length or 0
+
+
+class CwmFile(LayerTypesFile, kw_only=True):
+    default_theta: ClassVar[float] = 1_000_000.0
+    default_rope: ClassVar[RopeFile] = RopeFile(
+        rope_type="llama3",
+        rope_theta=1_000_000.0,
+        factor=16.0,
+        low_freq_factor=1.0,
+        high_freq_factor=4.0,
+        original_max_position_embeddings=8192,
+    )
+    vocab_size: Vocabulary = 128_256
+    hidden_size: Width = 6144
+    intermediate_size: Width = 21_504
+    num_hidden_layers: Count = 64
+    num_attention_heads: Count = 48
+    num_key_value_heads: Count | None = 8
+    head_dim: Width | None = 128
+    max_position_embeddings: Positions = 131_072
+    rms_norm_eps: Epsilon = 1e-5
+    sliding_window: Positions | None = 8192
+    mlp_bias: bool = False
+
+
+class SeedOssFile(ConfigFile, kw_only=True):
+    vocab_size: Vocabulary = 155_136
+    intermediate_size: Width = 27_648
+    num_hidden_layers: Count = 64
+    num_attention_heads: Count = 80
+    num_key_value_heads: Count | None = 8
+    head_dim: Width | None = 128
+    max_position_embeddings: Positions = 524_288
+    attention_bias: bool = True
+    attention_out_bias: bool = False
+    mlp_bias: bool = False
+
+
+class Exaone4File(LayerTypesFile, kw_only=True):
+    vocab_size: Vocabulary = 102_400
+    intermediate_size: Width = 16_384
+    num_key_value_heads: Count = 32
+    rms_norm_eps: Epsilon = 1e-5
+    sliding_window_pattern: Annotated[int, Meta(ge=0)] | str | None = 4
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        given = self.sliding_window_pattern
+        if self.layer_types is None and self.sliding_window is not None and (not given or isinstance(given, str)):
+            raise ValueError(
+                f"sliding_window_pattern must be a number above 0 where layer_types is missing; got {given!r}"
+            )
+
+
+class HyperClovaXFile(ConfigFile, kw_only=True):
+    attention_bias: bool = False
+    mlp_bias: bool = False
+    embedding_multiplier: Factor = 1.0
+    attention_multiplier: Factor | None = None
+    residual_multiplier: Factor = 1.0
+    logits_scaling: Factor = 1.0
+    use_post_norm: bool = True
+
+
+class Ernie45File(ConfigFile, kw_only=True):
+    default_theta: ClassVar[float] = 500_000.0
+    vocab_size: Vocabulary = 103_424
+    hidden_size: Width = 1024
+    intermediate_size: Width = 3072
+    num_hidden_layers: Count = 18
+    num_attention_heads: Count = 16
+    num_key_value_heads: Count | None = 2
+    head_dim: Width | None = 128
+    max_position_embeddings: Positions = 131_072
+    rms_norm_eps: Epsilon = 1e-5
+    tie_word_embeddings: bool = True
+    use_bias: bool | None = False
+
+
+class HeliumFile(ConfigFile, kw_only=True):
+    default_theta: ClassVar[float] = 100_000.0
+    vocab_size: Vocabulary = 48_000
+    hidden_size: Width = 2560
+    intermediate_size: Width = 7040
+    num_hidden_layers: Count = 24
+    num_attention_heads: Count = 20
+    num_key_value_heads: Count = 20
+    head_dim: Width = 128
+    max_position_embeddings: Positions = 4096
+    rms_norm_eps: Epsilon = 1e-8
+    attention_bias: bool = False
+    mlp_bias: bool = False
+
+
+class InternLm3File(ConfigFile, kw_only=True):
+    """`qkv_bias` and `bias` are the original names of attention_bias and mlp_bias, which transformers wants equal."""
+
+    vocab_size: Vocabulary = 128_512
+    intermediate_size: Width = 10_240
+    num_hidden_layers: Count = 48
+    num_key_value_heads: Count | None = 2
+    head_dim: Width | None = 128
+    max_position_embeddings: Positions = 32_768
+    rms_norm_eps: Epsilon = 1e-5
+    attention_bias: bool = False
+    mlp_bias: bool = False
+    qkv_bias: bool | None = None
+    bias: bool | None = None
+
+    def __post_init__(self) -> None:
+        self.attention_bias = self.attention_bias if self.qkv_bias is None else self.qkv_bias
+        self.mlp_bias = self.mlp_bias if self.bias is None else self.bias
+        if self.attention_bias != self.mlp_bias:
+            raise ValueError(f"qkv_bias must be as bias is; got {self.attention_bias} and {self.mlp_bias}")
+
+
+class IQuestCoderFile(ConfigFile, kw_only=True):
+    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {"use_sliding_window": (None, False)}
+    vocab_size: Vocabulary = 76_800
+    hidden_size: Width = 5120
+    intermediate_size: Width = 27_648
+    num_hidden_layers: Count = 80
+    num_attention_heads: Count = 40
+    num_key_value_heads: Count | None = 8
+    head_dim: Width | None = 128
+    max_position_embeddings: Positions = 131_072
+    rms_norm_eps: Epsilon = 1e-5
+    attention_bias: bool = False
+    mlp_bias: bool = False
+
+
+class GraniteHybridFile(ConfigFile, kw_only=True):
+    """Of GraniteMoeHybrid the models without experts and without Mamba layers."""
+
+    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {"position_embedding_type": (None, "rope", "nope")}
+    attention_bias: bool = False
+    embedding_multiplier: Factor | None = 1.0
+    attention_multiplier: Factor | None = 1.0
+    residual_multiplier: Factor | None = 1.0
+    logits_scaling: Factor | None = 1.0
+    shared_intermediate_size: Width = 1024
+    position_embedding_type: str | None = None
+    num_local_experts: Annotated[int, Meta(ge=0)] | None = 8
+    layer_types: list[str] | None = None
+    layers_block_type: list[str] | None = None
+
+    def __post_init__(self) -> None:
+        if self.num_local_experts:
+            raise ValueError(f"num_local_experts must be 0: experts are not built here; got {self.num_local_experts}")
+        for key in ("layer_types", "layers_block_type"):
+            check_layers(key, getattr(self, key), self.num_hidden_layers)
+        kinds = self.layers_block_type or self.layer_types or ["mamba"]
+        for kind in kinds:
+            if kind not in ("attention", "full_attention"):
+                raise ValueError(f"layer_types must be attention: other layers are not built here; got {kind!r}")
+
+
+class HunYuanFile(ConfigFile, kw_only=True):
+    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {"use_qk_norm": (True,), "mlp_bias": (None, False)}
+    vocab_size: Vocabulary = 290_943
+    rms_norm_eps: Epsilon = 1e-5
+    attention_bias: bool = False
+
+
 class LayerNormFile(ConfigFile, kw_only=True):
     """Keys of families whose norms are LayerNorm."""
 
@@ -190,6 +387,112 @@ class LayerNormFile(ConfigFile, kw_only=True):
     def __post_init__(self) -> None:
         if self.qk_layernorm:
             raise ValueError("qk_layernorm must be false: LayerNorm of heads is not built here; got true")
+
+
+class ArceeFile(ConfigFile, kw_only=True):
+    hidden_size: Width = 2560
+    intermediate_size: Width = 18_432
+    hidden_act: str = "relu2"
+    max_position_embeddings: Positions = 4096
+    rms_norm_eps: Epsilon = 1e-5
+    attention_bias: bool = False
+    mlp_bias: bool = False
+
+
+class Jais2File(LayerNormFile, kw_only=True):
+    vocab_size: Vocabulary = 150_272
+    hidden_size: Width = 3328
+    intermediate_size: Width = 26_624
+    num_attention_heads: Count = 26
+    hidden_act: str = "relu2"
+    max_position_embeddings: Positions = 8192
+    attention_bias: bool = True
+    mlp_bias: bool = True
+
+
+class NemotronFile(LayerNormFile, kw_only=True):
+    partial_rotary: ClassVar[bool] = True
+    vocab_size: Vocabulary = 256_000
+    hidden_size: Width = 6144
+    intermediate_size: Width = 24_576
+    num_attention_heads: Count = 48
+    hidden_act: str = "relu2"
+    max_position_embeddings: Positions = 4096
+    layer_norm_eps: Any = None  # not read: the next one is
+    norm_eps: Epsilon = 1e-5
+    partial_rotary_factor: AtLeast0 | None = 0.5
+    attention_bias: bool = False
+    mlp_bias: bool = False
+
+
+class GlmFile(ConfigFile, kw_only=True):
+    partial_rotary: ClassVar[bool] = True
+    vocab_size: Vocabulary = 151_552
+    intermediate_size: Width = 13_696
+    num_hidden_layers: Count = 40
+    num_key_value_heads: Count | None = 2
+    head_dim: Width | None = 128
+    max_position_embeddings: Positions = 131_072
+    rms_norm_eps: Epsilon = 1.5625e-07
+    partial_rotary_factor: AtLeast0 | None = 0.5
+    attention_bias: bool = True
+
+
+class CohereFile(LayerTypesFile, kw_only=True):
+    """Keys common to Cohere's two."""
+
+    vocab_size: Vocabulary = 256_000
+    hidden_size: Width = 8192
+    intermediate_size: Width = 22_528
+    num_hidden_layers: Count = 40
+    num_attention_heads: Count = 64
+    max_position_embeddings: Positions = 8192
+    rms_norm_eps: Any = None  # not read: the next one is
+    layer_norm_eps: Epsilon = 1e-5
+    tie_word_embeddings: bool = True
+    attention_bias: bool = False
+    logit_scale: Factor = 0.0625
+    sliding_window_pattern: Count = 4
+
+
+class ApertusFile(ConfigFile, kw_only=True):
+    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "qk_norm": (True,), "post_norm": (None, False), "mlp_bias": (None, False),
+    }  # fmt: skip
+    default_theta: ClassVar[float] = 12_000_000.0
+    default_rope: ClassVar[RopeFile] = RopeFile(
+        rope_type="llama3",
+        rope_theta=12_000_000.0,
+        factor=8.0,
+        low_freq_factor=1.0,
+        high_freq_factor=4.0,
+        original_max_position_embeddings=8192,
+    )
+    vocab_size: Vocabulary = 131_072
+    intermediate_size: Width = 14_336
+    hidden_act: str = "xielu"
+    max_position_embeddings: Positions = 65_536
+    rms_norm_eps: Epsilon = 1e-5
+    attention_bias: bool = False
+
+
+class NanoChatFile(ConfigFile, kw_only=True):
+    reversed_rope: ClassVar[bool] = True
+    vocab_size: Vocabulary = 50_304
+    hidden_size: Width = 768
+    intermediate_size: Width = 8192
+    num_hidden_layers: Count = 12
+    num_attention_heads: Count = 6
+    hidden_act: str = "relu2"
+    final_logit_softcapping: Factor | None = 15.0
+    attention_bias: bool = False
+
+
+class OlmoFile(ConfigFile, kw_only=True):
+    vocab_size: Vocabulary = 50_304
+    rms_norm_eps: Any = None  # not read: it is the same in every model
+    attention_bias: bool = False
+    clip_qkv: Factor | None = None
 
 
 class PhiFile(LayerNormFile, kw_only=True):

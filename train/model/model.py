@@ -22,21 +22,22 @@ from wgrad.autograd.ops.decoding import check_room
 from wgrad.autograd.tensor import Tensor, is_recomputing, no_grad
 from wgrad.device.contract import Array, Device
 from wgrad.device.formats.frozen_weight import FrozenWeight
+from wgrad.train.model.activations import relu2, xielu
 from wgrad.train.model.dora import inverse_of
 from wgrad.train.model.layers import through_layers
 from wgrad.train.model.lora import Adapter, linear_modules
 from wgrad.train.model.model_config import ModelConfig
-from wgrad.train.model.rope_scaling import rope_tables
+from wgrad.train.model.rope_scaling import grown, rope_tables
 from wgrad.train.model.stacks import GATE_UP, QKV, parts_of
 from wgrad.train.model.streamed_weights import StreamedWeights
 from wgrad.train.model.token_tables import TokenTables
-from wgrad.train.model.weights import EMBEDDING, HEAD, HEAD_BIAS
+from wgrad.train.model.weights import EMBEDDING, HEAD, HEAD_BIAS, XIELU
 
 # Where layers are recomputed, a long row's gate, up, their product and the gradients of the three stand in memory for
 # as many rows at a time. By shapes and options alone: where weights lie, and how much memory there is, changes no bit.
 MLP_CHUNK_BYTES, MLP_CHUNKS_ABOVE = 768 << 20, 4096
 _GATED = {"silu": F.swiglu, "gelu_tanh": F.geglu}
-_PLAIN = {"silu": F.silu, "gelu_tanh": F.gelu}
+_PLAIN = {"silu": F.silu, "gelu_tanh": F.gelu, "relu2": relu2}
 
 
 @dataclass
@@ -125,7 +126,13 @@ class Model:
         self._streamed = weights if isinstance(weights, StreamedWeights) else None
         self.passed: dict[int, Callable[[], None]] = {}  # layer -> called once a backward has passed its input
         self.positions = positions
-        self.cos, self.sin = (device.upload(table) for table in rope_tables(config.rope, positions))
+        tables = rope_tables(config.rope, positions)
+        self.cos, self.sin = (device.upload(table) for table in tables)
+        self._of_queries: tuple[Array, Array] | None = None  # where they differ from those of keys
+        if config.query_growth and positions > config.query_length:
+            cos, sin = (device.upload(grown(table, config.query_growth, config.query_length)) for table in tables)
+            self._of_queries = (cos, sin)
+        self._constants: dict[tuple[int, int], Array] = {}
         self._local = (self.cos, self.sin)  # of layers with a window
         if config.local_rope is not None and config.local_rope != config.rope:
             cos, sin = (device.upload(table) for table in rope_tables(config.local_rope, positions))
@@ -181,6 +188,8 @@ class Model:
         if self.config.embedding_scale != 1:
             # In the compute dtype, as transformers has it: what the weights were trained with.
             h = F.scale(h, float(self.dtype.type(self.config.embedding_scale)))
+        if self.config.embedding_norm:
+            h = F.rms_norm(h, self._constant(h.shape[1], 1), self.config.rms_norm_eps, dtype=np.float32)
         h = through_layers(
             lambda index, h: self._layer(index, h, inputs, cache), h, self.config.num_hidden_layers,
             recomputed=self.recomputed if cache is None else 0, offload=self.offload,
@@ -258,7 +267,12 @@ class Model:
         """Return the input of the MLP's last projection."""
         c = self.config
         if not c.gated:
-            return _PLAIN[c.hidden_act](self._linear(prefix + c.up_proj, y, inputs))
+            up = self._linear(prefix + c.up_proj, y, inputs)
+            if c.hidden_act == "xielu":
+                return xielu(up, *(self._tensor(prefix + name) for name in XIELU), dtype=self.dtype)
+            return _PLAIN[c.hidden_act](up)
+        if c.gate_up_proj:
+            return _GATED[c.hidden_act](self._linear(prefix + c.gate_up_proj, y, inputs))
         gate, up = self._stacked(prefix + GATE_UP, y, inputs), None
         if gate is None:
             gate = self._linear(f"{prefix}mlp.gate_proj", y, inputs)
@@ -272,14 +286,26 @@ class Model:
             return F.cast(h, self.dtype) if self.dtype != h.dtype else h, h
         if self.config.layer_norm:
             return self._normed(prefix + norm, h, self.dtype), h
-        weight, eps = self.weights[f"{prefix}{norm}.weight"], self.config.rms_norm_eps
+        weight, eps = self._norm_weight(prefix + norm, h.shape[1]), self.config.rms_norm_eps
         return F.rms_norm_residual(h, weight, eps, dtype=self.dtype, again=not self.keep_norms)
 
     def _normed(self, module: str, x: Tensor, dtype: Any) -> Tensor:
-        weight, eps = self.weights[f"{module}.weight"], self.config.rms_norm_eps
+        weight, eps = self._norm_weight(module, x.shape[1]), self.config.rms_norm_eps
         if self.config.layer_norm:
-            return F.layer_norm(x, weight, self.weights[f"{module}.bias"], eps, dtype=dtype)
+            bias = self.weights.get(f"{module}.bias")
+            bias = self._constant(x.shape[1], 0) if bias is None else bias
+            return F.layer_norm(x, weight, bias, eps, dtype=dtype)
         return F.rms_norm(x, weight, eps, dtype=dtype)
+
+    def _norm_weight(self, module: str, width: int) -> Any:
+        weight = self.weights.get(f"{module}.weight")
+        return self._constant(width, 1) if weight is None else weight
+
+    def _constant(self, width: int, value: int) -> Array:
+        """float32 [width]: the weight or the bias of a norm that has none."""
+        if (width, value) not in self._constants:
+            self._constants[width, value] = self.device.upload(np.full(width, value, np.float32))
+        return self._constants[width, value]
 
     def _to_stream(
         self, prefix: str, module: str, norm: str, x: Tensor, h: Tensor, inputs: Inputs, *, last: bool = False
@@ -317,20 +343,26 @@ class Model:
         appends it does that."""
         c, prefix = self.config, f"model.layers.{index}.self_attn."
         tables = self._tables(index, inputs)
-        if c.use_rope[index] and not c.qk_norm:
+        if c.use_rope[index] and not (c.qk_norm or c.clip_qkv or self._of_queries):
             qkv = self._stacked(f"model.layers.{index}.{QKV}", y, inputs)
             if qkv is not None:
                 heads = {"heads": c.num_attention_heads, "kv_heads": c.num_key_value_heads}
-                return *F.rope_split(qkv, *tables, **heads), True
-        q = self._head_norm(f"{prefix}q_norm.weight", self._linear(f"{prefix}q_proj", y, inputs))
-        k = self._head_norm(f"{prefix}k_norm.weight", self._linear(f"{prefix}k_proj", y, inputs))
-        v = self._linear(f"{prefix}v_proj", y, inputs)
+                return *F.rope_split(qkv, *tables, **heads, interleaved=c.interleaved), True
+        q, k, v = (self._linear(f"{prefix}{part}_proj", y, inputs) for part in "qkv")
+        if c.clip_qkv:
+            q, k, v = (F.maximum(F.minimum(x, c.clip_qkv), -c.clip_qkv) for x in (q, k, v))
+        if not c.qk_norm_last:
+            q, k = self._head_norm(index, c.q_norm, q), self._head_norm(index, c.k_norm, k)
         q = q.reshape(-1, c.num_attention_heads, c.head_dim)
         k, v = (x.reshape(-1, c.num_key_value_heads, c.head_dim) for x in (k, v))
+        appended = cache is not None and not c.qk_norm_last  # which rotates k as well
         if c.use_rope[index]:
-            q = F.rope(q, *tables)
-            k = k if cache is not None else F.rope(k, *tables)
-        return q, k, v, cache is None
+            cos, sin = self._of_queries or tables[:2]
+            q = F.rope(q, cos, sin, tables[2], interleaved=c.interleaved)
+            k = k if appended else F.rope(k, *tables, interleaved=c.interleaved)
+        if c.qk_norm_last:
+            q, k = self._head_norm(index, c.q_norm, q), self._head_norm(index, c.k_norm, k)
+        return q, k, v, not appended
 
     def _tables(self, index: int, inputs: Inputs) -> tuple[Array, Array, Array]:
         """cos and sin of a layer, and the row of each token."""
@@ -348,20 +380,26 @@ class Model:
         check_room("rope_append" if rotate else "kv_append", keys, inputs.tokens, inputs.cache_len)
         if rotate:
             tables = self._tables(index, inputs)
-            device.rope_append(k.data, v.data, *tables, keys, values, inputs.cache_len)
+            options = {"interleaved": self.config.interleaved}
+            device.rope_append(k.data, v.data, *tables, keys, values, inputs.cache_len, **options)
         else:
             for part, new in ((keys, k), (values, v)):
                 rows = new.reshape(inputs.batch, inputs.tokens, *new.shape[1:])
                 device.kv_append(part, rows.data, inputs.cache_len)
         return Tensor(keys, device), Tensor(values, device)
 
-    def _head_norm(self, name: str, x: Tensor) -> Tensor:
-        """QK-norm: each head of [N, H * D] by itself (Qwen3), or all at once (OLMo 2); others have no such weight."""
-        if name not in self.weights:
+    def _head_norm(self, index: int, module: str, x: Tensor) -> Tensor:
+        """QK-norm: each head of [N, H * D] by itself (Qwen3), or all at once (OLMo 2); x as it is without one."""
+        if not self.config.qk_norm:
             return x
-        shape, width = x.shape, self.weights[name].shape[0]
-        x = x.reshape(shape[0] * shape[1] // width, width)
-        return F.rms_norm(x, self.weights[name], self.config.rms_norm_eps, dtype=self.dtype).reshape(*shape)
+        weight = self._norm_weight(f"model.layers.{index}.{module}", self.config.head_dim)
+        shape, width = x.shape, weight.shape[0]
+        x = x.reshape(x.size // width, width)
+        return F.rms_norm(x, weight, self.config.rms_norm_eps, dtype=self.dtype).reshape(*shape)
+
+    def _tensor(self, name: str) -> Tensor:
+        weight = self.weights[name]
+        return weight if isinstance(weight, Tensor) else Tensor(weight, self.device)
 
     def _linear(
         self, module: str, x: Tensor, inputs: Inputs, *, residual: Tensor | None = None, unread: bool = False

@@ -15,12 +15,20 @@ from typing import Any
 from wgrad.device.errors import WgradError
 from wgrad.train.files.decode import FETCH, convert, read_json, show
 from wgrad.train.files.input_files import exists, one_line
-from wgrad.train.model.config_file import NameFile, QuantizationFile
+from wgrad.train.model.config_file import UNSUPPORTED, ConfigFile, NameFile, QuantizationFile
 from wgrad.train.model.families import FAMILIES
 from wgrad.train.model.multimodal import TEXT_PARTS, text_config
 from wgrad.train.model.rope_scaling import RopeConfig, parse_ropes
 
-_ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh"}
+_ACTIVATIONS = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_new": "gelu_tanh",
+    "relu2": "relu2",
+    "xielu": "xielu",
+}
+_UNGATED = ("relu2", "xielu")  # activations that only MLPs without a gate have
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,9 +42,13 @@ class ModelConfig:
     all their heads at once. residual_scale: of what is added to the residual stream. fused: q, k and v are one
     projection, gate and up another. local_rope: of layers with a window, where they rotate by their own.
 
-    layer_norm: norms, but those of heads, are LayerNorm, with biases; rms_norm_eps is theirs. parallel: attention and
-    MLP of a layer read the same norm, and both are added to the stream. gated: the MLP multiplies up by what the
-    activation makes of gate; else it is the activation of up. o_proj, up_proj, down_proj: their paths within a layer.
+    layer_norm: norms, but those of heads, are LayerNorm, with biases where norm_bias; rms_norm_eps is theirs.
+    norm_weight: norms have weights. embedding_norm: the embeddings are normed, without weights. qk_norm_last: q and k
+    are normed after they are rotated. interleaved: element 2 i of a head is rotated with 2 i + 1. query_growth b:
+    queries at position p are scaled by 1 + b log(1 + floor(p / query_length)). clip_qkv c: q, k and v are kept within
+    -c and c (0: not). parallel: attention and MLP of a layer read the same norm, and both are added to the stream.
+    gated: the MLP multiplies up by what the activation makes of gate; else it is the activation of up. q_norm, o_proj,
+    gate_proj, ...: their paths within a layer; gate_up_proj: of gate and up in one projection, if not "".
     text_of: the multimodal architecture of which this is the text part ("": none).
     """
 
@@ -55,7 +67,7 @@ class ModelConfig:
     o_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
-    hidden_act: str = "silu"  # or "gelu_tanh"
+    hidden_act: str = "silu"  # or another of _ACTIVATIONS
     windows: tuple[int, ...]
     use_rope: tuple[bool, ...]
     rope: RopeConfig
@@ -80,6 +92,17 @@ class ModelConfig:
     gated: bool = field(default=True, repr=False)
     head_bias: bool = field(default=False, repr=False)
     final_norm: str = field(default="model.norm", repr=False)
+    norm_weight: bool = field(default=True, repr=False)
+    norm_bias: bool = field(default=True, repr=False)
+    embedding_norm: bool = field(default=False, repr=False)
+    qk_norm_last: bool = field(default=False, repr=False)
+    interleaved: bool = field(default=False, repr=False)
+    query_growth: float = field(default=0.0, repr=False)
+    query_length: int = field(default=0, repr=False)
+    clip_qkv: float = field(default=0.0, repr=False)
+    q_norm: str = field(default="self_attn.q_norm", repr=False)
+    k_norm: str = field(default="self_attn.k_norm", repr=False)
+    gate_up_proj: str = field(default="", repr=False)
     o_proj: str = field(default="self_attn.o_proj", repr=False)
     up_proj: str = field(default="mlp.up_proj", repr=False)
     down_proj: str = field(default="mlp.down_proj", repr=False)
@@ -135,6 +158,7 @@ def parse_model_config(raw: Mapping[str, Any], where: str = "config.json") -> Mo
         return replace(text, text_of=name)
     family = FAMILIES[name]
     file = convert(raw, family.keys, where)
+    _refuse_others(raw, file, where)
     hidden, heads, layers = file.hidden_size, file.num_attention_heads, file.num_hidden_layers
     head_dim = file.head_dim or hidden // heads
     kv_heads = file.num_key_value_heads or heads
@@ -142,13 +166,13 @@ def parse_model_config(raw: Mapping[str, Any], where: str = "config.json") -> Mo
     variant: dict[str, Any] = {"windows": (0,) * layers, "use_rope": (True,) * layers}
     variant |= {"hidden_act": file.hidden_act, "rms_norm_eps": file.rms_norm_eps}
     variant |= family.variant(file)
-    variant["hidden_act"] = _activation(variant["hidden_act"], where)
+    variant["hidden_act"] = _activation(variant["hidden_act"], variant.get("gated", True), where)
     rope, variant["local_rope"] = parse_ropes(file, head_dim, where)
     return ModelConfig(
         architecture=name,
         vocab_size=file.vocab_size,
         hidden_size=hidden,
-        intermediate_size=file.intermediate_size,
+        intermediate_size=variant.pop("intermediate_size", file.intermediate_size),
         num_hidden_layers=layers,
         num_attention_heads=heads,
         num_key_value_heads=kv_heads,
@@ -190,10 +214,19 @@ def _check_heads(heads: int, kv_heads: int, head_dim: int, where: str) -> None:
         )
 
 
-def _activation(name: str, where: str) -> str:
-    if name not in _ACTIVATIONS:
-        known = ", ".join(key for key in _ACTIVATIONS if key != "swish")
-        raise WgradError(f"{where}: hidden_act {show(name)} is not supported: {known.replace(',', ' and', 1)} are")
+def _refuse_others(raw: Mapping[str, Any], file: ConfigFile, where: str) -> None:
+    """WgradError where a key asks for what is not built here."""
+    for key, supported in (UNSUPPORTED | file.unsupported).items():
+        if key in raw and raw[key] not in supported and (key in file.unsupported or not hasattr(file, key)):
+            raise WgradError(
+                f"{where}: {key} {show(raw[key])} is not supported: only {' or '.join(map(show, supported))} is"
+            )
+
+
+def _activation(name: str, gated: bool, where: str) -> str:
+    known = [key for key in _ACTIVATIONS if key != "swish" and not (gated and key in _UNGATED)]
+    if name not in (*known, "swish"):
+        raise WgradError(f"{where}: hidden_act {show(name)} is not supported: {', '.join(known)} are")
     return _ACTIVATIONS[name]
 
 

@@ -43,6 +43,7 @@ class RopeConfig:
     truncate: bool = True
     short_factor: tuple[float, ...] = field(default=(), repr=False)  # longrope: of each pair
     long_factor: tuple[float, ...] = field(default=(), repr=False)
+    backwards: bool = field(default=False, repr=False)  # pairs turn the other way: sin is negated
 
 
 def parse_ropes(file: ConfigFile, head_dim: int, where: str) -> tuple[RopeConfig, RopeConfig | None]:
@@ -50,7 +51,7 @@ def parse_ropes(file: ConfigFile, head_dim: int, where: str) -> tuple[RopeConfig
     layers, and that of sliding layers where a family has one for them. WgradError."""
     if file.local_theta is not None:
         return _of_both_kinds(file, file.local_theta, head_dim, where)
-    parameters = file.rope_parameters or RopeFile()
+    parameters = file.rope_parameters or file.default_rope
     given = parameters if file.rope_scaling in (None, RopeFile()) else file.rope_scaling
     if given.full_attention or given.sliding_attention:
         raise WgradError(f"{where}: rope_parameters of this architecture must be the same for all layers: {FETCH}")
@@ -96,7 +97,10 @@ def _parse_rope(
         "head_dim": head_dim,
         "theta": theta,
         "type": kind,
+        "backwards": file.reversed_rope,
     }
+    if kind == "dynamic" and given.alpha and head_dim > 2:  # HunYuan: of any length, another base
+        return RopeConfig(**config | {"type": "default", "theta": theta * given.alpha ** (head_dim / (head_dim - 2))})
     if kind == "default":
         return RopeConfig(**config)
     positions = file.max_position_embeddings
@@ -245,4 +249,12 @@ def rope_rows(config: RopeConfig, positions: np.ndarray, lengths: np.ndarray) ->
         frequencies = np.stack([inverse_frequencies(config, int(length)) for length in unlike])
     wide = (positions.astype(np.float32)[:, None] * frequencies[kinds]).astype(np.float64)
     factor = config.attention_factor
-    return (np.cos(wide) * factor).astype(np.float32), (np.sin(wide) * factor).astype(np.float32)
+    sine = np.sin(wide) * (-factor if config.backwards else factor)
+    return (np.cos(wide) * factor).astype(np.float32), sine.astype(np.float32)
+
+
+def grown(table: np.ndarray, growth: float, length: int) -> np.ndarray:
+    """A table [positions, pairs] whose row p is scaled by 1 + growth log(1 + floor(p / length)). Source: Ministral 3 in
+    transformers, which has it of Llama 4."""
+    scale = 1 + growth * np.log1p(np.arange(len(table)) // length)
+    return (table * scale[:, None]).astype(np.float32)

@@ -42,7 +42,7 @@ def stack_of(module: str) -> str | None:
 def stack_weights(weights: dict[str, Any], stack: str, device: Device) -> None:
     """Put a stack beside its parts, which become views of it; nothing where they do not fit."""
     parts = parts_of(stack)
-    found = [weights[part + ".weight"] for part in parts]
+    found = [weights.get(part + ".weight") for part in parts]
     if not all(isinstance(weight, NF4Array) for weight in found):
         return
     whole = NF4Array.stack(found, device)
@@ -58,7 +58,7 @@ def stack_layer(weights: Mapping[str, Any], device: Device) -> dict[str, Any]:
     made = {}
     for name in weights:
         stack = stack_of(name.removesuffix(".weight"))
-        found = [weights[part + ".weight"] for part in parts_of(stack)] if stack else []
+        found = [weights[f"{part}.weight"] for part in parts_of(stack) if f"{part}.weight" in weights] if stack else []
         whole = NF4Array.stack(found, device, one_code=True) if found else None
         if whole is not None:
             made[f"{stack}.weight"] = whole

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from wgrad.train.model.model_config import ModelConfig
 
 EMBEDDING, HEAD, HEAD_BIAS = "model.embed_tokens.weight", "lm_head.weight", "lm_head.bias"
+XIELU = ("mlp.act_fn.alpha_p", "mlp.act_fn.alpha_n")  # parameters of the activation
 
 WholeModules = dict[str, dict[str, tuple[int, ...]]]  # path -> shapes of the module's weights, by name
 
@@ -26,20 +27,23 @@ class WeightSpec:
 def projection_shapes(config: ModelConfig) -> dict[str, tuple[int, int]]:
     """Shape [out, in] of a layer's projections, by their path within the layer."""
     hidden, ffn = config.hidden_size, config.intermediate_size
-    if config.fused:
+    if config.fused:  # qkv as well
         return {
             "self_attn.qkv_proj": (config.q_size + 2 * config.kv_size, hidden),
             "self_attn.o_proj": (hidden, config.q_size),
             "mlp.gate_up_proj": (2 * ffn, hidden),
             "mlp.down_proj": (hidden, ffn),
         }
+    if config.gate_up_proj:
+        first = {config.gate_up_proj: (2 * ffn, hidden)}
+    else:
+        first = {**({"mlp.gate_proj": (ffn, hidden)} if config.gated else {}), config.up_proj: (ffn, hidden)}
     return {
         "self_attn.q_proj": (config.q_size, hidden),
         "self_attn.k_proj": (config.kv_size, hidden),
         "self_attn.v_proj": (config.kv_size, hidden),
         config.o_proj: (hidden, config.q_size),
-        **({"mlp.gate_proj": (ffn, hidden)} if config.gated else {}),
-        config.up_proj: (ffn, hidden),
+        **first,
         config.down_proj: (hidden, ffn),
     }
 
@@ -67,8 +71,10 @@ def weight_specs(config: ModelConfig) -> list[WeightSpec]:
 
 def _norm(config: ModelConfig, module: str) -> Iterator[WeightSpec]:
     """Dtype of the residual stream."""
+    if not config.norm_weight:
+        return
     yield WeightSpec(f"{module}.weight", (config.hidden_size,), "norm", config.norm_offset)
-    if config.layer_norm:
+    if config.layer_norm and config.norm_bias:
         yield WeightSpec(f"{module}.bias", (config.hidden_size,), "bias")
 
 
@@ -77,10 +83,13 @@ def _layer_specs(config: ModelConfig, prefix: str) -> Iterator[WeightSpec]:
     norms = [config.attention_norm, config.attention_out_norm, config.mlp_norm, config.mlp_out_norm]
     for norm in dict.fromkeys(filter(None, norms)):  # once, where attention and MLP read the same
         yield from _norm(config, prefix + norm)
-    if config.qk_norm:
-        for norm, width in (("self_attn.q_norm", config.q_size), ("self_attn.k_norm", config.kv_size)):
+    if config.qk_norm and config.norm_weight:
+        for norm, width in ((config.q_norm, config.q_size), (config.k_norm, config.kv_size)):
             size = width if config.qk_norm_whole else config.head_dim
             yield WeightSpec(f"{prefix}{norm}.weight", (size,), "norm", config.norm_offset)
+    if config.hidden_act == "xielu":
+        for name in XIELU:
+            yield WeightSpec(f"{prefix}{name}", (1,), "bias")
     for module, shape in projection_shapes(config).items():
         yield WeightSpec(f"{prefix}{module}.weight", shape, "projection")
         if biased.get(module, config.mlp_bias):

@@ -1,6 +1,6 @@
 // Rotary embedding, half-split: with j < J, c = cos[position, j], s = sin[position, j] (-s when INVERSE, the backward),
 //   y[n, h, j] = x[n, h, j] c - x[n, h, j + J] s;   y[n, h, j + J] = x[n, h, j + J] c + x[n, h, j] s;
-//   elements from 2 J on stay as they are.
+//   elements from 2 J on stay as they are. INTERLEAVED: 2 j and 2 j + 1 in the place of j and j + J.
 //   x, y [N, H, D] X_T: f32 or f16, or vec4 of them where D / 2 and J divide by 4; cos, sin [P, J] f32 (C_T);
 //   positions [N] i32. `half` (of D) and `turning` (J) count elements of X_T; `first` is the first token of the window.
 // An invocation rotates HEADS heads of one token at one j, with one read of the table: 2 HEADS loads under way.
