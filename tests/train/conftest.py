@@ -16,7 +16,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from wgrad.train.files.safetensors_files import from_arrays, write_safetensors
 from wgrad.train.model.families import FAMILIES
 from wgrad.train.model.model_config import parse_model_config
-from wgrad.train.model.weights import weight_specs
+from wgrad.train.model.weights import constants, weight_specs
 
 VOCAB = 300
 SENTENCES = [
@@ -35,17 +35,19 @@ SENTENCES = [
 _IDS = {"pad_token_id": None, "bos_token_id": None, "eos_token_id": None}
 # What the tiny model of a family needs beside the common keys, by model_type.
 _OWN: dict[str, dict[str, Any]] = {
-    **dict.fromkeys(("smollm3", "phi", "phi3", "olmo2", "olmo3", "starcoder2", "hunyuan_v1_dense"), _IDS),
-    **dict.fromkeys(("cwm", "arcee", "jais2", "glm", "glm4", "cohere2", "olmo", "nanochat", "seed_oss"), _IDS),
+    **dict.fromkeys(("smollm3", "phi", "phi3", "olmo2", "olmo3", "starcoder2", "hunyuan_v1_dense", "ernie4_5"), _IDS),
+    **dict.fromkeys(("arcee", "jais2", "glm", "glm4", "cohere2", "olmo", "nanochat", "seed_oss"), _IDS),
     "stablelm": {**_IDS, "partial_rotary_factor": 0.5},  # whose quarter of a head would be an odd number
     "granitemoehybrid": {
         "shared_intermediate_size": 88,
         "num_local_experts": 0,
         "layer_types": ["attention"] * 2,
+        "mamba_n_heads": 4,  # checked although there are no such layers
     },
     **dict.fromkeys(("arcee", "jais2", "nemotron", "nanochat"), {**_IDS, "hidden_act": "relu2"}),
     "apertus": {**_IDS, "hidden_act": "xielu"},
     "ministral3": _IDS,
+    "cwm": {**_IDS, "bos_token_id": 1},
 }
 
 
@@ -90,7 +92,9 @@ def random_weights(config: dict[str, Any], seed: int = 0) -> dict[str, np.ndarra
         else:
             value *= 2.0 / np.sqrt(spec.shape[1])
         weights[spec.name] = value
-    return weights
+    return weights | {
+        name: np.array(value, np.float32) for name, value in constants(parse_model_config(config)).items()
+    }
 
 
 def write_checkpoint(

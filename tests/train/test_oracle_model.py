@@ -246,7 +246,8 @@ def oracle(folder: Path, dtype: Any, ids: np.ndarray, targets: np.ndarray) -> tu
     model = transformers.AutoModelForCausalLM.from_config(config).to(dtype)
     state = {n: torch.tensor(np.array(e.array())) for n, e in read_entries(folder / "model.safetensors", "").items()}
     missing = model.load_state_dict({n: t.to(dtype) for n, t in state.items()}, strict=False)
-    assert not missing.unexpected_keys and set(missing.missing_keys) <= {"lm_head.weight"}
+    left = {name for name in missing.missing_keys if not name.endswith(("act_fn.beta", "act_fn.eps"))}  # constants
+    assert not missing.unexpected_keys and left <= {"lm_head.weight"}
     model.tie_weights()
     if dtype == torch.float64:
         model = exact_norms(model)
@@ -315,6 +316,7 @@ def check_against_the_oracle(folder: Path, device: Device) -> None:
     for name, tensor in parameters.tensors.items():
         error = distance(device.download(tensor.gradient), true_grads[name])
         limit = 3 * distance(plain_grads[name], true_grads[name])
+        limit = max(limit, 1e-6) if tensor.shape == (1,) else limit  # one sum, which may come out right by chance
         assert error <= limit, f"{name}: {error:.1e} > {limit:.1e}"
 
 

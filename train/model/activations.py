@@ -10,7 +10,7 @@ from typing import Any
 from wgrad.autograd import functional as F
 from wgrad.autograd.tensor import Tensor
 
-_BETA, _EPS = 0.5, -1e-6  # of xIELU, the same in every model
+_BETA, _EPS = 0.5, -1e-6  # of xIELU, as weights.constants has them
 
 
 def relu2(x: Tensor) -> Tensor:

@@ -14,13 +14,14 @@ from wgrad.train.model.config_file import ConfigFile, LayerTypesFile
 from wgrad.train.model.family_keys import (
     ApertusFile,
     ArceeFile,
-    CohereFile,
+    Cohere2File,
     CwmFile,
     Ernie45File,
     Exaone4File,
     Gemma2File,
     Gemma3File,
     GemmaFile,
+    Glm4File,
     GlmFile,
     GraniteFile,
     GraniteHybridFile,
@@ -276,7 +277,7 @@ def _glm(keys: GlmFile) -> dict[str, Any]:
     return {"interleaved": True, "qkv_bias": keys.attention_bias, "gate_up_proj": "mlp.gate_up_proj"}
 
 
-def _glm4(keys: GlmFile) -> dict[str, Any]:
+def _glm4(keys: Glm4File) -> dict[str, Any]:
     """GLM-4-0414: norms of outputs as well."""
     return {
         **_glm(keys),
@@ -285,7 +286,7 @@ def _glm4(keys: GlmFile) -> dict[str, Any]:
     }
 
 
-def _cohere2(keys: CohereFile) -> dict[str, Any]:
+def _cohere2(keys: Cohere2File) -> dict[str, Any]:
     """Command R7B and A (arXiv 2504.00698): rotary embeddings in layers with a window."""
     windows = _one_full_of(keys, keys.sliding_window_pattern)
     return {
@@ -374,8 +375,8 @@ FAMILIES = {
     "Jais2ForCausalLM": Family("jais2", Jais2File, _jais2, ""),
     "NemotronForCausalLM": Family("nemotron", NemotronFile, _nemotron, ""),
     "GlmForCausalLM": Family("glm", GlmFile, _glm, ""),
-    "Glm4ForCausalLM": Family("glm4", GlmFile, _glm4, ""),
-    "Cohere2ForCausalLM": Family("cohere2", CohereFile, _cohere2, ""),
+    "Glm4ForCausalLM": Family("glm4", Glm4File, _glm4, ""),
+    "Cohere2ForCausalLM": Family("cohere2", Cohere2File, _cohere2, ""),
     "ApertusForCausalLM": Family("apertus", ApertusFile, _apertus, ""),
     "NanoChatForCausalLM": Family("nanochat", NanoChatFile, _nanochat, ""),
     "OlmoForCausalLM": Family("olmo", OlmoFile, _olmo, ""),

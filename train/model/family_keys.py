@@ -197,8 +197,8 @@ class Ministral3File(ConfigFile, kw_only=True):
     vocab_size: Vocabulary = 131_072
     intermediate_size: Width = 14_336
     num_hidden_layers: Count = 34
-    num_key_value_heads: Count | None = 8
-    head_dim: Width | None = 128
+    num_key_value_heads: Count = 8
+    head_dim: Width = 128
     max_position_embeddings: Positions = 262_144
     rms_norm_eps: Epsilon = 1e-5
     sliding_window: Positions | None = None
@@ -230,11 +230,11 @@ class CwmFile(LayerTypesFile, kw_only=True):
     intermediate_size: Width = 21_504
     num_hidden_layers: Count = 64
     num_attention_heads: Count = 48
-    num_key_value_heads: Count | None = 8
-    head_dim: Width | None = 128
+    num_key_value_heads: Count = 8
+    head_dim: Width = 128
     max_position_embeddings: Positions = 131_072
     rms_norm_eps: Epsilon = 1e-5
-    sliding_window: Positions | None = 8192
+    sliding_window: Positions = 8192
     mlp_bias: bool = False
 
 
@@ -326,7 +326,8 @@ class InternLm3File(ConfigFile, kw_only=True):
         self.attention_bias = self.attention_bias if self.qkv_bias is None else self.qkv_bias
         self.mlp_bias = self.mlp_bias if self.bias is None else self.bias
         if self.attention_bias != self.mlp_bias:
-            raise ValueError(f"qkv_bias must be as bias is; got {self.attention_bias} and {self.mlp_bias}")
+            both = f"{self.attention_bias} and {self.mlp_bias}"
+            raise ValueError(f"attention_bias and mlp_bias (qkv_bias and bias) must be equal; got {both}")
 
 
 class IQuestCoderFile(ConfigFile, kw_only=True):
@@ -438,9 +439,12 @@ class GlmFile(ConfigFile, kw_only=True):
     attention_bias: bool = True
 
 
-class CohereFile(LayerTypesFile, kw_only=True):
-    """Keys common to Cohere's two."""
+class Glm4File(GlmFile, kw_only=True):
+    num_key_value_heads: Count = 2
+    head_dim: Width = 128
 
+
+class Cohere2File(LayerTypesFile, kw_only=True):
     vocab_size: Vocabulary = 256_000
     hidden_size: Width = 8192
     intermediate_size: Width = 22_528

@@ -35,8 +35,11 @@ INDEX_FILE, SINGLE_FILE, GGUF = "model.safetensors.index.json", "model.safetenso
 _DTYPES = {"F32": np.dtype(np.float32), "F16": np.dtype(np.float16), "BF16": np.dtype(ml_dtypes.bfloat16)}
 FLOATS = tuple(_DTYPES)
 _MOST_LISTED = 8  # names in a message
-# Tensors without influence on the output: tables that the model computes by itself, in files of old versions.
-_LEFT_OVER = re.compile(r"(^|\.)(rotary_emb\.(inv_freq|cos_cached|sin_cached)|position_ids|masked_bias)$")
+# Tensors without influence on the output: tables that the model computes by itself, in files of old versions, and
+# constants of an activation.
+_LEFT_OVER = re.compile(
+    r"(^|\.)(rotary_emb\.(inv_freq|cos_cached|sin_cached)|position_ids|masked_bias|act_fn\.(beta|eps))$"
+)
 # Of GGUF: factors of the rotary embeddings (gguf_config.py reads them), and a copy of its frequencies in old files.
 _LEFT_OVER_GGUF = re.compile(r"rope_(freqs|factors_long|factors_short)\.weight|blk\.\d+\.attn_rot_embd\.weight")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from wgrad.train.files.decode import read_json
 from wgrad.train.files.safetensors_files import TensorSource, write_safetensors
 from wgrad.train.model.model_config import ModelConfig
 from wgrad.train.model.model_files import ModelFiles, Progress, dtype_of
-from wgrad.train.model.weights import WeightSpec, weight_specs
+from wgrad.train.model.weights import WeightSpec, constants, weight_specs
 
 # What a multimodal model needs beside weights and tokenizer, copied as it is.
 _COPIED = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
@@ -70,6 +71,8 @@ def save_model(
         return TensorSource(name, dtype, spec.shape, fetch)
 
     sources = [source(done, spec) for done, spec in enumerate(specs)]
+    for name, number in constants(config).items():
+        sources.append(TensorSource(name, dtype, (), partial(np.asarray, number, dtype)))
     sources += [TensorSource(entry.name, dtype_of(entry), entry.shape, entry.array) for entry in beside]
     write_safetensors(out / "model.safetensors", sources)
 

@@ -9,6 +9,7 @@ from wgrad.train.model.model_config import ModelConfig
 
 EMBEDDING, HEAD, HEAD_BIAS = "model.embed_tokens.weight", "lm_head.weight", "lm_head.bias"
 XIELU = ("mlp.act_fn.alpha_p", "mlp.act_fn.alpha_n")  # parameters of the activation
+_CONSTANTS = {"mlp.act_fn.beta": 0.5, "mlp.act_fn.eps": -1e-6}  # of it, the same in every model
 
 WholeModules = dict[str, dict[str, tuple[int, ...]]]  # path -> shapes of the module's weights, by name
 
@@ -67,6 +68,12 @@ def weight_specs(config: ModelConfig) -> list[WeightSpec]:
     if config.head_bias:
         specs.append(WeightSpec(HEAD_BIAS, (config.vocab_size,), "bias"))
     return specs
+
+
+def constants(config: ModelConfig) -> dict[str, float]:
+    """Numbers that transformers expects among the tensors of a model's files."""
+    layers = range(config.num_hidden_layers) if config.hidden_act == "xielu" else ()
+    return {f"model.layers.{i}.{name}": value for i in layers for name, value in _CONSTANTS.items()}
 
 
 def _norm(config: ModelConfig, module: str) -> Iterator[WeightSpec]:
