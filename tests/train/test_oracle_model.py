@@ -316,7 +316,7 @@ def check_against_the_oracle(folder: Path, device: Device) -> None:
     for name, tensor in parameters.tensors.items():
         error = distance(device.download(tensor.gradient), true_grads[name])
         limit = 3 * distance(plain_grads[name], true_grads[name])
-        limit = max(limit, 1e-6) if tensor.shape == (1,) else limit  # one sum, which may come out right by chance
+        limit = max(limit, 4e-6) if tensor.shape == (1,) else limit  # one sum, which may be right by chance
         assert error <= limit, f"{name}: {error:.1e} > {limit:.1e}"
 
 

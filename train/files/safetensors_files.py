@@ -250,7 +250,7 @@ def write_safetensors(path: str | os.PathLike[str], tensors: Iterable[TensorSour
         file.write(len(text).to_bytes(8, "little"))
         file.write(text)
         for tensor in tensors:
-            value = np.ascontiguousarray(tensor.fetch(), tensor.dtype)
+            value = np.asarray(tensor.fetch(), tensor.dtype, order="C")  # which keeps the shape ()
             if value.shape != tuple(tensor.shape):
                 raise ValueError(f"{tensor.name}: expected {tensor.shape}, got {value.shape}")
             file.write(value.reshape(-1).view(np.uint8).data)

@@ -28,6 +28,7 @@ _ACTIVATIONS = {
     "relu2": "relu2",
     "xielu": "xielu",
 }
+_USUAL = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen3ForCausalLM", "Gemma3ForConditionalGeneration")
 _UNGATED = ("relu2", "xielu")  # activations that only MLPs without a gate have
 
 
@@ -197,7 +198,11 @@ def _architecture(file: NameFile, where: str) -> str:
     if found is None:
         what = [f"model_type {show(file.model_type)}"] if file.model_type is not None or not names else []
         what += [f"architecture {one_line(', '.join(names))}"] if names else []
-        raise WgradError(f"{where}: {', '.join(what)} is not supported: use a model of {', '.join(by_type.values())}")
+        usual = ", ".join(_USUAL)
+        raise WgradError(
+            f"{where}: {', '.join(what)} is not supported: use a model of {usual} or another of the {len(by_type)} "
+            "architectures that docs/reference/models.md lists"
+        )
     return found
 
 
