@@ -36,7 +36,7 @@ _IDS = {"pad_token_id": None, "bos_token_id": None, "eos_token_id": None}
 # What the tiny model of a family needs beside the common keys, by model_type.
 _OWN: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("smollm3", "phi", "phi3", "olmo2", "olmo3", "starcoder2", "hunyuan_v1_dense", "ernie4_5"), _IDS),
-    **dict.fromkeys(("arcee", "jais2", "glm", "glm4", "cohere2", "olmo", "nanochat", "seed_oss"), _IDS),
+    **dict.fromkeys(("arcee", "jais2", "glm", "glm4", "cohere2", "olmo", "nanochat"), _IDS),
     "stablelm": {**_IDS, "partial_rotary_factor": 0.5},  # whose quarter of a head would be an odd number
     "granitemoehybrid": {
         "shared_intermediate_size": 88,
@@ -45,6 +45,7 @@ _OWN: dict[str, dict[str, Any]] = {
         "mamba_n_heads": 4,  # checked although there are no such layers
     },
     **dict.fromkeys(("arcee", "jais2", "nemotron", "nanochat"), {**_IDS, "hidden_act": "relu2"}),
+    "seed_oss": {**_IDS, "attention_dropout": 0.0, "residual_dropout": 0.0},  # made anew, transformers' model trains
     "apertus": {**_IDS, "hidden_act": "xielu"},
     "ministral3": _IDS,
     "cwm": {**_IDS, "bos_token_id": 1},

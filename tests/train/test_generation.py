@@ -15,8 +15,9 @@ from wgrad.train.files.safetensors_files import from_arrays, read_entries, write
 from wgrad.train.inference.generation import generate_batch, generate_ids
 from wgrad.train.model.adapter_files import save_adapter
 from wgrad.train.model.lora import LoraConfig, init_lora, linear_modules, lora_shapes
-from wgrad.train.model.model import Inputs, Model
+from wgrad.train.model.model import Model
 from wgrad.train.model.model_config import load_model_config
+from wgrad.train.model.model_inputs import Inputs
 from wgrad.train.options.generate_config import GREEDY, Sampling
 from wgrad.train.step.build import build_frozen
 

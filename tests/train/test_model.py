@@ -20,9 +20,10 @@ from wgrad.train.model import model as model_file
 from wgrad.train.model.families import FAMILIES
 from wgrad.train.model.load_weights import load_frozen
 from wgrad.train.model.lora import Adapter, LoraConfig, linear_modules, lora_shapes
-from wgrad.train.model.model import Inputs, KVCache, Model
+from wgrad.train.model.model import Model
 from wgrad.train.model.model_config import load_model_config
 from wgrad.train.model.model_files import ModelFiles
+from wgrad.train.model.model_inputs import Inputs, KVCache
 from wgrad.train.model.rope_scaling import RopeConfig, rope_tables
 from wgrad.train.model.weights import HEAD_BIAS, weight_specs
 from wgrad.train.options.finetune_config import RunOptions

@@ -18,7 +18,7 @@ from wgrad.autograd.tensor import Tensor
 from wgrad.device.errors import WgradError
 from wgrad.train.commands.cli import main
 from wgrad.train.model.adapter_files import WEIGHTS_FILE
-from wgrad.train.model.model import Inputs
+from wgrad.train.model.model_inputs import Inputs
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.options.objectives import OBJECTIVES, Objective, objectives_with
 from wgrad.train.output.metrics import read_steps

@@ -14,8 +14,8 @@ from wgrad.train.data.packing import Document, make_batch
 from wgrad.train.data.tokenizer import load_tokenizer
 from wgrad.train.inference.generation import generate_batch, generate_ids
 from wgrad.train.inference.scoring import score
-from wgrad.train.model.model import Inputs
 from wgrad.train.model.model_config import load_model_config
+from wgrad.train.model.model_inputs import Inputs
 from wgrad.train.options.generate_config import GREEDY
 from wgrad.train.step.build import build_frozen
 from wgrad.train.step.objectives import write_batch

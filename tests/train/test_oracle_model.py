@@ -22,8 +22,9 @@ from wgrad.device.contract import Device
 from wgrad.train.files.safetensors_files import read_entries
 from wgrad.train.model import model as model_file
 from wgrad.train.model.load_weights import load_trainable
-from wgrad.train.model.model import Inputs, Model
+from wgrad.train.model.model import Model
 from wgrad.train.model.model_config import load_model_config
+from wgrad.train.model.model_inputs import Inputs
 from wgrad.train.model.save_model import save_full
 from wgrad.train.model.weights import weight_specs
 from wgrad.train.step.optim import FlatParameters, ParameterSpec
@@ -126,7 +127,7 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "cwm": {
         "architecture": "CwmForCausalLM",
-        "num_hidden_layers": 5,
+        "num_hidden_layers": 3,
         "sliding_window": 7,
         "rope_scaling": LLAMA3,
     },

@@ -10,7 +10,8 @@ from wgrad.autograd.replay import Recorded
 from wgrad.autograd.tensor import no_grad
 from wgrad.device.contract import Array, Readback
 from wgrad.train.inference.slot_cache import SlotCache, put_rows
-from wgrad.train.model.model import Inputs, Model
+from wgrad.train.model.model import Model
+from wgrad.train.model.model_inputs import Inputs
 
 MOST_STEPS = 32  # of a block
 _VIEW = 64  # elements: where a view may begin

@@ -13,7 +13,8 @@ import numpy as np
 from wgrad.autograd.tensor import no_grad
 from wgrad.train.data.choices import Choice, Question
 from wgrad.train.data.packing import Batch, Document, make_batch, pack_documents
-from wgrad.train.model.model import Inputs, Model
+from wgrad.train.model.model import Model
+from wgrad.train.model.model_inputs import Inputs
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.step.objectives import write_batch
 

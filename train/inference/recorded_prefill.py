@@ -10,7 +10,8 @@ from wgrad.autograd import functional as F
 from wgrad.autograd.replay import Recorded
 from wgrad.autograd.tensor import no_grad
 from wgrad.train.inference.slot_cache import SlotCache
-from wgrad.train.model.model import Inputs, KVCache, Model
+from wgrad.train.model.model import Model
+from wgrad.train.model.model_inputs import Inputs, KVCache
 
 _VIEW = 64  # elements: where a view may begin
 

@@ -8,7 +8,8 @@ from typing import NamedTuple
 import numpy as np
 
 from wgrad.device.contract import Array, Device
-from wgrad.train.model.model import KVCache, Model
+from wgrad.train.model.model import Model
+from wgrad.train.model.model_inputs import KVCache
 
 _VIEW = 64  # elements: where a view may begin, so rows have a multiple of as many keys
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from wgrad.train.model.model import Inputs, Model
+from wgrad.train.model.model import Model
+from wgrad.train.model.model_inputs import Inputs
 from wgrad.train.model.token_tables import TokenTables
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -27,6 +26,7 @@ from wgrad.train.model.dora import inverse_of
 from wgrad.train.model.layers import through_layers
 from wgrad.train.model.lora import Adapter, linear_modules
 from wgrad.train.model.model_config import ModelConfig
+from wgrad.train.model.model_inputs import Inputs, KVCache
 from wgrad.train.model.rope_scaling import grown, rope_tables
 from wgrad.train.model.stacks import GATE_UP, QKV, parts_of
 from wgrad.train.model.streamed_weights import StreamedWeights
@@ -37,61 +37,7 @@ from wgrad.train.model.weights import EMBEDDING, HEAD, HEAD_BIAS, XIELU
 # as many rows at a time. By shapes and options alone: where weights lie, and how much memory there is, changes no bit.
 MLP_CHUNK_BYTES, MLP_CHUNKS_ABOVE = 768 << 20, 4096
 _GATED = {"silu": F.swiglu, "gelu_tanh": F.geglu}
-_PLAIN = {"silu": F.silu, "gelu_tanh": F.gelu, "relu2": relu2}
-
-
-@dataclass
-class Inputs:
-    """Inputs of a forward, on the device: ids, positions int32 [B * T], doc_start int32 [B, T], cache_len int32 [1],
-    and for a loss targets int32 [B * T]. seed uint32 [2] switches dropout on. tables: as `Model.token_tables` makes
-    them, of whole sequences."""
-
-    ids: Array
-    positions: Array
-    doc_start: Array
-    cache_len: Array
-    targets: Array | None = None
-    seed: Array | None = None
-    tables: TokenTables | None = None
-
-    @classmethod
-    def empty(cls, model: Model, batch: int, tokens: int) -> Inputs:
-        """Inputs of a whole forward with targets, to be filled."""
-        device = model.device
-        flat = (batch * tokens,)
-        return cls(
-            ids=device.upload(np.zeros(flat, np.int32)),
-            positions=device.upload(np.zeros(flat, np.int32)),
-            doc_start=device.upload(np.zeros((batch, tokens), np.int32)),
-            cache_len=device.upload(np.zeros(1, np.int32)),
-            targets=device.upload(np.zeros(flat, np.int32)),
-            tables=model.token_tables(batch * tokens),
-        )
-
-    @property
-    def batch(self) -> int:
-        result: int = self.doc_start.shape[0]
-        return result
-
-    @property
-    def tokens(self) -> int:
-        result: int = self.doc_start.shape[1]
-        return result
-
-
-@dataclass
-class KVCache:
-    """Keys and values of each layer, [B, S, G, D]; `Inputs.cache_len` says how many are filled."""
-
-    keys: list[Array]
-    values: list[Array]
-
-    @classmethod
-    def empty(cls, config: ModelConfig, batch: int, length: int, dtype: Any, device: Device) -> KVCache:
-        shape = (batch, length, config.num_key_value_heads, config.head_dim)
-        layers = range(config.num_hidden_layers)
-        # Zeros: what is masked is still multiplied, by zero, and zero times an old NaN would be NaN.
-        return cls([device.zeros(shape, dtype) for _ in layers], [device.zeros(shape, dtype) for _ in layers])
+_PLAIN: dict[str, Callable[[Tensor], Tensor]] = {"silu": F.silu, "gelu_tanh": F.gelu, "relu2": relu2}
 
 
 class Model:
@@ -273,11 +219,10 @@ class Model:
             return _PLAIN[c.hidden_act](up)
         if c.gate_up_proj:
             return _GATED[c.hidden_act](self._linear(prefix + c.gate_up_proj, y, inputs))
-        gate, up = self._stacked(prefix + GATE_UP, y, inputs), None
-        if gate is None:
-            gate = self._linear(f"{prefix}mlp.gate_proj", y, inputs)
-            up = self._linear(prefix + c.up_proj, y, inputs)
-        return _GATED[c.hidden_act](gate, up)
+        if (both := self._stacked(prefix + GATE_UP, y, inputs)) is not None:
+            return _GATED[c.hidden_act](both)
+        gate = self._linear(f"{prefix}mlp.gate_proj", y, inputs)
+        return _GATED[c.hidden_act](gate, self._linear(prefix + c.up_proj, y, inputs))
 
     def _norm(self, prefix: str, norm: str, h: Tensor) -> tuple[Tensor, Tensor]:
         """-> the norm of the residual stream, or the stream itself where the family has none here, and the stream to go

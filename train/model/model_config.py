@@ -221,7 +221,7 @@ def _check_heads(heads: int, kv_heads: int, head_dim: int, where: str) -> None:
 
 def _refuse_others(raw: Mapping[str, Any], file: ConfigFile, where: str) -> None:
     """WgradError where a key asks for what is not built here."""
-    for key, supported in (UNSUPPORTED | file.unsupported).items():
+    for key, supported in {**UNSUPPORTED, **file.unsupported}.items():
         if key in raw and raw[key] not in supported and (key in file.unsupported or not hasattr(file, key)):
             raise WgradError(
                 f"{where}: {key} {show(raw[key])} is not supported: only {' or '.join(map(show, supported))} is"

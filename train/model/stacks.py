@@ -42,8 +42,8 @@ def stack_of(module: str) -> str | None:
 def stack_weights(weights: dict[str, Any], stack: str, device: Device) -> None:
     """Put a stack beside its parts, which become views of it; nothing where they do not fit."""
     parts = parts_of(stack)
-    found = [weights.get(part + ".weight") for part in parts]
-    if not all(isinstance(weight, NF4Array) for weight in found):
+    found = [weights[part + ".weight"] for part in parts if part + ".weight" in weights]
+    if len(found) < len(parts) or not all(isinstance(weight, NF4Array) for weight in found):
         return
     whole = NF4Array.stack(found, device)
     if whole is None:

@@ -19,7 +19,8 @@ from wgrad.autograd.tensor import Tensor, no_grad
 from wgrad.device.contract import Array, Device
 from wgrad.device.errors import WgradError
 from wgrad.train.data.packing import IGNORE_INDEX, Batch
-from wgrad.train.model.model import Inputs, Model
+from wgrad.train.model.model import Model
+from wgrad.train.model.model_inputs import Inputs
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.options.objectives import SFT
 from wgrad.train.step.objectives import Loss

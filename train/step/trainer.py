@@ -19,7 +19,8 @@ from wgrad.autograd.tensor import Tensor, no_grad
 from wgrad.device.contract import Readback
 from wgrad.device.errors import OutOfMemory
 from wgrad.train.data.packing import Batch, Step
-from wgrad.train.model.model import Inputs, Model
+from wgrad.train.model.model import Model
+from wgrad.train.model.model_inputs import Inputs
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.ranks.data_parallel import DataParallel
 from wgrad.train.ranks.world import RanksLost, World

@@ -1,0 +1,74 @@
+"""Inputs of a forward pass, and the cache of keys and values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from wgrad.device.contract import Array, Device
+from wgrad.train.model.model_config import ModelConfig
+from wgrad.train.model.token_tables import TokenTables
+
+
+class Computes(Protocol):
+    """A `Model`, as far as inputs are made for it."""
+
+    device: Device
+
+    def token_tables(self, tokens: int) -> TokenTables | None: ...
+
+
+@dataclass
+class Inputs:
+    """Inputs of a forward, on the device: ids, positions int32 [B * T], doc_start int32 [B, T], cache_len int32 [1],
+    and for a loss targets int32 [B * T]. seed uint32 [2] switches dropout on. tables: as `Model.token_tables` makes
+    them, of whole sequences."""
+
+    ids: Array
+    positions: Array
+    doc_start: Array
+    cache_len: Array
+    targets: Array | None = None
+    seed: Array | None = None
+    tables: TokenTables | None = None
+
+    @classmethod
+    def empty(cls, model: Computes, batch: int, tokens: int) -> Inputs:
+        """Inputs of a whole forward with targets, to be filled."""
+        device = model.device
+        flat = (batch * tokens,)
+        return cls(
+            ids=device.upload(np.zeros(flat, np.int32)),
+            positions=device.upload(np.zeros(flat, np.int32)),
+            doc_start=device.upload(np.zeros((batch, tokens), np.int32)),
+            cache_len=device.upload(np.zeros(1, np.int32)),
+            targets=device.upload(np.zeros(flat, np.int32)),
+            tables=model.token_tables(batch * tokens),
+        )
+
+    @property
+    def batch(self) -> int:
+        result: int = self.doc_start.shape[0]
+        return result
+
+    @property
+    def tokens(self) -> int:
+        result: int = self.doc_start.shape[1]
+        return result
+
+
+@dataclass
+class KVCache:
+    """Keys and values of each layer, [B, S, G, D]; `Inputs.cache_len` says how many are filled."""
+
+    keys: list[Array]
+    values: list[Array]
+
+    @classmethod
+    def empty(cls, config: ModelConfig, batch: int, length: int, dtype: Any, device: Device) -> KVCache:
+        shape = (batch, length, config.num_key_value_heads, config.head_dim)
+        layers = range(config.num_hidden_layers)
+        # Zeros: what is masked is still multiplied, by zero, and zero times an old NaN would be NaN.
+        return cls([device.zeros(shape, dtype) for _ in layers], [device.zeros(shape, dtype) for _ in layers])
