@@ -16,6 +16,7 @@ import pytest
 
 from wgrad.device.errors import WgradError
 from wgrad.train.data.tokenizer import load_tokenizer
+from wgrad.train.model.families import FAMILIES
 from wgrad.train.model.model_config import load_model_config, parse_model_config
 from wgrad.train.model.rope_scaling import ROPE_TYPES, rope_tables
 from wgrad.train.model.save_model import save_description
@@ -55,6 +56,47 @@ Config = Callable[..., dict[str, Any]]
 def test_unsupported_configurations(changes: dict[str, Any], message: str, make_config: Config) -> None:
     with pytest.raises(WgradError, match=message):
         parse_model_config(make_config() | changes)
+
+
+# Keys that no family builds, or this one does not, with values that ask for them.
+NOWHERE = {"use_cla": True, "alibi": True, "q_lora_rank": 8, "add_cross_attention": True, "num_kv_shared_layers": 2}
+NOT_BUILT: dict[str, dict[str, Any]] = {
+    "LlamaForCausalLM": {"clip_qkv": 8.0, "num_experts": 4, "final_logit_softcapping": 30.0, "use_qk_norm": True},
+    "GemmaForCausalLM": {"use_bidirectional_attention": True, "hidden_act": "relu2"},
+    "Ministral3ForCausalLM": {"attn_logit_softcapping": 5.0, "position_embedding_type": "nope"},
+    "CwmForCausalLM": {"layer_types": ["chunked_attention"] * 2, "partial_rotary_factor": 0.5},
+    "SeedOssForCausalLM": {"clip_qkv": 8.0, "hidden_act": "xielu"},
+    "Exaone4ForCausalLM": {"sliding_window_pattern": "LLLG", "num_experts": 8},
+    "HyperCLOVAXForCausalLM": {"num_local_experts": 8, "final_logit_softcapping": 3.0},
+    "VaultGemmaForCausalLM": {"use_bidirectional_attention": True, "partial_rotary_factor": 0.5},
+    "Ernie4_5ForCausalLM": {"moe_num_experts": 64, "use_qk_norm": True, "hidden_act": "gelu"},
+    "HeliumForCausalLM": {"partial_rotary_factor": 0.5, "clip_qkv": 1.0},
+    "InternLM3ForCausalLM": {"bias": True, "attention_bias": True, "num_experts": 8},
+    "IQuestCoderForCausalLM": {"clip_qkv": 8.0, "use_sliding_window": True},
+    "GraniteMoeHybridForCausalLM": {
+        "num_local_experts": 4, "layer_types": ["attention", "mamba"], "position_embedding_type": "alibi",
+    },
+    "HunYuanDenseV1ForCausalLM": {"use_qk_norm": False, "mlp_bias": True, "num_experts": 16},
+    "ArceeForCausalLM": {"partial_rotary_factor": 0.5, "hidden_act": "relu"},
+    "Jais2ForCausalLM": {"qk_layernorm": True, "partial_rotary_factor": 0.5},
+    "NemotronForCausalLM": {"qk_layernorm": True, "hidden_act": "gelu", "partial_rotary_factor": 1.5},
+    "GlmForCausalLM": {"use_qk_norm": True, "n_routed_experts": 8},
+    "Glm4ForCausalLM": {"use_qk_norm": True, "hidden_act": "relu2"},
+    "Cohere2ForCausalLM": {"use_qk_norm": True, "num_experts": 8, "layer_types": ["conv", "full_attention"]},
+    "ApertusForCausalLM": {"qk_norm": False, "post_norm": True, "mlp_bias": True, "hidden_act": "gelu"},
+    "NanoChatForCausalLM": {"attn_logit_softcapping": 5.0, "num_experts": 8},
+    "OlmoForCausalLM": {"partial_rotary_factor": 0.5, "num_experts": 8},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("architecture", FAMILIES)
+def test_what_is_not_built_is_refused_by_its_key(architecture: str, make_config: Config) -> None:
+    raw = make_config(architecture)
+    parse_model_config(raw)
+    for key, value in (NOWHERE | NOT_BUILT.get(architecture, {})).items():
+        with pytest.raises(WgradError, match=rf"^config.json: .*{key}.* (must|is not supported)") as caught:
+            parse_model_config(raw | {key: value})
+        assert len(str(caught.value)) < 300
 
 
 # Values that no key of a model can have, whatever the key is.

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from wgrad.device.formats.nf4 import NF4Array
 from wgrad.train.data.tokenizer import load_tokenizer
 from wgrad.train.files.safetensors_files import from_arrays, write_safetensors
 from wgrad.train.model.adapter_files import adapter_note, load_adapter, save_adapter
+from wgrad.train.model.config_file import UNSUPPORTED
 from wgrad.train.model.families import FAMILIES
 from wgrad.train.model.inputs import whole_inputs
 from wgrad.train.model.load_weights import load_frozen
@@ -225,6 +228,22 @@ def as_ours(config: ModelConfig) -> dict[str, Any]:
     ]  # fmt: skip
     ropes = (config.rope, config.local_rope or config.rope)
     return {n: getattr(config, n) for n in same} | {"inverse": [inverse_frequencies(r).tolist() for r in ropes]}
+
+
+# Keys of transformers' classes that change nothing of a model which is read without experts and without dropout.
+HARMLESS = re.compile(
+    r"\w+_token_id|\w*dropout|\w+_pdrop|initializer_range|use_cache|pretraining_tp|mamba_\w+|time_step_limit"
+    r"|num_experts_per_tok|output_router_logits|router_aux_loss_coef"
+)
+
+
+@pytest.mark.parametrize("architecture", FAMILIES)
+def test_every_key_of_transformers_is_read_or_refused(architecture: str) -> None:
+    family = FAMILIES[architecture]
+    names = {field.name for field in dataclasses.fields(transformers.CONFIG_MAPPING[family.model_type])}
+    names -= {field.name for field in dataclasses.fields(transformers.PreTrainedConfig)}
+    names -= {*family.keys.__struct_fields__, *UNSUPPORTED, *family.keys.unsupported}
+    assert [name for name in names if not HARMLESS.fullmatch(name)] == []
 
 
 @pytest.mark.parametrize("how", ["as it is", "missing", "null"])
