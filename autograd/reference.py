@@ -21,7 +21,7 @@ from wgrad.autograd.operators import OPERATORS
 from wgrad.device.errors import DeviceError, DeviceLost
 from wgrad.device.formats.frozen_weight import FrozenWeight
 from wgrad.device.memory import MemoryStats
-from wgrad.device.roof import Roof
+from wgrad.device.roof import Expectation, Roof
 from wgrad.device.runtime import HostCopy, check_upload
 
 
@@ -194,6 +194,15 @@ class ReferenceDevice:
         return ("NumPy", np.__version__)
 
     def details(self) -> dict[str, Any]:
+        return {}
+
+    def kernels_of(self, work: Callable[[Any], object]) -> list[tuple[str, str]]:
+        return []
+
+    def expect(self, kernels: Sequence[tuple[str, str]], flop: float, nbytes: float) -> Expectation | None:
+        return None
+
+    def sensors(self) -> dict[str, float]:
         return {}
 
     @property

@@ -206,6 +206,26 @@ def executed(operators: list[Row], gemm: list[Row], attention: list[Row]) -> lis
     return [*lines, note, ""]
 
 
+def shares(folder: Path) -> str:
+    """Return hip/objects/shares.json: by architecture and kernel, the share of the peak rate that the model gives.
+
+    It is the most at 600 clocks of memory latency, with as many waves as fit.
+    """
+    found: dict[str, dict[str, float]] = defaultdict(dict)
+    for row in [*read(folder, "hip_isa"), *read(folder, "hip_attention")]:
+        by_waves = row.get("busy_600_l2") or row.get("busy_600_l1") or row.get("busy_600")
+        if by_waves is None and (of_waves := row.get("busy_causal_by_waves")):
+            by_waves = {waves: by_latency["600"] for waves, by_latency in of_waves.items()}
+        if by_waves is None and (by_latency := row.get("busy_causal") or row.get("busy")):
+            by_waves = {"1": by_latency["600"]}
+        if by_waves is None and row.get("dual_issued"):  # the peak in float32 is of two operations an instruction
+            by_waves = {"1": 1 / (2 - row["dual_issued"])}
+        if by_waves:
+            found[row["arch"]][row["kernel"]] = round(by_waves[max(by_waves, key=int)], 3)
+    lines = [f' "{arch}": {json.dumps(dict(sorted(of.items())))}' for arch, of in sorted(found.items())]
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
 def render_hip(folder: Path) -> str:
     """The text between the markers."""
     gemm, attention = read(folder, "hip_isa"), read(folder, "hip_attention")

@@ -5,8 +5,8 @@
 README.md has whole steps next to peers, docs/benchmarks.md the same and the steps of each GPU, bench/notes/all-rows.md
 every row. `ratio` is wgrad's speed over the peer's in the same run: below 1 the peer is faster, and those rows are
 listed once more under "Where it loses". HIP kernels, which no GPU has run, have markers of their own in
-bench/notes/hip.md, and reports of GPUs (gpu_table.py) in docs/reference/gpus.md. --check writes nothing and exits 1
-where a page is not up to date.
+bench/notes/hip.md, and their shares of peak rates go into hip/objects/shares.json. Reports of GPUs (gpu_table.py) are
+in docs/reference/gpus.md. --check writes nothing and exits 1 where a page is not up to date.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from gpu_table import gpu_table
-from hip_tables import render_hip
+from hip_tables import render_hip, shares
 from pages import Row, splice, table
 
 HERE = Path(__file__).parent
@@ -217,11 +217,16 @@ def main() -> int:
         "bench/notes/hip.md": {"hip": render_hip(args.results)},
         "docs/reference/gpus.md": {"gpus": gpu_table(sorted(args.results.glob("gpu-*.json")))},
     }
+    files = {"hip/objects/shares.json": shares(args.results)}
     for page, sections in pages.items():
         path = HERE.parent / page
-        old = new = path.read_text(encoding="utf-8")
+        new = path.read_text(encoding="utf-8")
         for name, text in sections.items():
             new = splice(new, text, name)
+        files[page] = new
+    for page, new in files.items():
+        path = HERE.parent / page
+        old = path.read_text(encoding="utf-8") if path.exists() else ""
         if args.check and new != old:
             print(f"{page} is not up to date: run python bench/make_table.py", file=sys.stderr)
             stale = 1

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 import numpy as np
 
 from wgrad.device.memory import MemoryStats
-from wgrad.device.roof import Roof
+from wgrad.device.roof import Expectation, Roof
 
 Array = Any
 DType = Any
@@ -158,6 +158,16 @@ class Device(Protocol):
 
     def details(self) -> dict[str, Any]:
         """Return more facts for a report of the GPU, as JSON: those that take time, or that few devices have."""
+
+    def kernels_of(self, work: Callable[[Any], object]) -> list[tuple[str, str]]:
+        """Return source and name of each kernel that `work` launches on a dry run; none where `expect` knows none."""
+
+    def expect(self, kernels: Sequence[tuple[str, str]], flop: float, nbytes: float) -> Expectation | None:
+        """Return what a model predicts, that was made without such a GPU, for an operator of these kernels; None where
+        there is no model."""
+
+    def sensors(self) -> dict[str, float]:
+        """Return the clocks in MHz, power in W and temperature in °C at this moment, as far as they are known."""
 
     def kernel_caches(self) -> list[Path]:
         """Folders, which need not exist, in which compiled kernels may be kept from one process to the next."""

@@ -10,6 +10,18 @@ TENSOR_CORES = "tensor cores"  # the name of their roof: 16 bits in, sums in flo
 
 
 @dataclass(frozen=True)
+class Expectation:
+    """Time that an operator takes at least, by a model.
+
+    bound: "arithmetic" or "memory". share: of the peak rate of arithmetic that its kernels can reach.
+    """
+
+    seconds: float
+    bound: str
+    share: float
+
+
+@dataclass(frozen=True)
 class Roof:
     """name: float32, float16 (packed), int8 (dot products of four) or TENSOR_CORES. flop: of one `run`, which returns
     an array of what came out."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -17,7 +17,7 @@ from wgrad.device.errors import DeviceError, DeviceLost
 from wgrad.device.kernel_times import Profiler
 from wgrad.device.memory import Array, Lease, MemoryStats, Pool
 from wgrad.device.placement import Rehearsal
-from wgrad.device.roof import Roof
+from wgrad.device.roof import Expectation, Roof
 
 
 def check_upload(host: np.ndarray) -> None:
@@ -122,6 +122,15 @@ class PooledRuntime:
         return self._pool.trim()
 
     def details(self) -> dict[str, Any]:
+        return {}
+
+    def kernels_of(self, work: Callable[[Any], object]) -> list[tuple[str, str]]:
+        return []
+
+    def expect(self, kernels: Sequence[tuple[str, str]], flop: float, nbytes: float) -> Expectation | None:
+        return None
+
+    def sensors(self) -> dict[str, float]:
         return {}
 
     @property

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from wgrad.device.cache import cache_folder
 from wgrad.device.errors import DeviceError
 from wgrad.device.implementations import enter_all
+from wgrad.device.roof import Expectation
 from wgrad.hip.attention.attention import AttentionRounding
 from wgrad.hip.elements import implements
+from wgrad.hip.expected import expect
 from wgrad.hip.runtime import binding
 from wgrad.hip.runtime.dry_run import DryRun
 from wgrad.hip.runtime.gpus import list_gpus
-from wgrad.hip.runtime.system import describe_system
+from wgrad.hip.runtime.system import describe_system, read_sensors
 
 __all__ = ["HipDevice", "list_gpus"]
 
@@ -41,6 +44,20 @@ class HipDevice(AttentionRounding):
         }
         kernels = {"origin": self.modules.origin, "digest": self.modules.digest(), "loaded": self.modules.loaded()}
         return {"hip": versions, "kernels": kernels, "system": describe_system()}
+
+    def kernels_of(self, work: Callable[[Any], object]) -> list[tuple[str, str]]:
+        """Source and name of each kernel that `work` launches on this device."""
+        dry = self.dry_run()
+        work(dry)
+        return list(dry.kernels)
+
+    def expect(self, kernels: Sequence[tuple[str, str]], flop: float, nbytes: float) -> Expectation | None:
+        """What a model of the machine code predicts."""
+        return expect(self.facts, kernels, flop, nbytes)
+
+    def sensors(self) -> dict[str, float]:
+        """Clocks, power and temperature of the busiest GPU of the kernel driver."""
+        return read_sensors()
 
     def kernel_caches(self) -> list[Path]:
         """Where kernels are kept that hiprtc compiled; the others ship."""

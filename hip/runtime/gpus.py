@@ -14,7 +14,10 @@ from wgrad.hip.runtime.architectures import check_supported, is_rdna
 
 @dataclass(frozen=True)
 class Gpu:
-    """Properties of a GPU, as its driver reports them. problem: why wgrad cannot use it, empty where it can."""
+    """Properties of a GPU, as its driver reports them. Clocks are the highest; 0 where it does not tell.
+
+    problem: why wgrad cannot use it, empty where it can.
+    """
 
     index: int
     name: str
@@ -23,6 +26,9 @@ class Gpu:
     compute_units: int = 0
     memory_bytes: int = 0
     integrated: bool = False
+    clock_hz: float = 0.0
+    memory_clock_hz: float = 0.0
+    memory_bus_bits: int = 0
     problem: str = ""
 
     @property
@@ -40,6 +46,10 @@ class Gpu:
             "architecture": self.architecture,
             "driver": f"HIP {binding.driver_version()}",
             "memory_bytes": self.memory_bytes,
+            "compute_units": self.compute_units,
+            "clock_mhz": round(self.clock_hz / 1e6),
+            "memory_clock_mhz": round(self.memory_clock_hz / 1e6),
+            "memory_bus_bits": self.memory_bus_bits,
         }
 
 
@@ -98,5 +108,8 @@ def _read(index: int) -> Gpu:
         compute_units=int(properties.multiProcessorCount) * (2 if pairs else 1),
         memory_bytes=int(properties.totalGlobalMem),
         integrated=bool(getattr(properties, "integrated", 0)),
+        clock_hz=1e3 * getattr(properties, "clockRate", 0),
+        memory_clock_hz=1e3 * getattr(properties, "memoryClockRate", 0),
+        memory_bus_bits=int(getattr(properties, "memoryBusWidth", 0)),
         problem=problem,
     )

@@ -43,6 +43,25 @@ def describe_system(root: Path = Path("/")) -> dict[str, Any]:
     return {name: value for name, value in found.items() if value}
 
 
+def read_sensors(root: Path = Path("/")) -> dict[str, float]:
+    """Return clocks in MHz, power in W and temperature in °C of the GPU that takes most power, as files tell them now.
+
+    root: for tests.
+    """
+    found = [_sensors(card) for card in root.glob("sys/class/drm/card[0-9]*/device") if "-" not in card.parent.name]
+    return max(found, key=lambda sensors: sensors.get("watt", 0.0), default={})
+
+
+def _sensors(card: Path) -> dict[str, float]:
+    texts = {name: _current(_read(card / f"pp_dpm_{name}")) for name in ("sclk", "mclk")}
+    known = {f"{name}_mhz": float(text[:-3]) for name, text in texts.items() if re.fullmatch(r"\d+Mhz", text, re.I)}
+    for name, files, unit in (("watt", ("power1_average", "power1_input"), 1e-6), ("celsius", ("temp1_input",), 1e-3)):
+        read = [_read(path) for file in files for path in card.glob(f"hwmon/hwmon*/{file}")]
+        if read and read[0].isdigit():
+            known[name] = unit * float(read[0])
+    return known
+
+
 def _current(text: str) -> str:
     """The line of a table of clocks that is in force, which has a star; the text itself where it is one line."""
     starred = re.search(r"^\d+: (.*?) ?\*$", text, re.MULTILINE)

@@ -16,6 +16,7 @@ import wgrad
 from wgrad.autograd.bench import timing
 from wgrad.autograd.bench.entry import Entry
 from wgrad.autograd.reference import ReferenceDevice
+from wgrad.device.roof import Expectation
 from wgrad.train.commands import cli, report_gpu, report_parts, report_run
 from wgrad.train.commands.report_gpu import _run_part, _text, summary, take, where_to_send
 from wgrad.train.commands.report_parts import by_turns, cpu_rates, describe_device, finite, in_order, rates, self_test
@@ -76,6 +77,36 @@ def test_the_rates(at_once: None) -> None:
     assert {roof["name"] for roof in part["roofs"]} == {"memory", "float32"}
     assert re.fullmatch(r"memory [\d.,e-]+ GB/s, float32 [\d.,e-]+ TFLOP/s", part["said_in_short"])
     assert gathered(cpu_rates("tiny"))["roofs"][0]["per_second"] > 0
+
+
+class Predicted(ReferenceDevice):
+    """With a model of its kernels, and sensors."""
+
+    def kernels_of(self, work: Any) -> list[tuple[str, str]]:
+        work(ReferenceDevice())
+        return [("elementwise", "silu_f32")]
+
+    def expect(self, kernels: Any, flop: float, nbytes: float) -> Expectation:
+        assert kernels == [("elementwise", "silu_f32")] and nbytes > flop > 0
+        return Expectation(1e-12, "memory", 0.5)
+
+    def sensors(self) -> dict[str, float]:
+        return {"sclk_mhz": 2400.0}
+
+
+def test_a_prediction_stands_next_to_each_rate(at_once: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    (silu,) = [e for e in report_parts.entries(ReferenceDevice(), report_parts.SIZES["tiny"]) if e.op == "silu"][:1]
+    monkeypatch.setattr(report_parts, "entries", lambda device, sizes: [silu])
+    part = gathered(rates(Predicted(), "tiny"))
+    (row,) = part["rows"]
+    assert row["kernels"] == ["silu_f32"] and row["expected_bound"] == "memory" and row["expected_share"] == 0.5
+    assert row["expected_ratio"] == pytest.approx(row["expected_seconds"] / row["seconds"], rel=0.02)
+    assert part["sensors"] == {"sclk_mhz": [2400.0] * 3}
+    case = next(c for c in report_parts.selftest_cases(ReferenceDevice()) if c.op == "silu")
+    monkeypatch.setattr(report_parts, "selftest_cases", lambda device: [case])
+    found = gathered(self_test(Predicted()))
+    assert 0 <= found["worst_by_kernel"]["silu_f32"] <= 1 and "first_failed" not in found
+    assert gathered(self_test(Wrong()))["first_failed"] == 0
 
 
 def test_one_of_each_operator_is_timed_first_and_products_before_others() -> None:
@@ -147,6 +178,15 @@ def test_a_self_test_goes_on_behind_the_case_that_killed_it(monkeypatch: pytest.
     assert death["last_launch"] == "kernel k2, arguments 7" and death["said"] == "Memory access fault"
 
 
+def test_the_launches_of_the_first_wrong_case_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    dying(monkeypatch, (), "pass")
+    first = 'print(json.dumps({{"set": {{"first_failed": 3}}}}), flush=True)\n'
+    monkeypatch.setattr(report_gpu, "_CODE", report_gpu._CODE + first)
+    part = part_of("self-test")
+    launches = ["kernel fill, arguments 7", "kernel k3, arguments 7"]
+    assert part["state"] == "done" and part["first_failed"] == {"at": "case 3", "launches": launches}
+
+
 def test_a_self_test_that_dies_again_and_again_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     dying(monkeypatch, (1, 3, 4), "sys.exit(7)")
     part = part_of("self-test")
@@ -157,6 +197,7 @@ def test_another_part_that_dies(monkeypatch: pytest.MonkeyPatch) -> None:
     dying(monkeypatch, (1,))
     part = part_of("rates")
     assert part["state"] == "crashed (signal 9) at case 1" and part["cases"] == [0]
+    assert part["deaths"][0]["last_launch"] == "kernel k1, arguments 7"
 
 
 def test_a_part_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:

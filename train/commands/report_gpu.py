@@ -40,6 +40,8 @@ _SAVE_SECONDS = 1.0  # between two writes while a part runs
 _FORM = "issues/new?template=gpu-report.yml"
 _CODE = "import sys; sys.path[:] = {path!r}; from wgrad.train.commands.report_parts import main; main(*{arguments!r})"
 _LAUNCH = "launch: "  # begins a line of a device that traces its launches
+_TRACING = {"WGRAD_HIP_SYNC": "trace"}
+_MOST_LAUNCHES = 20  # of a case whose result is wrong
 
 
 @dataclass
@@ -145,16 +147,23 @@ def _run_part(name: str, spec: str, size: str, part: dict[str, Any]) -> Iterator
         deaths.append({"at": doing, "ending": ending})
         part["deaths"] = deaths
         at = part.pop("number", None)
-        if name != "self-test" or at is None or len(deaths) == DEATHS:
+        goes_on = name == "self-test" and at is not None
+        if len(deaths) == 1 and (
+            goes_on or spec.startswith("hip")
+        ):  # the case alone, or the part once more, on a device that waits for and says each launch
+            alone: dict[str, Any] = {}
+            yield from _run_process([name, spec, size, *([str(at), "1"] if goes_on else ["0"])], alone, _TRACING)
+            deaths[-1] |= {key: alone[key] for key in ("last_launch", "said") if key in alone}
+        if at is None or not goes_on or len(deaths) == DEATHS:
             part["state"] = f"{ending}{f' at {doing}' if doing else ''}"
             break
-        if len(deaths) == 1:  # the same alone, on a device that waits for each launch and says it first
-            alone: dict[str, Any] = {}
-            tracing = {"WGRAD_HIP_SYNC": "trace"}
-            yield from _run_process([name, spec, size, str(at), "1"], alone, tracing)
-            deaths[-1] |= {key: alone[key] for key in ("last_launch", "said") if key in alone}
         start = at + 1
     part.pop("number", None)
+    if (first := part.pop("first_failed", None)) is not None:
+        wrong: dict[str, Any] = {}
+        yield from _run_process([name, spec, size, str(first), "1"], wrong, _TRACING)
+        if launches := wrong.get("launches"):
+            part["first_failed"] = {"at": wrong.get("doing", ""), "launches": launches}
 
 
 def _run_process(
@@ -194,6 +203,7 @@ def _run_process(
         said = [line for line in errors if line and not line.startswith(_LAUNCH)]
         if launches:
             part["last_launch"] = launches[-1].removeprefix(_LAUNCH)
+            part["launches"] = [line.removeprefix(_LAUNCH) for line in launches[-_MOST_LAUNCHES:]]
         if said:
             part["said"] = said[-1][:500]
     if status == 0:

@@ -6,19 +6,24 @@ import dataclasses
 import json
 import math
 import os
+import statistics
 import sys
+import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from functools import partial
+from types import TracebackType
 from typing import Any
 
 from wgrad.autograd.bench.cost import PRODUCTS
 from wgrad.autograd.bench.entries import entries
 from wgrad.autograd.bench.entry import SIZES, Entry
-from wgrad.autograd.bench.roofline import MEMORY, MeasuredRoof, choose_sizes, measure, measure_machine
+from wgrad.autograd.bench.roofline import MEMORY, MeasuredRoof, Row, choose_sizes, measure, measure_machine
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.autograd.select_device import select_device
 from wgrad.autograd.selftest.case import Case
-from wgrad.autograd.selftest.run import Result, prepare_selftest, run_selftest, selftest_cases
+from wgrad.autograd.selftest.run import Result, call_case, prepare_selftest, run_selftest, selftest_cases
 from wgrad.device.contract import Device
 from wgrad.device.errors import DeviceError, OperatorMissing, WgradError
 from wgrad.train.commands.report_run import compare_runs
@@ -56,6 +61,7 @@ def self_test(device: Device, start: int = 0, most: int = 0, seconds: float = TE
     cases = in_order(selftest_cases(device))
     cases = cases[: start + most] if most else cases
     begun, counts = time.monotonic(), {"passed": 0, "failed": 0, "lacking": 0}
+    worst: dict[str, float] = {}  # error as a part of its limit
     for at in range(start, len(cases), CHUNK):
         chunk = cases[at : at + CHUNK]
         if time.monotonic() - begun > seconds:
@@ -66,9 +72,22 @@ def self_test(device: Device, start: int = 0, most: int = 0, seconds: float = TE
         for number, case in enumerate(chunk, at):
             yield {"set": {"doing": case.name, "number": number}}
             (result,) = run_selftest(device, selected=[case])
+            if not result.ok and not result.lacks and not counts["failed"]:
+                yield {"set": {"first_failed": number}}
             counts["lacking" if result.lacks else "passed" if result.ok else "failed"] += 1
             yield {"add": ["cases", _case_row(result)]}
+            for kernel in [] if result.lacks else _kernels(device, partial(call_case, case)):
+                worst[kernel] = max(worst.get(kernel, 0.0), result.error / (result.limit or 1.0))
+        yield {"set": {"worst_by_kernel": {name: _digits(value) for name, value in sorted(worst.items())}}}
     yield {"set": {**counts, "details": device.details()}}
+
+
+def _kernels(device: Device, work: Callable[[Any], object]) -> list[str]:
+    """Names of the kernels that `work` launches, where the device tells them."""
+    try:
+        return [name for _, name in device.kernels_of(work)]
+    except (DeviceError, WgradError):  # told where it runs
+        return []
 
 
 def _case_row(result: Result) -> Said:
@@ -97,18 +116,64 @@ def rates(device: Device, size: str = AUTO_SIZE, seconds: float = RATE_SECONDS) 
     yield {"set": {"said_in_short": ", ".join(shown)}}
     begun = time.monotonic()
     selected = by_turns(entries(device, sizes), device.fastest_compute)
-    for number, entry in enumerate(selected):
-        if time.monotonic() - begun > seconds:
-            yield {"set": {"left": len(selected) - number}}
-            break
-        yield {"set": {"doing": entry.name}}
-        try:
-            row = measure(device, machine, entry, WARM_SECONDS)
-        except OperatorMissing:
-            continue
-        figures = {"seconds": row.seconds, "flop": row.flop, "bytes": row.nbytes, "share": row.share}
-        rounded = {name: _digits(value) for name, value in figures.items()}
-        yield {"add": ["rows", {"name": row.name, **rounded, "bound": row.bound, "roof": row.roof}]}
+    with Sampled(device.sensors) as sampled:
+        for number, entry in enumerate(selected):
+            if time.monotonic() - begun > seconds:
+                yield {"set": {"left": len(selected) - number}}
+                break
+            yield {"set": {"doing": entry.name}}
+            try:
+                row = measure(device, machine, entry, WARM_SECONDS)
+            except OperatorMissing:
+                continue
+            figures = {"seconds": row.seconds, "flop": row.flop, "bytes": row.nbytes, "share": row.share}
+            rounded = {name: _digits(value) for name, value in figures.items()}
+            more = _expected(device, entry, row)
+            yield {"add": ["rows", {"name": row.name, **rounded, "bound": row.bound, "roof": row.roof, **more}]}
+    if summary := sampled.summary():
+        yield {"set": {"sensors": summary}}
+
+
+def _expected(device: Device, entry: Entry, row: Row) -> Said:
+    """Kernels of a row, the time that a model predicts for them, and its ratio to the measured one."""
+    with suppress(DeviceError, WgradError):
+        kernels = device.kernels_of(lambda dry: getattr(dry, entry.op)(**entry.build(dry)))
+        expected = device.expect(kernels, row.flop, row.nbytes)
+        if expected is not None:
+            names, ratio = [name for _, name in kernels], expected.seconds / row.seconds
+            figures = {"expected_seconds": _digits(expected.seconds), "expected_ratio": _digits(ratio)}
+            return {"kernels": names, **figures, "expected_bound": expected.bound, "expected_share": expected.share}
+    return {}
+
+
+class Sampled:
+    """A context manager that reads sensors while it lasts."""
+
+    def __init__(self, read: Callable[[], Mapping[str, float]], pause: float = 0.25) -> None:
+        self._read, self._pause, self._over = read, pause, threading.Event()
+        self._values: dict[str, list[float]] = {}
+
+    def __enter__(self) -> Sampled:
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while True:
+            for name, value in self._read().items():
+                self._values.setdefault(name, []).append(value)
+            if not self._values or self._over.wait(self._pause):
+                return
+
+    def summary(self) -> dict[str, list[float]]:
+        """Return the least, the median and the largest of each."""
+        return {name: [min(v), statistics.median(v), max(v)] for name, v in self._values.items()}
 
 
 def _rate(roof: MeasuredRoof) -> str:
