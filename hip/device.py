@@ -52,7 +52,7 @@ class HipDevice(AttentionRounding):
         return list(dry.kernels)
 
     def expect(self, kernels: Sequence[tuple[str, str]], flop: float, nbytes: float) -> Expectation | None:
-        """What a model of the machine code predicts."""
+        """Return the prediction of a model of the machine code."""
         return expect(self.facts, kernels, flop, nbytes)
 
     def sensors(self) -> dict[str, float]:
