@@ -245,7 +245,7 @@ def test_the_sample_lines_are_data(workshop: Path) -> None:
     assert len(load_data(config, load_tokenizer(workshop / "model")).train) == 30
 
 
-STARTS_A_SERVER = {"watch", "serve"}
+STARTS_A_SERVER = {"watch", "serve", "studio"}
 SHORTER = {
     "finetune": "--device cpu --max-steps 2 --batch-size 2 --gradient-accumulation-steps "
     "1 --max-length 64 --lora-r 2 --eval-tokens 64",

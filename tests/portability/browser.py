@@ -59,6 +59,18 @@ class Browser:
     def evaluate(self, expression: str) -> Any:
         return self.ask("Runtime.evaluate", expression=expression, returnByValue=True)["result"].get("value")
 
+    def open_tab(self, url: str) -> str:
+        """Open another tab, and use it -> the name of the one that was used."""
+        session, self._session = self._session, ""
+        target = self.ask("Target.createTarget", url=url)["targetId"]
+        self._session = self.ask("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        return session
+
+    def use(self, tab: str) -> str:
+        """Go to another tab -> the name of the one that was used."""
+        tab, self._session = self._session, tab
+        return tab
+
     def screenshot(self, file: Path) -> None:
         file.write_bytes(base64.b64decode(self.ask("Page.captureScreenshot", format="png")["data"]))
 

@@ -23,7 +23,7 @@ from wgrad.train.model.adapter_files import save_adapter
 from wgrad.train.model.lora import LoraConfig, init_lora, linear_modules, lora_shapes
 from wgrad.train.model.model_config import load_model_config
 from wgrad.train.options.serve_config import ServeConfig
-from wgrad.train.serve import app, connection
+from wgrad.train.serve import body, connection
 from wgrad.train.serve.errors import ApiError
 from wgrad.train.serve.guard import Guard
 from wgrad.train.serve.logit_edits import LogitEdits
@@ -379,7 +379,7 @@ def test_wrong_paths_types_and_sizes(client: Client) -> None:
 
 
 def test_a_request_that_does_not_come(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(app, "BODY_SECONDS", 0.05)
+    monkeypatch.setattr(body, "BODY_SECONDS", 0.05)
     connection = client.connect()
     connection.putrequest("POST", "/v1/completions")
     connection.putheader("Content-Type", "application/json")
@@ -405,7 +405,7 @@ def test_a_connection_on_which_no_request_comes_whole_is_closed(
 ) -> None:
     """Without a word, within the head, within the body that the application no longer waits for."""
     monkeypatch.setattr(connection, "REQUEST_SECONDS", 0.2)
-    monkeypatch.setattr(app, "BODY_SECONDS", 0.05)
+    monkeypatch.setattr(body, "BODY_SECONDS", 0.05)
     for lines, answer in (((), b""), (POST[:1], b""), ((*POST, "Content-Length: 9", "", "{"), b"HTTP/1.1 408 ")):
         with begin(client, *lines) as opened:
             found = b""

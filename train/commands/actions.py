@@ -22,6 +22,7 @@ from wgrad.train.options.option_text import read_stdin
 from wgrad.train.options.push_config import PushConfig
 from wgrad.train.options.resolve import naming_sources, resolve_config, resolve_options
 from wgrad.train.options.serve_config import ServeConfig
+from wgrad.train.options.studio_config import StudioConfig
 from wgrad.train.options.sweep_options import MOST, read_vary
 from wgrad.train.options.watch_config import WatchConfig
 from wgrad.train.ranks.launch import launch, wants_launch
@@ -122,6 +123,15 @@ def watch(args: argparse.Namespace) -> int:
     return run_watch(config, folders)
 
 
+def studio(args: argparse.Namespace) -> int:
+    given = _given(args)
+    folder = expand_path(given.pop("folder"), "RUNS")
+    config = StudioConfig(**given)
+    from wgrad.train.commands.studio import run_studio
+
+    return run_studio(config, folder)
+
+
 def export(args: argparse.Namespace) -> int:
     given = _given(args)
     tool = given.pop("tool")
@@ -198,7 +208,7 @@ def plan(args: argparse.Namespace) -> int:
 def data_show(args: argparse.Namespace) -> int:
     given = _given(args)
     given.pop("action")
-    examples = given.pop("examples")
+    examples, as_json = given.pop("examples"), given.pop("json")
     if not examples.isdecimal():
         raise WgradError(f"--examples: expected a whole number, 0 or more, got {examples!r}")
     if "data" in given:
@@ -210,7 +220,7 @@ def data_show(args: argparse.Namespace) -> int:
     from wgrad.train.commands.data_show import run_data_show
 
     with naming_sources(given):
-        return run_data_show(config, int(examples))
+        return run_data_show(config, int(examples), as_json)
 
 
 def devices(args: argparse.Namespace) -> int:

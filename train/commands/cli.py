@@ -28,6 +28,7 @@ from wgrad.train.options.import_options import ImportOptions
 from wgrad.train.options.merge_config import MergeConfig
 from wgrad.train.options.push_config import PushConfig
 from wgrad.train.options.serve_config import ServeConfig
+from wgrad.train.options.studio_config import StudioConfig
 from wgrad.train.options.watch_config import WatchConfig
 from wgrad.train.ranks.world import RankFailure
 from wgrad.train.terminal.end_requests import EndRequests
@@ -47,7 +48,7 @@ def _completion(args: argparse.Namespace) -> int:
 # Options of a run that --help shows; --help-all has all.
 USUAL = ("model", "data", "out", "resume", "lora_r", "learning_rate", "batch_size", "max_length", "epochs", "vram")
 GROUPS = {
-    "train": ("finetune", "sweep", "plan", "data", "watch"),
+    "train": ("finetune", "studio", "sweep", "plan", "data", "watch"),
     "use": ("generate", "chat", "serve", "eval", "merge", "export", "push"),
     "inspect": ("devices", "doctor", "report-gpu", "selftest", "bench"),
     "set up": ("import-config", "matrix-units", "warm", "cache", "completion"),
@@ -86,11 +87,17 @@ def build_parser() -> Parser:
     data.add_argument("action", choices=("show",), metavar="show", help="what to do")
     data.add_argument("file", nargs="+", metavar="FILE", help="the data; with weights FILE=3, as --data of finetune")
     data.add_argument("--examples", default="3", metavar="N", help="number of examples to show (default: 3)")
+    data.add_argument("--json", action="store_true", help="print one JSON object instead of text")
     _add_config(data)
     watch = add("watch", actions.watch, "show runs in the browser: curves, samples, results")
     watch.epilog = "The page is at the printed address; Ctrl-C ends it. Nothing in the folders is changed."
     watch.add_argument("folder", nargs="+", metavar="RUN", help="the --out of a run, also one that has yet to begin")
     add_options(watch, WatchConfig)
+    studio = add("studio", actions.studio, "fine-tune in the browser: model, data, options, curves, chat, export")
+    studio.epilog = "The page is at the printed address. Ctrl-C ends it; runs go on, and the next studio finds them."
+    folder = "folder of the runs; each is a folder in it (default: out)"
+    studio.add_argument("folder", nargs="?", default="out", metavar="RUNS", help=folder)
+    add_options(studio, StudioConfig)
 
     generate = add("generate", actions.generate, "continue a prompt with a model, with or without an adapter")
     add_options(generate, GenerateConfig)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 from rich.text import Text
@@ -21,14 +23,18 @@ LEARNT, MASKED = "bold green", "dim"
 _ENDS = 200  # tokens at the beginning and at the end of an example; what lies between is left out
 
 
-def run_data_show(config: RunOptions, examples: int) -> int:
-    """Examples, with the tokens that are trained on marked, and the data in numbers. -> exit status. WgradError."""
+def run_data_show(config: RunOptions, examples: int, as_json: bool = False) -> int:
+    """Examples, with the tokens that are trained on marked, and the data in numbers; or one JSON object. -> exit
+    status. WgradError."""
     tokenizer, note = find_source(find_model(config.model, weights=False), config.adapter).load()
     for remark in (note, use_chat_template(tokenizer, config.chat_template)):
         if remark:
             say(f"note: {remark}", "stderr")
     with Display(make_console("stderr")).phase("reading and tokenising", unit="%") as phase:
         data = load_data(config, tokenizer, phase.update)
+    if as_json:
+        print(json.dumps(described(data, tokenizer, config, examples)))
+        return 0
     console = make_console()
     colours = console.color_system is not None
     for example in _spread(data.train, examples):
@@ -59,21 +65,49 @@ def _spread(documents: Sequence[Example], count: int) -> Iterator[Example]:
     return (documents[int(place)] for place in places)
 
 
-def example_text(document: Document, tokenizer: Tokenizer, colours: bool) -> Text:
-    """A document, its special tokens too; tokens that are trained on are green, or stand in «» without colours."""
+def described(data: Dataset, tokenizer: Tokenizer, config: RunOptions, count: int) -> dict[str, Any]:
+    """Return `count` examples, each with its `pieces` (a text, and true where it is trained on, null between what is
+    left out), and the data in numbers: lines for people, and `steps` of the run."""
+    examples = [
+        {
+            "source": _plain(example.source),
+            "label": label.removesuffix(", "),
+            "tokens": len(document),
+            "trained": document.num_targets,
+            "pieces": list(pieces(document, tokenizer)),
+        }
+        for example in _spread(data.train, count)
+        for document, label in zip(example.parts, _names(example))
+    ]
+    rows, _, of_step = _sequences(data, config)
+    steps = config.max_steps or config.epochs * -(-rows // of_step)
+    return {"counts": _counts(config), "examples": examples, "summary": summary(data, config), "steps": steps}
+
+
+def pieces(document: Document, tokenizer: Tokenizer) -> Iterator[tuple[str, bool | None]]:
+    """Texts of a document, its special tokens too, each with whether it is trained on; None: a word on tokens between
+    that are left out."""
     learnt, count = document.loss_mask.copy(), len(document)
     learnt[0] = False  # nothing stands before it to predict it from
-    text = Text()
     for first, last in [(0, count)] if count <= 2 * _ENDS else [(0, _ENDS), (count - _ENDS, count)]:
         if first:
-            text.append(f" ... {count - 2 * _ENDS} tokens ... ", "reverse" if colours else "")
+            yield f" ... {count - 2 * _ENDS} tokens ... ", None
         edges = first + 1 + np.flatnonzero(np.diff(learnt[first:last]))
         for begin, end in zip([first, *edges], [*edges, last]):
-            words = _plain(tokenizer.decode(document.ids[begin:end].tolist(), skip_special_tokens=False))
-            if colours:
-                text.append(words, LEARNT if learnt[begin] else MASKED)
-            else:
-                text.append(f"«{words}»" if learnt[begin] else words)
+            ids = document.ids[begin:end].tolist()
+            yield _plain(tokenizer.decode(ids, skip_special_tokens=False)), bool(learnt[begin])
+
+
+def example_text(document: Document, tokenizer: Tokenizer, colours: bool) -> Text:
+    """A document, its special tokens too; tokens that are trained on are green, or stand in «» without colours."""
+    text = Text()
+    for words, trained in pieces(document, tokenizer):
+        if trained is None:
+            text.append(words, "reverse" if colours else "")
+        elif colours:
+            text.append(words, LEARNT if trained else MASKED)
+        else:
+            text.append(f"«{words}»" if trained else words)
     return text
 
 
@@ -92,12 +126,7 @@ def summary(data: Dataset, config: RunOptions) -> list[str]:
     lines.append(f"tokens of {what}: {low} to {high}, half of them at most {middle}")
     learnt = 100 * targets.sum() / lengths.sum()
     lines.append(f"{_counts(config)}: {targets.sum()} of {lengths.sum()} tokens ({learnt:.1f} %)")
-    if data.mix is not None:
-        examples = [data.train[int(number)] for number in data.mix.epoch(config.seed, 0)]
-        lengths = np.array([len(part) for example in examples for part in example.parts])
-    rows = len(pack_documents(lengths.tolist(), config.max_length)) if config.packs else len(lengths)
-    filled = 100 * lengths.sum() / (rows * config.max_length)
-    of_step = config.rows * config.gradient_accumulation_steps
+    rows, filled, of_step = _sequences(data, config)
     steps = -(-rows // of_step)
     packed = "" if config.packs else f" ({what} each)" if config.packing else " (--no-packing: an example each)"
     epoch = "an epoch" if data.mix is None else "the first epoch"
@@ -106,3 +135,14 @@ def summary(data: Dataset, config: RunOptions) -> list[str]:
         f"step{'s' * (steps > 1)} of {of_step} sequence{'s' * (of_step > 1)}"
     )
     return lines
+
+
+def _sequences(data: Dataset, config: RunOptions) -> tuple[int, float, int]:
+    """Sequences of an epoch, how many of their tokens in a hundred are text, and sequences of a step."""
+    examples = data.train
+    if data.mix is not None:
+        examples = [data.train[int(number)] for number in data.mix.epoch(config.seed, 0)]
+    lengths = np.array([len(part) for example in examples for part in example.parts])
+    rows = len(pack_documents(lengths.tolist(), config.max_length)) if config.packs else len(lengths)
+    filled = 100 * lengths.sum() / (rows * config.max_length)
+    return rows, filled, config.rows * config.gradient_accumulation_steps

@@ -64,6 +64,7 @@ def _plan(config: RunOptions, folder: Path, device: Device, display: Display, as
         assert plan is not None
         found = {"device": device.description, **described(plan, model_config), "limit_bytes": limit, "fits": []}
         found["lacks"] = sorted(device.lacks)
+        found["tokens_per_step"] = plan.config.rows * plan.config.max_length * plan.config.gradient_accumulation_steps
         if limit:
             fit = Fit(plan.config, model_config, folder, device, PROMPT_TOKENS, limit)
             for number, mode in enumerate(modes(config, device)):  # each of all layers
@@ -71,7 +72,10 @@ def _plan(config: RunOptions, folder: Path, device: Device, display: Display, as
                 lengths = {"longest_seq_len": fit.longest_rows(mode), "largest_batch_size": fit.largest_batch(mode)}
                 found["fits"].append({**mode, **lengths})
         cut = {name: getattr(plan.config, name) for name in ("batch_size", "gradient_accumulation_steps")}
-        found["curve"] = curve(Fit(replace(config, **cut), model_config, folder, device, PROMPT_TOKENS, limit or 0))
+        fit = Fit(replace(config, **cut), model_config, folder, device, PROMPT_TOKENS, limit or 0)
+        rates = rates_of(device, config.compute)
+        found["tokens_per_second"] = round(found["tokens_per_step"] / fit.seconds(plan, rates)) if rates else None
+        found["curve"] = curve(fit)
     print(json.dumps(found) if as_json else harmless(table(found, plan, model_config)))
     return 0
 

@@ -23,17 +23,17 @@ from wgrad.train.inference.open_model import Opened, context_of, open_model
 from wgrad.train.inference.scoring import score
 from wgrad.train.inference.text_models import build_text_models
 from wgrad.train.model.model import Model
-from wgrad.train.options.serve_config import CACHE_SEQUENCES, KEY_VARIABLE, ServeConfig
+from wgrad.train.options.serve_config import CACHE_SEQUENCES, ServeConfig
 from wgrad.train.terminal.interrupts import end_at_signals
 from wgrad.train.terminal.output import harmless, say
 
 try:
     from starlette.types import ASGIApp
 
-    from wgrad.train.serve.app import make_app
+    from wgrad.train.serve.app import chat_page, make_app
     from wgrad.train.serve.engine import Engine
     from wgrad.train.serve.guard import Guard
-    from wgrad.train.serve.http_server import HttpServer, listen, resolve
+    from wgrad.train.serve.http_server import HttpServer, address_text, open_address
     from wgrad.train.serve.limits import Limits
     from wgrad.train.serve.preparation import Preparation
     from wgrad.train.serve.request_log import RequestLog
@@ -45,18 +45,7 @@ def run_serve(config: ServeConfig) -> int:
     """Until a signal. Where it listens goes to stdout, all else to stderr. WgradError: before anything is loaded where
     a key, an address or a name is wrong."""
     key, adapters = config.key, config.adapters
-    address = resolve(config.host, config.port)
-    if not address.local:
-        if key is None:
-            raise WgradError(
-                f"--host: {config.host} is reached from other machines: set {KEY_VARIABLE} to a key that clients must "
-                "have (or give --api-key), or use 127.0.0.1"
-            )
-        say(
-            "note: key and texts travel unencrypted: put a proxy with TLS in front, or keep to your own network",
-            "stderr",
-        )
-    listening = listen(address)
+    listening = open_address(config.host, config.port, key)
     try:
         opened = open_model(config)
         if opened.head_note:
@@ -70,7 +59,8 @@ def run_serve(config: ServeConfig) -> int:
 def guarded(engine: Engine, preparation: Preparation, config: ServeConfig) -> ASGIApp:
     """The web application behind all that is checked of a request."""
     app = make_app(engine, preparation)
-    guard = Guard(app, config.host, config.allow_host, config.key, config.allow_origin)
+    pages = [route.path for route in chat_page()]
+    guard = Guard(app, config.host, config.allow_host, config.key, config.allow_origin, pages)
     return RequestLog(guard, engine.metrics, quiet=not config.request_log)
 
 
@@ -123,10 +113,8 @@ def _serve(engine: Engine, server: HttpServer, listening: socket.socket) -> int:
     end_at_signals()
     server.start()
     try:
-        host, port = listening.getsockname()[:2]
-        site = f"[{host}]" if ":" in host else host
         names = harmless(", ".join(engine.models))
-        print(f"serving {names} at http://{site}:{port}/v1 (Ctrl-C ends it)", flush=True)
+        print(f"serving {names} at {address_text(listening)}/v1 (Ctrl-C ends it)", flush=True)
         engine.run()
     finally:
         engine.close()

@@ -11,16 +11,11 @@ from wgrad.device.errors import WgradError
 from wgrad.train.files.input_files import expand_path
 from wgrad.train.options.choices import Pooling
 from wgrad.train.options.model_options import WithContext, WithTemplate
+from wgrad.train.options.network_options import KEY_VARIABLE, NetworkOptions
 from wgrad.train.options.options import ABOVE_0, AT_LEAST_1, PORT, Rule, option
 
-KEY_VARIABLE = "WGRAD_API_KEY"
 MOST_ROWS = 256  # of a batch
 CACHE_SEQUENCES = 8  # of full length that the cache has room for
-_A_NAME = r"[\w.-]+(:\d+)?|\[[0-9a-fA-F:.]+\](:\d+)?|[0-9a-fA-F:.]+"
-_NAMES: Rule = (
-    "must be names of hosts or addresses, without http:// and without *",
-    lambda v: all(re.fullmatch(_A_NAME, name, re.ASCII) for name in v),
-)
 _ORIGINS: Rule = (
     "must be *, or origins with a scheme and without a path, such as https://my.app",
     lambda v: all(re.fullmatch(r"\*|[a-z][a-z0-9+.-]*://[^/\s*]+", origin) for origin in v),
@@ -29,7 +24,7 @@ _ROWS: Rule = (f"must be between 1 and {MOST_ROWS}", lambda v: 1 <= v <= MOST_RO
 
 
 @dataclass(frozen=True)
-class ServeConfig(WithTemplate, WithContext):
+class ServeConfig(NetworkOptions, WithTemplate, WithContext):
     """Options of `wgrad serve`. Raises WgradError where a value breaks its rule."""
 
     model: str = option(
@@ -49,26 +44,7 @@ class ServeConfig(WithTemplate, WithContext):
         "else mean)",
         choices=get_args(Pooling),
     )
-    host: str = option(
-        "127.0.0.1",
-        "address to listen on; any that other machines reach needs a key",
-        metavar="ADDRESS",
-        group="network",
-    )
     port: int = option(8000, "0: any that is free", rule=PORT, metavar="N", group="network")
-    api_key: str | None = option(
-        None,
-        f"refuse requests without this key. Better in the environment, {KEY_VARIABLE}: other users see command lines",
-        metavar="KEY",
-        group="network",
-    )
-    allow_host: tuple[str, ...] = option(
-        (),
-        "further names by which clients call this machine (the Host header)",
-        rule=_NAMES,
-        metavar="NAME",
-        group="network",
-    )
     allow_origin: tuple[str, ...] = option(
         (),
         "web pages that may use this server, each by its origin, such as https://my.app; *: all, which needs a key",
@@ -106,16 +82,6 @@ class ServeConfig(WithTemplate, WithContext):
                 raise WgradError(f"--adapter: {name!r} is given twice: name them apart, for example {name}-2={path}")
             folders[name] = path
         return folders
-
-    @property
-    def key(self) -> str | None:
-        """--api-key, or that of the environment. WgradError where it cannot be sent."""
-        source = KEY_VARIABLE if self.api_key is None else "--api-key"
-        key = os.environ.get(KEY_VARIABLE) if self.api_key is None else self.api_key
-        if key is not None and not (key and key.isascii() and key.isprintable() and " " not in key):
-            got = "none" if not key else "others"  # not the key itself: errors are logged
-            raise WgradError(f"{source}: must be printable ASCII characters without spaces; got {got}: choose another")
-        return key
 
     def require(self, where: str = "") -> None:
         super().require(where)

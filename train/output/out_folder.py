@@ -149,6 +149,21 @@ class OutFolder:
             pass
 
 
+def holder_of(path: str | os.PathLike[str]) -> int | None:
+    """Return the process on this machine whose run has the folder now, or None."""
+    folder = Path(path)
+    if not (folder / HOLDER_FILE).is_file() or not (folder / LOCK_FILE).exists():
+        return None
+    try:
+        holder = read_json(folder / HOLDER_FILE, _Holder, "--out")
+        with filelock.FileLock(folder / LOCK_FILE, timeout=0):  # nobody has it: its process is no more
+            return None
+    except filelock.Timeout:
+        return holder.pid if holder.host == _host() else None
+    except (WgradError, OSError):
+        return None
+
+
 def identity_of(path: Path) -> tuple[int, int] | None:
     """Return the identity of a file or folder (device and inode), or None."""
     try:

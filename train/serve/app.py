@@ -13,20 +13,22 @@ from typing import Any
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from wgrad.train.files.input_files import one_line
 from wgrad.train.serve.answer_parts import Style
 from wgrad.train.serve.answers import ChatForm, Choice, CompletionForm, Form, TokenText, usage
+from wgrad.train.serve.body import read_body
 from wgrad.train.serve.embeddings import EmbeddingRequest
 from wgrad.train.serve.engine import Engine
 from wgrad.train.serve.errors import ApiError
-from wgrad.train.serve.exchange import CLIENT_GONE, Events, Outbox, Pieces, pieces
+from wgrad.train.serve.exchange import Events, Outbox, Pieces, pieces
 from wgrad.train.serve.jobs import Job
 from wgrad.train.serve.limits import Full
 from wgrad.train.serve.metrics import CONTENT_TYPE
+from wgrad.train.serve.pages import page_routes
 from wgrad.train.serve.preparation import Preparation
 from wgrad.train.serve.request_log import NOTE
 from wgrad.train.serve.requests import Body, ChatRequest, CompletionRequest, parse_request
@@ -34,8 +36,6 @@ from wgrad.train.serve.requests import Request as Asked
 from wgrad.train.serve.responses_form import ResponsesForm
 from wgrad.train.serve.responses_request import NAMES, ResponsesRequest
 
-MOST_BYTES = 4 << 20  # of a request
-BODY_SECONDS = 30.0  # for it to come
 _PATHS = (
     "/v1/models",
     "/v1/completions",
@@ -48,7 +48,7 @@ _PATHS = (
 
 
 def make_app(engine: Engine, preparation: Preparation) -> Starlette:
-    """Paths of OpenAI's API, /health and /metrics; errors of all others in the same form."""
+    """Paths of OpenAI's API, /health, /metrics and a page to chat; errors of all others in the same form."""
     api = Api(engine, preparation)
     routes = [
         Route("/health", api.health),
@@ -59,8 +59,14 @@ def make_app(engine: Engine, preparation: Preparation) -> Starlette:
         Route("/v1/chat/completions", api.chat_completions, methods=["POST"]),
         Route("/v1/responses", api.responses, methods=["POST"]),
         Route("/v1/embeddings", api.embeddings, methods=["POST"]),
+        *chat_page(),
     ]
     return Starlette(routes=routes, exception_handlers={ApiError: _api_error, HTTPException: _http_error, 500: _fault})
+
+
+def chat_page() -> list[Route]:
+    """Return the routes of a page to chat with the models."""
+    return page_routes("chat.html", "page.css", "page.js", "chat.js", "serve.js")
 
 
 async def _api_error(request: Request, error: Any) -> Response:
@@ -105,7 +111,7 @@ class Api:
         return JSONResponse(self._model(name))
 
     async def completions(self, request: Request) -> Response:
-        asked = parse_request(await _body(request), CompletionRequest)
+        asked = parse_request(await read_body(request), CompletionRequest)
         events = Events(self._outbox)
         jobs, texts = await run_in_threadpool(self.preparation.completion_jobs, asked, events.put)
         choices = [
@@ -116,14 +122,14 @@ class Api:
         return await self._answer(request, asked, jobs, choices, form, events)
 
     async def chat_completions(self, request: Request) -> Response:
-        asked = parse_request(await _body(request), ChatRequest)
+        asked = parse_request(await read_body(request), ChatRequest)
         events = Events(self._outbox)
         jobs, style = await run_in_threadpool(self.preparation.chat_jobs, asked, events.put)
         form = ChatForm(asked.model, asked.top is not None, self._token_text(asked), asked.tells_usage)
         return await self._answer(request, asked, jobs, _choices(jobs, style), form, events)
 
     async def responses(self, request: Request) -> Response:
-        asked = parse_request(await _body(request), ResponsesRequest)
+        asked = parse_request(await read_body(request), ResponsesRequest)
         events = Events(self._outbox)
         try:
             jobs, style = await run_in_threadpool(self.preparation.chat_jobs, asked.as_chat(), events.put)
@@ -133,7 +139,7 @@ class Api:
         return await self._answer(request, asked, jobs, _choices(jobs, style), form, events)
 
     async def embeddings(self, request: Request) -> Response:
-        asked = parse_request(await _body(request), EmbeddingRequest)
+        asked = parse_request(await read_body(request), EmbeddingRequest)
         events = Events(self._outbox)
         jobs = await run_in_threadpool(self.preparation.embedding_jobs, asked, events.put)
         choices = [Choice(number, len(job.prompt)) for number, job in enumerate(jobs)]
@@ -213,25 +219,3 @@ def _events(values: Sequence[dict[str, Any]]) -> str:
         named = f"event: {value['type']}\n" if "type" in value else ""
         lines.append(f"{named}data: {json.dumps(value, ensure_ascii=False)}\n\n")
     return "".join(lines)
-
-
-async def _body(request: Request) -> bytes:
-    """ApiError: no JSON by its type, too large, or too slow to come."""
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != "application/json":
-        raise ApiError(415, f"Content-Type: must be application/json; got {kind[:100] or 'none'}: send it so")
-    too_large = ApiError(413, f"the request: must have at most {MOST_BYTES:,} bytes: send less at once")
-    if int(request.headers.get("content-length", "0")) > MOST_BYTES:  # h11 has seen to it that it is a number
-        raise too_large
-    body = bytearray()
-    try:
-        async with asyncio.timeout(BODY_SECONDS):
-            async for part in request.stream():
-                body += part
-                if len(body) > MOST_BYTES:
-                    raise too_large
-    except TimeoutError:
-        raise ApiError(408, f"the request: must come within {BODY_SECONDS:g} s: send it again") from None
-    except ClientDisconnect:
-        raise ApiError(CLIENT_GONE.status, CLIENT_GONE.message) from None
-    return bytes(body)

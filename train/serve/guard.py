@@ -21,12 +21,19 @@ _OPEN = "/health"  # says nothing but that the server lives: probes have no key
 
 class Guard:
     """ASGI middleware. host: that the server listens on; names: further ones by which it may be called; key: None where
-    none is asked for; origins: of pages that may ask."""
+    none is asked for; origins: of pages that may ask; open_paths: that need no key."""
 
     def __init__(
-        self, app: ASGIApp, host: str, names: Collection[str], key: str | None, origins: Collection[str] = ()
+        self,
+        app: ASGIApp,
+        host: str,
+        names: Collection[str],
+        key: str | None,
+        origins: Collection[str] = (),
+        open_paths: Collection[str] = (),
     ) -> None:
         self.app, self._key, self._origins = app, key, frozenset(origin.lower() for origin in origins)
+        self._open = {_OPEN, *open_paths}
         self._local = is_loopback(host)
         self._names = {name_of(name) or name.lower() for name in (host, *names)}
 
@@ -63,7 +70,7 @@ class Guard:
             raise ApiError(403, f"Host: {wrong}: name it with --allow-host", code="host")
         if header:
             raise ApiError(403, f"{header}: {wrong}: name them with --allow-origin", code="origin")
-        if self._key is not None and path != _OPEN:
+        if self._key is not None and path not in self._open:
             scheme, _, given = headers.get("authorization", "").partition(" ")
             right = hmac.compare_digest(given.strip().encode("latin-1", "replace"), self._key.encode())
             if scheme.lower() != "bearer" or not right:

@@ -12,8 +12,10 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from wgrad.device.errors import WgradError
+from wgrad.train.options.network_options import KEY_VARIABLE
 from wgrad.train.serve.connection import Connection
 from wgrad.train.serve.sites import is_loopback
+from wgrad.train.terminal.output import say
 
 _CONNECTIONS = 1000  # at once; more are answered with status 503
 _END_SECONDS = 5  # for answers that are on their way when the server ends
@@ -57,6 +59,29 @@ def listen(address: Address, advice: str = "give another --port (0: any that is 
             f"{advice}"
         ) from error
     return opened
+
+
+def open_address(host: str, port: int, key: str | None) -> socket.socket:
+    """Return a socket that listens there. WgradError: it is reached from other machines, and there is no key; or as of
+    `resolve` and `listen`."""
+    address = resolve(host, port)
+    if not address.local:
+        if key is None:
+            raise WgradError(
+                f"--host: {host} is reached from other machines: set {KEY_VARIABLE} to a key that clients must "
+                "have (or give --api-key), or use 127.0.0.1"
+            )
+        say(
+            "note: key and texts travel unencrypted: put a proxy with TLS in front, or keep to your own network",
+            "stderr",
+        )
+    return listen(address)
+
+
+def address_text(listening: socket.socket) -> str:
+    """Return where a socket listens, as http://HOST:PORT."""
+    host, port = listening.getsockname()[:2]
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
 
 class HttpServer:

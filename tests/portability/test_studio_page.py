@@ -1,0 +1,171 @@
+"""The page of `wgrad studio` in headless Chromium: whole runs, by its fields and buttons alone."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.portability.browser import Browser
+from tests.train.studio_server import SHORT, Client, studio_in
+from wgrad.train.serve import children
+
+EVIL = "<img src=x onerror=document.title=1><script>document.title=2</script>"
+RECORD = {"prompt": f"Hear, {EVIL}", "completion": " my son."}
+SECONDS = 40
+# A device that is lost at its 900th call, in the third of four steps, and cannot be opened again.
+LOSSY = """
+import sys; sys.path[:] = {path!r}
+from tests.train.lossy_device import Front, LossyDevice
+from wgrad.train.run import session
+from wgrad.train.commands.cli import main
+LossyDevice.reopens = False
+if "--resume" not in sys.argv:
+    session.select_device = lambda *_: Front([900]).device()
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+LONGER = {"max_steps": "4", "save_steps": "1"}
+
+
+@pytest.fixture
+def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]:
+    """The studio in an empty folder, with data beside it."""
+    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+        monkeypatch.setenv(name, "1")
+    (tmp_path / "data.jsonl").write_text((json.dumps(RECORD) + "\n") * 8)
+    (tmp_path / "broken.jsonl").write_text(f'{{"prompt": "{EVIL}"\n')
+    with studio_in(tmp_path / EVIL.replace("/", "")) as found:
+        yield found
+
+
+@pytest.fixture
+def page(browser: Browser, client: Client) -> Iterator[Browser]:
+    browser.ask("Page.navigate", url=client.url)
+    wait(browser, "document.body.dataset.answers >= 1")
+    yield browser
+    browser.ask("Page.navigate", url="about:blank")
+
+
+def wait(page: Browser, expression: str) -> Any:
+    """The expression's value once it is true; of an element, true."""
+    for _ in range(10 * SECONDS):
+        if found := page.evaluate(f"(found => found instanceof Element || found)({expression})"):
+            return found
+        time.sleep(0.1)
+    raise AssertionError(f"{expression} does not become true: {page.evaluate('document.body.innerText')}")
+
+
+def write(page: Browser, **values: Any) -> None:
+    """Fill fields in as a person does, who types or ticks."""
+    for name, value in values.items():
+        page.evaluate(
+            f"(() => {{ const field = document.getElementById('option-{name}'), value = {json.dumps(value)};"
+            "if (field.type === 'checkbox') field.checked = value; else field.value = value;"
+            "field.dispatchEvent(new Event('input', {bubbles: true})); })()"
+        )
+
+
+def press(page: Browser, text: str) -> None:
+    found = f"[...document.querySelectorAll('button')].find((b) => b.textContent === '{text}' && b.checkVisibility()"
+    wait(page, f"(() => {{ const b = {found} && !b.disabled); b?.click(); return !!b; }})()")
+
+
+def text_of(page: Browser, id_: str) -> str:
+    return str(page.evaluate(f"document.getElementById('{id_}').innerText"))
+
+
+def nothing_is_markup(page: Browser) -> bool:
+    title = page.evaluate("document.title")
+    return "wgrad studio" in title and page.evaluate("document.querySelectorAll('img, [onerror]').length") == 0
+
+
+def test_a_run_from_an_empty_folder_to_an_answer_in_two_tabs(page: Browser, client: Client, tmp_path: Path) -> None:
+    out = str(client.studio.runs.folder / "first")
+    write(page, **SHORT, data=str(tmp_path / "data.jsonl"), out=out)
+    wait(page, "document.querySelectorAll('#data mark').length > 3")
+    assert page.evaluate("document.querySelector('.example mark').textContent").startswith(RECORD["completion"])
+    assert EVIL in text_of(page, "data") and nothing_is_markup(page)
+    wait(page, f"document.getElementById('command').textContent.includes({json.dumps('--max-steps 2')})")
+    assert page.evaluate("document.getElementById('yaml').textContent").endswith("sample: false\n")
+    wait(page, "document.getElementById('time')?.textContent.startsWith('2 steps')")
+
+    first = page.open_tab(client.url)  # sees what the other has typed
+    wait(page, "document.getElementById('option-model')?.value.endsWith('base_model')")
+    second = page.use(first)
+    press(page, "Start the run")
+    wait(page, "location.hash.startsWith('#run=')")
+    page.use(second)
+    page.evaluate("location.hash = 'runs'")
+    wait(page, "document.querySelector('#list tr .state.done')")
+    wait(page, "document.querySelector('#list td[data-name=step]').innerText === '2 of 2'")
+    page.evaluate("window.close()")
+    page.use(first)
+
+    wait(page, "document.getElementById('run-state').textContent === 'done'")
+    wait(page, "document.querySelectorAll('figure[data-key=loss] canvas').length === 1")
+    assert "2 values" in page.evaluate("document.querySelector('figure[data-key=loss] [role=img]').ariaLabel")
+    press(page, "Chat")
+    wait(page, "document.getElementById('message')")
+    page.evaluate(
+        "document.getElementById('message').value = 'My son'; document.getElementById('chat-tokens').value = 3;"
+        "document.querySelector('.compose').requestSubmit()"
+    )
+    said = "[...document.querySelectorAll('.answer .said')].filter((s) => s.textContent).length"
+    wait(page, f"{said} === 2 && document.querySelector('.compose .main').textContent === 'Send'")
+    assert page.evaluate("[...document.querySelectorAll('.answer h3')].map((h) => h.textContent)") == [
+        "base_model", "first",
+    ]  # fmt: skip
+    assert nothing_is_markup(page)
+
+
+def test_a_broken_file_is_said_where_it_is_named(page: Browser, tmp_path: Path) -> None:
+    write(page, **SHORT, data=str(tmp_path / "broken.jsonl"))
+    message = wait(page, "document.querySelector('#data .notice')?.textContent")
+    assert "broken.jsonl" in message and nothing_is_markup(page)
+    write(page, lora_r="0")
+    wait(page, "document.getElementById('option-lora_r').ariaInvalid === 'true'")
+    assert page.evaluate("document.getElementById('option-lora_r-error').textContent") == (
+        "--lora-r: must be at least 1; got 0"
+    )
+    write(page, lora_r="2")
+    press(page, "Start the run")  # without --out
+    wait(page, "document.activeElement.id === 'option-out'")
+    assert "--out is required" in text_of(page, "wrong")
+
+
+def test_a_lost_device_ends_the_run_and_not_the_studio(
+    page: Browser, client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(children, "_CODE", LOSSY)
+    out = str(tmp_path / "lost")
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+    client.do("start", options={**SHORT, "data": [str(tmp_path / "data.jsonl")], "out": out, **LONGER})
+    page.evaluate(f"location.hash = 'run=' + encodeURIComponent({json.dumps(out)})")
+    wait(page, "document.getElementById('run-state').textContent === 'failed'")
+    assert "the device was lost" in text_of(page, "run-wrong")
+    assert page.evaluate("document.getElementById('status').textContent") == "Ready"
+    press(page, "Resume")
+    wait(page, "document.getElementById('run-state').textContent === 'done'")
+
+
+def test_every_field_has_a_label_and_a_narrow_screen_shows_all(page: Browser) -> None:
+    """As a screen reader has them; nothing is wider than the screen in any view."""
+    unnamed = (
+        "[...document.querySelectorAll('input, select, textarea')].filter((f) => !f.labels?.length && !f.ariaLabel)"
+        ".map((f) => f.id)"
+    )
+    page.ask("Emulation.setDeviceMetricsOverride", width=390, height=844, deviceScaleFactor=1, mobile=True)
+    page.evaluate("document.getElementById('more').open = true")
+    for view in ("new", "runs", "chat"):
+        page.evaluate(f"location.hash = '{view}'")
+        wait(page, f"document.querySelector('[aria-current]')?.hash === '#{view}'")
+        assert page.evaluate(unnamed) == [] and page.evaluate("document.documentElement.scrollWidth") == 390
+    page.ask("Emulation.clearDeviceMetricsOverride")
+    described = "[...document.querySelectorAll('[aria-describedby]')].every((f) => f.getAttribute('aria-describedby')"
+    assert page.evaluate(f"{described}.split(' ').every((id) => document.getElementById(id)))")

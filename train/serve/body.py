@@ -1,0 +1,35 @@
+"""The JSON that a request brings, of bounded size and time."""
+
+from __future__ import annotations
+
+import asyncio
+
+from starlette.requests import ClientDisconnect, Request
+
+from wgrad.train.serve.errors import ApiError
+from wgrad.train.serve.exchange import CLIENT_GONE
+
+MOST_BYTES = 4 << 20  # of a request
+BODY_SECONDS = 30.0  # for it to come
+
+
+async def read_body(request: Request) -> bytes:
+    """ApiError: no JSON by its type, too large, or too slow to come."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        raise ApiError(415, f"Content-Type: must be application/json; got {kind[:100] or 'none'}: send it so")
+    too_large = ApiError(413, f"the request: must have at most {MOST_BYTES:,} bytes: send less at once")
+    if int(request.headers.get("content-length", "0")) > MOST_BYTES:  # h11 has seen to it that it is a number
+        raise too_large
+    body = bytearray()
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            async for part in request.stream():
+                body += part
+                if len(body) > MOST_BYTES:
+                    raise too_large
+    except TimeoutError:
+        raise ApiError(408, f"the request: must come within {BODY_SECONDS:g} s: send it again") from None
+    except ClientDisconnect:
+        raise ApiError(CLIENT_GONE.status, CLIENT_GONE.message) from None
+    return bytes(body)

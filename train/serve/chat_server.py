@@ -1,0 +1,120 @@
+"""Models to chat with: `wgrad serve` in a process of its own, and requests that are passed on to it."""
+
+from __future__ import annotations
+
+import http.client
+import secrets
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+
+from wgrad.device.errors import WgradError
+from wgrad.train.model.adapter_files import CONFIG_FILE as ADAPTER_CONFIG
+from wgrad.train.options.config_yaml import read_config_file
+from wgrad.train.options.finetune_config import CONFIG_FILE
+from wgrad.train.options.network_options import KEY_VARIABLE
+from wgrad.train.serve.body import read_body
+from wgrad.train.serve.children import Command
+from wgrad.train.serve.errors import ApiError
+
+_SECONDS = 600.0  # for the next part of an answer
+_PIECE = 1 << 14
+
+
+class ChatServer:
+    """One model, or a base model and an adapter. Used by several threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._command: Command | None = None
+        self._key, self._name, self._title, self._run = "", "", "", ""
+
+    def open_run(self, path: Path) -> None:
+        """Load what a run made: its adapter and base model, or its whole model. WgradError: it made none yet."""
+        values = read_config_file(path / CONFIG_FILE) if (path / CONFIG_FILE).exists() else {}
+        options = {name: values.get(name) for name in ("device", "compute") if values.get(name)}
+        if (path / ADAPTER_CONFIG).exists():
+            words = ["--adapter", f"{path.name}={path}"]
+            words += ["--model", str(values["model"])] if values.get("model") else []
+            if values.get("chat_template"):
+                words += ["--chat-template", str(values["chat_template"])]
+        elif (path / "config.json").exists():
+            words = ["--model", str(path)]
+        else:
+            raise WgradError(f"run: {path} has no result to chat with yet: wait for its end")
+        self._open([*words, *(word for name, value in options.items() for word in (f"--{name}", str(value)))], path)
+
+    def open_model(self, model: str, device: str) -> None:
+        """Load a model without an adapter."""
+        if not model:
+            raise WgradError("--model is required: give a folder, a GGUF file or a Hub id")
+        self._open([f"--model={model}", f"--device={device}"], Path(model))
+
+    def _open(self, words: list[str], path: Path) -> None:
+        self.close()
+        with self._lock:
+            self._name = secrets.token_hex(8)
+            self._key, self._title, self._run = secrets.token_hex(16), path.name or str(path), str(path)
+            command = ["serve", "--port", "0", "--no-request-log", "--batch-size", "4", *words]
+            self._command = Command(command, {KEY_VARIABLE: self._key})
+
+    def close(self) -> None:
+        """Free the device."""
+        with self._lock:
+            command, self._command = self._command, None
+        if command is not None:
+            command.end()
+
+    def state(self) -> dict[str, Any]:
+        """Return `state`, one of closed, loading, ready and failed; an `id` of this
+        loading, its `title` and `run`; the `reason` of a failure and
+        the last `line` of output."""
+        command = self._command
+        if command is None:
+            return {"state": "closed", "id": "", "title": "", "run": "", "reason": "", "line": ""}
+        state = "failed" if command.state != "running" else "ready" if command.address else "loading"
+        line = command.lines[-1] if command.lines else ""
+        reason = command.reason or ("the server ended" if state == "failed" else "")
+        names = {"id": self._name, "title": self._title, "run": self._run}
+        return {"state": state, **names, "reason": reason, "line": line}
+
+    async def forward(self, request: Request) -> Response:
+        """Pass a request on, and its answer back as it comes. ApiError: no model is loaded."""
+        body = await read_body(request) if request.method == "POST" else None
+        command = self._command
+        if command is None or not command.address:
+            raise ApiError(503, "no model is loaded to chat with: load one")
+        place = urlsplit(command.address)
+        connection = http.client.HTTPConnection(place.hostname or "", place.port, timeout=_SECONDS)
+        headers = {"Authorization": f"Bearer {self._key}", "Content-Type": "application/json"}
+
+        def ask() -> http.client.HTTPResponse:
+            connection.request(request.method, request.url.path, body, headers)
+            return connection.getresponse()
+
+        try:
+            answer = await run_in_threadpool(ask)
+        except OSError as error:
+            connection.close()
+            raise ApiError(502, f"the model's process does not answer ({error}): load it again") from error
+        kind = answer.headers.get("Content-Type", "application/json")
+        stream = StreamingResponse(_parts(connection, answer), answer.status, {"Cache-Control": "no-store"})
+        stream.headers["Content-Type"] = kind
+        return stream
+
+
+def _parts(connection: http.client.HTTPConnection, answer: http.client.HTTPResponse) -> Iterator[bytes]:
+    """The body of an answer as it comes. The connection ends with it, also where its reader goes before."""
+    try:
+        while part := answer.read1(_PIECE):
+            yield part
+    except (OSError, http.client.HTTPException):
+        pass
+    finally:
+        connection.close()

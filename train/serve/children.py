@@ -1,0 +1,120 @@
+"""Commands of wgrad in processes of their own, so that a lost device or a crash does not take the server along."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections import deque
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+from wgrad.device.errors import WgradError
+
+_CODE = "import sys; sys.path[:] = {path!r}; from wgrad.train.commands.cli import main; sys.exit(main(sys.argv[1:]))"
+_KEPT_LINES = 400
+_END_SECONDS = 10.0
+ERROR = "wgrad: error: "
+
+
+def start(words: Sequence[str], apart: bool = False, **options: Any) -> subprocess.Popen[bytes]:
+    """Start `wgrad WORDS`. apart: it goes on when this process, or the terminal, ends. WgradError: it does not."""
+    if apart and os.name == "nt":
+        options["creationflags"] = getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)
+    command = [sys.executable, "-c", _CODE.format(path=sys.path), *words]
+    try:
+        return subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, start_new_session=apart and os.name != "nt", **options
+        )
+    except (OSError, ValueError) as error:  # ValueError: a NUL in an option
+        reason = getattr(error, "strerror", None) or error
+        raise WgradError(f"wgrad {words[0]} does not start ({reason}): free memory, or shorten the options") from error
+
+
+def ask_to_end(pid: int) -> None:
+    """Ask a run to save and end, as Ctrl-C does. WgradError: it cannot be asked."""
+    try:
+        os.kill(pid, getattr(signal, "CTRL_BREAK_EVENT", signal.SIGTERM))
+    except OSError as error:
+        raise WgradError(f"process {pid} cannot be stopped: {error.strerror}: end it in its terminal") from error
+
+
+def why_ended(status: int, output: str) -> str:
+    """Return the reason of a command that failed: its own last word, or else how its process ended."""
+    for line in reversed(output.splitlines()):
+        if line.startswith("wgrad: "):
+            return line.removeprefix(ERROR).removeprefix("wgrad: ")
+    return ended_by(status)
+
+
+def ended_by(status: int) -> str:
+    """Return in words how a process ended that said nothing."""
+    how = f"by signal {-status}" if status < 0 else f"with status {status}"
+    return f"the process ended {how} and gave no reason: see its output"
+
+
+class Command:
+    """A command whose output is kept, read by a thread of its own.
+
+    lines: the last of its output. address: where it listens, once it has said so.
+    """
+
+    def __init__(self, words: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
+        self.words, self.lines = list(words), deque[str](maxlen=_KEPT_LINES)
+        self.address = ""
+        self._process = start(
+            words,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONUTF8": "1", **(environment or {})},
+        )
+        assert self._process.stdout is not None
+        self._reader = threading.Thread(target=self._read, args=(self._process.stdout,), daemon=True)
+        self._reader.start()
+
+    def _read(self, output: IO[bytes]) -> None:
+        for line in output:
+            text = line.decode("utf-8", "replace").rstrip()
+            self.lines.append(text)
+            found = text.rpartition(" at ")[2].partition(" ")[0]
+            if text.startswith("serving ") and found.startswith("http://"):
+                self.address = found.removesuffix("/v1")
+
+    @property
+    def state(self) -> str:
+        """running, done or failed."""
+        status = self._process.poll()
+        if status is None or (self._reader.is_alive() and status == 0):
+            return "running"
+        return "failed" if status else "done"
+
+    @property
+    def reason(self) -> str:
+        """Why it failed, or ""."""
+        status = self._process.poll()
+        return why_ended(status, "\n".join(self.lines)) if status else ""
+
+    def end(self) -> None:
+        """End it, whatever it does."""
+        if self._process.poll() is None:
+            self._process.terminate()
+            try:
+                self._process.wait(_END_SECONDS)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+
+
+def tail_of(path: Path, most: int) -> str:
+    """Return the end of a text file that a process writes; "" where there is none."""
+    try:
+        with open(path, "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            file.seek(max(0, size - most))
+            text = file.read(most).decode("utf-8", "replace")
+    except OSError:
+        return ""
+    return text.partition("\n")[2] if size > most else text

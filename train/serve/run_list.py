@@ -1,0 +1,158 @@
+"""The runs of a folder: which there are, how each is, and how one is begun, stopped and gone on with.
+
+A run is controlled by its folder alone: the lock says whether it goes on and in which process, the log what it said.
+So a server that is started anew finds the runs that another began.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from wgrad.device.errors import WgradError
+from wgrad.device.files import make_folder, writing
+from wgrad.train.files.input_files import expand_path
+from wgrad.train.model.adapter_files import CONFIG_FILE as ADAPTER_CONFIG
+from wgrad.train.options.finetune_config import CONFIG_FILE, FinetuneConfig
+from wgrad.train.options.option_fields import command_words
+from wgrad.train.output.checkpoints import Checkpoints
+from wgrad.train.output.metrics import METRICS_FILE
+from wgrad.train.output.out_folder import HOLDER_FILE, holder_of
+from wgrad.train.output.previous_run import RESULTS_FILE, SWEEP_FILE
+from wgrad.train.output.watched import WatchedRun
+from wgrad.train.serve.children import ERROR, ask_to_end, ended_by, start, tail_of
+
+LOG_FILE = "log.txt"
+MOST_RUNS = 100
+_SIGNS = (CONFIG_FILE, METRICS_FILE, LOG_FILE, HOLDER_FILE, SWEEP_FILE)
+_LOG_BYTES = 1 << 15
+_STEP = re.compile(r"^step (\d+)/(\d+)\b(?:.*\bleft (\S+))?", re.MULTILINE)
+
+
+class RunList:
+    """Runs in the folders of `folder`, and those that were begun elsewhere from here. Used by several threads."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = Path(folder)
+        self._elsewhere: list[Path] = []
+        self._children: dict[Path, subprocess.Popen[bytes]] = {}
+        self._watched: dict[Path, WatchedRun] = {}
+        self._lock = threading.RLock()
+
+    def folders(self) -> list[Path]:
+        """Return the folders of runs, the newest first."""
+        try:
+            inside = [path for path in self.folder.iterdir() if any((path / name).exists() for name in _SIGNS)]
+        except OSError:
+            inside = []
+        found = [*inside, *(path for path in self._elsewhere if path.is_dir() and path not in inside)]
+        return sorted(found, key=_begun, reverse=True)[:MOST_RUNS]
+
+    def find(self, name: Any) -> Path:
+        """Return the folder of a run. WgradError: there is none of that name."""
+        for path in self.folders():
+            if str(path) == name:
+                return path
+        raise WgradError(f"run: there is none in {str(name)[:200]!r}: choose one of the list")
+
+    def watched(self, path: Path) -> WatchedRun:
+        """Return what reads its files."""
+        with self._lock:
+            if path not in self._watched:
+                self._watched[path] = WatchedRun(str(path))
+            return self._watched[path]
+
+    def state(self, path: Path) -> dict[str, Any]:
+        """Return how a run is: `state`, one of running, done, stopped and failed; `reason` in words; `step` of `steps`,
+        and the time `left` as its log has them; and whether it `resumes` and has an `adapter` or a whole `model`."""
+        log, child = tail_of(path / LOG_FILE, _LOG_BYTES), self._children.get(path)
+        status = child.poll() if child is not None else None
+        going = (child is not None and status is None) or holder_of(path) is not None
+        state, reason = ("running", "") if going else _ended(path, log, status)
+        steps = _STEP.findall(log)
+        step, total, left = steps[-1] if steps else (None, None, None)
+        checkpoints = bool(Checkpoints(path).steps())
+        return {
+            "run": str(path),
+            "name": path.name,
+            "state": state,
+            "reason": reason,
+            "step": int(step) if step else None,
+            "steps": int(total) if total else None,
+            "left": left or None,
+            "resumes": not going and checkpoints,
+            "adapter": (path / ADAPTER_CONFIG).exists(),
+            "model": (path / "config.json").exists(),
+            "log_bytes": _size(path / LOG_FILE),
+        }
+
+    def log(self, path: Path) -> str:
+        """Return the end of what a run has said."""
+        return tail_of(path / LOG_FILE, _LOG_BYTES)
+
+    def begin(self, values: Mapping[str, Any]) -> Path:
+        """Start a run with these options of `finetune` -> its folder. WgradError: it cannot be begun there."""
+        return self._start(Path(expand_path(values["out"], "--out")), command_words(FinetuneConfig, values))
+
+    def resume(self, path: Path) -> None:
+        """Go on with a run that was stopped, with the options that it had. WgradError: it goes on already."""
+        self._start(path, ["--out", str(path), "--resume"])
+
+    def _start(self, path: Path, words: Sequence[str]) -> Path:
+        words = ["finetune", *words]
+        with self._lock:
+            if path.exists() and self.state(path)["state"] == "running":
+                raise WgradError(f"--out: the run in {path} goes on already: stop it, or choose another folder")
+            make_folder(path)
+            with writing(path), open(path / LOG_FILE, "ab") as log:
+                log.write(f"$ wgrad {shlex.join(words)}\n".encode("utf-8", "backslashreplace"))
+                log.flush()
+                environment = {**os.environ, "PYTHONUTF8": "1"}
+                self._children[path] = start(words, apart=True, stdout=log, stderr=log, env=environment)
+            if path.parent != self.folder and path not in self._elsewhere:
+                self._elsewhere.append(path)
+        return path
+
+    def stop(self, path: Path) -> None:
+        """Ask a run to save and end; asked again, it ends at once. WgradError: it does not go on."""
+        child = self._children.get(path)
+        pid = child.pid if child is not None and child.poll() is None else holder_of(path)
+        if pid is None:
+            raise WgradError(f"run: {path} does not go on: there is nothing to stop")
+        ask_to_end(pid)
+
+
+def _ended(path: Path, log: str, status: int | None) -> tuple[str, str]:
+    """State and reason of a run that does not go on."""
+    lines = log.rsplit("\n$ wgrad ", 1)[-1].splitlines()
+    word = next((line for line in reversed(lines) if line.startswith("wgrad: ")), "")
+    if word and "done in" not in lines[-1]:
+        return ("failed", word.removeprefix(ERROR)) if word.startswith(ERROR) else ("stopped", word[len("wgrad: ") :])
+    if (path / RESULTS_FILE).exists() or (path / SWEEP_FILE).exists():
+        return "done", ""
+    if status:
+        return "failed", ended_by(status)
+    return "stopped", ""
+
+
+def _begun(path: Path) -> float:
+    """Time of the run's last beginning: of its options, or else of its folder."""
+    for name in (CONFIG_FILE, ""):
+        try:
+            return (path / name).stat().st_mtime
+        except OSError:
+            pass
+    return 0.0
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0

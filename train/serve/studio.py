@@ -1,0 +1,339 @@
+"""The application of `wgrad studio`: a page, and what it asks for. Whatever takes long or needs a device is a command
+of wgrad in a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import secrets
+import shlex
+import subprocess
+import threading
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+import wgrad
+from wgrad.device.errors import WgradError
+from wgrad.train.data.tokenizer_source import open_tokenizer
+from wgrad.train.files.input_files import expand_path, one_line
+from wgrad.train.model.model_config import load_model_config
+from wgrad.train.model.weights import weight_specs
+from wgrad.train.options.export_config import EXPORT_TOOLS, ModelExportConfig
+from wgrad.train.options.finetune_config import FinetuneConfig, RunOptions
+from wgrad.train.options.option_fields import command_words, describe_fields, given_values, yaml_text
+from wgrad.train.options.resolve import resolve_config, resolve_options
+from wgrad.train.serve.body import read_body
+from wgrad.train.serve.chat_server import ChatServer
+from wgrad.train.serve.children import Command, start, why_ended
+from wgrad.train.serve.errors import ApiError
+from wgrad.train.serve.pages import page_routes
+from wgrad.train.serve.run_list import RunList
+from wgrad.train.step.find_model import find_model
+
+PAGE_FILES = ("page.css", "page.js", "chat.js", "charts.js", "studio.js", "uplot.js")
+USUAL = (
+    "learning_rate",
+    "epochs",
+    "max_steps",
+    "batch_size",
+    "max_length",
+    "lora_r",
+    "vram",
+    "device",
+    "chat_template",
+)
+_EXAMPLES = 4
+_MOST_PATHS = 30
+_EXPORTED = ("name", "out", "quantize", "create", "device")  # options of `wgrad export TOOL` that the page has
+Handler = Callable[[dict[str, Any]], Any]
+
+
+@dataclass
+class Studio:
+    """State that all tabs share: the runs, the options of the next one, an export, and the models to chat with."""
+
+    runs: RunList
+    page_routes: list[Route] = field(default_factory=lambda: page_routes("studio.html", *PAGE_FILES))
+    draft: dict[str, Any] = field(default_factory=dict)
+    draft_number: int = 0
+    export: Command | None = None
+    chat: ChatServer = field(default_factory=ChatServer)
+    name: str = field(default_factory=lambda: secrets.token_hex(8))  # a page sees that the server is another one
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def close(self) -> None:
+        """End what is of no use without the page. Runs go on."""
+        self.chat.close()
+        if self.export is not None:
+            self.export.end()
+
+    # ---- what the page asks for ----------------------------------------------------------------
+    def about(self, asked: dict[str, Any]) -> dict[str, Any]:
+        """Return what stays the same."""
+        export = describe_fields(ModelExportConfig)
+        return {
+            "version": wgrad.__version__,
+            "folder": str(self.runs.folder),
+            "here": str(Path.cwd()),
+            "options": describe_fields(FinetuneConfig, "objective"),
+            "usual": USUAL,
+            "tools": EXPORT_TOOLS,
+            "export": [option for option in export if option["name"] in _EXPORTED],
+        }
+
+    def check(self, asked: dict[str, Any]) -> dict[str, Any]:
+        """Return the command line and the YAML of a run, and the first thing that is wrong with it, if anything is."""
+        values = given_values(FinetuneConfig, asked.get("options"))
+        command = shlex.join(["wgrad", "finetune", *command_words(FinetuneConfig, values)])
+        try:
+            resolve_options(values)
+            return {"command": command, "yaml": yaml_text(RunOptions, values), "error": None}
+        except WgradError as error:
+            return {"command": command, "yaml": "", "error": _told(error)}
+
+    def model(self, asked: dict[str, Any]) -> dict[str, Any]:
+        """Return what a base model is, without reading its weights."""
+        spec = str(asked.get("model", "")).strip()
+        if not spec:
+            raise WgradError("--model is required: give a folder, a GGUF file or a Hub id")
+        folder = find_model(spec, weights=False)
+        config = load_model_config(folder)
+        tokenizer, note = open_tokenizer(folder, None, config.vocab_size)
+        return {
+            "architecture": config.architecture,
+            "parameters": sum(math.prod(spec.shape) for spec in weight_specs(config)),
+            "layers": config.num_hidden_layers,
+            "positions": config.max_position_embeddings,
+            "chat_template": tokenizer.has_chat_template,
+            "note": note,
+        }
+
+    def paths(self, asked: dict[str, Any]) -> list[str]:
+        """Return the names that a path which is being typed can go on with; folders end in a slash."""
+        text = str(asked.get("text", ""))
+        head, _, start = text.replace("\\", "/").rpartition("/")
+        folder = Path(expand_path(f"{head}/" if head or text.startswith("/") else ".", "path"))
+        prefix = f"{head}/" if "/" in text else ""
+        try:
+            found = sorted(path for path in folder.iterdir() if path.name.lower().startswith(start.lower()))
+            shown = [path for path in found if start.startswith(".") or not path.name.startswith(".")]
+            return [f"{prefix}{path.name}{'/' if path.is_dir() else ''}" for path in shown[:_MOST_PATHS]]
+        except OSError:
+            return []
+
+    def begin(self, asked: dict[str, Any]) -> dict[str, Any]:
+        """Start a run."""
+        values = given_values(FinetuneConfig, asked.get("options"))
+        if values.get("resume"):
+            raise WgradError("--resume: is for a run that was begun: open it under Runs, and resume it there")
+        resolve_config(values)
+        return {"run": str(self.runs.begin(values))}
+
+    def resume(self, asked: dict[str, Any]) -> dict[str, Any]:
+        """Go on with a run."""
+        self.runs.resume(self.runs.find(asked.get("run")))
+        return {}
+
+    def stop(self, asked: dict[str, Any]) -> dict[str, Any]:
+        """Ask a run to end."""
+        self.runs.stop(self.runs.find(asked.get("run")))
+        return {}
+
+    def keep_draft(self, asked: dict[str, Any]) -> dict[str, Any]:
+        """Keep the options of the next run for other tabs."""
+        draft = given_values(FinetuneConfig, asked.get("options"))
+        with self.lock:
+            self.draft_number += draft != self.draft
+            self.draft = draft
+            return {"draft_number": self.draft_number}
+
+    def state(self, asked: dict[str, Any]) -> dict[str, Any]:
+        """Return how everything is, and of the runs named in `have` what is new since."""
+        have, logs = asked.get("have", {}), asked.get("logs", {})
+        if not isinstance(have, dict) or not isinstance(logs, dict):
+            raise WgradError("have, logs: expected objects with a value for each run: load the page anew")
+        with self.lock:
+            listed = {str(path): path for path in self.runs.folders()}
+            runs = [self.runs.state(path) for path in listed.values()]
+            news = {name: self._news(listed[name], had) for name, had in have.items() if name in listed}
+        sizes = {run["run"]: run["log_bytes"] for run in runs}
+        changed = [name for name, size in logs.items() if name in listed and size != sizes[name]]
+        return {
+            "server": self.name,
+            "runs": runs,
+            "news": news,
+            "logs": {name: {"size": sizes[name], "text": self.runs.log(listed[name])} for name in changed},
+            "draft": self.draft,
+            "draft_number": self.draft_number,
+            "chat": self.chat.state(),
+            "export": self._export_state(),
+        }
+
+    def _news(self, path: Path, had: Any) -> dict[str, Any]:
+        if not (isinstance(had, list) and len(had) == 4 and all(isinstance(n, int) and n >= 0 for n in had)):
+            raise WgradError("have: expected four numbers of each run: load the page anew")
+        run = self.runs.watched(path)
+        run.read()
+        return run.news((had[0], had[1], had[2], had[3]))
+
+    def _export_state(self) -> dict[str, Any] | None:
+        if self.export is None:
+            return None
+        lines = list(self.export.lines)
+        command = shlex.join(["wgrad", *self.export.words])
+        return {"state": self.export.state, "command": command, "lines": lines, "reason": self.export.reason}
+
+    def begin_export(self, asked: dict[str, Any]) -> dict[str, Any]:
+        """Write the merged model for another tool."""
+        tool = asked.get("tool")
+        if tool not in EXPORT_TOOLS:
+            raise WgradError(f"tool: must be one of {', '.join(EXPORT_TOOLS)}; got {str(tool)[:80]!r}")
+        values: dict[str, Any] = {"adapter": str(self.runs.find(asked.get("run")))}
+        values |= given_values(ModelExportConfig, asked.get("options", {}))
+        if tool != "ollama":
+            values.pop("create", None)
+        ModelExportConfig(**values)
+        with self.lock:
+            if self.export is not None and self.export.state == "running":
+                raise WgradError("export: another one is being written: wait for its end, or stop it")
+            self.export = Command(["export", str(tool), *command_words(ModelExportConfig, values)])
+        return {}
+
+    def stop_export(self, asked: dict[str, Any]) -> dict[str, Any]:
+        """End an export."""
+        if self.export is not None:
+            self.export.end()
+        return {}
+
+    def open_chat(self, asked: dict[str, Any]) -> dict[str, Any]:
+        """Load a model to chat with, or a run's base model and its adapter."""
+        if asked.get("run"):
+            self.chat.open_run(self.runs.find(asked["run"]))
+        else:
+            self.chat.open_model(str(asked.get("model", "")).strip(), str(asked.get("device", "")).strip() or "auto")
+        return {}
+
+    def close_chat(self, asked: dict[str, Any]) -> dict[str, Any]:
+        """Free the models that were loaded to chat with."""
+        self.chat.close()
+        return {}
+
+
+def make_studio(studio: Studio) -> Starlette:
+    """Return the web application."""
+    handlers: dict[str, Handler] = {
+        "about": studio.about,
+        "check": studio.check,
+        "model": studio.model,
+        "paths": studio.paths,
+        "start": studio.begin,
+        "resume": studio.resume,
+        "stop": studio.stop,
+        "draft": studio.keep_draft,
+        "state": studio.state,
+        "export": studio.begin_export,
+        "export/stop": studio.stop_export,
+        "chat/open": studio.open_chat,
+        "chat/close": studio.close_chat,
+    }
+    routes = [Route(f"/api/{name}", _answering(handler), methods=["POST"]) for name, handler in handlers.items()]
+    routes += [
+        Route("/api/data", _data, methods=["POST"]),
+        Route("/api/plan", _plan, methods=["POST"]),
+        Route("/v1/{path:path}", studio.chat.forward, methods=["GET", "POST"]),
+        *studio.page_routes,
+    ]
+    handlers_of_errors: Any = {ApiError: _api_error, WgradError: _wgrad_error, HTTPException: _http_error}
+    return Starlette(routes=routes, exception_handlers=handlers_of_errors)
+
+
+def _answering(handler: Handler) -> Callable[[Request], Awaitable[Response]]:
+    async def answer(request: Request) -> Response:
+        asked = await _object(request)
+        found = await run_in_threadpool(handler, asked)
+        return JSONResponse(found, headers={"Cache-Control": "no-store"})
+
+    return answer
+
+
+async def _object(request: Request) -> dict[str, Any]:
+    """The object that a request brings. ApiError: none, or too large."""
+    try:
+        value = json.loads(await read_body(request))
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        raise ApiError(400, "the request: expected a JSON object: send one")
+    return value
+
+
+async def _data(request: Request) -> Response:
+    """Examples of the data with the tokens that are trained on, and the data in numbers."""
+    values = given_values(FinetuneConfig, (await _object(request)).get("options"))
+    files = values.pop("data", [])
+    if "-" in files:
+        raise WgradError("--data: standard input cannot be read from a page: give a file")
+    words = command_words(FinetuneConfig, {k: v for k, v in values.items() if k not in ("out", "resume")})
+    named = [f"./{name}" if name.startswith("-") else name for name in files]
+    return await _command(request, ["data", "show", *named, "--examples", str(_EXAMPLES), "--json", *words])
+
+
+async def _plan(request: Request) -> Response:
+    """Memory and speed of a run."""
+    values = given_values(FinetuneConfig, (await _object(request)).get("options"))
+    for name in ("data", "out", "resume", "eval_data", "columns"):
+        values.pop(name, None)
+    return await _command(request, ["plan", "--json", *command_words(FinetuneConfig, values)])
+
+
+async def _command(request: Request, words: list[str]) -> Response:
+    """Answer with what a command prints. It ends when nobody waits for it any more."""
+    process = await run_in_threadpool(lambda: start(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE))
+    done = asyncio.ensure_future(run_in_threadpool(process.communicate))
+    gone = asyncio.ensure_future(_gone(request))
+    try:
+        await asyncio.wait({done, gone}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        gone.cancel()
+        if not done.done():
+            process.kill()
+    out, error = await done
+    if process.returncode:
+        raise WgradError(why_ended(process.returncode, error.decode("utf-8", "replace")))
+    return Response(out, media_type="application/json", headers={"Cache-Control": "no-store"})
+
+
+async def _gone(request: Request) -> None:
+    """Return when the client has gone."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _told(error: WgradError) -> dict[str, Any]:
+    """An error, and the option that it is about."""
+    message = one_line(str(error), 2000)
+    name = message.partition(":")[0].partition(" ")[0]
+    return {"message": message, "param": name[2:].replace("-", "_") if name.startswith("--") else None}
+
+
+async def _wgrad_error(request: Request, error: Any) -> Response:
+    return JSONResponse({"error": _told(error)}, 400)
+
+
+async def _api_error(request: Request, error: Any) -> Response:
+    return JSONResponse(error.body(), error.status)
+
+
+async def _http_error(request: Request, error: Any) -> Response:
+    message = f"{request.method[:20]} {one_line(request.url.path)}: {error.detail}: load the page anew"
+    return JSONResponse(ApiError(error.status_code, message).body(), error.status_code, error.headers)
