@@ -463,7 +463,7 @@ def test_help_of_a_run_shows_ten_options_and_help_all_shows_all(capsys: pytest.C
     few, every = shown("finetune", "--help"), shown("finetune", "--help-all")
     assert len(few) == len(cli.USUAL) == 10
     assert every >= few | {flag(field.name) for field in dataclasses.fields(FinetuneConfig)}
-    assert shown("plan", "--help") == few | {"--json"} and shown("data", "--help") == few | {"--examples"}
+    assert shown("plan", "--help") == few | {"--json"} and shown("data", "--help") == few | {"--examples", "--json"}
     assert len(shown("generate", "--help")) > 10
 
 

@@ -146,9 +146,14 @@ def test_an_estimate_is_that_of_plan(client: Client, monkeypatch: pytest.MonkeyP
 
 
 def test_a_command_that_nobody_waits_for_is_ended(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    started = []
+    started: list[subprocess.Popen[bytes]] = []
     real = studio_module.start
-    monkeypatch.setattr(studio_module, "start", lambda *a, **b: started.append(real(*a, **b)) or started[-1])
+
+    def noted(*words: Any, **options: Any) -> subprocess.Popen[bytes]:
+        started.append(real(*words, **options))
+        return started[-1]
+
+    monkeypatch.setattr(studio_module, "start", noted)
     monkeypatch.setattr(children, "_CODE", "import time; time.sleep(600)")
     connection = http.client.HTTPConnection("127.0.0.1", client.port)
     connection.request("POST", "/api/plan", b'{"options": {"model": "m"}}', {"Content-Type": "application/json"})
