@@ -17,15 +17,15 @@ from wgrad.train.serve import children
 EVIL = "<img src=x onerror=document.title=1><script>document.title=2</script>"
 RECORD = {"prompt": f"Hear, {EVIL}", "completion": " my son."}
 SECONDS = 40
-# A device that is lost at its 900th call, in the third of four steps, and cannot be opened again.
+# A device that is lost in the third of four steps, and again each time that it is opened anew.
 LOSSY = """
 import sys; sys.path[:] = {path!r}
-from tests.train.lossy_device import Front, LossyDevice
+from tests.train.lossy_device import Front
 from wgrad.train.run import session
 from wgrad.train.commands.cli import main
-LossyDevice.reopens = False
+front = Front([900, *[100] * 9])
 if "--resume" not in sys.argv:
-    session.select_device = lambda *_: Front([900]).device()
+    session.select_device = lambda *_: front.device()
 sys.exit(main(sys.argv[1:]))
 """
 
@@ -144,7 +144,6 @@ def test_a_lost_device_ends_the_run_and_not_the_studio(
 ) -> None:
     monkeypatch.setattr(children, "_CODE", LOSSY)
     out = str(tmp_path / "lost")
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
     client.do("start", options={**SHORT, "data": [str(tmp_path / "data.jsonl")], "out": out, **LONGER})
     page.evaluate(f"location.hash = 'run=' + encodeURIComponent({json.dumps(out)})")
     wait(page, "document.getElementById('run-state').textContent === 'failed'")
