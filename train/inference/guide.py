@@ -18,7 +18,7 @@ MASKED = np.float32(-1e9)
 _ROWS = np.where(np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little"), 0, MASKED)
 _OF_BYTE = _ROWS.astype(np.float32)  # [256, 8]: of the bits of a mask's byte
 # Small models would write blanks without end.
-_BLANKS = {"whitespace_pattern": r"[ \n\r\t]{0,16}"}
+_BLANKS = {"whitespace_pattern": r"[ \n\t]{0,16}"}
 
 
 def json_rule(schema: Mapping[str, Any]) -> str:

@@ -72,7 +72,7 @@ class Preparation:
         style = _style(tokenizer, names)
         grammar, after = self._grammar(request, tokenizer, style), ""
         tools = request.tools if names else None
-        conversation = Conversation(request.turns(), tools, options=request.chat_template_kwargs)
+        conversation = Conversation(request.turns(), tools, options=request.template_options())
         try:
             with self.template:
                 text = tokenizer.chat_template.render(conversation, add_generation_prompt=True)

@@ -149,6 +149,7 @@ class ChatRequest(Request, kw_only=True):
     logprobs: bool = False
     top_logprobs: Annotated[int, Meta(ge=0, le=MOST_TOP)] = 0
     chat_template_kwargs: dict[str, Any] = {}
+    reasoning_effort: str | None = None  # for templates that know it
     tools: list[dict[str, Any]] = []
     tool_choice: Literal["none", "auto", "required"] | dict[str, Any] = "auto"
 
@@ -176,6 +177,11 @@ class ChatRequest(Request, kw_only=True):
     def chosen_tool(self) -> str | None:
         """The name that tool_choice gives. ApiError."""
         return None if isinstance(self.tool_choice, str) else _tool_name(self.tool_choice, "tool_choice")
+
+    def template_options(self) -> dict[str, Any]:
+        """Return the variables of the chat template."""
+        effort = {} if self.reasoning_effort is None else {"reasoning_effort": self.reasoning_effort}
+        return {**effort, **self.chat_template_kwargs}
 
     def turns(self) -> list[dict[str, Any]]:
         """The messages, their contents as text. ApiError."""
