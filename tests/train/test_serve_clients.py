@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.train.serving import BASE, Client, make_talker, serving
+from tests.train.serving import Client, make_talker, serving
 
 TURNS: Any = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "Hear, my son"}]
 PERSON = {"type": "object", "properties": {"name": {"type": "string", "maxLength": 9}, "age": {"type": "integer"}}}
@@ -170,7 +170,7 @@ def test_lm_eval(tmp_path: Path) -> None:
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "cache")}
     with serving(model=str(make_talker(tmp_path / "talker"))) as found:
         for kind, path, tasks, more in (
-            ("local-completions", "completions", "wgrad_choices,wgrad_words", f",tokenizer={BASE},max_length=200"),
+            ("local-completions", "completions", "wgrad_choices,wgrad_words", f",tokenizer={tmp_path}/talker,max_length=200"),
             ("local-chat-completions", "chat/completions", "wgrad_words", ""),
         ):
             words = ["--model", kind, "--include_path", str(tmp_path), "--tasks", tasks, "--output_path", str(tmp_path)]
