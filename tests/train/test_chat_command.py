@@ -16,11 +16,13 @@ from rich.cells import cell_len
 
 from tests.train.serving import BASE
 from wgrad.train.commands import chat as chat_command
+from wgrad.train.commands.chat_thoughts import Thoughts
 from wgrad.train.commands.cli import main
 from wgrad.train.data.tokenizer import load_tokenizer
 from wgrad.train.model.adapter_files import save_adapter
 from wgrad.train.model.lora import LoraConfig, init_lora, linear_modules, lora_shapes
 from wgrad.train.model.model_config import load_model_config
+from wgrad.train.serve.answer_parts import Style
 from wgrad.train.terminal.columns import Columns, wrap
 
 TEMPLATE = (
@@ -28,6 +30,9 @@ TEMPLATE = (
     "{{ m['role'] + ': ' + m['content'] + '\\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ 'assistant:' }}{% endif %}"
 )
+
+
+THINKING = Style(("<think>", "</think>"))
 
 
 @pytest.fixture(scope="module")
@@ -144,6 +149,35 @@ def test_ctrl_c_stops_an_answer_and_not_the_talk(
 
     monkeypatch.setattr(chat_command, "generate_ids", twice)
     assert talk(b"Hear, my son\n", "--adapter", adapter)[0] == 130  # the second ends the program
+
+
+def test_commands(talk: Any, model: Path) -> None:
+    status, out, err = talk(b"/help\nHear, my son\n /exit \nHear, my son\n", "--model", model)
+    assert status == 0 and out == talk(b"Hear, my son\n", "--model", model)[1], "nothing is read behind /exit"
+    assert [line.split()[0] for line in err.splitlines()] == ["/clear", "/thoughts", "/exit", "/help", "Ctrl-C"]
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_thoughts_are_folded(talk: Any, model: Path, begun: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are part of no later prompt, unless the template writes them."""
+    folder = model.parent / f"thinker-{begun}"
+    shutil.copytree(model, folder)
+    (folder / "chat_template.jinja").write_text(TEMPLATE + ("<think>" if begun else "{# <think> #}") + "{# </think> #}")
+    tokenizer, prompts = load_tokenizer(folder), list[str]()
+    answer = tokenizer.encode(("" if begun else "<think>") + "\nhm\n</think>\n\nSo it is", add_special_tokens=False)
+
+    def said(of: Any, prompt: Any, *rest: Any) -> Any:
+        prompts.append(tokenizer.decode(prompt))
+        return iter(answer)
+
+    monkeypatch.setattr(chat_command, "generate_ids", said)
+    status, out, err = talk(b"a\n/thoughts\nb\n/thoughts\nc\n", "--model", folder)
+    assert out == "So it is\nhm\n\n\nSo it is\nSo it is\n"
+    assert err.splitlines() == ["thoughts are shown", "thoughts are folded"]
+    opening = "<think>" if begun else ""
+    assert prompts[1] == f"user: a\nassistant: So it is\nuser: b\nassistant:{opening}"
+    written = "".join(Thoughts(notes=True).answer(iter(["<think>", "hm", "</think>", "So"]), THINKING, {}))
+    assert written == "(thinking ... 0 s; /thoughts shows it)\nSo"
 
 
 def test_no_text_of_a_model_moves_the_cursor(talk: Any, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -169,8 +169,9 @@ def test_lm_eval(tmp_path: Path) -> None:
         (tmp_path / f"{name}.yaml").write_text(f"task: wgrad_{name}\n{data}doc_to_text: '{{{{q}}}}'\n{text}")
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "cache")}
     with serving(model=str(make_talker(tmp_path / "talker"))) as found:
+        own = f",tokenizer={tmp_path}/talker,max_length=200"
         for kind, path, tasks, more in (
-            ("local-completions", "completions", "wgrad_choices,wgrad_words", f",tokenizer={tmp_path}/talker,max_length=200"),
+            ("local-completions", "completions", "wgrad_choices,wgrad_words", own),
             ("local-chat-completions", "chat/completions", "wgrad_words", ""),
         ):
             words = ["--model", kind, "--include_path", str(tmp_path), "--tasks", tasks, "--output_path", str(tmp_path)]

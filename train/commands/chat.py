@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 from types import FrameType
 
 from wgrad.device.errors import UnusableResult, WgradError
+from wgrad.train.commands.chat_thoughts import Thoughts
 from wgrad.train.data.chat import Message
-from wgrad.train.data.tokenizer import Tokenizer
 from wgrad.train.inference.generation import Decoder, generate_ids
 from wgrad.train.inference.open_model import Opened, context_of, open_model
 from wgrad.train.inference.text_models import build_text_models
@@ -20,11 +20,18 @@ from wgrad.train.model.model import Model
 from wgrad.train.options.chat_config import ChatConfig
 from wgrad.train.options.generate_config import GREEDY
 from wgrad.train.options.option_text import check_text
+from wgrad.train.serve.answer_parts import style_of
 from wgrad.train.terminal.columns import Columns
 from wgrad.train.terminal.ending import one_line
 from wgrad.train.terminal.output import harmless, make_console, say
 
-CLEAR = "/clear"
+CLEAR, HELP, EXIT, THOUGHTS = "/clear", "/help", "/exit", "/thoughts"
+_COMMANDS = {
+    CLEAR: "start over",
+    THOUGHTS: "show what the model thinks before it answers, or fold it again",
+    EXIT: "end the chat, as does the end of input (Ctrl-D)",
+    HELP: "list these commands",
+}
 _LONGEST_LINE = 1 << 20  # bytes
 _SEEDS = 2**32
 
@@ -36,11 +43,22 @@ def run_chat(args: ChatConfig) -> int:
     if opened.head_note:
         say(f"note: {opened.head_note}", "stderr")
     talks = _talks(opened)
+    thoughts = talks[0].thoughts
     for line in _lines():
-        if line.strip() == CLEAR:
+        command = line.strip()
+        if command == EXIT:
+            break
+        if command == CLEAR:
             for talk in talks:
                 talk.clear()
-        elif line.strip():
+        elif command == THOUGHTS:
+            thoughts.shown = not thoughts.shown
+            say(f"thoughts are {'shown' if thoughts.shown else 'folded'}", "stderr")
+        elif command == HELP:
+            for name, words in _COMMANDS.items():
+                say(f"{name:<10} {words}", "stderr")
+            say("Ctrl-C    stop an answer", "stderr")
+        elif command:
             try:
                 _answer(talks, line)
             except UnusableResult:
@@ -57,6 +75,7 @@ class Talk:
     name: str
     model: Model
     opened: Opened[ChatConfig]
+    thoughts: Thoughts
     turns: list[Message] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -74,7 +93,8 @@ class Talk:
         """
         args, tokenizer = self.opened.args, self.opened.tokenizer
         turns = [*self.turns, {"role": "user", "content": text}]
-        prompt = tokenizer.encode(tokenizer.chat_template.render(turns, True), add_special_tokens=False)
+        rendered = tokenizer.chat_template.render(turns, True)
+        prompt, style = tokenizer.encode(rendered, add_special_tokens=False), style_of(tokenizer).after(rendered)
         room = self.model.cos.shape[0] - len(prompt)
         if room < 1:
             raise WgradError(
@@ -86,15 +106,9 @@ class Talk:
         ids = generate_ids(
             self.model, prompt, min(args.max_new_tokens, room), replace(args, seed=seed), tokenizer.stop_ids
         )
-        said: list[str] = []
-        yield _texts(tokenizer, prompt, ids, said)
-        self.turns = [*turns, {"role": "assistant", "content": "".join(said)}]
-
-
-def _texts(tokenizer: Tokenizer, prompt: Sequence[int], ids: Iterator[int], said: list[str]) -> Iterator[str]:
-    for text in tokenizer.decode_stream(prompt).pieces(ids):
-        said.append(text)
-        yield text
+        said = dict[str, str]()
+        yield self.thoughts.answer(tokenizer.decode_stream(prompt, shown=style.markers).pieces(ids), style, said)
+        self.turns = [*turns, {"role": "assistant", "content": "", **said}]
 
 
 def _talks(opened: Opened[ChatConfig]) -> list[Talk]:
@@ -109,14 +123,21 @@ def _talks(opened: Opened[ChatConfig]) -> list[Talk]:
         decoder = Decoder(model, [[0] * max(positions - 3, 1)], min(3, positions - 1), replace(GREEDY, temperature=1.0))
         list(decoder.tokens())
 
-    return [Talk(name, model, opened) for name, model in build_text_models(opened, names, positions, most).items()]
+    thoughts = Thoughts(notes=_is_terminal())
+    models = build_text_models(opened, names, positions, most)
+    return [Talk(name, model, opened, thoughts) for name, model in models.items()]
 
 
 # ---- the terminal --------------------------------------------------------------------------------
+def _is_terminal() -> bool:
+    return sys.stdin is not None and sys.stdin.isatty() and sys.stdout.isatty()
+
+
 def _lines() -> Iterator[str]:
     """Yield the user's lines, from the terminal, a pipe or a file. Ctrl-C at the prompt takes back what was typed."""
-    terminal = sys.stdin is not None and sys.stdin.isatty() and sys.stdout.isatty()
+    terminal = _is_terminal()
     if terminal:
+        say(f"{HELP} lists commands", "stderr")
         try:
             import readline  # noqa: F401  input() then has a line that can be edited, and what was said before
         except ImportError:  # on Windows the terminal does that

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from wgrad.train.serve.tool_calls import PYTHON, Call, ToolFormat
+from wgrad.train.data.tokenizer import Tokenizer
+from wgrad.train.serve.tool_calls import PYTHON, Call, ToolFormat, format_of
 
 _THOUGHTS = (("<think>", "</think>"), ("[THINK]", "[/THINK]"))
 
@@ -34,6 +35,18 @@ class Style:
         if self.format is not None:
             found |= {self.format.marker or PYTHON, "</tool_call>", "[ARGS]"}
         return frozenset(found)
+
+    def after(self, prompt: str) -> Style:
+        """Return the style of what follows a prompt, which may have begun a thought."""
+        if self.thought is None or not prompt.rstrip().endswith(self.thought[0]):
+            return self
+        return replace(self, begun=self.thought[0])
+
+
+def style_of(tokenizer: Tokenizer, tools: Collection[str] = ()) -> Style:
+    """Return how the answers of a chat model are written. tools: names of those that may be called."""
+    template = "\n".join(tokenizer.templates.values())
+    return Style(thought_of(template), "", format_of(template) if tools else None, tools)
 
 
 def thought_of(template: str) -> tuple[str, str] | None:

@@ -14,13 +14,12 @@ from wgrad.train.data.tokenizer import Tokenizer
 from wgrad.train.inference.guide import Grammars, is_installed
 from wgrad.train.options.choices import Pooling
 from wgrad.train.options.generate_config import GREEDY
-from wgrad.train.serve.answer_parts import Style, thought_of
+from wgrad.train.serve.answer_parts import Style, style_of
 from wgrad.train.serve.embeddings import EmbeddingRequest
 from wgrad.train.serve.errors import ApiError
 from wgrad.train.serve.formats import arguments_grammar, call_rule, grammar_of
 from wgrad.train.serve.jobs import Event, Job
 from wgrad.train.serve.requests import MOST_PROMPTS, Body, ChatRequest, CompletionRequest, Request
-from wgrad.train.serve.tool_calls import format_of
 
 _SEEDS = 2**32
 Emit = Callable[[int, Event], None]  # the number of the prompt in its request
@@ -69,15 +68,16 @@ class Preparation:
             message = "the model has no chat template, which messages need: use /v1/completions, or serve a chat model"
             raise ApiError(400, message, "messages", "chat_template")
         names = request.tool_names()
-        style = _style(tokenizer, names)
+        style = style_of(tokenizer, names)
         grammar, after = self._grammar(request, tokenizer, style), ""
         tools = request.tools if names else None
         conversation = Conversation(request.turns(), tools, options=request.template_options())
         try:
             with self.template:
                 text = tokenizer.chat_template.render(conversation, add_generation_prompt=True)
-            if (thought := style.thought) is not None and text.rstrip().endswith(thought[0]):
-                style, after = replace(style, begun=thought[0]), thought[1]
+            style = style.after(text)
+            if style.begun and style.thought is not None:
+                after = style.thought[1]
             if request.tool_choice not in ("none", "auto"):
                 if style.format is None:
                     message = "the chat template writes calls of tools in no known form: leave tool_choice out"
@@ -192,11 +192,6 @@ class Preparation:
             emit=partial(emit, number),
             edits=request.edits(self.vocab_size),
         )
-
-
-def _style(tokenizer: Tokenizer, tools: Sequence[str]) -> Style:
-    template = "\n".join(tokenizer.templates.values())
-    return Style(thought_of(template), "", format_of(template) if tools else None, tools)
 
 
 def _around(tokenizer: Tokenizer, text: str, ids: Sequence[int]) -> tuple[int, int]:
