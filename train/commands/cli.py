@@ -102,9 +102,7 @@ def build_parser() -> Parser:
     generate = add("generate", actions.generate, "continue a prompt with a model, with or without an adapter")
     add_options(generate, GenerateConfig)
     chat = add("chat", actions.chat, "talk to a model in the terminal, with or without an adapter, or with both")
-    chat.epilog = (
-        "Ctrl-C stops an answer; /help lists commands; /exit or the end of input (Ctrl-D) ends the chat."
-    )
+    chat.epilog = "Ctrl-C stops an answer; /help lists commands; /exit or the end of input (Ctrl-D) ends the chat."
     add_options(chat, ChatConfig)
     serve = add("serve", actions.serve, "serve a model and its adapters over HTTP, with the OpenAI API")
     add_options(serve, ServeConfig)
