@@ -20,6 +20,7 @@ from wgrad.autograd.ops.arithmetic import (
     relu,
     sigmoid,
     sin,
+    softplus,
     sqrt,
     tanh,
     where,
@@ -27,6 +28,7 @@ from wgrad.autograd.ops.arithmetic import (
 from wgrad.autograd.ops.attention import attention
 from wgrad.autograd.ops.causal_attention import causal_attention
 from wgrad.autograd.ops.cross_entropy import cross_entropy
+from wgrad.autograd.ops.delta_rule import delta_rule
 from wgrad.autograd.ops.dora import dora_scale
 from wgrad.autograd.ops.dropout import dropout
 from wgrad.autograd.ops.elementwise import add, bias, cast, mask, mul, scale, sum
@@ -40,13 +42,14 @@ from wgrad.autograd.ops.matmul import matmul
 from wgrad.autograd.ops.movement import cat, stack
 from wgrad.autograd.ops.norm import layer_norm, rms_norm, rms_norm_residual
 from wgrad.autograd.ops.rope import rope, rope_split
+from wgrad.autograd.ops.short_conv import short_conv
 from wgrad.autograd.ops.softmax import softmax
 from wgrad.autograd.tensor import Tensor, no_grad, parameter
 
 __all__ = [
     "LoraTerm", "Tensor", "abs", "add", "attention", "bias", "cast", "cat", "causal_attention", "checkpoint", "cos",
-    "cross_entropy", "dora_scale", "dropout", "embedding", "exp", "expm1", "geglu", "gelu", "gemm", "layer_norm",
-    "linear", "linear_cross_entropy", "linear_quantized", "log", "log_odds", "mask", "matmul", "maximum", "minimum",
-    "mul", "no_grad", "parameter", "relu", "rms_norm", "rms_norm_residual", "rope", "rope_split", "scale", "sigmoid",
-    "silu", "sin", "softmax", "sqrt", "stack", "sum", "swiglu", "tanh", "where",
+    "cross_entropy", "delta_rule", "dora_scale", "dropout", "embedding", "exp", "expm1", "geglu", "gelu", "gemm",
+    "layer_norm", "linear", "linear_cross_entropy", "linear_quantized", "log", "log_odds", "mask", "matmul", "maximum",
+    "minimum", "mul", "no_grad", "parameter", "relu", "rms_norm", "rms_norm_residual", "rope", "rope_split", "scale",
+    "short_conv", "sigmoid", "silu", "sin", "softmax", "softplus", "sqrt", "stack", "sum", "swiglu", "tanh", "where",
 ]  # fmt: skip

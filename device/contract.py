@@ -31,6 +31,8 @@ Array = Any
 DType = Any
 
 MAX_HEAD_DIM = 256  # head width of attention
+DELTA_CHUNK = 64  # tokens that the gated delta rule takes at once
+DELTA_SEGMENT = 1024  # tokens between two states that it keeps for its backward; a multiple of the former
 
 
 class Readback(Protocol):

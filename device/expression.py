@@ -84,6 +84,15 @@ fn power(x: f32, y: f32) -> f32 {
 """
 # exp of at most 87 stays finite in float32.
 _SIGMOID = "fn sigmoid(x: f32) -> f32 { return 1.0 / (1.0 + exp(min(-x, 87.0))); }\n"
+# log(1 + e) of a small e from its series: 1 + e would have lost e's digits.
+_SOFTPLUS = """
+fn softplus(x: f32) -> f32 {
+  let e = exp(-abs(x));
+  let after = 1.0 / 4.0 - e * (1.0 / 5.0 - e * (1.0 / 6.0 - e / 7.0));
+  let series = e * (1.0 - e * (1.0 / 2.0 - e * (1.0 / 3.0 - e * after)));
+  return max(x, 0.0) + select(log(1.0 + e), series, e < 0.1);
+}
+"""
 _SILU = (
     _SIGMOID
     + """fn silu_slope(x: f32) -> f32 { let s = sigmoid(x); return s * (1.0 + x * (1.0 - s)); }
@@ -134,6 +143,7 @@ FUNCTIONS: dict[str, ElementwiseFunction] = {
     "relu": ElementwiseFunction(1, lambda x: np.maximum(x, x.dtype.type(0)), "max($0, 0.0)"),
     "tanh": ElementwiseFunction(1, np.tanh, "tanh_of_x($0)"),
     "sigmoid": ElementwiseFunction(1, _sigmoid, "sigmoid($0)", _SIGMOID),
+    "softplus": ElementwiseFunction(1, lambda x: np.logaddexp(x, x.dtype.type(0)), "softplus($0)", _SOFTPLUS),
     "silu": ElementwiseFunction(1, lambda x: x * _sigmoid(x), "$0 * sigmoid($0)", _SIGMOID),
     "silu_slope": ElementwiseFunction(1, _silu_slope, "silu_slope($0)", _SILU),
     "gelu": ElementwiseFunction(1, lambda x: x * _gelu_gate(x), "$0 * gelu_gate($0)", _GELU),

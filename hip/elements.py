@@ -16,7 +16,7 @@ GROUP = 256  # work-items of a work-group
 PER = 8  # elements of a work-item
 _CODES = {"float32": 0, "float16": 1, "bfloat16": 2}
 
-implements = Implementations(lacks={"fused"})
+implements = Implementations(lacks={"fused", "short_conv", "short_conv_backward", "delta_rule", "delta_rule_backward"})
 
 
 @cache

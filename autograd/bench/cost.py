@@ -38,7 +38,8 @@ _PER_ELEMENT = {
     "embedding_backward": 1, "quantize": 20, "dequantize": 2,
     "rms_norm": 4, "rms_norm_backward": 11, "layer_norm": 8, "layer_norm_backward": 15, "grad_norm": 2, "adamw": 14,
     "rope": 3, "rope_split": 3, "rope_split_backward": 3, "rope_append": 3, "advance": 1,
-    "softmax": 5, "softmax_backward": 4, "kv_append": 1, "sample": 6, "clip": 3,
+    "softmax": 5, "softmax_backward": 4, "kv_append": 1, "sample": 6, "clip": 3, "short_conv": 12,
+    "short_conv_backward": 24,
 }  # fmt: skip
 # What is written besides what an operator returns, and what is looked at in part.
 _WRITTEN = {"adamw": ("p", "exp_avg", "exp_avg_sq"), "clip": ("state", "loss_scale")}
@@ -145,6 +146,15 @@ def _loss(given: Arguments) -> float:
     return result
 
 
+def _delta_rule(given: Arguments) -> float:
+    """A token reads the state of each head twice and changes it once, as it decays."""
+    batch, tokens, heads = given["g"].shape
+    keys = given["key_dim"]
+    values = (given["qkv"].shape[2] - 2 * given["key_heads"] * keys) / heads
+    result: float = 7.0 * batch * tokens * heads * keys * values
+    return result
+
+
 _FLOP: dict[str, Callable[[Arguments], float]] = {
     "gemm": _gemm,
     "linear_quantized": _linear,
@@ -154,5 +164,7 @@ _FLOP: dict[str, Callable[[Arguments], float]] = {
     "attention": _attention,
     "attention_backward": lambda given: ATTENTION_BACKWARD * _attention(given),
     "linear_cross_entropy": _loss,
+    "delta_rule": _delta_rule,
+    "delta_rule_backward": lambda given: ATTENTION_BACKWARD * _delta_rule(given),
 }
-PRODUCTS = frozenset(_FLOP)  # operators whose work matrix units can do
+PRODUCTS = frozenset(_FLOP) - {"delta_rule", "delta_rule_backward"}  # operators whose work matrix units can do

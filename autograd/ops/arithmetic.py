@@ -35,6 +35,7 @@ GRADIENTS: dict[str, Gradient] = {
     "abs": lambda dy, x: (dy * apply("sign", x),),
     "sin": lambda dy, x: (dy * apply("cos", x),),
     "cos": lambda dy, x: (-(dy * apply("sin", x)),),
+    "softplus": lambda dy, x: (dy * apply("sigmoid", x),),
     "silu": lambda dy, x: (dy * apply("silu_slope", x),),
     "gelu": lambda dy, x: (dy * apply("gelu_slope", x),),
     "exp": lambda dy, y: (dy * y,),
@@ -141,6 +142,7 @@ sqrt, abs = _function("sqrt", "The square root of x."), _function("abs", "The ab
 sin, cos = _function("sin", "The sine of x."), _function("cos", "The cosine of x.")
 tanh, sigmoid = _function("tanh", "The hyperbolic tangent of x."), _function("sigmoid", "1 / (1 + exp(-x)).")
 relu, silu = _function("relu", "max(x, 0)."), _function("silu", "x * sigmoid(x).")
+softplus = _function("softplus", "log(1 + exp(x)).")
 gelu = _function("gelu", "GELU of x, in the tanh form.")
 maximum = _function("maximum", "The larger of a and b; equal ones share the gradient.")
 minimum = _function("minimum", "The smaller of a and b; equal ones share the gradient.")

@@ -8,15 +8,8 @@ import numpy as np
 
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.autograd.selftest.case import BUILTIN_ULPS, Case, Inputs, Outputs, dtype_name, normal
+from wgrad.autograd.selftest.starts import document_starts
 from wgrad.device.contract import Device
-
-
-def _document_starts(rng: np.random.Generator, batch: int, length: int, documents: int) -> np.ndarray:
-    doc_start = np.zeros((batch, length), np.int32)
-    for row in doc_start:
-        for first in np.sort(rng.integers(1, max(2, length), documents - 1)):
-            row[first:] = first
-    return doc_start
 
 
 def attention_case(
@@ -43,7 +36,7 @@ def attention_case(
             "q": normal(rng, (b, length, h, d), t),
             "k": normal(rng, (b, s, g, d), t),
             "v": normal(rng, (b, s, g, d), t),
-            "doc_start": _document_starts(rng, b, length, documents),
+            "doc_start": document_starts(rng, b, length, documents),
             "cache_len": np.array([cache_len], np.int32),
         }
         if rising:

@@ -6,6 +6,7 @@ from wgrad.autograd.selftest import (
     activation,
     attention,
     decoding,
+    delta_rule,
     elementwise,
     embedding,
     fused,
@@ -25,7 +26,7 @@ from wgrad.autograd.selftest.case import F16, F32, Case
 
 FAMILIES = (
     gemm, linear, lora, quantize, norm, activation, rope, attention, softmax, elementwise, fused, embedding, loss,
-    storage, optimizer, decoding, log_odds,
+    storage, optimizer, decoding, log_odds, delta_rule,
 )  # fmt: skip
 
 

@@ -48,6 +48,16 @@ _OWN: dict[str, dict[str, Any]] = {
     "seed_oss": {**_IDS, "attention_dropout": 0.0, "residual_dropout": 0.0},  # made anew, transformers' model trains
     "apertus": {**_IDS, "hidden_act": "xielu"},
     "ministral3": _IDS,
+    "qwen3_5_text": {
+        **_IDS,
+        "head_dim": 20,
+        "partial_rotary_factor": 0.4,
+        "full_attention_interval": 2,
+        "linear_key_head_dim": 6,
+        "linear_value_head_dim": 10,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+    },
     "cwm": {**_IDS, "bos_token_id": 1},
 }
 

@@ -18,12 +18,13 @@ from wgrad.device.contract import Device
 from wgrad.device.errors import ShapeError, WgradError
 from wgrad.train.model import model as model_file
 from wgrad.train.model.families import FAMILIES
+from wgrad.train.model.kv_cache import KVCache
 from wgrad.train.model.load_weights import load_frozen
 from wgrad.train.model.lora import Adapter, LoraConfig, linear_modules, lora_shapes
 from wgrad.train.model.model import Model
 from wgrad.train.model.model_config import load_model_config
 from wgrad.train.model.model_files import ModelFiles
-from wgrad.train.model.model_inputs import Inputs, KVCache
+from wgrad.train.model.model_inputs import Inputs
 from wgrad.train.model.rope_scaling import RopeConfig, rope_tables
 from wgrad.train.model.weights import HEAD_BIAS, weight_specs
 from wgrad.train.options.finetune_config import RunOptions
@@ -133,7 +134,7 @@ def test_a_full_cache_is_refused_before_anything_is_written(architecture: str, m
     inputs = inputs_for(device, np.arange(4, dtype=np.int32), 6)
     with pytest.raises(ShapeError, match="cache_len must leave room for 4 more tokens in the cache of 9, got 6"):
         model.hidden(inputs, cache)
-    assert not any(device.download(a).any() for a in (*cache.keys, *cache.values))
+    assert not any(device.download(a).any() for a in (*cache.keys.values(), *cache.values.values()))
 
 
 @pytest.mark.parametrize("short", [np.float16, ml_dtypes.bfloat16])

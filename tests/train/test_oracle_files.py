@@ -142,6 +142,8 @@ def base_config(architecture: str) -> dict[str, Any]:
     special: dict[str, Any] = {"pad_token_id": None, "bos_token_id": 1, "eos_token_id": None}
     if kind == "stablelm":  # whose quarter of a head would be an odd number
         special["partial_rotary_factor"] = 0.5
+    if kind == "qwen3_5_text":
+        special |= {"partial_rotary_factor": 0.5, "head_dim": 12, "full_attention_interval": 4}
     if kind == "granitemoehybrid":
         special |= {"num_local_experts": 0, "layer_types": ["attention"] * 6, "mamba_n_heads": 4}
     if kind in ("hunyuan_v1_dense", "apertus"):  # whose MLPs have none

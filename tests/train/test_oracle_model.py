@@ -16,6 +16,7 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
+from tests.train.exact_delta_net import exact_delta_net
 from wgrad.autograd import functional as F
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.device.contract import Device
@@ -72,6 +73,14 @@ CASES: dict[str, dict[str, Any]] = {
         "max_window_layers": 1,
     },
     "qwen3": {"architecture": "Qwen3ForCausalLM", "head_dim": 20},
+    "qwen3_5": {
+        "architecture": "Qwen3_5ForCausalLM",
+        "num_hidden_layers": 3,
+        "full_attention_interval": 3,
+        "attention_bias": True,
+        "linear_num_value_heads": 2,
+        "linear_conv_kernel_dim": 3,
+    },
     "smollm3": {"architecture": "SmolLM3ForCausalLM", "num_hidden_layers": 4, "tie_word_embeddings": True},
     "gemma": {
         "architecture": "GemmaForCausalLM",
@@ -218,7 +227,7 @@ def exact_norms(model: Any) -> Any:
         eps = getattr(self, "variance_epsilon", None) or getattr(self, "eps", 1e-5)  # OLMo's is in its code
         centred = x if name.endswith("RMSNorm") else x - x.mean(-1, keepdim=True)
         weight = getattr(self, "weight", None)
-        scale = 1 if weight is None else weight + ("Gemma" in name)
+        scale = 1 if weight is None else weight + ("Gemma" in name or name.startswith("Qwen3_5"))
         return scale * (centred * torch.rsqrt(centred.pow(2).mean(-1, keepdim=True) + eps))
 
     for module in model.modules():
@@ -252,7 +261,7 @@ def oracle(folder: Path, dtype: Any, ids: np.ndarray, targets: np.ndarray) -> tu
     model.tie_weights()
     if dtype == torch.float64:
         model = exact_norms(model)
-    with exact():
+    with exact(), exact_delta_net(model):
         logits = model(torch.tensor(ids.astype(np.int64)), use_cache=False).logits
     flat = logits.reshape(-1, logits.shape[-1])
     loss = torch.nn.functional.cross_entropy(

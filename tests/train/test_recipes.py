@@ -141,8 +141,8 @@ fn main(@builtin(global_invocation_id) at: vec3<u32>) {
 }
 """,
         "hip/elements.py": (
-            'implements = Implementations(lacks={"fused"})',
-            'implements = Implementations(lacks={"cube", "cube_backward", "fused"})',
+            'implements = Implementations(lacks={"fused"',
+            'implements = Implementations(lacks={"cube", "cube_backward", "fused"',
         ),
     },
     "model-family": {
@@ -279,7 +279,7 @@ def test_recipes_work(tmp_path: Path, make_checkpoint: Any, text_data: Path, wgp
     assert {name.split("/")[0] for name in names} >= {"cube", "cube_backward", "toy_dequantize", "dropout"}
     assert all(ok for _, ok, _ in found["cases"])
     assert {lacks for name, _, lacks in found["cases"] if name.startswith("dropout/")} == {"dropout"}
-    assert found["hip_lacks"] == ["cube", "cube_backward", "fused"] and found["gradient"] < 1e-6
+    assert {"cube", "cube_backward"} <= set(found["hip_lacks"]) and found["gradient"] < 1e-6
     assert found["status"] == 0, run.stderr
     assert "ToyForCausalLM" in run.stdout and "toy_factor: 3.0" in (out / "config.yaml").read_text()
     assert found["refused"] == 2 and "--toy-factor: must be above 0" in run.stderr

@@ -11,10 +11,11 @@ from tests.train.test_loop import documents, trainer_for
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.autograd.tensor import no_grad
 from wgrad.train.data.packing import BatchStream
+from wgrad.train.model.kv_cache import KVCache
 from wgrad.train.model.lora import Adapter, LoraConfig, init_lora, linear_modules, lora_shapes
 from wgrad.train.model.model import Model
 from wgrad.train.model.model_config import ModelConfig, parse_model_config
-from wgrad.train.model.model_inputs import Inputs, KVCache
+from wgrad.train.model.model_inputs import Inputs
 from wgrad.train.model.stacks import GATE_UP, QKV, adapter_groups, stack_adapter, stack_if_last
 from wgrad.train.model.weights import weight_specs
 from wgrad.train.step.optim import AdamW, FlatParameters, ParameterSpec

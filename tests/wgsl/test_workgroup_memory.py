@@ -45,6 +45,7 @@ _CASES = [*cases(), *matrix_cases(), *int8_cases(False), *transposed_cases(False
 _BY_NAME = {case.name: case for case in _CASES}
 _BACKWARD = ["attention_backward/poisoned/1x41x2x1x10/float32"]
 _MATRIX_BACKWARD = ["attention_backward/poisoned/1x41x2x1x32/float16"]
+_DELTA_RULE = ["delta_rule/packed/2x133x1x2x10x6/float32", "delta_rule_backward/packed/2x133x1x2x10x6/float32"]
 # Few, of sizes that divide no tile, with all that a shader declares and all its entry points.
 CASES = {
     "attention": ["attention/poisoned/1x41x2x1x10/float32"],
@@ -56,6 +57,9 @@ CASES = {
     "attention_matrix_dkv": _MATRIX_BACKWARD,
     "attention_matrix_dq": _MATRIX_BACKWARD,
     "decoding_sample": ["sample/rows/6x1003", "sample/greedy/123/0.5"],
+    **dict.fromkeys(("delta_rule_output", "delta_rule_scan", "delta_rule_system"), _DELTA_RULE[:1]),
+    **dict.fromkeys(("delta_rule_channels", "delta_rule_grads", "delta_rule_scan_backward"), _DELTA_RULE[1:]),
+    "delta_rule_step": ["delta_rule/a step on a state/2x1x2x4x12x10/float32"],
     "gemm": ["gemm_nn/batched/3x17x29x31/float32", "linear_nf4_backward/row lowrank double/1x72x128/float32"],
     "gemm_int8": ["linear_q8_0/int8 lowrank/260x132x96/float32"],
     "gemm_int8_pack": ["linear_nf4/int8 double/133x136x200/float32"],

@@ -9,7 +9,8 @@ import numpy as np
 from wgrad.autograd.replay import Recorded
 from wgrad.autograd.tensor import no_grad
 from wgrad.device.contract import Array, Readback
-from wgrad.train.inference.slot_cache import SlotCache, put_rows
+from wgrad.train.inference.slot_cache import SlotCache
+from wgrad.train.model.kv_cache import put_rows
 from wgrad.train.model.model import Model
 from wgrad.train.model.model_inputs import Inputs
 

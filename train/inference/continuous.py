@@ -120,9 +120,10 @@ class Batch:
 
     # ---- joining -------------------------------------------------------------------------------
     def is_long(self, prompt: Sequence[int]) -> bool:
-        """Return whether a prompt is read in chunks: where others would wait for it, and its angles do not hang on its
-        length."""
-        return len(prompt) > CHUNK and bool(self.members) and self._fixed_angles(prompt)
+        """Return whether a prompt is read in chunks: where others would wait for it, its angles do not hang on its
+        length, and the steps in between leave it as it is, which states of linear attention they would not."""
+        alone = not self.members or self.model.config.linear is not None
+        return len(prompt) > CHUNK and not alone and self._fixed_angles(prompt)
 
     def _fixed_angles(self, prompt: Sequence[int]) -> bool:
         """Return whether the rotary angles of a prompt are the same whatever its length."""

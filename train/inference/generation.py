@@ -15,9 +15,10 @@ from wgrad.autograd.tensor import no_grad
 from wgrad.device.contract import Array, Readback
 from wgrad.device.errors import UnusableResult, WgradError
 from wgrad.train.model.inputs import whole_inputs
+from wgrad.train.model.kv_cache import KVCache
 from wgrad.train.model.model import Model
 from wgrad.train.model.model_config import ModelConfig
-from wgrad.train.model.model_inputs import Inputs, KVCache
+from wgrad.train.model.model_inputs import Inputs
 from wgrad.train.options.generate_config import Sampling
 
 # The host reads ids in blocks while the device goes on. A block grows until it takes this long: text still flows.

@@ -10,8 +10,9 @@ from wgrad.autograd import functional as F
 from wgrad.autograd.replay import Recorded
 from wgrad.autograd.tensor import no_grad
 from wgrad.train.inference.slot_cache import SlotCache
+from wgrad.train.model.kv_cache import KVCache
 from wgrad.train.model.model import Model
-from wgrad.train.model.model_inputs import Inputs, KVCache
+from wgrad.train.model.model_inputs import Inputs
 
 _VIEW = 64  # elements: where a view may begin
 
@@ -30,8 +31,8 @@ class RecordedPrefill:
             cache_len=device.zeros((1,), np.int32),
         )
         self._row = device.zeros((1,), np.int32)
+        self._cache = slots.as_one_row(self._row)
         self._last = device.upload(np.array([width - 1], np.int32))
-        self._cache = slots.as_one_row()
         self._recorded = Recorded(device)
 
     def run(self, prompt: Sequence[int], first: int, last: int, row: int, end: int) -> None:
@@ -104,8 +105,9 @@ class RecordedGroup:
             logits = self.model.logits(last.data)
         for number in range(self.count):
             place, row = (view(self._places, (1,), (half * self.count + number) * _VIEW) for half in (0, 1))
-            pairs = zip([*self._own.keys, *self._own.values], [*self._cache.keys, *self._cache.values])
-            for own, cache in pairs:
+            parts = ((self._own.keys, self._cache.keys), (self._own.values, self._cache.values))
+            for own, cache in ((mine[layer], of_all[layer]) for mine, of_all in parts for layer in mine):
                 size = (1, self.width, *own.shape[2:])
                 device.kv_append(cache, view(own, size, number * own.size // self.count), place)
+            self.slots.put_states(self._own, self._each[number], row)
             self.slots.put_logits(device.embedding(logits, self._each[number], dtype=np.float32), row)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from wgrad.device.contract import Array, Device
+from wgrad.device.contract import Array
+from wgrad.train.model.kv_cache import KVCache, Rows, as_table, put_rows
 from wgrad.train.model.model import Model
-from wgrad.train.model.model_inputs import KVCache
 
 _VIEW = 64  # elements: where a view may begin, so rows have a multiple of as many keys
 
@@ -32,29 +32,43 @@ class SlotCache:
         self._cache = KVCache.empty(model.config, rows, keys, model.dtype, model.device)
         self._logits = model.device.zeros((rows, model.config.vocab_size))
 
-    @property
-    def _all(self) -> tuple[list[Array], list[Array]]:
-        return self._cache.keys, self._cache.values
+    def _views(self, of_keys: Callable[[Array], Array], rows: Rows | None = None) -> KVCache:
+        cache = self._cache
+        keys, values = ({i: of_keys(array) for i, array in part.items()} for part in (cache.keys, cache.values))
+        return KVCache(keys, values, cache.states, cache.histories, rows)
 
     def part(self, first: int, count: int) -> KVCache:
         """Views of some rows."""
-        shape = (count, *self._cache.keys[0].shape[1:])
-        offset = first * self.keys * shape[2] * shape[3]
-        keys, values = ([self.device.view(array, shape, offset) for array in arrays] for arrays in self._all)
-        return KVCache(keys, values)
+
+        def some(array: Array) -> Array:
+            return self.device.view(array, (count, *array.shape[1:]), first * array.size // self.rows)
+
+        if not self._cache.states:
+            return self._views(some)
+        numbers = np.arange(first, first + count, dtype=np.int32)
+        return self._views(some, Rows(self.device.upload(numbers), self.device.upload(numbers[:1].copy())))
 
     def logits(self, rows: int) -> Array:
         """A view of the first rows'."""
         return self.device.view(self._logits, (rows, self._logits.shape[1]))
 
-    def as_one_row(self) -> KVCache:
-        """Views of all rows, one behind the other, as a single row."""
+    def as_one_row(self, row: Array | None = None) -> KVCache:
+        """Views of all rows, one behind the other, as a single row. row: the number of the one that is meant, where
+        something is kept of each row as a whole; int32 [1] of the device."""
 
         def one_row(array: Array) -> Array:
             rows, keys, heads, width = array.shape
             return self.device.view(array, (1, rows * keys, heads, width))
 
-        return KVCache([one_row(array) for array in self._cache.keys], [one_row(array) for array in self._cache.values])
+        return self._views(one_row, None if row is None else Rows(row, row))
+
+    def put_states(self, states: KVCache, number: Array, row: Array) -> None:
+        """Copy what another cache keeps of its row `number` as a whole to the row `row`; both int32 [1] of the
+        device."""
+        for ours, theirs in ((self._cache.states, states.states), (self._cache.histories, states.histories)):
+            for layer, array in theirs.items():
+                table = as_table(array, self.device)
+                put_rows(self.device, ours[layer], self.device.embedding(table, number, dtype=array.dtype), row)
 
     def logits_of(self, rows: Sequence[int] | np.ndarray) -> Array:
         """Return a copy of those of some rows."""
@@ -85,15 +99,16 @@ class SlotCache:
             source[first : first + count] = before * self.keys + old_end + np.arange(-count, 0)
             order[row] = before
         ids = self.device.upload(source)
-        for arrays in self._all:
-            for number, array in enumerate(arrays):
-                shape, table = array.shape, self._as_table(array)
-                moved = self.device.embedding(table, ids, dtype=array.dtype)
-                if same:
-                    self.device.copy(moved, table)
-                else:
-                    arrays[number] = self.device.view(moved, (rows, keys, *shape[2:]))
-                del array, table, moved
+        for arrays in (self._cache.keys, self._cache.values):
+            for layer in arrays:
+                heads = arrays[layer].shape[2:]
+                self._move(arrays, layer, self._as_table(arrays[layer]), ids, (rows, keys, *heads), same)
+        whole_rows = self.device.upload(order)
+        for arrays in (self._cache.states, self._cache.histories):
+            for layer in arrays:
+                table, shape = as_table(arrays[layer], self.device), (rows, *arrays[layer].shape[1:])
+                self._move(arrays, layer, table, whole_rows, shape, same)
+                del table
         logits = self.logits_of(order)
         if same:
             self.device.copy(logits, self._logits)
@@ -102,9 +117,12 @@ class SlotCache:
         self.rows, self.keys = rows, keys
         return not same
 
-
-def put_rows(device: Device, table: Array, rows: Array, first: Array) -> None:
-    """table [R, V] from row first[0] on = rows [N, V]. By the operator that appends to a cache: a view could not begin
-    at every row."""
-    (count, width), new = table.shape, rows.shape[0]
-    device.kv_append(device.view(table, (1, count, 1, width)), device.view(rows, (1, new, 1, width)), first)
+    def _move(
+        self, arrays: dict[int, Array], layer: int, table: Array, ids: Array, shape: tuple[int, ...], same: bool
+    ) -> None:
+        """The rows `ids` of a layer's array, seen as a table, in its place."""
+        moved = self.device.embedding(table, ids, dtype=table.dtype)
+        if same:
+            self.device.copy(moved, table)
+        else:
+            arrays[layer] = self.device.view(moved, shape)

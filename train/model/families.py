@@ -12,6 +12,7 @@ from typing import Any
 
 from wgrad.train.model import variants
 from wgrad.train.model.config_file import ConfigFile
+from wgrad.train.model.delta_net_keys import Qwen35File
 from wgrad.train.model.family_keys import (
     Exaone4File,
     Gemma2File,
@@ -81,6 +82,7 @@ FAMILIES = {
         lambda keys: {**variants.biases(keys), "qk_norm": True, "windows": variants.upper_windows(keys)},
         "qwen3",
     ),
+    "Qwen3_5ForCausalLM": Family("qwen3_5_text", Qwen35File, variants.qwen3_5, ""),
     "SmolLM3ForCausalLM": Family("smollm3", SmolLM3File, variants.smollm3, "smollm3"),
     "GemmaForCausalLM": Family("gemma", GemmaFile, variants.gemma, "gemma"),
     "Gemma2ForCausalLM": Family("gemma2", Gemma2File, variants.gemma2, "gemma2"),

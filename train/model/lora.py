@@ -87,8 +87,11 @@ def check_all_patterns(lora: LoraConfig, modules: Sequence[str], source: str) ->
 
 def linear_modules(config: ModelConfig) -> dict[str, tuple[int, int]]:
     """Path -> shape [out, in] of every projection of the decoder (the head is not among them)."""
-    shapes = projection_shapes(config).items()
-    return {f"model.layers.{i}.{name}": shape for i in range(config.num_hidden_layers) for name, shape in shapes}
+    return {
+        f"model.layers.{i}.{name}": shape
+        for i in range(config.num_hidden_layers)
+        for name, shape in projection_shapes(config, i).items()
+    }
 
 
 def match_targets(targets: Sequence[str] | str, modules: Sequence[str], option: str = "--target-modules") -> list[str]:

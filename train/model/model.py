@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,11 +23,13 @@ from wgrad.autograd.tensor import Tensor, is_recomputing, no_grad
 from wgrad.device.contract import Array, Device
 from wgrad.device.formats.frozen_weight import FrozenWeight
 from wgrad.train.model.activations import relu2, xielu
+from wgrad.train.model.delta_net import delta_net, gated, split_gate
 from wgrad.train.model.dora import inverse_of
+from wgrad.train.model.kv_cache import KVCache
 from wgrad.train.model.layers import through_layers
 from wgrad.train.model.lora import Adapter, linear_modules
 from wgrad.train.model.model_config import ModelConfig
-from wgrad.train.model.model_inputs import Inputs, KVCache
+from wgrad.train.model.model_inputs import Inputs
 from wgrad.train.model.rope_scaling import grown, rope_tables
 from wgrad.train.model.stacks import GATE_UP, QKV, parts_of
 from wgrad.train.model.streamed_weights import StreamedWeights
@@ -180,12 +183,21 @@ class Model:
             self._streamed.enter(index)
         c, prefix = self.config, f"model.layers.{index}."
         y, h = self._norm(prefix, c.attention_norm, h)
-        attended = self._attention(index, y, inputs, cache)
+        o_proj, attended = self._attended(index, y, inputs, cache)
         if c.parallel:
             h = self._mlp_half(index, h, inputs, cache, y)
-            return self._to_stream(prefix, c.o_proj, c.attention_out_norm, attended, h, inputs, last=True)
-        h = self._to_stream(prefix, c.o_proj, c.attention_out_norm, attended, h, inputs)
+            return self._to_stream(prefix, o_proj, c.attention_out_norm, attended, h, inputs, last=True)
+        h = self._to_stream(prefix, o_proj, c.attention_out_norm, attended, h, inputs)
         return self._mlp_half(index, h, inputs, cache)
+
+    def _attended(self, index: int, y: Tensor, inputs: Inputs, cache: KVCache | None) -> tuple[str, Tensor]:
+        """Return the path of attention's output projection, and its input [N, H D]."""
+        c, prefix = self.config, f"model.layers.{index}."
+        if (linear := c.linear_of(index)) is None:
+            return c.o_proj, self._attention(index, y, inputs, cache)
+        rows = {"doc_start": inputs.doc_start, "cache_len": inputs.cache_len, "cache": cache, "layer": index}
+        project = partial(self._linear, x=y, inputs=inputs)
+        return linear.out_proj, delta_net(linear, self.weights, prefix, project, c.rms_norm_eps, **rows)
 
     def _mlp_half(
         self, index: int, h: Tensor, inputs: Inputs, cache: KVCache | None, y: Tensor | None = None
@@ -269,7 +281,7 @@ class Model:
     def _attention(self, index: int, y: Tensor, inputs: Inputs, cache: KVCache | None) -> Tensor:
         """-> [N, H D], before the output projection."""
         c, rows, tokens = self.config, inputs.batch, inputs.tokens
-        q, k, v, rotated = self._queries_keys_values(index, y, inputs, cache)
+        q, k, v, gate, rotated = self._queries_keys_values(index, y, inputs, cache)
         q = q.reshape(rows, tokens, c.num_attention_heads, c.head_dim)
         if cache is not None:
             k, v = self._append(index, k, v, inputs, cache, rotate=c.use_rope[index] and not rotated)
@@ -279,21 +291,23 @@ class Model:
         scale, window = c.score_scale or c.head_dim**-0.5, c.windows[index]
         options: dict[str, Any] = {"scale": scale, "window": window, "softcap": c.score_softcap}
         o = F.attention(q, k, v, inputs.doc_start, inputs.cache_len, **options)
-        return o.reshape(rows * tokens, c.q_size)
+        o = o.reshape(rows * tokens, c.q_size)
+        return o if gate is None else gated(o, gate)
 
     def _queries_keys_values(
         self, index: int, y: Tensor, inputs: Inputs, cache: KVCache | None
-    ) -> tuple[Tensor, Tensor, Tensor, bool]:
-        """-> q [N, H, D], k and v [N, G, D], and whether k is rotated as q is: where it goes to a cache by itself, what
-        appends it does that."""
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, bool]:
+        """-> q [N, H, D], k and v [N, G, D], the gate of the output [N, H D] where there is one, and whether k is
+        rotated as q is: where it goes to a cache by itself, what appends it does that."""
         c, prefix = self.config, f"model.layers.{index}.self_attn."
         tables = self._tables(index, inputs)
-        if c.use_rope[index] and not (c.qk_norm or c.clip_qkv or self._of_queries):
+        if c.use_rope[index] and not (c.qk_norm or c.clip_qkv or c.attention_gate or self._of_queries):
             qkv = self._stacked(f"model.layers.{index}.{QKV}", y, inputs)
             if qkv is not None:
                 heads = {"heads": c.num_attention_heads, "kv_heads": c.num_key_value_heads}
-                return *F.rope_split(qkv, *tables, **heads, interleaved=c.interleaved), True
+                return *F.rope_split(qkv, *tables, **heads, interleaved=c.interleaved), None, True
         q, k, v = (self._linear(f"{prefix}{part}_proj", y, inputs) for part in "qkv")
+        q, gate = split_gate(q, c.num_attention_heads, c.head_dim) if c.attention_gate else (q, None)
         if c.clip_qkv:
             q, k, v = (F.maximum(F.minimum(x, c.clip_qkv), -c.clip_qkv) for x in (q, k, v))
         if not c.qk_norm_last:
@@ -307,7 +321,7 @@ class Model:
             k = k if appended else F.rope(k, *tables, interleaved=c.interleaved)
         if c.qk_norm_last:
             q, k = self._head_norm(index, c.q_norm, q), self._head_norm(index, c.k_norm, k)
-        return q, k, v, not appended
+        return q, k, v, gate, not appended
 
     def _tables(self, index: int, inputs: Inputs) -> tuple[Array, Array, Array]:
         """cos and sin of a layer, and the row of each token."""

@@ -17,6 +17,7 @@ from wgrad.train.files.decode import FETCH, convert, read_json, show
 from wgrad.train.files.input_files import exists, one_line
 from wgrad.train.model.config_file import UNSUPPORTED, ConfigFile, NameFile, QuantizationFile
 from wgrad.train.model.families import FAMILIES
+from wgrad.train.model.linear_attention import LinearAttention
 from wgrad.train.model.multimodal import TEXT_PARTS, text_config
 from wgrad.train.model.rope_scaling import RopeConfig, parse_ropes
 
@@ -50,6 +51,8 @@ class ModelConfig:
     -c and c (0: not). parallel: attention and MLP of a layer read the same norm, and both are added to the stream.
     gated: the MLP multiplies up by what the activation makes of gate; else it is the activation of up. q_norm, o_proj,
     gate_proj, ...: their paths within a layer; gate_up_proj: of gate and up in one projection, if not "".
+    linear: of layers that have linear attention in the place of attention. attention_gate: q_proj has a gate of the
+    attention's output next to each head's queries.
     text_of: the multimodal architecture of which this is the text part ("": none).
     """
 
@@ -107,6 +110,8 @@ class ModelConfig:
     o_proj: str = field(default="self_attn.o_proj", repr=False)
     up_proj: str = field(default="mlp.up_proj", repr=False)
     down_proj: str = field(default="mlp.down_proj", repr=False)
+    linear: LinearAttention | None = field(default=None, repr=False)
+    attention_gate: bool = field(default=False, repr=False)
     text_of: str = field(default="", repr=False)
 
     @property
@@ -116,6 +121,10 @@ class ModelConfig:
     @property
     def kv_size(self) -> int:
         return self.num_key_value_heads * self.head_dim
+
+    def linear_of(self, layer: int) -> LinearAttention | None:
+        """The linear attention of a layer that has such."""
+        return self.linear if self.linear is not None and self.linear.layers[layer] else None
 
     @property
     def read_again_at(self) -> int:

@@ -1,14 +1,13 @@
-"""Inputs of a forward pass, and the cache of keys and values."""
+"""Inputs of a forward pass."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
 from wgrad.device.contract import Array, Device
-from wgrad.train.model.model_config import ModelConfig
 from wgrad.train.model.token_tables import TokenTables
 
 
@@ -57,18 +56,3 @@ class Inputs:
     def tokens(self) -> int:
         result: int = self.doc_start.shape[1]
         return result
-
-
-@dataclass
-class KVCache:
-    """Keys and values of each layer, [B, S, G, D]; `Inputs.cache_len` says how many are filled."""
-
-    keys: list[Array]
-    values: list[Array]
-
-    @classmethod
-    def empty(cls, config: ModelConfig, batch: int, length: int, dtype: Any, device: Device) -> KVCache:
-        shape = (batch, length, config.num_key_value_heads, config.head_dim)
-        layers = range(config.num_hidden_layers)
-        # Zeros: what is masked is still multiplied, by zero, and zero times an old NaN would be NaN.
-        return cls([device.zeros(shape, dtype) for _ in layers], [device.zeros(shape, dtype) for _ in layers])

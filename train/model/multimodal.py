@@ -14,7 +14,10 @@ from wgrad.train.files.decode import convert
 from wgrad.train.model.families import FAMILIES
 
 # Architecture and its model type -> that of the text part.
-TEXT_PARTS = {"Gemma3ForConditionalGeneration": ("gemma3", "Gemma3ForCausalLM")}
+TEXT_PARTS = {
+    "Gemma3ForConditionalGeneration": ("gemma3", "Gemma3ForCausalLM"),
+    "Qwen3_5ForConditionalGeneration": ("qwen3_5", "Qwen3_5ForCausalLM"),
+}
 # What stands before the names of the text part: in files (transformers writes the first two), and in PEFT's adapters.
 _IN_FILES = {
     "language_model.model.": "model.",
@@ -24,7 +27,10 @@ _IN_FILES = {
 _IN_PEFT = "model.language_model."
 _IN_PEFT_BEFORE = "language_model."  # transformers 4.51 and older
 # Parts of the whole model that are not the text's, by how their names begin.
-_BESIDE_TEXT = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.")
+_BESIDE_TEXT = (
+    "vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.", "model.visual.",
+    "mtp.",
+)  # fmt: skip
 
 
 class _File(Struct):

@@ -25,7 +25,7 @@ class WeightSpec:
     offset: float = 0.0
 
 
-def projection_shapes(config: ModelConfig) -> dict[str, tuple[int, int]]:
+def projection_shapes(config: ModelConfig, layer: int = 0) -> dict[str, tuple[int, int]]:
     """Shape [out, in] of a layer's projections, by their path within the layer."""
     hidden, ffn = config.hidden_size, config.intermediate_size
     if config.fused:  # qkv as well
@@ -39,11 +39,16 @@ def projection_shapes(config: ModelConfig) -> dict[str, tuple[int, int]]:
         first = {config.gate_up_proj: (2 * ffn, hidden)}
     else:
         first = {**({"mlp.gate_proj": (ffn, hidden)} if config.gated else {}), config.up_proj: (ffn, hidden)}
-    return {
-        "self_attn.q_proj": (config.q_size, hidden),
+    attention = {
+        "self_attn.q_proj": (config.q_size * (2 if config.attention_gate else 1), hidden),
         "self_attn.k_proj": (config.kv_size, hidden),
         "self_attn.v_proj": (config.kv_size, hidden),
         config.o_proj: (hidden, config.q_size),
+    }
+    if (linear := config.linear_of(layer)) is not None:
+        attention = linear.projections(hidden)
+    return {
+        **attention,
         **first,
         config.down_proj: (hidden, ffn),
     }
@@ -61,7 +66,7 @@ def weight_specs(config: ModelConfig) -> list[WeightSpec]:
     """Every tensor of the model, in the order in which it is computed."""
     specs = [WeightSpec(EMBEDDING, (config.vocab_size, config.hidden_size), "embedding")]
     for layer in range(config.num_hidden_layers):
-        specs.extend(_layer_specs(config, f"model.layers.{layer}."))
+        specs.extend(_layer_specs(config, layer))
     specs.extend(_norm(config, config.final_norm))
     if not config.tie_word_embeddings:
         specs.append(WeightSpec(HEAD, (config.vocab_size, config.hidden_size), "head"))
@@ -85,19 +90,22 @@ def _norm(config: ModelConfig, module: str) -> Iterator[WeightSpec]:
         yield WeightSpec(f"{module}.bias", (config.hidden_size,), "bias")
 
 
-def _layer_specs(config: ModelConfig, prefix: str) -> Iterator[WeightSpec]:
+def _layer_specs(config: ModelConfig, layer: int) -> Iterator[WeightSpec]:
+    prefix, linear = f"model.layers.{layer}.", config.linear_of(layer)
     biased = {f"self_attn.{part}_proj": config.qkv_bias for part in "qkv"} | {config.o_proj: config.o_bias}
     norms = [config.attention_norm, config.attention_out_norm, config.mlp_norm, config.mlp_out_norm]
     for norm in dict.fromkeys(filter(None, norms)):  # once, where attention and MLP read the same
         yield from _norm(config, prefix + norm)
-    if config.qk_norm and config.norm_weight:
+    for name, sizes in linear.others.items() if linear is not None else ():
+        yield WeightSpec(prefix + name, sizes, "norm")
+    if config.qk_norm and config.norm_weight and linear is None:
         for norm, width in ((config.q_norm, config.q_size), (config.k_norm, config.kv_size)):
             size = width if config.qk_norm_whole else config.head_dim
             yield WeightSpec(f"{prefix}{norm}.weight", (size,), "norm", config.norm_offset)
     if config.hidden_act == "xielu":
         for name in XIELU:
             yield WeightSpec(f"{prefix}{name}", (1,), "bias")
-    for module, shape in projection_shapes(config).items():
+    for module, shape in projection_shapes(config, layer).items():
         yield WeightSpec(f"{prefix}{module}.weight", shape, "projection")
         if biased.get(module, config.mlp_bias):
             yield WeightSpec(f"{prefix}{module}.bias", shape[:1], "bias")

@@ -1,0 +1,46 @@
+"""Bench entries of linear attention."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from wgrad.autograd.bench.entry import F32, Entry, Sizes, entry, normal
+from wgrad.device.contract import DELTA_SEGMENT, Device
+
+
+def entries(sizes: Sizes, t: np.dtype) -> list[Entry]:
+    """As many heads of keys and values as attention's have; those of keys are shared."""
+    tokens, (_, _, h, g, d) = sizes.tokens, sizes.attention[-1]
+    channels, width = (2 * g + h) * d, 4
+
+    def documents(device: Device) -> dict[str, Any]:
+        return {"doc_start": device.zeros((1, tokens), np.int32), "cache_len": device.zeros((1,), np.int32)}
+
+    def conv(device: Device) -> dict[str, Any]:
+        x, weight = normal(device, (1, tokens, channels), t), normal(device, (channels, width), F32, 1)
+        return {"x": x, "weight": weight, **documents(device)}
+
+    def conv_back(device: Device) -> dict[str, Any]:
+        return {"dy": normal(device, (1, tokens, channels), t, 2), **conv(device)}
+
+    def rule(device: Device) -> dict[str, Any]:
+        gates = np.random.default_rng(3).random((2, 1, tokens, h)).astype(np.float32)
+        g_and_beta = {"g": device.upload(-0.1 * gates[0]), "beta": device.upload(gates[1])}
+        qkv = normal(device, (1, tokens, channels), t)
+        return {"qkv": qkv, **g_and_beta, **documents(device), "key_heads": g, "key_dim": d}
+
+    def rule_back(device: Device) -> dict[str, Any]:
+        given = rule(device)
+        states = device.zeros((-(-tokens // DELTA_SEGMENT), 1, h, d, d))
+        heads = {name: given.pop(name) for name in ("key_heads", "key_dim")}
+        return {"dy": normal(device, (1, tokens, h, d), t, 4), **given, "states": states, **heads}
+
+    shapes = {"short_conv": (tokens, channels, width), "delta_rule": (tokens, h, g, d)}
+    return [
+        entry("short_conv", shapes["short_conv"], t, conv),
+        entry("short_conv_backward", shapes["short_conv"], t, conv_back),
+        entry("delta_rule", shapes["delta_rule"], t, rule),
+        entry("delta_rule_backward", shapes["delta_rule"], t, rule_back),
+    ]

@@ -1,0 +1,295 @@
+"""The gated delta rule: attention that is linear in the tokens, with a state of fixed size per head.
+
+Each head keeps a state S [K, V]. A token decays it, corrects what it predicts for the token's key, and reads it:
+
+    S = exp(g) S;  S = S + k (beta (v - S' k))';  y = S' q
+
+q and k have length 1, and q is scaled by K ** -0.5. Over a chunk of tokens the corrections are the solution of a
+triangular system, so that all else is matmuls; only chunks follow one another (the WY form of DeltaNet).
+
+Sources: Yang, Kautz and Hatamizadeh, Gated Delta Networks (arXiv 2412.06464); Yang et al., Parallelizing Linear
+Transformers with the Delta Rule over Sequence Length (arXiv 2406.06484).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from wgrad.autograd.args import Args
+from wgrad.autograd.checkpoint import once
+from wgrad.autograd.function import Context, differentiable
+from wgrad.autograd.operators import operator
+from wgrad.autograd.precision import compute_dtype, finish, up
+from wgrad.autograd.tensor import Tensor
+from wgrad.device.contract import DELTA_CHUNK, DELTA_SEGMENT, MAX_HEAD_DIM, Array
+
+_EPS = 1e-6  # of the lengths of q and k
+
+
+@differentiable
+def delta_rule(
+    ctx: Context,
+    qkv: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    doc_start: Array,
+    cache_len: Array,
+    *,
+    key_heads: int,
+    key_dim: int,
+    state: Array | None = None,
+) -> Tensor:
+    """qkv [B, T, 2 G K + H V], q and k of G key heads and v of H heads side by side; g (at most 0) and beta float32
+    [B, T, H] -> [B, T, H, V]. Heads of values share key heads as in grouped attention. doc_start int32 [B, T] and
+    cache_len [1] as of `attention`. state float32 [B, H, K, V]: what the sequences begin with, overwritten with what
+    they end with; no gradient goes through it."""
+    options = {"key_heads": key_heads, "key_dim": key_dim}
+    y, states = once(lambda: ctx.device.delta_rule(qkv, g, beta, doc_start, cache_len, **options, state=state))
+    ctx.save(qkv, g, beta, doc_start, cache_len, states)
+    ctx.options = options
+    out: Tensor = y
+    return out
+
+
+@delta_rule.backward
+def _(ctx: Context, dy: Array) -> Any:
+    return ctx.device.delta_rule_backward(dy, *ctx.saved, **ctx.options)
+
+
+@delta_rule.operator
+def _(
+    args: Args,
+    qkv: Array,
+    g: Array,
+    beta: Array,
+    doc_start: Array,
+    cache_len: Array,
+    *,
+    key_heads: int,
+    key_dim: int,
+    state: Array | None = None,
+) -> None:
+    """-> y [B, T, H, V] of qkv's dtype, and for the backward the states float32 [S, B, H, K, V] before every segment of
+    DELTA_SEGMENT tokens; None where a state is given."""
+    _check(args, qkv, g, beta, doc_start, cache_len, key_heads, key_dim)
+    if state is not None:
+        args.array("state", state, "B H K V", "f32")
+
+
+def _check(
+    args: Args, qkv: Array, g: Array, beta: Array, doc_start: Array, cache_len: Array, key_heads: int, key_dim: int
+) -> None:
+    args.array("qkv", qkv, "B T C").array("g", g, "B T H", "f32").array("beta", beta, "B T H", "f32")
+    args.array("doc_start", doc_start, "B T", "i32").array("cache_len", cache_len, "1", "i32")
+    heads, channels = args.size["H"], args.size["C"]
+    values = channels - 2 * key_heads * key_dim
+    args.rule(
+        0 < key_heads <= heads and heads % key_heads == 0,
+        f"the heads of g must be a multiple of key_heads, got {heads} and {key_heads}",
+    )
+    args.rule(
+        0 < key_dim <= MAX_HEAD_DIM and values > 0 and values % heads == 0,
+        f"qkv must have 2 * {key_heads} * {key_dim} channels of q and k (key_dim at most {MAX_HEAD_DIM}), then as many "
+        f"of each of {heads} heads, got {channels}",
+    )
+    args.size |= {"K": key_dim, "V": values // heads}
+
+
+@dataclass
+class _Heads:
+    """q (scaled) and k of length 1, v, each [B, H, T, width]; g and beta [B, H, T]; starts [B, T], from the first
+    token."""
+
+    q: np.ndarray
+    k: np.ndarray
+    v: np.ndarray
+    g: np.ndarray
+    beta: np.ndarray
+    starts: np.ndarray
+
+
+@dataclass
+class _Chunk:
+    """Tokens at:end of all heads. decay [B, H, n, n]: of what token j has left in the state until i, 0 where j is no
+    earlier token of i's document. inside, to_end, whole: the decays from the incoming state to each token, from each
+    token to the chunk's end, and of the incoming state up to there."""
+
+    at: int
+    end: int
+    pair: np.ndarray
+    decay: np.ndarray
+    inside: np.ndarray
+    to_end: np.ndarray
+    whole: np.ndarray
+    system: np.ndarray  # the unit lower triangular one, before beta: k k' decay below the diagonal
+    scores: np.ndarray  # q k' decay
+
+
+def _heads(
+    qkv: np.ndarray, g: np.ndarray, beta: np.ndarray, doc_start: np.ndarray, cache_len: np.ndarray,
+    key_heads: int, key_dim: int, compute: np.dtype,
+) -> tuple[_Heads, np.ndarray, np.ndarray]:  # fmt: skip
+    """-> the heads, and one over the lengths of q and of k [B, H, T, 1]."""
+    batch, tokens, heads = g.shape
+    wide, width = up(qkv, compute), key_heads * key_dim
+    parts = wide[..., :width], wide[..., width : 2 * width]
+    q, k = (np.repeat(x.reshape(batch, tokens, key_heads, key_dim), heads // key_heads, axis=2) for x in parts)
+    q, k, v = (x.transpose(0, 2, 1, 3) for x in (q, k, wide[..., 2 * width :].reshape(batch, tokens, heads, -1)))
+    of_q, of_k = (1 / np.sqrt(np.sum(x * x, axis=-1, keepdims=True) + compute.type(_EPS)) for x in (q, k))
+    decays, rates = (up(x, compute).transpose(0, 2, 1) for x in (g, beta))
+    scale = compute.type(key_dim**-0.5)
+    return _Heads(q * of_q * scale, k * of_k, v, decays, rates, doc_start - cache_len[0]), of_q, of_k
+
+
+def _chunk(x: _Heads, at: int) -> _Chunk:
+    end = min(at + DELTA_CHUNK, x.g.shape[2])
+    token, starts = np.arange(at, end), x.starts[:, at:end]
+    pair = ((token[:, None] >= token) & (token >= starts[:, :, None]))[:, None]
+    sums = np.einsum("bhij,bhj->bhi", np.broadcast_to(pair, (*x.g.shape[:2], *pair.shape[2:])), x.g[:, :, at:end])
+    decay = np.where(pair, np.exp(np.where(pair, sums[..., None] - sums[..., None, :], 0)), 0).astype(x.g.dtype)
+    before = (starts < at)[:, None]
+    inside = np.where(before, np.exp(sums), 0).astype(x.g.dtype)
+    k, q = x.k[:, :, at:end], x.q[:, :, at:end]
+    system, scores = (y @ k.swapaxes(-1, -2) * decay for y in (k, q))
+    # A decay is of what is behind it: that to the last token is the last row.
+    return _Chunk(at, end, pair, decay, inside, decay[..., -1, :], inside[..., -1], np.tril(system, -1), scores)
+
+
+def _corrections(x: _Heads, c: _Chunk, state: np.ndarray) -> np.ndarray:
+    """[B, H, n, V] that the tokens add to the state, each by its key."""
+    part = slice(c.at, c.end)
+    beta = x.beta[:, :, part, None]
+    wanted = x.v[:, :, part] - c.inside[..., None] * (x.k[:, :, part] @ state)
+    solved: np.ndarray = np.linalg.solve(np.eye(c.end - c.at, dtype=beta.dtype) + beta * c.system, beta * wanted)
+    return solved
+
+
+def _next(x: _Heads, c: _Chunk, state: np.ndarray, new: np.ndarray) -> np.ndarray:
+    """The state after a chunk."""
+    kept = (x.k[:, :, c.at : c.end] * c.to_end[..., None]).swapaxes(-1, -2)
+    after: np.ndarray = c.whole[..., None, None] * state + kept @ new
+    return after
+
+
+@delta_rule.reference
+def _(
+    qkv: np.ndarray, g: np.ndarray, beta: np.ndarray, doc_start: np.ndarray, cache_len: np.ndarray,
+    key_heads: int, key_dim: int, state: np.ndarray | None,
+) -> tuple[np.ndarray, np.ndarray | None]:  # fmt: skip
+    compute = compute_dtype(qkv, g, beta, state)
+    x, _, _ = _heads(qkv, g, beta, doc_start, cache_len, key_heads, key_dim, compute)
+    batch, heads, tokens, width = x.v.shape
+    now = np.zeros((batch, heads, key_dim, width), compute) if state is None else up(state, compute)
+    y, states = np.empty(x.v.shape, compute), []
+    for at in range(0, tokens, DELTA_CHUNK):
+        if at % DELTA_SEGMENT == 0:
+            states.append(now)
+        c = _chunk(x, at)
+        new = _corrections(x, c, now)
+        y[:, :, at : c.end] = c.inside[..., None] * (x.q[:, :, at : c.end] @ now) + c.scores @ new
+        now = _next(x, c, now, new)
+    if state is not None:
+        state[...] = now
+    result = finish(y.transpose(0, 2, 1, 3), qkv.dtype, compute)
+    return result, finish(np.stack(states), np.float32, compute) if state is None else None
+
+
+@operator
+def delta_rule_backward(
+    args: Args,
+    dy: Array,
+    qkv: Array,
+    g: Array,
+    beta: Array,
+    doc_start: Array,
+    cache_len: Array,
+    states: Array,
+    *,
+    key_heads: int,
+    key_dim: int,
+) -> None:
+    """-> dqkv of qkv's dtype, dg and dbeta float32 [B, T, H]. What is in between is computed again, a segment at a
+    time, from the states that the forward gave."""
+    _check(args, qkv, g, beta, doc_start, cache_len, key_heads, key_dim)
+    args.array("dy", dy, "B T H V").array("states", states, "S B H K V", "f32")
+
+
+@delta_rule_backward.reference
+def _(
+    dy: np.ndarray, qkv: np.ndarray, g: np.ndarray, beta: np.ndarray, doc_start: np.ndarray, cache_len: np.ndarray,
+    states: np.ndarray, key_heads: int, key_dim: int,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:  # fmt: skip
+    compute = compute_dtype(dy, qkv, g, beta)
+    x, of_q, of_k = _heads(qkv, g, beta, doc_start, cache_len, key_heads, key_dim, compute)
+    grad = up(dy, compute).transpose(0, 2, 1, 3)
+    made = [np.empty(array.shape, compute) for array in (x.q, x.k, x.v, x.g, x.beta)]
+    to_state = np.zeros(states.shape[1:], compute)
+    for c, state in _chunks_back(x, up(states, compute)):
+        part = slice(c.at, c.end)
+        *found, to_state = _chunk_grads(x, c, grad[:, :, part], state, to_state)
+        for whole, of_chunk in zip(made, found):
+            whole[:, :, part] = of_chunk
+    dq, dk, dv, dg, dbeta = made
+    batch, tokens, heads = g.shape
+
+    def of_channels(dx: np.ndarray, unit: np.ndarray, inverse: np.ndarray) -> np.ndarray:
+        """Gradient of q or k before it had length 1, of the heads that share it added up."""
+        raw = inverse * (dx - unit * np.sum(unit * dx, axis=-1, keepdims=True))
+        shared = raw.transpose(0, 2, 1, 3).reshape(batch, tokens, key_heads, heads // key_heads, key_dim)
+        summed: np.ndarray = shared.sum(axis=3).reshape(batch, tokens, -1)
+        return summed
+
+    scale = compute.type(key_dim**-0.5)
+    parts = of_channels(dq * scale, x.q / scale, of_q), of_channels(dk, x.k, of_k), dv.transpose(0, 2, 1, 3)
+    dqkv = np.concatenate([part.reshape(batch, tokens, -1) for part in parts], axis=-1)
+    of_g, of_beta = (finish(x.transpose(0, 2, 1), np.float32, compute) for x in (dg, dbeta))
+    return finish(dqkv, qkv.dtype, compute), of_g, of_beta
+
+
+def _chunks_back(x: _Heads, states: np.ndarray) -> Iterator[tuple[_Chunk, np.ndarray]]:
+    """The chunks from the last one on, each with its incoming state."""
+    for number, state in reversed(list(enumerate(states))):
+        first = number * DELTA_SEGMENT
+        found = []
+        for at in range(first, min(first + DELTA_SEGMENT, x.g.shape[2]), DELTA_CHUNK):
+            c = _chunk(x, at)
+            found.append((c, state))
+            state = _next(x, c, state, _corrections(x, c, state))
+        yield from reversed(found)
+
+
+def _chunk_grads(
+    x: _Heads, c: _Chunk, dy: np.ndarray, state: np.ndarray, to_next: np.ndarray
+) -> tuple[np.ndarray, ...]:
+    """Gradients of q, k, v, g, beta of a chunk, and of its incoming state. to_next: of the state after it."""
+    part = slice(c.at, c.end)
+    q, k, v, beta = x.q[:, :, part], x.k[:, :, part], x.v[:, :, part], x.beta[:, :, part, None]
+    inside, to_end = c.inside[..., None], c.to_end[..., None]
+    new = _corrections(x, c, state)
+
+    def t(array: np.ndarray) -> np.ndarray:
+        return array.swapaxes(-1, -2)
+
+    to_new = t(c.scores) @ dy + (k * to_end) @ to_next
+    to_rhs = np.linalg.solve(t(np.eye(c.end - c.at, dtype=beta.dtype) + beta * c.system), to_new)
+    to_wanted = beta * to_rhs
+    by_state, by_wanted, by_next = dy @ t(state), to_wanted @ t(state), new @ t(to_next)
+    scores, system = dy @ t(new), np.tril(-(to_rhs @ t(new)), -1)
+    dscores, dsystem = scores * c.decay, beta * system * c.decay
+    dq = inside * by_state + dscores @ k
+    dk = to_end * by_next - inside * by_wanted + (dsystem + t(dsystem)) @ k + t(dscores) @ q
+    read = inside * (k @ state)
+    dbeta = np.sum(to_rhs * (v - read), axis=-1) + np.sum(system * c.system, axis=-1)
+    # Of the sums of g up to each token: decays have a token's sum, less that of an earlier one.
+    by_pair = scores * c.scores + beta * system * c.system
+    ends = np.sum(to_end * k * by_next, axis=-1)
+    sums = np.sum(by_pair, axis=-1) - np.sum(by_pair, axis=-2) - ends
+    sums += np.sum(inside * (q * by_state - k * by_wanted), axis=-1)
+    sums[..., -1] += np.sum(ends, axis=-1) + c.whole * np.sum(to_next * state, axis=(-1, -2))
+    dg = np.einsum("bhij,bhi->bhj", np.broadcast_to(c.pair, (*x.g.shape[:2], *c.pair.shape[2:])), sums)
+    whole = c.whole[..., None, None] * to_next + t(q * inside) @ dy - t(k * inside) @ to_wanted
+    return dq, dk, to_wanted, dg, dbeta, whole

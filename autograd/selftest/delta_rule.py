@@ -1,0 +1,109 @@
+"""Self-test cases of the gated delta rule and of its short convolution."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from wgrad.autograd.reference import ReferenceDevice
+from wgrad.autograd.selftest.case import BUILTIN_ULPS, F32, Case, Inputs, Outputs, dtype_name, normal
+from wgrad.autograd.selftest.starts import document_starts
+from wgrad.device.contract import Device
+
+
+def cases(t: np.dtype) -> list[Case]:
+    found = []
+    for back in (False, True):
+        found += [
+            _conv("packed", (2, 133, 133, 12), t, back, documents=9),
+            _rule("packed", (2, 133, 1, 2, 10, 6), t, back, documents=9),
+        ]
+        if t == F32:
+            found += [
+                _conv("short", (1, 2, 2, 5), t, back),
+                _conv("with what came before", (2, 5, 8, 6), t, back, cache_len=3),
+                _rule("one token", (1, 1, 1, 1, 4, 4), t, back),
+                _rule("chunks", (1, 150, 2, 4, 16, 20), t, back),
+                _rule("wide", (1, 70, 1, 1, 72, 68), t, back),
+                _rule("strong decay", (1, 130, 1, 1, 8, 8), t, back, decay=30.0),
+            ]
+    if t == F32:
+        found += [
+            _rule("from a state", (2, 70, 1, 2, 10, 6), t, False, cache_len=9),
+            _rule("steps on a state", (2, 3, 2, 4, 6, 70), t, False, cache_len=9),
+        ]
+    return [*found, _rule("a step on a state", (2, 1, 2, 4, 12, 10), t, False, cache_len=9)]
+
+
+def _conv(
+    variant: str, shape: tuple[int, int, int, int], t: Any, back: bool, *, documents: int = 1, cache_len: int = 0
+) -> Case:
+    """shape: batch, tokens, tokens of x, channels."""
+    batch, tokens, given, channels = shape
+
+    def build(rng: np.random.Generator) -> Inputs:
+        return {
+            "x": normal(rng, (batch, given, channels), t),
+            "weight": normal(rng, (channels, 4), scale=0.5),
+            "doc_start": document_starts(rng, batch, tokens, documents),
+            "cache_len": np.array([cache_len], np.int32),
+            **({"dy": normal(rng, (batch, tokens, channels), t)} if back else {}),
+        }
+
+    def forward(device: Device, x: Inputs) -> Outputs:
+        return {"y": device.short_conv(**x)}
+
+    def backward(device: Device, x: Inputs) -> Outputs:
+        return dict(zip(("dx", "dweight"), device.short_conv_backward(**x)))
+
+    return _case("short_conv", variant, shape, t, build, backward if back else forward, back)
+
+
+def _rule(
+    variant: str,
+    shape: tuple[int, int, int, int, int, int],
+    t: Any,
+    back: bool,
+    *,
+    documents: int = 1,
+    cache_len: int = 0,
+    decay: float = 0.2,
+) -> Case:
+    """shape: batch, tokens, key heads, heads, widths of keys and values. With cache_len it goes on from a state, of the
+    first sequence with a document that begins within."""
+    batch, tokens, key_heads, heads, keys, values = shape
+    options = {"key_heads": key_heads, "key_dim": keys}
+
+    def build(rng: np.random.Generator) -> Inputs:
+        starts = document_starts(rng, batch, tokens, documents)
+        if cache_len:
+            starts[0] = cache_len + np.where(np.arange(tokens) < tokens // 2, -1, tokens // 2)
+        inputs: Inputs = {
+            "qkv": normal(rng, (batch, tokens, 2 * key_heads * keys + heads * values), t),
+            "g": (-decay * rng.random((batch, tokens, heads))).astype(np.float32),
+            "beta": rng.random((batch, tokens, heads)).astype(np.float32),
+            "doc_start": starts,
+            "cache_len": np.array([cache_len], np.int32),
+        }
+        if cache_len:
+            inputs["state"] = normal(rng, (batch, heads, keys, values))
+        if back:
+            inputs["states"] = ReferenceDevice().delta_rule(**inputs, **options)[1]
+            inputs["dy"] = normal(rng, (batch, tokens, heads, values), t)
+        return inputs
+
+    def forward(device: Device, x: Inputs) -> Outputs:
+        y, _ = device.delta_rule(**x, **options)
+        return {"y": y, **({"state": x["state"]} if cache_len else {})}
+
+    def backward(device: Device, x: Inputs) -> Outputs:
+        return dict(zip(("dqkv", "dg", "dbeta"), device.delta_rule_backward(**x, **options)))
+
+    return _case("delta_rule", variant, shape, t, build, backward if back else forward, back)
+
+
+def _case(op: str, variant: str, shape: tuple[int, ...], t: Any, build: Any, call: Any, back: bool) -> Case:
+    op, text = f"{op}_backward" if back else op, "x".join(map(str, shape))
+    name, direction = f"{op}/{variant}{'/' if variant else ''}{text}/{dtype_name(t)}", "backward" if back else "forward"
+    return Case(name, op, direction, dtype_name(t), text, build, call, BUILTIN_ULPS, cancels=1.0)

@@ -1,0 +1,146 @@
+"""Models with gated DeltaNet: training beside torch, text with and without a batch, packed documents, and refusals.
+
+Their logits and gradients are those of test_oracle_model.py, their adapters of test_oracle_adapter.py.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.train.conftest import random_weights, tiny_config, write_checkpoint
+from wgrad.autograd.reference import ReferenceDevice
+from wgrad.device.errors import WgradError
+from wgrad.train.inference.continuous import Batch
+from wgrad.train.inference.generation import generate_batch, generate_ids
+from wgrad.train.inference.growing import Growing
+from wgrad.train.model.model import Model
+from wgrad.train.model.model_config import load_model_config, parse_model_config
+from wgrad.train.options.finetune_config import RunOptions
+from wgrad.train.options.generate_config import GREEDY
+from wgrad.train.step.build import build_frozen, build_trainable
+
+ARCHITECTURE = "Qwen3_5ForCausalLM"
+LENGTHS = (3, 40, 9, 1, 33)
+NEW = 12
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    raw = tiny_config(ARCHITECTURE, num_hidden_layers=3)
+    return write_checkpoint(tmp_path_factory.mktemp("delta") / "model", raw, random_weights(raw))
+
+
+@pytest.fixture(scope="module")
+def model(folder: Path) -> Model:
+    return build_frozen(load_model_config(folder), folder, ReferenceDevice(), positions=96, quantize=False)
+
+
+@pytest.fixture(scope="module")
+def prompts() -> list[list[int]]:
+    generator = np.random.default_rng(4)
+    return [generator.integers(1, 300, length).tolist() for length in LENGTHS]
+
+
+@pytest.fixture(scope="module")
+def alone(model: Model, prompts: list[list[int]]) -> list[list[int]]:
+    return [list(generate_ids(model, prompt, NEW, GREEDY)) for prompt in prompts]
+
+
+@pytest.mark.oracle
+def test_greedy_text_is_that_of_transformers(folder: Path, prompts: Any, alone: Any) -> None:
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    theirs.generation_config.eos_token_id = None
+    options = {"max_new_tokens": NEW, "do_sample": False, "pad_token_id": 0}
+    wanted = [theirs.generate(torch.tensor([p]), **options)[0, len(p) :].tolist() for p in prompts]
+    assert alone == wanted
+
+
+def test_prompts_of_a_batch_do_not_see_what_fills_them_up(model: Model, prompts: Any, alone: Any) -> None:
+    assert generate_batch(model, prompts, NEW, GREEDY) == alone
+
+
+@pytest.mark.parametrize("together", [1, 3])
+def test_sequences_that_come_and_go(model: Model, prompts: Any, alone: Any, together: int) -> None:
+    """One after the other and in a group, into rows that others have left, while the cache moves."""
+    batch, found = Batch(model, 4), dict[int, list[int]]()
+    waiting = [Growing.begin(prompt, NEW, GREEDY) for prompt in prompts]
+    numbers = {id(one): number for number, one in enumerate(waiting)}
+    while waiting or batch.members:
+        count = min(together, len(waiting), batch.free)
+        if count and batch.can_join(waiting[:count]):
+            batch.join(waiting[:count])
+            del waiting[:count]
+        block = batch.queue(5)
+        drawn = block.tokens()
+        for part in block.parts:
+            found.setdefault(numbers[id(part.sequence)], []).extend(drawn[: part.steps, part.row].tolist())
+    assert [found[number] for number in range(len(alone))] == alone
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize("full", [False, True], ids=["nf4", "full"])
+def test_eight_steps_beside_torch(full: bool, folder: Path, tmp_path: Path) -> None:
+    """Of an adapter of all projections on NF4 weights, and of all parameters."""
+    oracle = pytest.importorskip("tests.train.test_oracle_adapter")
+    torch, device = oracle.torch, ReferenceDevice()
+    settings: dict[str, Any] = {"full": True} if full else {"lora_r": 4, "lora_alpha": 8.0}
+    settings |= {"learning_rate": 1e-3 if full else 5e-3, "max_grad_norm": 0.5, "gradient_accumulation_steps": 2}
+    config = RunOptions(max_length=oracle.TOKENS, batch_size=2, compute="float32", weight_decay=0.0, **settings)
+    built = build_trainable(config, load_model_config(folder), folder, device, positions=oracle.TOKENS)
+    if full:
+        theirs = oracle.their_base(folder)
+    else:
+        start = {name: built.parameters.get(name) for name in built.parameters.tensors}
+        assert {name.split(".")[4] for name in start if "linear_attn" in name} == {
+            "in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "out_proj"
+        }  # fmt: skip
+        oracle.save_adapter(tmp_path / "start", built.lora, start, str(folder))
+        base = oracle.dequantized_base(folder, dict(built.model.weights), device)
+        theirs = oracle.peft.PeftModel.from_pretrained(base, tmp_path / "start", is_trainable=True)
+    optimizer = torch.optim.AdamW([p for p in theirs.parameters() if p.requires_grad], weight_decay=0.0)
+    ours, wanted = oracle.side_by_side(config, built, theirs, optimizer, steps=8)
+    np.testing.assert_allclose(ours, wanted, rtol=1e-3)
+    assert wanted[-1] < 0.97 * wanted[0]
+
+
+@pytest.mark.oracle
+def test_packed_documents_and_layers_that_are_computed_again(folder: Path) -> None:
+    """A row of two documents gives the sum of their gradients, whatever is kept for the backward."""
+    oracle = pytest.importorskip("tests.train.test_oracle_model")
+    ids, targets = oracle.batch(300)
+    cut, device = 9, ReferenceDevice()
+    targets[:, cut - 1] = -100
+    starts = np.tile(np.where(np.arange(oracle.TOKENS) < cut, 0, cut).astype(np.int32), (2, 1))
+
+    def gradient(ids: np.ndarray, targets: np.ndarray, starts: np.ndarray | None, *recompute: bool) -> np.ndarray:
+        model, parameters = oracle.full_model(folder, device)
+        model.recompute, model.keep_attention = recompute or (False, False)
+        model.loss(oracle.make_inputs(device, np.ascontiguousarray(ids), targets.copy(), starts)).backward()
+        return np.array(device.download(parameters.grad))
+
+    packed = gradient(ids, targets, starts)
+    parts = [gradient(ids[:, part], targets[:, part], None) for part in (slice(cut), slice(cut, None))]
+    assert oracle.distance(packed, sum(parts)) < 1e-4
+    for keep in (False, True):
+        np.testing.assert_array_equal(gradient(ids, targets, starts, True, keep), packed)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"attn_output_gate": False}, "attn_output_gate must be true"),
+        ({"layer_types": ["linear_attention", "sliding_attention"]}, "layer_types must be linear_attention or full"),
+        ({"layer_types": ["linear_attention"]}, r"layer_types must name each of the 2 layers"),
+        ({"hidden_act": "gelu_pytorch_tanh"}, "hidden_act must be silu"),
+        ({"linear_num_value_heads": 3}, "linear_num_value_heads must be a multiple of linear_num_key_heads, 2; got 3"),
+        ({"linear_key_head_dim": 512}, "linear_key_head_dim must be at most 256; got 512"),
+    ],
+)
+def test_what_is_not_built_is_refused_by_its_key(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(WgradError, match=said):
+        parse_model_config(tiny_config(ARCHITECTURE, **changes))

@@ -1,0 +1,89 @@
+"""The cache of a decoder: keys and values of attention, and of linear attention its states."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from wgrad.autograd import functional as F
+from wgrad.autograd.tensor import Tensor
+from wgrad.device.contract import Array, Device
+from wgrad.train.model.model_config import ModelConfig
+
+
+class Rows(NamedTuple):
+    """Some rows of a cache, one after another: their numbers, int32 [B], and the first of them, int32 [1]."""
+
+    numbers: Array
+    first: Array
+
+
+@dataclass
+class KVCache:
+    """Arrays of each layer, by its number. keys, values: of attention, [B, S, G, D]; `Inputs.cache_len` says how many
+    are filled. states: of linear attention, float32 [B, H, K, V]; histories: the last tokens that went into its
+    convolution, [B, W - 1, C]; both are those of the tokens so far. rows: of states and histories, where these have
+    more rows than a batch."""
+
+    keys: dict[int, Array]
+    values: dict[int, Array]
+    states: dict[int, Array] = field(default_factory=dict)
+    histories: dict[int, Array] = field(default_factory=dict)
+    rows: Rows | None = None
+
+    @classmethod
+    def empty(cls, config: ModelConfig, batch: int, length: int, dtype: Any, device: Device) -> KVCache:
+        # Zeros: what is masked is still multiplied, by zero, and zero times an old NaN would be NaN.
+        shape, c = (batch, length, config.num_key_value_heads, config.head_dim), config.linear
+        linear = [i for i in range(config.num_hidden_layers) if config.linear_of(i)]
+        layers = [i for i in range(config.num_hidden_layers) if not config.linear_of(i)]
+        keys, values = ({i: device.zeros(shape, dtype) for i in layers} for _ in range(2))
+        if c is None:
+            return cls(keys, values)
+        state, history = (batch, c.heads, c.key_dim, c.value_dim), (batch, c.width - 1, c.channels)
+        histories = {i: device.zeros(history, dtype) for i in linear if c.width > 1}
+        return cls(keys, values, {i: device.zeros(state) for i in linear}, histories)
+
+    def with_history(self, layer: int, x: Tensor) -> Tensor:
+        """x [B, T, C] behind the tokens before it; the last ones of both are before what comes next."""
+        if layer not in self.histories:
+            return x
+        history = self._taken(self.histories[layer], x.device)
+        whole = F.cat([Tensor(history, x.device), x], dim=1)
+        self._put(self.histories[layer], whole[:, x.shape[1] :].data, x.device)
+        return whole
+
+    def state(self, layer: int, device: Device) -> Array:
+        """The state of the batch in a layer, to be overwritten."""
+        return self._taken(self.states[layer], device)
+
+    def keep_state(self, layer: int, state: Array, device: Device) -> None:
+        """Put what `state` gave back where it belongs."""
+        if self.rows is not None:
+            self._put(self.states[layer], state, device)
+
+    def _taken(self, array: Array, device: Device) -> Array:
+        if self.rows is None:
+            return array
+        found = device.embedding(as_table(array, device), self.rows.numbers, dtype=array.dtype)
+        return device.view(found, (found.shape[0], *array.shape[1:]))
+
+    def _put(self, array: Array, value: Array, device: Device) -> None:
+        if self.rows is None:
+            device.copy(value, array)
+        else:
+            put_rows(device, array, value, self.rows.first)
+
+
+def as_table(array: Array, device: Device) -> Array:
+    """[R, ...] as [R, N]."""
+    return device.view(array, (array.shape[0], math.prod(array.shape[1:])))
+
+
+def put_rows(device: Device, array: Array, rows: Array, first: Array) -> None:
+    """array [R, ...] from row first[0] on = rows [N, ...], as far as it has those. By the operator that appends to a
+    cache: a view could not begin at every row."""
+    width = math.prod(array.shape[1:])
+    table, new = (device.view(x, (1, x.shape[0], 1, width)) for x in (array, rows))
+    device.kv_append(table, new, first)

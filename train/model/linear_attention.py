@@ -1,0 +1,46 @@
+"""Layers of gated DeltaNet: their sizes, and the tensors that they have in the place of attention's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinearAttention:
+    """layers: those that have it. heads: of values, which share key_heads; key_dim, value_dim: their widths. width: of
+    the convolution, in tokens."""
+
+    layers: tuple[bool, ...]
+    heads: int
+    key_heads: int
+    key_dim: int
+    value_dim: int
+    width: int
+
+    @property
+    def value_size(self) -> int:
+        return self.heads * self.value_dim
+
+    @property
+    def channels(self) -> int:
+        """Numbers of a token that go through the convolution: q, k and v."""
+        return 2 * self.key_heads * self.key_dim + self.value_size
+
+    out_proj = "linear_attn.out_proj"
+
+    def projections(self, hidden: int) -> dict[str, tuple[int, int]]:
+        """Shape [out, in] of a layer's, by their path within the layer."""
+        parts = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a")
+        first = dict(zip(parts, (self.channels, self.value_size, self.heads, self.heads)))
+        shapes = {f"linear_attn.{name}": (out, hidden) for name, out in first.items()}
+        return shapes | {self.out_proj: (hidden, self.value_size)}
+
+    @property
+    def others(self) -> dict[str, tuple[int, ...]]:
+        """Shapes of a layer's other tensors, all float32, by their path within the layer."""
+        return {
+            "linear_attn.conv1d.weight": (self.channels, 1, self.width),
+            "linear_attn.dt_bias": (self.heads,),
+            "linear_attn.A_log": (self.heads,),
+            "linear_attn.norm.weight": (self.value_dim,),
+        }

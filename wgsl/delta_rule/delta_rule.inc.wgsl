@@ -1,0 +1,144 @@
+// Parts of the gated delta rule (autograd/ops/delta_rule.py has the formulas).
+
+#part chunk
+// Part of every kernel of chunks: the tokens of one chunk of one head, and what stands for them in workgroup memory.
+// `info` has planes [batch heads, chunks CHUNK]: sums of g, beta, one over the length of q (scaled) and of k, where the
+// token's document starts in the chunk (-1: before it), and gradients of g and beta. `mats` has three matrices
+// [CHUNK, CHUNK] of each chunk: the solved system, the system, and the scores. `states` are [chunks + 1, batch heads,
+// KEYS, VALUES], before each chunk and after the last. `values`
+// are two planes [batch heads, chunks CHUNK, VALUES]: new, and its gradient.
+struct Params {
+  batch: u32, tokens: u32, heads: u32, key_heads: u32,
+  keys: u32, values: u32, scale: f32,  // widths of heads (KEYS, VALUES below), and what q is multiplied by
+  at: u32, chunks: u32, tiles: u32,  // the first token of the segment, its chunks, and tiles of VALUES
+  first: u32, end: u32,  // workgroups of this dispatch
+}
+@group(0) @binding(0) var<uniform> p: Params;
+
+const CHUNK = 64u;
+const EPS = 1e-6;  // of the lengths of q and k
+const SQUARE = 4096u;
+const INVERSE = 0u;
+const SYSTEM = 1u;
+const SCORES = 2u;
+
+var<private> head: u32;  // of all batch heads
+var<private> chunk: u32;
+var<private> count: u32;  // tokens of the chunk
+var<private> row: u32;  // of the chunk's first token, in arrays [B, T, ...]
+
+var<workgroup> sums: array<f32, CHUNK>;
+var<workgroup> beta: array<f32, CHUNK>;
+var<workgroup> q_unit: array<f32, CHUNK>;
+var<workgroup> k_unit: array<f32, CHUNK>;
+var<workgroup> start: array<f32, CHUNK>;
+
+fn choose(which_head: u32, which_chunk: u32) {
+  head = which_head;
+  chunk = which_chunk;
+  let at = p.at + chunk * CHUNK;
+  count = min(CHUNK, p.tokens - at);
+  row = head / p.heads * p.tokens + at;
+}
+
+fn plane(number: u32, i: u32) -> u32 {
+  return ((number * p.batch * p.heads + head) * p.chunks + chunk) * CHUNK + i;
+}
+fn square(number: u32, i: u32, j: u32) -> u32 {
+  return ((head * p.chunks + chunk) * 3u + number) * SQUARE + i * CHUNK + j;
+}
+fn token(i: u32, c: u32) -> u32 { return ((head * p.chunks + chunk) * CHUNK + i) * p.values + c; }
+// The same in the second plane of `values`.
+fn second(i: u32, c: u32) -> u32 { return p.batch * p.heads * p.chunks * CHUNK * p.values + token(i, c); }
+fn cell(slot: u32, d: u32, c: u32) -> u32 { return ((slot * p.batch * p.heads + head) * p.keys + d) * p.values + c; }
+
+// Channels of a token: q of all key heads, k, and v of all heads.
+fn key_width() -> u32 { return p.key_heads * p.keys; }
+fn channel(i: u32, c: u32) -> u32 { return (row + i) * (2u * key_width() + p.heads * p.values) + c; }
+fn key_head() -> u32 { return head % p.heads / (p.heads / p.key_heads); }
+fn query(i: u32, d: u32) -> f32 {
+  if (i >= count || d >= p.keys) { return 0.0; }
+  return f32(qkv[channel(i, key_head() * p.keys + d)]) * q_unit[i];
+}
+fn key(i: u32, d: u32) -> f32 {
+  if (i >= count || d >= p.keys) { return 0.0; }
+  return f32(qkv[channel(i, key_width() + key_head() * p.keys + d)]) * k_unit[i];
+}
+fn value(i: u32, c: u32) -> f32 {
+  if (i >= count || c >= p.values) { return 0.0; }
+  return f32(qkv[channel(i, 2u * key_width() + head % p.heads * p.values + c)]);
+}
+
+// What token j has left in the state until token i, 0 where it is no earlier one of i's document.
+fn decay(i: u32, j: u32) -> f32 {
+  let counts = j <= i && i < count && f32(j) >= start[i];
+  return select(0.0, exp(select(0.0, sums[i] - sums[j], counts)), counts);
+}
+// The part of the incoming state that is left at token i.
+fn inside(i: u32) -> f32 { return select(0.0, exp(sums[i]), start[i] < 0.0); }
+#endpart
+
+#part gates
+// Part of the kernels that are given `info`: the chunk's gates, in workgroup memory.
+fn load_gates(lid: u32) {
+  workgroupBarrier();
+  if (lid < CHUNK) {
+    sums[lid] = info[plane(0u, lid)];
+    beta[lid] = info[plane(1u, lid)];
+    q_unit[lid] = info[plane(2u, lid)];
+    k_unit[lid] = info[plane(3u, lid)];
+    start[lid] = info[plane(4u, lid)];
+  }
+  workgroupBarrier();
+}
+#endpart
+
+#part staged
+// Part of the kernels with matmuls: their operands in workgroup memory, 16 of the inner dimension at a time. A workgroup
+// has COLUMNS / 4 x 16 invocations of 4 x 4 elements of a tile of 64 rows.
+const ACROSS = COLUMNS / 4u;
+const THREADS = ACROSS * 16u;
+var<workgroup> left: array<vec4<f32>, 272>;
+var<workgroup> right: array<vec4<f32>, ACROSS * 16u>;
+
+// An invocation's four rows of a tile.
+struct Tile { r0: vec4<f32>, r1: vec4<f32>, r2: vec4<f32>, r3: vec4<f32> }
+fn zeros() -> Tile { return Tile(vec4<f32>(0.0), vec4<f32>(0.0), vec4<f32>(0.0), vec4<f32>(0.0)); }
+#endpart
+
+#part begin
+// Part of the kernels with matmuls: an invocation's place in a tile, with its first row i and column j.
+  let group = p.first + wg.x + wg.y * nwg.x;
+  if (group >= p.end) { return; }
+  let tx = lid % ACROSS;
+  let ty = lid / ACROSS;
+  let i = 4u * ty;
+  let j = 4u * tx;
+#endpart
+
+#part add lhs rhs inner lk lr rk rc
+  // tile += $lhs(row, n) $rhs(n, column), n < $inner. Of element e: $lk and $lr its n and row / 4, $rk and $rc its n and
+  // column / 4, so that neighbours in memory are read by neighbours.
+  for (var n = 0u; n < $inner; n += 16u) {
+    workgroupBarrier();
+    for (var e = lid; e < 256u; e += THREADS) {
+      let k = n + $lk;
+      let r = 4u * ($lr);
+      left[($lk) * 17u + ($lr)] = vec4<f32>($lhs(r, k), $lhs(r + 1u, k), $lhs(r + 2u, k), $lhs(r + 3u, k));
+    }
+    for (var e = lid; e < 16u * ACROSS; e += THREADS) {
+      let k = n + $rk;
+      let c = 4u * ($rc);
+      right[($rk) * ACROSS + ($rc)] = vec4<f32>($rhs(k, c), $rhs(k, c + 1u), $rhs(k, c + 2u), $rhs(k, c + 3u));
+    }
+    workgroupBarrier();
+    for (var k = 0u; k < 16u; k++) {
+      let l = left[k * 17u + ty];
+      let r = right[k * ACROSS + tx];
+      tile.r0 += l.x * r;
+      tile.r1 += l.y * r;
+      tile.r2 += l.z * r;
+      tile.r3 += l.w * r;
+    }
+  }
+#endpart

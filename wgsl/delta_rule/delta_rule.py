@@ -1,0 +1,175 @@
+"""The gated delta rule in chunks, a segment of the sequence at a time. Shaders: delta_rule_*.wgsl.
+
+Memory besides the arguments is that of one segment: matrices, states and values of its chunks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from wgrad.device.contract import DELTA_CHUNK, DELTA_SEGMENT
+from wgrad.device.memory import Array
+from wgrad.wgsl.elements import GROUP, wgsl_type
+from wgrad.wgsl.operators import implements
+from wgrad.wgsl.runtime.compile import Constant
+from wgrad.wgsl.runtime.dispatch_parts import launch_range
+from wgrad.wgsl.runtime.runtime import Runtime
+
+_STEPS = 8  # tokens up to which a state is taken through them one by one
+_WANTED_GROUPS = 128  # of a scan: as many as a large card has places for
+
+
+@dataclass
+class _Scratch:
+    """Arrays that the kernels of a segment hand on (delta_rule.inc.wgsl)."""
+
+    info: Array
+    mats: Array
+    values: Array
+    states: Array
+
+
+@dataclass
+class _Call:
+    """The arguments of one call, and how its kernels are launched."""
+
+    device: Runtime
+    qkv: Array
+    gates: tuple[Array, Array, Array, Array]  # g, beta, doc_start, cache_len
+    key_heads: int
+    keys: int
+    values: int
+
+    def __post_init__(self) -> None:
+        (self.batch, self.tokens, self.heads), self.channels = self.gates[0].shape, self.qkv.shape[2]
+        self.rows = self.batch * self.heads
+        self.size = self.rows * self.keys * self.values  # of a state of all heads
+        wide = [n for n in (64, 32, 16) if self.rows * -(-self.values // n) >= _WANTED_GROUPS]
+        self.columns = wide[0] if wide else 16
+
+    @property
+    def segments(self) -> list[tuple[int, int]]:
+        """The first token of each, and its chunks."""
+        starts = range(0, self.tokens, DELTA_SEGMENT)
+        return [(at, -(-min(DELTA_SEGMENT, self.tokens - at) // DELTA_CHUNK)) for at in starts]
+
+    def scratch(self, backward: bool) -> _Scratch:
+        chunks, empty = self.segments[0][1], self.device.empty
+        tokens = self.rows * chunks * DELTA_CHUNK
+        return _Scratch(
+            empty((7 if backward else 5, tokens)),
+            empty((self.rows * chunks, 3, DELTA_CHUNK, DELTA_CHUNK)),
+            empty((2 if backward else 1, tokens, self.values)),
+            empty((chunks + 1, self.size)),
+        )
+
+    def launch(self, name: str, arrays: Sequence[Array | None], segment: tuple[int, int], groups: int, flop: float,
+               columns: int = 64, **types: Array) -> None:  # fmt: skip
+        """flop: of a token of a head."""
+        at, chunks = segment
+        constants: dict[str, Constant] = {"COLUMNS": columns, "INVOCATIONS": 4 * columns, "BACKWARD": "DY_T" in types}
+        constants |= {kind: wgsl_type(array.dtype) for kind, array in (("QKV_T", self.qkv), *types.items())}
+        tiles = -(-self.values // columns)
+        params: list[int | float] = [self.batch, self.tokens, self.heads, self.key_heads, self.keys, self.values]
+        params += [self.keys**-0.5, at, chunks, tiles]
+        work = flop * self.rows * chunks * DELTA_CHUNK
+        launch_range(self.device, name, arrays, params, groups, constants, work=work, heaviest=1.0)
+
+    def move(self, source: Array, at: int, target: Array, into: int) -> None:
+        """A state of all heads; at, into: numbers of states."""
+        params, groups = [self.size, at * self.size, into * self.size], self.device.groups(self.size, GROUP)
+        self.device.launch("delta_rule_move", [source, target], params, groups, {}, work=8.0 * self.size)
+
+    def states(self, x: _Scratch, segment: tuple[int, int]) -> None:
+        """The states before and after each chunk, from the one in slot 0."""
+        n, k, v = DELTA_CHUNK, self.keys, self.values
+        chunks = self.rows * segment[1]
+        arrays = [self.qkv, *self.gates, x.info, x.mats]
+        self.launch("delta_rule_system", arrays, segment, chunks, 2.0 * n * k + n * n)
+        groups = self.rows * -(-v // self.columns)
+        arrays = [self.qkv, x.info, x.mats, x.values, x.states]
+        self.launch("delta_rule_scan", arrays, segment, groups, 2.0 * v * (2 * k + n), self.columns)
+
+
+@implements("delta_rule")
+def delta_rule(
+    device: Runtime,
+    qkv: Array,
+    g: Array,
+    beta: Array,
+    doc_start: Array,
+    cache_len: Array,
+    key_heads: int,
+    key_dim: int,
+    state: Array | None,
+) -> tuple[Array, Array | None]:
+    batch, tokens, heads = g.shape
+    values = (qkv.shape[2] - 2 * key_heads * key_dim) // heads
+    call = _Call(device, qkv, (g, beta, doc_start, cache_len), key_heads, key_dim, values)
+    y = device.empty((batch, tokens, heads, values), qkv.dtype)
+    if state is not None and tokens <= _STEPS:
+        arrays = [qkv, *call.gates, state, y]
+        groups = call.rows * -(-values // 64)
+        call.launch("delta_rule_step", arrays, (0, 1), groups, 8.0 * key_dim * values * tokens / DELTA_CHUNK, Y_T=y)
+        return y, None
+    x, zeros = call.scratch(False), device.zeros((call.size,))
+    saved = device.empty((len(call.segments), batch, heads, key_dim, values)) if state is None else None
+    first = zeros if state is None else state
+    call.move(first, 0, x.states, 0)
+    if saved is not None:
+        call.move(first, 0, saved, 0)
+    carry = device.empty((call.size,)) if len(call.segments) > 1 else None
+    flop = 2.0 * (DELTA_CHUNK * (key_dim + values) + key_dim * values)
+    for number, segment in enumerate(call.segments):
+        if number and carry is not None:
+            call.move(carry, 0, x.states, 0)
+            if saved is not None:
+                call.move(carry, 0, saved, number)
+        call.states(x, segment)
+        arrays = [qkv, x.info, x.mats, x.values, x.states, y]
+        call.launch("delta_rule_output", arrays, segment, call.rows * segment[1], flop, Y_T=y)
+        if carry is not None:
+            call.move(x.states, segment[1], carry, 0)
+    if state is not None:
+        call.move(x.states, call.segments[-1][1], state, 0)
+    return y, saved
+
+
+@implements("delta_rule_backward")
+def delta_rule_backward(
+    device: Runtime,
+    dy: Array,
+    qkv: Array,
+    g: Array,
+    beta: Array,
+    doc_start: Array,
+    cache_len: Array,
+    states: Array,
+    key_heads: int,
+    key_dim: int,
+) -> tuple[Array, Array, Array]:
+    values = dy.shape[3]
+    call = _Call(device, qkv, (g, beta, doc_start, cache_len), key_heads, key_dim, values)
+    dqkv, dg, dbeta = device.empty(qkv.shape, qkv.dtype), device.empty(g.shape), device.empty(beta.shape)
+    x = call.scratch(True)
+    dstates, carry = device.empty(x.states.shape), device.zeros((call.size,))
+    dqk = device.empty((x.info.shape[1], 2 * key_dim))
+    n, k, v = DELTA_CHUNK, key_dim, values
+    for number, segment in reversed(list(enumerate(call.segments))):
+        chunks = call.rows * segment[1]
+        call.move(states, number, x.states, 0)
+        call.states(x, segment)
+        arrays: list[Array | None] = [qkv, x.info, x.mats, x.values, None, dy]
+        call.launch("delta_rule_output", arrays, segment, chunks, 2.0 * n * (k + v), Y_T=dy, DY_T=dy)
+        call.move(carry, 0, dstates, segment[1])
+        arrays = [qkv, x.info, x.mats, dy, x.values, dstates]
+        groups = call.rows * -(-v // call.columns)
+        call.launch("delta_rule_scan_backward", arrays, segment, groups, 2.0 * v * (3 * k + n), call.columns, DY_T=dy)
+        call.move(dstates, 0, carry, 0)
+        arrays = [qkv, x.info, x.mats, x.values, x.states, dstates, dy, dqk]
+        call.launch("delta_rule_grads", arrays, segment, chunks, 2.0 * (2 * n * v + 3 * k * v + 4 * n * k), DY_T=dy)
+        arrays = [qkv, x.info, x.values, dqk, dqkv, dg, dbeta]
+        tokens = min(DELTA_SEGMENT, call.tokens - segment[0])
+        call.launch("delta_rule_channels", arrays, segment, call.batch * tokens, 16.0 * k + 4 * v)
+    return dqkv, dg, dbeta

@@ -1,0 +1,69 @@
+// The gradients of the gated delta rule where they belong: of q and k those of all heads that share one, before it had
+// length 1, dx = (dx1 - x1 (x1 dx1)) / |x|; of v, beta to_rhs; of the gates as they are.
+//
+// qkv [batch, tokens, channels] QKV_T; info; values: plane 1 is to_rhs; dqk [batch heads, chunks CHUNK, 2 KEYS] f32;
+// dqkv like qkv, dg and dbeta [batch, tokens, heads] f32: overwritten for the tokens of the segment.
+// Dispatch: a workgroup for each token of a sequence. Of q and k, 32 invocations take a key head.
+#include "delta_rule.inc.wgsl" chunk
+@group(0) @binding(1) var<storage, read> qkv: array<QKV_T>;
+@group(0) @binding(2) var<storage, read> info: array<f32>;
+@group(0) @binding(3) var<storage, read> values: array<f32>;
+@group(0) @binding(4) var<storage, read> dqk: array<f32>;
+@group(0) @binding(5) var<storage, read_write> dqkv: array<QKV_T>;
+@group(0) @binding(6) var<storage, read_write> dg: array<f32>;
+@group(0) @binding(7) var<storage, read_write> dbeta: array<f32>;
+
+var<workgroup> partial: array<f32, 256>;
+
+// Of a key head, the sum over its heads of the gradients of element d of q (0) or k (1).
+fn shared_gradient(b: u32, i: u32, key_head_of: u32, which: u32, d: u32) -> f32 {
+  let share = p.heads / p.key_heads;
+  var sum = 0.0;
+  for (var n = 0u; n < share; n++) {
+    let of_head = b * p.heads + key_head_of * share + n;
+    sum += dqk[((of_head * p.chunks + chunk) * CHUNK + i) * 2u * p.keys + which * p.keys + d];
+  }
+  return sum;
+}
+
+@compute @workgroup_size(256)
+fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
+  let group = p.first + wg.x + wg.y * nwg.x;
+  if (group >= p.end) { return; }
+  let here = min(p.chunks * CHUNK, p.tokens - p.at);
+  let b = group / here;
+  let i = group % here % CHUNK;
+  choose(b * p.heads, group % here / CHUNK);
+  let lane = lid % 32u;
+  for (var first = 0u; first < 2u * p.key_heads; first += 8u) {
+    let part = first + lid / 32u;
+    let there = part < 2u * p.key_heads;
+    let which = min(part, 2u * p.key_heads - 1u) / p.key_heads;
+    let of_key = part % p.key_heads;
+    choose(b * p.heads + of_key * (p.heads / p.key_heads), chunk);
+    let unit = info[plane(2u + which, i)];
+    let at = channel(i, which * key_width() + of_key * p.keys);
+    var sum = 0.0;
+    for (var d = lane; d < p.keys && there; d += 32u) { sum += shared_gradient(b, i, of_key, which, d) * f32(qkv[at + d]) * unit; }
+    workgroupBarrier();
+    partial[lid] = sum;
+    workgroupBarrier();
+    var along = 0.0;
+    for (var n = 0u; n < 32u; n++) { along += partial[lid - lane + n]; }
+    // Of q, `unit` has the scale as well, and so has its gradient.
+    let inverse = select(1.0, 1.0 / p.scale, which == 0u);
+    for (var d = lane; d < p.keys && there; d += 32u) {
+      let own = f32(qkv[at + d]) * unit * inverse;
+      dqkv[at + d] = QKV_T(unit * (shared_gradient(b, i, of_key, which, d) - own * along * inverse));
+    }
+  }
+  for (var n = lid; n < p.heads * p.values; n += 256u) {
+    choose(b * p.heads + n / p.values, chunk);
+    dqkv[channel(i, 2u * key_width() + n)] = QKV_T(info[plane(1u, i)] * values[second(i, n % p.values)]);
+  }
+  for (var n = lid; n < p.heads; n += 256u) {
+    choose(b * p.heads + n, chunk);
+    dg[(row + i) * p.heads + n] = info[plane(5u, i)];
+    dbeta[(row + i) * p.heads + n] = info[plane(6u, i)];
+  }
+}

@@ -1,0 +1,172 @@
+// Gradients of q, k and the gates of each chunk of the gated delta rule, from those of its states and its new values:
+// the formulas of `_chunk_grads` in autograd/ops/delta_rule.py.
+//
+// qkv [batch, tokens, channels] QKV_T; info: planes 5 and 6 are overwritten; mats: system and scores are overwritten;
+// values; states, dstates; dy [batch, tokens, heads, VALUES] DY_T; dqk [batch heads, chunks CHUNK, 2 KEYS] f32: overwritten.
+// Dispatch: a workgroup for each chunk of each head.
+#include "delta_rule.inc.wgsl" chunk
+@group(0) @binding(1) var<storage, read> qkv: array<QKV_T>;
+@group(0) @binding(2) var<storage, read_write> info: array<f32>;
+@group(0) @binding(3) var<storage, read_write> mats: array<f32>;
+@group(0) @binding(4) var<storage, read> values: array<f32>;
+@group(0) @binding(5) var<storage, read> states: array<f32>;
+@group(0) @binding(6) var<storage, read> dstates: array<f32>;
+@group(0) @binding(7) var<storage, read> dy: array<DY_T>;
+@group(0) @binding(8) var<storage, read_write> dqk: array<f32>;
+#include "delta_rule.inc.wgsl" gates
+#include "delta_rule.inc.wgsl" staged
+
+var<workgroup> partial: array<f32, 1024>;
+var<workgroup> dsums: array<f32, CHUNK>;
+var<workgroup> dbeta: array<f32, CHUNK>;
+var<private> deep: u32;  // the first of 64 rows of a state
+
+fn output_gradient(i: u32, c: u32) -> f32 {
+  if (i >= count || c >= p.values) { return 0.0; }
+  return f32(dy[((row + i) * p.heads + head % p.heads) * p.values + c]);
+}
+fn rhs_gradient(i: u32, c: u32) -> f32 {
+  if (c >= p.values) { return 0.0; }
+  return values[second(i, c)];
+}
+fn new_value(i: u32, c: u32) -> f32 {
+  if (c >= p.values) { return 0.0; }
+  return values[token(i, c)];
+}
+fn new_across(c: u32, i: u32) -> f32 { return new_value(i, c); }
+fn state_across(c: u32, d: u32) -> f32 {
+  if (deep + d >= p.keys || c >= p.values) { return 0.0; }
+  return states[cell(chunk, deep + d, c)];
+}
+fn next_across(c: u32, d: u32) -> f32 {
+  if (deep + d >= p.keys || c >= p.values) { return 0.0; }
+  return dstates[cell(chunk + 1u, deep + d, c)];
+}
+fn score_gradient(i: u32, j: u32) -> f32 { return mats[square(SCORES, i, j)]; }
+fn score_across(j: u32, i: u32) -> f32 { return mats[square(SCORES, i, j)]; }
+fn system_gradient(i: u32, j: u32) -> f32 { return mats[square(SYSTEM, i, j)] + mats[square(SYSTEM, j, i)]; }
+fn deep_query(i: u32, d: u32) -> f32 { return query(i, deep + d); }
+fn deep_key(i: u32, d: u32) -> f32 { return key(i, deep + d); }
+fn dqk_at(i: u32, d: u32) -> u32 { return ((head * p.chunks + chunk) * CHUNK + i) * 2u * p.keys + d; }
+
+// The sum of what 16 invocations have of each of 64 numbers; of number lid, where that is below 64.
+fn sum_of_16(four: vec4<f32>, which: u32, place: u32, lid: u32) -> f32 {
+  workgroupBarrier();
+#unroll n 4
+  partial[(4u * which + $nu) * 16u + place] = four[$n];
+#end
+  workgroupBarrier();
+  var sum = 0.0;
+  for (var n = 0u; n < 16u; n++) { sum += partial[16u * (lid % CHUNK) + n]; }
+  return sum;
+}
+
+@compute @workgroup_size($INVOCATIONS)
+fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
+#include "delta_rule.inc.wgsl" begin
+  choose(group / p.chunks, group % p.chunks);
+  load_gates(lid);
+  var tile = zeros();
+#include "delta_rule.inc.wgsl" add lhs=output_gradient rhs=new_across inner=p.values lk=e%16u lr=e/16u rk=e%16u rc=e/16u
+  let by_scores = tile;
+  tile = zeros();
+#include "delta_rule.inc.wgsl" add lhs=rhs_gradient rhs=new_across inner=p.values lk=e%16u lr=e/16u rk=e%16u rc=e/16u
+  // Sums over pairs of tokens: of the later ones, of the earlier ones, and of beta.
+  var later = vec4<f32>(0.0);
+  var earlier = vec4<f32>(0.0);
+  var rates = vec4<f32>(0.0);
+#unroll n 4
+#unroll c 4
+  {
+    let system = square(SYSTEM, i + $nu, j + $cu);
+    let scores = square(SCORES, i + $nu, j + $cu);
+    let left_over = decay(i + $nu, j + $cu);
+    let by_system = select(0.0, -tile.r$n[$c], j + $cu < i + $nu);
+    let rate = by_system * mats[system];
+    let pair = by_scores.r$n[$c] * mats[scores] + beta[i + $nu] * rate;
+    later[$n] += pair;
+    earlier[$c] += pair;
+    rates[$n] += rate;
+    mats[system] = beta[i + $nu] * by_system * left_over;
+    mats[scores] = by_scores.r$n[$c] * left_over;
+  }
+#end
+#end
+  storageBarrier();
+  var ends = vec4<f32>(0.0);
+  for (var part = 0u; part < p.keys; part += 64u) {
+    deep = part;
+    tile = zeros();
+#include "delta_rule.inc.wgsl" add lhs=output_gradient rhs=state_across inner=p.values lk=e%16u lr=e/16u rk=e%16u rc=e/16u
+#unroll n 4
+    tile.r$n = tile.r$n * inside(i + $nu);
+#unroll c 4
+    later[$n] += deep_query(i + $nu, j + $cu) * tile.r$n[$c];
+#end
+#end
+#include "delta_rule.inc.wgsl" add lhs=score_gradient rhs=deep_key inner=CHUNK lk=e%16u lr=e/16u rk=e/16u rc=e%16u
+#unroll n 4
+#unroll c 4
+    if (part + j + $cu < p.keys) { dqk[dqk_at(i + $nu, part + j + $cu)] = tile.r$n[$c]; }
+#end
+#end
+    tile = zeros();
+#include "delta_rule.inc.wgsl" add lhs=rhs_gradient rhs=state_across inner=p.values lk=e%16u lr=e/16u rk=e%16u rc=e/16u
+#unroll n 4
+    tile.r$n = tile.r$n * -inside(i + $nu);
+#unroll c 4
+    rates[$n] += deep_key(i + $nu, j + $cu) * tile.r$n[$c];
+    later[$n] += beta[i + $nu] * deep_key(i + $nu, j + $cu) * tile.r$n[$c];
+#end
+    tile.r$n = tile.r$n * beta[i + $nu];
+#end
+    let by_wanted = tile;
+    tile = zeros();
+#include "delta_rule.inc.wgsl" add lhs=new_value rhs=next_across inner=p.values lk=e%16u lr=e/16u rk=e%16u rc=e/16u
+#unroll n 4
+    tile.r$n = tile.r$n * decay(count - 1u, i + $nu);
+#unroll c 4
+    ends[$n] += deep_key(i + $nu, j + $cu) * tile.r$n[$c];
+#end
+    tile.r$n += by_wanted.r$n;
+#end
+#include "delta_rule.inc.wgsl" add lhs=system_gradient rhs=deep_key inner=CHUNK lk=e%16u lr=e/16u rk=e/16u rc=e%16u
+#include "delta_rule.inc.wgsl" add lhs=score_across rhs=deep_query inner=CHUNK lk=e/16u lr=e%16u rk=e/16u rc=e%16u
+#unroll n 4
+#unroll c 4
+    if (part + j + $cu < p.keys) { dqk[dqk_at(i + $nu, p.keys + part + j + $cu)] = tile.r$n[$c]; }
+#end
+#end
+  }
+  // The product of the state and of the gradient of the next one.
+  var through = 0.0;
+  for (var n = lid; n < p.keys * p.values; n += THREADS) { through += states[cell(chunk, 0u, n)] * dstates[cell(chunk + 1u, 0u, n)]; }
+  let of_later = sum_of_16(later - ends, ty, tx, lid);
+  let of_earlier = sum_of_16(earlier, tx, ty, lid);
+  let of_rates = sum_of_16(rates, ty, tx, lid);
+  let of_ends = sum_of_16(ends, ty, tx, lid);
+  workgroupBarrier();
+  if (lid < CHUNK) {
+    dsums[lid] = of_later - of_earlier;
+    dbeta[lid] = of_rates;
+    partial[lid] = of_ends;
+  }
+  partial[CHUNK + lid] = through;
+  workgroupBarrier();
+  if (lid == 0u) {
+    var all = 0.0;
+    for (var n = 0u; n < THREADS; n++) { all += partial[CHUNK + n]; }
+    all = select(0.0, all * inside(count - 1u), start[count - 1u] < 0.0);
+    for (var n = 0u; n < CHUNK; n++) { all += partial[n]; }
+    dsums[count - 1u] += all;
+  }
+  workgroupBarrier();
+  if (lid < count) {
+    var sum = 0.0;
+    for (var n = lid; n < count; n++) { sum += select(0.0, dsums[n], f32(lid) >= start[n]); }
+    info[plane(5u, lid)] = sum;
+    var rate = dbeta[lid];
+    for (var c = 0u; c < p.values; c++) { rate += rhs_gradient(lid, c) * value(lid, c); }
+    info[plane(6u, lid)] = rate;
+  }
+}

@@ -1,0 +1,74 @@
+// The gated delta rule token by token, on a state: S = exp(g) S + k (beta (v - exp(g) S' k))', y = S' q.
+//
+// qkv [batch, tokens, channels] QKV_T; g, beta_of [batch, tokens, heads] f32; doc_start [batch, tokens] i32; cache_len [1];
+// state [batch, heads, KEYS, VALUES] f32: overwritten; y [batch, tokens, heads, VALUES] Y_T.
+// Dispatch: a workgroup for each 64 of VALUES of each head. Four invocations share a column of the state.
+#include "delta_rule.inc.wgsl" chunk
+@group(0) @binding(1) var<storage, read> qkv: array<QKV_T>;
+@group(0) @binding(2) var<storage, read> g: array<f32>;
+@group(0) @binding(3) var<storage, read> beta_of: array<f32>;
+@group(0) @binding(4) var<storage, read> doc_start: array<i32>;
+@group(0) @binding(5) var<storage, read> cache_len: array<i32>;
+@group(0) @binding(6) var<storage, read_write> state: array<f32>;
+@group(0) @binding(7) var<storage, read_write> y: array<Y_T>;
+
+const MOST_KEYS = 256u;
+var<workgroup> q_of: array<f32, MOST_KEYS>;
+var<workgroup> k_of: array<f32, MOST_KEYS>;
+var<workgroup> partial: array<vec2<f32>, 256>;
+
+// The sum over a workgroup's invocations with the same number in their quarter; `width` of them: 1 for all.
+fn summed(x: vec2<f32>, lid: u32, width: u32) -> vec2<f32> {
+  workgroupBarrier();
+  partial[lid] = x;
+  workgroupBarrier();
+  var sum = vec2<f32>(0.0);
+  for (var n = lid % width; n < 256u; n += width) { sum += partial[n]; }
+  return sum;
+}
+
+@compute @workgroup_size(256)
+fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
+  let group = p.first + wg.x + wg.y * nwg.x;
+  if (group >= p.end) { return; }
+  choose(group / p.tiles, 0u);
+  let c = group % p.tiles * 64u + lid % 64u;
+  let there = c < p.values;
+  let column = min(c, p.values - 1u);
+  let share = (p.keys + 3u) / 4u;
+  let first = lid / 64u * share;
+  let last = min(first + share, p.keys);
+  for (var t = 0u; t < p.tokens; t++) {
+    var squares = vec2<f32>(0.0);
+    workgroupBarrier();
+    for (var d = lid; d < p.keys; d += 256u) {
+      let x = vec2<f32>(f32(qkv[channel(t, key_head() * p.keys + d)]), f32(qkv[channel(t, key_width() + key_head() * p.keys + d)]));
+      q_of[d] = x.x;
+      k_of[d] = x.y;
+      squares += x * x;
+    }
+    let unit = inverseSqrt(summed(squares, lid, 1u) + EPS);
+    let gate = (row + t) * p.heads + head % p.heads;
+    // The first token of a document begins with no state, and one from before its document leaves none.
+    let position = cache_len[0] + i32(t);
+    let begins = doc_start[row + t];
+    let kept = select(0.0, exp(g[gate]), begins < position);
+    var read = 0.0;
+    for (var d = first; d < last; d++) {
+      let before = select(0.0, kept * state[cell(0u, d, column)], begins < position);
+      read += k_of[d] * unit.y * before;
+    }
+    read = summed(vec2<f32>(read, 0.0), lid, 64u).x;
+    let v = f32(qkv[channel(t, 2u * key_width() + head % p.heads * p.values + column)]);
+    let correction = select(0.0, beta_of[gate] * (v - read), begins <= position);
+    var output = 0.0;
+    for (var d = first; d < last; d++) {
+      let at = cell(0u, d, column);
+      let after = select(0.0, kept * state[at], begins < position) + k_of[d] * unit.y * correction;
+      output += q_of[d] * unit.x * p.scale * after;
+      if (there) { state[at] = after; }
+    }
+    output = summed(vec2<f32>(output, 0.0), lid, 64u).x;
+    if (there && lid < 64u) { y[((row + t) * p.heads + head % p.heads) * p.values + c] = Y_T(output); }
+  }
+}

@@ -1,0 +1,85 @@
+// The system of each chunk of the gated delta rule: N = k k' decay below the diagonal, and inverse(1 + beta N).
+//
+// qkv [batch, tokens, channels] QKV_T; g, beta_of [batch, tokens, heads] f32; doc_start [batch, tokens] i32; cache_len [1]
+// -> info, mats. An invocation solves for one column.
+// Dispatch: a workgroup for each chunk of each head.
+#include "delta_rule.inc.wgsl" chunk
+@group(0) @binding(1) var<storage, read> qkv: array<QKV_T>;
+@group(0) @binding(2) var<storage, read> g: array<f32>;
+@group(0) @binding(3) var<storage, read> beta_of: array<f32>;
+@group(0) @binding(4) var<storage, read> doc_start: array<i32>;
+@group(0) @binding(5) var<storage, read> cache_len: array<i32>;
+@group(0) @binding(6) var<storage, read_write> info: array<f32>;
+@group(0) @binding(7) var<storage, read_write> mats: array<f32>;
+#include "delta_rule.inc.wgsl" staged
+
+var<workgroup> partial: array<vec2<f32>, 256>;
+
+fn key_across(d: u32, j: u32) -> f32 { return key(j, d); }
+
+// Sums of squares of the chunk's q and k, four invocations a token.
+fn squares(lid: u32) -> vec2<f32> {
+  let i = lid / 4u;
+  var sum = vec2<f32>(0.0);
+  if (i < count) {
+    for (var d = lid % 4u; d < p.keys; d += 4u) {
+      let x = vec2<f32>(f32(qkv[channel(i, key_head() * p.keys + d)]), f32(qkv[channel(i, key_width() + key_head() * p.keys + d)]));
+      sum += x * x;
+    }
+  }
+  return sum;
+}
+
+@compute @workgroup_size($INVOCATIONS)
+fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
+#include "delta_rule.inc.wgsl" begin
+  choose(group / p.chunks, group % p.chunks);
+  partial[lid] = squares(lid);
+  if (lid < CHUNK) {
+    let there = lid < count;
+    let at = row + min(lid, count - 1u);
+    let gate = at * p.heads + head % p.heads;
+    sums[lid] = select(0.0, g[gate], there);
+    beta[lid] = select(0.0, beta_of[gate], there);
+    // Relative to the chunk's first token.
+    let first = doc_start[at] - cache_len[0] - i32(p.at + chunk * CHUNK);
+    start[lid] = f32(clamp(first, -1, i32(CHUNK)));
+  }
+  workgroupBarrier();
+  var sum = 0.0;
+  if (lid < CHUNK) {
+    let length = partial[4u * lid] + partial[4u * lid + 1u] + partial[4u * lid + 2u] + partial[4u * lid + 3u];
+    q_unit[lid] = inverseSqrt(length.x + EPS) * p.scale;
+    k_unit[lid] = inverseSqrt(length.y + EPS);
+    for (var j = u32(max(start[lid], 0.0)); j <= lid; j++) { sum += sums[j]; }
+  }
+  workgroupBarrier();
+  if (lid < CHUNK) {
+    sums[lid] = sum;
+    info[plane(0u, lid)] = sum;
+    info[plane(1u, lid)] = beta[lid];
+    info[plane(2u, lid)] = q_unit[lid];
+    info[plane(3u, lid)] = k_unit[lid];
+    info[plane(4u, lid)] = start[lid];
+  }
+  workgroupBarrier();
+  var tile = zeros();
+#include "delta_rule.inc.wgsl" add lhs=key rhs=key_across inner=p.keys lk=e%16u lr=e/16u rk=e%16u rc=e/16u
+#unroll i 4
+#unroll c 4
+  mats[square(SYSTEM, i + $iu, j + $cu)] = select(0.0, tile.r$i[$c] * decay(i + $iu, j + $cu), j + $cu < i + $iu);
+#end
+#end
+  storageBarrier();
+  if (lid < CHUNK) {
+    for (var to = 0u; to < CHUNK; to++) {
+      var solved = select(0.0, 1.0, to == lid);
+      if (to > lid) {
+        var before = 0.0;
+        for (var n = lid; n < to; n++) { before += mats[square(SYSTEM, to, n)] * mats[square(INVERSE, n, lid)]; }
+        solved = -beta[to] * before;
+      }
+      mats[square(INVERSE, to, lid)] = solved;
+    }
+  }
+}
