@@ -36,6 +36,10 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...]]] = {
     "exp log sqrt": (lambda a: (a.exp() + 1).log() + (a * a + 0.1).sqrt() + (a * a + 1) ** 0.5, (A,)),
     "sin cos abs": (lambda a: a.sin() * a.cos() + abs(a), (A,)),
     "relu tanh sigmoid": (lambda a: a.relu() + a.tanh() * a.sigmoid(), (A,)),
+    "softplus": (
+        lambda a: F.softplus(a * 9) if isinstance(a, Tensor) else torch.nn.functional.softplus(a * 9),
+        (A,),
+    ),
     "silu": (lambda a: F.silu(a) if isinstance(a, Tensor) else torch.nn.functional.silu(a), (A,)),
     "silu gelu methods": (
         lambda a: a.silu() + a.gelu()
