@@ -37,7 +37,7 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...]]] = {
     "sin cos abs": (lambda a: a.sin() * a.cos() + abs(a), (A,)),
     "relu tanh sigmoid": (lambda a: a.relu() + a.tanh() * a.sigmoid(), (A,)),
     "softplus": (
-        lambda a: F.softplus(a * 9) if isinstance(a, Tensor) else torch.nn.functional.softplus(a * 9),
+        lambda a: F.softplus(a * 3) if isinstance(a, Tensor) else torch.nn.functional.softplus(a * 3),
         (A,),
     ),
     "silu": (lambda a: F.silu(a) if isinstance(a, Tensor) else torch.nn.functional.silu(a), (A,)),
