@@ -34,6 +34,7 @@ from wgrad.autograd.ops.dropout import dropout
 from wgrad.autograd.ops.elementwise import add, bias, cast, mask, mul, scale, sum
 from wgrad.autograd.ops.embedding import embedding
 from wgrad.autograd.ops.gemm import gemm
+from wgrad.autograd.ops.grouped import grouped_linear
 from wgrad.autograd.ops.linear import linear, linear_quantized
 from wgrad.autograd.ops.log_odds import log_odds
 from wgrad.autograd.ops.lora import LoraTerm
@@ -42,14 +43,16 @@ from wgrad.autograd.ops.matmul import matmul
 from wgrad.autograd.ops.movement import cat, stack
 from wgrad.autograd.ops.norm import layer_norm, rms_norm, rms_norm_residual
 from wgrad.autograd.ops.rope import rope, rope_split
+from wgrad.autograd.ops.routing import Groups, combine, route
 from wgrad.autograd.ops.short_conv import short_conv
 from wgrad.autograd.ops.softmax import softmax
 from wgrad.autograd.tensor import Tensor, no_grad, parameter
 
 __all__ = [
-    "LoraTerm", "Tensor", "abs", "add", "attention", "bias", "cast", "cat", "causal_attention", "checkpoint", "cos",
-    "cross_entropy", "delta_rule", "dora_scale", "dropout", "embedding", "exp", "expm1", "geglu", "gelu", "gemm",
-    "layer_norm", "linear", "linear_cross_entropy", "linear_quantized", "log", "log_odds", "mask", "matmul", "maximum",
-    "minimum", "mul", "no_grad", "parameter", "relu", "rms_norm", "rms_norm_residual", "rope", "rope_split", "scale",
-    "short_conv", "sigmoid", "silu", "sin", "softmax", "softplus", "sqrt", "stack", "sum", "swiglu", "tanh", "where",
+    "Groups", "LoraTerm", "Tensor", "abs", "add", "attention", "bias", "cast", "cat", "causal_attention",
+    "checkpoint", "combine", "cos", "cross_entropy", "delta_rule", "dora_scale", "dropout", "embedding", "exp",
+    "expm1", "geglu", "gelu", "gemm", "grouped_linear", "layer_norm", "linear", "linear_cross_entropy",
+    "linear_quantized", "log", "log_odds", "mask", "matmul", "maximum", "minimum", "mul", "no_grad", "parameter",
+    "relu", "rms_norm", "rms_norm_residual", "rope", "rope_split", "route", "scale", "short_conv", "sigmoid",
+    "silu", "sin", "softmax", "softplus", "sqrt", "stack", "sum", "swiglu", "tanh", "where",
 ]  # fmt: skip

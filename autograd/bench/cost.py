@@ -39,7 +39,8 @@ _PER_ELEMENT = {
     "rms_norm": 4, "rms_norm_backward": 11, "layer_norm": 8, "layer_norm_backward": 15, "grad_norm": 2, "adamw": 14,
     "rope": 3, "rope_split": 3, "rope_split_backward": 3, "rope_append": 3, "advance": 1,
     "softmax": 5, "softmax_backward": 4, "kv_append": 1, "sample": 6, "clip": 3, "short_conv": 12,
-    "short_conv_backward": 24,
+    "short_conv_backward": 24, "route": 6, "route_backward": 8, "group_by_expert": 1, "combine": 2,
+    "combine_backward": 3,
 }  # fmt: skip
 # What is written besides what an operator returns, and what is looked at in part.
 _WRITTEN = {"adamw": ("p", "exp_avg", "exp_avg_sq"), "clip": ("state", "loss_scale")}
@@ -155,12 +156,22 @@ def _delta_rule(given: Arguments) -> float:
     return result
 
 
+def _grouped(given: Arguments) -> float:
+    """Every row with one expert's weight."""
+    order = given.get("order")
+    rows: int = (given.get("x", given.get("dy")) if order is None else order).shape[0]
+    if "weight" not in given:
+        return product_flop(rows, given["dy"].shape[1], given["x"].shape[1])
+    return product_flop(rows, math.prod(given["weight"].shape), 1) / float(given["start"].shape[0] - 1)
+
+
 _FLOP: dict[str, Callable[[Arguments], float]] = {
     "gemm": _gemm,
     "linear_quantized": _linear,
     "linear_quantized_backward": _linear,
     "lora_du": _lora_du,
     "lora_db": _lora_db,
+    **dict.fromkeys(("grouped_linear", "grouped_linear_backward", "grouped_weight_grad"), _grouped),
     "attention": _attention,
     "attention_backward": lambda given: ATTENTION_BACKWARD * _attention(given),
     "linear_cross_entropy": _loss,

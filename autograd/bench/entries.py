@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from wgrad.autograd.bench import delta_rule, memory_ops, products
+from wgrad.autograd.bench import delta_rule, experts, memory_ops, products
 from wgrad.autograd.bench.derived import derived
 from wgrad.autograd.bench.entry import F32, Entry, Sizes
 from wgrad.autograd.bench.roofline import dtypes
@@ -26,7 +26,7 @@ def entries_of(sizes: Sizes, dtype: np.dtype) -> list[Entry]:
 
 
 def _written(sizes: Sizes, dtype: np.dtype) -> list[Entry]:
-    return [e for part in (products, memory_ops, delta_rule) for e in part.entries(sizes, dtype)]
+    return [e for part in (products, memory_ops, delta_rule, experts) for e in part.entries(sizes, dtype)]
 
 
 def operator_names() -> list[str]:

@@ -33,7 +33,8 @@ class Entry:
 class Sizes:
     """How large the work is: of the memory-bound operators rows and columns, of square products the sides, of linear
     layers (M, N, K), few_rows: of a square one, with the last of the sides; of attention (B, T, H, G, D), of decoding
-    the keys in the cache, of the loss (N, V, C)."""
+    the keys in the cache, of the loss (N, V, C); of experts their number, how many a token has, width and hidden
+    size."""
 
     name: str
     rows: int
@@ -44,6 +45,7 @@ class Sizes:
     attention: tuple[tuple[int, int, int, int, int], ...]
     keys: int
     loss: tuple[int, int, int]
+    experts: tuple[int, int, int, int]
     memory_bytes: int  # of each array of the memory roof: beyond caches
 
     @property
@@ -54,13 +56,17 @@ class Sizes:
 SIZES = {
     "large": Sizes(
         "large", 8192, 4096, (128, 256, 512, 1024, 4096), (2048, 14336, 4096), (16, 64, 256),
-        ((1, 2048, 32, 8, 64), (1, 2048, 32, 8, 128)), 8192, (2048, 49152, 2048), 256 << 20,
+        ((1, 2048, 32, 8, 64), (1, 2048, 32, 8, 128)), 8192, (2048, 49152, 2048), (128, 8, 768, 2048),
+        256 << 20,
     ),
     "small": Sizes(
         "small", 256, 1024, (128, 256, 512), (128, 512, 256), (16, 64),
-        ((1, 256, 4, 2, 64),), 512, (64, 2048, 128), 16 << 20,
+        ((1, 256, 4, 2, 64),), 512, (64, 2048, 128), (8, 2, 96, 256), 16 << 20,
     ),
-    "tiny": Sizes("tiny", 16, 128, (32, 64), (16, 64, 64), (3,), ((1, 32, 2, 1, 64),), 32, (16, 128, 32), 64 << 10),
+    "tiny": Sizes(
+        "tiny", 16, 128, (32, 64), (16, 64, 64), (3,), ((1, 32, 2, 1, 64),), 32, (16, 128, 32),
+        (3, 2, 32, 32), 64 << 10,
+    ),
 }  # fmt: skip
 
 

@@ -9,6 +9,7 @@ from wgrad.autograd.selftest import (
     delta_rule,
     elementwise,
     embedding,
+    experts,
     fused,
     gemm,
     linear,
@@ -26,7 +27,7 @@ from wgrad.autograd.selftest.case import F16, F32, Case
 
 FAMILIES = (
     gemm, linear, lora, quantize, norm, activation, rope, attention, softmax, elementwise, fused, embedding, loss,
-    storage, optimizer, decoding, log_odds, delta_rule,
+    storage, optimizer, decoding, log_odds, delta_rule, experts,
 )  # fmt: skip
 
 

@@ -29,7 +29,7 @@ def gradient_cases(device: Device, dtype: Any = np.float64) -> Cases:
     """Operators whose constant arrays lie on `device`, by name, with the shapes of their inputs (in `dtype`): those
     written here, and every other one as the self-test calls it."""
     put = device.upload
-    written = {**_products(device), **_plain(put, dtype), **_with_indices(put, dtype)}
+    written = {**_products(device), **_experts(put), **_plain(put, dtype), **_with_indices(put, dtype)}
     others = {name: call for name, call in self_test_calls().items() if name not in written}
     return written | {name: (call.on(put, dtype), tuple(call.tensors.values())) for name, call in others.items()}
 
@@ -73,6 +73,22 @@ def _products(device: Device) -> Cases:
         "linear_quantized dropout": (
             lambda x, a, b: F.linear_quantized(x, double, lora=lora(a, b, 0.4, seed)),
             ((5, 10), (2, 10), (7, 2)),
+        ),
+    }
+
+
+def _experts(put: Callable[[np.ndarray], Any]) -> Cases:
+    """Five tokens with two of four experts each; the last one has no row."""
+    ids = np.array([[0, 1], [0, 1], [1, 0], [0, 1], [0, 2]], np.int32)
+    groups = F.Groups(*map(put, ReferenceDevice().group_by_expert(ids, 4)))
+    return {
+        "route": (lambda x: F.route(x, 2, True)[0], (X35,)),
+        "route all": (lambda x: F.route(x, 2, False)[0], (X35,)),
+        "combine": (lambda y, w, r: F.combine(y, w, groups, residual=r), ((10, 3), (5, 2), (5, 3))),
+        "grouped_linear": (lambda x, w: F.grouped_linear(x, w, groups, alpha=0.3), ((10, 3), (4, 6, 3))),
+        "grouped_linear gather": (
+            lambda x, w, a: F.grouped_linear(x, w, groups, gather=True, add=a),
+            ((5, 3), (4, 6, 3), (10, 6)),
         ),
     }
 
@@ -166,7 +182,7 @@ def _read_only(array: np.ndarray) -> np.ndarray:
 def test_every_differentiable_operator_is_checked() -> None:
     without_gradient = {"quantize", "dequantize", "kv_append", "rope_append", "grad_norm", "clip", "adamw"}
     without_gradient |= {"sample", "advance", "add_to"}
-    helpers = {"LoraTerm", "Tensor", "parameter", "no_grad"}
+    helpers = {"Groups", "LoraTerm", "Tensor", "parameter", "no_grad"}
     helpers |= {name for name in F.__all__ if getattr(F, name).__module__ in TENSOR_MODULES}
     assert set(F.__all__) - without_gradient - helpers <= {name.split()[0].rstrip(",") for name in CASES}
 

@@ -14,6 +14,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 from wgrad.train.files.safetensors_files import from_arrays, write_safetensors
+from wgrad.train.model.expert_keys import ExpertsFile
 from wgrad.train.model.families import FAMILIES
 from wgrad.train.model.model_config import parse_model_config
 from wgrad.train.model.weights import constants, weight_specs
@@ -82,6 +83,9 @@ def tiny_config(architecture: str = "LlamaForCausalLM", **changes: Any) -> dict[
         "tie_word_embeddings": False,
     }
     config |= _OWN.get(kind, {})
+    if issubclass(FAMILIES[architecture].keys, ExpertsFile):
+        config |= {"num_experts": 5, "num_local_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 36}
+        config |= {"pad_token_id": None, "bos_token_id": None, "eos_token_id": None}
     if kind == "mistral":
         config["sliding_window"] = None
     if kind == "ministral":  # which transformers asks for a window even where no layer slides
@@ -101,7 +105,7 @@ def random_weights(config: dict[str, Any], seed: int = 0) -> dict[str, np.ndarra
         elif spec.kind == "bias":
             value *= 0.3
         else:
-            value *= 2.0 / np.sqrt(spec.shape[1])
+            value *= 2.0 / np.sqrt(spec.shape[-1])
         weights[spec.name] = value
     return weights | {
         name: np.array(value, np.float32) for name, value in constants(parse_model_config(config)).items()

@@ -124,7 +124,7 @@ O_BIAS: dict[str, str | bool] = {
     **dict.fromkeys(("starcoder2", "ernie4_5"), "use_bias"),
     "seed_oss": "attention_out_bias",
     **dict.fromkeys(("mistral", "ministral", "ministral3", "qwen2", "phi3", "stablelm", "cwm", "exaone4"), False),
-    **dict.fromkeys(("helium", "glm", "glm4"), False),
+    **dict.fromkeys(("helium", "glm", "glm4", "mixtral"), False),
 }
 MLP_BIAS: dict[str, str | bool] = {
     "phi": True,
@@ -183,7 +183,7 @@ def as_theirs(raw: dict[str, Any]) -> dict[str, Any]:
     head_dim = getattr(theirs, "head_dim", None) or theirs.hidden_size // heads
     types = getattr(theirs, "layer_types", None)
     window = getattr(theirs, "sliding_window", None) or 0
-    if raw["model_type"] in ("mistral", "ministral3", "phi3", "starcoder2"):
+    if raw["model_type"] in ("mistral", "ministral3", "mixtral", "qwen3_moe", "phi3", "starcoder2"):
         windows = [window] * layers
     else:
         windows = [window if types and types[i] == "sliding_attention" else 0 for i in range(layers)]

@@ -44,8 +44,12 @@ def adapted(tmp_path: Path) -> Callable[..., tuple[Path, Path]]:
     def make(architecture: str = "LlamaForCausalLM", dtype: str = "float32") -> tuple[Path, Path]:
         raw = tiny_config(architecture, **SIZES)
         folder, adapter = write_checkpoint(tmp_path / "model", raw, random_weights(raw), dtype), tmp_path / "adapter"
-        arrays = random_adapter(LORA, linear_modules(load_model_config(folder)))
-        save_adapter(adapter, LORA, arrays, str(folder))
+        config, lora = load_model_config(folder), LORA
+        arrays = random_adapter(lora, linear_modules(config))
+        if config.experts is not None:  # PEFT refuses the names of experts' projections one by one
+            modules = [name.removesuffix(".lora_A") for name in arrays if name.endswith(".lora_A")]
+            lora = lora.renamed({module: module for module in modules})
+        save_adapter(adapter, lora, arrays, str(folder))
         return folder, adapter
 
     return make

@@ -190,6 +190,15 @@ CASES: dict[str, dict[str, Any]] = {
     "nanochat": {"architecture": "NanoChatForCausalLM", "hidden_act": "relu2", "final_logit_softcapping": 3.0},
     "olmo": {"architecture": "OlmoForCausalLM"},
     "olmo_clipped": {"architecture": "OlmoForCausalLM", "clip_qkv": 0.7},
+    "mixtral": {"architecture": "MixtralForCausalLM", "sliding_window": 7},
+    "olmoe": {"architecture": "OlmoeForCausalLM", "num_experts": 7, "num_local_experts": 7, "num_experts_per_tok": 3},
+    "qwen3_moe": {
+        "architecture": "Qwen3MoeForCausalLM",
+        "norm_topk_prob": True,
+        "num_hidden_layers": 3,
+        "mlp_only_layers": [1],
+        "head_dim": 20,
+    },
     "phi3": {"architecture": "Phi3ForCausalLM", "sliding_window": 9},
     "phi3_longrope": {
         "architecture": "Phi3ForCausalLM",
@@ -253,6 +262,7 @@ def oracle(folder: Path, dtype: Any, ids: np.ndarray, targets: np.ndarray) -> tu
     config = transformers.AutoConfig.from_pretrained(folder)
     eager = config.model_type in ("gemma2", "vaultgemma")  # which have no other
     config._attn_implementation = "eager" if eager else "sdpa"
+    config._experts_implementation = "eager"  # the only one in float64
     model = transformers.AutoModelForCausalLM.from_config(config).to(dtype)
     state = {n: torch.tensor(np.array(e.array())) for n, e in read_entries(folder / "model.safetensors", "").items()}
     missing = model.load_state_dict({n: t.to(dtype) for n, t in state.items()}, strict=False)

@@ -8,6 +8,7 @@ Source: github.com/ggml-org/llama.cpp, gguf-py and convert_hf_to_gguf.py (LlamaM
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -44,6 +45,10 @@ _NAMES = {
     "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
+    "ffn_gate_inp": "mlp.gate",
+    "ffn_gate_exps": "mlp.experts.gate_proj",
+    "ffn_up_exps": "mlp.experts.up_proj",
+    "ffn_down_exps": "mlp.experts.down_proj",
 }
 _OLMO2 = _NAMES | {
     "post_attention_norm": "post_attention_layernorm",
@@ -113,22 +118,27 @@ class GgufEntry(TensorEntry):
 
     def row_bytes(self) -> np.ndarray:
         """uint8 [rows, bytes of a row], rows as Hugging Face has them."""
-        rows = self._read(0, self.size).reshape(self.shape[0], -1)
+        rows = self._read(0, self.size).reshape(math.prod(self.shape[:-1]), -1)
         return np.ascontiguousarray(unpermute(rows, self.heads) if self.heads else rows)
 
     def array(self) -> np.ndarray:
         if self.stored in gguf_formats():
-            return self._frozen(self.row_bytes()).rows(0, self.shape[0], _DTYPES["F32"])
+            weight = self._frozen(self.row_bytes())
+            return weight.rows(0, weight.shape[0], _DTYPES["F32"]).reshape(self.shape)
         values: np.ndarray = self.row_bytes().view(_DTYPES[self.stored]).reshape(self.shape)
         return values
 
     def _frozen(self, rows: np.ndarray) -> FrozenWeight:
-        return gguf_formats()[self.stored].from_gguf(rows, (self.shape[0], self.shape[1]))
+        return gguf_formats()[self.stored].from_gguf(rows, (rows.shape[0], self.shape[-1]))
 
     def upload_frozen(self, device: Device, contents: bool) -> FrozenWeight:
         """The weight as it is, on a device. contents False, for a dry run: nothing is read. WgradError: a scale is not
         finite."""
-        rows = self.row_bytes() if contents else np.zeros((self.shape[0], self.size // self.shape[0]), np.uint8)
+        rows = (
+            self.row_bytes()
+            if contents
+            else np.zeros((math.prod(self.shape[:-1]), self.size // math.prod(self.shape[:-1])), np.uint8)
+        )
         weight = self._frozen(rows)
         for part in weight.finite_parts():
             self.check_finite(part)

@@ -10,9 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from wgrad.train.model import variants
+from wgrad.train.model import expert_variants, variants
 from wgrad.train.model.config_file import ConfigFile
 from wgrad.train.model.delta_net_keys import Qwen35File
+from wgrad.train.model.expert_keys import MixtralFile, OlmoeFile, Qwen3MoeFile
 from wgrad.train.model.family_keys import (
     Exaone4File,
     Gemma2File,
@@ -122,4 +123,7 @@ FAMILIES = {
     "ApertusForCausalLM": Family("apertus", ApertusFile, variants.apertus, ""),
     "NanoChatForCausalLM": Family("nanochat", NanoChatFile, variants.nanochat, ""),
     "OlmoForCausalLM": Family("olmo", OlmoFile, variants.olmo, ""),
+    "MixtralForCausalLM": Family("mixtral", MixtralFile, expert_variants.mixtral, ""),
+    "OlmoeForCausalLM": Family("olmoe", OlmoeFile, expert_variants.olmoe, ""),
+    "Qwen3MoeForCausalLM": Family("qwen3_moe", Qwen3MoeFile, expert_variants.qwen3_moe, ""),
 }

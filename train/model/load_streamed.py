@@ -71,7 +71,7 @@ def load_streamed(
 
 
 def _by_layer(config: ModelConfig, weights: Mapping[str, Any]) -> Iterator[Weights]:
-    names = [spec.name for spec in weight_specs(config) if spec.kind == "projection"]
+    names = [spec.name for spec in weight_specs(config) if spec.is_linear]
     for layer in range(config.num_hidden_layers):
         yield {name: weights[name] for name in names if name.startswith(f"model.layers.{layer}.")}
 
@@ -83,7 +83,7 @@ def _others(loader: Loader, device: Device, contents: bool) -> tuple[Weights, We
     for spec in loader.specs:
         if spec.kind in ("embedding", "head"):
             tables[spec.name] = place(loader.files, spec, device, contents, device.empty_host)
-        elif spec.kind != "projection":
+        elif not spec.is_linear:
             resident[spec.name] = place(loader.files, spec, device, contents)
     if device.stacks_weights:
         stack_biases(resident, device)

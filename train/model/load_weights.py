@@ -85,6 +85,13 @@ def read_from_main_memory(spec: WeightSpec, config: ModelConfig, device: Device)
     return apart and device.host_buffers and not device.shared_memory
 
 
+def _rows(weight: Array, device: Device) -> Array:
+    """Those of all experts under one another."""
+    return (
+        weight if len(weight.shape) == 2 else device.view(weight, (weight.size // weight.shape[-1], weight.shape[-1]))
+    )
+
+
 class Loader:
     """The frozen weights of a base model, one by one. quantize: projections become NF4 on the device; else they keep
     the files' dtype. start: what is loaded is the rest that such an adapter leaves. Raises WgradError; ValueError where
@@ -110,7 +117,7 @@ class Loader:
     ) -> Any:
         """An Array or FrozenWeight on the device, or where `read_from_main_memory` says. contents False, for a dry run:
         shapes and dtypes are right, and hardly a thing is read. pieces: of the tensors of `read_ahead`."""
-        if spec.kind == "projection" and self.files.is_frozen(spec):
+        if spec.is_linear and self.files.is_frozen(spec):
             return self.files.read_frozen(spec, device, contents)
         pieces = pieces if self._ahead(spec, device) else None
         if read_from_main_memory(spec, self._config, device):
@@ -119,8 +126,8 @@ class Loader:
             except OutOfMemory:  # a system may limit what devices reach: then it lies on the device
                 pass
         full = place(self.files, spec, device, contents, start=self.start, pieces=pieces)
-        if spec.kind == "projection" and self.quantize:
-            return device.quantize(full, self._block_size, double=self._double_quant)
+        if spec.is_linear and self.quantize:
+            return device.quantize(_rows(full, device), self._block_size, double=self._double_quant)
         return full
 
     def read_ahead(self, specs: Iterable[WeightSpec], device: Device) -> Generator[np.ndarray]:
@@ -130,7 +137,7 @@ class Loader:
 
     def _ahead(self, spec: WeightSpec, device: Device) -> TensorEntry | None:
         """The entry of a tensor that is read piece by piece."""
-        if spec.kind == "projection" and (self.start is not None or self.files.is_frozen(spec)):
+        if spec.is_linear and self.files.is_frozen(spec) or (spec.kind == "projection" and self.start is not None):
             return None
         return self.files.readable_ahead(spec, dtype_on(self.files, spec, device))
 
@@ -174,10 +181,10 @@ def read_restored(
     if files.is_frozen(spec):
         weight = files.read_frozen(spec, device, True)
     elif quantize:
-        weight = device.quantize(place(files, spec, device), block_size, double=double_quant)
+        weight = device.quantize(_rows(place(files, spec, device), device), block_size, double=double_quant)
     else:
         return files.read(spec).astype(np.float32)
-    return device.download(device.dequantize(weight))
+    return device.download(device.dequantize(weight)).reshape(spec.shape)
 
 
 def load_trainable(

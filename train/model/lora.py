@@ -86,7 +86,7 @@ def check_all_patterns(lora: LoraConfig, modules: Sequence[str], source: str) ->
 
 
 def linear_modules(config: ModelConfig) -> dict[str, tuple[int, int]]:
-    """Path -> shape [out, in] of every projection of the decoder (the head is not among them)."""
+    """Path -> shape [out, in] of every projection of the decoder (the head and experts are not among them)."""
     return {
         f"model.layers.{i}.{name}": shape
         for i in range(config.num_hidden_layers)

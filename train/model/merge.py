@@ -79,7 +79,7 @@ class Merge:
             return self.arrays[spec.name]
         if spec.name == HEAD and self.config.tie_word_embeddings:
             spec = replace(spec, name=EMBEDDING)
-        if spec.kind != "projection":
+        if not spec.is_linear:
             value, within = self.files.read(spec), self.files.offset_within(spec)
             return value - np.float32(within) if within else value
         quantize = self.quantize and not self.original and not self.files.stay_as_they_are(weight_specs(self.config))

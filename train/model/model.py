@@ -28,6 +28,7 @@ from wgrad.train.model.dora import inverse_of
 from wgrad.train.model.kv_cache import KVCache
 from wgrad.train.model.layers import through_layers
 from wgrad.train.model.lora import Adapter, linear_modules
+from wgrad.train.model.mixture import has_experts, mixture
 from wgrad.train.model.model_config import ModelConfig
 from wgrad.train.model.model_inputs import Inputs
 from wgrad.train.model.rope_scaling import grown, rope_tables
@@ -206,7 +207,7 @@ class Model:
         c, prefix = self.config, f"model.layers.{index}."
         # Dropout counts elements from the first row that it is given: in chunks it would drop the same ones in each.
         if index < self.recomputed and cache is None and inputs.seed is None:
-            most = (self.mlp_chunk_bytes or MLP_CHUNK_BYTES) // (6 * c.intermediate_size * self.dtype.itemsize)
+            most = (self.mlp_chunk_bytes or MLP_CHUNK_BYTES) // (6 * c.mlp_width * self.dtype.itemsize)
             if h.shape[0] > max(most, MLP_CHUNKS_ABOVE):
                 rows = even_rows(h.shape[0], most)
                 # Without y, h is what `_to_stream` has just made for this half alone.
@@ -218,6 +219,8 @@ class Model:
         c = self.config
         if y is None:
             y, h = self._norm(prefix, c.mlp_norm, h)
+        if has_experts(c, prefix):
+            return mixture(c, self.weights, prefix, y, h)
         activated = self._activated(prefix, y, inputs)
         return self._to_stream(prefix, c.down_proj, c.mlp_out_norm, activated, h, inputs, last=True)
 

@@ -16,6 +16,7 @@ from wgrad.device.errors import WgradError
 from wgrad.train.files.decode import FETCH, convert, read_json, show
 from wgrad.train.files.input_files import exists, one_line
 from wgrad.train.model.config_file import UNSUPPORTED, ConfigFile, NameFile, QuantizationFile
+from wgrad.train.model.experts import Experts
 from wgrad.train.model.families import FAMILIES
 from wgrad.train.model.linear_attention import LinearAttention
 from wgrad.train.model.multimodal import TEXT_PARTS, text_config
@@ -53,6 +54,7 @@ class ModelConfig:
     gate_proj, ...: their paths within a layer; gate_up_proj: of gate and up in one projection, if not "".
     linear: of layers that have linear attention in the place of attention. attention_gate: q_proj has a gate of the
     attention's output next to each head's queries.
+    experts: of layers that have such in the place of an MLP.
     text_of: the multimodal architecture of which this is the text part ("": none).
     """
 
@@ -112,6 +114,7 @@ class ModelConfig:
     down_proj: str = field(default="mlp.down_proj", repr=False)
     linear: LinearAttention | None = field(default=None, repr=False)
     attention_gate: bool = field(default=False, repr=False)
+    experts: Experts | None = field(default=None, repr=False)
     text_of: str = field(default="", repr=False)
 
     @property
@@ -125,6 +128,16 @@ class ModelConfig:
     def linear_of(self, layer: int) -> LinearAttention | None:
         """The linear attention of a layer that has such."""
         return self.linear if self.linear is not None and self.linear.layers[layer] else None
+
+    def has_experts(self, layer: int) -> bool:
+        return self.experts is not None and self.experts.layers[layer]
+
+    @property
+    def mlp_width(self) -> int:
+        """Elements of the activations of the widest MLP, for a token."""
+        routed = self.experts.chosen * self.experts.width if self.experts else 0
+        dense = self.intermediate_size if self.experts is None or not all(self.experts.layers) else 0
+        return max(routed, dense)
 
     @property
     def read_again_at(self) -> int:

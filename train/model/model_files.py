@@ -27,6 +27,7 @@ from wgrad.train.files.gguf_splits import one_of_each
 from wgrad.train.files.input_files import exists, one_line
 from wgrad.train.files.nf4_files import NF4_PARTS, check_packed, is_nf4, read_nf4
 from wgrad.train.files.safetensors_files import TensorEntry, read_entries
+from wgrad.train.model.expert_files import with_experts
 from wgrad.train.model.model_config import ModelConfig
 from wgrad.train.model.multimodal import is_beside_text, text_name
 from wgrad.train.model.weights import EMBEDDING, HEAD, WeightSpec, weight_specs
@@ -127,8 +128,9 @@ class ModelFiles:
         takes is known to be in its files before any memory is taken for it."""
         if config.tie_word_embeddings and EMBEDDING not in self.entries and HEAD in self.entries:
             self.entries[EMBEDDING] = self.entries[HEAD]  # one matrix: either name will do, as in transformers
+        self.entries = with_experts(self.entries, config)
         for spec in weight_specs(config):
-            if spec.kind != "projection" or not self.is_frozen(spec):
+            if not spec.is_linear or not self.is_frozen(spec):
                 self._float_entry(spec)
             elif is_nf4(self.entries, spec.name):
                 check_packed(self.entries, spec.name, spec.shape)

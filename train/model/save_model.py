@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from wgrad.autograd.tensor import Tensor
 from wgrad.device.files import write_bytes, write_text
 from wgrad.train.files.decode import read_json
 from wgrad.train.files.safetensors_files import TensorSource, write_safetensors
+from wgrad.train.model.expert_files import written_tensors
 from wgrad.train.model.model_config import ModelConfig
 from wgrad.train.model.model_files import ModelFiles, Progress, dtype_of
 from wgrad.train.model.weights import WeightSpec, constants, weight_specs
@@ -61,16 +63,16 @@ def save_model(
     beside = files.beside_text() if files else []
     save_description(out, base, config, dtype, save_tokenizer)
 
-    def source(done: int, spec: WeightSpec) -> TensorSource:
-        def fetch() -> np.ndarray:
-            if progress:
-                progress(done, len(specs))
-            return value(spec)
+    def fetch(done: int, spec: WeightSpec) -> np.ndarray:
+        if progress:
+            progress(done, len(specs))
+        return value(spec)
 
-        name = files.entries[spec.name].name if files and spec.name in files.entries else spec.name
-        return TensorSource(name, dtype, spec.shape, fetch)
-
-    sources = [source(done, spec) for done, spec in enumerate(specs)]
+    entries = files.entries if files else {}
+    sources = [
+        replace(source, name=entries[source.name].name if source.name in entries else source.name)
+        for source in written_tensors(specs, config, dtype, fetch)
+    ]
     for name, number in constants(config).items():
         sources.append(TensorSource(name, dtype, (), partial(np.asarray, number, dtype)))
     sources += [TensorSource(entry.name, dtype_of(entry), entry.shape, entry.array) for entry in beside]

@@ -16,17 +16,22 @@ WholeModules = dict[str, dict[str, tuple[int, ...]]]  # path -> shapes of the mo
 
 @dataclass(frozen=True)
 class WeightSpec:
-    """A tensor that the architecture has. kind: embedding, head, projection, norm or bias. offset: what the
-    model's value is above the file's."""
+    """A tensor that the architecture has. kind: embedding, head, projection, experts (all of a
+    layer, [experts, out, in]), router, norm or bias. offset: what the model's value is above the file's."""
 
     name: str
     shape: tuple[int, ...]
     kind: str
     offset: float = 0.0
 
+    @property
+    def is_linear(self) -> bool:
+        """Return whether it is a weight that may be of few bits."""
+        return self.kind in ("projection", "experts")
+
 
 def projection_shapes(config: ModelConfig, layer: int = 0) -> dict[str, tuple[int, int]]:
-    """Shape [out, in] of a layer's projections, by their path within the layer."""
+    """Shape [out, in] of a layer's projections, by their path within the layer; those of experts are not among them."""
     hidden, ffn = config.hidden_size, config.intermediate_size
     if config.fused:  # qkv as well
         return {
@@ -47,11 +52,17 @@ def projection_shapes(config: ModelConfig, layer: int = 0) -> dict[str, tuple[in
     }
     if (linear := config.linear_of(layer)) is not None:
         attention = linear.projections(hidden)
-    return {
-        **attention,
-        **first,
-        config.down_proj: (hidden, ffn),
-    }
+    return attention if config.has_experts(layer) else {**attention, **first, config.down_proj: (hidden, ffn)}
+
+
+def used_weights(config: ModelConfig) -> int:
+    """Elements of the matrices in all layers that a token is multiplied with."""
+    total = 0
+    for layer in range(config.num_hidden_layers):
+        total += sum(rows * columns for rows, columns in projection_shapes(config, layer).values())
+        if config.experts is not None and config.has_experts(layer):
+            total += 3 * config.experts.chosen * config.experts.width * config.hidden_size
+    return total
 
 
 def whole_modules(config: ModelConfig) -> WholeModules:
@@ -109,3 +120,9 @@ def _layer_specs(config: ModelConfig, layer: int) -> Iterator[WeightSpec]:
         yield WeightSpec(f"{prefix}{module}.weight", shape, "projection")
         if biased.get(module, config.mlp_bias):
             yield WeightSpec(f"{prefix}{module}.bias", shape[:1], "bias")
+    if config.experts is not None and config.has_experts(layer):
+        yield WeightSpec(
+            f"{prefix}{config.experts.router}.weight", (config.experts.count, config.hidden_size), "router"
+        )
+        for module, of_all in config.experts.shapes(config.hidden_size).items():
+            yield WeightSpec(f"{prefix}{module}", of_all, "experts")

@@ -100,7 +100,7 @@ def step_seconds(config: RunOptions, model: ModelConfig, device: Device, rates: 
     recomputed = recomputed_layers(config, model)
     itemsize = np.dtype("float32" if config.compute == "auto" else config.compute).itemsize
     matmul, attention = layer_flops(model, tokens), _attention_flops(tokens, config.max_length, model.q_size)
-    again = matmul - 2.0 * tokens * model.hidden_size * model.intermediate_size  # all but the layer's last projection
+    again = matmul - 2.0 * tokens * model.hidden_size * model.mlp_width  # all but the layer's last projection
     head = 2.0 * tokens * model.hidden_size * model.vocab_size
     trained = 3 if config.full else 2
     seconds = (layers * trained * matmul + recomputed * again + trained * head) / rates.matmul

@@ -42,8 +42,12 @@ def write_trained(session: Session, built: TrainableModel) -> None:
 
 def save_session_adapter(session: Session, built: TrainableModel, folder: Path, flat: np.ndarray | None = None) -> None:
     """The adapter as it is now, or with parameters as a checkpoint has them, in PEFT's format."""
-    multimodal = bool(built.model.config.text_of)
-    save_adapter(folder, *built.adapter(flat), session.config.model, multimodal)
+    lora, arrays = built.adapter(flat)
+    model = built.model.config
+    if model.experts is not None:  # PEFT takes names such as up_proj for those of the experts
+        modules = [name.removesuffix(".lora_A") for name in arrays if name.endswith(".lora_A")]
+        lora = lora.renamed({module: module for module in modules})
+    save_adapter(folder, lora, arrays, session.config.model, bool(model.text_of))
 
 
 def write_results(session: Session, metrics: MetricsFile, results: dict[str, Any], skipped: int) -> None:

@@ -32,7 +32,7 @@ from wgrad.train.model.model_config import ModelConfig
 from wgrad.train.model.model_files import Progress
 from wgrad.train.model.pissa import PissaStart, start_within
 from wgrad.train.model.stacks import adapter_groups, stack_adapter
-from wgrad.train.model.weights import EMBEDDING, HEAD, projection_shapes, weight_specs, whole_modules
+from wgrad.train.model.weights import EMBEDDING, HEAD, used_weights, weight_specs, whole_modules
 from wgrad.train.options.choices import AUTO, LORA, ComputeType
 from wgrad.train.options.finetune_config import PROJECTIONS, RunOptions
 from wgrad.train.options.options import flag
@@ -77,13 +77,14 @@ def count_parameters(config: ModelConfig) -> int:
 def activation_bytes(config: ModelConfig, tokens: int, itemsize: int) -> int:
     """Rough bytes that one forward keeps for its backward without recomputing."""
     products = 2 * config.hidden_size + 2 * (config.q_size + config.kv_size) + config.q_size
-    products += (3 if config.gated else 2) * config.intermediate_size
+    products += (3 if config.gated else 2) * config.mlp_width
+    products += 2 * config.experts.chosen * config.hidden_size if config.experts else 0
     return config.num_hidden_layers * tokens * (products * itemsize + 2 * config.hidden_size * 4)
 
 
 def layer_flops(config: ModelConfig, tokens: int) -> float:
-    """FLOP of the matmuls with the weights in one layer's forward."""
-    return 2.0 * tokens * sum(rows * columns for rows, columns in projection_shapes(config).values())
+    """FLOP of the matmuls with the weights in one layer's forward, on average."""
+    return 2.0 * tokens * used_weights(config) / config.num_hidden_layers
 
 
 def estimate_activations(config: RunOptions, model: ModelConfig) -> int:
@@ -94,7 +95,7 @@ def estimate_activations(config: RunOptions, model: ModelConfig) -> int:
     if not recomputed:
         return kept + logits
     # Every layer's input, and then either the logits or a layer that is made again, with its largest gradients.
-    layer = kept // layers + 2 * tokens * model.intermediate_size * itemsize
+    layer = kept // layers + 2 * tokens * model.mlp_width * itemsize
     attention = _attention_bytes(config, model) * recomputed // layers if keeps_attention(config, model) else 0
     whole = kept // layers * (layers - recomputed)
     return recomputed * tokens * model.hidden_size * 4 + whole + attention + max(layer, logits)
@@ -306,7 +307,7 @@ def lora_config(config: RunOptions, model: ModelConfig) -> LoraConfig:
     if targets == (ALL_LINEAR,):
         targets = ALL_LINEAR
     elif targets == PROJECTIONS:
-        targets = tuple(path.rpartition(".")[2] for path in projection_shapes(model))
+        targets = tuple(dict.fromkeys(path.rpartition(".")[2] for path in linear_modules(model)))
     chosen = (("embed_tokens", config.train_embeddings), ("lm_head", config.train_head))
     whole = tuple(name for name, trained in chosen if trained)
     return LoraConfig(

@@ -212,8 +212,47 @@ fn load_lowrank(s0: u32, m0: u32, n0: u32, lid: u32) {
 #end
 #endpart
 
+#part experts
+// Part of gemm.wgsl, a GEMM of experts: start [experts + 1], the first row of each expert, and the end; with GATHER row s of A
+// is that of token order[s] / chosen. There is no LoRA term, and these stand in the places of its parameters.
+@group(0) @binding(4) var<storage, read> start: array<i32>;
+#if GATHER
+@group(0) @binding(6) var<storage, read> order: array<i32>;
+#endif
+fn experts() -> u32 { return p.rank; }
+fn chosen() -> u32 { return p.ld_u; }
+
+// Nobody knows how many rows an expert has when this is launched. Tile t is of the last expert e with
+// start[e] / TILE_M + e <= t: each has as many as it needs or more, and all together rows / TILE_M + experts.
+fn tiles_before(expert: u32) -> u32 { return u32(start[expert]) / TILE_M + expert; }
+
+fn expert_of(tile: u32) -> u32 {
+  var expert = 0u;
+  var behind = experts();
+  while (expert + 1u < behind) {
+    let middle = (expert + behind) / 2u;
+    if (tiles_before(middle) <= tile) { expert = middle; } else { behind = middle; }
+  }
+  return expert;
+}
+#endpart
+
 #part range
-// Part of gemm.wgsl and gemm_matrix.wgsl: what of K the workgroup multiplies, and where its operands and results begin.
+// Part of gemm.wgsl and gemm_matrix.wgsl: what of K the workgroup multiplies, and where its operands and results begin and
+// its rows end.
+#if EXPERTS
+  let n0 = (p.first_x + wg.x) * TILE_N;
+  let expert = expert_of(p.first_y + wg.y);
+  let m0 = u32(start[expert]) + (p.first_y + wg.y - tiles_before(expert)) * TILE_M;
+  let m_end = u32(start[expert + 1u]);
+  if (m0 >= m_end) { return; }
+  let k_first = 0u;
+  let k_last = p.k;
+  let a_base = 0u;
+  let b_base = expert * p.n * p.k;
+  let c_base = 0u;
+#else
+  let m_end = p.m;
 #if GROUPED
   // Eight rows of tiles go along N together, so that B is read from memory once for all of them.
   let columns = (p.n + TILE_N - 1u) / TILE_N;
@@ -239,6 +278,7 @@ fn load_lowrank(s0: u32, m0: u32, n0: u32, lid: u32) {
   let a_base = wg.z * p.m * p.k;
   let b_base = wg.z * p.k * p.n;
   let c_base = wg.z * p.m * p.ldc;
+#endif
 #endif
 #endpart
 
@@ -305,7 +345,7 @@ fn store(row: u32, col: u32, base: u32, sum: vec4<f32>) {
 #unroll r 4
   {
     let row = m0 + (ty + $iu * TY) * 4u + $ru;
-    if (row < p.m) {
+    if (row < m_end) {
 #unroll j TN4
       {
         let col = n0 + (tx + $ju * TX) * 4u;

@@ -92,6 +92,8 @@ def launch(device: Runtime, plan: Plan, a: Array, b: Array | FrozenWeight, end: 
         "GROUPED": isinstance(plan.tile, MatrixTile) and plan.groups[0] >= gemm_matrix.MANY_COLUMNS,
         "HAS_LOWRANK": end.lowrank is not None,
         "PARTS": bool(end.parts),
+        "EXPERTS": False,
+        "GATHER": False,
     }
     ahead = isinstance(plan.tile, MatrixTile) and bool(after["HAS_RESIDUAL"] and after["VEC_C"])
     constants["RESIDUAL_AHEAD"] = ahead and _in_memory_of_its_own(end.residual, arrays)

@@ -5,6 +5,7 @@
 //                                              [N, K] where TRANS_B (forward), else [K, N] (dx)
 //   c [M, N] (row stride ldc, first column c_col)   f32 or f16 (C_T); with SPLIT f32 partial sums [splits, M, N]
 //   bias [N] f32, residual [M, N] f32 or f16 (R_T)
+//   with EXPERTS b has such a matrix for each expert, and rows of A and C are of one after the other (gemm.inc.wgsl (experts))
 //   u [M, rank] f32, v [N, rank] where TRANS_B, else [rank, N], f32: the LoRA term, read as a few more steps of K; with
 //   PARTS that of each of the weights of a stack (gemm.inc.wgsl (bindings))
 //
@@ -18,6 +19,9 @@
 // Source: the register-tiled product of V. Volkov and J. Demmel, "Benchmarking GPUs to tune dense linear algebra", 2008.
 
 #include "gemm.inc.wgsl" bindings
+#if EXPERTS
+#include "gemm.inc.wgsl" experts
+#endif
 alias Four = vec4<f32>;
 #include "gemm.inc.wgsl" dense x=a binding=1 kind=A_KIND vec=VEC_A
 #include B_FORMAT x=b binding=2 kind=B_KIND vec=VEC_B
@@ -30,6 +34,14 @@ const THREADS: u32 = TX * TY;
 
 var<workgroup> a_tile: array<array<vec4<f32>, M4>, TILE_K>;
 var<workgroup> b_tile: array<array<vec4<f32>, N4>, TILE_K>;
+
+fn row_of_a(row: u32) -> u32 {
+#if GATHER
+  return u32(order[row]) / chosen();
+#else
+  return row;
+#endif
+}
 
 // Row or column `at` of C, moved back to the last one.
 fn inside(at: u32, end: u32) -> u32 {
@@ -111,7 +123,7 @@ fn kept(x: f32) -> f32 { return x; }
 #endif
     { next_a[$i] = fetch_a(a_base + row * p.lda + p.a_col + col, p.m - col); }
 #else
-    let row = inside(m0 + at / (TILE_K / 4u), p.m);
+    let row = row_of_a(inside(m0 + at / (TILE_K / 4u), m_end));
     let col = k0 + (at % (TILE_K / 4u)) * 4u;
 #if EDGES
     next_a[$i] = vec4<f32>(0.0);

@@ -80,6 +80,7 @@ def launch(
         "U_T": "f32",
         "V_T": "f32",
         "GROUPED": False,
+        "EXPERTS": False,
         "RESIDUAL_AHEAD": False,
     }
     launch_tiles(

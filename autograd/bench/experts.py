@@ -1,0 +1,91 @@
+"""Bench entries of mixture of experts: every token chooses evenly at random."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from wgrad.autograd.bench.entry import F32, Entry, Sizes, entry, normal
+from wgrad.device.contract import Array, Device
+
+
+def entries(sizes: Sizes, dtype: np.dtype) -> list[Entry]:
+    experts, chosen, _, hidden = sizes.experts
+    tokens = sizes.tokens
+
+    def logits(device: Device) -> Array:
+        return normal(device, (tokens, experts), dtype)
+
+    def combine(device: Device) -> dict[str, Any]:
+        _, _, place = _groups(device, sizes)
+        weights = normal(device, (tokens, chosen), F32, 1)
+        return {"y": normal(device, (tokens * chosen, hidden), dtype), "place": place, "weights": weights}
+
+    def combine_backward(device: Device) -> dict[str, Any]:
+        _, order, _ = _groups(device, sizes)
+        made = {"dout": normal(device, (tokens, hidden), dtype), "y": normal(device, (tokens * chosen, hidden), dtype)}
+        return {**made, "order": order, "weights": normal(device, (tokens, chosen), F32, 1)}
+
+    def route_backward(device: Device) -> dict[str, Any]:
+        given = {"dweights": normal(device, (tokens, chosen), F32, 1), "logits": logits(device)}
+        return {**given, "ids": _ids(device, sizes), "normalize": True}
+
+    routed, back = (tokens, experts, chosen), (tokens, chosen, hidden)
+    found = [
+        entry("route", routed, dtype, lambda d: {"logits": logits(d), "chosen": chosen, "normalize": True}),
+        entry("route_backward", routed, dtype, route_backward),
+        entry("combine", back, dtype, combine),
+        entry("combine_backward", back, dtype, combine_backward),
+        *_grouped(sizes, dtype),
+    ]
+    if dtype == F32:
+        found.append(entry("group_by_expert", routed, np.int32, lambda d: {"ids": _ids(d, sizes), "experts": experts}))
+    return found
+
+
+def _ids(device: Device, sizes: Sizes) -> Array:
+    experts, chosen, _, _ = sizes.experts
+    random = np.random.default_rng(0).random((sizes.tokens, experts))
+    return device.upload(np.ascontiguousarray(np.argsort(random, axis=1)[:, :chosen].astype(np.int32)))
+
+
+def _groups(device: Device, sizes: Sizes) -> tuple[Array, Array, Array]:
+    start, order, place = device.group_by_expert(_ids(device, sizes), sizes.experts[0])
+    return start, order, place
+
+
+def _grouped(sizes: Sizes, t: np.dtype) -> list[Entry]:
+    experts, chosen, width, hidden = sizes.experts
+    rows, n = sizes.tokens * chosen, 2 * width
+
+    def weight(device: Device, kind: str) -> Any:
+        if kind != "nf4":
+            return normal(device, (experts, n, hidden), t, 1)
+        return device.quantize(normal(device, (experts * n, hidden), F32, 1), 64)
+
+    def forward(device: Device, kind: str) -> dict[str, Any]:
+        start, order, _ = _groups(device, sizes)
+        x = normal(device, (sizes.tokens, hidden), t)
+        return {"x": x, "weight": weight(device, kind), "start": start, "order": order}
+
+    def backward(device: Device, kind: str) -> dict[str, Any]:
+        start, _, _ = _groups(device, sizes)
+        return {"dy": normal(device, (rows, n), t), "weight": weight(device, kind), "start": start}
+
+    def weight_grad(device: Device) -> dict[str, Any]:
+        start, order, _ = _groups(device, sizes)
+        return {
+            "dy": normal(device, (rows, 16), F32),
+            "x": normal(device, (sizes.tokens, hidden), t),
+            "start": start,
+            "order": order,
+        }
+
+    shape = (rows, experts, n, hidden)
+    found = [entry("grouped_weight_grad", (rows, experts, 16, hidden), t, weight_grad)]
+    for kind in ("dense", "nf4"):
+        found.append(entry("grouped_linear", shape, t, partial(forward, kind=kind), kind))
+        found.append(entry("grouped_linear_backward", shape, t, partial(backward, kind=kind), kind))
+    return found

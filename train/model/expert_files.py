@@ -1,0 +1,212 @@
+"""Experts in files: each expert's projections apart, as most models have them, or those of a layer in one tensor.
+
+Written are the names that a model's first files have, which transformers 4 and 5, and others, read; read are also those
+that transformers 5 has in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from wgrad.device.errors import WgradError
+from wgrad.train.files.gguf_files import GgufEntry
+from wgrad.train.files.input_files import one_line
+from wgrad.train.files.safetensors_files import TensorEntry, TensorSource
+from wgrad.train.model.experts import GATE_UP, Experts
+from wgrad.train.model.model_config import ModelConfig
+from wgrad.train.model.weights import WeightSpec
+
+GGUF_PARTS = ("gate_proj", "up_proj", "down_proj")  # of all experts, as gguf_files.py names them
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Names within a layer. each: gate, up and down of an expert, {} for its number."""
+
+    each: tuple[str, str, str]
+    router: str
+
+
+LAYOUTS = {
+    "llama": Layout(
+        ("mlp.experts.{}.gate_proj.weight", "mlp.experts.{}.up_proj.weight", "mlp.experts.{}.down_proj.weight"),
+        "mlp.gate.weight",
+    ),
+    "mixtral": Layout(
+        (
+            "block_sparse_moe.experts.{}.w1.weight",
+            "block_sparse_moe.experts.{}.w3.weight",
+            "block_sparse_moe.experts.{}.w2.weight",
+        ),
+        "block_sparse_moe.gate.weight",
+    ),
+}
+
+
+@dataclass(frozen=True)
+class StackedEntry(TensorEntry):
+    """A tensor of all experts of a layer, [experts, out, in], from others. parts: those of each expert, whose rows lie
+    under one another."""
+
+    parts: tuple[TensorEntry, ...] = field(repr=False)
+
+    @classmethod
+    def of(cls, name: str, parts: list[TensorEntry], shape: tuple[int, int, int]) -> StackedEntry:
+        """WgradError: the parts do not fit each other."""
+        first = parts[0]
+        for part in parts:
+            if part.dtype != first.dtype:
+                raise WgradError(
+                    f"{first.source}: {one_line(part.name)} in {part.path} is {part.dtype}, and {one_line(first.name)} "
+                    f"is {first.dtype}: all experts of a layer must have one type"
+                )
+        return cls(first.source, first.path, name, first.dtype, shape, None, None, tuple(parts))
+
+    def array(self) -> np.ndarray:
+        stacked = np.concatenate([part.array().reshape(-1, self.shape[2]) for part in self.parts])
+        return np.ascontiguousarray(stacked.reshape(self.shape))
+
+    def blocks(self, rows: int) -> Iterator[np.ndarray]:
+        array = self.array()
+        for begin in range(0, self.shape[0], rows):
+            yield array[begin : begin + rows]
+
+    def sample(self, count: int, size: int) -> list[bytes]:
+        return [block for part in self.parts for block in part.sample(2, 256)]
+
+
+@dataclass(frozen=True)
+class GgufExperts(GgufEntry):
+    """Gate and up of all experts, from two tensors of a GGUF file."""
+
+    halves: tuple[GgufEntry, ...] = field(repr=False)
+
+    def row_bytes(self) -> np.ndarray:
+        experts = self.shape[0]
+        halves = [half.row_bytes().reshape(experts, half.shape[1], -1) for half in self.halves]
+        return np.ascontiguousarray(np.concatenate(halves, axis=1)).reshape(experts * self.shape[1], -1)
+
+    def sample(self, count: int, size: int) -> list[bytes]:
+        return [block for half in self.halves for block in half.sample(count, size)]
+
+
+def with_experts(entries: Mapping[str, TensorEntry], config: ModelConfig) -> dict[str, TensorEntry]:
+    """The tensors by the names that the model has them by. WgradError: an expert's is missing, or is of another
+    type."""
+    found = dict(entries)
+    if config.experts is None:
+        return found
+    layout = LAYOUTS[config.experts.files]
+    for layer in range(config.num_hidden_layers):
+        if config.has_experts(layer):
+            _gather_layer(found, config.experts, layout, f"model.layers.{layer}.", config.hidden_size)
+    return found
+
+
+def _gather_layer(found: dict[str, TensorEntry], experts: Experts, layout: Layout, prefix: str, hidden: int) -> None:
+    router = f"{prefix}{experts.router}.weight"
+    if prefix + layout.router in found:
+        found[router] = found.pop(prefix + layout.router)
+    for module, shape in experts.shapes(hidden).items():
+        name = prefix + module
+        if name in found:
+            continue
+        halves = [found.get(f"{prefix}{experts.module}.{part}.weight") for part in _parts_of(module)]
+        if halves[0] is not None:
+            found[name] = _of_gguf(name, halves, shape)
+            for half in halves:
+                assert half is not None
+                del found[half.name]
+            continue
+        forms = [layout.each[GGUF_PARTS.index(part)] for part in _parts_of(module)]
+        each = [prefix + form.format(number) for number in range(experts.count) for form in forms]
+        if each[0] in found:
+            missing = next((part for part in each if part not in found), None)
+            if missing is not None:
+                raise WgradError(
+                    f"{found[each[0]].source}: {found[each[0]].path.parent} has no tensor {missing}: config.json and "
+                    "the weights do not belong together, or a shard is missing: fetch the model again"
+                )
+            found[name] = StackedEntry.of(name, _of_shape([found.pop(part) for part in each], shape, len(forms)), shape)
+
+
+def _parts_of(module: str) -> tuple[str, ...]:
+    return GGUF_PARTS[:2] if module.endswith(GATE_UP) else GGUF_PARTS[2:]
+
+
+def _of_shape(parts: list[TensorEntry], shape: tuple[int, int, int], halves: int) -> list[TensorEntry]:
+    """WgradError: a part has another shape."""
+    wanted = (shape[1] // halves, shape[2])
+    for part in parts:
+        if part.shape != wanted:
+            raise WgradError(
+                f"{part.source}: {one_line(part.name)} in {part.path} has shape {list(part.shape)}: config.json asks "
+                f"for {list(wanted)}: fetch the model again"
+            )
+    return parts
+
+
+def _of_gguf(name: str, halves: list[Any], shape: tuple[int, int, int]) -> TensorEntry:
+    first: GgufEntry = halves[0]
+    for half in halves:
+        if half is None or half.stored != first.stored or half.shape != (shape[0], shape[1] // len(halves), shape[2]):
+            what = "is missing" if half is None else f"is {half.stored} {list(half.shape)}"
+            raise WgradError(
+                f"{first.source}: {first.path}: the experts of {name} must have gate and up of one type and shape; "
+                f"{one_line(first.name)} is {first.stored} {list(first.shape)}, and the other {what}: use another file"
+            )
+    size, whole = sum(half.size for half in halves), len(halves) == 1
+    begin, kind = (first.begin if whole else None), (GgufEntry if whole else GgufExperts)
+    more: tuple[Any, ...] = () if whole else (tuple(halves),)
+    return kind(
+        first.source, first.path, name, first.dtype, shape, None, begin, first.stored, first.offset, size, 0, *more
+    )
+
+
+# ---- writing ---------------------------------------------------------------------------------------
+def written_tensors(
+    specs: list[WeightSpec], config: ModelConfig, dtype: np.dtype, fetch: Callable[[int, WeightSpec], np.ndarray]
+) -> Iterator[TensorSource]:
+    """The tensors of a file of these weights; fetch: a weight and its number, once in turn."""
+    for number, spec in enumerate(specs):
+        if config.experts is None or spec.kind not in ("experts", "router"):
+            yield TensorSource(spec.name, dtype, spec.shape, partial(fetch, number, spec))
+            continue
+        layout = LAYOUTS[config.experts.files]
+        prefix = ".".join(spec.name.split(".")[:3]) + "."
+        if spec.kind == "router":
+            yield TensorSource(prefix + layout.router, dtype, spec.shape, partial(fetch, number, spec))
+            continue
+        yield from _each(spec, number, prefix, layout, dtype, fetch)
+
+
+def _each(
+    spec: WeightSpec,
+    number: int,
+    prefix: str,
+    layout: Layout,
+    dtype: np.dtype,
+    fetch: Callable[[int, WeightSpec], np.ndarray],
+) -> Iterator[TensorSource]:
+    """A tensor for each expert, and for gate and up."""
+    held: list[np.ndarray] = []
+    forms = [layout.each[GGUF_PARTS.index(part)] for part in _parts_of(spec.name)]
+    experts, rows = spec.shape[0], spec.shape[1] // len(forms)
+
+    def part(expert: int, half: int) -> np.ndarray:
+        if not held:
+            held.append(fetch(number, spec))
+        found = held[0][expert, half * rows : (half + 1) * rows]
+        if expert == experts - 1 and half == len(forms) - 1:
+            held.clear()
+        return found
+
+    for expert in range(experts):
+        for half, form in enumerate(forms):
+            shape = (rows, spec.shape[2])
+            yield TensorSource(prefix + form.format(expert), dtype, shape, partial(part, expert, half))

@@ -1,0 +1,83 @@
+"""Keys of config.json of the families with a mixture of experts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar
+
+from msgspec import Meta
+
+from wgrad.train.model.config_file import ConfigFile, Count, Epsilon, Positions, Vocabulary, Width
+
+ExpertCount = Annotated[int, Meta(ge=0, le=1024)]
+
+
+class ExpertsFile(ConfigFile, kw_only=True):
+    """Keys of families with a mixture of experts. usual_experts: where the file does not say how many; transformers 5
+    may call them by either name."""
+
+    usual_experts: ClassVar[int] = 8
+    num_experts: ExpertCount | None = None
+    num_local_experts: ExpertCount | None = None
+    num_experts_per_tok: Annotated[int, Meta(ge=1, le=64)] = 2
+
+    def __post_init__(self) -> None:
+        if self.experts and self.num_experts_per_tok > self.experts:
+            raise ValueError(
+                f"num_experts_per_tok must be at most the number of experts, {self.experts}; got "
+                f"{self.num_experts_per_tok}"
+            )
+
+    @property
+    def experts(self) -> int:
+        counts = (self.num_experts, self.num_local_experts)
+        return next((count for count in counts if count is not None), self.usual_experts)
+
+
+class MixtralFile(ExpertsFile, kw_only=True):
+    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {"router_jitter_noise": (None, 0)}
+    default_theta: ClassVar[float] = 1_000_000.0
+    intermediate_size: Width = 14_336
+    num_key_value_heads: Count = 8
+    max_position_embeddings: Positions = 131_072
+    rms_norm_eps: Epsilon = 1e-5
+    sliding_window: Positions | None = None
+
+
+class OlmoeFile(ExpertsFile, kw_only=True):
+    usual_experts: ClassVar[int] = 64
+    vocab_size: Vocabulary = 50_304
+    hidden_size: Width = 2048
+    intermediate_size: Width = 2048
+    num_hidden_layers: Count = 16
+    num_attention_heads: Count = 16
+    max_position_embeddings: Positions = 4096
+    rms_norm_eps: Epsilon = 1e-5
+    attention_bias: bool = False
+    num_experts_per_tok: Annotated[int, Meta(ge=1, le=64)] = 8
+    norm_topk_prob: bool = False
+
+
+class Qwen3MoeFile(ExpertsFile, kw_only=True):
+    usual_experts: ClassVar[int] = 128
+    vocab_size: Vocabulary = 151_936
+    hidden_size: Width = 2048
+    intermediate_size: Width = 6144
+    num_hidden_layers: Count = 24
+    num_key_value_heads: Count = 4
+    max_position_embeddings: Positions = 32_768
+    attention_bias: bool = False
+    use_sliding_window: bool = False
+    sliding_window: Positions | None = 4096
+    decoder_sparse_step: Annotated[int, Meta(ge=1)] = 1
+    mlp_only_layers: list[int] | None = None
+    moe_intermediate_size: Width = 768
+    num_experts_per_tok: Annotated[int, Meta(ge=1, le=64)] = 8
+    norm_topk_prob: bool = False
+
+    def sparse_layers(self) -> tuple[bool, ...]:
+        """Layers that have experts."""
+        dense, some = self.mlp_only_layers or [], self.experts > 0
+        return tuple(
+            some and i not in dense and (i + 1) % self.decoder_sparse_step == 0 for i in range(self.num_hidden_layers)
+        )

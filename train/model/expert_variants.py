@@ -1,0 +1,31 @@
+"""Fields of `ModelConfig` of the families with a mixture of experts, from the keys of their config.json."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from wgrad.train.model.expert_keys import MixtralFile, OlmoeFile, Qwen3MoeFile
+from wgrad.train.model.experts import Experts
+from wgrad.train.model.variants import biases, every_layer
+
+
+def mixtral(keys: MixtralFile) -> dict[str, Any]:
+    """Mixtral (arXiv 2401.04088)."""
+    layers = (True,) * keys.num_hidden_layers
+    experts = Experts(keys.experts, keys.num_experts_per_tok, keys.intermediate_size, layers, files="mixtral")
+    return {"windows": every_layer(keys), "experts": experts}
+
+
+def olmoe(keys: OlmoeFile) -> dict[str, Any]:
+    """OLMoE (arXiv 2409.02060)."""
+    layers = (True,) * keys.num_hidden_layers
+    experts = Experts(keys.experts, keys.num_experts_per_tok, keys.intermediate_size, layers, keys.norm_topk_prob)
+    return {**biases(keys), "qk_norm": True, "qk_norm_whole": True, "experts": experts}
+
+
+def qwen3_moe(keys: Qwen3MoeFile) -> dict[str, Any]:
+    """Qwen3 with experts (arXiv 2505.09388)."""
+    layers, chosen = keys.sparse_layers(), keys.num_experts_per_tok
+    experts = Experts(keys.experts, chosen, keys.moe_intermediate_size, layers, keys.norm_topk_prob)
+    windows = every_layer(keys) if keys.use_sliding_window else (0,) * keys.num_hidden_layers
+    return {**biases(keys), "qk_norm": True, "windows": windows, "experts": experts if any(layers) else None}

@@ -1,0 +1,34 @@
+"""Mixture of experts: its sizes in a model, its weights' names, and what a layer computes.
+
+Of all experts of a layer gate and up are one weight, and down another; names are those of transformers 5.
+Sources: Mixtral (arXiv 2401.04088), OLMoE (arXiv 2409.02060), Qwen3 (arXiv 2505.09388).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+GATE_UP, DOWN = "gate_up_proj", "down_proj"
+
+
+@dataclass(frozen=True)
+class Experts:
+    """count: of a layer; chosen: of a token. width: of one expert. layers: which have experts. normalize: the weights
+    of the chosen ones add up to 1. module, router: their paths within a layer. files: how files name them, a key of
+    `expert_files.LAYOUTS`."""
+
+    count: int
+    chosen: int
+    width: int
+    layers: tuple[bool, ...]
+    normalize: bool = True
+    module: str = "mlp.experts"
+    router: str = "mlp.gate"
+    files: str = "llama"
+
+    def shapes(self, hidden: int) -> dict[str, tuple[int, int, int]]:
+        """[experts, out, in] by path within a layer."""
+        return {
+            f"{self.module}.{GATE_UP}": (self.count, 2 * self.width, hidden),
+            f"{self.module}.{DOWN}": (self.count, hidden, self.width),
+        }

@@ -1,0 +1,163 @@
+// The router of a mixture of experts.
+//   main:     weights [rows, chosen] f32 and ids [rows, chosen] i32 of the largest logits of each row, the lower id on a tie:
+//             softmax of the chosen ones (NORMALIZE), or of all
+//   backward: out [rows, experts] X_T, the gradient of logits, from that of the weights (given [rows, chosen] f32); BALANCE:
+//             and from balance [experts] f32, the gradient of every row's probabilities
+//   logits [rows, experts] X_T: f32 or f16
+// Dispatch: a workgroup of 64 a row (folded).
+struct Params { rows: u32, experts: u32, chosen: u32 }
+@group(0) @binding(0) var<uniform> p: Params;
+@group(0) @binding(1) var<storage, read> logits: array<X_T>;
+#if BACKWARD
+@group(0) @binding(2) var<storage, read> given: array<f32>;
+@group(0) @binding(3) var<storage, read> ids: array<i32>;
+@group(0) @binding(4) var<storage, read_write> out: array<X_T>;
+#if BALANCE
+@group(0) @binding(5) var<storage, read> balance: array<f32>;
+#endif
+#else
+@group(0) @binding(2) var<storage, read_write> weights: array<f32>;
+@group(0) @binding(3) var<storage, read_write> ids: array<i32>;
+#endif
+
+const LANES = 64u;
+var<workgroup> values: array<f32, LANES>;
+var<workgroup> places: array<u32, LANES>;
+var<workgroup> picked: array<f32, MOST_CHOSEN>;
+
+fn sum_of_all(value: f32, lid: u32) -> f32 {
+  workgroupBarrier();
+  values[lid] = value;
+  workgroupBarrier();
+  for (var width = LANES / 2u; width > 0u; width /= 2u) {
+    if (lid < width) { values[lid] += values[lid + width]; }
+    workgroupBarrier();
+  }
+  return values[0];
+}
+
+#if BACKWARD
+fn largest(value: f32, lid: u32) -> f32 {
+  values[lid] = value;
+  workgroupBarrier();
+  for (var width = LANES / 2u; width > 0u; width /= 2u) {
+    if (lid < width) { values[lid] = max(values[lid], values[lid + width]); }
+    workgroupBarrier();
+  }
+  return values[0];
+}
+
+@compute @workgroup_size(LANES)
+fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
+  let row = min(wg.x + wg.y * nwg.x, p.rows - 1u);
+  let base = row * p.experts;
+  let first = row * p.chosen;
+  var top = f32(logits[base]);
+  for (var e = lid; e < p.experts; e += LANES) { top = max(top, f32(logits[base + e])); }
+  top = largest(top, lid);
+  var sum = 0.0;
+#if BALANCE
+  var slope = 0.0;
+#endif
+  for (var e = lid; e < p.experts; e += LANES) {
+    let x = exp(f32(logits[base + e]) - top);
+    sum += x;
+#if BALANCE
+    slope += x * balance[e];
+#endif
+  }
+  sum = sum_of_all(sum, lid);
+#if BALANCE
+  slope = sum_of_all(slope, lid) / sum;
+#endif
+  // A row has few of these, and every invocation adds them up in the same order.
+  var of_chosen = 0.0;
+  var mean = 0.0;
+  for (var j = 0u; j < p.chosen; j++) {
+    let x = exp(f32(logits[base + u32(ids[first + j])]) - top);
+    of_chosen += x;
+    mean += x * given[first + j];
+  }
+#if NORMALIZE
+  let total = of_chosen;
+#else
+  let total = sum;
+#endif
+  mean /= total;
+  for (var e = lid; e < p.experts; e += LANES) {
+    let x = exp(f32(logits[base + e]) - top);
+    var slope_of_e = 0.0;
+    var is_chosen = false;
+    for (var j = 0u; j < p.chosen; j++) {
+      if (u32(ids[first + j]) == e) {
+        slope_of_e = given[first + j];
+        is_chosen = true;
+      }
+    }
+    var grad = 0.0;
+#if NORMALIZE
+    if (is_chosen) { grad = x / total * (slope_of_e - mean); }
+#else
+    grad = x / total * (slope_of_e - mean);
+#endif
+#if BALANCE
+    grad += x / sum * (balance[e] - slope);
+#endif
+    out[base + e] = X_T(grad);
+  }
+}
+#else
+@compute @workgroup_size(LANES)
+fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
+  let row = min(wg.x + wg.y * nwg.x, p.rows - 1u);
+  let base = row * p.experts;
+  var last = 0.0;
+  var last_at = 0u;
+  for (var j = 0u; j < p.chosen; j++) {
+    // The largest that comes after the one before it; an index beyond all experts stands for none.
+    var best = 0.0;
+    var at = p.experts;
+    for (var e = lid; e < p.experts; e += LANES) {
+      let x = f32(logits[base + e]);
+      let comes = j == 0u || x < last || (x == last && e > last_at);
+      if (comes && (at == p.experts || x > best)) {
+        best = x;
+        at = e;
+      }
+    }
+    workgroupBarrier();
+    values[lid] = best;
+    places[lid] = at;
+    workgroupBarrier();
+    for (var width = LANES / 2u; width > 0u; width /= 2u) {
+      if (lid < width) {
+        let other = values[lid + width];
+        let there = places[lid + width];
+        let mine = places[lid];
+        let larger = other > values[lid] || (other == values[lid] && there < mine);
+        if (there < p.experts && (mine == p.experts || larger)) {
+          values[lid] = other;
+          places[lid] = there;
+        }
+      }
+      workgroupBarrier();
+    }
+    last = values[0];
+    last_at = min(places[0], p.experts - 1u);  // of numbers that are none there may be none that comes
+    if (lid == 0u) {
+      picked[j] = last;
+      ids[row * p.chosen + j] = i32(last_at);
+    }
+  }
+  workgroupBarrier();
+  let top = picked[0];
+  var total = 0.0;
+#if NORMALIZE
+  for (var j = 0u; j < p.chosen; j++) { total += exp(picked[j] - top); }
+#else
+  for (var e = lid; e < p.experts; e += LANES) { total += exp(f32(logits[base + e]) - top); }
+  total = sum_of_all(total, lid);
+#endif
+  if (lid < p.chosen) { weights[row * p.chosen + lid] = exp(picked[lid] - top) / total; }
+}
+#endif
