@@ -136,6 +136,7 @@ def run(args: argparse.Namespace) -> None:
         rates = {count: raw(model, count, args.tokens) for count in counts}
         server.start()
         run_all_kernels(model, args.batch_size, limits.prompt_tokens)
+        engine.warm_up(args.warm_up)
         given = (args, report, listening, name, compute, rates, engine)
         threading.Thread(target=measure, args=given).start()
         engine.run()
@@ -176,6 +177,7 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=80)
     parser.add_argument("--context", type=int, default=1024)
     parser.add_argument("--repeat", type=int, default=3, help="the best of as many")
+    parser.add_argument("--warm-up", type=float, default=5.0, metavar="SECONDS", help="0: as cold as may be")
     parser.add_argument("--connect", default="", help=argparse.SUPPRESS)
     parser.add_argument("--late", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--whole", action="store_true", help=argparse.SUPPRESS)

@@ -16,6 +16,7 @@ from wgrad.train.inference.all_kernels import run_all_kernels
 from wgrad.train.inference.continuous import Batch
 from wgrad.train.inference.generation import generate_ids
 from wgrad.train.inference.growing import Growing
+from wgrad.train.inference.warm_up import warm_up
 from wgrad.train.model.model import Model
 from wgrad.train.model.model_config import load_model_config
 from wgrad.train.options.generate_config import GREEDY, Sampling
@@ -71,8 +72,8 @@ def test_in_company_each_is_as_alone(
 ) -> None:
     monkeypatch.setattr(continuous, "CHUNK", 64)
     monkeypatch.setattr(continuous, "SPARE", 32)
-    monkeypatch.setattr(continuous, "_FEW", 1)
-    monkeypatch.setattr(continuous, "_GROUP", 3)  # of the first four, three are read together, and one by itself
+    monkeypatch.setattr(continuous, "FEW", 1)
+    monkeypatch.setattr(continuous, "GROUP", 3)  # of the first four, three are read together, and one by itself
     model = model_for(make_checkpoint(sliding_window=None), device)
     comes = COMES if isinstance(device, ReferenceDevice) else FEW
     prompts = [rng.integers(1, 90, tokens).tolist() for _, tokens, _ in comes]
@@ -121,7 +122,7 @@ def test_a_long_prompt_goes_on_when_the_others_have_left(make_checkpoint: Any, m
 
 def test_a_step_has_no_more_rows_than_it_needs(make_checkpoint: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows are moved into the first ones as soon as a step can have half as many."""
-    monkeypatch.setattr(continuous, "_GROUP_TOKENS", 0)  # prompts that come together are read at once
+    monkeypatch.setattr(continuous, "GROUP_TOKENS", 0)  # prompts that come together are read at once
     model = model_for(make_checkpoint(), ReferenceDevice())
     batch = Batch(model, 8)
     members = [Growing.begin([n, 4], 4 if n == 4 else 1, GREEDY) for n in range(5)]
@@ -173,3 +174,20 @@ def test_who_leaves_frees_a_row_and_keeps_no_memory(make_checkpoint: Any) -> Non
     assert batch.used_keys == 4
     batch.reset()
     assert batch.free == 2 and batch.total_keys == 0 and second.row == -1
+
+
+def test_after_a_warm_up_the_first_sequences_record_nothing(
+    make_checkpoint: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor does their cache grow; they are as without one."""
+    folder, device = make_checkpoint(), ReferenceDevice()
+    model = build_frozen(load_model_config(folder), folder, device, positions=80)
+    batch, never = Batch(model, 5), Batch(model, 3, 128)
+    warm_up(never, 0.0)
+    assert not never._steps and never.total_keys == 128
+    warm_up(batch, 1e6)
+    assert not batch.members and set(batch._steps) == {1, 2, 4, 5} and set(batch._prefills) == {32, 64}
+    for name in ("BatchStep", "RecordedPrefill", "RecordedGroup", "SlotCache"):
+        monkeypatch.setattr(continuous, name, None)
+    comes = [(n // 3, Growing.begin([n, 4], 20, GREEDY)) for n in range(6)]
+    assert grow(batch, comes, [3])[4] == alone(model, [4, 4], 20, GREEDY)

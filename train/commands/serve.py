@@ -40,6 +40,8 @@ try:
 except ImportError as error:
     raise WgradError(f"wgrad serve: {error.name} is not installed: pip install 'wgrad[serve]'") from error
 
+_WARM_UP_SECONDS = 5.0  # before it serves
+
 
 def run_serve(config: ServeConfig) -> int:
     """Until a signal. Where it listens goes to stdout, all else to stderr. WgradError: before anything is loaded where
@@ -111,6 +113,7 @@ def load(opened: Opened[ServeConfig], adapters: dict[str, str]) -> tuple[Engine,
 
 def _serve(engine: Engine, server: HttpServer, listening: socket.socket) -> int:
     end_at_signals()
+    engine.warm_up(_WARM_UP_SECONDS)
     server.start()
     try:
         names = harmless(", ".join(engine.models))

@@ -21,9 +21,9 @@ from wgrad.train.model.model import Model
 from wgrad.train.model.token_tables import TokenTables
 
 CHUNK = 512  # tokens of a long prompt that are read between two steps
-_PROMPT_STEP = 32  # a prompt is filled up to a power of two of at least this, a long one to a multiple
-_FEW = 2  # prompts that come together and are read one after the other; more of them in groups
-_GROUP, _GROUP_TOKENS = 8, 1024  # prompts of a group, and at most so many tokens with what fills them up
+PROMPT_STEP = 32  # a prompt is filled up to a power of two of at least this, a long one to a multiple
+FEW = 2  # prompts that come together and are read one after the other; more of them in groups
+GROUP, GROUP_TOKENS = 8, 1024  # prompts of a group, and at most so many tokens with what fills them up
 SPARE = 256  # keys behind the longest sequence, at least: so often they are moved
 _VIEW = 64  # a cache has a multiple of as many keys: slot_cache.py
 
@@ -169,7 +169,7 @@ class Batch:
         """One after the other, or in groups. Returns False where neither is recorded for prompts as long as these."""
         slots, prompts = self._slots, [one.prompt for one in newcomers]
         assert slots is not None
-        if len(prompts) <= _FEW:
+        if len(prompts) <= FEW:
             recorded = [self._recorded_prefill(len(prompt), self._at) for prompt in prompts]
             found = [one for one in recorded if one is not None]
             if len(found) < len(prompts):
@@ -177,13 +177,13 @@ class Batch:
             for one, prompt, row in zip(found, prompts, rows):
                 one.run(prompt, 0, len(prompt), row, self._at)
             return True
-        if _GROUP * width > _GROUP_TOKENS:
+        if GROUP * width > GROUP_TOKENS:
             return False
         group = self._groups.get(width)
         if group is None:
-            group = self._groups[width] = RecordedGroup(self.model, slots, _GROUP, width)
-        for first in range(0, len(prompts), _GROUP):
-            group.run(prompts[first : first + _GROUP], rows[first : first + _GROUP], self._at)
+            group = self._groups[width] = RecordedGroup(self.model, slots, GROUP, width)
+        for first in range(0, len(prompts), GROUP):
+            group.run(prompts[first : first + GROUP], rows[first : first + GROUP], self._at)
         return True
 
     def _read_at_once(self, newcomers: Sequence[Growing], rows: Sequence[int], width: int) -> None:
@@ -243,6 +243,15 @@ class Batch:
         long.done += 1
         if long.done == long.chunks:
             one.cached, self._long = len(prompt), None
+
+    def reserve(self, rows: int, keys: int) -> int:
+        """Make a cache that need not grow up to so many rows and keys, as far as there may be. The batch must be empty.
+        Returns its rows."""
+        keys = -(-min(keys, self._most_keys or keys) // _VIEW) * _VIEW
+        rows = min(self._bucket(rows, self.rows), self._most_rows(keys))
+        self._slots, self._at = SlotCache(self.model, rows, keys), 0
+        self._forget()
+        return rows
 
     # ---- growing -------------------------------------------------------------------------------
     def queue(self, steps: int, keep_logits: bool = False) -> Block:
@@ -373,5 +382,5 @@ class Batch:
 def padded(tokens: int) -> int:
     """Return the tokens up to which a prompt of `tokens` is filled up."""
     if tokens <= CHUNK:
-        return max(1 << (tokens - 1).bit_length(), _PROMPT_STEP)
-    return -(-tokens // _PROMPT_STEP) * _PROMPT_STEP
+        return max(1 << (tokens - 1).bit_length(), PROMPT_STEP)
+    return -(-tokens // PROMPT_STEP) * PROMPT_STEP

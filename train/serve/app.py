@@ -4,12 +4,12 @@ its own."""
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
 from typing import Any
 
+from msgspec.json import encode  # in a tenth of the time of json.dumps
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
@@ -198,7 +198,7 @@ class _Note:
 
 async def _stream(
     form: Form, choices: Sequence[Choice], begun: Sequence[dict[str, Any]], found: Pieces
-) -> AsyncIterator[str]:
+) -> AsyncIterator[bytes]:
     """Server-sent events. begun: those that there are already."""
     async with aclosing(found):
         yield _events(begun)
@@ -209,13 +209,14 @@ async def _stream(
         except ApiError as error:
             yield _events(form.failure(error))
             return
-    yield _events(form.closing(choices)) + form.end
+    yield _events(form.closing(choices)) + form.end.encode()
 
 
-def _events(values: Sequence[dict[str, Any]]) -> str:
+def _events(values: Sequence[dict[str, Any]]) -> bytes:
     """Values as they are sent; one with a type is named by it."""
-    lines = list[str]()
+    parts = list[bytes]()
     for value in values:
-        named = f"event: {value['type']}\n" if "type" in value else ""
-        lines.append(f"{named}data: {json.dumps(value, ensure_ascii=False)}\n\n")
-    return "".join(lines)
+        if "type" in value:
+            parts.append(b"event: %b\n" % value["type"].encode())
+        parts.append(b"data: %b\n\n" % encode(value))
+    return b"".join(parts)

@@ -21,6 +21,7 @@ from wgrad.train.inference.continuous import CHUNK, Batch, padded
 from wgrad.train.inference.generation import not_finite
 from wgrad.train.inference.growing import Block, Growing
 from wgrad.train.inference.scoring import LogProbs, log_probs
+from wgrad.train.inference.warm_up import warm_up
 from wgrad.train.model.model import Model
 from wgrad.train.serve.jobs import LENGTH, STOP, Answer, Failed, Job
 from wgrad.train.serve.limits import Full, Limits
@@ -97,6 +98,11 @@ class Engine:
         if batch is None:
             return State(len(self._line), 0, self.limits.rows, 0, 0)
         return State(len(self._line), len(batch.members), batch.rows, batch.used_keys, batch.total_keys)
+
+    def warm_up(self, seconds: float) -> None:
+        """Record what the first requests need, before `run`. Nothing is recorded on NumPy's device."""
+        if self._batch.device.name != "cpu":
+            warm_up(self._batch, seconds)
 
     # ---- the device's thread -------------------------------------------------------------------
     def run(self) -> None:
