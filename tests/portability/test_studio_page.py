@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.portability.browser import Browser
+from tests.train.serving import serving
 from tests.train.studio_server import SHORT, Client, studio_in
 from wgrad.train.serve import children
 
@@ -67,7 +68,7 @@ def write(page: Browser, **values: Any) -> None:
         page.evaluate(
             f"(() => {{ const field = document.getElementById('option-{name}'), value = {json.dumps(value)};"
             "if (field.type === 'checkbox') field.checked = value; else field.value = value;"
-            "field.dispatchEvent(new Event('input', {bubbles: true})); })()"
+            "for (const kind of ['input', 'change']) field.dispatchEvent(new Event(kind, {bubbles: true})); })()"
         )
 
 
@@ -104,7 +105,7 @@ def test_a_run_from_an_empty_folder_to_an_answer_in_two_tabs(page: Browser, clie
     page.evaluate("location.hash = 'runs'")
     wait(page, "document.querySelector('#list tr .state.done')")
     wait(page, "document.querySelector('#list td[data-name=step]').innerText === '2 of 2'")
-    page.evaluate("window.close()")
+    page.ask("Page.close")
     page.use(first)
 
     wait(page, "document.getElementById('run-state').textContent === 'done'")
@@ -133,7 +134,7 @@ def test_a_broken_file_is_said_where_it_is_named(page: Browser, tmp_path: Path) 
     assert page.evaluate("document.getElementById('option-lora_r-error').textContent") == (
         "--lora-r: must be at least 1; got 0"
     )
-    write(page, lora_r="2")
+    write(page, lora_r="2", out="")
     press(page, "Start the run")  # without --out
     wait(page, "document.activeElement.id === 'option-out'")
     assert "--out is required" in text_of(page, "wrong")
@@ -151,6 +152,20 @@ def test_a_lost_device_ends_the_run_and_not_the_studio(
     assert page.evaluate("document.getElementById('status').textContent") == "Ready"
     press(page, "Resume")
     wait(page, "document.getElementById('run-state').textContent === 'done'")
+
+
+def test_the_chat_page_of_serve_wants_its_key(browser: Browser) -> None:
+    with serving(start=False, api_key="secret") as client:
+        browser.ask("Page.navigate", url=f"http://127.0.0.1:{client.port}/")
+        for key in ("wrong", "secret"):
+            wait(browser, "document.getElementById('key')?.value === ''")
+            browser.evaluate(f"document.getElementById('key').value = '{key}'")
+            press(browser, "Continue")
+        wait(browser, "document.getElementById('message')")
+        assert browser.evaluate("document.querySelector('.chat-models').innerText").split() == [
+            "Answers", "from", "base_model",
+        ]  # fmt: skip
+        browser.ask("Page.navigate", url="about:blank")
 
 
 def test_every_field_has_a_label_and_a_narrow_screen_shows_all(page: Browser) -> None:

@@ -223,6 +223,7 @@ def test_a_run_from_nothing_to_its_result(client: Client, data: str, tmp_path: P
     state = client.do("state", have={out: [0, 0, 0, 0], "elsewhere": [0, 0, 0, 0]}, logs={out: -1})
     (news,) = state["news"].values()
     assert [record["step"] for record in news["metrics"]["records"]][:3] == [0, 1, 2]
+    assert found["loss"] == news["metrics"]["records"][2]["loss"] and found["held_out_loss"] is not None
     log = state["logs"][out]
     assert log["text"].startswith(f"$ wgrad finetune --model {BASE} --data {data} --out {out} ")
     assert client.do("state", logs={out: log["size"]})["logs"] == {}
@@ -241,6 +242,7 @@ def test_a_run_is_stopped_resumed_and_killed(client: Client, data: str, tmp_path
     while not (client.run_state(out)["step"] or 0) > 0:
         assert client.run_state(out)["state"] == "running"
         time.sleep(0.02)
+    assert os.getsid(holder_of(out) or 0) == holder_of(out) != os.getsid(0)  # no Ctrl-C of this terminal ends it
     client.do("stop", run=out)
     found = client.wait(out, "stopped")
     assert found["resumes"] and "is saved; go on with --resume" in found["reason"]

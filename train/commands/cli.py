@@ -21,7 +21,7 @@ from wgrad.train.options.chat_config import ChatConfig
 from wgrad.train.options.choice_options import ChoiceOptions
 from wgrad.train.options.eval_options import EVAL_OPTIONS
 from wgrad.train.options.export_config import EXPORT_TOOLS, ExportConfig, ModelExportConfig
-from wgrad.train.options.finetune_config import DEVICE_HELP, FinetuneConfig, RunOptions
+from wgrad.train.options.finetune_config import DEVICE_HELP, USUAL, FinetuneConfig, RunOptions
 from wgrad.train.options.foreign_config import TOOLS
 from wgrad.train.options.generate_config import GenerateConfig
 from wgrad.train.options.import_options import ImportOptions
@@ -45,8 +45,6 @@ def _completion(args: argparse.Namespace) -> int:
     return 0
 
 
-# Options of a run that --help shows; --help-all has all.
-USUAL = ("model", "data", "out", "resume", "lora_r", "learning_rate", "batch_size", "max_length", "epochs", "vram")
 GROUPS = {
     "train": ("finetune", "studio", "sweep", "plan", "data", "watch"),
     "use": ("generate", "chat", "serve", "eval", "merge", "export", "push"),

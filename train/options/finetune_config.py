@@ -26,6 +26,8 @@ from wgrad.train.options.unused_options import unused_options
 
 CONFIG_FILE = "config.yaml"
 CONFIG_FORMAT = 1  # of OUT/config.yaml; a file that a person wrote need not name it
+# Options that --help and the studio show at once.
+USUAL = ("model", "data", "out", "resume", "lora_r", "learning_rate", "batch_size", "max_length", "epochs", "vram")
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 COMPUTE_HELP = "auto: float16 where tensor cores are enabled, bfloat16 on HIP, else float32"
 DEVICE_HELP = "auto, hip, wgpu or cpu; hip:GPU and wgpu:GPU take a number or part of a name"

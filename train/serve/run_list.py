@@ -6,12 +6,14 @@ So a server that is started anew finds the runs that another began.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
 import subprocess
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +27,16 @@ from wgrad.train.output.checkpoints import Checkpoints
 from wgrad.train.output.metrics import METRICS_FILE
 from wgrad.train.output.out_folder import HOLDER_FILE, holder_of
 from wgrad.train.output.previous_run import RESULTS_FILE, SWEEP_FILE
-from wgrad.train.output.watched import WatchedRun
+from wgrad.train.output.watched import WatchedRun, as_metrics
 from wgrad.train.serve.children import ERROR, ask_to_end, ended_by, start, tail_of
 
 LOG_FILE = "log.txt"
 MOST_RUNS = 100
 _SIGNS = (CONFIG_FILE, METRICS_FILE, LOG_FILE, HOLDER_FILE, SWEEP_FILE)
-_LOG_BYTES = 1 << 15
+# Files and folders that tell how a run is.
+_TOLD_BY = (LOG_FILE, METRICS_FILE, RESULTS_FILE, SWEEP_FILE, CONFIG_FILE, ADAPTER_CONFIG, "checkpoints", "config.json")
+_LOG_BYTES, _METRICS_BYTES = 1 << 15, 1 << 13
+_LONGEST_LINE = 200
 _STEP = re.compile(r"^step (\d+)/(\d+)\b(?:.*\bleft (\S+))?", re.MULTILINE)
 
 
@@ -43,6 +48,7 @@ class RunList:
         self._elsewhere: list[Path] = []
         self._children: dict[Path, subprocess.Popen[bytes]] = {}
         self._watched: dict[Path, WatchedRun] = {}
+        self._states: dict[Path, tuple[Any, dict[str, Any]]] = {}  # what told it, and the state
         self._lock = threading.RLock()
 
     def folders(self) -> list[Path]:
@@ -70,26 +76,38 @@ class RunList:
 
     def state(self, path: Path) -> dict[str, Any]:
         """Return how a run is: `state`, one of running, done, stopped and failed; `reason` in words; `step` of `steps`,
-        and the time `left` as its log has them; and whether it `resumes` and has an `adapter` or a whole `model`."""
-        log, child = tail_of(path / LOG_FILE, _LOG_BYTES), self._children.get(path)
+        the time `left` and the last `line` as its log has them; its last losses; and whether it `resumes` and has an
+        `adapter` or a whole `model`."""
+        child = self._children.get(path)
         status = child.poll() if child is not None else None
         going = (child is not None and status is None) or holder_of(path) is not None
+        signature = (going, status, *map(_changed, (path / name for name in _TOLD_BY)))
+        known = self._states.get(path)
+        if known is None or known[0] != signature:
+            known = self._states[path] = (signature, self._state(path, going, status))
+        return known[1]
+
+    def _state(self, path: Path, going: bool, status: int | None) -> dict[str, Any]:
+        log = tail_of(path / LOG_FILE, _LOG_BYTES)
         state, reason = ("running", "") if going else _ended(path, log, status)
         steps = _STEP.findall(log)
         step, total, left = steps[-1] if steps else (None, None, None)
-        checkpoints = bool(Checkpoints(path).steps())
+        checkpoints, numbers = bool(Checkpoints(path).steps()), _last_numbers(path / METRICS_FILE)
         return {
             "run": str(path),
             "name": path.name,
             "state": state,
             "reason": reason,
-            "step": int(step) if step else None,
+            "step": numbers.get("step", int(step) if step else None),
             "steps": int(total) if total else None,
             "left": left or None,
+            "line": log.rpartition("\n")[0].rpartition("\n")[2][:_LONGEST_LINE],
+            "loss": numbers.get("loss"),
+            "held_out_loss": numbers.get("held_out_loss"),
             "resumes": not going and checkpoints,
             "adapter": (path / ADAPTER_CONFIG).exists(),
             "model": (path / "config.json").exists(),
-            "log_bytes": _size(path / LOG_FILE),
+            "log_bytes": _changed(path / LOG_FILE)[1],
         }
 
     def log(self, path: Path) -> str:
@@ -141,6 +159,16 @@ def _ended(path: Path, log: str, status: int | None) -> tuple[str, str]:
     return "stopped", ""
 
 
+def _last_numbers(path: Path) -> dict[str, Any]:
+    """The last step, loss and held-out loss of a file of metrics."""
+    found: dict[str, Any] = {}
+    for line in tail_of(path, _METRICS_BYTES).splitlines():
+        with suppress(ValueError, RecursionError):
+            record = json.loads(line)
+            found |= as_metrics(record) if isinstance(record, dict) else {}
+    return found
+
+
 def _begun(path: Path) -> float:
     """Time of the run's last beginning: of its options, or else of its folder."""
     for name in (CONFIG_FILE, ""):
@@ -151,8 +179,10 @@ def _begun(path: Path) -> float:
     return 0.0
 
 
-def _size(path: Path) -> int:
+def _changed(path: Path) -> tuple[int, int]:
+    """When a file or folder has last changed, and its size."""
     try:
-        return path.stat().st_size
+        found = path.stat()
     except OSError:
-        return 0
+        return 0, 0
+    return found.st_mtime_ns, found.st_size

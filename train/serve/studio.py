@@ -29,7 +29,7 @@ from wgrad.train.files.input_files import expand_path, one_line
 from wgrad.train.model.model_config import load_model_config
 from wgrad.train.model.weights import weight_specs
 from wgrad.train.options.export_config import EXPORT_TOOLS, ModelExportConfig
-from wgrad.train.options.finetune_config import FinetuneConfig, RunOptions
+from wgrad.train.options.finetune_config import USUAL, FinetuneConfig, RunOptions
 from wgrad.train.options.option_fields import command_words, describe_fields, given_values, yaml_text
 from wgrad.train.options.resolve import resolve_config, resolve_options
 from wgrad.train.serve.body import read_body
@@ -41,17 +41,8 @@ from wgrad.train.serve.run_list import RunList
 from wgrad.train.step.find_model import find_model
 
 PAGE_FILES = ("page.css", "page.js", "chat.js", "charts.js", "studio.js", "uplot.js")
-USUAL = (
-    "learning_rate",
-    "epochs",
-    "max_steps",
-    "batch_size",
-    "max_length",
-    "lora_r",
-    "vram",
-    "device",
-    "chat_template",
-)
+_ELSEWHERE = ("model", "data", "out", "resume")  # options that have a place of their own on the page
+_ALSO_USUAL = ("max_steps", "device", "chat_template")
 _EXAMPLES = 4
 _MOST_PATHS = 30
 _EXPORTED = ("name", "out", "quantize", "create", "device")  # options of `wgrad export TOOL` that the page has
@@ -86,7 +77,7 @@ class Studio:
             "folder": str(self.runs.folder),
             "here": str(Path.cwd()),
             "options": describe_fields(FinetuneConfig, "objective"),
-            "usual": USUAL,
+            "usual": [*(name for name in USUAL if name not in _ELSEWHERE), *_ALSO_USUAL],
             "tools": EXPORT_TOOLS,
             "export": [option for option in export if option["name"] in _EXPORTED],
         }

@@ -8,6 +8,7 @@ const TITLES = new Map([
   ["memory_bytes", "Device memory, MiB"], ["grad_norm", "Gradient norm"],
 ]);
 const HIDDEN = new Set(["step", "tokens"]);
+const DASHES = [[], [8, 4], [2, 3], [10, 3, 2, 3]];  // a second sign beside the colour
 const MOST_CHARTS = 24, HEIGHT = 240, COLOURS = 8;
 
 export const colour = (number) => `k${number % COLOURS}`;
@@ -45,7 +46,7 @@ export class Series {
     this.samples.push(...news.samples.records);
     const counted = (part, at) => [part.generation, (part.anew ? 0 : this.have[at]) + part.records.length];
     this.have = [...counted(news.metrics, 1), ...counted(news.samples, 3)];
-    Object.assign(this, { options: news.options ?? {}, results: news.results, notes: news.notes });
+    Object.assign(this, { options: news.options ?? {}, results: news.results, profile: news.profile, notes: news.notes });
     return news.metrics.more || news.samples.more || news.more;
   }
 
@@ -87,7 +88,7 @@ class Chart {
       const { steps, values } = run.series.keys.get(this.key), stroke = value(`--c${run.number % COLOURS}`);
       const usable = values.map((v) => (look.log && v !== null && v <= 0 ? null : v));
       tables.push(weight ? [steps, usable, smoothed(usable, weight)] : [steps, usable]);
-      const line = { label: run.name, stroke, width: 2, spanGaps: this.key === "held_out_loss", points: { show: steps.length < 30, size: 5 } };
+      const line = { label: run.name, stroke, width: 2, dash: DASHES[run.number % DASHES.length], spanGaps: this.key === "held_out_loss", points: { show: steps.length < 30, size: 5 } };
       lines.push(weight ? { ...line, stroke: `${stroke}55`, width: 1, points: { show: false } } : line);
       if (weight) lines.push(line);
     }

@@ -39,7 +39,7 @@ export class Chat {
       return el("div", { class: "field" }, el("label", { for: `chat-${name}` }, label), this[name]);
     };
     this.mode = el("select", { id: "chat-mode" }, el("option", {}, TURNS), el("option", {}, TEXT));
-    const settings = el("details", {}, el("summary", { class: "small" }, "Settings"), el("div", { class: "settings" },
+    this.settings = el("details", {}, el("summary", { class: "small" }, "Settings"), el("div", { class: "settings" },
       el("div", { class: "field" }, el("label", { for: "chat-mode" }, "Write"), this.mode),
       number("temperature", "Temperature", "0.7", "0.1", "0", "2"),
       number("tokens", "Longest answer", "256", "1", "1", "100000")));
@@ -47,7 +47,7 @@ export class Chat {
       el("label", { for: "message", class: "hidden-text" }, "Your message"), this.input,
       el("div", { class: "row" }, el("span", { class: "help" }, "Enter sends, Shift+Enter makes a new line."),
         el("span", { class: "row" }, this.clearButton, this.sendButton)),
-      settings);
+      this.settings);
     this.where.replaceChildren(el("div", { class: "chat" }, this.models, this.talk, form, this.status));
   }
 
@@ -101,6 +101,11 @@ export class Chat {
       await stream(turns ? "/v1/chat/completions" : "/v1/completions", asked, signal, take);
     } catch (error) {
       const stopped = error.name === "AbortError";
+      if (/no chat template/.test(error.message)) {
+        this.settings.open = true;
+        box.append(el("p", { class: "error" }, `It has no chat template, so it cannot hold a conversation. It can go on with a text: choose “${TEXT}” in the settings.`));
+        return "It has no chat template.";
+      }
       box.append(el("p", { class: stopped ? "help" : "error" }, stopped ? "Stopped." : error.message));
       if (!stopped) return error.message;
     }

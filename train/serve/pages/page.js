@@ -63,14 +63,19 @@ export async function ask(name, body = {}, signal = undefined) {
 function askForKey() {
   asking ??= new Promise((resolve) => {
     const input = el("input", { type: "password", id: "key", autocomplete: "off", required: true });
-    const form = el("form", { method: "dialog", class: "stack" },
+    const done = (event) => {
+      event.preventDefault();
+      sessionStorage.setItem(KEY, input.value.trim());
+      dialog.remove();
+      asking = null;
+      resolve();
+    };
+    const form = el("form", { class: "stack", onsubmit: done },
       el("h2", {}, "This server needs its key"),
       el("label", { for: "key" }, "Key"), input,
       el("p", { class: "help" }, "It is kept in this tab only."),
       el("button", { class: "main" }, "Continue"));
-    const dialog = el("dialog", {
-      onclose: () => { sessionStorage.setItem(KEY, input.value.trim()); dialog.remove(); asking = null; resolve(); },
-    }, form);
+    const dialog = el("dialog", { oncancel: (event) => event.preventDefault() }, form);
     document.body.append(dialog);
     dialog.showModal();
   });

@@ -7,6 +7,9 @@ import { ask, el, fill, place, request, setText } from "/pages/page.js";
 
 const EVERY = 1000, AGAIN = 4000, TYPING = 400;  // milliseconds: between questions, after a failure, after a key
 const STEPS = { model: "fields-model", data: "fields-data", out: "fields-out" };
+// What examples and steps depend on.
+const OF_DATA = new Set(["model", "adapter", "data", "columns", "eval_data", "on_bad_line", "chat_template", "objective", "batch_size",
+  "gradient_accumulation_steps", "max_length", "epochs", "max_steps", "packing", "loss_on", "eval_fraction", "seed"]);
 const WIDE = new Set(["model", "data", "out"]);
 const PARTS = [["weights", "weights"], ["adapter", "adapter"], ["gradients", "gradients"], ["optimizer", "optimiser"], ["activations", "activations"]];
 const STATES = { running: "running", done: "done", stopped: "stopped", failed: "failed" };
@@ -21,6 +24,9 @@ const series = new Map(), compared = new Set(), logs = new Map();
 let steps = null, planned = null;
 let chat = null, chatFor = "";
 const charts = new Charts(place("charts"));
+
+// One polite live region, so that a screen reader hears what is new and no more.
+function announce(text) { setText(place("said"), text); }
 
 // ---- fields, generated from the options of finetune ------------------------------------------------
 function words(name) {
@@ -109,7 +115,14 @@ function buildForm() {
     for (const box of place("fields-more").querySelectorAll(".field")) box.hidden = !box.dataset.words.includes(wanted);
     for (const set of place("fields-more").querySelectorAll("fieldset")) set.hidden = !set.querySelector(".field:not([hidden])");
   });
-  place("form").addEventListener("input", (event) => { if (event.target.id !== "find") typed(); });
+  // A path or a name of the Hub is looked for once it is whole: when the field is left, or at Enter.
+  place("form").addEventListener("input", (event) => { if (event.target.id !== "find" && !isPath(event.target)) typed(); });
+  place("form").addEventListener("change", (event) => { if (isPath(event.target)) typed(); });
+  place("form").addEventListener("keydown", (event) => {
+    if (event.key !== "Enter" || event.target.tagName !== "INPUT") return;
+    event.preventDefault();  // only the button starts a run
+    typed();
+  });
   place("form").addEventListener("submit", (event) => { event.preventDefault(); start(); });
   place("copy").addEventListener("click", async () => {
     await navigator.clipboard?.writeText(place("command").textContent);
@@ -117,6 +130,8 @@ function buildForm() {
     setTimeout(() => { place("copy").textContent = "Copy"; }, 1500);
   });
 }
+
+const isPath = (input) => Boolean([...fields.values()].find((field) => field.input === input)?.option.path);
 
 // ---- what follows from the fields --------------------------------------------------------------------
 class Latest {  // of several questions only the answer to the last counts
@@ -165,7 +180,7 @@ function follow() {
     place("wrong").replaceChildren();
     if (found.error) return;
     showModel(options);
-    showData(options, without("out"));
+    showData(options, JSON.stringify(Object.entries(options).filter(([name]) => OF_DATA.has(name))));
     showPlan(options, without("out", "data", "eval_data", "columns", "epochs", "max_steps"));
   }).catch((error) => { markError(error); });
 }
@@ -177,12 +192,14 @@ function showModel(options) {
     box.replaceChildren(el("p", { class: "soft small" }, "Reading what it is"));
     try {
       const found = await ask("model", { model: options.model }, signal);
+      announce(`${found.architecture}, ${count(found.parameters)} parameters`);
       const facts = [["kind", found.architecture], ["parameters", count(found.parameters)], ["layers", found.layers],
         ["longest text", `${found.positions.toLocaleString("en")} tokens`], ["chat template", found.chat_template ? "yes" : "none"]];
       box.replaceChildren(el("dl", { class: "facts" }, ...facts.map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, String(value))))));
       if (!found.chat_template) box.append(el("p", { class: "help" }, "Conversations need a chat template: set one below, such as chatml."));
     } catch (error) {
       if (error.name === "AbortError") throw error;
+      announce(plain(error));
       box.replaceChildren(el("p", { class: "notice" }, plain(error)));
     }
   });
@@ -200,6 +217,7 @@ function showData(options, signature) {
     try {
       const found = await ask("data", { options }, signal);
       steps = found.steps;
+      announce(found.summary[0]);
       const example = ({ source, label, tokens, trained, pieces }) => el("article", { class: "example" },
         el("p", { class: "small soft" }, `${source}: ${label ? `${label}, ` : ""}${tokens} tokens, ${trained} ${found.counts}`),
         el("div", { class: "text", tabindex: "0" }, ...pieces.map(([text, learnt]) =>
@@ -210,6 +228,7 @@ function showData(options, signature) {
         el("details", {}, el("summary", { class: "small" }, found.summary[0]), ...found.summary.slice(1).map((line) => el("p", { class: "small soft" }, line.trim()))));
     } catch (error) {
       if (error.name === "AbortError") throw error;
+      announce(plain(error));
       box.replaceChildren(el("p", { class: "notice" }, plain(error)));
     }
     showTime();
@@ -233,6 +252,7 @@ function showPlan(options, signature) {
         part.style.width = `${100 * planned.bytes[key] / whole}%`;
         return part;
       }));
+      announce(`Estimate: ${size(planned.peak_bytes)} of device memory`);
       const over = planned.limit_bytes && planned.peak_bytes > planned.limit_bytes;
       box.replaceChildren(
         el("div", {}, el("p", { class: over ? "figure bad" : "figure" }, size(planned.peak_bytes)),
@@ -264,12 +284,24 @@ function showTime() {
   setText(box, `${steps} step${steps === 1 ? "" : "s"}${told}.${speed ? "" : " The time is known after the first steps."}`);
 }
 
+// A folder for the next run: the first number that no run has.
+function freeFolder() {
+  const taken = new Set(state.runs.map((run) => run.name));
+  let number = state.runs.length + 1;
+  while (taken.has(`run-${number}`)) number += 1;
+  return `${about.folder}/run-${number}`;
+}
+
 async function start() {
   place("start").disabled = true;
   try {
     const { run } = await ask("start", { options: given() });
     compared.clear();
     location.hash = `run=${encodeURIComponent(run)}`;
+    await poll();
+    setValue(fields.get("out"), freeFolder());
+    follow();
+    saveDraft();
   } catch (error) {
     markError(error);
     place("wrong").replaceChildren(el("p", { class: "notice" }, error.message));
@@ -283,22 +315,21 @@ async function start() {
 const chosenRun = () => (location.hash.startsWith("#run=") ? decodeURIComponent(location.hash.slice(5)) : null);
 const seriesOf = (run) => { if (!series.has(run)) series.set(run, new Series()); return series.get(run); };
 const numberOf = (run) => state.runs.findIndex((one) => one.run === run);
-const heldOut = (found) => found.last("held_out_loss") ?? (Number(found.results?.held_out_loss_after ?? NaN) || undefined);
 
 function shownRuns() {
   const chosen = chosenRun();
   return state.runs.filter((run) => run.run === chosen || compared.has(run.run))
-    .map((run) => ({ name: run.name, run: run.run, number: state.runs.length - 1 - numberOf(run.run), series: seriesOf(run.run) }));
+    .map((run) => ({ ...run, number: state.runs.length - 1 - numberOf(run.run), series: seriesOf(run.run) }));
 }
 
 function drawList() {
   const chosen = chosenRun();
   setText(place("folder"), about ? `in ${about.folder}` : "");
-  const rows = state.runs.map((run) => [run, seriesOf(run.run).last("loss"), heldOut(seriesOf(run.run)), seriesOf(run.run).step ?? run.step, compared.has(run.run)]);
+  const rows = state.runs.map(({ log_bytes, line, left, ...run }) => [run, compared.has(run.run)]);
   fill(place("list"), [rows, chosen], () => {
     if (!rows.length) return [el("p", { class: "soft" }, "There is no run yet. ", el("a", { href: "#new" }, "Start the first one"), ".")];
     const focused = document.activeElement?.dataset?.focus;
-    const body = rows.map(([run, loss, held, step, ticked]) => {
+    const body = rows.map(([run, ticked]) => {
       const shown = run.run === chosen || ticked;
       const tick = el("input", { type: "checkbox", checked: shown, disabled: run.run === chosen, "aria-label": `Compare ${run.name}`, "data-focus": `tick ${run.run}` });
       tick.addEventListener("change", () => { if (tick.checked) compared.add(run.run); else compared.delete(run.run); draw(); });
@@ -308,8 +339,8 @@ function drawList() {
       const cell = (name, text) => el("td", { class: "number", "data-name": name }, text);
       return el("tr", { class: run.run === chosen ? "chosen" : "" }, el("td", {}, tick), el("td", {}, dot, open),
         el("td", {}, el("span", { class: `state ${run.state}` }, STATES[run.state])),
-        cell("step", step === null || step === undefined ? "–" : `${step}${run.steps ? ` of ${run.steps}` : ""}`),
-        cell("loss", written(loss)), cell("held-out loss", written(held)));
+        cell("step", run.step === null ? "–" : `${run.step}${run.steps ? ` of ${run.steps}` : ""}`),
+        cell("loss", written(run.loss)), cell("held-out loss", written(run.held_out_loss)));
     });
     const head = ["", "run", "state", "step", "loss", "held-out loss"].map((text) => el("th", { scope: "col" }, text || el("span", { class: "hidden-text" }, "compare")));
     const table = el("table", { class: "list" }, el("thead", {}, el("tr", {}, ...head)), el("tbody", {}, ...body));
@@ -321,8 +352,8 @@ function drawList() {
 function drawRun() {
   const run = state.runs.find((one) => one.run === chosenRun());
   for (const id of ["run", "output", "export"]) place(id).hidden = !run;
-  if (!run) { place("samples").hidden = true; return; }
-  const found = seriesOf(run.run), step = found.step ?? run.step ?? 0;
+  if (!run) { place("samples").hidden = place("profile").hidden = true; return; }
+  const found = seriesOf(run.run), step = run.step ?? 0;
   setText(place("run-name"), run.name);
   place("run-state").className = `state ${run.state}`;
   setText(place("run-state"), STATES[run.state]);
@@ -331,10 +362,9 @@ function drawRun() {
   place("run-progress").setAttribute("aria-valuemax", total);
   place("run-progress").setAttribute("aria-valuenow", step);
   place("run-progress").firstElementChild.style.width = `${total ? 100 * step / total : 0}%`;
-  const last = (state.runs.find((one) => one.run === run.run).line ?? "").trim();
   const left = run.left && run.left !== "0:00" && run.left !== "-:--" ? `, ${run.left} left` : "";
   const speech = {
-    running: total ? `Step ${step} of ${total}${left}.` : last || "Starting.",
+    running: total ? `Step ${step} of ${total}${left}.` : run.line || "Starting.",
     done: "Done. Its result can be exported, and you can chat with it.",
     stopped: run.resumes ? "Stopped. Everything up to the last checkpoint is kept." : "Stopped before its first checkpoint.",
     failed: "",
@@ -342,7 +372,7 @@ function drawRun() {
   setText(place("run-words"), speech);
   place("run-wrong").hidden = run.state !== "failed";
   setText(place("run-wrong"), run.state === "failed" ? run.reason : "");
-  fill(place("run-buttons"), [run.run, run.state, run.resumes, run.adapter, run.model, stopping.has(run.run)], () => {
+  fill(place("run-buttons"), [run.run, run.state, run.resumes, run.adapter, run.model, stopping.has(run.run), Object.keys(found.options).length], () => {
     const button = (text, name, work, main = false) => {
       const made = el("button", { type: "button", class: main ? "main" : "" }, text);
       made.addEventListener("click", async () => {
@@ -359,10 +389,12 @@ function drawRun() {
     else stopping.delete(run.run);
     if (run.resumes && run.state !== "done") made.push(button("Resume", "resume", () => ask("resume", { run: run.run }), true));
     if (run.state !== "running" && (run.adapter || run.model)) made.push(button("Chat", "chat", () => openChat(run.run)));
-    if (run.state !== "running") made.push(button("Use its options", "again", () => reuse(run.run)));
+    if (Object.keys(found.options).length) made.push(button("Use its options", "again", () => reuse(run.run)));
     return made;
   });
   drawSamples(found);
+  place("profile").hidden = !found.profile;
+  setText(place("profile").lastElementChild, found.profile ?? "");
   drawExport(run);
   const text = logs.get(run.run)?.text ?? "";
   if (place("text").textContent !== text) {
@@ -384,6 +416,7 @@ function reuse(run) {
     if (value !== undefined && String(value) === field.option.default) value = undefined;
     setValue(field, Array.isArray(value) && !value.length ? undefined : value);
   }
+  setValue(fields.get("out"), freeFolder());
   location.hash = "new";
   typed();
 }
@@ -396,16 +429,19 @@ function drawSamples(found) {
       el("p", { class: "said" }, el("span", { class: "read" }, prompt), el("span", {}, text ?? " (nothing)"))))]);
 }
 
+const told = (name, value) => (value === undefined ? "–" : name === "seconds" ? duration(Number(value)) : size(Number(value)));
+
 // The options that differ between the runs that are compared.
 function drawCompared() {
   const shown = shownRuns();
   place("compared").hidden = shown.length < 2;
   if (shown.length < 2) return;
-  fill(place("compared"), shown.map((run) => [run.name, run.number, run.series.options, run.series.results]), () => {
+  fill(place("compared"), shown.map((run) => [run.name, run.number, run.loss, run.series.options, run.series.results]), () => {
     const names = new Set(shown.flatMap((run) => Object.keys(run.series.options)));
     names.delete("out");
     const differing = [...names].map((name) => [name, shown.map((run) => run.series.options[name] ?? "–")]).filter(([, values]) => values.some((v) => v !== values[0]));
-    const results = [["held-out loss", shown.map((run) => written(heldOut(run.series)))], ["loss", shown.map((run) => written(run.series.last("loss")))]];
+    const results = [["held-out loss", shown.map((run) => written(run.held_out_loss))], ["loss", shown.map((run) => written(run.loss))],
+      ...["seconds", "peak_bytes"].filter((name) => shown.some((run) => run.series.results?.[name])).map((name) => [name === "seconds" ? "time" : "peak memory", shown.map((run) => told(name, run.series.results?.[name]))])];
     const row = ([name, values]) => el("tr", {}, el("th", { scope: "row" }, name), ...values.map((value) => el("td", {}, value)));
     return [el("h2", {}, "Compared"), el("div", { class: "scroll" }, el("table", {},
       el("thead", {}, el("tr", {}, el("th", {}, el("span", { class: "hidden-text" }, "option")), ...shown.map((run) => el("th", { scope: "col", class: colour(run.number) }, run.name)))),
@@ -421,7 +457,10 @@ function drawExport(run) {
   if (box.dataset.run !== run.run) {
     box.dataset.run = run.run;
     const tool = el("select", { id: "export-tool" }, ...about.tools.map((name) => el("option", {}, name)));
-    const made = about.export.map((option) => makeField(option, "export-"));
+    const made = about.export.map((option) => makeField({ ...option, help: option.help.replace(/^with [^:]+: /, "") }, "export-"));
+    const ofOllama = () => made.filter(({ option }) => option.name === "create").forEach((field) => { field.box.hidden = tool.value !== "ollama"; });
+    tool.addEventListener("change", ofOllama);
+    ofOllama();
     const go = el("button", { type: "submit" }, "Export");
     const form = el("form", { class: "stack" }, el("div", { class: "fields" },
       el("div", { class: "field" }, el("span", { class: "name" }, el("label", { for: "export-tool" }, "For")), tool, el("p", { class: "help" }, "The merged model as that tool takes it.")),
@@ -509,12 +548,14 @@ function draw() {
 let polling = null, pollAgain = false;
 
 function poll() {
-  if (polling) { pollAgain = true; return; }
+  if (polling) { pollAgain = true; return polling; }
   clearTimeout(timer);
   polling = askState().finally(() => {
     polling = null;
-    if (pollAgain) { pollAgain = false; poll(); }
+    if (pollAgain) { pollAgain = false; return poll(); }
+    return null;
   });
+  return polling;
 }
 
 let timer = null;
@@ -523,21 +564,24 @@ async function askState() {
   let wait = EVERY;
   try {
     const chosen = chosenRun();
-    const wanted = state ? state.runs.map((run) => run.run) : [];
+    const wanted = state ? state.runs.map((run) => run.run).filter((run) => run === chosen || compared.has(run)) : [];
     const have = Object.fromEntries(wanted.map((run) => [run, seriesOf(run).have]));
     const found = await ask("state", { have, logs: chosen ? { [chosen]: logs.get(chosen)?.size ?? -1 } : {} });
     if (server !== null && server !== found.server) { series.clear(); logs.clear(); draftNumber = 0; saveDraft(); }
     server = found.server;
     for (const [run, news] of Object.entries(found.news)) if (seriesOf(run).take(news)) wait = 0;
     for (const [run, log] of Object.entries(found.logs)) logs.set(run, log);
-    const first = state === null;
+    const first = state === null, ended = first ? [] : state.runs.map((run) => [run.run, run.state]);
     state = found;
-    if (first && found.runs.length) wait = 0;
+    if (first && chosen) wait = 0;
+    const before = new Map(ended);
+    for (const run of found.runs) if (before.has(run.run) && before.get(run.run) !== run.state) announce(`${run.name}: ${STATES[run.state]}. ${run.reason}`);
     if (!saving && found.draft_number > draftNumber) {
       draftNumber = found.draft_number;
       for (const [name, field] of fields) if (field.input !== document.activeElement) setValue(field, found.draft[name]);
       follow();
     }
+    if (first && !fields.get("out").input.value) { setValue(fields.get("out"), freeFolder()); follow(); }
     const going = found.runs.filter((run) => run.state === "running").length;
     setText(place("status"), going ? `${going} run${going === 1 ? "" : "s"} going on` : "Ready");
     place("status").classList.remove("bad");
