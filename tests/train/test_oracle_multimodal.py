@@ -15,9 +15,10 @@ from wgrad.autograd.reference import ReferenceDevice
 from wgrad.device.errors import WgradError
 from wgrad.train.commands.cli import main
 from wgrad.train.files.safetensors_files import from_arrays, read_entries, write_safetensors
-from wgrad.train.model.adapter_files import load_adapter
+from wgrad.train.model.adapter_files import load_adapter, save_adapter
 from wgrad.train.model.lora import linear_modules
 from wgrad.train.model.model_config import load_model_config, parse_model_config
+from wgrad.train.model.model_files import ModelFiles
 from wgrad.train.step.build import build_frozen
 
 torch = pytest.importorskip("torch", reason="the oracle is torch: pip install wgrad[oracle]")
@@ -68,6 +69,97 @@ def test_logits(version: int, tmp_path: Path) -> None:
     theirs = their_base(folder)
     assert type(theirs).__name__ == WHOLE
     near(logits(folder), theirs)
+
+
+SIGLIP = {key: value for key, value in VISION.items() if key != "model_type"}
+QWEN_VISION = {"depth": 1, "hidden_size": 16, "intermediate_size": 32, "num_heads": 2, "out_hidden_size": 48}
+MROPE = {"rope_type": "default", "type": "mrope", "mrope_section": [2, 2, 2]}
+GROWING = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 7, "llama_4_scaling_beta": 0.4}
+# Of each architecture the text part, what the whole config.json holds, and which names its files have.
+OTHERS: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {
+    "mistral3": (
+        "MistralForCausalLM",
+        {"tie_word_embeddings": True},
+        {"vision_config": {**SIGLIP, "model_type": "pixtral", "head_dim": 8}},
+        "old",
+    ),
+    "mistral3 of ministral3": (
+        "Ministral3ForCausalLM",
+        {"rope_parameters": {**GROWING, "rope_theta": 500.0}, "rope_theta": None},
+        {"vision_config": {**SIGLIP, "model_type": "pixtral", "head_dim": 8}, "tie_word_embeddings": False},
+        "new",
+    ),
+    "llava": ("LlamaForCausalLM", {"tie_word_embeddings": True}, {"vision_config": VISION}, "old"),
+    "internvl": (
+        "Qwen2ForCausalLM",
+        {},
+        {"vision_config": {**SIGLIP, "model_type": "internvl_vision"}, "tie_word_embeddings": False},
+        "old",
+    ),
+    "qwen2_5_vl": ("Qwen2ForCausalLM", {"rope_scaling": MROPE}, {"vision_config": QWEN_VISION}, "flat"),
+    "qwen2_5_vl nested": ("Qwen2ForCausalLM", {"rope_scaling": MROPE}, {"vision_config": QWEN_VISION}, "new"),
+    "qwen3_vl": (
+        "Qwen3ForCausalLM",
+        {"rope_scaling": {**MROPE, "mrope_interleaved": True}},
+        {"vision_config": {**QWEN_VISION, "deepstack_visual_indexes": [0]}},
+        "new",
+    ),
+    "smolvlm": ("LlamaForCausalLM", {}, {"vision_config": SIGLIP, "tie_word_embeddings": False}, "new"),
+}
+
+
+def write_other(folder: Path, case: str) -> tuple[Path, str]:
+    """A model, and what transformers puts before the names of its text part."""
+    architecture, changes, raw, files = OTHERS[case]
+    kind = case.partition(" ")[0]
+    inside = "model.text_model." if kind == "smolvlm" else "model.language_model."
+    text = tiny_config(architecture, **changes)
+    own = {f"{kind}_text": "x"} if kind in ("qwen2_5_vl", "qwen3_vl") else {}
+    nested = {**text, "model_type": next(iter(own), text["model_type"]), "architectures": None}
+    ids = {"pad_token_id": None, "bos_token_id": None, "eos_token_id": None}
+    raw = {"model_type": kind, **(nested | {"model_type": kind} if files == "flat" else {"text_config": nested}), **raw}
+    raw = raw | ids | {"image_token_index": 299, "image_token_id": 299, "video_token_id": 298}
+    auto = transformers.AutoModelForImageTextToText
+    whole = auto.from_config(transformers.CONFIG_MAPPING[kind].from_dict(json.loads(json.dumps(raw))))
+    raw["architectures"] = [type(whole).__name__]
+    own_names = {"old": "language_model.model.", "flat": "model.", "new": inside}[files]
+    weights = {}
+    for name, value in random_weights(text).items():
+        head = "language_model." if files == "old" and name.startswith("lm_head.") else ""
+        weights[head + (own_names + name.removeprefix("model.") if name.startswith("model.") else name)] = value
+    for name, value in whole.state_dict().items():
+        if not name.startswith((inside, "lm_head.")):
+            weights[name if files == "new" else name.removeprefix("model.")] = value.numpy()
+    return write_checkpoint(folder, raw, weights), inside
+
+
+@pytest.mark.parametrize("case", OTHERS)
+def test_the_text_parts_of_other_models(case: str, tmp_path: Path) -> None:
+    """Logits, an adapter that PEFT made, and one that it loads."""
+    folder, inside = write_other(tmp_path / "model", case)
+    config = load_model_config(folder)
+    assert config.architecture == OTHERS[case][0] and config.text_of
+
+    def base() -> Any:
+        return transformers.AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32)
+
+    theirs = base()
+    assert type(theirs).__name__ == config.text_of
+    near(logits(folder), theirs)
+    modules = rf"{inside.replace('.', '[.]')}layers[.]\d[.](self_attn[.](q|o)|mlp[.]up)_proj"
+    adapted = peft.get_peft_model(theirs.float(), peft.LoraConfig(r=4, lora_alpha=9, target_modules=modules))
+    for name, parameter in adapted.named_parameters():
+        if "lora_" in name:
+            torch.nn.init.normal_(parameter, std=0.2)
+    adapted.save_pretrained(tmp_path / "theirs")
+    plain = logits(folder, tmp_path / "theirs")
+    assert distance(plain, logits(folder)) > 0.1
+    near(plain, adapted)
+    lora, arrays = load_adapter(tmp_path / "theirs", linear_modules(config))
+    save_adapter(tmp_path / "ours", lora, arrays, str(folder), config.text_of)
+    near(plain, peft.PeftModel.from_pretrained(base(), tmp_path / "ours"))
+    beside = {entry.name.removeprefix("model.") for entry in ModelFiles(folder).beside_text()}
+    assert beside and not any(".layers.0.self_attn.q_proj.w" in name and "language" in name for name in beside)
 
 
 def test_a_run_and_its_adapter_merged(text_data: Path, tmp_path: Path, capsys: Any) -> None:

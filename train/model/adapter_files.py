@@ -55,15 +55,15 @@ def save_adapter(
     lora: LoraConfig,
     arrays: Mapping[str, np.ndarray],
     base_model: str,
-    multimodal: bool = False,
+    text_of: str = "",
 ) -> None:
-    """Write an adapter that PEFT loads. arrays: as of `load_adapter`. multimodal: that PEFT loads onto the whole model,
-    of which these modules are the text part's. WgradError."""
+    """Write an adapter that PEFT loads. arrays: as of `load_adapter`. text_of: the multimodal architecture that PEFT
+    loads it onto, of which these modules are the text part's. WgradError."""
     target = make_folder(folder)
-    if multimodal:  # each module by its whole name: those of the images' part may end alike
+    if text_of:  # each module by its whole name: those of the images' part may end alike
         modules = [name.removesuffix(".lora_A") for name in arrays if name.endswith(".lora_A")]
-        lora = lora.renamed({module: name_in_peft(module) for module in modules})
-        arrays = {name_in_peft(name): array for name, array in arrays.items()}
+        lora = lora.renamed({module: name_in_peft(module, text_of) for module in modules})
+        arrays = {name_in_peft(name, text_of): array for name, array in arrays.items()}
     tensors = {_key(name): np.ascontiguousarray(a, np.float32) for name, a in sorted(arrays.items())}
     targets = lora.target_modules if isinstance(lora.target_modules, str) else sorted(lora.target_modules)
     config = {

@@ -19,7 +19,7 @@ from wgrad.train.model.config_file import UNSUPPORTED, ConfigFile, NameFile, Qua
 from wgrad.train.model.experts import Experts
 from wgrad.train.model.families import FAMILIES
 from wgrad.train.model.linear_attention import LinearAttention
-from wgrad.train.model.multimodal import TEXT_PARTS, text_config
+from wgrad.train.model.multimodal import MULTIMODAL, text_config
 from wgrad.train.model.rope_scaling import RopeConfig, parse_ropes
 
 _ACTIVATIONS = {
@@ -176,7 +176,7 @@ def load_model_config(folder: str | os.PathLike[str]) -> ModelConfig:
 def parse_model_config(raw: Mapping[str, Any], where: str = "config.json") -> ModelConfig:
     """Mapping of config.json -> ModelConfig; `where` opens each error."""
     name = _architecture(convert(raw, NameFile, where), where)
-    if name in TEXT_PARTS:
+    if name in MULTIMODAL:
         text = parse_model_config(text_config(raw, name, where), f"{where}: text_config")
         return replace(text, text_of=name)
     family = FAMILIES[name]
@@ -212,7 +212,7 @@ def _architecture(file: NameFile, where: str) -> str:
     """By `model_type`, as transformers' AutoModelForCausalLM; by `architectures` where a file has no model_type."""
     names = file.architectures or []
     by_type = {family.model_type: name for name, family in FAMILIES.items()}
-    by_type |= {model_type: name for name, (model_type, _) in TEXT_PARTS.items()}
+    by_type |= {whole.model_type: name for name, whole in MULTIMODAL.items()}
     if file.model_type is not None:
         found = by_type.get(file.model_type)
     else:

@@ -161,7 +161,7 @@ class ModelFiles:
     def beside_text(self) -> list[TensorEntry]:
         """Return the other parts of a multimodal model. Raises WgradError: nothing, or tensors of few bits."""
         own = {name: entry for name, entry in self.entries.items() if not isinstance(entry, GgufEntry)}
-        found = [entry for name, entry in own.items() if entry.name == name and not name.startswith("lm_head.")]
+        found = [entry for name, entry in own.items() if is_beside_text(name)]
         if not found or any(entry.dtype not in FLOATS for entry in found):
             what = "only the text part of a multimodal model" if not found else f"{one_line(found[0].name)} in few bits"
             raise WgradError(

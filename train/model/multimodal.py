@@ -1,36 +1,82 @@
 """Multimodal models, of which the text part is read: where their files have it, and what PEFT calls its modules.
 
-Source: transformers, Gemma3ForConditionalGeneration and its key mapping of files.
+Source: transformers, its classes ...ForConditionalGeneration and its key mappings of files.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from msgspec import Struct
 
-from wgrad.train.files.decode import convert
+from wgrad.device.errors import WgradError
+from wgrad.train.files.decode import convert, show
 from wgrad.train.model.families import FAMILIES
 
-# Architecture and its model type -> that of the text part.
-TEXT_PARTS = {
-    "Gemma3ForConditionalGeneration": ("gemma3", "Gemma3ForCausalLM"),
-    "Qwen3_5ForConditionalGeneration": ("qwen3_5", "Qwen3_5ForCausalLM"),
+
+@dataclass(frozen=True)
+class Multimodal:
+    """A multimodal architecture.
+
+    texts: model type of text_config -> architecture of FAMILIES; the first stands where text_config names none.
+    text_defaults: keys of text_config that have other defaults than the family's, and so `outer` of those next to it.
+    inner_tie: tie_word_embeddings of text_config counts too. flat: text_config's keys may stand next to the others.
+    in_peft: what PEFT and transformers put before the names of the text part's modules.
+    """
+
+    model_type: str
+    texts: Mapping[str, str]
+    text_defaults: Mapping[str, Any] = field(default_factory=dict)
+    outer: Mapping[str, Any] = field(default_factory=dict)
+    inner_tie: bool = False
+    flat: bool = False
+    in_peft: str = "model.language_model."
+
+
+_EVERY = {family.model_type: name for name, family in FAMILIES.items()}
+_QWEN25 = {
+    **{"vocab_size": 152_064, "hidden_size": 8192, "intermediate_size": 29_568, "num_hidden_layers": 80},
+    **{"num_attention_heads": 64, "num_key_value_heads": 8, "rms_norm_eps": 1e-5, "rope_theta": 1_000_000.0},
+    "max_window_layers": 80,
 }
-# What stands before the names of the text part: in files (transformers writes the first two), and in PEFT's adapters.
+_QWEN3 = {"max_position_embeddings": 128_000, "rope_theta": 500_000.0, "use_sliding_window": False}
+
+
+def _text_first(first: str) -> dict[str, str]:
+    """Every family may be the text part; `first` where none is named."""
+    return {first: _EVERY[first], **_EVERY}
+
+
+MULTIMODAL = {
+    "Gemma3ForConditionalGeneration": Multimodal("gemma3", {"gemma3_text": "Gemma3ForCausalLM"}),
+    "Mistral3ForConditionalGeneration": Multimodal(
+        "mistral3", _text_first("mistral"), outer={"tie_word_embeddings": True}
+    ),
+    "LlavaForConditionalGeneration": Multimodal("llava", _text_first("llama"), inner_tie=True),
+    "InternVLForConditionalGeneration": Multimodal(
+        "internvl", _text_first("qwen2"), outer={"tie_word_embeddings": True}
+    ),
+    "Qwen2_5_VLForConditionalGeneration": Multimodal(
+        "qwen2_5_vl", {"qwen2_5_vl_text": "Qwen2ForCausalLM"}, _QWEN25, flat=True
+    ),
+    "Qwen3VLForConditionalGeneration": Multimodal("qwen3_vl", {"qwen3_vl_text": "Qwen3ForCausalLM"}, _QWEN3),
+    "Qwen3_5ForConditionalGeneration": Multimodal("qwen3_5", {"qwen3_5_text": "Qwen3_5ForCausalLM"}),
+    "SmolVLMForConditionalGeneration": Multimodal("smolvlm", _text_first("llama"), in_peft="model.text_model."),
+}
+# What stands before the names of the text part in files (transformers writes the first three), and before those of its
+# modules in adapters.
 _IN_FILES = {
     "language_model.model.": "model.",
     "language_model.lm_head.": "lm_head.",
     "model.language_model.": "model.",
+    "model.text_model.": "model.",
 }
-_IN_PEFT = "model.language_model."
+_IN_PEFT = tuple(dict.fromkeys(whole.in_peft for whole in MULTIMODAL.values()))
 _IN_PEFT_BEFORE = "language_model."  # transformers 4.51 and older
-# Parts of the whole model that are not the text's, by how their names begin.
-_BESIDE_TEXT = (
-    "vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.", "model.visual.",
-    "mtp.",
-)  # fmt: skip
+# Parts of the whole model that are not the text's, by how their names begin, with or without "model.".
+_BESIDE_TEXT = ("vision_tower.", "multi_modal_projector.", "visual.", "vision_model.", "connector.", "mtp.")
 
 
 class _File(Struct):
@@ -38,12 +84,35 @@ class _File(Struct):
 
 
 def text_config(raw: Mapping[str, Any], architecture: str, where: str) -> dict[str, Any]:
-    """config.json of the text part of a model of TEXT_PARTS, as if it were a model of its own. WgradError."""
-    inner = convert(raw, _File, where).text_config
+    """config.json of the text part of a model of MULTIMODAL, as if it were a model of its own. WgradError."""
+    whole = MULTIMODAL[architecture]
+    if whole.flat and "text_config" not in raw:
+        inner = {key: value for key, value in raw.items() if key not in ("model_type", "architectures")}
+    else:
+        inner = convert(raw, _File, where).text_config
+    kind = inner.get("model_type", next(iter(whole.texts)))
+    if not isinstance(kind, str) or kind not in whole.texts:
+        known = ", ".join(whole.texts) if len(whole.texts) < 4 else "that of a supported architecture"
+        raise WgradError(
+            f"{where}: text_config: model_type {show(kind)} is not supported in {architecture}: use {known}"
+        )
+    part = whole.texts[kind]
     outer = {key: raw[key] for key in ("tie_word_embeddings", "quantization_config") if key in raw}
-    kept = {key: value for key, value in inner.items() if key != "tie_word_embeddings"}  # the outer one is what counts
-    part = TEXT_PARTS[architecture][1]
-    return kept | outer | {"architectures": [part], "model_type": FAMILIES[part].model_type}
+    tied = inner.get("tie_word_embeddings") if whole.inner_tie and not outer.get("tie_word_embeddings") else None
+    # The outer one is what counts elsewhere.
+    kept = {key: _as_text(key, value) for key, value in inner.items() if key != "tie_word_embeddings"}
+    kept = {**whole.text_defaults, **kept, **whole.outer, **outer}
+    if tied is not None:
+        kept["tie_word_embeddings"] = tied
+    return kept | {"architectures": [part], "model_type": FAMILIES[part].model_type}
+
+
+def _as_text(key: str, value: Any) -> Any:
+    """A value of text_config. Rotary embeddings of several axes (mrope) are the usual ones where there is only text."""
+    if key not in ("rope_scaling", "rope_parameters") or not isinstance(value, dict):
+        return value
+    kind = value.get("rope_type", value.get("type"))
+    return value | {"rope_type": "default"} if kind == "mrope" else value
 
 
 def text_name(name: str) -> str:
@@ -56,19 +125,22 @@ def text_name(name: str) -> str:
 
 def is_beside_text(name: str) -> bool:
     """Return whether a tensor of a multimodal model is of another part than the text's."""
-    return name.startswith(_BESIDE_TEXT)
+    return name.removeprefix("model.").startswith(_BESIDE_TEXT)
 
 
-def name_in_peft(module: str) -> str:
+def name_in_peft(module: str, architecture: str) -> str:
     """PEFT's name of a module of the text part in the whole model, whose head is next to it."""
-    return _IN_PEFT + module.removeprefix("model.") if module.startswith("model.") else module
+    if not module.startswith("model."):
+        return module
+    return MULTIMODAL[architecture].in_peft + module.removeprefix("model.")
 
 
 def namer_of(names: Iterable[str]) -> Callable[[str], str]:
     """-> from a module of the text part to its name in the adapter that has these names of tensors."""
     names = list(names)
-    if any(name.startswith(_IN_PEFT) for name in names):
-        return name_in_peft
+    for prefix in _IN_PEFT:
+        if any(name.startswith(prefix) for name in names):
+            return lambda module: prefix + module.removeprefix("model.") if module.startswith("model.") else module
     if any(name.startswith(_IN_PEFT_BEFORE) for name in names):
         return lambda module: _IN_PEFT_BEFORE + module
     return lambda module: module

@@ -47,7 +47,7 @@ def save_session_adapter(session: Session, built: TrainableModel, folder: Path, 
     if model.experts is not None:  # PEFT takes names such as up_proj for those of the experts
         modules = [name.removesuffix(".lora_A") for name in arrays if name.endswith(".lora_A")]
         lora = lora.renamed({module: module for module in modules})
-    save_adapter(folder, lora, arrays, session.config.model, bool(model.text_of))
+    save_adapter(folder, lora, arrays, session.config.model, model.text_of)
 
 
 def write_results(session: Session, metrics: MetricsFile, results: dict[str, Any], skipped: int) -> None:
