@@ -42,6 +42,10 @@ EXTRA: dict[str, dict[str, Any]] = {
     "PhiForCausalLM": {"hidden_act": "gelu_new"},
     "StableLmForCausalLM": {"use_qkv_bias": True, "use_parallel_residual": True},
     "Starcoder2ForCausalLM": {"hidden_act": "gelu_pytorch_tanh"},
+    "Exaone4ForCausalLM": {"sliding_window": None, "sliding_window_pattern": None},
+    "Cohere2ForCausalLM": {"sliding_window": 7, "num_hidden_layers": 4, "tie_word_embeddings": True},
+    "OlmoForCausalLM": {"clip_qkv": 0.7},
+    "Jais2ForCausalLM": {"hidden_act": "relu2"},
 }
 GELU = ("Gemma", "PhiFor", "Starcoder")
 IN_GGUF = [name for name, family in FAMILIES.items() if family.gguf]
@@ -56,7 +60,8 @@ ADAPTERS = {
 def write_base(path: Path, config: ModelConfig, weights: dict[str, np.ndarray]) -> None:
     """A whole model in float32, with a vocabulary in which token n is written <n>."""
     kind = FAMILIES[config.architecture].gguf
-    writer, names = gguf.GGUFWriter(path, kind), gguf.get_tensor_name_map(gguf.MODEL_ARCH[kind.upper()], 6)
+    architecture = gguf.MODEL_ARCH[kind.upper().replace("-", "_")]
+    writer, names = gguf.GGUFWriter(path, kind), gguf.get_tensor_name_map(architecture, 6)
     writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(64)
     writer.add_embedding_length(config.hidden_size)
@@ -82,6 +87,10 @@ def write_base(path: Path, config: ModelConfig, weights: dict[str, np.ndarray]) 
         writer.add_final_logit_softcapping(config.logit_softcap)
     if any(config.windows):
         writer.add_sliding_window(max(config.windows))
+    if kind == "cohere2":
+        writer.add_logit_scale(config.logit_scale)
+    if config.clip_qkv:
+        writer.add_clamp_kqv(config.clip_qkv)
     if kind == "granite":
         writer.add_embedding_scale(config.embedding_scale)
         writer.add_attention_scale(config.score_scale)
@@ -90,9 +99,9 @@ def write_base(path: Path, config: ModelConfig, weights: dict[str, np.ndarray]) 
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
     for name, value in weights.items():
         part = name.split(".")[-2]
-        if value.ndim == 2 and part in heads and kind in ("llama", "smollm3", "granite"):
+        if value.ndim == 2 and part in heads and kind in ("llama", "smollm3", "granite", "arcee", "olmo"):
             value = permuted(value, heads[part])
-        if "norm" in part and not config.layer_norm:
+        if "norm" in part and name.endswith(".weight"):
             value = value + np.float32(config.norm_offset)
         writer.add_tensor(names.get_name(name, (".weight", ".bias")), value)
     writer.write_header_to_file()

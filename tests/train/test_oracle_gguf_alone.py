@@ -31,6 +31,7 @@ from wgrad.train.files import gguf_files
 from wgrad.train.files.gguf_files import header_digest
 from wgrad.train.files.gguf_metadata import read_metadata
 from wgrad.train.model import load_streamed
+from wgrad.train.model.families import FAMILIES
 from wgrad.train.model.gguf_model import GgufModel, save_gguf
 from wgrad.train.model.model_config import load_model_config
 from wgrad.train.model.model_files import ModelFiles
@@ -89,7 +90,7 @@ def test_the_model_is_the_one_that_was_written(architecture: str, changes: dict[
     folder = find_model(str(path))
     theirs, ours = load_model_config(beside), load_model_config(folder)
     own = changes.get("rope_scaling") == OWN  # by the tensor of its factors, then
-    name = "LlamaForCausalLM" if "istral" in architecture else architecture
+    name = "LlamaForCausalLM" if FAMILIES[architecture].gguf == "llama" else architecture
     assert ours == replace(theirs, architecture=name, rope=ours.rope)
     assert ours.rope == theirs.rope or own
     ids = random_ids()

@@ -107,7 +107,7 @@ def test_llama_cpp_computes_what_we_do(
     found, ids = theirs(out)
     wanted = ours(tmp_path / "model", adapter, ids)
     limit = 0.01 if architecture.startswith(GELU) else 5e-4
-    assert distance(ours(out, ids=ids), wanted) < 1e-4
+    assert distance(ours(out, ids=ids), wanted) < 2e-4
     assert distance(found, wanted) < limit
     assert distance(ours(tmp_path / "model", ids=ids), wanted) > 20 * limit
     if changes:

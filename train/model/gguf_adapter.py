@@ -55,7 +55,7 @@ def save_gguf_adapter(
             f"{option}: an adapter of {config.architecture} cannot be written into GGUF here: use llama.cpp's "
             "convert_lora_to_gguf.py"
         )
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[architecture.upper()], config.num_hidden_layers)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[architecture.upper().replace("-", "_")], config.num_hidden_layers)
     modules = [name.removesuffix(".lora_A") for name in arrays if name.endswith(".lora_A")]
     factors = {module: lora.scaling_of(module) * lora.rank_of(module) for module in modules}
     alpha = next((factor for factor in factors.values() if factor), 1.0)  # 0 would mean "no scale" to llama.cpp

@@ -15,7 +15,7 @@ from wgrad.device.errors import WgradError
 from wgrad.train.files.gguf_fields import GgufFields
 from wgrad.train.files.safetensors_files import TensorEntry
 from wgrad.train.model.families import FAMILIES
-from wgrad.train.model.gguf_model import GGUF_LARGEST, ROPE_FACTORS, ROPE_LONG, ROPE_SHORT
+from wgrad.train.model.gguf_model import EXAONE_32B, GGUF_LARGEST, ROPE_FACTORS, ROPE_LONG, ROPE_SHORT
 from wgrad.train.model.rope_scaling import RopeConfig, inverse_frequencies
 from wgrad.train.model.weights import EMBEDDING, HEAD
 
@@ -23,7 +23,12 @@ from wgrad.train.model.weights import EMBEDDING, HEAD
 _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 _GEMMA = ("gemma2", "gemma3")
 # Architectures whose norms are LayerNorm, and what config.json calls their epsilon.
-_LAYER_NORM = {"phi2": "layer_norm_eps", "stablelm": "layer_norm_eps", "starcoder2": "norm_epsilon"}
+_LAYER_NORM = {
+    **dict.fromkeys(("phi2", "stablelm", "jais2", "cohere2"), "layer_norm_eps"),
+    "starcoder2": "norm_epsilon",
+    "nemotron": "norm_eps",
+    "olmo": "rms_norm_eps",  # which no config.json of OLMo has: it is the same in every model
+}
 _WINDOW = "attention.sliding_window"
 _ORIGINAL = "rope.scaling.original_context_length"
 
@@ -74,7 +79,7 @@ def config_of_gguf(fields: GgufFields, tensors: Mapping[str, TensorEntry]) -> di
         "rope_theta": _theta(fields),
         **_rope(architecture, fields, _scaling(fields, tensors, width)),
         "partial_rotary_factor": _part(rotated, width),
-        **_biases(tensors),
+        **_biases(name, tensors),
         **_layer_norm_variant(name, tensors),
         **_variant(fields, name, hidden // heads if layers == GGUF_LARGEST.get(name) else width),
     }
@@ -103,10 +108,12 @@ def _part(rotated: int, width: int) -> float:
     return part if int(width * part) == rotated else math.nextafter(part, 1.0)
 
 
-def _biases(tensors: Mapping[str, TensorEntry]) -> dict[str, bool]:
+def _biases(name: str, tensors: Mapping[str, TensorEntry]) -> dict[str, bool]:
     first = "model.layers.0."
     parts = {"attention_bias": f"{first}self_attn.o_proj.bias", "mlp_bias": f"{first}mlp.down_proj.bias"}
-    return {key: name in tensors for key, name in parts.items()}
+    if name in ("seed_oss", "glm4"):
+        parts["attention_bias"] = f"{first}self_attn.q_proj.bias"
+    return {key: tensor in tensors for key, tensor in parts.items()}
 
 
 def _layer_norm_variant(name: str, tensors: Mapping[str, TensorEntry]) -> dict[str, bool]:
@@ -114,7 +121,7 @@ def _layer_norm_variant(name: str, tensors: Mapping[str, TensorEntry]) -> dict[s
     if name == "stablelm":
         parallel = f"{first}post_attention_layernorm.weight" not in tensors
         return {"use_qkv_bias": f"{first}self_attn.q_proj.bias" in tensors, "use_parallel_residual": parallel}
-    return {"use_bias": f"{first}self_attn.o_proj.bias" in tensors} if name == "starcoder2" else {}
+    return {"use_bias": f"{first}self_attn.o_proj.bias" in tensors} if name in ("starcoder2", "ernie4_5") else {}
 
 
 def _variant(fields: GgufFields, name: str, scored: int) -> dict[str, Any]:
@@ -127,6 +134,16 @@ def _variant(fields: GgufFields, name: str, scored: int) -> dict[str, Any]:
         # Without these keys llama.cpp has Gemma 2's own.
         for key, own in (("attn_logit_softcapping", 50.0), ("final_logit_softcapping", 30.0)):
             found[key] = fields.get(prefix + key, float, own) if name == "gemma2" else fields.get(prefix + key, float)
+    if name == "cohere2":
+        found["logit_scale"] = fields.needed(prefix + "logit_scale", float)
+        found["sliding_window"] = fields.needed(prefix + _WINDOW, int)
+    if name == "exaone4":
+        layers, every = EXAONE_32B
+        large = fields.needed(prefix + "block_count", int) == layers
+        found["sliding_window"] = fields.get(prefix + _WINDOW, int, 4096) if large else None
+        found["sliding_window_pattern"] = every
+    if name == "olmo":
+        found["clip_qkv"] = fields.get(prefix + "attention.clamp_kqv", float)
     if name == "phi3":
         found["sliding_window"] = fields.get(prefix + _WINDOW, int) or None
         found["original_max_position_embeddings"] = fields.get(prefix + _ORIGINAL, int)

@@ -33,7 +33,10 @@ FILE = "model.gguf"
 ROPE_FACTORS, ROPE_LONG, ROPE_SHORT = "rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"
 # llama.cpp knows by itself: which layers have no window, and the layers of the model whose scores are scaled by hidden
 # size, not head width.
-ONE_FULL_OF, GGUF_LARGEST = {"gemma2": 2, "gemma3": 6, "olmo2": 4}, {"gemma2": 46, "gemma3": 62}
+ONE_FULL_OF = {"gemma2": 2, "gemma3": 6, "olmo2": 4, "cohere2": 4}
+GGUF_LARGEST = {"gemma2": 46, "gemma3": 62}
+EXAONE_32B = (64, 4)  # layers of the EXAONE 4 that has windows, and of how many layers one has none
+_ROTATE_IN_WINDOWS = ("cohere2", "exaone4")  # whose other layers have no rotary embeddings
 _TYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 _FILE_TYPES = {"F32": "ALL_F32", "MXFP4": "MOSTLY_MXFP4_MOE"}
 # Keys that a file has of itself; its data begins at the package's own alignment.
@@ -89,7 +92,16 @@ class GgufModel:
         return next((entry for entry in self.files.entries.values() if isinstance(entry, GgufEntry)), None)
 
 
-_GELU = ("gemma", "gemma2", "gemma3", "phi2", "starcoder2")
+_ACTIVATIONS = {
+    **dict.fromkeys(("gemma", "gemma2", "gemma3", "phi2", "starcoder2"), "gelu_tanh"),
+    **dict.fromkeys(("arcee", "nemotron", "jais2"), "relu2"),
+}
+# Architectures of which llama.cpp looks for no biases: the parts of names that have none.
+_UNBIASED = {
+    **dict.fromkeys(("cohere2", "olmo", "exaone4", "hunyuan-dense"), ("_proj.",)),
+    "seed_oss": ("o_proj.", "mlp."),
+    "glm4": ("mlp.",),
+}
 
 
 def _without_place(config: ModelConfig) -> Iterator[str]:
@@ -100,7 +112,7 @@ def _without_place(config: ModelConfig) -> Iterator[str]:
         return
     names = _tensor_names(config)
     yield from (f"a tensor {spec.name}" for spec in weight_specs(config) if spec.name not in names)
-    every = ONE_FULL_OF.get(architecture, 0)
+    every = _one_full_of(config)
     windows = _windows(config)
     window = max(windows)
     if windows != tuple(window if every and (i + 1) % every else 0 for i in range(config.num_hidden_layers)):
@@ -113,22 +125,42 @@ def _without_place(config: ModelConfig) -> Iterator[str]:
         if not math.isclose(config.score_scale, width**-0.5):
             yield f"scores scaled by {config.score_scale:g}"
     # What a file has no key for is as llama.cpp has it for the architecture.
-    if config.hidden_act != ("gelu_tanh" if architecture in _GELU else "silu"):
+    if config.hidden_act != _ACTIVATIONS.get(architecture, "silu"):
         yield f"the activation {config.hidden_act}"
-    if config.use_rope != tuple(
-        architecture != "smollm3" or bool((i + 1) % 4) for i in range(config.num_hidden_layers)
-    ):
+    if config.use_rope != _rotates(config, architecture):
         yield f"rotary embeddings in other layers than {architecture} has them"
     if (config.score_softcap > 0, config.logit_softcap > 0) != (architecture == "gemma2",) * 2:
         yield f"soft caps where {architecture} has none, or none where it has them"
+    unbiased = _UNBIASED.get(architecture, ())
+    yield from (
+        f"a tensor {spec.name}"
+        for spec in weight_specs(config)
+        if spec.name.endswith(".bias") and any(part in spec.name for part in unbiased)
+    )
     theta = config.rope.theta if architecture == "olmo2" else 10_000.0
     if config.local_rope and config.local_rope != RopeConfig(config.head_dim, theta):
         yield "rotary embeddings of its own in sliding layers"
 
 
+def _rotates(config: ModelConfig, architecture: str) -> tuple[bool, ...]:
+    """Return the layers that llama.cpp rotates."""
+    if architecture in _ROTATE_IN_WINDOWS and any(config.windows):
+        return tuple(window > 0 for window in config.windows)
+    return tuple(architecture != "smollm3" or bool((i + 1) % 4) for i in range(config.num_hidden_layers))
+
+
+def _one_full_of(config: ModelConfig) -> int:
+    """Of how many layers llama.cpp takes one for one without a window; 0: none has a window."""
+    architecture = FAMILIES[config.architecture].gguf
+    layers, every = EXAONE_32B
+    if architecture == "exaone4":
+        return every if config.num_hidden_layers == layers else 0
+    return ONE_FULL_OF.get(architecture, 0)
+
+
 def _windows(config: ModelConfig) -> tuple[int, ...]:
     """Those that are shorter than the longest sequence; all, where a file has to say so."""
-    if FAMILIES[config.architecture].gguf in ONE_FULL_OF:
+    if _one_full_of(config):
         return config.windows
     return tuple(window if window < config.max_position_embeddings else 0 for window in config.windows)
 
@@ -184,7 +216,7 @@ def _gguf() -> Any:
 
 def _tensor_names(config: ModelConfig) -> dict[str, str]:
     """GGUF's names of the tensors that have one."""
-    architecture = _gguf().MODEL_ARCH[FAMILIES[config.architecture].gguf.upper()]
+    architecture = _gguf().MODEL_ARCH[FAMILIES[config.architecture].gguf.upper().replace("-", "_")]
     names = _gguf().get_tensor_name_map(architecture, config.num_hidden_layers)
     found = {spec.name: names.get_name(spec.name, (".weight", ".bias")) for spec in weight_specs(config)}
     return {ours: theirs for ours, theirs in found.items() if theirs}
@@ -248,6 +280,10 @@ def _write_shapes(writer: Any, config: ModelConfig) -> None:
         writer.add_residual_scale(config.residual_scale)
         writer.add_logit_scale(1 / config.logit_scale)
     windows, architecture = _windows(config), FAMILIES[config.architecture].gguf
+    if architecture == "cohere2":
+        writer.add_logit_scale(config.logit_scale)
+    if config.clip_qkv:
+        writer.add_clamp_kqv(config.clip_qkv)
     if any(windows) or architecture == "phi3":  # there 0 says that there is none
         writer.add_sliding_window(max(windows))
     if architecture == "stablelm":
