@@ -289,6 +289,32 @@ def thirty_steps(
     return side_by_side(config, built, theirs, torch.optim.AdamW(trained, lr=config.learning_rate, weight_decay=0.0))
 
 
+@pytest.mark.parametrize("how", ["nf4", "full"])
+@pytest.mark.parametrize("architecture", FAMILIES)
+def test_eight_steps_beside_transformers(
+    architecture: str, how: str, make_checkpoint: Any, cpu: Device, tmp_path: Path
+) -> None:
+    """An adapter on NF4 weights, and all parameters. Every loss is as near as float32 leaves it."""
+    folder = make_checkpoint(architecture, tie_word_embeddings=architecture.startswith("Gemma"), pad_token_id=None)
+    settings: dict[str, Any] = {"learning_rate": 2e-3, "warmup_steps": 0.1, "max_grad_norm": 0.5, "full": how == "full"}
+    config = RunOptions(
+        max_length=TOKENS, batch_size=2, gradient_accumulation_steps=ACCUMULATE, compute="float32", **settings
+    )
+    built = build_trainable(config, load_model_config(folder), folder, cpu, positions=TOKENS)
+    if how == "full":
+        theirs = their_base(folder)
+    else:
+        assert built.lora is not None
+        start = {name: built.parameters.get(name) for name in built.parameters.tensors}
+        save_adapter(tmp_path / "start", built.lora, start, str(folder))
+        base = dequantized_base(folder, dict(built.model.weights), cpu)
+        theirs = peft.PeftModel.from_pretrained(base, tmp_path / "start", is_trainable=True)
+    trained = [p for p in theirs.parameters() if p.requires_grad]
+    ours, wanted = side_by_side(config, built, theirs, torch.optim.AdamW(trained, lr=2e-3, weight_decay=0.0), steps=8)
+    np.testing.assert_allclose(ours, wanted, rtol=1e-4)
+    assert wanted[-1] < wanted[0]
+
+
 def side_by_side(
     config: RunOptions,
     built: TrainableModel,

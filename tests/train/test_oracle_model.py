@@ -16,6 +16,7 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
+from tests.family_table import PAGE, counted, page
 from tests.train.exact_delta_net import exact_delta_net
 from wgrad.autograd import functional as F
 from wgrad.autograd.reference import ReferenceDevice
@@ -65,6 +66,11 @@ CASES: dict[str, dict[str, Any]] = {
     "llama_yarn_factor": {"rope_parameters": {**YARN, "attention_factor": 1.3, "rope_theta": 500.0}, "head_dim": 24},
     "mistral": {"architecture": "MistralForCausalLM", "sliding_window": 7},
     "mistral_full": {"architecture": "MistralForCausalLM"},
+    "ministral": {
+        "architecture": "MinistralForCausalLM",
+        "layer_types": ["sliding_attention", "full_attention"],
+        "sliding_window": 7,
+    },
     "qwen2": {"architecture": "Qwen2ForCausalLM"},
     "qwen2_sliding": {
         "architecture": "Qwen2ForCausalLM",
@@ -452,6 +458,13 @@ def test_transformers_loads_what_full_training_saved(make_checkpoint: Any, text_
     model, _ = full_model(out, device)
     logits = device.download(model.logits(model.hidden(make_inputs(device, ids, np.full_like(ids, -100))).data))
     assert distance(logits, true) <= 2 * distance(plain, true)
+
+
+def test_the_tables_of_the_docs_are_current() -> None:
+    cases = counted([CASES])
+    assert all(cases.values()), [name for name, count in cases.items() if not count]
+    text = PAGE.read_text(encoding="utf-8")
+    assert text == page(text, cases), "run python -m tests.family_table"
 
 
 def test_rope_parameters_of_either_version_agree(tmp_path: Path) -> None:

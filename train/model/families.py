@@ -61,69 +61,85 @@ from wgrad.train.model.near_llama_keys import (
 class Family:
     """model_type: what stands for the architecture's name where a config.json has none. keys: what its config.json
     holds. variant: from those, the fields of `ModelConfig` that are not a plain LLaMA's. gguf: llama.cpp's name of the
-    architecture, "" where it is not written into GGUF."""
+    architecture, "" where it is not written into GGUF. title: its name in the docs, "": the architecture's.
+    """
 
     model_type: str
     keys: type[ConfigFile]
     variant: Callable[[Any], dict[str, Any]]
     gguf: str
+    title: str = ""
 
 
 # SmolLM and SmolLM2 are LlamaForCausalLM; Qwen2.5 is Qwen2ForCausalLM.
 FAMILIES = {
-    "LlamaForCausalLM": Family("llama", LlamaFile, variants.llama, "llama"),
-    "MistralForCausalLM": Family("mistral", MistralFile, variants.mistral, "llama"),
-    "MinistralForCausalLM": Family("ministral", MistralFile, variants.mistral, "llama"),
+    "LlamaForCausalLM": Family("llama", LlamaFile, variants.llama, "llama", "Llama 1 to 3.3, SmolLM 1 and 2"),
+    "MistralForCausalLM": Family("mistral", MistralFile, variants.mistral, "llama", "Mistral 7B to Large, dense"),
+    "MinistralForCausalLM": Family("ministral", MistralFile, variants.mistral, "llama", "Ministral"),
     "Qwen2ForCausalLM": Family(
-        "qwen2", Qwen2File, lambda keys: {"qkv_bias": True, "windows": variants.upper_windows(keys)}, "qwen2"
+        "qwen2",
+        Qwen2File,
+        lambda keys: {"qkv_bias": True, "windows": variants.upper_windows(keys)},
+        "qwen2",
+        "Qwen 2, 2.5",
     ),
     "Qwen3ForCausalLM": Family(
         "qwen3",
         Qwen3File,
         lambda keys: {**variants.biases(keys), "qk_norm": True, "windows": variants.upper_windows(keys)},
         "qwen3",
+        "Qwen 3, dense",
     ),
-    "Qwen3_5ForCausalLM": Family("qwen3_5_text", Qwen35File, variants.qwen3_5, ""),
-    "SmolLM3ForCausalLM": Family("smollm3", SmolLM3File, variants.smollm3, "smollm3"),
-    "GemmaForCausalLM": Family("gemma", GemmaFile, variants.gemma, "gemma"),
-    "Gemma2ForCausalLM": Family("gemma2", Gemma2File, variants.gemma2, "gemma2"),
-    "Gemma3ForCausalLM": Family("gemma3_text", Gemma3File, variants.gemma3, "gemma3"),
-    "GraniteForCausalLM": Family("granite", GraniteFile, variants.granite, "granite"),
-    "Olmo2ForCausalLM": Family("olmo2", Olmo2File, variants.olmo2, "olmo2"),
+    "Qwen3_5ForCausalLM": Family("qwen3_5_text", Qwen35File, variants.qwen3_5, "", "Qwen 3.5, dense"),
+    "SmolLM3ForCausalLM": Family("smollm3", SmolLM3File, variants.smollm3, "smollm3", "SmolLM 3"),
+    "GemmaForCausalLM": Family("gemma", GemmaFile, variants.gemma, "gemma", "Gemma 1"),
+    "Gemma2ForCausalLM": Family("gemma2", Gemma2File, variants.gemma2, "gemma2", "Gemma 2"),
+    "Gemma3ForCausalLM": Family("gemma3_text", Gemma3File, variants.gemma3, "gemma3", "Gemma 3"),
+    "GraniteForCausalLM": Family("granite", GraniteFile, variants.granite, "granite", "Granite 3"),
+    "Olmo2ForCausalLM": Family("olmo2", Olmo2File, variants.olmo2, "olmo2", "OLMo 2"),
     "Olmo3ForCausalLM": Family(
-        "olmo3", Olmo3File, lambda keys: {**variants.olmo2(keys), "windows": variants.one_full_of(keys, 4)}, "olmo2"
+        "olmo3",
+        Olmo3File,
+        lambda keys: {**variants.olmo2(keys), "windows": variants.one_full_of(keys, 4)},
+        "olmo2",
+        "OLMo 3",
     ),
-    "PhiForCausalLM": Family("phi", PhiFile, variants.phi, "phi2"),
-    "Phi3ForCausalLM": Family("phi3", Phi3File, variants.phi3, "phi3"),
-    "StableLmForCausalLM": Family("stablelm", StableLmFile, variants.stablelm, "stablelm"),
-    "Starcoder2ForCausalLM": Family("starcoder2", Starcoder2File, variants.starcoder2, "starcoder2"),
-    "Ministral3ForCausalLM": Family("ministral3", Ministral3File, variants.ministral3, ""),
-    "CwmForCausalLM": Family("cwm", CwmFile, variants.cwm, ""),
-    "SeedOssForCausalLM": Family("seed_oss", SeedOssFile, variants.seed_oss, "seed_oss"),
-    "Exaone4ForCausalLM": Family("exaone4", Exaone4File, variants.exaone4, "exaone4"),
-    "HyperCLOVAXForCausalLM": Family("hyperclovax", HyperClovaXFile, variants.hyperclovax, ""),
-    "VaultGemmaForCausalLM": Family("vaultgemma", Gemma2File, variants.vaultgemma, ""),
-    "Ernie4_5ForCausalLM": Family("ernie4_5", Ernie45File, variants.ernie45, "ernie4_5"),
+    "PhiForCausalLM": Family("phi", PhiFile, variants.phi, "phi2", "Phi 1, 1.5, 2"),
+    "Phi3ForCausalLM": Family("phi3", Phi3File, variants.phi3, "phi3", "Phi 3, 4"),
+    "StableLmForCausalLM": Family("stablelm", StableLmFile, variants.stablelm, "stablelm", "StableLM 3B, 2"),
+    "Starcoder2ForCausalLM": Family("starcoder2", Starcoder2File, variants.starcoder2, "starcoder2", "StarCoder 2"),
+    "Ministral3ForCausalLM": Family("ministral3", Ministral3File, variants.ministral3, "", "Ministral 3"),
+    "CwmForCausalLM": Family("cwm", CwmFile, variants.cwm, "", "CWM"),
+    "SeedOssForCausalLM": Family("seed_oss", SeedOssFile, variants.seed_oss, "seed_oss", "Seed-OSS"),
+    "Exaone4ForCausalLM": Family("exaone4", Exaone4File, variants.exaone4, "exaone4", "EXAONE 4"),
+    "HyperCLOVAXForCausalLM": Family("hyperclovax", HyperClovaXFile, variants.hyperclovax, "", "HyperCLOVA X"),
+    "VaultGemmaForCausalLM": Family("vaultgemma", Gemma2File, variants.vaultgemma, "", "VaultGemma"),
+    "Ernie4_5ForCausalLM": Family("ernie4_5", Ernie45File, variants.ernie45, "ernie4_5", "ERNIE 4.5, dense"),
     "HeliumForCausalLM": Family(
         "helium",
         HeliumFile,
         lambda keys: {"interleaved": True, "qkv_bias": keys.attention_bias, "mlp_bias": keys.mlp_bias},
         "",
+        "Helium",
     ),
-    "InternLM3ForCausalLM": Family("internlm3", InternLm3File, variants.llama, "llama"),
-    "IQuestCoderForCausalLM": Family("iquestcoder", IQuestCoderFile, variants.llama, "llama"),
-    "GraniteMoeHybridForCausalLM": Family("granitemoehybrid", GraniteHybridFile, variants.granite_hybrid, ""),
-    "HunYuanDenseV1ForCausalLM": Family("hunyuan_v1_dense", HunYuanFile, variants.hunyuan, "hunyuan-dense"),
+    "InternLM3ForCausalLM": Family("internlm3", InternLm3File, variants.llama, "llama", "InternLM 3"),
+    "IQuestCoderForCausalLM": Family("iquestcoder", IQuestCoderFile, variants.llama, "llama", "IQuest-Coder"),
+    "GraniteMoeHybridForCausalLM": Family(
+        "granitemoehybrid", GraniteHybridFile, variants.granite_hybrid, "", "Granite 4, dense"
+    ),
+    "HunYuanDenseV1ForCausalLM": Family(
+        "hunyuan_v1_dense", HunYuanFile, variants.hunyuan, "hunyuan-dense", "HunYuan, dense"
+    ),
     "ArceeForCausalLM": Family("arcee", ArceeFile, variants.ungated, "arcee"),
-    "Jais2ForCausalLM": Family("jais2", Jais2File, variants.jais2, "jais2"),
+    "Jais2ForCausalLM": Family("jais2", Jais2File, variants.jais2, "jais2", "Jais 2"),
     "NemotronForCausalLM": Family("nemotron", NemotronFile, variants.nemotron, "nemotron"),
-    "GlmForCausalLM": Family("glm", GlmFile, variants.glm, ""),
-    "Glm4ForCausalLM": Family("glm4", Glm4File, variants.glm4, "glm4"),
-    "Cohere2ForCausalLM": Family("cohere2", Cohere2File, variants.cohere2, "cohere2"),
+    "GlmForCausalLM": Family("glm", GlmFile, variants.glm, "", "GLM-4 9B"),
+    "Glm4ForCausalLM": Family("glm4", Glm4File, variants.glm4, "glm4", "GLM-4 0414"),
+    "Cohere2ForCausalLM": Family("cohere2", Cohere2File, variants.cohere2, "cohere2", "Command R7B, A (Cohere 2)"),
     "ApertusForCausalLM": Family("apertus", ApertusFile, variants.apertus, ""),
-    "NanoChatForCausalLM": Family("nanochat", NanoChatFile, variants.nanochat, ""),
-    "OlmoForCausalLM": Family("olmo", OlmoFile, variants.olmo, "olmo"),
+    "NanoChatForCausalLM": Family("nanochat", NanoChatFile, variants.nanochat, "", "nanochat"),
+    "OlmoForCausalLM": Family("olmo", OlmoFile, variants.olmo, "olmo", "OLMo 1"),
     "MixtralForCausalLM": Family("mixtral", MixtralFile, expert_variants.mixtral, ""),
-    "OlmoeForCausalLM": Family("olmoe", OlmoeFile, expert_variants.olmoe, ""),
-    "Qwen3MoeForCausalLM": Family("qwen3_moe", Qwen3MoeFile, expert_variants.qwen3_moe, ""),
+    "OlmoeForCausalLM": Family("olmoe", OlmoeFile, expert_variants.olmoe, "", "OLMoE"),
+    "Qwen3MoeForCausalLM": Family("qwen3_moe", Qwen3MoeFile, expert_variants.qwen3_moe, "", "Qwen 3, experts"),
 }

@@ -1,0 +1,76 @@
+"""Writes the tables of docs/reference/models.md: families, as the tests compare them, multimodal models and GGUF types.
+
+python -m tests.family_table
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import gguf
+
+from wgrad.device.formats.frozen_weight import gguf_formats
+from wgrad.train.model.families import FAMILIES
+from wgrad.train.model.gguf_mix import MIXES
+from wgrad.train.model.multimodal import MULTIMODAL
+
+PAGE = Path(__file__).parents[1] / "docs" / "reference" / "models.md"
+BEGIN, END = "<!-- {}: written by `python -m tests.family_table` -->\n", "<!-- end of {} -->\n"
+
+
+def families(cases: dict[str, int]) -> str:
+    """A row for each family. cases: architecture -> configurations whose logits, loss and gradients are compared."""
+    rows = ["| family | architecture | compared with transformers | GGUF |", "| --- | --- | --- | --- |"]
+    for name, family in sorted(FAMILIES.items(), key=lambda item: title(item[0]).lower()):
+        rows.append(f"| {title(name)} | `{name}` | {cases[name]} | {family.gguf and f'`{family.gguf}`'} |")
+    return "\n".join(row.replace("|  |", "| |") for row in rows) + "\n"
+
+
+def multimodal() -> str:
+    rows = ["| multimodal architecture | text part |", "| --- | --- |"]
+    for name, whole in sorted(MULTIMODAL.items()):
+        parts = list(dict.fromkeys(whole.texts.values()))
+        rows.append(f"| `{name}` | {title(parts[0]) if len(parts) == 1 else 'any family of this page'} |")
+    return "\n".join(rows) + "\n"
+
+
+def formats() -> str:
+    rows = ["| GGUF type | bits per weight | written by `--quantize` |", "| --- | --- | --- |"]
+    sizes = {kind.name: size for kind, size in gguf.GGML_QUANT_SIZES.items()}
+    mixes: dict[str, list[str]] = {}
+    for mix, kind in MIXES.items():
+        mixes.setdefault(kind, []).append(f"`{mix}`")
+    for kind in ("F32", "F16", "BF16", *sorted(gguf_formats(), key=lambda kind: (bits(sizes[kind]), kind))):
+        rows.append(f"| {kind} | {bits(sizes[kind]):g} | {', '.join(mixes.get(kind, []))} |")
+    return "\n".join(row.replace("|  |", "| |") for row in rows) + "\n"
+
+
+def bits(size: tuple[int, int]) -> float:
+    """size: elements and bytes of a block."""
+    return 8 * size[1] / size[0]
+
+
+def title(name: str) -> str:
+    return FAMILIES[name].title or name.removesuffix("ForCausalLM")
+
+
+def counted(tables: list[dict[str, dict[str, object]]]) -> dict[str, int]:
+    """Configurations of each architecture. tables: CASES of tests, by a name of their own."""
+    found = Counter(str(case.get("architecture", "LlamaForCausalLM")) for cases in tables for case in cases.values())
+    return {name: found[name] for name in FAMILIES}
+
+
+def page(text: str, cases: dict[str, int]) -> str:
+    """The page with its tables as they must be."""
+    for name, table in {"families": families(cases), "multimodal": multimodal(), "formats": formats()}.items():
+        begin, end = BEGIN.format(name), END.format(name)
+        before, _, rest = text.partition(begin)
+        text = before + begin + "\n" + table + "\n" + end + rest.partition(end)[2]
+    return text
+
+
+if __name__ == "__main__":
+    from tests.train.test_oracle_model import CASES
+
+    PAGE.write_text(page(PAGE.read_text(encoding="utf-8"), counted([CASES])), encoding="utf-8")
