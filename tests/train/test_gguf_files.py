@@ -233,9 +233,3 @@ def test_tensors_that_the_model_does_not_use_are_listed(checkpoints: Any) -> Non
         WgradError, match=r"2 tensors that Llama.*: model.layers.1.self_attn.q_proj.bias, blk.0.attn_si"
     ):
         open_files(folder, load_model_config(folder))
-
-
-def test_the_list_of_types_is_that_of_the_docs() -> None:
-    text = Path(__file__).parents[2].joinpath("docs/reference/models.md").read_text(encoding="utf-8")
-    (listed,) = (line.split("|")[2].strip() for line in text.splitlines() if line.startswith("| GGUF |"))
-    assert sorted(listed.split(", ")) == sorted(["F32", "F16", "BF16", *gguf_formats()])

@@ -150,7 +150,7 @@ def _rotates(config: ModelConfig, architecture: str) -> tuple[bool, ...]:
 
 
 def _one_full_of(config: ModelConfig) -> int:
-    """Of how many layers llama.cpp takes one for one without a window; 0: none has a window."""
+    """N, where llama.cpp takes every N-th layer for one without a window; 0: no layer has one."""
     architecture = FAMILIES[config.architecture].gguf
     layers, every = EXAONE_32B
     if architecture == "exaone4":
