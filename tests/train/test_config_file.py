@@ -32,7 +32,7 @@ Config = Callable[..., dict[str, Any]]
             "architecture GPT2LMHeadModel is not supported: use .*LlamaForCausalLM",
         ),
         ({"architectures": None, "model_type": "bert"}, "model_type 'bert' is not supported"),
-        ({"model_type": "mixtral"}, "model_type 'mixtral', architecture LlamaForCausalLM is not supported"),
+        ({"model_type": "gpt_neox"}, "model_type 'gpt_neox', architecture LlamaForCausalLM is not supported"),
         ({"architectures": None, "model_type": None}, "model_type null is not supported"),
         ({"rope_scaling": {"rope_type": "mrope", "factor": 2}}, "rope_type 'mrope' is not supported"),
         ({"rope_parameters": {"full_attention": {}}}, "rope_parameters of this architecture must be the same for all"),
