@@ -131,7 +131,7 @@ CASES: dict[Case, str] = {
     missing_shard: r"lacks 1 of 2 shards \(model-00002-of-00002.safetensors\)",
     truncated_shard: r"model-00001-of-00002.safetensors is cut off or damaged \(.+\): fetch the file again",
     wrong_dtype: r"model.layers.0.mlp.up_proj.weight in .* is I8: expected F32, F16, BF16",
-    other_architecture: r"model_type 'gpt_neox', architecture GPTNeoXForCausalLM is not supported: use a model of Llama",
+    other_architecture: r"model_type 'gpt_neox', architecture GPTNeoXForCausalLM is not supported: use a model",
     small_vocabulary: r"embed_tokens.weight in .* has shape \[300, 48\]: config.json asks for \[200, 48\]",
     no_tokenizer: r"has no tokenizer.json",
     no_line: r"data.jsonl is empty",
