@@ -31,6 +31,8 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
+# Roles of what a person operates.
+USED = {"button", "textbox", "searchbox", "combobox", "checkbox", "link", "slider", "spinbutton"}
 LONGER = {"max_steps": "4", "save_steps": "1"}
 
 
@@ -170,16 +172,45 @@ def test_the_chat_page_of_serve_wants_its_key(browser: Browser) -> None:
 
 def test_every_field_has_a_label_and_a_narrow_screen_shows_all(page: Browser) -> None:
     """As a screen reader has them; nothing is wider than the screen in any view."""
-    unnamed = (
-        "[...document.querySelectorAll('input, select, textarea')].filter((f) => !f.labels?.length && !f.ariaLabel)"
-        ".map((f) => f.id)"
-    )
     page.ask("Emulation.setDeviceMetricsOverride", width=390, height=844, deviceScaleFactor=1, mobile=True)
     page.evaluate("document.getElementById('more').open = true")
     for view in ("new", "runs", "chat"):
         page.evaluate(f"location.hash = '{view}'")
         wait(page, f"document.querySelector('[aria-current]')?.hash === '#{view}'")
-        assert page.evaluate(unnamed) == [] and page.evaluate("document.documentElement.scrollWidth") == 390
+        assert page.evaluate("document.documentElement.scrollWidth") == 390
+        nodes = page.ask("Accessibility.getFullAXTree")["nodes"]
+        used = [node for node in nodes if node.get("role", {}).get("value") in USED]
+        assert len(used) > 4 and [node for node in used if not node.get("name", {}).get("value")] == []
     page.ask("Emulation.clearDeviceMetricsOverride")
     described = "[...document.querySelectorAll('[aria-describedby]')].every((f) => f.getAttribute('aria-describedby')"
     assert page.evaluate(f"{described}.split(' ').every((id) => document.getElementById(id)))")
+
+
+@pytest.mark.all
+def test_a_run_by_keyboard_alone(page: Browser, client: Client, tmp_path: Path) -> None:
+    """Every field comes in the order of the page; Enter in a field starts nothing."""
+
+    def key(name: str, code: int, text: str = "") -> str:
+        for kind in ("rawKeyDown", *["char"] * bool(text), "keyUp"):
+            page.ask("Input.dispatchKeyEvent", type=kind, key=name, windowsVirtualKeyCode=code, text=text)
+        return str(page.evaluate("document.activeElement.id || document.activeElement.textContent.trim()"))
+
+    typed = {f"option-{name}": value for name, value in SHORT.items() if isinstance(value, str)}
+    typed |= {"option-data": str(tmp_path / "data.jsonl"), "option-out": str(tmp_path / "out" / "keys")}
+    page.ask("Page.bringToFront")
+    assert key("Tab", 9) == "Skip to the content"
+    assert key("Enter", 13, "\r") == "main"
+    seen = []
+    while (focused := key("Tab", 9)) != "start":
+        seen.append(focused)
+        assert len(seen) < 100, seen
+        if focused in typed:
+            page.evaluate("document.activeElement.select()")
+            page.ask("Input.insertText", text=typed[focused])
+            if focused == "option-model":
+                assert key("Enter", 13, "\r") == focused
+    wanted = ["option-model", "option-data", "option-lora_r", "option-max_length", "option-device", "option-out"]
+    assert [name for name in seen if name in wanted] == wanted
+    assert client.do("state")["runs"] == []
+    key(" ", 32, " ")
+    wait(page, "document.getElementById('run-state').textContent === 'done'")

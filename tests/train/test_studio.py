@@ -81,8 +81,7 @@ def test_command_and_yaml_say_what_the_form_says(tmp_path: Path) -> None:
     read = vars(build_parser().parse_args(["finetune", *shlex.split(shlex.join(words))]))
     expected = resolve_options(values)
     assert resolve_options({k: v for k, v in read.items() if k not in ("command", "run")}) == expected
-    values |= {"batch_size": "4"}
-    (tmp_path / "c.yaml").write_text(yaml_text(RunOptions, values), encoding="utf-8")
+    (tmp_path / "c.yaml").write_text(yaml_text(values, resolve_options(values)), encoding="utf-8")
     assert resolve_options({"config": str(tmp_path / "c.yaml")}) == resolve_options(values)
 
 
@@ -207,6 +206,16 @@ def test_a_key(tmp_path: Path) -> None:
 def test_other_machines_need_a_key(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["studio", "--host", "0.0.0.0", "--port", "0"]) == 2
     assert "--host: 0.0.0.0 is reached from other machines: set WGRAD_API_KEY" in capsys.readouterr().err
+    assert main(["studio", "--port", "0", __file__]) == 2
+    assert "must be the folder of the runs; got a file" in capsys.readouterr().err
+
+
+def test_without_the_web_server(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.delitem(sys.modules, "wgrad.train.commands.studio")
+    for name in [name for name in sys.modules if name.split(".")[0] == "starlette"]:
+        monkeypatch.setitem(sys.modules, name, None)
+    assert main(["studio"]) == 2
+    assert "is not installed: pip install 'wgrad[serve]'" in capsys.readouterr().err
 
 
 # ---- runs ------------------------------------------------------------------------------------------
@@ -227,13 +236,9 @@ def test_a_run_from_nothing_to_its_result(client: Client, data: str, tmp_path: P
     log = state["logs"][out]
     assert log["text"].startswith(f"$ wgrad finetune --model {BASE} --data {data} --out {out} ")
     assert client.do("state", logs={out: log["size"]})["logs"] == {}
-    assert "already holds a finished run" in _refused_log(client, out, data)
-
-
-def _refused_log(client: Client, out: str, data: str) -> str:
-    """What a run says that cannot be begun, as its folder has another."""
-    client.do("start", options={**SHORT, "data": [data], "out": out})
-    return str(client.wait(out, "failed")["reason"])
+    again = {**SHORT, "data": [data], "out": f"{tmp_path}/./out/../out/first"}
+    assert "already holds a finished run" in client.refused("start", options=again)
+    assert client.run_state(out)["state"] == "done"
 
 
 def test_a_run_is_stopped_resumed_and_killed(client: Client, data: str, tmp_path: Path) -> None:
@@ -283,6 +288,33 @@ def test_the_holder_of_a_folder(tmp_path: Path) -> None:
     assert holder_of(tmp_path) is None
     with OutFolder(tmp_path) as again:
         assert again.left_by and holder_of(tmp_path) == os.getpid()
+
+
+def test_a_run_whose_name_is_not_utf_8(client: Client, tmp_path: Path) -> None:
+    """Nor is anything of it, and the studio lists it like the others."""
+    name = os.fsdecode(os.fsencode(str(tmp_path / "out")) + b"/run\xff")
+    os.makedirs(name)
+    for file in ("config.yaml", "metrics.jsonl", "log.txt", "results.json"):
+        Path(name, file).write_bytes(b"\xff\x00{\nwgrad: \xff")
+    found = client.run_state(name)
+    assert found["state"] == "stopped" and found["reason"] == "\ufffd" and found["loss"] is None
+    state = client.do("state", have={name: [0, 0, 0, 0]}, logs={name: -1})
+    assert state["news"][name]["options"] is None and len(state["news"][name]["notes"]) >= 2
+    assert "\ufffd" in state["logs"][name]["text"]
+
+
+def test_a_run_that_is_ended_before_it_answers(
+    client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: str
+) -> None:
+    """It was stopped, and did not fail. Whatever way its folder is named, it is once in the list."""
+    monkeypatch.setattr(children, "_CODE", "import time; time.sleep(600)")
+    out = f"{tmp_path}/elsewhere/../out/slow"
+    (tmp_path / "elsewhere").mkdir()
+    run = client.do("start", options={**SHORT, "data": [data], "out": out})["run"]
+    assert run == str(tmp_path / "out" / "slow")
+    client.do("stop", run=run)
+    assert client.wait(run, "stopped", "failed")["state"] == "stopped"
+    assert [one["name"] for one in client.do("state")["runs"]] == ["slow"]
 
 
 def test_a_draft_is_seen_by_other_tabs(client: Client) -> None:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import threading
-
-from starlette.types import ASGIApp
 
 from wgrad.device.errors import WgradError
 from wgrad.train.options.studio_config import StudioConfig
 from wgrad.train.terminal.interrupts import end_at_signals
 
 try:
+    from starlette.types import ASGIApp
+
     from wgrad.train.serve.guard import Guard
     from wgrad.train.serve.http_server import HttpServer, address_text, open_address
     from wgrad.train.serve.run_list import RunList
@@ -28,7 +29,9 @@ def guarded_studio(studio: Studio, config: StudioConfig) -> ASGIApp:
 
 
 def run_studio(config: StudioConfig, folder: str) -> int:
-    """Until a signal. The page's address goes to stdout. WgradError: an address or a key is wrong."""
+    """Until a signal. The page's address goes to stdout. WgradError: the folder, an address or a key is wrong."""
+    if os.path.exists(folder) and not os.path.isdir(folder):
+        raise WgradError(f"RUNS: {folder} must be the folder of the runs; got a file: give its folder")
     listening = open_address(config.host, config.port, config.key)
     studio, ended = Studio(RunList(folder)), threading.Event()
     server = HttpServer(guarded_studio(studio, config), listening, ended.set)

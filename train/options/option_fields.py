@@ -9,6 +9,7 @@ from typing import Any
 import yaml
 
 from wgrad.device.errors import WgradError
+from wgrad.train.options.choices import AUTO
 from wgrad.train.options.options import Options, field_type, flag, show
 
 
@@ -99,8 +100,13 @@ def command_words(kind: type[Options], values: Mapping[str, Any]) -> list[str]:
     return words
 
 
-def yaml_text(kind: type[Options], values: Mapping[str, Any]) -> str:
-    """Return the same options as `--config` reads them. Raises WgradError where a value breaks its rule."""
-    converted = kind(**values).to_dict()
-    chosen = {name: value for name, value in converted.items() if name in values}
+def yaml_text(values: Mapping[str, Any], resolved: Options) -> str:
+    """Return the same options as `--config` reads them.
+
+    Args:
+        values: What a form gives.
+        resolved: The run that they make, which has them in their own types.
+    """
+    converted = resolved.to_dict()
+    chosen = {name: AUTO if value == AUTO else converted[name] for name, value in values.items()}
     return yaml.safe_dump(chosen, sort_keys=False, allow_unicode=True, default_flow_style=False, width=10**6)

@@ -57,8 +57,8 @@ class ChatServer:
         self._open([f"--model={model}", f"--device={device}"], Path(model))
 
     def _open(self, words: list[str], path: Path) -> None:
-        self.close()
-        with self._lock:
+        with self._lock:  # of two that are opened at once, one ends before the other begins
+            self._end()
             self._name = secrets.token_hex(8)
             self._key, self._title, self._run = secrets.token_hex(16), path.name or str(path), str(path)
             command = ["serve", "--port", "0", "--no-request-log", "--batch-size", "4", *words]
@@ -67,7 +67,10 @@ class ChatServer:
     def close(self) -> None:
         """Free the device."""
         with self._lock:
-            command, self._command = self._command, None
+            self._end()
+
+    def _end(self) -> None:
+        command, self._command = self._command, None
         if command is not None:
             command.end()
 

@@ -10,6 +10,7 @@ import json
 import os
 import re
 import shlex
+import signal
 import subprocess
 import threading
 from collections.abc import Mapping, Sequence
@@ -57,7 +58,7 @@ class RunList:
             inside = [path for path in self.folder.iterdir() if any((path / name).exists() for name in _SIGNS)]
         except OSError:
             inside = []
-        found = [*inside, *(path for path in self._elsewhere if path.is_dir() and path not in inside)]
+        found = [*inside, *(path for path in self._elsewhere if path.is_dir())]
         return sorted(found, key=_begun, reverse=True)[:MOST_RUNS]
 
     def find(self, name: Any) -> Path:
@@ -116,7 +117,12 @@ class RunList:
 
     def begin(self, values: Mapping[str, Any]) -> Path:
         """Start a run with these options of `finetune` -> its folder. WgradError: it cannot be begun there."""
-        return self._start(Path(expand_path(values["out"], "--out")), command_words(FinetuneConfig, values))
+        path = Path(expand_path(values["out"], "--out"))
+        if os.path.realpath(path.parent) == os.path.realpath(self.folder):
+            path = self.folder / path.name  # as the list has it
+        elif all(os.path.realpath(path) != os.path.realpath(other) for other in self._elsewhere):
+            self._elsewhere.append(path)
+        return self._start(path, command_words(FinetuneConfig, values))
 
     def resume(self, path: Path) -> None:
         """Go on with a run that was stopped, with the options that it had. WgradError: it goes on already."""
@@ -133,8 +139,6 @@ class RunList:
                 log.flush()
                 environment = {**os.environ, "PYTHONUTF8": "1"}
                 self._children[path] = start(words, apart=True, stdout=log, stderr=log, env=environment)
-            if path.parent != self.folder and path not in self._elsewhere:
-                self._elsewhere.append(path)
         return path
 
     def stop(self, path: Path) -> None:
@@ -154,7 +158,7 @@ def _ended(path: Path, log: str, status: int | None) -> tuple[str, str]:
         return ("failed", word.removeprefix(ERROR)) if word.startswith(ERROR) else ("stopped", word[len("wgrad: ") :])
     if (path / RESULTS_FILE).exists() or (path / SWEEP_FILE).exists():
         return "done", ""
-    if status:
+    if status and -status != signal.SIGTERM:  # asked to end before it could answer
         return "failed", ended_by(status)
     return "stopped", ""
 

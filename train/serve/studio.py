@@ -19,7 +19,7 @@ from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
 
 import wgrad
@@ -29,9 +29,10 @@ from wgrad.train.files.input_files import expand_path, one_line
 from wgrad.train.model.model_config import load_model_config
 from wgrad.train.model.weights import weight_specs
 from wgrad.train.options.export_config import EXPORT_TOOLS, ModelExportConfig
-from wgrad.train.options.finetune_config import USUAL, FinetuneConfig, RunOptions
+from wgrad.train.options.finetune_config import USUAL, FinetuneConfig
 from wgrad.train.options.option_fields import command_words, describe_fields, given_values, yaml_text
 from wgrad.train.options.resolve import resolve_config, resolve_options
+from wgrad.train.output.previous_run import previous_run
 from wgrad.train.serve.body import read_body
 from wgrad.train.serve.chat_server import ChatServer
 from wgrad.train.serve.children import Command, start, why_ended
@@ -87,8 +88,7 @@ class Studio:
         values = given_values(FinetuneConfig, asked.get("options"))
         command = shlex.join(["wgrad", "finetune", *command_words(FinetuneConfig, values)])
         try:
-            resolve_options(values)
-            return {"command": command, "yaml": yaml_text(RunOptions, values), "error": None}
+            return {"command": command, "yaml": yaml_text(values, resolve_options(values)), "error": None}
         except WgradError as error:
             return {"command": command, "yaml": "", "error": _told(error)}
 
@@ -127,7 +127,7 @@ class Studio:
         values = given_values(FinetuneConfig, asked.get("options"))
         if values.get("resume"):
             raise WgradError("--resume: is for a run that was begun: open it under Runs, and resume it there")
-        resolve_config(values)
+        previous_run(resolve_config(values))
         return {"run": str(self.runs.begin(values))}
 
     def resume(self, asked: dict[str, Any]) -> dict[str, Any]:
@@ -252,7 +252,7 @@ def _answering(handler: Handler) -> Callable[[Request], Awaitable[Response]]:
     async def answer(request: Request) -> Response:
         asked = await _object(request)
         found = await run_in_threadpool(handler, asked)
-        return JSONResponse(found, headers={"Cache-Control": "no-store"})
+        return _json(json.dumps(found, allow_nan=False))
 
     return answer
 
@@ -301,7 +301,7 @@ async def _command(request: Request, words: list[str]) -> Response:
     out, error = await done
     if process.returncode:
         raise WgradError(why_ended(process.returncode, error.decode("utf-8", "replace")))
-    return Response(out, media_type="application/json", headers={"Cache-Control": "no-store"})
+    return _json(out)
 
 
 async def _gone(request: Request) -> None:
@@ -318,13 +318,20 @@ def _told(error: WgradError) -> dict[str, Any]:
 
 
 async def _wgrad_error(request: Request, error: Any) -> Response:
-    return JSONResponse({"error": _told(error)}, 400)
+    return _json(json.dumps({"error": _told(error)}), 400)
 
 
 async def _api_error(request: Request, error: Any) -> Response:
-    return JSONResponse(error.body(), error.status)
+    return _json(json.dumps(error.body()), error.status)
 
 
 async def _http_error(request: Request, error: Any) -> Response:
     message = f"{request.method[:20]} {one_line(request.url.path)}: {error.detail}: load the page anew"
-    return JSONResponse(ApiError(error.status_code, message).body(), error.status_code, error.headers)
+    answer = _json(json.dumps(ApiError(error.status_code, message).body()), error.status_code)
+    answer.headers.update(error.headers or {})
+    return answer
+
+
+def _json(text: str | bytes, status: int = 200) -> Response:
+    """An answer. Its text is ASCII, so that a name that is not UTF-8 comes through, there and back."""
+    return Response(text, status, {"Cache-Control": "no-store"}, "application/json")

@@ -297,7 +297,7 @@ async function start() {
   try {
     const { run } = await ask("start", { options: given() });
     compared.clear();
-    location.hash = `run=${encodeURIComponent(run)}`;
+    location.hash = addressOf(run);
     await poll();
     setValue(fields.get("out"), freeFolder());
     follow();
@@ -312,7 +312,9 @@ async function start() {
 }
 
 // ---- runs ---------------------------------------------------------------------------------------------
-const chosenRun = () => (location.hash.startsWith("#run=") ? decodeURIComponent(location.hash.slice(5)) : null);
+// A name that is not UTF-8 has half a surrogate pair, which no address takes: as its escape.
+const addressOf = (run) => `run=${encodeURIComponent(JSON.stringify(run).slice(1, -1))}`;
+const chosenRun = () => (location.hash.startsWith("#run=") ? JSON.parse(`"${decodeURIComponent(location.hash.slice(5))}"`) : null);
 const seriesOf = (run) => { if (!series.has(run)) series.set(run, new Series()); return series.get(run); };
 const numberOf = (run) => state.runs.findIndex((one) => one.run === run);
 
@@ -334,7 +336,7 @@ function drawList() {
       const tick = el("input", { type: "checkbox", checked: shown, disabled: run.run === chosen, "aria-label": `Compare ${run.name}`, "data-focus": `tick ${run.run}` });
       tick.addEventListener("change", () => { if (tick.checked) compared.add(run.run); else compared.delete(run.run); draw(); });
       const open = el("button", { class: "plain", "data-focus": `open ${run.run}`, "aria-current": run.run === chosen ? "true" : null }, run.name);
-      open.addEventListener("click", () => { location.hash = `run=${encodeURIComponent(run.run)}`; });
+      open.addEventListener("click", () => { location.hash = addressOf(run.run); });
       const dot = el("span", { class: shown ? colour(state.runs.length - 1 - numberOf(run.run)) : "hidden-text", "aria-hidden": "true" }, "● ");
       const cell = (name, text) => el("td", { class: "number", "data-name": name }, text);
       return el("tr", { class: run.run === chosen ? "chosen" : "" }, el("td", {}, tick), el("td", {}, dot, open),
