@@ -52,10 +52,10 @@ function makeField(option, idPrefix = "option-") {
     const empty = option.default ? `default: ${option.default}` : "default";
     input = el("select", common, el("option", { value: "" }, empty), ...choices.map((c) => el("option", { value: c }, c === "true" ? "yes" : c === "false" ? "no" : c)));
   } else if (option.type === "lines") {
-    input = el("textarea", { ...common, rows: "2", placeholder: option.metavar, spellcheck: "false" });
+    input = el("textarea", { ...common, rows: "2", placeholder: option.required ? "one on each line" : "not set", spellcheck: "false" });
   } else {
     const numeric = option.type === "int" || option.type === "float" ? "decimal" : null;
-    input = el("input", { ...common, type: "text", inputmode: numeric, placeholder: option.default || option.metavar, spellcheck: "false", autocomplete: "off" });
+    input = el("input", { ...common, type: "text", inputmode: numeric, placeholder: option.default || (option.required ? "" : "not set"), spellcheck: "false", autocomplete: "off" });
   }
   const box = el("div", { class: WIDE.has(option.name) ? "field wide" : "field" }, name, input.type === "checkbox" ? null : input, help, error);
   box.dataset.words = `${option.name} ${option.flag} ${words(option.name)} ${option.help}`.toLowerCase();
@@ -372,6 +372,7 @@ function drawRun() {
     failed: "",
   }[run.state];
   setText(place("run-words"), speech);
+  fill(place("run-notes"), [run.run, found.notes], () => found.notes.map((note) => el("p", { class: "error" }, note)));
   place("run-wrong").hidden = run.state !== "failed";
   setText(place("run-wrong"), run.state === "failed" ? run.reason : "");
   fill(place("run-buttons"), [run.run, run.state, run.resumes, run.adapter, run.model, stopping.has(run.run), Object.keys(found.options).length], () => {
