@@ -23,7 +23,8 @@ class Multimodal:
     texts: model type of text_config -> architecture of FAMILIES; the first stands where text_config names none.
     text_defaults: keys of text_config that have other defaults than the family's, and so `outer` of those next to it.
     inner_tie: tie_word_embeddings of text_config counts too. flat: text_config's keys may stand next to the others.
-    in_peft: what PEFT and transformers put before the names of the text part's modules.
+    in_peft: what PEFT and transformers put before the names of the text part's modules; "model." where
+    AutoModelForCausalLM loads that part alone.
     """
 
     model_type: str
@@ -62,7 +63,9 @@ MULTIMODAL = {
         "qwen2_5_vl", {"qwen2_5_vl_text": "Qwen2ForCausalLM"}, _QWEN25, flat=True
     ),
     "Qwen3VLForConditionalGeneration": Multimodal("qwen3_vl", {"qwen3_vl_text": "Qwen3ForCausalLM"}, _QWEN3),
-    "Qwen3_5ForConditionalGeneration": Multimodal("qwen3_5", {"qwen3_5_text": "Qwen3_5ForCausalLM"}),
+    "Qwen3_5ForConditionalGeneration": Multimodal(
+        "qwen3_5", {"qwen3_5_text": "Qwen3_5ForCausalLM"}, in_peft="model."
+    ),
     "SmolVLMForConditionalGeneration": Multimodal("smolvlm", _text_first("llama"), in_peft="model.text_model."),
 }
 # What stands before the names of the text part in files (transformers writes the first three), and before those of its
@@ -73,7 +76,7 @@ _IN_FILES = {
     "model.language_model.": "model.",
     "model.text_model.": "model.",
 }
-_IN_PEFT = tuple(dict.fromkeys(whole.in_peft for whole in MULTIMODAL.values()))
+_IN_PEFT = tuple({whole.in_peft: None for whole in MULTIMODAL.values() if whole.in_peft != "model."})
 _IN_PEFT_BEFORE = "language_model."  # transformers 4.51 and older
 # Parts of the whole model that are not the text's, by how their names begin, with or without "model.".
 _BESIDE_TEXT = ("vision_tower.", "multi_modal_projector.", "visual.", "vision_model.", "connector.", "mtp.")
