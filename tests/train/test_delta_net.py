@@ -17,6 +17,7 @@ from wgrad.device.errors import WgradError
 from wgrad.train.inference.continuous import Batch
 from wgrad.train.inference.generation import generate_batch, generate_ids
 from wgrad.train.inference.growing import Growing
+from wgrad.train.model.lora import linear_modules
 from wgrad.train.model.model import Model
 from wgrad.train.model.model_config import load_model_config, parse_model_config
 from wgrad.train.options.finetune_config import RunOptions
@@ -96,9 +97,9 @@ def test_eight_steps_beside_torch(full: bool, folder: Path, tmp_path: Path) -> N
         theirs = oracle.their_base(folder)
     else:
         start = {name: built.parameters.get(name) for name in built.parameters.tensors}
-        assert {name.split(".")[4] for name in start if "linear_attn" in name} == {
-            "in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "out_proj"
-        }  # fmt: skip
+        modules = linear_modules(built.model.config)  # by default all, also those that the first layer has not
+        assert {name.rpartition(".")[0] for name in start} == set(modules)
+        assert {name.rpartition(".")[2] for name in modules} >= {"in_proj_qkv", "in_proj_b", "out_proj", "q_proj"}
         oracle.save_adapter(tmp_path / "start", built.lora, start, str(folder))
         base = oracle.dequantized_base(folder, dict(built.model.weights), device)
         theirs = oracle.peft.PeftModel.from_pretrained(base, tmp_path / "start", is_trainable=True)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from wgrad.device.contract import DELTA_CHUNK
+
 
 @dataclass(frozen=True, kw_only=True)
 class LinearAttention:
@@ -27,6 +29,11 @@ class LinearAttention:
         return 2 * self.key_heads * self.key_dim + self.value_size
 
     out_proj = "linear_attn.out_proj"
+
+    def flops(self, tokens: int) -> float:
+        """FLOP of a layer's delta rule in chunks, forward."""
+        inside = 2.0 * DELTA_CHUNK * (2 * self.key_dim + 2 * self.value_dim)
+        return tokens * self.heads * (inside + 6.0 * self.key_dim * self.value_dim)
 
     def projections(self, hidden: int) -> dict[str, tuple[int, int]]:
         """Shape [out, in] of a layer's, by their path within the layer."""

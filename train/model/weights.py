@@ -30,7 +30,7 @@ class WeightSpec:
         return self.kind in ("projection", "experts")
 
 
-def projection_shapes(config: ModelConfig, layer: int = 0) -> dict[str, tuple[int, int]]:
+def projection_shapes(config: ModelConfig, layer: int) -> dict[str, tuple[int, int]]:
     """Shape [out, in] of a layer's projections, by their path within the layer; those of experts are not among them."""
     hidden, ffn = config.hidden_size, config.intermediate_size
     if config.fused:  # qkv as well
@@ -63,6 +63,17 @@ def used_weights(config: ModelConfig) -> int:
         if config.experts is not None and config.has_experts(layer):
             total += 3 * config.experts.chosen * config.experts.width * config.hidden_size
     return total
+
+
+def activation_bytes(config: ModelConfig, tokens: int, itemsize: int) -> int:
+    """Rough bytes that one forward keeps for its backward without recomputing."""
+    attention = 2 * (config.q_size + config.kv_size) + config.q_size
+    linear, layers = config.linear, range(config.num_hidden_layers)
+    products = 2 * config.hidden_size + (3 if config.gated else 2) * config.mlp_width
+    products += 2 * config.experts.chosen * config.hidden_size if config.experts else 0
+    of_linear = 2 * linear.channels + 4 * linear.value_size if linear else 0
+    mixed = sum(of_linear if config.linear_of(layer) else attention for layer in layers)
+    return tokens * ((mixed + len(layers) * products) * itemsize + len(layers) * 2 * config.hidden_size * 4)
 
 
 def whole_modules(config: ModelConfig) -> WholeModules:

@@ -16,8 +16,9 @@ from wgrad.device.cache import cache_folder, keep, read_kept
 from wgrad.device.contract import Device
 from wgrad.device.errors import DeviceError
 from wgrad.train.model.model_config import ModelConfig
+from wgrad.train.model.weights import activation_bytes
 from wgrad.train.options.finetune_config import RunOptions
-from wgrad.train.step.build import activation_bytes, keeps_attention, layer_flops, parked_layers, recomputed_layers
+from wgrad.train.step.build import keeps_attention, layer_flops, parked_layers, recomputed_layers
 
 _FORMAT, _MOST_BYTES, _LEAST_SECONDS = 1, 1 << 12, 0.02
 _MOST_RATE = 1e17  # a clock that says more is wrong
@@ -94,12 +95,21 @@ def _attention_flops(tokens: int, length: int, width: int) -> float:
     return 2.0 * tokens * length * width
 
 
+def _mixing_flops(model: ModelConfig, tokens: int, length: int) -> float:
+    """FLOP of a forward of attention, or of what a layer has in its place, on average over the layers."""
+    attention = _attention_flops(tokens, length, model.q_size)
+    if model.linear is None:
+        return attention
+    share = sum(model.linear.layers) / model.num_hidden_layers
+    return (1 - share) * attention + share * model.linear.flops(tokens)
+
+
 def step_seconds(config: RunOptions, model: ModelConfig, device: Device, rates: Rates) -> float:
     """Predict the seconds of a step, all its micro-batches included, of a run whose choices are settled."""
     tokens, layers = config.rows * config.max_length, model.num_hidden_layers
     recomputed = recomputed_layers(config, model)
     itemsize = np.dtype("float32" if config.compute == "auto" else config.compute).itemsize
-    matmul, attention = layer_flops(model, tokens), _attention_flops(tokens, config.max_length, model.q_size)
+    matmul, attention = layer_flops(model, tokens), _mixing_flops(model, tokens, config.max_length)
     again = matmul - 2.0 * tokens * model.hidden_size * model.mlp_width  # all but the layer's last projection
     head = 2.0 * tokens * model.hidden_size * model.vocab_size
     trained = 3 if config.full else 2

@@ -32,7 +32,7 @@ from wgrad.train.model.model_config import ModelConfig
 from wgrad.train.model.model_files import Progress
 from wgrad.train.model.pissa import PissaStart, start_within
 from wgrad.train.model.stacks import adapter_groups, stack_adapter
-from wgrad.train.model.weights import EMBEDDING, HEAD, used_weights, weight_specs, whole_modules
+from wgrad.train.model.weights import EMBEDDING, HEAD, activation_bytes, used_weights, weight_specs, whole_modules
 from wgrad.train.options.choices import AUTO, LORA, ComputeType
 from wgrad.train.options.finetune_config import PROJECTIONS, RunOptions
 from wgrad.train.options.options import flag
@@ -72,14 +72,6 @@ class TrainableModel:
 def count_parameters(config: ModelConfig) -> int:
     """Numbers in the base model (tied weights once)."""
     return sum(int(np.prod(spec.shape, dtype=np.int64)) for spec in weight_specs(config))
-
-
-def activation_bytes(config: ModelConfig, tokens: int, itemsize: int) -> int:
-    """Rough bytes that one forward keeps for its backward without recomputing."""
-    products = 2 * config.hidden_size + 2 * (config.q_size + config.kv_size) + config.q_size
-    products += (3 if config.gated else 2) * config.mlp_width
-    products += 2 * config.experts.chosen * config.hidden_size if config.experts else 0
-    return config.num_hidden_layers * tokens * (products * itemsize + 2 * config.hidden_size * 4)
 
 
 def layer_flops(config: ModelConfig, tokens: int) -> float:
