@@ -14,6 +14,7 @@ import pytest
 from tests.train.conftest import random_weights, tiny_config, write_checkpoint
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.device.errors import WgradError
+from wgrad.train.commands.cli import main
 from wgrad.train.inference.continuous import Batch
 from wgrad.train.inference.generation import generate_batch, generate_ids
 from wgrad.train.inference.growing import Growing
@@ -129,6 +130,42 @@ def test_packed_documents_and_layers_that_are_computed_again(folder: Path) -> No
     assert oracle.distance(packed, sum(parts)) < 1e-4
     for keep in (False, True):
         np.testing.assert_array_equal(gradient(ids, targets, starts, True, keep), packed)
+
+
+@pytest.mark.oracle
+def test_the_text_part_of_a_multimodal_model(tmp_path: Path) -> None:
+    """As published: with a part for images and one for several tokens at once, which merging keeps. PEFT's adapters are
+    of the text part, which AutoModelForCausalLM loads alone."""
+    oracle, transformers = pytest.importorskip("tests.train.test_oracle_adapter"), pytest.importorskip("transformers")
+    text = tiny_config(ARCHITECTURE, tie_word_embeddings=True, mtp_num_hidden_layers=1, mamba_ssm_dtype="float32")
+    axes = {"mrope_section": [2, 1, 1], "mrope_interleaved": True}
+    text["rope_parameters"] = {"rope_type": "default", "rope_theta": text.pop("rope_theta"), **axes}
+    text["rope_parameters"]["partial_rotary_factor"] = text.pop("partial_rotary_factor")
+    weights = {f"model.language_model.{n.removeprefix('model.')}": a for n, a in random_weights(text).items()}
+    weights |= {"model.visual.pos_embed.weight": np.ones((4, 8), np.float32), "mtp.fc.weight": np.eye(3)}
+    raw: dict[str, Any] = {
+        "architectures": ["Qwen3_5ForConditionalGeneration"],
+        "model_type": "qwen3_5",
+        "text_config": text,
+    }
+    raw |= {"vision_config": {"depth": 0, "hidden_size": 8, "num_heads": 1}, "tie_word_embeddings": True}
+    folder = write_checkpoint(tmp_path / "model", raw | {"text_config": text | {"architectures": None}}, weights)
+    config, ids, device = load_model_config(folder), oracle.random_ids(), ReferenceDevice()
+    lora = oracle.LoraConfig(r=3, alpha=6.0)
+    arrays = oracle.random_adapter(lora, linear_modules(config))
+    oracle.save_adapter(tmp_path / "adapter", lora, arrays, str(folder), config.text_of)
+    named = str(tmp_path / "adapter")
+    ours = oracle.our_logits(build_frozen(config, folder, device, positions=64, adapter=named, quantize=False), ids)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=oracle.torch.float32)
+    plain = oracle.their_logits(theirs, ids)
+    adapted = oracle.their_logits(oracle.peft.PeftModel.from_pretrained(theirs, named), ids)
+    assert oracle.distance(ours, adapted) < 2e-5 < 0.1 < oracle.distance(plain, adapted)
+    merged = tmp_path / "merged"
+    assert main(f"merge --adapter {named} --out {merged} --device cpu --onto original --no-compare".split()) == 0
+    before, after = (oracle.read_entries(path / "model.safetensors", "") for path in (folder, merged))
+    assert before.keys() == after.keys()
+    again = transformers.AutoModelForCausalLM.from_pretrained(merged, dtype=oracle.torch.float32)
+    assert oracle.distance(oracle.their_logits(again, ids), adapted) < 2e-5
 
 
 @pytest.mark.parametrize(
