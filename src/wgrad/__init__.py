@@ -3,6 +3,7 @@
 Public names, each imported when it is first asked for (so that `import wgrad` stays quick):
 
     finetune, FinetuneResult        a run, with the options of `wgrad finetune`            wgrad.train
+    sweep, SweepResult, Trial       runs of all combinations of options, and the best
     Callback, StepReport, EvaluationReport, SaveReport, RateReport
                                     what a run tells while it goes on; the answer can end it
     ModelOutput, TokenBatch         what a loss of your own gets
@@ -60,6 +61,9 @@ if TYPE_CHECKING:
     from wgrad.train.library.loaded_model import generate as generate
     from wgrad.train.library.loaded_model import load as load
     from wgrad.train.library.results import FinetuneResult as FinetuneResult
+    from wgrad.train.library.sweep import SweepResult as SweepResult
+    from wgrad.train.library.sweep import Trial as Trial
+    from wgrad.train.library.sweep import sweep as sweep
     from wgrad.train.output.callbacks import Callback as Callback
     from wgrad.train.output.callbacks import EvaluationReport as EvaluationReport
     from wgrad.train.output.callbacks import RateReport as RateReport
@@ -88,9 +92,11 @@ _PUBLIC = {
     "SaveReport": "wgrad.train.output.callbacks",
     "Scores": "wgrad.train.library.loaded_model",
     "StepReport": "wgrad.train.output.callbacks",
+    "SweepResult": "wgrad.train.library.sweep",
     "Tensor": "wgrad.autograd.tensor",
     "TokenBatch": "wgrad.train.step.hooks",
     "TokenScore": "wgrad.train.library.loaded_model",
+    "Trial": "wgrad.train.library.sweep",
     "WgradError": "wgrad.device.errors",
     "cat": "wgrad.autograd.ops.movement",
     "compile": "wgrad.autograd.compiled_step",
@@ -108,6 +114,7 @@ _PUBLIC = {
     "select_device": "wgrad.autograd.select_device",
     "set_default_device": "wgrad.autograd.creation",
     "stack": "wgrad.autograd.ops.movement",
+    "sweep": "wgrad.train.library.sweep",
     "tensor": "wgrad.autograd.creation",
     "where": "wgrad.autograd.ops.arithmetic",
     "zeros": "wgrad.autograd.creation",
@@ -126,9 +133,11 @@ __all__ = [
     "SaveReport",
     "Scores",
     "StepReport",
+    "SweepResult",
     "Tensor",
     "TokenBatch",
     "TokenScore",
+    "Trial",
     "WgradError",
     "cat",
     "compile",
@@ -146,6 +155,7 @@ __all__ = [
     "select_device",
     "set_default_device",
     "stack",
+    "sweep",
     "tensor",
     "where",
     "zeros",

@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 
-from wgrad.device.errors import OutOfMemory
-from wgrad.train.commands import sweep
+import wgrad
+from tests.train.conftest import SENTENCES
+from wgrad.device.errors import OutOfMemory, WgradError
 from wgrad.train.commands.cli import main
-from wgrad.train.commands.sweep import table
-from wgrad.train.options.sweep_options import read_vary, trials_of
+from wgrad.train.options.sweep_options import read_vary, trials_of, vary_of
+from wgrad.train.run import trials
+from wgrad.train.run.trials import table
 from wgrad.train.terminal.interrupts import Interrupted
 
 
@@ -53,17 +55,17 @@ def test_a_grid_and_its_best_run(words: list[str], tmp_path: Path, capsys: Any) 
 
 def test_an_interrupted_sweep_goes_on(words: list[str], tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
     """The second run was at its first step, which is saved."""
-    real, ran = sweep.run_finetune, list[tuple[str, bool]]()
+    real, ran = trials.run_finetune, list[tuple[str, bool]]()
 
-    def run(config: Any) -> int:
+    def run(config: Any, caller: Any) -> int:
         ran.append((Path(config.out).name[:3], config.resume))
         if len(ran) == 2:
             (Path(config.out)).mkdir(parents=True)
             config.save(config.out)
             raise Interrupted(2, "interrupted after step 1 of 2, which is saved; go on with --resume")
-        return real(config)
+        return real(config, caller)
 
-    monkeypatch.setattr(sweep, "run_finetune", run)
+    monkeypatch.setattr(trials, "run_finetune", run)
     assert main([*words, "--vary", "lora_r=2,3"]) == 130
     assert "interrupted in trial 2 of 2: the same command goes on" in capsys.readouterr().err
     assert main([*words, "--vary", "lora_r=2,3"]) == 0
@@ -71,14 +73,14 @@ def test_an_interrupted_sweep_goes_on(words: list[str], tmp_path: Path, monkeypa
 
 
 def test_a_trial_that_fails_ends_no_other(words: list[str], tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
-    real = sweep.run_finetune
+    real = trials.run_finetune
 
-    def run(config: Any) -> int:
+    def run(config: Any, caller: Any) -> int:
         if config.lora_r == 2:
             raise OutOfMemory("it does not fit")
-        return real(config)
+        return real(config, caller)
 
-    monkeypatch.setattr(sweep, "run_finetune", run)
+    monkeypatch.setattr(trials, "run_finetune", run)
     assert main([*words, "--vary", "lora_r=2,3"]) == 0
     said = capsys.readouterr()
     assert "trial 1 failed: it does not fit" in said.err and "best: 002-lora_r=3" in said.out
@@ -123,3 +125,40 @@ def test_a_table_of_failures() -> None:
 def test_mistakes(more: list[str], message: str, words: list[str], tmp_path: Path, capsys: Any) -> None:
     assert main([*words, *more]) == 2
     assert message in capsys.readouterr().err and not (tmp_path / "out").exists()
+
+
+def test_from_python(make_checkpoint: Any, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+    """Records in place of files, a callback that is told of each trial, one that fails, and once more."""
+    steps = list[int]()
+    options: dict[str, Any] = {
+        "model": make_checkpoint(num_hidden_layers=1), "data": [{"text": t} for t in SENTENCES * 3], "device": "cpu",
+        "out": tmp_path / "out", "max_steps": 2, "max_length": 24, "eval_fraction": 0.2, "sample": False,
+        "callbacks": [lambda report: steps.append(report.step)],
+    }  # fmt: skip
+    real = trials.run_finetune
+
+    def run(config: Any, caller: Any) -> int:
+        if config.lora_r == 4:
+            raise OutOfMemory("it does not fit")
+        return real(config, caller)
+
+    monkeypatch.setattr(trials, "run_finetune", run)
+    found = wgrad.sweep(vary={"lora_r": [2, 4], "lr": "1e-3,2e-2"}, **options)
+    assert [trial.options["lora_r"] for trial in found.trials] == [2, 2, 4, 4] and steps == [1, 2] * 2
+    assert found.best.held_out_loss == min(t.held_out_loss for t in found.trials if t.held_out_loss is not None)
+    assert found.best.result().held_out_loss_after == found.best.held_out_loss and found.trials[2].error
+    with pytest.raises(WgradError, match="this trial failed: it does not fit"):
+        found.trials[2].result()
+    assert capsys.readouterr().out == ""
+    again = wgrad.sweep(vary={"lora_r": [2, 4], "learning_rate": [1e-3, 2e-2]}, **options)
+    assert again.best == found.best and steps == [1, 2] * 2
+    assert vary_of("lora-r", "2..8").high == 8 and vary_of("packing", [True, False]).values == (True, False)
+    for given, message in (
+        ({}, "must be a mapping"),
+        ({"lora_r": 3}, "must be a list of values"),
+        ({"out": ["a"]}, "no option"),
+    ):
+        with pytest.raises(WgradError, match=message):
+            wgrad.sweep(vary=given, **options)
+    with pytest.raises(WgradError, match="--trials: must be a whole number"):
+        wgrad.sweep(vary={"lora_r": [2]}, trials=0, **options)

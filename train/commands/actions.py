@@ -172,9 +172,10 @@ def sweep(args: argparse.Namespace) -> int:
     trials = given.pop("trials")
     if trials is not None and not (trials.isdecimal() and 1 <= int(trials) <= MOST):
         raise WgradError(f"--trials: must be a whole number between 1 and {MOST}; got {trials!r}")
-    from wgrad.train.commands.sweep import run_sweep
+    from wgrad.train.run.trials import run_sweep
 
-    return run_sweep(given, varied, None if trials is None else int(trials))
+    run_sweep(given, varied, None if trials is None else int(trials))
+    return 0
 
 
 def push(args: argparse.Namespace) -> int:

@@ -77,6 +77,24 @@ def finetune(**given: Any) -> FinetuneResult:
         DeviceError: The device refused or was lost.
     """
     options = checked_names(given, [field.name for field in fields(Arguments)], "finetune")
+    caller = split_caller(options)
+    config = resolve_config(options)
+    if config.ranks is not None:
+        raise WgradError(
+            "--ranks: starts the command anew under mpirun, which a function cannot: leave it out and start this "
+            "script with mpirun, or use the command wgrad finetune"
+        )
+    if config.lr_sweep:
+        raise WgradError("--lr-sweep: comes to no result that a function returns: use the command wgrad finetune")
+    try:
+        run_finetune(config, caller)
+    finally:
+        gc.collect()  # what was on the device, of which circles of Python objects may still hold a part
+    return read_results(config.out)
+
+
+def split_caller(options: dict[str, Any]) -> PythonCaller:
+    """Take out of the arguments what only Python can give, so that the options of the command are left."""
     hooks = Hooks(options.pop("loss", None), options.pop("metrics", None))
     callbacks, progress = Callbacks(options.pop("callbacks", ())), options.pop("progress", False)
     if options.get("config") is None:
@@ -88,19 +106,7 @@ def finetune(**given: Any) -> FinetuneResult:
             options[name] = PLACEHOLDERS[name]
         elif isinstance(options.get(name), (list, tuple)):
             options[name] = [os.fspath(path) for path in options[name]]
-    config = resolve_config(options)
-    if config.ranks is not None:
-        raise WgradError(
-            "--ranks: starts the command anew under mpirun, which a function cannot: leave it out and start this "
-            "script with mpirun, or use the command wgrad finetune"
-        )
-    if config.lr_sweep:
-        raise WgradError("--lr-sweep: comes to no result that a function returns: use the command wgrad finetune")
-    try:
-        run_finetune(config, PythonCaller(records, callbacks, hooks, silent=not progress))
-    finally:
-        gc.collect()  # what was on the device, of which circles of Python objects may still hold a part
-    return read_results(config.out)
+    return PythonCaller(records, callbacks, hooks, silent=not progress)
 
 
 def _is_path(value: Any) -> bool:

@@ -42,16 +42,22 @@ class Vary:
         return float(f"{random.uniform(self.low, self.high):.3g}")
 
 
+def vary_of(name: str, given: Any) -> Vary:
+    """An option and its values as Python gives them: a list of values, or text as of `read_vary`. Raises WgradError."""
+    if isinstance(given, str):
+        return read_vary(f"{name}={given}")
+    if not isinstance(given, (list, tuple, set, range)) or not given:
+        raise WgradError(f"--vary: {name}: must be a list of values, or text such as '1e-5..1e-3'; got {given!r}"[:300])
+    name = _name_of(name)
+    return Vary(name, tuple(dict.fromkeys(_value(name, value) for value in given)))
+
+
 def read_vary(text: str) -> Vary:
     """NAME=A,B or NAME=LOW..HIGH; of options that are lists, with ; between the values. Raises WgradError."""
     name, sign, rest = text.partition("=")
-    names = [f.name for f in fields(RunOptions)]
-    name = current_name(name.strip().lstrip("-").replace("-", "_"), names)
     if not sign or not rest.strip(" ,;"):
         raise WgradError(f"--vary: expected NAME=VALUE,VALUE, got {text[:80]!r}: for example learning_rate=1e-4,3e-4")
-    if name not in names or name in _FIXED:
-        hint = "" if name in _FIXED else option_hint(name, names, "")
-        raise WgradError(f"--vary: {name[:80]!r} is no option that can vary{hint}: see wgrad finetune --help-all")
+    name = _name_of(name)
     kind = field_type(RunOptions, name)
     if kind in (int, float) and (found := _RANGE.fullmatch(rest.strip())):
         low, high = (float(_value(name, found[side])) for side in ("low", "high"))
@@ -63,8 +69,18 @@ def read_vary(text: str) -> Vary:
     return Vary(name, values)
 
 
-def _value(name: str, text: str) -> Any:
-    """The text as a value of the option. Raises WgradError, naming it."""
+def _name_of(given: str) -> str:
+    """Raises WgradError: it is no option that can vary."""
+    names = [f.name for f in fields(RunOptions)]
+    name = current_name(given.strip().lstrip("-").replace("-", "_"), names)
+    if name not in names or name in _FIXED:
+        hint = "" if name in _FIXED else option_hint(name, names, "")
+        raise WgradError(f"--vary: {name[:80]!r} is no option that can vary{hint}: see wgrad finetune --help-all")
+    return name
+
+
+def _value(name: str, text: Any) -> Any:
+    """The text, or what Python has of it, as a value of the option. Raises WgradError, naming it."""
     try:
         return getattr(RunOptions(**dict[str, Any]({name: text})), name)
     except WgradError as error:

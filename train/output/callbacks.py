@@ -111,6 +111,10 @@ class Callbacks:
         """The run begins anew, with others."""
         self._listeners.clear()
 
+    def again(self) -> Callbacks:
+        """Return the same ones, for another run."""
+        return Callbacks(self._callbacks)
+
     def __bool__(self) -> bool:
         """Return whether there is one that the run waits for."""
         return bool(self._callbacks)

@@ -1,4 +1,4 @@
-"""`wgrad sweep`: a run for each combination of options, a table, and the best run. The same command goes on."""
+"""A sweep: a run for each combination of options, a table, and the best run. The same call goes on."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import gc
 import math
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from wgrad.device.errors import DeviceError, DeviceLost, UnusableResult, WgradError
 from wgrad.device.files import make_folder, write_json
@@ -17,6 +18,7 @@ from wgrad.train.options.options import flag, show
 from wgrad.train.options.resolve import resolve_config, resolve_options
 from wgrad.train.options.sweep_options import Vary, trials_of
 from wgrad.train.output.previous_run import RESULTS_FILE
+from wgrad.train.run.caller import PythonCaller
 from wgrad.train.run.finetune import run_finetune
 from wgrad.train.terminal.interrupts import Interrupted
 from wgrad.train.terminal.output import say
@@ -27,19 +29,28 @@ _OF_THE_MEASURE = ("data", "eval_data", "eval_fraction", "eval_tokens", "seed", 
                    "beta", "label_smoothing", "chat_template", "columns")  # fmt: skip
 
 
-def run_sweep(given: Mapping[str, Any], varied: Sequence[Vary], count: int | None) -> int:
-    """Try every combination. -> exit status.
+def run_sweep(
+    given: Mapping[str, Any], varied: Sequence[Vary], count: int | None, caller: PythonCaller | None = None
+) -> list[dict[str, Any]]:
+    """Try every combination. -> what each came to.
 
     Args:
         given: Options of all runs, by name.
         varied: What differs.
         count: Combinations to draw; None: all.
+        caller: Of Python; None: the command.
 
     Raises:
         WgradError: An option is wrong, or --out holds a sweep of other options.
         UnusableResult: No run has a held-out loss.
         Interrupted: The same command goes on.
     """
+    caller = caller or PythonCaller()
+
+    def tell(line: str, stream: Literal["stdout", "stderr"] = "stdout") -> None:
+        if not caller.silent:
+            say(line, stream)
+
     base = resolve_options(dict(given))
     for name in ("model", "data", "out"):
         if not getattr(base, name):
@@ -54,17 +65,20 @@ def run_sweep(given: Mapping[str, Any], varied: Sequence[Vary], count: int | Non
     out = make_folder(base.out)
     _check_same(out, base, trials)
     if different := [one.name for one in varied if one.name in _OF_THE_MEASURE]:
-        say(f"note: held-out losses with another {different[0]} are not of the same thing", "stderr")
+        tell(f"note: held-out losses with another {different[0]} are not of the same thing", "stderr")
     rows: list[dict[str, Any]] = []
     for number, (trial, config) in enumerate(zip(trials, configs), start=1):
-        say(f"trial {number} of {len(trials)}: {_words(trial)}")
-        rows.append({"folder": Path(config["out"]).name, "options": trial, **_try(config, number, len(trials))})
+        tell(f"trial {number} of {len(trials)}: {_words(trial)}")
+        found = _try(config, number, len(trials), caller)
+        if found["error"]:
+            tell(f"note: trial {number} failed: {found['error']}", "stderr")
+        rows.append({"folder": Path(config["out"]).name, "options": trial, **found})
         _write(out, base, trials, rows)
     for line in table(rows):
-        say(line)
+        tell(line)
     if not any(row["held_out_loss"] is not None for row in rows):
         raise UnusableResult(f"no trial has a held-out loss: {out / TRIALS_FILE} says why")
-    return 0
+    return rows
 
 
 def _options(given: Mapping[str, Any], trial: Mapping[str, Any], out: str, number: int) -> dict[str, Any]:
@@ -73,20 +87,20 @@ def _options(given: Mapping[str, Any], trial: Mapping[str, Any], out: str, numbe
     return {**given, **trial, "out": str(Path(out, folder))}
 
 
-def _try(config: dict[str, Any], number: int, of: int) -> dict[str, Any]:
+def _try(config: dict[str, Any], number: int, of: int, caller: PythonCaller) -> dict[str, Any]:
     """Run one trial, or go on with it -> its results."""
     folder = Path(config["out"])
     found: dict[str, Any] = {"held_out_loss": None, "steps": None, "seconds": None, "error": None}
     if not (folder / RESULTS_FILE).exists():
         try:
-            run_finetune(resolve_config({**config, "resume": (folder / CONFIG_FILE).exists()}))
+            own = replace(caller, callbacks=caller.callbacks.again())
+            run_finetune(resolve_config({**config, "resume": (folder / CONFIG_FILE).exists()}), own)
         except Interrupted as asked:
             message = f"interrupted in trial {number} of {of}: the same command goes on"
             raise Interrupted(asked.number, message) from None
         except DeviceLost:
             raise
         except (WgradError, DeviceError) as error:  # what this one came to says nothing of the others
-            say(f"note: trial {number} failed: {error}", "stderr")
             return found | {"error": str(error)}
         finally:
             gc.collect()  # what was on the device
