@@ -19,7 +19,7 @@ from wgrad.train.model.adapter_files import CONFIG_FILE, WEIGHTS_FILE, load_adap
 from wgrad.train.model.lora import LoraConfig, init_lora, lora_shapes, match_targets
 from wgrad.train.model.model_config import parse_model_config
 from wgrad.train.options.finetune_config import PROJECTIONS, RunOptions
-from wgrad.train.step.build import lora_config
+from wgrad.train.step.lora_options import lora_config
 
 MODULES = {f"model.layers.{i}.{m}": (24, 20) for i in range(3) for m in ("self_attn.q_proj", "mlp.up_proj")}
 MODULES |= {f"model.layers.{i}.mlp.down_proj": (20, 36) for i in range(3)}

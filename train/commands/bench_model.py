@@ -21,12 +21,12 @@ from wgrad.train.model.weights import WeightSpec, weight_specs
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.step.build import (
     keeps_attention,
-    lora_config,
     lora_parameters,
     mlp_chunk_bytes,
     parked_layers,
     recomputed_layers,
 )
+from wgrad.train.step.lora_options import lora_config
 from wgrad.train.step.optim import AdamW, FlatParameters
 from wgrad.train.step.trainer import Trainer
 

@@ -25,12 +25,11 @@ from wgrad.train.model.adapter_files import adapter_note, load_adapter
 from wgrad.train.model.gguf_model import FILE, GgufModel
 from wgrad.train.model.inputs import whole_inputs
 from wgrad.train.model.load_weights import load_frozen
-from wgrad.train.model.lora import linear_modules
+from wgrad.train.model.lora import adaptable
 from wgrad.train.model.merge import Merge, save_merged, save_merged_gguf
 from wgrad.train.model.model import Model
 from wgrad.train.model.model_config import ModelConfig, load_model_config
 from wgrad.train.model.model_files import open_files
-from wgrad.train.model.weights import whole_modules
 from wgrad.train.options.finetune_config import CONFIG_FILE
 from wgrad.train.options.merge_config import MergeConfig
 from wgrad.train.output.checkpoints import FOLDER as CHECKPOINTS
@@ -92,7 +91,7 @@ def run_merge(args: MergeConfig, more: Mapping[str, str] = {}) -> int:
     say(f"device: {device.description} ({device.reason})", "stderr")
     folder = find_base(args.model, args.adapter)
     files, config, head_note = open_files(folder, load_model_config(folder))
-    lora, arrays = load_adapter(args.adapter, linear_modules(config), whole_modules(config))
+    lora, arrays = load_adapter(args.adapter, *adaptable(config))
     source = find_source(folder, args.adapter)
     tokenizer, tokenizer_note = _tokenizer(source, config)
     for note in filter(None, (head_note, adapter_note(lora), tokenizer_note)):

@@ -12,9 +12,8 @@ from wgrad.train.inference.compile_ahead import compile_ahead
 from wgrad.train.inference.open_model import Opened
 from wgrad.train.model.adapter_files import adapter_note, load_adapter
 from wgrad.train.model.dora import with_inverses
-from wgrad.train.model.lora import LoraConfig, linear_modules
+from wgrad.train.model.lora import LoraConfig, adaptable
 from wgrad.train.model.model import Model
-from wgrad.train.model.weights import whole_modules
 from wgrad.train.options.chat_config import ChatConfig
 from wgrad.train.options.generate_config import GenerateConfig
 from wgrad.train.options.model_options import LoadOptions
@@ -34,7 +33,7 @@ def build_text_models(
     needed, in as much memory.
     """
     args, device, display = opened.args, opened.device, opened.display
-    known = linear_modules(opened.config), whole_modules(opened.config)
+    known = adaptable(opened.config)
     loaded = {name: load_adapter(folder, *known) if folder else None for name, folder in adapters.items()}
 
     def build(device: Device, stream: str, **options: Any) -> dict[str, Model]:

@@ -7,8 +7,9 @@ Names in the file: `base_model.model.<module>.lora_A.weight` [r, in] and `.lora_
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any
 
 import numpy as np
@@ -20,7 +21,16 @@ from wgrad.train.files.decode import FETCH, convert, read_json, show
 from wgrad.train.files.input_files import exists, one_line
 from wgrad.train.files.safetensors_files import TensorEntry, read_entries, save_arrays
 from wgrad.train.model.adapter_targets import MERGE, LimitsFile, resolve_targets
-from wgrad.train.model.lora import MAGNITUDE, LoraConfig, check_all_patterns, is_whole, lora_shapes, whole_shapes
+from wgrad.train.model.experts import DOWN, EXPERTS, GATE_UP
+from wgrad.train.model.lora import (
+    MAGNITUDE,
+    ExpertModules,
+    LoraConfig,
+    check_all_patterns,
+    is_whole,
+    lora_shapes,
+    whole_shapes,
+)
 from wgrad.train.model.multimodal import is_beside_text, name_in_peft, namer_of
 from wgrad.train.model.weights import EMBEDDING, HEAD, WholeModules
 
@@ -35,7 +45,6 @@ _UNSUPPORTED: tuple[tuple[str, str, tuple[Any, ...]], ...] = (
     ("bias", "trained biases", (None, "none")),
     ("lora_bias", "biases of lora_B", (None, False)),
     ("trainable_token_indices", "trained token embeddings", (None, [], {})),
-    ("target_parameters", "adapters on bare parameters", (None, [])),
     ("layer_replication", "replicated layers", (None, [])),
     ("use_qalora", "QALoRA", (None, False)),
     ("alora_invocation_tokens", "activated LoRA", (None, [])),
@@ -64,7 +73,10 @@ def save_adapter(
         modules = [name.removesuffix(".lora_A") for name in arrays if name.endswith(".lora_A")]
         lora = lora.renamed({module: name_in_peft(module, text_of) for module in modules})
         arrays = {name_in_peft(name, text_of): array for name, array in arrays.items()}
-    tensors = {_key(name): np.ascontiguousarray(a, np.float32) for name, a in sorted(arrays.items())}
+    adapted = {name.rpartition(".")[0] for name in arrays}
+    tensors = {
+        _key(name, adapted): np.ascontiguousarray(_as_in_peft(name, a), np.float32) for name, a in sorted(arrays.items())
+    }
     targets = lora.target_modules if isinstance(lora.target_modules, str) else sorted(lora.target_modules)
     config = {
         "peft_type": "LORA",
@@ -74,6 +86,7 @@ def save_adapter(
         "lora_alpha": _number(lora.alpha),
         "lora_dropout": lora.dropout,
         "target_modules": targets,
+        "target_parameters": list(lora.target_parameters) or None,
         "use_rslora": lora.rslora,
         "rank_pattern": dict(lora.rank_pattern),
         "alpha_pattern": {k: _number(v) for k, v in lora.alpha_pattern.items()},
@@ -89,9 +102,33 @@ def save_adapter(
     save_arrays(Path(target) / WEIGHTS_FILE, tensors)
 
 
-def _key(name: str) -> str:
-    """Return a tensor's name in the file."""
-    return _PREFIX + (name if is_whole(name) or name.endswith(MAGNITUDE) else f"{name}.weight")
+def _key(name: str, adapted: Collection[str]) -> str:
+    """Return a tensor's name in the file. adapted: all modules with LoRA. Those of experts PEFT has around each other,
+    and names the module that holds the weights."""
+    if is_whole(name) or name.endswith(MAGNITUDE):
+        return _PREFIX + name
+    module, _, side = name.rpartition(".")
+    owner, _, part = module.rpartition(".")
+    if owner.endswith(EXPERTS):
+        inner = part == GATE_UP and f"{owner}.{DOWN}" in adapted
+        return f"{_PREFIX}{owner}{'.base_layer' if inner else ''}.{side}.weight"
+    return f"{_PREFIX}{name}.weight"
+
+
+def _as_in_peft(name: str, array: np.ndarray) -> np.ndarray:
+    """The matrices of experts [E, r, in] and [E, out, r] as [E r, in] and [out, r E]."""
+    if array.ndim < 3 or is_whole(name):
+        return array
+    if name.endswith(".lora_A"):
+        return array.reshape(-1, array.shape[2])
+    return array.transpose(1, 2, 0).reshape(array.shape[1], -1)
+
+
+def _from_peft(name: str, array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """The inverse of `_as_in_peft`."""
+    if len(shape) < 3 or name.endswith(".lora_A"):
+        return array.reshape(shape)
+    return np.ascontiguousarray(array.reshape(shape[1], shape[2], shape[0]).transpose(2, 0, 1))
 
 
 def adapter_note(lora: LoraConfig | None) -> str:
@@ -107,10 +144,14 @@ def _number(value: float) -> float:
 
 
 def load_adapter(
-    folder: str | os.PathLike[str], modules: Mapping[str, tuple[int, int]], whole: WholeModules | None = None
+    folder: str | os.PathLike[str],
+    modules: Mapping[str, tuple[int, int]],
+    whole: WholeModules | None = None,
+    experts: ExpertModules = MappingProxyType({}),
 ) -> tuple[LoraConfig, dict[str, np.ndarray]]:
-    """Read an adapter for a model with these projections (path -> [out, in]), as `lora.linear_modules` gives them, and
-    these modules that may be in it whole (`weights.whole_modules`); also one of the text part of a multimodal model.
+    """Read an adapter for a model with these projections (path -> [out, in]), as `lora.linear_modules` gives them,
+    these modules that may be in it whole (`weights.whole_modules`), and experts (`lora.expert_modules`); also one of
+    the text part of a multimodal model.
 
     -> its configuration, and `<module>.lora_A` / `.lora_B` -> float32, in the model's order; then, by their names in
     the model, the weights of modules that it holds whole. WgradError: not there, not LoRA, a variant that is not
@@ -135,16 +176,18 @@ def load_adapter(
             f"--adapter: {path} is a DoRA adapter, and use_dora in {CONFIG_FILE} is not true: fetch it again"
         )
     shapes: dict[str, tuple[int, ...]] = dict(
-        lora_shapes(lora, {name: modules[module] for name, module in names.items()}, "--adapter")
+        lora_shapes(lora, {name: modules[module] for name, module in names.items()}, "--adapter", experts)
     )
+    names |= {module: module for module in experts}
     for name, shape in whole_shapes(lora, whole or {}).items():
         shapes[named(name)], names[named(name)] = shape, name
-    arrays = {_own(names, theirs): _read(entries, theirs, shape, path) for theirs, shape in shapes.items()}
+    adapted = {name.rpartition(".")[0] for name in shapes}
+    arrays = {_own(names, theirs): _read(entries, theirs, shape, path, adapted) for theirs, shape in shapes.items()}
     if entries:
         raise _beyond(entries, named, whole or {}, path)
     if names != {module: module for module in names}:
-        adapted = [name.removesuffix(".lora_A") for name in shapes if name.endswith(".lora_A")]
-        lora = lora.renamed({name: names[name] for name in adapted})
+        matrices = [name.rpartition(".")[0] for name, shape in shapes.items() if len(shape) == 2]
+        lora = lora.renamed({name: names[name] for name in dict.fromkeys(matrices) if name in names})
     return lora, arrays
 
 
@@ -198,9 +241,12 @@ def _check_whole(lora: LoraConfig, whole: WholeModules, path: Path) -> None:
             )
 
 
-def _read(entries: dict[str, TensorEntry], name: str, shape: tuple[int, ...], path: Path) -> np.ndarray:
-    """A tensor, taken out of `entries`. WgradError."""
-    entry = entries.pop(_key(name), None)
+def _read(
+    entries: dict[str, TensorEntry], name: str, wanted: tuple[int, ...], path: Path, adapted: Collection[str]
+) -> np.ndarray:
+    """A tensor, taken out of `entries`. adapted: as of `_key`. WgradError."""
+    shape = _as_in_peft(name, np.broadcast_to(np.float32(0), wanted)).shape
+    entry = entries.pop(_key(name, adapted), None)
     if entry is None:
         raise WgradError(f"--adapter: {path} lacks {name}, which {CONFIG_FILE} asks for: fetch it again")
     if entry.shape != shape and is_whole(name) and entry.shape[1:] == shape[1:]:
@@ -212,7 +258,7 @@ def _read(entries: dict[str, TensorEntry], name: str, shape: tuple[int, ...], pa
         )
     if entry.dtype not in ("F32", "F16", "BF16"):
         raise WgradError(f"--adapter: {name} in {path} is {entry.dtype}: expected F32, F16 or BF16")
-    return np.array(entry.finite_array(), np.float32)
+    return _from_peft(name, np.array(entry.finite_array(), np.float32), wanted)
 
 
 def base_of_adapter(folder: str | os.PathLike[str]) -> str:
@@ -227,7 +273,8 @@ def base_of_adapter(folder: str | os.PathLike[str]) -> str:
 class AdapterFile(Struct):
     """The keys of adapter_config.json that make the arithmetic; a missing one has PEFT's default."""
 
-    target_modules: list[str] | str
+    target_modules: list[str] | str | None = None
+    target_parameters: list[str] | None = None
     r: Rank = 8
     lora_alpha: Alpha = 8.0
     lora_dropout: Annotated[float, Meta(ge=0, lt=1)] = 0.0
@@ -263,14 +310,16 @@ def _load_config(folder: Path) -> tuple[LoraConfig, LimitsFile]:
         raise WgradError(
             f"--adapter: {path}: ensure_weight_tying is true: tied whole modules cannot be read: train it without"
         )
-    if not file.target_modules:
+    if not file.target_modules and not file.target_parameters:
         raise WgradError(f"--adapter: {path}: target_modules must name at least one module; got none: {FETCH}")
+    targets = file.target_modules
     lora = LoraConfig(
         r=file.r,
         alpha=file.lora_alpha,
         dropout=file.lora_dropout,
         rslora=file.use_rslora,
-        target_modules=file.target_modules if isinstance(file.target_modules, str) else tuple(file.target_modules),
+        target_modules=targets if isinstance(targets, str) else tuple(targets or ()),
+        target_parameters=tuple(file.target_parameters or ()),
         rank_pattern=file.rank_pattern or {},
         alpha_pattern=file.alpha_pattern or {},
         modules_to_save=tuple(file.modules_to_save or ()),

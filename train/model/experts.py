@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 GATE_UP, DOWN = "gate_up_proj", "down_proj"
+EXPERTS = ".experts"  # with which the path of the module that holds both ends
 
 
 @dataclass(frozen=True)

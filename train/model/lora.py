@@ -10,6 +10,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 import numpy as np
 
@@ -18,9 +19,10 @@ from wgrad.device.contract import Array
 from wgrad.device.errors import WgradError
 from wgrad.train.model.model_config import ModelConfig
 from wgrad.train.model.patterns import NO_PATTERN, check_patterns
-from wgrad.train.model.weights import WholeModules, projection_shapes
+from wgrad.train.model.weights import WholeModules, projection_shapes, whole_modules
 
 ALL_LINEAR = "all-linear"
+ExpertModules = Mapping[str, tuple[int, int, int]]
 MAGNITUDE = ".lora_magnitude_vector"  # of DoRA
 _BY_NAME = r"(.*\.)?(PATTERN)$"  # how a key of rank_pattern is matched
 
@@ -28,7 +30,8 @@ _BY_NAME = r"(.*\.)?(PATTERN)$"  # how a key of rank_pattern is matched
 @dataclass(frozen=True)
 class LoraConfig:
     """target_modules: names (or path endings), or one regular expression, or "all-linear". Patterns as in PEFT, and so
-    modules_to_save: names or path endings of what is trained whole beside the adapter."""
+    modules_to_save: names or path endings of what is trained whole beside the adapter. target_parameters: names or
+    path endings of weights of all experts of a layer."""
 
     r: int
     alpha: float
@@ -39,6 +42,7 @@ class LoraConfig:
     alpha_pattern: Mapping[str, float] = field(default_factory=dict)
     modules_to_save: tuple[str, ...] = ()
     dora: bool = False
+    target_parameters: tuple[str, ...] = ()
 
     def saves(self, module: str) -> bool:
         """Return whether a module is trained whole."""
@@ -54,12 +58,13 @@ class LoraConfig:
         """The same adapter of modules by other names (theirs -> the new ones), each of which it names on its own."""
         ranks = {new: self.rank_of(module) for module, new in names.items()}
         alphas = {new: self.alpha_of(module) for module, new in names.items()}
-        return replace(
-            self,
-            target_modules=tuple(names.values()),
-            rank_pattern={name: r for name, r in ranks.items() if r != self.r},
-            alpha_pattern={name: alpha for name, alpha in alphas.items() if alpha != self.alpha},
-        )
+        rank_pattern = {name: r for name, r in ranks.items() if r != self.r}
+        alpha_pattern = {name: alpha for name, alpha in alphas.items() if alpha != self.alpha}
+        if self.target_parameters:  # whose names stay
+            rank_pattern |= {name: r for name, r in self.rank_pattern.items() if name not in rank_pattern}
+            alpha_pattern |= {name: alpha for name, alpha in self.alpha_pattern.items() if name not in alpha_pattern}
+        targets = tuple(names.values())
+        return replace(self, target_modules=targets, rank_pattern=rank_pattern, alpha_pattern=alpha_pattern)
 
     def scaling_of(self, module: str) -> float:
         """alpha / r, or alpha / sqrt(r) with rsLoRA, with the module's own alpha and r."""
@@ -92,6 +97,21 @@ def linear_modules(config: ModelConfig) -> dict[str, tuple[int, int]]:
         for i in range(config.num_hidden_layers)
         for name, shape in projection_shapes(config, i).items()
     }
+
+
+def expert_modules(config: ModelConfig) -> ExpertModules:
+    """Path -> shape [experts, out, in] of the weights of all experts of each layer."""
+    return {
+        f"model.layers.{i}.{name}": shape
+        for i in range(config.num_hidden_layers)
+        if config.experts is not None and config.has_experts(i)
+        for name, shape in config.experts.shapes(config.hidden_size).items()
+    }
+
+
+def adaptable(config: ModelConfig) -> tuple[dict[str, tuple[int, int]], WholeModules, ExpertModules]:
+    """What an adapter of this model may hold, as `load_adapter` takes it."""
+    return linear_modules(config), whole_modules(config), expert_modules(config)
 
 
 def match_targets(targets: Sequence[str] | str, modules: Sequence[str], option: str = "--target-modules") -> list[str]:
@@ -127,10 +147,13 @@ def ends_with(module: str, target: str) -> bool:
 
 
 def lora_shapes(
-    lora: LoraConfig, modules: Mapping[str, tuple[int, int]], option: str = "--target-modules"
+    lora: LoraConfig,
+    modules: Mapping[str, tuple[int, int]],
+    option: str = "--target-modules",
+    experts: ExpertModules = MappingProxyType({}),
 ) -> dict[str, tuple[int, ...]]:
-    """Shapes of all adapter matrices: `<module>.lora_A` [r, in] and `<module>.lora_B` [out, r]; of DoRA
-    `<module>.lora_magnitude_vector` [out]. option: see `match_targets`."""
+    """Shapes of all adapter matrices: `<module>.lora_A` [r, in] and `<module>.lora_B` [out, r], of experts with their
+    number in front; of DoRA `<module>.lora_magnitude_vector` [out]. option: see `match_targets`."""
     shapes: dict[str, tuple[int, ...]] = {}
     for module in match_targets(lora.target_modules, list(modules), option):
         out, width = modules[module]
@@ -139,6 +162,10 @@ def lora_shapes(
         shapes[module + ".lora_B"] = (out, r)
         if lora.dora:
             shapes[module + MAGNITUDE] = (out,)
+    for module in match_targets(lora.target_parameters, list(experts), option):
+        count, out, width = experts[module]
+        r = lora.rank_of(module)
+        shapes[module + ".lora_A"], shapes[module + ".lora_B"] = (count, r, width), (count, out, r)
     return shapes
 
 
@@ -152,7 +179,7 @@ def init_lora(shapes: Mapping[str, tuple[int, ...]], seed: int) -> dict[str, np.
         if not name.endswith(".lora_A"):
             values[name] = np.zeros(shape, np.float32)
         else:
-            bound = 1.0 / math.sqrt(shape[1])
+            bound = 1.0 / math.sqrt(shape[-1])
             values[name] = generator.uniform(-bound, bound, shape).astype(np.float32)
     return values
 
@@ -170,8 +197,9 @@ def whole_shapes(lora: LoraConfig, modules: WholeModules) -> dict[str, tuple[int
 
 @dataclass(frozen=True)
 class LoraModule:
-    """One adapter: a [r, in], b [out, r], its scale, and the number that makes its dropout mask its own. Of DoRA the
-    magnitude [out], and one over the lengths that the weight's rows have with the adapter [out], where these stay."""
+    """One adapter: a [r, in], b [out, r] (of experts with their number in front), its scale, and the number that makes
+    its dropout mask its own. Of DoRA the magnitude [out], and one over the lengths that the weight's rows have with the
+    adapter [out], where these stay."""
 
     a: Tensor
     b: Tensor

@@ -14,6 +14,7 @@ from wgrad.autograd import functional as F
 from wgrad.autograd.ops.routing import group
 from wgrad.autograd.tensor import Tensor
 from wgrad.train.model.experts import DOWN, GATE_UP
+from wgrad.train.model.lora import Adapter
 from wgrad.train.model.model_config import ModelConfig
 
 _GATED = {"silu": F.swiglu, "gelu_tanh": F.geglu}
@@ -24,16 +25,25 @@ def has_experts(config: ModelConfig, prefix: str) -> bool:
     return config.has_experts(int(prefix.split(".")[2]))
 
 
-def mixture(config: ModelConfig, weights: Mapping[str, Any], prefix: str, y: Tensor, h: Tensor) -> Tensor:
+def mixture(
+    config: ModelConfig, weights: Mapping[str, Any], adapter: Adapter | None, prefix: str, y: Tensor, h: Tensor
+) -> Tensor:
     """y [N, C] -> float32 [N, C]: h plus what the experts of each token make of it, by their weights."""
     experts, scale = config.experts, config.residual_scale
     assert experts is not None
-    dtype, module = y.dtype, f"{prefix}{experts.module}."
+
+    def linear(part: str, x: Tensor, gather: bool = False) -> Tensor:
+        module = f"{prefix}{experts.module}.{part}"
+        out = F.grouped_linear(x, weights[module], groups, gather=gather, dtype=y.dtype)
+        lora = None if adapter is None else adapter.modules.get(module)
+        if lora is None:
+            return out
+        u = F.grouped_linear(x, lora.a, groups, gather=gather, alpha=lora.scaling, dtype=np.float32)
+        return F.grouped_linear(u, lora.b, groups, add=out, dtype=y.dtype)
+
     logits = F.linear(y, weights[f"{prefix}{experts.router}.weight"], dtype=np.float32)
     shares, ids = F.route(logits, experts.chosen, experts.normalize)
     groups = group(ids, experts.count, y.device)
-    both = F.grouped_linear(y, weights[module + GATE_UP], groups, gather=True, dtype=dtype)
-    activated = _GATED[config.hidden_act](both, None)
-    down = F.grouped_linear(activated, weights[module + DOWN], groups, dtype=dtype)
+    down = linear(DOWN, _GATED[config.hidden_act](linear(GATE_UP, y, gather=True), None))
     found = F.combine(down, shares, groups, residual=h if scale == 1 else None, dtype=np.float32)
     return found if scale == 1 else F.add(h, F.scale(found, scale))

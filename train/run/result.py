@@ -45,7 +45,9 @@ def save_session_adapter(session: Session, built: TrainableModel, folder: Path, 
     lora, arrays = built.adapter(flat)
     model = built.model.config
     if model.experts is not None:  # PEFT takes names such as up_proj for those of the experts
-        modules = [name.removesuffix(".lora_A") for name in arrays if name.endswith(".lora_A")]
+        modules = [
+            name.removesuffix(".lora_A") for name, a in arrays.items() if name.endswith(".lora_A") and a.ndim == 2
+        ]
         lora = lora.renamed({module: module for module in modules})
     save_adapter(folder, lora, arrays, session.config.model, model.text_of)
 

@@ -18,10 +18,11 @@ from wgrad.train.model.dora import start_magnitudes, with_inverses
 from wgrad.train.model.load_streamed import load_streamed
 from wgrad.train.model.load_weights import load_frozen, load_trainable
 from wgrad.train.model.lora import (
-    ALL_LINEAR,
     MAGNITUDE,
     Adapter,
     LoraConfig,
+    adaptable,
+    expert_modules,
     init_lora,
     linear_modules,
     lora_shapes,
@@ -34,9 +35,10 @@ from wgrad.train.model.pissa import PissaStart, start_within
 from wgrad.train.model.stacks import adapter_groups, stack_adapter
 from wgrad.train.model.weights import EMBEDDING, HEAD, activation_bytes, used_weights, weight_specs, whole_modules
 from wgrad.train.options.choices import AUTO, LORA, ComputeType
-from wgrad.train.options.finetune_config import PROJECTIONS, RunOptions
+from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.options.options import flag
 from wgrad.train.step.compute import compute_type
+from wgrad.train.step.lora_options import lora_config
 from wgrad.train.step.memory import advising, for_parameters, limit_bytes
 from wgrad.train.step.optim import AdamW, FlatParameters, ParameterSpec
 
@@ -290,37 +292,12 @@ def build_optimizer(config: RunOptions, parameters: FlatParameters) -> AdamW:
     )
 
 
-def lora_config(config: RunOptions, model: ModelConfig) -> LoraConfig:
-    """The adapter that the options ask for; by default of every projection, as this model has them."""
-    named = [name.partition("=") for name in config.target_modules]
-    # The first of PEFT's patterns that fits counts: a longer name says more than its ending.
-    ranks = {name: int(rank) for name, _, rank in sorted(named, key=lambda n: -len(n[0])) if rank}
-    targets: tuple[str, ...] | str = tuple(dict.fromkeys(name for name, _, _ in named))
-    if targets == (ALL_LINEAR,):
-        targets = ALL_LINEAR
-    elif targets == PROJECTIONS:
-        targets = tuple(dict.fromkeys(path.rpartition(".")[2] for path in linear_modules(model)))
-    chosen = (("embed_tokens", config.train_embeddings), ("lm_head", config.train_head))
-    whole = tuple(name for name, trained in chosen if trained)
-    return LoraConfig(
-        config.lora_r,
-        config.lora_alpha,
-        config.lora_dropout,
-        config.use_rslora,
-        targets,
-        ranks,
-        {},
-        whole,
-        config.use_dora,
-    )
-
-
 def _start(config: RunOptions, model: ModelConfig) -> tuple[LoraConfig, dict[str, np.ndarray], PissaStart | None]:
     """--adapter's matrices (dropout is still --lora-dropout), or new ones from the seed; of --init-lora-weights pissa
     what finds them."""
     modules = linear_modules(model)
     if config.adapter and config.init_lora_weights == LORA:
-        lora, values = load_adapter(config.adapter, modules, whole_modules(model))
+        lora, values = load_adapter(config.adapter, *adaptable(model))
         if not config.objective_kind.trains_head and lora.saves("lm_head"):
             raise WgradError(
                 f"--adapter: {config.adapter} has lm_head whole, and the loss of --objective {config.objective} has no "
@@ -332,12 +309,12 @@ def _start(config: RunOptions, model: ModelConfig) -> tuple[LoraConfig, dict[str
             )
         return replace(lora, dropout=config.lora_dropout), values, None
     lora = lora_config(config, model)
-    shapes = lora_shapes(lora, modules)
+    shapes = lora_shapes(lora, modules, experts=expert_modules(model))
     _check_ranks(config, lora, {module: modules[module] for module in modules if f"{module}.lora_A" in shapes})
     if config.init_lora_weights == LORA:
         return lora, init_lora(shapes, config.seed), None
     # With such a start an adapter is the one of the checkpoint that the run goes on from.
-    known = start_within(load_adapter(config.adapter, modules, whole_modules(model))[1]) if config.adapter else None
+    known = start_within(load_adapter(config.adapter, *adaptable(model))[1]) if config.adapter else None
     start = PissaStart(lora, shapes, config.init_lora_weights, config.seed, known)
     return lora, start.values, start
 
@@ -383,8 +360,7 @@ def build_frozen(
 ) -> Model:
     """A model for inference, with an adapter or without. contents, remarks: see `build_trainable`. WgradError."""
     dtype = np.dtype(compute_type(compute, device))
-    known = linear_modules(model_config), whole_modules(model_config)
-    loaded = load_adapter(adapter, *known) if adapter else None
+    loaded = load_adapter(adapter, *adaptable(model_config)) if adapter else None
     options: dict[str, Any] = {"quantize": quantize, "progress": progress, "contents": contents}
     weights = load_base(folder, model_config, device, streams(stream_weights, device), remarks, **options)
     placed = with_inverses(frozen_adapter(*loaded, device), weights, device) if loaded else None
