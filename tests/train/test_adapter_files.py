@@ -144,7 +144,7 @@ def saved(tmp_path: Path) -> Path:
         ({"target_modules": r".*(q_proj|embed_tokens)"}, "has 'embed_tokens': LoRA on the embedding or the head"),
         ({"init_lora_weights": "pissa_niter_16"}, "changes the base weights"),
         ({"target_modules": ["c_attn"]}, "'c_attn' matches no projection"),
-        ({"target_modules": None}, "target_modules must be text or a list; got null"),
+        ({"target_modules": None}, "target_modules must name at least one module; got none"),
         ({"target_modules": ["q_proj", "up_proj"]}, "lacks model.layers.0.mlp.up_proj.lora_A"),
         ({"r": 4}, r"q_proj.lora_A in .* has shape \[3, 20\], the model asks for \[4, 20\]"),
     ],

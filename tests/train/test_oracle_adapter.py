@@ -254,7 +254,7 @@ def dequantized_base(folder: Path, weights: dict[str, Any], device: Device) -> A
     state = model.state_dict()
     for name, weight in weights.items():
         if isinstance(weight, NF4Array):
-            state[name].copy_(torch.tensor(device.download(device.dequantize(weight))))
+            state[name].copy_(torch.tensor(device.download(device.dequantize(weight))).reshape(state[name].shape))
     return model
 
 

@@ -1,0 +1,175 @@
+"""Mixture of experts against transformers and PEFT: files, adapters of experts, merging, and training steps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.train.test_oracle_adapter import (
+    TOKENS,
+    dequantized_base,
+    distance,
+    our_logits,
+    peft,
+    random_ids,
+    side_by_side,
+    their_base,
+    their_logits,
+    torch,
+)
+from wgrad.autograd.reference import ReferenceDevice
+from wgrad.device.contract import Device
+from wgrad.device.errors import WgradError
+from wgrad.train.commands.cli import main
+from wgrad.train.files.safetensors_files import read_entries
+from wgrad.train.model.adapter_files import load_adapter, save_adapter
+from wgrad.train.model.lora import LoraConfig, adaptable, expert_modules, linear_modules, lora_shapes
+from wgrad.train.model.model_config import load_model_config
+from wgrad.train.options.finetune_config import RunOptions
+from wgrad.train.step.build import build_frozen, build_trainable
+from wgrad.train.step.lora_options import lora_config
+
+pytestmark = pytest.mark.oracle
+
+FAMILIES = ("Qwen3MoeForCausalLM", "MixtralForCausalLM", "OlmoeForCausalLM")
+QWEN3 = {"norm_topk_prob": True, "num_hidden_layers": 3, "mlp_only_layers": [1]}
+BOTH = ("experts.gate_up_proj", "experts.down_proj")
+
+
+def save_each(folder: Path, out: Path) -> Any:
+    """Save a model as one that was not read from a file with all experts in one tensor. -> the model."""
+    read = their_base(folder)
+    fresh = type(read)(read.config)
+    fresh.load_state_dict(read.state_dict())
+    fresh.save_pretrained(out)
+    return fresh
+
+
+def frozen(folder: Path, device: Device, adapter: Path | None = None) -> np.ndarray:
+    config = load_model_config(folder)
+    name = str(adapter) if adapter else None
+    return our_logits(build_frozen(config, folder, device, positions=64, adapter=name, quantize=False), random_ids())
+
+
+@pytest.mark.parametrize("architecture", FAMILIES)
+def test_files_of_transformers_and_ours(architecture: str, make_checkpoint: Any, tmp_path: Path) -> None:
+    """Those that transformers 5 writes have each expert by itself, as the models' first files have; so have ours."""
+    folder, device = make_checkpoint(architecture), ReferenceDevice()
+    wanted = their_logits(save_each(folder, tmp_path / "saved"), random_ids())
+    assert any(".experts.4." in name for name in read_entries(tmp_path / "saved/model.safetensors", ""))
+    assert distance(frozen(tmp_path / "saved", device), wanted) < 1e-5
+    adapter = tmp_path / "adapter"
+    config = load_model_config(folder)
+    lora = LoraConfig(r=2, alpha=4.0, target_modules=("q_proj",))
+    zeros = {name: np.zeros(shape, np.float32) for name, shape in lora_shapes(lora, linear_modules(config)).items()}
+    save_adapter(adapter, lora, zeros, str(folder))
+    words = ["merge", "--adapter", str(adapter), "--out", str(tmp_path / "merged"), "--onto", "original"]
+    assert main([*words, "--no-compare", "--device", "cpu"]) == 0
+    names = [read_entries(tmp_path / f"{name}/model.safetensors", "").keys() for name in ("saved", "merged")]
+    assert names[0] == names[1]
+    assert distance(their_logits(their_base(tmp_path / "merged"), random_ids()), wanted) < 1e-6
+
+
+def random_of(lora: LoraConfig, folder: Path) -> dict[str, np.ndarray]:
+    generator, config = np.random.default_rng(5), load_model_config(folder)
+    shapes = lora_shapes(lora, linear_modules(config), experts=expert_modules(config))
+    return {name: (0.2 * generator.standard_normal(shape)).astype(np.float32) for name, shape in shapes.items()}
+
+
+@pytest.mark.parametrize("parameters", [BOTH, BOTH[:1], ("layers.2.mlp.experts.down_proj",)])
+def test_peft_loads_our_adapter_of_experts(
+    parameters: tuple[str, ...], make_checkpoint: Any, device: Device, tmp_path: Path
+) -> None:
+    folder, adapter = make_checkpoint("Qwen3MoeForCausalLM", **QWEN3), tmp_path / "adapter"
+    lora = LoraConfig(
+        3, 6.0, target_modules=("q_proj",), target_parameters=parameters, rank_pattern={"experts.gate_up_proj": 5}
+    )
+    arrays = random_of(lora, folder)
+    save_adapter(adapter, lora, arrays, str(folder))
+    theirs = peft.PeftModel.from_pretrained(their_base(folder), adapter)
+    assert distance(their_logits(theirs, random_ids()), their_logits(their_base(folder), random_ids())) > 0.1
+    assert distance(frozen(folder, device, adapter), their_logits(theirs, random_ids())) < 1e-5
+    again, read = load_adapter(adapter, *adaptable(load_model_config(folder)))
+    assert again.target_parameters == parameters
+    for name, array in arrays.items():
+        np.testing.assert_array_equal(read[name], array, err_msg=name)
+
+
+@pytest.mark.parametrize("names", [["mlp.experts.gate_up_proj", "mlp.experts.down_proj"], ["down_proj"]])
+def test_we_load_and_merge_peft_adapters_of_experts(
+    names: list[str], make_checkpoint: Any, device: Device, tmp_path: Path
+) -> None:
+    folder = make_checkpoint("MixtralForCausalLM")
+    torch.manual_seed(0)
+    settings = {"r": 3, "lora_alpha": 5, "target_modules": ["v_proj"], "target_parameters": names}
+    wrapped = peft.get_peft_model(their_base(folder), peft.LoraConfig(task_type="CAUSAL_LM", **settings))
+    for name, parameter in wrapped.named_parameters():
+        if "lora_B" in name:
+            parameter.data = 0.2 * torch.randn_like(parameter)
+    wrapped.save_pretrained(tmp_path / "adapter")
+    wanted = their_logits(wrapped, random_ids())
+    assert distance(frozen(folder, device, tmp_path / "adapter"), wanted) < 1e-5
+    words = ["merge", "--adapter", str(tmp_path / "adapter"), "--model", str(folder), "--onto", "original"]
+    assert main([*words, "--out", str(tmp_path / "merged"), "--no-compare", "--device", "cpu"]) == 0
+    assert distance(their_logits(their_base(tmp_path / "merged"), random_ids()), wanted) < 1e-5
+
+
+def test_ten_steps_on_nf4_beside_peft(make_checkpoint: Any, cpu: Device, tmp_path: Path) -> None:
+    """Adapters of attention and experts, on experts of few bits."""
+    folder = make_checkpoint("Qwen3MoeForCausalLM")
+    settings: dict[str, Any] = {"lora_r": 4, "lora_alpha": 8.0, "learning_rate": 5e-3, "compute": "float32"}
+    settings |= {"target_modules": ("q_proj", "o_proj", *BOTH), "max_grad_norm": 0.5}
+    config = RunOptions(max_length=TOKENS, batch_size=2, gradient_accumulation_steps=2, **settings)
+    built = build_trainable(config, load_model_config(folder), folder, cpu, positions=TOKENS)
+    assert built.lora is not None and built.lora.target_parameters == BOTH
+    save_adapter(
+        tmp_path, built.lora, {name: built.parameters.get(name) for name in built.parameters.tensors}, str(folder)
+    )
+    base = dequantized_base(folder, dict(built.model.weights), cpu)
+    theirs = peft.PeftModel.from_pretrained(base, tmp_path, is_trainable=True)
+    trained = [p for p in theirs.parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=config.learning_rate, weight_decay=0.0)
+    ours, losses = side_by_side(config, built, theirs, optimizer, steps=10)
+    np.testing.assert_allclose(ours, losses, rtol=1e-4)
+    assert losses[-1] < 0.9 * losses[0]
+
+
+@pytest.mark.parametrize("count", [3, 1])
+def test_an_expert_without_tokens_and_one_with_all(
+    count: int, make_checkpoint: Any, device: Device, tmp_path: Path
+) -> None:
+    """The third expert's logit is the mean of the other two, and never the largest."""
+    counts = {"num_experts": count, "num_local_experts": count, "num_experts_per_tok": 1}
+    theirs = their_base(make_checkpoint("OlmoeForCausalLM", **counts))
+    seen = set[int]()
+    for layer in theirs.model.layers:
+        router = layer.mlp.gate.weight.data
+        router[-1] = router[:2].mean(0)
+        layer.mlp.gate.register_forward_hook(lambda _, __, out: seen.update(out[2].reshape(-1).tolist()))
+    wanted = their_logits(theirs, random_ids())
+    theirs.save_pretrained(tmp_path / "saved")
+    assert distance(frozen(tmp_path / "saved", device), wanted) < 1e-5
+    assert seen == {0, 1} if count == 3 else {0}
+
+
+def test_what_adapters_of_experts_do_not_have(make_checkpoint: Any) -> None:
+    config = load_model_config(make_checkpoint("OlmoeForCausalLM"))
+    assert lora_config(RunOptions(), config).target_modules == ("q_proj", "k_proj", "v_proj", "o_proj")
+    given: dict[str, Any] = {"target_modules": ("q_proj", "experts.down_proj=3")}
+    lora = lora_config(RunOptions(**given), config)
+    assert (lora.target_modules, lora.target_parameters) == (("q_proj",), ("experts.down_proj",))
+    assert lora.rank_of("model.layers.1.mlp.experts.down_proj") == 3
+    for name, value in (("lora_dropout", 0.1), ("use_dora", True), ("init_lora_weights", "pissa")):
+        with pytest.raises(WgradError, match=f"^--{name.replace('_', '-')}: is not there for experts.down_proj"):
+            lora_config(RunOptions(**given, **{name: value}), config)
+
+
+def test_an_expert_that_is_missing(make_checkpoint: Any, tmp_path: Path) -> None:
+    save_each(make_checkpoint("MixtralForCausalLM"), tmp_path / "saved")
+    text = (tmp_path / "saved/config.json").read_text()
+    (tmp_path / "saved/config.json").write_text(text.replace('"num_local_experts": 5', '"num_local_experts": 6'))
+    with pytest.raises(WgradError, match=r"has no tensor model.layers.0.block_sparse_moe.experts.5.w1.weight"):
+        frozen(tmp_path / "saved", ReferenceDevice())

@@ -1,0 +1,50 @@
+"""The adapter that a run's options ask for."""
+
+from __future__ import annotations
+
+from wgrad.device.errors import WgradError
+from wgrad.train.model.lora import ALL_LINEAR, LoraConfig, ends_with, expert_modules, linear_modules
+from wgrad.train.model.model_config import ModelConfig
+from wgrad.train.options.choices import LORA
+from wgrad.train.options.finetune_config import PROJECTIONS, RunOptions
+
+
+def lora_config(config: RunOptions, model: ModelConfig) -> LoraConfig:
+    """The adapter that the options ask for; by default of every projection, as this model has them."""
+    named = [name.partition("=") for name in config.target_modules]
+    # The first of PEFT's patterns that fits counts: a longer name says more than its ending.
+    ranks = {name: int(rank) for name, _, rank in sorted(named, key=lambda n: -len(n[0])) if rank}
+    targets: tuple[str, ...] | str = tuple(dict.fromkeys(name for name, _, _ in named))
+    if targets == (ALL_LINEAR,):
+        targets = ALL_LINEAR
+    elif targets == PROJECTIONS:
+        targets = tuple(dict.fromkeys(path.rpartition(".")[2] for path in linear_modules(model)))
+    parameters: tuple[str, ...] = ()
+    if isinstance(targets, tuple):
+        of_experts = [t for t in targets if any(ends_with(path, t) for path in expert_modules(model))]
+        parameters, targets = tuple(of_experts), tuple(t for t in targets if t not in of_experts)
+    if parameters:
+        _check_experts(config, parameters[0])
+    chosen = (("embed_tokens", config.train_embeddings), ("lm_head", config.train_head))
+    whole = tuple(name for name, trained in chosen if trained)
+    return LoraConfig(
+        config.lora_r,
+        config.lora_alpha,
+        config.lora_dropout,
+        config.use_rslora,
+        targets,
+        ranks,
+        {},
+        whole,
+        config.use_dora,
+        parameters,
+    )
+
+
+def _check_experts(config: RunOptions, target: str) -> None:
+    """WgradError where an option asks for an adapter of experts that PEFT does not have either."""
+    asked = {"--lora-dropout": config.lora_dropout, "--use-dora": config.use_dora}
+    asked |= {"--init-lora-weights": config.init_lora_weights != LORA}
+    for option, value in asked.items():
+        if value:
+            raise WgradError(f"{option}: is not there for {target}, which is of experts: leave one of the two out")
