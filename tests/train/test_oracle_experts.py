@@ -164,7 +164,7 @@ def test_what_adapters_of_experts_do_not_have(make_checkpoint: Any) -> None:
     assert lora.rank_of("model.layers.1.mlp.experts.down_proj") == 3
     for name, value in (("lora_dropout", 0.1), ("use_dora", True), ("init_lora_weights", "pissa")):
         with pytest.raises(WgradError, match=f"^--{name.replace('_', '-')}: is not there for experts.down_proj"):
-            lora_config(RunOptions(**given, **{name: value}), config)
+            lora_config(RunOptions(**(given | {name: value})), config)
 
 
 def test_an_expert_that_is_missing(make_checkpoint: Any, tmp_path: Path) -> None:

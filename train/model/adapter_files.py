@@ -75,7 +75,8 @@ def save_adapter(
         arrays = {name_in_peft(name, text_of): array for name, array in arrays.items()}
     adapted = {name.rpartition(".")[0] for name in arrays}
     tensors = {
-        _key(name, adapted): np.ascontiguousarray(_as_in_peft(name, a), np.float32) for name, a in sorted(arrays.items())
+        _key(name, adapted): np.ascontiguousarray(_as_in_peft(name, a), np.float32)
+        for name, a in sorted(arrays.items())
     }
     targets = lora.target_modules if isinstance(lora.target_modules, str) else sorted(lora.target_modules)
     config = {
