@@ -1,4 +1,4 @@
-"""A short causal convolution of each channel by itself, with SiLU, that does not look across documents."""
+"""A short causal convolution of each channel by itself, with SiLU or without, that does not look across documents."""
 
 from __future__ import annotations
 
@@ -16,24 +16,28 @@ from wgrad.device.contract import Array
 
 
 @differentiable
-def short_conv(ctx: Context, x: Tensor, weight: Weight, doc_start: Array, cache_len: Array) -> Tensor:
-    """x [B, E, C], weight float32 [C, W] -> silu of the sum over taps j of x[t - j] weight[W - 1 - j], [B, T, C].
+def short_conv(
+    ctx: Context, x: Tensor, weight: Weight, doc_start: Array, cache_len: Array, *, silu: bool = True
+) -> Tensor:
+    """x [B, E, C], weight float32 [C, W] -> silu of the sum over taps j of x[t - j] weight[W - 1 - j], [B, T, C]; silu
+    False: the sum itself.
 
     doc_start int32 [B, T] and cache_len [1] as of `attention`: a tap before a token's document counts as 0, and so does
     one before x. Of E tokens the first E - T come before those of the output."""
-    y = ctx.device.short_conv(x, weight, doc_start, cache_len)
-    ctx.save(x, weight, doc_start, cache_len)
+    y = ctx.device.short_conv(x, weight, doc_start, cache_len, silu=silu)
+    ctx.save(x, weight, doc_start, cache_len, silu)
     out: Tensor = y
     return out
 
 
 @short_conv.backward
 def _(ctx: Context, dy: Array) -> Any:
-    return ctx.device.short_conv_backward(dy, *ctx.saved, need_dweight=ctx.needs_grad[1])
+    *saved, silu = ctx.saved
+    return ctx.device.short_conv_backward(dy, *saved, need_dweight=ctx.needs_grad[1], silu=silu)
 
 
 @short_conv.operator
-def _(args: Args, x: Array, weight: Array, doc_start: Array, cache_len: Array) -> None:
+def _(args: Args, x: Array, weight: Array, doc_start: Array, cache_len: Array, *, silu: bool = True) -> None:
     """-> y [B, T, C] of x's dtype."""
     _check(args, x, weight, doc_start, cache_len)
 
@@ -74,10 +78,10 @@ def _sums(
 
 
 @short_conv.reference
-def _(x: np.ndarray, weight: np.ndarray, doc_start: np.ndarray, cache_len: np.ndarray) -> np.ndarray:
+def _(x: np.ndarray, weight: np.ndarray, doc_start: np.ndarray, cache_len: np.ndarray, silu: bool) -> np.ndarray:
     compute = compute_dtype(x, weight)
     sums = _sums(x, weight, doc_start, cache_len, compute)
-    return finish(sums * sigmoid(sums), x.dtype, compute)
+    return finish(sums * sigmoid(sums) if silu else sums, x.dtype, compute)
 
 
 @operator
@@ -90,6 +94,7 @@ def short_conv_backward(
     cache_len: Array,
     *,
     need_dweight: bool = True,
+    silu: bool = True,
 ) -> None:
     """-> dx of x's dtype, dweight float32 [C, W] or None."""
     _check(args, x, weight, doc_start, cache_len)
@@ -104,11 +109,12 @@ def _(
     doc_start: np.ndarray,
     cache_len: np.ndarray,
     need_dweight: bool,
+    silu: bool,
 ) -> tuple[np.ndarray, np.ndarray | None]:
     compute = compute_dtype(dy, x, weight)
     sums, tokens = _sums(x, weight, doc_start, cache_len, compute), doc_start.shape[1]
     s = sigmoid(sums)
-    grad = up(dy, compute) * s * (1 + sums * (1 - s))
+    grad = up(dy, compute) * (s * (1 + sums * (1 - s)) if silu else 1)
     wide, taps = up(x, compute), up(weight, compute)
     dx, dweight = np.zeros(x.shape, compute), np.zeros(weight.shape, compute)
     for j, (first, at, counts) in enumerate(_taps(x, weight, doc_start, cache_len)):

@@ -17,6 +17,7 @@ def cases(t: np.dtype) -> list[Case]:
     for back in (False, True):
         found += [
             _conv("packed", (2, 133, 133, 12), t, back, documents=9),
+            _conv("without SiLU", (2, 37, 39, 6), t, back, documents=3, silu=False),
             _rule("packed", (2, 133, 1, 2, 10, 6), t, back, documents=9),
         ]
         if t == F32:
@@ -37,7 +38,14 @@ def cases(t: np.dtype) -> list[Case]:
 
 
 def _conv(
-    variant: str, shape: tuple[int, int, int, int], t: Any, back: bool, *, documents: int = 1, cache_len: int = 0
+    variant: str,
+    shape: tuple[int, int, int, int],
+    t: Any,
+    back: bool,
+    *,
+    documents: int = 1,
+    cache_len: int = 0,
+    silu: bool = True,
 ) -> Case:
     """shape: batch, tokens, tokens of x, channels."""
     batch, tokens, given, channels = shape
@@ -52,10 +60,10 @@ def _conv(
         }
 
     def forward(device: Device, x: Inputs) -> Outputs:
-        return {"y": device.short_conv(**x)}
+        return {"y": device.short_conv(**x, silu=silu)}
 
     def backward(device: Device, x: Inputs) -> Outputs:
-        return dict(zip(("dx", "dweight"), device.short_conv_backward(**x)))
+        return dict(zip(("dx", "dweight"), device.short_conv_backward(**x, silu=silu)))
 
     return _case("short_conv", variant, shape, t, build, backward if back else forward, back)
 

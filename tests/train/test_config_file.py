@@ -85,6 +85,7 @@ NOT_BUILT: dict[str, dict[str, Any]] = {
     "Cohere2ForCausalLM": {"use_qk_norm": True, "num_experts": 8, "layer_types": ["conv", "full_attention"]},
     "ApertusForCausalLM": {"qk_norm": False, "post_norm": True, "mlp_bias": True, "hidden_act": "gelu"},
     "NanoChatForCausalLM": {"attn_logit_softcapping": 5.0, "num_experts": 8},
+    "Lfm2ForCausalLM": {"conv_bias": True, "layer_types": ["conv", "mamba"], "num_experts": 8},
     "OlmoForCausalLM": {"partial_rotary_factor": 0.5, "num_experts": 8},
 }  # fmt: skip
 

@@ -30,9 +30,11 @@ LENGTHS = (3, 40, 9, 1, 33)
 NEW = 12
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    raw = tiny_config(ARCHITECTURE, num_hidden_layers=3)
+@pytest.fixture(scope="module", params=[ARCHITECTURE, "Lfm2ForCausalLM"])
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of gated DeltaNet, and of a gated convolution, which keeps a history and no state."""
+    more = {"layer_types": ["conv", "full_attention", "conv"]} if request.param != ARCHITECTURE else {}
+    raw = tiny_config(request.param, num_hidden_layers=3, **more)
     return write_checkpoint(tmp_path_factory.mktemp("delta") / "model", raw, random_weights(raw))
 
 
@@ -85,6 +87,7 @@ def test_sequences_that_come_and_go(model: Model, prompts: Any, alone: Any, toge
 
 
 @pytest.mark.oracle
+@pytest.mark.parametrize("folder", [ARCHITECTURE], indirect=True)
 @pytest.mark.parametrize("full", [False, True], ids=["nf4", "full"])
 def test_eight_steps_beside_torch(full: bool, folder: Path, tmp_path: Path) -> None:
     """Of an adapter of all projections on NF4 weights, and of all parameters."""

@@ -116,7 +116,7 @@ CONFIGS: list[tuple[str, dict[str, Any]]] = [
 EPSILONS = {
     **dict.fromkeys(("phi", "stablelm", "jais2", "cohere2"), "layer_norm_eps"),
     "starcoder2": "norm_epsilon",
-    "nemotron": "norm_eps",
+    **dict.fromkeys(("nemotron", "lfm2"), "norm_eps"),
 }
 # The keys that say whether there are biases, or what holds of every model of a family.
 O_BIAS: dict[str, str | bool] = {
@@ -124,7 +124,7 @@ O_BIAS: dict[str, str | bool] = {
     **dict.fromkeys(("starcoder2", "ernie4_5"), "use_bias"),
     "seed_oss": "attention_out_bias",
     **dict.fromkeys(("mistral", "ministral", "ministral3", "qwen2", "phi3", "stablelm", "cwm", "exaone4"), False),
-    **dict.fromkeys(("helium", "glm", "glm4", "mixtral"), False),
+    **dict.fromkeys(("helium", "glm", "glm4", "lfm2", "mixtral"), False),
 }
 MLP_BIAS: dict[str, str | bool] = {
     "phi": True,
@@ -148,6 +148,8 @@ def base_config(architecture: str) -> dict[str, Any]:
         special |= {"num_local_experts": 0, "layer_types": ["attention"] * 6, "mamba_n_heads": 4}
     if kind in ("hunyuan_v1_dense", "apertus"):  # whose MLPs have none
         special["mlp_bias"] = False
+    if kind == "lfm2":  # whose width of the MLP is another otherwise
+        special["block_auto_adjust_ff_dim"] = False
     if kind == "iquestcoder":
         special["use_sliding_window"] = False
     return {"architectures": [architecture], "model_type": kind, **KEYS, **special}

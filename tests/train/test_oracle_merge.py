@@ -71,7 +71,7 @@ def test_onto_the_original_is_what_peft_merges(architecture: str, adapted: Any, 
     assert merge(adapter, tmp_path / "merged", "--onto", "original", "--no-compare") == 0
     theirs = their_logits(peft.PeftModel.from_pretrained(their_base(folder), adapter).merge_and_unload(), random_ids())
     assert distance(their_logits(their_base(tmp_path / "merged"), random_ids()), theirs) < 1e-6
-    assert distance(their_logits(their_base(folder), random_ids()), theirs) > 0.05
+    assert distance(their_logits(their_base(folder), random_ids()), theirs) > 0.03
     assert sorted(p.name for p in tmp_path.iterdir()) == ["adapter", "merged", "model"]
 
 

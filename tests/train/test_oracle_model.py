@@ -195,6 +195,12 @@ CASES: dict[str, dict[str, Any]] = {
     "apertus": {"architecture": "ApertusForCausalLM", "hidden_act": "xielu", "rope_scaling": LLAMA3},
     "nanochat": {"architecture": "NanoChatForCausalLM", "hidden_act": "relu2", "final_logit_softcapping": 3.0},
     "olmo": {"architecture": "OlmoForCausalLM"},
+    "lfm2": {
+        "architecture": "Lfm2ForCausalLM",
+        "num_hidden_layers": 3,
+        "layer_types": ["conv", "full_attention", "conv"],
+        "block_multiple_of": 10,
+    },
     "olmo_clipped": {"architecture": "OlmoForCausalLM", "clip_qkv": 0.7},
     "mixtral": {"architecture": "MixtralForCausalLM", "sliding_window": 7},
     "olmoe": {"architecture": "OlmoeForCausalLM", "num_experts": 7, "num_local_experts": 7, "num_experts_per_tok": 3},

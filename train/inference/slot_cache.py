@@ -43,7 +43,7 @@ class SlotCache:
         def some(array: Array) -> Array:
             return self.device.view(array, (count, *array.shape[1:]), first * array.size // self.rows)
 
-        if not self._cache.states:
+        if not (self._cache.states or self._cache.histories):
             return self._views(some)
         numbers = np.arange(first, first + count, dtype=np.int32)
         return self._views(some, Rows(self.device.upload(numbers), self.device.upload(numbers[:1].copy())))

@@ -1,10 +1,11 @@
-"""Activations of MLPs without a gate, as expressions that run in one launch.
+"""Activations of MLPs by their names in `ModelConfig`. Those that are made here are expressions that run in one launch.
 
 Sources: squared ReLU, So et al., Primer (arXiv 2109.08668); xIELU, Huang and Schlag (arXiv 2411.13010).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from wgrad.autograd import functional as F
@@ -35,3 +36,7 @@ def xielu(x: Tensor, alpha_p: Tensor, alpha_n: Tensor, *, dtype: Any) -> Tensor:
 def _softplus(x: Tensor) -> Tensor:
     """log(1 + exp(x)), of numbers up to 88."""
     return F.log(F.exp(x) + 1.0)
+
+
+GATED = {"silu": F.swiglu, "gelu_tanh": F.geglu}
+PLAIN: dict[str, Callable[[Tensor], Tensor]] = {"silu": F.silu, "gelu_tanh": F.gelu, "relu2": relu2}

@@ -43,6 +43,7 @@ from wgrad.train.model.layer_norm_keys import (
     StableLmFile,
     Starcoder2File,
 )
+from wgrad.train.model.lfm2_keys import Lfm2File
 from wgrad.train.model.near_llama_keys import (
     CwmFile,
     Ernie45File,
@@ -139,6 +140,7 @@ FAMILIES = {
     "ApertusForCausalLM": Family("apertus", ApertusFile, variants.apertus, ""),
     "NanoChatForCausalLM": Family("nanochat", NanoChatFile, variants.nanochat, "", "nanochat"),
     "OlmoForCausalLM": Family("olmo", OlmoFile, variants.olmo, "olmo", "OLMo 1"),
+    "Lfm2ForCausalLM": Family("lfm2", Lfm2File, variants.lfm2, "", "LFM2, dense"),
     "MixtralForCausalLM": Family("mixtral", MixtralFile, expert_variants.mixtral, ""),
     "OlmoeForCausalLM": Family("olmoe", OlmoeFile, expert_variants.olmoe, "", "OLMoE"),
     "Qwen3MoeForCausalLM": Family("qwen3_moe", Qwen3MoeFile, expert_variants.qwen3_moe, "", "Qwen 3, experts"),

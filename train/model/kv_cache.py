@@ -41,9 +41,9 @@ class KVCache:
         keys, values = ({i: device.zeros(shape, dtype) for i in layers} for _ in range(2))
         if c is None:
             return cls(keys, values)
-        state, history = (batch, c.heads, c.key_dim, c.value_dim), (batch, c.width - 1, c.channels)
+        history = (batch, c.width - 1, c.channels)
         histories = {i: device.zeros(history, dtype) for i in linear if c.width > 1}
-        return cls(keys, values, {i: device.zeros(state) for i in linear}, histories)
+        return cls(keys, values, {i: device.zeros((batch, *c.state)) for i in linear if c.state}, histories)
 
     def with_history(self, layer: int, x: Tensor) -> Tensor:
         """x [B, T, C] behind the tokens before it; the last ones of both are before what comes next."""

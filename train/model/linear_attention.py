@@ -1,4 +1,4 @@
-"""Layers of gated DeltaNet: their sizes, and the tensors that they have in the place of attention's."""
+"""Layers with a recurrence or a convolution: their sizes, and their tensors in the place of attention's."""
 
 from __future__ import annotations
 
@@ -35,6 +35,11 @@ class LinearAttention:
         inside = 2.0 * DELTA_CHUNK * (2 * self.key_dim + 2 * self.value_dim)
         return tokens * self.heads * (inside + 6.0 * self.key_dim * self.value_dim)
 
+    @property
+    def state(self) -> tuple[int, ...]:
+        """Shape of what a sequence keeps of all tokens so far."""
+        return (self.heads, self.key_dim, self.value_dim)
+
     def projections(self, hidden: int) -> dict[str, tuple[int, int]]:
         """Shape [out, in] of a layer's, by their path within the layer."""
         parts = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a")
@@ -51,3 +56,28 @@ class LinearAttention:
             "linear_attn.A_log": (self.heads,),
             "linear_attn.norm.weight": (self.value_dim,),
         }
+
+
+@dataclass(frozen=True, kw_only=True)
+class GatedConvolution:
+    """layers: those that have it. channels: numbers of a token. width: of the convolution, in tokens."""
+
+    layers: tuple[bool, ...]
+    channels: int
+    width: int
+
+    out_proj = "conv.out_proj"
+    state = ()
+
+    def flops(self, tokens: int) -> float:
+        """As of `LinearAttention`."""
+        return 2.0 * tokens * self.channels * self.width
+
+    def projections(self, hidden: int) -> dict[str, tuple[int, int]]:
+        """Shape [out, in] of a layer's, by their path within the layer."""
+        return {"conv.in_proj": (3 * self.channels, hidden), self.out_proj: (hidden, self.channels)}
+
+    @property
+    def others(self) -> dict[str, tuple[int, ...]]:
+        """As of `LinearAttention`."""
+        return {"conv.conv.weight": (self.channels, 1, self.width)}

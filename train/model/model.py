@@ -22,12 +22,13 @@ from wgrad.autograd.ops.decoding import check_room
 from wgrad.autograd.tensor import Tensor, is_recomputing, no_grad
 from wgrad.device.contract import Array, Device
 from wgrad.device.formats.frozen_weight import FrozenWeight
-from wgrad.train.model.activations import relu2, xielu
-from wgrad.train.model.delta_net import delta_net, gated, split_gate
+from wgrad.train.model.activations import GATED, PLAIN, xielu
+from wgrad.train.model.delta_net import gated, split_gate
 from wgrad.train.model.dora import inverse_of
 from wgrad.train.model.kv_cache import KVCache
 from wgrad.train.model.layers import through_layers
 from wgrad.train.model.lora import Adapter, linear_modules
+from wgrad.train.model.mixers import mix
 from wgrad.train.model.mixture import has_experts, mixture
 from wgrad.train.model.model_config import ModelConfig
 from wgrad.train.model.model_inputs import Inputs
@@ -40,8 +41,6 @@ from wgrad.train.model.weights import EMBEDDING, HEAD, HEAD_BIAS, XIELU
 # Where layers are recomputed, a long row's gate, up, their product and the gradients of the three stand in memory for
 # as many rows at a time. By shapes and options alone: where weights lie, and how much memory there is, changes no bit.
 MLP_CHUNK_BYTES, MLP_CHUNKS_ABOVE = 768 << 20, 4096
-_GATED = {"silu": F.swiglu, "gelu_tanh": F.geglu}
-_PLAIN: dict[str, Callable[[Tensor], Tensor]] = {"silu": F.silu, "gelu_tanh": F.gelu, "relu2": relu2}
 
 
 class Model:
@@ -198,7 +197,7 @@ class Model:
             return c.o_proj, self._attention(index, y, inputs, cache)
         rows = {"doc_start": inputs.doc_start, "cache_len": inputs.cache_len, "cache": cache, "layer": index}
         project = partial(self._linear, x=y, inputs=inputs)
-        return linear.out_proj, delta_net(linear, self.weights, prefix, project, c.rms_norm_eps, **rows)
+        return linear.out_proj, mix(linear, self.weights, prefix, project, c.rms_norm_eps, **rows)
 
     def _mlp_half(
         self, index: int, h: Tensor, inputs: Inputs, cache: KVCache | None, y: Tensor | None = None
@@ -231,13 +230,13 @@ class Model:
             up = self._linear(prefix + c.up_proj, y, inputs)
             if c.hidden_act == "xielu":
                 return xielu(up, *(self._tensor(prefix + name) for name in XIELU), dtype=self.dtype)
-            return _PLAIN[c.hidden_act](up)
+            return PLAIN[c.hidden_act](up)
         if c.gate_up_proj:
-            return _GATED[c.hidden_act](self._linear(prefix + c.gate_up_proj, y, inputs))
+            return GATED[c.hidden_act](self._linear(prefix + c.gate_up_proj, y, inputs))
         if (both := self._stacked(prefix + GATE_UP, y, inputs)) is not None:
-            return _GATED[c.hidden_act](both)
-        gate = self._linear(f"{prefix}mlp.gate_proj", y, inputs)
-        return _GATED[c.hidden_act](gate, self._linear(prefix + c.up_proj, y, inputs))
+            return GATED[c.hidden_act](both)
+        gate = self._linear(prefix + c.gate_proj, y, inputs)
+        return GATED[c.hidden_act](gate, self._linear(prefix + c.up_proj, y, inputs))
 
     def _norm(self, prefix: str, norm: str, h: Tensor) -> tuple[Tensor, Tensor]:
         """-> the norm of the residual stream, or the stream itself where the family has none here, and the stream to go

@@ -18,7 +18,7 @@ from wgrad.train.files.input_files import exists, one_line
 from wgrad.train.model.config_file import UNSUPPORTED, ConfigFile, NameFile, QuantizationFile
 from wgrad.train.model.experts import Experts
 from wgrad.train.model.families import FAMILIES
-from wgrad.train.model.linear_attention import LinearAttention
+from wgrad.train.model.linear_attention import GatedConvolution, LinearAttention
 from wgrad.train.model.multimodal import MULTIMODAL, text_config
 from wgrad.train.model.rope_scaling import RopeConfig, parse_ropes
 
@@ -52,8 +52,8 @@ class ModelConfig:
     -c and c (0: not). parallel: attention and MLP of a layer read the same norm, and both are added to the stream.
     gated: the MLP multiplies up by what the activation makes of gate; else it is the activation of up. q_norm, o_proj,
     gate_proj, ...: their paths within a layer; gate_up_proj: of gate and up in one projection, if not "".
-    linear: of layers that have linear attention in the place of attention. attention_gate: q_proj has a gate of the
-    attention's output next to each head's queries.
+    linear: of layers that have linear attention or a convolution in the place of attention. attention_gate: q_proj has
+    a gate of the attention's output next to each head's queries.
     experts: of layers that have such in the place of an MLP.
     text_of: the multimodal architecture of which this is the text part ("": none).
     """
@@ -110,9 +110,10 @@ class ModelConfig:
     k_norm: str = field(default="self_attn.k_norm", repr=False)
     gate_up_proj: str = field(default="", repr=False)
     o_proj: str = field(default="self_attn.o_proj", repr=False)
+    gate_proj: str = field(default="mlp.gate_proj", repr=False)
     up_proj: str = field(default="mlp.up_proj", repr=False)
     down_proj: str = field(default="mlp.down_proj", repr=False)
-    linear: LinearAttention | None = field(default=None, repr=False)
+    linear: LinearAttention | GatedConvolution | None = field(default=None, repr=False)
     attention_gate: bool = field(default=False, repr=False)
     experts: Experts | None = field(default=None, repr=False)
     text_of: str = field(default="", repr=False)
@@ -125,7 +126,7 @@ class ModelConfig:
     def kv_size(self) -> int:
         return self.num_key_value_heads * self.head_dim
 
-    def linear_of(self, layer: int) -> LinearAttention | None:
+    def linear_of(self, layer: int) -> LinearAttention | GatedConvolution | None:
         """The linear attention of a layer that has such."""
         return self.linear if self.linear is not None and self.linear.layers[layer] else None
 

@@ -43,7 +43,7 @@ def projection_shapes(config: ModelConfig, layer: int) -> dict[str, tuple[int, i
     if config.gate_up_proj:
         first = {config.gate_up_proj: (2 * ffn, hidden)}
     else:
-        first = {**({"mlp.gate_proj": (ffn, hidden)} if config.gated else {}), config.up_proj: (ffn, hidden)}
+        first = {**({config.gate_proj: (ffn, hidden)} if config.gated else {}), config.up_proj: (ffn, hidden)}
     attention = {
         "self_attn.q_proj": (config.q_size * (2 if config.attention_gate else 1), hidden),
         "self_attn.k_proj": (config.kv_size, hidden),

@@ -1,4 +1,4 @@
-// A short causal convolution of each channel with SiLU: y = silu(z), z[t] = sum over j of x[t - j] weight[WIDTH - 1 - j].
+// A short causal convolution of each channel: y = silu(z), or z without SILU, z[t] = sum over j of x[t - j] weight[WIDTH - 1 - j].
 //
 // x [batch, given, channels] X_T, of which the last `tokens` are those of y; weight [channels, WIDTH] f32; doc_start
 // [batch, tokens] i32; cache_len [1]; y [batch, tokens, channels] X_T: overwritten.
@@ -37,9 +37,16 @@ fn sigmoid(z: f32) -> f32 { return 1.0 / (1.0 + exp(min(-z, 87.0))); }
 #if BACKWARD
 // The gradient of z of a token.
 fn sum_gradient(b: u32, t: u32, c: u32) -> f32 {
+#if SILU
   let z = sum_of_taps(b, t, c);
+#endif
+  let grad = f32(dy[(b * p.tokens + t) * p.channels + c]);
+#if SILU
   let s = sigmoid(z);
-  return f32(dy[(b * p.tokens + t) * p.channels + c]) * s * (1.0 + z * (1.0 - s));
+  return grad * s * (1.0 + z * (1.0 - s));
+#else
+  return grad;
+#endif
 }
 
 @compute @workgroup_size(256)
@@ -88,6 +95,10 @@ fn forward(@builtin(global_invocation_id) gid: vec3<u32>, @builtin(num_workgroup
   if (number >= p.batch * p.tokens * p.channels) { return; }
   let t = number / p.channels % p.tokens;
   let z = sum_of_taps(number / p.channels / p.tokens, t, number % p.channels);
+#if SILU
   y[number] = Y_T(z * sigmoid(z));
+#else
+  y[number] = Y_T(z);
+#endif
 }
 #endif

@@ -1,0 +1,71 @@
+"""Keys of LFM2's config.json."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar
+
+from msgspec import Meta
+
+from wgrad.train.model.config_file import (
+    ConfigFile,
+    Count,
+    Epsilon,
+    Factor,
+    Positions,
+    Vocabulary,
+    Width,
+    check_layers,
+)
+
+
+class Lfm2File(ConfigFile, kw_only=True):
+    """full_attn_idxs: the layers with attention, where layer_types is missing. block_ff_dim, tie_embedding: older names
+    of intermediate_size and tie_word_embeddings. The MLP's width is made of intermediate_size by the block_ keys."""
+
+    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {"conv_bias": (None, False)}
+    default_theta: ClassVar[float] = 1_000_000.0
+    vocab_size: Vocabulary = 65_536
+    hidden_size: Width = 2560
+    intermediate_size: Width = 12_288
+    num_key_value_heads: Count = 8
+    max_position_embeddings: Positions = 128_000
+    hidden_act: Any = None  # not read: it is the same in every model
+    rms_norm_eps: Any = None  # not read: the next one is
+    norm_eps: Epsilon = 1e-5
+    tie_word_embeddings: bool = True
+    tie_embedding: bool | None = None
+    conv_L_cache: Annotated[int, Meta(ge=1, le=8)] = 3
+    block_ff_dim: Width | None = None
+    block_multiple_of: Width = 256
+    block_ffn_dim_multiplier: Factor | None = 1.0
+    block_auto_adjust_ff_dim: bool = True
+    full_attn_idxs: list[int] | None = None
+    layer_types: list[str] | None = None
+
+    def __post_init__(self) -> None:
+        check_layers("layer_types", self.layer_types, self.num_hidden_layers)
+        for kind in self.layer_types or ():
+            if kind not in ("conv", "full_attention"):
+                raise ValueError(f"layer_types must be conv or full_attention; got {kind!r}")
+        if self.tie_embedding is not None:
+            self.tie_word_embeddings = self.tie_embedding
+
+    @property
+    def conv_layers(self) -> tuple[bool, ...]:
+        """Return whether each layer has the convolution."""
+        if self.layer_types is not None:
+            return tuple(kind == "conv" for kind in self.layer_types)
+        attention = range(self.num_hidden_layers) if self.full_attn_idxs is None else self.full_attn_idxs
+        return tuple(i not in attention for i in range(self.num_hidden_layers))
+
+    @property
+    def mlp_width(self) -> int:
+        width = self.block_ff_dim or self.intermediate_size
+        if not self.block_auto_adjust_ff_dim:
+            return width
+        width = int(2 * width / 3)
+        if self.block_ffn_dim_multiplier is None:
+            return width
+        width, multiple = int(self.block_ffn_dim_multiplier * width), self.block_multiple_of
+        return multiple * -(-width // multiple)

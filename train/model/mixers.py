@@ -1,0 +1,18 @@
+"""What some layers have in the place of attention, by the class of their configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from wgrad.autograd.tensor import Tensor
+from wgrad.train.model.delta_net import delta_net
+from wgrad.train.model.gated_conv import gated_conv
+from wgrad.train.model.linear_attention import GatedConvolution, LinearAttention
+
+_MIXERS: dict[type, Callable[..., Tensor]] = {LinearAttention: delta_net, GatedConvolution: gated_conv}
+
+
+def mix(c: LinearAttention | GatedConvolution, weights: Mapping[str, Any], *args: Any, **options: Any) -> Tensor:
+    """[N, ...], before the output projection; arguments as of `delta_net`."""
+    return _MIXERS[type(c)](c, weights, *args, **options)
