@@ -36,6 +36,11 @@ class LinearAttention:
         return tokens * self.heads * (inside + 6.0 * self.key_dim * self.value_dim)
 
     @property
+    def kept(self) -> int:
+        """Numbers of a token that a layer keeps for its backward, roughly."""
+        return 2 * self.channels + 4 * self.value_size
+
+    @property
     def state(self) -> tuple[int, ...]:
         """Shape of what a sequence keeps of all tokens so far."""
         return (self.heads, self.key_dim, self.value_dim)
@@ -72,6 +77,11 @@ class GatedConvolution:
     def flops(self, tokens: int) -> float:
         """As of `LinearAttention`."""
         return 2.0 * tokens * self.channels * self.width
+
+    @property
+    def kept(self) -> int:
+        """As of `LinearAttention`."""
+        return 6 * self.channels
 
     def projections(self, hidden: int) -> dict[str, tuple[int, int]]:
         """Shape [out, in] of a layer's, by their path within the layer."""

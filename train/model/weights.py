@@ -71,7 +71,7 @@ def activation_bytes(config: ModelConfig, tokens: int, itemsize: int) -> int:
     linear, layers = config.linear, range(config.num_hidden_layers)
     products = 2 * config.hidden_size + (3 if config.gated else 2) * config.mlp_width
     products += 2 * config.experts.chosen * config.hidden_size if config.experts else 0
-    of_linear = 2 * linear.channels + 4 * linear.value_size if linear else 0
+    of_linear = linear.kept if linear else 0
     mixed = sum(of_linear if config.linear_of(layer) else attention for layer in layers)
     return tokens * ((mixed + len(layers) * products) * itemsize + len(layers) * 2 * config.hidden_size * 4)
 
