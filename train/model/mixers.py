@@ -1,4 +1,4 @@
-"""What some layers have in the place of attention, by the class of their configuration."""
+"""The layers that stand in the place of attention, by the class of their configuration."""
 
 from __future__ import annotations
 
