@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from wgrad.autograd.bind import bind
-from wgrad.autograd.selftest.matrix import matrix_cases
+from wgrad.autograd.selftest.matrix import trusted_cases
 from wgrad.autograd.selftest.probe import Verdict, check_in_a_process, report
 from wgrad.device.errors import DeviceError
 
@@ -111,8 +111,8 @@ def write_copy() -> str:
 
 
 def check(card: Card) -> Verdict:
-    """Every kind of product on the card's matrix units, in a process of its own; the verdict is kept. A device's error
-    where it cannot be."""
+    """Every form of matmul and attention on the card's tensor cores, in a process of its own; the verdict is kept. A
+    device's error where it cannot be."""
     units = _units()
     units.keep_verdict(card.card, False, "it was begun and did not end")  # what stops the machine is not tried again
     found, _ = check_in_a_process("matrix_units", str(card.index), environment={units.SWITCH: "trial"})
@@ -144,7 +144,7 @@ def disable() -> bool:
 
 def main(index: str) -> int:
     """The check itself, in this process: prints {"passed", "reason", "keep"} as JSON."""
-    return report(lambda: _device(index), matrix_cases())
+    return report(lambda: _device(index), trusted_cases())
 
 
 def _device(index: str) -> Any:

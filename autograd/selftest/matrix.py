@@ -19,6 +19,14 @@ def matrix_cases() -> list[Case]:
     return product_cases() + decoded_cases() + skinny_cases() + attention_cases()
 
 
+def trusted_cases() -> list[Case]:
+    """Those that tell whether a GPU's tensor cores are right: every form, but few formats of weights, of which a run
+    checks its own (verify.py). Q4_K stands for those that are decoded 16 elements at a time."""
+    others = formats().keys() - {"nf4", "q4_k"}
+    names = {f"linear_{format}{direction}" for format in others for direction in ("", "_backward")}
+    return [case for case in matrix_cases() if case.name.split("/")[0] not in names]
+
+
 def decoded_cases() -> list[Case]:
     """Cases with enough rows that the weight is decoded first; with fewer, on each of the tiles that decode it; of so
     few as a token of each of several prompts."""

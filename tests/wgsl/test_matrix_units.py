@@ -15,9 +15,13 @@ import pytest
 
 from wgrad.autograd import matrix_units as command
 from wgrad.autograd import select_device
+from wgrad.autograd.selftest.matrix import matrix_cases, trusted_cases
 from wgrad.autograd.selftest.probe import Verdict
 from wgrad.device.errors import DeviceError
+from wgrad.device.formats.frozen_weight import formats
 from wgrad.train.commands.cli import main
+from wgrad.wgsl.formats.formats import WeightForm
+from wgrad.wgsl.gemm.gemm_matrix import unit_of
 from wgrad.wgsl.runtime import adapters, cooperative_shapes, matrix_units, vulkan_memory
 from wgrad.wgsl.runtime.experimental_gate import find_gate
 from wgrad.wgsl.runtime.webgpu_trace import PROFILES, TraceDevice
@@ -384,6 +388,16 @@ def test_a_verdict_that_cannot_be_kept_is_none(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setattr(command, "check_in_a_process", lambda *args, **options: pytest.fail("checked"))
     monkeypatch.setattr(adapters, "_usable", lambda: {0: Adapter()})
     assert not command.first_check(idle_device())
+
+
+def test_the_check_has_every_form_and_few_formats() -> None:
+    """Formats that are decoded 8 and 16 elements at a time; a run checks those that it uses."""
+    every, trusted = [{case.name.split("/")[0] for case in of()} for of in (matrix_cases, trusted_cases)]
+    assert {name for name in trusted if "linear" in name} == {
+        f"linear_{format}{direction}" for format in ("nf4", "q4_k") for direction in ("", "_backward")
+    }
+    assert every - trusted == {name for name in every if "linear" in name} - trusted
+    assert {unit_of(WeightForm(name, formats()[name].unit, (64, 256)), 64) for name in ("nf4", "q4_k")} == {8, 16}
 
 
 def test_a_library_that_refuses_them_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
