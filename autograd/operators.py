@@ -93,12 +93,15 @@ class Operator(Rules):
         return self if device is None else MethodType(self, device)
 
 
+_PLAIN = (int, float, str, type, np.dtype, type(None))  # a union of types takes twice the time
+
+
 def _looked_at(value: Any) -> Any:
     """The properties of an argument that rules may use: shape and dtype of an array, the parts of a weight, a plain
     value."""
     if isinstance(value, tuple):
         return tuple(_looked_at(part) for part in value)
-    if value is None or isinstance(value, int | float | str | type | np.dtype):
+    if isinstance(value, _PLAIN):
         return value
     fields = getattr(value, "__dataclass_fields__", None)
     if fields is not None:

@@ -16,14 +16,18 @@ import pytest
 from tests import tools
 from tests.sweeps import sweep_part
 from tests.wgsl.rolled import rolled
+from wgrad.autograd.bind import bind
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.autograd.select_device import select_device
 from wgrad.autograd.selftest.case import Case, Inputs, Outputs
 from wgrad.autograd.selftest.run import check_case
 from wgrad.device.contract import Device
 from wgrad.device.errors import DeviceError, DeviceUnavailable
+from wgrad.wgsl.device import WgpuDevice
 from wgrad.wgsl.gemm import gemm_tile
+from wgrad.wgsl.runtime import adapters
 from wgrad.wgsl.runtime import compile as wgsl_compile
+from wgrad.wgsl.runtime.compile import Compiler
 
 os.environ.setdefault("XDG_RUNTIME_DIR", "/tmp")  # Mesa warns on stderr where it is not set
 # Most of what a test of a shader takes on a software driver is its compilation: there LLVM's optimisation is left out,
@@ -140,6 +144,22 @@ def require_wgpu() -> Device:
     return device
 
 
+def wgpu_sibling() -> Any:
+    """A wgpu device with memory, counters and switches of its own, on the driver's device and with the pipelines of
+    `require_wgpu`: a test that needs one compiles nothing that another has compiled."""
+    first: Any = require_wgpu()
+
+    def compiler(device: Any) -> Compiler:
+        made = Compiler(device)
+        made._pipelines = first._compiler._pipelines
+        return made
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(adapters, "open_device", lambda adapter: first._device)
+        patch.setattr("wgrad.wgsl.runtime.runtime.Compiler", compiler)
+        return bind(WgpuDevice)()
+
+
 @pytest.fixture(params=["cpu", "wgpu"])
 def device(request: pytest.FixtureRequest) -> Iterator[Device]:
     """Every device of this machine in turn."""
@@ -183,6 +203,15 @@ def as_written() -> None:
     """For tests of shaders as a run has them."""
 
 
+_software_tile = gemm_tile.software_tile
+
+
+@cache
+def _small_tile(m: int, n: int) -> gemm_tile.Tile:
+    large = _software_tile(m, n)
+    return replace(large, m=max(16, large.m // 4), n=max(16, large.n // 4), tm4=1, tn4=1)
+
+
 @pytest.fixture(autouse=True)
 def _quick_to_compile(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Most of what a test of a GEMM or of attention takes on a software driver, where no shader is cached, is the
@@ -191,13 +220,7 @@ def _quick_to_compile(request: pytest.FixtureRequest, monkeypatch: pytest.Monkey
     have what a run has, and so do tests that say so."""
     if "as_written" in request.fixturenames:
         return
-    tile = gemm_tile.software_tile
-
-    def small(m: int, n: int) -> gemm_tile.Tile:
-        large = tile(m, n)
-        return replace(large, m=max(16, large.m // 4), n=max(16, large.n // 4), tm4=1, tn4=1)
-
-    monkeypatch.setattr(gemm_tile, "software_tile", small)
+    monkeypatch.setattr(gemm_tile, "software_tile", _small_tile)
     monkeypatch.setattr(wgsl_compile, "preprocess", rolled(wgsl_compile.preprocess))
 
 

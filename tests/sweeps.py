@@ -86,10 +86,12 @@ class Without:
 @dataclass(frozen=True)
 class InTurn:
     """One of the sets that differ in what stands behind the last `-`: its first for the first, and so on; of the first
-    group all. Those whose name matches the pattern are left out. `rare` comes up in every third of its turns."""
+    group all. Those whose name matches the pattern are left out. `rare` comes up in the first group alone.
+    Those whose name matches `always` are run."""
 
     pattern: str = "$^"
     rare: str = ""  # what compiles slowly: with 8 lanes each has four times the elements that it has with 32
+    always: str = "$^"
 
     def chosen(self, names: Sequence[str]) -> set[str]:
         groups: dict[str, list[str]] = {}
@@ -97,13 +99,12 @@ class InTurn:
             if not re.search(self.pattern, name):
                 groups.setdefault(name.rpartition("-")[0], []).append(name)
         turns = {self._turn(group, i) for i, group in enumerate(groups.values())}
-        return turns | set(next(iter(groups.values()), []))
+        always = {name for name in names if re.search(self.always, name)}
+        return turns | always | set(next(iter(groups.values()), []))
 
     def _turn(self, group: Sequence[str], i: int) -> str:
-        turn, round_ = i % len(group), i // len(group)
-        if group[turn].endswith(f"-{self.rare}]") and round_ % 3:
-            turn = (turn + round_) % len(group)
-        return group[turn]
+        usual = [name for name in group if not self.rare or not name.endswith(f"-{self.rare}]")]
+        return usual[i % len(usual)]
 
 
 # Families that differ from others of the table in no way of their own.
@@ -113,7 +114,7 @@ _ALIKE = (
 
 SWEEPS: Mapping[str, Sizes | Types | Variants | Evenly | Without | InTurn] = {
     # WGSL kernels: every operator, variant and format stays.
-    "tests/wgsl/test_gemm.py::test_products_on_the_tiled_kernels": Types(Sizes(2)),
+    "tests/wgsl/test_gemm.py::test_products_on_the_tiled_kernels": Types(Odd()),
     "tests/wgsl/test_gemm.py::test_products_on_the_drivers_own_kind": Types(Odd(), first=1),
     "tests/wgsl/test_gemm.py::test_every_tile_and_split": Evenly(14),
     "tests/wgsl/test_gemm.py::test_products_on_the_whole_tile": Evenly(2),
@@ -123,37 +124,50 @@ SWEEPS: Mapping[str, Sizes | Types | Variants | Evenly | Without | InTurn] = {
         r"|linear_(mxfp4|q4_0|q4_1|q5_0|q5_1|q5_k|q8_0|tq|iq4|iq3|nvfp4|iq2_x?s|iq1|q3_k)\w*/decoded within"
         r"|skinny/(64x64x4112|624x20x208)|few rows double/13x",
         rare="8",
+        always=r"linear_nf4/plain/.*-8\]",
     ),
-    "tests/wgsl/test_attention_matrix.py::test_case": InTurn(),
+    "tests/wgsl/test_attention_matrix.py::test_case": InTurn(rare="8"),
     "tests/wgsl/test_gemm_matrix.py::test_gradients_of_logits_on_matrix_units": Evenly(1),
     "tests/wgsl/test_gemm_matrix.py::test_what_is_added_is_read_ahead": Evenly(2),
     "tests/wgsl/test_gemm_matrix.py::test_a_skinny_product_in_one_launch": Evenly(2),
     "tests/wgsl/test_gemm_matrix.py::test_a_skinny_product_on_little_workgroup_memory": Evenly(2),
-    "tests/wgsl/test_gemv.py::test_every_number_of_rows": Evenly(9),
+    "tests/wgsl/test_gemv.py::test_every_number_of_rows": Evenly(5),
     "tests/wgsl/test_attention.py::test_case": Variants(),
-    "tests/wgsl/test_attention.py::test_every_tile_of_the_tables": Evenly(12),
+    "tests/wgsl/test_attention.py::test_every_tile_of_the_tables": Evenly(6),
+    "tests/wgsl/test_norm.py::test_norm": Evenly(12),
+    "tests/wgsl/test_submission_queue.py::test_a_program_may_end_at_any_time": Without("_exit|SystemExit"),
     "tests/wgsl/test_memory_ops.py::test_case": Variants(),
     # HIP: operators stay whole, as mutants are killed by them.
     "tests/hip/test_access_counts.py::test_counts_are_those_of_the_table": Without(
-        r"gfx90a|gfx1201|gfx942-.*float32|gfx1100-.*float16"
+        r"gfx90a|gfx1201|gfx942-.*float32|gfx1100-(?!products-float32|skinny-float32|attention-float32)"
     ),
     "tests/hip/test_operators.py::test_case": Without(r"gfx942-(linear_)?(iq\d|nvfp4|q[23]_k|tq\d)"),
     "tests/hip/test_every_kernel.py::test_every_kernel_is_launched": Without("gfx90a|gfx1100"),
-    "tests/hip/test_objects.py::test_compiling_again_gives_the_same_bytes": Evenly(4),
+    "tests/hip/test_objects.py::test_compiling_again_gives_the_same_bytes": Evenly(2),
     "tests/hip/test_alignment.py::test_one_array_off_by_an_element": Without(r"gfx1100-.*-(k|v|do|b)\]$"),
-    "tests/hip/test_self_check.py::test_every_kernel_of_training_is_checked": Evenly(2),
-    "tests/hip/test_training.py::test_16_bit_training_is_on_the_matrix_units": Evenly(2),
+    "tests/hip/test_self_check.py::test_every_kernel_of_training_is_checked": Without("gfx90a|gfx1100|gfx1201"),
+    "tests/hip/test_training.py::test_16_bit_training_is_on_the_matrix_units": Evenly(1),
     "tests/hip/test_training.py::test_thirty_steps_beside_numpy": Evenly(1),
+    "tests/hip/test_training.py::test_16_bits_follow_float32": Evenly(1),
+    "tests/hip/test_training.py::test_greedy_is_the_likeliest_token": Evenly(1),
+    "tests/hip/test_training.py::test_nothing_grows": Evenly(2),
     # Whole runs: one set of each subject stays.
     "tests/train/test_offload.py::test_copies_beside_launches_change_neither_bits_nor_memory": Evenly(1),
     "tests/train/test_offload.py::test_no_number_of_parked_layers_changes_a_bit": Evenly(1),
     "tests/train/test_stream_weights.py::test_an_evaluation_lies_where_steps_have_their_arrays": Evenly(1),
     "tests/train/test_stacks.py::test_training_and_what_it_writes_are_those_of_projections_apart": Evenly(1),
     "tests/train/test_generation.py::test_greedy_is_the_likeliest_token_of_the_whole_sequence": Evenly(3),
-    "tests/train/test_step_counts.py::test_a_step_takes_no_more_than_unsloths": Evenly(4),
+    "tests/train/test_generation.py::test_prompts_of_different_lengths_at_once": Without(r"wgpu-(Gemma2|Mistral)"),
+    "tests/train/test_step_counts.py::test_a_step_takes_no_more_than_unsloths": Evenly(3),
+    "tests/train/test_step_counts.py::test_the_8b_trains_in_3_gib_with_its_weights_in_main_memory": Evenly(1),
+    "tests/train/test_plan.py::test_all_shaders_are_prepared_and_memory_peaks_where_it_was_said": Without(
+        r"\[plain|simple scales|\[gradient_checkpointing"
+    ),
     "tests/train/test_fit.py::test_as_few_layers_are_parked_as_fit": Evenly(1),
     "tests/train/test_data_kinds.py::test_memory_is_bounded_by_four_times_the_file_or_ten_mebibytes": Evenly(2),
-    "tests/train/test_data_files.py::test_memory_is_bounded_by_four_times_the_file_or_10_mib": Without("10{6}-|-lines"),
+    "tests/train/test_data_files.py::test_memory_is_bounded_by_four_times_the_file_or_10_mib": Without(
+        "10{6}-|-lines|-text"
+    ),
     # Model families: of each its logits and gradients; of the rest one for each way in which families differ.
     "tests/train/test_oracle_model.py::test_logits_loss_and_every_gradient": Without(
         r"\[wgpu-(ministral|cwm|seed_oss|exaone4|hyperclovax|vaultgemma|helium|internlm3|iquestcoder|granite4|hunyuan"

@@ -12,7 +12,8 @@ ROOT = Path(__file__).parents[1]
 def test_every_entry_names_a_test() -> None:
     for name in SWEEPS:
         file, _, test = name.partition("::")
-        assert f"def {test}(" in (ROOT / file).read_text(encoding="utf-8"), name
+        text = (ROOT / file).read_text(encoding="utf-8")
+        assert f"def {test}(" in text or f"\n{test} = " in text, name
 
 
 def test_sizes_that_differ_alone_are_a_sweep() -> None:
@@ -41,7 +42,9 @@ def test_the_last_parameter_takes_turns() -> None:
     assert InTurn("left out").chosen(names) == {"t[a-b-32]", "t[a-b-64]", "t[c-64]", "t[d-32]"}
     many = [f"t[{n}-{lanes}]" for n in range(14) for lanes in (8, 32)]
     assert sum(name.endswith("-8]") for name in InTurn().chosen(many)) == 7
-    assert sum(name.endswith("-8]") for name in InTurn(rare="8").chosen(many)) == 5
+    assert sum(name.endswith("-8]") for name in InTurn(rare="8").chosen(many)) == 1
+    always = InTurn(rare="8", always=r"\[5-8\]").chosen(many)
+    assert sum(name.endswith("-8]") for name in always) == 2 and "t[5-8]" in always
 
 
 def test_something_of_each_test_stays_and_others_are_left_alone() -> None:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import importlib.util
 import os
 import shutil
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 
@@ -78,6 +80,27 @@ def _loads(library: str) -> bool:
     except OSError:
         return False
     return True
+
+
+class Oracle:
+    """A package that we are compared with, imported when a test first uses it: two processes share the tests, and one
+    of them runs most of these."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, attribute: str) -> Any:
+        if self._name not in sys.modules:
+            importlib.import_module(self._name)
+            gc.freeze()  # as after collection (conftest.py)
+        return getattr(sys.modules[self._name], attribute)
+
+
+def oracle_package(name: str) -> Any:
+    """A package of the extra `oracle`. Where it is not installed, the file's tests are skipped."""
+    if importlib.util.find_spec(name) is None:
+        pytest.skip(f"the oracle is {name}: pip install wgrad[oracle]", allow_module_level=True)
+    return Oracle(name)
 
 
 CLANG = Tool(

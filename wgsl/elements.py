@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ _NAMES = {"float32": "f32", "float16": "f16", "uint32": "u32", "int32": "i32"}
 _FLAT_STEP = 1024
 
 
+@cache  # NumPy takes its time for a type's name, and a launch asks for several
 def wgsl_type(dtype: np.dtype, vec: int = 1) -> str:
     """The WGSL type of one number, or of four side by side."""
     name = _NAMES[np.dtype(dtype).name]

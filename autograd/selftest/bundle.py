@@ -27,7 +27,7 @@ import numpy as np
 
 import wgrad
 from wgrad.autograd.bind import bind
-from wgrad.autograd.selftest.case import Case, upload_inputs
+from wgrad.autograd.selftest.case import Case, Inputs, upload_inputs
 from wgrad.autograd.selftest.run import expected_outputs
 from wgrad.wgsl.runtime.webgpu_trace import PROFILES, RUNNER, Profile, Shader, Trace, TraceDevice, Write
 
@@ -69,11 +69,11 @@ class _Writer:
         self.cases: list[dict[str, Any]] = []
         self.device: Any = None  # the first, whose shaders the others need not assemble again
 
-    def add(self, case: Case, profile: Profile, *, only_new: bool) -> None:
+    def add(self, case: Case, inputs: Inputs, profile: Profile, *, only_new: bool) -> None:
         """only_new: leave the case out where it launches no variant that is not in the bundle yet."""
         device = bind(TraceDevice)(profile, self.device)
         self.device = self.device or device
-        outputs = case.call(device, upload_inputs(device, case.inputs()))
+        outputs = case.call(device, upload_inputs(device, inputs))
         places = {name: device.place(array) for name, array in outputs.items()}
         trace = device.trace
         if only_new and all(shader in self.shaders for shader in trace.shaders):
@@ -95,7 +95,7 @@ class _Writer:
                 "buffers": _sizes(trace),
                 "steps": self._steps(trace),
                 "made": made,
-                "expected": self._expected(case),
+                "expected": self._expected(case, inputs),
             }
         )
 
@@ -109,8 +109,8 @@ class _Writer:
                 steps.append(["run", self.shaders[step.shader], bindings, step.groups])
         return steps
 
-    def _expected(self, case: Case) -> list[dict[str, Any]]:
-        expected, found = expected_outputs(case), []
+    def _expected(self, case: Case, inputs: Inputs) -> list[dict[str, Any]]:
+        expected, found = expected_outputs(case, inputs), []
         for name, value in expected.oracle.items():
             kept = value.astype(np.int32 if value.dtype.kind in "iu" else np.float32)
             at = self.block.put(kept.tobytes())
@@ -151,8 +151,8 @@ def runner_source() -> str:
     return RUNNER.read_text(encoding="utf-8")
 
 
-def _input_bytes(case: Case) -> int:
-    return sum(value.nbytes for value in case.inputs().values())
+def _input_bytes(inputs: Inputs) -> int:
+    return sum(value.nbytes for value in inputs.values())
 
 
 class _Coarse(np.random.Generator):
@@ -174,9 +174,11 @@ def make_bundle(cases: Iterable[Case], *, profiles: Sequence[Profile] = PROFILES
     smallest: leave out every case that brings no new variant, and let those with small inputs bring theirs first.
     """
     writer, listed = _Writer(), list(cases)
-    for case in sorted(listed, key=_input_bytes) if smallest else listed:
+    order = sorted(listed, key=lambda case: _input_bytes(case.inputs())) if smallest else listed
+    for case in order:
+        inputs = case.inputs()
         for i, profile in enumerate(profiles):
-            writer.add(case, profile, only_new=smallest or i > 0)
-    order = {case.name: i for i, case in enumerate(listed)}
-    writer.cases.sort(key=lambda made: order[made["name"]])
+            writer.add(case, inputs, profile, only_new=smallest or i > 0)
+    places = {case.name: i for i, case in enumerate(listed)}
+    writer.cases.sort(key=lambda made: places[made["name"]])
     return Bundle(writer.document(), b"".join(writer.block.parts))

@@ -15,6 +15,8 @@ from wgrad.autograd.selftest.gemm import gemm_case
 from wgrad.autograd.selftest.linear import frozen_case
 from wgrad.device.formats.frozen_weight import formats
 
+DECODED_IN_MATMULS = ("nf4", "q8_0")  # of several rows, on a device that chooses kernels
+
 
 def on_one_unit(case: Case) -> Case:
     return replace(case, name=f"{case.name}/one compute unit", compute_units=1)
@@ -26,6 +28,7 @@ def kernel_cases() -> list[Case]:
     for t in (F16, BF16):
         tiled = [*_products(t), *_frozen(t, t)]
         found += [*tiled, *map(on_one_unit, tiled), *_frozen(t, F32), *_frozen(F32, t), *_attention(t), *_unaligned(t)]
+        found += _restored(t)
     return found
 
 
@@ -53,13 +56,19 @@ def _unaligned(t: np.dtype) -> list[Case]:
 
 
 def _frozen(x: np.dtype, y: np.dtype) -> list[Case]:
-    """A frozen weight of each format; x and the result of these dtypes, both directions."""
-    variant = f"aligned to {y.name}"
+    """A weight of each format that is decoded inside matmuls; x and the result of these dtypes, both directions."""
     return [
-        frozen_case(format, variant, 41, 136, 64, x, dtype=y, backward=backward, double=double)
+        frozen_case(format, f"aligned to {y.name}", 41, 136, 64, x, dtype=y, backward=backward, double=double)
         for format, double in _weights()
+        if format in DECODED_IN_MATMULS
         for backward in (False, True)
     ]
+
+
+def _restored(t: np.dtype) -> list[Case]:
+    """A weight of each other format: restored as a whole, it is the operand of a dense matmul."""
+    others = [format for format, _ in _weights() if format not in DECODED_IN_MATMULS]
+    return [frozen_case(format, f"aligned to {t.name}", 41, 136, 64, t, dtype=t) for format in others]
 
 
 def _weights() -> list[tuple[str, bool]]:
@@ -78,7 +87,7 @@ def _attention(t: np.dtype) -> list[Case]:
 
 
 def _float32() -> list[Case]:
-    found = [*_frozen(F32, F32)]
+    found = [*_frozen(F32, F32), *_restored(F32)]
     found += [frozen_case(format, "one row", 1, 136, 64, F32, double=double) for format, double in _weights()]
     found += [gemm_case("aligned", 72, 136, 72, F32, **layout) for layout in _layouts()]
     found += [gemm_case("unaligned", 41, 75, 67, F32, **layout) for layout in _layouts()]

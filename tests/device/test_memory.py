@@ -150,3 +150,13 @@ builtins.kept = pool.allocate(100)  # outlives every module
 def test_what_is_left_at_the_end_of_python_goes_without_a_word() -> None:
     done = subprocess.run([sys.executable, "-c", ENDING], capture_output=True, text=True, timeout=300)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_a_lease_that_goes_at_pythons_end_asks_for_nothing() -> None:
+    """What its pool needs may be gone before it, and the error would be printed at every exit."""
+    pool = Pool(lambda nbytes: None, lambda block: None)
+    lease = pool.allocate(64)
+    lease.__del__(lambda: True)
+    assert pool.in_use_bytes > 0
+    del lease
+    assert pool.in_use_bytes == 0

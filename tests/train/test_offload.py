@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.conftest import wgpu_sibling
 from wgrad.autograd import functional as F
-from wgrad.autograd.bind import bind
 from wgrad.autograd.checkpoint import checkpoint
 from wgrad.autograd.offload import Parking
 from wgrad.autograd.reference import ReferenceDevice
@@ -30,14 +30,13 @@ from wgrad.train.plan.memory_limit import beyond_limit
 from wgrad.train.plan.plan import plan_run
 from wgrad.train.step.build import build_optimizer, build_trainable
 from wgrad.train.step.trainer import Trainer
-from wgrad.wgsl.device import WgpuDevice
 from wgrad.wgsl.runtime import transfers
 
 
 @pytest.fixture
 def card(wgpu_device: Any) -> Any:
     """A device of this test's own that takes itself for a card with memory of its own."""
-    device = bind(WgpuDevice)()
+    device = wgpu_sibling()
     device.shared_memory = False
     return device
 
@@ -48,7 +47,7 @@ def options(**given: Any) -> RunOptions:
         "batch_size": 2,
         "gradient_accumulation_steps": 2,
         "lora_r": 4,
-        "max_steps": 4,
+        "max_steps": 3,
         "logging_steps": 1,
     }
     shape |= {"lora_dropout": 0.1, "sample": False, "gradient_checkpointing": True, "stream_weights": "off"}
@@ -72,7 +71,7 @@ def train(config: RunOptions, folder: Path, device: Any) -> tuple[np.ndarray, np
 def test_the_bits_are_those_without_and_the_memory_is_as_planned(make_checkpoint: Any, card: Any) -> None:
     folder = make_checkpoint(num_hidden_layers=5)
     model = load_model_config(folder)
-    plain = bind(WgpuDevice)()
+    plain = wgpu_sibling()
     losses, trained = train(options(), folder, plain)
     config = options(offload_activations=True)
     plan, before = plan_run(config, model, folder, card, 1), plan_run(options(), model, folder, card, 1)
@@ -81,7 +80,7 @@ def test_the_bits_are_those_without_and_the_memory_is_as_planned(make_checkpoint
     parked_losses, parked_trained = train(config, folder, card)
     np.testing.assert_array_equal(parked_losses, losses)
     np.testing.assert_array_equal(parked_trained, trained)
-    assert len(set(losses.tolist())) == 4 and np.abs(trained).max() > 0
+    assert len(set(losses.tolist())) == 3 and np.abs(trained).max() > 0
     assert plan.peak_bytes == pytest.approx(card.memory().peak_bytes - kept, rel=0.05)
     stream = 2 * 70 * model.hidden_size * 4  # of a layer's input
     table = before.host_bytes  # the embedding, which is no head
@@ -99,7 +98,7 @@ def test_copies_beside_launches_change_neither_bits_nor_memory(
     """In pieces, beside every product: inputs of layers go and come, with `stream` their weights come too."""
     folder, config = make_checkpoint(num_hidden_layers=5), options(offload_activations=True, stream_weights=stream)
     expected_losses, expected = train(config, folder, card)
-    beside = bind(WgpuDevice)()
+    beside = wgpu_sibling()
     beside.shared_memory, beside.copies_beside = False, True
     monkeypatch.setattr(transfers, "LEAST_WORK", 1e5)
     monkeypatch.setattr(transfers, "_PASS", 256)
@@ -145,7 +144,7 @@ def test_no_number_of_parked_layers_changes_a_bit(make_checkpoint: Any, card: An
         whole(src, out)
 
     device.transfer = transfer
-    for number, keep in product(NUMBERS, (False, True)):
+    for number, keep in product(NUMBERS if kind == "cpu" else (False, 1, 4, True), (False, True)):
         config = options(offload_activations=number, keep_attention=keep)
         built = build_trainable(config, load_model_config(folder), folder, device, positions=70)
         inputs, trained = Inputs.empty(built.model, 2, 70), built.parameters
@@ -222,16 +221,14 @@ def test_each_parked_layer_takes_its_input_off_the_peak(make_checkpoint: Any, ca
     assert [peaks[0] - peak for peak in peaks] == [n * stream for n in (0, 1, 2, 3, 3, 3, 3)]
     assert [host - hosts[0] for host in hosts] == [n * stream for n in (0, 1, 2, 3, 4, 4, 4)]
     kept = card.memory().in_use_bytes
-    losses, trained = train(options(), folder, bind(WgpuDevice)())
-    for number in (1, 3):
-        config = options(offload_activations=number)
-        card.reset_peak()
-        found = train(config, folder, card)
-        np.testing.assert_array_equal(found[0], losses)
-        np.testing.assert_array_equal(found[1], trained)
-        plan = plan_run(config, model, folder, card, 1)
-        assert plan is not None
-        assert plan.peak_bytes == pytest.approx(card.memory().peak_bytes - kept, rel=0.05)
+    losses, trained = train(options(), folder, wgpu_sibling())
+    config = options(offload_activations=3)
+    found = train(config, folder, card)
+    np.testing.assert_array_equal(found[0], losses)
+    np.testing.assert_array_equal(found[1], trained)
+    plan = plan_run(config, model, folder, card, 1)
+    assert plan is not None
+    assert plan.peak_bytes == pytest.approx(card.memory().peak_bytes - kept, rel=0.05)
 
 
 def test_more_layers_than_there_are_is_refused(make_checkpoint: Any, card: Any) -> None:
@@ -251,7 +248,7 @@ def test_a_long_row_in_chunks_learns_the_same(make_checkpoint: Any, card: Any, m
     """The sums of LoRA's gradients are of another order: limit 1e-4 of the largest. Within replays, parked and not."""
     folder = make_checkpoint()
     config = options(lora_dropout=0.0, max_steps=3)
-    losses, trained = train(config, folder, bind(WgpuDevice)())
+    losses, trained = train(config, folder, wgpu_sibling())
     monkeypatch.setattr("wgrad.train.model.model.MLP_CHUNKS_ABOVE", 0)
     monkeypatch.setattr("wgrad.train.model.model.MLP_CHUNK_BYTES", 6 * 88 * 4 * 64)
     plan = plan_run(config, load_model_config(folder), folder, card, 1)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.tools import oracle_package
 from tests.train.conftest import random_weights, tiny_config, write_checkpoint
 from tests.train.gguf_writer import ALL, restored, write_gguf
 from tests.train.nf4_writer import nf4_arrays, save_nf4_checkpoint
@@ -34,8 +35,8 @@ from wgrad.train.step.build import TrainableModel, build_frozen, build_optimizer
 from wgrad.train.step.trainer import Trainer
 
 torch = pytest.importorskip("torch", reason="the oracle is torch: pip install wgrad[oracle]")
-transformers = pytest.importorskip("transformers", reason="the oracle is transformers: pip install wgrad[oracle]")
-peft = pytest.importorskip("peft", reason="the oracle is peft: pip install wgrad[oracle]")
+transformers = oracle_package("transformers")
+peft = oracle_package("peft")
 
 pytestmark = pytest.mark.oracle
 

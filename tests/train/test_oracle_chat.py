@@ -12,14 +12,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.tools import oracle_package
 from wgrad.train.data.chat import ChatTemplate, Conversation, MessagesRefused
 from wgrad.train.data.data import load_data
 from wgrad.train.data.tokenizer import load_tokenizer
 from wgrad.train.options.finetune_config import RunOptions
 
-pytest.importorskip("transformers", reason="the oracle is transformers: pip install wgrad[oracle]")
-from transformers import AutoTokenizer  # noqa: E402
-from transformers.utils.chat_template_utils import render_jinja_template  # noqa: E402
+transformers = oracle_package("transformers")
 
 pytestmark = pytest.mark.oracle
 
@@ -95,7 +94,7 @@ def theirs(source: str, messages: list[dict], **options) -> tuple[str, list[str]
     """transformers' text and what its {% generation %} blocks enclose; None where the template refuses."""
     kept = [{k: v for k, v in m.items() if v is not None} for m in messages]  # as apply_chat_template does before
     try:
-        (text,), (spans,) = render_jinja_template(
+        (text,), (spans,) = transformers.utils.chat_template_utils.render_jinja_template(
             conversations=[kept], chat_template=source, return_assistant_tokens_mask=True, **SPECIAL, **options
         )
     except Exception:  # of a template's own code
@@ -160,7 +159,7 @@ SAME_TEXT = ("llama3", "qwen3_instruct_2507", "gemma", "phi3", "cohere", "lfm2")
 def test_the_same_tokens_count_as_with_trl(name: str, make_tokenizer, write_lines) -> None:
     own, variant = ((FOLDER / f"{name}{end}.jinja").read_text(encoding="utf-8") for end in ("", "_training"))
     folder = make_tokenizer(chat_template=own)
-    tokenizer, oracle = load_tokenizer(folder), AutoTokenizer.from_pretrained(str(folder))
+    tokenizer, oracle = load_tokenizer(folder), transformers.AutoTokenizer.from_pretrained(str(folder))
     taken = [m for m in CONVERSATIONS.values() if theirs(own, m) is not None and theirs(variant, m) is not None]
     # A turn that only calls tools is refused where the template would write nothing of it.
     taken = [m for m in taken if "tool_calls" in own or not any("tool_calls" in turn for turn in m)]

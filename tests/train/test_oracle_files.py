@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.tools import oracle_package
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.device.contract import Device
 from wgrad.device.errors import WgradError
@@ -32,8 +33,8 @@ from wgrad.train.model.weights import EMBEDDING, HEAD
 from wgrad.train.step.build import build_frozen
 
 torch = pytest.importorskip("torch", reason="the oracle is torch: pip install wgrad[oracle]")
-transformers = pytest.importorskip("transformers", reason="the oracle is transformers: pip install wgrad[oracle]")
-peft = pytest.importorskip("peft", reason="the oracle is peft: pip install wgrad[oracle]")
+transformers = oracle_package("transformers")
+peft = oracle_package("peft")
 
 pytestmark = pytest.mark.oracle
 

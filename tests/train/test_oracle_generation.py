@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.tools import oracle_package
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.device.contract import Device
 from wgrad.train.data.packing import Document, make_batch
@@ -21,7 +22,7 @@ from wgrad.train.step.build import build_frozen
 from wgrad.train.step.objectives import write_batch
 
 torch = pytest.importorskip("torch", reason="the oracle is torch: pip install wgrad[oracle]")
-transformers = pytest.importorskip("transformers", reason="the oracle is transformers: pip install wgrad[oracle]")
+transformers = oracle_package("transformers")
 
 pytestmark = pytest.mark.oracle
 BASE = Path(__file__).parents[2] / "examples" / "base_model"

@@ -14,6 +14,7 @@ import pytest
 from gguf import GGMLQuantizationType as Kind
 
 import wgrad.train.commands.merge as merge_command
+from tests.tools import oracle_package
 from tests.train.conftest import random_weights, tiny_config, write_checkpoint
 from tests.train.gguf_writer import write_gguf
 from tests.train.nf4_writer import save_nf4_checkpoint
@@ -27,7 +28,7 @@ from wgrad.train.model.lora import LoraConfig, linear_modules
 from wgrad.train.model.model_config import load_model_config
 from wgrad.train.step.build import build_frozen
 
-peft = pytest.importorskip("peft", reason="the oracle is peft: pip install wgrad[oracle]")
+peft = oracle_package("peft")
 
 pytestmark = pytest.mark.oracle
 

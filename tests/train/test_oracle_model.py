@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from tests.family_table import PAGE, counted, page
+from tests.tools import oracle_package
 from tests.train.exact_delta_net import exact_delta_net
 from wgrad.autograd import functional as F
 from wgrad.autograd.reference import ReferenceDevice
@@ -32,7 +33,7 @@ from wgrad.train.model.weights import weight_specs
 from wgrad.train.step.optim import FlatParameters, ParameterSpec
 
 torch = pytest.importorskip("torch", reason="the oracle is torch: pip install wgrad[oracle]")
-transformers = pytest.importorskip("transformers", reason="the oracle is transformers: pip install wgrad[oracle]")
+transformers = oracle_package("transformers")
 
 pytestmark = pytest.mark.oracle
 

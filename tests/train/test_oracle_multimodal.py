@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.tools import oracle_package
 from tests.train.conftest import random_weights, tiny_config, write_checkpoint
 from tests.train.test_oracle_adapter import distance, our_logits, random_ids, their_base, their_logits
 from wgrad.autograd.reference import ReferenceDevice
@@ -22,8 +23,8 @@ from wgrad.train.model.model_files import ModelFiles
 from wgrad.train.step.build import build_frozen
 
 torch = pytest.importorskip("torch", reason="the oracle is torch: pip install wgrad[oracle]")
-transformers = pytest.importorskip("transformers", reason="the oracle is transformers: pip install wgrad[oracle]")
-peft = pytest.importorskip("peft", reason="the oracle is peft: pip install wgrad[oracle]")
+transformers = oracle_package("transformers")
+peft = oracle_package("peft")
 
 pytestmark = pytest.mark.oracle
 

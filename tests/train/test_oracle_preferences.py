@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.tools import oracle_package
 from tests.train.conftest import SENTENCES
 from wgrad.device.contract import Device
 from wgrad.train.data.data import load_data
@@ -23,10 +24,10 @@ from wgrad.train.step.build import build_optimizer, build_trainable
 from wgrad.train.step.trainer import Trainer
 
 torch = pytest.importorskip("torch", reason="the oracle is torch: pip install wgrad[oracle]")
-transformers = pytest.importorskip("transformers", reason="the oracle is transformers: pip install wgrad[oracle]")
-peft = pytest.importorskip("peft", reason="the oracle is peft: pip install wgrad[oracle]")
-datasets = pytest.importorskip("datasets", reason="the oracle reads with datasets: pip install wgrad[oracle]")
-trl = pytest.importorskip("trl", reason="the oracle is trl: pip install wgrad[oracle]")
+transformers = oracle_package("transformers")
+peft = oracle_package("peft")
+datasets = oracle_package("datasets")
+trl = oracle_package("trl")
 
 pytestmark = pytest.mark.oracle
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.tools import oracle_package
 from tests.train.test_oracle_adapter import (
     ACCUMULATE,
     NAMES,
@@ -28,7 +29,7 @@ from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.step.build import TrainableModel, build_frozen, build_trainable
 
 torch = pytest.importorskip("torch", reason="the oracle is torch: pip install wgrad[oracle]")
-peft = pytest.importorskip("peft", reason="the oracle is peft: pip install wgrad[oracle]")
+peft = oracle_package("peft")
 
 pytestmark = pytest.mark.oracle
 

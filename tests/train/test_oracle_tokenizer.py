@@ -7,12 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.tools import oracle_package
 from wgrad.train.data.data import load_data
 from wgrad.train.data.packing import IGNORE_INDEX, make_batch
 from wgrad.train.data.tokenizer import load_tokenizer
 from wgrad.train.options.finetune_config import RunOptions
 
-transformers = pytest.importorskip("transformers", reason="the oracle is transformers: pip install wgrad[oracle]")
+transformers = oracle_package("transformers")
 
 pytestmark = pytest.mark.oracle
 

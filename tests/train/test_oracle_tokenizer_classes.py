@@ -12,12 +12,13 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
+from tests.tools import oracle_package
 from tests.train.test_oracle_tokenizer import once
 from wgrad.device.errors import WgradError
 from wgrad.train.data import tokenizer_classes
 from wgrad.train.data.tokenizer import load_tokenizer
 
-transformers = pytest.importorskip("transformers", reason="the oracle is transformers: pip install wgrad[oracle]")
+transformers = oracle_package("transformers")
 
 pytestmark = pytest.mark.oracle
 

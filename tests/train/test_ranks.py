@@ -34,7 +34,7 @@ from wgrad.train.commands.cli import main
 from wgrad.train.output.metrics import read_steps
 
 pytestmark = needs_mpi
-STEPS = 30
+STEPS = 20
 
 
 @pytest.fixture
@@ -194,7 +194,7 @@ def test_a_rank_that_is_killed_while_it_adds_up_costs_nothing(values: dict[str, 
     dying = "; ".join([
         named("one"), "import os, itertools; from wgrad.train.ranks.all_reduce import AllReduce",
         "count = itertools.count()", "add = AllReduce._add",
-        "AllReduce._add = lambda self, bucket: os.kill(os.getpid(), 9) if next(count) == 20 else add(self, bucket)",
+        "AllReduce._add = lambda self, bucket: os.kill(os.getpid(), 9) if next(count) == 12 else add(self, bucket)",
     ])  # fmt: skip
     run = start(command_of(3, values | {"--logging-steps": 1}, *ULFM, before=[dying, named("one"), named("two")]))
     assert run.returncode == 0, run.stderr

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from tests import tools
+from tests.tools import oracle_package
 from tests.train.test_oracle_adapter import (
     TOKENS,
     Values,
@@ -35,8 +36,8 @@ from wgrad.train.step.build import build_frozen, build_trainable
 from wgrad.train.step.find_model import find_model
 
 torch = pytest.importorskip("torch", reason="the oracle is torch: pip install wgrad[oracle]")
-transformers = pytest.importorskip("transformers", reason="the oracle is transformers: pip install wgrad[oracle]")
-peft = pytest.importorskip("peft", reason="the oracle is peft: pip install wgrad[oracle]")
+transformers = oracle_package("transformers")
+peft = oracle_package("peft")
 
 pytestmark = [pytest.mark.oracle, pytest.mark.all, pytest.mark.timeout(1800)]
 

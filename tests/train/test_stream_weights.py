@@ -13,7 +13,7 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 
-from wgrad.autograd.bind import bind
+from tests.conftest import wgpu_sibling
 from wgrad.device.errors import OutOfMemory
 from wgrad.device.memory import Block, Pool
 from wgrad.train.commands import cli
@@ -31,7 +31,6 @@ from wgrad.train.plan.plan import plan_run
 from wgrad.train.step import find_model
 from wgrad.train.step.build import build_frozen, build_optimizer, build_trainable
 from wgrad.train.step.trainer import Trainer
-from wgrad.wgsl.device import WgpuDevice
 
 SHAPE: dict[str, Any] = {"num_hidden_layers": 5}  # one buffer of the two has three layers
 
@@ -47,7 +46,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def card(wgpu_device: Any) -> Any:
     """A device of this test's own that takes itself for a card with memory of its own."""
-    device = bind(WgpuDevice)()
+    device = wgpu_sibling()
     device.shared_memory = False
     return device
 
@@ -58,7 +57,7 @@ def options(**given: Any) -> RunOptions:
         "batch_size": 2,
         "gradient_accumulation_steps": 2,
         "lora_r": 4,
-        "max_steps": 4,
+        "max_steps": 3,
     }
     shape |= {"logging_steps": 1, "sample": False, "gradient_checkpointing": True, "stream_weights": "off"}
     return RunOptions(**(shape | given))
@@ -84,8 +83,8 @@ def test_the_bits_are_those_of_weights_on_the_device(make_checkpoint: Any, card:
     """And the plan says what it takes."""
     folder = make_checkpoint(**SHAPE, tie_word_embeddings=True)
     config = options(stream_weights="on", offload_activations=True)
-    expected = train(options(), folder, bind(WgpuDevice)())
-    assert len(set(expected[0].tolist())) == 4
+    expected = train(options(), folder, wgpu_sibling())
+    assert len(set(expected[0].tolist())) == 3
     plan, there = (plan_run(c, load_model_config(folder), folder, card, 3) for c in (config, options()))
     assert plan is not None and there is not None and plan.held_bytes < there.held_bytes
     kept = card.memory().in_use_bytes
@@ -105,7 +104,7 @@ def test_rows_in_chunks_share_what_is_decoded_of_a_streamed_weight(
         make_checkpoint(**SHAPE),
         options(max_length=70, stream_weights="on", gradient_accumulation_steps=1),
     )
-    expected = train(replace(config, stream_weights="off"), folder, bind(WgpuDevice)())
+    expected = train(replace(config, stream_weights="off"), folder, wgpu_sibling())
     plan, kept = plan_run(config, load_model_config(folder), folder, card, 3), card.memory().in_use_bytes
     for value, wanted in zip(train(config, folder, card), expected, strict=True):
         np.testing.assert_array_equal(value, wanted)
@@ -159,7 +158,7 @@ def test_an_evaluation_lies_where_steps_have_their_arrays(make_checkpoint: Any, 
                 assert card.memory().reserved_bytes - before < 200_000
         losses.append(found)
         del built, trainer
-    assert losses[0] == losses[1] and len(set(losses[0])) == 4
+    assert losses[0] == losses[1] and len(set(losses[0])) == 3
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -167,7 +166,7 @@ def test_an_embedding_that_is_no_head_is_read_from_main_memory(make_checkpoint: 
     """Without an option: nothing else reads it, and the bits are those of one on the device. It is in the plan."""
     folder, config = make_checkpoint(tie_word_embeddings=tied, dtype="bfloat16"), options()
     model = load_model_config(folder)
-    wanted = train(config, folder, there := bind(WgpuDevice)())
+    wanted = train(config, folder, there := wgpu_sibling())
     plan = plan_run(config, model, folder, card, 3)
     assert plan is not None
     for value, expected in zip(train(config, folder, card), wanted, strict=True):

@@ -81,7 +81,7 @@ class Runtime(PooledRuntime):
         self.max_binding_bytes = min(max_binding_bytes or 1 << 62, limits["max-storage-buffer-binding-size"])
         self.max_buffer_bytes: int = limits["max-buffer-size"]
         self.workgroup_bytes: int = limits["max-compute-workgroup-storage-size"]
-        self._compiler = Compiler(self._device)
+        self._compiler = self._new_compiler()
         self._pool = Pool(self._create_buffer, self._destroy_block)
         self._host_pool = Pool(self._create_host_buffer, self._destroy_block)
         self._make_cache()
@@ -94,6 +94,9 @@ class Runtime(PooledRuntime):
         self._transfers = Transfers(self.max_binding_bytes)
         self._submission_size = SubmissionSize(self.adapter_type, rate_file)
         self._dummy = self.zeros((64,), np.float32)
+
+    def _new_compiler(self) -> Compiler:
+        return Compiler(self._device)
 
     @property
     def fastest_compute(self) -> str:

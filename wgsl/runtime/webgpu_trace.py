@@ -15,6 +15,7 @@ from typing import Any
 from wgrad.device.errors import DeviceError
 from wgrad.device.memory import Array
 from wgrad.wgsl.device import WgpuDevice
+from wgrad.wgsl.runtime.compile import Compiler, Pipeline, Variant
 
 RUNNER = Path(__file__).with_name("bundle_runner.mjs")
 
@@ -162,6 +163,13 @@ class _Recorder:
         raise DeviceError("a traced device computes nothing: what is read in the middle of a trace has no value")
 
 
+class _TextCompiler(Compiler):
+    """Makes texts: there is no driver that may hang, and no thread to wait for it."""
+
+    def make(self, variant: Variant) -> Pipeline:
+        return self._compile(variant)
+
+
 class TraceDevice(WgpuDevice):
     """`trace` grows with every write and launch. One device for each stretch of work that is to stand by itself.
 
@@ -169,13 +177,14 @@ class TraceDevice(WgpuDevice):
     """
 
     def __init__(self, profile: Profile, like: TraceDevice | None = None) -> None:
-        self.trace = Trace()
+        self.trace, self._like = Trace(), like
         recorder = _Recorder(profile, self.trace)
         kind = "CPU" if profile.software else "DiscreteGPU"
         info = {"device": "no device", "adapter_type": kind, "backend_type": "trace", "description": profile.name}
         self._start(recorder, recorder, info, None)
-        if like is not None:
-            self._compiler = like._compiler
+
+    def _new_compiler(self) -> Compiler:
+        return _TextCompiler(self._device) if self._like is None else self._like._compiler
 
     def place(self, array: Array) -> tuple[int, int]:
         """(buffer, offset in bytes) of an array, after everything that was launched is in the trace."""
