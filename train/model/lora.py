@@ -110,7 +110,7 @@ def expert_modules(config: ModelConfig) -> ExpertModules:
 
 
 def adaptable(config: ModelConfig) -> tuple[dict[str, tuple[int, int]], WholeModules, ExpertModules]:
-    """What an adapter of this model may hold, as `load_adapter` takes it."""
+    """Everything that an adapter of this model may hold, as `load_adapter` takes it."""
     return linear_modules(config), whole_modules(config), expert_modules(config)
 
 
