@@ -35,17 +35,20 @@ def library() -> Any:
     return found
 
 
-def theirs(w: np.ndarray, kind: Kind) -> np.ndarray:
+def theirs(w: np.ndarray, kind: Kind, importance: np.ndarray | None = None) -> np.ndarray:
     block, size = gguf.GGML_QUANT_SIZES[kind]
     w, out = np.ascontiguousarray(w, F32), np.zeros((len(w), w.shape[1] // block * size), np.uint8)
-    made = library().ggml_quantize_chunk(int(kind), w.ctypes.data, out.ctypes.data, 0, *w.shape, None)
+    weights = None if importance is None else importance.ctypes.data
+    made = library().ggml_quantize_chunk(int(kind), w.ctypes.data, out.ctypes.data, 0, *w.shape, weights)
     assert made == out.nbytes
     return out
 
 
+@pytest.mark.parametrize("important", [False, True])
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS"])
-def test_bits_are_those_of_llama_cpp(kind: str, rng: np.random.Generator) -> None:
-    """Rows of many sizes; zeros, one sign, one value, ties, values that are far larger or smaller than the others."""
+def test_bits_are_those_of_llama_cpp(kind: str, important: bool, rng: np.random.Generator) -> None:
+    """Rows of many sizes; zeros, one sign, one value, ties, values that are far larger or smaller than the others. With
+    an importance matrix, of columns that cost nothing or a lot, or without one."""
     w = (rng.standard_normal((101, 512)) * np.exp2(rng.integers(-9, 3, (101, 1)))).astype(F32)
     w[3, :256], w[4, 32:64] = 0, 0
     w[5], w[6], w[7], w[8, :32] = np.abs(w[5]), -np.abs(w[6]), 0.25, -0.5
@@ -53,7 +56,10 @@ def test_bits_are_those_of_llama_cpp(kind: str, rng: np.random.Generator) -> Non
     w[10, ::7], w[12, 5::32] = 1e3, 40
     w[11] = np.round(8 * rng.standard_normal(512)) / 4 + 1  # of which two can be the largest
     w[13, 64:96] *= np.float32(1e-4)  # a group whose scale becomes 0
-    np.testing.assert_array_equal(quantize_rows(gguf, w, kind), theirs(w, Kind[kind]))
+    importance = (rng.standard_normal(512) ** 2 * np.exp2(rng.integers(-9, 9, 512))).astype(F32) if important else None
+    if importance is not None:
+        importance[64:70] = 0
+    np.testing.assert_array_equal(quantize_rows(gguf, w, kind, importance), theirs(w, Kind[kind], importance))
 
 
 def types_of(mix: str, folder: Path, **changes: Any) -> dict[str, str]:

@@ -1,14 +1,15 @@
-"""Weights in the types of GGUF as llama.cpp's llama-quantize makes them, bit for bit, without an importance matrix.
+"""Weights in the types of GGUF as llama.cpp's llama-quantize makes them, bit for bit, with an importance matrix or not.
 
-Types with one scale for a block are quantised by the `gguf` package. Here are those that search for the scales of a
-block: candidates in a fixed order, each judged by a weighted sum of squared errors. Groups of elements are columns, so
-that sums over them add up in the order of the elements, in float32, as in C.
+Without one, types with one scale for a block are quantised by the `gguf` package. Here are those that search for the
+scales of a block: candidates in a fixed order, each judged by a weighted sum of squared errors. Groups of elements are
+columns, so that sums over them add up in the order of the elements, in float32, as in C.
 Source: ggml-quants.c, quantize_row_q4_K_ref and those of the others (github.com/ggml-org/llama.cpp).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,23 +23,23 @@ _LEAST = np.float32(1e-15)  # smaller groups are zeros
 _F32 = np.float32
 
 
-def quantize_rows(gguf: Any, w: np.ndarray, kind: str) -> np.ndarray:
+def quantize_rows(gguf: Any, w: np.ndarray, kind: str, importance: np.ndarray | None = None) -> np.ndarray:
     """Rows as a file has them. gguf: the package.
 
     Args:
         w: float32 [rows, n], n a multiple of the type's block.
+        importance: float32 [n], what an error in a column costs; None: the same in all.
 
     Returns:
         uint8 [rows, bytes of a row], or the floats of a type of numbers.
     """
-    if kind not in _SEARCHED:
+    quantize = _SEARCHED.get(kind) or (_WEIGHTED.get(kind) if importance is not None else None)
+    if quantize is None:
         found: np.ndarray = gguf.quantize(w, gguf.GGMLQuantizationType[kind])
         return found
-    size = 32 if kind == "IQ4_NL" else _BLOCK
-    blocks = w.astype(np.float32).reshape(-1, size)
-    step = _CHUNK // size
+    step = max(_CHUNK // w.shape[1], 1)
     with np.errstate(all="ignore"):  # values that are not finite, and scales beyond float16, are told by the caller
-        parts = [_SEARCHED[kind](blocks[at : at + step]) for at in range(0, len(blocks), step)]
+        parts = [quantize(w[at : at + step].astype(np.float32), importance) for at in range(0, len(w), step)]
     return np.concatenate(parts).reshape(len(w), -1)
 
 
@@ -53,10 +54,21 @@ def _in_order(values: np.ndarray) -> np.ndarray:
     return total
 
 
-# ---- a scale and a minimum for 32 elements: Q4_K, Q5_K ---------------------------------------------------------
-def _scale_and_minimum(x: np.ndarray, most: int, first: float, steps: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _weighted(
+    rows: np.ndarray, importance: np.ndarray, size: int, spread: int, factor: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Groups of so many elements, and their weights: the importance times the root of the element's square and
+    `factor` times the mean square of the `spread` elements that it is among."""
+    x, among = _groups(rows, size), _groups(rows, spread)
+    mean = np.repeat(_F32(factor) * _in_order(among * among) / _F32(spread), spread // size)
+    return x, _groups(np.broadcast_to(importance, rows.shape), size) * np.sqrt(mean + x * x)
+
+
+# ---- a scale and a minimum for 32 elements: Q4_K, Q5_K; with an importance matrix Q4_1, Q5_1, too --------------
+def _scale_and_minimum(
+    x: np.ndarray, weights: np.ndarray, most: int, first: float, step: float, steps: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Scale and minimum of each column, and its codes 0 to `most`. first: of the candidates' ranges, next to `most`."""
-    weights = np.sqrt(_in_order(x * x) / _F32(32)) + np.abs(x)
     least, high = np.minimum(x.min(axis=0), _F32(0)), x.max(axis=0)
     sum_w, sum_x = _in_order(weights), _in_order(weights * x)
     zero = high == least
@@ -72,8 +84,8 @@ def _scale_and_minimum(x: np.ndarray, most: int, first: float, steps: int) -> tu
 
     chosen = codes_of(_F32(most))
     best = error(chosen, scale, least)
-    for step in range(steps + 1):  # each from the minimum of the best so far
-        codes = codes_of(_F32(first) + _F32(0.1) * _F32(step) + _F32(most))
+    for number in range(steps + 1):  # each from the minimum of the best so far
+        codes = codes_of(_F32(first) + _F32(step) * _F32(number) + _F32(most))
         weighted = weights * codes
         sum_l, sum_l2, sum_xl = _in_order(weighted), _in_order(weighted * codes), _in_order(weighted * x)
         determinant = sum_w * sum_l2 - sum_l * sum_l
@@ -89,16 +101,72 @@ def _scale_and_minimum(x: np.ndarray, most: int, first: float, steps: int) -> tu
     return np.where(zero, _F32(0), scale), -least, np.where(zero, _F32(0), chosen)
 
 
-def _q45_k(blocks: np.ndarray, most: int, first: float, steps: int) -> tuple[np.ndarray, np.ndarray]:
+_IMPORTANT = (-0.9, 0.05, 36)  # first, step and steps of `_scale_and_minimum` with an importance matrix
+
+
+def _of_block(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """What eight values [blocks, 8] are multiples of, and how often, 0 to 63."""
+    largest = values.max(axis=1, keepdims=True).clip(_F32(0))
+    inverse = np.where(largest > 0, _F32(63) / largest, _F32(0))
+    return largest / _F32(63), np.minimum(np.rint(inverse * values).astype(np.uint8), 63)
+
+
+def _fitted_of_block(values: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """As `_of_block`, of the least weighted error among some ranges; then each multiple is tried next to the others.
+
+    Multiples below 0 wrap around as C's bytes do, also where llama.cpp reads them again.
+    """
+    x, w, most = _groups(values, 8), _groups(weights, 8), _F32(63)
+    largest = x.max(axis=0).clip(_F32(0))
+
+    def error(inverse: np.ndarray, codes: np.ndarray) -> np.ndarray:
+        difference = x - 1 / inverse * codes
+        return _in_order(w * difference * difference)
+
+    inverse = most / largest
+    best = error(inverse, _as_bytes(np.rint(inverse * x)))
+    for number in (n for n in range(-4, 5) if n):
+        reach = _F32(0.1) * _F32(number) + most
+        found = error(reach / largest, np.minimum(np.rint(reach / largest * x), most))
+        inverse, best = np.where(found < best, reach / largest, inverse), np.minimum(best, found)
+    codes = np.minimum(np.rint(inverse * x), most)
+    sum_lx, sum_l2 = _in_order(w * x * codes), _in_order(w * codes * codes)
+    codes = _as_bytes(codes)
+    for _ in range(5):
+        for code, xi, wi in zip(codes, x, w):
+            without_lx, without_l2 = sum_lx - wi * xi * code, sum_l2 - wi * code * code
+            other = np.minimum(np.rint(xi * without_l2 / without_lx), most)
+            other_lx, other_l2 = without_lx + wi * xi * other, without_l2 + wi * other * other
+            better = (without_lx > 0) & (without_l2 > 0) & (other != code)
+            better &= other_lx * other_lx * sum_l2 > sum_lx * sum_lx * other_l2
+            code[better] = _as_bytes(other[better])
+            sum_lx, sum_l2 = np.where(better, other_lx, sum_lx), np.where(better, other_l2, sum_l2)
+    none = largest < _LEAST
+    scale = np.where(none | ~(sum_l2 > 0), _F32(0), sum_lx / sum_l2)
+    return scale[:, None], np.where(none, _F32(0), codes).T.astype(np.uint8)
+
+
+def _as_bytes(codes: np.ndarray) -> np.ndarray:
+    wrapped: np.ndarray = np.where(codes < 0, codes + _F32(256), codes)
+    return wrapped
+
+
+def _q45_k(
+    rows: np.ndarray, importance: np.ndarray | None, most: int, first: float, steps: int
+) -> tuple[np.ndarray, np.ndarray]:
     """The 16 bytes in front of a block's codes, and the codes [blocks, 8, 32]."""
-    x = _groups(blocks, 32)
-    scales, minima, found = _scale_and_minimum(x, most, first, steps)
-    heads, fields = [], []
-    for values in (scales.reshape(-1, 8), minima.reshape(-1, 8)):
-        largest = values.max(axis=1, keepdims=True).clip(_F32(0))
-        inverse = np.where(largest > 0, _F32(63) / largest, _F32(0))
-        fields.append(np.minimum(np.rint(inverse * values).astype(np.uint8), 63))
-        heads.append((largest / _F32(63)).astype(np.float16))
+    if importance is None:
+        x = _groups(rows, 32)
+        weights = np.sqrt(_in_order(x * x) / _F32(32)) + np.abs(x)
+        scales, minima, found = _scale_and_minimum(x, weights, most, first, 0.1, steps)
+        of_blocks = [_of_block(values.reshape(-1, 8)) for values in (scales, minima)]
+    else:
+        x, weights = _weighted(rows, importance, 32, _BLOCK, 2)
+        scales, minima, found = _scale_and_minimum(x, weights, most, *_IMPORTANT)
+        sums = _in_order(weights).reshape(-1, 8)
+        of_blocks = [_fitted_of_block(values.reshape(-1, 8), sums) for values in (scales, minima)]
+    heads, fields = [head.astype(np.float16) for head, _ in of_blocks], [field for _, field in of_blocks]
+    blocks = rows.reshape(-1, _BLOCK)
     d, dmin = (head.astype(np.float32) * field for head, field in zip(heads, fields))
     scaled = (blocks.reshape(-1, 8, 32) + dmin[..., None]) / d[..., None]
     codes = np.where(d[..., None] == 0, found.T.reshape(-1, 8, 32), np.rint(scaled).clip(0, most)).astype(np.uint8)
@@ -120,48 +188,71 @@ def _low_nibbles(codes: np.ndarray) -> np.ndarray:
     return (low[:, ::2] | low[:, 1::2] << 4).reshape(len(codes), -1)
 
 
-def _q4_k(blocks: np.ndarray) -> np.ndarray:
-    head, codes = _q45_k(blocks, 15, -1.0, 20)
+def _q4_k(rows: np.ndarray, importance: np.ndarray | None) -> np.ndarray:
+    head, codes = _q45_k(rows, importance, 15, -1.0, 20)
     return np.concatenate([head, _low_nibbles(codes)], axis=1)
 
 
-def _q5_k(blocks: np.ndarray) -> np.ndarray:
-    head, codes = _q45_k(blocks, 31, -0.5, 15)
+def _q5_k(rows: np.ndarray, importance: np.ndarray | None) -> np.ndarray:
+    head, codes = _q45_k(rows, importance, 31, -0.5, 15)
     fifth = np.bitwise_or.reduce((codes >> 4) << np.arange(8, dtype=np.uint8)[:, None], axis=1)
     return np.concatenate([head, fifth, _low_nibbles(codes)], axis=1)
 
 
-# ---- a scale for 16 elements of both signs: Q6_K ---------------------------------------------------------------
+def _q45_1(rows: np.ndarray, importance: np.ndarray | None, most: int) -> np.ndarray:
+    assert importance is not None
+    x, weights = _weighted(rows, importance, 32, rows.shape[1], 1)
+    scales, minima, codes = _scale_and_minimum(x, weights, most, *_IMPORTANT)
+    heads = [head.astype(np.float16)[:, None].view(np.uint8) for head in (scales, -minima)]
+    return np.concatenate([*heads, *_with_fifth_bits(codes, most)], axis=1)
+
+
+def _with_fifth_bits(codes: np.ndarray, most: int) -> list[np.ndarray]:
+    """Codes [32, groups] -> bytes of their fifth bits, if they have any, and of the others."""
+    whole = codes.T.astype(np.uint8)
+    fifth = [np.packbits(whole >> 4, axis=1, bitorder="little")] if most > 15 else []
+    return [*fifth, _halves(whole & 15)]
+
+
+# ---- a scale for 16 elements of both signs: Q6_K; with an importance matrix for 32: Q4_0, Q5_0 -----------------
 def _largest(x: np.ndarray) -> np.ndarray:
     """The first of the largest elements of each column, with its sign."""
     found: np.ndarray = np.take_along_axis(x, np.abs(x).argmax(axis=0)[None], axis=0)[0]
     return found
 
 
-def _signed_scale(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The scale of each column for codes -32 to 31, and the codes."""
+def _signed_scale(x: np.ndarray, weights: np.ndarray, half: int) -> tuple[np.ndarray, np.ndarray]:
+    """The scale of each column for codes -half to half - 1, and the codes."""
     largest = _largest(x)
-    weights = x * x
 
     def tried(reach: np.float32) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        codes = np.rint(-reach / largest * x).clip(_F32(-32), _F32(31))
+        codes = np.rint(-reach / largest * x).clip(_F32(-half), _F32(half - 1))
         return codes, _in_order(weights * x * codes), _in_order(weights * codes * codes)
 
-    chosen, sum_lx, sum_l2 = tried(_F32(32))
+    chosen, sum_lx, sum_l2 = tried(_F32(half))
     scale = np.where(sum_l2 != 0, sum_lx / sum_l2, _F32(0))
     best = scale * sum_lx
     for step in (n for n in range(-9, 10) if n):
-        codes, sum_lx, sum_l2 = tried(_F32(32) + _F32(0.1) * _F32(step))
+        codes, sum_lx, sum_l2 = tried(_F32(half) + _F32(0.1) * _F32(step))
         better = (sum_l2 > 0) & (sum_lx * sum_lx > best * sum_l2)
         scale = np.where(better, sum_lx / sum_l2, scale)
         best = np.where(better, scale * sum_lx, best)
         chosen = np.where(better, codes, chosen)
     zero = np.abs(largest) < _LEAST
-    return np.where(zero, _F32(0), scale), np.where(zero, _F32(-32), chosen)
+    return np.where(zero, _F32(0), scale), np.where(zero, _F32(-half), chosen)
 
 
-def _q6_k(blocks: np.ndarray) -> np.ndarray:
-    scales, codes = _signed_scale(_groups(blocks, 16))
+def _q45_0(rows: np.ndarray, importance: np.ndarray | None, half: int) -> np.ndarray:
+    assert importance is not None
+    scales, codes = _signed_scale(*_weighted(rows, importance, 32, rows.shape[1], 1), half)
+    head = scales.astype(np.float16)[:, None].view(np.uint8)
+    return np.concatenate([head, *_with_fifth_bits(codes + half, 2 * half - 1)], axis=1)
+
+
+def _q6_k(rows: np.ndarray, importance: np.ndarray | None) -> np.ndarray:
+    x, blocks = _groups(rows, 16), rows.reshape(-1, _BLOCK)
+    weights = x * x if importance is None else _groups(np.broadcast_to(importance, rows.shape), 16)
+    scales, codes = _signed_scale(x, weights, 32)
     scales, codes = scales.reshape(-1, 16), codes.T.reshape(-1, 16, 16)
     top = np.take_along_axis(scales, np.abs(scales).argmax(axis=1)[:, None], axis=1)
     inverse = _F32(-128) / top
@@ -191,9 +282,14 @@ def _levels_of(x: np.ndarray) -> np.ndarray:
     return codes
 
 
-def _level_scale(x: np.ndarray) -> np.ndarray:
-    """The scale of each column of 32 elements."""
-    largest, weights = _largest(x), x * x
+def _level_scale(rows: np.ndarray, importance: np.ndarray | None, spread: int) -> np.ndarray:
+    """The scale of each group of 32 elements. spread: as of `_weighted`."""
+    if importance is None:
+        x = _groups(rows, 32)
+        weights = x * x
+    else:
+        x, weights = _weighted(rows, importance, 32, spread, 2)
+    largest = _largest(x)
 
     def tried(inverse: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         q = LEVELS[_levels_of(inverse * x)]
@@ -222,18 +318,18 @@ def _halves(codes: np.ndarray) -> np.ndarray:
     return pairs
 
 
-def _iq4_nl(blocks: np.ndarray) -> np.ndarray:
-    scales = _level_scale(_groups(blocks, 32))[:, None]
-    codes = _levels_of(_inverse(scales) * blocks)
+def _iq4_nl(rows: np.ndarray, importance: np.ndarray | None) -> np.ndarray:
+    scales = _level_scale(rows, importance, 32)[:, None]
+    codes = _levels_of(_inverse(scales) * rows.reshape(-1, 32))
     return np.concatenate([scales.astype(np.float16).view(np.uint8), _halves(codes)], axis=1)
 
 
-def _iq4_xs(blocks: np.ndarray) -> np.ndarray:
-    scales = _level_scale(_groups(blocks, 32)).reshape(-1, 8)
+def _iq4_xs(rows: np.ndarray, importance: np.ndarray | None) -> np.ndarray:
+    scales = _level_scale(rows, importance, _BLOCK).reshape(-1, 8)
     top = np.take_along_axis(scales, np.abs(scales).argmax(axis=1)[:, None], axis=1)
     d = -top / _F32(32)
     whole = np.rint(_inverse(d) * scales).clip(-32, 31)
-    codes = _levels_of(_inverse(d * whole)[..., None] * blocks.reshape(-1, 8, 32))
+    codes = _levels_of(_inverse(d * whole)[..., None] * rows.reshape(-1, 8, 32))
     fields = (whole + 32).astype(np.uint8)
     high = pack(fields >> 4, 2).reshape(-1, 2)
     low = pack(fields & 15, 4).reshape(-1, 4)
@@ -241,10 +337,18 @@ def _iq4_xs(blocks: np.ndarray) -> np.ndarray:
     return np.concatenate(parts, axis=1)
 
 
-_SEARCHED: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+_Quantize = Callable[[np.ndarray, np.ndarray | None], np.ndarray]  # rows, importance -> bytes of each block
+_SEARCHED: dict[str, _Quantize] = {
     "Q4_K": _q4_k,
     "Q5_K": _q5_k,
     "Q6_K": _q6_k,
     "IQ4_NL": _iq4_nl,
     "IQ4_XS": _iq4_xs,
+}
+# With an importance matrix alone: without one these have the scale of the largest element.
+_WEIGHTED: dict[str, _Quantize] = {
+    "Q4_0": partial(_q45_0, half=8),
+    "Q4_1": partial(_q45_1, most=15),
+    "Q5_0": partial(_q45_0, half=16),
+    "Q5_1": partial(_q45_1, most=31),
 }
