@@ -14,6 +14,7 @@ from gguf import GGMLQuantizationType as Kind
 
 from tests.train.conftest import random_weights, tiny_config, write_checkpoint
 from wgrad.train.files.gguf_quantize import quantize_rows
+from wgrad.train.files.imatrix_file import Imatrix
 from wgrad.train.model.gguf_mix import MIXES
 from wgrad.train.model.gguf_model import GgufModel, save_gguf
 from wgrad.train.model.model_config import load_model_config
@@ -62,12 +63,12 @@ def test_bits_are_those_of_llama_cpp(kind: str, important: bool, rng: np.random.
     np.testing.assert_array_equal(quantize_rows(gguf, w, kind, importance), theirs(w, Kind[kind], importance))
 
 
-def types_of(mix: str, folder: Path, **changes: Any) -> dict[str, str]:
+def types_of(mix: str, folder: Path, imatrix: Imatrix | None = None, **changes: Any) -> dict[str, str]:
     """GGUF's names of a model's matrices, and their types."""
     raw = tiny_config(**{"hidden_size": 256, "intermediate_size": 512, "head_dim": 64} | changes)
     weights = random_weights(tiny_config(num_hidden_layers=1)) if changes.get("num_hidden_layers", 2) > 2 else {}
     write_checkpoint(folder, raw, weights or random_weights(raw))
-    model = GgufModel(load_model_config(folder), ModelFiles(folder), mix)
+    model = GgufModel(load_model_config(folder), ModelFiles(folder), mix, imatrix)
     return {model._names[spec.name]: model.stored(spec) for spec in weight_specs(model.config) if len(spec.shape) == 2}
 
 

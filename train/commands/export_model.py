@@ -17,6 +17,7 @@ from wgrad.train.data.tokenizer import Tokenizer, generation_options
 from wgrad.train.data.tokenizer_source import open_tokenizer
 from wgrad.train.files.decode import read_yaml
 from wgrad.train.files.gguf_files import require_gguf
+from wgrad.train.files.imatrix_file import IMATRIX_FILE
 from wgrad.train.files.input_files import read_input
 from wgrad.train.model.gguf_model import FILE
 from wgrad.train.model.model_config import load_model_config
@@ -102,6 +103,7 @@ def _lm_studio(args: ModelExportConfig, name: str) -> int:
     run_merge(args.merge_config(str(folder)))
     file = folder / (f"{model}.gguf" if args.quantize == "none" else f"{model}-{args.quantize.upper()}.gguf")
     os.replace(folder / FILE, file)
+    (folder / IMATRIX_FILE).unlink(missing_ok=True)  # LM Studio would list it as a model
     if args.out or found:
         say(f"LM Studio shows it as {folder.relative_to(models)}, in {models}")
     else:

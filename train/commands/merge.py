@@ -17,6 +17,7 @@ from wgrad.autograd.tensor import no_grad
 from wgrad.device.contract import Device
 from wgrad.device.errors import DeviceError, UnusableResult, WgradError
 from wgrad.device.formats.nf4 import BLOCK_SIZES
+from wgrad.train.commands.importance import find_imatrix
 from wgrad.train.data.gguf_tokenizer import changed_keys, write_tokenizer
 from wgrad.train.data.tokenizer import Tokenizer, load_tokenizer
 from wgrad.train.data.tokenizer_source import TokenizerSource, find_source, save_tokenizer
@@ -99,6 +100,9 @@ def run_merge(args: MergeConfig, more: Mapping[str, str] = {}) -> int:
     trained = _trained(args)
     merge = Merge(files, config, lora, arrays, args.onto == "original", **asdict(trained))
     merge.check()
+    imatrix = find_imatrix(args)
+    if imatrix is not None:
+        say(f"importance matrix: {len(imatrix.means)} weights, by {imatrix.source}", "stderr")
     save = partial(save_tokenizer, tokenizer, source) if tokenizer else source.copy
     display = Display(make_console("stderr"))
     dtype = merge.dtype(args.dtype)
@@ -107,7 +111,7 @@ def run_merge(args: MergeConfig, more: Mapping[str, str] = {}) -> int:
         if args.format == "gguf":
             in_gguf = GgufModel(merge.merged, files, kind).base is not None
             over = changed_keys(tokenizer, load_tokenizer(folder)) if tokenizer and in_gguf else {}
-            save_merged_gguf(merge, args.out, kind, device, save, write_tokenizer, phase.update, over, more)
+            save_merged_gguf(merge, args.out, kind, device, save, write_tokenizer, phase.update, over, more, imatrix)
         else:
             save_merged(merge, args.out, dtype, device, save, phase.update)
     where = args.out if args.format != "gguf" else os.path.join(args.out, FILE)

@@ -1,4 +1,4 @@
-"""The type that each tensor of a GGUF file has: the mixes of llama.cpp's llama-quantize without an importance matrix.
+"""The type that each tensor of a GGUF file has: the mixes of llama.cpp's llama-quantize.
 
 A mix keeps more bits where errors cost most: in the output layer, and in some layers' value and down projections.
 Source: src/llama-quant.cpp (github.com/ggml-org/llama.cpp), commit 007dbbf. Files written here have no fused attn_qkv.
@@ -15,18 +15,20 @@ from wgrad.train.options.choices import GGUF_MIXES
 
 MIXES = {mix: mix.upper().removesuffix("_M") for mix in GGUF_MIXES}  # -> the type of most tensors
 _FALLBACKS = {"Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0", "IQ4_XS": "IQ4_NL"}  # for rows of no whole blocks
+_WITH_MINIMUM = {"q4_0": "Q4_1", "q5_0": "Q5_1"}  # of the first down projections, with an importance matrix
 _LAYER = re.compile(r"blk\.(\d+)\.(\w+)\.weight")
 
 
-def stored_type(config: ModelConfig, mix: str, name: str, width: int, tied: bool) -> str:
-    """The type of a matrix. name: GGUF's; width: elements of a row; tied: the file has no output layer of its own."""
+def stored_type(config: ModelConfig, mix: str, name: str, width: int, tied: bool, important: bool = False) -> str:
+    """The type of a matrix. name: GGUF's; width: elements of a row; tied: the file has no output layer of its own;
+    important: there is an importance matrix."""
     usual = MIXES[mix]
     if name == "output.weight" or (tied and name == "token_embd.weight"):
         found = _of_output(usual, width)
     elif name == "token_embd.weight":
         found = "Q8_0" if mix == "mxfp4" else usual
     else:
-        found = _of_layer(config, mix, name)
+        found = _of_layer(config, mix, name, important)
     if width % gguf_formats()[found].block:
         found = _FALLBACKS.get(found, "F16")
     return found if found == "F16" or width % gguf_formats()[found].block == 0 else "F16"
@@ -38,7 +40,7 @@ def _of_output(usual: str, width: int) -> str:
     return "Q6_K"
 
 
-def _of_layer(config: ModelConfig, mix: str, name: str) -> str:
+def _of_layer(config: ModelConfig, mix: str, name: str, important: bool) -> str:
     usual, place = MIXES[mix], _LAYER.fullmatch(name)
     if place is None:
         return usual
@@ -54,8 +56,10 @@ def _of_layer(config: ModelConfig, mix: str, name: str) -> str:
         if usual == "Q4_K" and _is_70b(config):
             return "Q5_K"
     elif part == "ffn_down":
-        if mix == "iq4_xs" and first:
+        if mix == "iq4_xs" and first and not important:
             return "Q5_K"
+        if mix in _WITH_MINIMUM and first and important:
+            return _WITH_MINIMUM[mix]
         if medium and many:
             return "Q6_K"
     return usual

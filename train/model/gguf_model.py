@@ -20,6 +20,7 @@ from wgrad.device.formats.frozen_weight import gguf_formats
 from wgrad.train.files.gguf_files import GgufEntry, gguf_parts, permute, require_gguf
 from wgrad.train.files.gguf_metadata import read_metadata
 from wgrad.train.files.gguf_quantize import quantize_rows
+from wgrad.train.files.imatrix_file import IMATRIX_FILE, Imatrix
 from wgrad.train.model.families import FAMILIES
 from wgrad.train.model.gguf_adapter import heads_side_by_side
 from wgrad.train.model.gguf_mix import MIXES, stored_type
@@ -47,15 +48,16 @@ WriteTokenizer = Callable[[Any, Any, Path, int], None]  # GGUFWriter, gguf, fold
 
 @dataclass(frozen=True)
 class GgufModel:
-    """One tensor to write. kind: of matrices, a type of numbers or one of MIXES."""
+    """One tensor to write. kind: of matrices, a type of numbers or one of MIXES. imatrix: what errors cost."""
 
     config: ModelConfig
     files: ModelFiles
     kind: str
+    imatrix: Imatrix | None = None
 
     @cached_property
     def _names(self) -> dict[str, str]:
-        return _tensor_names(self.config)
+        return tensor_names(self.config)
 
     def stored(self, spec: WeightSpec) -> str:
         """GGUF's type of a tensor: norms and biases in float32."""
@@ -64,7 +66,14 @@ class GgufModel:
         if self.kind not in MIXES:
             return _TYPES[self.kind]
         tied = "output.weight" not in self._names.values()
-        return stored_type(self.config, self.kind, self._names[spec.name], spec.shape[1], tied)
+        important = self.imatrix is not None
+        return stored_type(self.config, self.kind, self._names[spec.name], spec.shape[1], tied, important)
+
+    def importance(self, spec: WeightSpec) -> np.ndarray | None:
+        """What an error costs in each column of a matrix, None where that is not known. WgradError."""
+        if self.imatrix is None or len(spec.shape) == 1:
+            return None
+        return self.imatrix.of(self._names[spec.name], spec.shape[1])
 
     def nbytes(self, spec: WeightSpec) -> int:
         block, size = _gguf().GGML_QUANT_SIZES[_gguf().GGMLQuantizationType[self.stored(spec)]]
@@ -110,7 +119,7 @@ def _without_place(config: ModelConfig) -> Iterator[str]:
     if not architecture:
         yield f"the architecture {config.architecture}"
         return
-    names = _tensor_names(config)
+    names = tensor_names(config)
     yield from (f"a tensor {spec.name}" for spec in weight_specs(config) if spec.name not in names)
     every = _one_full_of(config)
     windows = _windows(config)
@@ -189,7 +198,7 @@ def save_gguf(
     """
     gguf, config = _gguf(), model.config
     architecture = FAMILIES[config.architecture].gguf
-    names, specs = _tensor_names(config), weight_specs(config)
+    names, specs = tensor_names(config), weight_specs(config)
     writer = gguf.GGUFWriter(path, architecture)
     _describe(writer, model, write_tokenizer, over)
     factors = _rope_factors(model)
@@ -214,7 +223,7 @@ def _gguf() -> Any:
     return require_gguf("--format gguf", FILE)
 
 
-def _tensor_names(config: ModelConfig) -> dict[str, str]:
+def tensor_names(config: ModelConfig) -> dict[str, str]:
     """GGUF's names of the tensors that have one."""
     architecture = _gguf().MODEL_ARCH[FAMILIES[config.architecture].gguf.upper().replace("-", "_")]
     names = _gguf().get_tensor_name_map(architecture, config.num_hidden_layers)
@@ -231,7 +240,7 @@ def _stored(spec: WeightSpec, model: GgufModel, value: np.ndarray) -> np.ndarray
     if heads := heads_side_by_side(model.config, spec.name.rpartition(".")[0]):
         value = permute(value.reshape(len(value), -1), heads).reshape(value.shape)
     with np.errstate(over="ignore"):
-        data = quantize_rows(gguf, value, name)
+        data = quantize_rows(gguf, value, name, model.importance(spec))
     kind = gguf_formats().get(name)
     parts = kind.from_gguf(data, (value.shape[0], value.shape[1])).finite_parts() if kind else iter([data])
     if name != "BF16" and not all(np.isfinite(part).all() for part in parts):
@@ -256,6 +265,11 @@ def _describe(writer: Any, model: GgufModel, write_tokenizer: WriteTokenizer, ov
         _write_shapes(writer, model.config)
         _write_rope(writer, gguf, model.config)
         write_tokenizer(writer, gguf, model.files.folder, model.config.vocab_size)
+    if model.imatrix is not None:
+        writer.add_string("quantize.imatrix.file", IMATRIX_FILE)
+        writer.add_string("quantize.imatrix.dataset", model.imatrix.source)
+        writer.add_uint32("quantize.imatrix.entries_count", len(model.imatrix.means))
+        writer.add_uint32("quantize.imatrix.chunks_count", 1)
     writer.add_file_type(gguf.LlamaFileType[_FILE_TYPES.get(name, f"MOSTLY_{name}")])
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
 

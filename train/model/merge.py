@@ -19,6 +19,7 @@ import numpy as np
 from wgrad.device.contract import Device
 from wgrad.device.errors import WgradError
 from wgrad.device.files import atomic_folder, write_text, writing
+from wgrad.train.files.imatrix_file import IMATRIX_FILE, Imatrix
 from wgrad.train.model.gguf_model import FILE, GgufModel, WriteTokenizer, save_gguf
 from wgrad.train.model.load_weights import read_restored
 from wgrad.train.model.lora import MAGNITUDE, LoraConfig, is_whole
@@ -138,13 +139,14 @@ def save_merged_gguf(
     progress: Progress | None = None,
     over: Mapping[str, str | int] = {},
     more: Mapping[str, str] = {},
+    imatrix: Imatrix | None = None,
 ) -> None:
-    """`save_merged` as a GGUF file, beside it what wgrad reads a base model from. kind: as of `GgufModel`;
+    """`save_merged` as a GGUF file, beside it what wgrad reads a base model from. kind, imatrix: as of `GgufModel`;
     over: as of `save_gguf`; more: other files, name -> text.
 
     WgradError: as `save_merged`, or something of the model has no place in such a file.
     """
-    model = GgufModel(merge.merged, merge.files, kind)
+    model = GgufModel(merge.merged, merge.files, kind, imatrix)
     model.check()
     _check_room(out, model.size, kind)
     with atomic_folder(out) as folder:
@@ -155,6 +157,8 @@ def save_merged_gguf(
             write_tokenizer(writer, gguf, folder, vocabulary)
 
         save_gguf(folder / FILE, model, lambda spec: merge.value(spec, device), write, progress, over)
+        if imatrix is not None:
+            imatrix.save(folder / IMATRIX_FILE)
         for name, text in more.items():
             write_text(folder / name, text)
 

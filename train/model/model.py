@@ -74,6 +74,7 @@ class Model:
         self.keep_attention, self.keep_norms, self.mlp_chunk_bytes = keep_attention, keep_norms, mlp_chunk_bytes
         self._streamed = weights if isinstance(weights, StreamedWeights) else None
         self.passed: dict[int, Callable[[], None]] = {}  # layer -> called once a backward has passed its input
+        self.watch: Callable[[str, Array], None] | None = None  # called with each projection and its input
         self.positions = positions
         tables = rope_tables(config.rope, positions)
         self.cos, self.sin = (device.upload(table) for table in tables)
@@ -367,6 +368,8 @@ class Model:
     ) -> Tensor:
         """A projection with its bias and adapter. With a residual the output is the float32 stream, else `dtype`.
         unread: see `F.linear`."""
+        if self.watch is not None:
+            self.watch(module, x.data)
         weight, bias = self.weights[module + ".weight"], self.weights.get(module + ".bias")
         options: dict[str, Any] = {
             "lora": self._lora(module, inputs.seed),

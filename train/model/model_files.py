@@ -24,6 +24,7 @@ from wgrad.device.formats.frozen_weight import FrozenWeight, gguf_formats
 from wgrad.train.files.decode import read_json, show
 from wgrad.train.files.gguf_files import GgufEntry, is_frozen_gguf, read_gguf_entries
 from wgrad.train.files.gguf_splits import one_of_each
+from wgrad.train.files.imatrix_file import IMATRIX_FILE
 from wgrad.train.files.input_files import exists, one_line
 from wgrad.train.files.nf4_files import NF4_PARTS, check_packed, is_nf4, read_nf4
 from wgrad.train.files.safetensors_files import TensorEntry, read_entries
@@ -103,7 +104,7 @@ class ModelFiles:
                     f"--model: {self.folder} lacks {len(missing)} of {len(names)} shards ({first}): fetch them"
                 )
             return [self.folder / name for name in names]
-        whole = one_of_each(self.folder.glob(f"*{GGUF}"))
+        whole = one_of_each(path for path in self.folder.glob(f"*{GGUF}") if path.name != IMATRIX_FILE)
         if len(whole) > 1:
             raise one_gguf_file(self.folder, whole, "--model")
         if whole:

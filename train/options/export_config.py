@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from wgrad.device.errors import WgradError
 from wgrad.train.files.decode import show
 from wgrad.train.options.finetune_config import DEVICE_HELP
-from wgrad.train.options.merge_config import GGUF_TYPES, MergeConfig
+from wgrad.train.options.merge_config import A_DATA_FILE, GGUF_TYPES, IMATRIX_HELP, MergeConfig
 from wgrad.train.options.options import Options, flag, option
 
 EXPORT_TOOLS = ("ollama", "lmstudio", "llama.cpp")
@@ -69,6 +69,9 @@ class ModelExportConfig(Options):
         path=True,
     )
     quantize: str = option("q8_0", "with TOOL: the merged matrices in this type", choices=GGUF_TYPES)
+    imatrix: str | None = option(
+        None, IMATRIX_HELP.replace("with --quantize", "with TOOL"), metavar="FILE|run", rule=A_DATA_FILE
+    )
     onto: str = option("dequantised", "with TOOL: as of wgrad merge", choices=("dequantised", "original"))
     template: str | None = option(
         None,
@@ -81,7 +84,7 @@ class ModelExportConfig(Options):
 
     def merge_config(self, out: str) -> MergeConfig:
         """The options of the merge that this is."""
-        same = {name: getattr(self, name) for name in ("adapter", "model", "quantize", "onto", "device")}
+        same = {name: getattr(self, name) for name in ("adapter", "model", "quantize", "imatrix", "onto", "device")}
         return MergeConfig(out=out, format="gguf", compare=False, **same)
 
 

@@ -10,6 +10,13 @@ from wgrad.train.options.choices import GGUF_MIXES, BlockSize
 from wgrad.train.options.finetune_config import DEVICE_HELP
 from wgrad.train.options.options import Options, option
 
+OF_THE_RUN = "run"
+IMATRIX_HELP = (
+    "with --quantize: weigh errors by an importance matrix: made from a file with data, from that of the run ('run'), "
+    "or llama.cpp's own (.gguf)"
+)
+A_DATA_FILE = ("must name a file, or be run", lambda v: bool(v.strip()))
+_WEIGHTED = tuple(mix for mix in GGUF_MIXES if mix not in ("q8_0", "mxfp4"))
 GGUF_TYPES = ("none", *GGUF_MIXES, "f16")  # of merged matrices
 
 
@@ -43,6 +50,7 @@ class MergeConfig(Options):
         "with --format gguf: the merged matrices in this type, or llama.cpp's mix of that name; none: as --dtype says",
         choices=GGUF_TYPES,
     )
+    imatrix: str | None = option(None, IMATRIX_HELP, metavar="FILE|run", rule=A_DATA_FILE)
     block_size: BlockSize | None = option(
         None,
         "of the NF4 that it was trained on (default: as its run had it, else 64)",
@@ -57,6 +65,11 @@ class MergeConfig(Options):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.imatrix is not None and self.quantize not in _WEIGHTED:
+            raise WgradError(
+                f"--imatrix: would be ignored: --quantize {self.quantize} weighs no errors: leave it out, or choose "
+                f"one of {', '.join(_WEIGHTED)}"
+            )
         if self.quantize == "none":
             return
         if self.dtype != "auto":

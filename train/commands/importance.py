@@ -1,0 +1,123 @@
+"""The importance matrix of `--imatrix`: squares of what each projection is given, over data, on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from wgrad.autograd.tensor import no_grad
+from wgrad.device.contract import Array
+from wgrad.device.errors import UnusableResult, WgradError
+from wgrad.train.commands.evaluate import build_measured
+from wgrad.train.data.data import load_data
+from wgrad.train.data.packing import Document, make_batch, pack_documents
+from wgrad.train.files.imatrix_file import Imatrix, load_imatrix
+from wgrad.train.inference.open_model import open_model
+from wgrad.train.model.gguf_model import tensor_names
+from wgrad.train.model.inputs import Inputs
+from wgrad.train.model.model import Model
+from wgrad.train.model.stacks import GATE_UP, QKV, parts_of
+from wgrad.train.options.config_yaml import read_config_file
+from wgrad.train.options.finetune_config import CONFIG_FILE, RunOptions
+from wgrad.train.options.merge_config import OF_THE_RUN, MergeConfig
+from wgrad.train.plan.plan import training_needs
+from wgrad.train.run.evaluation import eval_subset
+from wgrad.train.run.session import row_length
+from wgrad.train.step.objectives import write_batch
+
+TOKENS = 1 << 17  # of the data at most
+
+
+def find_imatrix(args: MergeConfig) -> Imatrix | None:
+    """Read the importance matrix that --imatrix names, or make it from data. None: there is none. WgradError."""
+    if args.imatrix is None:
+        return None
+    if args.imatrix.endswith(".gguf"):
+        return load_imatrix(Path(args.imatrix))
+    return _measured(_options(args))
+
+
+def _options(args: MergeConfig) -> RunOptions:
+    """The options of the run that made the adapter, for its data or another file's."""
+    path, data = Path(args.adapter, CONFIG_FILE), args.imatrix
+    if not path.is_file() and data == OF_THE_RUN:
+        raise WgradError(f"--imatrix: {args.adapter} has no {CONFIG_FILE} that names its data: give a file with data")
+    values: dict[str, Any] = read_config_file(path) if path.is_file() else {}
+    of_run = {name for name in RunOptions().to_dict() if name in values}
+    values = {name: value for name, value in values.items() if name in of_run}
+    if data != OF_THE_RUN:
+        values |= {"data": (data,), "eval_data": None, "eval_fraction": 0.0}
+    values |= {"adapter": args.adapter, "device": args.device, "compute": "float32", "batch_size": 1}
+    values |= {"lr_sweep": (), "memory_limit": None, **({"model": args.model} if args.model else {})}
+    return replace(RunOptions(**values), eval_tokens=TOKENS)
+
+
+def _measured(options: RunOptions) -> Imatrix:
+    opened = open_model(options, needs=training_needs(options))
+    with opened.display.phase("reading and tokenising", unit="%") as phase:
+        data = load_data(opened.args, opened.tokenizer, phase.update)
+    config = replace(opened.args, max_length=row_length(opened.args, data))
+    documents = [part for example in eval_subset(data.train, config) for part in example.parts]
+    rows = pack_documents([len(document) for document in documents], config.max_length)
+    built = build_measured(
+        replace(opened, args=config), lambda built: Squares(built.model).add(documents[:1], config.max_length)
+    )
+    squares = Squares(built.model)
+    with opened.display.phase("importance matrix", len(rows), "sequences") as phase:
+        for done, row in enumerate(rows):
+            phase.update(done)
+            squares.add([documents[i] for i in row], config.max_length, opened.tokenizer.pad_id or 0)
+    names = tensor_names(opened.config)
+    means = {names[f"{m}.weight"]: mean for m, mean in squares.means().items() if f"{m}.weight" in names}
+    if not all(np.isfinite(mean).all() for mean in means.values()):
+        raise UnusableResult("--imatrix: the activations are not finite: base model or adapter are damaged")
+    return Imatrix(means, " ".join(config.data), squares.tokens)
+
+
+class Squares:
+    """Sums over tokens of the squares of each projection's inputs."""
+
+    def __init__(self, model: Model) -> None:
+        self._model, self._device, self.tokens = model, model.device, 0
+        self._sums: dict[str, Array] = {}
+        self._last: tuple[Array, Array] | None = None
+
+    def add(self, documents: Sequence[Document], length: int, pad: int = 0) -> None:
+        """See a row of documents, of so many tokens with padding."""
+        model, device = self._model, self._device
+        inputs, batch = Inputs.empty(model, 1, length), make_batch([documents], 1, length, pad)
+        write_batch(device, inputs, batch, batch.targets)
+        counts = device.upload((np.arange(length) < batch.num_tokens).astype(np.float32)[None])
+        model.watch = self._seen(counts)
+        try:
+            with no_grad(), device.borrowing():
+                model.hidden(inputs)
+        finally:
+            model.watch = self._last = None
+        self.tokens += batch.num_tokens
+
+    def _seen(self, counts: Array) -> Callable[[str, Array], None]:
+        device = self._device
+
+        def seen(module: str, x: Array) -> None:
+            if self._last is None or self._last[0] is not x:  # q, k and v have one input
+                self._last = x, device.gemm(counts, device.mul(x, x))
+            if module in self._sums:
+                device.add(self._sums[module], self._last[1], out=self._sums[module])
+            else:
+                self._sums[module] = device.add(self._last[1], device.zeros(self._last[1].shape))
+
+        return seen
+
+    def means(self) -> dict[str, np.ndarray]:
+        """Return float32 [inputs] by the paths of projections."""
+        found = dict[str, np.ndarray]()
+        for module, sums in self._sums.items():
+            mean = self._device.download(sums)[0] / np.float32(max(self.tokens, 1))
+            parts = parts_of(module) if module.endswith((QKV, GATE_UP)) else [module]
+            found |= dict.fromkeys([module, *parts], mean)
+        return found
