@@ -7,9 +7,11 @@ array. What is made of it before computes it again, inside its own launch: eleme
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Sequence
-from typing import Any, TypeAlias
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, ParamSpec, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -35,6 +37,23 @@ _WHOLE = {
     "where",
 }  # of whole numbers are whole
 _VIEW_ALIGN = 64  # a device's view starts at a multiple of so many elements
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+# Threads share what waits: a Lazy changes when it is computed, also while others are made of it.
+_lock = threading.RLock()
+
+
+def _alone(method: Callable[P, R]) -> Callable[P, R]:
+    """Let no other thread compute a Lazy during a method."""
+
+    @functools.wraps(method)
+    def run(*args: P.args, **options: P.kwargs) -> R:
+        with _lock:
+            return method(*args, **options)
+
+    return run
 
 
 class Lazy:
@@ -75,6 +94,7 @@ class Lazy:
     def is_view(self) -> bool:
         return self.op == "view" and self.made is None
 
+    @_alone
     def reads(self, owner: Any) -> bool:
         """Return whether its value is not computed yet and needs an array in this memory (`memory_of`)."""
         if self.made is not None:
@@ -84,6 +104,7 @@ class Lazy:
         return any(isinstance(arg, Lazy) and arg.reads(owner) for arg in self.args)
 
     # ---- values --------------------------------------------------------------------------
+    @_alone
     def array(self) -> Array:
         """The values, row-major: computed at the first call."""
         if self.made is None:
@@ -95,6 +116,7 @@ class Lazy:
             self.op = "made"
         return self.made
 
+    @_alone
     def write(self, out: Array, place: View | None = None, accumulate: bool = False) -> None:
         """Compute into (part of) an array: added to it where `accumulate`."""
         if self.op == "reduce" and place is not None:  # places are of all axes, a reduction has those that are left
@@ -129,6 +151,7 @@ class Lazy:
         return made
 
     # ---- what is made of it --------------------------------------------------------------
+    @_alone
     def astype(self, dtype: Any) -> Lazy:
         """The same values, rounded to a float dtype where they are stored."""
         wanted = np.dtype(dtype)
@@ -138,19 +161,23 @@ class Lazy:
             return apply("add", self, 0.0, dtype=wanted)
         return Lazy(self.op, self.args, self.shape, wanted, self.device, self.detail)
 
+    @_alone
     def viewed(self, shape: Sequence[int], strides: Sequence[int], offset: int = 0) -> Lazy:
         """A view of the array that this views, or of its own."""
         source = self.detail[0] if self.is_view else self.array()
         return Lazy("view", (), tuple(shape), self.dtype, self.device, (source, tuple(strides), offset))
 
+    @_alone
     def layout(self) -> View:
         """Strides and offset in the array that `viewed` takes a view of."""
         return self.detail[1:] if self.is_view else (row_major(self.shape), 0)
 
+    @_alone
     def permuted(self, axes: Sequence[int]) -> Lazy:
         strides, offset = self.layout()
         return self.viewed([self.shape[a] for a in axes], [strides[a] for a in axes], offset)
 
+    @_alone
     def expanded(self, shape: tuple[int, ...]) -> Lazy:
         """Broadcast to a shape."""
         if self.shape == shape:
@@ -350,6 +377,7 @@ def summed_to(x: Lazy, shape: tuple[int, ...]) -> Lazy:
 
 def _reshaped_reduce(total: Lazy, shape: tuple[int, ...]) -> Lazy:
     """The same sum with another shape of the same size."""
-    if total.op == "reduce":
-        return Lazy("reduce", total.args, shape, total.dtype, total.device, total.detail)
+    with _lock:
+        if total.op == "reduce":
+            return Lazy("reduce", total.args, shape, total.dtype, total.device, total.detail)
     return view_of(total.device.view(total.array(), shape), total.device)

@@ -45,7 +45,7 @@ def select_device(spec: str = "auto", needs: Needs | None = None) -> Device:
     kind, _, rest = spec.strip().partition(":")
     makers: dict[str, Callable[[], Device]] = {
         "auto": lambda: _auto(needs),
-        "hip": lambda: _hip(rest),
+        "hip": lambda: _hip(rest, f"hip:{rest}" if rest else "hip"),
         "cpu": lambda: _reference("asked for by name"),
         "wgpu": lambda: _wgpu(rest or None, "asked for by name"),
     }
@@ -91,7 +91,7 @@ def _auto(needs: Needs | None) -> Device:
             refused.append(f"{spec}: {gpu.problem.partition(';')[0]}")
             continue
         try:
-            device = _hip(str(gpu.index))
+            device = _hip(gpu, spec)
             checked = self_check.verdict(device)
             if checked.passed:
                 _check_operators(device, needs)
@@ -165,13 +165,13 @@ def _list_hip() -> list[Any]:
         raise DeviceUnavailable(f"device hip: {error}") from error
 
 
-def _hip(gpu: str) -> Device:
-    """A HIP device, with what kept it from being made in the error."""
+def _hip(gpu: Any, spec: str) -> Device:
+    """A HIP device, with what kept it from being made in the error. gpu: its name, or one of `_list_hip`."""
     room = _hip_room()
     try:
         device: Device = bind(room.HipDevice)(gpu)
     except DeviceError as error:
-        raise DeviceUnavailable(f"device {f'hip:{gpu}' if gpu else 'hip'}: {error}") from error
+        raise DeviceUnavailable(f"device {spec}: {error}") from error
     device.reason = "asked for by name"
     return device
 

@@ -231,9 +231,10 @@ _waiting: weakref.WeakValueDictionary[int, Tensor] = (
 def before_writing(arrays: Iterable[Array] | None = None) -> None:
     """Compute what waits and hangs on arrays that are about to be overwritten. None: all that waits."""
     memory = None if arrays is None else [memory_of(array) for array in arrays]
-    for tensor in list(_waiting.values()):
-        held = tensor._data
-        if isinstance(held, Lazy) and (memory is None or any(held.reads(m) for m in memory)):
+    for reference in _waiting.valuerefs():  # at once: other threads add to them
+        tensor = reference()
+        held = None if tensor is None else tensor._data
+        if tensor is not None and isinstance(held, Lazy) and (memory is None or any(held.reads(m) for m in memory)):
             tensor.data  # noqa: B018
 
 

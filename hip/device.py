@@ -26,7 +26,7 @@ enter_all("wgrad.hip")
 class HipDevice(AttentionRounding):
     """The contract (device/contract.py) in HIP through hip-python.
 
-    gpu: its number or part of its label; empty takes the best.
+    gpu: its number or part of its label; empty takes the best. Or one of `list_gpus`.
     exact_blocks: arrays get memory of just their size, for tests of accesses out of range.
 
     Raises:

@@ -18,7 +18,7 @@ from wgrad.device.runtime import PooledRuntime, Recording
 from wgrad.hip.runtime import binding
 from wgrad.hip.runtime.binding import check
 from wgrad.hip.runtime.compile import Modules
-from wgrad.hip.runtime.gpus import find_gpu
+from wgrad.hip.runtime.gpus import Gpu, find_gpu
 from wgrad.hip.runtime.launch import HOST_TO_HOST, TO_DEVICE, TO_HOST, Launch, Layout, Long, Packed, Transfer
 from wgrad.hip.runtime.profiler import Profiler
 from wgrad.hip.runtime.readback import Readback, Readbacks
@@ -58,7 +58,7 @@ class Replay(Recording):
 class Runtime(PooledRuntime):
     """Owns one HIP device and stream. Arrays come from a pool; launches go to the stream at once, in order.
 
-    gpu: number of the GPU or part of its label, as of `find_gpu`; empty takes the best.
+    gpu: number of the GPU or part of its label, as of `find_gpu`; empty takes the best. Or one that was found.
     exact_blocks: arrays get memory of just their size (tests of accesses out of range).
     """
 
@@ -68,9 +68,9 @@ class Runtime(PooledRuntime):
     needs_new_process = True
     fastest_compute = "bfloat16"  # every architecture that has kernels has matrix units for it
 
-    def __init__(self, gpu: str = "", *, exact_blocks: bool = False) -> None:
+    def __init__(self, gpu: str | Gpu = "", *, exact_blocks: bool = False) -> None:
         hip = self._hip = binding.hip()
-        found = find_gpu(gpu)
+        found = self.found = gpu if isinstance(gpu, Gpu) else find_gpu(gpu)
         self.index, self.architecture, self.gpu = found.index, found.architecture, found.name
         binding.use_device(self._hip, self.index)
         self.wave, self.compute_units = found.wave, found.compute_units

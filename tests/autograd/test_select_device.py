@@ -134,8 +134,10 @@ def test_hip_is_no_subject_elsewhere(machine: Any, monkeypatch: pytest.MonkeyPat
 class FakeHip(ReferenceDevice):
     name = "hip"
 
-    def __init__(self, gpu: str = "") -> None:
+    def __init__(self, gpu: str | Gpu = "") -> None:
         super().__init__()
+        if isinstance(gpu, Gpu):  # as listed: nothing is read again
+            gpu = str(gpu.index)
         self.gpu, self.description = gpu, "a card (gfx942, HIP, shipped kernels)"
         if gpu == "7":
             raise DeviceError("a HIP stream: out of memory")

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from wgrad import functional as F
 from wgrad.autograd.custom_operator import register_operator, unregister_operator
 from wgrad.autograd.gradcheck import LIMIT, gradcheck
 from wgrad.autograd.reference import ReferenceDevice
+from wgrad.autograd.tensor import before_writing
 from wgrad.device.contract import Device
 from wgrad.device.errors import ShapeError, WgradError
 
@@ -506,3 +509,27 @@ def test_a_wrong_argument_is_explained(name: str) -> None:
     with pytest.raises((ShapeError, WgradError), match=message) as caught:
         call()
     assert "\n" not in str(caught.value)
+
+
+def test_threads_compute_what_waits_once() -> None:
+    """One computes it, and everything that waits, while others read it and make more of it."""
+    device: Any = ReferenceDevice()
+    found, calls = list[Any](), list[int]()
+    waits = Tensor(device.upload(np.arange(6, dtype=np.float32).reshape(2, 3)), device) * 2.0 + 1.0
+    plain = device.fused
+
+    def fused(*given: Any, **options: Any) -> Any:
+        calls.append(threading.get_ident())
+        time.sleep(0.05)
+        return plain(*given, **options)
+
+    device.fused = fused
+    readers = [lambda: found.append(waits.data), before_writing, lambda: found.append(waits.transpose(0, 1).data.T)]
+    threads = [threading.Thread(target=reader) for reader in readers]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 2 and len(calls) <= 2  # the transposed copy is another launch
+    for values in found:
+        np.testing.assert_array_equal(values, [[1, 3, 5], [7, 9, 11]])

@@ -61,6 +61,14 @@ def test_of_several_gpus_one_is_chosen(emulator: Any, monkeypatch: pytest.Monkey
         np.testing.assert_array_equal(device.download(device.zeros((41,))), np.zeros(41))
 
 
+def test_a_gpu_that_was_listed_is_not_read_again(emulator: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading one asks the driver, which `auto` has done for all of them."""
+    monkeypatch.setenv("WGRAD_EMULATED_ARCH", "gfx942,gfx1100")
+    (other,) = [gpu for gpu in list_gpus() if gpu.architecture == "gfx1100"]
+    monkeypatch.setattr(binding, "device_properties", lambda index: pytest.fail("read again"))
+    assert emulator.new("gfx942,gfx1100", gpu=other).index == other.index == 1
+
+
 def test_a_gpu_that_is_not_there_or_not_supported_is_told(emulator: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WGRAD_EMULATED_ARCH", "gfx942,gfx1036")
     with pytest.raises(DeviceError, match="HIP has no GPU '5'; it has 0 Emulated gfx942, 1 Emulated gfx1036"):

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from wgrad.autograd.tensor import no_grad
+from wgrad.autograd.tensor import Tensor, no_grad
 from wgrad.device.contract import Array
 from wgrad.device.errors import UnusableResult, WgradError
 from wgrad.train.commands.evaluate import build_measured
@@ -92,18 +92,19 @@ class Squares:
         inputs, batch = Inputs.empty(model, 1, length), make_batch([documents], 1, length, pad)
         write_batch(device, inputs, batch, batch.targets)
         counts = device.upload((np.arange(length) < batch.num_tokens).astype(np.float32)[None])
-        model.watch = self._seen(counts)
+        before, model.watch = model.watch, self._seen(counts)
         try:
             with no_grad(), device.borrowing():
                 model.hidden(inputs)
         finally:
-            model.watch = self._last = None
+            model.watch, self._last = before, None
         self.tokens += batch.num_tokens
 
-    def _seen(self, counts: Array) -> Callable[[str, Array], None]:
+    def _seen(self, counts: Array) -> Callable[[str, Tensor], None]:
         device = self._device
 
-        def seen(module: str, x: Array) -> None:
+        def seen(module: str, given: Tensor) -> None:
+            x = given.data
             if self._last is None or self._last[0] is not x:  # q, k and v have one input
                 self._last = x, device.gemm(counts, device.mul(x, x))
             if module in self._sums:

@@ -74,7 +74,7 @@ class Model:
         self.keep_attention, self.keep_norms, self.mlp_chunk_bytes = keep_attention, keep_norms, mlp_chunk_bytes
         self._streamed = weights if isinstance(weights, StreamedWeights) else None
         self.passed: dict[int, Callable[[], None]] = {}  # layer -> called once a backward has passed its input
-        self.watch: Callable[[str, Array], None] | None = None  # called with each projection and its input
+        self.watch: Callable[[str, Tensor], object] = lambda module, x: None  # called with each projection's input
         self.positions = positions
         tables = rope_tables(config.rope, positions)
         self.cos, self.sin = (device.upload(table) for table in tables)
@@ -368,13 +368,10 @@ class Model:
     ) -> Tensor:
         """A projection with its bias and adapter. With a residual the output is the float32 stream, else `dtype`.
         unread: see `F.linear`."""
-        if self.watch is not None:
-            self.watch(module, x.data)
+        self.watch(module, x)
         weight, bias = self.weights[module + ".weight"], self.weights.get(module + ".bias")
-        options: dict[str, Any] = {
-            "lora": self._lora(module, inputs.seed),
-            "dtype": self.dtype if residual is None else np.float32,
-        }
+        dtype = self.dtype if residual is None else np.float32
+        options: dict[str, Any] = {"lora": self._lora(module, inputs.seed), "dtype": dtype}
         linear = F.linear_quantized if isinstance(weight, FrozenWeight) else F.linear
         own = self.adapter.modules.get(module) if self.adapter else None
         if own is not None and own.magnitude is not None:

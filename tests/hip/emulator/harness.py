@@ -132,7 +132,7 @@ class Emulator:
         from wgrad.hip import device
 
         class BuildingDevice(device.HipDevice):
-            def __init__(inner, gpu: str = "") -> None:  # noqa: N805 - the emulator is self
+            def __init__(inner, gpu: Any = "") -> None:  # noqa: N805 - the emulator is self
                 super().__init__(gpu)
                 self._change(inner)
 
