@@ -79,7 +79,7 @@ def arrays_of(result: Any) -> Iterator[np.ndarray]:
         yield from arrays_of(tuple(result.arrays().values()))
 
 
-def _recorded(function: Callable[..., Any]) -> Callable[..., Any]:
+def recorded(function: Callable[..., Any]) -> Callable[..., Any]:
     """Work of the reference device, as a function of it: the memory of the results is counted, and the call is kept
     while a recording runs."""
 
@@ -96,17 +96,17 @@ def _recorded(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-@_recorded
+@recorded
 def _zeros(shape: Sequence[int], dtype: Any = np.float32) -> np.ndarray:
     return np.zeros(tuple(shape), dtype)
 
 
-@_recorded
+@recorded
 def _copy(src: np.ndarray, out: np.ndarray) -> None:
     out[...] = src.reshape(out.shape)
 
 
-@_recorded
+@recorded
 def _fill(out: np.ndarray, value: float) -> None:
     out[...] = value
 
@@ -115,7 +115,7 @@ def _fill(out: np.ndarray, value: float) -> None:
 class ReferenceDevice:
     """Device `cpu`. Arrays are plain `np.ndarray`."""
 
-    implementations = {name: _recorded(op.numpy) for name, op in OPERATORS.items() if op.numpy is not None}
+    implementations = {name: recorded(op.numpy) for name, op in OPERATORS.items() if op.numpy is not None}
     name = "cpu"
     float16 = bfloat16 = shared_memory = host_buffers = True
     stacks_weights = reopens = needs_new_process = False

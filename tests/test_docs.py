@@ -23,6 +23,7 @@ import yaml
 import wgrad
 from tests.conftest import require_wgpu
 from wgrad.autograd.custom_operator import unregister_operator
+from wgrad.autograd.custom_shader import unregister_shader
 from wgrad.hip.runtime.architectures import SUPPORTED
 from wgrad.train.commands.cli import build_parser, main
 from wgrad.train.data.data import load_data
@@ -299,7 +300,7 @@ def run_commands(page: str, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_page_of_the_autograd_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
-    """Its blocks are one program. The registered operator of the page is gone afterwards."""
+    """Its blocks are one program. The registered operators of the page are gone afterwards."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("wgrad.autograd.creation._default", ["cpu"])
     text = "\n".join(_blocks(ROOT / "docs/tutorials/autograd.md", "python"))
@@ -307,6 +308,7 @@ def test_the_page_of_the_autograd_runs(
     space: dict[str, Any] = {}
     exec(text.replace('"auto"', '"cpu"'), space)
     unregister_operator("squared_relu")
+    unregister_shader("row_sums")
     assert space["fast"].launches > 0 and space["loaded"].keys() == {"w0", "w1", "w2"}
     assert float(capsys.readouterr().out.split()[-1]) > 0.5
 

@@ -14,8 +14,8 @@ Public names, each imported when it is first asked for (so that `import wgrad` s
                                     Tensors on a device                                    wgrad.autograd
     Tensor, no_grad, functional, where, cat, stack
                                     the tape and its operators
-    SGD, AdamW, compile, register_operator, save_tensors, load_tensors
-                                    optimisers, a step that is replayed, your own operator, safetensors files
+    SGD, AdamW, compile, register_operator, register_shader, save_tensors, load_tensors
+                                    optimisers, a step that is replayed, your own operators, safetensors files
     select_device                   a device by name, or the best there is
     WgradError, DeviceError         errors that a caller can put right; what a device refused
 
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from wgrad.autograd.creation import tensor as tensor
     from wgrad.autograd.creation import zeros as zeros
     from wgrad.autograd.custom_operator import register_operator as register_operator
+    from wgrad.autograd.custom_shader import register_shader as register_shader
     from wgrad.autograd.ops.arithmetic import where as where
     from wgrad.autograd.ops.movement import cat as cat
     from wgrad.autograd.ops.movement import stack as stack
@@ -110,6 +111,7 @@ _PUBLIC = {
     "ones": "wgrad.autograd.creation",
     "randn": "wgrad.autograd.creation",
     "register_operator": "wgrad.autograd.custom_operator",
+    "register_shader": "wgrad.autograd.custom_shader",
     "save_tensors": "wgrad.autograd.tensor_files",
     "select_device": "wgrad.autograd.select_device",
     "set_default_device": "wgrad.autograd.creation",
@@ -151,6 +153,7 @@ __all__ = [
     "ones",
     "randn",
     "register_operator",
+    "register_shader",
     "save_tensors",
     "select_device",
     "set_default_device",

@@ -133,6 +133,22 @@ def test_blocks_are_as_long_as_the_slower_of_host_and_device_wants(monkeypatch: 
     assert 18 <= found[0.001] <= 20 and 16 <= found[0.015] <= 20 and found[0.2] == 16
 
 
+def test_a_host_that_comes_late_reads_two_blocks_and_lengthens_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second was ready, so that it took no time. A step takes 2.5 ms; then nothing is generated for a while."""
+    now, one, longest = [100.0], pace.Pace(), 0
+    monkeypatch.setattr(pace.time, "monotonic", lambda: now[0])
+    for block in range(60):
+        steps = one.steps
+        late = block % 10 == 5
+        took = 0.0 if block % 10 == 6 else 0.0025 * steps
+        now[0] += took + (0.0025 * steps if late else 0.0)
+        one.read(steps, 0.0 if late else took)
+        longest = max(longest, one.steps)
+    assert one.steps in (7, 8) and longest <= 12
+    one.pause()
+    assert one.steps == 1
+
+
 def test_where_the_cache_is_full_the_last_ones_wait_and_go_on(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Four fit at first, then two: who came last leaves, and joins with all of its tokens once there is room."""
     monkeypatch.setattr(continuous, "SPARE", 8)

@@ -1,0 +1,327 @@
+"""Operators from outside of the package with a whole shader of their own: WGSL, NumPy reference, gradient."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import math
+import re
+from collections.abc import Callable, Sequence
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from wgrad.autograd.function import Function
+from wgrad.autograd.gradcheck import LIMIT, gradcheck
+from wgrad.autograd.modes import no_grad
+from wgrad.autograd.operators import OPERATORS
+from wgrad.autograd.reference import ReferenceDevice, recorded
+from wgrad.autograd.selftest.case import BUILTIN_ULPS, Case
+from wgrad.autograd.selftest.run import check_case
+from wgrad.autograd.tensor import Tensor
+from wgrad.device.cache import cache_folder, make_private
+from wgrad.device.contract import Array, Device
+from wgrad.device.errors import OperatorMissing, WgradError
+from wgrad.device.expression import FUNCTIONS
+from wgrad.device.files import replacing
+
+_BINDING = re.compile(
+    r"@group\((?P<group>\d+)\)\s*@binding\((?P<number>\d+)\)\s*"
+    r"var<(?P<space>uniform|storage)(?:\s*,\s*(?P<access>\w+))?>\s*\w+\s*:\s*(?P<type>\w+(?:<[^>;]*>+)?)"
+)
+_STRUCT = re.compile(r"struct\s+(\w+)\s*\{([^}]*)\}")
+_GROUP = re.compile(r"@workgroup_size\(([\d,\s]+)\)")
+_COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
+_DTYPES = {"f32": np.float32, "i32": np.int32, "u32": np.uint32}
+_FLOAT32_GRADIENT = 1e-3  # a gradient in float32 next to central differences in float64
+
+_NAMES: set[str] = set()
+
+
+class _Layout(NamedTuple):
+    """Bindings of a shader. dtypes: of the inputs. fields: types of the uniform's. invocations: of a workgroup."""
+
+    dtypes: tuple[Any, ...]
+    fields: tuple[str, ...]
+    invocations: int
+
+
+class ShaderOperator:
+    """An operator that `register_shader` made: call it with Tensors, or arrays of one device, of float32 or of the
+    integers that its bindings have.
+
+    Attributes: name, parameters (names of its arguments).
+    """
+
+    def __init__(
+        self,
+        name: str,
+        wgsl: str,
+        reference: Callable[..., Any],
+        backward: Callable[..., Any] | None,
+        rules: tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any] | None],
+        example: Callable[[np.random.Generator], Sequence[np.ndarray]],
+    ) -> None:
+        self.name = self.__name__ = name
+        self.parameters = tuple(inspect.signature(reference).parameters)
+        self._wgsl, self._reference, self._backward, self._example = wgsl, reference, backward, example
+        self._output, self._params, self._workgroups = rules
+        self._layout = _layout(name, wgsl, len(self.parameters))
+        self._function: Function[Any, Tensor] = Function(self._forward, self._described())
+        self._function.backward(self._gradients)
+
+    def _described(self) -> Callable[..., Any]:
+        """What errors and help() show: its name, and its parameters."""
+
+        def described(*operands: Any) -> None: ...
+
+        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        names = ("ctx", *self.parameters)
+        described.__signature__ = inspect.Signature([inspect.Parameter(n, kind) for n in names])  # type: ignore[attr-defined]
+        described.__name__, described.__doc__ = self.name, self._reference.__doc__
+        return described
+
+    def __call__(self, *operands: Any) -> Tensor:
+        if len(operands) != len(self.parameters):
+            raise WgradError(f"{self.name} takes {', '.join(self.parameters)}, got {len(operands)} arguments")
+        found: Tensor = self._function(*operands)
+        return found
+
+    @cached_property
+    def _file(self) -> str:
+        """Path of the shader's file, without the suffix: errors and the cache of shaders go by files."""
+        folder, text = cache_folder("shaders"), self._wgsl.encode()
+        path = Path(folder, f"{self.name}-{hashlib.sha256(text).hexdigest()[:16]}.wgsl")
+        make_private(folder)
+        if not path.exists() or path.read_bytes() != text:
+            with replacing(path) as file:
+                file.write(text)
+        return str(path.with_suffix(""))
+
+    # ---- forward and backward --------------------------------------------------------------------
+    def _forward(self, ctx: Any, *arrays: Array) -> Array:
+        if self._backward is None and any(ctx.needs_grad):
+            raise WgradError(f"{self.name} has no gradient: detach its arguments, or register it with backward")
+        ctx.save(*arrays)
+        return self._run(ctx.device, *arrays)
+
+    def _run(self, device: Any, *arrays: Array) -> Array:
+        for parameter, array, dtype in zip(self.parameters, arrays, self._layout.dtypes):
+            wide = device.name == "cpu" and dtype == np.float32 and array.dtype == np.float64
+            if array.dtype != dtype and not wide:
+                wanted = np.dtype(dtype).name
+                raise WgradError(f"{self.name}: {parameter} must be {wanted}, as its binding; got {array.dtype}")
+        shapes = [tuple(array.shape) for array in arrays]
+        shape = tuple(self._output(*shapes))
+        if device.name == "cpu":
+            found: Array = recorded(partial(self._referenced, shape))(device, *arrays)
+            return found
+        if device.name != "wgpu":
+            raise OperatorMissing(device.name, self.name)
+        params, size = list(self._params(*shapes)), math.prod(shape)
+        _check_params(self.name, params, self._layout.fields)
+        groups = device.groups(size, self._layout.invocations)
+        if self._workgroups is not None:
+            groups = (*self._workgroups(*shapes), 1, 1, 1)[:3]
+        out = device.empty(shape)
+        work = 4.0 * (size + sum(math.prod(s) for s in shapes))
+        device.launch(self._file, [*arrays, out], params, groups, work=work)
+        return out
+
+    def _referenced(self, shape: tuple[int, ...], *arrays: np.ndarray) -> np.ndarray:
+        found: np.ndarray = self._reference(*arrays)
+        if tuple(found.shape) != shape:
+            raise WgradError(f"{self.name}: output says {list(shape)}, and the reference makes {list(found.shape)}")
+        return found
+
+    def _gradients(self, ctx: Any, dy: Array) -> list[Array | None]:
+        assert self._backward is not None
+        device = ctx.device
+        with no_grad():
+            found = self._backward(*(Tensor(array, device) for array in (dy, *ctx.saved)))
+        found = found if isinstance(found, tuple) else (found,)
+        if len(found) != len(self.parameters):
+            raise WgradError(f"{self.name}: backward must return {len(self.parameters)} gradients, got {len(found)}")
+        gradients = list[Any]()
+        for parameter, grad, array in zip(self.parameters, found, ctx.saved):
+            if grad is not None and tuple(grad.shape) != tuple(array.shape):
+                shapes = f"{list(array.shape)}, got {list(grad.shape)}"
+                raise WgradError(f"{self.name}: the gradient of {parameter} must have its shape {shapes}")
+            gradients.append(None if grad is None else grad.data)
+        return gradients
+
+    # ---- proof -----------------------------------------------------------------------------------
+    def check(self, device: Device) -> float:
+        """Compare the WGSL with the reference in float64, and the gradient with central differences, on a device.
+
+        Returns:
+            The largest relative difference between a gradient and central differences; 0 without a backward.
+
+        Raises:
+            WgradError: One of them is wrong.
+        """
+        case = Case(
+            f"shader {self.name}",
+            self.name,
+            "forward",
+            "float32",
+            "x".join(map(str, self._example(np.random.default_rng(0))[0].shape)),
+            lambda rng: dict(zip(self.parameters, _narrow(self._example(rng), self._layout.dtypes))),
+            lambda where, given: {"y": self._run(where, *given.values())},
+            2 * BUILTIN_ULPS,
+        )
+        result = check_case(case, device)
+        if not result.ok:
+            raise WgradError(
+                f"{self.name}: its WGSL is off by {result.error:.3g} from the reference on {device.name}, allowed "
+                f"{result.limit:.3g}; {result.message or 'correct one of them'}"
+            )
+        error = 0.0
+        places = (ReferenceDevice(), np.float64, LIMIT), (device, np.float32, _FLOAT32_GRADIENT)
+        for where, dtype, limit in places if self._backward is not None else ():
+            error = self._gradient_error(where, dtype)
+            if not error <= limit:
+                raise WgradError(
+                    f"{self.name}: its backward differs from central differences by {error:.3g} of the largest "
+                    f"gradient on {where.name}, allowed {limit:.3g}; correct backward"
+                )
+        return error
+
+    def _gradient_error(self, device: Any, dtype: Any) -> float:
+        rng = np.random.default_rng(0)
+        given, dtypes = self._example(rng), self._layout.dtypes
+        floats = [np.asarray(x, np.float64) for x, kind in zip(given, dtypes) if kind == np.float32]
+
+        def op(*tensors: Tensor) -> Tensor:
+            rest = iter(tensors)
+            upload = tensors[0].device.upload
+            return self(*(next(rest) if k == np.float32 else upload(x.astype(k)) for x, k in zip(given, dtypes)))
+
+        return gradcheck(op, *floats, rng=rng, device=device, dtype=dtype)
+
+
+def register_shader(
+    name: str,
+    *,
+    wgsl: str,
+    reference: Callable[..., Any],
+    example: Callable[[np.random.Generator], Sequence[np.ndarray]],
+    backward: Callable[..., Any] | None = None,
+    output: Callable[..., Sequence[int]] = lambda *shapes: shapes[0],
+    params: Callable[..., Sequence[int | float]] | None = None,
+    workgroups: Callable[..., Sequence[int]] | None = None,
+) -> ShaderOperator:
+    """Register an operator with a whole compute shader.
+
+    The shader's entry point is `main`. In group 0, binding 0 is a uniform struct, bindings 1, 2, ... are the inputs,
+    and the last one is the output: storage arrays of f32, i32 or u32, of which the output is f32 and read_write.
+
+    Args:
+        name: Its name, which no other operator has.
+        wgsl: The shader.
+        reference: The same in NumPy, of arrays in float32 or float64. Its parameters name the arguments.
+        example: From a generator to one array for each argument, for `check`. Take sizes that divide nothing.
+        backward: From the gradient of the output and the arguments, all Tensors, to a tuple of one gradient for each
+            argument (None for none). It may call other operators that are registered. None: no gradient.
+        output: From the arguments' shapes to that of the output. Default: that of the first one.
+        params: From the shapes to the numbers of the uniform struct. Default: the size of the output.
+        workgroups: From the shapes to up to three counts. Default: one invocation for each element of the output, in
+            groups that are folded into two dimensions.
+
+    Returns:
+        The operator, a function of Tensors. Its method `check(device)` proves WGSL and gradient.
+
+    Raises:
+        WgradError: The name is taken, the bindings are others, or the reference does not run.
+    """
+    if name in _NAMES or name in OPERATORS or name in FUNCTIONS:
+        raise WgradError(f"register_shader: an operator is called {name} already; take another name")
+    if not name.isidentifier():
+        raise WgradError(f"register_shader: name must be a word; got {name[:100]!r}")
+
+    def size(*shapes: tuple[int, ...]) -> Sequence[int]:
+        return (math.prod(output(*shapes)),)
+
+    made = ShaderOperator(name, wgsl, reference, backward, (output, params or size, workgroups), example)
+    _try(made)
+    _NAMES.add(name)
+    return made
+
+
+def unregister_shader(name: str) -> None:
+    """Forget an operator that `register_shader` made."""
+    if name not in _NAMES:
+        raise WgradError(f"unregister_shader: {name} is no operator that was registered")
+    _NAMES.discard(name)
+
+
+def _try(made: ShaderOperator) -> None:
+    """Run the reference on the example. WgradError."""
+    where = f"register_shader: {made.name}"
+    given = made._example(np.random.default_rng(0))
+    if len(given) != len(made.parameters) or not all(isinstance(x, np.ndarray) and x.size for x in given):
+        raise WgradError(
+            f"{where}: example must return {len(made.parameters)} arrays, for {', '.join(made.parameters)}"
+        )
+    shapes = [x.shape for x in given]
+    try:
+        shape, params = tuple(made._output(*shapes)), list(made._params(*shapes))
+    except Exception as error:
+        raise WgradError(f"{where}: output or params fails for the shapes {shapes}: {error}") from error
+    _check_params(where, params, made._layout.fields)
+    for dtype in (np.float32, np.float64):
+        arrays = [x.astype(dtype if kind == np.float32 else kind) for x, kind in zip(given, made._layout.dtypes)]
+        try:
+            y = made._reference(*arrays)
+        except Exception as error:
+            raise WgradError(f"{where}: the reference fails: {error}") from error
+        if getattr(y, "shape", None) != shape or y.dtype != dtype:
+            found = f"{getattr(y, 'dtype', type(y).__name__)} {list(getattr(y, 'shape', ()))}"
+            raise WgradError(f"{where}: the reference must return {np.dtype(dtype)} {list(shape)}, got {found}")
+
+
+def _layout(name: str, wgsl: str, inputs: int) -> _Layout:
+    """The bindings of a shader, checked. WgradError."""
+    text = _COMMENT.sub("", wgsl)
+
+    def wrong(rule: str) -> WgradError:
+        return WgradError(f"register_shader: {name}: {rule}")
+
+    found = {int(one["number"]): one for one in _BINDING.finditer(text) if one["group"] == "0"}
+    groups = _GROUP.findall(text)
+    if len(groups) != 1 or not re.search(r"\bfn\s+main\s*\(", text):
+        raise wrong("the shader must have one entry point, main, with @workgroup_size in numbers")
+    if sorted(found) != list(range(inputs + 2)):
+        wanted = f"0 (uniform), 1 to {inputs} (inputs) and {inputs + 1} (output)"
+        raise wrong(f"the bindings of group 0 must be {wanted}; got {sorted(found)}")
+    structs = dict(_STRUCT.findall(text))
+    if found[0]["space"] != "uniform" or found[0]["type"] not in structs:
+        raise wrong("binding 0 must be a uniform struct")
+    fields = tuple(part.partition(":")[2].strip() for part in structs[found[0]["type"]].split(",") if part.strip())
+    if not set(fields) <= set(_DTYPES):
+        raise wrong(f"fields of the uniform must be u32, i32 or f32; got {', '.join(fields)}")
+    dtypes = list[Any]()
+    for number in range(1, inputs + 2):
+        one, last = found[number], number == inputs + 1
+        element = re.fullmatch(r"array<\s*(\w+)\s*>", one["type"])
+        if one["space"] != "storage" or element is None or element[1] not in _DTYPES:
+            raise wrong(f"binding {number} must be a storage array of f32, i32 or u32; got {one['type']}")
+        if (one["access"] == "read_write") != last or (last and element[1] != "f32"):
+            rule = "be the output, read_write and of f32" if last else "be an input, which is only read"
+            raise wrong(f"binding {number} must {rule}; got {one['access'] or 'read'} of {element[1]}")
+        dtypes.append(_DTYPES[element[1]])
+    return _Layout(tuple(dtypes[:-1]), fields, math.prod(int(n) for n in groups[0].split(",") if n.strip()))
+
+
+def _check_params(where: str, params: Sequence[Any], fields: Sequence[str]) -> None:
+    kinds = [
+        "f32" if isinstance(p, float) else "a whole number" if isinstance(p, int) else type(p).__name__ for p in params
+    ]
+    if len(kinds) != len(fields) or any((kind == "f32") != (field == "f32") for kind, field in zip(kinds, fields)):
+        raise WgradError(f"{where}: params must be the uniform's fields ({', '.join(fields)}); got {', '.join(kinds)}")
+
+
+def _narrow(arrays: Sequence[np.ndarray], dtypes: Sequence[Any]) -> list[np.ndarray]:
+    return [np.asarray(x).astype(kind) for x, kind in zip(arrays, dtypes)]
