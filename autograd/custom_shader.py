@@ -73,7 +73,7 @@ class ShaderOperator:
         self._function.backward(self._gradients)
 
     def _described(self) -> Callable[..., Any]:
-        """What errors and help() show: its name, and its parameters."""
+        """Return a function with its name and its parameters, for errors and help()."""
 
         def described(*operands: Any) -> None: ...
 

@@ -166,6 +166,9 @@ def test_edits_of_logits_count_what_was_drawn() -> None:
     LogitEdits(presence=0.5, frequency=0.25, bias={0: 7.0, 3: -100.0}).add_to(logits, [1, 2, 1])
     np.testing.assert_array_equal(logits, np.array([8.0, 1.0, 2.25, -96.0], np.float32))
     assert logits.dtype == np.float32 and not LogitEdits()
+    constant = LogitEdits(bias={2: 3.0})
+    assert constant.as_bias(4, [1]) is constant.as_bias(4, [1, 2]) and constant.as_bias(4, [])[2] == 3.0
+    assert LogitEdits(presence=1.0).as_bias(4, [3]).tolist() == [0, 0, 0, -1]
 
 
 def test_health_and_metrics(client: Client) -> None:

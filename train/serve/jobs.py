@@ -93,11 +93,9 @@ class Job:
 
     def bias(self, vocab_size: int, drawn: Sequence[int]) -> np.ndarray | None:
         """float32 [V] to add to the logits of the next token; the same array as before where it has not changed."""
-        bias = self.guide.bias() if self.guide is not None and self.guide.active else None
-        if self.edits is not None:
-            bias = np.zeros(vocab_size, np.float32) if bias is None else bias.copy()
-            self.edits.add_to(bias, drawn)
-        return bias
+        guided = self.guide.bias() if self.guide is not None and self.guide.active else None
+        edited = None if self.edits is None else self.edits.as_bias(vocab_size, drawn)
+        return edited if guided is None else guided if edited is None else guided + edited
 
     @property
     def is_read_alone(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 
@@ -19,6 +20,21 @@ class LogitEdits:
 
     def __bool__(self) -> bool:
         return bool(self.presence or self.frequency or self.bias)
+
+    def as_bias(self, vocab_size: int, drawn: Sequence[int]) -> np.ndarray:
+        """Return float32 [V] to add to logits; where there are no penalties the same array each time."""
+        if self.presence or self.frequency:
+            bias = np.zeros(vocab_size, np.float32)
+            self.add_to(bias, drawn)
+            return bias
+        if vocab_size not in self._made:
+            self._made[vocab_size] = np.zeros(vocab_size, np.float32)
+            self.add_to(self._made[vocab_size], ())
+        return self._made[vocab_size]
+
+    @cached_property
+    def _made(self) -> dict[int, np.ndarray]:
+        return {}
 
     def add_to(self, logits: np.ndarray, drawn: Sequence[int]) -> None:
         """Change logits float32 [V], or what is added to them. drawn: the ids of the answer so far."""
