@@ -32,7 +32,7 @@ DType = Any
 
 MAX_HEAD_DIM = 256  # head width of attention
 DELTA_CHUNK = 64  # tokens that the gated delta rule takes at once
-DELTA_SEGMENT = 1024  # tokens between two states that it keeps for its backward; a multiple of the former
+DELTA_SEGMENT = 2048  # tokens between two states that it keeps for its backward; a multiple of the former
 
 
 class Readback(Protocol):

@@ -56,17 +56,19 @@ fn cell(slot: u32, d: u32, c: u32) -> u32 { return ((slot * p.batch * p.heads + 
 fn key_width() -> u32 { return p.key_heads * p.keys; }
 fn channel(i: u32, c: u32) -> u32 { return (row + i) * (2u * key_width() + p.heads * p.values) + c; }
 fn key_head() -> u32 { return head % p.heads / (p.heads / p.key_heads); }
+// Loads never wait for a comparison: what lies beyond is fetched from a place that is there, and counts as 0. Of tokens
+// beyond the last, `q_unit` and `k_unit` are 0.
 fn query(i: u32, d: u32) -> f32 {
-  if (i >= count || d >= p.keys) { return 0.0; }
-  return f32(qkv[channel(i, key_head() * p.keys + d)]) * q_unit[i];
+  let x = f32(qkv[channel(min(i, count - 1u), key_head() * p.keys + min(d, p.keys - 1u))]);
+  return select(0.0, x * q_unit[i], d < p.keys);
 }
 fn key(i: u32, d: u32) -> f32 {
-  if (i >= count || d >= p.keys) { return 0.0; }
-  return f32(qkv[channel(i, key_width() + key_head() * p.keys + d)]) * k_unit[i];
+  let x = f32(qkv[channel(min(i, count - 1u), key_width() + key_head() * p.keys + min(d, p.keys - 1u))]);
+  return select(0.0, x * k_unit[i], d < p.keys);
 }
 fn value(i: u32, c: u32) -> f32 {
-  if (i >= count || c >= p.values) { return 0.0; }
-  return f32(qkv[channel(i, 2u * key_width() + head % p.heads * p.values + c)]);
+  let x = f32(qkv[channel(min(i, count - 1u), 2u * key_width() + head % p.heads * p.values + min(c, p.values - 1u))]);
+  return select(0.0, x, i < count);
 }
 
 // What token j has left in the state until token i, 0 where it is no earlier one of i's document.
@@ -74,12 +76,13 @@ fn decay(i: u32, j: u32) -> f32 {
   let counts = j <= i && i < count && f32(j) >= start[i];
   return select(0.0, exp(select(0.0, sums[i] - sums[j], counts)), counts);
 }
-// The part of the incoming state that is left at token i.
-fn inside(i: u32) -> f32 { return select(0.0, exp(sums[i]), start[i] < 0.0); }
 #endpart
 
 #part gates
-// Part of the kernels that are given `info`: the chunk's gates, in workgroup memory.
+// Part of the kernels that are given `info`: the chunk's gates, in workgroup memory. inside: of the incoming state, what is
+// left at each token; to_end: of each token, what is left at the chunk's end.
+var<workgroup> inside: array<f32, CHUNK>;
+var<workgroup> to_end: array<f32, CHUNK>;
 fn load_gates(lid: u32) {
   workgroupBarrier();
   if (lid < CHUNK) {
@@ -90,16 +93,23 @@ fn load_gates(lid: u32) {
     start[lid] = info[plane(4u, lid)];
   }
   workgroupBarrier();
+  if (lid < CHUNK) {
+    inside[lid] = select(0.0, exp(sums[lid]), start[lid] < 0.0);
+    to_end[lid] = decay(count - 1u, lid);
+  }
+  workgroupBarrier();
 }
 #endpart
 
 #part staged
-// Part of the kernels with matmuls: their operands in workgroup memory, 16 of the inner dimension at a time. A workgroup
-// has COLUMNS / 4 x 16 invocations of 4 x 4 elements of a tile of 64 rows.
+// Part of the kernels with matmuls: their operands in workgroup memory, DEEP of the inner dimension at a time. A workgroup
+// has SPLIT times COLUMNS / 4 x 16 invocations of 4 x 4 elements of a tile of 64 rows; each share takes 16 of DEEP.
 const ACROSS = COLUMNS / 4u;
-const THREADS = ACROSS * 16u;
-var<workgroup> left: array<vec4<f32>, 272>;
-var<workgroup> right: array<vec4<f32>, ACROSS * 16u>;
+const PLACES = ACROSS * 16u;
+const THREADS = PLACES * SPLIT;
+const DEEP = 16u * SPLIT;
+var<workgroup> left: array<vec4<f32>, LEFT>;
+var<workgroup> right: array<vec4<f32>, THREADS>;
 
 // An invocation's four rows of a tile.
 struct Tile { r0: vec4<f32>, r1: vec4<f32>, r2: vec4<f32>, r3: vec4<f32> }
@@ -111,28 +121,46 @@ fn zeros() -> Tile { return Tile(vec4<f32>(0.0), vec4<f32>(0.0), vec4<f32>(0.0),
   let group = p.first + wg.x + wg.y * nwg.x;
   if (group >= p.end) { return; }
   let tx = lid % ACROSS;
-  let ty = lid / ACROSS;
+  let ty = lid / ACROSS % 16u;
+  let share = lid / PLACES;
   let i = 4u * ty;
   let j = 4u * tx;
+#endpart
+
+#part folded
+// Part of the kernels whose workgroups have several shares: a row of a tile, once `fold` has put all shares' there.
+fn folded(n: u32, lid: u32) -> vec4<f32> {
+  var sum = left[n * PLACES + lid % PLACES];
+  for (var s = 1u; s < SPLIT; s++) { sum += left[(4u * s + n) * PLACES + lid % PLACES]; }
+  return sum;
+}
+#endpart
+
+#part fold
+    workgroupBarrier();
+#unroll n 4
+    left[(4u * share + $nu) * PLACES + lid % PLACES] = tile.r$n;
+#end
+    workgroupBarrier();
 #endpart
 
 #part add lhs rhs inner lk lr rk rc
   // tile += $lhs(row, n) $rhs(n, column), n < $inner. Of element e: $lk and $lr its n and row / 4, $rk and $rc its n and
   // column / 4, so that neighbours in memory are read by neighbours.
-  for (var n = 0u; n < $inner; n += 16u) {
+  for (var n = 0u; n < $inner; n += DEEP) {
     workgroupBarrier();
-    for (var e = lid; e < 256u; e += THREADS) {
+    for (var e = lid; e < 16u * DEEP; e += THREADS) {
       let k = n + $lk;
       let r = 4u * ($lr);
       left[($lk) * 17u + ($lr)] = vec4<f32>($lhs(r, k), $lhs(r + 1u, k), $lhs(r + 2u, k), $lhs(r + 3u, k));
     }
-    for (var e = lid; e < 16u * ACROSS; e += THREADS) {
+    for (var e = lid; e < DEEP * ACROSS; e += THREADS) {
       let k = n + $rk;
       let c = 4u * ($rc);
       right[($rk) * ACROSS + ($rc)] = vec4<f32>($rhs(k, c), $rhs(k, c + 1u), $rhs(k, c + 2u), $rhs(k, c + 3u));
     }
     workgroupBarrier();
-    for (var k = 0u; k < 16u; k++) {
+    for (var k = 16u * share; k < 16u * share + 16u; k++) {
       let l = left[k * 17u + ty];
       let r = right[k * ACROSS + tx];
       tile.r0 += l.x * r;

@@ -18,6 +18,7 @@ from wgrad.wgsl.runtime.runtime import Runtime
 
 _STEPS = 8  # tokens up to which a state is taken through them one by one
 _WANTED_GROUPS = 128  # of a scan: as many as a large card has places for
+_ROOMY = 24 << 10  # bytes of workgroup memory for four shares of a scan
 
 
 @dataclass
@@ -45,8 +46,10 @@ class _Call:
         (self.batch, self.tokens, self.heads), self.channels = self.gates[0].shape, self.qkv.shape[2]
         self.rows = self.batch * self.heads
         self.size = self.rows * self.keys * self.values  # of a state of all heads
-        wide = [n for n in (64, 32, 16) if self.rows * -(-self.values // n) >= _WANTED_GROUPS]
-        self.columns = wide[0] if wide else 16
+        # Of a scan: columns, and shares of the inner dimension.
+        roomy = self.device.workgroup_bytes >= _ROOMY
+        wide = roomy and self.rows * -(-self.values // 32) >= _WANTED_GROUPS
+        self.scan = (32, 2) if wide else (16, 4) if roomy else (16, 2)
 
     @property
     def segments(self) -> list[tuple[int, int]]:
@@ -65,10 +68,13 @@ class _Call:
         )
 
     def launch(self, name: str, arrays: Sequence[Array | None], segment: tuple[int, int], groups: int, flop: float,
-               columns: int = 64, **types: Array) -> None:  # fmt: skip
-        """flop: of a token of a head."""
+               tile: tuple[int, int] = (64, 1), **types: Array) -> None:  # fmt: skip
+        """flop: of a token of a head. tile: columns, and shares of the inner dimension."""
+        columns, split = tile
         at, chunks = segment
-        constants: dict[str, Constant] = {"COLUMNS": columns, "INVOCATIONS": 4 * columns, "BACKWARD": "DY_T" in types}
+        left = 272 * split if split == 1 else split * max(272, 16 * columns)
+        constants: dict[str, Constant] = {"COLUMNS": columns, "SPLIT": split, "LEFT": left}
+        constants |= {"INVOCATIONS": 4 * columns * split, "BACKWARD": "DY_T" in types}
         constants |= {kind: wgsl_type(array.dtype) for kind, array in (("QKV_T", self.qkv), *types.items())}
         tiles = -(-self.values // columns)
         params: list[int | float] = [self.batch, self.tokens, self.heads, self.key_heads, self.keys, self.values]
@@ -87,9 +93,9 @@ class _Call:
         chunks = self.rows * segment[1]
         arrays = [self.qkv, *self.gates, x.info, x.mats]
         self.launch("delta_rule_system", arrays, segment, chunks, 2.0 * n * k + n * n)
-        groups = self.rows * -(-v // self.columns)
+        groups = self.rows * -(-v // self.scan[0])
         arrays = [self.qkv, x.info, x.mats, x.values, x.states]
-        self.launch("delta_rule_scan", arrays, segment, groups, 2.0 * v * (2 * k + n), self.columns)
+        self.launch("delta_rule_scan", arrays, segment, groups, 2.0 * v * (2 * k + n), self.scan)
 
 
 @implements("delta_rule")
@@ -164,8 +170,8 @@ def delta_rule_backward(
         call.launch("delta_rule_output", arrays, segment, chunks, 2.0 * n * (k + v), Y_T=dy, DY_T=dy)
         call.move(carry, 0, dstates, segment[1])
         arrays = [qkv, x.info, x.mats, dy, x.values, dstates]
-        groups = call.rows * -(-v // call.columns)
-        call.launch("delta_rule_scan_backward", arrays, segment, groups, 2.0 * v * (3 * k + n), call.columns, DY_T=dy)
+        groups = call.rows * -(-v // call.scan[0])
+        call.launch("delta_rule_scan_backward", arrays, segment, groups, 2.0 * v * (3 * k + n), call.scan, DY_T=dy)
         call.move(dstates, 0, carry, 0)
         arrays = [qkv, x.info, x.mats, x.values, x.states, dstates, dy, dqk]
         call.launch("delta_rule_grads", arrays, segment, chunks, 2.0 * (2 * n * v + 3 * k * v + 4 * n * k), DY_T=dy)

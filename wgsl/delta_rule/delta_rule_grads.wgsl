@@ -21,26 +21,19 @@ var<workgroup> dsums: array<f32, CHUNK>;
 var<workgroup> dbeta: array<f32, CHUNK>;
 var<private> deep: u32;  // the first of 64 rows of a state
 
+// Of the operands over columns of values, the left ones are 0 beyond the last.
 fn output_gradient(i: u32, c: u32) -> f32 {
-  if (i >= count || c >= p.values) { return 0.0; }
-  return f32(dy[((row + i) * p.heads + head % p.heads) * p.values + c]);
+  let at = ((row + min(i, count - 1u)) * p.heads + head % p.heads) * p.values + min(c, p.values - 1u);
+  return select(0.0, f32(dy[at]), i < count && c < p.values);
 }
-fn rhs_gradient(i: u32, c: u32) -> f32 {
-  if (c >= p.values) { return 0.0; }
-  return values[second(i, c)];
-}
-fn new_value(i: u32, c: u32) -> f32 {
-  if (c >= p.values) { return 0.0; }
-  return values[token(i, c)];
-}
-fn new_across(c: u32, i: u32) -> f32 { return new_value(i, c); }
+fn rhs_gradient(i: u32, c: u32) -> f32 { return select(0.0, values[second(i, min(c, p.values - 1u))], c < p.values); }
+fn new_value(i: u32, c: u32) -> f32 { return select(0.0, values[token(i, min(c, p.values - 1u))], c < p.values); }
+fn new_across(c: u32, i: u32) -> f32 { return values[token(i, min(c, p.values - 1u))]; }
 fn state_across(c: u32, d: u32) -> f32 {
-  if (deep + d >= p.keys || c >= p.values) { return 0.0; }
-  return states[cell(chunk, deep + d, c)];
+  return states[cell(chunk, min(deep + d, p.keys - 1u), min(c, p.values - 1u))];
 }
 fn next_across(c: u32, d: u32) -> f32 {
-  if (deep + d >= p.keys || c >= p.values) { return 0.0; }
-  return dstates[cell(chunk + 1u, deep + d, c)];
+  return dstates[cell(chunk + 1u, min(deep + d, p.keys - 1u), min(c, p.values - 1u))];
 }
 fn score_gradient(i: u32, j: u32) -> f32 { return mats[square(SCORES, i, j)]; }
 fn score_across(j: u32, i: u32) -> f32 { return mats[square(SCORES, i, j)]; }
@@ -67,10 +60,10 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3
   choose(group / p.chunks, group % p.chunks);
   load_gates(lid);
   var tile = zeros();
-#include "delta_rule.inc.wgsl" add lhs=output_gradient rhs=new_across inner=p.values lk=e%16u lr=e/16u rk=e%16u rc=e/16u
+#include "delta_rule.inc.wgsl" add lhs=output_gradient rhs=new_across inner=p.values lk=e%DEEP lr=e/DEEP rk=e%DEEP rc=e/DEEP
   let by_scores = tile;
   tile = zeros();
-#include "delta_rule.inc.wgsl" add lhs=rhs_gradient rhs=new_across inner=p.values lk=e%16u lr=e/16u rk=e%16u rc=e/16u
+#include "delta_rule.inc.wgsl" add lhs=rhs_gradient rhs=new_across inner=p.values lk=e%DEEP lr=e/DEEP rk=e%DEEP rc=e/DEEP
   // Sums over pairs of tokens: of the later ones, of the earlier ones, and of beta.
   var later = vec4<f32>(0.0);
   var earlier = vec4<f32>(0.0);
@@ -97,23 +90,23 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3
   for (var part = 0u; part < p.keys; part += 64u) {
     deep = part;
     tile = zeros();
-#include "delta_rule.inc.wgsl" add lhs=output_gradient rhs=state_across inner=p.values lk=e%16u lr=e/16u rk=e%16u rc=e/16u
+#include "delta_rule.inc.wgsl" add lhs=output_gradient rhs=state_across inner=p.values lk=e%DEEP lr=e/DEEP rk=e%DEEP rc=e/DEEP
 #unroll n 4
-    tile.r$n = tile.r$n * inside(i + $nu);
+    tile.r$n = tile.r$n * inside[i + $nu];
 #unroll c 4
     later[$n] += deep_query(i + $nu, j + $cu) * tile.r$n[$c];
 #end
 #end
-#include "delta_rule.inc.wgsl" add lhs=score_gradient rhs=deep_key inner=CHUNK lk=e%16u lr=e/16u rk=e/16u rc=e%16u
+#include "delta_rule.inc.wgsl" add lhs=score_gradient rhs=deep_key inner=CHUNK lk=e%DEEP lr=e/DEEP rk=e/16u rc=e%16u
 #unroll n 4
 #unroll c 4
     if (part + j + $cu < p.keys) { dqk[dqk_at(i + $nu, part + j + $cu)] = tile.r$n[$c]; }
 #end
 #end
     tile = zeros();
-#include "delta_rule.inc.wgsl" add lhs=rhs_gradient rhs=state_across inner=p.values lk=e%16u lr=e/16u rk=e%16u rc=e/16u
+#include "delta_rule.inc.wgsl" add lhs=rhs_gradient rhs=state_across inner=p.values lk=e%DEEP lr=e/DEEP rk=e%DEEP rc=e/DEEP
 #unroll n 4
-    tile.r$n = tile.r$n * -inside(i + $nu);
+    tile.r$n = tile.r$n * -inside[i + $nu];
 #unroll c 4
     rates[$n] += deep_key(i + $nu, j + $cu) * tile.r$n[$c];
     later[$n] += beta[i + $nu] * deep_key(i + $nu, j + $cu) * tile.r$n[$c];
@@ -122,15 +115,15 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3
 #end
     let by_wanted = tile;
     tile = zeros();
-#include "delta_rule.inc.wgsl" add lhs=new_value rhs=next_across inner=p.values lk=e%16u lr=e/16u rk=e%16u rc=e/16u
+#include "delta_rule.inc.wgsl" add lhs=new_value rhs=next_across inner=p.values lk=e%DEEP lr=e/DEEP rk=e%DEEP rc=e/DEEP
 #unroll n 4
-    tile.r$n = tile.r$n * decay(count - 1u, i + $nu);
+    tile.r$n = tile.r$n * to_end[i + $nu];
 #unroll c 4
     ends[$n] += deep_key(i + $nu, j + $cu) * tile.r$n[$c];
 #end
     tile.r$n += by_wanted.r$n;
 #end
-#include "delta_rule.inc.wgsl" add lhs=system_gradient rhs=deep_key inner=CHUNK lk=e%16u lr=e/16u rk=e/16u rc=e%16u
+#include "delta_rule.inc.wgsl" add lhs=system_gradient rhs=deep_key inner=CHUNK lk=e%DEEP lr=e/DEEP rk=e/16u rc=e%16u
 #include "delta_rule.inc.wgsl" add lhs=score_across rhs=deep_query inner=CHUNK lk=e/16u lr=e%16u rk=e/16u rc=e%16u
 #unroll n 4
 #unroll c 4
@@ -156,7 +149,7 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3
   if (lid == 0u) {
     var all = 0.0;
     for (var n = 0u; n < THREADS; n++) { all += partial[CHUNK + n]; }
-    all = select(0.0, all * inside(count - 1u), start[count - 1u] < 0.0);
+    all = select(0.0, all * inside[count - 1u], start[count - 1u] < 0.0);
     for (var n = 0u; n < CHUNK; n++) { all += partial[n]; }
     dsums[count - 1u] += all;
   }

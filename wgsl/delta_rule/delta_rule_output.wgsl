@@ -26,19 +26,12 @@ fn output_at(i: u32, c: u32) -> u32 { return ((row + i) * p.heads + head % p.hea
 #if BACKWARD
 fn score_across(j: u32, i: u32) -> f32 { return mats[square(SCORES, i, j)]; }
 fn output_gradient(i: u32, c: u32) -> f32 {
-  if (i >= count || column + c >= p.values) { return 0.0; }
-  return f32(y[output_at(i, c)]);
+  return select(0.0, f32(y[output_at(min(i, count - 1u), min(c, p.values - column - 1u))]), i < count);
 }
 #else
 fn score(i: u32, j: u32) -> f32 { return mats[square(SCORES, i, j)]; }
-fn state(d: u32, c: u32) -> f32 {
-  if (d >= p.keys || column + c >= p.values) { return 0.0; }
-  return states[cell(chunk, d, column + c)];
-}
-fn new_value(i: u32, c: u32) -> f32 {
-  if (column + c >= p.values) { return 0.0; }
-  return values[token(i, column + c)];
-}
+fn state(d: u32, c: u32) -> f32 { return states[cell(chunk, min(d, p.keys - 1u), min(column + c, p.values - 1u))]; }
+fn new_value(i: u32, c: u32) -> f32 { return values[token(i, min(column + c, p.values - 1u))]; }
 #endif
 
 @compute @workgroup_size($INVOCATIONS)
@@ -47,7 +40,7 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3
   choose(group / p.chunks, group % p.chunks);
   load_gates(lid);
   var tile = zeros();
-#include "delta_rule.inc.wgsl" add lhs=query rhs=key_across inner=p.keys lk=e%16u lr=e/16u rk=e%16u rc=e/16u
+#include "delta_rule.inc.wgsl" add lhs=query rhs=key_across inner=p.keys lk=e%DEEP lr=e/DEEP rk=e%DEEP rc=e/DEEP
 #unroll n 4
 #unroll c 4
   mats[square(SCORES, i + $nu, j + $cu)] = tile.r$n[$c] * decay(i + $nu, j + $cu);
@@ -65,11 +58,11 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3
 #end
 #end
 #else
-#include "delta_rule.inc.wgsl" add lhs=query rhs=state inner=p.keys lk=e%16u lr=e/16u rk=e/ACROSS rc=e%ACROSS
+#include "delta_rule.inc.wgsl" add lhs=query rhs=state inner=p.keys lk=e%DEEP lr=e/DEEP rk=e/ACROSS rc=e%ACROSS
 #unroll n 4
-    tile.r$n = select(vec4<f32>(0.0), tile.r$n * inside(i + $nu), start[i + $nu] < 0.0);
+    tile.r$n = select(vec4<f32>(0.0), tile.r$n * inside[i + $nu], start[i + $nu] < 0.0);
 #end
-#include "delta_rule.inc.wgsl" add lhs=score rhs=new_value inner=CHUNK lk=e%16u lr=e/16u rk=e/ACROSS rc=e%ACROSS
+#include "delta_rule.inc.wgsl" add lhs=score rhs=new_value inner=CHUNK lk=e%DEEP lr=e/DEEP rk=e/ACROSS rc=e%ACROSS
 #unroll n 4
 #unroll c 4
     if (i + $nu < count && part + j + $cu < p.values) { y[output_at(i + $nu, j + $cu)] = Y_T(tile.r$n[$c]); }

@@ -11,20 +11,15 @@
 @group(0) @binding(5) var<storage, read_write> states: array<f32>;
 #include "delta_rule.inc.wgsl" gates
 #include "delta_rule.inc.wgsl" staged
+#include "delta_rule.inc.wgsl" folded
 
 var<private> column: u32;  // the first of the tile
 var<private> deep: u32;  // the first of 64 rows of a state
 
-fn state(d: u32, c: u32) -> f32 {
-  if (d >= p.keys || column + c >= p.values) { return 0.0; }
-  return states[cell(chunk, d, column + c)];
-}
+fn state(d: u32, c: u32) -> f32 { return states[cell(chunk, min(d, p.keys - 1u), min(column + c, p.values - 1u))]; }
 fn inverse(i: u32, j: u32) -> f32 { return mats[square(INVERSE, i, j)]; }
-fn new_value(i: u32, c: u32) -> f32 {
-  if (column + c >= p.values) { return 0.0; }
-  return values[token(i, column + c)];
-}
-fn kept_key(d: u32, i: u32) -> f32 { return key(i, deep + d) * decay(count - 1u, i); }
+fn new_value(i: u32, c: u32) -> f32 { return values[token(i, min(column + c, p.values - 1u))]; }
+fn kept_key(d: u32, i: u32) -> f32 { return key(i, deep + d) * to_end[i]; }
 
 @compute @workgroup_size($INVOCATIONS)
 fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
@@ -35,36 +30,41 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3
     choose(group / p.tiles, number);
     load_gates(lid);
     var tile = zeros();
-#include "delta_rule.inc.wgsl" add lhs=key rhs=state inner=p.keys lk=e%16u lr=e/16u rk=e/ACROSS rc=e%ACROSS
-#unroll n 4
-    tile.r$n = select(vec4<f32>(0.0), tile.r$n * inside(i + $nu), start[i + $nu] < 0.0);
+#include "delta_rule.inc.wgsl" add lhs=key rhs=state inner=p.keys lk=e%DEEP lr=e/DEEP rk=e/ACROSS rc=e%ACROSS
+#include "delta_rule.inc.wgsl" fold
+    for (var n = share; n < 4u; n += SPLIT) {
+      let read = select(vec4<f32>(0.0), folded(n, lid) * inside[i + n], start[i + n] < 0.0);
 #unroll c 4
-    if (at + $cu < p.values) { values[token(i + $nu, at + $cu)] = beta[i + $nu] * (value(i + $nu, at + $cu) - tile.r$n[$c]); }
+      if (at + $cu < p.values) { values[token(i + n, at + $cu)] = beta[i + n] * (value(i + n, at + $cu) - read[$c]); }
 #end
-#end
+    }
     storageBarrier();
     tile = zeros();
-#include "delta_rule.inc.wgsl" add lhs=inverse rhs=new_value inner=CHUNK lk=e%16u lr=e/16u rk=e/ACROSS rc=e%ACROSS
-#unroll n 4
+#include "delta_rule.inc.wgsl" add lhs=inverse rhs=new_value inner=CHUNK lk=e%DEEP lr=e/DEEP rk=e/ACROSS rc=e%ACROSS
+#include "delta_rule.inc.wgsl" fold
+    for (var n = share; n < 4u; n += SPLIT) {
+      let correction = folded(n, lid);
 #unroll c 4
-    if (at + $cu < p.values) { values[token(i + $nu, at + $cu)] = tile.r$n[$c]; }
+      if (at + $cu < p.values) { values[token(i + n, at + $cu)] = correction[$c]; }
 #end
-#end
+    }
     storageBarrier();
-    let whole = inside(count - 1u);
+    let whole = inside[count - 1u];
     let stays = start[count - 1u] < 0.0;
     for (var part = 0u; part < p.keys; part += 64u) {
       deep = part;
       tile = zeros();
 #include "delta_rule.inc.wgsl" add lhs=kept_key rhs=new_value inner=CHUNK lk=e/16u lr=e%16u rk=e/ACROSS rc=e%ACROSS
-#unroll n 4
+#include "delta_rule.inc.wgsl" fold
+      for (var n = share; n < 4u; n += SPLIT) {
+        let added = folded(n, lid);
 #unroll c 4
-      if (part + i + $nu < p.keys && at + $cu < p.values) {
-        let before = select(0.0, whole * states[cell(chunk, part + i + $nu, at + $cu)], stays);
-        states[cell(chunk + 1u, part + i + $nu, at + $cu)] = before + tile.r$n[$c];
+        if (part + i + n < p.keys && at + $cu < p.values) {
+          let before = select(0.0, whole * states[cell(chunk, part + i + n, at + $cu)], stays);
+          states[cell(chunk + 1u, part + i + n, at + $cu)] = before + added[$c];
+        }
+#end
       }
-#end
-#end
     }
     storageBarrier();
   }

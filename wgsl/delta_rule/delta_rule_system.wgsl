@@ -1,7 +1,7 @@
 // The system of each chunk of the gated delta rule: N = k k' decay below the diagonal, and inverse(1 + beta N).
 //
 // qkv [batch, tokens, channels] QKV_T; g, beta_of [batch, tokens, heads] f32; doc_start [batch, tokens] i32; cache_len [1]
-// -> info, mats. An invocation solves for one column.
+// -> info, mats.
 // Dispatch: a workgroup for each chunk of each head.
 #include "delta_rule.inc.wgsl" chunk
 @group(0) @binding(1) var<storage, read> qkv: array<QKV_T>;
@@ -14,6 +14,7 @@
 #include "delta_rule.inc.wgsl" staged
 
 var<workgroup> partial: array<vec2<f32>, 256>;
+var<workgroup> between: array<f32, 768>;
 
 fn key_across(d: u32, j: u32) -> f32 { return key(j, d); }
 
@@ -49,8 +50,8 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3
   var sum = 0.0;
   if (lid < CHUNK) {
     let length = partial[4u * lid] + partial[4u * lid + 1u] + partial[4u * lid + 2u] + partial[4u * lid + 3u];
-    q_unit[lid] = inverseSqrt(length.x + EPS) * p.scale;
-    k_unit[lid] = inverseSqrt(length.y + EPS);
+    q_unit[lid] = select(0.0, inverseSqrt(length.x + EPS) * p.scale, lid < count);
+    k_unit[lid] = select(0.0, inverseSqrt(length.y + EPS), lid < count);
     for (var j = u32(max(start[lid], 0.0)); j <= lid; j++) { sum += sums[j]; }
   }
   workgroupBarrier();
@@ -64,22 +65,43 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3
   }
   workgroupBarrier();
   var tile = zeros();
-#include "delta_rule.inc.wgsl" add lhs=key rhs=key_across inner=p.keys lk=e%16u lr=e/16u rk=e%16u rc=e/16u
+#include "delta_rule.inc.wgsl" add lhs=key rhs=key_across inner=p.keys lk=e%DEEP lr=e/DEEP rk=e%DEEP rc=e/DEEP
 #unroll i 4
 #unroll c 4
   mats[square(SYSTEM, i + $iu, j + $cu)] = select(0.0, tile.r$i[$c] * decay(i + $iu, j + $cu), j + $cu < i + $iu);
 #end
 #end
+  for (var e = lid; e < SQUARE; e += THREADS) { mats[square(INVERSE, 0u, e)] = 0.0; }
   storageBarrier();
+  // Blocks of 16 on the diagonal, an invocation a column; then those below, from the diagonal away.
   if (lid < CHUNK) {
-    for (var to = 0u; to < CHUNK; to++) {
-      var solved = select(0.0, 1.0, to == lid);
-      if (to > lid) {
-        var before = 0.0;
-        for (var n = lid; n < to; n++) { before += mats[square(SYSTEM, to, n)] * mats[square(INVERSE, n, lid)]; }
-        solved = -beta[to] * before;
+    for (var to = lid / 16u * 16u; to < lid / 16u * 16u + 16u; to++) {
+      var before = 0.0;
+      for (var n = lid; n < to; n++) { before += mats[square(SYSTEM, to, n)] * mats[square(INVERSE, n, lid)]; }
+      mats[square(INVERSE, to, lid)] = select(-beta[to] * before, select(0.0, 1.0, to == lid), to <= lid);
+    }
+  }
+  for (var away = 1u; away < 4u; away++) {
+    storageBarrier();
+    for (var e = lid; e < 256u * (4u - away); e += THREADS) {
+      let c = e / 256u * 16u + e % 16u;
+      let to = (e / 256u + away) * 16u + e / 16u % 16u;
+      var before = 0.0;
+      for (var n = e / 256u * 16u; n < (e / 256u + away) * 16u; n++) {
+        before += mats[square(SYSTEM, to, n)] * mats[square(INVERSE, n, c)];
       }
-      mats[square(INVERSE, to, lid)] = solved;
+      between[e] = beta[to] * before;
+    }
+    workgroupBarrier();
+    for (var e = lid; e < 256u * (4u - away); e += THREADS) {
+      let c = e / 256u * 16u + e % 16u;
+      let first = (e / 256u + away) * 16u;
+      let to = first + e / 16u % 16u;
+      var sum = 0.0;
+      for (var n = 0u; n <= to - first; n++) {
+        sum += mats[square(INVERSE, to, first + n)] * between[e / 256u * 256u + n * 16u + e % 16u];
+      }
+      mats[square(INVERSE, to, c)] = -sum;
     }
   }
 }
