@@ -62,8 +62,9 @@ class Browser:
     def open_tab(self, url: str) -> str:
         """Open another tab, and use it -> the name of the one that was used."""
         session, self._session = self._session, ""
-        target = self.ask("Target.createTarget", url=url)["targetId"]
+        target = self.ask("Target.createTarget", url="about:blank")["targetId"]
         self._session = self.ask("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        self.ask("Page.navigate", url=url)
         return session
 
     def use(self, tab: str) -> str:

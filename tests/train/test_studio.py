@@ -159,7 +159,15 @@ def test_a_command_that_nobody_waits_for_is_ended(client: Client, monkeypatch: p
     while not started:
         time.sleep(0.01)
     connection.close()
-    assert started[0].wait(60) == -signal.SIGKILL
+    assert started[0].wait(60) == -signal.SIGTERM
+
+
+def test_a_command_ends_with_the_studio_however_that_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(children, "_CODE", "import time; time.sleep(600)")
+    command = children.Command(["serve"])
+    assert command.state == "running" and command._process.stdin is not None
+    command._process.stdin.close()  # as the system does
+    assert command._process.wait(60) == -signal.SIGTERM
 
 
 def test_paths_go_on(client: Client, tmp_path: Path) -> None:
@@ -239,6 +247,13 @@ def test_a_run_from_nothing_to_its_result(client: Client, data: str, tmp_path: P
     again = {**SHORT, "data": [data], "out": f"{tmp_path}/./out/../out/first"}
     assert "already holds a finished run" in client.refused("start", options=again)
     assert client.run_state(out)["state"] == "done"
+    for options, message in (
+        ({}, "is finished: give more --epochs"), ({"max_steps": "1"}, "--max-steps: the run in"),
+        ({"lora_r": "3"}, "--lora-r: cannot change here"),
+    ):  # fmt: skip
+        assert message in client.refused("resume", run=out, options=options)
+    client.do("resume", run=out, options={"max_steps": "3"})
+    assert client.wait(out, "done")["step"] == 3
 
 
 def test_a_run_is_stopped_resumed_and_killed(client: Client, data: str, tmp_path: Path) -> None:
@@ -254,6 +269,7 @@ def test_a_run_is_stopped_resumed_and_killed(client: Client, data: str, tmp_path
     assert "does not go on" in client.refused("stop", run=out)
     assert "there is none in" in client.refused("stop", run=str(tmp_path))
     client.do("resume", run=out)
+    assert client.run_state(out)["steps"] is None  # which the log told of the time before
     while holder_of(out) is None:
         assert client.run_state(out)["state"] == "running"
         time.sleep(0.02)
@@ -264,12 +280,12 @@ def test_a_run_is_stopped_resumed_and_killed(client: Client, data: str, tmp_path
         assert other.run_state(out)["state"] == "stopped"
 
 
-def test_a_run_that_fails_says_why(client: Client, tmp_path: Path) -> None:
+def test_a_run_that_fails_says_why(client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = str(tmp_path / "elsewhere" / "run")  # not in the folder of the studio
-    (tmp_path / "bad.jsonl").write_text('{"prompt": \n')
-    client.do("start", options={**SHORT, "data": [str(tmp_path / "bad.jsonl")], "out": out})
+    monkeypatch.setattr(children, "_CODE", FAIL)
+    client.do("start", options={**SHORT, "data": ["d"], "out": out})
     found = client.wait(out, "failed")
-    assert "bad.jsonl" in found["reason"] and not found["resumes"] and not found["adapter"]
+    assert found["reason"] == "--device: it has none" and not found["resumes"] and not found["adapter"]
     for options, message in (
         ({}, "--model is required"), ({**SHORT, "out": out}, "--data is required"),
         ({**SHORT, "data": ["x"], "out": out, "resume": True}, "--resume: is for a run that was begun"),

@@ -15,20 +15,29 @@ from typing import IO, Any
 from wgrad.device.errors import WgradError
 
 _CODE = "import sys; sys.path[:] = {path!r}; from wgrad.train.commands.cli import main; sys.exit(main(sys.argv[1:]))"
+# It ends when the process that holds the other end of its standard input does, however that ends.
+_FOLLOWING = (
+    "import os, signal, threading; "
+    "end = lambda: (os.read(0, 1), os.kill(os.getpid(), signal.SIGTERM)); "
+    "threading.Thread(target=end, daemon=True).start(); "
+)
 _KEPT_LINES = 400
 _END_SECONDS = 10.0
 ERROR = "wgrad: error: "
 
 
 def start(words: Sequence[str], apart: bool = False, **options: Any) -> subprocess.Popen[bytes]:
-    """Start `wgrad WORDS`. apart: it goes on when this process, or the terminal, ends. WgradError: it does not."""
+    """Start `wgrad WORDS`. WgradError: it does not start.
+
+    Args:
+        apart: It goes on when this process, or the terminal, ends; else it ends with this process.
+    """
     if apart and os.name == "nt":
         options["creationflags"] = getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)
-    command = [sys.executable, "-c", _CODE.format(path=sys.path), *words]
+    command = [sys.executable, "-c", ("" if apart else _FOLLOWING) + _CODE.format(path=sys.path), *words]
+    options["stdin"] = subprocess.DEVNULL if apart else subprocess.PIPE
     try:
-        return subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, start_new_session=apart and os.name != "nt", **options
-        )
+        return subprocess.Popen(command, start_new_session=apart and os.name != "nt", **options)
     except (OSError, ValueError) as error:  # ValueError: a NUL in an option
         reason = getattr(error, "strerror", None) or error
         raise WgradError(f"wgrad {words[0]} does not start ({reason}): free memory, or shorten the options") from error

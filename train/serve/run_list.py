@@ -89,7 +89,7 @@ class RunList:
         return known[1]
 
     def _state(self, path: Path, going: bool, status: int | None) -> dict[str, Any]:
-        log = tail_of(path / LOG_FILE, _LOG_BYTES)
+        log = tail_of(path / LOG_FILE, _LOG_BYTES).rpartition("\n$ wgrad ")[2]  # of the last time that it was begun
         state, reason = ("running", "") if going else _ended(path, log, status)
         steps = _STEP.findall(log)
         step, total, left = steps[-1] if steps else (None, None, None)
@@ -124,9 +124,9 @@ class RunList:
             self._elsewhere.append(path)
         return self._start(path, command_words(FinetuneConfig, values))
 
-    def resume(self, path: Path) -> None:
-        """Go on with a run that was stopped, with the options that it had. WgradError: it goes on already."""
-        self._start(path, ["--out", str(path), "--resume"])
+    def resume(self, path: Path, values: Mapping[str, Any]) -> None:
+        """Go on with a run, with the options that it had but for these. WgradError: it goes on already."""
+        self._start(path, command_words(FinetuneConfig, values))
 
     def _start(self, path: Path, words: Sequence[str]) -> Path:
         words = ["finetune", *words]
@@ -152,7 +152,7 @@ class RunList:
 
 def _ended(path: Path, log: str, status: int | None) -> tuple[str, str]:
     """State and reason of a run that does not go on."""
-    lines = log.rsplit("\n$ wgrad ", 1)[-1].splitlines()
+    lines = log.splitlines()
     word = next((line for line in reversed(lines) if line.startswith("wgrad: ")), "")
     if word and "done in" not in lines[-1]:
         return ("failed", word.removeprefix(ERROR)) if word.startswith(ERROR) else ("stopped", word[len("wgrad: ") :])

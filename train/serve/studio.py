@@ -11,6 +11,7 @@ import shlex
 import subprocess
 import threading
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from wgrad.train.model.weights import weight_specs
 from wgrad.train.options.export_config import EXPORT_TOOLS, ModelExportConfig
 from wgrad.train.options.finetune_config import USUAL, FinetuneConfig
 from wgrad.train.options.option_fields import command_words, describe_fields, given_values, yaml_text
+from wgrad.train.options.options import flag
 from wgrad.train.options.resolve import resolve_config, resolve_options
 from wgrad.train.output.previous_run import previous_run
 from wgrad.train.serve.body import read_body
@@ -44,6 +46,7 @@ from wgrad.train.step.find_model import find_model
 PAGE_FILES = ("page.css", "page.js", "chat.js", "charts.js", "studio.js", "uplot.js")
 _ELSEWHERE = ("model", "data", "out", "resume")  # options that have a place of their own on the page
 _ALSO_USUAL = ("max_steps", "device", "chat_template")
+_LONGER = ("epochs", "max_steps")
 _EXAMPLES = 4
 _MOST_PATHS = 30
 _EXPORTED = ("name", "out", "quantize", "create", "device")  # options of `wgrad export TOOL` that the page has
@@ -79,6 +82,7 @@ class Studio:
             "here": str(Path.cwd()),
             "options": describe_fields(FinetuneConfig, "objective"),
             "usual": [*(name for name in USUAL if name not in _ELSEWHERE), *_ALSO_USUAL],
+            "longer": _LONGER,
             "tools": EXPORT_TOOLS,
             "export": [option for option in export if option["name"] in _EXPORTED],
         }
@@ -131,8 +135,15 @@ class Studio:
         return {"run": str(self.runs.begin(values))}
 
     def resume(self, asked: dict[str, Any]) -> dict[str, Any]:
-        """Go on with a run."""
-        self.runs.resume(self.runs.find(asked.get("run")))
+        """Go on with a run, with the options that it had; a finished one with more of `_LONGER`."""
+        path = self.runs.find(asked.get("run"))
+        values = given_values(FinetuneConfig, asked.get("options", {}))
+        if others := values.keys() - set(_LONGER):
+            raise WgradError(f"{flag(min(others))}: cannot change here: use the run's options for another run")
+        whole = {"out": str(path), "resume": True} | values
+        if previous_run(resolve_config(whole)).finished:
+            raise WgradError(f"run: {path} is finished: give more --epochs or --max-steps")
+        self.runs.resume(path, whole)
         return {}
 
     def stop(self, asked: dict[str, Any]) -> dict[str, Any]:
@@ -290,18 +301,30 @@ async def _plan(request: Request) -> Response:
 async def _command(request: Request, words: list[str]) -> Response:
     """Answer with what a command prints. It ends when nobody waits for it any more."""
     process = await run_in_threadpool(lambda: start(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE))
-    done = asyncio.ensure_future(run_in_threadpool(process.communicate))
+    done = asyncio.ensure_future(run_in_threadpool(_output, process))
     gone = asyncio.ensure_future(_gone(request))
     try:
         await asyncio.wait({done, gone}, return_when=asyncio.FIRST_COMPLETED)
     finally:
         gone.cancel()
         if not done.done():
-            process.kill()
+            process.terminate()
     out, error = await done
     if process.returncode:
         raise WgradError(why_ended(process.returncode, error.decode("utf-8", "replace")))
     return _json(out)
+
+
+def _output(process: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:
+    """Standard output and error of a command, whose standard input stays open meanwhile."""
+    assert process.stdout is not None and process.stderr is not None
+    with ThreadPoolExecutor(1) as other:
+        error = other.submit(process.stderr.read)
+        out = process.stdout.read()
+        process.wait()
+        if process.stdin is not None:
+            process.stdin.close()
+        return out, error.result()
 
 
 async def _gone(request: Request) -> None:

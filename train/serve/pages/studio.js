@@ -354,7 +354,7 @@ function drawList() {
 function drawRun() {
   const run = state.runs.find((one) => one.run === chosenRun());
   for (const id of ["run", "output", "export"]) place(id).hidden = !run;
-  if (!run) { place("samples").hidden = place("profile").hidden = true; return; }
+  if (!run) { place("longer").hidden = place("samples").hidden = place("profile").hidden = true; return; }
   const found = seriesOf(run.run), step = run.step ?? 0;
   setText(place("run-name"), run.name);
   place("run-state").className = `state ${run.state}`;
@@ -366,7 +366,7 @@ function drawRun() {
   place("run-progress").firstElementChild.style.width = `${total ? 100 * step / total : 0}%`;
   const left = run.left && run.left !== "0:00" && run.left !== "-:--" ? `, ${run.left} left` : "";
   const speech = {
-    running: total ? `Step ${step} of ${total}${left}.` : run.line || "Starting.",
+    running: stopping.has(run.run) ? "Stopping after this step." : total ? `Step ${step} of ${total}${left}.` : run.line || "Starting.",
     done: "Done. Its result can be exported, and you can chat with it.",
     stopped: run.resumes ? "Stopped. Everything up to the last checkpoint is kept." : "Stopped before its first checkpoint.",
     failed: "",
@@ -398,6 +398,7 @@ function drawRun() {
   drawSamples(found);
   place("profile").hidden = !found.profile;
   setText(place("profile").lastElementChild, found.profile ?? "");
+  drawLonger(run);
   drawExport(run);
   const text = logs.get(run.run)?.text ?? "";
   if (place("text").textContent !== text) {
@@ -450,6 +451,27 @@ function drawCompared() {
       el("thead", {}, el("tr", {}, el("th", {}, el("span", { class: "hidden-text" }, "option")), ...shown.map((run) => el("th", { scope: "col", class: colour(run.number) }, run.name)))),
       el("tbody", {}, ...results.map(row), ...differing.map(row))))];
   });
+}
+
+// A finished run can be made longer.
+function drawLonger(run) {
+  const box = place("longer"), had = seriesOf(run.run).options;
+  box.hidden = !(run.state === "done" && run.resumes && Object.keys(had).length);
+  if (!box.hidden) fill(box, [run.run, ...about.longer.map((name) => had[name])], () => [el("summary", {}, "Train longer"), longerForm(run, had)]);
+}
+
+function longerForm(run, had) {
+  const options = about.options.filter((option) => about.longer.includes(option.name));
+  const made = options.map((option) => makeField({ ...option, default: had[option.name]?.replace("null", "") ?? "" }, "longer-"));
+  const wrong = el("p", { class: "error", role: "alert" });
+  const form = el("form", { class: "stack" }, el("div", { class: "fields" }, ...made.map((field) => field.box)), wrong, el("div", { class: "row" }, el("button", { type: "submit" }, "Go on")));
+  form.addEventListener("submit", async (event) => {
+    event.preventDefault();
+    const options = Object.fromEntries(made.map((field) => [field.option.name, field.input.value.trim()]).filter(([, value]) => value));
+    try { await ask("resume", { run: run.run, options }); wrong.textContent = ""; } catch (error) { wrong.textContent = error.message; }
+    poll();
+  });
+  return form;
 }
 
 // ---- export -------------------------------------------------------------------------------------------
