@@ -17,7 +17,7 @@ from wgrad.train.serve import children
 
 EVIL = "<img src=x onerror=document.title=1><script>document.title=2</script>"
 RECORD = {"prompt": f"Hear, {EVIL}", "completion": " my son."}
-SECONDS = 40
+SECONDS = 120
 # A device that is lost in the third of four steps, and again each time that it is opened anew.
 LOSSY = """
 import sys; sys.path[:] = {path!r}
