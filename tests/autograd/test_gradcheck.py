@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tests.autograd.self_test_calls import TENSOR_MODULES, self_test_calls
 from wgrad.autograd import functional as F
 from wgrad.autograd.gradcheck import LIMIT, gradcheck
+from wgrad.autograd.ops.sinks import sink_attention
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.autograd.tensor import Tensor, run_backward
 from wgrad.device.contract import Device
@@ -132,6 +133,10 @@ def _with_indices(put: Callable[[np.ndarray], Any], dtype: Any) -> Cases:
         "rope, partial": (lambda x: F.rope(x, cos, sin, positions), ((4, 2, 10),)),
         "rope, interleaved": (lambda x: F.rope(x, cos, sin, positions, interleaved=True), ((4, 2, 10),)),
         "attention": (attention(), QKV),
+        "attention with sinks": (
+            lambda q, k, v, s: sink_attention(q, k, v, s, doc_start, cache_len, scale=0.4, window=2),
+            (*QKV, (QKV[0][2],)),
+        ),
         "attention window": (attention(window=2), QKV),
         "attention softcap": (attention(window=3, softcap=0.7), QKV),
         "embedding": (lambda t: F.embedding(t, ids, dtype=dtype), (X45[::-1],)),

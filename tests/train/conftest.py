@@ -48,7 +48,7 @@ _OWN: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("arcee", "jais2", "nemotron", "nanochat"), {**_IDS, "hidden_act": "relu2"}),
     "seed_oss": {**_IDS, "attention_dropout": 0.0, "residual_dropout": 0.0},  # made anew, transformers' model trains
     "apertus": {**_IDS, "hidden_act": "xielu"},
-    "ministral3": _IDS,
+    **dict.fromkeys(("ministral3", "granite_swa"), _IDS),
     "lfm2": {**_IDS, "layer_types": ["conv", "full_attention"]},
     "qwen3_5_text": {
         **_IDS,

@@ -76,6 +76,7 @@ NOT_BUILT: dict[str, dict[str, Any]] = {
     "GraniteMoeHybridForCausalLM": {
         "num_local_experts": 4, "layer_types": ["attention", "mamba"], "position_embedding_type": "alibi",
     },
+    "GraniteSWAForCausalLM": {"layer_rope_theta": [1.5], "layer_types": ["conv"] * 2, "num_local_experts": 4},
     "HunYuanDenseV1ForCausalLM": {"use_qk_norm": False, "mlp_bias": True, "num_experts": 16},
     "ArceeForCausalLM": {"partial_rotary_factor": 0.5, "hidden_act": "relu"},
     "Jais2ForCausalLM": {"qk_layernorm": True, "partial_rotary_factor": 0.5},

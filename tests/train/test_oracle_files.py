@@ -130,7 +130,9 @@ O_BIAS: dict[str, str | bool] = {
 MLP_BIAS: dict[str, str | bool] = {
     "phi": True,
     **dict.fromkeys(("starcoder2", "ernie4_5"), "use_bias"),
-    **dict.fromkeys(("llama", "smollm3", "granite", "cwm", "seed_oss", "hyperclovax", "helium"), "mlp_bias"),
+    **dict.fromkeys(
+        ("llama", "smollm3", "granite", "granite_swa", "cwm", "seed_oss", "hyperclovax", "helium"), "mlp_bias"
+    ),
     **dict.fromkeys(("internlm3", "iquestcoder", "arcee", "jais2", "nemotron"), "mlp_bias"),
 }
 

@@ -106,6 +106,11 @@ class ConfigFile(Struct, kw_only=True):
     quantization_config: QuantizationFile | None = None
 
     @property
+    def layer_thetas(self) -> tuple[float | None, float | None]:
+        """Theta of layers without a window and of those with one, where the file names them layer by layer."""
+        return None, None
+
+    @property
     def local_theta(self) -> float | None:
         """Rotary embeddings of sliding layers that have their own: their theta, where `rope_parameters`
         names none."""

@@ -21,6 +21,7 @@ from wgrad.train.model.family_keys import (
     GemmaFile,
     GraniteFile,
     GraniteHybridFile,
+    GraniteSwaFile,
     HyperClovaXFile,
     LlamaFile,
     MistralFile,
@@ -128,6 +129,7 @@ FAMILIES = {
     "GraniteMoeHybridForCausalLM": Family(
         "granitemoehybrid", GraniteHybridFile, variants.granite_hybrid, "", "Granite 4, dense"
     ),
+    "GraniteSWAForCausalLM": Family("granite_swa", GraniteSwaFile, variants.granite_swa, "", "Granite with sinks"),
     "HunYuanDenseV1ForCausalLM": Family(
         "hunyuan_v1_dense", HunYuanFile, variants.hunyuan, "hunyuan-dense", "HunYuan, dense"
     ),

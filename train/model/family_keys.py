@@ -11,6 +11,7 @@ from typing import Annotated, Any, ClassVar
 from msgspec import Meta
 
 from wgrad.train.model.config_file import (
+    AtLeast0,
     ConfigFile,
     Count,
     Epsilon,
@@ -145,6 +146,49 @@ class GraniteFile(ConfigFile, kw_only=True):
     attention_multiplier: Factor = 1.0
     residual_multiplier: Factor = 1.0
     logits_scaling: Factor = 1.0
+
+
+class GraniteSwaFile(LayerTypesFile, kw_only=True):
+    """layer_rope_theta: of each layer, 0 where it has no rotary embeddings."""
+
+    vocab_size: Vocabulary = 100_352
+    hidden_size: Width = 2560
+    intermediate_size: Width = 8192
+    num_hidden_layers: Count = 24
+    num_attention_heads: Count = 20
+    num_key_value_heads: Count | None = 4
+    max_position_embeddings: Positions = 8192
+    rms_norm_eps: Epsilon = 1e-5
+    tie_word_embeddings: bool = True
+    attention_bias: bool = False
+    mlp_bias: bool = False
+    embedding_multiplier: Factor = 1.0
+    attention_multiplier: Factor = 1.0
+    residual_multiplier: Factor = 1.0
+    logits_scaling: Factor = 1.0
+    sliding_window: Positions | None = 128
+    layer_rope_theta: list[AtLeast0] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_layers("layer_rope_theta", self.layer_rope_theta, self.num_hidden_layers)
+        for kind in (False, True):
+            if len(self._thetas(kind)) > 1:
+                raise ValueError("layer_rope_theta must be the same in all layers with a window, and in all without")
+
+    @property
+    def layer_windows(self) -> tuple[int, ...]:
+        """Each layer's window; without layer_types the first of four has none."""
+        return self.windows(i % 4 > 0 for i in range(self.num_hidden_layers))
+
+    def _thetas(self, slides: bool) -> list[float]:
+        layers = zip(self.layer_rope_theta or (), self.layer_windows)
+        return sorted({theta for theta, window in layers if theta and (window > 0) == slides})
+
+    @property
+    def layer_thetas(self) -> tuple[float | None, float | None]:
+        own, local = (self._thetas(slides) for slides in (False, True))
+        return (own[0] if own else None), (local[0] if local else None)
 
 
 class Olmo2File(ConfigFile, kw_only=True):

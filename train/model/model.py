@@ -19,6 +19,7 @@ from wgrad.autograd import functional as F
 from wgrad.autograd.chunks import even_rows, in_row_chunks
 from wgrad.autograd.functional import LoraTerm
 from wgrad.autograd.ops.decoding import check_room
+from wgrad.autograd.ops.sinks import attend
 from wgrad.autograd.tensor import Tensor, is_recomputing, no_grad
 from wgrad.device.contract import Array, Device
 from wgrad.device.formats.frozen_weight import FrozenWeight
@@ -291,9 +292,9 @@ class Model:
         else:
             k = k.reshape(rows, tokens, c.num_key_value_heads, c.head_dim)
             v = v.reshape(rows, tokens, c.num_key_value_heads, c.head_dim)
-        scale, window = c.score_scale or c.head_dim**-0.5, c.windows[index]
-        options: dict[str, Any] = {"scale": scale, "window": window, "softcap": c.score_softcap}
-        o = F.attention(q, k, v, inputs.doc_start, inputs.cache_len, **options)
+        scale, sinks = c.score_scale or c.head_dim**-0.5, self.weights.get(f"model.layers.{index}.self_attn.sinks")
+        options: dict[str, Any] = {"scale": scale, "window": c.windows[index], "softcap": c.score_softcap}
+        o = attend(q, k, v, sinks, inputs.doc_start, inputs.cache_len, **options)
         o = o.reshape(rows * tokens, c.q_size)
         return o if gate is None else gated(o, gate)
 

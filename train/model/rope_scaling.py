@@ -8,6 +8,7 @@ where they are there, because that is what the models were trained with.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass, field
 from typing import Any
@@ -57,7 +58,9 @@ def parse_ropes(file: ConfigFile, head_dim: int, where: str) -> tuple[RopeConfig
         raise WgradError(f"{where}: rope_parameters of this architecture must be the same for all layers: {FETCH}")
     theta = given.rope_theta or file.rope_theta or file.default_theta
     original = file.original_max_position_embeddings or given.original_max_position_embeddings
-    return _parse_rope(given, file, theta, original, head_dim, where), None
+    rope, (own, local) = _parse_rope(given, file, theta, original, head_dim, where), file.layer_thetas
+    of_windows = None if local is None else dataclasses.replace(rope, theta=local)
+    return (rope if own is None else dataclasses.replace(rope, theta=own)), of_windows
 
 
 def _of_both_kinds(file: ConfigFile, local_theta: float, head_dim: int, where: str) -> tuple[RopeConfig, RopeConfig]:

@@ -13,6 +13,7 @@ from wgrad.train.model.family_keys import (
     GemmaFile,
     GraniteFile,
     GraniteHybridFile,
+    GraniteSwaFile,
     HyperClovaXFile,
     MistralFile,
     Olmo2File,
@@ -112,7 +113,7 @@ def gemma3(keys: Gemma3File) -> dict[str, Any]:
     return {**sliding_gemma(keys, keys.sliding_window_pattern), "qk_norm": True}
 
 
-def granite(keys: GraniteFile | HyperClovaXFile) -> dict[str, Any]:
+def granite(keys: GraniteFile | GraniteSwaFile | HyperClovaXFile) -> dict[str, Any]:
     """Granite 3 (arXiv 2408.13359): four factors."""
     return {
         **biases(keys),
@@ -131,6 +132,13 @@ def normed_outputs() -> dict[str, Any]:
         "mlp_norm": "",
         "mlp_out_norm": "post_feedforward_layernorm",
     }
+
+
+def granite_swa(keys: GraniteSwaFile) -> dict[str, Any]:
+    """Granite with sliding windows, sinks, and a theta for each layer."""
+    thetas = keys.layer_rope_theta or (1,) * keys.num_hidden_layers
+    rotates = tuple(theta > 0 for theta in thetas)
+    return {**granite(keys), "windows": keys.layer_windows, "sinks": True, "use_rope": rotates}
 
 
 def olmo2(keys: Olmo2File | Olmo3File) -> dict[str, Any]:

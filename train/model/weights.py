@@ -124,6 +124,8 @@ def _layer_specs(config: ModelConfig, layer: int) -> Iterator[WeightSpec]:
         for norm, width in ((config.q_norm, config.q_size), (config.k_norm, config.kv_size)):
             size = width if config.qk_norm_whole else config.head_dim
             yield WeightSpec(f"{prefix}{norm}.weight", (size,), "norm", config.norm_offset)
+    if config.sinks:
+        yield WeightSpec(f"{prefix}self_attn.sinks", (config.num_attention_heads,), "bias")
     if config.hidden_act == "xielu":
         for name in XIELU:
             yield WeightSpec(f"{prefix}{name}", (1,), "bias")
