@@ -36,6 +36,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
         "bench_train.py --shapes tiny --max-length 64 --offload-activations 1",
         "bench_autograd.py --tiny --steps 3 --device cpu",
         "bench_delta_rule.py --small",
+        "bench_experts.py --small",
         "bench_decode.py --shapes tiny --prompts 2 --prompt-tokens 4 --tokens 4",
     ],
 )

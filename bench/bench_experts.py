@@ -1,0 +1,82 @@
+"""TFLOP/s of GEMMs of experts, and of a dense GEMM of the same arithmetic, in the same run.
+
+    python bench/bench_experts.py [--small] [--out FILE]
+
+Every token chooses its experts evenly at random. The dense GEMM multiplies as many rows with the weight of one expert.
+"""
+
+from __future__ import annotations
+
+import argparse
+from functools import partial
+from typing import Any
+
+import numpy as np
+from common import Report, time_device
+
+from wgrad.autograd.bench.cost import product_flop
+from wgrad.autograd.bind import bind
+from wgrad.wgsl.device import WgpuDevice
+
+# Tokens, experts, experts of a token, width of one, hidden size: Qwen3-30B-A3B, OLMoE-1B-7B, Mixtral-8x7B (a quarter).
+SHAPES = [(2048, 128, 8, 768, 2048), (2048, 64, 8, 1024, 2048), (2048, 8, 2, 3584, 4096), (16, 128, 8, 768, 2048)]
+SMALL = [(16, 3, 2, 32, 64)]
+
+
+def weight_of(device: Any, kind: str, rows: int, columns: int, experts: int) -> Any:
+    block = np.random.default_rng(1).standard_normal(1 << 16).astype(np.float32)
+    full = device.upload(np.resize(block, (rows, columns)))
+    if kind != "dense":
+        return device.quantize(full, 64)
+    array = device.cast(full, np.float16) if device.float16 else full
+    return array if experts == 1 else device.view(array, (experts, rows // experts, columns))
+
+
+def measure(device: Any, report: Report, kind: str, shape: tuple[int, int, int, int, int]) -> None:
+    tokens, experts, chosen, width, hidden = shape
+    random, dtype = np.random.default_rng(0), np.float16 if device.float16 else np.float32
+    ids = np.argsort(random.random((tokens, experts)), axis=1)[:, :chosen].astype(np.int32)
+    start, order, _ = device.group_by_expert(device.upload(np.ascontiguousarray(ids)), experts)
+    rows, n = tokens * chosen, 2 * width
+    x = device.upload(random.standard_normal((tokens, hidden)).astype(dtype))
+    dy = device.upload(random.standard_normal((rows, n)).astype(dtype))
+    many = device.upload(random.standard_normal((rows, hidden)).astype(dtype))
+    of_all, one = (weight_of(device, kind, count * n, hidden, count) for count in (experts, 1))
+    if kind == "dense":
+        dense: Any = partial(device.gemm, many, one, trans_b=True), partial(device.gemm, dy, one)
+    else:
+        dense = partial(device.linear_quantized, many, one), partial(device.linear_quantized_backward, dy, one)
+    grouped = (
+        partial(device.grouped_linear, x, of_all, start, order=order),
+        partial(device.grouped_linear_backward, dy, of_all, start),
+    )
+    flop = product_flop(rows, n, hidden)
+    for side, ours, other in zip(("forward", "dx"), grouped, dense):
+        experts_time, dense_time = time_device(device, ours), time_device(device, other)
+        report.row(
+            kind=kind,
+            side=side,
+            shape="x".join(map(str, shape)),
+            dtype=np.dtype(dtype).name,
+            tensor_cores=device.matrix_units,
+            tflops=flop / experts_time.seconds / 1e12,
+            dense_tflops=flop / dense_time.seconds / 1e12,
+            ratio=dense_time.seconds / experts_time.seconds,
+            spread=max(experts_time.spread, dense_time.spread),
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--small", action="store_true", help="sizes that time nothing")
+    parser.add_argument("--out", help="write the rows here")
+    args = parser.parse_args()
+    device: Any = bind(WgpuDevice)()
+    report = Report("experts", device, args.out)
+    for shape in SMALL if args.small else SHAPES:
+        for kind in ("dense", "nf4"):
+            measure(device, report, kind, shape)
+
+
+if __name__ == "__main__":
+    main()
