@@ -169,6 +169,7 @@ def _grouped_cases(t: np.dtype) -> list[Case]:
             grouped_case(side, "few rows", (3, 7, 2, 37, 35), t),
             grouped_case(side, "rows", (70, 5, 2, 72, 68), t, gather=side == "forward"),
             grouped_case(side, "many rows", (131, 3, 2, 70, 40), t, weight=F16),
+            grouped_case(side, "flat tiles", (131, 3, 2, 140, 132), t),
             grouped_case(side, "one expert has all", (33, 4, 3, 20, 64), t, one_has_all=True),
             grouped_case(side, "narrow", (50, 3, 2, 5, 64), t, gather=side == "forward"),
             grouped_case(side, "odd", (9, 3, 2, 35, 67), t, format="nf4", double=True),

@@ -20,12 +20,15 @@ from tests.train.test_oracle_adapter import (
     their_logits,
     torch,
 )
+from tests.train.test_oracle_gguf_adapter import log_probabilities, their_log_probabilities, write_base
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.device.contract import Device
 from wgrad.device.errors import WgradError
+from wgrad.device.formats.frozen_weight import FrozenWeight
 from wgrad.train.commands.cli import main
 from wgrad.train.files.safetensors_files import read_entries
 from wgrad.train.model.adapter_files import load_adapter, save_adapter
+from wgrad.train.model.inputs import whole_inputs
 from wgrad.train.model.lora import LoraConfig, adaptable, expert_modules, linear_modules, lora_shapes
 from wgrad.train.model.model_config import load_model_config
 from wgrad.train.options.finetune_config import RunOptions
@@ -115,6 +118,54 @@ def test_we_load_and_merge_peft_adapters_of_experts(
     words = ["merge", "--adapter", str(tmp_path / "adapter"), "--model", str(folder), "--onto", "original"]
     assert main([*words, "--out", str(tmp_path / "merged"), "--no-compare", "--device", "cpu"]) == 0
     assert distance(their_logits(their_base(tmp_path / "merged"), random_ids()), wanted) < 1e-5
+
+
+def test_llama_cpp_loads_our_adapter_of_experts(make_checkpoint: Any, tmp_path: Path) -> None:
+    sizes = {"hidden_size": 64, "head_dim": 16, "norm_topk_prob": True, "moe_intermediate_size": 32}
+    folder, adapter = make_checkpoint("Qwen3MoeForCausalLM", **sizes), tmp_path / "adapter"
+    lora = LoraConfig(3, 6.0, target_modules=("q_proj",), target_parameters=BOTH)
+    save_adapter(adapter, lora, random_of(lora, folder), str(folder))
+    weights = {name: entry.array() for name, entry in read_entries(folder / "model.safetensors", "").items()}
+    write_base(tmp_path / "base.gguf", load_model_config(folder), weights)
+    assert main(["export", "--adapter", str(adapter), "--gguf-lora", str(tmp_path / "lora.gguf")]) == 0
+    wanted = log_probabilities(frozen(folder, ReferenceDevice(), adapter))
+    found = their_log_probabilities(tmp_path / "base.gguf", random_ids(), tmp_path / "lora.gguf")
+    assert np.abs(found - wanted).max() < 1e-3
+    assert np.abs(found - log_probabilities(frozen(folder, ReferenceDevice()))).max() > 0.1
+
+
+@pytest.mark.parametrize("kind", ["q8_0", "q4_k_m"])
+def test_experts_of_few_bits_in_gguf(kind: str, make_checkpoint: Any, device: Device, tmp_path: Path) -> None:
+    """They stay as they are, gate and up under one another, forward and backward."""
+    sizes = {"hidden_size": 256, "head_dim": 64, "norm_topk_prob": True, "moe_intermediate_size": 256}
+    folder, adapter = make_checkpoint("Qwen3MoeForCausalLM", **sizes), tmp_path / "adapter"
+    lora = LoraConfig(2, 2.0, target_modules=("q_proj",), target_parameters=BOTH[1:])
+    save_adapter(adapter, lora, random_of(lora, folder), str(folder))
+    words = ["--out", str(tmp_path / "out"), "--onto", "original", "--format", "gguf", "--quantize", kind]
+    assert main(["merge", "--adapter", str(adapter), *words, "--no-compare", "--device", "cpu"]) == 0
+    config = load_model_config(tmp_path / "out")
+    settings: dict[str, Any] = {"max_length": TOKENS, "compute": "float32", "target_modules": ("q_proj", *BOTH)}
+    built = build_trainable(RunOptions(**settings), config, tmp_path / "out", device, positions=TOKENS)
+    stored = {built.model.weights[f"model.layers.1.mlp.experts.{part}_proj"].format for part in ("gate_up", "down")}
+    assert stored == ({"q8_0"} if kind == "q8_0" else {"q4_k", "q6_k"})
+    wanted = their_logits(dequantized_experts(folder, built.model.weights, device), random_ids())
+    assert distance(our_logits(built.model, random_ids()), wanted) < 1e-5
+    ids = random_ids()
+    positions = np.arange(ids.size, dtype=np.int32).reshape(ids.shape)
+    inputs = whole_inputs(built.model, ids, positions, np.zeros_like(ids))
+    inputs.targets = device.upload(ids.reshape(-1))
+    built.model.loss(inputs).backward()
+    assert all(np.isfinite(device.download(t.gradient)).all() for t in built.parameters.tensors.values())
+
+
+def dequantized_experts(folder: Path, weights: Any, device: Device) -> Any:
+    """transformers' model with what our weights stand for."""
+    model = their_base(folder)
+    state = model.state_dict()
+    for name, weight in weights.items():
+        values = device.dequantize(weight) if isinstance(weight, FrozenWeight) else weight
+        state[name].copy_(torch.tensor(device.download(values).astype(np.float32)).reshape(state[name].shape))
+    return model
 
 
 def test_ten_steps_on_nf4_beside_peft(make_checkpoint: Any, cpu: Device, tmp_path: Path) -> None:

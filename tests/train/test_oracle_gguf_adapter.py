@@ -19,7 +19,9 @@ from tests.train.test_oracle_adapter import our_logits, random_adapter, random_i
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.train.commands.cli import main
 from wgrad.train.model.adapter_files import save_adapter
+from wgrad.train.model.experts import GATE_UP
 from wgrad.train.model.families import FAMILIES
+from wgrad.train.model.gguf_experts import HALVES, tensor_name, write_experts
 from wgrad.train.model.lora import LoraConfig, linear_modules
 from wgrad.train.model.model_config import ModelConfig, load_model_config
 from wgrad.train.step.build import build_frozen
@@ -46,6 +48,8 @@ EXTRA: dict[str, dict[str, Any]] = {
     "Cohere2ForCausalLM": {"sliding_window": 7, "num_hidden_layers": 4, "tie_word_embeddings": True},
     "OlmoForCausalLM": {"clip_qkv": 0.7},
     "Jais2ForCausalLM": {"hidden_act": "relu2"},
+    "OlmoeForCausalLM": {"num_key_value_heads": 4},
+    "Qwen3MoeForCausalLM": {"norm_topk_prob": True, "moe_intermediate_size": 32},
 }
 GELU = ("Gemma", "PhiFor", "Starcoder")
 IN_GGUF = [name for name, family in FAMILIES.items() if family.gguf]
@@ -82,6 +86,7 @@ def write_base(path: Path, config: ModelConfig, weights: dict[str, np.ndarray]) 
     writer.add_bos_token_id(0)
     writer.add_eos_token_id(1)
     writer.add_add_bos_token(False)
+    write_experts(writer, config, kind)
     if config.score_softcap:
         writer.add_attn_logit_softcapping(config.score_softcap)
         writer.add_final_logit_softcapping(config.logit_softcap)
@@ -103,7 +108,11 @@ def write_base(path: Path, config: ModelConfig, weights: dict[str, np.ndarray]) 
             value = permuted(value, heads[part])
         if "norm" in part and name.endswith(".weight"):
             value = value + np.float32(config.norm_offset)
-        writer.add_tensor(names.get_name(name, (".weight", ".bias")), value)
+        parts = {name: value}
+        if name.endswith(GATE_UP):
+            parts = {name.replace(GATE_UP, half): part for half, part in zip(HALVES, np.split(value, 2, axis=1))}
+        for part, of_part in parts.items():
+            writer.add_tensor(tensor_name(names, part), np.ascontiguousarray(of_part))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

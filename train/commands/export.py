@@ -12,7 +12,7 @@ from wgrad.device.files import check_writable, write_text
 from wgrad.train.data.tokenizer_source import find_source
 from wgrad.train.model.adapter_files import adapter_note, load_adapter
 from wgrad.train.model.gguf_adapter import is_gguf_adapter, save_gguf_adapter
-from wgrad.train.model.lora import linear_modules
+from wgrad.train.model.lora import expert_modules, linear_modules
 from wgrad.train.model.model_config import load_model_config
 from wgrad.train.options.export_config import ExportConfig
 from wgrad.train.step.find_model import base_name, find_base
@@ -31,7 +31,7 @@ def run_export(args: ExportConfig) -> int:
         raise WgradError(f"--modelfile: {modelfile} is there and says something else: move it away")
     folder = find_base(args.model, args.adapter, weights=False)
     config = load_model_config(folder)
-    lora, arrays = load_adapter(args.adapter, linear_modules(config))
+    lora, arrays = load_adapter(args.adapter, linear_modules(config), experts=expert_modules(config))
     if note := adapter_note(lora):
         say(f"note: {note}", "stderr")
     if note := _tokenizer_note(folder, args.adapter):

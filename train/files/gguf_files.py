@@ -65,7 +65,9 @@ _PHI3 = _NAMES | {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"
 _QKV = "attn_qkv"  # files of Phi-2 may have q, k and v under one another
 # Names of tensors by general.architecture, and those whose rotary embedding takes pairs side by side.
 ARCHITECTURES = {
-    **dict.fromkeys(("llama", "qwen2", "qwen3", "smollm3", "granite", "gemma", "stablelm"), _NAMES),
+    **dict.fromkeys(
+        ("llama", "qwen2", "qwen3", "qwen3moe", "olmoe", "smollm3", "granite", "gemma", "stablelm"), _NAMES
+    ),
     **dict.fromkeys(("gemma2", "gemma3"), _GEMMA),
     "olmo2": _OLMO2,
     "phi2": _PHI2,

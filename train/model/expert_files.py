@@ -117,7 +117,7 @@ def _gather_layer(found: dict[str, TensorEntry], experts: Experts, layout: Layou
         if name in found:
             continue
         halves = [found.get(f"{prefix}{experts.module}.{part}.weight") for part in _parts_of(module)]
-        if halves[0] is not None:
+        if isinstance(halves[0], GgufEntry):
             found[name] = _of_gguf(name, halves, shape)
             for half in halves:
                 assert half is not None

@@ -143,7 +143,7 @@ FAMILIES = {
     "NanoChatForCausalLM": Family("nanochat", NanoChatFile, variants.nanochat, "", "nanochat"),
     "OlmoForCausalLM": Family("olmo", OlmoFile, variants.olmo, "olmo", "OLMo 1"),
     "Lfm2ForCausalLM": Family("lfm2", Lfm2File, variants.lfm2, "", "LFM2, dense"),
-    "MixtralForCausalLM": Family("mixtral", MixtralFile, expert_variants.mixtral, ""),
-    "OlmoeForCausalLM": Family("olmoe", OlmoeFile, expert_variants.olmoe, "", "OLMoE"),
-    "Qwen3MoeForCausalLM": Family("qwen3_moe", Qwen3MoeFile, expert_variants.qwen3_moe, "", "Qwen 3, experts"),
+    "MixtralForCausalLM": Family("mixtral", MixtralFile, expert_variants.mixtral, "llama"),
+    "OlmoeForCausalLM": Family("olmoe", OlmoeFile, expert_variants.olmoe, "olmoe", "OLMoE"),
+    "Qwen3MoeForCausalLM": Family("qwen3_moe", Qwen3MoeFile, expert_variants.qwen3_moe, "qwen3moe", "Qwen 3, experts"),
 }

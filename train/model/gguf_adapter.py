@@ -18,7 +18,9 @@ from wgrad.device.errors import WgradError
 from wgrad.device.files import atomic_file
 from wgrad.train.files.gguf_files import PAIRED, permute, require_gguf
 from wgrad.train.files.gguf_metadata import read_metadata
+from wgrad.train.model.experts import GATE_UP
 from wgrad.train.model.families import FAMILIES
+from wgrad.train.model.gguf_experts import HALVES, tensor_name
 from wgrad.train.model.lora import LoraConfig
 from wgrad.train.model.model_config import ModelConfig
 
@@ -60,11 +62,12 @@ def save_gguf_adapter(
     factors = {module: lora.scaling_of(module) * lora.rank_of(module) for module in modules}
     alpha = next((factor for factor in factors.values() if factor), 1.0)  # 0 would mean "no scale" to llama.cpp
     tensors = {}
-    for module, factor in factors.items():
-        a, b = arrays[f"{module}.lora_A"], arrays[f"{module}.lora_B"] * np.float32(factor / alpha)
+    matrices = ((module, factor, *part) for module, factor in factors.items() for part in _parts(module, arrays))
+    for module, factor, part, a, b in matrices:
+        b = b * np.float32(factor / alpha)
         if heads := heads_side_by_side(config, module):
             b = permute(b, heads)
-        name = names.get_name(f"{module}.weight", (".weight",))
+        name = tensor_name(names, part)
         for side, value in (("lora_a", a), ("lora_b", b)):
             with np.errstate(over="ignore"):
                 stored = np.ascontiguousarray(value, dtype)
@@ -83,6 +86,17 @@ def save_gguf_adapter(
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()
         writer.close()
+
+
+def _parts(module: str, arrays: Mapping[str, np.ndarray]) -> list[tuple[str, np.ndarray, np.ndarray]]:
+    """The weights of a GGUF file that a module stands for, by Hugging Face's names, with the two matrices of each."""
+    a, b = arrays[f"{module}.lora_A"], arrays[f"{module}.lora_B"]
+    if a.ndim == 2:
+        return [(f"{module}.weight", a, b)]
+    if not module.endswith(GATE_UP):
+        return [(module, a, b)]
+    owner = module.removesuffix(GATE_UP)
+    return [(owner + half, a, part) for half, part in zip(HALVES, np.split(b, 2, axis=1))]
 
 
 def heads_side_by_side(config: ModelConfig, module: str) -> int:

@@ -14,7 +14,9 @@ import numpy as np
 from wgrad.device.errors import WgradError
 from wgrad.train.files.gguf_fields import GgufFields
 from wgrad.train.files.safetensors_files import TensorEntry
+from wgrad.train.model.expert_keys import ExpertsFile
 from wgrad.train.model.families import FAMILIES
+from wgrad.train.model.gguf_experts import keys_of_experts
 from wgrad.train.model.gguf_model import EXAONE_32B, GGUF_LARGEST, ROPE_FACTORS, ROPE_LONG, ROPE_SHORT
 from wgrad.train.model.rope_scaling import RopeConfig, inverse_frequencies
 from wgrad.train.model.weights import EMBEDDING, HEAD
@@ -37,15 +39,17 @@ def config_of_gguf(fields: GgufFields, tensors: Mapping[str, TensorEntry]) -> di
     """Return the config.json of a GGUF file. tensors: as `read_gguf_entries` gives them. WgradError: a key is missing
     or wrong, or the model has what none here has."""
     name, prefix = fields.architecture, fields.architecture + "."
-    architecture = next(key for key, family in FAMILIES.items() if family.gguf == name)
+    experts = fields.get(prefix + "expert_count", int, 0)
+    of_name = [key for key, family in FAMILIES.items() if family.gguf == name]
+    architecture = next((key for key in of_name if issubclass(FAMILIES[key].keys, ExpertsFile) == (experts > 0)), "")
+    if not architecture:
+        raise fields.error(prefix + "expert_count", f"must be {'0' if experts else 'above 0'}, got {experts}")
     if name == "olmo2" and fields.get(prefix + _WINDOW, int, 0) > 0:
         architecture = "Olmo3ForCausalLM"
 
     def number(key: str) -> int:
         return fields.needed(prefix + key, int)
 
-    if fields.get(prefix + "expert_count", int, 0) > 0:
-        raise WgradError(f"{fields.source}: {fields.path}: a mixture of experts is not supported: give a dense model")
     hidden, heads, layers = number("embedding_length"), number("attention.head_count"), number("block_count")
     if heads < 1 or hidden < 1:
         raise fields.error(prefix + "attention.head_count", f"must be above 0, got {heads}")
@@ -80,6 +84,7 @@ def config_of_gguf(fields: GgufFields, tensors: Mapping[str, TensorEntry]) -> di
         **_rope(architecture, fields, _scaling(fields, tensors, width)),
         "partial_rotary_factor": _part(rotated, width),
         **_biases(name, tensors),
+        **keys_of_experts(fields, experts),
         **_layer_norm_variant(name, tensors),
         **_variant(fields, name, hidden // heads if layers == GGUF_LARGEST.get(name) else width),
     }

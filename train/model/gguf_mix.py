@@ -16,6 +16,8 @@ from wgrad.train.options.choices import GGUF_MIXES
 MIXES = {mix: mix.upper().removesuffix("_M") for mix in GGUF_MIXES}  # -> the type of most tensors
 _FALLBACKS = {"Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0", "IQ4_XS": "IQ4_NL"}  # for rows of no whole blocks
 _WITH_MINIMUM = {"q4_0": "Q4_1", "q5_0": "Q5_1"}  # of the first down projections, with an importance matrix
+# Where there are eight experts, which are most of the weights.
+_ATTENTION_OF_EIGHT = {"attn_v": "Q8_0", "attn_k": "Q8_0", "attn_output": "Q5_K"}
 _LAYER = re.compile(r"blk\.(\d+)\.(\w+)\.weight")
 
 
@@ -48,6 +50,8 @@ def _of_layer(config: ModelConfig, mix: str, name: str, important: bool) -> str:
     first = layer < layers // 8
     many = first or layer >= 7 * layers // 8 or (layer - layers // 8) % 3 == 2
     medium = mix in ("q4_k_m", "q5_k_m")
+    if config.experts is not None and config.experts.count == 8 and part in _ATTENTION_OF_EIGHT:
+        return _ATTENTION_OF_EIGHT[part] if part != "attn_output" or mix in ("q4_k_m", "iq4_xs") else usual
     if part == "attn_v":
         if mix == "iq4_xs" and config.num_attention_heads >= 4 * config.num_key_value_heads:
             return "Q5_K"
@@ -55,7 +59,7 @@ def _of_layer(config: ModelConfig, mix: str, name: str, important: bool) -> str:
             return "Q6_K"
         if usual == "Q4_K" and _is_70b(config):
             return "Q5_K"
-    elif part == "ffn_down":
+    elif part in ("ffn_down", "ffn_down_exps"):
         if mix == "iq4_xs" and first and not important:
             return "Q5_K"
         if mix in _WITH_MINIMUM and first and important:

@@ -23,6 +23,7 @@ from wgrad.train.files.gguf_quantize import quantize_rows
 from wgrad.train.files.imatrix_file import IMATRIX_FILE, Imatrix
 from wgrad.train.model.families import FAMILIES
 from wgrad.train.model.gguf_adapter import heads_side_by_side
+from wgrad.train.model.gguf_experts import by_halves, gguf_specs, tensor_name, without_place, write_experts
 from wgrad.train.model.gguf_mix import MIXES, stored_type
 from wgrad.train.model.model_config import ModelConfig
 from wgrad.train.model.model_files import ModelFiles, Progress
@@ -61,17 +62,17 @@ class GgufModel:
 
     def stored(self, spec: WeightSpec) -> str:
         """GGUF's type of a tensor: norms and biases in float32."""
-        if len(spec.shape) == 1:
+        if len(spec.shape) == 1 or spec.kind == "router":
             return "F32"
         if self.kind not in MIXES:
             return _TYPES[self.kind]
         tied = "output.weight" not in self._names.values()
         important = self.imatrix is not None
-        return stored_type(self.config, self.kind, self._names[spec.name], spec.shape[1], tied, important)
+        return stored_type(self.config, self.kind, self._names[spec.name], spec.shape[-1], tied, important)
 
     def importance(self, spec: WeightSpec) -> np.ndarray | None:
         """What an error costs in each column of a matrix, None where that is not known. WgradError."""
-        if self.imatrix is None or len(spec.shape) == 1:
+        if self.imatrix is None or spec.kind not in ("embedding", "head", "projection"):
             return None
         return self.imatrix.of(self._names[spec.name], spec.shape[1])
 
@@ -83,7 +84,7 @@ class GgufModel:
     @property
     def size(self) -> int:
         """Bytes of all tensors."""
-        return sum(self.nbytes(spec) for spec in weight_specs(self.config))
+        return sum(self.nbytes(spec) for spec in gguf_specs(self.config))
 
     def check(self) -> None:
         """WgradError: something of the model has no place in a GGUF file, or the package is not installed."""
@@ -120,7 +121,8 @@ def _without_place(config: ModelConfig) -> Iterator[str]:
         yield f"the architecture {config.architecture}"
         return
     names = tensor_names(config)
-    yield from (f"a tensor {spec.name}" for spec in weight_specs(config) if spec.name not in names)
+    yield from (f"a tensor {spec.name}" for spec in gguf_specs(config) if spec.name not in names)
+    yield from without_place(config, architecture)
     every = _one_full_of(config)
     windows = _windows(config)
     window = max(windows)
@@ -198,7 +200,7 @@ def save_gguf(
     """
     gguf, config = _gguf(), model.config
     architecture = FAMILIES[config.architecture].gguf
-    names, specs = tensor_names(config), weight_specs(config)
+    names, specs, value = tensor_names(config), gguf_specs(config), by_halves(config, value)
     writer = gguf.GGUFWriter(path, architecture)
     _describe(writer, model, write_tokenizer, over)
     factors = _rope_factors(model)
@@ -227,7 +229,7 @@ def tensor_names(config: ModelConfig) -> dict[str, str]:
     """GGUF's names of the tensors that have one."""
     architecture = _gguf().MODEL_ARCH[FAMILIES[config.architecture].gguf.upper().replace("-", "_")]
     names = _gguf().get_tensor_name_map(architecture, config.num_hidden_layers)
-    found = {spec.name: names.get_name(spec.name, (".weight", ".bias")) for spec in weight_specs(config)}
+    found = {spec.name: tensor_name(names, spec.name) for spec in gguf_specs(config)}
     return {ours: theirs for ours, theirs in found.items() if theirs}
 
 
@@ -239,6 +241,8 @@ def _stored(spec: WeightSpec, model: GgufModel, value: np.ndarray) -> np.ndarray
         value = value + np.float32(spec.offset)
     if heads := heads_side_by_side(model.config, spec.name.rpartition(".")[0]):
         value = permute(value.reshape(len(value), -1), heads).reshape(value.shape)
+    if value.ndim == 3:  # experts
+        value = value.reshape(-1, value.shape[2])
     with np.errstate(over="ignore"):
         data = quantize_rows(gguf, value, name, model.importance(spec))
     kind = gguf_formats().get(name)
@@ -285,6 +289,7 @@ def _write_shapes(writer: Any, config: ModelConfig) -> None:
         add(config.head_dim)
     (writer.add_layer_norm_eps if config.layer_norm else writer.add_layer_norm_rms_eps)(config.rms_norm_eps)
     writer.add_vocab_size(config.vocab_size)
+    write_experts(writer, config, FAMILIES[config.architecture].gguf)
     if config.score_softcap:
         writer.add_attn_logit_softcapping(config.score_softcap)
         writer.add_final_logit_softcapping(config.logit_softcap)
