@@ -144,9 +144,9 @@ def require_wgpu() -> Device:
     return device
 
 
-def wgpu_sibling() -> Any:
-    """A wgpu device with memory, counters and switches of its own, on the driver's device and with the pipelines of
-    `require_wgpu`: a test that needs one compiles nothing that another has compiled."""
+def share_pipelines(patch: pytest.MonkeyPatch) -> None:
+    """New wgpu devices have memory, counters and switches of their own, but the driver's device and the pipelines of
+    `require_wgpu`: they compile nothing that another has compiled."""
     first: Any = require_wgpu()
 
     def compiler(device: Any) -> Compiler:
@@ -154,10 +154,21 @@ def wgpu_sibling() -> Any:
         made._pipelines = first._compiler._pipelines
         return made
 
+    patch.setattr(adapters, "open_device", lambda adapter: first._device)
+    patch.setattr("wgrad.wgsl.runtime.runtime.Compiler", compiler)
+
+
+def wgpu_sibling() -> Any:
+    """A wgpu device of a test's own, as of `share_pipelines`."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(adapters, "open_device", lambda adapter: first._device)
-        patch.setattr("wgrad.wgsl.runtime.runtime.Compiler", compiler)
+        share_pipelines(patch)
         return bind(WgpuDevice)()
+
+
+@pytest.fixture
+def shared_pipelines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests whose commands choose a wgpu device by themselves."""
+    share_pipelines(monkeypatch)
 
 
 @pytest.fixture(params=["cpu", "wgpu"])

@@ -8,11 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from wgrad.autograd.bind import bind
+from tests.conftest import wgpu_sibling
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.device.errors import DeviceError, OutOfMemory, ShapeError
 from wgrad.device.memory import Pool
-from wgrad.wgsl.device import WgpuDevice
 
 
 @pytest.fixture(params=["wgpu", "hip", "cpu"])
@@ -22,7 +21,7 @@ def device(request: pytest.FixtureRequest) -> Any:
     if request.param == "hip":
         return request.getfixturevalue("emulator").device("gfx942")
     request.getfixturevalue("wgpu_device")
-    return bind(WgpuDevice)()
+    return wgpu_sibling()
 
 
 def numbers(size: int, start: float = 0.0) -> np.ndarray:
@@ -150,14 +149,14 @@ def test_shapes_are_checked(device: Any) -> None:
 
 
 def test_a_card_without_such_buffers_says_so(wgpu_device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    device = bind(WgpuDevice)()
+    device = wgpu_sibling()
     monkeypatch.setattr(device, "host_buffers", False)
     with pytest.raises(DeviceError, match="has no mappable-primary-buffers: it cannot reach main memory by itself"):
         device.empty_host((4,))
 
 
 def test_profiling_takes_transfers_along(wgpu_device: Any) -> None:
-    device = bind(WgpuDevice)()
+    device = wgpu_sibling()
     if not device.profile():
         pytest.skip("no timestamps")
     parked = device.empty_host((64,))
@@ -203,7 +202,7 @@ def test_at_the_limit_a_recording_lends_itself_a_far_larger_block_and_destroys_n
 
 
 def test_a_device_and_its_dry_run_hold_to_the_limit(wgpu_device: Any) -> None:
-    for device in (bind(WgpuDevice)(), wgpu_device.dry_run()):
+    for device in (wgpu_sibling(), wgpu_device.dry_run()):
         device.limit_memory(device.memory().reserved_bytes + (1 << 20))
         kept = device.empty((1 << 17,))
         with pytest.raises(OutOfMemory, match="the memory limit of"):

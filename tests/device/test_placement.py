@@ -8,13 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.conftest import wgpu_sibling
 from tests.device.test_memory import Driver, _is_consistent
-from wgrad.autograd.bind import bind
 from wgrad.autograd.replay import Recorded
 from wgrad.device.errors import OutOfMemory
 from wgrad.device.memory import Pool
 from wgrad.device.placement import Rehearsal, place
-from wgrad.wgsl.device import WgpuDevice
 
 KIB = 1024
 Work = Sequence[tuple[str, int]]  # (name, KiB) takes memory, (name, 0) gives it back
@@ -173,7 +172,7 @@ def test_a_device_rehearses_what_it_records_next_below_a_limit(wgpu_device: Any)
     values = np.random.default_rng(0).standard_normal((64, 1024)).astype(np.float32)
     found, reserved = [], []
     for limit in (None, 1 << 30):
-        device = bind(WgpuDevice)()
+        device = wgpu_sibling()
         device.limit_memory(limit)
         x, out = device.upload(values), device.empty((64, 1024))
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from wgrad.autograd.bind import bind
+from tests.conftest import wgpu_sibling
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.device.errors import WgradError
 from wgrad.train.commands.cli import main
@@ -27,7 +27,6 @@ from wgrad.train.plan.memory_limit import fewest_parked
 from wgrad.train.plan.plan import run_dry
 from wgrad.train.plan.room import Room, room_of
 from wgrad.train.ranks.world import World
-from wgrad.wgsl.device import WgpuDevice
 
 
 # ---- the search --------------------------------------------------------------------------------
@@ -452,6 +451,7 @@ def test_rates_are_measured_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     assert speed.rates_of(Card(), "float32") is None and speed.rates_of(ReferenceDevice(), "float32") is None
 
 
+@pytest.mark.usefixtures("shared_pipelines")
 def test_a_run_takes_what_was_planned_and_keeps_its_batch_when_it_goes_on(
     make_checkpoint: Any, text_data: Path, tmp_path: Path, wgpu_device: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -495,7 +495,7 @@ def test_a_run_parks_as_few_layers_as_were_planned_and_goes_on_with_others(
     """To the bits of a run that parks none."""
 
     def card(spec: str, needs: Any = None) -> Any:
-        device: Any = bind(WgpuDevice)()
+        device: Any = wgpu_sibling()
         device.shared_memory, device.reason = False, "as a card with memory of its own"
         return device
 

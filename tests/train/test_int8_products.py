@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from wgrad.autograd.bind import bind
+from tests.conftest import wgpu_sibling
 from wgrad.device.errors import DeviceError
 from wgrad.train.commands.cli import main
 from wgrad.train.data.packing import BatchStream, Document
@@ -48,9 +48,9 @@ def train(folder: Path, device: Any) -> np.ndarray:
 
 def test_it_learns_nearly_the_same_in_the_memory_planned(make_checkpoint: Any, wgpu_device: Any) -> None:
     folder = make_checkpoint()
-    exact = train(folder, bind(WgpuDevice)())
+    exact = train(folder, wgpu_sibling())
     assert exact[-1, 0] < 0.9 * exact[0, 0]
-    device = bind(WgpuDevice)()
+    device = wgpu_sibling()
     device.round_products()
     plan = plan_run(options(), load_model_config(folder), folder, device, 3)
     assert plan is not None and any(variant.shader == "gemm_int8" for variant in plan.dry.variants)
@@ -84,7 +84,7 @@ def test_the_option_reaches_the_device(
 def test_what_is_said(
     make_checkpoint: Any, text_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    device: Any = bind(WgpuDevice)()
+    device: Any = wgpu_sibling()
     monkeypatch.setattr(session, "select_device", lambda spec, needs=None: device)
     words = ["finetune", "--model", str(make_checkpoint()), "--data", str(text_data), "--out", str(tmp_path / "out")]
     words += [
@@ -106,5 +106,5 @@ def test_what_is_said(
 
 
 def test_all_parameters_are_trained_as_they_are(wgpu_device: Any) -> None:
-    device = bind(WgpuDevice)()
+    device = wgpu_sibling()
     assert round_products(options(full=True, int8_matmul=True), device) == [] and not device.int8_products

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.conftest import wgpu_sibling
 from tests.train.conftest import SENTENCES
 from tests.train.test_data_parallel import ThreadWorld, parameters, together
 from tests.train.test_loop import trainer_for
-from wgrad.autograd.bind import bind
 from wgrad.autograd.ops.optimizer import STATE_SIZE
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.autograd.tensor import Tensor, is_recording, no_grad
@@ -29,7 +29,6 @@ from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.output.metrics import read_steps
 from wgrad.train.plan.plan import plan_run
 from wgrad.train.step.trainer import Trainer
-from wgrad.wgsl.device import WgpuDevice
 
 BETA = 0.3
 
@@ -366,7 +365,7 @@ def test_weights_and_checkpoints_in_main_memory_change_no_bit(make_checkpoint: A
     options |= {"sample": False, "logging_steps": 8, "lora_r": 3}
     moved = {"stream_weights": "on", "offload_activations": True}
     for more in ({"stream_weights": "off"}, moved):
-        device: Any = bind(WgpuDevice)()
+        device: Any = wgpu_sibling()
         device.shared_memory = False  # as a card with memory of its own
         config = RunOptions(**options, **more)
         plan = plan_run(config, load_model_config(folder), folder, device, 3)

@@ -199,6 +199,7 @@ def test_ctrl_c_says_what_is_saved_and_resumes_to_the_same_bits(whole: Path, tex
     same_result(out, whole)
 
 
+@pytest.mark.usefixtures("shared_pipelines")
 def test_a_run_on_wgpu_resumes_to_the_same_bits(
     wgpu_device: Device, make_checkpoint: Any, text_data: Path, tmp_path: Path
 ) -> None:
