@@ -14,6 +14,7 @@ from wgrad.train.commands.cli import main
 from wgrad.train.data.packing import Document
 from wgrad.train.files.safetensors_files import from_arrays, read_entries, write_safetensors
 from wgrad.train.options.finetune_config import RunOptions
+from wgrad.train.run import evaluation
 from wgrad.train.run.evaluation import eval_subset
 from wgrad.train.terminal.progress import Phase
 
@@ -123,6 +124,18 @@ def test_every_phase_of_a_run_has_its_bar(
         if name != "sample":  # which may end before its last token
             assert done == sorted(done) and phases[name][-1][0] == phases[name][-1][1]
     assert len(phases["held-out loss"]) >= 2
+
+
+def test_samples_show_the_control_tokens_that_a_model_writes(
+    make_checkpoint: Any, text_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the prompt and in the text, in the sample line and in what the page reads."""
+    monkeypatch.setattr(evaluation, "generate_ids", lambda *given: iter([7, *given[-1], 8]))  # the last: what stops it
+    given = ("--max-steps", 1, "--sample-prompt", "the<|end|> fox", "--eval-fraction", 0)
+    assert finetune(tmp_path / "out", make_checkpoint(), text_data, *given) == 0
+    samples = [json.loads(line) for line in (tmp_path / "out" / "samples.jsonl").read_text().splitlines()]
+    samples = [sample for sample in samples if "text" in sample]
+    assert samples and all("<|end|>" in sample[key] for sample in samples for key in ("prompt", "text"))
 
 
 def test_the_sample_can_be_left_out(
