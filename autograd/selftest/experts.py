@@ -174,6 +174,9 @@ def _grouped_cases(t: np.dtype) -> list[Case]:
             grouped_case(side, "narrow", (50, 3, 2, 5, 64), t, gather=side == "forward"),
             grouped_case(side, "odd", (9, 3, 2, 35, 67), t, format="nf4", double=True),
             grouped_case(side, "rows", (37, 5, 2, 40, 72), t, format="nf4"),
+            grouped_case(side, "eights", (61, 5, 2, 72, 64), t, gather=side == "forward"),
+            grouped_case(side, "eights", (61, 5, 2, 72, 64), t, format="nf4", double=True),
+            grouped_case(side, "few eights", (21, 5, 2, 72, 128), t, gather=side == "forward", format="q8_0"),
         ]
         for format in ("mxfp4", "q8_0", "q6_k", "iq2_xxs"):
             found.append(grouped_case(side, "plain", (9, 3, 2, 24, 32), t, format=format))

@@ -213,12 +213,16 @@ fn load_lowrank(s0: u32, m0: u32, n0: u32, lid: u32) {
 #endpart
 
 #part experts
-// Part of gemm.wgsl, a GEMM of experts: start [experts + 1], the first row of each expert, and the end; with GATHER row s of A
+// Part of gemm.wgsl and gemm_matrix.wgsl: a row of A; and, of a GEMM of experts, start [experts + 1], the first row of each expert, and the end; with GATHER row s of A
 // is that of token order[s] / chosen. There is no LoRA term, and these stand in the places of its parameters.
-@group(0) @binding(4) var<storage, read> start: array<i32>;
 #if GATHER
 @group(0) @binding(6) var<storage, read> order: array<i32>;
+fn row_of_a(row: u32) -> u32 { return u32(order[row]) / chosen(); }
+#else
+fn row_of_a(row: u32) -> u32 { return row; }
 #endif
+#if EXPERTS
+@group(0) @binding(4) var<storage, read> start: array<i32>;
 fn experts() -> u32 { return p.rank; }
 fn chosen() -> u32 { return p.ld_u; }
 
@@ -235,6 +239,7 @@ fn expert_of(tile: u32) -> u32 {
   }
   return expert;
 }
+#endif
 #endpart
 
 #part range

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -63,7 +63,23 @@ def multiply(
     launch(device, chosen, a, b, end)
 
 
-def launch(device: Runtime, plan: Plan, a: Array, b: Array | FrozenWeight, end: Epilogue) -> None:
+@dataclass(frozen=True)
+class Experts:
+    """Rows of a GEMM of experts (gemm.inc.wgsl): the first one of each, and the end; order: of slots, where rows of A
+    are gathered, of which so many are of one row."""
+
+    start: Array
+    order: Array | None
+    chosen: int
+
+    @property
+    def count(self) -> int:
+        return int(self.start.size) - 1
+
+
+def launch(
+    device: Runtime, plan: Plan, a: Array, b: Array | FrozenWeight, end: Epilogue, experts: Experts | None = None
+) -> None:
     """Launch what was planned."""
     if isinstance(plan.tile, SkinnyTile):
         assert plan.skinny is not None and isinstance(b, Array)
@@ -89,23 +105,29 @@ def launch(device: Runtime, plan: Plan, a: Array, b: Array | FrozenWeight, end: 
         **_read_constants(plan, gemm, lda, end),
         **after,
         "SPLIT": split,
-        "GROUPED": isinstance(plan.tile, MatrixTile) and plan.groups[0] >= gemm_matrix.MANY_COLUMNS,
+        "GROUPED": experts is None and isinstance(plan.tile, MatrixTile) and plan.groups[0] >= gemm_matrix.MANY_COLUMNS,
         "HAS_LOWRANK": end.lowrank is not None,
         "PARTS": bool(end.parts),
-        "EXPERTS": False,
-        "GATHER": False,
+        "EXPERTS": experts is not None,
+        "GATHER": experts is not None and experts.order is not None,
     }
     ahead = isinstance(plan.tile, MatrixTile) and bool(after["HAS_RESIDUAL"] and after["VEC_C"])
-    constants["RESIDUAL_AHEAD"] = ahead and _in_memory_of_its_own(end.residual, arrays)
-    sizes = [m, n, k, plan.k_per_split, end.row_stride, end.column, ld_u // max(1, len(end.parts))]
+    constants["RESIDUAL_AHEAD"] = ahead and experts is None and _in_memory_of_its_own(end.residual, arrays)
+    rank, groups, work = ld_u // max(1, len(end.parts)), plan.groups, 2.0 * gemm.batch * m * n * k
+    if experts is not None:
+        arrays[3], arrays[5] = experts.start, experts.order
+        rank, ld_u, constants["EDGES"] = experts.count, experts.chosen, True
+        groups = groups[0], m // plan.tile.m + experts.count, 1
+        # As much as there can be: as many full tiles, and one more for each expert that has rows.
+        work = 2.0 * plan.tile.m * n * k * (m // plan.tile.m + min(m, experts.count))
+    sizes = [m, n, k, plan.k_per_split, end.row_stride, end.column, rank]
     params: list[int | float] = [*sizes, *operand.parameters, lda, gemm.a_column, 0]
     params += [float(end.alpha), *operand.stack, ld_u, *part_bounds(end.parts, end.row_stride)]
-    work = 2.0 * gemm.batch * m * n * k
     if isinstance(plan.tile, VectorTile):  # few rows: a dispatch is never long
         groups = device.groups(n, plan.tile.n)
         device.launch(plan.shader, arrays, [*params, 0, 0], groups, constants, work=work)
     else:
-        launch_tiles(device, plan.shader, arrays, params, plan.groups, constants, work=work)
+        launch_tiles(device, plan.shader, arrays, params, groups, constants, work=work)
     if split:
         reduce_splits(device, target, end, (m, n, plan.splits))
 

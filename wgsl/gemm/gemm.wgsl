@@ -19,9 +19,7 @@
 // Source: the register-tiled product of V. Volkov and J. Demmel, "Benchmarking GPUs to tune dense linear algebra", 2008.
 
 #include "gemm.inc.wgsl" bindings
-#if EXPERTS
 #include "gemm.inc.wgsl" experts
-#endif
 alias Four = vec4<f32>;
 #include "gemm.inc.wgsl" dense x=a binding=1 kind=A_KIND vec=VEC_A
 #include B_FORMAT x=b binding=2 kind=B_KIND vec=VEC_B
@@ -34,14 +32,6 @@ const THREADS: u32 = TX * TY;
 
 var<workgroup> a_tile: array<array<vec4<f32>, M4>, TILE_K>;
 var<workgroup> b_tile: array<array<vec4<f32>, N4>, TILE_K>;
-
-fn row_of_a(row: u32) -> u32 {
-#if GATHER
-  return u32(order[row]) / chosen();
-#else
-  return row;
-#endif
-}
 
 // Row or column `at` of C, moved back to the last one.
 fn inside(at: u32, end: u32) -> u32 {

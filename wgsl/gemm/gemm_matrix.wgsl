@@ -12,6 +12,7 @@ enable f16;
 enable wgpu_cooperative_matrix;
 
 #include "gemm.inc.wgsl" bindings
+#include "gemm.inc.wgsl" experts
 alias Four = vec4<f16>;
 #include "gemm.inc.wgsl" matrix_dense x=a binding=1 kind=A_KIND
 #include B_FORMAT x=b binding=2 kind=B_KIND
@@ -206,7 +207,7 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(local_invocation_index) l
 #if RESIDUAL_AHEAD
       ahead_of_store = now_$q;
 #endif
-      if (row < p.m && col < p.n) { store(row, col, c_base, strips[strip + at]); }
+      if (row < m_end && col < p.n) { store(row, col, c_base, strips[strip + at]); }
     }
 #end
     workgroupBarrier();
@@ -283,7 +284,7 @@ fn residual_near(row: u32, col: u32, base: u32) -> vec4<f32> {
 #if TRANS_A
   let a_from_$i = a_base + inside_k(k0 + a_row_$i, 1u) * p.lda + p.a_col + min(m0 + a_col_$i, p.m - 8u);
 #else
-  let a_from_$i = a_base + min(m0 + a_row_$i, p.m - 1u) * p.lda + p.a_col + inside_k(k0 + a_col_$i, 8u);
+  let a_from_$i = a_base + row_of_a(min(m0 + a_row_$i, m_end - 1u)) * p.lda + p.a_col + inside_k(k0 + a_col_$i, 8u);
 #endif
   let next_a_$i = fetch_a(a_from_$i, 8u);
 #end

@@ -173,7 +173,7 @@ def _dequantised(gemm: Gemm, limits: Limits, weight: WeightForm) -> str:
         large = m > _DEQUANTISE_ROWS
         if m == _DEQUANTISE_ROWS:
             large = gemm_matrix.choose_tile(*gemm.mnk, 1, limits.workgroup_bytes) == (gemm_matrix.LARGE, 1)
-        return "float16" if large and _on_tensor_cores(gemm, limits) else ""
+        return "float16" if large and on_tensor_cores(gemm, limits) else ""
     return ""
 
 
@@ -182,7 +182,7 @@ def _few_rows(gemm: Gemm) -> bool:
     return gemv.served(gemm.mnk[0], gemm.trans_a, gemm.trans_b, gemm.batch)
 
 
-def _on_tensor_cores(gemm: Gemm, limits: Limits) -> bool:
+def on_tensor_cores(gemm: Gemm, limits: Limits) -> bool:
     """Return whether gemm_matrix.wgsl serves it on this device."""
     operands = [gemm.a] + ([gemm.b] if isinstance(gemm.b, str) else [])
     served = gemm_matrix.served(operands, gemm.out, gemm.mnk, gemm.trans_a, gemm.trans_b, gemm.row_of_a)
@@ -192,7 +192,7 @@ def _on_tensor_cores(gemm: Gemm, limits: Limits) -> bool:
 def _choose(gemm: Gemm, limits: Limits) -> tuple[AnyTile, int]:
     """Tile, which stands for a kernel, and splits of K."""
     (m, n, k), batch, b = gemm.mnk, gemm.batch, gemm.b
-    on_cores = _on_tensor_cores(gemm, limits)
+    on_cores = on_tensor_cores(gemm, limits)
     if _few_rows(gemm) and not on_cores:
         unit = 4 if isinstance(b, str) else gemv.unit_of(b, m)
         return gemv.choose_tile(m, n, k, unit, limits.software), 1

@@ -6,10 +6,14 @@ import numpy as np
 
 from wgrad.device.formats.frozen_weight import FrozenWeight
 from wgrad.device.memory import Array
-from wgrad.wgsl.formats.formats import KINDS, dense_operand, weight_operand
+from wgrad.wgsl.formats.formats import KINDS, WeightForm
 from wgrad.wgsl.formats.quantize import decode
+from wgrad.wgsl.gemm import gemm_matrix
+from wgrad.wgsl.gemm.gemm import Experts, launch
 from wgrad.wgsl.gemm.gemm_epilogue import Epilogue
+from wgrad.wgsl.gemm.gemm_matrix import MatrixTile
 from wgrad.wgsl.gemm.gemm_tile import FLAT_SKINNY, MAIN, SMALL, TALL_SKINNY, Tile
+from wgrad.wgsl.gemm.plan import Gemm, Limits, Plan, form_of, on_tensor_cores
 from wgrad.wgsl.operators import implements
 from wgrad.wgsl.runtime.compile import Constant
 from wgrad.wgsl.runtime.dispatch_parts import launch_tiles
@@ -60,43 +64,40 @@ def _grouped(
 ) -> None:
     if isinstance(weight, FrozenWeight) and weight.shape[1] % weight.unit:
         weight = decode(device, weight, np.dtype(np.float32))  # a row would start inside a unit of codes
-    (rows, n), k, experts = end.out.shape, a.shape[1], start.size - 1
-    tile = choose_tile(rows, n, experts)
-    if isinstance(weight, FrozenWeight):
-        operand = weight_operand(weight, weight.unit, table=False, barrier=False)
-    else:
-        operand = dense_operand(weight, 4)
-    switches = {"TRANS_B": trans_b, "VEC_A": k % 4 == 0, "VEC_B": (k if trans_b else n) % 4 == 0}
-    constants: dict[str, Constant] = {
-        "A_KIND": KINDS[a.dtype.name],
-        **operand.constants,
-        **tile.constants(operand.unit),
-        **switches,
-        **end.constants(n),
-        **dict.fromkeys(("TRANS_A", "SPLIT", "RESIDUAL_AHEAD", "GROUPED", "HAS_LOWRANK", "PARTS"), False),
-        "EDGES": True,
-        "EXPERTS": True,
-        "GATHER": order is not None,
-    }
-    chosen = 1 if order is None else order.size // a.shape[0]
-    arrays = [a, operand.codes, end.out, start, end.residual, order, None, *operand.scales]
-    params: list[int | float] = [rows, n, k, k, n, 0, experts, *operand.parameters, k, 0, 0, float(end.alpha)]
-    params += [*operand.stack, chosen, 0, 0]
-    columns, tiles = -(-n // tile.n), rows // tile.m + experts
-    # As much as there can be: as many full tiles, and one more for each expert that has rows.
-    work = 2.0 * tile.m * n * k * (rows // tile.m + min(rows, experts))
-    launch_tiles(device, "gemm", arrays, params, (columns, tiles, 1), constants, work=work)
+    experts = Experts(start, order, 1 if order is None else order.size // a.shape[0])
+    (rows, n), k = end.out.shape, a.shape[1]
+    gemm = Gemm((rows, n, k), a.dtype.name, form_of(weight), end.out.dtype.name, trans_b=trans_b)
+    launch(device, plan_experts(gemm, experts.count, Limits.of(device)), a, weight, end, experts)
 
 
-def choose_tile(rows: int, n: int, experts: int) -> Tile:
-    """rows: of all experts."""
+def plan_experts(gemm: Gemm, experts: int, limits: Limits) -> Plan:
+    """Choose the kernel of a GEMM with so many experts. Its rows are those of all."""
+    (_, n, k), b, mean = gemm.mnk, gemm.b, gemm.mnk[0] / experts
+    if on_tensor_cores(gemm, limits):
+        tile = _matrix_tile(b, mean, limits)
+        unit = 8 if isinstance(b, str) else gemm_matrix.unit_of(b, tile.m, limits.lanes)
+        return Plan(gemm, "gemm_matrix", tile.for_lanes(limits.lanes, unit), 1, k, unit, table=tile.scales_inside)
+    return Plan(gemm, "gemm", choose_tile(mean, n), 1, k, 4 if isinstance(b, str) else b.unit)
+
+
+def _matrix_tile(b: str | WeightForm, mean: float, limits: Limits) -> MatrixTile:
+    """mean: rows of an expert."""
+    if mean <= _FEW_ROWS:
+        return gemm_matrix.NARROW
+    tiles = gemm_matrix.WEIGHT_TILES[16 if isinstance(b, str) else gemm_matrix.unit_of(b, 64, limits.lanes)]
+    tile = tiles[int(mean >= _MOST_ROWS)]
+    return tile if tile.most_workgroup_bytes <= limits.workgroup_bytes else gemm_matrix.MEDIUM
+
+
+def choose_tile(mean: float, n: int) -> Tile:
+    """mean: rows of an expert."""
     if n <= _FEW_ROWS:
         return TALL_SKINNY
-    if rows <= _FEW_ROWS * experts:
+    if mean <= _FEW_ROWS:
         return FLAT_SKINNY
-    if n <= 32 or rows < _MANY_ROWS * experts:
+    if n <= 32 or mean < _MANY_ROWS:
         return SMALL
-    return MAIN if rows >= _MOST_ROWS * experts or n < _FLAT.n else _FLAT
+    return MAIN if mean >= _MOST_ROWS or n < _FLAT.n else _FLAT
 
 
 @implements("grouped_weight_grad")
