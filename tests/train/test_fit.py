@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,11 +13,12 @@ import numpy as np
 import pytest
 
 from tests.conftest import wgpu_sibling
+from tests.train import conftest
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.device.errors import WgradError
 from wgrad.train.commands.cli import main
 from wgrad.train.data.packing import ROW_STEP
-from wgrad.train.model.model_config import load_model_config
+from wgrad.train.model.model_config import load_model_config, parse_model_config
 from wgrad.train.options.config_yaml import read_config_file
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.options.option_text import size
@@ -411,6 +413,64 @@ def test_more_memory_is_faster(make_checkpoint: Any, wgpu_device: Any, capsys: p
     assert (auto.batch_size, auto.chooses_batch) == (1, True)
     automatic = chosen(batch_size=1, gradient_accumulation_steps=2, auto_find_batch_size=True, memory_limit=str(limit))
     assert (automatic.batch_size, automatic.gradient_accumulation_steps) == (2, 1)
+
+
+# Of a step's parts, by the rate that they go by, in micro-batches of 128 tokens of a model with 2 layers: FLOP of a
+# layer's matmuls and of its attention, bytes of all layers' activations and of a layer's decoded weights.
+_MATMUL, _ATTENTION, _ACTIVATIONS, _WEIGHTS = 2.0 * 128 * 19584, 2.0 * 128 * 64 * 48, 2.0 * 128 * 2592, 4.0 * 19584
+_AGAIN, _HEAD, _INPUT = _MATMUL - 2.0 * 128 * 48 * 88, 2.0 * 128 * 48 * 251, 4.0 * 128 * 48
+
+
+@pytest.mark.parametrize(
+    "options, parts",
+    [
+        ({}, (4 * _MATMUL + 2 * _HEAD, 7 * _ATTENTION, 3 * _ACTIVATIONS + 8 * _WEIGHTS, 0)),
+        ({"full": True, "quantize": False}, (6 * _MATMUL + 3 * _HEAD, 7 * _ATTENTION, 3 * _ACTIVATIONS, 0)),
+        (
+            {"gradient_checkpointing": 1},
+            (4 * _MATMUL + _AGAIN + 2 * _HEAD, 8 * _ATTENTION, 3.5 * _ACTIVATIONS + 10 * _WEIGHTS, 0),
+        ),
+        (
+            {"gradient_checkpointing": True, "keep_attention": True},
+            (4 * _MATMUL + 2 * _AGAIN + 2 * _HEAD, 7 * _ATTENTION, 4 * _ACTIVATIONS + 12 * _WEIGHTS, 0),
+        ),
+        (
+            {"gradient_checkpointing": True, "offload_activations": 1},
+            (
+                4 * _MATMUL + 2 * _AGAIN + 2 * _HEAD,
+                9 * _ATTENTION,
+                4 * _ACTIVATIONS + 12 * _WEIGHTS,
+                2 * (_INPUT - 100),
+            ),
+        ),
+        (
+            {"stream_weights": "on", "gradient_checkpointing": True},
+            (
+                4 * _MATMUL + 2 * _AGAIN + 2 * _HEAD,
+                9 * _ATTENTION,
+                4 * _ACTIVATIONS + 12 * _WEIGHTS,
+                6 * (0.55 * 19584 - 100),
+            ),
+        ),
+    ],
+)
+def test_the_seconds_of_a_step_are_those_of_its_parts(options: dict[str, Any], parts: tuple[float, ...]) -> None:
+    """Each part by its own rate, with the others without end. 100 bytes a layer are copied alongside its matmuls."""
+    raw = conftest.tiny_config(vocab_size=251)
+    model = parse_model_config(raw)
+    settled: dict[str, Any] = {"compute": "float32", "gradient_checkpointing": False, **options}
+    config = RunOptions(batch_size=2, max_length=64, gradient_accumulation_steps=3, **settled)
+    device: Any = SimpleNamespace(shared_memory=False, copied_alongside=lambda work: 100.0 * (work == _MATMUL))
+    names = ("matmul", "attention", "memory", "link")
+    for name, part in zip(names, parts):
+        rates = speed.Rates(**(dict.fromkeys(names, math.inf) | {name: 7.0}))
+        seconds = speed.step_seconds(config, model, device, rates)
+        assert seconds == pytest.approx(3 * part / 7.0, rel=1e-12), name
+        if part:
+            assert speed.tokens_per_second(config, model, device, rates) == pytest.approx(384 / seconds)
+        assert speed.step_seconds(replace(config, compute="auto"), model, device, rates) == seconds
+    device.copied_alongside = lambda work: math.inf
+    assert speed.step_seconds(config, model, device, rates) == 0  # of the link
 
 
 def test_rates_are_measured_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

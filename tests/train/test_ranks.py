@@ -223,7 +223,8 @@ def test_ranks_go_back_together_when_a_device_is_lost(
 ) -> None:
     """In the same processes, to the newest state of the first. With ULFM a rank that gives up leaves the other."""
     values |= {"--logging-steps": 1, "--max-steps": 6, "--gradient-accumulation-steps": 2, "--save-steps": 1}
-    run = start(command_of(2, values | {"--no-sample": True}, *options, before=[lossy(g) for g in gaps]))
+    values |= {"--no-sample": True}
+    run = start(command_of(2, values, *options, before=[lossy(g) for g in gaps]))
     assert run.returncode == 0, run.stderr
     log = (tmp_path / "out" / "ranks" / "rank-1.log").read_text()
     assert run.stdout.count("opened again") + log.count("opened again") == opened
