@@ -70,7 +70,7 @@ class ModelExportConfig(Options):
     )
     quantize: str = option("q8_0", "with TOOL: the merged matrices in this type", choices=GGUF_TYPES)
     imatrix: str | None = option(
-        None, IMATRIX_HELP.replace("with --quantize", "with TOOL"), metavar="FILE|run", rule=A_DATA_FILE
+        None, IMATRIX_HELP.replace("with --quantize", "with TOOL"), metavar="FILE|run", path=True, rule=A_DATA_FILE
     )
     onto: str = option("dequantised", "with TOOL: as of wgrad merge", choices=("dequantised", "original"))
     template: str | None = option(

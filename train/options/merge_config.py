@@ -50,7 +50,7 @@ class MergeConfig(Options):
         "with --format gguf: the merged matrices in this type, or llama.cpp's mix of that name; none: as --dtype says",
         choices=GGUF_TYPES,
     )
-    imatrix: str | None = option(None, IMATRIX_HELP, metavar="FILE|run", rule=A_DATA_FILE)
+    imatrix: str | None = option(None, IMATRIX_HELP, metavar="FILE|run", path=True, rule=A_DATA_FILE)
     block_size: BlockSize | None = option(
         None,
         "of the NF4 that it was trained on (default: as its run had it, else 64)",
