@@ -46,10 +46,10 @@ def test_means_are_those_of_the_tokens(make_checkpoint: Any) -> None:
     weights = {name: np.asarray(built.weights[name]) for name in ("model.embed_tokens.weight",)}
     texts = [document(5, 9, 11, 5), document(40, 3), document(7)]
     found = []
-    for rows, length in (([texts], 16), ([[text] for text in texts], 8)):
-        squares = Squares(built)
-        for row in rows:
-            squares.add(row, length)
+    for batches, size, length in (([[texts]], 2, 16), ([[[text] for text in texts[:2]], [texts[2:]]], 2, 8)):
+        squares = Squares(built, size, length)
+        for rows in batches:
+            squares.add(rows)
         assert squares.tokens == 7
         found.append(squares.means())
     h = weights["model.embed_tokens.weight"][[5, 9, 11, 5, 40, 3, 7]].astype(np.float64)

@@ -29,7 +29,7 @@ from wgrad.train.run.evaluation import eval_subset
 from wgrad.train.run.session import row_length
 from wgrad.train.step.objectives import write_batch
 
-TOKENS = 1 << 17  # of the data at most
+TOKENS, AT_ONCE = 1 << 17, 2048  # of the data at most, and in a batch
 
 
 def find_imatrix(args: MergeConfig) -> Imatrix | None:
@@ -62,15 +62,17 @@ def _measured(options: RunOptions) -> Imatrix:
         data = load_data(opened.args, opened.tokenizer, phase.update)
     config = replace(opened.args, max_length=row_length(opened.args, data))
     documents = [part for example in eval_subset(data.train, config) for part in example.parts]
-    rows = pack_documents([len(document) for document in documents], config.max_length)
+    length, pad = config.max_length, opened.tokenizer.pad_id or 0
+    packed = pack_documents([len(document) for document in documents], length)
+    rows, size = [[documents[i] for i in row] for row in packed], max(AT_ONCE // length, 1)
     built = build_measured(
-        replace(opened, args=config), lambda built: Squares(built.model).add(documents[:1], config.max_length)
+        replace(opened, args=config), lambda built: Squares(built.model, size, length, pad).add(rows[:1])
     )
-    squares = Squares(built.model)
+    squares = Squares(built.model, size, length, pad)
     with opened.display.phase("importance matrix", len(rows), "sequences") as phase:
-        for done, row in enumerate(rows):
+        for done in range(0, len(rows), size):
             phase.update(done)
-            squares.add([documents[i] for i in row], config.max_length, opened.tokenizer.pad_id or 0)
+            squares.add(rows[done : done + size])
     names = tensor_names(opened.config)
     means = {names[f"{m}.weight"]: mean for m, mean in squares.means().items() if f"{m}.weight" in names}
     if not all(np.isfinite(mean).all() for mean in means.values()):
@@ -79,19 +81,22 @@ def _measured(options: RunOptions) -> Imatrix:
 
 
 class Squares:
-    """Sums over tokens of the squares of each projection's inputs."""
+    """Sums over tokens of the squares of each projection's inputs, in batches of so many rows of so many tokens."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Model, size: int, length: int, pad: int = 0) -> None:
         self._model, self._device, self.tokens = model, model.device, 0
+        self._size, self._length, self._pad = size, length, pad
         self._sums: dict[str, Array] = {}
         self._last: tuple[Array, Array] | None = None
 
-    def add(self, documents: Sequence[Document], length: int, pad: int = 0) -> None:
-        """See a row of documents, of so many tokens with padding."""
-        model, device = self._model, self._device
-        inputs, batch = Inputs.empty(model, 1, length), make_batch([documents], 1, length, pad)
+    def add(self, rows: Sequence[Sequence[Document]]) -> None:
+        """See rows of documents, at most `size` of them."""
+        model, device, size, length = self._model, self._device, self._size, self._length
+        inputs, batch = Inputs.empty(model, size, length), make_batch(rows, size, length, self._pad)
         write_batch(device, inputs, batch, batch.targets)
-        counts = device.upload((np.arange(length) < batch.num_tokens).astype(np.float32)[None])
+        ends = np.zeros(size, np.int32)  # padding follows
+        ends[: len(rows)] = [sum(map(len, row)) for row in rows]
+        counts = device.upload((np.arange(length) < ends[:, None]).astype(np.float32).reshape(1, -1))
         before, model.watch = model.watch, self._seen(counts)
         try:
             with no_grad(), device.borrowing():
