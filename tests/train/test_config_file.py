@@ -18,6 +18,7 @@ from wgrad.device.errors import WgradError
 from wgrad.train.data.tokenizer import load_tokenizer
 from wgrad.train.model.families import FAMILIES
 from wgrad.train.model.model_config import load_model_config, parse_model_config
+from wgrad.train.model.multimodal import MULTIMODAL
 from wgrad.train.model.rope_scaling import ROPE_TYPES, rope_tables
 from wgrad.train.model.save_model import save_description
 
@@ -99,6 +100,15 @@ def test_what_is_not_built_is_refused_by_its_key(architecture: str, make_config:
         with pytest.raises(WgradError, match=rf"^config.json: .*{key}.* (must|is not supported)") as caught:
             parse_model_config(raw | {key: value})
         assert len(str(caught.value)) < 300
+
+
+def test_no_family_is_asked_for_by_its_name() -> None:
+    """Outside of the table: what a family has that others have not is a field."""
+    root = Path(__file__).parents[2] / "train"
+    names = "|".join((*FAMILIES, *MULTIMODAL))
+    branch = re.compile(rf'(==|!=|\bin) *[(\["\w, ]*"({names})"')
+    asked = [path.name for path in root.rglob("*.py") if branch.search(path.read_text(encoding="utf-8"))]
+    assert asked == []
 
 
 # Values that no key of a model can have, whatever the key is.

@@ -119,7 +119,7 @@ EPSILONS = {
     "starcoder2": "norm_epsilon",
     **dict.fromkeys(("nemotron", "lfm2"), "norm_eps"),
 }
-# The keys that say whether there are biases, or what holds of every model of a family.
+# The keys that say whether there are biases, where they have other names, or what holds of every model of a family.
 O_BIAS: dict[str, str | bool] = {
     "phi": True,
     **dict.fromkeys(("starcoder2", "ernie4_5"), "use_bias"),
@@ -127,16 +127,7 @@ O_BIAS: dict[str, str | bool] = {
     **dict.fromkeys(("mistral", "ministral", "ministral3", "qwen2", "phi3", "stablelm", "cwm", "exaone4"), False),
     **dict.fromkeys(("helium", "glm", "glm4", "lfm2", "mixtral"), False),
 }
-MLP_BIAS: dict[str, str | bool] = {
-    "phi": True,
-    **dict.fromkeys(("starcoder2", "ernie4_5"), "use_bias"),
-    **dict.fromkeys(
-        ("llama", "smollm3", "granite", "granite_swa", "cwm", "seed_oss", "hyperclovax", "helium"), "mlp_bias"
-    ),
-    **dict.fromkeys(("internlm3", "iquestcoder", "arcee", "jais2", "nemotron"), "mlp_bias"),
-}
-
-
+MLP_BIAS: dict[str, str | bool] = {"phi": True, **dict.fromkeys(("starcoder2", "ernie4_5"), "use_bias")}
 MAMBA = ("GraniteMoeHybridForCausalLM", "layer_types")  # which all layers are where the key is missing
 
 
@@ -159,7 +150,10 @@ def base_config(architecture: str) -> dict[str, Any]:
 
 
 def _biased(theirs: Any, key: str | bool) -> bool:
-    return key if isinstance(key, bool) else bool(getattr(theirs, key))
+    """By a key, if the family's class declares it."""
+    if isinstance(key, bool):
+        return key
+    return any(field.name == key for field in dataclasses.fields(theirs)) and bool(getattr(theirs, key))
 
 
 def _rotates(theirs: Any) -> list[bool]:
@@ -209,7 +203,7 @@ def as_theirs(raw: dict[str, Any]) -> dict[str, Any]:
         "windows": tuple(windows),
         "use_rope": tuple(_rotates(theirs)),
         "o_bias": _biased(theirs, O_BIAS.get(kind, "attention_bias")),
-        "mlp_bias": _biased(theirs, MLP_BIAS.get(kind, False)),
+        "mlp_bias": _biased(theirs, MLP_BIAS.get(kind, "mlp_bias")),
         "inverse": [_inverse(theirs, given, head_dim) for given in (full, local)],
     }
 

@@ -61,9 +61,16 @@ from wgrad.train.model.near_llama_keys import (
 
 @dataclass(frozen=True)
 class Family:
-    """model_type: what stands for the architecture's name where a config.json has none. keys: what its config.json
-    holds. variant: from those, the fields of `ModelConfig` that are not a plain LLaMA's. gguf: llama.cpp's name of the
-    architecture, "" where it is not written into GGUF. title: its name in the docs, "": the architecture's.
+    """An entry of the table.
+
+    Args:
+        model_type: What stands for the architecture's name where a config.json has none.
+        keys: What its config.json holds.
+        variant: From those, the fields of `ModelConfig` that are not a plain LLaMA's.
+        gguf: llama.cpp's name of the architecture, "" where it is not written into GGUF.
+        title: Its name in the docs, "" where that is the architecture's.
+        windowed: Whether of two families with one name in GGUF it is the one whose files have a window.
+        reads_again: See `ModelConfig.read_again_at`.
     """
 
     model_type: str
@@ -71,6 +78,8 @@ class Family:
     variant: Callable[[Any], dict[str, Any]]
     gguf: str
     title: str = ""
+    windowed: bool = False
+    reads_again: bool = False
 
 
 # SmolLM and SmolLM2 are LlamaForCausalLM; Qwen2.5 is Qwen2ForCausalLM.
@@ -105,9 +114,10 @@ FAMILIES = {
         lambda keys: {**variants.olmo2(keys), "windows": variants.one_full_of(keys, 4)},
         "olmo2",
         "OLMo 3",
+        windowed=True,
     ),
     "PhiForCausalLM": Family("phi", PhiFile, variants.phi, "phi2", "Phi 1, 1.5, 2"),
-    "Phi3ForCausalLM": Family("phi3", Phi3File, variants.phi3, "phi3", "Phi 3, 4"),
+    "Phi3ForCausalLM": Family("phi3", Phi3File, variants.phi3, "phi3", "Phi 3, 4", reads_again=True),
     "StableLmForCausalLM": Family("stablelm", StableLmFile, variants.stablelm, "stablelm", "StableLM 3B, 2"),
     "Starcoder2ForCausalLM": Family("starcoder2", Starcoder2File, variants.starcoder2, "starcoder2", "StarCoder 2"),
     "Ministral3ForCausalLM": Family("ministral3", Ministral3File, variants.ministral3, "", "Ministral 3"),
@@ -142,7 +152,7 @@ FAMILIES = {
     "ApertusForCausalLM": Family("apertus", ApertusFile, variants.apertus, ""),
     "NanoChatForCausalLM": Family("nanochat", NanoChatFile, variants.nanochat, "", "nanochat"),
     "OlmoForCausalLM": Family("olmo", OlmoFile, variants.olmo, "olmo", "OLMo 1"),
-    "Lfm2ForCausalLM": Family("lfm2", Lfm2File, variants.lfm2, "", "LFM2, dense"),
+    "Lfm2ForCausalLM": Family("lfm2", Lfm2File, Lfm2File.variant, "", "LFM2, dense"),
     "MixtralForCausalLM": Family("mixtral", MixtralFile, expert_variants.mixtral, "llama"),
     "OlmoeForCausalLM": Family("olmoe", OlmoeFile, expert_variants.olmoe, "olmoe", "OLMoE"),
     "Qwen3MoeForCausalLM": Family("qwen3_moe", Qwen3MoeFile, expert_variants.qwen3_moe, "qwen3moe", "Qwen 3, experts"),

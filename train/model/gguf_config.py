@@ -41,11 +41,11 @@ def config_of_gguf(fields: GgufFields, tensors: Mapping[str, TensorEntry]) -> di
     name, prefix = fields.architecture, fields.architecture + "."
     experts = fields.get(prefix + "expert_count", int, 0)
     of_name = [key for key, family in FAMILIES.items() if family.gguf == name]
-    architecture = next((key for key in of_name if issubclass(FAMILIES[key].keys, ExpertsFile) == (experts > 0)), "")
-    if not architecture:
+    named = [key for key in of_name if issubclass(FAMILIES[key].keys, ExpertsFile) == (experts > 0)]
+    if not named:
         raise fields.error(prefix + "expert_count", f"must be {'0' if experts else 'above 0'}, got {experts}")
-    if name == "olmo2" and fields.get(prefix + _WINDOW, int, 0) > 0:
-        architecture = "Olmo3ForCausalLM"
+    windowed = fields.get(prefix + _WINDOW, int, 0) > 0
+    architecture = next((key for key in named if windowed and FAMILIES[key].windowed), named[0])
 
     def number(key: str) -> int:
         return fields.needed(prefix + key, int)
@@ -97,7 +97,7 @@ def _epsilon(fields: GgufFields) -> dict[str, float]:
 
 
 def _rope(architecture: str, fields: GgufFields, scaling: dict[str, Any] | None) -> dict[str, Any]:
-    if architecture != "Olmo3ForCausalLM":
+    if not FAMILIES[architecture].windowed:
         return {"rope_scaling": scaling}
     sliding = {"rope_type": "default", "rope_theta": _theta(fields)}
     return {"rope_parameters": {"full_attention": scaling or {"rope_type": "default"}, "sliding_attention": sliding}}

@@ -1,4 +1,4 @@
-"""Keys of LFM2's config.json."""
+"""LFM2: the keys of its config.json, and its differences."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from wgrad.train.model.config_file import (
     Width,
     check_layers,
 )
+from wgrad.train.model.linear_attention import GatedConvolution
 
 
 class Lfm2File(ConfigFile, kw_only=True):
@@ -69,3 +70,23 @@ class Lfm2File(ConfigFile, kw_only=True):
             return width
         width, multiple = int(self.block_ffn_dim_multiplier * width), self.block_multiple_of
         return multiple * -(-width // multiple)
+
+    def variant(self) -> dict[str, Any]:
+        """LFM2 (arXiv 2511.23404): most layers have a gated short convolution in the place of attention."""
+        convolution = GatedConvolution(layers=self.conv_layers, channels=self.hidden_size, width=self.conv_L_cache)
+        return {
+            "hidden_act": "silu",
+            "rms_norm_eps": self.norm_eps,
+            "intermediate_size": self.mlp_width,
+            "qk_norm": True,
+            "q_norm": "self_attn.q_layernorm",
+            "k_norm": "self_attn.k_layernorm",
+            "attention_norm": "operator_norm",
+            "mlp_norm": "ffn_norm",
+            "final_norm": "model.embedding_norm",
+            "o_proj": "self_attn.out_proj",
+            "gate_proj": "feed_forward.w1",
+            "up_proj": "feed_forward.w3",
+            "down_proj": "feed_forward.w2",
+            "linear": convolution if any(self.conv_layers) else None,
+        }

@@ -147,7 +147,7 @@ class ModelConfig:
         """Tokens of a text at which generation fills its cache anew; 0: never. So transformers has it of Phi-3 alone:
         keys that were made with the short factors do not go with the long ones."""
         beyond = self.rope.original_max_position_embeddings + 1
-        return beyond if self.architecture == "Phi3ForCausalLM" and self.rope.type == "longrope" else 0
+        return beyond if FAMILIES[self.architecture].reads_again and self.rope.type == "longrope" else 0
 
     def identity(self) -> str:
         """Text that two configurations share only where they are equal, and that checkpoints of before hold."""

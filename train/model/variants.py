@@ -35,8 +35,7 @@ from wgrad.train.model.layer_norm_keys import (
     StableLmFile,
     Starcoder2File,
 )
-from wgrad.train.model.lfm2_keys import Lfm2File
-from wgrad.train.model.linear_attention import GatedConvolution, LinearAttention
+from wgrad.train.model.linear_attention import LinearAttention
 from wgrad.train.model.near_llama_keys import (
     CwmFile,
     Ernie45File,
@@ -337,25 +336,4 @@ def qwen3_5(keys: Qwen35File) -> dict[str, Any]:
         "qk_norm": True,
         "attention_gate": True,
         "linear": linear if any(linear.layers) else None,
-    }
-
-
-def lfm2(keys: Lfm2File) -> dict[str, Any]:
-    """LFM2 (arXiv 2511.23404): most layers have a gated short convolution in the place of attention."""
-    convolution = GatedConvolution(layers=keys.conv_layers, channels=keys.hidden_size, width=keys.conv_L_cache)
-    return {
-        "hidden_act": "silu",
-        "rms_norm_eps": keys.norm_eps,
-        "intermediate_size": keys.mlp_width,
-        "qk_norm": True,
-        "q_norm": "self_attn.q_layernorm",
-        "k_norm": "self_attn.k_layernorm",
-        "attention_norm": "operator_norm",
-        "mlp_norm": "ffn_norm",
-        "final_norm": "model.embedding_norm",
-        "o_proj": "self_attn.out_proj",
-        "gate_proj": "feed_forward.w1",
-        "up_proj": "feed_forward.w3",
-        "down_proj": "feed_forward.w2",
-        "linear": convolution if any(keys.conv_layers) else None,
     }
