@@ -7,6 +7,8 @@ Public names, each imported when it is first asked for (so that `import wgrad` s
     Callback, StepReport, EvaluationReport, SaveReport, RateReport
                                     what a run tells while it goes on; the answer can end it
     ModelOutput, TokenBatch         what a loss of your own gets
+    LoraVariant, register_lora_variant
+                                    a variant of LoRA of your own
     load, LoadedModel, Generated, Scores, TokenScore
                                     a model that writes and scores texts
     generate                        one text, with the options of `wgrad generate`
@@ -65,6 +67,8 @@ if TYPE_CHECKING:
     from wgrad.train.library.sweep import SweepResult as SweepResult
     from wgrad.train.library.sweep import Trial as Trial
     from wgrad.train.library.sweep import sweep as sweep
+    from wgrad.train.model.lora_variants import LoraVariant as LoraVariant
+    from wgrad.train.model.lora_variants import register_lora_variant as register_lora_variant
     from wgrad.train.output.callbacks import Callback as Callback
     from wgrad.train.output.callbacks import EvaluationReport as EvaluationReport
     from wgrad.train.output.callbacks import RateReport as RateReport
@@ -87,6 +91,7 @@ _PUBLIC = {
     "FinetuneResult": "wgrad.train.library.results",
     "Generated": "wgrad.train.library.loaded_model",
     "LoadedModel": "wgrad.train.library.loaded_model",
+    "LoraVariant": "wgrad.train.model.lora_variants",
     "ModelOutput": "wgrad.train.step.hooks",
     "RateReport": "wgrad.train.output.callbacks",
     "SGD": "wgrad.autograd.optim",
@@ -110,6 +115,7 @@ _PUBLIC = {
     "no_grad": "wgrad.autograd.tensor",
     "ones": "wgrad.autograd.creation",
     "randn": "wgrad.autograd.creation",
+    "register_lora_variant": "wgrad.train.model.lora_variants",
     "register_operator": "wgrad.autograd.custom_operator",
     "register_shader": "wgrad.autograd.custom_shader",
     "save_tensors": "wgrad.autograd.tensor_files",
@@ -129,6 +135,7 @@ __all__ = [
     "FinetuneResult",
     "Generated",
     "LoadedModel",
+    "LoraVariant",
     "ModelOutput",
     "RateReport",
     "SGD",
@@ -152,6 +159,7 @@ __all__ = [
     "no_grad",
     "ones",
     "randn",
+    "register_lora_variant",
     "register_operator",
     "register_shader",
     "save_tensors",

@@ -22,7 +22,7 @@ from wgrad.train.data.gguf_tokenizer import changed_keys, write_tokenizer
 from wgrad.train.data.tokenizer import Tokenizer, load_tokenizer
 from wgrad.train.data.tokenizer_source import TokenizerSource, find_source, save_tokenizer
 from wgrad.train.files.decode import read_yaml
-from wgrad.train.model.adapter_files import adapter_note, load_adapter
+from wgrad.train.model.adapter_files import adapter_note, load_adapter, refuse_variant
 from wgrad.train.model.gguf_model import FILE, GgufModel
 from wgrad.train.model.inputs import whole_inputs
 from wgrad.train.model.load_weights import load_frozen
@@ -93,6 +93,7 @@ def run_merge(args: MergeConfig, more: Mapping[str, str] = {}) -> int:
     folder = find_base(args.model, args.adapter)
     files, config, head_note = open_files(folder, load_model_config(folder))
     lora, arrays = load_adapter(args.adapter, *adaptable(config))
+    refuse_variant(lora, "--adapter")
     source = find_source(folder, args.adapter)
     tokenizer, tokenizer_note = _tokenizer(source, config)
     for note in filter(None, (head_note, adapter_note(lora), tokenizer_note)):

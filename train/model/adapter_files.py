@@ -31,11 +31,13 @@ from wgrad.train.model.lora import (
     lora_shapes,
     whole_shapes,
 )
+from wgrad.train.model.lora_variants import variant_of
 from wgrad.train.model.multimodal import is_beside_text, name_in_peft, namer_of
 from wgrad.train.model.weights import EMBEDDING, HEAD, WholeModules
 
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 _PREFIX = "base_model.model."
+_VARIANT = "WGRAD:"  # before the name of a variant in peft_type, so that PEFT refuses what it would compute wrongly
 
 Rank = Annotated[int, Meta(ge=1, le=1 << 20)]
 Alpha = Annotated[float, Meta(ge=-1e6, le=1e6)]
@@ -80,7 +82,7 @@ def save_adapter(
     }
     targets = lora.target_modules if isinstance(lora.target_modules, str) else sorted(lora.target_modules)
     config = {
-        "peft_type": "LORA",
+        "peft_type": f"{_VARIANT}{lora.variant}" if lora.variant else "LORA",
         "task_type": "CAUSAL_LM",
         "base_model_name_or_path": base_model,
         "r": lora.r,
@@ -262,6 +264,15 @@ def _read(
     return _from_peft(name, np.array(entry.finite_array(), np.float32), wanted)
 
 
+def refuse_variant(lora: LoraConfig, option: str) -> None:
+    """WgradError: the adapter is of a variant whose matrices are not its change to the weights."""
+    if lora.variant:
+        raise WgradError(
+            f"{option}: the adapter is of the LoRA variant {lora.variant!r}, which can be loaded but not merged or "
+            "converted: train plain LoRA or DoRA for that"
+        )
+
+
 def base_of_adapter(folder: str | os.PathLike[str]) -> str:
     """The base model that an adapter names. WgradError where there is no adapter, or it names none."""
     raw = _read_config(Path(folder))
@@ -296,7 +307,11 @@ def _read_config(folder: Path) -> dict[str, Any]:
 def _load_config(folder: Path) -> tuple[LoraConfig, LimitsFile]:
     path = folder / CONFIG_FILE
     raw = _read_config(folder)
-    if raw.get("peft_type") != "LORA":
+    kind = raw.get("peft_type")
+    variant = kind.removeprefix(_VARIANT) if isinstance(kind, str) and kind.startswith(_VARIANT) else ""
+    if variant:
+        variant_of(variant, f"--adapter: {path}")
+    if kind != "LORA" and not variant:
         raise WgradError(f"--adapter: {path}: peft_type is {show(raw.get('peft_type'))}: only LORA can be read")
     for key, what, harmless in _UNSUPPORTED:
         if raw.get(key) not in harmless:
@@ -325,5 +340,6 @@ def _load_config(folder: Path) -> tuple[LoraConfig, LimitsFile]:
         alpha_pattern=file.alpha_pattern or {},
         modules_to_save=tuple(file.modules_to_save or ()),
         dora=bool(file.use_dora),
+        variant=variant,
     )
     return lora, convert(raw, LimitsFile, f"--adapter: {path}")

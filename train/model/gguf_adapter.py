@@ -18,6 +18,7 @@ from wgrad.device.errors import WgradError
 from wgrad.device.files import atomic_file
 from wgrad.train.files.gguf_files import PAIRED, permute, require_gguf
 from wgrad.train.files.gguf_metadata import read_metadata
+from wgrad.train.model.adapter_files import refuse_variant
 from wgrad.train.model.experts import GATE_UP
 from wgrad.train.model.families import FAMILIES
 from wgrad.train.model.gguf_experts import HALVES, tensor_name
@@ -50,6 +51,7 @@ def save_gguf_adapter(
         raise WgradError(
             f"{option}: a GGUF adapter has no place for DoRA's magnitudes: merge it: wgrad merge --format gguf"
         )
+    refuse_variant(lora, option)
     gguf = require_gguf(option, os.fspath(path))
     architecture = FAMILIES[config.architecture].gguf
     if not architecture:

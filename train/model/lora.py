@@ -17,6 +17,7 @@ import numpy as np
 from wgrad.autograd.tensor import Tensor
 from wgrad.device.contract import Array
 from wgrad.device.errors import WgradError
+from wgrad.train.model.lora_variants import OWN, LoraVariant, starts, variant_of
 from wgrad.train.model.model_config import ModelConfig
 from wgrad.train.model.patterns import NO_PATTERN, check_patterns
 from wgrad.train.model.weights import WholeModules, projection_shapes, whole_modules
@@ -43,6 +44,7 @@ class LoraConfig:
     modules_to_save: tuple[str, ...] = ()
     dora: bool = False
     target_parameters: tuple[str, ...] = ()
+    variant: str = ""  # of lora_variants.py
 
     def saves(self, module: str) -> bool:
         """Return whether a module is trained whole."""
@@ -162,6 +164,8 @@ def lora_shapes(
         shapes[module + ".lora_B"] = (out, r)
         if lora.dora:
             shapes[module + MAGNITUDE] = (out,)
+        if lora.variant:
+            shapes |= {module + name: value.shape for name, value in starts(lora.variant, r, out, width).items()}
     for module in match_targets(lora.target_parameters, list(experts), option):
         count, out, width = experts[module]
         r = lora.rank_of(module)
@@ -184,9 +188,18 @@ def init_lora(shapes: Mapping[str, tuple[int, ...]], seed: int) -> dict[str, np.
     return values
 
 
+def variant_starts(lora: LoraConfig, modules: Mapping[str, tuple[int, int]]) -> dict[str, np.ndarray]:
+    """Start values of what a variant trains, by name. modules: those that may have an adapter."""
+    if not lora.variant:
+        return {}
+    adapted = match_targets(lora.target_modules, list(modules))
+    sizes = {module: (lora.rank_of(module), *modules[module]) for module in adapted}
+    return {m + name: value for m, size in sizes.items() for name, value in starts(lora.variant, *size).items()}
+
+
 def is_whole(name: str) -> bool:
     """Return whether an adapter's tensor is a weight as such, and not half of one of low rank."""
-    return not name.endswith((".lora_A", ".lora_B", MAGNITUDE))
+    return not name.endswith((".lora_A", ".lora_B", MAGNITUDE)) and OWN not in name
 
 
 def whole_shapes(lora: LoraConfig, modules: WholeModules) -> dict[str, tuple[int, ...]]:
@@ -207,6 +220,13 @@ class LoraModule:
     stream: int
     magnitude: Tensor | None = None
     inverse: Array | None = None
+    variant: LoraVariant | None = None
+    own: Mapping[str, Tensor] = field(default_factory=dict)  # what a variant trains
+
+    @property
+    def factors(self) -> tuple[Tensor, Tensor]:
+        """A and B of the term."""
+        return (self.a, self.b) if self.variant is None else self.variant.factors(self.a, self.b, self.own)
 
 
 @dataclass(frozen=True)
@@ -230,6 +250,8 @@ class Adapter:
                     config.scaling_of(name),
                     stream,
                     tensors.get(name + MAGNITUDE),
+                    variant=variant_of(config.variant, "--lora-variant") if config.variant else None,
+                    own={n.removeprefix(name + OWN): t for n, t in tensors.items() if n.startswith(name + OWN)},
                 )
                 for stream, name in enumerate(names)
             },

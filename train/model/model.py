@@ -397,4 +397,4 @@ class Model:
         if lora is None or self.adapter is None:
             return None
         p = self.adapter.config.dropout if seed is not None else 0.0
-        return LoraTerm(lora.a, lora.b, lora.scaling, dropout=p, seed=seed if p else None, stream=lora.stream)
+        return LoraTerm(*lora.factors, lora.scaling, dropout=p, seed=seed if p else None, stream=lora.stream)

@@ -14,7 +14,7 @@ from typing import Any
 from wgrad.autograd.tensor import Tensor
 from wgrad.device.contract import Array, Device
 from wgrad.device.formats.nf4 import PART_ROWS, NF4Array
-from wgrad.train.model.lora import Adapter, LoraModule
+from wgrad.train.model.lora import Adapter, LoraConfig, LoraModule
 
 QKV, GATE_UP = "self_attn.qkv_proj", "mlp.gate_up_proj"
 _PARTS = {
@@ -110,17 +110,22 @@ def adapter_groups(names: Iterable[str]) -> list[list[str]]:
     return groups
 
 
+def _apart(config: LoraConfig) -> bool:
+    """Return whether parts do not stand side by side: each would draw a mask of its own, or has more than A and B."""
+    return bool(config.dropout or config.dora or config.variant)
+
+
 def stack_adapter(adapter: Adapter, joined: Mapping[tuple[str, ...], Tensor]) -> Adapter:
     """The adapter with those of stacks beside those of their parts. joined: of names of matrices, one Tensor of all.
 
-    Parts of one rank and scale, without dropout (each would draw a mask of its own) and not of DoRA.
+    Parts of one rank and scale.
     """
     modules = dict(adapter.modules)
     for names, a in joined.items():
         parts = [name.removesuffix(".lora_A") for name in names]
         b = joined.get(tuple(f"{part}.lora_B" for part in parts))
         own = [adapter.modules[part] for part in parts if part in adapter.modules]
-        if not names[0].endswith(".lora_A") or b is None or adapter.config.dropout or adapter.config.dora:
+        if not names[0].endswith(".lora_A") or b is None or _apart(adapter.config):
             continue
         if len({(module.scaling, module.a.shape[0]) for module in own}) == 1:
             stack = stack_of(parts[-1])

@@ -41,6 +41,9 @@ def _of_what_is_trained(c: Any) -> None:
         raise WgradError(
             f"--init-lora-weights: {c.init_lora_weights} is not there for --use-dora: leave one of the two out"
         )
+    if c.lora_variant and (c.use_dora or c.init_lora_weights != LORA):
+        other = "--use-dora" if c.use_dora else "--init-lora-weights"
+        raise WgradError(f"{other}: is not there for --lora-variant {c.lora_variant}: leave one of the two out")
     if c.train_head and not c.objective_kind.trains_head:
         raise WgradError(
             f"--train-head: the loss of --objective {c.objective} has no gradient of the output layer: leave it out, "

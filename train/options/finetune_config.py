@@ -115,6 +115,9 @@ class _InputOptions(Options):
         choices=get_args(choices.Start),
     )
     use_dora: bool = of_adapter(False, "use DoRA: also train the magnitude of each weight row; slower")
+    lora_variant: str = of_adapter(
+        "", "train a variant of LoRA that a program registers (wgrad.register_lora_variant)", metavar="NAME"
+    )
     train_embeddings: bool = of_adapter(
         False, "also train the whole embedding (PEFT: modules_to_save); a tied output layer stays frozen"
     )

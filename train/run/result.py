@@ -115,6 +115,8 @@ def next_commands(config: RunOptions, chats: bool) -> list[str]:
     """
     result = ["--model" if config.full else "--adapter", config.out]
     talk = ["chat", *result] if chats else ["generate", *result, "--prompt", "Once upon a time"]
+    if config.lora_variant:  # which the command does not know
+        return []
     commands = [talk] if config.full else [talk, ["export", "ollama", *result]]
     heads = ("next: ", "      ")
     return [f"{head}{shlex.join(['wgrad', *words])}" for head, words in zip(heads, commands)]

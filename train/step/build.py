@@ -26,6 +26,7 @@ from wgrad.train.model.lora import (
     init_lora,
     linear_modules,
     lora_shapes,
+    variant_starts,
     whole_shapes,
 )
 from wgrad.train.model.model import MLP_CHUNK_BYTES, Model
@@ -312,7 +313,7 @@ def _start(config: RunOptions, model: ModelConfig) -> tuple[LoraConfig, dict[str
     shapes = lora_shapes(lora, modules, experts=expert_modules(model))
     _check_ranks(config, lora, {module: modules[module] for module in modules if f"{module}.lora_A" in shapes})
     if config.init_lora_weights == LORA:
-        return lora, init_lora(shapes, config.seed), None
+        return lora, init_lora(shapes, config.seed) | variant_starts(lora, modules), None
     # With such a start an adapter is the one of the checkpoint that the run goes on from.
     known = start_within(load_adapter(config.adapter, *adaptable(model))[1]) if config.adapter else None
     start = PissaStart(lora, shapes, config.init_lora_weights, config.seed, known)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from wgrad.device.errors import WgradError
 from wgrad.train.model.lora import ALL_LINEAR, LoraConfig, ends_with, expert_modules, linear_modules
+from wgrad.train.model.lora_variants import variant_of
 from wgrad.train.model.model_config import ModelConfig
 from wgrad.train.options.choices import LORA
 from wgrad.train.options.finetune_config import PROJECTIONS, RunOptions
@@ -11,6 +12,8 @@ from wgrad.train.options.finetune_config import PROJECTIONS, RunOptions
 
 def lora_config(config: RunOptions, model: ModelConfig) -> LoraConfig:
     """The adapter that the options ask for; by default of every projection, as this model has them."""
+    if config.lora_variant:
+        variant_of(config.lora_variant, "--lora-variant")
     named = [name.partition("=") for name in config.target_modules]
     # The first of PEFT's patterns that fits counts: a longer name says more than its ending.
     ranks = {name: int(rank) for name, _, rank in sorted(named, key=lambda n: -len(n[0])) if rank}
@@ -38,12 +41,14 @@ def lora_config(config: RunOptions, model: ModelConfig) -> LoraConfig:
         whole,
         config.use_dora,
         parameters,
+        config.lora_variant,
     )
 
 
 def _check_experts(config: RunOptions, target: str) -> None:
     """WgradError where an option asks for an adapter of experts that PEFT does not have either."""
-    asked = {"--lora-dropout": config.lora_dropout, "--use-dora": config.use_dora}
+    asked: dict[str, object] = {"--lora-dropout": config.lora_dropout, "--use-dora": config.use_dora}
+    asked |= {"--lora-variant": config.lora_variant}
     asked |= {"--init-lora-weights": config.init_lora_weights != LORA}
     for option, value in asked.items():
         if value:
