@@ -28,6 +28,7 @@ from wgrad.hip.runtime.architectures import SUPPORTED
 from wgrad.train.commands.cli import build_parser, main
 from wgrad.train.data.data import load_data
 from wgrad.train.data.tokenizer import load_tokenizer
+from wgrad.train.model.lora_variants import VARIANTS
 from wgrad.train.options.finetune_config import RunOptions
 
 ROOT = Path(__file__).parent.parent
@@ -314,7 +315,7 @@ def test_the_page_of_the_autograd_runs(
 
 
 def test_the_python_page_runs(workshop: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
-    first, second, third = _blocks(ROOT / "docs/reference/python.md", "python")
+    first, second, third, variant = _blocks(ROOT / "docs/reference/python.md", "python")
     monkeypatch.chdir(workshop)
     shutil.rmtree("out", ignore_errors=True)
     space: dict[str, Any] = {}
@@ -336,6 +337,8 @@ def test_the_python_page_runs(workshop: Path, monkeypatch: pytest.MonkeyPatch, c
     metrics = {"accuracy": space["accuracy"]}
     space["wgrad"].finetune(out="out/own", loss=space["loss"], metrics=metrics, **options)
     assert "held_out_accuracy_after" in Path("out/own/results.json").read_text()
+    exec(variant, space)
+    assert isinstance(VARIANTS.pop("gated"), wgrad.LoraVariant)
 
 
 # Beginnings of sentences that a reader has to solve first; private words, and the field's word for each.

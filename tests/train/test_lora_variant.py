@@ -47,7 +47,7 @@ def options(make_checkpoint: Any, tmp_path: Path) -> dict[str, Any]:
     }  # fmt: skip
 
 
-@pytest.mark.usefixtures("toy")
+@pytest.mark.usefixtures("gated")
 def test_a_run_its_resume_and_what_reads_its_adapter(options: dict[str, Any], tmp_path: Path, capsys: Any) -> None:
     found = wgrad.finetune(**options)
     assert found.held_out_loss_after < found.held_out_loss_before  # type: ignore[operator]
@@ -83,7 +83,7 @@ def test_a_run_its_resume_and_what_reads_its_adapter(options: dict[str, Any], tm
         wgrad.finetune(**{**options, "out": again, "resume": True, "max_steps": 6})
 
 
-@pytest.mark.usefixtures("toy")
+@pytest.mark.usefixtures("gated")
 def test_the_gradient_is_that_of_the_factors(options: dict[str, Any], tmp_path: Path) -> None:
     """A gate that stays 1 leaves plain LoRA; one that starts at 2 is an A twice as large."""
 
