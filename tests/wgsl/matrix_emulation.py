@@ -120,7 +120,7 @@ def _without_eights(text: str) -> str:
 
 def _check_uniform(text: str) -> None:
     """ValueError where a cooperative operation stands in a conditional whose condition may differ between invocations,
-    as naga sees it: whatever was read from a variable may. No library asks that where the operations are emulated."""
+    or after a return in one, as naga sees it: whatever was read from a variable may. No library asks that where the operations are emulated."""
     lets = dict(re.findall(r"\blet (\w+) = (.*);", text))
     varying = {"lid", *re.findall(r"\bvar (\w+)", text)}
 
@@ -134,7 +134,8 @@ def _check_uniform(text: str) -> None:
         while depth:
             depth += (text[at] == "{") - (text[at] == "}")
             at += 1
-        if "coop" in text[found.end() : at] and may_differ(found[1]):
+        leaves = "return;" in text[found.end() : at] and "coop" in text[at:]
+        if ("coop" in text[found.end() : at] or leaves) and may_differ(found[1]):
             raise ValueError(f"cooperative operations want uniform control flow, and this may differ: {found[1]}")
 
 

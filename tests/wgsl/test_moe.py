@@ -44,4 +44,4 @@ def test_tiles() -> None:
     cores = Limits(48 << 10, 1 << 30, False, True)
     for rows, tile in ((1024, (16, 64)), (16384, (64, 128)), (65536, (128, 64))):
         plan = grouped.plan_experts(Gemm((rows, 1536, 2048), "float16", "float16", "float16", trans_b=True), 128, cores)
-        assert plan.shader == "gemm_matrix" and (plan.tile.m, plan.tile.n) == tile
+        assert isinstance(plan.tile, MatrixTile) and (plan.tile.m, plan.tile.n) == tile

@@ -230,15 +230,17 @@ fn chosen() -> u32 { return p.ld_u; }
 // start[e] / TILE_M + e <= t: each has as many as it needs or more, and all together rows / TILE_M + experts.
 fn tiles_before(expert: u32) -> u32 { return u32(start[expert]) / TILE_M + expert; }
 
-fn expert_of(tile: u32) -> u32 {
+// The expert of a tile, its first row, and the end of the expert's.
+fn rows_of(tile: u32) -> vec3<u32> {
   var expert = 0u;
   var behind = experts();
   while (expert + 1u < behind) {
     let middle = (expert + behind) / 2u;
     if (tiles_before(middle) <= tile) { expert = middle; } else { behind = middle; }
   }
-  return expert;
+  return vec3<u32>(expert, u32(start[expert]) + (tile - tiles_before(expert)) * TILE_M, u32(start[expert + 1u]));
 }
+var<workgroup> own_rows: vec3<u32>;
 #endif
 #endpart
 
@@ -247,9 +249,11 @@ fn expert_of(tile: u32) -> u32 {
 // its rows end.
 #if EXPERTS
   let n0 = (p.first_x + wg.x) * TILE_N;
-  let expert = expert_of(p.first_y + wg.y);
-  let m0 = u32(start[expert]) + (p.first_y + wg.y - tiles_before(expert)) * TILE_M;
-  let m_end = u32(start[expert + 1u]);
+  if (lid == 0u) { own_rows = rows_of(p.first_y + wg.y); }
+  let rows_here = workgroupUniformLoad(&own_rows);  // cooperative operations want to know that control flow is uniform
+  let expert = rows_here.x;
+  let m0 = rows_here.y;
+  let m_end = rows_here.z;
   if (m0 >= m_end) { return; }
   let k_first = 0u;
   let k_last = p.k;
