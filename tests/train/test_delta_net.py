@@ -69,8 +69,12 @@ def test_prompts_of_a_batch_do_not_see_what_fills_them_up(model: Model, prompts:
 
 
 @pytest.mark.parametrize("together", [1, 3])
-def test_sequences_that_come_and_go(model: Model, prompts: Any, alone: Any, together: int) -> None:
-    """One after the other and in a group, into rows that others have left, while the cache moves."""
+def test_sequences_that_come_and_go(
+    model: Model, prompts: Any, alone: Any, together: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One after the other and in a group, into rows that others have left, while the cache moves. Those that are long
+    are read at once, as steps of others in between would change their states."""
+    monkeypatch.setattr("wgrad.train.inference.continuous.CHUNK", 32 if together == 1 else 512)
     batch, found = Batch(model, 4), dict[int, list[int]]()
     waiting = [Growing.begin(prompt, NEW, GREEDY) for prompt in prompts]
     numbers = {id(one): number for number, one in enumerate(waiting)}
