@@ -3,8 +3,9 @@
 #part chunk
 // Part of every kernel of chunks: the tokens of one chunk of one head, and what stands for them in workgroup memory.
 // `info` has planes [batch heads, chunks CHUNK]: sums of g, beta, one over the length of q (scaled) and of k, where the
-// token's document starts in the chunk (-1: before it), and gradients of g and beta. `mats` has three matrices
-// [CHUNK, CHUNK] of each chunk: the solved system, the system, and the scores. `states` are [chunks + 1, batch heads,
+// token's document starts in the chunk (-1: before it), and gradients of g and beta. `mats` has of each
+// chunk three matrices [CHUNK, CHUNK], the solved system, the system, and the scores; then [KEYS, CHUNK] the solved system
+// times beta inside k (`decayed`), and [CHUNK, KEYS] to_end k (`kept`). `states` are [chunks + 1, batch heads,
 // KEYS, VALUES], before each chunk and after the last. `values`
 // are two planes [batch heads, chunks CHUNK, VALUES]: new, and its gradient.
 struct Params {
@@ -44,18 +45,31 @@ fn choose(which_head: u32, which_chunk: u32) {
 fn plane(number: u32, i: u32) -> u32 {
   return ((number * p.batch * p.heads + head) * p.chunks + chunk) * CHUNK + i;
 }
-fn square(number: u32, i: u32, j: u32) -> u32 {
-  return ((head * p.chunks + chunk) * 3u + number) * SQUARE + i * CHUNK + j;
-}
-fn token(i: u32, c: u32) -> u32 { return ((head * p.chunks + chunk) * CHUNK + i) * p.values + c; }
+// Rows of scratch arrays have a multiple of four numbers.
+fn keys4() -> u32 { return (p.keys + 3u) / 4u; }
+fn values4() -> u32 { return (p.values + 3u) / 4u; }
+fn region() -> u32 { return (head * p.chunks + chunk) * (3u * SQUARE + 512u * keys4()); }
+fn square(number: u32, i: u32, j: u32) -> u32 { return region() + number * SQUARE + i * CHUNK + j; }
+fn decayed(d: u32, i: u32) -> u32 { return region() + 3u * SQUARE + d * CHUNK + i; }
+fn kept(i: u32, d: u32) -> u32 { return region() + 3u * SQUARE + 256u * keys4() + 4u * i * keys4() + d; }
+fn token(i: u32, c: u32) -> u32 { return 4u * ((head * p.chunks + chunk) * CHUNK + i) * values4() + c; }
 // The same in the second plane of `values`.
-fn second(i: u32, c: u32) -> u32 { return p.batch * p.heads * p.chunks * CHUNK * p.values + token(i, c); }
-fn cell(slot: u32, d: u32, c: u32) -> u32 { return ((slot * p.batch * p.heads + head) * p.keys + d) * p.values + c; }
+fn second(i: u32, c: u32) -> u32 { return 4u * p.batch * p.heads * p.chunks * CHUNK * values4() + token(i, c); }
+fn cell(slot: u32, d: u32, c: u32) -> u32 { return 4u * ((slot * p.batch * p.heads + head) * p.keys + d) * values4() + c; }
 
 // Channels of a token: q of all key heads, k, and v of all heads.
 fn key_width() -> u32 { return p.key_heads * p.keys; }
 fn channel(i: u32, c: u32) -> u32 { return (row + i) * (2u * key_width() + p.heads * p.values) + c; }
 fn key_head() -> u32 { return head % p.heads / (p.heads / p.key_heads); }
+// What token j has left in the state until token i, 0 where it is no earlier one of i's document.
+fn decay(i: u32, j: u32) -> f32 {
+  let counts = j <= i && i < count && f32(j) >= start[i];
+  return select(0.0, exp(select(0.0, sums[i] - sums[j], counts)), counts);
+}
+#endpart
+
+#part loads
+// Part of the kernels that read `qkv`.
 // Loads never wait for a comparison: what lies beyond is fetched from a place that is there, and counts as 0. Of tokens
 // beyond the last, `q_unit` and `k_unit` are 0.
 fn query(i: u32, d: u32) -> f32 {
@@ -69,12 +83,6 @@ fn key(i: u32, d: u32) -> f32 {
 fn value(i: u32, c: u32) -> f32 {
   let x = f32(qkv[channel(min(i, count - 1u), 2u * key_width() + head % p.heads * p.values + min(c, p.values - 1u))]);
   return select(0.0, x, i < count);
-}
-
-// What token j has left in the state until token i, 0 where it is no earlier one of i's document.
-fn decay(i: u32, j: u32) -> f32 {
-  let counts = j <= i && i < count && f32(j) >= start[i];
-  return select(0.0, exp(select(0.0, sums[i] - sums[j], counts)), counts);
 }
 #endpart
 
@@ -144,6 +152,28 @@ fn folded(n: u32, lid: u32) -> vec4<f32> {
     workgroupBarrier();
 #endpart
 
+#part add4 lhs rhs inner
+  // `add`, of operands that are there by four: $lhs(row / 4, n) of four rows, $rhs(n, column / 4) of four columns.
+  for (var n = 0u; n < $inner; n += DEEP) {
+    workgroupBarrier();
+    for (var e = lid; e < 16u * DEEP; e += THREADS) { left[e / 16u * 17u + e % 16u] = $lhs(e % 16u, n + e / 16u); }
+    for (var e = lid; e < DEEP * ACROSS; e += THREADS) { right[e] = $rhs(n + e / ACROSS, e % ACROSS); }
+    workgroupBarrier();
+#include multiply
+  }
+#endpart
+
+#part multiply
+    for (var k = 16u * share; k < 16u * share + 16u; k++) {
+      let l = left[k * 17u + ty];
+      let r = right[k * ACROSS + tx];
+      tile.r0 += l.x * r;
+      tile.r1 += l.y * r;
+      tile.r2 += l.z * r;
+      tile.r3 += l.w * r;
+    }
+#endpart
+
 #part add lhs rhs inner lk lr rk rc
   // tile += $lhs(row, n) $rhs(n, column), n < $inner. Of element e: $lk and $lr its n and row / 4, $rk and $rc its n and
   // column / 4, so that neighbours in memory are read by neighbours.
@@ -160,13 +190,6 @@ fn folded(n: u32, lid: u32) -> vec4<f32> {
       right[($rk) * ACROSS + ($rc)] = vec4<f32>($rhs(k, c), $rhs(k, c + 1u), $rhs(k, c + 2u), $rhs(k, c + 3u));
     }
     workgroupBarrier();
-    for (var k = 16u * share; k < 16u * share + 16u; k++) {
-      let l = left[k * 17u + ty];
-      let r = right[k * ACROSS + tx];
-      tile.r0 += l.x * r;
-      tile.r1 += l.y * r;
-      tile.r2 += l.z * r;
-      tile.r3 += l.w * r;
-    }
+#include multiply
   }
 #endpart

@@ -45,7 +45,8 @@ class _Call:
     def __post_init__(self) -> None:
         (self.batch, self.tokens, self.heads), self.channels = self.gates[0].shape, self.qkv.shape[2]
         self.rows = self.batch * self.heads
-        self.size = self.rows * self.keys * self.values  # of a state of all heads
+        self.wide = 4 * -(-self.values // 4)  # rows of scratch arrays have a multiple of four numbers
+        self.size = self.rows * self.keys * self.wide  # of a state of all heads
         # Of a scan: columns, and shares of the inner dimension.
         roomy = self.device.workgroup_bytes >= _ROOMY
         wide = roomy and self.rows * -(-self.values // 32) >= _WANTED_GROUPS
@@ -62,8 +63,8 @@ class _Call:
         tokens = self.rows * chunks * DELTA_CHUNK
         return _Scratch(
             empty((7 if backward else 5, tokens)),
-            empty((self.rows * chunks, 3, DELTA_CHUNK, DELTA_CHUNK)),
-            empty((2 if backward else 1, tokens, self.values)),
+            empty((self.rows * chunks, 3 * DELTA_CHUNK**2 + 8 * DELTA_CHUNK * -(-self.keys // 4))),
+            empty((2 if backward else 1, tokens, self.wide)),
             empty((chunks + 1, self.size)),
         )
 
@@ -83,19 +84,23 @@ class _Call:
         launch_range(self.device, name, arrays, params, groups, constants, work=work, heaviest=1.0)
 
     def move(self, source: Array, at: int, target: Array, into: int) -> None:
-        """A state of all heads; at, into: numbers of states."""
-        params, groups = [self.size, at * self.size, into * self.size], self.device.groups(self.size, GROUP)
+        """Copy a state of all heads; at, into: which of each. Scratch arrays are those with an axis of its size."""
+        rows, params = self.rows * self.keys, [self.rows * self.keys, self.values]
+        for array, number in ((source, at), (target, into)):
+            width = self.wide if array.shape[-1] == self.size else self.values
+            params += [width, number * rows * width]
+        groups = self.device.groups(rows * self.values, GROUP)
         self.device.launch("delta_rule_move", [source, target], params, groups, {}, work=8.0 * self.size)
 
     def states(self, x: _Scratch, segment: tuple[int, int]) -> None:
         """The states before and after each chunk, from the one in slot 0."""
         n, k, v = DELTA_CHUNK, self.keys, self.values
         chunks = self.rows * segment[1]
-        arrays = [self.qkv, *self.gates, x.info, x.mats]
-        self.launch("delta_rule_system", arrays, segment, chunks, 2.0 * n * k + n * n)
+        arrays = [self.qkv, *self.gates, x.info, x.mats, x.values]
+        self.launch("delta_rule_system", arrays, segment, chunks, 2.0 * n * (2 * k + v) + n * n)
         groups = self.rows * -(-v // self.scan[0])
-        arrays = [self.qkv, x.info, x.mats, x.values, x.states]
-        self.launch("delta_rule_scan", arrays, segment, groups, 2.0 * v * (2 * k + n), self.scan)
+        arrays = [x.info, x.mats, x.values, x.states]
+        self.launch("delta_rule_scan", arrays, segment, groups, 4.0 * v * k, self.scan)
 
 
 @implements("delta_rule")

@@ -14,6 +14,7 @@
 @group(0) @binding(7) var<storage, read> dy: array<DY_T>;
 @group(0) @binding(8) var<storage, read_write> dqk: array<f32>;
 #include "delta_rule.inc.wgsl" gates
+#include "delta_rule.inc.wgsl" loads
 #include "delta_rule.inc.wgsl" staged
 
 var<workgroup> partial: array<f32, 1024>;
@@ -133,7 +134,11 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3
   }
   // The product of the state and of the gradient of the next one.
   var through = 0.0;
-  for (var n = lid; n < p.keys * p.values; n += THREADS) { through += states[cell(chunk, 0u, n)] * dstates[cell(chunk + 1u, 0u, n)]; }
+  for (var n = lid; n < p.keys * p.values; n += THREADS) {
+    let d = n / p.values;
+    let c = n % p.values;
+    through += states[cell(chunk, d, c)] * dstates[cell(chunk + 1u, d, c)];
+  }
   let of_later = sum_of_16(later - ends, ty, tx, lid);
   let of_earlier = sum_of_16(earlier, tx, ty, lid);
   let of_rates = sum_of_16(rates, ty, tx, lid);

@@ -1,7 +1,7 @@
-// `count` numbers from one array to another, from and to any place: to[into + n] = from_[at + n].
+// Rows from one array to another, whose rows may have other lengths: to[into + r to_row + c] = from_[at + r from_row + c].
 //
-// from_, to f32. Dispatch: a workgroup for every 256 of them.
-struct Params { count: u32, at: u32, into: u32 }
+// from_, to f32; `columns` numbers of each of `rows`. Dispatch: a workgroup for every 256 numbers.
+struct Params { rows: u32, columns: u32, from_row: u32, at: u32, to_row: u32, into: u32 }
 @group(0) @binding(0) var<uniform> p: Params;
 @group(0) @binding(1) var<storage, read> from_: array<f32>;
 @group(0) @binding(2) var<storage, read_write> to: array<f32>;
@@ -9,5 +9,6 @@ struct Params { count: u32, at: u32, into: u32 }
 @compute @workgroup_size(256)
 fn main(@builtin(global_invocation_id) gid: vec3<u32>, @builtin(num_workgroups) nwg: vec3<u32>) {
   let n = gid.x + gid.y * nwg.x * 256u;
-  if (n < p.count) { to[p.into + n] = from_[p.at + n]; }
+  let r = n / p.columns;
+  if (r < p.rows) { to[p.into + r * p.to_row + n % p.columns] = from_[p.at + r * p.from_row + n % p.columns]; }
 }

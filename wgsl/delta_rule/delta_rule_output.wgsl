@@ -17,6 +17,7 @@
 @group(0) @binding(6) var<storage, read_write> y: array<Y_T>;
 #endif
 #include "delta_rule.inc.wgsl" gates
+#include "delta_rule.inc.wgsl" loads
 #include "delta_rule.inc.wgsl" staged
 
 var<private> column: u32;  // the first of the tile

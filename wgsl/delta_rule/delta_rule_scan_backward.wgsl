@@ -12,6 +12,7 @@
 @group(0) @binding(5) var<storage, read_write> values: array<f32>;
 @group(0) @binding(6) var<storage, read_write> dstates: array<f32>;
 #include "delta_rule.inc.wgsl" gates
+#include "delta_rule.inc.wgsl" loads
 #include "delta_rule.inc.wgsl" staged
 #include "delta_rule.inc.wgsl" folded
 

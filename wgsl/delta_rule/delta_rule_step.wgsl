@@ -55,7 +55,7 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3
     let kept = select(0.0, exp(g[gate]), begins < position);
     var read = 0.0;
     for (var d = first; d < last; d++) {
-      let before = select(0.0, kept * state[cell(0u, d, column)], begins < position);
+      let before = select(0.0, kept * state[(head * p.keys + d) * p.values + column], begins < position);
       read += k_of[d] * unit.y * before;
     }
     read = summed(vec2<f32>(read, 0.0), lid, 64u).x;
@@ -63,7 +63,7 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3
     let correction = select(0.0, beta_of[gate] * (v - read), begins <= position);
     var output = 0.0;
     for (var d = first; d < last; d++) {
-      let at = cell(0u, d, column);
+      let at = (head * p.keys + d) * p.values + column;
       let after = select(0.0, kept * state[at], begins < position) + k_of[d] * unit.y * correction;
       output += q_of[d] * unit.x * p.scale * after;
       if (there) { state[at] = after; }

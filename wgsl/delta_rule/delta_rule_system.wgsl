@@ -1,7 +1,8 @@
-// The system of each chunk of the gated delta rule: N = k k' decay below the diagonal, and inverse(1 + beta N).
+// The system of each chunk of the gated delta rule: N = k k' decay below the diagonal, inverse(1 + beta N), and what the scan
+// needs of it: inverse beta inside k, inverse beta v, and to_end k.
 //
 // qkv [batch, tokens, channels] QKV_T; g, beta_of [batch, tokens, heads] f32; doc_start [batch, tokens] i32; cache_len [1]
-// -> info, mats.
+// -> info, mats, values (plane 0): inverse beta v.
 // Dispatch: a workgroup for each chunk of each head.
 #include "delta_rule.inc.wgsl" chunk
 @group(0) @binding(1) var<storage, read> qkv: array<QKV_T>;
@@ -11,11 +12,19 @@
 @group(0) @binding(5) var<storage, read> cache_len: array<i32>;
 @group(0) @binding(6) var<storage, read_write> info: array<f32>;
 @group(0) @binding(7) var<storage, read_write> mats: array<f32>;
+@group(0) @binding(8) var<storage, read_write> values: array<f32>;
+#include "delta_rule.inc.wgsl" loads
+#include "delta_rule.inc.wgsl" gates
 #include "delta_rule.inc.wgsl" staged
 
 var<workgroup> partial: array<vec2<f32>, 256>;
 var<workgroup> between: array<f32, 768>;
 
+var<private> first: u32;  // column of the tile
+
+fn inverse(i: u32, n: u32) -> f32 { return mats[square(INVERSE, i, n)]; }
+fn weighted_key(i: u32, d: u32) -> f32 { return key(i, first + d) * beta[i] * inside[i]; }
+fn weighted_value(i: u32, c: u32) -> f32 { return value(i, first + c) * beta[i]; }
 fn key_across(d: u32, j: u32) -> f32 { return key(j, d); }
 
 // Sums of squares of the chunk's q and k, four invocations a token.
@@ -103,5 +112,32 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3
       }
       mats[square(INVERSE, to, c)] = -sum;
     }
+  }
+  storageBarrier();
+  load_gates(lid);
+  for (var part = 0u; part < p.keys; part += COLUMNS) {
+    first = part;
+    tile = zeros();
+#include "delta_rule.inc.wgsl" add lhs=inverse rhs=weighted_key inner=CHUNK lk=e%DEEP lr=e/DEEP rk=e/ACROSS rc=e%ACROSS
+#unroll n 4
+#unroll c 4
+    if (part + j + $cu < p.keys) { mats[decayed(part + j + $cu, i + $nu)] = tile.r$n[$c]; }
+#end
+#end
+  }
+  for (var part = 0u; part < p.values; part += COLUMNS) {
+    first = part;
+    tile = zeros();
+#include "delta_rule.inc.wgsl" add lhs=inverse rhs=weighted_value inner=CHUNK lk=e%DEEP lr=e/DEEP rk=e/ACROSS rc=e%ACROSS
+#unroll n 4
+#unroll c 4
+    if (part + j + $cu < 4u * values4()) { values[token(i + $nu, part + j + $cu)] = tile.r$n[$c]; }
+#end
+#end
+  }
+  let row_length = 4u * keys4();
+  for (var e = lid; e < CHUNK * row_length; e += THREADS) {
+    let n = e / row_length;
+    mats[kept(n, e % row_length)] = key(n, e % row_length) * to_end[n];
   }
 }
