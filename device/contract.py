@@ -32,7 +32,12 @@ DType = Any
 
 MAX_HEAD_DIM = 256  # head width of attention
 DELTA_CHUNK = 64  # tokens that the gated delta rule takes at once
-DELTA_SEGMENT = 2048  # tokens between two states that it keeps for its backward; a multiple of the former
+
+
+def delta_segment(rows: int) -> int:
+    """Tokens between two states that the gated delta rule keeps for its backward. rows: heads of all sequences, each of
+    which takes scratch memory for so many tokens."""
+    return DELTA_CHUNK * max(4, min(32, 512 // rows))
 
 
 class Readback(Protocol):

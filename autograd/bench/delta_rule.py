@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from wgrad.autograd.bench.entry import F32, Entry, Sizes, entry, normal
-from wgrad.device.contract import DELTA_SEGMENT, Device
+from wgrad.device.contract import Device, delta_segment
 
 
 def entries(sizes: Sizes, t: np.dtype) -> list[Entry]:
@@ -33,7 +33,7 @@ def entries(sizes: Sizes, t: np.dtype) -> list[Entry]:
 
     def rule_back(device: Device) -> dict[str, Any]:
         given = rule(device)
-        states = device.zeros((-(-tokens // DELTA_SEGMENT), 1, h, d, d))
+        states = device.zeros((-(-tokens // delta_segment(h)), 1, h, d, d))
         heads = {name: given.pop(name) for name in ("key_heads", "key_dim")}
         return {"dy": normal(device, (1, tokens, h, d), t, 4), **given, "states": states, **heads}
 

@@ -25,7 +25,7 @@ from wgrad.autograd.function import Context, differentiable
 from wgrad.autograd.operators import operator
 from wgrad.autograd.precision import compute_dtype, finish, up
 from wgrad.autograd.tensor import Tensor
-from wgrad.device.contract import DELTA_CHUNK, DELTA_SEGMENT, MAX_HEAD_DIM, Array
+from wgrad.device.contract import DELTA_CHUNK, MAX_HEAD_DIM, Array, delta_segment
 
 _EPS = 1e-6  # of the lengths of q and k
 
@@ -74,7 +74,7 @@ def _(
     state: Array | None = None,
 ) -> None:
     """-> y [B, T, H, V] of qkv's dtype, and for the backward the states float32 [S, B, H, K, V] before every segment of
-    DELTA_SEGMENT tokens; None where a state is given."""
+    `delta_segment` tokens; None where a state is given."""
     _check(args, qkv, g, beta, doc_start, cache_len, key_heads, key_dim)
     if state is not None:
         args.array("state", state, "B H K V", "f32")
@@ -184,9 +184,9 @@ def _(
     x, _, _ = _heads(qkv, g, beta, doc_start, cache_len, key_heads, key_dim, compute)
     batch, heads, tokens, width = x.v.shape
     now = np.zeros((batch, heads, key_dim, width), compute) if state is None else up(state, compute)
-    y, states = np.empty(x.v.shape, compute), []
+    y, states, segment = np.empty(x.v.shape, compute), [], delta_segment(batch * heads)
     for at in range(0, tokens, DELTA_CHUNK):
-        if at % DELTA_SEGMENT == 0:
+        if at % segment == 0:
             states.append(now)
         c = _chunk(x, at)
         new = _corrections(x, c, now)
@@ -252,10 +252,11 @@ def _(
 
 def _chunks_back(x: _Heads, states: np.ndarray) -> Iterator[tuple[_Chunk, np.ndarray]]:
     """The chunks from the last one on, each with its incoming state."""
+    segment = delta_segment(x.g.shape[0] * x.g.shape[1])
     for number, state in reversed(list(enumerate(states))):
-        first = number * DELTA_SEGMENT
+        first = number * segment
         found = []
-        for at in range(first, min(first + DELTA_SEGMENT, x.g.shape[2]), DELTA_CHUNK):
+        for at in range(first, min(first + segment, x.g.shape[2]), DELTA_CHUNK):
             c = _chunk(x, at)
             found.append((c, state))
             state = _next(x, c, state, _corrections(x, c, state))

@@ -28,7 +28,7 @@ def test_several_dispatches_give_the_same_bits(name: str, wgpu_device: Any, monk
 
 def test_a_sequence_of_several_segments(wgpu_device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The states between them are kept for the backward, where there is none given."""
-    monkeypatch.setattr(delta_rule, "DELTA_SEGMENT", 64)
+    monkeypatch.setattr(delta_rule, "delta_segment", lambda rows: 64)
     inputs = CASES[BACKWARD].inputs()
     options = {"key_heads": 2, "key_dim": 16}
     dy, _ = inputs.pop("dy"), inputs.pop("states")

@@ -4,8 +4,9 @@
 // Part of every kernel of chunks: the tokens of one chunk of one head, and what stands for them in workgroup memory.
 // `info` has planes [batch heads, chunks CHUNK]: sums of g, beta, one over the length of q (scaled) and of k, where the
 // token's document starts in the chunk (-1: before it), and gradients of g and beta. `mats` has of each
-// chunk three matrices [CHUNK, CHUNK], the solved system, the system, and the scores; then [KEYS, CHUNK] the solved system
-// times beta inside k (`decayed`), and [CHUNK, KEYS] to_end k (`kept`). `states` are [chunks + 1, batch heads,
+// chunk three matrices [CHUNK, CHUNK], the solved system, the system, and the scores; then DECAYED, which is the solved system
+// times beta inside k, and KEPT, to_end k; for a backward both once more, and ASKED, inside q. Those are [CHUNK, KEYS], but
+// DECAYED and KEPT_ACROSS [KEYS, CHUNK]. `states` are [chunks + 1, batch heads,
 // KEYS, VALUES], before each chunk and after the last. `values`
 // are two planes [batch heads, chunks CHUNK, VALUES]: new, and its gradient.
 struct Params {
@@ -22,6 +23,11 @@ const SQUARE = 4096u;
 const INVERSE = 0u;
 const SYSTEM = 1u;
 const SCORES = 2u;
+const DECAYED = 0u;
+const KEPT = 1u;
+const KEPT_ACROSS = 2u;
+const ASKED = 3u;
+const DECAYED_ALONG = 4u;
 
 var<private> head: u32;  // of all batch heads
 var<private> chunk: u32;
@@ -48,10 +54,10 @@ fn plane(number: u32, i: u32) -> u32 {
 // Rows of scratch arrays have a multiple of four numbers.
 fn keys4() -> u32 { return (p.keys + 3u) / 4u; }
 fn values4() -> u32 { return (p.values + 3u) / 4u; }
-fn region() -> u32 { return (head * p.chunks + chunk) * (3u * SQUARE + 512u * keys4()); }
+fn region() -> u32 { return (head * p.chunks + chunk) * (3u * SQUARE + PLANES * 256u * keys4()); }
 fn square(number: u32, i: u32, j: u32) -> u32 { return region() + number * SQUARE + i * CHUNK + j; }
-fn decayed(d: u32, i: u32) -> u32 { return region() + 3u * SQUARE + d * CHUNK + i; }
-fn kept(i: u32, d: u32) -> u32 { return region() + 3u * SQUARE + 256u * keys4() + 4u * i * keys4() + d; }
+fn by_key(number: u32, d: u32, i: u32) -> u32 { return region() + 3u * SQUARE + number * 256u * keys4() + d * CHUNK + i; }
+fn by_token(number: u32, i: u32, d: u32) -> u32 { return region() + 3u * SQUARE + (number * CHUNK + i) * 4u * keys4() + d; }
 fn token(i: u32, c: u32) -> u32 { return 4u * ((head * p.chunks + chunk) * CHUNK + i) * values4() + c; }
 // The same in the second plane of `values`.
 fn second(i: u32, c: u32) -> u32 { return 4u * p.batch * p.heads * p.chunks * CHUNK * values4() + token(i, c); }

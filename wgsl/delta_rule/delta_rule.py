@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from wgrad.device.contract import DELTA_CHUNK, DELTA_SEGMENT
+from wgrad.device.contract import DELTA_CHUNK, delta_segment
 from wgrad.device.memory import Array
 from wgrad.wgsl.elements import GROUP, wgsl_type
 from wgrad.wgsl.operators import implements
@@ -17,7 +17,6 @@ from wgrad.wgsl.runtime.dispatch_parts import launch_range
 from wgrad.wgsl.runtime.runtime import Runtime
 
 _STEPS = 8  # tokens up to which a state is taken through them one by one
-_WANTED_GROUPS = 128  # of a scan: as many as a large card has places for
 _ROOMY = 24 << 10  # bytes of workgroup memory for four shares of a scan
 
 
@@ -41,6 +40,7 @@ class _Call:
     key_heads: int
     keys: int
     values: int
+    backward: bool = False
 
     def __post_init__(self) -> None:
         (self.batch, self.tokens, self.heads), self.channels = self.gates[0].shape, self.qkv.shape[2]
@@ -48,23 +48,27 @@ class _Call:
         self.wide = 4 * -(-self.values // 4)  # rows of scratch arrays have a multiple of four numbers
         self.size = self.rows * self.keys * self.wide  # of a state of all heads
         # Of a scan: columns, and shares of the inner dimension.
-        roomy = self.device.workgroup_bytes >= _ROOMY
-        wide = roomy and self.rows * -(-self.values // 32) >= _WANTED_GROUPS
-        self.scan = (32, 2) if wide else (16, 4) if roomy else (16, 2)
+        self.scan = (16, 4) if self.device.workgroup_bytes >= _ROOMY else (16, 2)
 
     @property
     def segments(self) -> list[tuple[int, int]]:
         """The first token of each, and its chunks."""
-        starts = range(0, self.tokens, DELTA_SEGMENT)
-        return [(at, -(-min(DELTA_SEGMENT, self.tokens - at) // DELTA_CHUNK)) for at in starts]
+        longest = delta_segment(self.rows)
+        starts = range(0, self.tokens, longest)
+        return [(at, -(-min(longest, self.tokens - at) // DELTA_CHUNK)) for at in starts]
 
-    def scratch(self, backward: bool) -> _Scratch:
+    @property
+    def _planes(self) -> int:
+        """Matrices of keys or queries that each chunk has in scratch memory."""
+        return 5 if self.backward else 2
+
+    def scratch(self) -> _Scratch:
         chunks, empty = self.segments[0][1], self.device.empty
         tokens = self.rows * chunks * DELTA_CHUNK
         return _Scratch(
-            empty((7 if backward else 5, tokens)),
-            empty((self.rows * chunks, 3 * DELTA_CHUNK**2 + 8 * DELTA_CHUNK * -(-self.keys // 4))),
-            empty((2 if backward else 1, tokens, self.wide)),
+            empty((7 if self.backward else 5, tokens)),
+            empty((self.rows * chunks, 3 * DELTA_CHUNK**2 + self._planes * 4 * DELTA_CHUNK * -(-self.keys // 4))),
+            empty((2 if self.backward else 1, tokens, self.wide)),
             empty((chunks + 1, self.size)),
         )
 
@@ -74,7 +78,7 @@ class _Call:
         columns, split = tile
         at, chunks = segment
         left = 272 * split if split == 1 else split * max(272, 16 * columns)
-        constants: dict[str, Constant] = {"COLUMNS": columns, "SPLIT": split, "LEFT": left}
+        constants: dict[str, Constant] = {"COLUMNS": columns, "SPLIT": split, "LEFT": left, "PLANES": self._planes}
         constants |= {"INVOCATIONS": 4 * columns * split, "BACKWARD": "DY_T" in types}
         constants |= {kind: wgsl_type(array.dtype) for kind, array in (("QKV_T", self.qkv), *types.items())}
         tiles = -(-self.values // columns)
@@ -124,7 +128,7 @@ def delta_rule(
         groups = call.rows * -(-values // 64)
         call.launch("delta_rule_step", arrays, (0, 1), groups, 8.0 * key_dim * values * tokens / DELTA_CHUNK, Y_T=y)
         return y, None
-    x, zeros = call.scratch(False), device.zeros((call.size,))
+    x, zeros = call.scratch(), device.zeros((call.size,))
     saved = device.empty((len(call.segments), batch, heads, key_dim, values)) if state is None else None
     first = zeros if state is None else state
     call.move(first, 0, x.states, 0)
@@ -161,9 +165,9 @@ def delta_rule_backward(
     key_dim: int,
 ) -> tuple[Array, Array, Array]:
     values = dy.shape[3]
-    call = _Call(device, qkv, (g, beta, doc_start, cache_len), key_heads, key_dim, values)
+    call = _Call(device, qkv, (g, beta, doc_start, cache_len), key_heads, key_dim, values, True)
     dqkv, dg, dbeta = device.empty(qkv.shape, qkv.dtype), device.empty(g.shape), device.empty(beta.shape)
-    x = call.scratch(True)
+    x = call.scratch()
     dstates, carry = device.empty(x.states.shape), device.zeros((call.size,))
     dqk = device.empty((x.info.shape[1], 2 * key_dim))
     n, k, v = DELTA_CHUNK, key_dim, values
@@ -174,13 +178,13 @@ def delta_rule_backward(
         arrays: list[Array | None] = [qkv, x.info, x.mats, x.values, None, dy]
         call.launch("delta_rule_output", arrays, segment, chunks, 2.0 * n * (k + v), Y_T=dy, DY_T=dy)
         call.move(carry, 0, dstates, segment[1])
-        arrays = [qkv, x.info, x.mats, dy, x.values, dstates]
+        arrays = [x.info, x.mats, dy, x.values, dstates]
         groups = call.rows * -(-v // call.scan[0])
-        call.launch("delta_rule_scan_backward", arrays, segment, groups, 2.0 * v * (3 * k + n), call.scan, DY_T=dy)
+        call.launch("delta_rule_scan_backward", arrays, segment, groups, 6.0 * v * k, call.scan, DY_T=dy)
         call.move(dstates, 0, carry, 0)
         arrays = [qkv, x.info, x.mats, x.values, x.states, dstates, dy, dqk]
-        call.launch("delta_rule_grads", arrays, segment, chunks, 2.0 * (2 * n * v + 3 * k * v + 4 * n * k), DY_T=dy)
+        call.launch("delta_rule_grads", arrays, segment, chunks, 2.0 * (3 * n * v + 3 * k * v + 4 * n * k), DY_T=dy)
         arrays = [qkv, x.info, x.values, dqk, dqkv, dg, dbeta]
-        tokens = min(DELTA_SEGMENT, call.tokens - segment[0])
+        tokens = min(segment[1] * DELTA_CHUNK, call.tokens - segment[0])
         call.launch("delta_rule_channels", arrays, segment, call.batch * tokens, 16.0 * k + 4 * v)
     return dqkv, dg, dbeta

@@ -2,13 +2,14 @@
 // the formulas of `_chunk_grads` in autograd/ops/delta_rule.py.
 //
 // qkv [batch, tokens, channels] QKV_T; info: planes 5 and 6 are overwritten; mats: system and scores are overwritten;
-// values; states, dstates; dy [batch, tokens, heads, VALUES] DY_T; dqk [batch heads, chunks CHUNK, 2 KEYS] f32: overwritten.
+// values: plane 1 is the gradient of new, and overwritten with inverse' of it; states, dstates; dy [batch, tokens, heads,
+// VALUES] DY_T; dqk [batch heads, chunks CHUNK, 2 KEYS] f32: overwritten.
 // Dispatch: a workgroup for each chunk of each head.
 #include "delta_rule.inc.wgsl" chunk
 @group(0) @binding(1) var<storage, read> qkv: array<QKV_T>;
 @group(0) @binding(2) var<storage, read_write> info: array<f32>;
 @group(0) @binding(3) var<storage, read_write> mats: array<f32>;
-@group(0) @binding(4) var<storage, read> values: array<f32>;
+@group(0) @binding(4) var<storage, read_write> values: array<f32>;
 @group(0) @binding(5) var<storage, read> states: array<f32>;
 @group(0) @binding(6) var<storage, read> dstates: array<f32>;
 @group(0) @binding(7) var<storage, read> dy: array<DY_T>;
@@ -20,7 +21,7 @@
 var<workgroup> partial: array<f32, 1024>;
 var<workgroup> dsums: array<f32, CHUNK>;
 var<workgroup> dbeta: array<f32, CHUNK>;
-var<private> deep: u32;  // the first of 64 rows of a state
+var<private> deep: u32;  // the first of 64 rows of a state, or of columns
 
 // Of the operands over columns of values, the left ones are 0 beyond the last.
 fn output_gradient(i: u32, c: u32) -> f32 {
@@ -29,6 +30,8 @@ fn output_gradient(i: u32, c: u32) -> f32 {
 }
 fn rhs_gradient(i: u32, c: u32) -> f32 { return select(0.0, values[second(i, min(c, p.values - 1u))], c < p.values); }
 fn new_value(i: u32, c: u32) -> f32 { return select(0.0, values[token(i, min(c, p.values - 1u))], c < p.values); }
+fn inverse_across(i: u32, n: u32) -> f32 { return mats[square(INVERSE, n, i)]; }
+fn new_gradient(i: u32, c: u32) -> f32 { return values[second(i, min(deep + c, p.values - 1u))]; }
 fn new_across(c: u32, i: u32) -> f32 { return values[token(i, min(c, p.values - 1u))]; }
 fn state_across(c: u32, d: u32) -> f32 {
   return states[cell(chunk, min(deep + d, p.keys - 1u), min(c, p.values - 1u))];
@@ -61,6 +64,19 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3
   choose(group / p.chunks, group % p.chunks);
   load_gates(lid);
   var tile = zeros();
+  // The gradient of what the system is solved for, in the place of that of new.
+  for (var part = 0u; part < p.values; part += COLUMNS) {
+    deep = part;
+    tile = zeros();
+#include "delta_rule.inc.wgsl" add lhs=inverse_across rhs=new_gradient inner=CHUNK lk=e/16u lr=e%16u rk=e/ACROSS rc=e%ACROSS
+#unroll n 4
+#unroll c 4
+    if (part + j + $cu < p.values) { values[second(i + $nu, part + j + $cu)] = tile.r$n[$c]; }
+#end
+#end
+  }
+  storageBarrier();
+  tile = zeros();
 #include "delta_rule.inc.wgsl" add lhs=output_gradient rhs=new_across inner=p.values lk=e%DEEP lr=e/DEEP rk=e%DEEP rc=e/DEEP
   let by_scores = tile;
   tile = zeros();

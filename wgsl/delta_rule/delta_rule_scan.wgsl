@@ -17,10 +17,10 @@ var<private> deep: u32;  // the first four of 64 rows of a state
 
 fn place(c: u32) -> u32 { return min(column + c, values4() - 1u); }
 fn decayed_key(r: u32, d: u32) -> vec4<f32> {
-  return select(vec4<f32>(0.0), mats[decayed(min(d, p.keys - 1u), 0u) / 4u + r], d < p.keys);
+  return select(vec4<f32>(0.0), mats[by_key(DECAYED, min(d, p.keys - 1u), 0u) / 4u + r], d < p.keys);
 }
 fn state(d: u32, c: u32) -> vec4<f32> { return states[cell(chunk, min(d, p.keys - 1u), 0u) / 4u + place(c)]; }
-fn kept_key(r: u32, i: u32) -> vec4<f32> { return mats[kept(i, 0u) / 4u + min(deep + r, keys4() - 1u)]; }
+fn kept_key(r: u32, i: u32) -> vec4<f32> { return mats[by_token(KEPT, i, 0u) / 4u + min(deep + r, keys4() - 1u)]; }
 fn new_value(i: u32, c: u32) -> vec4<f32> { return values[token(i, 0u) / 4u + place(c)]; }
 
 @compute @workgroup_size($INVOCATIONS)

@@ -1,80 +1,70 @@
 // Gradients through the states of the gated delta rule, from the last chunk on: of new, to_new = scores' dy + to_end k dS';
-// of what the system is solved for, to_rhs = inverse' to_new; of the state, dS = whole dS' + (inside q)' dy - (inside k)' beta to_rhs.
+// of the state, dS = whole dS' + (inside q)' dy - (inverse beta inside k)' to_new.
 //
-// qkv [batch, tokens, channels] QKV_T; info, mats; dy [batch, tokens, heads, VALUES] DY_T; values: plane 1 is scores' dy,
-// and overwritten with to_rhs; dstates: the last slot is given, the others are overwritten.
+// info, mats: of delta_rule_system.wgsl; dy [batch, tokens, heads, VALUES] DY_T; values: plane 1 is scores' dy, and
+// overwritten with to_new; dstates: the last slot is given, the others are overwritten.
 // Dispatch: a workgroup for each COLUMNS of VALUES of each head.
 #include "delta_rule.inc.wgsl" chunk
-@group(0) @binding(1) var<storage, read> qkv: array<QKV_T>;
-@group(0) @binding(2) var<storage, read> info: array<f32>;
-@group(0) @binding(3) var<storage, read> mats: array<f32>;
-@group(0) @binding(4) var<storage, read> dy: array<DY_T>;
-@group(0) @binding(5) var<storage, read_write> values: array<f32>;
-@group(0) @binding(6) var<storage, read_write> dstates: array<f32>;
+@group(0) @binding(1) var<storage, read> info: array<f32>;
+@group(0) @binding(2) var<storage, read> mats: array<vec4<f32>>;
+@group(0) @binding(3) var<storage, read> dy: array<DY_T>;
+@group(0) @binding(4) var<storage, read_write> values: array<vec4<f32>>;
+@group(0) @binding(5) var<storage, read_write> dstates: array<vec4<f32>>;
 #include "delta_rule.inc.wgsl" gates
-#include "delta_rule.inc.wgsl" loads
 #include "delta_rule.inc.wgsl" staged
 #include "delta_rule.inc.wgsl" folded
 
-var<private> column: u32;  // the first of the tile
-var<private> deep: u32;  // the first of 64 rows of a state
+var<private> column: u32;  // the first four of the tile
+var<private> deep: u32;  // the first four of 64 rows of a state
 
-fn kept_key(i: u32, d: u32) -> f32 { return key(i, d) * to_end[i]; }
-fn next_gradient(d: u32, c: u32) -> f32 {
-  return dstates[cell(chunk + 1u, min(d, p.keys - 1u), min(column + c, p.values - 1u))];
+fn place(c: u32) -> u32 { return min(column + c, values4() - 1u); }
+fn kept_across(r: u32, d: u32) -> vec4<f32> {
+  return select(vec4<f32>(0.0), mats[by_key(KEPT_ACROSS, min(d, p.keys - 1u), 0u) / 4u + r], d < p.keys);
 }
-fn inverse_across(j: u32, i: u32) -> f32 { return mats[square(INVERSE, i, j)]; }
-fn new_gradient(i: u32, c: u32) -> f32 { return values[second(i, min(column + c, p.values - 1u))]; }
-fn query_across(d: u32, i: u32) -> f32 { return query(i, deep + d) * inside[i]; }
-fn output_gradient(i: u32, c: u32) -> f32 {
-  let at = ((row + min(i, count - 1u)) * p.heads + head % p.heads) * p.values + min(column + c, p.values - 1u);
-  return select(0.0, f32(dy[at]), i < count);
+fn next_gradient(d: u32, c: u32) -> vec4<f32> {
+  return dstates[cell(chunk + 1u, min(d, p.keys - 1u), 0u) / 4u + place(c)];
 }
-fn key_across(d: u32, i: u32) -> f32 { return -key(i, deep + d) * inside[i] * beta[i]; }
+fn asked(r: u32, i: u32) -> vec4<f32> { return mats[by_token(ASKED, i, 0u) / 4u + min(deep + r, keys4() - 1u)]; }
+fn less_decayed(r: u32, i: u32) -> vec4<f32> {
+  return -mats[by_token(DECAYED_ALONG, i, 0u) / 4u + min(deep + r, keys4() - 1u)];
+}
+fn new_gradient(i: u32, c: u32) -> vec4<f32> { return values[second(i, 0u) / 4u + place(c)]; }
+// Of tokens beyond the last, `asked` is 0.
+fn output_gradient(i: u32, c: u32) -> vec4<f32> {
+  let at = ((row + min(i, count - 1u)) * p.heads + head % p.heads) * p.values;
+  let first = 4u * (column + c);
+  let last = p.values - 1u;
+  return vec4<f32>(
+    f32(dy[at + min(first, last)]), f32(dy[at + min(first + 1u, last)]),
+    f32(dy[at + min(first + 2u, last)]), f32(dy[at + min(first + 3u, last)]),
+  );
+}
 
 @compute @workgroup_size($INVOCATIONS)
 fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
 #include "delta_rule.inc.wgsl" begin
-  column = group % p.tiles * COLUMNS;
-  let at = column + j;
+  column = group % p.tiles * ACROSS;
+  let there = column + tx < values4();
   for (var after = p.chunks; after > 0u; after--) {
     choose(group / p.tiles, after - 1u);
     load_gates(lid);
     var tile = zeros();
-#include "delta_rule.inc.wgsl" add lhs=kept_key rhs=next_gradient inner=p.keys lk=e%DEEP lr=e/DEEP rk=e/ACROSS rc=e%ACROSS
+#include "delta_rule.inc.wgsl" add4 lhs=kept_across rhs=next_gradient inner=p.keys
 #include "delta_rule.inc.wgsl" fold
-    for (var n = share; n < 4u; n += SPLIT) {
-      let through = folded(n, lid);
-#unroll c 4
-      if (at + $cu < p.values) { values[second(i + n, at + $cu)] += through[$c]; }
-#end
-    }
-    storageBarrier();
-    tile = zeros();
-#include "delta_rule.inc.wgsl" add lhs=inverse_across rhs=new_gradient inner=CHUNK lk=e/16u lr=e%16u rk=e/ACROSS rc=e%ACROSS
-#include "delta_rule.inc.wgsl" fold
-    for (var n = share; n < 4u; n += SPLIT) {
-      let solved = folded(n, lid);
-#unroll c 4
-      if (at + $cu < p.values) { values[second(i + n, at + $cu)] = solved[$c]; }
-#end
-    }
+    for (var n = share; n < 4u && there; n += SPLIT) { values[second(i + n, 0u) / 4u + column + tx] += folded(n, lid); }
     storageBarrier();
     let whole = inside[count - 1u];
     for (var part = 0u; part < p.keys; part += 64u) {
-      deep = part;
+      deep = part / 4u;
       tile = zeros();
-#include "delta_rule.inc.wgsl" add lhs=query_across rhs=output_gradient inner=CHUNK lk=e/16u lr=e%16u rk=e/ACROSS rc=e%ACROSS
-#include "delta_rule.inc.wgsl" add lhs=key_across rhs=new_gradient inner=CHUNK lk=e/16u lr=e%16u rk=e/ACROSS rc=e%ACROSS
+#include "delta_rule.inc.wgsl" add4 lhs=asked rhs=output_gradient inner=CHUNK
+#include "delta_rule.inc.wgsl" add4 lhs=less_decayed rhs=new_gradient inner=CHUNK
 #include "delta_rule.inc.wgsl" fold
-      for (var n = share; n < 4u; n += SPLIT) {
-        let added = folded(n, lid);
-#unroll c 4
-        if (part + i + n < p.keys && at + $cu < p.values) {
-          let later = whole * dstates[cell(chunk + 1u, part + i + n, at + $cu)];
-          dstates[cell(chunk, part + i + n, at + $cu)] = later + added[$c];
+      for (var n = share; n < 4u && there; n += SPLIT) {
+        if (part + i + n < p.keys) {
+          let later = whole * dstates[cell(chunk + 1u, part + i + n, 0u) / 4u + column + tx];
+          dstates[cell(chunk, part + i + n, 0u) / 4u + column + tx] = later + folded(n, lid);
         }
-#end
       }
     }
     storageBarrier();

@@ -121,7 +121,12 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3
 #include "delta_rule.inc.wgsl" add lhs=inverse rhs=weighted_key inner=CHUNK lk=e%DEEP lr=e/DEEP rk=e/ACROSS rc=e%ACROSS
 #unroll n 4
 #unroll c 4
-    if (part + j + $cu < p.keys) { mats[decayed(part + j + $cu, i + $nu)] = tile.r$n[$c]; }
+    if (part + j + $cu < p.keys) {
+      mats[by_key(DECAYED, part + j + $cu, i + $nu)] = tile.r$n[$c];
+#if PLANES == 5
+      mats[by_token(DECAYED_ALONG, i + $nu, part + j + $cu)] = tile.r$n[$c];
+#endif
+    }
 #end
 #end
   }
@@ -138,6 +143,12 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3
   let row_length = 4u * keys4();
   for (var e = lid; e < CHUNK * row_length; e += THREADS) {
     let n = e / row_length;
-    mats[kept(n, e % row_length)] = key(n, e % row_length) * to_end[n];
+    let d = e % row_length;
+    let stays = key(n, d) * to_end[n];
+    mats[by_token(KEPT, n, d)] = stays;
+#if PLANES == 5
+    mats[by_token(ASKED, n, d)] = query(n, d) * inside[n];
+    if (d < p.keys) { mats[by_key(KEPT_ACROSS, d, n)] = stays; }
+#endif
   }
 }
