@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from wgrad.autograd.bind import bind
+from wgrad.autograd.decoded_weights import DecodedWeights, forget_decoded, kept_in
 from wgrad.autograd.operators import OPERATORS
 from wgrad.device.errors import DeviceError, DeviceLost
 from wgrad.device.formats.frozen_weight import FrozenWeight
@@ -85,7 +86,8 @@ def recorded(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def call(device: Any, *args: Any, **kwargs: Any) -> Any:
-        with np.errstate(all="ignore"):  # infinity and not-a-number pass on without a word, as on every device
+        # Infinity and not-a-number pass on without a word, as on every device.
+        with np.errstate(all="ignore"), kept_in(device._decoded):
             result = function(*args, **kwargs)
         for array in arrays_of(result):
             device._pool.track(array)
@@ -103,11 +105,13 @@ def _zeros(shape: Sequence[int], dtype: Any = np.float32) -> np.ndarray:
 
 @recorded
 def _copy(src: np.ndarray, out: np.ndarray) -> None:
+    forget_decoded(out)
     out[...] = src.reshape(out.shape)
 
 
 @recorded
 def _fill(out: np.ndarray, value: float) -> None:
+    forget_decoded(out)
     out[...] = value
 
 
@@ -126,6 +130,7 @@ class ReferenceDevice:
         self.facts: dict[str, Any] = {"name": self.description}
         self.reason = "made directly"
         self._pool = _Pool()
+        self._decoded = DecodedWeights(self._pool.track)
         self._recording: ReferenceReplay | None = None
 
     # ---- storage -------------------------------------------------------------------------
@@ -140,6 +145,7 @@ class ReferenceDevice:
         return self._tracked(np.array(host, order="C", copy=True))
 
     def write(self, array: np.ndarray, host: np.ndarray) -> None:
+        self._decoded.forget(array)
         array[...] = host
 
     def download(self, array: np.ndarray) -> np.ndarray:

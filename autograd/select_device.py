@@ -1,7 +1,8 @@
 """Selection of the device that a run uses, with the reason.
 
-`auto` takes the first of: the best HIP GPU that passes a short self-check, a real GPU through wgpu, a software Vulkan
-driver through wgpu, NumPy.
+`auto` takes the first of: the best HIP GPU that passes a short self-check, a real GPU through wgpu, NumPy. A software
+Vulkan driver is asked for by name, or by what plans and tests kernels: it computes on the processor too, and more
+slowly (bench/notes/cpu.md).
 A device asked for by name that cannot be used is an error, never a silent step down.
 """
 
@@ -29,7 +30,7 @@ _PASSED = "the HIP GPU; its self-check passed"
 _AMD_DRIVER = "/dev/kfd"  # what HIP opens on Linux; there where the kernel's driver has found a card
 
 
-def select_device(spec: str = "auto", needs: Needs | None = None) -> Device:
+def select_device(spec: str = "auto", needs: Needs | None = None, *, kernels: bool = False) -> Device:
     """The device for a spec (auto | hip | wgpu | cpu; hip and wgpu also with :<index or part of the GPU's name>).
 
     The device has a `reason`: a phrase saying why it was taken.
@@ -37,6 +38,7 @@ def select_device(spec: str = "auto", needs: Needs | None = None) -> Device:
     Args:
         needs: Calls the operators that will be needed on a device, where nothing runs. It is asked only of devices that
             declare to lack some of a model's; `auto` moves on from one that lacks what is needed.
+        kernels: Whether `auto` takes a software driver rather than NumPy, which has no kernels to plan or to test.
 
     Raises:
         DeviceUnavailable: the spec is not one of these, or names a device that cannot be used here or lacks an operator
@@ -44,7 +46,7 @@ def select_device(spec: str = "auto", needs: Needs | None = None) -> Device:
     """
     kind, _, rest = spec.strip().partition(":")
     makers: dict[str, Callable[[], Device]] = {
-        "auto": lambda: _auto(needs),
+        "auto": lambda: _auto(needs, kernels),
         "hip": lambda: _hip(rest, f"hip:{rest}" if rest else "hip"),
         "cpu": lambda: _reference("asked for by name"),
         "wgpu": lambda: _wgpu(rest or None, "asked for by name"),
@@ -71,7 +73,7 @@ def expressions(device: Device) -> None:
         raise OperatorMissing(device.name, name)
 
 
-def _auto(needs: Needs | None) -> Device:
+def _auto(needs: Needs | None, kernels: bool) -> Device:
     refused: list[str] = []
     try:
         adapters, crashes = _list_adapters()
@@ -103,9 +105,10 @@ def _auto(needs: Needs | None) -> Device:
         except DeviceUnavailable as error:
             refused.append(_short(error).partition(";")[0])
     refused += [f"wgpu: {crash['name']} {crash['crash']}" for crash in crashes]
-    for adapter in sorted(adapters, key=lambda a: (a["type"] == SOFTWARE, a["type"] != "DiscreteGPU")):
-        software = adapter["type"] == SOFTWARE
-        reason = "no GPU was found; this is a software Vulkan driver" if software else "the first usable GPU"
+    software = [adapter for adapter in adapters if adapter["type"] == SOFTWARE]
+    cards = sorted((a for a in adapters if a not in software), key=lambda a: a["type"] != "DiscreteGPU")
+    for adapter in [*cards, *(software if kernels else [])]:
+        reason = "no GPU was found; this is a software Vulkan driver" if adapter in software else "the first usable GPU"
         try:
             device = _wgpu(str(adapter["index"]), "; ".join([reason, *refused]))
             _check_operators(device, needs)
@@ -117,8 +120,10 @@ def _auto(needs: Needs | None) -> Device:
     if no_wgpu:
         refused.append(no_wgpu)
     elif not adapters and not crashes:
-        refused.append("wgpu: no adapter; install a GPU driver, or Mesa's lavapipe (mesa-vulkan-drivers)")
-    return _reference(f"no other device works here: {'; '.join(refused)}")
+        refused.append("wgpu: no adapter; install a GPU driver")
+    if software and not kernels:
+        refused.append(f"{software[0]['name']} is a software driver, which is slower than NumPy")
+    return _reference(f"no GPU works here: {'; '.join(refused)}")
 
 
 def _without(spec: str, error: OperatorMissing) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from wgrad.autograd.args import Args
+from wgrad.autograd.decoded_weights import decoded_rows
 from wgrad.autograd.function import Context, Weight, differentiable
 from wgrad.autograd.operators import Rules, operator
 from wgrad.autograd.ops.elementwise import column_sums
@@ -198,7 +199,7 @@ def _(
     left = up(x, compute)
     y = np.empty((x.shape[0], weight.shape[0]), compute)
     for rows in _row_chunks(weight):
-        y[:, rows] = left @ weight.rows(rows.start, rows.stop, compute).T
+        y[:, rows] = left @ decoded_rows(weight, rows.start, rows.stop, compute).T
     add_epilogue(y, bias, residual, lowrank, True, compute, weight.parts)
     return finish(y, dtype, compute)
 
@@ -221,7 +222,7 @@ def _(dy: np.ndarray, weight: FrozenWeight, lowrank: LowRank | None, dtype: Any)
     grad = up(dy, compute)
     dx = np.zeros((dy.shape[0], weight.shape[1]), compute)
     for rows in _row_chunks(weight):
-        dx += grad[:, rows] @ weight.rows(rows.start, rows.stop, compute)
+        dx += grad[:, rows] @ decoded_rows(weight, rows.start, rows.stop, compute)
     add_epilogue(dx, None, None, lowrank, False, compute)
     return finish(dx, dtype, compute)
 

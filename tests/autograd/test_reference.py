@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -9,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from wgrad.autograd import decoded_weights
 from wgrad.autograd.ops import attention, linear, loss
 from wgrad.autograd.ops.decoding import sample_settings
 from wgrad.autograd.ops.dropout import dropout_keep, philox
@@ -284,3 +287,58 @@ def test_replay_writes_into_the_same_arrays(cpu: ReferenceDevice) -> None:
 def test_captures_do_not_nest(cpu: ReferenceDevice) -> None:
     with cpu.capture(), pytest.raises(RuntimeError, match="already running"), cpu.capture():
         pass
+
+
+def weight_of(device: Any, seed: int) -> Any:
+    """An NF4 weight of 7 rows of 64, and its values."""
+    w = device.quantize(np.random.default_rng(seed).standard_normal((7, 64)).astype(np.float32))
+    return w, w.rows(0, 7, np.dtype(np.float32))
+
+
+def test_a_decoded_weight_is_kept_until_it_is_written_to_or_gone(monkeypatch: Any) -> None:
+    """By a copy, a write and a fill, into the array itself or into memory of which it is a view."""
+    x = np.random.default_rng(1).standard_normal((3, 64)).astype(np.float32)
+    changes: list[Callable[[Any, Any, Any], None]] = [
+        lambda device, mine, other: device.write(mine.packed, other.packed),
+        lambda device, mine, other: device.copy(other.packed, device.view(mine.packed, mine.packed.shape)),
+        lambda device, mine, other: device.fill(mine.absmax, 2.0),
+    ]
+    for change in changes:
+        device: Any = ReferenceDevice()
+        (mine, values), (other, _) = weight_of(device, 2), weight_of(device, 3)
+        calls = list[Any]()
+        monkeypatch.setattr(type(mine), "rows", counted(type(mine).rows, calls))
+        for _ in range(3):
+            np.testing.assert_array_equal(device.linear_quantized(x, mine), x @ values.T)
+        assert len(calls) == 1 and device._decoded.kept_bytes == 4 * 7 * 64
+        change(device, mine, other)
+        monkeypatch.undo()
+        for _ in range(2):
+            np.testing.assert_array_equal(device.linear_quantized(x, mine), x @ mine.rows(0, 7, x.dtype).T)
+        assert device._decoded.kept_bytes == 0
+        device.linear_quantized(x, other)
+        del other, mine
+        calls.clear()
+        gc.collect()
+        assert device._decoded.kept_bytes == 0 and not device._decoded._of_owner
+
+
+def counted(function: Any, calls: list[Any]) -> Any:
+    def call(*args: Any) -> Any:
+        calls.append(args)
+        return function(*args)
+
+    return call
+
+
+def test_decoded_weights_take_a_share_of_free_memory_and_are_counted(monkeypatch: Any) -> None:
+    monkeypatch.setattr(decoded_weights, "free_memory", lambda: 4 * (2 * 4 * 7 * 64))  # a share has room for two
+    device: Any = ReferenceDevice()
+    weights = [weight_of(device, seed)[0] for seed in range(3)]
+    x = np.ones((1, 64), np.float32)
+    before = device.memory().in_use_bytes
+    kept = [device.linear_quantized(x, w) is not None and device._decoded.kept_bytes for w in weights]
+    assert kept == [4 * 7 * 64, 8 * 7 * 64, 8 * 7 * 64]
+    assert device.memory().in_use_bytes - before >= 8 * 7 * 64
+    exact = x.astype(np.float64) @ weights[0].rows(0, 7, np.dtype(np.float64)).T  # what is kept is rounded
+    np.testing.assert_array_equal(device.linear_quantized(x.astype(np.float64), weights[0]), exact)

@@ -42,9 +42,9 @@ def run_bench(config: BenchConfig) -> int:
     if config.against_cpu:
         return run_against_cpu(config)
     if config.explain:
-        return _explain(config.explain, select_device(config.device))
+        return _explain(config.explain, select_device(config.device, kernels=True))
     before = read_report(config.compare) if config.compare else None
-    device = select_device(config.device)
+    device = select_device(config.device, kernels=True)
     if before is not None and config.compare:
         check_device(before, config.compare, device)
     # The table may go to a file or a pipe, and JSON belongs to a program: the bar is on standard error then.

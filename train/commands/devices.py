@@ -7,7 +7,7 @@ from typing import Any
 
 from wgrad.autograd.select_device import list_devices, select_device
 from wgrad.device.errors import DeviceError, WgradError
-from wgrad.train.step.memory import main_memory
+from wgrad.device.main_memory import main_memory
 from wgrad.train.terminal.output import harmless
 
 _FEATURES = {

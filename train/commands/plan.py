@@ -35,7 +35,7 @@ def run_plan(config: RunOptions, as_json: bool) -> int:
     if not config.model:
         raise WgradError("--model is required: give the model that the run is of")
     display = Display(make_console("stderr"))
-    device = select_device(config.device, training_needs(config))
+    device = select_device(config.device, training_needs(config), kernels=True)
     display.say(f"device: {device.description} ({device.reason})")
     if device.dry_run() is None:
         raise WgradError(

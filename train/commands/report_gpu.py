@@ -26,8 +26,8 @@ from wgrad.autograd.machine import this_machine
 from wgrad.autograd.select_device import list_devices
 from wgrad.device.errors import WgradError
 from wgrad.device.files import check_writable, write_text
+from wgrad.device.main_memory import main_memory
 from wgrad.train.commands.selftest import package_versions
-from wgrad.train.step.memory import main_memory
 from wgrad.train.terminal.output import make_console
 from wgrad.train.terminal.progress import Display
 

@@ -224,7 +224,7 @@ def main(name: str, spec: str, size: str, start: str = "0", most: str = "0") -> 
         elif name == "fine-tune":
             lines = compare_runs(spec)
         else:
-            device = select_device(spec)
+            device = select_device(spec, kernels=True)
             if name == "device":
                 lines = describe_device(device)
             elif name == "self-test":

@@ -104,7 +104,7 @@ def print_selftest(spec: str, *, only: str = "", as_json: bool = False) -> int:
 
     only: part of the names of the cases to run. WgradError where no case is called so.
     """
-    device = select_device(spec)
+    device = select_device(spec, kernels=True)
     begun = time.perf_counter()
     results = _run(device, only, table=not as_json)
     seconds = time.perf_counter() - begun

@@ -5,10 +5,11 @@ from __future__ import annotations
 import mmap
 import os
 import threading
-from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from wgrad.device.main_memory import free_memory
 
 _LINE = 64  # bytes that a processor moves at once: what one rank writes shares none with what another does
 _TOKEN_BYTES = 16
@@ -75,7 +76,8 @@ class Segment:
         make = getattr(os, "memfd_create", None)
         if make is None:
             raise OSError("this system has no memfd_create")
-        if nbytes > (free := _free_bytes()):  # the system would rather end processes than refuse it
+        free = free_memory()
+        if free is not None and nbytes > free:  # the system would rather end processes than refuse it
             raise OSError(f"{nbytes / 2**20:,.0f} MiB are needed, and {free / 2**20:,.0f} are free")
         self._file: int = make("wgrad")
         try:
@@ -91,18 +93,6 @@ class Segment:
     def close(self) -> None:
         """No more processes will open it. What is mapped stays."""
         os.close(self._file)
-
-
-def _free_bytes() -> int:
-    """Free main memory in bytes, without swapping; in a container with a limit of its own no more than that leaves."""
-    lines = (line.split() for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines())
-    free = 1024 * next(int(line[1]) for line in lines if line[0] == "MemAvailable:")
-    group = Path("/sys/fs/cgroup")
-    try:
-        limit, used = (int((group / name).read_text(encoding="ascii")) for name in ("memory.max", "memory.current"))
-    except (OSError, ValueError):  # no such files, or "max"
-        return free
-    return min(free, limit - used)
 
 
 def open_segment(address: tuple[int, int, int, bytes]) -> mmap.mmap:

@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from wgrad.device.main_memory import main_memory
 from wgrad.train.output.checkpoints import CheckpointInfo, TrainingState
-from wgrad.train.step.memory import main_memory
 from wgrad.train.step.optim import AdamW, StateReadback
 
 # A state is copied at most so often, and takes at most one part in so many of the run's time; once the device was lost,

@@ -13,6 +13,7 @@ from typing import Any
 from wgrad.autograd.select_device import list_devices, select_device
 from wgrad.device.contract import Device
 from wgrad.device.errors import WgradError
+from wgrad.device.main_memory import main_memory
 from wgrad.train.data.data import Dataset, load_data
 from wgrad.train.data.named_templates import use_chat_template
 from wgrad.train.data.packing import ROW_STEP, BatchStream, Example, prompt_length
@@ -39,7 +40,7 @@ from wgrad.train.step.build import TrainableModel, build_trainable, estimate_act
 from wgrad.train.step.checked import check_operators, fault_notes
 from wgrad.train.step.compute import choose_compute, common_compute, round_products
 from wgrad.train.step.find_model import find_model
-from wgrad.train.step.memory import for_steps, hold_to_limit, main_memory
+from wgrad.train.step.memory import for_steps, hold_to_limit
 from wgrad.train.terminal.progress import Display, duration
 
 _KINDS = {

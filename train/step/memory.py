@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 from wgrad.device.contract import Device
 from wgrad.device.errors import OutOfMemory, WgradError
@@ -51,19 +48,3 @@ def for_steps(config: RunOptions, recompute: bool) -> str:
     """Advice where activations do not fit. recompute: whether they are made again in the backward already."""
     advice = f"use a smaller {'--batch-size or ' if config.batch_size > 1 else ''}--max-length"
     return advice if recompute else f"{advice}, or --gradient-checkpointing"
-
-
-def main_memory() -> int | None:
-    """Bytes of main memory that this process may use; None where the system does not tell."""
-    if os.name == "nt":
-        status = (ctypes.c_uint64 * 8)(64)  # MEMORYSTATUSEX: its length and the load in the first word, then the total
-        known = ctypes.windll.kernel32.GlobalMemoryStatusEx(ctypes.byref(status))  # type: ignore[attr-defined]
-        return int(status[1]) if known else None
-    try:
-        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (ValueError, OSError):
-        return None
-    try:  # a container may have less than the machine
-        return min(total, int(Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii")))
-    except (OSError, ValueError):
-        return total

@@ -1,0 +1,119 @@
+"""Frozen weights that NumPy's products have decoded, kept as float32 while main memory has room.
+
+A step on the processor decodes each weight two or three times, a generated token once: with GGUF's formats that takes
+several times as long as the product of one row. What is kept are the values that would be decoded again, so no bit
+changes.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import numpy as np
+
+from wgrad.device.formats.frozen_weight import FrozenWeight
+from wgrad.device.main_memory import free_memory
+
+_SHARE = 4  # of free main memory, a fourth is taken
+_UNKNOWN = 1 << 30  # bytes, where the system does not say what is free
+_CHUNK = 1 << 20  # elements that are decoded at once
+
+
+class DecodedWeights:
+    """Those of a device, by identity. Not thread-safe: a device is used by one thread at a time."""
+
+    def __init__(self, track: Callable[[np.ndarray], None], budget: int | None = None) -> None:
+        """track: counts an array's memory. budget: bytes; by default a share of what is free at the first weight."""
+        self.kept_bytes = 0
+        self._track = track
+        self._budget = budget
+        self._kept: dict[int, np.ndarray] = {}
+        self._written: set[int] = set()
+        self._of_owner: dict[int, set[int]] = {}
+
+    def rows(self, weight: FrozenWeight, first: int, last: int, compute: np.dtype) -> np.ndarray:
+        """As `weight.rows`."""
+        if compute != np.float32:
+            return weight.rows(first, last, compute)
+        key = id(weight)
+        if key not in self._kept and not self._keep(weight):
+            return weight.rows(first, last, compute)
+        return self._kept[key][first:last]
+
+    def forget(self, array: np.ndarray) -> None:
+        """The array is written to: weights that consist of it or of views of its memory are not kept from now on."""
+        for key in self._of_owner.get(_owner(array), ()):
+            self._written.add(key)
+            self._drop(key)
+
+    def _keep(self, weight: FrozenWeight) -> bool:
+        rows, columns = weight.shape
+        if self._budget is None:
+            free = free_memory()
+            self._budget = _UNKNOWN if free is None else free // _SHARE
+        key, nbytes = id(weight), 4 * rows * columns
+        if key in self._written or self.kept_bytes + nbytes > self._budget:
+            return False
+        values = np.empty(weight.shape, np.float32)
+        step = max(1, _CHUNK // columns)
+        for first in range(0, rows, step):
+            last = min(rows, first + step)
+            values[first:last] = weight.rows(first, last, values.dtype)
+        owners = {_owner(array) for array in weight.arrays().values() if array is not None}
+        for owner in owners:
+            self._of_owner.setdefault(owner, set()).add(key)
+        weakref.finalize(weight, self._gone, key, owners).atexit = False
+        self._kept[key] = values
+        self._track(values)
+        self.kept_bytes += nbytes
+        return True
+
+    def _gone(self, key: int, owners: set[int]) -> None:
+        self._drop(key)
+        self._written.discard(key)
+        for owner in owners:
+            self._of_owner[owner].discard(key)
+            if not self._of_owner[owner]:
+                del self._of_owner[owner]
+
+    def _drop(self, key: int) -> None:
+        values = self._kept.pop(key, None)
+        if values is not None:
+            self.kept_bytes -= values.nbytes
+
+
+def _owner(array: np.ndarray) -> int:
+    owner: Any = array
+    while isinstance(owner.base, np.ndarray):
+        owner = owner.base
+    return id(owner)
+
+
+_current: ContextVar[DecodedWeights | None] = ContextVar("decoded_weights", default=None)
+
+
+@contextmanager
+def kept_in(weights: DecodedWeights) -> Iterator[None]:
+    """Inside the block `decoded_rows` keeps what it decodes there."""
+    token = _current.set(weights)
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+def decoded_rows(weight: FrozenWeight, first: int, last: int, compute: np.dtype) -> np.ndarray:
+    """Rows first..last of the weight, [last - first, in] in the dtype `compute`; to be read only."""
+    weights = _current.get()
+    return weight.rows(first, last, compute) if weights is None else weights.rows(weight, first, last, compute)
+
+
+def forget_decoded(array: np.ndarray) -> None:
+    """The array is written to: see `DecodedWeights.forget`."""
+    weights = _current.get()
+    if weights is not None:
+        weights.forget(array)
