@@ -127,13 +127,11 @@ $(VENV_TEST)/installed: pyproject.toml | python
 	@touch $@
 
 # ---- a device --------------------------------------------------------------------------------
-# Where wgpu finds no adapter: install Mesa's software driver if that needs no password, else go on with NumPy.
+# Where there is a GPU and wgpu finds no adapter: install Mesa's drivers if that needs no password, else go on with NumPy.
 vulkan: install
-	@adapters() { $(VENV)/bin/wgrad devices | grep -q '^wgpu:'; }; \
-	if ! adapters; then \
-	    echo 'no GPU found: installing a software Vulkan driver (mesa-vulkan-drivers) ...'; \
-	    .ci/apt 'mesa-vulkan-drivers libvulkan1'; \
-	    adapters || echo 'no GPU and no software Vulkan driver (mesa-vulkan-drivers): the NumPy device is used, which is slower'; \
+	@if ls /dev/dri/renderD* >/dev/null 2>&1 && ! $(VENV)/bin/wgrad devices | grep -q '^wgpu:'; then \
+	    echo 'a GPU without a Vulkan driver: installing those of AMD and Intel (mesa-vulkan-drivers) ...'; \
+	    .ci/apt 'mesa-vulkan-drivers libvulkan1' || echo 'not installed: wgrad doctor says what to do'; \
 	fi
 
 clean:

@@ -193,12 +193,12 @@ def _no_card(machine: Machine) -> Iterator[str]:
     if machine.adapters:
         software = machine.adapters[0]["name"]
         yield (
-            f"only a software driver was found ({software}), which computes on the processor: if there is a "
-            "GPU, install its driver; in a virtual machine, pass the GPU through to it"
+            f"only a software driver was found ({software}): if there is a GPU, install its driver; in a virtual "
+            "machine, pass the GPU through to it"
         )
     elif machine.system == "Linux":
         how = _install(machine, {}, "mesa-vulkan-drivers")
-        yield f"no GPU was found, and no software driver: {how}, for a driver that computes on the processor"
+        yield f"no GPU was found: if there is one of AMD or Intel, {how}; if of NVIDIA, {_NVIDIA}"
     else:
         yield "wgpu finds no adapter: install the GPU's driver from its maker"
 

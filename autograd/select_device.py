@@ -233,6 +233,7 @@ def list_devices() -> list[dict[str, Any]]:
     except DeviceUnavailable as error:
         reason = _unusable(error) if _concerns_amd(error, adapters) else "not usable: no AMD GPU was found"
         hip = [{"spec": "hip", "name": "AMD HIP", "usable": False, "reason": reason}]
-    remark = "slow; what all others are checked against"
+    remark = "what all others are checked against; slow next to a GPU"
     cpu = {**ReferenceDevice().facts, "spec": "cpu", "usable": True, "reason": remark}
-    return [*hip, *found, cpu]
+    software = [device for device in found if device.get("type") == SOFTWARE]
+    return [*hip, *(device for device in found if device not in software), cpu, *software]

@@ -253,7 +253,7 @@ def mac(fake: Fake) -> None:
         (half_updated, "NVIDIA's kernel module is 550.90.07 and its libraries are 580.159.04", "restart the machine"),
         (too_old_to_see, "there is a GPU of NVIDIA and a Vulkan driver, which gives no adapter", "tells more)"),
         (no_card_at_all, "only a software driver was found (llvmpipe)", "pass the GPU through to it"),
-        (no_driver_at_all, "no GPU was found, and no software driver: apt-get install mesa", "processor"),
+        (no_driver_at_all, "no GPU was found: if there is one of AMD or Intel, apt-get install mesa", "nvidia-driver)"),
         (not_permitted, "you may not open /dev/dri/renderD128 and /dev/kfd", "then log in again"),
         (not_permitted_in_a_container, "you may not open /dev/dri/renderD128 and /dev/kfd: start the", "(ls -ln)"),
         (container, "this is a container without a GPU: the machine has one of NVIDIA", "CAPABILITIES=all"),

@@ -12,6 +12,7 @@ import pytest
 
 import wgrad
 from tests.train.ranks_runs import words
+from wgrad.autograd import select_device as dispatch
 from wgrad.autograd.bind import bind
 from wgrad.autograd.select_device import select_device
 from wgrad.device.errors import DeviceUnavailable, OperatorMissing
@@ -23,7 +24,8 @@ from wgrad.wgsl.operators import implements
 
 @pytest.fixture
 def without(monkeypatch: pytest.MonkeyPatch, wgpu_device: Any) -> Iterator[Any]:
-    """without(operator): from now on the WGSL room declares to lack it."""
+    """without(operator): from now on the WGSL room declares to lack it. A software driver counts as a GPU."""
+    monkeypatch.setattr(dispatch, "SOFTWARE", "no type")
 
     def declare(operator: str) -> None:
         monkeypatch.delitem(implements, operator)
