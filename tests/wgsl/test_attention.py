@@ -17,7 +17,7 @@ from wgrad.autograd.selftest.case import BUILTIN_ULPS, Case
 from wgrad.autograd.selftest.cases import cases
 from wgrad.autograd.selftest.run import EPSILON, MULTIPLE, check_case
 from wgrad.device.errors import DeviceError
-from wgrad.wgsl.attention.attention_plan import BACKWARD, FORWARD, Plan, Tile, plan
+from wgrad.wgsl.attention.attention_plan import BACKWARD, FEW_REGISTERS, FORWARD, Plan, Tile, plan
 from wgrad.wgsl.device import WgpuDevice
 
 F32 = np.dtype(np.float32)
@@ -29,6 +29,10 @@ TILES = {
     for backward, tables in ((False, FORWARD), (True, BACKWARD))
     for widest, tiles in tables.items()
     for tile, (width, prefetch) in itertools.product(tiles, WIDTHS[widest])
+} | {
+    (tiles[0], width, False, backward)
+    for (_, tiles), width in zip(FEW_REGISTERS.items(), (32, 40, 72, 129))
+    for backward in (False, True)
 }
 
 
@@ -197,11 +201,21 @@ def test_a_new_length_compiles_nothing(device: WgpuDevice) -> None:
 
 def test_16_kib_hold_every_width() -> None:
     """WebGPU guarantees 16,384 bytes of workgroup memory."""
-    for width in range(2, 257, 2):
-        chosen = plan(width, 16_384)
+    for width, few in itertools.product(range(2, 257, 2), (False, True)):
+        chosen = plan(width, 16_384, few_registers=few)
         assert chosen is not None, width
         assert chosen.forward.forward_bytes(width) <= 16_384, width
         assert max(chosen.dq.backward_bytes(width), chosen.dkv.backward_bytes(width)) <= 16_384, width
+
+
+def test_a_gpu_of_few_registers_gets_tiles_that_do_not_spill() -> None:
+    """Each invocation owns 4 x 4 scores and as many outputs, whatever the width; 32 KiB is what DX12 gives."""
+    for width, memory in itertools.product((8, 32, 40, 64, 72, 128, 129, 256), (32_768, 65_536)):
+        chosen = plan(width, memory, few_registers=True)
+        assert chosen is not None
+        for tile in (chosen.forward, chosen.dq, chosen.dkv):
+            constants = tile.constants(width)
+            assert (constants["SCORES"], constants["ACC"], tile.depth, tile.flat) == (4, 4, 4, 4)
 
 
 def test_a_device_too_small_is_refused(planned: WgpuDevice, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,7 +31,7 @@ def _types(vec: bool, words: bool = False, **arrays: Array) -> dict[str, Constan
 
 
 def _plan(device: Runtime, width: int) -> Plan:
-    found = device.attention_plan or plan(width, device.workgroup_bytes, device.adapter_type)
+    found = device.attention_plan or plan(width, device.workgroup_bytes, device.adapter_type, device.few_registers)
     if found is None:
         raise DeviceError(
             f"attention with heads of {width} elements does not fit the {device.workgroup_bytes:,} bytes of workgroup"

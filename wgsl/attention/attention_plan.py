@@ -127,16 +127,31 @@ BACKWARD = {
     256: (Tile(32, 64, 16, 8, 16, 8), Tile(32, 64, 16, 8, 8, 4), Tile(32, 32, 8, 8, 8, 4)),
 }
 
+# For GPUs whose threads have 128 registers of 32 bytes (Intel), by the head width, both directions: 4 x 4 scores and 4 x 4
+# outputs an invocation and four columns staged at a time. With more of any, Mesa's compiler spills (bench/notes/anv.md).
+FEW_REGISTERS = {
+    32: (Tile(32, 32, 8, 8, 4, 4),),
+    64: (Tile(32, 64, 16, 8, 4, 4),),
+    128: (Tile(32, 128, 32, 8, 4, 4), Tile(16, 128, 32, 4, 4, 4)),
+    256: (Tile(32, 256, 64, 8, 4, 4), Tile(16, 256, 64, 4, 4, 4)),
+}
 
 # A software driver has a few cores to fill, a card hundreds of places.
 WANTED_GROUPS = {"CPU": 16}
 
 
-def plan(width: int, workgroup_bytes: int, adapter_type: str = "") -> Plan | None:
+def plan(width: int, workgroup_bytes: int, adapter_type: str = "", few_registers: bool = False) -> Plan | None:
     """The tiles for heads of `width`, or None where none fits `workgroup_bytes`."""
-    table = min((w for w in FORWARD if w >= width), default=max(FORWARD))
-    forward = next((t for t in FORWARD[table] if t.forward_bytes(width) <= workgroup_bytes), None)
-    backward = next((t for t in BACKWARD[table] if t.backward_bytes(width) <= workgroup_bytes), None)
+    forwards, backwards = _row(FORWARD, width), _row(BACKWARD, width)
+    if few_registers:
+        few = _row(FEW_REGISTERS, width)
+        forwards, backwards = few + forwards, few + backwards
+    forward = next((t for t in forwards if t.forward_bytes(width) <= workgroup_bytes), None)
+    backward = next((t for t in backwards if t.backward_bytes(width) <= workgroup_bytes), None)
     if forward is None or backward is None:
         return None
     return Plan(forward, backward, backward, WANTED_GROUPS.get(adapter_type, Plan.wanted_groups))
+
+
+def _row(table: dict[int, tuple[Tile, ...]], width: int) -> tuple[Tile, ...]:
+    return table[min((w for w in table if w >= width), default=max(table))]

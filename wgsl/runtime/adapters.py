@@ -20,6 +20,7 @@ from wgrad.wgsl.runtime import adapter_check, cooperative_shapes, matrix_units, 
 # OpenGL is left out: no reliable compute limits, and every card that has it is also there through another backend.
 _BACKENDS = ("Vulkan", "Metal", "D3D12")
 _TYPES = ("DiscreteGPU", "IntegratedGPU", "VirtualGPU", "Unknown", "CPU")
+INTEL = 0x8086  # PCI vendor id
 # Buffers in main memory that shaders and copies reach (`Runtime.empty_host`); nothing else is placed otherwise by it.
 HOST_BUFFERS = "mappable-primary-buffers"
 # As many as a kernel reads and writes at most: a GEMM of a weight in NF4 with double quantisation and every epilogue.

@@ -35,6 +35,7 @@ class Runtime(PooledRuntime):
 
     name = "wgpu"
     tensor_cores_off = ""  # why those that the driver gives are not used
+    few_registers = False  # tiles take those of attention_plan.py (FEW_REGISTERS)
     attention_plan: Any = None  # a Plan in place of the table's choice: for sweeps and tests
 
     def __init__(self, spec: str | None = None, *, max_binding_bytes: int | None = None) -> None:
@@ -61,6 +62,7 @@ class Runtime(PooledRuntime):
         rate_file: as of SubmissionSize."""
         self._device, self._queue, limits = device, queue, device.limits
         self.adapter_type: str = info["adapter_type"]
+        self.few_registers = info.get("vendor_id") == adapters.INTEL
         self.description = f"{info['device']} ({info['backend_type']}, {info['description']})"
         # A driver that runs shaders on the CPU wants other kernels; tests set it to have both kinds run.
         self.software = self.adapter_type == "CPU"

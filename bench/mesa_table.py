@@ -1,10 +1,15 @@
-"""Compile wgrad's shaders with RADV, Mesa's driver for AMD, without a GPU: registers, spills and memory by kernel.
+"""Compile wgrad's shaders with Mesa's drivers for AMD (RADV) and Intel (ANV), without a GPU: registers, spills and
+memory by kernel.
 
-    python bench/radv_table.py --driver LIB --family gfx1100       a GPU, or a name that RADV_FORCE_FAMILY takes
-    python bench/radv_table.py --table                             print the tables of the documentation
+    python bench/mesa_table.py --driver LIB --family gfx1100       a GPU, or a name that RADV_FORCE_FAMILY takes
+    python bench/mesa_table.py --driver LIB --family dg2 --shim    an Intel GPU
+    python bench/mesa_table.py --table                             print the tables of the documentation
 
-LIB: the path of libvulkan_radeon.so. Needs a C compiler and Vulkan's headers (libvulkan-dev; CPPFLAGS may name them).
-Mesa 26 has no RADV_FORCE_FAMILY: preload its libamdgpu_noop_drm_shim.so with AMDGPU_GPU_ID=gfx1201, and give --shim.
+LIB: the path of libvulkan_radeon.so or libvulkan_intel.so. Needs a C compiler and Vulkan's headers (libvulkan-dev;
+CPPFLAGS may name them). Mesa 26 has no RADV_FORCE_FAMILY: preload its libamdgpu_noop_drm_shim.so with
+AMDGPU_GPU_ID=gfx1201, and give --shim. For Intel preload libintel_noop_drm_shim.so with INTEL_STUB_GPU_PLATFORM=dg2.
+Debian does not package it; Mesa's source builds it in a minute: meson setup build -Dtools=drm-shim,intel
+-Dvulkan-drivers= -Dgallium-drivers= and so on, ninja src/intel/tools/libintel_noop_drm_shim.so.
 The variants are those of the self-test and of matmuls and attention in the sizes of 1B and 8B models, with tensor cores
 and without, as wgpu hands them to the driver.
 """
@@ -25,7 +30,7 @@ from typing import Any
 import numpy as np
 
 HERE = Path(__file__).parent
-RESULTS = HERE / "results" / "radv.jsonl"
+RESULTS = {"amd": HERE / "results" / "radv.jsonl", "intel": HERE / "results" / "anv.jsonl"}
 FAMILIES = {"gfx1030": "navi21", "gfx1100": "navi31"}  # as RADV_FORCE_FAMILY calls them
 F16, F32 = np.dtype(np.float16), np.dtype(np.float32)
 SHAPES = (
@@ -45,18 +50,22 @@ def main() -> int:
     parser.add_argument("--driver", type=Path)
     parser.add_argument("--family", default="")
     parser.add_argument("--shim", action="store_true")
-    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--only", default="", help="kernels whose names begin with this")
+    parser.add_argument("--out", type=Path)
     parser.add_argument("--table", action="store_true")
     args = parser.parse_args()
     if args.table:
-        print(tables([json.loads(line) for line in args.out.read_text(encoding="utf-8").splitlines()]))
+        for vendor, of_vendor in (("amd", tables), ("intel", intel_table)):
+            print(of_vendor([json.loads(line) for line in RESULTS[vendor].read_text(encoding="utf-8").splitlines()]))
         return 0
     with tempfile.TemporaryDirectory() as name:
         prepare(args, Path(name))
-        rows = compile_all(Path(name) / "pipelines.jsonl", args.family or os.environ.get("AMDGPU_GPU_ID", ""))
-    with args.out.open("a", encoding="utf-8") as out:
+        gpu = args.family or os.environ.get("AMDGPU_GPU_ID", "")
+        rows = compile_all(Path(name) / "pipelines.jsonl", gpu, args.only)
+    file = args.out or RESULTS["intel" if "spills" in rows[0] else "amd"]
+    with file.open("a", encoding="utf-8") as out:
         out.writelines(json.dumps(row) + "\n" for row in rows)
-    print(f"{len(rows)} rows in {args.out}")
+    print(f"{len(rows)} rows in {file}")
     return 0
 
 
@@ -83,7 +92,7 @@ def prepare(args: argparse.Namespace, folder: Path) -> None:
     matrix_units.write_copy()
 
 
-def compile_all(statistics_file: Path, gpu: str) -> list[dict[str, Any]]:
+def compile_all(statistics_file: Path, gpu: str, only: str = "") -> list[dict[str, Any]]:
     """A row for each kernel, with tensor cores and without."""
     from wgrad.autograd.bind import bind
     from wgrad.wgsl.device import WgpuDevice
@@ -99,7 +108,7 @@ def compile_all(statistics_file: Path, gpu: str) -> list[dict[str, Any]]:
     for units in (True, False) if has_units else (False,):
         device.matrix_units = units
         for variant in variants(device, units):
-            if ("matrix" in variant.shader) == units:
+            if ("matrix" in variant.shader) == units and variant.shader.startswith(only):
                 found.setdefault(variant.shader, []).append(compiled(device, variant, statistics_file))
     return [{"gpu": gpu, "mesa": mesa, "kernel": kernel, **summary(of)} for kernel, of in sorted(found.items())]
 
@@ -157,10 +166,21 @@ def summary(told: list[dict[str, Any]]) -> dict[str, Any]:
     def all_of(name: str) -> list[int]:
         return [one.get(name, 0) for one in told]
 
-    return {
+    common = {
         "variants": len(told),
         "failed": sum(result != 0 for result in all_of("result")),
         "wave": sorted(set(all_of("wave"))),
+    }
+    if "Spill Count" in told[0]:
+        return common | {
+            "live": [round(statistics.mean(all_of("Max live registers"))), max(all_of("Max live registers"))],
+            "spilling": sum(map(bool, all_of("Spill Count"))),
+            "spills": max(all_of("Spill Count")),
+            "fills": max(all_of("Fill Count")),
+            "scratch": max(all_of("Scratch Memory Size")),
+            "memory": max(all_of("Workgroup Memory Size")),
+        }
+    return common | {
         "vgprs": [round(statistics.mean(all_of("VGPRs"))), max(all_of("VGPRs"))],
         "sgprs": [round(statistics.mean(all_of("SGPRs"))), max(all_of("SGPRs"))],
         "spilling": sum(bool(v or s) for v, s in zip(all_of("Spilled VGPRs"), all_of("Scratch size"))),
@@ -187,6 +207,25 @@ def tables(rows: list[dict[str, Any]]) -> str:
                 cells += [row["spilled_sgprs"], row["lds"], *([row["wmma"]] if wanted else [])]
                 out.append("| " + " | ".join(map(str, cells)) + " |")
         out.append("")
+    return "\n".join(out)
+
+
+def intel_table(rows: list[dict[str, Any]]) -> str:
+    """Markdown: the kernels of which a variant spills, and a line for all others of a GPU."""
+    out = ["### Intel", "", "| GPU | Mesa | kernel | variants | lanes | registers live, mean and most | variants that spill"]
+    out[-1] += " | spills, most | workgroup memory |"
+    out.append("| --- " * 9 + "|")
+    for row in rows:
+        if row["spilling"]:
+            lanes = ", ".join(map(str, row["wave"]))
+            cells = [row["gpu"], row["mesa"], f"`{row['kernel']}`", row["variants"], lanes]
+            cells += [f"{row['live'][0]}, {row['live'][1]}", row["spilling"], row["spills"], row["memory"]]
+            out.append("| " + " | ".join(map(str, cells)) + " |")
+    for gpu in dict.fromkeys(row["gpu"] for row in rows):
+        rest = [row for row in rows if row["gpu"] == gpu and not row["spilling"]]
+        cells = [gpu, rest[0]["mesa"], f"{len(rest)} others", sum(row["variants"] for row in rest)]
+        cells += [", ".join(map(str, sorted({wave for row in rest for wave in row["wave"]}))), "", 0, 0]
+        out.append("| " + " | ".join(map(str, [*cells, max(row["memory"] for row in rest)])) + " |")
     return "\n".join(out)
 
 
