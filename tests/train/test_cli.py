@@ -430,7 +430,7 @@ def test_a_wrong_operator_is_found(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, as_json: bool, only: str, words: str
 ) -> None:
     """The oracle inside run_selftest is the reference itself, which stays right."""
-    monkeypatch.setattr("wgrad.train.commands.selftest.select_device", lambda spec: Wrong())
+    monkeypatch.setattr("wgrad.train.commands.selftest.select_device", lambda spec, kernels: Wrong())
     assert run("selftest", "--only", only, *["--json"] * as_json) == 1
     out = capsys.readouterr().out
     assert words in out

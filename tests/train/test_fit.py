@@ -554,7 +554,7 @@ def test_a_run_parks_as_few_layers_as_were_planned_and_goes_on_with_others(
 ) -> None:
     """To the bits of a run that parks none."""
 
-    def card(spec: str, needs: Any = None) -> Any:
+    def card(spec: str, needs: Any = None, kernels: bool = False) -> Any:
         device: Any = wgpu_sibling()
         device.shared_memory, device.reason = False, "as a card with memory of its own"
         return device
