@@ -212,8 +212,8 @@ def tables(rows: list[dict[str, Any]]) -> str:
 
 def intel_table(rows: list[dict[str, Any]]) -> str:
     """Markdown: the kernels of which a variant spills, and a line for all others of a GPU."""
-    out = ["### Intel", "", "| GPU | Mesa | kernel | variants | lanes | registers live, mean and most | variants that spill"]
-    out[-1] += " | spills, most | workgroup memory |"
+    out = ["### Intel", "", "| GPU | Mesa | kernel | variants | lanes | registers live, mean and most | variants that "]
+    out[-1] += "spill | spills, most | workgroup memory |"
     out.append("| --- " * 9 + "|")
     for row in rows:
         if row["spilling"]:

@@ -27,7 +27,16 @@ from wgrad.wgsl.device import WgpuDevice
 from wgrad.wgsl.gemm import gemm, gemm_tile
 from wgrad.wgsl.gemm.gemm import matmul, multiply
 from wgrad.wgsl.gemm.gemm_epilogue import Epilogue
-from wgrad.wgsl.gemm.gemm_tile import FLAT_SKINNY, MAIN, SMALL, TALL_SKINNY, Tile, choose_tile, software_tile
+from wgrad.wgsl.gemm.gemm_tile import (
+    FEW_REGISTERS,
+    FLAT_SKINNY,
+    MAIN,
+    SMALL,
+    TALL_SKINNY,
+    Tile,
+    choose_tile,
+    software_tile,
+)
 from wgrad.wgsl.gemm.plan import Gemm
 from wgrad.wgsl.runtime.compile import Compiler, preprocess
 
@@ -164,12 +173,12 @@ WHOLE_SIZES = (256, 128, 96)
 SIZES = [(133, 70, 147), WHOLE_SIZES, (260, 128, 96), (256, 132, 96), (256, 128, 100)]
 
 
-@pytest.mark.parametrize("tile", [QUICK_MAIN, MAIN, SMALL, TALL_SKINNY, FLAT_SKINNY], ids=str)
+@pytest.mark.parametrize("tile", [QUICK_MAIN, MAIN, FEW_REGISTERS, SMALL, TALL_SKINNY, FLAT_SKINNY], ids=str)
 @pytest.mark.parametrize("splits", [1, 3])
 @pytest.mark.parametrize("trans", ["nn", "nt", "tn", "tt"])
 def test_every_tile_and_split(tiled: Any, tile: Tile, splits: int, trans: str) -> None:
     trans_a, trans_b = trans[0] == "t", trans[1] == "t"
-    for m, n, k in {QUICK_MAIN: SIZES, MAIN: SIZES[:1]}.get(tile, SIZES[:2]):
+    for m, n, k in {QUICK_MAIN: SIZES, MAIN: SIZES[:1], FEW_REGISTERS: SIZES[:1]}.get(tile, SIZES[:2]):
         a, b, exact = _operands(m, n, k, trans_a, trans_b)
         rng = np.random.default_rng(1)
         u, v = rng.standard_normal((m, 5)).astype(np.float32), rng.standard_normal((5, n)).astype(np.float32)

@@ -13,10 +13,11 @@ from wgrad.wgsl.formats.formats import WeightForm
 from wgrad.wgsl.gemm import gemm_tile
 from wgrad.wgsl.gemm.gemm_matrix import LARGE, MEDIUM, NARROW, MatrixTile
 from wgrad.wgsl.gemm.gemm_skinny import Skinny
-from wgrad.wgsl.gemm.gemm_tile import MAIN, SMALL, TALL_SKINNY
+from wgrad.wgsl.gemm.gemm_tile import FEW_REGISTERS, MAIN, SMALL, TALL_SKINNY
 from wgrad.wgsl.gemm.plan import Gemm, Limits, Plan, linear_plan, plan, skinny_tile
 
 PLAIN = Limits(32 << 10, 1 << 30)  # a GPU without tensor cores
+INTEL = replace(PLAIN, few_registers=True)
 CORES = Limits(48 << 10, 1 << 30, tensor_cores=True)
 SOFTWARE = Limits(32 << 10, 1 << 30, software=True)
 F32, F16, BF16 = "float32", "float16", "bfloat16"
@@ -49,6 +50,9 @@ def gemm(mnk: tuple[int, int, int], types: tuple[str, str, str], layout: str = "
         (CORES, (TOKENS, RANK, HIDDEN), (F16, F32, F32), "nn", "gemm_matrix_skinny", None, 1),
         (CORES, (TOKENS, RANK, MLP), (F16, F32, F32), "nn", "gemm_matrix_skinny", None, 8),
         (CORES, (TOKENS, 65, HIDDEN), (F16, F32, F32), "nn", "gemm", MAIN, 13),  # a rank beyond the largest
+        # Intel: 8 x 8 results an invocation do not fit its registers
+        (INTEL, FORWARD, (F16, F16, F16), "nt", "gemm", FEW_REGISTERS, 1),
+        (INTEL, (TOKENS, RANK, HIDDEN), (F32, F32, F32), "nt", "gemm", TALL_SKINNY, 9),
         # a driver on the CPU
         (SOFTWARE, HEAD, (F32, BF16, F32), "nt", "gemm_direct", None, 1),
         (SOFTWARE, (1, MLP, HIDDEN), (F32, F32, F32), "nt", "gemv", None, 1),

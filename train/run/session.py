@@ -333,7 +333,8 @@ def memory_line(session: Session, plan: Plan | None, built: TrainableModel) -> s
     if plan is None:  # NumPy, where all is main memory
         activations = estimate_activations(replace(session.config, max_length=session.row_tokens), session.model_config)
         more = f"roughly {size(activations)} more for activations ({how})"
-        return f"memory: {parts}, {more}; not counted: Python, NumPy and the data"
+        rest = "decoded weights (while memory is free), Python, NumPy and the data"
+        return f"memory: {parts}, {more}; not counted: {rest}"
     there = ["weights" if plan.config.stream_weights == "on" else "the embedding"] if plan.host_weight_bytes else []
     there += ["checkpoints"] if plan.host_bytes > plan.host_weight_bytes else []
     parked = f"; {size(plan.host_bytes)} in main memory ({' and '.join(there)})" if there else ""

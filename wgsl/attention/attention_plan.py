@@ -127,8 +127,9 @@ BACKWARD = {
     256: (Tile(32, 64, 16, 8, 16, 8), Tile(32, 64, 16, 8, 8, 4), Tile(32, 32, 8, 8, 8, 4)),
 }
 
-# For GPUs whose threads have 128 registers of 32 bytes (Intel), by the head width, both directions: 4 x 4 scores and 4 x 4
-# outputs an invocation and four columns staged at a time. With more of any, Mesa's compiler spills (bench/notes/anv.md).
+# For GPUs whose threads have 128 registers of 32 bytes (Intel), by the head width, both directions: 4 x 4 scores and
+# 4 x 4 outputs an invocation and four columns staged at a time. With more of any, Mesa's compiler spills
+# (bench/notes/anv.md).
 FEW_REGISTERS = {
     32: (Tile(32, 32, 8, 8, 4, 4),),
     64: (Tile(32, 64, 16, 8, 4, 4),),

@@ -49,6 +49,9 @@ class Tile:
 # the 135M, 1B and 8B models; 128 x 128 leaves too few workgroups to hide latency
 # (bench/notes/rejected-float32-gemm.md).
 MAIN = Tile(128, 64, 16, 2, 2)
+# For GPUs of few registers (Intel), where Mesa's compiler spills 97 to 233 of 8 x 8 results an invocation, and none of
+# 8 x 4 (bench/notes/anv.md).
+FEW_REGISTERS = Tile(64, 64, 8, 2, 1)
 SMALL = Tile(32, 32, 16, 1, 1)
 TALL_SKINNY = Tile(64, 16, 16, 1, 1)  # LoRA: N = rank
 FLAT_SKINNY = Tile(16, 64, 16, 1, 1)  # LoRA: M = rank; decoding: M = 1
@@ -66,7 +69,7 @@ _MIN_K_PER_SPLIT, _MIN_K_PER_SKINNY_SPLIT = 144, 64
 _MAX_SPLITS, _MAX_SKINNY_SPLITS = 32, 16
 
 
-def choose_tile(m: int, n: int, k: int, batch: int = 1) -> tuple[Tile, int]:
+def choose_tile(m: int, n: int, k: int, batch: int = 1, few_registers: bool = False) -> tuple[Tile, int]:
     """Tile and number of splits of K."""
     if min(m, n) <= 16:
         tile = TALL_SKINNY if n <= 16 else FLAT_SKINNY
@@ -74,7 +77,7 @@ def choose_tile(m: int, n: int, k: int, batch: int = 1) -> tuple[Tile, int]:
             return tile, 1
         splits = min(round(_WANTED_SKINNY_GROUPS / _count(m, n, tile)), k // _MIN_K_PER_SKINNY_SPLIT)
         return tile, max(1, min(splits, _MAX_SKINNY_SPLITS))
-    tile = SMALL if min(m, n) <= 32 else MAIN
+    tile = SMALL if min(m, n) <= 32 else FEW_REGISTERS if few_registers else MAIN
     tiles = _count(m, n, tile) * batch
     if batch > 1 or tiles >= 2 * _FEW_TILES:
         return tile, 1

@@ -32,8 +32,8 @@ AnyTile = Tile | MatrixTile | VectorTile
 class Limits:
     """Properties of a device that decide which kernel is used.
 
-    software: the driver runs shaders on the CPU. lanes: of a subgroup of a kernel on tensor cores. int8: GEMMs of
-    rounded operands are asked for. matrix_tile, transposes_left: the self-test's switches.
+    software: the driver runs shaders on the CPU. few_registers: as of Runtime. lanes: of a subgroup of a kernel on
+    tensor cores. int8: GEMMs of rounded operands are asked for. matrix_tile, transposes_left: the self-test's switches.
     """
 
     workgroup_bytes: int
@@ -44,6 +44,7 @@ class Limits:
     int8: bool = False
     matrix_tile: str = ""
     transposes_left: bool = False
+    few_registers: bool = False
 
     @staticmethod
     def of(device: Runtime) -> Limits:
@@ -57,6 +58,7 @@ class Limits:
             device.int8_products,
             device.matrix_tile,
             device.transposes_left,
+            device.few_registers,
         )
 
 
@@ -204,7 +206,7 @@ def _choose(gemm: Gemm, limits: Limits) -> tuple[AnyTile, int]:
             rounded = gemm.trans_b and isinstance(b, str) and b != "float16"
             return gemm_matrix.choose_tile(m, n, k, batch, memory, forced, rounded=rounded)
         return gemm_matrix.choose_weight_tile(m, n, k, b, memory, limits.lanes)
-    return gemm_tile.choose_tile(m, n, k, batch)
+    return gemm_tile.choose_tile(m, n, k, batch, limits.few_registers)
 
 
 def _with_tile(gemm: Gemm, limits: Limits, tile: AnyTile, splits: int) -> Plan:

@@ -54,7 +54,7 @@ class Runtime(PooledRuntime):
         self,
         device: Any,
         queue: Any,
-        info: Mapping[str, str],
+        info: Mapping[str, Any],
         max_binding_bytes: int | None,
         rate_file: Path | None = None,
     ) -> None:
