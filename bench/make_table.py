@@ -30,7 +30,7 @@ def read_rows(folder: Path) -> list[Row]:
     rows = []
     # Not figures of a card: counts of instructions, an exchange without one, bytes of memory.
     for path in sorted(
-        p for p in folder.glob("*.jsonl") if not p.name.startswith(("hip_", "exchange", "plan_", "radv"))
+        p for p in folder.glob("*.jsonl") if not p.name.startswith(("hip_", "exchange", "plan_", "radv", "anv"))
     ):
         for line in path.read_text(encoding="utf-8").splitlines():
             rows.append({**json.loads(line), "bench": path.stem.split("-")[0]})

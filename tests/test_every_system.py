@@ -32,7 +32,7 @@ ALLOWED = {
     ("train/ranks/keeper.py", "signal.SIGKILL"),
     ("train/ranks/mpi_world.py", "os.kill"),  # with Open MPI, which Windows lacks
     ("train/ranks/mpi_world.py", "signal.SIGKILL"),
-    ("train/step/memory.py", "os.sysconf"),  # after os.name
+    ("device/main_memory.py", "os.sysconf"),  # after os.name
     ("train/data/template_worker.py", "import resource"),  # in a try
     ("train/step/find_model.py", "os.symlink"),  # in a try: Windows asks for a right
     ("train/step/find_model.py", "os.link"),  # in a try

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from wgrad.wgsl.runtime.compile import Constant
@@ -154,5 +155,5 @@ def plan(width: int, workgroup_bytes: int, adapter_type: str = "", few_registers
     return Plan(forward, backward, backward, WANTED_GROUPS.get(adapter_type, Plan.wanted_groups))
 
 
-def _row(table: dict[int, tuple[Tile, ...]], width: int) -> tuple[Tile, ...]:
+def _row(table: Mapping[int, tuple[Tile, ...]], width: int) -> tuple[Tile, ...]:
     return table[min((w for w in table if w >= width), default=max(table))]
