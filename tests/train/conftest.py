@@ -87,6 +87,8 @@ def tiny_config(architecture: str = "LlamaForCausalLM", **changes: Any) -> dict[
     if issubclass(FAMILIES[architecture].keys, ExpertsFile):
         config |= {"num_experts": 5, "num_local_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 36}
         config |= {"pad_token_id": None, "bos_token_id": None, "eos_token_id": None}
+    if kind == "qwen2_moe":
+        config["shared_expert_intermediate_size"] = 52
     if kind == "mistral":
         config["sliding_window"] = None
     if kind == "ministral":  # which transformers asks for a window even where no layer slides

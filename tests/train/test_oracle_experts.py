@@ -206,6 +206,24 @@ def test_an_expert_without_tokens_and_one_with_all(
     assert seen == {0, 1} if count == 3 else {0}
 
 
+def test_an_adapter_of_a_shared_expert(make_checkpoint: Any, cpu: Device) -> None:
+    folder = make_checkpoint("Qwen2MoeForCausalLM")
+    settings: dict[str, Any] = {
+        "max_length": TOKENS,
+        "compute": "float32",
+        "target_modules": ("shared_expert.up_proj",),
+    }
+    built = build_trainable(RunOptions(**settings), load_model_config(folder), folder, cpu, positions=TOKENS)
+    ids = random_ids()
+    positions = np.arange(ids.size, dtype=np.int32).reshape(ids.shape)
+    inputs = whole_inputs(built.model, ids, positions, np.zeros_like(ids))
+    inputs.targets = ids.reshape(-1)
+    built.model.loss(inputs).backward()
+    grads = {name: np.abs(cpu.download(t.gradient)).max() for name, t in built.parameters.tensors.items()}
+    assert grads.keys() == {f"model.layers.{i}.mlp.shared_expert.up_proj.lora_{side}" for i in (0, 1) for side in "AB"}
+    assert all(grads[name] > 0 for name in grads if name.endswith("B"))
+
+
 def test_what_adapters_of_experts_do_not_have(make_checkpoint: Any) -> None:
     config = load_model_config(make_checkpoint("OlmoeForCausalLM"))
     assert lora_config(RunOptions(), config).target_modules == ("q_proj", "k_proj", "v_proj", "o_proj")

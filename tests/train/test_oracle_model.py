@@ -213,6 +213,7 @@ CASES: dict[str, dict[str, Any]] = {
     "olmo_clipped": {"architecture": "OlmoForCausalLM", "clip_qkv": 0.7},
     "mixtral": {"architecture": "MixtralForCausalLM", "sliding_window": 7},
     "olmoe": {"architecture": "OlmoeForCausalLM", "num_experts": 7, "num_local_experts": 7, "num_experts_per_tok": 3},
+    "qwen2_moe": {"architecture": "Qwen2MoeForCausalLM", "use_sliding_window": True, "sliding_window": 7},
     "qwen3_moe": {
         "architecture": "Qwen3MoeForCausalLM",
         "norm_topk_prob": True,

@@ -120,7 +120,8 @@ def _without_eights(text: str) -> str:
 
 def _check_uniform(text: str) -> None:
     """ValueError where a cooperative operation stands in a conditional whose condition may differ between invocations,
-    or after a return in one, as naga sees it: whatever was read from a variable may. No library asks that where the operations are emulated."""
+    or after a return in one, as naga sees it: whatever was read from a variable may. No library asks that where the
+    operations are emulated."""
     lets = dict(re.findall(r"\blet (\w+) = (.*);", text))
     varying = {"lid", *re.findall(r"\bvar (\w+)", text)}
 

@@ -180,7 +180,9 @@ def written_tensors(
         layout = LAYOUTS[config.experts.files]
         prefix = ".".join(spec.name.split(".")[:3]) + "."
         if spec.kind == "router":
-            yield TensorSource(prefix + layout.router, dtype, spec.shape, partial(fetch, number, spec))
+            is_router = spec.name == f"{prefix}{config.experts.router}.weight"
+            name = prefix + layout.router if is_router else spec.name
+            yield TensorSource(name, dtype, spec.shape, partial(fetch, number, spec))
             continue
         yield from _each(spec, number, prefix, layout, dtype, fetch)
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar
 
 from msgspec import Meta
 
-from wgrad.train.model.config_file import ConfigFile, Count, Epsilon, Positions, Vocabulary, Width
+from wgrad.train.model.config_file import ConfigFile, Count, Epsilon, Positions, Vocabulary, Width, check_layers
 
 ExpertCount = Annotated[int, Meta(ge=0, le=1024)]
 
@@ -81,3 +81,30 @@ class Qwen3MoeFile(ExpertsFile, kw_only=True):
         return tuple(
             some and i not in dense and (i + 1) % self.decoder_sparse_step == 0 for i in range(self.num_hidden_layers)
         )
+
+
+class Qwen2MoeFile(Qwen3MoeFile, kw_only=True):
+    """As Qwen3-MoE's, of a shared expert, and of layers that slide."""
+
+    usual_experts: ClassVar[int] = 60
+    attention_bias: Any = None  # not read: qkv_bias is
+    intermediate_size: Width = 5632
+    num_attention_heads: Count = 16
+    num_key_value_heads: Count | None = 16  # type: ignore[assignment]
+    max_window_layers: Annotated[int, Meta(ge=0)] = 28
+    layer_types: list[str] | None = None
+    moe_intermediate_size: Width = 1408
+    shared_expert_intermediate_size: Width = 5632
+    num_experts_per_tok: Annotated[int, Meta(ge=1, le=64)] = 4
+    qkv_bias: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_layers("layer_types", self.layer_types, self.num_hidden_layers)
+
+    def windows(self) -> tuple[int, ...]:
+        """Each layer's window, 0 for none: every second one slides where `layer_types` is missing."""
+        kinds, window = self.layer_types, (self.sliding_window or 0) if self.use_sliding_window else 0
+        if kinds is not None:
+            return tuple(window if kind == "sliding_attention" else 0 for kind in kinds)
+        return tuple(0 if i % 2 or i >= self.max_window_layers else window for i in range(self.num_hidden_layers))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from wgrad.train.model.expert_keys import MixtralFile, OlmoeFile, Qwen3MoeFile
+from wgrad.train.model.expert_keys import MixtralFile, OlmoeFile, Qwen2MoeFile, Qwen3MoeFile
 from wgrad.train.model.experts import Experts
 from wgrad.train.model.variants import biases, every_layer
 
@@ -29,3 +29,11 @@ def qwen3_moe(keys: Qwen3MoeFile) -> dict[str, Any]:
     experts = Experts(keys.experts, chosen, keys.moe_intermediate_size, layers, keys.norm_topk_prob)
     windows = every_layer(keys) if keys.use_sliding_window else (0,) * keys.num_hidden_layers
     return {**biases(keys), "qk_norm": True, "windows": windows, "experts": experts if any(layers) else None}
+
+
+def qwen2_moe(keys: Qwen2MoeFile) -> dict[str, Any]:
+    """Qwen1.5-MoE and Qwen2-57B-A14B (arXiv 2407.10671)."""
+    layers, width, shared = keys.sparse_layers(), keys.moe_intermediate_size, keys.shared_expert_intermediate_size
+    chosen, normalize = keys.num_experts_per_tok, keys.norm_topk_prob
+    experts = Experts(keys.experts, chosen, width, layers, normalize, shared_width=shared)
+    return {"qkv_bias": keys.qkv_bias, "windows": keys.windows(), "experts": experts if any(layers) else None}

@@ -15,7 +15,8 @@ EXPERTS = ".experts"  # with which the path of the module that holds both ends
 @dataclass(frozen=True)
 class Experts:
     """count: of a layer; chosen: of a token. width: of one expert. layers: which have experts. normalize: the weights
-    of the chosen ones add up to 1. module, router: their paths within a layer. files: how files name them, a key of
+    of the chosen ones add up to 1. shared_width: of an expert that every token has besides (0: none), by a weight that
+    depends on the token. module, router: their paths within a layer. files: how files name them, a key of
     `expert_files.LAYOUTS`."""
 
     count: int
@@ -26,10 +27,23 @@ class Experts:
     module: str = "mlp.experts"
     router: str = "mlp.gate"
     files: str = "llama"
+    shared_width: int = 0
+    shared: str = "mlp.shared_expert"
+    shared_gate: str = "mlp.shared_expert_gate"
 
     def shapes(self, hidden: int) -> dict[str, tuple[int, int, int]]:
         """[experts, out, in] by path within a layer."""
         return {
             f"{self.module}.{GATE_UP}": (self.count, 2 * self.width, hidden),
             f"{self.module}.{DOWN}": (self.count, hidden, self.width),
+        }
+
+    def shared_shapes(self, hidden: int) -> dict[str, tuple[int, int]]:
+        """[out, in] of the shared expert's projections, by path within a layer."""
+        if not self.shared_width:
+            return {}
+        return {
+            f"{self.shared}.gate_proj": (self.shared_width, hidden),
+            f"{self.shared}.up_proj": (self.shared_width, hidden),
+            f"{self.shared}.down_proj": (hidden, self.shared_width),
         }

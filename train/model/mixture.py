@@ -5,7 +5,7 @@ Sources: Shazeer et al. (2017), Mixtral (arXiv 2401.04088).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -26,9 +26,16 @@ def has_experts(config: ModelConfig, prefix: str) -> bool:
 
 
 def mixture(
-    config: ModelConfig, weights: Mapping[str, Any], adapter: Adapter | None, prefix: str, y: Tensor, h: Tensor
+    config: ModelConfig,
+    weights: Mapping[str, Any],
+    adapter: Adapter | None,
+    prefix: str,
+    y: Tensor,
+    h: Tensor,
+    projection: Callable[[str, Tensor], Tensor],
 ) -> Tensor:
-    """y [N, C] -> float32 [N, C]: h plus what the experts of each token make of it, by their weights."""
+    """y [N, C] -> float32 [N, C]: h plus what the experts of each token make of it, by their weights. projection: of a
+    module and its input, as other layers have it."""
     experts, scale = config.experts, config.residual_scale
     assert experts is not None
 
@@ -45,5 +52,11 @@ def mixture(
     shares, ids = F.route(logits, experts.chosen, experts.normalize)
     groups = group(ids, experts.count, y.device)
     down = linear(DOWN, _GATED[config.hidden_act](linear(GATE_UP, y, gather=True), None))
+    if experts.shared_width:
+        gate, up, last = (f"{prefix}{module}" for module in experts.shared_shapes(config.hidden_size))
+        shared = projection(last, _GATED[config.hidden_act](projection(gate, y), projection(up, y)))
+        share = F.sigmoid(F.linear(y, weights[f"{prefix}{experts.shared_gate}.weight"], dtype=np.float32))
+        shared = F.cast(shared, np.float32) * share
+        h = F.add(h, shared if scale == 1 else F.scale(shared, scale))
     found = F.combine(down, shares, groups, residual=h if scale == 1 else None, dtype=np.float32)
     return found if scale == 1 else F.add(h, F.scale(found, scale))

@@ -221,7 +221,7 @@ class Model:
         if y is None:
             y, h = self._norm(prefix, c.mlp_norm, h)
         if has_experts(c, prefix):
-            return mixture(c, self.weights, self.adapter, prefix, y, h)
+            return mixture(c, self.weights, self.adapter, prefix, y, h, partial(self._linear, inputs=inputs))
         activated = self._activated(prefix, y, inputs)
         return self._to_stream(prefix, c.down_proj, c.mlp_out_norm, activated, h, inputs, last=True)
 

@@ -52,7 +52,9 @@ def projection_shapes(config: ModelConfig, layer: int) -> dict[str, tuple[int, i
     }
     if (linear := config.linear_of(layer)) is not None:
         attention = linear.projections(hidden)
-    return attention if config.has_experts(layer) else {**attention, **first, config.down_proj: (hidden, ffn)}
+    if config.experts is not None and config.has_experts(layer):
+        return {**attention, **config.experts.shared_shapes(hidden)}
+    return {**attention, **first, config.down_proj: (hidden, ffn)}
 
 
 def used_weights(config: ModelConfig) -> int:
@@ -137,5 +139,7 @@ def _layer_specs(config: ModelConfig, layer: int) -> Iterator[WeightSpec]:
         yield WeightSpec(
             f"{prefix}{config.experts.router}.weight", (config.experts.count, config.hidden_size), "router"
         )
+        if config.experts.shared_width:
+            yield WeightSpec(f"{prefix}{config.experts.shared_gate}.weight", (1, config.hidden_size), "router")
         for module, of_all in config.experts.shapes(config.hidden_size).items():
             yield WeightSpec(f"{prefix}{module}", of_all, "experts")

@@ -20,6 +20,8 @@ def lora_config(config: RunOptions, model: ModelConfig) -> LoraConfig:
     targets: tuple[str, ...] | str = tuple(dict.fromkeys(name for name, _, _ in named))
     if targets == (ALL_LINEAR,):
         targets = ALL_LINEAR
+    elif targets == PROJECTIONS and model.experts is not None:  # PEFT takes those of an MLP for the experts'
+        targets = tuple(dict.fromkeys(path.rpartition(".")[2] for path in linear_modules(model) if ".mlp." not in path))
     elif targets == PROJECTIONS:
         targets = tuple(dict.fromkeys(path.rpartition(".")[2] for path in linear_modules(model)))
     parameters: tuple[str, ...] = ()
