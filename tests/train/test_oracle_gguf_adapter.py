@@ -46,6 +46,18 @@ EXTRA: dict[str, dict[str, Any]] = {
     "Starcoder2ForCausalLM": {"hidden_act": "gelu_pytorch_tanh"},
     "Exaone4ForCausalLM": {"sliding_window": None, "sliding_window_pattern": None},
     "Cohere2ForCausalLM": {"sliding_window": 7, "num_hidden_layers": 4, "tie_word_embeddings": True},
+    "Ministral3ForCausalLM": {
+        "rope_theta": None,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 500.0,
+            "factor": 4.0,
+            "original_max_position_embeddings": 7,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+            "llama_4_scaling_beta": 0.4,
+        },
+    },
     "OlmoForCausalLM": {"clip_qkv": 0.7},
     "Jais2ForCausalLM": {"hidden_act": "relu2"},
     "OlmoeForCausalLM": {"num_key_value_heads": 4},
@@ -94,6 +106,12 @@ def write_base(path: Path, config: ModelConfig, weights: dict[str, np.ndarray]) 
         writer.add_sliding_window(max(config.windows))
     if kind == "cohere2":
         writer.add_logit_scale(config.logit_scale)
+    if kind == "mistral3":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(config.rope.factor)
+        writer.add_rope_scaling_orig_ctx_len(config.query_length)
+        writer.add_rope_scaling_yarn_log_mul(1.0)
+        writer.add_attn_temperature_scale(config.query_growth)
     if config.clip_qkv:
         writer.add_clamp_kqv(config.clip_qkv)
     if kind == "granite":
@@ -104,7 +122,7 @@ def write_base(path: Path, config: ModelConfig, weights: dict[str, np.ndarray]) 
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
     for name, value in weights.items():
         part = name.split(".")[-2]
-        if value.ndim == 2 and part in heads and kind in ("llama", "smollm3", "granite", "arcee", "olmo"):
+        if value.ndim == 2 and part in heads and kind in ("llama", "smollm3", "granite", "arcee", "olmo", "mistral3"):
             value = permuted(value, heads[part])
         if "norm" in part and name.endswith(".weight"):
             value = value + np.float32(config.norm_offset)

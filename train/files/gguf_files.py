@@ -73,7 +73,7 @@ ARCHITECTURES = {
     "phi2": _PHI2,
     "phi3": _PHI3,
     "starcoder2": _NAMES | {"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"},
-    **dict.fromkeys(("ernie4_5", "arcee", "nemotron", "jais2", "cohere2", "olmo"), _NAMES),
+    **dict.fromkeys(("ernie4_5", "arcee", "nemotron", "jais2", "cohere2", "olmo", "mistral3"), _NAMES),
     "seed_oss": _NAMES | {"post_attention_norm": "post_attention_layernorm"},
     "exaone4": _OLMO2,
     "hunyuan-dense": _NAMES | {"attn_q_norm": "self_attn.query_layernorm", "attn_k_norm": "self_attn.key_layernorm"},
@@ -84,7 +84,7 @@ ARCHITECTURES = {
         "post_ffw_norm": "post_mlp_layernorm",
     },
 }
-PAIRED = ("llama", "smollm3", "granite", "arcee", "olmo")
+PAIRED = ("llama", "smollm3", "granite", "arcee", "olmo", "mistral3")
 
 
 # ---- rows of q and k: halves of a head one after the other (Hugging Face), or pair by pair (GGUF) ---------------

@@ -120,7 +120,7 @@ FAMILIES = {
     "Phi3ForCausalLM": Family("phi3", Phi3File, variants.phi3, "phi3", "Phi 3, 4", reads_again=True),
     "StableLmForCausalLM": Family("stablelm", StableLmFile, variants.stablelm, "stablelm", "StableLM 3B, 2"),
     "Starcoder2ForCausalLM": Family("starcoder2", Starcoder2File, variants.starcoder2, "starcoder2", "StarCoder 2"),
-    "Ministral3ForCausalLM": Family("ministral3", Ministral3File, variants.ministral3, "", "Ministral 3"),
+    "Ministral3ForCausalLM": Family("ministral3", Ministral3File, variants.ministral3, "mistral3", "Ministral 3"),
     "CwmForCausalLM": Family("cwm", CwmFile, variants.cwm, "", "CWM"),
     "SeedOssForCausalLM": Family("seed_oss", SeedOssFile, variants.seed_oss, "seed_oss", "Seed-OSS"),
     "Exaone4ForCausalLM": Family("exaone4", Exaone4File, variants.exaone4, "exaone4", "EXAONE 4"),

@@ -97,10 +97,25 @@ def _epsilon(fields: GgufFields) -> dict[str, float]:
 
 
 def _rope(architecture: str, fields: GgufFields, scaling: dict[str, Any] | None) -> dict[str, Any]:
+    if fields.architecture == "mistral3":
+        return _mistral3_rope(fields, scaling)
     if not FAMILIES[architecture].windowed:
         return {"rope_scaling": scaling}
     sliding = {"rope_type": "default", "rope_theta": _theta(fields)}
     return {"rope_parameters": {"full_attention": scaling or {"rope_type": "default"}, "sliding_attention": sliding}}
+
+
+def _mistral3_rope(fields: GgufFields, scaling: dict[str, Any] | None) -> dict[str, Any]:
+    """Yarn with the numbers of the file, and the growth of queries."""
+    prefix = fields.architecture + "."
+    found = {"rope_theta": _theta(fields), **(scaling or {"rope_type": "default"})}
+    if found["rope_type"] == "yarn":
+        found["beta_fast"] = fields.get(f"{prefix}rope.scaling.yarn_beta_fast", float, 32.0)
+        found["beta_slow"] = fields.get(f"{prefix}rope.scaling.yarn_beta_slow", float, 1.0)
+        if multiplier := fields.get(f"{prefix}rope.scaling.yarn_log_multiplier", float, 0.0):
+            found |= {"mscale": 1.0, "mscale_all_dim": multiplier}
+        found["llama_4_scaling_beta"] = fields.get(f"{prefix}attention.temperature_scale", float, 0.0)
+    return {"rope_parameters": found, "rope_theta": None, "sliding_window": None}
 
 
 def _theta(fields: GgufFields) -> float:

@@ -135,6 +135,9 @@ def _without_place(config: ModelConfig) -> Iterator[str]:
             width = config.hidden_size // config.num_attention_heads
         if not math.isclose(config.score_scale, width**-0.5):
             yield f"scores scaled by {config.score_scale:g}"
+    original = config.rope.original_max_position_embeddings if config.rope.type == "yarn" else 0
+    if config.query_growth and config.query_length != original:
+        yield f"queries that grow after {config.query_length} positions without yarn scaling from there"
     # What a file has no key for is as llama.cpp has it for the architecture.
     if config.hidden_act != _ACTIVATIONS.get(architecture, "silu"):
         yield f"the activation {config.hidden_act}"
@@ -169,6 +172,13 @@ def _one_full_of(config: ModelConfig) -> int:
     return ONE_FULL_OF.get(architecture, 0)
 
 
+def _log_multiplier(rope: RopeConfig) -> float | None:
+    """By what the logarithm of yarn's attention factor is taken off again: all of it, or nothing; None: otherwise."""
+    if rope.attention_factor == 1.0:
+        return 1.0
+    return 0.0 if math.isclose(rope.attention_factor, yarn_factor(rope.factor), rel_tol=1e-6) else None
+
+
 def _windows(config: ModelConfig) -> tuple[int, ...]:
     """Those that are shorter than the longest sequence; all, where a file has to say so."""
     if _one_full_of(config):
@@ -178,6 +188,8 @@ def _windows(config: ModelConfig) -> tuple[int, ...]:
 
 def _scales(rope: RopeConfig, architecture: str) -> bool:
     """Return whether a file can say how the positions are scaled. Of yarn it does without factors of a model's own."""
+    if rope.type == "yarn" and architecture == "mistral3":
+        return rope.truncate and _log_multiplier(rope) is not None
     if rope.type == "yarn":
         own = (rope.beta_fast, rope.beta_slow, rope.truncate) != (32.0, 1.0, True)
         usual = math.isclose(rope.attention_factor, yarn_factor(rope.factor), rel_tol=1e-6)
@@ -322,6 +334,11 @@ def _write_rope(writer: Any, gguf: Any, config: ModelConfig) -> None:
         writer.add_rope_scaling_orig_ctx_len(rope.original_max_position_embeddings)
     if rope.type == "longrope":
         writer.add_rope_scaling_attn_factors(rope.attention_factor)
+    if rope.type == "yarn" and FAMILIES[config.architecture].gguf == "mistral3":
+        writer.add_rope_scaling_yarn_beta_fast(rope.beta_fast)
+        writer.add_rope_scaling_yarn_beta_slow(rope.beta_slow)
+        writer.add_rope_scaling_yarn_log_mul(_log_multiplier(rope))
+        writer.add_attn_temperature_scale(config.query_growth)
 
 
 def _rope_factors(model: GgufModel) -> dict[str, np.ndarray]:
