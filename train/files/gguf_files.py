@@ -130,7 +130,8 @@ class GgufEntry(TensorEntry):
 
     def row_bytes(self) -> np.ndarray:
         """uint8 [rows, bytes of a row], rows as Hugging Face has them."""
-        rows = self._read(0, self.size).reshape(math.prod(self.shape[:-1]), -1)
+        count = math.prod(self.shape[:-1]) if len(self.shape) > 1 else self.shape[0]
+        rows = self._read(0, self.size).reshape(count, -1)
         return np.ascontiguousarray(unpermute(rows, self.heads) if self.heads else rows)
 
     def array(self) -> np.ndarray:

@@ -23,9 +23,10 @@ from wgrad.train.files.hub_headers import model_without_weights
 from wgrad.train.files.input_files import exists, expand_path, one_line
 from wgrad.train.model.adapter_files import base_of_adapter
 from wgrad.train.model.gguf_config import config_of_gguf
+from wgrad.train.model.gguf_experts import gguf_specs
 from wgrad.train.model.model_config import parse_model_config
 from wgrad.train.model.model_files import GGUF, one_gguf_file
-from wgrad.train.model.weights import HEAD, weight_specs
+from wgrad.train.model.weights import HEAD
 
 CONFIG, FORMAT = "config.json", 1  # of what is kept
 
@@ -97,7 +98,7 @@ def _describe(path: Path, option: str) -> dict[str, dict[str, object]]:
     tensors, fields = read_gguf_entries(path, option), GgufFields(path, option)
     raw = config_of_gguf(fields, tensors)
     config = parse_model_config(raw, f"{option}: {path}")
-    expected = {spec.name for spec in weight_specs(config)} | {HEAD}
+    expected = {HEAD}.union(*({spec.name, f"{spec.name}.weight"} for spec in gguf_specs(config)))
     unknown = [name for name in tensors if name.startswith("model.") and name not in expected]
     if unknown:
         raise WgradError(
