@@ -105,7 +105,7 @@ _IMPORTANT = (-0.9, 0.05, 36)  # first, step and steps of `_scale_and_minimum` w
 
 
 def _of_block(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """What eight values [blocks, 8] are multiples of, and how often, 0 to 63."""
+    """Return the unit of eight values [blocks, 8], and how many of it each of them is, 0 to 63."""
     largest = values.max(axis=1, keepdims=True).clip(_F32(0))
     inverse = np.where(largest > 0, _F32(63) / largest, _F32(0))
     return largest / _F32(63), np.minimum(np.rint(inverse * values).astype(np.uint8), 63)
