@@ -140,6 +140,7 @@ def test_llama_cpp_stops_by_itself(adapter: Path, tmp_path: Path, capsys: Any) -
 def test_a_run_ends_with_the_next_commands(full: bool, chats: bool, lines: list[str]) -> None:
     found = next_commands(RunOptions(out="my out", full=full), chats)
     assert found[: len(lines)] == lines and len(found) == (1 if full else 2)
+    assert next_commands(RunOptions(out="my out", full=full), chats, in_gguf=False) == found[:1]
     for line in found:  # both are understood
         build_parser().parse_args(shlex.split(line.strip().removeprefix("next: "))[1:])
 

@@ -128,6 +128,11 @@ class ModelConfig:
     def kv_size(self) -> int:
         return self.num_key_value_heads * self.head_dim
 
+    @property
+    def in_gguf(self) -> bool:
+        """Return whether its architecture is written into GGUF files."""
+        return bool(FAMILIES[self.architecture].gguf)
+
     def linear_of(self, layer: int) -> LinearAttention | GatedConvolution | None:
         """The linear attention of a layer that has such."""
         return self.linear if self.linear is not None and self.linear.layers[layer] else None

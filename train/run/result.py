@@ -106,17 +106,18 @@ def say_done(session: Session, results: dict[str, Any], skipped: int, plan: Plan
             session.say(line)
 
 
-def next_commands(config: RunOptions, chats: bool) -> list[str]:
+def next_commands(config: RunOptions, chats: bool, in_gguf: bool = True) -> list[str]:
     """Return the commands to try after a run: talk to the result, and take it to another program.
 
     Args:
         config: Options of the run.
         chats: whether the model has a chat template.
+        in_gguf: whether it can be written as a GGUF file.
     """
     result = ["--model" if config.full else "--adapter", config.out]
     talk = ["chat", *result] if chats else ["generate", *result, "--prompt", "Once upon a time"]
     if config.lora_variant:  # which the command does not know
         return []
-    commands = [talk] if config.full else [talk, ["export", "ollama", *result]]
+    commands = [talk] if config.full or not in_gguf else [talk, ["export", "ollama", *result]]
     heads = ("next: ", "      ")
     return [f"{head}{shlex.join(['wgrad', *words])}" for head, words in zip(heads, commands)]
