@@ -542,4 +542,4 @@ def test_what_makes_no_model(written: Any, tmp_path: Path) -> None:
     refused("eos_token_id must be below 300, the number of tokens, got 300", "tokenizer.ggml.eos_token_id", 300)
     refused("tokens make no tokenizer .*out of vocabulary", "tokenizer.ggml.merges", ["zzzz yyyy"])
     refused("rope.scaling.factor must be a number, got none", "llama.rope.scaling.type", "linear")
-    refused("a mixture of experts is not supported", "llama.expert_count", 8)
+    refused("llama.expert_used_count must be a whole number", "llama.expert_count", 8)
