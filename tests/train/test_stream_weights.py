@@ -79,13 +79,15 @@ def train(config: RunOptions, folder: Path, device: Any) -> list[np.ndarray]:
     return [np.array(losses), np.array(held_out), np.array(text), device.download(built.parameters.data)]
 
 
-def test_the_bits_are_those_of_weights_on_the_device(make_checkpoint: Any, card: Any) -> None:
+@pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Qwen3MoeForCausalLM"])
+def test_the_bits_are_those_of_weights_on_the_device(architecture: str, make_checkpoint: Any, card: Any) -> None:
     """And the plan says what it takes."""
-    folder = make_checkpoint(**SHAPE, tie_word_embeddings=True)
-    config = options(stream_weights="on", offload_activations=True)
-    expected = train(options(), folder, wgpu_sibling())
+    folder = make_checkpoint(architecture, **SHAPE, tie_word_embeddings=True)
+    adapted: dict[str, Any] = {"target_modules": ("q_proj", "o_proj", "down_proj")}  # of experts, where there are any
+    config = options(stream_weights="on", offload_activations=True, **adapted)
+    expected = train(options(**adapted), folder, wgpu_sibling())
     assert len(set(expected[0].tolist())) == 3
-    plan, there = (plan_run(c, load_model_config(folder), folder, card, 3) for c in (config, options()))
+    plan, there = (plan_run(c, load_model_config(folder), folder, card, 3) for c in (config, options(**adapted)))
     assert plan is not None and there is not None and plan.held_bytes < there.held_bytes
     kept = card.memory().in_use_bytes
     for value, wanted in zip(train(config, folder, card), expected, strict=True):
