@@ -88,10 +88,10 @@ TEMPLATE = (
 )
 
 
-def make_talker(folder: Path) -> Path:
-    """A chat model so small that hundreds of its tokens take no time."""
+def make_talker(folder: Path, **changes: Any) -> Path:
+    """A chat model so small that hundreds of its tokens take no time. changes: of its configuration."""
     sizes: dict[str, Any] = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 4}
-    config = tiny_config(hidden_size=16, intermediate_size=24, num_hidden_layers=1, **sizes)
+    config = tiny_config(hidden_size=16, intermediate_size=24, num_hidden_layers=1, **sizes, **changes)
     write_checkpoint(folder, config, random_weights(config))
     (folder / "chat_template.jinja").write_text(TEMPLATE)
     return folder

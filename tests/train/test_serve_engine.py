@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.train.serving import BASE, Client, serving
+from tests.train.serving import BASE, Client, make_talker, serving
 from wgrad.device.errors import DeviceLost, OutOfMemory
 from wgrad.train.inference import continuous
 from wgrad.train.inference.continuous import Batch
@@ -33,9 +33,10 @@ from wgrad.train.serve.logit_edits import LogitEdits
 
 
 @pytest.fixture(scope="module")
-def waiting() -> Iterator[Client]:
+def waiting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
     """A server whose engine runs only when a test has it run."""
-    with serving(start=False, batch_size=4, max_waiting=3) as found:
+    model = make_talker(tmp_path_factory.mktemp("models") / "base_model", max_position_embeddings=512)
+    with serving(model=str(model), start=False, batch_size=4, max_waiting=3) as found:
         yield found
 
 
