@@ -39,9 +39,16 @@ def gated() -> Iterator[None]:
 
 @pytest.fixture
 def options(make_checkpoint: Any, tmp_path: Path) -> dict[str, Any]:
+    sizes = {
+        "hidden_size": 16,
+        "intermediate_size": 24,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 8,
+    }
     return {
-        "model": make_checkpoint(num_hidden_layers=1), "data": [{"text": text} for text in SENTENCES * 3],
-        "out": tmp_path / "out", "device": "cpu", "lora_r": 3, "max_length": 32, "max_steps": 4, "save_steps": 2,
+        "model": make_checkpoint(num_hidden_layers=1, **sizes), "data": [{"text": text} for text in SENTENCES * 3],
+        "out": tmp_path / "out", "device": "cpu", "lora_r": 3, "max_length": 24, "max_steps": 4, "save_steps": 2,
         "eval_fraction": 0.2, "sample": False, "learning_rate": 2e-2, "gradient_checkpointing": True, "seed": 3,
         "batch_size": 2, "lora_variant": "toy",
     }  # fmt: skip

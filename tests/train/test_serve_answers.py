@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -11,7 +10,7 @@ import numpy as np
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models
 
-from tests.train.serving import BASE, Client, Reply, serving
+from tests.train.serving import Client, Reply, make_talker, serving
 from wgrad.train.data.text_stream import _OCTET_OF
 from wgrad.train.data.tokenizer import Tokenizer as Ours
 from wgrad.train.data.tokenizer import load_tokenizer
@@ -35,9 +34,8 @@ RENDERED = "system: be brief\nuser: Hear, my son\nassistant:"
 
 @pytest.fixture(scope="module")
 def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
-    """The embedded model with a chat template."""
-    folder = tmp_path_factory.mktemp("models") / "talker"
-    shutil.copytree(BASE, folder)
+    """A tiny model with a chat template."""
+    folder = make_talker(tmp_path_factory.mktemp("models") / "talker", max_position_embeddings=512)
     (folder / "chat_template.jinja").write_text(TEMPLATE)
     with serving(model=str(folder), max_new_tokens=24) as found:
         yield found

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.train.serving import BASE, serving
+from tests.train.serving import make_talker, serving
 from wgrad.train.serve.answer_parts import AnswerParts, Style, thought_of
 from wgrad.train.serve.answers import ChatForm, Choice
 from wgrad.train.serve.jobs import Piece
@@ -114,8 +113,7 @@ TOOL = {"type": "function", "function": {"name": "time", "parameters": {"type": 
 
 
 def test_tools_of_a_request(tmp_path: Path) -> None:
-    folder = tmp_path / "talker"
-    shutil.copytree(BASE, folder)
+    folder = make_talker(tmp_path / "talker")
     (folder / "chat_template.jinja").write_text(TEMPLATE)
     ask: dict[str, Any] = {"model": "talker", "messages": [{"role": "user", "content": "Now?"}], "max_tokens": 4}
     chosen = {"type": "function", "function": {"name": "time"}}
