@@ -17,7 +17,9 @@ from wgrad import Tensor, WgradError
 from wgrad.train.commands.cli import main
 from wgrad.train.files.safetensors_files import read_entries
 from wgrad.train.model.adapter_files import WEIGHTS_FILE
+from wgrad.train.model.lora import LoraConfig
 from wgrad.train.model.lora_variants import VARIANTS
+from wgrad.train.model.stacks import _apart
 
 
 class Gated(wgrad.LoraVariant):
@@ -102,6 +104,10 @@ def test_the_gradient_is_that_of_the_factors(options: dict[str, Any], tmp_path: 
     variant = wgrad.finetune(**options)
     plain = wgrad.finetune(**{**options, "out": tmp_path / "plain", "lora_variant": ""})
     assert variant.held_out_loss_after == pytest.approx(plain.held_out_loss_after, rel=1e-4)
+
+
+def test_projections_of_a_variant_are_not_stacked() -> None:
+    assert _apart(LoraConfig(1, 1.0, variant="toy")) and not _apart(LoraConfig(1, 1.0))
 
 
 def test_what_is_refused(options: dict[str, Any], capsys: Any) -> None:
