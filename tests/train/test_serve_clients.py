@@ -18,7 +18,10 @@ import pytest
 from tests.train.serving import Client, make_talker, serving
 
 TURNS: Any = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "Hear, my son"}]
-PERSON = {"type": "object", "properties": {"name": {"type": "string", "maxLength": 9}, "age": {"type": "integer"}}}
+PERSON = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 9}, "age": {"type": "integer", "minimum": 0, "maximum": 99}},
+}
 SCHEMA: Any = {**PERSON, "required": ["name", "age"], "additionalProperties": False}
 TOOL: Any = {"type": "function", "function": {"name": "get_time", "parameters": SCHEMA}}
 
@@ -93,7 +96,7 @@ def test_completions_and_conversations_by_the_client_of_openai(client: Client) -
 def test_tools_formats_and_embeddings_by_the_client_of_openai(client: Client) -> None:
     openai = pytest.importorskip("openai")
     api = openai.OpenAI(base_url=client.url, api_key="none", max_retries=0)
-    options: dict[str, Any] = {"model": "talker", "messages": TURNS, "temperature": 0, "max_tokens": 150}
+    options: dict[str, Any] = {"model": "talker", "messages": TURNS, "temperature": 0, "max_tokens": 180}
     called = api.chat.completions.create(tools=[TOOL], tool_choice="required", **options).choices[0]
     (call,) = called.message.tool_calls
     assert called.finish_reason == "tool_calls" and set(json.loads(call.function.arguments)) == {"name", "age"}
@@ -101,7 +104,7 @@ def test_tools_formats_and_embeddings_by_the_client_of_openai(client: Client) ->
     (part,) = (c for chunk in chunks for c in chunk.choices[0].delta.tool_calls or [])
     assert part.function.model_dump() == call.function.model_dump() and part.index == 0
     form = {"type": "json_schema", "json_schema": {"name": "person", "schema": SCHEMA}}
-    found = api.chat.completions.create(response_format=form, n=2, **{**options, "temperature": 1})
+    found = api.chat.completions.create(response_format=form, n=2, seed=1, **{**options, "temperature": 1})
     assert all(set(json.loads(choice.message.content)) == {"name", "age"} for choice in found.choices)
     vectors = [
         api.embeddings.create(model="talker", input=["a b", "c"], **more).data
@@ -121,7 +124,7 @@ def test_responses_by_the_client_of_openai(client: Client) -> None:
         text = "".join(event.delta for event in stream if event.type == "response.output_text.delta")
     assert text == whole.output_text
     flat = {"type": "function", "name": "get_time", "parameters": SCHEMA, "strict": True}
-    longer = {**options, "max_output_tokens": 150}
+    longer = {**options, "max_output_tokens": 180}
     called = api.responses.create(tools=[flat], tool_choice="required", **longer)
     (call,) = called.output
     assert call.type == "function_call" and set(json.loads(call.arguments)) == {"name", "age"}

@@ -56,7 +56,7 @@ def client(folder: Path) -> Iterator[Client]:
 
 def chat(client: Client, **options: Any) -> Reply:
     messages = [{"role": "user", "content": "Hear"}]
-    return client.post("chat/completions", {"model": "talker", "messages": messages, "max_tokens": 150, **options})
+    return client.post("chat/completions", {"model": "talker", "messages": messages, "max_tokens": 180, **options})
 
 
 # ---- grammars ------------------------------------------------------------------------------------
@@ -252,7 +252,7 @@ def test_a_response_is_the_answer_of_a_conversation(client: Client, tokenizer: T
     assert found["incomplete_details"] == {"reason": "max_output_tokens"}
     assert found["usage"]["input_tokens"] == same["usage"]["prompt_tokens"] and found["usage"]["output_tokens"] == 6
     values = {"format": {"type": "json_schema", "name": "x", "schema": SCHEMA}}
-    whole = client.post("responses", {**ask, "max_output_tokens": 150, "text": values}).json
+    whole = client.post("responses", {**ask, "max_output_tokens": 180, "text": values}).json
     assert whole["status"] == "completed" and set(json.loads(whole["output"][0]["content"][0]["text"])) == {
         "age",
         "kind",
