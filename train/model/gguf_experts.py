@@ -65,7 +65,7 @@ def tensor_name(names: Any, name: str) -> str:
 
 
 def write_experts(writer: Any, config: ModelConfig, architecture: str) -> None:
-    """What a file says of the experts."""
+    """Write the keys of the experts."""
     if config.experts is None:
         return
     writer.add_expert_count(config.experts.count)
