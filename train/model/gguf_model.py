@@ -71,7 +71,7 @@ class GgufModel:
         return stored_type(self.config, self.kind, self._names[spec.name], spec.shape[-1], tied, important)
 
     def importance(self, spec: WeightSpec) -> np.ndarray | None:
-        """What an error costs in each column of a matrix, None where that is not known. WgradError."""
+        """The cost of an error in each column of a matrix, None where that is not known. WgradError."""
         if self.imatrix is None or spec.kind not in ("embedding", "head", "projection"):
             return None
         return self.imatrix.of(self._names[spec.name], spec.shape[1])
