@@ -39,6 +39,7 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...]]] = {
     "exp log sqrt": (lambda a: (a.exp() + 1).log() + (a * a + 0.1).sqrt() + (a * a + 1) ** 0.5, (A,)),
     "sin cos abs": (lambda a: a.sin() * a.cos() + abs(a), (A,)),
     "relu tanh sigmoid": (lambda a: a.relu() + a.tanh() * a.sigmoid(), (A,)),
+    "expm1": (lambda a: (F if isinstance(a, Tensor) else torch).expm1(a * 0.3), (A,)),
     "softplus": (
         lambda a: F.softplus(a * 3) if isinstance(a, Tensor) else torch.nn.functional.softplus(a * 3),
         (A,),
