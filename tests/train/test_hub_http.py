@@ -184,7 +184,7 @@ def test_commands_that_read_sizes_fetch_no_weights(
     command: str, serve: Any, make_checkpoint: Any, capsys: Any, monkeypatch: pytest.MonkeyPatch, wgpu_device: Any
 ) -> None:
     """On NumPy there is nothing to compile. What `plan` does with the folder is tested elsewhere."""
-    monkeypatch.setattr("wgrad.train.commands.plan.select_device", lambda *_: wgpu_device)
+    monkeypatch.setattr("wgrad.train.commands.plan.select_device", lambda *_, **__: wgpu_device)
     monkeypatch.setattr("wgrad.train.commands.plan._plan", lambda *_: print("nothing to compile") or 0)
     folder = make_checkpoint(hidden_size=256, intermediate_size=704, head_dim=64)
     files = {path.name: path.read_bytes() for path in folder.iterdir()}
