@@ -146,6 +146,13 @@ def _unusable(error: DeviceUnavailable) -> str:
     return f"not usable: {str(error).partition(': ')[2]}"
 
 
+def gpu_elsewhere(reason: str) -> Device:
+    """A GPU to plan for, on a machine without one; nothing can run on it."""
+    device: Device = bind(importlib.import_module("wgrad.wgsl.runtime.planned_gpu").PlannedGpu)()
+    device.reason = reason
+    return device
+
+
 def _reference(reason: str) -> Device:
     device = ReferenceDevice()
     device.reason = reason

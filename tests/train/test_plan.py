@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from wgrad.autograd import select_device
 from wgrad.autograd.decoded_weights import DecodedWeights
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.device.contract import Device
@@ -187,3 +189,25 @@ def test_a_checkpoint_that_does_not_fit_is_told_at_once(make_checkpoint: Any, fr
 def test_a_plan_for_numpy_is_refused_with_a_way_out(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["plan", "--device", "cpu", "--model", "examples/base_model"]) == 2
     assert "plan on a GPU, or on a software driver (--device wgpu; apt install" in capsys.readouterr().err
+
+
+def test_without_a_gpu_it_plans_for_one_that_is_elsewhere(
+    make_checkpoint: Any, fresh: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As for a card here of the same kernels."""
+    monkeypatch.setattr(select_device, "_list_adapters", lambda: ([], []))
+    monkeypatch.setattr(select_device, "_list_hip", lambda: [])
+    folder = make_checkpoint(num_hidden_layers=1)
+    options = ["plan", "--model", str(folder), "--lora-r", "3", "--max-length", "40", "--batch-size", "1"]
+    options += ["--compute", "float32", "--no-sample", "--gradient-accumulation-steps", "2", "--max-steps", "3"]
+    assert cli.main([*options, "--json"]) == 0
+    said = capsys.readouterr()
+    assert "a GPU that is not here (no GPU works here" in said.err
+    for name in ("software", "shared_memory", "subgroups"):
+        monkeypatch.setattr(fresh, name, False)
+    plan = plan_run(
+        config_of(lora_r=3, max_length=40, batch_size=1, sample=False), load_model_config(folder), folder, fresh, 3
+    )
+    assert plan is not None and json.loads(said.out)["peak_bytes"] == pytest.approx(plan.peak_bytes, rel=0.1)
+    assert cli.main([*options, "--device", "cpu"]) == 2
+    assert "give --vram to plan for a GPU" in capsys.readouterr().err

@@ -8,7 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from wgrad.autograd.select_device import select_device
+from wgrad.autograd.select_device import gpu_elsewhere, select_device
 from wgrad.device.contract import Device
 from wgrad.device.errors import WgradError
 from wgrad.train.model.model_config import ModelConfig, load_model_config
@@ -36,12 +36,14 @@ def run_plan(config: RunOptions, as_json: bool) -> int:
         raise WgradError("--model is required: give the model that the run is of")
     display = Display(make_console("stderr"))
     device = select_device(config.device, training_needs(config), kernels=True)
-    display.say(f"device: {device.description} ({device.reason})")
-    if device.dry_run() is None:
+    if device.dry_run() is None and config.device != "auto":
         raise WgradError(
-            "--device: NumPy computes in main memory, which is not planned: plan on a GPU, or on a software driver "
-            "(--device wgpu; apt install mesa-vulkan-drivers)"
+            "--device: NumPy computes in main memory, which is not planned: leave --device out, and give --vram to "
+            "plan for a GPU that is elsewhere"
         )
+    if device.dry_run() is None:
+        device = gpu_elsewhere(device.reason)
+    display.say(f"device: {device.description} ({device.reason})")
     compute = choose_compute(config.compute, device)
     for text in [*compute.lines, *round_products(config, device)]:
         display.say(text)

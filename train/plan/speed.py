@@ -38,8 +38,8 @@ class Rates:
 
 
 def rates_of(device: Device, compute: str) -> Rates | None:
-    """The rates of a GPU, measured once and kept in the cache; None of NumPy and of software drivers."""
-    if device.dry_run() is None or device.facts.get("type") == "CPU":
+    """The rates of a GPU, measured once and kept in the cache; None of NumPy, software drivers and GPUs elsewhere."""
+    if device.dry_run() is None or device.facts.get("type") in ("CPU", "elsewhere"):
         return None
     what = f"{device.description}; {compute}; {device.fastest_compute}; {_FORMAT}"
     file = cache_folder("rates") / f"step-{hashlib.sha256(what.encode()).hexdigest()[:32]}.json"

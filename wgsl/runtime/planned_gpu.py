@@ -1,0 +1,25 @@
+"""A GPU that is elsewhere: `wgrad plan` on a machine without one takes the kernels that most GPUs get."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from wgrad.wgsl.runtime.adapters import HOST_BUFFERS
+from wgrad.wgsl.runtime.webgpu_trace import PROFILES, TraceDevice
+
+_BINDING_BYTES, _BUFFER_BYTES = (2 << 30) - 4, (4 << 30) - 4  # what AMD's, Intel's and NVIDIA's drivers allow
+
+
+class PlannedGpu(TraceDevice):
+    """A card with memory of its own, without tensor cores, of which neither memory nor rates are known."""
+
+    def __init__(self) -> None:
+        super().__init__(PROFILES[1])
+        self.description = "a GPU that is not here"
+        self.facts: dict[str, Any] = {"name": self.description, "type": "elsewhere", "features": (HOST_BUFFERS,)}
+        self.max_binding_bytes, self.max_buffer_bytes = _BINDING_BYTES, _BUFFER_BYTES
+        self.host_buffers = True
+
+    def free_memory(self) -> int | None:
+        """Unknown."""
+        return None
