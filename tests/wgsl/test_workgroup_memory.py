@@ -60,12 +60,17 @@ CASES = {
     **dict.fromkeys(("delta_rule_output", "delta_rule_scan", "delta_rule_system"), _DELTA_RULE[:1]),
     **dict.fromkeys(("delta_rule_channels", "delta_rule_grads", "delta_rule_scan_backward"), _DELTA_RULE[1:]),
     "delta_rule_step": ["delta_rule/a step on a state/2x1x2x4x12x10/float32"],
-    "gemm": ["gemm_nn/batched/3x17x29x31/float32", "linear_nf4_backward/row lowrank double/1x72x128/float32"],
+    "gemm": [
+        "gemm_nn/batched/3x17x29x31/float32",
+        "linear_nf4_backward/row lowrank double/1x72x128/float32",
+        "grouped_linear/float32 rows/70x5x2x72x68/float32",
+    ],
     "gemm_int8": ["linear_q8_0/int8 lowrank/260x132x96/float32"],
     "gemm_int8_pack": ["linear_nf4/int8 double/133x136x200/float32"],
     "gemm_matrix": [
         "linear_nf4_backward/lowrank 16 double/264x136x192/float16/medium tile",
         "linear_iq2_xxs/plain/136x264x256/float16/medium tile",
+        "grouped_linear/float32 eights/61x5x2x72x64/float16",
     ],
     "gemm_matrix_skinny": [
         "gemm_nt/skinny/208x20x624/float16*float32/any tile",

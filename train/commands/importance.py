@@ -18,8 +18,8 @@ from wgrad.train.data.packing import Document, make_batch, pack_documents
 from wgrad.train.files.imatrix_file import Imatrix, load_imatrix
 from wgrad.train.inference.open_model import open_model
 from wgrad.train.model.gguf_model import tensor_names
-from wgrad.train.model.inputs import Inputs
 from wgrad.train.model.model import Model
+from wgrad.train.model.model_inputs import Inputs
 from wgrad.train.model.stacks import GATE_UP, QKV, parts_of
 from wgrad.train.options.config_yaml import read_config_file
 from wgrad.train.options.finetune_config import CONFIG_FILE, RunOptions

@@ -105,4 +105,14 @@ class KeptState:
 
 def made_state(step: int, arrays: dict[str, np.ndarray], info: Mapping[str, Any], path: Path = Path()) -> TrainingState:
     """Return a state as if it were read. path: of the checkpoint that holds it, if any."""
-    return TrainingState(path, step, arrays, msgspec.convert({**info, "step": step, "files": {}}, CheckpointInfo))
+    whole = _plain({**info, "step": step, "files": {}})
+    return TrainingState(path, step, arrays, msgspec.convert(whole, CheckpointInfo))
+
+
+def _plain(value: Any) -> Any:
+    """The same with Python's numbers for NumPy's, which an objective or a metric of the user's may have given."""
+    if isinstance(value, Mapping):
+        return {name: _plain(part) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(part) for part in value]
+    return value.item() if isinstance(value, np.generic) else value
