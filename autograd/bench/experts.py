@@ -25,7 +25,7 @@ def entries(sizes: Sizes, dtype: np.dtype) -> list[Entry]:
 
     def combine_backward(device: Device) -> dict[str, Any]:
         _, order, _ = _groups(device, sizes)
-        made = {"dout": normal(device, (tokens, hidden), dtype), "y": normal(device, (tokens * chosen, hidden), dtype)}
+        made = {"dsum": normal(device, (tokens, hidden), dtype), "y": normal(device, (tokens * chosen, hidden), dtype)}
         return {**made, "order": order, "weights": normal(device, (tokens, chosen), F32, 1)}
 
     def route_backward(device: Device) -> dict[str, Any]:

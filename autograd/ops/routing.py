@@ -159,13 +159,13 @@ def combine(
 
 
 @combine.backward
-def _(ctx: Context, dout: Array) -> Any:
+def _(ctx: Context, dsum: Array) -> Any:
     y, weights, order = ctx.saved
     dy = dweights = dresidual = None
     if ctx.needs_grad[0] or ctx.needs_grad[1]:
-        dy, dweights = ctx.device.combine_backward(dout, y, order, weights)
+        dy, dweights = ctx.device.combine_backward(dsum, y, order, weights)
     if ctx.residual_dtype is not None and ctx.needs_grad[-2]:
-        dresidual = dout if dout.dtype == ctx.residual_dtype else ctx.device.cast(dout, ctx.residual_dtype)
+        dresidual = dsum if dsum.dtype == ctx.residual_dtype else ctx.device.cast(dsum, ctx.residual_dtype)
     return dy, dweights, None, None, None, dresidual
 
 
@@ -206,9 +206,9 @@ def _(
 
 
 @operator
-def combine_backward(args: Args, dout: Array, y: Array, order: Array, weights: Array) -> None:
-    """dout [T, C] -> the gradients of `combine`'s y [S, C], in y's dtype, and of weights float32 [T, k]."""
-    args.array("dout", dout, "T C").array("y", y, "S C").array("order", order, "S", "i32")
+def combine_backward(args: Args, dsum: Array, y: Array, order: Array, weights: Array) -> None:
+    """dsum [T, C] -> the gradients of `combine`'s y [S, C], in y's dtype, and of weights float32 [T, k]."""
+    args.array("dsum", dsum, "T C").array("y", y, "S C").array("order", order, "S", "i32")
     args.array("weights", weights, "T k", "f32")
     args.rule(
         args.size["S"] == args.size["T"] * args.size["k"],
@@ -217,9 +217,9 @@ def combine_backward(args: Args, dout: Array, y: Array, order: Array, weights: A
 
 
 @combine_backward.reference
-def _(dout: np.ndarray, y: np.ndarray, order: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    compute = compute_dtype(dout, y, weights)
-    given = up(dout, compute)[order // weights.shape[1]]
+def _(dsum: np.ndarray, y: np.ndarray, order: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    compute = compute_dtype(dsum, y, weights)
+    given = up(dsum, compute)[order // weights.shape[1]]
     dweights = np.empty(weights.shape, compute)
     dweights.reshape(-1)[order] = (given * up(y, compute)).sum(axis=1)
     dy = given * up(weights, compute).reshape(-1)[order][:, None]

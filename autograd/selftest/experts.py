@@ -90,7 +90,7 @@ def _combine_cases(t: np.dtype) -> list[Case]:
             tokens, chosen, columns = sizes
             made: Inputs = {**_groups(rng, tokens, 9, chosen), "y": normal(rng, (tokens * chosen, columns), t)}
             made["weights"] = normal(rng, (tokens, chosen))
-            made["residual"], made["dout"] = normal(rng, (tokens, columns)), normal(rng, (tokens, columns), t)
+            made["residual"], made["dsum"] = normal(rng, (tokens, columns)), normal(rng, (tokens, columns), t)
             return made
 
         def forward(device: Device, x: Inputs, variant: str = variant) -> Outputs:
@@ -99,7 +99,7 @@ def _combine_cases(t: np.dtype) -> list[Case]:
             return {"out": device.combine(x["y"], x["place"], weights, **options)}
 
         def backward(device: Device, x: Inputs) -> Outputs:
-            dy, dweights = device.combine_backward(x["dout"], x["y"], x["order"], x["weights"])
+            dy, dweights = device.combine_backward(x["dsum"], x["y"], x["order"], x["weights"])
             return {"dy": dy, "dweights": dweights}
 
         shape = f"{tokens}x{chosen}x{columns}"

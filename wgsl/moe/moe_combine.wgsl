@@ -1,13 +1,13 @@
 // What experts made, back at its tokens.
 //   main:     out[t] = sum over j of weights[t, j] y[place[t, j]] (+ residual[t]); without WEIGHTED every weight is 1
-//   backward: dy[s] = weights[order[s]] dout[order[s] / chosen], dweights[order[s]] = their product with y[s]
+//   backward: dy[s] = weights[order[s]] dsum[order[s] / chosen], dweights[order[s]] = their product with y[s]
 //   y [rows, columns] Y_T; out, residual [rows / chosen, columns] OUT_T, R_T: f32 or f16, four side by side where columns
 //   divide by 4 (VEC); weights f32, place and order i32, all [rows]
 // Dispatch: main: ceil(tokens * columns / 256) workgroups (folded); backward: a workgroup of 256 a row (folded).
 #if BACKWARD
 struct Params { rows: u32, columns: u32, chosen: u32 }
 @group(0) @binding(0) var<uniform> p: Params;
-@group(0) @binding(1) var<storage, read> dout: array<OUT_T>;
+@group(0) @binding(1) var<storage, read> dsum: array<OUT_T>;
 @group(0) @binding(2) var<storage, read> y: array<Y_T>;
 @group(0) @binding(3) var<storage, read> order: array<i32>;
 @group(0) @binding(4) var<storage, read> weights: array<f32>;
@@ -24,7 +24,7 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3
   let weight = weights[slot];
   var sum = C_T(0.0);
   for (var c = lid; c < p.columns; c += 256u) {
-    let given = C_T(dout[slot / p.chosen * p.columns + c]);
+    let given = C_T(dsum[slot / p.chosen * p.columns + c]);
     sum += given * C_T(y[row * p.columns + c]);
     dy[row * p.columns + c] = Y_T(weight * given);
   }

@@ -75,12 +75,12 @@ def combine(
 
 
 @implements("combine_backward")
-def combine_backward(device: Runtime, dout: Array, y: Array, order: Array, weights: Array) -> tuple[Array, Array]:
+def combine_backward(device: Runtime, dsum: Array, y: Array, order: Array, weights: Array) -> tuple[Array, Array]:
     dy, dweights = device.empty(y.shape, y.dtype), device.empty(weights.shape)
     vec = vector_width(y.shape[1])
-    constants = _types(vec, y, dout) | {"BACKWARD": True}
+    constants = _types(vec, y, dsum) | {"BACKWARD": True}
     rows, columns = y.shape[0], y.shape[1] // vec
-    arrays, params = [dout, y, order, weights, dy, dweights], [rows, columns, weights.shape[1]]
+    arrays, params = [dsum, y, order, weights, dy, dweights], [rows, columns, weights.shape[1]]
     device.launch("moe_combine", arrays, params, device.groups(rows, 1), constants, work=4.0 * y.nbytes)
     return dy, dweights
 
