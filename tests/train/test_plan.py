@@ -188,7 +188,7 @@ def test_a_checkpoint_that_does_not_fit_is_told_at_once(make_checkpoint: Any, fr
 
 def test_a_plan_for_numpy_is_refused_with_a_way_out(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["plan", "--device", "cpu", "--model", "examples/base_model"]) == 2
-    assert "plan on a GPU, or on a software driver (--device wgpu; apt install" in capsys.readouterr().err
+    assert "leave --device out, and give --vram to plan for a GPU that is elsewhere" in capsys.readouterr().err
 
 
 def test_without_a_gpu_it_plans_for_one_that_is_elsewhere(
