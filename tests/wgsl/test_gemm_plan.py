@@ -8,13 +8,16 @@ from typing import Any
 import pytest
 
 from tests.wgsl.matrix_emulation import LANES
+from wgrad.autograd.bind import bind
 from wgrad.device.formats.frozen_weight import formats
+from wgrad.wgsl.attention import attention
 from wgrad.wgsl.formats.formats import WeightForm
 from wgrad.wgsl.gemm import gemm_tile
 from wgrad.wgsl.gemm.gemm_matrix import LARGE, MEDIUM, NARROW, MatrixTile
 from wgrad.wgsl.gemm.gemm_skinny import Skinny
 from wgrad.wgsl.gemm.gemm_tile import FEW_REGISTERS, MAIN, SMALL, TALL_SKINNY
 from wgrad.wgsl.gemm.plan import Gemm, Limits, Plan, linear_plan, plan, skinny_tile
+from wgrad.wgsl.runtime.webgpu_trace import PROFILES, TraceDevice
 
 PLAIN = Limits(32 << 10, 1 << 30)  # a GPU without tensor cores
 INTEL = replace(PLAIN, few_registers=True)
@@ -177,3 +180,19 @@ def test_a_plan_in_words() -> None:
     )
     skinny = plan(gemm((TOKENS, RANK, MLP), (F16, F32, F32), "nn", plain=True), CORES)
     assert str(skinny) == "gemm_matrix_skinny, tile of 64, 32 x 1 x 8 workgroups, K in 8 parts of 1024"
+
+
+@pytest.mark.parametrize(("vendor", "few"), [(0x8086, True), (0x10DE, False), (0x1002, False)])
+def test_intels_gpus_have_few_registers(vendor: int, few: bool) -> None:
+    """A dry run chooses like the device."""
+
+    class Card(TraceDevice):
+        def _start(self, device: Any, queue: Any, info: Any, *rest: Any) -> None:
+            super()._start(device, queue, {**info, "vendor_id": vendor}, *rest)
+
+    device: Any = bind(Card)(PROFILES[1])
+    assert Limits.of(device).few_registers == few == Limits.of(device.dry_run()).few_registers
+    tile = MAIN if not few else FEW_REGISTERS
+    assert plan(gemm(FORWARD, (F16, F16, F16)), Limits.of(device)).tile == tile
+    chosen = attention._plan(device, 64)
+    assert (chosen.forward.depth == 4) == few
