@@ -17,6 +17,7 @@ from wgrad.train.commands import against_cpu, bench
 from wgrad.train.commands.against_cpu import Row, times_cpu, torch_sizes
 from wgrad.train.commands.bench_model import SHAPES
 from wgrad.train.commands.cli import main
+from wgrad.train.commands.report_run import compare_runs
 from wgrad.train.commands.torch_step import measure as measure_torch
 
 OPS = ("softmax", "rms_norm", "gemm")
@@ -259,3 +260,21 @@ def test_long_steps_are_timed_less_often(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_against_cpu_needs_a_gpu_and_nothing_else(words: list[str], said: str, tmp_path: Path, capsys: Any) -> None:
     assert main(["bench", "--against-cpu", *words]) == 2
     assert said in capsys.readouterr().err
+
+
+class Asked(Exception):
+    pass
+
+
+@pytest.mark.parametrize("command", ["bench", "bench --explain 64x64x64", "plan --model x", "selftest", "report"])
+def test_what_tests_kernels_takes_a_software_driver(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`auto` takes NumPy before it elsewhere."""
+
+    def asked(spec: str, needs: Any = None, *, kernels: bool = False) -> Any:
+        raise Asked(spec, kernels)
+
+    module = command.split()[0].replace("report", "report_run")
+    monkeypatch.setattr(f"wgrad.train.commands.{module}.select_device", asked)
+    with pytest.raises(Asked) as found:
+        next(compare_runs("auto")) if command == "report" else main(command.split())
+    assert found.value.args == ("auto", True)

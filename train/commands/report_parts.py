@@ -222,7 +222,7 @@ def main(name: str, spec: str, size: str, start: str = "0", most: str = "0") -> 
         if name == "cpu":
             lines = cpu_rates("tiny" if size == "tiny" else "small")
         elif name == "fine-tune":
-            lines = compare_runs(select_device(spec, kernels=True).name if spec == "auto" else spec)
+            lines = compare_runs(spec)
         else:
             device = select_device(spec, kernels=True)
             if name == "device":

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from wgrad.autograd.select_device import select_device
 from wgrad.train.files.safetensors_files import from_arrays, write_safetensors
 from wgrad.train.library.finetune import finetune
 from wgrad.train.library.results import FinetuneResult
@@ -28,6 +29,8 @@ _VERBS = ("finds", "follows", "paints", "repairs", "remembers")
 
 def compare_runs(spec: str, steps: int = STEPS) -> Iterator[dict[str, Any]]:
     """Train the same on the device and in NumPy, and compare the loss of each step."""
+    if spec == "auto":
+        spec = select_device(spec, kernels=True).name
     with TemporaryDirectory(prefix="wgrad-report-") as scratch:
         folder = Path(scratch)
         _write_model(folder / "model")
