@@ -11,7 +11,6 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
 
 import numpy as np
 
@@ -46,7 +45,7 @@ class DecodedWeights:
 
     def forget(self, array: np.ndarray) -> None:
         """The array is written to: weights that consist of it or of views of its memory are not kept from now on."""
-        for key in self._of_owner.get(_owner(array), ()):
+        for key in self._of_owner.get(id(owner_of(array)), ()):
             self._written.add(key)
             self._drop(key)
 
@@ -63,7 +62,7 @@ class DecodedWeights:
         for first in range(0, rows, step):
             last = min(rows, first + step)
             values[first:last] = weight.rows(first, last, values.dtype)
-        owners = {_owner(array) for array in weight.arrays().values() if array is not None}
+        owners = {id(owner_of(array)) for array in weight.arrays().values() if array is not None}
         for owner in owners:
             self._of_owner.setdefault(owner, set()).add(key)
         weakref.finalize(weight, self._gone, key, owners).atexit = False
@@ -86,11 +85,12 @@ class DecodedWeights:
             self.kept_bytes -= values.nbytes
 
 
-def _owner(array: np.ndarray) -> int:
-    owner: Any = array
+def owner_of(array: np.ndarray) -> np.ndarray:
+    """The array whose memory it is, of which this one may be a view."""
+    owner = array
     while isinstance(owner.base, np.ndarray):
         owner = owner.base
-    return id(owner)
+    return owner
 
 
 _current: ContextVar[DecodedWeights | None] = ContextVar("decoded_weights", default=None)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from wgrad.autograd.bind import bind
-from wgrad.autograd.decoded_weights import DecodedWeights, forget_decoded, kept_in
+from wgrad.autograd.decoded_weights import DecodedWeights, forget_decoded, kept_in, owner_of
 from wgrad.autograd.operators import OPERATORS
 from wgrad.device.errors import DeviceError, DeviceLost
 from wgrad.device.formats.frozen_weight import FrozenWeight
@@ -35,9 +35,7 @@ class _Pool:
         self._owners: dict[int, weakref.ref[np.ndarray]] = {}
 
     def track(self, array: np.ndarray) -> None:
-        owner = array
-        while isinstance(owner.base, np.ndarray):
-            owner = owner.base
+        owner = owner_of(array)
         key, nbytes = id(owner), owner.nbytes
         if key in self._owners:
             return

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from wgrad.autograd.args import Args
+from wgrad.autograd.decoded_weights import decoded_rows
 from wgrad.autograd.function import Context, Weight, differentiable
 from wgrad.autograd.operators import operator
 from wgrad.autograd.ops.quantize import frozen_weight
@@ -218,5 +219,5 @@ def _experts(start: np.ndarray) -> list[tuple[int, slice]]:
 
 def _of_expert(weight: Any, expert: int, n: int, compute: np.dtype) -> np.ndarray:
     if isinstance(weight, FrozenWeight):
-        return weight.rows(expert * n, expert * n + n, compute)
+        return decoded_rows(weight, expert * n, expert * n + n, compute)
     return up(weight[expert], compute)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ from wgrad.autograd.ops.optimizer import (
     STATE_SKIPPED,
 )
 from wgrad.autograd.reference import ReferenceDevice
+from wgrad.device import main_memory
 from wgrad.device.contract import Device
 
 
@@ -342,3 +344,26 @@ def test_decoded_weights_take_a_share_of_free_memory_and_are_counted(monkeypatch
     assert device.memory().in_use_bytes - before >= 8 * 7 * 64
     exact = x.astype(np.float64) @ weights[0].rows(0, 7, np.dtype(np.float64)).T  # what is kept is rounded
     np.testing.assert_array_equal(device.linear_quantized(x.astype(np.float64), weights[0]), exact)
+
+
+def test_decoded_experts_are_kept_too() -> None:
+    device: Any = ReferenceDevice()
+    w = device.quantize(np.random.default_rng(0).standard_normal((6, 64)).astype(np.float32))  # 2 experts of 3 rows
+    x, start = np.ones((5, 64), np.float32), np.array([0, 2, 5], np.int32)
+    values = w.rows(0, 6, np.dtype(np.float32))
+    for _ in range(2):
+        y = device.grouped_linear(x, w, start)
+        np.testing.assert_array_equal(y, np.concatenate([x[:2] @ values[:3].T, x[2:] @ values[3:].T]))
+        assert device._decoded.kept_bytes == 4 * 6 * 64
+
+
+@pytest.mark.skipif(not Path("/proc/meminfo").exists(), reason="other systems do not tell what is free")
+def test_a_container_has_less_memory_than_the_machine(monkeypatch: Any, tmp_path: Path) -> None:
+    monkeypatch.setattr(main_memory, "_GROUP", tmp_path)
+    whole, free = main_memory.main_memory(), main_memory.free_memory()
+    assert whole and free and free <= whole
+    (tmp_path / "memory.max").write_text("max", encoding="ascii")
+    assert main_memory.main_memory() == whole
+    (tmp_path / "memory.max").write_text("5000", encoding="ascii")
+    (tmp_path / "memory.current").write_text("1000", encoding="ascii")
+    assert (main_memory.main_memory(), main_memory.free_memory()) == (5000, 4000)
