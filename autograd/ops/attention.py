@@ -56,13 +56,21 @@ def attention(
 ) -> Tensor:
     """Causal attention of q [B, T, H, D] on k, v [B, S, G, D] -> [B, T, H, D]; the mask is described at the operator.
     A gradient needs T = S and cache_len = 0: it saves o and lse, and the backward makes the scores again."""
-    ctx.options = {"scale": scale, "window": window, "softcap": softcap}
     o: Tensor
-    o, lse = once(lambda: ctx.device.attention(q, k, v, doc_start, cache_len, **ctx.options))
-    if any(ctx.needs_grad):
-        has_key_for_each(Args(ctx.name), q.shape[1], k.shape[1])
+    o, lse = attend_once(ctx, q, k, v, doc_start, cache_len, scale=scale, window=window, softcap=softcap)
     ctx.save(q, k, v, o, lse, doc_start)
     return o
+
+
+def attend_once(
+    ctx: Context, q: Tensor, k: Tensor, v: Tensor, doc_start: Array, cache_len: Array, **options: Any
+) -> tuple[Any, Any]:
+    """Return o and lse of the device's `attention`, kept where layers are recomputed. Sets `ctx.options`."""
+    ctx.options = options
+    o, lse = once(lambda: ctx.device.attention(q, k, v, doc_start, cache_len, **options))
+    if any(ctx.needs_grad):
+        has_key_for_each(Args(ctx.name), q.shape[1], k.shape[1])
+    return o, lse
 
 
 @attention.backward

@@ -9,11 +9,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from wgrad.autograd.args import Args
-from wgrad.autograd.checkpoint import once
 from wgrad.autograd.function import Context, Weight, differentiable
 from wgrad.autograd.lazy import Lazy, apply, reduced, view_of
-from wgrad.autograd.ops.attention import attention, has_key_for_each
+from wgrad.autograd.ops.attention import attend_once, attention
 from wgrad.autograd.tensor import Tensor
 from wgrad.device.contract import Array, Device
 
@@ -40,10 +38,7 @@ def sink_attention(
     softcap: float = 0.0,
 ) -> Tensor:
     """As `attention`; sinks: float32 [H], the score of the further key."""
-    ctx.options = {"scale": scale, "window": window, "softcap": softcap}
-    plain, lse = once(lambda: ctx.device.attention(q, k, v, doc_start, cache_len, **ctx.options))
-    if any(ctx.needs_grad):
-        has_key_for_each(Args(ctx.name), q.shape[1], k.shape[1])
+    plain, lse = attend_once(ctx, q, k, v, doc_start, cache_len, scale=scale, window=window, softcap=softcap)
     sink, total = _as_heads(sinks, ctx.device), _of_queries(lse, ctx.device)
     o: Tensor = (view_of(plain, ctx.device) * apply("sigmoid", total - sink)).astype(plain.dtype).array()
     batch, heads, length = lse.shape

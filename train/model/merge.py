@@ -141,8 +141,9 @@ def save_merged_gguf(
     more: Mapping[str, str] = {},
     imatrix: Imatrix | None = None,
 ) -> None:
-    """`save_merged` as a GGUF file, beside it what wgrad reads a base model from. kind, imatrix: as of `GgufModel`;
-    over: as of `save_gguf`; more: other files, name -> text.
+    """Write what `save_merged` writes as a GGUF file, in a folder that wgrad reads as a base model.
+
+    kind, imatrix: as of `GgufModel`; over: as of `save_gguf`; more: other files, name -> text.
 
     WgradError: as `save_merged`, or something of the model has no place in such a file.
     """
