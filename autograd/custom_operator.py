@@ -12,20 +12,18 @@ from typing import Any
 
 import numpy as np
 
-from wgrad.autograd.gradcheck import LIMIT, gradcheck
+from wgrad.autograd.custom_check import check_gradients, check_results
+from wgrad.autograd.gradcheck import gradcheck
 from wgrad.autograd.lazy import Lazy, apply
 from wgrad.autograd.modes import no_grad
 from wgrad.autograd.ops.arithmetic import GRADIENTS, elementwise
-from wgrad.autograd.reference import ReferenceDevice
 from wgrad.autograd.selftest.fused import custom_cases
-from wgrad.autograd.selftest.run import check_case
 from wgrad.autograd.tensor import Tensor
 from wgrad.device.contract import Device
 from wgrad.device.errors import WgradError
 from wgrad.device.expression import BUILT_IN, FUNCTIONS, ElementwiseFunction, add_function
 
 _SIZE = (7, 41)  # of the gradient check: it divides nothing
-_FLOAT32_GRADIENT = 1e-3  # a gradient in float32 next to central differences in float64
 
 
 class CustomOperator:
@@ -54,22 +52,8 @@ class CustomOperator:
         Raises:
             WgradError: One of them is wrong.
         """
-        for case in custom_cases(self.name, len(self.parameters), self._domain, device.float16):
-            result = check_case(case, device)
-            if not result.ok:
-                raise WgradError(
-                    f"{self.name}: its WGSL is off by {result.error:.3g} from the reference in {case.dtype} on "
-                    f"{device.name}, allowed {result.limit:.3g}; {result.message or 'correct one of them'}"
-                )
-        reference = ReferenceDevice()
-        for where, dtype, limit in ((reference, np.float64, LIMIT), (device, np.float32, _FLOAT32_GRADIENT)):
-            error = self._gradient_error(where, dtype)
-            if not error <= limit:
-                raise WgradError(
-                    f"{self.name}: its backward differs from central differences by {error:.3g} of the largest "
-                    f"gradient on {where.name}, allowed {limit:.3g}; correct backward"
-                )
-        return error
+        check_results(self.name, custom_cases(self.name, len(self.parameters), self._domain, device.float16), device)
+        return check_gradients(self.name, self._gradient_error, device)
 
     def _gradient_error(self, device: Any, dtype: Any) -> float:
         """At inputs for which what gradcheck puts in front gives numbers of the domain."""

@@ -13,13 +13,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from wgrad.autograd.custom_check import check_gradients, check_results
 from wgrad.autograd.function import Function
-from wgrad.autograd.gradcheck import LIMIT, gradcheck
+from wgrad.autograd.gradcheck import gradcheck
 from wgrad.autograd.modes import no_grad
 from wgrad.autograd.operators import OPERATORS
-from wgrad.autograd.reference import ReferenceDevice, recorded
+from wgrad.autograd.reference import recorded
 from wgrad.autograd.selftest.case import BUILTIN_ULPS, Case
-from wgrad.autograd.selftest.run import check_case
 from wgrad.autograd.tensor import Tensor
 from wgrad.device.cache import cache_folder, make_private
 from wgrad.device.contract import Array, Device
@@ -35,7 +35,6 @@ _STRUCT = re.compile(r"struct\s+(\w+)\s*\{([^}]*)\}")
 _GROUP = re.compile(r"@workgroup_size\(([\d,\s]+)\)")
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 _DTYPES = {"f32": np.float32, "i32": np.int32, "u32": np.uint32}
-_FLOAT32_GRADIENT = 1e-3  # a gradient in float32 next to central differences in float64
 
 _NAMES: set[str] = set()
 
@@ -172,22 +171,8 @@ class ShaderOperator:
             lambda where, given: {"y": self._run(where, *given.values())},
             2 * BUILTIN_ULPS,
         )
-        result = check_case(case, device)
-        if not result.ok:
-            raise WgradError(
-                f"{self.name}: its WGSL is off by {result.error:.3g} from the reference on {device.name}, allowed "
-                f"{result.limit:.3g}; {result.message or 'correct one of them'}"
-            )
-        error = 0.0
-        places = (ReferenceDevice(), np.float64, LIMIT), (device, np.float32, _FLOAT32_GRADIENT)
-        for where, dtype, limit in places if self._backward is not None else ():
-            error = self._gradient_error(where, dtype)
-            if not error <= limit:
-                raise WgradError(
-                    f"{self.name}: its backward differs from central differences by {error:.3g} of the largest "
-                    f"gradient on {where.name}, allowed {limit:.3g}; correct backward"
-                )
-        return error
+        check_results(self.name, [case], device)
+        return 0.0 if self._backward is None else check_gradients(self.name, self._gradient_error, device)
 
     def _gradient_error(self, device: Any, dtype: Any) -> float:
         rng = np.random.default_rng(0)

@@ -1,0 +1,46 @@
+"""Checks of operators from outside of the package: WGSL compared with the reference, gradients with differences."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+
+from wgrad.autograd.gradcheck import LIMIT
+from wgrad.autograd.reference import ReferenceDevice
+from wgrad.autograd.selftest.case import Case
+from wgrad.autograd.selftest.run import check_case
+from wgrad.device.contract import Device
+from wgrad.device.errors import WgradError
+
+_FLOAT32_GRADIENT = 1e-3  # a gradient in float32 compared with central differences in float64
+
+
+def check_results(name: str, cases: Iterable[Case], device: Device) -> None:
+    """WgradError where a result on the device differs from the reference."""
+    for case in cases:
+        result = check_case(case, device)
+        if not result.ok:
+            raise WgradError(
+                f"{name}: its WGSL is off by {result.error:.3g} from the reference in {case.dtype} on {device.name}, "
+                f"allowed {result.limit:.3g}; {result.message or 'correct one of them'}"
+            )
+
+
+def check_gradients(name: str, error_on: Callable[[Any, Any], float], device: Device) -> float:
+    """Return the largest relative difference of a gradient from central differences on the device.
+
+    error_on: gives it for a device and a dtype.
+
+    WgradError where it is too large there, or in float64 in NumPy.
+    """
+    error = 0.0
+    for where, dtype, limit in ((ReferenceDevice(), np.float64, LIMIT), (device, np.float32, _FLOAT32_GRADIENT)):
+        error = error_on(where, dtype)
+        if not error <= limit:
+            raise WgradError(
+                f"{name}: its backward differs from central differences by {error:.3g} of the largest gradient on "
+                f"{where.name}, allowed {limit:.3g}; correct backward"
+            )
+    return error
