@@ -180,6 +180,7 @@ def _child(box: Sandbox, cases: Sequence[Case], judge: Judge, pipe: Connection) 
     status = 1
     try:
         os.setsid()
+        sys.dont_write_bytecode = True  # Python before 3.14 keeps bytecode that a limit has cut off
         signal.signal(signal.SIGINT, signal.default_int_handler)
         data = _proc_bytes(5) + DATA_LIMIT
         resource.setrlimit(resource.RLIMIT_DATA, (data, data))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import resource
 import shutil
@@ -190,8 +191,10 @@ def test_a_full_disk(make_checkpoint: Any, text_data: Path, tmp_path: Path) -> N
     def limit() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (16384, 16384))
 
+    # Python before 3.14 keeps the part of a module's bytecode that it could write, and every later import of it fails.
+    environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
     command = [sys.executable, "-m", "wgrad.train.commands.cli", *options_for(model, text_data, out)]
-    process = subprocess.run(command, preexec_fn=limit, capture_output=True, text=True)
+    process = subprocess.run(command, preexec_fn=limit, capture_output=True, text=True, env=environment)
     assert process.returncode == 2, process.stderr
     assert process.stderr.count("\n") == 1 and "Traceback" not in process.stderr
     assert "cannot write" in process.stderr and "--out" in process.stderr
