@@ -1,0 +1,117 @@
+"""Attention of a layer: queries, keys and values, their norms and rotary embeddings, and the cache."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from wgrad.autograd import functional as F
+from wgrad.autograd.ops.decoding import check_room
+from wgrad.autograd.ops.sinks import attend
+from wgrad.autograd.tensor import Tensor
+from wgrad.device.contract import Array, Device
+from wgrad.train.model.delta_net import gated, split_gate
+from wgrad.train.model.kv_cache import KVCache
+from wgrad.train.model.model_config import ModelConfig
+from wgrad.train.model.model_inputs import Inputs
+from wgrad.train.model.parts import Parts
+from wgrad.train.model.rope_scaling import grown, rope_tables
+from wgrad.train.model.stacks import QKV
+
+
+class Attention(Parts):
+    """The attention of a decoder's layers. positions: rows of the rotary tables."""
+
+    def __init__(
+        self, config: ModelConfig, weights: Mapping[str, Any], device: Device, *, positions: int, **options: Any
+    ) -> None:
+        super().__init__(config, weights, device, **options)
+        self.positions = positions
+        tables = rope_tables(config.rope, positions)
+        self.cos, self.sin = (device.upload(table) for table in tables)
+        self._of_queries: tuple[Array, Array] | None = None  # where they differ from those of keys
+        if config.query_growth and positions > config.query_length:
+            cos, sin = (device.upload(grown(table, config.query_growth, config.query_length)) for table in tables)
+            self._of_queries = (cos, sin)
+        self._local = (self.cos, self.sin)  # of layers with a window
+        if config.local_rope is not None and config.local_rope != config.rope:
+            cos, sin = (device.upload(table) for table in rope_tables(config.local_rope, positions))
+            self._local = (cos, sin)
+
+    def _attention(self, index: int, y: Tensor, inputs: Inputs, cache: KVCache | None) -> Tensor:
+        """-> [N, H D], before the output projection."""
+        c, rows, tokens = self.config, inputs.batch, inputs.tokens
+        q, k, v, gate, rotated = self._queries_keys_values(index, y, inputs, cache)
+        q = q.reshape(rows, tokens, c.num_attention_heads, c.head_dim)
+        if cache is not None:
+            k, v = self._append(index, k, v, inputs, cache, rotate=c.use_rope[index] and not rotated)
+        else:
+            k = k.reshape(rows, tokens, c.num_key_value_heads, c.head_dim)
+            v = v.reshape(rows, tokens, c.num_key_value_heads, c.head_dim)
+        scale, sinks = c.score_scale or c.head_dim**-0.5, self.weights.get(f"model.layers.{index}.self_attn.sinks")
+        options: dict[str, Any] = {"scale": scale, "window": c.windows[index], "softcap": c.score_softcap}
+        o = attend(q, k, v, sinks, inputs.doc_start, inputs.cache_len, **options)
+        o = o.reshape(rows * tokens, c.q_size)
+        return o if gate is None else gated(o, gate)
+
+    def _queries_keys_values(
+        self, index: int, y: Tensor, inputs: Inputs, cache: KVCache | None
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, bool]:
+        """-> q [N, H, D], k and v [N, G, D], the gate of the output [N, H D] where there is one, and whether k is
+        rotated as q is: where it goes to a cache by itself, what appends it does that."""
+        c, prefix = self.config, f"model.layers.{index}.self_attn."
+        tables = self._tables(index, inputs)
+        if c.use_rope[index] and not (c.qk_norm or c.clip_qkv or c.attention_gate or self._of_queries):
+            qkv = self._stacked(f"model.layers.{index}.{QKV}", y, inputs)
+            if qkv is not None:
+                heads = {"heads": c.num_attention_heads, "kv_heads": c.num_key_value_heads}
+                return *F.rope_split(qkv, *tables, **heads, interleaved=c.interleaved), None, True
+        q, k, v = (self._linear(f"{prefix}{part}_proj", y, inputs) for part in "qkv")
+        q, gate = split_gate(q, c.num_attention_heads, c.head_dim) if c.attention_gate else (q, None)
+        if c.clip_qkv:
+            q, k, v = (F.maximum(F.minimum(x, c.clip_qkv), -c.clip_qkv) for x in (q, k, v))
+        if not c.qk_norm_last:
+            q, k = self._head_norm(index, c.q_norm, q), self._head_norm(index, c.k_norm, k)
+        q = q.reshape(-1, c.num_attention_heads, c.head_dim)
+        k, v = (x.reshape(-1, c.num_key_value_heads, c.head_dim) for x in (k, v))
+        appended = cache is not None and not c.qk_norm_last  # which rotates k as well
+        if c.use_rope[index]:
+            cos, sin = self._of_queries or tables[:2]
+            q = F.rope(q, cos, sin, tables[2], interleaved=c.interleaved)
+            k = k if appended else F.rope(k, *tables, interleaved=c.interleaved)
+        if c.qk_norm_last:
+            q, k = self._head_norm(index, c.q_norm, q), self._head_norm(index, c.k_norm, k)
+        return q, k, v, gate, not appended
+
+    def _tables(self, index: int, inputs: Inputs) -> tuple[Array, Array, Array]:
+        """cos and sin of a layer, and the row of each token."""
+        slides, own = self.config.windows[index] > 0, inputs.tables
+        if own is not None:
+            return *(own.windows if slides else own.layers), own.rows
+        return *(self._local if slides else (self.cos, self.sin)), inputs.positions
+
+    def _append(
+        self, index: int, k: Tensor, v: Tensor, inputs: Inputs, cache: KVCache, *, rotate: bool
+    ) -> tuple[Tensor, Tensor]:
+        """k (still to be rotated where `rotate`), v [N, G, D] to the cache of a layer -> all its keys and values
+        [B, S, G, D]."""
+        device, keys, values = self.device, cache.keys[index], cache.values[index]
+        check_room("rope_append" if rotate else "kv_append", keys, inputs.tokens, inputs.cache_len)
+        if rotate:
+            tables = self._tables(index, inputs)
+            options = {"interleaved": self.config.interleaved}
+            device.rope_append(k.data, v.data, *tables, keys, values, inputs.cache_len, **options)
+        else:
+            for part, new in ((keys, k), (values, v)):
+                rows = new.reshape(inputs.batch, inputs.tokens, *new.shape[1:])
+                device.kv_append(part, rows.data, inputs.cache_len)
+        return Tensor(keys, device), Tensor(values, device)
+
+    def _head_norm(self, index: int, module: str, x: Tensor) -> Tensor:
+        """QK-norm: each head of [N, H * D] by itself (Qwen3), or all at once (OLMo 2); x as it is without one."""
+        if not self.config.qk_norm:
+            return x
+        weight = self._norm_weight(f"model.layers.{index}.{module}", self.config.head_dim)
+        shape, width = x.shape, weight.shape[0]
+        x = x.reshape(x.size // width, width)
+        return F.rms_norm(x, weight, self.config.rms_norm_eps, dtype=self.dtype).reshape(*shape)

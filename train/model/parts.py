@@ -1,0 +1,118 @@
+"""Parts that layers are made of: projections with their adapters, norms, and sums into the residual stream."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from wgrad.autograd import functional as F
+from wgrad.autograd.functional import LoraTerm
+from wgrad.autograd.tensor import Tensor, is_recomputing
+from wgrad.device.contract import Array, Device
+from wgrad.device.formats.frozen_weight import FrozenWeight
+from wgrad.train.model.dora import inverse_of
+from wgrad.train.model.lora import Adapter
+from wgrad.train.model.model_config import ModelConfig
+from wgrad.train.model.model_inputs import Inputs
+from wgrad.train.model.stacks import parts_of
+
+
+class Parts:
+    """A decoder's weights on a device, as its layers use them. See `Model`."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: Mapping[str, Any],
+        device: Device,
+        adapter: Adapter | None,
+        dtype: Any,
+        keep_norms: bool,
+    ) -> None:
+        self.config, self.weights, self.device, self.adapter = config, weights, device, adapter
+        self.dtype, self.keep_norms = np.dtype(dtype), keep_norms
+        self.watch: Callable[[str, Tensor], object] = lambda module, x: None  # called with each projection's input
+        self._constants: dict[tuple[int, int], Array] = {}
+
+    def _norm(self, prefix: str, norm: str, h: Tensor) -> tuple[Tensor, Tensor]:
+        """-> the norm of the residual stream, or the stream itself where the family has none here, and the stream to go
+        on with."""
+        if not norm:
+            return F.cast(h, self.dtype) if self.dtype != h.dtype else h, h
+        if self.config.layer_norm:
+            return self._normed(prefix + norm, h, self.dtype), h
+        weight, eps = self._norm_weight(prefix + norm, h.shape[1]), self.config.rms_norm_eps
+        return F.rms_norm_residual(h, weight, eps, dtype=self.dtype, again=not self.keep_norms)
+
+    def _normed(self, module: str, x: Tensor, dtype: Any) -> Tensor:
+        weight, eps = self._norm_weight(module, x.shape[1]), self.config.rms_norm_eps
+        if self.config.layer_norm:
+            bias = self.weights.get(f"{module}.bias")
+            bias = self._constant(x.shape[1], 0) if bias is None else bias
+            return F.layer_norm(x, weight, bias, eps, dtype=dtype)
+        return F.rms_norm(x, weight, eps, dtype=dtype)
+
+    def _norm_weight(self, module: str, width: int) -> Any:
+        weight = self.weights.get(f"{module}.weight")
+        return self._constant(width, 1) if weight is None else weight
+
+    def _constant(self, width: int, value: int) -> Array:
+        """float32 [width]: the weight or the bias of a norm that has none."""
+        if (width, value) not in self._constants:
+            self._constants[width, value] = self.device.upload(np.full(width, value, np.float32))
+        return self._constants[width, value]
+
+    def _to_stream(
+        self, prefix: str, module: str, norm: str, x: Tensor, h: Tensor, inputs: Inputs, *, last: bool = False
+    ) -> Tensor:
+        """The residual stream h plus a projection of x, which is normed or scaled first where the family does that.
+        last: the sum goes into nothing but the layer's output, which nobody reads where the layer is made again."""
+        if not norm and self.config.residual_scale == 1:
+            return self._linear(prefix + module, x, inputs, residual=h, unread=last and is_recomputing())
+        y = self._linear(prefix + module, x, inputs)
+        if norm:
+            y = self._normed(prefix + norm, y, np.float32)
+        if self.config.residual_scale != 1:
+            y = F.scale(y, self.config.residual_scale)
+        return F.add(h, y)
+
+    def _tensor(self, name: str) -> Tensor:
+        weight = self.weights[name]
+        return weight if isinstance(weight, Tensor) else Tensor(weight, self.device)
+
+    def _linear(
+        self, module: str, x: Tensor, inputs: Inputs, *, residual: Tensor | None = None, unread: bool = False
+    ) -> Tensor:
+        """A projection with its bias and adapter. With a residual the output is the float32 stream, else `dtype`.
+        unread: see `F.linear`."""
+        self.watch(module, x)
+        weight, bias = self.weights[module + ".weight"], self.weights.get(module + ".bias")
+        dtype = self.dtype if residual is None else np.float32
+        options: dict[str, Any] = {"lora": self._lora(module, inputs.seed), "dtype": dtype}
+        linear = F.linear_quantized if isinstance(weight, FrozenWeight) else F.linear
+        own = self.adapter.modules.get(module) if self.adapter else None
+        if own is not None and own.magnitude is not None:
+            inverse = inverse_of(own, weight, self.device) if own.inverse is None else own.inverse
+            y = F.dora_scale(linear(x, weight, **options), own.magnitude, inverse)
+            y = y if bias is None else F.bias(y, bias)
+            return y if residual is None else F.add(residual, y)
+        options |= {"bias": bias, "residual": residual, "unread": unread}
+        return linear(x, weight, **options)
+
+    def _stacked(self, stack: str, x: Tensor, inputs: Inputs) -> Tensor | None:
+        """Several projections of x side by side in one product (stacks.py); None where they are not stacked."""
+        if stack + ".weight" not in self.weights:
+            return None
+        adapted = self.adapter.modules if self.adapter else {}
+        if stack not in adapted and any(part in adapted for part in parts_of(stack)):
+            return None
+        return self._linear(stack, x, inputs)
+
+    def _lora(self, module: str, seed: Array | None) -> LoraTerm | None:
+        lora = self.adapter.modules.get(module) if self.adapter else None
+        if lora is None or self.adapter is None:
+            return None
+        p = self.adapter.config.dropout if seed is not None else 0.0
+        return LoraTerm(*lora.factors, lora.scaling, dropout=p, seed=seed if p else None, stream=lora.stream)
