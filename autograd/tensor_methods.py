@@ -184,8 +184,8 @@ class TensorMethods:
         """The axes from one on made into one."""
         return _call("flatten", self, start_dim)
 
-    def split(self, size: int, dim: int = 0) -> tuple[Self, ...]:
-        """Parts of `size` along an axis; the last may be smaller."""
+    def split(self, size: int | Sequence[int], dim: int = 0) -> tuple[Self, ...]:
+        """Parts of `size` along an axis, of which the last may be smaller, or of the sizes of a list."""
         return tuple(_call("split", self, size, dim))
 
     def __getitem__(self, index: Any) -> Self:

@@ -153,14 +153,13 @@ def _looked_up(table: Tensor, ids: Any) -> Tensor:
 
 
 @implements_method("split")
-def split(x: Tensor, size: int, dim: int = 0) -> list[Tensor]:
+def split(x: Tensor, size: int | Sequence[int], dim: int = 0) -> list[Tensor]:
     axis = axis_of("split", dim, x.ndim)
-    if size < 1:
-        raise ShapeError(f"split: size must be positive, got {size}")
     lazy, device, shape, dtype = x.lazy(), x.device, x.shape, x.dtype
-    starts = range(0, shape[axis], size)
+    sizes = _sizes(size, shape[axis])
+    starts = [sum(sizes[:i]) for i in range(len(sizes))]
     strides, offset = lazy.layout()
-    parts = [(*shape[:axis], min(size, shape[axis] - at), *shape[axis + 1 :]) for at in starts]
+    parts = [(*shape[:axis], n, *shape[axis + 1 :]) for n in sizes]
     made = [Tensor(lazy.viewed(part, strides, offset + at * strides[axis]), device) for part, at in zip(parts, starts)]
     if is_recording() and x.requires_grad:
         along = row_major(shape)
@@ -175,6 +174,17 @@ def split(x: Tensor, size: int, dim: int = 0) -> list[Tensor]:
 
         record("split", made, [edge_of(x)], backward)
     return made
+
+
+def _sizes(size: int | Sequence[int], whole: int) -> list[int]:
+    """Sizes of the parts of an axis."""
+    if isinstance(size, Sequence):
+        if min(size, default=0) < 1 or sum(size) != whole:
+            raise ShapeError(f"split: sizes must be positive and add up to the {whole} of the axis, got {list(size)}")
+        return list(size)
+    if size < 1:
+        raise ShapeError(f"split: size must be positive, got {size}")
+    return [min(size, whole - at) for at in range(0, whole, size)]
 
 
 def cat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:

@@ -50,16 +50,26 @@ _OWN: dict[str, dict[str, Any]] = {
     "apertus": {**_IDS, "hidden_act": "xielu"},
     **dict.fromkeys(("ministral3", "granite_swa"), _IDS),
     "lfm2": {**_IDS, "layer_types": ["conv", "full_attention"]},
-    "qwen3_5_text": {
+    "olmo_hybrid": {
         **_IDS,
-        "head_dim": 20,
-        "partial_rotary_factor": 0.4,
-        "full_attention_interval": 2,
+        "layer_types": ["linear_attention", "full_attention"],
         "linear_key_head_dim": 6,
         "linear_value_head_dim": 10,
         "linear_num_key_heads": 2,
-        "linear_num_value_heads": 4,
     },
+    **dict.fromkeys(
+        ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"),
+        {
+            **_IDS,
+            "head_dim": 20,
+            "partial_rotary_factor": 0.4,
+            "full_attention_interval": 2,
+            "linear_key_head_dim": 6,
+            "linear_value_head_dim": 10,
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4,
+        },
+    ),
     "cwm": {**_IDS, "bos_token_id": 1},
 }
 
@@ -87,7 +97,7 @@ def tiny_config(architecture: str = "LlamaForCausalLM", **changes: Any) -> dict[
     if issubclass(FAMILIES[architecture].keys, ExpertsFile):
         config |= {"num_experts": 5, "num_local_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 36}
         config |= {"pad_token_id": None, "bos_token_id": None, "eos_token_id": None}
-    if kind == "qwen2_moe":
+    if kind in ("qwen2_moe", "qwen3_next", "qwen3_5_moe_text"):
         config["shared_expert_intermediate_size"] = 52
     if kind == "mistral":
         config["sliding_window"] = None

@@ -45,7 +45,7 @@ def exact_delta_net(model: Any) -> Iterator[None]:
     module, plain = sys.modules[type(found).__module__], torch.Tensor.float
     with (
         patch.object(module, "torch_chunk_gated_delta_rule", _rule),
-        patch.object(type(found.norm), "forward", _gated_norm),
+        patch.object(type(getattr(found, "norm", None) or found.o_norm), "forward", _gated_norm),
         patch.object(torch.Tensor, "float", lambda x: x if x.dtype == torch.float64 else plain(x)),
     ):
         yield

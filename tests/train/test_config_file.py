@@ -88,6 +88,9 @@ NOT_BUILT: dict[str, dict[str, Any]] = {
     "ApertusForCausalLM": {"qk_norm": False, "post_norm": True, "mlp_bias": True, "hidden_act": "gelu"},
     "NanoChatForCausalLM": {"attn_logit_softcapping": 5.0, "num_experts": 8},
     "Lfm2ForCausalLM": {"conv_bias": True, "layer_types": ["conv", "mamba"], "num_experts": 8},
+    "OlmoHybridForCausalLM": {"layer_types": ["full_attention"] * 2, "linear_key_head_dim": 512, "clip_qkv": 8.0},
+    "Qwen3NextForCausalLM": {"attn_output_gate": False, "use_sliding_window": True, "layer_types": ["conv"] * 2},
+    "Qwen3_5MoeForCausalLM": {"norm_topk_prob": False, "mlp_only_layers": [0], "decoder_sparse_step": 2},
     "OlmoForCausalLM": {"partial_rotary_factor": 0.5, "num_experts": 8},
 }  # fmt: skip
 

@@ -119,6 +119,7 @@ EPSILONS = {
     "starcoder2": "norm_epsilon",
     **dict.fromkeys(("nemotron", "lfm2"), "norm_eps"),
 }
+MLP_WIDTH = {"granitemoehybrid": "shared_intermediate_size", "qwen3_5_moe_text": "moe_intermediate_size"}
 # The keys that say whether there are biases, where they have other names, or what holds of every model of a family.
 O_BIAS: dict[str, str | bool] = {
     "phi": True,
@@ -136,7 +137,7 @@ def base_config(architecture: str) -> dict[str, Any]:
     special: dict[str, Any] = {"pad_token_id": None, "bos_token_id": 1, "eos_token_id": None}
     if kind == "stablelm":  # whose quarter of a head would be an odd number
         special["partial_rotary_factor"] = 0.5
-    if kind == "qwen3_5_text":
+    if kind in ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"):
         special |= {"partial_rotary_factor": 0.5, "head_dim": 12, "full_attention_interval": 4}
     if kind == "granitemoehybrid":
         special |= {"num_local_experts": 0, "layer_types": ["attention"] * 6, "mamba_n_heads": 4}
@@ -144,7 +145,7 @@ def base_config(architecture: str) -> dict[str, Any]:
         special["mlp_bias"] = False
     if kind == "lfm2":  # whose width of the MLP is another otherwise
         special["block_auto_adjust_ff_dim"] = False
-    if kind == "iquestcoder":
+    if kind in ("iquestcoder", "qwen3_next", "qwen3_5_moe_text"):
         special["use_sliding_window"] = False
     return {"architectures": [architecture], "model_type": kind, **KEYS, **special}
 
@@ -192,7 +193,7 @@ def as_theirs(raw: dict[str, Any]) -> dict[str, Any]:
     return {
         "vocab_size": theirs.vocab_size,
         "hidden_size": theirs.hidden_size,
-        "intermediate_size": getattr(theirs, "shared_intermediate_size", theirs.intermediate_size),
+        "intermediate_size": getattr(theirs, MLP_WIDTH.get(kind, "intermediate_size")),
         "num_hidden_layers": layers,
         "num_attention_heads": heads,
         "num_key_value_heads": theirs.num_key_value_heads or heads,
@@ -234,7 +235,7 @@ def as_ours(config: ModelConfig) -> dict[str, Any]:
 # Keys of transformers' classes that change nothing of a model which is read without experts and without dropout.
 HARMLESS = re.compile(
     r"\w+_token_id|\w*dropout|\w+_pdrop|initializer_range|use_cache|pretraining_tp|mamba_\w+|time_step_limit"
-    r"|num_experts_per_tok|output_router_logits|router_aux_loss_coef"
+    r"|linear_(a_log|dt)_\w+|num_experts_per_tok|output_router_logits|router_aux_loss_coef"
 )
 
 

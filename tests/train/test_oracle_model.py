@@ -88,6 +88,14 @@ CASES: dict[str, dict[str, Any]] = {
         "linear_num_value_heads": 2,
         "linear_conv_kernel_dim": 3,
     },
+    "qwen3_5_moe": {"architecture": "Qwen3_5MoeForCausalLM", "linear_num_value_heads": 2},
+    "qwen3_next": {
+        "architecture": "Qwen3NextForCausalLM",
+        "num_hidden_layers": 3,
+        "full_attention_interval": 3,
+        "linear_num_value_heads": 6,
+        "mlp_only_layers": [1],
+    },
     "smollm3": {"architecture": "SmolLM3ForCausalLM", "num_hidden_layers": 4, "tie_word_embeddings": True},
     "gemma": {
         "architecture": "GemmaForCausalLM",
@@ -118,6 +126,12 @@ CASES: dict[str, dict[str, Any]] = {
         "num_hidden_layers": 4,
         "sliding_window": 7,
         "rope_scaling": YARN,
+    },
+    "olmo_hybrid": {"architecture": "OlmoHybridForCausalLM", "attention_bias": True, "linear_conv_kernel_dim": 3},
+    "olmo_hybrid_positive": {
+        "architecture": "OlmoHybridForCausalLM",
+        "rope_parameters": {"rope_type": "default", "rope_theta": None},
+        "linear_allow_neg_eigval": False,
     },
     "phi": {"architecture": "PhiForCausalLM", "hidden_act": "gelu_new", "layer_norm_eps": 1e-3},
     "phi_tied": {"architecture": "PhiForCausalLM", "partial_rotary_factor": 0.9, "tie_word_embeddings": True},
@@ -258,7 +272,7 @@ def exact_norms(model: Any) -> Any:
         eps = getattr(self, "variance_epsilon", None) or getattr(self, "eps", 1e-5)  # OLMo's is in its code
         centred = x if name.endswith("RMSNorm") else x - x.mean(-1, keepdim=True)
         weight = getattr(self, "weight", None)
-        scale = 1 if weight is None else weight + ("Gemma" in name or name.startswith("Qwen3_5"))
+        scale = 1 if weight is None else weight + ("Gemma" in name or name.startswith(("Qwen3_5", "Qwen3Next")))
         return scale * (centred * torch.rsqrt(centred.pow(2).mean(-1, keepdim=True) + eps))
 
     for module in model.modules():

@@ -31,9 +31,14 @@ def qwen3_moe(keys: Qwen3MoeFile) -> dict[str, Any]:
     return {**biases(keys), "qk_norm": True, "windows": windows, "experts": experts if any(layers) else None}
 
 
-def qwen2_moe(keys: Qwen2MoeFile) -> dict[str, Any]:
-    """Qwen1.5-MoE and Qwen2-57B-A14B (arXiv 2407.10671)."""
+def qwen_experts(keys: Any) -> Experts | None:
+    """Experts with a shared one; None where no layer has any."""
     layers, width, shared = keys.sparse_layers(), keys.moe_intermediate_size, keys.shared_expert_intermediate_size
     chosen, normalize = keys.num_experts_per_tok, keys.norm_topk_prob
     experts = Experts(keys.experts, chosen, width, layers, normalize, shared_width=shared)
-    return {"qkv_bias": keys.qkv_bias, "windows": keys.windows(), "experts": experts if any(layers) else None}
+    return experts if any(layers) else None
+
+
+def qwen2_moe(keys: Qwen2MoeFile) -> dict[str, Any]:
+    """Qwen1.5-MoE and Qwen2-57B-A14B (arXiv 2407.10671)."""
+    return {"qkv_bias": keys.qkv_bias, "windows": keys.windows(), "experts": qwen_experts(keys)}

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from wgrad.train.model import expert_variants, variants
+from wgrad.train.model import delta_net_variants, expert_variants, variants
 from wgrad.train.model.config_file import ConfigFile
-from wgrad.train.model.delta_net_keys import Qwen35File
+from wgrad.train.model.delta_net_keys import OlmoHybridFile, Qwen3NextFile, Qwen35File, Qwen35MoeFile
 from wgrad.train.model.expert_keys import MixtralFile, OlmoeFile, Qwen2MoeFile, Qwen3MoeFile
 from wgrad.train.model.family_keys import (
     Exaone4File,
@@ -101,7 +101,11 @@ FAMILIES = {
         "qwen3",
         "Qwen 3, dense",
     ),
-    "Qwen3_5ForCausalLM": Family("qwen3_5_text", Qwen35File, variants.qwen3_5, "", "Qwen 3.5, dense"),
+    "Qwen3NextForCausalLM": Family("qwen3_next", Qwen3NextFile, delta_net_variants.qwen3_next, "", "Qwen 3 Next"),
+    "Qwen3_5ForCausalLM": Family("qwen3_5_text", Qwen35File, delta_net_variants.qwen3_5, "", "Qwen 3.5, dense"),
+    "Qwen3_5MoeForCausalLM": Family(
+        "qwen3_5_moe_text", Qwen35MoeFile, delta_net_variants.qwen3_5_moe, "", "Qwen 3.5, experts"
+    ),
     "SmolLM3ForCausalLM": Family("smollm3", SmolLM3File, variants.smollm3, "smollm3", "SmolLM 3"),
     "GemmaForCausalLM": Family("gemma", GemmaFile, variants.gemma, "gemma", "Gemma 1"),
     "Gemma2ForCausalLM": Family("gemma2", Gemma2File, variants.gemma2, "gemma2", "Gemma 2"),
@@ -116,6 +120,7 @@ FAMILIES = {
         "OLMo 3",
         windowed=True,
     ),
+    "OlmoHybridForCausalLM": Family("olmo_hybrid", OlmoHybridFile, delta_net_variants.olmo_hybrid, "", "OLMo Hybrid"),
     "PhiForCausalLM": Family("phi", PhiFile, variants.phi, "phi2", "Phi 1, 1.5, 2"),
     "Phi3ForCausalLM": Family("phi3", Phi3File, variants.phi3, "phi3", "Phi 3, 4", reads_again=True),
     "StableLmForCausalLM": Family("stablelm", StableLmFile, variants.stablelm, "stablelm", "StableLM 3B, 2"),

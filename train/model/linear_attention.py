@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from wgrad.device.contract import DELTA_CHUNK
+
+# Projections of a layer's input, by the way in which they hold q, k, v, the gate z, b and a: q, k and v in one; all in
+# two, by key heads; each in one of its own.
+PROJECTIONS = {
+    "joined": ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a"),
+    "by_head": ("in_proj_qkvz", "in_proj_ba"),
+    "apart": ("q_proj", "k_proj", "v_proj", "g_proj", "b_proj", "a_proj"),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
 class LinearAttention:
     """layers: those that have it. heads: of values, which share key_heads; key_dim, value_dim: their widths. width: of
-    the convolution, in tokens."""
+    the convolution, in tokens. projected: a key of PROJECTIONS. beta_scale: beta is between 0 and it. norm, norm_eps:
+    path and epsilon of the output's norm (0: the model's). norms: as `ModelConfig.norms_of` has them, where they
+    are not those of the other layers. files: how files name them, a key of `linear_files.LAYOUTS`."""
 
     layers: tuple[bool, ...]
     heads: int
@@ -18,6 +28,13 @@ class LinearAttention:
     key_dim: int
     value_dim: int
     width: int
+    projected: str = field(default="joined", repr=False)
+    beta_scale: float = field(default=1.0, repr=False)
+    norm: str = field(default="linear_attn.norm", repr=False)
+    norm_eps: float = field(default=0.0, repr=False)
+    norms: tuple[str, str, str, str] | None = field(default=None, repr=False)
+    out_proj: str = field(default="linear_attn.out_proj", repr=False)
+    files: str = field(default="", repr=False)
 
     @property
     def value_size(self) -> int:
@@ -26,9 +43,13 @@ class LinearAttention:
     @property
     def channels(self) -> int:
         """Numbers of a token that go through the convolution: q, k and v."""
-        return 2 * self.key_heads * self.key_dim + self.value_size
+        return sum(self.rows)
 
-    out_proj = "linear_attn.out_proj"
+    @property
+    def rows(self) -> tuple[int, int, int]:
+        """Numbers of a token's q, k and v."""
+        keys = self.key_heads * self.key_dim
+        return keys, keys, self.value_size
 
     def flops(self, tokens: int) -> float:
         """FLOP of a layer's delta rule in chunks, forward."""
@@ -47,9 +68,13 @@ class LinearAttention:
 
     def projections(self, hidden: int) -> dict[str, tuple[int, int]]:
         """Shape [out, in] of a layer's, by their path within the layer."""
-        parts = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a")
-        first = dict(zip(parts, (self.channels, self.value_size, self.heads, self.heads)))
-        shapes = {f"linear_attn.{name}": (out, hidden) for name, out in first.items()}
+        (keys, _, values), heads = self.rows, self.heads
+        sizes = {
+            "joined": (self.channels, values, heads, heads),
+            "by_head": (self.channels + values, 2 * heads),
+            "apart": (keys, keys, values, values, heads, heads),
+        }[self.projected]
+        shapes = {f"linear_attn.{name}": (out, hidden) for name, out in zip(PROJECTIONS[self.projected], sizes)}
         return shapes | {self.out_proj: (hidden, self.value_size)}
 
     @property
@@ -59,7 +84,7 @@ class LinearAttention:
             "linear_attn.conv1d.weight": (self.channels, 1, self.width),
             "linear_attn.dt_bias": (self.heads,),
             "linear_attn.A_log": (self.heads,),
-            "linear_attn.norm.weight": (self.value_dim,),
+            f"{self.norm}.weight": (self.value_dim,),
         }
 
 
@@ -73,6 +98,7 @@ class GatedConvolution:
 
     out_proj = "conv.out_proj"
     state = ()
+    norms = None
 
     def flops(self, tokens: int) -> float:
         """As of `LinearAttention`."""

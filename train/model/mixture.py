@@ -20,11 +20,6 @@ from wgrad.train.model.model_config import ModelConfig
 _GATED = {"silu": F.swiglu, "gelu_tanh": F.geglu}
 
 
-def has_experts(config: ModelConfig, prefix: str) -> bool:
-    """Return whether the layer of this prefix has experts."""
-    return config.has_experts(int(prefix.split(".")[2]))
-
-
 def mixture(
     config: ModelConfig,
     weights: Mapping[str, Any],

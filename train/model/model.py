@@ -26,7 +26,7 @@ from wgrad.train.model.kv_cache import KVCache
 from wgrad.train.model.layers import through_layers
 from wgrad.train.model.lora import Adapter, linear_modules
 from wgrad.train.model.mixers import mix
-from wgrad.train.model.mixture import has_experts, mixture
+from wgrad.train.model.mixture import mixture
 from wgrad.train.model.model_config import ModelConfig
 from wgrad.train.model.model_inputs import Inputs
 from wgrad.train.model.stacks import GATE_UP
@@ -167,12 +167,13 @@ class Model(Attention):
         if self._streamed is not None:
             self._streamed.enter(index)
         c, prefix = self.config, f"model.layers.{index}."
-        y, h = self._norm(prefix, c.attention_norm, h)
+        before, after, *_ = c.norms_of(index)
+        y, h = self._norm(prefix, before, h)
         o_proj, attended = self._attended(index, y, inputs, cache)
         if c.parallel:
             h = self._mlp_half(index, h, inputs, cache, y)
-            return self._to_stream(prefix, o_proj, c.attention_out_norm, attended, h, inputs, last=True)
-        h = self._to_stream(prefix, o_proj, c.attention_out_norm, attended, h, inputs)
+            return self._to_stream(prefix, o_proj, after, attended, h, inputs, last=True)
+        h = self._to_stream(prefix, o_proj, after, attended, h, inputs)
         return self._mlp_half(index, h, inputs, cache)
 
     def _attended(self, index: int, y: Tensor, inputs: Inputs, cache: KVCache | None) -> tuple[str, Tensor]:
@@ -188,25 +189,26 @@ class Model(Attention):
         self, index: int, h: Tensor, inputs: Inputs, cache: KVCache | None, y: Tensor | None = None
     ) -> Tensor:
         """`_mlp`; of a long row that is recomputed, in chunks."""
-        c, prefix = self.config, f"model.layers.{index}."
+        c = self.config
         # Dropout counts elements from the first row that it is given: in chunks it would drop the same ones in each.
         if index < self.recomputed and cache is None and inputs.seed is None:
             most = (self.mlp_chunk_bytes or MLP_CHUNK_BYTES) // (6 * c.mlp_width * self.dtype.itemsize)
             if h.shape[0] > max(most, MLP_CHUNKS_ABOVE):
                 rows = even_rows(h.shape[0], most)
                 # Without y, h is what `_to_stream` has just made for this half alone.
-                return in_row_chunks(lambda x: self._mlp(prefix, x, inputs), h, rows, spent=y is None)
-        return self._mlp(prefix, h, inputs, y)
+                return in_row_chunks(lambda x: self._mlp(index, x, inputs), h, rows, spent=y is None)
+        return self._mlp(index, h, inputs, y)
 
-    def _mlp(self, prefix: str, h: Tensor, inputs: Inputs, y: Tensor | None = None) -> Tensor:
+    def _mlp(self, index: int, h: Tensor, inputs: Inputs, y: Tensor | None = None) -> Tensor:
         """A layer's MLP, norm and residual included: of each row by itself. y: the norm of h, where it is there."""
-        c = self.config
+        c, prefix = self.config, f"model.layers.{index}."
+        *_, before, after = c.norms_of(index)
         if y is None:
-            y, h = self._norm(prefix, c.mlp_norm, h)
-        if has_experts(c, prefix):
+            y, h = self._norm(prefix, before, h)
+        if c.has_experts(index):
             return mixture(c, self.weights, self.adapter, prefix, y, h, partial(self._linear, inputs=inputs))
         activated = self._activated(prefix, y, inputs)
-        return self._to_stream(prefix, c.down_proj, c.mlp_out_norm, activated, h, inputs, last=True)
+        return self._to_stream(prefix, c.down_proj, after, activated, h, inputs, last=True)
 
     def _activated(self, prefix: str, y: Tensor, inputs: Inputs) -> Tensor:
         """Return the input of the MLP's last projection."""

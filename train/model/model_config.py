@@ -137,6 +137,12 @@ class ModelConfig:
         """The linear attention of a layer that has such."""
         return self.linear if self.linear is not None and self.linear.layers[layer] else None
 
+    def norms_of(self, layer: int) -> tuple[str, str, str, str]:
+        """Return a layer's norms, "" for none: before attention, of its output, before the MLP, of its output."""
+        linear = self.linear_of(layer)
+        usual = (self.attention_norm, self.attention_out_norm, self.mlp_norm, self.mlp_out_norm)
+        return usual if linear is None or linear.norms is None else linear.norms
+
     def has_experts(self, layer: int) -> bool:
         return self.experts is not None and self.experts.layers[layer]
 

@@ -29,6 +29,7 @@ from wgrad.train.files.input_files import exists, one_line
 from wgrad.train.files.nf4_files import NF4_PARTS, check_packed, is_nf4, read_nf4
 from wgrad.train.files.safetensors_files import TensorEntry, read_entries
 from wgrad.train.model.expert_files import with_experts
+from wgrad.train.model.linear_files import with_linear
 from wgrad.train.model.model_config import ModelConfig
 from wgrad.train.model.multimodal import is_beside_text, text_name
 from wgrad.train.model.weights import EMBEDDING, HEAD, WeightSpec, weight_specs
@@ -37,10 +38,10 @@ INDEX_FILE, SINGLE_FILE, GGUF = "model.safetensors.index.json", "model.safetenso
 _DTYPES = {"F32": np.dtype(np.float32), "F16": np.dtype(np.float16), "BF16": np.dtype(ml_dtypes.bfloat16)}
 FLOATS = tuple(_DTYPES)
 _MOST_LISTED = 8  # names in a message
-# Tensors without influence on the output: tables that the model computes by itself, in files of old versions, and
-# constants of an activation.
+# Tensors without influence on the output: tables that the model computes by itself, in files of old versions, constants
+# of an activation, and layers that predict several tokens at once.
 _LEFT_OVER = re.compile(
-    r"(^|\.)(rotary_emb\.(inv_freq|cos_cached|sin_cached)|position_ids|masked_bias|act_fn\.(beta|eps))$"
+    r"^mtp\.|(^|\.)(rotary_emb\.(inv_freq|cos_cached|sin_cached)|position_ids|masked_bias|act_fn\.(beta|eps))$"
 )
 # Of GGUF: factors of the rotary embeddings (gguf_config.py reads them), and a copy of its frequencies in old files.
 _LEFT_OVER_GGUF = re.compile(r"rope_(freqs|factors_long|factors_short)\.weight|blk\.\d+\.attn_rot_embd\.weight")
@@ -129,7 +130,7 @@ class ModelFiles:
         takes is known to be in its files before any memory is taken for it."""
         if config.tie_word_embeddings and EMBEDDING not in self.entries and HEAD in self.entries:
             self.entries[EMBEDDING] = self.entries[HEAD]  # one matrix: either name will do, as in transformers
-        self.entries = with_experts(self.entries, config)
+        self.entries = with_linear(with_experts(self.entries, config), config)
         for spec in weight_specs(config):
             if not spec.is_linear or not self.is_frozen(spec):
                 self._float_entry(spec)

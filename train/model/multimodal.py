@@ -64,6 +64,9 @@ MULTIMODAL = {
     ),
     "Qwen3VLForConditionalGeneration": Multimodal("qwen3_vl", {"qwen3_vl_text": "Qwen3ForCausalLM"}, _QWEN3),
     "Qwen3_5ForConditionalGeneration": Multimodal("qwen3_5", {"qwen3_5_text": "Qwen3_5ForCausalLM"}, in_peft="model."),
+    "Qwen3_5MoeForConditionalGeneration": Multimodal(
+        "qwen3_5_moe", {"qwen3_5_moe_text": "Qwen3_5MoeForCausalLM"}, in_peft="model."
+    ),
     "SmolVLMForConditionalGeneration": Multimodal("smolvlm", _text_first("llama"), in_peft="model.text_model."),
 }
 # What stands before the names of the text part in files (transformers writes the first three), and before those of its

@@ -17,6 +17,7 @@ from wgrad.device.files import write_bytes, write_text
 from wgrad.train.files.decode import read_json
 from wgrad.train.files.safetensors_files import TensorSource, write_safetensors
 from wgrad.train.model.expert_files import written_tensors
+from wgrad.train.model.linear_files import as_in_files
 from wgrad.train.model.model_config import ModelConfig
 from wgrad.train.model.model_files import ModelFiles, Progress, dtype_of
 from wgrad.train.model.weights import WeightSpec, constants, weight_specs
@@ -71,7 +72,7 @@ def save_model(
     entries = files.entries if files else {}
     sources = [
         replace(source, name=entries[source.name].name if source.name in entries else source.name)
-        for source in written_tensors(specs, config, dtype, fetch)
+        for source in as_in_files(written_tensors(specs, config, dtype, fetch), config)
     ]
     for name, number in constants(config).items():
         sources.append(TensorSource(name, dtype, (), partial(np.asarray, number, dtype)))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from wgrad.train.model.config_file import LayerTypesFile
-from wgrad.train.model.delta_net_keys import Qwen35File
 from wgrad.train.model.family_keys import (
     Exaone4File,
     Gemma2File,
@@ -35,7 +34,6 @@ from wgrad.train.model.layer_norm_keys import (
     StableLmFile,
     Starcoder2File,
 )
-from wgrad.train.model.linear_attention import LinearAttention
 from wgrad.train.model.near_llama_keys import (
     CwmFile,
     Ernie45File,
@@ -318,22 +316,3 @@ def olmo(keys: OlmoFile) -> dict[str, Any]:
     """OLMo (arXiv 2402.00838): LayerNorm without weights and biases."""
     norms = {"layer_norm": True, "norm_weight": False, "rms_norm_eps": 1e-5}
     return {**biases(keys), **norms, "clip_qkv": keys.clip_qkv or 0.0}
-
-
-def qwen3_5(keys: Qwen35File) -> dict[str, Any]:
-    """Qwen3.5: gated DeltaNet (arXiv 2412.06464) and, every few layers, attention with a gate."""
-    linear = LinearAttention(
-        layers=keys.linear_layers,
-        heads=keys.linear_num_value_heads,
-        key_heads=keys.linear_num_key_heads,
-        key_dim=keys.linear_key_head_dim,
-        value_dim=keys.linear_value_head_dim,
-        width=keys.linear_conv_kernel_dim,
-    )
-    return {
-        **biases(keys),
-        "norm_offset": 1.0,
-        "qk_norm": True,
-        "attention_gate": True,
-        "linear": linear if any(linear.layers) else None,
-    }

@@ -117,8 +117,7 @@ def _norm(config: ModelConfig, module: str) -> Iterator[WeightSpec]:
 def _layer_specs(config: ModelConfig, layer: int) -> Iterator[WeightSpec]:
     prefix, linear = f"model.layers.{layer}.", config.linear_of(layer)
     biased = {f"self_attn.{part}_proj": config.qkv_bias for part in "qkv"} | {config.o_proj: config.o_bias}
-    norms = [config.attention_norm, config.attention_out_norm, config.mlp_norm, config.mlp_out_norm]
-    for norm in dict.fromkeys(filter(None, norms)):  # once, where attention and MLP read the same
+    for norm in dict.fromkeys(filter(None, config.norms_of(layer))):  # once, where attention and MLP read the same
         yield from _norm(config, prefix + norm)
     for name, sizes in linear.others.items() if linear is not None else ():
         yield WeightSpec(prefix + name, sizes, "norm")

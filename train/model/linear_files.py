@@ -1,0 +1,96 @@
+"""Layers with linear attention in files that have other names for their tensors, or the parts of one apart.
+
+Written are the names that a model's first files have, as of experts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+
+from wgrad.device.errors import WgradError
+from wgrad.train.files.input_files import one_line
+from wgrad.train.files.safetensors_files import TensorEntry, TensorSource
+from wgrad.train.model.expert_files import StackedEntry
+from wgrad.train.model.linear_attention import LinearAttention
+from wgrad.train.model.model_config import ModelConfig
+
+# Of a layer, by what `LinearAttention.files` names: a tensor's path -> those that files have for it, one under another.
+LAYOUTS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+    "": {},
+    "convolutions apart": {
+        "input_layernorm.weight": ("attention_layer_norm.weight",),
+        "post_attention_layernorm.weight": ("feedforward_layer_norm.weight",),
+        "linear_attn.conv1d.weight": tuple(f"linear_attn.{part}_conv1d.weight" for part in "qkv"),
+    },
+}
+
+
+def _names(config: ModelConfig, every_layer: bool) -> Iterator[tuple[str, list[str]]]:
+    """The tensors that have other names in files, each with these: of layers with linear attention, or of all."""
+    if not isinstance(config.linear, LinearAttention):
+        return
+    for layer in range(config.num_hidden_layers):
+        prefix = f"model.layers.{layer}."
+        if every_layer or config.linear.layers[layer]:
+            for path, parts in LAYOUTS[config.linear.files].items():
+                yield prefix + path, [prefix + part for part in parts]
+
+
+def with_linear(entries: Mapping[str, TensorEntry], config: ModelConfig) -> dict[str, TensorEntry]:
+    """The tensors by the names that the model has them by. WgradError: a part is missing, or does not fit."""
+    found = dict(entries)
+    for name, parts in _names(config, every_layer=True):  # as transformers writes norms
+        first = found.get(parts[0])
+        if first is None:
+            continue
+        missing = next((part for part in parts if part not in found), None)
+        if missing is not None:
+            raise WgradError(
+                f"{first.source}: {first.path.parent} has no tensor {missing}: config.json and the weights do not "
+                "belong together, or a shard is missing: fetch the model again"
+            )
+        taken = [found.pop(part) for part in parts]
+        found[name] = first if len(taken) == 1 else _joined(name, taken, config)
+    return found
+
+
+def _joined(name: str, parts: list[TensorEntry], config: ModelConfig) -> TensorEntry:
+    """Of parts of any number of rows: transformers cuts in equal ones what it writes."""
+    assert isinstance(config.linear, LinearAttention)
+    wanted = (config.linear.channels, 1, config.linear.width)
+    if sum(part.shape[0] for part in parts) != wanted[0] or any(part.shape[1:] != wanted[1:] for part in parts):
+        shapes = " and ".join(str(list(part.shape)) for part in parts)
+        raise WgradError(
+            f"{parts[0].source}: {one_line(parts[0].name)} and others in {parts[0].path} have shapes {shapes}: "
+            f"config.json asks for {list(wanted)} in all: fetch the model again"
+        )
+    return StackedEntry.of(name, parts, wanted)
+
+
+def as_in_files(sources: Iterable[TensorSource], config: ModelConfig) -> Iterator[TensorSource]:
+    """The tensors of a file to write, by the names and in the parts that files have."""
+    names = dict(_names(config, every_layer=False))
+    for source in sources:
+        parts = names.get(source.name, [source.name])
+        if len(parts) == 1:
+            yield replace(source, name=parts[0])
+            continue
+        assert isinstance(config.linear, LinearAttention)
+        rows, held = config.linear.rows, list[np.ndarray]()
+        for number, (part, count) in enumerate(zip(parts, rows)):
+            value = partial(_part, source, held, sum(rows[:number]), count, number + 1 == len(parts))
+            yield TensorSource(part, source.dtype, (count, *source.shape[1:]), value)
+
+
+def _part(source: TensorSource, held: list[np.ndarray], first: int, rows: int, last: bool) -> np.ndarray:
+    """Rows of a tensor, which is made for the first part and given up after the last."""
+    if not held:
+        held.append(source.fetch())
+    found = held[0][first : first + rows]
+    if last:
+        held.clear()
+    return found
