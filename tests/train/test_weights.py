@@ -450,7 +450,10 @@ def test_the_weights_of_another_family_are_not_taken_for_this_one(make_checkpoin
 
 def test_what_old_versions_left_in_files_is_not_used_and_not_refused(make_checkpoint: Any) -> None:
     folder = make_checkpoint(tie_word_embeddings=True)
-    names = [f"model.layers.{i}.self_attn.rotary_emb.inv_freq" for i in range(2)] + ["model.rotary_emb.inv_freq", "mtp.norm.weight"]
+    names = [f"model.layers.{i}.self_attn.rotary_emb.inv_freq" for i in range(2)] + [
+        "model.rotary_emb.inv_freq",
+        "mtp.norm.weight",
+    ]
     add(folder, {name: np.ones(6, np.float32) for name in names} | {HEAD: file_arrays(folder)[EMBEDDING]})
     assert open_files(folder, load_model_config(folder))[1].tie_word_embeddings
 

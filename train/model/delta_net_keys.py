@@ -39,7 +39,7 @@ def check_delta_net(keys: Any) -> None:
 
 
 def linear_layers(keys: Any) -> tuple[bool, ...]:
-    """True for each layer that has gated DeltaNet."""
+    """Return whether each layer has gated DeltaNet."""
     if keys.layer_types is not None:
         return tuple(kind == "linear_attention" for kind in keys.layer_types)
     return tuple((i + 1) % keys.full_attention_interval != 0 for i in range(keys.num_hidden_layers))

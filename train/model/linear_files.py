@@ -59,7 +59,7 @@ def with_linear(entries: Mapping[str, TensorEntry], config: ModelConfig) -> dict
 
 
 def _joined(name: str, parts: list[TensorEntry], config: ModelConfig) -> TensorEntry:
-    """Of parts of any number of rows: transformers cuts in equal ones what it writes."""
+    """Join parts of any number of rows: transformers cuts in equal ones what it writes."""
     assert isinstance(config.linear, LinearAttention)
     wanted = (config.linear.channels, 1, config.linear.width)
     if sum(part.shape[0] for part in parts) != wanted[0] or any(part.shape[1:] != wanted[1:] for part in parts):
