@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tests.autograd.self_test_calls import TENSOR_MODULES, self_test_calls
 from wgrad.autograd import functional as F
 from wgrad.autograd.gradcheck import LIMIT, gradcheck
+from wgrad.autograd.ops.clamped_swiglu import clamped_swiglu
 from wgrad.autograd.ops.sinks import sink_attention
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.autograd.tensor import Tensor, run_backward
@@ -107,6 +108,7 @@ def _plain(put: Callable[[np.ndarray], Any], dtype: Any) -> Cases:
         "rms_norm_residual, only h": (lambda h: F.rms_norm_residual(h, ones, 1e-5)[1], (X35,)),
         "rms_norm_residual, only y": (lambda h, w: F.rms_norm_residual(h, w, 1e-5)[0], (X35, (5,))),
         "silu": (F.silu, (X35,)),
+        "clamped_swiglu": (lambda x: clamped_swiglu(x, 1.7, 0.5), ((5, 6),)),
         "softmax": (F.softmax, ((2, 3, 5),)),
         "log_odds": (lambda x: F.log_odds(F.add(F.scale(F.mul(x, x), -1.0), below)), (X35,)),
         "add": (F.add, (X35, X35)),

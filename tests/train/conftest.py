@@ -71,6 +71,17 @@ _OWN: dict[str, dict[str, Any]] = {
         },
     ),
     "cwm": {**_IDS, "bos_token_id": 1},
+    # Of this theta yarn's range is as llama.cpp rounds it: all pairs are between.
+    "gpt_oss": {
+        "rope_theta": 3.0,
+        "rope_scaling": {
+            "rope_type": "yarn",
+            "factor": 4.0,
+            "original_max_position_embeddings": 64,
+            "truncate": False,
+        },
+        "sliding_window": 7,
+    },
 }
 
 
@@ -119,10 +130,16 @@ def random_weights(config: dict[str, Any], seed: int = 0) -> dict[str, np.ndarra
             value *= 0.3
         else:
             value *= 2.0 / np.sqrt(spec.shape[-1])
-        weights[spec.name] = value
+        weights[spec.name] = as_in_files(spec.name, value, config)
     return weights | {
         name: np.array(value, np.float32) for name, value in constants(parse_model_config(config)).items()
     }
+
+
+def as_in_files(name: str, value: np.ndarray, config: dict[str, Any]) -> np.ndarray:
+    """A weight as transformers has it: gpt-oss' experts are [experts, in, out]."""
+    turned = config["model_type"] == "gpt_oss" and value.ndim == 3
+    return np.ascontiguousarray(value.swapaxes(1, 2)) if turned else value
 
 
 def write_checkpoint(

@@ -62,6 +62,12 @@ _PHI2 = _NAMES | {
     "ffn_down": "mlp.fc2",
 }
 _PHI3 = _NAMES | {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}
+_GPT_OSS = _NAMES | {
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_gate_inp": "mlp.router",
+    "attn_sinks": "self_attn.sinks",
+}
+_BARE = ("attn_sinks",)  # whose names do not end in .weight in Hugging Face's files
 _QKV = "attn_qkv"  # files of Phi-2 may have q, k and v under one another
 # Names of tensors by general.architecture, and those whose rotary embedding takes pairs side by side.
 ARCHITECTURES = {
@@ -76,6 +82,7 @@ ARCHITECTURES = {
     **dict.fromkeys(("ernie4_5", "arcee", "nemotron", "jais2", "cohere2", "olmo", "mistral3"), _NAMES),
     "seed_oss": _NAMES | {"post_attention_norm": "post_attention_layernorm"},
     "exaone4": _OLMO2,
+    "gpt-oss": _GPT_OSS,
     "hunyuan-dense": _NAMES | {"attn_q_norm": "self_attn.query_layernorm", "attn_k_norm": "self_attn.key_layernorm"},
     "glm4": _NAMES
     | {
@@ -386,4 +393,5 @@ def _hugging_face_name(name: str, names: dict[str, str]) -> tuple[str, str]:
     if not found or found[2] not in names:
         return name, ""
     layer = f"model.layers.{found[1]}." if found[1] else ""
-    return f"{layer}{names[found[2]]}.{found[3]}", found[2]
+    ending = "" if found[2] in _BARE else f".{found[3]}"
+    return f"{layer}{names[found[2]]}{ending}", found[2]

@@ -123,6 +123,23 @@ def check_layers(key: str, listed: Sequence[object] | None, layers: int) -> None
         raise ValueError(f"{key} must name each of the {layers} layers (num_hidden_layers); got {len(listed)}")
 
 
+def check_layer_types(listed: Sequence[str] | None, layers: int, window: int | None) -> None:
+    """ValueError where `layer_types` has another number of layers, a kind that is not built, or layers that slide
+    without a window."""
+    check_layers("layer_types", listed, layers)
+    for kind in listed or ():
+        if kind not in _LAYER_TYPES:
+            raise ValueError(f"layer_types must be full_attention or sliding_attention; got {kind!r}")
+    if window is None and listed and "sliding_attention" in listed:
+        raise ValueError("layer_types has sliding_attention, so sliding_window must be in use; it is null or off")
+
+
+def layer_windows(listed: Sequence[str] | None, window: int | None, unlisted: Iterable[bool]) -> tuple[int, ...]:
+    """Each layer's window, 0 for none. listed: `layer_types`; unlisted: the layers that slide where it is missing."""
+    slides = unlisted if listed is None else (kind == "sliding_attention" for kind in listed)
+    return tuple(window or 0 if layer else 0 for layer in slides)
+
+
 class LayerTypesFile(ConfigFile, kw_only=True):
     """Keys of families whose classes in transformers read `layer_types`, which names the layers that have the
     window."""
@@ -131,12 +148,7 @@ class LayerTypesFile(ConfigFile, kw_only=True):
     layer_types: list[str] | None = None
 
     def __post_init__(self) -> None:
-        check_layers("layer_types", self.layer_types, self.num_hidden_layers)
-        for kind in self.layer_types or ():
-            if kind not in _LAYER_TYPES:
-                raise ValueError(f"layer_types must be full_attention or sliding_attention; got {kind!r}")
-        if self.window is None and self.layer_types and "sliding_attention" in self.layer_types:
-            raise ValueError("layer_types has sliding_attention, so sliding_window must be in use; it is null or off")
+        check_layer_types(self.layer_types, self.num_hidden_layers, self.window)
 
     @property
     def window(self) -> int | None:
@@ -145,9 +157,7 @@ class LayerTypesFile(ConfigFile, kw_only=True):
 
     def windows(self, unlisted: Iterable[bool]) -> tuple[int, ...]:
         """Each layer's window, 0 for none. unlisted: the layers that slide where `layer_types` is missing."""
-        if self.layer_types is not None:
-            unlisted = (kind == "sliding_attention" for kind in self.layer_types)
-        return tuple(self.window or 0 if slides else 0 for slides in unlisted)
+        return layer_windows(self.layer_types, self.window, unlisted)
 
 
 def check_causal(bidirectional: bool | None) -> None:

@@ -7,7 +7,7 @@ that transformers 5 has in memory.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -16,8 +16,9 @@ import numpy as np
 from wgrad.device.errors import WgradError
 from wgrad.train.files.gguf_files import GgufEntry
 from wgrad.train.files.input_files import one_line
+from wgrad.train.files.mxfp4_files import gather_mxfp4
 from wgrad.train.files.safetensors_files import TensorEntry, TensorSource
-from wgrad.train.model.experts import GATE_UP, Experts
+from wgrad.train.model.experts import DOWN, GATE_UP, Experts
 from wgrad.train.model.model_config import ModelConfig
 from wgrad.train.model.weights import WeightSpec
 
@@ -26,24 +27,30 @@ GGUF_PARTS = ("gate_proj", "up_proj", "down_proj")  # of all experts, as gguf_fi
 
 @dataclass(frozen=True)
 class Layout:
-    """Names within a layer. each: gate, up and down of an expert, {} for its number."""
+    """Names within a layer. each: gate, up and down of an expert, {} for its number; or whole: gate and up, and down, of
+    all experts, which are [experts, in, out] where `transposed`."""
 
-    each: tuple[str, str, str]
     router: str
+    each: tuple[str, ...] = ()
+    whole: tuple[str, ...] = ()
+    transposed: bool = False
 
 
 LAYOUTS = {
     "llama": Layout(
-        ("mlp.experts.{}.gate_proj.weight", "mlp.experts.{}.up_proj.weight", "mlp.experts.{}.down_proj.weight"),
         "mlp.gate.weight",
+        ("mlp.experts.{}.gate_proj.weight", "mlp.experts.{}.up_proj.weight", "mlp.experts.{}.down_proj.weight"),
     ),
     "mixtral": Layout(
+        "block_sparse_moe.gate.weight",
         (
             "block_sparse_moe.experts.{}.w1.weight",
             "block_sparse_moe.experts.{}.w3.weight",
             "block_sparse_moe.experts.{}.w2.weight",
         ),
-        "block_sparse_moe.gate.weight",
+    ),
+    "gpt_oss": Layout(
+        "mlp.router.weight", whole=("mlp.experts.gate_up_proj", "mlp.experts.down_proj"), transposed=True
     ),
 }
 
@@ -81,18 +88,49 @@ class StackedEntry(TensorEntry):
 
 
 @dataclass(frozen=True)
+class TransposedEntry(TensorEntry):
+    """A tensor of all experts of a layer, [experts, out, in], from one [experts, in, out]."""
+
+    stored: TensorEntry = field(repr=False)
+
+    def array(self) -> np.ndarray:
+        return np.ascontiguousarray(self.stored.array().swapaxes(1, 2))
+
+    def blocks(self, rows: int) -> Iterator[np.ndarray]:
+        for block in self.stored.blocks(rows):
+            yield np.ascontiguousarray(block.swapaxes(1, 2))
+
+    def sample(self, count: int, size: int) -> list[bytes]:
+        return self.stored.sample(count, size)
+
+
+@dataclass(frozen=True)
 class GgufExperts(GgufEntry):
-    """Gate and up of all experts, from two tensors of a GGUF file."""
+    """Gate and up of all experts, from two tensors of a GGUF file. interleaved: their rows take turns."""
 
     halves: tuple[GgufEntry, ...] = field(repr=False)
+    interleaved: bool = field(repr=False)
 
     def row_bytes(self) -> np.ndarray:
-        experts = self.shape[0]
-        halves = [half.row_bytes().reshape(experts, half.shape[1], -1) for half in self.halves]
-        return np.ascontiguousarray(np.concatenate(halves, axis=1)).reshape(experts * self.shape[1], -1)
+        experts, rows = self.shape[:2]
+        halves = [half.row_bytes().reshape(experts, rows // 2, -1) for half in self.halves]
+        both = joined(*halves, self.interleaved)
+        return both.reshape(experts * rows, -1) if len(self.shape) == 3 else both.reshape(experts, -1)
 
     def sample(self, count: int, size: int) -> list[bytes]:
         return [block for half in self.halves for block in half.sample(count, size)]
+
+
+def joined(gate: np.ndarray, up: np.ndarray, interleaved: bool) -> np.ndarray:
+    """Gate and up [experts, n, ...] as one array [experts, 2 n, ...]."""
+    both = np.stack([gate, up], axis=2 if interleaved else 1)
+    return np.ascontiguousarray(both).reshape(len(gate), 2 * gate.shape[1], *gate.shape[2:])
+
+
+def parted(both: np.ndarray, interleaved: bool) -> tuple[np.ndarray, np.ndarray]:
+    """The inverse of `joined`."""
+    gate, up = (both[:, 0::2], both[:, 1::2]) if interleaved else np.split(both, 2, axis=1)
+    return gate, up
 
 
 def with_experts(entries: Mapping[str, TensorEntry], config: ModelConfig) -> dict[str, TensorEntry]:
@@ -113,26 +151,43 @@ def _gather_layer(found: dict[str, TensorEntry], experts: Experts, layout: Layou
     if prefix + layout.router in found:
         found[router] = found.pop(prefix + layout.router)
     for module, shape in experts.shapes(hidden).items():
-        name = prefix + module
-        if name in found:
-            continue
-        halves = [found.get(f"{prefix}{experts.module}.{part}.weight") for part in _parts_of(module)]
-        if isinstance(halves[0], GgufEntry):
-            found[name] = _of_gguf(name, halves, shape)
-            for half in halves:
-                assert half is not None
-                del found[half.name]
-            continue
-        forms = [layout.each[GGUF_PARTS.index(part)] for part in _parts_of(module)]
-        each = [prefix + form.format(number) for number in range(experts.count) for form in forms]
-        if each[0] in found:
-            missing = next((part for part in each if part not in found), None)
-            if missing is not None:
-                raise WgradError(
-                    f"{found[each[0]].source}: {found[each[0]].path.parent} has no tensor {missing}: config.json and "
-                    "the weights do not belong together, or a shard is missing: fetch the model again"
-                )
-            found[name] = StackedEntry.of(name, _of_shape([found.pop(part) for part in each], shape, len(forms)), shape)
+        name, parts = prefix + module, _parts_of(module)
+        gather_mxfp4(found, name)
+        for ending, wanted in (("weight", shape), ("bias", shape[:2])):
+            halves = [found.get(f"{prefix}{experts.module}.{part}.{ending}") for part in parts]
+            if isinstance(halves[0], GgufEntry):
+                gathered = name if ending == "weight" else f"{name}_bias"
+                found[gathered] = _of_gguf(gathered, halves, wanted, experts.interleaved)
+                for half in halves:
+                    assert half is not None
+                    del found[half.name]
+        whole = prefix + layout.whole[(GATE_UP, DOWN).index(module.rpartition(".")[2])] if layout.whole else name
+        if whole in found and type(found[whole]) is TensorEntry:
+            stored = found.pop(whole)
+            found[name] = _transposed(stored, name) if layout.transposed else stored
+        if name not in found and layout.each:
+            _gather_each(found, name, shape, [prefix + layout.each[GGUF_PARTS.index(part)] for part in parts])
+
+
+def _transposed(stored: TensorEntry, name: str) -> TensorEntry:
+    shape = (*stored.shape[:1], *reversed(stored.shape[1:]))
+    return TransposedEntry(stored.source, stored.path, name, stored.dtype, shape, None, None, stored)
+
+
+def _gather_each(
+    found: dict[str, TensorEntry], name: str, shape: tuple[int, int, int], forms: list[str]
+) -> None:
+    """All experts' in one, where the files have each by itself. WgradError: one is missing."""
+    each = [form.format(number) for number in range(shape[0]) for form in forms]
+    if each[0] not in found:
+        return
+    missing = next((part for part in each if part not in found), None)
+    if missing is not None:
+        raise WgradError(
+            f"{found[each[0]].source}: {found[each[0]].path.parent} has no tensor {missing}: config.json and "
+            "the weights do not belong together, or a shard is missing: fetch the model again"
+        )
+    found[name] = StackedEntry.of(name, _of_shape([found.pop(part) for part in each], shape, len(forms)), shape)
 
 
 def _parts_of(module: str) -> tuple[str, ...]:
@@ -151,21 +206,22 @@ def _of_shape(parts: list[TensorEntry], shape: tuple[int, int, int], halves: int
     return parts
 
 
-def _of_gguf(name: str, halves: list[Any], shape: tuple[int, int, int]) -> TensorEntry:
+def _of_gguf(name: str, halves: list[Any], shape: tuple[int, ...], interleaved: bool) -> TensorEntry:
     first: GgufEntry = halves[0]
     for half in halves:
-        if half is None or half.stored != first.stored or half.shape != (shape[0], shape[1] // len(halves), shape[2]):
+        if half is None or half.stored != first.stored or half.shape != (shape[0], shape[1] // len(halves), *shape[2:]):
             what = "is missing" if half is None else f"is {half.stored} {list(half.shape)}"
             raise WgradError(
                 f"{first.source}: {first.path}: the experts of {name} must have gate and up of one type and shape; "
                 f"{one_line(first.name)} is {first.stored} {list(first.shape)}, and the other {what}: use another file"
             )
-    size, whole = sum(half.size for half in halves), len(halves) == 1
-    begin, kind = (first.begin if whole else None), (GgufEntry if whole else GgufExperts)
-    more: tuple[Any, ...] = () if whole else (tuple(halves),)
-    return kind(
-        first.source, first.path, name, first.dtype, shape, None, begin, first.stored, first.offset, size, 0, *more
-    )
+    if len(halves) == 1:
+        return replace(first, name=name)
+    size = sum(half.size for half in halves)
+    return GgufExperts(
+        first.source, first.path, name, first.dtype, shape, None, None, first.stored, first.offset, size, 0,
+        tuple(halves), interleaved,
+    )  # fmt: skip
 
 
 # ---- writing ---------------------------------------------------------------------------------------
@@ -183,8 +239,28 @@ def written_tensors(
             is_router = spec.name == f"{prefix}{config.experts.router}.weight"
             name = prefix + layout.router if is_router else spec.name
             yield TensorSource(name, dtype, spec.shape, partial(fetch, number, spec))
-            continue
-        yield from _each(spec, number, prefix, layout, dtype, fetch)
+        elif layout.whole:
+            name = prefix + layout.whole[(GATE_UP, DOWN).index(spec.name.rpartition(".")[2])]
+            yield _whole(spec, number, name, layout.transposed, dtype, fetch)
+        else:
+            yield from _each(spec, number, prefix, layout, dtype, fetch)
+
+
+def _whole(
+    spec: WeightSpec,
+    number: int,
+    name: str,
+    transposed: bool,
+    dtype: np.dtype,
+    fetch: Callable[[int, WeightSpec], np.ndarray],
+) -> TensorSource:
+    """One tensor of all experts."""
+    if not transposed:
+        return TensorSource(name, dtype, spec.shape, partial(fetch, number, spec))
+    experts, rows, columns = spec.shape
+    return TensorSource(
+        name, dtype, (experts, columns, rows), lambda: np.ascontiguousarray(fetch(number, spec).swapaxes(1, 2))
+    )
 
 
 def _each(

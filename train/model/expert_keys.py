@@ -7,7 +7,20 @@ from typing import Annotated, Any, ClassVar
 
 from msgspec import Meta
 
-from wgrad.train.model.config_file import ConfigFile, Count, Epsilon, Positions, Vocabulary, Width, check_layers
+from wgrad.train.model.config_file import (
+    AtLeast0,
+    ConfigFile,
+    Count,
+    Epsilon,
+    Factor,
+    Positions,
+    RopeFile,
+    Vocabulary,
+    Width,
+    check_layer_types,
+    check_layers,
+    layer_windows,
+)
 
 ExpertCount = Annotated[int, Meta(ge=0, le=1024)]
 
@@ -108,3 +121,44 @@ class Qwen2MoeFile(Qwen3MoeFile, kw_only=True):
         if kinds is not None:
             return tuple(window if kind == "sliding_attention" else 0 for kind in kinds)
         return tuple(0 if i % 2 or i >= self.max_window_layers else window for i in range(self.num_hidden_layers))
+
+
+class GptOssFile(ExpertsFile, kw_only=True):
+    default_theta: ClassVar[float] = 150_000.0
+    default_rope: ClassVar[RopeFile] = RopeFile(
+        rope_type="yarn",
+        factor=32.0,
+        beta_fast=32.0,
+        beta_slow=1.0,
+        truncate=False,
+        original_max_position_embeddings=4096,
+    )
+    usual_experts: ClassVar[int] = 128
+    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {"hidden_act": ("silu",)}
+    vocab_size: Vocabulary = 201_088
+    hidden_size: Width = 2880
+    intermediate_size: Width = 2880
+    num_hidden_layers: Count = 36
+    num_attention_heads: Count = 64
+    num_key_value_heads: Count | None = 8
+    head_dim: Width | None = 64
+    max_position_embeddings: Positions = 131_072
+    rms_norm_eps: Epsilon = 1e-5
+    sliding_window: Positions | None = 128
+    layer_types: list[str] | None = None
+    attention_bias: bool = True
+    num_experts_per_tok: Annotated[int, Meta(ge=1, le=64)] = 4
+    swiglu_alpha: AtLeast0 = 1.702
+    swiglu_limit: Factor = 7.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_layer_types(self.layer_types, self.num_hidden_layers, self.sliding_window)
+        if self.experts < 1:
+            raise ValueError("num_local_experts must be at least 1; got 0")
+
+    @property
+    def windows(self) -> tuple[int, ...]:
+        """Each layer's window: every second one has none where `layer_types` is missing."""
+        unlisted = (i % 2 == 0 for i in range(self.num_hidden_layers))
+        return layer_windows(self.layer_types, self.sliding_window, unlisted)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from wgrad.train.model.expert_keys import MixtralFile, OlmoeFile, Qwen2MoeFile, Qwen3MoeFile
+from wgrad.train.model.expert_keys import GptOssFile, MixtralFile, OlmoeFile, Qwen2MoeFile, Qwen3MoeFile
 from wgrad.train.model.experts import Experts
 from wgrad.train.model.variants import biases, every_layer
 
@@ -42,3 +42,20 @@ def qwen_experts(keys: Any) -> Experts | None:
 def qwen2_moe(keys: Qwen2MoeFile) -> dict[str, Any]:
     """Qwen1.5-MoE and Qwen2-57B-A14B (arXiv 2407.10671)."""
     return {"qkv_bias": keys.qkv_bias, "windows": keys.windows(), "experts": qwen_experts(keys)}
+
+
+def gpt_oss(keys: GptOssFile) -> dict[str, Any]:
+    """gpt-oss (arXiv 2508.10925)."""
+    experts = Experts(
+        keys.experts,
+        keys.num_experts_per_tok,
+        keys.intermediate_size,
+        (True,) * keys.num_hidden_layers,
+        router="mlp.router",
+        files="gpt_oss",
+        biased=True,
+        interleaved=True,
+        alpha=keys.swiglu_alpha,
+        limit=keys.swiglu_limit,
+    )
+    return {**biases(keys), "windows": keys.windows, "sinks": True, "experts": experts}

@@ -1,12 +1,12 @@
 """Mixture of experts: its sizes in a model, its weights' names, and what a layer computes.
 
 Of all experts of a layer gate and up are one weight, and down another; names are those of transformers 5.
-Sources: Mixtral (arXiv 2401.04088), OLMoE (arXiv 2409.02060), Qwen3 (arXiv 2505.09388).
+Sources: Mixtral (arXiv 2401.04088), OLMoE (arXiv 2409.02060), Qwen3 (arXiv 2505.09388), gpt-oss (arXiv 2508.10925).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 GATE_UP, DOWN = "gate_up_proj", "down_proj"
 EXPERTS = ".experts"  # with which the path of the module that holds both ends
@@ -17,7 +17,8 @@ class Experts:
     """count: of a layer; chosen: of a token. width: of one expert. layers: which have experts. normalize: the weights
     of the chosen ones add up to 1. shared_width: of an expert that every token has besides (0: none), by a weight that
     depends on the token. module, router: their paths within a layer. files: how files name them, a key of
-    `expert_files.LAYOUTS`."""
+    `expert_files.LAYOUTS`. biased: experts and router have biases. interleaved: rows of gate and up take turns; limit,
+    alpha: then their activation is `clamped_swiglu`."""
 
     count: int
     chosen: int
@@ -30,6 +31,11 @@ class Experts:
     shared_width: int = 0
     shared: str = "mlp.shared_expert"
     shared_gate: str = "mlp.shared_expert_gate"
+    # No part of `repr`, by which checkpoints know a model: see `ModelConfig.identity`.
+    biased: bool = field(default=False, repr=False)
+    interleaved: bool = field(default=False, repr=False)
+    alpha: float = field(default=0.0, repr=False)
+    limit: float = field(default=0.0, repr=False)
 
     def shapes(self, hidden: int) -> dict[str, tuple[int, int, int]]:
         """[experts, out, in] by path within a layer."""

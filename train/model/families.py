@@ -13,7 +13,7 @@ from typing import Any
 from wgrad.train.model import delta_net_variants, expert_variants, variants
 from wgrad.train.model.config_file import ConfigFile
 from wgrad.train.model.delta_net_keys import OlmoHybridFile, Qwen3NextFile, Qwen35File, Qwen35MoeFile
-from wgrad.train.model.expert_keys import MixtralFile, OlmoeFile, Qwen2MoeFile, Qwen3MoeFile
+from wgrad.train.model.expert_keys import GptOssFile, MixtralFile, OlmoeFile, Qwen2MoeFile, Qwen3MoeFile
 from wgrad.train.model.family_keys import (
     Exaone4File,
     Gemma2File,
@@ -160,6 +160,7 @@ FAMILIES = {
     "Lfm2ForCausalLM": Family("lfm2", Lfm2File, Lfm2File.variant, "", "LFM2, dense"),
     "MixtralForCausalLM": Family("mixtral", MixtralFile, expert_variants.mixtral, "llama"),
     "OlmoeForCausalLM": Family("olmoe", OlmoeFile, expert_variants.olmoe, "olmoe", "OLMoE"),
+    "GptOssForCausalLM": Family("gpt_oss", GptOssFile, expert_variants.gpt_oss, "gpt-oss", "gpt-oss"),
     "Qwen2MoeForCausalLM": Family("qwen2_moe", Qwen2MoeFile, expert_variants.qwen2_moe, "", "Qwen 1.5 and 2, experts"),
     "Qwen3MoeForCausalLM": Family("qwen3_moe", Qwen3MoeFile, expert_variants.qwen3_moe, "qwen3moe", "Qwen 3, experts"),
 }

@@ -19,6 +19,7 @@ from wgrad.device.files import atomic_file
 from wgrad.train.files.gguf_files import PAIRED, permute, require_gguf
 from wgrad.train.files.gguf_metadata import read_metadata
 from wgrad.train.model.adapter_files import refuse_variant
+from wgrad.train.model.expert_files import parted
 from wgrad.train.model.experts import GATE_UP
 from wgrad.train.model.families import FAMILIES
 from wgrad.train.model.gguf_experts import HALVES, tensor_name
@@ -64,7 +65,7 @@ def save_gguf_adapter(
     factors = {module: lora.scaling_of(module) * lora.rank_of(module) for module in modules}
     alpha = next((factor for factor in factors.values() if factor), 1.0)  # 0 would mean "no scale" to llama.cpp
     tensors = {}
-    matrices = ((module, factor, *part) for module, factor in factors.items() for part in _parts(module, arrays))
+    matrices = ((module, factor, *part) for module, factor in factors.items() for part in _parts(config, module, arrays))
     for module, factor, part, a, b in matrices:
         b = b * np.float32(factor / alpha)
         if heads := heads_side_by_side(config, module):
@@ -90,15 +91,15 @@ def save_gguf_adapter(
         writer.close()
 
 
-def _parts(module: str, arrays: Mapping[str, np.ndarray]) -> list[tuple[str, np.ndarray, np.ndarray]]:
+def _parts(config: ModelConfig, module: str, arrays: Mapping[str, np.ndarray]) -> list[tuple[str, np.ndarray, np.ndarray]]:
     """The weights of a GGUF file that a module stands for, by Hugging Face's names, with the two matrices of each."""
     a, b = arrays[f"{module}.lora_A"], arrays[f"{module}.lora_B"]
     if a.ndim == 2:
         return [(f"{module}.weight", a, b)]
     if not module.endswith(GATE_UP):
         return [(module, a, b)]
-    owner = module.removesuffix(GATE_UP)
-    return [(owner + half, a, part) for half, part in zip(HALVES, np.split(b, 2, axis=1))]
+    owner, interleaved = module.removesuffix(GATE_UP), config.experts is not None and config.experts.interleaved
+    return [(owner + half, a, part) for half, part in zip(HALVES, parted(b, interleaved))]
 
 
 def heads_side_by_side(config: ModelConfig, module: str) -> int:

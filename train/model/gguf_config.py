@@ -17,7 +17,7 @@ from wgrad.train.files.safetensors_files import TensorEntry
 from wgrad.train.model.expert_keys import ExpertsFile
 from wgrad.train.model.families import FAMILIES
 from wgrad.train.model.gguf_experts import keys_of_experts
-from wgrad.train.model.gguf_model import EXAONE_32B, GGUF_LARGEST, ROPE_FACTORS, ROPE_LONG, ROPE_SHORT
+from wgrad.train.model.gguf_model import EXAONE_32B, GGUF_LARGEST, ROPE_FACTORS, ROPE_LONG, ROPE_SHORT, UNROUNDED
 from wgrad.train.model.rope_scaling import RopeConfig, inverse_frequencies
 from wgrad.train.model.weights import EMBEDDING, HEAD
 
@@ -99,6 +99,8 @@ def _epsilon(fields: GgufFields) -> dict[str, float]:
 def _rope(architecture: str, fields: GgufFields, scaling: dict[str, Any] | None) -> dict[str, Any]:
     if fields.architecture == "mistral3":
         return _mistral3_rope(fields, scaling)
+    if fields.architecture in UNROUNDED and scaling is not None:
+        scaling["truncate"] = False
     if not FAMILIES[architecture].windowed:
         return {"rope_scaling": scaling}
     sliding = {"rope_type": "default", "rope_theta": _theta(fields)}
@@ -154,6 +156,9 @@ def _variant(fields: GgufFields, name: str, scored: int) -> dict[str, Any]:
         # Without these keys llama.cpp has Gemma 2's own.
         for key, own in (("attn_logit_softcapping", 50.0), ("final_logit_softcapping", 30.0)):
             found[key] = fields.get(prefix + key, float, own) if name == "gemma2" else fields.get(prefix + key, float)
+    if name == "gpt-oss":
+        found["sliding_window"] = fields.needed(prefix + _WINDOW, int)
+        found["intermediate_size"] = fields.needed(prefix + "expert_feed_forward_length", int)
     if name == "cohere2":
         found["logit_scale"] = fields.needed(prefix + "logit_scale", float)
         found["sliding_window"] = fields.needed(prefix + _WINDOW, int)

@@ -12,48 +12,54 @@ from typing import Any
 import numpy as np
 
 from wgrad.train.files.gguf_fields import GgufFields
-from wgrad.train.model.experts import GATE_UP
+from wgrad.train.model.expert_files import parted
+from wgrad.train.model.experts import DOWN, GATE_UP
 from wgrad.train.model.model_config import ModelConfig
 from wgrad.train.model.weights import WeightSpec, weight_specs
 
 HALVES = ("gate_proj", "up_proj")
-_NORMALIZED = {"llama": True, "qwen3moe": True, "olmoe": False}  # as llama.cpp has it for the architecture
+# As llama.cpp has it for the architecture.
+_NORMALIZED = {"llama": True, "qwen3moe": True, "olmoe": False, "gpt-oss": True}
+_SWIGLU = {"gpt-oss": (1.702, 7.0)}  # alpha and limit
 
 
 def gguf_specs(config: ModelConfig) -> list[WeightSpec]:
     """The model's tensors as a GGUF file has them."""
-    found = []
-    for spec in weight_specs(config):
-        found += halves_of(spec) if spec.kind == "experts" and spec.name.endswith(GATE_UP) else [spec]
-    return found
+    return [part for spec in weight_specs(config) for part in parts_of(spec)]
 
 
-def halves_of(spec: WeightSpec) -> list[WeightSpec]:
-    """Gate and up of the weight that holds both."""
-    experts, rows, columns = spec.shape
-    owner = spec.name.removesuffix(GATE_UP)
-    return [replace(spec, name=owner + half, shape=(experts, rows // 2, columns)) for half in HALVES]
+def parts_of(spec: WeightSpec) -> list[WeightSpec]:
+    """The tensors of a GGUF file that a weight consists of: gate and up of the weight, or bias, that holds both."""
+    name, _, biased = spec.name.partition("_bias")
+    ending = ".bias" if name != spec.name else ""
+    if not name.endswith((GATE_UP, DOWN)) or len(spec.shape) < 2 or spec.kind == "projection":
+        return [spec]
+    if name.endswith(DOWN):
+        return [replace(spec, name=name + ending)]
+    experts, rows, *columns = spec.shape
+    owner = name.removesuffix(GATE_UP)
+    return [replace(spec, name=owner + half + ending, shape=(experts, rows // 2, *columns)) for half in HALVES]
 
 
 def by_halves(config: ModelConfig, value: Callable[[WeightSpec], np.ndarray]) -> Callable[[WeightSpec], np.ndarray]:
     """`value` of the model's tensors -> of those of `gguf_specs`, asked for in their order."""
-    whole = {half.name: spec for spec in weight_specs(config) if spec.kind == "experts" for half in halves_of(spec)}
-    whole = {name: spec for name, spec in whole.items() if spec.name.endswith(GATE_UP)}
+    whole = {part.name: spec for spec in weight_specs(config) for part in parts_of(spec)}
     held: dict[str, np.ndarray] = {}
 
-    def of_half(spec: WeightSpec) -> np.ndarray:
-        source = whole.get(spec.name)
-        if source is None:
-            return value(spec)
+    def of_part(part: WeightSpec) -> np.ndarray:
+        source = whole[part.name]
+        if source.shape == part.shape:
+            return value(source)
         if source.name not in held:
             held[source.name] = value(source)
-        gate, up = np.split(held[source.name], 2, axis=1)
-        if spec.name.endswith(HALVES[0]):
-            return gate
-        del held[source.name]
-        return up
+        assert config.experts is not None
+        first = HALVES[0] in part.name
+        half = parted(held[source.name], config.experts.interleaved)[not first]
+        if not first:
+            del held[source.name]
+        return np.ascontiguousarray(half)
 
-    return of_half
+    return of_part
 
 
 def tensor_name(names: Any, name: str) -> str:
@@ -70,7 +76,7 @@ def write_experts(writer: Any, config: ModelConfig, architecture: str) -> None:
         return
     writer.add_expert_count(config.experts.count)
     writer.add_expert_used_count(config.experts.chosen)
-    if architecture == "qwen3moe":
+    if architecture in ("qwen3moe", "gpt-oss"):
         writer.add_expert_feed_forward_length(config.experts.width)
 
 
@@ -84,6 +90,11 @@ def without_place(config: ModelConfig, architecture: str) -> Iterator[str]:
         yield "fewer heads of keys than of queries"
     if not all(config.experts.layers):
         yield "layers without experts"
+    if config.experts.biased and not (config.qkv_bias and config.o_bias):
+        yield "biases of experts and none of attention"
+    swiglu = (config.experts.alpha, config.experts.limit)
+    if swiglu != _SWIGLU.get(architecture, (0.0, 0.0)):
+        yield f"experts with swiglu_alpha {swiglu[0]:g} and swiglu_limit {swiglu[1]:g}"
 
 
 def keys_of_experts(fields: GgufFields, count: int) -> dict[str, Any]:

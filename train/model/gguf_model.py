@@ -35,9 +35,10 @@ FILE = "model.gguf"
 ROPE_FACTORS, ROPE_LONG, ROPE_SHORT = "rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"
 # llama.cpp knows by itself: which layers have no window, and the layers of the model whose scores are scaled by hidden
 # size, not head width.
-ONE_FULL_OF = {"gemma2": 2, "gemma3": 6, "olmo2": 4, "cohere2": 4}
+ONE_FULL_OF = {"gemma2": 2, "gemma3": 6, "olmo2": 4, "cohere2": 4, "gpt-oss": 2}
 GGUF_LARGEST = {"gemma2": 46, "gemma3": 62}
 EXAONE_32B = (64, 4)  # layers of the EXAONE 4 that has windows, and of how many layers one has none
+UNROUNDED = ("gpt-oss",)  # trained with yarn's range as it comes out, which llama.cpp rounds as it does everywhere
 _ROTATE_IN_WINDOWS = ("cohere2", "exaone4")  # whose other layers have no rotary embeddings
 _TYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 _FILE_TYPES = {"F32": "ALL_F32", "MXFP4": "MOSTLY_MXFP4_MOE"}
@@ -62,7 +63,7 @@ class GgufModel:
 
     def stored(self, spec: WeightSpec) -> str:
         """GGUF's type of a tensor: norms and biases in float32."""
-        if len(spec.shape) == 1 or spec.kind == "router":
+        if len(spec.shape) == 1 or spec.kind in ("router", "bias"):
             return "F32"
         if self.kind not in MIXES:
             return _TYPES[self.kind]
@@ -191,7 +192,7 @@ def _scales(rope: RopeConfig, architecture: str) -> bool:
     if rope.type == "yarn" and architecture == "mistral3":
         return rope.truncate and _log_multiplier(rope) is not None
     if rope.type == "yarn":
-        own = (rope.beta_fast, rope.beta_slow, rope.truncate) != (32.0, 1.0, True)
+        own = (rope.beta_fast, rope.beta_slow, rope.truncate) != (32.0, 1.0, architecture not in UNROUNDED)
         usual = math.isclose(rope.attention_factor, yarn_factor(rope.factor), rel_tol=1e-6)
         return architecture not in GGUF_LARGEST and usual and not own
     return rope.type in ("default", "linear", "llama3") or (rope.type == "longrope" and architecture == "phi3")

@@ -11,8 +11,10 @@ from typing import Any
 import numpy as np
 
 from wgrad.autograd import functional as F
+from wgrad.autograd.ops.clamped_swiglu import clamped_swiglu
 from wgrad.autograd.ops.routing import group
 from wgrad.autograd.tensor import Tensor
+from wgrad.device.contract import Array
 from wgrad.train.model.experts import DOWN, GATE_UP
 from wgrad.train.model.lora import Adapter
 from wgrad.train.model.model_config import ModelConfig
@@ -28,25 +30,41 @@ def mixture(
     y: Tensor,
     h: Tensor,
     projection: Callable[[str, Tensor], Tensor],
+    one: Array,
 ) -> Tensor:
     """y [N, C] -> float32 [N, C]: h plus what the experts of each token make of it, by their weights. projection: of a
-    module and its input, as other layers have it."""
+    module and its input, as other layers have it. one: float32 [1], which is 1."""
     experts, scale = config.experts, config.residual_scale
     assert experts is not None
 
     def linear(part: str, x: Tensor, gather: bool = False) -> Tensor:
         module = f"{prefix}{experts.module}.{part}"
-        out = F.grouped_linear(x, weights[module], groups, gather=gather, dtype=y.dtype)
+        bias = bias_of_rows(module) if experts.biased else None
+        out = F.grouped_linear(x, weights[module], groups, gather=gather, add=bias, dtype=y.dtype)
         lora = None if adapter is None else adapter.modules.get(module)
         if lora is None:
             return out
         u = F.grouped_linear(x, lora.a, groups, gather=gather, alpha=lora.scaling, dtype=np.float32)
         return F.grouped_linear(u, lora.b, groups, add=out, dtype=y.dtype)
 
-    logits = F.linear(y, weights[f"{prefix}{experts.router}.weight"], dtype=np.float32)
+    def bias_of_rows(module: str) -> Tensor:
+        """The bias of each row's expert: a GEMM of experts whose inner size is 1."""
+        bias = weights[f"{module}_bias"]
+        column = (bias if isinstance(bias, Tensor) else Tensor(bias, y.device)).reshape(*bias.shape, 1)
+        return F.grouped_linear(
+            Tensor(one, y.device).reshape(1, 1), column, groups, gather=True, dtype=y.dtype
+        )
+
+    def activated(both: Tensor) -> Tensor:
+        if experts.interleaved:
+            return clamped_swiglu(both, experts.alpha, experts.limit)
+        return _GATED[config.hidden_act](both, None)
+
+    router = f"{prefix}{experts.router}"
+    logits = F.linear(y, weights[f"{router}.weight"], bias=weights.get(f"{router}.bias"), dtype=np.float32)
     shares, ids = F.route(logits, experts.chosen, experts.normalize)
     groups = group(ids, experts.count, y.device)
-    down = linear(DOWN, _GATED[config.hidden_act](linear(GATE_UP, y, gather=True), None))
+    down = linear(DOWN, activated(linear(GATE_UP, y, gather=True)))
     if experts.shared_width:
         gate, up, last = (f"{prefix}{module}" for module in experts.shared_shapes(config.hidden_size))
         shared = projection(last, _GATED[config.hidden_act](projection(gate, y), projection(up, y)))

@@ -206,7 +206,8 @@ class Model(Attention):
         if y is None:
             y, h = self._norm(prefix, before, h)
         if c.has_experts(index):
-            return mixture(c, self.weights, self.adapter, prefix, y, h, partial(self._linear, inputs=inputs))
+            project = partial(self._linear, inputs=inputs)
+            return mixture(c, self.weights, self.adapter, prefix, y, h, project, self._constant(1, 1))
         activated = self._activated(prefix, y, inputs)
         return self._to_stream(prefix, c.down_proj, after, activated, h, inputs, last=True)
 

@@ -272,12 +272,12 @@ def _activation(name: str, gated: bool, where: str) -> str:
 
 
 def _quantization(file: QuantizationFile | None, where: str) -> QuantizationFile | None:
-    if file is None:
+    if file is None or file.quant_method == "mxfp4":  # of experts alone, which are known by their files
         return None
     if file.quant_method != "bitsandbytes" or not file.load_in_4bit:
         raise WgradError(
             f"{where}: weights quantised by {show(file.quant_method)} (load_in_4bit: {show(file.load_in_4bit)}) cannot "
-            "be read: use the unquantised model, or bitsandbytes NF4"
+            "be read: use the unquantised model, bitsandbytes NF4 or gpt-oss' mxfp4"
         )
     if file.bnb_4bit_quant_type != "nf4":
         raise WgradError(

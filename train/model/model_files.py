@@ -1,8 +1,9 @@
 """Models in Hugging Face layout: which tensors there are, in which files, checked against config.json without reading
 them.
 
-Weights that are quantised already are known by their files: those of bitsandbytes (nf4_files.py) and whatever is in a
-GGUF file (gguf_files.py: one in the folder, beside config.json and the tokenizer).
+Weights that are quantised already are known by their files: those of bitsandbytes (nf4_files.py), experts in MXFP4
+(mxfp4_files.py) and whatever is in a GGUF file (gguf_files.py: one in the folder, beside config.json and the
+tokenizer).
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from wgrad.train.files.gguf_files import GgufEntry, is_frozen_gguf, read_gguf_en
 from wgrad.train.files.gguf_splits import one_of_each
 from wgrad.train.files.imatrix_file import IMATRIX_FILE
 from wgrad.train.files.input_files import exists, one_line
+from wgrad.train.files.mxfp4_files import Mxfp4Entry
 from wgrad.train.files.nf4_files import NF4_PARTS, check_packed, is_nf4, read_nf4
 from wgrad.train.files.safetensors_files import TensorEntry, read_entries
 from wgrad.train.model.expert_files import with_experts
@@ -158,7 +160,8 @@ class ModelFiles:
 
     def is_frozen(self, spec: WeightSpec) -> bool:
         """Return whether the files hold this tensor in a format of few bits, which stays as it is."""
-        return is_nf4(self.entries, spec.name) or is_frozen_gguf(self.entries.get(spec.name))
+        entry = self.entries.get(spec.name)
+        return is_nf4(self.entries, spec.name) or is_frozen_gguf(entry) or isinstance(entry, Mxfp4Entry)
 
     def beside_text(self) -> list[TensorEntry]:
         """Return the other parts of a multimodal model. Raises WgradError: nothing, or tensors of few bits."""
@@ -173,13 +176,14 @@ class ModelFiles:
 
     def stay_as_they_are(self, specs: Iterable[WeightSpec]) -> bool:
         """Return whether no projection is to be quantised: of weights that are already, what is in float is to stay so
-        (bitsandbytes' llm_int8_skip_modules); a GGUF file is what its maker chose, in float too."""
+        (bitsandbytes' llm_int8_skip_modules, gpt-oss' modules_to_not_convert); a GGUF file is what its maker chose, in
+        float too."""
         return any(self.is_frozen(spec) or isinstance(self.entries.get(spec.name), GgufEntry) for spec in specs)
 
     def read_frozen(self, spec: WeightSpec, device: Device, contents: bool) -> FrozenWeight:
         """Such a projection on the device. contents False, for a dry run: hardly a thing is read. WgradError."""
         entry = self.entries.get(spec.name)
-        if isinstance(entry, GgufEntry):
+        if isinstance(entry, (GgufEntry, Mxfp4Entry)):
             return entry.upload_frozen(device, contents)
         return read_nf4(self.entries, spec.name, spec.shape, device, contents)
 

@@ -140,5 +140,9 @@ def _layer_specs(config: ModelConfig, layer: int) -> Iterator[WeightSpec]:
         )
         if config.experts.shared_width:
             yield WeightSpec(f"{prefix}{config.experts.shared_gate}.weight", (1, config.hidden_size), "router")
+        if config.experts.biased:
+            yield WeightSpec(f"{prefix}{config.experts.router}.bias", (config.experts.count,), "bias")
         for module, of_all in config.experts.shapes(config.hidden_size).items():
             yield WeightSpec(f"{prefix}{module}", of_all, "experts")
+            if config.experts.biased:
+                yield WeightSpec(f"{prefix}{module}_bias", of_all[:2], "bias")

@@ -232,7 +232,7 @@ def _all_parameters(
     contents: bool,
 ) -> FlatParameters:
     """Those of --full."""
-    specs = [ParameterSpec(s.name, s.shape, len(s.shape) > 1) for s in weight_specs(model_config)]
+    specs = [ParameterSpec(s.name, s.shape, len(s.shape) > 1 and s.kind != "bias") for s in weight_specs(model_config)]
     with advising(for_parameters(config)):
         parameters = FlatParameters(specs, device)
     arrays = {name: tensor.data for name, tensor in parameters.tensors.items()}
