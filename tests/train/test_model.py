@@ -23,7 +23,7 @@ from wgrad.train.model.load_weights import load_frozen
 from wgrad.train.model.lora import Adapter, LoraConfig, linear_modules, lora_shapes
 from wgrad.train.model.model import Model
 from wgrad.train.model.model_config import load_model_config
-from wgrad.train.model.model_files import ModelFiles
+from wgrad.train.model.model_files import ModelFiles, open_files
 from wgrad.train.model.model_inputs import Inputs
 from wgrad.train.model.rope_scaling import RopeConfig, rope_tables
 from wgrad.train.model.weights import HEAD_BIAS, weight_specs
@@ -58,7 +58,7 @@ def inputs_for(device: Device, ids: np.ndarray, begin: int = 0) -> Inputs:
 def exact_logits(folder: Path, ids: np.ndarray) -> np.ndarray:
     """The NumPy device in float64."""
     device, config = ReferenceDevice(), load_model_config(folder)
-    files = ModelFiles(folder)
+    files = open_files(folder, config)[0]
     weights = {s.name: device.upload(files.read(s).astype(np.float64)) for s in weight_specs(config)}
     model = Model(config, weights, device, positions=64, dtype=np.float64)
     hidden = model.hidden(inputs_for(device, ids)).data

@@ -17,6 +17,7 @@ from tests.train.nf4_writer import nf4_arrays, save_nf4_checkpoint
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.device.contract import Device
 from wgrad.device.errors import WgradError
+from wgrad.device.formats.frozen_weight import FrozenWeight
 from wgrad.device.formats.nf4 import NF4Array
 from wgrad.train.data.packing import Batch, Step
 from wgrad.train.files.safetensors_files import from_arrays, read_entries, write_safetensors
@@ -250,13 +251,21 @@ def test_transformers_loads_our_quantised_checkpoint(
 
 
 def dequantized_base(folder: Path, weights: dict[str, Any], device: Device) -> Any:
-    """transformers' model with the values that our NF4 weights stand for."""
+    """transformers' model with the values that our weights of few bits stand for."""
     model = their_base(folder)
     state = model.state_dict()
     for name, weight in weights.items():
-        if isinstance(weight, NF4Array):
-            state[name].copy_(torch.tensor(device.download(device.dequantize(weight))).reshape(state[name].shape))
+        if isinstance(weight, FrozenWeight):
+            value = torch.tensor(device.download(device.dequantize(weight)))
+            state[name].copy_(as_theirs(model, value, state[name].shape))
     return model
+
+
+def as_theirs(model: Any, value: Any, shape: Any) -> Any:
+    """Our weight as transformers' model has it: gpt-oss' experts are [experts, in, out]."""
+    if model.config.model_type == "gpt_oss" and len(shape) == 3:
+        return value.reshape(shape[0], shape[2], shape[1]).transpose(1, 2)
+    return value.reshape(shape)
 
 
 # ---- training ----------------------------------------------------------------------------------

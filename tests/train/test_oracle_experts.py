@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 from tests.train.test_oracle_adapter import (
     TOKENS,
+    as_theirs,
     dequantized_base,
     distance,
     our_logits,
@@ -26,7 +28,7 @@ from wgrad.device.contract import Device
 from wgrad.device.errors import WgradError
 from wgrad.device.formats.frozen_weight import FrozenWeight
 from wgrad.train.commands.cli import main
-from wgrad.train.files.safetensors_files import read_entries
+from wgrad.train.files.safetensors_files import from_arrays, read_entries, write_safetensors
 from wgrad.train.model.adapter_files import load_adapter, save_adapter
 from wgrad.train.model.inputs import whole_inputs
 from wgrad.train.model.lora import LoraConfig, adaptable, expert_modules, linear_modules, lora_shapes
@@ -37,7 +39,8 @@ from wgrad.train.step.lora_options import lora_config
 
 pytestmark = pytest.mark.oracle
 
-FAMILIES = ("Qwen3MoeForCausalLM", "MixtralForCausalLM", "OlmoeForCausalLM")
+GPT_OSS = "GptOssForCausalLM"
+FAMILIES = ("Qwen3MoeForCausalLM", "MixtralForCausalLM", "OlmoeForCausalLM", GPT_OSS)
 QWEN3 = {"norm_topk_prob": True, "num_hidden_layers": 3, "mlp_only_layers": [1]}
 BOTH = ("experts.gate_up_proj", "experts.down_proj")
 
@@ -59,11 +62,11 @@ def frozen(folder: Path, device: Device, adapter: Path | None = None) -> np.ndar
 
 @pytest.mark.parametrize("architecture", [*FAMILIES, "OlmoHybridForCausalLM"])
 def test_files_of_transformers_and_ours(architecture: str, make_checkpoint: Any, tmp_path: Path) -> None:
-    """Those that transformers 5 writes have each expert by itself, as the models' first files have; so have ours. Those
-    of OLMo Hybrid have three convolutions, and other names of norms."""
+    """Those that transformers 5 writes have each expert by itself, as the models' first files have; so have ours. gpt-oss
+    has those of a layer in one. OLMo Hybrid has three convolutions, and other names of norms."""
     folder, device = make_checkpoint(architecture), ReferenceDevice()
     wanted = their_logits(save_each(folder, tmp_path / "saved"), random_ids())
-    part = ".experts.4." if architecture in FAMILIES else ".v_conv1d."
+    part = {"OlmoHybridForCausalLM": ".v_conv1d.", GPT_OSS: ".experts.down_proj"}.get(architecture, ".experts.4.")
     assert any(part in name for name in read_entries(tmp_path / "saved/model.safetensors", ""))
     assert distance(frozen(tmp_path / "saved", device), wanted) < 1e-5
     adapter = tmp_path / "adapter"
@@ -84,11 +87,20 @@ def random_of(lora: LoraConfig, folder: Path) -> dict[str, np.ndarray]:
     return {name: (0.2 * generator.standard_normal(shape)).astype(np.float32) for name, shape in shapes.items()}
 
 
-@pytest.mark.parametrize("parameters", [BOTH, BOTH[:1], ("layers.2.mlp.experts.down_proj",)])
+@pytest.mark.parametrize(
+    ("architecture", "parameters"),
+    [
+        ("Qwen3MoeForCausalLM", BOTH),
+        ("Qwen3MoeForCausalLM", BOTH[:1]),
+        ("Qwen3MoeForCausalLM", ("layers.2.mlp.experts.down_proj",)),
+        (GPT_OSS, BOTH),
+    ],
+)
 def test_peft_loads_our_adapter_of_experts(
-    parameters: tuple[str, ...], make_checkpoint: Any, device: Device, tmp_path: Path
+    architecture: str, parameters: tuple[str, ...], make_checkpoint: Any, device: Device, tmp_path: Path
 ) -> None:
-    folder, adapter = make_checkpoint("Qwen3MoeForCausalLM", **QWEN3), tmp_path / "adapter"
+    changes = {} if architecture == GPT_OSS else QWEN3
+    folder, adapter = make_checkpoint(architecture, **changes), tmp_path / "adapter"
     lora = LoraConfig(
         3, 6.0, target_modules=("q_proj",), target_parameters=parameters, rank_pattern={"experts.gate_up_proj": 5}
     )
@@ -103,11 +115,18 @@ def test_peft_loads_our_adapter_of_experts(
         np.testing.assert_array_equal(read[name], array, err_msg=name)
 
 
-@pytest.mark.parametrize("names", [["mlp.experts.gate_up_proj", "mlp.experts.down_proj"], ["down_proj"]])
+@pytest.mark.parametrize(
+    ("architecture", "names"),
+    [
+        ("MixtralForCausalLM", ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]),
+        ("MixtralForCausalLM", ["down_proj"]),
+        (GPT_OSS, ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]),
+    ],
+)
 def test_we_load_and_merge_peft_adapters_of_experts(
-    names: list[str], make_checkpoint: Any, device: Device, tmp_path: Path
+    architecture: str, names: list[str], make_checkpoint: Any, device: Device, tmp_path: Path
 ) -> None:
-    folder = make_checkpoint("MixtralForCausalLM")
+    folder = make_checkpoint(architecture)
     torch.manual_seed(0)
     settings = {"r": 3, "lora_alpha": 5, "target_modules": ["v_proj"], "target_parameters": names}
     wrapped = peft.get_peft_model(their_base(folder), peft.LoraConfig(task_type="CAUSAL_LM", **settings))
@@ -122,9 +141,10 @@ def test_we_load_and_merge_peft_adapters_of_experts(
     assert distance(their_logits(their_base(tmp_path / "merged"), random_ids()), wanted) < 1e-5
 
 
-def test_llama_cpp_loads_our_adapter_of_experts(make_checkpoint: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("architecture", ["Qwen3MoeForCausalLM", GPT_OSS])
+def test_llama_cpp_loads_our_adapter_of_experts(architecture: str, make_checkpoint: Any, tmp_path: Path) -> None:
     sizes = {"hidden_size": 64, "head_dim": 16, "norm_topk_prob": True, "moe_intermediate_size": 32}
-    folder, adapter = make_checkpoint("Qwen3MoeForCausalLM", **sizes), tmp_path / "adapter"
+    folder, adapter = make_checkpoint(architecture, **sizes), tmp_path / "adapter"
     lora = LoraConfig(3, 6.0, target_modules=("q_proj",), target_parameters=BOTH)
     save_adapter(adapter, lora, random_of(lora, folder), str(folder))
     weights = {name: entry.array() for name, entry in read_entries(folder / "model.safetensors", "").items()}
@@ -136,11 +156,14 @@ def test_llama_cpp_loads_our_adapter_of_experts(make_checkpoint: Any, tmp_path: 
     assert np.abs(found - log_probabilities(frozen(folder, ReferenceDevice()))).max() > 0.1
 
 
-@pytest.mark.parametrize("kind", ["q8_0", "q4_k_m"])
+@pytest.mark.parametrize("kind", ["q8_0", "q4_k_m", "mxfp4"])
 def test_experts_of_few_bits_in_gguf(kind: str, make_checkpoint: Any, device: Device, tmp_path: Path) -> None:
-    """They stay as they are, gate and up under one another, forward and backward."""
+    """They stay as they are, gate and up under one another, forward and backward; those of gpt-oss are interleaved."""
     sizes = {"hidden_size": 256, "head_dim": 64, "norm_topk_prob": True, "moe_intermediate_size": 256}
-    folder, adapter = make_checkpoint("Qwen3MoeForCausalLM", **sizes), tmp_path / "adapter"
+    architecture = "Qwen3MoeForCausalLM"
+    if kind == "mxfp4":
+        architecture, sizes = GPT_OSS, {"hidden_size": 64, "head_dim": 16, "intermediate_size": 32}
+    folder, adapter = make_checkpoint(architecture, **sizes), tmp_path / "adapter"
     lora = LoraConfig(2, 2.0, target_modules=("q_proj",), target_parameters=BOTH[1:])
     save_adapter(adapter, lora, random_of(lora, folder), str(folder))
     words = ["--out", str(tmp_path / "out"), "--onto", "original", "--format", "gguf", "--quantize", kind]
@@ -149,7 +172,7 @@ def test_experts_of_few_bits_in_gguf(kind: str, make_checkpoint: Any, device: De
     settings: dict[str, Any] = {"max_length": TOKENS, "compute": "float32", "target_modules": ("q_proj", *BOTH)}
     built = build_trainable(RunOptions(**settings), config, tmp_path / "out", device, positions=TOKENS)
     stored = {built.model.weights[f"model.layers.1.mlp.experts.{part}_proj"].format for part in ("gate_up", "down")}
-    assert stored == ({"q8_0"} if kind == "q8_0" else {"q4_k", "q6_k"})
+    assert stored == ({"q4_k", "q6_k"} if kind == "q4_k_m" else {kind})
     wanted = their_logits(dequantized_experts(folder, built.model.weights, device), random_ids())
     assert distance(our_logits(built.model, random_ids()), wanted) < 1e-5
     ids = random_ids()
@@ -166,13 +189,66 @@ def dequantized_experts(folder: Path, weights: Any, device: Device) -> Any:
     state = model.state_dict()
     for name, weight in weights.items():
         values = device.dequantize(weight) if isinstance(weight, FrozenWeight) else weight
-        state[name].copy_(torch.tensor(device.download(values).astype(np.float32)).reshape(state[name].shape))
+        value = torch.tensor(device.download(values).astype(np.float32))
+        state[name].copy_(as_theirs(model, value, state[name].shape))
     return model
 
 
-def test_ten_steps_on_nf4_beside_peft(make_checkpoint: Any, cpu: Device, tmp_path: Path) -> None:
-    """Adapters of attention and experts, on experts of few bits."""
-    folder = make_checkpoint("Qwen3MoeForCausalLM")
+def write_mxfp4(folder: Path) -> dict[str, np.ndarray]:
+    """Put experts in MXFP4 in the place of gpt-oss' own, as its first files have them. -> those arrays by name."""
+    config, generator, found = load_model_config(folder), np.random.default_rng(11), dict[str, np.ndarray]()
+    arrays = {name: np.array(e.array()) for name, e in read_entries(folder / "model.safetensors", "").items()}
+    for name, (experts, rows, columns) in expert_modules(config).items():
+        del arrays[name]
+        blocks = (experts, rows, columns // 32)
+        found[f"{name}_blocks"] = generator.integers(0, 256, (*blocks, 16)).astype(np.uint8)
+        found[f"{name}_scales"] = generator.integers(120, 126, blocks).astype(np.uint8)
+    write_safetensors(folder / "model.safetensors", from_arrays(arrays | found))
+    raw = json.loads((folder / "config.json").read_text())
+    raw["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn"]}
+    (folder / "config.json").write_text(json.dumps(raw))
+    return found
+
+
+def test_mxfp4_experts_are_taken_as_stored(make_checkpoint: Any, device: Device) -> None:
+    """Every value is that of transformers, to the bit; blocks of one power are at the ends of what float32 holds."""
+    folder = make_checkpoint(GPT_OSS, hidden_size=96, intermediate_size=32)
+    stored = write_mxfp4(folder)
+    model = build_frozen(load_model_config(folder), folder, device, positions=64, adapter=None)
+    theirs = their_base(folder)
+    for name in ("model.layers.1.mlp.experts.gate_up_proj", "model.layers.0.mlp.experts.down_proj"):
+        weight = model.weights[name]
+        assert weight.format == "mxfp4"
+        for part, ending in ((weight.codes, "_blocks"), (weight.exponents, "_scales")):
+            np.testing.assert_array_equal(device.download(part), stored[name + ending].reshape(-1))
+        wanted = theirs.state_dict()[name].transpose(1, 2).numpy()
+        np.testing.assert_array_equal(device.download(device.dequantize(weight)).reshape(wanted.shape), wanted)
+    assert distance(our_logits(model, random_ids()), their_logits(theirs, random_ids())) < 1e-5
+
+
+def test_mxfp4_files_that_do_not_fit(make_checkpoint: Any) -> None:
+    folder = make_checkpoint(GPT_OSS, hidden_size=96, intermediate_size=32)
+    arrays = write_mxfp4(folder) | {n: e.array() for n, e in read_entries(folder / "model.safetensors", "").items()}
+    name, config = "model.layers.1.mlp.experts.down_proj", load_model_config(folder)
+    for changed, message in (
+        ({f"{name}_scales": None}, f"has {name}_blocks, and no {name}_scales: fetch"),
+        ({f"{name}_scales": arrays[f"{name}_scales"][:, :-1]}, r"must be U8 \[experts, rows, blocks, 16\] and"),
+        ({f"{name}_scales": np.full_like(arrays[f"{name}_scales"], 255)}, "has values that are not finite"),
+    ):
+        kept = {n: np.ascontiguousarray(a) for n, a in (arrays | changed).items() if a is not None}
+        write_safetensors(folder / "model.safetensors", from_arrays(kept))
+        with pytest.raises(WgradError, match=message):
+            build_frozen(config, folder, ReferenceDevice(), positions=64, adapter=None)
+
+
+@pytest.mark.parametrize("kind", ["Qwen3MoeForCausalLM", GPT_OSS, "mxfp4"])
+def test_ten_steps_on_few_bits_beside_peft(kind: str, make_checkpoint: Any, cpu: Device, tmp_path: Path) -> None:
+    """Adapters of attention and experts, on experts in NF4 or MXFP4."""
+    if kind == "mxfp4":
+        folder = make_checkpoint(GPT_OSS, hidden_size=96, intermediate_size=32)
+        write_mxfp4(folder)
+    else:
+        folder = make_checkpoint(kind)
     settings: dict[str, Any] = {"lora_r": 4, "lora_alpha": 8.0, "learning_rate": 5e-3, "compute": "float32"}
     settings |= {"target_modules": ("q_proj", "o_proj", *BOTH), "max_grad_norm": 0.5}
     config = RunOptions(max_length=TOKENS, batch_size=2, gradient_accumulation_steps=2, **settings)
@@ -191,17 +267,19 @@ def test_ten_steps_on_nf4_beside_peft(make_checkpoint: Any, cpu: Device, tmp_pat
 
 
 @pytest.mark.parametrize("count", [3, 1])
+@pytest.mark.parametrize("architecture", ["OlmoeForCausalLM", GPT_OSS])
 def test_an_expert_without_tokens_and_one_with_all(
-    count: int, make_checkpoint: Any, device: Device, tmp_path: Path
+    architecture: str, count: int, make_checkpoint: Any, device: Device, tmp_path: Path
 ) -> None:
     """The third expert's logit is the mean of the other two, and never the largest."""
     counts = {"num_experts": count, "num_local_experts": count, "num_experts_per_tok": 1}
-    theirs = their_base(make_checkpoint("OlmoeForCausalLM", **counts))
+    theirs = their_base(make_checkpoint(architecture, **counts))
     seen = set[int]()
     for layer in theirs.model.layers:
-        router = layer.mlp.gate.weight.data
-        router[-1] = router[:2].mean(0)
-        layer.mlp.gate.register_forward_hook(lambda _, __, out: seen.update(out[2].reshape(-1).tolist()))
+        router = layer.mlp.gate if hasattr(layer.mlp, "gate") else layer.mlp.router
+        for _, parameter in router.named_parameters():
+            parameter.data[-1] = parameter.data[:2].mean(0)
+        router.register_forward_hook(lambda _, __, out: seen.update(out[2].reshape(-1).tolist()))
     wanted = their_logits(theirs, random_ids())
     theirs.save_pretrained(tmp_path / "saved")
     assert distance(frozen(tmp_path / "saved", device), wanted) < 1e-5

@@ -112,6 +112,10 @@ def write_base(path: Path, config: ModelConfig, weights: dict[str, np.ndarray]) 
         writer.add_rope_scaling_orig_ctx_len(config.query_length)
         writer.add_rope_scaling_yarn_log_mul(1.0)
         writer.add_attn_temperature_scale(config.query_growth)
+    if kind == "gpt-oss":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(config.rope.factor)
+        writer.add_rope_scaling_orig_ctx_len(config.rope.original_max_position_embeddings)
     if config.clip_qkv:
         writer.add_clamp_kqv(config.clip_qkv)
     if kind == "granite":
@@ -126,9 +130,14 @@ def write_base(path: Path, config: ModelConfig, weights: dict[str, np.ndarray]) 
             value = permuted(value, heads[part])
         if "norm" in part and name.endswith(".weight"):
             value = value + np.float32(config.norm_offset)
-        parts = {name: value}
-        if name.endswith(GATE_UP):
-            parts = {name.replace(GATE_UP, half): part for half, part in zip(HALVES, np.split(value, 2, axis=1))}
+        owner, interleaved = name.removesuffix("_bias"), kind == "gpt-oss"
+        ending = ".bias" if owner != name else ""
+        if interleaved and value.ndim == 3:
+            value = value.swapaxes(1, 2)
+        parts = {owner + ending: value}
+        if owner.endswith(GATE_UP):
+            both = (value[:, ::2], value[:, 1::2]) if interleaved else np.split(value, 2, axis=1)
+            parts = {owner.replace(GATE_UP, half) + ending: part for half, part in zip(HALVES, both)}
         for part, of_part in parts.items():
             writer.add_tensor(tensor_name(names, part), np.ascontiguousarray(of_part))
     writer.write_header_to_file()

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
 
-from tests.train.conftest import SENTENCES, VOCAB, random_weights, tiny_config, write_checkpoint
+from tests.train.conftest import SENTENCES, VOCAB, as_in_files, random_weights, tiny_config, write_checkpoint
 from tests.train.gguf_writer import permuted
 from tests.train.test_oracle_adapter import our_logits, random_ids
 from tests.train.test_oracle_gguf_adapter import EXTRA, IN_GGUF, SIZES, log_probabilities, their_log_probabilities
@@ -35,6 +35,7 @@ from wgrad.train.model.families import FAMILIES
 from wgrad.train.model.gguf_model import GgufModel, save_gguf
 from wgrad.train.model.model_config import load_model_config
 from wgrad.train.model.model_files import ModelFiles
+from wgrad.train.model.weights import WeightSpec
 from wgrad.train.step import find_model as module
 from wgrad.train.step.build import build_frozen
 from wgrad.train.step.find_model import find_model
@@ -71,7 +72,11 @@ def written(tmp_path: Path) -> Callable[..., tuple[Path, Path]]:
         files, config = ModelFiles(folder), load_model_config(folder)
         path = tmp_path / "alone" / "tiny.gguf"
         path.parent.mkdir()
-        save_gguf(path, GgufModel(config, files, "float32"), lambda spec: weights[spec.name], write_tokenizer)
+
+        def value(spec: WeightSpec) -> np.ndarray:
+            return as_in_files(spec.name, weights[spec.name], raw)
+
+        save_gguf(path, GgufModel(config, files, "float32"), value, write_tokenizer)
         return folder, path
 
     return make

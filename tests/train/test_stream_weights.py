@@ -79,7 +79,7 @@ def train(config: RunOptions, folder: Path, device: Any) -> list[np.ndarray]:
     return [np.array(losses), np.array(held_out), np.array(text), device.download(built.parameters.data)]
 
 
-@pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Qwen3MoeForCausalLM"])
+@pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Qwen3MoeForCausalLM", "GptOssForCausalLM"])
 def test_the_bits_are_those_of_weights_on_the_device(architecture: str, make_checkpoint: Any, card: Any) -> None:
     """And the plan says what it takes."""
     folder = make_checkpoint(architecture, **SHAPE, tie_word_embeddings=True)
