@@ -211,7 +211,7 @@ def write_mxfp4(folder: Path) -> dict[str, np.ndarray]:
 
 
 def test_mxfp4_experts_are_taken_as_stored(make_checkpoint: Any, device: Device) -> None:
-    """Every value is that of transformers, to the bit; blocks of one power are at the ends of what float32 holds."""
+    """Every value is that of transformers, to the bit."""
     folder = make_checkpoint(GPT_OSS, hidden_size=96, intermediate_size=32)
     stored = write_mxfp4(folder)
     model = build_frozen(load_model_config(folder), folder, device, positions=64, adapter=None)

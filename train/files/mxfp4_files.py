@@ -34,9 +34,7 @@ class Mxfp4Entry(TensorEntry):
 
     def _frozen(self, contents: bool = True) -> Mxfp4Array:
         parts = (self.codes, self.exponents)
-        codes, exponents = (
-            part.array().reshape(-1) if contents else np.zeros(part.nbytes, np.uint8) for part in parts
-        )
+        codes, exponents = (part.array().reshape(-1) if contents else np.zeros(part.nbytes, np.uint8) for part in parts)
         return Mxfp4Array(codes, exponents, (math.prod(self.shape[:-1]), self.shape[-1]))
 
     def array(self) -> np.ndarray:
@@ -47,7 +45,7 @@ class Mxfp4Entry(TensorEntry):
         """The weight as it is, on a device. contents False, for a dry run: nothing is read. WgradError: a power is
         beyond float32."""
         weight = self._frozen(contents)
-        for part in weight.finite_parts():
+        for part in weight.finite_parts() if contents else ():
             self.check_finite(part)
         return weight.map_arrays(device.upload)
 

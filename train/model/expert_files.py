@@ -27,8 +27,8 @@ GGUF_PARTS = ("gate_proj", "up_proj", "down_proj")  # of all experts, as gguf_fi
 
 @dataclass(frozen=True)
 class Layout:
-    """Names within a layer. each: gate, up and down of an expert, {} for its number; or whole: gate and up, and down, of
-    all experts, which are [experts, in, out] where `transposed`."""
+    """Names within a layer. each: gate, up and down of an expert, {} for its number; or whole: gate and up, and down,
+    of all experts, which are [experts, in, out] where `transposed`."""
 
     router: str
     each: tuple[str, ...] = ()
@@ -113,8 +113,8 @@ class GgufExperts(GgufEntry):
 
     def row_bytes(self) -> np.ndarray:
         experts, rows = self.shape[:2]
-        halves = [half.row_bytes().reshape(experts, rows // 2, -1) for half in self.halves]
-        both = joined(*halves, self.interleaved)
+        gate, up = (half.row_bytes().reshape(experts, rows // 2, -1) for half in self.halves)
+        both = joined(gate, up, self.interleaved)
         return both.reshape(experts * rows, -1) if len(self.shape) == 3 else both.reshape(experts, -1)
 
     def sample(self, count: int, size: int) -> list[bytes]:
@@ -174,9 +174,7 @@ def _transposed(stored: TensorEntry, name: str) -> TensorEntry:
     return TransposedEntry(stored.source, stored.path, name, stored.dtype, shape, None, None, stored)
 
 
-def _gather_each(
-    found: dict[str, TensorEntry], name: str, shape: tuple[int, int, int], forms: list[str]
-) -> None:
+def _gather_each(found: dict[str, TensorEntry], name: str, shape: tuple[int, int, int], forms: list[str]) -> None:
     """All experts' in one, where the files have each by itself. WgradError: one is missing."""
     each = [form.format(number) for number in range(shape[0]) for form in forms]
     if each[0] not in found:

@@ -65,7 +65,9 @@ def save_gguf_adapter(
     factors = {module: lora.scaling_of(module) * lora.rank_of(module) for module in modules}
     alpha = next((factor for factor in factors.values() if factor), 1.0)  # 0 would mean "no scale" to llama.cpp
     tensors = {}
-    matrices = ((module, factor, *part) for module, factor in factors.items() for part in _parts(config, module, arrays))
+    matrices = (
+        (module, factor, *part) for module, factor in factors.items() for part in _parts(config, module, arrays)
+    )
     for module, factor, part, a, b in matrices:
         b = b * np.float32(factor / alpha)
         if heads := heads_side_by_side(config, module):
@@ -91,7 +93,9 @@ def save_gguf_adapter(
         writer.close()
 
 
-def _parts(config: ModelConfig, module: str, arrays: Mapping[str, np.ndarray]) -> list[tuple[str, np.ndarray, np.ndarray]]:
+def _parts(
+    config: ModelConfig, module: str, arrays: Mapping[str, np.ndarray]
+) -> list[tuple[str, np.ndarray, np.ndarray]]:
     """The weights of a GGUF file that a module stands for, by Hugging Face's names, with the two matrices of each."""
     a, b = arrays[f"{module}.lora_A"], arrays[f"{module}.lora_B"]
     if a.ndim == 2:

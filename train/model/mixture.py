@@ -51,9 +51,7 @@ def mixture(
         """The bias of each row's expert: a GEMM of experts whose inner size is 1."""
         bias = weights[f"{module}_bias"]
         column = (bias if isinstance(bias, Tensor) else Tensor(bias, y.device)).reshape(*bias.shape, 1)
-        return F.grouped_linear(
-            Tensor(one, y.device).reshape(1, 1), column, groups, gather=True, dtype=y.dtype
-        )
+        return F.grouped_linear(Tensor(one, y.device).reshape(1, 1), column, groups, gather=True, dtype=y.dtype)
 
     def activated(both: Tensor) -> Tensor:
         if experts.interleaved:
