@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.conftest import wgpu_sibling
 from tests.train.test_oracle_adapter import (
     TOKENS,
     as_theirs,
@@ -33,6 +34,7 @@ from wgrad.train.model.adapter_files import load_adapter, save_adapter
 from wgrad.train.model.inputs import whole_inputs
 from wgrad.train.model.lora import LoraConfig, adaptable, expert_modules, linear_modules, lora_shapes
 from wgrad.train.model.model_config import load_model_config
+from wgrad.train.model.streamed_weights import StreamedWeights
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.step.build import build_frozen, build_trainable
 from wgrad.train.step.lora_options import lora_config
@@ -62,8 +64,8 @@ def frozen(folder: Path, device: Device, adapter: Path | None = None) -> np.ndar
 
 @pytest.mark.parametrize("architecture", [*FAMILIES, "OlmoHybridForCausalLM"])
 def test_files_of_transformers_and_ours(architecture: str, make_checkpoint: Any, tmp_path: Path) -> None:
-    """Those that transformers 5 writes have each expert by itself, as the models' first files have; so have ours. gpt-oss
-    has those of a layer in one. OLMo Hybrid has three convolutions, and other names of norms."""
+    """Those that transformers 5 writes have each expert by itself, as the models' first files have; so have ours. Of
+    gpt-oss those of a layer are one. OLMo Hybrid has three convolutions, and other names of norms."""
     folder, device = make_checkpoint(architecture), ReferenceDevice()
     wanted = their_logits(save_each(folder, tmp_path / "saved"), random_ids())
     part = {"OlmoHybridForCausalLM": ".v_conv1d.", GPT_OSS: ".experts.down_proj"}.get(architecture, ".experts.4.")
@@ -224,6 +226,17 @@ def test_mxfp4_experts_are_taken_as_stored(make_checkpoint: Any, device: Device)
         wanted = theirs.state_dict()[name].transpose(1, 2).numpy()
         np.testing.assert_array_equal(device.download(device.dequantize(weight)).reshape(wanted.shape), wanted)
     assert distance(our_logits(model, random_ids()), their_logits(theirs, random_ids())) < 1e-5
+
+
+def test_mxfp4_experts_from_main_memory(make_checkpoint: Any, wgpu_device: Device) -> None:
+    folder = make_checkpoint(GPT_OSS, hidden_size=96, intermediate_size=32)
+    write_mxfp4(folder)
+    card: Any = wgpu_sibling()
+    card.shared_memory = False
+    config, options = load_model_config(folder), {"positions": 64, "adapter": None}
+    here, streamed = (build_frozen(config, folder, card, **options, stream_weights=way) for way in ("off", "on"))
+    assert isinstance(streamed.weights, StreamedWeights)
+    np.testing.assert_array_equal(our_logits(streamed, random_ids()), our_logits(here, random_ids()))
 
 
 def test_mxfp4_files_that_do_not_fit(make_checkpoint: Any) -> None:

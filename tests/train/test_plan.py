@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.train.conftest import tiny_config, write_checkpoint
 from wgrad.autograd import select_device
 from wgrad.autograd.decoded_weights import DecodedWeights
 from wgrad.autograd.reference import ReferenceDevice
@@ -211,3 +213,43 @@ def test_without_a_gpu_it_plans_for_one_that_is_elsewhere(
     assert plan is not None and json.loads(said.out)["peak_bytes"] == pytest.approx(plan.peak_bytes, rel=0.1)
     assert cli.main([*options, "--device", "cpu"]) == 2
     assert "give --vram to plan for a GPU" in capsys.readouterr().err
+
+
+GPT_OSS_20B = {
+    "num_hidden_layers": 24, "num_experts": 32, "num_local_experts": 32, "num_experts_per_tok": 4,
+    "hidden_size": 2880, "intermediate_size": 2880, "vocab_size": 201_088, "num_attention_heads": 64,
+    "num_key_value_heads": 8, "head_dim": 64, "sliding_window": 128, "max_position_embeddings": 131_072,
+}  # fmt: skip
+
+
+@pytest.mark.all
+def test_gpt_oss_20b_fits_8_gib(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of its files the headers alone are there."""
+    monkeypatch.setattr(select_device, "_list_adapters", lambda: ([], []))
+    monkeypatch.setattr(select_device, "_list_hip", lambda: [])
+    raw = tiny_config("GptOssForCausalLM", **GPT_OSS_20B)
+    folder = write_checkpoint(tmp_path / "20b", raw, {})
+    tensors: dict[str, tuple[str, tuple[int, ...]]] = {}
+    for spec in weight_specs(load_model_config(folder)):
+        if spec.kind == "experts":
+            experts, rows, columns = spec.shape
+            tensors[f"{spec.name}_blocks"] = "U8", (experts, rows, columns // 32, 16)
+            tensors[f"{spec.name}_scales"] = "U8", (experts, rows, columns // 32)
+        else:
+            tensors[spec.name] = "BF16", spec.shape
+    header: dict[str, Any] = {}
+    end = 0
+    for name, (dtype, shape) in tensors.items():
+        begin, end = end, end + math.prod(shape) * (2 if dtype == "BF16" else 1)
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
+    text = json.dumps(header).encode()
+    with open(folder / "model.safetensors", "wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        file.truncate(8 + len(text) + end)
+    options = ["plan", "--model", str(folder), "--max-length", "1024", "--batch-size", "1", "--stream-weights", "on"]
+    assert cli.main([*options, "--gradient-checkpointing", "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert 2 << 30 < plan["peak_bytes"] < 4 << 30
+    assert end < plan["main_memory_bytes"] < 1.1 * end

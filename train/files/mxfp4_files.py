@@ -71,8 +71,8 @@ def gather_mxfp4(entries: MutableMapping[str, TensorEntry], name: str) -> None:
     fits = len(codes.shape) == 4 and codes.shape[3:] == (16,) and codes.shape[:3] == exponents.shape
     if not fits or {codes.dtype, exponents.dtype} != {"U8"}:
         raise WgradError(
-            f"{first.source}: {first.path}: {codes.name} must be U8 [experts, rows, blocks, 16] and {exponents.name} U8 "
-            f"[experts, rows, blocks], got {codes.dtype} {list(codes.shape)} and {exponents.dtype} "
+            f"{first.source}: {first.path}: {codes.name} must be U8 [experts, rows, blocks, 16] and {exponents.name} "
+            f"U8 [experts, rows, blocks], got {codes.dtype} {list(codes.shape)} and {exponents.dtype} "
             f"{list(exponents.shape)}: fetch the model again"
         )
     shape = (*codes.shape[:2], 32 * codes.shape[2])
