@@ -233,7 +233,8 @@ def test_mxfp4_experts_from_main_memory(make_checkpoint: Any, wgpu_device: Devic
     write_mxfp4(folder)
     card: Any = wgpu_sibling()
     card.shared_memory = False
-    config, options = load_model_config(folder), {"positions": 64, "adapter": None}
+    config = load_model_config(folder)
+    options: dict[str, Any] = {"positions": 64, "adapter": None}
     here, streamed = (build_frozen(config, folder, card, **options, stream_weights=way) for way in ("off", "on"))
     assert isinstance(streamed.weights, StreamedWeights)
     np.testing.assert_array_equal(our_logits(streamed, random_ids()), our_logits(here, random_ids()))
