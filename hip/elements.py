@@ -21,7 +21,7 @@ _EXPERTS = {
     "route", "route_backward", "group_by_expert", "combine", "combine_backward",
     "grouped_linear", "grouped_linear_backward", "grouped_weight_grad",
 }  # fmt: skip
-implements = Implementations(lacks={"fused"} | _DELTA_RULE | _EXPERTS)
+implements = Implementations(lacks={"fused", "round_weight"} | _DELTA_RULE | _EXPERTS)
 
 
 @cache

@@ -11,6 +11,7 @@ from wgrad.autograd.bench.entry import F32, Entry, Sizes, entry, normal
 from wgrad.autograd.ops.decoding import sample_settings
 from wgrad.autograd.ops.optimizer import HYPER_SIZE, STATE_SIZE
 from wgrad.device.contract import Device
+from wgrad.device.formats.q4_k import Q4KArray
 
 NORMS = ("rms_norm", "rms_norm_backward", "layer_norm", "layer_norm_backward")
 
@@ -97,6 +98,7 @@ def _ropes(sizes: Sizes, t: np.dtype) -> list[Entry]:
 def _float32_only(sizes: Sizes) -> list[Entry]:
     """Benchmarks of other operators: clipping, quantisation, sampling, a cast."""
     shape, vocab = (sizes.rows, sizes.columns), sizes.loss[1]
+    blocks = (sizes.rows // 2, 2 * sizes.columns)  # whole ones
 
     def clip(device: Device) -> dict[str, Any]:
         sizes_ = {"norm": 2, "hyper": HYPER_SIZE, "state": STATE_SIZE, "loss_scale": 1}
@@ -104,6 +106,9 @@ def _float32_only(sizes: Sizes) -> list[Entry]:
 
     def restore(device: Device) -> dict[str, Any]:
         return {"w": device.quantize(normal(device, shape), double=True)}
+
+    def rounding(device: Device) -> dict[str, Any]:
+        return {"w": normal(device, blocks), "out": Q4KArray.empty(blocks, device.empty)}
 
     def cast(device: Device) -> dict[str, Any]:
         return {"x": normal(device, shape), "dtype": np.dtype(np.float16 if device.float16 else np.float32)}
@@ -124,6 +129,7 @@ def _float32_only(sizes: Sizes) -> list[Entry]:
         entry("clip", (STATE_SIZE,), F32, clip),
         entry("quantize", shape, F32, lambda device: {"w": normal(device, shape)}, "nf4"),
         entry("dequantize", shape, F32, restore, "nf4 double"),
+        entry("round_weight", blocks, F32, rounding, "q4_k"),
         entry("sample", (vocab,), F32, sample, "top_p"),
         entry("cast", shape, F32, cast, "to float16"),
     ]

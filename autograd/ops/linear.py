@@ -117,7 +117,7 @@ def linear(
     options: dict[str, Any] = {
         "bias": bias,
         "residual": None if residual is None else as_rows(ctx, residual),
-        "lowrank": None if lora is None else (u, lora.b),
+        "lowrank": None if lora is None or lora.rounded else (u, lora.b),
         "dtype": dtype,
     }
     if isinstance(weight, FrozenWeight):
@@ -137,10 +137,10 @@ def _(ctx: Context, given: Array | GradientWithCopy) -> Any:
     du = None if lora is None else lora_grad_u(ctx, rows, lora, ctx.parts)
     dx = da = db = None
     if ctx.needs_grad[0]:
-        fused = (du, lora.a) if lora is not None and lora.dropout == 0 else None
+        fused = (du, lora.a) if lora is not None and lora.dropout == 0 and not lora.rounded else None
         product = ctx.device.linear_quantized_backward if isinstance(weight, FrozenWeight) else ctx.device.gemm
         dx = product(rows, weight, lowrank=fused, dtype=ctx.x_dtype)
-        if lora is not None and fused is None:
+        if lora is not None and fused is None and not lora.rounded:
             dx = lora_add_grad_x(ctx, dx, du, lora)
         dx = with_shape(ctx, dx, ctx.x_shape)
     dweight = weight_grad(ctx, 1, rows, x) if ctx.needs_grad[1] else None

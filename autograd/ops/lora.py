@@ -27,7 +27,8 @@ class LoraTerm(NamedTuple):
     weights: a [P r, K], the A of each under one another, as the b are.
 
     dropout: probability, on the way into A only. It needs seed (uint32 [2] on the device) and a stream of its own per
-    layer, so that a recomputation draws the same mask.
+    layer, so that a recomputation draws the same mask. rounded: the weight is what the whole of it, the term included,
+    was rounded to, so that the term is not added again. Its gradients are as if nothing had been rounded.
     """
 
     a: Tensor
@@ -36,6 +37,7 @@ class LoraTerm(NamedTuple):
     dropout: float = 0.0
     seed: Array | None = None
     stream: int = 0
+    rounded: bool = False
 
 
 def lora_term(args: Args, lora: LoraTerm, parts: int = 0) -> None:

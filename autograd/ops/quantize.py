@@ -1,4 +1,4 @@
-"""Frozen weights of few bits: a weight of full precision is brought into a format, and back (device/formats)."""
+"""Weights of few bits: a weight of full precision is brought into a format, and back (device/formats)."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from typing import Any
 import numpy as np
 
 from wgrad.autograd.args import Args
+from wgrad.autograd.decoded_weights import forget_decoded
 from wgrad.autograd.operators import operator
 from wgrad.autograd.precision import compute_dtype, finish, up
 from wgrad.device.contract import Array, DType
 from wgrad.device.formats.frozen_weight import AGAIN, FrozenWeight, formats
+from wgrad.device.formats.gguf_quantize import ROUNDED, rounded
 from wgrad.device.formats.nf4 import NF4Array
 
 
@@ -55,3 +57,22 @@ def dequantize(args: Args, w: FrozenWeight, dtype: DType = np.float32) -> dict[s
 def _(w: FrozenWeight, dtype: np.dtype) -> np.ndarray:
     compute = frozen_compute_dtype(w)
     return finish(w.rows(0, w.shape[0], compute), dtype, compute)
+
+
+@operator
+def round_weight(args: Args, w: Array, out: FrozenWeight) -> None:
+    """w [out, in] float32 -> out, a weight of a format of GGUF, overwritten: as llama-quantize rounds w."""
+    args.array("w", w, "N K", "f32", "cast it first")
+    name = getattr(out, "format", type(out).__name__)
+    args.rule(name in ROUNDED, f"out must be a weight in one of {', '.join(ROUNDED)}, got {name}; make one of those")
+    frozen_weight(args, "out", out)
+    args.axes("out", out, "N K", "pass a weight of the same shape")
+
+
+@round_weight.reference
+def _(w: np.ndarray, out: FrozenWeight) -> FrozenWeight:
+    for name, new in rounded(type(out), w).arrays().items():
+        array: Any = out.arrays()[name]
+        forget_decoded(array)
+        array[...] = new
+    return out

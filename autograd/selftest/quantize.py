@@ -10,6 +10,7 @@ import numpy as np
 from wgrad.autograd.selftest.case import BF16, F32, Case, Inputs, Outputs, dtype_name, normal
 from wgrad.device.contract import Array, Device
 from wgrad.device.formats.frozen_weight import formats
+from wgrad.device.formats.gguf_quantize import ROUNDED
 
 
 def _quantize(rows: int, columns: int, dtype: Any, block_size: int = 64) -> list[Case]:
@@ -77,11 +78,30 @@ def _dequantize(
     return Case(f"{format}_dequantize/{variant}/{shape}/{name}", "dequantize", "forward", name, shape, build, call)
 
 
+def _round(format: str, rows: int, columns: int) -> Case:
+    """Groups of zeros, of tiny and of far apart values; an odd number of blocks. Every bit is compared."""
+
+    def build(rng: np.random.Generator) -> Inputs:
+        w = normal(rng, (rows, columns), F32, 0.02)
+        w *= np.exp2(rng.integers(-6, 3, (rows, 1))).astype(F32)
+        w[0, :32], w[1], w[2, 5] = 0, 1e-20 * w[1], 40
+        kind = formats()[format]
+        return {"w": w, "out": kind.quantize(np.zeros(w.shape, F32))}
+
+    def call(device: Device, x: Inputs) -> Outputs:
+        made: Outputs = device.round_weight(x["w"], x["out"]).arrays()
+        return made
+
+    shape = f"{rows}x{columns}"
+    return Case(f"round_weight/{format}/{shape}/float32", "round_weight", "forward", "float32", shape, build, call)
+
+
 def cases(t: np.dtype) -> list[Case]:
     found = _quantize(160, 136, t) + _quantize(35, 67, t) + _quantize(37, 200, t, 128)
     if t == F32:
         found += _quantize(123, 72, BF16)
         found += [_dequantize(35, 67, None, double) for double in (False, True)]
+        found += [_round(format, 27, 3 * formats()[format].block) for format in ROUNDED]
     for format in formats():
         found += [_dequantize(160, 128, t, format=format), _dequantize(37, 96, t, scale=1e-4, format=format)]
     found += [_dequantize(160, 128, t, True), _dequantize(35, 67, t), _dequantize(35, 67, t, True)]

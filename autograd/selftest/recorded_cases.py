@@ -100,7 +100,7 @@ def _case(name: str, op: str, given: dict[str, Any], arrays: dict[str, Any]) -> 
     same = dict(_aliases(arrays))
     kept: Inputs = {n: map_arrays(a, np.copy) for n, a in arrays.items() if n not in same}
     if "out" in kept and not given.get("accumulate"):
-        kept["out"] = np.zeros_like(kept["out"])  # memory that nobody has written yet
+        kept["out"] = map_arrays(kept["out"], np.zeros_like)  # memory that nobody has written yet
 
     def pick(x: Inputs, argument: str, value: Any) -> Any:
         if isinstance(value, np.ndarray | FrozenWeight):
@@ -113,6 +113,7 @@ def _case(name: str, op: str, given: dict[str, Any], arrays: dict[str, Any]) -> 
         if op == "quantize":
             return quantized(device, x["w"], given.get("block_size", 64), double)
         made = getattr(device, op)(**{n: pick(x, n, value) for n, value in given.items()})
+        made = tuple(made.arrays().values()) if isinstance(made, FrozenWeight) else made
         results = made if isinstance(made, tuple) else (made,)
         outputs = {f"result {i}": array for i, array in enumerate(results) if array is not None}
         return {**outputs, **{n: x[same.get(n, n)] for n in _CHANGED.get(op, ())}}

@@ -8,13 +8,15 @@ Source: ggml's dequantize_row_* (github.com/ggml-org/llama.cpp).
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Self
 
 import numpy as np
 
 from wgrad.device.formats.frozen_weight import Array, FrozenWeight
+
+_DTYPES = {"u8": np.uint8, "u32": np.uint32, "f16": np.float16}  # of a layout
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,14 @@ class GgufBlocks(FrozenWeight):
 
     def parameters(self) -> tuple[int, ...]:
         return ()
+
+    @classmethod
+    def empty(cls, shape: tuple[int, int], make: Callable[[tuple[int, ...], Any], Array]) -> Self:
+        """A weight to be written to. make: an array of a shape and dtype."""
+        bare: Any = cls(**{field.name: None for field in fields(cls) if field.init} | {"shape": shape})
+        parts = {name: make((size,), _DTYPES[kind]) for name, size, kind in bare.layout()}
+        result: Self = replace(bare, **parts)
+        return result
 
     def repeated(self, rows: int) -> Self:
         """A weight of that many rows, which are this one's over and over; in NumPy."""

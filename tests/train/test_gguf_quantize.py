@@ -13,7 +13,7 @@ import pytest
 from gguf import GGMLQuantizationType as Kind
 
 from tests.train.conftest import random_weights, tiny_config, write_checkpoint
-from wgrad.train.files.gguf_quantize import quantize_rows
+from wgrad.device.formats.gguf_quantize import quantize_rows
 from wgrad.train.files.imatrix_file import Imatrix
 from wgrad.train.model.gguf_mix import MIXES
 from wgrad.train.model.gguf_model import GgufModel, save_gguf

@@ -96,6 +96,8 @@ CASES = {
     "quantize_nf4_nested": ["nf4_quantize/double block 64/35x67/float32"],
     "reduce": ["sum/7x123/float32", "grad_norm/finite/1003"],
     "reduce_rows": ["sum_rows/7x123/float32", "sum_rows/1x1/float32"],
+    "round_q4_k": ["round_weight/q4_k/27x768/float32"],
+    "round_q6_k": ["round_weight/q6_k/27x768/float32"],
     "softmax": ["softmax/5x123/float32", "softmax_backward/5x123/float32"],
 }
 _ROOF, _PROBE, _FUSED = "roof_matrix", "cooperative_probe", "fused"  # no operators, so no cases

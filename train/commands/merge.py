@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ from wgrad.train.model.merge import Merge, save_merged, save_merged_gguf
 from wgrad.train.model.model import Model
 from wgrad.train.model.model_config import ModelConfig, load_model_config
 from wgrad.train.model.model_files import open_files
+from wgrad.train.model.qat import QAT_MIXES
 from wgrad.train.options.finetune_config import CONFIG_FILE
 from wgrad.train.options.merge_config import MergeConfig
 from wgrad.train.output.checkpoints import FOLDER as CHECKPOINTS
@@ -99,8 +100,10 @@ def run_merge(args: MergeConfig, more: Mapping[str, str] = {}) -> int:
     for note in filter(None, (head_note, adapter_note(lora), tokenizer_note)):
         say(f"note: {note}", "stderr")
     trained = _trained(args)
-    merge = Merge(files, config, lora, arrays, args.onto == "original", **asdict(trained))
+    merge = Merge(files, config, lora, arrays, args.onto == "original", trained.quantize, *trained.nf4)
     merge.check()
+    if note := _other_rounding(args, trained.qat):
+        say(f"note: {note}", "stderr")
     imatrix = find_imatrix(args)
     if imatrix is not None:
         say(f"importance matrix: {len(imatrix.means)} weights, by {imatrix.source}", "stderr")
@@ -146,6 +149,22 @@ class _Trained:
     quantize: bool = True
     block_size: int = 64
     double_quant: bool = True
+    qat: str | None = None
+
+    @property
+    def nf4(self) -> tuple[int, bool]:
+        return self.block_size, self.double_quant
+
+
+def _other_rounding(args: MergeConfig, qat: str | None) -> str:
+    """A word on weights that are not rounded as the adapter was trained for, or ""."""
+    if qat is None or (args.quantize, args.imatrix, args.onto) == (QAT_MIXES[qat], None, "dequantised"):
+        return ""
+    wanted = f"--quantize {QAT_MIXES[qat]}"
+    given = f"--quantize {args.quantize}"
+    if given == wanted:
+        given += " --imatrix" if args.imatrix else f" --onto {args.onto}"
+    return f"the adapter was trained with --qat {qat} for {wanted}: {given} makes other weights"
 
 
 def _trained(args: MergeConfig) -> _Trained:
@@ -165,6 +184,7 @@ def _trained(args: MergeConfig) -> _Trained:
         known.get("quantize") is not False,
         args.block_size or (size if size in BLOCK_SIZES else _Trained.block_size),
         double if args.double_quant is None else args.double_quant,
+        next((qat for qat in QAT_MIXES if qat == known.get("qat")), None),
     )
 
 

@@ -17,9 +17,9 @@ import numpy as np
 
 from wgrad.device.errors import WgradError
 from wgrad.device.formats.frozen_weight import gguf_formats
+from wgrad.device.formats.gguf_quantize import quantize_rows
 from wgrad.train.files.gguf_files import GgufEntry, gguf_parts, permute, require_gguf
 from wgrad.train.files.gguf_metadata import read_metadata
-from wgrad.train.files.gguf_quantize import quantize_rows
 from wgrad.train.files.imatrix_file import IMATRIX_FILE, Imatrix
 from wgrad.train.model.families import FAMILIES
 from wgrad.train.model.gguf_adapter import heads_side_by_side
@@ -87,14 +87,15 @@ class GgufModel:
         """Bytes of all tensors."""
         return sum(self.nbytes(spec) for spec in gguf_specs(self.config))
 
-    def check(self) -> None:
+    def check(self, option: str = "--format gguf") -> None:
         """WgradError: something of the model has no place in a GGUF file, or the package is not installed."""
-        require_gguf("--format gguf", FILE)
+        require_gguf(option, FILE)
         what = next(_without_place(self.config), "")
         if what and self.base is None:
+            instead = "use --format safetensors and convert that with llama.cpp's convert_hf_to_gguf.py"
             raise WgradError(
-                f"--format gguf: {self.files.folder} has {what}, which cannot be written into GGUF here: use --format "
-                "safetensors and convert that with llama.cpp's convert_hf_to_gguf.py"
+                f"{option}: {self.files.folder} has {what}, which cannot be written into GGUF here: "
+                f"{instead if option == '--format gguf' else 'leave the option out'}"
             )
 
     @property

@@ -17,6 +17,7 @@ import numpy as np
 from wgrad.autograd.tensor import Tensor
 from wgrad.device.contract import Array
 from wgrad.device.errors import WgradError
+from wgrad.device.formats.frozen_weight import FrozenWeight
 from wgrad.train.model.lora_variants import OWN, LoraVariant, starts, variant_of
 from wgrad.train.model.model_config import ModelConfig
 from wgrad.train.model.patterns import NO_PATTERN, check_patterns
@@ -220,6 +221,7 @@ class LoraModule:
     stream: int
     magnitude: Tensor | None = None
     inverse: Array | None = None
+    rounded: FrozenWeight | None = None  # what stands in the place of weight and term (qat.py)
     variant: LoraVariant | None = None
     own: Mapping[str, Tensor] = field(default_factory=dict)  # what a variant trains
 

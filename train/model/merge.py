@@ -25,6 +25,7 @@ from wgrad.train.model.load_weights import read_restored
 from wgrad.train.model.lora import MAGNITUDE, LoraConfig, is_whole
 from wgrad.train.model.model_config import ModelConfig
 from wgrad.train.model.model_files import ModelFiles, Progress
+from wgrad.train.model.qat import adapted
 from wgrad.train.model.save_model import SaveTokenizer, save_description, save_model
 from wgrad.train.model.weights import EMBEDDING, HEAD, WeightSpec, weight_specs
 from wgrad.train.options.option_text import size
@@ -89,7 +90,12 @@ class Merge:
         if f"{module}.lora_A" in self.arrays:
             scale = np.float32(self.lora.scaling_of(module))
             with np.errstate(all="ignore"):  # numbers of a damaged adapter
-                weight = weight + scale * (self.arrays[f"{module}.lora_B"] @ self.arrays[f"{module}.lora_A"])
+                a, b = (self.arrays[f"{module}.lora_{side}"] for side in "AB")
+                if weight.ndim == 2:
+                    base, *sides = (device.upload(np.ascontiguousarray(array)) for array in (weight, a, b))
+                    weight = device.download(adapted(base, sides[0], sides[1], float(scale), device))
+                else:  # experts
+                    weight = weight + scale * (b @ a)
                 if self.lora.dora:
                     lengths = np.linalg.norm(weight, axis=1)
                     weight *= (self.arrays[f"{module}{MAGNITUDE}"] / lengths)[:, None]

@@ -108,7 +108,8 @@ class Model(Attention):
     def variants(self) -> set[str]:
         """The kinds of its projections: those of formats, and types of numbers."""
         weights = self.weights if self._streamed is None else self._streamed.projections
-        found = (weights[f"{module}.weight"] for module in linear_modules(self.config))
+        rounded = {n: m.rounded for n, m in (self.adapter.modules if self.adapter else {}).items() if m.rounded}
+        found = (rounded.get(module, weights[f"{module}.weight"]) for module in linear_modules(self.config))
         return {w.variant if isinstance(w, FrozenWeight) else np.dtype(w.dtype).name for w in found}
 
     # ---- whole passes ------------------------------------------------------------------------

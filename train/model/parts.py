@@ -88,11 +88,12 @@ class Parts:
         """A projection with its bias and adapter. With a residual the output is the float32 stream, else `dtype`.
         unread: see `F.linear`."""
         self.watch(module, x)
-        weight, bias = self.weights[module + ".weight"], self.weights.get(module + ".bias")
+        own = self.adapter.modules.get(module) if self.adapter else None
+        weight = self.weights[module + ".weight"] if own is None or own.rounded is None else own.rounded
+        bias = self.weights.get(module + ".bias")
         dtype = self.dtype if residual is None else np.float32
         options: dict[str, Any] = {"lora": self._lora(module, inputs.seed), "dtype": dtype}
         linear = F.linear_quantized if isinstance(weight, FrozenWeight) else F.linear
-        own = self.adapter.modules.get(module) if self.adapter else None
         if own is not None and own.magnitude is not None:
             inverse = inverse_of(own, weight, self.device) if own.inverse is None else own.inverse
             y = F.dora_scale(linear(x, weight, **options), own.magnitude, inverse)
@@ -115,4 +116,5 @@ class Parts:
         if lora is None or self.adapter is None:
             return None
         p = self.adapter.config.dropout if seed is not None else 0.0
-        return LoraTerm(*lora.factors, lora.scaling, dropout=p, seed=seed if p else None, stream=lora.stream)
+        rounded = lora.rounded is not None
+        return LoraTerm(*lora.factors, lora.scaling, p, seed if p else None, lora.stream, rounded)

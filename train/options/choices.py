@@ -16,6 +16,7 @@ Schedule = Literal["cosine", "linear", "constant"]
 LossOn = Literal["completion", "all"]
 OnBadLine = Literal["skip", "stop"]
 Stream = Literal["auto", "on", "off"]
+Qat = Literal["q4_0", "q4_k"]
 Pooling = Literal["mean", "last"]
 # Well-known chat templates that --chat-template takes by name; other names are those of the model's own.
 TEMPLATES = (

@@ -17,7 +17,33 @@ def refuse_contradictions(c: Any) -> None:
     _of_the_machine(c)
 
 
+# What quantisation-aware training rounds is base weight plus B A, and nothing else: options, and what each would need.
+_NOT_ROUNDED = {
+    "full": "trains all parameters, not an adapter",
+    "use_dora": "scales the rows of the sum",
+    "lora_variant": "makes A and B of others",
+    "lora_dropout": "drops inputs that the rounded weight does not",
+    "train_embeddings": "trains the embedding, which is not rounded",
+    "train_head": "trains the output layer, which is not rounded",
+}
+
+
+def _of_qat(c: Any) -> None:
+    for name, why in _NOT_ROUNDED.items():
+        if getattr(c, name):
+            raise WgradError(f"--qat: is not there with {flag(name)}, which {why}: leave one of the two out")
+    if c.init_lora_weights != LORA:
+        raise WgradError(
+            f"--qat: is not there with --init-lora-weights {c.init_lora_weights}, which changes the base weights: "
+            "leave one of the two out"
+        )
+    if c.stream_weights == "on":
+        raise WgradError("--qat: is not there with --stream-weights on: rounded weights stay on the device")
+
+
 def _of_what_is_trained(c: Any) -> None:
+    if c.qat:
+        _of_qat(c)
     if c.full and c.adapter:
         raise WgradError("--adapter: --full trains all parameters and has no adapter: give only one of the two")
     if c.full and c.lora_dropout:

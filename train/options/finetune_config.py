@@ -118,6 +118,12 @@ class _InputOptions(Options):
     lora_variant: str = of_adapter(
         "", "train a variant of LoRA that a program registers (wgrad.register_lora_variant)", metavar="NAME"
     )
+    qat: choices.Qat | None = of_adapter(
+        None,
+        "quantisation-aware training: train against weights rounded as wgrad merge --format gguf --quantize q4_0 (or "
+        "q4_k_m) rounds them",
+        choices=get_args(choices.Qat),
+    )
     train_embeddings: bool = of_adapter(
         False, "also train the whole embedding (PEFT: modules_to_save); a tied output layer stays frozen"
     )

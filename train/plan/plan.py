@@ -93,7 +93,8 @@ def plan_run(
 
 def _may_stream(config: RunOptions, device: Device) -> bool:
     """Return whether --stream-weights auto has a choice."""
-    return config.gradient_checkpointing is not False and not config.full and not device.shared_memory
+    frozen = not config.full and not config.qat
+    return config.gradient_checkpointing is not False and frozen and not device.shared_memory
 
 
 def run_dry(

@@ -15,6 +15,7 @@ from wgrad.device.files import write_json, write_text
 from wgrad.train.data.tokenizer_source import find_source, save_tokenizer
 from wgrad.train.files.hub import is_hub_id
 from wgrad.train.model.adapter_files import save_adapter
+from wgrad.train.model.qat import QAT_MIXES
 from wgrad.train.model.save_model import save_full
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.options.option_text import size
@@ -119,5 +120,9 @@ def next_commands(config: RunOptions, chats: bool, in_gguf: bool = True) -> list
     if config.lora_variant:  # which the command does not know
         return []
     commands = [talk] if config.full or not in_gguf else [talk, ["export", "ollama", *result]]
+    if config.qat:
+        commands[1:] = [
+            ["merge", *result, "--out", f"{config.out}-gguf", "--format", "gguf", "--quantize", QAT_MIXES[config.qat]]
+        ]
     heads = ("next: ", "      ")
     return [f"{head}{shlex.join(['wgrad', *words])}" for head, words in zip(heads, commands)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,7 @@ from wgrad.train.model.model import MLP_CHUNK_BYTES, Model
 from wgrad.train.model.model_config import ModelConfig
 from wgrad.train.model.model_files import Progress
 from wgrad.train.model.pissa import PissaStart, start_within
+from wgrad.train.model.qat import Rounding, round_adapted
 from wgrad.train.model.stacks import adapter_groups, stack_adapter
 from wgrad.train.model.weights import EMBEDDING, HEAD, activation_bytes, used_weights, weight_specs, whole_modules
 from wgrad.train.options.choices import AUTO, LORA, ComputeType
@@ -195,6 +197,10 @@ def build_trainable(
         return TrainableModel(Model(model_config, parameters.tensors, device, **options), parameters, None, base)
     with advising(for_parameters(config)):
         lora, values, start = _start(config, model_config)
+    rounding = Rounding.of(config.qat, folder, model_config) if config.qat else None
+    if rounding is not None and (lora.dora or lora.modules_to_save):
+        what = "is a DoRA adapter" if lora.dora else f"has {lora.modules_to_save[0]} whole"
+        raise WgradError(f"--qat: {config.adapter} {what}, which is not rounded in training: leave one of the two out")
     weights = load_base(
         folder,
         model_config,
@@ -204,7 +210,7 @@ def build_trainable(
         quantize=config.quantize,
         double_quant=config.double_quant,
         block_size=config.block_size,
-        stacked=device.stacks_weights,
+        stacked=device.stacks_weights and rounding is None,
         progress=progress,
         contents=contents,
         start=start,
@@ -219,6 +225,11 @@ def build_trainable(
     adapter = stack_adapter(Adapter.from_tensors(lora, parameters.tensors), parameters.joined)
     if lora.dora and not config.adapter and contents:
         start_magnitudes(adapter, weights, device)
+    if rounding is not None:
+        weights = rounding.fixed(weights, adapter, model_config, device)
+        adapter = rounding.with_places(adapter, model_config, device)
+        parameters.changed = partial(round_adapted, adapter, weights, device)
+        parameters.changed()
     model = Model(model_config, weights, device, adapter=adapter, **options)
     return TrainableModel(model, parameters, lora, base + parameters.count, start)
 

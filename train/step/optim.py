@@ -8,7 +8,7 @@ Sources: AdamW (arXiv 1711.05101); dynamic loss scaling (arXiv 1710.03740).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -73,7 +73,7 @@ class FlatParameters:
     groups: names of matrices to lie side by side, so that one Tensor can hold their rows (`joined`, by their names).
     What a checkpoint holds is in the order without groups and rates.
     Attributes: data, grad (float32 [size]), tensors (name -> Tensor, in the order of `specs`), decay_elements,
-    segments (of one rate each, all of the buffer).
+    segments (of one rate each, all of the buffer), changed.
     """
 
     def __init__(self, specs: Sequence[ParameterSpec], device: Device, groups: Sequence[Sequence[str]] = ()) -> None:
@@ -91,6 +91,7 @@ class FlatParameters:
         self.size = max(end, ALIGN)
         self.decay_elements = min((offsets[s.name] for s in specs if not s.decay), default=self.size)
         self.segments = _segments(placed.values(), offsets, self.size)
+        self.changed: Callable[[], None] = lambda: None  # called once the values are others; device work alone
         self.data = device.zeros((self.size,))
         self.grad = device.zeros((self.size,))
         self.tensors: dict[str, Tensor] = {}
@@ -197,6 +198,7 @@ class AdamW:
                 decay_elements=min(max(p.decay_elements - begin, 0), size),
             )
         device.fill(p.grad, 0.0)
+        p.changed()
 
     def applied(self) -> int:
         """Steps that changed the parameters. Waits for the device."""
@@ -246,6 +248,7 @@ class AdamW:
             value = self.parameters.from_file(values[name]) if name in FLAT_STATE else values[name]
             self.device.write(array, value)
         self.device.fill(self.parameters.grad, 0.0)
+        self.parameters.changed()
 
 
 def _in_file_order(arrays: dict[str, np.ndarray], parameters: FlatParameters) -> dict[str, np.ndarray]:

@@ -27,3 +27,75 @@ fn reciprocal(a: f32) -> f32 {
   return bitcast<f32>(((252u - exponent) << 23u) + quotient);
 }
 #endpart
+
+#part exact
+// Part of the shaders that round to a format of GGUF: arithmetic that gives NumPy's bits on every GPU.
+// A product that is not fused with a sum after it.
+fn times(a: f32, b: f32) -> f32 { return bitcast<f32>(optimisation_barrier(bitcast<u32>(a * b))); }
+fn times4(a: vec4<f32>, b: vec4<f32>) -> vec4<f32> { return bitcast<vec4<f32>>(bitcast<vec4<u32>>(a * b) | vec4(p.zero)); }
+
+// A sum from its first element to its last.
+fn in_order(sum: f32, four: vec4<f32>) -> f32 { return (((sum + four.x) + four.y) + four.z) + four.w; }
+
+// a / b rounded to nearest, of normal numbers and such a result. With the mantissas m of a and b the quotient has the
+// mantissa m_a 2^s / m_b, s = 23 or 24; the remainder of a guess fits 32 bits, as in `reciprocal`. No tie is possible.
+fn divide(a: f32, b: f32) -> f32 {
+  let x = bitcast<u32>(a);
+  let y = bitcast<u32>(b);
+  let m_a = (x & 0x7fffffu) | 0x800000u;
+  let m_b = (y & 0x7fffffu) | 0x800000u;
+  let e_a = i32((x >> 23u) & 255u);
+  let e_b = i32((y >> 23u) & 255u);
+  let below = m_a < m_b;
+  let exponent = e_a - e_b + 127 - select(0, 1, below);
+  if (e_a == 0 || e_b == 0 || e_a == 255 || e_b == 255 || exponent < 1 || exponent > 254) { return a / b; }
+  let guess = bitcast<f32>((x & 0x7fffffu) | 0x3f800000u) / bitcast<f32>((y & 0x7fffffu) | 0x3f800000u);
+  var quotient = (bitcast<u32>(guess) & 0x7fffffu) | 0x800000u;
+  if (below && guess >= 1.0) { quotient = 0xffffffu; }
+  if (!below && guess < 1.0) { quotient = 0x800000u; }
+  var rest = bitcast<i32>((m_a << select(23u, 24u, below)) - m_b * quotient);
+  let m = i32(m_b);
+  for (var step = 0u; step < 4u && rest < 0; step++) {
+    quotient -= 1u;
+    rest += m;
+  }
+  for (var step = 0u; step < 4u && rest >= m; step++) {
+    quotient += 1u;
+    rest -= m;
+  }
+  if (2 * rest > m) { quotient += 1u; }
+  return bitcast<f32>(((x ^ y) & 0x80000000u) | ((u32(exponent - 1) << 23u) + quotient));
+}
+
+// The root of a normal number, rounded to nearest: its mantissa is the root of m 2^23 or m 2^24.
+fn root(a: f32) -> f32 {
+  let bits = bitcast<u32>(a);
+  let exponent = i32(bits >> 23u);
+  if (exponent == 0 || exponent >= 255) { return sqrt(a); }
+  let odd = (exponent & 1) == 1;  // the power of two beside the mantissa is, as it is 150 less
+  let shift = select(24, 23, odd);
+  let value = ((bits & 0x7fffffu) | 0x800000u) << u32(shift);
+  var found = (bitcast<u32>(sqrt(a)) & 0x7fffffu) | 0x800000u;
+  var rest = bitcast<i32>(value - found * found);
+  for (var step = 0u; step < 4u && rest < 0; step++) {
+    found -= 1u;
+    rest += 2 * i32(found) + 1;
+  }
+  for (var step = 0u; step < 4u && rest > 2 * i32(found); step++) {
+    rest -= 2 * i32(found) + 1;
+    found += 1u;
+  }
+  if (rest > i32(found)) { found += 1u; }
+  return bitcast<f32>((u32((exponent - 150 - shift) / 2 + 149) << 23u) + found);
+}
+
+// The bits of the nearest float16.
+fn half_bits(a: f32) -> u32 {
+  let bits = bitcast<u32>(a);
+  let size = bits & 0x7fffffffu;
+  let sign = (bits >> 16u) & 0x8000u;
+  if (size >= 0x47800000u) { return sign | select(0x7c00u, 0x7e00u, size > 0x7f800000u); }
+  if (size < 0x38800000u) { return sign | u32(round(bitcast<f32>(size) * 16777216.0)); }
+  return sign | (((size + 0xfffu + ((size >> 13u) & 1u)) >> 13u) - (112u << 10u));
+}
+#endpart

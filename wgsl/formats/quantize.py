@@ -75,3 +75,28 @@ def decode(device: Runtime, w: FrozenWeight, dtype: np.dtype) -> Array:
         groups = device.groups(count, 4 * GROUP)
         device.launch("quantize_decode", arrays, params, groups, constants, work=float(part.nbytes))
     return y
+
+
+# Shader by format, and the elements that a workgroup of it takes.
+_ROUNDING = {
+    **dict.fromkeys(("q4_0", "q5_0", "q8_0"), ("round_blocks", 4096)),
+    "q4_k": ("round_q4_k", 2048),
+    "q6_k": ("round_q6_k", 1024),
+}
+_BITS = {"q4_0": 4, "q5_0": 5, "q8_0": 8}
+_ALIGNED = 1 << 15  # elements from which on every array of these formats starts at a multiple of 256 bytes
+
+
+@implements("round_weight")
+def round_weight(device: Runtime, w: Array, out: FrozenWeight) -> FrozenWeight:
+    shader, per_group = _ROUNDING[out.format]
+    constants: dict[str, Constant] = {"BITS": _BITS[out.format]} if out.format in _BITS else {}
+    for first, (part,) in flat_parts(device, [w], multiple=_ALIGNED):
+        count = part.size
+        places = []
+        for array in out.arrays().values():
+            assert array is not None
+            places.append(device.view(array, (array.size * count // w.size,), array.size * first // w.size))
+        groups = device.groups(count, per_group)
+        device.launch(shader, [part, *places], [count, 0], groups, constants, work=float(part.nbytes))
+    return out

@@ -1,8 +1,9 @@
 """Weights in the types of GGUF as llama.cpp's llama-quantize makes them, bit for bit, with an importance matrix or not.
 
-Without one, types with one scale for a block are quantised by the `gguf` package. Here are those that search for the
-scales of a block: candidates in a fixed order, each judged by a weighted sum of squared errors. Groups of elements are
-columns, so that sums over them add up in the order of the elements, in float32, as in C.
+Without one, types with one scale for a block are quantised by the `gguf` package, or by their own file of this folder.
+Here are those that search for the scales of a block: candidates in a fixed order, each judged by a weighted sum of
+squared errors. Groups of elements are columns, so that sums over them add up in the order of the elements, in float32,
+as in C.
 Source: ggml-quants.c, quantize_row_q4_K_ref and those of the others (github.com/ggml-org/llama.cpp).
 """
 
@@ -14,9 +15,12 @@ from typing import Any
 
 import numpy as np
 
+from wgrad.device.formats.frozen_weight import FrozenWeight
 from wgrad.device.formats.gguf_blocks import pack
 from wgrad.device.formats.iq4 import LEVELS
 
+_Quantize = Callable[[np.ndarray, np.ndarray | None], np.ndarray]  # rows, importance -> bytes of each block
+ROUNDED = ("q4_0", "q5_0", "q8_0", "q4_k", "q6_k")  # formats that devices round weights to while they are trained
 _BLOCK = 256  # elements that share a scale of scales
 _CHUNK = 1 << 19  # elements that are quantised at once: a few of their size fit into a processor's cache
 _LEAST = np.float32(1e-15)  # smaller groups are zeros
@@ -37,6 +41,18 @@ def quantize_rows(gguf: Any, w: np.ndarray, kind: str, importance: np.ndarray | 
     if quantize is None:
         found: np.ndarray = gguf.quantize(w, gguf.GGMLQuantizationType[kind])
         return found
+    return _in_chunks(quantize, w, importance)
+
+
+def rounded(kind: type[FrozenWeight], w: np.ndarray) -> FrozenWeight:
+    """The values of `quantize_rows` as a weight of one of the formats `ROUNDED`, without importance and the package."""
+    quantize = _SEARCHED.get(kind.gguf_type)
+    if quantize is None:
+        return kind.quantize(w)
+    return kind.from_gguf(_in_chunks(quantize, w, None), (w.shape[0], w.shape[1]))
+
+
+def _in_chunks(quantize: _Quantize, w: np.ndarray, importance: np.ndarray | None) -> np.ndarray:
     step = max(_CHUNK // w.shape[1], 1)
     with np.errstate(all="ignore"):  # values that are not finite, and scales beyond float16, are told by the caller
         parts = [quantize(w[at : at + step].astype(np.float32), importance) for at in range(0, len(w), step)]
@@ -337,7 +353,6 @@ def _iq4_xs(rows: np.ndarray, importance: np.ndarray | None) -> np.ndarray:
     return np.concatenate(parts, axis=1)
 
 
-_Quantize = Callable[[np.ndarray, np.ndarray | None], np.ndarray]  # rows, importance -> bytes of each block
 _SEARCHED: dict[str, _Quantize] = {
     "Q4_K": _q4_k,
     "Q5_K": _q5_k,
