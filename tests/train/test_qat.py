@@ -22,13 +22,14 @@ from wgrad.train.commands.cli import main
 from wgrad.train.model.adapter_files import WEIGHTS_FILE
 from wgrad.train.model.model_config import load_model_config
 from wgrad.train.model.model_files import open_files
+from wgrad.train.model.model_inputs import Inputs
 from wgrad.train.model.weights import EMBEDDING, weight_specs
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.step import build
 from wgrad.train.step.build import build_trainable
 
 # Rows of whole blocks of 256 and of 96, so that the mix of Q4_K has all types that are rounded to but Q4_0.
-SIZES = {"hidden_size": 256, "intermediate_size": 96, "head_dim": 32, "num_hidden_layers": 1}
+SIZES: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 96, "head_dim": 32, "num_hidden_layers": 1}
 
 
 def words(model: Path, data: Path, out: Path, *more: str) -> list[str]:
@@ -53,9 +54,14 @@ def test_the_merged_file_holds_the_weights_of_the_last_forward(
     q_proj has no adapter."""
     last: list[Any] = []
     plain = build.round_adapted
-    monkeypatch.setattr(build, "round_adapted", lambda *args: (last.clear(), last.append(args), plain(*args)))
-    more = ("--qat", qat, "--device", device, "--target-modules", "v_proj,o_proj,up_proj,down_proj", "--use-rslora")
-    more += ("--no-quantize",) if qat == "q4_0" else ()
+
+    def noted(*args: Any) -> None:
+        last[:] = [args]
+        plain(*args)
+
+    monkeypatch.setattr(build, "round_adapted", noted)
+    more = ["--qat", qat, "--device", device, "--target-modules", "v_proj,o_proj,up_proj,down_proj", "--use-rslora"]
+    more += ["--no-quantize"] if qat == "q4_0" else []
     assert main(words(model, text_data, tmp_path / "run", *more)) == 0
     ((adapter, weights, used),) = last
     merged = ("--adapter", str(tmp_path / "run"), "--out", str(tmp_path / "out"), "--device", device, "--no-compare")
@@ -71,6 +77,7 @@ def test_the_merged_file_holds_the_weights_of_the_last_forward(
         kinds.add(wanted.format)
         assert found.format == wanted.format
         for name, array in wanted.arrays().items():
+            assert array is not None
             np.testing.assert_array_equal(used.download(found.arrays()[name]).view(array.dtype), array, spec.name)
     assert kinds == ({"q4_0"} if qat == "q4_0" else set(ROUNDED) - {"q4_0"})
     embedding = next(spec for spec in weight_specs(config) if spec.name == EMBEDDING)
@@ -123,14 +130,14 @@ def test_the_reference_of_preferences_is_not_rounded(model: Path) -> None:
     module = "model.layers.0.self_attn.v_proj"
     assert built.model.adapter is not None
     x = Tensor(np.ones((1, 256), np.float32), device)
-    linear = partial(built.model._linear, module, x, inputs=type("Inputs", (), {"seed": None}))
+    linear = partial(built.model._linear, module, x, Inputs.empty(built.model, 1, 16))
     with built.model.without_adapter():
         plain = linear().data
     np.testing.assert_array_equal(plain, x.data @ built.model.weights[f"{module}.weight"].T)
     assert np.abs(linear().data - plain).max() > 1e-3
 
 
-REFUSED = {
+REFUSED: dict[str, Any] = {
     "full": True,
     "use_dora": True,
     "lora_variant": "own",
