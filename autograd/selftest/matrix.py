@@ -44,7 +44,7 @@ def decoded_cases() -> list[Case]:
         gemm_case("few rows", 1, 136, 72, F16),
         gemm_case("few rows", 21, 136, 72, F16, BF16, trans_b=True, dtype=F32),
     ]
-    return [_on_tile(case, "") for case in many + within + few]
+    return [on_tile(case, "") for case in many + within + few]
 
 
 def skinny_cases() -> list[Case]:
@@ -60,7 +60,7 @@ def skinny_cases() -> list[Case]:
         gemm_case("skinny", 4112, 16, 48, F16, F32, dtype=F32),
         gemm_case("skinny", 8208, 20, 48, F16, F32, trans_a=True, dtype=F32),
     ]
-    return [_on_tile(case, "") for case in shapes + lora.cases(F16, lora.UNITS)]
+    return [on_tile(case, "") for case in shapes + lora.cases(F16, lora.UNITS)]
 
 
 def attention_cases() -> list[Case]:
@@ -86,10 +86,10 @@ def product_cases() -> list[Case]:
     for tile in ("medium", "large"):
         forms = [(False, False), (False, True), (True, False), (True, True)]
         plain = [gemm_case("plain", 264, 136, k, F16, trans_a=ta, trans_b=tb) for ta, tb in forms for k in (136, 256)]
-        found += [_on_tile(case, tile) for case in plain + _matrix_epilogues() + _matrix_frozen()]
-    found.append(_on_tile(gemm_case("many columns", 264, 16640, 40, F16, trans_b=True), "large"))
-    found.append(_on_tile(gemm_case("split", 72, 136, 4104, F16, trans_b=True, dtype=F32), ""))
-    found.append(_on_tile(gemm_case("split lowrank", 72, 136, 1032, F16, trans_b=True, rank=16), ""))
+        found += [on_tile(case, tile) for case in plain + _matrix_epilogues() + _matrix_frozen()]
+    found.append(on_tile(gemm_case("many columns", 264, 16640, 40, F16, trans_b=True), "large"))
+    found.append(on_tile(gemm_case("split", 72, 136, 4104, F16, trans_b=True, dtype=F32), ""))
+    found.append(on_tile(gemm_case("split lowrank", 72, 136, 1032, F16, trans_b=True, rank=16), ""))
     return found
 
 
@@ -122,7 +122,7 @@ def _matrix_frozen() -> list[Case]:
     return plain + [case for case in stacked_cases(F16) if "lowrank" in case.name]
 
 
-def _on_tile(case: Case, tile: str) -> Case:
+def on_tile(case: Case, tile: str) -> Case:
     """The case with every product on the tile of this name, where the device has it."""
 
     def call(device: Device, x: Inputs) -> Outputs:

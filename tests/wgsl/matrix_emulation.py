@@ -1,9 +1,9 @@
 """Shaders for matrix units on a device without them: operations of subgroups rewritten as plain WGSL.
 
-Of a matmul of 16 x 16, each of a subgroup's invocations has as many elements as any other in registers: of 32
-invocations eight, half a row; of 8 two rows. Of the accumulator those, of the left operand the rows. The right operand
-is the place in workgroup memory where it lies, so it has to be multiplied before that is written again. All else of a
-shader, staging, edges, masks, epilogue, runs as it is.
+Of a matmul, of 16 x 16 x 16 or another shape, each of a subgroup's invocations has as many elements as any other in
+registers: of 16 x 16 and 32 invocations eight, half a row; of 8 two rows. Of the accumulator those, of the left operand
+the rows. The right operand is the place in workgroup memory where it lies, so it has to be multiplied before that is
+written again. All else of a shader, staging, edges, masks, epilogue, runs as it is.
 
 A software driver runs the invocations of a workgroup in rising order up to the next barrier. Lanes are counted
 backwards here, so that what an invocation reads of a result was stored by one that runs after it: a missing barrier
@@ -14,22 +14,27 @@ from __future__ import annotations
 
 import re
 
+from wgrad.wgsl.runtime.cooperative_shapes import Shape
+
 LANES = (32, 64, 16, 8)  # of subgroups, that every variant is tried with
-_LOAD_A = re.compile(r"coopLoad(T?)<coop_mat16x16<f16, A>>\(&(\w+)\[(\w+)\], (\w+)\)")
-_LOAD_B = re.compile(r"coopLoad(T?)<coop_mat16x16<f16, B>>\(&(\w+)\[(\w+)\], (\w+)\)")
-_LOAD_C = re.compile(r"coopLoadT<coop_mat16x16<f32, C>>\(&(\w+)\[(\w+)\], (\w+)\)")
+# Of Apple, of Intel's Xe2 and of its DG2.
+OTHER_SHAPES = (Shape(8, 8, 8), Shape(8, 16, 16), Shape(8, 8, 16))
+_LOAD_A = re.compile(r"coopLoad(T?)<MATRIX_A>\(&(\w+)\[(\w+)\], (\w+)\)")
+_LOAD_B = re.compile(r"coopLoad(T?)<MATRIX_B>\(&(\w+)\[(\w+)\], (\w+)\)")
+_LOAD_C = re.compile(r"coopLoadT<MATRIX_C>\(&(\w+)\[(\w+)\], (\w+)\)")
+_MATRIX = re.compile(r"coop_mat(\d+)x(\d+)<f\d+, ([ABC])>")  # columns, rows, role
 _STORE = re.compile(r"coopStoreT\((\w+), &(\w+)\[(\w+)\], (\w+)\)")
 _TYPES = """
-struct Left { at: array<f32, ROWS * 16u> }
+struct Left { at: array<f32, ROWS * SHARED> }
 struct Right { tile: u32, at: u32, ld: u32, by_rows: bool }
 struct Sums { at: array<f32, ELEMENTS> }
 """
 _LEFT = """
 fn left_NAME(lane: u32, at: u32, ld: u32, by_rows: bool) -> Left {
   var rows: Left;
-  for (var k = 0u; k < ROWS * 16u + lane / LANES; k++) {
-    let row = lane * ELEMENTS / 16u + k / 16u;
-    let i = select(k % 16u, row, by_rows) * ld * 4u + select(row, k % 16u, by_rows);
+  for (var k = 0u; k < ROWS * SHARED + lane / LANES; k++) {
+    let row = lane * ELEMENTS / COLUMNS + k / SHARED;
+    let i = select(k % SHARED, row, by_rows) * ld * 4u + select(row, k % SHARED, by_rows);
     rows.at[k] = f32(NAME[at + i / 4u][i % 4u]);
   }
   return rows;
@@ -40,11 +45,11 @@ fn multiply_add(lane: u32, a: Left, b: Right, c: Sums) -> Sums {
   var x = a;
   var sum = c;
   for (var e = 0u; e < ELEMENTS + lane / LANES; e++) {
-    let column = (lane * ELEMENTS + e) % 16u;
+    let column = (lane * ELEMENTS + e) % COLUMNS;
     var one = sum.at[e];
-    for (var k = 0u; k < 16u + lane / LANES; k++) {
+    for (var k = 0u; k < SHARED + lane / LANES; k++) {
       let i = select(column, k, b.by_rows) * b.ld * 4u + select(k, column, b.by_rows);
-      one += x.at[e / 16u * 16u + k] * right(b.tile, b.at + i / 4u, i % 4u);
+      one += x.at[e / COLUMNS * SHARED + k] * right(b.tile, b.at + i / 4u, i % 4u);
     }
     sum.at[e] = one;
   }
@@ -55,14 +60,14 @@ _SUMS = """
 fn store_NAME(lane: u32, c: Sums, at: u32, ld: u32) {
   var sum = c;
   for (var e = 0u; e < ELEMENTS + lane / LANES; e++) {
-    let i = (lane * ELEMENTS + e) / 16u * ld * 4u + (lane * ELEMENTS + e) % 16u;
+    let i = (lane * ELEMENTS + e) / COLUMNS * ld * 4u + (lane * ELEMENTS + e) % COLUMNS;
     NAME[at + i / 4u][i % 4u] = sum.at[e];
   }
 }
 fn load_NAME(lane: u32, at: u32, ld: u32) -> Sums {
   var sum: Sums;
   for (var e = 0u; e < ELEMENTS + lane / LANES; e++) {
-    let i = (lane * ELEMENTS + e) / 16u * ld * 4u + (lane * ELEMENTS + e) % 16u;
+    let i = (lane * ELEMENTS + e) / COLUMNS * ld * 4u + (lane * ELEMENTS + e) % COLUMNS;
     sum.at[e] = NAME[at + i / 4u][i % 4u];
   }
   return sum;
@@ -140,12 +145,28 @@ def _check_uniform(text: str) -> None:
             raise ValueError(f"cooperative operations want uniform control flow, and this may differ: {found[1]}")
 
 
+def _shape_of(text: str) -> tuple[str, tuple[int, int, int]]:
+    """Text with MATRIX_A, MATRIX_B and MATRIX_C for the types, and the one shape of them all.
+
+    ValueError where a type is not of that shape, or of other elements.
+    """
+    types = set(_MATRIX.findall(text))
+    sizes = {role: (int(rows), int(columns)) for columns, rows, role in types}
+    for role in "ABC":
+        text = re.sub(rf"coop_mat\d+x\d+<f{'32' if role == 'C' else '16'}, {role}>", f"MATRIX_{role}", text)
+    (m, k), (also_k, n) = sizes["A"], sizes["B"]
+    if also_k != k or sizes["C"] != (m, n) or len(types) != 3 or _MATRIX.search(text):
+        raise ValueError(f"cooperative matrices of one shape were expected, not {sizes}")
+    return text, (m, n, k)
+
+
 def emulated(text: str, lanes: int) -> str:
     """The assembled text of a variant without operations of subgroups, as on a GPU whose subgroups have `lanes`.
     ValueError where one is left.
     """
     text = text.replace("enable wgpu_cooperative_matrix;\n", "")
     _check_uniform(text)
+    text, (m, n, k) = _shape_of(text)
     builtins = {
         "subgroup_size": f"{lanes}u",
         "subgroup_id": f"lid / {lanes}u",
@@ -169,7 +190,7 @@ def emulated(text: str, lanes: int) -> str:
     text = _LOAD_B.sub(lambda m: f"Right({rights.index(m[2])}u, {m[3]}, {m[4]}, {by_rows(m[1])})", text)
     text = _LOAD_C.sub(rf"load_\1({last}, \2, \3)", text)
     text = _STORE.sub(rf"store_\2({last}, \1, \3, \4)", text)
-    text = re.sub(r"coop_mat16x16<f32, C>\(\)", "Sums()", text)
+    text = text.replace("MATRIX_C()", "Sums()")
     text = re.sub(r"coopMultiplyAdd\((\w+), (\w+), (\w+)\)", rf"multiply_add({last}, \1, \2, \3)", text)
     subgroups = _SUBGROUPS if re.search("subgroup(ShuffleXor|Any)", text) else ""
     text = text.replace("subgroupShuffleXor(", "shuffle_xor(lid, ").replace("subgroupAny(", "any_of_lanes(lid, ")
@@ -179,6 +200,6 @@ def emulated(text: str, lanes: int) -> str:
     right = f"fn right(which: u32, at: u32, e: u32) -> f32 {{\n{choices}  return 0.0;\n}}\n"
     helpers = [subgroups, _TYPES, *(_LEFT.replace("NAME", name) for name in lefts), right, _MULTIPLY]
     added = "".join([*helpers, *(_SUMS.replace("NAME", name) for name in sums)])
-    elements = 256 // lanes
-    names = {"LANES": lanes, "ELEMENTS": elements, "ROWS": max(1, elements // 16)}
-    return text + re.sub(r"\b(LANES|ELEMENTS|ROWS)\b", lambda m: f"{names[m[1]]}u", added)
+    elements = m * n // lanes
+    names = {"LANES": lanes, "ELEMENTS": elements, "ROWS": max(1, elements // n), "COLUMNS": n, "SHARED": k}
+    return text + re.sub(rf"\b({'|'.join(names)})\b", lambda m: f"{names[m[1]]}u", added)

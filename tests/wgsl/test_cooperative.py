@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.wgsl.matrix_emulation import LANES
+from tests.wgsl.matrix_emulation import LANES, OTHER_SHAPES
 from wgrad.autograd.selftest.attention import attention_case
 from wgrad.autograd.selftest.case import F16, Case
 from wgrad.autograd.selftest.matrix import product_cases, skinny_cases
@@ -19,6 +19,7 @@ from wgrad.wgsl.gemm import gemm_matrix, gemm_matrix_skinny
 from wgrad.wgsl.gemm.gemm_matrix_skinny import SkinnyTile
 from wgrad.wgsl.runtime import compile as wgsl_compile
 from wgrad.wgsl.runtime import cooperative, matrix_units
+from wgrad.wgsl.runtime.cooperative_shapes import BLOCK, Shape
 
 ROOT = Path(__file__).parents[2]
 
@@ -30,9 +31,12 @@ def fresh(device: Any, monkeypatch: pytest.MonkeyPatch, change: Any = str) -> No
     monkeypatch.setattr(device, "_compiler", wgsl_compile.Compiler(device._device))
 
 
-@pytest.mark.parametrize("lanes", LANES)
-def test_the_probe_finds_the_lanes(matrix_device: Any, monkeypatch: pytest.MonkeyPatch, lanes: int) -> None:
+@pytest.mark.parametrize(("shape", "lanes"), [*((BLOCK, n) for n in LANES), *zip(OTHER_SHAPES, LANES)], ids=str)
+def test_the_probe_finds_the_lanes(
+    matrix_device: Any, monkeypatch: pytest.MonkeyPatch, lanes: int, shape: Shape
+) -> None:
     monkeypatch.setattr(matrix_device, "lanes", lanes)
+    monkeypatch.setattr(matrix_device, "matrix_shape", shape)
     fresh(matrix_device, monkeypatch)
     assert cooperative.lanes_of(matrix_device) == lanes
 

@@ -43,6 +43,7 @@ def test_a_sequence_of_several_segments(wgpu_device: Any, monkeypatch: pytest.Mo
     assert check_case(CASES[STATE], wgpu_device).ok
 
 
-def test_little_workgroup_memory(wgpu_device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_little_workgroup_memory_and_few_registers(wgpu_device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wgpu_device, "few_registers", True)
     monkeypatch.setattr(wgpu_device, "workgroup_bytes", 16 << 10)
     assert all(check_case(CASES[name], wgpu_device).ok for name in (FORWARD, BACKWARD))

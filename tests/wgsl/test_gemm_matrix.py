@@ -14,8 +14,9 @@ from tests.wgsl.launches import same_bits_in_parts
 from tests.wgsl.matrix_emulation import LANES
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.autograd.selftest import loss
-from wgrad.autograd.selftest.case import BF16, F16, Case
-from wgrad.autograd.selftest.matrix import decoded_cases, product_cases, skinny_cases
+from wgrad.autograd.selftest.case import BF16, F16, F32, Case
+from wgrad.autograd.selftest.gemm import gemm_case
+from wgrad.autograd.selftest.matrix import decoded_cases, on_tile, product_cases, skinny_cases
 from wgrad.autograd.selftest.run import check_case
 from wgrad.device.formats.frozen_weight import formats
 from wgrad.wgsl.gemm import gemm_matrix, gemm_matrix_skinny, gemm_skinny
@@ -43,8 +44,13 @@ def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def few_cases() -> list[Case]:
-    """Every form on one tile, and on the other what hangs on the tile's layout. A compilation takes seconds."""
+    """Every form on one tile, and on the other what hangs on the tile's layout. A compilation takes seconds.
+
+    A long reduction is shorter here: an invocation of a software driver makes at most 65,535 passes of its loops.
+    """
+    long = on_tile(gemm_case("long inner", 72, 136, 1032, F16, trans_b=True, dtype=F32), "medium")
     medium = [c for c in product_cases() if "large tile" not in c.name and "x256/" not in c.name]
+    medium = [long if "long inner" in c.name else c for c in medium]
     words = (
         "gemm_nn/plain",
         "gemm_tt/plain",

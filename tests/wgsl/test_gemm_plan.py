@@ -15,7 +15,7 @@ from wgrad.wgsl.formats.formats import WeightForm
 from wgrad.wgsl.gemm import gemm_tile
 from wgrad.wgsl.gemm.gemm_matrix import LARGE, MEDIUM, NARROW, MatrixTile
 from wgrad.wgsl.gemm.gemm_skinny import Skinny
-from wgrad.wgsl.gemm.gemm_tile import FEW_REGISTERS, MAIN, SMALL, TALL_SKINNY
+from wgrad.wgsl.gemm.gemm_tile import FEW_REGISTERS, FLAT_SKINNY, MAIN, SMALL, TALL_SKINNY
 from wgrad.wgsl.gemm.plan import Gemm, Limits, Plan, linear_plan, plan, skinny_tile
 from wgrad.wgsl.runtime.webgpu_trace import PROFILES, TraceDevice
 
@@ -56,6 +56,9 @@ def gemm(mnk: tuple[int, int, int], types: tuple[str, str, str], layout: str = "
         # Intel: 8 x 8 results an invocation do not fit its registers
         (INTEL, FORWARD, (F16, F16, F16), "nt", "gemm", FEW_REGISTERS, 1),
         (INTEL, (TOKENS, RANK, HIDDEN), (F32, F32, F32), "nt", "gemm", TALL_SKINNY, 9),
+        (INTEL, (8, MLP, HIDDEN), (F32, F32, F32), "nt", "gemv", None, 1),
+        (PLAIN, (9, MLP, HIDDEN), (F32, F32, F32), "nt", "gemv", None, 1),
+        (INTEL, (9, MLP, HIDDEN), (F32, F32, F32), "nt", "gemm", FLAT_SKINNY, 2),
         # a driver on the CPU
         (SOFTWARE, HEAD, (F32, BF16, F32), "nt", "gemm_direct", None, 1),
         (SOFTWARE, (1, MLP, HIDDEN), (F32, F32, F32), "nt", "gemv", None, 1),

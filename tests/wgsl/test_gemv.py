@@ -138,6 +138,8 @@ def test_elements_read_at_once() -> None:
     ):
         weight = formats()[name].quantize(np.zeros((1, 256), F32))
         assert tuple(gemv.unit_of(weight, m) for m in rows) == units, name
+    few = tuple(gemv.unit_of(weight, m, few_registers=True) for m in rows[:5])
+    assert few == (32, 16, 16, 8, 8)  # half of the products
     for width, unit in ((264, 8), (272, 16), (288, 32)):
         assert gemv.unit_of(formats()["nf4"].quantize(np.zeros((1, width), F32)), 1) == unit
 

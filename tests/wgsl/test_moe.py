@@ -12,7 +12,7 @@ from wgrad.autograd.selftest.experts import cases, grouped_case
 from wgrad.autograd.selftest.run import check_case
 from wgrad.wgsl.gemm import gemm_matrix
 from wgrad.wgsl.gemm.gemm_matrix import MatrixTile
-from wgrad.wgsl.gemm.gemm_tile import FLAT_SKINNY, MAIN, SMALL, TALL_SKINNY
+from wgrad.wgsl.gemm.gemm_tile import FEW_REGISTERS, FLAT_SKINNY, MAIN, SMALL, TALL_SKINNY
 from wgrad.wgsl.gemm.plan import Gemm, Limits
 from wgrad.wgsl.moe import grouped
 
@@ -41,6 +41,10 @@ def test_tiles() -> None:
     found = [grouped.choose_tile(mean, n) for mean, n in ((4, 8), (4, 512), (40, 512), (128, 512), (512, 512))]
     assert found[:3] + found[4:] == [TALL_SKINNY, FLAT_SKINNY, SMALL, MAIN]
     assert (found[3].m, found[3].n) == (64, 128)
+    few = [grouped.choose_tile(mean, n, few_registers=True) for mean, n in ((40, 512), (128, 512), (512, 512))]
+    assert few == [SMALL, FEW_REGISTERS, FEW_REGISTERS]
+    weights = Gemm((65536, 1536, 2048), "float16", "float16", "float16", trans_b=True)
+    assert grouped.plan_experts(weights, 128, Limits(32 << 10, few_registers=True)).tile == FEW_REGISTERS
     cores = Limits(48 << 10, 1 << 30, False, True)
     for rows, tile in ((1024, (16, 64)), (16384, (64, 128)), (65536, (128, 64))):
         plan = grouped.plan_experts(Gemm((rows, 1536, 2048), "float16", "float16", "float16", trans_b=True), 128, cores)

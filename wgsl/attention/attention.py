@@ -113,7 +113,8 @@ def _on_units(kernel: str, device: Runtime, chosen: Plan, softcap: float, *array
     wanted = device.matrix_units and not softcap
     if not wanted:
         return None
-    return attention_matrix.served(kernel, device.workgroup_bytes, chosen.wanted_groups, *arrays, lanes=device.lanes)
+    limits = kernel, device.workgroup_bytes, chosen.wanted_groups
+    return attention_matrix.served(*limits, *arrays, lanes=device.lanes, shape=device.matrix_shape)
 
 
 def _decode(device: Runtime, views: list[Array], cache_len: Array, scale: float, window: int, softcap: float) -> None:

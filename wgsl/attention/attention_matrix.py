@@ -8,6 +8,8 @@ import numpy as np
 
 from wgrad.device.memory import Array
 from wgrad.wgsl.runtime.compile import Constant
+from wgrad.wgsl.runtime.cooperative_shapes import BLOCK, Shape
+from wgrad.wgsl.runtime.cooperative_text import constant_of
 
 _PAD = 8  # elements after each row of a tile in workgroup memory
 MOST_WIDTH = 128  # what a subgroup keeps of a query, and of its sums, stands in registers
@@ -20,6 +22,7 @@ class MatrixRows:
     subgroups: int
     columns: int = 32
     lanes: int = 32  # of a subgroup. Of 8, two subgroups have 16 rows.
+    shape: Shape = BLOCK  # of one cooperative matrix
 
     @property
     def rows(self) -> int:
@@ -86,6 +89,7 @@ class MatrixRows:
             "OUT_PARTS": width // self.columns,
             "PAIRS": self.columns // 4 // self._row_lanes,
             "LANES": self.lanes,
+            **constant_of(self.shape),
         }
 
     def _loads(self, width: int, lanes: int) -> dict[str, Constant]:
@@ -109,7 +113,9 @@ MOST_SUBGROUPS = 8  # of a workgroup of attention_matrix.wgsl
 _FEW_ROWS = 64  # tiles of more are for as many queries as fill a card with them
 
 
-def served(kernel: str, workgroup_bytes: int, wanted_groups: int, *arrays: Array, lanes: int = 32) -> MatrixRows | None:
+def served(
+    kernel: str, workgroup_bytes: int, wanted_groups: int, *arrays: Array, lanes: int = 32, shape: Shape = BLOCK
+) -> MatrixRows | None:
     """The tile of a kernel of TILES for q, k, v (and do) [B, T, H, D], or None: where they are not all float16, of at
     least 16 queries, D a multiple of 32 up to 128, or no tile fits. wanted_groups: workgroups that fill the device."""
     batch, queries, heads, width = arrays[0].shape
@@ -117,5 +123,6 @@ def served(kernel: str, workgroup_bytes: int, wanted_groups: int, *arrays: Array
         return None
     most_rows = max(_FEW_ROWS, batch * heads * queries // wanted_groups)
     tiles = (t for least, t in TILES[kernel] if least <= width and t.rows <= most_rows)
-    fitting = (replace(t, lanes=lanes) for t in tiles if t.workgroup_bytes(kernel, width) <= workgroup_bytes)
-    return next((t for t in fitting if t.subgroups * t._sides <= MOST_SUBGROUPS), None)
+    fitting = (t for t in tiles if t.workgroup_bytes(kernel, width) <= workgroup_bytes)
+    made = (replace(t, lanes=lanes, shape=shape) for t in fitting)
+    return next((t for t in made if t.subgroups * t._sides <= MOST_SUBGROUPS), None)

@@ -81,6 +81,8 @@ class _Call:
         constants: dict[str, Constant] = {"COLUMNS": columns, "SPLIT": split, "LEFT": left, "PLANES": self._planes}
         constants |= {"INVOCATIONS": 4 * columns * split, "BACKWARD": "DY_T" in types}
         constants |= {kind: wgsl_type(array.dtype) for kind, array in (("QKV_T", self.qkv), *types.items())}
+        if name == "delta_rule_grads":
+            constants["FEW_REGISTERS"] = self.device.few_registers
         tiles = -(-self.values // columns)
         params: list[int | float] = [self.batch, self.tokens, self.heads, self.key_heads, self.keys, self.values]
         params += [self.keys**-0.5, at, chunks, tiles]

@@ -120,6 +120,11 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3
     if (part + j + $cu < p.keys) { dqk[dqk_at(i + $nu, part + j + $cu)] = tile.r$n[$c]; }
 #end
 #end
+#if FEW_REGISTERS
+  }  // with all products in one loop Intel's compiler spills (bench/notes/anv.md)
+  for (var part = 0u; part < p.keys; part += 64u) {
+    deep = part;
+#endif
     tile = zeros();
 #include "delta_rule.inc.wgsl" add lhs=rhs_gradient rhs=state_across inner=p.values lk=e%DEEP lr=e/DEEP rk=e%DEEP rc=e/DEEP
 #unroll n 4
@@ -130,7 +135,19 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3
 #end
     tile.r$n = tile.r$n * beta[i + $nu];
 #end
+#if FEW_REGISTERS
+    // What the next product is added to waits in memory.
+#unroll n 4
+#unroll c 4
+    if (part + j + $cu < p.keys) { dqk[dqk_at(i + $nu, p.keys + part + j + $cu)] = tile.r$n[$c]; }
+#end
+#end
+  }
+  for (var part = 0u; part < p.keys; part += 64u) {
+    deep = part;
+#else
     let by_wanted = tile;
+#endif
     tile = zeros();
 #include "delta_rule.inc.wgsl" add lhs=new_value rhs=next_across inner=p.values lk=e%DEEP lr=e/DEEP rk=e%DEEP rc=e/DEEP
 #unroll n 4
@@ -138,7 +155,13 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3
 #unroll c 4
     ends[$n] += deep_key(i + $nu, j + $cu) * tile.r$n[$c];
 #end
+#if FEW_REGISTERS
+#unroll c 4
+    tile.r$n[$c] += dqk[dqk_at(i + $nu, p.keys + min(part + j + $cu, p.keys - 1u))];
+#end
+#else
     tile.r$n += by_wanted.r$n;
+#endif
 #end
 #include "delta_rule.inc.wgsl" add lhs=system_gradient rhs=deep_key inner=CHUNK lk=e%DEEP lr=e/DEEP rk=e/16u rc=e%16u
 #include "delta_rule.inc.wgsl" add lhs=score_across rhs=deep_query inner=CHUNK lk=e/16u lr=e%16u rk=e/16u rc=e%16u

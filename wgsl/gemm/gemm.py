@@ -18,6 +18,7 @@ from wgrad.wgsl.gemm.gemv import VectorTile
 from wgrad.wgsl.gemm.plan import AnyTile, Gemm, Limits, Plan, form_of, plan
 from wgrad.wgsl.operators import implements
 from wgrad.wgsl.runtime.compile import Constant
+from wgrad.wgsl.runtime.cooperative_text import constant_of
 from wgrad.wgsl.runtime.dispatch_parts import launch_tiles
 from wgrad.wgsl.runtime.runtime import Runtime
 
@@ -148,7 +149,7 @@ def _tile_constants(
     assert not isinstance(tile, SkinnyTile)
     kinds: dict[str, Constant] = {"A_KIND": KINDS[a.dtype.name], **operand.constants}
     if isinstance(tile, MatrixTile):
-        return {**kinds, **tile.constants(k, end.out, plan.unit)}
+        return {**kinds, **tile.constants(k, end.out, plan.unit), **constant_of(device.matrix_shape)}
     if isinstance(tile, VectorTile):
         whole = {"FACTORED": False, "GROUPS": 1, "GROUP_QUADS": 1}
         return {**whole, **kinds, **tile.constants(m, device.subgroups)}

@@ -8,6 +8,7 @@ from wgrad.device.memory import Array
 from wgrad.wgsl.gemm.gemm_epilogue import Epilogue, reduce_splits
 from wgrad.wgsl.gemm.gemm_skinny import Skinny
 from wgrad.wgsl.runtime.compile import Constant
+from wgrad.wgsl.runtime.cooperative_text import constant_of
 from wgrad.wgsl.runtime.runtime import Runtime
 
 
@@ -145,6 +146,7 @@ def launch(
     splits, length = splits_of(product, tile)
     constants = product.constants(accumulate) | tile.constants(_fragments(product.rank))
     constants |= {"VEC_S": _vectors(product), "BY_STEPS": _by_steps(product), "SPLIT": splits > 1}
+    constants |= constant_of(device.matrix_shape)
     target = device.empty((splits, *out.shape)) if splits > 1 else out
     device.launch(
         "gemm_matrix_skinny",

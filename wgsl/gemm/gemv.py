@@ -9,6 +9,7 @@ from wgrad.wgsl.formats.formats import WeightForm, widest_unit
 from wgrad.wgsl.runtime.compile import Constant
 
 MOST_ROWS = 16  # sums of all rows stand in registers
+FEW_REGISTERS_ROWS = 8  # on GPUs of few registers (Intel): Mesa's compiler spills the sums of more (bench/notes/anv.md)
 _COLUMNS = 4  # of a team, as the shader has it
 _LEAST_SUBGROUP = 4  # of WebGPU, as the shader has it
 _SUBGROUP = 32  # invocations of a subgroup, wherever they are asked for
@@ -20,6 +21,7 @@ _WANTED_INVOCATIONS = 1 << 17
 # In a wide unit a scale is read and unpacked once, and codes 16 bytes at a time. All rows multiply a unit in one
 # stretch of code, and more products than these in it are slower on an H200 (bench/notes/rejected-few-rows.md).
 _MOST_PRODUCTS = 128  # of rows and elements of a unit: 32 for 4 rows, 16 for 8, 8 for 16
+_FEW_REGISTERS_PRODUCTS = 64  # likewise
 _FACTORED_ROWS = 4  # up to which scaling the sums of units is less than scaling their elements
 
 
@@ -46,14 +48,15 @@ class VectorTile:
 SOFTWARE = VectorTile(8, 1)  # a software driver's vector; an invocation alone with four results: no barrier
 
 
-def served(m: int, trans_a: bool, trans_b: bool, batch: int) -> bool:
-    """Products of few rows with the rows of a weight: x Wᵀ."""
-    return m <= MOST_ROWS and batch == 1 and trans_b and not trans_a
+def served(m: int, trans_a: bool, trans_b: bool, batch: int, few_registers: bool = False) -> bool:
+    """Products of few rows with the rows of a weight: x Wᵀ. few_registers: as of Runtime."""
+    most = FEW_REGISTERS_ROWS if few_registers else MOST_ROWS
+    return m <= most and batch == 1 and trans_b and not trans_a
 
 
-def unit_of(weight: FrozenWeight | WeightForm, m: int) -> int:
+def unit_of(weight: FrozenWeight | WeightForm, m: int, few_registers: bool = False) -> int:
     """Elements of the weight that are read at once."""
-    return widest_unit(weight, _MOST_PRODUCTS // m)
+    return widest_unit(weight, (_FEW_REGISTERS_PRODUCTS if few_registers else _MOST_PRODUCTS) // m)
 
 
 def factored(rounded: bool, m: int) -> bool:

@@ -144,7 +144,7 @@ def plan(gemm: Gemm, limits: Limits, tile: AnyTile | None = None, splits: int | 
         dtype = _dequantised(gemm, limits, gemm.b)
         if dtype:
             return replace(plan(replace(gemm, b=dtype), limits), gemm=gemm, dequantised=dtype)
-    if free and gemm.plain and not _few_rows(gemm):
+    if free and gemm.plain and not _few_rows(gemm, limits):
         skinny = gemm_skinny.find(gemm.mnk, gemm.a, str(gemm.b), gemm.out, gemm.trans_a, gemm.trans_b)
         on_cores = skinny and skinny_tile(skinny, limits)
         if skinny and on_cores:
@@ -168,7 +168,7 @@ def skinny_tile(skinny: Skinny, limits: Limits) -> SkinnyTile | None:
 
 def _dequantised(gemm: Gemm, limits: Limits, weight: WeightForm) -> str:
     """Dtype to which a weight is dequantised before its GEMM, "" where it is decoded inside."""
-    if weight.shape[1] % weight.unit or (limits.software and not _few_rows(gemm)):
+    if weight.shape[1] % weight.unit or (limits.software and not _few_rows(gemm, limits)):
         return "float32"  # a row would start inside a unit of codes; or decoding once is cheaper than once a tile
     if limits.tensor_cores and 2 * weight.shape[0] * weight.shape[1] <= limits.max_binding_bytes:
         m = gemm.mnk[0]
@@ -179,9 +179,9 @@ def _dequantised(gemm: Gemm, limits: Limits, weight: WeightForm) -> str:
     return ""
 
 
-def _few_rows(gemm: Gemm) -> bool:
+def _few_rows(gemm: Gemm, limits: Limits) -> bool:
     """Return whether gemv.wgsl serves it."""
-    return gemv.served(gemm.mnk[0], gemm.trans_a, gemm.trans_b, gemm.batch)
+    return gemv.served(gemm.mnk[0], gemm.trans_a, gemm.trans_b, gemm.batch, limits.few_registers)
 
 
 def on_tensor_cores(gemm: Gemm, limits: Limits) -> bool:
@@ -195,8 +195,8 @@ def _choose(gemm: Gemm, limits: Limits) -> tuple[AnyTile, int]:
     """Tile, which stands for a kernel, and splits of K."""
     (m, n, k), batch, b = gemm.mnk, gemm.batch, gemm.b
     on_cores = on_tensor_cores(gemm, limits)
-    if _few_rows(gemm) and not on_cores:
-        unit = 4 if isinstance(b, str) else gemv.unit_of(b, m)
+    if _few_rows(gemm, limits) and not on_cores:
+        unit = 4 if isinstance(b, str) else gemv.unit_of(b, m, limits.few_registers)
         return gemv.choose_tile(m, n, k, unit, limits.software), 1
     if limits.software and isinstance(b, str):
         return gemm_tile.software_tile(m, n), 1
@@ -223,7 +223,7 @@ def _with_tile(gemm: Gemm, limits: Limits, tile: AnyTile, splits: int) -> Plan:
         if isinstance(b, str):
             return Plan(gemm, "gemv", tile, *cut, table=table)
         factored = tile.lanes > 1 and gemv.factored(b.rounded, m)
-        return Plan(gemm, "gemv", tile, *cut, gemv.unit_of(b, m), table=table, factored=factored)
+        return Plan(gemm, "gemv", tile, *cut, gemv.unit_of(b, m, limits.few_registers), table=table, factored=factored)
     transposes = _transposes_a(gemm, limits, tile)
     if isinstance(b, WeightForm):
         return Plan(gemm, "gemm", tile, *cut, b.unit, transposes)

@@ -12,7 +12,7 @@ from wgrad.wgsl.gemm import gemm_matrix
 from wgrad.wgsl.gemm.gemm import Experts, launch
 from wgrad.wgsl.gemm.gemm_epilogue import Epilogue
 from wgrad.wgsl.gemm.gemm_matrix import MatrixTile
-from wgrad.wgsl.gemm.gemm_tile import FLAT_SKINNY, MAIN, SMALL, TALL_SKINNY, Tile
+from wgrad.wgsl.gemm.gemm_tile import FEW_REGISTERS, FLAT_SKINNY, MAIN, SMALL, TALL_SKINNY, Tile
 from wgrad.wgsl.gemm.plan import Gemm, Limits, Plan, form_of, on_tensor_cores
 from wgrad.wgsl.operators import implements
 from wgrad.wgsl.runtime.compile import Constant
@@ -77,7 +77,7 @@ def plan_experts(gemm: Gemm, experts: int, limits: Limits) -> Plan:
         tile = _matrix_tile(b, mean, limits)
         unit = 8 if isinstance(b, str) else gemm_matrix.unit_of(b, tile.m, limits.lanes)
         return Plan(gemm, "gemm_matrix", tile.for_lanes(limits.lanes, unit), 1, k, unit, table=tile.scales_inside)
-    return Plan(gemm, "gemm", choose_tile(mean, n), 1, k, 4 if isinstance(b, str) else b.unit)
+    return Plan(gemm, "gemm", choose_tile(mean, n, limits.few_registers), 1, k, 4 if isinstance(b, str) else b.unit)
 
 
 def _matrix_tile(b: str | WeightForm, mean: float, limits: Limits) -> MatrixTile:
@@ -89,14 +89,16 @@ def _matrix_tile(b: str | WeightForm, mean: float, limits: Limits) -> MatrixTile
     return tile if tile.most_workgroup_bytes <= limits.workgroup_bytes else gemm_matrix.MEDIUM
 
 
-def choose_tile(mean: float, n: int) -> Tile:
-    """mean: rows of an expert."""
+def choose_tile(mean: float, n: int, few_registers: bool = False) -> Tile:
+    """mean: rows of an expert. few_registers: as of Runtime."""
     if n <= _FEW_ROWS:
         return TALL_SKINNY
     if mean <= _FEW_ROWS:
         return FLAT_SKINNY
     if n <= 32 or mean < _MANY_ROWS:
         return SMALL
+    if few_registers:
+        return FEW_REGISTERS
     return MAIN if mean >= _MOST_ROWS or n < _FLAT.n else _FLAT
 
 

@@ -6,6 +6,8 @@ import numpy as np
 
 from wgrad.device.memory import Array
 from wgrad.device.roof import TENSOR_CORES, Roof
+from wgrad.wgsl.runtime.compile import Constant
+from wgrad.wgsl.runtime.cooperative_text import constant_of
 from wgrad.wgsl.runtime.runtime import Runtime
 
 _THREADS = 256
@@ -51,6 +53,7 @@ def matrix_multiply_adds(device: Runtime, groups: int, passes: int) -> Array:
     out = device.empty((groups, _MATRIX_SUBGROUPS, 16, 16))
     work = float(groups * _MATRIX_SUBGROUPS * passes * _MATRICES * _MATRIX_FLOP)
     lanes = device.lanes
-    constants = {"SGS": _MATRIX_SUBGROUPS, "LANES": lanes, "FOURS": 64 // lanes}
+    constants: dict[str, Constant] = {"SGS": _MATRIX_SUBGROUPS, "LANES": lanes, "FOURS": 64 // lanes}
+    constants |= constant_of(device.matrix_shape)
     device.launch("roof_matrix", [out], [passes], (groups, 1, 1), constants, work=work)
     return out

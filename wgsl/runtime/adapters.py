@@ -206,12 +206,12 @@ def rate_file(adapter: Any, matrix_units_on: bool) -> Path:
     return cache_folder("rates") / f"{hashlib.sha256(what.encode()).hexdigest()[:32]}.json"
 
 
-def lists_matrix_units(adapter: Any) -> bool:
-    """Return whether it lists those that the kernels are for."""
+def matrix_shape(adapter: Any) -> cooperative_shapes.Shape | None:
+    """Return the shape of its cooperative matrices that the kernels take, None where there is none."""
     info = adapter.info
     if info["backend_type"] not in matrix_units.BACKENDS or not matrix_units.among(adapter.features):
-        return False
-    return cooperative_shapes.served(info["vendor_id"], info["device_id"])
+        return None
+    return cooperative_shapes.choose(info["vendor_id"], info["device_id"])
 
 
 def gives_matrix_units(index: int) -> bool:
@@ -227,9 +227,7 @@ def gives_matrix_units(index: int) -> bool:
 
 def matrix_unit_cards() -> list[dict[str, Any]]:
     """The adapters that list matrix units: index, name, card."""
-    return [
-        {"index": i, "name": a.info["device"], "card": card(a)} for i, a in _usable().items() if lists_matrix_units(a)
-    ]
+    return [{"index": i, "name": a.info["device"], "card": card(a)} for i, a in _usable().items() if matrix_shape(a)]
 
 
 def _wanted(adapter: Any) -> list[str]:
@@ -240,7 +238,7 @@ def open_device(adapter: Any) -> Any:
     """A wgpu device with the wanted features that the adapter has, and its limits, not WebGPU's small defaults."""
     features = _wanted(adapter)
     limits = {name: adapter.limits[name] for name in WANTED_LIMITS if name in adapter.limits}
-    if lists_matrix_units(adapter) and matrix_units.may_ask(card(adapter)):
+    if matrix_shape(adapter) and matrix_units.may_ask(card(adapter)):
         try:  # a library other than the one of the check may refuse it
             wanted = [*features, matrix_units.FEATURE]
             return adapter.request_device_sync(required_features=wanted, required_limits=limits)

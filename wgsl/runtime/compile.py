@@ -16,6 +16,8 @@ Some lines are for the loader, for what WGSL has no words for:
                         indexed by literals stay registers, and bounds checks on literals vanish. May be nested.
     $NAME               the value of an int constant, which is then not declared.
 
+The constant MATRIX_SHAPE has cooperative matrices of that shape in place of 16 x 16 x 16 (cooperative_text.py).
+
 Bindings are declared in the file as `@group(0) @binding(n) var<uniform>` or `var<storage, read|read_write>`; the layout
 is read from these lines, so that a binding that a variant does not use still has its place.
 """
@@ -33,6 +35,7 @@ from typing import Any, NamedTuple
 from wgrad.device.bounded import TIMEOUT, bounded, timeout
 from wgrad.device.errors import CompileTimeout, DeviceError, DeviceLost
 from wgrad.wgsl.runtime import native
+from wgrad.wgsl.runtime.cooperative_text import SHAPE, in_shape
 
 Constant = int | float | bool | str
 _BINDING = re.compile(
@@ -137,8 +140,10 @@ def assemble(source: str, constants: dict[str, Constant]) -> str:
     if any(isinstance(v, str) and "f16" in v for v in constants.values()):
         enables.append("enable f16;")
     body = [line for line in lines if not line.startswith("enable ")]
-    head = [declare(n, value) for n, value in constants.items() if n not in written and _SUFFIX not in str(value)]
-    return "\n".join([*dict.fromkeys(enables), *head, *body])
+    left_out = {*written, SHAPE}
+    head = [declare(n, value) for n, value in constants.items() if n not in left_out and _SUFFIX not in str(value)]
+    text = "\n".join([*dict.fromkeys(enables), *head, *body])
+    return in_shape(text, str(constants[SHAPE])) if SHAPE in constants else text
 
 
 @cache

@@ -8,6 +8,7 @@ import numpy as np
 
 from wgrad.device.errors import DeviceError, DeviceLost
 from wgrad.wgsl.runtime import matrix_units
+from wgrad.wgsl.runtime.cooperative_text import constant_of
 
 LANES = (64, 32, 16, 8)  # that the kernels have variants for
 _INVOCATIONS, _SIDE = 64, 16
@@ -23,7 +24,7 @@ def lanes_of(device: Any) -> int:
     """
     lanes = device.zeros((_INVOCATIONS,), np.int32)
     out = device.zeros((_INVOCATIONS // min(LANES), _SIDE, _SIDE))
-    device.launch("cooperative_probe", [lanes, out], [0], (1, 1, 1))
+    device.launch("cooperative_probe", [lanes, out], [0], (1, 1, 1), constant_of(device.matrix_shape))
     return _judged(device.download(lanes).astype(np.int64), device.download(out))
 
 

@@ -24,7 +24,11 @@ class Shape(NamedTuple):
     k: int
 
 
-KERNEL_SHAPES = frozenset({Shape(16, 16, 16)})  # that the kernels have variants for, and naga 29 types
+# Kernels are written for this one, and those whose sides divide its sides are served in parts (cooperative_text.py).
+BLOCK = Shape(16, 16, 16)
+# Best first, and what naga 29 has types for. Intel's are of 8 x 16 x 16 (Xe2) and 8 x 8 x 16 (DG2): to be tried once it
+# has them. So is Metal's of 8 x 8 x 8, which Vulkan does not tell (matrix_units.BACKENDS).
+KERNEL_SHAPES = (BLOCK, Shape(8, 8, 8))
 
 
 class _Properties(ctypes.Structure):
@@ -38,13 +42,13 @@ class _Properties(ctypes.Structure):
     ]
 
 
-def served(vendor: int, device: int) -> bool:
-    """Return whether the GPU with these PCI ids has a shape of the kernels, or no Vulkan driver tells.
+def choose(vendor: int, device: int) -> Shape | None:
+    """Return the best shape of the kernels that the GPU with these PCI ids has; BLOCK where no Vulkan driver tells.
 
     Intel's GPUs have others, and compile kernels of 16 x 16 x 16 without an error.
     """
     found = _shapes().get((vendor, device))
-    return found is None or bool(found & KERNEL_SHAPES)
+    return BLOCK if found is None else next((shape for shape in KERNEL_SHAPES if shape in found), None)
 
 
 @cache

@@ -91,6 +91,7 @@ class DryRun(DryRuntime, Runtime):
         self.few_registers = device.few_registers
         self.float16, self.bfloat16, self.subgroups = device.float16, device.bfloat16, device.subgroups
         self.matrix_units, self.matrix_tile, self.lanes = device.matrix_units, device.matrix_tile, device.lanes
+        self.matrix_shape = device.matrix_shape
         self.int8_products, self.transposes_left = device.int8_products, device.transposes_left
         self.max_binding_bytes, self.max_buffer_bytes = device.max_binding_bytes, device.max_buffer_bytes
         self.workgroup_bytes, self.stacks_weights = device.workgroup_bytes, device.stacks_weights
