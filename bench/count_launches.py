@@ -42,6 +42,7 @@ CARD = {
     "bfloat16": False,
     "matrix_tile": "",
     "lanes": 32,
+    "matrix_shape": (16, 16, 16),
     "int8_products": False,
     "transposes_left": False,
     "few_registers": False,
