@@ -103,9 +103,9 @@ def test_only_variants_that_were_checked_are_used(
     monkeypatch.setattr(cooperative, "lanes_of", probe)
     matrix_units.keep_verdict("a card", True, "", checked)
     device = SimpleNamespace(matrix_units=True, stacks_weights=True, tensor_cores_off="", lanes=32)
-    cooperative.choose_variants(device, "a card")
+    cooperative.choose_variants(device, "a card", Shape(8, 8, 8))
     assert device.matrix_units == device.stacks_weights == (not off) and off in device.tensor_cores_off
-    assert device.lanes == (found or 32)
+    assert device.lanes == (found or 32) and device.matrix_shape == (8, 8, 8)
     monkeypatch.setenv(matrix_units.SWITCH, "trial")
     if not found:  # what the check finds is its reason
         with pytest.raises(DeviceError, match="no variant"):

@@ -283,8 +283,8 @@ def test_a_device_without_one_of_the_features_has_no_matrix_units(monkeypatch: p
 def test_a_card_of_another_shape_is_not_asked(
     monkeypatch: pytest.MonkeyPatch, shapes: list[tuple[int, int, int]] | None, used: tuple[int, int, int] | None
 ) -> None:
-    """Intel's, which naga has no types for: they compile kernels of 16 x 16 x 16, and compute something else. Of one that
-    does not tell, the check tells."""
+    """Intel's, which naga has no types for: they compile kernels of 16 x 16 x 16, and compute something else. Of one
+    that does not tell, the check tells."""
     told = {} if shapes is None else {(1, 2): frozenset(cooperative_shapes.Shape(*shape) for shape in shapes)}
     monkeypatch.setattr(cooperative_shapes, "_shapes", lambda: told)
     matrix_units.keep_verdict(CARD, True, "")

@@ -8,6 +8,7 @@ import numpy as np
 
 from wgrad.device.errors import DeviceError, DeviceLost
 from wgrad.wgsl.runtime import matrix_units
+from wgrad.wgsl.runtime.cooperative_shapes import BLOCK, Shape
 from wgrad.wgsl.runtime.cooperative_text import constant_of
 
 LANES = (64, 32, 16, 8)  # that the kernels have variants for
@@ -28,13 +29,15 @@ def lanes_of(device: Any) -> int:
     return _judged(device.download(lanes).astype(np.int64), device.download(out))
 
 
-def choose_variants(device: Any, card: str) -> None:
+def choose_variants(device: Any, card: str, shape: Shape | None = None) -> None:
     """Choose the variants of the kernels on tensor cores for a device that was just opened on a card. Where there are
     none, or others than were checked, the device goes on without tensor cores, and `tensor_cores_off` says why.
+    shape: of its cooperative matrices.
 
     Raises:
         DeviceError: there are none, and this process is the check.
     """
+    device.matrix_shape = shape or BLOCK
     try:
         device.lanes = lanes_of(device)
         checked = matrix_units.checked_lanes(card)

@@ -27,8 +27,8 @@ from wgrad.device.errors import DeviceError
 from wgrad.wgsl.runtime.experimental_gate import Gate, find_gate
 
 FEATURE = "cooperative-matrix"
-# Metal's matrices are of 8 x 8 x 8, which the kernels can have (cooperative_text.py), but wgpu before version 30 has none
-# there of f16 operands and f32 sums (gfx-rs/wgpu#9629).
+# Metal's matrices are of 8 x 8 x 8, which the kernels can have (cooperative_text.py), but wgpu before version 30 has
+# none there of f16 operands and f32 sums (gfx-rs/wgpu#9629).
 BACKENDS = ("Vulkan",)
 _BESIDE = {"shader-f16", "subgroup"}  # what the kernels use besides
 SWITCH = "WGRAD_MATRIX_UNITS"  # "off": never; "trial": also on a card that has not passed yet (the check itself)

@@ -15,9 +15,8 @@ from wgrad.device.errors import DeviceError, DeviceLost, OutOfMemory
 from wgrad.device.memory import Array, Block, Pool
 from wgrad.device.placement import Rehearsal
 from wgrad.device.runtime import PooledRuntime
-from wgrad.wgsl.runtime import adapters, cooperative, matrix_units, native
+from wgrad.wgsl.runtime import adapters, cooperative, cooperative_shapes, matrix_units, native
 from wgrad.wgsl.runtime.compile import Compiler, Constant, Pipeline
-from wgrad.wgsl.runtime.cooperative_shapes import BLOCK, Shape
 from wgrad.wgsl.runtime.dequantized_cache import DequantizedCache
 from wgrad.wgsl.runtime.profiler import Profiler
 from wgrad.wgsl.runtime.readback import Readback
@@ -36,7 +35,7 @@ class Runtime(PooledRuntime):
 
     name = "wgpu"
     tensor_cores_off = ""  # why those that the driver gives are not used
-    matrix_shape: Shape = BLOCK  # of one cooperative matrix
+    matrix_shape = cooperative_shapes.BLOCK  # of one cooperative matrix
     few_registers = False  # tiles take those of attention_plan.py (FEW_REGISTERS)
     attention_plan: Any = None  # a Plan in place of the table's choice: for sweeps and tests
 
@@ -50,8 +49,7 @@ class Runtime(PooledRuntime):
         size = self._submission_size
         queue.in_flight.rate = lambda: size.rate
         if self.matrix_units:
-            self.matrix_shape = adapters.matrix_shape(adapter) or BLOCK
-            cooperative.choose_variants(self, adapters.card(adapter))
+            cooperative.choose_variants(self, adapters.card(adapter), adapters.matrix_shape(adapter))
 
     def _start(
         self,
