@@ -15,6 +15,12 @@ from wgrad.train.model.families import FAMILIES
 from wgrad.train.model.gguf_mix import MIXES
 from wgrad.train.model.multimodal import MULTIMODAL
 
+# Families without GGUF because llama.cpp, or its package for Python, has no such architecture.
+NOT_THERE = {
+    **dict.fromkeys(("Cwm", "NanoChat", "OlmoHybrid", "VaultGemma"), "not in llama.cpp"),
+    "GraniteSWA": "not in the `gguf` package",
+    "Apertus": "not yet",
+}
 PAGE = Path(__file__).parents[1] / "docs" / "reference" / "models.md"
 BEGIN, END = "<!-- {}: written by `python -m tests.family_table` -->\n", "<!-- end of {} -->\n"
 
@@ -23,7 +29,8 @@ def families(cases: dict[str, int]) -> str:
     """A row for each family. cases: architecture -> configurations whose logits, loss and gradients are compared."""
     rows = ["| family | architecture | compared with transformers | GGUF |", "| --- | --- | --- | --- |"]
     for name, family in sorted(FAMILIES.items(), key=lambda item: title(item[0]).lower()):
-        rows.append(f"| {title(name)} | `{name}` | {cases[name]} | {family.gguf and f'`{family.gguf}`'} |")
+        there = f"`{family.gguf}`" if family.gguf else NOT_THERE[name.removesuffix("ForCausalLM")]
+        rows.append(f"| {title(name)} | `{name}` | {cases[name]} | {there} |")
     return "\n".join(row.replace("|  |", "| |") for row in rows) + "\n"
 
 

@@ -17,12 +17,12 @@ from tests.train.test_oracle_adapter import random_adapter
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.device.errors import WgradError
 from wgrad.train.commands.cli import main
-from wgrad.train.commands.importance import Squares
+from wgrad.train.commands.importance import Squares, by_gguf_names
 from wgrad.train.data.packing import Document
 from wgrad.train.files.imatrix_file import IMATRIX_FILE, Imatrix, load_imatrix
 from wgrad.train.model.adapter_files import save_adapter
 from wgrad.train.model.lora import LoraConfig, linear_modules
-from wgrad.train.model.model_config import load_model_config
+from wgrad.train.model.model_config import load_model_config, parse_model_config
 from wgrad.train.step.build import build_frozen
 
 pytestmark = pytest.mark.oracle
@@ -59,6 +59,16 @@ def test_means_are_those_of_the_tokens(make_checkpoint: Any) -> None:
     assert set(linear_modules(built.config)) <= set(found[0])
     for name, mean in found[0].items():
         np.testing.assert_allclose(found[1][name], mean, rtol=1e-4, err_msg=name)
+
+
+def test_means_by_the_names_and_in_the_order_of_gguf() -> None:
+    """Where heads of values lie in another order there, and where one weight is two tensors."""
+    config, module = parse_model_config(tiny_config("Qwen3_5ForCausalLM")), "model.layers.0.linear_attn.out_proj"
+    found = by_gguf_names(config, {module: np.arange(40)})
+    np.testing.assert_array_equal(found["blk.0.ssm_out.weight"], np.arange(40).reshape(2, 2, 10).swapaxes(0, 1).ravel())
+    config = parse_model_config(tiny_config("GraniteMoeHybridForCausalLM"))
+    found = by_gguf_names(config, {"model.layers.1.shared_mlp.input_linear": np.ones(48)})
+    assert found.keys() == {"blk.1.ffn_gate.weight", "blk.1.ffn_up.weight"}
 
 
 def test_the_file_is_llama_cpps(tmp_path: Path) -> None:

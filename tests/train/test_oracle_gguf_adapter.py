@@ -19,9 +19,9 @@ from tests.train.test_oracle_adapter import our_logits, random_adapter, random_i
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.train.commands.cli import main
 from wgrad.train.model.adapter_files import save_adapter
-from wgrad.train.model.experts import GATE_UP
 from wgrad.train.model.families import FAMILIES
-from wgrad.train.model.gguf_experts import HALVES, tensor_name, write_experts
+from wgrad.train.model.gguf_experts import parts_in_gguf, rows_axis, tensor_name, write_experts
+from wgrad.train.model.gguf_linear import gguf_shape, to_gguf, write_key_heads, write_linear
 from wgrad.train.model.lora import LoraConfig, linear_modules
 from wgrad.train.model.model_config import ModelConfig, load_model_config
 from wgrad.train.step.build import build_frozen
@@ -61,6 +61,12 @@ EXTRA: dict[str, dict[str, Any]] = {
     "OlmoForCausalLM": {"clip_qkv": 0.7},
     "Jais2ForCausalLM": {"hidden_act": "relu2"},
     "OlmoeForCausalLM": {"num_key_value_heads": 4},
+    "HyperCLOVAXForCausalLM": {**GRANITE, "use_post_norm": False},
+    "GraniteMoeHybridForCausalLM": {**GRANITE, "position_embedding_type": "rope", "shared_intermediate_size": 96},
+    **dict.fromkeys(
+        ("Qwen3NextForCausalLM", "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM"),
+        {"linear_key_head_dim": 16, "linear_value_head_dim": 16, "partial_rotary_factor": 0.5},
+    ),
     "Qwen3MoeForCausalLM": {"norm_topk_prob": True, "moe_intermediate_size": 32},
 }
 GELU = ("Gemma", "PhiFor", "Starcoder")
@@ -83,7 +89,7 @@ def write_base(path: Path, config: ModelConfig, weights: dict[str, np.ndarray]) 
     writer.add_embedding_length(config.hidden_size)
     writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
+    write_key_heads(writer, config)
     for add in (writer.add_key_length, writer.add_value_length):
         add(config.head_dim)
     writer.add_rope_dimension_count(config.rope.head_dim)
@@ -99,6 +105,7 @@ def write_base(path: Path, config: ModelConfig, weights: dict[str, np.ndarray]) 
     writer.add_eos_token_id(1)
     writer.add_add_bos_token(False)
     write_experts(writer, config, kind)
+    write_linear(writer, config)
     if config.score_softcap:
         writer.add_attn_logit_softcapping(config.score_softcap)
         writer.add_final_logit_softcapping(config.logit_softcap)
@@ -120,24 +127,27 @@ def write_base(path: Path, config: ModelConfig, weights: dict[str, np.ndarray]) 
         writer.add_clamp_kqv(config.clip_qkv)
     if kind == "granite":
         writer.add_embedding_scale(config.embedding_scale)
-        writer.add_attention_scale(config.score_scale)
+        writer.add_attention_scale(config.score_scale or config.head_dim**-0.5)
         writer.add_residual_scale(config.residual_scale)
         writer.add_logit_scale(1 / config.logit_scale)
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
     for name, value in weights.items():
         part = name.split(".")[-2]
-        if value.ndim == 2 and part in heads and kind in ("llama", "smollm3", "granite", "arcee", "olmo", "mistral3"):
+        if (
+            value.ndim == 2
+            and part in heads
+            and not config.interleaved
+            and kind in ("llama", "smollm3", "granite", "arcee", "olmo", "mistral3")
+        ):
             value = permuted(value, heads[part])
-        if "norm" in part and name.endswith(".weight"):
+        if "norm" in part and name.endswith(".weight") and "linear_attn" not in name:
             value = value + np.float32(config.norm_offset)
-        owner, interleaved = name.removesuffix("_bias"), kind == "gpt-oss"
-        ending = ".bias" if owner != name else ""
-        if interleaved and value.ndim == 3:
+        if kind == "gpt-oss" and value.ndim == 3:
             value = value.swapaxes(1, 2)
-        parts = {owner + ending: value}
-        if owner.endswith(GATE_UP):
-            both = (value[:, ::2], value[:, 1::2]) if interleaved else np.split(value, 2, axis=1)
-            parts = {owner.replace(GATE_UP, half) + ending: part for half, part in zip(HALVES, both)}
+        value = to_gguf(config, name, value)
+        parts = {name: value.reshape(gguf_shape(name, value.shape))}
+        if of_it := parts_in_gguf(config, name, value.shape):
+            parts = {part: value.take(rows, rows_axis(name)) for part, rows in of_it.items()}
         for part, of_part in parts.items():
             writer.add_tensor(tensor_name(names, part), np.ascontiguousarray(of_part))
     writer.write_header_to_file()

@@ -30,6 +30,7 @@ from wgrad.train.model.adapter_files import save_adapter
 from wgrad.train.model.lora import LoraConfig, linear_modules
 from wgrad.train.model.model_config import load_model_config
 from wgrad.train.model.model_files import ModelFiles
+from wgrad.train.model.weights import weight_specs
 from wgrad.train.step.build import build_frozen
 
 pytestmark = pytest.mark.oracle
@@ -135,6 +136,21 @@ def test_every_type(kind: str, adapted: Any, tmp_path: Path, capsys: Any) -> Non
     assert types["blk.1.ffn_down.weight"] == kind.upper() and types["output_norm.weight"] == "F32"
     assert types["token_embd.weight"] == ("Q8_0" if kind == "mxfp4" else kind.upper())
     assert types["output.weight"] == ("F16" if kind == "f16" else "Q8_0")  # or Q6_K, of rows of whole blocks
+
+
+@pytest.mark.parametrize(("architecture", "width"), [("Qwen3_5", 16), ("Qwen3_5", 32), ("Qwen3Next", 16)])
+def test_heads_of_values_in_another_order(architecture: str, width: int, adapted: Any, tmp_path: Path) -> None:
+    """A block of few bits is of one head of 32 numbers, and goes across heads of 16: these columns are decoded."""
+    widths = dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim"), width)
+    adapter, out = adapted(f"{architecture}ForCausalLM", **widths), tmp_path / "out"
+    assert merge(adapter, out, "--quantize", "q8_0") == 0
+    found, ids = theirs(out)
+    assert distance(found, ours(out, ids=ids)) < 1 < 0.5 * distance(found, ours(tmp_path / "model", ids=ids))
+    config, files = load_model_config(out), ModelFiles(out)
+    files.check(config)
+    frozen = {spec.name.rpartition("attn.")[2] for spec in weight_specs(config) if files.is_frozen(spec)}
+    assert ("out_proj.weight" in frozen) == (width == 32 or architecture == "Qwen3Next")
+    assert ("in_proj_qkvz.weight" if architecture == "Qwen3Next" else "in_proj_qkv.weight") in frozen
 
 
 def test_onto_what_it_was_trained_on(adapted: Any, tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,12 @@ from wgrad.train.data.data import load_data
 from wgrad.train.data.packing import Document, make_batch, pack_documents
 from wgrad.train.files.imatrix_file import Imatrix, load_imatrix
 from wgrad.train.inference.open_model import open_model
+from wgrad.train.model.gguf_experts import parts_in_gguf
+from wgrad.train.model.gguf_linear import order_of
 from wgrad.train.model.gguf_model import tensor_names
+from wgrad.train.model.lora import linear_modules
 from wgrad.train.model.model import Model
+from wgrad.train.model.model_config import ModelConfig
 from wgrad.train.model.model_inputs import Inputs
 from wgrad.train.model.stacks import GATE_UP, QKV, parts_of
 from wgrad.train.options.config_yaml import read_config_file
@@ -73,11 +77,21 @@ def _measured(options: RunOptions) -> Imatrix:
         for done in range(0, len(rows), size):
             phase.update(done)
             squares.add(rows[done : done + size])
-    names = tensor_names(opened.config)
-    means = {names[f"{m}.weight"]: mean for m, mean in squares.means().items() if f"{m}.weight" in names}
+    means = by_gguf_names(opened.config, squares.means())
     if not all(np.isfinite(mean).all() for mean in means.values()):
         raise UnusableResult("--imatrix: the activations are not finite: base model or adapter are damaged")
     return Imatrix(means, " ".join(config.data), squares.tokens)
+
+
+def by_gguf_names(config: ModelConfig, means: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Means of the columns of projections -> by GGUF's names of tensors, in the order that columns have there."""
+    names, shapes, found = tensor_names(config), linear_modules(config), dict[str, np.ndarray]()
+    for module in means.keys() & shapes.keys():
+        axis, order = order_of(config, module) or ("", None)
+        mean = means[module] if order is None or axis == "rows" else means[module][order]
+        parts = parts_in_gguf(config, f"{module}.weight", shapes[module]) or [f"{module}.weight"]
+        found |= {names[part]: mean for part in parts if part in names}
+    return found
 
 
 class Squares:

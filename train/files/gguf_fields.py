@@ -57,6 +57,10 @@ class GgufFields:
         """A list of texts; [] where the file has none."""
         return [self._text(key, value) for value in self._list(key, bytes, "texts")]
 
+    def is_list(self, key: str) -> bool:
+        """Return whether a key has several values."""
+        return isinstance(self._values.get(key), list)
+
     def numbers(self, key: str) -> list[Any]:
         """A list of numbers; [] where the file has none."""
         return self._list(key, (int, float), "numbers")

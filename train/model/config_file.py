@@ -103,6 +103,7 @@ class ConfigFile(Struct, kw_only=True):
     rope_scaling: RopeFile | None = None
     partial_rotary_factor: AtLeast0 | None = None
     original_max_position_embeddings: Positions | None = None
+    num_nextn_predict_layers: Annotated[int, Meta(ge=0, le=64)] | None = 0
     quantization_config: QuantizationFile | None = None
 
     @property

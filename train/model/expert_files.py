@@ -127,12 +127,6 @@ def joined(gate: np.ndarray, up: np.ndarray, interleaved: bool) -> np.ndarray:
     return np.ascontiguousarray(both).reshape(len(gate), 2 * gate.shape[1], *gate.shape[2:])
 
 
-def parted(both: np.ndarray, interleaved: bool) -> tuple[np.ndarray, np.ndarray]:
-    """The inverse of `joined`."""
-    gate, up = (both[:, 0::2], both[:, 1::2]) if interleaved else np.split(both, 2, axis=1)
-    return gate, up
-
-
 def with_experts(entries: Mapping[str, TensorEntry], config: ModelConfig) -> dict[str, TensorEntry]:
     """The tensors by the names that the model has them by. WgradError: an expert's is missing, or is of another
     type."""
@@ -153,6 +147,8 @@ def _gather_layer(found: dict[str, TensorEntry], experts: Experts, layout: Layou
     for module, shape in experts.shapes(hidden).items():
         name, parts = prefix + module, _parts_of(module)
         gather_mxfp4(found, name)
+        if isinstance(found.get(f"{name}.weight"), GgufEntry) and len(parts) > 1:  # gate and up in one there as well
+            found[name] = found.pop(f"{name}.weight")
         for ending, wanted in (("weight", shape), ("bias", shape[:2])):
             halves = [found.get(f"{prefix}{experts.module}.{part}.{ending}") for part in parts]
             if isinstance(halves[0], GgufEntry):

@@ -101,10 +101,12 @@ FAMILIES = {
         "qwen3",
         "Qwen 3, dense",
     ),
-    "Qwen3NextForCausalLM": Family("qwen3_next", Qwen3NextFile, delta_net_variants.qwen3_next, "", "Qwen 3 Next"),
-    "Qwen3_5ForCausalLM": Family("qwen3_5_text", Qwen35File, delta_net_variants.qwen3_5, "", "Qwen 3.5, dense"),
+    "Qwen3NextForCausalLM": Family(
+        "qwen3_next", Qwen3NextFile, delta_net_variants.qwen3_next, "qwen3next", "Qwen 3 Next"
+    ),
+    "Qwen3_5ForCausalLM": Family("qwen3_5_text", Qwen35File, delta_net_variants.qwen3_5, "qwen35", "Qwen 3.5, dense"),
     "Qwen3_5MoeForCausalLM": Family(
-        "qwen3_5_moe_text", Qwen35MoeFile, delta_net_variants.qwen3_5_moe, "", "Qwen 3.5, experts"
+        "qwen3_5_moe_text", Qwen35MoeFile, delta_net_variants.qwen3_5_moe, "qwen35moe", "Qwen 3.5, experts"
     ),
     "SmolLM3ForCausalLM": Family("smollm3", SmolLM3File, variants.smollm3, "smollm3", "SmolLM 3"),
     "GemmaForCausalLM": Family("gemma", GemmaFile, variants.gemma, "gemma", "Gemma 1"),
@@ -129,20 +131,20 @@ FAMILIES = {
     "CwmForCausalLM": Family("cwm", CwmFile, variants.cwm, "", "CWM"),
     "SeedOssForCausalLM": Family("seed_oss", SeedOssFile, variants.seed_oss, "seed_oss", "Seed-OSS"),
     "Exaone4ForCausalLM": Family("exaone4", Exaone4File, variants.exaone4, "exaone4", "EXAONE 4"),
-    "HyperCLOVAXForCausalLM": Family("hyperclovax", HyperClovaXFile, variants.hyperclovax, "", "HyperCLOVA X"),
+    "HyperCLOVAXForCausalLM": Family("hyperclovax", HyperClovaXFile, variants.hyperclovax, "granite", "HyperCLOVA X"),
     "VaultGemmaForCausalLM": Family("vaultgemma", Gemma2File, variants.vaultgemma, "", "VaultGemma"),
     "Ernie4_5ForCausalLM": Family("ernie4_5", Ernie45File, variants.ernie45, "ernie4_5", "ERNIE 4.5, dense"),
     "HeliumForCausalLM": Family(
         "helium",
         HeliumFile,
         lambda keys: {"interleaved": True, "qkv_bias": keys.attention_bias, "mlp_bias": keys.mlp_bias},
-        "",
+        "llama",
         "Helium",
     ),
     "InternLM3ForCausalLM": Family("internlm3", InternLm3File, variants.llama, "llama", "InternLM 3"),
     "IQuestCoderForCausalLM": Family("iquestcoder", IQuestCoderFile, variants.llama, "llama", "IQuest-Coder"),
     "GraniteMoeHybridForCausalLM": Family(
-        "granitemoehybrid", GraniteHybridFile, variants.granite_hybrid, "", "Granite 4, dense"
+        "granitemoehybrid", GraniteHybridFile, variants.granite_hybrid, "granite", "Granite 4, dense"
     ),
     "GraniteSWAForCausalLM": Family("granite_swa", GraniteSwaFile, variants.granite_swa, "", "Granite with sinks"),
     "HunYuanDenseV1ForCausalLM": Family(
@@ -151,16 +153,18 @@ FAMILIES = {
     "ArceeForCausalLM": Family("arcee", ArceeFile, variants.ungated, "arcee"),
     "Jais2ForCausalLM": Family("jais2", Jais2File, variants.jais2, "jais2", "Jais 2"),
     "NemotronForCausalLM": Family("nemotron", NemotronFile, variants.nemotron, "nemotron"),
-    "GlmForCausalLM": Family("glm", GlmFile, variants.glm, "", "GLM-4 9B"),
+    "GlmForCausalLM": Family("glm", GlmFile, variants.glm, "chatglm", "GLM-4 9B"),
     "Glm4ForCausalLM": Family("glm4", Glm4File, variants.glm4, "glm4", "GLM-4 0414"),
     "Cohere2ForCausalLM": Family("cohere2", Cohere2File, variants.cohere2, "cohere2", "Command R7B, A (Cohere 2)"),
     "ApertusForCausalLM": Family("apertus", ApertusFile, variants.apertus, ""),
     "NanoChatForCausalLM": Family("nanochat", NanoChatFile, variants.nanochat, "", "nanochat"),
     "OlmoForCausalLM": Family("olmo", OlmoFile, variants.olmo, "olmo", "OLMo 1"),
-    "Lfm2ForCausalLM": Family("lfm2", Lfm2File, Lfm2File.variant, "", "LFM2, dense"),
+    "Lfm2ForCausalLM": Family("lfm2", Lfm2File, Lfm2File.variant, "lfm2", "LFM2, dense"),
     "MixtralForCausalLM": Family("mixtral", MixtralFile, expert_variants.mixtral, "llama"),
     "OlmoeForCausalLM": Family("olmoe", OlmoeFile, expert_variants.olmoe, "olmoe", "OLMoE"),
     "GptOssForCausalLM": Family("gpt_oss", GptOssFile, expert_variants.gpt_oss, "gpt-oss", "gpt-oss"),
-    "Qwen2MoeForCausalLM": Family("qwen2_moe", Qwen2MoeFile, expert_variants.qwen2_moe, "", "Qwen 1.5 and 2, experts"),
+    "Qwen2MoeForCausalLM": Family(
+        "qwen2_moe", Qwen2MoeFile, expert_variants.qwen2_moe, "qwen2moe", "Qwen 1.5 and 2, experts"
+    ),
     "Qwen3MoeForCausalLM": Family("qwen3_moe", Qwen3MoeFile, expert_variants.qwen3_moe, "qwen3moe", "Qwen 3, experts"),
 }

@@ -19,10 +19,9 @@ from wgrad.device.files import atomic_file
 from wgrad.train.files.gguf_files import PAIRED, permute, require_gguf
 from wgrad.train.files.gguf_metadata import read_metadata
 from wgrad.train.model.adapter_files import refuse_variant
-from wgrad.train.model.expert_files import parted
-from wgrad.train.model.experts import GATE_UP
 from wgrad.train.model.families import FAMILIES
-from wgrad.train.model.gguf_experts import HALVES, tensor_name
+from wgrad.train.model.gguf_experts import parts_in_gguf, tensor_name
+from wgrad.train.model.gguf_linear import order_of
 from wgrad.train.model.lora import LoraConfig
 from wgrad.train.model.model_config import ModelConfig
 
@@ -72,6 +71,8 @@ def save_gguf_adapter(
         b = b * np.float32(factor / alpha)
         if heads := heads_side_by_side(config, module):
             b = permute(b, heads)
+        if ordered := order_of(config, module):
+            a, b = (a, b[ordered[1]]) if ordered[0] == "rows" else (a[:, ordered[1]], b)
         name = tensor_name(names, part)
         for side, value in (("lora_a", a), ("lora_b", b)):
             with np.errstate(over="ignore"):
@@ -98,17 +99,14 @@ def _parts(
 ) -> list[tuple[str, np.ndarray, np.ndarray]]:
     """The weights of a GGUF file that a module stands for, by Hugging Face's names, with the two matrices of each."""
     a, b = arrays[f"{module}.lora_A"], arrays[f"{module}.lora_B"]
-    if a.ndim == 2:
-        return [(f"{module}.weight", a, b)]
-    if not module.endswith(GATE_UP):
-        return [(module, a, b)]
-    owner, interleaved = module.removesuffix(GATE_UP), config.experts is not None and config.experts.interleaved
-    return [(owner + half, a, part) for half, part in zip(HALVES, parted(b, interleaved))]
+    name = f"{module}.weight" if a.ndim == 2 else module
+    parts = parts_in_gguf(config, name, b.shape)
+    return [(part, a, b[..., rows, :]) for part, rows in parts.items()] or [(name, a, b)]
 
 
 def heads_side_by_side(config: ModelConfig, module: str) -> int:
     """How many heads' rows of a projection llama.cpp has pair by pair; 0: its rows are as Hugging Face has them."""
-    if FAMILIES[config.architecture].gguf not in PAIRED:
+    if FAMILIES[config.architecture].gguf not in PAIRED or config.interleaved:
         return 0
     part = module.rpartition(".")[2]
     return {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(part, 0)

@@ -17,6 +17,7 @@ from wgrad.train.files.safetensors_files import TensorEntry
 from wgrad.train.model.expert_keys import ExpertsFile
 from wgrad.train.model.families import FAMILIES
 from wgrad.train.model.gguf_experts import keys_of_experts
+from wgrad.train.model.gguf_linear import keys_of_linear
 from wgrad.train.model.gguf_model import EXAONE_32B, GGUF_LARGEST, ROPE_FACTORS, ROPE_LONG, ROPE_SHORT, UNROUNDED
 from wgrad.train.model.rope_scaling import RopeConfig, inverse_frequencies
 from wgrad.train.model.weights import EMBEDDING, HEAD
@@ -51,6 +52,7 @@ def config_of_gguf(fields: GgufFields, tensors: Mapping[str, TensorEntry]) -> di
         return fields.needed(prefix + key, int)
 
     hidden, heads, layers = number("embedding_length"), number("attention.head_count"), number("block_count")
+    layers -= (extra := fields.get(prefix + "nextn_predict_layers", int, 0))
     if heads < 1 or hidden < 1:
         raise fields.error(prefix + "attention.head_count", f"must be above 0, got {heads}")
     width = fields.get(prefix + "attention.key_length", int, hidden // heads)
@@ -72,10 +74,11 @@ def config_of_gguf(fields: GgufFields, tensors: Mapping[str, TensorEntry]) -> di
         "model_type": FAMILIES[architecture].model_type,
         "vocab_size": embedding.shape[0],
         "hidden_size": hidden,
-        "intermediate_size": number("feed_forward_length"),
+        "intermediate_size": _mlp_width(fields, experts),
         "num_hidden_layers": layers,
+        "num_nextn_predict_layers": extra,
         "num_attention_heads": heads,
-        "num_key_value_heads": fields.get(prefix + "attention.head_count_kv", int, heads),
+        "num_key_value_heads": _key_heads(fields, heads),
         "head_dim": width,
         "max_position_embeddings": number("context_length"),
         **_epsilon(fields),
@@ -85,9 +88,27 @@ def config_of_gguf(fields: GgufFields, tensors: Mapping[str, TensorEntry]) -> di
         "partial_rotary_factor": _part(rotated, width),
         **_biases(name, tensors),
         **keys_of_experts(fields, experts),
+        **keys_of_linear(fields),
         **_layer_norm_variant(name, tensors),
         **_variant(fields, name, hidden // heads if layers == GGUF_LARGEST.get(name) else width),
     }
+
+
+def _mlp_width(fields: GgufFields, experts: int) -> int:
+    """Return the width of a plain MLP; of an expert, where no layer has a plain one."""
+    key = f"{fields.architecture}.feed_forward_length"
+    return fields.get(key, int) or fields.needed(key.replace(".", ".expert_", 1) if experts else key, int)
+
+
+def _key_heads(fields: GgufFields, heads: int) -> int:
+    """Return the heads of keys, which a file may name for each layer: 0 where that has no attention."""
+    key = f"{fields.architecture}.attention.head_count_kv"
+    if not fields.is_list(key):
+        return fields.get(key, int, heads)
+    listed = {int(count) for count in fields.numbers(key)} - {0}
+    if len(listed) != 1:
+        raise fields.error(key, f"must be the same in all layers with attention, got {sorted(listed)}")
+    return listed.pop()
 
 
 def _epsilon(fields: GgufFields) -> dict[str, float]:
@@ -133,7 +154,7 @@ def _part(rotated: int, width: int) -> float:
 def _biases(name: str, tensors: Mapping[str, TensorEntry]) -> dict[str, bool]:
     first = "model.layers.0."
     parts = {"attention_bias": f"{first}self_attn.o_proj.bias", "mlp_bias": f"{first}mlp.down_proj.bias"}
-    if name in ("seed_oss", "glm4"):
+    if name in ("seed_oss", "glm4", "chatglm"):
         parts["attention_bias"] = f"{first}self_attn.q_proj.bias"
     return {key: tensor in tensors for key, tensor in parts.items()}
 

@@ -12,60 +12,94 @@ from typing import Any
 import numpy as np
 
 from wgrad.train.files.gguf_fields import GgufFields
-from wgrad.train.model.expert_files import parted
-from wgrad.train.model.experts import DOWN, GATE_UP
+from wgrad.train.model.experts import DOWN, EXPERTS, GATE_UP
+from wgrad.train.model.gguf_linear import BY_HEAD, gguf_shape, rows_by_head
+from wgrad.train.model.linear_attention import LinearAttention
 from wgrad.train.model.model_config import ModelConfig
 from wgrad.train.model.weights import WeightSpec, weight_specs
 
 HALVES = ("gate_proj", "up_proj")
+FUSED_MLP = ("shared_mlp.input_linear", "shared_mlp.output_linear")  # an MLP of which GGUF has gate and up as two
 # As llama.cpp has it for the architecture.
-_NORMALIZED = {"llama": True, "qwen3moe": True, "olmoe": False, "gpt-oss": True}
+_NORMALIZED = {
+    **dict.fromkeys(("llama", "qwen3moe", "qwen3next", "qwen35moe", "gpt-oss"), True),
+    **dict.fromkeys(("olmoe", "qwen2moe"), False),
+}
 _SWIGLU = {"gpt-oss": (1.702, 7.0)}  # alpha and limit
 
 
 def gguf_specs(config: ModelConfig) -> list[WeightSpec]:
     """The model's tensors as a GGUF file has them."""
-    return [part for spec in weight_specs(config) for part in parts_of(spec)]
+    found = []
+    for spec in weight_specs(config):
+        parts = parts_in_gguf(config, spec.name, spec.shape)
+        for name, rows in parts.items():
+            found.append(replace(spec, name=name, shape=_with_rows(spec, len(rows))))
+        if not parts:
+            found.append(replace(spec, shape=gguf_shape(spec.name, spec.shape)))
+    return found
 
 
-def parts_of(spec: WeightSpec) -> list[WeightSpec]:
-    """The tensors of a GGUF file that a weight consists of: gate and up of the weight, or bias, that holds both."""
-    name, _, biased = spec.name.partition("_bias")
-    ending = ".bias" if name != spec.name else ""
-    if not name.endswith((GATE_UP, DOWN)) or len(spec.shape) < 2 or spec.kind == "projection":
-        return [spec]
-    if name.endswith(DOWN):
-        return [replace(spec, name=name + ending)]
-    experts, rows, *columns = spec.shape
-    owner = name.removesuffix(GATE_UP)
-    return [replace(spec, name=owner + half + ending, shape=(experts, rows // 2, *columns)) for half in HALVES]
+def _with_rows(spec: WeightSpec, rows: int) -> tuple[int, ...]:
+    shape = list(spec.shape)
+    shape[rows_axis(spec.name)] = rows
+    return tuple(shape)
 
 
-def by_halves(config: ModelConfig, value: Callable[[WeightSpec], np.ndarray]) -> Callable[[WeightSpec], np.ndarray]:
+def rows_axis(name: str) -> int:
+    """Axis of a weight's, or a bias', rows, counted from the last."""
+    return -1 if name.endswith("_bias") else -2
+
+
+def parts_in_gguf(config: ModelConfig, name: str, shape: tuple[int, ...]) -> dict[str, np.ndarray]:
+    """The tensors that GGUF has for a weight, by the names that they had in Hugging Face's files, each with the rows of
+    the weight that it has; {} where it is one of the same name there."""
+    fused, stem = f"{FUSED_MLP[0]}.weight", name.removesuffix("_bias")
+    rows, ending = np.arange(shape[rows_axis(name)] if len(shape) > 1 else 0), ".bias" if stem != name else ""
+    if name.endswith(BY_HEAD):
+        assert isinstance(config.linear, LinearAttention)
+        owner = name.removesuffix(BY_HEAD)
+        return {f"{owner}linear_attn.{part}.weight": own for part, own in rows_by_head(config.linear).items()}
+    if stem.endswith(f"{EXPERTS}.{DOWN}") and ending:
+        return {stem + ending: rows}
+    if stem.endswith(f"{EXPERTS}.{GATE_UP}"):
+        names = [stem.removesuffix(GATE_UP) + half + ending for half in HALVES]
+        if config.experts is not None and config.experts.interleaved:
+            return dict(zip(names, (rows[::2], rows[1::2])))
+    elif name.endswith(fused):
+        names = [f"{name.removesuffix(fused)}mlp.{half}.weight" for half in HALVES]
+    else:
+        return {}
+    return dict(zip(names, np.split(rows, 2)))
+
+
+def by_parts(config: ModelConfig, value: Callable[[WeightSpec], np.ndarray]) -> Callable[[WeightSpec], np.ndarray]:
     """`value` of the model's tensors -> of those of `gguf_specs`, asked for in their order."""
-    whole = {part.name: spec for spec in weight_specs(config) for part in parts_of(spec)}
+    specs = {spec.name: spec for spec in weight_specs(config)}
+    parts = {
+        name: (spec, rows)
+        for spec in specs.values()
+        for name, rows in parts_in_gguf(config, spec.name, spec.shape).items()
+    }
     held: dict[str, np.ndarray] = {}
 
-    def of_part(part: WeightSpec) -> np.ndarray:
-        source = whole[part.name]
-        if source.shape == part.shape:
-            return value(source)
+    def of_part(spec: WeightSpec) -> np.ndarray:
+        if spec.name not in parts:
+            return value(specs[spec.name]).reshape(spec.shape)
+        source, rows = parts[spec.name]
         if source.name not in held:
+            held.clear()
             held[source.name] = value(source)
-        assert config.experts is not None
-        first = HALVES[0] in part.name
-        half = parted(held[source.name], config.experts.interleaved)[not first]
-        if not first:
-            del held[source.name]
-        return np.ascontiguousarray(half)
+        return held[source.name].take(rows, rows_axis(source.name))
 
     return of_part
 
 
 def tensor_name(names: Any, name: str) -> str:
     """GGUF's name of a tensor, "" where it has none. names: of gguf's `get_tensor_name_map`."""
+    name = name.replace(".dt_bias", ".dt_proj.bias").replace(FUSED_MLP[1], "mlp.down_proj")
     found = names.get_name(name, (".weight", ".bias"))
-    if found and not found.endswith((".weight", ".bias")):  # of experts, which have no such ending here
+    if found and not found.endswith((".weight", ".bias", ".ssm_a")):  # of experts, which have no such ending here
         found += ".weight"
     return found or ""
 
@@ -76,8 +110,10 @@ def write_experts(writer: Any, config: ModelConfig, architecture: str) -> None:
         return
     writer.add_expert_count(config.experts.count)
     writer.add_expert_used_count(config.experts.chosen)
-    if architecture in ("qwen3moe", "gpt-oss"):
+    if architecture not in ("llama", "olmoe"):
         writer.add_expert_feed_forward_length(config.experts.width)
+    if config.experts.shared_width:
+        writer.add_expert_shared_feed_forward_length(config.experts.shared_width)
 
 
 def without_place(config: ModelConfig, architecture: str) -> Iterator[str]:
@@ -104,5 +140,6 @@ def keys_of_experts(fields: GgufFields, count: int) -> dict[str, Any]:
     prefix = fields.architecture + "."
     found = {"num_experts": count, "num_local_experts": count, "norm_topk_prob": _NORMALIZED[fields.architecture]}
     found["num_experts_per_tok"] = fields.needed(prefix + "expert_used_count", int)
-    width = fields.get(prefix + "expert_feed_forward_length", int)
-    return found | ({} if width is None else {"moe_intermediate_size": width})
+    widths = {"moe_intermediate_size": "expert_", "shared_expert_intermediate_size": "expert_shared_"}
+    named = {key: fields.get(f"{prefix}{kind}feed_forward_length", int) for key, kind in widths.items()}
+    return found | {key: width for key, width in named.items() if width is not None}

@@ -23,7 +23,8 @@ from wgrad.train.files.gguf_metadata import read_metadata
 from wgrad.train.files.imatrix_file import IMATRIX_FILE, Imatrix
 from wgrad.train.model.families import FAMILIES
 from wgrad.train.model.gguf_adapter import heads_side_by_side
-from wgrad.train.model.gguf_experts import by_halves, gguf_specs, tensor_name, without_place, write_experts
+from wgrad.train.model.gguf_experts import by_parts, gguf_specs, tensor_name, without_place, write_experts
+from wgrad.train.model.gguf_linear import to_gguf, without_linear_place, write_key_heads, write_linear
 from wgrad.train.model.gguf_mix import MIXES, stored_type
 from wgrad.train.model.model_config import ModelConfig
 from wgrad.train.model.model_files import ModelFiles, Progress
@@ -63,7 +64,7 @@ class GgufModel:
 
     def stored(self, spec: WeightSpec) -> str:
         """GGUF's type of a tensor: norms and biases in float32."""
-        if len(spec.shape) == 1 or spec.kind in ("router", "bias"):
+        if len(spec.shape) == 1 or spec.kind in ("router", "norm", "bias"):
             return "F32"
         if self.kind not in MIXES:
             return _TYPES[self.kind]
@@ -112,6 +113,7 @@ _ACTIVATIONS = {
 _UNBIASED = {
     **dict.fromkeys(("cohere2", "olmo", "exaone4", "hunyuan-dense"), ("_proj.",)),
     "seed_oss": ("o_proj.", "mlp."),
+    **dict.fromkeys(("qwen3next", "qwen35", "qwen35moe", "lfm2"), ("_proj.",)),
     "glm4": ("mlp.",),
 }
 
@@ -125,6 +127,7 @@ def _without_place(config: ModelConfig) -> Iterator[str]:
     names = tensor_names(config)
     yield from (f"a tensor {spec.name}" for spec in gguf_specs(config) if spec.name not in names)
     yield from without_place(config, architecture)
+    yield from without_linear_place(config)
     every = _one_full_of(config)
     windows = _windows(config)
     window = max(windows)
@@ -214,7 +217,7 @@ def save_gguf(
     """
     gguf, config = _gguf(), model.config
     architecture = FAMILIES[config.architecture].gguf
-    names, specs, value = tensor_names(config), gguf_specs(config), by_halves(config, value)
+    names, specs, value = tensor_names(config), gguf_specs(config), by_parts(config, value)
     writer = gguf.GGUFWriter(path, architecture)
     _describe(writer, model, write_tokenizer, over)
     factors = _rope_factors(model)
@@ -253,6 +256,7 @@ def _stored(spec: WeightSpec, model: GgufModel, value: np.ndarray) -> np.ndarray
     value = value.astype(np.float32)
     if spec.offset:
         value = value + np.float32(spec.offset)
+    value = to_gguf(model.config, spec.name, value)
     if heads := heads_side_by_side(model.config, spec.name.rpartition(".")[0]):
         value = permute(value.reshape(len(value), -1), heads).reshape(value.shape)
     if value.ndim == 3:  # experts
@@ -274,7 +278,9 @@ def _describe(writer: Any, model: GgufModel, write_tokenizer: WriteTokenizer, ov
     gguf, name = _gguf(), _TYPES.get(model.kind, model.kind.upper())
     if model.base is not None:
         for entry in read_metadata(gguf_parts(model.base.path, "--model")[0], "--model"):
-            if entry.key not in (*_OWN, *over) and not entry.key.startswith("split."):
+            if entry.key.endswith(".block_count"):  # without layers that predict several tokens at once
+                writer.add_block_count(model.config.num_hidden_layers)
+            elif entry.key not in (*_OWN, *over) and not entry.key.startswith("split.") and not _is_extra(entry.key):
                 writer.add_key_value(entry.key, entry.value, entry.type, entry.sub_type)
         for key, value in over.items():
             (writer.add_string if isinstance(value, str) else writer.add_uint32)(key, value)
@@ -292,24 +298,30 @@ def _describe(writer: Any, model: GgufModel, write_tokenizer: WriteTokenizer, ov
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
 
 
+def _is_extra(key: str) -> bool:
+    """Return whether a key is of layers that predict several tokens at once, which are not written."""
+    return key.endswith(".nextn_predict_layers")
+
+
 def _write_shapes(writer: Any, config: ModelConfig) -> None:
     writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
+    write_key_heads(writer, config)
     for add in (writer.add_key_length, writer.add_value_length):
         add(config.head_dim)
     (writer.add_layer_norm_eps if config.layer_norm else writer.add_layer_norm_rms_eps)(config.rms_norm_eps)
     writer.add_vocab_size(config.vocab_size)
     write_experts(writer, config, FAMILIES[config.architecture].gguf)
+    write_linear(writer, config)
     if config.score_softcap:
         writer.add_attn_logit_softcapping(config.score_softcap)
         writer.add_final_logit_softcapping(config.logit_softcap)
     if FAMILIES[config.architecture].gguf == "granite":
         writer.add_embedding_scale(config.embedding_scale)
-        writer.add_attention_scale(config.score_scale)
+        writer.add_attention_scale(config.score_scale or config.head_dim**-0.5)
         writer.add_residual_scale(config.residual_scale)
         writer.add_logit_scale(1 / config.logit_scale)
     windows, architecture = _windows(config), FAMILIES[config.architecture].gguf

@@ -57,6 +57,7 @@ class ModelConfig:
     a gate of the attention's output next to each head's queries.
     experts: of layers that have such in the place of an MLP.
     text_of: the multimodal architecture of which this is the text part ("": none).
+    extra_layers: files may have so many more, which predict several tokens at once and are left out.
     """
 
     architecture: str
@@ -119,6 +120,7 @@ class ModelConfig:
     attention_gate: bool = field(default=False, repr=False)
     experts: Experts | None = field(default=None, repr=False)
     text_of: str = field(default="", repr=False)
+    extra_layers: int = field(default=0, repr=False)
 
     @property
     def q_size(self) -> int:
@@ -217,6 +219,7 @@ def parse_model_config(raw: Mapping[str, Any], where: str = "config.json") -> Mo
         max_position_embeddings=file.max_position_embeddings,
         tie_word_embeddings=file.tie_word_embeddings,
         rope=rope,
+        extra_layers=file.num_nextn_predict_layers or 0,
         quantization=_quantization(file.quantization_config, where),
         **variant,
     )

@@ -31,6 +31,7 @@ from wgrad.train.files.mxfp4_files import Mxfp4Entry
 from wgrad.train.files.nf4_files import NF4_PARTS, check_packed, is_nf4, read_nf4
 from wgrad.train.files.safetensors_files import TensorEntry, read_entries
 from wgrad.train.model.expert_files import with_experts
+from wgrad.train.model.gguf_linear import from_gguf
 from wgrad.train.model.linear_files import with_linear
 from wgrad.train.model.model_config import ModelConfig
 from wgrad.train.model.multimodal import is_beside_text, text_name
@@ -45,6 +46,7 @@ _MOST_LISTED = 8  # names in a message
 _LEFT_OVER = re.compile(
     r"^mtp\.|(^|\.)(rotary_emb\.(inv_freq|cos_cached|sin_cached)|position_ids|masked_bias|act_fn\.(beta|eps))$"
 )
+_LAYER = re.compile(r"(?:model\.layers|blk)\.(\d{1,9})\.")
 # Of GGUF: factors of the rotary embeddings (gguf_config.py reads them), and a copy of its frequencies in old files.
 _LEFT_OVER_GGUF = re.compile(r"rope_(freqs|factors_long|factors_short)\.weight|blk\.\d+\.attn_rot_embd\.weight")
 
@@ -132,6 +134,7 @@ class ModelFiles:
         takes is known to be in its files before any memory is taken for it."""
         if config.tie_word_embeddings and EMBEDDING not in self.entries and HEAD in self.entries:
             self.entries[EMBEDDING] = self.entries[HEAD]  # one matrix: either name will do, as in transformers
+        from_gguf(self.entries, config)
         self.entries = with_linear(with_experts(self.entries, config), config)
         for spec in weight_specs(config):
             if not spec.is_linear or not self.is_frozen(spec):
@@ -241,6 +244,9 @@ class ModelFiles:
 def _is_left_over(name: str, config: ModelConfig) -> bool:
     """Return whether a tensor belongs to a model of this kind although its text part does not use it."""
     if config.text_of and is_beside_text(name):
+        return True
+    layer = _LAYER.match(name)
+    if layer and 0 <= int(layer[1]) - config.num_hidden_layers < config.extra_layers:
         return True
     return bool(_LEFT_OVER.search(name) or _LEFT_OVER_GGUF.fullmatch(name))
 

@@ -1,0 +1,275 @@
+"""Layers with linear attention in GGUF files: tensors of other shapes and values, and rows in another order.
+
+There the heads of values that share a head of keys do not follow one another: head j has keys of head j modulo their
+number. Source: github.com/ggml-org/llama.cpp, its converter's Qwen3NextModel, _LinearAttentionVReorderBase, LFM2Model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from wgrad.train.files.gguf_fields import GgufFields
+from wgrad.train.files.gguf_files import GgufEntry, require_gguf
+from wgrad.train.files.safetensors_files import TensorEntry
+from wgrad.train.model.linear_attention import GatedConvolution, LinearAttention
+from wgrad.train.model.model_config import ModelConfig
+
+BY_HEAD = "linear_attn.in_proj_qkvz.weight"  # which GGUF has in two, with heads one after another
+
+
+def order_of(config: ModelConfig, name: str) -> tuple[str, np.ndarray] | None:
+    """Return the axis, "rows" or "columns", of a tensor or projection of a layer that GGUF orders in another way, and
+    the place in Hugging Face's order of each row or column there."""
+    c = config.linear
+    if not isinstance(c, LinearAttention) or c.heads == c.key_heads or c.projected == "by_head":
+        return None
+    heads = np.arange(c.heads).reshape(c.key_heads, -1).T.reshape(-1)
+    values = (heads[:, None] * c.value_dim + np.arange(c.value_dim)).reshape(-1)
+    part = name.partition("linear_attn.")[2].removesuffix(".weight")
+    if part in ("in_proj_qkv", "conv1d"):
+        before = c.channels - c.value_size
+        return "rows", np.concatenate([np.arange(before), before + values])
+    if part in ("in_proj_b", "in_proj_a", "A_log", "dt_bias"):
+        return "rows", heads
+    return {"in_proj_z": ("rows", values), "out_proj": ("columns", values)}.get(part)
+
+
+def rows_by_head(c: LinearAttention) -> dict[str, np.ndarray]:
+    """Rows of BY_HEAD's weight that make up the projections that GGUF has of it."""
+    values = c.value_size // c.key_heads
+    sizes = np.cumsum([c.key_dim, c.key_dim, values])
+    heads = np.arange(c.channels + c.value_size).reshape(c.key_heads, -1)
+    q, k, v, z = (part.reshape(-1) for part in np.split(heads, sizes, axis=1))
+    return {"in_proj_qkv": np.concatenate([q, k, v]), "in_proj_z": z}
+
+
+def to_gguf(config: ModelConfig, name: str, value: np.ndarray) -> np.ndarray:
+    """The values of a tensor, or of the part of an adapter that has its rows or columns, as GGUF has them."""
+    if name.endswith("linear_attn.A_log"):
+        value = -np.exp(value)
+    axis, order = order_of(config, name) or ("", None)
+    if order is None:
+        return value
+    return np.ascontiguousarray(value[order] if axis == "rows" else value[:, order])
+
+
+def gguf_shape(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Shape of a tensor there: a convolution's has two axes, and the weight of a shared expert's share one."""
+    if name.endswith((".conv1d.weight", ".conv.conv.weight")):
+        return shape[0], shape[2]
+    return shape[1:] if name.endswith(".shared_expert_gate.weight") else shape
+
+
+@dataclass(frozen=True)
+class ChangedEntry(TensorEntry):
+    """A small tensor, computed from that of a file."""
+
+    of: GgufEntry = field(repr=False)
+    change: Callable[[np.ndarray], np.ndarray] = field(repr=False, compare=False)
+
+    def array(self) -> np.ndarray:
+        return np.ascontiguousarray(self.change(self.of.array()).reshape(self.shape))
+
+    def sample(self, count: int, size: int) -> list[bytes]:
+        return self.of.sample(count, size)
+
+
+@dataclass(frozen=True)
+class OrderedEntry(GgufEntry):
+    """A matrix whose rows, or columns in runs that blocks of few bits do not go across, come back in Hugging Face's
+    order. axis, order: as of `order_of`; back: the inverse of order."""
+
+    axis: str
+    back: np.ndarray = field(repr=False, compare=False)
+    block: int  # columns of a block
+
+    def row_bytes(self) -> np.ndarray:
+        rows = super().row_bytes()
+        if self.axis == "rows":
+            return np.ascontiguousarray(rows[self.back])
+        if self.shape[1] % self.block or not _in_runs(self.back, self.block):
+            return rows  # `array` orders what is decoded
+        blocks = rows.reshape(len(rows), self.shape[1] // self.block, -1)
+        return np.ascontiguousarray(blocks[:, self.back[:: self.block] // self.block].reshape(rows.shape))
+
+    def array(self) -> np.ndarray:
+        found = super().array()
+        whole = self.axis == "rows" or _in_runs(self.back, self.block)
+        return found if whole else np.ascontiguousarray(found[:, self.back])
+
+
+@dataclass(frozen=True)
+class JoinedEntry(GgufEntry):
+    """A matrix of several tensors' rows. back: the place of each row among theirs."""
+
+    parts: tuple[GgufEntry, ...] = field(repr=False)
+    back: np.ndarray = field(repr=False, compare=False)
+
+    @classmethod
+    def of(cls, name: str, parts: tuple[GgufEntry, ...], back: np.ndarray) -> JoinedEntry:
+        """Of few bits where all parts have the same format."""
+        first, size = parts[0], sum(part.size for part in parts)
+        same = all(part.stored == first.stored for part in parts)
+        fields = (first.source, first.path, name, first.dtype if same else "F32", (len(back), first.shape[1]))
+        return cls(*fields, None, None, first.stored, first.offset, size, 0, parts, back)
+
+    def row_bytes(self) -> np.ndarray:
+        return np.ascontiguousarray(np.concatenate([part.row_bytes() for part in self.parts])[self.back])
+
+    def array(self) -> np.ndarray:
+        return np.ascontiguousarray(np.concatenate([np.float32(part.array()) for part in self.parts])[self.back])
+
+    def sample(self, count: int, size: int) -> list[bytes]:
+        return [block for part in self.parts for block in part.sample(count, size)]
+
+
+def _in_runs(order: np.ndarray, length: int) -> bool:
+    """Return whether columns of a block stay together, in their order."""
+    if order.size % length:
+        return False
+    runs = order.reshape(-1, length)
+    return bool((runs[:, :1] % length == 0).all() and (runs == runs[:, :1] + np.arange(length)).all())
+
+
+def from_gguf(entries: dict[str, TensorEntry], config: ModelConfig) -> None:
+    """Put entries in the place of those that GGUF has in another way than the model."""
+    for name, entry in list(entries.items()):
+        if not isinstance(entry, GgufEntry) or isinstance(entry, OrderedEntry):
+            continue
+        if config.interleaved and entry.heads:  # whose rotary embedding takes pairs side by side as well
+            entries[name] = entry = replace(entry, heads=0)
+        axis, order = order_of(config, name) or ("", None)
+        back = None if order is None else np.argsort(order)
+        if name.endswith(_SMALL):
+            change = partial(_restored, name=name, back=back)
+            shape = _hugging_face_shape(name, entry.shape)
+            entries[name] = ChangedEntry(entry.source, entry.path, name, entry.dtype, shape, None, None, entry, change)
+        elif back is not None:
+            entries[name] = _ordered(entry, axis, back)
+
+    if isinstance(config.linear, LinearAttention) and config.linear.projected == "by_head":
+        _join_by_head(entries, config.linear)
+    if config.gate_up_proj:
+        _join_mlps(entries, config)
+
+
+def _join_by_head(entries: dict[str, TensorEntry], c: LinearAttention) -> None:
+    rows = rows_by_head(c)
+    for layer in range(len(c.layers)):
+        prefix = f"model.layers.{layer}."
+        names = [f"{prefix}linear_attn.{part}.weight" for part in rows]
+        parts = [entry for entry in map(entries.get, names) if isinstance(entry, GgufEntry)]
+        if [part.shape[0] for part in parts] == [len(own) for own in rows.values()]:
+            back = np.argsort(np.concatenate(list(rows.values())))
+            entries[prefix + BY_HEAD] = JoinedEntry.of(prefix + BY_HEAD, tuple(parts), back)
+            for name in names:
+                del entries[name]
+
+
+def _join_mlps(entries: dict[str, TensorEntry], config: ModelConfig) -> None:
+    """Join gate and up of MLPs, where the model has them in one."""
+    for layer in range(config.num_hidden_layers):
+        prefix = f"model.layers.{layer}."
+        names = [f"{prefix}mlp.{part}_proj.weight" for part in ("gate", "up")]
+        parts = [entry for entry in map(entries.get, names) if isinstance(entry, GgufEntry)]
+        if [part.shape for part in parts] == [(config.intermediate_size, config.hidden_size)] * 2:
+            name = f"{prefix}{config.gate_up_proj}.weight"
+            entries[name] = JoinedEntry.of(name, tuple(parts), np.arange(2 * config.intermediate_size))
+            for part in names:
+                del entries[part]
+            if down := entries.pop(f"{prefix}mlp.down_proj.weight", None):
+                entries[f"{prefix}{config.down_proj}.weight"] = down
+
+
+_SMALL = (
+    "linear_attn.A_log",
+    "linear_attn.dt_bias",
+    ".conv1d.weight",
+    ".conv.conv.weight",
+    ".shared_expert_gate.weight",
+)
+
+
+def _hugging_face_shape(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+    if name.endswith((".conv1d.weight", ".conv.conv.weight")) and len(shape) == 2:
+        return shape[0], 1, shape[1]
+    return (1, *shape) if name.endswith(".shared_expert_gate.weight") and len(shape) == 1 else shape
+
+
+def _restored(value: np.ndarray, name: str, back: np.ndarray | None) -> np.ndarray:
+    if back is not None:
+        value = value[back]
+    with np.errstate(all="ignore"):  # what is no logarithm is refused as a number that is none
+        return np.log(-value) if name.endswith("A_log") else value
+
+
+def _ordered(entry: GgufEntry, axis: str, back: np.ndarray) -> OrderedEntry:
+    gguf = require_gguf(entry.source, entry.path)
+    block = int(gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[entry.stored]][0])
+    dtype = entry.dtype if axis == "rows" or _in_runs(back, block) else "F32"
+    begin = None
+    fields = (entry.source, entry.path, entry.name, dtype, entry.shape, None, begin, entry.stored, entry.offset)
+    return OrderedEntry(*fields, entry.size, entry.heads, axis, back, block)
+
+
+# ---- keys ------------------------------------------------------------------------------------------
+def write_linear(writer: Any, config: ModelConfig) -> None:
+    """Write the keys of linear attention."""
+    c = config.linear
+    if isinstance(c, LinearAttention):
+        writer.add_ssm_conv_kernel(c.width)
+        writer.add_ssm_state_size(c.key_dim)
+        writer.add_ssm_group_count(c.key_heads)
+        writer.add_ssm_time_step_rank(c.heads)
+        writer.add_ssm_inner_size(c.value_size)
+        writer.add_full_attention_interval(interval_of(c))
+        pairs = config.rope.head_dim // 2
+        writer.add_rope_dimension_sections([pairs - 2 * (pairs // 3), pairs // 3, pairs // 3, 0])
+    elif c is not None:
+        writer.add_shortconv_l_cache(c.width)
+
+
+def write_key_heads(writer: Any, config: ModelConfig) -> None:
+    """Write the number of heads of keys: 0 for layers with a convolution, where there are such."""
+    keys, c = config.num_key_value_heads, config.linear
+    writer.add_head_count_kv([0 if layer else keys for layer in c.layers] if isinstance(c, GatedConvolution) else keys)
+
+
+def interval_of(c: LinearAttention) -> int:
+    """N, where every N-th layer, and no other, has attention; 0: no such number."""
+    layers = len(c.layers)
+    found = (n for n in range(1, layers + 1) if c.layers == tuple((i + 1) % n != 0 for i in range(layers)))
+    return next(found, 0)
+
+
+def without_linear_place(config: ModelConfig) -> Iterator[str]:
+    """Refuse linear attention that a file has no key for."""
+    if isinstance(config.linear, LinearAttention) and not interval_of(config.linear):
+        yield "layers with attention at no fixed interval"
+    if isinstance(config.linear, LinearAttention) and config.linear.key_dim != config.linear.value_dim:
+        yield "heads of linear attention whose keys and values have other widths"
+
+
+def keys_of_linear(fields: GgufFields) -> dict[str, Any]:
+    """The keys of config.json."""
+    prefix = fields.architecture + "."
+    if prefix + "shortconv.l_cache" in fields:
+        kinds = ["full_attention" if count else "conv" for count in fields.numbers(f"{prefix}attention.head_count_kv")]
+        width = fields.needed(prefix + "shortconv.l_cache", int)
+        return {"conv_L_cache": width, "layer_types": kinds, "block_auto_adjust_ff_dim": False}
+    if prefix + "ssm.time_step_rank" not in fields:
+        return {}
+    heads, inner = (fields.needed(prefix + key, int) for key in ("ssm.time_step_rank", "ssm.inner_size"))
+    return {
+        "linear_conv_kernel_dim": fields.needed(prefix + "ssm.conv_kernel", int),
+        "linear_key_head_dim": fields.needed(prefix + "ssm.state_size", int),
+        "linear_num_key_heads": fields.needed(prefix + "ssm.group_count", int),
+        "linear_num_value_heads": heads,
+        "linear_value_head_dim": inner // max(heads, 1),
+        "full_attention_interval": fields.get(prefix + "full_attention_interval", int, 4),
+    }
