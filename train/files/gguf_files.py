@@ -24,112 +24,13 @@ from wgrad.device.contract import Device
 from wgrad.device.errors import WgradError
 from wgrad.device.formats.frozen_weight import FrozenWeight, gguf_formats
 from wgrad.train.files.decode import FETCH, show
+from wgrad.train.files.gguf_names import ARCHITECTURES, PAIRED, QKV, hugging_face_name
 from wgrad.train.files.gguf_splits import all_parts, check_part, check_tensors, is_split
 from wgrad.train.files.input_files import one_line, open_input, reading, refuse_lfs_pointer
 from wgrad.train.files.safetensors_files import TensorEntry
 
 _DTYPES = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype(ml_dtypes.bfloat16)}
 _UNKNOWN_TYPE = re.compile(r"(\d+)\)? is not a valid GGMLQuantizationType")
-_NAMES = {
-    "token_embd": "model.embed_tokens",
-    "output_norm": "model.norm",
-    "output": "lm_head",
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-    "ffn_gate_inp": "mlp.gate",
-    "ffn_gate_exps": "mlp.experts.gate_proj",
-    "ffn_up_exps": "mlp.experts.up_proj",
-    "ffn_down_exps": "mlp.experts.down_proj",
-    "ffn_gate_up_exps": "mlp.experts.gate_up_proj",
-}
-_OLMO2 = _NAMES | {
-    "post_attention_norm": "post_attention_layernorm",
-    "post_ffw_norm": "post_feedforward_layernorm",
-}
-_GEMMA = _OLMO2 | {"ffn_norm": "pre_feedforward_layernorm"}
-_PHI2 = _NAMES | {
-    "output_norm": "model.final_layernorm",
-    "attn_output": "self_attn.dense",
-    "ffn_up": "mlp.fc1",
-    "ffn_down": "mlp.fc2",
-}
-_PHI3 = _NAMES | {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}
-_GPT_OSS = _NAMES | {
-    "post_attention_norm": "post_attention_layernorm",
-    "ffn_gate_inp": "mlp.router",
-    "attn_sinks.weight": "self_attn.sinks",
-}
-_SHARED = {
-    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
-    "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
-    "ffn_up_shexp": "mlp.shared_expert.up_proj",
-    "ffn_down_shexp": "mlp.shared_expert.down_proj",
-}
-_DELTA_NET = _NAMES | {
-    "post_attention_norm": "post_attention_layernorm",
-    "attn_qkv": "linear_attn.in_proj_qkv",
-    "attn_gate": "linear_attn.in_proj_z",
-    "ssm_beta": "linear_attn.in_proj_b",
-    "ssm_alpha": "linear_attn.in_proj_a",
-    "ssm_conv1d": "linear_attn.conv1d",
-    "ssm_norm": "linear_attn.norm",
-    "ssm_out": "linear_attn.out_proj",
-    "ssm_a": "linear_attn.A_log",
-    "ssm_dt.bias": "linear_attn.dt_bias",
-}
-_LFM2 = _NAMES | {
-    "token_embd_norm": "model.embedding_norm",
-    "attn_norm": "operator_norm",
-    "ffn_norm": "ffn_norm",
-    "attn_output": "self_attn.out_proj",
-    "attn_q_norm": "self_attn.q_layernorm",
-    "attn_k_norm": "self_attn.k_layernorm",
-    "ffn_gate": "feed_forward.w1",
-    "ffn_up": "feed_forward.w3",
-    "ffn_down": "feed_forward.w2",
-    **{f"shortconv.{part}.weight": f"conv.{part}.weight" for part in ("conv", "in_proj", "out_proj")},
-}
-_QKV = "attn_qkv"  # files of Phi-2 may have q, k and v under one another
-# Names of tensors by general.architecture, and those whose rotary embedding takes pairs side by side.
-ARCHITECTURES = {
-    **dict.fromkeys(
-        ("llama", "qwen2", "qwen3", "qwen3moe", "olmoe", "smollm3", "granite", "gemma", "stablelm"), _NAMES
-    ),
-    **dict.fromkeys(("gemma2", "gemma3"), _GEMMA),
-    "olmo2": _OLMO2,
-    "phi2": _PHI2,
-    "phi3": _PHI3,
-    "starcoder2": _NAMES | {"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"},
-    **dict.fromkeys(("ernie4_5", "arcee", "nemotron", "jais2", "cohere2", "olmo", "mistral3"), _NAMES),
-    "seed_oss": _NAMES | {"post_attention_norm": "post_attention_layernorm"},
-    "exaone4": _OLMO2,
-    "gpt-oss": _GPT_OSS,
-    "hunyuan-dense": _NAMES | {"attn_q_norm": "self_attn.query_layernorm", "attn_k_norm": "self_attn.key_layernorm"},
-    "qwen2moe": _NAMES | _SHARED,
-    "qwen3next": _DELTA_NET
-    | _SHARED
-    | {"ssm_in": "linear_attn.in_proj_qkvz", "ssm_ba": "linear_attn.in_proj_ba"},  # the first: in older files
-    "qwen35": _DELTA_NET,
-    "qwen35moe": _DELTA_NET | _SHARED,
-    "lfm2": _LFM2,
-    "chatglm": _NAMES | {"ffn_up": "mlp.gate_up_proj"},
-    "glm4": _NAMES
-    | {
-        "ffn_up": "mlp.gate_up_proj",
-        "post_attention_norm": "post_self_attn_layernorm",
-        "post_ffw_norm": "post_mlp_layernorm",
-    },
-}
-PAIRED = ("llama", "smollm3", "granite", "arcee", "olmo", "mistral3")
 
 
 # ---- rows of q and k: halves of a head one after the other (Hugging Face), or pair by pair (GGUF) ---------------
@@ -301,7 +202,7 @@ def _entries(reader: Any, path: Path, source: str, fields: dict[str, Any]) -> di
         shape = tuple(int(n) for n in reversed(tensor.shape))
         stored, place = tensor.tensor_type.name, int(tensor.data_offset)
         for stands_for, own, size in _parts(tensor.name, shape, int(tensor.n_bytes), names, heads):
-            name, part = _hugging_face_name(stands_for, names)
+            name, part = hugging_face_name(stands_for, names)
             turned = heads.get(part, 0) if architecture in PAIRED else 0
             if turned and own[0] % (2 * turned):
                 raise WgradError(f"{source}: {path}: {tensor.name} must have whole heads, got {list(own)}: {FETCH}")
@@ -328,13 +229,13 @@ def _parts(
 ) -> Iterator[tuple[str, tuple[int, ...], int]]:
     """The tensors that one of a file stands for, as they follow one another: names, shapes, bytes. One, but for a stack
     of q, k and v in a file of an architecture that has them apart."""
-    stacked = f".{_QKV}." in name and _QKV not in names and heads and shape
+    stacked = f".{QKV}." in name and QKV not in names and heads and shape
     of_each = heads["attn_q"] + 2 * heads["attn_k"] if stacked else 0
     if not stacked or shape[0] % of_each:
         yield name, shape, size
         return
     for part, count in (("attn_q", heads["attn_q"]), ("attn_k", heads["attn_k"]), ("attn_v", heads["attn_k"])):
-        yield name.replace(_QKV, part), (shape[0] // of_each * count, *shape[1:]), size // of_each * count
+        yield name.replace(QKV, part), (shape[0] // of_each * count, *shape[1:]), size // of_each * count
 
 
 def header_digest(path: Path, source: str) -> tuple[list[Path], str]:
@@ -423,13 +324,3 @@ def _heads(architecture: str, fields: dict[str, Any], path: Path, source: str) -
         if not isinstance(value, int) or value < 1:
             raise WgradError(f"{source}: {path}: a head_count must be a number above 0, got {show(value)}: {FETCH}")
     return found
-
-
-def _hugging_face_name(name: str, names: dict[str, str]) -> tuple[str, str]:
-    """-> Hugging Face's name of a tensor (its own, where it is none of the model's), and its part: attn_q, ..."""
-    found = re.fullmatch(r"(?:blk\.(\d+)\.)?(.+)", name)
-    assert found
-    layer, (part, _, kind) = f"model.layers.{found[1]}." if found[1] else "", found[2].rpartition(".")
-    if found[2] in names:  # one without the usual ending
-        return layer + names[found[2]], found[2]
-    return (f"{layer}{names[part]}.{kind}", part) if part in names and kind in ("weight", "bias") else (name, "")

@@ -16,8 +16,9 @@ import numpy as np
 
 from wgrad.device.errors import WgradError
 from wgrad.device.files import atomic_file
-from wgrad.train.files.gguf_files import PAIRED, permute, require_gguf
+from wgrad.train.files.gguf_files import permute, require_gguf
 from wgrad.train.files.gguf_metadata import read_metadata
+from wgrad.train.files.gguf_names import PAIRED
 from wgrad.train.model.adapter_files import refuse_variant
 from wgrad.train.model.families import FAMILIES
 from wgrad.train.model.gguf_experts import parts_in_gguf, tensor_name

@@ -112,7 +112,7 @@ class JoinedEntry(GgufEntry):
 
     @classmethod
     def of(cls, name: str, parts: tuple[GgufEntry, ...], back: np.ndarray) -> JoinedEntry:
-        """Of few bits where all parts have the same format."""
+        """Join parts: in few bits where all have the same format."""
         first, size = parts[0], sum(part.size for part in parts)
         same = all(part.stored == first.stored for part in parts)
         fields = (first.source, first.path, name, first.dtype if same else "F32", (len(back), first.shape[1]))

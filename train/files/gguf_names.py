@@ -1,0 +1,119 @@
+"""Names of the tensors of GGUF files, by architecture, as Hugging Face has them.
+
+Source: github.com/ggml-org/llama.cpp, gguf-py, gguf/constants.py and gguf/tensor_mapping.py.
+"""
+
+from __future__ import annotations
+
+import re
+
+_NAMES = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+    "ffn_gate_inp": "mlp.gate",
+    "ffn_gate_exps": "mlp.experts.gate_proj",
+    "ffn_up_exps": "mlp.experts.up_proj",
+    "ffn_down_exps": "mlp.experts.down_proj",
+    "ffn_gate_up_exps": "mlp.experts.gate_up_proj",
+}
+_OLMO2 = _NAMES | {
+    "post_attention_norm": "post_attention_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+_GEMMA = _OLMO2 | {"ffn_norm": "pre_feedforward_layernorm"}
+_PHI2 = _NAMES | {
+    "output_norm": "model.final_layernorm",
+    "attn_output": "self_attn.dense",
+    "ffn_up": "mlp.fc1",
+    "ffn_down": "mlp.fc2",
+}
+_PHI3 = _NAMES | {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}
+_GPT_OSS = _NAMES | {
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_gate_inp": "mlp.router",
+    "attn_sinks.weight": "self_attn.sinks",
+}
+_SHARED = {
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+    "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
+    "ffn_up_shexp": "mlp.shared_expert.up_proj",
+    "ffn_down_shexp": "mlp.shared_expert.down_proj",
+}
+_DELTA_NET = _NAMES | {
+    "post_attention_norm": "post_attention_layernorm",
+    "attn_qkv": "linear_attn.in_proj_qkv",
+    "attn_gate": "linear_attn.in_proj_z",
+    "ssm_beta": "linear_attn.in_proj_b",
+    "ssm_alpha": "linear_attn.in_proj_a",
+    "ssm_conv1d": "linear_attn.conv1d",
+    "ssm_norm": "linear_attn.norm",
+    "ssm_out": "linear_attn.out_proj",
+    "ssm_a": "linear_attn.A_log",
+    "ssm_dt.bias": "linear_attn.dt_bias",
+}
+_LFM2 = _NAMES | {
+    "token_embd_norm": "model.embedding_norm",
+    "attn_norm": "operator_norm",
+    "ffn_norm": "ffn_norm",
+    "attn_output": "self_attn.out_proj",
+    "attn_q_norm": "self_attn.q_layernorm",
+    "attn_k_norm": "self_attn.k_layernorm",
+    "ffn_gate": "feed_forward.w1",
+    "ffn_up": "feed_forward.w3",
+    "ffn_down": "feed_forward.w2",
+    **{f"shortconv.{part}.weight": f"conv.{part}.weight" for part in ("conv", "in_proj", "out_proj")},
+}
+QKV = "attn_qkv"  # files of Phi-2 may have q, k and v under one another
+# Names of tensors by general.architecture, and those whose rotary embedding takes pairs side by side.
+ARCHITECTURES = {
+    **dict.fromkeys(
+        ("llama", "qwen2", "qwen3", "qwen3moe", "olmoe", "smollm3", "granite", "gemma", "stablelm"), _NAMES
+    ),
+    **dict.fromkeys(("gemma2", "gemma3"), _GEMMA),
+    "olmo2": _OLMO2,
+    "phi2": _PHI2,
+    "phi3": _PHI3,
+    "starcoder2": _NAMES | {"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"},
+    **dict.fromkeys(("ernie4_5", "arcee", "nemotron", "jais2", "cohere2", "olmo", "mistral3"), _NAMES),
+    "seed_oss": _NAMES | {"post_attention_norm": "post_attention_layernorm"},
+    "exaone4": _OLMO2,
+    "gpt-oss": _GPT_OSS,
+    "hunyuan-dense": _NAMES | {"attn_q_norm": "self_attn.query_layernorm", "attn_k_norm": "self_attn.key_layernorm"},
+    "qwen2moe": _NAMES | _SHARED,
+    "qwen3next": _DELTA_NET
+    | _SHARED
+    | {"ssm_in": "linear_attn.in_proj_qkvz", "ssm_ba": "linear_attn.in_proj_ba"},  # the first: in older files
+    "qwen35": _DELTA_NET,
+    "qwen35moe": _DELTA_NET | _SHARED,
+    "lfm2": _LFM2,
+    "chatglm": _NAMES | {"ffn_up": "mlp.gate_up_proj"},
+    "glm4": _NAMES
+    | {
+        "ffn_up": "mlp.gate_up_proj",
+        "post_attention_norm": "post_self_attn_layernorm",
+        "post_ffw_norm": "post_mlp_layernorm",
+    },
+}
+PAIRED = ("llama", "smollm3", "granite", "arcee", "olmo", "mistral3")
+
+
+def hugging_face_name(name: str, names: dict[str, str]) -> tuple[str, str]:
+    """-> Hugging Face's name of a tensor (its own, where it is none of the model's), and its part: attn_q, ..."""
+    found = re.fullmatch(r"(?:blk\.(\d+)\.)?(.+)", name)
+    assert found
+    layer, (part, _, kind) = f"model.layers.{found[1]}." if found[1] else "", found[2].rpartition(".")
+    if found[2] in names:  # one without the usual ending
+        return layer + names[found[2]], found[2]
+    return (f"{layer}{names[part]}.{kind}", part) if part in names and kind in ("weight", "bias") else (name, "")
