@@ -31,6 +31,7 @@ Array = Any
 DType = Any
 
 MAX_HEAD_DIM = 256  # head width of attention
+PAGE = 64  # tokens of a page of a cache
 DELTA_CHUNK = 64  # tokens that the gated delta rule takes at once
 
 

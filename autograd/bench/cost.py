@@ -38,6 +38,7 @@ _PER_ELEMENT = {
     "embedding_backward": 1, "quantize": 20, "dequantize": 2, "round_weight": 500,
     "rms_norm": 4, "rms_norm_backward": 11, "layer_norm": 8, "layer_norm_backward": 15, "grad_norm": 2, "adamw": 14,
     "rope": 3, "rope_split": 3, "rope_split_backward": 3, "rope_append": 3, "advance": 1,
+    "paged_append": 3,
     "softmax": 5, "softmax_backward": 4, "kv_append": 1, "sample": 6, "clip": 3, "short_conv": 12,
     "short_conv_backward": 24, "route": 6, "route_backward": 8, "group_by_expert": 1, "combine": 2,
     "combine_backward": 3,
@@ -47,7 +48,11 @@ _WRITTEN = {"adamw": ("p", "exp_avg", "exp_avg_sq"), "clip": ("state", "loss_sca
 _WRITTEN |= {"advance": ("step", "ids", "positions", "cache_len", "uniform"), "rms_norm_backward": ("rounded",)}
 _WRITTEN |= dict.fromkeys(("swiglu_backward", "geglu_backward"), ("activated",))
 _IN_PART = {"embedding": ("table",), "kv_append": ("cache",), "rope_append": ("keys", "values")}
-_IN_PART |= {"advance": ("tokens", "uniforms")}
+_IN_PART |= {
+    "advance": ("tokens", "uniforms"),
+    "paged_append": ("keys", "values"),
+    "paged_attention": ("keys", "values"),
+}
 
 
 def cost(op: str, arguments: Arguments, made: Any) -> Cost:
@@ -68,7 +73,11 @@ def _bytes(op: str, given: Arguments, made: Any) -> int:
         table, ids = given["table"], given["ids"]
         looked_up: int = math.prod(ids.shape) * table.shape[1] * table.dtype.itemsize
         return int(read + written) + looked_up
-    if op in ("kv_append", "rope_append"):  # as much is written as was new
+    if op == "paged_attention":  # the pages of each row
+        page: int = math.prod(given["keys"].shape[1:]) * given["keys"].dtype.itemsize
+        pages: int = math.prod(given["pages"].shape)
+        return int(read + written) + 2 * pages * page
+    if op in ("kv_append", "rope_append", "paged_append"):  # as much is written as was new
         written += given["new"].nbytes if op == "kv_append" else given["k"].nbytes + given["v"].nbytes
     return int(read + written)
 
@@ -147,6 +156,11 @@ def _loss(given: Arguments) -> float:
     return result
 
 
+def _paged_attention(given: Arguments) -> float:
+    """Each query sees all keys of its row's pages."""
+    return attention_flop(given["q"].shape, given["pages"].shape[1] * given["keys"].shape[1])
+
+
 def _delta_rule(given: Arguments) -> float:
     """A token reads the state of each head twice and changes it once, as it decays."""
     batch, tokens, heads = given["g"].shape
@@ -173,9 +187,14 @@ _FLOP: dict[str, Callable[[Arguments], float]] = {
     "lora_db": _lora_db,
     **dict.fromkeys(("grouped_linear", "grouped_linear_backward", "grouped_weight_grad"), _grouped),
     "attention": _attention,
+    "paged_attention": _paged_attention,
     "attention_backward": lambda given: ATTENTION_BACKWARD * _attention(given),
     "linear_cross_entropy": _loss,
     "delta_rule": _delta_rule,
     "delta_rule_backward": lambda given: ATTENTION_BACKWARD * _delta_rule(given),
 }
-PRODUCTS = frozenset(_FLOP) - {"delta_rule", "delta_rule_backward"}  # operators whose work matrix units can do
+PRODUCTS = frozenset(_FLOP) - {
+    "delta_rule",
+    "delta_rule_backward",
+    "paged_attention",
+}  # operators whose work matrix units can do

@@ -10,7 +10,7 @@ from wgrad.autograd.bench.derived import derived
 from wgrad.autograd.bench.entry import F32, Entry, Sizes, entry, normal
 from wgrad.autograd.ops.decoding import sample_settings
 from wgrad.autograd.ops.optimizer import HYPER_SIZE, STATE_SIZE
-from wgrad.device.contract import Device
+from wgrad.device.contract import PAGE, Device
 from wgrad.device.formats.q4_k import Q4KArray
 
 NORMS = ("rms_norm", "rms_norm_backward", "layer_norm", "layer_norm_backward")
@@ -26,7 +26,7 @@ def entries(sizes: Sizes, dtype: np.dtype) -> list[Entry]:
 def _rows(sizes: Sizes, t: np.dtype) -> list[Entry]:
     """Embedding, and the cache of keys and values."""
     tokens, columns, vocab = sizes.tokens, sizes.columns, sizes.loss[1]
-    _, _, _, g, d = sizes.attention[-1]
+    _, _, h, g, d = sizes.attention[-1]
 
     def ids(device: Device) -> Any:
         return device.upload(np.random.default_rng(0).integers(0, vocab, tokens).astype(np.int32))
@@ -41,7 +41,22 @@ def _rows(sizes: Sizes, t: np.dtype) -> list[Entry]:
         cache, new = device.zeros((1, 2 * tokens, g, d), t), normal(device, (1, tokens, g, d), t)
         return {"cache": cache, "new": new, "cache_len": device.zeros((1,), np.int32)}
 
+    def in_pages(device: Device) -> dict[str, Any]:
+        count = -(-tokens // PAGE)
+        pools = {name: device.zeros((count, PAGE, g, d), t) for name in ("keys", "values")}
+        return {**pools, "pages": device.upload(np.arange(count, dtype=np.int32)[None])}
+
+    def paged_append(device: Device) -> dict[str, Any]:
+        new = {name: normal(device, (tokens, g, d), t) for name in "kv"}
+        return {**in_pages(device), **new, "places": device.upload(np.arange(tokens, dtype=np.int32))}
+
+    def paged_attention(device: Device) -> dict[str, Any]:
+        last = device.upload(np.array([tokens - 1], np.int32))
+        return {"q": normal(device, (1, 1, h, d), t), **in_pages(device), "places": last, "scale": d**-0.5}
+
     return [
+        entry("paged_append", (tokens, g, d), t, paged_append),
+        entry("paged_attention", (tokens, h, g, d), t, paged_attention),
         entry("embedding", (tokens, vocab, columns), t, embedding),
         entry("embedding_backward", (tokens, vocab, columns), t, embedding_backward),
         entry("kv_append", (tokens, g, d), t, append),

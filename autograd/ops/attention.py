@@ -103,7 +103,7 @@ def _(
 
 
 @attention.reference
-def _(
+def attention_in_numpy(
     q: np.ndarray,
     k: np.ndarray,
     v: np.ndarray,

@@ -18,8 +18,8 @@ from wgrad.device.contract import Array
 from wgrad.device.errors import WgradError
 
 
-def _tables(args: Args, name: str, cos: Array, sin: Array, positions: Array) -> None:
-    """Return the arguments that belong to the rotated array `name` [N, ..., D]."""
+def rotary_tables(args: Args, name: str, cos: Array, sin: Array) -> None:
+    """Check the tables by which the array `name` [N, ..., D] is rotated."""
     width = args.size["D"]
     args.rule(
         width % 2 == 0, f"{name} must have an even head width D (halves are rotated against each other), got {width}"
@@ -30,6 +30,11 @@ def _tables(args: Args, name: str, cos: Array, sin: Array, positions: Array) -> 
         0 < columns <= width // 2,
         f"cos must have at most D / 2 = {width // 2} columns, one for each pair that turns, got {columns}",
     )
+
+
+def _tables(args: Args, name: str, cos: Array, sin: Array, positions: Array) -> None:
+    """Check the arguments that belong to the rotated array `name` [N, ..., D]."""
+    rotary_tables(args, name, cos, sin)
     args.array("positions", positions, "N", "i32")
 
 

@@ -39,8 +39,7 @@ def sink_attention(
 ) -> Tensor:
     """As `attention`; sinks: float32 [H], the score of the further key."""
     plain, lse = attend_once(ctx, q, k, v, doc_start, cache_len, scale=scale, window=window, softcap=softcap)
-    sink, total = _as_heads(sinks, ctx.device), _of_queries(lse, ctx.device)
-    o: Tensor = (view_of(plain, ctx.device) * apply("sigmoid", total - sink)).astype(plain.dtype).array()
+    o: Tensor = with_sinks(plain, lse, sinks, ctx.device)
     batch, heads, length = lse.shape
     own, score = view_of(lse, ctx.device), view_of(sinks, ctx.device).viewed((1, heads, 1), (0, 1, 0))
     difference = apply("abs", own - score)
@@ -60,6 +59,12 @@ def _(ctx: Context, do: Array) -> Any:
     share = apply("exp", _as_heads(sinks, ctx.device) - _of_queries(lse, ctx.device))
     of_sinks = reduced("sum", -(share * inner), [0, 1, 3], keepdim=False)
     return *grads, of_sinks.array()
+
+
+def with_sinks(o: Array, lse: Array, sinks: Array, device: Device) -> Any:
+    """Return attention's output o [B, T, H, D] as it is with sinks float32 [H]. lse float32 [B, H, T]: without them."""
+    share = apply("sigmoid", _of_queries(lse, device) - _as_heads(sinks, device))
+    return (view_of(o, device) * share).astype(o.dtype).array()
 
 
 def _as_heads(sinks: Array, device: Device) -> Lazy:

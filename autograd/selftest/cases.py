@@ -18,6 +18,7 @@ from wgrad.autograd.selftest import (
     loss,
     norm,
     optimizer,
+    paging,
     quantize,
     rope,
     softmax,
@@ -27,7 +28,7 @@ from wgrad.autograd.selftest.case import F16, F32, Case
 
 FAMILIES = (
     gemm, linear, lora, quantize, norm, activation, rope, attention, softmax, elementwise, fused, embedding, loss,
-    storage, optimizer, decoding, log_odds, delta_rule, experts,
+    storage, optimizer, decoding, paging, log_odds, delta_rule, experts,
 )  # fmt: skip
 
 

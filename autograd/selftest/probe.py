@@ -66,6 +66,8 @@ CASES = (
     "rope_split/21x4+2x40/float16",
     "rope_split_backward/21x4+2x40/float16",
     "kv_append/float16",
+    "paged_append/rotated/3x1x2x64/float32",
+    "paged_attention/rows/3x4x2x64/float16",
     "sample/greedy/123/0.5",
     "advance/2",
     "silu/7x123/float16",

@@ -22,6 +22,7 @@ from wgrad.device.formats.frozen_weight import FrozenWeight
 _CHANGED = {
     "kv_append": ("cache",),
     "rope_append": ("keys", "values"),
+    "paged_append": ("keys", "values"),
     "advance": ("tokens", "step", "ids", "positions", "cache_len", "uniform"),
     "clip": ("state", "loss_scale"),
     "adamw": ("p", "exp_avg", "exp_avg_sq"),

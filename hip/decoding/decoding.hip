@@ -12,6 +12,31 @@
 
 using namespace gpu;
 
+// The keys (or values) of each row of a batch out of its pages of 64 tokens, so that all end at the last of `length` =
+// 64 width: out[b, length - 1 - places[b] + j] = pool[place j of row b], zeros in front of it; starts[b] is where they
+// begin, end[0] the last. Launch: (ceil(length ceil(row / 8) / 256), 2 B) work-groups of 256: keys and values.
+extern "C" GPU_KERNEL(256) void gather_pages(const void* keys, const void* values, const int* pages, const int* places,
+                                             void* out_keys, void* out_values, int* starts, int* end, u32 width,
+                                             u32 row, u32 type) {
+  u32 chunks = (row + 7) / 8, item = block_x() * 256 + thread(), at = item / chunks, length = width * 64;
+  u32 b = block_y() / 2, first = length - 1 - min(u32(max(places[b], 0)), length - 1), i = item % chunks * 8;
+  bool of_keys = block_y() % 2 == 0;
+  if (item == 0 && of_keys) {
+    starts[b] = int(first);
+    if (b == 0) end[0] = int(length) - 1;
+  }
+  if (at >= length) return;
+  bool aligned = row % 8 == 0;
+  Eight v = eight_zeros();
+  if (at >= first) {
+    u32 place = at - first;
+    u64 from = (u64(pages[b * width + place / 64]) * 64 + place % 64) * row;
+    v = load8(of_keys ? keys : values, type, from + i, from + row, aligned);
+  }
+  u64 to = (u64(b) * length + at) * row;
+  store8(of_keys ? out_keys : out_values, type, to + i, to + row, v, aligned);
+}
+
 extern "C" GPU_KERNEL(256) void kv_append(void* cache, const void* fresh, const int* cache_len, u32 keys, u32 tokens,
                                           u32 row, u32 types) {
   u64 count = u64(tokens) * row, i = (u64(block_x()) * 256 + thread()) * 8;

@@ -1,10 +1,12 @@
 // rope: y[n, h] = (a cos - b sin, b cos + a sin) with a, b the halves of x[n, h] and the row positions[n] of the
 // tables; with `inverse` sin is negated. rope_append: that of new keys, and new values, into their caches: with
 // n = b tokens + t, keys[b, cache_len + t, g] = rope(k)[n, g] and values[b, cache_len + t, g] = v[n, g]; what would lie
-// past a cache's end is left out.
+// past a cache's end is left out. paged_append: the same into pages of 64 tokens: token n goes to places[n] of row
+// n / tokens, in its page pages[row, places[n] / 64]; rotated by the row places[n] of the tables, or as it is. A place
+// that is negative (no token: `rope` takes row 0 for it), or beyond the row's pages, is left out.
 //   x, y [N, H, 2 half] (types: x, y); k, v [N, G, 2 half], keys, values [B, length, G, 2 half] of one type: f32, f16
 //   or bf16; cos, sin [P, half] f32; positions [N], cache_len [1] i32.
-// Launch: ceil(N H ceil(half / 8) / 256) work-groups of 256, 8 pairs a work-item; rope_append takes two rows of them:
+// Launch: ceil(N H ceil(half / 8) / 256) work-groups of 256, 8 pairs a work-item; the appends take two rows of them:
 // keys, values. Less than 2^32 work-items along x.
 // Source: Su et al., RoFormer (2021), with the halves paired as in LLaMA's Hugging Face form.
 #include "elements.hpp"
@@ -52,7 +54,7 @@ extern "C" GPU_KERNEL(256) void rope(const void* x, const float* cosines, const 
   u32 chunks = (half_width + 7) / 8, item = block_x() * 256 + thread(), row = item / chunks;
   if (row >= rows) return;
   Place place(row, half_width, item % chunks * 8);
-  u64 table = u64(positions[row / heads]) * half_width, end = table + half_width;
+  u64 table = u64(max(positions[row / heads], 0)) * half_width, end = table + half_width;
   Eight c = load8(cosines, F32, table + place.i, end, place.aligned);
   Eight s = load8(sines, F32, table + place.i, end, place.aligned);
   place.store(y, type_of(types, 1), rotated(place.load(x, type_of(types, 0)), c, s, inverse));
@@ -70,6 +72,26 @@ extern "C" GPU_KERNEL(256) void rope_append(const void* k, const void* v, const 
   Pairs pairs = from.load(of_keys ? k : v, type);
   if (of_keys) {
     u64 table = u64(positions[n]) * half_width, end = table + half_width;
+    Eight c = load8(cosines, F32, table + i, end, from.aligned), s = load8(sines, F32, table + i, end, from.aligned);
+    pairs = rotated(pairs, c, s, false);
+  }
+  to.store(of_keys ? keys : values, type, pairs);
+}
+
+extern "C" GPU_KERNEL(256) void paged_append(const void* k, const void* v, const float* cosines, const float* sines,
+                                             const int* pages, const int* places, void* keys, void* values, u32 rows,
+                                             u32 groups, u32 half_width, u32 tokens, u32 width, u32 rotates, u32 type) {
+  u32 chunks = (half_width + 7) / 8, item = block_x() * 256 + thread(), row = item / chunks;
+  if (row >= rows) return;
+  u32 n = row / groups, i = item % chunks * 8;
+  int place = places[n];
+  if (place < 0 || u32(place) / 64 >= width) return;
+  u64 slot = u64(pages[n / tokens * width + u32(place) / 64]) * 64 + u32(place) % 64;
+  Place from(row, half_width, i), to(slot * groups + row % groups, half_width, i);
+  bool of_keys = block_y() == 0;
+  Pairs pairs = from.load(of_keys ? k : v, type);
+  if (of_keys && rotates) {
+    u64 table = u64(place) * half_width, end = table + half_width;
     Eight c = load8(cosines, F32, table + i, end, from.aligned), s = load8(sines, F32, table + i, end, from.aligned);
     pairs = rotated(pairs, c, s, false);
   }

@@ -78,6 +78,28 @@ def rope_append(
     device.launch("rope", "rope_append", arguments, grid, work=4 * k.nbytes)
 
 
+@implements("paged_append")
+def paged_append(
+    device: Runtime,
+    keys: Array,
+    values: Array,
+    k: Array,
+    v: Array,
+    pages: Array,
+    places: Array,
+    cos: Array | None,
+    sin: Array | None,
+    interleaved: bool,
+) -> None:
+    n, groups, width = k.shape
+    if cos is not None and sin is not None and (2 * cos.shape[1] < width or interleaved):
+        k, cos, sin = rope(device, k, cos, sin, places, False, interleaved), None, None
+    numbers = [n * groups, groups, width // 2, n // pages.shape[0], pages.shape[1], int(cos is not None)]
+    arguments = [k, v, cos, sin, pages, places, keys, values, *numbers, type_code(k.dtype)]
+    grid = (device.groups(_items("paged_append: k", k), GROUP)[0], 2, 1)
+    device.launch("rope", "paged_append", arguments, grid, work=4 * k.nbytes)
+
+
 def _halves(device: Runtime, x: Array) -> Array:
     """Pairs side by side, [N, H, D / 2, 2], as halves, [N, H, 2, D / 2]."""
     n, heads, width = x.shape

@@ -44,7 +44,7 @@ def test_what_is_derived_is_bounded_by_its_largest_array() -> None:
     assert {"add", "softmax_backward", "layer_norm", "adamw", "dropout", "mask"} <= set(
         filter(can_be_derived, OPERATORS)
     )
-    for op in (*_FLOP, "embedding", "rope", "rope_split", "rope_append", "kv_append", "dequantize"):
+    for op in (*_FLOP, "embedding", "rope", "rope_split", "rope_append", "kv_append", "paged_append", "dequantize"):
         assert not can_be_derived(op), op
     (found,) = derived("layer_norm_backward", SIZES["small"], np.dtype(np.float16))
     given = found.build(ReferenceDevice())

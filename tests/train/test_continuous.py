@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from wgrad.autograd.reference import ReferenceDevice
-from wgrad.device.contract import Device
+from wgrad.device.contract import PAGE, Device
 from wgrad.train.inference import continuous
 from wgrad.train.inference.all_kernels import run_all_kernels
 from wgrad.train.inference.continuous import Batch
@@ -71,7 +71,6 @@ def test_in_company_each_is_as_alone(
     make_checkpoint: Any, device: Device, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
 ) -> None:
     monkeypatch.setattr(continuous, "CHUNK", 64)
-    monkeypatch.setattr(continuous, "SPARE", 32)
     monkeypatch.setattr(continuous, "FEW", 1)
     monkeypatch.setattr(continuous, "GROUP", 3)  # of the first four, three are read together, and one by itself
     model = model_for(make_checkpoint(sliding_window=None), device)
@@ -142,7 +141,6 @@ def test_a_step_has_no_more_rows_than_it_needs(make_checkpoint: Any, monkeypatch
 
 def test_rows_are_fewer_where_sequences_are_long(make_checkpoint: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Four of 64 keys, three of 128: the last three of four go on in the first rows."""
-    monkeypatch.setattr(continuous, "SPARE", 8)
     model = model_for(make_checkpoint(), ReferenceDevice())
     batch, mosts = Batch(model, 4, 384), [9, 70, 66, 68]
     members = [Growing.begin([n, 4], most, GREEDY) for n, most in enumerate(mosts)]
@@ -171,7 +169,7 @@ def test_who_leaves_frees_a_row_and_keeps_no_memory(make_checkpoint: Any) -> Non
     batch.leave(first)
     batch.leave(first)  # no harm
     assert batch.can_join([third]) and not batch.can_join([third, third])
-    assert batch.used_keys == 4
+    assert batch.used_keys == PAGE  # of the one that stays
     batch.reset()
     assert batch.free == 2 and batch.total_keys == 0 and second.row == -1
 
@@ -186,8 +184,12 @@ def test_after_a_warm_up_the_first_sequences_record_nothing(
     warm_up(never, 0.0)
     assert not never._steps and never.total_keys == 128
     warm_up(batch, 1e6)
-    assert not batch.members and set(batch._steps) == {1, 2, 4, 5} and set(batch._prefills) == {32, 64}
-    for name in ("BatchStep", "RecordedPrefill", "RecordedGroup", "SlotCache"):
+    assert (
+        not batch.members
+        and {rows for rows, _ in batch._steps} == {1, 2, 4, 5}
+        and {32, 64} == {width for _, width, _ in batch._readers}
+    )
+    for name in ("BatchStep", "PromptReader", "RowCache"):
         monkeypatch.setattr(continuous, name, None)
     comes = [(n // 3, Growing.begin([n, 4], 20, GREEDY)) for n in range(6)]
     assert grow(batch, comes, [3])[4] == alone(model, [4, 4], 20, GREEDY)

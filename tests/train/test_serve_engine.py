@@ -20,7 +20,6 @@ import pytest
 
 from tests.train.serving import BASE, Client, make_talker, serving
 from wgrad.device.errors import DeviceLost, OutOfMemory
-from wgrad.train.inference import continuous
 from wgrad.train.inference.continuous import Batch
 from wgrad.train.inference.growing import Growing
 from wgrad.train.options.generate_config import Sampling
@@ -151,12 +150,11 @@ def test_a_host_that_comes_late_reads_two_blocks_and_lengthens_none(monkeypatch:
 
 
 def test_where_the_cache_is_full_the_last_ones_wait_and_go_on(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Four fit at first, then two: who came last leaves, and joins with all of its tokens once there is room."""
-    monkeypatch.setattr(continuous, "SPARE", 8)
+    """Eight pages of 64 tokens: who came last leaves, and joins with all of its tokens once there is room."""
     engine._batch = Batch(engine.models["base_model"], 4, 256)
     found: list[list[Event]] = [[] for _ in range(4)]
     jobs = [
-        job(events, 2 + n, max_new_tokens=64 if n else 30, sampling=Sampling(temperature=1.0, top_p=1.0, seed=n))
+        job(events, 2 + n, max_new_tokens=130 if n else 30, sampling=Sampling(temperature=1.0, top_p=1.0, seed=n))
         for n, events in enumerate(found)
     ]
     rows, join = list[int](), Batch.join
@@ -164,7 +162,7 @@ def test_where_the_cache_is_full_the_last_ones_wait_and_go_on(engine: Engine, mo
     def watched(batch: Batch, newcomers: Sequence[Growing]) -> None:
         join(batch, newcomers)
         rows.append(len(batch.members))
-        assert batch.total_keys <= 256
+        assert batch.total_keys <= 512
 
     monkeypatch.setattr(Batch, "join", watched)
     engine.limits = Limits(512, 4, 9)
@@ -209,8 +207,9 @@ def test_a_batch_has_one_model_and_no_more_rows_than_it_may(engine: Engine) -> N
     assert taken(plain[0], other, plain[1]) == [plain[0]]
     assert taken(other, plain[0]) == [other] and engine._model == "other"
     engine._batch = Batch(engine.models["other"], 16)
-    wide = [job(few, 505, model="other") for _ in range(5)]
+    wide = [replace(job(few, model="other"), prompt=[n] * 505) for n in range(5)]
     assert taken(*wide) == wide[:4], "2048 tokens of prompts are read at once"
+    assert taken(wide[0], wide[0], wide[1]) == wide[:1], "the second shares what the first reads"
 
 
 def test_the_loop_is_woken_once_for_all_events_of_a_block() -> None:

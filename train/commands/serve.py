@@ -17,7 +17,6 @@ from wgrad.train.data.named_templates import use_chat_template
 from wgrad.train.data.template_process import shared_process
 from wgrad.train.data.tokenizer_source import open_tokenizer
 from wgrad.train.inference.all_kernels import run_all_kernels
-from wgrad.train.inference.continuous import SPARE
 from wgrad.train.inference.embedding import pooling_of
 from wgrad.train.inference.open_model import Opened, context_of, open_model
 from wgrad.train.inference.scoring import score
@@ -72,9 +71,7 @@ def load(opened: Opened[ServeConfig], adapters: dict[str, str]) -> tuple[Engine,
     base = Path(os.path.abspath(args.model)).name.removesuffix(".gguf") if os.path.exists(args.model) else args.model
     if base in adapters:
         raise WgradError(f"--adapter: {base!r} is the name of the model: give another, for example {base}-mine=DIR")
-    limits = Limits(
-        positions, args.batch_size, args.max_waiting, args.cache_tokens or CACHE_SEQUENCES * (positions + SPARE)
-    )
+    limits = Limits(positions, args.batch_size, args.max_waiting, args.cache_tokens or CACHE_SEQUENCES * positions)
 
     def run(model: Model) -> None:
         score(model, [0] * positions, top=1)

@@ -1,4 +1,4 @@
-"""A step of a batch whose sequences come and go, recorded once for each number of rows."""
+"""A step of a batch whose sequences come and go, recorded once for each number of rows and width of their pages."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from wgrad.autograd.replay import Recorded
 from wgrad.autograd.tensor import no_grad
 from wgrad.device.contract import Array, Readback
-from wgrad.train.inference.slot_cache import SlotCache
+from wgrad.train.inference.row_cache import RowCache
 from wgrad.train.model.kv_cache import put_rows
 from wgrad.train.model.model import Model
 from wgrad.train.model.model_inputs import Inputs
@@ -19,14 +19,17 @@ _VIEW = 64  # elements: where a view may begin
 
 
 class BatchStep:
-    """A step of the first `rows` rows: draw from the logits, take the ids as input, make the next logits."""
+    """A step of the first `rows` rows: draw from the logits, take the ids as input, make the next logits.
 
-    def __init__(self, model: Model, slots: SlotCache, rows: int) -> None:
+    width: pages of a row, at most.
+    """
+
+    def __init__(self, model: Model, cache: RowCache, rows: int, width: int) -> None:
         device = model.device
-        self.model, self.device, self.rows = model, device, rows
+        self.model, self.device, self.rows, self.width = model, device, rows, width
         wide = -(-rows // _VIEW) * _VIEW
         # Few arrays are fewer writes; but a kernel cannot read one part of a buffer and write to another.
-        self._counters = device.zeros((wide + 2 * _VIEW,), np.int32)
+        self._counters = device.zeros((wide + 2 * _VIEW + rows * width,), np.int32)
         self._starts = device.zeros((rows, 1), np.int32)
         self._uniform, self._settings = device.zeros((rows,)), device.zeros((rows, 4))
         self._uniforms = device.zeros((MOST_STEPS, rows))
@@ -43,21 +46,24 @@ class BatchStep:
         )
         self._number = counter(wide + _VIEW, 1)
         self._drawn = device.zeros((MOST_STEPS, rows), np.int32)
-        self._cache, self.logits = slots.part(0, rows), slots.logits(rows)
+        pages, places = counter(wide + 2 * _VIEW, rows, width), self.inputs.positions
+        self._cache = cache.paged(cache.first_rows(rows), pages=pages, places=places)
+        self.logits = cache.logits(rows)
         self._recorded, self._drawing, self._going_on = (Recorded(device) for _ in range(3))
         self._bias: Array | None = None  # [rows, V]
         self._biases = dict[int, np.ndarray]()  # by row, as they are in it
 
-    def begin(self, at: int, starts: np.ndarray, settings: np.ndarray, uniforms: np.ndarray) -> None:
-        """The next step writes at key `at`. starts int32 [rows]: the first key of each; settings [rows, 4], uniforms
-        [steps, rows] float32."""
-        wide, device = self._wide, self.device
+    def begin(self, cached: np.ndarray, pages: np.ndarray, settings: np.ndarray, uniforms: np.ndarray) -> None:
+        """cached int32 [rows]: tokens of each row that are in the cache. pages int32 [rows, width]; settings [rows, 4],
+        uniforms [steps, rows] float32."""
+        wide, device, at = self._wide, self.device, int(cached.max())
         counters, numbers = np.zeros(self._counters.shape, np.int32), np.zeros((MOST_STEPS, self.rows), np.float32)
         # `advance` counts up before the forward, to the first that it takes.
-        counters[: self.rows], counters[wide] = at - 1 - starts, at - 1
+        counters[: self.rows], counters[wide] = cached - 1, at - 1
+        counters[wide + 2 * _VIEW :] = pages.reshape(-1)
         numbers[: len(uniforms)] = uniforms
         device.write(self._counters, counters)
-        device.write(self._starts, starts[:, None])
+        device.write(self._starts, (at - cached)[:, None])
         device.write(self._uniforms, numbers)
         device.write(self._uniform, uniforms[0])
         device.write(self._settings, settings)

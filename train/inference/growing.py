@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -16,7 +16,8 @@ from wgrad.train.options.generate_config import Sampling
 @dataclass(eq=False)
 class Growing:
     """A sequence of a batch. prompt: what is read when it joins. most: tokens to draw. uniforms: float32, at least as
-    many. drawn: how many were queued; cached: of how many of its tokens the keys are in the cache."""
+    many. drawn: how many were queued, ids: those of them that the host has seen. cached: of how many of its tokens the
+    keys are in the cache, in its pages; shared: of how many they were there before it came."""
 
     prompt: Sequence[int]
     most: int
@@ -25,8 +26,11 @@ class Growing:
     bias: np.ndarray | None = None  # float32 [V]: added to the logits of the next token
     drawn: int = 0
     cached: int = 0
+    shared: int = 0
     row: int = -1
     number: int = 0  # of those that have joined
+    ids: list[int] = field(default_factory=list)
+    pages: list[int] = field(default_factory=list)
 
     @classmethod
     def begin(cls, prompt: Sequence[int], most: int, sampling: Sampling) -> Growing:
@@ -49,14 +53,27 @@ class Part(NamedTuple):
 
 
 class Block:
-    """Tokens that were queued to be drawn."""
+    """Tokens that were queued to be drawn. seen: called with the parts once they are here."""
 
-    def __init__(self, parts: list[Part], steps: int, rows: int, tokens: Readback, logits: Readback | None) -> None:
+    def __init__(
+        self,
+        parts: list[Part],
+        steps: int,
+        rows: int,
+        tokens: Readback,
+        logits: Readback | None,
+        seen: Callable[[Sequence[Part]], None],
+    ) -> None:
         self.parts, self.steps, self._rows, self._tokens, self._logits = parts, steps, rows, tokens, logits
+        self._seen = seen
 
     def tokens(self) -> np.ndarray:
         """Wait for int32 [steps, rows]; -1 where logits were not finite. May be called once."""
-        return self._tokens.result().reshape(self.steps, self._rows)
+        tokens = self._tokens.result().reshape(self.steps, self._rows)
+        for part in self.parts:
+            part.sequence.ids += tokens[: part.steps, part.row].tolist()
+        self._seen(self.parts)
+        return tokens
 
     def logits(self) -> np.ndarray | None:
         """Wait for float32 [rows, V] that the tokens were drawn from, where they were kept. May be called once."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
-from wgrad.train.inference.continuous import CHUNK, FEW, GROUP, GROUP_TOKENS, PROMPT_STEP, SPARE, Batch
+from wgrad.train.inference.continuous import CHUNK, FEW, GROUP, GROUP_TOKENS, PROMPT_STEP, Batch
 from wgrad.train.inference.growing import Growing
 from wgrad.train.options.generate_config import GREEDY
 
@@ -16,7 +16,7 @@ _STEPS = 2
 def warm_up(batch: Batch, seconds: float) -> None:
     """Record what is needed most; no more of it once so many seconds have passed. The batch must be empty."""
     end = time.monotonic() + seconds
-    rows = batch.reserve(_ROWS, min(_KEYS, batch.model.positions + SPARE))
+    rows = batch.reserve(_ROWS, min(_KEYS, batch.model.positions))
     longest = min(CHUNK, batch.model.positions - _STEPS)
     for count, tokens in _shapes(rows, longest):
         for _ in range(2):  # the first run is not recorded, the second one is

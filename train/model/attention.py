@@ -6,12 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from wgrad.autograd import functional as F
-from wgrad.autograd.ops.decoding import check_room
 from wgrad.autograd.ops.sinks import attend
 from wgrad.autograd.tensor import Tensor
 from wgrad.device.contract import Array, Device
 from wgrad.train.model.delta_net import gated, split_gate
-from wgrad.train.model.kv_cache import KVCache
+from wgrad.train.model.kv_cache import KVCache, Rope
 from wgrad.train.model.model_config import ModelConfig
 from wgrad.train.model.model_inputs import Inputs
 from wgrad.train.model.parts import Parts
@@ -43,14 +42,14 @@ class Attention(Parts):
         c, rows, tokens = self.config, inputs.batch, inputs.tokens
         q, k, v, gate, rotated = self._queries_keys_values(index, y, inputs, cache)
         q = q.reshape(rows, tokens, c.num_attention_heads, c.head_dim)
-        if cache is not None:
-            k, v = self._append(index, k, v, inputs, cache, rotate=c.use_rope[index] and not rotated)
-        else:
-            k = k.reshape(rows, tokens, c.num_key_value_heads, c.head_dim)
-            v = v.reshape(rows, tokens, c.num_key_value_heads, c.head_dim)
         scale, sinks = c.score_scale or c.head_dim**-0.5, self.weights.get(f"model.layers.{index}.self_attn.sinks")
         options: dict[str, Any] = {"scale": scale, "window": c.windows[index], "softcap": c.score_softcap}
-        o = attend(q, k, v, sinks, inputs.doc_start, inputs.cache_len, **options)
+        if cache is not None:
+            rope = Rope(*self._tables(index, inputs), c.interleaved) if c.use_rope[index] and not rotated else None
+            o = cache.attend(index, q, k, v, sinks, inputs, rope, **options)
+        else:
+            k, v = (x.reshape(rows, tokens, c.num_key_value_heads, c.head_dim) for x in (k, v))
+            o = attend(q, k, v, sinks, inputs.doc_start, inputs.cache_len, **options)
         o = o.reshape(rows * tokens, c.q_size)
         return o if gate is None else gated(o, gate)
 
@@ -89,23 +88,6 @@ class Attention(Parts):
         if own is not None:
             return *(own.windows if slides else own.layers), own.rows
         return *(self._local if slides else (self.cos, self.sin)), inputs.positions
-
-    def _append(
-        self, index: int, k: Tensor, v: Tensor, inputs: Inputs, cache: KVCache, *, rotate: bool
-    ) -> tuple[Tensor, Tensor]:
-        """k (still to be rotated where `rotate`), v [N, G, D] to the cache of a layer -> all its keys and values
-        [B, S, G, D]."""
-        device, keys, values = self.device, cache.keys[index], cache.values[index]
-        check_room("rope_append" if rotate else "kv_append", keys, inputs.tokens, inputs.cache_len)
-        if rotate:
-            tables = self._tables(index, inputs)
-            options = {"interleaved": self.config.interleaved}
-            device.rope_append(k.data, v.data, *tables, keys, values, inputs.cache_len, **options)
-        else:
-            for part, new in ((keys, k), (values, v)):
-                rows = new.reshape(inputs.batch, inputs.tokens, *new.shape[1:])
-                device.kv_append(part, rows.data, inputs.cache_len)
-        return Tensor(keys, device), Tensor(values, device)
 
     def _head_norm(self, index: int, module: str, x: Tensor) -> Tensor:
         """QK-norm: each head of [N, H * D] by itself (Qwen3), or all at once (OLMo 2); x as it is without one."""

@@ -7,9 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from wgrad.autograd import functional as F
+from wgrad.autograd.ops.decoding import check_room
+from wgrad.autograd.ops.sinks import attend
 from wgrad.autograd.tensor import Tensor
 from wgrad.device.contract import Array, Device
 from wgrad.train.model.model_config import ModelConfig
+from wgrad.train.model.model_inputs import Inputs
 
 
 class Rows(NamedTuple):
@@ -17,6 +20,15 @@ class Rows(NamedTuple):
 
     numbers: Array
     first: Array
+
+
+class Rope(NamedTuple):
+    """Rotation of new keys: cos and sin float32 [P, J], and the row of each token, int32 [N]."""
+
+    cos: Array
+    sin: Array
+    positions: Array
+    interleaved: bool
 
 
 @dataclass
@@ -33,7 +45,10 @@ class KVCache:
     rows: Rows | None = None
 
     @classmethod
-    def empty(cls, config: ModelConfig, batch: int, length: int, dtype: Any, device: Device) -> KVCache:
+    def empty(
+        cls, config: ModelConfig, batch: int, length: int, dtype: Any, device: Device, rows: int | None = None
+    ) -> KVCache:
+        """rows: of states and histories, where they are others than `batch`."""
         # Zeros: what is masked is still multiplied, by zero, and zero times an old NaN would be NaN.
         shape, c = (batch, length, config.num_key_value_heads, config.head_dim), config.linear
         linear = [i for i in range(config.num_hidden_layers) if config.linear_of(i)]
@@ -41,9 +56,26 @@ class KVCache:
         keys, values = ({i: device.zeros(shape, dtype) for i in layers} for _ in range(2))
         if c is None:
             return cls(keys, values)
-        history = (batch, c.width - 1, c.channels)
+        rows = batch if rows is None else rows
+        history = (rows, c.width - 1, c.channels)
         histories = {i: device.zeros(history, dtype) for i in linear if c.width > 1}
-        return cls(keys, values, {i: device.zeros((batch, *c.state)) for i in linear if c.state}, histories)
+        return cls(keys, values, {i: device.zeros((rows, *c.state)) for i in linear if c.state}, histories)
+
+    def attend(
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, sinks: Any, inputs: Inputs, rope: Rope | None, **options: Any
+    ) -> Tensor:
+        """Append k and v [N, G, D], k rotated by `rope` where there is one; attention of q [B, T, H, D] on all keys."""
+        device, keys, values = q.device, self.keys[layer], self.values[layer]
+        check_room("kv_append" if rope is None else "rope_append", keys, inputs.tokens, inputs.cache_len)
+        if rope is not None:
+            tables, turned = rope[:3], {"interleaved": rope.interleaved}
+            device.rope_append(k.data, v.data, *tables, keys, values, inputs.cache_len, **turned)
+        else:
+            for part, new in ((keys, k), (values, v)):
+                rows = new.reshape(inputs.batch, inputs.tokens, *new.shape[1:])
+                device.kv_append(part, rows.data, inputs.cache_len)
+        every = Tensor(keys, device), Tensor(values, device)
+        return attend(q, *every, sinks, inputs.doc_start, inputs.cache_len, **options)
 
     def with_history(self, layer: int, x: Tensor) -> Tensor:
         """x [B, T, C] behind the tokens before it; the last ones of both are before what comes next."""

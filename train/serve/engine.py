@@ -96,8 +96,9 @@ class Engine:
         """As it is about now."""
         batch = vars(self).get("_batch")
         if batch is None:
-            return State(len(self._line), 0, self.limits.rows, 0, 0)
-        return State(len(self._line), len(batch.members), batch.rows, batch.used_keys, batch.total_keys)
+            return State(len(self._line), 0, self.limits.rows, 0, 0, 0)
+        keys = batch.used_keys, batch.kept_keys, batch.total_keys
+        return State(len(self._line), len(batch.members), batch.rows, *keys)
 
     def warm_up(self, seconds: float) -> None:
         """Record what the first requests need, before `run`. Nothing is recorded on NumPy's device."""
@@ -261,8 +262,10 @@ class Engine:
                     found.append(Member(Answer(job, self.tokenizers[job.model]), sequence))
                     continue
                 together = [*(member.sequence for member in found), sequence]
-                width = padded(max(len(one.prompt) for one in together))
+                width = padded(max(self._batch.unread(one.prompt) for one in together))
                 if found and (len(together) * width > most or self._batch.is_long(job.prompt)):
+                    break
+                if self._batch.should_wait(job.prompt, together[:-1]):
                     break
                 if not self._batch.can_join(together):
                     break
@@ -287,6 +290,7 @@ class Engine:
                     del self._members[member.sequence]
                 return
         self._batch.join([member.sequence for member in members])
+        self.metrics.shared(sum(member.sequence.shared for member in members))
 
     def _queue(self) -> Block:
         tells = any(self._members[sequence].answer.job.top is not None for sequence in self._batch.growing)

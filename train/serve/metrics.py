@@ -12,12 +12,14 @@ _RATE_SECONDS = 10.0  # over which tokens/s are told
 
 
 class State(NamedTuple):
-    """Sequences in the line, in the batch, and at most in it; keys in the cache, and how many it has room for."""
+    """Sequences in the line, in the batch, and at most in it; of the cache, in tokens: pages of these sequences, those
+    that are kept for others, and all."""
 
     waiting: int
     running: int
     most: int
     used_keys: int
+    kept_keys: int
     total_keys: int
 
 
@@ -28,7 +30,7 @@ class Metrics:
         self._lock = threading.Lock()
         self._responses: Counter[int] = Counter()  # by status
         self._seconds = 0.0  # of all requests
-        self._prompt_tokens = self._new_tokens = 0
+        self._prompt_tokens = self._shared_tokens = self._new_tokens = 0
         self._firsts, self._first_seconds = 0, 0.0
         self._recent: deque[tuple[float, int]] = deque()
 
@@ -42,6 +44,11 @@ class Metrics:
         """Count a prompt that is read."""
         with self._lock:
             self._prompt_tokens += prompt_tokens
+
+    def shared(self, tokens: int) -> None:
+        """Count tokens of prompts that were in the cache."""
+        with self._lock:
+            self._shared_tokens += tokens
 
     def first(self, seconds: float) -> None:
         """Count the first token of an answer, so long after its request came."""
@@ -69,7 +76,8 @@ class Metrics:
             rate = sum(tokens for _, tokens in self._recent) / _RATE_SECONDS
             responses = dict(sorted(self._responses.items()))
             counters = {
-                "prompt_tokens_total": (self._prompt_tokens, "Tokens of prompts that were read."),
+                "prompt_tokens_total": (self._prompt_tokens, "Tokens of prompts."),
+                "prompt_tokens_cached_total": (self._shared_tokens, "Tokens of prompts that were in the cache."),
                 "generated_tokens_total": (self._new_tokens, "Tokens of answers."),
                 "request_seconds_sum": (self._seconds, "Seconds of all requests."),
                 "request_seconds_count": (sum(responses.values()), "Requests that were answered."),
@@ -80,7 +88,8 @@ class Metrics:
             "requests_waiting": (state.waiting, "Sequences in the queue."),
             "batch_size": (state.running, "Sequences that are generated."),
             "batch_size_limit": (state.most, "Most sequences at once (--batch-size)."),
-            "cache_tokens": (state.used_keys, "Tokens in the cache of keys and values."),
+            "cache_tokens": (state.used_keys, "Tokens in the pages of running sequences."),
+            "cache_tokens_kept": (state.kept_keys, "Tokens in pages that are kept for prompts that begin alike."),
             "cache_tokens_capacity": (state.total_keys, "Tokens that the cache has room for now."),
             "tokens_per_second": (rate, f"Tokens of answers, over the last {_RATE_SECONDS:g} seconds."),
         }

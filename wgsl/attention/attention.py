@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from wgrad.device.contract import PAGE
 from wgrad.device.errors import DeviceError
 from wgrad.device.memory import Array
 from wgrad.wgsl.attention import attention_matrix
@@ -120,31 +121,77 @@ def _on_units(kernel: str, device: Runtime, chosen: Plan, softcap: float, *array
 def _decode(device: Runtime, views: list[Array], cache_len: Array, scale: float, window: int, softcap: float) -> None:
     """Few queries: all those of a key/value head in one workgroup, the keys split among many."""
     q, k, v, doc_start, o, lse = views
-    batch, queries, heads, width = q.shape
     keys, kv_heads = k.shape[1:3]
+    work = float(k.nbytes + v.nbytes)
+    _decode_rows(
+        device, [q, k, v, doc_start, cache_len], o, lse, keys, kv_heads, {}, [int(window), scale], softcap, work
+    )
+
+
+@implements("paged_attention")
+def paged_attention(
+    device: Runtime,
+    q: Array,
+    keys: Array,
+    values: Array,
+    pages: Array,
+    places: Array,
+    scale: float,
+    window: int,
+    softcap: float,
+) -> tuple[Array, Array]:
+    batch, _, heads, width = q.shape
+    o, lse = device.empty(q.shape, q.dtype), device.empty((batch, heads, 1))
+    group, most = heads // keys.shape[2], DECODE_ROWS if width <= 256 else 2
+    rows = max(n for n in range(1, most + 1) if group % n == 0)
+    constants: dict[str, Constant] = {"PAGED": True, "PARTS": group // rows}
+    tokens = pages.shape[1] * PAGE
+    work = 2.0 * batch * tokens * keys.shape[2] * keys.shape[3] * keys.dtype.itemsize
+    arrays = [q, keys, values, pages, places]
+    _decode_rows(device, arrays, o, lse, tokens, heads // rows, constants, [window, float(scale)], float(softcap), work)
+    return o, lse
+
+
+def _decode_rows(
+    device: Runtime,
+    reads: list[Array],
+    o: Array,
+    lse: Array,
+    keys: int,
+    kv_heads: int,
+    more: dict[str, Constant],
+    mask: list[int | float],
+    softcap: float,
+    work: float,
+) -> None:
+    """kv_heads: whose queries are in one workgroup each. keys: at most, of a row. mask: the window, and the scale."""
+    q, k, v = reads[:3]
+    batch, queries, heads, width = q.shape
     groups = batch * kv_heads
-    splits = min(ceil_div(keys, 64), max(1, 512 // groups), 32)
+    splits = min(ceil_div(keys, PAGE), max(1, 512 // groups), 32)
     part, part_lse = _forward_parts(device, splits, o, lse)
     vec, width4 = width % 4 == 0, ceil_div(width, 4)
     columns = max(16, 1 << (width4 - 1).bit_length())
     constants: dict[str, Constant] = {
+        "PAGED": False,
         "ROWS": queries * heads // kv_heads,
         "STEPS": ceil_div(width4, 4),
         "COLUMNS": columns,
-        "KEY_STEPS": 64 * columns // 128,
+        "KEY_STEPS": PAGE * columns // 128,
         "W4_PADDED": ceil_div(width4, 4) * 4,
         "W4": width4,
         "WIDTH": width,
         "VEC": vec,
+        **more,
     }
     types = _types(vec, Q_T=q, K_T=k, V_T=v, O_T=part)
     device.launch(
         "attention_decode",
-        [q, k, v, doc_start, cache_len, part, part_lse],
-        [batch, queries, keys, heads, kv_heads, 1, splits, int(window), scale],
+        [*reads, part, part_lse],
+        [batch, queries, keys, heads, kv_heads, 1, splits, *mask],
         device.groups(splits * groups, 1),
         {**constants, **types, "SOFTCAP": softcap},
-        work=float(k.nbytes + v.nbytes),
+        work=work,
     )
     _combine(device, part, part_lse, o, lse)
 

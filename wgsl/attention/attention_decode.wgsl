@@ -2,6 +2,8 @@
 // so that a key is read once.
 //
 //   q [B, T, H, D], k v [B, S, G, D] float32 or float16; doc_start [B, T] i32; cache_len [1] i32
+//   PAGED: T = 1, k v [M, KEYS, G, D] in pages; in the place of doc_start the pages of each row [B, S / KEYS], in the
+//   place of cache_len [B] where its query is. Heads of a key/value head may be in PARTS workgroups then.
 //   o f32 [splits, B, T, H, D] and lse f32 [splits, B, H, T], each split normalised on its own, for
 //   attention_combine.wgsl; with splits = 1 the results themselves.
 //
@@ -22,6 +24,14 @@ var<workgroup> reduce_tile: array<array<f32, 16>, 8>;
 var<workgroup> shrink_tile: array<f32, 8>;
 var<workgroup> out_tile: array<array<vec4<f32>, COLUMNS>, AT_ONCE>;
 
+#if PAGED
+fn start_of(b: u32, t: u32) -> i32 { return 0; }
+fn row_of(key: u32, kv_head: u32) -> u32 { return key * (p.kv_heads / PARTS) + kv_head / PARTS; }
+#else
+fn start_of(b: u32, t: u32) -> i32 { return doc_start[b * p.queries + t]; }
+fn row_of(key: u32, kv_head: u32) -> u32 { return key * p.kv_heads + kv_head; }
+#endif
+
 @compute @workgroup_size(128)
 fn main(
   @builtin(workgroup_id) wg: vec3<u32>,
@@ -35,9 +45,13 @@ fn main(
   let kv_head = id % p.kv_heads;
   let b = id / p.kv_heads;
   let group = p.heads / p.kv_heads;
+#if PAGED
+  let first_position = u32(cache_len[b]);
+#else
   let first_position = u32(cache_len[0]);
+#endif
   let end_key = min(first_position + p.queries, p.keys);
-  let first_key = first_seen(doc_start[b * p.queries], first_position);
+  let first_key = first_seen(start_of(b, 0u), first_position);
 
   // Row r is query r / group of head kv_head * group + r % group.
   for (var at = lid; at < ROWS * W4_PADDED; at += 128u) {
@@ -50,7 +64,7 @@ fn main(
   let r_mine = lid / 16u;
   let t_mine = min(r_mine, ROWS - 1u) / group;
   let high = min(first_position + t_mine, p.keys - 1u);
-  let low = first_seen(doc_start[b * p.queries + t_mine], first_position + t_mine);
+  let low = first_seen(start_of(b, t_mine), first_position + t_mine);
   var row_max = FLOOR;
   var row_sum = 0.0;
 
@@ -63,6 +77,11 @@ fn main(
 
   for (var tile = first_key / KEYS + split; tile * KEYS < end_key; tile += p.splits) {
     let j0 = tile * KEYS;
+#if PAGED
+    let first_row = u32(doc_start[b * (p.keys / KEYS) + tile]) * KEYS;
+#else
+    let first_row = b * p.keys + j0;
+#endif
     workgroupBarrier();
 #unroll pass 2
     {
@@ -72,7 +91,7 @@ fn main(
       dots[$r] = 0.0;
 #end
       if (j0 + key < end_key) {
-        let row = (b * p.keys + j0 + key) * p.kv_heads + kv_head;
+        let row = row_of(first_row + key, kv_head);
 #unroll step STEPS
         {
           let c = lid % 4u + 4u * $stepu;
@@ -128,7 +147,7 @@ fn main(
     {
       let key = key_group + AT_ONCE * $nu;
       if (j0 + key < end_key) {  // beyond it there may be anything, and 0 times NaN is not 0
-        let x = load_v((b * p.keys + j0 + key) * p.kv_heads + kv_head, column);
+        let x = load_v(row_of(first_row + key, kv_head), column);
 #unroll r ROWS
         acc[$r] += p_tile[$r][key] * x;
 #end

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from wgrad.device.contract import PAGE
 from wgrad.device.memory import Array
-from wgrad.wgsl.elements import GROUP, vector_width, wgsl_type
+from wgrad.wgsl.elements import GROUP, element_types, vector_width, wgsl_type
 from wgrad.wgsl.operators import implements
 from wgrad.wgsl.runtime.compile import Constant
 from wgrad.wgsl.runtime.runtime import Runtime
@@ -23,6 +24,34 @@ def kv_append(device: Runtime, cache: Array, new: Array, cache_len: Array) -> No
     params = [n, row // vec, keys, tokens]
     work = 2.0 * new.nbytes
     device.launch("decoding_kv_append", [cache, new, cache_len], params, device.groups(n, GROUP), constants, work=work)
+
+
+@implements("paged_append")
+def paged_append(
+    device: Runtime,
+    keys: Array,
+    values: Array,
+    k: Array,
+    v: Array,
+    pages: Array,
+    places: Array,
+    cos: Array | None,
+    sin: Array | None,
+    interleaved: bool,
+) -> None:
+    n, groups, width = k.shape
+    params: list[int | float] = [n // pages.shape[0], pages.shape[1]]
+    if cos is None:
+        vec = vector_width(width)
+        items, params = n * groups * width // vec, [groups, width // vec, *params, 0]
+    else:
+        vec = 1 if interleaved else vector_width(width // 2, cos.shape[1])
+        items, params = n * groups * width // 2 // vec, [groups, width // 2 // vec, *params, cos.shape[1] // vec]
+    constants: dict[str, Constant] = {"ROTATED": cos is not None, "PAGE": PAGE, "INTERLEAVED": interleaved}
+    constants |= element_types(vec, X_T=k)
+    arrays = [k, v, pages, places, keys, values, *(() if cos is None else (cos, sin))]
+    groups_of = device.groups(2 * items, GROUP)
+    device.launch("decoding_paged_append", arrays, [items, *params], groups_of, constants, work=4.0 * k.nbytes)
 
 
 @implements("sample")

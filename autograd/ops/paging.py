@@ -1,0 +1,122 @@
+"""A cache of keys and values in pages: each row of a batch has a list of pages, in any order, of a pool that all share.
+
+A token's place is how many tokens of its sequence come before it: place i is in page pages[b, i // PAGE] of row b. So a
+sequence takes as much memory as it has tokens, and sequences that begin alike can share pages. No gradient.
+Source: Kwon et al., Efficient Memory Management for Large Language Model Serving with PagedAttention (2023).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from wgrad.autograd.args import Args
+from wgrad.autograd.operators import operator
+from wgrad.autograd.ops.attention import attention_in_numpy
+from wgrad.autograd.ops.decoding import cache_dtype
+from wgrad.autograd.ops.elementwise import check_softcap
+from wgrad.autograd.ops.rope import rotary_tables, rotate
+from wgrad.device.contract import MAX_HEAD_DIM, PAGE, Array
+
+
+@operator
+def paged_append(
+    args: Args,
+    keys: Array,
+    values: Array,
+    k: Array,
+    v: Array,
+    pages: Array,
+    places: Array,
+    cos: Array | None = None,
+    sin: Array | None = None,
+    *,
+    interleaved: bool = False,
+) -> None:
+    """keys, values [M, PAGE, G, D] in place: token n of k, v [B T, G, D], in row n / T, goes to the place places[n] of
+    that row. pages int32 [B, W], places int32 [B T]. A place that is negative, or beyond the row's pages, is left out.
+    With cos and sin, float32 [P, J] as in `rope`, k is rotated first, each token by its place, which is below P."""
+    args.array("keys", keys, f"M {PAGE} G D", "float").array("values", values, f"M {PAGE} G D")
+    args.array("k", k, "N G D").array("v", v, "N G D").array("pages", pages, "B W", "i32")
+    args.array("places", places, "N", "i32", "one for each new token")
+    n, batch = args.size["N"], args.size["B"]
+    args.rule(n % batch == 0, f"k must have as many tokens for each of the {batch} rows of pages, got N = {n}")
+    args.rule(args.size["D"] % 2 == 0, f"k must have an even head width D, got {args.size['D']}")
+    for name, array in (("values", values), ("k", k), ("v", v)):
+        cache_dtype(args, "keys", keys, name, array)
+    args.rule((cos is None) == (sin is None), "cos and sin must both be given, or neither")
+    if cos is not None and sin is not None:
+        rotary_tables(args, "k", cos, sin)
+
+
+@paged_append.reference
+def _(
+    keys: np.ndarray,
+    values: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    pages: np.ndarray,
+    places: np.ndarray,
+    cos: np.ndarray | None,
+    sin: np.ndarray | None,
+    interleaved: bool,
+) -> None:
+    kept = (places >= 0) & (places < pages.shape[1] * PAGE)
+    rows, at = np.flatnonzero(kept) // (len(places) // len(pages)), places[kept]
+    k, v = k[kept], v[kept]
+    if cos is not None and sin is not None:
+        k = rotate(k, cos, sin, at, False, interleaved)
+    for pool, new in ((keys, k), (values, v)):
+        pool[pages[rows, at // PAGE], at % PAGE] = new
+
+
+@operator
+def paged_attention(
+    args: Args,
+    q: Array,
+    keys: Array,
+    values: Array,
+    pages: Array,
+    places: Array,
+    *,
+    scale: float,
+    window: int = 0,
+    softcap: float = 0.0,
+) -> None:
+    """`attention` of one query of each row, q [B, 1, H, D], on the row's keys and values in pages [M, PAGE, G, D] -> o
+    [B, 1, H, D] (q's dtype), lse float32 [B, H, 1]. pages int32 [B, W]; places int32 [B], from 0 on: the query of row b
+    sees the places up to places[b], where window > 0 the last `window` of them."""
+    args.array("q", q, "B 1 H D", "float", "one query for each row")
+    args.array("keys", keys, f"M {PAGE} G D").array("values", values, f"M {PAGE} G D")
+    args.array("pages", pages, "B W", "i32").array("places", places, "B", "i32")
+    size = args.size
+    args.rule(
+        size["H"] % size["G"] == 0,
+        f"q must have a multiple of the key heads G = {size['G']}, got H = {size['H']}; "
+        "check num_attention_heads and num_key_value_heads",
+    )
+    args.rule(size["D"] <= MAX_HEAD_DIM, f"q must have a head width of at most {MAX_HEAD_DIM}, got {size['D']}")
+    args.rule(window >= 0, f"window must be 0 (none) or positive, got {window}")
+    check_softcap(args, "softcap", softcap)
+    for name, array in (("values", values), ("q", q)):
+        cache_dtype(args, "keys", keys, name, array)
+
+
+@paged_attention.reference
+def _(
+    q: np.ndarray,
+    keys: np.ndarray,
+    values: np.ndarray,
+    pages: np.ndarray,
+    places: np.ndarray,
+    scale: float,
+    window: int,
+    softcap: float,
+) -> tuple[np.ndarray, np.ndarray]:
+    parts = []
+    for b, place in enumerate(places.tolist()):
+        own = pages[b, : place // PAGE + 1]
+        k, v = (pool[own].reshape(1, -1, *pool.shape[2:]) for pool in (keys, values))
+        at = np.array([min(place, k.shape[1] - 1)], np.int32)
+        parts.append(attention_in_numpy(q[b : b + 1], k, v, np.zeros((1, 1), np.int32), at, scale, window, softcap))
+    o, lse = (np.concatenate(part) for part in zip(*parts))
+    return o, lse

@@ -1,0 +1,46 @@
+"""The cache of a decoder whose keys and values are in pages that sequences share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from wgrad.autograd import functional as F
+from wgrad.autograd.ops.sinks import attend, with_sinks
+from wgrad.autograd.tensor import Tensor
+from wgrad.device.contract import Array
+from wgrad.train.model.kv_cache import KVCache, Rope
+from wgrad.train.model.model_inputs import Inputs
+
+
+@dataclass
+class PagedCache(KVCache):
+    """keys, values: of each layer [M, PAGE, G, D]. pages int32 [B, W]: of each row of the batch. places int32 [B T]:
+    how many tokens of its sequence are before each new one, -1 where it is none.
+
+    sources int32 [B S]: where a row has several new tokens, the numbers of the tokens in `keys` that it sees, from the
+    first of its sequence to the last new one, which is at the end. None: one new token in each row.
+    """
+
+    pages: Array = None
+    places: Array = None
+    sources: Array | None = None
+
+    def attend(
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, sinks: Any, inputs: Inputs, rope: Rope | None, **options: Any
+    ) -> Tensor:
+        device, keys, values = q.device, self.keys[layer], self.values[layer]
+        if rope is not None and inputs.tables is not None:  # rows of tables of their own, which are no places
+            k, rope = F.rope(k, *rope[:3], interleaved=rope.interleaved), None
+        tables, turned = (rope[:2], {"interleaved": rope.interleaved}) if rope is not None else ((), {})
+        device.paged_append(keys, values, k.data, v.data, self.pages, self.places, *tables, **turned)
+        if self.sources is None:
+            o, lse = device.paged_attention(q.data, keys, values, self.pages, self.places, **options)
+            return Tensor(o if sinks is None else with_sinks(o, lse, sinks, device), device)
+        shape = (inputs.batch, self.sources.shape[0] // inputs.batch, *keys.shape[2:])
+        side_by_side = (self._gathered(Tensor(pool, device)).reshape(*shape) for pool in (keys, values))
+        return attend(q, *side_by_side, sinks, inputs.doc_start, inputs.cache_len, **options)
+
+    def _gathered(self, pool: Tensor) -> Tensor:
+        pages, tokens, heads, width = pool.shape
+        return F.embedding(pool.reshape(pages * tokens, heads * width), self.sources, dtype=pool.dtype)

@@ -1,0 +1,53 @@
+// New keys and values into a cache in pages. With n = b tokens + t, at = places[n], of which page pages[b, at / PAGE],
+//   keys[page, at % PAGE, g] = k[n, g], ROTATED as rope.wgsl has it by the row `at` of the tables; values[...] = v[n, g].
+//   k, v [B T, G, D], keys, values [M, PAGE, G, D] X_T: f32 or f16, or vec4 of them; pages [B, W], places [B T] i32;
+//   ROTATED: cos, sin [P, J] f32 (C_T). `half` (of D, all of it where not ROTATED) and `turning` (J) count elements of X_T.
+// A place that is negative, or beyond the row's pages, is left out. Eight storage buffers: as many as WebGPU grants.
+// Dispatch: ceil(2 items / 256) workgroups (folded), items = B T G half; the first `items` invocations take an element
+// of k each, or a pair that is rotated, the others as much of v.
+struct Params { items: u32, groups: u32, half: u32, tokens: u32, pages: u32, turning: u32 }
+@group(0) @binding(0) var<uniform> p: Params;
+@group(0) @binding(1) var<storage, read> k: array<X_T>;
+@group(0) @binding(2) var<storage, read> v: array<X_T>;
+@group(0) @binding(3) var<storage, read> pages: array<i32>;
+@group(0) @binding(4) var<storage, read> places: array<i32>;
+@group(0) @binding(5) var<storage, read_write> keys: array<X_T>;
+@group(0) @binding(6) var<storage, read_write> values: array<X_T>;
+#if ROTATED
+@group(0) @binding(7) var<storage, read> cosine: array<C_T>;
+@group(0) @binding(8) var<storage, read> sine: array<C_T>;
+#endif
+
+@compute @workgroup_size(256)
+fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
+  let at = (wg.x + wg.y * nwg.x) * 256u + lid;
+  if (at >= 2u * p.items) { return; }
+  let item = at % p.items;
+  let j = item % p.half;
+  let row = item / p.half;
+  let token = row / p.groups;
+  let place = places[token];
+  if (place < 0 || u32(place) >= p.pages * PAGE) { return; }
+  let page = u32(pages[token / p.tokens * p.pages + u32(place) / PAGE]);
+  let slot = (page * PAGE + u32(place) % PAGE) * p.groups + row % p.groups;
+#if ROTATED
+#include "rope.inc.wgsl" pair
+  let src = row * 2u * p.half + left;
+  let dst = slot * 2u * p.half + left;
+  if (at < p.items) {
+    let entry = u32(place) * p.turning + column;
+    let c = select(C_T(1.0), cosine[entry], turns);
+    let s = select(C_T(0.0), sine[entry], turns);
+    let a = C_T(k[src]);
+    let b = C_T(k[src + gap]);
+    keys[dst] = X_T(a * c - b * s);
+    keys[dst + gap] = X_T(b * c + a * s);
+  } else {
+    values[dst] = v[src];
+    values[dst + gap] = v[src + gap];
+  }
+#else
+  let dst = slot * p.half + j;
+  if (at < p.items) { keys[dst] = k[item]; } else { values[dst] = v[item]; }
+#endif
+}
