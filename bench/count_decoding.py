@@ -1,6 +1,6 @@
 """Launches and bytes written by the host for a block of decoding of a server's batch, from a dry run: no GPU is needed.
 
-    python bench/count_decoding.py [--shapes llama-3.2-1b] [--rows 16] [--context 1024] [--matrix-units]
+python bench/count_decoding.py [--shapes llama-3.2-1b] [--rows 16] [--context 1024] [--matrix-units]
 """
 
 from __future__ import annotations
