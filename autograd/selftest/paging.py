@@ -29,7 +29,7 @@ def cases(t: np.dtype) -> list[Case]:
 
 
 def _pages(rng: np.random.Generator, batch: int, width: int) -> np.ndarray:
-    """Of each row in any order; the rows share their first page."""
+    """int32 [batch, width], in any order; the rows share their first page."""
     pages: np.ndarray = rng.permutation(_POOL)[: batch * width].reshape(batch, width).astype(np.int32)
     pages[:, 0] = pages[0, 0]
     return pages

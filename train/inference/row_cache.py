@@ -1,4 +1,4 @@
-"""What a batch keeps on the device: pages of keys and values, and by row states of linear attention and logits."""
+"""Memory of a batch on the device: pages of keys and values, and by row states of linear attention and logits."""
 
 from __future__ import annotations
 
