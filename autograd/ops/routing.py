@@ -43,24 +43,20 @@ def group(ids: Tensor | Array, experts: int, device: Any) -> Groups:
 
 # ---- the router ----------------------------------------------------------------------------------
 @differentiable
-def route(ctx: Context, logits: Tensor, chosen: int, normalize: bool, balance: Array | None = None) -> Any:
-    """logits [T, E] -> the weights float32 [T, k] of each token's k largest, and their experts int32 [T, k].
-
-    balance: float32 [E], read in the backward alone: the slope of a loss of the mean probability of each expert, which
-    is added to the gradient.
-    """
+def route(ctx: Context, logits: Tensor, chosen: int, normalize: bool) -> Any:
+    """logits [T, E] -> the weights float32 [T, k] of each token's k largest, and their experts int32 [T, k]."""
     weights, ids = ctx.device.route(logits, chosen, normalize)
-    ctx.save(logits, ids, balance)
+    ctx.save(logits, ids)
     ctx.normalize = normalize
     return weights, ids
 
 
 @route.backward
 def _(ctx: Context, dweights: Array | None, _: Any) -> Any:
-    logits, ids, balance = ctx.saved
+    logits, ids = ctx.saved
     if dweights is None:
         dweights = ctx.device.zeros(tuple(ids.shape))
-    return (ctx.device.route_backward(dweights, logits, ids, ctx.normalize, balance),)
+    return (ctx.device.route_backward(dweights, logits, ids, ctx.normalize),)
 
 
 @route.operator
@@ -91,21 +87,15 @@ def _(logits: np.ndarray, chosen: int, normalize: bool) -> tuple[np.ndarray, np.
 
 
 @operator
-def route_backward(
-    args: Args, dweights: Array, logits: Array, ids: Array, normalize: bool, balance: Array | None = None
-) -> None:
-    """Gradient of logits [T, E] from that of `route`'s weights, in the logits' dtype; balance: see there."""
+def route_backward(args: Args, dweights: Array, logits: Array, ids: Array, normalize: bool) -> None:
+    """Gradient of logits [T, E] from that of `route`'s weights, in the logits' dtype."""
     args.array("dweights", dweights, "T k", "f32").array("logits", logits, "T E").array("ids", ids, "T k", "i32")
     _experts(args, args.size["E"], args.size["k"])
-    if balance is not None:
-        args.array("balance", balance, "E", "f32")
 
 
 @route_backward.reference
-def _(
-    dweights: np.ndarray, logits: np.ndarray, ids: np.ndarray, normalize: bool, balance: np.ndarray | None
-) -> np.ndarray:
-    compute = compute_dtype(dweights, logits, balance)
+def _(dweights: np.ndarray, logits: np.ndarray, ids: np.ndarray, normalize: bool) -> np.ndarray:
+    compute = compute_dtype(dweights, logits)
     wide = up(logits, compute)
     e = np.exp(wide - wide.max(axis=1, keepdims=True))
     p = e / e.sum(axis=1, keepdims=True)
@@ -116,11 +106,7 @@ def _(
         of = np.zeros_like(p)
         np.put_along_axis(of, ids, np.take_along_axis(e, ids, axis=1), axis=1)
         of /= of.sum(axis=1, keepdims=True)
-    dlogits = of * (grad - (of * grad).sum(axis=1, keepdims=True))
-    if balance is not None:
-        slope = up(balance, compute)
-        dlogits += p * (slope - (p * slope).sum(axis=1, keepdims=True))
-    return finish(dlogits, logits.dtype, compute)
+    return finish(of * (grad - (of * grad).sum(axis=1, keepdims=True)), logits.dtype, compute)
 
 
 # ---- rows by expert --------------------------------------------------------------------------------

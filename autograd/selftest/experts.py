@@ -22,32 +22,27 @@ def cases(t: np.dtype) -> list[Case]:
 def _router_cases(t: np.dtype) -> list[Case]:
     found = []
     for tokens, experts, chosen, normalize in ((5, 7, 2, True), (41, 130, 8, False), (3, 5, 5, True), (9, 1, 1, False)):
-        for balance in (False, True):
 
-            def build(rng: np.random.Generator, sizes: tuple[int, int, int] = (tokens, experts, chosen)) -> Inputs:
-                tokens, experts, chosen = sizes
-                logits = normal(rng, (tokens, experts), t, 2.0)
-                logits[0] = 1  # a tie of all
-                made: Inputs = {"logits": logits, "dweights": normal(rng, (tokens, chosen))}
-                made["ids"] = ReferenceDevice().route(logits, chosen, True)[1]
-                made["balance"] = normal(rng, (experts,))
-                return made
+        def build(rng: np.random.Generator, sizes: tuple[int, int, int] = (tokens, experts, chosen)) -> Inputs:
+            tokens, experts, chosen = sizes
+            logits = normal(rng, (tokens, experts), t, 2.0)
+            logits[0] = 1  # a tie of all
+            made: Inputs = {"logits": logits, "dweights": normal(rng, (tokens, chosen))}
+            made["ids"] = ReferenceDevice().route(logits, chosen, True)[1]
+            return made
 
-            def forward(device: Device, x: Inputs, chosen: int = chosen, normalize: bool = normalize) -> Outputs:
-                weights, ids = device.route(x["logits"], chosen, normalize)
-                return {"weights": weights, "ids": ids}
+        def forward(device: Device, x: Inputs, chosen: int = chosen, normalize: bool = normalize) -> Outputs:
+            weights, ids = device.route(x["logits"], chosen, normalize)
+            return {"weights": weights, "ids": ids}
 
-            def backward(device: Device, x: Inputs, normalize: bool = normalize, balance: bool = balance) -> Outputs:
-                slope = x["balance"] if balance else None
-                return {"dlogits": device.route_backward(x["dweights"], x["logits"], x["ids"], normalize, slope)}
+        def backward(device: Device, x: Inputs, normalize: bool = normalize) -> Outputs:
+            return {"dlogits": device.route_backward(x["dweights"], x["logits"], x["ids"], normalize)}
 
-            shape, kind = f"{tokens}x{experts}x{chosen}", f"{'chosen' if normalize else 'all'}"
-            name = f"{kind}{' balanced' if balance else ''}/{shape}/{dtype_name(t)}"
-            of: Any = partial(Case, dtype=dtype_name(t), shape=shape, build=build, ulps=BUILTIN_ULPS)
-            if not balance:
-                found.append(of(f"route/{name}", "route", "forward", call=forward))
-            back = f"route_backward/{name}"
-            found.append(of(back, "route_backward", "backward", call=backward))
+        shape = f"{tokens}x{experts}x{chosen}"
+        name = f"{'chosen' if normalize else 'all'}/{shape}/{dtype_name(t)}"
+        of: Any = partial(Case, dtype=dtype_name(t), shape=shape, build=build, ulps=BUILTIN_ULPS)
+        found.append(of(f"route/{name}", "route", "forward", call=forward))
+        found.append(of(f"route_backward/{name}", "route_backward", "backward", call=backward))
     return found
 
 

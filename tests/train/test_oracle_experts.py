@@ -24,7 +24,9 @@ from tests.train.test_oracle_adapter import (
     torch,
 )
 from tests.train.test_oracle_gguf_adapter import log_probabilities, their_log_probabilities, write_base
+from tests.train.test_oracle_model import full_model, make_inputs
 from wgrad.autograd.reference import ReferenceDevice
+from wgrad.autograd.tensor import no_grad
 from wgrad.device.contract import Device
 from wgrad.device.errors import WgradError
 from wgrad.device.formats.frozen_weight import FrozenWeight
@@ -36,7 +38,7 @@ from wgrad.train.model.lora import LoraConfig, adaptable, expert_modules, linear
 from wgrad.train.model.model_config import load_model_config
 from wgrad.train.model.streamed_weights import StreamedWeights
 from wgrad.train.options.finetune_config import RunOptions
-from wgrad.train.step.build import build_frozen, build_trainable
+from wgrad.train.step.build import balance, build_frozen, build_trainable
 from wgrad.train.step.lora_options import lora_config
 
 pytestmark = pytest.mark.oracle
@@ -336,3 +338,62 @@ def test_an_expert_that_is_missing(make_checkpoint: Any, tmp_path: Path) -> None
     (tmp_path / "saved/config.json").write_text(text.replace('"num_local_experts": 5', '"num_local_experts": 6'))
     with pytest.raises(WgradError, match=r"has no tensor model.layers.0.block_sparse_moe.experts.5.w1.weight"):
         frozen(tmp_path / "saved", ReferenceDevice())
+
+
+BALANCED = [("MixtralForCausalLM", {}), ("OlmoeForCausalLM", {}), ("Qwen3MoeForCausalLM", QWEN3), (GPT_OSS, {})]
+
+
+@pytest.mark.parametrize(("architecture", "changes"), BALANCED)
+def test_the_load_balancing_loss_is_that_of_transformers(
+    architecture: str, changes: dict[str, Any], make_checkpoint: Any, device: Device
+) -> None:
+    """In the loss and every gradient, of a trained router too; not of padding, and once where layers are recomputed."""
+    folder = make_checkpoint(architecture, **changes, output_router_logits=True, router_aux_loss_coef=0.7)
+    ids, real = random_ids(2), np.ones((2, TOKENS), np.int64)
+    real[1, 15:] = 0
+    labels = np.where(real, ids, -100)
+    theirs = their_base(folder)
+    told = {"attention_mask": torch.tensor(real), "labels": torch.tensor(labels.astype(np.int64))}
+    found = theirs(torch.tensor(ids.astype(np.int64)), **told)
+    found.loss.backward()
+    wanted = {name: parameter.grad for name, parameter in theirs.named_parameters()}
+
+    model, parameters = full_model(folder, device)
+    options: dict[str, Any] = {"max_length": TOKENS, "batch_size": 2}
+    model.balance = balance(RunOptions(**options), model.config, device)
+    targets = np.full_like(ids, -100)
+    targets[:, :-1] = labels[:, 1:]
+    doc_start = np.where(real, 0, np.arange(TOKENS)).astype(np.int32)
+    inputs, count = make_inputs(device, ids, targets, doc_start), (targets >= 0).sum()
+    for model.recompute in (False, True):
+        device.fill(parameters.grad, 0.0)
+        loss = model.loss(inputs)
+        assert float(loss.numpy()[0]) / count == pytest.approx(float(found.loss), rel=1e-5)
+        loss.backward()
+        for name, tensor in parameters.tensors.items():
+            ours = torch.tensor(device.download(tensor.gradient) / count)
+            assert distance(as_theirs(theirs, ours, wanted[name].shape).numpy(), wanted[name].numpy()) < 1e-4, name
+    assert float(found.aux_loss) > 1
+    with no_grad():  # what is held out is measured without
+        plain = float(model.loss(inputs).numpy()[0]) / count
+    assert plain == pytest.approx(float(found.loss - 0.7 * found.aux_loss), rel=1e-5)
+
+
+def test_where_a_run_has_a_load_balancing_loss(make_checkpoint: Any, cpu: Device) -> None:
+    def weight(folder: Path, **options: Any) -> float:
+        found = balance(RunOptions(max_length=8, **options), load_model_config(folder), cpu)
+        return 0.0 if found is None else found.coefficient
+
+    plain, balanced = (
+        make_checkpoint("OlmoeForCausalLM", output_router_logits=on, name=str(on)) for on in (False, True)
+    )
+    assert (weight(plain), weight(plain, router_aux_loss_coef=0.5)) == (0, 0.5)
+    assert (weight(balanced), weight(balanced, router_aux_loss_coef=0.0)) == (0.01, 0)
+    assert weight(balanced, objective="dpo") == 0
+    assert load_model_config(plain).identity() == load_model_config(balanced).identity()
+    for folder, objective, words in (
+        (plain, "dpo", "--objective dpo has no load-balancing loss, got 0.5: leave it out"),
+        (make_checkpoint(), "sft", "LlamaForCausalLM has no experts, got 0.5: leave it out"),
+    ):
+        with pytest.raises(WgradError, match=f"^--router-aux-loss-coef: {words}"):
+            weight(folder, objective=objective, router_aux_loss_coef=0.5)

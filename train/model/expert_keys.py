@@ -33,6 +33,8 @@ class ExpertsFile(ConfigFile, kw_only=True):
     num_experts: ExpertCount | None = None
     num_local_experts: ExpertCount | None = None
     num_experts_per_tok: Annotated[int, Meta(ge=1, le=64)] = 2
+    output_router_logits: bool | None = False
+    router_aux_loss_coef: AtLeast0 | None = 0.001
 
     def __post_init__(self) -> None:
         if self.experts and self.num_experts_per_tok > self.experts:
@@ -46,6 +48,11 @@ class ExpertsFile(ConfigFile, kw_only=True):
         counts = (self.num_experts, self.num_local_experts)
         return next((count for count in counts if count is not None), self.usual_experts)
 
+    @property
+    def balance(self) -> float:
+        """The weight of the load-balancing loss; transformers has it where it returns the router's logits."""
+        return self.router_aux_loss_coef or 0.0 if self.output_router_logits else 0.0
+
 
 class MixtralFile(ExpertsFile, kw_only=True):
     unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {"router_jitter_noise": (None, 0)}
@@ -58,6 +65,7 @@ class MixtralFile(ExpertsFile, kw_only=True):
 
 
 class OlmoeFile(ExpertsFile, kw_only=True):
+    router_aux_loss_coef: AtLeast0 | None = 0.01
     usual_experts: ClassVar[int] = 64
     vocab_size: Vocabulary = 50_304
     hidden_size: Width = 2048

@@ -18,7 +18,7 @@ class Experts:
     of the chosen ones add up to 1. shared_width: of an expert that every token has besides (0: none), by a weight that
     depends on the token. module, router: their paths within a layer. files: how files name them, a key of
     `expert_files.LAYOUTS`. biased: experts and router have biases. interleaved: rows of gate and up take turns; limit,
-    alpha: then their activation is `clamped_swiglu`."""
+    alpha: then their activation is `clamped_swiglu`. balance: the weight of the load-balancing loss, in training."""
 
     count: int
     chosen: int
@@ -36,6 +36,7 @@ class Experts:
     interleaved: bool = field(default=False, repr=False)
     alpha: float = field(default=0.0, repr=False)
     limit: float = field(default=0.0, repr=False)
+    balance: float = field(default=0.0, repr=False, compare=False)  # of a run, not of the model
 
     def shapes(self, hidden: int) -> dict[str, tuple[int, int, int]]:
         """[experts, out, in] by path within a layer."""

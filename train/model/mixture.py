@@ -15,6 +15,7 @@ from wgrad.autograd.ops.clamped_swiglu import clamped_swiglu
 from wgrad.autograd.ops.routing import group
 from wgrad.autograd.tensor import Tensor
 from wgrad.device.contract import Array
+from wgrad.train.model.balance import Balance
 from wgrad.train.model.experts import DOWN, GATE_UP
 from wgrad.train.model.lora import Adapter
 from wgrad.train.model.model_config import ModelConfig
@@ -31,9 +32,10 @@ def mixture(
     h: Tensor,
     projection: Callable[[str, Tensor], Tensor],
     one: Array,
+    balance: Balance | None = None,
 ) -> Tensor:
     """y [N, C] -> float32 [N, C]: h plus what the experts of each token make of it, by their weights. projection: of a
-    module and its input, as other layers have it. one: float32 [1], which is 1."""
+    module and its input, as other layers have it. one: float32 [1], which is 1. balance: gets what the router does."""
     experts, scale = config.experts, config.residual_scale
     assert experts is not None
 
@@ -60,7 +62,10 @@ def mixture(
 
     router = f"{prefix}{experts.router}"
     logits = F.linear(y, weights[f"{router}.weight"], bias=weights.get(f"{router}.bias"), dtype=np.float32)
+    logits = logits if balance is None else balance.through(logits)
     shares, ids = F.route(logits, experts.chosen, experts.normalize)
+    if balance is not None:
+        balance.count(logits, ids)
     groups = group(ids, experts.count, y.device)
     down = linear(DOWN, activated(linear(GATE_UP, y, gather=True)))
     if experts.shared_width:

@@ -17,11 +17,12 @@ import numpy as np
 
 from wgrad.autograd import functional as F
 from wgrad.autograd.chunks import even_rows, in_row_chunks
-from wgrad.autograd.tensor import Tensor, no_grad
+from wgrad.autograd.tensor import Tensor, is_recording, no_grad
 from wgrad.device.contract import Array, Device
 from wgrad.device.formats.frozen_weight import FrozenWeight
 from wgrad.train.model.activations import GATED, PLAIN, xielu
 from wgrad.train.model.attention import Attention
+from wgrad.train.model.balance import Balance
 from wgrad.train.model.kv_cache import KVCache
 from wgrad.train.model.layers import through_layers
 from wgrad.train.model.lora import Adapter, linear_modules
@@ -47,7 +48,8 @@ class Model(Attention):
     adapters. positions: rows of the rotary tables, at least the longest sequence. recompute: of the first so many
     layers (True: of all) keep only the input for the backward; offload: of the first so many of these keep it in main
     memory; keep_attention: and with it what attention gives. keep_norms: others keep their norms' outputs.
-    mlp_chunk_bytes: in place of MLP_CHUNK_BYTES. dtype: float32, float16 or bfloat16, see above.
+    mlp_chunk_bytes: in place of MLP_CHUNK_BYTES. dtype: float32, float16 or bfloat16, see above. balance: of the
+    routers, which `loss` includes where it has a gradient.
     """
 
     def __init__(
@@ -64,12 +66,15 @@ class Model(Attention):
         keep_attention: bool = False,
         keep_norms: bool = True,
         mlp_chunk_bytes: int | None = None,
+        balance: Balance | None = None,
     ) -> None:
         parts: dict[str, Any] = {"adapter": adapter, "dtype": dtype, "keep_norms": keep_norms}
         super().__init__(config, weights, device, positions=positions, **parts)
         self.recompute, self.offload = recompute, offload
         self.keep_attention, self.mlp_chunk_bytes = keep_attention, mlp_chunk_bytes
         self._streamed = weights if isinstance(weights, StreamedWeights) else None
+        self.balance = balance
+        self._balance: Balance | None = None  # of the forward that a backward may recompute
         self.passed: dict[int, Callable[[], None]] = {}  # layer -> called once a backward has passed its input
 
     def token_tables(self, tokens: int) -> TokenTables | None:
@@ -113,8 +118,9 @@ class Model(Attention):
         return {w.variant if isinstance(w, FrozenWeight) else np.dtype(w.dtype).name for w in found}
 
     # ---- whole passes ------------------------------------------------------------------------
-    def hidden(self, inputs: Inputs, cache: KVCache | None = None) -> Tensor:
-        """[N, C]: the output of the final norm, of which the head makes logits."""
+    def hidden(self, inputs: Inputs, cache: KVCache | None = None, balance: Balance | None = None) -> Tensor:
+        """[N, C]: the output of the final norm, of which the head makes logits. balance: gets what routers do."""
+        self._balance = balance
         if self._streamed is not None:
             self._streamed.begin()
         table = self._whole(EMBEDDING)
@@ -134,17 +140,24 @@ class Model(Attention):
         return h if self.config.logit_scale == 1 else F.scale(h, self.config.logit_scale)
 
     def loss(self, inputs: Inputs) -> Tensor:
-        """float32 [1]: the sum over targets of the cross-entropy in nats."""
-        return self._cross_entropy(inputs)
+        """float32 [1]: the sum over targets of the cross-entropy in nats, with `balance` where it is trained."""
+        balance = self.balance if is_recording() else None
+        if balance is None:
+            return self._cross_entropy(inputs)
+        balance.begin(inputs.doc_start)
+        assert inputs.targets is not None
+        return balance.added(self._cross_entropy(inputs, balance=balance), inputs.targets)
 
     def token_losses(self, inputs: Inputs) -> Tensor:
         """float32 [N]: the cross-entropy of each target in nats, 0 where there is none. The head has no gradient."""
         return self._cross_entropy(inputs, per_target=True)
 
-    def _cross_entropy(self, inputs: Inputs, per_target: bool = False) -> Tensor:
+    def _cross_entropy(self, inputs: Inputs, per_target: bool = False, balance: Balance | None = None) -> Tensor:
         options: dict[str, Any] = {"softcap": self.config.logit_softcap, "per_target": per_target}
         bias = self._head_bias
-        return F.linear_cross_entropy(self.hidden(inputs), self.head, inputs.targets, bias=bias, **options)
+        return F.linear_cross_entropy(
+            self.hidden(inputs, balance=balance), self.head, inputs.targets, bias=bias, **options
+        )
 
     @contextmanager
     def without_adapter(self) -> Iterator[None]:
@@ -192,7 +205,8 @@ class Model(Attention):
         """`_mlp`; of a long row that is recomputed, in chunks."""
         c = self.config
         # Dropout counts elements from the first row that it is given: in chunks it would drop the same ones in each.
-        if index < self.recomputed and cache is None and inputs.seed is None:
+        # A balance counts the tokens of a whole micro-batch.
+        if index < self.recomputed and cache is None and inputs.seed is None and self._balance is None:
             most = (self.mlp_chunk_bytes or MLP_CHUNK_BYTES) // (6 * c.mlp_width * self.dtype.itemsize)
             if h.shape[0] > max(most, MLP_CHUNKS_ABOVE):
                 rows = even_rows(h.shape[0], most)
@@ -208,7 +222,7 @@ class Model(Attention):
             y, h = self._norm(prefix, before, h)
         if c.has_experts(index):
             project = partial(self._linear, inputs=inputs)
-            return mixture(c, self.weights, self.adapter, prefix, y, h, project, self._constant(1, 1))
+            return mixture(c, self.weights, self.adapter, prefix, y, h, project, self._constant(1, 1), self._balance)
         activated = self._activated(prefix, y, inputs)
         return self._to_stream(prefix, c.down_proj, after, activated, h, inputs, last=True)
 

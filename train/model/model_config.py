@@ -16,6 +16,7 @@ from wgrad.device.errors import WgradError
 from wgrad.train.files.decode import FETCH, convert, read_json, show
 from wgrad.train.files.input_files import exists, one_line
 from wgrad.train.model.config_file import UNSUPPORTED, ConfigFile, NameFile, QuantizationFile
+from wgrad.train.model.expert_keys import ExpertsFile
 from wgrad.train.model.experts import Experts
 from wgrad.train.model.families import FAMILIES
 from wgrad.train.model.linear_attention import GatedConvolution, LinearAttention
@@ -173,7 +174,7 @@ def _later(part: Any) -> dict[str, Any]:
     changed = {}
     for f in fields(part):
         value = getattr(part, f.name)
-        if not f.repr and value != f.default:
+        if not f.repr and f.compare and value != f.default:
             changed[f.name] = value
         if is_dataclass(value) and (inside := _later(value)):
             changed[f"{f.name} too"] = inside
@@ -205,6 +206,8 @@ def parse_model_config(raw: Mapping[str, Any], where: str = "config.json") -> Mo
     variant: dict[str, Any] = {"windows": (0,) * layers, "use_rope": (True,) * layers}
     variant |= {"hidden_act": file.hidden_act, "rms_norm_eps": file.rms_norm_eps}
     variant |= family.variant(file)
+    if variant.get("experts") is not None and isinstance(file, ExpertsFile):
+        variant["experts"] = replace(variant["experts"], balance=file.balance)
     variant["hidden_act"] = _activation(variant["hidden_act"], variant.get("gated", True), where)
     rope, variant["local_rope"] = parse_ropes(file, head_dim, where)
     return ModelConfig(

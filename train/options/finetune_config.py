@@ -192,6 +192,13 @@ class RunOptions(ObjectiveOptions, _InputOptions):
     max_steps: int | None = of_training(
         None, "stop after this many optimiser steps, regardless of --epochs", rule=A_COUNT, metavar="N"
     )
+    router_aux_loss_coef: float | None = of_training(
+        None,
+        "weight of the load-balancing loss of experts' routers, in sft; 0: without (default: that of config.json where "
+        "output_router_logits is true, else 0)",
+        rule=NOT_NEGATIVE,
+        metavar="C",
+    )
     packing: bool = of_training(
         True, "pack several short documents into one sequence; each attends only to itself", fixed=True
     )

@@ -15,6 +15,7 @@ from wgrad.autograd.tensor import Tensor
 from wgrad.device.contract import Device
 from wgrad.device.errors import WgradError
 from wgrad.train.model.adapter_files import load_adapter
+from wgrad.train.model.balance import Balance
 from wgrad.train.model.dora import start_magnitudes, with_inverses
 from wgrad.train.model.load_streamed import load_streamed
 from wgrad.train.model.load_weights import load_frozen, load_trainable
@@ -39,6 +40,7 @@ from wgrad.train.model.stacks import adapter_groups, stack_adapter
 from wgrad.train.model.weights import EMBEDDING, HEAD, activation_bytes, used_weights, weight_specs, whole_modules
 from wgrad.train.options.choices import AUTO, LORA, ComputeType
 from wgrad.train.options.finetune_config import RunOptions
+from wgrad.train.options.objectives import SFT
 from wgrad.train.options.options import flag
 from wgrad.train.step.compute import compute_type
 from wgrad.train.step.lora_options import lora_config
@@ -153,6 +155,24 @@ def mlp_chunk_bytes(config: RunOptions) -> int | None:
     return limit and min(MLP_CHUNK_BYTES, max(LEAST_MLP_CHUNK_BYTES, limit // MLP_CHUNK_SHARE))
 
 
+def balance(config: RunOptions, model: ModelConfig, device: Device) -> Balance | None:
+    """Return the load-balancing loss of a run's model; None: it has none. WgradError: there are no experts."""
+    coefficient, experts = config.router_aux_loss_coef, model.experts
+    if coefficient and experts is None:
+        raise WgradError(
+            f"--router-aux-loss-coef: {model.architecture} has no experts, got {coefficient:g}: leave it out"
+        )
+    if coefficient and config.objective != SFT:
+        raise WgradError(
+            f"--router-aux-loss-coef: --objective {config.objective} has no load-balancing loss, got {coefficient:g}: "
+            "leave it out"
+        )
+    if experts is None or config.objective != SFT:
+        return None
+    weight = experts.balance if coefficient is None else coefficient
+    return Balance(weight, experts, config.rows * config.max_length, device) if weight else None
+
+
 def _attention_bytes(config: RunOptions, model: ModelConfig) -> int:
     """Return the bytes of attention's outputs in a step: o and lse of every layer."""
     a_token = model.q_size * _itemsize(config) + model.num_attention_heads * 4
@@ -190,6 +210,7 @@ def build_trainable(
         "keep_attention": keeps_attention(config, model_config),
         "keep_norms": config.keep_norms is not False,
         "mlp_chunk_bytes": mlp_chunk_bytes(config),
+        "balance": balance(config, model_config, device),
     }
     base = count_parameters(model_config)
     if config.full:

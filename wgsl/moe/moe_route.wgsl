@@ -1,8 +1,7 @@
 // The router of a mixture of experts.
 //   main:     weights [rows, chosen] f32 and ids [rows, chosen] i32 of the largest logits of each row, the lower id on a tie:
 //             softmax of the chosen ones (NORMALIZE), or of all
-//   backward: out [rows, experts] X_T, the gradient of logits, from that of the weights (given [rows, chosen] f32); BALANCE:
-//             and from balance [experts] f32, the gradient of every row's probabilities
+//   backward: out [rows, experts] X_T, the gradient of logits, from that of the weights (given [rows, chosen] f32)
 //   logits [rows, experts] X_T: f32 or f16
 // Dispatch: a workgroup of 64 a row (folded).
 struct Params { rows: u32, experts: u32, chosen: u32 }
@@ -12,9 +11,6 @@ struct Params { rows: u32, experts: u32, chosen: u32 }
 @group(0) @binding(2) var<storage, read> given: array<f32>;
 @group(0) @binding(3) var<storage, read> ids: array<i32>;
 @group(0) @binding(4) var<storage, read_write> out: array<X_T>;
-#if BALANCE
-@group(0) @binding(5) var<storage, read> balance: array<f32>;
-#endif
 #else
 @group(0) @binding(2) var<storage, read_write> weights: array<f32>;
 @group(0) @binding(3) var<storage, read_write> ids: array<i32>;
@@ -56,20 +52,8 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3
   for (var e = lid; e < p.experts; e += LANES) { top = max(top, f32(logits[base + e])); }
   top = largest(top, lid);
   var sum = 0.0;
-#if BALANCE
-  var slope = 0.0;
-#endif
-  for (var e = lid; e < p.experts; e += LANES) {
-    let x = exp(f32(logits[base + e]) - top);
-    sum += x;
-#if BALANCE
-    slope += x * balance[e];
-#endif
-  }
+  for (var e = lid; e < p.experts; e += LANES) { sum += exp(f32(logits[base + e]) - top); }
   sum = sum_of_all(sum, lid);
-#if BALANCE
-  slope = sum_of_all(slope, lid) / sum;
-#endif
   // A row has few of these, and every invocation adds them up in the same order.
   var of_chosen = 0.0;
   var mean = 0.0;
@@ -99,9 +83,6 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3
     if (is_chosen) { grad = x / total * (slope_of_e - mean); }
 #else
     grad = x / total * (slope_of_e - mean);
-#endif
-#if BALANCE
-    grad += x / sum * (balance[e] - slope);
 #endif
     out[base + e] = X_T(grad);
   }

@@ -17,22 +17,18 @@ _MOST_EXPERTS, _MOST_CHOSEN = 1024, 64  # what workgroup memory has room for
 def route(device: Runtime, logits: Array, chosen: int, normalize: bool) -> tuple[Array, Array]:
     tokens = logits.shape[0]
     weights, ids = device.empty((tokens, chosen)), device.empty((tokens, chosen), np.int32)
-    _route(device, [logits, weights, ids], logits, chosen, BACKWARD=False, NORMALIZE=normalize, BALANCE=False)
+    _route(device, [logits, weights, ids], logits, chosen, BACKWARD=False, NORMALIZE=normalize)
     return weights, ids
 
 
 @implements("route_backward")
-def route_backward(
-    device: Runtime, dweights: Array, logits: Array, ids: Array, normalize: bool, balance: Array | None
-) -> Array:
+def route_backward(device: Runtime, dweights: Array, logits: Array, ids: Array, normalize: bool) -> Array:
     out = device.empty(logits.shape, logits.dtype)
-    arrays = [logits, dweights, ids, out, balance]
-    switches = {"BACKWARD": True, "NORMALIZE": normalize, "BALANCE": balance is not None}
-    _route(device, arrays, logits, ids.shape[1], **switches)
+    _route(device, [logits, dweights, ids, out], logits, ids.shape[1], BACKWARD=True, NORMALIZE=normalize)
     return out
 
 
-def _route(device: Runtime, arrays: list[Array | None], logits: Array, chosen: int, **switches: bool) -> None:
+def _route(device: Runtime, arrays: list[Array], logits: Array, chosen: int, **switches: bool) -> None:
     tokens, experts = logits.shape
     constants: dict[str, Constant] = {"X_T": wgsl_type(logits.dtype), "MOST_CHOSEN": _MOST_CHOSEN, **switches}
     work = 4.0 * tokens * experts * (chosen + 3)
