@@ -38,6 +38,7 @@ _ELSEWHERE = {
     "kto_undesirable_weight": "undesirable_weight", "kto_chosen_weight": "desirable_weight",
     "kto_rejected_weight": "undesirable_weight",
     # training
+    "moe_aux_loss_coef": "router_aux_loss_coef", "output_router_logits": "router_aux_loss_coef",
     "loraplus": "loraplus_lr_ratio", "lr_scheduler": "lr_scheduler_type", "scheduler": "lr_scheduler_type",
     "lr_find": "lr_sweep", "auto_lr_find": "lr_sweep", "lr_schedule": "lr_scheduler_type",
     "warmup_ratio": "warmup_steps", "num_warmup_steps": "warmup_steps", "wd": "weight_decay",
