@@ -124,4 +124,5 @@ def _share(ctx: Context, real: Array, targets: Array) -> Lazy:
     counted = apply("where", apply("ne", view_of(targets, ctx.device), float(IGNORE_INDEX)), 1.0, 0.0)
     rows = reduced("sum", view_of(real, ctx.device), [0], keepdim=True) * float(ctx.layers)
     rows = apply("maximum", rows, 1.0)
-    return reduced("sum", counted, [0], keepdim=True) * ctx.weight / rows / rows
+    share: Lazy = reduced("sum", counted, [0], keepdim=True) * ctx.weight / rows / rows
+    return share
