@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from wgrad.train.model.adapter_files import load_adapter, save_adapter
 from wgrad.train.model.lora import linear_modules
 from wgrad.train.model.model_config import load_model_config, parse_model_config
 from wgrad.train.model.model_files import ModelFiles
+from wgrad.train.output.card_use import Contents
 from wgrad.train.step.build import build_frozen
 
 torch = pytest.importorskip("torch", reason="the oracle is torch: pip install wgrad[oracle]")
@@ -159,6 +161,7 @@ def test_the_text_parts_of_other_models(case: str, tmp_path: Path) -> None:
     lora, arrays = load_adapter(tmp_path / "theirs", linear_modules(config))
     save_adapter(tmp_path / "ours", lora, arrays, str(folder), config.text_of)
     near(plain, peft.PeftModel.from_pretrained(base(), tmp_path / "ours"))
+    assert Contents.of(tmp_path / "ours").auto_class == Contents.of(folder).auto_class == "AutoModelForImageTextToText"
     beside = {entry.name.removeprefix("model.") for entry in ModelFiles(folder).beside_text()}
     assert beside and not any(".layers.0.self_attn.q_proj.w" in name and "language" in name for name in beside)
 
@@ -179,6 +182,10 @@ def test_a_run_and_its_adapter_merged(text_data: Path, tmp_path: Path, capsys: A
     base = logits(folder)
     assert distance(logits(folder, out), base) > 0.01
     near(logits(folder, out), theirs)
+    (code,) = re.findall(r"With PEFT:\n\n```python\n(.*?)```", (out / "README.md").read_text(), re.DOTALL)
+    made: dict[str, Any] = {}
+    exec(code.replace("BASE_MODEL", str(folder)).replace("OWNER/NAME", str(out)), made)
+    near(logits(folder, out), made["model"])
 
     merged = tmp_path / "merged"
     assert main(f"merge --adapter {out} --out {merged} --device cpu --onto original --no-compare".split()) == 0

@@ -13,6 +13,7 @@ import yaml
 from tests.train.conftest import random_weights, tiny_config, write_checkpoint
 from tests.train.upload_hub import UploadHub
 from wgrad.train.commands.cli import main
+from wgrad.train.output.card_use import Contents
 from wgrad.train.output.model_card import MARK, Card
 
 constants = pytest.importorskip("huggingface_hub.constants")
@@ -167,3 +168,28 @@ def test_nothing_is_sent_by_another_command(run: Path, hub: UploadHub) -> None:
 def test_the_names_of_data(source: str, name: str, on_hub: bool) -> None:
     text = Card("adapter", "org/base", True, {"data": [source]}, {}).text()
     assert f"trained on `{name}`" in text and ("datasets:\n- org/set" in text) == on_hub
+
+
+@pytest.mark.parametrize(
+    ("file", "raw", "lines", "never"),
+    [
+        ("adapter_config.json", {"target_modules": ["model.layers.0.self_attn.q_proj"]},
+         ["A LoRA adapter", "import AutoModelForCausalLM", "With PEFT:"], "ImageText"),
+        ("adapter_config.json", {"target_modules": ["model.language_model.layers.0.self_attn.q_proj"]},
+         ["import AutoModelForImageTextToText", "pipeline_tag: image-text-to-text"], "CausalLM"),
+        ("adapter_config.json", {"target_modules": "all-linear", "use_dora": True}, ["A DoRA adapter for"], "LoRA"),
+        ("adapter_config.json", {"target_parameters": ["mlp.experts.down_proj"]}, ["With PEFT (0.17 or newer"], "DoRA"),
+        ("adapter_config.json", {"peft_type": "WGRAD:gated"},
+         ['wgrad.register_lora_variant("gated", ...)', 'wgrad.load("org/base", adapter="model")'], "PeftModel"),
+        ("config.json", {"architectures": ["SmolVLMForConditionalGeneration"]},
+         ["import AutoModelForImageTextToText"], "AutoModelForCausalLM"),
+        ("config.json", {"architectures": ["LlamaForCausalLM"]}, ["import AutoModelForCausalLM"], "ImageText"),
+    ],
+)  # fmt: skip
+def test_a_card_says_how_its_files_are_loaded(
+    file: str, raw: dict[str, Any], lines: list[str], never: str, tmp_path: Path
+) -> None:
+    (tmp_path / file).write_text(json.dumps(raw))
+    kind = "adapter" if file == "adapter_config.json" else "model"
+    text = Card(kind, "org/base", True, {}, {}, "me/mine", contents=Contents.of(tmp_path)).text()
+    assert all(line in text for line in lines) and never not in text

@@ -17,6 +17,7 @@ from wgrad.train.options.config_yaml import read_config_file
 from wgrad.train.options.finetune_config import CONFIG_FILE
 from wgrad.train.options.option_text import size
 from wgrad.train.options.push_config import PushConfig
+from wgrad.train.output.card_use import Contents
 from wgrad.train.output.loss_curve import LOSS_CURVE_FILE
 from wgrad.train.output.model_card import CARD_FILE, Card, is_own_card
 from wgrad.train.output.previous_run import RESULTS_FILE
@@ -41,7 +42,7 @@ def run_push(args: PushConfig) -> int:
     curve = run / LOSS_CURVE_FILE
     if curve.is_file():
         files[curve.name] = curve
-    card = Card(kind, base, on_hub, config, results, args.repo, curve.is_file())
+    card = Card(kind, base, on_hub, config, results, args.repo, curve.is_file(), Contents.of(folder))
     if is_own_card(folder / CARD_FILE):
         files[CARD_FILE] = card.text().encode()
     else:

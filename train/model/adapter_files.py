@@ -304,11 +304,17 @@ def _read_config(folder: Path) -> dict[str, Any]:
     return read_json(path, dict[str, Any], "--adapter", from_python=True)
 
 
+def variant_in(raw: Mapping[str, Any]) -> str:
+    """The variant of LoRA that an adapter_config.json names; "" for none."""
+    kind = raw.get("peft_type")
+    return kind.removeprefix(_VARIANT) if isinstance(kind, str) and kind.startswith(_VARIANT) else ""
+
+
 def _load_config(folder: Path) -> tuple[LoraConfig, LimitsFile]:
     path = folder / CONFIG_FILE
     raw = _read_config(folder)
     kind = raw.get("peft_type")
-    variant = kind.removeprefix(_VARIANT) if isinstance(kind, str) and kind.startswith(_VARIANT) else ""
+    variant = variant_in(raw)
     if variant:
         variant_of(variant, f"--adapter: {path}")
     if kind != "LORA" and not variant:

@@ -139,6 +139,16 @@ def name_in_peft(module: str, architecture: str) -> str:
     return MULTIMODAL[architecture].in_peft + module.removeprefix("model.")
 
 
+def named_in_whole(name: str) -> bool:
+    """Return whether a module's name in an adapter is that of the text part within a whole model."""
+    return name.startswith(_IN_PEFT)
+
+
+def loaded_whole(architecture: str) -> bool:
+    """Return whether the text part of a multimodal model is loaded with the whole of it."""
+    return architecture in MULTIMODAL and MULTIMODAL[architecture].in_peft != "model."
+
+
 def namer_of(names: Iterable[str]) -> Callable[[str], str]:
     """-> from a module of the text part to its name in the adapter that has these names of tensors."""
     names = list(names)

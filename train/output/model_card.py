@@ -17,6 +17,7 @@ from wgrad.train.options.data_sources import STDIN, sources_of
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.options.options import show
 from wgrad.train.options.unused_options import unused_options
+from wgrad.train.output.card_use import Contents, use_of
 
 CARD_FILE = "README.md"
 MARK = "<!-- Written by wgrad. Remove this line to keep your own changes. -->"
@@ -40,6 +41,7 @@ class Card:
         results: As in results.json; {} where they are not known.
         repo: Id on the Hub; "" while it has none.
         curve: whether loss.svg is next to the card.
+        contents: Properties of its files.
     """
 
     kind: str
@@ -49,6 +51,7 @@ class Card:
     results: Mapping[str, Any]
     repo: str = ""
     curve: bool = False
+    contents: Contents = Contents()
 
     @property
     def base_name(self) -> str:
@@ -65,10 +68,12 @@ class Card:
                 parts.append("![Loss by step](loss.svg)")
         if rows := self._options():
             parts += ["## Options", _table(("option", "value"), rows)]
-        return "\n\n".join([*parts, "## Use it", *self._use()]) + "\n"
+        base = self.base if self.on_hub else "BASE_MODEL"
+        use = use_of(self.kind, self.contents, self.repo or "OWNER/NAME", base, self.on_hub)
+        return "\n\n".join([*parts, "## Use it", *use]) + "\n"
 
     def _metadata(self) -> str:
-        values: dict[str, Any] = {"library_name": _LIBRARIES[self.kind], "pipeline_tag": "text-generation"}
+        values: dict[str, Any] = {"library_name": _LIBRARIES[self.kind], "pipeline_tag": self.contents.task}
         if self.on_hub:
             values |= {"base_model": self.base, "base_model_relation": _RELATIONS[self.kind]}
         values["tags"] = ["wgrad", *(["lora"] if self.kind == "adapter" else [])]
@@ -78,7 +83,11 @@ class Card:
         return f"---\n{yaml.safe_dump(values, sort_keys=False, allow_unicode=True)}---"
 
     def _summary(self) -> str:
-        what = {"adapter": "A LoRA adapter for", "model": "A model fine-tuned from", "gguf": "A GGUF model made from"}
+        what = {
+            "adapter": f"A {self.contents.method} adapter for",
+            "model": "A model fine-tuned from",
+            "gguf": "A GGUF model made from",
+        }
         base = f"[{self.base}](https://huggingface.co/{self.base})" if self.on_hub else f"`{self.base_name}`"
         data = ", ".join(f"`{path}`" for path, _ in self._data())
         trained = f", trained on {data}" if data else ""
@@ -120,40 +129,6 @@ class Card:
                 rows.append((f"`{field.name}`", show(value)))
         return rows
 
-    def _use(self) -> list[str]:
-        repo = self.repo or "OWNER/NAME"
-        fetch = f"hf download {repo} --local-dir model"
-        base = self.base if self.on_hub else "BASE_MODEL"
-        if self.kind == "adapter":
-            peft = (
-                "from peft import PeftModel\nfrom transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
-                f'model = AutoModelForCausalLM.from_pretrained("{base}")\n'
-                f'model = PeftModel.from_pretrained(model, "{repo}")\n'
-                f'tokenizer = AutoTokenizer.from_pretrained("{repo}")'
-            )
-            more = "" if self.on_hub else f" --model {base}"
-            return [
-                *_block("With PEFT:", "python", peft),
-                *_block("With wgrad:", "bash", f"{fetch}\nwgrad chat --adapter model{more}"),
-                *_block("With Ollama:", "bash", f"{fetch}\nwgrad export ollama --adapter model{more}"),
-            ]
-        if self.kind == "model":
-            transformers = (
-                "from transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
-                f'model = AutoModelForCausalLM.from_pretrained("{repo}")\n'
-                f'tokenizer = AutoTokenizer.from_pretrained("{repo}")'
-            )
-            return [
-                *_block("With transformers:", "python", transformers),
-                *_block("With wgrad:", "bash", f"wgrad chat --model {repo}"),
-            ]
-        create = f"{fetch}\nollama create mine -f model/Modelfile && ollama run mine"
-        return [
-            *_block("With Ollama:", "bash", create),
-            *_block("With llama.cpp:", "bash", f"{fetch}\nllama-cli -m model/model.gguf"),
-            *_block("With wgrad:", "bash", f"{fetch}\nwgrad chat --model model/model.gguf"),
-        ]
-
 
 def is_own_card(path: Path) -> bool:
     """Return whether a card was written here, or there is none: it may be replaced."""
@@ -163,7 +138,3 @@ def is_own_card(path: Path) -> bool:
 def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
     lines = [head, tuple("---" for _ in head), *rows]
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
-
-
-def _block(title: str, language: str, text: str) -> list[str]:
-    return [title, f"```{language}\n{text}\n```"]

@@ -19,6 +19,7 @@ from wgrad.train.model.qat import QAT_MIXES
 from wgrad.train.model.save_model import save_full
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.options.option_text import size
+from wgrad.train.output.card_use import Contents
 from wgrad.train.output.loss_curve import LOSS_CURVE_FILE, save_loss_curve
 from wgrad.train.output.metrics import MetricsFile
 from wgrad.train.output.model_card import CARD_FILE, Card, is_own_card
@@ -73,7 +74,8 @@ def _write_card(session: Session, results: dict[str, Any]) -> None:
     config = session.config
     if is_own_card(session.out / CARD_FILE):
         kind = "model" if config.full else "adapter"
-        card = Card(kind, config.model, is_hub_id(config.model), config.to_dict(), results, curve=True)
+        on_hub, contents = is_hub_id(config.model), Contents.of(session.out)
+        card = Card(kind, config.model, on_hub, config.to_dict(), results, curve=True, contents=contents)
         write_text(session.out / CARD_FILE, card.text())
 
 
