@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -30,9 +30,7 @@ from wgrad.wgsl.runtime import compile as wgsl_compile
 from wgrad.wgsl.runtime.compile import Compiler
 
 os.environ.setdefault("XDG_RUNTIME_DIR", "/tmp")  # Mesa warns on stderr where it is not set
-# Most of what a test of a shader takes on a software driver is its compilation: there LLVM's optimisation is left out,
-# and vectors are of 128 bits (7 to 18 % less processor time). Mesa's cache on disk keeps apart what is made so.
-os.environ.setdefault("GALLIVM_PERF", "nopt")
+# Vectors of 128 bits are the soonest compiled (`_driver_optimises` for the rest).
 os.environ.setdefault("LP_NATIVE_VECTOR_WIDTH", "128")
 # No check of operators before a run, which are tested one by one, and whose first line would depend on the cache.
 os.environ.setdefault("WGRAD_VERIFY", "off")
@@ -59,7 +57,21 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return True if left_out else None
 
 
+# In this order: two workers begin at the first and at the middle one of the tests.
+FOLDERS = ("train", "autograd", "device", "fuzz", "tests", "wgsl", "portability", "hip")
+
+
+def _driver_optimises(worker: Mapping[str, Any]) -> bool:
+    """Tests of training run each shader hundreds of times: for the half of the workers that begins with them, the
+    software driver optimises, which takes 10 to 40 % off. Most of what a test of a shader takes is its
+    compilation: for those, LLVM's optimisation is left out, which takes 20 % off. Mesa's cache on disk keeps both."""
+    return 2 * int(worker.get("workerid", "gw1").removeprefix("gw")) < int(worker.get("workercount", 2))
+
+
 def pytest_configure(config: pytest.Config) -> None:
+    # Not in the process that starts the workers, from which they have their environment.
+    if not config.getoption("numprocesses", None) and not _driver_optimises(getattr(config, "workerinput", {})):
+        os.environ.setdefault("GALLIVM_PERF", "nopt")
     if os.environ.get("WGRAD_REQUIRE_TOOLS") == "1" and (lacking := [t.missing for t in tools.REQUIRED if t.missing]):
         raise pytest.UsageError("WGRAD_REQUIRE_TOOLS=1, but " + "; ".join(lacking))
 
@@ -90,7 +102,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         chosen &= fast_part(items, failed)
     if len(chosen) < len(items):
         config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
-        items[:] = [item for item in items if item in chosen]
+    items[:] = sorted((item for item in items if item in chosen), key=lambda item: FOLDERS.index(item.path.parent.name))
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

@@ -30,3 +30,8 @@ def test_a_run_without_tools_passes_and_ends_with_what_was_not_tested(tmp_path: 
 def test_a_machine_without_vulkan_is_reported() -> None:
     reason = f"Skipped: device wgpu: no Vulkan, Metal or DX12 {tools.NO_VULKAN} the GPU's driver"
     assert f"shaders on wgpu: {reason} (2 tests)" in tools.report([reason, reason, "another system"])
+
+
+def test_to_ask_an_oracle_whether_it_is_a_fixture_imports_nothing() -> None:
+    """As pytest asks each object of a file when it collects."""
+    assert not hasattr(tools.Oracle("of_no_package"), "__wrapped__")

@@ -13,11 +13,12 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from tests.tools import oracle_package
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.device.formats.nf4 import LEVELS, NF4Array, dynamic_map
 
-torch = pytest.importorskip("torch", reason="torch is not installed: pip install wgrad[oracle]")
-bnb = pytest.importorskip("bitsandbytes.functional", reason="bitsandbytes is not installed: pip install wgrad[oracle]")
+torch = oracle_package("torch")
+bnb = oracle_package("bitsandbytes.functional")
 pytestmark = pytest.mark.oracle
 
 Values = Callable[[Any, Any], np.ndarray]

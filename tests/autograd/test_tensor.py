@@ -16,6 +16,7 @@ import pytest
 
 import wgrad
 from tests.autograd.self_test_calls import TENSOR_MODULES
+from tests.tools import oracle_package
 from wgrad import Tensor
 from wgrad import functional as F
 from wgrad.autograd.custom_operator import register_operator, unregister_operator
@@ -25,7 +26,7 @@ from wgrad.autograd.tensor import before_writing
 from wgrad.device.contract import Device
 from wgrad.device.errors import ShapeError, WgradError
 
-torch = pytest.importorskip("torch", reason="torch is not installed: pip install wgrad[oracle]")
+torch = oracle_package("torch")
 EXAMPLES = Path(__file__).parents[2] / "examples"
 A, B, C = (3, 5, 7), (5, 7), (5, 1)  # broadcast to each other
 LABELS = np.array([3, 0, -100, 6, 6])

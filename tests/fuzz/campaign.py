@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import importlib.util
 import json
 import multiprocessing
 import os
+import re
 import shutil
 import signal
 import sys
@@ -52,11 +54,16 @@ def sandbox() -> Iterator[Sandbox]:
 def _import_all() -> None:
     """Here, and not in each child."""
     import gguf  # noqa: F401
+    import jinja2  # noqa: F401
 
-    import wgrad.train.commands.cli
-    import wgrad.train.commands.selftest  # noqa: F401
     from wgrad.train.data.template_process import shared_process
 
+    for room in ("train", "device"):
+        folder = Path(__file__).parents[2] / room
+        for path in sorted(folder.rglob("*.py")):
+            name = ".".join(("wgrad", room, *path.relative_to(folder).with_suffix("").parts))
+            if not re.search(r"__\w+__|\.ranks\.mpi_", name):  # to import MPI starts it
+                importlib.import_module(name)
     shared_process()._seconds = TEMPLATE_SECONDS
     if importlib.util.find_spec("huggingface_hub"):
         from huggingface_hub import errors, snapshot_download  # noqa: F401

@@ -35,7 +35,7 @@ from wgrad.train.run.schedule import learning_rate
 from wgrad.train.step.build import TrainableModel, build_frozen, build_optimizer, build_trainable
 from wgrad.train.step.trainer import Trainer
 
-torch = pytest.importorskip("torch", reason="the oracle is torch: pip install wgrad[oracle]")
+torch = oracle_package("torch")
 transformers = oracle_package("transformers")
 peft = oracle_package("peft")
 
@@ -77,9 +77,9 @@ def distance(a: np.ndarray, b: np.ndarray) -> float:
     return float(np.linalg.norm(np.asarray(a, np.float64) - b) / np.linalg.norm(b))
 
 
-def their_base(folder: Path, dtype: Any = torch.float32) -> Any:
+def their_base(folder: Path, dtype: Any = None) -> Any:
     options = {"experts_implementation": "eager"}  # the only one in float64
-    return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, **options)
+    return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype or torch.float32, **options)
 
 
 def random_adapter(lora: LoraConfig, modules: dict[str, tuple[int, int]]) -> dict[str, np.ndarray]:

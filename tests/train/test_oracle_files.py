@@ -32,7 +32,7 @@ from wgrad.train.model.rope_scaling import inverse_frequencies
 from wgrad.train.model.weights import EMBEDDING, HEAD
 from wgrad.train.step.build import build_frozen
 
-torch = pytest.importorskip("torch", reason="the oracle is torch: pip install wgrad[oracle]")
+torch = oracle_package("torch")
 transformers = oracle_package("transformers")
 peft = oracle_package("peft")
 
@@ -61,8 +61,8 @@ def distance(a: np.ndarray, b: np.ndarray) -> float:
     return float(np.linalg.norm(np.asarray(a, np.float64) - b) / np.linalg.norm(b))
 
 
-def their_model(folder: Path, dtype: Any = torch.float32) -> Any:
-    return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
+def their_model(folder: Path, dtype: Any = None) -> Any:
+    return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype or torch.float32)
 
 
 # ---- config.json -------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from wgrad.train.options.generate_config import GREEDY
 from wgrad.train.step.build import build_frozen
 from wgrad.train.step.objectives import write_batch
 
-torch = pytest.importorskip("torch", reason="the oracle is torch: pip install wgrad[oracle]")
+torch = oracle_package("torch")
 transformers = oracle_package("transformers")
 
 pytestmark = pytest.mark.oracle

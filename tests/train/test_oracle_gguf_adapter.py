@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import wgrad.train.model.gguf_adapter as gguf_adapter
+from tests.tools import oracle_package
 from tests.train.conftest import VOCAB, random_weights, tiny_config, write_checkpoint
 from tests.train.gguf_writer import permuted
 from tests.train.test_oracle_adapter import our_logits, random_adapter, random_ids
@@ -26,7 +27,7 @@ from wgrad.train.model.lora import LoraConfig, linear_modules
 from wgrad.train.model.model_config import ModelConfig, load_model_config
 from wgrad.train.step.build import build_frozen
 
-llama_cpp = pytest.importorskip("xllamacpp", reason="the oracle is llama.cpp: pip install wgrad[oracle]")
+llama_cpp = oracle_package("xllamacpp")
 
 pytestmark = pytest.mark.oracle
 

@@ -33,7 +33,7 @@ from wgrad.train.model.save_model import save_full
 from wgrad.train.model.weights import weight_specs
 from wgrad.train.step.optim import FlatParameters, ParameterSpec
 
-torch = pytest.importorskip("torch", reason="the oracle is torch: pip install wgrad[oracle]")
+torch = oracle_package("torch")
 transformers = oracle_package("transformers")
 
 pytestmark = pytest.mark.oracle

@@ -24,7 +24,7 @@ from wgrad.train.model.model_files import ModelFiles
 from wgrad.train.output.card_use import Contents
 from wgrad.train.step.build import build_frozen
 
-torch = pytest.importorskip("torch", reason="the oracle is torch: pip install wgrad[oracle]")
+torch = oracle_package("torch")
 transformers = oracle_package("transformers")
 peft = oracle_package("peft")
 

@@ -23,7 +23,7 @@ from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.step.build import build_optimizer, build_trainable
 from wgrad.train.step.trainer import Trainer
 
-torch = pytest.importorskip("torch", reason="the oracle is torch: pip install wgrad[oracle]")
+torch = oracle_package("torch")
 transformers = oracle_package("transformers")
 peft = oracle_package("peft")
 datasets = oracle_package("datasets")

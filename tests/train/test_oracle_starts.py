@@ -28,7 +28,7 @@ from wgrad.train.model.model_config import load_model_config
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.step.build import TrainableModel, build_frozen, build_trainable
 
-torch = pytest.importorskip("torch", reason="the oracle is torch: pip install wgrad[oracle]")
+torch = oracle_package("torch")
 peft = oracle_package("peft")
 
 pytestmark = pytest.mark.oracle

@@ -35,7 +35,7 @@ from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.step.build import build_frozen, build_trainable
 from wgrad.train.step.find_model import find_model
 
-torch = pytest.importorskip("torch", reason="the oracle is torch: pip install wgrad[oracle]")
+torch = oracle_package("torch")
 transformers = oracle_package("transformers")
 peft = oracle_package("peft")
 
