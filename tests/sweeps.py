@@ -172,7 +172,7 @@ SWEEPS: Mapping[str, Sizes | Types | Variants | Evenly | Without | InTurn] = {
     ),
     # Model families: of each its logits and gradients; of the rest one for each way in which families differ.
     "tests/train/test_oracle_model.py::test_logits_loss_and_every_gradient": Without(
-        r"\[wgpu-(ministral|cwm|seed_oss|exaone4|hyperclovax|vaultgemma|helium|internlm3|iquestcoder|granite4|hunyuan"
+        r"\[wgpu-(ministral|cwm|seed_oss|exaone4|hyperclovax|vaultgemma|helium|internlm3|iquestcoder|granite4|granite_moe|hunyuan"
         r"|jais2|nemotron|glm4|cohere2|olmo|qwen3_5_moe)|(hyperclovax|seed_oss|granite4|exaone4)_\w+\]"
     ),
     "tests/train/test_oracle_adapter.py::test_eight_steps_beside_transformers": Without(

@@ -44,7 +44,8 @@ from wgrad.train.step.lora_options import lora_config
 pytestmark = pytest.mark.oracle
 
 GPT_OSS = "GptOssForCausalLM"
-FAMILIES = ("Qwen3MoeForCausalLM", "MixtralForCausalLM", "OlmoeForCausalLM", GPT_OSS)
+GRANITE = "GraniteMoeForCausalLM"
+FAMILIES = ("Qwen3MoeForCausalLM", "MixtralForCausalLM", "OlmoeForCausalLM", GPT_OSS, GRANITE)
 QWEN3 = {"norm_topk_prob": True, "num_hidden_layers": 3, "mlp_only_layers": [1]}
 BOTH = ("experts.gate_up_proj", "experts.down_proj")
 
@@ -67,10 +68,11 @@ def frozen(folder: Path, device: Device, adapter: Path | None = None) -> np.ndar
 @pytest.mark.parametrize("architecture", [*FAMILIES, "OlmoHybridForCausalLM"])
 def test_files_of_transformers_and_ours(architecture: str, make_checkpoint: Any, tmp_path: Path) -> None:
     """Those that transformers 5 writes have each expert by itself, as the models' first files have; so have ours. Of
-    gpt-oss those of a layer are one. OLMo Hybrid has three convolutions, and other names of norms."""
+    gpt-oss and Granite those of a layer are one. OLMo Hybrid has three convolutions, and other names of norms."""
     folder, device = make_checkpoint(architecture), ReferenceDevice()
     wanted = their_logits(save_each(folder, tmp_path / "saved"), random_ids())
-    part = {"OlmoHybridForCausalLM": ".v_conv1d.", GPT_OSS: ".experts.down_proj"}.get(architecture, ".experts.4.")
+    whole = {"OlmoHybridForCausalLM": ".v_conv1d.", GPT_OSS: ".experts.down_proj", GRANITE: ".output_linear."}
+    part = whole.get(architecture, ".experts.4.")
     assert any(part in name for name in read_entries(tmp_path / "saved/model.safetensors", ""))
     assert distance(frozen(tmp_path / "saved", device), wanted) < 1e-5
     adapter = tmp_path / "adapter"
@@ -125,6 +127,7 @@ def test_peft_loads_our_adapter_of_experts(
         ("MixtralForCausalLM", ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]),
         ("MixtralForCausalLM", ["down_proj"]),
         (GPT_OSS, ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]),
+        (GRANITE, ["experts.gate_up_proj", "experts.down_proj"]),
     ],
 )
 def test_we_load_and_merge_peft_adapters_of_experts(

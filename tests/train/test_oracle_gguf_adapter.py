@@ -21,7 +21,7 @@ from wgrad.autograd.reference import ReferenceDevice
 from wgrad.train.commands.cli import main
 from wgrad.train.model.adapter_files import save_adapter
 from wgrad.train.model.families import FAMILIES
-from wgrad.train.model.gguf_experts import parts_in_gguf, rows_axis, tensor_name, write_experts
+from wgrad.train.model.gguf_experts import name_map, parts_in_gguf, rows_axis, tensor_name, write_experts
 from wgrad.train.model.gguf_linear import gguf_shape, to_gguf, write_key_heads, write_linear
 from wgrad.train.model.lora import LoraConfig, linear_modules
 from wgrad.train.model.model_config import ModelConfig, load_model_config
@@ -41,6 +41,7 @@ EXTRA: dict[str, dict[str, Any]] = {
     "Gemma2ForCausalLM": GEMMA,
     "Gemma3ForCausalLM": GEMMA | {"rope_theta": 1e6, "num_hidden_layers": 6},
     "GraniteForCausalLM": GRANITE,
+    "GraniteMoeForCausalLM": GRANITE,
     "Olmo3ForCausalLM": {"rope_theta": 5e5, "sliding_window": 7, "num_hidden_layers": 4},
     "PhiForCausalLM": {"hidden_act": "gelu_new"},
     "StableLmForCausalLM": {"use_qkv_bias": True, "use_parallel_residual": True},
@@ -83,8 +84,7 @@ ADAPTERS = {
 def write_base(path: Path, config: ModelConfig, weights: dict[str, np.ndarray]) -> None:
     """A whole model in float32, with a vocabulary in which token n is written <n>."""
     kind = FAMILIES[config.architecture].gguf
-    architecture = gguf.MODEL_ARCH[kind.upper().replace("-", "_")]
-    writer, names = gguf.GGUFWriter(path, kind), gguf.get_tensor_name_map(architecture, 6)
+    writer, names = gguf.GGUFWriter(path, kind), name_map(gguf, kind, 6)
     writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(64)
     writer.add_embedding_length(config.hidden_size)
@@ -126,7 +126,7 @@ def write_base(path: Path, config: ModelConfig, weights: dict[str, np.ndarray]) 
         writer.add_rope_scaling_orig_ctx_len(config.rope.original_max_position_embeddings)
     if config.clip_qkv:
         writer.add_clamp_kqv(config.clip_qkv)
-    if kind == "granite":
+    if kind in ("granite", "granitemoe"):
         writer.add_embedding_scale(config.embedding_scale)
         writer.add_attention_scale(config.score_scale or config.head_dim**-0.5)
         writer.add_residual_scale(config.residual_scale)
@@ -138,7 +138,7 @@ def write_base(path: Path, config: ModelConfig, weights: dict[str, np.ndarray]) 
             value.ndim == 2
             and part in heads
             and not config.interleaved
-            and kind in ("llama", "smollm3", "granite", "arcee", "olmo", "mistral3")
+            and kind in ("llama", "smollm3", "granite", "granitemoe", "arcee", "olmo", "mistral3")
         ):
             value = permuted(value, heads[part])
         if "norm" in part and name.endswith(".weight") and "linear_attn" not in name:

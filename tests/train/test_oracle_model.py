@@ -236,6 +236,22 @@ CASES: dict[str, dict[str, Any]] = {
         "mlp_only_layers": [1],
         "head_dim": 20,
     },
+    "granite_moe": {
+        "architecture": "GraniteMoeForCausalLM",
+        "embedding_multiplier": 3.0,
+        "attention_multiplier": 0.4,
+        "residual_multiplier": 0.3,
+        "logits_scaling": 5.0,
+        "num_experts": 7,
+        "num_local_experts": 7,
+        "num_experts_per_tok": 3,
+    },
+    "granite_moe_shared": {
+        "architecture": "GraniteMoeSharedForCausalLM",
+        "shared_intermediate_size": 52,
+        "residual_multiplier": 0.3,
+        "logits_scaling": 5.0,
+    },
     "gpt_oss": {
         "architecture": "GptOssForCausalLM",
         "num_hidden_layers": 3,

@@ -45,6 +45,7 @@ _GPT_OSS = _NAMES | {
     "ffn_gate_inp": "mlp.router",
     "attn_sinks.weight": "self_attn.sinks",
 }
+_GRANITE_MOE = _NAMES | {"ffn_gate_inp": "mlp.router"}
 _SHARED = {
     "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
     "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
@@ -90,6 +91,7 @@ ARCHITECTURES = {
     "seed_oss": _NAMES | {"post_attention_norm": "post_attention_layernorm"},
     "exaone4": _OLMO2,
     "gpt-oss": _GPT_OSS,
+    "granitemoe": {name: ours.replace("mlp.", "block_sparse_moe.") for name, ours in _GRANITE_MOE.items()},
     "hunyuan-dense": _NAMES | {"attn_q_norm": "self_attn.query_layernorm", "attn_k_norm": "self_attn.key_layernorm"},
     "qwen2moe": _NAMES | _SHARED,
     "qwen3next": _DELTA_NET
@@ -106,7 +108,7 @@ ARCHITECTURES = {
         "post_ffw_norm": "post_mlp_layernorm",
     },
 }
-PAIRED = ("llama", "smollm3", "granite", "arcee", "olmo", "mistral3")
+PAIRED = ("llama", "smollm3", "granite", "granitemoe", "arcee", "olmo", "mistral3")
 
 
 def hugging_face_name(name: str, names: dict[str, str]) -> tuple[str, str]:

@@ -49,6 +49,10 @@ LAYOUTS = {
             "block_sparse_moe.experts.{}.w2.weight",
         ),
     ),
+    "granite": Layout(
+        "block_sparse_moe.router.layer.weight",
+        whole=("block_sparse_moe.input_linear.weight", "block_sparse_moe.output_linear.weight"),
+    ),
     "gpt_oss": Layout(
         "mlp.router.weight", whole=("mlp.experts.gate_up_proj", "mlp.experts.down_proj"), transposed=True
     ),

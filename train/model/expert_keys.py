@@ -131,6 +131,23 @@ class Qwen2MoeFile(Qwen3MoeFile, kw_only=True):
         return tuple(0 if i % 2 or i >= self.max_window_layers else window for i in range(self.num_hidden_layers))
 
 
+class GraniteMoeFile(ExpertsFile, kw_only=True):
+    attention_bias: bool = False
+    embedding_multiplier: Factor = 1.0
+    attention_multiplier: Factor = 1.0
+    residual_multiplier: Factor = 1.0
+    logits_scaling: Factor = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.experts < 1:
+            raise ValueError("num_local_experts must be at least 1; got 0")
+
+
+class GraniteMoeSharedFile(GraniteMoeFile, kw_only=True):
+    shared_intermediate_size: Annotated[int, Meta(ge=0, le=1 << 22)] = 0
+
+
 class GptOssFile(ExpertsFile, kw_only=True):
     default_theta: ClassVar[float] = 150_000.0
     default_rope: ClassVar[RopeFile] = RopeFile(

@@ -4,9 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from wgrad.train.model.expert_keys import GptOssFile, MixtralFile, OlmoeFile, Qwen2MoeFile, Qwen3MoeFile
+from wgrad.train.model.expert_keys import (
+    GptOssFile,
+    GraniteMoeFile,
+    GraniteMoeSharedFile,
+    MixtralFile,
+    OlmoeFile,
+    Qwen2MoeFile,
+    Qwen3MoeFile,
+)
 from wgrad.train.model.experts import Experts
-from wgrad.train.model.variants import biases, every_layer
+from wgrad.train.model.variants import biases, every_layer, granite_factors
 
 
 def mixtral(keys: MixtralFile) -> dict[str, Any]:
@@ -59,3 +67,22 @@ def gpt_oss(keys: GptOssFile) -> dict[str, Any]:
         limit=keys.swiglu_limit,
     )
     return {**biases(keys), "windows": keys.windows, "sinks": True, "experts": experts}
+
+
+def granite_moe(keys: GraniteMoeFile) -> dict[str, Any]:
+    """Granite 3 with experts; some have a shared one."""
+    shared = keys.shared_intermediate_size if isinstance(keys, GraniteMoeSharedFile) else 0
+    experts = Experts(
+        keys.experts,
+        keys.num_experts_per_tok,
+        keys.intermediate_size,
+        (True,) * keys.num_hidden_layers,
+        module="block_sparse_moe.experts",
+        router="block_sparse_moe.router",
+        files="granite",
+        shared_width=shared,
+        shared="shared_mlp",
+        shared_gate="",
+        shared_fused=True,
+    )
+    return {**granite_factors(keys), "experts": experts}

@@ -15,10 +15,11 @@ EXPERTS = ".experts"  # with which the path of the module that holds both ends
 @dataclass(frozen=True)
 class Experts:
     """count: of a layer; chosen: of a token. width: of one expert. layers: which have experts. normalize: the weights
-    of the chosen ones add up to 1. shared_width: of an expert that every token has besides (0: none), by a weight that
-    depends on the token. module, router: their paths within a layer. files: how files name them, a key of
-    `expert_files.LAYOUTS`. biased: experts and router have biases. interleaved: rows of gate and up take turns; limit,
-    alpha: then their activation is `clamped_swiglu`. balance: the weight of the load-balancing loss, in training."""
+    of the chosen ones add up to 1. module, router: their paths within a layer. files: how files name them, a key of
+    `expert_files.LAYOUTS`. shared_width: of an expert that every token has besides (0: none), by a weight that depends
+    on the token where there is a shared_gate; shared_fused: its gate and up are one projection. biased: experts and
+    router have biases. interleaved: rows of gate and up take turns; limit, alpha: then their activation is
+    `clamped_swiglu`. balance: the weight of the load-balancing loss, in training."""
 
     count: int
     chosen: int
@@ -32,6 +33,7 @@ class Experts:
     shared: str = "mlp.shared_expert"
     shared_gate: str = "mlp.shared_expert_gate"
     # No part of `repr`, by which checkpoints know a model: see `ModelConfig.identity`.
+    shared_fused: bool = field(default=False, repr=False)
     biased: bool = field(default=False, repr=False)
     interleaved: bool = field(default=False, repr=False)
     alpha: float = field(default=0.0, repr=False)
@@ -49,6 +51,9 @@ class Experts:
         """[out, in] of the shared expert's projections, by path within a layer."""
         if not self.shared_width:
             return {}
+        if self.shared_fused:
+            both = (2 * self.shared_width, hidden)
+            return {f"{self.shared}.input_linear": both, f"{self.shared}.output_linear": (hidden, self.shared_width)}
         return {
             f"{self.shared}.gate_proj": (self.shared_width, hidden),
             f"{self.shared}.up_proj": (self.shared_width, hidden),

@@ -13,7 +13,15 @@ from typing import Any
 from wgrad.train.model import delta_net_variants, expert_variants, variants
 from wgrad.train.model.config_file import ConfigFile
 from wgrad.train.model.delta_net_keys import OlmoHybridFile, Qwen3NextFile, Qwen35File, Qwen35MoeFile
-from wgrad.train.model.expert_keys import GptOssFile, MixtralFile, OlmoeFile, Qwen2MoeFile, Qwen3MoeFile
+from wgrad.train.model.expert_keys import (
+    GptOssFile,
+    GraniteMoeFile,
+    GraniteMoeSharedFile,
+    MixtralFile,
+    OlmoeFile,
+    Qwen2MoeFile,
+    Qwen3MoeFile,
+)
 from wgrad.train.model.family_keys import (
     Exaone4File,
     Gemma2File,
@@ -145,6 +153,12 @@ FAMILIES = {
     "IQuestCoderForCausalLM": Family("iquestcoder", IQuestCoderFile, variants.llama, "llama", "IQuest-Coder"),
     "GraniteMoeHybridForCausalLM": Family(
         "granitemoehybrid", GraniteHybridFile, variants.granite_hybrid, "granite", "Granite 4, dense"
+    ),
+    "GraniteMoeForCausalLM": Family(
+        "granitemoe", GraniteMoeFile, expert_variants.granite_moe, "granitemoe", "Granite 3, experts"
+    ),
+    "GraniteMoeSharedForCausalLM": Family(
+        "granitemoeshared", GraniteMoeSharedFile, expert_variants.granite_moe, "", "Granite 3, shared expert"
     ),
     "GraniteSWAForCausalLM": Family("granite_swa", GraniteSwaFile, variants.granite_swa, "", "Granite with sinks"),
     "HunYuanDenseV1ForCausalLM": Family(

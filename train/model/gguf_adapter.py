@@ -21,7 +21,7 @@ from wgrad.train.files.gguf_metadata import read_metadata
 from wgrad.train.files.gguf_names import PAIRED
 from wgrad.train.model.adapter_files import refuse_variant
 from wgrad.train.model.families import FAMILIES
-from wgrad.train.model.gguf_experts import parts_in_gguf, tensor_name
+from wgrad.train.model.gguf_experts import name_map, parts_in_gguf, tensor_name
 from wgrad.train.model.gguf_linear import order_of
 from wgrad.train.model.lora import LoraConfig
 from wgrad.train.model.model_config import ModelConfig
@@ -60,7 +60,7 @@ def save_gguf_adapter(
             f"{option}: an adapter of {config.architecture} cannot be written into GGUF here: use llama.cpp's "
             "convert_lora_to_gguf.py"
         )
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[architecture.upper().replace("-", "_")], config.num_hidden_layers)
+    names = name_map(gguf, architecture, config.num_hidden_layers)
     modules = [name.removesuffix(".lora_A") for name in arrays if name.endswith(".lora_A")]
     factors = {module: lora.scaling_of(module) * lora.rank_of(module) for module in modules}
     alpha = next((factor for factor in factors.values() if factor), 1.0)  # 0 would mean "no scale" to llama.cpp

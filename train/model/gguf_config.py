@@ -18,7 +18,15 @@ from wgrad.train.model.expert_keys import ExpertsFile
 from wgrad.train.model.families import FAMILIES
 from wgrad.train.model.gguf_experts import keys_of_experts
 from wgrad.train.model.gguf_linear import keys_of_linear
-from wgrad.train.model.gguf_model import EXAONE_32B, GGUF_LARGEST, ROPE_FACTORS, ROPE_LONG, ROPE_SHORT, UNROUNDED
+from wgrad.train.model.gguf_model import (
+    EXAONE_32B,
+    GGUF_LARGEST,
+    GRANITE,
+    ROPE_FACTORS,
+    ROPE_LONG,
+    ROPE_SHORT,
+    UNROUNDED,
+)
 from wgrad.train.model.rope_scaling import RopeConfig, inverse_frequencies
 from wgrad.train.model.weights import EMBEDDING, HEAD
 
@@ -198,7 +206,7 @@ def _variant(fields: GgufFields, name: str, scored: int) -> dict[str, Any]:
         slides = fields.numbers(f"{prefix}{_WINDOW}_pattern")
         found["sliding_window"] = fields.needed(prefix + _WINDOW, int)
         found["layer_types"] = [kinds[bool(layer)] for layer in slides] or None
-    if name == "granite":
+    if name in GRANITE:
         keys = {
             "embedding_scale": "embedding_multiplier",
             "attention.scale": "attention_multiplier",

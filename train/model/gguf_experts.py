@@ -22,7 +22,7 @@ HALVES = ("gate_proj", "up_proj")
 FUSED_MLP = ("shared_mlp.input_linear", "shared_mlp.output_linear")  # an MLP of which GGUF has gate and up as two
 # As llama.cpp has it for the architecture.
 _NORMALIZED = {
-    **dict.fromkeys(("llama", "qwen3moe", "qwen3next", "qwen35moe", "gpt-oss"), True),
+    **dict.fromkeys(("llama", "qwen3moe", "qwen3next", "qwen35moe", "gpt-oss", "granitemoe"), True),
     **dict.fromkeys(("olmoe", "qwen2moe"), False),
 }
 _SWIGLU = {"gpt-oss": (1.702, 7.0)}  # alpha and limit
@@ -95,9 +95,16 @@ def by_parts(config: ModelConfig, value: Callable[[WeightSpec], np.ndarray]) -> 
     return of_part
 
 
+def name_map(gguf: Any, architecture: str, layers: int) -> Any:
+    """The gguf package's names of an architecture's tensors. architecture: as files name it."""
+    known = {name: number for number, name in gguf.MODEL_ARCH_NAMES.items()}
+    return gguf.get_tensor_name_map(known[architecture], layers)
+
+
 def tensor_name(names: Any, name: str) -> str:
-    """GGUF's name of a tensor, "" where it has none. names: of gguf's `get_tensor_name_map`."""
+    """GGUF's name of a tensor, "" where it has none. names: of `name_map`."""
     name = name.replace(".dt_bias", ".dt_proj.bias").replace(FUSED_MLP[1], "mlp.down_proj")
+    name = name.replace("block_sparse_moe.router", "mlp.gate").replace("block_sparse_moe", "mlp")
     found = names.get_name(name, (".weight", ".bias"))
     if found and not found.endswith((".weight", ".bias", ".ssm_a")):  # of experts, which have no such ending here
         found += ".weight"

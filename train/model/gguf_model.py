@@ -23,7 +23,7 @@ from wgrad.train.files.gguf_metadata import read_metadata
 from wgrad.train.files.imatrix_file import IMATRIX_FILE, Imatrix
 from wgrad.train.model.families import FAMILIES
 from wgrad.train.model.gguf_adapter import heads_side_by_side
-from wgrad.train.model.gguf_experts import by_parts, gguf_specs, tensor_name, without_place, write_experts
+from wgrad.train.model.gguf_experts import by_parts, gguf_specs, name_map, tensor_name, without_place, write_experts
 from wgrad.train.model.gguf_linear import to_gguf, without_linear_place, write_key_heads, write_linear
 from wgrad.train.model.gguf_mix import MIXES, stored_type
 from wgrad.train.model.model_config import ModelConfig
@@ -39,6 +39,7 @@ ROPE_FACTORS, ROPE_LONG, ROPE_SHORT = "rope_freqs.weight", "rope_factors_long.we
 ONE_FULL_OF = {"gemma2": 2, "gemma3": 6, "olmo2": 4, "cohere2": 4, "gpt-oss": 2}
 GGUF_LARGEST = {"gemma2": 46, "gemma3": 62}
 EXAONE_32B = (64, 4)  # layers of the EXAONE 4 that has windows, and of how many layers one has none
+GRANITE = ("granite", "granitemoe")
 UNROUNDED = ("gpt-oss",)  # trained with yarn's range as it comes out, which llama.cpp rounds as it does everywhere
 _ROTATE_IN_WINDOWS = ("cohere2", "exaone4")  # whose other layers have no rotary embeddings
 _TYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
@@ -244,8 +245,7 @@ def _gguf() -> Any:
 
 def tensor_names(config: ModelConfig) -> dict[str, str]:
     """GGUF's names of the tensors that have one."""
-    architecture = _gguf().MODEL_ARCH[FAMILIES[config.architecture].gguf.upper().replace("-", "_")]
-    names = _gguf().get_tensor_name_map(architecture, config.num_hidden_layers)
+    names = name_map(_gguf(), FAMILIES[config.architecture].gguf, config.num_hidden_layers)
     found = {spec.name: tensor_name(names, spec.name) for spec in gguf_specs(config)}
     return {ours: theirs for ours, theirs in found.items() if theirs}
 
@@ -319,7 +319,7 @@ def _write_shapes(writer: Any, config: ModelConfig) -> None:
     if config.score_softcap:
         writer.add_attn_logit_softcapping(config.score_softcap)
         writer.add_final_logit_softcapping(config.logit_softcap)
-    if FAMILIES[config.architecture].gguf == "granite":
+    if FAMILIES[config.architecture].gguf in GRANITE:
         writer.add_embedding_scale(config.embedding_scale)
         writer.add_attention_scale(config.score_scale or config.head_dim**-0.5)
         writer.add_residual_scale(config.residual_scale)

@@ -69,10 +69,12 @@ def mixture(
     groups = group(ids, experts.count, y.device)
     down = linear(DOWN, activated(linear(GATE_UP, y, gather=True)))
     if experts.shared_width:
-        gate, up, last = (f"{prefix}{module}" for module in experts.shared_shapes(config.hidden_size))
-        shared = projection(last, _GATED[config.hidden_act](projection(gate, y), projection(up, y)))
-        share = F.sigmoid(F.linear(y, weights[f"{prefix}{experts.shared_gate}.weight"], dtype=np.float32))
-        shared = F.cast(shared, np.float32) * share
+        *first, last = (f"{prefix}{module}" for module in experts.shared_shapes(config.hidden_size))
+        shared = projection(last, _GATED[config.hidden_act](*(projection(module, y) for module in first)))
+        shared = F.cast(shared, np.float32)
+        if experts.shared_gate:
+            gate = F.linear(y, weights[f"{prefix}{experts.shared_gate}.weight"], dtype=np.float32)
+            shared = shared * F.sigmoid(gate)
         h = F.add(h, shared if scale == 1 else F.scale(shared, scale))
     found = F.combine(down, shares, groups, residual=h if scale == 1 else None, dtype=np.float32)
     return found if scale == 1 else F.add(h, F.scale(found, scale))

@@ -111,10 +111,13 @@ def gemma3(keys: Gemma3File) -> dict[str, Any]:
 
 
 def granite(keys: GraniteFile | GraniteSwaFile | HyperClovaXFile) -> dict[str, Any]:
+    return {**granite_factors(keys), "mlp_bias": keys.mlp_bias}
+
+
+def granite_factors(keys: Any) -> dict[str, Any]:
     """Granite 3 (arXiv 2408.13359): four factors."""
     return {
         **biases(keys),
-        "mlp_bias": keys.mlp_bias,
         "embedding_scale": keys.embedding_multiplier,
         "score_scale": keys.attention_multiplier,
         "residual_scale": keys.residual_multiplier,

@@ -138,7 +138,7 @@ def _layer_specs(config: ModelConfig, layer: int) -> Iterator[WeightSpec]:
         yield WeightSpec(
             f"{prefix}{config.experts.router}.weight", (config.experts.count, config.hidden_size), "router"
         )
-        if config.experts.shared_width:
+        if config.experts.shared_width and config.experts.shared_gate:
             yield WeightSpec(f"{prefix}{config.experts.shared_gate}.weight", (1, config.hidden_size), "router")
         if config.experts.biased:
             yield WeightSpec(f"{prefix}{config.experts.router}.bias", (config.experts.count,), "bias")
