@@ -43,9 +43,12 @@ def group(ids: Tensor | Array, experts: int, device: Any) -> Groups:
 
 # ---- the router ----------------------------------------------------------------------------------
 @differentiable
-def route(ctx: Context, logits: Tensor, chosen: int, normalize: bool) -> Any:
-    """logits [T, E] -> the weights float32 [T, k] of each token's k largest, and their experts int32 [T, k]."""
-    weights, ids = ctx.device.route(logits, chosen, normalize)
+def route(ctx: Context, logits: Tensor, chosen: int, normalize: bool, by: Array | None = None) -> Any:
+    """logits [T, E] -> the weights float32 [T, k] of each token's k largest, and their experts int32 [T, k].
+
+    by: float32 [T, E], of which the largest are chosen in place of the logits; without a gradient.
+    """
+    weights, ids = ctx.device.route(logits, chosen, normalize, by)
     ctx.save(logits, ids)
     ctx.normalize = normalize
     return weights, ids
@@ -60,10 +63,13 @@ def _(ctx: Context, dweights: Array | None, _: Any) -> Any:
 
 
 @route.operator
-def _(args: Args, logits: Array, chosen: int, normalize: bool) -> None:
-    """logits [T, E] -> weights float32 [T, chosen] and ids int32 [T, chosen] of the largest, the lower id on a tie.
-    weights: softmax of all logits; normalize: of the chosen ones alone."""
+def _(args: Args, logits: Array, chosen: int, normalize: bool, by: Array | None = None) -> None:
+    """logits [T, E] -> weights float32 [T, chosen] and ids int32 [T, chosen] of the largest, or where those of by
+    float32 [T, E] are the largest, the lower id on a tie. weights: softmax of all logits; normalize: of the chosen ones
+    alone."""
     args.array("logits", logits, "T E")
+    if by is not None:
+        args.array("by", by, "T E", "f32")
     _experts(args, args.size["E"], chosen)
 
 
@@ -76,10 +82,10 @@ def _experts(args: Args, experts: int, chosen: int) -> None:
 
 
 @route.reference
-def _(logits: np.ndarray, chosen: int, normalize: bool) -> tuple[np.ndarray, np.ndarray]:
+def _(logits: np.ndarray, chosen: int, normalize: bool, by: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
     compute = compute_dtype(logits)
     wide = up(logits, compute)
-    ids = np.argsort(-wide, axis=1, kind="stable")[:, :chosen].astype(np.int32)
+    ids = np.argsort(-(wide if by is None else by), axis=1, kind="stable")[:, :chosen].astype(np.int32)
     picked = np.take_along_axis(wide, ids, axis=1)
     e = np.exp(picked - wide.max(axis=1, keepdims=True))
     total = e if normalize else np.exp(wide - wide.max(axis=1, keepdims=True))

@@ -29,10 +29,16 @@ def _router_cases(t: np.dtype) -> list[Case]:
             logits[0] = 1  # a tie of all
             made: Inputs = {"logits": logits, "dweights": normal(rng, (tokens, chosen))}
             made["ids"] = ReferenceDevice().route(logits, chosen, True)[1]
+            made["by"] = normal(rng, (tokens, experts))
+            made["by"][-1] = 0.5  # a tie of all here
             return made
 
         def forward(device: Device, x: Inputs, chosen: int = chosen, normalize: bool = normalize) -> Outputs:
             weights, ids = device.route(x["logits"], chosen, normalize)
+            return {"weights": weights, "ids": ids}
+
+        def forward_by(device: Device, x: Inputs, chosen: int = chosen, normalize: bool = normalize) -> Outputs:
+            weights, ids = device.route(x["logits"], chosen, normalize, x["by"])
             return {"weights": weights, "ids": ids}
 
         def backward(device: Device, x: Inputs, normalize: bool = normalize) -> Outputs:
@@ -42,6 +48,7 @@ def _router_cases(t: np.dtype) -> list[Case]:
         name = f"{'chosen' if normalize else 'all'}/{shape}/{dtype_name(t)}"
         of: Any = partial(Case, dtype=dtype_name(t), shape=shape, build=build, ulps=BUILTIN_ULPS)
         found.append(of(f"route/{name}", "route", "forward", call=forward))
+        found.append(of(f"route/by others {name}", "route", "forward", call=forward_by))
         found.append(of(f"route_backward/{name}", "route_backward", "backward", call=backward))
     return found
 

@@ -83,8 +83,10 @@ def _experts(put: Callable[[np.ndarray], Any]) -> Cases:
     """Five tokens with two of four experts each; the last one has no row."""
     ids = np.array([[0, 1], [0, 1], [1, 0], [0, 1], [0, 2]], np.int32)
     groups = F.Groups(*map(put, ReferenceDevice().group_by_expert(ids, 4)))
+    others = put(np.random.default_rng(0).standard_normal(X35).astype(np.float32))
     return {
         "route": (lambda x: F.route(x, 2, True)[0], (X35,)),
+        "route by others": (lambda x: F.route(x, 2, True, by=others)[0], (X35,)),
         "route all": (lambda x: F.route(x, 2, False)[0], (X35,)),
         "combine": (lambda y, w, r: F.combine(y, w, groups, residual=r), ((10, 3), (5, 2), (5, 3))),
         "grouped_linear": (lambda x, w: F.grouped_linear(x, w, groups, alpha=0.3), ((10, 3), (4, 6, 3))),

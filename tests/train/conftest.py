@@ -17,6 +17,7 @@ from wgrad.train.files.safetensors_files import from_arrays, write_safetensors
 from wgrad.train.model.expert_keys import ExpertsFile
 from wgrad.train.model.families import FAMILIES
 from wgrad.train.model.model_config import parse_model_config
+from wgrad.train.model.scored_keys import Ernie45MoeFile, ScoredFile
 from wgrad.train.model.weights import constants, weight_specs
 
 VOCAB = 300
@@ -106,10 +107,17 @@ def tiny_config(architecture: str = "LlamaForCausalLM", **changes: Any) -> dict[
     }
     config |= _OWN.get(kind, {})
     if issubclass(FAMILIES[architecture].keys, ExpertsFile):
-        config |= {"num_experts": 5, "num_local_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 36}
+        config |= {"num_experts_per_tok": 2, "moe_intermediate_size": 36}
+        if not issubclass(FAMILIES[architecture].keys, ScoredFile | Ernie45MoeFile):
+            config |= {"num_experts": 5, "num_local_experts": 5}
         config |= {"pad_token_id": None, "bos_token_id": None, "eos_token_id": None}
     if kind in ("qwen2_moe", "qwen3_next", "qwen3_5_moe_text"):
         config["shared_expert_intermediate_size"] = 52
+    if kind in ("glm4_moe", "dots1"):
+        config |= {"n_routed_experts": 6, "n_shared_experts": 2, "n_group": 3, "topk_group": 2}
+        config |= {"first_k_dense_replace": 1, "routed_scaling_factor": 1.5, "sliding_window": None}
+    if kind == "ernie4_5_moe":
+        config |= {"moe_num_experts": 5, "moe_k": 2}
     if kind == "mistral":
         config["sliding_window"] = None
     if kind == "ministral":  # which transformers asks for a window even where no layer slides

@@ -404,7 +404,6 @@ def make_step(index: int, texts: np.ndarray, generator: np.random.Generator, acc
 
 
 def their_step(model: Any, optimizer: Any, step: Step, lr: float, scale: float = 1.0) -> float:
-    trained = [p for p in model.parameters() if p.requires_grad]
     optimizer.zero_grad()
     total = 0.0
     for batch in step.batches:
@@ -413,6 +412,7 @@ def their_step(model: Any, optimizer: Any, step: Step, lr: float, scale: float =
         loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets, reduction="sum", ignore_index=-100)
         (loss / step.num_targets * scale).backward()
         total += float(loss.detach()) / step.num_targets
+    trained = [p for p in model.parameters() if p.grad is not None]  # a correction of a router's scores has none
     for parameter in trained:
         parameter.grad /= scale
     torch.nn.utils.clip_grad_norm_(trained, 0.5)

@@ -48,8 +48,8 @@ def adapted(tmp_path: Path) -> Callable[..., tuple[Path, Path]]:
         config, lora = load_model_config(folder), LORA
         arrays = random_adapter(lora, linear_modules(config))
         if config.experts is not None:  # PEFT refuses the names of experts' projections one by one
-            if architecture != "Qwen2MoeForCausalLM":  # of others it takes a shared expert's for those
-                arrays = {name: value for name, value in arrays.items() if ".shared_expert" not in name}
+            if architecture != "Qwen2MoeForCausalLM":  # of others it takes all of an MLP for those
+                arrays = {name: value for name, value in arrays.items() if ".mlp." not in name}
             modules = [name.removesuffix(".lora_A") for name in arrays if name.endswith(".lora_A")]
             lora = lora.renamed({module: module for module in modules})
         save_adapter(adapter, lora, arrays, str(folder))

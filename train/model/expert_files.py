@@ -28,12 +28,13 @@ GGUF_PARTS = ("gate_proj", "up_proj", "down_proj")  # of all experts, as gguf_fi
 @dataclass(frozen=True)
 class Layout:
     """Names within a layer. each: gate, up and down of an expert, {} for its number; or whole: gate and up, and down,
-    of all experts, which are [experts, in, out] where `transposed`."""
+    of all experts, which are [experts, in, out] where `transposed`. correction: if it is not `Experts.correction`."""
 
     router: str
     each: tuple[str, ...] = ()
     whole: tuple[str, ...] = ()
     transposed: bool = False
+    correction: str = ""
 
 
 LAYOUTS = {
@@ -52,6 +53,11 @@ LAYOUTS = {
     "granite": Layout(
         "block_sparse_moe.router.layer.weight",
         whole=("block_sparse_moe.input_linear.weight", "block_sparse_moe.output_linear.weight"),
+    ),
+    "ernie": Layout(
+        "mlp.gate.weight",
+        ("mlp.experts.{}.gate_proj.weight", "mlp.experts.{}.up_proj.weight", "mlp.experts.{}.down_proj.weight"),
+        correction="mlp.moe_statics.e_score_correction_bias",
     ),
     "gpt_oss": Layout(
         "mlp.router.weight", whole=("mlp.experts.gate_up_proj", "mlp.experts.down_proj"), transposed=True
@@ -148,6 +154,8 @@ def _gather_layer(found: dict[str, TensorEntry], experts: Experts, layout: Layou
     router = f"{prefix}{experts.router}.weight"
     if prefix + layout.router in found:
         found[router] = found.pop(prefix + layout.router)
+    if layout.correction and prefix + layout.correction in found:
+        found[prefix + experts.correction] = found.pop(prefix + layout.correction)
     for module, shape in experts.shapes(hidden).items():
         name, parts = prefix + module, _parts_of(module)
         gather_mxfp4(found, name)
@@ -228,11 +236,14 @@ def written_tensors(
 ) -> Iterator[TensorSource]:
     """The tensors of a file of these weights; fetch: a weight and its number, once in turn."""
     for number, spec in enumerate(specs):
+        prefix = ".".join(spec.name.split(".")[:3]) + "."
         if config.experts is None or spec.kind not in ("experts", "router"):
-            yield TensorSource(spec.name, dtype, spec.shape, partial(fetch, number, spec))
+            name, own = spec.name, np.dtype(np.float32) if spec.float32 else dtype
+            if config.experts is not None and name == prefix + config.experts.correction:
+                name = prefix + (LAYOUTS[config.experts.files].correction or config.experts.correction)
+            yield TensorSource(name, own, spec.shape, partial(fetch, number, spec))
             continue
         layout = LAYOUTS[config.experts.files]
-        prefix = ".".join(spec.name.split(".")[:3]) + "."
         if spec.kind == "router":
             is_router = spec.name == f"{prefix}{config.experts.router}.weight"
             name = prefix + layout.router if is_router else spec.name

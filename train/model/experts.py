@@ -19,7 +19,11 @@ class Experts:
     `expert_files.LAYOUTS`. shared_width: of an expert that every token has besides (0: none), by a weight that depends
     on the token where there is a shared_gate; shared_fused: its gate and up are one projection. biased: experts and
     router have biases. interleaved: rows of gate and up take turns; limit, alpha: then their activation is
-    `clamped_swiglu`. balance: the weight of the load-balancing loss, in training."""
+    `clamped_swiglu`. balance: the weight of the load-balancing loss, in training.
+
+    sigmoid: the router's scores are sigmoids, else a softmax. correction: path of a number for each expert, which is
+    added to its score where experts are chosen ("": none), correction_rows: [1, count]. groups: of experts that follow
+    one another, of which a token has the top_groups best. share_scale: of the experts' weights."""
 
     count: int
     chosen: int
@@ -39,6 +43,12 @@ class Experts:
     alpha: float = field(default=0.0, repr=False)
     limit: float = field(default=0.0, repr=False)
     balance: float = field(default=0.0, repr=False, compare=False)  # of a run, not of the model
+    sigmoid: bool = field(default=False, repr=False)
+    correction: str = field(default="", repr=False)
+    correction_rows: bool = field(default=False, repr=False)
+    groups: int = field(default=1, repr=False)
+    top_groups: int = field(default=1, repr=False)
+    share_scale: float = field(default=1.0, repr=False)
 
     def shapes(self, hidden: int) -> dict[str, tuple[int, int, int]]:
         """[experts, out, in] by path within a layer."""

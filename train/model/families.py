@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from wgrad.train.model import delta_net_variants, expert_variants, variants
+from wgrad.train.model import delta_net_variants, expert_variants, scored_variants, variants
 from wgrad.train.model.config_file import ConfigFile
 from wgrad.train.model.delta_net_keys import OlmoHybridFile, Qwen3NextFile, Qwen35File, Qwen35MoeFile
 from wgrad.train.model.expert_keys import (
@@ -65,6 +65,7 @@ from wgrad.train.model.near_llama_keys import (
     Ministral3File,
     SeedOssFile,
 )
+from wgrad.train.model.scored_keys import Dots1File, Ernie45MoeFile, Glm4MoeFile
 
 
 @dataclass(frozen=True)
@@ -174,6 +175,11 @@ FAMILIES = {
     "NanoChatForCausalLM": Family("nanochat", NanoChatFile, variants.nanochat, "", "nanochat"),
     "OlmoForCausalLM": Family("olmo", OlmoFile, variants.olmo, "olmo", "OLMo 1"),
     "Lfm2ForCausalLM": Family("lfm2", Lfm2File, Lfm2File.variant, "lfm2", "LFM2, dense"),
+    "Glm4MoeForCausalLM": Family("glm4_moe", Glm4MoeFile, scored_variants.glm4_moe, "", "GLM-4.5, 4.6"),
+    "Dots1ForCausalLM": Family("dots1", Dots1File, scored_variants.dots1, "", "dots.llm1"),
+    "Ernie4_5_MoeForCausalLM": Family(
+        "ernie4_5_moe", Ernie45MoeFile, scored_variants.ernie4_5_moe, "", "ERNIE 4.5, experts"
+    ),
     "MixtralForCausalLM": Family("mixtral", MixtralFile, expert_variants.mixtral, "llama"),
     "OlmoeForCausalLM": Family("olmoe", OlmoeFile, expert_variants.olmoe, "olmoe", "OLMoE"),
     "GptOssForCausalLM": Family("gpt_oss", GptOssFile, expert_variants.gpt_oss, "gpt-oss", "gpt-oss"),

@@ -124,7 +124,7 @@ def save_merged(
     def value(spec: WeightSpec) -> np.ndarray:
         found = merge.value(spec, device)
         with np.errstate(over="ignore"):
-            stored = found.astype(dtype)
+            stored = found.astype(np.float32 if spec.float32 else dtype)
         if not np.isfinite(stored.astype(np.float32)).all():
             raise WgradError(
                 f"--dtype: {spec.name} has values that {dtype.name} does not hold: use bfloat16 or float32"

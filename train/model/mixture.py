@@ -19,6 +19,7 @@ from wgrad.train.model.balance import Balance
 from wgrad.train.model.experts import DOWN, GATE_UP
 from wgrad.train.model.lora import Adapter
 from wgrad.train.model.model_config import ModelConfig
+from wgrad.train.model.router import choose
 
 _GATED = {"silu": F.swiglu, "gelu_tanh": F.geglu}
 
@@ -63,7 +64,8 @@ def mixture(
     router = f"{prefix}{experts.router}"
     logits = F.linear(y, weights[f"{router}.weight"], bias=weights.get(f"{router}.bias"), dtype=np.float32)
     logits = logits if balance is None else balance.through(logits)
-    shares, ids = F.route(logits, experts.chosen, experts.normalize)
+    correction = weights[prefix + experts.correction] if experts.correction else None
+    shares, ids = choose(experts, logits, correction)
     if balance is not None:
         balance.count(logits, ids)
     groups = group(ids, experts.count, y.device)

@@ -222,7 +222,7 @@ def parse_model_config(raw: Mapping[str, Any], where: str = "config.json") -> Mo
         max_position_embeddings=file.max_position_embeddings,
         tie_word_embeddings=file.tie_word_embeddings,
         rope=rope,
-        extra_layers=file.num_nextn_predict_layers or 0,
+        extra_layers=variant.pop("extra_layers", file.num_nextn_predict_layers or 0),
         quantization=_quantization(file.quantization_config, where),
         **variant,
     )

@@ -17,12 +17,14 @@ WholeModules = dict[str, dict[str, tuple[int, ...]]]  # path -> shapes of the mo
 @dataclass(frozen=True)
 class WeightSpec:
     """A tensor that the architecture has. kind: embedding, head, projection, experts (all of a
-    layer, [experts, out, in]), router, norm or bias. offset: what the model's value is above the file's."""
+    layer, [experts, out, in]), router, norm or bias. offset: what the model's value is above the file's. float32: files
+    have it so, whatever the others are."""
 
     name: str
     shape: tuple[int, ...]
     kind: str
     offset: float = 0.0
+    float32: bool = False
 
     @property
     def is_linear(self) -> bool:
@@ -138,6 +140,9 @@ def _layer_specs(config: ModelConfig, layer: int) -> Iterator[WeightSpec]:
         yield WeightSpec(
             f"{prefix}{config.experts.router}.weight", (config.experts.count, config.hidden_size), "router"
         )
+        if config.experts.correction:
+            sizes = (1, config.experts.count) if config.experts.correction_rows else (config.experts.count,)
+            yield WeightSpec(prefix + config.experts.correction, sizes, "bias", float32=True)
         if config.experts.shared_width and config.experts.shared_gate:
             yield WeightSpec(f"{prefix}{config.experts.shared_gate}.weight", (1, config.hidden_size), "router")
         if config.experts.biased:

@@ -1,6 +1,6 @@
 // The router of a mixture of experts.
 //   main:     weights [rows, chosen] f32 and ids [rows, chosen] i32 of the largest logits of each row, the lower id on a tie:
-//             softmax of the chosen ones (NORMALIZE), or of all
+//             softmax of the chosen ones (NORMALIZE), or of all; CHOSEN_BY: chosen are the largest of by [rows, experts] f32
 //   backward: out [rows, experts] X_T, the gradient of logits, from that of the weights (given [rows, chosen] f32)
 //   logits [rows, experts] X_T: f32 or f16
 // Dispatch: a workgroup of 64 a row (folded).
@@ -14,6 +14,9 @@ struct Params { rows: u32, experts: u32, chosen: u32 }
 #else
 @group(0) @binding(2) var<storage, read_write> weights: array<f32>;
 @group(0) @binding(3) var<storage, read_write> ids: array<i32>;
+#if CHOSEN_BY
+@group(0) @binding(4) var<storage, read> by: array<f32>;
+#endif
 #endif
 
 const LANES = 64u;
@@ -32,7 +35,6 @@ fn sum_of_all(value: f32, lid: u32) -> f32 {
   return values[0];
 }
 
-#if BACKWARD
 fn largest(value: f32, lid: u32) -> f32 {
   values[lid] = value;
   workgroupBarrier();
@@ -43,6 +45,7 @@ fn largest(value: f32, lid: u32) -> f32 {
   return values[0];
 }
 
+#if BACKWARD
 @compute @workgroup_size(LANES)
 fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let row = min(wg.x + wg.y * nwg.x, p.rows - 1u);
@@ -99,7 +102,11 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3
     var best = 0.0;
     var at = p.experts;
     for (var e = lid; e < p.experts; e += LANES) {
+#if CHOSEN_BY
+      let x = by[base + e];
+#else
       let x = f32(logits[base + e]);
+#endif
       let comes = j == 0u || x < last || (x == last && e > last_at);
       if (comes && (at == p.experts || x > best)) {
         best = x;
@@ -126,12 +133,22 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3
     last = values[0];
     last_at = min(places[0], p.experts - 1u);  // of numbers that are none there may be none that comes
     if (lid == 0u) {
+#if CHOSEN_BY
+      picked[j] = f32(logits[base + last_at]);
+#else
       picked[j] = last;
+#endif
       ids[row * p.chosen + j] = i32(last_at);
     }
   }
   workgroupBarrier();
+#if CHOSEN_BY
+  var top = f32(logits[base]);
+  for (var e = lid; e < p.experts; e += LANES) { top = max(top, f32(logits[base + e])); }
+  top = largest(top, lid);
+#else
   let top = picked[0];
+#endif
   var total = 0.0;
 #if NORMALIZE
   for (var j = 0u; j < p.chosen; j++) { total += exp(picked[j] - top); }

@@ -14,21 +14,23 @@ _MOST_EXPERTS, _MOST_CHOSEN = 1024, 64  # what workgroup memory has room for
 
 
 @implements("route")
-def route(device: Runtime, logits: Array, chosen: int, normalize: bool) -> tuple[Array, Array]:
+def route(device: Runtime, logits: Array, chosen: int, normalize: bool, by: Array | None) -> tuple[Array, Array]:
     tokens = logits.shape[0]
     weights, ids = device.empty((tokens, chosen)), device.empty((tokens, chosen), np.int32)
-    _route(device, [logits, weights, ids], logits, chosen, BACKWARD=False, NORMALIZE=normalize)
+    switches = {"BACKWARD": False, "NORMALIZE": normalize, "CHOSEN_BY": by is not None}
+    _route(device, [logits, weights, ids, by], logits, chosen, **switches)
     return weights, ids
 
 
 @implements("route_backward")
 def route_backward(device: Runtime, dweights: Array, logits: Array, ids: Array, normalize: bool) -> Array:
     out = device.empty(logits.shape, logits.dtype)
-    _route(device, [logits, dweights, ids, out], logits, ids.shape[1], BACKWARD=True, NORMALIZE=normalize)
+    switches = {"BACKWARD": True, "NORMALIZE": normalize, "CHOSEN_BY": False}
+    _route(device, [logits, dweights, ids, out], logits, ids.shape[1], **switches)
     return out
 
 
-def _route(device: Runtime, arrays: list[Array], logits: Array, chosen: int, **switches: bool) -> None:
+def _route(device: Runtime, arrays: list[Array | None], logits: Array, chosen: int, **switches: bool) -> None:
     tokens, experts = logits.shape
     constants: dict[str, Constant] = {"X_T": wgsl_type(logits.dtype), "MOST_CHOSEN": _MOST_CHOSEN, **switches}
     work = 4.0 * tokens * experts * (chosen + 3)

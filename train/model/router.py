@@ -1,0 +1,55 @@
+"""Which experts a token has, and by what weights: those of the largest logits, or of the largest corrected scores.
+
+Source: DeepSeek-V3 (arXiv 2412.19437), section 2.1.2.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from wgrad.autograd import functional as F
+from wgrad.autograd.tensor import Tensor, no_grad
+from wgrad.device.contract import Array
+from wgrad.train.model.experts import Experts
+
+_NEVER = -1e30  # less than every score
+
+
+def choose(experts: Experts, logits: Tensor, correction: Any) -> tuple[Tensor, Array]:
+    """logits float32 [T, E] -> the weights float32 [T, k] of each token's experts, and their numbers int32 [T, k].
+    correction: of the scores that choose, None: logits do."""
+    if correction is None and not experts.sigmoid:
+        shares, ids = F.route(logits, experts.chosen, experts.normalize)
+    else:
+        by = _corrected(experts, logits, correction)
+        # Chosen sigmoids that add up to 1 are the softmax of their logarithms.
+        scores = -F.softplus(-logits) if experts.sigmoid else logits
+        shares, ids = F.route(scores, experts.chosen, experts.normalize, by=by)
+        if experts.sigmoid and not experts.normalize:
+            shares = shares * F.sigmoid(logits).sum(1, keepdim=True)
+    return (shares if experts.share_scale == 1 else shares * experts.share_scale), ids
+
+
+def _corrected(experts: Experts, logits: Tensor, correction: Any) -> Array:
+    """float32 [T, E]: the scores by which experts are chosen, of those in other groups _NEVER. Without gradient."""
+    with no_grad():
+        found = F.sigmoid(logits) if experts.sigmoid else logits.softmax(-1)
+        if correction is not None:
+            bias = correction if isinstance(correction, Tensor) else Tensor(correction, logits.device)
+            found = found + bias.reshape(1, experts.count)
+        if experts.groups > 1:
+            found = _in_best_groups(experts, found)
+        return found.data
+
+
+def _in_best_groups(experts: Experts, scores: Tensor) -> Tensor:
+    """scores [T, E], _NEVER outside of the groups whose two best scores add up to most."""
+    tokens, groups = scores.shape[0], experts.groups
+    apart = scores.reshape(tokens, groups, -1)
+    best = apart.max(2, keepdim=True)
+    is_best = apart >= best
+    second = F.where(is_best, _NEVER, apart).max(2)
+    alone = is_best.sum(2) < 2  # of two that are equally good, the second is as good
+    both = best + F.where(alone.reshape(tokens, groups, 1), second.reshape(tokens, groups, 1), best)
+    better = (both.reshape(tokens, 1, groups) > both).sum(2)
+    return F.where(better.reshape(tokens, groups, 1) < experts.top_groups, apart, _NEVER).reshape(tokens, experts.count)

@@ -1,0 +1,141 @@
+"""As expert_keys.py, of families whose router chooses by scores that a bias corrects, as DeepSeek-V3's does."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar
+
+from msgspec import Meta
+
+from wgrad.train.model.config_file import AtLeast0, Count, Epsilon, Positions, Vocabulary, Width, check_layers
+from wgrad.train.model.expert_keys import ExpertCount, ExpertsFile
+
+SharedCount = Annotated[int, Meta(ge=0, le=64)]
+_LAYER_TYPES = ("full_attention", "sliding_attention")
+
+
+class ScoredFile(ExpertsFile, kw_only=True):
+    """Keys of DeepSeek-V3's router and experts."""
+
+    n_routed_experts: ExpertCount | None = None
+    n_shared_experts: SharedCount | None = None
+    n_group: Count | None = 1
+    topk_group: Count | None = 1
+    first_k_dense_replace: Annotated[int, Meta(ge=0)] | None = 0
+    moe_intermediate_size: Width = 1408
+    norm_topk_prob: bool | None = True
+    routed_scaling_factor: AtLeast0 = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        groups, chosen = self.n_group or 1, self.topk_group or 1
+        if self.experts % groups or (groups > 1 and self.experts < 2 * groups):
+            raise ValueError(f"n_group must divide the {self.experts} experts into groups of two or more; got {groups}")
+        if chosen > groups or self.num_experts_per_tok > self.experts // groups * chosen:
+            raise ValueError(
+                f"topk_group must be at most n_group, {groups}, and leave num_experts_per_tok, "
+                f"{self.num_experts_per_tok}, experts; got {chosen}"
+            )
+
+    @property
+    def experts(self) -> int:
+        counts = (self.n_routed_experts, self.num_local_experts)
+        return next((count for count in counts if count is not None), self.usual_experts)
+
+    @property
+    def balance(self) -> float:
+        """No load-balancing loss: the correction takes its place."""
+        return 0.0
+
+    def sparse_layers(self) -> tuple[bool, ...]:
+        """Layers that have experts."""
+        return tuple(i >= (self.first_k_dense_replace or 0) for i in range(self.num_hidden_layers))
+
+
+class Glm4MoeFile(ScoredFile, kw_only=True):
+    usual_experts: ClassVar[int] = 128
+    partial_rotary: ClassVar[bool] = True
+    vocab_size: Vocabulary = 151_552
+    intermediate_size: Width = 10_944
+    num_hidden_layers: Count = 46
+    num_attention_heads: Count = 96
+    num_key_value_heads: Count = 8
+    max_position_embeddings: Positions = 131_072
+    rms_norm_eps: Epsilon = 1e-5
+    partial_rotary_factor: AtLeast0 | None = 0.5
+    attention_bias: bool = False
+    n_shared_experts: SharedCount = 1
+    n_group: Count = 1
+    topk_group: Count = 1
+    num_experts_per_tok: Annotated[int, Meta(ge=1, le=64)] = 8
+    first_k_dense_replace: Annotated[int, Meta(ge=0)] = 1
+    norm_topk_prob: bool = True
+    use_qk_norm: bool = False
+    num_mtp_layers: Annotated[int, Meta(ge=0, le=64)] | None = None
+    num_nextn_predict_layers: Annotated[int, Meta(ge=0, le=64)] | None = 1
+
+
+class Dots1File(ScoredFile, kw_only=True):
+    vocab_size: Vocabulary = 152_064
+    hidden_size: Width = 4608
+    intermediate_size: Width = 10_944
+    num_hidden_layers: Count = 62
+    num_key_value_heads: Count | None = 32
+    attention_bias: bool = False
+    norm_topk_prob: bool | None = False
+    sliding_window: Positions | None = 4096
+    max_window_layers: Annotated[int, Meta(ge=0)] = 62
+    layer_types: list[str] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_layers("layer_types", self.layer_types, self.num_hidden_layers)
+        for kind in self.layer_types or ():
+            if kind not in _LAYER_TYPES:
+                raise ValueError(f"layer_types must be {' or '.join(_LAYER_TYPES)}; got {kind!r}")
+
+    def windows(self) -> tuple[int, ...]:
+        """Each layer's window, 0 for none."""
+        window, first, kinds = self.sliding_window or 0, self.max_window_layers, self.layer_types
+        slides = (i >= first if kinds is None else kinds[i] == _LAYER_TYPES[1] for i in range(self.num_hidden_layers))
+        return tuple(window if layer else 0 for layer in slides)
+
+
+class Ernie45MoeFile(ExpertsFile, kw_only=True):
+    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {"moe_norm_min": (1e-12,), "moe_gate": ("topk",)}
+    default_theta: ClassVar[float] = 500_000.0
+    usual_experts: ClassVar[int] = 64
+    vocab_size: Vocabulary = 103_424
+    hidden_size: Width = 2560
+    intermediate_size: Width = 12_288
+    num_hidden_layers: Count = 28
+    num_attention_heads: Count = 20
+    num_key_value_heads: Count | None = 4
+    max_position_embeddings: Positions = 131_072
+    rms_norm_eps: Epsilon = 1e-5
+    tie_word_embeddings: bool = True
+    use_bias: bool | None = False
+    moe_intermediate_size: Width = 1536
+    moe_num_experts: ExpertCount | None = None
+    moe_k: Annotated[int, Meta(ge=1, le=64)] | None = None
+    num_experts_per_tok: Annotated[int, Meta(ge=1, le=64)] = 6
+    moe_num_shared_experts: SharedCount | None = 2
+    moe_layer_start_index: Annotated[int, Meta(ge=0)] | None = 1
+    moe_layer_end_index: Annotated[int, Meta(ge=-1)] | None = -1
+    moe_layer_interval: Count | None = 1
+
+    def __post_init__(self) -> None:
+        self.num_experts_per_tok = self.moe_k or self.num_experts_per_tok
+        super().__post_init__()
+
+    @property
+    def experts(self) -> int:
+        counts = (self.moe_num_experts, self.num_experts)
+        return next((count for count in counts if count is not None), self.usual_experts)
+
+    def sparse_layers(self) -> tuple[bool, ...]:
+        """Layers that have experts."""
+        last = -1 if self.moe_layer_end_index is None else self.moe_layer_end_index
+        last, first = (self.num_hidden_layers - 1 if last == -1 else last), self.moe_layer_start_index or 0
+        every = self.moe_layer_interval or 1
+        return tuple((i + 1) % every == 0 and first <= i <= last for i in range(self.num_hidden_layers))
