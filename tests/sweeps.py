@@ -110,7 +110,7 @@ class InTurn:
 # Families that differ from others of the table in no way of their own.
 _ALIKE = (
     "(Ministral|Cwm|SeedOss|Exaone4|HyperCLOVAX|VaultGemma|Ernie4_5|InternLM3|IQuestCoder|Arcee|Jais2|Nemotron|Glm4"
-    "|Qwen3_5Moe)"
+    "|Qwen3_5Moe|Dots1)"
 )
 
 SWEEPS: Mapping[str, Sizes | Types | Variants | Evenly | Without | InTurn] = {
@@ -172,8 +172,9 @@ SWEEPS: Mapping[str, Sizes | Types | Variants | Evenly | Without | InTurn] = {
     ),
     # Model families: of each its logits and gradients; of the rest one for each way in which families differ.
     "tests/train/test_oracle_model.py::test_logits_loss_and_every_gradient": Without(
-        r"\[wgpu-(ministral|cwm|seed_oss|exaone4|hyperclovax|vaultgemma|helium|internlm3|iquestcoder|granite4|granite_moe|hunyuan"
-        r"|jais2|nemotron|glm4|cohere2|olmo|qwen3_5_moe)|(hyperclovax|seed_oss|granite4|exaone4)_\w+\]"
+        r"\[wgpu-(ministral|cwm|seed_oss|exaone4|hyperclovax|vaultgemma|helium|internlm3|iquestcoder|granite4|granite_moe"
+        r"|hunyuan|jais2|nemotron|glm4|cohere2|olmo|qwen3_5_moe|dots1|ernie4_5_moe)"
+        r"|(hyperclovax|seed_oss|granite4|exaone4)_\w+\]"
     ),
     "tests/train/test_oracle_adapter.py::test_eight_steps_beside_transformers": Without(
         r"^(?!.*(NanoChat\w+-full|Apertus\w+-nf4|Glm\w+-nf4))"
