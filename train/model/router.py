@@ -1,4 +1,4 @@
-"""Which experts a token has, and by what weights: those of the largest logits, or of the largest corrected scores.
+"""The router of a mixture of experts: chosen are those of the largest logits, or of the largest corrected scores.
 
 Source: DeepSeek-V3 (arXiv 2412.19437), section 2.1.2.
 """
