@@ -28,7 +28,8 @@ class LoraTerm(NamedTuple):
 
     dropout: probability, on the way into A only. It needs seed (uint32 [2] on the device) and a stream of its own per
     layer, so that a recomputation draws the same mask. rounded: the weight is what the whole of it, the term included,
-    was rounded to, so that the term is not added again. Its gradients are as if nothing had been rounded.
+    was rounded to, so that the term is not added again. Its gradients are as if nothing had been rounded. shares:
+    float32 [M, r], by which x A^T is multiplied: rows that have some of the r columns each.
     """
 
     a: Tensor
@@ -38,6 +39,7 @@ class LoraTerm(NamedTuple):
     seed: Array | None = None
     stream: int = 0
     rounded: bool = False
+    shares: Array | None = None
 
 
 def lora_term(args: Args, lora: LoraTerm, parts: int = 0) -> None:
@@ -49,6 +51,8 @@ def lora_term(args: Args, lora: LoraTerm, parts: int = 0) -> None:
         args.rule(got == wanted, f"lora.a must have r rows for each of {parts} parts, {wanted}, got {got}")
     args.rule(math.isfinite(lora.scaling), f"lora.scaling must be finite, got {lora.scaling}; it is alpha / r")
     probability(args, lora.dropout)
+    if lora.shares is not None:
+        args.array("lora.shares", lora.shares, "M ranks" if parts else "M r", "f32", "for each row one for each of A")
     if lora.dropout > 0:
         args.array("lora.seed", lora.seed, "2", "u32", "dropout needs a seed")
         dropout_stream(args, lora.stream)
@@ -103,14 +107,17 @@ def _stack(args: Args, parts: tuple[int, ...]) -> None:
 
 def lora_forward(ctx: Context, x: Array, lora: LoraTerm) -> Array:
     """x [M, K] -> u float32 [M, r]."""
-    return ctx.device.gemm(_dropped(ctx, x, lora), lora.a, trans_b=True, alpha=lora.scaling, dtype=np.float32)
+    u = ctx.device.gemm(_dropped(ctx, x, lora), lora.a, trans_b=True, alpha=lora.scaling, dtype=np.float32)
+    return u if lora.shares is None else ctx.device.mul(u, lora.shares)
 
 
 def lora_grad_u(ctx: Context, dy: Array, lora: LoraTerm, parts: tuple[int, ...]) -> Array:
     """dy [M, N] -> du float32 [M, r]; scaling is in it, as it is in u. parts: of a stack of weights."""
     if parts:
-        return ctx.device.lora_du(dy, lora.b, parts, alpha=lora.scaling)
-    return ctx.device.gemm(dy, lora.b, alpha=lora.scaling, dtype=np.float32)
+        du = ctx.device.lora_du(dy, lora.b, parts, alpha=lora.scaling)
+    else:
+        du = ctx.device.gemm(dy, lora.b, alpha=lora.scaling, dtype=np.float32)
+    return du if lora.shares is None else ctx.device.mul(du, lora.shares)
 
 
 def lora_grad_a(ctx: Context, i: int, du: Array, x: Array, lora: LoraTerm) -> Array | None:

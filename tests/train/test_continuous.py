@@ -41,7 +41,7 @@ def grow(batch: Batch, comes: Sequence[tuple[int, Growing]], steps: Sequence[int
             batch.join([again.pop()])
         due = [one for at, one in waiting if at <= turn][: batch.free]
         if due and batch.can_join(due):
-            due = due[:1] if batch.is_long(due[0].prompt) else due
+            due = due[:1] if batch.is_long(due[0]) else due
             batch.join(due)
             waiting = [(at, one) for at, one in waiting if one not in due]
         if batch.growing:
@@ -186,8 +186,8 @@ def test_after_a_warm_up_the_first_sequences_record_nothing(
     warm_up(batch, 1e6)
     assert (
         not batch.members
-        and {rows for rows, _ in batch._steps} == {1, 2, 4, 5}
-        and {32, 64} == {width for _, width, _ in batch._readers}
+        and {rows for _, rows, _ in batch._steps} == {1, 2, 4, 5}
+        and {32, 64} == {width for *_, width, _ in batch._readers}
     )
     for name in ("BatchStep", "PromptReader", "RowCache"):
         monkeypatch.setattr(continuous, name, None)

@@ -79,12 +79,13 @@ def test_several_that_share_are_read_in_a_group(make_checkpoint: Any, rng: np.ra
     system, batch = rng.integers(1, 90, PAGE + 7).tolist(), Batch(model, 8)
     first = Growing.begin([*system, 3], 2, GREEDY)
     grow(batch, [(0, first)], [9])
-    assert batch.should_wait([*system, 1], [Growing.begin([*system, 2], 1, GREEDY)]) is False, "it is there already"
+    one, other = (Growing.begin([*system, n], 1, GREEDY) for n in (1, 2))
+    assert not batch.should_wait(one, [other]), "it is there already"
     prompts = [[*system[: 60 + n], n] for n in range(6)]  # of the shared page none but three have all
     members = [Growing.begin(p, 5, GREEDY) for p in prompts]
     assert grow(batch, [(0, one) for one in members], [5]) == [alone(model, p, 5, GREEDY) for p in prompts]
     assert [one.shared for one in members] == [0, 0, 0, 0, PAGE, PAGE]
-    assert Batch(model, 8).should_wait([*system, 1], [Growing.begin([*system, 2], 1, GREEDY)])
+    assert Batch(model, 8).should_wait(one, [other])
 
 
 def test_states_and_angles_of_a_length_are_not_shared(make_checkpoint: Any) -> None:

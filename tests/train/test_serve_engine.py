@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from copy import copy
 from dataclasses import replace
 from typing import Any
 
@@ -22,6 +23,7 @@ from tests.train.serving import BASE, Client, make_talker, serving
 from wgrad.device.errors import DeviceLost, OutOfMemory
 from wgrad.train.inference.continuous import Batch
 from wgrad.train.inference.growing import Growing
+from wgrad.train.model.model import Mixed
 from wgrad.train.options.generate_config import Sampling
 from wgrad.train.serve import pace, prompts
 from wgrad.train.serve.engine import Engine
@@ -190,7 +192,7 @@ def test_edits_of_logits_are_told_all_that_was_drawn(engine: Engine) -> None:
     assert ids == [50, 51, 52, 53, 54, 55] and text(other)
 
 
-def test_a_batch_has_one_model_and_no_more_rows_than_it_may(engine: Engine) -> None:
+def test_a_batch_has_one_base_and_no_more_rows_than_it_may(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     few: list[Event] = []
     plain = [job(few) for _ in range(6)]
 
@@ -199,13 +201,17 @@ def test_a_batch_has_one_model_and_no_more_rows_than_it_may(engine: Engine) -> N
         return [member.answer.job for member in engine._next_members()]
 
     assert taken(*plain) == plain[:4] and engine._line == plain[4:]
-    engine.models = {**engine.models, "other": engine.models["base_model"]}
+    engine.models = {**engine.models, "other": copy(engine.models["base_model"])}
     engine.tokenizers = {**engine.tokenizers, "other": engine.tokenizers["base_model"]}
     other, score = job(few, model="other"), job(few, score=True, top=1)
     assert taken(plain[0], score, plain[1]) == [plain[0]]
     assert taken(score, plain[0]) == [score]
     assert taken(plain[0], other, plain[1]) == [plain[0]]
-    assert taken(other, plain[0]) == [other] and engine._model == "other"
+    assert taken(other, plain[0]) == [other] and engine._batch.model is engine.models["other"]
+    assert taken(plain[0]) == plain[:1]
+    for number, model in enumerate(engine.models.values()):
+        monkeypatch.setattr(model, "mixed", Mixed(engine.models["base_model"], number))
+    assert taken(plain[0], other, plain[1]) == [plain[0], other, plain[1]]
     engine._batch = Batch(engine.models["other"], 16)
     wide = [replace(job(few, model="other"), prompt=[n] * 505) for n in range(5)]
     assert taken(*wide) == wide[:4], "2048 tokens of prompts are read at once"

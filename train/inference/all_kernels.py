@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from itertools import count
 
 import numpy as np
@@ -17,6 +18,7 @@ def run_all_kernels(model: Model, rows: int, prompt_tokens: int, most_keys: int 
     """Do what launches each kernel of a batch of up to `rows` sequences, and takes the most memory."""
     batch, positions = Batch(model, rows, most_keys), model.positions
     sampling, numbers = Sampling(temperature=1.0), count()
+    partner = copy(model)  # with which it mixes, where it does with any
     batch.reserve(rows, positions)
 
     def grow(wanted: int, tokens: int, most: int, first: int = 0) -> list[Growing]:
@@ -36,6 +38,10 @@ def run_all_kernels(model: Model, rows: int, prompt_tokens: int, most_keys: int 
             batch.read_chunk()
         for number in range(3):
             step(biased=number == 2)
+        if model.mixed is not None:
+            newcomers[0].model = partner
+            step()
+            newcomers[0].model = None
         return newcomers
 
     def step(biased: bool = False) -> None:

@@ -10,6 +10,7 @@ from wgrad.autograd.replay import Recorded
 from wgrad.autograd.tensor import no_grad
 from wgrad.device.contract import Array, Readback
 from wgrad.train.inference.row_cache import RowCache
+from wgrad.train.model.adapter_mix import shares_of_rows
 from wgrad.train.model.kv_cache import put_rows
 from wgrad.train.model.model import Model
 from wgrad.train.model.model_inputs import Inputs
@@ -44,6 +45,12 @@ class BatchStep:
             doc_start=self._starts,
             cache_len=counter(wide, 1),
         )
+        # Of several adapters: which ranks are a row's own, for each kind of projection.
+        kinds = {module.shares for module in model.adapter.modules.values()} if model.adapter else set()
+        self._adapters = np.full(rows, -1, np.int32)
+        self.inputs.adapters = {
+            shares: device.zeros((rows, sum(rank for _, rank in shares))) for shares in kinds if shares
+        }
         self._number = counter(wide + _VIEW, 1)
         self._drawn = device.zeros((MOST_STEPS, rows), np.int32)
         pages, places = counter(wide + 2 * _VIEW, rows, width), self.inputs.positions
@@ -53,9 +60,16 @@ class BatchStep:
         self._bias: Array | None = None  # [rows, V]
         self._biases = dict[int, np.ndarray]()  # by row, as they are in it
 
-    def begin(self, cached: np.ndarray, pages: np.ndarray, settings: np.ndarray, uniforms: np.ndarray) -> None:
+    def begin(
+        self,
+        cached: np.ndarray,
+        pages: np.ndarray,
+        settings: np.ndarray,
+        uniforms: np.ndarray,
+        adapters: np.ndarray,
+    ) -> None:
         """cached int32 [rows]: tokens of each row that are in the cache. pages int32 [rows, width]; settings [rows, 4],
-        uniforms [steps, rows] float32."""
+        uniforms [steps, rows] float32. adapters int32 [rows]: of a model with several, the number of each row's."""
         wide, device, at = self._wide, self.device, int(cached.max())
         counters, numbers = np.zeros(self._counters.shape, np.int32), np.zeros((MOST_STEPS, self.rows), np.float32)
         # `advance` counts up before the forward, to the first that it takes.
@@ -67,6 +81,10 @@ class BatchStep:
         device.write(self._uniforms, numbers)
         device.write(self._uniform, uniforms[0])
         device.write(self._settings, settings)
+        if self.inputs.adapters and not np.array_equal(adapters, self._adapters):
+            for shares, array in self.inputs.adapters.items():
+                device.write(array, shares_of_rows(shares, adapters))
+            self._adapters = adapters
 
     def run(self) -> None:
         self._recorded(self._work)

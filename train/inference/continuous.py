@@ -2,11 +2,12 @@
 
 Every sequence has a row, and pages of a cache as it needs them. A step is recorded once for each number of rows and
 width of their pages. Where a sequence begins as another did, it has that one's pages for its beginning (pages.py).
+Sequences of one base model and of several adapters are in one batch (adapter_mix.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -29,8 +30,8 @@ _LEAST_PAGES = 8  # of a cache
 
 
 class Batch:
-    """Sequences that grow together on a model, at most `rows`. The rotary tables must hold each one's prompt and
-    answer.
+    """Sequences that grow together on a model, or on others that mix with it, at most `rows`. The rotary tables must
+    hold each one's prompt and answer.
 
     most_keys: of the cache, in all sequences together; one has always room.
     """
@@ -45,8 +46,8 @@ class Batch:
         self._most_pages = 1 + max(-(-most_keys // PAGE), self._one)
         self._pages = Pages(self._most_pages)
         self._cache: RowCache | None = None
-        self._steps: dict[tuple[int, int], BatchStep] = {}  # by rows, and pages of each
-        self._readers: dict[tuple[int, int, int], PromptReader] = {}  # by prompts, new tokens and all tokens
+        self._steps: dict[tuple[Model, int, int], BatchStep] = {}  # by rows, and pages of each
+        self._readers: dict[tuple[Model, int, int, int], PromptReader] = {}  # by prompts, new tokens and all tokens
         self._long: Growing | None = None  # whose prompt is read in chunks
         # Angles that hang on a sequence's length are in its keys, and states of linear attention are in no page.
         self._shares = model.config.linear is None and self._fixed_angles(model.positions)
@@ -85,11 +86,16 @@ class Batch:
         return 0 if self._cache is None else (self._cache.pages - 1) * PAGE
 
     def use(self, model: Model) -> None:
-        """From here on another model with the same base; the batch must be empty."""
+        """From here on this model and what mixes with it; the batch must be empty."""
         assert not self.members
-        if model is not self.model:
-            self.model = model
-            self._forget()
+        self.model = model
+
+    def mixes(self, model: Model) -> bool:
+        """Return whether sequences of a model can be with those of the batch's."""
+        return model is self.model or _of_all(model) is _of_all(self.model)
+
+    def model_of(self, one: Growing) -> Model:
+        return self.model if one.model is None else one.model
 
     def leave(self, member: Growing) -> None:
         """Free its row and its pages, if it has them."""
@@ -108,11 +114,7 @@ class Batch:
         """Let others share what it has read and drawn, as far as that is known and finite."""
         if self._shares and -1 not in member.ids:
             known = [*member.prompt, *member.ids][: member.cached]
-            self._pages.publish(self._root, known, member.pages)
-
-    @property
-    def _root(self) -> Hashable:
-        return "model", id(self.model)
+            self._pages.publish(self.model_of(member), known, member.pages)
 
     def reset(self) -> None:
         """Free all memory, also after an error."""
@@ -127,32 +129,34 @@ class Batch:
         self._steps, self._readers = {}, {}
 
     # ---- joining -------------------------------------------------------------------------------
-    def is_long(self, prompt: Sequence[int]) -> bool:
+    def is_long(self, one: Growing) -> bool:
         """Return whether a prompt is read in chunks: where others would wait for it, its angles do not hang on its
         length, and it can be read in parts, which with states of linear attention it cannot."""
-        if not self.members or self.model.config.linear is not None or not self._fixed_angles(len(prompt)):
+        if not self.members or self.model.config.linear is not None or not self._fixed_angles(len(one.prompt)):
             return False
-        return self.unread(prompt) > CHUNK
+        return self.unread(one) > CHUNK
 
     def _fixed_angles(self, tokens: int) -> bool:
         """Return whether the rotary angles of a sequence are the same whatever its length, up to so many tokens."""
         return TokenTables.empty(self.model.config, 1, tokens, self.device) is None
 
-    def unread(self, prompt: Sequence[int]) -> int:
+    def unread(self, one: Growing) -> int:
         """Tokens of a prompt that are not in the cache."""
-        return len(prompt) - len(self._pages.match(self._root, prompt)) * PAGE
+        return len(one.prompt) - len(self._pages.match(self.model_of(one), one.prompt)) * PAGE
 
-    def should_wait(self, prompt: Sequence[int], others: Sequence[Growing]) -> bool:
+    def should_wait(self, one: Growing, others: Sequence[Growing]) -> bool:
         """Return whether more of a prompt will be in the cache once the prompts of these others are read."""
-        end = len(prompt) - self.unread(prompt) + PAGE
-        first = [*prompt[:end]]
-        return self._shares and len(prompt) > end and any([*other.prompt[:end]] == first for other in others)
+        end = len(one.prompt) - self.unread(one) + PAGE
+        if not self._shares or len(one.prompt) <= end:
+            return False
+        first, model = [*one.prompt[:end]], self.model_of(one)
+        return any([*other.prompt[:end]] == first and self.model_of(other) is model for other in others)
 
     def can_join(self, newcomers: Sequence[Growing]) -> bool:
         """Return whether there is room. While a long prompt is read no other is begun."""
-        if len(newcomers) > self.free or (self._long and any(self.is_long(one.prompt) for one in newcomers)):
+        if len(newcomers) > self.free or (self._long and any(map(self.is_long, newcomers))):
             return False
-        wanted = sum(self._pages.wanted(self._root, one.prompt) for one in newcomers)
+        wanted = sum(self._pages.wanted(self.model_of(one), one.prompt) for one in newcomers)
         return wanted + len(self.members) <= self._pages.available  # a page for each of the others, to go on
 
     def crowded(self, steps: int) -> list[Growing]:
@@ -173,10 +177,10 @@ class Batch:
 
     def join(self, newcomers: Sequence[Growing]) -> None:
         """Read their prompts, or begin to with a single long one."""
-        long = len(newcomers) == 1 and self.is_long(newcomers[0].prompt)
+        long = len(newcomers) == 1 and self.is_long(newcomers[0])
         for one in newcomers:
             if self._shares:
-                one.pages = self._pages.share(self._root, one.prompt)
+                one.pages = self._pages.share(self.model_of(one), one.prompt)
             one.shared = one.cached = len(one.pages) * PAGE
         self._get([(one, -(-len(one.prompt) // PAGE) - len(one.pages)) for one in newcomers])
         rows = [row for row, member in enumerate(self._members) if member is None][: len(newcomers)]
@@ -187,11 +191,13 @@ class Batch:
         if long:
             self._long = newcomers[0]
             self.read_chunk()
-        else:
-            self._read(newcomers)
+            return
+        for model in dict.fromkeys(map(self.model_of, newcomers)):
+            self._read([one for one in newcomers if self.model_of(one) is model])
 
     def _read(self, newcomers: Sequence[Growing]) -> None:
-        """One after the other, or in groups; at once where neither is recorded for prompts as long as these."""
+        """Read prompts of one model one after the other, or in groups; at once where neither is recorded for as long
+        ones."""
         width = padded(max(len(one.prompt) - one.cached for one in newcomers))
         recorded = all(self._fixed_angles(len(one.prompt)) for one in newcomers)
         if len(newcomers) <= FEW and width <= CHUNK and recorded:
@@ -216,11 +222,12 @@ class Batch:
         if max(ends) > width:  # with what was there before
             keys = -(-max(ends) // PAGE) * PAGE if once else max(1 << (max(ends) - 1).bit_length(), LEAST_WIDTH * PAGE)
         assert self._cache is not None
-        reader = self._readers.get((count, width, keys))
+        model = self.model_of(some[0])
+        reader = self._readers.get((model, count, width, keys))
         if reader is None or once:
-            reader = PromptReader(self.model, self._cache, count, width, keys, once)
+            reader = PromptReader(model, self._cache, count, width, keys, once)
             if not once:
-                self._readers[count, width, keys] = reader
+                self._readers[model, count, width, keys] = reader
         reader.run([Reading(o.prompt, o.cached, last, o.row, o.pages) for o, last in zip(some, ends)])
         for one, last in zip(some, ends):
             one.cached = last
@@ -262,15 +269,19 @@ class Batch:
         cache = self._cache
         assert cache is not None
         rows = self._bucket(1 + max(one.row for one in active), cache.rows)
-        step = self._step(rows, max(len(one.pages) for one in active))
+        models = {self.model_of(one) for one in active}
+        model = models.pop() if len(models) == 1 else _of_all(self.model)
+        step = self._step(model, rows, max(len(one.pages) for one in active))
         cached, settings = np.zeros(rows, np.int32), np.zeros((rows, 4), np.float32)
-        settings[:, 2] = 1.0
+        settings[:, 2], adapters = 1.0, np.full(rows, -1, np.int32)
         uniforms, pages = np.zeros((steps, rows), np.float32), [list[int]()] * rows
         for one in active:
             cached[one.row], settings[one.row], pages[one.row] = one.cached, one.settings, one.pages
+            if (mixed := self.model_of(one).mixed) is not None:
+                adapters[one.row] = mixed.number
             numbers = one.uniforms[one.drawn : one.drawn + steps]
             uniforms[: len(numbers), one.row] = numbers
-        step.begin(cached, page_table(pages, rows, step.width), settings, uniforms)
+        step.begin(cached, page_table(pages, rows, step.width), settings, uniforms, adapters)
         if biases:
             step.draw({one.row: bias for one, bias in biases.items()})
         logits = self.device.readback(step.logits) if keep_logits else None
@@ -284,13 +295,13 @@ class Batch:
         parts = [self._count(one, steps) for one in active]
         return Block(parts, steps, rows, tokens, logits, self._end)
 
-    def _step(self, rows: int, pages: int) -> BatchStep:
+    def _step(self, model: Model, rows: int, pages: int) -> BatchStep:
         """pages: of a row, at least."""
         width = min(max(1 << (pages - 1).bit_length(), LEAST_WIDTH), self._one)
-        step = self._steps.get((rows, width))
+        step = self._steps.get((model, rows, width))
         if step is None:
             assert self._cache is not None
-            step = self._steps[rows, width] = BatchStep(self.model, self._cache, rows, width)
+            step = self._steps[model, rows, width] = BatchStep(model, self._cache, rows, width)
         return step
 
     def _count(self, one: Growing, steps: int) -> Part:
@@ -366,6 +377,11 @@ class Batch:
             order[target] = one.row
             self._members[one.row], self._members[target], one.row = None, one, target
         self._cache.move(self._cache.rows, order)
+
+
+def _of_all(model: Model) -> Model:
+    """The model that computes it together with those that mix with it."""
+    return model if model.mixed is None else model.mixed.model
 
 
 def padded(tokens: int) -> int:

@@ -10,6 +10,7 @@ import numpy as np
 
 from wgrad.device.contract import Readback
 from wgrad.train.inference.generation import settings_of, uniform_numbers
+from wgrad.train.model.model import Model
 from wgrad.train.options.generate_config import Sampling
 
 
@@ -17,7 +18,8 @@ from wgrad.train.options.generate_config import Sampling
 class Growing:
     """A sequence of a batch. prompt: what is read when it joins. most: tokens to draw. uniforms: float32, at least as
     many. drawn: how many were queued, ids: those of them that the host has seen. cached: of how many of its tokens the
-    keys are in the cache, in its pages; shared: of how many they were there before it came."""
+    keys are in the cache, in its pages; shared: of how many they were there before it came. model: which reads and
+    draws it, by default the batch's."""
 
     prompt: Sequence[int]
     most: int
@@ -31,6 +33,7 @@ class Growing:
     number: int = 0  # of those that have joined
     ids: list[int] = field(default_factory=list)
     pages: list[int] = field(default_factory=list)
+    model: Model | None = None
 
     @classmethod
     def begin(cls, prompt: Sequence[int], most: int, sampling: Sampling) -> Growing:

@@ -11,9 +11,10 @@ from wgrad.device.contract import Device
 from wgrad.train.inference.compile_ahead import compile_ahead
 from wgrad.train.inference.open_model import Opened
 from wgrad.train.model.adapter_files import adapter_note, load_adapter
+from wgrad.train.model.adapter_mix import Loaded, first_that_mix, mix
 from wgrad.train.model.dora import with_inverses
-from wgrad.train.model.lora import LoraConfig, adaptable
-from wgrad.train.model.model import Model
+from wgrad.train.model.lora import Adapter, LoraConfig, adaptable
+from wgrad.train.model.model import Mixed, Model
 from wgrad.train.options.chat_config import ChatConfig
 from wgrad.train.options.generate_config import GenerateConfig
 from wgrad.train.options.model_options import LoadOptions
@@ -41,7 +42,7 @@ def build_text_models(
         base = build_frozen(
             opened.config, opened.folder, device, positions=positions, stream_weights=stream, **precision, **options
         )
-        return {name: _adapted(base, *found) if found else base for name, found in loaded.items()}
+        return mixing_models(base, loaded)
 
     def run_dry(dry: Device, stream: str) -> None:
         for model in build(dry, stream, contents=False).values():
@@ -57,8 +58,23 @@ def build_text_models(
     return models
 
 
+def mixing_models(base: Model, adapters: Mapping[str, Loaded | None]) -> dict[str, Model]:
+    """Models by name, with an adapter or as the base is; those that can may be in a batch together."""
+    models = {name: _adapted(base, *found) if found else base for name, found in adapters.items()}
+    mixed = first_that_mix({name: found for name, found in adapters.items() if found})
+    if len(models) > 1 and mixed:
+        of_all = _with(base, mix([found for name in mixed if (found := adapters[name])], base.device))
+        base.mixed = Mixed(of_all, -1)
+        for number, name in enumerate(mixed):
+            models[name].mixed = Mixed(of_all, number)
+    return models
+
+
 def _adapted(base: Model, lora: LoraConfig, values: Mapping[str, np.ndarray]) -> Model:
     """The same weights with an adapter."""
-    adapter = with_inverses(frozen_adapter(lora, values, base.device), base.weights, base.device)
+    return _with(base, with_inverses(frozen_adapter(lora, values, base.device), base.weights, base.device))
+
+
+def _with(base: Model, adapter: Adapter) -> Model:
     positions = base.cos.shape[0]
     return Model(base.config, base.weights, base.device, adapter=adapter, positions=positions, dtype=base.dtype)

@@ -224,6 +224,7 @@ class LoraModule:
     rounded: FrozenWeight | None = None  # what stands in the place of weight and term (qat.py)
     variant: LoraVariant | None = None
     own: Mapping[str, Tensor] = field(default_factory=dict)  # what a variant trains
+    shares: tuple[tuple[int, int], ...] = ()  # of several adapters: the number and the rank of each (adapter_mix.py)
 
     @property
     def factors(self) -> tuple[Tensor, Tensor]:

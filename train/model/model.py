@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -38,6 +38,13 @@ from wgrad.train.model.weights import EMBEDDING, HEAD, HEAD_BIAS, XIELU
 # Where layers are recomputed, a long row's gate, up, their product and the gradients of the three stand in memory for
 # as many rows at a time. By shapes and options alone: where weights lie, and how much memory there is, changes no bit.
 MLP_CHUNK_BYTES, MLP_CHUNKS_ABOVE = 768 << 20, 4096
+
+
+class Mixed(NamedTuple):
+    """A model with several adapters, and the number of one of them, -1 of none: adapter_mix.py."""
+
+    model: Model
+    number: int
 
 
 class Model(Attention):
@@ -76,6 +83,7 @@ class Model(Attention):
         self.balance = balance
         self._balance: Balance | None = None  # of the forward that a backward may recompute
         self.passed: dict[int, Callable[[], None]] = {}  # layer -> called once a backward has passed its input
+        self.mixed: Mixed | None = None  # where sequences of this model can be in a batch with those of others
 
     def token_tables(self, tokens: int) -> TokenTables | None:
         """For a batch of `tokens` tokens, to be written to; None where no sequence needs any."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -23,7 +24,7 @@ class Computes(Protocol):
 class Inputs:
     """Inputs of a forward, on the device: ids, positions int32 [B * T], doc_start int32 [B, T], cache_len int32 [1],
     and for a loss targets int32 [B * T]. seed uint32 [2] switches dropout on. tables: as `Model.token_tables` makes
-    them, of whole sequences."""
+    them, of whole sequences. adapters: of a model with several, which part of them each token has (adapter_mix.py)."""
 
     ids: Array
     positions: Array
@@ -32,6 +33,7 @@ class Inputs:
     targets: Array | None = None
     seed: Array | None = None
     tables: TokenTables | None = None
+    adapters: Mapping[tuple[tuple[int, int], ...], Array] = field(default_factory=dict)
 
     @classmethod
     def empty(cls, model: Computes, batch: int, tokens: int) -> Inputs:

@@ -92,7 +92,7 @@ class Parts:
         weight = self.weights[module + ".weight"] if own is None or own.rounded is None else own.rounded
         bias = self.weights.get(module + ".bias")
         dtype = self.dtype if residual is None else np.float32
-        options: dict[str, Any] = {"lora": self._lora(module, inputs.seed), "dtype": dtype}
+        options: dict[str, Any] = {"lora": self._lora(module, inputs), "dtype": dtype}
         linear = F.linear_quantized if isinstance(weight, FrozenWeight) else F.linear
         if own is not None and own.magnitude is not None:
             inverse = inverse_of(own, weight, self.device) if own.inverse is None else own.inverse
@@ -111,10 +111,12 @@ class Parts:
             return None
         return self._linear(stack, x, inputs)
 
-    def _lora(self, module: str, seed: Array | None) -> LoraTerm | None:
-        lora = self.adapter.modules.get(module) if self.adapter else None
+    def _lora(self, module: str, inputs: Inputs) -> LoraTerm | None:
+        lora, seed = self.adapter.modules.get(module) if self.adapter else None, inputs.seed
         if lora is None or self.adapter is None:
             return None
+        if lora.shares:
+            return LoraTerm(*lora.factors, lora.scaling, shares=inputs.adapters[lora.shares])
         p = self.adapter.config.dropout if seed is not None else 0.0
         rounded = lora.rounded is not None
         return LoraTerm(*lora.factors, lora.scaling, p, seed if p else None, lora.stream, rounded)

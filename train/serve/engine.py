@@ -1,8 +1,8 @@
 """The thread of the device: jobs wait in a line, join a batch as soon as it has room, and leave it when they end.
 
-Sequences of a batch share a model and nothing else. While a job for another model is first in line nobody joins, so
-its turn comes when the batch has ended. A score is made between two blocks of steps, one text at a time, so that it
-hangs on no other request; embeddings are made there too.
+Sequences of a batch share a base model and nothing else. While a job is first in line whose model cannot be with those
+of the batch nobody joins, so its turn comes when the batch has ended. A score is made between two blocks of steps, one
+text at a time, so that it hangs on no other request; embeddings are made there too.
 
 The device is a block ahead: while it draws the tokens of one, the host reads those of the one before.
 """
@@ -55,7 +55,6 @@ class Engine:
         self._closing = self._recovering = False
         self.metrics, self._losses = Metrics(), Losses(reload)
         self._batch = Batch(next(iter(models.values())), limits.rows, limits.keys)
-        self._model = next(iter(models))  # of the batch
         self._members: dict[Growing, Member] = {}
         self._again: list[Member] = []  # whose texts are to be read once more
         self._blocks: deque[Block] = deque()
@@ -150,7 +149,7 @@ class Engine:
         self._spoiled, self.models = False, {}
         del self._batch
         self.models = self._losses.recover(reason)
-        self._batch = Batch(self.models[self._model], self.limits.rows, self.limits.keys)
+        self._batch = Batch(next(iter(self.models.values())), self.limits.rows, self.limits.keys)
         self._pace, self._recovering = Pace(), False
 
     def _wait(self) -> bool:
@@ -229,6 +228,8 @@ class Engine:
 
     def _admit(self) -> None:
         """Have those join who are to be read once more, then those of the line, as far as there is room."""
+        for member in self._again:
+            member.sequence.model = self.models[member.answer.job.model]
         while self._again and self._batch.can_join([self._again[0].sequence]):
             self._batch.join([self._again.pop(0).sequence])
         while not (self._spoiled or self._again or self._closing):
@@ -243,29 +244,29 @@ class Engine:
         """The first of the line that are read together, taken out of it; [] where none may join."""
         with self._changed:
             self._line = [job for job in self._line if not self._given_up(job)]
-            if not self._line or (self._members and self._line[0].model != self._model):
-                return []
-            if not self._members and self._line[0].model != self._model:
-                self._model = self._line[0].model
-                self._batch.use(self.models[self._model])
+            if self._line and not self._members:
+                self._batch.use(self.models[self._line[0].model])
             most = _JOINING if self._batch.growing else self.limits.prompt_tokens
             found, tokens = list[Member](), 0
             for job in self._line:
                 first = found[0].answer.job if found else job
-                if job.model != self._model or first.pooling != job.pooling or (found and (job.score or first.score)):
-                    break
                 sequence = Growing.begin(job.prompt, job.max_new_tokens, job.sampling)
+                sequence.model = self.models[job.model]
+                if not self._batch.mixes(sequence.model):
+                    break
+                if first.pooling != job.pooling or (found and (job.score or first.score)):
+                    break
                 if job.pooling is not None:
                     tokens += len(job.prompt)
-                    if found and tokens > self.limits.positions:
+                    if found and (tokens > self.limits.positions or job.model != first.model):
                         break
                     found.append(Member(Answer(job, self.tokenizers[job.model]), sequence))
                     continue
                 together = [*(member.sequence for member in found), sequence]
-                width = padded(max(self._batch.unread(one.prompt) for one in together))
-                if found and (len(together) * width > most or self._batch.is_long(job.prompt)):
+                width = padded(max(map(self._batch.unread, together)))
+                if found and (len(together) * width > most or self._batch.is_long(sequence)):
                     break
-                if self._batch.should_wait(job.prompt, together[:-1]):
+                if self._batch.should_wait(sequence, together[:-1]):
                     break
                 if not self._batch.can_join(together):
                     break
@@ -275,7 +276,7 @@ class Engine:
 
     def _join(self, members: list[Member]) -> None:
         """members: one, where its prompt is scored."""
-        first, model = members[0], self.models[self._model]
+        first, model = members[0], self.models[members[0].answer.job.model]
         self.metrics.joined(sum(len(member.answer.job.prompt) for member in members))
         self._members |= {member.sequence: member for member in members}
         if first.answer.job.is_read_alone:
