@@ -136,3 +136,11 @@ def test_where_memory_ends_the_cache_stays_as_large(make_checkpoint: Any, monkey
     monkeypatch.setattr(batch._cache, "grow", no_memory)
     with pytest.raises(OutOfMemory):
         batch.join(many)
+
+
+def test_no_more_leave_than_must(make_checkpoint: Any) -> None:
+    """Three that have all pages, and want one more each: the youngest has two."""
+    batch = Batch(model_for(make_checkpoint(), ReferenceDevice()), 4, 6 * PAGE)
+    members = [Growing.begin([n] * (2 * PAGE - 1), 9, GREEDY) for n in (1, 2, 3)]
+    batch.join(members)
+    assert batch.crowded(1) == [] and batch.crowded(4) == members[2:]
