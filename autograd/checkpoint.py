@@ -52,22 +52,28 @@ def _keeping(kept: list[Sequence[Array]] | None) -> Iterator[None]:
         _stretch.kept = previous
 
 
-def checkpoint(fn: Callable[..., Any], *tensors: Tensor, parking: Parking | None = None, keep: bool = False) -> Any:
-    """fn(*tensors) -> Tensor or tuple of Tensors, saving only the arguments: on the device, or where `parking` has
-    them. keep: and with them what `once` computes, which is attention.
+def checkpoint(
+    fn: Callable[..., Any],
+    *tensors: Tensor,
+    shared: Sequence[Tensor] = (),
+    parking: Parking | None = None,
+    keep: bool = False,
+) -> Any:
+    """fn(*tensors, *shared) -> Tensor or tuple of Tensors, saving only the arguments: on the device, or where `parking`
+    has them, but for `shared`, which others keep too. keep: and with them what `once` computes, which is attention.
 
     Parameters that fn reaches by itself get their gradients in the backward. fn must compute the same when called
     again. Every output counts as requiring a gradient: what fn reaches cannot be seen from here.
     """
     if not is_recording():
-        return fn(*tensors)
+        return fn(*tensors, *shared)
     kept: list[Sequence[Array]] | None = [] if keep else None
     with recording(False), _keeping(kept):
-        result = fn(*(t.detach() for t in tensors))
+        result = fn(*(t.detach() for t in (*tensors, *shared)))
     outputs = result if isinstance(result, tuple) else (result,)
-    edges = [edge_of(t) for t in tensors]
+    edges = [edge_of(t) for t in (*tensors, *shared)]
     ctx = Context("checkpoint", tensors[0].device, edges)
-    saved = [t.data for t in tensors]
+    saved, ctx.shared = [t.data for t in tensors], [t.data for t in shared]
     if parking is None:
         ctx.save(*saved)
         ctx.kept = kept
@@ -82,7 +88,7 @@ def checkpoint(fn: Callable[..., Any], *tensors: Tensor, parking: Parking | None
 
 def _recompute(fn: Callable[..., Any], ctx: Context, grads: Sequence[Array | None]) -> list[Array | None]:
     inputs, kept = (ctx.saved, ctx.kept) if ctx.saved else _taken(ctx)
-    leaves = [Tensor(data, ctx.device, needs) for data, needs in zip(inputs, ctx.needs_grad)]
+    leaves = [Tensor(data, ctx.device, needs) for data, needs in zip((*inputs, *ctx.shared), ctx.needs_grad)]
     del inputs
     with recomputing(), _keeping(kept):
         result = fn(*leaves)
@@ -93,5 +99,5 @@ def _recompute(fn: Callable[..., Any], ctx: Context, grads: Sequence[Array | Non
 def _taken(ctx: Context) -> tuple[list[Array], list[Sequence[Array]] | None]:
     """From where they were parked: the arguments, and what `once` computed."""
     arrays = iter(ctx.parking.take(ctx.parked))
-    inputs = list(islice(arrays, len(ctx.needs_grad)))
+    inputs = list(islice(arrays, len(ctx.needs_grad) - len(ctx.shared)))
     return inputs, ctx.kept and [tuple(islice(arrays, count)) for count in ctx.kept]

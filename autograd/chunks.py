@@ -26,9 +26,9 @@ def even_rows(rows: int, most: int) -> int:
     return -(-rows // (chunks * ROWS)) * ROWS
 
 
-def in_row_chunks(fn: Callable[[Tensor], Tensor], x: Tensor, rows: int, *, spent: bool = False) -> Tensor:
-    """fn(x) of x [N, C] -> [N, D], computed `rows` rows (a multiple of 64) at a time; x alone is saved, and the
-    backward computes fn again.
+def in_row_chunks(fn: Callable[..., Tensor], x: Tensor, rows: int, *others: Tensor, spent: bool = False) -> Tensor:
+    """fn(x, *others) of x [N, C] and others [N, ...] -> [N, D], computed `rows` rows (a multiple of 64) at a time; the
+    arguments alone are saved, and the backward computes fn again.
 
     spent: nothing else reads x's memory once the backward comes here: its gradient takes x's place in it, chunk by
     chunk.
@@ -41,11 +41,11 @@ def in_row_chunks(fn: Callable[[Tensor], Tensor], x: Tensor, rows: int, *, spent
     if is_recomputing():
         result = x.detach()  # of the shape and dtype of the output, in whose place it stands
     else:
-        result = Tensor(_forward(fn, x.data, x.device, rows), x.device)
+        result = Tensor(_forward(fn, [x.data, *(other.data for other in others)], x.device, rows), x.device)
     if is_recording():
-        edges = [edge_of(x)]
+        edges = [edge_of(x), *map(edge_of, others)]
         ctx = Context("in_row_chunks", x.device, edges)
-        ctx.save(x.data)
+        ctx.save(x.data, *(other.data for other in others))
         attach(ctx, lambda dy: _backward(fn, ctx, dy, rows, spent), edges, [result])
     return result
 
@@ -55,31 +55,32 @@ def _part(array: Array, device: Device, first: int, rows: int) -> Array:
     return device.view(array, (min(rows, array.shape[0] - first), columns), first * columns)
 
 
-def _forward(fn: Callable[[Tensor], Tensor], x: Array, device: Device, rows: int) -> Array:
-    out = None
+def _forward(fn: Callable[..., Tensor], given: Sequence[Array], device: Device, rows: int) -> Array:
+    out, count = None, given[0].shape[0]
     with recording(False), device.caching_dequantized():
-        for first in range(0, x.shape[0], rows):
-            made = fn(Tensor(_part(x, device, first, rows), device)).data
+        for first in range(0, count, rows):
+            made = fn(*(Tensor(_part(x, device, first, rows), device) for x in given)).data
             if out is None:
-                out = device.empty((x.shape[0], made.shape[1]), made.dtype)
+                out = device.empty((count, made.shape[1]), made.dtype)
             device.copy(made, _part(out, device, first, rows))
             del made
     return out
 
 
-def _backward(
-    fn: Callable[[Tensor], Tensor], ctx: Context, dy: Array, rows: int, spent: bool
-) -> Sequence[Array | None]:
-    (x,), device = ctx.saved, ctx.device
-    (needs,) = ctx.needs_grad
-    dx = (x if spent else device.empty(x.shape, x.dtype)) if needs else None
+def _backward(fn: Callable[..., Tensor], ctx: Context, dy: Array, rows: int, spent: bool) -> Sequence[Array | None]:
+    given, device = ctx.saved, ctx.device
+    grads = [
+        (x if spent and i == 0 else device.empty(x.shape, x.dtype)) if needs else None
+        for i, (x, needs) in enumerate(zip(given, ctx.needs_grad))
+    ]
     with device.caching_dequantized():
-        for first in range(0, x.shape[0], rows):
-            leaf = Tensor(_part(x, device, first, rows), device, needs)
+        for first in range(0, dy.shape[0], rows):
+            leaves = [Tensor(_part(x, device, first, rows), device, needs) for x, needs in zip(given, ctx.needs_grad)]
             with recomputing():
-                made = fn(leaf)
+                made = fn(*leaves)
             run_backward([made], [_part(dy, device, first, rows)])
-            if dx is not None:
-                device.copy(leaf.gradient, _part(dx, device, first, rows))
-            del leaf, made
-    return [dx]
+            for leaf, dx in zip(leaves, grads):
+                if dx is not None:
+                    device.copy(leaf.gradient, _part(dx, device, first, rows))
+            del leaves, leaf, made
+    return grads

@@ -35,6 +35,7 @@ SENTENCES = [
 
 # transformers' defaults of these lie outside of the vocabulary.
 _IDS = {"pad_token_id": None, "bos_token_id": None, "eos_token_id": None}
+_GEMMA4 = {**_IDS, "tie_word_embeddings": True, "global_head_dim": 20, "sliding_window": 7, "rope_theta": None}
 # What the tiny model of a family needs beside the common keys, by model_type.
 _OWN: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("smollm3", "phi", "phi3", "olmo2", "olmo3", "starcoder2", "hunyuan_v1_dense", "ernie4_5"), _IDS),
@@ -83,6 +84,15 @@ _OWN: dict[str, dict[str, Any]] = {
         },
         "sliding_window": 7,
     },
+    "gemma4_text": {
+        **_GEMMA4,
+        "vocab_size_per_layer_input": VOCAB,
+        "hidden_size_per_layer_input": 10,
+        "num_hidden_layers": 6,
+        "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,
+        "num_kv_shared_layers": 3,
+    },
+    "gemma4_unified_text": {**_GEMMA4, "layer_types": ["sliding_attention", "full_attention"]},
 }
 
 

@@ -413,7 +413,7 @@ def test_attention_that_is_kept_is_what_a_limit_takes_first(make_checkpoint: Any
     model, rows = load_model_config(folder), {"max_length": 70, "batch_size": 64}
     kept, again = (plan_run(options(**rows, keep_attention=k), model, folder, card, 1) for k in (True, False))
     assert kept is not None and again is not None
-    o_and_lse = model.q_size * 4 + model.num_attention_heads * 4  # of a token
+    o_and_lse = model.q_size_of(0) * 4 + model.num_attention_heads * 4  # of a token
     assert kept.peak_bytes - again.peak_bytes >= (model.num_hidden_layers - 1) * 64 * 70 * o_and_lse
     limit = str((kept.peak_bytes + again.peak_bytes) // 2)
     with pytest.raises(WgradError, match="with --no-keep-attention"):
@@ -425,7 +425,7 @@ def test_attention_that_is_kept_is_parked_with_its_layer(make_checkpoint: Any, c
     model, rows = load_model_config(folder), {"max_length": 64, "batch_size": 16, "keep_attention": True}
     plans = [plan_run(options(**rows, offload_activations=n), model, folder, card, 1) for n in (0, 2)]
     before, parked = ((p.peak_bytes, p.host_bytes) for p in plans if p is not None)
-    a_token = model.hidden_size * 4 + model.q_size * 4 + model.num_attention_heads * 4  # the input, o and lse
+    a_token = model.hidden_size * 4 + model.q_size_of(0) * 4 + model.num_attention_heads * 4  # the input, o and lse
     assert parked[1] - before[1] == 2 * 64 * 16 * a_token
     assert before[0] - parked[0] == pytest.approx(2 * 64 * 16 * a_token, rel=0.01)
 

@@ -25,7 +25,7 @@ from wgrad.autograd.reference import ReferenceDevice
 from wgrad.device.contract import Device
 from wgrad.train.files.safetensors_files import read_entries
 from wgrad.train.model import model as model_file
-from wgrad.train.model.load_weights import load_trainable
+from wgrad.train.model.load_weights import load_trainable, load_untrained
 from wgrad.train.model.model import Model
 from wgrad.train.model.model_config import load_model_config
 from wgrad.train.model.model_inputs import Inputs
@@ -48,6 +48,7 @@ LLAMA3 = {
     "original_max_position_embeddings": 32,
 }
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+OFFSET = ("GemmaRMS", "Gemma2", "Gemma3RMS", "VaultGemma", "Qwen3_5", "Qwen3Next")  # norms whose files hold weight - 1
 # The padding id's row has no gradient in torch.
 GEMMA2: dict[str, Any] = {
     "architecture": "Gemma2ForCausalLM",
@@ -115,6 +116,21 @@ CASES: dict[str, dict[str, Any]] = {
         "rope_local_base_freq": 100.0,
         "rope_scaling": {"rope_type": "linear", "factor": 8.0},
     },
+    "gemma4": {"architecture": "Gemma4ForCausalLM", "final_logit_softcapping": 3.0, "use_double_wide_mlp": True},
+    "gemma4_keys_as_values": {
+        "architecture": "Gemma4ForCausalLM",
+        "num_hidden_layers": 3,
+        "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+        "num_kv_shared_layers": 0,
+        "attention_k_eq_v": True,
+        "num_global_key_value_heads": 1,
+        "hidden_size_per_layer_input": 0,
+        "rope_parameters": {
+            "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.3, "rope_theta": 500.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 90.0},
+        },
+    },
+    "gemma4_unified": {"architecture": "Gemma4UnifiedForCausalLM"},
     "granite": {
         "architecture": "GraniteForCausalLM",
         "embedding_multiplier": 3.0,
@@ -311,7 +327,7 @@ def exact_norms(model: Any) -> Any:
         eps = getattr(self, "variance_epsilon", None) or getattr(self, "eps", 1e-5)  # OLMo's is in its code
         centred = x if name.endswith("RMSNorm") else x - x.mean(-1, keepdim=True)
         weight = getattr(self, "weight", None)
-        scale = 1 if weight is None else weight + ("Gemma" in name or name.startswith(("Qwen3_5", "Qwen3Next")))
+        scale = 1 if weight is None else weight + name.startswith(OFFSET)
         return scale * (centred * torch.rsqrt(centred.pow(2).mean(-1, keepdim=True) + eps))
 
     for module in model.modules():
@@ -359,10 +375,11 @@ def oracle(folder: Path, dtype: Any, ids: np.ndarray, targets: np.ndarray) -> tu
 
 def full_model(folder: Path, device: Device) -> tuple[Model, FlatParameters]:
     config = load_model_config(folder)
-    specs = [ParameterSpec(s.name, s.shape, len(s.shape) > 1) for s in weight_specs(config)]
+    specs = [ParameterSpec(s.name, s.shape, len(s.shape) > 1) for s in weight_specs(config) if s.trained]
     parameters = FlatParameters(specs, device)
     load_trainable(folder, config, {n: t.data for n, t in parameters.tensors.items()}, device)
-    return Model(config, parameters.tensors, device, positions=64), parameters
+    weights = parameters.tensors | load_untrained(folder, config, device)
+    return Model(config, weights, device, positions=64), parameters
 
 
 def make_inputs(device: Device, ids: np.ndarray, targets: np.ndarray, doc_start: np.ndarray | None = None) -> Inputs:

@@ -17,6 +17,7 @@ from wgrad.train.model.patterns import NO_PATTERN, check_patterns
 
 MERGE = "merge it with PEFT (merge_and_unload) and give the result with --model"
 _WHOLE = r"(?:PATTERN)\Z"
+_NOT_LINEAR = ("embed_tokens", "lm_head")  # of what "all-linear" means
 _ANY_LAYERS, _LAYERS = r".*?\.[^.]*\.(\d+)\.", r"(?:^|.*?\.)PATTERN\.(\d+)\."
 
 Layer = Annotated[int, Meta(ge=0, le=1 << 20)]
@@ -96,7 +97,7 @@ def _is_adapted(module: str, lora: LoraConfig, limits: LimitsFile) -> bool:
         return False
     if isinstance(targets, str):
         if targets == ALL_LINEAR:
-            return ".layers." in f".{module}"
+            return module.rpartition(".")[2] not in _NOT_LINEAR
         try:
             return re.fullmatch(targets, module) is not None
         except NO_PATTERN:  # `match_targets` says so

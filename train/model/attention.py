@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from wgrad.autograd import functional as F
@@ -37,21 +37,32 @@ class Attention(Parts):
             cos, sin = (device.upload(table) for table in rope_tables(config.local_rope, positions))
             self._local = (cos, sin)
 
-    def _attention(self, index: int, y: Tensor, inputs: Inputs, cache: KVCache | None) -> Tensor:
-        """-> [N, H D], before the output projection."""
+    def _attention(
+        self, index: int, y: Tensor, inputs: Inputs, cache: KVCache | None, shared: Sequence[Tensor]
+    ) -> tuple[Tensor, Sequence[Tensor]]:
+        """-> [N, H D], before the output projection, and, without a cache, the keys and values [B, T, G, D]. shared:
+        those of another layer, which this one uses."""
         c, rows, tokens = self.config, inputs.batch, inputs.tokens
-        q, k, v, gate, rotated = self._queries_keys_values(index, y, inputs, cache)
-        q = q.reshape(rows, tokens, c.num_attention_heads, c.head_dim)
-        scale, sinks = c.score_scale or c.head_dim**-0.5, self.weights.get(f"model.layers.{index}.self_attn.sinks")
+        source, scale = c.kv_source(index), c.score_scale or c.head_dim_of(index) ** -0.5
+        k: Tensor | None = None
+        v: Tensor | None = None
+        if source == index:
+            q, k, v, gate, rotated = self._queries_keys_values(index, y, inputs, cache)
+        else:
+            (q, gate), rotated = self._queries(index, y, inputs), True
+        q = q.reshape(rows, tokens, c.num_attention_heads, c.head_dim_of(index))
+        sinks = self.weights.get(f"model.layers.{index}.self_attn.sinks")
         options: dict[str, Any] = {"scale": scale, "window": c.windows[index], "softcap": c.score_softcap}
+        made: Sequence[Tensor] = ()
         if cache is not None:
             rope = Rope(*self._tables(index, inputs), c.interleaved) if c.use_rope[index] and not rotated else None
-            o = cache.attend(index, q, k, v, sinks, inputs, rope, **options)
+            o = cache.attend(source, q, k, v, sinks, inputs, rope, **options)
         else:
-            k, v = (x.reshape(rows, tokens, c.num_key_value_heads, c.head_dim) for x in (k, v))
-            o = attend(q, k, v, sinks, inputs.doc_start, inputs.cache_len, **options)
-        o = o.reshape(rows * tokens, c.q_size)
-        return o if gate is None else gated(o, gate)
+            heads = (rows, tokens, c.kv_heads_of(index), c.head_dim_of(index))
+            made = shared if k is None or v is None else [x.reshape(*heads) for x in (k, v)]
+            o = attend(q, *made, sinks, inputs.doc_start, inputs.cache_len, **options)
+        o = o.reshape(rows * tokens, c.q_size_of(index))
+        return (o if gate is None else gated(o, gate)), made
 
     def _queries_keys_values(
         self, index: int, y: Tensor, inputs: Inputs, cache: KVCache | None
@@ -65,22 +76,39 @@ class Attention(Parts):
             if qkv is not None:
                 heads = {"heads": c.num_attention_heads, "kv_heads": c.num_key_value_heads}
                 return *F.rope_split(qkv, *tables, **heads, interleaved=c.interleaved), None, True
-        q, k, v = (self._linear(f"{prefix}{part}_proj", y, inputs) for part in "qkv")
-        q, gate = split_gate(q, c.num_attention_heads, c.head_dim) if c.attention_gate else (q, None)
-        if c.clip_qkv:
-            q, k, v = (F.maximum(F.minimum(x, c.clip_qkv), -c.clip_qkv) for x in (q, k, v))
+        q, gate = self._queries(index, y, inputs)
+        both = [self._clipped(self._linear(f"{prefix}{part}_proj", y, inputs)) for part in c.keys_of(index)]
+        k, v = both[0], both[-1]
         if not c.qk_norm_last:
-            q, k = self._head_norm(index, c.q_norm, q), self._head_norm(index, c.k_norm, k)
-        q = q.reshape(-1, c.num_attention_heads, c.head_dim)
-        k, v = (x.reshape(-1, c.num_key_value_heads, c.head_dim) for x in (k, v))
+            k = self._head_norm(index, c.k_norm, k)
+        if c.value_norm:
+            v = self._normed_heads(v, self._constant(c.head_dim_of(index), 1))
+        k, v = (x.reshape(-1, c.kv_heads_of(index), c.head_dim_of(index)) for x in (k, v))
         appended = cache is not None and not c.qk_norm_last  # which rotates k as well
+        if c.use_rope[index] and not appended:
+            k = F.rope(k, *tables, interleaved=c.interleaved)
+        if c.qk_norm_last:
+            k = self._head_norm(index, c.k_norm, k)
+        return q, k, v, gate, not appended
+
+    def _queries(self, index: int, y: Tensor, inputs: Inputs) -> tuple[Tensor, Tensor | None]:
+        """-> q [N, H, D], rotated, and the gate of the output [N, H D] where there is one."""
+        c, tables = self.config, self._tables(index, inputs)
+        q, gate = self._linear(f"model.layers.{index}.self_attn.q_proj", y, inputs), None
+        if c.attention_gate:
+            q, gate = split_gate(q, c.num_attention_heads, c.head_dim_of(index))
+        q = self._clipped(q)
+        if not c.qk_norm_last:
+            q = self._head_norm(index, c.q_norm, q)
+        q = q.reshape(-1, c.num_attention_heads, c.head_dim_of(index))
         if c.use_rope[index]:
             cos, sin = self._of_queries or tables[:2]
             q = F.rope(q, cos, sin, tables[2], interleaved=c.interleaved)
-            k = k if appended else F.rope(k, *tables, interleaved=c.interleaved)
-        if c.qk_norm_last:
-            q, k = self._head_norm(index, c.q_norm, q), self._head_norm(index, c.k_norm, k)
-        return q, k, v, gate, not appended
+        return (self._head_norm(index, c.q_norm, q) if c.qk_norm_last else q), gate
+
+    def _clipped(self, x: Tensor) -> Tensor:
+        clip = self.config.clip_qkv
+        return F.maximum(F.minimum(x, clip), -clip) if clip else x
 
     def _tables(self, index: int, inputs: Inputs) -> tuple[Array, Array, Array]:
         """cos and sin of a layer, and the row of each token."""
@@ -93,7 +121,10 @@ class Attention(Parts):
         """QK-norm: each head of [N, H * D] by itself (Qwen3), or all at once (OLMo 2); x as it is without one."""
         if not self.config.qk_norm:
             return x
-        weight = self._norm_weight(f"model.layers.{index}.{module}", self.config.head_dim)
+        weight = self._norm_weight(f"model.layers.{index}.{module}", self.config.head_dim_of(index))
+        return self._normed_heads(x, weight)
+
+    def _normed_heads(self, x: Tensor, weight: Any) -> Tensor:
         shape, width = x.shape, weight.shape[0]
         x = x.reshape(x.size // width, width)
         return F.rms_norm(x, weight, self.config.rms_norm_eps, dtype=self.dtype).reshape(*shape)

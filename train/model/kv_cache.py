@@ -33,10 +33,10 @@ class Rope(NamedTuple):
 
 @dataclass
 class KVCache:
-    """Arrays of each layer, by its number. keys, values: of attention, [B, S, G, D]; `Inputs.cache_len` says how many
-    are filled. states: of linear attention, float32 [B, H, K, V]; histories: the last tokens that went into its
-    convolution, [B, W - 1, C]; both are those of the tokens so far. rows: of states and histories, where these have
-    more rows than a batch."""
+    """Arrays of each layer, by its number. keys, values: of attention, [B, S, G, D], of layers that use no other's;
+    `Inputs.cache_len` says how many are filled. states: of linear attention, float32 [B, H, K, V]; histories: the last
+    tokens that went into its convolution, [B, W - 1, C]; both are those of the tokens so far. rows: of states and
+    histories, where these have more rows than a batch."""
 
     keys: dict[int, Array]
     values: dict[int, Array]
@@ -50,10 +50,11 @@ class KVCache:
     ) -> KVCache:
         """rows: of states and histories, where they are others than `batch`."""
         # Zeros: what is masked is still multiplied, by zero, and zero times an old NaN would be NaN.
-        shape, c = (batch, length, config.num_key_value_heads, config.head_dim), config.linear
+        c = config.linear
         linear = [i for i in range(config.num_hidden_layers) if config.linear_of(i)]
-        layers = [i for i in range(config.num_hidden_layers) if not config.linear_of(i)]
-        keys, values = ({i: device.zeros(shape, dtype) for i in layers} for _ in range(2))
+        layers = [i for i in range(config.num_hidden_layers) if not config.linear_of(i) and config.kv_source(i) == i]
+        shapes = {i: (batch, length, config.kv_heads_of(i), config.head_dim_of(i)) for i in layers}
+        keys, values = ({i: device.zeros(shape, dtype) for i, shape in shapes.items()} for _ in range(2))
         if c is None:
             return cls(keys, values)
         rows = batch if rows is None else rows
@@ -62,10 +63,26 @@ class KVCache:
         return cls(keys, values, {i: device.zeros((rows, *c.state)) for i in linear if c.state}, histories)
 
     def attend(
-        self, layer: int, q: Tensor, k: Tensor, v: Tensor, sinks: Any, inputs: Inputs, rope: Rope | None, **options: Any
+        self,
+        layer: int,
+        q: Tensor,
+        k: Tensor | None,
+        v: Tensor | None,
+        sinks: Any,
+        inputs: Inputs,
+        rope: Rope | None,
+        **options: Any,
     ) -> Tensor:
-        """Append k and v [N, G, D], k rotated by `rope` where there is one; attention of q [B, T, H, D] on all keys."""
-        device, keys, values = q.device, self.keys[layer], self.values[layer]
+        """Append k and v [N, G, D], k rotated by `rope` where there is one; attention of q [B, T, H, D] on all keys of
+        the layer. Without k and v, nothing is appended: the layer has done so."""
+        device = q.device
+        if k is not None and v is not None:
+            self._append(layer, k, v, inputs, rope)
+        every = Tensor(self.keys[layer], device), Tensor(self.values[layer], device)
+        return attend(q, *every, sinks, inputs.doc_start, inputs.cache_len, **options)
+
+    def _append(self, layer: int, k: Tensor, v: Tensor, inputs: Inputs, rope: Rope | None) -> None:
+        device, keys, values = k.device, self.keys[layer], self.values[layer]
         check_room("kv_append" if rope is None else "rope_append", keys, inputs.tokens, inputs.cache_len)
         if rope is not None:
             tables, turned = rope[:3], {"interleaved": rope.interleaved}
@@ -74,8 +91,6 @@ class KVCache:
             for part, new in ((keys, k), (values, v)):
                 rows = new.reshape(inputs.batch, inputs.tokens, *new.shape[1:])
                 device.kv_append(part, rows.data, inputs.cache_len)
-        every = Tensor(keys, device), Tensor(values, device)
-        return attend(q, *every, sinks, inputs.doc_start, inputs.cache_len, **options)
 
     def with_history(self, layer: int, x: Tensor) -> Tensor:
         """x [B, T, C] behind the tokens before it; the last ones of both are before what comes next."""

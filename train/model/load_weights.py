@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from wgrad.autograd.tensor import Tensor
 from wgrad.device.contract import Array, Device
 from wgrad.device.errors import OutOfMemory, WgradError
 from wgrad.train.files.safetensors_files import TensorEntry
@@ -23,7 +24,7 @@ from wgrad.train.model.pissa import PissaStart
 from wgrad.train.model.read_ahead import pieces as piece_bounds
 from wgrad.train.model.read_ahead import read_ahead
 from wgrad.train.model.stacks import stack_if_last
-from wgrad.train.model.weights import WeightSpec, weight_specs
+from wgrad.train.model.weights import EMBEDDING, WeightSpec, weight_specs
 
 
 def _open(folder: str | os.PathLike[str], config: ModelConfig) -> ModelFiles:
@@ -78,10 +79,11 @@ def place(
 
 
 def read_from_main_memory(spec: WeightSpec, config: ModelConfig, device: Device) -> bool:
-    """Return whether a tensor that is frozen lies there for good: an embedding that is not the head as well. A step
+    """Return whether a tensor that is frozen lies there for good: an embedding that is not the head as well, and one of
+    all layers. A step
     looks up some rows of it, each a few KiB where a token takes 10^9 operations, and reads them where they lie; on the
     device such a table is a tenth to a fifth of all weights."""
-    apart = spec.kind == "embedding" and not config.tie_word_embeddings
+    apart = spec.kind == "embedding" and (spec.name != EMBEDDING or not config.tie_word_embeddings)
     return apart and device.host_buffers and not device.shared_memory
 
 
@@ -185,6 +187,15 @@ def read_restored(
     else:
         return files.read(spec).astype(np.float32)
     return device.download(device.dequantize(weight)).reshape(spec.shape)
+
+
+def load_untrained(
+    folder: str | os.PathLike[str], config: ModelConfig, device: Device, contents: bool = True
+) -> dict[str, Tensor]:
+    """Name -> value of the tensors that no training changes. contents False: as of `place`. Raises WgradError."""
+    specs = [spec for spec in weight_specs(config) if not spec.trained]
+    files = _open(folder, config) if specs else None
+    return {spec.name: Tensor(place(files, spec, device, contents), device) for spec in specs if files is not None}
 
 
 def load_trainable(

@@ -21,7 +21,7 @@ from wgrad.device.formats.frozen_weight import FrozenWeight
 from wgrad.train.model.lora_variants import OWN, LoraVariant, starts, variant_of
 from wgrad.train.model.model_config import ModelConfig
 from wgrad.train.model.patterns import NO_PATTERN, check_patterns
-from wgrad.train.model.weights import WholeModules, projection_shapes, whole_modules
+from wgrad.train.model.weights import WholeModules, outer_projections, projection_shapes, whole_modules
 
 ALL_LINEAR = "all-linear"
 ExpertModules = Mapping[str, tuple[int, int, int]]
@@ -95,11 +95,12 @@ def check_all_patterns(lora: LoraConfig, modules: Sequence[str], source: str) ->
 
 def linear_modules(config: ModelConfig) -> dict[str, tuple[int, int]]:
     """Path -> shape [out, in] of every projection of the decoder (the head and experts are not among them)."""
-    return {
+    of_layers = {
         f"model.layers.{i}.{name}": shape
         for i in range(config.num_hidden_layers)
         for name, shape in projection_shapes(config, i).items()
     }
+    return of_layers | outer_projections(config)
 
 
 def expert_modules(config: ModelConfig) -> ExpertModules:

@@ -8,7 +8,7 @@ Sources: LLaMA (arXiv 2302.13971), grouped heads (2305.13245), SwiGLU (2002.0520
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
@@ -24,16 +24,17 @@ from wgrad.train.model.activations import GATED, PLAIN, xielu
 from wgrad.train.model.attention import Attention
 from wgrad.train.model.balance import Balance
 from wgrad.train.model.kv_cache import KVCache
-from wgrad.train.model.layers import through_layers
+from wgrad.train.model.layers import Beside, through_layers
 from wgrad.train.model.lora import Adapter, linear_modules
 from wgrad.train.model.mixers import mix
 from wgrad.train.model.mixture import mixture
 from wgrad.train.model.model_config import ModelConfig
 from wgrad.train.model.model_inputs import Inputs
+from wgrad.train.model.per_layer import GATE, NORM, OUT, OUT_NORM, PROJECTION, TABLE
 from wgrad.train.model.stacks import GATE_UP
 from wgrad.train.model.streamed_weights import StreamedWeights
 from wgrad.train.model.token_tables import TokenTables
-from wgrad.train.model.weights import EMBEDDING, HEAD, HEAD_BIAS, XIELU
+from wgrad.train.model.weights import EMBEDDING, HEAD, HEAD_BIAS, LAYER_SCALE, XIELU
 
 # Where layers are recomputed, a long row's gate, up, their product and the gradients of the three stand in memory for
 # as many rows at a time. By shapes and options alone: where weights lie, and how much memory there is, changes no bit.
@@ -140,7 +141,7 @@ class Model(Attention):
         if self.config.embedding_norm:
             h = F.rms_norm(h, self._constant(h.shape[1], 1), self.config.rms_norm_eps, dtype=np.float32)
         h = through_layers(
-            lambda index, h: self._layer(index, h, inputs, cache), h, self.config.num_hidden_layers,
+            lambda index, h, *beside: self._layer(index, h, inputs, cache, beside), h, self._beside(h, inputs),
             recomputed=self.recomputed if cache is None else 0, offload=self.offload,
             keep_attention=self.keep_attention, passed=self.passed,
         )  # fmt: skip
@@ -184,31 +185,53 @@ class Model(Attention):
         cap = self.config.logit_softcap
         return self.device.softcap(logits, cap) if cap else logits
 
+    def _beside(self, embedded: Tensor, inputs: Inputs) -> Beside:
+        """Make what layers are given besides the stream, which begins as the embeddings [N, C]."""
+        c = self.config
+        if c.per_layer is None:
+            return Beside(c)
+        projected = self._linear(PROJECTION, F.cast(embedded, self.dtype), inputs)
+        norm, eps = self._norm_weight(NORM, c.per_layer.width), c.rms_norm_eps
+        return Beside(c, c.per_layer.inputs(c.hidden_size, projected, self.weights[TABLE], norm, eps, inputs.ids))
+
     # ---- a layer -----------------------------------------------------------------------------
-    def _layer(self, index: int, h: Tensor, inputs: Inputs, cache: KVCache | None) -> Tensor:
+    def _layer(
+        self, index: int, h: Tensor, inputs: Inputs, cache: KVCache | None, beside: Sequence[Tensor]
+    ) -> Tensor | tuple[Tensor, ...]:
+        """-> the stream, and what `Beside` keeps of the layer. beside: what it gives it."""
         if self._streamed is not None:
             self._streamed.enter(index)
         c, prefix = self.config, f"model.layers.{index}."
         before, after, *_ = c.norms_of(index)
+        own, shared = (beside[:1], beside[1:]) if c.per_layer else ((), beside)
         y, h = self._norm(prefix, before, h)
-        o_proj, attended = self._attended(index, y, inputs, cache)
+        o_proj, attended, keys = self._attended(index, y, inputs, cache, shared)
         if c.parallel:
-            h = self._mlp_half(index, h, inputs, cache, y)
+            h = self._mlp_half(index, h, inputs, cache, own, y)
             return self._to_stream(prefix, o_proj, after, attended, h, inputs, last=True)
         h = self._to_stream(prefix, o_proj, after, attended, h, inputs)
-        return self._mlp_half(index, h, inputs, cache)
+        h = self._mlp_half(index, h, inputs, cache, own)
+        return (h, *keys) if cache is None and c.shares_keys(index) else h
 
-    def _attended(self, index: int, y: Tensor, inputs: Inputs, cache: KVCache | None) -> tuple[str, Tensor]:
-        """Return the path of attention's output projection, and its input [N, H D]."""
+    def _attended(
+        self, index: int, y: Tensor, inputs: Inputs, cache: KVCache | None, shared: Sequence[Tensor]
+    ) -> tuple[str, Tensor, Sequence[Tensor]]:
+        """Return the path of attention's output projection, its input [N, H D], and the keys and values."""
         c, prefix = self.config, f"model.layers.{index}."
         if (linear := c.linear_of(index)) is None:
-            return c.o_proj, self._attention(index, y, inputs, cache)
+            return c.o_proj, *self._attention(index, y, inputs, cache, shared)
         rows = {"doc_start": inputs.doc_start, "cache_len": inputs.cache_len, "cache": cache, "layer": index}
         project = partial(self._linear, x=y, inputs=inputs)
-        return linear.out_proj, mix(linear, self.weights, prefix, project, c.rms_norm_eps, **rows)
+        return linear.out_proj, mix(linear, self.weights, prefix, project, c.rms_norm_eps, **rows), ()
 
     def _mlp_half(
-        self, index: int, h: Tensor, inputs: Inputs, cache: KVCache | None, y: Tensor | None = None
+        self,
+        index: int,
+        h: Tensor,
+        inputs: Inputs,
+        cache: KVCache | None,
+        own: Sequence[Tensor] = (),
+        y: Tensor | None = None,
     ) -> Tensor:
         """`_mlp`; of a long row that is recomputed, in chunks."""
         c = self.config
@@ -219,11 +242,22 @@ class Model(Attention):
             if h.shape[0] > max(most, MLP_CHUNKS_ABOVE):
                 rows = even_rows(h.shape[0], most)
                 # Without y, h is what `_to_stream` has just made for this half alone.
-                return in_row_chunks(lambda x: self._mlp(index, x, inputs), h, rows, spent=y is None)
-        return self._mlp(index, h, inputs, y)
+                return in_row_chunks(lambda x, *own: self._mlp(index, x, inputs, own), h, rows, *own, spent=y is None)
+        return self._mlp(index, h, inputs, own, y)
 
-    def _mlp(self, index: int, h: Tensor, inputs: Inputs, y: Tensor | None = None) -> Tensor:
-        """A layer's MLP, norm and residual included: of each row by itself. y: the norm of h, where it is there."""
+    def _mlp(
+        self, index: int, h: Tensor, inputs: Inputs, own: Sequence[Tensor] = (), y: Tensor | None = None
+    ) -> Tensor:
+        """A layer's MLP, norm and residual included, and what comes behind it: of each row by itself. own: the layer's
+        own embeddings. y: the norm of h, where it is there."""
+        prefix = f"model.layers.{index}."
+        h = self._mlp_alone(index, h, inputs, y, last=not own)
+        for embedded in own:
+            gate = self._linear(prefix + GATE, F.cast(h, self.dtype), inputs)
+            h = self._to_stream(prefix, OUT, OUT_NORM, GATED[self.config.hidden_act](gate, embedded), h, inputs)
+        return h * self._tensor(prefix + LAYER_SCALE) if self.config.layer_scale else h
+
+    def _mlp_alone(self, index: int, h: Tensor, inputs: Inputs, y: Tensor | None, last: bool) -> Tensor:
         c, prefix = self.config, f"model.layers.{index}."
         *_, before, after = c.norms_of(index)
         if y is None:
@@ -232,7 +266,7 @@ class Model(Attention):
             project = partial(self._linear, inputs=inputs)
             return mixture(c, self.weights, self.adapter, prefix, y, h, project, self._constant(1, 1), self._balance)
         activated = self._activated(prefix, y, inputs)
-        return self._to_stream(prefix, c.down_proj, after, activated, h, inputs, last=True)
+        return self._to_stream(prefix, c.down_proj, after, activated, h, inputs, last=last)
 
     def _activated(self, prefix: str, y: Tensor, inputs: Inputs) -> Tensor:
         """Return the input of the MLP's last projection."""

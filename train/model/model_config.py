@@ -7,7 +7,7 @@ config_file.py has their types, ranges and defaults.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from wgrad.train.model.experts import Experts
 from wgrad.train.model.families import FAMILIES
 from wgrad.train.model.linear_attention import GatedConvolution, LinearAttention
 from wgrad.train.model.multimodal import MULTIMODAL, text_config
+from wgrad.train.model.per_layer import PerLayer
 from wgrad.train.model.rope_scaling import RopeConfig, parse_ropes
 
 _ACTIVATIONS = {
@@ -57,6 +58,10 @@ class ModelConfig:
     linear: of layers that have linear attention or a convolution in the place of attention. attention_gate: q_proj has
     a gate of the attention's output next to each head's queries.
     experts: of layers that have such in the place of an MLP.
+    head_dims, kv_heads, mlp_widths: of each layer, where they differ. kv_sources[i]: the layer whose keys and values
+    layer i uses (if not "()", where each has its own). keys_as_values[i]: it has no v_proj: what k_proj gives is its
+    values too. value_norm: each head's values are normed, without weights. layer_scale: a layer's output is scaled by
+    its layer_scalar, which is never trained. per_layer: embeddings that each layer has of its own.
     text_of: the multimodal architecture of which this is the text part ("": none).
     extra_layers: files may have so many more, which predict several tokens at once and are left out.
     """
@@ -120,16 +125,46 @@ class ModelConfig:
     linear: LinearAttention | GatedConvolution | None = field(default=None, repr=False)
     attention_gate: bool = field(default=False, repr=False)
     experts: Experts | None = field(default=None, repr=False)
+    head_dims: tuple[int, ...] = field(default=(), repr=False)
+    kv_heads: tuple[int, ...] = field(default=(), repr=False)
+    mlp_widths: tuple[int, ...] = field(default=(), repr=False)
+    kv_sources: tuple[int, ...] = field(default=(), repr=False)
+    keys_as_values: tuple[bool, ...] = field(default=(), repr=False)
+    value_norm: bool = field(default=False, repr=False)
+    layer_scale: bool = field(default=False, repr=False)
+    per_layer: PerLayer | None = field(default=None, repr=False)
     text_of: str = field(default="", repr=False)
     extra_layers: int = field(default=0, repr=False)
 
-    @property
-    def q_size(self) -> int:
-        return self.num_attention_heads * self.head_dim
+    def head_dim_of(self, layer: int) -> int:
+        return self.head_dims[layer] if self.head_dims else self.head_dim
 
-    @property
-    def kv_size(self) -> int:
-        return self.num_key_value_heads * self.head_dim
+    def kv_heads_of(self, layer: int) -> int:
+        return self.kv_heads[layer] if self.kv_heads else self.num_key_value_heads
+
+    def q_size_of(self, layer: int) -> int:
+        return self.num_attention_heads * self.head_dim_of(layer)
+
+    def kv_size_of(self, layer: int) -> int:
+        return self.kv_heads_of(layer) * self.head_dim_of(layer)
+
+    def mlp_width_of(self, layer: int) -> int:
+        """The width of a layer's MLP without experts."""
+        return self.mlp_widths[layer] if self.mlp_widths else self.intermediate_size
+
+    def kv_source(self, layer: int) -> int:
+        """The layer whose keys and values a layer uses: itself, in most models."""
+        return self.kv_sources[layer] if self.kv_sources else layer
+
+    def keys_of(self, layer: int) -> str:
+        """Return which of the projections k and v a layer has."""
+        if self.kv_source(layer) != layer:
+            return ""
+        return "k" if self.keys_as_values and self.keys_as_values[layer] else "kv"
+
+    def shares_keys(self, layer: int) -> bool:
+        """Return whether a layer behind this one uses its keys and values."""
+        return layer in self.kv_sources[layer + 1 :]
 
     @property
     def in_gguf(self) -> bool:
@@ -153,7 +188,8 @@ class ModelConfig:
     def mlp_width(self) -> int:
         """Elements of the activations of the widest MLP, for a token."""
         routed = self.experts.chosen * self.experts.width if self.experts else 0
-        dense = self.intermediate_size if self.experts is None or not all(self.experts.layers) else 0
+        dense = max(self.mlp_widths, default=self.intermediate_size)
+        dense = dense if self.experts is None or not all(self.experts.layers) else 0
         return max(routed, dense)
 
     @property
@@ -202,14 +238,16 @@ def parse_model_config(raw: Mapping[str, Any], where: str = "config.json") -> Mo
     hidden, heads, layers = file.hidden_size, file.num_attention_heads, file.num_hidden_layers
     head_dim = file.head_dim or hidden // heads
     kv_heads = file.num_key_value_heads or heads
-    _check_heads(heads, kv_heads, head_dim, where)
     variant: dict[str, Any] = {"windows": (0,) * layers, "use_rope": (True,) * layers}
     variant |= {"hidden_act": file.hidden_act, "rms_norm_eps": file.rms_norm_eps}
     variant |= family.variant(file)
     if variant.get("experts") is not None and isinstance(file, ExpertsFile):
         variant["experts"] = replace(variant["experts"], balance=file.balance)
     variant["hidden_act"] = _activation(variant["hidden_act"], variant.get("gated", True), where)
-    rope, variant["local_rope"] = parse_ropes(file, head_dim, where)
+    head_dims, all_kv_heads = variant.get("head_dims") or (head_dim,), variant.get("kv_heads") or (kv_heads,)
+    for width, groups in dict.fromkeys(((head_dim, kv_heads), *zip(head_dims, all_kv_heads))):
+        _check_heads(heads, groups, width, where)
+    rope, variant["local_rope"] = parse_ropes(file, *_rotated_dims(variant["windows"], head_dims), where)
     return ModelConfig(
         architecture=name,
         vocab_size=file.vocab_size,
@@ -246,6 +284,12 @@ def _architecture(file: NameFile, where: str) -> str:
             "architectures that docs/reference/models.md lists"
         )
     return found
+
+
+def _rotated_dims(windows: Sequence[int], head_dims: Sequence[int]) -> tuple[int, int]:
+    """The head_dim of layers without a window, and of those with one; of a kind that no layer has the other's."""
+    dims = {window > 0: width for window, width in zip(windows, head_dims)}
+    return dims.get(False, head_dims[0]), dims.get(True, head_dims[0])
 
 
 def _check_heads(heads: int, kv_heads: int, head_dim: int, where: str) -> None:

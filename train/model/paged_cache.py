@@ -27,19 +27,32 @@ class PagedCache(KVCache):
     sources: Array | None = None
 
     def attend(
-        self, layer: int, q: Tensor, k: Tensor, v: Tensor, sinks: Any, inputs: Inputs, rope: Rope | None, **options: Any
+        self,
+        layer: int,
+        q: Tensor,
+        k: Tensor | None,
+        v: Tensor | None,
+        sinks: Any,
+        inputs: Inputs,
+        rope: Rope | None,
+        **options: Any,
     ) -> Tensor:
         device, keys, values = q.device, self.keys[layer], self.values[layer]
-        if rope is not None and inputs.tables is not None:  # rows of tables of their own, which are no places
-            k, rope = F.rope(k, *rope[:3], interleaved=rope.interleaved), None
-        tables, turned = (rope[:2], {"interleaved": rope.interleaved}) if rope is not None else ((), {})
-        device.paged_append(keys, values, k.data, v.data, self.pages, self.places, *tables, **turned)
+        if k is not None and v is not None:
+            self._append(layer, k, v, inputs, rope)
         if self.sources is None:
             o, lse = device.paged_attention(q.data, keys, values, self.pages, self.places, **options)
             return Tensor(o if sinks is None else with_sinks(o, lse, sinks, device), device)
         shape = (inputs.batch, self.sources.shape[0] // inputs.batch, *keys.shape[2:])
         side_by_side = (self._gathered(Tensor(pool, device)).reshape(*shape) for pool in (keys, values))
         return attend(q, *side_by_side, sinks, inputs.doc_start, inputs.cache_len, **options)
+
+    def _append(self, layer: int, k: Tensor, v: Tensor, inputs: Inputs, rope: Rope | None) -> None:
+        if rope is not None and inputs.tables is not None:  # rows of tables of their own, which are no places
+            k, rope = F.rope(k, *rope[:3], interleaved=rope.interleaved), None
+        tables, turned = (rope[:2], {"interleaved": rope.interleaved}) if rope is not None else ((), {})
+        new = (k.data, v.data, self.pages, self.places)
+        k.device.paged_append(self.keys[layer], self.values[layer], *new, *tables, **turned)
 
     def _gathered(self, pool: Tensor) -> Tensor:
         pages, tokens, heads, width = pool.shape

@@ -1,5 +1,5 @@
-"""Rotary position tables: default, linear, dynamic, llama3, yarn and longrope scaling, in the numbers that transformers
-uses.
+"""Rotary position tables: default, linear, dynamic, llama3, yarn, longrope and proportional scaling, in the numbers
+that transformers uses.
 
 Sources: RoFormer (arXiv 2104.09864); YaRN (arXiv 2309.00071); LongRoPE (arXiv 2402.13753); Llama 3.1's and dynamic
 NTK scaling as described in transformers' modeling_rope_utils. The inverse frequencies and angles are rounded to float32
@@ -20,7 +20,7 @@ from wgrad.device.errors import WgradError
 from wgrad.train.files.decode import FETCH, show
 from wgrad.train.model.config_file import ConfigFile, RopeFile
 
-ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
+ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "proportional")
 
 
 @dataclass(frozen=True)
@@ -45,13 +45,16 @@ class RopeConfig:
     short_factor: tuple[float, ...] = field(default=(), repr=False)  # longrope: of each pair
     long_factor: tuple[float, ...] = field(default=(), repr=False)
     backwards: bool = field(default=False, repr=False)  # pairs turn the other way: sin is negated
+    turned: int = field(default=0, repr=False)  # proportional: so many pairs turn, the others stand
 
 
-def parse_ropes(file: ConfigFile, head_dim: int, where: str) -> tuple[RopeConfig, RopeConfig | None]:
+def parse_ropes(
+    file: ConfigFile, head_dim: int, local_head_dim: int, where: str
+) -> tuple[RopeConfig, RopeConfig | None]:
     """RoPE of a config.json: `rope_scaling` (transformers 4), else `rope_parameters` (5), with `rope_theta`. -> that of
     layers, and that of sliding layers where a family has one for them. WgradError."""
     if file.local_theta is not None:
-        return _of_both_kinds(file, file.local_theta, head_dim, where)
+        return _of_both_kinds(file, file.local_theta, (head_dim, local_head_dim), where)
     parameters = file.rope_parameters or file.default_rope
     given = parameters if file.rope_scaling in (None, RopeFile()) else file.rope_scaling
     if given.full_attention or given.sliding_attention:
@@ -63,11 +66,13 @@ def parse_ropes(file: ConfigFile, head_dim: int, where: str) -> tuple[RopeConfig
     return (rope if own is None else dataclasses.replace(rope, theta=own)), of_windows
 
 
-def _of_both_kinds(file: ConfigFile, local_theta: float, head_dim: int, where: str) -> tuple[RopeConfig, RopeConfig]:
+def _of_both_kinds(
+    file: ConfigFile, local_theta: float, head_dims: tuple[int, int], where: str
+) -> tuple[RopeConfig, RopeConfig]:
     """Read the two rotary embeddings of a family with sliding layers. As in transformers, `rope_scaling` is laid over
     `full_attention`, whose rope_type, "default" where rope_parameters is missing, counts before the older key `type`;
     what `rope_parameters` has for no kind of layer is not read, but for `truncate`."""
-    parameters = file.rope_parameters or RopeFile()
+    parameters = file.rope_parameters or file.default_rope
     full = parameters.full_attention or RopeFile(rope_type="default")
     if file.rope_scaling is not None:
         if file.rope_parameters is not None and parameters.full_attention is None:
@@ -79,7 +84,7 @@ def _of_both_kinds(file: ConfigFile, local_theta: float, head_dim: int, where: s
         full = replace(full, **scaling)
     found = []
     defaults = (file.rope_theta or file.default_theta, local_theta)
-    for given, theta in zip((full, parameters.sliding_attention or RopeFile()), defaults):
+    for given, theta, head_dim in zip((full, parameters.sliding_attention or RopeFile()), defaults, head_dims):
         given = replace(given, truncate=parameters.truncate)
         original = given.original_max_position_embeddings
         found.append(_parse_rope(given, file, given.rope_theta or theta, original, head_dim, where))
@@ -94,6 +99,12 @@ def _parse_rope(
     kind = "longrope" if kind == "su" else kind  # its first name
     if kind not in ROPE_TYPES:
         raise WgradError(f"{where}: rope_type {show(kind)} is not supported: {', '.join(ROPE_TYPES)} are")
+    if kind == "proportional":
+        part = 1.0 if given.partial_rotary_factor is None else given.partial_rotary_factor
+        if part > 1:
+            raise WgradError(f"{where}: partial_rotary_factor must be at most 1; got {part}: {FETCH}")
+        turned = int(part * head_dim // 2)
+        return RopeConfig(head_dim, theta, kind, given.factor or 1.0, turned=turned)
     partial = given.partial_rotary_factor or file.partial_rotary_factor or 1.0
     head_dim = _rotated(head_dim, partial, file, where)
     config: dict[str, Any] = {
@@ -189,7 +200,9 @@ def inverse_frequencies(config: RopeConfig, positions: int = 0) -> np.ndarray:
     if config.type == "longrope":
         periods = periods * np.array(config.long_factor if positions > original else config.short_factor, np.float32)
     inverse: np.ndarray = (np.float32(1) / periods).astype(np.float32)
-    if config.type == "linear":
+    if config.type == "proportional":
+        inverse[config.turned :] = 0
+    if config.type in ("linear", "proportional"):
         values: np.ndarray = inverse / np.float32(config.factor)
         return values
     if config.type == "llama3":

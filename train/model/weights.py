@@ -6,8 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from wgrad.train.model.model_config import ModelConfig
+from wgrad.train.model.per_layer import NORM, OUT_NORM, PROJECTION, TABLE
 
 EMBEDDING, HEAD, HEAD_BIAS = "model.embed_tokens.weight", "lm_head.weight", "lm_head.bias"
+LAYER_SCALE = "layer_scalar"
 XIELU = ("mlp.act_fn.alpha_p", "mlp.act_fn.alpha_n")  # parameters of the activation
 _CONSTANTS = {"mlp.act_fn.beta": 0.5, "mlp.act_fn.eps": -1e-6}  # of it, the same in every model
 
@@ -18,13 +20,14 @@ WholeModules = dict[str, dict[str, tuple[int, ...]]]  # path -> shapes of the mo
 class WeightSpec:
     """A tensor that the architecture has. kind: embedding, head, projection, experts (all of a
     layer, [experts, out, in]), router, norm or bias. offset: what the model's value is above the file's. float32: files
-    have it so, whatever the others are."""
+    have it so, whatever the others are. trained: by --full."""
 
     name: str
     shape: tuple[int, ...]
     kind: str
     offset: float = 0.0
     float32: bool = False
+    trained: bool = True
 
     @property
     def is_linear(self) -> bool:
@@ -34,11 +37,12 @@ class WeightSpec:
 
 def projection_shapes(config: ModelConfig, layer: int) -> dict[str, tuple[int, int]]:
     """Shape [out, in] of a layer's projections, by their path within the layer; those of experts are not among them."""
-    hidden, ffn = config.hidden_size, config.intermediate_size
+    hidden, ffn = config.hidden_size, config.mlp_width_of(layer)
+    q_size, kv_size = config.q_size_of(layer), config.kv_size_of(layer)
     if config.fused:  # qkv as well
         return {
-            "self_attn.qkv_proj": (config.q_size + 2 * config.kv_size, hidden),
-            "self_attn.o_proj": (hidden, config.q_size),
+            "self_attn.qkv_proj": (q_size + 2 * kv_size, hidden),
+            "self_attn.o_proj": (hidden, q_size),
             "mlp.gate_up_proj": (2 * ffn, hidden),
             "mlp.down_proj": (hidden, ffn),
         }
@@ -47,21 +51,28 @@ def projection_shapes(config: ModelConfig, layer: int) -> dict[str, tuple[int, i
     else:
         first = {**({config.gate_proj: (ffn, hidden)} if config.gated else {}), config.up_proj: (ffn, hidden)}
     attention = {
-        "self_attn.q_proj": (config.q_size * (2 if config.attention_gate else 1), hidden),
-        "self_attn.k_proj": (config.kv_size, hidden),
-        "self_attn.v_proj": (config.kv_size, hidden),
-        config.o_proj: (hidden, config.q_size),
+        "self_attn.q_proj": (q_size * (2 if config.attention_gate else 1), hidden),
+        **{f"self_attn.{part}_proj": (kv_size, hidden) for part in config.keys_of(layer)},
+        config.o_proj: (hidden, q_size),
     }
     if (linear := config.linear_of(layer)) is not None:
         attention = linear.projections(hidden)
+    beside = config.per_layer.projections(hidden) if config.per_layer else {}
     if config.experts is not None and config.has_experts(layer):
         return {**attention, **config.experts.shared_shapes(hidden)}
-    return {**attention, **first, config.down_proj: (hidden, ffn)}
+    return {**attention, **first, config.down_proj: (hidden, ffn), **beside}
+
+
+def outer_projections(config: ModelConfig) -> dict[str, tuple[int, int]]:
+    """Shape [out, in] of the projections that are of no layer, by their path."""
+    if config.per_layer is None:
+        return {}
+    return {PROJECTION: (config.num_hidden_layers * config.per_layer.width, config.hidden_size)}
 
 
 def used_weights(config: ModelConfig) -> int:
     """Elements of the matrices in all layers that a token is multiplied with."""
-    total = 0
+    total = sum(rows * columns for rows, columns in outer_projections(config).values())
     for layer in range(config.num_hidden_layers):
         total += sum(rows * columns for rows, columns in projection_shapes(config, layer).values())
         if config.experts is not None and config.has_experts(layer):
@@ -71,12 +82,13 @@ def used_weights(config: ModelConfig) -> int:
 
 def activation_bytes(config: ModelConfig, tokens: int, itemsize: int) -> int:
     """Rough bytes that one forward keeps for its backward without recomputing."""
-    attention = 2 * (config.q_size + config.kv_size) + config.q_size
     linear, layers = config.linear, range(config.num_hidden_layers)
+    attention = {i: 3 * config.q_size_of(i) + 2 * config.kv_size_of(i) * (config.kv_source(i) == i) for i in layers}
     products = 2 * config.hidden_size + (3 if config.gated else 2) * config.mlp_width
+    products += 4 * config.per_layer.width if config.per_layer else 0
     products += 2 * config.experts.chosen * config.hidden_size if config.experts else 0
     of_linear = linear.kept if linear else 0
-    mixed = sum(of_linear if config.linear_of(layer) else attention for layer in layers)
+    mixed = sum(of_linear if config.linear_of(layer) else attention[layer] for layer in layers)
     return tokens * ((mixed + len(layers) * products) * itemsize + len(layers) * 2 * config.hidden_size * 4)
 
 
@@ -91,6 +103,11 @@ def whole_modules(config: ModelConfig) -> WholeModules:
 def weight_specs(config: ModelConfig) -> list[WeightSpec]:
     """Every tensor of the model, in the order in which it is computed."""
     specs = [WeightSpec(EMBEDDING, (config.vocab_size, config.hidden_size), "embedding")]
+    if (own := config.per_layer) is not None:
+        specs.append(WeightSpec(TABLE, (own.vocabulary, config.num_hidden_layers * own.width), "embedding"))
+        specs.append(WeightSpec(f"{NORM}.weight", (own.width,), "norm"))
+    for module, shape in outer_projections(config).items():
+        specs.append(WeightSpec(f"{module}.weight", shape, "projection"))
     for layer in range(config.num_hidden_layers):
         specs.extend(_layer_specs(config, layer))
     specs.extend(_norm(config, config.final_norm))
@@ -119,16 +136,20 @@ def _norm(config: ModelConfig, module: str) -> Iterator[WeightSpec]:
 def _layer_specs(config: ModelConfig, layer: int) -> Iterator[WeightSpec]:
     prefix, linear = f"model.layers.{layer}.", config.linear_of(layer)
     biased = {f"self_attn.{part}_proj": config.qkv_bias for part in "qkv"} | {config.o_proj: config.o_bias}
-    for norm in dict.fromkeys(filter(None, config.norms_of(layer))):  # once, where attention and MLP read the same
+    norms = [*config.norms_of(layer), *([OUT_NORM] if config.per_layer else [])]
+    for norm in dict.fromkeys(filter(None, norms)):  # once, where attention and MLP read the same
         yield from _norm(config, prefix + norm)
     for name, sizes in linear.others.items() if linear is not None else ():
         yield WeightSpec(prefix + name, sizes, "norm")
     if config.qk_norm and config.norm_weight and linear is None:
-        for norm, width in ((config.q_norm, config.q_size), (config.k_norm, config.kv_size)):
-            size = width if config.qk_norm_whole else config.head_dim
+        widths = {config.q_norm: config.q_size_of(layer), config.k_norm: config.kv_size_of(layer)}
+        for norm, width in list(widths.items())[: 2 if config.keys_of(layer) else 1]:
+            size = width if config.qk_norm_whole else config.head_dim_of(layer)
             yield WeightSpec(f"{prefix}{norm}.weight", (size,), "norm", config.norm_offset)
     if config.sinks:
         yield WeightSpec(f"{prefix}self_attn.sinks", (config.num_attention_heads,), "bias")
+    if config.layer_scale:
+        yield WeightSpec(f"{prefix}{LAYER_SCALE}", (1,), "norm", trained=False)
     if config.hidden_act == "xielu":
         for name in XIELU:
             yield WeightSpec(f"{prefix}{name}", (1,), "bias")

@@ -97,7 +97,8 @@ def _attention_flops(tokens: int, length: int, width: int) -> float:
 
 def _mixing_flops(model: ModelConfig, tokens: int, length: int) -> float:
     """FLOP of a forward of attention, or of what a layer has in its place, on average over the layers."""
-    attention = _attention_flops(tokens, length, model.q_size)
+    widths = sum(map(model.q_size_of, range(model.num_hidden_layers)))
+    attention = _attention_flops(tokens, length, widths) / model.num_hidden_layers
     if model.linear is None:
         return attention
     share = sum(model.linear.layers) / model.num_hidden_layers

@@ -36,7 +36,7 @@ def write_trained(session: Session, built: TrainableModel) -> None:
     source = find_source(session.folder, session.config.adapter)
     if session.config.full:
         save = partial(save_tokenizer, session.tokenizer, source)
-        save_full(session.out, session.folder, built.parameters.tensors, built.model.config, save)
+        save_full(session.out, session.folder, built.model.weights, built.model.config, save)
     else:
         save_tokenizer(session.tokenizer, source, session.out)
         save_session_adapter(session, built, session.out)

@@ -18,7 +18,7 @@ from wgrad.train.model.adapter_files import load_adapter
 from wgrad.train.model.balance import Balance
 from wgrad.train.model.dora import start_magnitudes, with_inverses
 from wgrad.train.model.load_streamed import load_streamed
-from wgrad.train.model.load_weights import load_frozen, load_trainable
+from wgrad.train.model.load_weights import load_frozen, load_trainable, load_untrained
 from wgrad.train.model.lora import (
     MAGNITUDE,
     Adapter,
@@ -175,8 +175,9 @@ def balance(config: RunOptions, model: ModelConfig, device: Device) -> Balance |
 
 def _attention_bytes(config: RunOptions, model: ModelConfig) -> int:
     """Return the bytes of attention's outputs in a step: o and lse of every layer."""
-    a_token = model.q_size * _itemsize(config) + model.num_attention_heads * 4
-    return model.num_hidden_layers * config.rows * config.max_length * a_token
+    layers, widths = model.num_hidden_layers, sum(map(model.q_size_of, range(model.num_hidden_layers)))
+    a_token = widths * _itemsize(config) + layers * model.num_attention_heads * 4
+    return config.rows * config.max_length * a_token
 
 
 def _itemsize(config: RunOptions) -> int:
@@ -215,7 +216,8 @@ def build_trainable(
     base = count_parameters(model_config)
     if config.full:
         parameters = _all_parameters(config, model_config, folder, device, progress, contents)
-        return TrainableModel(Model(model_config, parameters.tensors, device, **options), parameters, None, base)
+        whole = {**parameters.tensors, **load_untrained(folder, model_config, device, contents)}
+        return TrainableModel(Model(model_config, whole, device, **options), parameters, None, base)
     with advising(for_parameters(config)):
         lora, values, start = _start(config, model_config)
     rounding = Rounding.of(config.qat, folder, model_config) if config.qat else None
@@ -264,7 +266,11 @@ def _all_parameters(
     contents: bool,
 ) -> FlatParameters:
     """Those of --full."""
-    specs = [ParameterSpec(s.name, s.shape, len(s.shape) > 1 and s.kind != "bias") for s in weight_specs(model_config)]
+    specs = [
+        ParameterSpec(s.name, s.shape, len(s.shape) > 1 and s.kind != "bias")
+        for s in weight_specs(model_config)
+        if s.trained
+    ]
     with advising(for_parameters(config)):
         parameters = FlatParameters(specs, device)
     arrays = {name: tensor.data for name, tensor in parameters.tensors.items()}

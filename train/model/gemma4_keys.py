@@ -1,0 +1,166 @@
+"""Gemma 3n and 4: the keys of their config.json, and their differences."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal
+
+from msgspec import Meta, Struct
+
+from wgrad.train.model.config_file import (
+    Count,
+    Factor,
+    LayerTypesFile,
+    Positions,
+    RopeFile,
+    Vocabulary,
+    Width,
+)
+from wgrad.train.model.per_layer import PerLayer
+
+_KINDS = ("sliding_attention", "full_attention")
+
+
+def sources_of_keys(kinds: Sequence[str], shared: int) -> tuple[int, ...]:
+    """Return of each layer the one whose keys and values it uses: of the last `shared` layers the last one before
+    them of the same kind. ValueError: there is none."""
+    own = len(kinds) - shared
+    sources = {kind: i for i, kind in enumerate(kinds[:own])}
+    for kind in kinds[own:]:
+        if kind not in sources:
+            raise ValueError(
+                f"num_kv_shared_layers must leave a layer of {kind}, whose keys and values the others use; got "
+                f"{shared} of {len(kinds)} layers"
+            )
+    return tuple(i if i < own else sources[kind] for i, kind in enumerate(kinds))
+
+
+class SharedKeysFile(LayerTypesFile, kw_only=True):
+    """Keys common to Gemma 3n and 4."""
+
+    # rope_scaling: transformers reads none; vision: attention of images, of which there are none here.
+    hidden_act: Any = None  # not read: the next one is
+    hidden_activation: str = "gelu_pytorch_tanh"
+    head_dim: Width = 256
+    num_attention_heads: Count = 8
+    tie_word_embeddings: bool = True
+    attention_bias: bool = False
+    sliding_window: Positions = 512
+    vocab_size_per_layer_input: Vocabulary = 262_144
+    hidden_size_per_layer_input: Annotated[int, Meta(ge=0, le=1 << 22)] = 256
+    num_kv_shared_layers: Annotated[int, Meta(ge=0, le=1 << 12)] = 0
+    full_of: ClassVar[int] = 6  # without layer_types one of so many layers has no window
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.num_kv_shared_layers >= self.num_hidden_layers:
+            raise ValueError(
+                f"num_kv_shared_layers must be below the {self.num_hidden_layers} layers (num_hidden_layers); got "
+                f"{self.num_kv_shared_layers}"
+            )
+        sources_of_keys(self.kinds, self.num_kv_shared_layers)
+
+    @property
+    def kinds(self) -> list[str]:
+        """The kind of each layer's attention."""
+        if self.layer_types is not None:
+            return [_KINDS[kind != "sliding_attention"] for kind in self.layer_types]
+        return [_KINDS[(i + 1) % self.full_of == 0] for i in range(self.num_hidden_layers)]
+
+    @property
+    def local_theta(self) -> float:
+        return 10_000.0
+
+    @property
+    def common(self) -> dict[str, Any]:
+        """Fields of `ModelConfig` that the two families share."""
+        per_layer = PerLayer(self.vocab_size_per_layer_input, self.hidden_size_per_layer_input)
+        return {
+            "qkv_bias": self.attention_bias,
+            "o_bias": self.attention_bias,
+            "hidden_act": self.hidden_activation,
+            "embedding_scale": self.hidden_size**0.5,
+            "score_scale": 1.0,
+            "qk_norm": True,
+            "value_norm": True,
+            "windows": tuple(self.sliding_window if kind == _KINDS[0] else 0 for kind in self.kinds),
+            "kv_sources": sources_of_keys(self.kinds, self.num_kv_shared_layers),
+            "attention_out_norm": "post_attention_layernorm",
+            "mlp_norm": "pre_feedforward_layernorm",
+            "mlp_out_norm": "post_feedforward_layernorm",
+            "per_layer": per_layer if per_layer.width else None,
+        }
+
+
+class LayerShapeFile(Struct, forbid_unknown_fields=True):
+    """What a layer has of its own (per_layer_config, as transformers 5.23 writes it)."""
+
+    head_dim: Width | None = None
+    num_key_value_heads: Count | None = None
+
+
+class Gemma4File(SharedKeysFile, kw_only=True):
+    """global_head_dim, num_global_key_value_heads: of layers without a window, where per_layer_config is missing."""
+
+    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "enable_moe_block": (None, False), "rope_scaling": (None,),
+    }  # fmt: skip
+    default_theta: ClassVar[float] = 1_000_000.0
+    default_rope: ClassVar[RopeFile] = RopeFile(
+        full_attention=RopeFile(rope_type="proportional", partial_rotary_factor=0.25, rope_theta=1_000_000.0),
+        sliding_attention=RopeFile(rope_type="default", rope_theta=10_000.0),
+    )
+    vocab_size: Vocabulary = 262_144
+    hidden_size: Width = 2304
+    intermediate_size: Width = 9216
+    num_hidden_layers: Count = 30
+    num_key_value_heads: Count = 4
+    max_position_embeddings: Positions = 131_072
+    final_logit_softcapping: Factor | None = None
+    use_bidirectional_attention: Literal["vision"] | None = None  # of images, of which there are none here
+    attention_k_eq_v: bool = False
+    use_double_wide_mlp: bool = False
+    global_head_dim: Width = 512
+    num_global_key_value_heads: Count | None = None
+    per_layer_config: dict[str, LayerShapeFile] | None = None
+
+    def __post_init__(self) -> None:
+        if self.layer_types:  # as transformers has it
+            self.layer_types[-1] = "full_attention"
+        super().__post_init__()
+        for kind in _KINDS:
+            dims = sorted({shape.head_dim or self.head_dim for shape, own in self._shapes() if own == kind})
+            if len(dims) > 1:
+                raise ValueError(f"per_layer_config must give all layers of {kind} one head_dim; got {dims}")
+
+    def _shapes(self) -> list[tuple[LayerShapeFile, str]]:
+        """Each layer's own shape, and its kind."""
+        kv_heads = self.num_global_key_value_heads if self.attention_k_eq_v else None
+        of_kind = {_KINDS[0]: LayerShapeFile(), _KINDS[1]: LayerShapeFile(self.global_head_dim, kv_heads)}
+        if self.per_layer_config is None:
+            return [(of_kind[kind], kind) for kind in self.kinds]
+        return [(self.per_layer_config.get(str(i), of_kind[_KINDS[0]]), kind) for i, kind in enumerate(self.kinds)]
+
+    def variant(self) -> dict[str, Any]:
+        """Gemma 4: heads of two sizes, keys as values, and a scale of each layer's output."""
+        shared = [source != i for i, source in enumerate(self.common["kv_sources"])]
+        wide = [2 if self.use_double_wide_mlp and other else 1 for other in shared]
+        shapes = [shape for shape, _ in self._shapes()]
+        return {
+            **self.common,
+            "head_dims": tuple(shape.head_dim or self.head_dim for shape in shapes),
+            "kv_heads": tuple(shape.num_key_value_heads or self.num_key_value_heads for shape in shapes),
+            "mlp_widths": tuple(self.intermediate_size * times for times in wide),
+            "keys_as_values": tuple(self.attention_k_eq_v and kind == _KINDS[1] for kind in self.kinds),
+            "layer_scale": True,
+            "logit_softcap": self.final_logit_softcapping or 0.0,
+        }
+
+
+class Gemma4UnifiedFile(Gemma4File, kw_only=True):
+    """Keys of the text part of Gemma 4's models without encoders."""
+
+    max_position_embeddings: Positions = 262_144
+    sliding_window: Positions = 1024
+    hidden_size_per_layer_input: Annotated[int, Meta(ge=0, le=0)] = 0
+    use_bidirectional_attention: Literal["vision"] | None = "vision"
