@@ -147,7 +147,12 @@ def base_config(architecture: str) -> dict[str, Any]:
         special["block_auto_adjust_ff_dim"] = False
     if kind in ("iquestcoder", "qwen3_next", "qwen3_5_moe_text"):
         special["use_sliding_window"] = False
-    return {"architectures": [architecture], "model_type": kind, **KEYS, **special}
+    if kind.startswith("gemma4"):
+        special |= {"global_head_dim": 12, "hidden_size_per_layer_input": 0}
+    found = {"architectures": [architecture], "model_type": kind, **KEYS, **special}
+    if kind.startswith("gemma4"):  # where transformers takes it for rope_parameters, and fails
+        del found["rope_scaling"]
+    return found
 
 
 def _biased(theirs: Any, key: str | bool) -> bool:
@@ -170,6 +175,9 @@ def _rotates(theirs: Any) -> list[bool]:
 def _inverse(theirs: Any, rope: dict[str, Any], head_dim: int) -> list[float]:
     if "rope_type" in rope and rope["rope_type"] != "default" and rope is theirs.rope_parameters:
         found = transformers.modeling_rope_utils.ROPE_INIT_FUNCTIONS[rope["rope_type"]](theirs, "cpu")[0].tolist()
+    elif rope.get("rope_type") == "proportional":
+        turned = int(head_dim * rope["partial_rotary_factor"] // 2)
+        found = [rope["rope_theta"] ** (-2 * i / head_dim) * (i < turned) for i in range(head_dim // 2)]
     else:
         rotated = int(head_dim * rope.get("partial_rotary_factor", 1.0))
         found = (1.0 / rope["rope_theta"] ** (np.arange(0, rotated, 2) / rotated)).astype(np.float32).tolist()
@@ -180,7 +188,10 @@ def as_theirs(raw: dict[str, Any]) -> dict[str, Any]:
     """What transformers makes of a config.json, in the terms of ModelConfig. Raises what its classes raise."""
     theirs = transformers.CONFIG_MAPPING[raw["model_type"]].from_dict(dict(raw))
     layers, heads = theirs.num_hidden_layers, theirs.num_attention_heads
-    head_dim = getattr(theirs, "head_dim", None) or theirs.hidden_size // heads
+    if raw["model_type"].startswith("gemma4"):  # layers with a window, of which the first is one, and without
+        head_dim, full_dim = (theirs.per_layer_config[i].head_dim for i in (0, 5))
+    else:
+        full_dim = head_dim = getattr(theirs, "head_dim", None) or theirs.hidden_size // heads
     types = getattr(theirs, "layer_types", None)
     window = getattr(theirs, "sliding_window", None) or 0
     if raw["model_type"] in ("mistral", "ministral3", "mixtral", "qwen3_moe", "phi3", "starcoder2"):
@@ -205,7 +216,7 @@ def as_theirs(raw: dict[str, Any]) -> dict[str, Any]:
         "use_rope": tuple(_rotates(theirs)),
         "o_bias": _biased(theirs, O_BIAS.get(kind, "attention_bias")),
         "mlp_bias": _biased(theirs, MLP_BIAS.get(kind, "mlp_bias")),
-        "inverse": [_inverse(theirs, given, head_dim) for given in (full, local)],
+        "inverse": [_inverse(theirs, *given) for given in ((full, full_dim), (local, head_dim))],
     }
 
 
@@ -235,7 +246,8 @@ def as_ours(config: ModelConfig) -> dict[str, Any]:
 # Keys of transformers' classes that change nothing of a model which is read without experts and without dropout.
 HARMLESS = re.compile(
     r"\w+_token_id|\w*dropout|\w+_pdrop|initializer_range|use_cache|pretraining_tp|mamba_\w+|time_step_limit"
-    r"|linear_(a_log|dt)_\w+|num_experts_per_tok|output_router_logits|router_aux_loss_coef"
+    r"|linear_(a_log|dt)_\w+|num_experts_per_tok|output_router_logits|router_aux_loss_coef|top_k_experts"
+    r"|moe_intermediate_size"
 )
 
 
@@ -255,6 +267,8 @@ def test_each_key_missing_or_null_is_as_in_transformers(architecture: str, how: 
     read = refused = 0
     for key in KEYS if how != "as it is" else ["vocab_size"]:
         raw = base_config(architecture)
+        if key not in raw:
+            continue
         if how == "missing":
             del raw[key]
         elif how == "null":
@@ -284,7 +298,8 @@ def test_each_key_missing_or_null_is_as_in_transformers(architecture: str, how: 
             continue
         ours = as_ours(parse_model_config(raw))
         inverse = theirs.pop("inverse")
-        np.testing.assert_allclose(ours.pop("inverse"), inverse, rtol=1e-6, err_msg=key)
+        for found, wanted in zip(ours.pop("inverse"), inverse, strict=True):
+            np.testing.assert_allclose(found, wanted, rtol=1e-6, err_msg=key)
         assert ours == theirs, key
         read += 1
     assert read >= (1 if how == "as it is" else 5)

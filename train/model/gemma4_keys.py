@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar
 
-from msgspec import Meta, Struct
+from msgspec import Meta
 
 from wgrad.train.model.config_file import (
     Count,
@@ -19,6 +19,7 @@ from wgrad.train.model.config_file import (
 from wgrad.train.model.per_layer import PerLayer
 
 _KINDS = ("sliding_attention", "full_attention")
+_SHAPE = ("head_dim", "num_key_value_heads")  # what layers may have of their own
 
 
 def sources_of_keys(kinds: Sequence[str], shared: int) -> tuple[int, ...]:
@@ -38,7 +39,6 @@ def sources_of_keys(kinds: Sequence[str], shared: int) -> tuple[int, ...]:
 class SharedKeysFile(LayerTypesFile, kw_only=True):
     """Keys common to Gemma 3n and 4."""
 
-    # rope_scaling: transformers reads none; vision: attention of images, of which there are none here.
     hidden_act: Any = None  # not read: the next one is
     hidden_activation: str = "gelu_pytorch_tanh"
     head_dim: Width = 256
@@ -92,15 +92,10 @@ class SharedKeysFile(LayerTypesFile, kw_only=True):
         }
 
 
-class LayerShapeFile(Struct, forbid_unknown_fields=True):
-    """What a layer has of its own (per_layer_config, as transformers 5.23 writes it)."""
-
-    head_dim: Width | None = None
-    num_key_value_heads: Count | None = None
-
-
 class Gemma4File(SharedKeysFile, kw_only=True):
-    """global_head_dim, num_global_key_value_heads: of layers without a window, where per_layer_config is missing."""
+    """global_head_dim, num_global_key_value_heads: of layers without a window, where per_layer_config is missing, which
+    transformers 5.23 writes in their place: of layers by their numbers. use_bidirectional_attention: vision is that of
+    images."""
 
     unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         "enable_moe_block": (None, False), "rope_scaling": (None,),
@@ -117,39 +112,49 @@ class Gemma4File(SharedKeysFile, kw_only=True):
     num_key_value_heads: Count = 4
     max_position_embeddings: Positions = 131_072
     final_logit_softcapping: Factor | None = None
-    use_bidirectional_attention: Literal["vision"] | None = None  # of images, of which there are none here
+    use_bidirectional_attention: str | None = None
     attention_k_eq_v: bool = False
     use_double_wide_mlp: bool = False
     global_head_dim: Width = 512
     num_global_key_value_heads: Count | None = None
-    per_layer_config: dict[str, LayerShapeFile] | None = None
+    per_layer_config: dict[str, dict[str, Width]] | None = None
 
     def __post_init__(self) -> None:
         if self.layer_types:  # as transformers has it
             self.layer_types[-1] = "full_attention"
         super().__post_init__()
+        if self.use_bidirectional_attention not in (None, "vision"):
+            raise ValueError(
+                f"use_bidirectional_attention must be null or vision: attention of text is causal here; got "
+                f"{self.use_bidirectional_attention!r}"
+            )
+        if self.global_head_dim % 2:
+            raise ValueError(f"global_head_dim must be even, for rotary embeddings; got {self.global_head_dim}")
+        others = {key for shape in (self.per_layer_config or {}).values() for key in shape} - {*_SHAPE}
+        if others:
+            raise ValueError(f"per_layer_config must have {' and '.join(_SHAPE)} alone; got {min(others)!r}")
+        dims = self.layer_shapes("head_dim")
         for kind in _KINDS:
-            dims = sorted({shape.head_dim or self.head_dim for shape, own in self._shapes() if own == kind})
-            if len(dims) > 1:
-                raise ValueError(f"per_layer_config must give all layers of {kind} one head_dim; got {dims}")
+            if len(found := sorted({width for width, own in zip(dims, self.kinds) if own == kind})) > 1:
+                raise ValueError(f"per_layer_config must give all layers of {kind} one head_dim; got {found}")
 
-    def _shapes(self) -> list[tuple[LayerShapeFile, str]]:
-        """Each layer's own shape, and its kind."""
-        kv_heads = self.num_global_key_value_heads if self.attention_k_eq_v else None
-        of_kind = {_KINDS[0]: LayerShapeFile(), _KINDS[1]: LayerShapeFile(self.global_head_dim, kv_heads)}
-        if self.per_layer_config is None:
-            return [(of_kind[kind], kind) for kind in self.kinds]
-        return [(self.per_layer_config.get(str(i), of_kind[_KINDS[0]]), kind) for i, kind in enumerate(self.kinds)]
+    def layer_shapes(self, key: str) -> tuple[int, ...]:
+        """head_dim or num_key_value_heads of each layer."""
+        usual = getattr(self, key)
+        if self.per_layer_config is not None:
+            return tuple(self.per_layer_config.get(str(i), {}).get(key, usual) for i in range(self.num_hidden_layers))
+        heads = self.num_global_key_value_heads if self.attention_k_eq_v else None
+        full = {"head_dim": self.global_head_dim, "num_key_value_heads": heads or usual}[key]
+        return tuple(full if kind == _KINDS[1] else usual for kind in self.kinds)
 
     def variant(self) -> dict[str, Any]:
         """Gemma 4: heads of two sizes, keys as values, and a scale of each layer's output."""
         shared = [source != i for i, source in enumerate(self.common["kv_sources"])]
         wide = [2 if self.use_double_wide_mlp and other else 1 for other in shared]
-        shapes = [shape for shape, _ in self._shapes()]
         return {
             **self.common,
-            "head_dims": tuple(shape.head_dim or self.head_dim for shape in shapes),
-            "kv_heads": tuple(shape.num_key_value_heads or self.num_key_value_heads for shape in shapes),
+            "head_dims": self.layer_shapes("head_dim"),
+            "kv_heads": self.layer_shapes("num_key_value_heads"),
             "mlp_widths": tuple(self.intermediate_size * times for times in wide),
             "keys_as_values": tuple(self.attention_k_eq_v and kind == _KINDS[1] for kind in self.kinds),
             "layer_scale": True,
@@ -163,4 +168,3 @@ class Gemma4UnifiedFile(Gemma4File, kw_only=True):
     max_position_embeddings: Positions = 262_144
     sliding_window: Positions = 1024
     hidden_size_per_layer_input: Annotated[int, Meta(ge=0, le=0)] = 0
-    use_bidirectional_attention: Literal["vision"] | None = "vision"
