@@ -30,7 +30,8 @@ from wgrad.device.roof import Expectation, Roof
 Array = Any
 DType = Any
 
-MAX_HEAD_DIM = 256  # head width of attention
+MAX_HEAD_DIM = 512  # head width of attention
+MAX_KEY_DIM = 256  # width of a key of the delta rule
 PAGE = 64  # tokens of a page of a cache
 DELTA_CHUNK = 64  # tokens that the gated delta rule takes at once
 

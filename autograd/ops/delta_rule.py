@@ -25,7 +25,7 @@ from wgrad.autograd.function import Context, differentiable
 from wgrad.autograd.operators import operator
 from wgrad.autograd.precision import compute_dtype, finish, up
 from wgrad.autograd.tensor import Tensor
-from wgrad.device.contract import DELTA_CHUNK, MAX_HEAD_DIM, Array, delta_segment
+from wgrad.device.contract import DELTA_CHUNK, MAX_KEY_DIM, Array, delta_segment
 
 _EPS = 1e-6  # of the lengths of q and k
 
@@ -92,8 +92,8 @@ def _check(
         f"the heads of g must be a multiple of key_heads, got {heads} and {key_heads}",
     )
     args.rule(
-        0 < key_dim <= MAX_HEAD_DIM and values > 0 and values % heads == 0,
-        f"qkv must have 2 * {key_heads} * {key_dim} channels of q and k (key_dim at most {MAX_HEAD_DIM}), then as many "
+        0 < key_dim <= MAX_KEY_DIM and values > 0 and values % heads == 0,
+        f"qkv must have 2 * {key_heads} * {key_dim} channels of q and k (key_dim at most {MAX_KEY_DIM}), then as many "
         f"of each of {heads} heads, got {channels}",
     )
     args.size |= {"K": key_dim, "V": values // heads}

@@ -17,7 +17,7 @@ from wgrad.autograd.selftest.case import BUILTIN_ULPS, Case
 from wgrad.autograd.selftest.cases import cases
 from wgrad.autograd.selftest.run import EPSILON, MULTIPLE, check_case
 from wgrad.device.errors import DeviceError
-from wgrad.wgsl.attention.attention_plan import BACKWARD, FEW_REGISTERS, FORWARD, Plan, Tile, plan
+from wgrad.wgsl.attention.attention_plan import BACKWARD, FEW_REGISTERS, FORWARD, Plan, Tile, decode_bytes, plan
 from wgrad.wgsl.device import WgpuDevice
 
 F32 = np.dtype(np.float32)
@@ -28,7 +28,7 @@ TILES = {
     (tile, width, prefetch, backward)
     for backward, tables in ((False, FORWARD), (True, BACKWARD))
     for widest, tiles in tables.items()
-    for tile, (width, prefetch) in itertools.product(tiles, WIDTHS[widest])
+    for tile, (width, prefetch) in itertools.product(tiles, WIDTHS.get(widest, ()))
 } | {
     (tiles[0], width, False, backward)
     for (_, tiles), width in zip(FEW_REGISTERS.items(), (32, 40, 72, 129))
@@ -72,6 +72,14 @@ def test_every_tile_of_the_tables(tile: Tile, width: int, prefetch: bool, backwa
     check(attention_case("tile", shape, F32, documents=3, window=61, backward=backward), planned)
 
 
+@pytest.mark.parametrize(("memory", "backward"), [(32_768, False), (16_384, True)])
+def test_heads_of_512(memory: int, backward: bool, planned: WgpuDevice) -> None:
+    chosen = plan(512, memory)
+    assert chosen is not None
+    planned.attention_plan = dataclasses.replace(chosen, wanted_groups=1)
+    check(attention_case("wide", (1, 67, 2, 1, 512), F32, documents=2, window=37, backward=backward), planned)
+
+
 @pytest.mark.parametrize("wanted", [1, 7, 40, 10_000])
 @pytest.mark.parametrize("backward", [False, True])
 def test_splits(wanted: int, backward: bool, planned: WgpuDevice) -> None:
@@ -95,7 +103,7 @@ def test_part_of_a_split_may_see_no_key(planned: WgpuDevice) -> None:
         ((1, 1, 8, 1, 64), 700, 0),  # the most rows that the decoding kernel takes
         ((2, 3, 4, 2, 40), 129, 0),
         ((1, 2, 6, 2, 10), 255, 70),  # element by element
-        ((1, 1, 3, 3, 256), 63, 0),
+        ((1, 1, 8, 1, 512), 63, 0),
         ((1, 1, 9, 1, 64), 191, 0),  # one row too many for it
     ],
 )
@@ -201,11 +209,27 @@ def test_a_new_length_compiles_nothing(device: WgpuDevice) -> None:
 
 def test_16_kib_hold_every_width() -> None:
     """WebGPU guarantees 16,384 bytes of workgroup memory."""
-    for width, few in itertools.product(range(2, 257, 2), (False, True)):
+    for width, few in itertools.product((*range(2, 257, 2), 258, 400, 510, 512), (False, True)):
         chosen = plan(width, 16_384, few_registers=few)
         assert chosen is not None, width
         assert chosen.forward.forward_bytes(width) <= 16_384, width
         assert max(chosen.dq.backward_bytes(width), chosen.dkv.backward_bytes(width)) <= 16_384, width
+
+
+def test_decoding_keeps_to_the_workgroup_memory(device: WgpuDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where its kernel does not fit, that of many queries serves."""
+    assert decode_bytes(8, 512) <= 32_768 < 16_384 + decode_bytes(8, 256)
+    launched = list[str]()
+    monkeypatch.setattr(device, "launch", lambda name, *args, **options: launched.append(name))
+    monkeypatch.setattr(
+        "wgrad.wgsl.attention.attention.launch_range", lambda d, name, *args, **o: launched.append(name)
+    )
+    for memory, name in ((16_384, "attention"), (32_768, "attention_decode")):
+        monkeypatch.setattr(device, "workgroup_bytes", memory)
+        x = {n: device.upload(v) for n, v in _inputs((1, 1, 8, 1, 256)).items()}
+        device.attention(*(x[n] for n in ("q", "k", "v", "doc_start", "cache_len")), scale=0.3)
+        assert launched.pop(0) == name
+        launched.clear()
 
 
 def test_a_gpu_of_few_registers_gets_tiles_that_do_not_spill() -> None:

@@ -28,7 +28,7 @@ from wgrad.train.model.model_files import ModelFiles, Progress
 from wgrad.train.model.pissa import PissaStart
 from wgrad.train.model.stacks import stack_biases
 from wgrad.train.model.streamed_weights import HostLayer, StreamedWeights, Weights, arrays_of
-from wgrad.train.model.weights import weight_specs
+from wgrad.train.model.weights import outer_projections, weight_specs
 
 FORMAT = 1
 MOST_BYTES = 128 << 30  # of all these files: those that were used longest ago go first
@@ -77,12 +77,15 @@ def _by_layer(config: ModelConfig, weights: Mapping[str, Any]) -> Iterator[Weigh
 
 
 def _others(loader: Loader, device: Device, contents: bool) -> tuple[Weights, Weights]:
-    """-> norms and biases on the device, embedding and head in main memory."""
+    """-> norms, biases and projections of no layer on the device, embedding and head in main memory."""
+    outer = {f"{module}.weight" for module in outer_projections(loader.config)}
     resident: Weights = {}
     tables: Weights = {}
     for spec in loader.specs:
         if spec.kind in ("embedding", "head"):
             tables[spec.name] = place(loader.files, spec, device, contents, device.empty_host)
+        elif spec.name in outer:
+            resident[spec.name] = loader.load(spec, device, contents)
         elif not spec.is_linear:
             resident[spec.name] = place(loader.files, spec, device, contents)
     if device.stacks_weights:

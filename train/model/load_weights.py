@@ -109,7 +109,7 @@ class Loader:
         block_size: int = 64,
         start: PissaStart | None = None,
     ) -> None:
-        self.files, self.start, self._config = _open(folder, config), start, config
+        self.files, self.start, self.config = _open(folder, config), start, config
         self.specs = weight_specs(config)
         self.quantize = quantize and not self.files.stay_as_they_are(self.specs)
         self._double_quant, self._block_size = double_quant, block_size
@@ -122,7 +122,7 @@ class Loader:
         if spec.is_linear and self.files.is_frozen(spec):
             return self.files.read_frozen(spec, device, contents)
         pieces = pieces if self._ahead(spec, device) else None
-        if read_from_main_memory(spec, self._config, device):
+        if read_from_main_memory(spec, self.config, device):
             try:
                 return place(self.files, spec, device, contents, device.empty_host, pieces=pieces)
             except OutOfMemory:  # a system may limit what devices reach: then it lies on the device

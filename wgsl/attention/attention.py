@@ -15,7 +15,7 @@ from wgrad.device.errors import DeviceError
 from wgrad.device.memory import Array
 from wgrad.wgsl.attention import attention_matrix
 from wgrad.wgsl.attention.attention_matrix import MatrixRows
-from wgrad.wgsl.attention.attention_plan import Plan, ceil_div, plan
+from wgrad.wgsl.attention.attention_plan import Plan, ceil_div, decode_bytes, decode_columns, plan
 from wgrad.wgsl.elements import wgsl_element
 from wgrad.wgsl.operators import implements
 from wgrad.wgsl.runtime.compile import Constant
@@ -36,7 +36,7 @@ def _plan(device: Runtime, width: int) -> Plan:
     if found is None:
         raise DeviceError(
             f"attention with heads of {width} elements does not fit the {device.workgroup_bytes:,} bytes of workgroup"
-            " memory of this device; heads up to 256 elements need 16,384: use another device"
+            " memory of this device; heads up to 512 elements need 16,384: use another device"
         )
     return found
 
@@ -85,7 +85,8 @@ def _attention(
 ) -> None:
     q, k, v, doc_start, o, lse = views
     batch, queries, heads, width = q.shape
-    if queries * heads // k.shape[2] <= DECODE_ROWS and width <= 256 and device.attention_plan is None:
+    rows = queries * heads // k.shape[2]
+    if rows <= DECODE_ROWS and device.attention_plan is None and decode_bytes(rows, width) <= device.workgroup_bytes:
         return _decode(device, views, cache_len, scale, window, softcap)
     chosen = _plan(device, width)
     units = _on_units("forward", device, chosen, softcap, q, k, v)
@@ -171,7 +172,7 @@ def _decode_rows(
     splits = min(ceil_div(keys, PAGE), max(1, 512 // groups), 32)
     part, part_lse = _forward_parts(device, splits, o, lse)
     vec, width4 = width % 4 == 0, ceil_div(width, 4)
-    columns = max(16, 1 << (width4 - 1).bit_length())
+    columns = decode_columns(width)
     constants: dict[str, Constant] = {
         "PAGED": False,
         "ROWS": queries * heads // kv_heads,

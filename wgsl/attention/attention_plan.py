@@ -111,7 +111,7 @@ class Plan:
     wanted_groups: int = 256
 
 
-# Best first; the first that fits the device's workgroup memory is taken. The last of each fits 16 KiB up to width 256.
+# Best first; the first that fits the device's workgroup memory is taken. The last of each fits 16 KiB at that width.
 FORWARD = {
     64: (
         Tile(64, 64, 8, 16, 16, 16, resident=True),
@@ -121,11 +121,13 @@ FORWARD = {
     ),
     128: (Tile(64, 64, 16, 16, 16, 16), Tile(32, 64, 16, 8, 16, 8), Tile(32, 32, 8, 8, 16, 4)),
     256: (Tile(32, 64, 16, 8, 16, 8), Tile(32, 64, 16, 8, 16, 4), Tile(32, 32, 8, 8, 16, 4)),
+    512: (Tile(32, 128, 32, 8, 4, 4), Tile(16, 64, 16, 4, 4, 4)),
 }
 BACKWARD = {
     64: (Tile(64, 64, 16, 8, 16, 16), Tile(32, 32, 8, 8, 16, 8), Tile(32, 32, 8, 8, 16, 4)),
     128: (Tile(64, 64, 16, 16, 16, 16), Tile(32, 64, 16, 8, 16, 4), Tile(32, 32, 8, 8, 8, 4)),
     256: (Tile(32, 64, 16, 8, 16, 8), Tile(32, 64, 16, 8, 8, 4), Tile(32, 32, 8, 8, 8, 4)),
+    512: (Tile(32, 128, 32, 8, 4, 4), Tile(16, 64, 16, 4, 4, 4)),
 }
 
 # For GPUs whose threads have 128 registers of 32 bytes (Intel), by the head width, both directions: 4 x 4 scores and
@@ -140,6 +142,17 @@ FEW_REGISTERS = {
 
 # A software driver has a few cores to fill, a card hundreds of places.
 WANTED_GROUPS = {"CPU": 16}
+
+
+def decode_bytes(rows: int, width: int) -> int:
+    """Workgroup memory of attention_decode.wgsl: queries, scores in quarters and whole, sums, and a tile of outputs."""
+    keys, columns = 64, decode_columns(width)
+    return rows * (ceil_div(width, 16) * 64 + keys * 24) + 8 * 17 * 4 + max(128, columns) * VEC4_BYTES
+
+
+def decode_columns(width: int) -> int:
+    """Invocations of attention_decode.wgsl across D."""
+    return max(16, 1 << (ceil_div(width, 4) - 1).bit_length())
 
 
 def plan(width: int, workgroup_bytes: int, adapter_type: str = "", few_registers: bool = False) -> Plan | None:
