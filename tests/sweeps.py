@@ -110,7 +110,7 @@ class InTurn:
 # Families that differ from others of the table in no way of their own.
 _ALIKE = (
     "(Ministral|Cwm|SeedOss|Exaone4|HyperCLOVAX|VaultGemma|Ernie4_5|InternLM3|IQuestCoder|Arcee|Jais2|Nemotron|Glm4"
-    "|Qwen3_5Moe|Dots1)"
+    "|Qwen3_5Moe|Dots1|Gemma4Unified)"
 )
 
 SWEEPS: Mapping[str, Sizes | Types | Variants | Evenly | Without | InTurn] = {
@@ -155,6 +155,7 @@ SWEEPS: Mapping[str, Sizes | Types | Variants | Evenly | Without | InTurn] = {
     # Whole runs: one set of each subject stays.
     "tests/train/test_offload.py::test_copies_beside_launches_change_neither_bits_nor_memory": Evenly(1),
     "tests/train/test_offload.py::test_no_number_of_parked_layers_changes_a_bit": Evenly(1),
+    "tests/train/test_stream_weights.py::test_the_bits_are_those_of_weights_on_the_device": Without("Gemma4"),
     "tests/train/test_stream_weights.py::test_an_evaluation_lies_where_steps_have_their_arrays": Evenly(1),
     "tests/train/test_stream_weights.py::test_the_bits_are_those_of_weights_on_the_device": Without("GptOss"),
     "tests/train/test_stacks.py::test_training_and_what_it_writes_are_those_of_projections_apart": Evenly(1),
@@ -173,20 +174,20 @@ SWEEPS: Mapping[str, Sizes | Types | Variants | Evenly | Without | InTurn] = {
     # Model families: of each its logits and gradients; of the rest one for each way in which families differ.
     "tests/train/test_oracle_model.py::test_logits_loss_and_every_gradient": Without(
         r"\[wgpu-(ministral|cwm|seed_oss|exaone4|hyperclovax|vaultgemma|helium|internlm3|iquestcoder|granite4|granite_moe"
-        r"|hunyuan|jais2|nemotron|glm4|cohere2|olmo|qwen3_5_moe|dots1|ernie4_5_moe)"
-        r"|(hyperclovax|seed_oss|granite4|exaone4)_\w+\]"
+        r"|hunyuan|jais2|nemotron|glm4|cohere2|olmo|qwen3_5_moe|dots1|ernie4_5_moe|gemma4_)"
+        r"|(hyperclovax|seed_oss|granite4|exaone4)_\w+\]|gemma4_unified\]"
     ),
     "tests/train/test_oracle_adapter.py::test_eight_steps_beside_transformers": Without(
         r"^(?!.*(NanoChat\w+-full|Apertus\w+-nf4|Glm\w+-nf4))"
     ),
     "tests/train/test_oracle_adapter.py::test_peft_loads_our_adapter": Without(
-        rf"\[wgpu-({_ALIKE}|Apertus|Glm|GraniteMoe|Olmo2|Cohere2|Helium|HunYuan|NanoChat)|{_ALIKE}"
+        rf"\[wgpu-({_ALIKE}|Apertus|Gemma4|Glm|GraniteMoe|Olmo2|Cohere2|Helium|HunYuan|NanoChat)|{_ALIKE}"
     ),
     "tests/train/test_oracle_merge.py::test_onto_the_original_is_what_peft_merges": Without(
         rf"{_ALIKE}|OlmoFor|GlmFor|NanoChat|HunYuan|Helium|Cohere2"
     ),
     "tests/train/test_model.py::test_decoding_with_a_cache_gives_the_logits_of_the_whole_sequence": Without(
-        rf"{_ALIKE}|\[wgpu-(Apertus|Glm|GraniteMoe|Olmo|Cohere2|HunYuan)"
+        rf"{_ALIKE}|\[wgpu-(Apertus|Gemma4|Glm|GraniteMoe|Olmo|Cohere2|HunYuan)"
     ),
     "tests/train/test_oracle_merge_gguf.py::test_llama_cpp_computes_what_we_do": Without(rf"{_ALIKE}|HunYuan"),
     "tests/train/test_oracle_gguf_adapter.py::test_llama_cpp_computes_what_we_do": Without(
@@ -194,7 +195,7 @@ SWEEPS: Mapping[str, Sizes | Types | Variants | Evenly | Without | InTurn] = {
     ),
     "tests/train/test_oracle_gguf_alone.py::test_the_model_is_the_one_that_was_written": Without(rf"{_ALIKE}|HunYuan"),
     "tests/train/test_oracle_multimodal.py::test_the_text_parts_of_other_models": Without(
-        r"\[(mistral3|llava|internvl|qwen3_vl|qwen2_5_vl nested)\]"
+        r"\[(gemma4_unified|mistral3|llava|internvl|qwen3_vl|qwen2_5_vl nested)\]"
     ),
     # Scripts that measure: those that nothing else starts.
     "tests/test_bench_scripts.py::test_a_script_writes_its_rows": Without(

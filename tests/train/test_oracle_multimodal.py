@@ -107,6 +107,18 @@ OTHERS: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {
         {"vision_config": {**QWEN_VISION, "deepstack_visual_indexes": [0]}},
         "new",
     ),
+    "gemma4": (
+        "Gemma4ForCausalLM",
+        {"pad_token_id": 0},
+        {"vision_config": {**SIGLIP, "head_dim": 8, "position_embedding_size": 16}, "tie_word_embeddings": True},
+        "new",
+    ),
+    "gemma4_unified": (
+        "Gemma4UnifiedForCausalLM",
+        {"pad_token_id": 0},
+        {"vision_config": {"mm_embed_dim": 16, "mm_posemb_size": 4, "patch_size": 2}, "tie_word_embeddings": True},
+        "new",
+    ),
     "smolvlm": ("LlamaForCausalLM", {}, {"vision_config": SIGLIP, "tie_word_embeddings": False}, "new"),
 }
 

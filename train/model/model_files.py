@@ -47,6 +47,8 @@ _LEFT_OVER = re.compile(
     r"^mtp\.|(^|\.)(rotary_emb\.(inv_freq|cos_cached|sin_cached)|position_ids|masked_bias|act_fn\.(beta|eps))$"
 )
 _LAYER = re.compile(r"(?:model\.layers|blk)\.(\d{1,9})\.")
+# What layers that use another's keys and values need not have, and published files hold.
+_KEYS = re.compile(r"model\.layers\.(\d{1,4})\.self_attn\.[kv]_(?:proj|norm)\.(?:weight|bias)")
 # Of GGUF: factors of the rotary embeddings (gguf_config.py reads them), and a copy of its frequencies in old files.
 _LEFT_OVER_GGUF = re.compile(r"rope_(freqs|factors_long|factors_short)\.weight|blk\.\d+\.attn_rot_embd\.weight")
 
@@ -248,6 +250,8 @@ def _is_left_over(name: str, config: ModelConfig) -> bool:
     layer = _LAYER.match(name)
     if layer and 0 <= int(layer[1]) - config.num_hidden_layers < config.extra_layers:
         return True
+    if (found := _KEYS.fullmatch(name)) and (layer := int(found[1])) < config.num_hidden_layers:
+        return config.kv_source(layer) != layer
     return bool(_LEFT_OVER.search(name) or _LEFT_OVER_GGUF.fullmatch(name))
 
 

@@ -52,6 +52,10 @@ def _text_first(first: str) -> dict[str, str]:
 
 MULTIMODAL = {
     "Gemma3ForConditionalGeneration": Multimodal("gemma3", {"gemma3_text": "Gemma3ForCausalLM"}),
+    "Gemma4ForConditionalGeneration": Multimodal("gemma4", {"gemma4_text": "Gemma4ForCausalLM"}),
+    "Gemma4UnifiedForConditionalGeneration": Multimodal(
+        "gemma4_unified", {"gemma4_unified_text": "Gemma4UnifiedForCausalLM"}
+    ),
     "Mistral3ForConditionalGeneration": Multimodal(
         "mistral3", _text_first("mistral"), outer={"tie_word_embeddings": True}
     ),
@@ -80,7 +84,10 @@ _IN_FILES = {
 _IN_PEFT = tuple({whole.in_peft: None for whole in MULTIMODAL.values() if whole.in_peft != "model."})
 _IN_PEFT_BEFORE = "language_model."  # transformers 4.51 and older
 # Parts of the whole model that are not the text's, by how their names begin, with or without "model.".
-_BESIDE_TEXT = ("vision_tower.", "multi_modal_projector.", "visual.", "vision_model.", "connector.", "mtp.")
+_BESIDE_TEXT = (
+    *("vision_tower.", "multi_modal_projector.", "visual.", "vision_model.", "connector.", "mtp."),
+    *("audio_tower.", "embed_vision.", "embed_audio.", "vision_embedder."),
+)
 
 
 class _File(Struct):
