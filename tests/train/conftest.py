@@ -88,9 +88,9 @@ _OWN: dict[str, dict[str, Any]] = {
         **_GEMMA4,
         "vocab_size_per_layer_input": VOCAB,
         "hidden_size_per_layer_input": 10,
-        "num_hidden_layers": 5,
-        "layer_types": ["sliding_attention", "full_attention"] * 2 + ["full_attention"],
-        "num_kv_shared_layers": 3,
+        "num_hidden_layers": 4,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "num_kv_shared_layers": 2,
     },
     "gemma4_unified_text": {**_GEMMA4, "layer_types": ["sliding_attention", "full_attention"]},
 }

@@ -93,6 +93,14 @@ CONFIGS: list[tuple[str, dict[str, Any]]] = [
     ("Gemma2ForCausalLM", {"layer_types": SLIDES[::-1]}),
     ("Gemma3ForCausalLM", {"layer_types": SLIDES, "sliding_window_pattern": 2}),
     ("Olmo3ForCausalLM", {"layer_types": SLIDES}),
+    (
+        "Gemma4ForCausalLM",
+        {
+            "layer_types": None,
+            "num_kv_shared_layers": 0,
+            "per_layer_config": {"2": {"head_dim": 20, "num_key_value_heads": 1}},
+        },
+    ),
     *(
         (architecture, {"layer_types": SLIDES, **changes})  # of these the layers with a window rotate in their own way
         for architecture in ("Gemma3ForCausalLM", "Olmo3ForCausalLM")

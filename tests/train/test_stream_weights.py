@@ -84,7 +84,8 @@ def train(config: RunOptions, folder: Path, device: Any) -> list[np.ndarray]:
 )
 def test_the_bits_are_those_of_weights_on_the_device(architecture: str, make_checkpoint: Any, card: Any) -> None:
     """And the plan says what it takes."""
-    folder = make_checkpoint(architecture, **SHAPE, tie_word_embeddings=True)
+    shape = {} if architecture.startswith("Gemma") else SHAPE  # whose layers are of two kinds
+    folder = make_checkpoint(architecture, **shape, tie_word_embeddings=True)
     adapted: dict[str, Any] = {"target_modules": ("q_proj", "o_proj", "down_proj")}  # of experts, where there are any
     config = options(stream_weights="on", offload_activations=True, **adapted)
     expected = train(options(**adapted), folder, wgpu_sibling())

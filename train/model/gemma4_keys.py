@@ -49,7 +49,9 @@ class SharedKeysFile(LayerTypesFile, kw_only=True):
     vocab_size_per_layer_input: Vocabulary = 262_144
     hidden_size_per_layer_input: Annotated[int, Meta(ge=0, le=1 << 22)] = 256
     num_kv_shared_layers: Annotated[int, Meta(ge=0, le=1 << 12)] = 0
-    full_of: ClassVar[int] = 6  # without layer_types one of so many layers has no window
+    # Without layer_types one of so many layers has no window, and the last one where ends_full.
+    full_of: ClassVar[int] = 6
+    ends_full: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -65,7 +67,8 @@ class SharedKeysFile(LayerTypesFile, kw_only=True):
         """The kind of each layer's attention."""
         if self.layer_types is not None:
             return [_KINDS[kind != "sliding_attention"] for kind in self.layer_types]
-        return [_KINDS[(i + 1) % self.full_of == 0] for i in range(self.num_hidden_layers)]
+        layers = self.num_hidden_layers
+        return [_KINDS[(i + 1) % self.full_of == 0 or self.ends_full and i == layers - 1] for i in range(layers)]
 
     @property
     def local_theta(self) -> float:
