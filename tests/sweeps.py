@@ -155,9 +155,8 @@ SWEEPS: Mapping[str, Sizes | Types | Variants | Evenly | Without | InTurn] = {
     # Whole runs: one set of each subject stays.
     "tests/train/test_offload.py::test_copies_beside_launches_change_neither_bits_nor_memory": Evenly(1),
     "tests/train/test_offload.py::test_no_number_of_parked_layers_changes_a_bit": Evenly(1),
-    "tests/train/test_stream_weights.py::test_the_bits_are_those_of_weights_on_the_device": Without("Gemma4"),
+    "tests/train/test_stream_weights.py::test_the_bits_are_those_of_weights_on_the_device": Without("Gemma4|GptOss"),
     "tests/train/test_stream_weights.py::test_an_evaluation_lies_where_steps_have_their_arrays": Evenly(1),
-    "tests/train/test_stream_weights.py::test_the_bits_are_those_of_weights_on_the_device": Without("GptOss"),
     "tests/train/test_stacks.py::test_training_and_what_it_writes_are_those_of_projections_apart": Evenly(1),
     "tests/train/test_generation.py::test_greedy_is_the_likeliest_token_of_the_whole_sequence": Evenly(3),
     "tests/train/test_generation.py::test_prompts_of_different_lengths_at_once": Without(r"wgpu-(Gemma2|Mistral)"),

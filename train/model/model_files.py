@@ -250,8 +250,8 @@ def _is_left_over(name: str, config: ModelConfig) -> bool:
     layer = _LAYER.match(name)
     if layer and 0 <= int(layer[1]) - config.num_hidden_layers < config.extra_layers:
         return True
-    if (found := _KEYS.fullmatch(name)) and (layer := int(found[1])) < config.num_hidden_layers:
-        return config.kv_source(layer) != layer
+    if (keys := _KEYS.fullmatch(name)) and (number := int(keys[1])) < config.num_hidden_layers:
+        return config.kv_source(number) != number
     return bool(_LEFT_OVER.search(name) or _LEFT_OVER_GGUF.fullmatch(name))
 
 
