@@ -92,6 +92,12 @@ def activation_bytes(config: ModelConfig, tokens: int, itemsize: int) -> int:
     return tokens * ((mixed + len(layers) * products) * itemsize + len(layers) * 2 * config.hidden_size * 4)
 
 
+def attention_bytes(config: ModelConfig, tokens: int, itemsize: int) -> int:
+    """Bytes of attention's outputs in a step: o and lse of every layer."""
+    widths = sum(map(config.q_size_of, range(config.num_hidden_layers)))
+    return tokens * (widths * itemsize + config.num_hidden_layers * config.num_attention_heads * 4)
+
+
 def whole_modules(config: ModelConfig) -> WholeModules:
     """Modules that an adapter may hold whole, each with the shapes of its weights by name. A head that is tied to the
     embedding is one of its own there, as in PEFT."""

@@ -37,7 +37,15 @@ from wgrad.train.model.model_files import Progress
 from wgrad.train.model.pissa import PissaStart, start_within
 from wgrad.train.model.qat import Rounding, round_adapted
 from wgrad.train.model.stacks import adapter_groups, stack_adapter
-from wgrad.train.model.weights import EMBEDDING, HEAD, activation_bytes, used_weights, weight_specs, whole_modules
+from wgrad.train.model.weights import (
+    EMBEDDING,
+    HEAD,
+    activation_bytes,
+    attention_bytes,
+    used_weights,
+    weight_specs,
+    whole_modules,
+)
 from wgrad.train.options.choices import AUTO, LORA, ComputeType
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.options.objectives import SFT
@@ -95,7 +103,7 @@ def estimate_activations(config: RunOptions, model: ModelConfig) -> int:
         return kept + logits
     # Every layer's input, and then either the logits or a layer that is made again, with its largest gradients.
     layer = kept // layers + 2 * tokens * model.mlp_width * itemsize
-    attention = _attention_bytes(config, model) * recomputed // layers if keeps_attention(config, model) else 0
+    attention = attention_bytes(model, tokens, itemsize) * recomputed // layers if keeps_attention(config, model) else 0
     whole = kept // layers * (layers - recomputed)
     return recomputed * tokens * model.hidden_size * 4 + whole + attention + max(layer, logits)
 
@@ -146,7 +154,8 @@ def keeps_attention(config: RunOptions, model: ModelConfig) -> bool:
         return config.keep_attention
     if config.limit or config.offload_activations or config.stream_weights == "on":
         return False
-    return config.max_length >= KEEP_ATTENTION_FROM and _attention_bytes(config, model) < KEEP_ATTENTION_BELOW
+    held = attention_bytes(model, config.rows * config.max_length, _itemsize(config))
+    return config.max_length >= KEEP_ATTENTION_FROM and held < KEEP_ATTENTION_BELOW
 
 
 def mlp_chunk_bytes(config: RunOptions) -> int | None:
@@ -171,13 +180,6 @@ def balance(config: RunOptions, model: ModelConfig, device: Device) -> Balance |
         return None
     weight = experts.balance if coefficient is None else coefficient
     return Balance(weight, experts, config.rows * config.max_length, device) if weight else None
-
-
-def _attention_bytes(config: RunOptions, model: ModelConfig) -> int:
-    """Return the bytes of attention's outputs in a step: o and lse of every layer."""
-    layers, widths = model.num_hidden_layers, sum(map(model.q_size_of, range(model.num_hidden_layers)))
-    a_token = widths * _itemsize(config) + layers * model.num_attention_heads * 4
-    return config.rows * config.max_length * a_token
 
 
 def _itemsize(config: RunOptions) -> int:

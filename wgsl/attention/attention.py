@@ -143,8 +143,9 @@ def paged_attention(
 ) -> tuple[Array, Array]:
     batch, _, heads, width = q.shape
     o, lse = device.empty(q.shape, q.dtype), device.empty((batch, heads, 1))
-    group, most = heads // keys.shape[2], DECODE_ROWS if width <= 256 else 2
-    rows = max(n for n in range(1, most + 1) if group % n == 0)
+    group = heads // keys.shape[2]
+    fitting = (n for n in range(2, DECODE_ROWS + 1) if decode_bytes(n, width) <= device.workgroup_bytes)
+    rows = max(n for n in (1, *fitting) if group % n == 0)
     constants: dict[str, Constant] = {"PAGED": True, "PARTS": group // rows}
     tokens = pages.shape[1] * PAGE
     work = 2.0 * batch * tokens * keys.shape[2] * keys.shape[3] * keys.dtype.itemsize
