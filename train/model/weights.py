@@ -30,6 +30,11 @@ class WeightSpec:
     trained: bool = True
 
     @property
+    def decays(self) -> bool:
+        """Return whether weight decay is for it."""
+        return len(self.shape) > 1 and self.kind != "bias"
+
+    @property
     def is_linear(self) -> bool:
         """Return whether it is a weight that may be of few bits."""
         return self.kind in ("projection", "experts")
@@ -78,6 +83,11 @@ def used_weights(config: ModelConfig) -> int:
         if config.experts is not None and config.has_experts(layer):
             total += 3 * config.experts.chosen * config.experts.width * config.hidden_size
     return total
+
+
+def layer_flops(config: ModelConfig, tokens: int) -> float:
+    """FLOP of the matmuls with the weights in one layer's forward, on average."""
+    return 2.0 * tokens * used_weights(config) / config.num_hidden_layers
 
 
 def activation_bytes(config: ModelConfig, tokens: int, itemsize: int) -> int:

@@ -14,6 +14,7 @@ from wgrad.device.contract import Device
 from wgrad.device.errors import OutOfMemory, WgradError
 from wgrad.train.data.packing import ROW_STEP
 from wgrad.train.model.model_config import ModelConfig
+from wgrad.train.model.weights import layer_flops
 from wgrad.train.options.choices import AUTO
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.options.option_text import size
@@ -23,7 +24,7 @@ from wgrad.train.plan.plan import Plan, plan_run, run_dry
 from wgrad.train.plan.room import Room, room_of
 from wgrad.train.plan.speed import Rates, rates_of, step_seconds
 from wgrad.train.ranks.world import World
-from wgrad.train.step.build import RECOMPUTE_ABOVE, keeps_attention, layer_flops, parked_layers, recomputed_layers
+from wgrad.train.step.build import RECOMPUTE_ABOVE, keeps_attention, parked_layers, recomputed_layers
 
 MOST_ROWS = 1024  # of a batch that is tried
 _FIRST = 8  # what is planned beside 1, to see what one more takes

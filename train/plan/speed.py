@@ -16,9 +16,9 @@ from wgrad.device.cache import cache_folder, keep, read_kept
 from wgrad.device.contract import Device
 from wgrad.device.errors import DeviceError
 from wgrad.train.model.model_config import ModelConfig
-from wgrad.train.model.weights import activation_bytes
+from wgrad.train.model.weights import activation_bytes, layer_flops
 from wgrad.train.options.finetune_config import RunOptions
-from wgrad.train.step.build import keeps_attention, layer_flops, parked_layers, recomputed_layers
+from wgrad.train.step.build import keeps_attention, parked_layers, recomputed_layers
 
 _FORMAT, _MOST_BYTES, _LEAST_SECONDS = 1, 1 << 12, 0.02
 _MOST_RATE = 1e17  # a clock that says more is wrong

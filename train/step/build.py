@@ -37,15 +37,7 @@ from wgrad.train.model.model_files import Progress
 from wgrad.train.model.pissa import PissaStart, start_within
 from wgrad.train.model.qat import Rounding, round_adapted
 from wgrad.train.model.stacks import adapter_groups, stack_adapter
-from wgrad.train.model.weights import (
-    EMBEDDING,
-    HEAD,
-    activation_bytes,
-    attention_bytes,
-    used_weights,
-    weight_specs,
-    whole_modules,
-)
+from wgrad.train.model.weights import EMBEDDING, HEAD, activation_bytes, attention_bytes, weight_specs, whole_modules
 from wgrad.train.options.choices import AUTO, LORA, ComputeType
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.options.objectives import SFT
@@ -87,11 +79,6 @@ class TrainableModel:
 def count_parameters(config: ModelConfig) -> int:
     """Numbers in the base model (tied weights once)."""
     return sum(int(np.prod(spec.shape, dtype=np.int64)) for spec in weight_specs(config))
-
-
-def layer_flops(config: ModelConfig, tokens: int) -> float:
-    """FLOP of the matmuls with the weights in one layer's forward, on average."""
-    return 2.0 * tokens * used_weights(config) / config.num_hidden_layers
 
 
 def estimate_activations(config: RunOptions, model: ModelConfig) -> int:
@@ -268,11 +255,7 @@ def _all_parameters(
     contents: bool,
 ) -> FlatParameters:
     """Those of --full."""
-    specs = [
-        ParameterSpec(s.name, s.shape, len(s.shape) > 1 and s.kind != "bias")
-        for s in weight_specs(model_config)
-        if s.trained
-    ]
+    specs = [ParameterSpec(s.name, s.shape, s.decays) for s in weight_specs(model_config) if s.trained]
     with advising(for_parameters(config)):
         parameters = FlatParameters(specs, device)
     arrays = {name: tensor.data for name, tensor in parameters.tensors.items()}
