@@ -51,7 +51,7 @@ def main() -> int:
     parser.add_argument("--driver", type=Path)
     parser.add_argument("--family", default="")
     parser.add_argument("--shim", action="store_true")
-    parser.add_argument("--only", default="", help="kernels whose names begin with this")
+    parser.add_argument("--only", default="", help="kernels whose names begin with one of these, by commas")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--table", action="store_true")
     args = parser.parse_args()
@@ -109,7 +109,7 @@ def compile_all(statistics_file: Path, gpu: str, only: str = "") -> list[dict[st
     for units in (True, False) if has_units else (False,):
         device.matrix_units = units
         for variant in variants(device, units):
-            if ("matrix" in variant.shader) == units and variant.shader.startswith(only):
+            if ("matrix" in variant.shader) == units and variant.shader.startswith(tuple(only.split(","))):
                 found.setdefault(variant.shader, []).append(compiled(device, variant, statistics_file))
     return [{"gpu": gpu, "mesa": mesa, "kernel": kernel, **summary(of)} for kernel, of in sorted(found.items())]
 

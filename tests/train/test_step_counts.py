@@ -7,6 +7,7 @@ import importlib.util
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -136,17 +137,21 @@ def test_the_8b_trains_in_3_gib_with_its_weights_in_main_memory(counter: Any, sc
     assert device.memory().peak_reserved_bytes <= 3 << 30
 
 
-@pytest.mark.parametrize("units, compute", [(False, "float32"), (True, "float16"), ("int8", "float32")])
-@pytest.mark.parametrize("seq_len", [2048, 32_768])
-@pytest.mark.parametrize("shape", ["smollm2-135m", "llama-3.2-1b", "llama-3.1-8b"])
+_DENSE = product(("smollm2-135m", "llama-3.2-1b", "llama-3.1-8b"), (2048, 32_768), (False, True, "int8"))
+_OTHERS = (("qwen3.5-4b", 32_768, False), ("qwen3-30b-a3b", 32_768, True))  # DeltaNet and convolutions; experts
+_LAYERS = {"qwen3.5-4b": 4, "qwen3-30b-a3b": 1}  # with all kinds of launches
+
+
+@pytest.mark.parametrize("shape, seq_len, units", [*_DENSE, *_OTHERS])
 def test_no_launch_takes_long_on_a_gpu_that_is_not_known(
-    scripts: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch, shape: str, seq_len: int, compute: str, units: Any
+    scripts: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch, shape: str, seq_len: int, units: Any
 ) -> None:
-    """At most 200 ms on one of 0.5 TFLOP/s and 25 GB/s, by which they are split. Two layers, as all have the
-    same launches, and a vocabulary of 128k."""
+    """At most 200 ms on one of 0.5 TFLOP/s and 25 GB/s, by which they are split. As many layers as have all kinds of
+    launches, and a vocabulary of 128k or more."""
     counter = scripts("count_launches")
     train = sys.modules["bench_train"]
-    sizes = replace(train.SHAPES[shape], layers=2, vocab=128_256)
+    sizes = train.SHAPES[shape]
+    sizes = replace(sizes, layers=_LAYERS.get(shape, 2), vocab=max(sizes.vocab, 128_256))
     monkeypatch.setitem(train.SHAPES, shape, sizes)
     zeros = lambda self, spec: np.broadcast_to(self.normal[:1], spec.shape)  # noqa: E731 - no memory for a table
     monkeypatch.setattr(RandomWeights, "table", zeros)
@@ -158,7 +163,11 @@ def test_no_launch_takes_long_on_a_gpu_that_is_not_known(
         launches.append((shader, work, sum(array.nbytes for array in arrays if array is not None)))
 
     monkeypatch.setattr(counter.Counting, "launch", launch)
-    counter.count(shape, seq_len, compute, units is True, checkpointing=seq_len > 2048)
+    counter.count(
+        shape, seq_len, "float16" if units is True else "float32", units is True, checkpointing=seq_len > 2048
+    )
+    newer = {"qwen3.5-4b": ("delta_rule_scan", "short_conv"), "qwen3-30b-a3b": ("moe_combine", "moe_group")}
+    assert {shader for shader, *_ in launches}.issuperset(newer.get(shape, ()))
     seconds = 0.2
     assert LEAST_WORK_GPU == seconds * 0.5e12
     assert max(launches, key=lambda of: of[1])[1] <= LEAST_WORK_GPU

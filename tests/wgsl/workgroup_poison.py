@@ -46,7 +46,7 @@ def variables(text: str) -> list[Variable]:
     return found
 
 
-def _parts(text: str) -> list[str]:
+def parts(text: str) -> list[str]:
     """What stands between the commas that no bracket encloses."""
     found, depth = [""], 0
     for letter in text:
@@ -63,7 +63,7 @@ class _Types:
 
     def __init__(self, text: str) -> None:
         self._aliases = {name: type.strip() for name, type in _ALIAS.findall(text)}
-        self._structs = {name: _parts(fields) for name, fields in _STRUCT.findall(text)}
+        self._structs = {name: parts(fields) for name, fields in _STRUCT.findall(text)}
 
     def stores(self, place: str, type: str, depth: int = 0) -> Iterator[str]:
         """Statements that write each number of `place`; of the outermost array an invocation takes a share."""
@@ -74,7 +74,7 @@ class _Types:
                 name, _, inner = (part.strip() for part in field.partition(":"))
                 yield from self.stores(f"{place}.{name}", inner, depth)
         elif type.startswith("array<"):
-            element, count = _parts(type[len("array<") : -1])
+            element, count = parts(type[len("array<") : -1])
             i, (first, step) = f"i{depth}", ("0u", "1u") if depth else ("lid", "invocations")
             yield f"for (var {i} = {first}; {i} < u32({count}); {i} += {step}) {{"
             yield from self.stores(f"{place}[{i}]", element, depth + 1)

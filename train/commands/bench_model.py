@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import ml_dtypes
@@ -33,7 +33,7 @@ from wgrad.train.step.trainer import Trainer
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes of a model in config.json's words, and whether layers are recomputed."""
+    """Sizes of a model in config.json's words, and whether layers are recomputed. others: keys of another family's."""
 
     hidden: int
     intermediate: int
@@ -44,6 +44,7 @@ class Shape:
     vocab: int
     tied: bool
     checkpointing: bool
+    others: Mapping[str, Any] = field(default_factory=dict)
 
     def config(self) -> dict[str, Any]:
         return {
@@ -61,15 +62,32 @@ class Shape:
             "rope_theta": 500000.0,
             "hidden_act": "silu",
             "max_position_embeddings": 8192,
+            **self.others,
         }
 
 
+_QWEN35 = {
+    "architectures": ["Qwen3_5ForCausalLM"],
+    "model_type": "qwen3_5_text",
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+}
+_QWEN3_MOE = {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 768,
+    "norm_topk_prob": True,
+}
 SHAPES = {
     "smollm2-135m": Shape(576, 1536, 30, 9, 3, 64, 49152, True, False),
     "smollm2-360m": Shape(960, 2560, 32, 15, 5, 64, 49152, True, False),
     "llama-3.2-1b": Shape(2048, 8192, 16, 32, 8, 64, 128256, True, True),
     "llama-3.1-8b": Shape(4096, 14336, 32, 32, 8, 128, 128256, False, True),
     "llama-3.1-70b": Shape(8192, 28672, 80, 64, 8, 128, 128256, False, True),
+    "qwen3.5-4b": Shape(2560, 9216, 32, 16, 4, 256, 248320, True, True, _QWEN35),
+    "qwen3-30b-a3b": Shape(2048, 6144, 48, 32, 4, 128, 151936, False, True, _QWEN3_MOE),
     "tinyllama-1.1b": Shape(2048, 5632, 22, 32, 4, 64, 32000, False, False),
     "tiny": Shape(64, 96, 2, 4, 2, 16, 256, True, True),
 }
@@ -90,7 +108,7 @@ class RandomWeights:
         device, size = self.device, int(np.prod(spec.shape))
         if spec.kind in ("norm", "bias"):
             return device.upload(np.ones(spec.shape, np.float32))
-        if spec.kind != "projection":
+        if not spec.is_linear:
             table = device.empty_host(spec.shape, self.normal.dtype) if apart else None
             if table is None:
                 return device.upload(self.table(spec))
@@ -100,7 +118,7 @@ class RandomWeights:
         return NF4Array(
             packed=device.upload(np.resize(self.codes, size // 2)),
             absmax=device.upload(np.resize(self.codes, blocks)),
-            shape=(spec.shape[0], spec.shape[1]),
+            shape=(size // spec.shape[-1], spec.shape[-1]),
             nested_absmax=device.upload(np.full(-(-blocks // 256), 0.01, np.float32)),
             nested_code=self.code_map,
             nested_offset=device.upload(np.array([0.04], np.float32)),
