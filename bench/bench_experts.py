@@ -16,14 +16,20 @@ from common import Report, time_device
 
 from wgrad.autograd.bench.cost import product_flop
 from wgrad.autograd.bind import bind
+from wgrad.device.formats.mxfp4 import Mxfp4Array
 from wgrad.wgsl.device import WgpuDevice
 
 # Tokens, experts, experts of a token, width of one, hidden size: Qwen3-30B-A3B, OLMoE-1B-7B, Mixtral-8x7B (a quarter).
 SHAPES = [(2048, 128, 8, 768, 2048), (2048, 64, 8, 1024, 2048), (2048, 8, 2, 3584, 4096), (16, 128, 8, 768, 2048)]
+GPT_OSS = (2048, 32, 4, 2880, 2880)  # gpt-oss-20B
 SMALL = [(16, 3, 2, 32, 64)]
 
 
 def weight_of(device: Any, kind: str, rows: int, columns: int, experts: int) -> Any:
+    if kind == "mxfp4":
+        codes = np.resize(np.random.default_rng(1).integers(0, 256, 1 << 16).astype(np.uint8), rows * columns // 2)
+        exponents = np.full(rows * columns // 32, 122, np.uint8)
+        return Mxfp4Array(codes, exponents, (rows, columns)).map_arrays(device.upload)
     block = np.random.default_rng(1).standard_normal(1 << 16).astype(np.float32)
     full = device.upload(np.resize(block, (rows, columns)))
     if kind != "dense":
@@ -76,6 +82,8 @@ def main() -> None:
     for shape in SMALL if args.small else SHAPES:
         for kind in ("dense", "nf4"):
             measure(device, report, kind, shape)
+    for shape in SMALL if args.small else [GPT_OSS]:
+        measure(device, report, "mxfp4", shape)
 
 
 if __name__ == "__main__":

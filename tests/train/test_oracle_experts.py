@@ -37,6 +37,7 @@ from wgrad.train.model.inputs import whole_inputs
 from wgrad.train.model.lora import LoraConfig, adaptable, expert_modules, linear_modules, lora_shapes
 from wgrad.train.model.model_config import load_model_config
 from wgrad.train.model.streamed_weights import StreamedWeights
+from wgrad.train.model.weights import weight_specs
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.step.build import balance, build_frozen, build_trainable
 from wgrad.train.step.lora_options import lora_config
@@ -341,6 +342,16 @@ def test_an_expert_that_is_missing(make_checkpoint: Any, tmp_path: Path) -> None
     (tmp_path / "saved/config.json").write_text(text.replace('"num_local_experts": 5', '"num_local_experts": 6'))
     with pytest.raises(WgradError, match=r"has no tensor model.layers.0.block_sparse_moe.experts.5.w1.weight"):
         frozen(tmp_path / "saved", ReferenceDevice())
+
+
+def test_biases_of_experts_do_not_decay(make_checkpoint: Any, cpu: Device) -> None:
+    folder = make_checkpoint(GPT_OSS)
+    config = load_model_config(folder)
+    built = build_trainable(RunOptions(max_length=8, full=True), config, folder, cpu, positions=8)
+    sizes = {spec.kind: 0 for spec in weight_specs(config)}
+    for spec in weight_specs(config):
+        sizes[spec.kind] += int(np.prod(spec.shape))
+    assert built.parameters.decay_elements == sum(sizes.values()) - sizes["norm"] - sizes["bias"]
 
 
 BALANCED = [("MixtralForCausalLM", {}), ("OlmoeForCausalLM", {}), ("Qwen3MoeForCausalLM", QWEN3), (GPT_OSS, {})]
