@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gc
 import os
+import shutil
+import tempfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -68,9 +70,20 @@ def _driver_optimises(worker: Mapping[str, Any]) -> bool:
     return 2 * int(worker.get("workerid", "gw1").removeprefix("gw")) < int(worker.get("workercount", 2))
 
 
+def _own_cache(config: pytest.Config) -> None:
+    """A cache of this run, removed at its end: what earlier runs and the user's own have kept changes no test, and no
+    test changes that. Shaders stay where they were, because they take longest to make."""
+    usual = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    os.environ.setdefault("MESA_SHADER_CACHE_DIR", usual)
+    os.environ["XDG_CACHE_HOME"] = folder = tempfile.mkdtemp(prefix="wgrad-tests-")
+    config.add_cleanup(partial(shutil.rmtree, folder, ignore_errors=True))
+
+
 def pytest_configure(config: pytest.Config) -> None:
-    # Not in the process that starts the workers, from which they have their environment.
-    if not config.getoption("numprocesses", None) and not _driver_optimises(getattr(config, "workerinput", {})):
+    worker = getattr(config, "workerinput", None)
+    if worker is None:  # the workers have their environment from the process that starts them
+        _own_cache(config)
+    if not config.getoption("numprocesses", None) and not _driver_optimises(worker or {}):
         os.environ.setdefault("GALLIVM_PERF", "nopt")
     if os.environ.get("WGRAD_REQUIRE_TOOLS") == "1" and (lacking := [t.missing for t in tools.REQUIRED if t.missing]):
         raise pytest.UsageError("WGRAD_REQUIRE_TOOLS=1, but " + "; ".join(lacking))

@@ -32,7 +32,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
         "bench_start.py --shapes tiny --cold",
         "bench_weights.py --rows 16 --shape 64x256 --formats q6_k",
         "bench_memory_ops.py --rows 64 --columns 128",
-        "bench_transfers.py --sizes 128x128x128 --mib 1",
+        "bench_transfers.py --sizes 64x128x64 --mib 1",
         "bench_train.py --shapes tiny --max-length 64 --offload-activations 1",
         "bench_autograd.py --tiny --steps 3 --device cpu",
         "bench_delta_rule.py --small",

@@ -157,3 +157,8 @@ def test_a_link_in_the_place_of_a_kept_file_is_replaced(cache: Path, tmp_path: P
     (cache / "a").symlink_to(tmp_path / "other")
     keep(cache / "a", b"2")
     assert (tmp_path / "other").read_bytes() == b"1" and (cache / "a").read_bytes() == b"2"
+
+
+def test_tests_have_a_cache_of_their_own() -> None:
+    """What a user has kept changes no test (tests/conftest.py)."""
+    assert not cache_folder("hip").is_relative_to(Path.home() / ".cache")

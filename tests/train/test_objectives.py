@@ -372,7 +372,7 @@ def test_weights_and_checkpoints_in_main_memory_change_no_bit(make_checkpoint: A
         kept = device.memory().in_use_bytes
         device.reset_peak()
         trainer, stream = trainer_of(folder, device, **options, **more)
-        trained(trainer, stream, 4)
+        trained(trainer, stream)
         batches = eval_batches(examples("kto", 5), trainer.config)
         found.append((trainer.measure(batches), parameters(trainer)))
         assert plan is not None and plan.peak_bytes == pytest.approx(device.memory().peak_bytes - kept, rel=0.05)

@@ -45,7 +45,7 @@ def options(**given: Any) -> RunOptions:
     shape: dict[str, Any] = {
         "max_length": 70,
         "batch_size": 2,
-        "gradient_accumulation_steps": 2,
+        "gradient_accumulation_steps": 1,
         "lora_r": 4,
         "max_steps": 3,
         "logging_steps": 1,
@@ -71,10 +71,10 @@ def train(config: RunOptions, folder: Path, device: Any) -> tuple[np.ndarray, np
 def test_the_bits_are_those_without_and_the_memory_is_as_planned(make_checkpoint: Any, card: Any) -> None:
     folder = make_checkpoint(num_hidden_layers=5)
     model = load_model_config(folder)
-    plain = wgpu_sibling()
-    losses, trained = train(options(), folder, plain)
-    config = options(offload_activations=True)
-    plan, before = plan_run(config, model, folder, card, 1), plan_run(options(), model, folder, card, 1)
+    twice: dict[str, Any] = {"gradient_accumulation_steps": 2}
+    losses, trained = train(options(**twice), folder, wgpu_sibling())
+    config = options(offload_activations=True, **twice)
+    plan, before = plan_run(config, model, folder, card, 1), plan_run(options(**twice), model, folder, card, 1)
     assert plan is not None and before is not None
     kept = card.memory().in_use_bytes
     parked_losses, parked_trained = train(config, folder, card)
@@ -351,7 +351,7 @@ def test_what_a_limit_leaves_no_room_for_is_refused_with_what_fits(make_checkpoi
     assert parked is not None
     limit, said = parked.dry.memory().peak_reserved_bytes, ""
     while "--offload-activations" not in said:  # down to where recomputing alone is not enough
-        limit -= limit // 100
+        limit -= limit // 25
         with pytest.raises(WgradError, match="^--memory-limit: the run takes about [^\n]*$") as refused:
             plan_run(options(gradient_checkpointing=None, memory_limit=str(limit)), model, folder, card, 1)
         said = str(refused.value)
