@@ -6,7 +6,7 @@ import gc
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
@@ -32,7 +32,7 @@ from wgrad.wgsl.runtime import compile as wgsl_compile
 from wgrad.wgsl.runtime.compile import Compiler
 
 os.environ.setdefault("XDG_RUNTIME_DIR", "/tmp")  # Mesa warns on stderr where it is not set
-# Vectors of 128 bits are the soonest compiled (`_driver_optimises` for the rest).
+# Vectors of 128 bits are the soonest compiled. Of optimisation: `pytest_collection_finish`.
 os.environ.setdefault("LP_NATIVE_VECTOR_WIDTH", "128")
 # No check of operators before a run, which are tested one by one, and whose first line would depend on the cache.
 os.environ.setdefault("WGRAD_VERIFY", "off")
@@ -63,13 +63,6 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 FOLDERS = ("train", "autograd", "device", "fuzz", "tests", "wgsl", "portability", "hip")
 
 
-def _driver_optimises(worker: Mapping[str, Any]) -> bool:
-    """Tests of training run each shader hundreds of times: for the half of the workers that begins with them, the
-    software driver optimises, which takes 10 to 40 % off. Most of what a test of a shader takes is its
-    compilation: for those, LLVM's optimisation is left out, which takes 20 % off. Mesa's cache on disk keeps both."""
-    return 2 * int(worker.get("workerid", "gw1").removeprefix("gw")) < int(worker.get("workercount", 2))
-
-
 def _own_cache(config: pytest.Config) -> None:
     """A cache of this run, removed at its end: what earlier runs and the user's own have kept changes no test, and no
     test changes that. Shaders stay where they were, because they take longest to make."""
@@ -80,11 +73,9 @@ def _own_cache(config: pytest.Config) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    worker = getattr(config, "workerinput", None)
-    if worker is None:  # the workers have their environment from the process that starts them
+    if not hasattr(config, "workerinput"):  # the workers have their environment from the process that starts them
         _own_cache(config)
-    if not config.getoption("numprocesses", None) and not _driver_optimises(worker or {}):
-        os.environ.setdefault("GALLIVM_PERF", "nopt")
+    os.environ.setdefault("GALLIVM_PERF", "nopt")
     if os.environ.get("WGRAD_REQUIRE_TOOLS") == "1" and (lacking := [t.missing for t in tools.REQUIRED if t.missing]):
         raise pytest.UsageError("WGRAD_REQUIRE_TOOLS=1, but " + "; ".join(lacking))
 
@@ -159,6 +150,18 @@ def _wgpu_device() -> Device | str:
         return select_device("wgpu")
     except DeviceUnavailable as error:
         return str(error)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Most of what a test of a shader takes on a software driver is its compilation, and of a program too: LLVM's
+    optimisation is left out (20 % less processor time). Tests of training run each shader hundreds of times: for the
+    half of the workers that begins with them the driver optimises (10 to 40 % less). It is asked once a process."""
+    worker = getattr(session.config, "workerinput", {"workerid": "gw1", "workercount": 2})
+    if session.items and 2 * int(worker["workerid"].removeprefix("gw")) < worker["workercount"]:
+        with pytest.MonkeyPatch.context() as patch:
+            if os.environ["GALLIVM_PERF"] == "nopt":
+                patch.delenv("GALLIVM_PERF")
+            _wgpu_device()
 
 
 def require_wgpu() -> Device:
