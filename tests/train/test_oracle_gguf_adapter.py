@@ -62,7 +62,9 @@ EXTRA: dict[str, dict[str, Any]] = {
     },
     "OlmoForCausalLM": {"clip_qkv": 0.7},
     "Jais2ForCausalLM": {"hidden_act": "relu2"},
+    "Dots1ForCausalLM": {"num_key_value_heads": 4, "norm_topk_prob": True},
     "OlmoeForCausalLM": {"num_key_value_heads": 4},
+    "Glm4MoeForCausalLM": {"num_nextn_predict_layers": 0, "use_qk_norm": True},
     "HyperCLOVAXForCausalLM": {**GRANITE, "use_post_norm": False},
     "GraniteMoeHybridForCausalLM": {**GRANITE, "position_embedding_type": "rope", "shared_intermediate_size": 96},
     **dict.fromkeys(

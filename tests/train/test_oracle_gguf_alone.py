@@ -20,7 +20,7 @@ from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, tr
 
 from tests.train.conftest import SENTENCES, VOCAB, as_in_files, random_weights, tiny_config, write_checkpoint
 from tests.train.gguf_writer import permuted
-from tests.train.test_oracle_adapter import our_logits, random_ids
+from tests.train.test_oracle_adapter import our_logits, random_adapter, random_ids
 from tests.train.test_oracle_gguf_adapter import EXTRA, IN_GGUF, SIZES, log_probabilities, their_log_probabilities
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.device.errors import WgradError
@@ -31,8 +31,10 @@ from wgrad.train.files import gguf_files
 from wgrad.train.files.gguf_files import header_digest
 from wgrad.train.files.gguf_metadata import read_metadata
 from wgrad.train.model import load_streamed
+from wgrad.train.model.adapter_files import save_adapter
 from wgrad.train.model.families import FAMILIES
 from wgrad.train.model.gguf_model import GgufModel, save_gguf
+from wgrad.train.model.lora import LoraConfig, linear_modules
 from wgrad.train.model.model_config import load_model_config
 from wgrad.train.model.model_files import ModelFiles
 from wgrad.train.model.weights import WeightSpec
@@ -147,6 +149,60 @@ def test_phi_2_with_q_k_and_v_under_one_another(written: Any, tmp_path: Path) ->
     theirs = [their_log_probabilities(p, ids, None) for p in (other, path)]
     np.testing.assert_allclose(theirs[0], theirs[1], atol=1e-3)
     np.testing.assert_allclose(theirs[0], log_probabilities(found), atol=0.02)
+
+
+def with_tensors(path: Path, arrays: dict[str, np.ndarray], **numbers: int) -> Path:
+    """A file with other tensors, in a folder of its own. numbers: keys of its architecture with other values."""
+    other = path.parents[1] / "other/tiny.gguf"
+    other.parent.mkdir()
+    reader = gguf.GGUFReader(path)
+    architecture = reader.fields["general.architecture"].contents()
+    writer, over = gguf.GGUFWriter(other, architecture), {f"{architecture}.{key}": n for key, n in numbers.items()}
+    for name, field in reader.fields.items():
+        if not name.startswith("GGUF.") and name not in ("general.architecture", *over):
+            inner = field.types[1] if len(field.types) > 1 else None
+            writer.add_key_value(name, field.contents(), field.types[0], inner)
+    for key, number in over.items():
+        writer.add_uint32(key, number)
+    for name, array in arrays.items():
+        writer.add_tensor(name, np.ascontiguousarray(array))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return other
+
+
+def logits_of(path: Path) -> np.ndarray:
+    folder = find_model(str(path))
+    model = build_frozen(load_model_config(folder), folder, ReferenceDevice(), positions=64, quantize=False)
+    return our_logits(model, random_ids())
+
+
+def test_gate_and_up_of_experts_in_one_tensor(written: Any) -> None:
+    """As newer converters write them."""
+    _, path = written("Qwen3_5MoeForCausalLM")
+    arrays = {tensor.name: np.array(tensor.data) for tensor in gguf.GGUFReader(path).tensors}
+    for layer in range(2):
+        both = [arrays.pop(f"blk.{layer}.ffn_{half}_exps.weight") for half in ("gate", "up")]
+        arrays[f"blk.{layer}.ffn_gate_up_exps.weight"] = np.concatenate(both, axis=1)
+    np.testing.assert_array_equal(logits_of(with_tensors(path, arrays)), logits_of(path))
+
+
+def test_a_file_with_layers_that_predict_several_tokens_at_once(written: Any, tmp_path: Path) -> None:
+    """They are left out, and so they are of what is merged from it."""
+    _, path = written("Qwen3_5ForCausalLM")
+    arrays = {tensor.name: np.array(tensor.data) for tensor in gguf.GGUFReader(path).tensors}
+    arrays |= dict.fromkeys(("blk.2.attn_norm.weight", "blk.2.nextn.enorm.weight"), np.ones(64, np.float32))
+    other = with_tensors(path, arrays, block_count=3, nextn_predict_layers=1)
+    config, folder = load_model_config(find_model(str(path))), find_model(str(other))
+    assert load_model_config(folder) == replace(config, extra_layers=1)
+    np.testing.assert_array_equal(logits_of(other), logits_of(path))
+    lora = LoraConfig(r=2, alpha=2.0, target_modules=("q_proj",))
+    save_adapter(tmp_path / "adapter", lora, random_adapter(lora, linear_modules(config)), str(other))
+    words = ["--onto", "dequantised", "--format", "gguf", "--no-compare", "--device", "cpu"]
+    assert main(["merge", "--adapter", f"{tmp_path}/adapter", "--out", f"{tmp_path}/merged", *words]) == 0
+    assert load_model_config(find_model(str(tmp_path / "merged/model.gguf"))) == config
 
 
 WORDS = "I'LL it'll print 12345 to 日本;\n\n  ok =1, x  (y)"

@@ -458,6 +458,18 @@ def test_what_old_versions_left_in_files_is_not_used_and_not_refused(make_checkp
     assert open_files(folder, load_model_config(folder))[1].tie_word_embeddings
 
 
+def test_layers_that_predict_several_tokens_at_once_are_left_out(make_checkpoint: Any) -> None:
+    """So many as config.json says, behind the others."""
+    for extra, number, fits in ((1, 2, True), (1, 3, False), (0, 2, False)):
+        folder = make_checkpoint(name=f"{extra} {number}", num_nextn_predict_layers=extra)
+        add(folder, {f"model.layers.{number}.eh_proj.weight": np.ones((48, 96), np.float32)})
+        if fits:
+            open_files(folder, load_model_config(folder))
+            continue
+        with pytest.raises(WgradError, match=rf"does not use: model.layers.{number}.eh_proj.weight"):
+            open_files(folder, load_model_config(folder))
+
+
 def test_a_tensor_by_two_names(make_checkpoint: Any) -> None:
     folder = make_checkpoint()
     add(folder, {"language_model.model.norm.weight": np.ones(48, np.float32)})

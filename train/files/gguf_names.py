@@ -76,6 +76,10 @@ _LFM2 = _NAMES | {
     "ffn_down": "feed_forward.w2",
     **{f"shortconv.{part}.weight": f"conv.{part}.weight" for part in ("conv", "in_proj", "out_proj")},
 }
+_SCORED = {
+    **{name: path.replace("shared_expert", "shared_experts") for name, path in _SHARED.items()},
+    "exp_probs_b.bias": "mlp.gate.e_score_correction_bias",
+}
 QKV = "attn_qkv"  # files of Phi-2 may have q, k and v under one another
 # Names of tensors by general.architecture, and those whose rotary embedding takes pairs side by side.
 ARCHITECTURES = {
@@ -94,6 +98,9 @@ ARCHITECTURES = {
     "granitemoe": {name: ours.replace("mlp.", "block_sparse_moe.") for name, ours in _GRANITE_MOE.items()},
     "hunyuan-dense": _NAMES | {"attn_q_norm": "self_attn.query_layernorm", "attn_k_norm": "self_attn.key_layernorm"},
     "qwen2moe": _NAMES | _SHARED,
+    "glm4moe": _NAMES | _SCORED | {"post_attention_norm": "post_attention_layernorm"},
+    "dots1": _NAMES | _SCORED,
+    "ernie4_5-moe": _NAMES | _SCORED | {"exp_probs_b.bias": "mlp.gate.moe_statics.e_score_correction_bias"},
     "qwen3next": _DELTA_NET
     | _SHARED
     | {"ssm_in": "linear_attn.in_proj_qkvz", "ssm_ba": "linear_attn.in_proj_ba"},  # the first: in older files

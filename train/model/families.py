@@ -180,10 +180,10 @@ FAMILIES = {
     "NanoChatForCausalLM": Family("nanochat", NanoChatFile, variants.nanochat, "", "nanochat"),
     "OlmoForCausalLM": Family("olmo", OlmoFile, variants.olmo, "olmo", "OLMo 1"),
     "Lfm2ForCausalLM": Family("lfm2", Lfm2File, Lfm2File.variant, "lfm2", "LFM2, dense"),
-    "Glm4MoeForCausalLM": Family("glm4_moe", Glm4MoeFile, scored_variants.glm4_moe, "", "GLM-4.5, 4.6"),
-    "Dots1ForCausalLM": Family("dots1", Dots1File, scored_variants.dots1, "", "dots.llm1"),
+    "Glm4MoeForCausalLM": Family("glm4_moe", Glm4MoeFile, scored_variants.glm4_moe, "glm4moe", "GLM-4.5, 4.6"),
+    "Dots1ForCausalLM": Family("dots1", Dots1File, scored_variants.dots1, "dots1", "dots.llm1"),
     "Ernie4_5_MoeForCausalLM": Family(
-        "ernie4_5_moe", Ernie45MoeFile, scored_variants.ernie4_5_moe, "", "ERNIE 4.5, experts"
+        "ernie4_5_moe", Ernie45MoeFile, scored_variants.ernie4_5_moe, "ernie4_5-moe", "ERNIE 4.5, experts"
     ),
     "MixtralForCausalLM": Family("mixtral", MixtralFile, expert_variants.mixtral, "llama"),
     "OlmoeForCausalLM": Family("olmoe", OlmoeFile, expert_variants.olmoe, "olmoe", "OLMoE"),

@@ -162,7 +162,7 @@ def _part(rotated: int, width: int) -> float:
 def _biases(name: str, tensors: Mapping[str, TensorEntry]) -> dict[str, bool]:
     first = "model.layers.0."
     parts = {"attention_bias": f"{first}self_attn.o_proj.bias", "mlp_bias": f"{first}mlp.down_proj.bias"}
-    if name in ("seed_oss", "glm4", "chatglm"):
+    if name in ("seed_oss", "glm4", "chatglm", "glm4moe"):
         parts["attention_bias"] = f"{first}self_attn.q_proj.bias"
     return {key: tensor in tensors for key, tensor in parts.items()}
 
@@ -172,6 +172,8 @@ def _layer_norm_variant(name: str, tensors: Mapping[str, TensorEntry]) -> dict[s
     if name == "stablelm":
         parallel = f"{first}post_attention_layernorm.weight" not in tensors
         return {"use_qkv_bias": f"{first}self_attn.q_proj.bias" in tensors, "use_parallel_residual": parallel}
+    if name == "glm4moe":
+        return {"use_qk_norm": f"{first}self_attn.q_norm.weight" in tensors}
     return {"use_bias": f"{first}self_attn.o_proj.bias" in tensors} if name in ("starcoder2", "ernie4_5") else {}
 
 

@@ -12,8 +12,10 @@ from typing import Any
 import numpy as np
 
 from wgrad.train.files.gguf_fields import GgufFields
+from wgrad.train.files.gguf_files import require_gguf
 from wgrad.train.model.experts import DOWN, EXPERTS, GATE_UP
 from wgrad.train.model.gguf_linear import BY_HEAD, gguf_shape, rows_by_head
+from wgrad.train.model.gguf_scored import keys_of_ernie, keys_of_scored, without_scored_place, write_scored
 from wgrad.train.model.linear_attention import LinearAttention
 from wgrad.train.model.model_config import ModelConfig
 from wgrad.train.model.weights import WeightSpec, weight_specs
@@ -22,9 +24,10 @@ HALVES = ("gate_proj", "up_proj")
 FUSED_MLP = ("shared_mlp.input_linear", "shared_mlp.output_linear")  # an MLP of which GGUF has gate and up as two
 # As llama.cpp has it for the architecture.
 _NORMALIZED = {
-    **dict.fromkeys(("llama", "qwen3moe", "qwen3next", "qwen35moe", "gpt-oss", "granitemoe"), True),
+    **dict.fromkeys(("ernie4_5-moe", "llama", "qwen3moe", "qwen3next", "qwen35moe", "gpt-oss", "granitemoe"), True),
     **dict.fromkeys(("olmoe", "qwen2moe"), False),
 }
+_SCORED = {"glm4moe": keys_of_scored, "dots1": keys_of_scored, "ernie4_5-moe": keys_of_ernie}
 _SWIGLU = {"gpt-oss": (1.702, 7.0)}  # alpha and limit
 
 
@@ -104,6 +107,7 @@ def name_map(gguf: Any, architecture: str, layers: int) -> Any:
 def tensor_name(names: Any, name: str) -> str:
     """GGUF's name of a tensor, "" where it has none. names: of `name_map`."""
     name = name.replace(".dt_bias", ".dt_proj.bias").replace(FUSED_MLP[1], "mlp.down_proj")
+    name = name.replace("score_correction_bias", "score_correction.bias").replace("gate.moe_statics", "moe_statics")
     name = name.replace("block_sparse_moe.router", "mlp.gate").replace("block_sparse_moe", "mlp")
     found = names.get_name(name, (".weight", ".bias"))
     if found and not found.endswith((".weight", ".bias", ".ssm_a")):  # of experts, which have no such ending here
@@ -121,17 +125,21 @@ def write_experts(writer: Any, config: ModelConfig, architecture: str) -> None:
         writer.add_expert_feed_forward_length(config.experts.width)
     if config.experts.shared_width:
         writer.add_expert_shared_feed_forward_length(config.experts.shared_width)
+    if config.experts.correction:
+        write_scored(writer, require_gguf("--format gguf", architecture), config.experts)
 
 
 def without_place(config: ModelConfig, architecture: str) -> Iterator[str]:
     """Refuse experts that a file has no key for."""
     if config.experts is None:
         return
-    if config.experts.normalize != _NORMALIZED[architecture]:
+    if config.experts.normalize != _NORMALIZED.get(architecture, config.experts.normalize):
         yield f"experts whose weights {'' if config.experts.normalize else 'do not '}add up to 1"
-    if architecture == "olmoe" and config.num_key_value_heads != config.num_attention_heads:
+    if architecture in ("olmoe", "dots1") and config.num_key_value_heads != config.num_attention_heads:
         yield "fewer heads of keys than of queries"
-    if not all(config.experts.layers):
+    if config.experts.correction:
+        yield from without_scored_place(config.experts)
+    elif not all(config.experts.layers):
         yield "layers without experts"
     if config.experts.biased and not (config.qkv_bias and config.o_bias):
         yield "biases of experts and none of attention"
@@ -145,6 +153,8 @@ def keys_of_experts(fields: GgufFields, count: int) -> dict[str, Any]:
     if not count:
         return {}
     prefix = fields.architecture + "."
+    if fields.architecture in _SCORED:
+        return _SCORED[fields.architecture](fields, count, fields.needed(prefix + "expert_used_count", int))
     found = {"num_experts": count, "num_local_experts": count, "norm_topk_prob": _NORMALIZED[fields.architecture]}
     found["num_experts_per_tok"] = fields.needed(prefix + "expert_used_count", int)
     widths = {"moe_intermediate_size": "expert_", "shared_expert_intermediate_size": "expert_shared_"}

@@ -19,6 +19,7 @@ from wgrad.train.files.safetensors_files import TensorEntry
 from wgrad.train.model.linear_attention import GatedConvolution, LinearAttention
 from wgrad.train.model.model_config import ModelConfig
 
+_IN_A_ROW = (".shared_expert_gate.weight", ".moe_statics.e_score_correction_bias")  # [1, n], and [n] there
 BY_HEAD = "linear_attn.in_proj_qkvz.weight"  # which GGUF has in two, with heads one after another
 
 
@@ -59,10 +60,10 @@ def to_gguf(config: ModelConfig, name: str, value: np.ndarray) -> np.ndarray:
 
 
 def gguf_shape(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Shape of a tensor there: a convolution's has two axes, and the weight of a shared expert's share one."""
+    """Shape of a tensor there: a convolution's has two axes, and one of a single row has one."""
     if name.endswith((".conv1d.weight", ".conv.conv.weight")):
         return shape[0], shape[2]
-    return shape[1:] if name.endswith(".shared_expert_gate.weight") else shape
+    return shape[1:] if name.endswith(_IN_A_ROW) else shape
 
 
 @dataclass(frozen=True)
@@ -191,14 +192,14 @@ _SMALL = (
     "linear_attn.dt_bias",
     ".conv1d.weight",
     ".conv.conv.weight",
-    ".shared_expert_gate.weight",
+    *_IN_A_ROW,
 )
 
 
 def _hugging_face_shape(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
     if name.endswith((".conv1d.weight", ".conv.conv.weight")) and len(shape) == 2:
         return shape[0], 1, shape[1]
-    return (1, *shape) if name.endswith(".shared_expert_gate.weight") and len(shape) == 1 else shape
+    return (1, *shape) if name.endswith(_IN_A_ROW) and len(shape) == 1 else shape
 
 
 def _restored(value: np.ndarray, name: str, back: np.ndarray | None) -> np.ndarray:

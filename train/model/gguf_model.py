@@ -114,7 +114,8 @@ _ACTIVATIONS = {
 _UNBIASED = {
     **dict.fromkeys(("cohere2", "olmo", "exaone4", "hunyuan-dense"), ("_proj.",)),
     "seed_oss": ("o_proj.", "mlp."),
-    **dict.fromkeys(("qwen3next", "qwen35", "qwen35moe", "lfm2"), ("_proj.",)),
+    **dict.fromkeys(("qwen3next", "qwen35", "qwen35moe", "lfm2", "dots1"), ("_proj.",)),
+    "ernie4_5-moe": ("_proj.", "lm_head."),
     "glm4": ("mlp.",),
 }
 

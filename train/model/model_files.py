@@ -154,7 +154,7 @@ class ModelFiles:
             used.add(spec.name)
             if is_nf4(self.entries, spec.name):
                 used |= {spec.name + suffix for suffix in NF4_PARTS}
-        unused = [one_line(n) for n in self.entries if n not in used and not _is_left_over(n, config)]
+        unused = [one_line(n) for n in self.entries if n not in used and not is_left_over(n, config)]
         if unused:
             listed = ", ".join(unused[:_MOST_LISTED])
             listed += f" and {len(unused) - _MOST_LISTED} more" if len(unused) > _MOST_LISTED else ""
@@ -243,7 +243,7 @@ class ModelFiles:
         return total.hexdigest()
 
 
-def _is_left_over(name: str, config: ModelConfig) -> bool:
+def is_left_over(name: str, config: ModelConfig) -> bool:
     """Return whether a tensor belongs to a model of this kind although its text part does not use it."""
     if config.text_of and is_beside_text(name):
         return True

@@ -25,8 +25,8 @@ from wgrad.train.model.adapter_files import base_of_adapter
 from wgrad.train.model.gguf_config import config_of_gguf
 from wgrad.train.model.gguf_experts import gguf_specs
 from wgrad.train.model.model_config import parse_model_config
-from wgrad.train.model.model_files import GGUF, one_gguf_file
-from wgrad.train.model.weights import HEAD
+from wgrad.train.model.model_files import GGUF, is_left_over, one_gguf_file
+from wgrad.train.model.weights import HEAD, weight_specs
 
 CONFIG, FORMAT = "config.json", 1  # of what is kept
 
@@ -98,8 +98,13 @@ def _describe(path: Path, option: str) -> dict[str, dict[str, object]]:
     tensors, fields = read_gguf_entries(path, option), GgufFields(path, option)
     raw = config_of_gguf(fields, tensors)
     config = parse_model_config(raw, f"{option}: {path}")
-    expected = {HEAD}.union(*({spec.name, f"{spec.name}.weight"} for spec in gguf_specs(config)))
-    unknown = [name for name in tensors if name.startswith("model.") and name not in expected]
+    specs = (*gguf_specs(config), *weight_specs(config))
+    expected = {HEAD}.union(*({spec.name, f"{spec.name}.weight"} for spec in specs))
+    unknown = [
+        name
+        for name in tensors
+        if name.startswith("model.") and name not in expected and not is_left_over(name, config)
+    ]
     if unknown:
         raise WgradError(
             f"{option}: {path} has a tensor {one_line(unknown[0])}, for which {config.architecture} has no place: use "

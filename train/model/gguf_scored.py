@@ -1,0 +1,75 @@
+"""Keys of GGUF files of models whose router chooses by corrected scores.
+
+Source: github.com/ggml-org/llama.cpp, its converter's Glm4MoeModel, Dots1Model and Ernie4_5MoeModel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from wgrad.train.files.gguf_fields import GgufFields
+from wgrad.train.model.experts import Experts
+
+_SIGMOID = 2  # of llama.cpp's ExpertGatingFuncType
+
+
+def write_scored(writer: Any, gguf: Any, experts: Experts) -> None:
+    """Write what a router with corrections has, and which layers have experts."""
+    writer.add_leading_dense_block_count(experts.layers.index(True))
+    writer.add_expert_shared_count(experts.shared_width // experts.width)
+    if not experts.sigmoid:
+        writer.add_interleave_moe_layer_step(1)
+        return
+    writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+    writer.add_expert_weights_scale(experts.share_scale)
+    writer.add_expert_weights_norm(experts.normalize)
+    if experts.groups > 1:
+        writer.add_expert_group_count(experts.groups)
+        writer.add_expert_group_used_count(experts.top_groups)
+
+
+def without_scored_place(experts: Experts) -> Iterator[str]:
+    """Refuse layers with experts that a file has no key for."""
+    first = experts.layers.index(True)
+    if experts.layers != tuple(i >= first for i in range(len(experts.layers))):
+        yield "layers without experts behind those with"
+
+
+def keys_of_scored(fields: GgufFields, count: int, chosen: int) -> dict[str, Any]:
+    """The keys of config.json. count, chosen: experts of a layer, and of a token."""
+    prefix = fields.architecture + "."
+    first = fields.get(prefix + "leading_dense_block_count", int, 0)
+    shared = fields.get(prefix + "expert_shared_count", int, 0)
+    width = fields.needed(prefix + "expert_feed_forward_length", int)
+    if fields.get(prefix + "expert_gating_func", int, _SIGMOID) != _SIGMOID:
+        raise fields.error(prefix + "expert_gating_func", f"must be {_SIGMOID}, sigmoid")
+    return {
+        "n_routed_experts": count,
+        "n_shared_experts": shared,
+        "n_group": fields.get(prefix + "expert_group_count", int, 1) or 1,
+        "topk_group": fields.get(prefix + "expert_group_used_count", int, 1) or 1,
+        "first_k_dense_replace": first,
+        "num_experts_per_tok": chosen,
+        "moe_intermediate_size": width,
+        "norm_topk_prob": fields.get(prefix + "expert_weights_norm", bool, False),
+        "routed_scaling_factor": fields.get(prefix + "expert_weights_scale", float, 1.0) or 1.0,
+        "sliding_window": None,
+    }
+
+
+def keys_of_ernie(fields: GgufFields, count: int, chosen: int) -> dict[str, Any]:
+    """As `keys_of_scored`, of ERNIE 4.5, whose shared experts' width counts: files may have another number of them."""
+    prefix = fields.architecture + "."
+    width = fields.needed(prefix + "expert_feed_forward_length", int)
+    shared = fields.get(prefix + "expert_shared_feed_forward_length", int, 0)
+    if fields.get(prefix + "interleave_moe_layer_step", int, 1) != 1 or shared % max(width, 1):
+        key = "interleave_moe_layer_step" if not shared % max(width, 1) else "expert_shared_feed_forward_length"
+        raise fields.error(prefix + key, f"must be {'1' if key[0] == 'i' else f'a multiple of {width}'}")
+    return {
+        "moe_num_experts": count,
+        "moe_k": chosen,
+        "moe_num_shared_experts": shared // max(width, 1),
+        "moe_layer_start_index": fields.get(prefix + "leading_dense_block_count", int, 0),
+        "moe_intermediate_size": width,
+    }
