@@ -36,6 +36,7 @@ from wgrad.train.model.adapter_files import load_adapter, save_adapter
 from wgrad.train.model.inputs import whole_inputs
 from wgrad.train.model.lora import LoraConfig, adaptable, expert_modules, linear_modules, lora_shapes
 from wgrad.train.model.model_config import load_model_config
+from wgrad.train.model.model_files import open_files
 from wgrad.train.model.streamed_weights import StreamedWeights
 from wgrad.train.model.weights import weight_specs
 from wgrad.train.options.finetune_config import RunOptions
@@ -232,6 +233,19 @@ def test_mxfp4_experts_are_taken_as_stored(make_checkpoint: Any, device: Device)
         wanted = theirs.state_dict()[name].transpose(1, 2).numpy()
         np.testing.assert_array_equal(device.download(device.dequantize(weight)).reshape(wanted.shape), wanted)
     assert distance(our_logits(model, random_ids()), their_logits(theirs, random_ids())) < 1e-5
+
+
+def test_merging_attention_leaves_mxfp4_experts_as_they_are(make_checkpoint: Any, tmp_path: Path) -> None:
+    """Written in MXFP4 again, they have the same values."""
+    folder, adapter = make_checkpoint(GPT_OSS, hidden_size=96, intermediate_size=32), tmp_path / "adapter"
+    write_mxfp4(folder)
+    lora = LoraConfig(2, 2.0, target_modules=("q_proj",))
+    save_adapter(adapter, lora, random_of(lora, folder), str(folder))
+    words = ["merge", "--adapter", str(adapter), "--out", str(tmp_path / "out"), "--no-compare", "--device", "cpu"]
+    assert main([*words, "--format", "gguf", "--quantize", "mxfp4"]) == 0
+    before, after = (open_files(path, load_model_config(path))[0].entries for path in (folder, tmp_path / "out"))
+    for name in expert_modules(load_model_config(folder)):
+        np.testing.assert_array_equal(after[name].array(), before[name].array(), err_msg=name)
 
 
 def test_mxfp4_experts_from_main_memory(make_checkpoint: Any, wgpu_device: Device) -> None:
