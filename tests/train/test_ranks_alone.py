@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -119,19 +120,42 @@ def test_mpi_that_is_missing_is_told(monkeypatch: Any, missing: str) -> None:
         launch.command(2, ["finetune"])
 
 
-def test_ranks_are_started_again_where_a_new_process_can_have_the_gpu(tmp_path: Any, monkeypatch: Any) -> None:
-    statuses, started = [NeedsNewProcess.status] * 2 + [0], list[list[str]]()
+class Launches:
+    """What stands in for the launcher: its statuses in turn, and with what it was called."""
 
-    def launch(ranks: int, words: list[str]) -> int:
-        started.append([*words])
-        return statuses.pop(0)
+    def __init__(self, statuses: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+        self.statuses, self.words, self.lost_at = statuses, list[list[str]](), list[str | None]()
+        monkeypatch.setattr(actions, "launch", self.launch)
+        monkeypatch.setattr(recovery, "_PAUSE", 0.0)
+        monkeypatch.delenv("WGRAD_LOST_AT", raising=False)
 
-    monkeypatch.setattr(actions, "launch", launch)
-    monkeypatch.setattr(recovery, "_PAUSE", 0.0)
-    monkeypatch.setenv("WGRAD_LOST_AT", "")
+    def launch(self, ranks: int, words: list[str]) -> int:
+        self.words.append([*words])
+        self.lost_at.append(os.environ.get("WGRAD_LOST_AT"))
+        return self.statuses.pop(0)
+
+
+def test_ranks_are_started_again_where_a_new_process_can_have_the_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    started = Launches([NeedsNewProcess.status] * 2 + [0], monkeypatch)
     words = ["finetune", "--model", "m", "--data", "d", "--ranks", "2", "--out", str(tmp_path / "out")]
     assert main(words) == 0
-    assert started == [words, [*words, "--resume"], [*words, "--resume"]] and os.environ["WGRAD_LOST_AT"] == "0,0"
+    assert started.words == [words, [*words, "--resume"], [*words, "--resume"]]
+    assert started.lost_at == [None, "0", "0,0"]
+    assert capsys.readouterr().out.count("note: only new processes can open that GPU again: all ranks are started") == 2
+    assert "WGRAD_LOST_AT" not in os.environ  # a later run of this process has lost nothing
+
+
+def test_ranks_that_never_count_enough_losses_are_not_started_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    """As where the newest checkpoint is damaged: they go on from the one before, and count from there."""
+    started = Launches([NeedsNewProcess.status] * 9, monkeypatch)
+    words = ["finetune", "--model", "m", "--data", "d", "--ranks", "2", "--out", str(tmp_path / "out")]
+    monkeypatch.setattr("wgrad.train.output.checkpoints.Checkpoints.last_step", lambda self: 6)
+    assert main(words) == 2 and len(started.words) == recovery.MOST
+    assert "the device was lost 3 times since step 6 was saved, and no later one was: " in capsys.readouterr().err
 
 
 # ---- shares by speed ---------------------------------------------------------------------------------------

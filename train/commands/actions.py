@@ -55,10 +55,12 @@ def finetune(args: argparse.Namespace) -> int:
 def _launch(config: FinetuneConfig, words: Sequence[str]) -> int:
     """Run the ranks, again where the GPU of one was lost and a new process can open it."""
     from wgrad.train.output.checkpoints import Checkpoints
-    from wgrad.train.run.recovery import words_to_resume
+    from wgrad.train.run.recovery import counting_losses, words_to_resume
 
-    while (status := launch(config.ranks or 1, words)) == NeedsNewProcess.status:
-        words = words_to_resume(words, Checkpoints(config.out).last_step())
+    with counting_losses():
+        while (status := launch(config.ranks or 1, words)) == NeedsNewProcess.status:
+            words = words_to_resume(words, Checkpoints(config.out).last_step())
+            say("note: only new processes can open that GPU again: all ranks are started again")
     return status
 
 

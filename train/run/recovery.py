@@ -11,7 +11,8 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 from wgrad.device.contract import Device
 from wgrad.device.errors import DeviceLost, NeedsNewProcess
@@ -96,10 +97,32 @@ def _lost_at() -> list[str]:
 
 
 def words_to_resume(words: Sequence[str], step: int, option: str = "--resume") -> list[str]:
-    """Return the words of a command that goes on from the step that is saved. New processes count the loss."""
-    os.environ[_LOST_AT] = ",".join(filter(None, [*_lost_at(), str(step)]))
+    """Return the words of a command that goes on from the step that is saved. New processes count the loss.
+
+    DeviceLost: they were started often enough. A run ends itself, unless it counts from a step before this one, as its
+    newest checkpoint is damaged.
+    """
+    losses = [*filter(None, _lost_at()), str(step)]
+    if losses.count(str(step)) >= MOST:
+        raise DeviceLost(
+            f"the device was lost {MOST} times since step {step} was saved, and no later one was: see above what was "
+            "lost, and try another driver or another --device"
+        )
+    os.environ[_LOST_AT] = ",".join(losses)
     time.sleep(_PAUSE)
     return [*words, option] if option and option not in words else list(words)
+
+
+@contextmanager
+def counting_losses() -> Iterator[None]:
+    """A block that calls `words_to_resume`, and leaves no count to later runs of this process."""
+    before = os.environ.get(_LOST_AT)
+    try:
+        yield
+    finally:
+        os.environ.pop(_LOST_AT, None)
+        if before is not None:
+            os.environ[_LOST_AT] = before
 
 
 def start_again(words: Sequence[str]) -> None:
