@@ -6,7 +6,9 @@ import sys
 from collections.abc import Sequence
 from itertools import chain, islice
 
+from wgrad.train.commands.generate_guides import guides_of
 from wgrad.train.inference.generation import check_positions, generate_batch, generate_ids
+from wgrad.train.inference.guided import Anything, guided_batch, guided_tokens
 from wgrad.train.inference.open_model import Opened, open_model
 from wgrad.train.inference.text_models import build_text_models
 from wgrad.train.model.model import Model
@@ -22,14 +24,18 @@ def open_to_generate(args: GenerateConfig) -> Opened[GenerateConfig]:
     return opened
 
 
-def build_model(opened: Opened[GenerateConfig], prompts: Sequence[Sequence[int]]) -> Model:
+def build_model(opened: Opened[GenerateConfig], prompts: Sequence[Sequence[int]], guided: bool) -> Model:
     """The model on the device, its shaders compiled, with a bar for each of the two. prompts: as many as will be
-    answered at once, as long as the longest."""
+    answered at once, as long as the longest. guided: their answers keep to a grammar."""
     args = opened.args
     positions = max(map(len, prompts)) + args.max_new_tokens
 
     def run(model: Model) -> None:  # three tokens: the first step runs as it is, the second is recorded
-        generate_batch(model, prompts, min(args.max_new_tokens, 3), args)
+        if guided:
+            guides = [Anything(opened.config.vocab_size)] * len(prompts)
+            guided_batch(model, prompts, min(args.max_new_tokens, 3), args, (), guides)
+        else:
+            generate_batch(model, prompts, min(args.max_new_tokens, 3), args)
 
     return build_text_models(opened, {"": args.adapter}, positions, run)[""]
 
@@ -43,8 +49,13 @@ def run_generate(args: GenerateConfig) -> int:
     else:
         prompt = tokenizer.encode(args.prompt)
     check_positions(prompt, args.max_new_tokens, opened.config, "--max-new-tokens")
-    model = build_model(opened, [prompt])
-    ids = generate_ids(model, prompt, args.max_new_tokens, args, tokenizer.stop_ids)
+    guides = guides_of(opened, [prompt])
+    model = build_model(opened, [prompt], bool(guides))
+    if guides:
+        given = args.max_new_tokens, args, tokenizer.stop_ids, guides
+        ids = (token for _, token in guided_tokens(model, [prompt], *given))
+    else:
+        ids = generate_ids(model, prompt, args.max_new_tokens, args, tokenizer.stop_ids)
     with display.phase(f"reading the prompt of {len(prompt)} tokens"):  # gone before any text
         first = list(islice(ids, 1))
     shown = harmless if sys.stdout.isatty() else str

@@ -14,8 +14,11 @@ from typing import Any
 from wgrad.device.errors import UnusableResult, WgradError
 from wgrad.device.files import writing
 from wgrad.train.commands.generate import build_model, open_to_generate
+from wgrad.train.commands.generate_guides import guides_of
 from wgrad.train.data.prompts import ANSWER, Prompt, read_prompts
 from wgrad.train.inference.generation import check_positions, generate_batch
+from wgrad.train.inference.guide import Guide
+from wgrad.train.inference.guided import guided_batch
 from wgrad.train.inference.open_model import Opened
 from wgrad.train.model.model import Model
 from wgrad.train.options.generate_config import GenerateConfig
@@ -37,13 +40,14 @@ def run_prompts(args: GenerateConfig) -> int:
     for prompt in prompts:
         check_positions(prompt.ids, args.max_new_tokens, opened.config, prompt.where)
     longest = max((prompt.ids for prompt in prompts), key=len)
-    model = build_model(opened, [longest] * min(args.batch_size, len(prompts)))
+    guides = guides_of(opened, [prompt.ids for prompt in prompts])
+    model = build_model(opened, [longest] * min(args.batch_size, len(prompts)), bool(guides))
     done = 0
     try:
         with _lines_to(args.out) as write:
             for first in range(0, len(prompts), args.batch_size):
                 group = prompts[first : first + args.batch_size]
-                for value in _answer(opened, model, group, first):
+                for value in _answer(opened, model, group, first, guides[first : first + args.batch_size]):
                     write(value)
                     done += 1
     except KeyboardInterrupt as asked:
@@ -52,17 +56,18 @@ def run_prompts(args: GenerateConfig) -> int:
     return 0
 
 
-def _answer(opened: Opened[GenerateConfig], model: Model, group: list[Prompt], first: int) -> Iterator[dict[str, Any]]:
+def _answer(
+    opened: Opened[GenerateConfig], model: Model, group: list[Prompt], first: int, guides: list[Guide]
+) -> Iterator[dict[str, Any]]:
     """The objects of a batch with their answers. first: the number of its first prompt, which has a seed of its own, so
-    that no --batch-size changes what is drawn."""
+    that no --batch-size changes what is drawn. guides: of the answers that keep to a grammar."""
     args, tokenizer = opened.args, opened.tokenizer
     sampling = replace(args, seed=(args.seed + first) % _SEEDS)
     name = f"batch of prompts {first + 1} to {first + len(group)}"
     with opened.display.phase(name):  # gone before any line, which may go to the same terminal
         try:
-            texts = generate_batch(
-                model, [prompt.ids for prompt in group], args.max_new_tokens, sampling, tokenizer.stop_ids
-            )
+            given = [prompt.ids for prompt in group], args.max_new_tokens, sampling, tokenizer.stop_ids
+            texts = guided_batch(model, *given, guides) if guides else generate_batch(model, *given)
         except UnusableResult as error:
             raise UnusableResult(f"{group[0].where} and the {len(group) - 1} after it: {error}") from error
     for prompt, ids in zip(group, texts, strict=True):

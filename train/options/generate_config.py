@@ -68,6 +68,15 @@ class GenerateConfig(BatchOptions, PromptOptions):
         metavar="FILE",
         path=True,
     )
+    json_schema: str | None = option(
+        None,
+        "write JSON of the schema in this file; needs the extra guided",
+        metavar="FILE",
+        path=True,
+    )
+    regex: str | None = option(
+        None, "write text that this regular expression matches as a whole; needs the extra guided", metavar="PATTERN"
+    )
     out: str | None = option(None, "with --prompts: new file for these lines", metavar="FILE", path=True)
 
     def require(self, where: str = "") -> None:
@@ -76,5 +85,7 @@ class GenerateConfig(BatchOptions, PromptOptions):
             raise WgradError("--prompt is required: give it, or --prompts FILE")
         if self.prompt and self.prompts:
             raise WgradError("--prompts: --prompt is given already: leave one of the two out")
+        if self.json_schema is not None and self.regex is not None:
+            raise WgradError("--regex: --json-schema is given already: leave one of the two out")
         if self.out is not None and not self.prompts:
             raise WgradError("--out: goes with --prompts: add that, or redirect standard output")

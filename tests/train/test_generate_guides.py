@@ -1,0 +1,102 @@
+"""`wgrad generate --json-schema` and `--regex`: text that keeps to a grammar."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.train.conftest import CHATML
+from tests.train.serving import BASE
+from wgrad.device.contract import Device
+from wgrad.device.errors import UnusableResult
+from wgrad.train.commands import generate_guides
+from wgrad.train.commands.cli import main
+from wgrad.train.data.tokenizer import load_tokenizer
+from wgrad.train.inference.generation import generate_batch
+from wgrad.train.inference.guided import Anything, guided_batch
+from wgrad.train.model.model_config import load_model_config
+from wgrad.train.options.generate_config import GREEDY, Sampling
+from wgrad.train.step.build import build_frozen
+
+
+def generate(*words: object) -> int:
+    return main(["generate", "--model", str(BASE), "--device", "cpu", "--prompt", "A", *map(str, words)])
+
+
+def test_text_keeps_to_the_grammar(tmp_path: Path, capsys: Any) -> None:
+    path = tmp_path / "schema.json"
+    path.write_text('{"enum": ["fool", 12]}', encoding="utf-8")
+    assert generate("--json-schema", path) == 0
+    assert json.loads(capsys.readouterr().out.removeprefix("A")) in ("fool", 12)
+    assert generate("--regex", "[0-9]{3}-[a-z]{2}") == 0
+    assert re.fullmatch(r"A[0-9]{3}-[a-z]{2}\n", capsys.readouterr().out)
+
+
+def test_each_of_many_prompts_keeps_to_it(write_lines: Any, capsys: Any) -> None:
+    """Whatever the size of a batch, to the same text."""
+    data = write_lines(*({"prompt": text} for text in ("A wise", "The way of a fool", "My son")))
+    words = ["generate", "--model", str(BASE), "--device", "cpu", "--prompts", str(data), "--regex", "[a-c]{2,5}d"]
+    assert main([*words, "--batch-size", "2"]) == 0
+    found = capsys.readouterr().out
+    assert len(found.splitlines()) == 3
+    assert all(re.fullmatch("[a-c]{2,5}d", json.loads(line)["generated"]) for line in found.splitlines())
+    assert main([*words, "--batch-size", "3"]) == 0 and capsys.readouterr().out == found
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[1]", "--json-schema: PATH: a schema is an object, got list: give one"),
+        ('{"a"', "--json-schema: PATH: not JSON: Expecting ':' delimiter: line 1 column 5"),
+        ('{"type": "nonsense"}', "--json-schema: PATH: llguidance refuses it: "),
+        (None, "--json-schema: no such file: PATH"),
+    ],
+)
+def test_a_schema_that_cannot_be(text: str | None, message: str, tmp_path: Path, capsys: Any) -> None:
+    path = tmp_path / "schema.json"
+    if text is not None:
+        path.write_text(text, encoding="utf-8")
+    assert generate("--json-schema", path) == 2
+    assert message.replace("PATH", str(path)) in capsys.readouterr().err
+
+
+def test_what_else_it_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    assert generate("--regex", "[0-9") == 2
+    assert "--regex: llguidance refuses it: invalid regex" in capsys.readouterr().err
+    assert generate("--regex", "a", "--json-schema", tmp_path / "x") == 2
+    assert "--regex: --json-schema is given already: leave one of the two out" in capsys.readouterr().err
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    assert generate("--regex", "a") == 2
+    assert "--regex: llguidance is not installed: pip install 'wgrad[guided]'" in capsys.readouterr().err
+
+
+def test_a_thought_that_the_prompt_has_begun_is_not_bound(make_tokenizer: Any) -> None:
+    tokenizer = load_tokenizer(make_tokenizer(chat_template=CHATML + "{# <think> </think> #}"))
+    assert generate_guides._end_of_thought(tokenizer, tokenizer.encode("a b <think>\n")) == "</think>"
+    assert generate_guides._end_of_thought(tokenizer, tokenizer.encode("a b")) == ""
+
+
+def test_where_nothing_is_forbidden_text_is_as_without(make_checkpoint: Any, cpu: Device) -> None:
+    """Also past the length at which angles change; a grammar that cannot go on ends the text."""
+    longrope = {"rope_type": "longrope", "short_factor": [1.1] * 6, "long_factor": [4.5, 7.0, 9.0, 3.0, 2.0, 1.5]}
+    changes = {"rope_scaling": longrope, "original_max_position_embeddings": 16, "max_position_embeddings": 64}
+    folder = make_checkpoint("Phi3ForCausalLM", **changes)
+    model = build_frozen(load_model_config(folder), folder, cpu, positions=64)
+    for sampling in (GREEDY, Sampling(temperature=1.0, seed=3)):
+        given = [[5, 9, 2], [7] * 12], 9, sampling, (4,)
+        free = [Anything(model.config.vocab_size)] * 2
+        assert guided_batch(model, *given, free) == generate_batch(model, *given)
+
+    class Ends(Anything):
+        error = "no way"
+
+        def add(self, token: int) -> bool:
+            return True
+
+    with pytest.raises(UnusableResult, match="the grammar cannot go on: no way"):
+        guided_batch(model, [[5]], 9, GREEDY, (), [Ends(model.config.vocab_size)])
