@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain, islice
 
 from wgrad.train.commands.generate_guides import guides_of
@@ -51,6 +51,7 @@ def run_generate(args: GenerateConfig) -> int:
     check_positions(prompt, args.max_new_tokens, opened.config, "--max-new-tokens")
     guides = guides_of(opened, [prompt])
     model = build_model(opened, [prompt], bool(guides))
+    ids: Iterator[int]
     if guides:
         given = args.max_new_tokens, args, tokenizer.stop_ids, guides
         ids = (token for _, token in guided_tokens(model, [prompt], *given))
