@@ -27,10 +27,13 @@ NOT_TIMED = 3  # tokens of raw decoding, until the step is recorded
 
 
 # ---- the clients' process ------------------------------------------------------------------------
-async def ask(port: int, prompt: list[int], tokens: int, stream: bool = True) -> tuple[float, float, int]:
+async def ask(
+    port: int, prompt: list[int], tokens: int, stream: bool = True, edited: bool = False
+) -> tuple[float, float, int]:
     """-> seconds to the first token and to the last, tokens."""
     body = {"model": "bench", "prompt": prompt, "max_tokens": tokens, "temperature": 0, "stream": stream}
     body |= {"stream_options": {"include_usage": True}} if stream else {}
+    body |= {"logit_bias": {"5": 1}} if edited else {}
     data, begin, first = json.dumps(body).encode(), time.perf_counter(), 0.0
     head = f"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: application/json\r\n"
     reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 24)
@@ -46,11 +49,17 @@ async def ask(port: int, prompt: list[int], tokens: int, stream: bool = True) ->
     return first, time.perf_counter() - begin, count
 
 
-async def clients(port: int, count: int, tokens: int, vocab: int, late: bool, stream: bool) -> dict[str, float]:
+async def clients(
+    port: int, count: int, tokens: int, vocab: int, late: bool, stream: bool, shared: int, edited: int
+) -> dict[str, float]:
     rng = np.random.default_rng(count)
     prompts = rng.integers(1, vocab, (count, SHORT)).tolist()
+    first = rng.integers(1, vocab, shared).tolist()
     begin = time.perf_counter()
-    asked = [asyncio.create_task(ask(port, prompt, tokens, stream)) for prompt in prompts]
+    asked = [
+        asyncio.create_task(ask(port, first + prompt, tokens, stream, number < edited))
+        for number, prompt in enumerate(prompts)
+    ]
     later = {}
     if late:
         await asyncio.sleep(AFTER_SECONDS)
@@ -148,7 +157,7 @@ def measure(
 ) -> None:
     port, vocab = listening.getsockname()[1], engine.tokenizers["bench"].vocab_size
     command = [sys.executable, str(Path(__file__).resolve()), "--connect", f"{port},{vocab}"]
-    command += ["--tokens", str(args.tokens)]
+    command += ["--tokens", str(args.tokens), "--shared", str(args.shared), "--edited", str(args.edited)]
     try:
         for count, rate in rates.items():
             for kind in ("", "--whole", "--late")[: 3 if count > 1 else 2]:
@@ -162,6 +171,8 @@ def measure(
                     found = max(found, json.loads(done.stdout), key=lambda row: row.get("tokens_per_second", 0.0))
                 ratio = found["tokens_per_second"] / rate
                 work = {"work": name, "compute": compute, "clients": count, "answers": kind[2:] or "streamed"}
+                work |= {"shared": args.shared} if args.shared else {}
+                work |= {"edited": args.edited} if args.edited else {}
                 report.row(**work, raw_tokens_per_second=rate, **found, ratio=ratio)
     finally:
         engine.close()
@@ -176,6 +187,8 @@ def main() -> None:
     parser.add_argument("--compute", default="float32", help="auto: the fastest")
     parser.add_argument("--batch-size", type=int, default=80)
     parser.add_argument("--context", type=int, default=1024)
+    parser.add_argument("--shared", type=int, default=0, help="further tokens that all prompts begin with")
+    parser.add_argument("--edited", type=int, default=0, help="clients with a logit_bias")
     parser.add_argument("--repeat", type=int, default=3, help="the best of as many")
     parser.add_argument("--warm-up", type=float, default=5.0, metavar="SECONDS", help="0: as cold as may be")
     parser.add_argument("--connect", default="", help=argparse.SUPPRESS)
@@ -187,7 +200,8 @@ def main() -> None:
         run(args)
         return
     port, vocab = map(int, args.connect.split(","))
-    print(json.dumps(asyncio.run(clients(port, int(args.clients), args.tokens, vocab, args.late, not args.whole))))
+    how = args.late, not args.whole, args.shared, args.edited
+    print(json.dumps(asyncio.run(clients(port, int(args.clients), args.tokens, vocab, *how))))
 
 
 if __name__ == "__main__":

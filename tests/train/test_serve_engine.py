@@ -25,6 +25,7 @@ from wgrad.train.inference.continuous import Batch
 from wgrad.train.inference.growing import Growing
 from wgrad.train.model.model import Mixed
 from wgrad.train.options.generate_config import Sampling
+from wgrad.train.serve import engine as engine_module
 from wgrad.train.serve import pace, prompts
 from wgrad.train.serve.engine import Engine
 from wgrad.train.serve.exchange import Events, Outbox
@@ -190,6 +191,16 @@ def test_edits_of_logits_are_told_all_that_was_drawn(engine: Engine) -> None:
     run(engine, job(edited, edits=edits, top=0), job(other, max_new_tokens=9))
     ids = [token.id for event in edited if isinstance(event, Piece) for token in event.tokens]
     assert ids == [50, 51, 52, 53, 54, 55] and text(other)
+
+
+def test_edits_of_one_make_no_more_events_of_others(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Although blocks have one step, texts are given out no more often than after longer ones."""
+    monkeypatch.setattr(engine_module, "BLOCK_SECONDS", 1e9)
+    edited, other, alone = list[Event](), list[Event](), list[Event]()
+    seen = Sampling(temperature=1.0, top_p=1.0, seed=4)
+    run(engine, job(edited, edits=LogitEdits(bias={5: 1.0})), job(other, max_new_tokens=9, sampling=seen))
+    run(Engine(engine.models, engine.tokenizers, Limits(512, 4, 3)), job(alone, max_new_tokens=9, sampling=seen))
+    assert len(other) == 2 and text(other) == text(alone), "the first token, and the rest when edits have ended"
 
 
 def test_a_batch_has_one_base_and_no_more_rows_than_it_may(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,7 +28,7 @@ from wgrad.train.serve.limits import Full, Limits
 from wgrad.train.serve.losses import MOST_OF_A_REQUEST, Losses, Reload
 from wgrad.train.serve.member import Member
 from wgrad.train.serve.metrics import Metrics, State
-from wgrad.train.serve.pace import Pace
+from wgrad.train.serve.pace import BLOCK_SECONDS, Pace
 from wgrad.train.serve.prompts import embed_prompts, score_prompt
 from wgrad.train.terminal.ending import one_line
 from wgrad.train.terminal.output import say
@@ -61,6 +61,7 @@ class Engine:
         self._spoiled = False  # numbers in the cache are not finite
         self.together: Callable[[], AbstractContextManager[None]] = nullcontext  # what is emitted within it
         self._pace = Pace()
+        self._edits, self._flushed = False, 0.0  # whether logits are, and when text was last given out
 
     # ---- from any thread -----------------------------------------------------------------------
     def submit(self, jobs: Sequence[Job]) -> None:
@@ -302,6 +303,7 @@ class Engine:
         if self._batch.crowded(self._pace.steps):
             self._drain()
         for sequence in self._batch.crowded(self._pace.steps) if self._batch.growing else ():
+            self._members[sequence].answer.flush()
             self._batch.leave(sequence)
             self._read_again(self._members[sequence])
 
@@ -314,6 +316,7 @@ class Engine:
     def _edit(self) -> None:
         """Say what is added to the logits of those who want it, which takes a look at all that was drawn."""
         edited = [member for member in self._members.values() if member.answer.job.is_edited]
+        self._edits = bool(edited)
         if edited:
             self._drain()
         for member in edited:
@@ -332,7 +335,7 @@ class Engine:
             found = log_probs(
                 logits[rows], tokens[0, rows].tolist(), max(self._top(part.sequence) or 0 for part in told)
             )
-        drawn = 0
+        drawn, gives = 0, self._gives()
         for part in block.parts:
             member = self._members.get(part.sequence)
             if member is None:  # it ended in a block before
@@ -349,13 +352,23 @@ class Engine:
                     self._remove(member)
                     break
             else:
-                member.answer.flush()
+                if gives or not before or part.read_again:
+                    member.answer.flush()
                 if part.read_again:
                     self._read_again(member)
             drawn += len(member.ids) - before
             if not before:
                 self.metrics.first(time.monotonic() - member.answer.job.begun)
         self.metrics.drew(drawn)
+
+    def _gives(self) -> bool:
+        """Return whether texts are given out after this block: where blocks have one step, for the sake of a sequence
+        whose logits are edited, as often as if they were longer. An event takes the web's thread its time."""
+        now = time.monotonic()
+        if self._edits and now - self._flushed < BLOCK_SECONDS:
+            return False
+        self._flushed = now
+        return True
 
     def _read_again(self, member: Member) -> None:
         del self._members[member.sequence]
