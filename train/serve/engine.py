@@ -28,7 +28,7 @@ from wgrad.train.serve.limits import Full, Limits
 from wgrad.train.serve.losses import MOST_OF_A_REQUEST, Losses, Reload
 from wgrad.train.serve.member import Member
 from wgrad.train.serve.metrics import Metrics, State
-from wgrad.train.serve.pace import BLOCK_SECONDS, Pace
+from wgrad.train.serve.pace import Pace
 from wgrad.train.serve.prompts import embed_prompts, score_prompt
 from wgrad.train.terminal.ending import one_line
 from wgrad.train.terminal.output import say
@@ -61,7 +61,7 @@ class Engine:
         self._spoiled = False  # numbers in the cache are not finite
         self.together: Callable[[], AbstractContextManager[None]] = nullcontext  # what is emitted within it
         self._pace = Pace()
-        self._edits, self._flushed = False, 0.0  # whether logits are, and when text was last given out
+        self._edits = False  # whether logits are changed, so that blocks have one step
 
     # ---- from any thread -----------------------------------------------------------------------
     def submit(self, jobs: Sequence[Job]) -> None:
@@ -335,7 +335,7 @@ class Engine:
             found = log_probs(
                 logits[rows], tokens[0, rows].tolist(), max(self._top(part.sequence) or 0 for part in told)
             )
-        drawn, gives = 0, self._gives()
+        drawn, gives = 0, self._pace.gives(self._edits)
         for part in block.parts:
             member = self._members.get(part.sequence)
             if member is None:  # it ended in a block before
@@ -360,15 +360,6 @@ class Engine:
             if not before:
                 self.metrics.first(time.monotonic() - member.answer.job.begun)
         self.metrics.drew(drawn)
-
-    def _gives(self) -> bool:
-        """Return whether texts are given out after this block: where blocks have one step, for the sake of a sequence
-        whose logits are edited, as often as if they were longer. An event takes the web's thread its time."""
-        now = time.monotonic()
-        if self._edits and now - self._flushed < BLOCK_SECONDS:
-            return False
-        self._flushed = now
-        return True
 
     def _read_again(self, member: Member) -> None:
         del self._members[member.sequence]

@@ -15,12 +15,22 @@ class Pace:
     """steps: of the next block."""
 
     def __init__(self) -> None:
+        self._given = 0.0  # when texts were given out last
         self.pause()
 
     def pause(self) -> None:
         """Nothing is generated: whoever comes first begins with short blocks, so that others soon join."""
         self.steps, self._least, self._last_read = 1, 1, 0.0  # when the last block was read
         self._took = self._waited = self._done = 0.0  # seconds and steps of the last blocks
+
+    def gives(self, single: bool) -> bool:
+        """Return whether texts are given out after a block: where blocks have a single step each, as often as if they
+        were longer. An event takes the web's thread its time."""
+        now = time.monotonic()
+        if single and now - self._given < BLOCK_SECONDS:
+            return False
+        self._given = now
+        return True
 
     def read(self, steps: int, waited: float) -> None:
         """Choose the length of a block by how long the last ones took, of which the host `waited` for the device.
