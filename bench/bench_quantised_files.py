@@ -25,6 +25,7 @@ import numpy as np
 
 from wgrad.autograd.select_device import select_device
 from wgrad.train.commands.cli import main as wgrad
+from wgrad.train.data.gguf_tokenizer import write_tokenizer
 from wgrad.train.model.gguf_mix import MIXES
 from wgrad.train.model.gguf_model import GgufModel, save_gguf
 from wgrad.train.model.load_weights import read_restored
@@ -64,9 +65,7 @@ def write(model: str, path: Path, kind: str) -> None:
             return read_restored(files, spec, device, False, 64, True)
         return files.read(spec).astype(np.float32) - np.float32(files.offset_within(spec))
 
-    if files.entries and GgufModel(config, files, kind).base is None:
-        raise SystemExit("--model: give a GGUF file, from which the tokenizer is copied")
-    save_gguf(path, GgufModel(config, files, kind), value, lambda *_: None)
+    save_gguf(path, GgufModel(config, files, kind), value, write_tokenizer)
 
 
 def perplexity(path: Path, data: str, tokens: str) -> float:
@@ -94,6 +93,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write(args.model, folder / "plain.gguf", "float32")
+        whole = perplexity(folder / "plain.gguf", args.data, args.eval_tokens)
+        print(f"| float32 | | | | | {whole:.4f} | | |", flush=True)
         for mix in args.mixes:
             ours, theirs = folder / "ours.gguf", folder / "theirs.gguf"
             write(args.model, ours, mix)

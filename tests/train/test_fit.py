@@ -83,6 +83,7 @@ class Card:
         ),
         ({"stream_weights": "on"}, "--offload-activations --stream-weights on"),
         ({"full": True}, "--no-gradient-checkpointing|--gradient-checkpointing|--offload-activations"),
+        ({"qat": "q4_0"}, "--no-gradient-checkpointing|--gradient-checkpointing|--offload-activations"),
     ],
 )
 def test_what_is_left_open_is_chosen_and_no_more(options: dict[str, Any], expected: str) -> None:

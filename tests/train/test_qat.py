@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.train.conftest import random_weights, tiny_config, write_checkpoint
+from tests.train.conftest import PROVERBS, random_weights, tiny_config, write_checkpoint
 from wgrad.autograd import functional as F
 from wgrad.autograd.functional import LoraTerm
 from wgrad.autograd.select_device import select_device
@@ -28,6 +28,7 @@ from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.step import build
 from wgrad.train.step.build import build_trainable
 
+BASE_MODEL = Path(__file__).parents[2] / "examples" / "base_model"
 # Rows of whole blocks of 256 and of 96, so that the mix of Q4_K has all types that are rounded to but Q4_0.
 SIZES: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 96, "head_dim": 32, "num_hidden_layers": 1}
 
@@ -89,6 +90,26 @@ def test_the_merged_file_holds_the_weights_of_the_last_forward(
     nats = json.loads(capsys.readouterr().out)["base"]["nats"]
     assert nats == pytest.approx(results["held_out_loss_after"], rel=1e-5)
     assert abs(nats - results["held_out_loss_before"]) > 1e-3
+
+
+@pytest.mark.all
+def test_the_merged_file_is_as_good_as_the_adapter_on_its_base(tmp_path: Path, capsys: Any) -> None:
+    """A model that has been trained, of which every tenth line is held out: at most 1.01 times the perplexity."""
+    lines, nats = PROVERBS.read_text(encoding="utf-8").splitlines(keepends=True), dict[str, float]()
+    train, held, out = tmp_path / "train.txt", tmp_path / "held.txt", tmp_path / "run"
+    train.write_text("".join(line for i, line in enumerate(lines) if i % 10), encoding="utf-8")
+    held.write_text("".join(lines[::10]), encoding="utf-8")
+    common = ["--max-length", "128", "--eval-tokens", "0", "--device", "cpu"]
+    given = ["--model", str(BASE_MODEL), "--data", str(train), "--eval-data", str(held), "--out", str(out), *common]
+    given += ["--max-steps", "60", "--gradient-accumulation-steps", "2", "--learning-rate", "2e-3", "--no-quantize"]
+    assert main(["finetune", *given, "--qat", "q4_0", "--no-sample"]) == 0
+    merged = ["--adapter", str(out), "--out", str(tmp_path / "out"), "--device", "cpu", "--no-compare"]
+    assert main(["merge", *merged, "--format", "gguf", "--quantize", "q4_0"]) == 0
+    for name, model in (("adapter", ["--adapter", str(out)]), ("base", ["--model", str(tmp_path / "out")])):
+        capsys.readouterr()
+        assert main(["eval", *model, "--data", str(held), *common, "--no-quantize", "--json"]) == 0
+        nats[name] = json.loads(capsys.readouterr().out)[name]["nats"]
+    assert nats["base"] < nats["adapter"] + np.log(1.01)
 
 
 def test_a_run_that_goes_on_ends_in_the_same_bits(model: Path, text_data: Path, tmp_path: Path) -> None:

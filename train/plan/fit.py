@@ -53,7 +53,7 @@ def modes(config: RunOptions, device: Device) -> Iterator[Mode]:
         yield {"gradient_checkpointing": recomputed, "offload_activations": False, "stream_weights": "off"}
     if not streamed:
         yield {"gradient_checkpointing": recomputed, "offload_activations": parked or True, "stream_weights": "off"}
-    if recomputed is True and config.stream_weights != "off" and not config.full:
+    if recomputed is True and config.stream_weights != "off" and config.can_stream:
         yield {"gradient_checkpointing": True, "offload_activations": parked or True, "stream_weights": "on"}
 
 

@@ -87,7 +87,7 @@ def _changes(config: RunOptions, device: Device) -> Iterator[dict[str, Any]]:
         yield {"keep_attention": False}
     if not device.shared_memory and config.offload_activations is not True:
         yield {"offload_activations": True}
-    if not device.shared_memory and config.stream_weights == "off" and not config.full:
+    if not device.shared_memory and config.stream_weights == "off" and config.can_stream:
         yield {"stream_weights": "on"}
     rows = config.batch_size
     while rows > 1:

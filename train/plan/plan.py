@@ -93,8 +93,7 @@ def plan_run(
 
 def _may_stream(config: RunOptions, device: Device) -> bool:
     """Return whether --stream-weights auto has a choice."""
-    frozen = not config.full and not config.qat
-    return config.gradient_checkpointing is not False and frozen and not device.shared_memory
+    return config.gradient_checkpointing is not False and config.can_stream and not device.shared_memory
 
 
 def run_dry(
