@@ -341,11 +341,6 @@ class RunOptions(ObjectiveOptions, _InputOptions):
         return self.packing and self.objective_kind.packs
 
     @property
-    def can_stream(self) -> bool:
-        """Return whether there are frozen weights that may live in host memory."""
-        return not self.full and self.qat is None
-
-    @property
     def checkpointing_open(self) -> bool:
         """Return whether the layers that are recomputed are left to wgrad. None: as runs before 2026-11-26 had it."""
         return self.gradient_checkpointing in (AUTO, None)

@@ -19,7 +19,7 @@ from wgrad.train.options.choices import AUTO
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.options.option_text import size
 from wgrad.train.options.options import flag
-from wgrad.train.plan.memory_limit import as_option, beyond_limit, fewest_parked
+from wgrad.train.plan.memory_limit import as_option, beyond_limit, can_stream, fewest_parked
 from wgrad.train.plan.plan import Plan, plan_run, run_dry
 from wgrad.train.plan.room import Room, room_of
 from wgrad.train.plan.speed import Rates, rates_of, step_seconds
@@ -53,7 +53,7 @@ def modes(config: RunOptions, device: Device) -> Iterator[Mode]:
         yield {"gradient_checkpointing": recomputed, "offload_activations": False, "stream_weights": "off"}
     if not streamed:
         yield {"gradient_checkpointing": recomputed, "offload_activations": parked or True, "stream_weights": "off"}
-    if recomputed is True and config.stream_weights != "off" and config.can_stream:
+    if recomputed is True and config.stream_weights != "off" and can_stream(config):
         yield {"gradient_checkpointing": True, "offload_activations": parked or True, "stream_weights": "on"}
 
 

@@ -79,6 +79,11 @@ def as_option(name: str, value: Any) -> str:
     return flag(name) if value is True else f"{flag(name)} {value}"
 
 
+def can_stream(config: RunOptions) -> bool:
+    """Return whether there are frozen weights that may live in host memory."""
+    return not config.full and config.qat is None
+
+
 def _changes(config: RunOptions, device: Device) -> Iterator[dict[str, Any]]:
     """Ways to make a run smaller, the cheapest first; each on top of those before it."""
     if not config.gradient_checkpointing:
@@ -87,7 +92,7 @@ def _changes(config: RunOptions, device: Device) -> Iterator[dict[str, Any]]:
         yield {"keep_attention": False}
     if not device.shared_memory and config.offload_activations is not True:
         yield {"offload_activations": True}
-    if not device.shared_memory and config.stream_weights == "off" and config.can_stream:
+    if not device.shared_memory and config.stream_weights == "off" and can_stream(config):
         yield {"stream_weights": "on"}
     rows = config.batch_size
     while rows > 1:

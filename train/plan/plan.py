@@ -17,7 +17,7 @@ from wgrad.train.model.model_config import ModelConfig, load_model_config
 from wgrad.train.model.model_files import open_files
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.options.generate_config import GREEDY
-from wgrad.train.plan.memory_limit import beyond_limit
+from wgrad.train.plan.memory_limit import beyond_limit, can_stream
 from wgrad.train.step.build import build_optimizer, build_trainable
 from wgrad.train.step.compute import compute_type
 from wgrad.train.step.find_model import find_model
@@ -93,7 +93,7 @@ def plan_run(
 
 def _may_stream(config: RunOptions, device: Device) -> bool:
     """Return whether --stream-weights auto has a choice."""
-    return config.gradient_checkpointing is not False and config.can_stream and not device.shared_memory
+    return config.gradient_checkpointing is not False and can_stream(config) and not device.shared_memory
 
 
 def run_dry(
