@@ -25,6 +25,7 @@ import numpy as np
 
 from wgrad.autograd.args import Args
 from wgrad.device.errors import OperatorMissing
+from wgrad.device.memory import Array
 
 OPERATORS: dict[str, Operator] = {}
 _MOST_REMEMBERED = 4096
@@ -94,11 +95,17 @@ class Operator(Rules):
 
 
 _PLAIN = (int, float, str, type, np.dtype, type(None))  # a union of types takes twice the time
+_MOST = frozenset((int, float, str, bool, type(None)))  # of them, by their own type: sooner still
 
 
 def _looked_at(value: Any) -> Any:
     """The properties of an argument that rules may use: shape and dtype of an array, the parts of a weight, a plain
     value."""
+    kind = type(value)
+    if kind in _MOST:
+        return value
+    if kind is Array:
+        return (value.shape, value.dtype) if value.shape else value
     if isinstance(value, tuple):
         return tuple(_looked_at(part) for part in value)
     if isinstance(value, _PLAIN):

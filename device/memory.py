@@ -7,6 +7,7 @@ import sys
 from bisect import bisect_left, insort
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -68,6 +69,12 @@ class Lease:
             self._pool._release(self.block)
 
 
+@cache
+def _name_of(dtype: np.dtype) -> str:
+    """NumPy works it out anew each time, which takes longer than all else that a launch asks of a dtype."""
+    return dtype.name
+
+
 class Array:
     """A row-major array on the device: a shape and dtype over (part of) a leased block."""
 
@@ -89,6 +96,10 @@ class Array:
     @property
     def ndim(self) -> int:
         return len(self.shape)
+
+    @property
+    def dtype_name(self) -> str:
+        return _name_of(self.dtype)
 
     def __repr__(self) -> str:
         return f"Array(shape={self.shape}, dtype={self.dtype})"

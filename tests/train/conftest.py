@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -179,12 +180,14 @@ def write_checkpoint(
             write_safetensors(folder / file, from_arrays(part))
             index |= dict.fromkeys(part, file)
         (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": index}))
-    _tokenizer().save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer.json").write_text(_tokenizer())
     (folder / "tokenizer_config.json").write_text(json.dumps({"bos_token": None, "eos_token": "<|end|>"}))
     return folder
 
 
-def _tokenizer() -> Tokenizer:
+@cache
+def _tokenizer() -> str:
+    """tokenizer.json."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -195,7 +198,7 @@ def _tokenizer() -> Tokenizer:
         show_progress=False,
     )
     tokenizer.train_from_iterator(SENTENCES * 4, trainer)
-    return tokenizer
+    return tokenizer.to_str(pretty=True)
 
 
 @pytest.fixture(scope="session", autouse=True)

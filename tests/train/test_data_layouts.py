@@ -345,7 +345,7 @@ def bomb(kind: str) -> bytes:
         values = pyarrow.DictionaryArray.from_arrays(np.zeros(1000, np.int32), pyarrow.array(["x" * (20 << 20)]))
         pyarrow.parquet.write_table(pyarrow.table({"text": values}), sink, compression="zstd")
     elif kind == "nested":
-        turns = [[{"role": "user", "content": "x" * 4096}] * 40_000] * 4
+        turns = [[{"role": "user", "content": "x" * 4096}] * 20_000] * 4
         pyarrow.parquet.write_table(pyarrow.table({"messages": turns}), sink, compression="zstd")
     else:
         table = pyarrow.table({"text": pyarrow.array(["x" * (1 << 20)] * 200)})

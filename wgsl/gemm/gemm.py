@@ -38,7 +38,7 @@ def matmul(
     batch = a.shape[0] if len(a.shape) == 3 else 1
     m, k = (a.shape[-1], a.shape[-2]) if trans_a else (a.shape[-2], a.shape[-1])
     n = b.shape[-2] if trans_b else b.shape[-1]
-    gemm = Gemm((m, n, k), a.dtype.name, form_of(b), end.out.dtype.name, trans_a, trans_b, batch)
+    gemm = Gemm((m, n, k), a.dtype_name, form_of(b), end.out.dtype_name, trans_a, trans_b, batch)
     if isinstance(b, Array) and trans_b and batch == 1 and b.nbytes > device.max_binding_bytes:
         for lo, hi in device.row_windows(n, k * b.dtype.itemsize):
             part = device.view(b, (hi - lo, k), lo * k)
@@ -147,7 +147,7 @@ def _tile_constants(
     """The constants that follow from the operands and the tile."""
     tile, (m, _, k) = plan.tile, plan.gemm.mnk
     assert not isinstance(tile, SkinnyTile)
-    kinds: dict[str, Constant] = {"A_KIND": KINDS[a.dtype.name], **operand.constants}
+    kinds: dict[str, Constant] = {"A_KIND": KINDS[a.dtype_name], **operand.constants}
     if isinstance(tile, MatrixTile):
         return {**kinds, **tile.constants(k, end.out, plan.unit), **constant_of(device.matrix_shape)}
     if isinstance(tile, VectorTile):
@@ -176,7 +176,7 @@ def _transposed(device: Runtime, a: Array, mk: tuple[int, int], lda: int, column
     """[K, M] float32 of the columns of `a` from `column` on, whose row stride is lda."""
     m, k = mk
     out = device.empty((k, m))
-    constants: dict[str, Constant] = {"A_KIND": KINDS[a.dtype.name], "VEC_A": False}
+    constants: dict[str, Constant] = {"A_KIND": KINDS[a.dtype_name], "VEC_A": False}
     groups = (-(-k // 32), -(-m // 32), 1)
     device.launch("gemm_transpose", [a, out], [m, k, lda, column], groups, constants, work=8.0 * m * k)
     return out

@@ -42,7 +42,7 @@ def linear_quantized_backward(
 
 def _times_weight(device: Runtime, x: Array, weight: FrozenWeight, end: Epilogue, *, trans_b: bool) -> Array:
     mnk, form = (x.shape[0], end.out.shape[1], x.shape[1]), WeightForm.of(weight)
-    chosen = plan(Gemm(mnk, x.dtype.name, form, end.out.dtype.name, trans_b=trans_b), Limits.of(device))
+    chosen = plan(Gemm(mnk, x.dtype_name, form, end.out.dtype_name, trans_b=trans_b), Limits.of(device))
     if chosen.shader == "gemm_int8":
         gemm_int8.launch(device, chosen.splits, chosen.k_per_split, x, weight, end, trans_b=trans_b)
     elif chosen.dequantised:

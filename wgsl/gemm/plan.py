@@ -249,4 +249,4 @@ def linear_plan(mnk: tuple[int, int, int], dtype: str, weight: str, backward: bo
 
 def form_of(b: Array | FrozenWeight) -> str | WeightForm:
     """Dtype of an array, or the form of a weight."""
-    return b.dtype.name if isinstance(b, Array) else WeightForm.of(b)
+    return b.dtype_name if isinstance(b, Array) else WeightForm.of(b)

@@ -66,7 +66,7 @@ def _grouped(
         weight = decode(device, weight, np.dtype(np.float32))  # a row would start inside a unit of codes
     experts = Experts(start, order, 1 if order is None else order.size // a.shape[0])
     (rows, n), k = end.out.shape, a.shape[1]
-    gemm = Gemm((rows, n, k), a.dtype.name, form_of(weight), end.out.dtype.name, trans_b=trans_b)
+    gemm = Gemm((rows, n, k), a.dtype_name, form_of(weight), end.out.dtype_name, trans_b=trans_b)
     launch(device, plan_experts(gemm, experts.count, Limits.of(device)), a, weight, end, experts)
 
 
@@ -117,7 +117,7 @@ def grouped_weight_grad(
     if out is None:
         out = device.empty((experts, n, k))
     tile_n, tile_k = (16, 64) if n <= 16 else (64, 16) if k <= 16 else (32, 32)
-    kinds = {"DY_KIND": KINDS[dy.dtype.name], "X_KIND": KINDS[x.dtype.name], "SCALAR": False}
+    kinds = {"DY_KIND": KINDS[dy.dtype_name], "X_KIND": KINDS[x.dtype_name], "SCALAR": False}
     constants: dict[str, Constant] = {"TILE_N": tile_n, "TILE_K": tile_k, **kinds}
     constants |= {"GATHER": order is not None, "ACCUMULATE": accumulate}
     params = [n, k, 1 if order is None else order.size // x.shape[0], float(alpha)]
