@@ -191,8 +191,8 @@ BAD: dict[str, tuple[Callable[[], Any], str]] = {
         r"attention: q must have a multiple of the key heads G = 2, got H = 3; check num_attention_heads",
     ),
     "attention width": (
-        lambda: attend(t(1, 4, 1, 264), t(1, 4, 1, 264), t(1, 4, 1, 264)),
-        r"attention: q must have a head width of at most 256, got 264",
+        lambda: attend(t(1, 4, 1, 520), t(1, 4, 1, 520), t(1, 4, 1, 520)),
+        r"attention: q must have a head width of at most 512, got 520",
     ),
     "attention keys": (
         lambda: attend(t(1, 4, 2, 8), t(1, 3, 2, 8), t(1, 3, 2, 8)),
