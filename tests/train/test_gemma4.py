@@ -24,7 +24,7 @@ from wgrad.train.step.build import build_frozen
 LENGTHS, NEW = (3, 17, 9), 8
 
 
-@pytest.fixture(scope="module", params=["Gemma4ForCausalLM"])
+@pytest.fixture(scope="module", params=["Gemma3nForCausalLM", "Gemma4ForCausalLM"])
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     raw = tiny_config(request.param)
     return write_checkpoint(tmp_path_factory.mktemp("shared") / "model", raw, random_weights(raw))

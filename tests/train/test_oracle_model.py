@@ -116,6 +116,7 @@ CASES: dict[str, dict[str, Any]] = {
         "rope_local_base_freq": 100.0,
         "rope_scaling": {"rope_type": "linear", "factor": 8.0},
     },
+    "gemma3n": {"architecture": "Gemma3nForCausalLM", "final_logit_softcapping": 3.0},
     "gemma4": {"architecture": "Gemma4ForCausalLM", "final_logit_softcapping": 3.0, "use_double_wide_mlp": True},
     "gemma4_keys_as_values": {
         "architecture": "Gemma4ForCausalLM",

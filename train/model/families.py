@@ -40,7 +40,7 @@ from wgrad.train.model.family_keys import (
     Qwen3File,
     SmolLM3File,
 )
-from wgrad.train.model.gemma4_keys import Gemma4File, Gemma4UnifiedFile
+from wgrad.train.model.gemma4_keys import Gemma3nFile, Gemma4File, Gemma4UnifiedFile
 from wgrad.train.model.layer_norm_keys import (
     ApertusFile,
     ArceeFile,
@@ -122,6 +122,7 @@ FAMILIES = {
     "GemmaForCausalLM": Family("gemma", GemmaFile, variants.gemma, "gemma", "Gemma 1"),
     "Gemma2ForCausalLM": Family("gemma2", Gemma2File, variants.gemma2, "gemma2", "Gemma 2"),
     "Gemma3ForCausalLM": Family("gemma3_text", Gemma3File, variants.gemma3, "gemma3", "Gemma 3"),
+    "Gemma3nForCausalLM": Family("gemma3n_text", Gemma3nFile, Gemma3nFile.variant, "", "Gemma 3n"),
     "Gemma4ForCausalLM": Family("gemma4_text", Gemma4File, Gemma4File.variant, "", "Gemma 4"),
     "Gemma4UnifiedForCausalLM": Family(
         "gemma4_unified_text", Gemma4UnifiedFile, Gemma4UnifiedFile.variant, "", "Gemma 4 without encoders"

@@ -7,14 +7,17 @@ from typing import Annotated, Any, ClassVar
 
 from msgspec import Meta
 
+from wgrad.train.model.altup import AltUp
 from wgrad.train.model.config_file import (
     Count,
     Factor,
     LayerTypesFile,
     Positions,
     RopeFile,
+    Theta,
     Vocabulary,
     Width,
+    check_layers,
 )
 from wgrad.train.model.per_layer import PerLayer
 
@@ -77,7 +80,7 @@ class SharedKeysFile(LayerTypesFile, kw_only=True):
     @property
     def common(self) -> dict[str, Any]:
         """Fields of `ModelConfig` that the two families share."""
-        per_layer = PerLayer(self.vocab_size_per_layer_input, self.hidden_size_per_layer_input)
+        per_layer = PerLayer(self.vocab_size_per_layer_input, self.hidden_size_per_layer_input, self.vocab_size)
         return {
             "qkv_bias": self.attention_bias,
             "o_bias": self.attention_bias,
@@ -92,6 +95,58 @@ class SharedKeysFile(LayerTypesFile, kw_only=True):
             "mlp_norm": "pre_feedforward_layernorm",
             "mlp_out_norm": "post_feedforward_layernorm",
             "per_layer": per_layer if per_layer.width else None,
+        }
+
+
+class Gemma3nFile(SharedKeysFile, kw_only=True):
+    """altup_coef_clip: in training, transformers keeps coefficients within it, which lie far below."""
+
+    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "altup_active_idx": (0,), "altup_correct_scale": (True,),
+    }  # fmt: skip
+    default_theta: ClassVar[float] = 1_000_000.0
+    full_of: ClassVar[int] = 5
+    ends_full: ClassVar[bool] = False
+    vocab_size: Vocabulary = 262_400
+    hidden_size: Width = 2048
+    intermediate_size: Width | list[Width] = 16_384
+    num_hidden_layers: Count = 35
+    num_key_value_heads: Count = 2
+    max_position_embeddings: Positions = 32_768
+    final_logit_softcapping: Factor = 30.0
+    hidden_size_per_layer_input: Width = 256
+    num_kv_shared_layers: Annotated[int, Meta(ge=0, le=1 << 12)] = 15
+    rope_local_base_freq: Theta | None = None
+    altup_num_inputs: Annotated[int, Meta(ge=2, le=16)] = 4
+    altup_coef_clip: Factor = 120.0
+    laurel_rank: Width = 64
+    activation_sparsity_pattern: list[Annotated[float, Meta(ge=0, lt=1)]] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_layers("activation_sparsity_pattern", self.activation_sparsity_pattern, self.num_hidden_layers)
+        check_layers("intermediate_size", self.widths, self.num_hidden_layers)
+
+    @property
+    def widths(self) -> list[int]:
+        """The width of each layer's MLP."""
+        given = self.intermediate_size
+        return given if isinstance(given, list) else [given] * self.num_hidden_layers
+
+    @property
+    def local_theta(self) -> float:
+        return self.rope_local_base_freq or 10_000.0
+
+    def variant(self) -> dict[str, Any]:
+        """Gemma 3n: AltUp, LAuReL and sparse activations."""
+        layers = self.num_hidden_layers
+        usual = [0.95 if i < 10 < layers else 0.0 for i in range(layers)]
+        return {
+            **self.common,
+            "intermediate_size": max(self.widths),
+            "mlp_widths": tuple(self.widths),
+            "logit_softcap": self.final_logit_softcapping or 0.0,
+            "altup": AltUp(self.altup_num_inputs, self.laurel_rank, tuple(self.activation_sparsity_pattern or usual)),
         }
 
 

@@ -21,6 +21,7 @@ from wgrad.autograd.tensor import Tensor, is_recording, no_grad
 from wgrad.device.contract import Array, Device
 from wgrad.device.formats.frozen_weight import FrozenWeight
 from wgrad.train.model.activations import GATED, PLAIN, xielu
+from wgrad.train.model.altup import CORRECT, LAUREL_NORM, LEFT, PREDICT, RIGHT, ROUTER, ROUTER_NORM, SCALE, AltUp
 from wgrad.train.model.attention import Attention
 from wgrad.train.model.balance import Balance
 from wgrad.train.model.kv_cache import KVCache
@@ -140,11 +141,15 @@ class Model(Attention):
             h = F.scale(h, float(self.dtype.type(self.config.embedding_scale)))
         if self.config.embedding_norm:
             h = F.rms_norm(h, self._constant(h.shape[1], 1), self.config.rms_norm_eps, dtype=np.float32)
+        beside = self._beside(h, inputs)
+        project = partial(self._outer, inputs=inputs)
+        h = self.config.altup.begin(h, project) if self.config.altup else h
         h = through_layers(
-            lambda index, h, *beside: self._layer(index, h, inputs, cache, beside), h, self._beside(h, inputs),
+            lambda index, h, *beside: self._layer(index, h, inputs, cache, beside), h, beside,
             recomputed=self.recomputed if cache is None else 0, offload=self.offload,
             keep_attention=self.keep_attention, passed=self.passed,
         )  # fmt: skip
+        h = self.config.altup.end(h, project) if self.config.altup else h
         h = self._normed(self.config.final_norm, h, self.dtype)
         return h if self.config.logit_scale == 1 else F.scale(h, self.config.logit_scale)
 
@@ -190,9 +195,13 @@ class Model(Attention):
         c = self.config
         if c.per_layer is None:
             return Beside(c)
-        projected = self._linear(PROJECTION, F.cast(embedded, self.dtype), inputs)
+        projected = self._outer(PROJECTION, embedded, inputs)
         norm, eps = self._norm_weight(NORM, c.per_layer.width), c.rms_norm_eps
         return Beside(c, c.per_layer.inputs(c.hidden_size, projected, self.weights[TABLE], norm, eps, inputs.ids))
+
+    def _outer(self, module: str, x: Tensor, inputs: Inputs) -> Tensor:
+        """A projection of the stream, in float32."""
+        return F.cast(self._linear(module, F.cast(x, self.dtype), inputs), np.float32)
 
     # ---- a layer -----------------------------------------------------------------------------
     def _layer(
@@ -204,6 +213,9 @@ class Model(Attention):
         c, prefix = self.config, f"model.layers.{index}."
         before, after, *_ = c.norms_of(index)
         own, shared = (beside[:1], beside[1:]) if c.per_layer else ((), beside)
+        if c.altup is not None:
+            h, keys = self._altup_layer(c.altup, index, h, inputs, cache, own, shared)
+            return (h, *keys) if cache is None and c.shares_keys(index) else h
         y, h = self._norm(prefix, before, h)
         o_proj, attended, keys = self._attended(index, y, inputs, cache, shared)
         if c.parallel:
@@ -212,6 +224,40 @@ class Model(Attention):
         h = self._to_stream(prefix, o_proj, after, attended, h, inputs)
         h = self._mlp_half(index, h, inputs, cache, own)
         return (h, *keys) if cache is None and c.shares_keys(index) else h
+
+    def _altup_layer(
+        self,
+        altup: AltUp,
+        index: int,
+        streams: Tensor,
+        inputs: Inputs,
+        cache: KVCache | None,
+        own: Sequence[Tensor],
+        shared: Sequence[Tensor],
+    ) -> tuple[Tensor, Sequence[Tensor]]:
+        """A layer of several streams [S, N, C], and what `_attended` returns of keys and values."""
+        prefix, scale = f"model.layers.{index}.", 2**-0.5
+        before, after, *_ = self.config.norms_of(index)
+        streams = altup.predict(streams, self._coefficients(prefix, PREDICT, streams[0], inputs))
+        y, h = self._norm(prefix, before, streams[0])
+        o_proj, attended, keys = self._attended(index, y, inputs, cache, shared)
+        laurel = self._linear(prefix + RIGHT, self._linear(prefix + LEFT, y, inputs), inputs)
+        laurel = y + self._normed(prefix + LAUREL_NORM, laurel, np.float32)
+        h = (self._to_stream(prefix, o_proj, after, attended, h, inputs) + laurel) * scale
+        h = self._mlp_alone(index, h, inputs, None, last=False)
+        streams = altup.correct(streams, h, self._coefficients(prefix, CORRECT, h, inputs))
+        first, *others = streams.split(1)
+        h = (first * self._tensor(prefix + SCALE)).reshape(*h.shape)
+        gate = self._linear(prefix + GATE, F.cast(h, self.dtype), inputs)
+        added = self._linear(prefix + OUT, GATED[self.config.hidden_act](gate, *own), inputs)
+        added = self._normed(prefix + OUT_NORM, added, np.float32)
+        return F.cat([first, *(other + added for other in others)]), keys
+
+    def _coefficients(self, prefix: str, module: str, x: Tensor, inputs: Inputs) -> Tensor:
+        """float32 [N, ...]: by how much streams go into each other."""
+        routed = self._linear(prefix + ROUTER, self._normed(prefix + ROUTER_NORM, x, self.dtype), inputs)
+        modes = F.tanh(F.cast(routed, np.float32) * (1 / self.config.hidden_size))
+        return F.cast(self._linear(prefix + module, F.cast(modes, self.dtype), inputs), np.float32)
 
     def _attended(
         self, index: int, y: Tensor, inputs: Inputs, cache: KVCache | None, shared: Sequence[Tensor]
@@ -265,12 +311,12 @@ class Model(Attention):
         if c.has_experts(index):
             project = partial(self._linear, inputs=inputs)
             return mixture(c, self.weights, self.adapter, prefix, y, h, project, self._constant(1, 1), self._balance)
-        activated = self._activated(prefix, y, inputs)
+        activated = self._activated(index, y, inputs)
         return self._to_stream(prefix, c.down_proj, after, activated, h, inputs, last=last)
 
-    def _activated(self, prefix: str, y: Tensor, inputs: Inputs) -> Tensor:
+    def _activated(self, index: int, y: Tensor, inputs: Inputs) -> Tensor:
         """Return the input of the MLP's last projection."""
-        c = self.config
+        c, prefix = self.config, f"model.layers.{index}."
         if not c.gated:
             up = self._linear(prefix + c.up_proj, y, inputs)
             if c.hidden_act == "xielu":
@@ -278,7 +324,9 @@ class Model(Attention):
             return PLAIN[c.hidden_act](up)
         if c.gate_up_proj:
             return GATED[c.hidden_act](self._linear(prefix + c.gate_up_proj, y, inputs))
-        if (both := self._stacked(prefix + GATE_UP, y, inputs)) is not None:
+        sparse = c.altup is not None and c.altup.sparsity[index] > 0
+        if not sparse and (both := self._stacked(prefix + GATE_UP, y, inputs)) is not None:
             return GATED[c.hidden_act](both)
         gate = self._linear(prefix + c.gate_proj, y, inputs)
+        gate = c.altup.sparse(index, gate) if c.altup else gate
         return GATED[c.hidden_act](gate, self._linear(prefix + c.up_proj, y, inputs))

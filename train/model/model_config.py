@@ -15,6 +15,7 @@ from typing import Any
 from wgrad.device.errors import WgradError
 from wgrad.train.files.decode import FETCH, convert, read_json, show
 from wgrad.train.files.input_files import exists, one_line
+from wgrad.train.model.altup import AltUp
 from wgrad.train.model.config_file import UNSUPPORTED, ConfigFile, NameFile, QuantizationFile
 from wgrad.train.model.expert_keys import ExpertsFile
 from wgrad.train.model.experts import Experts
@@ -62,6 +63,7 @@ class ModelConfig:
     layer i uses (if not "()", where each has its own). keys_as_values[i]: it has no v_proj: what k_proj gives is its
     values too. value_norm: each head's values are normed, without weights. layer_scale: a layer's output is scaled by
     its layer_scalar, which is never trained. per_layer: embeddings that each layer has of its own.
+    altup: several streams, LAuReL and sparse activations.
     text_of: the multimodal architecture of which this is the text part ("": none).
     extra_layers: files may have so many more, which predict several tokens at once and are left out.
     """
@@ -133,6 +135,7 @@ class ModelConfig:
     value_norm: bool = field(default=False, repr=False)
     layer_scale: bool = field(default=False, repr=False)
     per_layer: PerLayer | None = field(default=None, repr=False)
+    altup: AltUp | None = field(default=None, repr=False)
     text_of: str = field(default="", repr=False)
     extra_layers: int = field(default=0, repr=False)
 

@@ -52,6 +52,7 @@ def _text_first(first: str) -> dict[str, str]:
 
 MULTIMODAL = {
     "Gemma3ForConditionalGeneration": Multimodal("gemma3", {"gemma3_text": "Gemma3ForCausalLM"}),
+    "Gemma3nForConditionalGeneration": Multimodal("gemma3n", {"gemma3n_text": "Gemma3nForCausalLM"}),
     "Gemma4ForConditionalGeneration": Multimodal("gemma4", {"gemma4_text": "Gemma4ForCausalLM"}),
     "Gemma4UnifiedForConditionalGeneration": Multimodal(
         "gemma4_unified", {"gemma4_unified_text": "Gemma4UnifiedForCausalLM"}

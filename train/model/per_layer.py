@@ -16,7 +16,7 @@ import numpy as np
 
 from wgrad.autograd import functional as F
 from wgrad.autograd.tensor import Tensor
-from wgrad.device.contract import Array
+from wgrad.device.contract import Array, Device
 
 TABLE = "model.embed_tokens_per_layer.weight"
 PROJECTION = "model.per_layer_model_projection"
@@ -26,14 +26,22 @@ GATE, OUT, OUT_NORM = "per_layer_input_gate", "per_layer_projection", "post_per_
 
 @dataclass(frozen=True)
 class PerLayer:
-    """vocabulary: rows of the table. width: numbers of a token for each layer."""
+    """vocabulary: rows of the table. width: numbers of a token for each layer. words: tokens that the model has."""
 
     vocabulary: int
     width: int
+    words: int
 
     def projections(self, hidden: int) -> dict[str, tuple[int, int]]:
         """Shape [out, in] of a layer's, by their path within the layer."""
         return {GATE: (self.width, hidden), OUT: (hidden, self.width)}
+
+    def _within(self, ids: Array, device: Device) -> Array:
+        """Ids of the table's rows; 0 in place of tokens that it does not have, as in transformers."""
+        if self.vocabulary >= self.words:
+            return ids
+        own = Tensor(ids, device)
+        return F.where(own < self.vocabulary, own, 0).data
 
     def inputs(self, hidden: int, projected: Tensor, table: Any, norm: Any, eps: float, ids: Array) -> list[Tensor]:
         """The inputs [N, P] of each layer, in the dtype of `projected`.
@@ -48,7 +56,7 @@ class PerLayer:
         dtype, (rows, width) = projected.dtype, projected.shape
         scaled = F.scale(F.cast(projected, np.float32), hidden**-0.5).reshape(-1, self.width)
         context = F.rms_norm(scaled, norm, eps).reshape(rows, width)
-        token = F.embedding(table, ids, dtype=np.float32, device=projected.device)
+        token = F.embedding(table, self._within(ids, projected.device), dtype=np.float32, device=projected.device)
         both = ((context + token * math.sqrt(self.width)) * math.sqrt(0.5)).to(dtype)
         parts: list[Tensor] = list(both.split(self.width, 1))
         for part in parts:  # each an array of its own, without those of the others

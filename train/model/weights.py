@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from wgrad.train.model.altup import SCALE
 from wgrad.train.model.model_config import ModelConfig
 from wgrad.train.model.per_layer import NORM, OUT_NORM, PROJECTION, TABLE
 
@@ -62,7 +63,8 @@ def projection_shapes(config: ModelConfig, layer: int) -> dict[str, tuple[int, i
     }
     if (linear := config.linear_of(layer)) is not None:
         attention = linear.projections(hidden)
-    beside = config.per_layer.projections(hidden) if config.per_layer else {}
+    beside = {**(config.per_layer.projections(hidden) if config.per_layer else {})}
+    beside |= config.altup.projections(hidden) if config.altup else {}
     if config.experts is not None and config.has_experts(layer):
         return {**attention, **config.experts.shared_shapes(hidden)}
     return {**attention, **first, config.down_proj: (hidden, ffn), **beside}
@@ -70,9 +72,10 @@ def projection_shapes(config: ModelConfig, layer: int) -> dict[str, tuple[int, i
 
 def outer_projections(config: ModelConfig) -> dict[str, tuple[int, int]]:
     """Shape [out, in] of the projections that are of no layer, by their path."""
-    if config.per_layer is None:
-        return {}
-    return {PROJECTION: (config.num_hidden_layers * config.per_layer.width, config.hidden_size)}
+    found = config.altup.outer(config.hidden_size) if config.altup else {}
+    if config.per_layer is not None:
+        found[PROJECTION] = (config.num_hidden_layers * config.per_layer.width, config.hidden_size)
+    return found
 
 
 def used_weights(config: ModelConfig) -> int:
@@ -96,6 +99,7 @@ def activation_bytes(config: ModelConfig, tokens: int, itemsize: int) -> int:
     attention = {i: 3 * config.q_size_of(i) + 2 * config.kv_size_of(i) * (config.kv_source(i) == i) for i in layers}
     products = 2 * config.hidden_size + (3 if config.gated else 2) * config.mlp_width
     products += 4 * config.per_layer.width if config.per_layer else 0
+    products += 8 * config.altup.streams * config.hidden_size if config.altup else 0
     products += 2 * config.experts.chosen * config.hidden_size if config.experts else 0
     of_linear = linear.kept if linear else 0
     mixed = sum(of_linear if config.linear_of(layer) else attention[layer] for layer in layers)
@@ -164,6 +168,10 @@ def _layer_specs(config: ModelConfig, layer: int) -> Iterator[WeightSpec]:
             yield WeightSpec(f"{prefix}{norm}.weight", (size,), "norm", config.norm_offset)
     if config.sinks:
         yield WeightSpec(f"{prefix}self_attn.sinks", (config.num_attention_heads,), "bias")
+    if config.altup is not None:
+        for norm in config.altup.norms:
+            yield from _norm(config, prefix + norm)
+        yield WeightSpec(prefix + SCALE, (config.hidden_size,), "bias")
     if config.layer_scale:
         yield WeightSpec(f"{prefix}{LAYER_SCALE}", (1,), "norm", trained=False)
     if config.hidden_act == "xielu":
