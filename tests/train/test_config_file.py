@@ -94,6 +94,10 @@ NOT_BUILT: dict[str, dict[str, Any]] = {
     "OlmoHybridForCausalLM": {"layer_types": ["full_attention"] * 2, "linear_key_head_dim": 512, "clip_qkv": 8.0},
     "Qwen3NextForCausalLM": {"attn_output_gate": False, "use_sliding_window": True, "layer_types": ["conv"] * 2},
     "Qwen3_5MoeForCausalLM": {"norm_topk_prob": False, "mlp_only_layers": [0], "decoder_sparse_step": 2},
+    "Gemma3nForCausalLM": {
+        "num_kv_shared_layers": 4, "altup_active_idx": 1, "altup_correct_scale": False, "intermediate_size": [88, 72],
+        "activation_sparsity_pattern": [0.5], "partial_rotary_factor": 0.5, "hidden_size_per_layer_input": 0,
+    },
     "Gemma4ForCausalLM": {
         "enable_moe_block": True, "num_kv_shared_layers": 4, "use_bidirectional_attention": "all",
         "rope_scaling": {"rope_type": "linear", "factor": 2.0}, "num_experts": 8, "global_head_dim": 513,

@@ -157,6 +157,8 @@ def base_config(architecture: str) -> dict[str, Any]:
         special["use_sliding_window"] = False
     if kind.startswith("gemma4"):
         special |= {"global_head_dim": 12, "hidden_size_per_layer_input": 0}
+    if kind == "gemma3n_text":
+        special["num_kv_shared_layers"] = 0
     found = {"architectures": [architecture], "model_type": kind, **KEYS, **special}
     if kind.startswith("gemma4"):  # where transformers takes it for rope_parameters, and fails
         del found["rope_scaling"]
@@ -212,7 +214,7 @@ def as_theirs(raw: dict[str, Any]) -> dict[str, Any]:
     return {
         "vocab_size": theirs.vocab_size,
         "hidden_size": theirs.hidden_size,
-        "intermediate_size": getattr(theirs, MLP_WIDTH.get(kind, "intermediate_size")),
+        "intermediate_size": np.max(getattr(theirs, MLP_WIDTH.get(kind, "intermediate_size"))),
         "num_hidden_layers": layers,
         "num_attention_heads": heads,
         "num_key_value_heads": theirs.num_key_value_heads or heads,

@@ -52,6 +52,7 @@ class AltUp:
 
     def begin(self, h: Tensor, project: Project) -> Tensor:
         """[N, C] -> the streams [S, N, C]."""
+        h = h.reshape(*h.shape)  # whose gradients add up here, in one order whatever else reads the embeddings
         return F.stack([h, *self._as_long(h, ((path, h) for path in self._paths(False)), project)])
 
     def end(self, h: Tensor, project: Project) -> Tensor:

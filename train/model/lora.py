@@ -124,7 +124,7 @@ def match_targets(targets: Sequence[str] | str, modules: Sequence[str], option: 
     A list matches whole names and path endings; a string is a regular expression for the whole path, or "all-linear".
     WgradError where a target matches nothing: it names those that exist.
     """
-    available = sorted({m.rpartition(".")[2] for m in modules})
+    available = sorted({own_name(m) for m in modules})
 
     def nothing(target: str) -> WgradError:
         return WgradError(f"{option}: {target!r} matches no projection of this model: it has {', '.join(available)}")
@@ -143,6 +143,12 @@ def match_targets(targets: Sequence[str] | str, modules: Sequence[str], option: 
         if not any(ends_with(m, target) for m in modules):
             raise nothing(target)
     return [m for m in modules if any(ends_with(m, t) for t in targets)]
+
+
+def own_name(module: str) -> str:
+    """The end of a module's path that names it: of one in a list with the list's name."""
+    before, _, last = module.rpartition(".")
+    return f"{before.rpartition('.')[2]}.{last}" if last.isdigit() else last
 
 
 def ends_with(module: str, target: str) -> bool:

@@ -238,14 +238,17 @@ class Model(Attention):
         """A layer of several streams [S, N, C], and what `_attended` returns of keys and values."""
         prefix, scale = f"model.layers.{index}.", 2**-0.5
         before, after, *_ = self.config.norms_of(index)
+        # A reshape is where gradients add up, and the order of operands that in which they do: the same whether keys and
+        # values, which other layers read, are reached by themselves or behind a layer that is computed again.
+        streams = streams.reshape(*streams.shape)
         streams = altup.predict(streams, self._coefficients(prefix, PREDICT, streams[0], inputs))
         y, h = self._norm(prefix, before, streams[0])
         o_proj, attended, keys = self._attended(index, y, inputs, cache, shared)
         laurel = self._linear(prefix + RIGHT, self._linear(prefix + LEFT, y, inputs), inputs)
         laurel = y + self._normed(prefix + LAUREL_NORM, laurel, np.float32)
-        h = (self._to_stream(prefix, o_proj, after, attended, h, inputs) + laurel) * scale
+        h = (laurel + self._to_stream(prefix, o_proj, after, attended, h, inputs)) * scale
         h = self._mlp_alone(index, h, inputs, None, last=False)
-        streams = altup.correct(streams, h, self._coefficients(prefix, CORRECT, h, inputs))
+        streams = altup.correct(streams.reshape(*streams.shape), h, self._coefficients(prefix, CORRECT, h, inputs))
         first, *others = streams.split(1)
         h = (first * self._tensor(prefix + SCALE)).reshape(*h.shape)
         gate = self._linear(prefix + GATE, F.cast(h, self.dtype), inputs)

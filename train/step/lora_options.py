@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from wgrad.device.errors import WgradError
-from wgrad.train.model.lora import ALL_LINEAR, LoraConfig, ends_with, expert_modules, linear_modules
+from wgrad.train.model.lora import ALL_LINEAR, LoraConfig, ends_with, expert_modules, linear_modules, own_name
 from wgrad.train.model.lora_variants import variant_of
 from wgrad.train.model.model_config import ModelConfig
 from wgrad.train.options.choices import LORA
@@ -21,9 +21,9 @@ def lora_config(config: RunOptions, model: ModelConfig) -> LoraConfig:
     if targets == (ALL_LINEAR,):
         targets = ALL_LINEAR
     elif targets == PROJECTIONS and model.experts is not None:  # PEFT takes those of an MLP for the experts'
-        targets = tuple(dict.fromkeys(path.rpartition(".")[2] for path in linear_modules(model) if ".mlp." not in path))
+        targets = tuple(dict.fromkeys(own_name(path) for path in linear_modules(model) if ".mlp." not in path))
     elif targets == PROJECTIONS:
-        targets = tuple(dict.fromkeys(path.rpartition(".")[2] for path in linear_modules(model)))
+        targets = tuple(dict.fromkeys(own_name(path) for path in linear_modules(model)))
     parameters: tuple[str, ...] = ()
     if isinstance(targets, tuple):
         of_experts = [t for t in targets if any(ends_with(path, t) for path in expert_modules(model))]
