@@ -238,8 +238,8 @@ class Model(Attention):
         """A layer of several streams [S, N, C], and what `_attended` returns of keys and values."""
         prefix, scale = f"model.layers.{index}.", 2**-0.5
         before, after, *_ = self.config.norms_of(index)
-        # A reshape is where gradients add up, and the order of operands that in which they do: the same whether keys and
-        # values, which other layers read, are reached by themselves or behind a layer that is computed again.
+        # Gradients add up at each reshape, in the order of operands: so it is the same whether keys and values, which
+        # other layers read, are reached by themselves or behind a layer that is computed again.
         streams = streams.reshape(*streams.shape)
         streams = altup.predict(streams, self._coefficients(prefix, PREDICT, streams[0], inputs))
         y, h = self._norm(prefix, before, streams[0])
