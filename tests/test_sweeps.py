@@ -29,6 +29,7 @@ def test_odd_sizes_stay_and_types_take_turns() -> None:
     mixed = {name for name in names if "*" in name and "41x123x67" in name}
     assert Types(Odd()).chosen(names) == {"t[plain/41x123x67/float32]", "t[bias/41x123x67/float16]"} | mixed
     assert Types(Odd(), first=1).chosen(names) == {"t[plain/41x123x67/float16]", "t[bias/41x123x67/float32]"} | mixed
+    assert Types(Odd(), without="bias|[*]").chosen(names) == {"t[plain/41x123x67/float32]"}
 
 
 def test_evenly_and_without() -> None:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -168,17 +168,24 @@ def with_coarse_inputs(case: Case) -> Case:
     return dataclasses.replace(case, build=lambda rng: case.build(_Coarse(rng.bit_generator)))
 
 
-def make_bundle(cases: Iterable[Case], *, profiles: Sequence[Profile] = PROFILES, smallest: bool = False) -> Bundle:
+def make_bundle(
+    cases: Iterable[Case],
+    *,
+    profiles: Sequence[Profile] = PROFILES,
+    smallest: bool = False,
+    only: Collection[tuple[str, str]] | None = None,
+) -> Bundle:
     """Every case as the first profile runs it; as the others do, where they launch variants of their own.
 
     smallest: leave out every case that brings no new variant, and let those with small inputs bring theirs first.
+    only: names of cases and profiles; these in place of what is said above.
     """
-    writer, listed = _Writer(), list(cases)
-    order = sorted(listed, key=lambda case: _input_bytes(case.inputs())) if smallest else listed
-    for case in order:
-        inputs = case.inputs()
+    writer, listed = _Writer(), [case for case in cases if only is None or any(case.name == name for name, _ in only)]
+    made: Iterable[tuple[Case, Inputs]] = ((case, case.inputs()) for case in listed)
+    for case, inputs in sorted(made, key=lambda pair: _input_bytes(pair[1])) if smallest else made:
         for i, profile in enumerate(profiles):
-            writer.add(case, inputs, profile, only_new=smallest or i > 0)
+            if only is None or (case.name, profile.name) in only:
+                writer.add(case, inputs, profile, only_new=only is None and (smallest or i > 0))
     places = {case.name: i for i, case in enumerate(listed)}
-    writer.cases.sort(key=lambda made: places[made["name"]])
+    writer.cases.sort(key=lambda one: places[one["name"]])
     return Bundle(writer.document(), b"".join(writer.block.parts))

@@ -27,6 +27,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+from bisect import bisect_left
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -75,50 +76,65 @@ def _condition(text: str, constants: dict[str, Constant]) -> bool:
     return bool(constants[name]) != words[0].startswith("!")
 
 
-def _block_end(lines: list[str], at: int, opening: tuple[str, ...], closing: str) -> int:
-    depth = 1
-    for i in range(at, len(lines)):
-        word = lines[i].split(maxsplit=1)[0] if lines[i].strip() else ""
-        depth += (word in opening) - (word == closing)
-        if depth == 0:
-            return i
-    raise ValueError(f"no {closing} for line {at}: {lines[at - 1]}")
+_ENDS = {"#if": "#endif", "#unroll": "#end"}
+
+
+def _blocks(lines: list[str]) -> dict[int, tuple[int | None, int]]:
+    """Of each line that opens a block: the lines with its #else, if any, and its end."""
+    open_blocks: list[tuple[int, str, int | None]] = []
+    found: dict[int, tuple[int | None, int]] = {}
+    for i, line in enumerate(lines):
+        if "#" not in line:  # nearly all
+            continue
+        word = line.split(maxsplit=1)[0]
+        if word in _ENDS:
+            open_blocks.append((i, _ENDS[word], None))
+        elif open_blocks and word == open_blocks[-1][1]:
+            opening, _, other = open_blocks.pop()
+            found[opening] = (other, i)
+        elif open_blocks and word == "#else":
+            open_blocks.append((*open_blocks.pop()[:2], i))
+    if open_blocks:
+        at, closing, _ = open_blocks[-1]
+        raise ValueError(f"no {closing} for line {at + 1}: {lines[at]}")
+    return found
 
 
 def preprocess(lines: list[str], constants: dict[str, Constant]) -> list[str]:
     """Carries out #if and #unroll."""
     out: list[str] = []
-    at = 0
-    while at < len(lines):
-        words = lines[at].split()
-        word = words[0] if words else ""
-        if word == "#if":
-            end = _block_end(lines, at + 1, ("#if",), "#endif")
-            body, depth, other = lines[at + 1 : end], 0, None
-            for i, line in enumerate(body):
-                first = line.split(maxsplit=1)[0] if line.strip() else ""
-                depth += (first == "#if") - (first == "#endif")
-                if first == "#else" and depth == 0:
-                    other = i
-            taken = (
-                body[:other]
-                if _condition(" ".join(words[1:]), constants)
-                else body[other + 1 :]
-                if other is not None
-                else []
-            )
-            out += preprocess(taken, constants)
-            at = end + 1
-        elif word == "#unroll":
-            end = _block_end(lines, at + 1, ("#unroll",), "#end")
-            count = int(words[2]) if words[2].isdigit() else int(constants[words[2]])
-            for n in range(count):
-                out += preprocess([line.replace(f"${words[1]}", str(n)) for line in lines[at + 1 : end]], constants)
-            at = end + 1
-        else:
-            out.append(lines[at])
-            at += 1
+    _carry_out(lines, constants, out)
     return out
+
+
+def _carry_out(lines: list[str], constants: dict[str, Constant], out: list[str]) -> None:
+    blocks = _blocks(lines)
+    openings = sorted(blocks)
+
+    def part(at: int, end: int) -> None:
+        while (place := bisect_left(openings, at)) < len(openings) and (opening := openings[place]) < end:
+            out.extend(lines[at:opening])
+            other, closing = blocks[opening]
+            word, rest = lines[opening].split(maxsplit=1)
+            if word == "#if":
+                if _condition(rest, constants):
+                    part(opening + 1, closing if other is None else other)
+                elif other is not None:
+                    part(other + 1, closing)
+            elif closing > opening + 1:
+                name, count = rest.split()
+                body = "\n".join(lines[opening + 1 : closing])
+                nested = place + 1 < len(openings) and openings[place + 1] < closing
+                for n in range(int(count) if count.isdigit() else int(constants[count])):
+                    copy = body.replace(f"${name}", str(n)).split("\n")
+                    if nested:
+                        _carry_out(copy, constants, out)
+                    else:
+                        out.extend(copy)
+            at = closing + 1
+        out.extend(lines[at:end])
+
+    part(0, len(lines))
 
 
 def declare(name: str, value: Constant) -> str:
@@ -165,40 +181,71 @@ def read_source(file: str, constants: dict[str, Constant], *, tagged: bool = Fal
 
 def _included(path: Path, part: str, given: dict[str, str], constants: dict[str, Constant], tagged: bool) -> list[str]:
     """The lines of a file, or of a part of it, with what they include and the words that are given."""
-    start, lines = _part(path, part, tuple(given))
-    out: list[str] = []
-    for number, line in enumerate(lines, start):
-        found = _INCLUDE.match(line)
-        if found is None:
-            out.append(f"{line}{_TAG}{path.name}:{number}" if tagged and line and line[0] not in "#/" else line)
-            continue
-        words = dict(word.split("=", 1) for word in found[3].split())
-        name, part = (found[1] or "").strip('"'), found[2] or ""
-        if found[1] and '"' not in found[1]:
-            name, _, part = str(constants[name]).partition(":")
+    found = _part(path, part, tuple(given))
+    out, at = list[str](), 0
+
+    def take(end: int) -> None:
+        for number, line in enumerate(found.lines[at:end], found.start + at) if tagged else ():
+            out.append(f"{line}{_TAG}{path.name}:{number}" if line and line[0] not in "#/" else line)
+        out.extend(() if tagged else found.lines[at:end])
+
+    for i, include in found.includes:
+        take(i)
+        at = i + 1
+        words = dict(word.split("=", 1) for word in include[3].split())
+        name, inner_part = (include[1] or "").strip('"'), include[2] or ""
+        if include[1] and '"' not in include[1]:
+            name, _, inner_part = str(constants[name]).partition(":")
         inner = find_shader(_ROOM, name) if name else path
-        out += _included(inner, part, words, constants, tagged)
-    for name, word in given.items():
-        out = [line.replace(f"${name}", word) for line in out]
+        out += _included(inner, inner_part, words, constants, tagged)
+    take(len(found.lines))
+    if given and out:
+        text = "\n".join(out)
+        for name, word in given.items():
+            text = text.replace(f"${name}", word)
+        out = text.split("\n")
     return out
 
 
-def _part(path: Path, part: str, given: tuple[str, ...]) -> tuple[int, list[str]]:
-    """The number of the first line and the lines: of the part, or of what is in no part.
+class _Part(NamedTuple):
+    """Lines of a part of a file, or of what is in no part. start: number of the first; includes: by their index."""
+
+    start: int
+    parameters: tuple[str, ...]
+    lines: list[str]
+    includes: list[tuple[int, re.Match[str]]]
+
+
+def _part(path: Path, part: str, given: tuple[str, ...]) -> _Part:
+    """A part of a file; without a name, what is in none.
 
     ValueError where the file has no such part, or the part takes other parameters.
     """
+    state = path.stat()
+    found = _parts(path, state.st_mtime_ns, state.st_size).get(part)
+    if found is None:
+        raise ValueError(f"{path.name} has no part {part}")
+    if part and sorted(found.parameters) != sorted(given):
+        raise ValueError(f"{path.name}: part {part} takes {list(found.parameters)}, not {list(given)}")
+    return found
+
+
+@cache
+def _parts(path: Path, _mtime: int, _size: int) -> dict[str, _Part]:
+    """The parts of a file, by name, as long as it does not change: hundreds of variants include it."""
     lines = path.read_text(encoding="utf-8").splitlines()
     heads = [i for i, line in enumerate(lines) if line.startswith("#part ")]
-    if not part:
-        return 1, lines[: heads[0]] if heads else lines
-    for i in heads:
+
+    def made(first: int, end: int, parameters: list[str]) -> _Part:
+        of_part = lines[first:end]
+        found = ((i, _INCLUDE.match(line)) for i, line in enumerate(of_part) if line.startswith("#"))
+        return _Part(first + 1, tuple(parameters), of_part, [(i, match) for i, match in found if match])
+
+    parts = {"": made(0, heads[0] if heads else len(lines), [])}
+    for i in reversed(heads):  # of two parts of one name the first counts
         _, name, *parameters = lines[i].split()
-        if name == part:
-            if sorted(parameters) != sorted(given):
-                raise ValueError(f"{path.name}: part {part} takes {parameters}, not {list(given)}")
-            return i + 2, lines[i + 1 : lines.index("#endpart", i)]
-    raise ValueError(f"{path.name} has no part {part}")
+        parts[name] = made(i + 1, lines.index("#endpart", i), parameters)
+    return parts
 
 
 def source_digest(variant: Variant) -> str:
