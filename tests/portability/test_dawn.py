@@ -8,8 +8,8 @@ as in .ci/run.
 Software drivers need seconds to compile one large shader, so that what runs by default is a part: each shader and
 entry point in one precision, and the constants that it is specialised by in float32 and in float16, every value at
 least once, in the shortest variant that has it, as far as that one is short. Those run as the tests of tests/wgsl have
-them: loops stay loops, and tiles are small (tests/conftest.py). WGRAD_DAWN_ALL=1 runs all, as a run has them.
-SwiftShader has no shader-f16: there, variants with it are compiled, not run.
+them: loops over a tile's depth stay loops, and tiles are small (tests/conftest.py). WGRAD_DAWN_ALL=1 runs all, as a
+run has them. SwiftShader has no shader-f16: there, variants with it are compiled, not run.
 """
 
 from __future__ import annotations

@@ -54,16 +54,18 @@ constexpr Arch ARCHES[] = {
     {"gfx950", 942, 64, 65536},  // has no code objects in the package: for hiprtc
     {"gfx1103", 1100, 32, 65536, true}, {"gfx1036", 0, 32, 65536, true},  // parts of a processor; this one and
     {"gfx803", 0, 64, 65536}};                                            // this are not supported
-constexpr size_t STACK = 256 << 10;
+// An odd number of pages: where many stacks begin would fall into a few sets of the TLB.
+constexpr size_t STACK = 65 * 4096;
 constexpr unsigned MOST_THREADS = 1024, MOST_LANES = 64;
 
-enum class State { READY, MEETING, AT_BARRIER, DONE };
+enum class State { NEW, READY, MEETING, AT_BARRIER, DONE };
 
 struct Fiber {
   void* stack_pointer;
   State state;
   unsigned kind, parity;
-  unsigned line;  // of the barrier
+  unsigned line;   // of the barrier
+  unsigned stack;  // which it has
 };
 
 struct Local {  // one GPU_SHARED
@@ -75,6 +77,16 @@ struct Local {  // one GPU_SHARED
 Machine machine;
 Fiber fibers[MOST_THREADS];
 char* stacks = nullptr;
+// Those that no fiber has, the last one used on top: it is in the cache. One that a fiber has just ended on is `left`
+// until another has begun or ended.
+std::vector<unsigned> free_stacks;
+constexpr unsigned NO_STACK = ~0u;
+unsigned left = NO_STACK;
+struct {  // the lanes of the wave that runs
+  unsigned wave, first, lanes, gone_on;
+  bool backwards;
+  unsigned thread(unsigned i) const { return first + (backwards ? lanes - 1 - i : i); }
+} turn;
 // What the lanes of a wave left at a meeting; two tables in turn, so that a fast lane does not overwrite a slow one's.
 char tables[MOST_THREADS / 32][2][MOST_LANES * SLOT];
 std::vector<Local> locals;
@@ -84,7 +96,42 @@ sigjmp_buf escape;
 std::string failure;
 bool wrong_address;
 
-void yield() { emulator_switch(&fibers[machine.thread].stack_pointer, main_stack); }
+void fiber_main();
+
+void leave(unsigned stack) {
+  if (left != NO_STACK) free_stacks.push_back(left);
+  left = stack;
+}
+
+void start_fiber(Fiber& fiber) {
+  fiber.stack = free_stacks.back(), free_stacks.pop_back();
+  leave(NO_STACK);
+  // Not all at the same distance: their first lines would fall into a few sets of the cache.
+  void** top = reinterpret_cast<void**>(stacks + (fiber.stack + 1) * STACK - 64 - fiber.stack % 64 * 832);
+  *--top = nullptr;  // the return address of fiber_main, which never returns; aligns its frame
+  *--top = reinterpret_cast<void*>(fiber_main);
+  for (int i = 0; i < 6; i++) *--top = nullptr;
+  fiber.stack_pointer = top;
+  fiber.state = State::READY;
+}
+
+// The stack of the next lane that can go on, or after the last one of the scheduler.
+void* next_stack() {
+  while (turn.gone_on < turn.lanes) {
+    const unsigned thread = turn.thread(turn.gone_on++);
+    Fiber& fiber = fibers[thread];
+    if (fiber.state == State::NEW) start_fiber(fiber);
+    if (fiber.state != State::READY) continue;
+    machine.thread = thread;
+    return fiber.stack_pointer;
+  }
+  return main_stack;
+}
+
+void yield() {
+  void** const mine = &fibers[machine.thread].stack_pointer;
+  emulator_switch(mine, next_stack());
+}
 
 [[noreturn]] void fail(const std::string& what) {
   failure = what;
@@ -103,8 +150,12 @@ void barrier(unsigned line) {
 
 const char* meet(unsigned kind, const void* mine, unsigned bytes) {
   Fiber& fiber = fibers[machine.thread];
-  char* table = tables[machine.thread / machine.wave_size][fiber.parity];
-  memcpy(table + machine.thread % machine.wave_size * SLOT, mine, bytes);
+  char* table = tables[turn.wave][fiber.parity];
+  char* slot = table + (machine.thread - turn.first) * SLOT;
+  if (bytes == 4)  // a shuffle: most of all
+    memcpy(slot, mine, 4);
+  else
+    memcpy(slot, mine, bytes);
   fiber.parity ^= 1;
   fiber.kind = kind;
   fiber.state = State::MEETING;
@@ -132,16 +183,8 @@ void* shared(const void* key, unsigned long bytes) {
 void fiber_main() {
   running->kernel->invoke(running->arguments.data());
   fibers[machine.thread].state = State::DONE;
+  leave(fibers[machine.thread].stack);
   yield();
-}
-
-void start_fiber(unsigned thread) {
-  // Not all at the same distance: their first lines would fall into a few sets of the cache.
-  void** top = reinterpret_cast<void**>(stacks + (thread + 1) * STACK - 64 - thread % 64 * 832);
-  *--top = nullptr;  // the return address of fiber_main, which never returns; aligns its frame
-  *--top = reinterpret_cast<void*>(fiber_main);
-  for (int i = 0; i < 6; i++) *--top = nullptr;
-  fibers[thread] = {top, State::READY, 0, 0, 0};
 }
 
 // A wave comes to a barrier as one: where some of its lanes do not, a card lets the others through, or waits for ever.
@@ -157,10 +200,11 @@ bool run_wave(unsigned wave, unsigned threads, bool backwards) {
   unsigned first = wave * machine.wave_size;
   unsigned lanes = threads - first < machine.wave_size ? threads - first : machine.wave_size;
   unsigned meeting = 0, live = 0, kind = 0;
+  turn = {wave, first, lanes, 0, backwards};
+  if (void* stack = next_stack(); stack != main_stack) emulator_switch(&main_stack, stack);
   for (unsigned i = 0; i < lanes; i++) {
-    machine.thread = first + (backwards ? lanes - 1 - i : i);
+    machine.thread = turn.thread(i);
     Fiber& fiber = fibers[machine.thread];
-    if (fiber.state == State::READY) emulator_switch(&main_stack, fiber.stack_pointer);
     if (fiber.state == State::DONE) continue;
     live++;
     if (fiber.state != State::MEETING) continue;
@@ -186,7 +230,7 @@ bool run_wave(unsigned wave, unsigned threads, bool backwards) {
 void run_group(unsigned threads, bool backwards) {
   for (Local& local : locals) memset(local.first, 0xff, local.bytes);
   count_group();
-  for (unsigned i = 0; i < threads; i++) start_fiber(i);
+  for (unsigned i = 0; i < threads; i++) fibers[i] = {nullptr, State::NEW, 0, 0, 0, 0};
   unsigned waves = (threads + machine.wave_size - 1) / machine.wave_size;
   for (;;) {
     for (unsigned i = 0; i < waves; i++)
@@ -273,7 +317,7 @@ std::string guarded(const std::function<void()>& work, bool* illegal) {
 
 std::string run(const Launch& launch, bool* illegal) {
   if (!stacks)
-    stacks = static_cast<char*>(mmap(nullptr, STACK * MOST_THREADS, PROT_READ | PROT_WRITE,
+    stacks = static_cast<char*>(mmap(nullptr, STACK * (MOST_THREADS + 1), PROT_READ | PROT_WRITE,
                                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
   const unsigned wave = launch.arch->wave;
   machine = {0, {0, 0, 0}, {launch.grid[0], launch.grid[1], launch.grid[2]}, wave, barrier, meet, shared,
@@ -283,6 +327,9 @@ std::string run(const Launch& launch, bool* illegal) {
                  fail("two waves use the same bytes of LDS between two barriers, and one of them writes");
              }};
   *launch.machine = &machine;
+  left = NO_STACK;
+  free_stacks.resize(MOST_THREADS + 1);  // one is left while all others are in use
+  for (unsigned i = 0; i <= MOST_THREADS; i++) free_stacks[i] = MOST_THREADS - i;
   running = &launch;
   count_launch(launch.kernel->name, wave, launch.arch->host == 910 ? 64 : 128, wave == 64);
   std::string found = guarded(
