@@ -129,9 +129,7 @@ def test_outputs_are_within_the_limits(dawn: Dawn, bundle: Bundle, capsys: pytes
     beyond = [f"{reason}: {told(v for v in left if left[v] == reason)}" for reason in sorted(set(left.values()))]
     with capsys.disabled():
         print(f"\nDawn on {driver.adapter}: {sum(r['ok'] for r in ran.results)} cases with", end=" ")
-        print(
-            f"{len(done)} of {len(every)} variants, {half} of them with shader-f16, are within the limits;", end=" "
-        )
+        print(f"{len(done)} of {len(every)} variants, {half} of them with shader-f16, are within the limits;", end=" ")
         print(f"{ran.cpu_s:.0f} CPU seconds, at most {ran.peak_bytes / 2**20:.0f} MiB a process;", end=" ")
         print(f"beyond the driver: {'; '.join(beyond) or 'none'};", end=" ")
         print(f"left to WGRAD_DAWN_ALL=1: {len(every) - len(done) - len(left)}")
