@@ -33,7 +33,7 @@ def every(number: int, device: Any) -> list[Case]:
 
 
 def test_nothing_more_compiles_after_preparing(fresh: Any) -> None:
-    chosen = every(41, fresh)
+    chosen = every(83, fresh)
     seen: list[tuple[int, int]] = []
     count = prepare_selftest(fresh, chosen, lambda done, total: seen.append((done, total)))
     assert count > len(chosen) / 2 and seen == [(done, count) for done in range(count + 1)]
