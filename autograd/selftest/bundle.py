@@ -10,7 +10,7 @@ A bundle is a JSON document and a block of bytes:
               steps     ["write", buffer, offset, at, bytes] or
                         ["run", shader, [[number, buffer, offset, bytes]], [x, y, z]], in order
               made      {name, buffer, offset, size, dtype}: what the device leaves; `finish` makes of it what is judged
-              expected  {name, at, size, dtype, limit}: the oracle, float32 or int32, and the largest difference allowed
+              expected  {name, at, size, dtype, limit}: the oracle, float32, int32 or uint32, and the largest difference allowed
 
 `at` counts bytes in the block. wgsl/bundle_runner.js runs it.
 """
@@ -112,7 +112,8 @@ class _Writer:
     def _expected(self, case: Case, inputs: Inputs) -> list[dict[str, Any]]:
         expected, found = expected_outputs(case, inputs), []
         for name, value in expected.oracle.items():
-            kept = value.astype(np.int32 if value.dtype.kind in "iu" else np.float32)
+            whole = np.uint32 if value.dtype == np.uint32 else np.int32
+            kept = value.astype(whole if value.dtype.kind in "iu" else np.float32)
             at = self.block.put(kept.tobytes())
             shown = {"name": name, "at": at, "size": kept.size, "dtype": kept.dtype.name}
             found.append({**shown, "limit": expected.limits[name]})
