@@ -10,7 +10,7 @@ A bundle is a JSON document and a block of bytes:
               steps     ["write", buffer, offset, at, bytes] or
                         ["run", shader, [[number, buffer, offset, bytes]], [x, y, z]], in order
               made      {name, buffer, offset, size, dtype}: what the device leaves; `finish` makes of it what is judged
-              expected  {name, at, size, dtype, limit}: the oracle, float32, int32 or uint32, and the largest difference allowed
+              expected  {name, at, size, dtype, limit}: the oracle, float32 or whole numbers, and the largest difference
 
 `at` counts bytes in the block. wgsl/bundle_runner.js runs it.
 """
