@@ -21,6 +21,7 @@ from wgrad.autograd.reference import ReferenceDevice
 from wgrad.train.commands.cli import main
 from wgrad.train.model.adapter_files import save_adapter
 from wgrad.train.model.families import FAMILIES
+from wgrad.train.model.gguf_activation import write_activation
 from wgrad.train.model.gguf_experts import name_map, parts_in_gguf, rows_axis, tensor_name, write_experts
 from wgrad.train.model.gguf_linear import gguf_shape, to_gguf, write_key_heads, write_linear
 from wgrad.train.model.lora import LoraConfig, linear_modules
@@ -64,6 +65,7 @@ EXTRA: dict[str, dict[str, Any]] = {
     "Jais2ForCausalLM": {"hidden_act": "relu2"},
     "Dots1ForCausalLM": {"num_key_value_heads": 4, "norm_topk_prob": True},
     "OlmoeForCausalLM": {"num_key_value_heads": 4},
+    "ApertusForCausalLM": {"hidden_act": "xielu", "rope_scaling": {"rope_type": "default"}},
     "Glm4MoeForCausalLM": {"num_nextn_predict_layers": 0, "use_qk_norm": True},
     "HyperCLOVAXForCausalLM": {**GRANITE, "use_post_norm": False},
     "GraniteMoeHybridForCausalLM": {**GRANITE, "position_embedding_type": "rope", "shared_intermediate_size": 96},
@@ -109,6 +111,7 @@ def write_base(path: Path, config: ModelConfig, weights: dict[str, np.ndarray]) 
     writer.add_add_bos_token(False)
     write_experts(writer, config, kind)
     write_linear(writer, config)
+    write_activation(writer, config, lambda spec: weights[spec.name])
     if config.score_softcap:
         writer.add_attn_logit_softcapping(config.score_softcap)
         writer.add_final_logit_softcapping(config.logit_softcap)
@@ -135,6 +138,8 @@ def write_base(path: Path, config: ModelConfig, weights: dict[str, np.ndarray]) 
         writer.add_logit_scale(1 / config.logit_scale)
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
     for name, value in weights.items():
+        if ".act_fn." in name:
+            continue
         part = name.split(".")[-2]
         if (
             value.ndim == 2

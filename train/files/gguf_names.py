@@ -97,6 +97,7 @@ ARCHITECTURES = {
     "gpt-oss": _GPT_OSS,
     "granitemoe": {name: ours.replace("mlp.", "block_sparse_moe.") for name, ours in _GRANITE_MOE.items()},
     "hunyuan-dense": _NAMES | {"attn_q_norm": "self_attn.query_layernorm", "attn_k_norm": "self_attn.key_layernorm"},
+    "apertus": _NAMES | {"attn_norm": "attention_layernorm", "ffn_norm": "feedforward_layernorm"},
     "qwen2moe": _NAMES | _SHARED,
     "glm4moe": _NAMES | _SCORED | {"post_attention_norm": "post_attention_layernorm"},
     "dots1": _NAMES | _SCORED,

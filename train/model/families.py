@@ -177,7 +177,7 @@ FAMILIES = {
     "GlmForCausalLM": Family("glm", GlmFile, variants.glm, "chatglm", "GLM-4 9B"),
     "Glm4ForCausalLM": Family("glm4", Glm4File, variants.glm4, "glm4", "GLM-4 0414"),
     "Cohere2ForCausalLM": Family("cohere2", Cohere2File, variants.cohere2, "cohere2", "Command R7B, A (Cohere 2)"),
-    "ApertusForCausalLM": Family("apertus", ApertusFile, variants.apertus, ""),
+    "ApertusForCausalLM": Family("apertus", ApertusFile, variants.apertus, "apertus"),
     "NanoChatForCausalLM": Family("nanochat", NanoChatFile, variants.nanochat, "", "nanochat"),
     "OlmoForCausalLM": Family("olmo", OlmoFile, variants.olmo, "olmo", "OLMo 1"),
     "Lfm2ForCausalLM": Family("lfm2", Lfm2File, Lfm2File.variant, "lfm2", "LFM2, dense"),

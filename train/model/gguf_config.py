@@ -14,6 +14,7 @@ import numpy as np
 from wgrad.device.errors import WgradError
 from wgrad.train.files.gguf_fields import GgufFields
 from wgrad.train.files.safetensors_files import TensorEntry
+from wgrad.train.model.config_file import RopeFile
 from wgrad.train.model.expert_keys import ExpertsFile
 from wgrad.train.model.families import FAMILIES
 from wgrad.train.model.gguf_experts import keys_of_experts
@@ -131,7 +132,8 @@ def _rope(architecture: str, fields: GgufFields, scaling: dict[str, Any] | None)
     if fields.architecture in UNROUNDED and scaling is not None:
         scaling["truncate"] = False
     if not FAMILIES[architecture].windowed:
-        return {"rope_scaling": scaling}
+        scaled_by_default = FAMILIES[architecture].keys.default_rope != RopeFile()
+        return {"rope_scaling": scaling or ({"rope_type": "default"} if scaled_by_default else None)}
     sliding = {"rope_type": "default", "rope_theta": _theta(fields)}
     return {"rope_parameters": {"full_attention": scaling or {"rope_type": "default"}, "sliding_attention": sliding}}
 

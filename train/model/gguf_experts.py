@@ -18,7 +18,7 @@ from wgrad.train.model.gguf_linear import BY_HEAD, gguf_shape, rows_by_head
 from wgrad.train.model.gguf_scored import keys_of_ernie, keys_of_scored, without_scored_place, write_scored
 from wgrad.train.model.linear_attention import LinearAttention
 from wgrad.train.model.model_config import ModelConfig
-from wgrad.train.model.weights import WeightSpec, weight_specs
+from wgrad.train.model.weights import XIELU, WeightSpec, weight_specs
 
 HALVES = ("gate_proj", "up_proj")
 FUSED_MLP = ("shared_mlp.input_linear", "shared_mlp.output_linear")  # an MLP of which GGUF has gate and up as two
@@ -35,6 +35,8 @@ def gguf_specs(config: ModelConfig) -> list[WeightSpec]:
     """The model's tensors as a GGUF file has them."""
     found = []
     for spec in weight_specs(config):
+        if spec.name.endswith(XIELU):  # a key
+            continue
         parts = parts_in_gguf(config, spec.name, spec.shape)
         for name, rows in parts.items():
             found.append(replace(spec, name=name, shape=_with_rows(spec, len(rows))))

@@ -22,6 +22,7 @@ from wgrad.train.files.gguf_files import GgufEntry, gguf_parts, permute, require
 from wgrad.train.files.gguf_metadata import read_metadata
 from wgrad.train.files.imatrix_file import IMATRIX_FILE, Imatrix
 from wgrad.train.model.families import FAMILIES
+from wgrad.train.model.gguf_activation import write_activation
 from wgrad.train.model.gguf_adapter import heads_side_by_side
 from wgrad.train.model.gguf_experts import by_parts, gguf_specs, name_map, tensor_name, without_place, write_experts
 from wgrad.train.model.gguf_linear import to_gguf, without_linear_place, write_key_heads, write_linear
@@ -108,13 +109,14 @@ class GgufModel:
 
 _ACTIVATIONS = {
     **dict.fromkeys(("gemma", "gemma2", "gemma3", "phi2", "starcoder2"), "gelu_tanh"),
+    "apertus": "xielu",
     **dict.fromkeys(("arcee", "nemotron", "jais2"), "relu2"),
 }
 # Architectures of which llama.cpp looks for no biases: the parts of names that have none.
 _UNBIASED = {
     **dict.fromkeys(("cohere2", "olmo", "exaone4", "hunyuan-dense"), ("_proj.",)),
     "seed_oss": ("o_proj.", "mlp."),
-    **dict.fromkeys(("qwen3next", "qwen35", "qwen35moe", "lfm2", "dots1"), ("_proj.",)),
+    **dict.fromkeys(("qwen3next", "qwen35", "qwen35moe", "lfm2", "dots1", "apertus"), ("_proj.",)),
     "ernie4_5-moe": ("_proj.", "lm_head."),
     "glm4": ("mlp.",),
 }
@@ -289,6 +291,7 @@ def _describe(writer: Any, model: GgufModel, write_tokenizer: WriteTokenizer, ov
         writer.add_name(model.files.folder.name)
         _write_shapes(writer, model.config)
         _write_rope(writer, gguf, model.config)
+        write_activation(writer, model.config, model.files.read)
         write_tokenizer(writer, gguf, model.files.folder, model.config.vocab_size)
     if model.imatrix is not None:
         writer.add_string("quantize.imatrix.file", IMATRIX_FILE)

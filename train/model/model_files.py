@@ -31,6 +31,7 @@ from wgrad.train.files.mxfp4_files import Mxfp4Entry
 from wgrad.train.files.nf4_files import NF4_PARTS, check_packed, is_nf4, read_nf4
 from wgrad.train.files.safetensors_files import TensorEntry, read_entries
 from wgrad.train.model.expert_files import with_experts
+from wgrad.train.model.gguf_activation import add_from_keys
 from wgrad.train.model.gguf_linear import from_gguf
 from wgrad.train.model.linear_files import with_linear
 from wgrad.train.model.model_config import ModelConfig
@@ -136,6 +137,7 @@ class ModelFiles:
         takes is known to be in its files before any memory is taken for it."""
         if config.tie_word_embeddings and EMBEDDING not in self.entries and HEAD in self.entries:
             self.entries[EMBEDDING] = self.entries[HEAD]  # one matrix: either name will do, as in transformers
+        add_from_keys(self.entries, config)
         from_gguf(self.entries, config)
         self.entries = with_linear(with_experts(self.entries, config), config)
         for spec in weight_specs(config):

@@ -12,7 +12,7 @@ from wgrad.train.model.per_layer import NORM, OUT_NORM, PROJECTION, TABLE
 EMBEDDING, HEAD, HEAD_BIAS = "model.embed_tokens.weight", "lm_head.weight", "lm_head.bias"
 LAYER_SCALE = "layer_scalar"
 XIELU = ("mlp.act_fn.alpha_p", "mlp.act_fn.alpha_n")  # parameters of the activation
-_CONSTANTS = {"mlp.act_fn.beta": 0.5, "mlp.act_fn.eps": -1e-6}  # of it, the same in every model
+CONSTANTS = {"mlp.act_fn.beta": 0.5, "mlp.act_fn.eps": -1e-6}  # of it, the same in every model
 
 WholeModules = dict[str, dict[str, tuple[int, ...]]]  # path -> shapes of the module's weights, by name
 
@@ -141,7 +141,7 @@ def weight_specs(config: ModelConfig) -> list[WeightSpec]:
 def constants(config: ModelConfig) -> dict[str, float]:
     """Numbers that transformers expects among the tensors of a model's files."""
     layers = range(config.num_hidden_layers) if config.hidden_act == "xielu" else ()
-    return {f"model.layers.{i}.{name}": value for i in layers for name, value in _CONSTANTS.items()}
+    return {f"model.layers.{i}.{name}": value for i in layers for name, value in CONSTANTS.items()}
 
 
 def _norm(config: ModelConfig, module: str) -> Iterator[WeightSpec]:
