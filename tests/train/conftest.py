@@ -255,7 +255,11 @@ def make_config() -> Callable[..., dict[str, Any]]:
 @pytest.fixture
 def text_data(tmp_path: Path) -> Path:
     """A JSONL file of 32 short texts."""
-    path = tmp_path / "data.jsonl"
+    return write_text_data(tmp_path)
+
+
+def write_text_data(folder: Path) -> Path:
+    path = folder / "data.jsonl"
     texts = [f"{a}; {b}" for i, a in enumerate(SENTENCES) for b in SENTENCES[i % 4 : i % 4 + 4]]
     path.write_text("".join(json.dumps({"text": t}) + "\n" for t in texts))
     return path

@@ -8,7 +8,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -372,15 +371,17 @@ for path in sys.argv[1:]:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="what a process took at most is counted in other units there")
 def test_what_expands_without_bound_is_refused(tmp_path: Path) -> None:
+    import resource
+
     kinds, paths = ("rows", "dictionary", "nested", "pages", "arrow"), []
     for kind in kinds:
         paths.append(tmp_path / f"{kind}.{'arrow' if kind == 'arrow' else 'parquet'}")
         paths[-1].write_bytes(bomb(kind))
         assert paths[-1].stat().st_size < 1 << 20
-    start = time.monotonic()
+    start = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
     command = [sys.executable, "-c", MEMORY, *map(str, paths)]
-    run = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
+    run = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=500)
     assert run.returncode == 0, run.stderr
     lines = run.stdout.splitlines()
     assert len(lines) == len(kinds), run.stdout
@@ -389,7 +390,7 @@ def test_what_expands_without_bound_is_refused(tmp_path: Path) -> None:
         assert int(grown) <= 256, line
         bounds = ("262,144 rows",) if kind == "rows" else ("expands to more than 64 MiB", "of memory to read")
         assert f"{kind}." in words and any(bound in words for bound in bounds), line
-    assert time.monotonic() - start < 60
+    assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - start < 60
 
 
 def test_what_a_large_file_expands_to_is_bounded_as_it_is_read(tmp_path: Path, monkeypatch: Any) -> None:

@@ -245,7 +245,8 @@ def test_a_rank_that_dies_while_mpi_starts_is_said_in_a_line(values: dict[str, A
         )
     begun = time.monotonic()
     run = start(command_of(2, values, *ULFM, before=["pass", dying]))
-    assert time.monotonic() - begun < 20 and run.returncode > 0, run.stderr  # 10 s on an idle machine
+    # 4 s on an idle machine; 60 where MPI's own limit ends it.
+    assert time.monotonic() - begun < 45 and run.returncode > 0, run.stderr
     errors = [line for line in run.stderr.splitlines() if line]
     expected = "wgrad: error: rank 1 ended while MPI was starting: see what it said, then start the run again"
     assert errors == [expected], run.stderr
