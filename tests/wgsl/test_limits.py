@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 import re
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -87,6 +88,13 @@ def test_newer_kernels_are_within_the_default_limits() -> None:
     buffers = check(listed, PROFILES[0], few_registers=False)
     assert {"delta_rule_grads", "short_conv", "moe_weight_grad", "moe_combine", "moe_route"} <= set(buffers)
     assert {name for name, count in buffers.items() if count > FEWER_BUFFERS} <= {"gemm"}
+
+
+def test_the_page_on_gpus_says_what_is_needed() -> None:
+    page = (Path(__file__).parents[2] / "docs/reference/gpus.md").read_text(encoding="utf-8")
+    assert f"| storage buffers of a shader | {adapters.STORAGE_BUFFERS} (WebGPU: {FEWER_BUFFERS}) |" in page
+    assert f"| workgroup memory | {PROFILES[0].workgroup_bytes >> 10} KiB |" in page
+    assert f"| invocations of a workgroup | {INVOCATIONS} |" in page
 
 
 @pytest.mark.all
