@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from itertools import product
 from typing import Any
 
@@ -13,10 +14,12 @@ from tests.wgsl import test_attention_matrix, test_gemm_matrix
 from tests.wgsl.matrix_emulation import LANES, OTHER_SHAPES
 from tests.wgsl.test_gemm_matrix import small_tiles  # noqa: F401
 from tests.wgsl.test_shaders import SHADERS
-from wgrad.autograd.selftest.case import Case
+from wgrad.autograd.selftest.case import Case, upload_inputs
 from wgrad.autograd.selftest.matrix import decoded_cases
 from wgrad.autograd.selftest.run import check_case
+from wgrad.device.errors import DeviceError
 from wgrad.wgsl.roofline import roofs
+from wgrad.wgsl.runtime import cooperative
 from wgrad.wgsl.runtime.compile import assemble
 from wgrad.wgsl.runtime.cooperative_shapes import BLOCK, Shape
 from wgrad.wgsl.runtime.cooperative_text import SHAPE, constant_of, in_shape
@@ -133,6 +136,21 @@ def test_every_operation_of_a_shader_has_parts() -> None:
     assert seen > 40
     with pytest.raises(ValueError, match="no parts are known: c = coopNew"):
         in_shape("c = coopNew(a);", "8x8x8")
+
+
+def test_every_kernel_has_the_shape_of_the_device(matrix_device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(matrix_device, "matrix_shape", Shape(8, 16, 16))
+    dry = matrix_device.dry_run()
+    for case in CASES:
+        case.call(dry, upload_inputs(dry, case.inputs()))
+    roofs.matrix_multiply_adds(dry, 1, 1)
+    with suppress(DeviceError):  # nothing has run
+        cooperative.lanes_of(dry)
+    shapes: dict[str, set[Any]] = {}
+    for variant in dry.variants:
+        shapes.setdefault(variant.shader, set()).add(dict(variant.constants).get(SHAPE))
+    cooperating = {name.removesuffix(".wgsl") for name, text in SHADERS.items() if "wgpu_cooperative_matrix" in text}
+    assert {shader for shader, found in shapes.items() if found == {"8x16x16"}} == cooperating
 
 
 def test_the_shape_is_a_constant_of_the_variant() -> None:
