@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from wgrad.device.errors import WgradError
 from wgrad.train.files.input_files import expand_path
@@ -17,7 +16,6 @@ except ImportError as error:
     raise WgradError(f"wgrad watch: {error.name} is not installed: pip install 'wgrad[serve]'") from error
 
 MOST_RUNS = 32
-_PAGE = Path(__file__).with_name("watch_page.html")
 
 
 def open_watch(folders: Sequence[str]) -> Watch:
@@ -25,7 +23,7 @@ def open_watch(folders: Sequence[str]) -> Watch:
     folders = list(dict.fromkeys(expand_path(folder, "RUN") for folder in folders))
     if len(folders) > MOST_RUNS:
         raise WgradError(f"RUN: a page shows at most {MOST_RUNS} runs; got {len(folders)}: leave some out")
-    return Watch(_PAGE.read_text(encoding="utf-8"), [WatchedRun(folder) for folder in folders])
+    return Watch([WatchedRun(folder) for folder in folders])
 
 
 def run_watch(config: WatchConfig, folders: Sequence[str]) -> int:

@@ -12,7 +12,7 @@ from starlette.routing import Route
 _FOLDER = Path(__file__).with_name("pages")
 _KINDS = {".html": "text/html", ".js": "text/javascript", ".css": "text/css"}
 # Nothing but the server's own files, and texts are never taken for markup.
-_HEADERS = {
+HEADERS = {
     "Cache-Control": "no-cache",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
@@ -25,16 +25,24 @@ _HEADERS = {
 }
 
 
+def page_files(index: str, *files: str) -> dict[str, Callable[[], Response]]:
+    """Return the responses of a page by their paths: `/`, and /pages/NAME for the files that it loads."""
+    return {"/": _response(index), **{f"/pages/{name}": _response(name) for name in files}}
+
+
 def page_routes(index: str, *files: str) -> list[Route]:
-    """Return the routes of a page: `/`, and /pages/NAME for the files that it loads."""
-    return [Route("/", _sender(index)), *(Route(f"/pages/{name}", _sender(name)) for name in files)]
+    """`page_files` as routes."""
+    return [Route(path, _sender(response)) for path, response in page_files(index, *files).items()]
 
 
-def _sender(name: str) -> Callable[[Request], Awaitable[Response]]:
+def _response(name: str) -> Callable[[], Response]:
     path = _FOLDER / name
     content, kind = path.read_bytes(), f"{_KINDS[path.suffix]}; charset=utf-8"
+    return lambda: Response(content, headers={**HEADERS, "Content-Type": kind})
 
+
+def _sender(response: Callable[[], Response]) -> Callable[[Request], Awaitable[Response]]:
     async def send(request: Request) -> Response:
-        return Response(content, headers={**_HEADERS, "Content-Type": kind})
+        return response()
 
     return send

@@ -1,10 +1,8 @@
-"""The page of `wgrad watch` on 127.0.0.1: two addresses, which are compared and no more, so that nothing of a request
-reaches the file system."""
+"""The page of `wgrad watch` on 127.0.0.1: its addresses are compared and no more, so that nothing of a request reaches
+the file system."""
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import json
 import re
 import secrets
@@ -20,42 +18,23 @@ from starlette.types import Receive, Scope, Send
 
 from wgrad.train.output.watched import WatchedRun
 from wgrad.train.serve.http_server import HttpServer, listen, resolve
+from wgrad.train.serve.pages import HEADERS, page_files
 from wgrad.train.serve.sites import is_loopback, refusal
 
 HOST = "127.0.0.1"
 _PIECES = 8  # of a file that are read for one answer
 _NUMBERS = r"\d{1,9}\.\d{1,9}\.\d{1,9}\.\d{1,9}"
 _HAVE = re.compile(rf"have=({_NUMBERS}(?:,{_NUMBERS})*)", re.ASCII)
-_HEADERS = {
-    "Cache-Control": "no-store",
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
-    "Cross-Origin-Resource-Policy": "same-origin",
-    "Cross-Origin-Opener-Policy": "same-origin",
-    "Connection": "close",
-}
+_HEADERS = {**HEADERS, "Cache-Control": "no-store", "Connection": "close"}
 _TEXT = "text/plain; charset=utf-8"
-
-
-def content_policy(page: str) -> str:
-    """The Content-Security-Policy of a page: its own script and style, by their hashes, and its own server."""
-
-    def hashes(tag: str) -> str:
-        found = re.findall(rf"<{tag}>(.*?)</{tag}>", page, re.DOTALL)
-        digests = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in found]
-        return " ".join(f"'sha256-{digest}'" for digest in digests)
-
-    return (
-        f"default-src 'none'; script-src {hashes('script')}; style-src {hashes('style')}; connect-src 'self'; "
-        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'"
-    )
+_FILES = ("page.css", "page.js", "charts.js", "watch.js", "uplot.js")
 
 
 class Watch:
     """State shared by all requests: the page and the runs. answer: one request at a time reads files."""
 
-    def __init__(self, page: str, runs: Sequence[WatchedRun]) -> None:
-        self.page, self.policy, self.runs = page.encode(), content_policy(page), runs
+    def __init__(self, runs: Sequence[WatchedRun]) -> None:
+        self.runs, self.files = runs, page_files("watch.html", *_FILES)
         self._lock = threading.Lock()
         self._name = secrets.token_hex(8)  # by which a page knows that it is another one, which counts from the begin
 
@@ -75,7 +54,6 @@ class Watch:
         """The application, in ASGI's terms."""
         response = await self._respond(scope)
         response.headers.update(_HEADERS)
-        response.headers["Content-Security-Policy"] = self.policy
         await response(scope, receive, send)
 
     async def _respond(self, scope: Scope) -> Response:
@@ -91,8 +69,8 @@ class Watch:
             response.headers["Allow"] = "GET"
             return response
         path, query = scope["raw_path"].decode("latin-1"), scope["query_string"].decode("latin-1")
-        if path == "/" and not query:
-            return Response(self.page, media_type="text/html; charset=utf-8")
+        if path in self.files and not query:
+            return self.files[path]()
         have = _HAVE.fullmatch(query) if query else None
         if path != "/news" or (query and have is None):
             return _said(404, "there is / and /news")

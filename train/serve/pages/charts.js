@@ -1,4 +1,4 @@
-// Curves of runs, drawn by uPlot: one chart for each measure, one line for each run.
+// Curves of runs in the studio and in `wgrad watch`, drawn by uPlot: one chart for each measure, one line for each run.
 "use strict";
 
 import { el } from "/pages/page.js";

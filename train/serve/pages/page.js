@@ -1,4 +1,4 @@
-// Shared by the studio and the chat page: elements whose texts are never markup, and questions to the server.
+// Shared by the studio, `wgrad watch` and the chat page: elements whose texts are never markup, and questions to the server.
 "use strict";
 
 export const place = (id) => document.getElementById(id);
