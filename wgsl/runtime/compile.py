@@ -80,7 +80,7 @@ _ENDS = {"#if": "#endif", "#unroll": "#end"}
 
 
 def _blocks(lines: list[str]) -> dict[int, tuple[int | None, int]]:
-    """Of each line that opens a block: the lines with its #else, if any, and its end."""
+    """For each line that opens a block: the lines with its #else, if any, and its end."""
     open_blocks: list[tuple[int, str, int | None]] = []
     found: dict[int, tuple[int | None, int]] = {}
     for i, line in enumerate(lines):
