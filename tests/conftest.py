@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import replace
@@ -94,6 +95,9 @@ def pytest_collection() -> Iterator[None]:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    providers = sys.modules.get("hypothesis.internal.conjecture.providers")
+    if hasattr(providers, "Constants"):  # hypothesis would parse all modules for constants to try: 3 s in each worker
+        providers._get_local_constants = providers.Constants  # type: ignore[union-attr]
     chosen = set(items)
     if tools.EXECUTOR.missing:
         chosen = {item for item in items if item.get_closest_marker("executor") is None}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -115,35 +116,27 @@ def test_a_prolonged_run_that_was_killed_goes_on_without_being_told_again(
 
 
 # ---- ignored -----------------------------------------------------------------------------------
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--learning-rate", "1e-3"], "--learning-rate: would be ignored, because the run in"),
-        (["--lr-scheduler-type", "linear"], "--lr-scheduler-type: would be ignored, because the run in"),
-        (["--warmup-steps", "2"], "--warmup-steps: would be ignored"),
-        (["--sample-prompt", "x"], "--sample-prompt: would be ignored"),
-        (["--weight-decay", "0.1"], "--weight-decay: would be ignored"),
-        (["--epochs", "7"], "--epochs: would be ignored, because --max-steps 4 decides the length"),
-        (["--max-steps", "3"], "--max-steps: the run in .* already has 4 steps, more than the 3 asked for"),
-        (["--adapter", "x"], "--adapter: the run in .* was begun with None, which --resume cannot change"),
-        (["--eval-data", "x.jsonl"], "--eval-data: would be ignored"),
-        (["--lora-r", "4"], "--lora-r: the run in .* was begun with 2"),
-    ],
-)
-def test_an_option_that_a_finished_run_would_ignore(
-    words: list[str], message: str, run: Runner, tmp_path: Path
-) -> None:
-    import re
-
+def test_an_option_that_a_finished_run_would_ignore(run: Runner, tmp_path: Path) -> None:
     out = tmp_path / "out"
     assert run(out, "--max-steps", "4") == 0
     before = bytes_of(out)
-    assert run(out, "--resume", *words, rank="--lora-r" not in words and "--adapter" not in words) == 2
-    assert re.search(message, run.error), run.error
-    assert run.error.count("\n") == 1 and bytes_of(out) == before
-    assert (
-        run(out, "--max-steps", "4", "--resume", "--logging-steps", "3") == 0
-    )  # where and how it runs is no matter now
+    for option, value, message in (
+        ("--learning-rate", "1e-3", "would be ignored, because the run in"),
+        ("--lr-scheduler-type", "linear", "would be ignored, because the run in"),
+        ("--warmup-steps", "2", "would be ignored"),
+        ("--sample-prompt", "x", "would be ignored"),
+        ("--weight-decay", "0.1", "would be ignored"),
+        ("--epochs", "7", "would be ignored, because --max-steps 4 decides the length"),
+        ("--max-steps", "3", "the run in .* already has 4 steps, more than the 3 asked for"),
+        ("--adapter", "x", "the run in .* was begun with None, which --resume cannot change"),
+        ("--eval-data", "x.jsonl", "would be ignored"),
+        ("--lora-r", "4", "the run in .* was begun with 2"),
+    ):
+        assert run(out, "--resume", option, value, rank=option not in ("--lora-r", "--adapter")) == 2, option
+        assert re.search(f"{option}: {message}", run.error), run.error
+        assert run.error.count("\n") == 1 and bytes_of(out) == before
+    # Where and how it runs is no matter now.
+    assert run(out, "--max-steps", "4", "--resume", "--logging-steps", "3") == 0
     assert "this run is finished: nothing to resume; more --max-steps or --epochs prolong it" in run.said
 
 
