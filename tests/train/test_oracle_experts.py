@@ -87,6 +87,9 @@ def test_files_of_transformers_and_ours(architecture: str, make_checkpoint: Any,
     words = ["merge", "--adapter", str(adapter), "--out", str(tmp_path / "merged"), "--onto", "original"]
     assert main([*words, "--no-compare", "--device", "cpu"]) == 0
     names = [read_entries(tmp_path / f"{name}/model.safetensors", "").keys() for name in ("saved", "merged")]
+    if architecture not in FAMILIES:
+        merged, owner = read_entries(tmp_path / "merged/model.safetensors", ""), "model.layers.0.linear_attn."
+        assert [merged[f"{owner}{part}_conv1d.weight"].shape[0] for part in "qkv"] == [12, 12, 40]
     assert names[0] == names[1] or architecture not in FAMILIES  # of its other layers it renames norms too
     assert distance(their_logits(their_base(tmp_path / "merged"), random_ids()), wanted) < 1e-6
 

@@ -37,6 +37,7 @@ GEMMA = {"query_pre_attn_scalar": 16, "tie_word_embeddings": True, "hidden_activ
 GRANITE = {
     "embedding_multiplier": 3.0, "attention_multiplier": 0.2, "residual_multiplier": 0.3, "logits_scaling": 0.25,
 }  # fmt: skip
+SIXTEEN = {"linear_key_head_dim": 16, "linear_value_head_dim": 16}
 EXTRA: dict[str, dict[str, Any]] = {
     "GemmaForCausalLM": {"tie_word_embeddings": True, "hidden_act": "gelu_pytorch_tanh"},
     "Gemma2ForCausalLM": GEMMA,
@@ -71,7 +72,7 @@ EXTRA: dict[str, dict[str, Any]] = {
     "GraniteMoeHybridForCausalLM": {**GRANITE, "position_embedding_type": "rope", "shared_intermediate_size": 96},
     **dict.fromkeys(
         ("Qwen3NextForCausalLM", "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM"),
-        {"linear_key_head_dim": 16, "linear_value_head_dim": 16, "partial_rotary_factor": 0.5},
+        {"linear_num_value_heads": 6, **SIXTEEN, "partial_rotary_factor": 0.5},
     ),
     "Qwen3MoeForCausalLM": {"norm_topk_prob": True, "moe_intermediate_size": 32},
 }

@@ -21,6 +21,7 @@ from tests.train.nf4_writer import save_nf4_checkpoint
 from tests.train.test_oracle_adapter import distance, our_logits, random_adapter, random_ids, their_base, their_logits
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.train.commands.cli import main
+from wgrad.train.files.safetensors_files import read_entries
 from wgrad.train.model.adapter_files import save_adapter
 from wgrad.train.model.families import FAMILIES
 from wgrad.train.model.load_weights import load_frozen
@@ -116,6 +117,17 @@ def test_types(adapted: Any, tmp_path: Path, capsys: Any) -> None:
     assert merge(adapter, tmp_path / "large", "--dtype", "float16") == 2
     assert "q_proj.weight has values that float16 does not hold: use bfloat16" in capsys.readouterr().err
     assert not (tmp_path / "large").exists()
+
+
+def test_what_corrects_a_routers_scores_stays_in_float32(adapted: Any, tmp_path: Path) -> None:
+    """As in the models' own files: its small differences choose experts."""
+    folder, adapter = adapted("Glm4MoeForCausalLM")
+    assert merge(adapter, tmp_path / "merged", "--onto", "original", "--dtype", "bfloat16", "--no-compare") == 0
+    entries = read_entries(tmp_path / "merged/model.safetensors", "")
+    kinds = {name.rpartition(".")[2]: entry.dtype for name, entry in entries.items()}
+    assert kinds == {"weight": "BF16", "e_score_correction_bias": "F32"}
+    name = "model.layers.1.mlp.gate.e_score_correction_bias"
+    np.testing.assert_array_equal(entries[name].array(), read_entries(folder / "model.safetensors", "")[name].array())
 
 
 def test_places(adapted: Any, tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
