@@ -14,6 +14,7 @@ from wgrad.device.errors import OutOfMemory
 from wgrad.train.inference.continuous import Batch
 from wgrad.train.inference.growing import Growing
 from wgrad.train.inference.pages import NOWHERE, Pages
+from wgrad.train.model.families import FAMILIES
 from wgrad.train.options.generate_config import GREEDY, Sampling
 
 
@@ -144,3 +145,14 @@ def test_no_more_leave_than_must(make_checkpoint: Any) -> None:
     members = [Growing.begin([n] * (2 * PAGE - 1), 9, GREEDY) for n in (1, 2, 3)]
     batch.join(members)
     assert batch.crowded(1) == [] and batch.crowded(4) == members[2:]
+
+
+@pytest.mark.all
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_is_as_alone(family: str, make_checkpoint: Any, rng: np.random.Generator) -> None:
+    model = model_for(make_checkpoint(family), ReferenceDevice())
+    system = rng.integers(1, 90, PAGE + 2).tolist()
+    prompts = [[*system, 3], [*system, 4, 5], [7, 8], [9] * 20]
+    members = [Growing.begin(prompt, 4, GREEDY) for prompt in prompts]
+    found = grow(Batch(model, 4), [(n // 2, one) for n, one in enumerate(members)], [2])
+    assert found == [alone(model, prompt, 4, GREEDY) for prompt in prompts]
