@@ -10,8 +10,6 @@ from wgrad.wgsl.runtime.compile import Constant
 _ROLLED = {"k TILE_K", "s K_STEPS", "k STEPS", "piece 2", "c DC4", "n VN4", "pass 2", "step STEPS", "n KEY_STEPS"}
 # Loops that a compiler unrolls, by how they end: a skinny GEMM's sums of 32 invocations, in four places.
 _COUNTED = "other < SLICES;"
-# Loops over the columns of a tile of the delta rule, by what their first lines read.
-_TILE = "tile.r$n[$c]"
 
 Preprocess = Callable[[list[str], dict[str, Constant]], list[str]]
 
@@ -26,13 +24,12 @@ def rolled(plain: Preprocess) -> Preprocess:
         out: list[str] = []
         ends: list[str] = []
         names: list[str] = []
-        for number, line in enumerate(lines):
+        for line in lines:
             word, _, repeated = line.strip().partition(" ")
             if word == "#unroll":
                 name, count = repeated.split()
-                stays = repeated in _ROLLED or (repeated == "c 4" and any(_TILE in one for one in lines[number:][:4]))
-                ends.append("}" if stays else line)
-                if stays:
+                ends.append("}" if repeated in _ROLLED else line)
+                if repeated in _ROLLED:
                     names.append(name)
                     line = f"for (var turn_{name} = 0u; turn_{name} < {count} + lid / 1024u; turn_{name}++) {{"
             elif word == "#end" and (end := ends.pop()) == "}":
