@@ -15,11 +15,16 @@ import pytest
 from tests.train.conftest import random_weights, tiny_config, write_checkpoint
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.device.contract import Device
+from wgrad.device.errors import WgradError
 from wgrad.train.inference.generation import generate_batch, generate_ids
+from wgrad.train.model.lora import linear_modules, match_targets
 from wgrad.train.model.model import Model
-from wgrad.train.model.model_config import load_model_config
+from wgrad.train.model.model_config import load_model_config, parse_model_config
+from wgrad.train.model.model_files import ModelFiles
+from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.options.generate_config import GREEDY
-from wgrad.train.step.build import build_frozen
+from wgrad.train.step.build import build_frozen, build_trainable
+from wgrad.train.step.lora_options import lora_config
 
 LENGTHS, NEW = (3, 17, 9), 8
 
@@ -72,3 +77,40 @@ def test_what_is_kept_for_the_backward_changes_no_bit(folder: Path, device: Devi
     monkeypatch.setattr("wgrad.train.model.model.MLP_CHUNK_BYTES", 1)
     chunked = gradient(recompute=True)
     assert oracle.distance(chunked, whole) < 1e-5
+
+
+@pytest.mark.parametrize("layer", [1, 3])
+def test_files_may_have_keys_of_layers_that_use_anothers(layer: int, tmp_path: Path) -> None:
+    """As published: the last two of these four layers have them in vain."""
+    raw = tiny_config("Gemma4ForCausalLM")
+    extra = {f"model.layers.{layer}.self_attn.{name}.weight": np.ones(3) for name in ("v_norm", "k_norm", "v_proj")}
+    folder = write_checkpoint(tmp_path / "model", raw, extra | random_weights(raw))
+    if layer == 3:
+        ModelFiles(folder).check(load_model_config(folder))
+        return
+    with pytest.raises(WgradError, match=r"does not use: model\.layers\.1\.self_attn\.v_norm\.weight"):
+        ModelFiles(folder).check(load_model_config(folder))
+
+
+def test_what_is_trained(folder: Path) -> None:
+    """By default an adapter of every projection, each by a name of its own; by --full all but the layers' scales."""
+    config = load_model_config(folder)
+    lora = lora_config(RunOptions(), config)
+    assert match_targets(lora.target_modules, list(linear_modules(config))) == list(linear_modules(config))
+    assert not any(name.isdigit() for name in lora.target_modules)
+    built = build_trainable(RunOptions(full=True, max_length=8), config, folder, ReferenceDevice(), positions=8)
+    left = set(built.model.weights) - set(built.parameters.tensors)
+    assert left == {f"model.layers.{i}.layer_scalar" for i in range(4) if config.layer_scale}
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"num_kv_shared_layers": 3}, "must leave a layer of full_attention, whose keys and values the others use"),
+        ({"per_layer_config": {"1": {"head_dim": 16}}}, r"must give all layers of full_attention one head_dim; got \["),
+        ({"num_global_key_value_heads": 3, "attention_k_eq_v": True}, "multiple of num_key_value_heads; got 4 and 3"),
+    ],
+)
+def test_shapes_that_do_not_go_together_are_refused(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(WgradError, match=said):
+        parse_model_config(tiny_config("Gemma4ForCausalLM", **changes))
