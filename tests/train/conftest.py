@@ -93,7 +93,7 @@ _OWN: dict[str, dict[str, Any]] = {
         "laurel_rank": 5,
         "activation_sparsity_pattern": [0.6, 0.0, 0.3, 0.0],
         "intermediate_size": [88, 72, 88, 40],
-        "vocab_size_per_layer_input": VOCAB - 7,
+        "vocab_size_per_layer_input": VOCAB - 100,
         "hidden_size_per_layer_input": 10,
         "num_hidden_layers": 4,
         "layer_types": ["sliding_attention", "full_attention"] * 2,

@@ -17,6 +17,7 @@ from wgrad.autograd.reference import ReferenceDevice
 from wgrad.device.contract import Device
 from wgrad.device.errors import WgradError
 from wgrad.train.inference.generation import generate_batch, generate_ids
+from wgrad.train.model.load_weights import load_frozen
 from wgrad.train.model.lora import linear_modules, match_targets
 from wgrad.train.model.model import Model
 from wgrad.train.model.model_config import load_model_config, parse_model_config
@@ -77,6 +78,18 @@ def test_what_is_kept_for_the_backward_changes_no_bit(folder: Path, device: Devi
     monkeypatch.setattr("wgrad.train.model.model.MLP_CHUNK_BYTES", 1)
     chunked = gradient(recompute=True)
     assert oracle.distance(chunked, whole) < 1e-5
+
+
+@pytest.mark.oracle
+def test_a_sparse_gate_is_no_part_of_a_stack(make_checkpoint: Any, wgpu_device: Device) -> None:
+    """Where gate and up are one matmul, a layer whose gate has a cut of its own computes them apart."""
+    oracle = pytest.importorskip("tests.train.test_oracle_adapter")
+    folder = make_checkpoint("Gemma3nForCausalLM", hidden_size=64, intermediate_size=256)
+    config, ids = load_model_config(folder), oracle.random_ids()
+    weights = (load_frozen(folder, config, wgpu_device, stacked=stacked) for stacked in (True, False))
+    stacked, apart = (Model(config, part, wgpu_device, positions=64) for part in weights)
+    assert "model.layers.0.mlp.gate_up_proj.weight" in stacked.weights
+    assert oracle.distance(oracle.our_logits(stacked, ids), oracle.our_logits(apart, ids)) < 1e-5
 
 
 @pytest.mark.parametrize("layer", [1, 3])
