@@ -8,6 +8,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
@@ -68,7 +69,8 @@ def _own_cache(config: pytest.Config) -> None:
     """A cache of this run, removed at its end: what earlier runs and the user's own have kept changes no test, and no
     test changes that. Shaders stay where they were, because they take longest to make."""
     usual = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    os.environ.setdefault("MESA_SHADER_CACHE_DIR", usual)
+    with suppress(OSError):  # Mesa makes no folder that is named by its own variable, and keeps nothing then
+        os.makedirs(os.environ.setdefault("MESA_SHADER_CACHE_DIR", usual), exist_ok=True)
     os.environ["XDG_CACHE_HOME"] = folder = tempfile.mkdtemp(prefix="wgrad-tests-")
     config.add_cleanup(partial(shutil.rmtree, folder, ignore_errors=True))
 
