@@ -20,12 +20,7 @@ struct Params { items: u32, groups: u32, half: u32, tokens: u32, pages: u32, tur
 
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
-  let at = (wg.x + wg.y * nwg.x) * 256u + lid;
-  if (at >= 2u * p.items) { return; }
-  let item = at % p.items;
-  let j = item % p.half;
-  let row = item / p.half;
-  let token = row / p.groups;
+#include "rope.inc.wgsl" item
   let place = places[token];
   if (place < 0 || u32(place) >= p.pages * PAGE) { return; }
   let page = u32(pages[token / p.tokens * p.pages + u32(place) / PAGE]);
@@ -34,18 +29,8 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3
 #include "rope.inc.wgsl" pair
   let src = row * 2u * p.half + left;
   let dst = slot * 2u * p.half + left;
-  if (at < p.items) {
-    let entry = u32(place) * p.turning + column;
-    let c = select(C_T(1.0), cosine[entry], turns);
-    let s = select(C_T(0.0), sine[entry], turns);
-    let a = C_T(k[src]);
-    let b = C_T(k[src + gap]);
-    keys[dst] = X_T(a * c - b * s);
-    keys[dst + gap] = X_T(b * c + a * s);
-  } else {
-    values[dst] = v[src];
-    values[dst + gap] = v[src + gap];
-  }
+  let position = u32(place);
+#include "rope.inc.wgsl" append
 #else
   let dst = slot * p.half + j;
   if (at < p.items) { keys[dst] = k[item]; } else { values[dst] = v[item]; }

@@ -12,3 +12,29 @@
 #endif
   let column = min(j, p.turning - 1u);
 #endpart
+
+#part item
+// Part of others: the j-th element, or pair, of a row of k or of v, and the row's token.
+  let at = (wg.x + wg.y * nwg.x) * 256u + lid;
+  if (at >= 2u * p.items) { return; }
+  let item = at % p.items;
+  let j = item % p.half;
+  let row = item / p.half;
+  let token = row / p.groups;
+#endpart
+
+#part append
+// Part of others: the pair from k's `src`, turned to `position`, or from v's, into the caches at `dst`.
+  if (at < p.items) {
+    let entry = position * p.turning + column;
+    let c = select(C_T(1.0), cosine[entry], turns);
+    let s = select(C_T(0.0), sine[entry], turns);
+    let a = C_T(k[src]);
+    let b = C_T(k[src + gap]);
+    keys[dst] = X_T(a * c - b * s);
+    keys[dst + gap] = X_T(b * c + a * s);
+  } else {
+    values[dst] = v[src];
+    values[dst + gap] = v[src + gap];
+  }
+#endpart

@@ -20,27 +20,12 @@ struct Params { items: u32, groups: u32, half: u32, tokens: u32, keys: u32, turn
 
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
-  let at = (wg.x + wg.y * nwg.x) * 256u + lid;
-  if (at >= 2u * p.items) { return; }
-  let item = at % p.items;
-  let j = item % p.half;
-  let row = item / p.half;
-  let token = row / p.groups;
+#include "rope.inc.wgsl" item
   let key = u32(cache_len[0]) + token % p.tokens;
   if (key >= p.keys) { return; }
 #include "rope.inc.wgsl" pair
   let src = row * 2u * p.half + left;
   let dst = ((token / p.tokens * p.keys + key) * p.groups + row % p.groups) * 2u * p.half + left;
-  if (at < p.items) {
-    let entry = u32(positions[token]) * p.turning + column;
-    let c = select(C_T(1.0), cosine[entry], turns);
-    let s = select(C_T(0.0), sine[entry], turns);
-    let a = C_T(k[src]);
-    let b = C_T(k[src + gap]);
-    keys[dst] = X_T(a * c - b * s);
-    keys[dst + gap] = X_T(b * c + a * s);
-  } else {
-    values[dst] = v[src];
-    values[dst + gap] = v[src + gap];
-  }
+  let position = u32(positions[token]);
+#include "rope.inc.wgsl" append
 }
