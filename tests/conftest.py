@@ -158,12 +158,18 @@ def _wgpu_device() -> Device | str:
         return str(error)
 
 
-def pytest_collection_finish(session: pytest.Session) -> None:
+_begun = list[str]()  # the first test of this process
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
     """Most of what a test of a shader takes on a software driver is its compilation, and of a program too: LLVM's
-    optimisation is left out (20 % less processor time). Tests of training run each shader hundreds of times: for the
-    half of the workers that begins with them the driver optimises (10 to 40 % less). It is asked once a process."""
-    worker = getattr(session.config, "workerinput", {"workerid": "gw1", "workercount": 2})
-    if session.items and 2 * int(worker["workerid"].removeprefix("gw")) < worker["workercount"]:
+    optimisation is left out (20 % less processor time). Tests of training run each shader hundreds of times: in a
+    process that begins with them the driver optimises (10 to 40 % less). It is asked once a process."""
+    if _begun:
+        return
+    _begun.append(item.nodeid)
+    if item.path.is_relative_to(Path(__file__).parent / "train"):
         with pytest.MonkeyPatch.context() as patch:
             if os.environ["GALLIVM_PERF"] == "nopt":
                 patch.delenv("GALLIVM_PERF")

@@ -236,6 +236,7 @@ def test_what_a_backward_makes_again_is_not_kept(device: Device, joined: bool, m
         gate, up = (leaf(device, values[name]) for name in ("gate", "up"))
         weight = device.upload(values["weight"])
         a, b = (parameter(device.upload(values[n]), device, grad=device.zeros(sizes[n])) for n in "ab")
+        gc.collect()  # arrays of other tests would go in between
         before = device.memory().in_use_bytes
         y = F.linear(F.swiglu(gate) if joined else F.swiglu(gate, up), weight, lora=F.LoraTerm(a, b, 0.5))
         kept = device.memory().in_use_bytes - before

@@ -224,7 +224,7 @@ def learn(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Tokenizer]:
         )
         learner.train_from_iterator(lines * 9, trainer)
         learner.pre_tokenizer = cut
-        monkeypatch.setattr("tests.train.conftest._tokenizer", lambda: learner)
+        monkeypatch.setattr("tests.train.conftest._tokenizer", lambda: learner.to_str(pretty=True))
         return learner
 
     return make
