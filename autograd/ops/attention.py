@@ -25,9 +25,8 @@ BLOCK_ELEMENTS = 1 << 21
 MASKED = -1e30  # finite, as on the devices: exp(MASKED - lse) is 0
 
 
-def _heads(args: Args, q: Array, k: Array, v: Array, doc_start: Array, window: int, softcap: float) -> None:
-    args.array("q", q, "B T H D").array("k", k, "B S G D").array("v", v, "B S G D")
-    args.array("doc_start", doc_start, "B T", "i32")
+def check_heads(args: Args, window: int, softcap: float) -> None:
+    """Rules of every attention: its heads H and G, their width D, and the options."""
     size = args.size
     args.rule(
         size["H"] % size["G"] == 0,
@@ -35,9 +34,16 @@ def _heads(args: Args, q: Array, k: Array, v: Array, doc_start: Array, window: i
         "check num_attention_heads and num_key_value_heads",
     )
     args.rule(size["D"] <= MAX_HEAD_DIM, f"q must have a head width of at most {MAX_HEAD_DIM}, got {size['D']}")
-    args.rule(size["T"] <= size["S"], f"k must hold a key for every query, got T = {size['T']} > S = {size['S']}")
     args.rule(window >= 0, f"window must be 0 (none) or positive, got {window}")
     check_softcap(args, "softcap", softcap)
+
+
+def _heads(args: Args, q: Array, k: Array, v: Array, doc_start: Array, window: int, softcap: float) -> None:
+    args.array("q", q, "B T H D").array("k", k, "B S G D").array("v", v, "B S G D")
+    args.array("doc_start", doc_start, "B T", "i32")
+    size = args.size
+    args.rule(size["T"] <= size["S"], f"k must hold a key for every query, got T = {size['T']} > S = {size['S']}")
+    check_heads(args, window, softcap)
     args.rule(q.dtype == k.dtype == v.dtype, f"q, k, v must share a dtype, got {q.dtype}, {k.dtype}, {v.dtype}; cast")
 
 

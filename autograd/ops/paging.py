@@ -11,11 +11,10 @@ import numpy as np
 
 from wgrad.autograd.args import Args
 from wgrad.autograd.operators import operator
-from wgrad.autograd.ops.attention import attention_in_numpy
+from wgrad.autograd.ops.attention import attention_in_numpy, check_heads
 from wgrad.autograd.ops.decoding import cache_dtype
-from wgrad.autograd.ops.elementwise import check_softcap
 from wgrad.autograd.ops.rope import rotary_tables, rotate
-from wgrad.device.contract import MAX_HEAD_DIM, PAGE, Array
+from wgrad.device.contract import PAGE, Array
 
 
 @operator
@@ -88,15 +87,7 @@ def paged_attention(
     args.array("q", q, "B 1 H D", "float", "one query for each row")
     args.array("keys", keys, f"M {PAGE} G D").array("values", values, f"M {PAGE} G D")
     args.array("pages", pages, "B W", "i32").array("places", places, "B", "i32")
-    size = args.size
-    args.rule(
-        size["H"] % size["G"] == 0,
-        f"q must have a multiple of the key heads G = {size['G']}, got H = {size['H']}; "
-        "check num_attention_heads and num_key_value_heads",
-    )
-    args.rule(size["D"] <= MAX_HEAD_DIM, f"q must have a head width of at most {MAX_HEAD_DIM}, got {size['D']}")
-    args.rule(window >= 0, f"window must be 0 (none) or positive, got {window}")
-    check_softcap(args, "softcap", softcap)
+    check_heads(args, window, softcap)
     for name, array in (("values", values), ("q", q)):
         cache_dtype(args, "keys", keys, name, array)
 

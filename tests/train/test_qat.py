@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from wgrad.train.model.adapter_files import WEIGHTS_FILE
 from wgrad.train.model.model_config import load_model_config
 from wgrad.train.model.model_files import open_files
 from wgrad.train.model.model_inputs import Inputs
+from wgrad.train.model.qat import Rounding
 from wgrad.train.model.weights import EMBEDDING, weight_specs
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.step import build
@@ -183,6 +185,12 @@ def test_models_that_it_does_not_round(tmp_path: Path) -> None:
         build_trainable(
             RunOptions(max_length=8, qat="q4_0"), load_model_config(folder), folder, select_device("cpu"), positions=8
         )
+
+
+def test_without_the_package_it_says_what_to_install(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    with pytest.raises(WgradError, match=r"^--qat: what it rounds for is a GGUF file, which takes a package: pip inst"):
+        Rounding.of("q4_0", model, load_model_config(model))
 
 
 def test_formats_that_are_rounded_to_hold_every_type_of_the_mixes() -> None:

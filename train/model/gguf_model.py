@@ -92,7 +92,7 @@ class GgufModel:
 
     def check(self, option: str = "--format gguf") -> None:
         """WgradError: something of the model has no place in a GGUF file, or the package is not installed."""
-        require_gguf(option, FILE)
+        require_gguf(option, FILE if option == "--format gguf" else "what it rounds for")
         what = next(_without_place(self.config), "")
         if what and self.base is None:
             instead = "use --format safetensors and convert that with llama.cpp's convert_hf_to_gguf.py"
