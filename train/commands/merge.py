@@ -125,7 +125,8 @@ def run_merge(args: MergeConfig, more: Mapping[str, str] = {}) -> int:
         try:
             with display.phase("comparing logits"):
                 found = _compare(args, merge, device)
-            say(f"merged model compared with base and adapter as trained: {found}")
+            how = "as trained" if trained.qat is None else "without the rounding of --qat"
+            say(f"merged model compared with base and adapter {how}: {found}")
         except UnusableResult:
             raise
         except (WgradError, DeviceError) as error:  # the model is there: that is what was asked for
