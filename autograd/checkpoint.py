@@ -13,7 +13,7 @@ from itertools import islice
 from typing import Any
 
 from wgrad.autograd.function import Context, attach
-from wgrad.autograd.offload import Parking
+from wgrad.autograd.offload import Offloading
 from wgrad.autograd.tensor import (
     Tensor,
     edge_of,
@@ -56,11 +56,11 @@ def checkpoint(
     fn: Callable[..., Any],
     *tensors: Tensor,
     shared: Sequence[Tensor] = (),
-    parking: Parking | None = None,
+    offloading: Offloading | None = None,
     keep: bool = False,
 ) -> Any:
-    """fn(*tensors, *shared) -> Tensor or tuple of Tensors, saving only the arguments: on the device, or where `parking`
-    has them, but for `shared`, which others keep too. keep: and with them what `once` computes, which is attention.
+    """fn(*tensors, *shared) -> Tensor or tuple of Tensors, saving only the arguments: on the device, or as `offloading`
+    keeps them, but for `shared`, which others keep too. keep: and with them what `once` computes, which is attention.
 
     Parameters that fn reaches by itself get their gradients in the backward. fn must compute the same when called
     again. Every output counts as requiring a gradient: what fn reaches cannot be seen from here.
@@ -74,11 +74,14 @@ def checkpoint(
     edges = [edge_of(t) for t in (*tensors, *shared)]
     ctx = Context("checkpoint", tensors[0].device, edges)
     saved, ctx.shared = [t.data for t in tensors], [t.data for t in shared]
-    if parking is None:
+    if offloading is None:
         ctx.save(*saved)
         ctx.kept = kept
     else:
-        ctx.parking, ctx.parked = parking, parking.put([*saved, *(a for arrays in kept or () for a in arrays)])
+        ctx.offloading, ctx.offloaded = (
+            offloading,
+            offloading.put([*saved, *(a for arrays in kept or () for a in arrays)]),
+        )
         ctx.kept = kept and [len(arrays) for arrays in kept]
     del saved, kept
     wrapped = tuple(Tensor(out.data, out.device) for out in outputs)
@@ -98,6 +101,6 @@ def _recompute(fn: Callable[..., Any], ctx: Context, grads: Sequence[Array | Non
 
 def _taken(ctx: Context) -> tuple[list[Array], list[Sequence[Array]] | None]:
     """From where they were parked: the arguments, and what `once` computed."""
-    arrays = iter(ctx.parking.take(ctx.parked))
+    arrays = iter(ctx.offloading.take(ctx.offloaded))
     inputs = list(islice(arrays, len(ctx.needs_grad) - len(ctx.shared)))
     return inputs, ctx.kept and [tuple(islice(arrays, count)) for count in ctx.kept]

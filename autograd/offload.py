@@ -5,8 +5,8 @@ work they can run as far as nothing next to them touches the same array: an arra
 for the last time, its memory on the device is used again one stretch later, and it comes back one stretch before it is
 asked for. Whether a card then computes and copies at once is its driver's matter.
 
-Most is kept when the forward ends, and nearly as much while the last stretches are made again. What the first stretches
-keep is asked for last, so parking it takes as much off that peak as parking any other's, and later ones may stay.
+Most is kept when the forward ends, and nearly as much while the last stretches are recomputed. What the first stretches
+keep is asked for last, so offloading it takes as much off that peak as offloading any other's, and later ones may stay.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from wgrad.device.contract import Array, Device
 class _Kept:
     """Activations of one checkpointed stretch. host: empty where they stay on the device."""
 
-    def __init__(self, arrays: Sequence[Array], device: Device, parked: bool) -> None:
+    def __init__(self, arrays: Sequence[Array], device: Device, offloaded: bool) -> None:
         self.here: list[Array] | None = list(arrays)
-        self.host = [device.empty_host(array.shape, array.dtype) for array in arrays] if parked else []
+        self.host = [device.empty_host(array.shape, array.dtype) for array in arrays] if offloaded else []
         for array, host in zip(arrays, self.host):
             device.transfer(array, host)
 
@@ -36,9 +36,9 @@ class _Kept:
                 device.transfer(host, array)
 
 
-class Parking:
+class Offloading:
     """Offloaded activations of one pass: stretches put theirs in the order of the forward and take them in that of the
-    backward. The first `stretches` of them have it parked, of the others it stays on the device."""
+    backward. The first `stretches` of them have it offloaded, of the others it stays on the device."""
 
     def __init__(self, device: Device, stretches: int) -> None:
         self._device, self._stretches = device, stretches

@@ -193,8 +193,5 @@ _FLOP: dict[str, Callable[[Arguments], float]] = {
     "delta_rule": _delta_rule,
     "delta_rule_backward": lambda given: ATTENTION_BACKWARD * _delta_rule(given),
 }
-PRODUCTS = frozenset(_FLOP) - {
-    "delta_rule",
-    "delta_rule_backward",
-    "paged_attention",
-}  # operators whose work matrix units can do
+# Operators whose work matrix units can do.
+PRODUCTS = frozenset(_FLOP) - {"delta_rule", "delta_rule_backward", "paged_attention"}

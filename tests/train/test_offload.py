@@ -16,7 +16,7 @@ import pytest
 from tests.conftest import wgpu_sibling
 from wgrad.autograd import functional as F
 from wgrad.autograd.checkpoint import checkpoint
-from wgrad.autograd.offload import Parking
+from wgrad.autograd.offload import Offloading
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.autograd.tensor import Tensor, parameter
 from wgrad.device.errors import OutOfMemory, WgradError
@@ -268,10 +268,10 @@ def test_a_parked_array_is_gone_from_the_device_while_others_are_made(card: Any)
     weight = parameter(card.upload(np.ones((512, 512), np.float32)), card)
     start = card.memory().in_use_bytes
     x = Tensor(card.upload(np.full((512, 512), 0.5, np.float32)), card, requires_grad=True)
-    parking, h = Parking(card, 6), x
+    offloading, h = Offloading(card, 6), x
     card.reset_peak()
     for _ in range(6):
-        h = checkpoint(lambda t: F.mul(t, weight), h, parking=parking)
+        h = checkpoint(lambda t: F.mul(t, weight), h, offloading=offloading)
     assert card.memory().peak_bytes - start <= 4 << 20
     F.sum(h).backward()
     assert x.gradient is not None
@@ -280,25 +280,25 @@ def test_a_parked_array_is_gone_from_the_device_while_others_are_made(card: Any)
 
 def test_only_the_first_stretches_are_parked(card: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of six stretches' 1 MiB two leave, each once the next stretch has begun, and come back a stretch early."""
-    parking, start = Parking(card, 2), card.memory().in_use_bytes
+    offloading, start = Offloading(card, 2), card.memory().in_use_bytes
     here = []
     for _ in range(6):
-        parking.put([card.empty((512, 512))])
+        offloading.put([card.empty((512, 512))])
         here.append((card.memory().in_use_bytes - start) >> 20)
     assert here == [1, 1, 1, 2, 3, 4]
     here.clear()
     for index in reversed(range(6)):
-        parking.take(index)
+        offloading.take(index)
         here.append((card.memory().in_use_bytes - start) >> 20)
     assert here == [3, 2, 1, 1, 1, 0]
     assert card.host_memory().in_use_bytes == 0
 
 
 def test_an_array_comes_back_a_stretch_before_it_is_asked_for(card: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    parking = Parking(card, 4)
+    offloading = Offloading(card, 4)
     arrays = [card.upload(np.full(4, n, np.float32)) for n in range(4)]
     for array in arrays:
-        parking.put([array])
+        offloading.put([array])
     moved: list[float] = []
     whole = card.transfer
 
@@ -308,7 +308,7 @@ def test_an_array_comes_back_a_stretch_before_it_is_asked_for(card: Any, monkeyp
 
     monkeypatch.setattr(card, "transfer", transfer)
     for index, expected in ((3, [2.0]), (2, [2.0, 1.0]), (1, [2.0, 1.0, 0.0]), (0, [2.0, 1.0, 0.0])):
-        (array,) = parking.take(index)
+        (array,) = offloading.take(index)
         assert card.download(array)[0] == index and moved == expected
 
 

@@ -237,6 +237,9 @@ def test_mxfp4_experts_are_taken_as_stored(make_checkpoint: Any, device: Device)
             np.testing.assert_array_equal(device.download(part), stored[name + ending].reshape(-1))
         wanted = theirs.state_dict()[name].transpose(1, 2).numpy()
         np.testing.assert_array_equal(device.download(device.dequantize(weight)).reshape(wanted.shape), wanted)
+        pieces = list(open_files(folder, load_model_config(folder))[0].entries[name].blocks(2))
+        assert [len(piece) for piece in pieces] == [2] * (len(wanted) // 2) + [1] * (len(wanted) % 2)
+        np.testing.assert_array_equal(np.concatenate(pieces), wanted)
     assert distance(our_logits(model, random_ids()), their_logits(theirs, random_ids())) < 1e-5
 
 

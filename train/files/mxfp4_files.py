@@ -50,9 +50,11 @@ class Mxfp4Entry(TensorEntry):
         return weight.map_arrays(device.upload)
 
     def blocks(self, rows: int) -> Iterator[np.ndarray]:
-        array = self.array()
+        weight, height = self._frozen(), self.shape[1]
         for begin in range(0, self.shape[0], rows):
-            yield array[begin : begin + rows]
+            end = min(begin + rows, self.shape[0])
+            part = weight.rows(begin * height, end * height, np.dtype(np.float32))
+            yield part.reshape(end - begin, *self.shape[1:])
 
     def sample(self, count: int, size: int) -> list[bytes]:
         return self.codes.sample(count, size) + self.exponents.sample(count, size)

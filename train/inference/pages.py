@@ -32,9 +32,8 @@ class Pages:
         self._free = list[int]()
         self._holders = dict[int, int]()  # of pages that anybody has
         self._places = dict[_Content, int]()
-        self._contents = dict[
-            int, tuple[_Content, int]
-        ]()  # of pages in _places, and a number that is never given again
+        # Of pages in _places, and a number that is never given again.
+        self._contents = dict[int, tuple[_Content, int]]()
         self._kept = OrderedDict[int, None]()  # those of them that nobody has, the oldest first
         self._numbers = 0
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from wgrad.autograd.checkpoint import checkpoint
-from wgrad.autograd.offload import Parking
+from wgrad.autograd.offload import Offloading
 from wgrad.autograd.tensor import Tensor
 from wgrad.train.model.model_config import ModelConfig
 
@@ -53,17 +53,17 @@ def through_layers(
     # The backward begins with the last layer: what that was given would leave in vain.
     layers = beside.config.num_hidden_layers
     parked = min(offload, recomputed, layers - 1)
-    parking = Parking(h.device, parked) if parked else None
+    offloading = Offloading(h.device, parked) if parked else None
     for index in range(layers):
         if index in passed:
             h = h.watched(passed[index])
         own, shared = beside.of(index)
         if index < recomputed:
-            made = checkpoint(partial(layer, index), h, *own, shared=shared, parking=parking, keep=keep_attention)
+            made = checkpoint(partial(layer, index), h, *own, shared=shared, offloading=offloading, keep=keep_attention)
             h = beside.take(index, made)
             continue
         h = beside.take(index, layer(index, h, *own, *shared))
-        if parking is not None and index == recomputed:
-            parking.leave_last()
-            h = h.watched(parking.bring_last)
+        if offloading is not None and index == recomputed:
+            offloading.leave_last()
+            h = h.watched(offloading.bring_last)
     return h

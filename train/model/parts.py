@@ -68,7 +68,7 @@ class Parts:
         self, prefix: str, module: str, norm: str, x: Tensor, h: Tensor, inputs: Inputs, *, last: bool = False
     ) -> Tensor:
         """The residual stream h plus a projection of x, which is normed or scaled first where the family does that.
-        last: the sum goes into nothing but the layer's output, which nobody reads where the layer is made again."""
+        last: the sum goes into nothing but the layer's output, which nobody reads in a recomputation."""
         if not norm and self.config.residual_scale == 1:
             return self._linear(prefix + module, x, inputs, residual=h, unread=last and is_recomputing())
         y = self._linear(prefix + module, x, inputs)
