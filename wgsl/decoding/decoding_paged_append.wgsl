@@ -21,15 +21,15 @@ struct Params { items: u32, groups: u32, half: u32, tokens: u32, pages: u32, tur
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
 #include "rope.inc.wgsl" item
-  let place = places[token];
-  if (place < 0 || u32(place) >= p.pages * PAGE) { return; }
-  let page = u32(pages[token / p.tokens * p.pages + u32(place) / PAGE]);
-  let slot = (page * PAGE + u32(place) % PAGE) * p.groups + row % p.groups;
+  let place = u32(places[token]);  // a negative one lies beyond all pages
+  if (place >= p.pages * PAGE) { return; }
+  let page = u32(pages[token / p.tokens * p.pages + place / PAGE]);
+  let slot = (page * PAGE + place % PAGE) * p.groups + row % p.groups;
 #if ROTATED
 #include "rope.inc.wgsl" pair
   let src = row * 2u * p.half + left;
   let dst = slot * 2u * p.half + left;
-  let position = u32(place);
+  let position = place;
 #include "rope.inc.wgsl" append
 #else
   let dst = slot * p.half + j;
