@@ -46,6 +46,7 @@ from wgrad.autograd.ops.rope import rope, rope_split
 from wgrad.autograd.ops.routing import Groups, combine, route
 from wgrad.autograd.ops.short_conv import short_conv
 from wgrad.autograd.ops.softmax import softmax
+from wgrad.autograd.ops.ssd import ssd
 from wgrad.autograd.tensor import Tensor, no_grad, parameter
 
 __all__ = [
@@ -54,5 +55,5 @@ __all__ = [
     "expm1", "geglu", "gelu", "gemm", "grouped_linear", "layer_norm", "linear", "linear_cross_entropy",
     "linear_quantized", "log", "log_odds", "mask", "matmul", "maximum", "minimum", "mul", "no_grad", "parameter",
     "relu", "rms_norm", "rms_norm_residual", "rope", "rope_split", "route", "scale", "short_conv", "sigmoid",
-    "silu", "sin", "softmax", "softplus", "sqrt", "stack", "sum", "swiglu", "tanh", "where",
+    "silu", "sin", "softmax", "softplus", "sqrt", "ssd", "stack", "sum", "swiglu", "tanh", "where",
 ]  # fmt: skip

@@ -23,6 +23,7 @@ from wgrad.autograd.args import Args
 from wgrad.autograd.checkpoint import once
 from wgrad.autograd.function import Context, differentiable
 from wgrad.autograd.operators import operator
+from wgrad.autograd.ops.decays import Decays
 from wgrad.autograd.precision import compute_dtype, finish, up
 from wgrad.autograd.tensor import Tensor
 from wgrad.device.contract import DELTA_CHUNK, MAX_KEY_DIM, Array, delta_segment
@@ -114,17 +115,9 @@ class _Heads:
 
 @dataclass
 class _Chunk:
-    """Tokens at:end of all heads. decay [B, H, n, n]: of what token j has left in the state until i, 0 where j is no
-    earlier token of i's document. inside, to_end, whole: the decays from the incoming state to each token, from each
-    token to the chunk's end, and of the incoming state up to there."""
+    """A chunk of all heads."""
 
-    at: int
-    end: int
-    pair: np.ndarray
-    decay: np.ndarray
-    inside: np.ndarray
-    to_end: np.ndarray
-    whole: np.ndarray
+    decays: Decays
     system: np.ndarray  # the unit lower triangular one, before beta: k k' decay below the diagonal
     scores: np.ndarray  # q k' decay
 
@@ -146,32 +139,27 @@ def _heads(
 
 
 def _chunk(x: _Heads, at: int) -> _Chunk:
-    end = min(at + DELTA_CHUNK, x.g.shape[2])
-    token, starts = np.arange(at, end), x.starts[:, at:end]
-    pair = ((token[:, None] >= token) & (token >= starts[:, :, None]))[:, None]
-    sums = np.einsum("bhij,bhj->bhi", np.broadcast_to(pair, (*x.g.shape[:2], *pair.shape[2:])), x.g[:, :, at:end])
-    decay = np.where(pair, np.exp(np.where(pair, sums[..., None] - sums[..., None, :], 0)), 0).astype(x.g.dtype)
-    before = (starts < at)[:, None]
-    inside = np.where(before, np.exp(sums), 0).astype(x.g.dtype)
-    k, q = x.k[:, :, at:end], x.q[:, :, at:end]
-    system, scores = (y @ k.swapaxes(-1, -2) * decay for y in (k, q))
-    # A decay is of what is behind it: that to the last token is the last row.
-    return _Chunk(at, end, pair, decay, inside, decay[..., -1, :], inside[..., -1], np.tril(system, -1), scores)
+    decays = Decays.of(x.g, x.starts, at)
+    k, q = x.k[:, :, at : decays.end], x.q[:, :, at : decays.end]
+    system, scores = (y @ k.swapaxes(-1, -2) * decays.decay for y in (k, q))
+    return _Chunk(decays, np.tril(system, -1), scores)
 
 
 def _corrections(x: _Heads, c: _Chunk, state: np.ndarray) -> np.ndarray:
     """[B, H, n, V] that the tokens add to the state, each by its key."""
-    part = slice(c.at, c.end)
+    d = c.decays
+    part = slice(d.at, d.end)
     beta = x.beta[:, :, part, None]
-    wanted = x.v[:, :, part] - c.inside[..., None] * (x.k[:, :, part] @ state)
-    solved: np.ndarray = np.linalg.solve(np.eye(c.end - c.at, dtype=beta.dtype) + beta * c.system, beta * wanted)
+    wanted = x.v[:, :, part] - d.inside[..., None] * (x.k[:, :, part] @ state)
+    solved: np.ndarray = np.linalg.solve(np.eye(d.end - d.at, dtype=beta.dtype) + beta * c.system, beta * wanted)
     return solved
 
 
 def _next(x: _Heads, c: _Chunk, state: np.ndarray, new: np.ndarray) -> np.ndarray:
     """The state after a chunk."""
-    kept = (x.k[:, :, c.at : c.end] * c.to_end[..., None]).swapaxes(-1, -2)
-    after: np.ndarray = c.whole[..., None, None] * state + kept @ new
+    d = c.decays
+    kept = (x.k[:, :, d.at : d.end] * d.to_end[..., None]).swapaxes(-1, -2)
+    after: np.ndarray = d.whole[..., None, None] * state + kept @ new
     return after
 
 
@@ -190,7 +178,8 @@ def _(
             states.append(now)
         c = _chunk(x, at)
         new = _corrections(x, c, now)
-        y[:, :, at : c.end] = c.inside[..., None] * (x.q[:, :, at : c.end] @ now) + c.scores @ new
+        end = c.decays.end
+        y[:, :, at:end] = c.decays.inside[..., None] * (x.q[:, :, at:end] @ now) + c.scores @ new
         now = _next(x, c, now, new)
     if state is not None:
         state[...] = now
@@ -229,7 +218,7 @@ def _(
     made = [np.empty(array.shape, compute) for array in (x.q, x.k, x.v, x.g, x.beta)]
     to_state = np.zeros(states.shape[1:], compute)
     for c, state in _chunks_back(x, up(states, compute)):
-        part = slice(c.at, c.end)
+        part = slice(c.decays.at, c.decays.end)
         *found, to_state = _chunk_grads(x, c, grad[:, :, part], state, to_state)
         for whole, of_chunk in zip(made, found):
             whole[:, :, part] = of_chunk
@@ -267,20 +256,21 @@ def _chunk_grads(
     x: _Heads, c: _Chunk, dy: np.ndarray, state: np.ndarray, to_next: np.ndarray
 ) -> tuple[np.ndarray, ...]:
     """Gradients of q, k, v, g, beta of a chunk, and of its incoming state. to_next: of the state after it."""
-    part = slice(c.at, c.end)
+    d = c.decays
+    part = slice(d.at, d.end)
     q, k, v, beta = x.q[:, :, part], x.k[:, :, part], x.v[:, :, part], x.beta[:, :, part, None]
-    inside, to_end = c.inside[..., None], c.to_end[..., None]
+    inside, to_end = d.inside[..., None], d.to_end[..., None]
     new = _corrections(x, c, state)
 
     def t(array: np.ndarray) -> np.ndarray:
         return array.swapaxes(-1, -2)
 
     to_new = t(c.scores) @ dy + (k * to_end) @ to_next
-    to_rhs = np.linalg.solve(t(np.eye(c.end - c.at, dtype=beta.dtype) + beta * c.system), to_new)
+    to_rhs = np.linalg.solve(t(np.eye(d.end - d.at, dtype=beta.dtype) + beta * c.system), to_new)
     to_wanted = beta * to_rhs
     by_state, by_wanted, by_next = dy @ t(state), to_wanted @ t(state), new @ t(to_next)
     scores, system = dy @ t(new), np.tril(-(to_rhs @ t(new)), -1)
-    dscores, dsystem = scores * c.decay, beta * system * c.decay
+    dscores, dsystem = scores * d.decay, beta * system * d.decay
     dq = inside * by_state + dscores @ k
     dk = to_end * by_next - inside * by_wanted + (dsystem + t(dsystem)) @ k + t(dscores) @ q
     read = inside * (k @ state)
@@ -290,7 +280,7 @@ def _chunk_grads(
     ends = np.sum(to_end * k * by_next, axis=-1)
     sums = np.sum(by_pair, axis=-1) - np.sum(by_pair, axis=-2) - ends
     sums += np.sum(inside * (q * by_state - k * by_wanted), axis=-1)
-    sums[..., -1] += np.sum(ends, axis=-1) + c.whole * np.sum(to_next * state, axis=(-1, -2))
-    dg = np.einsum("bhij,bhi->bhj", np.broadcast_to(c.pair, (*x.g.shape[:2], *c.pair.shape[2:])), sums)
-    whole = c.whole[..., None, None] * to_next + t(q * inside) @ dy - t(k * inside) @ to_wanted
+    sums[..., -1] += np.sum(ends, axis=-1) + d.whole * np.sum(to_next * state, axis=(-1, -2))
+    dg = d.of_sums(sums)
+    whole = d.whole[..., None, None] * to_next + t(q * inside) @ dy - t(k * inside) @ to_wanted
     return dq, dk, to_wanted, dg, dbeta, whole

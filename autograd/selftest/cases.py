@@ -22,13 +22,14 @@ from wgrad.autograd.selftest import (
     quantize,
     rope,
     softmax,
+    ssd,
     storage,
 )
 from wgrad.autograd.selftest.case import F16, F32, Case
 
 FAMILIES = (
     gemm, linear, lora, quantize, norm, activation, rope, attention, softmax, elementwise, fused, embedding, loss,
-    storage, optimizer, decoding, paging, log_odds, delta_rule, experts,
+    storage, optimizer, decoding, paging, log_odds, delta_rule, ssd, experts,
 )  # fmt: skip
 
 

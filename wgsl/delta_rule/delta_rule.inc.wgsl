@@ -1,9 +1,10 @@
-// Parts of the gated delta rule (autograd/ops/delta_rule.py has the formulas).
+// Parts of the gated delta rule (autograd/ops/delta_rule.py has the formulas). Without CORRECTED they are those of Mamba-2
+// (autograd/ops/ssd.py): C is q, B is k, x is v and dt is beta; q and k are used as they are.
 
 #part chunk
 // Part of every kernel of chunks: the tokens of one chunk of one head, and what stands for them in workgroup memory.
 // `info` has planes [batch heads, chunks CHUNK]: sums of g, beta, one over the length of q (scaled) and of k, where the
-// token's document starts in the chunk (-1: before it), and gradients of g and beta. `mats` has of each
+// token's document starts in the chunk (-1: before it), and gradients of g, beta and skip. `mats` has of each
 // chunk three matrices [CHUNK, CHUNK], the solved system, the system, and the scores; then DECAYED, which is the solved system
 // times beta inside k, and KEPT, to_end k; for a backward both once more, and ASKED, inside q. Those are [CHUNK, KEYS], but
 // DECAYED and KEPT_ACROSS [KEYS, CHUNK]. `states` are [chunks + 1, batch heads,
@@ -63,8 +64,17 @@ fn token(i: u32, c: u32) -> u32 { return 4u * ((head * p.chunks + chunk) * CHUNK
 fn second(i: u32, c: u32) -> u32 { return 4u * p.batch * p.heads * p.chunks * CHUNK * values4() + token(i, c); }
 fn cell(slot: u32, d: u32, c: u32) -> u32 { return 4u * ((slot * p.batch * p.heads + head) * p.keys + d) * values4() + c; }
 
-// Channels of a token: q of all key heads, k, and v of all heads.
+// Channels of a token: q of all key heads, k, and v of all heads; without CORRECTED v, k and q.
 fn key_width() -> u32 { return p.key_heads * p.keys; }
+#if CORRECTED
+fn first_query() -> u32 { return 0u; }
+fn first_key() -> u32 { return key_width(); }
+fn first_value() -> u32 { return 2u * key_width(); }
+#else
+fn first_query() -> u32 { return p.heads * p.values + key_width(); }
+fn first_key() -> u32 { return p.heads * p.values; }
+fn first_value() -> u32 { return 0u; }
+#endif
 fn channel(i: u32, c: u32) -> u32 { return (row + i) * (2u * key_width() + p.heads * p.values) + c; }
 fn key_head() -> u32 { return head % p.heads / (p.heads / p.key_heads); }
 // What token j has left in the state until token i, 0 where it is no earlier one of i's document.
@@ -79,15 +89,15 @@ fn decay(i: u32, j: u32) -> f32 {
 // Loads never wait for a comparison: what lies beyond is fetched from a place that is there, and counts as 0. Of tokens
 // beyond the last, `q_unit` and `k_unit` are 0.
 fn query(i: u32, d: u32) -> f32 {
-  let x = f32(qkv[channel(min(i, count - 1u), key_head() * p.keys + min(d, p.keys - 1u))]);
+  let x = f32(qkv[channel(min(i, count - 1u), first_query() + key_head() * p.keys + min(d, p.keys - 1u))]);
   return select(0.0, x * q_unit[i], d < p.keys);
 }
 fn key(i: u32, d: u32) -> f32 {
-  let x = f32(qkv[channel(min(i, count - 1u), key_width() + key_head() * p.keys + min(d, p.keys - 1u))]);
+  let x = f32(qkv[channel(min(i, count - 1u), first_key() + key_head() * p.keys + min(d, p.keys - 1u))]);
   return select(0.0, x * k_unit[i], d < p.keys);
 }
 fn value(i: u32, c: u32) -> f32 {
-  let x = f32(qkv[channel(min(i, count - 1u), 2u * key_width() + head % p.heads * p.values + min(c, p.values - 1u))]);
+  let x = f32(qkv[channel(min(i, count - 1u), first_value() + head % p.heads * p.values + min(c, p.values - 1u))]);
   return select(0.0, x, i < count);
 }
 #endpart
@@ -198,4 +208,20 @@ fn folded(n: u32, lid: u32) -> vec4<f32> {
     workgroupBarrier();
 #include multiply
   }
+#endpart
+
+#part sum_of_16
+// Part of the kernels of gradients.
+var<workgroup> partial: array<f32, 1024>;
+// The sum of what 16 invocations have of each of 64 numbers; of number lid, where that is below 64.
+fn sum_of_16(four: vec4<f32>, which: u32, place: u32, lid: u32) -> f32 {
+  workgroupBarrier();
+#unroll n 4
+  partial[(4u * which + $nu) * 16u + place] = four[$n];
+#end
+  workgroupBarrier();
+  var sum = 0.0;
+  for (var n = 0u; n < 16u; n++) { sum += partial[16u * (lid % CHUNK) + n]; }
+  return sum;
+}
 #endpart

@@ -5,7 +5,7 @@ Memory besides the arguments is that of one segment: matrices, states and values
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from wgrad.device.contract import DELTA_CHUNK, delta_segment
@@ -16,12 +16,12 @@ from wgrad.wgsl.runtime.compile import Constant
 from wgrad.wgsl.runtime.dispatch_parts import launch_range
 from wgrad.wgsl.runtime.runtime import Runtime
 
-_STEPS = 8  # tokens up to which a state is taken through them one by one
+STEPS = 8  # tokens up to which a state is taken through them one by one
 _ROOMY = 24 << 10  # bytes of workgroup memory for four shares of a scan
 
 
 @dataclass
-class _Scratch:
+class Scratch:
     """Arrays that the kernels of a segment hand on (delta_rule.inc.wgsl)."""
 
     info: Array
@@ -31,8 +31,8 @@ class _Scratch:
 
 
 @dataclass
-class _Call:
-    """The arguments of one call, and how its kernels are launched."""
+class Call:
+    """The arguments of one call, and how its kernels are launched. corrected: as of delta_rule.inc.wgsl."""
 
     device: Runtime
     qkv: Array
@@ -41,6 +41,7 @@ class _Call:
     keys: int
     values: int
     backward: bool = False
+    corrected: bool = True
 
     def __post_init__(self) -> None:
         (self.batch, self.tokens, self.heads), self.channels = self.gates[0].shape, self.qkv.shape[2]
@@ -62,11 +63,11 @@ class _Call:
         """Matrices of keys or queries that each chunk has in scratch memory."""
         return 5 if self.backward else 2
 
-    def scratch(self) -> _Scratch:
+    def scratch(self) -> Scratch:
         chunks, empty = self.segments[0][1], self.device.empty
         tokens = self.rows * chunks * DELTA_CHUNK
-        return _Scratch(
-            empty((7 if self.backward else 5, tokens)),
+        return Scratch(
+            empty((7 + (not self.corrected) if self.backward else 5, tokens)),
             empty((self.rows * chunks, 3 * DELTA_CHUNK**2 + self._planes * 4 * DELTA_CHUNK * -(-self.keys // 4))),
             empty((2 if self.backward else 1, tokens, self.wide)),
             empty((chunks + 1, self.size)),
@@ -79,9 +80,9 @@ class _Call:
         at, chunks = segment
         left = 272 * split if split == 1 else split * max(272, 16 * columns)
         constants: dict[str, Constant] = {"COLUMNS": columns, "SPLIT": split, "LEFT": left, "PLANES": self._planes}
-        constants |= {"INVOCATIONS": 4 * columns * split, "BACKWARD": "DY_T" in types}
+        constants |= {"INVOCATIONS": 4 * columns * split, "BACKWARD": "DY_T" in types, "CORRECTED": self.corrected}
         constants |= {kind: wgsl_type(array.dtype) for kind, array in (("QKV_T", self.qkv), *types.items())}
-        if name == "delta_rule_grads":
+        if name.endswith("_grads"):
             constants["FEW_REGISTERS"] = self.device.few_registers
         tiles = -(-self.values // columns)
         params: list[int | float] = [self.batch, self.tokens, self.heads, self.key_heads, self.keys, self.values]
@@ -98,7 +99,7 @@ class _Call:
         groups = self.device.groups(rows * self.values, GROUP)
         self.device.launch("delta_rule_move", [source, target], params, groups, {}, work=8.0 * self.size)
 
-    def states(self, x: _Scratch, segment: tuple[int, int]) -> None:
+    def states(self, x: Scratch, segment: tuple[int, int]) -> None:
         """The states before and after each chunk, from the one in slot 0."""
         n, k, v = DELTA_CHUNK, self.keys, self.values
         chunks = self.rows * segment[1]
@@ -107,6 +108,48 @@ class _Call:
         groups = self.rows * -(-v // self.scan[0])
         arrays = [x.info, x.mats, x.values, x.states]
         self.launch("delta_rule_scan", arrays, segment, groups, 4.0 * v * k, self.scan)
+
+    def forward(self, y: Array, state: Array | None, *more: Array) -> Array | None:
+        """Fill y, and return the states before every segment, where none is given. more: arrays of the output."""
+        x, first = self.scratch(), self.device.zeros((self.size,)) if state is None else state
+        saved = None
+        if state is None:
+            saved = self.device.empty((len(self.segments), self.batch, self.heads, self.keys, self.values))
+            self.move(first, 0, saved, 0)
+        self.move(first, 0, x.states, 0)
+        carry = self.device.empty((self.size,)) if len(self.segments) > 1 else None
+        flop = 2.0 * (DELTA_CHUNK * (self.keys + self.values) + self.keys * self.values)
+        for number, segment in enumerate(self.segments):
+            if number and carry is not None:
+                self.move(carry, 0, x.states, 0)
+                if saved is not None:
+                    self.move(carry, 0, saved, number)
+            self.states(x, segment)
+            arrays = [self.qkv, x.info, x.mats, x.values, x.states, y, *more]
+            self.launch("delta_rule_output", arrays, segment, self.rows * segment[1], flop, Y_T=y)
+            if carry is not None:
+                self.move(x.states, segment[1], carry, 0)
+        if state is not None:
+            self.move(x.states, self.segments[-1][1], state, 0)
+        return saved
+
+    def back(self, dy: Array, states: Array) -> Iterator[tuple[tuple[int, int], Scratch, Array]]:
+        """The segments from the last one on, with what their gradients are made of: in `values` the gradient of what
+        tokens add to the state, and the gradients of the states."""
+        x, carry = self.scratch(), self.device.zeros((self.size,))
+        dstates, n, k, v = self.device.empty(x.states.shape), DELTA_CHUNK, self.keys, self.values
+        for number, segment in reversed(list(enumerate(self.segments))):
+            self.move(states, number, x.states, 0)
+            self.states(x, segment)
+            arrays: list[Array | None] = [self.qkv, x.info, x.mats, x.values, None, dy]
+            chunks = self.rows * segment[1]
+            self.launch("delta_rule_output", arrays, segment, chunks, 2.0 * n * (k + v), Y_T=dy, DY_T=dy)
+            self.move(carry, 0, dstates, segment[1])
+            arrays = [x.info, x.mats, dy, x.values, dstates]
+            groups = self.rows * -(-v // self.scan[0])
+            self.launch("delta_rule_scan_backward", arrays, segment, groups, 6.0 * v * k, self.scan, DY_T=dy)
+            self.move(dstates, 0, carry, 0)
+            yield segment, x, dstates
 
 
 @implements("delta_rule")
@@ -123,34 +166,14 @@ def delta_rule(
 ) -> tuple[Array, Array | None]:
     batch, tokens, heads = g.shape
     values = (qkv.shape[2] - 2 * key_heads * key_dim) // heads
-    call = _Call(device, qkv, (g, beta, doc_start, cache_len), key_heads, key_dim, values)
+    call = Call(device, qkv, (g, beta, doc_start, cache_len), key_heads, key_dim, values)
     y = device.empty((batch, tokens, heads, values), qkv.dtype)
-    if state is not None and tokens <= _STEPS:
+    if state is not None and tokens <= STEPS:
         arrays = [qkv, *call.gates, state, y]
         groups = call.rows * -(-values // 64)
         call.launch("delta_rule_step", arrays, (0, 1), groups, 8.0 * key_dim * values * tokens / DELTA_CHUNK, Y_T=y)
         return y, None
-    x, zeros = call.scratch(), device.zeros((call.size,))
-    saved = device.empty((len(call.segments), batch, heads, key_dim, values)) if state is None else None
-    first = zeros if state is None else state
-    call.move(first, 0, x.states, 0)
-    if saved is not None:
-        call.move(first, 0, saved, 0)
-    carry = device.empty((call.size,)) if len(call.segments) > 1 else None
-    flop = 2.0 * (DELTA_CHUNK * (key_dim + values) + key_dim * values)
-    for number, segment in enumerate(call.segments):
-        if number and carry is not None:
-            call.move(carry, 0, x.states, 0)
-            if saved is not None:
-                call.move(carry, 0, saved, number)
-        call.states(x, segment)
-        arrays = [qkv, x.info, x.mats, x.values, x.states, y]
-        call.launch("delta_rule_output", arrays, segment, call.rows * segment[1], flop, Y_T=y)
-        if carry is not None:
-            call.move(x.states, segment[1], carry, 0)
-    if state is not None:
-        call.move(x.states, call.segments[-1][1], state, 0)
-    return y, saved
+    return y, call.forward(y, state)
 
 
 @implements("delta_rule_backward")
@@ -167,25 +190,15 @@ def delta_rule_backward(
     key_dim: int,
 ) -> tuple[Array, Array, Array]:
     values = dy.shape[3]
-    call = _Call(device, qkv, (g, beta, doc_start, cache_len), key_heads, key_dim, values, True)
+    call = Call(device, qkv, (g, beta, doc_start, cache_len), key_heads, key_dim, values, True)
     dqkv, dg, dbeta = device.empty(qkv.shape, qkv.dtype), device.empty(g.shape), device.empty(beta.shape)
-    x = call.scratch()
-    dstates, carry = device.empty(x.states.shape), device.zeros((call.size,))
-    dqk = device.empty((x.info.shape[1], 2 * key_dim))
+    dqk = None
     n, k, v = DELTA_CHUNK, key_dim, values
-    for number, segment in reversed(list(enumerate(call.segments))):
-        chunks = call.rows * segment[1]
-        call.move(states, number, x.states, 0)
-        call.states(x, segment)
-        arrays: list[Array | None] = [qkv, x.info, x.mats, x.values, None, dy]
-        call.launch("delta_rule_output", arrays, segment, chunks, 2.0 * n * (k + v), Y_T=dy, DY_T=dy)
-        call.move(carry, 0, dstates, segment[1])
-        arrays = [x.info, x.mats, dy, x.values, dstates]
-        groups = call.rows * -(-v // call.scan[0])
-        call.launch("delta_rule_scan_backward", arrays, segment, groups, 6.0 * v * k, call.scan, DY_T=dy)
-        call.move(dstates, 0, carry, 0)
+    for segment, x, dstates in call.back(dy, states):
+        dqk = device.empty((x.info.shape[1], 2 * key_dim)) if dqk is None else dqk
         arrays = [qkv, x.info, x.mats, x.values, x.states, dstates, dy, dqk]
-        call.launch("delta_rule_grads", arrays, segment, chunks, 2.0 * (3 * n * v + 3 * k * v + 4 * n * k), DY_T=dy)
+        flop = 2.0 * (3 * n * v + 3 * k * v + 4 * n * k)
+        call.launch("delta_rule_grads", arrays, segment, call.rows * segment[1], flop, DY_T=dy)
         arrays = [qkv, x.info, x.values, dqk, dqkv, dg, dbeta]
         tokens = min(segment[1] * DELTA_CHUNK, call.tokens - segment[0])
         call.launch("delta_rule_channels", arrays, segment, call.batch * tokens, 16.0 * k + 4 * v)

@@ -18,7 +18,6 @@
 #include "delta_rule.inc.wgsl" loads
 #include "delta_rule.inc.wgsl" staged
 
-var<workgroup> partial: array<f32, 1024>;
 var<workgroup> dsums: array<f32, CHUNK>;
 var<workgroup> dbeta: array<f32, CHUNK>;
 var<private> deep: u32;  // the first of 64 rows of a state, or of columns
@@ -46,17 +45,7 @@ fn deep_query(i: u32, d: u32) -> f32 { return query(i, deep + d); }
 fn deep_key(i: u32, d: u32) -> f32 { return key(i, deep + d); }
 fn dqk_at(i: u32, d: u32) -> u32 { return ((head * p.chunks + chunk) * CHUNK + i) * 2u * p.keys + d; }
 
-// The sum of what 16 invocations have of each of 64 numbers; of number lid, where that is below 64.
-fn sum_of_16(four: vec4<f32>, which: u32, place: u32, lid: u32) -> f32 {
-  workgroupBarrier();
-#unroll n 4
-  partial[(4u * which + $nu) * 16u + place] = four[$n];
-#end
-  workgroupBarrier();
-  var sum = 0.0;
-  for (var n = 0u; n < 16u; n++) { sum += partial[16u * (lid % CHUNK) + n]; }
-  return sum;
-}
+#include "delta_rule.inc.wgsl" sum_of_16
 
 @compute @workgroup_size($INVOCATIONS)
 fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3<u32>, @builtin(local_invocation_index) lid: u32) {

@@ -1,4 +1,5 @@
 // What the gated delta rule gives of each chunk: y = inside q S + scores new, scores = q k' decay.
+// Without CORRECTED y is that plus skip v.
 // With BACKWARD instead the first part of the gradient of new: scores' dy.
 //
 // qkv [batch, tokens, channels] QKV_T; info; mats: scores are overwritten; values: plane 0 is new, and plane 1 with
@@ -15,6 +16,9 @@
 @group(0) @binding(4) var<storage, read> values: array<f32>;
 @group(0) @binding(5) var<storage, read> states: array<f32>;
 @group(0) @binding(6) var<storage, read_write> y: array<Y_T>;
+#if !CORRECTED
+@group(0) @binding(7) var<storage, read> skip: array<f32>;
+#endif
 #endif
 #include "delta_rule.inc.wgsl" gates
 #include "delta_rule.inc.wgsl" loads
@@ -64,6 +68,15 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3
     tile.r$n = select(vec4<f32>(0.0), tile.r$n * inside[i + $nu], start[i + $nu] < 0.0);
 #end
 #include "delta_rule.inc.wgsl" add lhs=score rhs=new_value inner=CHUNK lk=e%DEEP lr=e/DEEP rk=e/ACROSS rc=e%ACROSS
+#if !CORRECTED
+    // `value` counts from the first column on, what lies beyond is not stored.
+    let kept = skip[head % p.heads];
+#unroll n 4
+#unroll c 4
+    tile.r$n[$c] += kept * value(i + $nu, part + j + $cu);
+#end
+#end
+#endif
 #unroll n 4
 #unroll c 4
     if (i + $nu < count && part + j + $cu < p.values) { y[output_at(i + $nu, j + $cu)] = Y_T(tile.r$n[$c]); }

@@ -1,4 +1,5 @@
 // The states of the gated delta rule, chunk after chunk: new = inverse beta (v - inside k S), S' = whole S + (to_end k)' new.
+// Without CORRECTED new = beta v.
 //
 // info, mats: of delta_rule_system.wgsl; values (plane 0): inverse beta v, overwritten with new; states: slot 0 is given,
 // the others are overwritten.
@@ -32,12 +33,14 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3
     choose(group / p.tiles, number);
     load_gates(lid);
     var tile = zeros();
+#if CORRECTED
 #include "delta_rule.inc.wgsl" add4 lhs=decayed_key rhs=state inner=p.keys
 #include "delta_rule.inc.wgsl" fold
     for (var n = share; n < 4u && there; n += SPLIT) {
       values[token(i + n, 0u) / 4u + column + tx] -= select(vec4<f32>(0.0), folded(n, lid), start[i + n] < 0.0);
     }
     storageBarrier();
+#endif
     let whole = inside[count - 1u];
     let stays = start[count - 1u] < 0.0;
     for (var part = 0u; part < p.keys; part += 64u) {

@@ -1,5 +1,5 @@
 // Gradients through the states of the gated delta rule, from the last chunk on: of new, to_new = scores' dy + to_end k dS';
-// of the state, dS = whole dS' + (inside q)' dy - (inverse beta inside k)' to_new.
+// of the state, dS = whole dS' + (inside q)' dy - (inverse beta inside k)' to_new; without CORRECTED, dS = whole dS' + (inside q)' dy.
 //
 // info, mats: of delta_rule_system.wgsl; dy [batch, tokens, heads, VALUES] DY_T; values: plane 1 is scores' dy, and
 // overwritten with to_new; dstates: the last slot is given, the others are overwritten.
@@ -58,7 +58,9 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3
       deep = part / 4u;
       tile = zeros();
 #include "delta_rule.inc.wgsl" add4 lhs=asked rhs=output_gradient inner=CHUNK
+#if CORRECTED
 #include "delta_rule.inc.wgsl" add4 lhs=less_decayed rhs=new_gradient inner=CHUNK
+#endif
 #include "delta_rule.inc.wgsl" fold
       for (var n = share; n < 4u && there; n += SPLIT) {
         if (part + i + n < p.keys) {

@@ -1,5 +1,5 @@
 // The system of each chunk of the gated delta rule: N = k k' decay below the diagonal, inverse(1 + beta N), and what the scan
-// needs of it: inverse beta inside k, inverse beta v, and to_end k.
+// needs of it: inverse beta inside k, inverse beta v, and to_end k. Without CORRECTED there is no system: beta v, and to_end k.
 //
 // qkv [batch, tokens, channels] QKV_T; g, beta_of [batch, tokens, heads] f32; doc_start [batch, tokens] i32; cache_len [1]
 // -> info, mats, values (plane 0): inverse beta v.
@@ -17,6 +17,7 @@
 #include "delta_rule.inc.wgsl" gates
 #include "delta_rule.inc.wgsl" staged
 
+#if CORRECTED
 var<workgroup> partial: array<vec2<f32>, 256>;
 var<workgroup> between: array<f32, 768>;
 
@@ -39,12 +40,15 @@ fn squares(lid: u32) -> vec2<f32> {
   }
   return sum;
 }
+#endif
 
 @compute @workgroup_size($INVOCATIONS)
 fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
 #include "delta_rule.inc.wgsl" begin
   choose(group / p.chunks, group % p.chunks);
+#if CORRECTED
   partial[lid] = squares(lid);
+#endif
   if (lid < CHUNK) {
     let there = lid < count;
     let at = row + min(lid, count - 1u);
@@ -58,9 +62,14 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3
   workgroupBarrier();
   var sum = 0.0;
   if (lid < CHUNK) {
+#if CORRECTED
     let length = partial[4u * lid] + partial[4u * lid + 1u] + partial[4u * lid + 2u] + partial[4u * lid + 3u];
     q_unit[lid] = select(0.0, inverseSqrt(length.x + EPS) * p.scale, lid < count);
     k_unit[lid] = select(0.0, inverseSqrt(length.y + EPS), lid < count);
+#else
+    q_unit[lid] = select(0.0, 1.0, lid < count);
+    k_unit[lid] = q_unit[lid];
+#endif
     for (var j = u32(max(start[lid], 0.0)); j <= lid; j++) { sum += sums[j]; }
   }
   workgroupBarrier();
@@ -73,6 +82,7 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3
     info[plane(4u, lid)] = start[lid];
   }
   workgroupBarrier();
+#if CORRECTED
   var tile = zeros();
 #include "delta_rule.inc.wgsl" add lhs=key rhs=key_across inner=p.keys lk=e%DEEP lr=e/DEEP rk=e%DEEP rc=e/DEEP
 #unroll i 4
@@ -140,6 +150,14 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3
 #end
 #end
   }
+#else
+  load_gates(lid);
+  for (var e = lid; e < CHUNK * 4u * values4(); e += THREADS) {
+    let n = e / (4u * values4());
+    let c = e % (4u * values4());
+    values[token(n, c)] = value(n, c) * beta[n];
+  }
+#endif
   let row_length = 4u * keys4();
   for (var e = lid; e < CHUNK * row_length; e += THREADS) {
     let n = e / row_length;

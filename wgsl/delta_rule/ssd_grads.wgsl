@@ -1,0 +1,138 @@
+// Gradients of B, C, dt, g and skip of each chunk of Mamba-2's recurrence, from those of its states and of what its tokens
+// add to them: the formulas of `_chunk_grads` in autograd/ops/ssd.py. Here C is q, B is k, x is v (delta_rule.inc.wgsl).
+//
+// qkv [batch, tokens, channels] QKV_T; info: planes 5, 6 and 7 are overwritten; mats: scores are overwritten; values: new,
+// and its gradient; states, dstates; dy [batch, tokens, heads, VALUES] DY_T; dqk [batch heads, chunks CHUNK, 2 KEYS] f32:
+// overwritten.
+// Dispatch: a workgroup for each chunk of each head.
+#include "delta_rule.inc.wgsl" chunk
+@group(0) @binding(1) var<storage, read> qkv: array<QKV_T>;
+@group(0) @binding(2) var<storage, read_write> info: array<f32>;
+@group(0) @binding(3) var<storage, read_write> mats: array<f32>;
+@group(0) @binding(4) var<storage, read> values: array<f32>;
+@group(0) @binding(5) var<storage, read> states: array<f32>;
+@group(0) @binding(6) var<storage, read> dstates: array<f32>;
+@group(0) @binding(7) var<storage, read> dy: array<DY_T>;
+@group(0) @binding(8) var<storage, read_write> dqk: array<f32>;
+#include "delta_rule.inc.wgsl" gates
+#include "delta_rule.inc.wgsl" loads
+#include "delta_rule.inc.wgsl" staged
+
+var<workgroup> dsums: array<f32, CHUNK>;
+var<private> deep: u32;  // the first of 64 rows of a state
+
+// Of the operands over columns of values, the left ones are 0 beyond the last.
+fn output_gradient(i: u32, c: u32) -> f32 {
+  let at = ((row + min(i, count - 1u)) * p.heads + head % p.heads) * p.values + min(c, p.values - 1u);
+  return select(0.0, f32(dy[at]), i < count && c < p.values);
+}
+fn new_value(i: u32, c: u32) -> f32 { return select(0.0, values[token(i, min(c, p.values - 1u))], c < p.values); }
+fn new_across(c: u32, i: u32) -> f32 { return values[token(i, min(c, p.values - 1u))]; }
+fn state_across(c: u32, d: u32) -> f32 {
+  return states[cell(chunk, min(deep + d, p.keys - 1u), min(c, p.values - 1u))];
+}
+fn next_across(c: u32, d: u32) -> f32 {
+  return dstates[cell(chunk + 1u, min(deep + d, p.keys - 1u), min(c, p.values - 1u))];
+}
+fn score_gradient(i: u32, j: u32) -> f32 { return mats[square(SCORES, i, j)]; }
+fn score_across(j: u32, i: u32) -> f32 { return mats[square(SCORES, i, j)]; }
+fn deep_query(i: u32, d: u32) -> f32 { return query(i, deep + d); }
+fn deep_key(i: u32, d: u32) -> f32 { return key(i, deep + d); }
+fn dqk_at(i: u32, d: u32) -> u32 { return ((head * p.chunks + chunk) * CHUNK + i) * 2u * p.keys + d; }
+
+#include "delta_rule.inc.wgsl" sum_of_16
+
+@compute @workgroup_size($INVOCATIONS)
+fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
+#include "delta_rule.inc.wgsl" begin
+  choose(group / p.chunks, group % p.chunks);
+  load_gates(lid);
+  var tile = zeros();
+#include "delta_rule.inc.wgsl" add lhs=output_gradient rhs=new_across inner=p.values lk=e%DEEP lr=e/DEEP rk=e%DEEP rc=e/DEEP
+  // Sums over pairs of tokens: of the later ones, and of the earlier ones.
+  var later = vec4<f32>(0.0);
+  var earlier = vec4<f32>(0.0);
+#unroll n 4
+#unroll c 4
+  {
+    let scores = square(SCORES, i + $nu, j + $cu);
+    let pair = tile.r$n[$c] * mats[scores];
+    later[$n] += pair;
+    earlier[$c] += pair;
+    mats[scores] = tile.r$n[$c] * decay(i + $nu, j + $cu);
+  }
+#end
+#end
+  storageBarrier();
+  var ends = vec4<f32>(0.0);
+  for (var part = 0u; part < p.keys; part += 64u) {
+    deep = part;
+    tile = zeros();
+#include "delta_rule.inc.wgsl" add lhs=output_gradient rhs=state_across inner=p.values lk=e%DEEP lr=e/DEEP rk=e%DEEP rc=e/DEEP
+#unroll n 4
+    tile.r$n = tile.r$n * inside[i + $nu];
+#unroll c 4
+    later[$n] += deep_query(i + $nu, j + $cu) * tile.r$n[$c];
+#end
+#end
+#include "delta_rule.inc.wgsl" add lhs=score_gradient rhs=deep_key inner=CHUNK lk=e%DEEP lr=e/DEEP rk=e/16u rc=e%16u
+#unroll n 4
+#unroll c 4
+    if (part + j + $cu < p.keys) { dqk[dqk_at(i + $nu, part + j + $cu)] = tile.r$n[$c]; }
+#end
+#end
+    tile = zeros();
+#include "delta_rule.inc.wgsl" add lhs=new_value rhs=next_across inner=p.values lk=e%DEEP lr=e/DEEP rk=e%DEEP rc=e/DEEP
+#unroll n 4
+    tile.r$n = tile.r$n * to_end[i + $nu];
+#unroll c 4
+    ends[$n] += deep_key(i + $nu, j + $cu) * tile.r$n[$c];
+#end
+#end
+#include "delta_rule.inc.wgsl" add lhs=score_across rhs=deep_query inner=CHUNK lk=e/16u lr=e%16u rk=e/16u rc=e%16u
+#unroll n 4
+#unroll c 4
+    if (part + j + $cu < p.keys) { dqk[dqk_at(i + $nu, p.keys + part + j + $cu)] = tile.r$n[$c]; }
+#end
+#end
+  }
+  // The product of the state and of the gradient of the next one; of a token's x and the gradients of new and of y.
+  var through = 0.0;
+  for (var n = lid; n < p.keys * p.values; n += THREADS) {
+    let d = n / p.values;
+    let c = n % p.values;
+    through += states[cell(chunk, d, c)] * dstates[cell(chunk + 1u, d, c)];
+  }
+  var by_x = vec2<f32>(0.0);
+  for (var c = lid % 4u; c < p.values; c += 4u) {
+    by_x += value(lid / 4u, c) * vec2<f32>(values[second(lid / 4u, c)], output_gradient(lid / 4u, c));
+  }
+  let of_later = sum_of_16(later - ends, ty, tx, lid);
+  let of_earlier = sum_of_16(earlier, tx, ty, lid);
+  let of_ends = sum_of_16(ends, ty, tx, lid);
+  workgroupBarrier();
+  if (lid < CHUNK) {
+    dsums[lid] = of_later - of_earlier;
+    partial[lid] = of_ends;
+  }
+  partial[CHUNK + lid] = through;
+  partial[512u + lid] = by_x.x;
+  partial[768u + lid] = by_x.y;
+  workgroupBarrier();
+  if (lid == 0u) {
+    var all = 0.0;
+    for (var n = 0u; n < THREADS; n++) { all += partial[CHUNK + n]; }
+    all = select(0.0, all * inside[count - 1u], start[count - 1u] < 0.0);
+    for (var n = 0u; n < CHUNK; n++) { all += partial[n]; }
+    dsums[count - 1u] += all;
+  }
+  workgroupBarrier();
+  if (lid < count) {
+    var sum = 0.0;
+    for (var n = lid; n < count; n++) { sum += select(0.0, dsums[n], f32(lid) >= start[n]); }
+    info[plane(5u, lid)] = sum;
+    let at = 4u * lid;
+    info[plane(6u, lid)] = partial[512u + at] + partial[513u + at] + partial[514u + at] + partial[515u + at];
+    info[plane(7u, lid)] = partial[768u + at] + partial[769u + at] + partial[770u + at] + partial[771u + at];
+  }
+}
