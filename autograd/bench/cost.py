@@ -170,6 +170,15 @@ def _delta_rule(given: Arguments) -> float:
     return result
 
 
+def _ssd(given: Arguments) -> float:
+    """A token changes the state of each head once, as it decays, and reads it."""
+    batch, tokens, heads = given["g"].shape
+    wide = given["state_dim"]
+    width = (given["xbc"].shape[2] - 2 * given["groups"] * wide) / heads
+    result: float = 5.0 * batch * tokens * heads * wide * width
+    return result
+
+
 def _grouped(given: Arguments) -> float:
     """Every row with one expert's weight."""
     order = given.get("order")
@@ -192,6 +201,8 @@ _FLOP: dict[str, Callable[[Arguments], float]] = {
     "linear_cross_entropy": _loss,
     "delta_rule": _delta_rule,
     "delta_rule_backward": lambda given: ATTENTION_BACKWARD * _delta_rule(given),
+    "ssd": _ssd,
+    "ssd_backward": lambda given: ATTENTION_BACKWARD * _ssd(given),
 }
 # Operators whose work matrix units can do.
-PRODUCTS = frozenset(_FLOP) - {"delta_rule", "delta_rule_backward", "paged_attention"}
+PRODUCTS = frozenset(_FLOP) - {"delta_rule", "delta_rule_backward", "ssd", "ssd_backward", "paged_attention"}

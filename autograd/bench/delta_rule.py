@@ -1,4 +1,4 @@
-"""Bench entries of linear attention."""
+"""Bench entries of linear attention, and of what goes with it."""
 
 from __future__ import annotations
 
@@ -37,10 +37,33 @@ def entries(sizes: Sizes, t: np.dtype) -> list[Entry]:
         heads = {name: given.pop(name) for name in ("key_heads", "key_dim")}
         return {"dy": normal(device, (1, tokens, h, d), t, 4), **given, "states": states, **heads}
 
-    shapes = {"short_conv": (tokens, channels, width), "delta_rule": (tokens, h, g, d)}
+    def ssd(device: Device) -> dict[str, Any]:
+        """With half of the heads' width as the state's."""
+        gates = np.random.default_rng(3).random((2, 1, tokens, h)).astype(np.float32)
+        given = {
+            "g": device.upload(-0.1 * gates[0]),
+            "dt": device.upload(gates[1]),
+            "skip": normal(device, (h,), F32, 2),
+        }
+        xbc = normal(device, (1, tokens, (h + g) * d), t)
+        return {"xbc": xbc, **given, **documents(device), "groups": g, "state_dim": d // 2}
+
+    def ssd_back(device: Device) -> dict[str, Any]:
+        given = ssd(device)
+        states = device.zeros((-(-tokens // delta_segment(h)), 1, h, d // 2, d))
+        options = {name: given.pop(name) for name in ("groups", "state_dim")}
+        return {"dy": normal(device, (1, tokens, h, d), t, 4), **given, "states": states, **options}
+
+    shapes = {
+        "short_conv": (tokens, channels, width),
+        "delta_rule": (tokens, h, g, d),
+        "ssd": (tokens, h, g, d // 2, d),
+    }
     return [
         entry("short_conv", shapes["short_conv"], t, conv),
         entry("short_conv_backward", shapes["short_conv"], t, conv_back),
         entry("delta_rule", shapes["delta_rule"], t, rule),
         entry("delta_rule_backward", shapes["delta_rule"], t, rule_back),
+        entry("ssd", shapes["ssd"], t, ssd),
+        entry("ssd_backward", shapes["ssd"], t, ssd_back),
     ]

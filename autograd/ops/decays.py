@@ -25,7 +25,7 @@ class Decays:
 
     @classmethod
     def of(cls, g: np.ndarray, starts: np.ndarray, at: int) -> Decays:
-        """Of the chunk that begins at a token. g [B, H, T]; starts [B, T], from the first token."""
+        """Decays of the chunk at this token. g [B, H, T]; starts [B, T], from the first token."""
         end = min(at + DELTA_CHUNK, g.shape[2])
         token, firsts = np.arange(at, end), starts[:, at:end]
         pair = ((token[:, None] >= token) & (token >= firsts[:, :, None]))[:, None]

@@ -82,7 +82,7 @@ class Call:
         constants: dict[str, Constant] = {"COLUMNS": columns, "SPLIT": split, "LEFT": left, "PLANES": self._planes}
         constants |= {"INVOCATIONS": 4 * columns * split, "BACKWARD": "DY_T" in types, "CORRECTED": self.corrected}
         constants |= {kind: wgsl_type(array.dtype) for kind, array in (("QKV_T", self.qkv), *types.items())}
-        if name.endswith("_grads"):
+        if name == "delta_rule_grads":
             constants["FEW_REGISTERS"] = self.device.few_registers
         tiles = -(-self.values // columns)
         params: list[int | float] = [self.batch, self.tokens, self.heads, self.key_heads, self.keys, self.values]
