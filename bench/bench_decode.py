@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections import deque
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,10 @@ from wgrad.autograd.bench import timing
 from wgrad.autograd.bind import bind
 from wgrad.device.errors import DeviceError
 from wgrad.train.commands.bench_model import SHAPES, Shape, random_weights
+from wgrad.train.inference.batch_step import MOST_STEPS
+from wgrad.train.inference.continuous import Batch
 from wgrad.train.inference.generation import Decoder
+from wgrad.train.inference.growing import Block, Growing
 from wgrad.train.model.model import Model
 from wgrad.train.model.model_config import parse_model_config
 from wgrad.train.model.stacks import GATE_UP, QKV
@@ -56,6 +60,9 @@ def bench_text(report: Report, name: str, prompts: int, args: argparse.Namespace
     begin = time.perf_counter()
     while time.perf_counter() - begin < timing.WARM_SECONDS:
         list(Decoder(model, ids, args.tokens, GREEDY).tokens())
+    if args.paged:
+        bench_pages(report, name, model, ids, args)
+        return
     decoder = Decoder(model, ids, args.tokens, GREEDY)
     start, cpu, count = 0.0, 0.0, 0
     for count, _ in enumerate(decoder.tokens(), start=1):
@@ -72,6 +79,34 @@ def bench_text(report: Report, name: str, prompts: int, args: argparse.Namespace
         tokens_per_second=prompts / seconds, ms_per_step=1e3 * seconds, cpu_ms_per_step=1e3 * cpu,
         dispatches=decoder.dispatches, weight_bytes=weight_bytes(model),
         gb_per_second=weight_bytes(model) / seconds / 1e9, peak_gib=device.memory().peak_bytes / (1 << 30),
+    )  # fmt: skip
+
+
+def bench_pages(report: Report, name: str, model: Model, ids: list[list[int]], args: argparse.Namespace) -> None:
+    """A server's batch, without a server: blocks of steps of sequences in pages."""
+    batch, device, seconds = Batch(model, len(ids)), model.device, float("inf")
+    for _ in range(3):  # the first one records
+        batch.join([Growing.begin(prompt, args.tokens, GREEDY) for prompt in ids])
+        start, steps, blocks = 0.0, 0, deque[Block]()
+        while batch.growing or blocks:
+            if batch.growing:
+                blocks.append(batch.queue(MOST_STEPS if start else 1))
+            if len(blocks) == 2 or not batch.growing:
+                read = blocks.popleft()
+                read.tokens()
+                start, steps = start or time.perf_counter(), steps + read.steps
+        seconds = min(seconds, (time.perf_counter() - start) / (steps - 1))
+    if args.profile:
+        device.profile()
+        batch = Batch(model, len(ids))
+        batch.join([Growing.begin(prompt, args.tokens, GREEDY) for prompt in ids])
+        device.profile()
+        batch.queue(6).tokens()
+        print(device.profile_table())
+        device.profile(False)
+    report.row(
+        work=name, prompts=len(ids), compute=args.compute, prompt_tokens=args.prompt_tokens, tokens=args.tokens,
+        pages=True, tokens_per_second=len(ids) / seconds, ms_per_step=1e3 * seconds,
     )  # fmt: skip
 
 
@@ -121,6 +156,7 @@ def main() -> None:
     parser.add_argument("--prompt-tokens", type=int, default=32)
     parser.add_argument("--tokens", type=int, default=256, help="new ones of each prompt")
     parser.add_argument("--compute", default="float32")
+    parser.add_argument("--paged", action="store_true", help="as a server's batch has them, in pages")
     parser.add_argument("--profile", action="store_true", help="a table of the kernels as well")
     parser.add_argument("--sweep", action="store_true", help="tiles of the matrix-vector product instead of texts")
     parser.add_argument("--rows", default="1,8,16", help="of the product, with --sweep")

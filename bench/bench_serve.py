@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import cProfile
 import json
+import pstats
 import subprocess
 import sys
 import tempfile
@@ -148,7 +150,12 @@ def run(args: argparse.Namespace) -> None:
         engine.warm_up(args.warm_up)
         given = (args, report, listening, name, compute, rates, engine)
         threading.Thread(target=measure, args=given).start()
-        engine.run()
+        if args.profile:
+            host = cProfile.Profile()
+            host.runcall(engine.run)
+            pstats.Stats(host).sort_stats("tottime").print_stats(30)
+        else:
+            engine.run()
         server.stop()
 
 
@@ -191,6 +198,7 @@ def main() -> None:
     parser.add_argument("--edited", type=int, default=0, help="clients with a logit_bias")
     parser.add_argument("--repeat", type=int, default=3, help="the best of as many")
     parser.add_argument("--warm-up", type=float, default=5.0, metavar="SECONDS", help="0: as cold as may be")
+    parser.add_argument("--profile", action="store_true", help="what the device's thread does; slower")
     parser.add_argument("--connect", default="", help=argparse.SUPPRESS)
     parser.add_argument("--late", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--whole", action="store_true", help=argparse.SUPPRESS)
