@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 
+import wgrad
 from tests.train.conftest import CHATML
 from tests.train.serving import BASE
 from wgrad.device.contract import Device
 from wgrad.device.errors import UnusableResult
-from wgrad.train.commands import generate_guides
 from wgrad.train.commands.cli import main
+from wgrad.train.data.thoughts import end_of_thought
 from wgrad.train.data.tokenizer import load_tokenizer
 from wgrad.train.inference.generation import generate_batch
 from wgrad.train.inference.guided import Anything, guided_batch
@@ -77,8 +78,8 @@ def test_what_else_it_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, c
 
 def test_a_thought_that_the_prompt_has_begun_is_not_bound(make_tokenizer: Any) -> None:
     tokenizer = load_tokenizer(make_tokenizer(chat_template=CHATML + "{# <think> </think> #}"))
-    assert generate_guides._end_of_thought(tokenizer, tokenizer.encode("a b <think>\n")) == "</think>"
-    assert generate_guides._end_of_thought(tokenizer, tokenizer.encode("a b")) == ""
+    assert end_of_thought(tokenizer, tokenizer.encode("a b <think>\n")) == "</think>"
+    assert end_of_thought(tokenizer, tokenizer.encode("a b")) == ""
 
 
 def test_where_nothing_is_forbidden_text_is_as_without(make_checkpoint: Any, cpu: Device) -> None:
@@ -100,3 +101,31 @@ def test_where_nothing_is_forbidden_text_is_as_without(make_checkpoint: Any, cpu
 
     with pytest.raises(UnusableResult, match="the grammar cannot go on: no way"):
         guided_batch(model, [[5]], 9, GREEDY, (), [Ends(model.config.vocab_size)])
+
+
+def test_the_library_keeps_to_it_as_the_command_does(tmp_path: Path) -> None:
+    """A schema may be a mapping, JSON text or a file; an answer that its grammar ends has not been cut."""
+    schema = {"enum": ["fool", 12]}
+    path = tmp_path / "schema.json"
+    path.write_text(json.dumps(schema), encoding="utf-8")
+    short: dict[str, Any] = {"max_new_tokens": 8}
+    with wgrad.load(BASE, device="cpu", context=24) as model:
+        made = [model.generate("A", json_schema=given, **short) for given in (schema, json.dumps(schema), path)]
+        assert json.loads(made[0].text) in ("fool", 12) and made == [made[0]] * 3 and made[0].finish == "stop"
+        dates = model.generate_many(["A", "The way", "B"], regex="[0-9]{2}-[a-z]", max_new_tokens=4, batch_size=2)
+        assert all(re.fullmatch("[0-9]{2}-[a-z]", one.text) and one.finish == "stop" for one in dates)
+        assert dates[0] == model.generate("A", regex="[0-9]{2}-[a-z]", max_new_tokens=4)
+        assert "".join(model.stream("A", regex="[0-9]{2}-[a-z]", max_new_tokens=4)) == dates[0].text
+        assert model.generate("A", regex="[a-z]{9}", max_new_tokens=3).finish == "length"
+        for given, message in (
+            ({"regex": "a", "json_schema": schema}, "--regex: --json-schema is given already"),
+            ({"json_schema": {"type": "nonsense"}}, "--json-schema: .*nonsense.*: llguidance refuses it"),
+            ({"json_schema": {"enum": {1}}}, "--json-schema: cannot be written as JSON"),
+            ({"json_schema": [1]}, r"--json-schema: expected text, got \[1\]"),
+        ):
+            with pytest.raises(wgrad.WgradError, match=message):
+                model.generate("A", **given, **short)  # type: ignore[arg-type]
+    with pytest.raises(wgrad.WgradError, match="--regex: llguidance refuses it"):
+        wgrad.generate(model=BASE, device="cpu", prompt="A", regex="[0-9")
+    found = wgrad.generate(model=BASE, device="cpu", prompt="A", json_schema=schema, **short)
+    assert found == made[0]

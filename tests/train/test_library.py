@@ -72,7 +72,7 @@ def test_options_are_the_commands() -> None:
         == names(RunOptions) | {"config", "callbacks", "loss", "metrics", "progress"}
         == names(Arguments)
     )
-    of_the_command = {"prompts", "out", "batch_size", "json_schema", "regex"}
+    of_the_command = {"prompts", "out", "batch_size"}
     assert given(wgrad.generate) == names(GenerateConfig) - of_the_command == names(PromptOptions)
     assert given(wgrad.load) == names(LoadOptions) == names(GenerateConfig) & names(LoadOptions) | {"context"}
     assert inspect.signature(wgrad.finetune).parameters["lora_r"].default == RunOptions().lora_r

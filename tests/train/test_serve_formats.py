@@ -123,7 +123,7 @@ def test_without_llguidance_it_says_what_to_install(client: Client, monkeypatch:
 
 
 def test_a_thought_that_the_prompt_has_begun_is_free(client: Client, tokenizer: Tokenizer) -> None:
-    guide = Grammars(tokenizer, VOCAB).guides(json_grammar(SCHEMA), 2, "</think>")[1]
+    guide = Grammars(tokenizer, VOCAB).guides(json_grammar(SCHEMA), ["", "</think>"])[1]
     for token in tokenizer.encode("so {</think>", add_special_tokens=False):
         assert not guide.active and not guide.add(token)
     allowed = np.flatnonzero(guide.bias() > MASKED / 2)
@@ -157,7 +157,7 @@ def test_a_call_that_must_be_made_has_arguments_that_the_tool_takes(client: Clie
             for chosen in (None, name):
                 begun = form.opening(chosen)
                 whole = form.opening(name) + arguments[name] + form.ending
-                (guide,) = grammars.guides(arguments_grammar(form, tokenizer, [TOOL, other], chosen), 1)
+                (guide,) = grammars.guides(arguments_grammar(form, tokenizer, [TOOL, other], chosen), [""])
                 ids = tokenizer.encode(whole.removeprefix(begun), add_special_tokens=False)
                 assert [guide.add(id_) for id_ in ids][-1] and not guide.error
                 assert form.calls(whole, ["time", "wait"]) == [(name, json.dumps(json.loads(arguments[name])))]
@@ -170,7 +170,7 @@ def test_with_tools_an_answer_is_a_call_or_keeps_to_the_format(client: Client, t
     ):
         grammar = grammar_of(FORMAT, call_rule(form, tokenizer, ["time"]))
         for text, ok in ((call, True), ('{"age":', True), ("so", False), ('{"name":"wait"', False)):
-            (guide,) = Grammars(tokenizer, VOCAB).guides(grammar, 1)
+            (guide,) = Grammars(tokenizer, VOCAB).guides(grammar, [""])
             for id_ in tokenizer.encode(text, add_special_tokens=False):
                 guide.add(id_)
             assert (guide.error == "") == ok, text

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from tests.train.serving import make_talker, serving
-from wgrad.train.serve.answer_parts import AnswerParts, Style, thought_of
+from wgrad.train.data.thoughts import thought_of
+from wgrad.train.serve.answer_parts import AnswerParts, Style
 from wgrad.train.serve.answers import ChatForm, Choice
 from wgrad.train.serve.jobs import Piece
 from wgrad.train.serve.tool_calls import format_of

@@ -6,8 +6,9 @@ import sys
 from collections.abc import Iterator, Sequence
 from itertools import chain, islice
 
-from wgrad.train.commands.generate_guides import guides_of
 from wgrad.train.inference.generation import check_positions, generate_batch, generate_ids
+from wgrad.train.inference.guide import Grammars
+from wgrad.train.inference.guide_options import guides_of
 from wgrad.train.inference.guided import Anything, guided_batch, guided_tokens
 from wgrad.train.inference.open_model import Opened, open_model
 from wgrad.train.inference.text_models import build_text_models
@@ -49,7 +50,7 @@ def run_generate(args: GenerateConfig) -> int:
     else:
         prompt = tokenizer.encode(args.prompt)
     check_positions(prompt, args.max_new_tokens, opened.config, "--max-new-tokens")
-    guides = guides_of(opened, [prompt])
+    guides = guides_of(args, Grammars(tokenizer, opened.config.vocab_size), tokenizer, [prompt])
     model = build_model(opened, [prompt], bool(guides))
     ids: Iterator[int]
     if guides:

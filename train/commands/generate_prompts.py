@@ -14,10 +14,10 @@ from typing import Any
 from wgrad.device.errors import UnusableResult, WgradError
 from wgrad.device.files import writing
 from wgrad.train.commands.generate import build_model, open_to_generate
-from wgrad.train.commands.generate_guides import guides_of
 from wgrad.train.data.prompts import ANSWER, Prompt, read_prompts
 from wgrad.train.inference.generation import check_positions, generate_batch
-from wgrad.train.inference.guide import Guide
+from wgrad.train.inference.guide import Grammars, Guide
+from wgrad.train.inference.guide_options import guides_of
 from wgrad.train.inference.guided import guided_batch
 from wgrad.train.inference.open_model import Opened
 from wgrad.train.model.model import Model
@@ -40,7 +40,8 @@ def run_prompts(args: GenerateConfig) -> int:
     for prompt in prompts:
         check_positions(prompt.ids, args.max_new_tokens, opened.config, prompt.where)
     longest = max((prompt.ids for prompt in prompts), key=len)
-    guides = guides_of(opened, [prompt.ids for prompt in prompts])
+    grammars = Grammars(opened.tokenizer, opened.config.vocab_size)
+    guides = guides_of(args, grammars, opened.tokenizer, [prompt.ids for prompt in prompts])
     model = build_model(opened, [longest] * min(args.batch_size, len(prompts)), bool(guides))
     done = 0
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -41,6 +41,7 @@ class Guide:
         self._after, self._free = after, tokenizer.decode_stream(skip_special_tokens=False)
         self._seen = ""
         self._mask, self._bias = b"", np.zeros(0, np.float32)
+        self.ended = False  # nothing may follow
 
     @property
     def active(self) -> bool:
@@ -61,7 +62,8 @@ class Guide:
                 self._after = ""
             return False
         self._matcher.consume_token(token)
-        return bool(self._matcher.is_stopped())
+        self.ended = bool(self._matcher.is_stopped())
+        return self.ended
 
     def bias(self) -> np.ndarray:
         """float32 [V], to be added to the logits of the next token. The same array where nothing has changed."""
@@ -81,8 +83,9 @@ class Grammars:
         self._tokenizer, self._vocab_size = tokenizer, vocab_size
         self._lock, self._tokens = threading.Lock(), None
 
-    def guides(self, grammar: str, count: int, after: str = "") -> list[Guide]:
-        """Return as many guides of a grammar of llguidance. WgradError: it is wrong, or llguidance is missing."""
+    def guides(self, grammar: str, after: Sequence[str]) -> list[Guide]:
+        """Return a guide of a grammar of llguidance for each answer. after: of each, the text that ends what is free.
+        WgradError: the grammar is wrong, or llguidance is missing."""
         library = _library()
         with self._lock:
             if self._tokens is None:
@@ -90,8 +93,7 @@ class Grammars:
         matcher = library.LLMatcher(self._tokens, grammar, log_level=0)
         if error := matcher.get_error():
             raise _refused(error)
-        copies = [matcher, *(matcher.deep_copy() for _ in range(count - 1))]
-        return [Guide(one, self._tokenizer, self._vocab_size, after) for one in copies]
+        return [Guide(matcher.deep_copy(), self._tokenizer, self._vocab_size, end) for end in after]
 
 
 def is_installed() -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from types import TracebackType
 from typing import Any, Literal, Self
 
@@ -15,13 +15,17 @@ from wgrad.train.data.samples import parse_prompt
 from wgrad.train.data.template_process import shared_process
 from wgrad.train.data.tokenizer import Tokenizer
 from wgrad.train.inference.generation import check_positions, generate_batch, generate_ids
+from wgrad.train.inference.guide import Grammars, Guide
+from wgrad.train.inference.guide_options import guides_of
+from wgrad.train.inference.guided import Anything, guided_batch, guided_tokens
 from wgrad.train.inference.open_model import Opened, context_of, open_model
 from wgrad.train.inference.scoring import most_work, score
 from wgrad.train.inference.text_models import build_text_models
-from wgrad.train.library.signature import Paths, make_options, takes, takes_beside_one
+from wgrad.train.library.arguments import BatchArguments, GenerateArguments, LoadArguments, TextArguments
+from wgrad.train.library.signature import make_options, takes, takes_beside_one
 from wgrad.train.model.model import Model
 from wgrad.train.options.finetune_config import RunOptions
-from wgrad.train.options.generate_config import BatchOptions, PromptOptions, TextOptions
+from wgrad.train.options.generate_config import BatchOptions, PromptOptions, Sampling, TextOptions
 from wgrad.train.options.model_options import LoadOptions, OneModel
 
 _SEEDS = 2**32
@@ -31,8 +35,8 @@ Prompt = str | Messages | Mapping[str, Any]  # text; messages; or an object as a
 
 @dataclass(frozen=True)
 class Generated:
-    """A generated text. tokens: its ids; prompt_tokens: how many the prompt had. finish: "stop" where the model ended
-    the text, "length" where max_new_tokens did."""
+    """A generated text. tokens: its ids; prompt_tokens: how many the prompt had. finish: "stop" where the model or
+    a grammar ended the text, "length" where max_new_tokens did."""
 
     text: str
     tokens: tuple[int, ...]
@@ -79,34 +83,37 @@ class Scores:
 class LoadedModel:
     """A model that stays on its device until `close`, or the end of a with block; for one thread. `load` makes it."""
 
-    def __init__(self, opened: Opened[LoadOptions], model: Model, context: int) -> None:
+    def __init__(self, opened: Opened[LoadOptions], model: Model, context: int, grammars: Grammars) -> None:
         self._opened, self._tokenizer = opened, opened.tokenizer
         self._model: Model | None = model
+        self._grammars = grammars
         self.context = context  # most tokens of a prompt and what follows it
         self.device = opened.device.description
 
     # ---- writing -------------------------------------------------------------------------------
-    @takes_beside_one(TextOptions)
+    @takes_beside_one(TextArguments)
     def generate(self, prompt: Prompt, **given: Any) -> Generated:
-        """Continue a prompt. The options are those of `wgrad generate`: temperature, top_k, top_p, seed,
-        max_new_tokens, chat. WgradError: a prompt or an option that cannot be; UnusableResult: logits are not finite.
+        """Continue a prompt. The options are those of `wgrad generate`: temperature, top_k, top_p, min_p, seed,
+        max_new_tokens, chat; and json_schema, which may also be the schema as a mapping, or regex. WgradError: a prompt
+        or an option that cannot be; UnusableResult: logits are not finite, or the grammar cannot go on.
         """
         options, model = make_options(TextOptions, given, "generate"), self._open_model()
         ids = _encode(self._tokenizer, prompt, options.chat, 1)
         self._check_room(ids, options)
-        tokens = list(generate_ids(model, ids, options.max_new_tokens, options, self._tokenizer.stop_ids))
-        return self._generated(ids, tokens, options)
+        guides = self._guides(options, [ids])
+        tokens = list(self._ids(model, ids, options, guides))
+        return self._generated(ids, tokens, options, any(guide.ended for guide in guides))
 
-    @takes_beside_one(TextOptions)
+    @takes_beside_one(TextArguments)
     def stream(self, prompt: Prompt, **given: Any) -> Iterator[str]:
         """As `generate`, the text in pieces as it is written."""
         options, model = make_options(TextOptions, given, "stream"), self._open_model()
         ids = _encode(self._tokenizer, prompt, options.chat, 1)
         self._check_room(ids, options)
-        tokens = generate_ids(model, ids, options.max_new_tokens, options, self._tokenizer.stop_ids)
+        tokens = self._ids(model, ids, options, self._guides(options, [ids]))
         return filter(None, self._tokenizer.decode_stream(ids).pieces(tokens))
 
-    @takes_beside_one(BatchOptions)
+    @takes_beside_one(BatchArguments)
     def generate_many(self, prompts: Iterable[Prompt], **given: Any) -> list[Generated]:
         """Continue many prompts, in order, batch_size at once; the n-th is sampled with seed + n."""
         options, model = make_options(BatchOptions, given, "generate_many"), self._open_model()
@@ -119,12 +126,17 @@ class LoadedModel:
         ]
         for ids in encoded:
             self._check_room(ids, options)
+        guides = self._guides(options, encoded)
         answers: list[Generated] = []
         for first in range(0, len(encoded), options.batch_size):
             group = encoded[first : first + options.batch_size]
             sampling = replace(options, seed=(options.seed + first) % _SEEDS)
-            texts = generate_batch(model, group, options.max_new_tokens, sampling, self._tokenizer.stop_ids)
-            answers += [self._generated(ids, tokens, options) for ids, tokens in zip(group, texts, strict=True)]
+            work = model, group, options.max_new_tokens, sampling, self._tokenizer.stop_ids
+            bound = guides[first : first + options.batch_size]
+            texts = guided_batch(*work, bound) if bound else generate_batch(*work)
+            ended = [guide.ended for guide in bound] or [False] * len(group)
+            made = zip(group, texts, ended, strict=True)
+            answers += [self._generated(ids, tokens, options, end) for ids, tokens, end in made]
         return answers
 
     # ---- scoring -------------------------------------------------------------------------------
@@ -183,28 +195,25 @@ class LoadedModel:
                 "load it with a larger context"
             )
 
-    def _generated(self, prompt: Sequence[int], tokens: Sequence[int], options: TextOptions) -> Generated:
+    def _guides(self, options: TextOptions, prompts: Sequence[Sequence[int]]) -> list[Guide]:
+        return guides_of(options, self._grammars, self._tokenizer, prompts)
+
+    def _ids(self, model: Model, prompt: list[int], options: TextOptions, guides: Sequence[Guide]) -> Iterator[int]:
+        """Yield what follows a prompt. guides: of the only one."""
+        stop_ids = self._tokenizer.stop_ids
+        if not guides:
+            return generate_ids(model, prompt, options.max_new_tokens, options, stop_ids)
+        tokens = guided_tokens(model, [prompt], options.max_new_tokens, options, stop_ids, guides)
+        return (token for _, token in tokens)
+
+    def _generated(
+        self, prompt: Sequence[int], tokens: Sequence[int], options: TextOptions, ended: bool = False
+    ) -> Generated:
+        """ended: the grammar of the text allows no more."""
         text = self._tokenizer.decode_after(prompt, tokens)
-        finish: Literal["stop", "length"] = "length" if len(tokens) == options.max_new_tokens else "stop"
+        is_cut = len(tokens) == options.max_new_tokens and not ended
+        finish: Literal["stop", "length"] = "length" if is_cut else "stop"
         return Generated(text, tuple(tokens), len(prompt), finish)
-
-
-@dataclass(frozen=True)
-class LoadArguments(LoadOptions):
-    """As a caller may give them. It is never made: type checkers go by it."""
-
-    model: Paths = ""  # type: ignore[assignment]
-    adapter: Paths | None = None  # type: ignore[assignment]
-    chat_template: Paths | None = field(default=None, kw_only=True)  # type: ignore[assignment]
-
-
-@dataclass(frozen=True)
-class GenerateArguments(PromptOptions):
-    """The same of `generate`."""
-
-    model: Paths = ""  # type: ignore[assignment]
-    adapter: Paths | None = None  # type: ignore[assignment]
-    chat_template: Paths | None = field(default=None, kw_only=True)  # type: ignore[assignment]
 
 
 @takes(LoadArguments)
@@ -224,14 +233,20 @@ def load(*names: Any, **given: Any) -> LoadedModel:
 def _load(options: LoadOptions) -> LoadedModel:
     options.require()
     opened = open_model(options, silent=True)
-    return _build(opened, context_of(opened))
+    return _build(opened, context_of(opened), Grammars(opened.tokenizer, opened.config.vocab_size))
 
 
-def _build(opened: Opened[LoadOptions], context: int) -> LoadedModel:
+def _build(opened: Opened[LoadOptions], context: int, grammars: Grammars, guided: bool = False) -> LoadedModel:
+    """guided: a text that keeps to a grammar will be written. What needs its kernels later compiles them then."""
+
     def run(model: Model) -> None:
         most_work(model, context, 1, context)
+        if guided:
+            sampling, guides = Sampling(temperature=1.0), [Anything(opened.config.vocab_size)]
+            guided_batch(model, [[0] * max(context - 3, 1)], min(context - 1, 3), sampling, (), guides)
 
-    return LoadedModel(opened, build_text_models(opened, {"": opened.args.adapter}, context, run)[""], context)
+    model = build_text_models(opened, {"": opened.args.adapter}, context, run)[""]
+    return LoadedModel(opened, model, context, grammars)
 
 
 def _encode(tokenizer: Tokenizer, prompt: Prompt, chat: bool, number: int) -> list[int]:
@@ -270,5 +285,7 @@ def generate(**given: Any) -> Generated:
     ids = _encode(opened.tokenizer, options.prompt, options.chat, 1)
     check_positions(ids, options.max_new_tokens, opened.config, "--max-new-tokens")
     text = {field.name: getattr(options, field.name) for field in fields(TextOptions)}
-    with _build(opened, len(ids) + options.max_new_tokens) as loaded:
+    grammars = Grammars(opened.tokenizer, opened.config.vocab_size)
+    guides_of(options, grammars, opened.tokenizer, [ids])  # it is refused before weights are read
+    with _build(opened, len(ids) + options.max_new_tokens, grammars, options.is_guided) as loaded:
         return loaded.generate(options.prompt, **text)

@@ -41,6 +41,26 @@ class TextOptions(Sampling):
 
     chat: bool = option(False, "the prompt is a user's message: apply the model's chat template")
     max_new_tokens: int = option(128, "stop after this many tokens", rule=AT_LEAST_1, metavar="N")
+    json_schema: str | None = option(
+        None,
+        "write JSON of the schema in this file, or of this schema; needs the extra guided",
+        metavar="FILE_OR_JSON",
+        path=True,
+        json=True,
+    )
+    regex: str | None = option(
+        None, "write text that this regular expression matches as a whole; needs the extra guided", metavar="PATTERN"
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.json_schema is not None and self.regex is not None:
+            raise WgradError("--regex: --json-schema is given already: leave one of the two out")
+
+    @property
+    def is_guided(self) -> bool:
+        """Return whether what is written keeps to a grammar."""
+        return self.json_schema is not None or self.regex is not None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,15 +88,6 @@ class GenerateConfig(BatchOptions, PromptOptions):
         metavar="FILE",
         path=True,
     )
-    json_schema: str | None = option(
-        None,
-        "write JSON of the schema in this file; needs the extra guided",
-        metavar="FILE",
-        path=True,
-    )
-    regex: str | None = option(
-        None, "write text that this regular expression matches as a whole; needs the extra guided", metavar="PATTERN"
-    )
     out: str | None = option(None, "with --prompts: new file for these lines", metavar="FILE", path=True)
 
     def require(self, where: str = "") -> None:
@@ -85,7 +96,5 @@ class GenerateConfig(BatchOptions, PromptOptions):
             raise WgradError("--prompt is required: give it, or --prompts FILE")
         if self.prompt and self.prompts:
             raise WgradError("--prompts: --prompt is given already: leave one of the two out")
-        if self.json_schema is not None and self.regex is not None:
-            raise WgradError("--regex: --json-schema is given already: leave one of the two out")
         if self.out is not None and not self.prompts:
             raise WgradError("--out: goes with --prompts: add that, or redirect standard output")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import json
 import math
 import operator
 import os
@@ -46,6 +47,7 @@ def option(
     metavar: str = "",
     group: str = "",
     path: bool = False,
+    json: bool = False,
     required: bool = False,
     fixed: bool = False,
     repeat: bool = False,
@@ -53,10 +55,11 @@ def option(
 ) -> Any:
     """A field with what the command line and the error messages need to know about it.
 
-    rule: words and a test of the value (None passes). path: a leading ~ is expanded. fixed: a resumed run cannot
-    change it, because a checkpoint's tensors or its place in the data depend on it. repeat: of a tuple: each value is a
-    text given by an option of its own (else they are names, which blanks and commas part). pairs: repeated, each of
-    these is NAME=VALUE, and a mapping may be given in their place.
+    rule: words and a test of the value (None passes). path: a leading ~ is expanded. json: in the place of
+    a path, an object may be given as JSON text or as a mapping. fixed: a resumed run cannot change it, because a
+    checkpoint's tensors or its place in the data depend on it. repeat: of a tuple: each value is a text given by an
+    option of its own (else they are names, which blanks and commas part). pairs: repeated, each of these is NAME=VALUE,
+    and a mapping may be given in their place.
     """
     repeat = repeat or pairs
     metadata = {k: v for k, v in locals().items() if k not in ("default", "text")} | {"help": text}
@@ -143,6 +146,8 @@ def _convert(field: dataclasses.Field[Any], hint: Any, value: Any) -> Any:
         given = value = os.fspath(value)
     if field.metadata["pairs"] and isinstance(value, Mapping):
         given = tuple(f"{name}={part or ''}" for name, part in value.items())
+    elif field.metadata["json"] and isinstance(value, Mapping):
+        given = value = _as_json(value, flag(field.name))
     elif is_repeated and (value is None or isinstance(value, str)):
         given = (value,) if value else ()
     elif is_tuple and isinstance(value, str):
@@ -154,7 +159,8 @@ def _convert(field: dataclasses.Field[Any], hint: Any, value: Any) -> Any:
     except (msgspec.ValidationError, UnicodeEncodeError):  # the latter: a byte that is not UTF-8, for a number
         words, example = _expected(hint, is_tuple, is_repeated)
         raise WgradError(f"{flag(field.name)}: expected {words}, got {short(value)}{example}") from None
-    check = expand_path if field.metadata["path"] else check_text
+    is_path = field.metadata["path"] and not (field.metadata["json"] and is_json(str(result)))
+    check = expand_path if is_path else check_text
     if is_repeated and field.metadata["path"] and len(set(result)) < len(result):
         twice = next(v for v in result if result.count(v) > 1)
         raise WgradError(f"{flag(field.name)}: {short(twice)} is given twice: give it once")
@@ -163,6 +169,18 @@ def _convert(field: dataclasses.Field[Any], hint: Any, value: Any) -> Any:
     if isinstance(result, str):
         return check(result, flag(field.name))
     return result
+
+
+def is_json(text: str) -> bool:
+    """Return whether a text is a JSON object and no path."""
+    return text.lstrip().startswith("{")
+
+
+def _as_json(value: Mapping[str, Any], name: str) -> str:
+    try:
+        return json.dumps(dict(value))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise WgradError(f"{name}: cannot be written as JSON ({error}): give what JSON has") from error
 
 
 def _read(value: Any, hint: Any) -> Any:

@@ -6,10 +6,9 @@ from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from wgrad.train.data.thoughts import begins, thought_of_model
 from wgrad.train.data.tokenizer import Tokenizer
 from wgrad.train.serve.tool_calls import PYTHON, Call, ToolFormat, format_of
-
-_THOUGHTS = (("<think>", "</think>"), ("[THINK]", "[/THINK]"))
 
 
 class Part(NamedTuple):
@@ -38,20 +37,15 @@ class Style:
 
     def after(self, prompt: str) -> Style:
         """Return the style of what follows a prompt, which may have begun a thought."""
-        if self.thought is None or not prompt.rstrip().endswith(self.thought[0]):
+        if self.thought is None or not begins(self.thought, prompt):
             return self
         return replace(self, begun=self.thought[0])
 
 
 def style_of(tokenizer: Tokenizer, tools: Collection[str] = ()) -> Style:
     """Return how the answers of a chat model are written. tools: names of those that may be called."""
-    template = "\n".join(tokenizer.templates.values())
-    return Style(thought_of(template), "", format_of(template) if tools else None, tools)
-
-
-def thought_of(template: str) -> tuple[str, str] | None:
-    """Return what a reasoning begins and ends with in a chat template."""
-    return next((pair for pair in _THOUGHTS if pair[1] in template), None)
+    form = format_of("\n".join(tokenizer.templates.values())) if tools else None
+    return Style(thought_of_model(tokenizer), "", form, tools)
 
 
 class AnswerParts:

@@ -114,7 +114,7 @@ class Preparation:
         if not grammar:
             return jobs
         try:
-            guides = self.grammars[model].guides(grammar, len(jobs), after)
+            guides = self.grammars[model].guides(grammar, [after] * len(jobs))
         except WgradError as error:
             raise ApiError(400, f"the request: response_format: {error}", "response_format") from error
         return [replace(job, guide=guide) for job, guide in zip(jobs, guides)]

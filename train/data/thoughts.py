@@ -1,0 +1,35 @@
+"""Reasoning of a model before its answer: the markers around it, and whether a prompt has begun one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from wgrad.train.data.tokenizer import Tokenizer
+
+_THOUGHTS = (("<think>", "</think>"), ("[THINK]", "[/THINK]"))
+_LAST = 16  # tokens of a prompt, in which it may begin a thought
+
+
+def thought_of(template: str) -> tuple[str, str] | None:
+    """Return what a reasoning begins and ends with in a chat template."""
+    return next((pair for pair in _THOUGHTS if pair[1] in template), None)
+
+
+def thought_of_model(tokenizer: Tokenizer) -> tuple[str, str] | None:
+    """Return what a reasoning begins and ends with in the chat templates of a model."""
+    return thought_of("\n".join(tokenizer.templates.values()))
+
+
+def begins(thought: tuple[str, str] | None, prompt: str) -> bool:
+    """Return whether the text of a prompt ends with the beginning of a thought."""
+    return thought is not None and prompt.rstrip().endswith(thought[0])
+
+
+def end_of_thought(tokenizer: Tokenizer, prompt: Sequence[int]) -> str:
+    """Return the text that ends the thought that a prompt has begun, "" where it has begun none."""
+    thought = thought_of_model(tokenizer)
+    if thought is None:
+        return ""
+    stream = tokenizer.decode_stream(skip_special_tokens=False)
+    text = "".join(map(stream.add, prompt[-_LAST:])) + stream.rest()
+    return thought[1] if begins(thought, text) else ""

@@ -1,0 +1,46 @@
+"""Options of the functions of a loaded model, with the types that a caller may give: none is ever made."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from wgrad.train.library.signature import Paths
+from wgrad.train.options.generate_config import BatchOptions, PromptOptions, TextOptions
+from wgrad.train.options.model_options import LoadOptions
+
+Schema = Paths | Mapping[str, Any] | None  # a file's path, JSON text, or the schema itself
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextArguments(TextOptions):
+    """Of `LoadedModel.generate` and `stream`."""
+
+    json_schema: Schema = None  # type: ignore[assignment]
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchArguments(BatchOptions):
+    """Of `LoadedModel.generate_many`."""
+
+    json_schema: Schema = None  # type: ignore[assignment]
+
+
+@dataclass(frozen=True)
+class LoadArguments(LoadOptions):
+    """Of `load`."""
+
+    model: Paths = ""  # type: ignore[assignment]
+    adapter: Paths | None = None  # type: ignore[assignment]
+    chat_template: Paths | None = field(default=None, kw_only=True)  # type: ignore[assignment]
+
+
+@dataclass(frozen=True)
+class GenerateArguments(PromptOptions):
+    """Of `generate`."""
+
+    model: Paths = ""  # type: ignore[assignment]
+    adapter: Paths | None = None  # type: ignore[assignment]
+    chat_template: Paths | None = field(default=None, kw_only=True)  # type: ignore[assignment]
+    json_schema: Schema = field(default=None, kw_only=True)  # type: ignore[assignment]
