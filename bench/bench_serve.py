@@ -52,9 +52,9 @@ async def ask(
 
 
 async def clients(
-    port: int, count: int, tokens: int, vocab: int, late: bool, stream: bool, shared: int, edited: int
+    port: int, count: int, tokens: int, vocab: int, late: bool, stream: bool, shared: int, edited: int, seed: int
 ) -> dict[str, float]:
-    rng = np.random.default_rng(count)
+    rng = np.random.default_rng(seed)  # the pages of prompts that were there before are shared
     prompts = rng.integers(1, vocab, (count, SHORT)).tolist()
     first = rng.integers(1, vocab, shared).tolist()
     begin = time.perf_counter()
@@ -165,12 +165,14 @@ def measure(
     port, vocab = listening.getsockname()[1], engine.tokenizers["bench"].vocab_size
     command = [sys.executable, str(Path(__file__).resolve()), "--connect", f"{port},{vocab}"]
     command += ["--tokens", str(args.tokens), "--shared", str(args.shared), "--edited", str(args.edited)]
+    seed = 0
     try:
         for count, rate in rates.items():
             for kind in ("", "--whole", "--late")[: 3 if count > 1 else 2]:
                 found: dict[str, float] = {}
                 for _ in range(args.repeat):  # the first compiles, and records
-                    once = [*command, "--clients", str(count), *filter(None, [kind])]
+                    seed += 1
+                    once = [*command, "--clients", str(count), "--seed", str(seed), *filter(None, [kind])]
                     done = subprocess.run(once, capture_output=True, text=True, timeout=300)
                     if done.returncode:
                         print(done.stderr[-2000:], flush=True)
@@ -200,6 +202,7 @@ def main() -> None:
     parser.add_argument("--warm-up", type=float, default=5.0, metavar="SECONDS", help="0: as cold as may be")
     parser.add_argument("--profile", action="store_true", help="what the device's thread does; slower")
     parser.add_argument("--connect", default="", help=argparse.SUPPRESS)
+    parser.add_argument("--seed", type=int, default=0, help=argparse.SUPPRESS)
     parser.add_argument("--late", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--whole", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--out", default=None)
@@ -208,7 +211,7 @@ def main() -> None:
         run(args)
         return
     port, vocab = map(int, args.connect.split(","))
-    how = args.late, not args.whole, args.shared, args.edited
+    how = args.late, not args.whole, args.shared, args.edited, args.seed
     print(json.dumps(asyncio.run(clients(port, int(args.clients), args.tokens, vocab, *how))))
 
 

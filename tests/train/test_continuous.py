@@ -12,6 +12,7 @@ import pytest
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.device.contract import PAGE, Device
 from wgrad.train.inference import continuous
+from wgrad.train.inference import warm_up as warm_ups
 from wgrad.train.inference.all_kernels import run_all_kernels
 from wgrad.train.inference.continuous import Batch
 from wgrad.train.inference.generation import generate_ids
@@ -174,20 +175,35 @@ def test_who_leaves_frees_a_row_and_keeps_no_memory(make_checkpoint: Any) -> Non
     assert batch.free == 2 and batch.total_keys == 0 and second.row == -1
 
 
+def test_many_prompts_that_come_together_are_read_in_larger_groups(
+    make_checkpoint: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(continuous, "GROUP", 2)
+    monkeypatch.setattr(continuous, "LARGE_GROUP", 4)
+    model = model_for(make_checkpoint(), ReferenceDevice())
+    for count, groups in ((4, {2}), (7, {4, 2})):
+        batch = Batch(model, 8)
+        prompts = [[n + 3, 4, 9] for n in range(count)]
+        found = grow(batch, [(0, Growing.begin(prompt, 3, GREEDY)) for prompt in prompts], [2])
+        assert {size for _, size, *_ in batch._readers} == groups
+        assert found == [alone(model, prompt, 3, GREEDY) for prompt in prompts]
+
+
 def test_after_a_warm_up_the_first_sequences_record_nothing(
     make_checkpoint: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nor does their cache grow; they are as without one."""
     folder, device = make_checkpoint(), ReferenceDevice()
-    model = build_frozen(load_model_config(folder), folder, device, positions=80)
-    batch, never = Batch(model, 5), Batch(model, 3, 128)
+    model = build_frozen(load_model_config(folder), folder, device, positions=160)
+    batch, never = Batch(model, 5), Batch(model, 3, 192)
     warm_up(never, 0.0)
-    assert not never._steps and never.total_keys == 128
+    assert not never._steps and never.total_keys == 192
+    monkeypatch.setattr(warm_ups, "_ROWS", 4)
     warm_up(batch, 1e6)
     assert (
         not batch.members
         and {rows for _, rows, _ in batch._steps} == {1, 2, 4, 5}
-        and {32, 64} == {width for *_, width, _ in batch._readers}
+        and {(32, 32), (64, 64), (128, 128)} == {(width, keys) for *_, width, keys in batch._readers}
     )
     for name in ("BatchStep", "PromptReader", "RowCache"):
         monkeypatch.setattr(continuous, name, None)

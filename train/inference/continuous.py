@@ -24,7 +24,8 @@ from wgrad.train.model.token_tables import TokenTables
 CHUNK = 512  # tokens of a long prompt that are read between two steps
 PROMPT_STEP = 32  # a prompt is filled up to a power of two of at least this, a long one to a multiple
 FEW = 2  # prompts that come together and are read one after the other; more of them in groups
-GROUP, GROUP_TOKENS = 8, 1024  # prompts of a group, and at most so many tokens with what fills them up
+GROUP, LARGE_GROUP = 8, 32  # prompts of a group; of one where more come than two of these groups have
+GROUP_TOKENS = 1024  # of a group at most, with what fills prompts up
 LEAST_WIDTH = 16  # pages of a row that a step is recorded for: 16, 32, 64, ...
 _LEAST_PAGES = 8  # of a cache
 
@@ -204,8 +205,12 @@ class Batch:
             for one in newcomers:
                 self._read_some([one], len(one.prompt))
         elif GROUP * width <= GROUP_TOKENS and recorded:
-            for first in range(0, len(newcomers), GROUP):
-                self._read_some(newcomers[first : first + GROUP], None, GROUP, width)
+            rest = list(newcomers)
+            while rest:
+                large = len(rest) > 2 * GROUP and LARGE_GROUP * width <= GROUP_TOKENS
+                count = LARGE_GROUP if large else GROUP
+                self._read_some(rest[:count], None, count, width)
+                rest = rest[count:]
         else:
             self._read_some(newcomers, None, len(newcomers), width, once=True)
         if self._shares:
