@@ -315,7 +315,7 @@ def test_the_page_of_the_autograd_runs(
 
 
 def test_the_python_page_runs(workshop: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
-    first, second, third, variant = _blocks(ROOT / "docs/reference/python.md", "python")
+    first, guided, second, third, variant = _blocks(ROOT / "docs/reference/python.md", "python")
     monkeypatch.chdir(workshop)
     shutil.rmtree("out", ignore_errors=True)
     space: dict[str, Any] = {}
@@ -327,6 +327,8 @@ def test_the_python_page_runs(workshop: Path, monkeypatch: pytest.MonkeyPatch, c
         first = first.replace(text, short)
     exec(first, space)
     assert space["result"].steps == 2 and "out/mine" in capsys.readouterr().out
+    exec(guided.replace('base_model")', 'base_model", device="cpu", context=160)'), space)
+    assert re.search("^[0-9]{4}-[0-9]{2}-[0-9]{2}$", capsys.readouterr().out, re.MULTILINE)
     exec(second, space)
     options = {"model": "examples/base_model", "data": space["records"], "device": "cpu", "sample": False}
     options |= {"seq_len": 64, "gradient_accumulation_steps": 1, "max_steps": 1}
