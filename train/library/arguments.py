@@ -15,21 +15,21 @@ Schema = Paths | Mapping[str, Any] | None  # a file's path, JSON text, or the sc
 
 @dataclass(frozen=True, kw_only=True)
 class TextArguments(TextOptions):
-    """Of `LoadedModel.generate` and `stream`."""
+    """Arguments of `LoadedModel.generate` and `stream`."""
 
     json_schema: Schema = None  # type: ignore[assignment]
 
 
 @dataclass(frozen=True, kw_only=True)
 class BatchArguments(BatchOptions):
-    """Of `LoadedModel.generate_many`."""
+    """Arguments of `LoadedModel.generate_many`."""
 
     json_schema: Schema = None  # type: ignore[assignment]
 
 
 @dataclass(frozen=True)
 class LoadArguments(LoadOptions):
-    """Of `load`."""
+    """Arguments of `load`."""
 
     model: Paths = ""  # type: ignore[assignment]
     adapter: Paths | None = None  # type: ignore[assignment]
@@ -38,7 +38,7 @@ class LoadArguments(LoadOptions):
 
 @dataclass(frozen=True)
 class GenerateArguments(PromptOptions):
-    """Of `generate`."""
+    """Arguments of `generate`."""
 
     model: Paths = ""  # type: ignore[assignment]
     adapter: Paths | None = None  # type: ignore[assignment]
