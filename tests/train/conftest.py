@@ -37,6 +37,17 @@ SENTENCES = [
 # transformers' defaults of these lie outside of the vocabulary.
 _IDS = {"pad_token_id": None, "bos_token_id": None, "eos_token_id": None}
 _GEMMA4 = {**_IDS, "tie_word_embeddings": True, "global_head_dim": 20, "sliding_window": 7, "rope_theta": None}
+# Odd sizes of latents, and heads whose values are narrower than their keys.
+_LATENT = {
+    **_IDS,
+    "num_key_value_heads": 4,
+    "head_dim": 6,  # as transformers writes it: qk_rope_head_dim
+    "kv_lora_rank": 22,
+    "q_lora_rank": 26,
+    "qk_nope_head_dim": 10,
+    "qk_rope_head_dim": 6,
+    "v_head_dim": 14,
+}
 # What the tiny model of a family needs beside the common keys, by model_type.
 _OWN: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("smollm3", "phi", "phi3", "olmo2", "olmo3", "starcoder2", "hunyuan_v1_dense", "ernie4_5"), _IDS),
@@ -74,6 +85,7 @@ _OWN: dict[str, dict[str, Any]] = {
         },
     ),
     "cwm": {**_IDS, "bos_token_id": 1},
+    **dict.fromkeys(("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "minicpm3"), _LATENT),
     # Of this theta yarn's range is as llama.cpp rounds it: all pairs are between.
     "gpt_oss": {
         "rope_theta": 3.0,
@@ -138,7 +150,7 @@ def tiny_config(architecture: str = "LlamaForCausalLM", **changes: Any) -> dict[
         config |= {"pad_token_id": None, "bos_token_id": None, "eos_token_id": None}
     if kind in ("qwen2_moe", "qwen3_next", "qwen3_5_moe_text"):
         config["shared_expert_intermediate_size"] = 52
-    if kind in ("glm4_moe", "dots1"):
+    if kind in ("glm4_moe", "dots1", "deepseek_v2", "deepseek_v3", "glm4_moe_lite"):
         config |= {"n_routed_experts": 6, "n_shared_experts": 2, "n_group": 3, "topk_group": 2}
         config |= {"first_k_dense_replace": 1, "routed_scaling_factor": 1.5, "sliding_window": None}
     if kind == "ernie4_5_moe":

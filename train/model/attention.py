@@ -11,6 +11,7 @@ from wgrad.autograd.tensor import Tensor
 from wgrad.device.contract import Array, Device
 from wgrad.train.model.delta_net import gated, split_gate
 from wgrad.train.model.kv_cache import KVCache, Rope
+from wgrad.train.model.latent_attention import KV_A, KV_B, KV_NORM, Q_A, Q_B, Q_NORM, LatentAttention, Q
 from wgrad.train.model.model_config import ModelConfig
 from wgrad.train.model.model_inputs import Inputs
 from wgrad.train.model.parts import Parts
@@ -61,7 +62,9 @@ class Attention(Parts):
             heads = (rows, tokens, c.kv_heads_of(index), c.head_dim_of(index))
             made = shared if k is None or v is None else [x.reshape(*heads) for x in (k, v)]
             o = attend(q, *made, sinks, inputs.doc_start, inputs.cache_len, **options)
-        o = o.reshape(rows * tokens, c.q_size_of(index))
+        if c.latent is not None:
+            o = o[..., : c.latent.value]
+        o = o.reshape(rows * tokens, -1)
         return (o if gate is None else gated(o, gate)), made
 
     def _queries_keys_values(
@@ -70,6 +73,8 @@ class Attention(Parts):
         """-> q [N, H, D], k and v [N, G, D], the gate of the output [N, H D] where there is one, and whether k is
         rotated as q is: where it goes to a cache by itself, what appends it does that."""
         c, prefix = self.config, f"model.layers.{index}.self_attn."
+        if c.latent is not None:
+            return *self._from_latents(c.latent, index, y, inputs), None, True
         tables = self._tables(index, inputs)
         if c.use_rope[index] and not (c.qk_norm or c.clip_qkv or c.attention_gate or self._of_queries):
             qkv = self._stacked(f"model.layers.{index}.{QKV}", y, inputs)
@@ -105,6 +110,31 @@ class Attention(Parts):
             cos, sin = self._of_queries or tables[:2]
             q = F.rope(q, cos, sin, tables[2], interleaved=c.interleaved)
         return (self._head_norm(index, c.q_norm, q) if c.qk_norm_last else q), gate
+
+    def _from_latents(self, c: LatentAttention, index: int, y: Tensor, inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
+        """-> q, k and v [N, H, D]. Heads share the part of their keys that is rotated; v ends in zeros."""
+        prefix, heads = f"model.layers.{index}.", self.config.num_attention_heads
+
+        def linear(module: str, x: Tensor) -> Tensor:
+            return self._linear(prefix + module, x, inputs)
+
+        def normed(norm: str, x: Tensor) -> Tensor:
+            return F.rms_norm(x, self.weights[f"{prefix}{norm}.weight"], c.eps, dtype=self.dtype)
+
+        def rotated(x: Tensor) -> Tensor:
+            return F.rope(x, *self._tables(index, inputs), interleaved=self.config.interleaved)
+
+        q = linear(Q_B, normed(Q_NORM, linear(Q_A, y))) if c.query_rank else linear(Q, y)
+        q_plain, q_turned = q.reshape(-1, heads, c.width).split([c.plain, c.rotated], 2)
+        latent, k_turned = linear(KV_A, y).split([c.rank, c.rotated], 1)
+        both = linear(KV_B, normed(KV_NORM, latent)).reshape(-1, heads, c.plain + c.value)
+        k_plain, v = both.split([c.plain, c.value], 2)
+        k_turned = rotated(k_turned.reshape(-1, 1, c.rotated)).expand(-1, heads, c.rotated)
+        q, k = F.cat([q_plain, rotated(q_turned)], 2), F.cat([k_plain, k_turned], 2)
+        if rest := c.width - c.value:
+            zeros = F.cast(Tensor(self._constant(1, 0), v.device), v.dtype).reshape(1, 1, 1)
+            v = F.cat([v, zeros.expand(v.shape[0], heads, rest)], 2)
+        return q, k, v
 
     def _clipped(self, x: Tensor) -> Tensor:
         clip = self.config.clip_qkv

@@ -23,7 +23,8 @@ class Experts:
 
     sigmoid: the router's scores are sigmoids, else a softmax. correction: path of a number for each expert, which is
     added to its score where experts are chosen ("": none), correction_rows: [1, count]. groups: of experts that follow
-    one another, of which a token has the top_groups best. share_scale: of the experts' weights."""
+    one another, of which a token has the top_groups best, by their best expert where groups_by_best, else by their best
+    two. share_scale: of the experts' weights."""
 
     count: int
     chosen: int
@@ -48,6 +49,7 @@ class Experts:
     correction_rows: bool = field(default=False, repr=False)
     groups: int = field(default=1, repr=False)
     top_groups: int = field(default=1, repr=False)
+    groups_by_best: bool = field(default=False, repr=False)
     share_scale: float = field(default=1.0, repr=False)
 
     def shapes(self, hidden: int) -> dict[str, tuple[int, int, int]]:

@@ -41,6 +41,7 @@ from wgrad.train.model.family_keys import (
     SmolLM3File,
 )
 from wgrad.train.model.gemma4_keys import Gemma3nFile, Gemma4File, Gemma4UnifiedFile
+from wgrad.train.model.latent_keys import DeepseekV2File, DeepseekV3File, Glm4MoeLiteFile, MiniCpm3File
 from wgrad.train.model.layer_norm_keys import (
     ApertusFile,
     ArceeFile,
@@ -186,6 +187,12 @@ FAMILIES = {
     "Ernie4_5_MoeForCausalLM": Family(
         "ernie4_5_moe", Ernie45MoeFile, scored_variants.ernie4_5_moe, "ernie4_5-moe", "ERNIE 4.5, experts"
     ),
+    "DeepseekV2ForCausalLM": Family("deepseek_v2", DeepseekV2File, DeepseekV2File.variant, "", "DeepSeek V2, V2-Lite"),
+    "DeepseekV3ForCausalLM": Family(
+        "deepseek_v3", DeepseekV3File, DeepseekV3File.variant, "", "DeepSeek V3, R1, Moonlight"
+    ),
+    "Glm4MoeLiteForCausalLM": Family("glm4_moe_lite", Glm4MoeLiteFile, Glm4MoeLiteFile.variant, "", "GLM-4.7-Flash"),
+    "MiniCPM3ForCausalLM": Family("minicpm3", MiniCpm3File, MiniCpm3File.variant, "", "MiniCPM3"),
     "MixtralForCausalLM": Family("mixtral", MixtralFile, expert_variants.mixtral, "llama"),
     "OlmoeForCausalLM": Family("olmoe", OlmoeFile, expert_variants.olmoe, "olmoe", "OLMoE"),
     "GptOssForCausalLM": Family("gpt_oss", GptOssFile, expert_variants.gpt_oss, "gpt-oss", "gpt-oss"),

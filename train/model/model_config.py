@@ -20,6 +20,7 @@ from wgrad.train.model.config_file import UNSUPPORTED, ConfigFile, NameFile, Qua
 from wgrad.train.model.expert_keys import ExpertsFile
 from wgrad.train.model.experts import Experts
 from wgrad.train.model.families import FAMILIES
+from wgrad.train.model.latent_attention import LatentAttention
 from wgrad.train.model.linear_attention import GatedConvolution, LinearAttention
 from wgrad.train.model.multimodal import MULTIMODAL, text_config
 from wgrad.train.model.per_layer import PerLayer
@@ -58,6 +59,7 @@ class ModelConfig:
     gate and up in one projection, if not "".
     linear: of layers that have linear attention or a convolution in the place of attention. attention_gate: q_proj has
     a gate of the attention's output next to each head's queries.
+    latent: of keys and values that come from a latent, as in all layers; head_dim is then that of queries and keys.
     experts: of layers that have such in the place of an MLP.
     head_dims, kv_heads, mlp_widths: of each layer, where they differ. kv_sources[i]: the layer whose keys and values
     layer i uses (if not "()", where each has its own). keys_as_values[i]: it has no v_proj: what k_proj gives is its
@@ -126,6 +128,7 @@ class ModelConfig:
     down_proj: str = field(default="mlp.down_proj", repr=False)
     linear: LinearAttention | GatedConvolution | None = field(default=None, repr=False)
     attention_gate: bool = field(default=False, repr=False)
+    latent: LatentAttention | None = field(default=None, repr=False)
     experts: Experts | None = field(default=None, repr=False)
     head_dims: tuple[int, ...] = field(default=(), repr=False)
     kv_heads: tuple[int, ...] = field(default=(), repr=False)
@@ -247,10 +250,15 @@ def parse_model_config(raw: Mapping[str, Any], where: str = "config.json") -> Mo
     if variant.get("experts") is not None and isinstance(file, ExpertsFile):
         variant["experts"] = replace(variant["experts"], balance=file.balance)
     variant["hidden_act"] = _activation(variant["hidden_act"], variant.get("gated", True), where)
+    latent: LatentAttention | None = variant.get("latent")
+    head_dim = latent.width if latent else head_dim
     head_dims, all_kv_heads = variant.get("head_dims") or (head_dim,), variant.get("kv_heads") or (kv_heads,)
     for width, groups in dict.fromkeys(((head_dim, kv_heads), *zip(head_dims, all_kv_heads))):
         _check_heads(heads, groups, width, where)
-    rope, variant["local_rope"] = parse_ropes(file, *_rotated_dims(variant["windows"], head_dims), where)
+    rotated = (latent.rotated,) if latent else head_dims
+    rope, variant["local_rope"] = parse_ropes(file, *_rotated_dims(variant["windows"], rotated), where)
+    if latent is not None:
+        variant["score_scale"] = head_dim**-0.5 * rope.score_factor
     return ModelConfig(
         architecture=name,
         vocab_size=file.vocab_size,

@@ -46,6 +46,8 @@ class RopeConfig:
     long_factor: tuple[float, ...] = field(default=(), repr=False)
     backwards: bool = field(default=False, repr=False)  # pairs turn the other way: sin is negated
     turned: int = field(default=0, repr=False)  # proportional: so many pairs turn, the others stand
+    # By what latent attention multiplies its scores, of mscale_all_dim. Other attention does not read that.
+    score_factor: float = field(default=1.0, repr=False, compare=False)
 
 
 def parse_ropes(
@@ -126,6 +128,7 @@ def _parse_rope(
         config["factor"] = positions / original
     else:
         config["factor"] = _needed(given, "factor", kind, where)
+    config["score_factor"] = yarn_factor(config["factor"], given.mscale_all_dim or 0.0) ** 2
     if kind == "llama3":
         config |= {k: _needed(given, k, kind, where) for k in ("low_freq_factor", "high_freq_factor")}
         low, high = config["low_freq_factor"], config["high_freq_factor"]

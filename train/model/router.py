@@ -1,6 +1,6 @@
 """The router of a mixture of experts: chosen are those of the largest logits, or of the largest corrected scores.
 
-Source: DeepSeek-V3 (arXiv 2412.19437), section 2.1.2.
+Sources: DeepSeek-V2 (arXiv 2405.04434), section 2.2; DeepSeek-V3 (arXiv 2412.19437), section 2.1.2.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _NEVER = -1e30  # less than every score
 def choose(experts: Experts, logits: Tensor, correction: Any) -> tuple[Tensor, Array]:
     """logits float32 [T, E] -> the weights float32 [T, k] of each token's experts, and their numbers int32 [T, k].
     correction: of the scores that choose, None: logits do."""
-    if correction is None and not experts.sigmoid:
+    if correction is None and not experts.sigmoid and experts.groups == 1:
         shares, ids = F.route(logits, experts.chosen, experts.normalize)
     else:
         by = _corrected(experts, logits, correction)
@@ -43,13 +43,14 @@ def _corrected(experts: Experts, logits: Tensor, correction: Any) -> Array:
 
 
 def _in_best_groups(experts: Experts, scores: Tensor) -> Tensor:
-    """scores [T, E], _NEVER outside of the groups whose two best scores add up to most."""
+    """scores [T, E], _NEVER outside of the groups whose best score is largest, or whose two best add up to most."""
     tokens, groups = scores.shape[0], experts.groups
     apart = scores.reshape(tokens, groups, -1)
     best = apart.max(2, keepdim=True)
-    is_best = apart >= best
-    second = F.where(is_best, _NEVER, apart).max(2)
-    alone = is_best.sum(2) < 2  # of two that are equally good, the second is as good
-    both = best + F.where(alone.reshape(tokens, groups, 1), second.reshape(tokens, groups, 1), best)
-    better = (both.reshape(tokens, 1, groups) > both).sum(2)
+    if not experts.groups_by_best:
+        is_best = apart >= best
+        second = F.where(is_best, _NEVER, apart).max(2)
+        alone = is_best.sum(2) < 2  # of two that are equally good, the second is as good
+        best = best + F.where(alone.reshape(tokens, groups, 1), second.reshape(tokens, groups, 1), best)
+    better = (best.reshape(tokens, 1, groups) > best).sum(2)
     return F.where(better.reshape(tokens, groups, 1) < experts.top_groups, apart, _NEVER).reshape(tokens, experts.count)

@@ -61,6 +61,8 @@ def projection_shapes(config: ModelConfig, layer: int) -> dict[str, tuple[int, i
         **{f"self_attn.{part}_proj": (kv_size, hidden) for part in config.keys_of(layer)},
         config.o_proj: (hidden, q_size),
     }
+    if config.latent is not None:
+        attention = config.latent.projections(hidden, config.num_attention_heads, config.o_proj)
     if (linear := config.linear_of(layer)) is not None:
         attention = linear.projections(hidden)
     beside = {**(config.per_layer.projections(hidden) if config.per_layer else {})}
@@ -156,6 +158,7 @@ def _norm(config: ModelConfig, module: str) -> Iterator[WeightSpec]:
 def _layer_specs(config: ModelConfig, layer: int) -> Iterator[WeightSpec]:
     prefix, linear = f"model.layers.{layer}.", config.linear_of(layer)
     biased = {f"self_attn.{part}_proj": config.qkv_bias for part in "qkv"} | {config.o_proj: config.o_bias}
+    biased |= config.latent.biases if config.latent else {}
     norms = [*config.norms_of(layer), *([OUT_NORM] if config.per_layer else [])]
     for norm in dict.fromkeys(filter(None, norms)):  # once, where attention and MLP read the same
         yield from _norm(config, prefix + norm)
@@ -166,6 +169,8 @@ def _layer_specs(config: ModelConfig, layer: int) -> Iterator[WeightSpec]:
         for norm, width in list(widths.items())[: 2 if config.keys_of(layer) else 1]:
             size = width if config.qk_norm_whole else config.head_dim_of(layer)
             yield WeightSpec(f"{prefix}{norm}.weight", (size,), "norm", config.norm_offset)
+    for norm, width in config.latent.norms.items() if config.latent else ():
+        yield WeightSpec(f"{prefix}{norm}.weight", (width,), "norm")
     if config.sinks:
         yield WeightSpec(f"{prefix}self_attn.sinks", (config.num_attention_heads,), "bias")
     if config.altup is not None:

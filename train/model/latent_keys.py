@@ -1,0 +1,239 @@
+"""Keys of config.json of the families with multi-head latent attention."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Annotated, Any, ClassVar, Protocol
+
+from msgspec import Meta
+
+from wgrad.train.model.config_file import (
+    AtLeast0,
+    ConfigFile,
+    Count,
+    Epsilon,
+    Factor,
+    Positions,
+    Vocabulary,
+    Width,
+    check_layers,
+)
+from wgrad.train.model.latent_attention import LatentAttention
+from wgrad.train.model.scored_keys import ScoredFile, SharedCount
+from wgrad.train.model.scored_variants import scored_experts
+
+_Chosen = Annotated[int, Meta(ge=1, le=64)]
+_Extra = Annotated[int, Meta(ge=0, le=64)]
+_GROUPED = ("greedy", "group_limited_greedy")  # ways in which DeepSeek-V2 chooses experts: of all, of the best groups
+
+
+class _LatentKeys(Protocol):
+    """Keys that these families have in common."""
+
+    hidden_size: Width
+    num_attention_heads: Count
+    num_key_value_heads: Count | None
+    attention_bias: bool
+    q_lora_rank: Width | None
+    kv_lora_rank: Width
+    qk_nope_head_dim: Width
+    qk_rope_head_dim: Width
+    v_head_dim: Width | None
+
+
+def _check(keys: _LatentKeys) -> None:
+    """ValueError where heads are not as they are built."""
+    heads = keys.num_attention_heads
+    if keys.num_key_value_heads not in (None, heads):
+        raise ValueError(
+            f"num_key_value_heads must be num_attention_heads, {heads}, where keys come from a latent; got "
+            f"{keys.num_key_value_heads}"
+        )
+    width, value = keys.qk_nope_head_dim + keys.qk_rope_head_dim, _latent(keys).value
+    if not 1 <= value <= width:
+        raise ValueError(f"v_head_dim must be at most qk_nope_head_dim + qk_rope_head_dim, {width}; got {value}")
+
+
+def _latent(keys: _LatentKeys) -> LatentAttention:
+    return LatentAttention(
+        query_rank=keys.q_lora_rank or 0,
+        rank=keys.kv_lora_rank,
+        plain=keys.qk_nope_head_dim,
+        rotated=keys.qk_rope_head_dim,
+        value=keys.v_head_dim or keys.hidden_size // keys.num_attention_heads,
+        biased=keys.attention_bias,
+    )
+
+
+def _attention(keys: _LatentKeys, interleaved: bool) -> dict[str, Any]:
+    """Fields of `ModelConfig`."""
+    return {"latent": _latent(keys), "o_bias": keys.attention_bias, "interleaved": interleaved}
+
+
+class DeepseekV2File(ScoredFile, kw_only=True):
+    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "scoring_func": (None, "softmax"),
+        "norm_topk_prob": (None, False),
+        "moe_layer_freq": (None, 1),
+    }
+    usual_experts: ClassVar[int] = 64
+    vocab_size: Vocabulary = 102_400
+    attention_bias: bool = False
+    mlp_bias: bool = False
+    first_k_dense_replace: Annotated[int, Meta(ge=0)] = 0
+    kv_lora_rank: Width = 512
+    q_lora_rank: Width | None = 1536
+    qk_nope_head_dim: Width = 128
+    qk_rope_head_dim: Width = 64
+    v_head_dim: Width = 128
+    n_group: Count | None = None
+    topk_group: Count | None = None
+    topk_method: str | None = "greedy"
+    n_shared_experts: SharedCount = 2
+    norm_topk_prob: bool | None = False
+    moe_intermediate_size: Width = 1407
+
+    def __post_init__(self) -> None:
+        if self.topk_method not in _GROUPED:
+            raise ValueError(f"topk_method must be {' or '.join(_GROUPED)}; got {self.topk_method!r}")
+        if self.topk_method == _GROUPED[0]:
+            self.n_group = self.topk_group = None
+        super().__post_init__()
+        _check(self)
+
+    def variant(self) -> dict[str, Any]:
+        """DeepSeek-V2 (arXiv 2405.04434): a softmax chooses, without a correction."""
+        experts = scored_experts(self)
+        if experts is not None:
+            experts = replace(experts, sigmoid=False, correction="", groups_by_best=True)
+        return {**_attention(self, interleaved=True), "mlp_bias": self.mlp_bias, "experts": experts}
+
+
+class DeepseekV3File(ScoredFile, kw_only=True):
+    """Of DeepSeek-V3 and R1, Kimi K2 and Moonlight."""
+
+    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "scoring_func": (None, "sigmoid"),
+        "topk_method": (None, "noaux_tc"),
+        "moe_layer_freq": (None, 1),
+    }
+    usual_experts: ClassVar[int] = 256
+    vocab_size: Vocabulary = 129_280
+    hidden_size: Width = 7168
+    intermediate_size: Width = 18_432
+    num_hidden_layers: Count = 61
+    num_attention_heads: Count = 128
+    num_key_value_heads: Count | None = 128
+    max_position_embeddings: Positions = 4096
+    attention_bias: bool = False
+    first_k_dense_replace: Annotated[int, Meta(ge=0)] | None = 3
+    kv_lora_rank: Width = 512
+    q_lora_rank: Width | None = 1536
+    qk_nope_head_dim: Width = 128
+    qk_rope_head_dim: Width = 64
+    v_head_dim: Width | None = 128
+    rope_interleave: bool | None = True
+    n_group: Count | None = 8
+    topk_group: Count | None = 4
+    n_shared_experts: SharedCount = 1
+    num_experts_per_tok: _Chosen = 8
+    routed_scaling_factor: AtLeast0 = 2.5
+    moe_intermediate_size: Width = 2048
+    num_mtp_layers: _Extra | None = None
+    num_nextn_predict_layers: _Extra | None = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check(self)
+
+    def variant(self) -> dict[str, Any]:
+        """DeepSeek-V3 (arXiv 2412.19437)."""
+        extra = {} if self.num_mtp_layers is None else {"extra_layers": self.num_mtp_layers}
+        return {**_attention(self, bool(self.rope_interleave)), "experts": scored_experts(self), **extra}
+
+
+class Glm4MoeLiteFile(ScoredFile, kw_only=True):
+    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "scoring_func": (None, "sigmoid"),
+        "topk_method": (None, "noaux_tc"),
+        "first_k_dense_replace": (None, 1),  # not read by transformers
+    }
+    usual_experts: ClassVar[int] = 64
+    vocab_size: Vocabulary = 154_880
+    hidden_size: Width = 2048
+    intermediate_size: Width = 10_240
+    num_hidden_layers: Count = 47
+    num_attention_heads: Count = 20
+    num_key_value_heads: Count = 20
+    max_position_embeddings: Positions = 202_752
+    rms_norm_eps: Epsilon = 1e-5
+    attention_bias: bool = False
+    kv_lora_rank: Width = 512
+    q_lora_rank: Width | None = 768
+    qk_nope_head_dim: Width = 192
+    qk_rope_head_dim: Width = 64
+    v_head_dim: Width = 256
+    rope_interleave: bool = True
+    n_shared_experts: SharedCount = 1
+    num_experts_per_tok: _Chosen = 4
+    n_group: Count = 1
+    topk_group: Count = 1
+    norm_topk_prob: bool = True
+    routed_scaling_factor: AtLeast0 = 1.8
+    moe_intermediate_size: Width = 1536
+    mlp_layer_types: list[str] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check(self)
+        check_layers("mlp_layer_types", self.mlp_layer_types, self.num_hidden_layers)
+        for kind in self.mlp_layer_types or ():
+            if kind not in ("dense", "sparse"):
+                raise ValueError(f"mlp_layer_types must be dense or sparse; got {kind!r}")
+
+    def sparse_layers(self) -> tuple[bool, ...]:
+        """All but the first where `mlp_layer_types` is missing."""
+        if self.mlp_layer_types is None:
+            return tuple(i > 0 for i in range(self.num_hidden_layers))
+        return tuple(kind == "sparse" for kind in self.mlp_layer_types)
+
+    def variant(self) -> dict[str, Any]:
+        """GLM-4.7-Flash: DeepSeek-V3's attention and router."""
+        return {**_attention(self, self.rope_interleave), "experts": scored_experts(self)}
+
+
+class MiniCpm3File(ConfigFile, kw_only=True):
+    vocab_size: Vocabulary = 73_448
+    hidden_size: Width = 2560
+    intermediate_size: Width = 6400
+    num_hidden_layers: Count = 62
+    num_attention_heads: Count = 40
+    num_key_value_heads: Count | None = 40
+    max_position_embeddings: Positions = 32_768
+    rms_norm_eps: Epsilon = 1e-5
+    tie_word_embeddings: bool = True
+    attention_bias: bool = False
+    mlp_bias: bool = False
+    kv_lora_rank: Width = 256
+    q_lora_rank: Width | None = 768
+    qk_nope_head_dim: Width = 64
+    qk_rope_head_dim: Width = 32
+    v_head_dim: Width | None = None
+    scale_emb: Factor = 12
+    scale_depth: Factor | None = 1.4
+    dim_model_base: Width | None = 256
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+    def variant(self) -> dict[str, Any]:
+        """MiniCPM3 (arXiv 2404.06395): embeddings, layers' outputs and logits are scaled as in MiniCPM."""
+        return {
+            **_attention(self, interleaved=False),
+            "mlp_bias": self.mlp_bias,
+            "embedding_scale": self.scale_emb,
+            "residual_scale": 1.0 if self.scale_depth is None else self.scale_depth / math.sqrt(self.num_hidden_layers),
+            "logit_scale": (self.dim_model_base or self.hidden_size) / self.hidden_size,
+        }
