@@ -41,7 +41,6 @@ _GEMMA4 = {**_IDS, "tie_word_embeddings": True, "global_head_dim": 20, "sliding_
 _LATENT = {
     **_IDS,
     "num_key_value_heads": 4,
-    "head_dim": 6,  # as transformers writes it: qk_rope_head_dim
     "kv_lora_rank": 22,
     "q_lora_rank": 26,
     "qk_nope_head_dim": 10,
@@ -160,7 +159,10 @@ def tiny_config(architecture: str = "LlamaForCausalLM", **changes: Any) -> dict[
     if kind == "ministral":  # which transformers asks for a window even where no layer slides
         config["sliding_window"] = 64
         config["layer_types"] = ["full_attention"] * (config | changes)["num_hidden_layers"]
-    return config | changes
+    config |= changes
+    if "qk_rope_head_dim" in config:  # as transformers writes it
+        config["head_dim"] = config["qk_rope_head_dim"]
+    return config
 
 
 def random_weights(config: dict[str, Any], seed: int = 0) -> dict[str, np.ndarray]:

@@ -60,9 +60,9 @@ def test_unsupported_configurations(changes: dict[str, Any], message: str, make_
 
 
 # Keys that no family builds, or this one does not, with values that ask for them.
-NOWHERE = {"use_cla": True, "alibi": True, "q_lora_rank": 8, "add_cross_attention": True, "num_kv_shared_layers": 2}
+NOWHERE = {"use_cla": True, "alibi": True, "use_mla": True, "add_cross_attention": True, "num_kv_shared_layers": 2}
 NOT_BUILT: dict[str, dict[str, Any]] = {
-    "LlamaForCausalLM": {"clip_qkv": 8.0, "num_experts": 4, "final_logit_softcapping": 30.0, "use_qk_norm": True},
+    "LlamaForCausalLM": {"clip_qkv": 8.0, "num_experts": 4, "final_logit_softcapping": 30.0, "q_lora_rank": 8},
     "GemmaForCausalLM": {"use_bidirectional_attention": True, "hidden_act": "relu2"},
     "Ministral3ForCausalLM": {"attn_logit_softcapping": 5.0, "position_embedding_type": "nope"},
     "CwmForCausalLM": {"layer_types": ["chunked_attention"] * 2, "partial_rotary_factor": 0.5},
@@ -90,6 +90,19 @@ NOT_BUILT: dict[str, dict[str, Any]] = {
     "Lfm2ForCausalLM": {"conv_bias": True, "layer_types": ["conv", "mamba"], "num_experts": 8},
     "Glm4MoeForCausalLM": {"n_group": 4, "topk_group": 4, "kv_lora_rank": 8},
     "Dots1ForCausalLM": {"n_group": 2.5, "layer_types": ["conv"] * 2, "topk_group": 5},
+    "DeepseekV2ForCausalLM": {
+        "scoring_func": "sigmoid", "norm_topk_prob": True, "moe_layer_freq": 2, "topk_method": "noaux_tc",
+        "num_key_value_heads": 2, "v_head_dim": 17, "qk_rope_head_dim": 5, "partial_rotary_factor": 0.5,
+    },
+    "DeepseekV3ForCausalLM": {
+        "scoring_func": "softmax", "topk_method": "greedy", "moe_layer_freq": 2, "n_group": 4, "topk_group": 4,
+        "num_key_value_heads": 2, "v_head_dim": 17, "partial_rotary_factor": 0.5,
+    },
+    "Glm4MoeLiteForCausalLM": {
+        "scoring_func": "softmax", "mlp_layer_types": ["dense"], "first_k_dense_replace": 2, "topk_group": 4,
+        "num_key_value_heads": 2, "v_head_dim": 17, "partial_rotary_factor": 0.5,
+    },
+    "MiniCPM3ForCausalLM": {"num_key_value_heads": 2, "v_head_dim": 17, "num_experts": 8, "clip_qkv": 8.0},
     "Ernie4_5_MoeForCausalLM": {"moe_norm_min": 0.1, "moe_gate": "top2", "moe_layer_interval": 0},
     "OlmoHybridForCausalLM": {"layer_types": ["full_attention"] * 2, "linear_key_head_dim": 512, "clip_qkv": 8.0},
     "Qwen3NextForCausalLM": {"attn_output_gate": False, "use_sliding_window": True, "layer_types": ["conv"] * 2},

@@ -95,7 +95,7 @@ def test_peft_loads_our_adapter(
 ) -> None:
     folder = make_checkpoint(architecture)
     config = load_model_config(folder)
-    query = "qkv_proj" if config.fused else "q_proj"
+    query = "qkv_proj" if config.fused else "q_b_proj" if config.latent else "q_proj"
     lora = LoraConfig(
         r=5,
         alpha=12.0,

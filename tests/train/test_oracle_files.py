@@ -137,7 +137,8 @@ O_BIAS: dict[str, str | bool] = {
     **dict.fromkeys(("helium", "glm", "glm4", "glm4_moe", "lfm2", "mixtral"), False),
 }
 MLP_BIAS: dict[str, str | bool] = {"phi": True, **dict.fromkeys(("starcoder2", "ernie4_5"), "use_bias")}
-MAMBA = ("GraniteMoeHybridForCausalLM", "layer_types")  # which all layers are where the key is missing
+# Keys without which transformers fails when the model is made: all layers are Mamba, heads are not as many as of keys.
+FAILS = (("GraniteMoeHybridForCausalLM", "layer_types"), ("DeepseekV3ForCausalLM", "num_attention_heads"))
 
 
 def base_config(architecture: str) -> dict[str, Any]:
@@ -153,6 +154,8 @@ def base_config(architecture: str) -> dict[str, Any]:
         special["mlp_bias"] = False
     if kind == "lfm2":  # whose width of the MLP is another otherwise
         special["block_auto_adjust_ff_dim"] = False
+    if kind in ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "minicpm3"):
+        special |= {"num_key_value_heads": 32, "num_experts_per_tok": 8}
     if kind in ("iquestcoder", "qwen3_next", "qwen3_5_moe_text"):
         special["use_sliding_window"] = False
     if kind.startswith("gemma4"):
@@ -160,6 +163,8 @@ def base_config(architecture: str) -> dict[str, Any]:
     if kind == "gemma3n_text":
         special["num_kv_shared_layers"] = 0
     found = {"architectures": [architecture], "model_type": kind, **KEYS, **special}
+    if "num_experts_per_tok" in special:  # whose head_dim is one of two others, and not read
+        del found["head_dim"]
     if kind.startswith("gemma4"):  # where transformers takes it for rope_parameters, and fails
         del found["rope_scaling"]
     return found
@@ -201,7 +206,8 @@ def as_theirs(raw: dict[str, Any]) -> dict[str, Any]:
     if raw["model_type"].startswith("gemma4"):  # layers with a window, of which the first is one, and without
         head_dim, full_dim = (theirs.per_layer_config[i].head_dim for i in (0, 5))
     else:
-        full_dim = head_dim = getattr(theirs, "head_dim", None) or theirs.hidden_size // heads
+        latent = getattr(theirs, "qk_rope_head_dim", None)
+        full_dim = head_dim = latent or getattr(theirs, "head_dim", None) or theirs.hidden_size // heads
     types = getattr(theirs, "layer_types", None)
     window = getattr(theirs, "sliding_window", None) or 0
     if raw["model_type"] in ("mistral", "ministral3", "mixtral", "qwen3_moe", "phi3", "starcoder2"):
@@ -218,7 +224,7 @@ def as_theirs(raw: dict[str, Any]) -> dict[str, Any]:
         "num_hidden_layers": layers,
         "num_attention_heads": heads,
         "num_key_value_heads": theirs.num_key_value_heads or heads,
-        "head_dim": head_dim,
+        "head_dim": getattr(theirs, "qk_head_dim", head_dim),
         "rms_norm_eps": 1e-5 if kind == "olmo" else getattr(theirs, EPSILONS.get(kind, "rms_norm_eps")),
         "max_position_embeddings": theirs.max_position_embeddings,
         "tie_word_embeddings": theirs.tie_word_embeddings,
@@ -302,8 +308,8 @@ def test_each_key_missing_or_null_is_as_in_transformers(architecture: str, how: 
                     parse_model_config(raw)
             refused += 1
             continue
-        if theirs["num_attention_heads"] % theirs["num_key_value_heads"] or (architecture, key) == MAMBA:
-            with pytest.raises(WgradError, match="must be"):  # transformers fails when the model is made
+        if theirs["num_attention_heads"] % theirs["num_key_value_heads"] or (architecture, key) in FAILS:
+            with pytest.raises(WgradError, match="must be"):
                 parse_model_config(raw)
             continue
         ours = as_ours(parse_model_config(raw))

@@ -35,7 +35,10 @@ pytestmark = pytest.mark.oracle
 
 SIZES: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16}
 LORA = LoraConfig(
-    r=6, alpha=9.0, rslora=True, target_modules=r".*\.(q_proj|up_proj|qkv_proj|gate_up_proj|down_proj|fc1|dense)"
+    r=6,
+    alpha=9.0,
+    rslora=True,
+    target_modules=r".*\.(q_proj|q_b_proj|kv_b_proj|up_proj|qkv_proj|gate_up_proj|down_proj|fc1|dense)",
 )
 
 

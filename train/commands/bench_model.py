@@ -80,6 +80,15 @@ _QWEN3_MOE = {
     "moe_intermediate_size": 768,
     "norm_topk_prob": True,
 }
+_DEEPSEEK_V2_LITE = {
+    "architectures": ["DeepseekV2ForCausalLM"],
+    "model_type": "deepseek_v2",
+    "q_lora_rank": None,
+    "n_routed_experts": 64,
+    "num_experts_per_tok": 6,
+    "moe_intermediate_size": 1408,
+    "first_k_dense_replace": 1,
+}
 SHAPES = {
     "smollm2-135m": Shape(576, 1536, 30, 9, 3, 64, 49152, True, False),
     "smollm2-360m": Shape(960, 2560, 32, 15, 5, 64, 49152, True, False),
@@ -88,6 +97,7 @@ SHAPES = {
     "llama-3.1-70b": Shape(8192, 28672, 80, 64, 8, 128, 128256, False, True),
     "qwen3.5-4b": Shape(2560, 9216, 32, 16, 4, 256, 248320, True, True, _QWEN35),
     "qwen3-30b-a3b": Shape(2048, 6144, 48, 32, 4, 128, 151936, False, True, _QWEN3_MOE),
+    "deepseek-v2-lite": Shape(2048, 10944, 27, 16, 16, 64, 102400, False, True, _DEEPSEEK_V2_LITE),
     "tinyllama-1.1b": Shape(2048, 5632, 22, 32, 4, 64, 32000, False, False),
     "tiny": Shape(64, 96, 2, 4, 2, 16, 256, True, True),
 }

@@ -82,6 +82,7 @@ class Family:
         title: Its name in the docs, "" where that is the architecture's.
         windowed: Whether of two families with one name in GGUF it is the one whose files have a window.
         reads_again: See `ModelConfig.read_again_at`.
+        other_types: Further names of `model_type` under which files have the architecture.
     """
 
     model_type: str
@@ -91,6 +92,7 @@ class Family:
     title: str = ""
     windowed: bool = False
     reads_again: bool = False
+    other_types: tuple[str, ...] = ()
 
 
 # SmolLM and SmolLM2 are LlamaForCausalLM; Qwen2.5 is Qwen2ForCausalLM.
@@ -189,7 +191,12 @@ FAMILIES = {
     ),
     "DeepseekV2ForCausalLM": Family("deepseek_v2", DeepseekV2File, DeepseekV2File.variant, "", "DeepSeek V2, V2-Lite"),
     "DeepseekV3ForCausalLM": Family(
-        "deepseek_v3", DeepseekV3File, DeepseekV3File.variant, "", "DeepSeek V3, R1, Moonlight"
+        "deepseek_v3",
+        DeepseekV3File,
+        DeepseekV3File.variant,
+        "",
+        "DeepSeek V3, R1, Kimi K2, Moonlight",
+        other_types=("kimi_k2",),
     ),
     "Glm4MoeLiteForCausalLM": Family("glm4_moe_lite", Glm4MoeLiteFile, Glm4MoeLiteFile.variant, "", "GLM-4.7-Flash"),
     "MiniCPM3ForCausalLM": Family("minicpm3", MiniCpm3File, MiniCpm3File.variant, "", "MiniCPM3"),

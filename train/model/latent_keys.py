@@ -32,15 +32,32 @@ _GROUPED = ("greedy", "group_limited_greedy")  # ways in which DeepSeek-V2 choos
 class _LatentKeys(Protocol):
     """Keys that these families have in common."""
 
-    hidden_size: Width
-    num_attention_heads: Count
-    num_key_value_heads: Count | None
-    attention_bias: bool
-    q_lora_rank: Width | None
-    kv_lora_rank: Width
-    qk_nope_head_dim: Width
-    qk_rope_head_dim: Width
-    v_head_dim: Width | None
+    @property
+    def hidden_size(self) -> int: ...
+
+    @property
+    def num_attention_heads(self) -> int: ...
+
+    @property
+    def num_key_value_heads(self) -> int | None: ...
+
+    @property
+    def attention_bias(self) -> bool: ...
+
+    @property
+    def q_lora_rank(self) -> int | None: ...
+
+    @property
+    def kv_lora_rank(self) -> int: ...
+
+    @property
+    def qk_nope_head_dim(self) -> int: ...
+
+    @property
+    def qk_rope_head_dim(self) -> int: ...
+
+    @property
+    def v_head_dim(self) -> int | None: ...
 
 
 def _check(keys: _LatentKeys) -> None:
@@ -50,6 +67,11 @@ def _check(keys: _LatentKeys) -> None:
         raise ValueError(
             f"num_key_value_heads must be num_attention_heads, {heads}, where keys come from a latent; got "
             f"{keys.num_key_value_heads}"
+        )
+    if keys.qk_nope_head_dim % 2 or keys.qk_rope_head_dim % 2:
+        raise ValueError(
+            f"qk_nope_head_dim and qk_rope_head_dim must be even; got {keys.qk_nope_head_dim} and "
+            f"{keys.qk_rope_head_dim}"
         )
     width, value = keys.qk_nope_head_dim + keys.qk_rope_head_dim, _latent(keys).value
     if not 1 <= value <= width:

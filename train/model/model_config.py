@@ -280,7 +280,7 @@ def parse_model_config(raw: Mapping[str, Any], where: str = "config.json") -> Mo
 def _architecture(file: NameFile, where: str) -> str:
     """By `model_type`, as transformers' AutoModelForCausalLM; by `architectures` where a file has no model_type."""
     names = file.architectures or []
-    by_type = {family.model_type: name for name, family in FAMILIES.items()}
+    by_type = {kind: name for name, family in FAMILIES.items() for kind in (family.model_type, *family.other_types)}
     by_type |= {whole.model_type: name for name, whole in MULTIMODAL.items()}
     if file.model_type is not None:
         found = by_type.get(file.model_type)
