@@ -134,7 +134,7 @@ class DeepseekV2File(ScoredFile, kw_only=True):
 
 
 class DeepseekV3File(ScoredFile, kw_only=True):
-    """Of DeepSeek-V3 and R1, Kimi K2 and Moonlight."""
+    """Keys of DeepSeek-V3 and R1, Kimi K2 and Moonlight."""
 
     unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         "scoring_func": (None, "sigmoid"),
