@@ -18,14 +18,24 @@ from tests.train.conftest import VOCAB, random_weights, tiny_config, write_check
 from tests.train.gguf_writer import permuted
 from tests.train.test_oracle_adapter import our_logits, random_adapter, random_ids
 from wgrad.autograd.reference import ReferenceDevice
+from wgrad.device.errors import WgradError
 from wgrad.train.commands.cli import main
 from wgrad.train.model.adapter_files import save_adapter
 from wgrad.train.model.families import FAMILIES
 from wgrad.train.model.gguf_activation import write_activation
+from wgrad.train.model.gguf_adapter import save_gguf_adapter
 from wgrad.train.model.gguf_experts import name_map, parts_in_gguf, rows_axis, tensor_name, write_experts
 from wgrad.train.model.gguf_linear import gguf_shape, to_gguf, write_key_heads, write_linear
+from wgrad.train.model.gguf_shared_keys import (
+    SHARING,
+    frequency_factors,
+    shared_specs,
+    shared_value,
+    write_shared,
+)
 from wgrad.train.model.lora import LoraConfig, linear_modules
-from wgrad.train.model.model_config import ModelConfig, load_model_config
+from wgrad.train.model.model_config import ModelConfig, load_model_config, parse_model_config
+from wgrad.train.model.weights import weight_specs
 from wgrad.train.step.build import build_frozen
 
 llama_cpp = oracle_package("xllamacpp")
@@ -44,6 +54,7 @@ EXTRA: dict[str, dict[str, Any]] = {
     "Gemma3ForCausalLM": GEMMA | {"rope_theta": 1e6, "num_hidden_layers": 6},
     "GraniteForCausalLM": GRANITE,
     "GraniteMoeForCausalLM": GRANITE,
+    "GraniteMoeSharedForCausalLM": GRANITE | {"shared_intermediate_size": 32},
     "Olmo3ForCausalLM": {"rope_theta": 5e5, "sliding_window": 7, "num_hidden_layers": 4},
     "PhiForCausalLM": {"hidden_act": "gelu_new"},
     "StableLmForCausalLM": {"use_qkv_bias": True, "use_parallel_residual": True},
@@ -76,6 +87,13 @@ EXTRA: dict[str, dict[str, Any]] = {
     ),
     "Qwen3MoeForCausalLM": {"norm_topk_prob": True, "moe_intermediate_size": 32},
 }
+# llama.cpp has these sizes of Gemma 3n; its deviation of a gate is that of a sample: here of many numbers.
+EXTRA["Gemma3nForCausalLM"] = {
+    "num_kv_shared_layers": 0, "layer_types": ["sliding_attention"] * 2, "num_hidden_layers": 2, "laurel_rank": 64,
+    "altup_num_inputs": 4, "hidden_size_per_layer_input": 256, "intermediate_size": 1024,
+    "activation_sparsity_pattern": [0.95] * 2, "final_logit_softcapping": 30.0, "rope_local_base_freq": 500.0,
+}  # fmt: skip
+EXTRA["Gemma4ForCausalLM"] = {"use_double_wide_mlp": True, "final_logit_softcapping": 3.0}
 GELU = ("Gemma", "PhiFor", "Starcoder")
 IN_GGUF = [name for name, family in FAMILIES.items() if family.gguf]
 ADAPTERS = {
@@ -93,11 +111,14 @@ def write_base(path: Path, config: ModelConfig, weights: dict[str, np.ndarray]) 
     writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(64)
     writer.add_embedding_length(config.hidden_size)
-    writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
-    write_key_heads(writer, config)
-    for add in (writer.add_key_length, writer.add_value_length):
-        add(config.head_dim)
+    if kind in SHARING:
+        write_shared(writer, config)
+    else:
+        writer.add_feed_forward_length(config.intermediate_size)
+        write_key_heads(writer, config)
+        for add in (writer.add_key_length, writer.add_value_length):
+            add(config.head_dim)
     writer.add_rope_dimension_count(config.rope.head_dim)
     (writer.add_layer_norm_eps if config.layer_norm else writer.add_layer_norm_rms_eps)(config.rms_norm_eps)
     writer.add_rope_freq_base(config.rope.theta)
@@ -116,7 +137,7 @@ def write_base(path: Path, config: ModelConfig, weights: dict[str, np.ndarray]) 
     if config.score_softcap:
         writer.add_attn_logit_softcapping(config.score_softcap)
         writer.add_final_logit_softcapping(config.logit_softcap)
-    if any(config.windows):
+    if any(config.windows) and kind not in SHARING:
         writer.add_sliding_window(max(config.windows))
     if kind == "cohere2":
         writer.add_logit_scale(config.logit_scale)
@@ -138,8 +159,16 @@ def write_base(path: Path, config: ModelConfig, weights: dict[str, np.ndarray]) 
         writer.add_residual_scale(config.residual_scale)
         writer.add_logit_scale(1 / config.logit_scale)
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
+    specs = {spec.name: spec for spec in weight_specs(config)}
+    others = shared_specs(config, list(specs.values())) if kind in SHARING else []
+    in_file = {spec.name: shared_value(spec, specs, lambda spec: weights[spec.name]) for spec in others}
+    for name, value in in_file.items():
+        if value is not None:
+            writer.add_tensor(tensor_name(names, name), value)
+    if kind == "gemma4":
+        writer.add_tensor("rope_freqs.weight", frequency_factors(config.rope))
     for name, value in weights.items():
-        if ".act_fn." in name:
+        if ".act_fn." in name or (in_file and in_file.get(name, 0) is not None):
             continue
         part = name.split(".")[-2]
         if (
@@ -200,10 +229,13 @@ def adapted(tmp_path: Path) -> Callable[..., tuple[Path, np.ndarray, np.ndarray]
     `model`, a checkpoint, and base.gguf, the same."""
 
     def make(architecture: str, lora: LoraConfig) -> tuple[Path, np.ndarray, np.ndarray]:
-        raw = tiny_config(architecture, **SIZES, **EXTRA.get(architecture, {}) | {"num_hidden_layers": 2})
+        layers = {} if architecture == "Gemma4ForCausalLM" else {"num_hidden_layers": 2}
+        raw = tiny_config(architecture, **SIZES | EXTRA.get(architecture, {}) | layers)
         weights = random_weights(raw)
         folder, adapter = write_checkpoint(tmp_path / "model", raw, weights), tmp_path / "adapter"
         config = load_model_config(folder)
+        if FAMILIES[architecture].gguf in SHARING:
+            lora = replace(lora, target_modules=r"model\.layers\.(?!.*modality_router).*")
         write_base(tmp_path / "base.gguf", config, weights)
         save_adapter(adapter, lora, random_adapter(lora, linear_modules(config)), str(folder))
 
@@ -298,6 +330,19 @@ def test_what_cannot_be_exported(adapted: Any, tmp_path: Path, capsys: Any) -> N
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"intermediate_size": 128}))
     refused("the adapter belongs to another model")
+
+
+@pytest.mark.parametrize(
+    "module",
+    ["model.per_layer_model_projection", "model.altup_projections.1", "model.layers.0.altup.modality_router"],
+)
+def test_llama_cpp_takes_no_adapter_of_some_modules(module: str, tmp_path: Path) -> None:
+    config = parse_model_config(tiny_config("Gemma3nForCausalLM"))
+    lora = LoraConfig(r=2, alpha=2.0)
+    arrays = random_adapter(replace(lora, target_modules=r".*"), {module: linear_modules(config)[module]})
+    with pytest.raises(WgradError, match=f"llama.cpp takes no adapter of {module}: merge it"):
+        save_gguf_adapter(tmp_path / "adapter.gguf", config, lora, arrays, np.dtype(np.float32), "--gguf-lora")
+    assert not (tmp_path / "adapter.gguf").exists()
 
 
 def test_an_architecture_that_gguf_is_not_written_for(tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:

@@ -27,8 +27,9 @@ from wgrad.train.commands.cli import main
 from wgrad.train.data.tokenizer import load_tokenizer
 from wgrad.train.files.gguf_metadata import read_metadata
 from wgrad.train.model.adapter_files import save_adapter
+from wgrad.train.model.gguf_model import _without_place
 from wgrad.train.model.lora import LoraConfig, linear_modules
-from wgrad.train.model.model_config import load_model_config
+from wgrad.train.model.model_config import load_model_config, parse_model_config
 from wgrad.train.model.model_files import ModelFiles
 from wgrad.train.model.weights import weight_specs
 from wgrad.train.step.build import build_frozen
@@ -278,6 +279,41 @@ def test_what_cannot_be_written(adapted: Any, tmp_path: Path, capsys: Any) -> No
     for architecture, changes, what in others:
         adapter = adapted(architecture, **changes)
         refused(f"has {what}")
+
+
+@pytest.mark.parametrize(
+    ("architecture", "changes", "what"),
+    [
+        (
+            "Gemma3nForCausalLM",
+            {"laurel_rank": 32},
+            "AltUp of 4 streams, LAuReL of rank 32 and per-layer embeddings of",
+        ),
+        ("Gemma3nForCausalLM", {"final_logit_softcapping": 20.0}, "logits capped at 20"),
+        ("Gemma3nForCausalLM", {"activation_sparsity_pattern": [0.95, 0.0]}, "other sparse activations"),
+        ("Gemma3nForCausalLM", {"intermediate_size": [96, 64]}, "MLPs of several widths"),
+        (
+            "Gemma3nForCausalLM",
+            {"layer_types": ["full_attention"] * 2},
+            "a sliding window in other layers than gemma3n",
+        ),
+        (
+            "Gemma3nForCausalLM",
+            {"layer_types": ["sliding_attention"] * 2, "num_kv_shared_layers": 1},
+            "keys and values shared by other layers than those from 20 on",
+        ),
+        (
+            "Gemma4ForCausalLM",
+            {"layer_types": ["sliding_attention", "full_attention"] * 2, "num_kv_shared_layers": 1},
+            "layers that use the keys of others than the last two with their own",
+        ),
+        ("Gemma4ForCausalLM", {"hidden_activation": "silu"}, "the activation silu"),
+    ],
+)
+def test_what_llama_cpp_has_otherwise(architecture: str, changes: dict[str, Any], what: str) -> None:
+    raw = tiny_config(architecture, **SIZES | EXTRA[architecture])
+    assert not list(_without_place(parse_model_config(raw)))
+    assert what in [said[: len(what)] for said in _without_place(parse_model_config(raw | changes))]
 
 
 SAFE = ("--format", "safetensors")

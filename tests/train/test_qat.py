@@ -32,6 +32,7 @@ from wgrad.train.step.build import build_trainable
 
 BASE_MODEL = Path(__file__).parents[2] / "examples" / "base_model"
 # Rows of whole blocks of 256 and of 96, so that the mix of Q4_K has all types that are rounded to but Q4_0.
+ROPE = {"position_embedding_type": "rope", "layer_types": ["attention"]}
 SIZES: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 96, "head_dim": 32, "num_hidden_layers": 1}
 
 
@@ -45,6 +46,15 @@ def words(model: Path, data: Path, out: Path, *more: str) -> list[str]:
 def model(tmp_path: Path) -> Path:
     raw = tiny_config(tie_word_embeddings=True, **SIZES)
     return write_checkpoint(tmp_path / "model", raw, random_weights(raw))
+
+
+def test_parts_of_the_model_that_the_file_has_otherwise(tmp_path: Path) -> None:
+    """Gate and up in one projection, of which the file has two."""
+    raw = tiny_config("GraniteMoeHybridForCausalLM", shared_intermediate_size=96, **ROPE, **SIZES)
+    folder = write_checkpoint(tmp_path / "model", raw, random_weights(raw))
+    formats = Rounding.of("q4_0", folder, load_model_config(folder)).formats
+    for part in ("input", "output"):
+        assert formats[f"model.layers.0.shared_mlp.{part}_linear.weight"].format == "q4_0"
 
 
 @pytest.mark.parametrize(

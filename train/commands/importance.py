@@ -17,9 +17,8 @@ from wgrad.train.data.data import load_data
 from wgrad.train.data.packing import Document, make_batch, pack_documents
 from wgrad.train.files.imatrix_file import Imatrix, load_imatrix
 from wgrad.train.inference.open_model import open_model
-from wgrad.train.model.gguf_experts import parts_in_gguf
+from wgrad.train.model.gguf_experts import parts_in_gguf, tensor_names
 from wgrad.train.model.gguf_linear import order_of
-from wgrad.train.model.gguf_model import tensor_names
 from wgrad.train.model.lora import linear_modules
 from wgrad.train.model.model import Model
 from wgrad.train.model.model_config import ModelConfig

@@ -30,6 +30,7 @@ from wgrad.train.files.input_files import one_line, open_input, reading, refuse_
 from wgrad.train.files.safetensors_files import TensorEntry
 
 _DTYPES = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype(ml_dtypes.bfloat16)}
+_DECODED = ("token_embd", "output", "per_layer_token_embd")  # whose rows are looked up, whatever their type
 _UNKNOWN_TYPE = re.compile(r"(\d+)\)? is not a valid GGMLQuantizationType")
 
 
@@ -206,7 +207,7 @@ def _entries(reader: Any, path: Path, source: str, fields: dict[str, Any]) -> di
             turned = heads.get(part, 0) if architecture in PAIRED else 0
             if turned and own[0] % (2 * turned):
                 raise WgradError(f"{source}: {path}: {tensor.name} must have whole heads, got {list(own)}: {FETCH}")
-            dtype = "F32" if part in ("token_embd", "output") and stored in gguf_formats() else stored
+            dtype = "F32" if part in _DECODED and stored in gguf_formats() else stored
             begin = place if stored in _DTYPES and not turned else None
             entries[name] = GgufEntry(source, path, name, dtype, own, None, begin, stored, place, size, turned)
             place += size
@@ -228,7 +229,11 @@ def _parts(
     name: str, shape: tuple[int, ...], size: int, names: dict[str, str], heads: dict[str, int]
 ) -> Iterator[tuple[str, tuple[int, ...], int]]:
     """The tensors that one of a file stands for, as they follow one another: names, shapes, bytes. One, but for a stack
-    of q, k and v in a file of an architecture that has them apart."""
+    of q, k and v in a file of an architecture that has them apart, and of the projections that make AltUp's streams."""
+    stem = name.removesuffix(".weight")
+    if f"{stem}.0" in names and len(shape) == 3:
+        yield from ((f"{stem}.{i}.weight", shape[1:], size // shape[0]) for i in range(shape[0]))
+        return
     stacked = f".{QKV}." in name and QKV not in names and heads and shape
     of_each = heads["attn_q"] + 2 * heads["attn_k"] if stacked else 0
     if not stacked or shape[0] % of_each:

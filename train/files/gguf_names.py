@@ -33,6 +33,28 @@ _OLMO2 = _NAMES | {
     "post_ffw_norm": "post_feedforward_layernorm",
 }
 _GEMMA = _OLMO2 | {"ffn_norm": "pre_feedforward_layernorm"}
+# Gemma 3n and 4: layers with embeddings of their own.
+_PER_LAYER = _GEMMA | {
+    "per_layer_token_embd": "model.embed_tokens_per_layer",
+    "per_layer_model_proj": "model.per_layer_model_projection",
+    "per_layer_proj_norm": "model.per_layer_projection_norm",
+    "inp_gate": "per_layer_input_gate",
+    "proj": "per_layer_projection",
+    "post_norm": "post_per_layer_input_norm",
+}
+STREAMS = 16  # of AltUp, at most: the projections that make them are parts of one tensor
+_STREAMS = {"altup_proj": "model.altup_projections", "altup_unembd_proj": "model.altup_unembed_projections"}
+_GEMMA_3N = _PER_LAYER | {
+    **{f"{part}.{i}": f"{ours}.{i}" for part, ours in _STREAMS.items() for i in range(STREAMS)},
+    "altup_correct_coef": "altup.correction_coefs",
+    "altup_correct_scale.weight": "altup.correct_output_scale",
+    "altup_predict_coef": "altup.prediction_coefs",
+    "altup_router": "altup.modality_router",
+    "altup_router_norm": "altup.router_norm",
+    "laurel_l": "laurel.linear_left",
+    "laurel_r": "laurel.linear_right",
+    "laurel_post_norm": "laurel.post_laurel_norm",
+}
 _PHI2 = _NAMES | {
     "output_norm": "model.final_layernorm",
     "attn_output": "self_attn.dense",
@@ -87,6 +109,8 @@ ARCHITECTURES = {
         ("llama", "qwen2", "qwen3", "qwen3moe", "olmoe", "smollm3", "granite", "gemma", "stablelm"), _NAMES
     ),
     **dict.fromkeys(("gemma2", "gemma3"), _GEMMA),
+    "gemma3n": _GEMMA_3N,
+    "gemma4": _PER_LAYER | {"layer_output_scale.weight": "layer_scalar"},
     "olmo2": _OLMO2,
     "phi2": _PHI2,
     "phi3": _PHI3,
@@ -95,7 +119,7 @@ ARCHITECTURES = {
     "seed_oss": _NAMES | {"post_attention_norm": "post_attention_layernorm"},
     "exaone4": _OLMO2,
     "gpt-oss": _GPT_OSS,
-    "granitemoe": {name: ours.replace("mlp.", "block_sparse_moe.") for name, ours in _GRANITE_MOE.items()},
+    "granitemoe": {name: ours.replace("mlp.", "block_sparse_moe.") for name, ours in _GRANITE_MOE.items()} | _SHARED,
     "hunyuan-dense": _NAMES | {"attn_q_norm": "self_attn.query_layernorm", "attn_k_norm": "self_attn.key_layernorm"},
     "apertus": _NAMES | {"attn_norm": "attention_layernorm", "ffn_norm": "feedforward_layernorm"},
     "qwen2moe": _NAMES | _SHARED,

@@ -80,7 +80,7 @@ class Family:
         variant: From those, the fields of `ModelConfig` that are not a plain LLaMA's.
         gguf: llama.cpp's name of the architecture, "" where it is not written into GGUF.
         title: Its name in the docs, "" where that is the architecture's.
-        windowed: Whether of two families with one name in GGUF it is the one whose files have a window.
+        gguf_key: Of two families with one name in GGUF, what the files of this one alone have above 0.
         reads_again: See `ModelConfig.read_again_at`.
         other_types: Further names of `model_type` under which files have the architecture.
     """
@@ -90,7 +90,7 @@ class Family:
     variant: Callable[[Any], dict[str, Any]]
     gguf: str
     title: str = ""
-    windowed: bool = False
+    gguf_key: str = ""
     reads_again: bool = False
     other_types: tuple[str, ...] = ()
 
@@ -125,10 +125,10 @@ FAMILIES = {
     "GemmaForCausalLM": Family("gemma", GemmaFile, variants.gemma, "gemma", "Gemma 1"),
     "Gemma2ForCausalLM": Family("gemma2", Gemma2File, variants.gemma2, "gemma2", "Gemma 2"),
     "Gemma3ForCausalLM": Family("gemma3_text", Gemma3File, variants.gemma3, "gemma3", "Gemma 3"),
-    "Gemma3nForCausalLM": Family("gemma3n_text", Gemma3nFile, Gemma3nFile.variant, "", "Gemma 3n"),
-    "Gemma4ForCausalLM": Family("gemma4_text", Gemma4File, Gemma4File.variant, "", "Gemma 4"),
+    "Gemma3nForCausalLM": Family("gemma3n_text", Gemma3nFile, Gemma3nFile.variant, "gemma3n", "Gemma 3n"),
+    "Gemma4ForCausalLM": Family("gemma4_text", Gemma4File, Gemma4File.variant, "gemma4", "Gemma 4"),
     "Gemma4UnifiedForCausalLM": Family(
-        "gemma4_unified_text", Gemma4UnifiedFile, Gemma4UnifiedFile.variant, "", "Gemma 4 without encoders"
+        "gemma4_unified_text", Gemma4UnifiedFile, Gemma4UnifiedFile.variant, "gemma4", "Gemma 4 without encoders"
     ),
     "GraniteForCausalLM": Family("granite", GraniteFile, variants.granite, "granite", "Granite 3"),
     "Olmo2ForCausalLM": Family("olmo2", Olmo2File, variants.olmo2, "olmo2", "OLMo 2"),
@@ -138,7 +138,7 @@ FAMILIES = {
         lambda keys: {**variants.olmo2(keys), "windows": variants.one_full_of(keys, 4)},
         "olmo2",
         "OLMo 3",
-        windowed=True,
+        gguf_key="attention.sliding_window",
     ),
     "OlmoHybridForCausalLM": Family("olmo_hybrid", OlmoHybridFile, delta_net_variants.olmo_hybrid, "", "OLMo Hybrid"),
     "PhiForCausalLM": Family("phi", PhiFile, variants.phi, "phi2", "Phi 1, 1.5, 2"),
@@ -168,7 +168,12 @@ FAMILIES = {
         "granitemoe", GraniteMoeFile, expert_variants.granite_moe, "granitemoe", "Granite 3, experts"
     ),
     "GraniteMoeSharedForCausalLM": Family(
-        "granitemoeshared", GraniteMoeSharedFile, expert_variants.granite_moe, "", "Granite 3, shared expert"
+        "granitemoeshared",
+        GraniteMoeSharedFile,
+        expert_variants.granite_moe,
+        "granitemoe",
+        "Granite 3, shared expert",
+        gguf_key="expert_shared_feed_forward_length",
     ),
     "GraniteSWAForCausalLM": Family("granite_swa", GraniteSwaFile, variants.granite_swa, "", "Granite with sinks"),
     "HunYuanDenseV1ForCausalLM": Family(

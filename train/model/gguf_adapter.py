@@ -23,6 +23,7 @@ from wgrad.train.model.adapter_files import refuse_variant
 from wgrad.train.model.families import FAMILIES
 from wgrad.train.model.gguf_experts import name_map, parts_in_gguf, tensor_name
 from wgrad.train.model.gguf_linear import order_of
+from wgrad.train.model.gguf_shared_keys import UNADAPTED
 from wgrad.train.model.lora import LoraConfig
 from wgrad.train.model.model_config import ModelConfig
 
@@ -74,6 +75,11 @@ def save_gguf_adapter(
             b = permute(b, heads)
         if ordered := order_of(config, module):
             a, b = (a, b[ordered[1]]) if ordered[0] == "rows" else (a[:, ordered[1]], b)
+        if any(path in module for path in UNADAPTED):
+            raise WgradError(
+                f"{option}: llama.cpp takes no adapter of {module}: merge it: wgrad merge --format gguf, or train "
+                "without that module"
+            )
         name = tensor_name(names, part)
         for side, value in (("lora_a", a), ("lora_b", b)):
             with np.errstate(over="ignore"):

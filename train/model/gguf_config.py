@@ -28,6 +28,7 @@ from wgrad.train.model.gguf_model import (
     ROPE_SHORT,
     UNROUNDED,
 )
+from wgrad.train.model.gguf_shared_keys import SHARING, keys_of_shared
 from wgrad.train.model.rope_scaling import RopeConfig, inverse_frequencies
 from wgrad.train.model.weights import EMBEDDING, HEAD
 
@@ -54,8 +55,9 @@ def config_of_gguf(fields: GgufFields, tensors: Mapping[str, TensorEntry]) -> di
     named = [key for key in of_name if issubclass(FAMILIES[key].keys, ExpertsFile) == (experts > 0)]
     if not named:
         raise fields.error(prefix + "expert_count", f"must be {'0' if experts else 'above 0'}, got {experts}")
-    windowed = fields.get(prefix + _WINDOW, int, 0) > 0
-    architecture = next((key for key in named if windowed and FAMILIES[key].windowed), named[0])
+    own_keys = {key: FAMILIES[key].gguf_key for key in named if FAMILIES[key].gguf_key}
+    marked = (key for key, own in own_keys.items() if fields.get(prefix + own, int, 0) > 0)
+    architecture = next(marked, named[0])
 
     def number(key: str) -> int:
         return fields.needed(prefix + key, int)
@@ -93,19 +95,22 @@ def config_of_gguf(fields: GgufFields, tensors: Mapping[str, TensorEntry]) -> di
         **_epsilon(fields),
         "tie_word_embeddings": HEAD not in tensors,
         "rope_theta": _theta(fields),
-        **_rope(architecture, fields, _scaling(fields, tensors, width)),
+        **_rope(architecture, fields, tensors, width),
         "partial_rotary_factor": _part(rotated, width),
         **_biases(name, tensors),
         **keys_of_experts(fields, experts),
         **keys_of_linear(fields),
         **_layer_norm_variant(name, tensors),
         **_variant(fields, name, hidden // heads if layers == GGUF_LARGEST.get(name) else width),
+        **_shared(fields, tensors),
     }
 
 
 def _mlp_width(fields: GgufFields, experts: int) -> int:
     """Return the width of a plain MLP; of an expert, where no layer has a plain one."""
     key = f"{fields.architecture}.feed_forward_length"
+    if fields.is_list(key) and (listed := fields.numbers(key)):
+        return max(map(int, listed))
     return fields.get(key, int) or fields.needed(key.replace(".", ".expert_", 1) if experts else key, int)
 
 
@@ -115,6 +120,8 @@ def _key_heads(fields: GgufFields, heads: int) -> int:
     if not fields.is_list(key):
         return fields.get(key, int, heads)
     listed = {int(count) for count in fields.numbers(key)} - {0}
+    if fields.architecture in SHARING and listed:
+        return max(listed)  # `keys_of_shared` has those of each kind of layer
     if len(listed) != 1:
         raise fields.error(key, f"must be the same in all layers with attention, got {sorted(listed)}")
     return listed.pop()
@@ -126,12 +133,23 @@ def _epsilon(fields: GgufFields) -> dict[str, float]:
     return {own or "rms_norm_eps": fields.needed(f"{fields.architecture}.attention.{key}", float)}
 
 
-def _rope(architecture: str, fields: GgufFields, scaling: dict[str, Any] | None) -> dict[str, Any]:
+def _shared(fields: GgufFields, tensors: Mapping[str, TensorEntry]) -> dict[str, Any]:
+    """Return the keys of models whose layers share keys and values."""
+    if fields.architecture not in SHARING:
+        return {}
+    factors = _factors(fields, tensors, ROPE_FACTORS) if ROPE_FACTORS in tensors else None
+    return keys_of_shared(fields, tensors, factors)
+
+
+def _rope(architecture: str, fields: GgufFields, tensors: Mapping[str, TensorEntry], width: int) -> dict[str, Any]:
+    if fields.architecture in SHARING:
+        return {}
+    scaling = _scaling(fields, tensors, width)
     if fields.architecture == "mistral3":
         return _mistral3_rope(fields, scaling)
     if fields.architecture in UNROUNDED and scaling is not None:
         scaling["truncate"] = False
-    if not FAMILIES[architecture].windowed:
+    if FAMILIES[architecture].gguf_key != _WINDOW:
         scaled_by_default = FAMILIES[architecture].keys.default_rope != RopeFile()
         return {"rope_scaling": scaling or ({"rope_type": "default"} if scaled_by_default else None)}
     sliding = {"rope_type": "default", "rope_theta": _theta(fields)}

@@ -14,13 +14,16 @@ import numpy as np
 from wgrad.train.files.gguf_fields import GgufFields
 from wgrad.train.files.gguf_files import require_gguf
 from wgrad.train.model.experts import DOWN, EXPERTS, GATE_UP
+from wgrad.train.model.families import FAMILIES
 from wgrad.train.model.gguf_linear import BY_HEAD, gguf_shape, rows_by_head
 from wgrad.train.model.gguf_scored import keys_of_ernie, keys_of_scored, without_scored_place, write_scored
+from wgrad.train.model.gguf_shared_keys import shared_specs, shared_value, stack_of
 from wgrad.train.model.linear_attention import LinearAttention
 from wgrad.train.model.model_config import ModelConfig
 from wgrad.train.model.weights import XIELU, WeightSpec, weight_specs
 
 HALVES = ("gate_proj", "up_proj")
+SHARED = "mlp.shared_expert"
 FUSED_MLP = ("shared_mlp.input_linear", "shared_mlp.output_linear")  # an MLP of which GGUF has gate and up as two
 # As llama.cpp has it for the architecture.
 _NORMALIZED = {
@@ -42,7 +45,7 @@ def gguf_specs(config: ModelConfig) -> list[WeightSpec]:
             found.append(replace(spec, name=name, shape=_with_rows(spec, len(rows))))
         if not parts:
             found.append(replace(spec, shape=gguf_shape(spec.name, spec.shape)))
-    return found
+    return shared_specs(config, found) if config.kv_sources else found
 
 
 def _with_rows(spec: WeightSpec, rows: int) -> tuple[int, ...]:
@@ -71,8 +74,11 @@ def parts_in_gguf(config: ModelConfig, name: str, shape: tuple[int, ...]) -> dic
         names = [stem.removesuffix(GATE_UP) + half + ending for half in HALVES]
         if config.experts is not None and config.experts.interleaved:
             return dict(zip(names, (rows[::2], rows[1::2])))
+    elif name.endswith(f"{FUSED_MLP[1]}.weight") and config.experts is not None:
+        return {name.replace(FUSED_MLP[1], f"{SHARED}.{DOWN}"): rows}
     elif name.endswith(fused):
-        names = [f"{name.removesuffix(fused)}mlp.{half}.weight" for half in HALVES]
+        owner = "mlp" if config.experts is None else SHARED
+        names = [f"{name.removesuffix(fused)}{owner}.{half}.weight" for half in HALVES]
     else:
         return {}
     return dict(zip(names, np.split(rows, 2)))
@@ -90,7 +96,8 @@ def by_parts(config: ModelConfig, value: Callable[[WeightSpec], np.ndarray]) -> 
 
     def of_part(spec: WeightSpec) -> np.ndarray:
         if spec.name not in parts:
-            return value(specs[spec.name]).reshape(spec.shape)
+            own = shared_value(spec, specs, value)
+            return value(specs[spec.name]).reshape(spec.shape) if own is None else own
         source, rows = parts[spec.name]
         if source.name not in held:
             held.clear()
@@ -115,6 +122,18 @@ def tensor_name(names: Any, name: str) -> str:
     if found and not found.endswith((".weight", ".bias", ".ssm_a")):  # of experts, which have no such ending here
         found += ".weight"
     return found or ""
+
+
+def tensor_names(config: ModelConfig) -> dict[str, str]:
+    """GGUF's names of the tensors that have one, as files have them and as the model has them: of several that make up
+    one, the first."""
+    gguf = require_gguf("--format gguf", "model.gguf")
+    names = name_map(gguf, FAMILIES[config.architecture].gguf, config.num_hidden_layers)
+    found = {spec.name: tensor_name(names, spec.name) for spec in gguf_specs(config)}
+    for spec in weight_specs(config):
+        first = next(iter(parts_in_gguf(config, spec.name, spec.shape)), stack_of(spec.name))
+        found.setdefault(spec.name, found.get(first, ""))
+    return {ours: theirs for ours, theirs in found.items() if theirs}
 
 
 def write_experts(writer: Any, config: ModelConfig, architecture: str) -> None:
@@ -159,6 +178,7 @@ def keys_of_experts(fields: GgufFields, count: int) -> dict[str, Any]:
         return _SCORED[fields.architecture](fields, count, fields.needed(prefix + "expert_used_count", int))
     found = {"num_experts": count, "num_local_experts": count, "norm_topk_prob": _NORMALIZED[fields.architecture]}
     found["num_experts_per_tok"] = fields.needed(prefix + "expert_used_count", int)
-    widths = {"moe_intermediate_size": "expert_", "shared_expert_intermediate_size": "expert_shared_"}
+    widths = {"moe_intermediate_size": "expert_"}
+    widths |= dict.fromkeys(("shared_expert_intermediate_size", "shared_intermediate_size"), "expert_shared_")
     named = {key: fields.get(f"{prefix}{kind}feed_forward_length", int) for key, kind in widths.items()}
     return found | {key: width for key, width in named.items() if width is not None}

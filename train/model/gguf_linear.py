@@ -155,7 +155,7 @@ def from_gguf(entries: dict[str, TensorEntry], config: ModelConfig) -> None:
 
     if isinstance(config.linear, LinearAttention) and config.linear.projected == "by_head":
         _join_by_head(entries, config.linear)
-    if config.gate_up_proj:
+    if config.gate_up_proj or (config.experts is not None and config.experts.shared_fused):
         _join_mlps(entries, config)
 
 
@@ -173,18 +173,25 @@ def _join_by_head(entries: dict[str, TensorEntry], c: LinearAttention) -> None:
 
 
 def _join_mlps(entries: dict[str, TensorEntry], config: ModelConfig) -> None:
-    """Join gate and up of MLPs, where the model has them in one."""
+    """Join gate and up of MLPs, or of shared experts, where the model has them in one."""
+    experts = config.experts if config.experts is not None and config.experts.shared_fused else None
+    owner, width = ("mlp.shared_expert", experts.shared_width) if experts else ("mlp", config.intermediate_size)
+    joined, last = (
+        (f"{experts.shared}.{part}" for part in ("input_linear", "output_linear"))
+        if experts
+        else (config.gate_up_proj, config.down_proj)
+    )
     for layer in range(config.num_hidden_layers):
         prefix = f"model.layers.{layer}."
-        names = [f"{prefix}mlp.{part}_proj.weight" for part in ("gate", "up")]
+        names = [f"{prefix}{owner}.{part}_proj.weight" for part in ("gate", "up")]
         parts = [entry for entry in map(entries.get, names) if isinstance(entry, GgufEntry)]
-        if [part.shape for part in parts] == [(config.intermediate_size, config.hidden_size)] * 2:
-            name = f"{prefix}{config.gate_up_proj}.weight"
-            entries[name] = JoinedEntry.of(name, tuple(parts), np.arange(2 * config.intermediate_size))
+        if [part.shape for part in parts] == [(width, config.hidden_size)] * 2:
+            name = f"{prefix}{joined}.weight"
+            entries[name] = JoinedEntry.of(name, tuple(parts), np.arange(2 * width))
             for part in names:
                 del entries[part]
-            if down := entries.pop(f"{prefix}mlp.down_proj.weight", None):
-                entries[f"{prefix}{config.down_proj}.weight"] = down
+            if down := entries.pop(f"{prefix}{owner}.down_proj.weight", None):
+                entries[f"{prefix}{last}.weight"] = down
 
 
 _SMALL = (

@@ -18,6 +18,7 @@ _FALLBACKS = {"Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0", "IQ4_XS": "IQ4_NL"
 _WITH_MINIMUM = {"q4_0": "Q4_1", "q5_0": "Q5_1"}  # of the first down projections, with an importance matrix
 # Where there are eight experts, which are most of the weights.
 _ATTENTION_OF_EIGHT = {"attn_v": "Q8_0", "attn_k": "Q8_0", "attn_output": "Q5_K"}
+_KEPT = ("altup", "laurel", "per_layer_model_proj")  # parts of names of tensors that are never of few bits
 _LAYER = re.compile(r"blk\.(\d+)\.(\w+)\.weight")
 
 
@@ -29,9 +30,11 @@ def stored_type(config: ModelConfig, mix: str, name: str, width: int, tied: bool
         found = _of_output(usual, width)
     elif name == "token_embd.weight":
         found = "Q8_0" if mix == "mxfp4" else usual
+    elif any(part in name for part in _KEPT):
+        found = "F16"
     else:
         found = _of_layer(config, mix, name, important)
-    if width % gguf_formats()[found].block:
+    if found != "F16" and width % gguf_formats()[found].block:
         found = _FALLBACKS.get(found, "F16")
     return found if found == "F16" or width % gguf_formats()[found].block == 0 else "F16"
 

@@ -24,9 +24,22 @@ from wgrad.train.files.imatrix_file import IMATRIX_FILE, Imatrix
 from wgrad.train.model.families import FAMILIES
 from wgrad.train.model.gguf_activation import write_activation
 from wgrad.train.model.gguf_adapter import heads_side_by_side
-from wgrad.train.model.gguf_experts import by_parts, gguf_specs, name_map, tensor_name, without_place, write_experts
+from wgrad.train.model.gguf_experts import (
+    by_parts,
+    gguf_specs,
+    tensor_names,
+    without_place,
+    write_experts,
+)
 from wgrad.train.model.gguf_linear import to_gguf, without_linear_place, write_key_heads, write_linear
 from wgrad.train.model.gguf_mix import MIXES, stored_type
+from wgrad.train.model.gguf_shared_keys import (
+    GEMMA_4,
+    SHARING,
+    frequency_factors,
+    without_shared_place,
+    write_shared,
+)
 from wgrad.train.model.model_config import ModelConfig
 from wgrad.train.model.model_files import ModelFiles, Progress
 from wgrad.train.model.rope_scaling import RopeConfig, inverse_frequencies, yarn_factor
@@ -108,7 +121,7 @@ class GgufModel:
 
 
 _ACTIVATIONS = {
-    **dict.fromkeys(("gemma", "gemma2", "gemma3", "phi2", "starcoder2"), "gelu_tanh"),
+    **dict.fromkeys(("gemma", "gemma2", "gemma3", *SHARING, "phi2", "starcoder2"), "gelu_tanh"),
     "apertus": "xielu",
     **dict.fromkeys(("arcee", "nemotron", "jais2"), "relu2"),
 }
@@ -132,10 +145,14 @@ def _without_place(config: ModelConfig) -> Iterator[str]:
     yield from (f"a tensor {spec.name}" for spec in gguf_specs(config) if spec.name not in names)
     yield from without_place(config, architecture)
     yield from without_linear_place(config)
+    if architecture in SHARING:
+        yield from without_shared_place(config, architecture)
     every = _one_full_of(config)
     windows = _windows(config)
     window = max(windows)
-    if windows != tuple(window if every and (i + 1) % every else 0 for i in range(config.num_hidden_layers)):
+    if architecture not in SHARING and windows != tuple(
+        window if every and (i + 1) % every else 0 for i in range(config.num_hidden_layers)
+    ):
         yield f"a sliding window of {window} tokens" + (f" in other layers than {architecture} has it" if every else "")
     if not _scales(config.rope, architecture):
         yield f"{config.rope.type} scaling"
@@ -152,7 +169,8 @@ def _without_place(config: ModelConfig) -> Iterator[str]:
         yield f"the activation {config.hidden_act}"
     if config.use_rope != _rotates(config, architecture):
         yield f"rotary embeddings in other layers than {architecture} has them"
-    if (config.score_softcap > 0, config.logit_softcap > 0) != (architecture == "gemma2",) * 2:
+    capped = config.logit_softcap > 0 if architecture in SHARING else architecture == "gemma2"
+    if (config.score_softcap > 0, config.logit_softcap > 0) != (architecture == "gemma2", capped):
         yield f"soft caps where {architecture} has none, or none where it has them"
     unbiased = _UNBIASED.get(architecture, ())
     yield from (
@@ -161,7 +179,7 @@ def _without_place(config: ModelConfig) -> Iterator[str]:
         if spec.name.endswith(".bias") and any(part in spec.name for part in unbiased)
     )
     theta = config.rope.theta if architecture == "olmo2" else 10_000.0
-    if config.local_rope and config.local_rope != RopeConfig(config.head_dim, theta):
+    if architecture not in SHARING and config.local_rope and config.local_rope != RopeConfig(config.head_dim, theta):
         yield "rotary embeddings of its own in sliding layers"
 
 
@@ -197,6 +215,8 @@ def _windows(config: ModelConfig) -> tuple[int, ...]:
 
 def _scales(rope: RopeConfig, architecture: str) -> bool:
     """Return whether a file can say how the positions are scaled. Of yarn it does without factors of a model's own."""
+    if architecture in SHARING:
+        return rope.type == "default" or (rope.type == "proportional" and architecture == GEMMA_4)
     if rope.type == "yarn" and architecture == "mistral3":
         return rope.truncate and _log_multiplier(rope) is not None
     if rope.type == "yarn":
@@ -244,13 +264,6 @@ def save_gguf(
 
 def _gguf() -> Any:
     return require_gguf("--format gguf", FILE)
-
-
-def tensor_names(config: ModelConfig) -> dict[str, str]:
-    """GGUF's names of the tensors that have one."""
-    names = name_map(_gguf(), FAMILIES[config.architecture].gguf, config.num_hidden_layers)
-    found = {spec.name: tensor_name(names, spec.name) for spec in gguf_specs(config)}
-    return {ours: theirs for ours, theirs in found.items() if theirs}
 
 
 def _stored(spec: WeightSpec, model: GgufModel, value: np.ndarray) -> np.ndarray:
@@ -311,11 +324,14 @@ def _write_shapes(writer: Any, config: ModelConfig) -> None:
     writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
-    writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
-    write_key_heads(writer, config)
-    for add in (writer.add_key_length, writer.add_value_length):
-        add(config.head_dim)
+    if FAMILIES[config.architecture].gguf in SHARING:
+        write_shared(writer, config)
+    else:
+        writer.add_feed_forward_length(config.intermediate_size)
+        write_key_heads(writer, config)
+        for add in (writer.add_key_length, writer.add_value_length):
+            add(config.head_dim)
     (writer.add_layer_norm_eps if config.layer_norm else writer.add_layer_norm_rms_eps)(config.rms_norm_eps)
     writer.add_vocab_size(config.vocab_size)
     write_experts(writer, config, FAMILIES[config.architecture].gguf)
@@ -333,7 +349,7 @@ def _write_shapes(writer: Any, config: ModelConfig) -> None:
         writer.add_logit_scale(config.logit_scale)
     if config.clip_qkv:
         writer.add_clamp_kqv(config.clip_qkv)
-    if any(windows) or architecture == "phi3":  # there 0 says that there is none
+    if architecture not in SHARING and (any(windows) or architecture == "phi3"):  # there 0 says that there is none
         writer.add_sliding_window(max(windows))
     if architecture == "stablelm":
         writer.add_parallel_residual(config.parallel)
@@ -368,6 +384,8 @@ def _rope_factors(model: GgufModel) -> dict[str, np.ndarray]:
     if rope.type == "longrope":
         both = {ROPE_LONG: rope.long_factor, ROPE_SHORT: rope.short_factor}
         return {name: np.array(factors, np.float32) for name, factors in both.items()}
+    if FAMILIES[model.config.architecture].gguf == GEMMA_4:
+        return {ROPE_FACTORS: frequency_factors(rope)}
     if rope.type != "llama3":
         return {}
     return {ROPE_FACTORS: inverse_frequencies(RopeConfig(rope.head_dim, rope.theta)) / inverse_frequencies(rope)}

@@ -33,6 +33,7 @@ from wgrad.train.files.safetensors_files import TensorEntry, read_entries
 from wgrad.train.model.expert_files import with_experts
 from wgrad.train.model.gguf_activation import add_from_keys
 from wgrad.train.model.gguf_linear import from_gguf
+from wgrad.train.model.gguf_shared_keys import table_of_model
 from wgrad.train.model.linear_files import with_linear
 from wgrad.train.model.model_config import ModelConfig
 from wgrad.train.model.multimodal import is_beside_text, text_name
@@ -139,6 +140,7 @@ class ModelFiles:
             self.entries[EMBEDDING] = self.entries[HEAD]  # one matrix: either name will do, as in transformers
         add_from_keys(self.entries, config)
         from_gguf(self.entries, config)
+        table_of_model(self.entries, config)
         self.entries = with_linear(with_experts(self.entries, config), config)
         for spec in weight_specs(config):
             if not spec.is_linear or not self.is_frozen(spec):
