@@ -240,7 +240,7 @@ def _listed(fields: GgufFields, key: str, layers: int) -> list[int]:
 
 
 def _pattern(fields: GgufFields, name: str, layers: int) -> list[bool]:
-    """Which layers slide."""
+    """Return for each layer whether it slides."""
     key = f"{name}.attention.sliding_window_pattern"
     if fields.is_list(key) or name == GEMMA_4:
         return [bool(slide) for slide in _listed(fields, key, layers)]
