@@ -47,6 +47,8 @@ _LATENT = {
     "qk_rope_head_dim": 6,
     "v_head_dim": 14,
 }
+# Of Gemma 4: experts alongside the MLP.
+GEMMA4_EXPERTS = {"enable_moe_block": True, "num_experts": 5, "top_k_experts": 2, "moe_intermediate_size": 32}
 # What the tiny model of a family needs beside the common keys, by model_type.
 _OWN: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("smollm3", "phi", "phi3", "olmo2", "olmo3", "starcoder2", "hunyuan_v1_dense", "ernie4_5"), _IDS),

@@ -113,7 +113,7 @@ NOT_BUILT: dict[str, dict[str, Any]] = {
     },
     "Gemma4ForCausalLM": {
         "enable_moe_block": True, "num_kv_shared_layers": 4, "use_bidirectional_attention": "all",
-        "rope_scaling": {"rope_type": "linear", "factor": 2.0}, "num_experts": 8, "global_head_dim": 513,
+        "rope_scaling": {"rope_type": "linear", "factor": 2.0}, "global_head_dim": 513,
         "per_layer_config": {"1": {"head_dim": 16}}, "partial_rotary_factor": 0.5,
     },
     "Gemma4UnifiedForCausalLM": {"hidden_size_per_layer_input": 8, "per_layer_config": {"1": {"sliding_window": 16}}},

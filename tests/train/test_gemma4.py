@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.train.conftest import random_weights, tiny_config, write_checkpoint
+from tests.train.conftest import GEMMA4_EXPERTS, random_weights, tiny_config, write_checkpoint
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.device.contract import Device
 from wgrad.device.errors import WgradError
@@ -30,9 +30,10 @@ from wgrad.train.step.lora_options import lora_config
 LENGTHS, NEW = (3, 17, 9), 8
 
 
-@pytest.fixture(scope="module", params=["Gemma3nForCausalLM", "Gemma4ForCausalLM"])
+@pytest.fixture(scope="module", params=["Gemma3nForCausalLM", "Gemma4ForCausalLM", "experts"])
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    raw = tiny_config(request.param)
+    experts = request.param == "experts"
+    raw = tiny_config("Gemma4ForCausalLM", **GEMMA4_EXPERTS) if experts else tiny_config(request.param)
     return write_checkpoint(tmp_path_factory.mktemp("shared") / "model", raw, random_weights(raw))
 
 
@@ -106,10 +107,12 @@ def test_files_may_have_keys_of_layers_that_use_anothers(layer: int, tmp_path: P
 
 
 def test_what_is_trained(folder: Path) -> None:
-    """By default an adapter of every projection, each by a name of its own; by --full all but the layers' scales."""
+    """By default an adapter of every projection, each by a name of its own, but of MLPs where there are experts; by
+    --full all but the layers' scales."""
     config = load_model_config(folder)
     lora = lora_config(RunOptions(), config)
-    assert match_targets(lora.target_modules, list(linear_modules(config))) == list(linear_modules(config))
+    wanted = [path for path in linear_modules(config) if config.experts is None or ".mlp." not in path]
+    assert match_targets(lora.target_modules, list(linear_modules(config))) == wanted
     assert not any(name.isdigit() for name in lora.target_modules)
     built = build_trainable(RunOptions(full=True, max_length=8), config, folder, ReferenceDevice(), positions=8)
     left = set(built.model.weights) - set(built.parameters.tensors)

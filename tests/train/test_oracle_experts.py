@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from tests.conftest import wgpu_sibling
+from tests.train.conftest import GEMMA4_EXPERTS
 from tests.train.test_oracle_adapter import (
     TOKENS,
     as_theirs,
@@ -49,7 +50,9 @@ pytestmark = pytest.mark.oracle
 
 GPT_OSS = "GptOssForCausalLM"
 GRANITE = "GraniteMoeForCausalLM"
-FAMILIES = ("Qwen3MoeForCausalLM", "MixtralForCausalLM", "OlmoeForCausalLM", GPT_OSS, GRANITE)
+GEMMA4 = "Gemma4ForCausalLM"
+FAMILIES = ("Qwen3MoeForCausalLM", "MixtralForCausalLM", "OlmoeForCausalLM", GPT_OSS, GRANITE, GEMMA4)
+CHANGES = {GEMMA4: {**GEMMA4_EXPERTS, "tie_word_embeddings": True}}
 QWEN3 = {"norm_topk_prob": True, "num_hidden_layers": 3, "mlp_only_layers": [1]}
 BOTH = ("experts.gate_up_proj", "experts.down_proj")
 
@@ -72,10 +75,12 @@ def frozen(folder: Path, device: Device, adapter: Path | None = None) -> np.ndar
 @pytest.mark.parametrize("architecture", [*FAMILIES, "OlmoHybridForCausalLM"])
 def test_files_of_transformers_and_ours(architecture: str, make_checkpoint: Any, tmp_path: Path) -> None:
     """Those that transformers 5 writes have each expert by itself, as the models' first files have; so have ours. Of
-    gpt-oss and Granite those of a layer are one. OLMo Hybrid has three convolutions, and other names of norms."""
-    folder, device = make_checkpoint(architecture), ReferenceDevice()
+    gpt-oss, Granite and Gemma 4 those of a layer are one. OLMo Hybrid has three convolutions, and other names of
+    norms."""
+    folder, device = make_checkpoint(architecture, **CHANGES.get(architecture, {})), ReferenceDevice()
     wanted = their_logits(save_each(folder, tmp_path / "saved"), random_ids())
     whole = {"OlmoHybridForCausalLM": ".v_conv1d.", GPT_OSS: ".experts.down_proj", GRANITE: ".output_linear."}
+    whole[GEMMA4] = ".experts.down_proj"
     part = whole.get(architecture, ".experts.4.")
     assert any(part in name for name in read_entries(tmp_path / "saved/model.safetensors", ""))
     assert distance(frozen(tmp_path / "saved", device), wanted) < 1e-5
@@ -135,12 +140,13 @@ def test_peft_loads_our_adapter_of_experts(
         ("MixtralForCausalLM", ["down_proj"]),
         (GPT_OSS, ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]),
         (GRANITE, ["experts.gate_up_proj", "experts.down_proj"]),
+        (GEMMA4, ["experts.gate_up_proj", "experts.down_proj"]),
     ],
 )
 def test_we_load_and_merge_peft_adapters_of_experts(
     architecture: str, names: list[str], make_checkpoint: Any, device: Device, tmp_path: Path
 ) -> None:
-    folder = make_checkpoint(architecture)
+    folder = make_checkpoint(architecture, **CHANGES.get(architecture, {}))
     torch.manual_seed(0)
     settings = {"r": 3, "lora_alpha": 5, "target_modules": ["v_proj"], "target_parameters": names}
     wrapped = peft.get_peft_model(their_base(folder), peft.LoraConfig(task_type="CAUSAL_LM", **settings))

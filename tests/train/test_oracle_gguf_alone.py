@@ -18,7 +18,15 @@ import numpy as np
 import pytest
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
 
-from tests.train.conftest import SENTENCES, VOCAB, as_in_files, random_weights, tiny_config, write_checkpoint
+from tests.train.conftest import (
+    GEMMA4_EXPERTS,
+    SENTENCES,
+    VOCAB,
+    as_in_files,
+    random_weights,
+    tiny_config,
+    write_checkpoint,
+)
 from tests.train.gguf_writer import permuted
 from tests.train.test_oracle_adapter import our_logits, random_adapter, random_ids
 from tests.train.test_oracle_gguf_adapter import EXTRA, IN_GGUF, SIZES, log_probabilities, their_log_probabilities
@@ -87,6 +95,7 @@ def written(tmp_path: Path) -> Callable[..., tuple[Path, Path]]:
 CASES: list[tuple[str, dict[str, Any]]] = [(name, {}) for name in IN_GGUF]
 CASES += [("LlamaForCausalLM", {"rope_scaling": rope, "rope_theta": 500_000.0}) for rope in (KNOWN, OWN, LINEAR)]
 CASES += [("StableLmForCausalLM", {"use_parallel_residual": False}), ("Starcoder2ForCausalLM", {"use_bias": False})]
+CASES += [("Gemma4ForCausalLM", GEMMA4_EXPERTS)]
 CASES += [("Olmo3ForCausalLM", {"rope_scaling": YARN}), ("Phi3ForCausalLM", LONGROPE | {"tie_word_embeddings": True})]
 CASES += [("LlamaForCausalLM", {"tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True})]
 

@@ -18,7 +18,7 @@ import pytest
 
 from tests.family_table import PAGE, counted, page
 from tests.tools import oracle_package
-from tests.train.conftest import as_in_files
+from tests.train.conftest import GEMMA4_EXPERTS, as_in_files
 from tests.train.exact_delta_net import exact_delta_net
 from wgrad.autograd import functional as F
 from wgrad.autograd.reference import ReferenceDevice
@@ -130,6 +130,12 @@ CASES: dict[str, dict[str, Any]] = {
             "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.3, "rope_theta": 500.0},
             "sliding_attention": {"rope_type": "default", "rope_theta": 90.0},
         },
+    },
+    "gemma4_experts": {
+        "architecture": "Gemma4ForCausalLM",
+        **GEMMA4_EXPERTS,
+        "moe_intermediate_size": 36,
+        "final_logit_softcapping": 3.0,
     },
     "gemma4_unified": {"architecture": "Gemma4UnifiedForCausalLM"},
     "granite": {

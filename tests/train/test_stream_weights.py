@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from tests.conftest import wgpu_sibling
+from tests.train.conftest import GEMMA4_EXPERTS
 from wgrad.device.errors import OutOfMemory
 from wgrad.device.memory import Block, Pool
 from wgrad.train.commands import cli
@@ -84,7 +85,7 @@ def train(config: RunOptions, folder: Path, device: Any) -> list[np.ndarray]:
 )
 def test_the_bits_are_those_of_weights_on_the_device(architecture: str, make_checkpoint: Any, card: Any) -> None:
     """And the plan says what it takes."""
-    shape = {} if architecture.startswith("Gemma") else SHAPE  # whose layers are of two kinds
+    shape = GEMMA4_EXPERTS if architecture.startswith("Gemma") else SHAPE  # whose layers are of two kinds
     folder = make_checkpoint(architecture, **shape, tie_word_embeddings=True)
     adapted: dict[str, Any] = {"target_modules": ("q_proj", "o_proj", "down_proj")}  # of experts, where there are any
     adapted["gradient_accumulation_steps"] = 2 if architecture.startswith("Llama") else 1

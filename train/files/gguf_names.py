@@ -55,6 +55,16 @@ _GEMMA_3N = _PER_LAYER | {
     "laurel_r": "laurel.linear_right",
     "laurel_post_norm": "laurel.post_laurel_norm",
 }
+_GEMMA_4 = _PER_LAYER | {
+    "layer_output_scale.weight": "layer_scalar",
+    "ffn_gate_inp": "router.proj",
+    "ffn_gate_inp.scale": "router.scale",
+    **{f"ffn_{part}_exps": f"experts.{part}_proj" for part in ("gate", "up", "down", "gate_up")},
+    "ffn_down_exps.scale": "router.per_expert_scale",
+    "pre_ffw_norm_2": "pre_feedforward_layernorm_2",
+    "post_ffw_norm_1": "post_feedforward_layernorm_1",
+    "post_ffw_norm_2": "post_feedforward_layernorm_2",
+}
 _PHI2 = _NAMES | {
     "output_norm": "model.final_layernorm",
     "attn_output": "self_attn.dense",
@@ -110,7 +120,7 @@ ARCHITECTURES = {
     ),
     **dict.fromkeys(("gemma2", "gemma3"), _GEMMA),
     "gemma3n": _GEMMA_3N,
-    "gemma4": _PER_LAYER | {"layer_output_scale.weight": "layer_scalar"},
+    "gemma4": _GEMMA_4,
     "olmo2": _OLMO2,
     "phi2": _PHI2,
     "phi3": _PHI3,

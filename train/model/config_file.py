@@ -80,12 +80,14 @@ UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
 class ConfigFile(Struct, kw_only=True):
     """Keys that every architecture has. Defaults: LlamaConfig. default_theta: where the file names no rope_theta;
     default_rope: where it has no rope_parameters. partial_rotary: whether only a part of each head may be rotated.
-    reversed_rope: heads turn the other way. unsupported: as UNSUPPORTED, of this family."""
+    reversed_rope: heads turn the other way. unsupported: as UNSUPPORTED, of this family. some_have_experts: others of
+    it have none."""
 
     default_theta: ClassVar[float] = 10_000.0
     default_rope: ClassVar[RopeFile] = RopeFile()
     partial_rotary: ClassVar[bool] = False
     reversed_rope: ClassVar[bool] = False
+    some_have_experts: ClassVar[bool] = False
     unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
     vocab_size: Vocabulary = 32_000
     hidden_size: Width = 4096

@@ -59,6 +59,7 @@ LAYOUTS = {
         ("mlp.experts.{}.gate_proj.weight", "mlp.experts.{}.up_proj.weight", "mlp.experts.{}.down_proj.weight"),
         correction="mlp.moe_statics.e_score_correction_bias",
     ),
+    "gemma4": Layout("router.proj.weight", whole=("experts.gate_up_proj", "experts.down_proj")),
     "gpt_oss": Layout(
         "mlp.router.weight", whole=("mlp.experts.gate_up_proj", "mlp.experts.down_proj"), transposed=True
     ),

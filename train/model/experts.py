@@ -24,7 +24,12 @@ class Experts:
     sigmoid: the router's scores are sigmoids, else a softmax. correction: path of a number for each expert, which is
     added to its score where experts are chosen ("": none), correction_rows: [1, count]. groups: of experts that follow
     one another, of which a token has the top_groups best, by their best expert where groups_by_best, else by their best
-    two. share_scale: of the experts' weights."""
+    two. share_scale: of the experts' weights.
+
+    norms: where layers have an MLP as well, whose output and that of the experts are added up: of the MLP's output,
+    before the experts, and of their output; the router then has a norm of the stream, whose weight is router_scale
+    [hidden], and divides its logits by the root of the width. share_scales: path of a factor for each expert's weight
+    ("": none)."""
 
     count: int
     chosen: int
@@ -51,6 +56,9 @@ class Experts:
     top_groups: int = field(default=1, repr=False)
     groups_by_best: bool = field(default=False, repr=False)
     share_scale: float = field(default=1.0, repr=False)
+    norms: tuple[str, str, str] | None = field(default=None, repr=False)
+    router_scale: str = field(default="", repr=False)
+    share_scales: str = field(default="", repr=False)
 
     def shapes(self, hidden: int) -> dict[str, tuple[int, int, int]]:
         """[experts, out, in] by path within a layer."""

@@ -19,6 +19,8 @@ from wgrad.train.model.config_file import (
     Width,
     check_layers,
 )
+from wgrad.train.model.expert_keys import ExpertCount
+from wgrad.train.model.experts import Experts
 from wgrad.train.model.per_layer import PerLayer
 
 _KINDS = ("sliding_attention", "full_attention")
@@ -155,9 +157,8 @@ class Gemma4File(SharedKeysFile, kw_only=True):
     transformers 5.23 writes in their place: of layers by their numbers. use_bidirectional_attention: vision is that of
     images."""
 
-    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        "enable_moe_block": (None, False), "rope_scaling": (None,),
-    }  # fmt: skip
+    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {"rope_scaling": (None,)}
+    some_have_experts: ClassVar[bool] = True
     default_theta: ClassVar[float] = 1_000_000.0
     default_rope: ClassVar[RopeFile] = RopeFile(
         full_attention=RopeFile(rope_type="proportional", partial_rotary_factor=0.25, rope_theta=1_000_000.0),
@@ -176,6 +177,10 @@ class Gemma4File(SharedKeysFile, kw_only=True):
     global_head_dim: Width = 512
     num_global_key_value_heads: Count | None = None
     per_layer_config: dict[str, dict[str, Width]] | None = None
+    enable_moe_block: bool = False
+    num_experts: ExpertCount | None = None
+    top_k_experts: Annotated[int, Meta(ge=1, le=64)] | None = None
+    moe_intermediate_size: Width | None = None
 
     def __post_init__(self) -> None:
         if self.layer_types:  # as transformers has it
@@ -191,10 +196,39 @@ class Gemma4File(SharedKeysFile, kw_only=True):
         others = {key for shape in (self.per_layer_config or {}).values() for key in shape} - {*_SHAPE}
         if others:
             raise ValueError(f"per_layer_config must have {' and '.join(_SHAPE)} alone; got {min(others)!r}")
+        if self.enable_moe_block:
+            self._check_experts()
         dims = self.layer_shapes("head_dim")
         for kind in _KINDS:
             if len(found := sorted({width for width, own in zip(dims, self.kinds) if own == kind})) > 1:
                 raise ValueError(f"per_layer_config must give all layers of {kind} one head_dim; got {found}")
+
+    def _check_experts(self) -> None:
+        for key in ("num_experts", "top_k_experts", "moe_intermediate_size"):
+            if not getattr(self, key):
+                raise ValueError(f"enable_moe_block must come with {key}, a number above 0; got {getattr(self, key)}")
+        if (self.top_k_experts or 0) > (self.num_experts or 0):
+            raise ValueError(f"top_k_experts must be at most num_experts, {self.num_experts}; got {self.top_k_experts}")
+
+    @property
+    def experts(self) -> Experts | None:
+        """Experts alongside the MLP of every layer."""
+        if not self.enable_moe_block:
+            return None
+        assert self.num_experts and self.top_k_experts and self.moe_intermediate_size
+        layers, normed = (True,) * self.num_hidden_layers, "feedforward_layernorm"
+        return Experts(
+            self.num_experts,
+            self.top_k_experts,
+            self.moe_intermediate_size,
+            layers,
+            module="experts",
+            router="router.proj",
+            files="gemma4",
+            norms=(f"post_{normed}_1", f"pre_{normed}_2", f"post_{normed}_2"),
+            router_scale="router.scale",
+            share_scales="router.per_expert_scale",
+        )
 
     def layer_shapes(self, key: str) -> tuple[int, ...]:
         """head_dim or num_key_value_heads of each layer."""
@@ -216,6 +250,7 @@ class Gemma4File(SharedKeysFile, kw_only=True):
             "mlp_widths": tuple(self.intermediate_size * times for times in wide),
             "keys_as_values": tuple(self.attention_k_eq_v and kind == _KINDS[1] for kind in self.kinds),
             "layer_scale": True,
+            "experts": self.experts,
             "logit_softcap": self.final_logit_softcapping or 0.0,
         }
 

@@ -52,7 +52,10 @@ def config_of_gguf(fields: GgufFields, tensors: Mapping[str, TensorEntry]) -> di
     name, prefix = fields.architecture, fields.architecture + "."
     experts = fields.get(prefix + "expert_count", int, 0)
     of_name = [key for key, family in FAMILIES.items() if family.gguf == name]
-    named = [key for key in of_name if issubclass(FAMILIES[key].keys, ExpertsFile) == (experts > 0)]
+    kinds = {key: FAMILIES[key].keys for key in of_name}
+    named = [
+        key for key, kind in kinds.items() if kind.some_have_experts or issubclass(kind, ExpertsFile) == (experts > 0)
+    ]
     if not named:
         raise fields.error(prefix + "expert_count", f"must be {'0' if experts else 'above 0'}, got {experts}")
     own_keys = {key: FAMILIES[key].gguf_key for key in named if FAMILIES[key].gguf_key}

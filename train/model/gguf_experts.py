@@ -16,7 +16,13 @@ from wgrad.train.files.gguf_files import require_gguf
 from wgrad.train.model.experts import DOWN, EXPERTS, GATE_UP
 from wgrad.train.model.families import FAMILIES
 from wgrad.train.model.gguf_linear import BY_HEAD, gguf_shape, rows_by_head
-from wgrad.train.model.gguf_scored import keys_of_ernie, keys_of_scored, without_scored_place, write_scored
+from wgrad.train.model.gguf_scored import (
+    keys_of_ernie,
+    keys_of_gemma4,
+    keys_of_scored,
+    without_scored_place,
+    write_scored,
+)
 from wgrad.train.model.gguf_shared_keys import shared_specs, shared_value, stack_of
 from wgrad.train.model.linear_attention import LinearAttention
 from wgrad.train.model.model_config import ModelConfig
@@ -27,10 +33,17 @@ SHARED = "mlp.shared_expert"
 FUSED_MLP = ("shared_mlp.input_linear", "shared_mlp.output_linear")  # an MLP of which GGUF has gate and up as two
 # As llama.cpp has it for the architecture.
 _NORMALIZED = {
-    **dict.fromkeys(("ernie4_5-moe", "llama", "qwen3moe", "qwen3next", "qwen35moe", "gpt-oss", "granitemoe"), True),
+    **dict.fromkeys(
+        ("ernie4_5-moe", "gemma4", "llama", "qwen3moe", "qwen3next", "qwen35moe", "gpt-oss", "granitemoe"), True
+    ),
     **dict.fromkeys(("olmoe", "qwen2moe"), False),
 }
-_SCORED = {"glm4moe": keys_of_scored, "dots1": keys_of_scored, "ernie4_5-moe": keys_of_ernie}
+_OWN_KEYS = {
+    "gemma4": keys_of_gemma4,
+    "glm4moe": keys_of_scored,
+    "dots1": keys_of_scored,
+    "ernie4_5-moe": keys_of_ernie,
+}
 _SWIGLU = {"gpt-oss": (1.702, 7.0)}  # alpha and limit
 
 
@@ -71,6 +84,8 @@ def parts_in_gguf(config: ModelConfig, name: str, shape: tuple[int, ...]) -> dic
     if stem.endswith(f"{EXPERTS}.{DOWN}") and ending:
         return {stem + ending: rows}
     if stem.endswith(f"{EXPERTS}.{GATE_UP}"):
+        if config.experts is not None and config.experts.norms is not None:  # gate and up are one there
+            return {}
         names = [stem.removesuffix(GATE_UP) + half + ending for half in HALVES]
         if config.experts is not None and config.experts.interleaved:
             return dict(zip(names, (rows[::2], rows[1::2])))
@@ -118,8 +133,12 @@ def tensor_name(names: Any, name: str) -> str:
     name = name.replace(".dt_bias", ".dt_proj.bias").replace(FUSED_MLP[1], "mlp.down_proj")
     name = name.replace("score_correction_bias", "score_correction.bias").replace("gate.moe_statics", "moe_statics")
     name = name.replace("block_sparse_moe.router", "mlp.gate").replace("block_sparse_moe", "mlp")
-    found = names.get_name(name, (".weight", ".bias"))
-    if found and not found.endswith((".weight", ".bias", ".ssm_a")):  # of experts, which have no such ending here
+    name = name.replace("router.scale", "router.proj.scale")
+    name = name.replace("router.per_expert_scale", "experts.down_proj.scale")
+    found = names.get_name(name, (".weight", ".bias", ".scale"))
+    if found and not found.endswith(
+        (".weight", ".bias", ".scale", ".ssm_a")
+    ):  # of experts, which have no such ending here
         found += ".weight"
     return found or ""
 
@@ -174,8 +193,8 @@ def keys_of_experts(fields: GgufFields, count: int) -> dict[str, Any]:
     if not count:
         return {}
     prefix = fields.architecture + "."
-    if fields.architecture in _SCORED:
-        return _SCORED[fields.architecture](fields, count, fields.needed(prefix + "expert_used_count", int))
+    if fields.architecture in _OWN_KEYS:
+        return _OWN_KEYS[fields.architecture](fields, count, fields.needed(prefix + "expert_used_count", int))
     found = {"num_experts": count, "num_local_experts": count, "norm_topk_prob": _NORMALIZED[fields.architecture]}
     found["num_experts_per_tok"] = fields.needed(prefix + "expert_used_count", int)
     widths = {"moe_intermediate_size": "expert_"}

@@ -1,4 +1,4 @@
-"""Keys of GGUF files of models whose router chooses by corrected scores.
+"""Keys of GGUF files of models whose experts have keys of their own: those whose router chooses by corrected scores.
 
 Source: github.com/ggml-org/llama.cpp, its converter's Glm4MoeModel, Dots1Model and Ernie4_5MoeModel.
 """
@@ -55,6 +55,17 @@ def keys_of_scored(fields: GgufFields, count: int, chosen: int) -> dict[str, Any
         "norm_topk_prob": fields.get(prefix + "expert_weights_norm", bool, False),
         "routed_scaling_factor": fields.get(prefix + "expert_weights_scale", float, 1.0) or 1.0,
         "sliding_window": None,
+    }
+
+
+def keys_of_gemma4(fields: GgufFields, count: int, chosen: int) -> dict[str, Any]:
+    """As `keys_of_scored`, of Gemma 4."""
+    width = fields.needed(f"{fields.architecture}.expert_feed_forward_length", int)
+    return {
+        "enable_moe_block": True,
+        "num_experts": count,
+        "top_k_experts": chosen,
+        "moe_intermediate_size": width,
     }
 
 

@@ -30,13 +30,15 @@ def mixture(
     adapter: Adapter | None,
     prefix: str,
     y: Tensor,
-    h: Tensor,
+    h: Tensor | None,
     projection: Callable[[str, Tensor], Tensor],
     one: Array,
     balance: Balance | None = None,
+    routed: Tensor | None = None,
 ) -> Tensor:
-    """y [N, C] -> float32 [N, C]: h plus what the experts of each token make of it, by their weights. projection: of a
-    module and its input, as other layers have it. one: float32 [1], which is 1. balance: gets what the router does."""
+    """y [N, C] -> float32 [N, C]: h, if any, plus what the experts of each token make of y, by their weights.
+    projection: of a module and its input, as other layers have it. one: float32 [1], which is 1. balance: gets what the
+    router does. routed: its input, where that is not y."""
     experts, scale = config.experts, config.residual_scale
     assert experts is not None
 
@@ -62,15 +64,19 @@ def mixture(
         return _GATED[config.hidden_act](both, None)
 
     router = f"{prefix}{experts.router}"
-    logits = F.linear(y, weights[f"{router}.weight"], bias=weights.get(f"{router}.bias"), dtype=np.float32)
+    seen = y if routed is None else routed
+    logits = F.linear(seen, weights[f"{router}.weight"], bias=weights.get(f"{router}.bias"), dtype=np.float32)
+    logits = logits if routed is None else F.scale(logits, config.hidden_size**-0.5)
     logits = logits if balance is None else balance.through(logits)
     correction = weights[prefix + experts.correction] if experts.correction else None
     shares, ids = choose(experts, logits, correction)
     if balance is not None:
         balance.count(logits, ids)
+    if experts.share_scales:
+        shares = shares * _of_chosen(weights[prefix + experts.share_scales], ids)
     groups = group(ids, experts.count, y.device)
     down = linear(DOWN, activated(linear(GATE_UP, y, gather=True)))
-    if experts.shared_width:
+    if experts.shared_width and h is not None:
         *first, last = (f"{prefix}{module}" for module in experts.shared_shapes(config.hidden_size))
         shared = projection(last, _GATED[config.hidden_act](*(projection(module, y) for module in first)))
         shared = F.cast(shared, np.float32)
@@ -79,4 +85,12 @@ def mixture(
             shared = shared * F.sigmoid(gate)
         h = F.add(h, shared if scale == 1 else F.scale(shared, scale))
     found = F.combine(down, shares, groups, residual=h if scale == 1 else None, dtype=np.float32)
-    return found if scale == 1 else F.add(h, F.scale(found, scale))
+    return found if scale == 1 or h is None else F.add(h, F.scale(found, scale))
+
+
+def _of_chosen(scales: Any, ids: Tensor) -> Tensor:
+    """scales [E], ids int32 [T, k] -> float32 [T, k]: those of each token's experts."""
+    device, column = ids.device, (scales.shape[0], 1)
+    table = scales.reshape(*column) if isinstance(scales, Tensor) else device.view(scales, column)
+    flat = device.view(ids.data, (ids.shape[0] * ids.shape[1],))
+    return F.embedding(table, flat, device=device).reshape(*ids.shape)

@@ -311,9 +311,16 @@ class Model(Attention):
         *_, before, after = c.norms_of(index)
         if y is None:
             y, h = self._norm(prefix, before, h)
-        if c.has_experts(index):
-            project = partial(self._linear, inputs=inputs)
-            return mixture(c, self.weights, self.adapter, prefix, y, h, project, self._constant(1, 1), self._balance)
+        if c.experts is not None and c.experts.layers[index]:
+            parts: tuple[Any, ...] = (partial(self._linear, inputs=inputs), self._constant(1, 1), self._balance)
+            if c.experts.norms is None:
+                return mixture(c, self.weights, self.adapter, prefix, y, h, *parts)
+            dense = self._linear(prefix + c.down_proj, self._activated(index, y, inputs), inputs)
+            of_dense, before, of_experts = (partial(self._normed, prefix + norm) for norm in c.experts.norms)
+            seen = F.rms_norm(h, self.weights[prefix + c.experts.router_scale], c.rms_norm_eps, dtype=self.dtype)
+            found = mixture(c, self.weights, self.adapter, prefix, before(h, self.dtype), None, *parts, routed=seen)
+            both = F.add(of_dense(dense, np.float32), of_experts(found, np.float32))
+            return F.add(h, self._normed(prefix + after, both, np.float32))
         activated = self._activated(index, y, inputs)
         return self._to_stream(prefix, c.down_proj, after, activated, h, inputs, last=last)
 

@@ -195,8 +195,9 @@ class ModelConfig:
         """Elements of the activations of the widest MLP, for a token."""
         routed = self.experts.chosen * self.experts.width if self.experts else 0
         dense = max(self.mlp_widths, default=self.intermediate_size)
-        dense = dense if self.experts is None or not all(self.experts.layers) else 0
-        return max(routed, dense)
+        if self.experts is not None and self.experts.norms is not None:
+            return routed + dense
+        return max(routed, dense if self.experts is None or not all(self.experts.layers) else 0)
 
     @property
     def read_again_at(self) -> int:

@@ -67,7 +67,7 @@ def projection_shapes(config: ModelConfig, layer: int) -> dict[str, tuple[int, i
         attention = linear.projections(hidden)
     beside = {**(config.per_layer.projections(hidden) if config.per_layer else {})}
     beside |= config.altup.projections(hidden) if config.altup else {}
-    if config.experts is not None and config.has_experts(layer):
+    if config.experts is not None and config.has_experts(layer) and config.experts.norms is None:
         return {**attention, **config.experts.shared_shapes(hidden)}
     return {**attention, **first, config.down_proj: (hidden, ffn), **beside}
 
@@ -190,6 +190,14 @@ def _layer_specs(config: ModelConfig, layer: int) -> Iterator[WeightSpec]:
         yield WeightSpec(
             f"{prefix}{config.experts.router}.weight", (config.experts.count, config.hidden_size), "router"
         )
+        for norm in config.experts.norms or ():
+            yield from _norm(config, prefix + norm)
+        for name, size in (
+            (config.experts.router_scale, config.hidden_size),
+            (config.experts.share_scales, config.experts.count),
+        ):
+            if name:
+                yield WeightSpec(prefix + name, (size,), "norm")
         if config.experts.correction:
             sizes = (1, config.experts.count) if config.experts.correction_rows else (config.experts.count,)
             yield WeightSpec(prefix + config.experts.correction, sizes, "bias", float32=True)
