@@ -311,18 +311,25 @@ class Model(Attention):
         *_, before, after = c.norms_of(index)
         if y is None:
             y, h = self._norm(prefix, before, h)
-        if c.experts is not None and c.experts.layers[index]:
-            parts: tuple[Any, ...] = (partial(self._linear, inputs=inputs), self._constant(1, 1), self._balance)
-            if c.experts.norms is None:
-                return mixture(c, self.weights, self.adapter, prefix, y, h, *parts)
-            dense = self._linear(prefix + c.down_proj, self._activated(index, y, inputs), inputs)
-            of_dense, before, of_experts = (partial(self._normed, prefix + norm) for norm in c.experts.norms)
-            seen = F.rms_norm(h, self.weights[prefix + c.experts.router_scale], c.rms_norm_eps, dtype=self.dtype)
-            found = mixture(c, self.weights, self.adapter, prefix, before(h, self.dtype), None, *parts, routed=seen)
-            both = F.add(of_dense(dense, np.float32), of_experts(found, np.float32))
-            return F.add(h, self._normed(prefix + after, both, np.float32))
+        if c.has_experts(index):
+            routed = partial(
+                mixture, c, self.weights, self.adapter, prefix, projection=partial(self._linear, inputs=inputs),
+                one=self._constant(1, 1), balance=self._balance,
+            )  # fmt: skip
+            return self._with_mlp(index, y, h, inputs, routed) if c.experts and c.experts.norms else routed(y, h)
         activated = self._activated(index, y, inputs)
         return self._to_stream(prefix, c.down_proj, after, activated, h, inputs, last=last)
+
+    def _with_mlp(self, index: int, y: Tensor, h: Tensor, inputs: Inputs, routed: Callable[..., Tensor]) -> Tensor:
+        """Experts alongside an MLP: h plus the normed sum of both, each normed."""
+        c, prefix = self.config, f"model.layers.{index}."
+        assert c.experts is not None and c.experts.norms is not None
+        of_mlp, before, of_experts = (prefix + norm for norm in c.experts.norms)
+        made = self._linear(prefix + c.down_proj, self._activated(index, y, inputs), inputs)
+        seen = F.rms_norm(h, self.weights[prefix + c.experts.router_scale], c.rms_norm_eps, dtype=self.dtype)
+        found = routed(self._normed(before, h, self.dtype), None, routed=seen)
+        both = F.add(self._normed(of_mlp, made, np.float32), self._normed(of_experts, found, np.float32))
+        return F.add(h, self._normed(prefix + c.norms_of(index)[3], both, np.float32))
 
     def _activated(self, index: int, y: Tensor, inputs: Inputs) -> Tensor:
         """Return the input of the MLP's last projection."""
