@@ -141,6 +141,11 @@ def test_several_answers_to_one_prompt(client: Client) -> None:
     assert texts[:2] == [one["choices"][0]["text"], again["choices"][0]["text"]] and texts[0] != texts[1]
     prompts = one["usage"]["prompt_tokens"] + client.complete(TEXTS[1], max_tokens=1)["usage"]["prompt_tokens"]
     assert several["usage"]["prompt_tokens"] == prompts, "a prompt counts once"
+    ids = list(range(40, 170))
+    told = [client.complete(ids, max_tokens=1)["usage"]["prompt_tokens_details"] for _ in range(2)]
+    assert told == [{"cached_tokens": 0}, {"cached_tokens": 128}], "the second has the first one's pages"
+    likeliest = client.complete(TEXTS[0], max_tokens=6, temperature=0)["choices"]
+    assert client.complete(TEXTS[0], max_tokens=6, top_p=0, top_k=-1)["choices"] == likeliest
     refused = client.post("completions", {"model": "base_model", "prompt": ["x"] * 200, "n": 2})
     assert refused.status == 400 and "at most 256 answers; got 400" in refused.error["message"]
 
@@ -348,7 +353,7 @@ CHAT = {"model": "base_model", "messages": [{"role": "user", "content": "x"}]}
         ({**ASK, "max_tokens": 0}, 400, "max_tokens", "goes with echo"),
         ({**ASK, "max_tokens": "5"}, 400, "max_tokens", "must be a whole number; got '5'"),
         ({**ASK, "temperature": 3}, 400, "temperature", "of at most 2; got 3"),
-        ({**ASK, "top_p": 0}, 400, "top_p", "top_p must be"),
+        ({**ASK, "top_p": -1}, 400, "top_p", "top_p must be"),
         ({**ASK, "logprobs": 21}, 400, "logprobs", "of at most 20"),
         ({**ASK, "stop": ""}, 400, "stop", "stop must be"),
         ({**ASK, "stop": ["a"] * 17}, 400, "stop", "stop must be"),

@@ -11,12 +11,12 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models
 
 from tests.train.serving import Client, Reply, make_talker, serving
-from wgrad.train.data.text_stream import _OCTET_OF
+from wgrad.train.data.text_stream import _OCTET_OF, octets_of
 from wgrad.train.data.tokenizer import Tokenizer as Ours
 from wgrad.train.data.tokenizer import load_tokenizer
 from wgrad.train.inference.scoring import LogProbs
 from wgrad.train.options.generate_config import GREEDY
-from wgrad.train.serve.answers import Choice, CompletionForm
+from wgrad.train.serve.answers import ChatForm, Choice, CompletionForm
 from wgrad.train.serve.jobs import Answer, Job, Piece, TokenInfo
 from wgrad.train.serve.preparation import Preparation
 from wgrad.train.serve.prompts import prompt_tokens
@@ -65,7 +65,8 @@ def test_log_probabilities_of_a_conversation(client: Client) -> None:
     assert [token["token"] for token in content] == told["tokens"]
     assert [token["logprob"] for token in content] == told["token_logprobs"]
     assert all(token["top_logprobs"][0]["logprob"] == token["logprob"] for token in content)
-    assert all(bytes(token["bytes"]).decode() == token["token"] for token in content)
+    octets = b"".join(bytes(token["bytes"]) for token in content)
+    assert octets.decode("utf-8", "replace") == choice["message"]["content"]
     assert chat(client, max_tokens=1).json["choices"][0]["logprobs"] is None
     reply = chat(client, max_tokens=1, top_logprobs=2)
     assert reply.status == 400 and "top_logprobs goes with logprobs" in reply.error["message"]
@@ -197,6 +198,22 @@ def answered(tokens: Sequence[bytes | str], prompt: Sequence[bytes | str] = ("x"
     told = whole["logprobs"]
     assert all(whole["text"][at:].startswith(text) for at, text in zip(told["text_offset"], told["tokens"]))
     return whole["text"], told["tokens"]
+
+
+def test_bytes_of_tokens_are_those_of_the_text(make_tokenizer: Any) -> None:
+    """Of a character that several tokens make up each has its own; so have those in the place of one."""
+    tokenizer = load_tokenizer(make_tokenizer())
+    ids = tokenizer.encode("a\u20ac", add_special_tokens=False)[-3:]
+    assert [tokenizer.partial_octets(id_) for id_ in ids] == [b"\xe2", b"\x82", b"\xac"]
+    tokens = [TokenInfo(id_, text, -1.0, [(ids[0], -1.0)]) for id_, text in zip(ids, ("", "", "\u20ac"))]
+    choice = Choice(0, 1)
+    choice.add(Piece("\u20ac", tokens, 3, "stop"))
+    form = ChatForm("m", True, tokenizer.token_text, octets=tokenizer.partial_octets)
+    entries = form.answer([choice])["choices"][0]["logprobs"]["content"]
+    assert bytes(sum((entry["bytes"] for entry in entries), [])).decode() == "\u20ac"
+    assert all(entry["top_logprobs"][0]["bytes"] == [0xE2] for entry in entries)
+    whole = tokenizer.encode("b", add_special_tokens=False)[-1]
+    assert tokenizer.partial_octets(whole) is None and octets_of("<0xE2>") == b"\xe2" and octets_of("\u2581") is None
 
 
 def test_a_character_that_is_not_whole_at_the_end_is_told() -> None:

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -300,6 +301,7 @@ def test_as_many_wait_as_may_and_all_are_told_of_the_end() -> None:
         until(lambda: len(client.engine._line) == 3)
         refused = client.post("completions", {**ask, "stream": True})
         assert refused.status == 429 and refused.error["type"] == "rate_limit_error"
+        assert refused.headers["retry-after"] == "1"
         (gone, *others) = list(client.engine._line)
         gone.cancelled = True  # whom nobody waits for has no place in the line
         client.engine.submit([job([])])
@@ -309,6 +311,15 @@ def test_as_many_wait_as_may_and_all_are_told_of_the_end() -> None:
         first.join(60)
         assert replies[0].status == 503 and replies[0].error["message"] == "the server is ending: ask again later"
         assert client.post("completions", ask).status == 503
+
+
+def test_an_answer_may_be_as_long_as_the_context(tmp_path: Path) -> None:
+    talker = make_talker(tmp_path / "talker", max_position_embeddings=2048)
+    with serving(start=False, model=str(talker)) as client:
+        ask = {"model": "talker", "prompt": [5], "max_tokens": 2047}
+        threading.Thread(target=lambda: client.post("completions", ask), daemon=True).start()
+        until(lambda: bool(client.engine._line))
+        assert client.engine._line[0].max_new_tokens == 2047
 
 
 # ---- what goes wrong on the device ---------------------------------------------------------------

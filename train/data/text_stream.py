@@ -264,6 +264,15 @@ def _octets_of_characters() -> dict[str, int]:
 _OCTET_OF = _octets_of_characters()
 
 
+def octets_of(token: str) -> bytes | None:
+    """Return the octets of a token of a byte-level vocabulary, or of one such as <0x41>."""
+    octet = _OCTET.fullmatch(token)
+    if octet is not None:
+        return bytes([int(octet[1], 16)])
+    octets = [_OCTET_OF.get(character, -1) for character in token]
+    return None if -1 in octets else bytes(octets)
+
+
 def _library(spec: dict[str, Any] | list[dict[str, Any]]) -> decoders.Decoder:
     made = decoders.Fuse()  # any decoder takes the state of another
     made.__setstate__(json.dumps({"type": "Sequence", "decoders": spec} if isinstance(spec, list) else spec).encode())

@@ -14,7 +14,7 @@ import tokenizers
 from wgrad.device.errors import WgradError
 from wgrad.train.data.chat import ChatTemplate, Message, MessagesRefused
 from wgrad.train.data.template_process import shared_process
-from wgrad.train.data.text_stream import Step, TextStream, steps_of
+from wgrad.train.data.text_stream import Step, TextStream, octets_of, steps_of
 from wgrad.train.data.text_windows import WINDOW, Encoded, encode_windows, pieces
 from wgrad.train.data.tokenizer_files import (
     SPECIAL,
@@ -202,6 +202,10 @@ class Tokenizer:
         anchor = self._backend.encode("x", add_special_tokens=False).ids[-1:]
         before = self.decode(anchor, skip_special_tokens=False)
         return self.decode([*anchor, token], skip_special_tokens=False).removeprefix(before)
+
+    def partial_octets(self, token: int) -> bytes | None:
+        """The octets of a token that has a part of a character. None: it has none, or its octets are not known."""
+        return octets_of(self._backend.id_to_token(token) or "") if "\ufffd" in self.token_text(token) else None
 
     def decode_stream(
         self, prompt_ids: Sequence[int] = (), skip_special_tokens: bool = True, shown: Collection[str] = ()

@@ -62,10 +62,16 @@ class ServeConfig(NetworkOptions, WithTemplate, WithContext):
         metavar="N",
         group="limits",
     )
-    max_new_tokens: int = option(1024, "most tokens of an answer", rule=AT_LEAST_1, metavar="N", group="limits")
+    max_new_tokens: int | None = option(
+        None,
+        "most tokens of an answer (default: what --context has room for)",
+        rule=AT_LEAST_1,
+        metavar="N",
+        group="limits",
+    )
     max_seconds: float = option(300.0, "end an answer after S seconds", rule=ABOVE_0, metavar="S", group="limits")
     max_waiting: int = option(
-        64, "refuse a request (status 429) while this many requests wait", rule=AT_LEAST_1, metavar="N", group="limits"
+        512, "refuse a request (status 429) while this many requests wait", rule=AT_LEAST_1, metavar="N", group="limits"
     )
 
     @property

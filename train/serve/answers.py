@@ -14,6 +14,7 @@ from wgrad.train.serve.errors import ApiError
 from wgrad.train.serve.jobs import Piece, TokenInfo
 
 TokenText = Callable[[int], str]
+Octets = Callable[[int], bytes | None]  # of a token that is a part of a character
 TOOL_CALLS = "tool_calls"  # why an answer ended: tools are to be called
 
 
@@ -25,6 +26,7 @@ class Choice:
         self.parts = AnswerParts(style or Style())
         self.text, self.tokens, self.new, self.finish = echo, list[TokenInfo](), 0, ""
         self.vector: np.ndarray | None = None
+        self.cached = 0  # tokens of the prompt that were in the cache
         self.offset = 0  # characters of the tokens that were told in chunks
 
     def add(self, piece: Piece) -> None:
@@ -34,9 +36,11 @@ class Choice:
         self.finish, self.vector = piece.finish, piece.vector
 
 
-def usage(choices: Sequence[Choice]) -> dict[str, int]:
+def usage(choices: Sequence[Choice]) -> dict[str, Any]:
     prompt, new = sum(c.prompt_tokens for c in choices), sum(c.new for c in choices)
-    return {"prompt_tokens": prompt, "completion_tokens": new, "total_tokens": prompt + new}
+    cached = {"cached_tokens": sum(c.cached for c in choices if c.prompt_tokens)}
+    counts = {"prompt_tokens": prompt, "completion_tokens": new, "total_tokens": prompt + new}
+    return {**counts, "prompt_tokens_details": cached}
 
 
 class Form(Protocol):
@@ -65,8 +69,16 @@ class ChunkForm:
 
     prefix, whole, part, end = "", "", "", "data: [DONE]\n\n"
 
-    def __init__(self, model: str, logprobs: bool, token_text: TokenText, tells_usage: bool = False) -> None:
+    def __init__(
+        self,
+        model: str,
+        logprobs: bool,
+        token_text: TokenText,
+        tells_usage: bool = False,
+        octets: Octets = lambda token: None,
+    ) -> None:
         self.model, self.logprobs, self.token_text, self.tells_usage = model, logprobs, token_text, tells_usage
+        self.octets = octets
         self.id, self.created = self.prefix + secrets.token_hex(12), int(time.time())
 
     def _head(self, kind: str) -> dict[str, Any]:
@@ -154,15 +166,22 @@ class ChatForm(ChunkForm):
             finish = TOOL_CALLS
         if whole:
             said = {"role": "assistant", "content": None, **said}
-        told = {"content": [token_entry(token, self.token_text) for token in tokens]} if self.logprobs else None
+        told = (
+            {"content": [token_entry(token, self.token_text, self.octets) for token in tokens]}
+            if self.logprobs
+            else None
+        )
         key = "message" if whole else "delta"
         return {"index": choice.number, key: said, "logprobs": told, "finish_reason": finish or None}
 
 
-def token_entry(token: TokenInfo, token_text: TokenText) -> dict[str, Any]:
+def token_entry(token: TokenInfo, token_text: TokenText, octets: Octets) -> dict[str, Any]:
     """Return the log-probabilities of a token of a conversation."""
-    return {**_entry(token.text, token.log_prob), "top_logprobs": [_entry(token_text(i), p) for i, p in token.top]}
 
+    def entry(id_: int, text: str, log_prob: float | None) -> dict[str, Any]:
+        """The bytes of tokens in sequence are those of the text, also where a character has several tokens."""
+        own = octets(id_)
+        return {"token": text, "logprob": log_prob, "bytes": list(text.encode() if own is None else own)}
 
-def _entry(text: str, log_prob: float | None) -> dict[str, Any]:
-    return {"token": text, "logprob": log_prob, "bytes": list(text.encode())}
+    top = [entry(id_, token_text(id_), log_prob) for id_, log_prob in token.top]
+    return {**entry(token.id, token.text, token.log_prob), "top_logprobs": top}

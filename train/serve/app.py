@@ -19,7 +19,7 @@ from starlette.routing import Route
 
 from wgrad.train.files.input_files import one_line
 from wgrad.train.serve.answer_parts import Style
-from wgrad.train.serve.answers import ChatForm, Choice, CompletionForm, Form, TokenText, usage
+from wgrad.train.serve.answers import ChatForm, Choice, CompletionForm, Form, Octets, TokenText, usage
 from wgrad.train.serve.body import read_body
 from wgrad.train.serve.embeddings import EmbeddingRequest
 from wgrad.train.serve.engine import Engine
@@ -36,6 +36,7 @@ from wgrad.train.serve.requests import Request as Asked
 from wgrad.train.serve.responses_form import ResponsesForm
 from wgrad.train.serve.responses_request import NAMES, ResponsesRequest
 
+_RETRY_SECONDS = "1"
 _PATHS = (
     "/v1/models",
     "/v1/completions",
@@ -70,7 +71,8 @@ def chat_page() -> list[Route]:
 
 
 async def _api_error(request: Request, error: Any) -> Response:
-    return JSONResponse(error.body(), error.status)
+    again = {"Retry-After": _RETRY_SECONDS} if error.status in (429, 503) else None
+    return JSONResponse(error.body(), error.status, again)
 
 
 async def _http_error(request: Request, error: Any) -> Response:
@@ -125,7 +127,9 @@ class Api:
         asked = parse_request(await read_body(request), ChatRequest)
         events = Events(self._outbox)
         jobs, style = await run_in_threadpool(self.preparation.chat_jobs, asked, events.put)
-        form = ChatForm(asked.model, asked.top is not None, self._token_text(asked), asked.tells_usage)
+        form = ChatForm(
+            asked.model, asked.top is not None, self._token_text(asked), asked.tells_usage, self._octets(asked)
+        )
         return await self._answer(request, asked, jobs, _choices(jobs, style), form, events)
 
     async def responses(self, request: Request) -> Response:
@@ -135,7 +139,7 @@ class Api:
             jobs, style = await run_in_threadpool(self.preparation.chat_jobs, asked.as_chat(), events.put)
         except ApiError as error:
             raise error.renamed(NAMES) from error
-        form = ResponsesForm(asked, self._token_text(asked))
+        form = ResponsesForm(asked, self._token_text(asked), self._octets(asked))
         return await self._answer(request, asked, jobs, _choices(jobs, style), form, events)
 
     async def embeddings(self, request: Request) -> Response:
@@ -149,6 +153,9 @@ class Api:
 
     def _token_text(self, asked: Asked) -> TokenText:
         return self.preparation.tokenizers[asked.model].token_text
+
+    def _octets(self, asked: Asked) -> Octets:
+        return self.preparation.tokenizers[asked.model].partial_octets
 
     def _pieces(
         self, request: Request, asked: Body, jobs: Sequence[Job], choices: Sequence[Choice], events: Events

@@ -34,7 +34,7 @@ class EmbeddingRequest(Body, kw_only=True):
             for choice in choices
             if choice.vector is not None
         ]
-        told = {name: count for name, count in usage(choices).items() if name != "completion_tokens"}
+        told = {name: usage(choices)[name] for name in ("prompt_tokens", "total_tokens")}
         return {"object": "list", "data": data, "model": self.model, "usage": told}
 
     def _written(self, vector: np.ndarray) -> str | list[float]:

@@ -292,6 +292,8 @@ class Engine:
                     del self._members[member.sequence]
                 return
         self._batch.join([member.sequence for member in members])
+        for member in members:
+            member.answer.job.cached = member.sequence.shared
         self.metrics.shared(sum(member.sequence.shared for member in members))
 
     def _queue(self) -> Block:

@@ -85,6 +85,7 @@ async def pieces(request: Request, jobs: Sequence[Job], choices: Sequence[Choice
             number, event = await events.get()
             if isinstance(event, Failed):
                 raise ApiError(event.status, event.message)
+            choices[number].cached = jobs[number].cached
             choices[number].add(event)
             left -= bool(event.finish)
             yield choices[number], event

@@ -84,6 +84,7 @@ class Job:
     pooling: Pooling | None = None
     cancelled: bool = False  # set by whoever waits no longer
     losses: int = 0  # of the device, while it was answered
+    cached: int = 0  # tokens of the prompt that were in the cache
     begun: float = field(default_factory=time.monotonic)
 
     @property

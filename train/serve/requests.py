@@ -24,15 +24,15 @@ from wgrad.train.serve.logit_edits import LogitEdits
 MOST_PROMPTS = 256  # of one request, each as often as it is answered
 MOST_STOPS, LONGEST_STOP = 16, 1000
 MOST_TOP = 20  # tokens told in the place of one
+_LEAST_TOP_P = 1e-6  # 0 takes the likeliest token, as this does
 _WHERE, _ADVICE = "the request", "correct it"
 
 # Keys that change no answer here.
 _PASSED_OVER = {
     "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
-    "parallel_tool_calls",
+    "parallel_tool_calls", "prediction",
 }  # fmt: skip
 
-Probability = Annotated[float, Meta(gt=0, le=1)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Stop = Annotated[str, Meta(min_length=1, max_length=LONGEST_STOP)]
 Text = str | list[Any]
@@ -57,8 +57,8 @@ class Request(Body):
     """Fields of the requests that draw tokens."""
 
     temperature: Annotated[float, Meta(ge=0, le=2)] = 1.0
-    top_p: Probability = 1.0
-    top_k: Annotated[int, Meta(ge=0, le=1 << 30)] = 0
+    top_p: Annotated[float, Meta(ge=0, le=1)] = 1.0
+    top_k: Annotated[int, Meta(ge=-1, le=1 << 30)] = 0
     min_p: Annotated[float, Meta(ge=0, le=1)] = 0.0
     presence_penalty: Penalty = 0.0
     frequency_penalty: Penalty = 0.0
@@ -79,7 +79,9 @@ class Request(Body):
     def sampling(self) -> Sampling:
         """With a seed of its own where none is given."""
         seed = secrets.randbits(32) if self.seed is None else self.seed % 2**32
-        return Sampling(temperature=self.temperature, top_k=self.top_k, top_p=self.top_p, min_p=self.min_p, seed=seed)
+        top_p = max(self.top_p, _LEAST_TOP_P)
+        top_k = max(self.top_k, 0)  # -1: off, in vLLM's API
+        return Sampling(temperature=self.temperature, top_k=top_k, top_p=top_p, min_p=self.min_p, seed=seed)
 
     def edits(self, vocab_size: int) -> LogitEdits | None:
         """Changes of logits; None without any. ApiError: a bias of an id that the model does not have."""

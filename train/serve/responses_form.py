@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from wgrad.train.serve.answer_parts import Part
-from wgrad.train.serve.answers import Choice, TokenText, token_entry
+from wgrad.train.serve.answers import Choice, Octets, TokenText, token_entry
 from wgrad.train.serve.errors import ApiError
 from wgrad.train.serve.jobs import LENGTH, Piece, TokenInfo
 from wgrad.train.serve.responses_request import ResponsesRequest
@@ -24,8 +24,8 @@ class ResponsesForm:
 
     end = ""
 
-    def __init__(self, request: ResponsesRequest, token_text: TokenText) -> None:
-        self._request, self._token_text = request, token_text
+    def __init__(self, request: ResponsesRequest, token_text: TokenText, octets: Octets = lambda token: None) -> None:
+        self._request, self._token_text, self._octets = request, token_text, octets
         self._id, self._created = _new_id("resp"), int(time.time())
         self._output = list[dict[str, Any]]()
         self._open: dict[str, Any] | None = None  # the last item of the output, which grows
@@ -46,7 +46,7 @@ class ResponsesForm:
         if choice is not None:
             told = {
                 "input_tokens": choice.prompt_tokens,
-                "input_tokens_details": {"cached_tokens": 0},
+                "input_tokens_details": {"cached_tokens": choice.cached},
                 "output_tokens": choice.new,
                 "output_tokens_details": {"reasoning_tokens": 0},
                 "total_tokens": choice.prompt_tokens + choice.new,
@@ -126,7 +126,7 @@ class ResponsesForm:
         assert self._open is not None
         (content,) = self._open["content"]
         content["text"] += text
-        told = [token_entry(token, self._token_text) for token in tokens]
+        told = [token_entry(token, self._token_text, self._octets) for token in tokens]
         if kind == "message":
             content["logprobs"] += told
             if text:
