@@ -47,6 +47,15 @@ GEMMA = {"query_pre_attn_scalar": 16, "tie_word_embeddings": True, "hidden_activ
 GRANITE = {
     "embedding_multiplier": 3.0, "attention_multiplier": 0.2, "residual_multiplier": 0.3, "logits_scaling": 0.25,
 }  # fmt: skip
+YARN_OF_LATENTS = {
+    "rope_scaling": {
+        "rope_type": "yarn",
+        "factor": 4.0,
+        "original_max_position_embeddings": 16,
+        "mscale": 0.707,
+        "mscale_all_dim": 0.707,
+    }
+}
 SIXTEEN = {"linear_key_head_dim": 16, "linear_value_head_dim": 16}
 EXTRA: dict[str, dict[str, Any]] = {
     "GemmaForCausalLM": {"tie_word_embeddings": True, "hidden_act": "gelu_pytorch_tanh"},
@@ -74,6 +83,9 @@ EXTRA: dict[str, dict[str, Any]] = {
         },
     },
     "OlmoForCausalLM": {"clip_qkv": 0.7},
+    "DeepseekV2ForCausalLM": {"topk_method": "greedy", **YARN_OF_LATENTS},
+    "DeepseekV3ForCausalLM": {"num_nextn_predict_layers": 0, **YARN_OF_LATENTS},
+    "MiniCPM3ForCausalLM": {"scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 256},
     "Jais2ForCausalLM": {"hidden_act": "relu2"},
     "Dots1ForCausalLM": {"num_key_value_heads": 4, "norm_topk_prob": True},
     "OlmoeForCausalLM": {"num_key_value_heads": 4},
@@ -248,7 +260,9 @@ def adapted(tmp_path: Path) -> Callable[..., tuple[Path, np.ndarray, np.ndarray]
     return make
 
 
-CASES = [(name, "alpha") for name in IN_GGUF] + [("LlamaForCausalLM", kind) for kind in ADAPTERS if kind != "alpha"]
+LATENT = [name for name in IN_GGUF if "kv_lora_rank" in tiny_config(name)]  # whose attention takes none in llama.cpp
+CASES = [(name, "alpha") for name in IN_GGUF if name not in LATENT]
+CASES += [("LlamaForCausalLM", kind) for kind in ADAPTERS if kind != "alpha"]
 
 
 @pytest.mark.parametrize(("architecture", "kind"), CASES)
@@ -262,6 +276,17 @@ def test_llama_cpp_computes_what_we_do(architecture: str, kind: str, adapted: An
     assert limit < (0.02 if architecture.startswith(GELU) else 0.001)
     assert np.abs(theirs - ours).max() < limit
     assert np.array_equal(plain, ours) if kind == "zero" else np.abs(plain - ours).max() > 10 * limit
+
+
+def test_an_adapter_that_llama_cpp_would_pass_over(tmp_path: Path) -> None:
+    config = parse_model_config(tiny_config("DeepseekV3ForCausalLM"))
+    lora, path = LoraConfig(r=2, alpha=2.0, target_modules=("kv_b_proj", "o_proj")), tmp_path / "adapter.gguf"
+    arrays = random_adapter(lora, linear_modules(config))
+    with pytest.raises(WgradError, match="^--gguf-lora: llama.cpp does not apply an adapter of kv_b_proj .* merge it"):
+        gguf_adapter.save_gguf_adapter(path, config, lora, arrays, np.dtype(np.float32), "--gguf-lora")
+    rest = {name: value for name, value in arrays.items() if ".o_proj." in name}
+    gguf_adapter.save_gguf_adapter(path, config, lora, rest, np.dtype(np.float32), "--gguf-lora")
+    assert len(gguf.GGUFReader(path).tensors) == 4
 
 
 def test_rows_as_hugging_face_has_them_are_another_adapter(adapted: Any, tmp_path: Path, monkeypatch: Any) -> None:

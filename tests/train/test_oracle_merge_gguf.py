@@ -36,7 +36,9 @@ from wgrad.train.step.build import build_frozen
 
 pytestmark = pytest.mark.oracle
 
-LORA = LoraConfig(r=6, alpha=9.0, rslora=True, target_modules=r".*\.(q_proj|up_proj|down_proj|fc2|c_proj)")
+LORA = LoraConfig(
+    r=6, alpha=9.0, rslora=True, target_modules=r".*\.(q_proj|q_b_proj|kv_b_proj|up_proj|down_proj|fc2|c_proj)"
+)
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
           "original_max_position_embeddings": 64, "rope_theta": 100.0}  # fmt: skip
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
@@ -97,6 +99,7 @@ def distance(a: np.ndarray, b: np.ndarray) -> float:
 CASES: list[tuple[str, dict[str, Any]]] = [(name, {}) for name in IN_GGUF]
 CASES += [("LlamaForCausalLM", {"rope_scaling": rope}) for rope in (LLAMA3, LINEAR)]
 CASES += [("Gemma4ForCausalLM", GEMMA4_EXPERTS)]
+CASES += [("DeepseekV2ForCausalLM", {"q_lora_rank": None, "num_hidden_layers": 27})]  # as llama.cpp knows V2-Lite
 CASES += [("Olmo3ForCausalLM", {"rope_scaling": YARN}), ("Phi3ForCausalLM", LONGROPE)]
 
 
@@ -113,7 +116,7 @@ def test_llama_cpp_computes_what_we_do(
     assert distance(ours(out, ids=ids), wanted) < 2e-4
     assert distance(found, wanted) < limit
     assert distance(ours(tmp_path / "model", ids=ids), wanted) > 20 * limit
-    if changes and architecture != "Gemma4ForCausalLM":
+    if changes and architecture != "Gemma4ForCausalLM" and "num_hidden_layers" not in changes:
         (tmp_path / "model/config.json").write_text(
             json.dumps(tiny_config(architecture, **SIZES | EXTRA.get(architecture, {})))
         )

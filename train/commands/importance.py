@@ -18,6 +18,7 @@ from wgrad.train.data.packing import Document, make_batch, pack_documents
 from wgrad.train.files.imatrix_file import Imatrix, load_imatrix
 from wgrad.train.inference.open_model import open_model
 from wgrad.train.model.gguf_experts import parts_in_gguf, tensor_names
+from wgrad.train.model.gguf_latent import BY_HEAD_PARTS
 from wgrad.train.model.gguf_linear import order_of
 from wgrad.train.model.lora import linear_modules
 from wgrad.train.model.model import Model
@@ -89,7 +90,8 @@ def by_gguf_names(config: ModelConfig, means: Mapping[str, np.ndarray]) -> dict[
         axis, order = order_of(config, module) or ("", None)
         mean = means[module] if order is None or axis == "rows" else means[module][order]
         parts = parts_in_gguf(config, f"{module}.weight", shapes[module]) or [f"{module}.weight"]
-        found |= {names[part]: mean for part in parts if part in names}
+        # Where parts have the rows head by head, and columns of their own, errors of all cost the same.
+        found |= {names[part]: mean for part in parts if part in names and not part.endswith(BY_HEAD_PARTS)}
     return found
 
 

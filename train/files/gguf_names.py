@@ -112,6 +112,16 @@ _SCORED = {
     **{name: path.replace("shared_expert", "shared_experts") for name, path in _SHARED.items()},
     "exp_probs_b.bias": "mlp.gate.e_score_correction_bias",
 }
+_LATENT = _NAMES | {
+    "attn_q_a": "self_attn.q_a_proj",
+    "attn_q_a_norm": "self_attn.q_a_layernorm",
+    "attn_q_b": "self_attn.q_b_proj",
+    "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
+    "attn_kv_a_norm": "self_attn.kv_a_layernorm",
+    "attn_kv_b": "self_attn.kv_b_proj",
+    "attn_k_b": "self_attn.k_b_proj",  # these two: in newer files, in the place of the one before
+    "attn_v_b": "self_attn.v_b_proj",
+}
 QKV = "attn_qkv"  # files of Phi-2 may have q, k and v under one another
 # Names of tensors by general.architecture, and those whose rotary embedding takes pairs side by side.
 ARCHITECTURES = {
@@ -142,6 +152,8 @@ ARCHITECTURES = {
     "qwen35": _DELTA_NET,
     "qwen35moe": _DELTA_NET | _SHARED,
     "lfm2": _LFM2,
+    "deepseek2": _LATENT | _SCORED,
+    "minicpm3": _LATENT,
     "chatglm": _NAMES | {"ffn_up": "mlp.gate_up_proj"},
     "glm4": _NAMES
     | {

@@ -80,7 +80,7 @@ class Family:
         variant: From those, the fields of `ModelConfig` that are not a plain LLaMA's.
         gguf: llama.cpp's name of the architecture, "" where it is not written into GGUF.
         title: Its name in the docs, "" where that is the architecture's.
-        gguf_key: Of two families with one name in GGUF, what the files of this one alone have above 0.
+        gguf_key: Of families with one name in GGUF, what the files of this one alone have above `gguf_above`.
         reads_again: See `ModelConfig.read_again_at`.
         other_types: Further names of `model_type` under which files have the architecture.
     """
@@ -91,6 +91,7 @@ class Family:
     gguf: str
     title: str = ""
     gguf_key: str = ""
+    gguf_above: int = 0
     reads_again: bool = False
     other_types: tuple[str, ...] = ()
 
@@ -194,17 +195,23 @@ FAMILIES = {
     "Ernie4_5_MoeForCausalLM": Family(
         "ernie4_5_moe", Ernie45MoeFile, scored_variants.ernie4_5_moe, "ernie4_5-moe", "ERNIE 4.5, experts"
     ),
-    "DeepseekV2ForCausalLM": Family("deepseek_v2", DeepseekV2File, DeepseekV2File.variant, "", "DeepSeek V2, V2-Lite"),
+    "DeepseekV2ForCausalLM": Family(
+        "deepseek_v2", DeepseekV2File, DeepseekV2File.variant, "deepseek2", "DeepSeek V2, V2-Lite"
+    ),
     "DeepseekV3ForCausalLM": Family(
         "deepseek_v3",
         DeepseekV3File,
         DeepseekV3File.variant,
-        "",
+        "deepseek2",
         "DeepSeek V3, R1, Kimi K2, Moonlight",
+        gguf_key="expert_gating_func",
+        gguf_above=1,  # sigmoids
         other_types=("kimi_k2",),
     ),
-    "Glm4MoeLiteForCausalLM": Family("glm4_moe_lite", Glm4MoeLiteFile, Glm4MoeLiteFile.variant, "", "GLM-4.7-Flash"),
-    "MiniCPM3ForCausalLM": Family("minicpm3", MiniCpm3File, MiniCpm3File.variant, "", "MiniCPM3"),
+    "Glm4MoeLiteForCausalLM": Family(
+        "glm4_moe_lite", Glm4MoeLiteFile, Glm4MoeLiteFile.variant, "deepseek2", "GLM-4.7-Flash"
+    ),
+    "MiniCPM3ForCausalLM": Family("minicpm3", MiniCpm3File, MiniCpm3File.variant, "minicpm3", "MiniCPM3"),
     "MixtralForCausalLM": Family("mixtral", MixtralFile, expert_variants.mixtral, "llama"),
     "OlmoeForCausalLM": Family("olmoe", OlmoeFile, expert_variants.olmoe, "olmoe", "OLMoE"),
     "GptOssForCausalLM": Family("gpt_oss", GptOssFile, expert_variants.gpt_oss, "gpt-oss", "gpt-oss"),

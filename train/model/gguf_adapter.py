@@ -61,6 +61,7 @@ def save_gguf_adapter(
             f"{option}: an adapter of {config.architecture} cannot be written into GGUF here: use llama.cpp's "
             "convert_lora_to_gguf.py"
         )
+    _refuse_latents(config, arrays, option)
     names = name_map(gguf, architecture, config.num_hidden_layers)
     modules = [name.removesuffix(".lora_A") for name in arrays if name.endswith(".lora_A")]
     factors = {module: lora.scaling_of(module) * lora.rank_of(module) for module in modules}
@@ -99,6 +100,17 @@ def save_gguf_adapter(
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()
         writer.close()
+
+
+def _refuse_latents(config: ModelConfig, arrays: Mapping[str, np.ndarray], option: str) -> None:
+    """WgradError: llama.cpp would leave out a part of the adapter, and not say so."""
+    passed_over = tuple(f".{module}.lora_A" for module in config.latent.biases) if config.latent else ()
+    for name in arrays:
+        if passed_over and name.endswith(passed_over):
+            raise WgradError(
+                f"{option}: llama.cpp does not apply an adapter of {name.split('.')[-2]} in latent attention: merge "
+                "it: wgrad merge --format gguf"
+            )
 
 
 def _parts(

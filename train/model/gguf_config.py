@@ -18,6 +18,7 @@ from wgrad.train.model.config_file import RopeFile
 from wgrad.train.model.expert_keys import ExpertsFile
 from wgrad.train.model.families import FAMILIES
 from wgrad.train.model.gguf_experts import keys_of_experts
+from wgrad.train.model.gguf_latent import keys_of_latent, yarn_of_latent
 from wgrad.train.model.gguf_linear import keys_of_linear
 from wgrad.train.model.gguf_model import (
     EXAONE_32B,
@@ -58,8 +59,8 @@ def config_of_gguf(fields: GgufFields, tensors: Mapping[str, TensorEntry]) -> di
     ]
     if not named:
         raise fields.error(prefix + "expert_count", f"must be {'0' if experts else 'above 0'}, got {experts}")
-    own_keys = {key: FAMILIES[key].gguf_key for key in named if FAMILIES[key].gguf_key}
-    marked = (key for key, own in own_keys.items() if fields.get(prefix + own, int, 0) > 0)
+    own_keys = {key: FAMILIES[key] for key in named if FAMILIES[key].gguf_key}
+    marked = (key for key, own in own_keys.items() if fields.get(prefix + own.gguf_key, int, 0) > own.gguf_above)
     architecture = next(marked, named[0])
 
     def number(key: str) -> int:
@@ -69,9 +70,10 @@ def config_of_gguf(fields: GgufFields, tensors: Mapping[str, TensorEntry]) -> di
     layers -= (extra := fields.get(prefix + "nextn_predict_layers", int, 0))
     if heads < 1 or hidden < 1:
         raise fields.error(prefix + "attention.head_count", f"must be above 0, got {heads}")
-    width = fields.get(prefix + "attention.key_length", int, hidden // heads)
+    latent = keys_of_latent(fields, heads)
+    width = latent.get("qk_rope_head_dim") or fields.get(prefix + "attention.key_length", int, hidden // heads)
     rotated = fields.get(prefix + "rope.dimension_count", int, width)
-    whole = {"attention.value_length": fields.get(prefix + "attention.value_length", int, width)}
+    whole = {} if latent else {"attention.value_length": fields.get(prefix + "attention.value_length", int, width)}
     if not FAMILIES[architecture].keys.partial_rotary or not 0 < rotated < width:
         whole["rope.dimension_count"] = rotated
     for key, value in whole.items():
@@ -98,11 +100,12 @@ def config_of_gguf(fields: GgufFields, tensors: Mapping[str, TensorEntry]) -> di
         **_epsilon(fields),
         "tie_word_embeddings": HEAD not in tensors,
         "rope_theta": _theta(fields),
-        **_rope(architecture, fields, tensors, width),
+        **_rope(architecture, fields, tensors, width, latent),
         "partial_rotary_factor": _part(rotated, width),
         **_biases(name, tensors),
         **keys_of_experts(fields, experts),
         **keys_of_linear(fields),
+        **latent,
         **_layer_norm_variant(name, tensors),
         **_variant(fields, name, hidden // heads if layers == GGUF_LARGEST.get(name) else width),
         **_shared(fields, tensors),
@@ -144,10 +147,12 @@ def _shared(fields: GgufFields, tensors: Mapping[str, TensorEntry]) -> dict[str,
     return keys_of_shared(fields, tensors, factors)
 
 
-def _rope(architecture: str, fields: GgufFields, tensors: Mapping[str, TensorEntry], width: int) -> dict[str, Any]:
+def _rope(
+    architecture: str, fields: GgufFields, tensors: Mapping[str, TensorEntry], width: int, latent: dict[str, Any]
+) -> dict[str, Any]:
     if fields.architecture in SHARING:
         return {}
-    scaling = _scaling(fields, tensors, width)
+    scaling = yarn_of_latent(fields, _scaling(fields, tensors, width), latent)
     if fields.architecture == "mistral3":
         return _mistral3_rope(fields, scaling)
     if fields.architecture in UNROUNDED and scaling is not None:

@@ -15,8 +15,10 @@ from wgrad.train.files.gguf_fields import GgufFields
 from wgrad.train.files.gguf_files import require_gguf
 from wgrad.train.model.experts import DOWN, EXPERTS, GATE_UP
 from wgrad.train.model.families import FAMILIES
+from wgrad.train.model.gguf_latent import kv_b_rows, shape_by_head
 from wgrad.train.model.gguf_linear import BY_HEAD, gguf_shape, rows_by_head
 from wgrad.train.model.gguf_scored import (
+    keys_of_deepseek2,
     keys_of_ernie,
     keys_of_gemma4,
     keys_of_scored,
@@ -43,6 +45,7 @@ _OWN_KEYS = {
     "glm4moe": keys_of_scored,
     "dots1": keys_of_scored,
     "ernie4_5-moe": keys_of_ernie,
+    "deepseek2": keys_of_deepseek2,
 }
 _SWIGLU = {"gpt-oss": (1.702, 7.0)}  # alpha and limit
 
@@ -55,7 +58,7 @@ def gguf_specs(config: ModelConfig) -> list[WeightSpec]:
             continue
         parts = parts_in_gguf(config, spec.name, spec.shape)
         for name, rows in parts.items():
-            found.append(replace(spec, name=name, shape=_with_rows(spec, len(rows))))
+            found.append(replace(spec, name=name, shape=shape_by_head(config, name, _with_rows(spec, len(rows)))))
         if not parts:
             found.append(replace(spec, shape=gguf_shape(spec.name, spec.shape)))
     return shared_specs(config, found) if config.kv_sources else found
@@ -75,6 +78,8 @@ def rows_axis(name: str) -> int:
 def parts_in_gguf(config: ModelConfig, name: str, shape: tuple[int, ...]) -> dict[str, np.ndarray]:
     """The tensors that GGUF has for a weight, by the names that they had in Hugging Face's files, each with the rows of
     the weight that it has; {} where it is one of the same name there."""
+    if of_heads := kv_b_rows(config, name):
+        return of_heads
     fused, stem = f"{FUSED_MLP[0]}.weight", name.removesuffix("_bias")
     rows, ending = np.arange(shape[rows_axis(name)] if len(shape) > 1 else 0), ".bias" if stem != name else ""
     if name.endswith(BY_HEAD):
@@ -165,7 +170,7 @@ def write_experts(writer: Any, config: ModelConfig, architecture: str) -> None:
         writer.add_expert_feed_forward_length(config.experts.width)
     if config.experts.shared_width:
         writer.add_expert_shared_feed_forward_length(config.experts.shared_width)
-    if config.experts.correction:
+    if config.experts.correction or config.latent is not None:
         write_scored(writer, require_gguf("--format gguf", architecture), config.experts)
 
 
@@ -177,7 +182,7 @@ def without_place(config: ModelConfig, architecture: str) -> Iterator[str]:
         yield f"experts whose weights {'' if config.experts.normalize else 'do not '}add up to 1"
     if architecture in ("olmoe", "dots1") and config.num_key_value_heads != config.num_attention_heads:
         yield "fewer heads of keys than of queries"
-    if config.experts.correction:
+    if config.experts.correction or config.latent is not None:
         yield from without_scored_place(config.experts)
     elif not all(config.experts.layers):
         yield "layers without experts"

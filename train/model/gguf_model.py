@@ -31,7 +31,8 @@ from wgrad.train.model.gguf_experts import (
     without_place,
     write_experts,
 )
-from wgrad.train.model.gguf_linear import to_gguf, without_linear_place, write_key_heads, write_linear
+from wgrad.train.model.gguf_latent import LENGTHS, SPLIT, by_head, without_latent_place, write_heads, write_latent
+from wgrad.train.model.gguf_linear import to_gguf, without_linear_place, write_linear
 from wgrad.train.model.gguf_mix import MIXES, stored_type
 from wgrad.train.model.gguf_shared_keys import (
     GEMMA_4,
@@ -55,6 +56,7 @@ GGUF_LARGEST = {"gemma2": 46, "gemma3": 62}
 EXAONE_32B = (64, 4)  # layers of the EXAONE 4 that has windows, and of how many layers one has none
 GRANITE = ("granite", "granitemoe")
 UNROUNDED = ("gpt-oss",)  # trained with yarn's range as it comes out, which llama.cpp rounds as it does everywhere
+_LONGROPE = ("phi3", "minicpm3")  # which may have factors of their own
 _ROTATE_IN_WINDOWS = ("cohere2", "exaone4")  # whose other layers have no rotary embeddings
 _TYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 _FILE_TYPES = {"F32": "ALL_F32", "MXFP4": "MOSTLY_MXFP4_MOE"}
@@ -89,7 +91,7 @@ class GgufModel:
 
     def importance(self, spec: WeightSpec) -> np.ndarray | None:
         """The cost of an error in each column of a matrix, None where that is not known. WgradError."""
-        if self.imatrix is None or spec.kind not in ("embedding", "head", "projection"):
+        if self.imatrix is None or len(spec.shape) != 2 or spec.kind not in ("embedding", "head", "projection"):
             return None
         return self.imatrix.of(self._names[spec.name], spec.shape[1])
 
@@ -147,6 +149,7 @@ def _without_place(config: ModelConfig) -> Iterator[str]:
     yield from without_linear_place(config)
     if architecture in SHARING:
         yield from without_shared_place(config, architecture)
+    yield from without_latent_place(config, architecture)
     every = _one_full_of(config)
     windows = _windows(config)
     window = max(windows)
@@ -219,11 +222,13 @@ def _scales(rope: RopeConfig, architecture: str) -> bool:
         return rope.type == "default" or (rope.type == "proportional" and architecture == GEMMA_4)
     if rope.type == "yarn" and architecture == "mistral3":
         return rope.truncate and _log_multiplier(rope) is not None
+    if rope.type == "yarn" and architecture == SPLIT:
+        return (rope.beta_fast, rope.beta_slow, rope.truncate) == (32.0, 1.0, True)
     if rope.type == "yarn":
         own = (rope.beta_fast, rope.beta_slow, rope.truncate) != (32.0, 1.0, architecture not in UNROUNDED)
         usual = math.isclose(rope.attention_factor, yarn_factor(rope.factor), rel_tol=1e-6)
         return architecture not in GGUF_LARGEST and usual and not own
-    return rope.type in ("default", "linear", "llama3") or (rope.type == "longrope" and architecture == "phi3")
+    return rope.type in ("default", "linear", "llama3", *(["longrope"] if architecture in _LONGROPE else []))
 
 
 def save_gguf(
@@ -272,7 +277,7 @@ def _stored(spec: WeightSpec, model: GgufModel, value: np.ndarray) -> np.ndarray
     value = value.astype(np.float32)
     if spec.offset:
         value = value + np.float32(spec.offset)
-    value = to_gguf(model.config, spec.name, value)
+    value = by_head(model.config, spec.name, to_gguf(model.config, spec.name, value))
     if heads := heads_side_by_side(model.config, spec.name.rpartition(".")[0]):
         value = permute(value.reshape(len(value), -1), heads).reshape(value.shape)
     if value.ndim == 3:  # experts
@@ -296,8 +301,10 @@ def _describe(writer: Any, model: GgufModel, write_tokenizer: WriteTokenizer, ov
         for entry in read_metadata(gguf_parts(model.base.path, "--model")[0], "--model"):
             if entry.key.endswith(".block_count"):  # without layers that predict several tokens at once
                 writer.add_block_count(model.config.num_hidden_layers)
-            elif entry.key not in (*_OWN, *over) and not entry.key.startswith("split.") and not _is_extra(entry.key):
+            elif not (entry.key in (*_OWN, *LENGTHS, *over) or entry.key.startswith("split.") or _is_extra(entry.key)):
                 writer.add_key_value(entry.key, entry.value, entry.type, entry.sub_type)
+        if FAMILIES[model.config.architecture].gguf == SPLIT:
+            write_heads(writer, model.config)
         for key, value in over.items():
             (writer.add_string if isinstance(value, str) else writer.add_uint32)(key, value)
     else:
@@ -324,18 +331,17 @@ def _write_shapes(writer: Any, config: ModelConfig) -> None:
     writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
-    writer.add_head_count(config.num_attention_heads)
     if FAMILIES[config.architecture].gguf in SHARING:
+        writer.add_head_count(config.num_attention_heads)
         write_shared(writer, config)
     else:
         writer.add_feed_forward_length(config.intermediate_size)
-        write_key_heads(writer, config)
-        for add in (writer.add_key_length, writer.add_value_length):
-            add(config.head_dim)
+        write_heads(writer, config)
     (writer.add_layer_norm_eps if config.layer_norm else writer.add_layer_norm_rms_eps)(config.rms_norm_eps)
     writer.add_vocab_size(config.vocab_size)
     write_experts(writer, config, FAMILIES[config.architecture].gguf)
     write_linear(writer, config)
+    write_latent(writer, config)
     if config.score_softcap:
         writer.add_attn_logit_softcapping(config.score_softcap)
         writer.add_final_logit_softcapping(config.logit_softcap)

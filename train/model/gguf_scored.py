@@ -1,6 +1,7 @@
 """Keys of GGUF files of models whose experts have keys of their own: those whose router chooses by corrected scores.
 
-Source: github.com/ggml-org/llama.cpp, its converter's Glm4MoeModel, Dots1Model and Ernie4_5MoeModel.
+Source: github.com/ggml-org/llama.cpp, its converter's Glm4MoeModel, Dots1Model, Ernie4_5MoeModel and
+DeepseekV2Model.
 """
 
 from __future__ import annotations
@@ -11,17 +12,18 @@ from typing import Any
 from wgrad.train.files.gguf_fields import GgufFields
 from wgrad.train.model.experts import Experts
 
-_SIGMOID = 2  # of llama.cpp's ExpertGatingFuncType
+_SOFTMAX, _SIGMOID = 1, 2  # of llama.cpp's ExpertGatingFuncType
 
 
 def write_scored(writer: Any, gguf: Any, experts: Experts) -> None:
     """Write what a router with corrections has, and which layers have experts."""
     writer.add_leading_dense_block_count(experts.layers.index(True))
     writer.add_expert_shared_count(experts.shared_width // experts.width)
-    if not experts.sigmoid:
+    if experts.correction and not experts.sigmoid:
         writer.add_interleave_moe_layer_step(1)
         return
-    writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+    gating = gguf.ExpertGatingFuncType
+    writer.add_expert_gating_func(gating.SIGMOID if experts.sigmoid else gating.SOFTMAX)
     writer.add_expert_weights_scale(experts.share_scale)
     writer.add_expert_weights_norm(experts.normalize)
     if experts.groups > 1:
@@ -39,11 +41,16 @@ def without_scored_place(experts: Experts) -> Iterator[str]:
 def keys_of_scored(fields: GgufFields, count: int, chosen: int) -> dict[str, Any]:
     """The keys of config.json. count, chosen: experts of a layer, and of a token."""
     prefix = fields.architecture + "."
+    if fields.get(prefix + "expert_gating_func", int, _SIGMOID) != _SIGMOID:
+        raise fields.error(prefix + "expert_gating_func", f"must be {_SIGMOID}, sigmoid")
+    return _keys(fields, count, chosen)
+
+
+def _keys(fields: GgufFields, count: int, chosen: int) -> dict[str, Any]:
+    prefix = fields.architecture + "."
     first = fields.get(prefix + "leading_dense_block_count", int, 0)
     shared = fields.get(prefix + "expert_shared_count", int, 0)
     width = fields.needed(prefix + "expert_feed_forward_length", int)
-    if fields.get(prefix + "expert_gating_func", int, _SIGMOID) != _SIGMOID:
-        raise fields.error(prefix + "expert_gating_func", f"must be {_SIGMOID}, sigmoid")
     return {
         "n_routed_experts": count,
         "n_shared_experts": shared,
@@ -67,6 +74,23 @@ def keys_of_gemma4(fields: GgufFields, count: int, chosen: int) -> dict[str, Any
         "top_k_experts": chosen,
         "moe_intermediate_size": width,
     }
+
+
+def has_sigmoids(fields: GgufFields) -> bool:
+    """Return whether a router's scores are sigmoids. WgradError: neither those nor a softmax."""
+    key = fields.architecture + ".expert_gating_func"
+    found = fields.get(key, int, 0) or _SOFTMAX  # as llama.cpp takes older files of DeepSeek-V2
+    if found not in (_SOFTMAX, _SIGMOID):
+        raise fields.error(key, f"must be {_SOFTMAX}, softmax, or {_SIGMOID}, sigmoid, got {found}")
+    return found == _SIGMOID
+
+
+def keys_of_deepseek2(fields: GgufFields, count: int, chosen: int) -> dict[str, Any]:
+    """As `keys_of_scored`, of DeepSeek V2 and V3."""
+    found = _keys(fields, count, chosen)
+    if has_sigmoids(fields):
+        return found
+    return found | {"topk_method": "group_limited_greedy" if found["n_group"] > 1 else "greedy"}
 
 
 def keys_of_ernie(fields: GgufFields, count: int, chosen: int) -> dict[str, Any]:

@@ -32,6 +32,7 @@ from wgrad.train.files.nf4_files import NF4_PARTS, check_packed, is_nf4, read_nf
 from wgrad.train.files.safetensors_files import TensorEntry, read_entries
 from wgrad.train.model.expert_files import with_experts
 from wgrad.train.model.gguf_activation import add_from_keys
+from wgrad.train.model.gguf_latent import with_kv_b
 from wgrad.train.model.gguf_linear import from_gguf
 from wgrad.train.model.gguf_shared_keys import table_of_model
 from wgrad.train.model.linear_files import with_linear
@@ -140,6 +141,7 @@ class ModelFiles:
             self.entries[EMBEDDING] = self.entries[HEAD]  # one matrix: either name will do, as in transformers
         add_from_keys(self.entries, config)
         from_gguf(self.entries, config)
+        with_kv_b(self.entries, config)
         table_of_model(self.entries, config)
         self.entries = with_linear(with_experts(self.entries, config), config)
         for spec in weight_specs(config):

@@ -1,0 +1,188 @@
+"""Latent attention in GGUF files: `deepseek2`, whose newer files have the keys' and the values' part of kv_b_proj by
+themselves, head by head, the keys' turned; and `minicpm3`.
+
+Source: github.com/ggml-org/llama.cpp, its converter's DeepseekV2Model and MiniCPM3Model, src/models/deepseek2.cpp.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from wgrad.train.files.gguf_fields import GgufFields
+from wgrad.train.files.gguf_files import GgufEntry
+from wgrad.train.files.safetensors_files import TensorEntry
+from wgrad.train.model.families import FAMILIES
+from wgrad.train.model.gguf_linear import write_key_heads
+from wgrad.train.model.latent_attention import KV_B
+from wgrad.train.model.model_config import ModelConfig
+
+K_B, V_B = "self_attn.k_b_proj", "self_attn.v_b_proj"
+BY_HEAD_PARTS = (f"{K_B}.weight", f"{V_B}.weight")
+SPLIT = "deepseek2"  # the architecture of such files
+_LENGTHS = ("head_count", "head_count_kv", "key_length", "value_length", "key_length_mla", "value_length_mla")
+LENGTHS = tuple(
+    f"{SPLIT}.attention.{key}" for key in _LENGTHS
+)  # of `write_heads`, which tell such files from older ones
+_PLAIN_QUERIES = ((26, 0), (27, 0), (48, 128_256))  # layers (and vocabulary) of models without q_lora_rank there
+_MINICPM3 = (12.0, 1.4, 256)  # scale_emb, scale_depth and dim_model_base, which files have no keys for
+
+
+def kv_b_rows(config: ModelConfig, name: str) -> dict[str, np.ndarray]:
+    """The tensors that GGUF has for a weight, each with the rows of the weight that it has; {} where it is one."""
+    c = config.latent
+    if c is None or not name.endswith(f"{KV_B}.weight") or FAMILIES[config.architecture].gguf != SPLIT:
+        return {}
+    rows = np.arange(config.num_attention_heads * (c.plain + c.value)).reshape(config.num_attention_heads, -1)
+    owner = name.removesuffix(f"{KV_B}.weight")
+    both = {K_B: rows[:, : c.plain], V_B: rows[:, c.plain :]}
+    return {f"{owner}{part}.weight": own.reshape(-1) for part, own in both.items()}
+
+
+def by_head(config: ModelConfig, name: str, value: np.ndarray) -> np.ndarray:
+    """The rows that `kv_b_rows` names, as GGUF has them: [heads, rank, k] of keys, [heads, v, rank] of values."""
+    if not name.endswith(BY_HEAD_PARTS):
+        return value
+    value = value.reshape(config.num_attention_heads, -1, value.shape[-1])
+    return value.swapaxes(1, 2) if K_B in name else value
+
+
+def shape_by_head(config: ModelConfig, name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape that `by_head` gives a value of `shape`."""
+    return by_head(config, name, np.broadcast_to(np.float32(0), shape)).shape
+
+
+@dataclass(frozen=True)
+class KvBEntry(GgufEntry):
+    """The weight of kv_b_proj from those of keys and values. It is decoded: blocks of few bits go along the rows of the
+    one, and along the columns of the other."""
+
+    keys: GgufEntry = field(repr=False)
+    values: GgufEntry = field(repr=False)
+
+    def array(self) -> np.ndarray:
+        parts = [self.keys.array().swapaxes(1, 2), self.values.array()]
+        dtype = parts[0].dtype if parts[0].dtype == parts[1].dtype else np.float32
+        return np.concatenate([part.astype(dtype) for part in parts], axis=1).reshape(self.shape)
+
+    def sample(self, count: int, size: int) -> list[bytes]:
+        return [*self.keys.sample(count, size), *self.values.sample(count, size)]
+
+
+def with_kv_b(entries: dict[str, TensorEntry], config: ModelConfig) -> None:
+    """Put one entry in the place of those of keys and values, where files have both."""
+    c, heads = config.latent, config.num_attention_heads
+    for layer in range(config.num_hidden_layers if c else 0):
+        assert c is not None
+        names = [f"model.layers.{layer}.{part}.weight" for part in (K_B, V_B)]
+        k, v = (entries.get(name) for name in names)
+        whole = f"model.layers.{layer}.{KV_B}.weight"
+        if not isinstance(k, GgufEntry) or not isinstance(v, GgufEntry):
+            continue
+        if whole not in entries:
+            if (k.shape, v.shape) != ((heads, c.rank, c.plain), (heads, c.value, c.rank)):
+                continue  # which `ModelFiles.check` refuses
+            dtype = k.stored if k.stored == v.stored and k.stored in ("F16", "BF16") else "F32"
+            shape = (heads * (c.plain + c.value), c.rank)
+            fields = (k.source, k.path, whole, dtype, shape, None, None, dtype, k.offset, k.size + v.size, 0)
+            entries[whole] = KvBEntry(*fields, k, v)
+        for name in names:
+            del entries[name]
+
+
+# ---- keys ------------------------------------------------------------------------------------------
+def write_heads(writer: Any, config: ModelConfig) -> None:
+    """Write how many heads there are, and how wide; of latents as the newer files: one head of keys, which is a token's
+    latent."""
+    c = config.latent
+    writer.add_head_count(config.num_attention_heads)
+    if c is None:
+        write_key_heads(writer, config)
+        widths = (config.head_dim, config.head_dim)
+    elif FAMILIES[config.architecture].gguf == SPLIT:
+        writer.add_head_count_kv(1)
+        widths = (c.rank + c.rotated, c.rank)
+        writer.add_key_length_mla(c.width)
+        writer.add_value_length_mla(c.value)
+    else:
+        writer.add_head_count_kv(config.num_key_value_heads)
+        widths = (c.width, c.value)
+    for add, width in zip((writer.add_key_length, writer.add_value_length), widths):
+        add(width)
+
+
+def write_latent(writer: Any, config: ModelConfig) -> None:
+    """Write the keys of latents that other models do not have."""
+    c = config.latent
+    if c is None:
+        return
+    if c.query_rank:
+        writer.add_q_lora_rank(c.query_rank)
+    writer.add_kv_lora_rank(c.rank)
+    if config.rope.type == "yarn":
+        writer.add_rope_scaling_yarn_log_mul(0.1 * _all_dims(config))  # a tenth, as its converter has it
+
+
+def _all_dims(config: ModelConfig) -> float:
+    """mscale_all_dim of the rotary embedding; 0: none."""
+    rope = config.rope
+    return 0.0 if rope.factor <= 1 else (math.sqrt(rope.score_factor) - 1) / (0.1 * math.log(rope.factor))
+
+
+def without_latent_place(config: ModelConfig, architecture: str) -> Iterator[str]:
+    """Refuse what a file has no key for."""
+    c, rope = config.latent, config.rope
+    if c is None:
+        return
+    if rope.type == "yarn" and (architecture != SPLIT or not _all_dims(config) or rope.attention_factor != 1):
+        yield "yarn scaling with mscale other than mscale_all_dim"
+    if not config.interleaved and architecture == SPLIT:
+        yield "rope_interleave false"
+    sizes = (config.num_hidden_layers, 0), (config.num_hidden_layers, config.vocab_size)
+    if architecture == SPLIT and any(size in _PLAIN_QUERIES for size in sizes) == bool(c.query_rank):
+        yield f"{'a' if c.query_rank else 'no'} q_lora_rank with {config.num_hidden_layers} layers"
+    if architecture == "minicpm3":
+        embedding, depth, base = _MINICPM3
+        own = (config.embedding_scale, config.residual_scale, config.logit_scale)
+        usual = (embedding, depth / math.sqrt(config.num_hidden_layers), base / config.hidden_size)
+        if not np.allclose(own, usual, rtol=1e-6):
+            yield "scale_emb, scale_depth or dim_model_base other than MiniCPM3's"
+        if not c.query_rank:
+            yield "no q_lora_rank"
+    if config.experts is not None and config.experts.groups > 1 and config.experts.groups_by_best:
+        yield "groups of experts chosen by their best score"
+
+
+def keys_of_latent(fields: GgufFields, heads: int) -> dict[str, Any]:
+    """The keys of config.json; {} where a file has no latents."""
+    prefix = fields.architecture + "."
+    if prefix + "attention.kv_lora_rank" not in fields:
+        return {}
+    lengths = "attention.key_length", "attention.value_length"
+    ending = "_mla" if prefix + "attention.key_length_mla" in fields else ""
+    width = fields.needed(prefix + lengths[0] + ending, int)
+    value = fields.get(prefix + lengths[1] + ending, int, fields.needed(prefix + "embedding_length", int) // heads)
+    rotated = fields.needed(prefix + "rope.dimension_count", int)
+    if not 0 < rotated < width:
+        raise fields.error(prefix + "rope.dimension_count", f"must be below the {width} of a head, got {rotated}")
+    return {
+        "num_key_value_heads": heads,
+        "q_lora_rank": fields.get(prefix + "attention.q_lora_rank", int) or None,
+        "kv_lora_rank": fields.needed(prefix + "attention.kv_lora_rank", int),
+        "qk_nope_head_dim": width - rotated,
+        "qk_rope_head_dim": rotated,
+        "v_head_dim": value,
+    }
+
+
+def yarn_of_latent(fields: GgufFields, scaling: dict[str, Any] | None, latent: dict[str, Any]) -> dict[str, Any] | None:
+    """The scaling of config.json, with latents with the numbers by which scores are scaled."""
+    key = fields.architecture + ".rope.scaling.yarn_log_multiplier"
+    if not latent or scaling is None or scaling["rope_type"] != "yarn":
+        return scaling
+    all_dims = round(10 * fields.needed(key, float), 6)
+    return scaling | {"mscale": all_dims, "mscale_all_dim": all_dims}
