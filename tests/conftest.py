@@ -9,7 +9,6 @@ import sys
 import tempfile
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ import pytest
 
 from tests import tools
 from tests.sweeps import sweep_part
-from tests.wgsl.rolled import rolled
+from tests.wgsl.rolled import quick_to_compile
 from wgrad.autograd.bind import bind
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.autograd.select_device import select_device
@@ -28,9 +27,7 @@ from wgrad.autograd.selftest.run import check_case
 from wgrad.device.contract import Device
 from wgrad.device.errors import DeviceError, DeviceUnavailable
 from wgrad.wgsl.device import WgpuDevice
-from wgrad.wgsl.gemm import gemm_tile
 from wgrad.wgsl.runtime import adapters
-from wgrad.wgsl.runtime import compile as wgsl_compile
 from wgrad.wgsl.runtime.compile import Compiler
 
 os.environ.setdefault("XDG_RUNTIME_DIR", "/tmp")  # Mesa warns on stderr where it is not set
@@ -254,25 +251,12 @@ def as_written() -> None:
     """For tests of shaders as a run has them."""
 
 
-_software_tile = gemm_tile.software_tile
-
-
-@cache
-def _small_tile(m: int, n: int) -> gemm_tile.Tile:
-    large = _software_tile(m, n)
-    return replace(large, m=max(16, large.m // 4), n=max(16, large.n // 4), tm4=1, tn4=1)
-
-
 @pytest.fixture(autouse=True)
 def _quick_to_compile(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Most of what a test of a GEMM or of attention takes on a software driver, where no shader is cached, is the
-    making of machine code. Loops over the depth of a tile stay loops here, and GEMMs on a software driver have 4 x 4
-    results an invocation, not 16 x 16: the same operations in the same order, and the same bits. Processes of their own
-    have what a run has, and so do tests that say so."""
-    if "as_written" in request.fixturenames:
-        return
-    monkeypatch.setattr(gemm_tile, "software_tile", _small_tile)
-    monkeypatch.setattr(wgsl_compile, "preprocess", rolled(wgsl_compile.preprocess))
+    making of machine code. Processes of their own have what a run has, and so do tests that say so."""
+    if "as_written" not in request.fixturenames:
+        quick_to_compile(monkeypatch.setattr)
 
 
 @pytest.fixture

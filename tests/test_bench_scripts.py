@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 import json
-import subprocess
+import runpy
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
-# Without warming up, and with one sample of one run.
-_AT_ONCE = """
-import runpy, sys
-sys.path.insert(0, "bench")
-import common
+from wgrad.autograd import creation
 from wgrad.autograd.bench import timing
-common.WARM_SECONDS = timing.WARM_SECONDS = timing.SAMPLE_SECONDS = 0.0
-timing.SAMPLES = 1
-sys.argv = sys.argv[1:]
-runpy.run_path(sys.argv[0], run_name="__main__")
-"""
+
+BENCH = Path(__file__).parents[1] / "bench"
+
+
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without warming up, and with one sample of one call."""
+    monkeypatch.syspath_prepend(BENCH)
+    monkeypatch.chdir(BENCH.parent)
+    for name in ("WARM_SECONDS", "SAMPLE_SECONDS"):
+        monkeypatch.setattr(timing, name, 0.0)
+    for name in ("SAMPLES", "FEWEST_SAMPLES", "_MOST_CALLS"):
+        monkeypatch.setattr(timing, name, 1)
+    monkeypatch.setattr(creation, "_devices", {})
+    monkeypatch.setattr(creation, "_default", [*creation._default])
+    monkeypatch.delitem(sys.modules, "common", raising=False)  # it has the numbers from `timing`
 
 
 @pytest.mark.parametrize(
@@ -40,12 +47,16 @@ runpy.run_path(sys.argv[0], run_name="__main__")
         "bench_decode.py --shapes tiny --prompts 2 --prompt-tokens 4 --tokens 4",
     ],
 )
-def test_a_script_writes_its_rows(wgpu_device: object, tmp_path: Path, command: str) -> None:
+@pytest.mark.usefixtures("at_once", "shared_pipelines")
+def test_a_script_writes_its_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any, command: str) -> None:
     script, *arguments = command.split()
     out = tmp_path / "rows.jsonl"
-    run = [sys.executable, "-c", _AT_ONCE, f"bench/{script}", *arguments, "--out", str(out)]
-    done = subprocess.run(run, cwd=ROOT, capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stderr[-2000:]
+    monkeypatch.setattr(sys, "argv", [script, *arguments, "--out", str(out)])
+    try:
+        runpy.run_path(str(BENCH / script), run_name="__main__")
+    finally:
+        sys.modules.pop("common", None)  # of no other test
     rows = [json.loads(line) for line in out.read_text().splitlines()]
-    assert rows and "failed" not in done.stdout, done.stdout[-2000:]
+    printed = capsys.readouterr().out
+    assert rows and "failed" not in printed, printed[-2000:]
     assert all(row.get("error", 0.0) < 1e-2 for row in rows)

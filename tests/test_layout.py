@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -38,9 +39,19 @@ def relative(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
 
-def imported_modules(path: Path) -> Iterator[tuple[str, int]]:
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+@cache
+def imported_modules(path: Path) -> list[tuple[str, int]]:
     """(module, line) of every import, and of importlib.import_module with a literal name."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    return list(_imported_modules(path))
+
+
+def _imported_modules(path: Path) -> Iterator[tuple[str, int]]:
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield alias.name, node.lineno
@@ -141,6 +152,28 @@ def test_no_circle_inside_a_room(room: str) -> None:
         pytest.fail(f"these import each other: {' <- '.join(error.args[1])}")
 
 
+def test_names_are_imported_from_where_they_are_defined() -> None:
+    """Or from a file that says that it passes them on. As `mypy --strict` asks, which takes as long as mypy itself."""
+    files = {"wgrad." + relative(p).removesuffix(".py").replace("/", "."): p for p in python_files(*ROOMS)}
+    hidden = {name: imported_for_itself(path) for name, path in files.items()}
+    wrong = [
+        f"{relative(path)}:{line}: {module}"
+        for path in python_files(*ROOMS, "src")
+        for module, line in imported_modules(path)
+        if module not in files and module.rpartition(".")[2] in hidden.get(module.rpartition(".")[0], ())
+    ]
+    assert wrong == []
+
+
+def imported_for_itself(path: Path) -> set[str]:
+    """Names that a file imports without saying that it passes them on: `import x as x`, or x in __all__."""
+    body = parsed(path).body
+    imports = [alias for node in body if isinstance(node, ast.Import | ast.ImportFrom) for alias in node.names]
+    lists = [node.value for node in body if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"]
+    listed = {name for value in lists for name in ast.literal_eval(value)}
+    return {alias.asname or alias.name for alias in imports if alias.asname != alias.name} - listed
+
+
 def test_only_wgsl_imports_wgpu() -> None:
     wrong = [
         f"{relative(path)}:{line}"
@@ -223,9 +256,8 @@ def test_every_shader_is_launched_and_opens_with_a_comment() -> None:
 @pytest.mark.parametrize("links", ["absent", "text files"])
 def test_runs_without_links(tmp_path: Path, links: str) -> None:
     """A checkout in which src/wgrad has no links to the rooms finds them at the top of the repository."""
-    skip = shutil.ignore_patterns("__pycache__")
     for room in ROOMS:
-        shutil.copytree(ROOT / room, tmp_path / room, ignore=skip)
+        shutil.copytree(ROOT / room, tmp_path / room)
     package = tmp_path / "src" / "wgrad"
     package.mkdir(parents=True)
     shutil.copy(ROOT / "src" / "wgrad" / "__init__.py", package)

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ from wgrad.train.commands.cli import main
 from wgrad.train.output.metrics import read_steps
 
 pytestmark = needs_mpi
-STEPS = 20
+STEPS = 12  # after the seventh, shares follow what each rank has taken
 
 
 @pytest.fixture
@@ -58,6 +59,24 @@ def values(make_checkpoint: Any, text_data: Path, tmp_path: Path) -> dict[str, A
     }
 
 
+_WHOLE: dict[str, Path] = {}  # runs of one rank that tests compare with, by their options
+
+
+@pytest.fixture
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[[dict[str, Any]], Path]:
+    """whole(values) -> output folder of the run of one rank, whose model and data are the same in all tests."""
+
+    def run(values: dict[str, Any]) -> Path:
+        key = repr({name: value for name, value in values.items() if name not in ("--model", "--data", "--out")})
+        if key not in _WHOLE:
+            out = tmp_path_factory.mktemp("whole") / "out"
+            assert main(["finetune", *words(values | {"--out": out})]) == 0
+            _WHOLE[key] = out
+        return _WHOLE[key]
+
+    return run
+
+
 def result(out: Path, steps: int = STEPS) -> tuple[np.ndarray, np.ndarray, dict[str, Any]]:
     """Losses of all steps, all numbers of the adapter, results.json."""
     arrays = safetensors.numpy.load_file(out / "adapter_model.safetensors")
@@ -78,14 +97,8 @@ def same(out: Path, expected: Path, rounding: float = 1e-5, steps: int = STEPS) 
     assert results["steps"] == results0["steps"] and results["skipped_steps"] == results0["skipped_steps"]
 
 
-# GEMMs of 4 x 4 results an invocation, as in tests of one process: the ranks wait for each other while shaders compile.
-_SMALL_TILE = """if 1:
-    from dataclasses import replace
-    from wgrad.wgsl.gemm import gemm_tile
-    whole = gemm_tile.software_tile(128, 128)
-    side = lambda size: 16 if size <= 16 else 32
-    gemm_tile.software_tile = lambda m, n: replace(whole, m=side(m), n=side(n), tm4=1, tn4=1)
-"""
+# The ranks wait for each other while shaders compile.
+_QUICK = "from tests.wgsl.rolled import quick_to_compile; quick_to_compile()"
 
 
 def test_two_ranks_of_different_devices_train_what_one_does(
@@ -95,7 +108,7 @@ def test_two_ranks_of_different_devices_train_what_one_does(
     values |= {"--lora-dropout": 0, "--max-steps": 6}
     whole = values | {"--out": tmp_path / "one", "--batch-size": 8, "--gradient-accumulation-steps": 1}
     assert main(["finetune", *words(whole)]) == 0
-    run = start(command_of(2, values | {"--device": "cpu,wgpu"}, before=[_SMALL_TILE] * 2))
+    run = start(command_of(2, values | {"--device": "cpu,wgpu"}, before=[_QUICK] * 2))
     assert run.returncode == 0, run.stderr
     same(tmp_path / "out", tmp_path / "one", steps=6)
     assert "rank 0 " in run.stdout and "rank 1 " in run.stdout and run.stdout.count("2 of 4 micro-batches") == 2
@@ -175,17 +188,18 @@ def test_a_step_too_small_for_the_ranks_is_refused(values: dict[str, Any]) -> No
 
 # ---- ranks that are lost -------------------------------------------------------------------------------
 @pytest.mark.parametrize("victim", [0, 2])
-def test_a_rank_that_is_killed_costs_nothing(values: dict[str, Any], tmp_path: Path, victim: int) -> None:
+def test_a_rank_that_is_killed_costs_nothing(values: dict[str, Any], tmp_path: Path, whole: Any, victim: int) -> None:
     """The first rank, whose part another takes over, or the last: the run ends as if nothing had happened."""
-    run = killed_run(values | {"--logging-steps": 1}, 3, victim, 5)
+    run = killed_run(values | {"--logging-steps": 1}, 3, victim, 3)
     assert run.returncode == 0, run.stderr
     assert f"lost rank {victim} (" in run.stdout and "going on with 2 ranks" in run.stdout
-    assert main(["finetune", *words(values | {"--out": tmp_path / "whole"})]) == 0
-    same(tmp_path / "out", tmp_path / "whole")
+    same(tmp_path / "out", whole(values))
 
 
 @pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="Linux has memory that ranks can share")
-def test_a_rank_that_is_killed_while_it_adds_up_costs_nothing(values: dict[str, Any], tmp_path: Path) -> None:
+def test_a_rank_that_is_killed_while_it_adds_up_costs_nothing(
+    values: dict[str, Any], tmp_path: Path, whole: Any
+) -> None:
     """Two ranks share memory, and the first adds up with a third, of another host. In the middle of a step it has given
     its part, and is killed before it adds up its slice: the second does what it did, from that step on."""
     dying = "; ".join([
@@ -197,17 +211,17 @@ def test_a_rank_that_is_killed_while_it_adds_up_costs_nothing(values: dict[str, 
     assert run.returncode == 0, run.stderr
     assert "lost rank 0 (one)" in run.stdout and "going on with 2 ranks" in run.stdout
     assert "rank 2  two" in run.stdout and "share no memory" not in run.stdout
-    assert main(["finetune", *words(values | {"--out": tmp_path / "whole"})]) == 0
-    same(tmp_path / "out", tmp_path / "whole")
+    same(tmp_path / "out", whole(values))
 
 
-def test_ranks_that_share_no_memory_say_so_and_train_the_same(values: dict[str, Any], tmp_path: Path) -> None:
+def test_ranks_that_share_no_memory_say_so_and_train_the_same(
+    values: dict[str, Any], tmp_path: Path, whole: Any
+) -> None:
     """They add up as ranks of several hosts do."""
     run = start(command_of(2, values, before=["import os; vars(os).pop('memfd_create', None)"] * 2))
     assert run.returncode == 0, run.stderr
     assert run.stdout.count("share no memory (this system has no memfd_create)") == 1
-    assert main(["finetune", *words(values | {"--out": tmp_path / "whole"})]) == 0
-    same(tmp_path / "out", tmp_path / "whole")
+    same(tmp_path / "out", whole(values))
 
 
 @pytest.mark.parametrize(
@@ -216,7 +230,7 @@ def test_ranks_that_share_no_memory_say_so_and_train_the_same(values: dict[str, 
     ids=["plain", "ulfm"],
 )
 def test_ranks_go_back_together_when_a_device_is_lost(
-    values: dict[str, Any], tmp_path: Path, options: tuple[str, ...], gaps: list[list[int]], opened: int
+    values: dict[str, Any], tmp_path: Path, whole: Any, options: tuple[str, ...], gaps: list[list[int]], opened: int
 ) -> None:
     """In the same processes, to the newest state of the first. With ULFM a rank that gives up leaves the other."""
     values |= {"--logging-steps": 1, "--max-steps": 6, "--gradient-accumulation-steps": 2, "--save-steps": 1}
@@ -228,8 +242,7 @@ def test_ranks_go_back_together_when_a_device_is_lost(
     assert "note: rank 1 (" in run.stdout and "resuming from" in run.stdout
     if options:
         assert "the device was lost 3 times at step" in run.stderr and "lost rank 1 (" in run.stdout
-    assert main(["finetune", *words(values | {"--out": tmp_path / "whole"})]) == 0
-    same(tmp_path / "out", tmp_path / "whole", steps=6)
+    same(tmp_path / "out", whole(values), steps=6)
 
 
 # ---- ends --------------------------------------------------------------------------------------------

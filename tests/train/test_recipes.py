@@ -212,7 +212,9 @@ from wgrad.autograd.selftest.run import run_selftest
 from wgrad.autograd.select_device import select_device
 from wgrad.hip.device import HipDevice
 from wgrad.train.commands.cli import main
+from tests.wgsl.rolled import quick_to_compile
 
+quick_to_compile()
 device = select_device("toy")
 results = [result for name in ("cube", "toy_", "dropout/") for result in run_selftest(device, only=name)]
 found = {
@@ -268,7 +270,7 @@ def test_recipes_work(tmp_path: Path, make_checkpoint: Any, text_data: Path, wgp
     result = tmp_path / "found.json"
     run = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(result), *map(str, words)],
-        env={**os.environ, "PYTHONPATH": str(tree / "src")},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tree / "src"), str(ROOT)])},
         cwd=tmp_path,
         capture_output=True,
         text=True,

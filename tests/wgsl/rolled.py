@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
 
+from wgrad.wgsl.gemm import gemm_tile
+from wgrad.wgsl.runtime import compile as wgsl_compile
 from wgrad.wgsl.runtime.compile import Constant
 
 # They repeat reads of workgroup memory and multiplications: most of the code of a GEMM or of attention.
@@ -41,3 +45,19 @@ def rolled(plain: Preprocess) -> Preprocess:
         return plain(out, constants)
 
     return preprocess
+
+
+_software_tile = gemm_tile.software_tile
+
+
+@cache
+def _small_tile(m: int, n: int) -> gemm_tile.Tile:
+    large = _software_tile(m, n)
+    return replace(large, m=max(16, large.m // 4), n=max(16, large.n // 4), tm4=1, tn4=1)
+
+
+def quick_to_compile(set_attribute: Callable[[object, str, object], None] = setattr) -> None:
+    """Roll the loops of this process's shaders, and have 4 x 4 results an invocation in GEMMs on a software driver, not
+    16 x 16: the same operations in the same order, and the same bits."""
+    set_attribute(gemm_tile, "software_tile", _small_tile)
+    set_attribute(wgsl_compile, "preprocess", rolled(wgsl_compile.preprocess))
