@@ -11,6 +11,7 @@ DEVICE ?= auto
 FLAGS ?=
 # Where pip finds a CPU build of torch, if it is not where pip looks anyway (tests only; wgrad itself needs no torch).
 TORCH_INDEX ?=
+DOCS = $(shell sed -n 's/^docs = \[\(.*\)\]$$/\1/p' pyproject.toml | sed 's/", "/" "/g')
 TORCH = $(shell sed -n 's/.*"\(torch==[^"]*\)".*/\1/p' pyproject.toml)
 PYTEST_FLAGS ?=
 
@@ -101,7 +102,7 @@ docs: $(VENV_TEST)/docs-installed
 	NO_MKDOCS_2_WARNING=1 $(VENV_TEST)/bin/python -m mkdocs build --strict --quiet --site-dir build/site
 
 $(VENV_TEST)/docs-installed: $(VENV_TEST)/installed
-	@$(VENV_TEST)/bin/python -m pip install $(PIP_QUIET) --no-compile -e '.[docs]'
+	@$(VENV_TEST)/bin/python -m pip install $(PIP_QUIET) --no-compile $(DOCS)
 	@touch $@
 
 # ---- AMD code objects --------------------------------------------------------------------------

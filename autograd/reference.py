@@ -52,19 +52,28 @@ class _Pool:
 class ReferenceReplay:
     """Recorded calls with the arrays that they made; `run` computes them again into the same arrays."""
 
-    def __init__(self) -> None:
+    def __init__(self, decoded: DecodedWeights) -> None:
         self.dispatches = 0
-        self._calls: list[tuple[Callable[[], Any], Any]] = []
+        self._decoded = decoded
+        self._calls: list[tuple[Callable[[], Any], tuple[np.ndarray, ...]]] = []
 
     def append(self, call: Callable[[], Any], result: Any) -> None:
-        self._calls.append((call, result))
+        self._calls.append((call, tuple(arrays_of(result))))
         self.dispatches += 1
 
     def run(self) -> None:
-        for call, result in self._calls:
-            for old, new in zip(arrays_of(result), arrays_of(call())):
-                if old is not new:  # an operator that was given `out` wrote there itself
-                    old[...] = new
+        with _computing(self._decoded):
+            for call, arrays in self._calls:
+                for old, new in zip(arrays, arrays_of(call())):
+                    if old is not new:  # an operator that was given `out` wrote there itself
+                        old[...] = new
+
+
+@contextmanager
+def _computing(decoded: DecodedWeights) -> Iterator[None]:
+    """Infinity and not-a-number pass on without a word, as on every device."""
+    with np.errstate(all="ignore"), kept_in(decoded):
+        yield
 
 
 def arrays_of(result: Any) -> Iterator[np.ndarray]:
@@ -84,13 +93,12 @@ def recorded(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def call(device: Any, *args: Any, **kwargs: Any) -> Any:
-        # Infinity and not-a-number pass on without a word, as on every device.
-        with np.errstate(all="ignore"), kept_in(device._decoded):
+        with _computing(device._decoded):
             result = function(*args, **kwargs)
         for array in arrays_of(result):
             device._pool.track(array)
         if device._recording is not None:
-            device._recording.append(functools.partial(call, device, *args, **kwargs), result)
+            device._recording.append(functools.partial(function, *args, **kwargs), result)
         return result
 
     return call
@@ -250,7 +258,7 @@ class ReferenceDevice:
     def capture(self, rehearsal: Any = None) -> Iterator[ReferenceReplay]:
         if self._recording is not None:
             raise RuntimeError("capture: a recording is already running on this device; end it before starting another")
-        self._recording = ReferenceReplay()
+        self._recording = ReferenceReplay(self._decoded)
         try:
             yield self._recording
         finally:

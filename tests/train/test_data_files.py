@@ -215,7 +215,7 @@ def test_memory_is_bounded_by_four_times_the_file_or_10_mib(
     make_tokenizer, tmp_path: Path, kind: str, size: int
 ) -> None:
     words = "A wise man will hear, and will increase learning; "
-    turns = [{"role": "user", "content": words}, {"role": "assistant", "content": words}]
+    turns = [{"role": "user", "content": words * 2}, {"role": "assistant", "content": words * 2}]
     line = {
         "text": PROVERBS,
         "lines": json.dumps({"text": words * 2}) + "\n",

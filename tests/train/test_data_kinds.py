@@ -291,7 +291,7 @@ def test_memory_is_bounded_by_four_times_the_file_or_ten_mebibytes(make_tokenize
         write, ending = {"csv": (table, ".csv"), "parquet": (parquet, ".parquet")}.get(kind, (array, ".json"))
         path = tmp_path / f"{size}{ending}"
         one = kind == "one element"
-        texts = [words * (size // len(words))] if one else [f"{i} {words * 2}" for i in range(size // 110)]
+        texts = [words * (size // len(words))] if one else [f"{i} {words * 4}" for i in range(size // 210)]
         path.write_bytes(write([{"text": text} for text in texts]))
         paths.append(path)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p), "RAYON_NUM_THREADS": "2"}

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from wgrad.train.commands.cli import main
+from wgrad.train.data.template_process import shared_process
 from wgrad.train.files.safetensors_files import from_arrays, write_safetensors
 from wgrad.train.model.model_files import ModelFiles
 from wgrad.train.run import finetune, session
@@ -139,7 +140,7 @@ CASES: dict[Case, str] = {
     malformed_line: r"data.jsonl:2: not valid JSON",
     no_target: r"data.jsonl:1: no token to learn is left after truncation to 32 tokens",
     a_table: r"data.xlsx is a table by its name \(.xlsx\)",
-    endless_template: r"chat template does not end within 5 s",
+    endless_template: r"chat template does not end within 0.5 s",
     no_such_module: r"'query_key_value' matches no projection of this model: it has down_proj, gate_proj",
     huge_rank: r"--lora-r: must be at most 88, the longest side of the "
     r"projections that it adapts; got 100000: a larger",
@@ -160,8 +161,9 @@ def options_for(model: Path, data: Path, out: Path) -> list[str]:
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.__name__)
 def test_one_line_exit_2_and_nothing_written(
-    case: Case, make_checkpoint: Any, text_data: Path, tmp_path: Path, capsys: Any
+    case: Case, make_checkpoint: Any, text_data: Path, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(shared_process(), "_seconds", 0.5)  # for an endless template
     model = make_checkpoint(shards=2)
     more = case(model, text_data)
     assert main([*options_for(model, text_data, tmp_path / "out"), *more]) == 2

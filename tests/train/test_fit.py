@@ -164,11 +164,18 @@ STREAM = 256 * 48 * 4  # bytes of a layer's input of such a row
 
 def least_limit(config: RunOptions, folder: Path, card: Any) -> int:
     """Bytes within which the run fits, at most a tenth of a layer's input above the fewest."""
-    low, high = 0, 1 << 25
+    model = load_model_config(folder)
+
+    def fits(limit: int) -> bool:
+        return Fit(config, model, folder, card, 24, limit).plan() is not None
+
+    high = run_dry(config, model, folder, card, 24, None).dry.memory().peak_reserved_bytes
+    low = high - 4 * STREAM
+    while fits(low):
+        low, high = low - 4 * STREAM, low
     while high - low > STREAM // 10:
         limit = (low + high) // 2
-        fits = Fit(config, load_model_config(folder), folder, card, 24, limit).plan() is not None
-        low, high = (low, limit) if fits else (limit, high)
+        low, high = (low, limit) if fits(limit) else (limit, high)
     return high
 
 

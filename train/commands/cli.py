@@ -53,8 +53,12 @@ GROUPS = {
 }
 
 
-def build_parser() -> Parser:
-    """Return the parser of all commands; each namespace carries `run`, the function of its command."""
+def build_parser(only: str | None = None) -> Parser:
+    """Return the parser of all commands; each namespace carries `run`, the function of its command.
+
+    Args:
+        only: The command that is parsed: the others stay without their options, which saves most of the time.
+    """
     parser = Parser(prog="wgrad", description="Fine-tune Llama-type language models on any GPU, without PyTorch.")
     parser.add_argument("--version", action="version", version=f"wgrad {wgrad.__version__}")
     parser.epilog = "wgrad COMMAND --help describes a command."
@@ -64,6 +68,7 @@ def build_parser() -> Parser:
     def add(name: str, run: Callable[[argparse.Namespace], int], text: str) -> Parser:
         command = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
         command.set_defaults(run=run)
+        command.takes_options = only in (None, name)
         return command
 
     finetune = add(
@@ -210,15 +215,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _main(argv: Sequence[str] | None) -> int:
     args: argparse.Namespace | None = None
     try:
-        parser = build_parser()
-        args, unknown = parser.parse_known_args(argv)
+        words = list(sys.argv[1:] if argv is None else argv)
+        parser = build_parser(next((word for word in words if not word.startswith("-")), ""))
+        args, unknown = parser.parse_known_args(words)
         if unknown:
             commands = next(a for a in parser._actions if isinstance(a, argparse._SubParsersAction)).choices
             commands.get(args.command or "", parser).refuse_unknown(unknown)
         if args.command is None:
             parser.print_help()
             return 0
-        args.words, former = with_current_options(list(sys.argv[1:] if argv is None else argv))
+        args.words, former = with_current_options(words)
         for old, new in former.items():
             say(f"note: {old} is now {new}; the next release takes only that", "stderr")
         with EndRequests():

@@ -27,6 +27,7 @@ class Parser(argparse.ArgumentParser):
         self.groups: dict[str, list[str]] = {}
         self.usual: tuple[str, ...] = ()
         self.required: set[str] = set()  # fields without which nothing can be done
+        self.takes_options = True  # False: `add_options` does nothing, because another command is parsed
 
     def error(self, message: str) -> NoReturn:
         raise WgradError(f"{message}: see {self.prog} --help")
@@ -117,6 +118,8 @@ def add_options(parser: argparse.ArgumentParser, options: type[Options], only: M
 
     only: the fields that the command takes, each with its help where that is not the field's own, else "".
     """
+    if isinstance(parser, Parser) and not parser.takes_options:
+        return
     groups: dict[str, Any] = {"": parser}
     for field in dataclasses.fields(options):
         meta = field.metadata
