@@ -455,6 +455,12 @@ def test_help_lists_every_command_in_a_group(capsys: pytest.CaptureFixture[str])
     assert all(text.count(f"\n  {name} ") == 1 for name in commands)
 
 
+def test_the_command_that_is_parsed_alone_has_its_options() -> None:
+    """They take ten milliseconds to make, of all commands."""
+    (commands,) = (a.choices for a in cli.build_parser("eval")._actions if isinstance(a, argparse._SubParsersAction))
+    assert max(commands, key=lambda name: len(commands[name]._actions)) == "eval"
+
+
 def test_help_of_a_run_shows_ten_options_and_help_all_shows_all(capsys: pytest.CaptureFixture[str]) -> None:
     def shown(*words: str) -> set[str]:
         assert run(*words) == 0
