@@ -49,6 +49,7 @@ _LATENT = {
 }
 # Of Gemma 4: experts alongside the MLP.
 GEMMA4_EXPERTS = {"enable_moe_block": True, "num_experts": 5, "top_k_experts": 2, "moe_intermediate_size": 32}
+_MAMBA = {"mamba_expand": 3, "mamba_n_heads": 6, "mamba_n_groups": 2, "mamba_d_state": 10, "mamba_d_conv": 3, "mamba_chunk_size": 16}
 # What the tiny model of a family needs beside the common keys, by model_type.
 _OWN: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("smollm3", "phi", "phi3", "olmo2", "olmo3", "starcoder2", "hunyuan_v1_dense", "ernie4_5"), _IDS),
@@ -58,8 +59,9 @@ _OWN: dict[str, dict[str, Any]] = {
         "shared_intermediate_size": 88,
         "num_local_experts": 0,
         "layer_types": ["attention"] * 2,
-        "mamba_n_heads": 4,  # checked although there are no such layers
+        **_MAMBA,  # checked although there are no such layers
     },
+    "bamba": {**_IDS, **_MAMBA, "attn_layer_indices": [1]},
     **dict.fromkeys(("arcee", "jais2", "nemotron", "nanochat"), {**_IDS, "hidden_act": "relu2"}),
     "seed_oss": {**_IDS, "attention_dropout": 0.0, "residual_dropout": 0.0},  # made anew, transformers' model trains
     "apertus": {**_IDS, "hidden_act": "xielu"},
@@ -173,7 +175,9 @@ def random_weights(config: dict[str, Any], seed: int = 0) -> dict[str, np.ndarra
     weights = {}
     for spec in weight_specs(parse_model_config(config)):
         value = generator.standard_normal(spec.shape).astype(np.float32)
-        if spec.kind == "norm":
+        if spec.name.endswith((".mamba.A_log", ".mamba.dt_bias", ".mamba.D")):  # at which a state lasts some tokens
+            value *= 0.5
+        elif spec.kind == "norm":
             value = 1 + 0.2 * value
         elif spec.kind == "bias":
             value *= 0.3

@@ -75,7 +75,11 @@ NOT_BUILT: dict[str, dict[str, Any]] = {
     "InternLM3ForCausalLM": {"bias": True, "attention_bias": True, "num_experts": 8},
     "IQuestCoderForCausalLM": {"clip_qkv": 8.0, "use_sliding_window": True},
     "GraniteMoeHybridForCausalLM": {
-        "num_local_experts": 4, "layer_types": ["attention", "mamba"], "position_embedding_type": "alibi",
+        "layer_types": ["attention", "conv"], "position_embedding_type": "alibi",
+    },
+    "BambaForCausalLM": {
+        "mamba_d_head": 5, "z_loss_coefficient": 0.1, "time_step_limit": [1], "hidden_act": "gelu_pytorch_tanh",
+        "mamba_d_state": 257, "mamba_n_heads": 7,
     },
     "GraniteSWAForCausalLM": {"layer_rope_theta": [1.5], "layer_types": ["conv"] * 2, "num_local_experts": 4},
     "HunYuanDenseV1ForCausalLM": {"use_qk_norm": False, "mlp_bias": True, "num_experts": 16},

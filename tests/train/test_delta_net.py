@@ -1,4 +1,5 @@
-"""Models with gated DeltaNet: training beside torch, text with and without a batch, packed documents, and refusals.
+"""Models with gated DeltaNet or Mamba-2: training beside torch, text in and out of a batch, packed documents, and
+refusals.
 
 Their logits and gradients are those of test_oracle_model.py, their adapters of test_oracle_adapter.py.
 """
@@ -26,15 +27,18 @@ from wgrad.train.options.generate_config import GREEDY
 from wgrad.train.step.build import build_frozen, build_trainable
 
 MULTIMODAL, ARCHITECTURE = "Qwen3_5ForCausalLM", "Qwen3NextForCausalLM"
+MAMBA = "GraniteMoeHybridForCausalLM"
 LENGTHS = (3, 40, 9, 1, 33)
 NEW = 12
 
 
-@pytest.fixture(scope="module", params=[ARCHITECTURE, "Lfm2ForCausalLM"])
+@pytest.fixture(scope="module", params=[ARCHITECTURE, MAMBA, "Lfm2ForCausalLM"])
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of gated DeltaNet with experts, and of a gated convolution, which keeps a history and no state."""
+    """Of gated DeltaNet and of Mamba-2 with experts, and of a gated convolution, which keeps a history and no state."""
     more: dict[str, Any] = {"rms_norm_eps": 1e-2}  # what is near 0 in first tokens does not become large
-    if request.param != ARCHITECTURE:
+    if request.param == MAMBA:
+        more |= {"layer_types": ["mamba", "attention", "mamba"], "num_local_experts": 5}
+    elif request.param != ARCHITECTURE:
         more["layer_types"] = ["conv", "full_attention", "conv"]
     raw = tiny_config(request.param, num_hidden_layers=3, **more)
     return write_checkpoint(tmp_path_factory.mktemp("delta") / "model", raw, random_weights(raw))
@@ -93,7 +97,7 @@ def test_sequences_that_come_and_go(
 
 
 @pytest.mark.oracle
-@pytest.mark.parametrize("folder", [ARCHITECTURE], indirect=True)
+@pytest.mark.parametrize("folder", [ARCHITECTURE, MAMBA], indirect=True)
 @pytest.mark.parametrize("full", [False, True], ids=["nf4", "full"])
 def test_eight_steps_beside_torch(full: bool, folder: Path, tmp_path: Path) -> None:
     """Of an adapter of all projections on NF4 weights, and of all parameters."""
@@ -110,7 +114,8 @@ def test_eight_steps_beside_torch(full: bool, folder: Path, tmp_path: Path) -> N
         # By default all but MLPs', where there are experts; also those that the first layer has not.
         modules = {name for name in linear_modules(built.model.config) if ".mlp." not in name}
         assert {name.rpartition(".")[0] for name in start} == modules
-        assert {name.rpartition(".")[2] for name in modules} >= {"in_proj_qkvz", "in_proj_ba", "out_proj", "q_proj"}
+        paths = {name.rpartition(".")[2] for name in modules}
+        assert paths >= {"in_proj_qkvz", "in_proj_ba", "out_proj", "q_proj"} or paths >= {"in_proj", "out_proj", "q_proj"}
         oracle.save_adapter(tmp_path / "start", built.lora, start, str(folder))
         base = oracle.dequantized_base(folder, dict(built.model.weights), device)
         theirs = oracle.peft.PeftModel.from_pretrained(base, tmp_path / "start", is_trainable=True)

@@ -137,8 +137,8 @@ O_BIAS: dict[str, str | bool] = {
     **dict.fromkeys(("helium", "glm", "glm4", "glm4_moe", "lfm2", "mixtral"), False),
 }
 MLP_BIAS: dict[str, str | bool] = {"phi": True, **dict.fromkeys(("starcoder2", "ernie4_5"), "use_bias")}
-# Keys without which transformers fails when the model is made: all layers are Mamba, heads are not as many as of keys.
-FAILS = (("GraniteMoeHybridForCausalLM", "layer_types"), ("DeepseekV3ForCausalLM", "num_attention_heads"))
+# Keys without which transformers fails when the model is made: heads are not as many as of keys.
+FAILS = (("DeepseekV3ForCausalLM", "num_attention_heads"),)
 
 
 def base_config(architecture: str) -> dict[str, Any]:
@@ -165,6 +165,8 @@ def base_config(architecture: str) -> dict[str, Any]:
     found = {"architectures": [architecture], "model_type": kind, **KEYS, **special}
     if "num_experts_per_tok" in special:  # whose head_dim is one of two others, and not read
         del found["head_dim"]
+    if kind == "bamba":  # whose layer_types transformers makes itself
+        del found["layer_types"]
     if kind.startswith("gemma4"):  # where transformers takes it for rope_parameters, and fails
         del found["rope_scaling"]
     return found
@@ -261,7 +263,7 @@ def as_ours(config: ModelConfig) -> dict[str, Any]:
 
 # Keys of transformers' classes that change nothing of a model which is read without experts and without dropout.
 HARMLESS = re.compile(
-    r"\w+_token_id|\w*dropout|\w+_pdrop|initializer_range|use_cache|pretraining_tp|mamba_\w+|time_step_limit"
+    r"\w+_token_id|\w*dropout|\w+_pdrop|initializer_range|use_cache|pretraining_tp|mamba_chunk_size|num_logits_to_keep"
     r"|linear_(a_log|dt)_\w+|num_experts_per_tok|output_router_logits|router_aux_loss_coef|top_k_experts"
     r"|moe_intermediate_size"
 )

@@ -222,6 +222,24 @@ CASES: dict[str, dict[str, Any]] = {
         "residual_multiplier": 0.3,
         "layer_rope_theta": [0, 500.0, 500.0, 0, 90.0],
     },
+    "granite4_hybrid": {
+        "architecture": "GraniteMoeHybridForCausalLM",
+        "num_hidden_layers": 3,
+        "layer_types": ["mamba", "attention", "mamba"],
+        "embedding_multiplier": 3.0,
+        "attention_multiplier": 0.4,
+        "residual_multiplier": 0.3,
+        "mamba_proj_bias": True,
+        "time_step_limit": [0.3, 0.9],
+    },
+    "granite4_experts": {
+        "architecture": "GraniteMoeHybridForCausalLM",
+        "layer_types": ["mamba", "attention"],
+        "num_local_experts": 5,
+        "residual_multiplier": 0.3,
+        "mamba_n_groups": 1,
+    },
+    "bamba": {"architecture": "BambaForCausalLM", "mlp_bias": True, "mamba_conv_bias": False},
     "granite4_rope": {"architecture": "GraniteMoeHybridForCausalLM", "position_embedding_type": "rope"},
     "hunyuan": {"architecture": "HunYuanDenseV1ForCausalLM", "head_dim": 20, "attention_bias": True},
     "hunyuan_alpha": {
@@ -376,7 +394,18 @@ def exact_norms(model: Any) -> Any:
         scale = 1 if weight is None else weight + name.startswith(OFFSET)
         return scale * (centred * torch.rsqrt(centred.pow(2).mean(-1, keepdim=True) + eps))
 
+    def gated(self: Any, x: Any, gate: Any) -> Any:
+        """As Mamba-2 has it: each group by itself, behind the gate or before it."""
+        first, gate = getattr(self, "norm_before_gate", False), torch.nn.functional.silu(gate)
+        x = x if first else x * gate
+        groups = getattr(self, "n_groups", 0) or x.shape[-1] // self.group_size
+        parts = x.reshape(*x.shape[:-1], groups, -1)
+        parts = parts * torch.rsqrt(parts.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
+        return self.weight * parts.reshape(x.shape) * (gate if first else 1)
+
     for module in model.modules():
+        if hasattr(module, "group_size") or hasattr(module, "norm_before_gate"):
+            module.forward = gated.__get__(module)
         if type(module).__name__.endswith(("RMSNorm", "OlmoLayerNorm", "Cohere2LayerNorm")):
             module.forward = forward.__get__(module)
     return model

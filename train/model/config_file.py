@@ -109,6 +109,11 @@ class ConfigFile(Struct, kw_only=True):
     quantization_config: QuantizationFile | None = None
 
     @property
+    def balance(self) -> float:
+        """The weight of the load-balancing loss of experts."""
+        return 0.0
+
+    @property
     def layer_thetas(self) -> tuple[float | None, float | None]:
         """Theta of layers without a window and of those with one, where the file names them layer by layer."""
         return None, None

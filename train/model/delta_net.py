@@ -34,9 +34,10 @@ def delta_net(
     cache_len: Array,
     cache: KVCache | None,
     layer: int,
+    ones: Callable[[int], Array],
 ) -> Tensor:
     """[N, H V], before the output projection. prefix: of the layer's weights. project: from the path of a projection to
-    its output for the layer's input."""
+    its output for the layer's input. ones: from a width to as many ones in float32."""
     qkv, z, b, a = _projected(c, [project(f"{prefix}linear_attn.{part}") for part in PROJECTIONS[c.projected]])
     device, (rows, tokens) = qkv.device, doc_start.shape
 

@@ -28,7 +28,6 @@ from wgrad.train.model.family_keys import (
     Gemma3File,
     GemmaFile,
     GraniteFile,
-    GraniteHybridFile,
     GraniteSwaFile,
     HyperClovaXFile,
     LlamaFile,
@@ -55,6 +54,7 @@ from wgrad.train.model.layer_norm_keys import (
     Starcoder2File,
 )
 from wgrad.train.model.lfm2_keys import Lfm2File
+from wgrad.train.model.mamba_keys import BambaFile, GraniteHybridFile
 from wgrad.train.model.near_llama_keys import (
     CwmFile,
     Ernie45File,
@@ -163,8 +163,9 @@ FAMILIES = {
     "InternLM3ForCausalLM": Family("internlm3", InternLm3File, variants.llama, "llama", "InternLM 3"),
     "IQuestCoderForCausalLM": Family("iquestcoder", IQuestCoderFile, variants.llama, "llama", "IQuest-Coder"),
     "GraniteMoeHybridForCausalLM": Family(
-        "granitemoehybrid", GraniteHybridFile, variants.granite_hybrid, "granite", "Granite 4, dense"
+        "granitemoehybrid", GraniteHybridFile, GraniteHybridFile.variant, "granite", "Granite 4, dense and hybrid"
     ),
+    "BambaForCausalLM": Family("bamba", BambaFile, BambaFile.variant, "", "Bamba"),
     "GraniteMoeForCausalLM": Family(
         "granitemoe", GraniteMoeFile, expert_variants.granite_moe, "granitemoe", "Granite 3, experts"
     ),

@@ -248,29 +248,3 @@ class HyperClovaXFile(ConfigFile, kw_only=True):
     residual_multiplier: Factor = 1.0
     logits_scaling: Factor = 1.0
     use_post_norm: bool = True
-
-
-class GraniteHybridFile(ConfigFile, kw_only=True):
-    """Keys of Granite 4's models without experts and without Mamba layers."""
-
-    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {"position_embedding_type": (None, "rope", "nope")}
-    attention_bias: bool = False
-    embedding_multiplier: Factor | None = 1.0
-    attention_multiplier: Factor | None = 1.0
-    residual_multiplier: Factor | None = 1.0
-    logits_scaling: Factor | None = 1.0
-    shared_intermediate_size: Width = 1024
-    position_embedding_type: str | None = None
-    num_local_experts: Annotated[int, Meta(ge=0)] | None = 8
-    layer_types: list[str] | None = None
-    layers_block_type: list[str] | None = None
-
-    def __post_init__(self) -> None:
-        if self.num_local_experts:
-            raise ValueError(f"num_local_experts must be 0: experts are not built here; got {self.num_local_experts}")
-        for key in ("layer_types", "layers_block_type"):
-            check_layers(key, getattr(self, key), self.num_hidden_layers)
-        kinds = self.layers_block_type or self.layer_types or ["mamba"]
-        for kind in kinds:
-            if kind not in ("attention", "full_attention"):
-                raise ValueError(f"layer_types must be attention: other layers are not built here; got {kind!r}")

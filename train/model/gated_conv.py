@@ -28,6 +28,7 @@ def gated_conv(
     cache_len: Array,
     cache: KVCache | None,
     layer: int,
+    ones: Callable[[int], Array],
 ) -> Tensor:
     """[N, C], before the output projection. The arguments are those of `delta_net`."""
     mixed = project(f"{prefix}conv.in_proj")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from wgrad.device.contract import DELTA_CHUNK
 
@@ -35,6 +36,11 @@ class LinearAttention:
     norms: tuple[str, str, str, str] | None = field(default=None, repr=False)
     out_proj: str = field(default="linear_attn.out_proj", repr=False)
     files: str = field(default="", repr=False)
+
+    @property
+    def biased(self) -> dict[str, bool]:
+        """Return which projections have a bias, where it is not as in the MLP."""
+        return {}
 
     @property
     def value_size(self) -> int:
@@ -99,6 +105,7 @@ class GatedConvolution:
     out_proj = "conv.out_proj"
     state = ()
     norms = None
+    biased: ClassVar[dict[str, bool]] = {}
 
     def flops(self, tokens: int) -> float:
         """As of `LinearAttention`."""

@@ -9,10 +9,17 @@ from wgrad.autograd.tensor import Tensor
 from wgrad.train.model.delta_net import delta_net
 from wgrad.train.model.gated_conv import gated_conv
 from wgrad.train.model.linear_attention import GatedConvolution, LinearAttention
+from wgrad.train.model.mamba2 import mamba2
+from wgrad.train.model.mamba_sizes import Mamba2
+from wgrad.train.model.model_config import Mixer
 
-_MIXERS: dict[type, Callable[..., Tensor]] = {LinearAttention: delta_net, GatedConvolution: gated_conv}
+_MIXERS: dict[type, Callable[..., Tensor]] = {
+    LinearAttention: delta_net,
+    GatedConvolution: gated_conv,
+    Mamba2: mamba2,
+}
 
 
-def mix(c: LinearAttention | GatedConvolution, weights: Mapping[str, Any], *args: Any, **options: Any) -> Tensor:
+def mix(c: Mixer, weights: Mapping[str, Any], *args: Any, **options: Any) -> Tensor:
     """[N, ...], before the output projection; arguments as of `delta_net`."""
     return _MIXERS[type(c)](c, weights, *args, **options)

@@ -270,6 +270,7 @@ class Model(Attention):
         if (linear := c.linear_of(index)) is None:
             return c.o_proj, *self._attention(index, y, inputs, cache, shared)
         rows = {"doc_start": inputs.doc_start, "cache_len": inputs.cache_len, "cache": cache, "layer": index}
+        rows["ones"] = partial(self._constant, value=1)
         project = partial(self._linear, x=y, inputs=inputs)
         return linear.out_proj, mix(linear, self.weights, prefix, project, c.rms_norm_eps, **rows), ()
 

@@ -17,11 +17,11 @@ from wgrad.train.files.decode import FETCH, convert, read_json, show
 from wgrad.train.files.input_files import exists, one_line
 from wgrad.train.model.altup import AltUp
 from wgrad.train.model.config_file import UNSUPPORTED, ConfigFile, NameFile, QuantizationFile
-from wgrad.train.model.expert_keys import ExpertsFile
 from wgrad.train.model.experts import Experts
 from wgrad.train.model.families import FAMILIES
 from wgrad.train.model.latent_attention import LatentAttention
 from wgrad.train.model.linear_attention import GatedConvolution, LinearAttention
+from wgrad.train.model.mamba_sizes import Mamba2
 from wgrad.train.model.multimodal import MULTIMODAL, text_config
 from wgrad.train.model.per_layer import PerLayer
 from wgrad.train.model.rope_scaling import RopeConfig, parse_ropes
@@ -35,6 +35,7 @@ _ACTIVATIONS = {
     "xielu": "xielu",
 }
 _USUAL = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen3ForCausalLM", "Gemma3ForConditionalGeneration")
+Mixer = LinearAttention | GatedConvolution | Mamba2  # what a layer has in the place of attention
 _UNGATED = ("relu2", "xielu")  # activations that only MLPs without a gate have
 
 
@@ -126,7 +127,7 @@ class ModelConfig:
     gate_proj: str = field(default="mlp.gate_proj", repr=False)
     up_proj: str = field(default="mlp.up_proj", repr=False)
     down_proj: str = field(default="mlp.down_proj", repr=False)
-    linear: LinearAttention | GatedConvolution | None = field(default=None, repr=False)
+    linear: Mixer | None = field(default=None, repr=False)
     attention_gate: bool = field(default=False, repr=False)
     latent: LatentAttention | None = field(default=None, repr=False)
     experts: Experts | None = field(default=None, repr=False)
@@ -177,8 +178,8 @@ class ModelConfig:
         """Return whether its architecture is written into GGUF files."""
         return bool(FAMILIES[self.architecture].gguf)
 
-    def linear_of(self, layer: int) -> LinearAttention | GatedConvolution | None:
-        """The linear attention of a layer that has such."""
+    def linear_of(self, layer: int) -> Mixer | None:
+        """Return what a layer has in the place of attention, if it has such."""
         return self.linear if self.linear is not None and self.linear.layers[layer] else None
 
     def norms_of(self, layer: int) -> tuple[str, str, str, str]:
@@ -248,7 +249,7 @@ def parse_model_config(raw: Mapping[str, Any], where: str = "config.json") -> Mo
     variant: dict[str, Any] = {"windows": (0,) * layers, "use_rope": (True,) * layers}
     variant |= {"hidden_act": file.hidden_act, "rms_norm_eps": file.rms_norm_eps}
     variant |= family.variant(file)
-    if variant.get("experts") is not None and isinstance(file, ExpertsFile):
+    if variant.get("experts") is not None:
         variant["experts"] = replace(variant["experts"], balance=file.balance)
     variant["hidden_act"] = _activation(variant["hidden_act"], variant.get("gated", True), where)
     latent: LatentAttention | None = variant.get("latent")

@@ -11,7 +11,6 @@ from wgrad.train.model.family_keys import (
     Gemma3File,
     GemmaFile,
     GraniteFile,
-    GraniteHybridFile,
     GraniteSwaFile,
     HyperClovaXFile,
     MistralFile,
@@ -228,21 +227,6 @@ def vaultgemma(keys: Gemma2File) -> dict[str, Any]:
 def ernie45(keys: Ernie45File) -> dict[str, Any]:
     biased = bool(keys.use_bias)
     return {"interleaved": True, "qkv_bias": biased, "o_bias": biased, "mlp_bias": biased}
-
-
-def granite_hybrid(keys: GraniteHybridFile) -> dict[str, Any]:
-    """Granite 4, dense: gate and up are one projection, and there may be no rotary embeddings."""
-    return {
-        **biases(keys),
-        "embedding_scale": keys.embedding_multiplier or 1.0,
-        "score_scale": keys.attention_multiplier or 1.0,
-        "residual_scale": keys.residual_multiplier or 1.0,
-        "logit_scale": 1 / (keys.logits_scaling or 1.0),
-        "use_rope": (keys.position_embedding_type == "rope",) * keys.num_hidden_layers,
-        "intermediate_size": keys.shared_intermediate_size,
-        "gate_up_proj": "shared_mlp.input_linear",
-        "down_proj": "shared_mlp.output_linear",
-    }
 
 
 def hunyuan(keys: HunYuanFile) -> dict[str, Any]:

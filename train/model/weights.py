@@ -159,6 +159,7 @@ def _layer_specs(config: ModelConfig, layer: int) -> Iterator[WeightSpec]:
     prefix, linear = f"model.layers.{layer}.", config.linear_of(layer)
     biased = {f"self_attn.{part}_proj": config.qkv_bias for part in "qkv"} | {config.o_proj: config.o_bias}
     biased |= config.latent.biases if config.latent else {}
+    biased |= linear.biased if linear is not None else {}
     norms = [*config.norms_of(layer), *([OUT_NORM] if config.per_layer else [])]
     for norm in dict.fromkeys(filter(None, norms)):  # once, where attention and MLP read the same
         yield from _norm(config, prefix + norm)

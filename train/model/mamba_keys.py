@@ -1,0 +1,194 @@
+"""Families with Mamba-2: the keys of their config.json, and their differences."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar
+
+from msgspec import Meta
+
+from wgrad.device.contract import MAX_KEY_DIM
+from wgrad.train.model.config_file import (
+    AtLeast0,
+    ConfigFile,
+    Count,
+    Epsilon,
+    Factor,
+    Positions,
+    Vocabulary,
+    Width,
+    check_layers,
+)
+from wgrad.train.model.experts import Experts
+from wgrad.train.model.mamba_sizes import UNLIMITED, Mamba2
+from wgrad.train.model.variants import biases
+
+_ATTENTION, _MAMBA = ("attention", "full_attention"), ("mamba", "linear_attention")  # transformers 4's and 5's names
+
+
+def time_step_limits(given: Any) -> tuple[float, float]:
+    """Lowest and highest time step; transformers 5 writes infinity as an object. ValueError."""
+    if given is None:
+        return UNLIMITED
+    found = [float(x.get("__float__", "")) if isinstance(x, dict) else x for x in given]
+    if len(found) != 2 or not all(isinstance(x, int | float) for x in found) or not 0 <= found[0] <= found[1]:
+        raise ValueError(f"time_step_limit must be two numbers from 0 on, the lower one first; got {given!r}")
+    return float(found[0]), float(found[1])
+
+
+class MambaFile(ConfigFile, kw_only=True):
+    """Keys of the layers with Mamba-2. mamba_d_head: "auto" follows from the others."""
+
+    mamba_n_heads: Count = 128
+    mamba_n_groups: Count = 1
+    mamba_d_state: Width = 256
+    mamba_d_head: Width | str | None = "auto"
+    mamba_d_conv: Annotated[int, Meta(ge=1, le=8)] = 4
+    mamba_expand: Factor = 2
+    mamba_conv_bias: bool = True
+    mamba_proj_bias: bool = False
+    time_step_limit: list[Any] | None = None
+
+    @property
+    def mamba_width(self) -> int:
+        """Numbers of a token's x."""
+        return int(self.mamba_expand * self.hidden_size)
+
+    def mamba(self, layers: tuple[bool, ...], **how: Any) -> Mamba2 | None:
+        """None where no layer has it. how: as of `Mamba2`. ValueError: sizes that do not fit each other."""
+        if not any(layers):
+            return None
+        heads, groups, inner = self.mamba_n_heads, self.mamba_n_groups, self.mamba_width
+        width = inner // heads if self.mamba_d_head in ("auto", None) else self.mamba_d_head
+        if width * heads != inner:
+            raise ValueError(f"mamba_n_heads times mamba_d_head must be {inner}; got {heads} and {self.mamba_d_head}")
+        if heads % groups:
+            raise ValueError(f"mamba_n_heads must be a multiple of mamba_n_groups, {groups}; got {heads}")
+        if self.mamba_d_state > MAX_KEY_DIM:
+            raise ValueError(f"mamba_d_state must be at most {MAX_KEY_DIM}; got {self.mamba_d_state}")
+        if self.hidden_act not in ("silu", "swish"):
+            raise ValueError(f"hidden_act must be silu, which Mamba-2's convolutions have; got {self.hidden_act!r}")
+        return Mamba2(
+            layers=layers,
+            heads=heads,
+            head_dim=width,
+            groups=groups,
+            state_dim=self.mamba_d_state,
+            width=self.mamba_d_conv,
+            conv_bias=self.mamba_conv_bias,
+            in_bias=self.mamba_proj_bias,
+            limits=time_step_limits(self.time_step_limit),
+            **({"out_bias": self.mamba_proj_bias} | how),
+        )
+
+
+class GraniteHybridFile(MambaFile, kw_only=True):
+    """Keys of Granite 4's models, with Mamba layers and experts or without."""
+
+    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {"position_embedding_type": (None, "rope", "nope")}
+    attention_bias: bool = False
+    embedding_multiplier: Factor | None = 1.0
+    attention_multiplier: Factor | None = 1.0
+    residual_multiplier: Factor | None = 1.0
+    logits_scaling: Factor | None = 1.0
+    shared_intermediate_size: Width = 1024
+    position_embedding_type: str | None = None
+    num_local_experts: Annotated[int, Meta(ge=0, le=1024)] | None = 8
+    num_experts_per_tok: Annotated[int, Meta(ge=1, le=64)] | None = 2
+    output_router_logits: bool | None = False
+    router_aux_loss_coef: AtLeast0 | None = 0.001
+    layer_types: list[str] | None = None
+    layers_block_type: list[str] | None = None
+
+    def __post_init__(self) -> None:
+        for key in ("layer_types", "layers_block_type"):
+            check_layers(key, getattr(self, key), self.num_hidden_layers)
+            for kind in getattr(self, key) or ():
+                if kind not in _ATTENTION + _MAMBA:
+                    raise ValueError(f"{key} must be {' or '.join(_ATTENTION + _MAMBA)}; got {kind!r}")
+        if self.num_local_experts and not 0 < (self.num_experts_per_tok or 0) <= self.num_local_experts:
+            raise ValueError(
+                f"num_experts_per_tok must be at most the number of experts, {self.num_local_experts}; got "
+                f"{self.num_experts_per_tok}"
+            )
+        self.mamba(self.mamba_layers)
+
+    @property
+    def mamba_layers(self) -> tuple[bool, ...]:
+        """Return whether each layer has Mamba-2: all, where the file does not say."""
+        kinds = self.layers_block_type or self.layer_types or (_MAMBA[0],) * self.num_hidden_layers
+        return tuple(kind in _MAMBA for kind in kinds)
+
+    @property
+    def balance(self) -> float:
+        return self.router_aux_loss_coef or 0.0 if self.output_router_logits else 0.0
+
+    def variant(self) -> dict[str, Any]:
+        """Granite 4: gate and up are one projection, and there may be no rotary embeddings. With experts that MLP is
+        theirs all share."""
+        found = {
+            **biases(self),
+            "embedding_scale": self.embedding_multiplier or 1.0,
+            "score_scale": self.attention_multiplier or 1.0,
+            "residual_scale": self.residual_multiplier or 1.0,
+            "logit_scale": 1 / (self.logits_scaling or 1.0),
+            "use_rope": (self.position_embedding_type == "rope",) * self.num_hidden_layers,
+            "linear": self.mamba(self.mamba_layers),
+        }
+        if self.num_local_experts:
+            experts = Experts(
+                self.num_local_experts,
+                self.num_experts_per_tok or 1,
+                self.intermediate_size,
+                (True,) * self.num_hidden_layers,
+                module="block_sparse_moe.experts",
+                router="block_sparse_moe.router",
+                files="granite",
+                shared_width=self.shared_intermediate_size,
+                shared="shared_mlp",
+                shared_gate="",
+                shared_fused=True,
+            )
+            return found | {"experts": experts}
+        return found | {
+            "intermediate_size": self.shared_intermediate_size,
+            "gate_up_proj": "shared_mlp.input_linear",
+            "down_proj": "shared_mlp.output_linear",
+        }
+
+
+class BambaFile(MambaFile, kw_only=True):
+    """attn_layer_indices: the layers with attention. Half of each head is rotated, whatever the file says."""
+
+    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {"z_loss_coefficient": (None, 0)}
+    partial_rotary: ClassVar[bool] = True
+    vocab_size: Vocabulary = 128_000
+    intermediate_size: Width = 14_336
+    num_key_value_heads: Count | None = 8
+    max_position_embeddings: Positions = 262_144
+    rms_norm_eps: Epsilon = 1e-5
+    partial_rotary_factor: AtLeast0 | None = 0.5
+    attention_bias: bool = False
+    mlp_bias: bool = False
+    attn_layer_indices: list[int] | None = None
+
+    def __post_init__(self) -> None:
+        self.partial_rotary_factor = 0.5
+        self.mamba(self.mamba_layers)
+
+    @property
+    def mamba_layers(self) -> tuple[bool, ...]:
+        return tuple(i not in (self.attn_layer_indices or ()) for i in range(self.num_hidden_layers))
+
+    def variant(self) -> dict[str, Any]:
+        """Bamba: LLaMA's layers, of which most have Mamba-2 in the place of attention."""
+        return {
+            **biases(self),
+            "mlp_bias": self.mlp_bias,
+            "mlp_norm": "pre_ff_layernorm",
+            "final_norm": "model.final_layernorm",
+            "gate_proj": "feed_forward.gate_proj",
+            "up_proj": "feed_forward.up_proj",
+            "down_proj": "feed_forward.down_proj",
+            "linear": self.mamba(self.mamba_layers),
+        }
