@@ -115,7 +115,11 @@ def test_eight_steps_beside_torch(full: bool, folder: Path, tmp_path: Path) -> N
         modules = {name for name in linear_modules(built.model.config) if ".mlp." not in name}
         assert {name.rpartition(".")[0] for name in start} == modules
         paths = {name.rpartition(".")[2] for name in modules}
-        assert paths >= {"in_proj_qkvz", "in_proj_ba", "out_proj", "q_proj"} or paths >= {"in_proj", "out_proj", "q_proj"}
+        assert paths >= {"in_proj_qkvz", "in_proj_ba", "out_proj", "q_proj"} or paths >= {
+            "in_proj",
+            "out_proj",
+            "q_proj",
+        }
         oracle.save_adapter(tmp_path / "start", built.lora, start, str(folder))
         base = oracle.dequantized_base(folder, dict(built.model.weights), device)
         theirs = oracle.peft.PeftModel.from_pretrained(base, tmp_path / "start", is_trainable=True)

@@ -5,7 +5,6 @@ The defaults are those of the configuration classes of transformers; a value tha
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar
 
 from msgspec import Meta

@@ -55,7 +55,7 @@ def mamba2(
     x = F.short_conv(x, taps, doc_start, cache_len, silu=not c.conv_bias)
     x = F.silu(F.bias(x, weight("conv1d.bias"))) if c.conv_bias else x
     g, dt = (y.reshape(rows, tokens, c.heads) for y in (g, dt))
-    options = {"groups": c.groups, "state_dim": c.state_dim, "state": state}
+    options: dict[str, Any] = {"groups": c.groups, "state_dim": c.state_dim, "state": state}
     y = F.ssd(x, g, dt, weight("D"), doc_start, cache_len, **options).reshape(rows * tokens, c.inner)
     if cache is not None:
         cache.keep_state(layer, state, device)

@@ -59,7 +59,9 @@ class MambaFile(ConfigFile, kw_only=True):
         if not any(layers):
             return None
         heads, groups, inner = self.mamba_n_heads, self.mamba_n_groups, self.mamba_width
-        width = inner // heads if self.mamba_d_head in ("auto", None) else self.mamba_d_head
+        width = self.mamba_d_head if isinstance(self.mamba_d_head, int) else inner // heads
+        if isinstance(self.mamba_d_head, str) and self.mamba_d_head != "auto":
+            raise ValueError(f'mamba_d_head must be a number or "auto"; got {self.mamba_d_head!r}')
         if width * heads != inner:
             raise ValueError(f"mamba_n_heads times mamba_d_head must be {inner}; got {heads} and {self.mamba_d_head}")
         if heads % groups:
