@@ -1,7 +1,7 @@
 """One card beside several: weak and strong scaling of QLoRA steps over ranks, and the time of each part of a step.
 
     mpirun -n 2 --bind-to none python bench/bench_ranks.py [--shapes smollm2-135m,llama-3.2-1b,llama-3.1-8b]
-        [--compute float16] [--max-length 2048] [--seconds 500] [--out FILE]
+        [--compute float16] [--max-length 2048] [--keep-activations] [--seconds 500] [--out FILE]
 
 Random weights, settings as in bench_train.py; each rank takes the next card of its host. Of each shape:
 
@@ -162,6 +162,8 @@ class Bench:
     def __init__(self, name: str, world: World, device: Any, args: argparse.Namespace, report: Any) -> None:
         self.name, self.world, self.device, self.args, self.report = name, world, device, args, report
         self.shape, self.first = SHAPES[name], 0
+        if args.keep_activations:
+            self.shape = replace(self.shape, checkpointing=False)
         trainer, self.parameters = build(self.shape, args.max_length, device, args.compute)
         self.model, self.optimizer = trainer.model, trainer.optimizer
         self.options = replace(trainer.config, gradient_accumulation_steps=max(world.size, args.micro))
@@ -180,8 +182,8 @@ class Bench:
         args = self.args
         rate = micro * args.max_length / seconds
         self.report.row(what=what, work=self.name, compute=args.compute, ranks=self.world.size, micro=micro,
-                        seq_len=args.max_length, ms_per_step=1e3 * seconds, spread=spread, tokens_per_second=rate,
-                        **more)  # fmt: skip
+                        seq_len=args.max_length, checkpointing=self.shape.checkpointing, ms_per_step=1e3 * seconds,
+                        spread=spread, tokens_per_second=rate, **more)  # fmt: skip
 
     def run(self) -> None:
         world, ranks, micro = self.world, self.world.size, self.args.micro
@@ -216,6 +218,7 @@ def main() -> None:
     parser.add_argument("--compute", default="float32")
     parser.add_argument("--max-length", type=int, default=2048)
     parser.add_argument("--micro", type=int, default=8, help="micro-batches of a step in `strong`; 0: leave it out")
+    parser.add_argument("--keep-activations", action="store_true", help="recompute no layer, as on an empty GPU")
     parser.add_argument("--seconds", type=float, default=500.0, help="no further shape is begun after so long")
     parser.add_argument("--out", default=None)
     args = parser.parse_args()
