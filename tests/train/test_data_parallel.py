@@ -7,13 +7,14 @@ import threading
 import time
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
 from tests.train.test_loop import documents, trainer_for
 from wgrad.autograd.reference import ReferenceDevice
+from wgrad.device.errors import DeviceHung
 from wgrad.train.data.packing import BatchStream
 from wgrad.train.ranks.all_reduce import AllReduce
 from wgrad.train.ranks.host_memory import HostMemory, nbytes
@@ -142,6 +143,60 @@ def test_buckets_that_travel_while_the_backward_runs_are_complete(
     np.testing.assert_array_equal(shared.read_history(), one.read_history())
     assert len(shared._micro_step._replays) == 3 and len(one._micro_step._replays) == 1
     assert shared._micro_step.dispatches == one._micro_step.dispatches
+
+
+class Late:
+    """A readback that has come once it was asked for a few times; never, if `hangs`."""
+
+    def __init__(self, readback: Any, hangs: bool = False) -> None:
+        self._readback, self._asked, self._hangs = readback, 0, hangs
+
+    def ready(self) -> bool:
+        self._asked += 1
+        return self._asked > 3 and not self._hangs
+
+    def result(self) -> np.ndarray:
+        if self._hangs:
+            raise DeviceHung("the device hangs")
+        return cast(np.ndarray, self._readback.result())
+
+
+@pytest.fixture
+def alone_in_buckets(make_checkpoint: Any, monkeypatch: Any) -> tuple[Trainer, Callable[[], None]]:
+    """One rank with its gradient in three buckets, whose next step is recorded, and that step."""
+    monkeypatch.setattr(buckets, "BUCKET_BYTES", 64)
+    folder, device = make_checkpoint(num_hidden_layers=3), ReferenceDevice()
+    built, _, config = trainer_for(folder, device, gradient_accumulation_steps=1, packing=False)
+    trainer = Trainer(built.model, built.optimizer, config, ThreadWorld(0, [None], threading.Barrier(1)))
+    stream = BatchStream(documents(8), config)
+    for index in range(3):
+        trainer.step(stream.get(index), 1e-3)
+    return trainer, lambda: trainer.step(stream.get(3), 1e-3)
+
+
+def test_sums_go_to_the_device_between_the_parts_of_a_backward(alone_in_buckets: Any, monkeypatch: Any) -> None:
+    trainer, step = alone_in_buckets
+    device, done, grad = trainer.device, list[str](), trainer.optimizer.parameters.grad
+    readback, write = device.readback, device.write
+    monkeypatch.setattr(
+        device,
+        "readback",
+        lambda array, out=None: done.append("read") or Late(readback(array, out)),  # type: ignore[func-returns-value]
+    )
+    noted = lambda array, host: done.append("write") if np.shares_memory(array, grad) else None  # noqa: E731
+    monkeypatch.setattr(device, "write", lambda array, host: noted(array, host) or write(array, host))  # type: ignore[func-returns-value]
+    step()
+    *parts, loss = (at for at, what in enumerate(done) if what == "read")
+    assert len(parts) == 3 and parts[-1] < done.index("write") < loss and done.count("write") == 3
+
+
+def test_a_device_that_hangs_ends_the_step(alone_in_buckets: Any, monkeypatch: Any) -> None:
+    trainer, step = alone_in_buckets
+    monkeypatch.setattr("wgrad.train.ranks.data_parallel._LOOKING", 0.01)
+    readback = trainer.device.readback
+    monkeypatch.setattr(trainer.device, "readback", lambda *given: Late(readback(*given), hangs=True))
+    with pytest.raises(DeviceHung):
+        step()
 
 
 @pytest.mark.parametrize("layers, kib, sizes", [(30, 636, [2, 4, 7, 13, 4]), (2, 6000, [1, 1]), (3, 1, [3])])

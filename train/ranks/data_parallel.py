@@ -21,6 +21,9 @@ from wgrad.train.ranks.world import World
 _SLOTS = 2  # of each rank, behind what is told: seconds of a micro-batch, signal that asked it to end
 _ALIGN = 64  # elements: where the loss begins, behind the gradient
 _WHAT = "the gradient of a step"
+# Parts of the backward that the device is given ahead. Were it given all, sums would go to it behind the last of them.
+_AHEAD = 2
+_LOOKING = 10.0  # seconds in which a bucket is asked for: only waiting for it notices a device that hangs
 
 
 class DataParallel:
@@ -53,6 +56,7 @@ class DataParallel:
         self._members = world.members  # whose exchange it is
         self._reads: list[Readback] = []
         self._given = 0
+        self._asked: float | None = None  # since when the bucket that comes next is asked for
         self._early: Exception | None = None
         self._begun, self._mine, self._marked = 0.0, 0, 0.0
 
@@ -79,11 +83,11 @@ class DataParallel:
             self._exchange = self.world.open_all_reduce(last, [*self._buckets, (first, last)])
             self.news, self.world.remark = self.world.remark or None, ""
         self._exchange.begin()
-        self._reads, self._given, self._early = [], 0, None
+        self._reads, self._given, self._asked, self._early = [], 0, None, None
 
     def part_submitted(self, number: int) -> None:
         """The device has been given part `number` of the last micro-batch: its bucket comes back once that is done.
-        Those before it go on meanwhile."""
+        Those before it go on meanwhile. Waits while the device has more than _AHEAD parts to do."""
         if self.world.alone:
             return
         if self.parts is not None:
@@ -92,6 +96,9 @@ class DataParallel:
         self._read(number)
         try:
             self._advance()
+            while self._given + _AHEAD <= number:
+                if not self._advance():
+                    self.world.pause(0.0, _WHAT)
         except Exception as error:  # told where all ranks can agree on it
             self._early = error
 
@@ -166,7 +173,7 @@ class DataParallel:
         """Buckets that have come back, to the others -> whether there was one."""
         assert self._exchange is not None
         before = self._given
-        while self._given < len(self._reads) and self._reads[self._given].ready():
+        while self._given < len(self._reads) and self._comes(self._reads[self._given]):
             self._reads[self._given].result()
             if self._given == len(self._buckets):
                 seconds = (time.monotonic() - self._begun) / self._mine if self._mine else 0.0
@@ -174,6 +181,15 @@ class DataParallel:
             self._exchange.give()
             self._given += 1
         return self._given > before
+
+    def _comes(self, read: Readback) -> bool:
+        """Return whether it is time for `result`."""
+        now = time.monotonic()
+        begun, self._asked = self._asked or now, None
+        if read.ready() or now - begun > _LOOKING:
+            return True
+        self._asked = begun
+        return False
 
     def _upload(self, numbers: Iterable[int], loss: Array | None) -> None:
         """Buckets that are added up, to the device."""
