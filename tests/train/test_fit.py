@@ -25,7 +25,7 @@ from wgrad.train.options.option_text import size
 from wgrad.train.options.resolve import resolve_options
 from wgrad.train.plan import speed
 from wgrad.train.plan.fit import Fit, batch_sizes, line, modes, settle, words
-from wgrad.train.plan.memory_limit import fewest_parked
+from wgrad.train.plan.memory_limit import fewest_parked, in_large_chunks
 from wgrad.train.plan.plan import run_dry
 from wgrad.train.plan.room import Room, room_of
 from wgrad.train.ranks.world import World
@@ -203,6 +203,27 @@ def test_as_few_layers_are_parked_as_fit(make_checkpoint: Any, card: Any, stream
 
 def mode_of(config: RunOptions) -> dict[str, Any]:
     return {name: getattr(config, name) for name in ("gradient_checkpointing", "offload_activations", "stream_weights")}
+
+
+def test_chunks_of_the_mlp_are_large_where_they_fit() -> None:
+    options: dict[str, Any] = {"memory_limit": "8GiB", "gradient_checkpointing": True, "max_length": 8192}
+    for changed, fits, chosen, plans in (
+        (dict[str, Any](), True, "768MiB", 1),
+        ({}, False, None, 1),
+        ({"mlp_chunk": "300MiB"}, True, "300MiB", 0),
+        ({"memory_limit": None}, True, None, 0),  # they are large
+        ({"memory_limit": "30GiB"}, True, None, 0),  # the same
+        ({"max_length": 4096}, True, None, 0),  # there are none
+        ({"gradient_checkpointing": False}, True, None, 0),
+    ):
+        planned = list[RunOptions]()
+
+        def fitting(config: RunOptions) -> Any:
+            planned.append(config)  # noqa: B023
+            return SimpleNamespace(config=config) if fits else None  # noqa: B023
+
+        found = SimpleNamespace(config=RunOptions(**(options | changed)))
+        assert in_large_chunks(found, fitting).config.mlp_chunk == chosen and len(planned) == plans
 
 
 def test_few_plans_find_the_fewest() -> None:

@@ -246,6 +246,7 @@ def test_attention_is_kept_in_long_rows_that_leave_room(
         ({"memory_limit": "3GiB"}, 192),
         ({"vram": "16GiB"}, 512),
         ({"memory_limit": "80GiB"}, 768),
+        ({"memory_limit": "3GiB", "mlp_chunk": "64MiB"}, 64),
     ],
 )
 def test_a_limit_makes_the_chunks_of_long_rows_smaller(options: dict[str, Any], mib: int | None) -> None:

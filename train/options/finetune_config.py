@@ -223,10 +223,7 @@ class RunOptions(ObjectiveOptions, _InputOptions):
         fixed=True,
     )
     eval_steps: int = of_training(
-        0,
-        "steps between evaluations during training; 0: only before and after",
-        rule=A_NUMBER,
-        metavar="N",
+        0, "steps between evaluations during training; 0: only before and after", rule=A_NUMBER, metavar="N"
     )
     early_stopping_patience: int = of_training(
         0,
@@ -291,6 +288,10 @@ class RunOptions(ObjectiveOptions, _InputOptions):
     keep_norms: bool | None = of_machine(
         None, "keep the outputs of norms instead of recomputing them from their inputs (default: if memory allows)"
     )
+    mlp_chunk: str | None = of_machine(
+        None, "with --gradient-checkpointing: what the MLP of long rows takes at a time (default: 768MiB, with a "
+        "--memory-limit as it allows)", rule=A_SIZE, metavar="SIZE",
+    )  # fmt: skip
     stream_weights: choices.Stream = of_machine("auto", STREAM_HELP, choices=get_args(choices.Stream))
     memory_limit: str | None = of_machine(None, LIMIT_HELP, rule=A_SIZE, metavar="SIZE")
     vram: str | None = of_machine(

@@ -19,7 +19,7 @@ from wgrad.train.options.choices import AUTO
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.options.option_text import size
 from wgrad.train.options.options import flag
-from wgrad.train.plan.memory_limit import as_option, beyond_limit, can_stream, fewest_parked
+from wgrad.train.plan.memory_limit import as_option, beyond_limit, can_stream, fewest_parked, in_large_chunks
 from wgrad.train.plan.plan import Plan, plan_run, run_dry
 from wgrad.train.plan.room import Room, room_of
 from wgrad.train.plan.speed import Rates, rates_of, step_seconds
@@ -32,7 +32,7 @@ _SPARE = 64  # a part of the limit: a run's order of work, and so its pool's gap
 
 Mode = dict[str, Any]  # options that say where a run keeps what it needs later
 MODE = ("gradient_checkpointing", "offload_activations", "stream_weights")
-KINDS = ("keep_attention", "keep_norms")  # None: by default
+KINDS = ("keep_attention", "keep_norms", "mlp_chunk")  # None: by default
 Config = TypeVar("Config", bound=RunOptions)
 
 
@@ -124,7 +124,8 @@ class Fit:
             plan = partial(self._of_batch, batches, rows, mode)
             found = plan(len(batches)) or (plan(count) if (count := self._largest(plan, len(batches) - 1)) else None)
             if found is not None:
-                return self._refined(found, mode)
+                chosen: Plan = in_large_chunks(self._refined(found, mode), self._fitting)
+                return chosen
         return None
 
     def _fastest(self, batches: list[int]) -> Plan | None:

@@ -10,9 +10,11 @@ from typing import Any
 
 from wgrad.device.contract import Device
 from wgrad.device.errors import OutOfMemory, WgradError
+from wgrad.train.model.model import MLP_CHUNK_BYTES, MLP_CHUNKS_ABOVE
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.options.option_text import size
 from wgrad.train.options.options import flag
+from wgrad.train.step.build import mlp_chunk_bytes
 from wgrad.train.step.memory import SMALLER_MODEL, limit_bytes
 
 SHORTEST = 128  # tokens of the shortest rows that are tried
@@ -29,6 +31,18 @@ def fewest_parked(found: Any, layers: int, fitting: Callable[[RunOptions], Any])
     most = layers - 1  # which is all: the last layer's stays (model.py)
     number = bisect_left(range(most), True, key=lambda number: plan(number) is not None)
     return plan(number) if number < most else found
+
+
+def in_large_chunks(found: Any, fitting: Callable[[RunOptions], Any]) -> Any:
+    """A plan that fits -> one whose long rows go through the MLP in the largest chunks, where that fits as well: often
+    the loss takes more, and small chunks are slower (bench/notes/checkpointing.md)."""
+    config = found.config
+    chunk = mlp_chunk_bytes(config)
+    if config.mlp_chunk is not None or not config.gradient_checkpointing or not chunk or chunk >= MLP_CHUNK_BYTES:
+        return found
+    if config.rows * config.max_length <= MLP_CHUNKS_ABOVE:
+        return found
+    return fitting(replace(config, mlp_chunk=f"{MLP_CHUNK_BYTES >> 20}MiB")) or found
 
 
 def beyond_limit(

@@ -146,7 +146,9 @@ def keeps_attention(config: RunOptions, model: ModelConfig) -> bool:
 
 
 def mlp_chunk_bytes(config: RunOptions) -> int | None:
-    """Return the bytes that the MLP of long sequences may take at a time under a limit (`Model`)."""
+    """Return the bytes that the MLP of long sequences may take at a time (`Model`); None: as usual."""
+    if config.mlp_chunk is not None:
+        return limit_bytes(config.mlp_chunk)
     limit = limit_bytes(config.limit)
     return limit and min(MLP_CHUNK_BYTES, max(LEAST_MLP_CHUNK_BYTES, limit // MLP_CHUNK_SHARE))
 
