@@ -69,6 +69,13 @@ _OWN: dict[str, dict[str, Any]] = {
         **_MAMBA,  # checked although there are no such layers
     },
     "bamba": {**_IDS, **_MAMBA, "attn_layer_indices": [1]},
+    "falcon_h1": {
+        **_IDS,
+        **_MAMBA,
+        "mamba_d_ssm": 84,
+        "key_multiplier": 0.4,
+        "ssm_multipliers": [0.7, 1.3, 0.6, 1.1, 0.5],
+    },
     **dict.fromkeys(("arcee", "jais2", "nemotron", "nanochat"), {**_IDS, "hidden_act": "relu2"}),
     "seed_oss": {**_IDS, "attention_dropout": 0.0, "residual_dropout": 0.0},  # made anew, transformers' model trains
     "apertus": {**_IDS, "hidden_act": "xielu"},

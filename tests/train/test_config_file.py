@@ -77,6 +77,9 @@ NOT_BUILT: dict[str, dict[str, Any]] = {
     "GraniteMoeHybridForCausalLM": {
         "layer_types": ["attention", "conv"], "position_embedding_type": "alibi",
     },
+    "FalconH1ForCausalLM": {
+        "mamba_d_head": 5, "mlp_multipliers": [1.0], "ssm_multipliers": [1.0], "hidden_act": "xielu",
+    },
     "BambaForCausalLM": {
         "mamba_d_head": 5, "z_loss_coefficient": 0.1, "time_step_limit": [1], "hidden_act": "gelu_pytorch_tanh",
         "mamba_d_state": 257, "mamba_n_heads": 7,

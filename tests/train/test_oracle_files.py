@@ -165,7 +165,7 @@ def base_config(architecture: str) -> dict[str, Any]:
     found = {"architectures": [architecture], "model_type": kind, **KEYS, **special}
     if "num_experts_per_tok" in special:  # whose head_dim is one of two others, and not read
         del found["head_dim"]
-    if kind == "bamba":  # whose layer_types transformers makes itself
+    if kind in ("bamba", "falcon_h1"):  # whose layer_types transformers makes itself
         del found["layer_types"]
     if kind.startswith("gemma4"):  # where transformers takes it for rope_parameters, and fails
         del found["rope_scaling"]

@@ -72,7 +72,7 @@ class Attention(Parts):
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, bool]:
         """-> q [N, H, D], k and v [N, G, D], the gate of the output [N, H D] where there is one, and whether k is
         rotated as q is: where it goes to a cache by itself, what appends it does that."""
-        c, prefix = self.config, f"model.layers.{index}.self_attn."
+        c, prefix = self.config, f"model.layers.{index}.{self.config.attention}."
         if c.latent is not None:
             return *self._from_latents(c.latent, index, y, inputs), None, True
         tables = self._tables(index, inputs)
@@ -99,7 +99,7 @@ class Attention(Parts):
     def _queries(self, index: int, y: Tensor, inputs: Inputs) -> tuple[Tensor, Tensor | None]:
         """-> q [N, H, D], rotated, and the gate of the output [N, H D] where there is one."""
         c, tables = self.config, self._tables(index, inputs)
-        q, gate = self._linear(f"model.layers.{index}.self_attn.q_proj", y, inputs), None
+        q, gate = self._linear(f"model.layers.{index}.{c.attention}.q_proj", y, inputs), None
         if c.attention_gate:
             q, gate = split_gate(q, c.num_attention_heads, c.head_dim_of(index))
         q = self._clipped(q)

@@ -52,7 +52,7 @@ class KVCache:
         # Zeros: what is masked is still multiplied, by zero, and zero times an old NaN would be NaN.
         c = config.linear
         linear = [i for i in range(config.num_hidden_layers) if config.linear_of(i)]
-        layers = [i for i in range(config.num_hidden_layers) if not config.linear_of(i) and config.kv_source(i) == i]
+        layers = [i for i in range(config.num_hidden_layers) if config.attends(i) and config.kv_source(i) == i]
         shapes = {i: (batch, length, config.kv_heads_of(i), config.head_dim_of(i)) for i in layers}
         keys, values = ({i: device.zeros(shape, dtype) for i, shape in shapes.items()} for _ in range(2))
         if c is None:

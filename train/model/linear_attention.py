@@ -37,6 +37,10 @@ class LinearAttention:
     out_proj: str = field(default="linear_attn.out_proj", repr=False)
     files: str = field(default="", repr=False)
 
+    alongside = False
+    in_scale = out_scale = 1.0
+    unadapted = ()
+
     @property
     def biased(self) -> dict[str, bool]:
         """Return which projections have a bias, where it is not as in the MLP."""
@@ -105,6 +109,9 @@ class GatedConvolution:
     out_proj = "conv.out_proj"
     state = ()
     norms = None
+    alongside = False
+    unadapted = ()
+    in_scale = out_scale = 1.0
     biased: ClassVar[dict[str, bool]] = {}
 
     def flops(self, tokens: int) -> float:

@@ -42,6 +42,8 @@ def mamba2(
         found = weights[f"{prefix}{c.module}.{name}"]
         return found if isinstance(found, Tensor) else Tensor(found, device)
 
+    of_z, *of_parts, of_dt = c.scales
+    z, dt = z if of_z == 1 else F.scale(z, of_z), dt if of_dt == 1 else F.scale(dt, of_dt)
     # In float32 whatever the compute dtype is: they add up over the sequence.
     dt = F.softplus(dt.to(np.float32) + weight("dt_bias"))
     low, high = c.limits
@@ -52,6 +54,8 @@ def mamba2(
     if cache is not None:
         x, state = cache.with_history(layer, x), cache.state(layer, device)
     taps = weight("conv1d.weight").reshape(c.channels, c.width)
+    if of_parts != [1.0] * 3:  # what is convolved is scaled by way of the weight
+        taps = F.cat([part * scale for part, scale in zip(taps.split(c.parts, 0), of_parts)])
     x = F.short_conv(x, taps, doc_start, cache_len, silu=not c.conv_bias)
     x = F.silu(F.bias(x, weight("conv1d.bias"))) if c.conv_bias else x
     g, dt = (y.reshape(rows, tokens, c.heads) for y in (g, dt))

@@ -194,3 +194,72 @@ class BambaFile(MambaFile, kw_only=True):
             "down_proj": "feed_forward.down_proj",
             "linear": self.mamba(self.mamba_layers),
         }
+
+
+class FalconH1File(MambaFile, kw_only=True):
+    """mamba_d_ssm: numbers of a token's x; without it they follow from mamba_expand."""
+
+    default_theta: ClassVar[float] = 10_000.0
+    vocab_size: Vocabulary = 128_000
+    intermediate_size: Width = 14_336
+    num_key_value_heads: Count | None = 8
+    max_position_embeddings: Positions = 8192
+    rms_norm_eps: Epsilon = 1e-5
+    attention_bias: bool = False
+    mlp_bias: bool = False
+    projectors_bias: bool | None = False
+    mamba_d_ssm: Width | None = 1024
+    mamba_rms_norm: bool | None = False
+    mamba_norm_before_gate: bool | None = True
+    embedding_multiplier: Factor = 1.0
+    lm_head_multiplier: Factor = 1.0
+    key_multiplier: Factor = 1.0
+    attention_in_multiplier: Factor = 1.0
+    attention_out_multiplier: Factor = 1.0
+    ssm_in_multiplier: Factor = 1.0
+    ssm_out_multiplier: Factor = 1.0
+    mlp_multipliers: Annotated[list[Factor], Meta(min_length=2, max_length=2)] | None = None
+    ssm_multipliers: Annotated[list[Factor], Meta(min_length=5, max_length=5)] | None = None
+
+    def __post_init__(self) -> None:
+        self.mamba_of_all()
+
+    @property
+    def mamba_width(self) -> int:
+        return super().mamba_width if self.mamba_d_ssm is None else self.mamba_d_ssm
+
+    def mamba_of_all(self) -> Mamba2 | None:
+        return self.mamba(
+            (True,) * self.num_hidden_layers,
+            alongside=True,
+            adapted=False,
+            out_bias=bool(self.projectors_bias),
+            norm=bool(self.mamba_rms_norm),
+            norm_first=bool(self.mamba_norm_before_gate),
+            in_scale=self.ssm_in_multiplier,
+            out_scale=self.ssm_out_multiplier,
+            scales=tuple(self.ssm_multipliers or (1.0,) * 5),
+        )
+
+    def variant(self) -> dict[str, Any]:
+        """Falcon-H1 (arXiv 2507.22448): attention and Mamba-2 in parallel, and a multiplier for each part."""
+        gate, down = self.mlp_multipliers or (1.0, 1.0)
+        width = self.head_dim or self.hidden_size // self.num_attention_heads
+        return {
+            **biases(self),
+            "mlp_bias": self.mlp_bias,
+            "mlp_norm": "pre_ff_layernorm",
+            "final_norm": "model.final_layernorm",
+            "gate_proj": "feed_forward.gate_proj",
+            "up_proj": "feed_forward.up_proj",
+            "down_proj": "feed_forward.down_proj",
+            "embedding_scale": self.embedding_multiplier,
+            "logit_scale": self.lm_head_multiplier,
+            # Keys are multiplied by way of the scores.
+            "score_scale": self.key_multiplier * width**-0.5,
+            "attention_in_scale": self.attention_in_multiplier,
+            "attention_out_scale": self.attention_out_multiplier,
+            "gate_scale": gate,
+            "down_scale": down,
+            "linear": self.mamba_of_all(),
+        }

@@ -13,8 +13,9 @@ UNLIMITED = (0.0, float("inf"))
 class Mamba2:
     """layers: those that have it. heads, head_dim: of x; groups, state_dim: of B and C. width: of the convolution, in
     tokens. module: path within the layer. conv_bias, in_bias, out_bias: of the convolution and the projections. limits:
-    of the time steps. norm: the output is normed, in as many parts as there are groups; norm_first: before the gate,
-    else behind it."""
+    of the time steps. alongside: of attention, which the layer has as well. in_scale, out_scale, scales: of the input,
+    of the output, and of z, x, B, C and dt. norm: the output is normed, in as many parts as there are groups;
+    norm_first: before the gate, else behind it. adapted: PEFT adapts the output projection."""
 
     layers: tuple[bool, ...]
     heads: int
@@ -27,10 +28,21 @@ class Mamba2:
     in_bias: bool = field(default=False, repr=False)
     out_bias: bool = field(default=False, repr=False)
     limits: tuple[float, float] = field(default=UNLIMITED, repr=False)
+    alongside: bool = field(default=False, repr=False)
+    in_scale: float = field(default=1.0, repr=False)
+    out_scale: float = field(default=1.0, repr=False)
+    scales: tuple[float, ...] = field(default=(1.0,) * 5, repr=False)
     norm: bool = field(default=True, repr=False)
     norm_first: bool = field(default=False, repr=False)
 
+    adapted: bool = field(default=True, repr=False)
+
     norms = None
+
+    @property
+    def unadapted(self) -> tuple[str, ...]:
+        """Return the projections that PEFT does not adapt."""
+        return () if self.adapted else (self.out_proj,)
 
     @property
     def in_proj(self) -> str:

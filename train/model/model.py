@@ -29,7 +29,7 @@ from wgrad.train.model.layers import Beside, through_layers
 from wgrad.train.model.lora import Adapter, linear_modules
 from wgrad.train.model.mixers import mix
 from wgrad.train.model.mixture import mixture
-from wgrad.train.model.model_config import ModelConfig
+from wgrad.train.model.model_config import Mixer, ModelConfig
 from wgrad.train.model.model_inputs import Inputs
 from wgrad.train.model.per_layer import GATE, NORM, OUT, OUT_NORM, PROJECTION, TABLE
 from wgrad.train.model.stacks import GATE_UP
@@ -216,13 +216,19 @@ class Model(Attention):
         if c.altup is not None:
             h, keys = self._altup_layer(c.altup, index, h, inputs, cache, own, shared)
             return (h, *keys) if cache is None and c.shares_keys(index) else h
+        if not c.mixes(index):
+            return self._mlp_half(index, h, inputs, cache, own)
         y, h = self._norm(prefix, before, h)
+        if (linear := c.linear_of(index)) is not None and linear.alongside:
+            mixed, scale = self._mixed(linear, index, y, inputs, cache), linear.out_scale
+            h = self._to_stream(prefix, linear.out_proj, after, mixed, h, inputs, scale=scale)
         o_proj, attended, keys = self._attended(index, y, inputs, cache, shared)
         if c.parallel:
             h = self._mlp_half(index, h, inputs, cache, own, y)
             return self._to_stream(prefix, o_proj, after, attended, h, inputs, last=True)
-        h = self._to_stream(prefix, o_proj, after, attended, h, inputs)
-        h = self._mlp_half(index, h, inputs, cache, own)
+        last, scale = not c.has_mlp(index), c.attention_out_scale
+        h = self._to_stream(prefix, o_proj, after, attended, h, inputs, last=last, scale=scale)
+        h = h if last else self._mlp_half(index, h, inputs, cache, own)
         return (h, *keys) if cache is None and c.shares_keys(index) else h
 
     def _altup_layer(
@@ -266,13 +272,21 @@ class Model(Attention):
         self, index: int, y: Tensor, inputs: Inputs, cache: KVCache | None, shared: Sequence[Tensor]
     ) -> tuple[str, Tensor, Sequence[Tensor]]:
         """Return the path of attention's output projection, its input [N, H D], and the keys and values."""
-        c, prefix = self.config, f"model.layers.{index}."
-        if (linear := c.linear_of(index)) is None:
+        c = self.config
+        linear = c.linear_of(index)
+        if linear is None or linear.alongside:
+            y = y if c.attention_in_scale == 1 else F.scale(y, c.attention_in_scale)
             return c.o_proj, *self._attention(index, y, inputs, cache, shared)
+        return linear.out_proj, self._mixed(linear, index, y, inputs, cache), ()
+
+    def _mixed(self, linear: Mixer, index: int, y: Tensor, inputs: Inputs, cache: KVCache | None) -> Tensor:
+        """Return the input of the output projection of what is in the place of attention, or alongside it."""
+        c, prefix = self.config, f"model.layers.{index}."
+        y = y if linear.in_scale == 1 else F.scale(y, linear.in_scale)
         rows = {"doc_start": inputs.doc_start, "cache_len": inputs.cache_len, "cache": cache, "layer": index}
         rows["ones"] = partial(self._constant, value=1)
         project = partial(self._linear, x=y, inputs=inputs)
-        return linear.out_proj, mix(linear, self.weights, prefix, project, c.rms_norm_eps, **rows), ()
+        return mix(linear, self.weights, prefix, project, c.rms_norm_eps, **rows)
 
     def _mlp_half(
         self,
@@ -319,7 +333,7 @@ class Model(Attention):
             )  # fmt: skip
             return self._with_mlp(index, y, h, inputs, routed) if c.experts and c.experts.norms else routed(y, h)
         activated = self._activated(index, y, inputs)
-        return self._to_stream(prefix, c.down_proj, after, activated, h, inputs, last=last)
+        return self._to_stream(prefix, c.down_proj, after, activated, h, inputs, last=last, scale=c.down_scale)
 
     def _with_mlp(self, index: int, y: Tensor, h: Tensor, inputs: Inputs, routed: Callable[..., Tensor]) -> Tensor:
         """Experts alongside an MLP: h plus the normed sum of both, each normed."""
@@ -342,9 +356,10 @@ class Model(Attention):
             return PLAIN[c.hidden_act](up)
         if c.gate_up_proj:
             return GATED[c.hidden_act](self._linear(prefix + c.gate_up_proj, y, inputs))
-        sparse = c.altup is not None and c.altup.sparsity[index] > 0
+        sparse = (c.altup is not None and c.altup.sparsity[index] > 0) or c.gate_scale != 1
         if not sparse and (both := self._stacked(prefix + GATE_UP, y, inputs)) is not None:
             return GATED[c.hidden_act](both)
         gate = self._linear(prefix + c.gate_proj, y, inputs)
         gate = c.altup.sparse(index, gate) if c.altup else gate
+        gate = gate if c.gate_scale == 1 else F.scale(gate, c.gate_scale)
         return GATED[c.hidden_act](gate, self._linear(prefix + c.up_proj, y, inputs))

@@ -35,7 +35,7 @@ _ACTIVATIONS = {
     "xielu": "xielu",
 }
 _USUAL = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen3ForCausalLM", "Gemma3ForConditionalGeneration")
-Mixer = LinearAttention | GatedConvolution | Mamba2  # what a layer has in the place of attention
+Mixer = LinearAttention | GatedConvolution | Mamba2  # what a layer has in the place of attention, or alongside it
 _UNGATED = ("relu2", "xielu")  # activations that only MLPs without a gate have
 
 
@@ -67,6 +67,9 @@ class ModelConfig:
     values too. value_norm: each head's values are normed, without weights. layer_scale: a layer's output is scaled by
     its layer_scalar, which is never trained. per_layer: embeddings that each layer has of its own.
     altup: several streams, LAuReL and sparse activations.
+    mixing_layers, mlp_layers: which have attention, or what is in its place, and which an MLP (if "()", all).
+    attention: the path of q_proj, k_proj and v_proj. attention_in_scale, attention_out_scale, gate_scale, down_scale:
+    of attention's input and output, of what gate_proj gives, and of the MLP's output.
     text_of: the multimodal architecture of which this is the text part ("": none).
     extra_layers: files may have so many more, which predict several tokens at once and are left out.
     """
@@ -128,6 +131,13 @@ class ModelConfig:
     up_proj: str = field(default="mlp.up_proj", repr=False)
     down_proj: str = field(default="mlp.down_proj", repr=False)
     linear: Mixer | None = field(default=None, repr=False)
+    mixing_layers: tuple[bool, ...] = field(default=(), repr=False)
+    mlp_layers: tuple[bool, ...] = field(default=(), repr=False)
+    attention: str = field(default="self_attn", repr=False)
+    attention_in_scale: float = field(default=1.0, repr=False)
+    attention_out_scale: float = field(default=1.0, repr=False)
+    gate_scale: float = field(default=1.0, repr=False)
+    down_scale: float = field(default=1.0, repr=False)
     attention_gate: bool = field(default=False, repr=False)
     latent: LatentAttention | None = field(default=None, repr=False)
     experts: Experts | None = field(default=None, repr=False)
@@ -179,13 +189,28 @@ class ModelConfig:
         return bool(FAMILIES[self.architecture].gguf)
 
     def linear_of(self, layer: int) -> Mixer | None:
-        """Return what a layer has in the place of attention, if it has such."""
+        """Return what a layer has in the place of attention or alongside it, if it has such."""
         return self.linear if self.linear is not None and self.linear.layers[layer] else None
+
+    def mixes(self, layer: int) -> bool:
+        """Return whether a layer has attention, or what is in its place."""
+        return self.mixing_layers[layer] if self.mixing_layers else True
+
+    def attends(self, layer: int) -> bool:
+        linear = self.linear_of(layer)
+        return self.mixes(layer) and (linear is None or linear.alongside)
+
+    def has_mlp(self, layer: int) -> bool:
+        """Return whether a layer has an MLP or experts."""
+        return self.mlp_layers[layer] if self.mlp_layers else True
 
     def norms_of(self, layer: int) -> tuple[str, str, str, str]:
         """Return a layer's norms, "" for none: before attention, of its output, before the MLP, of its output."""
         linear = self.linear_of(layer)
-        usual = (self.attention_norm, self.attention_out_norm, self.mlp_norm, self.mlp_out_norm)
+        usual = (
+            *((self.attention_norm, self.attention_out_norm) if self.mixes(layer) else ("", "")),
+            *((self.mlp_norm, self.mlp_out_norm) if self.has_mlp(layer) else ("", "")),
+        )
         return usual if linear is None or linear.norms is None else linear.norms
 
     def has_experts(self, layer: int) -> bool:

@@ -65,17 +65,28 @@ class Parts:
         return self._constants[width, value]
 
     def _to_stream(
-        self, prefix: str, module: str, norm: str, x: Tensor, h: Tensor, inputs: Inputs, *, last: bool = False
+        self,
+        prefix: str,
+        module: str,
+        norm: str,
+        x: Tensor,
+        h: Tensor,
+        inputs: Inputs,
+        *,
+        last: bool = False,
+        scale: float = 1.0,
     ) -> Tensor:
         """The residual stream h plus a projection of x, which is normed or scaled first where the family does that.
-        last: the sum goes into nothing but the layer's output, which nobody reads in a recomputation."""
-        if not norm and self.config.residual_scale == 1:
+        scale: besides the family's own. last: the sum goes into nothing but the layer's output, which nobody reads in a
+        recomputation."""
+        scale *= self.config.residual_scale
+        if not norm and scale == 1:
             return self._linear(prefix + module, x, inputs, residual=h, unread=last and is_recomputing())
         y = self._linear(prefix + module, x, inputs)
         if norm:
             y = self._normed(prefix + norm, y, np.float32)
-        if self.config.residual_scale != 1:
-            y = F.scale(y, self.config.residual_scale)
+        if scale != 1:
+            y = F.scale(y, scale)
         return F.add(h, y)
 
     def _tensor(self, name: str) -> Tensor:

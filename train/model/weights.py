@@ -57,19 +57,21 @@ def projection_shapes(config: ModelConfig, layer: int) -> dict[str, tuple[int, i
     else:
         first = {**({config.gate_proj: (ffn, hidden)} if config.gated else {}), config.up_proj: (ffn, hidden)}
     attention = {
-        "self_attn.q_proj": (q_size * (2 if config.attention_gate else 1), hidden),
-        **{f"self_attn.{part}_proj": (kv_size, hidden) for part in config.keys_of(layer)},
+        f"{config.attention}.q_proj": (q_size * (2 if config.attention_gate else 1), hidden),
+        **{f"{config.attention}.{part}_proj": (kv_size, hidden) for part in config.keys_of(layer)},
         config.o_proj: (hidden, q_size),
     }
     if config.latent is not None:
         attention = config.latent.projections(hidden, config.num_attention_heads, config.o_proj)
     if (linear := config.linear_of(layer)) is not None:
-        attention = linear.projections(hidden)
+        attention = linear.projections(hidden) | (attention if linear.alongside else {})
+    attention = attention if config.mixes(layer) else {}
     beside = {**(config.per_layer.projections(hidden) if config.per_layer else {})}
     beside |= config.altup.projections(hidden) if config.altup else {}
     if config.experts is not None and config.has_experts(layer) and config.experts.norms is None:
         return {**attention, **config.experts.shared_shapes(hidden)}
-    return {**attention, **first, config.down_proj: (hidden, ffn), **beside}
+    mlp = {**first, config.down_proj: (hidden, ffn)} if config.has_mlp(layer) else {}
+    return {**attention, **mlp, **beside}
 
 
 def outer_projections(config: ModelConfig) -> dict[str, tuple[int, int]]:
@@ -103,8 +105,8 @@ def activation_bytes(config: ModelConfig, tokens: int, itemsize: int) -> int:
     products += 4 * config.per_layer.width if config.per_layer else 0
     products += 8 * config.altup.streams * config.hidden_size if config.altup else 0
     products += 2 * config.experts.chosen * config.hidden_size if config.experts else 0
-    of_linear = linear.kept if linear else 0
-    mixed = sum(of_linear if config.linear_of(layer) else attention[layer] for layer in layers)
+    mixed = sum(attention[layer] for layer in layers if config.attends(layer))
+    mixed += linear.kept * sum(linear.layers) if linear else 0
     return tokens * ((mixed + len(layers) * products) * itemsize + len(layers) * 2 * config.hidden_size * 4)
 
 
@@ -157,7 +159,7 @@ def _norm(config: ModelConfig, module: str) -> Iterator[WeightSpec]:
 
 def _layer_specs(config: ModelConfig, layer: int) -> Iterator[WeightSpec]:
     prefix, linear = f"model.layers.{layer}.", config.linear_of(layer)
-    biased = {f"self_attn.{part}_proj": config.qkv_bias for part in "qkv"} | {config.o_proj: config.o_bias}
+    biased = {f"{config.attention}.{part}_proj": config.qkv_bias for part in "qkv"} | {config.o_proj: config.o_bias}
     biased |= config.latent.biases if config.latent else {}
     biased |= linear.biased if linear is not None else {}
     norms = [*config.norms_of(layer), *([OUT_NORM] if config.per_layer else [])]

@@ -101,8 +101,9 @@ def _mixing_flops(model: ModelConfig, tokens: int, length: int) -> float:
     attention = _attention_flops(tokens, length, widths) / model.num_hidden_layers
     if model.linear is None:
         return attention
-    share = sum(model.linear.layers) / model.num_hidden_layers
-    return (1 - share) * attention + share * model.linear.flops(tokens)
+    layers = range(model.num_hidden_layers)
+    attend, linear = sum(map(model.attends, layers)) / len(layers), sum(model.linear.layers) / len(layers)
+    return attend * attention + linear * model.linear.flops(tokens)
 
 
 def step_seconds(config: RunOptions, model: ModelConfig, device: Device, rates: Rates) -> float:

@@ -18,12 +18,14 @@ def lora_config(config: RunOptions, model: ModelConfig) -> LoraConfig:
     # The first of PEFT's patterns that fits counts: a longer name says more than its ending.
     ranks = {name: int(rank) for name, _, rank in sorted(named, key=lambda n: -len(n[0])) if rank}
     targets: tuple[str, ...] | str = tuple(dict.fromkeys(name for name, _, _ in named))
-    if targets == (ALL_LINEAR,):
+    unadapted = model.linear.unadapted if model.linear is not None else ()
+    if targets == (ALL_LINEAR,) and not unadapted:
         targets = ALL_LINEAR
-    elif targets == PROJECTIONS and model.experts is not None:  # PEFT takes those of an MLP for the experts'
-        targets = tuple(dict.fromkeys(own_name(path) for path in linear_modules(model) if ".mlp." not in path))
-    elif targets == PROJECTIONS:
-        targets = tuple(dict.fromkeys(own_name(path) for path in linear_modules(model)))
+    elif targets in (PROJECTIONS, (ALL_LINEAR,)):
+        # PEFT takes those of an MLP for the experts'.
+        own = targets == PROJECTIONS and model.experts is not None
+        paths = [path for path in linear_modules(model) if not (own and ".mlp." in path)]
+        targets = tuple(dict.fromkeys(own_name(path) for path in paths if not path.endswith(unadapted)))
     parameters: tuple[str, ...] = ()
     if isinstance(targets, tuple):
         of_experts = [t for t in targets if any(ends_with(path, t) for path in expert_modules(model))]
