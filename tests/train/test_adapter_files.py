@@ -201,8 +201,8 @@ def test_the_command_line_names_projections_or_all_of_them() -> None:
     assert lora_config(RunOptions(target_modules=("o_proj",)), phi3).target_modules == ("o_proj",)
     # Without the output of Mamba-2, where PEFT refuses it.
     falcon = parse_model_config(tiny_config("FalconH1ForCausalLM"))
-    for given in ({}, {"target_modules": ("all-linear",)}):
-        names = lora_config(RunOptions(**given), falcon).target_modules
+    for options in (RunOptions(), RunOptions(target_modules=("all-linear",))):
+        names = lora_config(options, falcon).target_modules
         assert set(names) == {"in_proj", *(f"{part}_proj" for part in ("q", "k", "v", "o", "gate", "up", "down"))}
     ranked = lora_config(RunOptions(target_modules=("v_proj=4", "k_proj", "layers.1.self_attn.v_proj=7")), llama)
     assert ranked.target_modules == ("v_proj", "k_proj", "layers.1.self_attn.v_proj")
