@@ -2,10 +2,11 @@
 
     python bench/bench_train.py [--shapes smollm2-135m,llama-3.2-1b,llama-3.1-8b] [--batch 1,8] [--profile] [--out FILE]
         [--gradient-checkpointing] [--offload-activations [N]] [--keep-attention] [--int8-matmul]
-        [--as-finetune [--memory-limit 16GiB,24GiB]]
+        [--as-finetune [--memory-limit 16GiB,24GiB]] [--layers N]
 
 Settings: NF4 with double quantisation, r = 16 on all seven projections, AdamW; as they are left: sequence length 2048,
-batch 1, float32 compute. A step is what the training loop does: one micro-batch (recorded, replayed) and one update.
+batch 1, float32 compute. Experts have no LoRA. A step is what the training loop does: one micro-batch (recorded,
+replayed) and one update.
 --as-finetune leaves checkpointing and offloading to wgrad, as `wgrad finetune` does by default; each memory limit is a
 run of its own. Peers are bench/peer_peft.py (PEFT + bitsandbytes) and bench/peer_unsloth.py, each a process of its own,
 started from here where CUDA is available: --peers names the shapes, --stacks the peers.
@@ -45,9 +46,12 @@ SETTLE_STEPS, TIMED_STEPS, SAMPLES = 3, 4, 5
 SAMPLE_SECONDS = 2.0  # where steps are long a sample has fewer
 
 
-def shape_of(name: str, checkpointing: bool) -> Shape:
-    """Return the shape of that name; checkpointing: with its layers recomputed although it goes without."""
+def shape_of(name: str, checkpointing: bool, layers: int = 0) -> Shape:
+    """Return the shape of that name; checkpointing: with its layers recomputed although it goes without. layers: as
+    many of them instead, which are recomputed only if that is asked for."""
     shape = SHAPES[name]
+    if layers:
+        return replace(shape, layers=layers, checkpointing=checkpointing)
     return replace(shape, checkpointing=True) if checkpointing else shape
 
 
@@ -100,7 +104,7 @@ def bench(
     limit: str | None = None,
 ) -> None:  # fmt: skip
     offload, seq_len = args.offload_activations, args.max_length
-    shape = shape_of(name, args.gradient_checkpointing or bool(offload))
+    shape = shape_of(name, args.gradient_checkpointing or bool(offload), args.layers)
     mode, layers = None, {}
     if args.as_finetune:
         begun = time.perf_counter()
@@ -201,6 +205,7 @@ def main() -> None:
     parser.add_argument("--compute", default="float32")
     parser.add_argument("--batch", default="1", help="rows of a step, each a run")
     parser.add_argument("--max-length", type=int, default=2048)
+    parser.add_argument("--layers", type=int, default=0, help="as many layers, none recomputed unless asked for")
     parser.add_argument("--peers", default="", help="shapes to run the peers on as well")
     parser.add_argument("--stacks", default="peft", help="which peers: peft, unsloth")
     parser.add_argument("--profile", action="store_true")
@@ -221,7 +226,8 @@ def main() -> None:
         if name in args.peers.split(",") and has_cuda():
             recomputed = args.gradient_checkpointing or bool(args.offload_activations)
             for stack in args.stacks.split(","):
-                peer(stack, name, shape_of(name, recomputed), batch, args.max_length, report)
+                shape = shape_of(name, recomputed, args.layers)
+                peer(stack, name, shape, batch, args.max_length, report)
 
 
 if __name__ == "__main__":

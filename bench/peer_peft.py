@@ -1,6 +1,8 @@
 """The same QLoRA step in PEFT + bitsandbytes (CUDA). Usage: peer_peft.py CONFIG_JSON SEQ_LEN CHECKPOINTING BATCH
 
 NF4 with double quantisation, bf16 compute, r = 16 on all seven projections, fused AdamW. Prints one JSON object.
+Of a mixture of experts bitsandbytes quantises attention alone: transformers has the experts as arrays of three
+dimensions, which stay bf16. LoRA is on attention there, as wgrad has it by default.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from importlib.metadata import version
 
 import torch
 from peft import LoraConfig, get_peft_model
-from transformers import AutoModelForCausalLM, BitsAndBytesConfig, LlamaConfig, LlamaForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig
 
 TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
@@ -29,7 +31,7 @@ def load(config: dict[str, object], checkpointing: bool) -> torch.nn.Module:
     with tempfile.TemporaryDirectory() as folder:
         torch.set_default_dtype(torch.bfloat16)
         with torch.device("cuda"):
-            LlamaForCausalLM(LlamaConfig(**config)).save_pretrained(folder)  # type: ignore[arg-type]
+            AutoModelForCausalLM.from_config(AutoConfig.for_model(**config)).save_pretrained(folder)
         torch.set_default_dtype(torch.float32)
         torch.cuda.empty_cache()
         model = AutoModelForCausalLM.from_pretrained(
@@ -40,13 +42,13 @@ def load(config: dict[str, object], checkpointing: bool) -> torch.nn.Module:
     if checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         model.enable_input_require_grads()
-    return get_peft_model(model, LoraConfig(r=16, lora_alpha=32, target_modules=TARGETS, task_type="CAUSAL_LM"))
+    targets = TARGETS[:4] if "num_experts" in config else TARGETS  # PEFT would take those of an MLP for the experts'
+    return get_peft_model(model, LoraConfig(r=16, lora_alpha=32, target_modules=targets, task_type="CAUSAL_LM"))
 
 
 def main() -> None:
     config, (seq_len, checkpointing, batch) = json.loads(sys.argv[1]), map(int, sys.argv[2:])
     config.pop("architectures")
-    config.pop("model_type")
     model = load(config, bool(checkpointing))
     model.train()
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-4, fused=True)

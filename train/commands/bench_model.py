@@ -89,6 +89,13 @@ _DEEPSEEK_V2_LITE = {
     "moe_intermediate_size": 1408,
     "first_k_dense_replace": 1,
 }
+_OLMOE = {
+    "architectures": ["OlmoeForCausalLM"],
+    "model_type": "olmoe",
+    "num_experts": 64,
+    "num_experts_per_tok": 8,
+    "norm_topk_prob": False,
+}
 SHAPES = {
     "smollm2-135m": Shape(576, 1536, 30, 9, 3, 64, 49152, True, False),
     "smollm2-360m": Shape(960, 2560, 32, 15, 5, 64, 49152, True, False),
@@ -98,6 +105,7 @@ SHAPES = {
     "qwen3.5-4b": Shape(2560, 9216, 32, 16, 4, 256, 248320, True, True, _QWEN35),
     "qwen3-30b-a3b": Shape(2048, 6144, 48, 32, 4, 128, 151936, False, True, _QWEN3_MOE),
     "deepseek-v2-lite": Shape(2048, 10944, 27, 16, 16, 64, 102400, False, True, _DEEPSEEK_V2_LITE),
+    "olmoe-1b-7b": Shape(2048, 1024, 16, 16, 16, 128, 50304, False, True, _OLMOE),
     "tinyllama-1.1b": Shape(2048, 5632, 22, 32, 4, 64, 32000, False, False),
     "tiny": Shape(64, 96, 2, 4, 2, 16, 256, True, True),
 }
