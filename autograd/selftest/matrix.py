@@ -8,6 +8,7 @@ from typing import Any
 from wgrad.autograd.selftest import lora
 from wgrad.autograd.selftest.attention import attention_case
 from wgrad.autograd.selftest.case import BF16, F16, F32, Case, Inputs, Outputs, switched
+from wgrad.autograd.selftest.experts import grouped_case
 from wgrad.autograd.selftest.gemm import gemm_case
 from wgrad.autograd.selftest.linear import frozen_case, stacked_cases
 from wgrad.device.contract import Device
@@ -16,7 +17,7 @@ from wgrad.device.formats.frozen_weight import formats
 
 def matrix_cases() -> list[Case]:
     """Beside `cases`, which hold much that runs there as well."""
-    return product_cases() + decoded_cases() + skinny_cases() + attention_cases()
+    return product_cases() + decoded_cases() + skinny_cases() + attention_cases() + expert_cases()
 
 
 def trusted_cases() -> list[Case]:
@@ -61,6 +62,18 @@ def skinny_cases() -> list[Case]:
         gemm_case("skinny", 8208, 20, 48, F16, F32, trans_a=True, dtype=F32),
     ]
     return [on_tile(case, "") for case in shapes + lora.cases(F16, lora.UNITS)]
+
+
+def expert_cases() -> list[Case]:
+    """On each of the tiles of GEMMs of experts that end early, forward and backward."""
+    found = []
+    for side, gather in (("forward", True), ("backward", False)):
+        found += [
+            grouped_case(side, "tall", (131, 3, 2, 136, 136), F16, gather=gather, weight=F16),
+            grouped_case(side, "tall", (131, 3, 2, 136, 128), F16, gather=gather, format="nf4", double=True),
+            grouped_case(side, "taller", (300, 3, 2, 136, 160), F16, gather=gather, format="mxfp4"),
+        ]
+    return found
 
 
 def attention_cases() -> list[Case]:

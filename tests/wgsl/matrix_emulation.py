@@ -131,7 +131,7 @@ def _check_uniform(text: str) -> None:
     varying = {"lid", *re.findall(r"\bvar (\w+)", text)}
 
     def may_differ(expression: str, seen: frozenset[str] = frozenset()) -> bool:
-        names = set(re.findall(r"\w+", expression)) - seen
+        names = set(re.findall(r"(?<![\w.])\w+", expression)) - seen  # not those of members
         loaded = "workgroupUniformLoad" in expression
         return not loaded and any(n in varying or n in lets and may_differ(lets[n], seen | names) for n in names)
 

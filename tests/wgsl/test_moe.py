@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 
 from tests.wgsl.launches import same_bits_in_parts
+from tests.wgsl.matrix_emulation import LANES
 from wgrad.autograd.selftest.case import F16, F32, Case
 from wgrad.autograd.selftest.experts import cases, grouped_case
 from wgrad.autograd.selftest.run import check_case
+from wgrad.wgsl.formats.formats import WeightForm
 from wgrad.wgsl.gemm import gemm_matrix
 from wgrad.wgsl.gemm.gemm_matrix import MatrixTile
 from wgrad.wgsl.gemm.gemm_tile import FEW_REGISTERS, FLAT_SKINNY, MAIN, SMALL, TALL_SKINNY
@@ -28,8 +30,13 @@ ON_TENSOR_CORES = [case for case in cases(F16) if "eights" in case.name]
 
 @pytest.mark.parametrize("case", ON_TENSOR_CORES, ids=lambda case: case.name)
 def test_on_tensor_cores(case: Case, matrix_device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    small, narrow = MatrixTile(2, 1, 1, 2, 1, ahead=True), MatrixTile(1, 2, 1, 1, 1, 64, ahead=True)
-    monkeypatch.setattr(gemm_matrix, "WEIGHT_TILES", dict.fromkeys((8, 16), (small,)))
+    # Of 32 rows: of the last ones of an expert there are up to 16, and more.
+    small, narrow = MatrixTile(1, 1, 2, 1, 1, shorter=(1,)), MatrixTile(1, 2, 1, 1, 1, 64, ahead=True)
+    for name in ("_OF_ARRAYS", "_FORWARD_FEWER"):
+        monkeypatch.setattr(grouped, name, small)
+    monkeypatch.setattr(grouped, "_BACKWARD", MatrixTile(1, 1, 3, 1, 1, shorter=(1, 2)))
+    monkeypatch.setattr(grouped, "_MANY_ROWS", 0)
+    monkeypatch.setattr(grouped, "_LEAST_K", 0)
     monkeypatch.setattr(gemm_matrix, "NARROW", narrow)
     result = check_case(case, matrix_device)
     assert result.ok, f"{result.output} is off by {result.error:.3g}, allowed {result.limit:.3g}"
@@ -46,6 +53,20 @@ def test_tiles() -> None:
     weights = Gemm((65536, 1536, 2048), "float16", "float16", "float16", trans_b=True)
     assert grouped.plan_experts(weights, 128, Limits(32 << 10, few_registers=True)).tile == FEW_REGISTERS
     cores = Limits(48 << 10, 1 << 30, False, True)
-    for rows, tile in ((1024, (16, 64)), (16384, (64, 128)), (65536, (128, 64))):
-        plan = grouped.plan_experts(Gemm((rows, 1536, 2048), "float16", "float16", "float16", trans_b=True), 128, cores)
+    nf4 = WeightForm("nf4", 8, (128 * 1536, 2048))
+    for rows, weight, side, tile in (
+        (1024, "float16", True, (16, 64)),
+        (4096, "float16", True, (64, 128)),
+        (16384, "float16", True, (128, 256)),
+        (16384, nf4, True, (128, 128)),
+        (32768, nf4, True, (256, 128)),
+        (16384, nf4, False, (128, 128)),
+    ):
+        plan = grouped.plan_experts(Gemm((rows, 1536, 2048), "float16", weight, "float16", trans_b=side), 128, cores)
         assert isinstance(plan.tile, MatrixTile) and (plan.tile.m, plan.tile.n) == tile
+    for lanes in LANES:
+        for high in (grouped._OF_ARRAYS, grouped._FORWARD, grouped._FORWARD_FEWER, grouped._BACKWARD):
+            dealt = high.for_lanes(lanes, 16)
+            shares = [dealt.loads_a * rows % dealt.sub_m for rows in dealt.shorter]
+            assert (len(shares) == len(high.shorter) or lanes == 64) and not any(shares), "eights that are read in part"
+            assert dealt.sub_m * dealt.sg_m == high.sub_m * high.sg_m

@@ -223,25 +223,16 @@ fn row_of_a(row: u32) -> u32 { return row; }
 #endif
 #if EXPERTS
 @group(0) @binding(4) var<storage, read> start: array<i32>;
-fn experts() -> u32 { return p.rank; }
 fn chosen() -> u32 { return p.ld_u; }
 
-// Nobody knows how many rows an expert has when this is launched. Tile t is of the last expert e with
-// start[e] / TILE_M + e <= t: each has as many as it needs or more, and all together rows / TILE_M + experts.
-fn tiles_before(expert: u32) -> u32 { return u32(start[expert]) / TILE_M + expert; }
-
-// The expert of a tile, its first row, and the end of the expert's.
-fn rows_of(tile: u32) -> vec3<u32> {
-  var expert = 0u;
-  var behind = experts();
-  while (expert + 1u < behind) {
-    let middle = (expert + behind) / 2u;
-    if (tiles_before(middle) <= tile) { expert = middle; } else { behind = middle; }
-  }
-  return vec3<u32>(expert, u32(start[expert]) + (tile - tiles_before(expert)) * TILE_M, u32(start[expert + 1u]));
-}
-var<workgroup> own_rows: vec3<u32>;
 #endif
+#endpart
+
+#part narrow from to
+// Part of the part range: the half of these experts, the first and the one behind the last, that has the one of the tile.
+  let middle_$to = (within_$from.x + within_$from.y) / 2u;
+  let is_behind_$to = u32(start[middle_$to]) / TILE_M + middle_$to <= tile;
+  let within_$to = select(vec2<u32>(within_$from.x, middle_$to), vec2<u32>(middle_$to, within_$from.y), is_behind_$to);
 #endpart
 
 #part range
@@ -249,11 +240,24 @@ var<workgroup> own_rows: vec3<u32>;
 // its rows end.
 #if EXPERTS
   let n0 = (p.first_x + wg.x) * TILE_N;
-  if (lid == 0u) { own_rows = rows_of(p.first_y + wg.y); }
-  let rows_here = workgroupUniformLoad(&own_rows);  // cooperative operations want to know that control flow is uniform
-  let expert = rows_here.x;
-  let m0 = rows_here.y;
-  let m_end = rows_here.z;
+  // Nobody knows how many rows an expert has when this is launched. Tile t is of the last expert e with
+  // start[e] / TILE_M + e <= t: each has as many as it needs or more, and all together rows / TILE_M + experts.
+  // Without variables, so that a compiler sees that control flow is uniform, as cooperative operations want it.
+  let tile = p.first_y + wg.y;
+  let within_0 = vec2<u32>(0u, p.rank);
+#include narrow from=0 to=1
+#include narrow from=1 to=2
+#include narrow from=2 to=3
+#include narrow from=3 to=4
+#include narrow from=4 to=5
+#include narrow from=5 to=6
+#include narrow from=6 to=7
+#include narrow from=7 to=8
+#include narrow from=8 to=9
+#include narrow from=9 to=10
+  let expert = within_10.x;
+  let m0 = u32(start[expert]) + (tile - (u32(start[expert]) / TILE_M + expert)) * TILE_M;
+  let m_end = u32(start[expert + 1u]);
   if (m0 >= m_end) { return; }
   let k_first = 0u;
   let k_last = p.k;

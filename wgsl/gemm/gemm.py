@@ -110,6 +110,7 @@ def launch(
         "HAS_LOWRANK": end.lowrank is not None,
         "PARTS": bool(end.parts),
         "EXPERTS": experts is not None,
+        "SHORTER": 0,
         "GATHER": experts is not None and experts.order is not None,
     }
     ahead = isinstance(plan.tile, MatrixTile) and bool(after["HAS_RESIDUAL"] and after["VEC_C"])
@@ -118,6 +119,8 @@ def launch(
     if experts is not None:
         arrays[3], arrays[5] = experts.start, experts.order
         rank, ld_u, constants["EDGES"] = experts.count, experts.chosen, True
+        if isinstance(plan.tile, MatrixTile):
+            constants |= plan.tile.shorter_constants()
         groups = groups[0], m // plan.tile.m + experts.count, 1
         # As much as there can be: as many full tiles, and one more for each expert that has rows.
         work = 2.0 * plan.tile.m * n * k * (m // plan.tile.m + min(m, experts.count))

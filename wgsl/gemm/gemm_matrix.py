@@ -22,7 +22,8 @@ class MatrixTile:
 
     Sums are written out sub_j matrices at a time: what stands in workgroup memory besides the tiles.
     ahead: tiles are read two before they are multiplied, for twice the registers. scales_inside: NF4's nested scales
-    are looked up in workgroup memory.
+    are looked up in workgroup memory. shorter: values of sub_m, rising, one or two, of texts for the last rows of an
+    expert.
     """
 
     sg_m: int
@@ -33,6 +34,7 @@ class MatrixTile:
     k: int = 32
     ahead: bool = False
     scales_inside: bool = True
+    shorter: tuple[int, ...] = ()
     lanes: int = field(default=32, compare=False)  # of a subgroup
 
     @property
@@ -57,7 +59,14 @@ class MatrixTile:
             else:
                 assert tile.sg_m % 2 == 0, "a tile has something for each invocation of a subgroup"
                 tile = replace(tile, sg_m=tile.sg_m // 2, sub_m=2 * tile.sub_m)
-        return tile
+        times = tile.sub_m // self.sub_m
+        fitting = (times * rows for rows in self.shorter if tile.loads_a * times * rows % tile.sub_m == 0)
+        return replace(tile, shorter=tuple(fitting))
+
+    @property
+    def loads_a(self) -> int:
+        """Eights of A that an invocation reads of a tile."""
+        return self.m * self.k // 8 // self.threads
 
     @property
     def most_workgroup_bytes(self) -> int:
@@ -85,13 +94,20 @@ class MatrixTile:
             "K_STEPS": self.k // 16,
             "PIECES": 3 if out.dtype == np.float32 else 1,
             "K_EDGE": k % self.k != 0,
-            "LOADS_A": self.m * self.k // 8 // self.threads,
+            "LOADS_A": self.loads_a,
             "LOADS_B": self.n * self.k // unit // self.threads,
             "EIGHTS_B": unit // 8,
             "LOADS_V": self.n * self.k // 8 // self.threads,
             "STORES": 64 * self.sub_j // self.lanes,
             "LANES": self.lanes,
         }
+
+    def shorter_constants(self) -> dict[str, Constant]:
+        """Return the constants of the texts for an expert's last rows."""
+        found: dict[str, Constant] = {"SHORTER": len(self.shorter)}
+        for number, rows in enumerate(self.shorter, 1):
+            found |= {f"SUB_M_{number}": rows, f"LOADS_A_{number}": self.loads_a * rows // self.sub_m}
+        return found
 
     def lowrank_constants(
         self, rank: int, trans_a: bool, trans_b: bool, out: Array, bounds: Sequence[int]

@@ -40,8 +40,8 @@ const A_LD: u32 = A_COLS / 8u + 1u;
 const B_LD: u32 = B_COLS / 8u + 1u;
 const STRIP: u32 = 4u * SUB_J;  // vec4<f32> in a row of a subgroup's strip
 
-var<workgroup> a_tile: array<Eight, A_ROWS * A_LD>;
-var<workgroup> b_tile: array<Eight, B_ROWS * B_LD>;
+var<workgroup> a_tile: array<Eight, A_ROWS * A_LD - 1u>;  // nothing is behind the last row
+var<workgroup> b_tile: array<Eight, B_ROWS * B_LD - 1u>;
 var<workgroup> strips: array<vec4<f32>, SG_M * SG_N * 16u * STRIP>;
 
 // The start of `width` elements along K, moved back to where the last ones are.
@@ -75,15 +75,48 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(local_invocation_index) l
 fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(local_invocation_index) lid: u32, @builtin(subgroup_id) subgroup_id: u32) {
 #endif
 #include "common.inc.wgsl" subgroup_index
-  let sub_row = (subgroup / SG_N) * (16u * SUB_M);
-  let sub_col = (subgroup % SG_N) * (16u * SUB_G * SUB_J);
   let lda = 2u * A_LD;  // as cooperative matrices take it: in vec4<f16>
   let ldb = 2u * B_LD;
   let ld_strip = STRIP;
 #include "gemm.inc.wgsl" range
   prepare_b(lid);
+#if SHORTER
+  // An expert's last rows seldom fill a tile: one or two texts are for fewer.
+  let rows_left = m_end - m0;
+  if (rows_left <= 16u * SG_M * SUB_M_1) {
+#include tile share=_1
+    return;
+  }
+#if SHORTER == 2
+  if (rows_left <= 16u * SG_M * SUB_M_2) {
+#include tile share=_2
+    return;
+  }
+#endif
+#endif
+#include tile share=
+}
 
-#unroll i SUB_M
+#if RESIDUAL_AHEAD
+// What is added to four sums of a row, read while those before them are stored; beyond an edge, what is there.
+var<private> ahead_of_store: vec4<f32>;
+
+fn residual_near(row: u32, col: u32, base: u32) -> vec4<f32> {
+  return vec4<f32>(residual[(base + min(row, p.m - 1u) * p.ldc + p.c_col + min(col, p.n - 4u)) >> 2u]);
+}
+#endif
+
+#if HAS_LOWRANK
+#include lowrank
+#endif
+#include "gemm.inc.wgsl" store
+
+#part tile share
+// Part of gemm_matrix.wgsl: the result of a tile, or of so much of its rows as the ending of SUB_M and LOADS_A says.
+  let sub_row = (subgroup / SG_N) * (16u * SUB_M$share);
+  let sub_col = (subgroup % SG_N) * (16u * SUB_G * SUB_J);
+
+#unroll i SUB_M$share
 #unroll g SUB_G
 #unroll j SUB_J
   var acc_$i_$g_$j = coop_mat16x16<f32, C>();
@@ -91,7 +124,7 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(local_invocation_index) l
 #end
 #end
   // No condition stands around any of this: cooperative operations want uniform control flow.
-#include mine x=a loads=LOADS_A cols=A_COLS unit=8u
+#include mine x=a loads=LOADS_A$share cols=A_COLS unit=8u
 #include mine x=b loads=LOADS_B cols=B_COLS unit=UNIT
   let tiles = (k_last - k_first + TILE_K - 1u) / TILE_K;
 #if HAS_LOWRANK
@@ -103,21 +136,21 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(local_invocation_index) l
     let part = first_part;
     let piece = 0u;
     let s0 = 0u;
-#include lowrank_stage
+#include lowrank_stage share=$share
   }
   let first = 0u;
 #else
   {
     let k0 = k_first;
-#include fetch
-#include stage from=next
+#include fetch share=$share
+#include stage from=next share=$share
   }
   let first = 1u;
 #endif
 #if AHEAD
   // While a tile is multiplied the next is in registers and the one after it on its way there. The last is staged behind the
   // loop: were what the loop has read used in its next pass alone, NVIDIA's compiler would read it there (bench/notes/rejected-tensor-cores.md).
-#unroll i LOADS_A
+#unroll i LOADS_A$share
   var ahead_a_$i: Unit_a;
 #end
 #unroll i LOADS_B
@@ -125,40 +158,40 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(local_invocation_index) l
 #end
   {
     let k0 = k_first + first * TILE_K;
-#include fetch
-#include keep
+#include fetch share=$share
+#include keep share=$share
   }
   for (var t = first + 1u; t < tiles; t++) {
     let k0 = k_first + t * TILE_K;
     workgroupBarrier();
-#include fetch
-#include multiply
+#include fetch share=$share
+#include multiply share=$share
     workgroupBarrier();
     {
       let k0 = k_first + (t - 1u) * TILE_K;
-#include stage from=ahead
+#include stage from=ahead share=$share
     }
-#include keep
+#include keep share=$share
   }
   workgroupBarrier();
-#include multiply
+#include multiply share=$share
   workgroupBarrier();
   {
     let k0 = k_first + (tiles - 1u) * TILE_K;
-#include stage from=ahead
+#include stage from=ahead share=$share
   }
 #else
   for (var t = first; t < tiles; t++) {
     let k0 = k_first + t * TILE_K;
     workgroupBarrier();
-#include fetch
-#include multiply
+#include fetch share=$share
+#include multiply share=$share
     workgroupBarrier();
-#include stage from=next
+#include stage from=next share=$share
   }
 #endif
   workgroupBarrier();
-#include multiply
+#include multiply share=$share
 #if LOWRANK_LAST
   // The ranks of every part that the tile has columns of, TILE_K at a time. For a float32 result u v is
   // (u high)(v high) + (u rest)(v high) + (u high)(v rest): see the part lowrank.
@@ -167,9 +200,9 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(local_invocation_index) l
     for (var piece = 0u; piece < PIECES; piece++) {
       for (var s0 = 0u; s0 < rank; s0 += TILE_K) {
         workgroupBarrier();
-#include lowrank_stage
+#include lowrank_stage share=$share
         workgroupBarrier();
-#include multiply
+#include multiply share=$share
       }
     }
   }
@@ -184,7 +217,7 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(local_invocation_index) l
   var ahead_$q = residual_near(row_ahead_$q, col_ahead_$q, c_base);
 #end
 #endif
-#unroll i SUB_M
+#unroll i SUB_M$share
 #unroll g SUB_G
   {
 #unroll j SUB_J
@@ -214,21 +247,7 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(local_invocation_index) l
   }
 #end
 #end
-}
-
-#if RESIDUAL_AHEAD
-// What is added to four sums of a row, read while those before them are stored; beyond an edge, what is there.
-var<private> ahead_of_store: vec4<f32>;
-
-fn residual_near(row: u32, col: u32, base: u32) -> vec4<f32> {
-  return vec4<f32>(residual[(base + min(row, p.m - 1u) * p.ldc + p.c_col + min(col, p.n - 4u)) >> 2u]);
-}
-#endif
-
-#if HAS_LOWRANK
-#include lowrank
-#endif
-#include "gemm.inc.wgsl" store
+#endpart
 
 #part mine x loads cols unit
 // Part of gemm_matrix.wgsl: what of a tile of $x the invocation carries, $loads units of $unit elements: their rows and columns.
@@ -239,10 +258,10 @@ fn residual_near(row: u32, col: u32, base: u32) -> vec4<f32> {
 #end
 #endpart
 
-#part lowrank_stage
+#part lowrank_stage share
 // Part of gemm_matrix.wgsl: ranks s0 to s0 + TILE_K of a part of the LoRA term into workgroup memory, one piece of them.
 // Everything is read before anything is written, so that all reads are under way together.
-#unroll i LOADS_A
+#unroll i LOADS_A$share
         let u_place_$i = place_of(lid + $iu * THREADS, A_COLS / 8u, 1u);
 #if TRANS_A
         let u_row_$i = m0 + 8u * u_place_$i.y;
@@ -266,7 +285,7 @@ fn residual_near(row: u32, col: u32, base: u32) -> vec4<f32> {
         let v_high_$i = four_v(v_column_$i + 4u, part, s0 + v_place_$i.x, rank);
 #endif
 #end
-#unroll i LOADS_A
+#unroll i LOADS_A$share
         let u_to_$i = u_place_$i.x * A_LD + u_place_$i.y;
         a_tile[u_to_$i] = Eight(piece_of(u_low_$i, piece == 1u), piece_of(u_high_$i, piece == 1u));
 #end
@@ -276,11 +295,11 @@ fn residual_near(row: u32, col: u32, base: u32) -> vec4<f32> {
 #end
 #endpart
 
-#part fetch
+#part fetch share
 // Part of gemm_matrix.wgsl: one tile of A and B, from row or column k0 of K on, into registers. Without a branch, so that all
 // loads are under way together: what lies beyond an edge is read from the edge (beyond the edges of C it is never stored;
 // beyond the end of K it is replaced by zero when it is staged), and nothing waits for what it has read.
-#unroll i LOADS_A
+#unroll i LOADS_A$share
 #if TRANS_A
   let a_from_$i = a_base + inside_k(k0 + a_row_$i, 1u) * p.lda + p.a_col + min(m0 + a_col_$i, p.m - 8u);
 #else
@@ -298,10 +317,10 @@ fn residual_near(row: u32, col: u32, base: u32) -> vec4<f32> {
 #end
 #endpart
 
-#part stage from
+#part stage from share
 // Part of gemm_matrix.wgsl: a tile of A and B that the part fetch has read, and that is in $from_a_0 ... and
 // $from_b_0 ..., into workgroup memory, as f16, with zeros beyond the end of K.
-#unroll i LOADS_A
+#unroll i LOADS_A$share
 #include place x=a eights=1 ld=A_LD inside=a_col_$i,a_row_$i,TRANS_A
 #end
 #unroll i LOADS_B
@@ -309,9 +328,9 @@ fn residual_near(row: u32, col: u32, base: u32) -> vec4<f32> {
 #end
 #endpart
 
-#part keep
+#part keep share
 // Part of gemm_matrix.wgsl: what the part fetch has read stays in registers until the loop's next pass.
-#unroll i LOADS_A
+#unroll i LOADS_A$share
     ahead_a_$i = next_a_$i;
 #end
 #unroll i LOADS_B
@@ -319,11 +338,11 @@ fn residual_near(row: u32, col: u32, base: u32) -> vec4<f32> {
 #end
 #endpart
 
-#part multiply
+#part multiply share
 // Part of gemm_matrix.wgsl: what stands in a_tile and b_tile, multiplied and added to the sums.
 #unroll s K_STEPS
   {
-#unroll i SUB_M
+#unroll i SUB_M$share
 #if TRANS_A
     let a_at_$i = $su * (16u * A_LD) + (sub_row + 16u * $iu) / 8u;
     let a_$i = coopLoad<coop_mat16x16<f16, A>>(&a_tile[a_at_$i].low, lda);
@@ -343,7 +362,7 @@ fn residual_near(row: u32, col: u32, base: u32) -> vec4<f32> {
 #endif
 #end
 #end
-#unroll i SUB_M
+#unroll i SUB_M$share
 #unroll g SUB_G
 #unroll j SUB_J
     acc_$i_$g_$j = coopMultiplyAdd(a_$i, b_$g_$j, acc_$i_$g_$j);

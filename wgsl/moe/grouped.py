@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from wgrad.device.formats.frozen_weight import FrozenWeight
 from wgrad.device.memory import Array
-from wgrad.wgsl.formats.formats import KINDS, WeightForm
+from wgrad.wgsl.formats.formats import KINDS, WeightForm, widest_unit
 from wgrad.wgsl.formats.quantize import decode
 from wgrad.wgsl.gemm import gemm_matrix
 from wgrad.wgsl.gemm.gemm import Experts, launch
@@ -23,6 +25,14 @@ from wgrad.wgsl.runtime.runtime import Runtime
 # half empty on average, which costs an H100 a third of the rate where there are as many rows as in a tile.
 _FEW_ROWS, _MANY_ROWS, _MOST_ROWS = 16, 48, 256
 _FLAT = Tile(64, 128, 16, 2, 2)
+# On tensor cores, with shorter texts for the last tile (bench/notes/experts.md); not of a short K, such as a LoRA's.
+_LEAST_K = 128
+_OF_ARRAYS = replace(gemm_matrix.LARGE, shorter=(2,))
+# Forward a weight is decoded once for up to 256 rows. With fewer rows each row of codes is read 64 elements at a time.
+_FORWARD = MatrixTile(4, 2, 4, 2, 2, ahead=True, shorter=(1, 2))
+_FORWARD_FEWER, _FEWER_ROWS = MatrixTile(2, 4, 4, 2, 1, 64, ahead=True, shorter=(2,)), 192
+# One of two workgroups decodes while the other multiplies. Forward, two need more workgroup memory than there is.
+_BACKWARD = replace(gemm_matrix.TWO_AT_ONCE, shorter=(2,))
 
 
 @implements("grouped_linear")
@@ -74,19 +84,32 @@ def plan_experts(gemm: Gemm, experts: int, limits: Limits) -> Plan:
     """Choose the kernel of a GEMM with so many experts. Its rows are those of all."""
     (_, n, k), b, mean = gemm.mnk, gemm.b, gemm.mnk[0] / experts
     if on_tensor_cores(gemm, limits):
-        tile = _matrix_tile(b, mean, limits)
-        unit = 8 if isinstance(b, str) else gemm_matrix.unit_of(b, tile.m, limits.lanes)
+        tile = _matrix_tile(gemm, mean, limits)
+        unit = 8 if isinstance(b, str) else _unit_of(b, tile, limits.lanes)
         return Plan(gemm, "gemm_matrix", tile.for_lanes(limits.lanes, unit), 1, k, unit, table=tile.scales_inside)
     return Plan(gemm, "gemm", choose_tile(mean, n, limits.few_registers), 1, k, 4 if isinstance(b, str) else b.unit)
 
 
-def _matrix_tile(b: str | WeightForm, mean: float, limits: Limits) -> MatrixTile:
+def _matrix_tile(gemm: Gemm, mean: float, limits: Limits) -> MatrixTile:
     """mean: rows of an expert."""
     if mean <= _FEW_ROWS:
         return gemm_matrix.NARROW
-    tiles = gemm_matrix.WEIGHT_TILES[16 if isinstance(b, str) else gemm_matrix.unit_of(b, 64, limits.lanes)]
-    tile = tiles[int(mean >= _MOST_ROWS)]
+    b = gemm.b
+    if mean < _MANY_ROWS or gemm.mnk[2] < _LEAST_K:
+        tiles = gemm_matrix.WEIGHT_TILES[16 if isinstance(b, str) else gemm_matrix.unit_of(b, 64, limits.lanes)]
+        tile = tiles[int(mean >= _MOST_ROWS)]
+    elif isinstance(b, str):
+        tile = _OF_ARRAYS
+    else:
+        forward = _FORWARD_FEWER if mean < _FEWER_ROWS else _FORWARD
+        tile = forward if gemm.trans_b else _BACKWARD
     return tile if tile.most_workgroup_bytes <= limits.workgroup_bytes else gemm_matrix.MEDIUM
+
+
+def _unit_of(weight: WeightForm, tile: MatrixTile, lanes: int) -> int:
+    """Elements of the weight that an invocation decodes at once."""
+    wider = tile in (_FORWARD, _BACKWARD) and lanes <= 32
+    return widest_unit(weight, 16) if wider else gemm_matrix.unit_of(weight, tile.m, lanes)
 
 
 def choose_tile(mean: float, n: int, few_registers: bool = False) -> Tile:
