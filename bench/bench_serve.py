@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 
 SHORT, LONG, AFTER_SECONDS = 32, 512, 0.25  # tokens of a prompt; of the one that comes later, and how much later
+LEAST_KEYS = 1 << 15  # of the cache
 NOT_TIMED = 3  # tokens of raw decoding, until the step is recorded
 
 
@@ -118,7 +119,7 @@ def run(args: argparse.Namespace) -> None:
     from wgrad.train.inference.all_kernels import run_all_kernels
     from wgrad.train.model.model import Model
     from wgrad.train.model.model_config import parse_model_config
-    from wgrad.train.options.serve_config import ServeConfig
+    from wgrad.train.options.serve_config import CACHE_SEQUENCES, ServeConfig
     from wgrad.train.serve.engine import Engine
     from wgrad.train.serve.http_server import HttpServer, listen, resolve
     from wgrad.train.serve.limits import Limits
@@ -136,7 +137,7 @@ def run(args: argparse.Namespace) -> None:
             tokenizer_files(Path(folder), config.vocab_size)
             tokenizer, _ = open_tokenizer(Path(folder), None, config.vocab_size)
         tokenizers = {"bench": tokenizer}
-        limits = Limits(args.context, args.batch_size, 1000)
+        limits = Limits(args.context, args.batch_size, 1000, max(CACHE_SEQUENCES * args.context, LEAST_KEYS))
         engine = Engine({"bench": model}, tokenizers, limits)
         rest: Any = (args.context, 1024, 300.0, threading.Lock())
         preparation = Preparation(tokenizers, config.vocab_size, *rest)
@@ -146,7 +147,7 @@ def run(args: argparse.Namespace) -> None:
         counts = [int(count) for count in args.clients.split(",")]
         rates = {count: raw(model, count, args.tokens) for count in counts}
         server.start()
-        run_all_kernels(model, args.batch_size, limits.prompt_tokens)
+        run_all_kernels(model, args.batch_size, limits.prompt_tokens, limits.keys)
         engine.warm_up(args.warm_up)
         given = (args, report, listening, name, compute, rates, engine)
         threading.Thread(target=measure, args=given).start()

@@ -19,7 +19,7 @@ from wgrad.device.errors import DeviceError
 from wgrad.wgsl.device import WgpuDevice
 from wgrad.wgsl.runtime import native, submission_queue
 from wgrad.wgsl.runtime.runtime import MAX_GROUPS
-from wgrad.wgsl.runtime.submission_queue import MAX_IN_FLIGHT, STAGED_BYTES, UPLOAD_BYTES
+from wgrad.wgsl.runtime.submission_queue import MAX_IN_FLIGHT, MAX_SHORT_IN_FLIGHT, STAGED_BYTES, UPLOAD_BYTES
 from wgrad.wgsl.runtime.submit_thread import SubmitThread
 
 LATE = 0.02  # seconds
@@ -305,6 +305,20 @@ def test_half_of_what_is_in_flight_is_waited_for_at_once(fresh: Any, monkeypatch
         fresh.launch("fill", [x], [64, 0, 0], (1, 1, 1))
         fresh.flush()
     assert len(waits) <= 4 and set(waits) == {MAX_IN_FLIGHT // 2}  # so many are left for the device, all submitted
+
+
+@pytest.mark.parametrize(("work", "most"), [(0.0, MAX_SHORT_IN_FLIGHT), (1e11, MAX_IN_FLIGHT)])
+def test_of_short_submissions_more_are_in_flight(
+    work: float, most: int, fresh: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue, waits = fresh._queue, list[int]()
+    monkeypatch.setattr(queue.in_flight, "_software", False)
+    monkeypatch.setattr(queue.in_flight, "rate", lambda: 0.0)
+    monkeypatch.setattr(queue, "_see_finished", lambda flights: waits.append(len(flights)))
+    for number in range(most + 1):
+        assert not waits, number
+        queue.submit([], work=work)
+    assert waits == [most // 2 + 1]
 
 
 @pytest.mark.parametrize("nbytes", [STAGED_BYTES - 4, STAGED_BYTES, UPLOAD_BYTES + 4, 9 * UPLOAD_BYTES + 6])

@@ -247,10 +247,10 @@ class Batch:
             self._long = None
             self._publish(one)
 
-    def reserve(self, rows: int, keys: int) -> int:
-        """Make a cache that need not grow up to so many rows, with so many keys each, as far as there may be. The batch
-        must be empty. Returns its rows."""
-        pages = min(1 + rows * -(-keys // PAGE), self._most_pages)
+    def reserve(self, rows: int, keys: int | None = None) -> int:
+        """Make a cache that need not grow up to so many rows, with so many keys each, as far as there may be: by
+        default with all that it may have. The batch must be empty. Returns its rows."""
+        pages = self._most_pages if keys is None else min(1 + rows * -(-keys // PAGE), self._most_pages)
         self.reset()
         self._cache = RowCache(self.model, self._bucket(min(rows, self.rows), self.rows), pages)
         self._pages.grow(pages)

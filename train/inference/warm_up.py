@@ -10,16 +10,18 @@ from wgrad.train.inference.continuous import CHUNK, FEW, GROUP, GROUP_TOKENS, PR
 from wgrad.train.inference.growing import Growing
 from wgrad.train.options.generate_config import GREEDY
 
-_ROWS, _KEYS = 16, 1024  # of the cache: it grows beyond them, and then all is recorded anew
-_MOST_ROWS = 64  # where a row is small
+_ROWS = 16  # of a cache whose rows have states: it grows beyond them, and then all is recorded anew
 _STEPS = 2
 
 
 def warm_up(batch: Batch, seconds: float) -> None:
-    """Record what is needed most; no more of it once so many seconds have passed. The batch must be empty."""
+    """Record what is needed most; no more of it once so many seconds have passed. The batch must be empty.
+
+    The cache has all of its pages from here on: to grow it would have to be copied, and all be recorded anew, while
+    requests wait.
+    """
     end = time.monotonic() + seconds
-    wanted = _ROWS if batch.model.config.linear is not None else _MOST_ROWS
-    rows = batch.reserve(wanted, min(_KEYS, batch.model.positions) * _ROWS // wanted)
+    rows = batch.reserve(batch.rows if batch.model.config.linear is None else _ROWS)
     longest, vocab = min(CHUNK, batch.model.positions - _STEPS), batch.model.config.vocab_size
     numbers = count()  # no prompt begins as another did, whose pages it would share
     for sequences, tokens in _shapes(rows, longest):
@@ -30,10 +32,12 @@ def warm_up(batch: Batch, seconds: float) -> None:
                 return
             batch.join(newcomers)
             batch.queue(_STEPS).tokens()
+            batch.device.synchronize()  # it sees how fast the device is, by which recordings are cut into submissions
 
 
 def _shapes(rows: int, longest: int) -> Iterator[tuple[int, int]]:
     """Yield numbers of sequences, and tokens of their prompts."""
+    yield 1, 1 << (longest.bit_length() - 1)
     some, shortest = 1, min(PROMPT_STEP, longest)
     while some < min(rows, _ROWS):
         yield some, shortest

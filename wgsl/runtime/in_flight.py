@@ -15,6 +15,8 @@ _SECONDS, _SOFTWARE_SECONDS = 120.0, 1800.0
 # Work a second of a device whose rate is not known, and how many times as long as by the measured rate it may take:
 # some launches are bound by memory, and other programs may want the device, too.
 _LEAST_RATE, _SOFTWARE_LEAST_RATE, _SLOWER = 1e9, 1e7, 100.0
+# Seconds that all may take to count as short, and the work a second by which they are judged at least.
+_SHORT_SECONDS, _USUAL_RATE = 0.2, 2e12
 _NAMES = 3  # of launches, that a message has
 
 
@@ -60,6 +62,12 @@ class InFlight:
 
     def clear(self) -> None:
         self._flights.clear()
+
+    @property
+    def are_short(self) -> bool:
+        """Return whether all together take the device little time, as the steps of decoding do."""
+        work = sum(flight.work for flight in self._flights.copy())
+        return not self._software and work < _SHORT_SECONDS * max(self.rate(), _USUAL_RATE)
 
     @property
     def limit(self) -> float:

@@ -18,8 +18,9 @@ from wgrad.wgsl.runtime.submit_thread import Submitted, SubmitThread
 
 # Submissions in flight before the host waits for old ones: bounds memory held by finished commands (it only comes
 # back on a poll) without letting the device run dry. It waits for half of them: what a thread does first after it was
-# woken costs it 0.1 to 0.25 ms more (bench/notes/rejected-runtime.md).
-MAX_IN_FLIGHT, _FEWEST_IN_FLIGHT = 8, 4
+# woken costs it 0.1 to 0.25 ms more (bench/notes/rejected-runtime.md). Of short ones there may be more: eight of
+# decoding are four steps, and whoever queues a block of them wants to read the one before meanwhile.
+MAX_IN_FLIGHT, MAX_SHORT_IN_FLIGHT = 8, 64
 UPLOAD_BYTES, _UPLOADS = 4 << 20, 6  # of a buffer that large writes go through, and how many there are
 STAGED_BYTES = 1 << 20  # of a write that goes through them, and at once: a bucket of the gradient, say
 _MOST_STAGING_BYTES = 256 << 20  # of buffers kept for the next readback: more than the buckets of an 8B's gradient
@@ -184,9 +185,10 @@ class Queue:
         lib.wgpuComputePassEncoderEnd(compute_pass)
         lib.wgpuComputePassEncoderRelease(compute_pass)
         self.in_flight.add(self._hand_over(encoder, "submitting commands"), names, work)
-        if len(self.in_flight) > MAX_IN_FLIGHT:
+        count = len(self.in_flight)
+        if count > (MAX_SHORT_IN_FLIGHT if self.in_flight.are_short else MAX_IN_FLIGHT):
             begun = time.perf_counter()
-            self._see_finished(self.in_flight.oldest(len(self.in_flight) - _FEWEST_IN_FLIGHT))
+            self._see_finished(self.in_flight.oldest(count // 2 + 1))
             self.waited += time.perf_counter() - begun
 
     def submit_encoder(self, encoder: Any, doing: str, mapping: _Mapping | None = None) -> None:
