@@ -195,11 +195,14 @@ def test_after_a_warm_up_the_first_sequences_record_nothing(
     """Nor does their cache grow; they are as without one."""
     folder, device = make_checkpoint(), ReferenceDevice()
     model = build_frozen(load_model_config(folder), folder, device, positions=160)
-    batch, never = Batch(model, 5), Batch(model, 3, 192)
+    batch, never = Batch(model, 5), Batch(model, 40)
     warm_up(never, 0.0)
-    assert not never._steps and never.total_keys == 192
+    assert not never._steps and never.total_keys == 40 * 192, "its cache never grows"
     monkeypatch.setattr(warm_ups, "_ROWS", 4)
+    waits = list[None]()
+    monkeypatch.setattr(device, "synchronize", lambda: waits.append(None))
     warm_up(batch, 1e6)
+    assert waits, "the device sees how fast it is"
     assert (
         not batch.members
         and {rows for _, rows, _ in batch._steps} == {1, 2, 4, 5}
