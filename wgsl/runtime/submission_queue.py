@@ -186,7 +186,7 @@ class Queue:
         lib.wgpuComputePassEncoderRelease(compute_pass)
         self.in_flight.add(self._hand_over(encoder, "submitting commands"), names, work)
         count = len(self.in_flight)
-        if count > (MAX_SHORT_IN_FLIGHT if self.in_flight.are_short else MAX_IN_FLIGHT):
+        if count > MAX_IN_FLIGHT and (count > MAX_SHORT_IN_FLIGHT or not self.in_flight.are_short):
             begun = time.perf_counter()
             self._see_finished(self.in_flight.oldest(count // 2 + 1))
             self.waited += time.perf_counter() - begun
