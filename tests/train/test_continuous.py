@@ -11,6 +11,7 @@ import pytest
 
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.device.contract import PAGE, Device
+from wgrad.device.errors import OutOfMemory
 from wgrad.train.inference import continuous
 from wgrad.train.inference import warm_up as warm_ups
 from wgrad.train.inference.all_kernels import run_all_kernels
@@ -199,6 +200,23 @@ def test_after_a_warm_up_the_first_sequences_record_nothing(
     warm_up(never, 0.0)
     assert not never._steps and never.total_keys == 40 * 192, "its cache never grows"
     monkeypatch.setattr(warm_ups, "_ROWS", 4)
+    made = continuous.RowCache
+    for room, tokens in ((40, 4 * 192), (4, None)):
+        few = Batch(model, 40)
+
+        def full(model: Model, rows: int, pages: int, room: int = room) -> Any:
+            if rows >= room:
+                raise OutOfMemory("no room")
+            return made(model, rows, pages)
+
+        monkeypatch.setattr(continuous, "RowCache", full)
+        if tokens is None:
+            with pytest.raises(OutOfMemory):
+                warm_up(few, 0.0)
+        else:
+            warm_up(few, 0.0)
+            assert few.total_keys == tokens, "it has what there is memory for"
+    monkeypatch.setattr(continuous, "RowCache", made)
     waits = list[None]()
     monkeypatch.setattr(device, "synchronize", lambda: waits.append(None))
     warm_up(batch, 1e6)

@@ -6,11 +6,14 @@ import time
 from collections.abc import Iterator
 from itertools import count
 
+from wgrad.device.errors import OutOfMemory
 from wgrad.train.inference.continuous import CHUNK, FEW, GROUP, GROUP_TOKENS, PROMPT_STEP, Batch
 from wgrad.train.inference.growing import Growing
 from wgrad.train.options.generate_config import GREEDY
 
-_ROWS = 16  # of a cache whose rows have states: it grows beyond them, and then all is recorded anew
+# Of a cache whose rows have states, or for which there is too little memory: it grows beyond them, and then all is
+# recorded anew.
+_ROWS, _KEYS = 16, 1024
 _STEPS = 2
 
 
@@ -21,7 +24,10 @@ def warm_up(batch: Batch, seconds: float) -> None:
     requests wait.
     """
     end = time.monotonic() + seconds
-    rows = batch.reserve(batch.rows if batch.model.config.linear is None else _ROWS)
+    try:
+        rows = batch.reserve(batch.rows if batch.model.config.linear is None else _ROWS)
+    except OutOfMemory:  # others have taken it
+        rows = batch.reserve(_ROWS, min(_KEYS, batch.model.positions))
     longest, vocab = min(CHUNK, batch.model.positions - _STEPS), batch.model.config.vocab_size
     numbers = count()  # no prompt begins as another did, whose pages it would share
     for sequences, tokens in _shapes(rows, longest):
