@@ -18,7 +18,7 @@ from wgrad.device.contract import Device
 from wgrad.device.errors import WgradError
 from wgrad.device.formats.nf4 import NF4Array
 from wgrad.train.data.tokenizer import load_tokenizer
-from wgrad.train.files.safetensors_files import from_arrays, write_safetensors
+from wgrad.train.files.safetensors_files import from_arrays, read_entries, write_safetensors
 from wgrad.train.model.adapter_files import adapter_note, load_adapter, save_adapter
 from wgrad.train.model.config_file import UNSUPPORTED
 from wgrad.train.model.families import FAMILIES
@@ -27,7 +27,7 @@ from wgrad.train.model.load_weights import load_frozen
 from wgrad.train.model.lora import LoraConfig, init_lora, linear_modules, lora_shapes
 from wgrad.train.model.model import Model
 from wgrad.train.model.model_config import ModelConfig, load_model_config, parse_model_config
-from wgrad.train.model.model_files import ModelFiles, use_own_head
+from wgrad.train.model.model_files import ModelFiles, open_files, use_own_head
 from wgrad.train.model.rope_scaling import inverse_frequencies
 from wgrad.train.model.weights import EMBEDDING, HEAD
 from wgrad.train.step.build import build_frozen
@@ -35,6 +35,7 @@ from wgrad.train.step.build import build_frozen
 torch = oracle_package("torch")
 transformers = oracle_package("transformers")
 peft = oracle_package("peft")
+safetensors_torch = oracle_package("safetensors.torch")
 
 pytestmark = pytest.mark.oracle
 
@@ -424,6 +425,93 @@ def test_a_checkpoint_that_bitsandbytes_quantised(
     assert distance(our_logits(Model(config, weights, device, positions=64), random_ids()), true) <= 2 * distance(
         plain, true
     )
+
+
+def write_fp8(folder: Path, block: tuple[int, int] | None, dtype: Any = torch.float32) -> None:
+    """Turn the projections of a checkpoint into FP8, with scales of blocks, or one of all and one of inputs."""
+    arrays: dict[str, Any] = {}
+    values = {n: torch.tensor(np.float32(e.array())) for n, e in read_entries(folder / "model.safetensors", "").items()}
+    for name, value in dict(values).items():
+        if value.ndim == 3:  # each expert by itself, as published files have them
+            halves = ("gate_proj", "up_proj") if "gate_up" in name else ("down_proj",)
+            for number, of_one in enumerate(values.pop(name)):
+                for half, part in zip(halves, of_one.chunk(len(halves))):
+                    values[f"{name.rpartition('.')[0]}.{number}.{half}.weight"] = part
+    for name, value in values.items():
+        if "_proj" not in name or value.ndim < 2:
+            arrays[name] = value.bfloat16() if "correction" not in name else value
+            continue
+        size = block or tuple(value.shape)
+        places = [torch.arange(n) // b for n, b in zip(value.shape, size)]
+        random = torch.rand([int(place[-1]) + 1 for place in places], generator=torch.Generator().manual_seed(1))
+        scales = torch.exp2(-5 - 3 * random).to(dtype)
+        own = scales.float()[places[0]][:, places[1]]
+        arrays[name] = (value / own).clamp(-448, 448).to(torch.float8_e4m3fn)
+        arrays[f"{name}_scale_inv"] = scales if block else scales.reshape(())
+        if block is None:
+            arrays[name.replace("weight", "activation_scale")] = torch.tensor(0.1)
+    safetensors_torch.save_file(arrays, folder / "model.safetensors", {"format": "pt"})
+    path = folder / "config.json"
+    scheme = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic" if block else "static"}
+    raw = json.loads(path.read_text()) | {"dtype": "bfloat16", "quantization_config": scheme}
+    raw["quantization_config"] |= {"weight_block_size": block, "modules_to_not_convert": ["lm_head"]}
+    path.write_text(json.dumps(raw))
+
+
+FP8: dict[str, tuple[str, tuple[int, int] | None, Any]] = {
+    "blocks": ("LlamaForCausalLM", (8, 4), torch.float32),
+    "a whole tensor": ("Ministral3ForCausalLM", None, torch.bfloat16),
+    "experts": ("DeepseekV3ForCausalLM", (2, 2), torch.float32),
+}
+
+
+@pytest.mark.parametrize("kind", FP8)
+def test_weights_in_fp8(kind: str, make_checkpoint: Any, tmp_path: Path) -> None:
+    architecture, block, dtype = FP8[kind]
+    folder = make_checkpoint(architecture)
+    write_fp8(folder, block, dtype)
+    load = transformers.AutoModelForCausalLM.from_pretrained
+    theirs = load(folder, dtype=torch.bfloat16, experts_implementation="eager").float()
+    plain, true = their_logits(theirs, random_ids()), their_logits(theirs.double(), random_ids())
+    config = load_model_config(folder)
+    model = build_frozen(config, folder, ReferenceDevice(), positions=64, quantize=False)
+    assert {str(w.dtype) for n, w in model.weights.items() if "_proj" in n} == {"bfloat16"}
+    assert distance(our_logits(model, random_ids()), true) <= 2 * distance(plain, true)
+    quantised = build_frozen(config, folder, ReferenceDevice(), positions=64)
+    assert isinstance(quantised.weights["model.layers.1.self_attn.o_proj.weight"], NF4Array)
+
+
+def test_blocks_of_fp8_that_go_beyond_a_weight(make_checkpoint: Any) -> None:
+    """As DeepSeek-V3's kv_a_proj_with_mqa has them, which transformers does not read."""
+    name = "model.layers.0.mlp.up_proj.weight"  # [88, 48]
+    for number, (block, kind) in enumerate((((128, 128), torch.float32), ((20, 32), torch.float8_e8m0fnu))):
+        folder = make_checkpoint(name=f"fp8 {number}")
+        write_fp8(folder, block, kind)
+        parts = safetensors_torch.load_file(folder / "model.safetensors")
+        codes, scales = parts[name].float(), parts[f"{name}_scale_inv"].float()
+        rows, columns = (np.arange(n) // b for n, b in zip(codes.shape, block))
+        wanted = (codes * scales[rows][:, columns]).bfloat16().float().numpy()
+        files = open_files(folder, load_model_config(folder))[0]
+        np.testing.assert_array_equal(np.float32(files.entry(name).array()), wanted)
+        assert len(np.unique(scales)) > number
+        first = files.digest()
+        codes_of = {n: t.clone() for n, t in parts.items()}
+        codes_of[name][0, 0] = 1.5
+        safetensors_torch.save_file(codes_of, folder / "model.safetensors", {"format": "pt"})
+        assert open_files(folder, load_model_config(folder))[0].digest() != first
+        del codes_of[f"{name}_scale_inv"]
+        safetensors_torch.save_file(codes_of, folder / "model.safetensors", {"format": "pt"})
+        with pytest.raises(
+            WgradError, match=r"^--model: .* has model.layers.0.mlp.up_proj.weight in FP8, and no scale"
+        ):
+            open_files(folder, load_model_config(folder))
+    wrong = dataclasses.replace(load_model_config(folder), fp8_block=(16, 32))
+    with pytest.raises(WgradError, match=r"_scale_inv in .* is F8_E8M0 \[\d, \d\]: weight_block_size .* asks for"):
+        open_files(folder, wrong)
+    raw = json.loads((folder / "config.json").read_text())
+    raw["quantization_config"]["fmt"] = "e5m2"
+    with pytest.raises(WgradError, match="fmt 'e5m2' is not supported: only e4m3 is"):
+        parse_model_config(raw)
 
 
 # ---- tokenizer and adapter ---------------------------------------------------------------------

@@ -30,7 +30,8 @@ def model_without_weights(spec: str, scratch: Path, option: str = "--model") -> 
     if not (parts / _CONFIG).exists():
         raise WgradError(f"{option}: {spec} has no {_CONFIG} on the Hugging Face hub: give a model")
     config = read_json(parts / _CONFIG, dict[str, Any], option, from_python=True)
-    if config.get("quantization_config") is not None:
+    quantised = config.get("quantization_config")
+    if quantised is not None and (not isinstance(quantised, dict) or quantised.get("quant_method") != "fp8"):
         return resolve_model(spec, option)
     names = [_SINGLE]
     if (parts / _INDEX).exists():

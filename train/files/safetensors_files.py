@@ -45,6 +45,7 @@ _NAMES = {
 }
 _DTYPES = {name: dtype for dtype, name in _NAMES.items()}
 _ITEMSIZES = {name: dtype.itemsize for dtype, name in _NAMES.items()}
+_OCTETS = ("F8_E4M3", "F8_E8M0")  # of which the package gives no array
 _PIECE = 1 << 17  # numbers that are looked at together
 _METADATA = {"format": "pt"}  # transformers refuses files that do not say so
 
@@ -63,7 +64,9 @@ class TensorEntry:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the tensor; -1 for a dtype that is not read here (8-bit floats and the like)."""
+        """Bytes of the tensor; -1 for a dtype that is not read here (floats of 6 bits and the like)."""
+        if self.dtype in _OCTETS:
+            return math.prod(self.shape)
         return _ITEMSIZES[self.dtype] * math.prod(self.shape) if self.dtype in _ITEMSIZES else -1
 
     def array(self) -> np.ndarray:
@@ -75,6 +78,12 @@ class TensorEntry:
         with _explained(self.path, self.source):
             values: np.ndarray = self._file.get_tensor(self.name)
             return values
+
+    def octets(self) -> np.ndarray:
+        """The bytes of a tensor of 8-bit floats, uint8 in its shape. WgradError as of `array`."""
+        if self.begin is None:  # behind a tensor of an unknown size
+            return self.array()
+        return np.frombuffer(self._bytes(0, self.nbytes), np.uint8).reshape(self.shape)
 
     def read_into(self, out: np.ndarray, start: int) -> None:
         """Fill a flat array of the tensor's own float dtype with its elements from `start` on, of one whose `begin` is
@@ -130,11 +139,11 @@ class TensorEntry:
 
         A tensor that is not larger is read whole; one of a dtype that is not read here has none.
         """
-        if self.dtype not in _ITEMSIZES:
+        if self.nbytes < 0:
             return []
         if self.nbytes <= count * size:
             return [self._bytes(0, self.nbytes)]
-        itemsize = _ITEMSIZES[self.dtype]
+        itemsize = _ITEMSIZES.get(self.dtype, 1)
         window = _windows(self.shape, size // itemsize)
         places = [window(number / (count - 1)) for number in range(count)]
         return [self._bytes(first * itemsize, length * itemsize) for first, length in places]

@@ -56,12 +56,20 @@ class RopeFile(Struct):
 
 
 class QuantizationFile(Struct):
-    """`quantization_config` as bitsandbytes' integration in transformers writes it."""
+    """`quantization_config` as bitsandbytes' integration in transformers writes it. Checkpoints hold its `repr`."""
 
     quant_method: str | None = None
     load_in_4bit: bool = False
     bnb_4bit_quant_type: str = "fp4"
     bnb_4bit_use_double_quant: bool = False
+
+
+class AnyQuantizationFile(QuantizationFile):
+    """As any integration writes it. Weights of 8-bit floats have a scale for each block of so many rows and columns
+    (null: for the whole of it)."""
+
+    fmt: str = "e4m3"
+    weight_block_size: tuple[Count, Count] | None = (128, 128)
 
 
 # Keys of models that are no part of those here, with the values that ask for nothing. A family that reads such a key
@@ -106,7 +114,7 @@ class ConfigFile(Struct, kw_only=True):
     partial_rotary_factor: AtLeast0 | None = None
     original_max_position_embeddings: Positions | None = None
     num_nextn_predict_layers: Annotated[int, Meta(ge=0, le=64)] | None = 0
-    quantization_config: QuantizationFile | None = None
+    quantization_config: AnyQuantizationFile | None = None
 
     @property
     def balance(self) -> float:

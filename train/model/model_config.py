@@ -16,7 +16,7 @@ from wgrad.device.errors import WgradError
 from wgrad.train.files.decode import FETCH, convert, read_json, show
 from wgrad.train.files.input_files import exists, one_line
 from wgrad.train.model.altup import AltUp
-from wgrad.train.model.config_file import UNSUPPORTED, ConfigFile, NameFile, QuantizationFile
+from wgrad.train.model.config_file import UNSUPPORTED, AnyQuantizationFile, ConfigFile, NameFile, QuantizationFile
 from wgrad.train.model.experts import Experts
 from wgrad.train.model.families import FAMILIES
 from wgrad.train.model.latent_attention import LatentAttention
@@ -152,6 +152,7 @@ class ModelConfig:
     altup: AltUp | None = field(default=None, repr=False)
     text_of: str = field(default="", repr=False)
     extra_layers: int = field(default=0, repr=False)
+    fp8_block: tuple[int, int] | None = field(default=None, repr=False, compare=False)  # of files, not of the model
 
     def head_dim_of(self, layer: int) -> int:
         return self.head_dims[layer] if self.head_dims else self.head_dim
@@ -300,6 +301,7 @@ def parse_model_config(raw: Mapping[str, Any], where: str = "config.json") -> Mo
         rope=rope,
         extra_layers=variant.pop("extra_layers", file.num_nextn_predict_layers or 0),
         quantization=_quantization(file.quantization_config, where),
+        fp8_block=_fp8_block(file.quantization_config, where),
         **variant,
     )
 
@@ -359,17 +361,25 @@ def _activation(name: str, gated: bool, where: str) -> str:
     return _ACTIVATIONS[name]
 
 
-def _quantization(file: QuantizationFile | None, where: str) -> QuantizationFile | None:
-    if file is None or file.quant_method == "mxfp4":  # of experts alone, which are known by their files
+def _fp8_block(file: AnyQuantizationFile | None, where: str) -> tuple[int, int] | None:
+    if file is None or file.quant_method != "fp8":
+        return None
+    if file.fmt != "e4m3":
+        raise WgradError(f"{where}: quantization_config: fmt {show(file.fmt)} is not supported: only e4m3 is")
+    return file.weight_block_size
+
+
+def _quantization(file: AnyQuantizationFile | None, where: str) -> QuantizationFile | None:
+    if file is None or file.quant_method in ("mxfp4", "fp8"):  # which are known by their files
         return None
     if file.quant_method != "bitsandbytes" or not file.load_in_4bit:
         raise WgradError(
             f"{where}: weights quantised by {show(file.quant_method)} (load_in_4bit: {show(file.load_in_4bit)}) cannot "
-            "be read: use the unquantised model, bitsandbytes NF4 or gpt-oss' mxfp4"
+            "be read: use the unquantised model, bitsandbytes NF4, fp8 or gpt-oss' mxfp4"
         )
     if file.bnb_4bit_quant_type != "nf4":
         raise WgradError(
             f"{where}: bnb_4bit_quant_type {show(file.bnb_4bit_quant_type)} is not supported: only nf4 is: use the "
             "unquantised model"
         )
-    return file
+    return QuantizationFile(*(getattr(file, name) for name in QuantizationFile.__struct_fields__))

@@ -23,6 +23,7 @@ from wgrad.device.contract import Device
 from wgrad.device.errors import WgradError
 from wgrad.device.formats.frozen_weight import FrozenWeight, gguf_formats
 from wgrad.train.files.decode import read_json, show
+from wgrad.train.files.fp8_files import with_fp8
 from wgrad.train.files.gguf_files import GgufEntry, is_frozen_gguf, read_gguf_entries
 from wgrad.train.files.gguf_splits import one_of_each
 from wgrad.train.files.imatrix_file import IMATRIX_FILE
@@ -137,6 +138,7 @@ class ModelFiles:
     def check(self, config: ModelConfig) -> None:
         """WgradError where a tensor of the model is missing or does not fit config.json. Reads no tensor: what a model
         takes is known to be in its files before any memory is taken for it."""
+        self.entries = with_fp8(self.entries, config.fp8_block)
         if config.tie_word_embeddings and EMBEDDING not in self.entries and HEAD in self.entries:
             self.entries[EMBEDDING] = self.entries[HEAD]  # one matrix: either name will do, as in transformers
         add_from_keys(self.entries, config)

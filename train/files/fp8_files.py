@@ -1,0 +1,99 @@
+"""Weights of 8-bit floats in safetensors: `<name>` in F8_E4M3, and what its blocks, or all of it, are multiplied by in
+`<name>_scale_inv`.
+
+Source: DeepSeek-V3's files, and transformers (integrations/finegrained_fp8.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cache
+
+import ml_dtypes
+import numpy as np
+
+from wgrad.device.errors import WgradError
+from wgrad.train.files.decode import FETCH
+from wgrad.train.files.input_files import one_line
+from wgrad.train.files.safetensors_files import TensorEntry
+
+_E4M3, _SCALES = "F8_E4M3", ("F32", "F16", "BF16", "F8_E8M0")
+SCALE = "_scale_inv"
+_OF_INPUTS = ("activation_scale", "input_scale")  # of a module's inputs, which stay in 16 bits here
+_ROWS = 128  # decoded together, so that what is wider than the result stays small
+
+Block = tuple[int, int] | None
+
+
+@dataclass(frozen=True)
+class Fp8Entry(TensorEntry):
+    """A weight [..., out, in], which is decoded to bfloat16, as transformers does. block: rows and columns that share a
+    scale; None: all of them do."""
+
+    codes: TensorEntry = field(repr=False)
+    scales: TensorEntry = field(repr=False)
+    block: Block
+
+    def array(self) -> np.ndarray:
+        height, width = self.shape[-2:]
+        codes, scales = self.codes.octets().reshape(-1, height, width), self._scales()
+        high, wide = self.block or (height, width)
+        found = np.empty(codes.shape, ml_dtypes.bfloat16)
+        for matrix, of_matrix in enumerate(codes):
+            columns = np.repeat(scales[matrix % len(scales)], wide, axis=1)[:, :width]
+            for begin in range(0, height, _ROWS):
+                part = of_matrix[begin : begin + _ROWS]
+                of_rows = columns[np.arange(begin, begin + len(part)) // high]
+                found[matrix, begin : begin + _ROWS] = _values()[part] * of_rows
+        result: np.ndarray = found.reshape(self.shape)
+        return result
+
+    def _scales(self) -> np.ndarray:
+        """float32 [matrices, blocks of rows, blocks of columns], of one matrix where all have the same."""
+        if self.scales.dtype == "F8_E8M0":
+            values = self.scales.octets().view(ml_dtypes.float8_e8m0fnu)
+        else:
+            values = self.scales.array()
+        shape = (-1, *self.scales.shape[-2:]) if self.block else (1, 1, 1)
+        wide: np.ndarray = np.asarray(values, np.float32).reshape(shape)
+        return wide
+
+    def blocks(self, rows: int) -> Iterator[np.ndarray]:
+        array = self.array()
+        for begin in range(0, self.shape[0], rows):
+            yield array[begin : begin + rows]
+
+    def sample(self, count: int, size: int) -> list[bytes]:
+        return self.codes.sample(count, size) + self.scales.sample(count, size)
+
+
+@cache
+def _values() -> np.ndarray:
+    """float32 [256]: of each code."""
+    values: np.ndarray = np.arange(256, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float32)
+    return values
+
+
+def with_fp8(entries: dict[str, TensorEntry], block: Block) -> dict[str, TensorEntry]:
+    """Put one tensor in the place of each of 8 bits and its scales. WgradError: a scale is missing or does not fit."""
+    found = {name: entry for name, entry in entries.items() if not name.endswith((SCALE, *_OF_INPUTS))}
+    coded = {name: entry for name, entry in found.items() if entry.dtype == _E4M3}
+    if not coded:
+        return entries
+    for name, entry in coded.items():
+        scales = entries.get(name + SCALE)
+        if scales is None or len(entry.shape) < 2:
+            raise WgradError(
+                f"{entry.source}: {entry.path} has {one_line(name)} in FP8, and no {SCALE[1:]} of it: {FETCH}"
+            )
+        wanted: tuple[int, ...] = ()
+        if block is not None:
+            wanted = (*entry.shape[:-2], *(-(-n // b) for n, b in zip(entry.shape[-2:], block)))
+        if scales.dtype not in _SCALES or (scales.shape != wanted if block else np.prod(scales.shape) != 1):
+            raise WgradError(
+                f"{entry.source}: {one_line(scales.name)} in {scales.path} is {scales.dtype} {list(scales.shape)}: "
+                f"weight_block_size of config.json asks for {list(wanted)}: {FETCH}"
+            )
+        found[name] = Fp8Entry(entry.source, entry.path, name, "BF16", entry.shape, None, None, entry, scales, block)
+    return found
