@@ -159,11 +159,14 @@ def collectives(world: World, device: Any, sizes: Sequence[int], report: Any) ->
 class Bench:
     """The measurements of one shape. sizes: bytes of the buckets that its gradient travels in."""
 
+    checkpointing = False
+
     def __init__(self, name: str, world: World, device: Any, args: argparse.Namespace, report: Any) -> None:
         self.name, self.world, self.device, self.args, self.report = name, world, device, args, report
         self.shape, self.first = SHAPES[name], 0
         if args.keep_activations:
             self.shape = replace(self.shape, checkpointing=False)
+        self.checkpointing = self.shape.checkpointing
         trainer, self.parameters = build(self.shape, args.max_length, device, args.compute)
         self.model, self.optimizer = trainer.model, trainer.optimizer
         self.options = replace(trainer.config, gradient_accumulation_steps=max(world.size, args.micro))
@@ -182,7 +185,7 @@ class Bench:
         args = self.args
         rate = micro * args.max_length / seconds
         self.report.row(what=what, work=self.name, compute=args.compute, ranks=self.world.size, micro=micro,
-                        seq_len=args.max_length, checkpointing=self.shape.checkpointing, ms_per_step=1e3 * seconds,
+                        seq_len=args.max_length, checkpointing=self.checkpointing, ms_per_step=1e3 * seconds,
                         spread=spread, tokens_per_second=rate, **more)  # fmt: skip
 
     def run(self) -> None:
