@@ -205,14 +205,14 @@ SWEEPS: Mapping[str, Sizes | Types | Variants | Evenly | Without | InTurn] = {
         r"^(?!.*(NanoChat\w+-full|Apertus\w+-nf4|GlmFor\w+-nf4))"
     ),
     "tests/train/test_oracle_adapter.py::test_peft_loads_our_adapter": Without(
-        rf"\[wgpu-({_ALIKE}|Apertus|Bamba|FalconH1|Deepseek|Gemma(4|3n)|Glm|GptOss|GraniteMoe|Olmo|Cohere2|Helium|HunYuan|NanoChat|Qwen3Next)|{_ALIKE}"
+        rf"\[wgpu-({_ALIKE}|Apertus|Bamba|FalconH1|NemotronH|Deepseek|Gemma(4|3n)|Glm|GptOss|GraniteMoe|Olmo|Cohere2|Helium|HunYuan|NanoChat|Qwen3Next)|{_ALIKE}"
         "|GraniteMoe(Shared)?For"
     ),
     "tests/train/test_oracle_merge.py::test_onto_the_original_is_what_peft_merges": Without(
         rf"{_ALIKE}|Gemma4|OlmoFor|GlmFor|NanoChat|HunYuan|Helium|Cohere2|GptOss|GraniteMoe\w*For"
     ),
     "tests/train/test_model.py::test_decoding_with_a_cache_gives_the_logits_of_the_whole_sequence": Without(
-        rf"{_ALIKE}|\[wgpu-(Apertus|Bamba|FalconH1|Deepseek|Gemma(4|3n)|Glm|GptOss|GraniteMoe|Olmo|Cohere2|HunYuan|Qwen3Next)|GraniteMoeShared"
+        rf"(?!NemotronH){_ALIKE}|\[wgpu-(Apertus|Bamba|FalconH1|NemotronH|Deepseek|Gemma(4|3n)|Glm|GptOss|GraniteMoe|Olmo|Cohere2|HunYuan|Qwen3Next)|GraniteMoeShared"
     ),
     "tests/train/test_oracle_merge_gguf.py::test_llama_cpp_computes_what_we_do": Without(
         rf"{_ALIKE}|Deepseek|HunYuan|Helium|GlmFor|Apertus|GraniteMoe(Hybrid|Shared)|Qwen2Moe|Qwen3Next|Qwen3_5"

@@ -68,6 +68,17 @@ _OWN: dict[str, dict[str, Any]] = {
         "layer_types": ["attention"] * 2,
         **_MAMBA,  # checked although there are no such layers
     },
+    "nemotron_h": {
+        **_IDS,
+        "hybrid_override_pattern": "M*-M",
+        "mamba_num_heads": 6,
+        "mamba_head_dim": 14,
+        "n_groups": 2,
+        "ssm_state_size": 10,
+        "conv_kernel": 3,
+        "chunk_size": 16,
+        "time_step_min": 0.3,
+    },
     "bamba": {**_IDS, **_MAMBA, "attn_layer_indices": [1]},
     "falcon_h1": {
         **_IDS,
@@ -189,7 +200,9 @@ def random_weights(config: dict[str, Any], seed: int = 0) -> dict[str, np.ndarra
     weights = {}
     for spec in weight_specs(parse_model_config(config)):
         value = generator.standard_normal(spec.shape).astype(np.float32)
-        if spec.name.endswith((".mamba.A_log", ".mamba.dt_bias", ".mamba.D")):  # at which a state lasts some tokens
+        if (
+            spec.name.endswith((".A_log", ".dt_bias", ".D")) and ".linear_attn." not in spec.name
+        ):  # at which a state lasts some tokens
             value *= 0.5
         elif spec.kind == "norm":
             value = 1 + 0.2 * value
@@ -197,10 +210,15 @@ def random_weights(config: dict[str, Any], seed: int = 0) -> dict[str, np.ndarra
             value *= 0.3
         else:
             value *= 2.0 / np.sqrt(spec.shape[-1])
-        weights[spec.name] = as_in_files(spec.name, value, config)
+        weights[name_in_files(spec.name, config)] = as_in_files(spec.name, value, config)
     return weights | {
         name: np.array(value, np.float32) for name, value in constants(parse_model_config(config)).items()
     }
+
+
+def name_in_files(name: str, config: dict[str, Any]) -> str:
+    """A weight's name in the model of transformers."""
+    return name.replace(".embed_tokens.", ".embeddings.") if config["model_type"] == "nemotron_h" else name
 
 
 def as_in_files(name: str, value: np.ndarray, config: dict[str, Any]) -> np.ndarray:

@@ -77,6 +77,10 @@ NOT_BUILT: dict[str, dict[str, Any]] = {
     "GraniteMoeHybridForCausalLM": {
         "layer_types": ["attention", "conv"], "position_embedding_type": "alibi",
     },
+    "NemotronHForCausalLM": {
+        "hybrid_override_pattern": "M*-E", "mamba_hidden_act": "gelu", "ssm_state_size": 257, "mamba_num_heads": 7,
+        "moe_latent_size": 8, "layers_block_type": ["moe"],
+    },
     "FalconH1ForCausalLM": {
         "mamba_d_head": 5, "mlp_multipliers": [1.0], "ssm_multipliers": [1.0], "hidden_act": "xielu",
     },

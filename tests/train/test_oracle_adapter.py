@@ -101,7 +101,7 @@ def test_peft_loads_our_adapter(
         alpha=12.0,
         rslora=rslora,
         target_modules=(query, config.o_proj.partition(".")[2], *(() if config.experts else (config.down_proj,))),
-        rank_pattern={f"layers.1.self_attn.{query}": 3},
+        rank_pattern={f"layers.1.{config.attention}.{query}": 3},
         alpha_pattern={config.down_proj.partition(".")[2]: 20.0},
     )
     save_adapter(tmp_path / "adapter", lora, random_adapter(lora, linear_modules(config)), str(folder))

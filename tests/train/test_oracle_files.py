@@ -127,6 +127,7 @@ EPSILONS = {
     **dict.fromkeys(("phi", "stablelm", "jais2", "cohere2"), "layer_norm_eps"),
     "starcoder2": "norm_epsilon",
     **dict.fromkeys(("nemotron", "lfm2"), "norm_eps"),
+    "nemotron_h": "layer_norm_epsilon",
 }
 MLP_WIDTH = {"granitemoehybrid": "shared_intermediate_size", "qwen3_5_moe_text": "moe_intermediate_size"}
 # The keys that say whether there are biases, where they have other names, or what holds of every model of a family.
@@ -135,7 +136,7 @@ O_BIAS: dict[str, str | bool] = {
     **dict.fromkeys(("starcoder2", "ernie4_5"), "use_bias"),
     "seed_oss": "attention_out_bias",
     **dict.fromkeys(("mistral", "ministral", "ministral3", "qwen2", "phi3", "stablelm", "cwm", "exaone4"), False),
-    **dict.fromkeys(("helium", "glm", "glm4", "glm4_moe", "lfm2", "mixtral"), False),
+    **dict.fromkeys(("helium", "glm", "glm4", "glm4_moe", "lfm2", "mixtral", "nemotron_h"), False),
 }
 MLP_BIAS: dict[str, str | bool] = {"phi": True, **dict.fromkeys(("starcoder2", "ernie4_5"), "use_bias")}
 # Keys without which transformers fails when the model is made: heads are not as many as of keys.
@@ -149,6 +150,8 @@ def base_config(architecture: str) -> dict[str, Any]:
         special["partial_rotary_factor"] = 0.5
     if kind in ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"):
         special |= {"partial_rotary_factor": 0.5, "head_dim": 12, "full_attention_interval": 4}
+    if kind == "nemotron_h":
+        special |= {"hybrid_override_pattern": "M*-M*-", "mlp_hidden_act": "relu2"}
     if kind == "granitemoehybrid":
         special |= {"num_local_experts": 0, "layer_types": ["attention"] * 6, "mamba_n_heads": 4}
     if kind in ("hunyuan_v1_dense", "apertus"):  # whose MLPs have none
@@ -166,7 +169,7 @@ def base_config(architecture: str) -> dict[str, Any]:
     found = {"architectures": [architecture], "model_type": kind, **KEYS, **special}
     if "num_experts_per_tok" in special:  # whose head_dim is one of two others, and not read
         del found["head_dim"]
-    if kind in ("bamba", "falcon_h1"):  # whose layer_types transformers makes itself
+    if kind in ("bamba", "falcon_h1", "nemotron_h"):  # whose layer_types transformers makes itself
         del found["layer_types"]
     if kind.startswith("gemma4"):  # where transformers takes it for rope_parameters, and fails
         del found["rope_scaling"]
@@ -185,6 +188,8 @@ def _rotates(theirs: Any) -> list[bool]:
     slides = [kind == "sliding_attention" for kind in getattr(theirs, "layer_types", None) or ()]
     if theirs.model_type == "exaone4" and theirs.sliding_window is not None or theirs.model_type == "cohere2":
         return [kind and theirs.sliding_window is not None for kind in slides]
+    if theirs.model_type == "nemotron_h":
+        return [False] * theirs.num_hidden_layers
     if theirs.model_type == "granitemoehybrid":
         return [theirs.position_embedding_type == "rope"] * theirs.num_hidden_layers
     return [bool(r) for r in getattr(theirs, "no_rope_layers", None) or [1] * theirs.num_hidden_layers]
@@ -217,7 +222,7 @@ def as_theirs(raw: dict[str, Any]) -> dict[str, Any]:
         windows = [window] * layers
     else:
         windows = [window if types and types[i] == "sliding_attention" else 0 for i in range(layers)]
-    rope = theirs.rope_parameters
+    rope = getattr(theirs, "rope_parameters", None) or {"rope_theta": raw.get("rope_theta", 1e4)}  # Nemotron-H has none
     full, local = (rope[kind] if kind in rope else rope for kind in ("full_attention", "sliding_attention"))
     kind = raw["model_type"]
     return {
@@ -270,12 +275,22 @@ HARMLESS = re.compile(
 )
 
 
+# Nemotron-H's of experts, which are refused, and what its model does not look at either.
+NOT_READ = re.compile(
+    r"time_step_(floor|max|limit)|rescale_prenorm_residual|residual_in_fp32|expand|chunk_size|use_mamba_kernels"
+    r"|mamba_(proj_bias|ssm_cache_dtype)|sliding_window|mtp_layers_block_type|moe_\w+|n_shared_experts"
+    r"|(n|topk)_group|routed_scaling_factor|norm_topk_prob"
+)
+
+
 @pytest.mark.parametrize("architecture", FAMILIES)
 def test_every_key_of_transformers_is_read_or_refused(architecture: str) -> None:
     family = FAMILIES[architecture]
     names = {field.name for field in dataclasses.fields(transformers.CONFIG_MAPPING[family.model_type])}
     names -= {field.name for field in dataclasses.fields(transformers.PreTrainedConfig)}
     names -= {*family.keys.__struct_fields__, *UNSUPPORTED, *family.keys.unsupported}
+    if architecture == "NemotronHForCausalLM":
+        names = {name for name in names if not NOT_READ.fullmatch(name)}
     assert [name for name in names if not HARMLESS.fullmatch(name)] == []
 
 

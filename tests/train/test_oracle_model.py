@@ -253,6 +253,7 @@ CASES: dict[str, dict[str, Any]] = {
         "mlp_multipliers": [0.9, 0.4],
         "attention_bias": True,
     },
+    "nemotron_h": {"architecture": "NemotronHForCausalLM", "use_bias": True, "mlp_bias": True},
     "falcon_h1_norm_first": {"architecture": "FalconH1ForCausalLM", "mamba_rms_norm": True},
     "falcon_h1_no_norm": {
         "architecture": "FalconH1ForCausalLM",
@@ -465,7 +466,11 @@ def oracle(folder: Path, dtype: Any, ids: np.ndarray, targets: np.ndarray) -> tu
         flat, torch.tensor(targets.reshape(-1).astype(np.int64)), reduction="sum", ignore_index=-100
     )
     loss.backward()
-    grads = {n: p.grad.double().numpy() for n, p in model.named_parameters() if not n.endswith(CORRECTION)}
+    grads = {
+        n.replace("model.embeddings.", "model.embed_tokens."): p.grad.double().numpy()  # as Nemotron-H has it
+        for n, p in model.named_parameters()
+        if not n.endswith(CORRECTION)
+    }
     return flat.detach().double().numpy(), float(loss.detach()), grads
 
 

@@ -54,7 +54,7 @@ from wgrad.train.model.layer_norm_keys import (
     Starcoder2File,
 )
 from wgrad.train.model.lfm2_keys import Lfm2File
-from wgrad.train.model.mamba_keys import BambaFile, FalconH1File, GraniteHybridFile
+from wgrad.train.model.mamba_keys import BambaFile, FalconH1File, GraniteHybridFile, NemotronHFile
 from wgrad.train.model.near_llama_keys import (
     CwmFile,
     Ernie45File,
@@ -166,6 +166,7 @@ FAMILIES = {
         "granitemoehybrid", GraniteHybridFile, GraniteHybridFile.variant, "granite", "Granite 4, dense and hybrid"
     ),
     "BambaForCausalLM": Family("bamba", BambaFile, BambaFile.variant, "", "Bamba"),
+    "NemotronHForCausalLM": Family("nemotron_h", NemotronHFile, NemotronHFile.variant, "", "Nemotron-H, dense"),
     "FalconH1ForCausalLM": Family("falcon_h1", FalconH1File, FalconH1File.variant, "", "Falcon-H1"),
     "GraniteMoeForCausalLM": Family(
         "granitemoe", GraniteMoeFile, expert_variants.granite_moe, "granitemoe", "Granite 3, experts"

@@ -1,4 +1,4 @@
-"""Layers with linear attention in files that have other names for their tensors, or the parts of one apart.
+"""Files that have other names for tensors, or the parts of one apart, as of layers with linear attention.
 
 Written are the names that a model's first files have, as of experts.
 """
@@ -42,7 +42,7 @@ def _names(config: ModelConfig, every_layer: bool) -> Iterator[tuple[str, list[s
 
 def with_linear(entries: Mapping[str, TensorEntry], config: ModelConfig) -> dict[str, TensorEntry]:
     """The tensors by the names that the model has them by. WgradError: a part is missing, or does not fit."""
-    found = dict(entries)
+    found = {_own_name(name, config): entry for name, entry in entries.items()}
     for name, parts in _names(config, every_layer=True):  # as transformers writes norms
         first = found.get(parts[0])
         if first is None:
@@ -56,6 +56,15 @@ def with_linear(entries: Mapping[str, TensorEntry], config: ModelConfig) -> dict
         taken = [found.pop(part) for part in parts]
         found[name] = first if len(taken) == 1 else _joined(name, taken, config)
     return found
+
+
+def _own_name(name: str, config: ModelConfig) -> str:
+    """The model's name of a tensor that files begin in another way."""
+    for own, others in config.file_names:
+        for other in others:
+            if name.startswith(other):
+                return own + name.removeprefix(other)
+    return name
 
 
 def _joined(name: str, parts: list[TensorEntry], config: ModelConfig) -> TensorEntry:
@@ -75,6 +84,9 @@ def as_in_files(sources: Iterable[TensorSource], config: ModelConfig) -> Iterato
     """The tensors of a file to write, by the names and in the parts that files have."""
     names = dict(_names(config, every_layer=False))
     for source in sources:
+        own = next((pair for pair in config.file_names if source.name.startswith(pair[0])), None)
+        if own is not None:
+            source = replace(source, name=own[1][0] + source.name.removeprefix(own[0]))
         parts = names.get(source.name, [source.name])
         if len(parts) == 1:
             yield replace(source, name=parts[0])

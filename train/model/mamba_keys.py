@@ -263,3 +263,105 @@ class FalconH1File(MambaFile, kw_only=True):
             "down_scale": down,
             "linear": self.mamba_of_all(),
         }
+
+
+_KINDS = {"M": "mamba", "*": "attention", "-": "mlp"}
+_SAME = {"linear_attention": "mamba", "full_attention": "attention"}
+
+
+class NemotronHFile(ConfigFile, kw_only=True):
+    """hybrid_override_pattern: the kind of each layer, a letter each; layers_block_type, layer_types: by name.
+    num_hidden_layers follows from them."""
+
+    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "mamba_hidden_act": ("silu", "swish"),
+        "moe_latent_size": (None,),
+        "n_routed_experts": (None, *range(1025)),  # not read: layers with experts are refused
+    }
+    vocab_size: Vocabulary = 131_072
+    intermediate_size: Width = 21_504
+    num_hidden_layers: Count | None = None  # type: ignore[assignment]
+    num_key_value_heads: Count = 8
+    head_dim: Width = 128
+    max_position_embeddings: Positions = 4096
+    hidden_act: Any = None  # not read: the next one is
+    attention_bias: bool = False  # not read: it asks for nothing in transformers either
+    mlp_hidden_act: str = "relu2"
+    mlp_bias: bool = False
+    use_bias: bool = False
+    rms_norm_eps: Any = None  # not read: the next one is
+    layer_norm_epsilon: Epsilon = 1e-5
+    hybrid_override_pattern: str | None = None
+    layers_block_type: list[str] | None = None
+    layer_types: list[str] | None = None
+    ssm_state_size: Width = 128
+    mamba_num_heads: Count = 128
+    mamba_head_dim: Width = 64
+    n_groups: Count = 8
+    conv_kernel: Annotated[int, Meta(ge=1, le=8)] = 4
+    use_conv_bias: bool = True
+    time_step_min: AtLeast0 = 0.001
+
+    def __post_init__(self) -> None:
+        self.num_hidden_layers = len(self.kinds)
+        if self.mamba_num_heads % self.n_groups:
+            raise ValueError(f"mamba_num_heads must be a multiple of n_groups, {self.n_groups}")
+        if self.ssm_state_size > MAX_KEY_DIM:
+            raise ValueError(f"ssm_state_size must be at most {MAX_KEY_DIM}; got {self.ssm_state_size}")
+
+    @property
+    def kinds(self) -> list[str]:
+        """The kind of each layer. ValueError: one that is not built here."""
+        given = self.layers_block_type or self.layer_types
+        key, listed = "layers_block_type" if self.layers_block_type else "layer_types", given or []
+        if given is None:
+            key, listed = "hybrid_override_pattern", list(self.hybrid_override_pattern or "ME*-")
+        found = [_KINDS.get(kind, _SAME.get(kind, kind)) for kind in listed]
+        for kind, name in zip(listed, found):
+            if name not in _KINDS.values():
+                raise ValueError(
+                    f"{key} must be of Mamba, attention and MLPs; experts are not built here; got {kind!r}"
+                )
+        if not found:
+            raise ValueError(f"{key} must name at least one layer")
+        return found
+
+    def variant(self) -> dict[str, Any]:
+        """Nemotron-H (arXiv 2504.03624): each layer has one of Mamba-2, attention and an MLP, and there are no rotary
+        embeddings."""
+        kinds = self.kinds
+        mamba = Mamba2(
+            layers=tuple(kind == "mamba" for kind in kinds),
+            heads=self.mamba_num_heads,
+            head_dim=self.mamba_head_dim,
+            groups=self.n_groups,
+            state_dim=self.ssm_state_size,
+            width=self.conv_kernel,
+            module="mixer",
+            conv_bias=self.use_conv_bias,
+            in_bias=self.use_bias,
+            out_bias=self.use_bias,
+            limits=(self.time_step_min, UNLIMITED[1]),
+            adapted=False,
+        )
+        return {
+            "hidden_act": self.mlp_hidden_act,
+            "gated": False,
+            "rms_norm_eps": self.layer_norm_epsilon,
+            "use_rope": (False,) * len(kinds),
+            "mlp_bias": self.mlp_bias,
+            "attention_norm": "norm",
+            "mlp_norm": "norm",
+            "final_norm": "model.norm_f",
+            "attention": "mixer",
+            "o_proj": "mixer.o_proj",
+            "up_proj": "mixer.up_proj",
+            "down_proj": "mixer.down_proj",
+            "mixing_layers": tuple(kind != "mlp" for kind in kinds),
+            "mlp_layers": tuple(kind == "mlp" for kind in kinds),
+            "linear": mamba if any(mamba.layers) else None,
+            "file_names": (
+                ("model.embed_tokens.", ("backbone.embeddings.", "model.embeddings.")),
+                ("model.", ("backbone.",)),
+            ),
+        }

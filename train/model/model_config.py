@@ -70,6 +70,7 @@ class ModelConfig:
     mixing_layers, mlp_layers: which have attention, or what is in its place, and which an MLP (if "()", all).
     attention: the path of q_proj, k_proj and v_proj. attention_in_scale, attention_out_scale, gate_scale, down_scale:
     of attention's input and output, of what gate_proj gives, and of the MLP's output.
+    file_names: the beginnings of tensors' names, and those that files have instead, of which the first is written.
     text_of: the multimodal architecture of which this is the text part ("": none).
     extra_layers: files may have so many more, which predict several tokens at once and are left out.
     """
@@ -150,6 +151,7 @@ class ModelConfig:
     layer_scale: bool = field(default=False, repr=False)
     per_layer: PerLayer | None = field(default=None, repr=False)
     altup: AltUp | None = field(default=None, repr=False)
+    file_names: tuple[tuple[str, tuple[str, ...]], ...] = field(default=(), repr=False, compare=False)
     text_of: str = field(default="", repr=False)
     extra_layers: int = field(default=0, repr=False)
     fp8_block: tuple[int, int] | None = field(default=None, repr=False, compare=False)  # of files, not of the model
