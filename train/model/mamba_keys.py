@@ -62,7 +62,7 @@ class MambaFile(ConfigFile, kw_only=True):
         width = self.mamba_d_head if isinstance(self.mamba_d_head, int) else inner // heads
         if isinstance(self.mamba_d_head, str) and self.mamba_d_head != "auto":
             raise ValueError(f'mamba_d_head must be a number or "auto"; got {self.mamba_d_head!r}')
-        if width * heads != inner:
+        if width < 1 or width * heads != inner:
             raise ValueError(f"mamba_n_heads times mamba_d_head must be {inner}; got {heads} and {self.mamba_d_head}")
         if heads % groups:
             raise ValueError(f"mamba_n_heads must be a multiple of mamba_n_groups, {groups}; got {heads}")
@@ -322,8 +322,8 @@ class NemotronHFile(ConfigFile, kw_only=True):
                 raise ValueError(
                     f"{key} must be of Mamba, attention and MLPs; experts are not built here; got {kind!r}"
                 )
-        if not found:
-            raise ValueError(f"{key} must name at least one layer")
+        if not 0 < len(found) <= 4096:
+            raise ValueError(f"{key} must name 1 to 4096 layers; got {len(found)}")
         return found
 
     def variant(self) -> dict[str, Any]:
