@@ -3,6 +3,8 @@
     python bench/bench_experts.py [--small] [--out FILE]
 
 Every token chooses its experts evenly at random. The dense GEMM multiplies as many rows with the weight of one expert.
+apart_tflops: a batched GEMM in which every expert has as many rows. gbytes_per_second: of the weights of the experts
+that have rows, each read once.
 """
 
 from __future__ import annotations
@@ -17,25 +19,27 @@ from common import Report, time_device
 from wgrad.autograd.bench.cost import product_flop
 from wgrad.autograd.bind import bind
 from wgrad.device.formats.mxfp4 import Mxfp4Array
+from wgrad.device.formats.nf4 import NF4Array
 from wgrad.wgsl.device import WgpuDevice
 
 # Tokens, experts, experts of a token, width of one, hidden size: Qwen3-30B-A3B, OLMoE-1B-7B, Mixtral-8x7B (a quarter).
 SHAPES = [(2048, 128, 8, 768, 2048), (2048, 64, 8, 1024, 2048), (2048, 8, 2, 3584, 4096), (16, 128, 8, 768, 2048)]
-GPT_OSS = (2048, 32, 4, 2880, 2880)  # gpt-oss-20B
+GPT_OSS = [(2048, 32, 4, 2880, 2880), (16, 32, 4, 2880, 2880)]  # gpt-oss-20B
 SMALL = [(16, 3, 2, 32, 64)]
 
 
 def weight_of(device: Any, kind: str, rows: int, columns: int, experts: int) -> Any:
+    """Random numbers, a block of which is repeated: that changes no timing."""
+    rng, size = np.random.default_rng(1), rows * columns
+    if kind == "dense":
+        block = rng.standard_normal(1 << 20).astype(np.float16 if device.float16 else np.float32)
+        array = device.upload(np.resize(block, (rows, columns)))
+        return array if experts == 1 else device.view(array, (experts, rows // experts, columns))
+    codes = np.resize(rng.integers(0, 256, 1 << 20).astype(np.uint8), size // 2)
     if kind == "mxfp4":
-        codes = np.resize(np.random.default_rng(1).integers(0, 256, 1 << 16).astype(np.uint8), rows * columns // 2)
-        exponents = np.full(rows * columns // 32, 122, np.uint8)
-        return Mxfp4Array(codes, exponents, (rows, columns)).map_arrays(device.upload)
-    block = np.random.default_rng(1).standard_normal(1 << 16).astype(np.float32)
-    full = device.upload(np.resize(block, (rows, columns)))
-    if kind != "dense":
-        return device.quantize(full, 64)
-    array = device.cast(full, np.float16) if device.float16 else full
-    return array if experts == 1 else device.view(array, (experts, rows // experts, columns))
+        return Mxfp4Array(codes, np.full(size // 32, 122, np.uint8), (rows, columns)).map_arrays(device.upload)
+    absmax = np.resize(rng.random(1 << 16).astype(np.float32), size // 64)
+    return NF4Array(codes, absmax, (rows, columns), 64).map_arrays(device.upload)
 
 
 def measure(device: Any, report: Report, kind: str, shape: tuple[int, int, int, int, int]) -> None:
@@ -48,26 +52,36 @@ def measure(device: Any, report: Report, kind: str, shape: tuple[int, int, int, 
     dy = device.upload(random.standard_normal((rows, n)).astype(dtype))
     many = device.upload(random.standard_normal((rows, hidden)).astype(dtype))
     of_all, one = (weight_of(device, kind, count * n, hidden, count) for count in (experts, 1))
+    apart: tuple[Any, Any] = None, None
     if kind == "dense":
         dense: Any = partial(device.gemm, many, one, trans_b=True), partial(device.gemm, dy, one)
+        if rows % experts == 0:
+            a, b = (device.view(array, (experts, rows // experts, array.shape[1])) for array in (many, dy))
+            apart = partial(device.gemm, a, of_all, trans_b=True), partial(device.gemm, b, of_all)
+        nbytes = of_all.nbytes
     else:
         dense = partial(device.linear_quantized, many, one), partial(device.linear_quantized_backward, dy, one)
+        nbytes = sum(array.nbytes for array in of_all.arrays().values() if array is not None)
     grouped = (
         partial(device.grouped_linear, x, of_all, start, order=order),
         partial(device.grouped_linear_backward, dy, of_all, start),
     )
-    flop = product_flop(rows, n, hidden)
-    for side, ours, other in zip(("forward", "dx"), grouped, dense):
+    flop, read = product_flop(rows, n, hidden), nbytes * np.unique(ids).size / experts
+    for side, ours, other, alone in zip(("forward", "dx"), grouped, dense, apart):
         experts_time, dense_time = time_device(device, ours), time_device(device, other)
+        of_each = {} if alone is None else {"apart_tflops": flop / time_device(device, alone).seconds / 1e12}
         report.row(
             kind=kind,
             side=side,
             shape="x".join(map(str, shape)),
             dtype=np.dtype(dtype).name,
             tensor_cores=device.matrix_units,
+            us=experts_time.seconds * 1e6,
             tflops=flop / experts_time.seconds / 1e12,
             dense_tflops=flop / dense_time.seconds / 1e12,
             ratio=dense_time.seconds / experts_time.seconds,
+            **of_each,
+            gbytes_per_second=read / experts_time.seconds / 1e9,
             spread=max(experts_time.spread, dense_time.spread),
         )
 
@@ -82,7 +96,7 @@ def main() -> None:
     for shape in SMALL if args.small else SHAPES:
         for kind in ("dense", "nf4"):
             measure(device, report, kind, shape)
-    for shape in SMALL if args.small else [GPT_OSS]:
+    for shape in SMALL if args.small else GPT_OSS:
         measure(device, report, "mxfp4", shape)
 
 

@@ -136,7 +136,7 @@ def bench(
     dispatches = sum(replay.dispatches for replay in replays)
     host = host_seconds(replays, device)
     report.row(
-        work=name, stack="wgrad", compute=compute, batch=batch, seq_len=seq_len,
+        work=work_of(name, args), stack="wgrad", compute=compute, batch=batch, seq_len=seq_len,
         checkpointing=trainer.model.recomputed > 0, offload_checkpoints=offload, layers=shape.layers, **layers,
         attention_kept=trainer.model.keep_attention, norms_kept=trainer.model.keep_norms,
         int8_products=args.int8_matmul,
@@ -188,14 +188,19 @@ def host_seconds(replays: list[Any], device: WgpuDevice) -> Host:
     return sorted(samples, key=lambda host: host.recording)[SAMPLES // 2]
 
 
-def peer(stack: str, name: str, shape: Shape, batch: int, seq_len: int, report: Report) -> None:
+def work_of(name: str, args: argparse.Namespace) -> str:
+    """Return the name of a shape in rows."""
+    return f"{name}, {args.layers} layers" if args.layers else name
+
+
+def peer(stack: str, work: str, shape: Shape, batch: int, seq_len: int, report: Report) -> None:
     command = [sys.executable, str(Path(__file__).with_name(f"peer_{stack}.py"))]
     command += [json.dumps(shape.config()), str(seq_len), str(int(shape.checkpointing)), str(batch)]
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ)
     if done.returncode:
         print("peer failed:", done.stderr[-800:])
         return
-    report.row(work=name, **json.loads(done.stdout.splitlines()[-1]))
+    report.row(work=work, **json.loads(done.stdout.splitlines()[-1]))
 
 
 def main() -> None:
@@ -227,7 +232,7 @@ def main() -> None:
             recomputed = args.gradient_checkpointing or bool(args.offload_activations)
             for stack in args.stacks.split(","):
                 shape = shape_of(name, recomputed, args.layers)
-                peer(stack, name, shape, batch, args.max_length, report)
+                peer(stack, work_of(name, args), shape, batch, args.max_length, report)
 
 
 if __name__ == "__main__":

@@ -42,7 +42,7 @@ SHAPES = (
     (1, 4096, 4096),
 )
 MANY_VGPRS = 96  # kernels with more are listed one by one
-EXPERTS, EXPERT_TOKENS = 16, (16, 64, 256, 1024)  # of which each goes to 8
+EXPERTS, EXPERT_TOKENS = 16, (2, 16, 64, 256, 1024)  # of which each goes to 8
 WIDTHS, LENGTHS, RANKS = (32, 64, 96, 128), (64, 2048), (16, 64)
 
 
@@ -141,12 +141,12 @@ def variants(device: Any, units: bool) -> list[Any]:
             dry.linear_quantized(dry.empty((rows, 4096), kind), weight, dtype=kind)
             dry.linear_quantized_backward(dry.empty((rows, 512), kind), weight, dtype=kind)
     for name in ("", "nf4", "mxfp4"):
-        expert = formats()[name].quantize(np.zeros((EXPERTS * 64, 256), F32)).map_arrays(dry.upload) if name else None
+        expert = formats()[name].quantize(np.zeros((EXPERTS * 128, 256), F32)).map_arrays(dry.upload) if name else None
         for tokens in EXPERT_TOKENS:
             start, order = dry.empty((EXPERTS + 1,), np.int32), dry.empty((8 * tokens,), np.int32)
-            weight = dry.empty((EXPERTS, 64, 256), kind) if expert is None else expert
+            weight = dry.empty((EXPERTS, 128, 256), kind) if expert is None else expert
             dry.grouped_linear(dry.empty((tokens, 256), kind), weight, start, order=order)
-            dry.grouped_linear_backward(dry.empty((8 * tokens, 64), kind), weight, start)
+            dry.grouped_linear_backward(dry.empty((8 * tokens, 128), kind), weight, start)
     for rank in RANKS:
         for rows in LENGTHS:
             dry.gemm(dry.empty((rows, 4096), kind), dry.empty((rank, 4096), F32), trans_b=True, dtype=F32)

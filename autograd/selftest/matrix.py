@@ -65,15 +65,15 @@ def skinny_cases() -> list[Case]:
 
 
 def expert_cases() -> list[Case]:
-    """On each of the tiles of GEMMs of experts that end early, forward and backward."""
+    """On each of the tiles of GEMMs of experts that end early, in all their lengths."""
     found = []
     for side, gather in (("forward", True), ("backward", False)):
         found += [
-            grouped_case(side, "tall", (131, 3, 2, 136, 136), F16, gather=gather, weight=F16),
-            grouped_case(side, "tall", (131, 3, 2, 136, 128), F16, gather=gather, format="nf4", double=True),
-            grouped_case(side, "taller", (300, 3, 2, 136, 160), F16, gather=gather, format="mxfp4"),
+            grouped_case(side, "tall", (220, 3, 2, 136, 136), F16, gather=gather, weight=F16),
+            grouped_case(side, "tall", (220, 3, 2, 136, 128), F16, gather=gather, format="nf4", double=True),
+            grouped_case(side, "taller", (290, 2, 2, 136, 160), F16, gather=gather, format="mxfp4"),
         ]
-    return found
+    return [*found, grouped_case("forward", "one has all", (300, 3, 2, 72, 128), F16, format="nf4", one_has_all=True)]
 
 
 def attention_cases() -> list[Case]:

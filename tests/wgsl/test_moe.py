@@ -35,7 +35,7 @@ def test_on_tensor_cores(case: Case, matrix_device: Any, monkeypatch: pytest.Mon
     for name in ("_OF_ARRAYS", "_FORWARD_FEWER"):
         monkeypatch.setattr(grouped, name, small)
     monkeypatch.setattr(grouped, "_BACKWARD", MatrixTile(1, 1, 3, 1, 1, shorter=(1, 2)))
-    monkeypatch.setattr(grouped, "_MANY_ROWS", 0)
+    monkeypatch.setattr(grouped, "_HIGH_ROWS", 0)
     monkeypatch.setattr(grouped, "_LEAST_K", 0)
     monkeypatch.setattr(gemm_matrix, "NARROW", narrow)
     result = check_case(case, matrix_device)

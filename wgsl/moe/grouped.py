@@ -25,8 +25,9 @@ from wgrad.wgsl.runtime.runtime import Runtime
 # half empty on average, which costs an H100 a third of the rate where there are as many rows as in a tile.
 _FEW_ROWS, _MANY_ROWS, _MOST_ROWS = 16, 48, 256
 _FLAT = Tile(64, 128, 16, 2, 2)
-# On tensor cores, with shorter texts for the last tile (bench/notes/experts.md); not of a short K, such as a LoRA's.
-_LEAST_K = 128
+# On tensor cores, with shorter texts for the last tile (bench/notes/experts.md). Not measured, and not used, with fewer
+# rows of an expert, nor with a short K, such as a LoRA's.
+_HIGH_ROWS, _LEAST_K = 96, 128
 _OF_ARRAYS = replace(gemm_matrix.LARGE, shorter=(2,))
 # Forward a weight is decoded once for up to 256 rows. With fewer rows each row of codes is read 64 elements at a time.
 _FORWARD = MatrixTile(4, 2, 4, 2, 2, ahead=True, shorter=(1, 2))
@@ -95,7 +96,7 @@ def _matrix_tile(gemm: Gemm, mean: float, limits: Limits) -> MatrixTile:
     if mean <= _FEW_ROWS:
         return gemm_matrix.NARROW
     b = gemm.b
-    if mean < _MANY_ROWS or gemm.mnk[2] < _LEAST_K:
+    if mean < _HIGH_ROWS or gemm.mnk[2] < _LEAST_K:
         tiles = gemm_matrix.WEIGHT_TILES[16 if isinstance(b, str) else gemm_matrix.unit_of(b, 64, limits.lanes)]
         tile = tiles[int(mean >= _MOST_ROWS)]
     elif isinstance(b, str):
