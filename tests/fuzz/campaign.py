@@ -30,7 +30,7 @@ from tests.fuzz.kinds import make_case
 
 CASES = Path(__file__).parent / "cases"
 _CLEAR = "\r" if sys.stdout.isatty() else ""  # of the line that counts
-TEMPLATE_SECONDS = 1.0  # instead of five, so that endless templates do not take most of the time
+TEMPLATE_SECONDS = 0.25  # instead of five, so that endless templates do not take most of the time
 BATCH = 25  # inputs that share a child and a report
 
 

@@ -131,6 +131,29 @@ def test_gaps_and_what_goes_back(page: Browser) -> None:
     ]
 
 
+def test_noise_is_smoothed_and_the_cursor_tells_the_nearest_values(page: Browser) -> None:
+    page.evaluate("import('/pages/charts.js').then((found) => { window.drawing = found; })")
+    wait(page, "typeof window.drawing", "object")
+    page.evaluate("""(() => {
+      const runs = [[1, 2, 9], [4, 6]].map((steps, number) => {
+        const series = new drawing.Series();
+        for (const key of ["loss", "lr", "reward"]) for (const step of steps) series.add(key, step, step / 2);
+        return { name: `run${number}`, number, series };
+      });
+      window.charts = new drawing.Charts(document.querySelector("main").appendChild(document.createElement("div")));
+      charts.draw(runs, { log: false, smoothing: 0.5 });
+    })()""")
+    lines = "['loss', 'lr', 'reward'].map((key) => charts.charts.get(key).uplot.series.length - 1)"
+    wait(page, lines, [4, 2, 4])  # of two runs, what was measured and what is smoothed
+    page.evaluate(
+        "(() => { const { uplot } = charts.charts.get('reward');"
+        "uplot.setCursor({ left: uplot.valToPos(6, 'x'), top: 9 }); })()"
+    )
+    told = "charts.charts.get('reward').values.innerText.replace(/\\s+/g, ' ')"
+    wait(page, told, "step 6 run0 4.500 (step 9) run1 3")
+    assert page.evaluate("drawing.nearest({ steps: [1, 2], values: [null, null] }, 1)") == -1
+
+
 def test_a_server_that_has_gone_is_told(browser: Browser, out: Path) -> None:
     with WatchServer(0, open_watch([str(out)])) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))

@@ -18,7 +18,8 @@ from wgrad.train.model import patterns
 from wgrad.train.model.adapter_files import CONFIG_FILE, WEIGHTS_FILE, load_adapter, save_adapter
 from wgrad.train.model.lora import LoraConfig, init_lora, lora_shapes, match_targets
 from wgrad.train.model.model_config import parse_model_config
-from wgrad.train.options.finetune_config import PROJECTIONS, RunOptions
+from wgrad.train.options.finetune_config import RunOptions
+from wgrad.train.options.input_options import PROJECTIONS
 from wgrad.train.step.lora_options import lora_config
 
 MODULES = {f"model.layers.{i}.{m}": (24, 20) for i in range(3) for m in ("self_attn.q_proj", "mlp.up_proj")}

@@ -14,8 +14,9 @@ import yaml
 from wgrad.device.errors import WgradError
 from wgrad.train.commands.cli import build_parser, main
 from wgrad.train.options.config_yaml import read_config_file
-from wgrad.train.options.finetune_config import CONFIG_FILE, PROJECTIONS, FinetuneConfig, RunOptions
+from wgrad.train.options.finetune_config import CONFIG_FILE, FinetuneConfig, RunOptions
 from wgrad.train.options.generate_config import GenerateConfig
+from wgrad.train.options.input_options import PROJECTIONS
 from wgrad.train.options.options import field_type, fixed_options, flag
 from wgrad.train.options.resolve import resolve_config
 

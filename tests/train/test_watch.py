@@ -191,7 +191,7 @@ def test_slow_clients_have_no_threads(server: WatchServer, folder: Path, monkeyp
         idle.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert ask(server, "/none")[0] == 404
         assert threading.active_count() == threads
-        time.sleep(0.5)
+        time.sleep(0.25)
         size = 0
         with suppress(ConnectionError):
             while data := idle.recv(1 << 20):

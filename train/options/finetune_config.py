@@ -16,19 +16,18 @@ import yaml
 from wgrad.device.errors import WgradError
 from wgrad.device.files import write_text
 from wgrad.train.options import choices
-from wgrad.train.options.choices import AUTO, LORA, MODULES, REPORTERS
+from wgrad.train.options.choices import AUTO, REPORTERS
 from wgrad.train.options.contradictions import refuse_contradictions
+from wgrad.train.options.input_options import SHARE_BELOW_1, InputOptions
 from wgrad.train.options.objectives import ObjectiveOptions
 from wgrad.train.options.option_text import parse_size
-from wgrad.train.options.options import ABOVE_0, AT_LEAST_1, NOT_NEGATIVE, SEED, Options, option, show
-from wgrad.train.options.record_names import A_COLUMN, COLUMNS_HELP
+from wgrad.train.options.options import ABOVE_0, NOT_NEGATIVE, SEED, option, show
 from wgrad.train.options.unused_options import unused_options
 
 CONFIG_FILE = "config.yaml"
 CONFIG_FORMAT = 1  # of OUT/config.yaml; a file that a person wrote need not name it
 # Options that --help and the studio show at once.
 USUAL = ("model", "data", "out", "resume", "lora_r", "learning_rate", "batch_size", "max_length", "epochs", "vram")
-PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 COMPUTE_HELP = "auto: float16 where tensor cores are enabled, bfloat16 on HIP, else float32"
 DEVICE_HELP = "auto, hip, wgpu or cpu; hip:GPU and wgpu:GPU take a number or part of a name"
 MOST = 10**9  # of what is counted: more than any run has, so beyond it a number is a slip
@@ -39,110 +38,17 @@ STREAM_HELP = (
 LIMIT_HELP = "use at most this much device memory: 3GiB, 800MiB"
 A_LENGTH = (f"must be between 2 (one token predicts the next) and {MOST:,}", lambda v: 2 <= v <= MOST)
 A_WARMUP = ("must be a share below 1 or a whole number of steps", lambda v: 0 <= v < 1 or v == int(v) >= 1)
-SHARE_BELOW_1 = ("must be at least 0 and below 1", lambda v: 0 <= v < 1)
 A_SIZE = ("must be a size, as 3GiB or 800MiB", lambda v: parse_size(v) is not None)
 A_NUMBER = (f"must be between 0 and {MOST:,}", lambda v: not isinstance(v, str) and 0 <= v <= MOST)
 LAYERS = ("must be auto, true, false or a number of layers", lambda v: v == AUTO or A_NUMBER[1](v))
 A_COUNT = (f"must be between 1 and {MOST:,}", lambda v: 1 <= v <= MOST)
 
-in_files = partial(option, group="files")
-a_path = partial(in_files, path=True)
-of_adapter = partial(option, group="adapter", fixed=True)
 of_training = partial(option, group="training")
 of_machine = partial(option, group="machine")
 
 
 @dataclass(frozen=True, kw_only=True)
-class _InputOptions(Options):
-    """The files of a run, and its adapter."""
-
-    model: str = a_path(
-        "",
-        "base model: a folder in Hugging Face layout, a GGUF file, or a hub id such as org/name",
-        metavar="DIR_OR_HUB_ID",
-        required=True,
-    )
-    data: tuple[str, ...] = a_path(
-        (),
-        "training data: JSONL, a JSON array, CSV, Parquet with text, prompt + completion, messages, chosen + rejected "
-        "or completion + label; or plain text. Several times for several sources, with weights as FILE=3: the share of "
-        "each in an epoch. - is standard input; OWNER/NAME or OWNER/NAME:SPLIT a data set of the Hugging Face hub",
-        metavar="FILE",
-        required=True,
-        repeat=True,
-    )
-    columns: tuple[str, ...] = in_files((), COLUMNS_HELP, rule=A_COLUMN, metavar="OURS=THEIRS", pairs=True)
-    out: str = a_path(
-        "", "output folder: adapter, metrics.jsonl, loss.svg, config.yaml, checkpoints", metavar="DIR", required=True
-    )
-    eval_data: str | None = a_path(None, "file of held-out data; --eval-fraction is then not used", metavar="FILE")
-    on_bad_line: choices.OnBadLine = in_files(
-        "skip",
-        "invalid lines of the data: report and skip them (an error if most are invalid), or stop at the first",
-        choices=get_args(choices.OnBadLine),
-    )
-    chat_template: str | None = a_path(
-        None,
-        f"{choices.TEMPLATE_HELP}; it is saved with the result",
-        metavar="FILE_OR_NAME",
-        fixed=True,
-    )
-    adapter: str | None = a_path(
-        None,
-        "continue training this PEFT adapter (with its own r, alpha and target modules)",
-        metavar="DIR",
-        fixed=True,
-    )
-    resume: bool = in_files(
-        False, "continue from the newest checkpoint in --out; other options default to those of the run"
-    )
-
-    lora_r: int = of_adapter(16, "rank of the adapters", rule=AT_LEAST_1, metavar="R")
-    lora_alpha: float = of_adapter(32.0, "the adapter is scaled by alpha / r", rule=ABOVE_0, metavar="A")
-    lora_dropout: float = of_adapter(0.0, "dropout on the adapter's input", rule=SHARE_BELOW_1, metavar="P")
-    target_modules: tuple[str, ...] = of_adapter(
-        PROJECTIONS,
-        "projections that get an adapter, each optionally with its own rank",
-        rule=MODULES,
-        metavar="NAME[=R]",
-    )
-    use_rslora: bool = of_adapter(False, "scale by alpha / sqrt(r) instead of alpha / r")
-    init_lora_weights: choices.Start = of_adapter(
-        LORA,
-        "how an adapter starts: lora with no effect; pissa as the largest singular values of each weight, over what "
-        "they leave of it, found exactly or (niter: faster) in 4 or 16 random rounds; it is saved as its change to the "
-        "base model, plain LoRA of twice the rank",
-        choices=get_args(choices.Start),
-    )
-    use_dora: bool = of_adapter(False, "use DoRA: also train the magnitude of each weight row; slower")
-    lora_variant: str = of_adapter(
-        "", "train a variant of LoRA that a program registers (wgrad.register_lora_variant)", metavar="NAME"
-    )
-    qat: choices.Qat | None = of_adapter(
-        None,
-        "quantisation-aware training: train against weights rounded as wgrad merge --format gguf --quantize q4_0 (or "
-        "q4_k_m) rounds them",
-        choices=get_args(choices.Qat),
-    )
-    train_embeddings: bool = of_adapter(
-        False, "also train the whole embedding (PEFT: modules_to_save); a tied output layer stays frozen"
-    )
-    train_head: bool = of_adapter(False, "also train the whole output layer; a tied embedding stays frozen")
-    full: bool = of_adapter(False, "train all parameters instead of adapters, and save a whole model")
-    quantize: bool = of_adapter(
-        True,
-        "quantise the projections of a 16-bit base model to NF4; quantised and GGUF models stay as they are",
-    )
-    double_quant: bool = of_adapter(
-        True, "also quantise the scales of the NF4 blocks (4.127 bits per weight instead of 4.5)"
-    )
-    block_size: choices.BlockSize = of_adapter(
-        64, "weights in one NF4 block", choices=get_args(choices.BlockSize), metavar="N"
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunOptions(ObjectiveOptions, _InputOptions):
+class RunOptions(ObjectiveOptions, InputOptions):
     """Everything that decides a run; files need not be named, as its parts can be used without (`wgrad warm`). Raises
     WgradError, naming the option, where a value breaks its rule."""
 

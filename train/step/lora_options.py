@@ -7,7 +7,8 @@ from wgrad.train.model.lora import ALL_LINEAR, LoraConfig, ends_with, expert_mod
 from wgrad.train.model.lora_variants import variant_of
 from wgrad.train.model.model_config import ModelConfig
 from wgrad.train.options.choices import LORA
-from wgrad.train.options.finetune_config import PROJECTIONS, RunOptions
+from wgrad.train.options.finetune_config import RunOptions
+from wgrad.train.options.input_options import PROJECTIONS
 
 
 def lora_config(config: RunOptions, model: ModelConfig) -> LoraConfig:

@@ -8,6 +8,7 @@ const TITLES = new Map([
   ["memory_bytes", "Device memory, MiB"], ["grad_norm", "Gradient norm"],
 ]);
 const HIDDEN = new Set(["step", "tokens"]);
+const exact = (key) => key === "lr" || key === "memory_bytes" || key.startsWith("held_out");  // no noise to smooth
 const DASHES = [[], [8, 4], [2, 3], [10, 3, 2, 3]];  // a second sign beside the colour
 const MOST_CHARTS = 24, HEIGHT = 240, COLOURS = 8;
 
@@ -29,6 +30,12 @@ export function smoothed(values, weight) {
     count += 1;
     return sum / (1 - weight ** count);
   });
+}
+
+// Where the value nearest to a step stands; -1 where there is none. Of two at the same distance the earlier one.
+export function nearest({ steps, values }, step) {
+  const far = (at) => (at < 0 ? Infinity : Math.abs(steps[at] - step));
+  return values.reduce((best, value, at) => (value !== null && far(at) < far(best) ? at : best), -1);
 }
 
 // What a run's files hold, taken in as it comes.
@@ -81,7 +88,7 @@ class Chart {
     const signature = JSON.stringify([shown.map((run) => [run.name, run.number, run.series.changes]), look, range, dark]);
     if (signature === this.signature) return;
     this.signature = signature;
-    const style = getComputedStyle(document.documentElement), weight = this.key === "loss" ? look.smoothing : 0;
+    const style = getComputedStyle(document.documentElement), weight = exact(this.key) ? 0 : look.smoothing;
     const value = (name) => style.getPropertyValue(name).trim();
     const tables = [], lines = [{}];
     for (const run of shown) {
@@ -102,7 +109,7 @@ class Chart {
       axes: [{ ...axis, size: 32, values: (_, ticks) => ticks.map((t) => (Number.isInteger(t) ? t : "")) },
         { ...axis, size: 58, values: (_, ticks) => ticks.map((t) => (t === null ? "" : Number(t.toPrecision(4)).toString().length > 7 ? t.toExponential(0) : Number(t.toPrecision(4)))) }],
       series: lines,
-      hooks: { setCursor: [(plot) => this.tell(plot, shown, weight ? 2 : 1)] },
+      hooks: { setCursor: [(plot) => this.tell(plot, shown)] },
     }, data, this.plot);
     this.shownLast(shown);
   }
@@ -122,11 +129,16 @@ class Chart {
     this.values.replaceChildren(...last.map(([run, value]) => el("span", { class: colour(run.number) }, `${run.name} ${written(value)}`)));
   }
 
-  tell(plot, shown, each) {
+  // The values at the cursor: of each run the nearest one, as runs have different steps.
+  tell(plot, shown) {
     const at = plot.cursor.idx;
     if (at === null || at === undefined) { this.shownLast(shown); return; }
-    this.values.replaceChildren(el("span", { class: "soft" }, `step ${plot.data[0][at]}`), ...shown.map((run, i) =>
-      el("span", { class: colour(run.number) }, `${run.name} ${written(plot.data[1 + i * each][at])}`)));
+    const step = plot.data[0][at];
+    this.values.replaceChildren(el("span", { class: "soft" }, `step ${step}`), ...shown.map((run) => {
+      const { steps, values } = run.series.keys.get(this.key), near = nearest({ steps, values }, step);
+      const where = near < 0 || steps[near] === step ? "" : ` (step ${steps[near]})`;
+      return el("span", { class: colour(run.number) }, `${run.name} ${written(values[near])}${where}`);
+    }));
   }
 }
 
