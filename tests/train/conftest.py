@@ -280,6 +280,13 @@ MakeCheckpoint = Callable[..., Path]
 
 
 @pytest.fixture
+def short_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The samples before and after a run have few tokens: whole ones take nearly half of a run of two steps. Not for
+    tests that compare with a process of its own, which has whole ones."""
+    monkeypatch.setattr("wgrad.train.run.evaluation.SAMPLE_TOKENS", 6)
+
+
+@pytest.fixture
 def make_checkpoint(tmp_path: Path) -> MakeCheckpoint:
     """make_checkpoint(architecture, dtype=, shards=, seed=, name=, **config) -> folder of a tiny random model."""
 

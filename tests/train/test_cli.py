@@ -31,6 +31,8 @@ from wgrad.train.options.generate_config import GenerateConfig
 from wgrad.train.options.options import flag
 from wgrad.train.output.checkpoints import STATE_FILE, Checkpoints
 
+pytestmark = pytest.mark.usefixtures("short_samples")
+
 
 def run(*words: str) -> int:
     return cli.main(list(words))

@@ -19,6 +19,8 @@ from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.options.generate_config import GREEDY
 from wgrad.train.step.build import build_frozen, build_trainable
 
+pytestmark = pytest.mark.usefixtures("short_samples")
+
 
 def options(model: Path, data: Path, out: Path, *more: str) -> list[str]:
     given = ["--model", str(model), "--data", str(data), "--out", str(out), "--device", "cpu", "--max-length", "48"]

@@ -22,6 +22,8 @@ from wgrad.train.files.safetensors_files import from_arrays, write_safetensors
 from wgrad.train.model.model_files import ModelFiles
 from wgrad.train.run import finetune, session
 
+pytestmark = pytest.mark.usefixtures("short_samples")
+
 Case = Callable[[Path, Path], list[str]]  # model folder, data file -> further options
 
 

@@ -24,6 +24,8 @@ from wgrad.train.output.previous_run import previous_run
 from wgrad.train.run.loop import Run
 from wgrad.train.run.scheduled import BestSteps
 
+pytestmark = pytest.mark.usefixtures("short_samples")
+
 SIZES = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 4, "num_hidden_layers": 1}
 PROMPTS = ["the early bird", "a journey"]
 

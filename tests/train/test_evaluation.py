@@ -18,6 +18,8 @@ from wgrad.train.run import evaluation
 from wgrad.train.run.evaluation import eval_subset
 from wgrad.train.terminal.progress import Phase
 
+pytestmark = pytest.mark.usefixtures("short_samples")
+
 
 def documents(lengths: list[int]) -> list[Document]:
     return [Document(np.full(n, i, np.int32), np.ones(n, bool)) for i, n in enumerate(lengths)]

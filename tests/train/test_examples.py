@@ -17,6 +17,8 @@ from tests.train.conftest import CHATML, MakeCheckpoint
 from wgrad.autograd.gradcheck import LIMIT
 from wgrad.train.commands.cli import main
 
+pytestmark = pytest.mark.usefixtures("short_samples")
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 QUICK: dict[str, Any] = {"device": "cpu", "max_steps": 2, "sample": False}
 RECORDS = [{"text": "better late than never"}, {"text": "still waters run deep"}] * 10

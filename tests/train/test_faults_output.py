@@ -16,6 +16,8 @@ import pytest
 from wgrad.train.commands.cli import main
 from wgrad.train.run.evaluation import Evaluation
 
+pytestmark = pytest.mark.usefixtures("short_samples")
+
 RESULT = ("adapter_model.safetensors", "adapter_config.json", "loss.svg")
 
 

@@ -22,6 +22,8 @@ from wgrad.train.output.metrics import read_steps
 from wgrad.train.run.loop import MANY_SKIPPED
 from wgrad.train.run.schedule import learning_rate, warmup_steps
 
+pytestmark = pytest.mark.usefixtures("short_samples")
+
 SIZES = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 4, "num_hidden_layers": 1}
 SMALL = {"hidden_size": 16, "intermediate_size": 24, **SIZES}
 
