@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.autograd.norms import NORMS
+from tests.hip.executor import accesses
 from tests.hip.executor.accesses import DTYPES, FAMILIES, as_row, count
 from tests.hip.executor.table import COMMAND, TABLES, is_current, reason, stale
 from wgrad.device.errors import DeviceLost
@@ -97,7 +98,7 @@ MOST_LINES_OF = {
 @pytest.fixture(scope="module")
 def counting(emulator: Any) -> Any:
     """counting(architecture): a device whose kernels count, one for all tests."""
-    return cache(emulator.counting)
+    return cache(partial(accesses.counting, emulator))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

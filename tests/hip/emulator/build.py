@@ -13,6 +13,7 @@ import hashlib
 import re
 import shutil
 import subprocess
+from collections.abc import Collection
 from pathlib import Path
 
 from filelock import FileLock
@@ -27,7 +28,7 @@ FLAGS += ["-mllvm", "-pragma-unroll-threshold=64", "-Wno-pass-failed"]
 # Functions that are inlined everywhere are not compiled for callers that there cannot be.
 FLAGS += ["-fvisibility-inlines-hidden"]
 # GPU_KERNEL leaves this mark; the kernel's name follows.
-_MARK = re.compile(r'annotate\("gpu_kernel:" "([^"]+)"\)\)\)\s*void\s+(\w+)\s*\(')
+_MARK = re.compile(r'extern "C"\s+__attribute__\(\(annotate\("gpu_kernel:" "([^"]+)"\)\)\)\s*void\s+(\w+)\s*\(')
 # Kernels that report every load and store: little optimisation, so that an access of the source stays one instruction.
 COUNTED = ["-DGPU_COUNTED", "-gline-tables-only", "-fsanitize-coverage=func,trace-loads,trace-stores",
            "-mllvm", "-disable-vector-combine"]  # fmt: skip
@@ -90,14 +91,23 @@ def build_library(out: Path) -> Path:
     return output
 
 
-def build_kernels(source: Path, arch: str, out: Path, *, counted: bool = False) -> Path:
+def _without(text: str, kernels: Collection[str]) -> str:
+    """The same source, in which all kernels but these are static functions that nobody calls: no code is made of them."""
+    return _MARK.sub(lambda found: found[0] if found[2] in kernels else f"static void {found[2]}(", text)
+
+
+def build_kernels(
+    source: Path, arch: str, out: Path, *, counted: bool = False, only: Collection[str] | None = None
+) -> Path:
     """OUT/<arch>/<source>.co: the kernels of one .hip file for the emulated architecture.
 
-    counted: they report their memory accesses (counts.hpp), and are slower.
+    counted: they report their memory accesses (counts.hpp), and are slower. only: the kernels that are wanted.
     """
     output = out / arch / f"{source.stem}.co"
     flags = [*FLAGS, *COUNTED] if counted else FLAGS
     text = _run([clang(), *flags, f"-DGPU_HOST={HOST[arch]}", "-x", "c++", "-E", str(source)])
+    if only is not None:
+        text = _without(text, only)
     key = _digest([*flags, *MACHINE_CODE] if counted else flags, text)
     with lock(output):
         if not _fresh(output, key):

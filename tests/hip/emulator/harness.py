@@ -6,7 +6,7 @@ import ctypes
 import datetime
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -76,17 +76,19 @@ class Emulator:
     def build(self, source: str, architecture: str) -> None:
         build_kernels(source_file(source), architecture, self.folder)
 
-    def counting(self, architecture: str, more: Path | None = None) -> Any:
+    def counting(
+        self, architecture: str, more: Path | None = None, only: Collection[str] | None = None
+    ) -> Any:
         """A device whose kernels, and those of `more` (a folder of .hip files), count their memory accesses.
 
-        Arrays start at multiples of 256 bytes, as on a card.
+        Arrays start at multiples of 256 bytes, as on a card. only: the kernels that it has; all without.
         """
         device = self.new(architecture, exact_blocks=False)
 
         def build_and_load(source: str) -> tuple[bytes, str]:
             path = more / f"{source}.hip" if more else None
             path = path if path and path.exists() else source_file(source)
-            made = build_kernels(path, architecture, self.folder / "counted", counted=True)
+            made = build_kernels(path, architecture, self.folder / "counted", counted=True, only=only)
             return made.read_bytes(), str(made)
 
         device.modules._image = build_and_load  # type: ignore[method-assign]
