@@ -30,6 +30,10 @@ def test_odd_sizes_stay_and_types_take_turns() -> None:
     assert Types(Odd()).chosen(names) == {"t[plain/41x123x67/float32]", "t[bias/41x123x67/float16]"} | mixed
     assert Types(Odd(), first=1).chosen(names) == {"t[plain/41x123x67/float16]", "t[bias/41x123x67/float32]"} | mixed
     assert Types(Odd(), without="bias|[*]").chosen(names) == {"t[plain/41x123x67/float32]"}
+    assert Types(Odd(), without="[*]", always="plain").chosen(names) == {
+        *(f"t[plain/41x123x67/{kind}]" for kind in kinds[:2]),
+        "t[bias/41x123x67/float32]",
+    }
 
 
 def test_evenly_and_without() -> None:
@@ -43,8 +47,8 @@ def test_the_last_parameter_takes_turns() -> None:
     assert InTurn("left out").chosen(names) == {"t[a-b-32]", "t[a-b-64]", "t[c-64]", "t[d-32]"}
     many = [f"t[{n}-{lanes}]" for n in range(14) for lanes in (8, 32)]
     assert sum(name.endswith("-8]") for name in InTurn().chosen(many)) == 7
-    assert sum(name.endswith("-8]") for name in InTurn(rare="8").chosen(many)) == 1
-    always = InTurn(rare="8", always=r"\[5-8\]").chosen(many)
+    assert sum(name.endswith("-8]") for name in InTurn(rare=("8",)).chosen(many)) == 1
+    always = InTurn(rare=("8",), always=r"\[5-8\]").chosen(many)
     assert sum(name.endswith("-8]") for name in always) == 2 and "t[5-8]" in always
 
 

@@ -1,4 +1,4 @@
-"""Training on the HIP device: the tests of tests/train that other devices pass, 30 steps beside NumPy and PEFT, and the
+"""Training on the HIP device: the tests of tests/train that other devices pass, steps beside NumPy and PEFT, and the
 commands from end to end."""
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ test_one_batch_of_eight_is_eight_batches_of_one = LOOP.test_one_batch_of_eight_i
 test_every_matrix_moves = LOOP.test_every_matrix_moves
 test_nothing_grows = LOOP.test_nothing_is_compiled_and_memory_does_not_grow_after_the_first_steps
 test_a_replayed_step_is_the_step_itself = LOOP.test_a_replayed_step_is_the_step_itself
-test_dropout_follows_the_seed = LOOP.test_dropout_follows_the_seed_and_is_off_in_evaluation
+test_dropout_follows_the_seed = pytest.mark.all(LOOP.test_dropout_follows_the_seed_and_is_off_in_evaluation)
 test_16_bits_follow_float32 = LOOP.test_16_bits_follow_float32_as_closely_as_plain_ones
 test_a_trainer_is_not_in_a_cycle = LOOP.test_a_trainer_is_not_in_a_cycle
 test_greedy_is_the_likeliest_token = GENERATE.test_greedy_is_the_likeliest_token_of_the_whole_sequence
@@ -56,18 +56,19 @@ def device(emulator: Any) -> Any:
     emulator.clear()
 
 
-def test_thirty_steps_beside_numpy(make_checkpoint: Any, hip_device: Device, cpu: Device) -> None:
+@pytest.mark.parametrize("steps", [15, pytest.param(30, marks=pytest.mark.all)])
+def test_steps_beside_numpy(make_checkpoint: Any, hip_device: Device, cpu: Device, steps: int) -> None:
     """QLoRA with dropout and clipping; a loss may be off by four roundings of float32 a step."""
     folder, histories = make_checkpoint(), []
     for where in (cpu, hip_device):
-        options = {"max_steps": 30, "gradient_accumulation_steps": 1, "lora_dropout": 0.1, "max_grad_norm": 0.5}
+        options = {"max_steps": steps, "gradient_accumulation_steps": 1, "lora_dropout": 0.1, "max_grad_norm": 0.5}
         trainer, _, config = LOOP.trainer_for(folder, where, **options)
         for step in LOOP.BatchStream(LOOP.documents(), config):
             trainer.step(step, config.learning_rate)
         histories.append(trainer.read_history()[:, 0])
     wanted, found = histories
-    assert wanted.shape == (30,) and wanted[-5:].mean() < 0.8 * wanted[:5].mean()
-    np.testing.assert_allclose(found, wanted, rtol=30 * 4 * float(np.finfo(np.float32).eps))
+    assert wanted.shape == (steps,) and wanted[-5:].mean() < 0.9 * wanted[:5].mean()
+    np.testing.assert_allclose(found, wanted, rtol=steps * 4 * float(np.finfo(np.float32).eps))
 
 
 @pytest.mark.all

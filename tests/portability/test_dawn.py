@@ -83,6 +83,11 @@ def chosen_cases(bundle: Bundle, float16: bool) -> list[dict[str, Any]]:
         if wanted and (float16 or not case["float16"]):
             found.append(case)
             seen |= new
+    for case in [case for case in found if length[key(case)] > LONGEST]:
+        entries = {kind(shaders[s])[:2] for s in shaders_of(case)}
+        others = {kind(shaders[s])[:2] for one in found if one is not case for s in shaders_of(one)}
+        if entries <= others:
+            found.remove(case)
     return found
 
 

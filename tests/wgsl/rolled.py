@@ -12,6 +12,8 @@ from wgrad.wgsl.runtime.compile import Constant
 
 # They repeat reads of workgroup memory and multiplications: most of the code of a GEMM or of attention.
 _ROLLED = {"k TILE_K", "s K_STEPS", "k STEPS", "piece 2", "c DC4", "n VN4", "pass 2", "step STEPS", "n KEY_STEPS"}
+# Columns of a tile of the delta rule; a GEMV counts rows by the same name, and keeps each in a variable of its own.
+_TILE, _COLUMNS = "struct Tile {", "c 4"
 # Loops that a compiler unrolls, by how they end: a skinny GEMM's sums of 32 invocations, in four places.
 _COUNTED = "other < SLICES;"
 
@@ -25,6 +27,7 @@ def rolled(plain: Preprocess) -> Preprocess:
     """
 
     def preprocess(lines: list[str], constants: dict[str, Constant]) -> list[str]:
+        rolled = _ROLLED | {_COLUMNS} if any(line.startswith(_TILE) for line in lines) else _ROLLED
         out: list[str] = []
         ends: list[str] = []
         names: list[str] = []
@@ -32,8 +35,8 @@ def rolled(plain: Preprocess) -> Preprocess:
             word, _, repeated = line.strip().partition(" ")
             if word == "#unroll":
                 name, count = repeated.split()
-                ends.append("}" if repeated in _ROLLED else line)
-                if repeated in _ROLLED:
+                ends.append("}" if repeated in rolled else line)
+                if repeated in rolled:
                     names.append(name)
                     line = f"for (var turn_{name} = 0u; turn_{name} < {count} + lid / 1024u; turn_{name}++) {{"
             elif word == "#end" and (end := ends.pop()) == "}":

@@ -92,7 +92,7 @@ def build_library(out: Path) -> Path:
 
 
 def _without(text: str, kernels: Collection[str]) -> str:
-    """The same source, in which all kernels but these are static functions that nobody calls: no code is made of them."""
+    """The same source, in which other kernels are static functions that nobody calls: no code is made of them."""
     return _MARK.sub(lambda found: found[0] if found[2] in kernels else f"static void {found[2]}(", text)
 
 

@@ -76,9 +76,7 @@ class Emulator:
     def build(self, source: str, architecture: str) -> None:
         build_kernels(source_file(source), architecture, self.folder)
 
-    def counting(
-        self, architecture: str, more: Path | None = None, only: Collection[str] | None = None
-    ) -> Any:
+    def counting(self, architecture: str, more: Path | None = None, only: Collection[str] | None = None) -> Any:
         """A device whose kernels, and those of `more` (a folder of .hip files), count their memory accesses.
 
         Arrays start at multiples of 256 bytes, as on a card. only: the kernels that it has; all without.
