@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -14,8 +15,8 @@ from wgrad.wgsl.runtime.compile import Constant
 _ROLLED = {"k TILE_K", "s K_STEPS", "k STEPS", "piece 2", "c DC4", "n VN4", "pass 2", "step STEPS", "n KEY_STEPS"}
 # Columns of a tile of the delta rule; a GEMV counts rows by the same name, and keeps each in a variable of its own.
 _TILE, _COLUMNS = "struct Tile {", "c 4"
-# Loops that a compiler unrolls, by how they end: a skinny GEMM's sums of 32 invocations, in four places.
-_COUNTED = "other < SLICES;"
+# Loops that a compiler unrolls, by how they end: sums over the invocations of a skinny GEMM and of the delta rule.
+_COUNTED = re.compile(r"(other < SLICES|n < (?:16|32)u|s < SPLIT);")
 
 Preprocess = Callable[[list[str], dict[str, Constant]], list[str]]
 
@@ -44,7 +45,7 @@ def rolled(plain: Preprocess) -> Preprocess:
                 line = end
             for name in names:
                 line = line.replace(f"${name}u", f"turn_{name}").replace(f"${name}", f"turn_{name}")
-            out.append(line.replace(_COUNTED, f"{_COUNTED[:-1]} + lid / 1024u;"))
+            out.append(_COUNTED.sub(r"\1 + lid / 1024u;", line))
         return plain(out, constants)
 
     return preprocess
