@@ -316,9 +316,9 @@ def test_as_many_wait_as_may_and_all_are_told_of_the_end() -> None:
 def test_an_answer_may_be_as_long_as_the_context(tmp_path: Path) -> None:
     talker = make_talker(tmp_path / "talker", max_position_embeddings=2048)
     with serving(start=False, model=str(talker)) as client:
-        ask = {"model": "talker", "prompt": [5], "max_tokens": 2047}
-        threading.Thread(target=lambda: client.post("completions", ask), daemon=True).start()
-        until(lambda: bool(client.engine._line))
+        ask, replies = {"model": "talker", "prompt": [5], "max_tokens": 2047}, list[Any]()
+        threading.Thread(target=lambda: replies.append(client.post("completions", ask)), daemon=True).start()
+        until(lambda: bool(client.engine._line or replies))
         assert client.engine._line[0].max_new_tokens == 2047
 
 
