@@ -34,7 +34,7 @@ class MemoryStats:
 def size_class(nbytes: int) -> int:
     """Bytes of the block that holds nbytes."""
     nbytes = max(nbytes, ALIGN)
-    step = max(ALIGN, 1 << max(0, nbytes.bit_length() - 1) >> int(math.log2(_CLASSES_PER_DOUBLING)))
+    step = max(ALIGN, (1 << nbytes.bit_length() - 1) // _CLASSES_PER_DOUBLING)
     return (nbytes + step - 1) // step * step
 
 

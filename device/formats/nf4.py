@@ -23,6 +23,7 @@ LEVELS = np.array([
     0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
 ], np.float32)
 # fmt: on
+_LEVEL_CONSTANTS = {f"LEVEL_{i}": float(level) for i, level in enumerate(LEVELS)}
 BLOCK_SIZES = (32, 64, 128, 256, 512, 1024, 2048, 4096)
 NESTED_BLOCK_SIZE = 256
 VALUE_DTYPES = ("float32", "float16", "bfloat16")  # a kernel knows them by their place here
@@ -159,12 +160,11 @@ class NF4Array(FrozenWeight):
 
     def constants(self) -> dict[str, bool | int | float]:
         """ROUND: place of value_dtype in VALUE_DTYPES. LEVEL_0 ... LEVEL_15: the values of the codes."""
-        levels = {f"LEVEL_{i}": float(level) for i, level in enumerate(LEVELS)}
         return {
             "NESTED": self.nested,
             "STACKED": bool(self.parts),
             "ROUND": VALUE_DTYPES.index(self.value_dtype),
-            **levels,
+            **_LEVEL_CONSTANTS,
         }
 
     def parameters(self) -> tuple[int, ...]:

@@ -59,7 +59,7 @@ def multiply(
 ) -> None:
     """Plan a GEMM of one binding and launch it. tile, splits: as of `plan`."""
     plain = end.is_plain and gemm.batch == 1 and not gemm.lda and isinstance(b, Array)
-    chosen = plan(replace(gemm, plain=plain), Limits.of(device), tile, splits)
+    chosen = plan(replace(gemm, plain=True) if plain else gemm, Limits.of(device), tile, splits)
     assert chosen.shader != "gemm_int8" and not chosen.dequantised, "linear.py launches these"
     launch(device, chosen, a, b, end)
 
