@@ -47,6 +47,11 @@ def test_greedy_text_is_that_of_transformers(device: Device) -> None:
 LONGROPE = {"rope_type": "longrope", "short_factor": [1.1] * 6, "long_factor": [4.5, 7.0, 9.0, 3.0, 2.0, 1.5]}
 BY_LENGTH: dict[str, dict[str, Any]] = {
     "Phi3ForCausalLM": {"rope_scaling": LONGROPE, "original_max_position_embeddings": 16},
+    "MiniCPM3ForCausalLM": {
+        "rope_scaling": {**LONGROPE, "short_factor": [1.1] * 3, "long_factor": [4.5, 7.0, 9.0]},
+        "original_max_position_embeddings": 16,
+        "scale_emb": 1.0,
+    },
     "LlamaForCausalLM": {"rope_scaling": {**LONGROPE, "original_max_position_embeddings": 16}},
     "Qwen2ForCausalLM": {"rope_scaling": {"rope_type": "dynamic", "factor": 8.0}, "max_position_embeddings": 16},
     "Gemma3ForCausalLM": {
