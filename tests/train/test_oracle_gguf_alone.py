@@ -204,7 +204,7 @@ def test_gate_and_up_of_experts_in_one_tensor(written: Any) -> None:
     np.testing.assert_array_equal(logits_of(with_tensors(path, arrays)), logits_of(path))
 
 
-def test_latent_attention_in_older_and_newer_files(written: Any, tmp_path: Path) -> None:
+def test_latent_attention_in_older_and_newer_files(written: Any, tmp_path: Path, caplog: Any) -> None:
     """Older ones have kv_b_proj as it is. What is merged from one is a newer one, which llama.cpp reads."""
     sizes = {"qk_nope_head_dim": 32, "kv_lora_rank": 32, "v_head_dim": 20}
     sizes |= {"n_routed_experts": 2, "n_group": 1, "topk_group": 1}  # of which all are chosen, whatever is rounded
@@ -224,6 +224,7 @@ def test_latent_attention_in_older_and_newer_files(written: Any, tmp_path: Path)
     save_adapter(tmp_path / "adapter", lora, random_adapter(lora, linear_modules(config)), str(other))
     words = ["--onto", "dequantised", "--format", "gguf", "--quantize", "q8_0", "--no-compare", "--device", "cpu"]
     assert main(["merge", "--adapter", f"{tmp_path}/adapter", "--out", f"{tmp_path}/merged", *words]) == 0
+    assert "Duplicated key" not in caplog.text  # of the older file's lengths and those that are written
     merged = tmp_path / "merged/model.gguf"
     kinds = {tensor.name: tensor.tensor_type.name for tensor in gguf.GGUFReader(merged).tensors}
     assert kinds["blk.1.attn_k_b.weight"] == kinds["blk.1.attn_v_b.weight"] == "Q8_0"
