@@ -16,6 +16,7 @@ from wgrad.autograd.tensor import (
     run_backward,
 )
 from wgrad.device.contract import Array, Device
+from wgrad.device.dry_run import chunk_starts
 
 ROWS = 64  # chunks begin at multiples of it: a view must start at a multiple of 64 elements
 
@@ -58,7 +59,7 @@ def _part(array: Array, device: Device, first: int, rows: int) -> Array:
 def _forward(fn: Callable[..., Tensor], given: Sequence[Array], device: Device, rows: int) -> Array:
     out, count = None, given[0].shape[0]
     with recording(False), device.caching_dequantized():
-        for first in range(0, count, rows):
+        for first in chunk_starts(device, count, rows):
             made = fn(*(Tensor(_part(x, device, first, rows), device) for x in given)).data
             if out is None:
                 out = device.empty((count, made.shape[1]), made.dtype)
@@ -74,7 +75,7 @@ def _backward(fn: Callable[..., Tensor], ctx: Context, dy: Array, rows: int, spe
         for i, (x, needs) in enumerate(zip(given, ctx.needs_grad))
     ]
     with device.caching_dequantized():
-        for first in range(0, dy.shape[0], rows):
+        for first in chunk_starts(device, dy.shape[0], rows):
             leaves = [Tensor(_part(x, device, first, rows), device, needs) for x, needs in zip(given, ctx.needs_grad)]
             with recomputing():
                 made = fn(*leaves)

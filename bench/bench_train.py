@@ -35,8 +35,9 @@ from wgrad.train.commands.bench_model import SHAPES, Shape, build, random_step
 from wgrad.train.model.model_config import parse_model_config
 from wgrad.train.model.weights import weight_specs
 from wgrad.train.options.finetune_config import RunOptions
-from wgrad.train.plan.fit import Fit, settle
+from wgrad.train.plan.fit import Fit
 from wgrad.train.plan.room import room_of
+from wgrad.train.plan.settle import settle
 from wgrad.train.ranks.world import World
 from wgrad.train.step.memory import limit_bytes
 from wgrad.wgsl.device import WgpuDevice

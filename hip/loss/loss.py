@@ -3,6 +3,7 @@ forward: logits are never kept. Kernels: softmax.hip, and the products."""
 
 from __future__ import annotations
 
+from wgrad.device.dry_run import chunk_starts
 from wgrad.device.memory import Array
 from wgrad.hip.elements import implements
 from wgrad.hip.elementwise.elementwise import sum_all, sum_rows
@@ -34,7 +35,7 @@ def linear_cross_entropy(
     rows = min(n, max(128, CHUNK_BYTES // (4 * v) // 128 * 128))
     # The last chunk may be shorter: its logits are a view of the same memory.
     memory = device.empty((rows, v))
-    for first in range(0, n, rows):
+    for first in chunk_starts(device, n, rows):
         count = min(rows, n - first)
         part, logits = device.view(x, (count, c), first * c), device.view(memory, (count, v))
         dense_product(device, part, weight, logits, None, Epilogue(bias=bias), trans_b=True)

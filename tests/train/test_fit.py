@@ -15,6 +15,7 @@ import pytest
 from tests.conftest import wgpu_sibling
 from tests.train import conftest
 from wgrad.autograd.reference import ReferenceDevice
+from wgrad.autograd.select_device import gpu_elsewhere
 from wgrad.device.errors import WgradError
 from wgrad.train.commands.cli import main
 from wgrad.train.data.packing import ROW_STEP
@@ -23,11 +24,14 @@ from wgrad.train.options.config_yaml import read_config_file
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.options.option_text import size
 from wgrad.train.options.resolve import resolve_options
-from wgrad.train.plan import speed
-from wgrad.train.plan.fit import Fit, batch_sizes, line, modes, settle, words
+from wgrad.train.plan import fewer_layers, speed
+from wgrad.train.plan import fit as fit_module
+from wgrad.train.plan.fit import Fit, modes, words
 from wgrad.train.plan.memory_limit import fewest_parked, in_large_chunks
 from wgrad.train.plan.plan import run_dry
 from wgrad.train.plan.room import Room, room_of
+from wgrad.train.plan.search import beside, largest
+from wgrad.train.plan.settle import batch_sizes, line, settle
 from wgrad.train.ranks.world import World
 
 
@@ -53,10 +57,14 @@ class Line:
 @pytest.mark.parametrize("most", [0, 1, 5, 1024])
 def test_the_search_finds_the_largest_that_fits(limit: int, each: float, block: int, most: int) -> None:
     line = Line(1, each, limit, block)
-    fit: Any = Fit(RunOptions(), None, "", None, 0, limit)  # type: ignore[arg-type]
-    found = fit._largest(line.plan, most)
-    assert len(line.asked) <= 14 and all(1 <= n <= most for n in line.asked)
-    assert found == max((n for n in range(1, most + 1) if line.plan(n)), default=0)
+    found = largest(line.plan, most, limit)
+    assert len(line.asked) <= 16 and all(1 <= n <= most for n in line.asked)
+    wanted = max((n for n in range(1, most + 1) if line.plan(n)), default=0)
+    assert found == wanted
+    for off in (0, 1, -1, 40, most):  # from a guess, which is seldom wrong
+        line.asked.clear()
+        assert beside(wanted + off, line.plan, most) == wanted
+        assert len(line.asked) <= (2 if not off else 2 + 2 * abs(off).bit_length())
 
 
 class Card:
@@ -238,7 +246,7 @@ def test_few_plans_find_the_fewest() -> None:
         found = SimpleNamespace(config=RunOptions(offload_activations=True))
         number = fewest_parked(found, 80, fitting).config.offload_activations
         assert number is True if wanted == 79 else number == wanted
-        assert len(asked) <= 7
+        assert len(asked) <= 8 and asked[0] == 0  # where none has to be, one plan says so
 
 
 AUTO: dict[str, Any] = {**PARKED, "max_length": 64, "batch_size": 4, "stream_weights": "off"}
@@ -375,6 +383,40 @@ def test_ranks_take_the_batch_that_fits_all_of_them(make_checkpoint: Any, card: 
     )
     assert settle(config, fit, room, World(), pinned=False).config.batch_size == 12
     assert settle(config, fit, room, World(), pinned=True).config == config
+
+
+SHAPES = {
+    "LlamaForCausalLM": {"num_hidden_layers": 10},
+    "GptOssForCausalLM": {"num_hidden_layers": 12},  # every second layer slides
+}
+
+
+@pytest.mark.parametrize("architecture", SHAPES)
+def test_few_dry_runs_of_all_layers_find_what_fits(architecture: str, make_checkpoint: Any, monkeypatch: Any) -> None:
+    """And what fewer layers foretell is what all take."""
+    model, ran = make_checkpoint(architecture, **SHAPES[architecture]), list[tuple[int, RunOptions]]()
+    config = load_model_config(model)
+    for module in (fit_module, fewer_layers):
+        plain = module.run_dry
+
+        def noted(options: RunOptions, config: Any, *rest: Any, plain: Any = plain) -> Any:
+            ran.append((config.num_hidden_layers, options))
+            return plain(options, config, *rest)
+
+        monkeypatch.setattr(module, "run_dry", noted)
+    options = RunOptions(max_length=64, batch_size=4, vram="12MiB", sample=False, compute="float32")
+    fit = Fit(options, config, model, gpu_elsewhere(""), 24, 12 << 20)
+    mode = {"gradient_checkpointing": True, "offload_activations": False, "stream_weights": "off"}
+    most = fit.largest_batch(mode)
+    assert fit.plan(batch_size=most, **mode) is not None and fit.plan(batch_size=most + 1, **mode) is None
+    whole = [layers for layers, _ in ran].count(config.num_hidden_layers) - 2
+    forecast = fit.forecast
+    assert forecast is not None and 2 <= whole <= 4 and len(ran) <= 20
+    plan = run_dry(replace(options, **mode), config, model, fit.device, 24, None)
+    assert forecast.peak(replace(options, **mode)) == pytest.approx(plan.peak_bytes, rel=0.01)
+    # A run that keeps attention's outputs recomputes; that of another mode does not.
+    kept = replace(fit, config=replace(options, keep_attention=True), limit=1 << 30)
+    assert kept.plan(gradient_checkpointing=False, offload_activations=False, stream_weights="off") is not None
 
 
 def planned(capsys: pytest.CaptureFixture[str], *words: object) -> dict[str, Any]:

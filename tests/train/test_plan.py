@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tests.train.conftest import tiny_config, write_checkpoint
-from wgrad.autograd import select_device
+from wgrad.autograd import chunks, select_device
 from wgrad.autograd.decoded_weights import DecodedWeights
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.device.contract import Device
@@ -25,10 +25,11 @@ from wgrad.train.model.weights import weight_specs
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.options.generate_config import GREEDY
 from wgrad.train.plan import plan as plan_module
-from wgrad.train.plan.plan import SAMPLE_TOKENS, plan_run
+from wgrad.train.plan.plan import SAMPLE_TOKENS, plan_run, run_dry
 from wgrad.train.run import evaluation
 from wgrad.train.step.build import build_optimizer, build_trainable, estimate_activations
 from wgrad.train.step.trainer import Trainer
+from wgrad.wgsl.loss import loss
 from wgrad.wgsl.runtime.dry_run import DryRun
 
 PROMPT = [5, 6, 7]
@@ -213,6 +214,23 @@ def test_without_a_gpu_it_plans_for_one_that_is_elsewhere(
     assert plan is not None and json.loads(said.out)["peak_bytes"] == pytest.approx(plan.peak_bytes, rel=0.1)
     assert cli.main([*options, "--device", "cpu"]) == 2
     assert "give --vram to plan for a GPU" in capsys.readouterr().err
+
+
+def test_a_dry_run_needs_not_all_chunks(make_checkpoint: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the head's logits, and of an MLP whose layer is recomputed: the others take and launch the same."""
+    monkeypatch.setattr(loss, "CHUNK_BYTES", 1)
+    monkeypatch.setattr("wgrad.train.model.model.MLP_CHUNKS_ABOVE", 0)
+    monkeypatch.setattr("wgrad.train.model.model.MLP_CHUNK_BYTES", 6 * 88 * 4 * 128)
+    folder, device = make_checkpoint(), select_device.gpu_elsewhere("")
+    config = config_of(max_length=1000, batch_size=1, gradient_checkpointing=True, stream_weights="on")
+    found = []
+    for all_of_them in (False, True):
+        if all_of_them:
+            for module in (chunks, loss):
+                monkeypatch.setattr(module, "chunk_starts", lambda _, count, rows: range(0, count, rows))
+        plan = run_dry(config, load_model_config(folder), folder, device, 3, None)
+        found.append((plan.dry.memory(), plan.host_bytes, list(plan.dry.variants)))
+    assert found[0] == found[1]
 
 
 GPT_OSS_20B = {

@@ -15,9 +15,10 @@ from wgrad.train.model.model_config import ModelConfig, load_model_config
 from wgrad.train.model.model_files import open_files
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.options.option_text import size
-from wgrad.train.plan.fit import MOST_ROWS, Fit, line, mode_of, modes, plan_as_run, words
+from wgrad.train.plan.fit import MOST_ROWS, Fit, modes, words
 from wgrad.train.plan.plan import PROMPT_TOKENS, Plan, training_needs
 from wgrad.train.plan.room import room_of
+from wgrad.train.plan.settle import line, mode_of, plan_as_run
 from wgrad.train.plan.speed import Rates, rates_of
 from wgrad.train.run.session import beyond_positions
 from wgrad.train.step.build import recomputed_layers

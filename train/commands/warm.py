@@ -13,8 +13,8 @@ from wgrad.train.model.model_config import load_model_config
 from wgrad.train.model.model_files import open_files
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.options.option_text import size
-from wgrad.train.plan.fit import plan_as_run
 from wgrad.train.plan.plan import PROMPT_TOKENS, training_needs
+from wgrad.train.plan.settle import plan_as_run
 from wgrad.train.step.compute import choose_compute, round_products
 from wgrad.train.step.find_model import find_model
 from wgrad.train.step.memory import hold_to_limit

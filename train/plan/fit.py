@@ -8,7 +8,8 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Generic, TypeVar
+from types import SimpleNamespace
+from typing import Any, TypeVar
 
 from wgrad.device.contract import Device
 from wgrad.device.errors import OutOfMemory, WgradError
@@ -19,15 +20,16 @@ from wgrad.train.options.choices import AUTO
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.options.option_text import size
 from wgrad.train.options.options import flag
+from wgrad.train.plan.fastest import least_seconds
+from wgrad.train.plan.fewer_layers import Forecast, Shorter
 from wgrad.train.plan.memory_limit import as_option, beyond_limit, can_stream, fewest_parked, in_large_chunks
-from wgrad.train.plan.plan import Plan, plan_run, run_dry
-from wgrad.train.plan.room import Room, room_of
+from wgrad.train.plan.plan import Plan, run_dry
+from wgrad.train.plan.room import Room
+from wgrad.train.plan.search import FIRST, beside, largest
 from wgrad.train.plan.speed import Rates, rates_of, step_seconds
-from wgrad.train.ranks.world import World
-from wgrad.train.step.build import RECOMPUTE_ABOVE, keeps_attention, parked_layers, recomputed_layers
+from wgrad.train.step.build import RECOMPUTE_ABOVE, keeps_attention, parked_layers
 
 MOST_ROWS = 1024  # of a batch that is tried
-_FIRST = 8  # what is planned beside 1, to see what one more takes
 _SPARE = 64  # a part of the limit: a run's order of work, and so its pool's gaps, is not quite the plan's (0.2 % seen)
 
 Mode = dict[str, Any]  # options that say where a run keeps what it needs later
@@ -80,10 +82,25 @@ class Fit:
     prompt_tokens: int
     limit: int
     peaks: dict[int, int] = field(default_factory=dict, compare=False)
+    forecasts: dict[str, Forecast | None] = field(default_factory=dict, compare=False, repr=False)
+
+    @property
+    def forecast(self) -> Forecast | None:
+        """Of the model; None where its layers do not repeat often enough."""
+        if "model" not in self.forecasts:
+            shorter = Shorter.of(self.model_config, self.folder)
+            made = None if shorter is None else Forecast(shorter, self.folder, self.device, self.prompt_tokens)
+            self.forecasts["model"] = made
+        return self.forecasts["model"]
 
     def plan(self, **changes: Any) -> Plan | None:
         """Plan the run with other options; None if it does not fit."""
-        return self._fitting(replace(self.config, **changes))
+        return self._fitting(self._with(**changes))
+
+    def _with(self, **changes: Any) -> RunOptions:
+        if changes.get("gradient_checkpointing") is False:
+            changes.setdefault("keep_attention", None)
+        return replace(self.config, **changes)
 
     def _fitting(self, config: RunOptions) -> Plan | None:
         try:
@@ -122,31 +139,39 @@ class Fit:
         rows = self.config.batch_size * self.config.gradient_accumulation_steps
         for mode in self.modes:
             plan = partial(self._of_batch, batches, rows, mode)
-            found = plan(len(batches)) or (plan(count) if (count := self._largest(plan, len(batches) - 1)) else None)
+            found = plan(len(batches)) or (
+                plan(count) if (count := largest(plan, len(batches) - 1, self.limit)) else None
+            )
             if found is not None:
                 chosen: Plan = in_large_chunks(self._refined(found, mode), self._fitting)
                 return chosen
         return None
 
     def _fastest(self, batches: list[int]) -> Plan | None:
-        """Return the plan of the batch size whose step is predicted to be the fastest, with as much kept as fits."""
+        """Return the plan of the batch size whose step is predicted to be the fastest, with as much kept as fits; of
+        equals the largest."""
         best, least, config = None, math.inf, self.config
         rates = rates_of(self.device, config.compute) or Rates()
         rows = config.batch_size * config.gradient_accumulation_steps
-        for batch in reversed(batches):
-            cut = replace(config, batch_size=batch, gradient_accumulation_steps=rows // batch)
-            keeping_all = replace(cut, **self.modes[0])
-            if step_seconds(keeping_all, self.model_config, self.device, rates) >= least:
+        cut = {n: replace(config, batch_size=n, gradient_accumulation_steps=rows // n) for n in batches}
+        bounds = least_seconds(self, cut, rates)
+        for batch in sorted(batches, key=lambda n: (bounds[n], -n)):
+            chosen = best.config.batch_size if best is not None else 0
+            if bounds[batch] > least or (bounds[batch] == least and batch < chosen):
                 continue
-            found = replace(self, config=cut, peaks={}).find([batch])
+            found = replace(self, config=cut[batch], peaks={}).find([batch])
             seconds = math.inf if found is None else self.seconds(found, rates)
-            if seconds < least:
+            if found is not None and (seconds < least or (seconds == least and batch > chosen)):
                 best, least = found, seconds
         return best
 
     def seconds(self, plan: Plan, rates: Rates) -> float:
         """Predicted seconds of a step."""
-        return step_seconds(plan.config, self.model_config, self.device, rates)
+        return self.step_seconds(plan.config, rates)
+
+    def step_seconds(self, config: RunOptions, rates: Rates) -> float:
+        """As `seconds`, of a run whose choices are settled."""
+        return step_seconds(config, self.model_config, self.device, rates)
 
     def curve(self) -> list[Plan]:
         """The run from the least memory to the most: streamed or offloaded as a whole, and with the activations of more
@@ -158,7 +183,7 @@ class Fit:
             if config.gradient_checkpointing == AUTO and not self.modes[0]["gradient_checkpointing"]:
                 thin = replace(base, keep_norms=base.keep_norms or False)
                 shares = sorted({max(layers * n // 4, 1) for n in range(1, 5)})
-                points += [*(self._keeping(thin, kept) for kept in shares), replace(config, **self.modes[0])]
+                points += [*(self.keeping(thin, kept) for kept in shares), replace(config, **self.modes[0])]
         return [self._plan(point, None) for point in dict.fromkeys(points)]
 
     def freely(self) -> Plan | None:
@@ -230,24 +255,22 @@ class Fit:
     def _most_kept(self, found: Plan) -> Plan:
         """A plan with all layers recomputed -> one that keeps the activations of as many as fit. They take nearly the
         same each, so the number is first looked for beside where that leads."""
-        layers, best = self.layers, found
+        layers = self.layers
         config = replace(found.config, keep_norms=found.config.keep_norms or False)
-        whole = self._plan(self._keeping(config, layers), None)
+        whole = self._plan(self.keeping(config, layers), None)
         self.peaks.clear()
         self.peaks.update({0: found.peak_bytes, layers: whole.peak_bytes})
         each = max((whole.peak_bytes - found.peak_bytes) / layers, 1)
-        low, high = 0, layers + (not config.keep_norms)  # fits; does not
-        guess = int((self.limit - found.dry.memory().peak_reserved_bytes) / each)
-        while high - low > 1:
-            guess = min(max(guess, low + 1), high - 1)
-            plan = self._fitting(self._keeping(config, guess))
-            if plan is not None:
-                best, low, guess = plan, guess, guess + 1
-            else:
-                high, guess = guess, guess - 1
-        return best
+        plans = {0: found}
 
-    def _keeping(self, config: RunOptions, kept: int) -> RunOptions:
+        def plan(kept: int) -> Plan | None:
+            plans[kept] = self._fitting(self.keeping(config, kept)) or plans[0]
+            return None if plans[kept] is plans[0] else plans[kept]
+
+        guess = int((self.limit - found.dry.memory().peak_reserved_bytes) / each)
+        return plans[beside(guess, plan, layers - bool(config.keep_norms))]
+
+    def keeping(self, config: RunOptions, kept: int) -> RunOptions:
         """Keep the activations of the last so many layers, and offload the inputs of as many others as now, where there
         are so many."""
         recomputed, parked = self.layers - kept, config.offload_activations
@@ -265,131 +288,30 @@ class Fit:
         """Tokens of the longest rows of which a batch of one fits; 0: none do. No longer than what the model was made
         for."""
         most = self.model_config.max_position_embeddings
-        plan = partial(self._of_length, mode)
-        return min(ROW_STEP * self._largest(plan, -(-most // ROW_STEP)), most)
-
-    def _of_length(self, mode: Mode, steps: int) -> Plan | None:
-        return self.plan(batch_size=1, max_length=steps * ROW_STEP, **mode)
+        steps = self._foreseen(lambda n: {"batch_size": 1, "max_length": n * ROW_STEP, **mode}, -(-most // ROW_STEP))
+        return min(ROW_STEP * steps, most)
 
     def largest_batch(self, mode: Mode) -> int:
         """Rows of the largest batch that fits, at most MOST_ROWS; 0: none does."""
-        return self._largest(lambda rows: self.plan(batch_size=rows, **mode), MOST_ROWS)
+        return self._foreseen(lambda rows: {"batch_size": rows, **mode}, MOST_ROWS)
 
-    def _largest(self, plan: Callable[[int], Plan | None], most: int) -> int:
-        """The largest number up to `most` of which there is a plan, 0 where there is none of 1. What one more takes is
-        nearly always the same, so it is first looked for beside where that leads."""
-        if most < 1 or (one := plan(1)) is None:
-            return 0
-        low, high = 1, most + 1  # fits; does not
-        several = min(_FIRST, most)
-        if several > 1 and (more := plan(several)) is None:
-            high = several
-        elif several > 1 and more is not None:
-            low = several
-            each = max((more.peak_bytes - one.peak_bytes) / (several - 1), 1)
-            end = several + (self.limit - more.peak_bytes) / each
-            for guess in (int(0.95 * end), int(1.05 * end)):
-                if low < guess < high:
-                    low, high = (guess, high) if plan(guess) is not None else (low, guess)
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if plan(middle) is not None else (low, middle)
-        return low
+    def _foreseen(self, options: Callable[[int], Mode], most: int) -> int:
+        """`_largest` of runs with these options, first looked for among runs of fewer layers."""
 
+        def plan(count: int) -> Plan | None:
+            return self.plan(**options(count))
 
-def batch_sizes(config: RunOptions, ranks: int = 1) -> list[int]:
-    """Into what the rows of a step can be cut, as many in each micro-batch, and a micro-batch for each rank; rising."""
-    rows = config.batch_size * config.gradient_accumulation_steps
-    sizes = [n for n in range(1, min(rows, MOST_ROWS) + 1) if rows % n == 0 and rows // n >= ranks]
-    return sizes or [config.batch_size]
+        forecast = self.forecast
+        if forecast is None:
+            return largest(plan, most, self.limit)
 
+        counts = (1, min(FIRST, max(most, 1)))
+        first, last = (forecast.others(self._with(**options(count))) for count in counts)
+        each = (last - first) / max(counts[1] - 1, 1)
 
-@dataclass(frozen=True)
-class Settled(Generic[Config]):
-    """config: the run's, with its batch. mode: options of this rank in place of the run's. plan: of both, where there
-    is one. limit: bytes that the device is to keep to, although no option says so."""
+        def foreseen(count: int) -> Any:
+            others = first + each * (count - 1)
+            found = forecast.fits(self._with(**options(count)), self.limit - self.limit // _SPARE - others)
+            return None if found is None else SimpleNamespace(peak_bytes=found.peak_bytes + others)
 
-    config: Config
-    mode: Mode
-    lines: list[str]
-    plan: Plan | None = None
-    limit: int | None = None
-
-
-def settle(
-    config: Config, fit: Fit, room: Room, world: World, *, pinned: bool, before: Mode | None = None
-) -> Settled[Config]:
-    """Choose what --vram and --gradient-checkpointing auto leave open: the batch that fits on every rank, the number of
-    recomputed layers on all, and the rest of this rank's mode.
-
-    pinned: the batch is that of a run which goes on. before: the mode of that run. WgradError: nothing fits.
-    """
-    automatic = config.gradient_checkpointing == AUTO
-    if not automatic and not config.chooses_batch:
-        return Settled(config, {}, [])
-    found, limit, known = None, None, room.limit is not None and fit.device.dry_run() is not None
-    if known:
-        found, limit = _found(config, fit, [config.batch_size] if pinned else batch_sizes(config, world.size), before)
-    mode = mode_of(found.config) if found is not None else fit.last_mode if known else {}
-    recomputed = recomputed_layers(replace(config, **mode), fit.model_config) if automatic else 0
-    vote = (found.config.batch_size if found is not None else None, recomputed)
-    of_ranks = world.all_gather(vote, "what fits")
-    batch = min((n for n, _ in of_ranks if n is not None), default=config.batch_size)
-    rows = config.batch_size * config.gradient_accumulation_steps
-    settled = replace(config, batch_size=batch, gradient_accumulation_steps=rows // batch)
-    most = max(n for _, n in of_ranks)
-    if most > recomputed:
-        mode |= {"gradient_checkpointing": True if most == fit.layers else most}
-    lines = []
-    if config.chooses_batch and (known or batch != config.batch_size):
-        lines.append(line(settled, mode, fit.limit))
-    if automatic:
-        lines.append(fit.described(found, room, max(most, recomputed)))
-    same = found is not None and vote == (batch, most)
-    return Settled(settled, mode, lines, found if same else None, limit)
-
-
-def _found(config: RunOptions, fit: Fit, batches: list[int], before: Mode | None) -> tuple[Plan | None, int | None]:
-    """-> the plan of the run, None where nothing fits into memory that nobody has named, and `Settled.limit`."""
-    if before and (found := fit.resumed(before)) is not None:
-        return found, None if config.limit else fit.limit
-    batches = batches if config.chooses_batch else [config.batch_size]
-    if config.limit is not None:
-        return fit.choose(batches), None
-    if len(batches) == 1 and (found := fit.freely()) is not None:
-        return found, None
-    found = fit.find(batches)
-    return found, None if found is None else fit.limit
-
-
-def mode_of(config: RunOptions) -> Mode:
-    return {
-        name: value
-        for name in (*MODE, *KINDS)
-        if (value := getattr(config, name)) is not None
-        or (name == "keep_attention" and config.gradient_checkpointing is False)
-    }
-
-
-def plan_as_run(
-    config: RunOptions, model_config: ModelConfig, folder: str | os.PathLike[str], device: Device, prompt_tokens: int
-) -> Plan | None:
-    """`plan_run` of what `wgrad finetune` with these options would do, all that is chosen included."""
-    limit = room_of(config, device).limit or 0
-    fit = Fit(config, model_config, folder, device, prompt_tokens, limit)
-    chosen = settle(config, fit, Room(limit or None, ""), World(), pinned=False)
-    settled = replace(chosen.config, **chosen.mode)
-    return chosen.plan or plan_run(settled, model_config, folder, device, prompt_tokens)
-
-
-def line(config: RunOptions, mode: Mode, limit: int) -> str:
-    """Describe a choice."""
-    batch = (
-        f"{flag('batch_size')} {config.batch_size} {flag('gradient_accumulation_steps')} "
-        f"{config.gradient_accumulation_steps}"
-    )
-    rows = config.batch_size * config.gradient_accumulation_steps
-    what = f"{'pair' if config.rows > config.batch_size else 'sequence'}{'s' * (rows > 1)}"
-    how = f" {words(mode)}" if mode else ""
-    why = f"--vram ({size(limit)})" if config.vram else f"{size(limit)}"
-    return f"chosen for {why}: {batch}{how}; a step is {rows} {what}, as asked"
+        return beside(largest(foreseen, most, self.limit), plan, most)

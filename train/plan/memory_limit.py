@@ -29,7 +29,9 @@ def fewest_parked(found: Any, layers: int, fitting: Callable[[RunOptions], Any])
         return fitting(replace(found.config, offload_activations=number))
 
     most = layers - 1  # which is all: the last layer's stays (model.py)
-    number = bisect_left(range(most), True, key=lambda number: plan(number) is not None)
+    if most < 1 or plan(0) is not None:
+        return plan(0) if most > 0 else found
+    number = bisect_left(range(1, most), True, key=lambda number: plan(number) is not None) + 1
     return plan(number) if number < most else found
 
 

@@ -30,9 +30,10 @@ from wgrad.train.options.choices import AUTO
 from wgrad.train.options.finetune_config import CONFIG_FILE, FinetuneConfig, RunOptions
 from wgrad.train.options.option_text import size
 from wgrad.train.options.options import fixed_options, flag
-from wgrad.train.plan.fit import Fit, Mode, settle
+from wgrad.train.plan.fit import Fit, Mode
 from wgrad.train.plan.plan import PROMPT_TOKENS, SAMPLE_TOKENS, Plan, plan_run, training_needs
 from wgrad.train.plan.room import room_of
+from wgrad.train.plan.settle import settle
 from wgrad.train.ranks.devices import device_of_rank
 from wgrad.train.ranks.world import World
 from wgrad.train.run.caller import PythonCaller

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from wgrad.device.dry_run import chunk_starts
 from wgrad.device.memory import Array
 from wgrad.wgsl.elementwise.reduce import sum_rows
 from wgrad.wgsl.gemm.gemm import matmul, multiply
@@ -45,7 +46,7 @@ def linear_cross_entropy(
     half = grad and not need_dbias and device.matrix_units and x.dtype == np.float16 and v % 8 == 0 and c % 8 == 0
     grads = device.empty((rows, v), np.float16) if half else memory
     alpha = 1 / _HALF_SCALE if half else 1.0
-    for first in range(0, n, rows):
+    for first in chunk_starts(device, n, rows):
         count = min(rows, n - first)
         part = device.view(x, (count, c), first * c)
         logits = device.view(memory, (count, v))

@@ -1,0 +1,147 @@
+"""The same model with fewer layers, whose dry runs are short: where a search for what fits begins.
+
+Layers repeat with a period. Each of the layers left out takes what one of those that stay takes, so that a model of n
+layers fits below a limit nearly where all of them fit below that limit and what the others take.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from typing import Any
+
+from wgrad.device.contract import Device
+from wgrad.device.errors import OutOfMemory
+from wgrad.device.memory import size_class
+from wgrad.train.files.gguf_files import GgufEntry
+from wgrad.train.model.model_config import ModelConfig
+from wgrad.train.model.model_files import ModelFiles
+from wgrad.train.model.weights import weight_specs
+from wgrad.train.options.finetune_config import RunOptions
+from wgrad.train.plan.plan import Plan, run_dry
+
+_LONGEST_PERIOD, _MOST_FIRST = 8, 4  # layers; those at the beginning that are unlike the others
+_WORTH = 2  # a model that has no more than so many times as many layers is tried as it is
+
+
+@dataclass(frozen=True)
+class Shorter:
+    """model: with fewer layers. longer: with one period more. left_out: periods that `model` lacks."""
+
+    model: ModelConfig
+    longer: ModelConfig
+    left_out: int
+
+    @classmethod
+    def of(cls, model: ModelConfig, folder: str | os.PathLike[str]) -> Shorter | None:
+        """None where layers do not repeat often enough. Raises WgradError as `ModelFiles`."""
+        layers = model.num_hidden_layers
+        if any(model.kv_source(layer) != layer for layer in range(layers)):
+            return None
+        kinds = _kinds(model, folder)
+        for period in range(1, _LONGEST_PERIOD + 1):
+            first = next((i for i in range(_MOST_FIRST + 1) if kinds[i:-period] == kinds[i + period :]), None)
+            if first is None:
+                continue
+            least = max(first + period, 2)
+            few = least + (layers - least) % period
+            if _WORTH * (2 * few + period) > layers:
+                return None
+            return cls(_cut(model, few), _cut(model, few + period), (layers - few) // period)
+        return None
+
+
+def _kinds(model: ModelConfig, folder: str | os.PathLike[str]) -> list[Any]:
+    """What each layer is: its part of what the configuration lists layer by layer, and how files have its tensors."""
+    layers = model.num_hidden_layers
+    files = ModelFiles(folder)
+    files.check(model)
+    stored: list[list[Any]] = [[] for _ in range(layers)]
+    for spec in weight_specs(model):
+        prefix, _, rest = spec.name.removeprefix("model.layers.").partition(".")
+        if spec.name.startswith("model.layers."):
+            entry = files.entries.get(spec.name)
+            of_file = entry.stored if isinstance(entry, GgufEntry) else ""
+            kind = None if entry is None else (type(entry), entry.dtype, of_file)
+            stored[int(prefix)].append((rest, spec.shape, kind))
+    listed = [value for value in _values(model) if isinstance(value, tuple) and len(value) == layers]
+    return [(*(value[layer] for value in listed), stored[layer]) for layer in range(layers)]
+
+
+def _values(part: Any) -> list[Any]:
+    found = []
+    for each in fields(part):
+        value = getattr(part, each.name)
+        found += _values(value) if is_dataclass(value) else [value]
+    return found
+
+
+def _cut(part: Any, layers: int) -> Any:
+    """A configuration of the first so many layers. What files have of others is left over."""
+    whole = part.num_hidden_layers
+    changes: dict[str, Any] = {"num_hidden_layers": layers, "extra_layers": part.extra_layers + whole - layers}
+    return replace(part, **(_cut_lists(part, whole, layers) | changes))
+
+
+def _cut_lists(part: Any, whole: int, layers: int) -> dict[str, Any]:
+    changes: dict[str, Any] = {}
+    for each in fields(part):
+        value = getattr(part, each.name)
+        if isinstance(value, tuple) and len(value) == whole:
+            changes[each.name] = value[:layers]
+        elif is_dataclass(value) and not isinstance(value, type):
+            changes[each.name] = replace(value, **_cut_lists(value, whole, layers))
+    return changes
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """The memory of runs that treat all layers alike, from dry runs of few layers."""
+
+    shorter: Shorter
+    folder: str | os.PathLike[str]
+    device: Device
+    prompt_tokens: int
+    peaks: dict[RunOptions, tuple[float, float]] = field(default_factory=dict, compare=False)
+
+    def peak(self, config: RunOptions) -> float:
+        """Bytes in use at most, without a limit; infinite where the device has no array so large."""
+        return self._peaks(config)[1]
+
+    def others(self, config: RunOptions) -> float:
+        """Of those the bytes of the layers that the shorter model lacks."""
+        few, whole = self._peaks(config)
+        return whole - few if whole < math.inf else math.inf
+
+    def fits(self, config: RunOptions, limit: float) -> Plan | None:
+        """A plan of the shorter model below a limit; None: it does not fit."""
+        try:
+            return self._plan(config, self.shorter.model, max(int(limit), 0))
+        except OutOfMemory:
+            return None
+
+    def _peaks(self, config: RunOptions) -> tuple[float, float]:
+        """Of the shorter model, and of all layers."""
+        if config not in self.peaks:
+            try:
+                few, more = (self._plan(config, model, None) for model in (self.shorter.model, self.shorter.longer))
+            except OutOfMemory:
+                self.peaks[config] = math.inf, math.inf
+            else:
+                self.peaks[config] = few.peak_bytes, self._of_all(few, more)
+        return self.peaks[config]
+
+    def _plan(self, config: RunOptions, model: ModelConfig, limit: int | None) -> Plan:
+        return run_dry(config, model, self.folder, self.device, self.prompt_tokens, limit)
+
+    def _of_all(self, few: Plan, more: Plan) -> float:
+        periods = self.shorter.left_out
+        trained = few.trained + periods * (more.trained - few.trained)
+        rest, with_more = (plan.peak_bytes - _flat(plan.trained) for plan in (few, more))
+        return rest + periods * (with_more - rest) + _flat(trained)
+
+
+def _flat(trained: int) -> int:
+    """Bytes of what is trained, its gradients and two moments: an array each, of all layers."""
+    return 4 * size_class(4 * trained)

@@ -1,0 +1,119 @@
+"""Choices that a run leaves open, of all ranks: the batch, the recomputed layers, and the rest of each rank's mode."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from typing import Generic, TypeVar
+
+from wgrad.device.contract import Device
+from wgrad.train.model.model_config import ModelConfig
+from wgrad.train.options.choices import AUTO
+from wgrad.train.options.finetune_config import RunOptions
+from wgrad.train.options.option_text import size
+from wgrad.train.options.options import flag
+from wgrad.train.plan.fit import KINDS, MODE, MOST_ROWS, Fit, Mode, words
+from wgrad.train.plan.plan import Plan, plan_run
+from wgrad.train.plan.room import Room, room_of
+from wgrad.train.ranks.world import World
+from wgrad.train.step.build import recomputed_layers
+
+Config = TypeVar("Config", bound=RunOptions)
+
+
+def batch_sizes(config: RunOptions, ranks: int = 1) -> list[int]:
+    """Into what the rows of a step can be cut, as many in each micro-batch, and a micro-batch for each rank; rising."""
+    rows = config.batch_size * config.gradient_accumulation_steps
+    sizes = [n for n in range(1, min(rows, MOST_ROWS) + 1) if rows % n == 0 and rows // n >= ranks]
+    return sizes or [config.batch_size]
+
+
+@dataclass(frozen=True)
+class Settled(Generic[Config]):
+    """config: the run's, with its batch. mode: options of this rank in place of the run's. plan: of both, where there
+    is one. limit: bytes that the device is to keep to, although no option says so."""
+
+    config: Config
+    mode: Mode
+    lines: list[str]
+    plan: Plan | None = None
+    limit: int | None = None
+
+
+def settle(
+    config: Config, fit: Fit, room: Room, world: World, *, pinned: bool, before: Mode | None = None
+) -> Settled[Config]:
+    """Choose what --vram and --gradient-checkpointing auto leave open: the batch that fits on every rank, the number of
+    recomputed layers on all, and the rest of this rank's mode.
+
+    pinned: the batch is that of a run which goes on. before: the mode of that run. WgradError: nothing fits.
+    """
+    automatic = config.gradient_checkpointing == AUTO
+    if not automatic and not config.chooses_batch:
+        return Settled(config, {}, [])
+    found, limit, known = None, None, room.limit is not None and fit.device.dry_run() is not None
+    if known:
+        found, limit = _found(config, fit, [config.batch_size] if pinned else batch_sizes(config, world.size), before)
+    mode = mode_of(found.config) if found is not None else fit.last_mode if known else {}
+    recomputed = recomputed_layers(replace(config, **mode), fit.model_config) if automatic else 0
+    vote = (found.config.batch_size if found is not None else None, recomputed)
+    of_ranks = world.all_gather(vote, "what fits")
+    batch = min((n for n, _ in of_ranks if n is not None), default=config.batch_size)
+    rows = config.batch_size * config.gradient_accumulation_steps
+    settled = replace(config, batch_size=batch, gradient_accumulation_steps=rows // batch)
+    most = max(n for _, n in of_ranks)
+    if most > recomputed:
+        mode |= {"gradient_checkpointing": True if most == fit.layers else most}
+    lines = []
+    if config.chooses_batch and (known or batch != config.batch_size):
+        lines.append(line(settled, mode, fit.limit))
+    if automatic:
+        lines.append(fit.described(found, room, max(most, recomputed)))
+    same = found is not None and vote == (batch, most)
+    return Settled(settled, mode, lines, found if same else None, limit)
+
+
+def _found(config: RunOptions, fit: Fit, batches: list[int], before: Mode | None) -> tuple[Plan | None, int | None]:
+    """-> the plan of the run, None where nothing fits into memory that nobody has named, and `Settled.limit`."""
+    if before and (found := fit.resumed(before)) is not None:
+        return found, None if config.limit else fit.limit
+    batches = batches if config.chooses_batch else [config.batch_size]
+    if config.limit is not None:
+        return fit.choose(batches), None
+    if len(batches) == 1 and (found := fit.freely()) is not None:
+        return found, None
+    found = fit.find(batches)
+    return found, None if found is None else fit.limit
+
+
+def mode_of(config: RunOptions) -> Mode:
+    return {
+        name: value
+        for name in (*MODE, *KINDS)
+        if (value := getattr(config, name)) is not None
+        or (name == "keep_attention" and config.gradient_checkpointing is False)
+    }
+
+
+def plan_as_run(
+    config: RunOptions, model_config: ModelConfig, folder: str | os.PathLike[str], device: Device, prompt_tokens: int
+) -> Plan | None:
+    """`plan_run` of what `wgrad finetune` with these options would do, all that is chosen included."""
+    limit = room_of(config, device).limit or 0
+    fit = Fit(config, model_config, folder, device, prompt_tokens, limit)
+    chosen = settle(config, fit, Room(limit or None, ""), World(), pinned=False)
+    settled = replace(chosen.config, **chosen.mode)
+    return chosen.plan or plan_run(settled, model_config, folder, device, prompt_tokens)
+
+
+def line(config: RunOptions, mode: Mode, limit: int) -> str:
+    """Describe a choice."""
+    batch = (
+        f"{flag('batch_size')} {config.batch_size} {flag('gradient_accumulation_steps')} "
+        f"{config.gradient_accumulation_steps}"
+    )
+    rows = config.batch_size * config.gradient_accumulation_steps
+    what = f"{'pair' if config.rows > config.batch_size else 'sequence'}{'s' * (rows > 1)}"
+    how = f" {words(mode)}" if mode else ""
+    why = f"--vram ({size(limit)})" if config.vram else f"{size(limit)}"
+    return f"chosen for {why}: {batch}{how}; a step is {rows} {what}, as asked"
