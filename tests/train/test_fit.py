@@ -406,7 +406,7 @@ def test_few_dry_runs_of_all_layers_find_what_fits(architecture: str, make_check
         monkeypatch.setattr(module, "run_dry", noted)
     options = RunOptions(max_length=64, batch_size=4, vram="12MiB", sample=False, compute="float32")
     fit = Fit(options, config, model, gpu_elsewhere(""), 24, 12 << 20)
-    mode = {"gradient_checkpointing": True, "offload_activations": False, "stream_weights": "off"}
+    mode: dict[str, Any] = {"gradient_checkpointing": True, "offload_activations": False, "stream_weights": "off"}
     most = fit.largest_batch(mode)
     assert fit.plan(batch_size=most, **mode) is not None and fit.plan(batch_size=most + 1, **mode) is None
     whole = [layers for layers, _ in ran].count(config.num_hidden_layers) - 2

@@ -1,23 +1,20 @@
-"""How fast a step of each batch size can be at best, in what fits as a forecast has it."""
+"""Least seconds of a step of each batch size, in the modes that fit as a forecast has it."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.plan.fewer_layers import Forecast
 from wgrad.train.plan.speed import Rates
 
-if TYPE_CHECKING:
-    from wgrad.train.plan.fit import Fit
-
 _DOUBT = 0.02  # a part of the limit by which what is foreseen may be wrong
 
 
-def least_seconds(fit: Fit, cut: dict[int, RunOptions], rates: Rates) -> dict[int, float]:
-    """Return the least seconds of a step by batch size. cut: the run with each."""
+def least_seconds(fit: Any, cut: dict[int, RunOptions], rates: Rates) -> dict[int, float]:
+    """Return the least seconds of a step by batch size. fit: a `Fit`. cut: the run with each."""
     found = {}
     for batch, config in cut.items():
         bounds = []
@@ -30,7 +27,7 @@ def least_seconds(fit: Fit, cut: dict[int, RunOptions], rates: Rates) -> dict[in
     return found
 
 
-def _freest(fit: Fit, config: RunOptions, mode: dict[str, Any], kept: int) -> RunOptions:
+def _freest(fit: Any, config: RunOptions, mode: dict[str, Any], kept: int) -> RunOptions:
     """A mode with the activations of so many layers kept, and as few inputs offloaded as the options say."""
     settled = replace(config, **mode)
     if not mode["gradient_checkpointing"]:
@@ -42,7 +39,7 @@ def _freest(fit: Fit, config: RunOptions, mode: dict[str, Any], kept: int) -> Ru
     return replace(settled, offload_activations=config.offload_activations)
 
 
-def _share(fit: Fit, forecast: Forecast, cut: dict[int, RunOptions], batch: int, mode: dict[str, Any]) -> float | None:
+def _share(fit: Any, forecast: Forecast, cut: dict[int, RunOptions], batch: int, mode: dict[str, Any]) -> float | None:
     """The part of the layers whose activations a mode may keep, at most. None: it does not fit. Memory is taken to grow
     by as much with each row."""
     few, many, limit = min(cut), max(cut), fit.limit * (1 + _DOUBT)

@@ -53,7 +53,7 @@ class Shorter:
 
 
 def _kinds(model: ModelConfig, folder: str | os.PathLike[str]) -> list[Any]:
-    """What each layer is: its part of what the configuration lists layer by layer, and how files have its tensors."""
+    """Return for each layer its part of what the configuration lists by layer, and how files have its tensors."""
     layers = model.num_hidden_layers
     files = ModelFiles(folder)
     files.check(model)
@@ -110,7 +110,7 @@ class Forecast:
         return self._peaks(config)[1]
 
     def others(self, config: RunOptions) -> float:
-        """Of those the bytes of the layers that the shorter model lacks."""
+        """Bytes of `peak` of the layers that the shorter model lacks."""
         few, whole = self._peaks(config)
         return whole - few if whole < math.inf else math.inf
 
@@ -122,7 +122,7 @@ class Forecast:
             return None
 
     def _peaks(self, config: RunOptions) -> tuple[float, float]:
-        """Of the shorter model, and of all layers."""
+        """Peaks of the shorter model, and of all layers."""
         if config not in self.peaks:
             try:
                 few, more = (self._plan(config, model, None) for model in (self.shorter.model, self.shorter.longer))

@@ -86,7 +86,7 @@ class Fit:
 
     @property
     def forecast(self) -> Forecast | None:
-        """Of the model; None where its layers do not repeat often enough."""
+        """The model's; None where its layers do not repeat often enough."""
         if "model" not in self.forecasts:
             shorter = Shorter.of(self.model_config, self.folder)
             made = None if shorter is None else Forecast(shorter, self.folder, self.device, self.prompt_tokens)
