@@ -15,8 +15,8 @@ from wgrad.wgsl.runtime.compile import Constant
 _ROLLED = {"k TILE_K", "s K_STEPS", "k STEPS", "piece 2", "c DC4", "n VN4", "pass 2", "step STEPS", "n KEY_STEPS"}
 # Columns of a tile of the delta rule; a GEMV counts rows by the same name, and keeps each in a variable of its own.
 _TILE, _COLUMNS = "struct Tile {", "c 4"
-# Loops that a compiler unrolls, by how they end: sums over the invocations of a skinny GEMM and of the delta rule.
-_COUNTED = re.compile(r"(other < SLICES|n < (?:16|32)u|s < SPLIT);")
+# Loops that a compiler unrolls, by how they end: sums over invocations of a skinny GEMM, the delta rule and decoding.
+_COUNTED = re.compile(r"(other < SLICES|n < (?:16|32)u|s < SPLIT|x < (?:16u|AT_ONCE));")
 
 Preprocess = Callable[[list[str], dict[str, Constant]], list[str]]
 

@@ -60,6 +60,12 @@ def test_case(case: Case, device: WgpuDevice) -> None:
     check(case, device)
 
 
+def test_the_last_query_that_sees_a_key_begins_a_tile(device: WgpuDevice) -> None:
+    """Query 32 is the last in whose window key 31 is, the last of its tile."""
+    for window in (2, 34):
+        check(attention_case("window", (1, 97, 4, 2, 40), F32, window=window, backward=True), device)
+
+
 @pytest.mark.parametrize(("tile", "width", "prefetch", "backward"), sorted(TILES, key=repr), ids=repr)
 def test_every_tile_of_the_tables(tile: Tile, width: int, prefetch: bool, backward: bool, planned: WgpuDevice) -> None:
     """Packed documents and a window over three tiles, so that whole, masked and skipped tiles all occur."""
