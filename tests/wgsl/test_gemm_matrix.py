@@ -252,13 +252,14 @@ def test_one_tile_of_k(matrix_device: Any, k: int, splits: int) -> None:
     np.testing.assert_allclose(matrix_device.download(out), a.astype(float) @ b.astype(float), atol=1e-4)
 
 
-@pytest.mark.parametrize("tile", [SMALL_LARGE, gemm_matrix.MatrixTile(1, 1, 2, 1, 2)])
+@pytest.mark.parametrize(("tile", "lanes"), [(SMALL_LARGE, 32), (gemm_matrix.MatrixTile(1, 1, 2, 1, 2), 64)])
 @pytest.mark.parametrize("shares_memory", [False, True])
 def test_what_is_added_is_read_ahead(
-    matrix_device: Any, monkeypatch: pytest.MonkeyPatch, tile: gemm_matrix.MatrixTile, shares_memory: bool
+    matrix_device: Any, monkeypatch: pytest.MonkeyPatch, tile: gemm_matrix.MatrixTile, lanes: int, shares_memory: bool
 ) -> None:
     """As an array that could be written; where an operand lies in the same memory, which WebGPU refuses then, as it is
     stored. Sizes that divide nothing, and rows with columns of something else before and behind them."""
+    monkeypatch.setattr(matrix_device, "lanes", lanes)
     m, n, k, column, ldc = 72, 88, 40, 8, 104
     rng = np.random.default_rng(7)
     a, b = (rng.standard_normal(shape).astype(np.float16) for shape in ((m, k), (k, n)))
