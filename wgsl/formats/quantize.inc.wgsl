@@ -1,7 +1,25 @@
 // Parts of the quantisers.
 
+#part nearest
+// The quotient by m rounded to nearest, of a guess that is off by a few and what it leaves over.
+fn nearest(guess: u32, left: i32, m: i32) -> u32 {
+  var quotient = guess;
+  var rest = left;
+  for (var step = 0u; step < 4u && rest < 0; step++) {
+    quotient -= 1u;
+    rest += m;
+  }
+  for (var step = 0u; step < 4u && rest >= m; step++) {
+    quotient += 1u;
+    rest -= m;
+  }
+  return select(quotient, quotient + 1u, 2 * rest > m);
+}
+#endpart
+
 #part reciprocal
 // Part of the shaders that quantise.
+#include nearest
 // 1 / a rounded to nearest, which a GPU's division does not promise. With the mantissa m (24 bits) of a, the mantissa of
 // 1 / a is 2^47 / m; the remainder of a guess fits 32 bits, as 2^47 is 0 modulo 2^32. No tie is possible.
 fn reciprocal(a: f32) -> f32 {
@@ -11,25 +29,16 @@ fn reciprocal(a: f32) -> f32 {
   let mantissa = (bits & 0x7fffffu) | 0x800000u;
   if (mantissa == 0x800000u || exponent >= 252u) { return 1.0 / a; }
   let guess = 1.0 / bitcast<f32>((bits & 0x7fffffu) | 0x3f800000u);  // in (1/2, 1)
-  var quotient = (bitcast<u32>(guess) & 0x7fffffu) | 0x800000u;
-  var rest = bitcast<i32>(0u - mantissa * quotient);
-  let m = i32(mantissa);
-  for (var step = 0u; step < 4u && rest < 0; step++) {
-    quotient -= 1u;
-    rest += m;
-  }
-  for (var step = 0u; step < 4u && rest >= m; step++) {
-    quotient += 1u;
-    rest -= m;
-  }
-  if (2 * rest > m) { quotient += 1u; }
+  let quotient = (bitcast<u32>(guess) & 0x7fffffu) | 0x800000u;
+  let found = nearest(quotient, bitcast<i32>(0u - mantissa * quotient), i32(mantissa));
   // A quotient of 2^24 carries into the exponent, as it should.
-  return bitcast<f32>(((252u - exponent) << 23u) + quotient);
+  return bitcast<f32>(((252u - exponent) << 23u) + found);
 }
 #endpart
 
 #part exact
 // Part of the shaders that round to a format of GGUF: arithmetic that gives NumPy's bits on every GPU.
+#include nearest
 // A product that is not fused with a sum after it.
 fn times(a: f32, b: f32) -> f32 { return bitcast<f32>(optimisation_barrier(bitcast<u32>(a * b))); }
 fn times4(a: vec4<f32>, b: vec4<f32>) -> vec4<f32> { return bitcast<vec4<f32>>(bitcast<vec4<u32>>(a * b) | vec4(p.zero)); }
@@ -53,18 +62,8 @@ fn divide(a: f32, b: f32) -> f32 {
   var quotient = (bitcast<u32>(guess) & 0x7fffffu) | 0x800000u;
   if (below && guess >= 1.0) { quotient = 0xffffffu; }
   if (!below && guess < 1.0) { quotient = 0x800000u; }
-  var rest = bitcast<i32>((m_a << select(23u, 24u, below)) - m_b * quotient);
-  let m = i32(m_b);
-  for (var step = 0u; step < 4u && rest < 0; step++) {
-    quotient -= 1u;
-    rest += m;
-  }
-  for (var step = 0u; step < 4u && rest >= m; step++) {
-    quotient += 1u;
-    rest -= m;
-  }
-  if (2 * rest > m) { quotient += 1u; }
-  return bitcast<f32>(((x ^ y) & 0x80000000u) | ((u32(exponent - 1) << 23u) + quotient));
+  let found = nearest(quotient, bitcast<i32>((m_a << select(23u, 24u, below)) - m_b * quotient), i32(m_b));
+  return bitcast<f32>(((x ^ y) & 0x80000000u) | ((u32(exponent - 1) << 23u) + found));
 }
 
 // The root of a normal number, rounded to nearest: its mantissa is the root of m 2^23 or m 2^24.
