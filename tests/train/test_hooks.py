@@ -14,6 +14,8 @@ from tests.train.conftest import SENTENCES, random_weights, tiny_config, write_c
 from wgrad import functional as F
 from wgrad.device.errors import WgradError
 
+pytestmark = pytest.mark.usefixtures("short_samples")
+
 RECORDS = [{"prompt": text[:9], "completion": text[9:]} for text in SENTENCES] * 3
 OPTIONS: dict[str, Any] = {
     "data": RECORDS, "device": "cpu", "max_steps": 3, "max_length": 32, "lora_r": 2, "batch_size": 2,

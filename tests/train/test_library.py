@@ -28,6 +28,8 @@ from wgrad.train.options.model_options import LoadOptions
 from wgrad.train.output.metrics import read_steps
 from wgrad.train.terminal.interrupts import Interrupts
 
+pytestmark = pytest.mark.usefixtures("short_samples")
+
 RECORDS = [{"text": text} for text in SENTENCES] + [{"prompt": "still", "completion": " waters run"}] * 4
 OPTIONS: dict[str, Any] = {
     "device": "cpu",

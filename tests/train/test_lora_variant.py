@@ -21,6 +21,8 @@ from wgrad.train.model.lora import LoraConfig
 from wgrad.train.model.lora_variants import VARIANTS
 from wgrad.train.model.stacks import _apart
 
+pytestmark = pytest.mark.usefixtures("short_samples")
+
 
 class Gated(wgrad.LoraVariant):
     """A number for each rank: B diag(gate) A."""

@@ -19,6 +19,8 @@ from wgrad.train.model.lora import LoraConfig, linear_modules
 from wgrad.train.model.model_config import load_model_config
 from wgrad.train.model.pissa import PissaStart, start_within
 
+pytestmark = pytest.mark.usefixtures("short_samples")
+
 LORA = LoraConfig(r=5, alpha=3.0)
 SHAPES = {"m.lora_A": (5, 37), "m.lora_B": (23, 5)}
 

@@ -17,6 +17,8 @@ from wgrad.train.run import trials
 from wgrad.train.run.trials import table
 from wgrad.train.terminal.interrupts import Interrupted
 
+pytestmark = pytest.mark.usefixtures("short_samples")
+
 
 @pytest.fixture
 def words(make_checkpoint: Any, text_data: Path, tmp_path: Path) -> list[str]:
