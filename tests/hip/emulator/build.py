@@ -97,14 +97,21 @@ def _without(text: str, kernels: Collection[str]) -> str:
 
 
 def build_kernels(
-    source: Path, arch: str, out: Path, *, counted: bool = False, only: Collection[str] | None = None
+    source: Path,
+    arch: str,
+    out: Path,
+    *,
+    counted: bool = False,
+    optimised: bool = True,
+    only: Collection[str] | None = None,
 ) -> Path:
     """OUT/<arch>/<source>.co: the kernels of one .hip file for the emulated architecture.
 
-    counted: they report their memory accesses (counts.hpp), and are slower. only: the kernels that are wanted.
+    counted: they report their memory accesses (counts.hpp), and are slower. Not optimised: they read all that the
+    source reads, whether it is used or not. only: the kernels that are wanted.
     """
     output = out / arch / f"{source.stem}.co"
-    flags = [*FLAGS, *COUNTED] if counted else FLAGS
+    flags = [*FLAGS, *(COUNTED if counted else ()), *(() if optimised else ("-O0",))]
     text = _run([clang(), *flags, f"-DGPU_HOST={HOST[arch]}", "-x", "c++", "-E", str(source)])
     if only is not None:
         text = _without(text, only)

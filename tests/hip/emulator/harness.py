@@ -92,6 +92,17 @@ class Emulator:
         device.modules._image = build_and_load  # type: ignore[method-assign]
         return device
 
+    def unoptimised(self, architecture: str) -> Any:
+        """A device of its own whose kernels access all that their source does, though nobody uses it."""
+        device = self.new(architecture)
+
+        def build_and_load(source: str) -> tuple[bytes, str]:
+            made = build_kernels(source_file(source), architecture, self.folder / "unoptimised", optimised=False)
+            return made.read_bytes(), str(made)
+
+        device.modules._image = build_and_load
+        return device
+
     def count(self, work: Callable[[], Any], *, l1: int = 256) -> dict[str, Counts]:
         """What the kernels that `work` launches on a counting device do in memory, by kernel. l1: lines that L1 keeps;
         a launch finds none of its own there."""
