@@ -210,9 +210,54 @@ fn folded(n: u32, lid: u32) -> vec4<f32> {
   }
 #endpart
 
-#part sum_of_16
-// Part of the kernels of gradients.
+#part each_token
+// Part of the kernels with a workgroup for each token of a sequence: b, i and the chunk.
+  let group = p.first + wg.x + wg.y * nwg.x;
+  if (group >= p.end) { return; }
+  let here = min(p.chunks * CHUNK, p.tokens - p.at);
+  let b = group / here;
+  let i = group % here % CHUNK;
+  choose(b * p.heads, group % here / CHUNK);
+#endpart
+
+#part each_column
+// Part of the kernels with a workgroup for each 64 columns of a state: its column, and the rows of its share.
+  let group = p.first + wg.x + wg.y * nwg.x;
+  if (group >= p.end) { return; }
+  choose(group / p.tiles, 0u);
+  let c = group % p.tiles * 64u + lid % 64u;
+  let there = c < p.values;
+  let column = min(c, p.values - 1u);
+  let share = (p.keys + 3u) / 4u;
+  let first = lid / 64u * share;
+  let last = min(first + share, p.keys);
+#endpart
+
+#part gradients
+// Part of the kernels of gradients: their operands, and sums over invocations.
+var<workgroup> dsums: array<f32, CHUNK>;
+var<private> deep: u32;  // the first of 64 rows of a state, or of columns
 var<workgroup> partial: array<f32, 1024>;
+
+// Of the operands over columns of values, the left ones are 0 beyond the last.
+fn output_gradient(i: u32, c: u32) -> f32 {
+  let at = ((row + min(i, count - 1u)) * p.heads + head % p.heads) * p.values + min(c, p.values - 1u);
+  return select(0.0, f32(dy[at]), i < count && c < p.values);
+}
+fn new_value(i: u32, c: u32) -> f32 { return select(0.0, values[token(i, min(c, p.values - 1u))], c < p.values); }
+fn new_across(c: u32, i: u32) -> f32 { return values[token(i, min(c, p.values - 1u))]; }
+fn state_across(c: u32, d: u32) -> f32 {
+  return states[cell(chunk, min(deep + d, p.keys - 1u), min(c, p.values - 1u))];
+}
+fn next_across(c: u32, d: u32) -> f32 {
+  return dstates[cell(chunk + 1u, min(deep + d, p.keys - 1u), min(c, p.values - 1u))];
+}
+fn score_gradient(i: u32, j: u32) -> f32 { return mats[square(SCORES, i, j)]; }
+fn score_across(j: u32, i: u32) -> f32 { return mats[square(SCORES, i, j)]; }
+fn deep_query(i: u32, d: u32) -> f32 { return query(i, deep + d); }
+fn deep_key(i: u32, d: u32) -> f32 { return key(i, deep + d); }
+fn dqk_at(i: u32, d: u32) -> u32 { return ((head * p.chunks + chunk) * CHUNK + i) * 2u * p.keys + d; }
+
 // The sum of what 16 invocations have of each of 64 numbers; of number lid, where that is below 64.
 fn sum_of_16(four: vec4<f32>, which: u32, place: u32, lid: u32) -> f32 {
   workgroupBarrier();
@@ -224,4 +269,45 @@ fn sum_of_16(four: vec4<f32>, which: u32, place: u32, lid: u32) -> f32 {
   for (var n = 0u; n < 16u; n++) { sum += partial[16u * (lid % CHUNK) + n]; }
   return sum;
 }
+#endpart
+
+#part query_gradient
+    // Of q: by the state, and by the chunk's keys.
+    deep = part;
+    tile = zeros();
+#include add lhs=output_gradient rhs=state_across inner=p.values lk=e%DEEP lr=e/DEEP rk=e%DEEP rc=e/DEEP
+#unroll n 4
+    tile.r$n = tile.r$n * inside[i + $nu];
+#unroll c 4
+    later[$n] += deep_query(i + $nu, j + $cu) * tile.r$n[$c];
+#end
+#end
+#include add lhs=score_gradient rhs=deep_key inner=CHUNK lk=e%DEEP lr=e/DEEP rk=e/16u rc=e%16u
+#unroll n 4
+#unroll c 4
+    if (part + j + $cu < p.keys) { dqk[dqk_at(i + $nu, part + j + $cu)] = tile.r$n[$c]; }
+#end
+#end
+#endpart
+
+#part through_states
+  var through = 0.0;
+  for (var n = lid; n < p.keys * p.values; n += THREADS) {
+    let d = n / p.values;
+    let c = n % p.values;
+    through += states[cell(chunk, d, c)] * dstates[cell(chunk + 1u, d, c)];
+  }
+#endpart
+
+#part last_sum
+  // To the last token's sum belong those of all ends, and what goes through the state.
+  workgroupBarrier();
+  if (lid == 0u) {
+    var all = 0.0;
+    for (var n = 0u; n < THREADS; n++) { all += partial[CHUNK + n]; }
+    all = select(0.0, all * inside[count - 1u], start[count - 1u] < 0.0);
+    for (var n = 0u; n < CHUNK; n++) { all += partial[n]; }
+    dsums[count - 1u] += all;
+  }
+  workgroupBarrier();
 #endpart

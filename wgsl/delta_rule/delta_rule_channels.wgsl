@@ -28,12 +28,7 @@ fn shared_gradient(b: u32, i: u32, key_head_of: u32, which: u32, d: u32) -> f32 
 
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
-  let group = p.first + wg.x + wg.y * nwg.x;
-  if (group >= p.end) { return; }
-  let here = min(p.chunks * CHUNK, p.tokens - p.at);
-  let b = group / here;
-  let i = group % here % CHUNK;
-  choose(b * p.heads, group % here / CHUNK);
+#include "delta_rule.inc.wgsl" each_token
   let lane = lid % 32u;
   for (var first = 0u; first < 2u * p.key_heads; first += 8u) {
     let part = first + lid / 32u;

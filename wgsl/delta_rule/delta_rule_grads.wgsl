@@ -18,34 +18,14 @@
 #include "delta_rule.inc.wgsl" loads
 #include "delta_rule.inc.wgsl" staged
 
-var<workgroup> dsums: array<f32, CHUNK>;
 var<workgroup> dbeta: array<f32, CHUNK>;
-var<private> deep: u32;  // the first of 64 rows of a state, or of columns
 
-// Of the operands over columns of values, the left ones are 0 beyond the last.
-fn output_gradient(i: u32, c: u32) -> f32 {
-  let at = ((row + min(i, count - 1u)) * p.heads + head % p.heads) * p.values + min(c, p.values - 1u);
-  return select(0.0, f32(dy[at]), i < count && c < p.values);
-}
 fn rhs_gradient(i: u32, c: u32) -> f32 { return select(0.0, values[second(i, min(c, p.values - 1u))], c < p.values); }
-fn new_value(i: u32, c: u32) -> f32 { return select(0.0, values[token(i, min(c, p.values - 1u))], c < p.values); }
 fn inverse_across(i: u32, n: u32) -> f32 { return mats[square(INVERSE, n, i)]; }
 fn new_gradient(i: u32, c: u32) -> f32 { return values[second(i, min(deep + c, p.values - 1u))]; }
-fn new_across(c: u32, i: u32) -> f32 { return values[token(i, min(c, p.values - 1u))]; }
-fn state_across(c: u32, d: u32) -> f32 {
-  return states[cell(chunk, min(deep + d, p.keys - 1u), min(c, p.values - 1u))];
-}
-fn next_across(c: u32, d: u32) -> f32 {
-  return dstates[cell(chunk + 1u, min(deep + d, p.keys - 1u), min(c, p.values - 1u))];
-}
-fn score_gradient(i: u32, j: u32) -> f32 { return mats[square(SCORES, i, j)]; }
-fn score_across(j: u32, i: u32) -> f32 { return mats[square(SCORES, i, j)]; }
 fn system_gradient(i: u32, j: u32) -> f32 { return mats[square(SYSTEM, i, j)] + mats[square(SYSTEM, j, i)]; }
-fn deep_query(i: u32, d: u32) -> f32 { return query(i, deep + d); }
-fn deep_key(i: u32, d: u32) -> f32 { return key(i, deep + d); }
-fn dqk_at(i: u32, d: u32) -> u32 { return ((head * p.chunks + chunk) * CHUNK + i) * 2u * p.keys + d; }
 
-#include "delta_rule.inc.wgsl" sum_of_16
+#include "delta_rule.inc.wgsl" gradients
 
 @compute @workgroup_size($INVOCATIONS)
 fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
@@ -94,21 +74,7 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3
   storageBarrier();
   var ends = vec4<f32>(0.0);
   for (var part = 0u; part < p.keys; part += 64u) {
-    deep = part;
-    tile = zeros();
-#include "delta_rule.inc.wgsl" add lhs=output_gradient rhs=state_across inner=p.values lk=e%DEEP lr=e/DEEP rk=e%DEEP rc=e/DEEP
-#unroll n 4
-    tile.r$n = tile.r$n * inside[i + $nu];
-#unroll c 4
-    later[$n] += deep_query(i + $nu, j + $cu) * tile.r$n[$c];
-#end
-#end
-#include "delta_rule.inc.wgsl" add lhs=score_gradient rhs=deep_key inner=CHUNK lk=e%DEEP lr=e/DEEP rk=e/16u rc=e%16u
-#unroll n 4
-#unroll c 4
-    if (part + j + $cu < p.keys) { dqk[dqk_at(i + $nu, part + j + $cu)] = tile.r$n[$c]; }
-#end
-#end
+#include "delta_rule.inc.wgsl" query_gradient
 #if FEW_REGISTERS
   }  // with all products in one loop Intel's compiler spills (bench/notes/anv.md)
   for (var part = 0u; part < p.keys; part += 64u) {
@@ -161,12 +127,7 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3
 #end
   }
   // The product of the state and of the gradient of the next one.
-  var through = 0.0;
-  for (var n = lid; n < p.keys * p.values; n += THREADS) {
-    let d = n / p.values;
-    let c = n % p.values;
-    through += states[cell(chunk, d, c)] * dstates[cell(chunk + 1u, d, c)];
-  }
+#include "delta_rule.inc.wgsl" through_states
   let of_later = sum_of_16(later - ends, ty, tx, lid);
   let of_earlier = sum_of_16(earlier, tx, ty, lid);
   let of_rates = sum_of_16(rates, ty, tx, lid);
@@ -178,15 +139,7 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3
     partial[lid] = of_ends;
   }
   partial[CHUNK + lid] = through;
-  workgroupBarrier();
-  if (lid == 0u) {
-    var all = 0.0;
-    for (var n = 0u; n < THREADS; n++) { all += partial[CHUNK + n]; }
-    all = select(0.0, all * inside[count - 1u], start[count - 1u] < 0.0);
-    for (var n = 0u; n < CHUNK; n++) { all += partial[n]; }
-    dsums[count - 1u] += all;
-  }
-  workgroupBarrier();
+#include "delta_rule.inc.wgsl" last_sum
   if (lid < count) {
     var sum = 0.0;
     for (var n = lid; n < count; n++) { sum += select(0.0, dsums[n], f32(lid) >= start[n]); }

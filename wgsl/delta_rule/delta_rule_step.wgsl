@@ -29,15 +29,7 @@ fn summed(x: vec2<f32>, lid: u32, width: u32) -> vec2<f32> {
 
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
-  let group = p.first + wg.x + wg.y * nwg.x;
-  if (group >= p.end) { return; }
-  choose(group / p.tiles, 0u);
-  let c = group % p.tiles * 64u + lid % 64u;
-  let there = c < p.values;
-  let column = min(c, p.values - 1u);
-  let share = (p.keys + 3u) / 4u;
-  let first = lid / 64u * share;
-  let last = min(first + share, p.keys);
+#include "delta_rule.inc.wgsl" each_column
   for (var t = 0u; t < p.tokens; t++) {
     var squares = vec2<f32>(0.0);
     workgroupBarrier();

@@ -16,12 +16,7 @@
 
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
-  let group = p.first + wg.x + wg.y * nwg.x;
-  if (group >= p.end) { return; }
-  let here = min(p.chunks * CHUNK, p.tokens - p.at);
-  let b = group / here;
-  let i = group % here % CHUNK;
-  choose(b * p.heads, group % here / CHUNK);
+#include "delta_rule.inc.wgsl" each_token
   let share = p.heads / p.key_heads;
   for (var n = lid; n < 2u * key_width(); n += 256u) {
     let of_query = n < key_width();
