@@ -59,7 +59,7 @@ CASES = {
     "decoding_sample": ["sample/rows/6x1003", "sample/greedy/123/0.5"],
     **dict.fromkeys(("delta_rule_output", "delta_rule_scan", "delta_rule_system"), _DELTA_RULE[:1]),
     **dict.fromkeys(("delta_rule_channels", "delta_rule_grads", "delta_rule_scan_backward"), _DELTA_RULE[1:]),
-    "ssd_grads": ["ssd_backward/packed/2x133x1x2x10x6/float32"],
+    **dict.fromkeys(("ssd_channels", "ssd_grads"), ["ssd_backward/packed/2x133x1x2x10x6/float32"]),
     "ssd_step": ["ssd/a step on a state/2x1x2x4x12x10/float32"],
     "delta_rule_step": ["delta_rule/a step on a state/2x1x2x4x12x10/float32"],
     "gemm": [
