@@ -16,13 +16,7 @@ GROUP = 256  # work-items of a work-group
 PER = 8  # elements of a work-item
 _CODES = {"float32": 0, "float16": 1, "bfloat16": 2}
 
-_DELTA_RULE = {"short_conv", "short_conv_backward", "delta_rule", "delta_rule_backward"}
-_MAMBA = {"ssd", "ssd_backward"}
-_EXPERTS = {
-    "route", "route_backward", "group_by_expert", "combine", "combine_backward",
-    "grouped_linear", "grouped_linear_backward", "grouped_weight_grad",
-}  # fmt: skip
-implements = Implementations(lacks={"fused", "round_weight"} | _DELTA_RULE | _MAMBA | _EXPERTS)
+implements = Implementations(lacks={"round_weight", "ssd", "ssd_backward"})
 
 
 @cache

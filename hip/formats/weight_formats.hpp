@@ -13,7 +13,9 @@
 //     Raw4 fetch4(origin, offset)                 the same of 4 elements, at once, for products in float32
 //     float scale(raw), float value(raw, i)       element i of either is their product; every lane takes part
 // Elements are numbered row by row, from `origin` (the same for all lanes) + `offset`, a multiple of 8 (of 4).
+// GEMMs of experts (gemm_grouped.hip) have EXPERT_FORMATS too, without Raw4.
 #pragma once
+#include "mxfp4.hpp"
 #include "nf4.hpp"
 #include "q8_0.hpp"
 
@@ -22,6 +24,7 @@
   FORMAT(nf4, NF4)               \
   FORMAT(nf4_nested, NF4_NESTED) \
   WHOLE_UNIT_FORMATS(FORMAT)
+#define EXPERT_FORMATS(FORMAT) FORMAT(mxfp4, MXFP4_EXPERTS)
 
 // 8 elements at a time, from a multiple of 8 on.
 template <class Format> struct WeightRow {

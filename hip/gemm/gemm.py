@@ -14,7 +14,7 @@ from wgrad.hip.gemm.plan import Gpu, Plan
 from wgrad.hip.runtime.launch import Long
 from wgrad.hip.runtime.runtime import Runtime
 
-_HAS_ACCUMULATE, _V_ALONG_RANK, _UNALIGNED, _SWAPPED = 1, 2, 4, 8  # gemm_epilogue.hpp
+HAS_ACCUMULATE, _V_ALONG_RANK, UNALIGNED, _SWAPPED = 1, 2, 4, 8  # gemm_epilogue.hpp
 LowRank = tuple[Array, Array]
 
 
@@ -101,7 +101,7 @@ def launch_product(
     u, v = epilogue.lowrank or (None, None)
     kinds = [0 if x is None else type_code(x.dtype) for x in (out, epilogue.residual, u, v)]
     unaligned = not multiple(16, out, epilogue.bias, epilogue.residual)
-    flags = _HAS_ACCUMULATE * epilogue.accumulate | _UNALIGNED * unaligned
+    flags = HAS_ACCUMULATE * epilogue.accumulate | UNALIGNED * unaligned
     target, bias, residual, now, kind = out, epilogue.bias, epilogue.residual, flags, kinds[0]
     if plan.splits > 1:
         target, bias, residual, now, kind = device.empty((plan.splits, m, n)), None, None, 0, 0

@@ -102,6 +102,11 @@ template <class S, int ROWS, int THREADS, bool ALONG_K> struct TileF32 {
       counts[i] = rows - r;
     }
   }
+  // Where the row of a load along K lies instead, from `origin` on.
+  GPU_FN void move_row(int i, unsigned inside, int thread) {
+    first[i] = source.scaled(inside);
+    offsets[i] = source.scaled(inside + (unsigned)depth(thread, i));
+  }
   GPU_FN static int row(int thread, int i) {
     return ALONG_K ? thread / CHUNKS_K + i * STEP : thread % (ROWS / 4) * 4;
   }

@@ -1,4 +1,4 @@
-// The product of two operands of 16 bits on the matrix unit, for gemm.hip and linear.hip.
+// The product of two operands of 16 bits on the matrix unit, for gemm.hip, linear.hip and gemm_grouped.hip.
 //
 // Tiles of both operands are in LDS twice: one is multiplied while the next is on its way. gemm_loop_cdna.hpp and
 // gemm_loop_rdna.hpp say in which order.
@@ -9,6 +9,7 @@
 // Sources: Goto and van de Geijn 2008 (blocking); AMD's instruction set manuals (fragments).
 #pragma once
 #include "gemm_epilogue.hpp"
+#include "gemm_place.hpp"
 #if GPU_CDNA
 #include "gemm_loop_cdna.hpp"
 #else
@@ -41,18 +42,19 @@ template <class S, int ROWS, int THREADS> struct Tile<S, ROWS, THREADS, false> :
   using AcrossK<S, ROWS, THREADS>::AcrossK;
 };
 
-template <class T, class S, Layout L, class SourceA, class SourceB>
+template <class T, class S, Layout L, class SourceA, class SourceB, class Where = OfGrid>
 GPU_FN void product(const SourceA& source_a, const SourceB& source_b, Epilogue e, int k, int k_per_split, long stride_a,
-                    long stride_b, gpu::u32x4* lds) {
+                    long stride_b, gpu::u32x4* lds, const Where& where = {}) {
   using U = Unit<T>;
   const int thread = gpu::thread(), lane = gpu::lane(), wave = gpu::wave();
-  const int m0 = gpu::block_y() * S::TILE_M, n0 = gpu::block_x() * S::TILE_N, z = gpu::block_z();
+  const int m0 = where.row(S::TILE_M), n0 = gpu::block_x() * S::TILE_N, z = where.batch();
   const bool split = k_per_split > 0;
   const int begin = split ? z * k_per_split : 0, end = split && begin + k_per_split < k ? begin + k_per_split : k;
   if (split && z > 0) e.rank = 0;
 
   Tile<SourceA, S::TILE_M, S::THREADS, L != TN> a(source_a, split ? 0 : z * stride_a, m0, e.m, k, thread);
   Tile<SourceB, S::TILE_N, S::THREADS, L == NT> b(source_b, split ? 0 : z * stride_b, n0, e.n, k, thread);
+  where.move(a, m0, k, thread);
   const int row_a = wave / (S::TILE_N / WAVE_N) * S::WAVE_M, row_b = wave % (S::TILE_N / WAVE_N) * WAVE_N;
   using P = Product<U, S>;
   P p;
@@ -62,7 +64,7 @@ GPU_FN void product(const SourceA& source_a, const SourceB& source_b, Epilogue e
     for (int j = 0; j < P::TN; ++j) p.acc[i][j] = typename U::Acc(0.0f);
   if (begin < end) p.run(a, b, lds, row_a, row_b, begin, end);
   epilogue<U, P::TM, P::TN>(e, p.acc, (float*)lds + wave * STAGE_FLOATS, m0 + row_a, n0 + row_b, lane,
-                              (long)z * e.m * e.n);
+                              where.first_result(e));
 }
 
 }  // namespace gemm

@@ -112,6 +112,9 @@ template <class Source, int ROWS, int THREADS> struct AlongK {
       offsets[i] = (unsigned)(row < rows - row0 ? row : rows - row0 - 1) * (unsigned)k;
     }
   }
+  // The row of a chunk, and where that lies instead, from `origin` on.
+  GPU_FN static int row(int thread, int i) { return thread / CHUNKS + i * (THREADS / CHUNKS); }
+  GPU_FN void move_row(int i, unsigned offset, int) { offsets[i] = offset; }
   GPU_FN unsigned inside(int k0) const { return first < k_total - k0 ? first : 0; }
   GPU_FN void look(int k0, int, int i) { ahead[i] = source.look(origin + k0, offsets[i] + inside(k0)); }
   GPU_FN void fetch(int k0, int, int i) {

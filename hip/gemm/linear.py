@@ -106,14 +106,14 @@ def _product(
         narrow = restored and plan.source == "linear"  # which would round it to x's type
         decoded = dequantize(device, w, x.dtype if narrow else np.dtype(np.float32))
         return dense_product(device, x, decoded, None, dtype, epilogue, trans_b=trans_b)
-    _check_aligned(w)
+    check_aligned(w)
     out = device.empty((m, n), dtype)
     operands = [x, *w.arrays().values(), *w.parameters(), *([kind] if plan.kinds else [])]
     launch_product(device, plan, operands, [], out, mnk, 1, trans_b, epilogue)
     return out
 
 
-def _check_aligned(w: FrozenWeight) -> None:
+def check_aligned(w: FrozenWeight) -> None:
     """Kernels read words of 32 bits.
 
     Raises:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 SHORT = ("f32", "f16", "bf16")  # by kind: 0 float32, 1 float16, 2 bfloat16
 DECODED_IN_PRODUCTS = ("nf4", "nf4_nested", "q8_0")  # WEIGHT_FORMATS of weight_formats.hpp
+OF_EXPERTS = (*DECODED_IN_PRODUCTS, "mxfp4")  # and EXPERT_FORMATS
 SKINNY = 64  # results at most this wide take the kernels for LoRA's products
 _MIN_K_PER_SPLIT, _MAX_SPLITS, _MIN_K_PER_SKINNY_SPLIT, _MAX_SKINNY_SPLITS = 256, 16, 128, 32
 _FAR = 1 << 23  # elements of a row: of 128 such rows in float32, all bytes have numbers of 32 bits
@@ -105,6 +106,30 @@ def frozen(gpu: Gpu, kind: int, out: int, name: str, layout: str, mnk: tuple[int
     return _wide(gpu, f"gemm_{name}_f32_{layout}", mnk, 1, True)
 
 
+def experts(
+    gpu: Gpu, kinds: tuple[int, int], layout: str, nk: tuple[int, int], out: int, *, aligned: bool
+) -> Plan:
+    """A GEMM of experts with dense weights. nk: columns of the result, and what is summed over; the rest as of `dense`."""
+    n, k = nk
+    rows = (k, n) if layout == "nn" else (k,)
+    flushed = gpu.flushes_denormals and kinds == (1, 1) and out == 0
+    if aligned and kinds[0] == kinds[1] and kinds[0] and gpu.matrix16 and not flushed and not any(r % 8 for r in rows):
+        return Plan("gemm_grouped", f"grouped_{SHORT[kinds[0]]}_{layout}", _shapes(gpu)["small"])
+    whole = aligned and not any(row % 4 for row in rows) and max(rows) < _FAR
+    name = f"grouped_{'mix' if whole else 'any'}_{layout}"
+    return Plan("gemm_grouped_f32", name, wide_tile(gpu), kinds=True)
+
+
+def experts_frozen(gpu: Gpu, kind: int, name: str, layout: str) -> Plan:
+    """The same with frozen weights of 16-bit activations: `kind`, name and layout as of `frozen`."""
+    return Plan("gemm_grouped", f"grouped_{name}_{SHORT[kind]}_{layout}", _shapes(gpu)["small"])
+
+
+def wide_tile(gpu: Gpu) -> Tile:
+    """That of the kernels that multiply in float32."""
+    return Tile(128, 128, 4 * gpu.wave)
+
+
 def _shapes(gpu: Gpu) -> dict[str, Tile]:
     return _CDNA if gpu.wave == 64 else _RDNA
 
@@ -116,7 +141,7 @@ def _shape(gpu: Gpu, m: int, n: int, batch: int) -> tuple[str, Tile]:
 
 
 def _wide(gpu: Gpu, name: str, mnk: tuple[int, int, int], batch: int, kinds: bool) -> Plan:
-    tile = Tile(128, 128, 4 * gpu.wave)
+    tile = wide_tile(gpu)
     return Plan("gemm_f32", name, tile, *_splits(gpu, mnk, batch, tile), kinds=kinds)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.hip.executor.device import shipped
+from tests.hip.executor.operators import expert_cases
 from tests.hip.executor.table import ATTENTION, TABLES, Object, digests, reason, stale
 from tests.hip.test_operators import CASES, EACH_OPERATOR
 from wgrad.autograd.selftest.attention import attention_case
@@ -27,10 +28,17 @@ MORE = (
     "gemm_tt/plain/41x123x67/float32",
     "gemm_nt/row/1x123x67/float32",
     "q8_0_dequantize/plain small/37x96/float16",
+    "grouped_linear/float32 rows/70x5x2x72x68/float32",
+    "grouped_linear_backward/float32 rows/70x5x2x72x68/float32",
+    "grouped_linear/float32 few rows/3x7x2x37x35/float32",
+    "grouped_linear_backward/float32 few rows/3x7x2x37x35/float32",
+    "grouped_weight_grad/float32 tiles/33x4x2x36x40/float32",
+    "delta_rule/steps on a state/2x3x2x4x6x70/float32",
+    "fused over 1/3x37x53/float32",
     *(f"layer_norm{half}/plain/{rows}/float32>float32" for half in ("", "_backward") for rows in ("3x1003", "1x2052")),
 )
 # Run on every architecture of `hip_device` by other tests.
-MATRIX = {"gemm", "linear", *ATTENTION}  # sources with matrix instructions
+MATRIX = {"gemm", "linear", "gemm_grouped", *ATTENTION}  # sources with matrix instructions
 ELSEWHERE = {case.name for case in (*CASES, *chosen_cases())}
 
 
@@ -51,7 +59,7 @@ def with_rounding(case: Case, mode: str) -> Case:
 def pool() -> list[Case]:
     """What may be run: each operator first."""
     named = {case.name: case for case in CASES}
-    found = [*EACH_OPERATOR, *chosen_cases(), *(named[name] for name in MORE)]
+    found = [*EACH_OPERATOR, *chosen_cases(), *(named[name] for name in MORE), *expert_cases()]
     found.append(gemm_case("split", 40, 136, 72, F32, BF16, dtype=F32))
     for width in WIDTHS:
         case = attention_case("rounding", (1, 37, 2, 1, width), BF16)

@@ -20,6 +20,7 @@ from wgrad.autograd.selftest import gemm, linear, quantize
 from wgrad.autograd.selftest.attention import attention_case
 from wgrad.autograd.selftest.case import BF16, F16, Case, upload_inputs
 from wgrad.autograd.selftest.cases import FAMILIES, cases
+from wgrad.autograd.selftest.experts import grouped_case
 from wgrad.autograd.selftest.run import expected_outputs, largest_difference, to_host
 from wgrad.hip.elements import implements
 
@@ -28,9 +29,20 @@ ORDERS: tuple[Order, Order] = ("fwd", "rev")
 SLOW = ("packed/2x133", "packed window/2x133", "grouped/2x70", "tiles/1x259", "/window/2x70", "large vocabulary")
 
 
+def expert_cases() -> list[Case]:
+    """GEMMs of experts by each kernel of gemm_grouped.hip. Some rows, and more than a tile's."""
+    found = []
+    for dtype in (F16, BF16):
+        for format, double in (("", False), ("nf4", False), ("nf4", True), ("q8_0", False), ("mxfp4", False)):
+            options: dict[str, Any] = {"format": format, "double": double, "weight": dtype}
+            sizes = (140, 3, 1, 40, 72) if dtype == F16 and not format else (9, 3, 2, 40, 72)
+            found += [grouped_case(side, "kernel", sizes, dtype, **options) for side in ("forward", "backward")]
+    return found
+
+
 def all_cases() -> list[Case]:
-    """The self-test's, and the operators that read bfloat16 too, and attention in shares of the keys; without SLOW and
-    without operators that HIP lacks."""
+    """The self-test's, and the operators that read bfloat16 too, attention in shares of the keys, and GEMMs of experts
+    of each kernel; without SLOW and without operators that HIP lacks."""
     found = {case.name: case for case in cases()}
     for family in FAMILIES:
         if family not in (gemm, linear, quantize):
@@ -38,6 +50,7 @@ def all_cases() -> list[Case]:
     for dtype in (F16, BF16):
         shares = attention_case("shares", (1, 3, 1, 1, 64), dtype, keys=515, cache_len=512)
         found[shares.name] = shares
+    found |= {case.name: case for case in expert_cases()}
     has = (case for case in found.values() if case.op not in implements.lacks)
     return [case for case in has if not any(part in case.name for part in SLOW)]
 

@@ -1,0 +1,88 @@
+// A short causal convolution of each channel: y = silu(z), or z without silu, z[t] = sum over taps j of x[t - j] weight[width - 1 - j].
+//
+// x [batch, given, channels], of which the last `tokens` are those of y; weight [channels, width] f32; doc_start [batch,
+// tokens] i32; cache_len [1]; y, dy [batch, tokens, channels], dx like x. sums f32 [runs, channels, width]: of weight's
+// gradient, over RUN tokens each. types: x, dy. A tap before a token's document counts as 0, and so does one before x.
+// Launch: a work-item an element of what is written, in work-groups of 256.
+#include "elements.hpp"
+
+using namespace gpu;
+
+constexpr u32 RUN = 64;
+
+struct Conv {
+  const void *x, *dy;
+  const float* weight;
+  const int *doc_start, *cache_len;
+  u32 batch, tokens, given, channels, width, silu, types;
+
+  // How many tokens before token t count; below 0 where its document begins later.
+  GPU_FN int reach(u32 b, u32 t) const {
+    return min(int(t) + cache_len[0] - doc_start[u64(b) * tokens + t], int(t + given - tokens));
+  }
+  GPU_FN float tap(u32 b, u32 t, u32 c, u32 j) const {
+    return load(x, type_of(types, 0), (u64(b) * given + t + given - tokens - j) * channels + c);
+  }
+  GPU_FN float at(u32 c, u32 j) const { return weight[u64(c) * width + width - 1 - j]; }
+  GPU_FN float sum(u32 b, u32 t, u32 c) const {
+    int seen = reach(b, t);
+    float z = 0.f;
+    for (u32 j = 0; j < width; j++)
+      if (int(j) <= seen) z += tap(b, t, c, j) * at(c, j);
+    return z;
+  }
+  GPU_FN static float sigmoid(float z) { return 1.f / (1.f + gpu::exp(min(-z, 87.f))); }
+  // The gradient of z.
+  GPU_FN float gradient(u32 b, u32 t, u32 c) const {
+    float grad = load(dy, type_of(types, 1), (u64(b) * tokens + t) * channels + c);
+    if (!silu) return grad;
+    float z = sum(b, t, c), s = sigmoid(z);
+    return grad * s * (1.f + z * (1.f - s));
+  }
+};
+
+#define CONV_ARGUMENTS                                                                                                \
+  const void *x, const void *dy, const float *weight, const int *doc_start, const int *cache_len, void *out, u32 batch, \
+      u32 tokens, u32 given, u32 channels, u32 width, u32 silu, u32 types
+#define CONV                                                                                             \
+  Conv { x, dy, weight, doc_start, cache_len, batch, tokens, given, channels, width, silu, types }
+
+extern "C" GPU_KERNEL(256) void short_conv(CONV_ARGUMENTS) {
+  const Conv conv = CONV;
+  u64 number = u64(block_x()) * 256 + thread();
+  u32 c = u32(number % channels);
+  u64 row = number / channels;
+  if (row >= u64(batch) * tokens) return;
+  float z = conv.sum(u32(row / tokens), u32(row % tokens), c);
+  store(out, type_of(types, 0), number, silu ? z * Conv::sigmoid(z) : z);
+}
+
+extern "C" GPU_KERNEL(256) void short_conv_dx(CONV_ARGUMENTS) {
+  const Conv conv = CONV;
+  u64 number = u64(block_x()) * 256 + thread();
+  u32 c = u32(number % channels);
+  u64 row = number / channels;
+  if (row >= u64(batch) * given) return;
+  u32 b = u32(row / given), e = u32(row % given) + tokens;  // of token e - given
+  float grad = 0.f;
+  for (u32 j = 0; j < width; j++) {
+    if (e + j < given || e + j - given >= tokens) continue;
+    u32 t = e + j - given;
+    if (int(j) <= conv.reach(b, t)) grad += conv.gradient(b, t, c) * conv.at(c, j);
+  }
+  store(out, type_of(types, 0), number, grad);
+}
+
+extern "C" GPU_KERNEL(256) void short_conv_dweight(CONV_ARGUMENTS) {
+  const Conv conv = CONV;
+  u64 number = u64(block_x()) * 256 + thread(), rows = u64(batch) * tokens;
+  u32 j = width - 1 - u32(number % width), c = u32(number / width % channels);
+  u64 first = number / width / channels * RUN;
+  if (first >= rows) return;
+  float sum = 0.f;
+  for (u64 row = first; row < min(first + RUN, rows); row++) {
+    u32 b = u32(row / tokens), t = u32(row % tokens);
+    if (int(j) <= conv.reach(b, t)) sum += conv.gradient(b, t, c) * conv.tap(b, t, c, j);
+  }
+  as<float>(out)[number] = sum;
+}
