@@ -18,9 +18,9 @@ from wgrad.hip.runtime.runtime import Runtime
 _SLOTS = 32  # of fused.hip, for values that are needed later
 _TYPES = {"float32": 0, "float16": 1, "bfloat16": 2, "int32": 3, "uint32": 4}
 _NAMES = (
-    "load", "scalar", "index", "old", "add", "sub", "mul", "div", "pow", "maximum", "minimum", "lt", "le", "gt", "ge", "eq",
-    "ne", "where", "neg", "exp", "expm1", "log", "sqrt", "abs", "sign", "sin", "cos", "relu", "tanh", "sigmoid", "softplus",
-    "silu", "silu_slope", "gelu", "gelu_slope",
+    "load", "scalar", "index", "old", "add", "sub", "mul", "div", "pow", "maximum", "minimum", "lt", "le", "gt",
+    "ge", "eq", "ne", "where", "neg", "exp", "expm1", "log", "sqrt", "abs", "sign", "sin", "cos", "relu", "tanh",
+    "sigmoid", "softplus", "silu", "silu_slope", "gelu", "gelu_slope",
 )  # fmt: skip
 _FUNCTIONS = {name: number for number, name in enumerate(_NAMES)}
 _KINDS = {"sum": 1, "max": 2}
@@ -116,7 +116,8 @@ def _code(
             free.append(slot)  # nobody reads it, or it is the result
         words += [_FUNCTIONS[name] | slot << 8, sum(i << 8 * place for place, i in enumerate(read))]
     words += struct.unpack(f"{len(scalars)}I", struct.pack(f"{len(scalars)}f", *scalars))
-    return struct.pack(f"{len(words)}I", *words) + np.array([*sizes, *sum(map(list, strides), []), *offsets], np.uint32).tobytes()
+    words += [*sizes, *(stride for of in strides for stride in of), *offsets]
+    return struct.pack(f"{len(words)}I", *words)
 
 
 def _uploaded(device: Runtime, code: bytes) -> Array:

@@ -62,7 +62,8 @@ struct OfExpert {
 
 // `residual` from its row `first` on; C begins there by first_result().
 GPU_FN const void* from_row(const void* p, int kind, int first, int n) {
-  return p ? (const char*)p + ((long)first * n << (kind == 0 ? 2 : 1)) : p;
+  const long offset = (long)first * n << (kind == 0 ? 2 : 1);
+  return (const char*)p + (p ? offset : 0);  // not a choice of pointers, whose loads would be flat ones
 }
 
 }  // namespace gemm

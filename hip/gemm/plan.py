@@ -69,9 +69,7 @@ def dense(
         return Plan("gemv", "gemv" if aligned and k % 8 == 0 else "gemv_unaligned", _GEMV, kinds=True)
     if layout == "tt":
         return _wide(gpu, "gemm_any_tt", mnk, batch, True)
-    # A float32 result shows float16 subnormals that were taken for zeros.
-    flushed = gpu.flushes_denormals and kinds == (1, 1) and out == 0
-    if kinds[0] == kinds[1] and kinds[0] and gpu.matrix16 and not flushed:
+    if _on_matrix16(gpu, kinds, out):
         shape, tile = _shape(gpu, m, n, batch)
         if not by8:
             shape, tile = "unaligned", _shapes(gpu)["small"]
@@ -106,14 +104,11 @@ def frozen(gpu: Gpu, kind: int, out: int, name: str, layout: str, mnk: tuple[int
     return _wide(gpu, f"gemm_{name}_f32_{layout}", mnk, 1, True)
 
 
-def experts(
-    gpu: Gpu, kinds: tuple[int, int], layout: str, nk: tuple[int, int], out: int, *, aligned: bool
-) -> Plan:
-    """A GEMM of experts with dense weights. nk: columns of the result, and what is summed over; the rest as of `dense`."""
+def experts(gpu: Gpu, kinds: tuple[int, int], layout: str, nk: tuple[int, int], out: int, *, aligned: bool) -> Plan:
+    """A GEMM of experts with dense weights. nk: columns of the result, and the inner size; the rest as of `dense`."""
     n, k = nk
     rows = (k, n) if layout == "nn" else (k,)
-    flushed = gpu.flushes_denormals and kinds == (1, 1) and out == 0
-    if aligned and kinds[0] == kinds[1] and kinds[0] and gpu.matrix16 and not flushed and not any(r % 8 for r in rows):
+    if _on_matrix16(gpu, kinds, out) and aligned and not any(row % 8 for row in rows):
         return Plan("gemm_grouped", f"grouped_{SHORT[kinds[0]]}_{layout}", _shapes(gpu)["small"])
     whole = aligned and not any(row % 4 for row in rows) and max(rows) < _FAR
     name = f"grouped_{'mix' if whole else 'any'}_{layout}"
@@ -123,6 +118,13 @@ def experts(
 def experts_frozen(gpu: Gpu, kind: int, name: str, layout: str) -> Plan:
     """The same with frozen weights of 16-bit activations: `kind`, name and layout as of `frozen`."""
     return Plan("gemm_grouped", f"grouped_{name}_{SHORT[kind]}_{layout}", _shapes(gpu)["small"])
+
+
+def _on_matrix16(gpu: Gpu, kinds: tuple[int, int], out: int) -> bool:
+    """Does the 16-bit matrix unit multiply dense operands of these kinds?"""
+    # A float32 result shows float16 subnormals that were taken for zeros.
+    flushed = gpu.flushes_denormals and kinds == (1, 1) and out == 0
+    return kinds[0] == kinds[1] and kinds[0] != 0 and gpu.matrix16 and not flushed
 
 
 def wide_tile(gpu: Gpu) -> Tile:

@@ -100,8 +100,17 @@ class Binding:
         self.memory.free(address)
         return (0,)
 
+    def hipHostMalloc(self, nbytes: int, flags: int) -> tuple[int, int]:
+        return self.hipMalloc(nbytes)
+
+    def hipHostFree(self, address: int) -> tuple[int]:
+        return self.hipFree(address)
+
     def hipMemcpyAsync(self, to: int, source: int, nbytes: int, kind: int, stream: Any) -> tuple[int]:
-        ctypes.memmove(to, source, nbytes)
+        if self._recorded is None:
+            ctypes.memmove(to, source, nbytes)
+        else:
+            self._recorded.append((to, source, nbytes))
         return (0,)
 
     def hipModuleLaunchKernel(self, kernel: Any, *launch: Any) -> tuple[int]:
@@ -130,8 +139,11 @@ class Binding:
     hipGraphExecDestroy = hipGraphDestroy
 
     def hipGraphLaunch(self, graph: Any, stream: Any) -> tuple[int]:
-        for launch in graph:
-            self._execute(*launch)
+        for made in graph:
+            if len(made) == 3:  # a copy
+                ctypes.memmove(*made)
+            else:
+                self._execute(*made)
         return (0,)
 
     def _execute(self, kernel: Any, grid: Grid, threads: int, packed: bytes) -> None:
