@@ -5,6 +5,7 @@ Memory besides the arguments is that of one segment: matrices, states and values
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,7 +66,12 @@ class _Call:
         )
 
     def launch(
-        self, kernel: str, arrays: list[Array | None], segment: tuple[int, int], grid: tuple[int, int, int], flop: float
+        self,
+        kernel: str,
+        arrays: Sequence[Array | None],
+        segment: tuple[int, int],
+        grid: tuple[int, int, int],
+        flop: float,
     ) -> None:
         """flop: of a token of a head."""
         at, chunks = segment
@@ -81,8 +87,8 @@ class _Call:
         n, k, v = DELTA_CHUNK, self.keys, self.width
         arrays = [*self.gates, x.info, x.mats, x.decayed, x.values]
         self.launch("delta_system", arrays, segment, (segment[1], self.rows, 1), 2.0 * n * (3 * k + v) + n * n)
-        arrays = [x.info, x.decayed, x.values, x.states, before, saved, after]
-        self.launch("delta_scan", arrays, segment, (self.tiles, self.rows, 1), 4.0 * v * k)
+        through = [x.info, x.decayed, x.values, x.states, before, saved, after]
+        self.launch("delta_scan", through, segment, (self.tiles, self.rows, 1), 4.0 * v * k)
 
 
 @implements("delta_rule")
@@ -138,9 +144,9 @@ def delta_rule_backward(
     after: Array | None = None
     for number, segment in reversed(list(enumerate(call.segments))):
         call.states(x, segment, _from(states, number * call.size), None, unused)
-        arrays: list[Array | None] = [x.info, x.mats, x.decayed, dy, x.values, dstates, after, carry]
+        through = [x.info, x.mats, x.decayed, dy, x.values, dstates, after, carry]
         flop = 2.0 * (n * v + 2 * k * v + n * k)
-        call.launch("delta_scan_backward", arrays, segment, (call.tiles, call.rows, 1), flop)
+        call.launch("delta_scan_backward", through, segment, (call.tiles, call.rows, 1), flop)
         arrays = [x.info, x.mats, x.values, x.states, dstates, dy, dqk, dqkv, dg, dbeta]
         flop = 2.0 * (3 * n * v + 3 * k * v + 4 * n * k)
         call.launch("delta_grads", arrays, segment, (segment[1], call.rows, 1), flop)
