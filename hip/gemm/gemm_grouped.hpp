@@ -10,6 +10,8 @@
 
 namespace gemm {
 
+constexpr int HAS_RESIDUAL = 16;  // beside the flags of gemm_epilogue.hpp
+
 struct OfExpert {
   const int* order;  // null: the rows of A are those of C
   unsigned chosen;   // experts of a token
@@ -60,10 +62,9 @@ struct OfExpert {
   }
 };
 
-// `residual` from its row `first` on; C begins there by first_result().
+// p, which has n columns, from its row `first` on. Not by a comparison of p with null: its loads would be flat ones.
 GPU_FN const void* from_row(const void* p, int kind, int first, int n) {
-  const long offset = (long)first * n << (kind == 0 ? 2 : 1);
-  return (const char*)p + (p ? offset : 0);  // not a choice of pointers, whose loads would be flat ones
+  return (const char*)p + ((long)first * n << (kind == 0 ? 2 : 1));
 }
 
 }  // namespace gemm
@@ -76,6 +77,6 @@ GPU_FN const void* from_row(const void* p, int kind, int first, int n) {
   gemm::OfExpert where{order, unsigned(chosen), 0, 0, 0, 0};                                                        \
   if (!where.find(start, experts, rows_of_a_tile, gpu::block_y())) return;                                          \
   const gemm::Epilogue e {                                                                                          \
-    c, nullptr, gemm::from_row(residual, residual_kind, where.first, n), nullptr, nullptr, where.rows, n, 0, c_kind, \
-        residual_kind, 0, 0, flags, alpha                                                                           \
+    c, nullptr, gemm::from_row(residual, residual_kind, flags & gemm::HAS_RESIDUAL ? where.first : 0, n), nullptr,  \
+        nullptr, where.rows, n, 0, c_kind, residual_kind, 0, 0, flags, alpha                                                                           \
   }

@@ -16,6 +16,7 @@ from wgrad.hip.gemm.linear import check_aligned
 from wgrad.hip.moe.routing import take_rows
 from wgrad.hip.runtime.runtime import Runtime
 
+_HAS_RESIDUAL = 16  # gemm_grouped.hpp
 _BYTES = 1 << 32  # of rows that an order picks: their places are numbers of 32 bits
 
 
@@ -74,7 +75,7 @@ def _grouped(
         plan = gemm_plan.experts(gpu, kinds, layout, (n, k), type_code(out.dtype), aligned=whole)
         operands = [a, weight, *(kinds if plan.kinds else ())]
     chosen = 0 if order is None else order.size // a.shape[0]
-    flags = 0 if multiple(16, out, add) else UNALIGNED
+    flags = UNALIGNED * (not multiple(16, out, add)) | _HAS_RESIDUAL * (add is not None)
     arguments = [*operands, start, order, experts, chosen, out, add, n, k, type_code(out.dtype)]
     arguments += [0 if add is None else type_code(add.dtype), flags, float(alpha)]
     tiles = rows // plan.tile.m + min(experts, rows)  # at most: the last tile of each expert may have few rows
