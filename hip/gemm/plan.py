@@ -128,7 +128,7 @@ def _on_matrix16(gpu: Gpu, kinds: tuple[int, int], out: int) -> bool:
 
 
 def wide_tile(gpu: Gpu) -> Tile:
-    """That of the kernels that multiply in float32."""
+    """The tile of the kernels that multiply in float32."""
     return Tile(128, 128, 4 * gpu.wave)
 
 
