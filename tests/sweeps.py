@@ -114,7 +114,7 @@ class InTurn:
 # Families that differ from others of the table in no way of their own.
 _ALIKE = (
     "(Ministral|Cwm|SeedOss|Exaone4|HyperCLOVAX|VaultGemma|Ernie4_5|InternLM3|IQuestCoder|Arcee|Jais2|Nemotron|Glm4"
-    "|Bamba|FalconH1|Qwen3_5Moe|Dots1|Gemma4Unified|DeepseekV3|MiniCPM3)"
+    "|Bamba|FalconH1|Qwen3_5Moe|Dots1|SolarOpen|Gemma4Unified|DeepseekV3|MiniCPM3)"
 )
 
 # Which are those of other weights: NF4 has them all.

@@ -130,13 +130,14 @@ EPSILONS = {
     "nemotron_h": "layer_norm_epsilon",
 }
 MLP_WIDTH = {"granitemoehybrid": "shared_intermediate_size", "qwen3_5_moe_text": "moe_intermediate_size"}
+MLP_WIDTH["solar_open"] = "moe_intermediate_size"
 # The keys that say whether there are biases, where they have other names, or what holds of every model of a family.
 O_BIAS: dict[str, str | bool] = {
     "phi": True,
     **dict.fromkeys(("starcoder2", "ernie4_5"), "use_bias"),
     "seed_oss": "attention_out_bias",
     **dict.fromkeys(("mistral", "ministral", "ministral3", "qwen2", "phi3", "stablelm", "cwm", "exaone4"), False),
-    **dict.fromkeys(("helium", "glm", "glm4", "glm4_moe", "lfm2", "mixtral", "nemotron_h"), False),
+    **dict.fromkeys(("helium", "glm", "glm4", "glm4_moe", "solar_open", "lfm2", "mixtral", "nemotron_h"), False),
 }
 MLP_BIAS: dict[str, str | bool] = {"phi": True, **dict.fromkeys(("starcoder2", "ernie4_5"), "use_bias")}
 # Keys without which transformers fails when the model is made: heads are not as many as of keys.

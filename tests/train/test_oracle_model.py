@@ -290,6 +290,7 @@ CASES: dict[str, dict[str, Any]] = {
         "block_multiple_of": 10,
     },
     "olmo_clipped": {"architecture": "OlmoForCausalLM", "clip_qkv": 0.7},
+    "solar_open": {"architecture": "SolarOpenForCausalLM", "attention_bias": True, "norm_topk_prob": False},
     "glm4_moe": {"architecture": "Glm4MoeForCausalLM", "use_qk_norm": True, "attention_bias": True},
     "dots1": {
         "architecture": "Dots1ForCausalLM",

@@ -67,7 +67,7 @@ from wgrad.train.model.near_llama_keys import (
     Ministral3File,
     SeedOssFile,
 )
-from wgrad.train.model.scored_keys import Dots1File, Ernie45MoeFile, Glm4MoeFile
+from wgrad.train.model.scored_keys import Dots1File, Ernie45MoeFile, Glm4MoeFile, SolarOpenFile
 
 
 @dataclass(frozen=True)
@@ -194,6 +194,7 @@ FAMILIES = {
     "OlmoForCausalLM": Family("olmo", OlmoFile, variants.olmo, "olmo", "OLMo 1"),
     "Lfm2ForCausalLM": Family("lfm2", Lfm2File, Lfm2File.variant, "lfm2", "LFM2, dense"),
     "Glm4MoeForCausalLM": Family("glm4_moe", Glm4MoeFile, scored_variants.glm4_moe, "glm4moe", "GLM-4.5, 4.6"),
+    "SolarOpenForCausalLM": Family("solar_open", SolarOpenFile, scored_variants.solar_open, "", "Solar Open"),
     "Dots1ForCausalLM": Family("dots1", Dots1File, scored_variants.dots1, "dots1", "dots.llm1"),
     "Ernie4_5_MoeForCausalLM": Family(
         "ernie4_5_moe", Ernie45MoeFile, scored_variants.ernie4_5_moe, "ernie4_5-moe", "ERNIE 4.5, experts"

@@ -75,6 +75,31 @@ class Glm4MoeFile(ScoredFile, kw_only=True):
     num_nextn_predict_layers: Annotated[int, Meta(ge=0, le=64)] | None = 1
 
 
+class SolarOpenFile(ScoredFile, kw_only=True):
+    """All layers have experts."""
+
+    usual_experts: ClassVar[int] = 128
+    default_theta: ClassVar[float] = 1_000_000.0
+    vocab_size: Vocabulary = 196_608
+    intermediate_size: Any = None  # not read: no layer has a plain MLP
+    num_hidden_layers: Count = 48
+    num_attention_heads: Count = 64
+    num_key_value_heads: Count = 8
+    head_dim: Width = 128
+    max_position_embeddings: Positions = 131_072
+    rms_norm_eps: Epsilon = 1e-5
+    attention_bias: bool = False
+    n_shared_experts: SharedCount = 1
+    n_group: Count = 1
+    topk_group: Count = 1
+    num_experts_per_tok: Annotated[int, Meta(ge=1, le=64)] = 8
+    moe_intermediate_size: Width = 1280
+    norm_topk_prob: bool = True
+
+    def sparse_layers(self) -> tuple[bool, ...]:
+        return (True,) * self.num_hidden_layers
+
+
 class Dots1File(ScoredFile, kw_only=True):
     vocab_size: Vocabulary = 152_064
     hidden_size: Width = 4608

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from wgrad.train.model.experts import Experts
-from wgrad.train.model.scored_keys import Dots1File, Ernie45MoeFile, Glm4MoeFile, ScoredFile
+from wgrad.train.model.scored_keys import Dots1File, Ernie45MoeFile, Glm4MoeFile, ScoredFile, SolarOpenFile
 from wgrad.train.model.variants import biases
 
 _SHARED: dict[str, Any] = {"shared": "mlp.shared_experts", "shared_gate": ""}
@@ -36,6 +36,12 @@ def glm4_moe(keys: Glm4MoeFile) -> dict[str, Any]:
     """GLM-4.5 and 4.6 (arXiv 2508.06471)."""
     extra = {} if keys.num_mtp_layers is None else {"extra_layers": keys.num_mtp_layers}
     return {"qkv_bias": keys.attention_bias, "qk_norm": keys.use_qk_norm, "experts": scored_experts(keys), **extra}
+
+
+def solar_open(keys: SolarOpenFile) -> dict[str, Any]:
+    """Solar Open: GLM-4.5's experts in every layer of a LLaMA."""
+    width = {"intermediate_size": keys.moe_intermediate_size}
+    return {"qkv_bias": keys.attention_bias, "experts": scored_experts(keys), **width}
 
 
 def dots1(keys: Dots1File) -> dict[str, Any]:
