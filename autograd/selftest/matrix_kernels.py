@@ -11,6 +11,7 @@ import numpy as np
 from wgrad.autograd.selftest import attention, gemm, linear
 from wgrad.autograd.selftest.attention import attention_case
 from wgrad.autograd.selftest.case import BF16, F16, F32, Case
+from wgrad.autograd.selftest.experts import grouped_case
 from wgrad.autograd.selftest.gemm import gemm_case
 from wgrad.autograd.selftest.linear import frozen_case
 from wgrad.device.formats.frozen_weight import formats
@@ -28,13 +29,23 @@ def kernel_cases() -> list[Case]:
     for t in (F16, BF16):
         tiled = [*_products(t), *_frozen(t, t)]
         found += [*tiled, *map(on_one_unit, tiled), *_frozen(t, F32), *_frozen(F32, t), *_attention(t), *_unaligned(t)]
-        found += _restored(t)
+        found += [*_restored(t), *_experts(t)]
     return found
 
 
 def bfloat16_cases() -> list[Case]:
     """The self-test's float32 and float16 cases, for the operators that have kernels for bfloat16."""
     return [case for family in (gemm, linear, attention) for case in family.cases(BF16)]
+
+
+def _experts(t: np.dtype) -> list[Case]:
+    """GEMMs of experts with weights of t, and with each format that they decode."""
+    kinds = [("", False), ("nf4", False), ("nf4", True), ("q8_0", False), ("mxfp4", False)]
+    return [
+        grouped_case(side, "aligned", (9, 3, 2, 40, 72), t, format=format, double=double, weight=t)
+        for format, double in kinds
+        for side in ("forward", "backward")
+    ]
 
 
 def _layouts() -> Iterator[dict[str, bool]]:
