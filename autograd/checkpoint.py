@@ -100,7 +100,7 @@ def _recompute(fn: Callable[..., Any], ctx: Context, grads: Sequence[Array | Non
 
 
 def _taken(ctx: Context) -> tuple[list[Array], list[Sequence[Array]] | None]:
-    """From where they were parked: the arguments, and what `once` computed."""
+    """From where they were offloaded: the arguments, and what `once` computed."""
     arrays = iter(ctx.offloading.take(ctx.offloaded))
     inputs = list(islice(arrays, len(ctx.needs_grad) - len(ctx.shared)))
     return inputs, ctx.kept and [tuple(islice(arrays, count)) for count in ctx.kept]

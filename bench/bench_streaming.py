@@ -4,7 +4,7 @@
     python bench/bench_streaming.py --dry [--works ...] [--matrix-units] [--peak-by-part]
 
 A work is a shape and the limit that its pool is held to. A step is bench_train.py's: one row of so many tokens, NF4
-with double quantisation, r = 16, layers recomputed, their inputs parked in main memory. Per work: GB/s of a layer's
+with double quantisation, r = 16, layers recomputed, their inputs offloaded in main memory. Per work: GB/s of a layer's
 copy by itself; the step with streamed weights; the same with them on the device, without a limit (--resident: where
 they fit); whether the losses are the same bits as there with what a run chooses for the limit; and what share of the
 link's speed the copies of a step came to. --dry: without a card, what the pool of a large one would take, held to the

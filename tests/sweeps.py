@@ -201,7 +201,7 @@ SWEEPS: Mapping[str, Sizes | Types | Variants | Evenly | Without | InTurn] = {
     ),
     "tests/train/test_oracle_experts.py::test_an_expert_without_tokens_and_one_with_all": Without("wgpu-GptOss"),
     "tests/train/test_offload.py::test_copies_beside_launches_change_neither_bits_nor_memory": Evenly(1),
-    "tests/train/test_offload.py::test_no_number_of_parked_layers_changes_a_bit": Evenly(1),
+    "tests/train/test_offload.py::test_no_number_of_offloaded_layers_changes_a_bit": Evenly(1),
     "tests/train/test_stream_weights.py::test_the_bits_are_those_of_weights_on_the_device": Without("Gemma4|GptOss"),
     "tests/train/test_stream_weights.py::test_an_evaluation_lies_where_steps_have_their_arrays": Evenly(1),
     "tests/train/test_stacks.py::test_training_and_what_it_writes_are_those_of_projections_apart": Evenly(1),
@@ -218,7 +218,7 @@ SWEEPS: Mapping[str, Sizes | Types | Variants | Evenly | Without | InTurn] = {
     "tests/train/test_plan.py::test_all_shaders_are_prepared_and_memory_peaks_where_it_was_said": Without(
         r"\[plain|simple scales|\[gradient_checkpointing"
     ),
-    "tests/train/test_fit.py::test_as_few_layers_are_parked_as_fit": Evenly(1),
+    "tests/train/test_fit.py::test_as_few_layers_are_offloaded_as_fit": Evenly(1),
     "tests/train/test_data_kinds.py::test_memory_is_bounded_by_four_times_the_file_or_ten_mebibytes": Evenly(2),
     "tests/train/test_data_files.py::test_memory_is_bounded_by_four_times_the_file_or_10_mib": Without(
         "10{6}-|-lines|-text"

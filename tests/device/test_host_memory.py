@@ -39,17 +39,17 @@ def test_a_round_trip_through_main_memory(device: Any, size: int) -> None:
 
 
 def test_transfers_keep_their_place_among_launches_and_in_a_replay(device: Any) -> None:
-    """x is scaled, parked, scaled again in place, brought back: each copy sees just what came before it."""
-    x, parked = device.upload(numbers(77)), device.empty_host((77,))
+    """x is scaled, offloaded, scaled again in place, brought back: each copy sees just what came before it."""
+    x, offloaded = device.upload(numbers(77)), device.empty_host((77,))
     first, second = device.empty((77,)), device.empty((77,))
 
     def work() -> None:
         twice = device.scale(x, 2.0)
-        device.transfer(twice, parked)
-        device.transfer(parked, first)
+        device.transfer(twice, offloaded)
+        device.transfer(offloaded, first)
         device.add(twice, twice, out=twice)
-        device.transfer(twice, parked)
-        device.transfer(parked, second)
+        device.transfer(twice, offloaded)
+        device.transfer(offloaded, second)
 
     with device.capture() as replay:
         work()
@@ -74,10 +74,10 @@ def test_main_memory_is_counted_by_itself_and_a_recordings_is_lent_to_nobody(dev
         assert device.memory().in_use_bytes == before and device.host_memory().in_use_bytes >= kept.nbytes
     x, out = device.upload(numbers(64)), device.empty((64,))
     with device.capture() as replay:
-        parked = device.empty_host((64,))
-        device.transfer(x, parked)
-        device.transfer(parked, out)
-        del parked
+        offloaded = device.empty_host((64,))
+        device.transfer(x, offloaded)
+        device.transfer(offloaded, out)
+        del offloaded
     other = device.empty_host((64,))
     device.write(other, numbers(64, 100))
     replay.run()
@@ -86,11 +86,11 @@ def test_main_memory_is_counted_by_itself_and_a_recordings_is_lent_to_nobody(dev
 
 def test_a_recording_keeps_what_it_only_transfers(device: Any) -> None:
     x, out = device.upload(numbers(64)), device.empty((64,))
-    parked = device.empty_host((64,))
+    offloaded = device.empty_host((64,))
     with device.capture() as replay:
-        device.transfer(x, parked)
-        device.transfer(parked, out)
-    del x, out, parked
+        device.transfer(x, offloaded)
+        device.transfer(offloaded, out)
+    del x, out, offloaded
     others = [device.upload(numbers(64, 100)), device.upload(numbers(64, 200)), device.empty_host((64,))]
     device.write(others[2], numbers(64, 300))
     replay.run()
@@ -159,11 +159,11 @@ def test_profiling_takes_transfers_along(wgpu_device: Any) -> None:
     device = wgpu_sibling()
     if not device.profile():
         pytest.skip("no timestamps")
-    parked = device.empty_host((64,))
-    device.transfer(device.scale(device.upload(numbers(64)), 2.0), parked)
+    offloaded = device.empty_host((64,))
+    device.transfer(device.scale(device.upload(numbers(64)), 2.0), offloaded)
     device.flush()
     assert "elementwise" in device.profile_table()
-    np.testing.assert_array_equal(device.download(parked), 2 * numbers(64))
+    np.testing.assert_array_equal(device.download(offloaded), 2 * numbers(64))
 
 
 # ---- the limit ---------------------------------------------------------------------------

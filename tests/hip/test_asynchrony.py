@@ -99,10 +99,10 @@ def test_more_readbacks_than_are_kept(device: Any) -> None:
 def test_a_recording_keeps_its_arrays(device: Any) -> None:
     """Of launches and transfers, and what they write to, though nobody else does."""
     x, y, z = (device.upload(numbers(n)) for n in (1, 2, 3))
-    total, parked, unused = device.empty_host((SIZE,)), device.empty_host((SIZE,)), device.empty((SIZE,))
+    total, offloaded, unused = device.empty_host((SIZE,)), device.empty_host((SIZE,)), device.empty((SIZE,))
     with device.capture() as replay:
         device.transfer(device.add(x, y), total)
-        device.transfer(z, parked)
+        device.transfer(z, offloaded)
         device.add(x, y, out=unused)
     del x, y, z, unused
     gc.collect()
@@ -110,7 +110,7 @@ def test_a_recording_keeps_its_arrays(device: Any) -> None:
     for _ in range(2):
         replay.run()
     np.testing.assert_array_equal(device.download(total), numbers(1) + numbers(2))
-    np.testing.assert_array_equal(device.download(parked), numbers(3))
+    np.testing.assert_array_equal(device.download(offloaded), numbers(3))
     for other, n in zip(others, (100, 200, 300, 400)):
         np.testing.assert_array_equal(device.download(other), numbers(n))
 

@@ -27,7 +27,7 @@ from wgrad.train.options.resolve import resolve_options
 from wgrad.train.plan import fewer_layers, speed
 from wgrad.train.plan import fit as fit_module
 from wgrad.train.plan.fit import Fit, modes, words
-from wgrad.train.plan.memory_limit import fewest_parked, in_large_chunks
+from wgrad.train.plan.memory_limit import fewest_offloaded, in_large_chunks
 from wgrad.train.plan.plan import run_dry
 from wgrad.train.plan.room import Room, room_of
 from wgrad.train.plan.search import beside, largest
@@ -160,7 +160,7 @@ def test_the_first_mode_and_the_largest_batch_that_fit_are_chosen(make_checkpoin
     assert seen == sorted(seen) and seen[0] == (0, -12) and len({number for number, _ in seen}) >= 2, seen
 
 
-PARKED: dict[str, Any] = {
+OFFLOADED: dict[str, Any] = {
     "max_length": 256,
     "batch_size": 1,
     "gradient_accumulation_steps": 1,
@@ -188,10 +188,10 @@ def least_limit(config: RunOptions, folder: Path, card: Any) -> int:
 
 
 @pytest.mark.parametrize("streamed", ["off", "on"])
-def test_as_few_layers_are_parked_as_fit(make_checkpoint: Any, card: Any, streamed: Any) -> None:
+def test_as_few_layers_are_offloaded_as_fit(make_checkpoint: Any, card: Any, streamed: Any) -> None:
     """Each number between none and all is the choice under some limit; what the options say is left."""
     folder = make_checkpoint(num_hidden_layers=6)
-    config = RunOptions(**PARKED, gradient_checkpointing=True, stream_weights=streamed)
+    config = RunOptions(**OFFLOADED, gradient_checkpointing=True, stream_weights=streamed)
     limit = least_limit(config, folder, card)
     for number in range(5):
         fit = Fit(replace(config, vram=str(limit)), load_model_config(folder), folder, card, 24, limit)
@@ -244,12 +244,12 @@ def test_few_plans_find_the_fewest() -> None:
             return SimpleNamespace(config=config) if config.offload_activations >= wanted else None
 
         found = SimpleNamespace(config=RunOptions(offload_activations=True))
-        number = fewest_parked(found, 80, fitting).config.offload_activations
+        number = fewest_offloaded(found, 80, fitting).config.offload_activations
         assert number is True if wanted == 79 else number == wanted
         assert len(asked) <= 8 and asked[0] == 0  # where none has to be, one plan says so
 
 
-AUTO: dict[str, Any] = {**PARKED, "max_length": 64, "batch_size": 4, "stream_weights": "off"}
+AUTO: dict[str, Any] = {**OFFLOADED, "max_length": 64, "batch_size": 4, "stream_weights": "off"}
 
 
 def test_as_few_layers_are_recomputed_as_fit(make_checkpoint: Any, card: Any, monkeypatch: Any) -> None:
@@ -620,10 +620,10 @@ def test_a_run_takes_what_was_planned_and_keeps_its_batch_when_it_goes_on(
     assert saved["gradient_checkpointing"] is False
 
 
-def test_a_run_parks_as_few_layers_as_were_planned_and_goes_on_with_others(
+def test_a_run_offloads_as_few_layers_as_were_planned_and_goes_on_with_others(
     make_checkpoint: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """To the bits of a run that parks none."""
+    """To the bits of a run that offloads none."""
 
     def card(spec: str, needs: Any = None, kernels: bool = False) -> Any:
         device: Any = wgpu_sibling()
@@ -647,7 +647,7 @@ def test_a_run_parks_as_few_layers_as_were_planned_and_goes_on_with_others(
         1,
     ]
     shape += ["--compute", "float32", "--stream-weights", "off"]
-    config = RunOptions(**PARKED, compute="float32", stream_weights="off", offload_activations=2)
+    config = RunOptions(**OFFLOADED, compute="float32", stream_weights="off", offload_activations=2)
     limit = least_limit(config, folder, card(""))
     found = planned(capsys, *shape, "--no-sample", "--vram", limit)
     assert found["options"]["offload_activations"] == 2, found
@@ -655,22 +655,22 @@ def test_a_run_parks_as_few_layers_as_were_planned_and_goes_on_with_others(
     more = ["--data", data, "--eval-tokens", 100, "--no-sample"]
     for out, steps, options in (
         ("whole", 3, ["--gradient-checkpointing"]),
-        ("parked", 2, ["--vram", limit]),
-        ("parked", 3, ["--resume", "--offload-activations", 3]),
+        ("offloaded", 2, ["--vram", limit]),
+        ("offloaded", 3, ["--resume", "--offload-activations", 3]),
     ):
         words = ["finetune", *shape, *more, "--out", tmp_path / out, "--max-steps", steps, *options]
         assert main([*map(str, words)]) == 0
         said, results = capsys.readouterr().out, json.loads((tmp_path / out / "results.json").read_text())
         if "--resume" in options:
             assert results["peak_bytes"] < found["peak_bytes"] and "--offload-activations 3" in said
-        elif out == "parked":
+        elif out == "offloaded":
             assert (
                 f"chosen for --vram ({size(limit)}): --batch-size 1 "
                 f"--gradient-accumulation-steps 1 --offload-activations 2;" in said
             )
             assert results["peak_bytes"] == pytest.approx(found["peak_bytes"], rel=0.02)
             assert read_config_file(tmp_path / out / "config.yaml")["offload_activations"] is False
-    adapters = [(tmp_path / out / "adapter_model.safetensors").read_bytes() for out in ("whole", "parked")]
+    adapters = [(tmp_path / out / "adapter_model.safetensors").read_bytes() for out in ("whole", "offloaded")]
     assert adapters[0] == adapters[1]
 
 

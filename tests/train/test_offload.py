@@ -64,7 +64,7 @@ def train(config: RunOptions, folder: Path, device: Any) -> tuple[np.ndarray, np
     for step in BatchStream(documents, config):
         trainer.step(step, 1e-2)
         losses.append(trainer.read_history()[0, 0])
-        trainer.evaluate(step.batches[:1])  # what a replay has parked is none of an evaluation's
+        trainer.evaluate(step.batches[:1])  # what a replay has offloaded is none of an evaluation's
     return np.array(losses), device.download(built.parameters.data)
 
 
@@ -77,9 +77,9 @@ def test_the_bits_are_those_without_and_the_memory_is_as_planned(make_checkpoint
     plan, before = plan_run(config, model, folder, card, 1), plan_run(options(**twice), model, folder, card, 1)
     assert plan is not None and before is not None
     kept = card.memory().in_use_bytes
-    parked_losses, parked_trained = train(config, folder, card)
-    np.testing.assert_array_equal(parked_losses, losses)
-    np.testing.assert_array_equal(parked_trained, trained)
+    offloaded_losses, offloaded_trained = train(config, folder, card)
+    np.testing.assert_array_equal(offloaded_losses, losses)
+    np.testing.assert_array_equal(offloaded_trained, trained)
     assert len(set(losses.tolist())) == 3 and np.abs(trained).max() > 0
     assert plan.peak_bytes == pytest.approx(card.memory().peak_bytes - kept, rel=0.05)
     stream = 2 * 70 * model.hidden_size * 4  # of a layer's input
@@ -129,7 +129,7 @@ def layers_of(number: bool | int) -> int:
 
 
 @pytest.mark.parametrize("kind", ["cpu", "wgpu"])
-def test_no_number_of_parked_layers_changes_a_bit(make_checkpoint: Any, card: Any, kind: str) -> None:
+def test_no_number_of_offloaded_layers_changes_a_bit(make_checkpoint: Any, card: Any, kind: str) -> None:
     """Of the loss and the gradients of a pass, with attention kept too, or made again."""
     device: Any = card if kind == "wgpu" else ReferenceDevice()
     device.shared_memory = False
@@ -193,25 +193,25 @@ def test_no_number_of_recomputed_layers_changes_a_bit(make_checkpoint: Any, card
         whole(src, out)
 
     device.transfer = transfer
-    choices = [(n, parked, bool(n % 2)) for n in range(layers + 1) for parked in range(n + 1)]
+    choices = [(n, offloaded, bool(n % 2)) for n in range(layers + 1) for offloaded in range(n + 1)]
     expected = None
     few = [(0, 0, True), (0, 0, False), (1, 1, True), (2, 1, False), (3, 3, True)]
-    for recomputed, parked, norms in choices if kind == "cpu" else few:
-        model.recompute, model.offload, model.keep_norms = recomputed, parked, norms
+    for recomputed, offloaded, norms in choices if kind == "cpu" else few:
+        model.recompute, model.offload, model.keep_norms = recomputed, offloaded, norms
         device.fill(trained.grad, 0.0)
         moved.clear()
         loss = model.loss(inputs)
         loss.backward()
         found = device.download(loss.data), device.download(trained.grad)
         # There and back; the last layer's input stays.
-        assert len(moved) == 2 * min(parked, layers - 1), (recomputed, parked)
+        assert len(moved) == 2 * min(offloaded, layers - 1), (recomputed, offloaded)
         expected = expected or found
         for array, other in zip(found, expected):
             np.testing.assert_array_equal(array, other)
     assert expected is not None and np.isfinite(expected[0]).all() and np.count_nonzero(expected[1])
 
 
-def test_each_parked_layer_takes_its_input_off_the_peak(make_checkpoint: Any, card: Any) -> None:
+def test_each_offloaded_layer_takes_its_input_off_the_peak(make_checkpoint: Any, card: Any) -> None:
     """Up to the last two, which the backward begins with. And runs with a number learn the same, in that memory."""
     folder = make_checkpoint(num_hidden_layers=5)
     model, shape = load_model_config(folder), {"batch_size": 16, "max_length": 64}
@@ -245,7 +245,7 @@ def test_more_layers_than_there_are_is_refused(make_checkpoint: Any, card: Any) 
 
 
 def test_a_long_row_in_chunks_learns_the_same(make_checkpoint: Any, card: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The sums of LoRA's gradients are of another order: limit 1e-4 of the largest. Within replays, parked and not."""
+    """The sums of LoRA's gradients are of another order: limit 1e-4 of the largest. Within replays, and offloaded."""
     folder = make_checkpoint()
     config = options(lora_dropout=0.0, max_steps=3)
     losses, trained = train(config, folder, wgpu_sibling())
@@ -258,12 +258,12 @@ def test_a_long_row_in_chunks_learns_the_same(make_checkpoint: Any, card: Any, m
     np.testing.assert_allclose(chunked_losses, losses, rtol=1e-4)
     np.testing.assert_allclose(chunked, trained, atol=1e-4 * np.abs(trained).max())
     assert not np.array_equal(chunked, trained), "no chunks were made"
-    parked_losses, parked = train(options(lora_dropout=0.0, max_steps=3, offload_activations=True), folder, card)
-    np.testing.assert_array_equal(parked_losses, chunked_losses)
-    np.testing.assert_array_equal(parked, chunked)
+    offloaded_losses, offloaded = train(options(lora_dropout=0.0, max_steps=3, offload_activations=True), folder, card)
+    np.testing.assert_array_equal(offloaded_losses, chunked_losses)
+    np.testing.assert_array_equal(offloaded, chunked)
 
 
-def test_a_parked_array_is_gone_from_the_device_while_others_are_made(card: Any) -> None:
+def test_a_offloaded_array_is_gone_from_the_device_while_others_are_made(card: Any) -> None:
     """Six stretches of an array of 1 MiB: never more than four of them at once on the device."""
     weight = parameter(card.upload(np.ones((512, 512), np.float32)), card)
     start = card.memory().in_use_bytes
@@ -278,7 +278,7 @@ def test_a_parked_array_is_gone_from_the_device_while_others_are_made(card: Any)
     np.testing.assert_array_equal(card.download(x.gradient), np.ones((512, 512), np.float32))
 
 
-def test_only_the_first_stretches_are_parked(card: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_first_stretches_are_offloaded(card: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of six stretches' 1 MiB two leave, each once the next stretch has begun, and come back a stretch early."""
     offloading, start = Offloading(card, 2), card.memory().in_use_bytes
     here = []
@@ -322,7 +322,7 @@ def test_it_says_where_it_moves_nothing(
     assert "--offload-activations moves nothing: this device's memory is main memory" in said
     assert "--memory-limit has no effect: NumPy takes main memory" in said
     assert cli.main([*words, "0", "--offload-activations", "--no-gradient-checkpointing"]) == 2
-    assert "--offload-activations: --no-gradient-checkpointing leaves it nothing to park" in capsys.readouterr().err
+    assert "--offload-activations: --no-gradient-checkpointing leaves it nothing to offload" in capsys.readouterr().err
     assert cli.main([*words, "0", "--keep-attention", "--no-gradient-checkpointing"]) == 2
     assert "--keep-attention: --no-gradient-checkpointing computes nothing again" in capsys.readouterr().err
 
@@ -347,9 +347,9 @@ def test_what_a_limit_leaves_no_room_for_is_refused_with_what_fits(make_checkpoi
     """And what is said to fit does: the real pool, held to the limit, runs it."""
     folder = make_checkpoint(num_hidden_layers=5)
     model = load_model_config(folder)
-    parked = plan_run(options(offload_activations=True), model, folder, card, 1)
-    assert parked is not None
-    limit, said = parked.dry.memory().peak_reserved_bytes, ""
+    offloaded = plan_run(options(offload_activations=True), model, folder, card, 1)
+    assert offloaded is not None
+    limit, said = offloaded.dry.memory().peak_reserved_bytes, ""
     while "--offload-activations" not in said:  # down to where recomputing alone is not enough
         limit -= limit // 25
         with pytest.raises(WgradError, match="^--memory-limit: the run takes about [^\n]*$") as refused:
@@ -395,8 +395,8 @@ def test_what_is_said_of_a_limit_has_the_fewest_layers(
                 return plan(replace(config, stream_weights="off"), within)
             except OutOfMemory:
                 return plan(replace(config, stream_weights="on"), within)
-        parked = 7 if config.offload_activations is True else config.offload_activations
-        takes = 1000 - 100 * min(parked, 6) - streaming * (config.stream_weights == "on")
+        offloaded = 7 if config.offload_activations is True else config.offload_activations
+        takes = 1000 - 100 * min(offloaded, 6) - streaming * (config.stream_weights == "on")
         if within is not None and takes << 20 > within:
             raise OutOfMemory("no more")
         memory = SimpleNamespace(peak_reserved_bytes=takes << 20)
@@ -420,14 +420,14 @@ def test_attention_that_is_kept_is_what_a_limit_takes_first(make_checkpoint: Any
         plan_run(options(**rows, keep_attention=True, memory_limit=limit), model, folder, card, 1)
 
 
-def test_attention_that_is_kept_is_parked_with_its_layer(make_checkpoint: Any, card: Any) -> None:
+def test_attention_that_is_kept_is_offloaded_with_its_layer(make_checkpoint: Any, card: Any) -> None:
     folder = make_checkpoint(num_hidden_layers=5)
     model, rows = load_model_config(folder), {"max_length": 64, "batch_size": 16, "keep_attention": True}
     plans = [plan_run(options(**rows, offload_activations=n), model, folder, card, 1) for n in (0, 2)]
-    before, parked = ((p.peak_bytes, p.host_bytes) for p in plans if p is not None)
+    before, offloaded = ((p.peak_bytes, p.host_bytes) for p in plans if p is not None)
     a_token = model.hidden_size * 4 + model.q_size_of(0) * 4 + model.num_attention_heads * 4  # the input, o and lse
-    assert parked[1] - before[1] == 2 * 64 * 16 * a_token
-    assert before[0] - parked[0] == pytest.approx(2 * 64 * 16 * a_token, rel=0.01)
+    assert offloaded[1] - before[1] == 2 * 64 * 16 * a_token
+    assert before[0] - offloaded[0] == pytest.approx(2 * 64 * 16 * a_token, rel=0.01)
 
 
 def test_the_last_recomputed_layers_input_leaves_the_device_too(make_checkpoint: Any, card: Any) -> None:

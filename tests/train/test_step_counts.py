@@ -53,7 +53,7 @@ def test_launches_of_a_step(counter: Any, compute: str, units: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    "shape, compute, batch, parked, keep, gib",
+    "shape, compute, batch, offloaded, keep, gib",
     [
         ("smollm2-135m", "float16", 8, 24, False, 0.82),
         ("llama-3.2-1b", "float32", 1, 0, False, 1.99),
@@ -65,12 +65,12 @@ def test_launches_of_a_step(counter: Any, compute: str, units: bool) -> None:
     ],
 )
 def test_a_step_takes_no_more_than_unsloths(
-    counter: Any, shape: str, compute: str, batch: int, parked: int, keep: bool, gib: float
+    counter: Any, shape: str, compute: str, batch: int, offloaded: int, keep: bool, gib: float
 ) -> None:
     """Unsloth 2026.10.9's peaks, layers recomputed in both (of 135M in one row: test_launches_of_a_step), in the
-    settings of the rows of bench/notes/launches.md; float32 without matrix units. parked: of so many layers; keep: what
-    attention gives, too."""
-    options = {"checkpointing": True, "offload": parked, "keep_attention": keep}
+    settings of the rows of bench/notes/launches.md; float32 without matrix units. offloaded: of so many layers; keep:
+    what attention gives, too."""
+    options = {"checkpointing": True, "offload": offloaded, "keep_attention": keep}
     counted = counter.count(shape, 2048, compute, compute == "float16", batch=batch, **options)
     assert counted.peak_bytes <= gib * 2**30
 

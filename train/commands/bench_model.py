@@ -23,7 +23,7 @@ from wgrad.train.step.build import (
     keeps_attention,
     lora_parameters,
     mlp_chunk_bytes,
-    parked_layers,
+    offloaded_layers,
     recomputed_layers,
 )
 from wgrad.train.step.lora_options import lora_config
@@ -192,7 +192,7 @@ def build(
         positions=seq_len,
         dtype=np.dtype(compute),
         recompute=recomputed_layers(options, config),
-        offload=parked_layers(options, config),
+        offload=offloaded_layers(options, config),
         keep_attention=keeps_attention(options, config),
         keep_norms=options.keep_norms is not False,
         mlp_chunk_bytes=mlp_chunk_bytes(options),

@@ -52,8 +52,8 @@ def through_layers(
     """
     # The backward begins with the last layer: what that was given would leave in vain.
     layers = beside.config.num_hidden_layers
-    parked = min(offload, recomputed, layers - 1)
-    offloading = Offloading(h.device, parked) if parked else None
+    offloaded = min(offload, recomputed, layers - 1)
+    offloading = Offloading(h.device, offloaded) if offloaded else None
     for index in range(layers):
         if index in passed:
             h = h.watched(passed[index])

@@ -95,7 +95,7 @@ def _of_the_machine(c: Any) -> None:
     recomputed = c.gradient_checkpointing
     if c.offload_activations and recomputed == 0:  # or False
         raise WgradError(
-            "--offload-activations: --no-gradient-checkpointing leaves it nothing to park: give only one of them"
+            "--offload-activations: --no-gradient-checkpointing leaves it nothing to offload: give only one of them"
         )
     layers = recomputed if type(recomputed) is int else None
     if layers is not None and type(c.offload_activations) is int and c.offload_activations > layers:

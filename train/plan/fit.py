@@ -22,12 +22,12 @@ from wgrad.train.options.option_text import size
 from wgrad.train.options.options import flag
 from wgrad.train.plan.fastest import least_seconds
 from wgrad.train.plan.fewer_layers import Forecast, Shorter
-from wgrad.train.plan.memory_limit import as_option, beyond_limit, can_stream, fewest_parked, in_large_chunks
+from wgrad.train.plan.memory_limit import as_option, beyond_limit, can_stream, fewest_offloaded, in_large_chunks
 from wgrad.train.plan.plan import Plan, run_dry
 from wgrad.train.plan.room import Room
 from wgrad.train.plan.search import FIRST, beside, largest
 from wgrad.train.plan.speed import Rates, rates_of, step_seconds
-from wgrad.train.step.build import RECOMPUTE_ABOVE, keeps_attention, parked_layers
+from wgrad.train.step.build import RECOMPUTE_ABOVE, keeps_attention, offloaded_layers
 
 MOST_ROWS = 1024  # of a batch that is tried
 _SPARE = 64  # a part of the limit: a run's order of work, and so its pool's gaps, is not quite the plan's (0.2 % seen)
@@ -41,9 +41,9 @@ Config = TypeVar("Config", bound=RunOptions)
 def modes(config: RunOptions, device: Device) -> Iterator[Mode]:
     """Ways to run `config` where its options leave a choice: what costs least time first, what takes least last. Where
     they leave the layers of --gradient-checkpointing and --offload-activations open it is all of them."""
-    parked, streamed = config.offload_activations, config.stream_weights == "on"
+    offloaded, streamed = config.offload_activations, config.stream_weights == "on"
     given = config.gradient_checkpointing
-    if (config.checkpointing_open or given == 0) and not parked and not streamed:
+    if (config.checkpointing_open or given == 0) and not offloaded and not streamed:
         yield {"gradient_checkpointing": False, "offload_activations": False, "stream_weights": "off"}
     if given == 0:
         return
@@ -51,21 +51,21 @@ def modes(config: RunOptions, device: Device) -> Iterator[Mode]:
     if device.shared_memory:
         yield {"gradient_checkpointing": recomputed, "stream_weights": "on" if streamed else "off"}
         return
-    if not parked and not streamed:
+    if not offloaded and not streamed:
         yield {"gradient_checkpointing": recomputed, "offload_activations": False, "stream_weights": "off"}
     if not streamed:
-        yield {"gradient_checkpointing": recomputed, "offload_activations": parked or True, "stream_weights": "off"}
+        yield {"gradient_checkpointing": recomputed, "offload_activations": offloaded or True, "stream_weights": "off"}
     if recomputed is True and config.stream_weights != "off" and can_stream(config):
-        yield {"gradient_checkpointing": True, "offload_activations": parked or True, "stream_weights": "on"}
+        yield {"gradient_checkpointing": True, "offload_activations": offloaded or True, "stream_weights": "on"}
 
 
 def words(mode: Mode) -> str:
     """A mode as options."""
-    recomputed, parked = mode["gradient_checkpointing"], mode.get("offload_activations")
+    recomputed, offloaded = mode["gradient_checkpointing"], mode.get("offload_activations")
     if not recomputed:
         return "--no-gradient-checkpointing" + " --no-keep-norms" * (mode.get("keep_norms") is False)
-    said = [as_option("gradient_checkpointing", recomputed)] if recomputed is not True or not parked else []
-    said += [as_option("offload_activations", parked)] if parked else []
+    said = [as_option("gradient_checkpointing", recomputed)] if recomputed is not True or not offloaded else []
+    said += [as_option("offload_activations", offloaded)] if offloaded else []
     said += [as_option(kind, mode[kind]) for kind in KINDS if mode.get(kind) is not None]
     return " ".join([*said, *["--stream-weights on"] * (mode["stream_weights"] == "on")])
 
@@ -226,9 +226,9 @@ class Fit:
         said = f"activations: those of {whose} are kept" + " but for norm outputs" * (norms is False and kept > 0)
         if recomputed:
             config = self.config if plan is None else plan.config
-            parked = min(parked_layers(config, self.model_config), recomputed)
+            offloaded = min(offloaded_layers(config, self.model_config), recomputed)
             what = "inputs and attention outputs" if keeps_attention(config, self.model_config) else "inputs"
-            said += f", {recomputed} recomputed" + f" ({what} of {parked} offloaded)" * (parked > 0)
+            said += f", {recomputed} recomputed" + f" ({what} of {offloaded} offloaded)" * (offloaded > 0)
         if plan is None:
             least = f"may take {size(RECOMPUTE_ABOVE)}" if room.limit is None else "do not fit"
             return f"{said}: {room.words}, and they {least}; --vram SIZE or --gradient-checkpointing N decide otherwise"
@@ -250,7 +250,7 @@ class Fit:
             plan = self._most_kept(found) if not left_open or self.copies_hide else found
             if plan is not found:
                 return plan
-        return fewest_parked(found, self.layers, self._fitting) if left_open else found
+        return fewest_offloaded(found, self.layers, self._fitting) if left_open else found
 
     def _most_kept(self, found: Plan) -> Plan:
         """A plan with all layers recomputed -> one that keeps the activations of as many as fit. They take nearly the
@@ -273,12 +273,12 @@ class Fit:
     def keeping(self, config: RunOptions, kept: int) -> RunOptions:
         """Keep the activations of the last so many layers, and offload the inputs of as many others as now, where there
         are so many."""
-        recomputed, parked = self.layers - kept, config.offload_activations
+        recomputed, offloaded = self.layers - kept, config.offload_activations
         if not recomputed:
             changes: Mode = {"offload_activations": False, "keep_attention": None}
             return replace(config, gradient_checkpointing=False, **changes)
-        parked = recomputed if parked is True else min(parked, recomputed)
-        return replace(config, gradient_checkpointing=recomputed, offload_activations=parked)
+        offloaded = recomputed if offloaded is True else min(offloaded, recomputed)
+        return replace(config, gradient_checkpointing=recomputed, offload_activations=offloaded)
 
     def _of_batch(self, batches: list[int], rows: int, mode: Mode, number: int) -> Plan | None:
         batch = batches[number - 1]

@@ -20,9 +20,10 @@ from wgrad.train.step.memory import SMALLER_MODEL, limit_bytes
 SHORTEST = 128  # tokens of the shortest rows that are tried
 
 
-def fewest_parked(found: Any, layers: int, fitting: Callable[[RunOptions], Any]) -> Any:
-    """A plan that fits with the inputs of all layers parked -> one that fits with those of the fewest. layers: of the
-    model. fitting: plans a run; None where it does not fit."""
+def fewest_offloaded(found: Any, layers: int, fitting: Callable[[RunOptions], Any]) -> Any:
+    """A plan that fits with the inputs of all layers offloaded -> one that fits with those of the fewest.
+
+    layers: of the model. fitting: plans a run; None where it does not fit."""
 
     @cache
     def plan(number: int) -> Any:
@@ -71,7 +72,7 @@ def beyond_limit(
         if found is None:
             continue
         if "offload_activations" in changes:
-            found = fewest_parked(found, layers, fitting)
+            found = fewest_offloaded(found, layers, fitting)
             changes["offload_activations"] = found.config.offload_activations
         return WgradError(f"{said}: with {_words(changes)} it takes {_takes(found)}")
     if not changes:

@@ -18,7 +18,7 @@ from wgrad.device.errors import DeviceError
 from wgrad.train.model.model_config import ModelConfig
 from wgrad.train.model.weights import activation_bytes, layer_flops
 from wgrad.train.options.finetune_config import RunOptions
-from wgrad.train.step.build import keeps_attention, parked_layers, recomputed_layers
+from wgrad.train.step.build import keeps_attention, offloaded_layers, recomputed_layers
 
 _FORMAT, _MOST_BYTES, _LEAST_SECONDS = 1, 1 << 12, 0.02
 _MOST_RATE = 1e17  # a clock that says more is wrong
@@ -125,7 +125,7 @@ def step_seconds(config: RunOptions, model: ModelConfig, device: Device, rates: 
         seconds += (2 * layers + recomputed) * _DECODED_PASSES * decoded / rates.memory
     offloaded = tokens * model.hidden_size * 4.0
     exposed = max(offloaded - device.copied_alongside(matmul), 0.0)
-    seconds += 2 * parked_layers(config, model) * exposed / rates.link
+    seconds += 2 * offloaded_layers(config, model) * exposed / rates.link
     if config.stream_weights == "on" and not device.shared_memory:
         bytes_of_layer = matmul / 2 / tokens * (0.55 if config.quantize else itemsize)
         seconds += 3 * layers * max(bytes_of_layer - device.copied_alongside(matmul), 0.0) / rates.link

@@ -338,11 +338,11 @@ def memory_line(session: Session, plan: Plan | None, built: TrainableModel) -> s
         return f"memory: {parts}, {more}; not counted: {rest}"
     there = ["weights" if plan.config.stream_weights == "on" else "the embedding"] if plan.host_weight_bytes else []
     there += ["checkpoints"] if plan.host_bytes > plan.host_weight_bytes else []
-    parked = f"; {size(plan.host_bytes)} in main memory ({' and '.join(there)})" if there else ""
+    beside = f"; {size(plan.host_bytes)} in main memory ({' and '.join(there)})" if there else ""
     return (
         f"memory: {parts}, about {size(plan.activation_bytes)} more for activations ({how}): {size(plan.peak_bytes)} "
-        f"on the device{parked}; not counted: compiled shaders, what the driver keeps for itself, and main memory"
-        f"{' for anything else' if parked else ''}"
+        f"on the device{beside}; not counted: compiled shaders, what the driver keeps for itself, and main memory"
+        f"{' for anything else' if beside else ''}"
     )
 
 

@@ -115,7 +115,7 @@ def recomputes_all(config: RunOptions, model: ModelConfig) -> bool:
     return recomputed_layers(config, model) == model.num_hidden_layers
 
 
-def parked_layers(config: RunOptions, model: ModelConfig) -> int:
+def offloaded_layers(config: RunOptions, model: ModelConfig) -> int:
     """Return how many layers, from the first on, have their inputs offloaded. WgradError: the model has fewer."""
     asked = _layers("offload_activations", config.offload_activations, model.num_hidden_layers)
     return min(asked, recomputed_layers(config, model))
@@ -193,12 +193,12 @@ def build_trainable(
     without reading the weights.
     """
     config = replace(config, compute=compute_type(config.compute, device))
-    parked = parked_layers(config, model_config)
+    offloaded = offloaded_layers(config, model_config)
     options: dict[str, Any] = {
         "positions": max(positions, config.max_length),
         "dtype": np.dtype(config.compute),
         "recompute": recomputed_layers(config, model_config),
-        "offload": 0 if device.shared_memory else parked,
+        "offload": 0 if device.shared_memory else offloaded,
         "keep_attention": keeps_attention(config, model_config),
         "keep_norms": config.keep_norms is not False,
         "mlp_chunk_bytes": mlp_chunk_bytes(config),
