@@ -25,7 +25,7 @@ SPECS = "auto, hip, hip:<index or part of a name>, wgpu, wgpu:<index or part of 
 SOFTWARE = "CPU"  # the adapter type of a software Vulkan driver
 AMD = 0x1002  # PCI vendor id
 Needs = Callable[[Device], None]  # raises OperatorMissing
-_OF_EXPRESSIONS = frozenset({"fused"})  # operators of expressions of Tensors alone, which no model has
+_OF_EXPRESSIONS = frozenset({"fused"})  # operators that expressions of Tensors need
 _PASSED = "the HIP GPU; its self-check passed"
 _AMD_DRIVER = "/dev/kfd"  # what HIP opens on Linux; there where the kernel's driver has found a card
 
@@ -63,7 +63,7 @@ def select_device(spec: str = "auto", needs: Needs | None = None, *, kernels: bo
 
 def _check_operators(device: Any, needs: Needs | None) -> None:
     """OperatorMissing where the device lacks one that is needed."""
-    if needs is expressions or (needs is not None and device.lacks - _OF_EXPRESSIONS):
+    if needs is not None and device.lacks:
         needs(device)
 
 
