@@ -22,7 +22,7 @@ def test_a_run_without_tools_passes_and_ends_with_what_was_not_tested(tmp_path: 
     for text in (
         "AMD kernels: on the emulated card, and compiled for AMD: clang-19 is not installed: apt-get install clang-19",
         "shaders through Dawn and RADV: node is not installed: apt-get install nodejs",
-        "pages in a browser: chromium is not installed: apt-get install chromium (5 tests)",
+        "pages in a browser: chromium is not installed: apt-get install chromium (6 tests)",
     ):
         assert sum(line.startswith(text) for line in lines) == 1, (text, lines)
 

@@ -21,7 +21,7 @@ enum Function {
 
 GPU_FN float sigmoid(float x) { return 1.f / (1.f + gpu::exp(min(-x, 87.f))); }
 GPU_FN float gelu_gate(float x) { return sigmoid(1.5957691216057308f * x * (1.f + 0.044715f * x * x)); }
-GPU_FN float floor(float x) { return __builtin_elementwise_floor(x); }
+GPU_FN float rounded_down(float x) { return __builtin_elementwise_floor(x); }
 GPU_FN float silu_slope(float x) {
   float s = sigmoid(x);
   return s * (1.f + x * (1.f - s));
@@ -36,7 +36,7 @@ GPU_FN float softplus(float x) {
   float series = e * (1.f - e * (0.5f - e * (1.f / 3.f - e * after)));
   return max(x, 0.f) + (e < 0.1f ? series : gpu::log(1.f + e));
 }
-GPU_FN float expm1(float x) {
+GPU_FN float exp_less_one(float x) {
   float series = x * (1.f + x * (0.5f + x * (0.16666667f + x * (0.041666668f + x * (0.008333334f + x * 0.0013888889f)))));
   return gpu::abs(x) < 0.3f ? series : gpu::exp(x) - 1.f;
 }
@@ -46,12 +46,12 @@ GPU_FN float power(float x, float y) {
   if (x == 0.f) return y < 0.f ? __builtin_inff() : 0.f;
   float size = gpu::exp2(y * gpu::log(gpu::abs(x)) * 1.4426950408889634f);
   if (x > 0.f) return size;
-  if (floor(y) != y) return __builtin_nanf("");
-  return floor(y * 0.5f) * 2.f == y ? size : -size;
+  if (rounded_down(y) != y) return __builtin_nanf("");
+  return rounded_down(y * 0.5f) * 2.f == y ? size : -size;
 }
 // Sine of x + quarter turns, for |x| below some thousands.
 GPU_FN float sine(float x, u32 quarters) {
-  float turns = floor(x * 0.6366197723675814f + 0.5f);
+  float turns = rounded_down(x * 0.6366197723675814f + 0.5f);
   float r = gpu::fma(turns, -1.5703125f, x);
   r = gpu::fma(turns, -4.837512969970703125e-4f, r);
   r = gpu::fma(turns, -7.54978995489188216e-8f, r);
@@ -149,7 +149,7 @@ struct Program {
       case WHERE: return a != 0.f ? b : c;
       case NEG: return -a;
       case EXP: return gpu::exp(a);
-      case EXPM1: return expm1(a);
+      case EXPM1: return exp_less_one(a);
       case LOG: return gpu::log(a);
       case SQRT: return gpu::sqrt(a);
       case ABS: return gpu::abs(a);

@@ -254,7 +254,8 @@ def test_a_model_is_a_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("spec", ["nowhere", "./a/b", "/nowhere/at/all", "a/b/c", "../a", "a b/c"])
-def test_what_is_neither_folder_nor_hub_id(spec: str) -> None:
+def test_what_is_neither_folder_nor_hub_id(spec: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     with pytest.raises(WgradError, match="--model: no such folder: .*org/name"):
         resolve_model(spec)
 

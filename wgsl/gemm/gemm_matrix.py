@@ -78,7 +78,7 @@ class MatrixTile:
         """Without tables of the right operand."""
         a = self.k * (self.m + _PAD) if trans_a else self.m * (self.k + _PAD)
         b = self.n * (self.k + _PAD) if trans_b else self.k * (self.n + _PAD)
-        return 2 * (a + b) + 4 * self.sg_m * self.sg_n * 16 * 16 * self.sub_j
+        return 2 * (a + b - 2 * _PAD) + 4 * self.sg_m * self.sg_n * 16 * 16 * self.sub_j
 
     def constants(self, k: int, out: Array, unit: int) -> dict[str, Constant]:
         """unit: elements of B that are read at once."""
