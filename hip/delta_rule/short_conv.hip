@@ -3,7 +3,7 @@
 // x [batch, given, channels], of which the last `tokens` are those of y; weight [channels, width] f32; doc_start [batch,
 // tokens] i32; cache_len [1]; y, dy [batch, tokens, channels], dx like x. sums f32 [runs, channels, width]: of weight's
 // gradient, over RUN tokens each. types: x, dy. A tap before a token's document counts as 0, and so does one before x.
-// Launch: a work-item an element of what is written, in work-groups of 256.
+// Launch: a work-item an element of what is written, each row in work-groups of 256 of its own.
 #include "elements.hpp"
 
 using namespace gpu;
@@ -28,7 +28,7 @@ struct Conv {
     int seen = reach(b, t);
     float z = 0.f;
     for (u32 j = 0; j < width; j++)
-      if (int(j) <= seen) z += tap(b, t, c, j) * at(c, j);
+      if (int(j) <= seen) z = gpu::fma(tap(b, t, c, j), at(c, j), z);
     return z;
   }
   GPU_FN static float sigmoid(float z) { return 1.f / (1.f + gpu::exp(min(-z, 87.f))); }
@@ -47,42 +47,47 @@ struct Conv {
 #define CONV                                                                                             \
   Conv { x, dy, weight, doc_start, cache_len, batch, tokens, given, channels, width, silu, types }
 
+// Place `at` of row `row` of what is written, whose rows have so many columns: as many work-groups as a row needs.
+struct Place {
+  u32 row, at;
+
+  GPU_FN explicit Place(u32 columns) {
+    u32 groups = (columns + 255) / 256;
+    row = block_x() / groups, at = block_x() % groups * 256 + thread();
+  }
+};
+
 extern "C" GPU_KERNEL(256) void short_conv(CONV_ARGUMENTS) {
   const Conv conv = CONV;
-  u64 number = u64(block_x()) * 256 + thread();
-  u32 c = u32(number % channels);
-  u64 row = number / channels;
-  if (row >= u64(batch) * tokens) return;
-  float z = conv.sum(u32(row / tokens), u32(row % tokens), c);
-  store(out, type_of(types, 0), number, silu ? z * Conv::sigmoid(z) : z);
+  const Place place(channels);
+  if (place.at >= channels) return;
+  float z = conv.sum(place.row / tokens, place.row % tokens, place.at);
+  store(out, type_of(types, 0), u64(place.row) * channels + place.at, silu ? z * Conv::sigmoid(z) : z);
 }
 
 extern "C" GPU_KERNEL(256) void short_conv_dx(CONV_ARGUMENTS) {
   const Conv conv = CONV;
-  u64 number = u64(block_x()) * 256 + thread();
-  u32 c = u32(number % channels);
-  u64 row = number / channels;
-  if (row >= u64(batch) * given) return;
-  u32 b = u32(row / given), e = u32(row % given) + tokens;  // of token e - given
+  const Place place(channels);
+  if (place.at >= channels) return;
+  u32 b = place.row / given, e = place.row % given + tokens;  // of token e - given
   float grad = 0.f;
   for (u32 j = 0; j < width; j++) {
     if (e + j < given || e + j - given >= tokens) continue;
     u32 t = e + j - given;
-    if (int(j) <= conv.reach(b, t)) grad += conv.gradient(b, t, c) * conv.at(c, j);
+    if (int(j) <= conv.reach(b, t)) grad = gpu::fma(conv.gradient(b, t, place.at), conv.at(place.at, j), grad);
   }
-  store(out, type_of(types, 0), number, grad);
+  store(out, type_of(types, 0), u64(place.row) * channels + place.at, grad);
 }
 
 extern "C" GPU_KERNEL(256) void short_conv_dweight(CONV_ARGUMENTS) {
   const Conv conv = CONV;
-  u64 number = u64(block_x()) * 256 + thread(), rows = u64(batch) * tokens;
-  u32 j = width - 1 - u32(number % width), c = u32(number / width % channels);
-  u64 first = number / width / channels * RUN;
-  if (first >= rows) return;
+  const Place place(channels * width);
+  if (place.at >= channels * width) return;
+  u32 j = width - 1 - place.at % width, c = place.at / width, first = place.row * RUN;
   float sum = 0.f;
-  for (u64 row = first; row < min(first + RUN, rows); row++) {
-    u32 b = u32(row / tokens), t = u32(row % tokens);
-    if (int(j) <= conv.reach(b, t)) sum += conv.gradient(b, t, c) * conv.tap(b, t, c, j);
+  for (u32 row = first; row < min(first + RUN, batch * tokens); row++) {
+    u32 b = row / tokens, t = row % tokens;
+    if (int(j) <= conv.reach(b, t)) sum = gpu::fma(conv.gradient(b, t, c), conv.tap(b, t, c, j), sum);
   }
-  as<float>(out)[number] = sum;
+  as<float>(out)[u64(place.row) * channels * width + place.at] = sum;
 }

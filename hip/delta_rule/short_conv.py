@@ -15,7 +15,9 @@ def _launch(device: Runtime, kernel: str, arrays: list[Array], dy: Array | None,
     batch, given, channels = x.shape
     sizes = [batch, doc_start.shape[1], given, channels, weight.shape[1], int(silu), type_codes(x, dy)]
     arguments = [x, dy, weight, doc_start, cache_len, out, *sizes]
-    device.launch("short_conv", kernel, arguments, device.groups(out.size, GROUP), work=2.0 * x.nbytes)
+    columns = out.shape[-1]
+    groups = out.size // columns * -(-columns // GROUP)
+    device.launch("short_conv", kernel, arguments, (groups, 1, 1), work=2.0 * x.nbytes)
 
 
 @implements("short_conv")
