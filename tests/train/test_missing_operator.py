@@ -60,14 +60,18 @@ def test_a_run_that_needs_it_is_refused_before_it_starts(without: Any, values: A
     assert not (values["--out"] / "config.yaml").exists()
 
 
-def test_expressions_alone_are_no_models_need(without: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A device without them is taken for a model, and not for Tensors."""
+def test_a_device_without_expressions_is_taken_where_none_are_needed(
+    without: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By models without gates, say; not for Tensors."""
     without("fused")
 
-    def asked(device: Any) -> None:
-        raise OperatorMissing(device.name, "asked")
+    def needs_it(device: Any) -> None:
+        raise OperatorMissing(device.name, "fused")
 
-    assert select_device("wgpu", asked).lacks == {"fused"}
+    assert select_device("wgpu", lambda device: None).lacks == {"fused"}
+    with pytest.raises(DeviceUnavailable, match="device wgpu has no operator fused"):
+        select_device("wgpu", needs_it)
     monkeypatch.setattr("wgrad.autograd.creation._devices", {})
     with pytest.raises(DeviceUnavailable, match="device wgpu has no operator fused"):
         wgrad.zeros(1, device="wgpu")
