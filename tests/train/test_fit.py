@@ -255,6 +255,7 @@ AUTO: dict[str, Any] = {**OFFLOADED, "max_length": 64, "batch_size": 4, "stream_
 def test_as_few_layers_are_recomputed_as_fit(make_checkpoint: Any, card: Any, monkeypatch: Any) -> None:
     """Each number is the choice under some limit; where copies cost nothing, all their inputs are offloaded."""
     monkeypatch.setattr(type(card), "copied_alongside", lambda self, work: float(work))
+    monkeypatch.setattr("wgrad.train.plan.memory_limit.MLP_CHUNKS_ABOVE", 0)
     folder, layers = make_checkpoint(num_hidden_layers=3), 3
     config, model, world = RunOptions(**AUTO), load_model_config(folder), World()
     peaks = []
@@ -271,6 +272,7 @@ def test_as_few_layers_are_recomputed_as_fit(make_checkpoint: Any, card: Any, mo
         recomputed = layers if recomputed is True else int(recomputed)
         assert recomputed <= number and chosen.plan is not None
         assert int(chosen.mode["offload_activations"]) == recomputed
+        assert chosen.mode.get("mlp_chunk") == ("768MiB" if recomputed else None)
         if recomputed:
             fewer = recomputed - 1
             assert fit.plan(gradient_checkpointing=fewer, offload_activations=fewer) is None
