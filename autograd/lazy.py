@@ -17,7 +17,7 @@ import numpy as np
 
 from wgrad.device.contract import Array, Device
 from wgrad.device.errors import ShapeError
-from wgrad.device.expression import MOST_ARRAYS, View
+from wgrad.device.expression import MOST_ARRAYS, View, row_major
 
 Operand: TypeAlias = "Lazy | float"
 MOST_INSTRUCTIONS = 96  # of one launch
@@ -264,14 +264,6 @@ class _Program:
         self.arrays.append(array)
         self.views.append(view)
         return "load", len(self.arrays) - 1
-
-
-def row_major(shape: Sequence[int]) -> tuple[int, ...]:
-    strides, step = [], 1
-    for n in reversed(shape):
-        strides.append(step)
-        step *= n
-    return tuple(reversed(strides))
 
 
 def memory_of(array: Array) -> Any:

@@ -182,3 +182,12 @@ def evaluate(
             values.append(FUNCTIONS[name].numpy(*(values[i] for i in operands)))
     result: np.ndarray = np.broadcast_to(values[-1], tuple(shape))
     return result
+
+
+def row_major(shape: Sequence[int]) -> tuple[int, ...]:
+    """Return the strides of a contiguous array."""
+    strides, step = [], 1
+    for n in reversed(shape):
+        strides.append(step)
+        step *= n
+    return tuple(reversed(strides))

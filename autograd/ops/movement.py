@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 
 from wgrad.autograd.host_arrays import to_device
-from wgrad.autograd.lazy import Lazy, broadcast, lazy_of, row_major, summed_to, view_of
+from wgrad.autograd.lazy import Lazy, broadcast, lazy_of, summed_to, view_of
 from wgrad.autograd.ops.arithmetic import device_of, record
 from wgrad.autograd.ops.embedding import embedding
 from wgrad.autograd.tensor import Tensor, edge_of, is_recording
 from wgrad.autograd.tensor_methods import implements_method
 from wgrad.device.errors import ShapeError
+from wgrad.device.expression import row_major
 
 
 def _viewed(name: str, x: Tensor, made: Lazy, backward: Any) -> Tensor:

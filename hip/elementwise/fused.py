@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from wgrad.device.errors import DeviceError
-from wgrad.device.expression import MOST_ARRAYS, SOURCES, Program, View
+from wgrad.device.expression import MOST_ARRAYS, SOURCES, Program, View, row_major
 from wgrad.device.memory import Array
 from wgrad.hip.elements import GROUP, implements
 from wgrad.hip.runtime.runtime import Runtime
@@ -46,7 +46,7 @@ def fused(
     kept = [axis for axis in range(len(shape)) if axis not in axes]
     kept_shape = tuple(shape[axis] for axis in kept)
     result = device.empty(kept_shape, dtype) if out is None else out
-    strides, offset = place or (_row_major(kept_shape), 0)
+    strides, offset = place or (row_major(kept_shape), 0)
     order, n, rows = [*kept, *axes], math.prod(kept_shape), math.prod(shape[axis] for axis in axes)
     if max(n * rows, result.size, *(array.size for array in arrays), 0) >= 1 << 32:
         raise DeviceError(f"fused: {list(shape)} has too many elements for this device; use a smaller batch")
@@ -72,7 +72,7 @@ def fused(
     groups = device.groups(n * chunks, GROUP // device.wave)
     device.launch("fused", "fused_reduce", [*operands, *more], groups, work=work)
     if chunks > 1:
-        whole = (("load", 0),), (target,), ((_row_major(target.shape), 0),), (), target.shape
+        whole = (("load", 0),), (target,), ((row_major(target.shape), 0),), (), target.shape
         fused(device, *whole, reduce, (0,), result, place, accumulate, result.dtype)
     return result
 
@@ -84,10 +84,6 @@ def _apart(device: Runtime, array: Array, result: Array) -> Array:
     made = device.empty(array.shape, array.dtype)
     device.copy(array, made)
     return made
-
-
-def _row_major(shape: Sequence[int]) -> tuple[int, ...]:
-    return tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
 
 
 def _code(

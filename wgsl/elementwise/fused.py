@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from wgrad.device.expression import FUNCTIONS, SOURCES, ElementwiseFunction, Program, View
+from wgrad.device.expression import FUNCTIONS, SOURCES, ElementwiseFunction, Program, View, row_major
 from wgrad.device.memory import Array
 from wgrad.wgsl.elements import GROUP, next_power_of_two, same_block, wgsl_type
 from wgrad.wgsl.elementwise.elementwise import copy
@@ -50,7 +50,7 @@ def fused(
     result = device.empty(kept_shape, dtype) if out is None else out
     if out is not None and any(same_block(out, a) for a in arrays):  # bound for reading and for writing at once
         arrays = tuple(_copied(device, a) if same_block(out, a) else a for a in arrays)
-    place = place or (_row_major(kept_shape), 0)
+    place = place or (row_major(kept_shape), 0)
     rows, n = math.prod(shape[axis] for axis in axes), math.prod(kept_shape)
     launch = _Launch(device, program, arrays, views, scalars, shape, kept)
     if not reduce:
@@ -63,11 +63,11 @@ def fused(
     chunks = -(-rows // step)
     whole = chunks == 1
     target = result if whole else device.empty((chunks, *kept_shape))
-    where = place if whole else (_row_major(kept_shape), 0)
+    where = place if whole else (row_major(kept_shape), 0)
     groups = device.groups(tiles * chunks, 1)
     launch.run(target, where, accumulate and whole, groups, wide, _KINDS[reduce], (rows, step), inside)
     if not whole:
-        parts = (("load", 0),), (target,), ((_row_major(target.shape), 0),), (), target.shape
+        parts = (("load", 0),), (target,), ((row_major(target.shape), 0),), (), target.shape
         fused(device, *parts, reduce, (0,), result, place, accumulate, result.dtype)
     return result
 
@@ -76,10 +76,6 @@ def _copied(device: Runtime, array: Array) -> Array:
     made = device.empty(array.shape, array.dtype)
     copy(device, array, made)
     return made
-
-
-def _row_major(shape: Sequence[int]) -> tuple[int, ...]:
-    return tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
 
 
 def _layout(n: int, rows: int, views: Sequence[View], kept: Sequence[int], axes: Sequence[int]) -> tuple[int, bool]:
