@@ -20,7 +20,7 @@ NOT_THERE = {
     **dict.fromkeys(("Cwm", "NanoChat", "OlmoHybrid", "VaultGemma"), "not in llama.cpp"),
     "GraniteSWA": "not in the `gguf` package",
     "SolarOpen": "not yet",
-    **dict.fromkeys(("Bamba", "FalconH1", "NemotronH"), "not yet"),
+    "Bamba": "llama.cpp rotates other pairs",
 }
 PAGE = Path(__file__).parents[1] / "docs" / "reference" / "models.md"
 BEGIN, END = "<!-- {}: written by `python -m tests.family_table` -->\n", "<!-- end of {} -->\n"
@@ -30,7 +30,8 @@ def families(cases: dict[str, int]) -> str:
     """A row for each family. cases: architecture -> configurations whose logits, loss and gradients are compared."""
     rows = ["| family | architecture | compared with transformers | GGUF |", "| --- | --- | --- | --- |"]
     for name, family in sorted(FAMILIES.items(), key=lambda item: title(item[0]).lower()):
-        there = f"`{family.gguf}`" if family.gguf else NOT_THERE[name.removesuffix("ForCausalLM")]
+        names = [family.gguf, *dict(family.gguf_others).values()]
+        there = ", ".join(f"`{name}`" for name in names) if family.gguf else NOT_THERE[name.removesuffix("ForCausalLM")]
         rows.append(f"| {title(name)} | `{name}` | {cases[name]} | {there} |")
     return "\n".join(row.replace("|  |", "| |") for row in rows) + "\n"
 

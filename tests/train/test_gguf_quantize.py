@@ -15,9 +15,9 @@ from gguf import GGMLQuantizationType as Kind
 from tests.train.conftest import random_weights, tiny_config, write_checkpoint
 from wgrad.device.formats.gguf_quantize import quantize_rows
 from wgrad.train.files.imatrix_file import Imatrix
-from wgrad.train.model.gguf_mix import MIXES
+from wgrad.train.model.gguf_mix import MIXES, stored_type
 from wgrad.train.model.gguf_model import GgufModel, save_gguf
-from wgrad.train.model.model_config import load_model_config
+from wgrad.train.model.model_config import load_model_config, parse_model_config
 from wgrad.train.model.model_files import ModelFiles
 from wgrad.train.model.weights import weight_specs
 
@@ -109,6 +109,17 @@ def test_which_tensors_have_which_type(mix: str, tmp_path: Path) -> None:
         assert set(map(large.get, (f"blk.{i}.attn_v.weight" for i in every))) == {"Q5_K", "Q6_K"}
         tied = types_of(mix, tmp_path / "tied", tie_word_embeddings=True)
         assert tied["token_embd.weight"] == "Q6_K" and "output.weight" not in tied
+
+
+def test_layers_of_hybrid_models_count_as_llama_cpp_counts_them(tmp_path: Path) -> None:
+    """Values by the layers with attention alone; down projections one after another, of as many as there are layers."""
+    config = parse_model_config(tiny_config("NemotronHForCausalLM", hybrid_override_pattern="M-M*M-M*" * 8))
+    kinds = {
+        part: [i for i in layers if stored_type(config, "q4_k_m", f"blk.{i}.{part}.weight", 256, False) == "Q6_K"]
+        for part, layers in {"attn_v": range(3, 64, 4), "ffn_down": range(1, 64, 4)}.items()
+    }
+    assert kinds["attn_v"] == [3 + 4 * i for i in (0, 1, 4, 7, 10, 13, 14, 15)]  # of 16
+    assert kinds["ffn_down"] == [1 + 4 * i for i in (0, 1, 2, 3, 4, 5, 6, 7, 10, 13)]  # of 64
 
 
 @pytest.mark.parametrize("mix", ["q4_k_m", "iq4_xs"])

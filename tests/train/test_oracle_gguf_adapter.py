@@ -26,6 +26,7 @@ from wgrad.train.model.gguf_activation import write_activation
 from wgrad.train.model.gguf_adapter import save_gguf_adapter
 from wgrad.train.model.gguf_experts import name_map, parts_in_gguf, rows_axis, tensor_name, write_experts
 from wgrad.train.model.gguf_linear import gguf_shape, to_gguf, write_key_heads, write_linear
+from wgrad.train.model.gguf_mamba import mlp_lengths
 from wgrad.train.model.gguf_shared_keys import (
     SHARING,
     frequency_factors,
@@ -56,6 +57,14 @@ YARN_OF_LATENTS = {
         "mscale_all_dim": 0.707,
     }
 }
+HYBRID = {
+    "mamba_expand": 2,
+    "mamba_n_heads": 4,
+    "layer_types": ["mamba", "attention"],
+    "position_embedding_type": "nope",
+    "shared_intermediate_size": 88,
+}
+HYBRID_EXPERTS = {"num_local_experts": 5, "num_experts_per_tok": 2, "shared_intermediate_size": 40}
 SIXTEEN = {"linear_key_head_dim": 16, "linear_value_head_dim": 16}
 EXTRA: dict[str, dict[str, Any]] = {
     "GemmaForCausalLM": {"tie_word_embeddings": True, "hidden_act": "gelu_pytorch_tanh"},
@@ -97,6 +106,19 @@ EXTRA: dict[str, dict[str, Any]] = {
         ("Qwen3NextForCausalLM", "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM"),
         {"linear_num_value_heads": 6, **SIXTEEN, "partial_rotary_factor": 0.5},
     ),
+    "FalconH1ForCausalLM": {
+        "mamba_norm_before_gate": False,
+        "mamba_rms_norm": True,
+        **dict.fromkeys(("embedding_multiplier", "attention_in_multiplier", "ssm_out_multiplier"), 1.3),
+        **dict.fromkeys(("lm_head_multiplier", "attention_out_multiplier", "ssm_in_multiplier"), 0.7),
+        "mlp_multipliers": [0.6, 1.7],
+    },
+    "NemotronHForCausalLM": {
+        "mlp_hidden_act": "relu2",
+        "time_step_min": 0.0,
+        "num_hidden_layers": None,
+        "mamba_head_dim": 14,
+    },
     "Qwen3MoeForCausalLM": {"norm_topk_prob": True, "moe_intermediate_size": 32},
 }
 # llama.cpp has these sizes of Gemma 3n; its deviation of a gate is that of a sample: here of many numbers.
@@ -118,7 +140,7 @@ ADAPTERS = {
 
 def write_base(path: Path, config: ModelConfig, weights: dict[str, np.ndarray]) -> None:
     """A whole model in float32, with a vocabulary in which token n is written <n>."""
-    kind = FAMILIES[config.architecture].gguf
+    kind = config.gguf
     writer, names = gguf.GGUFWriter(path, kind), name_map(gguf, kind, 6)
     writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(64)
@@ -127,7 +149,7 @@ def write_base(path: Path, config: ModelConfig, weights: dict[str, np.ndarray]) 
     if kind in SHARING:
         write_shared(writer, config)
     else:
-        writer.add_feed_forward_length(config.intermediate_size)
+        writer.add_feed_forward_length(mlp_lengths(config))
         write_key_heads(writer, config)
         for add in (writer.add_key_length, writer.add_value_length):
             add(config.head_dim)
@@ -165,7 +187,7 @@ def write_base(path: Path, config: ModelConfig, weights: dict[str, np.ndarray]) 
         writer.add_rope_scaling_orig_ctx_len(config.rope.original_max_position_embeddings)
     if config.clip_qkv:
         writer.add_clamp_kqv(config.clip_qkv)
-    if kind in ("granite", "granitemoe"):
+    if kind in ("granite", "granitemoe", "granitehybrid"):
         writer.add_embedding_scale(config.embedding_scale)
         writer.add_attention_scale(config.score_scale or config.head_dim**-0.5)
         writer.add_residual_scale(config.residual_scale)
@@ -187,7 +209,8 @@ def write_base(path: Path, config: ModelConfig, weights: dict[str, np.ndarray]) 
             value.ndim == 2
             and part in heads
             and not config.interleaved
-            and kind in ("llama", "smollm3", "granite", "granitemoe", "arcee", "olmo", "mistral3")
+            and kind
+            in ("llama", "smollm3", "granite", "granitemoe", "granitehybrid", "nemotron_h", "arcee", "olmo", "mistral3")
         ):
             value = permuted(value, heads[part])
         if "norm" in part and name.endswith(".weight") and "linear_attn" not in name:
@@ -195,7 +218,7 @@ def write_base(path: Path, config: ModelConfig, weights: dict[str, np.ndarray]) 
         if kind == "gpt-oss" and value.ndim == 3:
             value = value.swapaxes(1, 2)
         value = to_gguf(config, name, value)
-        parts = {name: value.reshape(gguf_shape(name, value.shape))}
+        parts = {name: value.reshape(gguf_shape(config, name, value.shape))}
         if of_it := parts_in_gguf(config, name, value.shape):
             parts = {part: value.take(rows, rows_axis(name)) for part, rows in of_it.items()}
         for part, of_part in parts.items():

@@ -8,7 +8,7 @@ import os
 import shutil
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -23,13 +23,22 @@ from tests.train.conftest import (
     SENTENCES,
     VOCAB,
     as_in_files,
+    name_in_files,
     random_weights,
     tiny_config,
     write_checkpoint,
 )
 from tests.train.gguf_writer import permuted
 from tests.train.test_oracle_adapter import our_logits, random_adapter, random_ids
-from tests.train.test_oracle_gguf_adapter import EXTRA, IN_GGUF, SIZES, log_probabilities, their_log_probabilities
+from tests.train.test_oracle_gguf_adapter import (
+    EXTRA,
+    HYBRID,
+    HYBRID_EXPERTS,
+    IN_GGUF,
+    SIZES,
+    log_probabilities,
+    their_log_probabilities,
+)
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.device.errors import WgradError
 from wgrad.train.commands.cli import main
@@ -40,10 +49,10 @@ from wgrad.train.files.gguf_files import header_digest
 from wgrad.train.files.gguf_metadata import read_metadata
 from wgrad.train.model import load_streamed
 from wgrad.train.model.adapter_files import save_adapter
-from wgrad.train.model.families import FAMILIES
 from wgrad.train.model.gguf_model import GgufModel, save_gguf
 from wgrad.train.model.lora import LoraConfig, linear_modules
-from wgrad.train.model.model_config import load_model_config
+from wgrad.train.model.mamba_sizes import Mamba2
+from wgrad.train.model.model_config import ModelConfig, load_model_config
 from wgrad.train.model.model_files import ModelFiles
 from wgrad.train.model.weights import WeightSpec
 from wgrad.train.step import find_model as module
@@ -84,7 +93,7 @@ def written(tmp_path: Path) -> Callable[..., tuple[Path, Path]]:
         path.parent.mkdir()
 
         def value(spec: WeightSpec) -> np.ndarray:
-            return as_in_files(spec.name, weights[spec.name], raw)
+            return as_in_files(spec.name, weights[name_in_files(spec.name, raw)], raw)
 
         save_gguf(path, GgufModel(config, files, "float32"), value, write_tokenizer)
         return folder, path
@@ -96,6 +105,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [(name, {}) for name in IN_GGUF]
 CASES += [("LlamaForCausalLM", {"rope_scaling": rope, "rope_theta": 500_000.0}) for rope in (KNOWN, OWN, LINEAR)]
 CASES += [("StableLmForCausalLM", {"use_parallel_residual": False}), ("Starcoder2ForCausalLM", {"use_bias": False})]
 CASES += [("Gemma4ForCausalLM", GEMMA4_EXPERTS)]
+CASES += [("GraniteMoeHybridForCausalLM", HYBRID | experts) for experts in ({}, HYBRID_EXPERTS)]
 CASES += [("Olmo3ForCausalLM", {"rope_scaling": YARN}), ("Phi3ForCausalLM", LONGROPE | {"tie_word_embeddings": True})]
 CASES += [("LlamaForCausalLM", {"tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True})]
 
@@ -107,13 +117,19 @@ def test_the_model_is_the_one_that_was_written(architecture: str, changes: dict[
     theirs, ours = load_model_config(beside), load_model_config(folder)
     own = changes.get("rope_scaling") == OWN  # by the tensor of its factors, then
     others = {"llama": "LlamaForCausalLM", "granite": "GraniteForCausalLM", "gemma4": "Gemma4ForCausalLM"}
-    other = others.get(FAMILIES[architecture].gguf)
+    other = others.get(theirs.gguf)
     expected = replace(theirs, rope=ours.rope)
     if architecture == "Glm4MoeLiteForCausalLM":
         expected = replace(expected, architecture="DeepseekV3ForCausalLM")
     if other and theirs.experts is None:  # of the same arithmetic
         names = {key: getattr(ours, key) for key in ("interleaved", "gate_up_proj", "down_proj")}
         expected = replace(expected, architecture=other, **names)
+    if theirs.gguf == "falcon-h1":  # whose weights have the multipliers
+        plain: dict[str, Any] = {f.name: f.default for f in fields(ModelConfig) if f.name.endswith("_scale")}
+        assert isinstance(theirs.linear, Mamba2)
+        linear = replace(theirs.linear, in_scale=1.0, out_scale=1.0, scales=(1.0,) * 5, norm_first=False)
+        plain["score_scale"] = theirs.head_dim**-0.5
+        expected = replace(expected, linear=linear, **plain)
     if theirs.per_layer:  # with a row for every token
         expected = replace(expected, per_layer=replace(theirs.per_layer, vocabulary=VOCAB))
     assert ours == expected

@@ -17,12 +17,15 @@ from tests.train.test_oracle_adapter import our_logits, random_adapter, random_i
 from tests.train.test_oracle_gguf_adapter import (
     EXTRA,
     GELU,
+    HYBRID,
+    HYBRID_EXPERTS,
     IN_GGUF,
     SIZES,
     log_probabilities,
     their_log_probabilities,
 )
 from wgrad.autograd.reference import ReferenceDevice
+from wgrad.device.errors import WgradError
 from wgrad.train.commands.cli import main
 from wgrad.train.data.tokenizer import load_tokenizer
 from wgrad.train.files.gguf_metadata import read_metadata
@@ -37,7 +40,7 @@ from wgrad.train.step.build import build_frozen
 pytestmark = pytest.mark.oracle
 
 LORA = LoraConfig(
-    r=6, alpha=9.0, rslora=True, target_modules=r".*\.(q_proj|q_b_proj|kv_b_proj|up_proj|down_proj|fc2|c_proj)"
+    r=6, alpha=9.0, rslora=True, target_modules=r".*\.(q_proj|q_b_proj|kv_b_proj|up_proj|down_proj|fc2|c_proj|in_proj)"
 )
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
           "original_max_position_embeddings": 64, "rope_theta": 100.0}  # fmt: skip
@@ -99,6 +102,7 @@ def distance(a: np.ndarray, b: np.ndarray) -> float:
 CASES: list[tuple[str, dict[str, Any]]] = [(name, {}) for name in IN_GGUF]
 CASES += [("LlamaForCausalLM", {"rope_scaling": rope}) for rope in (LLAMA3, LINEAR)]
 CASES += [("Gemma4ForCausalLM", GEMMA4_EXPERTS)]
+CASES += [("GraniteMoeHybridForCausalLM", HYBRID | experts) for experts in ({}, HYBRID_EXPERTS)]
 CASES += [("DeepseekV2ForCausalLM", {"q_lora_rank": None, "num_hidden_layers": 27})]  # as llama.cpp knows V2-Lite
 CASES += [("Olmo3ForCausalLM", {"rope_scaling": YARN}), ("Phi3ForCausalLM", LONGROPE)]
 
@@ -116,7 +120,7 @@ def test_llama_cpp_computes_what_we_do(
     assert distance(ours(out, ids=ids), wanted) < 2e-4
     assert distance(found, wanted) < limit
     assert distance(ours(tmp_path / "model", ids=ids), wanted) > 20 * limit
-    if changes and architecture != "Gemma4ForCausalLM" and "num_hidden_layers" not in changes:
+    if "rope_scaling" in changes:
         (tmp_path / "model/config.json").write_text(
             json.dumps(tiny_config(architecture, **SIZES | EXTRA.get(architecture, {})))
         )
@@ -312,12 +316,49 @@ def test_what_cannot_be_written(adapted: Any, tmp_path: Path, capsys: Any) -> No
             "layers that use the keys of others than the last two with their own",
         ),
         ("Gemma4ForCausalLM", {"hidden_activation": "silu"}, "the activation silu"),
+        ("FalconH1ForCausalLM", {"mamba_norm_before_gate": True}, "a norm before the gate"),
+        ("FalconH1ForCausalLM", {"tie_word_embeddings": True}, "one matrix for embedding and head, with multipliers"),
+        ("FalconH1ForCausalLM", {"mamba_conv_bias": False}, "convolutions without a bias"),
+        ("FalconH1ForCausalLM", {"projectors_bias": True}, "biases of projections"),
+        ("NemotronHForCausalLM", {"time_step_min": 0.002}, "time steps limited to 0.002 to inf"),
+        (
+            "GraniteMoeHybridForCausalLM",
+            HYBRID | {"mamba_expand": 3, "mamba_n_heads": 6},
+            "layers with Mamba-2 of 192 numbers, not twice the 64",
+        ),
+        (
+            "GraniteMoeHybridForCausalLM",
+            HYBRID | {"position_embedding_type": "rope"},
+            "rotary embeddings in other layers than granitehybrid",
+        ),
     ],
 )
 def test_what_llama_cpp_has_otherwise(architecture: str, changes: dict[str, Any], what: str) -> None:
     raw = tiny_config(architecture, **SIZES | EXTRA[architecture])
     assert not list(_without_place(parse_model_config(raw)))
     assert what in [said[: len(what)] for said in _without_place(parse_model_config(raw | changes))]
+
+
+@pytest.mark.parametrize("architecture", ["FalconH1", "NemotronH"])
+def test_mamba_2_in_few_bits(architecture: str, adapted: Any, tmp_path: Path) -> None:
+    adapter, out = adapted(f"{architecture}ForCausalLM"), tmp_path / "out"
+    assert merge(adapter, out, "--quantize", "q8_0") == 0
+    found, ids = theirs(out)
+    assert distance(found, ours(out, ids=ids)) < 0.4 < 0.5 * distance(found, ours(tmp_path / "model", ids=ids))
+    types = {tensor.name: tensor.tensor_type.name for tensor in gguf.GGUFReader(out / "model.gguf").tensors}
+    assert types["blk.0.ssm_in.weight"] == "Q8_0" and {types[f"blk.0.ssm_{part}"] for part in "ad"} == {"F32"}
+    config, files = load_model_config(out), ModelFiles(out)
+    files.check(config)
+    assert any(files.is_frozen(spec) for spec in weight_specs(config) if spec.name.endswith(".in_proj.weight"))
+
+
+def test_multipliers_count_once(adapted: Any, tmp_path: Path) -> None:
+    """The file's weights have Falcon-H1's multipliers: the config.json next to it has none."""
+    assert merge(adapted("FalconH1ForCausalLM"), tmp_path / "out") == 0
+    assert json.loads((tmp_path / "out/config.json").read_text())["ssm_multipliers"] == [1.0] * 5
+    shutil.copy(tmp_path / "model/config.json", tmp_path / "out")
+    with pytest.raises(WgradError, match="whose weights have Falcon-H1's multipliers already.*file by itself"):
+        ours(tmp_path / "out")
 
 
 SAFE = ("--format", "safetensors")

@@ -176,7 +176,15 @@ def _open_parts(path: Path, source: str) -> list[_Part]:
 def _fields(reader: Any, path: Path, source: str) -> dict[str, Any]:
     """Keys and values, without the tokenizer's."""
     with _damage(path, source):
-        return {name: field.contents() for name, field in reader.fields.items() if not name.startswith("tokenizer.")}
+        return {name: _contents(reader, f) for name, f in reader.fields.items() if not name.startswith("tokenizer.")}
+
+
+def _contents(reader: Any, field: Any) -> Any:
+    """The value of a key; of texts nothing."""
+    kind = field.types[-1]
+    if len(field.types) > 1 and kind in reader.gguf_scalar_to_np:
+        return field.parts[-1].view(reader.gguf_scalar_to_np[kind]).tolist()
+    return field.contents()
 
 
 def _entries(reader: Any, path: Path, source: str, fields: dict[str, Any]) -> dict[str, TensorEntry]:
@@ -325,7 +333,9 @@ def _heads(architecture: str, fields: dict[str, Any], path: Path, source: str) -
     """Heads of q and k, by tensor name."""
     heads = fields.get(f"{architecture}.attention.head_count")
     found: dict[str, Any] = {"attn_q": heads, "attn_k": fields.get(f"{architecture}.attention.head_count_kv", heads)}
-    for value in found.values():
+    for part, value in found.items():
+        if isinstance(value, list) and len(counts := {0, *value}) < 3:  # of each layer; 0: it has no attention
+            found[part] = value = max(counts) or heads
         if not isinstance(value, int) or value < 1:
             raise WgradError(f"{source}: {path}: a head_count must be a number above 0, got {show(value)}: {FETCH}")
     return found

@@ -78,6 +78,11 @@ _GPT_OSS = _NAMES | {
     "attn_sinks.weight": "self_attn.sinks",
 }
 _GRANITE_MOE = _NAMES | {"ffn_gate_inp": "mlp.router"}
+_BLOCK_SPARSE = {
+    name: path.replace("mlp.", "block_sparse_moe.")
+    for name, path in _GRANITE_MOE.items()
+    if "_exps" in name or name == "ffn_gate_inp"
+}
 _SHARED = {
     "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
     "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
@@ -122,6 +127,28 @@ _LATENT = _NAMES | {
     "attn_k_b": "self_attn.k_b_proj",  # these two: in newer files, in the place of the one before
     "attn_v_b": "self_attn.v_b_proj",
 }
+_MAMBA = {
+    "ssm_in": "mamba.in_proj",
+    "ssm_conv1d": "mamba.conv1d",
+    "ssm_norm": "mamba.norm",
+    "ssm_out": "mamba.out_proj",
+    "ssm_a": "mamba.A_log",
+    "ssm_d": "mamba.D",
+    "ssm_dt.bias": "mamba.dt_bias",
+}
+_FALCON_H1 = {
+    "output_norm": "model.final_layernorm",
+    "ffn_norm": "pre_ff_layernorm.weight",  # without an ending there
+    **{f"ffn_{part}": f"feed_forward.{part}_proj" for part in ("gate", "up", "down")},
+}
+_NEMOTRON_H = {
+    **{name: path.replace("mamba.", "mixer.") for name, path in _MAMBA.items()},
+    "output_norm": "model.norm_f",
+    "attn_norm": "norm",
+    **{f"attn_{part}": f"mixer.{part}_proj" for part in "qkv"},
+    "attn_output": "mixer.o_proj",
+    **{f"ffn_{part}": f"mixer.{part}_proj" for part in ("up", "down")},
+}
 QKV = "attn_qkv"  # files of Phi-2 may have q, k and v under one another
 # Names of tensors by general.architecture, and those whose rotary embedding takes pairs side by side.
 ARCHITECTURES = {
@@ -139,7 +166,10 @@ ARCHITECTURES = {
     "seed_oss": _NAMES | {"post_attention_norm": "post_attention_layernorm"},
     "exaone4": _OLMO2,
     "gpt-oss": _GPT_OSS,
-    "granitemoe": {name: ours.replace("mlp.", "block_sparse_moe.") for name, ours in _GRANITE_MOE.items()} | _SHARED,
+    "granitemoe": _NAMES | _BLOCK_SPARSE | _SHARED,
+    "granitehybrid": _NAMES | _BLOCK_SPARSE | _SHARED | _MAMBA,
+    "falcon-h1": _NAMES | _MAMBA | _FALCON_H1,
+    "nemotron_h": _NAMES | _NEMOTRON_H,
     "hunyuan-dense": _NAMES | {"attn_q_norm": "self_attn.query_layernorm", "attn_k_norm": "self_attn.key_layernorm"},
     "apertus": _NAMES | {"attn_norm": "attention_layernorm", "ffn_norm": "feedforward_layernorm"},
     "qwen2moe": _NAMES | _SHARED,
@@ -162,7 +192,9 @@ ARCHITECTURES = {
         "post_ffw_norm": "post_mlp_layernorm",
     },
 }
-PAIRED = ("llama", "smollm3", "granite", "granitemoe", "arcee", "olmo", "mistral3")
+PAIRED = (
+    "llama", "smollm3", "granite", "granitemoe", "granitehybrid", "nemotron_h", "arcee", "olmo", "mistral3",
+)  # fmt: skip
 
 
 def hugging_face_name(name: str, names: dict[str, str]) -> tuple[str, str]:

@@ -80,6 +80,7 @@ class Family:
         variant: From those, the fields of `ModelConfig` that are not a plain LLaMA's.
         gguf: llama.cpp's name of the architecture, "" where it is not written into GGUF.
         title: Its name in the docs, "" where that is the architecture's.
+        gguf_others: Fields of `ModelConfig` with the name of models that have such a part; the first counts.
         gguf_key: Of families with one name in GGUF, what the files of this one alone have above `gguf_above`.
         reads_again: See `ModelConfig.read_again_at`.
         other_types: Further names of `model_type` under which files have the architecture.
@@ -90,6 +91,7 @@ class Family:
     variant: Callable[[Any], dict[str, Any]]
     gguf: str
     title: str = ""
+    gguf_others: tuple[tuple[str, str], ...] = ()
     gguf_key: str = ""
     gguf_above: int = 0
     reads_again: bool = False
@@ -163,11 +165,18 @@ FAMILIES = {
     "InternLM3ForCausalLM": Family("internlm3", InternLm3File, variants.llama, "llama", "InternLM 3"),
     "IQuestCoderForCausalLM": Family("iquestcoder", IQuestCoderFile, variants.llama, "llama", "IQuest-Coder"),
     "GraniteMoeHybridForCausalLM": Family(
-        "granitemoehybrid", GraniteHybridFile, GraniteHybridFile.variant, "granite", "Granite 4, dense and hybrid"
+        "granitemoehybrid",
+        GraniteHybridFile,
+        GraniteHybridFile.variant,
+        "granite",
+        "Granite 4, dense and hybrid",
+        gguf_others=(("linear", "granitehybrid"),),
     ),
     "BambaForCausalLM": Family("bamba", BambaFile, BambaFile.variant, "", "Bamba"),
-    "NemotronHForCausalLM": Family("nemotron_h", NemotronHFile, NemotronHFile.variant, "", "Nemotron-H, dense"),
-    "FalconH1ForCausalLM": Family("falcon_h1", FalconH1File, FalconH1File.variant, "", "Falcon-H1"),
+    "NemotronHForCausalLM": Family(
+        "nemotron_h", NemotronHFile, NemotronHFile.variant, "nemotron_h", "Nemotron-H, dense"
+    ),
+    "FalconH1ForCausalLM": Family("falcon_h1", FalconH1File, FalconH1File.variant, "falcon-h1", "Falcon-H1"),
     "GraniteMoeForCausalLM": Family(
         "granitemoe", GraniteMoeFile, expert_variants.granite_moe, "granitemoe", "Granite 3, experts"
     ),

@@ -20,9 +20,9 @@ from wgrad.train.files.gguf_files import permute, require_gguf
 from wgrad.train.files.gguf_metadata import read_metadata
 from wgrad.train.files.gguf_names import PAIRED
 from wgrad.train.model.adapter_files import refuse_variant
-from wgrad.train.model.families import FAMILIES
 from wgrad.train.model.gguf_experts import name_map, parts_in_gguf, tensor_name
 from wgrad.train.model.gguf_linear import order_of
+from wgrad.train.model.gguf_mamba import multiplier
 from wgrad.train.model.gguf_shared_keys import UNADAPTED
 from wgrad.train.model.lora import LoraConfig
 from wgrad.train.model.model_config import ModelConfig
@@ -55,7 +55,7 @@ def save_gguf_adapter(
         )
     refuse_variant(lora, option)
     gguf = require_gguf(option, os.fspath(path))
-    architecture = FAMILIES[config.architecture].gguf
+    architecture = config.gguf
     if not architecture:
         raise WgradError(
             f"{option}: an adapter of {config.architecture} cannot be written into GGUF here: use llama.cpp's "
@@ -74,6 +74,8 @@ def save_gguf_adapter(
         b = b * np.float32(factor / alpha)
         if heads := heads_side_by_side(config, module):
             b = permute(b, heads)
+        if (rows := multiplier(config, f"{module}.weight")) is not None:
+            b = b * rows.reshape(-1, 1)
         if ordered := order_of(config, module):
             a, b = (a, b[ordered[1]]) if ordered[0] == "rows" else (a[:, ordered[1]], b)
         if any(path in module for path in UNADAPTED):
@@ -125,7 +127,7 @@ def _parts(
 
 def heads_side_by_side(config: ModelConfig, module: str) -> int:
     """How many heads' rows of a projection llama.cpp has pair by pair; 0: its rows are as Hugging Face has them."""
-    if FAMILIES[config.architecture].gguf not in PAIRED or config.interleaved:
+    if config.gguf not in PAIRED or config.interleaved:
         return 0
     part = module.rpartition(".")[2]
     return {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(part, 0)

@@ -20,6 +20,7 @@ from wgrad.train.model.families import FAMILIES
 from wgrad.train.model.gguf_experts import keys_of_experts
 from wgrad.train.model.gguf_latent import keys_of_latent, yarn_of_latent
 from wgrad.train.model.gguf_linear import keys_of_linear
+from wgrad.train.model.gguf_mamba import UNROTATED, keys_of_mamba
 from wgrad.train.model.gguf_model import (
     EXAONE_32B,
     GGUF_LARGEST,
@@ -52,7 +53,7 @@ def config_of_gguf(fields: GgufFields, tensors: Mapping[str, TensorEntry]) -> di
     or wrong, or the model has what none here has."""
     name, prefix = fields.architecture, fields.architecture + "."
     experts = fields.get(prefix + "expert_count", int, 0)
-    of_name = [key for key, family in FAMILIES.items() if family.gguf == name]
+    of_name = [key for key, family in FAMILIES.items() if name in (family.gguf, *dict(family.gguf_others).values())]
     kinds = {key: FAMILIES[key].keys for key in of_name}
     named = [
         key for key, kind in kinds.items() if kind.some_have_experts or issubclass(kind, ExpertsFile) == (experts > 0)
@@ -72,7 +73,7 @@ def config_of_gguf(fields: GgufFields, tensors: Mapping[str, TensorEntry]) -> di
         raise fields.error(prefix + "attention.head_count", f"must be above 0, got {heads}")
     latent = keys_of_latent(fields, heads)
     width = latent.get("qk_rope_head_dim") or fields.get(prefix + "attention.key_length", int, hidden // heads)
-    rotated = fields.get(prefix + "rope.dimension_count", int, width)
+    rotated = fields.get(prefix + "rope.dimension_count", int, width) if name not in UNROTATED else width
     whole = {} if latent else {"attention.value_length": fields.get(prefix + "attention.value_length", int, width)}
     if not FAMILIES[architecture].keys.partial_rotary or not 0 < rotated < width:
         whole["rope.dimension_count"] = rotated
@@ -103,6 +104,7 @@ def config_of_gguf(fields: GgufFields, tensors: Mapping[str, TensorEntry]) -> di
         **_rope(architecture, fields, tensors, width, latent),
         "partial_rotary_factor": _part(rotated, width),
         **_biases(name, tensors),
+        **keys_of_mamba(fields, tensors),
         **keys_of_experts(fields, experts),
         **keys_of_linear(fields),
         **latent,

@@ -14,9 +14,9 @@ import numpy as np
 from wgrad.train.files.gguf_fields import GgufFields
 from wgrad.train.files.gguf_files import require_gguf
 from wgrad.train.model.experts import DOWN, EXPERTS, GATE_UP
-from wgrad.train.model.families import FAMILIES
 from wgrad.train.model.gguf_latent import kv_b_rows, shape_by_head
 from wgrad.train.model.gguf_linear import BY_HEAD, gguf_shape, rows_by_head
+from wgrad.train.model.gguf_mamba import GRANITE_HYBRID
 from wgrad.train.model.gguf_scored import (
     keys_of_deepseek2,
     keys_of_ernie,
@@ -30,13 +30,25 @@ from wgrad.train.model.linear_attention import LinearAttention
 from wgrad.train.model.model_config import ModelConfig
 from wgrad.train.model.weights import XIELU, WeightSpec, weight_specs
 
+_ENDINGS = (".weight", ".bias", ".scale", ".ssm_a", ".ssm_d", ".ffn_norm")
 HALVES = ("gate_proj", "up_proj")
 SHARED = "mlp.shared_expert"
 FUSED_MLP = ("shared_mlp.input_linear", "shared_mlp.output_linear")  # an MLP of which GGUF has gate and up as two
 # As llama.cpp has it for the architecture.
 _NORMALIZED = {
     **dict.fromkeys(
-        ("ernie4_5-moe", "gemma4", "llama", "qwen3moe", "qwen3next", "qwen35moe", "gpt-oss", "granitemoe"), True
+        (
+            "ernie4_5-moe",
+            "gemma4",
+            "llama",
+            "qwen3moe",
+            "qwen3next",
+            "qwen35moe",
+            "gpt-oss",
+            "granitemoe",
+            GRANITE_HYBRID,
+        ),
+        True,
     ),
     **dict.fromkeys(("olmoe", "qwen2moe"), False),
 }
@@ -60,7 +72,7 @@ def gguf_specs(config: ModelConfig) -> list[WeightSpec]:
         for name, rows in parts.items():
             found.append(replace(spec, name=name, shape=shape_by_head(config, name, _with_rows(spec, len(rows)))))
         if not parts:
-            found.append(replace(spec, shape=gguf_shape(spec.name, spec.shape)))
+            found.append(replace(spec, shape=gguf_shape(config, spec.name, spec.shape)))
     return shared_specs(config, found) if config.kv_sources else found
 
 
@@ -94,8 +106,8 @@ def parts_in_gguf(config: ModelConfig, name: str, shape: tuple[int, ...]) -> dic
         names = [stem.removesuffix(GATE_UP) + half + ending for half in HALVES]
         if config.experts is not None and config.experts.interleaved:
             return dict(zip(names, (rows[::2], rows[1::2])))
-    elif name.endswith(f"{FUSED_MLP[1]}.weight") and config.experts is not None:
-        return {name.replace(FUSED_MLP[1], f"{SHARED}.{DOWN}"): rows}
+    elif name.endswith(f"{FUSED_MLP[1]}.weight"):
+        return {name.replace(FUSED_MLP[1], f"{'mlp' if config.experts is None else SHARED}.{DOWN}"): rows}
     elif name.endswith(fused):
         owner = "mlp" if config.experts is None else SHARED
         names = [f"{name.removesuffix(fused)}{owner}.{half}.weight" for half in HALVES]
@@ -135,24 +147,27 @@ def name_map(gguf: Any, architecture: str, layers: int) -> Any:
 
 def tensor_name(names: Any, name: str) -> str:
     """GGUF's name of a tensor, "" where it has none. names: of `name_map`."""
-    name = name.replace(".dt_bias", ".dt_proj.bias").replace(FUSED_MLP[1], "mlp.down_proj")
+    name = name.replace(".dt_bias", ".dt_proj.bias")
     name = name.replace("score_correction_bias", "score_correction.bias").replace("gate.moe_statics", "moe_statics")
     name = name.replace("block_sparse_moe.router", "mlp.gate").replace("block_sparse_moe", "mlp")
     name = name.replace("router.scale", "router.proj.scale")
     name = name.replace("router.per_expert_scale", "experts.down_proj.scale")
-    found = names.get_name(name, (".weight", ".bias", ".scale"))
-    if found and not found.endswith(
-        (".weight", ".bias", ".scale", ".ssm_a")
-    ):  # of experts, which have no such ending here
+    found = next(filter(None, (names.get_name(own, (".weight", ".bias", ".scale")) for own in _forms(name))), "")
+    if found and not found.endswith(_ENDINGS):  # of experts, which have no such ending here
         found += ".weight"
-    return found or ""
+    return found
+
+
+def _forms(name: str) -> tuple[str, str]:
+    """A tensor's name, and the one that first files of Nemotron-H have."""
+    return name, name.replace("model.", "backbone.", 1)
 
 
 def tensor_names(config: ModelConfig) -> dict[str, str]:
     """GGUF's names of the tensors that have one, as files have them and as the model has them: of several that make up
     one, the first."""
     gguf = require_gguf("--format gguf", "model.gguf")
-    names = name_map(gguf, FAMILIES[config.architecture].gguf, config.num_hidden_layers)
+    names = name_map(gguf, config.gguf, config.num_hidden_layers)
     found = {spec.name: tensor_name(names, spec.name) for spec in gguf_specs(config)}
     for spec in weight_specs(config):
         first = next(iter(parts_in_gguf(config, spec.name, spec.shape)), stack_of(spec.name))
@@ -200,7 +215,8 @@ def keys_of_experts(fields: GgufFields, count: int) -> dict[str, Any]:
     prefix = fields.architecture + "."
     if fields.architecture in _OWN_KEYS:
         return _OWN_KEYS[fields.architecture](fields, count, fields.needed(prefix + "expert_used_count", int))
-    found = {"num_experts": count, "num_local_experts": count, "norm_topk_prob": _NORMALIZED[fields.architecture]}
+    found = {"num_local_experts": count, "norm_topk_prob": _NORMALIZED[fields.architecture]}
+    found |= {} if fields.architecture == GRANITE_HYBRID else {"num_experts": count}
     found["num_experts_per_tok"] = fields.needed(prefix + "expert_used_count", int)
     widths = {"moe_intermediate_size": "expert_"}
     widths |= dict.fromkeys(("shared_expert_intermediate_size", "shared_intermediate_size"), "expert_shared_")

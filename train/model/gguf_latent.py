@@ -16,7 +16,6 @@ import numpy as np
 from wgrad.train.files.gguf_fields import GgufFields
 from wgrad.train.files.gguf_files import GgufEntry
 from wgrad.train.files.safetensors_files import TensorEntry
-from wgrad.train.model.families import FAMILIES
 from wgrad.train.model.gguf_linear import write_key_heads
 from wgrad.train.model.latent_attention import KV_B
 from wgrad.train.model.model_config import ModelConfig
@@ -35,7 +34,7 @@ _MINICPM3 = (12.0, 1.4, 256)  # scale_emb, scale_depth and dim_model_base, which
 def kv_b_rows(config: ModelConfig, name: str) -> dict[str, np.ndarray]:
     """The tensors that GGUF has for a weight, each with the rows of the weight that it has; {} where it is one."""
     c = config.latent
-    if c is None or not name.endswith(f"{KV_B}.weight") or FAMILIES[config.architecture].gguf != SPLIT:
+    if c is None or not name.endswith(f"{KV_B}.weight") or config.gguf != SPLIT:
         return {}
     rows = np.arange(config.num_attention_heads * (c.plain + c.value)).reshape(config.num_attention_heads, -1)
     owner = name.removesuffix(f"{KV_B}.weight")
@@ -103,7 +102,7 @@ def write_heads(writer: Any, config: ModelConfig) -> None:
     if c is None:
         write_key_heads(writer, config)
         widths = (config.head_dim, config.head_dim)
-    elif FAMILIES[config.architecture].gguf == SPLIT:
+    elif config.gguf == SPLIT:
         writer.add_head_count_kv(1)
         widths = (c.rank + c.rotated, c.rank)
         writer.add_key_length_mla(c.width)

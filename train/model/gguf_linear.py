@@ -6,6 +6,7 @@ number. Source: github.com/ggml-org/llama.cpp, its converter's Qwen3NextModel, _
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -16,7 +17,17 @@ import numpy as np
 from wgrad.train.files.gguf_fields import GgufFields
 from wgrad.train.files.gguf_files import GgufEntry, require_gguf
 from wgrad.train.files.safetensors_files import TensorEntry
+from wgrad.train.model.gguf_mamba import (
+    MAMBA,
+    key_heads,
+    mamba_shape,
+    mamba_to_gguf,
+    restored,
+    without_mamba_place,
+    write_mamba,
+)
 from wgrad.train.model.linear_attention import GatedConvolution, LinearAttention
+from wgrad.train.model.mamba_sizes import Mamba2
 from wgrad.train.model.model_config import ModelConfig
 
 _IN_A_ROW = (".shared_expert_gate.weight", ".moe_statics.e_score_correction_bias")  # [1, n], and [n] there
@@ -53,17 +64,18 @@ def to_gguf(config: ModelConfig, name: str, value: np.ndarray) -> np.ndarray:
     """The values of a tensor, or of the part of an adapter that has its rows or columns, as GGUF has them."""
     if name.endswith("linear_attn.A_log"):
         value = -np.exp(value)
+    value = mamba_to_gguf(config, name, value)
     axis, order = order_of(config, name) or ("", None)
     if order is None:
         return value
     return np.ascontiguousarray(value[order] if axis == "rows" else value[:, order])
 
 
-def gguf_shape(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+def gguf_shape(config: ModelConfig, name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
     """Shape of a tensor there: a convolution's has two axes, and one of a single row has one."""
     if name.endswith((".conv1d.weight", ".conv.conv.weight")):
         return shape[0], shape[2]
-    return shape[1:] if name.endswith(_IN_A_ROW) else shape
+    return shape[1:] if name.endswith(_IN_A_ROW) else mamba_shape(config, name, shape)
 
 
 @dataclass(frozen=True)
@@ -139,6 +151,7 @@ def _in_runs(order: np.ndarray, length: int) -> bool:
 
 def from_gguf(entries: dict[str, TensorEntry], config: ModelConfig) -> None:
     """Put entries in the place of those that GGUF has in another way than the model."""
+    shapes = _shapes_of_mamba(config)
     for name, entry in list(entries.items()):
         if not isinstance(entry, GgufEntry) or isinstance(entry, OrderedEntry):
             continue
@@ -146,9 +159,10 @@ def from_gguf(entries: dict[str, TensorEntry], config: ModelConfig) -> None:
             entries[name] = entry = replace(entry, heads=0)
         axis, order = order_of(config, name) or ("", None)
         back = None if order is None else np.argsort(order)
-        if name.endswith(_SMALL):
+        if name.endswith(_SMALL) or name in shapes:
             change = partial(_restored, name=name, back=back)
-            shape = _hugging_face_shape(name, entry.shape)
+            shape = shapes.get(name) or _hugging_face_shape(name, entry.shape)
+            shape = shape if math.prod(shape) == math.prod(entry.shape) else entry.shape  # which is refused
             entries[name] = ChangedEntry(entry.source, entry.path, name, entry.dtype, shape, None, None, entry, change)
         elif back is not None:
             entries[name] = _ordered(entry, axis, back)
@@ -157,6 +171,15 @@ def from_gguf(entries: dict[str, TensorEntry], config: ModelConfig) -> None:
         _join_by_head(entries, config.linear)
     if config.gate_up_proj or (config.experts is not None and config.experts.shared_fused):
         _join_mlps(entries, config)
+
+
+def _shapes_of_mamba(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """The small tensors of layers with Mamba-2, each with its shape."""
+    c = config.linear
+    if not isinstance(c, Mamba2):
+        return {}
+    layers = [layer for layer, own in enumerate(c.layers) if own]
+    return {f"model.layers.{layer}.{name}": shape for layer in layers for name, shape in c.others.items()}
 
 
 def _join_by_head(entries: dict[str, TensorEntry], c: LinearAttention) -> None:
@@ -212,8 +235,7 @@ def _hugging_face_shape(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
 def _restored(value: np.ndarray, name: str, back: np.ndarray | None) -> np.ndarray:
     if back is not None:
         value = value[back]
-    with np.errstate(all="ignore"):  # what is no logarithm is refused as a number that is none
-        return np.log(-value) if name.endswith("A_log") else value
+    return restored(name, value)
 
 
 def _ordered(entry: GgufEntry, axis: str, back: np.ndarray) -> OrderedEntry:
@@ -238,14 +260,15 @@ def write_linear(writer: Any, config: ModelConfig) -> None:
         writer.add_full_attention_interval(interval_of(c))
         pairs = config.rope.head_dim // 2
         writer.add_rope_dimension_sections([pairs - 2 * (pairs // 3), pairs // 3, pairs // 3, 0])
-    elif c is not None:
+    elif isinstance(c, GatedConvolution):
         writer.add_shortconv_l_cache(c.width)
+    write_mamba(writer, config)
 
 
 def write_key_heads(writer: Any, config: ModelConfig) -> None:
-    """Write the number of heads of keys: 0 for layers with a convolution, where there are such."""
-    keys, c = config.num_key_value_heads, config.linear
-    writer.add_head_count_kv([0 if layer else keys for layer in c.layers] if isinstance(c, GatedConvolution) else keys)
+    """Write the number of heads of keys: of each layer, 0 for none, where some have none but in linear attention."""
+    heads, plain = key_heads(config), isinstance(config.linear, LinearAttention)
+    writer.add_head_count_kv(config.num_key_value_heads if plain or all(heads) else heads)
 
 
 def interval_of(c: LinearAttention) -> int:
@@ -261,6 +284,7 @@ def without_linear_place(config: ModelConfig) -> Iterator[str]:
         yield "layers with attention at no fixed interval"
     if isinstance(config.linear, LinearAttention) and config.linear.key_dim != config.linear.value_dim:
         yield "heads of linear attention whose keys and values have other widths"
+    yield from without_mamba_place(config)
 
 
 def keys_of_linear(fields: GgufFields) -> dict[str, Any]:
@@ -270,7 +294,7 @@ def keys_of_linear(fields: GgufFields) -> dict[str, Any]:
         kinds = ["full_attention" if count else "conv" for count in fields.numbers(f"{prefix}attention.head_count_kv")]
         width = fields.needed(prefix + "shortconv.l_cache", int)
         return {"conv_L_cache": width, "layer_types": kinds, "block_auto_adjust_ff_dim": False}
-    if prefix + "ssm.time_step_rank" not in fields:
+    if prefix + "ssm.time_step_rank" not in fields or fields.architecture in MAMBA:
         return {}
     heads, inner = (fields.needed(prefix + key, int) for key in ("ssm.time_step_rank", "ssm.inner_size"))
     return {

@@ -9,7 +9,8 @@ from __future__ import annotations
 import re
 
 from wgrad.device.formats.frozen_weight import gguf_formats
-from wgrad.train.model.families import FAMILIES
+from wgrad.train.model.linear_attention import GatedConvolution
+from wgrad.train.model.mamba_sizes import Mamba2
 from wgrad.train.model.model_config import ModelConfig
 from wgrad.train.options.choices import GGUF_MIXES
 
@@ -49,7 +50,8 @@ def _of_layer(config: ModelConfig, mix: str, name: str, important: bool) -> str:
     usual, place = MIXES[mix], _LAYER.fullmatch(name)
     if place is None:
         return usual
-    layer, layers, part = int(place[1]), config.num_hidden_layers, place[2]
+    part = place[2]
+    layer, layers = _place(config, part, int(place[1]))
     first = layer < layers // 8
     many = first or layer >= 7 * layers // 8 or (layer - layers // 8) % 3 == 2
     medium = mix in ("q4_k_m", "q5_k_m")
@@ -72,8 +74,17 @@ def _of_layer(config: ModelConfig, mix: str, name: str, important: bool) -> str:
     return usual
 
 
+def _place(config: ModelConfig, part: str, layer: int) -> tuple[int, int]:
+    """As what layer, and of how many, llama.cpp counts that of a tensor."""
+    layers = config.num_hidden_layers
+    if part == "attn_v" and isinstance(config.linear, Mamba2 | GatedConvolution):
+        attends = [config.attends(i) for i in range(layers)]
+        return sum(attends[:layer]), sum(attends)
+    return (sum(config.mlp_layers[:layer]) if part == "ffn_down" and config.mlp_layers else layer), layers
+
+
 def _is_70b(config: ModelConfig) -> bool:
     """Return whether llama.cpp takes it for a model of 70B: eight query heads share a small value projection."""
     grouped = config.num_attention_heads != config.num_key_value_heads
-    architecture = FAMILIES[config.architecture].gguf
+    architecture = config.gguf
     return config.num_hidden_layers == 80 and (architecture == "qwen2" or (architecture == "llama" and grouped))

@@ -21,7 +21,6 @@ from wgrad.device.formats.gguf_quantize import quantize_rows
 from wgrad.train.files.gguf_files import GgufEntry, gguf_parts, permute, require_gguf
 from wgrad.train.files.gguf_metadata import read_metadata
 from wgrad.train.files.imatrix_file import IMATRIX_FILE, Imatrix
-from wgrad.train.model.families import FAMILIES
 from wgrad.train.model.gguf_activation import write_activation
 from wgrad.train.model.gguf_adapter import heads_side_by_side
 from wgrad.train.model.gguf_experts import (
@@ -33,6 +32,7 @@ from wgrad.train.model.gguf_experts import (
 )
 from wgrad.train.model.gguf_latent import LENGTHS, SPLIT, by_head, without_latent_place, write_heads, write_latent
 from wgrad.train.model.gguf_linear import to_gguf, without_linear_place, write_linear
+from wgrad.train.model.gguf_mamba import GRANITE_HYBRID, NEMOTRON, UNROTATED, mlp_lengths
 from wgrad.train.model.gguf_mix import MIXES, stored_type
 from wgrad.train.model.gguf_shared_keys import (
     GEMMA_4,
@@ -54,7 +54,7 @@ ROPE_FACTORS, ROPE_LONG, ROPE_SHORT = "rope_freqs.weight", "rope_factors_long.we
 ONE_FULL_OF = {"gemma2": 2, "gemma3": 6, "olmo2": 4, "cohere2": 4, "gpt-oss": 2}
 GGUF_LARGEST = {"gemma2": 46, "gemma3": 62}
 EXAONE_32B = (64, 4)  # layers of the EXAONE 4 that has windows, and of how many layers one has none
-GRANITE = ("granite", "granitemoe")
+GRANITE = ("granite", "granitemoe", GRANITE_HYBRID)
 UNROUNDED = ("gpt-oss",)  # trained with yarn's range as it comes out, which llama.cpp rounds as it does everywhere
 _LONGROPE = ("phi3", "minicpm3")  # which may have factors of their own
 _ROTATE_IN_WINDOWS = ("cohere2", "exaone4")  # whose other layers have no rotary embeddings
@@ -125,7 +125,7 @@ class GgufModel:
 _ACTIVATIONS = {
     **dict.fromkeys(("gemma", "gemma2", "gemma3", *SHARING, "phi2", "starcoder2"), "gelu_tanh"),
     "apertus": "xielu",
-    **dict.fromkeys(("arcee", "nemotron", "jais2"), "relu2"),
+    **dict.fromkeys(("arcee", "nemotron", "jais2", NEMOTRON), "relu2"),
 }
 # Architectures of which llama.cpp looks for no biases: the parts of names that have none.
 _UNBIASED = {
@@ -139,7 +139,7 @@ _UNBIASED = {
 
 def _without_place(config: ModelConfig) -> Iterator[str]:
     """Refuse the parts of a model that a GGUF file cannot hold."""
-    architecture, width = FAMILIES[config.architecture].gguf, config.head_dim
+    architecture, width = config.gguf, config.head_dim
     if not architecture:
         yield f"the architecture {config.architecture}"
         return
@@ -190,12 +190,14 @@ def _rotates(config: ModelConfig, architecture: str) -> tuple[bool, ...]:
     """Return the layers that llama.cpp rotates."""
     if architecture in _ROTATE_IN_WINDOWS and any(config.windows):
         return tuple(window > 0 for window in config.windows)
+    if architecture in UNROTATED:
+        return (False,) * config.num_hidden_layers
     return tuple(architecture != "smollm3" or bool((i + 1) % 4) for i in range(config.num_hidden_layers))
 
 
 def _one_full_of(config: ModelConfig) -> int:
     """N, where llama.cpp takes every N-th layer for one without a window; 0: no layer has one."""
-    architecture = FAMILIES[config.architecture].gguf
+    architecture = config.gguf
     layers, every = EXAONE_32B
     if architecture == "exaone4":
         return every if config.num_hidden_layers == layers else 0
@@ -245,7 +247,7 @@ def save_gguf(
     WgradError: a value that its type cannot hold, a tokenizer that has no place in a GGUF file.
     """
     gguf, config = _gguf(), model.config
-    architecture = FAMILIES[config.architecture].gguf
+    architecture = config.gguf
     names, specs, value = tensor_names(config), gguf_specs(config), by_parts(config, value)
     writer = gguf.GGUFWriter(path, architecture)
     _describe(writer, model, write_tokenizer, over)
@@ -303,7 +305,7 @@ def _describe(writer: Any, model: GgufModel, write_tokenizer: WriteTokenizer, ov
                 writer.add_block_count(model.config.num_hidden_layers)
             elif not (entry.key in (*_OWN, *LENGTHS, *over) or entry.key.startswith("split.") or _is_extra(entry.key)):
                 writer.add_key_value(entry.key, entry.value, entry.type, entry.sub_type)
-        if FAMILIES[model.config.architecture].gguf == SPLIT:
+        if model.config.gguf == SPLIT:
             write_heads(writer, model.config)
         for key, value in over.items():
             (writer.add_string if isinstance(value, str) else writer.add_uint32)(key, value)
@@ -331,26 +333,26 @@ def _write_shapes(writer: Any, config: ModelConfig) -> None:
     writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
-    if FAMILIES[config.architecture].gguf in SHARING:
+    if config.gguf in SHARING:
         writer.add_head_count(config.num_attention_heads)
         write_shared(writer, config)
     else:
-        writer.add_feed_forward_length(config.intermediate_size)
+        writer.add_feed_forward_length(mlp_lengths(config))
         write_heads(writer, config)
     (writer.add_layer_norm_eps if config.layer_norm else writer.add_layer_norm_rms_eps)(config.rms_norm_eps)
     writer.add_vocab_size(config.vocab_size)
-    write_experts(writer, config, FAMILIES[config.architecture].gguf)
+    write_experts(writer, config, config.gguf)
     write_linear(writer, config)
     write_latent(writer, config)
     if config.score_softcap:
         writer.add_attn_logit_softcapping(config.score_softcap)
         writer.add_final_logit_softcapping(config.logit_softcap)
-    if FAMILIES[config.architecture].gguf in GRANITE:
+    if config.gguf in GRANITE:
         writer.add_embedding_scale(config.embedding_scale)
         writer.add_attention_scale(config.score_scale or config.head_dim**-0.5)
         writer.add_residual_scale(config.residual_scale)
         writer.add_logit_scale(1 / config.logit_scale)
-    windows, architecture = _windows(config), FAMILIES[config.architecture].gguf
+    windows, architecture = _windows(config), config.gguf
     if architecture == "cohere2":
         writer.add_logit_scale(config.logit_scale)
     if config.clip_qkv:
@@ -374,7 +376,7 @@ def _write_rope(writer: Any, gguf: Any, config: ModelConfig) -> None:
         writer.add_rope_scaling_orig_ctx_len(rope.original_max_position_embeddings)
     if rope.type == "longrope":
         writer.add_rope_scaling_attn_factors(rope.attention_factor)
-    if rope.type == "yarn" and FAMILIES[config.architecture].gguf == "mistral3":
+    if rope.type == "yarn" and config.gguf == "mistral3":
         writer.add_rope_scaling_yarn_beta_fast(rope.beta_fast)
         writer.add_rope_scaling_yarn_beta_slow(rope.beta_slow)
         writer.add_rope_scaling_yarn_log_mul(_log_multiplier(rope))
@@ -390,7 +392,7 @@ def _rope_factors(model: GgufModel) -> dict[str, np.ndarray]:
     if rope.type == "longrope":
         both = {ROPE_LONG: rope.long_factor, ROPE_SHORT: rope.short_factor}
         return {name: np.array(factors, np.float32) for name, factors in both.items()}
-    if FAMILIES[model.config.architecture].gguf == GEMMA_4:
+    if model.config.gguf == GEMMA_4:
         return {ROPE_FACTORS: frequency_factors(rope)}
     if rope.type != "llama3":
         return {}

@@ -88,6 +88,7 @@ class GraniteHybridFile(MambaFile, kw_only=True):
     """Keys of Granite 4's models, with Mamba layers and experts or without."""
 
     unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {"position_embedding_type": (None, "rope", "nope")}
+    some_have_experts: ClassVar[bool] = True
     attention_bias: bool = False
     embedding_multiplier: Factor | None = 1.0
     attention_multiplier: Factor | None = 1.0

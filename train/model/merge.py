@@ -20,6 +20,7 @@ from wgrad.device.contract import Device
 from wgrad.device.errors import WgradError
 from wgrad.device.files import atomic_folder, write_text, writing
 from wgrad.train.files.imatrix_file import IMATRIX_FILE, Imatrix
+from wgrad.train.model.gguf_mamba import plain_keys
 from wgrad.train.model.gguf_model import FILE, GgufModel, WriteTokenizer, save_gguf
 from wgrad.train.model.load_weights import read_restored
 from wgrad.train.model.lora import MAGNITUDE, LoraConfig, is_whole
@@ -158,7 +159,7 @@ def save_merged_gguf(
     _check_room(out, model.size, kind)
     with atomic_folder(out) as folder:
         dtype = merge.dtype(kind if kind in _FLOATS else "float16")
-        save_description(folder, merge.files.folder, merge.merged, dtype, save_tokenizer)
+        save_description(folder, merge.files.folder, merge.merged, dtype, save_tokenizer, plain_keys(merge.merged))
 
         def write(writer: Any, gguf: Any, _: Path, vocabulary: int) -> None:
             write_tokenizer(writer, gguf, folder, vocabulary)

@@ -187,9 +187,11 @@ class ModelConfig:
         return layer in self.kv_sources[layer + 1 :]
 
     @property
-    def in_gguf(self) -> bool:
-        """Return whether its architecture is written into GGUF files."""
-        return bool(FAMILIES[self.architecture].gguf)
+    def gguf(self) -> str:
+        """llama.cpp's name of the architecture; "": it is not written into GGUF files."""
+        family = FAMILIES[self.architecture]
+        others = (name for part, name in family.gguf_others if getattr(self, part) is not None)
+        return next(others, family.gguf)
 
     def linear_of(self, layer: int) -> Mixer | None:
         """Return what a layer has in the place of attention or alongside it, if it has such."""

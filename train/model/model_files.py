@@ -35,6 +35,7 @@ from wgrad.train.model.expert_files import with_experts
 from wgrad.train.model.gguf_activation import add_from_keys
 from wgrad.train.model.gguf_latent import with_kv_b
 from wgrad.train.model.gguf_linear import from_gguf
+from wgrad.train.model.gguf_mamba import check_multipliers
 from wgrad.train.model.gguf_shared_keys import table_of_model
 from wgrad.train.model.linear_files import with_linear
 from wgrad.train.model.model_config import ModelConfig
@@ -142,6 +143,8 @@ class ModelFiles:
         if config.tie_word_embeddings and EMBEDDING not in self.entries and HEAD in self.entries:
             self.entries[EMBEDDING] = self.entries[HEAD]  # one matrix: either name will do, as in transformers
         add_from_keys(self.entries, config)
+        if any(isinstance(entry, GgufEntry) for entry in self.entries.values()):
+            check_multipliers(config, self.folder)
         from_gguf(self.entries, config)
         with_kv_b(self.entries, config)
         table_of_model(self.entries, config)

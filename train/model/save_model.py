@@ -86,8 +86,10 @@ def save_description(
     config: ModelConfig,
     dtype: np.dtype,
     save_tokenizer: SaveTokenizer,
+    over: Mapping[str, Any] = {},
 ) -> None:
-    """Save a model's other files: config.json of weights in `dtype`, and the tokenizer."""
+    """Save a model's other files: config.json of weights in `dtype`, with other values of some keys, and the
+    tokenizer."""
     out, base = Path(out), Path(base)
     for name in _COPIED:
         if (base / name).exists():
@@ -96,5 +98,5 @@ def save_description(
     raw = read_json(base / "config.json", dict[str, Any], "--model", from_python=True)
     for key in ("torch_dtype", "quantization_config"):
         raw.pop(key, None)
-    raw |= {"dtype": dtype.name, "tie_word_embeddings": config.tie_word_embeddings}
+    raw |= {"dtype": dtype.name, "tie_word_embeddings": config.tie_word_embeddings, **over}
     write_text(out / "config.json", json.dumps(raw, indent=2, ensure_ascii=False) + "\n")  # an infinity as it was

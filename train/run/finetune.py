@@ -192,7 +192,7 @@ class _Finetuning:
             world.broadcast(lambda: self._write_results(skipped), RESULTS_FILE)
         self.kept_out.tell()
         say_done(session, self.results, skipped, plan)
-        for line in next_commands(begun, session.tokenizer.has_chat_template, session.model_config.in_gguf):
+        for line in next_commands(begun, session.tokenizer.has_chat_template, bool(session.model_config.gguf)):
             session.say(line)
 
     def _plan(self) -> tuple[FinetuneConfig, Plan | None]:

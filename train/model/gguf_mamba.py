@@ -1,0 +1,209 @@
+"""Layers with Mamba-2 in GGUF files: tensors of other shapes and values, and keys.
+
+Files of `falcon-h1` have no keys for its multipliers: they are in the weights.
+Source: github.com/ggml-org/llama.cpp, its converter's Mamba2Model, GraniteHybridModel, NemotronHModel, FalconH1Model.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from wgrad.device.errors import WgradError
+from wgrad.train.files.gguf_fields import GgufFields
+from wgrad.train.files.safetensors_files import TensorEntry
+from wgrad.train.model.mamba_sizes import UNLIMITED, Mamba2
+from wgrad.train.model.model_config import ModelConfig
+from wgrad.train.model.weights import EMBEDDING, HEAD, projection_shapes
+
+FALCON, GRANITE_HYBRID, NEMOTRON = "falcon-h1", "granitehybrid", "nemotron_h"
+NEMOTRONS = (NEMOTRON,)
+MAMBA = (FALCON, GRANITE_HYBRID, NEMOTRON)
+_ROTATES = "rope.scaling.finetuned"  # of GRANITE_HYBRID, by default true: it has rotary embeddings, as Bamba
+UNROTATED = (GRANITE_HYBRID, *NEMOTRONS)  # whose `rope.dimension_count` says nothing
+_LEAST_STEP = 1e-3  # transformers' default for Nemotron-H: llama.cpp has none, and so short a step changes little
+
+
+# ---- tensors ---------------------------------------------------------------------------------------
+def mamba_shape(config: ModelConfig, name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape that a tensor of a layer with Mamba-2 has there, or `shape`."""
+    c = config.linear
+    if not isinstance(c, Mamba2) or not _is_part(c, name):
+        return shape
+    if name.endswith((".A_log", ".D")):
+        return c.heads, 1
+    return (c.groups, c.inner // c.groups) if name.endswith(".norm.weight") else shape
+
+
+def _is_part(c: Mamba2, name: str) -> bool:
+    return name.partition(".layers.")[2].partition(".")[2] in c.others
+
+
+def mamba_to_gguf(config: ModelConfig, name: str, value: np.ndarray) -> np.ndarray:
+    """The values of a tensor, or of the part of an adapter that has its rows, as GGUF has them. name: of a weight."""
+    if config.gguf not in MAMBA:
+        return value
+    if name.endswith(".A_log"):
+        return np.asarray(-np.exp(value))
+    factors = multiplier(config, name)
+    return value if factors is None else value * factors.reshape(-1, *[1] * (value.ndim - 1))
+
+
+def multiplier(config: ModelConfig, name: str) -> np.ndarray | None:
+    """float32 [rows] or [1]: by what the rows of a weight are multiplied in the file; None: by nothing."""
+    c = config.linear
+    if config.gguf != FALCON or not isinstance(c, Mamba2) or not name.endswith(".weight"):
+        return None
+    if name in (EMBEDDING, HEAD):
+        return np.array([config.embedding_scale if name == EMBEDDING else config.logit_scale], np.float32)
+    part = name.partition(".layers.")[2].partition(".")[2].removesuffix(".weight")
+    if part == c.in_proj:
+        return np.repeat(np.array(c.scales, np.float32), (c.inner, *c.parts, c.heads)) * np.float32(c.in_scale)
+    into = config.attention_in_scale
+    scales = {
+        f"{config.attention}.q_proj": into,
+        f"{config.attention}.k_proj": into * config.score_scale * config.head_dim**0.5,
+        f"{config.attention}.v_proj": into,
+        config.o_proj: config.attention_out_scale,
+        c.out_proj: c.out_scale,
+        config.gate_proj: config.gate_scale,
+        config.down_proj: config.down_scale,
+    }
+    return np.array([scales[part]], np.float32) if part in scales else None
+
+
+def plain_keys(config: ModelConfig) -> dict[str, Any]:
+    """Keys of a config.json next to a GGUF file, whose weights have the multipliers."""
+    if config.gguf != FALCON:
+        return {}
+    keys = ("key", "embedding", "lm_head", "attention_in", "attention_out", "ssm_in", "ssm_out")
+    lists = {"mlp_multipliers": [1.0] * 2, "ssm_multipliers": [1.0] * 5}
+    return dict.fromkeys((f"{key}_multiplier" for key in keys), 1.0) | lists
+
+
+def check_multipliers(config: ModelConfig, folder: Path) -> None:
+    """WgradError: the config.json next to a GGUF file has multipliers, which the weights have already."""
+    layer = [f"model.layers.0.{module}.weight" for module in projection_shapes(config, 0)]
+    for name in (EMBEDDING, HEAD, *layer):
+        factors = multiplier(config, name)
+        if factors is not None and not np.allclose(factors, 1, rtol=1e-6):
+            raise WgradError(
+                f"--model: {folder} has a GGUF file, whose weights have Falcon-H1's multipliers already, and a "
+                "config.json with multipliers: give the GGUF file by itself"
+            )
+
+
+def restored(name: str, value: np.ndarray) -> np.ndarray:
+    """The inverse of what GGUF has of a small tensor."""
+    with np.errstate(all="ignore"):  # what is no logarithm is refused as a number that is none
+        return np.asarray(np.log(-value)) if name.endswith(".A_log") else value
+
+
+# ---- keys ------------------------------------------------------------------------------------------
+def write_mamba(writer: Any, config: ModelConfig) -> None:
+    """Write the keys of Mamba-2, and of its families."""
+    c = config.linear
+    if not isinstance(c, Mamba2):
+        return
+    writer.add_ssm_conv_kernel(c.width)
+    writer.add_ssm_state_size(c.state_dim)
+    writer.add_ssm_group_count(c.groups)
+    writer.add_ssm_inner_size(c.inner)
+    writer.add_ssm_time_step_rank(c.heads)
+    if config.gguf in NEMOTRONS:
+        writer.add_layer_norm_eps(config.rms_norm_eps)  # which llama.cpp asks for, and does not use
+    if config.gguf == GRANITE_HYBRID:
+        writer.add_rope_scaling_finetuned(False)
+
+
+def key_heads(config: ModelConfig) -> list[int]:
+    """Heads of keys of each layer: 0 where it has no attention."""
+    return [config.num_key_value_heads if config.attends(i) else 0 for i in range(config.num_hidden_layers)]
+
+
+def mlp_lengths(config: ModelConfig) -> int | list[int]:
+    """The width of MLPs; of each layer, 0 for none, where some have none."""
+    if not config.mlp_layers:
+        return config.intermediate_size
+    return [config.intermediate_size if layer else 0 for layer in config.mlp_layers]
+
+
+def without_mamba_place(config: ModelConfig) -> Iterator[str]:
+    """Refuse what a file has no place for, or llama.cpp computes in another way."""
+    c = config.linear
+    if not isinstance(c, Mamba2):
+        return
+    if not c.conv_bias:
+        yield "convolutions without a bias"
+    if c.in_bias or c.out_bias or config.qkv_bias or config.o_bias or config.mlp_bias:
+        yield "biases of projections"
+    if c.norm and c.norm_first:
+        yield "a norm before the gate (mamba_norm_before_gate)"
+    low, high = c.limits
+    if low > _LEAST_STEP or high != UNLIMITED[1]:
+        yield f"time steps limited to {low:g} to {high:g}"
+    if config.gguf == GRANITE_HYBRID and c.inner != 2 * config.hidden_size:
+        yield f"layers with Mamba-2 of {c.inner} numbers, not twice the {config.hidden_size} of the stream"
+    if config.gguf == FALCON and config.tie_word_embeddings and config.embedding_scale != config.logit_scale:
+        yield "one matrix for embedding and head, with multipliers of their own"
+
+
+def keys_of_mamba(fields: GgufFields, tensors: Mapping[str, TensorEntry]) -> dict[str, Any]:
+    """The keys of config.json; {} of a model without Mamba-2."""
+    name, prefix = fields.architecture, fields.architecture + "."
+    if name not in MAMBA:
+        return {}
+    state, groups, inner, heads = (
+        fields.needed(f"{prefix}ssm.{key}", int)
+        for key in ("state_size", "group_count", "inner_size", "time_step_rank")
+    )
+    width, hidden = fields.needed(prefix + "ssm.conv_kernel", int), fields.needed(prefix + "embedding_length", int)
+    if heads < 1 or inner % heads:
+        raise fields.error(prefix + "ssm.inner_size", f"must be a multiple of {heads}, the heads, got {inner}")
+    biased = any(tensor.endswith(".conv1d.bias") for tensor in tensors)
+    if name == NEMOTRON:
+        return {
+            "layers_block_type": _kinds_of_nemotron(fields),
+            "ssm_state_size": state,
+            "n_groups": groups,
+            "mamba_num_heads": heads,
+            "mamba_head_dim": inner // heads,
+            "conv_kernel": width,
+            "use_conv_bias": biased,
+            "time_step_min": 0.0,
+            "layer_norm_epsilon": fields.needed(prefix + "attention.layer_norm_rms_epsilon", float),
+        }
+    found: dict[str, Any] = {
+        "mamba_d_state": state,
+        "mamba_n_groups": groups,
+        "mamba_n_heads": heads,
+        "mamba_d_head": inner // heads,
+        "mamba_d_conv": width,
+        "mamba_conv_bias": biased,
+    }
+    if name == FALCON:
+        normed = any(tensor.endswith(".mamba.norm.weight") for tensor in tensors)
+        return found | {"mamba_d_ssm": inner, "mamba_rms_norm": normed, "mamba_norm_before_gate": False}
+    if fields.get(prefix + _ROTATES, bool, True):
+        raise fields.error(prefix + _ROTATES, "must be false: files of Bamba are not read, use safetensors")
+    attends = [count > 0 for count in fields.numbers(prefix + "attention.head_count_kv")]
+    expand = inner / hidden
+    return found | {
+        "mamba_expand": expand if int(expand * hidden) == inner else math.nextafter(expand, math.inf),
+        "layer_types": ["attention" if layer else "mamba" for layer in attends],
+        "num_local_experts": fields.get(prefix + "expert_count", int, 0),
+        "shared_intermediate_size": fields.get(prefix + "feed_forward_length", int, 1),  # experts have a key of it
+    }
+
+
+def _kinds_of_nemotron(fields: GgufFields) -> list[str]:
+    prefix = fields.architecture + "."
+    keys = [int(count) for count in fields.numbers(prefix + "attention.head_count_kv")]
+    widths = [int(width) for width in fields.numbers(prefix + "feed_forward_length")]
+    if len(keys) != len(widths) or len(set(widths) - {0}) > 1:
+        raise fields.error(prefix + "feed_forward_length", f"must be one width, or 0, for each of {len(keys)} layers")
+    return ["attention" if heads else "mlp" if width else "mamba" for heads, width in zip(keys, widths)]
