@@ -303,6 +303,8 @@ def test_model_type_counts_before_architectures(make_config: Config) -> None:
         ("SmolLM3ForCausalLM", {}),
         ("Qwen2ForCausalLM", {"sliding_window": 5}),
         ("Gemma3ForCausalLM", {"sliding_window": None}),
+        ("Qwen2MoeForCausalLM", {"sliding_window": 5}),
+        ("Dots1ForCausalLM", {"sliding_window": None}),
     ],
 )
 def test_layers_that_slide_need_a_window(architecture: str, changes: dict[str, Any], make_config: Config) -> None:

@@ -180,6 +180,20 @@ def test_a_whole_checkpoint_says_whether_its_head_is_tied(make_checkpoint: Any, 
         assert ("lm_head.weight" in saved) == own and all(np.array_equal(saved[n], stored[n]) for n in saved)
 
 
+@pytest.mark.parametrize("embedding", ["backbone.embeddings", "model.embeddings"])
+def test_a_head_of_its_own_next_to_an_embedding_of_another_name(embedding: str, make_checkpoint: Any) -> None:
+    """Nemotron-H's files name the embedding otherwise; transformers never ties its head."""
+    folder = make_checkpoint("NemotronHForCausalLM")
+    arrays = file_arrays(folder)
+    table = arrays.pop("model.embeddings.weight")
+    write_safetensors(folder / "model.safetensors", from_arrays(arrays | {f"{embedding}.weight": table}))
+    config = json.loads((folder / "config.json").read_text()) | {"tie_word_embeddings": True}
+    (folder / "config.json").write_text(json.dumps(config))
+    files, config, note = open_files(folder, load_model_config(folder))
+    assert "not tied" in note and not config.tie_word_embeddings
+    assert np.array_equal(files.entries["model.embed_tokens.weight"].array(), table)
+
+
 # ---- what is refused ---------------------------------------------------------------------------
 def load(folder: Path) -> None:
     load_frozen(folder, load_model_config(folder), ReferenceDevice())

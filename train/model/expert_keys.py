@@ -18,7 +18,6 @@ from wgrad.train.model.config_file import (
     Vocabulary,
     Width,
     check_layer_types,
-    check_layers,
     layer_windows,
 )
 
@@ -121,14 +120,17 @@ class Qwen2MoeFile(Qwen3MoeFile, kw_only=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_layers("layer_types", self.layer_types, self.num_hidden_layers)
+        check_layer_types(self.layer_types, self.num_hidden_layers, self.window)
+
+    @property
+    def window(self) -> int | None:
+        """The tokens of a window; None where layers have none."""
+        return self.sliding_window if self.use_sliding_window else None
 
     def windows(self) -> tuple[int, ...]:
         """Each layer's window, 0 for none: every second one slides where `layer_types` is missing."""
-        kinds, window = self.layer_types, (self.sliding_window or 0) if self.use_sliding_window else 0
-        if kinds is not None:
-            return tuple(window if kind == "sliding_attention" else 0 for kind in kinds)
-        return tuple(0 if i % 2 or i >= self.max_window_layers else window for i in range(self.num_hidden_layers))
+        unlisted = (i % 2 == 0 and i < self.max_window_layers for i in range(self.num_hidden_layers))
+        return layer_windows(self.layer_types, self.window, unlisted)
 
 
 class GraniteMoeFile(ExpertsFile, kw_only=True):

@@ -40,9 +40,14 @@ def _names(config: ModelConfig, every_layer: bool) -> Iterator[tuple[str, list[s
                 yield prefix + path, [prefix + part for part in parts]
 
 
+def by_own_names(entries: Mapping[str, TensorEntry], config: ModelConfig) -> dict[str, TensorEntry]:
+    """The tensors of files that begin their names in another way, by the model's."""
+    return {_own_name(name, config): entry for name, entry in entries.items()}
+
+
 def with_linear(entries: Mapping[str, TensorEntry], config: ModelConfig) -> dict[str, TensorEntry]:
-    """The tensors by the names that the model has them by. WgradError: a part is missing, or does not fit."""
-    found = {_own_name(name, config): entry for name, entry in entries.items()}
+    """The parts of files put together, under the model's names. WgradError: a part is missing, or does not fit."""
+    found = dict(entries)
     for name, parts in _names(config, every_layer=True):  # as transformers writes norms
         first = found.get(parts[0])
         if first is None:

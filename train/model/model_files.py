@@ -37,7 +37,7 @@ from wgrad.train.model.gguf_latent import with_kv_b
 from wgrad.train.model.gguf_linear import from_gguf
 from wgrad.train.model.gguf_mamba import check_multipliers
 from wgrad.train.model.gguf_shared_keys import table_of_model
-from wgrad.train.model.linear_files import with_linear
+from wgrad.train.model.linear_files import by_own_names, with_linear
 from wgrad.train.model.model_config import ModelConfig
 from wgrad.train.model.multimodal import is_beside_text, text_name
 from wgrad.train.model.weights import EMBEDDING, HEAD, WeightSpec, weight_specs
@@ -302,6 +302,7 @@ def _same(a: TensorEntry, b: TensorEntry) -> bool:
 def open_files(folder: str | os.PathLike[str], config: ModelConfig) -> tuple[ModelFiles, ModelConfig, str]:
     """The files, checked without reading a tensor; configuration and note as of `use_own_head`. WgradError."""
     files = ModelFiles(folder)
+    files.entries = by_own_names(files.entries, config)  # the next line looks for embedding and head
     config, note = use_own_head(config, files)
     files.check(config)
     return files, config, note

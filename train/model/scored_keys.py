@@ -7,11 +7,19 @@ from typing import Annotated, Any, ClassVar
 
 from msgspec import Meta
 
-from wgrad.train.model.config_file import AtLeast0, Count, Epsilon, Positions, Vocabulary, Width, check_layers
+from wgrad.train.model.config_file import (
+    AtLeast0,
+    Count,
+    Epsilon,
+    Positions,
+    Vocabulary,
+    Width,
+    check_layer_types,
+    layer_windows,
+)
 from wgrad.train.model.expert_keys import ExpertCount, ExpertsFile
 
 SharedCount = Annotated[int, Meta(ge=0, le=64)]
-_LAYER_TYPES = ("full_attention", "sliding_attention")
 
 
 class ScoredFile(ExpertsFile, kw_only=True):
@@ -114,16 +122,12 @@ class Dots1File(ScoredFile, kw_only=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_layers("layer_types", self.layer_types, self.num_hidden_layers)
-        for kind in self.layer_types or ():
-            if kind not in _LAYER_TYPES:
-                raise ValueError(f"layer_types must be {' or '.join(_LAYER_TYPES)}; got {kind!r}")
+        check_layer_types(self.layer_types, self.num_hidden_layers, self.sliding_window)
 
     def windows(self) -> tuple[int, ...]:
         """Each layer's window, 0 for none."""
-        window, first, kinds = self.sliding_window or 0, self.max_window_layers, self.layer_types
-        slides = (i >= first if kinds is None else kinds[i] == _LAYER_TYPES[1] for i in range(self.num_hidden_layers))
-        return tuple(window if layer else 0 for layer in slides)
+        unlisted = (i >= self.max_window_layers for i in range(self.num_hidden_layers))
+        return layer_windows(self.layer_types, self.sliding_window, unlisted)
 
 
 class Ernie45MoeFile(ExpertsFile, kw_only=True):
