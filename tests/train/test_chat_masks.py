@@ -113,6 +113,53 @@ def test_a_turn_of_many_is_told_as_the_others_are() -> None:
     assert spoken(APERTUS, many) == ["He that hears.<E>", "None.<E>"] * 60
 
 
+# As Gemma 4's: the turn that calls a tool is written with the answers of tools that follow it, of a list without the
+# system prompt.
+CALLS = (
+    "{{ messages|length }}{% set rest = messages[1:] if messages[0].role == 'system' else messages %}"
+    "{% for m in rest %}{% if m.role != 'tool' %}<{{ m.role }}>{% for c in m.tool_calls or [] %}[{{ c.function.name }}]"
+    "{% endfor %}{% if m.tool_calls %}{% for k in range(loop.index0 + 1, rest|length) %}{% if rest[k].role == 'tool' %}"
+    "{% set follow = rest[k] %}(R {{ follow.content }}){% endif %}{% endfor %}{% endif %}"
+    "{{ m.content }}{% if m.content %}<E>{% endif %}{% endif %}{% endfor %}"
+    "{{ '<assistant>' if add_generation_prompt }}"
+)
+
+
+@pytest.mark.parametrize("said", ["", "Let me see."])
+def test_answers_of_tools_within_the_turn_that_calls_them_do_not_count(said: str) -> None:
+    turns = [
+        TURNS[0],
+        {"role": "assistant", "content": said, "tool_calls": [{"function": {"name": "add"}}]},
+        {"role": "tool", "content": "4 of them"},
+        TURNS[3],
+    ]
+    answer = [f"{said}<E>"] if said else []
+    for messages in (turns, [{"role": "system", "content": "Be wise."}, *turns]):
+        assert spoken(CALLS, messages) == ["[add]", *answer, "None.<E>"]
+
+
+def test_a_tag_that_a_turn_closes_where_the_prompt_opens_it_counts_as_a_whole() -> None:
+    """As GLM-4.7's: an earlier turn begins with </think>, where a prompt has <think>."""
+    source = (
+        "{% for m in messages %}<{{ m.role }}>{% if m.role == 'assistant' %}"
+        "{{ '<think></think>' if loop.last else '</think>' }}{% endif %}{{ m.content }}"
+        "{% endfor %}{% if add_generation_prompt %}<assistant><think>{% endif %}"
+    )
+    assert spoken(source) == ["</think>He that hears.", "<think></think>None."]
+
+
+def test_a_part_that_another_turn_has_too_is_left_out_all_the_same() -> None:
+    source = (
+        "{% for m in messages %}<{{ m.role }}>{{ m.content if loop.last else m.content.split('</think>')[-1] }}"
+        "{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+    )
+    thought = "<think>Hm, let me see.</think>"
+    turns = [{**turn, "content": thought + turn["content"]} if turn["role"] == "assistant" else turn for turn in TURNS]
+    lost: list[str] = []
+    ChatTemplate(source, SPECIAL).render_with_spans(Conversation(turns), {1, 3}, lost)
+    assert lost == [thought]
+
+
 def random_template(choose: random.Random) -> tuple[str, str, str, str]:
     """-> a template, what a turn begins with, what of it a prompt gives, what ends it (with what follows the loop)."""
     blank = choose.choice(["", "", "\n", " ", "\n\n"])

@@ -224,26 +224,31 @@ class ChatTemplate:
         whole = self._render(conversation, False, turns)
         if not turns:
             return whole.text, []
-        spans = self._spans(whole, conversation, turns)
+        found = self._spans(whole, conversation, turns)
+        spans = [span for turn, of_turn in found for span in of_turn]
         if lost is not None and spans:
-            # A thought may begin in the prompt.
-            said = "\n".join(whole.text[max(start - 2 * len(THOUGHT), 0) : end] for start, end in spans)
             unwritten = {
                 turn for turn, parts in whole.unseen.items() if not {"tool_calls", "function_call"}.isdisjoint(parts)
             }
             for turn in turns:
+                # A thought may begin in the prompt.
+                places = [span for owner, of_turn in found if owner == turn for span in of_turn]
+                said = "\n".join(whole.text[max(start - 2 * len(THOUGHT), 0) : end] for start, end in places)
                 lost += left_out([conversation.messages[turn]], said, turn not in unwritten)
         return whole.text, spans
 
-    def _spans(self, whole: _Rendered, conversation: Conversation, turns: Sequence[int]) -> list[Span]:
+    def _spans(
+        self, whole: _Rendered, conversation: Conversation, turns: Sequence[int]
+    ) -> list[tuple[int | None, list[Span]]]:
+        """Each of the turns with where it is said, in the order of the text."""
         last = len(conversation.messages) - 1
         if whole.generated:
-            spans = [s for s in whole.generated if _owner(s[0], whole.messages, last) in turns]
+            owned = [(_owner(span[0], whole.messages, last), [span]) for span in whole.generated]
             if whole.messages:
-                return spans
+                return [(turn, spans) for turn, spans in owned if turn in turns]
             said = [i for i, m in enumerate(conversation.messages) if m.get("role") == "assistant"]
             if len(said) == len(whole.generated):
-                return [span for turn, span in zip(said, whole.generated) if turn in turns]
+                return [(turn, [span]) for turn, span in zip(said, whole.generated) if turn in turns]
         shape = self._shape(conversation)
 
         def by_loop(turn: int) -> list[Span]:
@@ -252,7 +257,7 @@ class ChatTemplate:
         # Of a long conversation few turns are told by prefixes; the loop must tell those as well.
         checked = set(checked_turns(turns, last + 1))
         is_right = len(checked) == len(turns) or all(by_loop(t) == [s] for t, s in whole.prefixes.items() if t > 0)
-        spans = []
+        spans: list[tuple[int | None, list[Span]]] = []
         for turn in turns:
             found = [whole.prefixes[turn]] if turn > 0 and turn in whole.prefixes else []
             if not found and (turn in checked or is_right):
@@ -264,7 +269,7 @@ class ChatTemplate:
                     f"the chat template renders turn {turn + 1} differently once others follow it, so that what the "
                     "assistant said cannot be told apart: end the conversation there, or give --loss-on all"
                 )
-            spans += found
+            spans.append((turn, found))
         return spans
 
     def _shape(self, conversation: Conversation) -> _Shape:
@@ -304,8 +309,8 @@ class ChatTemplate:
             words = own if isinstance(own, str) else own[0]["text"]
             is_told = is_told and text.count("\u2042") == text.count(words) <= 1
         ends = [text.partition("\u2042That0.")[2] for text in (once.text, both.text)]
-        # A thought counts from its opening tag on, whoever opens it.
-        return _Shape(prompt.split(THOUGHT)[0], _whole_tags(_common(*ends)).rstrip(" "), bos, is_told)
+        # A thought counts from its opening tag on, whoever opens it; a tag that a turn may close instead is its own.
+        return _Shape(_whole_tags(prompt.split(THOUGHT)[0]), _whole_tags(_common(*ends)).rstrip(" "), bos, is_told)
 
 
 def _shown(role: str) -> str:

@@ -171,13 +171,19 @@ def _mark_loop(loop: nodes.For, marks: _Marks, loops: list[int]) -> nodes.Node:
     number = nodes.Const(loops[0])
     names = [n for n in [loop.target, *loop.target.find_all(nodes.Name)] if isinstance(n, nodes.Name)]
     values: list[nodes.Expr] = [nodes.Name(name.name, "load") for name in names]
-    for found in [item for child in loop.body for item in child.find_all(nodes.Getitem)]:
-        # `for i in range(messages|length)`: the message is messages[i].
-        indexed = isinstance(found.node, nodes.Name) and found.node.name == "messages"
-        if indexed and isinstance(found.arg, nodes.Name) and found.arg.name in {n.name for n in names}:
-            item = nodes.Getitem(nodes.Name("messages", "load"), nodes.Name(found.arg.name, "load"), "load")
-            values.append(item)
-            break
+    indexed = dict.fromkeys(
+        (found.node.name, found.arg.name)
+        for child in loop.body
+        for found in child.find_all(nodes.Getitem)
+        if isinstance(found.node, nodes.Name) and isinstance(found.arg, nodes.Name)
+    )
+    for name, index in indexed:
+        # `for i in range(messages|length)`: the message is messages[i], of that list or of another one of messages.
+        if index in {n.name for n in names}:
+            listed = nodes.Name(name, "load")
+            item = nodes.Getitem(listed, nodes.Name(index, "load"), "load")
+            is_there = nodes.Test(listed, "defined", [], [], None, None)
+            values.append(nodes.CondExpr(is_there, item, nodes.Const(None)))
     call = marks.call_method("_pass", [number, *values], lineno=loop.lineno)
     loop.body.insert(0, nodes.Output([call]).set_lineno(loop.lineno, override=True))
     after = marks.call_method("_after", [number], lineno=loop.lineno)
