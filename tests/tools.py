@@ -125,7 +125,7 @@ DAWN = Tool(
 MESA = Tool(
     "Mesa's lavapipe 23 or newer",
     LAVAPIPE.exists,
-    "the patched wgpu library; shaders with float16 through Dawn",
+    "the patched wgpu library",
     "tests/portability/fetch_mesa.sh (on Debian 12)",
 )
 RADV = Tool(

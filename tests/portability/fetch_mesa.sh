@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# Mesa's lavapipe (libvulkan_lvp.so) from Debian's backports into the folder mesa beside this file: Dawn refuses Debian 12's
-# own, which is 22.3. Lists and package go through a folder of their own; no package of the system is touched, and root
-# is not needed. What the library links is what Debian 12's mesa-vulkan-drivers depends on.
+# Mesa's lavapipe (libvulkan_lvp.so) from Debian's backports into the folder mesa beside this file: Debian 12's own, 22.3,
+# has no ray queries, by which the patched wgpu library is tested. `make test-all` runs Dawn on it, too. Lists and package
+# go through a folder of their own; no package of the system is touched, and root is not needed. What the library links is
+# what Debian 12's mesa-vulkan-drivers depends on.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 if [ -e mesa/libvulkan_lvp.so ]; then exit 0; fi

@@ -5,7 +5,8 @@
 // -DFAULTS: the device is lost at a call that the test chooses (wgrad_fault_at), or at a submission that takes longer than
 // wgrad_fault_seconds, as by a watchdog; or a wait from that call on never returns (wgrad_fault_hangs). A new device works again.
 // -DWORKGROUP_BYTES=N: the limit of workgroup memory is N at least. lavapipe allocates what a shader asks for, on the heap,
-// and says 32 KiB all the same: kernels for cards with 48 KiB run on it so.
+// and says 32 KiB all the same: kernels for cards with 48 KiB run on it so. It also says that shaders may index arrays of
+// textures: Dawn demands that, Mesa 22 has not, and no shader here has a texture.
 #include <dlfcn.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -64,6 +65,30 @@ static void own_properties2(void *device, char *found) {
   raise_limit(found + PROPERTIES + LIMIT);
 }
 
+// Where VkPhysicalDeviceFeatures has shaderSampledImageArrayDynamicIndexing and the same for storage images, as VkBool32;
+// and VkDeviceCreateInfo its pEnabledFeatures. All that a structure is followed by begins with its type and the next one.
+enum { TEXTURES = 34, IMAGES = 36, FEATURES = 16, ENABLED = 64, NEXT = 8, TYPE_FEATURES2 = 1000059000 };
+typedef int (*CreateDevice)(void *device, char *info, void *allocator, void *created);
+static GetProperties features2;
+static CreateDevice create_device;
+
+static void set_textures(char *features, uint32_t value) {
+  if (features) ((uint32_t *)features)[TEXTURES] = ((uint32_t *)features)[IMAGES] = value;
+}
+
+static void own_features2(void *device, char *found) {
+  features2(device, found);
+  set_textures(found + FEATURES, 1);
+}
+
+// A device that is asked for what the driver has not would not be created.
+static int own_create_device(void *device, char *info, void *allocator, void *created) {
+  set_textures(*(char **)(info + ENABLED), 0);
+  for (char *next = *(char **)(info + NEXT); next; next = *(char **)(next + NEXT))
+    if (*(int32_t *)next == TYPE_FEATURES2) set_textures(next + FEATURES, 0);
+  return create_device(device, info, allocator, created);
+}
+
 static Function own(const char *name, Function theirs) {
   if (!strcmp(name, "vkGetPhysicalDeviceProperties")) {
     properties = (GetProperties)theirs;
@@ -72,6 +97,14 @@ static Function own(const char *name, Function theirs) {
   if (!strcmp(name, "vkGetPhysicalDeviceProperties2") || !strcmp(name, "vkGetPhysicalDeviceProperties2KHR")) {
     properties2 = (GetProperties)theirs;
     return (Function)own_properties2;
+  }
+  if (!strcmp(name, "vkGetPhysicalDeviceFeatures2") || !strcmp(name, "vkGetPhysicalDeviceFeatures2KHR")) {
+    features2 = (GetProperties)theirs;
+    return (Function)own_features2;
+  }
+  if (!strcmp(name, "vkCreateDevice")) {
+    create_device = (CreateDevice)theirs;
+    return (Function)own_create_device;
   }
   return theirs;
 }

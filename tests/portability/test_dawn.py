@@ -1,7 +1,7 @@
 """Every shader variant through Tint, Chromium's WGSL compiler, and their results through Dawn, on a software driver.
 
 Needed: node 18 or newer; Dawn's binding for Node, as fetch_dawn.py gets it; and a Vulkan driver:
-Mesa's lavapipe as fetch_mesa.sh gets it, with a C compiler, or SwiftShader (Debian: chromium-common), or whatever
+Mesa's lavapipe 22.3 or newer with a C compiler, or SwiftShader (Debian: chromium-common), or whatever
 VK_ICD_FILENAMES names. Where one is missing the tests are skipped and say which, or fail when WGRAD_REQUIRE_TOOLS=1,
 as in .ci/run.
 
@@ -42,7 +42,7 @@ def dawn(tmp_path_factory: pytest.TempPathFactory) -> Dawn:
     folder = tmp_path_factory.mktemp("dawn")
     driver = find_driver(str(node), folder)
     if driver is None:
-        give_up("Dawn takes no Vulkan driver: run fetch_mesa.sh, install chromium-common, or set VK_ICD_FILENAMES")
+        give_up("Dawn takes no Vulkan driver: install mesa-vulkan-drivers or chromium-common, or set VK_ICD_FILENAMES")
     return Dawn(str(node), driver, folder)
 
 
