@@ -136,8 +136,8 @@ def front_driver(compiler: str, folder: Path, definition: str, driver: str) -> d
 
 
 def _environments(folder: Path) -> Iterator[dict[str, str]]:
-    """Of drivers to try, the best first: the one that the environment names; Mesa's lavapipe where a C compiler is there,
-    first the system's (Debian 12's compiles in half the time), or in a run of all the fetched one; SwiftShader."""
+    """Of drivers to try, the best first: the one that the environment names; Mesa's lavapipe where a C compiler is
+    there, first the system's (Debian 12's compiles in half the time), of a run of all the fetched one; SwiftShader."""
     if "VK_ICD_FILENAMES" in os.environ:
         yield {}
         return
