@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from wgrad.autograd.host_arrays import to_device
+from wgrad.autograd.random_numbers import generator
 from wgrad.autograd.select_device import expressions, select_device
 from wgrad.autograd.tensor import Tensor
 from wgrad.device.contract import Device, DType
@@ -85,15 +86,74 @@ def ones(
     return Tensor(array, where, requires_grad)
 
 
-_generator = [np.random.default_rng(0)]
+def full(
+    shape: int | Sequence[int],
+    value: float,
+    *,
+    requires_grad: bool = False,
+    dtype: DType = np.float32,
+    device: str | Device | None = None,
+) -> Tensor:
+    """A Tensor of one value."""
+    where = device_named(device)
+    array = where.empty(_sizes((shape,)), dtype)
+    where.fill(array, value)
+    return Tensor(array, where, requires_grad)
 
 
-def manual_seed(seed: int) -> None:
-    """Begin the numbers of `randn` anew. They come from NumPy and are the same on every device."""
-    _generator[0] = np.random.default_rng(seed)
+def zeros_like(x: Tensor, *, requires_grad: bool = False, dtype: DType = None) -> Tensor:
+    """Zeros of the shape, dtype and device of another Tensor."""
+    return full(x.shape, 0.0, requires_grad=requires_grad, dtype=dtype or x.dtype, device=x.device)
 
 
-def randn(*shape: int, scale: float = 1.0, requires_grad: bool = False, device: str | Device | None = None) -> Tensor:
+def ones_like(x: Tensor, *, requires_grad: bool = False, dtype: DType = None) -> Tensor:
+    """Ones of the shape, dtype and device of another Tensor."""
+    return full(x.shape, 1.0, requires_grad=requires_grad, dtype=dtype or x.dtype, device=x.device)
+
+
+def arange(
+    start: float,
+    end: float | None = None,
+    step: float = 1,
+    *,
+    requires_grad: bool = False,
+    dtype: DType = None,
+    device: str | Device | None = None,
+) -> Tensor:
+    """The numbers from start (or 0) to below end: int32 for whole numbers, else float32."""
+    numbers = np.arange(*(start, end, step) if end is not None else (0, start, step))
+    return tensor(numbers, requires_grad=requires_grad, dtype=dtype, device=device)
+
+
+def linspace(
+    start: float, end: float, steps: int, *, requires_grad: bool = False, device: str | Device | None = None
+) -> Tensor:
+    """`steps` numbers from start to end, in equal distances."""
+    return tensor(np.linspace(start, end, steps), requires_grad=requires_grad, device=device)
+
+
+def eye(n: int, m: int | None = None, *, requires_grad: bool = False, device: str | Device | None = None) -> Tensor:
+    """The identity matrix [n, m]; m is n by default."""
+    return tensor(np.eye(n, m, dtype=np.float32), requires_grad=requires_grad, device=device)
+
+
+def randn(
+    *shape: int | Sequence[int],
+    scale: float = 1.0,
+    requires_grad: bool = False,
+    dtype: DType = None,
+    device: str | Device | None = None,
+) -> Tensor:
     """A Tensor of normal numbers, multiplied by `scale`."""
-    numbers = _generator[0].standard_normal(_sizes(shape), np.float32) * np.float32(scale)
-    return tensor(numbers, requires_grad=requires_grad, device=device)
+    numbers = generator().standard_normal(_sizes(shape), np.float32) * np.float32(scale)
+    return tensor(numbers, requires_grad=requires_grad, dtype=dtype, device=device)
+
+
+def rand(*shape: int | Sequence[int], requires_grad: bool = False, device: str | Device | None = None) -> Tensor:
+    """A Tensor of uniform numbers from 0 to below 1."""
+    return tensor(generator().random(_sizes(shape), np.float32), requires_grad=requires_grad, device=device)
+
+
+def randint(low: int, high: int, shape: int | Sequence[int], *, device: str | Device | None = None) -> Tensor:
+    """A Tensor of whole numbers (int32) from low to below high."""
+    return tensor(generator().integers(low, high, _sizes((shape,)), np.int32), device=device)

@@ -22,6 +22,7 @@ from wgrad.device.expression import MOST_ARRAYS, View, row_major
 Operand: TypeAlias = "Lazy | float"
 MOST_INSTRUCTIONS = 96  # of one launch
 _MOST_SCALARS = 12
+EXACT = 1 << 24  # whole numbers up to this are exact in the float32 of a launch
 _MOST_VIEWED = 40  # strides, offsets and sizes of one launch: they fit its uniform
 _COMPARISONS = {"lt", "le", "gt", "ge", "eq", "ne"}
 _WHOLE = {

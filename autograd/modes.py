@@ -64,6 +64,11 @@ def recording_step(name: str) -> Iterator[None]:
         _mode.step = ""
 
 
+def in_step() -> bool:
+    """Return whether a step is being recorded, in which nothing can be read."""
+    return bool(_mode.step)
+
+
 def refuse_in_step(what: str) -> None:
     if _mode.step:
         raise WgradError(

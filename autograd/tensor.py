@@ -23,7 +23,7 @@ from wgrad.autograd.modes import no_grad as no_grad
 from wgrad.autograd.modes import recomputing as recomputing
 from wgrad.autograd.modes import recording as recording
 from wgrad.autograd.modes import refuse_in_step
-from wgrad.autograd.tensor_methods import TensorMethods
+from wgrad.autograd.torch_methods import TorchMethods
 from wgrad.device.contract import Array, Device
 from wgrad.device.errors import ShapeError, WgradError
 
@@ -94,7 +94,7 @@ class Node:
         self.edges = ()
 
 
-class Tensor(TensorMethods):
+class Tensor(TorchMethods):
     """An array on a device that the tape can follow.
 
     data: the device's array, computed when it is first asked for. gradient: an array of the same shape after
@@ -158,6 +158,13 @@ class Tensor(TensorMethods):
         grad = ", requires_grad" if self.requires_grad else ""
         return f"Tensor({list(self.shape)} {self.dtype.name} on {self.device.name}{grad})"
 
+    def requires_grad_(self, requires_grad: bool = True) -> Tensor:
+        """Set requires_grad, of a Tensor that no operator made, and return it."""
+        if self.node is not None:
+            raise WgradError("requires_grad_: the Tensor is a result on the tape; use detach() first")
+        self.requires_grad = requires_grad
+        return self
+
     def numpy(self) -> np.ndarray:
         """Wait for the device and copy to the host."""
         refuse_in_step("reads values")
@@ -191,34 +198,40 @@ class Tensor(TensorMethods):
             result.node = Node("watched", self.device, backward, [edge_of(self)], [result.data])
         return result
 
-    def backward(self, seed: Array | Tensor | None = None) -> None:
+    def backward(self, gradient: Array | Tensor | None = None, retain_graph: bool = False) -> None:
         """Add d self / d leaf to the grad of every leaf that requires it.
 
-        seed: gradient of this tensor, same shape (float32 [1] for a loss, where a loss scale goes in); None is 1,
-        for a tensor of one element.
+        Args:
+            gradient: Gradient of this tensor, of the same shape (float32 [1] for a loss, where a loss scale goes in).
+                None is 1, for a tensor of one element.
+            retain_graph: For PyTorch's users, who are told what to write in its place: a graph is walked once.
 
         Raises:
-            ShapeError: the seed's shape is not the tensor's, or it is missing and the tensor has several elements.
-            WgradError: the tensor is not on the tape, or the tape below it was walked before.
+            ShapeError: the gradient's shape is not the tensor's, or it is missing and there are several elements.
+            WgradError: the tensor is not on the tape, the tape below it was walked before, or `retain_graph` is true.
         """
+        if retain_graph:
+            raise WgradError(
+                "backward: a graph is walked once, so retain_graph must be False; add the losses and call backward once"
+            )
         if not self.requires_grad:
             raise WgradError(
                 "backward: nothing below this tensor requires a gradient; make a leaf with requires_grad=True "
                 "and compute outside no_grad"
             )
-        if isinstance(seed, Tensor):
-            seed = seed.data
+        seed = gradient.data if isinstance(gradient, Tensor) else gradient
         if seed is None:
             if math.prod(self.shape) != 1:
                 raise ShapeError(
-                    f"backward: seed is needed for a tensor of more than one element, got shape {list(self.shape)}; "
-                    "pass a gradient of that shape or reduce with sum first"
+                    "backward: gradient is needed for a tensor of more than one element, got shape "
+                    f"{list(self.shape)}; pass one of that shape or reduce with sum first"
                 )
             seed = self.device.empty(self.shape, self.dtype)
             self.device.fill(seed, 1.0)
         elif tuple(seed.shape) != self.shape:
             raise ShapeError(
-                f"backward: seed must have the tensor's shape {list(self.shape)}, got {list(seed.shape)}; reshape it"
+                f"backward: gradient must have the tensor's shape {list(self.shape)}, got {list(seed.shape)}; "
+                "reshape it"
             )
         run_backward([self], [seed])
 

@@ -5,11 +5,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from wgrad.device.errors import ShapeError
+from wgrad.autograd.torch_names import instead_of_method
+from wgrad.device.errors import ShapeError, WgradError
 
 if TYPE_CHECKING:
     from typing import Self
@@ -17,6 +18,22 @@ if TYPE_CHECKING:
 Function = TypeVar("Function", bound=Callable[..., Any])
 _FUNCTIONS: dict[str, Callable[..., Any]] = {}
 Axes = int | Sequence[int] | None
+
+
+class Extremes(NamedTuple):
+    """The largest or smallest values along an axis, and their places in int32."""
+
+    values: Any
+    indices: Any
+
+
+class Count(int):
+    """A number of elements. `x.size()` and `x.size(dim)` are PyTorch's: the shape, and one size of it."""
+
+    shape: tuple[int, ...]
+
+    def __call__(self, dim: int | None = None) -> Any:
+        return self.shape if dim is None else self.shape[dim]
 
 
 def implements_method(name: str) -> Callable[[Function], Function]:
@@ -78,8 +95,29 @@ class TensorMethods:
     def __neg__(self) -> Self:
         return _call("neg", self)
 
+    def __pos__(self) -> Self:
+        return self
+
     def __abs__(self) -> Self:
         return _call("abs", self)
+
+    add, sub, mul, div, pow, matmul, neg = __add__, __sub__, __mul__, __truediv__, __pow__, __matmul__, __neg__
+
+    def __iadd__(self, other: Any) -> Self:
+        return self._in_place("+=", self + other)
+
+    def __isub__(self, other: Any) -> Self:
+        return self._in_place("-=", self - other)
+
+    def __imul__(self, other: Any) -> Self:
+        return self._in_place("*=", self * other)
+
+    def __itruediv__(self, other: Any) -> Self:
+        return self._in_place("/=", self / other)
+
+    def _in_place(self, name: str, result: Self) -> Self:
+        """A new Tensor under the same name, or a changed parameter."""
+        return _call("in_place", name, self, result)
 
     # ---- comparisons: 1 or 0 in uint32 ---------------------------------------------------
     def __lt__(self, other: Any) -> Self:
@@ -99,6 +137,22 @@ class TensorMethods:
 
     def __ne__(self, other: Any) -> Self:  # type: ignore[override]
         return _call("ne", self, other)
+
+    lt, le, gt, ge, eq, ne = __lt__, __le__, __gt__, __ge__, __eq__, __ne__
+
+    def __and__(self, other: Any) -> Self:
+        """1 where both are true: of comparisons alone."""
+        return _call("both", self, other)
+
+    def __or__(self, other: Any) -> Self:
+        """1 where one or both are true: of comparisons alone."""
+        return _call("either", self, other)
+
+    def __invert__(self) -> Self:
+        """1 where a comparison is not true."""
+        return _call("both", self.eq(0), 1)
+
+    __rand__, __ror__ = __and__, __or__
 
     # ---- functions of each element -------------------------------------------------------
     def exp(self) -> Self:
@@ -128,15 +182,20 @@ class TensorMethods:
     def sigmoid(self) -> Self:
         return _call("sigmoid", self)
 
+    def sign(self) -> Self:
+        """-1, 0 or 1, without a gradient."""
+        return _call("sign", self)
+
     def silu(self) -> Self:
         return _call("silu", self)
 
-    def gelu(self) -> Self:
+    def gelu(self, approximate: str = "tanh") -> Self:
         """The tanh form: torch's `gelu(approximate="tanh")`."""
+        check_gelu(approximate)
         return _call("gelu", self)
 
     def to(self, dtype: Any) -> Self:
-        """The same values in another dtype."""
+        """The same values in another dtype, or on another device by its name."""
         return _call("to", self, dtype)
 
     # ---- reductions ----------------------------------------------------------------------
@@ -147,9 +206,38 @@ class TensorMethods:
     def mean(self, dim: Axes = None, keepdim: bool = False) -> Self:
         return _call("mean", self, dim, keepdim)
 
-    def max(self, dim: Axes = None, keepdim: bool = False) -> Self:
-        """The values alone: torch's `amax`. Equal ones share the gradient."""
-        return _call("max", self, dim, keepdim)
+    def amax(self, dim: Axes = None, keepdim: bool = False) -> Self:
+        """The largest values. Equal ones share the gradient."""
+        return _call("amax", self, dim, keepdim)
+
+    def amin(self, dim: Axes = None, keepdim: bool = False) -> Self:
+        """The smallest values. Equal ones share the gradient."""
+        return -(-self).amax(dim, keepdim)
+
+    def max(self, dim: Any = None, keepdim: bool = False) -> Any:
+        """The largest value; with an axis (values, indices); with a Tensor the larger of both."""
+        return self._extremes("max", "maximum", self.amax, self.argmax, dim, keepdim)
+
+    def min(self, dim: Any = None, keepdim: bool = False) -> Any:
+        """The smallest value; with an axis (values, indices); with a Tensor the smaller of both."""
+        return self._extremes("min", "minimum", self.amin, self.argmin, dim, keepdim)
+
+    def _extremes(self, name: str, of_two: str, values: Any, indices: Any, dim: Any, keepdim: bool) -> Any:
+        if dim is None:
+            return values()
+        if isinstance(dim, TensorMethods):
+            return _call(of_two, self, dim)
+        if isinstance(dim, Sequence):
+            raise ShapeError(f"{name}: dim must be one axis, got {list(dim)}; a{name} takes several")
+        return Extremes(values(dim, keepdim), indices(dim, keepdim))
+
+    def argmax(self, dim: int | None = None, keepdim: bool = False) -> Self:
+        """The place of the largest value along an axis, or among all in their order: the first of equal ones."""
+        return _call("argmax", self, dim, keepdim)
+
+    def argmin(self, dim: int | None = None, keepdim: bool = False) -> Self:
+        """The place of the smallest value along an axis, or among all in their order: the first of equal ones."""
+        return _call("argmax", -self, dim, keepdim)
 
     def softmax(self, dim: int = -1) -> Self:
         return _call("softmax", self, dim)
@@ -159,7 +247,7 @@ class TensorMethods:
         """Two axes in each other's place."""
         return _call("transpose", self, first, second)
 
-    def permute(self, *axes: int) -> Self:
+    def permute(self, *axes: Any) -> Self:
         """All axes in another order."""
         return _call("permute", self, axes)
 
@@ -180,22 +268,42 @@ class TensorMethods:
         """Without an axis of size 1, or all of them."""
         return _call("squeeze", self, dim)
 
-    def flatten(self, start_dim: int = 0) -> Self:
-        """The axes from one on made into one."""
-        return _call("flatten", self, start_dim)
+    def flatten(self, start_dim: int = 0, end_dim: int = -1) -> Self:
+        """The axes from one to another made into one."""
+        return _call("flatten", self, start_dim, end_dim)
 
     def split(self, size: int | Sequence[int], dim: int = 0) -> tuple[Self, ...]:
         """Parts of `size` along an axis, of which the last may be smaller, or of the sizes of a list."""
         return tuple(_call("split", self, size, dim))
 
     def __getitem__(self, index: Any) -> Self:
-        """Integers, slices of positive step, None and `...`; or a Tensor of int32, for rows."""
+        """Integers, slices of positive step, None, `...`, and int32 arrays that pick places."""
         return _call("getitem", self, index)
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        raise WgradError(
+            "a part of a Tensor cannot be assigned to; make a new one with wgrad.where(mask, value, x), masked_fill or "
+            "wgrad.cat"
+        )
+
+    def gather(self, dim: int, index: Any) -> Self:
+        """Values at places (int32) along an axis."""
+        return _call("gather", self, dim, index)
+
+    def tril(self, diagonal: int = 0) -> Self:
+        """The last two axes with 0 above a diagonal."""
+        return _call("tril", self, diagonal)
+
+    def triu(self, diagonal: int = 0) -> Self:
+        """The last two axes with 0 below a diagonal."""
+        return _call("triu", self, diagonal)
 
     def __len__(self) -> int:
         return int(self.shape[0])
 
     def __bool__(self) -> bool:
+        if self.size != 1:
+            raise ShapeError(f"a Tensor of shape {list(self.shape)} is neither true nor false; use any() or all()")
         return bool(self.item())
 
     def __iter__(self) -> Any:
@@ -213,8 +321,22 @@ class TensorMethods:
         return float(self.numpy().reshape(-1)[0])
 
     @property
-    def size(self) -> int:
-        return int(np.prod(self.shape, dtype=np.int64))
+    def size(self) -> Count:
+        count = Count(np.prod(self.shape, dtype=np.int64))
+        count.shape = self.shape
+        return count
+
+    def __float__(self) -> float:
+        return self.item()
+
+    def __int__(self) -> int:
+        return int(self.item())
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.asarray(self.numpy(), dtype)
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"a Tensor has no {name!r}" + instead_of_method(name, type(self)))
 
     if TYPE_CHECKING:  # of the Tensor
 
@@ -222,6 +344,11 @@ class TensorMethods:
         def shape(self) -> tuple[int, ...]: ...
 
         def numpy(self) -> np.ndarray: ...
+
+
+def check_gelu(approximate: str) -> None:
+    if approximate != "tanh":
+        raise WgradError(f'gelu: approximate must be "tanh", got {approximate!r}; the other form is not there')
 
 
 def _call(name: str, *args: Any) -> Any:

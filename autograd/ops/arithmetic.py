@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 
 from wgrad.autograd.host_arrays import to_device
-from wgrad.autograd.lazy import Lazy, Operand, apply, lazy_of, summed_to, view_of
-from wgrad.autograd.tensor import Node, Tensor, edge_of, is_recording
+from wgrad.autograd.lazy import Lazy, Operand, apply, broadcast, lazy_of, memory_of, summed_to, view_of
+from wgrad.autograd.tensor import Node, Tensor, before_writing, edge_of, is_recording
 from wgrad.autograd.tensor_methods import implements_method
 from wgrad.device.contract import Device
-from wgrad.device.errors import WgradError
+from wgrad.device.errors import ShapeError, WgradError
 
 Gradient = Callable[..., Sequence["Lazy | None"]]
 
@@ -139,6 +139,7 @@ ge, eq, ne = _function("ge", "a >= b: 1 or 0."), _function("eq", "a == b: 1 or 0
 exp, log = _function("exp", "e to the power of x."), _function("log", "The natural logarithm of x.")
 expm1 = _function("expm1", "exp(x) - 1, with all its digits for small x.")
 sqrt, abs = _function("sqrt", "The square root of x."), _function("abs", "The absolute value of x.")
+sign = _function("sign", "-1, 0 or 1.")
 sin, cos = _function("sin", "The sine of x."), _function("cos", "The cosine of x.")
 tanh, sigmoid = _function("tanh", "The hyperbolic tangent of x."), _function("sigmoid", "1 / (1 + exp(-x)).")
 relu, silu = _function("relu", "max(x, 0)."), _function("silu", "x * sigmoid(x).")
@@ -164,13 +165,88 @@ def pow(base: Any, exponent: Any) -> Tensor:
     return elementwise("pow", base, exponent)
 
 
+def _truth(x: Any) -> Any:
+    if isinstance(x, Tensor) and x.dtype.kind == "f":
+        raise WgradError(f"& | and ~ are for comparisons, got a Tensor of {x.dtype}; compare it first: x != 0")
+    return ne(x, 0) if isinstance(x, Tensor) else np.asarray(x) != 0
+
+
+@implements_method("both")
+def both(a: Any, b: Any) -> Tensor:
+    """1 where a and b are not 0."""
+    return elementwise("ne", elementwise("minimum", _truth(a), _truth(b)), 0)
+
+
+@implements_method("either")
+def either(a: Any, b: Any) -> Tensor:
+    """1 where a or b is not 0."""
+    return elementwise("ne", elementwise("maximum", _truth(a), _truth(b)), 0)
+
+
+@implements_method("in_place")
+def in_place(name: str, x: Tensor, result: Tensor) -> Tensor:
+    """x after `x += ...`: result, or the parameter x with its values."""
+    if not x.requires_grad or x.node is not None:
+        return result
+    if is_recording():
+        raise WgradError(f"a parameter cannot be changed by {name} while gradients are recorded; use wgrad.no_grad()")
+    return x.copy_(result)
+
+
+@implements_method("copy_")
+def copy_(x: Tensor, values: Any) -> Tensor:
+    """x with other values in its memory."""
+    if x.node is not None:
+        raise WgradError("copy_: the Tensor is a result on the tape; only parameters and constants can be changed")
+    given = operand_of("copy_", values, x)
+    if not isinstance(given, Lazy):
+        array = x.device.empty(x.shape, x.dtype)
+        x.device.fill(array, given)
+    elif broadcast("copy_", x.shape, given.shape) != x.shape:
+        raise ShapeError(f"copy_: values must broadcast to {list(x.shape)}, got {list(given.shape)}; reshape them")
+    else:
+        given = given.expanded(x.shape).astype(x.dtype)
+        array = given.array()
+        if memory_of(array) is memory_of(x.data):
+            array = Lazy("add", (given, 0.0), x.shape, x.dtype, x.device).array()
+    before_writing([x.data])
+    x.device.copy(array, x.data)
+    return x
+
+
+def _on_device(x: Tensor, name: Any) -> Tensor:
+    """x on a device or that of a name; its gradient comes back."""
+    from wgrad.autograd.creation import device_named
+
+    here, there = x.device, device_named(name)
+    if there is here:
+        return x
+    result = Tensor(there.upload(x.numpy()), there)
+    if is_recording() and x.requires_grad:
+        node = Node("to", there, lambda dy: [here.upload(there.download(dy))], [edge_of(x)], [result.data])
+        result.requires_grad, result.node = True, node
+    return result
+
+
+@implements_method("clone")
+def clone(x: Tensor) -> Tensor:
+    """The same values in memory of their own."""
+    return _stored(x, x.dtype)
+
+
 @implements_method("to")
 def to(x: Tensor, dtype: Any) -> Tensor:
-    wanted = np.dtype(dtype)
-    if wanted == x.dtype:
-        return x
-    made = Lazy("add", (x.lazy(), 0.0), x.shape, wanted, x.device)
-    if wanted.kind in "iu":  # what is cut off is gone for all that follows
+    try:
+        wanted = np.dtype(dtype)
+    except TypeError:
+        return _on_device(x, dtype)
+    return x if wanted == x.dtype else _stored(x, wanted)
+
+
+def _stored(x: Tensor, dtype: np.dtype) -> Tensor:
+    """x's values in another array."""
+    made = Lazy("add", (x.lazy(), 0.0), x.shape, dtype, x.device)
+    if dtype.kind in "iu":  # what is cut off is gone for all that follows
         made.array()
         return Tensor(made, x.device)
     result = Tensor(made, x.device)

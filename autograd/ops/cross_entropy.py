@@ -13,21 +13,39 @@ from wgrad.autograd.tensor import Tensor, edge_of, is_recording
 from wgrad.device.errors import ShapeError
 
 
-def cross_entropy(logits: Tensor, targets: Any, *, ignore_index: int = IGNORE_INDEX, reduction: str = "mean") -> Tensor:
-    """The mean (or "sum") over the targets that are not ignored of -log softmax(logits)[target].
+def cross_entropy(
+    logits: Tensor,
+    targets: Any,
+    *,
+    ignore_index: int = IGNORE_INDEX,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+) -> Tensor:
+    """The mean over the targets that are not ignored of -log softmax(logits)[target].
 
-    logits [N, C]; targets int32 [N], a Tensor or an array.
+    Args:
+        logits: [N, C].
+        targets: int32 [N], a Tensor or an array.
+        ignore_index: The target of rows that do not count.
+        reduction: "mean", "sum", or "none" for the loss of each row, which is 0 where it is ignored.
+        label_smoothing: Share of the target that is spread over all classes.
+
+    Raises:
+        ShapeError: the shapes or an option are not as described.
     """
     labels = targets.lazy() if isinstance(targets, Tensor) else operand_of("cross_entropy", targets, logits)
     if logits.ndim != 2 or not isinstance(labels, Lazy) or labels.shape != logits.shape[:1]:
         found = list(labels.shape) if isinstance(labels, Lazy) else "a number"
         raise ShapeError(
-            f"cross_entropy: logits must be [N, C] and targets [N], got {list(logits.shape)} and {found}; reshape them"
+            f"cross_entropy: logits must be [N, C] and targets [N], got {list(logits.shape)} and {found}; "
+            "use logits.reshape(-1, C) and targets.reshape(-1)"
         )
     if labels.dtype.kind not in "iu":
         raise ShapeError(f"cross_entropy: targets must be integers, got {labels.dtype}")
-    if reduction not in ("mean", "sum"):
-        raise ShapeError(f'cross_entropy: reduction must be "mean" or "sum", got {reduction!r}')
+    if reduction not in ("mean", "sum", "none"):
+        raise ShapeError(f'cross_entropy: reduction must be "mean", "sum" or "none", got {reduction!r}')
+    if not 0 <= label_smoothing < 1:
+        raise ShapeError(f"cross_entropy: label_smoothing must be from 0 to below 1, got {label_smoothing}")
     device = logits.device
     z = view_of(logits.data, device)
     target = view_of(device.view(labels.array(), (logits.shape[0], 1)), device)
@@ -35,7 +53,13 @@ def cross_entropy(logits: Tensor, targets: Any, *, ignore_index: int = IGNORE_IN
     norm = apply("log", reduced("sum", apply("exp", z - largest), (1,), keepdim=True)) + largest
     chosen = apply("eq", index(z.shape, 1, device), target)
     counted = apply("ne", target, float(ignore_index))
-    total = reduced("sum", apply("where", apply("mul", chosen, counted), norm - z, 0.0), (0, 1), keepdim=False)
+    over = (1,) if reduction == "none" else (0, 1)
+    total = reduced("sum", apply("where", apply("mul", chosen, counted), norm - z, 0.0), over, keepdim=False)
+    if label_smoothing:
+        spread = label_smoothing / logits.shape[1]
+        of_all = reduced("sum", apply("where", counted, norm - z, 0.0), over, keepdim=False)
+        total = total * (1 - label_smoothing) + of_all * spread
+        chosen = chosen * (1 - label_smoothing) + spread
     share: Any = 1.0
     if reduction == "mean":
         share = 1.0 / reduced("sum", counted, (0, 1), keepdim=False).astype(np.float32)
@@ -46,6 +70,8 @@ def cross_entropy(logits: Tensor, targets: Any, *, ignore_index: int = IGNORE_IN
 
         def backward(dy: Any) -> list[Lazy]:
             seed = lazy_of(dy, device) * share
+            if reduction == "none":
+                seed = view_of(device.view(seed.array(), (logits.shape[0], 1)), device)
             return [((apply("exp", z - norm) - chosen) * counted * seed).astype(dtype)]
 
         record("cross_entropy", [result], [edge_of(logits)], backward)

@@ -32,6 +32,8 @@ def _(ctx: Context, dy: Array) -> Any:
 @embedding.operator
 def _(args: Args, table: Array, ids: Array, *, dtype: DType = np.float32) -> dict[str, Any]:
     """table [V, C] float32, float16 or bfloat16, ids int32 [N] -> [N, C]."""
+    swapped = np.dtype(table.dtype).kind in "iu" and np.dtype(ids.dtype).kind not in "iu"
+    args.rule(not swapped, "table must be the first argument and ids the second, got ids first; or write table[ids]")
     args.array("table", table, "V C", "weight").array("ids", ids, "N", "i32", "flatten it")
     return {"dtype": args.dtype("dtype", dtype, np.float32)}
 

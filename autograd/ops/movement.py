@@ -9,10 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from wgrad.autograd.host_arrays import to_device
 from wgrad.autograd.lazy import Lazy, broadcast, lazy_of, summed_to, view_of
 from wgrad.autograd.ops.arithmetic import device_of, record
-from wgrad.autograd.ops.embedding import embedding
+from wgrad.autograd.ops.picking import picked
 from wgrad.autograd.tensor import Tensor, edge_of, is_recording
 from wgrad.autograd.tensor_methods import implements_method
 from wgrad.device.errors import ShapeError
@@ -76,15 +75,17 @@ def squeeze(x: Tensor, dim: int | None = None) -> Tensor:
 
 
 @implements_method("flatten")
-def flatten(x: Tensor, start_dim: int = 0) -> Tensor:
-    at = axis_of("flatten", start_dim, max(x.ndim, 1))
-    return x.reshape(*x.shape[:at], math.prod(x.shape[at:]))
+def flatten(x: Tensor, start_dim: int = 0, end_dim: int = -1) -> Tensor:
+    at, last = (axis_of("flatten", dim, max(x.ndim, 1)) for dim in (start_dim, end_dim))
+    if last < at:
+        raise ShapeError(f"flatten: end_dim must not be before start_dim, got {start_dim} to {end_dim}")
+    return x.reshape(*x.shape[:at], math.prod(x.shape[at : last + 1]), *x.shape[last + 1 :])
 
 
 @implements_method("getitem")
 def getitem(x: Tensor, index: Any) -> Tensor:
-    if isinstance(index, Tensor | np.ndarray | list):
-        return _looked_up(x, index)
+    if any(isinstance(i, Tensor | np.ndarray | list) for i in (index if isinstance(index, tuple) else (index,))):
+        return picked(x, index if isinstance(index, tuple) else (index,))
     shape, places, keep = _sliced(x.shape, index if isinstance(index, tuple) else (index,))
     lazy = x.lazy()
     strides, offset = lazy.layout()
@@ -130,7 +131,8 @@ def _sliced(
             n = shape[len(places)]
             first, last, step = i.indices(n)
             if step < 1 or last <= first:
-                raise ShapeError(f"a slice must go forward and not be empty, got {i.start}:{i.stop}:{i.step} of {n}")
+                problem = "go forward (flip turns an axis round)" if step < 1 else "not be empty"
+                raise ShapeError(f"a slice must {problem}, got {_written(i)} of an axis of {n}")
             keep.append(len(places))
             places.append((first, step))
             made.append(-(-(last - first) // step))
@@ -142,15 +144,8 @@ def _sliced(
     return made, places, keep
 
 
-def _looked_up(table: Tensor, ids: Any) -> Tensor:
-    """table[ids]: rows of a table, by numbers of any shape."""
-    rows = ids if isinstance(ids, Tensor) else Tensor(to_device("index", ids, table.device, np.int32), table.device)
-    if rows.dtype != np.int32:
-        raise ShapeError(f"an index of rows must be int32, got {rows.dtype}; convert it with .to(np.int32)")
-    width = table.shape[1:]
-    flat = table.reshape(table.shape[0], math.prod(width)) if table.ndim != 2 else table
-    numbers = table.device.view(rows.data, (rows.size,))
-    return embedding(flat, numbers, dtype=table.dtype).reshape(*rows.shape, *width)
+def _written(i: slice) -> str:
+    return ":".join("" if part is None else str(part) for part in (i.start, i.stop, i.step))
 
 
 @implements_method("split")

@@ -20,7 +20,7 @@ from wgrad.device.contract import Array, DType
 
 
 @differentiable
-def rms_norm(ctx: Context, x: Tensor, weight: Weight, eps: float, *, dtype: DType = None) -> Tensor:
+def rms_norm(ctx: Context, x: Tensor, weight: Weight, eps: float = 1e-6, *, dtype: DType = None) -> Tensor:
     """x [..., C], weight float32 [C] -> x / sqrt(mean(x^2) + eps) * weight, over the last axis."""
     out: Tensor = _normed(ctx, x, weight, eps, dtype)
     return out
@@ -140,7 +140,9 @@ def _(
 
 
 @differentiable
-def layer_norm(ctx: Context, x: Tensor, weight: Weight, bias: Weight, eps: float, *, dtype: DType = None) -> Tensor:
+def layer_norm(
+    ctx: Context, x: Tensor, weight: Weight, bias: Weight, eps: float = 1e-5, *, dtype: DType = None
+) -> Tensor:
     """x [..., C], weight and bias float32 [C] -> (x - mean) / sqrt(var + eps) * weight + bias, over the last axis."""
     y, mean, rstd = ctx.device.layer_norm(as_rows(ctx, x), weight, bias, eps, dtype=dtype)
     ctx.save(as_rows(ctx, x), weight, mean, rstd)

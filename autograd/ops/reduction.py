@@ -6,13 +6,16 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from wgrad.autograd.lazy import Lazy, apply, lazy_of, reduced, view_of
+import numpy as np
+
+from wgrad.autograd.lazy import EXACT, Lazy, apply, index, lazy_of, reduced, view_of
 from wgrad.autograd.ops.arithmetic import record
 from wgrad.autograd.ops.movement import axis_of, transpose
 from wgrad.autograd.ops.softmax import softmax as softmax_of_rows
 from wgrad.autograd.tensor import Tensor, edge_of, is_recording
 from wgrad.autograd.tensor_methods import Axes, implements_method
 from wgrad.device.contract import Device
+from wgrad.device.errors import ShapeError
 
 
 def _axes(name: str, dim: Axes, rank: int) -> tuple[int, ...]:
@@ -61,22 +64,43 @@ def mean(x: Tensor, dim: Axes = None, keepdim: bool = False) -> Tensor:
     return _reduction("mean", "sum", x, dim, keepdim, part, lambda dy: dy * part)
 
 
-@implements_method("max")
-def max(x: Tensor, dim: Axes = None, keepdim: bool = False) -> Tensor:
-    axes, source = _axes("max", dim, x.ndim), x.lazy()
+@implements_method("amax")
+def amax(x: Tensor, dim: Axes = None, keepdim: bool = False) -> Tensor:
+    axes, source = _axes("amax", dim, x.ndim), x.lazy()
 
     def slope(dy: Lazy) -> Lazy:
         largest = apply("eq", source, reduced("max", source, axes, keepdim=True))
         return dy * largest / reduced("sum", largest, axes, keepdim=True)
 
-    return _reduction("max", "max", x, dim, keepdim, 1.0, slope)
+    return _reduction("amax", "max", x, dim, keepdim, 1.0, slope)
+
+
+@implements_method("argmax")
+def argmax(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
+    if dim is None:
+        return argmax(x.reshape(-1), 0)
+    axis = axis_of("argmax", dim, x.ndim)
+    last = x.shape[axis] - 1
+    if last >= EXACT:
+        raise ShapeError(f"argmax: an axis must have at most {EXACT} elements, got {last + 1}; use x.numpy().argmax()")
+    source = x.lazy()
+    is_largest = apply("eq", source, reduced("max", source, (axis,), keepdim=True))
+    place = apply("where", is_largest, -index(x.shape, axis, x.device), -float(last))
+    found = reduced("max", place, (axis,), keepdim)
+    return Tensor(apply("neg", found, dtype=np.dtype(np.int32)), x.device)
 
 
 @implements_method("softmax")
 def softmax(x: Tensor, dim: int = -1) -> Tensor:
+    """Over an axis."""
     axis = axis_of("softmax", dim, x.ndim)
     if x.ndim == 1:
         return softmax_of_rows(x.reshape(1, -1)).reshape(x.shape)
     if axis == x.ndim - 1:
         return softmax_of_rows(x)
     return transpose(softmax_of_rows(transpose(x, axis, -1)), axis, -1)
+
+
+def log_softmax(x: Tensor, dim: int = -1) -> Tensor:
+    """The logarithm of softmax, over an axis."""
+    return x.log_softmax(dim)

@@ -12,9 +12,10 @@ Public names, each imported when it is first asked for (so that `import wgrad` s
     load, LoadedModel, Generated, Scores, TokenScore
                                     a model that writes and scores texts
     generate                        one text, with the options of `wgrad generate`
-    tensor, zeros, ones, randn, manual_seed, set_default_device
+    tensor, zeros, ones, full, zeros_like, ones_like, arange, linspace, eye, randn, rand, randint, manual_seed,
+    set_default_device, float32, float16, int32, uint32
                                     Tensors on a device                                    wgrad.autograd
-    Tensor, no_grad, functional, where, cat, stack
+    Tensor, no_grad, functional, where, cat, stack, einsum
                                     the tape and its operators
     SGD, AdamW, compile, register_operator, register_shader, save_tensors, load_tensors
                                     optimisers, a step that is replayed, your own operators, safetensors files
@@ -34,21 +35,35 @@ TYPE_CHECKING = False  # type checkers take it for True; importing `typing` take
 if TYPE_CHECKING:
     from typing import Any as _Any
 
+    from numpy import float16 as float16
+    from numpy import float32 as float32
+    from numpy import int32 as int32
+    from numpy import uint32 as uint32
+
     from wgrad.autograd import functional as functional
     from wgrad.autograd.compiled_step import compile as compile
-    from wgrad.autograd.creation import manual_seed as manual_seed
+    from wgrad.autograd.creation import arange as arange
+    from wgrad.autograd.creation import eye as eye
+    from wgrad.autograd.creation import full as full
+    from wgrad.autograd.creation import linspace as linspace
     from wgrad.autograd.creation import ones as ones
+    from wgrad.autograd.creation import ones_like as ones_like
+    from wgrad.autograd.creation import rand as rand
+    from wgrad.autograd.creation import randint as randint
     from wgrad.autograd.creation import randn as randn
     from wgrad.autograd.creation import set_default_device as set_default_device
     from wgrad.autograd.creation import tensor as tensor
     from wgrad.autograd.creation import zeros as zeros
+    from wgrad.autograd.creation import zeros_like as zeros_like
     from wgrad.autograd.custom_operator import register_operator as register_operator
     from wgrad.autograd.custom_shader import register_shader as register_shader
     from wgrad.autograd.ops.arithmetic import where as where
+    from wgrad.autograd.ops.einsum import einsum as einsum
     from wgrad.autograd.ops.movement import cat as cat
     from wgrad.autograd.ops.movement import stack as stack
     from wgrad.autograd.optim import SGD as SGD
     from wgrad.autograd.optim import AdamW as AdamW
+    from wgrad.autograd.random_numbers import manual_seed as manual_seed
     from wgrad.autograd.select_device import select_device as select_device
     from wgrad.autograd.tensor import Tensor as Tensor
     from wgrad.autograd.tensor import no_grad as no_grad
@@ -104,16 +119,27 @@ _PUBLIC = {
     "TokenScore": "wgrad.train.library.loaded_model",
     "Trial": "wgrad.train.library.sweep",
     "WgradError": "wgrad.device.errors",
+    "arange": "wgrad.autograd.creation",
     "cat": "wgrad.autograd.ops.movement",
     "compile": "wgrad.autograd.compiled_step",
+    "einsum": "wgrad.autograd.ops.einsum",
+    "eye": "wgrad.autograd.creation",
     "finetune": "wgrad.train.library.finetune",
+    "float16": "numpy",
+    "float32": "numpy",
+    "full": "wgrad.autograd.creation",
     "functional": "wgrad",
     "generate": "wgrad.train.library.loaded_model",
+    "int32": "numpy",
+    "linspace": "wgrad.autograd.creation",
     "load": "wgrad.train.library.loaded_model",
     "load_tensors": "wgrad.autograd.tensor_files",
-    "manual_seed": "wgrad.autograd.creation",
+    "manual_seed": "wgrad.autograd.random_numbers",
     "no_grad": "wgrad.autograd.tensor",
     "ones": "wgrad.autograd.creation",
+    "ones_like": "wgrad.autograd.creation",
+    "rand": "wgrad.autograd.creation",
+    "randint": "wgrad.autograd.creation",
     "randn": "wgrad.autograd.creation",
     "register_lora_variant": "wgrad.train.model.lora_variants",
     "register_operator": "wgrad.autograd.custom_operator",
@@ -124,8 +150,10 @@ _PUBLIC = {
     "stack": "wgrad.autograd.ops.movement",
     "sweep": "wgrad.train.library.sweep",
     "tensor": "wgrad.autograd.creation",
+    "uint32": "numpy",
     "where": "wgrad.autograd.ops.arithmetic",
     "zeros": "wgrad.autograd.creation",
+    "zeros_like": "wgrad.autograd.creation",
 }
 __all__ = [
     "AdamW",
@@ -148,16 +176,27 @@ __all__ = [
     "TokenScore",
     "Trial",
     "WgradError",
+    "arange",
     "cat",
     "compile",
+    "einsum",
+    "eye",
     "finetune",
+    "float16",
+    "float32",
+    "full",
     "functional",
     "generate",
+    "int32",
+    "linspace",
     "load",
     "load_tensors",
     "manual_seed",
     "no_grad",
     "ones",
+    "ones_like",
+    "rand",
+    "randint",
     "randn",
     "register_lora_variant",
     "register_operator",
@@ -168,8 +207,10 @@ __all__ = [
     "stack",
     "sweep",
     "tensor",
+    "uint32",
     "where",
     "zeros",
+    "zeros_like",
 ]
 
 
@@ -177,7 +218,14 @@ def __getattr__(name: str) -> _Any:
     import importlib
 
     if name not in _PUBLIC:
-        raise AttributeError(f"module 'wgrad' has no attribute {name!r}")
+        problem = f"module 'wgrad' has no attribute {name!r}"
+        if name.startswith("_"):
+            raise AttributeError(problem)
+        from wgrad.autograd import functional, torch_names
+
+        raise AttributeError(
+            problem + torch_names.instead_in_wgrad(name, __all__, functional.__all__, functional.Tensor)
+        )
     if name == "functional":
         return importlib.import_module("wgrad.functional")
     return getattr(importlib.import_module(_PUBLIC[name]), name)

@@ -16,7 +16,11 @@ from wgrad.autograd.selftest.calls import first_call
 
 # Functions of Tensors that are no operator of a device: test_tensor.py checks them.
 TENSOR_MODULES = {
-    f"wgrad.autograd.ops.{name}" for name in ("arithmetic", "movement", "matmul", "cross_entropy", "causal_attention")
+    f"wgrad.autograd.ops.{name}"
+    for name in (
+        *("arithmetic", "movement", "reduction", "matmul", "einsum"),
+        *("cross_entropy", "causal_attention", "torch_functions"),
+    )
 }
 
 

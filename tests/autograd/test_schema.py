@@ -66,7 +66,10 @@ BAD: dict[str, tuple[Callable[[], Any], str]] = {
         r"silu: x must be float32, float16 or bfloat16, got int32; cast it first",
     ),
     "empty": (lambda: F.softmax(t(2, 0)), r"softmax: x must not be empty, got shape \[2, 0\]"),
-    "too few axes": (lambda: F.softmax(t(5)), r"softmax: x must have at least 2 axes, got shape \[5\]; reshape it"),
+    "too few axes": (
+        lambda: F.rms_norm(t(5), f32(5)),
+        r"rms_norm: x must have at least 2 axes, got shape \[5\]",
+    ),
     # products
     "gemm inner": (
         lambda: F.gemm(t(3, 4), t(5, 6)),

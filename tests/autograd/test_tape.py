@@ -148,9 +148,9 @@ def test_second_backward_is_an_error(cpu: ReferenceDevice) -> None:
 
 def test_backward_of_several_elements_needs_a_seed(cpu: ReferenceDevice) -> None:
     y = F.scale(leaf(cpu, [1.0, 2.0]), 2.0)
-    with pytest.raises(ShapeError, match=r"seed is needed.*shape \[2\]"):
+    with pytest.raises(ShapeError, match=r"gradient is needed.*shape \[2\]"):
         y.backward()
-    with pytest.raises(ShapeError, match=r"seed must have the tensor's shape \[2\], got \[1\]"):
+    with pytest.raises(ShapeError, match=r"gradient must have the tensor's shape \[2\], got \[1\]"):
         y.backward(np.ones(1, np.float32))
 
 

@@ -4,6 +4,7 @@ graph, and on wgpu against the reference; optimisers, recorded steps and files."
 from __future__ import annotations
 
 import importlib.util
+import re
 import sys
 import threading
 import time
@@ -30,6 +31,7 @@ torch = oracle_package("torch")
 EXAMPLES = Path(__file__).parents[2] / "examples"
 A, B, C = (3, 5, 7), (5, 7), (5, 1)  # broadcast to each other
 LABELS = np.array([3, 0, -100, 6, 6])
+GATHERED = np.random.default_rng(4).integers(0, 5, (3, 2, 7))
 IDS = np.array([[1, 4, 1], [0, 2, 1]], np.int32)
 
 # By name: the same expression of ours and of torch's tensors, and shapes that divide nothing.
@@ -57,7 +59,77 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...]]] = {
     "comparisons": (lambda a, b: a * (a < b) + b * ((a >= b) * 2) + (a <= b) * 3 + (a == b) + (a != b) * 1, (A, B)),
     "sum": (lambda a: a.sum() * a.sum(1) + a.sum((0, 2), keepdim=True).sum(0).sum(1)[0], (A,)),
     "mean": (lambda a: a - a.mean(-1, keepdim=True) + a.mean((0, 1)) + a.mean(), (A,)),
-    "max": (lambda a: a.amax(1) * a.amax() if not isinstance(a, Tensor) else a.max(1) * a.max(), (A,)),
+    "max": (lambda a: a.amax(1) * a.amax() + a.max(-1)[0].sum() * a.max(0).values.min() + a.max(), (A,)),
+    "min": (lambda a: a.amin((0, 1)) * a.amin() + a.min(1).values.sum() - a.min(a * 0.5).sum(), (A,)),
+    "var std norm": (
+        lambda a: a.var() * a.std(1, keepdim=True) + a.var(0, correction=0) + a.norm(dim=-1, keepdim=True) * a.norm(),
+        (A,),
+    ),
+    "logsumexp log_softmax": (
+        lambda a: a.logsumexp(1) * a.log_softmax(1)[:, 2] + lib(a).log_softmax(a, -1)[0, 0],
+        (A,),
+    ),
+    "clamp masked_fill": (
+        lambda a, b: a.clamp(-0.5, 0.7) * a.clamp(min=0)
+        + a.masked_fill((a > b) & ~(a > 1) | (b > 1), 0.25) * a.clip(max=0.3) * b,
+        (A, B),
+    ),
+    "square rsqrt": (
+        lambda a: (a.square() + 1).rsqrt() + (a.square() + 2).reciprocal() - a.exp2().log2(),
+        (A,),
+    ),
+    "lerp tan where": (lambda a, b: a.lerp(b, 0.3) + (a * 0.1).tan() + a.where(a > b, b * 2), (A, A)),
+    "method names": (lambda a, b: a.add(b).mul(2).sub(1).div(3).pow(2).neg() + a.matmul(b.t()).sum() * a.ge(b), (A, B)),
+    "views": (
+        lambda a: a.view(5, 21).unflatten(1, (3, 7)).movedim(0, 1) * a.contiguous().clone() + a.mT.swapaxes(1, 2),
+        (A,),
+    ),
+    "parts": (
+        lambda a: a.chunk(3, 1)[1].sum() * a.narrow(2, 1, 3).select(1, 0)
+        + a.unbind(2)[4].sum()
+        + a.flatten(0, 1)[4, 1],
+        (A,),
+    ),
+    "repeats": (lambda a: a.repeat(2, 1, 1, 3) * a.tile(2, 1, 1, 3).sum() + a.repeat_interleave(3, 2), (A,)),
+    "flip roll": (lambda a: a.flip(1, 2) * a.roll(2, 1) + a.index_select(2, numbers(a, [6, 0, 0, 1, 2, 3, 3])), (A,)),
+    "tril triu": (lambda a: (a.tril() + a.triu(2).exp()) @ a.mT.tril(-1), (A,)),
+    "gather": (lambda a: a.gather(1, numbers(a, GATHERED)) * 2, (A,)),
+    "picked": (
+        lambda a: a[:, [4, 0, 0]].sum((0, 2)) * a[..., [1]].sum()
+        + a[numbers(a, [2, 0, 1]), numbers(a, [1, 4, 1])].sum(1)
+        + a[1, :, [0, -1, 3]].sum(0),
+        (A,),
+    ),
+    "einsum": (
+        lambda a, b, c: lib(a).einsum("hij,kj->hik", a, b)[:, :, 0] * lib(a).einsum("hij,ij,il->jh", a, b, c).sum()
+        + lib(a).einsum("hij,hkj->hik", a, a).sum()
+        + lib(a).einsum("hij->ih", a).sum(1),
+        (A, B, C),
+    ),
+    "mse_loss l1_loss": (
+        lambda a, b: lib(a).mse_loss(a[0], b) + lib(a).l1_loss(a[1], b, reduction="sum")
+        + lib(a).mse_loss(a[2], b, reduction="none").sum(),
+        (A, B),
+    ),
+    "binary_cross_entropy_with_logits": (
+        lambda a: lib(a).binary_cross_entropy_with_logits(a * 3, a.sigmoid()),
+        (A,),
+    ),
+    "nll_loss one_hot": (
+        lambda a: lib(a).nll_loss(lib(a).log_softmax(a, dim=-1), numbers(a, [1, 6, 0, 2, 2]))
+        + (a * lib(a).one_hot(numbers(a, [1, 6, 0, 2, 2]), num_classes=7)).sum(),
+        (B,),
+    ),
+    "normalize cosine_similarity": (
+        lambda a, b: lib(a).normalize(a, dim=-1) + lib(a).cosine_similarity(a[0], b, dim=1)[:, None],
+        (A, B),
+    ),
+    "leaky_relu elu pad": (
+        lambda a: lib(a).pad(lib(a).leaky_relu(a, 0.1), (1, 2, 0, 3))
+        * lib(a).pad(lib(a).elu(a * 2, alpha=0.7), (2, 1, 3, 0), value=2.0),
+        (A,),
+    ),
+    "dropout gelu": (lambda a: lib(a).dropout(a, 0.5, training=False) * lib(a).gelu(a, approximate="tanh"), (A,)),
     "reshape": (lambda a: (a.reshape(5, -1) * 2).reshape(7, 15) + a.flatten().reshape((7, 15)), (A,)),
     "transpose": (lambda a, b: a.transpose(0, 2) * b.T.unsqueeze(2) + a.permute(2, 1, 0), (A, B)),
     "squeeze expand": (lambda a, c: a + c.squeeze(1).unsqueeze(1).expand(3, -1, 7) + c.squeeze().sum(), (A, C)),
@@ -74,6 +146,12 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...]]] = {
     "softmax": (lambda a, b: a.softmax(-1) * a.softmax(1) + b[0].softmax(0), (A, B)),
     "cross_entropy": (
         lambda a: lib(a).cross_entropy(a, labels(a)) + lib(a).cross_entropy(a * 2, labels(a), reduction="sum"),
+        (B,),
+    ),
+    "cross_entropy options": (
+        lambda a: lib(a).cross_entropy(a, labels(a), label_smoothing=0.2)
+        + lib(a).cross_entropy(a * 2, labels(a), reduction="none")
+        + lib(a).cross_entropy(a, labels(a), reduction="none", label_smoothing=0.1) * 2,
         (B,),
     ),
     "rows": (lambda t: t[IDS if isinstance(t, Tensor) else torch.tensor(IDS).long()] * 2, (B,)),
@@ -95,7 +173,7 @@ class _Torch:
     """torch's functions by our names."""
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(torch, name, None) or getattr(torch.nn.functional, name)
+        return getattr(torch.nn.functional, name, None) or getattr(torch, name)
 
 
 def lib(x: Any) -> Any:
@@ -104,6 +182,10 @@ def lib(x: Any) -> Any:
 
 def labels(x: Any) -> Any:
     return LABELS.astype(np.int32) if isinstance(x, Tensor) else torch.tensor(LABELS)
+
+
+def numbers(x: Any, values: Any) -> Any:
+    return wgrad.tensor(np.asarray(values), device=x.device) if isinstance(x, Tensor) else torch.tensor(values)
 
 
 def long_chain(a: Any) -> Any:
@@ -167,7 +249,7 @@ ON_WGPU: tuple[str, ...] = (
     "matmul broadcast",
     "cross_entropy",
 )
-ON_WGPU += ("many operands",)
+ON_WGPU += ("many operands", "min", "clamp masked_fill", "picked", "gather", "tril triu", "leaky_relu elu pad")
 
 
 @pytest.mark.parametrize("name", ON_WGPU)
@@ -277,8 +359,109 @@ def test_tensors_are_made_as_in_torch(cpu: ReferenceDevice) -> None:
     assert wgrad.zeros((2, 3), device=cpu).shape == wgrad.randn(2, 3, device=cpu).shape == (2, 3)
     assert wgrad.ones(2, 3, device=cpu).sum().item() == 6 and wgrad.tensor(2.5, device=cpu).shape == ()
     x = wgrad.tensor([1.0, 2.0], requires_grad=True, device=cpu)
-    (x * x).backward(wgrad.tensor([1.0, 10.0], device=cpu))
-    assert x.grad is not None and x.grad.numpy().tolist() == [2.0, 40.0]
+    (x * x).backward(gradient=wgrad.tensor([1.0, 10.0], device=cpu))
+    assert x.grad is not None and x.grad.tolist() == [2.0, 40.0]
+    wgrad.manual_seed(3)
+    first = [wgrad.rand(3, 2, device=cpu), wgrad.randint(0, 9, (5,), device=cpu), wgrad.randn((2, 2), device=cpu)]
+    wgrad.manual_seed(3)
+    again = [wgrad.rand(3, 2, device=cpu), wgrad.randint(0, 9, (5,), device=cpu), wgrad.randn((2, 2), device=cpu)]
+    assert all((a == b).all() for a, b in zip(first, again)) and first[1].dtype == wgrad.int32
+    made = {
+        "arange": ((2, 7, 2), {}), "linspace": ((0, 1, 5), {}), "eye": ((3,), {}), "full": (((2, 3), 1.5), {}),
+        "tensor": (([[1.5, 2]],), {"dtype": "float16"}),
+    }  # fmt: skip
+    for name, (args, options) in made.items():
+        theirs = {k: getattr(torch, v) for k, v in options.items()}
+        ours = getattr(wgrad, name)(*args, **options, device=cpu)
+        wanted = getattr(torch, name)(*args, **theirs).numpy()
+        np.testing.assert_allclose(ours.numpy(), wanted, atol=1e-7)
+        assert ours.size(-1) == wanted.shape[-1] and ours.size() == wanted.shape and ours.numel() == wanted.size
+    assert wgrad.zeros_like(x).tolist() == [0, 0] and wgrad.ones_like(x.half()).dtype == wgrad.float16
+    assert f"{(x * 2).sum():.2f}" == "6.00" and float(x.sum()) == 3 and "[1., 2.], float32 on cpu" in str(x)
+    assert np.asarray(x).tolist() == [1, 2] and x.is_leaf and not (x * 2).is_leaf
+
+
+def test_places_of_extremes_are_torchs(device: Device) -> None:
+    values = np.random.default_rng(2).integers(0, 4, (3, 5, 7))
+    x, theirs = wgrad.tensor(values.astype(np.float32), device=device), torch.tensor(values)
+    for dim in (0, 1, -1):
+        assert x.argmax(dim).numpy().tolist() == values.argmax(dim).tolist(), "the first of equal ones"
+        assert x.argmin(dim, keepdim=True).numpy().tolist() == values.argmin(dim, keepdims=True).tolist()
+        assert x.max(dim).indices.dtype == np.int32 and (x.max(dim)[0] == x.amax(dim)).all()
+        assert x.min(dim, keepdim=True).values.numpy().tolist() == theirs.min(dim, keepdim=True).values.tolist()
+    assert x.argmax().item() == values.argmax() and x.flatten()[int(x.argmax())].item() == values.max()
+    assert x.any() and not (x > 9).any() and (x < 4).all(1).all() and not (x < 3).all()
+    assert (x > 0).any(dim=-1).numpy().tolist() == (values > 0).any(-1).astype(int).tolist()
+
+
+def test_parameters_are_changed_in_place_outside_of_the_tape(device: Device) -> None:
+    """Gradient descent as PyTorch's tutorials write it, and constants that keep their name alone."""
+    w = wgrad.tensor([1.0, 2.0, 3.0], requires_grad=True, device=device)
+    same, waiting = w, w * 10
+    (w * w).sum().backward()
+    grad = w.grad
+    assert grad is not None
+    with wgrad.no_grad():
+        w -= 0.25 * grad
+        w *= 2
+    assert same is w and w.requires_grad and w.tolist() == [1, 2, 3] and waiting.tolist() == [10, 20, 30]
+    assert w.grad is not None
+    w.grad.zero_()
+    assert w.grad.tolist() == [0, 0, 0]
+    assert w.detach().copy_(w.detach()[1:2]).tolist() == [2, 2, 2] and w.tolist() == [2, 2, 2]
+    total = other = wgrad.zeros(2, device=device)
+    total += 1
+    assert total.tolist() == [1, 1] and other.tolist() == [0, 0]
+    with pytest.raises(WgradError, match="copy_: the Tensor is a result on the tape"):
+        (w * 2).fill_(1)
+    assert w.requires_grad_(False) is w and not (w * 2).requires_grad
+
+
+def test_a_gradient_comes_back_from_another_device(wgpu_device: Device, cpu: ReferenceDevice) -> None:
+    x = wgrad.tensor([1.0, 2.0], requires_grad=True, device=cpu)
+    there = x.to(wgpu_device)
+    assert there.device is wgpu_device and there.to(wgpu_device) is there
+    (there * there).to(cpu).sum().backward()
+    assert x.grad is not None and x.grad.tolist() == [2.0, 4.0]
+
+
+def test_dropout_draws_its_seeds(cpu: ReferenceDevice) -> None:
+    x = wgrad.ones(500, requires_grad=True, device=cpu)
+    wgrad.manual_seed(1)
+    first, second = F.dropout(x, 0.25), F.dropout(x, 0.25)
+    wgrad.manual_seed(1)
+    assert (F.dropout(x, 0.25) == first).all() and not (first == second).all()
+    assert abs((first == 0).mean().item() - 0.25) < 0.06
+
+
+MISSING: dict[str, tuple[Callable[[], Any], str]] = {
+    "in place": (lambda: t(3).add_(1), r"not changed in place; use x = x.add\(...\)"),
+    "gpu": (lambda: t(3).cuda(), r'use x.to\("wgpu"\)'),
+    "host": (lambda: t(3).sort(), "NumPy's sort"),
+    "typo": (lambda: t(3).sofmax(), "did you mean softmax"),
+    "modules": (lambda: wgrad.nn, "a model is a function of its parameters"),
+    "function": (lambda: wgrad.exp, r"use wgrad.functional.exp, or x.exp\(\)"),
+    "method": (lambda: wgrad.chunk, r"a method of Tensors: x.chunk\(\)"),
+    "attention": (lambda: F.scaled_dot_product_attention, "use causal_attention"),
+    "functional": (lambda: F.masked_fill, r"a method of Tensors: x.masked_fill\(\)"),
+}
+
+
+@pytest.mark.parametrize("name", MISSING)
+def test_a_missing_name_of_torch_says_what_to_use(name: str) -> None:
+    call, message = MISSING[name]
+    with pytest.raises(AttributeError, match=message):
+        call()
+
+
+def test_what_is_named_instead_of_torchs_is_there() -> None:
+    from wgrad.autograd import torch_names
+
+    for known, has in ((torch_names._METHODS, Tensor), (torch_names._FUNCTIONAL, F), (torch_names._MODULE, wgrad)):
+        assert not [name for name in known if hasattr(has, name)]
+        for text in known.values():
+            for name in re.findall(r"wgrad\.(\w+)", text):
+                assert hasattr(wgrad, name) or name == "functional"
 
 
 def test_whole_numbers_stay_whole(device: Device) -> None:
@@ -288,7 +471,8 @@ def test_whole_numbers_stay_whole(device: Device) -> None:
     assert (ids * 0.5).dtype == np.float32 and (ids / 1).dtype == np.float32
     assert (ids - 2).numpy().tolist() == [-2, 0, -1] and ((ids > 0) * 1).sum().item() == 2
     assert ((ids == 1) * 1.0).mean().item() == pytest.approx(1 / 3)
-    assert (np.arange(3) + ids).numpy().tolist() == [0, 3, 3]
+    host: Any = np.arange(3)
+    assert (host + ids).numpy().tolist() == [0, 3, 3]
 
 
 @pytest.mark.parametrize("kind", ["SGD", "momentum", "AdamW"])
@@ -482,7 +666,23 @@ BAD: dict[str, tuple[Callable[[], Any], str]] = {
     "matmul": (lambda: t(3, 4) @ t(3, 4), r"matmul: the last axis of \[3, 4\] must be the last but one of \[3, 4\]"),
     "dim": (lambda: t(3, 4).sum(2), r"sum: dim must be an axis of 2, from -2 to 1, got 2"),
     "index": (lambda: t(3, 4)[3], r"an index must be from -3 to 2 for an axis of 3, got 3"),
-    "slice": (lambda: t(3, 4)[2:1], r"a slice must go forward and not be empty, got 2:1:None of 3"),
+    "slice": (lambda: t(3, 4)[2:1], r"a slice must not be empty, got 2:1: of an axis of 3"),
+    "backward slice": (lambda: t(3, 4)[::-1], r"a slice must go forward \(flip turns an axis round\), got ::-1"),
+    "mask": (lambda: t(3)[t(3) > 0], r"an index must be int32, got a mask .* wgrad.where\(mask, x, 0\)"),
+    "places": (lambda: t(3)[[0, 3]], r"an index must be from -3 to 2 for an axis of 3, got 0 to 3"),
+    "truth": (lambda: bool(t(3) == t(3)), r"neither true nor false; use any\(\) or all\(\)"),
+    "ands": (lambda: t(3) & t(3), r"& \| and ~ are for comparisons, got a Tensor of float32"),
+    "equation": (lambda: F.einsum("ij,jk", t(3, 4), t(3, 4)), r"einsum: .*'ij,jk' does not fit .*: 'j' is 4 and 3"),
+    "assignment": (lambda: t(3).__setitem__(0, 1.0), r"cannot be assigned to; .*wgrad.where"),
+    "in place": (lambda: t(3).__iadd__(1), r"a parameter cannot be changed by \+= while gradients are recorded"),
+    "walked once": (lambda: t(3).sum().backward(retain_graph=True), r"retain_graph must be False"),
+    "a shape": (
+        lambda: F.layer_norm(t(3, 4), (4,), t(4)),
+        r"layer_norm: weight must be a Tensor, got .* \(4,\)",
+    ),
+    "table": (lambda: F.embedding(wgrad.tensor([0], device="cpu"), t(3, 4)), r"embedding: table must be the first arg"),
+    "gelu": (lambda: F.gelu(t(3), approximate="none"), r'gelu: approximate must be "tanh"'),
+    "var": (lambda: t(1).var(), r"var: there must be more than 1 elements, got 1"),
     "expand": (lambda: t(3, 4).expand(3, 5), r"expand: "),
     "cat": (lambda: F.cat([t(3, 4), t(3, 5)]), r"cat: shapes must agree but for axis 0, got \[3, 4\] and \[3, 5\]"),
     "targets": (lambda: F.cross_entropy(t(3, 4), np.zeros(4, int)), r"cross_entropy: logits must be \[N, C\]"),

@@ -1,0 +1,121 @@
+"""Elements of a Tensor by their places in int32 arrays, and those on one side of a diagonal."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from wgrad.autograd.host_arrays import to_device
+from wgrad.autograd.lazy import EXACT, apply, index
+from wgrad.autograd.ops.arithmetic import where
+from wgrad.autograd.ops.embedding import embedding
+from wgrad.autograd.tensor import Tensor
+from wgrad.autograd.tensor_methods import implements_method
+from wgrad.device.errors import ShapeError
+
+
+def picked(x: Tensor, indices: Sequence[Any]) -> Tensor:
+    """x[indices], of which one is an array of places, or the first ones all are."""
+    at = [axis for axis, i in enumerate(indices) if isinstance(i, Tensor | np.ndarray | list)]
+    if len(at) == 1:
+        return _along(x, indices, at[0])
+    if at != list(range(len(indices))) or len(at) > x.ndim:
+        raise ShapeError(f"several arrays of places must be the only indices, one for an axis, got {len(indices)}")
+    sizes = x.shape[: len(at)]
+    if math.prod(sizes) > EXACT:
+        raise ShapeError(f"arrays of places must be of at most {EXACT} elements, got {list(sizes)}; use one array")
+    places: Any = 0
+    for i, n in zip(indices, sizes):
+        places = places * n + (_ids(i) if isinstance(i, Tensor) else _counted(np.asarray(i), n))
+    return _rows(x.reshape(math.prod(sizes), *x.shape[len(at) :]), places)
+
+
+def _along(x: Tensor, indices: Sequence[Any], at: int) -> Tensor:
+    """The other indices first, then rows of that axis in front of all others."""
+    before = sum(i is not None for i in indices[:at])
+    if any(i is Ellipsis for i in indices[:at]):
+        before = x.ndim - sum(i is not None for i in indices[at:])
+    rest = x[(*indices[:at], slice(None), *indices[at + 1 :])] if len(indices) > 1 else x
+    axis = sum(not isinstance(i, int | np.integer) for i in indices[:at] if i is not Ellipsis)
+    if any(i is Ellipsis for i in indices[:at]):
+        axis += before - sum(i is not None and i is not Ellipsis for i in indices[:at])
+    order = [axis, *(a for a in range(rest.ndim) if a != axis)]
+    made = _rows(rest.permute(order) if axis else rest, indices[at])
+    new = made.ndim - rest.ndim + 1
+    return made.permute(*range(new, new + axis), *range(new), *range(new + axis, made.ndim)) if axis else made
+
+
+def _ids(ids: Tensor) -> Tensor:
+    if ids.dtype == np.uint32:
+        raise ShapeError(
+            "an index must be int32, got a mask of uint32, which picks nobody knows how many elements; use "
+            "wgrad.where(mask, x, 0), or x.numpy()[mask.numpy() != 0]"
+        )
+    if ids.dtype != np.int32:
+        raise ShapeError(f"an index must be int32, got {ids.dtype}; convert it with .to(np.int32)")
+    return ids
+
+
+def _counted(ids: np.ndarray, n: int) -> np.ndarray:
+    """Places from 0 on, of which some may have been counted from the end."""
+    if ids.dtype.kind not in "iu":
+        raise ShapeError(
+            f"an index must be of whole numbers, got {ids.dtype}; for a mask use wgrad.where(mask, x, 0) or np.nonzero"
+        )
+    if ids.size and (ids.min() < -n or ids.max() >= n):
+        raise ShapeError(f"an index must be from {-n} to {n - 1} for an axis of {n}, got {ids.min()} to {ids.max()}")
+    counted: np.ndarray = np.where(ids < 0, ids + n, ids).astype(np.int32)
+    return counted
+
+
+def _rows(table: Tensor, ids: Any) -> Tensor:
+    """table[ids]: rows of a table, by numbers of any shape."""
+    n, device = table.shape[0], table.device
+    if isinstance(ids, Tensor):
+        rows = _ids(ids)
+    else:
+        rows = Tensor(to_device("index", _counted(np.asarray(ids), n), device), device)
+    width = table.shape[1:]
+    flat = table if table.ndim == 2 else table.reshape(n, math.prod(width))
+    numbers = device.view(rows.data, (rows.size,))
+    return embedding(flat, numbers, dtype=table.dtype).reshape(*rows.shape, *width)
+
+
+@implements_method("gather")
+def gather(x: Tensor, dim: int, places: Any) -> Tensor:
+    """x's values at places [..., K, ...] along an axis; the other axes as x has them."""
+    if not -x.ndim <= dim < x.ndim:
+        raise ShapeError(f"gather: dim must be an axis of {x.ndim}, got {dim}")
+    axis = dim % x.ndim
+    given = places if isinstance(places, Tensor) else Tensor(to_device("gather", places, x.device), x.device)
+    rest = [n for a, n in enumerate(x.shape) if a != axis]
+    if given.ndim != x.ndim or [n for a, n in enumerate(given.shape) if a != axis] != rest:
+        raise ShapeError(
+            f"gather: index must have the shape of x {list(x.shape)} but for axis {axis}, got {list(given.shape)}"
+        )
+    over, wanted = x.unsqueeze(axis), given.unsqueeze(axis + 1)
+    shape = (*over.shape[:axis], given.shape[axis], *over.shape[axis + 1 :])
+    chosen = Tensor(apply("eq", index(shape, axis + 1, x.device), wanted.lazy()), x.device)
+    return where(chosen, over, 0).sum(axis + 1)
+
+
+@implements_method("tril")
+def tril(x: Tensor, diagonal: int = 0) -> Tensor:
+    """x [..., R, C] with 0 above a diagonal."""
+    return _side("tril", "le", x, diagonal)
+
+
+@implements_method("triu")
+def triu(x: Tensor, diagonal: int = 0) -> Tensor:
+    """x [..., R, C] with 0 below a diagonal."""
+    return _side("triu", "ge", x, diagonal)
+
+
+def _side(name: str, compare: str, x: Tensor, diagonal: int) -> Tensor:
+    if x.ndim < 2:
+        raise ShapeError(f"{name}: x must have two axes at least, got shape {list(x.shape)}")
+    row, column = (index(x.shape, x.ndim - back, x.device) for back in (2, 1))
+    return where(Tensor(apply(compare, column, row + float(diagonal)), x.device), x, 0)

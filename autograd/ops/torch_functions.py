@@ -1,0 +1,135 @@
+"""Functions of torch.nn.functional that are made of others, as are their gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from wgrad.autograd.lazy import apply, index, lazy_of, view_of
+from wgrad.autograd.ops.activation import gelu as gelu_operator
+from wgrad.autograd.ops.arithmetic import expm1, maximum, record, softplus, where
+from wgrad.autograd.ops.dropout import dropout as keep_some
+from wgrad.autograd.random_numbers import drawn_seed
+from wgrad.autograd.tensor import Tensor, edge_of, is_recording
+from wgrad.autograd.tensor_methods import check_gelu
+from wgrad.device.errors import ShapeError
+from wgrad.device.expression import row_major
+
+
+def _reduced(name: str, values: Tensor, reduction: str) -> Tensor:
+    if reduction not in ("mean", "sum", "none"):
+        raise ShapeError(f'{name}: reduction must be "mean", "sum" or "none", got {reduction!r}')
+    return values if reduction == "none" else values.mean() if reduction == "mean" else values.sum()
+
+
+def _alike(name: str, x: Tensor, target: Any) -> None:
+    shape = tuple(getattr(target, "shape", ()))
+    if shape != x.shape:
+        raise ShapeError(f"{name}: target must have the shape of input {list(x.shape)}, got {list(shape)}; reshape it")
+
+
+def mse_loss(x: Tensor, target: Any, *, reduction: str = "mean") -> Tensor:
+    """(x - target)^2, of which the mean, the "sum" or (with "none") each."""
+    _alike("mse_loss", x, target)
+    return _reduced("mse_loss", (x - target).square(), reduction)
+
+
+def l1_loss(x: Tensor, target: Any, *, reduction: str = "mean") -> Tensor:
+    """|x - target|, of which the mean, the "sum" or (with "none") each."""
+    _alike("l1_loss", x, target)
+    return _reduced("l1_loss", (x - target).abs(), reduction)
+
+
+def binary_cross_entropy_with_logits(x: Tensor, target: Any, *, reduction: str = "mean") -> Tensor:
+    """softplus(x) - x * target: of logits and targets from 0 to 1, the mean, the "sum" or (with "none") each."""
+    _alike("binary_cross_entropy_with_logits", x, target)
+    return _reduced("binary_cross_entropy_with_logits", softplus(x) - x * target, reduction)
+
+
+def nll_loss(log_p: Tensor, targets: Any, *, reduction: str = "mean") -> Tensor:
+    """-log_p[n, targets[n]] of log_p [N, C] and targets int32 [N]. `cross_entropy` takes logits and ignores -100."""
+    labels = targets if isinstance(targets, Tensor) else np.asarray(targets, np.int32)
+    if log_p.ndim != 2 or tuple(labels.shape) != log_p.shape[:1]:
+        raise ShapeError(
+            f"nll_loss: log_p must be [N, C] and targets [N], got {list(log_p.shape)} and {list(labels.shape)}"
+        )
+    return _reduced("nll_loss", -log_p.gather(1, labels.reshape(-1, 1)).reshape(-1), reduction)
+
+
+def one_hot(ids: Tensor, num_classes: int) -> Tensor:
+    """ids int32 [...] -> [..., num_classes]: 1 at each number, else 0, in float32."""
+    shape = (*ids.shape, num_classes)
+    chosen = apply("eq", index(shape, len(shape) - 1, ids.device), ids.unsqueeze(-1).lazy())
+    return Tensor(chosen.astype(np.float32), ids.device)
+
+
+def normalize(x: Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12) -> Tensor:
+    """x / max(norm(x), eps) along an axis."""
+    return x / x.norm(p, dim, True).clamp(min=eps)
+
+
+def cosine_similarity(a: Tensor, b: Tensor, dim: int = 1, eps: float = 1e-8) -> Tensor:
+    """a b / max(|a| |b|, eps) along an axis."""
+    lengths = (a * a).sum(dim) * (b * b).sum(dim)
+    return (a * b).sum(dim) / maximum(lengths, eps * eps).sqrt()
+
+
+def dropout(x: Tensor, p: float = 0.5, seed: Any = None, stream: int = 0, training: bool = True) -> Tensor:
+    """Keep each element with probability 1 - p and divide it by 1 - p.
+
+    Args:
+        x: Floats.
+        p: Probability of dropping an element.
+        seed: uint32 [2] on the device; None draws one. A recorded step (`wgrad.compile`) needs its own.
+        stream: A number of this layer's own, for layers that share a seed.
+        training: False returns x.
+    """
+    if not training:
+        return x
+    return keep_some(x, p, drawn_seed(x.device) if seed is None else seed, stream)
+
+
+def gelu(x: Tensor, approximate: str = "tanh") -> Tensor:
+    """GELU of x, in the tanh form."""
+    check_gelu(approximate)
+    return gelu_operator(x)
+
+
+def leaky_relu(x: Tensor, negative_slope: float = 0.01) -> Tensor:
+    """x where it is positive, else negative_slope * x."""
+    return where(x > 0, x, x * negative_slope)
+
+
+def elu(x: Tensor, alpha: float = 1.0) -> Tensor:
+    """x where it is positive, else alpha * (exp(x) - 1)."""
+    return where(x > 0, x, expm1(-((-x).relu())) * alpha)
+
+
+def pad(x: Tensor, pad: Sequence[int], mode: str = "constant", value: float = 0.0) -> Tensor:
+    """x with `value` before and after its last axes.
+
+    pad: (before, after) of the last axis, then of the one before it, ...
+    """
+    if mode != "constant":
+        raise ShapeError(f'pad: mode must be "constant", got {mode!r}; use wgrad.cat with slices')
+    if len(pad) % 2 or len(pad) > 2 * x.ndim or min(pad, default=0) < 0:
+        raise ShapeError(f"pad: pad must be pairs of numbers from 0 for at most {x.ndim} axes, got {list(pad)}")
+    around = [(0, 0)] * (x.ndim - len(pad) // 2) + [(pad[i], pad[i + 1]) for i in range(len(pad) - 2, -1, -2)]
+    shape = tuple(before + n + after for n, (before, after) in zip(x.shape, around))
+    device, strides = x.device, row_major(shape)
+    place = strides, sum(before * stride for (before, _), stride in zip(around, strides))
+    whole = device.empty(shape, x.dtype)
+    device.fill(whole, value)
+    x.lazy().write(whole, place)
+    result = Tensor(whole, device)
+    if is_recording() and x.requires_grad:
+        inner = x.shape
+
+        def backward(dy: Any) -> list[Any]:
+            given = lazy_of(dy, device)
+            return [view_of(given.array(), device).viewed(inner, *place)]
+
+        record("pad", [result], [edge_of(x)], backward)
+    return result

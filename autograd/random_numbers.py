@@ -1,0 +1,25 @@
+"""The generator of new Tensors' numbers and of dropout's seeds. It is NumPy's, and the same for every device."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from wgrad.autograd.host_arrays import to_device
+from wgrad.device.contract import Array, Device
+
+_generator = [np.random.default_rng(0)]
+
+
+def manual_seed(seed: int) -> None:
+    """Begin the numbers of `randn`, `rand`, `randint` and `dropout` anew. They are the same on every device."""
+    _generator[0] = np.random.default_rng(seed)
+
+
+def generator() -> np.random.Generator:
+    """Return the generator that `manual_seed` seeds."""
+    return _generator[0]
+
+
+def drawn_seed(device: Device) -> Array:
+    """A seed of dropout, uint32 [2]."""
+    return to_device("dropout", generator().integers(0, 1 << 32, 2, np.uint32), device)

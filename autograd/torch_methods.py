@@ -1,0 +1,286 @@
+"""Methods that PyTorch's users know and that are made of those in tensor_methods.py, as are their gradients."""
+
+# mypy: disable-error-code="no-any-return"
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from wgrad.autograd.modes import in_step
+from wgrad.autograd.tensor_methods import Axes, TensorMethods, _call
+from wgrad.device.errors import ShapeError
+
+if TYPE_CHECKING:
+    from typing import Self
+
+Int: TypeAlias = int  # `int`, `float` and `bool` are methods below
+Float: TypeAlias = float
+Bool: TypeAlias = bool
+
+
+class TorchMethods(TensorMethods):
+    """Short forms of other methods."""
+
+    __slots__ = ()
+
+    # ---- dtypes and devices --------------------------------------------------------------
+    def float(self) -> Self:
+        return self.to(np.float32)
+
+    def half(self) -> Self:
+        return self.to(np.float16)
+
+    def int(self) -> Self:
+        """int32, cut towards 0."""
+        return self.to(np.int32)
+
+    def long(self) -> Self:
+        """int32: devices have no whole numbers of 64 bits."""
+        return self.to(np.int32)
+
+    def bool(self) -> Self:
+        """1 where the value is not 0, in uint32."""
+        return self.ne(0)
+
+    def cpu(self) -> Self:
+        """The same values on the cpu device, which computes with NumPy."""
+        return self.to("cpu")
+
+    def type_as(self, other: Any) -> Self:
+        return self.to(other.dtype)
+
+    # ---- functions of each element -------------------------------------------------------
+    def square(self) -> Self:
+        return self * self
+
+    def rsqrt(self) -> Self:
+        return 1.0 / self.sqrt()
+
+    def reciprocal(self) -> Self:
+        return 1.0 / self
+
+    def log2(self) -> Self:
+        return self.log() * (1 / math.log(2))
+
+    def exp2(self) -> Self:
+        return (self * math.log(2)).exp()
+
+    def tan(self) -> Self:
+        return self.sin() / self.cos()
+
+    def clamp(self, min: Any = None, max: Any = None) -> Self:
+        """Values outside of the bounds set to them. At a bound the gradient passes."""
+        made = self if min is None else _call("where", self < min, min, self)
+        return made if max is None else _call("where", made > max, max, made)
+
+    clip = clamp
+
+    def masked_fill(self, mask: Any, value: Float) -> Self:
+        """`value` where the mask is not 0."""
+        return _call("where", mask, value, self)
+
+    def where(self, condition: Any, other: Any) -> Self:
+        """`other` where the condition is 0."""
+        return _call("where", condition, self, other)
+
+    def lerp(self, end: Any, weight: Any) -> Self:
+        return self + (end - self) * weight
+
+    # ---- reductions ----------------------------------------------------------------------
+    def var(
+        self, dim: Any = None, unbiased: Any = True, keepdim: Any = False, *, correction: Float | None = None
+    ) -> Self:
+        """The variance. correction: subtracted from the number of elements; by default 1, or 0 if not `unbiased`."""
+        if dim is True or dim is False:
+            dim, unbiased = None, dim
+        away = self - self.mean(dim, keepdim=True)
+        total = (away * away).sum(dim, keepdim)
+        count = self.size // max(total.size, 1)
+        less = (1 if unbiased else 0) if correction is None else correction
+        if count <= less:
+            raise ShapeError(f"var: there must be more than {less} elements, got {count}; set correction=0")
+        return total * (1.0 / (count - less))
+
+    def std(
+        self, dim: Any = None, unbiased: Any = True, keepdim: Any = False, *, correction: Float | None = None
+    ) -> Self:
+        """The standard deviation; see `var`."""
+        return self.var(dim, unbiased, keepdim, correction=correction).sqrt()
+
+    def norm(self, p: Float = 2, dim: Axes = None, keepdim: Any = False) -> Self:
+        """The 2-norm, 1-norm or largest absolute value (p = inf)."""
+        if p == 2:
+            return (self * self).sum(dim, keepdim).sqrt()
+        if p not in (1, math.inf):
+            raise ShapeError(f"norm: p must be 1, 2 or inf, got {p}")
+        return self.abs().sum(dim, keepdim) if p == 1 else self.abs().amax(dim, keepdim)
+
+    def any(self, dim: Axes = None, keepdim: Any = False) -> Self:
+        """1 where a value is not 0."""
+        return self.ne(0).amax(dim, keepdim)
+
+    def all(self, dim: Axes = None, keepdim: Any = False) -> Self:
+        """1 where no value is 0."""
+        return self.eq(0).amax(dim, keepdim).eq(0)
+
+    def logsumexp(self, dim: Axes, keepdim: Any = False) -> Self:
+        """log(sum(exp(x))) over axes."""
+        largest = self.detach().amax(dim, keepdim=True)
+        kept = (self - largest).exp().sum(dim, keepdim=True).log() + largest
+        return kept if keepdim else kept.reshape(self.detach().amax(dim).shape)
+
+    def log_softmax(self, dim: Int = -1) -> Self:
+        return self - self.logsumexp(dim, keepdim=True)
+
+    # ---- shapes --------------------------------------------------------------------------
+    def view(self, *shape: Any) -> Self:
+        return self.reshape(*shape)
+
+    def view_as(self, other: Any) -> Self:
+        return self.reshape(other.shape)
+
+    def expand_as(self, other: Any) -> Self:
+        return self.expand(*other.shape)
+
+    def contiguous(self) -> Self:
+        return self
+
+    def clone(self) -> Self:
+        """The same values in memory of their own."""
+        return _call("clone", self)
+
+    def t(self) -> Self:
+        """The transpose of a matrix."""
+        if self.ndim > 2:
+            raise ShapeError(f"t: a Tensor must have at most two axes, got shape {list(self.shape)}; use transpose")
+        return self.T
+
+    @property
+    def mT(self) -> Self:
+        """The last two axes in each other's place."""
+        return self.transpose(-1, -2)
+
+    def swapaxes(self, first: Int, second: Int) -> Self:
+        return self.transpose(first, second)
+
+    def movedim(self, source: Int, destination: Int) -> Self:
+        """An axis at another place, the others in their order."""
+        source, destination = source % self.ndim, destination % self.ndim
+        order = [axis for axis in range(self.ndim) if axis != source]
+        return self.permute(*order[:destination], source, *order[destination:])
+
+    def unflatten(self, dim: Int, sizes: Sequence[Int]) -> Self:
+        """An axis made into several."""
+        at = dim % self.ndim
+        return self.reshape(*self.shape[:at], *sizes, *self.shape[at + 1 :])
+
+    def narrow(self, dim: Int, start: Int, length: Int) -> Self:
+        return self[(slice(None),) * (dim % self.ndim) + (slice(start, start + length),)]
+
+    def select(self, dim: Int, index: Int) -> Self:
+        return self[(slice(None),) * (dim % self.ndim) + (index,)]
+
+    def index_select(self, dim: Int, index: Any) -> Self:
+        """Places of an axis by their numbers (int32 [N])."""
+        return self[(slice(None),) * (dim % self.ndim) + (index,)]
+
+    def unbind(self, dim: Int = 0) -> tuple[Self, ...]:
+        """Every place along an axis."""
+        return tuple(part.squeeze(dim) for part in self.split(1, dim))
+
+    def chunk(self, chunks: Int, dim: Int = 0) -> tuple[Self, ...]:
+        """So many parts along an axis, of which the last may be smaller."""
+        if chunks < 1:
+            raise ShapeError(f"chunk: chunks must be positive, got {chunks}")
+        return self.split(-(-self.shape[dim] // chunks), dim)
+
+    def flip(self, *dims: Any) -> Self:
+        """Axes in reverse order."""
+        made = self
+        for dim in dims[0] if len(dims) == 1 and isinstance(dims[0], Sequence) else dims:
+            made = made.index_select(dim, np.arange(self.shape[dim])[::-1])
+        return made
+
+    def roll(self, shifts: Int, dim: Int) -> Self:
+        """An axis moved on by `shifts`; what leaves at its end enters at its start."""
+        n = self.shape[dim]
+        return self.index_select(dim, (np.arange(n) - shifts) % n)
+
+    def repeat(self, *sizes: Any) -> Self:
+        """The whole, so many times along each axis."""
+        given = tuple(sizes[0]) if len(sizes) == 1 and isinstance(sizes[0], Sequence) else sizes
+        if len(given) < self.ndim:
+            raise ShapeError(f"repeat: there must be a number for each axis of {list(self.shape)}, got {list(given)}")
+        shape = (1,) * (len(given) - self.ndim) + self.shape
+        apart = self.reshape([n for size in shape for n in (1, size)])
+        wide = apart.expand(*(n for times, size in zip(given, shape) for n in (times, size)))
+        return wide.reshape([times * size for times, size in zip(given, shape)])
+
+    def tile(self, *sizes: Any) -> Self:
+        given = tuple(sizes[0]) if len(sizes) == 1 and isinstance(sizes[0], Sequence) else sizes
+        return self.repeat(*(1,) * (self.ndim - len(given)), *given)
+
+    def repeat_interleave(self, repeats: Int, dim: Int) -> Self:
+        """Each place of an axis, so many times."""
+        at = dim % self.ndim
+        wide = self.unsqueeze(at + 1).expand(*self.shape[: at + 1], repeats, *self.shape[at + 1 :])
+        return wide.reshape(*self.shape[:at], -1, *self.shape[at + 1 :])
+
+    # ---- products ------------------------------------------------------------------------
+    def mm(self, other: Any) -> Self:
+        return self @ other
+
+    def bmm(self, other: Any) -> Self:
+        return self @ other
+
+    def dot(self, other: Any) -> Self:
+        return self @ other
+
+    def outer(self, other: Any) -> Self:
+        return self.unsqueeze(1) * other
+
+    # ---- values --------------------------------------------------------------------------
+    def __str__(self) -> str:
+        if in_step():
+            return repr(self)
+        grad = ", requires_grad=True" if self.requires_grad else ""
+        values = np.array2string(self.numpy(), separator=", ", prefix="Tensor(")
+        return f"Tensor({values}, {self.dtype.name} on {self.device.name}{grad})"
+
+    def __format__(self, spec: str) -> str:
+        return format(self.item(), spec) if spec else str(self)
+
+    @property
+    def is_leaf(self) -> Bool:
+        """True of a Tensor that no operator made."""
+        return self.node is None
+
+    def dim(self) -> Int:
+        return self.ndim
+
+    def numel(self) -> Int:
+        return math.prod(self.shape)
+
+    def tolist(self) -> Any:
+        return self.numpy().tolist()
+
+    def copy_(self, values: Any) -> Self:
+        """Write other values into the memory of a parameter or constant, and return it."""
+        return _call("copy_", self, values)
+
+    def fill_(self, value: Float) -> Self:
+        return self.copy_(value)
+
+    def zero_(self) -> Self:
+        return self.copy_(0.0)
+
+    if TYPE_CHECKING:  # of the Tensor
+        node: Any
+
+        def reshape(self, *sizes: Any) -> Self: ...
+
+        def detach(self) -> Self: ...
