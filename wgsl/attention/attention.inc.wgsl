@@ -13,6 +13,10 @@ fn capped(s: vec4<f32>) -> vec4<f32> { return CAP * tanh_of_scores(s / CAP); }
 fn cap_slope(y: vec4<f32>) -> vec4<f32> { return 1.0 - (y / CAP) * (y / CAP); }  // the derivative of y = capped(s)
 #endif
 
+#include seen
+#endpart
+
+#part seen
 // The first key that the query at `position` of a document from `start` on sees.
 fn first_seen(start: i32, position: u32) -> u32 {
   if (p.window == 0u) { return u32(start); }
@@ -72,6 +76,26 @@ const LN2: f32 = 0.6931471805599453;
 #include load x=k
 #include load x=v
 #include store y=o type=O_T
+#endpart
+
+#part tiles_seen
+// Part of attention_decode.wgsl and attention_combine.wgsl: which tiles of KEYS keys a sequence's queries see, and how many
+// of the splits have one. The first one counts always.
+const KEYS: u32 = 64u;
+
+#if PAGED
+fn start_of(b: u32, t: u32) -> i32 { return 0; }
+fn first_position_of(b: u32) -> u32 { return u32(cache_len[b]); }
+#else
+fn start_of(b: u32, t: u32) -> i32 { return doc_start[b * p.queries + t]; }
+fn first_position_of(b: u32) -> u32 { return u32(cache_len[0]); }
+#endif
+fn end_key_of(b: u32) -> u32 { return min(first_position_of(b) + p.queries, p.keys); }
+fn first_tile_of(b: u32) -> u32 { return first_seen(start_of(b, 0u), first_position_of(b)) / KEYS; }
+fn splits_seen(b: u32) -> u32 {
+  let end = (end_key_of(b) + KEYS - 1u) / KEYS;
+  return clamp(end - min(first_tile_of(b), end), 1u, p.splits);
+}
 #endpart
 
 #part backward_bindings

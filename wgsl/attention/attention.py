@@ -7,7 +7,8 @@ keys (dk, dv), so that no atomics are needed and the same inputs give the same b
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from wgrad.device.contract import PAGE
@@ -195,7 +196,8 @@ def _decode_rows(
         {**constants, **types, "SOFTCAP": softcap},
         work=work,
     )
-    _combine(device, part, part_lse, o, lse)
+    seen: dict[str, Constant] = {"SEEN": True, "PAGED": constants["PAGED"]}
+    _combine(device, part, part_lse, o, lse, reads[3:], [keys, int(mask[0])], seen)
 
 
 def _forward_parts(device: Runtime, splits: int, o: Array, lse: Array) -> tuple[Array, Array]:
@@ -203,8 +205,18 @@ def _forward_parts(device: Runtime, splits: int, o: Array, lse: Array) -> tuple[
     return (o, lse) if splits == 1 else (device.empty((splits, *o.shape)), device.empty((splits, *lse.shape)))
 
 
-def _combine(device: Runtime, part: Array, part_lse: Array, o: Array, lse: Array) -> None:
-    """Parts of the keys put together; nothing to do where the kernel wrote `o` itself."""
+def _combine(
+    device: Runtime,
+    part: Array,
+    part_lse: Array,
+    o: Array,
+    lse: Array,
+    places: Sequence[Array] = (),
+    more: Sequence[int] = (),
+    constants: Mapping[str, Constant] = MappingProxyType({"SEEN": False}),
+) -> None:
+    """Parts of the keys put together; nothing to do where the kernel wrote `o` itself. places, more, constants: for
+    parts of which only those with a key are written, their places, keys and window, and how they are read."""
     if part is o:
         return
     batch, queries, heads, width = o.shape
@@ -212,10 +224,10 @@ def _combine(device: Runtime, part: Array, part_lse: Array, o: Array, lse: Array
     row = width // 4 if vec else width
     device.launch(
         "attention_combine",
-        [part, part_lse, o, lse],
-        [batch, queries, heads, part.shape[0]],
+        [part, part_lse, o, lse, *places],
+        [batch, queries, heads, part.shape[0], *more],
         device.groups(batch * queries * heads * row, 256),
-        {"ROW": row, "P_T": wgsl_element(part, vec), "O_T": wgsl_element(o, vec)},
+        {**constants, "ROW": row, "P_T": wgsl_element(part, vec), "O_T": wgsl_element(o, vec)},
         work=float(part.nbytes),
     )
 

@@ -5,7 +5,7 @@
 //   PAGED: T = 1, k v [M, KEYS, G, D] in pages; in the place of doc_start the pages of each row [B, S / KEYS], in the
 //   place of cache_len [B] where its query is. Heads of a key/value head may be in PARTS workgroups then.
 //   o f32 [splits, B, T, H, D] and lse f32 [splits, B, H, T], each split normalised on its own, for
-//   attention_combine.wgsl; with splits = 1 the results themselves.
+//   attention_combine.wgsl; with splits = 1 the results themselves. Splits beyond those with a key are not written.
 //
 // Dispatch: splits * G * B workgroups (folded) of 128. A workgroup walks every `splits`-th tile of 64 keys in the range
 // that is seen. Scores: 4 invocations a key; softmax: 16 invocations a row; output: COLUMNS invocations across D, 128 /
@@ -13,8 +13,8 @@
 //
 // Dao et al., Flash-Decoding (2023).
 #include "attention.inc.wgsl" forward
+#include "attention.inc.wgsl" tiles_seen
 
-const KEYS: u32 = 64u;
 const AT_ONCE: u32 = 128u / COLUMNS;
 
 var<workgroup> q_tile: array<array<vec4<f32>, W4_PADDED>, ROWS>;
@@ -25,10 +25,8 @@ var<workgroup> shrink_tile: array<f32, 8>;
 var<workgroup> out_tile: array<array<vec4<f32>, COLUMNS>, AT_ONCE>;
 
 #if PAGED
-fn start_of(b: u32, t: u32) -> i32 { return 0; }
 fn row_of(key: u32, kv_head: u32) -> u32 { return key * (p.kv_heads / PARTS) + kv_head / PARTS; }
 #else
-fn start_of(b: u32, t: u32) -> i32 { return doc_start[b * p.queries + t]; }
 fn row_of(key: u32, kv_head: u32) -> u32 { return key * p.kv_heads + kv_head; }
 #endif
 
@@ -45,13 +43,9 @@ fn main(
   let kv_head = id % p.kv_heads;
   let b = id / p.kv_heads;
   let group = p.heads / p.kv_heads;
-#if PAGED
-  let first_position = u32(cache_len[b]);
-#else
-  let first_position = u32(cache_len[0]);
-#endif
-  let end_key = min(first_position + p.queries, p.keys);
-  let first_key = first_seen(start_of(b, 0u), first_position);
+  if (split >= splits_seen(b)) { return; }
+  let first_position = first_position_of(b);
+  let end_key = end_key_of(b);
 
   // Row r is query r / group of head kv_head * group + r % group.
   for (var at = lid; at < ROWS * W4_PADDED; at += 128u) {
@@ -75,7 +69,7 @@ fn main(
   acc[$r] = vec4<f32>(0.0);
 #end
 
-  for (var tile = first_key / KEYS + split; tile * KEYS < end_key; tile += p.splits) {
+  for (var tile = first_tile_of(b) + split; tile * KEYS < end_key; tile += p.splits) {
     let j0 = tile * KEYS;
 #if PAGED
     let first_row = u32(doc_start[b * (p.keys / KEYS) + tile]) * KEYS;
