@@ -46,6 +46,7 @@ class Recorded:
                 raise
             self._end()
         else:
+            self._device.synchronize()  # so that this run alone shows how fast the device is
             with self._device.rehearse() as self._rehearsal:
                 work()
         self._runs += 1

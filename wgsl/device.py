@@ -17,6 +17,7 @@ from wgrad.wgsl.operators import implements
 from wgrad.wgsl.roofline import roofs
 from wgrad.wgsl.runtime import adapters, matrix_units
 from wgrad.wgsl.runtime.adapters import list_adapters
+from wgrad.wgsl.runtime.compile import Compiler
 from wgrad.wgsl.runtime.driver_caches import driver_caches
 from wgrad.wgsl.runtime.dry_run import DryRun, prepare
 from wgrad.wgsl.runtime.reopen import reopen
@@ -42,6 +43,16 @@ class WgpuDevice(Runtime):
     if TYPE_CHECKING:  # the operators, as in the contract
 
         def __getattr__(self, name: str) -> Any: ...
+
+    def _new_compiler(self) -> Compiler:
+        made = super()._new_compiler()
+        made.before = self._end_of_timing
+        return made
+
+    def _end_of_timing(self) -> None:
+        """A launch is about to be compiled: the time that takes says nothing of the device's rate."""
+        if self._replay is None and not self._transfers:  # these wait for large launches to run beside
+            self.synchronize()
 
     def free_memory(self) -> int | None:
         return adapters.free_memory(self._adapter)

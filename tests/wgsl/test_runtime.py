@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import math
+from functools import partial
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,11 +18,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wgrad.autograd.bind import bind
+from wgrad.autograd.replay import Recorded
 from wgrad.device.errors import DeviceError, OutOfMemory
 from wgrad.device.memory import ALIGN, Pool, size_class
 from wgrad.wgsl.device import WgpuDevice
 from wgrad.wgsl.runtime import adapters, submission_size
-from wgrad.wgsl.runtime.compile import Compiler
+from wgrad.wgsl.runtime.compile import Compiler, Pipeline, Variant
 from wgrad.wgsl.runtime.runtime import MAX_GROUPS
 from wgrad.wgsl.runtime.submission_size import FIRST_DISPATCHES, MAX_DISPATCHES, Submission, SubmissionSize, joined
 
@@ -290,6 +292,38 @@ def test_a_recording_has_submissions_of_the_size_that_was_seen(
         assert (wgpu_device.download(x).view(np.uint32) == 6).all()
     finally:
         size.work, size.rate = before
+
+
+def test_the_time_to_compile_is_not_the_device_s(wgpu_device: WgpuDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor the time before the first run of what is recorded: a new machine was taken for a slow one, and its GEMMs were
+    split."""
+    x, size, now = wgpu_device.zeros((64,)), SubmissionSize("DiscreteGPU"), [0.0]
+    monkeypatch.setattr(submission_size, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr(wgpu_device, "_submission_size", size)
+    monkeypatch.setattr(wgpu_device._compiler, "_pipelines", dict(wgpu_device._compiler._pipelines))
+    make = wgpu_device._compiler.make
+
+    def slow(variant: Variant) -> Pipeline:
+        now[0] += 30.0
+        return make(variant)
+
+    monkeypatch.setattr(wgpu_device._compiler, "make", slow)
+
+    def work(**constants: bool) -> None:
+        wgpu_device.launch("fill", [x], [64, 1, 0], (1, 1, 1), constants, work=1e12)
+        now[0] += 0.125
+
+    def several() -> None:
+        for other in (False, False, True):
+            work(OTHER=other)
+
+    work(OTHER=False)
+    for run in (partial(work, OTHER=False), several):
+        now[0] += 30.0  # a model is loaded, say
+        Recorded(wgpu_device)(run)
+        wgpu_device.synchronize()
+        assert size.rate == 8e12
+        size.rate = 0.0
 
 
 def test_submissions_are_joined() -> None:

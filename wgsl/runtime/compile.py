@@ -28,6 +28,7 @@ import hashlib
 import os
 import re
 from bisect import bisect_left
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -296,17 +297,22 @@ def _dump(variant: Variant, text: str) -> None:
 
 
 class Compiler:
-    """Pipelines of one device, by (file, entry point, constants)."""
+    """Pipelines of one device, by (file, entry point, constants). before: called before `get` compiles."""
 
     def __init__(self, device: Any) -> None:
         self._device = device
+        self.before: Callable[[], None] | None = None
         self._pipelines: dict[Variant, Pipeline] = {}
         self.compiled = 0
 
     def get(self, shader: str, entry: str, constants: dict[str, Constant]) -> Pipeline:
         key = Variant(shader, entry, tuple(constants.items()))
         found = self._pipelines.get(key)
-        return self.keep(key, self.make(key)) if found is None else found
+        if found is None:
+            if self.before is not None:
+                self.before()
+            found = self.keep(key, self.make(key))
+        return found
 
     def make(self, variant: Variant) -> Pipeline:
         """Compiled, and not kept: any thread may do this. CompileTimeout: the driver does not come back."""
