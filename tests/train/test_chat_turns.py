@@ -138,6 +138,64 @@ def test_many_turns_are_checked_in_one_rendering() -> None:
         strict(QWEN).render([*many, turn("asistant", "x")])
 
 
+# ---- arguments of calls --------------------------------------------------------------------------
+def calls_by(inner: str) -> str:
+    return (
+        "{% for m in messages %}<{{ m.role }}>{{ m.content or '' }}{% for c in m.tool_calls or [] %}"
+        "{% set f = c.function %}[{{ f.name }} " + inner + "]{% endfor %}{% endfor %}"
+    )
+
+
+TO_JSON, GIVEN = calls_by("{{ f.arguments | tojson }}"), calls_by("{{ '`' + f.arguments + '`' }}")
+EITHER_WAY = calls_by("{{ f.arguments if f.arguments is string else f.arguments | tojson }}")
+ITEMS = calls_by("{% for k, v in f.arguments.items() %}{{ k }}={{ v }};{% endfor %}")
+IDS = calls_by("").replace("[{{ f.name }} ]", "[{{ c.id }}]")
+OBJECT = {"a": 1, "b": "é"}
+
+
+@pytest.mark.parametrize(
+    ("source", "written"),
+    [
+        (TO_JSON, '[add {"a": 1, "b": "é"}]'),
+        (GIVEN, '[add `{"a": 1, "b": "é"}`]'),
+        (EITHER_WAY, '[add {"a": 1, "b": "é"}]'),
+        (ITEMS, "[add a=1;b=é;]"),
+    ],
+)
+def test_arguments_of_calls_as_the_template_takes_them(source: str, written: str) -> None:
+    """OpenAI's files and clients have JSON text, transformers an object."""
+    for arguments in (OBJECT, json.dumps(OBJECT, ensure_ascii=False)):
+        call = {"type": "function", "id": "abcdefghi", "function": {"name": "add", "arguments": arguments}}
+        said = turn("assistant", "", tool_calls=[call])
+        assert strict(source).render([ASK, said, turn("tool", "3"), ANSWER]).count(written) == 1
+    given = call["function"]["arguments"]
+    assert given == json.dumps(OBJECT, ensure_ascii=False), "the record stays as it is"
+
+
+@pytest.mark.parametrize(
+    ("source", "arguments", "written"),
+    [
+        (EITHER_WAY, '{"b":2,  "a":1.0}', '[add {"b":2,  "a":1.0}]'),  # as transformers writes it
+        (TO_JSON, " ", "[add {}]"),
+        (TO_JSON, "1 and 1", '[add "1 and 1"]'),
+        (TO_JSON, "[1]", '[add "[1]"]'),
+    ],
+)
+def test_arguments_that_stay(source: str, arguments: str, written: str) -> None:
+    call = {"function": {"name": "add", "arguments": arguments}}
+    assert written in strict(source).render([ASK, turn("assistant", "", tool_calls=[call]), ANSWER])
+
+
+def test_a_template_that_writes_the_id_of_a_call_and_not_its_name() -> None:
+    """As Kimi K2's."""
+    call = {"id": "functions.add:0", "function": {"name": "add", "arguments": {}}}
+    lost: list[str] = []
+    text, spans = strict(IDS).render_with_spans(
+        Conversation([ASK, turn("assistant", "", tool_calls=[call])]), {1}, lost
+    )
+    assert text.endswith("[functions.add:0]") and spans and not lost
+
+
 # ---- contents in parts ---------------------------------------------------------------------------
 @pytest.mark.parametrize("source", [QWEN, FOLDS, CHATML, PARTS, EITHER])
 @pytest.mark.parametrize("role", ["user", "assistant", "system"])

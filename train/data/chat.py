@@ -15,7 +15,7 @@ from typing import Any
 
 from wgrad.device.errors import WgradError
 from wgrad.train.data.left_out import left_out
-from wgrad.train.data.template_forms import REASONING, TemplateForms, in_form, other_part
+from wgrad.train.data.template_forms import REASONING, TemplateForms, in_form, other_part, with_arguments
 from wgrad.train.data.template_process import shared_process
 from wgrad.train.data.template_spans import THOUGHT, checked_turns, filled_parts
 
@@ -181,8 +181,8 @@ class ChatTemplate:
         return self._forms[source]
 
     def _adapted(self, conversation: Conversation) -> Conversation:
-        """The conversation as this template takes it: contents as text or as parts, `developer` as `system` where it
-        knows that alone. MessagesRefused: a part that is no text."""
+        """The conversation as this template takes it: contents as text or as parts, arguments of calls as objects or as
+        text, `developer` as `system` where it knows that alone. MessagesRefused: a part that is no text."""
         if not self._strict:
             return conversation
         forms = self._forms_for(conversation.tools)
@@ -197,7 +197,8 @@ class ChatTemplate:
                 raise MessagesRefused(f"a part of message {number} {what}: only text can be read: remove the line")
             if isinstance(content, (str, list)) and other_part(content) is None:
                 content = in_form(content, forms.contents(role))
-            messages.append({**message, "role": role} | ({} if content is None else {"content": content}))
+            calls = {"tool_calls": with_arguments(c, forms.arguments())} if (c := message.get("tool_calls")) else {}
+            messages.append({**message, "role": role, **calls} | ({} if content is None else {"content": content}))
         return Conversation(messages, conversation.tools, conversation.documents, conversation.options)
 
     def render_with_spans(

@@ -1,10 +1,12 @@
-"""Inputs of a chat template: the roles it knows, and whether contents are text or lists of parts.
+"""Inputs of a chat template: the roles it knows, whether contents are text or lists of parts, and whether the arguments
+of calls are objects or JSON text.
 
 A template does not say; it is tried on short conversations, once for each question.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -15,7 +17,18 @@ REASONING = ("reasoning_content", "thinking", "reasoning")  # names of one thing
 TEXT_TYPES = ("text", "input_text", "output_text")  # of parts that are text
 _ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipython")
 _A, _B = "qzfirst", "qzsecond"  # words that no template has
-_CALL = {"type": "function", "id": "callabcde", "function": {"name": "add", "arguments": {"a": 1}}}
+_ARGUMENTS = {_A: [1, _B]}
+
+
+def _call(arguments: Any) -> dict[str, Any]:
+    return {"type": "function", "id": "callabcde", "function": {"name": "add", "arguments": arguments}}
+
+
+def _calling(arguments: Any) -> Iterator[list[dict[str, Any]]]:
+    """Conversations in which a tool is called."""
+    ask, result = {"role": "user", "content": "What?"}, {"role": "tool", "content": "3", "tool_call_id": "callabcde"}
+    for said in ({"content": ""}, {}, {"content": "So."}):
+        yield [ask, {"role": "assistant", **said, "tool_calls": [_call(arguments)]}, {**result, "name": "add"}]
 
 
 def _around(message: dict[str, Any]) -> Iterator[list[dict[str, Any]]]:
@@ -34,7 +47,7 @@ def _around(message: dict[str, Any]) -> Iterator[list[dict[str, Any]]]:
         else:
             yield [
                 ask,
-                {"role": "assistant", "content": "", "tool_calls": [_CALL]},
+                {"role": "assistant", "content": "", "tool_calls": [_call({"a": 1})]},
                 {**message, "tool_call_id": "callabcde"},
             ]
         yield [ask, message]
@@ -49,6 +62,7 @@ class TemplateForms:
         self._render = render
         self._known: dict[str, bool] = {}
         self._contents: dict[str, str] = {}
+        self._arguments = ""
 
     def knows(self, role: str) -> bool:
         """Return whether a turn of this role leaves anything in the rendering."""
@@ -83,6 +97,25 @@ class TemplateForms:
             return "both"
         return "text" if by_text else "parts"
 
+    def arguments(self) -> str:
+        """Return the kind of arguments that calls of tools take: "object", "text" (of JSON), or "both"."""
+        self._arguments = self._arguments or self._find_arguments()
+        return self._arguments
+
+    def _find_arguments(self) -> str:
+        text = json.dumps(_ARGUMENTS)
+        for by_object, by_text in zip(_calling(_ARGUMENTS), _calling(text)):
+            objects, texts = self._render(by_object) or "", self._render(by_text) or ""
+            if objects == texts:
+                if _A in objects:
+                    break
+                continue
+            if _A in objects and f"{{'{_A}'" not in objects:  # which Python writes of an object that is taken for text
+                return "object"
+            if text in texts:
+                return "text"
+        return "both"
+
 
 def other_part(content: Any) -> str | None:
     """The first part of a content that is no text, in words; None where there is none."""
@@ -115,3 +148,23 @@ def in_form(content: Any, form: str) -> Any:
             for part in content
         ]
     return content
+
+
+def with_arguments(calls: Any, form: str) -> Any:
+    """Calls of tools with arguments as the template takes them. Text that is no JSON object stays."""
+    if isinstance(calls, list):
+        return [with_arguments(call, form) for call in calls]
+    if not isinstance(calls, dict):
+        return calls
+    if isinstance(calls.get("function"), dict):
+        return {**calls, "function": with_arguments(calls["function"], form)}
+    given = calls.get("arguments")
+    if form == "text" and isinstance(given, dict):
+        return {**calls, "arguments": json.dumps(given, ensure_ascii=False)}
+    if form == "object" and isinstance(given, str):
+        try:
+            value = json.loads(given) if given.strip() else {}
+        except (ValueError, RecursionError):
+            return calls
+        return {**calls, "arguments": value} if isinstance(value, dict) else calls
+    return calls

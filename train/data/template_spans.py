@@ -101,6 +101,13 @@ def unseen_parts(template: CompiledTemplate, values: Mapping[str, Any], text: st
     rendered = attempt(marked, prompt)
     shown = set(re.findall(rf"{stem}\d+[a-z]q", (rendered or "").lower()))
     missing = {n: [p for p in of_one if word(n, p) not in shown] for n, of_one in enumerate(parts)}
+    for number in [n for n, of_one in missing.items() if "tool_calls" in of_one][:_RETRIED]:
+        calls = _readdressed(messages[number]["tool_calls"], word(number, "id"))
+        other = attempt(
+            [*messages[:number], {**messages[number], "tool_calls": calls}, *messages[number + 1 :]], prompt
+        )
+        if other is not None and other != text:  # it writes a call's id instead of its name
+            missing[number].remove("tool_calls")
     missing = {n: of_one for n, of_one in missing.items() if of_one}
     retried = 0
     for number, of_one in list(missing.items()):
@@ -189,3 +196,9 @@ def _renamed(calls: Any, form: str) -> Any:
     if isinstance(calls, dict) and isinstance(name := calls.get("name"), str):
         return {**calls, "name": form.replace("*", name)}
     return None
+
+
+def _readdressed(calls: Any, id_: str) -> Any:
+    """Calls of tools with another id."""
+    listed = calls if isinstance(calls, list) else [calls]
+    return [{**call, "id": id_} if isinstance(call, dict) and "id" in call else call for call in listed]
