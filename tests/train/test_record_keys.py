@@ -237,6 +237,21 @@ def test_keys_that_are_not_read_are_counted(tokenizer: Tokenizer, write_lines: A
     assert load(*many).remarks[0].endswith("'k11' (1 lines) and 28 more")
 
 
+@pytest.mark.parametrize("objective", ["sft", "dpo"])
+def test_keys_of_turns_that_neither_we_nor_the_template_read(
+    objective: Any, tokenizer: Tokenizer, make_tokenizer: Any
+) -> None:
+    """The template may name further ones, such as Granite's `documents` or a `channel`."""
+    yes: dict[str, Any] = YES | {"ignore": True, "channel": "final", "refusal": None, "tool_calls": [], "reasoning": ""}
+    record = {"messages": [ASK, yes]} if objective == "sft" else {"prompt": [ASK], "chosen": [yes], "rejected": [NO]}
+    part = "messages" if objective == "sft" else "chosen"
+    (first, *_) = samples(record, tokenizer, objective)
+    assert first.unread == (f"{part}[].ignore", f"{part}[].channel")
+    reads = load_tokenizer(make_tokenizer(chat_template=CALLS.replace("m.content or", "m.content or m.channel or")))
+    (first, *_) = samples(record, reads, objective)
+    assert first.unread == (f"{part}[].ignore",)
+
+
 def test_a_record_of_very_many_values_is_refused_before_they_are_made() -> None:
     few = b'{"a": ' + json.dumps("[{,:" * MOST_VALUES).encode() + b"}"
     assert len(decode_json_text(few)["a"]) == 4 * MOST_VALUES

@@ -11,6 +11,7 @@ from typing import Any
 from wgrad.device.errors import WgradError
 from wgrad.train.data.json_text import parse_json_text
 from wgrad.train.data.record_keys import Keys, is_filled
+from wgrad.train.data.template_forms import REASONING
 from wgrad.train.options.record_names import (
     ANSWERS,
     CONVERSATIONS,
@@ -35,6 +36,9 @@ _ROLES = {
 # Of turns with 'role', which a template may know under names of its own, only these are certain.
 _OF_MESSAGES = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", **dict.fromkeys(_CALLS, "assistant")}
 _OF_A_TURN = {"from", "value", *LEARNT, *NOT_LEARNT, *DETAILS}
+# Of turns with 'role'; whatever else a template names it reads.
+_OF_A_MESSAGE = {"role", "content", "name", "tool_calls", "tool_call_id", "function_call", *REASONING}
+_OF_A_MESSAGE |= {*LEARNT, *NOT_LEARNT, *DETAILS}
 
 
 def conversation_form(keys: Keys) -> tuple[str, list[dict[str, Any]] | None]:
@@ -114,6 +118,9 @@ def turns_of(value: Any, name: str, keys: Keys) -> list[dict[str, Any]]:
 def _message(turn: Any, number: int, name: str, keys: Keys) -> dict[str, Any]:
     if isinstance(turn, dict) and isinstance(turn.get("role"), str):
         role = turn["role"]
+        keys.turns_unread |= {
+            f"{name}[].{key}": None for key, part in turn.items() if key not in _OF_A_MESSAGE and is_filled(part)
+        }
         if role in _CALLS:
             return {**turn, "role": "assistant", "content": "", "tool_calls": _calls(turn.get("content"), number)}
         call = turn.get("function_call")

@@ -60,7 +60,7 @@ def parse_preference(
             raise WgradError(_needs(keys.value, objective))
         texts = [_text_and_start(prompt, answer, key, keys, tokenizer) for key, answer in answers.items()]
         whole = not isinstance(prompt, list)
-        unread = keys.unread()
+        unread = keys.unread(tokenizer.templates.values())
         return [
             Sample(
                 text,

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 from wgrad.device.errors import WgradError
 from wgrad.train.files.input_files import one_line
 from wgrad.train.options.record_names import CARRYING, DETAILS, LEARNT, NAMES, NOT_LEARNT, has_form
 
+_WORD = re.compile(r"\w+")
 _SHORTEST = 16  # characters of a question that another text is taken to repeat
 _YES_NO = {"true": True, "1": True, "1.0": True, "false": False, "0": False, "0.0": False}
 _OTHER_LOSSES = ("loss", "loss_weight", "loss_scale", "loss_mask")  # of a record these may be measures
@@ -40,8 +43,9 @@ class Keys:
         there = [name for name in names if name in self.value]
         return next((name for name in there if is_filled(self.value[name])), there[0] if there else "")
 
-    def unread(self) -> tuple[str, ...]:
-        """Keys that nothing read. WgradError where one of them would have changed what is learnt."""
+    def unread(self, templates: Iterable[str] = ()) -> tuple[str, ...]:
+        """Keys that nothing read. templates: those of chats, which may read further keys of turns. WgradError where one
+        of them would have changed what is learnt."""
         left = dict[str, None]()
         for name, part in self.value.items():
             if name in self._read or (name in NAMES and not is_filled(part)):
@@ -53,7 +57,13 @@ class Keys:
                 )
             _check_flag(name, part)
             left[name] = None
-        return (*left, *self.turns_unread)
+        named = [_words(template) for template in templates if self.turns_unread]
+        return (*left, *(key for key in self.turns_unread if not any(key.partition("[].")[2] in n for n in named)))
+
+
+@cache
+def _words(template: str) -> frozenset[str]:
+    return frozenset(_WORD.findall(template))
 
 
 def is_filled(part: Any) -> bool:

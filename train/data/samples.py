@@ -71,7 +71,7 @@ def parse_record(record: bytes | dict[str, Any], name: str, line: int, loss_on: 
             refuse_label(keys, LABELS if isinstance(keys.value.get("label"), bool) else ("kto_tag",))
             sample = _chat(turns, 0, keys, loss_on, tokenizer)
         check_text(sample.text)
-        return msgspec.structs.replace(sample, line=line, form=form, unread=keys.unread())
+        return msgspec.structs.replace(sample, line=line, form=form, unread=keys.unread(tokenizer.templates.values()))
 
 
 @contextmanager
