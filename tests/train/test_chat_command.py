@@ -75,13 +75,13 @@ def generated(capsys: pytest.CaptureFixture[str], prompt: str, *words: object) -
 
 
 def test_turns_follow_each_other(talk: Any, model: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    generate, asked, tokenizer = chat_command.generate_ids, list[tuple[str, int]](), load_tokenizer(model)
+    generate, asked, tokenizer = chat_command.text_ids, list[tuple[str, int]](), load_tokenizer(model)
 
     def noted(of: Any, prompt: Any, count: int, sampling: Any, stops: Any) -> Any:
         asked.append((tokenizer.decode(prompt), sampling.seed))
         return generate(of, prompt, count, sampling, stops)
 
-    monkeypatch.setattr(chat_command, "generate_ids", noted)
+    monkeypatch.setattr(chat_command, "text_ids", noted)
     status, out, err = talk("Hear, my son\r\n\nAnd then? é\n/clear\nHear, my son\n".encode(), "--model", model)
     one = generated(capsys, "user: Hear, my son\nassistant:", "--model", model)
     second = f"user: Hear, my son\nassistant: {one}\nuser: And then? é\nassistant:"
@@ -124,7 +124,7 @@ def test_ctrl_c_stops_an_answer_and_not_the_talk(
     words: list[str], talk: Any, adapter: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = talk(b"Hear, my son\n", "--adapter", adapter, *words)[1]
-    generate, calls = chat_command.generate_ids, []
+    generate, calls = chat_command.text_ids, []
 
     def interrupted(*args: Any) -> Any:
         calls.append(args)
@@ -134,7 +134,7 @@ def test_ctrl_c_stops_an_answer_and_not_the_talk(
                 signal.raise_signal(signal.SIGINT)
             yield token
 
-    monkeypatch.setattr(chat_command, "generate_ids", interrupted)
+    monkeypatch.setattr(chat_command, "text_ids", interrupted)
     before = signal.getsignal(signal.SIGINT)
     status, out, _ = talk(b"Hear, my son\n/clear\nHear, my son\n", "--adapter", adapter, *words)
     assert status == 0 and signal.getsignal(signal.SIGINT) is before
@@ -147,7 +147,7 @@ def test_ctrl_c_stops_an_answer_and_not_the_talk(
         signal.raise_signal(signal.SIGINT)
         yield 7
 
-    monkeypatch.setattr(chat_command, "generate_ids", twice)
+    monkeypatch.setattr(chat_command, "text_ids", twice)
     assert talk(b"Hear, my son\n", "--adapter", adapter)[0] == 130  # the second ends the program
 
 
@@ -170,7 +170,7 @@ def test_thoughts_are_folded(talk: Any, model: Path, begun: bool, monkeypatch: p
         prompts.append(tokenizer.decode(prompt))
         return iter(answer)
 
-    monkeypatch.setattr(chat_command, "generate_ids", said)
+    monkeypatch.setattr(chat_command, "text_ids", said)
     status, out, err = talk(b"a\n/thoughts\nb\n/thoughts\nc\n", "--model", folder)
     assert out == "So it is\nhm\n\n\nSo it is\nSo it is\n"
     assert err.splitlines() == ["thoughts are shown", "thoughts are folded"]
@@ -182,7 +182,7 @@ def test_thoughts_are_folded(talk: Any, model: Path, begun: bool, monkeypatch: p
 
 def test_no_text_of_a_model_moves_the_cursor(talk: Any, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bad = load_tokenizer(model).encode("\x1b[2J\r\x07a\tb\n", add_special_tokens=False)
-    monkeypatch.setattr(chat_command, "generate_ids", lambda *args: iter(bad))
+    monkeypatch.setattr(chat_command, "text_ids", lambda *args: iter(bad))
     assert talk(b"x\n", "--model", model)[1] == "\\x1b[2J\\r\\x07a\tb\n\n"
 
 

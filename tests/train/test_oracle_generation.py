@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from wgrad.device.contract import Device
 from wgrad.train.data.packing import Document, make_batch
 from wgrad.train.data.tokenizer import load_tokenizer
 from wgrad.train.inference.generation import generate_batch, generate_ids
+from wgrad.train.inference.guided import Free, guided_batch, text_ids
+from wgrad.train.inference.repetition import Repetition, penalise
 from wgrad.train.inference.scoring import score
 from wgrad.train.model.model_config import load_model_config
 from wgrad.train.model.model_inputs import Inputs
@@ -41,6 +44,37 @@ def test_greedy_text_is_that_of_transformers(device: Device) -> None:
     ours = build_frozen(load_model_config(BASE), BASE, device, positions=96, quantize=False)
     assert generate_batch(ours, prompts, TOKENS, GREEDY) == theirs
     assert list(generate_ids(ours, prompts[0], TOKENS, GREEDY)) == theirs[0]
+
+
+def test_repetition_is_penalised_as_transformers_does(device: Device) -> None:
+    """Of tokens of the prompt and of the answer, each text of a batch by its own."""
+    prompts = [load_tokenizer(BASE).encode(text) for text in TEXTS]
+    model = transformers.AutoModelForCausalLM.from_pretrained(BASE, dtype=torch.float32)
+    model.generation_config.eos_token_id = None
+    ours = build_frozen(load_model_config(BASE), BASE, device, positions=96, quantize=False)
+    plain = generate_batch(ours, prompts, 24, GREEDY)
+    for penalty in (1.3, 0.8):
+        options = {"max_new_tokens": 24, "do_sample": False, "repetition_penalty": penalty}
+        theirs = [model.generate(torch.tensor([p]), **options)[0, len(p) :].tolist() for p in prompts]
+        sampling = replace(GREEDY, repetition_penalty=penalty)
+        assert theirs != plain
+        assert guided_batch(ours, prompts, 24, sampling, (), [Free()] * len(prompts)) == theirs
+        assert list(text_ids(ours, prompts[1], 24, sampling, ())) == theirs[1]
+
+
+def test_factors_are_transformers_processor(device: Device) -> None:
+    rng = np.random.default_rng(3)
+    logits, texts = rng.standard_normal((3, 41)).astype(np.float32), [[5, 5, 40], [], list(range(41))]
+    texts[1] = [0]
+    histories = [Repetition(1.7, 41, text[:1]) for text in texts]
+    factors = np.stack([one.factors(text[1:]) for one, text in zip(histories, texts)])
+    assert histories[0].factors([5, 40, 5]) is histories[0].factors([5, 40, 5, 40]), "nothing is new"
+    found = device.upload(logits)
+    penalise(device, found, device.upload(factors))
+    processor = transformers.RepetitionPenaltyLogitsProcessor(1.7)
+    for row, text in enumerate(texts):
+        wanted = processor(torch.tensor([text]), torch.tensor(logits[row : row + 1]))[0].numpy()
+        np.testing.assert_allclose(device.download(found)[row], wanted, rtol=1e-6)
 
 
 # ---- rotary embeddings that depend on the length ---------------------------------------------------

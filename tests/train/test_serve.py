@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from starlette.datastructures import Headers
 
+import wgrad
 from tests.train.serving import BASE, Client, serving
 from wgrad.device.errors import WgradError
 from wgrad.train.commands.cli import main
@@ -162,6 +163,11 @@ def test_tokens_are_penalised_and_favoured(client: Client) -> None:
     repeated = ids(logit_bias={str(plain[0]): 12, str(plain[1]): 11}, presence_penalty=2)
     assert {*plain[:2]} <= set(repeated), "the second is likelier once the first is there"
     assert ids(temperature=1, min_p=1) == plain
+    with wgrad.load(BASE, device="cpu") as model:
+        fresh = model.generate(TEXTS[0], temperature=0, top_p=1, max_new_tokens=8, repetition_penalty=1.5).tokens
+    assert ids(repetition_penalty=1.5) == list(fresh) != plain
+    refused = client.post("completions", {**ASK, "repetition_penalty": 0})
+    assert refused.status == 400 and refused.error["param"] == "repetition_penalty"
     wrong = client.post("completions", {**ASK, "logit_bias": {"1024": 1}})
     assert wrong.status == 400 and wrong.error["param"] == "logit_bias"
 

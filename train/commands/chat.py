@@ -13,7 +13,8 @@ from types import FrameType
 from wgrad.device.errors import UnusableResult, WgradError
 from wgrad.train.commands.chat_thoughts import Thoughts
 from wgrad.train.data.chat import Message
-from wgrad.train.inference.generation import Decoder, generate_ids
+from wgrad.train.inference.generation import Decoder
+from wgrad.train.inference.guided import text_ids
 from wgrad.train.inference.open_model import Opened, context_of, open_model
 from wgrad.train.inference.text_models import build_text_models
 from wgrad.train.model.model import Model
@@ -103,9 +104,7 @@ class Talk:
             )
         # Each turn has its own, or the same line said twice would be answered alike.
         seed = (args.seed + sum(turn["role"] == "user" for turn in self.turns)) % _SEEDS
-        ids = generate_ids(
-            self.model, prompt, min(args.max_new_tokens, room), replace(args, seed=seed), tokenizer.stop_ids
-        )
+        ids = text_ids(self.model, prompt, min(args.max_new_tokens, room), replace(args, seed=seed), tokenizer.stop_ids)
         said = dict[str, str]()
         yield self.thoughts.answer(tokenizer.decode_stream(prompt, shown=style.markers).pieces(ids), style, said)
         self.turns = [*turns, {"role": "assistant", "content": "", **said}]
@@ -122,6 +121,9 @@ def _talks(opened: Opened[ChatConfig]) -> list[Talk]:
     def most(model: Model) -> None:  # three tokens at the end of the longest conversation
         decoder = Decoder(model, [[0] * max(positions - 3, 1)], min(3, positions - 1), replace(GREEDY, temperature=1.0))
         list(decoder.tokens())
+        if args.repetition_penalty != 1:
+            prompt = [0] * max(positions - 3, 1)
+            list(text_ids(model, prompt, min(3, positions - 1), replace(args, temperature=1.0), ()))
 
     thoughts = Thoughts(notes=_is_terminal())
     models = build_text_models(opened, names, positions, most)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import chain, islice
 
-from wgrad.train.inference.generation import check_positions, generate_batch, generate_ids
+from wgrad.train.inference.generation import check_positions, generate_batch
 from wgrad.train.inference.guide import Grammars
 from wgrad.train.inference.guide_options import guides_of
-from wgrad.train.inference.guided import Anything, guided_batch, guided_tokens
+from wgrad.train.inference.guided import Anything, guided_batch, text_ids
 from wgrad.train.inference.open_model import Opened, open_model
 from wgrad.train.inference.text_models import build_text_models
 from wgrad.train.model.model import Model
@@ -27,7 +27,7 @@ def open_to_generate(args: GenerateConfig) -> Opened[GenerateConfig]:
 
 def build_model(opened: Opened[GenerateConfig], prompts: Sequence[Sequence[int]], guided: bool) -> Model:
     """The model on the device, its shaders compiled, with a bar for each of the two. prompts: as many as will be
-    answered at once, as long as the longest. guided: their answers keep to a grammar."""
+    answered at once, as long as the longest. guided: the host watches their answers."""
     args = opened.args
     positions = max(map(len, prompts)) + args.max_new_tokens
 
@@ -52,12 +52,7 @@ def run_generate(args: GenerateConfig) -> int:
     check_positions(prompt, args.max_new_tokens, opened.config, "--max-new-tokens")
     guides = guides_of(args, Grammars(tokenizer, opened.config.vocab_size), tokenizer, [prompt])
     model = build_model(opened, [prompt], bool(guides))
-    ids: Iterator[int]
-    if guides:
-        given = args.max_new_tokens, args, tokenizer.stop_ids, guides
-        ids = (token for _, token in guided_tokens(model, [prompt], *given))
-    else:
-        ids = generate_ids(model, prompt, args.max_new_tokens, args, tokenizer.stop_ids)
+    ids = text_ids(model, prompt, args.max_new_tokens, args, tokenizer.stop_ids, guides)
     with display.phase(f"reading the prompt of {len(prompt)} tokens"):  # gone before any text
         first = list(islice(ids, 1))
     shown = harmless if sys.stdout.isatty() else str

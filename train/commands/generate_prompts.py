@@ -16,9 +16,9 @@ from wgrad.device.files import writing
 from wgrad.train.commands.generate import build_model, open_to_generate
 from wgrad.train.data.prompts import ANSWER, Prompt, read_prompts
 from wgrad.train.inference.generation import check_positions, generate_batch
-from wgrad.train.inference.guide import Grammars, Guide
+from wgrad.train.inference.guide import Grammars
 from wgrad.train.inference.guide_options import guides_of
-from wgrad.train.inference.guided import guided_batch
+from wgrad.train.inference.guided import Guides, guided_batch
 from wgrad.train.inference.open_model import Opened
 from wgrad.train.model.model import Model
 from wgrad.train.options.generate_config import GenerateConfig
@@ -58,7 +58,7 @@ def run_prompts(args: GenerateConfig) -> int:
 
 
 def _answer(
-    opened: Opened[GenerateConfig], model: Model, group: list[Prompt], first: int, guides: list[Guide]
+    opened: Opened[GenerateConfig], model: Model, group: list[Prompt], first: int, guides: list[Guides]
 ) -> Iterator[dict[str, Any]]:
     """The objects of a batch with their answers. first: the number of its first prompt, which has a seed of its own, so
     that no --batch-size changes what is drawn. guides: of the answers that keep to a grammar."""

@@ -48,6 +48,7 @@ def run_all_kernels(model: Model, rows: int, prompt_tokens: int, most_keys: int 
         leave(batch.crowded(1) if batch.growing else [])
         if biased and batch.growing:
             batch.growing[0].bias = np.zeros(model.config.vocab_size, np.float32)
+            batch.growing[0].factors = np.ones(model.config.vocab_size, np.float32)
         if batch.growing:
             batch.queue(1)
 

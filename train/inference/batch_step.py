@@ -9,6 +9,7 @@ import numpy as np
 from wgrad.autograd.replay import Recorded
 from wgrad.autograd.tensor import no_grad
 from wgrad.device.contract import Array, Readback
+from wgrad.train.inference.repetition import penalise
 from wgrad.train.inference.row_cache import RowCache
 from wgrad.train.model.adapter_mix import shares_of_rows
 from wgrad.train.model.kv_cache import put_rows
@@ -56,9 +57,8 @@ class BatchStep:
         pages, places = counter(wide + 2 * _VIEW, rows, width), self.inputs.positions
         self._cache = cache.paged(cache.first_rows(rows), pages=pages, places=places)
         self.logits = cache.logits(rows)
-        self._recorded, self._drawing, self._going_on = (Recorded(device) for _ in range(3))
-        self._bias: Array | None = None  # [rows, V]
-        self._biases = dict[int, np.ndarray]()  # by row, as they are in it
+        self._recorded, self._drawing, self._penalising, self._going_on = (Recorded(device) for _ in range(4))
+        self._bias, self._factors = _Rows(self, 0.0), _Rows(self, 1.0)
 
     def begin(
         self,
@@ -89,28 +89,20 @@ class BatchStep:
     def run(self) -> None:
         self._recorded(self._work)
 
-    def draw(self, biases: Mapping[int, np.ndarray]) -> None:
-        """The first half of a step, with float32 [V] added to the logits of some rows. `go_on` is the other."""
-        device, vocab = self.device, self.logits.shape[1]
-        if self._bias is None:
-            self._bias = device.zeros(self.logits.shape)
-        for row in self._biases.keys() - biases.keys():
-            self._put(row, np.zeros(vocab, np.float32))
-        for row, bias in biases.items():
-            if self._biases.get(row) is not bias:
-                self._put(row, bias)
-        self._biases = dict(biases)
+    def draw(self, biases: Mapping[int, np.ndarray], factors: Mapping[int, np.ndarray]) -> None:
+        """The first half of a step, whose logits are changed: by float32 [V] of some rows that are added, and by
+        factors of the repetition penalty. `go_on` is the other half."""
+        if factors:
+            self._factors.put(factors)
+            self._penalising(lambda: penalise(self.device, self.logits, self._factors.array))
+        self._bias.put(biases)
         self._drawing(self._draw_biased)
-
-    def _put(self, row: int, bias: np.ndarray) -> None:
-        assert self._bias is not None
-        put_rows(self.device, self._bias, self.device.upload(bias[None]), self.device.upload(np.array([row], np.int32)))
 
     def go_on(self) -> None:
         self._going_on(self._forward)
 
     def _draw_biased(self) -> None:
-        self.device.add(self.logits, self._bias, out=self.logits)
+        self.device.add(self.logits, self._bias.array, out=self.logits)
         self._draw()
 
     def _work(self) -> None:
@@ -130,3 +122,28 @@ class BatchStep:
 
     def read(self, steps: int) -> Readback:
         return self.device.readback(self.device.view(self._drawn, (steps * self.rows,)))
+
+
+class _Rows:
+    """Values float32 [rows, V] of a step, of which some rows have their own and the others one number."""
+
+    def __init__(self, step: BatchStep, default: float) -> None:
+        self._step, self._default = step, default
+        self._made: Array | None = None
+        self._known = dict[int, np.ndarray]()  # by row, as they are there
+
+    @property
+    def array(self) -> Array:
+        if self._made is None:
+            self._made = self._step.device.empty(self._step.logits.shape)
+            self._step.device.fill(self._made, self._default)
+        return self._made
+
+    def put(self, values: Mapping[int, np.ndarray]) -> None:
+        """float32 [V] by row. An array that is there already is not copied again."""
+        device, vocab = self._step.device, self._step.logits.shape[1]
+        gone = {row: np.full(vocab, self._default, np.float32) for row in self._known.keys() - values.keys()}
+        for row, value in {**gone, **values}.items():
+            if self._known.get(row) is not value:
+                put_rows(device, self.array, device.upload(value[None]), device.upload(np.array([row], np.int32)))
+        self._known = dict(values)

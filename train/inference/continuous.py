@@ -258,15 +258,17 @@ class Batch:
 
     # ---- growing -------------------------------------------------------------------------------
     def queue(self, steps: int, keep_logits: bool = False) -> Block:
-        """Draw up to `steps` tokens of each sequence: one where a sequence has a bias, which can be read while
+        """Draw up to `steps` tokens of each sequence: one where logits are changed, which can be read while
         the device makes the next logits. Those that have all of theirs leave.
 
         keep_logits: of a single step.
         """
         active = self.growing
-        biases = {one: one.bias for one in active if one.bias is not None}
+        biases = {one.row: one.bias for one in active if one.bias is not None}
+        factors = {one.row: one.factors for one in active if one.factors is not None}
+        changed = bool(biases or factors)
         steps = (
-            1 if self.reads or keep_logits or biases else min(steps, MOST_STEPS, max(o.most - o.drawn for o in active))
+            1 if self.reads or keep_logits or changed else min(steps, MOST_STEPS, max(o.most - o.drawn for o in active))
         )
         steps = min(steps, *(self._most_steps(one) for one in active))
         self._gather(active)
@@ -287,10 +289,10 @@ class Batch:
             numbers = one.uniforms[one.drawn : one.drawn + steps]
             uniforms[: len(numbers), one.row] = numbers
         step.begin(cached, page_table(pages, rows, step.width), settings, uniforms, adapters)
-        if biases:
-            step.draw({one.row: bias for one, bias in biases.items()})
+        if changed:
+            step.draw(biases, factors)
         logits = self.device.readback(step.logits) if keep_logits else None
-        if biases:
+        if changed:
             tokens = step.read(steps)
             step.go_on()
         else:
@@ -313,7 +315,7 @@ class Batch:
         mine, row = min(steps, one.most - one.drawn), one.row
         one.drawn += mine
         one.cached += steps
-        one.bias = None
+        one.bias = one.factors = None
         done, again = one.drawn == one.most, one.cached == self.model.config.read_again_at
         if done or again:
             self._members[row], one.row = None, -1

@@ -26,6 +26,7 @@ class Growing:
     settings: np.ndarray
     uniforms: np.ndarray
     bias: np.ndarray | None = None  # float32 [V]: added to the logits of the next token
+    factors: np.ndarray | None = None  # float32 [V]: of the repetition penalty for the next token
     drawn: int = 0
     cached: int = 0
     shared: int = 0

@@ -9,7 +9,8 @@ from wgrad.train.data.json_text import decode_json_text
 from wgrad.train.data.thoughts import end_of_thought
 from wgrad.train.data.tokenizer import Tokenizer
 from wgrad.train.files.input_files import read_input
-from wgrad.train.inference.guide import Grammars, Guide, json_grammar, regex_grammar
+from wgrad.train.inference.guide import Grammars, json_grammar, regex_grammar
+from wgrad.train.inference.guided import Free, Guides
 from wgrad.train.options.generate_config import TextOptions
 from wgrad.train.options.options import is_json, short
 
@@ -18,18 +19,19 @@ _LARGEST = 4 << 20  # bytes of a schema
 
 def guides_of(
     options: TextOptions, grammars: Grammars, tokenizer: Tokenizer, prompts: Sequence[Sequence[int]]
-) -> list[Guide]:
-    """Return a guide for each prompt, [] where text is free. A thought that a prompt has begun is not bound.
+) -> list[Guides]:
+    """Return a guide for each prompt, [] where the host need not watch the text. A thought that a prompt has begun is
+    not bound.
 
     WgradError: the grammar is wrong, or llguidance is missing."""
     if not options.is_guided:
-        return []
+        return [Free() for _ in prompts] if options.is_watched else []
     schema, option = options.json_schema, "--regex"
     if schema is not None:
         option = f"--json-schema: {short(schema) if is_json(schema) else schema}"
     try:
         grammar = regex_grammar(options.regex or "") if schema is None else json_grammar(_schema(schema))
-        return grammars.guides(grammar, [end_of_thought(tokenizer, prompt) for prompt in prompts])
+        return list[Guides](grammars.guides(grammar, [end_of_thought(tokenizer, prompt) for prompt in prompts]))
     except WgradError as error:
         raise WgradError(str(error) if str(error).startswith("--") else f"{option}: {error}") from error
 

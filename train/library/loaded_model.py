@@ -14,10 +14,10 @@ from wgrad.train.data.sample_tokens import encode_record
 from wgrad.train.data.samples import parse_prompt
 from wgrad.train.data.template_process import shared_process
 from wgrad.train.data.tokenizer import Tokenizer
-from wgrad.train.inference.generation import check_positions, generate_batch, generate_ids
-from wgrad.train.inference.guide import Grammars, Guide
+from wgrad.train.inference.generation import check_positions, generate_batch
+from wgrad.train.inference.guide import Grammars
 from wgrad.train.inference.guide_options import guides_of
-from wgrad.train.inference.guided import Anything, guided_batch, guided_tokens
+from wgrad.train.inference.guided import Anything, Guides, guided_batch, text_ids
 from wgrad.train.inference.open_model import Opened, context_of, open_model
 from wgrad.train.inference.scoring import most_work, score
 from wgrad.train.inference.text_models import build_text_models
@@ -93,9 +93,10 @@ class LoadedModel:
     # ---- writing -------------------------------------------------------------------------------
     @takes_beside_one(TextArguments)
     def generate(self, prompt: Prompt, **given: Any) -> Generated:
-        """Continue a prompt. The options are those of `wgrad generate`: temperature, top_k, top_p, min_p, seed,
-        max_new_tokens, chat; and json_schema, which may also be the schema as a mapping, or regex. WgradError: a prompt
-        or an option that cannot be; UnusableResult: logits are not finite, or the grammar cannot go on.
+        """Continue a prompt. The options are those of `wgrad generate`: temperature, top_k, top_p, min_p,
+        repetition_penalty, seed, max_new_tokens, chat; and json_schema, which may also be the schema as a mapping, or
+        regex. WgradError: a prompt or an option that cannot be; UnusableResult: logits are not finite, or the grammar
+        cannot go on.
         """
         options, model = make_options(TextOptions, given, "generate"), self._open_model()
         ids = _encode(self._tokenizer, prompt, options.chat, 1)
@@ -195,16 +196,12 @@ class LoadedModel:
                 "load it with a larger context"
             )
 
-    def _guides(self, options: TextOptions, prompts: Sequence[Sequence[int]]) -> list[Guide]:
+    def _guides(self, options: TextOptions, prompts: Sequence[Sequence[int]]) -> list[Guides]:
         return guides_of(options, self._grammars, self._tokenizer, prompts)
 
-    def _ids(self, model: Model, prompt: list[int], options: TextOptions, guides: Sequence[Guide]) -> Iterator[int]:
+    def _ids(self, model: Model, prompt: list[int], options: TextOptions, guides: Sequence[Guides]) -> Iterator[int]:
         """Yield what follows a prompt. guides: of the only one."""
-        stop_ids = self._tokenizer.stop_ids
-        if not guides:
-            return generate_ids(model, prompt, options.max_new_tokens, options, stop_ids)
-        tokens = guided_tokens(model, [prompt], options.max_new_tokens, options, stop_ids, guides)
-        return (token for _, token in tokens)
+        return text_ids(model, prompt, options.max_new_tokens, options, self._tokenizer.stop_ids, guides)
 
     def _generated(
         self, prompt: Sequence[int], tokens: Sequence[int], options: TextOptions, ended: bool = False
@@ -242,7 +239,7 @@ def _build(opened: Opened[LoadOptions], context: int, grammars: Grammars, guided
     def run(model: Model) -> None:
         most_work(model, context, 1, context)
         if guided:
-            sampling, guides = Sampling(temperature=1.0), [Anything(opened.config.vocab_size)]
+            sampling, guides = Sampling(temperature=1.0, repetition_penalty=1.1), [Anything(opened.config.vocab_size)]
             guided_batch(model, [[0] * max(context - 3, 1)], min(context - 1, 3), sampling, (), guides)
 
     model = build_text_models(opened, {"": opened.args.adapter}, context, run)[""]
@@ -287,5 +284,5 @@ def generate(**given: Any) -> Generated:
     text = {field.name: getattr(options, field.name) for field in fields(TextOptions)}
     grammars = Grammars(opened.tokenizer, opened.config.vocab_size)
     guides_of(options, grammars, opened.tokenizer, [ids])  # it is refused before weights are read
-    with _build(opened, len(ids) + options.max_new_tokens, grammars, options.is_guided) as loaded:
+    with _build(opened, len(ids) + options.max_new_tokens, grammars, options.is_watched) as loaded:
         return loaded.generate(options.prompt, **text)

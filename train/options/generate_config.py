@@ -29,6 +29,13 @@ class Sampling(Options):
         metavar="P",
         group="sampling",
     )
+    repetition_penalty: float = option(
+        1.0,
+        "make tokens that the prompt or the answer has less likely: 1.1 a little, 1: off",
+        rule=("must be above 0 (1: off)", lambda v: 0 < v < float("inf")),
+        metavar="F",
+        group="sampling",
+    )
     seed: int = option(0, "the same seed gives the same text", rule=SEED, metavar="N", group="sampling")
 
 
@@ -61,6 +68,11 @@ class TextOptions(Sampling):
     def is_guided(self) -> bool:
         """Return whether what is written keeps to a grammar."""
         return self.json_schema is not None or self.regex is not None
+
+    @property
+    def is_watched(self) -> bool:
+        """Return whether the host must know each token before it asks for the next."""
+        return self.is_guided or self.repetition_penalty != 1
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -316,15 +316,16 @@ class Engine:
                 self._read(self._blocks.popleft())
 
     def _edit(self) -> None:
-        """Say what is added to the logits of those who want it, which takes a look at all that was drawn."""
+        """Say how the logits of those who want it are changed, which takes a look at all that was drawn."""
         edited = [member for member in self._members.values() if member.answer.job.is_edited]
         self._edits = bool(edited)
         if edited:
             self._drain()
         for member in edited:
             if not member.answer.ended:
-                bias = member.answer.job.bias(self._batch.model.config.vocab_size, member.ids)
-                member.sequence.bias = bias
+                job, vocab = member.answer.job, self._batch.model.config.vocab_size
+                member.sequence.bias = job.bias(vocab, member.ids)
+                member.sequence.factors = job.factors(vocab, member.ids)
 
     def _read(self, block: Block) -> None:
         begin = time.monotonic()

@@ -11,6 +11,7 @@ import numpy as np
 
 from wgrad.train.data.tokenizer import Tokenizer
 from wgrad.train.inference.guide import Guide
+from wgrad.train.inference.repetition import Repetition
 from wgrad.train.inference.scoring import LogProbs
 from wgrad.train.options.choices import Pooling
 from wgrad.train.options.generate_config import Sampling
@@ -86,6 +87,7 @@ class Job:
     losses: int = 0  # of the device, while it was answered
     cached: int = 0  # tokens of the prompt that were in the cache
     begun: float = field(default_factory=time.monotonic)
+    _repetition: Repetition | None = field(default=None, init=False)
 
     @property
     def is_edited(self) -> bool:
@@ -95,8 +97,16 @@ class Job:
     def bias(self, vocab_size: int, drawn: Sequence[int]) -> np.ndarray | None:
         """float32 [V] to add to the logits of the next token; the same array as before where it has not changed."""
         guided = self.guide.bias() if self.guide is not None and self.guide.active else None
-        edited = None if self.edits is None else self.edits.as_bias(vocab_size, drawn)
+        edited = self.edits.as_bias(vocab_size, drawn) if self.edits is not None and self.edits.adds else None
         return edited if guided is None else guided if edited is None else guided + edited
+
+    def factors(self, vocab_size: int, drawn: Sequence[int]) -> np.ndarray | None:
+        """float32 [V] of the repetition penalty; the same array as before where it has not changed."""
+        if self.edits is None or self.edits.repetition == 1:
+            return None
+        if self._repetition is None:
+            self._repetition = Repetition(self.edits.repetition, vocab_size, self.prompt)
+        return self._repetition.factors(drawn)
 
     @property
     def is_read_alone(self) -> bool:

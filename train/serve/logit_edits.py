@@ -12,13 +12,20 @@ import numpy as np
 @dataclass(frozen=True)
 class LogitEdits:
     """As OpenAI's API has them. presence: taken from the logit of each token that the answer has; frequency: from it
-    as often as the answer has it; bias: added to single ids."""
+    as often as the answer has it; repetition: by what the logits of tokens that the prompt or the answer has are
+    divided, or multiplied where they are negative; bias: added to single ids."""
 
     presence: float = 0.0
     frequency: float = 0.0
+    repetition: float = 1.0
     bias: Mapping[int, float] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
+        return self.adds or self.repetition != 1
+
+    @property
+    def adds(self) -> bool:
+        """Return whether something is added to logits."""
         return bool(self.presence or self.frequency or self.bias)
 
     def as_bias(self, vocab_size: int, drawn: Sequence[int]) -> np.ndarray:

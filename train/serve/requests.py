@@ -62,6 +62,7 @@ class Request(Body):
     min_p: Annotated[float, Meta(ge=0, le=1)] = 0.0
     presence_penalty: Penalty = 0.0
     frequency_penalty: Penalty = 0.0
+    repetition_penalty: Annotated[float, Meta(gt=0, le=100)] = 1.0
     logit_bias: dict[str, Annotated[float, Meta(ge=-100, le=100)]] = {}
     n: Annotated[int, Meta(ge=1, le=MOST_PROMPTS)] = 1
     seed: int | None = None
@@ -91,7 +92,7 @@ class Request(Body):
                 rule = f"names must be token ids between 0 and {vocab_size - 1}; got {name[:40]!r}: {_ADVICE}"
                 raise ApiError(400, f"{_WHERE}: logit_bias: {rule}", "logit_bias")
             bias[int(name)] = value
-        return LogitEdits(self.presence_penalty, self.frequency_penalty, bias) or None
+        return LogitEdits(self.presence_penalty, self.frequency_penalty, self.repetition_penalty, bias) or None
 
     @property
     def stops(self) -> tuple[str, ...]:

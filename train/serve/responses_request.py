@@ -15,8 +15,8 @@ _KEPT = "this server keeps no answers: send the earlier items in input"
 # Names of a conversation's keys here, in errors.
 NAMES = {"messages": "input", "max_tokens": "max_output_tokens", "response_format": "text", "logprobs": "include"}
 _OF_BOTH = (
-    "model", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "logit_bias", "seed",
-    "stop", "stream", "chat_template_kwargs",
+    "model", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty",
+    "logit_bias", "seed", "stop", "stream", "chat_template_kwargs",
 )  # fmt: skip
 
 
