@@ -51,10 +51,17 @@ pytestmark = pytest.mark.oracle
 GPT_OSS = "GptOssForCausalLM"
 GRANITE = "GraniteMoeForCausalLM"
 GEMMA4 = "Gemma4ForCausalLM"
-FAMILIES = ("Qwen3MoeForCausalLM", "MixtralForCausalLM", "OlmoeForCausalLM", GPT_OSS, GRANITE, GEMMA4)
+NEMOTRON = "NemotronHForCausalLM"
+FAMILIES = ("Qwen3MoeForCausalLM", "MixtralForCausalLM", "OlmoeForCausalLM", GPT_OSS, GRANITE, GEMMA4, NEMOTRON)
 CHANGES = {GEMMA4: {**GEMMA4_EXPERTS, "tie_word_embeddings": True}}
+UNGATED = ("experts.up_proj", "experts.down_proj")
 QWEN3 = {"norm_topk_prob": True, "num_hidden_layers": 3, "mlp_only_layers": [1]}
 BOTH = ("experts.gate_up_proj", "experts.down_proj")
+
+
+def of_experts(architecture: str) -> tuple[str, ...]:
+    """The experts' weights, as an adapter names them."""
+    return UNGATED if architecture == NEMOTRON else BOTH
 
 
 def save_each(folder: Path, out: Path) -> Any:
@@ -112,16 +119,16 @@ def random_of(lora: LoraConfig, folder: Path) -> dict[str, np.ndarray]:
         ("Qwen3MoeForCausalLM", BOTH[:1]),
         ("Qwen3MoeForCausalLM", ("layers.2.mlp.experts.down_proj",)),
         (GPT_OSS, BOTH),
+        (NEMOTRON, UNGATED),
     ],
 )
 def test_peft_loads_our_adapter_of_experts(
     architecture: str, parameters: tuple[str, ...], make_checkpoint: Any, device: Device, tmp_path: Path
 ) -> None:
-    changes = {} if architecture == GPT_OSS else QWEN3
+    changes = {} if architecture != "Qwen3MoeForCausalLM" else QWEN3
     folder, adapter = make_checkpoint(architecture, **changes), tmp_path / "adapter"
-    lora = LoraConfig(
-        3, 6.0, target_modules=("q_proj",), target_parameters=parameters, rank_pattern={"experts.gate_up_proj": 5}
-    )
+    ranks = {parameters[0]: 5} if parameters[0].endswith("up_proj") else {}
+    lora = LoraConfig(3, 6.0, target_modules=("q_proj",), target_parameters=parameters, rank_pattern=ranks)
     arrays = random_of(lora, folder)
     save_adapter(adapter, lora, arrays, str(folder))
     theirs = peft.PeftModel.from_pretrained(their_base(folder), adapter)
@@ -141,6 +148,7 @@ def test_peft_loads_our_adapter_of_experts(
         (GPT_OSS, ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]),
         (GRANITE, ["experts.gate_up_proj", "experts.down_proj"]),
         (GEMMA4, ["experts.gate_up_proj", "experts.down_proj"]),
+        (NEMOTRON, ["experts.up_proj", "experts.down_proj"]),
     ],
 )
 def test_we_load_and_merge_peft_adapters_of_experts(
@@ -161,11 +169,12 @@ def test_we_load_and_merge_peft_adapters_of_experts(
     assert distance(their_logits(their_base(tmp_path / "merged"), random_ids()), wanted) < 1e-5
 
 
-@pytest.mark.parametrize("architecture", ["Qwen3MoeForCausalLM", GPT_OSS])
+@pytest.mark.parametrize("architecture", ["Qwen3MoeForCausalLM", GPT_OSS, NEMOTRON])
 def test_llama_cpp_loads_our_adapter_of_experts(architecture: str, make_checkpoint: Any, tmp_path: Path) -> None:
-    sizes = {"hidden_size": 64, "head_dim": 16, "norm_topk_prob": True, "moe_intermediate_size": 32}
+    sizes: dict[str, Any] = {"hidden_size": 64, "head_dim": 16, "norm_topk_prob": True, "moe_intermediate_size": 32}
+    sizes |= {"time_step_min": 0.0} if architecture == NEMOTRON else {}
     folder, adapter = make_checkpoint(architecture, **sizes), tmp_path / "adapter"
-    lora = LoraConfig(3, 6.0, target_modules=("q_proj",), target_parameters=BOTH)
+    lora = LoraConfig(3, 6.0, target_modules=("q_proj",), target_parameters=of_experts(architecture))
     save_adapter(adapter, lora, random_of(lora, folder), str(folder))
     weights = {name: entry.array() for name, entry in read_entries(folder / "model.safetensors", "").items()}
     write_base(tmp_path / "base.gguf", load_model_config(folder), weights)
@@ -289,7 +298,7 @@ def test_mxfp4_files_that_do_not_fit(make_checkpoint: Any) -> None:
             build_frozen(config, folder, ReferenceDevice(), positions=64, adapter=None)
 
 
-@pytest.mark.parametrize("kind", ["Qwen3MoeForCausalLM", GPT_OSS, "mxfp4"])
+@pytest.mark.parametrize("kind", ["Qwen3MoeForCausalLM", GPT_OSS, "mxfp4", NEMOTRON])
 def test_ten_steps_on_few_bits_beside_peft(kind: str, make_checkpoint: Any, cpu: Device, tmp_path: Path) -> None:
     """Adapters of attention and experts, on experts in NF4 or MXFP4."""
     if kind == "mxfp4":
@@ -298,10 +307,13 @@ def test_ten_steps_on_few_bits_beside_peft(kind: str, make_checkpoint: Any, cpu:
     else:
         folder = make_checkpoint(kind)
     settings: dict[str, Any] = {"lora_r": 4, "lora_alpha": 8.0, "learning_rate": 5e-3, "compute": "float32"}
-    settings |= {"target_modules": ("q_proj", "o_proj", *BOTH), "max_grad_norm": 0.5}
+    settings |= {
+        "target_modules": ("q_proj", "o_proj", *of_experts(kind), *(["in_proj"] if kind == NEMOTRON else [])),
+        "max_grad_norm": 0.5,
+    }
     config = RunOptions(max_length=TOKENS, batch_size=2, gradient_accumulation_steps=2, **settings)
     built = build_trainable(config, load_model_config(folder), folder, cpu, positions=TOKENS)
-    assert built.lora is not None and built.lora.target_parameters == BOTH
+    assert built.lora is not None and built.lora.target_parameters == of_experts(kind)
     save_adapter(
         tmp_path, built.lora, {name: built.parameters.get(name) for name in built.parameters.tensors}, str(folder)
     )

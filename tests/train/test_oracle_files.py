@@ -276,11 +276,11 @@ HARMLESS = re.compile(
 )
 
 
-# Nemotron-H's of experts, which are refused, and what its model does not look at either.
+# What Nemotron-H's model does not look at either.
 NOT_READ = re.compile(
     r"time_step_(floor|max|limit)|rescale_prenorm_residual|residual_in_fp32|expand|chunk_size|use_mamba_kernels"
-    r"|mamba_(proj_bias|ssm_cache_dtype)|sliding_window|mtp_layers_block_type|moe_\w+|n_shared_experts"
-    r"|(n|topk)_group|routed_scaling_factor|norm_topk_prob"
+    r"|mamba_(proj_bias|ssm_cache_dtype)|sliding_window|mtp_layers_block_type|moe_shared_expert_overlap"
+    r"|n_shared_experts"
 )
 
 

@@ -210,7 +210,18 @@ def write_base(path: Path, config: ModelConfig, weights: dict[str, np.ndarray]) 
             and part in heads
             and not config.interleaved
             and kind
-            in ("llama", "smollm3", "granite", "granitemoe", "granitehybrid", "nemotron_h", "arcee", "olmo", "mistral3")
+            in (
+                "llama",
+                "smollm3",
+                "granite",
+                "granitemoe",
+                "granitehybrid",
+                "nemotron_h",
+                "nemotron_h_moe",
+                "arcee",
+                "olmo",
+                "mistral3",
+            )
         ):
             value = permuted(value, heads[part])
         if "norm" in part and name.endswith(".weight") and "linear_attn" not in name:

@@ -102,6 +102,7 @@ def distance(a: np.ndarray, b: np.ndarray) -> float:
 CASES: list[tuple[str, dict[str, Any]]] = [(name, {}) for name in IN_GGUF]
 CASES += [("LlamaForCausalLM", {"rope_scaling": rope}) for rope in (LLAMA3, LINEAR)]
 CASES += [("Gemma4ForCausalLM", GEMMA4_EXPERTS)]
+CASES += [("NemotronHForCausalLM", {"hybrid_override_pattern": "M*-M"})]
 CASES += [("GraniteMoeHybridForCausalLM", HYBRID | experts) for experts in ({}, HYBRID_EXPERTS)]
 CASES += [("DeepseekV2ForCausalLM", {"q_lora_rank": None, "num_hidden_layers": 27})]  # as llama.cpp knows V2-Lite
 CASES += [("Olmo3ForCausalLM", {"rope_scaling": YARN}), ("Phi3ForCausalLM", LONGROPE)]
@@ -321,6 +322,7 @@ def test_what_cannot_be_written(adapted: Any, tmp_path: Path, capsys: Any) -> No
         ("FalconH1ForCausalLM", {"mamba_conv_bias": False}, "convolutions without a bias"),
         ("FalconH1ForCausalLM", {"projectors_bias": True}, "biases of projections"),
         ("NemotronHForCausalLM", {"time_step_min": 0.002}, "time steps limited to 0.002 to inf"),
+        ("NemotronHForCausalLM", {"hybrid_override_pattern": "M*E-"}, "MLPs next to layers with experts"),
         (
             "GraniteMoeHybridForCausalLM",
             HYBRID | {"mamba_expand": 3, "mamba_n_heads": 6},

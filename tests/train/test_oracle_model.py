@@ -253,7 +253,20 @@ CASES: dict[str, dict[str, Any]] = {
         "mlp_multipliers": [0.9, 0.4],
         "attention_bias": True,
     },
-    "nemotron_h": {"architecture": "NemotronHForCausalLM", "use_bias": True, "mlp_bias": True},
+    "nemotron_h": {
+        "architecture": "NemotronHForCausalLM",
+        "hybrid_override_pattern": "M*-M",
+        "use_bias": True,
+        "mlp_bias": True,
+    },
+    "nemotron_h_experts": {"architecture": "NemotronHForCausalLM", "hybrid_override_pattern": "M-E*"},
+    "nemotron_h_ungrouped": {
+        "architecture": "NemotronHForCausalLM",
+        "n_group": 1,
+        "topk_group": 1,
+        "norm_topk_prob": False,
+        "mlp_bias": True,
+    },
     "falcon_h1_norm_first": {"architecture": "FalconH1ForCausalLM", "mamba_rms_norm": True},
     "falcon_h1_no_norm": {
         "architecture": "FalconH1ForCausalLM",

@@ -149,6 +149,12 @@ _NEMOTRON_H = {
     "attn_output": "mixer.o_proj",
     **{f"ffn_{part}": f"mixer.{part}_proj" for part in ("up", "down")},
 }
+_NEMOTRON_H_MOE = _NEMOTRON_H | {
+    "ffn_gate_inp": "mixer.gate",
+    "exp_probs_b.bias": "mixer.gate.e_score_correction_bias",
+    **{f"ffn_{part}_exps": f"mixer.experts.{part}_proj" for part in ("up", "down")},
+    **{f"ffn_{part}_shexp": f"mixer.shared_experts.{part}_proj" for part in ("up", "down")},
+}
 QKV = "attn_qkv"  # files of Phi-2 may have q, k and v under one another
 # Names of tensors by general.architecture, and those whose rotary embedding takes pairs side by side.
 ARCHITECTURES = {
@@ -170,6 +176,7 @@ ARCHITECTURES = {
     "granitehybrid": _NAMES | _BLOCK_SPARSE | _SHARED | _MAMBA,
     "falcon-h1": _NAMES | _MAMBA | _FALCON_H1,
     "nemotron_h": _NAMES | _NEMOTRON_H,
+    "nemotron_h_moe": _NAMES | _NEMOTRON_H_MOE,
     "hunyuan-dense": _NAMES | {"attn_q_norm": "self_attn.query_layernorm", "attn_k_norm": "self_attn.key_layernorm"},
     "apertus": _NAMES | {"attn_norm": "attention_layernorm", "ffn_norm": "feedforward_layernorm"},
     "qwen2moe": _NAMES | _SHARED,
@@ -193,7 +200,8 @@ ARCHITECTURES = {
     },
 }
 PAIRED = (
-    "llama", "smollm3", "granite", "granitemoe", "granitehybrid", "nemotron_h", "arcee", "olmo", "mistral3",
+    "llama", "smollm3", "granite", "granitemoe", "granitehybrid", "nemotron_h", "nemotron_h_moe", "arcee", "olmo",
+    "mistral3",
 )  # fmt: skip
 
 

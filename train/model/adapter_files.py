@@ -21,7 +21,7 @@ from wgrad.train.files.decode import FETCH, convert, read_json, show
 from wgrad.train.files.input_files import exists, one_line
 from wgrad.train.files.safetensors_files import TensorEntry, read_entries, save_arrays
 from wgrad.train.model.adapter_targets import MERGE, LimitsFile, resolve_targets
-from wgrad.train.model.experts import DOWN, EXPERTS, GATE_UP
+from wgrad.train.model.experts import DOWN, EXPERTS
 from wgrad.train.model.lora import (
     MAGNITUDE,
     ExpertModules,
@@ -113,7 +113,7 @@ def _key(name: str, adapted: Collection[str]) -> str:
     module, _, side = name.rpartition(".")
     owner, _, part = module.rpartition(".")
     if owner.endswith(EXPERTS):
-        inner = part == GATE_UP and f"{owner}.{DOWN}" in adapted
+        inner = part != DOWN and f"{owner}.{DOWN}" in adapted
         return f"{_PREFIX}{owner}{'.base_layer' if inner else ''}.{side}.weight"
     return f"{_PREFIX}{name}.weight"
 

@@ -27,8 +27,9 @@ GGUF_PARTS = ("gate_proj", "up_proj", "down_proj")  # of all experts, as gguf_fi
 
 @dataclass(frozen=True)
 class Layout:
-    """Names within a layer. each: gate, up and down of an expert, {} for its number; or whole: gate and up, and down,
-    of all experts, which are [experts, in, out] where `transposed`. correction: if it is not `Experts.correction`."""
+    """Names within a layer. each: gate ("": none), up and down of an expert, {} for its number; or whole: gate and up,
+    and down, of all experts, which are [experts, in, out] where `transposed`. correction: if it is not
+    `Experts.correction`."""
 
     router: str
     each: tuple[str, ...] = ()
@@ -53,6 +54,9 @@ LAYOUTS = {
     "granite": Layout(
         "block_sparse_moe.router.layer.weight",
         whole=("block_sparse_moe.input_linear.weight", "block_sparse_moe.output_linear.weight"),
+    ),
+    "nemotron": Layout(
+        "mixer.gate.weight", ("", "mixer.experts.{}.up_proj.weight", "mixer.experts.{}.down_proj.weight")
     ),
     "ernie": Layout(
         "mlp.gate.weight",
@@ -198,7 +202,7 @@ def _gather_each(found: dict[str, TensorEntry], name: str, shape: tuple[int, int
 
 
 def _parts_of(module: str) -> tuple[str, ...]:
-    return GGUF_PARTS[:2] if module.endswith(GATE_UP) else GGUF_PARTS[2:]
+    return GGUF_PARTS[:2] if module.endswith(GATE_UP) else (module.rpartition(".")[2],)
 
 
 def _of_shape(parts: list[TensorEntry], shape: tuple[int, int, int], halves: int) -> list[TensorEntry]:

@@ -1,6 +1,6 @@
 """Mixture of experts: its sizes in a model, its weights' names, and what a layer computes.
 
-Of all experts of a layer gate and up are one weight, and down another; names are those of transformers 5.
+Of all experts of a layer gate and up are one weight, or up alone, and down another; names are those of transformers 5.
 Sources: Mixtral (arXiv 2401.04088), OLMoE (arXiv 2409.02060), Qwen3 (arXiv 2505.09388), gpt-oss (arXiv 2508.10925).
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-GATE_UP, DOWN = "gate_up_proj", "down_proj"
+GATE_UP, UP, DOWN = "gate_up_proj", "up_proj", "down_proj"
 EXPERTS = ".experts"  # with which the path of the module that holds both ends
 
 
@@ -29,7 +29,9 @@ class Experts:
     norms: where layers have an MLP as well, whose output and that of the experts are added up: of the MLP's output,
     before the experts, and of their output; the router then has a norm of the stream, whose weight is router_scale
     [hidden], and divides its logits by the root of the width. share_scales: path of a factor for each expert's weight
-    ("": none)."""
+    ("": none).
+
+    gated: experts and the shared one multiply up by what the activation makes of gate; else they have no gate."""
 
     count: int
     chosen: int
@@ -59,11 +61,17 @@ class Experts:
     norms: tuple[str, str, str] | None = field(default=None, repr=False)
     router_scale: str = field(default="", repr=False)
     share_scales: str = field(default="", repr=False)
+    gated: bool = field(default=True, repr=False)
+
+    @property
+    def first(self) -> str:
+        """The experts' weight that reads their input, by its name."""
+        return GATE_UP if self.gated else UP
 
     def shapes(self, hidden: int) -> dict[str, tuple[int, int, int]]:
         """[experts, out, in] by path within a layer."""
         return {
-            f"{self.module}.{GATE_UP}": (self.count, 2 * self.width, hidden),
+            f"{self.module}.{self.first}": (self.count, (2 if self.gated else 1) * self.width, hidden),
             f"{self.module}.{DOWN}": (self.count, hidden, self.width),
         }
 
@@ -74,8 +82,6 @@ class Experts:
         if self.shared_fused:
             both = (2 * self.shared_width, hidden)
             return {f"{self.shared}.input_linear": both, f"{self.shared}.output_linear": (hidden, self.shared_width)}
-        return {
-            f"{self.shared}.gate_proj": (self.shared_width, hidden),
-            f"{self.shared}.up_proj": (self.shared_width, hidden),
-            f"{self.shared}.down_proj": (hidden, self.shared_width),
-        }
+        into = ("gate_proj", "up_proj") if self.gated else ("up_proj",)
+        found = {f"{self.shared}.{part}": (self.shared_width, hidden) for part in into}
+        return found | {f"{self.shared}.down_proj": (hidden, self.shared_width)}

@@ -54,7 +54,7 @@ from wgrad.train.model.layer_norm_keys import (
     Starcoder2File,
 )
 from wgrad.train.model.lfm2_keys import Lfm2File
-from wgrad.train.model.mamba_keys import BambaFile, FalconH1File, GraniteHybridFile, NemotronHFile
+from wgrad.train.model.mamba_keys import BambaFile, FalconH1File, GraniteHybridFile
 from wgrad.train.model.near_llama_keys import (
     CwmFile,
     Ernie45File,
@@ -67,6 +67,7 @@ from wgrad.train.model.near_llama_keys import (
     Ministral3File,
     SeedOssFile,
 )
+from wgrad.train.model.nemotron_h_keys import NemotronHFile
 from wgrad.train.model.scored_keys import Dots1File, Ernie45MoeFile, Glm4MoeFile, SolarOpenFile
 
 
@@ -174,7 +175,12 @@ FAMILIES = {
     ),
     "BambaForCausalLM": Family("bamba", BambaFile, BambaFile.variant, "", "Bamba"),
     "NemotronHForCausalLM": Family(
-        "nemotron_h", NemotronHFile, NemotronHFile.variant, "nemotron_h", "Nemotron-H, dense"
+        "nemotron_h",
+        NemotronHFile,
+        NemotronHFile.variant,
+        "nemotron_h",
+        "Nemotron-H, Nemotron 3",
+        gguf_others=(("experts", "nemotron_h_moe"),),
     ),
     "FalconH1ForCausalLM": Family("falcon_h1", FalconH1File, FalconH1File.variant, "falcon-h1", "Falcon-H1"),
     "GraniteMoeForCausalLM": Family(

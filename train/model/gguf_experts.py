@@ -16,11 +16,12 @@ from wgrad.train.files.gguf_files import require_gguf
 from wgrad.train.model.experts import DOWN, EXPERTS, GATE_UP
 from wgrad.train.model.gguf_latent import kv_b_rows, shape_by_head
 from wgrad.train.model.gguf_linear import BY_HEAD, gguf_shape, rows_by_head
-from wgrad.train.model.gguf_mamba import GRANITE_HYBRID
+from wgrad.train.model.gguf_mamba import GRANITE_HYBRID, NEMOTRON_MOE
 from wgrad.train.model.gguf_scored import (
     keys_of_deepseek2,
     keys_of_ernie,
     keys_of_gemma4,
+    keys_of_nemotron,
     keys_of_scored,
     without_scored_place,
     write_scored,
@@ -56,6 +57,7 @@ _OWN_KEYS = {
     "gemma4": keys_of_gemma4,
     "glm4moe": keys_of_scored,
     "dots1": keys_of_scored,
+    NEMOTRON_MOE: keys_of_nemotron,
     "ernie4_5-moe": keys_of_ernie,
     "deepseek2": keys_of_deepseek2,
 }
@@ -150,7 +152,7 @@ def tensor_name(names: Any, name: str) -> str:
     name = name.replace(".dt_bias", ".dt_proj.bias")
     name = name.replace("score_correction_bias", "score_correction.bias").replace("gate.moe_statics", "moe_statics")
     name = name.replace("block_sparse_moe.router", "mlp.gate").replace("block_sparse_moe", "mlp")
-    name = name.replace("router.scale", "router.proj.scale")
+    name = name.replace("router.scale", "router.proj.scale").replace("mixer.experts.", "mlp.experts.")
     name = name.replace("router.per_expert_scale", "experts.down_proj.scale")
     found = next(filter(None, (names.get_name(own, (".weight", ".bias", ".scale")) for own in _forms(name))), "")
     if found and not found.endswith(_ENDINGS):  # of experts, which have no such ending here
@@ -186,7 +188,8 @@ def write_experts(writer: Any, config: ModelConfig, architecture: str) -> None:
     if config.experts.shared_width:
         writer.add_expert_shared_feed_forward_length(config.experts.shared_width)
     if config.experts.correction or config.latent is not None:
-        write_scored(writer, require_gguf("--format gguf", architecture), config.experts)
+        listed = bool(config.mlp_layers)
+        write_scored(writer, require_gguf("--format gguf", architecture), config.experts, listed)
 
 
 def without_place(config: ModelConfig, architecture: str) -> Iterator[str]:
@@ -197,7 +200,9 @@ def without_place(config: ModelConfig, architecture: str) -> Iterator[str]:
         yield f"experts whose weights {'' if config.experts.normalize else 'do not '}add up to 1"
     if architecture in ("olmoe", "dots1") and config.num_key_value_heads != config.num_attention_heads:
         yield "fewer heads of keys than of queries"
-    if config.experts.correction or config.latent is not None:
+    if config.mlp_layers:  # which a file lists
+        pass
+    elif config.experts.correction or config.latent is not None:
         yield from without_scored_place(config.experts)
     elif not all(config.experts.layers):
         yield "layers without experts"

@@ -20,9 +20,9 @@ from wgrad.train.model.mamba_sizes import UNLIMITED, Mamba2
 from wgrad.train.model.model_config import ModelConfig
 from wgrad.train.model.weights import EMBEDDING, HEAD, projection_shapes
 
-FALCON, GRANITE_HYBRID, NEMOTRON = "falcon-h1", "granitehybrid", "nemotron_h"
-NEMOTRONS = (NEMOTRON,)
-MAMBA = (FALCON, GRANITE_HYBRID, NEMOTRON)
+FALCON, GRANITE_HYBRID, NEMOTRON, NEMOTRON_MOE = "falcon-h1", "granitehybrid", "nemotron_h", "nemotron_h_moe"
+NEMOTRONS = (NEMOTRON, NEMOTRON_MOE)
+MAMBA = (FALCON, GRANITE_HYBRID, *NEMOTRONS)
 _ROTATES = "rope.scaling.finetuned"  # of GRANITE_HYBRID, by default true: it has rotary embeddings, as Bamba
 UNROTATED = (GRANITE_HYBRID, *NEMOTRONS)  # whose `rope.dimension_count` says nothing
 _LEAST_STEP = 1e-3  # transformers' default for Nemotron-H: llama.cpp has none, and so short a step changes little
@@ -129,7 +129,8 @@ def mlp_lengths(config: ModelConfig) -> int | list[int]:
     """The width of MLPs; of each layer, 0 for none, where some have none."""
     if not config.mlp_layers:
         return config.intermediate_size
-    return [config.intermediate_size if layer else 0 for layer in config.mlp_layers]
+    width = config.intermediate_size if config.experts is None else config.experts.width
+    return [width if layer else 0 for layer in config.mlp_layers]
 
 
 def without_mamba_place(config: ModelConfig) -> Iterator[str]:
@@ -143,6 +144,8 @@ def without_mamba_place(config: ModelConfig) -> Iterator[str]:
         yield "biases of projections"
     if c.norm and c.norm_first:
         yield "a norm before the gate (mamba_norm_before_gate)"
+    if config.experts is not None and config.mlp_layers and config.mlp_layers != config.experts.layers:
+        yield "MLPs next to layers with experts"
     low, high = c.limits
     if low > _LEAST_STEP or high != UNLIMITED[1]:
         yield f"time steps limited to {low:g} to {high:g}"
@@ -165,7 +168,7 @@ def keys_of_mamba(fields: GgufFields, tensors: Mapping[str, TensorEntry]) -> dic
     if heads < 1 or inner % heads:
         raise fields.error(prefix + "ssm.inner_size", f"must be a multiple of {heads}, the heads, got {inner}")
     biased = any(tensor.endswith(".conv1d.bias") for tensor in tensors)
-    if name == NEMOTRON:
+    if name in NEMOTRONS:
         return {
             "layers_block_type": _kinds_of_nemotron(fields),
             "ssm_state_size": state,
@@ -206,4 +209,5 @@ def _kinds_of_nemotron(fields: GgufFields) -> list[str]:
     widths = [int(width) for width in fields.numbers(prefix + "feed_forward_length")]
     if len(keys) != len(widths) or len(set(widths) - {0}) > 1:
         raise fields.error(prefix + "feed_forward_length", f"must be one width, or 0, for each of {len(keys)} layers")
-    return ["attention" if heads else "mlp" if width else "mamba" for heads, width in zip(keys, widths)]
+    of_mlp = "moe" if fields.architecture == NEMOTRON_MOE else "mlp"
+    return ["attention" if heads else of_mlp if width else "mamba" for heads, width in zip(keys, widths)]

@@ -32,7 +32,7 @@ from wgrad.train.model.gguf_experts import (
 )
 from wgrad.train.model.gguf_latent import LENGTHS, SPLIT, by_head, without_latent_place, write_heads, write_latent
 from wgrad.train.model.gguf_linear import to_gguf, without_linear_place, write_linear
-from wgrad.train.model.gguf_mamba import GRANITE_HYBRID, NEMOTRON, UNROTATED, mlp_lengths
+from wgrad.train.model.gguf_mamba import GRANITE_HYBRID, NEMOTRONS, UNROTATED, mlp_lengths
 from wgrad.train.model.gguf_mix import MIXES, stored_type
 from wgrad.train.model.gguf_shared_keys import (
     GEMMA_4,
@@ -125,7 +125,7 @@ class GgufModel:
 _ACTIVATIONS = {
     **dict.fromkeys(("gemma", "gemma2", "gemma3", *SHARING, "phi2", "starcoder2"), "gelu_tanh"),
     "apertus": "xielu",
-    **dict.fromkeys(("arcee", "nemotron", "jais2", NEMOTRON), "relu2"),
+    **dict.fromkeys(("arcee", "nemotron", "jais2", *NEMOTRONS), "relu2"),
 }
 # Architectures of which llama.cpp looks for no biases: the parts of names that have none.
 _UNBIASED = {

@@ -15,9 +15,10 @@ from wgrad.train.model.experts import Experts
 _SOFTMAX, _SIGMOID = 1, 2  # of llama.cpp's ExpertGatingFuncType
 
 
-def write_scored(writer: Any, gguf: Any, experts: Experts) -> None:
-    """Write what a router with corrections has, and which layers have experts."""
-    writer.add_leading_dense_block_count(experts.layers.index(True))
+def write_scored(writer: Any, gguf: Any, experts: Experts, listed: bool = False) -> None:
+    """Write what a router with corrections has, and which layers have experts, if these are not listed elsewhere."""
+    if not listed:
+        writer.add_leading_dense_block_count(experts.layers.index(True))
     writer.add_expert_shared_count(experts.shared_width // experts.width)
     if experts.correction and not experts.sigmoid:
         writer.add_interleave_moe_layer_step(1)
@@ -63,6 +64,12 @@ def _keys(fields: GgufFields, count: int, chosen: int) -> dict[str, Any]:
         "routed_scaling_factor": fields.get(prefix + "expert_weights_scale", float, 1.0) or 1.0,
         "sliding_window": None,
     }
+
+
+def keys_of_nemotron(fields: GgufFields, count: int, chosen: int) -> dict[str, Any]:
+    """As `keys_of_scored`, of Nemotron 3, whose shared expert has a width of its own."""
+    shared = fields.needed(f"{fields.architecture}.expert_shared_feed_forward_length", int)
+    return keys_of_scored(fields, count, chosen) | {"moe_shared_expert_intermediate_size": shared}
 
 
 def keys_of_gemma4(fields: GgufFields, count: int, chosen: int) -> dict[str, Any]:

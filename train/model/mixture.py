@@ -15,8 +15,9 @@ from wgrad.autograd.ops.clamped_swiglu import clamped_swiglu
 from wgrad.autograd.ops.routing import group
 from wgrad.autograd.tensor import Tensor
 from wgrad.device.contract import Array
+from wgrad.train.model.activations import PLAIN
 from wgrad.train.model.balance import Balance
-from wgrad.train.model.experts import DOWN, GATE_UP
+from wgrad.train.model.experts import DOWN
 from wgrad.train.model.lora import Adapter
 from wgrad.train.model.model_config import ModelConfig
 from wgrad.train.model.router import choose
@@ -61,7 +62,7 @@ def mixture(
     def activated(both: Tensor) -> Tensor:
         if experts.interleaved:
             return clamped_swiglu(both, experts.alpha, experts.limit)
-        return _GATED[config.hidden_act](both, None)
+        return _GATED[config.hidden_act](both, None) if experts.gated else PLAIN[config.hidden_act](both)
 
     router = f"{prefix}{experts.router}"
     seen = y if routed is None else routed
@@ -75,10 +76,11 @@ def mixture(
     if experts.share_scales:
         shares = shares * _of_chosen(weights[prefix + experts.share_scales], ids)
     groups = group(ids, experts.count, y.device)
-    down = linear(DOWN, activated(linear(GATE_UP, y, gather=True)))
+    down = linear(DOWN, activated(linear(experts.first, y, gather=True)))
     if experts.shared_width and h is not None:
         *first, last = (f"{prefix}{module}" for module in experts.shared_shapes(config.hidden_size))
-        shared = projection(last, _GATED[config.hidden_act](*(projection(module, y) for module in first)))
+        inner = (_GATED if experts.gated else PLAIN)[config.hidden_act](*(projection(module, y) for module in first))
+        shared = projection(last, inner)
         shared = F.cast(shared, np.float32)
         if experts.shared_gate:
             gate = F.linear(y, weights[f"{prefix}{experts.shared_gate}.weight"], dtype=np.float32)

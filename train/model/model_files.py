@@ -148,7 +148,7 @@ class ModelFiles:
         from_gguf(self.entries, config)
         with_kv_b(self.entries, config)
         table_of_model(self.entries, config)
-        self.entries = with_linear(with_experts(self.entries, config), config)
+        self.entries = with_experts(with_linear(self.entries, config), config)
         for spec in weight_specs(config):
             if not spec.is_linear or not self.is_frozen(spec):
                 self._float_entry(spec)

@@ -22,6 +22,17 @@ from wgrad.train.model.expert_keys import ExpertCount, ExpertsFile
 SharedCount = Annotated[int, Meta(ge=0, le=64)]
 
 
+def check_groups(experts: int, groups: int, top_groups: int, chosen: int) -> None:
+    """ValueError where experts make no such groups, or the best groups of a token have fewer experts than it takes."""
+    if experts % groups or (groups > 1 and experts < 2 * groups):
+        raise ValueError(f"n_group must divide the {experts} experts into groups of two or more; got {groups}")
+    if top_groups > groups or chosen > experts // groups * top_groups:
+        raise ValueError(
+            f"topk_group must be at most n_group, {groups}, and leave num_experts_per_tok, {chosen}, experts; got "
+            f"{top_groups}"
+        )
+
+
 class ScoredFile(ExpertsFile, kw_only=True):
     """Keys of DeepSeek-V3's router and experts."""
 
@@ -36,14 +47,7 @@ class ScoredFile(ExpertsFile, kw_only=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        groups, chosen = self.n_group or 1, self.topk_group or 1
-        if self.experts % groups or (groups > 1 and self.experts < 2 * groups):
-            raise ValueError(f"n_group must divide the {self.experts} experts into groups of two or more; got {groups}")
-        if chosen > groups or self.num_experts_per_tok > self.experts // groups * chosen:
-            raise ValueError(
-                f"topk_group must be at most n_group, {groups}, and leave num_experts_per_tok, "
-                f"{self.num_experts_per_tok}, experts; got {chosen}"
-            )
+        check_groups(self.experts, self.n_group or 1, self.topk_group or 1, self.num_experts_per_tok)
 
     @property
     def experts(self) -> int:

@@ -88,7 +88,8 @@ def used_weights(config: ModelConfig) -> int:
     for layer in range(config.num_hidden_layers):
         total += sum(rows * columns for rows, columns in projection_shapes(config, layer).values())
         if config.experts is not None and config.has_experts(layer):
-            total += 3 * config.experts.chosen * config.experts.width * config.hidden_size
+            matrices = 3 if config.experts.gated else 2
+            total += matrices * config.experts.chosen * config.experts.width * config.hidden_size
     return total
 
 
