@@ -46,10 +46,10 @@ def _in_best_groups(experts: Experts, scores: Tensor) -> Tensor:
     """scores [T, E], _NEVER outside of the groups whose best score is largest, or whose two best add up to most."""
     tokens, groups = scores.shape[0], experts.groups
     apart = scores.reshape(tokens, groups, -1)
-    best = apart.max(2, keepdim=True)
+    best = apart.amax(2, keepdim=True)
     if not experts.groups_by_best:
         is_best = apart >= best
-        second = F.where(is_best, _NEVER, apart).max(2)
+        second = F.where(is_best, _NEVER, apart).amax(2)
         alone = is_best.sum(2) < 2  # of two that are equally good, the second is as good
         best = best + F.where(alone.reshape(tokens, groups, 1), second.reshape(tokens, groups, 1), best)
     better = (best.reshape(tokens, 1, groups) > best).sum(2)
