@@ -79,6 +79,7 @@ CASES = (
     "rms_norm_backward/plain/3x1003/float32>float32",
     "rms_norm_backward/plain/1x2052/float32>float32",
     "rms_norm_backward/mixed/41x123/float32>float16",
+    "round_weight/q4_k/27x768/float32",
     "rope/forward/1x1x6/float32",
     "rope_append/decode/1x1x2x128/float32",
     "rope_split/21x4+2x40/float16",
@@ -96,6 +97,9 @@ CASES = (
     "softcap/7x123/float16",
     "softmax/41x7/float32",
     "softmax_backward/41x7/float32",
+    "ssd/packed/2x133x1x2x10x6/float16",
+    "ssd/steps on a state/2x3x2x4x6x70/float32",
+    "ssd_backward/packed/2x133x1x2x10x6/float16",
     "storage/view and copy/float16",
 )
 FORMAT = 1  # of the file that keeps a verdict

@@ -79,12 +79,13 @@ def _dequantize(
 
 
 def _round(format: str, rows: int, columns: int) -> Case:
-    """Groups of zeros, of tiny and of far apart values; an odd number of blocks. Every bit is compared."""
+    """Groups of zeros, of tiny, far apart and opposite values, of one sign; an odd number of blocks. Bits count."""
 
     def build(rng: np.random.Generator) -> Inputs:
         w = normal(rng, (rows, columns), F32, 0.02)
         w *= np.exp2(rng.integers(-6, 3, (rows, 1))).astype(F32)
-        w[0, :32], w[1], w[2, 5] = 0, 1e-20 * w[1], 40
+        w[0, :32], w[1], w[4] = 0, 1e-20 * w[1], np.abs(w[4]) + 0.1
+        w[2, [5, 9]], w[3, [4, 6]] = (40, -40), (-40, 40)  # the first of those as far from 0 counts
         kind = formats()[format]
         return {"w": w, "out": kind.quantize(np.zeros(w.shape, F32))}
 

@@ -42,7 +42,7 @@ def _case(
     decay: float = 0.2,
 ) -> Case:
     """shape: batch, tokens, groups, heads, widths of B and of heads. With cache_len it goes on from a state, of the
-    first sequence with a document that begins within."""
+    first sequence with a document that begins within, of the others with a token before their document."""
     batch, tokens, groups, heads, wide, width = shape
     options = {"groups": groups, "state_dim": wide}
 
@@ -50,6 +50,7 @@ def _case(
         starts = document_starts(rng, batch, tokens, documents)
         if cache_len:
             starts[0] = cache_len + np.where(np.arange(tokens) < tokens // 2, -1, tokens // 2)
+            starts[1] = np.maximum(starts[1], cache_len + min(tokens - 1, 1))  # a first token before its document
         inputs: Inputs = {
             "xbc": normal(rng, (batch, tokens, heads * width + 2 * groups * wide), t, scale=0.5),
             "g": (-decay * rng.random((batch, tokens, heads))).astype(np.float32),

@@ -9,100 +9,33 @@
 //     grads:         of q and k (of length 1), v and the gates;  channels: of q and k as they came
 //     step:          token by token, on a state
 //
-// qkv [batch, tokens, channels]: q and k of G key heads, v of all heads; g, beta [batch, tokens, heads] f32. Scratch, of `rows` =
-// batch heads and the segment's chunks: info [5, rows, chunks, 64]: sums of g, beta, one over the lengths of q (scaled)
-// and of k, where the token's document starts in the chunk (-1: before it). mats [rows, chunks, 3, 64, 64]: X, N, scores.
-// decayed [rows, chunks, 64, keys]: X beta inside k. values [2, rows, chunks, 64, width]: new, and its gradient. states
-// [chunks, rows, keys, width]: before each chunk; dstates: of the gradients after each.
-//
-// Matmuls: tiles of 64 x 64, 4 x 4 results a work-item of 256, operands in LDS 16 of the inner size at a time.
+// qkv [batch, tokens, channels]: q and k of G key heads, v of all heads. Scratch as in chunks.hpp, and: planes 3 and 4 of info,
+// one over the lengths of q (scaled) and of k; mats [rows, chunks, 3, 64, 64]: X, N, scores; decayed [rows, chunks, 64,
+// keys]: X beta inside k; values [2, rows, chunks, 64, width]: new, and its gradient.
 // Sources: Yang, Kautz and Hatamizadeh, Gated Delta Networks (arXiv 2412.06464); Yang et al. (arXiv 2406.06484).
-#include "elements.hpp"
+#include "chunks.hpp"
 
-using namespace gpu;
-
-constexpr u32 CHUNK = 64, SQUARE = CHUNK * CHUNK, DEEP = 16, STRIDE = 68, MOST_KEYS = 256;
 constexpr float EPS = 1e-6f;
 constexpr u32 INVERSE_ROW = 72;  // a row of the inverse in LDS: four lanes read one column of four rows, in different banks
 enum { INVERSE, SYSTEM, SCORES };
+enum { Q_UNIT = START + 1, K_UNIT };
 
-struct Sizes {
-  const void* qkv;
-  u32 batch, tokens, heads, key_heads, keys, width, at, chunks, types;
-  float scale;
-};
-#define SIZES_ARGUMENTS                                                                                             \
-  const void *qkv, u32 batch, u32 tokens, u32 heads, u32 key_heads, u32 keys, u32 width, u32 at, u32 chunks, u32 types, \
-      float scale
-#define SIZES                                                                                  \
-  Sizes { qkv, batch, tokens, heads, key_heads, keys, width, at, chunks, types, scale }
+#define DELTA_ARGUMENTS SIZES_ARGUMENTS, float scale
 
-// A chunk's gates in LDS, a number a token each.
-struct Gates {
-  float sums[CHUNK], beta[CHUNK], q_unit[CHUNK], k_unit[CHUNK], start[CHUNK], inside[CHUNK], to_end[CHUNK];
+struct UnitGates : Gates {
+  float q_unit[CHUNK], k_unit[CHUNK];
 };
 
-// One chunk of one head.
-struct Chunk {
-  Sizes s;
-  u32 head, chunk, count;  // of all batch heads; tokens that there are
-  u64 row;                 // of the chunk's first token, in arrays [batch, tokens, ...]
-
-  GPU_FN Chunk(const Sizes& sizes, u32 which_head, u32 which_chunk) : s(sizes), head(which_head), chunk(which_chunk) {
-    u32 first = s.at + chunk * CHUNK;
-    count = min(CHUNK, s.tokens - first);
-    row = u64(head / s.heads) * s.tokens + first;
-  }
-  GPU_FN u32 rows() const { return s.batch * s.heads; }
-  GPU_FN u64 number() const { return u64(head) * s.chunks + chunk; }
-  GPU_FN u64 plane(u32 which, u32 i) const { return (u64(which) * rows() * s.chunks + number()) * CHUNK + i; }
+struct Chunk : ChunkOf<Layout::QKV> {
+  using ChunkOf::ChunkOf;
   GPU_FN u64 square(u32 which, u32 i, u32 j) const { return (number() * 3 + which) * SQUARE + i * CHUNK + j; }
-  GPU_FN u64 key_at(u32 i, u32 d) const { return (number() * CHUNK + i) * s.keys + d; }
-  GPU_FN u64 value_at(u32 which, u32 i, u32 c) const { return plane(which, i) * s.width + c; }
-  GPU_FN u64 state_at(u32 slot, u32 d, u32 c) const { return ((u64(slot) * rows() + head) * s.keys + d) * s.width + c; }
-  GPU_FN u64 gate_at(u32 i) const { return (row + i) * s.heads + head % s.heads; }
-
-  GPU_FN u32 key_width() const { return s.key_heads * s.keys; }
-  GPU_FN u32 key_head() const { return head % s.heads / (s.heads / s.key_heads); }
-  GPU_FN u64 channel(u32 i, u32 c) const { return (row + i) * (2 * key_width() + s.heads * s.width) + c; }
-  GPU_FN u64 value_channel(u32 i, u32 c) const { return channel(i, 2 * key_width() + head % s.heads * s.width + c); }
-  // Numbers of q, k and v as they came; what lies beyond counts as 0.
-  GPU_FN float part(u32 first, u32 i, u32 d, u32 end) const {
-    float x = load(s.qkv, type_of(s.types, 0), channel(min(i, count - 1), first + min(d, end - 1)));
-    return i < count && d < end ? x : 0.f;
-  }
-  GPU_FN float q(u32 i, u32 d) const { return part(key_head() * s.keys, i, d, s.keys); }
-  GPU_FN float k(u32 i, u32 d) const { return part(key_width() + key_head() * s.keys, i, d, s.keys); }
-  GPU_FN float v(u32 i, u32 c) const { return part(2 * key_width() + head % s.heads * s.width, i, c, s.width); }
-  GPU_FN float dy(const void* p, u32 i, u32 c) const {
-    u64 there = ((row + min(i, count - 1)) * s.heads + head % s.heads) * s.width + min(c, s.width - 1);
-    float x = load(p, type_of(s.types, 1), there);
-    return i < count && c < s.width ? x : 0.f;
-  }
-  // What token j has left in the state until token i, 0 where it is no earlier one of i's document.
-  GPU_FN float decay(const Gates& g, u32 i, u32 j) const {
-    bool counts = j <= i && i < count && float(j) >= g.start[i];
-    return counts ? gpu::exp(g.sums[i] - g.sums[j]) : 0.f;
-  }
-  // inside: of the incoming state, what is left at each token; to_end: of each token, what is left at the chunk's end.
-  GPU_FN void finish_gates(Gates& g) const {
+  GPU_FN void load_gates(UnitGates& g, const float* info) const {
     barrier();
     u32 i = thread();
     if (i < CHUNK) {
-      g.inside[i] = g.start[i] < 0.f ? gpu::exp(g.sums[i]) : 0.f;
-      g.to_end[i] = decay(g, count - 1, i);
-    }
-    barrier();
-  }
-  GPU_FN void load_gates(Gates& g, const float* info) const {
-    barrier();
-    u32 i = thread();
-    if (i < CHUNK) {
-      g.sums[i] = info[plane(0, i)];
-      g.beta[i] = info[plane(1, i)];
-      g.q_unit[i] = info[plane(2, i)];
-      g.k_unit[i] = info[plane(3, i)];
-      g.start[i] = info[plane(4, i)];
+      read_gates(g, info, i);
+      g.q_unit[i] = info[plane(Q_UNIT, i)];
+      g.k_unit[i] = info[plane(K_UNIT, i)];
     }
     finish_gates(g);
   }
@@ -113,87 +46,16 @@ GPU_FN Chunk again(const Sizes& sizes, u32 number) {
   return Chunk(sizes, uniform_barrier(block_y()), uniform_barrier(number));
 }
 
-// ---- matmuls ---------------------------------------------------------------------------------------------------------
-enum Order { ALONG, ACROSS };
-// A work-item's rows row() .. + 3 and columns column() .. + 3 of a tile. memory: 2 DEEP STRIDE floats.
-struct Tile {
-  float at[4][4];
-  GPU_FN static u32 row() { return thread() / 16 * 4; }
-  GPU_FN static u32 column() { return thread() % 16 * 4; }
-  GPU_FN Tile() {
-#pragma unroll
-    for (u32 i = 0; i < 4; i++)
-#pragma unroll
-      for (u32 j = 0; j < 4; j++) at[i][j] = 0.f;
-  }
-  // += sum over n < inner of left(row, n) right(n, column), which are 0 beyond their ends. What others of the work-group
-  // wrote to global memory must be behind a barrier() already. LEFT, RIGHT: whether neighbours in memory are of one row (of
-  // one column of the right operand) or of one n.
-  template <Order LEFT, Order RIGHT, class L, class R>
-  GPU_FN void add(float* memory, u32 inner, L left, R right) {
-    float *a = memory, *b = memory + DEEP * STRIDE;
-#pragma unroll 1
-    for (u32 first = 0; first < inner; first += DEEP) {
-      local_barrier();
-      u32 own = optimization_barrier(thread());  // or what follows from it is kept through the loop, and registers spill
-#pragma unroll
-      for (u32 part = 0; part < DEEP * CHUNK / 256; part++) {
-        u32 along = own % DEEP, wide = own / DEEP + part * (256 / DEEP);
-        u32 deep = own / CHUNK + part * (256 / CHUNK), across = own % CHUNK;
-        u32 n = LEFT == ALONG ? along : deep, i = LEFT == ALONG ? wide : across;
-        a[n * STRIDE + i] = first + n < inner ? left(i, first + n) : 0.f;
-        n = RIGHT == ALONG ? along : deep, i = RIGHT == ALONG ? wide : across;
-        b[n * STRIDE + i] = first + n < inner ? right(first + n, i) : 0.f;
-      }
-      local_barrier();
-#pragma unroll
-      for (u32 n = 0; n < DEEP; n++) {
-        f32x4 l = load16<f32x4>(a + n * STRIDE + row()), r = load16<f32x4>(b + n * STRIDE + column());
-#pragma unroll
-        for (u32 i = 0; i < 4; i++)
-#pragma unroll
-          for (u32 j = 0; j < 4; j++) at[i][j] = gpu::fma(l[i], r[j], at[i][j]);
-      }
-    }
-  }
-  // f(row, column, result) of each.
-  template <class F>
-  GPU_FN void each(F f) {
-#pragma unroll
-    for (u32 i = 0; i < 4; i++) {
-      u32 r = optimization_barrier(row() + i), c = optimization_barrier(column());
-#pragma unroll
-      for (u32 j = 0; j < 4; j++) f(r, c + j, at[i][j]);
-      sched_fence();
-    }
-  }
-  // sums[row] += the sum of f over a row; every work-item takes part, one writes.
-  template <class F>
-  GPU_FN void sum_rows(float* sums, F f) {
-#pragma unroll
-    for (u32 i = 0; i < 4; i++) {
-      u32 r = optimization_barrier(row() + i), c = optimization_barrier(column());
-      float mine = 0.f;
-#pragma unroll
-      for (u32 j = 0; j < 4; j++) mine += f(r, c + j, at[i][j]);
-      mine = row_reduce<16>(mine, Sum{});
-      if (c == 0) sums[r] += mine;
-      sched_fence();
-    }
-  }
-};
-#define TILE_MEMORY GPU_SHARED(float, memory, 2 * DEEP * STRIDE)
-
 // ---- forward ---------------------------------------------------------------------------------------------------------
 // Launch: (chunks, rows) work-groups of 256.
-extern "C" GPU_KERNEL(256) void delta_system(SIZES_ARGUMENTS, const float* g, const float* beta, const int* doc_start,
+extern "C" GPU_KERNEL(256) void delta_system(DELTA_ARGUMENTS, const float* g, const float* beta, const int* doc_start,
                                              const int* cache_len, float* info, float* mats, float* decayed,
                                              float* values) {
   TILE_MEMORY;
-  GPU_SHARED(Gates, gates_of, 1);
+  GPU_SHARED(UnitGates, gates_of, 1);
   GPU_SHARED(float, system, SQUARE);
   GPU_SHARED(float, inverse, CHUNK * INVERSE_ROW);
-  Gates& gates = gates_of[0];
+  UnitGates& gates = gates_of[0];
   const Chunk c(SIZES, block_y(), block_x());
   u32 i = thread() / 4;
   float squares_q = 0.f, squares_k = 0.f;  // of a token's q and k, four work-items each
@@ -204,28 +66,13 @@ extern "C" GPU_KERNEL(256) void delta_system(SIZES_ARGUMENTS, const float* g, co
   }
   squares_q = row_reduce<4>(squares_q, Sum{});
   squares_k = row_reduce<4>(squares_k, Sum{});
-  bool there = i < c.count;
-  u32 token = min(i, c.count - 1);
   if (thread() % 4 == 0) {
-    int start = doc_start[c.row + token] - cache_len[0] - int(at + block_x() * CHUNK);
-    gates.start[i] = float(max(min(start, int(CHUNK)), -1));
-    gates.beta[i] = there ? beta[c.gate_at(token)] : 0.f;
-    gates.q_unit[i] = there ? scale / gpu::sqrt(squares_q + EPS) : 0.f;
-    gates.k_unit[i] = there ? 1.f / gpu::sqrt(squares_k + EPS) : 0.f;
-    gates.to_end[i] = there ? g[c.gate_at(token)] : 0.f;  // until they are summed
+    gates.q_unit[i] = i < c.count ? scale / gpu::sqrt(squares_q + EPS) : 0.f;
+    gates.k_unit[i] = i < c.count ? 1.f / gpu::sqrt(squares_k + EPS) : 0.f;
+    info[c.plane(Q_UNIT, i)] = gates.q_unit[i];
+    info[c.plane(K_UNIT, i)] = gates.k_unit[i];
   }
-  barrier();
-  if (thread() < CHUNK) {
-    float sum = 0.f;
-    for (u32 j = u32(max(gates.start[thread()], 0.f)); j <= thread(); j++) sum += gates.to_end[j];
-    gates.sums[thread()] = sum;
-    info[c.plane(0, thread())] = sum;
-    info[c.plane(1, thread())] = gates.beta[thread()];
-    info[c.plane(2, thread())] = gates.q_unit[thread()];
-    info[c.plane(3, thread())] = gates.k_unit[thread()];
-    info[c.plane(4, thread())] = gates.start[thread()];
-  }
-  c.finish_gates(gates);
+  c.make_gates(gates, g, beta, doc_start, cache_len, info);
   const auto key = [&](u32 n, u32 j) { return c.k(j, n) * gates.k_unit[j]; };
   Tile kk, qk;
   kk.add<ALONG, ALONG>(memory, keys, [&](u32 r, u32 n) { return c.k(r, n) * gates.k_unit[r]; }, key);
@@ -268,11 +115,11 @@ extern "C" GPU_KERNEL(256) void delta_system(SIZES_ARGUMENTS, const float* g, co
 
 // before, saved, after: states [rows, keys, width]: that in front of the segment (null: zeros), a place to keep it (or
 // null), and that behind it. before and after may be one. Launch: (ceil(width / 64), rows) work-groups of 256.
-extern "C" GPU_KERNEL(256) void delta_scan(SIZES_ARGUMENTS, const float* info, const float* decayed, float* values,
+extern "C" GPU_KERNEL(256) void delta_scan(DELTA_ARGUMENTS, const float* info, const float* decayed, float* values,
                                            float* states, const float* before, float* saved, float* after) {
   TILE_MEMORY;
-  GPU_SHARED(Gates, gates_of, 1);
-  Gates& gates = gates_of[0];
+  GPU_SHARED(UnitGates, gates_of, 1);
+  UnitGates& gates = gates_of[0];
   u32 column = block_x() * CHUNK, own = width - column;  // the first of this work-group, and how many there are
   {
     const Chunk c(SIZES, block_y(), 0);
@@ -315,11 +162,11 @@ extern "C" GPU_KERNEL(256) void delta_scan(SIZES_ARGUMENTS, const float* info, c
 }
 
 // types: qkv, y. Launch: (chunks, rows, ceil(width / 64)) work-groups of 256.
-extern "C" GPU_KERNEL(256) void delta_output(SIZES_ARGUMENTS, const float* info, const float* mats, const float* values,
+extern "C" GPU_KERNEL(256) void delta_output(DELTA_ARGUMENTS, const float* info, const float* mats, const float* values,
                                              const float* states, void* y) {
   TILE_MEMORY;
-  GPU_SHARED(Gates, gates_of, 1);
-  Gates& gates = gates_of[0];
+  GPU_SHARED(UnitGates, gates_of, 1);
+  UnitGates& gates = gates_of[0];
   const Chunk c(SIZES, block_y(), block_x());
   u32 column = block_z() * CHUNK, own = width - column;
   c.load_gates(gates, info);
@@ -337,7 +184,7 @@ extern "C" GPU_KERNEL(256) void delta_output(SIZES_ARGUMENTS, const float* info,
 
 // Token by token: S = exp(g) S + k (beta (v - exp(g) S' k))', y = S' q. types: qkv, y. Launch: (ceil(width / 64), rows)
 // work-groups of 256; four work-items share a column of the state.
-extern "C" GPU_KERNEL(256) void delta_step(SIZES_ARGUMENTS, const float* g, const float* beta, const int* doc_start,
+extern "C" GPU_KERNEL(256) void delta_step(DELTA_ARGUMENTS, const float* g, const float* beta, const int* doc_start,
                                            const int* cache_len, float* state, void* y) {
   GPU_SHARED(float, memory, 256 / GPU_WAVE);
   GPU_SHARED(float, q_of, MOST_KEYS);
@@ -378,12 +225,12 @@ extern "C" GPU_KERNEL(256) void delta_step(SIZES_ARGUMENTS, const float* g, cons
 // ---- backward --------------------------------------------------------------------------------------------------------
 // values, plane 1: is overwritten with dnew. after, before: gradients of the states behind the segment (null: zeros) and
 // in front of it, which may be one. types: qkv, dy. Launch: as delta_scan.
-extern "C" GPU_KERNEL(256) void delta_scan_backward(SIZES_ARGUMENTS, const float* info, const float* mats,
+extern "C" GPU_KERNEL(256) void delta_scan_backward(DELTA_ARGUMENTS, const float* info, const float* mats,
                                                     const float* decayed, const void* dy, float* values, float* dstates,
                                                     const float* after, float* before) {
   TILE_MEMORY;
-  GPU_SHARED(Gates, gates_of, 1);
-  Gates& gates = gates_of[0];
+  GPU_SHARED(UnitGates, gates_of, 1);
+  UnitGates& gates = gates_of[0];
   u32 column = block_x() * CHUNK, own = width - column;
   {
     const Chunk c(SIZES, block_y(), 0);
@@ -431,19 +278,19 @@ extern "C" GPU_KERNEL(256) void delta_scan_backward(SIZES_ARGUMENTS, const float
 
 // values, plane 1: dnew, overwritten with X' dnew. dqk f32 [rows, chunks, 64, 2 keys]; dqkv: those of v; dg, dbeta like g.
 // types: qkv, dy. Launch: (chunks, rows) work-groups of 256.
-extern "C" GPU_KERNEL(256) void delta_grads(SIZES_ARGUMENTS, const float* info, const float* mats, float* values,
+extern "C" GPU_KERNEL(256) void delta_grads(DELTA_ARGUMENTS, const float* info, const float* mats, float* values,
                                             const float* states, const float* dstates, const void* dy, float* dqk,
                                             void* dqkv, float* dg, float* dbeta) {
   constexpr u32 ROW = CHUNK + 1;
   TILE_MEMORY;
-  GPU_SHARED(Gates, gates_of, 1);
+  GPU_SHARED(UnitGates, gates_of, 1);
   GPU_SHARED(float, of_scores, CHUNK * ROW);
   GPU_SHARED(float, of_system, CHUNK * ROW);
   GPU_SHARED(float, sums, CHUNK);
   GPU_SHARED(float, ends, CHUNK);
   GPU_SHARED(float, rates, CHUNK);
   GPU_SHARED(float, totals, 256 / GPU_WAVE);
-  Gates& gates = gates_of[0];
+  UnitGates& gates = gates_of[0];
   const Chunk c(SIZES, block_y(), block_x());
   u32 slot = block_x();
   c.load_gates(gates, info);
@@ -505,13 +352,10 @@ extern "C" GPU_KERNEL(256) void delta_grads(SIZES_ARGUMENTS, const float* info, 
       Tile dq;
       dq.add<ALONG, ALONG>(memory, width, [&](u32 r, u32 n) { return c.dy(dy, r, n); }, state);
       dq.sum_rows(sums, [&](u32 r, u32 d, float x) { return gates.inside[r] * query(r, d) * x; });
-#pragma unroll
-      for (u32 i = 0; i < 4; i++)
-#pragma unroll
-        for (u32 j = 0; j < 4; j++) dq.at[i][j] *= gates.inside[Tile::row() + i];
+      dq.scale_rows(gates.inside);
       dq.add<ACROSS, ACROSS>(memory, CHUNK, [&](u32 r, u32 n) { return of_scores[r * ROW + n]; }, key);
       dq.each([&](u32 r, u32 d, float x) {
-        if (first + d < keys) dqk[c.key_at(r, 0) * 2 + first + d] = x;
+        if (first + d < keys) dqk[c.pair_at(r, 0, first + d)] = x;
       });
     }
     Tile dk, by_next;
@@ -530,7 +374,7 @@ extern "C" GPU_KERNEL(256) void delta_grads(SIZES_ARGUMENTS, const float* info, 
     dk.add<ACROSS, ACROSS>(memory, CHUNK, [&](u32 r, u32 n) { return of_system[r * ROW + n] + of_system[n * ROW + r]; }, key);
     dk.add<ACROSS, ACROSS>(memory, CHUNK, [&](u32 r, u32 n) { return of_scores[n * ROW + r]; }, query);
     dk.each([&](u32 r, u32 d, float x) {
-      if (first + d < keys) dqk[c.key_at(r, 0) * 2 + keys + first + d] = x;
+      if (first + d < keys) dqk[c.pair_at(r, 1, first + d)] = x;
     });
   }
   float total = 0.f;
@@ -553,25 +397,18 @@ extern "C" GPU_KERNEL(256) void delta_grads(SIZES_ARGUMENTS, const float* info, 
 }
 
 // dqkv: those of q and k, of all heads that share one added up, before they had length 1: dx = (dx1 - x1 (x1 dx1)) / |x|.
-// Launch: a wave for each token and each of 2 key_heads, tokens those of the segment.
-extern "C" GPU_KERNEL(256) void delta_channels(SIZES_ARGUMENTS, const float* info, const float* dqk, void* dqkv) {
-  u32 here = min(chunks * CHUNK, tokens - at), share = heads / key_heads;
-  u64 item = u64(block_x()) * (256 / GPU_WAVE) + wave();
-  u32 part = u32(item % (2 * key_heads)), t = u32(item / (2 * key_heads) % here);
-  u64 b = item / (2 * key_heads) / here;
-  if (b >= batch) return;
-  u32 which = part / key_heads, of_key = part % key_heads, i = t % CHUNK;
-  const Chunk c(SIZES, u32(b) * heads + of_key * share, t / CHUNK);
-  float unit = info[c.plane(2 + which, i)], inverse = which == 0 ? 1.f / scale : 1.f, along = 0.f;
-  const auto shared = [&](u32 d) {
-    float sum = 0.f;
-    for (u32 n = 0; n < share; n++)
-      sum += dqk[(((u64(c.head) + n) * chunks + c.chunk) * CHUNK + i) * 2 * keys + which * keys + d];
-    return sum;
-  };
-  const auto own = [&](u32 d) { return (which == 0 ? c.q(i, d) : c.k(i, d)) * unit * inverse; };
-  for (u32 d = lane(); d < keys; d += GPU_WAVE) along += own(d) * shared(d);
-  along = wave_sum(along);
-  for (u32 d = lane(); d < keys; d += GPU_WAVE)
-    store(dqkv, type_of(types, 0), c.channel(i, part * keys + d), unit * (shared(d) - own(d) * along));
+// Launch: (tokens, batch) work-groups of 256, tokens those of the segment; a wave takes one of 2 key_heads after another.
+extern "C" GPU_KERNEL(256) void delta_channels(DELTA_ARGUMENTS, const float* info, const float* dqk, void* dqkv) {
+  u32 share = heads / key_heads, i = block_x() % CHUNK;
+  for (u32 part = wave(); part < 2 * key_heads; part += 256 / GPU_WAVE) {
+    u32 which = part / key_heads, of_key = part % key_heads;
+    const Chunk c(SIZES, block_y() * heads + of_key * share, block_x() / CHUNK);
+    float unit = info[c.plane(Q_UNIT + which, i)], inverse = which == 0 ? 1.f / scale : 1.f, along = 0.f;
+    const auto shared = [&](u32 d) { return c.sum_heads(dqk, i, which, d); };
+    const auto own = [&](u32 d) { return (which == 0 ? c.q(i, d) : c.k(i, d)) * unit * inverse; };
+    for (u32 d = lane(); d < keys; d += GPU_WAVE) along += own(d) * shared(d);
+    along = wave_sum(along);
+    for (u32 d = lane(); d < keys; d += GPU_WAVE)
+      store(dqkv, type_of(types, 0), c.channel(i, part * keys + d), unit * (shared(d) - own(d) * along));
+  }
 }

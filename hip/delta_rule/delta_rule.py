@@ -9,14 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
-from wgrad.device.contract import DELTA_CHUNK, delta_segment
+from wgrad.device.contract import DELTA_CHUNK
 from wgrad.device.memory import Array
-from wgrad.hip.elements import GROUP, implements, type_codes
+from wgrad.hip.delta_rule.chunks import STEPS, Call, from_element
+from wgrad.hip.elements import implements
 from wgrad.hip.runtime.runtime import Runtime
-
-_STEPS = 8  # tokens up to which a state is taken through them one by one
 
 
 @dataclass
@@ -30,33 +27,12 @@ class _Scratch:
     states: Array
 
 
-@dataclass
-class _Call:
-    """The arguments of one call, and how its kernels are launched. other: y or its gradient."""
-
-    device: Runtime
-    qkv: Array
-    gates: tuple[Array, Array, Array, Array]  # g, beta, doc_start, cache_len
-    other: Array
-    key_heads: int
-    keys: int
-
-    def __post_init__(self) -> None:
-        (self.batch, self.tokens, self.heads), self.width = self.gates[0].shape, self.other.shape[3]
-        self.rows = self.batch * self.heads
-        self.size = self.rows * self.keys * self.width  # of a state of all heads
-        self.tiles = -(-self.width // DELTA_CHUNK)
-
-    @property
-    def segments(self) -> list[tuple[int, int]]:
-        """The first token of each, and its chunks."""
-        longest = delta_segment(self.rows)
-        starts = range(0, self.tokens, longest)
-        return [(at, -(-min(longest, self.tokens - at) // DELTA_CHUNK)) for at in starts]
+class _Call(Call):
+    source = "delta_rule"
 
     def scratch(self, planes: int) -> _Scratch:
         chunks, empty = self.segments[0][1], self.device.empty
-        tokens = self.rows * chunks * DELTA_CHUNK
+        tokens = self.places
         return _Scratch(
             empty((5, tokens)),
             empty((self.rows * chunks, 3 * DELTA_CHUNK**2)),
@@ -68,17 +44,12 @@ class _Call:
     def launch(
         self,
         kernel: str,
-        arrays: Sequence[Array | None],
+        arrays: Sequence[Any],
         segment: tuple[int, int],
         grid: tuple[int, int, int],
         flop: float,
     ) -> None:
-        """flop: of a token of a head."""
-        at, chunks = segment
-        sizes: list[Any] = [self.qkv, self.batch, self.tokens, self.heads, self.key_heads, self.keys, self.width]
-        sizes += [at, chunks, type_codes(self.qkv, self.other), float(self.keys**-0.5)]
-        work = flop * self.rows * chunks * DELTA_CHUNK
-        self.device.launch("delta_rule", kernel, [*sizes, *arrays], grid, work=work)
+        super().launch(kernel, [float(self.keys**-0.5), *arrays], segment, grid, flop)
 
     def states(
         self, x: _Scratch, segment: tuple[int, int], before: Array | None, saved: Array | None, after: Array
@@ -107,16 +78,16 @@ def delta_rule(
     width = (qkv.shape[2] - 2 * key_heads * key_dim) // heads
     y = device.empty((batch, tokens, heads, width), qkv.dtype)
     call = _Call(device, qkv, (g, beta, doc_start, cache_len), y, key_heads, key_dim)
-    if state is not None and tokens <= _STEPS:
+    if state is not None and tokens <= STEPS:
         flop = 8.0 * key_dim * width * tokens / DELTA_CHUNK
         call.launch("delta_step", [*call.gates, state, y], (0, 1), (call.tiles, call.rows, 1), flop)
         return y, None
     x, segments = call.scratch(1), call.segments
-    states = device.empty((len(segments), batch, heads, key_dim, width)) if state is None else None
+    states = call.states_before() if state is None else None
     before, after = state, device.empty((call.size,)) if state is None else state
     flop = 2.0 * (DELTA_CHUNK * width + key_dim * width)
     for number, segment in enumerate(segments):
-        call.states(x, segment, before, None if states is None else _from(states, number * call.size), after)
+        call.states(x, segment, before, None if states is None else from_element(states, number * call.size), after)
         grid = (segment[1], call.rows, call.tiles)
         call.launch("delta_output", [x.info, x.mats, x.values, x.states, y], segment, grid, flop)
         before = after
@@ -143,20 +114,13 @@ def delta_rule_backward(
     dqk = device.empty((x.info.shape[1], 2 * key_dim))
     after: Array | None = None
     for number, segment in reversed(list(enumerate(call.segments))):
-        call.states(x, segment, _from(states, number * call.size), None, unused)
+        call.states(x, segment, from_element(states, number * call.size), None, unused)
         through = [x.info, x.mats, x.decayed, dy, x.values, dstates, after, carry]
         flop = 2.0 * (n * v + 2 * k * v + n * k)
         call.launch("delta_scan_backward", through, segment, (call.tiles, call.rows, 1), flop)
         arrays = [x.info, x.mats, x.values, x.states, dstates, dy, dqk, dqkv, dg, dbeta]
         flop = 2.0 * (3 * n * v + 3 * k * v + 4 * n * k)
         call.launch("delta_grads", arrays, segment, (segment[1], call.rows, 1), flop)
-        waves = call.batch * min(segment[1] * n, call.tokens - segment[0]) * 2 * key_heads
-        grid = device.groups(waves, GROUP // device.wave)
-        call.launch("delta_channels", [x.info, dqk, dqkv], segment, grid, 8.0 * k)
+        call.launch_channels("delta_channels", [x.info, dqk, dqkv], segment, 8.0 * k)
         after = carry
     return dqkv, dg, dbeta
-
-
-def _from(states: Array, element: int) -> Array:
-    """The states from an element on."""
-    return Array(states.lease, states.offset + element * 4, (states.size - element,), np.dtype(np.float32))

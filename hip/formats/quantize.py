@@ -1,4 +1,4 @@
-"""NF4 with and without double quantisation: quantised and dequantised on the device. Kernels: quantize.hip."""
+"""Weights brought into formats of few bits, and back. Kernels: quantize.hip; round_weight.hip for GGUF's formats."""
 
 from __future__ import annotations
 
@@ -62,3 +62,15 @@ def dequantize(device: Runtime, w: FrozenWeight, dtype: np.dtype) -> Array:
     work = y.nbytes + w.nbytes
     device.launch("quantize", f"{name}_dequantize", arguments, device.groups(y.size, _RUN * GROUP), work=work)
     return y
+
+
+# Elements of a work-item of round_weight.hip.
+_ROUNDED = {"q4_0": 4, "q5_0": 4, "q8_0": 4, "q4_k": 32, "q6_k": 16}
+
+
+@implements("round_weight")
+def round_weight(device: Runtime, w: Array, out: FrozenWeight) -> FrozenWeight:
+    groups = device.groups(w.size, _ROUNDED[out.format] * GROUP)
+    arguments = [w, *out.arrays().values(), Long(w.size)]
+    device.launch("round_weight", f"round_{out.format}", arguments, groups, work=float(w.nbytes))
+    return out

@@ -89,6 +89,8 @@ MOST_LINES_OF = {
     "embedding_chains": 4.0,  # a search in the ids
     "nf4_quantize": 3.85,  # a work-item takes a piece of 16 bytes of a line or more, one access after another
     "nf4_dequantize": 3.6,
+    "round_q4_k": 7.2,  # a work-item takes 128 bytes in eight accesses, then searches for their scale
+    "round_q6_k": 3.5,  # and 64 bytes in four
     "nf4_nest": 3.5,  # a search in 255 thresholds
     "grad_norm": 2.0,  # float32
     "sample": 2.2,  # float32

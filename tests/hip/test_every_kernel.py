@@ -19,6 +19,8 @@ from wgrad.autograd.selftest.case import BF16, F32, Case
 from wgrad.autograd.selftest.gemm import gemm_case
 from wgrad.autograd.selftest.probe import chosen_cases
 from wgrad.autograd.selftest.run import call_case, check_case
+from wgrad.device.formats.frozen_weight import formats
+from wgrad.device.formats.gguf_quantize import ROUNDED
 from wgrad.hip.attention.attention import ROUNDINGS
 from wgrad.hip.attention.attention_widths import WIDTHS
 from wgrad.hip.runtime.architectures import SHIPPED
@@ -34,6 +36,8 @@ MORE = (
     "grouped_linear_backward/float32 few rows/3x7x2x37x35/float32",
     "grouped_weight_grad/float32 tiles/33x4x2x36x40/float32",
     "delta_rule/steps on a state/2x3x2x4x6x70/float32",
+    "ssd/steps on a state/2x3x2x4x6x70/float32",
+    *(f"round_weight/{format}/27x{3 * formats()[format].block}/float32" for format in ROUNDED),
     "fused over 1/3x37x53/float32",
     *(f"layer_norm{half}/plain/{rows}/float32>float32" for half in ("", "_backward") for rows in ("3x1003", "1x2052")),
 )

@@ -28,7 +28,7 @@ fn cost(x: vec4<f32>, weight: vec4<f32>, code: vec4<f32>, scale: f32, least: f32
 
 fn largest_of(values: ptr<function, array<f32, 8>>) -> f32 {
   var largest = 0.0;
-  for (var i = 0u; i < 8u; i++) { largest = max(largest, (*values)[i]); }
+  for (var i = 0u; i < 8u; i++) { if ((*values)[i] > largest) { largest = (*values)[i]; } }  // -0 is not larger
   return largest;
 }
 

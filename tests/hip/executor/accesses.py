@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
@@ -19,6 +20,8 @@ from tests.autograd import norms
 from tests.hip.emulator.harness import Counts, Emulator, start
 from tests.hip.executor.table import Object, Row
 from wgrad.autograd.ops.decoding import sample_settings
+from wgrad.device.formats.frozen_weight import formats
+from wgrad.device.formats.gguf_quantize import ROUNDED
 
 ROWS, COLUMNS, VOCAB = 9, 2112, 301  # a row is whole cache lines; a work-group takes 2048 at a time
 
@@ -95,6 +98,14 @@ def nf4(d: Any, x: Arrays) -> None:
     d.dequantize(d.quantize(x(ROWS * 8, COLUMNS), 64), x.dtype)
 
 
+def rounding(d: Any, x: Arrays) -> None:
+    w = x(ROWS, 2304, dtype=np.float32)
+    for format in ROUNDED:
+        empty = formats()[format].quantize(np.zeros(w.shape, np.float32))
+        places = {name: d.upload(array) for name, array in empty.arrays().items()}
+        d.round_weight(w, replace(empty, **places))  # type: ignore[type-var]
+
+
 def optimizer(d: Any, x: Arrays) -> None:
     p, g, m, v = (d.zeros((5 * COLUMNS,)) for _ in range(4))
     hyper, state, scale = d.upload(np.ones(4, np.float32)), d.zeros((8,)), d.upload(np.ones(1, np.float32))
@@ -144,8 +155,8 @@ def attention(d: Any, x: Arrays) -> None:
         d.attention_backward(do, q, k, v, o, lse, doc_start, scale=0.125)
 
 
-FAMILIES = [elementwise, activation, norm, qk_norm, softmax, rope, reduce, embedding, cross_entropy, nf4, optimizer,
-            dropout, storage, decoding, products, skinny, attention, log_odds]  # fmt: skip
+FAMILIES = [elementwise, activation, norm, qk_norm, softmax, rope, reduce, embedding, cross_entropy, nf4, rounding,
+            optimizer, dropout, storage, decoding, products, skinny, attention, log_odds]  # fmt: skip
 DTYPES = {"float32": np.float32, "float16": np.float16}
 
 

@@ -26,7 +26,7 @@ OBJECTS = HIP / "objects"
 COMMAND = "make hip-tables"
 PRODUCTS = ("gemm", "linear", "gemm_f32", "gemm_split", "gemm_skinny", "gemv")
 GROUPED = ("gemm_grouped", "gemm_grouped_f32")
-_NOT_COUNTED = ("attention_combine", "gemm_split", *GROUPED, "moe", "fused", "delta_rule", "short_conv")
+_NOT_COUNTED = ("attention_combine", "gemm_split", *GROUPED, "moe", "fused", "delta_rule", "ssd", "short_conv")
 ATTENTION = ("attention_forward", "attention_backward_dq", "attention_backward_dkv")
 
 
@@ -73,7 +73,7 @@ class Table(NamedTuple):
 
 
 # By the file's name without `.jsonl`. No counted case is large enough for attention_combine; the accesses of gemm_split
-# and of the GEMMs of experts are those of gemm; those of experts, expressions and the delta rule have no bar yet.
+# and of the GEMMs of experts are those of gemm; those of experts, expressions and recurrences have no bar yet.
 TABLES = {
     table.name: table
     for table in (

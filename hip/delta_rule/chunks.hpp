@@ -1,0 +1,202 @@
+// Linear recurrences in chunks of 64 tokens, all in float32: the gates of a chunk, its arrays, and matmuls of 64 x 64
+// results. Of delta_rule.hip and ssd.hip; there q, k, v and beta are C, B, x and dt.
+//
+// qkv [batch, tokens, channels]: of G key heads and all heads, in the order of `Layout`; g, beta [batch, tokens, heads] f32.
+// Scratch, of `rows` = batch heads and the segment's chunks: info [planes, rows, chunks, 64]: sums of g, beta, where the
+// token's document starts in the chunk (-1: before it). states [chunks, rows, keys, width]: before each chunk; dstates: of
+// the gradients after each.
+//
+// Matmuls: tiles of 64 x 64, 4 x 4 results a work-item of 256, operands in LDS 16 of the inner size at a time.
+#pragma once
+#include "elements.hpp"
+
+using namespace gpu;
+
+constexpr u32 CHUNK = 64, SQUARE = CHUNK * CHUNK, DEEP = 16, STRIDE = 68, MOST_KEYS = 256;
+enum { SUMS, BETA, START };  // planes of info
+
+struct Sizes {
+  const void* qkv;
+  u32 batch, tokens, heads, key_heads, keys, width, at, chunks, types;
+};
+#define SIZES_ARGUMENTS                                                                                             \
+  const void *qkv, u32 batch, u32 tokens, u32 heads, u32 key_heads, u32 keys, u32 width, u32 at, u32 chunks, u32 types
+#define SIZES                                                                           \
+  Sizes { qkv, batch, tokens, heads, key_heads, keys, width, at, chunks, types }
+
+// A chunk's gates in LDS, a number a token each.
+struct Gates {
+  float sums[CHUNK], beta[CHUNK], start[CHUNK], inside[CHUNK], to_end[CHUNK];
+};
+
+// Where a token's channels of q, k and v begin.
+enum class Layout { QKV, VKQ };
+
+// One chunk of one head.
+template <Layout LAYOUT>
+struct ChunkOf {
+  Sizes s;
+  u32 head, chunk, count;  // of all batch heads; tokens that there are
+  u64 row;                 // of the chunk's first token, in arrays [batch, tokens, ...]
+
+  GPU_FN ChunkOf(const Sizes& sizes, u32 which_head, u32 which_chunk) : s(sizes), head(which_head), chunk(which_chunk) {
+    u32 first = s.at + chunk * CHUNK;
+    count = min(CHUNK, s.tokens - first);
+    row = u64(head / s.heads) * s.tokens + first;
+  }
+  GPU_FN u32 rows() const { return s.batch * s.heads; }
+  GPU_FN u64 number() const { return u64(head) * s.chunks + chunk; }
+  GPU_FN u64 plane(u32 which, u32 i) const { return (u64(which) * rows() * s.chunks + number()) * CHUNK + i; }
+  GPU_FN u64 key_at(u32 i, u32 d) const { return (number() * CHUNK + i) * s.keys + d; }
+  GPU_FN u64 value_at(u32 which, u32 i, u32 c) const { return plane(which, i) * s.width + c; }
+  GPU_FN u64 state_at(u32 slot, u32 d, u32 c) const { return ((u64(slot) * rows() + head) * s.keys + d) * s.width + c; }
+  // Of gradients of q (which 0) and k (1) [rows, chunks, 64, 2, keys].
+  GPU_FN u64 pair_at(u32 i, u32 which, u32 d) const { return key_at(i, 0) * 2 + which * s.keys + d; }
+  GPU_FN u64 gate_at(u32 i) const { return (row + i) * s.heads + head % s.heads; }
+
+  GPU_FN u32 key_width() const { return s.key_heads * s.keys; }
+  GPU_FN u32 key_head() const { return head % s.heads / (s.heads / s.key_heads); }
+  GPU_FN u32 first_query() const { return LAYOUT == Layout::QKV ? 0 : s.heads * s.width + key_width(); }
+  GPU_FN u32 first_key() const { return LAYOUT == Layout::QKV ? key_width() : s.heads * s.width; }
+  GPU_FN u32 first_value() const { return LAYOUT == Layout::QKV ? 2 * key_width() : 0; }
+  GPU_FN u64 channel(u32 i, u32 c) const { return (row + i) * (2 * key_width() + s.heads * s.width) + c; }
+  GPU_FN u64 value_channel(u32 i, u32 c) const { return channel(i, first_value() + head % s.heads * s.width + c); }
+  // Numbers of q, k and v as they came; what lies beyond counts as 0.
+  GPU_FN float part(u32 first, u32 i, u32 d, u32 end) const {
+    float x = load(s.qkv, type_of(s.types, 0), channel(min(i, count - 1), first + min(d, end - 1)));
+    return i < count && d < end ? x : 0.f;
+  }
+  GPU_FN float q(u32 i, u32 d) const { return part(first_query() + key_head() * s.keys, i, d, s.keys); }
+  GPU_FN float k(u32 i, u32 d) const { return part(first_key() + key_head() * s.keys, i, d, s.keys); }
+  GPU_FN float v(u32 i, u32 c) const { return part(first_value() + head % s.heads * s.width, i, c, s.width); }
+  GPU_FN float dy(const void* p, u32 i, u32 c) const {
+    u64 there = ((row + min(i, count - 1)) * s.heads + head % s.heads) * s.width + min(c, s.width - 1);
+    float x = load(p, type_of(s.types, 1), there);
+    return i < count && c < s.width ? x : 0.f;
+  }
+  // What token j has left in the state until token i, 0 where it is no earlier one of i's document.
+  GPU_FN float decay(const Gates& g, u32 i, u32 j) const {
+    bool counts = j <= i && i < count && float(j) >= g.start[i];
+    return counts ? gpu::exp(g.sums[i] - g.sums[j]) : 0.f;
+  }
+  // inside: of the incoming state, what is left at each token; to_end: of each token, what is left at the chunk's end.
+  GPU_FN void finish_gates(Gates& g) const {
+    barrier();
+    u32 i = thread();
+    if (i < CHUNK) {
+      g.inside[i] = g.start[i] < 0.f ? gpu::exp(g.sums[i]) : 0.f;
+      g.to_end[i] = decay(g, count - 1, i);
+    }
+    barrier();
+  }
+  // From the arguments, and into info.
+  GPU_FN void make_gates(Gates& gates, const float* g, const float* beta, const int* doc_start, const int* cache_len,
+                         float* info) const {
+    u32 i = thread(), token = min(i, count - 1);
+    if (i < CHUNK) {
+      int start = doc_start[row + token] - cache_len[0] - int(s.at + chunk * CHUNK);
+      gates.start[i] = float(max(min(start, int(CHUNK)), -1));
+      gates.beta[i] = i < count ? beta[gate_at(token)] : 0.f;
+      gates.to_end[i] = i < count ? g[gate_at(token)] : 0.f;  // until they are summed
+    }
+    barrier();
+    if (i < CHUNK) {
+      float sum = 0.f;
+      for (u32 j = u32(max(gates.start[i], 0.f)); j <= i; j++) sum += gates.to_end[j];
+      gates.sums[i] = sum;
+      info[plane(SUMS, i)] = sum;
+      info[plane(BETA, i)] = gates.beta[i];
+      info[plane(START, i)] = gates.start[i];
+    }
+    finish_gates(gates);
+  }
+  // The sum of what the heads have that share a key head, of which this is the first.
+  GPU_FN float sum_heads(const float* dqk, u32 i, u32 which, u32 d) const {
+    float sum = 0.f;
+    for (u32 n = 0; n < s.heads / s.key_heads; n++) sum += dqk[pair_at(i, which, d) + u64(n) * s.chunks * CHUNK * 2 * s.keys];
+    return sum;
+  }
+  GPU_FN void read_gates(Gates& g, const float* info, u32 i) const {
+    g.sums[i] = info[plane(SUMS, i)];
+    g.beta[i] = info[plane(BETA, i)];
+    g.start[i] = info[plane(START, i)];
+  }
+};
+
+// ---- matmuls ---------------------------------------------------------------------------------------------------------
+enum Order { ALONG, ACROSS };
+// A work-item's rows row() .. + 3 and columns column() .. + 3 of a tile. memory: 2 DEEP STRIDE floats.
+struct Tile {
+  float at[4][4];
+  GPU_FN static u32 row() { return thread() / 16 * 4; }
+  GPU_FN static u32 column() { return thread() % 16 * 4; }
+  GPU_FN Tile() {
+#pragma unroll
+    for (u32 i = 0; i < 4; i++)
+#pragma unroll
+      for (u32 j = 0; j < 4; j++) at[i][j] = 0.f;
+  }
+  // += sum over n < inner of left(row, n) right(n, column), which are 0 beyond their ends. What others of the work-group
+  // wrote to global memory must be behind a barrier() already. LEFT, RIGHT: whether neighbours in memory are of one row (of
+  // one column of the right operand) or of one n.
+  template <Order LEFT, Order RIGHT, class L, class R>
+  GPU_FN void add(float* memory, u32 inner, L left, R right) {
+    float *a = memory, *b = memory + DEEP * STRIDE;
+#pragma unroll 1
+    for (u32 first = 0; first < inner; first += DEEP) {
+      local_barrier();
+      u32 own = optimization_barrier(thread());  // or what follows from it is kept through the loop, and registers spill
+#pragma unroll
+      for (u32 part = 0; part < DEEP * CHUNK / 256; part++) {
+        u32 along = own % DEEP, wide = own / DEEP + part * (256 / DEEP);
+        u32 deep = own / CHUNK + part * (256 / CHUNK), across = own % CHUNK;
+        u32 n = LEFT == ALONG ? along : deep, i = LEFT == ALONG ? wide : across;
+        a[n * STRIDE + i] = first + n < inner ? left(i, first + n) : 0.f;
+        n = RIGHT == ALONG ? along : deep, i = RIGHT == ALONG ? wide : across;
+        b[n * STRIDE + i] = first + n < inner ? right(first + n, i) : 0.f;
+      }
+      local_barrier();
+#pragma unroll
+      for (u32 n = 0; n < DEEP; n++) {
+        f32x4 l = load16<f32x4>(a + n * STRIDE + row()), r = load16<f32x4>(b + n * STRIDE + column());
+#pragma unroll
+        for (u32 i = 0; i < 4; i++)
+#pragma unroll
+          for (u32 j = 0; j < 4; j++) at[i][j] = gpu::fma(l[i], r[j], at[i][j]);
+      }
+    }
+  }
+  // f(row, column, result) of each.
+  template <class F>
+  GPU_FN void each(F f) {
+#pragma unroll
+    for (u32 i = 0; i < 4; i++) {
+      u32 r = optimization_barrier(row() + i), c = optimization_barrier(column());
+#pragma unroll
+      for (u32 j = 0; j < 4; j++) f(r, c + j, at[i][j]);
+      sched_fence();
+    }
+  }
+  GPU_FN void scale_rows(const float* by) {
+#pragma unroll
+    for (u32 i = 0; i < 4; i++)
+#pragma unroll
+      for (u32 j = 0; j < 4; j++) at[i][j] *= by[row() + i];
+  }
+  // sums[row] += the sum of f over a row; every work-item takes part, one writes.
+  template <class F>
+  GPU_FN void sum_rows(float* sums, F f) {
+#pragma unroll
+    for (u32 i = 0; i < 4; i++) {
+      u32 r = optimization_barrier(row() + i), c = optimization_barrier(column());
+      float mine = 0.f;
+#pragma unroll
+      for (u32 j = 0; j < 4; j++) mine += f(r, c + j, at[i][j]);
+      mine = row_reduce<16>(mine, Sum{});
+      if (c == 0) sums[r] += mine;
+      sched_fence();
+    }
+  }
+};
+#define TILE_MEMORY GPU_SHARED(float, memory, 2 * DEEP * STRIDE)
+
