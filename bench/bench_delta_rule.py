@@ -2,11 +2,11 @@
 Mamba-2's recurrence.
 
     python bench/bench_delta_rule.py [--operator ssd] [--device NAME] [--dtype float16] [--shapes 0,1] [--small]
-        [--profile] [--out FILE]
+        [--peer] [--profile] [--out FILE]
 
 Shapes are one layer's: batch, tokens, key heads, heads, width; of Mamba-2 groups, heads, widths of state and head. The
-first tokens are checked against float64 first. flash-linear-attention (pip install flash-linear-attention) runs in
-bfloat16 with its tensor cores.
+first tokens are checked against float64 first. With --peer, flash-linear-attention (pip install flash-linear-attention)
+runs in bfloat16 with its tensor cores; share is its time over ours.
 """
 
 # mypy: disable-error-code="misc"
@@ -16,14 +16,23 @@ import argparse
 from typing import Any
 
 import numpy as np
-from common import Report, has_cuda, time_device, time_torch
+import peer_fla
+from common import Report, time_device, time_torch
 
 from wgrad.autograd.bind import bind
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.wgsl.device import WgpuDevice
 
-# Qwen3.5 0.8B and 4B: a row of 8,192 tokens, four of 2,048, and 0.8B at 32k.
-SHAPES = [(1, 8192, 16, 16, 128), (4, 2048, 16, 16, 128), (1, 8192, 16, 32, 128), (1, 32_768, 16, 16, 128)]
+# Qwen3.5 0.8B and 4B: a row of 8,192 tokens, four of 2,048, 0.8B at 32k; then 2,048 tokens of both, and 4B at 32k.
+SHAPES = [
+    (1, 8192, 16, 16, 128),
+    (4, 2048, 16, 16, 128),
+    (1, 8192, 16, 32, 128),
+    (1, 32_768, 16, 16, 128),
+    (1, 2048, 16, 16, 128),
+    (1, 2048, 16, 32, 128),
+    (1, 32_768, 16, 32, 128),
+]
 # Granite 4 tiny and small, Falcon-H1 1.5B, Nemotron-H 8B, and Granite 4 tiny at 32k.
 SSD_SHAPES = [
     (1, 8192, 1, 48, 128, 64),
@@ -60,22 +69,28 @@ def host_arrays(shape: tuple[int, ...], dtype: Any) -> dict[str, np.ndarray]:
     }
 
 
-def error(device: Any, shape: tuple[int, ...], host: dict[str, np.ndarray]) -> float:
-    """Largest relative error (2-norm) of output and gradients of the first tokens, against float64."""
+def first_tokens(host: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return {n: np.ascontiguousarray(a[:1, :CHECKED]) if a.ndim > 1 else a for n, a in host.items()}
+
+
+def outputs(device: Any, shape: tuple[int, ...], host: dict[str, np.ndarray]) -> list[np.ndarray]:
+    """Output and gradients, in float64."""
     op, options = options_of(shape)
-    part = {n: np.ascontiguousarray(a[:1, :CHECKED]) if a.ndim > 1 else a for n, a in host.items()}
-    exact = {n: a.astype(np.float64) if a.dtype.kind == "f" else a for n, a in part.items()}
-    worst = 0.0
-    outputs = []
-    for where, arrays in ((ReferenceDevice(), exact), (device, part)):
-        given = {n: where.upload(a) for n, a in arrays.items()}
-        dy = given.pop("dy")
-        y, states = getattr(where, op)(**given, **options)
-        made = (y, *getattr(where, f"{op}_backward")(dy, **given, states=states, **options))
-        outputs.append([where.download(a).astype(np.float64) for a in made])
-    for wanted, found in zip(*outputs):
-        worst = max(worst, float(np.linalg.norm(found - wanted) / np.linalg.norm(wanted)))
-    return worst
+    given = {n: device.upload(a) for n, a in host.items()}
+    dy = given.pop("dy")
+    y, states = getattr(device, op)(**given, **options)
+    made = (y, *getattr(device, f"{op}_backward")(dy, **given, states=states, **options))
+    return [device.download(a).astype(np.float64) for a in made]
+
+
+def exact_outputs(shape: tuple[int, ...], host: dict[str, np.ndarray]) -> list[np.ndarray]:
+    exact = {n: a.astype(np.float64) if a.dtype.kind == "f" else a for n, a in first_tokens(host).items()}
+    return outputs(ReferenceDevice(), shape, exact)
+
+
+def error(found: list[np.ndarray], wanted: list[np.ndarray]) -> float:
+    """The largest relative error (2-norm) of output and gradients."""
+    return max(float(np.linalg.norm(f - w) / np.linalg.norm(w)) for f, w in zip(found, wanted, strict=True))
 
 
 def ours(device: Any, shape: tuple[int, ...], host: dict[str, np.ndarray]) -> dict[str, Any]:
@@ -91,41 +106,11 @@ def ours(device: Any, shape: tuple[int, ...], host: dict[str, np.ndarray]) -> di
     }
 
 
-def peer(shape: tuple[int, ...], host: dict[str, np.ndarray]) -> dict[str, Any]:
-    """The same of flash-linear-attention; nothing where it is not installed, or has no such rule."""
-    if len(shape) != 5:
-        return {}
-    try:
-        import torch
-        from fla.ops.gated_delta_rule import chunk_gated_delta_rule
-    except Exception as problem:
-        print(f"flash-linear-attention is left out: {type(problem).__name__}: {problem}")
-        return {}
-    batch, tokens, key_heads, heads, width = shape
-    sizes = (key_heads * width, key_heads * width, heads * width)
-    qkv = torch.from_numpy(host["qkv"].astype(np.float32)).cuda().bfloat16()
-    q, k, v = (x.reshape(batch, tokens, -1, width).contiguous() for x in qkv.split(sizes, dim=-1))
-    if heads != key_heads:
-        q, k = (x.repeat_interleave(heads // key_heads, dim=2) for x in (q, k))
-    g, beta = (torch.from_numpy(host[name]).cuda() for name in ("g", "beta"))
-    inputs = [x.requires_grad_() for x in (q, k, v, g, beta.bfloat16())]
-    dy = torch.from_numpy(host["dy"].astype(np.float32)).cuda().bfloat16()
-
-    def forward() -> Any:
-        return chunk_gated_delta_rule(*inputs, use_qk_l2norm_in_kernel=True)[0]
-
-    def both() -> None:
-        torch.autograd.grad(forward(), inputs, dy)
-
-    found = {}
-    for name, call in (("forward", forward), ("both", both)):
-        try:
-            call()
-        except Exception as problem:  # as of its backward with some versions of Triton
-            print(f"flash-linear-attention, {name}: {type(problem).__name__}: {str(problem)[:200]}")
-        else:
-            found[name] = call
-    return found
+def time_peer(shape: tuple[int, ...], host: dict[str, np.ndarray], wanted: list[np.ndarray]) -> dict[str, float]:
+    """Milliseconds by direction of flash-linear-attention, and its error."""
+    found = {name: 1e3 * time_torch(call).seconds for name, call in peer_fla.calls(shape, host).items()}
+    off = error(peer_fla.outputs((1, CHECKED, *shape[2:]), first_tokens(host)), wanted)
+    return {"forward": found["forward"], "backward": found["both"] - found["forward"], "error": off}
 
 
 def main() -> None:
@@ -135,6 +120,7 @@ def main() -> None:
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--shapes", help="numbers of shapes, e.g. 0,2")
     parser.add_argument("--small", action="store_true", help="a size that times nothing")
+    parser.add_argument("--peer", action="store_true", help="time flash-linear-attention's delta rule as well")
     parser.add_argument("--profile", action="store_true", help="the time of each kernel as well")
     parser.add_argument("--out", help="JSONL file (default: bench/results/OPERATOR.jsonl)")
     args = parser.parse_args()
@@ -142,17 +128,20 @@ def main() -> None:
     shapes: list[tuple[int, ...]] = list(SHAPES if args.operator == "delta_rule" else SSD_SHAPES)
     if args.small or args.shapes:
         shapes = SMALL[args.operator] if args.small else [shapes[int(i)] for i in args.shapes.split(",")]
+    if args.peer:
+        peer_fla.compile_kernels(shapes)
     report, dtype = Report(args.operator, device, args.out), np.dtype(args.dtype)
     for shape in shapes:
         host = host_arrays(shape, dtype)
-        worst = error(device, shape, host)
-        peers = {name: time_torch(call).seconds for name, call in peer(shape, host).items()} if has_cuda() else {}
+        wanted = exact_outputs(shape, host)
+        worst = error(outputs(device, shape, first_tokens(host)), wanted)
+        peer = time_peer(shape, host, wanted) if args.peer else {}
         for name, call in ours(device, shape, host).items():
             row: dict[str, Any] = {"shape": "x".join(map(str, shape)), "direction": name, "dtype": args.dtype}
-            row |= {"ms": 1e3 * time_device(device, call).seconds, "error": worst}
-            if peers and (name == "forward" or "both" in peers):
-                theirs = peers["forward"] if name == "forward" else peers["both"] - peers["forward"]
-                row |= {"fla_ms": 1e3 * theirs, "share": 1e3 * theirs / row["ms"]}
+            time = time_device(device, call)
+            row |= {"ms": 1e3 * time.seconds, "spread": time.spread, "error": worst}
+            if peer:
+                row |= {"fla_ms": peer[name], "fla_error": peer["error"], "share": peer[name] / row["ms"]}
             report.row(**row)
         if args.profile:
             device.profile(True)

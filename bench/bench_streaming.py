@@ -1,31 +1,38 @@
 """Tokens/s with the frozen weights in main memory against those on the device, and the host link beside them.
 
-    python bench/bench_streaming.py [--works llama-3.1-8b:3GiB,llama-3.1-70b:16GiB] [--max-length 8192] [--out FILE]
+    python bench/bench_streaming.py [--works llama-3.1-8b:3GiB,llama-3.1-70b:16GiB] [--max-length 8192] [--layers N]
+        [--plan] [--out FILE]
     python bench/bench_streaming.py --dry [--works ...] [--matrix-units] [--peak-by-part]
 
 A work is a shape and the limit that its pool is held to. A step is bench_train.py's: one row of so many tokens, NF4
 with double quantisation, r = 16, layers recomputed, their inputs offloaded in main memory. Per work: GB/s of a layer's
 copy by itself; the step with streamed weights; the same with them on the device, without a limit (--resident: where
 they fit); whether the losses are the same bits as there with what a run chooses for the limit; and what share of the
-link's speed the copies of a step came to. --dry: without a card, what the pool of a large one would take, held to the
-limit; --peak-by-part: and, without the limit, what of.
+link's speed the copies of a step came to. --plan: with what `wgrad plan` says of such a run. --dry: without a card,
+what the pool of a large one would take, held to the limit; --peak-by-part: and, without the limit, what of.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-from bench_train import GIB
+from bench_train import GIB, write_shape
 from common import Report, median_spread
 from count_launches import Counted, Counting, counting_device, print_parts
 
 from wgrad.autograd.bind import bind
 from wgrad.device.errors import OutOfMemory
-from wgrad.train.commands.bench_model import SHAPES, RandomWeights, build, random_step
+from wgrad.train.commands.bench_model import SHAPES, RandomWeights, Shape, build, random_step
 from wgrad.train.inference.generation import generate_ids
 from wgrad.train.model.model_config import ModelConfig
 from wgrad.train.model.streamed_weights import HostLayer, StreamedWeights, arrays_of
@@ -39,11 +46,14 @@ SETTLE_STEPS, TIMED_STEPS, SAMPLES = 3, 2, 3
 LINK_COPIES = 20
 
 
-def streamed_weights(config: ModelConfig, device: Any) -> StreamedWeights:
+def streamed_weights(config: ModelConfig, device: Any, mxfp4_experts: bool = False) -> StreamedWeights:
     """bench_train.py's weights, a layer at a time through the device into main memory."""
-    source, specs, dry = RandomWeights(device), weight_specs(config), isinstance(device, DryRunDevice)
-    resident = {s.name: source.make(s) for s in specs if s.kind in ("norm", "bias")}
-    tables, layers = {}, []
+    source, dry = RandomWeights(device, mxfp4_experts), isinstance(device, DryRunDevice)
+    specs = weight_specs(config)
+    resident = {s.name: source.make(s) for s in specs if s.kind in ("norm", "bias", "router")}
+    tables: dict[str, Any] = {}
+    layers: list[HostLayer] = []
+    before: tuple[list[Any], dict[str, Any]] = ([], {})
     for spec in specs:
         if spec.kind in ("embedding", "head"):
             tables[spec.name] = device.empty_host(spec.shape, source.normal.dtype)
@@ -51,11 +61,16 @@ def streamed_weights(config: ModelConfig, device: Any) -> StreamedWeights:
                 device.write(tables[spec.name], source.table(spec))
     for number in range(config.num_hidden_layers):
         prefix = f"model.layers.{number}."
-        made = {s.name: source.make(s) for s in specs if s.kind == "projection" and s.name.startswith(prefix)}
+        own = [s for s in specs if s.is_linear and s.name.startswith(prefix)]
+        kind = [(s.kind, s.shape) for s in own]
+        if kind != before[0]:  # layers of the same sizes have the same random numbers
+            before = (kind, {s.name: source.make(s) for s in own})
+        made = dict(zip((s.name for s in own), before[1].values(), strict=True))
         layers.append(HostLayer.like(made, device))
         for array, place in zip(arrays_of(made), arrays_of(layers[-1].weights), strict=True):
             device.transfer(array, place)
         device.synchronize()
+    del made, before
     device.trim()
     return StreamedWeights(device, resident, tables, layers)
 
@@ -82,9 +97,25 @@ def bytes_a_step(weights: StreamedWeights) -> int:
     return sum(sizes) + sum(sizes[:-2]) + int(head.nbytes)
 
 
+def sized(name: str, layers: int) -> Shape:
+    return replace(SHAPES[name], layers=layers) if layers else SHAPES[name]
+
+
+def planned(name: str, limit: int, args: argparse.Namespace) -> dict[str, Any]:
+    """Return what `wgrad plan` says of such a run."""
+    options = f"--max-length {args.max_length} --compute {args.compute} --stream-weights on --gradient-checkpointing"
+    options += f" --offload-activations --gradient-accumulation-steps 1 --memory-limit {limit}"
+    options += f" --device {args.device}" if args.device else ""
+    with tempfile.TemporaryDirectory() as folder:
+        write_shape(sized(name, args.layers), Path(folder))
+        command = [sys.executable, "-m", "wgrad", "plan", "--model", folder, *options.split(), "--json"]
+        plan = json.loads(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout)
+    return {"planned_gib": plan["peak_bytes"] / GIB, "planned_host_gib": plan["main_memory_bytes"] / GIB}
+
+
 class Steps:
     """A model's steps on a device: `seconds` each, and the losses. held: the device keeps to the limit, by which in
-    either case is chosen what a run chooses by it."""
+    either case is chosen what a run chooses by it. layers: as many of them, where given."""
 
     def __init__(
         self,
@@ -96,12 +127,14 @@ class Steps:
         streamed: bool,
         *,
         held: bool = True,
+        layers: int = 0,
     ) -> None:
         options: dict[str, Any] = {"make_weights": streamed_weights} if streamed else {}
         options["memory_limit"] = limit and str(limit)
         device.limit_memory(limit if held else None)
-        self.device, self._vocab, self._seq_len = device, SHAPES[name].vocab, seq_len
-        self.trainer, _ = build(SHAPES[name], seq_len, device, compute, offload=streamed, **options)
+        shape = sized(name, layers)
+        self.device, self._vocab, self._seq_len = device, shape.vocab, seq_len
+        self.trainer, _ = build(shape, seq_len, device, compute, offload=streamed, **options)
         self._index = 0
 
     def run(self, count: int) -> float:
@@ -127,10 +160,11 @@ def open_card(device: str | None) -> Any:
 
 
 def bench(name: str, limit: int, args: argparse.Namespace, report: Report) -> None:
-    steps = Steps(name, args.max_length, args.compute, open_card(args.device), limit, True)
+    row: dict[str, Any] = {"work": name, "layers": sized(name, args.layers).layers, "compute": args.compute}
+    row |= {"seq_len": args.max_length, "limit_gib": limit / GIB} | (planned(name, limit, args) if args.plan else {})
+    steps = Steps(name, args.max_length, args.compute, open_card(args.device), limit, True, layers=args.layers)
     weights, device = steps.trainer.model.weights, steps.device
     assert isinstance(weights, StreamedWeights)
-    row: dict[str, Any] = {"work": name, "compute": args.compute, "seq_len": args.max_length, "limit_gib": limit / GIB}
     seconds, spread, losses = steps.measure()
     memory = device.memory()
     device.limit_memory(None)
@@ -145,7 +179,7 @@ def bench(name: str, limit: int, args: argparse.Namespace, report: Report) -> No
     }  # fmt: skip
     del steps, weights, device
     if name in args.resident.split(","):
-        there = Steps(name, args.max_length, args.compute, open_card(args.device), None, False)
+        there = Steps(name, args.max_length, args.compute, open_card(args.device), None, False, layers=args.layers)
         seconds, spread, _ = there.measure()
         row |= {
             "resident_tokens_per_second": args.max_length / seconds, "resident_ms": 1e3 * seconds,
@@ -153,7 +187,8 @@ def bench(name: str, limit: int, args: argparse.Namespace, report: Report) -> No
             "resident_peak_gib": there.device.memory().peak_bytes / GIB,
         }  # fmt: skip
         del there
-        alike = Steps(name, args.max_length, args.compute, open_card(args.device), limit, False, held=False)
+        card, layers = open_card(args.device), args.layers
+        alike = Steps(name, args.max_length, args.compute, card, limit, False, held=False, layers=layers)
         alike.run(SETTLE_STEPS)
         row["same_bits"] = np.array_equal(losses[:SETTLE_STEPS], alike.trainer.read_history()[:, 0])
     report.row(**row)
@@ -206,6 +241,8 @@ def main() -> None:
     parser.add_argument("--resident", default="llama-3.1-8b,tiny", help="shapes that are run on the device as well")
     parser.add_argument("--compute", default="float16")
     parser.add_argument("--max-length", type=int, default=8192)
+    parser.add_argument("--layers", type=int, default=0, help="as many layers")
+    parser.add_argument("--plan", action="store_true", help="and what `wgrad plan` says of such a run")
     parser.add_argument("--dry", action="store_true")
     parser.add_argument("--matrix-units", action="store_true", help="with --dry: for a card on which they are enabled")
     parser.add_argument("--peak-by-part", action="store_true", help="with --dry: what is alive when most is in use")

@@ -92,8 +92,13 @@ def write_shape(shape: Shape, folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(shape.config()), encoding="utf-8")
     entries, end = dict[str, Any](), 0
     for spec in weight_specs(parse_model_config(shape.config())):
-        begin, end = end, end + 2 * int(np.prod(spec.shape))
-        entries[spec.name] = {"dtype": "BF16", "shape": spec.shape, "data_offsets": [begin, end]}
+        parts: list[tuple[str, str, tuple[int, ...], int]] = [(spec.name, "BF16", spec.shape, 2)]
+        if shape.mxfp4_experts and spec.kind == "experts":
+            blocks = (*spec.shape[:-1], spec.shape[-1] // 32)
+            parts = [(f"{spec.name}_blocks", "U8", (*blocks, 16), 1), (f"{spec.name}_scales", "U8", blocks, 1)]
+        for name, dtype, sizes, nbytes in parts:
+            begin, end = end, end + nbytes * int(np.prod(sizes))
+            entries[name] = {"dtype": dtype, "shape": sizes, "data_offsets": [begin, end]}
     header = json.dumps(entries).encode()
     with (folder / "model.safetensors").open("wb") as file:
         file.write(len(header).to_bytes(8, "little") + header)

@@ -10,6 +10,7 @@ import ml_dtypes
 import numpy as np
 
 from wgrad.device.contract import Device
+from wgrad.device.formats.mxfp4 import Mxfp4Array
 from wgrad.device.formats.nf4 import NF4Array
 from wgrad.train.data.packing import Batch, Step
 from wgrad.train.model.load_weights import read_from_main_memory
@@ -33,7 +34,8 @@ from wgrad.train.step.trainer import Trainer
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes of a model in config.json's words, and whether layers are recomputed. others: keys of another family's."""
+    """Sizes of a model in config.json's words, and whether layers are recomputed. others: keys of another family's.
+    mxfp4_experts: experts have that format and other projections 16 bits, where all are NF4 elsewhere."""
 
     hidden: int
     intermediate: int
@@ -45,6 +47,7 @@ class Shape:
     tied: bool
     checkpointing: bool
     others: Mapping[str, Any] = field(default_factory=dict)
+    mxfp4_experts: bool = False
 
     def config(self) -> dict[str, Any]:
         return {
@@ -96,6 +99,12 @@ _OLMOE = {
     "num_experts_per_tok": 8,
     "norm_topk_prob": False,
 }
+_GPT_OSS = {
+    "architectures": ["GptOssForCausalLM"],
+    "model_type": "gpt_oss",
+    "num_local_experts": 32,
+    "num_experts_per_tok": 4,
+}
 SHAPES = {
     "smollm2-135m": Shape(576, 1536, 30, 9, 3, 64, 49152, True, False),
     "smollm2-360m": Shape(960, 2560, 32, 15, 5, 64, 49152, True, False),
@@ -106,6 +115,7 @@ SHAPES = {
     "qwen3-30b-a3b": Shape(2048, 6144, 48, 32, 4, 128, 151936, False, True, _QWEN3_MOE),
     "deepseek-v2-lite": Shape(2048, 10944, 27, 16, 16, 64, 102400, False, True, _DEEPSEEK_V2_LITE),
     "olmoe-1b-7b": Shape(2048, 1024, 16, 16, 16, 128, 50304, False, True, _OLMOE),
+    "gpt-oss-20b": Shape(2880, 2880, 24, 64, 8, 64, 201088, False, True, _GPT_OSS, mxfp4_experts=True),
     "tinyllama-1.1b": Shape(2048, 5632, 22, 32, 4, 64, 32000, False, False),
     "tiny": Shape(64, 96, 2, 4, 2, 16, 256, True, True),
 }
@@ -114,7 +124,8 @@ SHAPES = {
 class RandomWeights:
     """Weights of the right kinds and sizes; a block of random numbers is repeated, which changes no timing."""
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: Device, mxfp4_experts: bool = False) -> None:
+        self.mxfp4_experts = mxfp4_experts
         rng = np.random.default_rng(0)
         self.codes = rng.integers(0, 256, 1 << 20).astype(np.uint8)
         self.normal = (0.02 * rng.standard_normal(1 << 20)).astype(ml_dtypes.bfloat16)
@@ -132,11 +143,17 @@ class RandomWeights:
                 return device.upload(self.table(spec))
             device.write(table, self.table(spec))
             return table
+        rows = (size // spec.shape[-1], spec.shape[-1])
+        if self.mxfp4_experts and spec.kind == "experts":
+            exponents = np.resize(120 + self.codes % 2, size // 32)
+            return Mxfp4Array(device.upload(np.resize(self.codes, size // 2)), device.upload(exponents), rows)
+        if self.mxfp4_experts:
+            return device.upload(self.table(spec))
         blocks = size // 64
         return NF4Array(
             packed=device.upload(np.resize(self.codes, size // 2)),
             absmax=device.upload(np.resize(self.codes, blocks)),
-            shape=(size // spec.shape[-1], spec.shape[-1]),
+            shape=rows,
             nested_absmax=device.upload(np.full(-(-blocks // 256), 0.01, np.float32)),
             nested_code=self.code_map,
             nested_offset=device.upload(np.array([0.04], np.float32)),
@@ -147,8 +164,8 @@ class RandomWeights:
         return np.resize(self.normal, spec.shape)
 
 
-def random_weights(config: ModelConfig, device: Device) -> dict[str, Any]:
-    source = RandomWeights(device)
+def random_weights(config: ModelConfig, device: Device, mxfp4_experts: bool = False) -> dict[str, Any]:
+    source = RandomWeights(device, mxfp4_experts)
     weights: dict[str, Any] = {}
     for spec in weight_specs(config):
         weights[spec.name] = source.make(spec, read_from_main_memory(spec, config, device))
@@ -162,7 +179,7 @@ def build(
     seq_len: int,
     device: Device,
     compute: Any,
-    make_weights: Callable[[ModelConfig, Any], Mapping[str, Any]] = random_weights,
+    make_weights: Callable[[ModelConfig, Any, bool], Mapping[str, Any]] = random_weights,
     *,
     offload: bool | int = False,
     keep_attention: bool = False,
@@ -170,7 +187,7 @@ def build(
     memory_limit: str | None = None,
     mode: Mapping[str, Any] | None = None,
 ) -> tuple[Trainer, FlatParameters]:
-    """Build a trainer of NF4 weights, double-quantised, and LoRA on all seven projections.
+    """Build a trainer of random weights, NF4 double-quantised, and LoRA on all projections but those of experts.
 
     memory_limit: for the choices that hang on it; the device is not held to it here. mode: of `chosen`."""
     config = parse_model_config(shape.config())
@@ -180,7 +197,7 @@ def build(
         memory_limit=memory_limit,
     )  # fmt: skip
     options = replace(options, **(mode or {}))
-    weights = make_weights(config, device)
+    weights = make_weights(config, device, shape.mxfp4_experts)
     lora = lora_config(options, config)
     values = init_lora(lora_shapes(lora, linear_modules(config)), 0)
     parameters = lora_parameters(values, device)

@@ -41,16 +41,21 @@ def stack_of(module: str) -> str | None:
 
 def stack_weights(weights: dict[str, Any], stack: str, device: Device) -> None:
     """Put a stack beside its parts, which become views of it; nothing where they do not fit."""
-    parts = parts_of(stack)
-    found = [weights[part + ".weight"] for part in parts if part + ".weight" in weights]
-    if len(found) < len(parts) or not all(isinstance(weight, NF4Array) for weight in found):
-        return
-    whole = NF4Array.stack(found, device)
+    whole = _stacked(weights, stack, device)
     if whole is None:
         return
     weights[stack + ".weight"] = whole
-    for part, weight in zip(parts, whole.split(device.view)):
+    for part, weight in zip(parts_of(stack), whole.split(device.view)):
         weights[part + ".weight"] = weight
+
+
+def _stacked(weights: Mapping[str, Any], stack: str, device: Device, one_code: bool = False) -> NF4Array | None:
+    """A stack's weight; None where a part is missing, of another format, or does not fit. one_code: as of
+    `NF4Array.stack`."""
+    names = [part + ".weight" for part in parts_of(stack)]
+    if not all(isinstance(weights.get(name), NF4Array) for name in names):
+        return None
+    return NF4Array.stack([weights[name] for name in names], device, one_code)
 
 
 def stack_layer(weights: Mapping[str, Any], device: Device) -> dict[str, Any]:
@@ -58,8 +63,7 @@ def stack_layer(weights: Mapping[str, Any], device: Device) -> dict[str, Any]:
     made = {}
     for name in weights:
         stack = stack_of(name.removesuffix(".weight"))
-        found = [weights[f"{part}.weight"] for part in parts_of(stack) if f"{part}.weight" in weights] if stack else []
-        whole = NF4Array.stack(found, device, one_code=True) if found else None
+        whole = _stacked(weights, stack, device, one_code=True) if stack else None
         if whole is not None:
             made[f"{stack}.weight"] = whole
     return made
