@@ -47,6 +47,19 @@ def _(w: np.ndarray, block_size: int, double: bool, format: str) -> FrozenWeight
 
 
 @operator
+def quantize_scales(args: Args, w: FrozenWeight) -> None:
+    """w an NF4Array without double quantisation -> what `quantize` makes with it. Codes are shared."""
+    plain = isinstance(w, NF4Array) and not w.nested and not w.parts
+    args.rule(plain, "w must be an NF4Array without double quantisation; pass what quantize returns without double")
+    frozen_weight(args, "w", w)
+
+
+@quantize_scales.reference
+def _(w: NF4Array) -> FrozenWeight:
+    return w.with_nested_scales()
+
+
+@operator
 def dequantize(args: Args, w: FrozenWeight, dtype: DType = np.float32) -> dict[str, Any]:
     """-> [out, in]."""
     frozen_weight(args, "w", w)

@@ -28,15 +28,22 @@ def _quantize(rows: int, columns: int, dtype: Any, block_size: int = 64) -> list
 
         label, finish = f"nf4_quantize/{variant} {block_size}/{shape}/{name}", "nf4 double" if double else "nf4"
         found.append(Case(label, "quantize", "forward", name, shape, build, call, finish=finish))
+
+    def apart(device: Device, x: Inputs) -> Outputs:
+        return quantized(device, x["w"], block_size, True, apart=True)
+
+    if dtype == F32:
+        label = f"nf4_quantize_scales/block {block_size}/{shape}/{name}"
+        found.append(Case(label, "quantize_scales", "forward", name, shape, build, apart, finish="nf4 double"))
     return found
 
 
-def quantized(device: Device, w: Array, block_size: int, double: bool) -> Outputs:
-    """Return the keywords of `finish` for "nf4" or "nf4 double"."""
+def quantized(device: Device, w: Array, block_size: int, double: bool, apart: bool = False) -> Outputs:
+    """Return the keywords of `finish` for "nf4" or "nf4 double". apart: its scales are quantised by themselves."""
     plain = device.quantize(w, block_size)
     if not double:
         return {"absmax": plain.absmax, "restored": device.dequantize(plain, F32), "w": w}
-    weight = device.quantize(w, block_size, double=True)
+    weight = device.quantize_scales(plain) if apart else device.quantize(w, block_size, double=True)
     return {
         "absmax": plain.absmax,
         "plain_packed": plain.packed,

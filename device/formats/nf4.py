@@ -285,10 +285,12 @@ class NF4Array(FrozenWeight):
         codes, absmax = _quantize_blocks(w.reshape(-1), block_size, thresholds(LEVELS))
         if codes.size % 2:
             codes = np.append(codes, np.uint8(7))  # of zero
-        packed = (codes[0::2] << 4) | codes[1::2]
-        if not double:
-            return cls(packed, absmax, shape, block_size)
-        code = dynamic_map().astype(w.dtype)
-        offset = absmax.mean(dtype=np.float64).astype(w.dtype).reshape(1)
-        inner, outer = _quantize_blocks(absmax - offset, NESTED_BLOCK_SIZE, thresholds(code))
-        return cls(packed, inner, shape, block_size, outer, code, offset)
+        made = cls((codes[0::2] << 4) | codes[1::2], absmax, shape, block_size)
+        return made.with_nested_scales() if double else made
+
+    def with_nested_scales(self) -> NF4Array:
+        """The same weight of NumPy arrays with its absmax quantised."""
+        kind = self.absmax.dtype
+        code, offset = dynamic_map().astype(kind), self.absmax.mean(dtype=np.float64).astype(kind).reshape(1)
+        inner, outer = _quantize_blocks(self.absmax - offset, NESTED_BLOCK_SIZE, thresholds(code))
+        return replace(self, absmax=inner, nested_absmax=outer, nested_code=code, nested_offset=offset)

@@ -24,11 +24,11 @@ def quantize(device: Runtime, w: Array, block_size: int, double: bool, format: s
     groups = device.groups(n, _RUN * runs * GROUP)
     device.launch("quantize", "nf4_quantize", arguments, groups, work=w.nbytes + packed.nbytes)
     plain = NF4Array(packed, absmax, (int(w.shape[0]), int(w.shape[1])), block_size)
-    return _nest(device, plain) if double else plain
+    return quantize_scales(device, plain) if double else plain
 
 
-def _nest(device: Runtime, w: NF4Array) -> NF4Array:
-    """The same weight with its absmax quantised."""
+@implements("quantize_scales")
+def quantize_scales(device: Runtime, w: NF4Array) -> NF4Array:
     blocks = w.absmax.size
     codes, offset = device.empty((blocks,), np.uint8), device.empty((1,))
     nested_absmax = device.empty((-(-blocks // NESTED_BLOCK_SIZE),))

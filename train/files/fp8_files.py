@@ -36,8 +36,12 @@ class Fp8Entry(TensorEntry):
     block: Block
 
     def array(self) -> np.ndarray:
+        return self._decoded(self.codes.octets(), self._scales()).reshape(self.shape)
+
+    def _decoded(self, octets: np.ndarray, scales: np.ndarray) -> np.ndarray:
+        """bfloat16 [matrices, out, in] of the codes of some matrices."""
         height, width = self.shape[-2:]
-        codes, scales = self.codes.octets().reshape(-1, height, width), self._scales()
+        codes = octets.reshape(-1, height, width)
         high, wide = self.block or (height, width)
         found = np.empty(codes.shape, ml_dtypes.bfloat16)
         for matrix, of_matrix in enumerate(codes):
@@ -46,8 +50,7 @@ class Fp8Entry(TensorEntry):
                 part = of_matrix[begin : begin + _ROWS]
                 of_rows = columns[np.arange(begin, begin + len(part)) // high]
                 found[matrix, begin : begin + _ROWS] = _values()[part] * of_rows
-        result: np.ndarray = found.reshape(self.shape)
-        return result
+        return found
 
     def _scales(self) -> np.ndarray:
         """float32 [matrices, blocks of rows, blocks of columns], of one matrix where all have the same."""
@@ -60,9 +63,14 @@ class Fp8Entry(TensorEntry):
         return wide
 
     def blocks(self, rows: int) -> Iterator[np.ndarray]:
-        array = self.array()
-        for begin in range(0, self.shape[0], rows):
-            yield array[begin : begin + rows]
+        if len(self.shape) != 3:
+            array = self.array()
+            for begin in range(0, self.shape[0], rows):
+                yield array[begin : begin + rows]
+            return
+        scales = self._scales()
+        for begin, octets in zip(range(0, self.shape[0], rows), self.codes.octet_blocks(rows), strict=True):
+            yield self._decoded(octets, scales if len(scales) == 1 else scales[begin : begin + rows])
 
     def sample(self, count: int, size: int) -> list[bytes]:
         return self.codes.sample(count, size) + self.scales.sample(count, size)

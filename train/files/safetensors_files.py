@@ -85,6 +85,16 @@ class TensorEntry:
             return self.array()
         return np.frombuffer(self._bytes(0, self.nbytes), np.uint8).reshape(self.shape)
 
+    def octet_blocks(self, rows: int) -> Iterator[np.ndarray]:
+        """`octets` in pieces of `rows` rows. WgradError as of `array`."""
+        if self.begin is None:
+            yield self.array()
+            return
+        width = math.prod(self.shape[1:])
+        for begin in range(0, self.shape[0], rows):
+            count = min(rows, self.shape[0] - begin)
+            yield np.frombuffer(self._bytes(begin * width, count * width), np.uint8).reshape(count, *self.shape[1:])
+
     def read_into(self, out: np.ndarray, start: int) -> None:
         """Fill a flat array of the tensor's own float dtype with its elements from `start` on, of one whose `begin` is
         known. WgradError as of `finite_array`."""

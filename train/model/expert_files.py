@@ -6,6 +6,7 @@ that transformers 5 has in memory.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -94,9 +95,15 @@ class StackedEntry(TensorEntry):
         return np.ascontiguousarray(stacked.reshape(self.shape))
 
     def blocks(self, rows: int) -> Iterator[np.ndarray]:
-        array = self.array()
-        for begin in range(0, self.shape[0], rows):
-            yield array[begin : begin + rows]
+        size, held = rows * math.prod(self.shape[1:]), list[np.ndarray]()
+        for part in self.parts:
+            held.append(part.array().reshape(-1))
+            if (whole := sum(a.size for a in held) // size) or part is self.parts[-1]:
+                values = np.concatenate(held)
+                held = [values[whole * size :]]
+                yield from values[: whole * size].reshape(whole, rows, *self.shape[1:])
+        if held[0].size:
+            yield held[0].reshape(-1, *self.shape[1:])
 
     def sample(self, count: int, size: int) -> list[bytes]:
         return [block for part in self.parts for block in part.sample(2, 256)]

@@ -1,8 +1,8 @@
 """Frozen weights, streamed to the device: each tensor is read, written there, quantised and dropped before the next.
 
-A model never stands in memory in full precision. Projections become NF4 (on the device), the embedding and the head
-keep the files' dtype, norms and biases are float32. Weights that are quantised already are taken as they are, and with
-quantize=False all are.
+A model never stands in memory in full precision. Projections become NF4 (on the device; experts a few at a time), the
+embedding and the head keep the files' dtype, norms and biases are float32. Weights that are quantised already are taken
+as they are, and with quantize=False all are.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from wgrad.train.files.safetensors_files import TensorEntry
 from wgrad.train.model.model_config import ModelConfig
 from wgrad.train.model.model_files import ModelFiles, Progress, dtype_of, open_files
 from wgrad.train.model.pissa import PissaStart
+from wgrad.train.model.quantize_parts import quantize_parts
 from wgrad.train.model.read_ahead import pieces as piece_bounds
 from wgrad.train.model.read_ahead import read_ahead
 from wgrad.train.model.stacks import stack_if_last
@@ -122,6 +123,9 @@ class Loader:
         if spec.is_linear and self.files.is_frozen(spec):
             return self.files.read_frozen(spec, device, contents)
         pieces = pieces if self._ahead(spec, device) else None
+        if spec.kind == "experts" and self.quantize:
+            entry, dtype = self.files.float_entry(spec), dtype_on(self.files, spec, device)
+            return quantize_parts(entry, dtype, device, self._block_size, self._double_quant, contents, pieces)
         if read_from_main_memory(spec, self.config, device):
             try:
                 return place(self.files, spec, device, contents, device.empty_host, pieces=pieces)

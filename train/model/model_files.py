@@ -151,7 +151,7 @@ class ModelFiles:
         self.entries = with_experts(with_linear(self.entries, config), config)
         for spec in weight_specs(config):
             if not spec.is_linear or not self.is_frozen(spec):
-                self._float_entry(spec)
+                self.float_entry(spec)
             elif is_nf4(self.entries, spec.name):
                 check_packed(self.entries, spec.name, spec.shape)
             else:
@@ -205,7 +205,7 @@ class ModelFiles:
 
     def read(self, spec: WeightSpec) -> np.ndarray:
         """The tensor in the file's dtype. WgradError: missing, another shape, not a float dtype, not finite."""
-        return self._float_entry(spec).finite_array()
+        return self.float_entry(spec).finite_array()
 
     def readable_ahead(self, spec: WeightSpec, dtype: np.dtype) -> TensorEntry | None:
         """The entry of a tensor that a device takes in this dtype as it lies in its file; else None."""
@@ -220,9 +220,10 @@ class ModelFiles:
 
     def dtype(self, spec: WeightSpec) -> np.dtype:
         """The file's dtype of a tensor. WgradError as in `read`."""
-        return dtype_of(self._float_entry(spec))
+        return dtype_of(self.float_entry(spec))
 
-    def _float_entry(self, spec: WeightSpec) -> TensorEntry:
+    def float_entry(self, spec: WeightSpec) -> TensorEntry:
+        """The entry of a tensor. WgradError: missing, another shape, not a float dtype."""
         entry = self.entry(spec.name)
         if entry.dtype not in FLOATS:
             known = [*FLOATS, *(gguf_formats() if isinstance(entry, GgufEntry) else ["bitsandbytes' NF4"])]

@@ -36,19 +36,20 @@ def quantize(device: Runtime, w: Array, block_size: int, double: bool, format: s
         peaks = device.view(absmax, (blocks,), first // block_size)
         groups = device.groups(count, 8 * words * GROUP)
         device.launch("quantize_nf4", [part, codes, peaks], [count], groups, constants, work=1.6 * part.nbytes)
-    shape = (int(w.shape[0]), int(w.shape[1]))
-    return _nest(device, packed, absmax, shape, block_size) if double else NF4Array(packed, absmax, shape, block_size)
+    made = NF4Array(packed, absmax, (int(w.shape[0]), int(w.shape[1])), block_size)
+    return quantize_scales(device, made) if double else made
 
 
-def _nest(device: Runtime, packed: Array, absmax: Array, shape: tuple[int, int], block_size: int) -> NF4Array:
-    blocks = absmax.size
+@implements("quantize_scales")
+def quantize_scales(device: Runtime, w: NF4Array) -> NF4Array:
+    absmax, blocks = w.absmax, w.absmax.size
     codes = device.empty((blocks,), np.uint8)
     nested_absmax = device.empty((-(-blocks // NESTED_BLOCK_SIZE),))
     offset = device.empty((1,))
     nested_code, limits = _nested_tables(device)
     arrays = [absmax, sum_all(device, absmax), limits, offset, codes, nested_absmax]
     device.launch("quantize_nf4_nested", arrays, [blocks], device.groups(blocks, NESTED_BLOCK_SIZE), work=5.0 * blocks)
-    return NF4Array(packed, codes, shape, block_size, nested_absmax, nested_code, offset)
+    return NF4Array(w.packed, codes, w.shape, w.block_size, nested_absmax, nested_code, offset)
 
 
 def _nested_tables(device: Runtime) -> tuple[Array, Array]:
