@@ -35,7 +35,7 @@ _PER_ELEMENT = {
     "silu": 4, "silu_backward": 8, "gelu": 9, "gelu_backward": 17, "swiglu": 5, "swiglu_backward": 11, "geglu": 10,
     "geglu_backward": 20, "mask": 1, "add": 1, "mul": 1, "scale": 1, "scale_by": 1, "softcap": 3, "cast": 1, "bias": 1,
     "sum_rows": 1, "sum": 1, "dropout": 20, "fused": 10, "embedding": 1,
-    "embedding_backward": 1, "quantize": 20, "dequantize": 2, "round_weight": 500,
+    "embedding_backward": 1, "quantize": 20, "quantize_scales": 20, "dequantize": 2, "round_weight": 500,
     "rms_norm": 4, "rms_norm_backward": 11, "layer_norm": 8, "layer_norm_backward": 15, "grad_norm": 2, "adamw": 14,
     "rope": 3, "rope_split": 3, "rope_split_backward": 3, "rope_append": 3, "advance": 1,
     "paged_append": 3,

@@ -143,6 +143,7 @@ def _float32_only(sizes: Sizes) -> list[Entry]:
         entry("advance", (sizes.keys,), F32, advance),
         entry("clip", (STATE_SIZE,), F32, clip),
         entry("quantize", shape, F32, lambda device: {"w": normal(device, shape)}, "nf4"),
+        entry("quantize_scales", shape, F32, lambda device: {"w": device.quantize(normal(device, shape))}, "nf4"),
         entry("dequantize", shape, F32, restore, "nf4 double"),
         entry("round_weight", blocks, F32, rounding, "q4_k"),
         entry("sample", (vocab,), F32, sample, "top_p"),

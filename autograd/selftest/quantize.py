@@ -32,7 +32,7 @@ def _quantize(rows: int, columns: int, dtype: Any, block_size: int = 64) -> list
     def apart(device: Device, x: Inputs) -> Outputs:
         return quantized(device, x["w"], block_size, True, apart=True)
 
-    if dtype == F32:
+    if block_size == 64:
         label = f"nf4_quantize_scales/block {block_size}/{shape}/{name}"
         found.append(Case(label, "quantize_scales", "forward", name, shape, build, apart, finish="nf4 double"))
     return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -544,6 +544,15 @@ def test_the_seconds_of_a_step_are_those_of_its_parts(options: dict[str, Any], p
         assert speed.step_seconds(replace(config, compute="auto"), model, device, rates) == seconds
     device.copied_alongside = lambda work: math.inf
     assert speed.step_seconds(config, model, device, rates) == 0  # of the link
+
+
+def test_what_rates_are_measured_by_are_calls_that_a_gpu_takes(
+    monkeypatch: pytest.MonkeyPatch, wgpu_device: Any
+) -> None:
+    monkeypatch.setattr(speed, "_LEAST_SECONDS", 0.0)
+    plan = wgpu_device.dry_run()
+    plan.shared_memory = False  # so that copies are measured too
+    assert all(rate > 0 for rate in asdict(speed._measured(plan, np.dtype(np.float16))).values())
 
 
 def test_rates_are_measured_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ def _measured(device: Any, dtype: np.dtype) -> Rates:
     q, start, none = (
         device.zeros((1, 2048, 32, 64), dtype),
         device.zeros((1, 2048), np.int32),
-        device.zeros(1, np.int32),
+        device.zeros((1,), np.int32),
     )
     seconds = _seconds(device, lambda: device.attention(q, q, q, start, none, scale=0.125))
     attention = _attention_flops(2048, 2048, 32 * 64) / seconds
