@@ -1,32 +1,27 @@
 """Tokens/s with the frozen weights in main memory against those on the device, and the host link beside them.
 
     python bench/bench_streaming.py [--works llama-3.1-8b:3GiB,llama-3.1-70b:16GiB] [--max-length 8192] [--layers N]
-        [--plan] [--out FILE]
+        [--out FILE]
     python bench/bench_streaming.py --dry [--works ...] [--matrix-units] [--peak-by-part]
 
 A work is a shape and the limit that its pool is held to. A step is bench_train.py's: one row of so many tokens, NF4
 with double quantisation, r = 16, layers recomputed, their inputs offloaded in main memory. Per work: GB/s of a layer's
 copy by itself; the step with streamed weights; the same with them on the device, without a limit (--resident: where
 they fit); whether the losses are the same bits as there with what a run chooses for the limit; and what share of the
-link's speed the copies of a step came to. --plan: with what `wgrad plan` says of such a run. --dry: without a card,
-what the pool of a large one would take, held to the limit; --peak-by-part: and, without the limit, what of.
+link's speed the copies of a step came to; and what a plan of these steps says. --dry: without a card, what the pool of
+a large one would take, held to the limit; --peak-by-part: and, without the limit, what of.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-from bench_train import GIB, write_shape
+from bench_train import GIB
 from common import Report, median_spread
 from count_launches import Counted, Counting, counting_device, print_parts
 
@@ -101,18 +96,6 @@ def sized(name: str, layers: int) -> Shape:
     return replace(SHAPES[name], layers=layers) if layers else SHAPES[name]
 
 
-def planned(name: str, limit: int, args: argparse.Namespace) -> dict[str, Any]:
-    """Return what `wgrad plan` says of such a run."""
-    options = f"--max-length {args.max_length} --compute {args.compute} --stream-weights on --gradient-checkpointing"
-    options += f" --offload-activations --gradient-accumulation-steps 1 --memory-limit {limit}"
-    options += f" --device {args.device}" if args.device else ""
-    with tempfile.TemporaryDirectory() as folder:
-        write_shape(sized(name, args.layers), Path(folder))
-        command = [sys.executable, "-m", "wgrad", "plan", "--model", folder, *options.split(), "--json"]
-        plan = json.loads(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout)
-    return {"planned_gib": plan["peak_bytes"] / GIB, "planned_host_gib": plan["main_memory_bytes"] / GIB}
-
-
 class Steps:
     """A model's steps on a device: `seconds` each, and the losses. held: the device keeps to the limit, by which in
     either case is chosen what a run chooses by it. layers: as many of them, where given."""
@@ -152,6 +135,13 @@ class Steps:
         return seconds, spread, self.trainer.read_history()[:, 0]
 
 
+def planned(name: str, limit: int, card: Any, args: argparse.Namespace) -> dict[str, float]:
+    """Return what a dry run of the card takes, by which `wgrad plan` judges."""
+    plan = card.dry_run()
+    Steps(name, args.max_length, args.compute, plan, limit, True, layers=args.layers).run(2)
+    return {"planned_gib": plan.memory().peak_bytes / GIB, "planned_host_gib": plan.host_memory().peak_bytes / GIB}
+
+
 def open_card(device: str | None) -> Any:
     """Copies are made even where device memory is main memory: what is measured is them."""
     card = bind(WgpuDevice)(device)
@@ -161,8 +151,10 @@ def open_card(device: str | None) -> Any:
 
 def bench(name: str, limit: int, args: argparse.Namespace, report: Report) -> None:
     row: dict[str, Any] = {"work": name, "layers": sized(name, args.layers).layers, "compute": args.compute}
-    row |= {"seq_len": args.max_length, "limit_gib": limit / GIB} | (planned(name, limit, args) if args.plan else {})
-    steps = Steps(name, args.max_length, args.compute, open_card(args.device), limit, True, layers=args.layers)
+    row |= {"seq_len": args.max_length, "limit_gib": limit / GIB}
+    card = open_card(args.device)
+    row |= planned(name, limit, card, args)
+    steps = Steps(name, args.max_length, args.compute, card, limit, True, layers=args.layers)
     weights, device = steps.trainer.model.weights, steps.device
     assert isinstance(weights, StreamedWeights)
     seconds, spread, losses = steps.measure()
@@ -242,7 +234,6 @@ def main() -> None:
     parser.add_argument("--compute", default="float16")
     parser.add_argument("--max-length", type=int, default=8192)
     parser.add_argument("--layers", type=int, default=0, help="as many layers")
-    parser.add_argument("--plan", action="store_true", help="and what `wgrad plan` says of such a run")
     parser.add_argument("--dry", action="store_true")
     parser.add_argument("--matrix-units", action="store_true", help="with --dry: for a card on which they are enabled")
     parser.add_argument("--peak-by-part", action="store_true", help="with --dry: what is alive when most is in use")

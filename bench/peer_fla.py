@@ -16,7 +16,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -29,16 +28,22 @@ _tuners: list[Any] = []
 
 def choose_by_short_timings(share: int = 0, of: int = 0) -> None:
     """Let Triton time each variant of a kernel for 20 ms, or a share of them; before fla is imported."""
+    import torch
     from triton.runtime.autotuner import Autotuner
     from triton.testing import do_bench
 
     begin = Autotuner.__init__
 
+    def time(*args: Any, **options: Any) -> Any:
+        found = do_bench(*args, warmup=5, rep=20, **options)
+        torch.cuda.empty_cache()  # several processes share the memory
+        return found
+
     def shorter(self: Any, fn: Any, arg_names: Any, configs: Any, *args: Any, **options: Any) -> None:
         if of:  # and the first, which fits any GPU
             configs = [configs[0], *(configs[i] for i in range(share, len(configs), of) if i)]
         begin(self, fn, arg_names, configs, *args, **options)
-        self._do_bench = partial(do_bench, warmup=5, rep=20)
+        self._do_bench = time
         _tuners.append(self)
 
     Autotuner.__init__ = shorter
@@ -46,7 +51,7 @@ def choose_by_short_timings(share: int = 0, of: int = 0) -> None:
 
 def compile_kernels(shapes: Sequence[Shape]) -> None:
     """Compile the variants of all kernels for these shapes on all cores; the variants do not hang on the length."""
-    count = min(os.cpu_count() or 1, 12)
+    count = min(os.cpu_count() or 1, 8)
     short = sorted({(batch, 256, *others) for batch, _, *others in shapes})
     command = [sys.executable, __file__, json.dumps(short)]
     parts = [subprocess.Popen([*command, str(part), str(count)]) for part in range(count)]
