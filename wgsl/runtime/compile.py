@@ -103,39 +103,36 @@ def _blocks(lines: list[str]) -> dict[int, tuple[int | None, int]]:
 
 def preprocess(lines: list[str], constants: dict[str, Constant]) -> list[str]:
     """Carries out #if and #unroll."""
-    out: list[str] = []
-    _carry_out(lines, constants, out)
-    return out
-
-
-def _carry_out(lines: list[str], constants: dict[str, Constant], out: list[str]) -> None:
     blocks = _blocks(lines)
     openings = sorted(blocks)
+    out: list[str] = []
 
-    def part(at: int, end: int) -> None:
+    def part(text: list[str], first: int, at: int, end: int) -> None:
+        """The lines from `at` to `end`. text: those from `first` on, as the blocks around them have made them."""
         while (place := bisect_left(openings, at)) < len(openings) and (opening := openings[place]) < end:
-            out.extend(lines[at:opening])
+            out.extend(text[at - first : opening - first])
             other, closing = blocks[opening]
-            word, rest = lines[opening].split(maxsplit=1)
+            word, rest = text[opening - first].split(maxsplit=1)
             if word == "#if":
                 if _condition(rest, constants):
-                    part(opening + 1, closing if other is None else other)
+                    part(text, first, opening + 1, closing if other is None else other)
                 elif other is not None:
-                    part(other + 1, closing)
+                    part(text, first, other + 1, closing)
             elif closing > opening + 1:
                 name, count = rest.split()
-                body = "\n".join(lines[opening + 1 : closing])
+                body = "\n".join(text[opening + 1 - first : closing - first])
                 nested = place + 1 < len(openings) and openings[place + 1] < closing
                 for n in range(int(count) if count.isdigit() else int(constants[count])):
                     copy = body.replace(f"${name}", str(n)).split("\n")
                     if nested:
-                        _carry_out(copy, constants, out)
+                        part(copy, opening + 1, opening + 1, closing)
                     else:
                         out.extend(copy)
             at = closing + 1
-        out.extend(lines[at:end])
+        out.extend(text[at - first : end - first])
 
-    part(0, len(lines))
+    part(lines, 0, 0, len(lines))
+    return out
 
 
 def declare(name: str, value: Constant) -> str:
