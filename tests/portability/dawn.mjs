@@ -1,4 +1,4 @@
-// node dawn.mjs BUNDLE_FOLDER RESULT.json BACKEND compile
+// node dawn.mjs BUNDLE_FOLDER RESULT.json BACKEND compile [all]
 // node dawn.mjs BUNDLE_FOLDER RESULT.json BACKEND FIRST STEP    every STEP-th case from FIRST on
 // node dawn.mjs "" RESULT.json BACKEND probe                    the adapter alone
 // What Dawn makes of a bundle (bundle.json, block.bin). Results are written as they come, a line each.
@@ -30,7 +30,7 @@ const { maxComputeWorkgroupStorageSize: workgroup_bytes, maxStorageBuffersPerSha
 const name = `${vendor} ${architecture} ${description}`.trim();
 writeFileSync(output, line({ adapter: name, float16: adapter.features.has("shader-f16"), workgroup_bytes, storage }));
 if (first === "compile") {
-  appendFileSync(output, line(await compileAll(device, readBundle()[0])));
+  appendFileSync(output, line(await compileAll(device, readBundle()[0], step === "all")));
 } else if (first !== "probe") {
   const [bundle, block] = readBundle();
   const runner = new Runner(device, bundle, block);

@@ -76,7 +76,8 @@ class Dawn:
     def compile(self, bundle: Bundle) -> dict[str, Any]:
         """What compileAll of bundle_runner.mjs gives, on Dawn's backend that has every feature and computes nothing."""
         folder = self._put(bundle)
-        return ask_dawn(self.node, {}, str(folder), str(folder / "result"), "null", "compile")[1]
+        more = ("all",) if ALL else ()
+        return ask_dawn(self.node, {}, str(folder), str(folder / "result"), "null", "compile", *more)[1]
 
     def run(self, bundle: Bundle) -> Ran:
         """Every case, on the Vulkan driver, in processes of CASES_PER_PROCESS cases at most."""

@@ -95,19 +95,24 @@ async function compile(device, shader, parsed) {
   }
 }
 
-// Every shader's text, and a pipeline of each that the device's limits allow.
-// -> {parsed, compiled, left: {why there is no pipeline: count}, failed: [{shader, message}]}.
-export async function compileAll(device, bundle) {
-  const result = { parsed: 0, compiled: 0, left: {}, failed: [] };
+// Every shader's text, and a pipeline of each that the device's limits allow; or, of each entry point in one precision,
+// of one shader alone. -> {parsed, compiled, alike: as one that was, left: {why there is no pipeline: count},
+// failed: [{shader, message}]}.
+export async function compileAll(device, bundle, each = true) {
+  const result = { parsed: 0, compiled: 0, alike: 0, left: {}, failed: [] };
+  const made = new Set();
   for (const [number, shader] of bundle.shaders.entries()) {
     try {
       if (shader.float16 && !device.features.has("shader-f16")) throw new Error("the adapter has no shader-f16");
       const module = await parse(device, shader);
       result.parsed += 1;
       const reason = tooLarge(device, shader);
+      const kind = `${shader.label} ${shader.entry} ${shader.float16}`;
       if (reason) result.left[reason] = (result.left[reason] || 0) + 1;
+      else if (!each && made.has(kind)) result.alike += 1;
       else {
         await compile(device, shader, module);
+        made.add(kind);
         result.compiled += 1;
       }
     } catch (error) {
