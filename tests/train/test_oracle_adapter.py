@@ -24,7 +24,7 @@ from wgrad.train.files.safetensors_files import from_arrays, read_entries, write
 from wgrad.train.model.adapter_files import load_adapter, save_adapter
 from wgrad.train.model.families import FAMILIES
 from wgrad.train.model.load_weights import load_frozen
-from wgrad.train.model.lora import LoraConfig, init_lora, linear_modules, lora_shapes
+from wgrad.train.model.lora import LoraConfig, adaptable, init_lora, linear_modules, lora_shapes
 from wgrad.train.model.model import Model
 from wgrad.train.model.model_config import load_model_config
 from wgrad.train.model.model_inputs import Inputs
@@ -33,6 +33,7 @@ from wgrad.train.model.weights import whole_modules
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.run.schedule import learning_rate
 from wgrad.train.step.build import TrainableModel, build_frozen, build_optimizer, build_trainable
+from wgrad.train.step.lora_options import lora_config
 from wgrad.train.step.trainer import Trainer
 
 torch = oracle_package("torch")
@@ -502,3 +503,25 @@ def test_a_whole_embedding_that_nobody_names(make_checkpoint: Any, tmp_path: Pat
     config = load_model_config(folder)
     with pytest.raises(WgradError, match=r"holds the whole .*, which modules_to_save in adapter_config.json does not"):
         load_adapter(tmp_path, linear_modules(config), whole_modules(config))
+
+
+def test_an_embedding_of_another_name(make_checkpoint: Any, tmp_path: Path) -> None:
+    """Nemotron-H's is `embeddings` in transformers, and so it is in PEFT's files and in ours."""
+    folder = make_checkpoint("NemotronHForCausalLM")
+    chosen = {"target_modules": ["q_proj", "in_proj"], "modules_to_save": ["embeddings"]}
+    wanted = their_logits(their_adapter(their_base(folder), tmp_path / "theirs", **chosen), random_ids())
+    config = load_model_config(folder)
+    lora, arrays = load_adapter(tmp_path / "theirs", *adaptable(config))
+    save_adapter(tmp_path / "ours", lora, arrays, str(folder), whole=whole_modules(config))
+    for name in ("theirs", "ours"):
+        built = build_frozen(
+            config, folder, ReferenceDevice(), positions=64, adapter=str(tmp_path / name), quantize=False
+        )
+        assert distance(our_logits(built, random_ids()), wanted) < 1e-5
+        peft_model = peft.PeftModel.from_pretrained(their_base(folder), tmp_path / name)
+        assert distance(their_logits(peft_model, random_ids()), wanted) < 1e-6
+    entries = [read_entries(tmp_path / name / "adapter_model.safetensors", "").keys() for name in ("theirs", "ours")]
+    assert entries[0] == entries[1] and "base_model.model.model.embeddings.weight" in entries[0]
+    found = lora_config(RunOptions(train_embeddings=True, train_head=True), config)
+    assert found.modules_to_save == ("embeddings", "lm_head")
+    assert {"in_proj", "up_proj"} <= set(found.target_modules) and not found.target_parameters  # of the shared expert

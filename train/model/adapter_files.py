@@ -33,7 +33,7 @@ from wgrad.train.model.lora import (
 )
 from wgrad.train.model.lora_variants import variant_of
 from wgrad.train.model.multimodal import is_beside_text, name_in_peft, namer_of
-from wgrad.train.model.weights import EMBEDDING, HEAD, WholeModules
+from wgrad.train.model.weights import EMBEDDING, HEAD, WholeModules, whole_in_peft
 
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 _PREFIX = "base_model.model."
@@ -67,10 +67,13 @@ def save_adapter(
     arrays: Mapping[str, np.ndarray],
     base_model: str,
     text_of: str = "",
+    whole: WholeModules | None = None,
 ) -> None:
     """Write an adapter that PEFT loads. arrays: as of `load_adapter`. text_of: the multimodal architecture that PEFT
-    loads it onto, of which these modules are the text part's. WgradError."""
+    loads it onto, of which these modules are the text part's. whole: as of `load_adapter`. WgradError."""
     target = make_folder(folder)
+    names = whole_in_peft(whole or {})
+    arrays = {names.get(name, name): array for name, array in arrays.items()}
     if text_of:  # each module by its whole name: those of the images' part may end alike
         modules = [name.removesuffix(".lora_A") for name in arrays if name.endswith(".lora_A")]
         lora = lora.renamed({module: name_in_peft(module, text_of) for module in modules})
@@ -171,7 +174,7 @@ def load_adapter(
     entries = dict(read_entries(path, "--adapter"))
     named = namer_of(name.removeprefix(_PREFIX) for name in entries)
     names = {named(module): module for module in modules}
-    others = [named(name.removesuffix(".weight")) for name in (EMBEDDING, HEAD)]
+    others = [named(name) for name in whole or (name.removesuffix(".weight") for name in (EMBEDDING, HEAD))]
     check_all_patterns(lora, [*names, *others], f"--adapter: {folder / CONFIG_FILE}")
     lora = resolve_targets(lora, limits, list(names), others, folder / CONFIG_FILE)
     if not lora.dora and any(name.endswith(MAGNITUDE) for name in entries):
@@ -182,8 +185,9 @@ def load_adapter(
         lora_shapes(lora, {name: modules[module] for name, module in names.items()}, "--adapter", experts)
     )
     names |= {module: module for module in experts}
+    in_peft = whole_in_peft(whole or {})
     for name, shape in whole_shapes(lora, whole or {}).items():
-        shapes[named(name)], names[named(name)] = shape, name
+        shapes[named(in_peft[name])], names[named(in_peft[name])] = shape, name
     adapted = {name.rpartition(".")[0] for name in shapes}
     arrays = {_own(names, theirs): _read(entries, theirs, shape, path, adapted) for theirs, shape in shapes.items()}
     if entries:
@@ -198,7 +202,8 @@ def _beyond(
     entries: Mapping[str, TensorEntry], named: Callable[[str], str], whole: WholeModules, path: Path
 ) -> WgradError:
     """Why tensors that are no part of adapted projections cannot be read, and the way out."""
-    tables = {named(name): shape for tensors in whole.values() for name, shape in tensors.items()}
+    in_peft = whole_in_peft(whole)
+    tables = {named(in_peft[name]): shape for tensors in whole.values() for name, shape in tensors.items()}
     for key, entry in entries.items():
         name = key.removeprefix(_PREFIX).replace(".base_layer.", ".")
         if name in tables:

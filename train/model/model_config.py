@@ -71,6 +71,7 @@ class ModelConfig:
     attention: the path of q_proj, k_proj and v_proj. attention_in_scale, attention_out_scale, gate_scale, down_scale:
     of attention's input and output, of what gate_proj gives, and of the MLP's output.
     file_names: the beginnings of tensors' names, and those that files have instead, of which the first is written.
+    embedding: the embedding's path in transformers' model.
     text_of: the multimodal architecture of which this is the text part ("": none).
     extra_layers: files may have so many more, which predict several tokens at once and are left out.
     """
@@ -154,6 +155,7 @@ class ModelConfig:
     file_names: tuple[tuple[str, tuple[str, ...]], ...] = field(default=(), repr=False, compare=False)
     text_of: str = field(default="", repr=False)
     extra_layers: int = field(default=0, repr=False)
+    embedding: str = field(default="model.embed_tokens", repr=False, compare=False)
     fp8_block: tuple[int, int] | None = field(default=None, repr=False, compare=False)  # of files, not of the model
 
     def head_dim_of(self, layer: int) -> int:

@@ -143,6 +143,7 @@ class NemotronHFile(ConfigFile, kw_only=True):
             "mlp_layers": tuple(kind in ("mlp", "moe") for kind in kinds),
             "linear": mamba if any(mamba.layers) else None,
             "experts": self.experts_of(tuple(kind == "moe" for kind in kinds)),
+            "embedding": "model.embeddings",
             "file_names": (
                 ("model.embed_tokens.", ("backbone.embeddings.", "model.embeddings.")),
                 ("model.", ("backbone.",)),

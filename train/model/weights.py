@@ -118,11 +118,16 @@ def attention_bytes(config: ModelConfig, tokens: int, itemsize: int) -> int:
 
 
 def whole_modules(config: ModelConfig) -> WholeModules:
-    """Modules that an adapter may hold whole, each with the shapes of its weights by name. A head that is tied to the
-    embedding is one of its own there, as in PEFT."""
+    """Modules that an adapter may hold whole, as PEFT names them, each with the shapes of its weights by our names. A
+    head that is tied to the embedding is one of its own there, as in PEFT."""
     table = (config.vocab_size, config.hidden_size)
     bias = {HEAD_BIAS: (config.vocab_size,)} if config.head_bias else {}
-    return {EMBEDDING.removesuffix(".weight"): {EMBEDDING: table}, HEAD.removesuffix(".weight"): {HEAD: table, **bias}}
+    return {config.embedding: {EMBEDDING: table}, HEAD.removesuffix(".weight"): {HEAD: table, **bias}}
+
+
+def whole_in_peft(modules: WholeModules) -> dict[str, str]:
+    """PEFT's name of each weight of these modules."""
+    return {name: f"{module}.{name.rpartition('.')[2]}" for module, names in modules.items() for name in names}
 
 
 def weight_specs(config: ModelConfig) -> list[WeightSpec]:

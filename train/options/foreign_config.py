@@ -234,7 +234,7 @@ def _nothing(value: Any, _: Mapping[str, Any]) -> dict[str, Any]:
 
 def _whole_modules(value: Any, _: Mapping[str, Any]) -> dict[str, Any]:
     names = _names(value)
-    known = {"embed_tokens": "train_embeddings", "lm_head": "train_head"}
+    known = {"embed_tokens": "train_embeddings", "embeddings": "train_embeddings", "lm_head": "train_head"}
     if not set(names) <= set(known):
         raise _Left("whole modules are embed_tokens and lm_head alone")
     return {known[name]: True for name in names}

@@ -17,6 +17,7 @@ from wgrad.train.files.hub import is_hub_id
 from wgrad.train.model.adapter_files import save_adapter
 from wgrad.train.model.qat import QAT_MIXES
 from wgrad.train.model.save_model import save_full
+from wgrad.train.model.weights import whole_modules
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.options.option_text import size
 from wgrad.train.output.card_use import Contents
@@ -51,7 +52,7 @@ def save_session_adapter(session: Session, built: TrainableModel, folder: Path, 
             name.removesuffix(".lora_A") for name, a in arrays.items() if name.endswith(".lora_A") and a.ndim == 2
         ]
         lora = lora.renamed({module: module for module in modules})
-    save_adapter(folder, lora, arrays, session.config.model, model.text_of)
+    save_adapter(folder, lora, arrays, session.config.model, model.text_of, whole_modules(model))
 
 
 def write_results(session: Session, metrics: MetricsFile, results: dict[str, Any], skipped: int) -> None:

@@ -19,21 +19,22 @@ def lora_config(config: RunOptions, model: ModelConfig) -> LoraConfig:
     # The first of PEFT's patterns that fits counts: a longer name says more than its ending.
     ranks = {name: int(rank) for name, _, rank in sorted(named, key=lambda n: -len(n[0])) if rank}
     targets: tuple[str, ...] | str = tuple(dict.fromkeys(name for name, _, _ in named))
+    is_default = False  # whose names are never those of experts
     unadapted = model.linear.unadapted if model.linear is not None else ()
     if targets == (ALL_LINEAR,) and not unadapted:
         targets = ALL_LINEAR
-    elif targets in (PROJECTIONS, (ALL_LINEAR,)):
+    elif is_default := targets in (PROJECTIONS, (ALL_LINEAR,)):
         # PEFT takes those of an MLP for the experts'.
         own = targets == PROJECTIONS and model.experts is not None
         paths = [path for path in linear_modules(model) if not (own and ".mlp." in path)]
         targets = tuple(dict.fromkeys(own_name(path) for path in paths if not path.endswith(unadapted)))
     parameters: tuple[str, ...] = ()
-    if isinstance(targets, tuple):
+    if isinstance(targets, tuple) and not is_default:
         of_experts = [t for t in targets if any(ends_with(path, t) for path in expert_modules(model))]
         parameters, targets = tuple(of_experts), tuple(t for t in targets if t not in of_experts)
     if parameters:
         _check_experts(config, parameters[0])
-    chosen = (("embed_tokens", config.train_embeddings), ("lm_head", config.train_head))
+    chosen = ((model.embedding.rpartition(".")[2], config.train_embeddings), ("lm_head", config.train_head))
     whole = tuple(name for name, trained in chosen if trained)
     return LoraConfig(
         config.lora_r,
