@@ -159,6 +159,15 @@ def test_trl(tmp_path: Path, capsys: Any) -> None:
     assert set(left) == {"eos_token", "eval_strategy"}
 
 
+def test_options_that_do_not_go_together(tmp_path: Path, capsys: Any) -> None:
+    """They are left out, and the rest is written."""
+    text = AXOLOTL.replace("lora_modules_to_save", "rl: dpo\nrl_beta: 0.3\nlora_modules_to_save")
+    found, left = imported(tmp_path, text, capsys)
+    assert (found["objective"], found["beta"], found["train_embeddings"]) == ("dpo", 0.3, True)
+    assert "train_head" not in found and "no gradient of the output layer" in left["train_head"]
+    assert (tmp_path / "ours.yaml").read_text().startswith("model: "), "a line for each option"
+
+
 def test_without_an_adapter_the_whole_model_is_trained(tmp_path: Path, capsys: Any) -> None:
     found, left = imported(tmp_path, "base_model: m\nlora_r: 8\nmicro_batch_size: 1\n", capsys)
     assert found["full"] is True and "lora_r" not in found
@@ -191,6 +200,13 @@ def test_without_an_adapter_the_whole_model_is_trained(tmp_path: Path, capsys: A
         ("deepspeed", "zero3.json", "--ranks"),
         ("datasets", [{"path": "a.jsonl"}, "b.jsonl"], {"data": ["a.jsonl", "b.jsonl"]}),
         ("test_datasets", [{"path": "a.jsonl"}], {"eval_data": "a.jsonl"}),
+        ("datasets", [{"path": "data/a.jsonl", "split": "train"}], {"data": ["data/a.jsonl"]}),
+        ("datasets", [{"path": "data/a", "split": "train", "ds_type": "json"}], {"data": ["data/a"]}),
+        ("peft_use_dora", True, {"use_dora": True}),
+        ("peft_use_rslora", True, {"use_rslora": True}),
+        ("pissa_init", True, {"init_lora_weights": "pissa_niter_16"}),
+        ("peft_init_lora_weights", "pissa", {"init_lora_weights": "pissa"}),
+        ("peft_init_lora_weights", "gaussian", "must be one of"),
     ],
 )
 def test_values(key: str, value: Any, ours: Any) -> None:

@@ -33,7 +33,7 @@ def run_import(args: ImportOptions) -> int:
         {name: converted[name] for name in found.options},
         sort_keys=False,
         allow_unicode=True,
-        default_flow_style=None,
+        default_flow_style=False,
         width=10**6,
     )
     if args.out:

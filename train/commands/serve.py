@@ -21,8 +21,10 @@ from wgrad.train.inference.embedding import pooling_of
 from wgrad.train.inference.open_model import Opened, context_of, open_model
 from wgrad.train.inference.scoring import score
 from wgrad.train.inference.text_models import build_text_models
+from wgrad.train.model.families import FAMILIES
 from wgrad.train.model.model import Model
 from wgrad.train.options.serve_config import CACHE_SEQUENCES, ServeConfig
+from wgrad.train.step.build import count_parameters
 from wgrad.train.terminal.interrupts import end_at_signals
 from wgrad.train.terminal.output import harmless, say
 
@@ -34,7 +36,7 @@ try:
     from wgrad.train.serve.guard import Guard
     from wgrad.train.serve.http_server import HttpServer, address_text, open_address
     from wgrad.train.serve.limits import Limits
-    from wgrad.train.serve.preparation import Preparation
+    from wgrad.train.serve.preparation import ModelFacts, Preparation
     from wgrad.train.serve.request_log import RequestLog
 except ImportError as error:
     raise WgradError(f"wgrad serve: {error.name} is not installed: pip install 'wgrad[serve]'") from error
@@ -105,7 +107,16 @@ def load(opened: Opened[ServeConfig], adapters: dict[str, str]) -> tuple[Engine,
         threading.Lock(),
         args.pooling or pooling_of(opened.folder),
         opened.config.hidden_size,
+        _facts(opened),
     )
+
+
+def _facts(opened: Opened[ServeConfig]) -> ModelFacts:
+    """Facts that clients of Ollama's API show."""
+    files = [opened.folder] if opened.folder.is_file() else opened.folder.glob("*.safetensors")
+    family = FAMILIES[opened.config.architecture].model_type
+    quantised = "" if opened.folder.is_file() else "NF4" if opened.args.quantize else "F32"
+    return ModelFacts(family, count_parameters(opened.config), quantised, sum(path.stat().st_size for path in files))
 
 
 def _serve(engine: Engine, server: HttpServer, listening: socket.socket) -> int:

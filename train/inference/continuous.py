@@ -264,9 +264,7 @@ class Batch:
         keep_logits: of a single step.
         """
         active = self.growing
-        biases = {one.row: one.bias for one in active if one.bias is not None}
-        factors = {one.row: one.factors for one in active if one.factors is not None}
-        changed = bool(biases or factors)
+        changed = any(one.bias is not None or one.factors is not None for one in active)
         steps = (
             1 if self.reads or keep_logits or changed else min(steps, MOST_STEPS, max(o.most - o.drawn for o in active))
         )
@@ -290,6 +288,8 @@ class Batch:
             uniforms[: len(numbers), one.row] = numbers
         step.begin(cached, page_table(pages, rows, step.width), settings, uniforms, adapters)
         if changed:
+            biases = {one.row: one.bias for one in active if one.bias is not None}
+            factors = {one.row: one.factors for one in active if one.factors is not None}
             step.draw(biases, factors)
         logits = self.device.readback(step.logits) if keep_logits else None
         if changed:

@@ -20,7 +20,7 @@ _PENALISED: Program = (
 
 
 class Repetition:
-    """Which tokens a text has, its prompt among them, as factors of their logits."""
+    """Factors of the logits, from the tokens that a text has, its prompt among them."""
 
     def __init__(self, penalty: float, vocab_size: int, prompt: Sequence[int]) -> None:
         self._penalty = penalty

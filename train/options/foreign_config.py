@@ -16,6 +16,7 @@ from typing import Any, get_args
 from wgrad.device.errors import WgradError
 from wgrad.train.options.choices import REPORTERS, TEMPLATES, Schedule
 from wgrad.train.options.finetune_config import RunOptions
+from wgrad.train.options.foreign_data import Left, data_set, data_sets, test_data
 from wgrad.train.options.objectives import OBJECTIVES
 from wgrad.train.options.option_names import name_here
 from wgrad.train.options.options import short
@@ -86,10 +87,6 @@ class Imported:
     left: list[tuple[str, Any, str]] = field(default_factory=list)
 
 
-class _Left(Exception):
-    """An option that has no counterpart, and why."""
-
-
 def find_tool(values: Mapping[str, Any]) -> str:
     """Return the tool that a file was written for. Raises WgradError where nothing tells."""
     if "base_model" in values:
@@ -113,7 +110,7 @@ def import_config(values: Mapping[str, Any], tool: str) -> Imported:
                 taken[ours] = one
         except (TypeError, ValueError, AttributeError, LookupError):  # a value of a kind that no such file has
             found.left.append((str(key), value, "its value cannot be read"))
-        except _Left as left:
+        except Left as left:
             if str(left):
                 found.left.append((str(key), value, str(left)))
     options = _DEFAULTS[tool] | _adapter(values, tool) | taken
@@ -136,33 +133,48 @@ def import_config(values: Mapping[str, Any], tool: str) -> Imported:
     order = [f.name for f in fields(RunOptions)]
     kept = {name: options[name] for name in order if name in options}
     found.options = {name: value for name, value in kept.items() if name in taken or value != defaults[name]}
+    _leave_contradictions(found)
     return found
 
 
+def _leave_contradictions(found: Imported) -> None:
+    """Leave out options that do not go together with the others. WgradError: another tool's file cannot be run so."""
+    while True:
+        try:
+            RunOptions(**found.options)
+            return
+        except WgradError as error:
+            told = re.match(r"--([\w-]+): (.*)", str(error))
+            name = told[1].replace("-", "_") if told else ""
+            if told is None or name not in found.options:
+                raise
+            found.left.append((name, found.options.pop(name), told[2].partition(": ")[0]))
+
+
 def _check(name: str, value: Any) -> None:
-    """Raise _Left where an option cannot have this value."""
+    """Raise Left where an option cannot have this value."""
     try:
         RunOptions(**{name: value})
     except WgradError as error:
         if str(error).startswith(f"--{name.replace('_', '-')}: ") and "give --" not in str(error):
-            raise _Left(str(error).partition(": ")[2]) from None
+            raise Left(str(error).partition(": ")[2]) from None
 
 
 def _convert(name: str, value: Any, values: Mapping[str, Any], tool: str) -> dict[str, Any]:
-    """One key -> options of ours. Raises _Left."""
+    """One key -> options of ours. Raises Left."""
     if value is None or value == "" or value == [] or value == {}:
         return {}
     if name in _SPECIAL:
         return _SPECIAL[name](value, values)
     why = next((reason for pattern, reason in _WHY.items() if re.fullmatch(pattern, name)), None)
     if why is not None:
-        raise _Left(why if value is not False else "")
+        raise Left(why if value is not False else "")
     own = {f.name for f in fields(RunOptions)}
     told = name if name in own else name_here(name)
     if not told or (" " not in told and told.partition("=")[0] not in own):
-        raise _Left("wgrad has no such option" if value is not False else "")
+        raise Left("wgrad has no such option" if value is not False else "")
     if " " in told:
-        raise _Left(told)
+        raise Left(told)
     ours, _, meant = told.partition("=")
     if meant:
         return {ours: meant} if value is True else {}
@@ -187,17 +199,17 @@ Convert = Callable[[Any, Mapping[str, Any]], dict[str, Any]]
 def _kind_of_adapter(value: Any, _: Mapping[str, Any]) -> dict[str, Any]:
     if value in ("lora", "qlora", "full"):
         return {}  # `_adapter` reads it
-    raise _Left("only LoRA and full fine-tuning are implemented")
+    raise Left("only LoRA and full fine-tuning are implemented")
 
 
 def _bits(value: Any, _: Mapping[str, Any]) -> dict[str, Any]:
     if value in (4, True, False, "4"):
         return {}
-    raise _Left("weights are kept in 4 or 16 bits")
+    raise Left("weights are kept in 4 or 16 bits")
 
 
 def _eight_bits(value: Any, _: Mapping[str, Any]) -> dict[str, Any]:
-    raise _Left("weights are kept in 4 or 16 bits" if value else "")
+    raise Left("weights are kept in 4 or 16 bits" if value else "")
 
 
 def _objective(value: Any, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -206,14 +218,14 @@ def _objective(value: Any, values: Mapping[str, Any]) -> dict[str, Any]:
         name = str(values["pref_loss"])
     name = {"pt": "sft", "sigmoid": "dpo", "nll": "sft", "apo_zero_unpaired": "?"}.get(name, name)
     if name not in OBJECTIVES:
-        raise _Left(f"the objectives are {', '.join(OBJECTIVES)}")
+        raise Left(f"the objectives are {', '.join(OBJECTIVES)}")
     return {"objective": name}
 
 
 def _preference_loss(value: Any, _: Mapping[str, Any]) -> dict[str, Any]:
     if value == "sigmoid" or value in OBJECTIVES:
         return {}  # `_objective` reads it
-    raise _Left(f"the objectives are {', '.join(OBJECTIVES)}")
+    raise Left(f"the objectives are {', '.join(OBJECTIVES)}")
 
 
 def _names(value: Any) -> list[Any]:
@@ -236,14 +248,14 @@ def _whole_modules(value: Any, _: Mapping[str, Any]) -> dict[str, Any]:
     names = _names(value)
     known = {"embed_tokens": "train_embeddings", "embeddings": "train_embeddings", "lm_head": "train_head"}
     if not set(names) <= set(known):
-        raise _Left("whole modules are embed_tokens and lm_head alone")
+        raise Left("whole modules are embed_tokens and lm_head alone")
     return {known[name]: True for name in names}
 
 
 def _epochs(value: Any, values: Mapping[str, Any]) -> dict[str, Any]:
     number = _number(value)
     if number != int(number) or number < 1:
-        raise _Left("epochs are whole: give max_steps for a part of one")
+        raise Left("epochs are whole: give max_steps for a part of one")
     return {"epochs": int(number)}
 
 
@@ -255,7 +267,7 @@ def _every(name: str) -> Convert:
     def convert(value: Any, _: Mapping[str, Any]) -> dict[str, Any]:
         number = _number(value)
         if 0 < number < 1:
-            raise _Left("it is a whole number of steps here, not a fraction of the run")
+            raise Left("it is a whole number of steps here, not a fraction of the run")
         return {name: int(number)}
 
     return convert
@@ -273,16 +285,16 @@ def _warmup_ratio(value: Any, values: Mapping[str, Any]) -> dict[str, Any]:
 def _scheduler(value: Any, _: Mapping[str, Any]) -> dict[str, Any]:
     name = {"constant_with_warmup": "constant"}.get(str(value), value)
     if name not in get_args(Schedule):
-        raise _Left(f"the schedules are {', '.join(get_args(Schedule))}")
+        raise Left(f"the schedules are {', '.join(get_args(Schedule))}")
     return {"lr_scheduler_type": name}
 
 
 def _optimizer(value: Any, _: Mapping[str, Any]) -> dict[str, Any]:
     name = str(value).removeprefix("paged_")
     if not name.startswith("adamw"):
-        raise _Left("AdamW is the only optimiser")
+        raise Left("AdamW is the only optimiser")
     if "bit" in name or str(value) != name:
-        raise _Left("AdamW is used, with states in float32 on the device")
+        raise Left("AdamW is used, with states in float32 on the device")
     return {}
 
 
@@ -292,7 +304,7 @@ def _checkpointing(value: Any, _: Mapping[str, Any]) -> dict[str, Any]:
 
 def _held_out(value: Any, _: Mapping[str, Any]) -> dict[str, Any]:
     if _number(value) >= 1:
-        raise _Left("it is a fraction here: give eval_fraction, or a file as eval_data")
+        raise Left("it is a fraction here: give eval_fraction, or a file as eval_data")
     return {"eval_fraction": _number(value)}
 
 
@@ -305,14 +317,14 @@ def _template(value: Any, _: Mapping[str, Any]) -> dict[str, Any]:
         return {}
     if value in TEMPLATES or str(value).endswith((".jinja", ".jinja2")):
         return {"chat_template": value}
-    raise _Left("the model's own chat template is used: give --chat-template for another")
+    raise Left("the model's own chat template is used: give --chat-template for another")
 
 
 def _reporters(value: Any, _: Mapping[str, Any]) -> dict[str, Any]:
     names = [value] if isinstance(value, str) else list(value)
     names = [name for name in names if name not in ("none", "all")]
     if not set(names) <= set(REPORTERS):
-        raise _Left(f"the trackers are {', '.join(REPORTERS)}")
+        raise Left(f"the trackers are {', '.join(REPORTERS)}")
     return {"report_to": names} if names else {}
 
 
@@ -324,44 +336,18 @@ def _loss_on(value: Any, _: Mapping[str, Any]) -> dict[str, Any]:
     return {"loss_on": "all"} if value else {}
 
 
-def _data_sets(value: Any, _: Mapping[str, Any]) -> dict[str, Any]:
-    """axolotl's list of data sets."""
-    paths: list[str] = []
-    columns: dict[str, str] = {}
-    for one in value if isinstance(value, list) else [value]:
-        if isinstance(one, str):
-            paths.append(one)
-            continue
-        files = one.get("data_files") or ()
-        files = [files] if isinstance(files, str) else list(files)
-        paths += files or [f"{one.get('path')}:{one['split']}" if _is_id(one) else str(one.get("path"))]
-        for theirs, ours in (("field_messages", "messages"), ("field", "text"), ("field_instruction", "instruction"),
-                             ("field_input", "input"), ("field_output", "output")):  # fmt: skip
-            if one.get(theirs) and one[theirs] != ours:
-                columns[ours] = one[theirs]
-    found: dict[str, Any] = {"data": paths}
-    if columns:
-        found["columns"] = [f"{ours}={theirs}" for ours, theirs in columns.items()]
-    return found
+def _pissa(value: Any, values: Mapping[str, Any]) -> dict[str, Any]:
+    """LLaMA-Factory's."""
+    iterations = values.get("pissa_iter", 16)
+    return {"init_lora_weights": "pissa" if iterations == -1 else f"pissa_niter_{iterations}"} if value else {}
 
 
-def _is_id(one: Mapping[str, Any]) -> bool:
-    return bool(one.get("split")) and str(one.get("path")).count("/") == 1
+def _start(value: Any, _: Mapping[str, Any]) -> dict[str, Any]:
+    return {} if value is True or value == "lora" else {"init_lora_weights": value}
 
 
-def _test_data(value: Any, values: Mapping[str, Any]) -> dict[str, Any]:
-    paths = _data_sets(value, values)["data"]
-    if len(paths) > 1:
-        raise _Left("held-out data is one file")
-    return {"eval_data": paths[0]}
-
-
-def _data_set(value: Any, values: Mapping[str, Any]) -> dict[str, Any]:
-    """LLaMA-Factory's names, of which dataset_info.json tells the files; TRL's id with its split."""
-    if "dataset_name" in values or "finetuning_type" not in values and "stage" not in values:
-        split = values.get("dataset_train_split")
-        return {"data": [f"{value}:{split}" if split and isinstance(value, str) else value]}
-    raise _Left("it is a name in dataset_info.json: give its file as data")
+def _switch(name: str) -> Convert:
+    return lambda value, _: {name: True} if value else {}
 
 
 def _number(value: Any) -> float:
@@ -370,7 +356,7 @@ def _number(value: Any) -> float:
             return number
         raise ValueError
     except (TypeError, ValueError, OverflowError):
-        raise _Left(f"it is no number: {short(value)}") from None
+        raise Left(f"it is no number: {short(value)}") from None
 
 
 _SPECIAL: dict[str, Convert] = {
@@ -384,8 +370,9 @@ _SPECIAL: dict[str, Convert] = {
     "optimizer": _optimizer, "optim": _optimizer, "gradient_checkpointing": _checkpointing,
     "val_set_size": _held_out, "val_size": _held_out, "load_best_model_at_end": _keep_best,
     "chat_template": _template, "template": _template, "report_to": _reporters, "use_wandb": _wandb,
-    "wandb_project": _wandb, "train_on_inputs": _loss_on, "train_on_prompt": _loss_on, "datasets": _data_sets,
-    "test_datasets": _test_data, "dataset": _data_set, "dataset_name": _data_set, "dataset_train_split": _nothing,
+    "wandb_project": _wandb, "train_on_inputs": _loss_on, "train_on_prompt": _loss_on, "datasets": data_sets,
+    "test_datasets": test_data, "dataset": data_set, "dataset_name": data_set, "dataset_train_split": _nothing,
     "dataset_test_split": _nothing, "eval_steps": _every("eval_steps"), "save_steps": _every("save_steps"),
-    "logging_steps": _every("logging_steps"), "dataset_dir": _nothing,
+    "logging_steps": _every("logging_steps"), "dataset_dir": _nothing, "peft_use_dora": _switch("use_dora"),
+    "peft_use_rslora": _switch("use_rslora"), "pissa_init": _pissa, "peft_init_lora_weights": _start,
 }  # fmt: skip

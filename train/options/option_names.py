@@ -33,8 +33,8 @@ _ELSEWHERE = {
     "quantization_bit": "the base model is NF4 anyway, unless --no-quantize is given",
     # objective
     "rl": "objective", "loss_type": "objective", "stage": "objective", "pref_loss": "objective", "pref_beta": "beta",
-    "dpo_beta": "beta", "kto_beta": "beta", "orpo_alpha": "beta", "orpo_beta": "beta", "lambda": "beta",
-    "dpo_label_smoothing": "label_smoothing", "kto_desirable_weight": "desirable_weight",
+    "dpo_beta": "beta", "rl_beta": "beta", "kto_beta": "beta", "orpo_alpha": "beta", "orpo_beta": "beta",
+    "lambda": "beta", "dpo_label_smoothing": "label_smoothing", "kto_desirable_weight": "desirable_weight",
     "kto_undesirable_weight": "undesirable_weight", "kto_chosen_weight": "desirable_weight",
     "kto_rejected_weight": "undesirable_weight",
     # training

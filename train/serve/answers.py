@@ -15,6 +15,7 @@ from wgrad.train.serve.jobs import Piece, TokenInfo
 
 TokenText = Callable[[int], str]
 Octets = Callable[[int], bytes | None]  # of a token that is a part of a character
+EVENTS = "text/event-stream"
 TOOL_CALLS = "tool_calls"  # why an answer ended: tools are to be called
 
 
@@ -28,8 +29,10 @@ class Choice:
         self.vector: np.ndarray | None = None
         self.cached = 0  # tokens of the prompt that were in the cache
         self.offset = 0  # characters of the tokens that were told in chunks
+        self.first = 0  # when the first piece came, in nanoseconds of time.monotonic_ns
 
     def add(self, piece: Piece) -> None:
+        self.first = self.first or time.monotonic_ns()
         self.text += piece.text
         self.tokens += piece.tokens
         self.new += piece.new
@@ -47,6 +50,7 @@ class Form(Protocol):
     """How the answers to a request are written: whole, or as the events of a stream, which closes with `end`."""
 
     end: str
+    media_type: str  # of a stream
 
     def answer(self, choices: Sequence[Choice]) -> dict[str, Any]: ...
 
@@ -68,6 +72,7 @@ class ChunkForm:
     stream."""
 
     prefix, whole, part, end = "", "", "", "data: [DONE]\n\n"
+    media_type = EVENTS
 
     def __init__(
         self,

@@ -13,10 +13,10 @@ MOST_BYTES = 4 << 20  # of a request
 BODY_SECONDS = 30.0  # for it to come
 
 
-async def read_body(request: Request) -> bytes:
-    """ApiError: no JSON by its type, too large, or too slow to come."""
+async def read_body(request: Request, any_type: bool = False) -> bytes:
+    """any_type: JSON need not be said to be JSON. ApiError: no JSON by its type, too large, or too slow to come."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != "application/json":
+    if kind != "application/json" and not any_type:
         raise ApiError(415, f"Content-Type: must be application/json; got {kind[:100] or 'none'}: send it so")
     too_large = ApiError(413, f"the request: must have at most {MOST_BYTES:,} bytes: send less at once")
     if int(request.headers.get("content-length", "0")) > MOST_BYTES:  # h11 has seen to it that it is a number

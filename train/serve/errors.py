@@ -1,4 +1,4 @@
-"""Error responses in the form of OpenAI's API."""
+"""Error responses in the forms of OpenAI's and Ollama's APIs."""
 
 from __future__ import annotations
 
@@ -21,6 +21,9 @@ class ApiError(Exception):
         message = self.message.replace(f": {self.param}", f": {new}", 1)
         return ApiError(self.status, message, new, self.code)
 
-    def body(self) -> dict[str, Any]:
+    def body(self, path: str = "") -> dict[str, Any]:
+        """path: of the request, whose API has its own form of errors."""
+        if path.startswith("/api/"):
+            return {"error": self.message}
         kind = _TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}

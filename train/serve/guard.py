@@ -48,7 +48,7 @@ class Guard:
             self.check(headers, scope["path"])
         except ApiError as error:
             wanted = {"WWW-Authenticate": "Bearer"} if error.status == 401 else None
-            await JSONResponse(error.body(), error.status, wanted)(scope, receive, send)
+            await JSONResponse(error.body(scope["path"]), error.status, wanted)(scope, receive, send)
             return
         try:
             await self.app(scope, receive, send)

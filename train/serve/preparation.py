@@ -19,10 +19,20 @@ from wgrad.train.serve.embeddings import EmbeddingRequest
 from wgrad.train.serve.errors import ApiError
 from wgrad.train.serve.formats import arguments_grammar, call_rule, grammar_of
 from wgrad.train.serve.jobs import Event, Job
-from wgrad.train.serve.requests import MOST_PROMPTS, Body, ChatRequest, CompletionRequest, Request
+from wgrad.train.serve.requests import MOST_PROMPTS, ChatRequest, CompletionRequest, Request
 
 _SEEDS = 2**32
 Emit = Callable[[int, Event], None]  # the number of the prompt in its request
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """Facts of a model that clients show. bytes: of its files."""
+
+    family: str = ""
+    parameters: int = 0
+    quantization: str = ""
+    bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -37,10 +47,11 @@ class Preparation:
     template: threading.Lock
     pooling: Pooling = "mean"  # of embeddings, and how many numbers one has
     width: int = 0
+    facts: ModelFacts = ModelFacts()
 
     def completion_jobs(self, request: CompletionRequest, emit: Emit) -> tuple[list[Job], list[str]]:
         """-> `n` jobs for each prompt, and the prompts' texts (token ids in words). ApiError."""
-        tokenizer = self._tokenizer(request)
+        tokenizer = self.tokenizer(request.model)
         given = [prompt for prompt in request.prompts() for _ in range(request.n)]
         if len(given) > MOST_PROMPTS:
             rule = f"n and the prompts must make at most {MOST_PROMPTS} answers; got {len(given)}: ask for fewer"
@@ -63,7 +74,7 @@ class Preparation:
 
     def chat_jobs(self, request: ChatRequest, emit: Emit) -> tuple[list[Job], Style]:
         """-> `n` jobs, and how their answers are written. ApiError."""
-        tokenizer = self._tokenizer(request)
+        tokenizer = self.tokenizer(request.model)
         if not tokenizer.has_chat_template:
             message = "the model has no chat template, which messages need: use /v1/completions, or serve a chat model"
             raise ApiError(400, message, "messages", "chat_template")
@@ -125,7 +136,7 @@ class Preparation:
 
     def embedding_jobs(self, request: EmbeddingRequest, emit: Emit) -> list[Job]:
         """Return a job for each text. ApiError."""
-        tokenizer = self._tokenizer(request)
+        tokenizer = self.tokenizer(request.model)
         ids = [self._ids(tokenizer, text, "input") for text in request.texts(self.width)]
         common: dict[str, Any] = {"max_new_tokens": 0, "sampling": GREEDY, "stops": (), "top": None, "score": False}
         return [
@@ -133,12 +144,18 @@ class Preparation:
             for n, prompt in enumerate(ids)
         ]
 
-    def _tokenizer(self, request: Body) -> Tokenizer:
-        if request.model not in self.tokenizers:
+    def raw_prompt(self, model: str, text: str) -> tuple[list[int], int]:
+        """Return the ids of a prompt, and how many tokens there is room for behind it. ApiError."""
+        ids = self._ids(self.tokenizer(model), text, "prompt")
+        return ids, max(min(self.max_new_tokens, self.positions - len(ids)), 1)
+
+    def tokenizer(self, model: str) -> Tokenizer:
+        """ApiError: no model of this name is served."""
+        if model not in self.tokenizers:
             names = ", ".join(map(repr, self.tokenizers))
-            message = f"the request: model {request.model[:200]!r} is not served: choose one of {names}"
+            message = f"the request: model {model[:200]!r} is not served: choose one of {names}"
             raise ApiError(404, message, "model", "model_not_found")
-        return self.tokenizers[request.model]
+        return self.tokenizers[model]
 
     def _ids(self, tokenizer: Tokenizer, given: str | Sequence[int], where: str) -> list[int]:
         """Token ids of a text, or those that are given. ApiError, of the key `where`."""

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from wgrad.train.serve.answer_parts import Part
-from wgrad.train.serve.answers import Choice, Octets, TokenText, token_entry
+from wgrad.train.serve.answers import EVENTS, Choice, Octets, TokenText, token_entry
 from wgrad.train.serve.errors import ApiError
 from wgrad.train.serve.jobs import LENGTH, Piece, TokenInfo
 from wgrad.train.serve.responses_request import ResponsesRequest
@@ -22,7 +22,7 @@ _Events = Iterator[dict[str, Any]]
 class ResponsesForm:
     """A response has one answer, whose parts are items of its output: a reasoning, a message, calls of functions."""
 
-    end = ""
+    end, media_type = "", EVENTS
 
     def __init__(self, request: ResponsesRequest, token_text: TokenText, octets: Octets = lambda token: None) -> None:
         self._request, self._token_text, self._octets = request, token_text, octets

@@ -1,0 +1,89 @@
+"""Answers in the form of Ollama's API: one JSON object, or one on each line of a stream."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from wgrad.train.serve.answer_parts import Part
+from wgrad.train.serve.answers import Choice
+from wgrad.train.serve.errors import ApiError
+from wgrad.train.serve.jobs import Piece
+
+LINES = "application/x-ndjson"
+
+
+def now() -> str:
+    """Return the time as Ollama writes it."""
+    return datetime.now(UTC).isoformat().replace("+00:00", "Z")
+
+
+class OllamaForm:
+    """An answer of `/api/chat`, or of `/api/generate` where it is not a chat's."""
+
+    end, media_type = "", LINES
+
+    def __init__(self, model: str, chat: bool) -> None:
+        self._model, self._chat = model, chat
+        self._begun = time.monotonic_ns()
+
+    def _line(self, part: Part, done: bool = False) -> dict[str, Any]:
+        said: dict[str, Any] = {"thinking": part.reasoning} if part.reasoning else {}
+        if self._chat:
+            if part.calls:
+                said["tool_calls"] = [_entry(number, call.entry()) for number, call in enumerate(part.calls)]
+            said = {"message": {"role": "assistant", "content": part.content, **said}}
+        else:
+            said = {"response": part.content, **said}
+        return {"model": self._model, "created_at": now(), **said, "done": done}
+
+    def _last(self, part: Part, choice: Choice) -> dict[str, Any]:
+        """The counts are in nanoseconds. Models are loaded before any request."""
+        end = time.monotonic_ns()
+        first = choice.first or end
+        return {
+            **self._line(part, done=True),
+            "done_reason": choice.finish,
+            "total_duration": end - self._begun,
+            "load_duration": 0,
+            "prompt_eval_count": choice.prompt_tokens,
+            "prompt_eval_duration": first - self._begun,
+            "eval_count": choice.new,
+            "eval_duration": end - first,
+        }
+
+    def answer(self, choices: Sequence[Choice]) -> dict[str, Any]:
+        (choice,) = choices
+        return self._last(choice.parts.add(choice.text, last=True), choice)
+
+    def opening(self, choices: Sequence[Choice]) -> list[dict[str, Any]]:
+        return []
+
+    def events(self, choice: Choice, piece: Piece) -> list[dict[str, Any]]:
+        part = choice.parts.add(piece.text, last=bool(piece.finish))
+        return [self._line(part)] if part.content or part.reasoning or part.calls else []
+
+    def closing(self, choices: Sequence[Choice]) -> list[dict[str, Any]]:
+        (choice,) = choices
+        return [self._last(Part(), choice)]
+
+    def failure(self, error: ApiError) -> list[dict[str, Any]]:
+        return [{"error": error.message}]
+
+
+def loaded(model: str, chat: bool) -> dict[str, Any]:
+    """Return the answer to a request without a prompt, by which clients have a model loaded."""
+    said: dict[str, Any] = {"message": {"role": "assistant", "content": ""}} if chat else {"response": ""}
+    return {"model": model, "created_at": now(), **said, "done": True, "done_reason": "load"}
+
+
+def _entry(number: int, call: dict[str, Any]) -> dict[str, Any]:
+    """A call of a tool, its arguments as an object."""
+    function = call["function"]
+    return {
+        "id": call["id"],
+        "function": {"index": number, "name": function["name"], "arguments": json.loads(function["arguments"])},
+    }

@@ -1,0 +1,204 @@
+"""Requests of Ollama's API, turned into those of a conversation or a completion."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar
+
+from msgspec import Meta, Struct
+
+from wgrad.device.errors import WgradError
+from wgrad.train.files.decode import convert
+from wgrad.train.serve.embeddings import EmbeddingRequest
+from wgrad.train.serve.errors import ApiError
+from wgrad.train.serve.requests import Body, ChatRequest, CompletionRequest, Penalty, Stop
+
+# Options by which Ollama loads a model, or that a model here needs not.
+_OF_LOADING = {
+    "num_ctx", "num_keep", "num_batch", "num_gpu", "main_gpu", "num_thread", "numa", "low_vram", "f16_kv", "vocab_only",
+    "use_mmap", "use_mlock", "logits_all", "embedding_only", "penalize_newline",
+}  # fmt: skip
+_LATEST = ":latest"
+# Names of a conversation's keys here, in errors.
+NAMES = {"response_format": "format", "max_tokens": "options.num_predict"}
+
+
+class Options(Struct, forbid_unknown_fields=True):
+    """How tokens are drawn: Ollama's defaults, but no repetition penalty."""
+
+    temperature: Annotated[float, Meta(ge=0, le=2)] = 0.8
+    top_k: Annotated[int, Meta(ge=-1, le=1 << 30)] = 40
+    top_p: Annotated[float, Meta(ge=0, le=1)] = 0.9
+    min_p: Annotated[float, Meta(ge=0, le=1)] = 0.0
+    seed: int | None = None
+    num_predict: Annotated[int, Meta(ge=-2, le=1 << 30)] = -1
+    stop: Stop | Annotated[list[Stop], Meta(max_length=16)] = []
+    repeat_penalty: Annotated[float, Meta(gt=0, le=100)] = 1.0
+    repeat_last_n: int = -1
+    presence_penalty: Penalty = 0.0
+    frequency_penalty: Penalty = 0.0
+    typical_p: float = 1.0
+    mirostat: int = 0
+    mirostat_eta: float = 0.1
+    mirostat_tau: float = 5.0
+    tfs_z: float = 1.0
+
+    def fields(self) -> dict[str, Any]:
+        """Return the fields of `requests.Request`. ApiError: what is not done here."""
+        for name, value, off in (
+            ("typical_p", self.typical_p, 1.0), ("mirostat", self.mirostat, 0), ("tfs_z", self.tfs_z, 1.0)
+        ):  # fmt: skip
+            if value != off:
+                raise _wrong(f"options.{name} is not supported: leave it out", "options")
+        if self.repeat_last_n not in (-1, 0) and self.repeat_penalty != 1:
+            raise _wrong("options.repeat_last_n must be -1, as the penalty is for the whole text; or 0", "options")
+        return {
+            "temperature": self.temperature,
+            "top_k": self.top_k,
+            "top_p": self.top_p,
+            "min_p": self.min_p,
+            "seed": None if self.seed is None or self.seed < 0 else self.seed,
+            "stop": self.stop,
+            "repetition_penalty": self.repeat_penalty if self.repeat_last_n else 1.0,
+            "presence_penalty": self.presence_penalty,
+            "frequency_penalty": self.frequency_penalty,
+        }
+
+
+class OllamaBody(Body, kw_only=True):
+    passed_over: ClassVar[set[str]] = {"keep_alive", "truncate", "shift", "verbose"}
+
+    options: dict[str, Any] = {}
+
+    @property
+    def served(self) -> str:
+        """The model's name without Ollama's tag."""
+        return self.model.removesuffix(_LATEST)
+
+
+class OllamaRequest(OllamaBody, kw_only=True):
+    """Fields of both kinds of answers."""
+
+    unsupported = {"suffix": ("",), "template": ("",), "context": ([],), "images": ([],), "logprobs": (False,)}
+
+    format: str | dict[str, Any] = ""
+    think: bool | str = ""
+    stream: bool = True
+
+    @property
+    def drawing(self) -> Options:
+        """ApiError."""
+        known = {name: value for name, value in self.options.items() if name not in _OF_LOADING and value is not None}
+        try:
+            return convert(known, Options, "the request: options", "correct it")
+        except WgradError as error:
+            raise ApiError(400, str(error), "options") from error
+
+    @property
+    def limit(self) -> int | None:
+        """Most tokens of the answer; None: as many as there is room for."""
+        return self.drawing.num_predict if self.drawing.num_predict > 0 else None
+
+    def conversation(self, turns: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] = ()) -> ChatRequest:
+        """ApiError."""
+        thinking = {} if self.think == "" else {"enable_thinking": bool(self.think)}
+        return ChatRequest(
+            model=self.served,
+            messages=[*turns],
+            tools=[*tools],
+            max_tokens=self.limit,
+            response_format=self._format(),
+            chat_template_kwargs=thinking,
+            reasoning_effort=self.think if isinstance(self.think, str) and self.think else None,
+            stream=self.stream,
+            **self.drawing.fields(),
+        )
+
+    def _format(self) -> dict[str, Any]:
+        if isinstance(self.format, dict):
+            return {"type": "json_schema", "json_schema": {"name": "format", "schema": self.format}}
+        if self.format not in ("", "json"):
+            raise _wrong(f"format must be 'json' or a JSON schema; got {self.format[:100]!r}", "format")
+        return {"type": "json_object"} if self.format else {"type": "text"}
+
+
+class OllamaChat(OllamaRequest, kw_only=True):
+    messages: list[dict[str, Any]] = []
+    tools: list[dict[str, Any]] = []
+
+    def as_chat(self) -> ChatRequest:
+        """ApiError."""
+        return self.conversation([_turn(number, turn) for number, turn in enumerate(self.messages)], self.tools)
+
+
+class OllamaGenerate(OllamaRequest, kw_only=True):
+    prompt: str = ""
+    system: str = ""
+    raw: bool = False
+
+    def as_chat(self) -> ChatRequest:
+        """The prompt as a user's message. ApiError."""
+        system = [{"role": "system", "content": self.system}] if self.system else []
+        return self.conversation([*system, {"role": "user", "content": self.prompt}])
+
+    def as_completion(self, ids: Sequence[int], most: int) -> CompletionRequest:
+        """The prompt as it is. ids: of it; most: tokens that there is room for. ApiError."""
+        return CompletionRequest(
+            model=self.served,
+            prompt=[*ids],
+            max_tokens=most if self.limit is None else self.limit,
+            response_format=self._format(),
+            stream=self.stream,
+            **self.drawing.fields(),
+        )
+
+
+class OllamaEmbed(OllamaBody, kw_only=True):
+    passed_over = {*OllamaBody.passed_over, "stream"}
+
+    input: str | list[str] = ""
+    prompt: str = ""  # of /api/embeddings
+    dimensions: int | None = None
+
+    def as_embedding(self) -> EmbeddingRequest:
+        return EmbeddingRequest(model=self.served, input=self.input or self.prompt, dimensions=self.dimensions)
+
+
+class OllamaShow(OllamaBody, kw_only=True):
+    model: str = ""
+    name: str = ""  # as older clients call it
+
+    @property
+    def served(self) -> str:
+        return (self.model or self.name).removesuffix(_LATEST)
+
+
+def _wrong(rule: str, key: str) -> ApiError:
+    return ApiError(400, f"the request: {rule}", key)
+
+
+def _turn(number: int, given: Mapping[str, Any]) -> dict[str, Any]:
+    """A message in the form of OpenAI's API. ApiError."""
+    turn = {name: value for name, value in given.items() if value not in (None, "", [])}
+    turn.setdefault("content", "")
+    if "images" in turn:
+        raise _wrong(f"messages[{number}].images: only text can be read", "messages")
+    if "thinking" in turn:
+        turn["reasoning_content"] = turn.pop("thinking")
+    if "tool_name" in turn:
+        turn["name"] = turn.pop("tool_name")
+    if "tool_calls" in turn:
+        calls = turn["tool_calls"] if isinstance(turn["tool_calls"], list) else [None]
+        turn["tool_calls"] = [
+            _call(f"messages[{number}].tool_calls[{place}]", call) for place, call in enumerate(calls)
+        ]
+    return turn
+
+
+def _call(where: str, call: Any) -> dict[str, Any]:
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("arguments", {}), dict):
+        raise _wrong(f"{where} must have function.name and function.arguments, an object: correct it", "messages")
+    arguments = json.dumps(function.get("arguments", {}), ensure_ascii=False)
+    return {"type": "function", "function": {"name": function.get("name"), "arguments": arguments}}
