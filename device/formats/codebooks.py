@@ -19,7 +19,7 @@ import numpy as np
 from wgrad.device.formats.frozen_weight import Array
 from wgrad.device.formats.gguf_blocks import GgufBlocks, pack, unpack
 
-BLOCK, _CHUNK = 256, 8192  # cells that are searched for at once
+BLOCK, _CHUNK = 256, 512  # cells that are searched for at once: their distances fit into a processor's cache
 
 
 class _Table(NamedTuple):
