@@ -85,6 +85,11 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError("WGRAD_REQUIRE_TOOLS=1, but " + "; ".join(lacking))
 
 
+# They take seconds in each process: tests/tools.py imports them when a test uses them.
+ORACLES = ("torch", "transformers", "peft", "trl", "bitsandbytes", "gguf", "xllamacpp", "openai", "tensorboard")
+imported_by_collection = set[str]()
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[None]:
     """What imports and collection leave stays to the end, near a million objects: no search for garbage looks at them,
@@ -93,6 +98,7 @@ def pytest_collection() -> Iterator[None]:
     try:
         return (yield)
     finally:
+        imported_by_collection.update(name for name in ORACLES if name in sys.modules)
         gc.enable()
         gc.collect()
         gc.freeze()
@@ -135,7 +141,12 @@ def pytest_terminal_summary(terminalreporter: Any) -> Iterator[None]:
 
 def _one_node_id(item: pytest.Item) -> str:
     """The node id, whatever folder pytest was started in."""
-    return f"tests/{item.path.relative_to(Path(__file__).parent).as_posix()}::{item.nodeid.partition('::')[2]}"
+    return f"{_file(item.path)}::{item.nodeid.partition('::')[2]}"
+
+
+@cache
+def _file(path: Path) -> str:
+    return f"tests/{path.relative_to(Path(__file__).parent).as_posix()}"
 
 
 def fast_part(items: Iterable[pytest.Item], failed: Collection[str]) -> set[pytest.Item]:

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests import tools
+from tests import conftest, tools
 
 ROOT = Path(__file__).parents[1]
 
@@ -35,3 +35,7 @@ def test_a_machine_without_vulkan_is_reported() -> None:
 def test_to_ask_an_oracle_whether_it_is_a_fixture_imports_nothing() -> None:
     """As pytest asks each object of a file when it collects."""
     assert not hasattr(tools.Oracle("of_no_package"), "__wrapped__")
+
+
+def test_collection_imports_no_oracle() -> None:
+    assert conftest.imported_by_collection == set()

@@ -443,7 +443,7 @@ def test_a_checkpoint_that_bitsandbytes_quantised(
     )
 
 
-def write_fp8(folder: Path, block: tuple[int, int] | None, dtype: Any = torch.float32) -> None:
+def write_fp8(folder: Path, block: tuple[int, int] | None, dtype: str = "float32") -> None:
     """Turn the projections of a checkpoint into FP8, with scales of blocks, or one of all and one of inputs."""
     arrays: dict[str, Any] = {}
     values = {n: torch.tensor(np.float32(e.array())) for n, e in read_entries(folder / "model.safetensors", "").items()}
@@ -460,7 +460,7 @@ def write_fp8(folder: Path, block: tuple[int, int] | None, dtype: Any = torch.fl
         size = block or tuple(value.shape)
         places = [torch.arange(n) // b for n, b in zip(value.shape, size)]
         random = torch.rand([int(place[-1]) + 1 for place in places], generator=torch.Generator().manual_seed(1))
-        scales = torch.exp2(-5 - 3 * random).to(dtype)
+        scales = torch.exp2(-5 - 3 * random).to(getattr(torch, dtype))
         own = scales.float()[places[0]][:, places[1]]
         arrays[name] = (value / own).clamp(-448, 448).to(torch.float8_e4m3fn)
         arrays[f"{name}_scale_inv"] = scales if block else scales.reshape(())
@@ -474,10 +474,10 @@ def write_fp8(folder: Path, block: tuple[int, int] | None, dtype: Any = torch.fl
     path.write_text(json.dumps(raw))
 
 
-FP8: dict[str, tuple[str, tuple[int, int] | None, Any]] = {
-    "blocks": ("LlamaForCausalLM", (8, 4), torch.float32),
-    "a whole tensor": ("Ministral3ForCausalLM", None, torch.bfloat16),
-    "experts": ("DeepseekV3ForCausalLM", (2, 2), torch.float32),
+FP8: dict[str, tuple[str, tuple[int, int] | None, str]] = {  # by its name: torch is not imported by all that collect
+    "blocks": ("LlamaForCausalLM", (8, 4), "float32"),
+    "a whole tensor": ("Ministral3ForCausalLM", None, "bfloat16"),
+    "experts": ("DeepseekV3ForCausalLM", (2, 2), "float32"),
 }
 
 
@@ -500,7 +500,7 @@ def test_weights_in_fp8(kind: str, make_checkpoint: Any, tmp_path: Path) -> None
 def test_blocks_of_fp8_that_go_beyond_a_weight(make_checkpoint: Any) -> None:
     """As DeepSeek-V3's kv_a_proj_with_mqa has them, which transformers does not read."""
     name = "model.layers.0.mlp.up_proj.weight"  # [88, 48]
-    for number, (block, kind) in enumerate((((128, 128), torch.float32), ((20, 32), torch.float8_e8m0fnu))):
+    for number, (block, kind) in enumerate((((128, 128), "float32"), ((20, 32), "float8_e8m0fnu"))):
         folder = make_checkpoint(name=f"fp8 {number}")
         write_fp8(folder, block, kind)
         parts = safetensors_torch.load_file(folder / "model.safetensors")
