@@ -330,3 +330,6 @@ def test_the_former_spelling(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
     assert cli.main(["selftest", "--device", "cpu", "--report", "x.json"]) == 0
     assert seen == [("cpu", "x.json", "auto")]
     assert "selftest --report is now report-gpu --out" in capsys.readouterr().err
+    for option in (["--only", "rope"], ["--json"]):
+        assert cli.main(["selftest", "--device", "cpu", "--report", "x.json", *option]) == 2
+        assert f"{option[0]}: --report is of all cases" in capsys.readouterr().err

@@ -255,6 +255,9 @@ def selftest(args: argparse.Namespace) -> int:
 
         return write_page(expand_path(args.page, "--page"), only=args.only)
     if args.report:
+        for name in ("only", "json"):
+            if getattr(args, name):
+                raise WgradError(f"--{name}: --report is of all cases, in a file: leave one of them out")
         from wgrad.train.commands.report_gpu import run_report
 
         say("note: selftest --report is now report-gpu --out; the next release takes only that", "stderr")
