@@ -44,6 +44,7 @@ PARTS = (
 EITHER = PARTS.replace("{% for part", "{% if m.content is string %}{{ m.content }}{% else %}{% for part").replace(
     "{% endif %}{% endfor %}</>", "{% endif %}{% endfor %}{% endif %}</>"
 )
+FIRST = "{% for m in messages %}{{ '<' + m.role + '>' + m.content[0].text + '</>' }}{% endfor %}"  # as LLaVA's
 ASK, ANSWER = {"role": "user", "content": "Who?"}, {"role": "assistant", "content": "He."}
 CALL = [{"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}]
 
@@ -196,7 +197,7 @@ def test_a_template_that_writes_the_id_of_a_call_and_not_its_name() -> None:
 
 
 # ---- contents in parts ---------------------------------------------------------------------------
-@pytest.mark.parametrize("source", [QWEN, FOLDS, CHATML, PARTS, EITHER])
+@pytest.mark.parametrize("source", [QWEN, FOLDS, CHATML, PARTS, EITHER, FIRST])
 @pytest.mark.parametrize("role", ["user", "assistant", "system"])
 def test_parts_are_the_text_of_which_they_are(source: str, role: str) -> None:
     def messages(content: object) -> list[dict]:

@@ -77,25 +77,33 @@ class TemplateForms:
         return ", ".join(role for role in _ROLES if self.knows(role))
 
     def contents(self, role: str) -> str:
-        """Return the kind of content that this role takes: "text", "parts" (a list of them), or "both"."""
+        """Return the kind of content that this role takes: "text", "parts" (a list of them), "part" (a list of one), or
+        "both" text and parts."""
         if role not in self._contents:
             self._contents[role] = self._find_contents(role)
         return self._contents[role]
 
     def _find_contents(self, role: str) -> str:
-        listed = [{"type": "text", "text": _A}, {"type": "text", "text": _B}]
-        by_text = by_parts = False
-        for text, parts in zip(_around({"role": role, "content": _A + _B}), _around({"role": role, "content": listed})):
-            plain, rendered = self._render(text) or "", self._render(parts) or ""
+        forms = [_A + _B], [_A, _B]
+        one, two = (_around({"role": role, "content": [{"type": "text", "text": t} for t in form]}) for form in forms)
+        by_text = by_part = by_parts = False
+        for text, part, parts in zip(_around({"role": role, "content": _A + _B}), one, two):
+            plain = self._render(text) or ""
             by_text = by_text or _A + _B in plain
-            # Written as it stands, a list leaves its keys.
-            keys = sum(rendered.count(key) - plain.count(key) for key in ("'type'", '"type"'))
-            by_parts = by_parts or (keys <= 0 and 0 <= rendered.find(_A) < rendered.find(_B))
+            by_part = by_part or self._takes(part, plain)
+            by_parts = by_parts or self._takes(parts, plain)
             if by_text or by_parts:
                 break
         if by_text == by_parts:
-            return "both"
+            return "part" if by_part and not by_parts else "both"
         return "text" if by_text else "parts"
+
+    def _takes(self, messages: Sequence[Message], plain: str) -> bool:
+        """Return whether all parts of a content are written. plain: the same conversation with text instead."""
+        rendered = self._render(messages) or ""
+        # Written as it stands, a list leaves its keys.
+        keys = sum(rendered.count(key) - plain.count(key) for key in ("'type'", '"type"'))
+        return keys <= 0 and 0 <= rendered.find(_A) < rendered.find(_B)
 
     def arguments(self) -> str:
         """Return the kind of arguments that calls of tools take: "object", "text" (of JSON), or "both"."""
@@ -135,11 +143,11 @@ def other_part(content: Any) -> str | None:
 
 
 def in_form(content: Any, form: str) -> Any:
-    """A content as the template takes it; a list becomes one text, its parts following one another."""
-    if isinstance(content, str) and form == "parts":
-        return [{"type": "text", "text": content}]
-    if isinstance(content, list) and form == "text":
-        return "".join(part if isinstance(part, str) else part["text"] for part in content)
+    """A content as the template takes it. Where that is one text, or a list of one, the parts follow one another."""
+    if isinstance(content, list) and form in ("text", "part"):
+        content = "".join(part if isinstance(part, str) else part["text"] for part in content)
+    if isinstance(content, str):
+        return [{"type": "text", "text": content}] if form in ("parts", "part") else content
     if isinstance(content, list):  # as templates look for them
         return [
             {"type": "text", "text": part}
