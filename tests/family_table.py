@@ -19,7 +19,7 @@ from wgrad.train.model.multimodal import MULTIMODAL
 NOT_THERE = {
     **dict.fromkeys(("Cwm", "NanoChat", "OlmoHybrid", "VaultGemma"), "not in llama.cpp"),
     "GraniteSWA": "not in the `gguf` package",
-    "SolarOpen": "not yet",
+    **dict.fromkeys(("SolarOpen", "MiniMaxM2"), "not yet"),
     "Bamba": "llama.cpp rotates other pairs",
 }
 PAGE = Path(__file__).parents[1] / "docs" / "reference" / "models.md"

@@ -52,6 +52,15 @@ LAYOUTS = {
             "block_sparse_moe.experts.{}.w2.weight",
         ),
     ),
+    "minimax": Layout(
+        "block_sparse_moe.gate.weight",
+        (
+            "block_sparse_moe.experts.{}.w1.weight",
+            "block_sparse_moe.experts.{}.w3.weight",
+            "block_sparse_moe.experts.{}.w2.weight",
+        ),
+        correction="block_sparse_moe.e_score_correction_bias",
+    ),
     "granite": Layout(
         "block_sparse_moe.router.layer.weight",
         whole=("block_sparse_moe.input_linear.weight", "block_sparse_moe.output_linear.weight"),

@@ -63,6 +63,37 @@ class MixtralFile(ExpertsFile, kw_only=True):
     sliding_window: Positions | None = None
 
 
+class MiniMaxM2File(ExpertsFile, kw_only=True):
+    """rotary_dim: the rotated numbers of a head, in released files. These also state what every model has."""
+
+    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "router_jitter_noise": (None, 0),
+        "use_qk_norm": (None, True),
+        "qk_norm_type": (None, "per_layer"),
+        "scoring_func": (None, "sigmoid"),
+        "use_routing_bias": (None, True),
+        "shared_intermediate_size": (None, 0),
+    }
+    default_theta: ClassVar[float] = 5_000_000.0
+    usual_experts: ClassVar[int] = 256
+    partial_rotary: ClassVar[bool] = True
+    vocab_size: Vocabulary = 200_064
+    hidden_size: Width = 3072
+    intermediate_size: Width = 1536
+    num_hidden_layers: Count = 62
+    num_attention_heads: Count = 48
+    num_key_value_heads: Count = 8
+    head_dim: Width = 128
+    max_position_embeddings: Positions = 196_608
+    num_experts_per_tok: Annotated[int, Meta(ge=1, le=64)] = 8
+    rotary_dim: Width | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.rotary_dim is not None and self.partial_rotary_factor is None:
+            self.partial_rotary_factor = self.rotary_dim / self.head_dim
+
+
 class OlmoeFile(ExpertsFile, kw_only=True):
     router_aux_loss_coef: AtLeast0 | None = 0.01
     usual_experts: ClassVar[int] = 64

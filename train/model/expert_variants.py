@@ -8,6 +8,7 @@ from wgrad.train.model.expert_keys import (
     GptOssFile,
     GraniteMoeFile,
     GraniteMoeSharedFile,
+    MiniMaxM2File,
     MixtralFile,
     OlmoeFile,
     Qwen2MoeFile,
@@ -22,6 +23,20 @@ def mixtral(keys: MixtralFile) -> dict[str, Any]:
     layers = (True,) * keys.num_hidden_layers
     experts = Experts(keys.experts, keys.num_experts_per_tok, keys.intermediate_size, layers, files="mixtral")
     return {"windows": every_layer(keys), "experts": experts}
+
+
+def minimax_m2(keys: MiniMaxM2File) -> dict[str, Any]:
+    """MiniMax-M2: DeepSeek-V3's scores without groups."""
+    experts = Experts(
+        keys.experts,
+        keys.num_experts_per_tok,
+        keys.intermediate_size,
+        (True,) * keys.num_hidden_layers,
+        files="minimax",
+        sigmoid=True,
+        correction="mlp.e_score_correction_bias",
+    )
+    return {"qk_norm": True, "qk_norm_whole": True, "experts": experts}
 
 
 def olmoe(keys: OlmoeFile) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from wgrad.train.model.expert_keys import (
     GptOssFile,
     GraniteMoeFile,
     GraniteMoeSharedFile,
+    MiniMaxM2File,
     MixtralFile,
     OlmoeFile,
     Qwen2MoeFile,
@@ -231,6 +232,7 @@ FAMILIES = {
         "glm4_moe_lite", Glm4MoeLiteFile, Glm4MoeLiteFile.variant, "deepseek2", "GLM-4.7-Flash"
     ),
     "MiniCPM3ForCausalLM": Family("minicpm3", MiniCpm3File, MiniCpm3File.variant, "minicpm3", "MiniCPM3"),
+    "MiniMaxM2ForCausalLM": Family("minimax_m2", MiniMaxM2File, expert_variants.minimax_m2, "", "MiniMax-M2"),
     "MixtralForCausalLM": Family("mixtral", MixtralFile, expert_variants.mixtral, "llama"),
     "OlmoeForCausalLM": Family("olmoe", OlmoeFile, expert_variants.olmoe, "olmoe", "OLMoE"),
     "GptOssForCausalLM": Family("gpt_oss", GptOssFile, expert_variants.gpt_oss, "gpt-oss", "gpt-oss"),

@@ -370,7 +370,7 @@ def _activation(name: str, gated: bool, where: str) -> str:
 def _fp8_block(file: AnyQuantizationFile | None, where: str) -> tuple[int, int] | None:
     if file is None or file.quant_method != "fp8":
         return None
-    if file.fmt != "e4m3":
+    if file.fmt not in ("e4m3", "float8_e4m3fn"):  # one format
         raise WgradError(f"{where}: quantization_config: fmt {show(file.fmt)} is not supported: only e4m3 is")
     return file.weight_block_size
 
