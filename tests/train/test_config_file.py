@@ -113,6 +113,9 @@ NOT_BUILT: dict[str, dict[str, Any]] = {
         "scoring_func": "softmax", "mlp_layer_types": ["dense"], "first_k_dense_replace": 2, "topk_group": 4,
         "num_key_value_heads": 2, "v_head_dim": 17, "partial_rotary_factor": 0.5,
     },
+    "MiniMaxM2ForCausalLM": {
+        "scoring_func": "softmax", "use_qk_norm": False, "shared_intermediate_size": 8,
+    },
     "MiniCPM3ForCausalLM": {"num_key_value_heads": 2, "v_head_dim": 17, "num_experts": 8, "clip_qkv": 8.0},
     "Ernie4_5_MoeForCausalLM": {"moe_norm_min": 0.1, "moe_gate": "top2", "moe_layer_interval": 0},
     "OlmoHybridForCausalLM": {"layer_types": ["full_attention"] * 2, "linear_key_head_dim": 512, "clip_qkv": 8.0},

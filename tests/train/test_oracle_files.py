@@ -468,7 +468,11 @@ def write_fp8(folder: Path, block: tuple[int, int] | None, dtype: str = "float32
             arrays[name.replace("weight", "activation_scale")] = torch.tensor(0.1)
     safetensors_torch.save_file(arrays, folder / "model.safetensors", {"format": "pt"})
     path = folder / "config.json"
-    scheme = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic" if block else "static"}
+    scheme = {
+        "quant_method": "fp8",
+        "fmt": "e4m3" if block else "float8_e4m3fn",
+        "activation_scheme": "dynamic" if block else "static",
+    }
     raw = json.loads(path.read_text()) | {"dtype": "bfloat16", "quantization_config": scheme}
     raw["quantization_config"] |= {"weight_block_size": block, "modules_to_not_convert": ["lm_head"]}
     path.write_text(json.dumps(raw))
