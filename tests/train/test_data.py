@@ -182,6 +182,9 @@ def test_at_least_one_is_held_out(tokenizer: Tokenizer, write_lines) -> None:
     assert len(load(path, tokenizer, eval_fraction=0.01).held_out) == 1
     with pytest.raises(WgradError, match=r"--eval-fraction: 0.9 of 2 example\(s\).*leaves none to train on"):
         load(path, tokenizer, eval_fraction=0.9)
+    path = write_lines({"text": "Hear."}, {"text": "See."}, {"nothing": 1})
+    with pytest.raises(WgradError, match=r"of 2 example\(s\) in \S+ \(1 invalid line skipped: wgrad data show tells"):
+        load(path, tokenizer, eval_fraction=0.9)
 
 
 def test_held_out_data_of_its_own(tokenizer: Tokenizer, write_lines) -> None:

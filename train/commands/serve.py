@@ -63,7 +63,7 @@ def guarded(engine: Engine, preparation: Preparation, config: ServeConfig) -> AS
     """The web application behind all that is checked of a request."""
     app = make_app(engine, preparation)
     pages = [route.path for route in chat_page()]
-    guard = Guard(app, config.host, config.allow_host, config.key, config.allow_origin, pages)
+    guard = Guard(app, config.host, config.allow_host, config.key, config.allow_origin, pages, ollama=True)
     return RequestLog(guard, engine.metrics, quiet=not config.request_log)
 
 

@@ -119,7 +119,7 @@ def load_data(
             train = documents
             held_out = load(config.eval_data, "--eval-data")
         else:
-            train, held_out = _split(documents, config)
+            train, held_out = _split(documents, config, tally.bad_lines)
     finally:
         shared_process().close()  # no more templates to render
     mix, line = _mix(sources, [len(part) for part in parts], documents, train)
@@ -172,13 +172,17 @@ def _mix(
     return mix, [describe(sources, counts, tokens, mix)]
 
 
-def _split(documents: Sequence[Example], config: RunOptions) -> tuple[Sequence[Example], Sequence[Example]]:
+def _split(
+    documents: Sequence[Example], config: RunOptions, skipped: int
+) -> tuple[Sequence[Example], Sequence[Example]]:
+    """skipped: invalid lines."""
     if config.eval_fraction == 0:
         return documents, ()
     number = max(1, round(config.eval_fraction * len(documents)))
     if number >= len(documents):
+        bad = f" ({skipped} invalid line{'s' * (skipped > 1)} skipped: wgrad data show tells why)" if skipped else ""
         raise WgradError(
-            f"--eval-fraction: {config.eval_fraction:g} of {len(documents)} example(s) in {' '.join(config.data)} "
+            f"--eval-fraction: {config.eval_fraction:g} of {len(documents)} example(s) in {' '.join(config.data)}{bad} "
             "leaves none to train on: give more data, --eval-data FILE, or --eval-fraction 0"
         )
     # The last word tells this generator from the one that orders the epochs.

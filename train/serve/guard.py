@@ -21,7 +21,8 @@ _OPEN = "/health"  # says nothing but that the server lives: probes have no key
 
 class Guard:
     """ASGI middleware. host: that the server listens on; names: further ones by which it may be called; key: None where
-    none is asked for; origins: of pages that may ask; open_paths: that need no key."""
+    none is asked for; origins: of pages that may ask; open_paths: that need no key; ollama: errors of
+    /api are in the form of Ollama's."""
 
     def __init__(
         self,
@@ -31,9 +32,10 @@ class Guard:
         key: str | None,
         origins: Collection[str] = (),
         open_paths: Collection[str] = (),
+        ollama: bool = False,
     ) -> None:
         self.app, self._key, self._origins = app, key, frozenset(origin.lower() for origin in origins)
-        self._open = {_OPEN, *open_paths}
+        self._open, self._ollama = {_OPEN, *open_paths}, ollama
         self._local = is_loopback(host)
         self._names = {name_of(name) or name.lower() for name in (host, *names)}
 
@@ -48,7 +50,9 @@ class Guard:
             self.check(headers, scope["path"])
         except ApiError as error:
             wanted = {"WWW-Authenticate": "Bearer"} if error.status == 401 else None
-            await JSONResponse(error.body(scope["path"]), error.status, wanted)(scope, receive, send)
+            await JSONResponse(error.body(scope["path"] if self._ollama else ""), error.status, wanted)(
+                scope, receive, send
+            )
             return
         try:
             await self.app(scope, receive, send)
