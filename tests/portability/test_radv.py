@@ -49,7 +49,7 @@ def compile_for(family: str, bundle: Bundle, environment: dict[str, str], folder
     (folder / "bundle.json").write_text(json.dumps(bundle.document))
     (folder / "block.bin").write_bytes(b"")
     forced = {**environment, "RADV_FORCE_FAMILY": family}
-    return ask_dawn(str(shutil.which("node")), forced, str(folder), str(folder / "result"), "vulkan", "compile")
+    return ask_dawn(str(shutil.which("node")), forced, str(folder), str(folder / "result"), "vulkan", "compile", "all")
 
 
 @pytest.mark.parametrize("family", FAMILIES)
