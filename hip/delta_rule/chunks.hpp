@@ -6,13 +6,16 @@
 // token's document starts in the chunk (-1: before it). states [chunks, rows, keys, width]: before each chunk; dstates: of
 // the gradients after each.
 //
-// Matmuls: tiles of 64 x 64, 4 x 4 results a work-item of 256, operands in LDS 16 of the inner size at a time.
+// Matmuls: tiles of 64 x 64, 16 results a work-item of 256, operands in LDS DEEP of the inner size at a time. CDNA has a
+// matrix unit for float32; RDNA multiplies and adds.
 #pragma once
 #include "elements.hpp"
 
 using namespace gpu;
 
-constexpr u32 CHUNK = 64, SQUARE = CHUNK * CHUNK, DEEP = 16, STRIDE = 68, MOST_KEYS = 256;
+constexpr u32 CHUNK = 64, SQUARE = CHUNK * CHUNK, MOST_KEYS = 256;
+// Rows in LDS are so far apart that neither their writes nor their reads meet in a bank.
+constexpr u32 DEEP = GPU_CDNA ? 32 : 16, STRIDE = GPU_CDNA ? 65 : 68;
 enum { SUMS, BETA, START };  // planes of info
 
 struct Sizes {
@@ -125,16 +128,17 @@ struct ChunkOf {
 
 // ---- matmuls ---------------------------------------------------------------------------------------------------------
 enum Order { ALONG, ACROSS };
-// A work-item's rows row() .. + 3 and columns column() .. + 3 of a tile. memory: 2 DEEP STRIDE floats.
+// A work-item's results at[j][i]: rows row() + i and columns column() + STEP j of a tile. memory: 2 DEEP STRIDE floats.
 struct Tile {
-  float at[4][4];
+  static constexpr u32 STEP = GPU_CDNA ? 16 : 1;
+  f32x4 at[4];
   GPU_FN static u32 row() { return thread() / 16 * 4; }
-  GPU_FN static u32 column() { return thread() % 16 * 4; }
+  GPU_FN static u32 column() { return thread() % 16 * (GPU_CDNA ? 1 : 4); }
   GPU_FN Tile() {
 #pragma unroll
     for (u32 i = 0; i < 4; i++)
 #pragma unroll
-      for (u32 j = 0; j < 4; j++) at[i][j] = 0.f;
+      for (u32 j = 0; j < 4; j++) at[j][i] = 0.f;
   }
   // += sum over n < inner of left(row, n) right(n, column), which are 0 beyond their ends. What others of the work-group
   // wrote to global memory must be behind a barrier() already. LEFT, RIGHT: whether neighbours in memory are of one row (of
@@ -156,16 +160,33 @@ struct Tile {
         b[n * STRIDE + i] = first + n < inner ? right(first + n, i) : 0.f;
       }
       local_barrier();
-#pragma unroll
-      for (u32 n = 0; n < DEEP; n++) {
-        f32x4 l = load16<f32x4>(a + n * STRIDE + row()), r = load16<f32x4>(b + n * STRIDE + column());
-#pragma unroll
-        for (u32 i = 0; i < 4; i++)
-#pragma unroll
-          for (u32 j = 0; j < 4; j++) at[i][j] = gpu::fma(l[i], r[j], at[i][j]);
-      }
+      multiply(a, b);
     }
   }
+#if GPU_CDNA
+  // Rows 16 wave() + .. of the tile; of DEEP places, lanes of a row of 16 take every eighth of their own.
+  GPU_FN void multiply(const float* a, const float* b) {
+    u32 group = lane() / 16, across = lane() % 16;
+    u32 first = (group % 2 * 16 + group / 2 * 8) * STRIDE + across;
+#pragma unroll
+    for (u32 n = 0; n < DEEP / 4; n++) {
+      float l = a[first + n * STRIDE + 16 * wave()];
+#pragma unroll
+      for (u32 j = 0; j < 4; j++) at[j] = mfma_f32_16x16x4_f32(l, b[first + n * STRIDE + 16 * j], at[j]);
+    }
+  }
+#else
+  GPU_FN void multiply(const float* a, const float* b) {
+#pragma unroll
+    for (u32 n = 0; n < DEEP; n++) {
+      f32x4 l = load16<f32x4>(a + n * STRIDE + row()), r = load16<f32x4>(b + n * STRIDE + column());
+#pragma unroll
+      for (u32 i = 0; i < 4; i++)
+#pragma unroll
+        for (u32 j = 0; j < 4; j++) at[j][i] = gpu::fma(l[i], r[j], at[j][i]);
+    }
+  }
+#endif
   // f(row, column, result) of each.
   template <class F>
   GPU_FN void each(F f) {
@@ -173,7 +194,7 @@ struct Tile {
     for (u32 i = 0; i < 4; i++) {
       u32 r = optimization_barrier(row() + i), c = optimization_barrier(column());
 #pragma unroll
-      for (u32 j = 0; j < 4; j++) f(r, c + j, at[i][j]);
+      for (u32 j = 0; j < 4; j++) f(r, c + STEP * j, at[j][i]);
       sched_fence();
     }
   }
@@ -181,7 +202,7 @@ struct Tile {
 #pragma unroll
     for (u32 i = 0; i < 4; i++)
 #pragma unroll
-      for (u32 j = 0; j < 4; j++) at[i][j] *= by[row() + i];
+      for (u32 j = 0; j < 4; j++) at[j][i] *= by[row() + i];
   }
   // sums[row] += the sum of f over a row; every work-item takes part, one writes.
   template <class F>
@@ -191,7 +212,7 @@ struct Tile {
       u32 r = optimization_barrier(row() + i), c = optimization_barrier(column());
       float mine = 0.f;
 #pragma unroll
-      for (u32 j = 0; j < 4; j++) mine += f(r, c + j, at[i][j]);
+      for (u32 j = 0; j < 4; j++) mine += f(r, c + STEP * j, at[j][i]);
       mine = row_reduce<16>(mine, Sum{});
       if (c == 0) sums[r] += mine;
       sched_fence();

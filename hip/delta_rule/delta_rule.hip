@@ -369,7 +369,7 @@ extern "C" GPU_KERNEL(256) void delta_grads(DELTA_ARGUMENTS, const float* info, 
       u32 r = Tile::row() + i;
 #pragma unroll
       for (u32 j = 0; j < 4; j++)
-        dk.at[i][j] = gates.to_end[r] * by_next.at[i][j] - gates.inside[r] * gates.beta[r] * dk.at[i][j];
+        dk.at[j][i] = gates.to_end[r] * by_next.at[j][i] - gates.inside[r] * gates.beta[r] * dk.at[j][i];
     }
     dk.add<ACROSS, ACROSS>(memory, CHUNK, [&](u32 r, u32 n) { return of_system[r * ROW + n] + of_system[n * ROW + r]; }, key);
     dk.add<ACROSS, ACROSS>(memory, CHUNK, [&](u32 r, u32 n) { return of_scores[n * ROW + r]; }, query);

@@ -129,6 +129,23 @@ def test_lds_loads_of_lanes_that_are_off_are_not_made() -> None:
 
 
 @needs_compiler
+def test_accumulators_are_stored_to_lds() -> None:
+    """Of lanes that are on, and not the vector registers of the same numbers, which tinygrad's emulator would take."""
+    wave = Wave(64)
+    wave.accumulators[5], wave.accumulators[9], wave.vectors[5] = np.arange(64) + 1000, np.arange(64) + 2000, 7
+    wave.vectors[1] = np.arange(64) * 4
+    wave.scalars[machine.EXEC : machine.EXEC + 2] = 3, 0
+    assert wave.execute("ds_write_b32 v1, a5 offset:16", 1 << 25 | 16, 5 << 8 | 1) == 0
+    np.testing.assert_array_equal(wave.lds[:8], [0, 1, 2, 3, 1000, 1001, 6, 7])
+    assert wave.execute("ds_write2st64_b32 v1, a5, a9 offset1:1", 1 << 25 | 1 << 8, 9 << 16 | 5 << 8 | 1) == 0
+    np.testing.assert_array_equal(wave.lds[[0, 1, 2, 64, 65, 66]], [1000, 1001, 2, 2000, 2001, 66])
+    wave.vectors[1] = 1024
+    assert "outside the work-group's LDS" in machine.ERRORS[wave.execute("ds_write_b32 v1, a5", 1 << 25, 5 << 8 | 1)]
+    with pytest.raises(ExecutorError, match="does not know this form"):
+        wave.execute("ds_write_b8 v1, a5", 1 << 25, 5 << 8 | 1)
+
+
+@needs_compiler
 @pytest.mark.parametrize("lanes", [64, 32])
 def test_bpermute_ignores_the_bits_above_a_lanes_number(lanes: int) -> None:
     """And what is off gives 0 to others and keeps its own."""

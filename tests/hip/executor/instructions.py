@@ -10,7 +10,7 @@ import ctypes
 import re
 
 from tests.hip.executor.code_object import ExecutorError, Instruction
-from tests.hip.executor.machine import Bpermute, Buffer, Convert, LdsLoad, Mfma, Wmma
+from tests.hip.executor.machine import Bpermute, Buffer, Convert, LdsLoad, LdsStore, Mfma, Wmma
 
 Override = tuple[str, ctypes.Structure | ctypes.c_int]  # a function of machine/*.c and its parameters
 
@@ -20,6 +20,7 @@ _WMMA = re.compile(r"v_wmma_f32_16x16x16_(f16|bf16)$")
 _BUFFER = re.compile(r"buffer_(load|store)_(?:dword(x[234])?|b(32|64|96|128))$")
 # RDNA's names and CDNA's: both addresses, in steps of 64, type.
 _LDS_LOAD = re.compile(r"ds_(?:load|read)(_2addr|2)?(_stride64|st64)?_(u8|i8|u16|i16|b32|b64|b96|b128)$")
+_LDS_STORE = re.compile(r"ds_write(2)?(st64)?_(b32|b64|b96|b128)$")
 _LDS_BYTES = {"u8": 1, "i8": 1, "u16": 2, "i16": 2, "b32": 4, "b64": 8, "b96": 12, "b128": 16}
 _CONVERT = re.compile(r"v_cvt_(?:f16_f32|f32_f16)_e32$")
 # tinygrad takes 16-bit operands above v127 for upper halves of other registers: so it is on RDNA only.
@@ -48,6 +49,8 @@ def override(found: Instruction, words: tuple[int, int], architecture: str, lane
         return "machine_buffer", _buffer(found, lanes)
     if match := _LDS_LOAD.match(name):
         return "machine_lds_load", _lds_load(match, *words, lanes, lds)
+    if name.startswith("ds_write") and architecture.startswith("gfx9") and words[0] >> 25 & 1:
+        return "machine_lds_store", _lds_store(found, *words, lanes, lds)
     if name == "ds_bpermute_b32":
         if architecture.startswith("gfx9") and words[0] >> 25 & 1:  # an accumulator
             raise _unknown(found.text)
@@ -124,6 +127,20 @@ def _lds_load(match: re.Match[str], low: int, high: int, lanes: int, lds: int) -
     return LdsLoad(
         to=high >> 24, address=high & 0xFF, first=first, second=second, bytes=_LDS_BYTES[kind],
         is_signed=kind[0] == "i", size=lds, lanes=lanes, accumulators=lanes == 64 and low >> 25 & 1,
+    )  # fmt: skip
+
+
+def _lds_store(found: Instruction, low: int, high: int, lanes: int, lds: int) -> LdsStore:
+    """From accumulators: tinygrad's emulator reads the vector registers of their numbers."""
+    match = _LDS_STORE.match(found.name)
+    if match is None:
+        raise _unknown(found.text)
+    both, strided, kind = match.groups()
+    step = _LDS_BYTES[kind] * (64 if strided else 1)
+    first, second = ((low & 0xFF) * step, (low >> 8 & 0xFF) * step) if both else (low & 0xFFFF, -1)
+    return LdsStore(
+        data=high >> 8 & 0xFF, second_data=high >> 16 & 0xFF, address=high & 0xFF, first=first, second=second,
+        bytes=_LDS_BYTES[kind], size=lds, lanes=lanes,
     )  # fmt: skip
 
 

@@ -85,6 +85,10 @@ class LdsLoad(ctypes.Structure):
     _fields_ = _integers("to address first second bytes is_signed size lanes accumulators")
 
 
+class LdsStore(ctypes.Structure):
+    _fields_ = _integers("data second_data address first second bytes size lanes")
+
+
 class Dpp(ctypes.Structure):
     _fields_ = [
         ("plain", Entry), ("plain_pc", ctypes.c_uint64),

@@ -62,3 +62,23 @@ int machine_lds_load(u64* wave, void* parameters) {
   advance(wave, 8);
   return FINE;
 }
+
+typedef struct { int data, second_data, address, first, second, bytes, size, lanes; } LdsStore;
+
+// From accumulators, to one address, or to two (second >= 0) at offsets of it.
+int machine_lds_store(u64* wave, void* parameters) {
+  const LdsStore* p = parameters;
+  const u32 *addresses = registers(wave, 0) + p->address * p->lanes, *data = registers(wave, 1);
+  u8* lds = (u8*)wave[LDS];
+  u64 on = active(wave, p->lanes);
+  for (int lane = 0; lane < p->lanes; lane++) {
+    if (!(on >> lane & 1)) continue;
+    for (int place = 0; place < (p->second < 0 ? 1 : 2); place++) {
+      u32 at = addresses[lane] + (place ? p->second : p->first), from = place ? p->second_data : p->data;
+      if ((u64)at + p->bytes > (u64)p->size) return BEYOND_LDS;
+      for (int i = 0; i < p->bytes / 4; i++) memcpy(lds + at + 4 * i, data + (from + i) * p->lanes + lane, 4);
+    }
+  }
+  advance(wave, 8);
+  return FINE;
+}
