@@ -42,6 +42,7 @@ from tests.train.test_oracle_gguf_adapter import (
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.device.errors import WgradError
 from wgrad.train.commands.cli import main
+from wgrad.train.data.gguf_pieces import by_lines, scores_of, space_prefix
 from wgrad.train.data.gguf_tokenizer import write_tokenizer
 from wgrad.train.data.tokenizer import load_tokenizer
 from wgrad.train.files import gguf_files
@@ -598,6 +599,78 @@ def test_pieces_are_joined_as_llama_cpp_joins_them(prefix: bool, tmp_path: Path)
     assert tokenizer.decode(tokenizer.encode("the early bird, 日本")) == "the early bird, 日本"
 
 
+HARD = [
+    *SENTENCES,
+    *("a   b", "  lead and trail  ", "1234567 cafe\u0301", "日本 \U0001f98a\U0001f469\u200d\U0001f680"),
+    *("</s>the  end<|turn|> x", "\t\n\n  the", "thethethe", "the\u2581early", "\u00a0\u3000\u200b", "   ", "<0x41>"),
+]
+
+
+def with_pieces(folder: Path, prefix: bool, learnt: bool = False) -> tuple[Path, Path]:
+    """A checkpoint with a tokenizer of pieces, and a GGUF file of it, with its tokenizer as we write it. learnt: its
+    merges are those that training learns, one for each piece."""
+    write_sentence_piece(folder / "pieces.gguf", prefix)
+    raw = json.loads((find_model(str(folder / "pieces.gguf")) / "tokenizer.json").read_text())
+    if learnt:
+        raw["model"]["merges"] = list({"".join(pair): pair for pair in raw["model"]["merges"]}.values())
+    size = len(raw["model"]["vocab"])
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip"), False)
+    blanks = [] if prefix else [("\u2581\u2581", False), ("\u2581\u2581\u2581", False)]
+    for text, special in [*blanks, ("<|turn|>", True)]:
+        added = {"id": raw["model"]["vocab"].setdefault(text, len(raw["model"]["vocab"])), "content": text}
+        raw["added_tokens"].append({**added, **flags, "special": special, "normalized": not special})
+    config = tiny_config(**SIZES, vocab_size=len(raw["model"]["vocab"]))
+    weights = random_weights(config)
+    weights["lm_head.weight"][:259] = weights["lm_head.weight"][size:] = 0  # never the likeliest
+    model = write_checkpoint(folder / "model", config, weights)
+    (model / "tokenizer.json").write_text(json.dumps(raw))
+    names = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+    (model / "tokenizer_config.json").write_text(json.dumps(names))
+    path = folder / "alone/written.gguf"
+    path.parent.mkdir()
+    files = GgufModel(load_model_config(model), ModelFiles(model), "float32")
+    save_gguf(path, files, lambda spec: weights[spec.name], write_tokenizer)
+    return model, path
+
+
+@pytest.mark.parametrize(("prefix", "kind"), [(True, "llama"), (False, "llama"), (False, "gemma4")])
+def test_pieces_are_written_as_llama_cpp_joins_them(prefix: bool, kind: str, tmp_path: Path) -> None:
+    """With scores, or with merges that no scores give."""
+    model, path = with_pieces(tmp_path, prefix, learnt=kind == "gemma4")
+    assert gguf.GGUFReader(path).fields["tokenizer.ggml.model"].contents() == kind
+    ours, again, compared = load_tokenizer(model), load_tokenizer(find_model(str(path))), 0
+    vocabulary = load_model_config(model).vocab_size
+    for text in HARD:
+        ids = ours.encode(text)
+        assert ids[0] == 1 and again.encode(text) == ids, text
+        try:
+            theirs = their_log_probabilities(path, text, None, vocabulary)
+        except LookupError:
+            continue
+        compared += 1
+        np.testing.assert_array_equal(their_log_probabilities(path, np.array(ids), None, vocabulary), theirs, text)
+    assert compared > 13 and again.decode(again.encode("the early bird, 日本")) == "the early bird, 日本"
+
+
+def test_which_pieces_have_scores(tmp_path: Path) -> None:
+    """Those of which every way to make them is a merge, and follows the one before."""
+    model, _ = with_pieces(tmp_path, False)
+    raw = json.loads((model / "tokenizer.json").read_text())
+    assert scores_of(raw) is not None and space_prefix(raw) is False and by_lines(raw)
+    merges = raw["model"]["merges"]
+    several = next(i for i in range(1, len(merges)) if "".join(merges[i]) == "".join(merges[i - 1]))
+    for changed in (merges[:several] + merges[several + 1 :], merges[several:] + merges[:several]):
+        assert scores_of({**raw, "model": {**raw["model"], "merges": changed}}) is None
+    assert not by_lines({**raw, "model": {**raw["model"], "merges": [*merges, ["\n", "a"]]}})
+    cut = {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "first", "split": False}
+    for changes in ({"pre_tokenizer": cut, "normalizer": None}, {"normalizer": {"type": "NFKC"}}):
+        assert space_prefix({**raw, **changes}) is None
+    whole: dict[str, Any] = {"pre_tokenizer": cut | {"prepend_scheme": "always"}, "normalizer": None}
+    assert space_prefix({**raw, **whole, "added_tokens": []})
+    assert space_prefix({**raw, **whole}) is None  # with tokens of blanks
+    assert space_prefix({**raw, "model": {**raw["model"], "byte_fallback": False}}) is None
+
+
 # ---- what is refused ---------------------------------------------------------------------------
 def with_keys(path: Path, other: Path, changes: dict[str, Any]) -> None:
     """The file with other values of these keys, or (None) without them."""
@@ -670,7 +743,7 @@ def test_what_makes_no_model(written: Any, tmp_path: Path) -> None:
     refused("num_hidden_layers must be", "llama.block_count", 99_999)
     refused("rope.dimension_count 8 is not supported", "llama.rope.dimension_count", 8)
     refused("is one of the 3 parts of a split model: name them", "split.count", 3)
-    refused("model 'bert' is not supported: gpt2 and llama are", "tokenizer.ggml.model", "bert")
+    refused("model 'bert' is not supported: gpt2, llama and gemma4 are", "tokenizer.ggml.model", "bert")
     refused("pre 'tekken' is not supported", "tokenizer.ggml.pre", "tekken")
     refused("token_type must have an entry for each of 300", "tokenizer.ggml.token_type", [1, 2])
     refused("eos_token_id must be below 300, the number of tokens, got 300", "tokenizer.ggml.eos_token_id", 300)

@@ -1,4 +1,5 @@
-"""A tokenizer of Hugging Face as llama.cpp reads it from a GGUF file: byte-level BPE that cuts words in a way it knows.
+"""A tokenizer of Hugging Face as llama.cpp reads it from a GGUF file: byte-level BPE that cuts words in a way it knows,
+or BPE of pieces.
 
 Source: github.com/ggml-org/llama.cpp, gguf-py/gguf/vocab.py.
 """
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from wgrad.device.errors import WgradError
+from wgrad.train.data.gguf_pieces import space_prefix, write_pieces
 from wgrad.train.data.tokenizer import TOKENS, Tokenizer, load_tokenizer
 from wgrad.train.data.word_cuts import CUTS
 from wgrad.train.files.decode import read_json
@@ -21,18 +23,23 @@ def write_tokenizer(writer: Any, gguf: Any, folder: Path, vocabulary: int) -> No
     tokenizer = load_tokenizer(folder)
     raw = read_json(folder / "tokenizer.json", dict[str, Any], "--model")
     model = raw.get("model") or {}
+    tokenizer.limit(vocabulary)
+    prefix = space_prefix(raw)
+    begins = tokenizer.bos_id is not None and tokenizer.bos_id in tokenizer.added_ids()[0]
+    if prefix is not None and write_pieces(writer, gguf, raw, vocabulary, prefix, begins):
+        _write_special(writer, tokenizer, vocabulary)
+        return
     cut = CUTS.get(_cut(raw.get("pre_tokenizer")))
     if model.get("type") != "BPE" or raw.get("normalizer") not in (None, {"type": "NFC"}) or cut is None:
         raise WgradError(
             f"--format gguf: the tokenizer in {folder} is of a kind that cannot be written into GGUF here: it must be "
-            f"byte-level BPE that cuts words as one of {', '.join(CUTS.values())}: {CONVERT}"
+            f"byte-level BPE that cuts words as one of {', '.join(CUTS.values())}, or SentencePiece's BPE: {CONVERT}"
         )
     tokens = {id_: text for text, id_ in model["vocab"].items()}
     kinds = dict.fromkeys(tokens, gguf.TokenType.NORMAL)
     for added in raw.get("added_tokens") or []:
         tokens[added["id"]] = added["content"]
         kinds[added["id"]] = gguf.TokenType.CONTROL if added["special"] else gguf.TokenType.USER_DEFINED
-    tokenizer.limit(vocabulary)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre(cut)
     writer.add_token_list([tokens.get(id_, f"[PAD{id_}]") for id_ in range(vocabulary)])

@@ -1,4 +1,5 @@
-"""The tokenizer in a GGUF file as Hugging Face has it: byte-level BPE ("gpt2"), and SentencePiece's BPE ("llama").
+"""The tokenizer in a GGUF file as Hugging Face has it: byte-level BPE ("gpt2"), SentencePiece's BPE ("llama"), and
+BPE of pieces ("gemma4").
 
 SentencePiece joins the neighbours whose piece has the highest score; here every way to make a piece is a merge, those
 of the highest score first.
@@ -35,6 +36,12 @@ _NORMAL, _UNKNOWN, _CONTROL, _USER, _UNUSED = 1, 2, 3, 4, 5  # tokenizer.ggml.to
 _SPECIAL = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
 _LONGEST = 256  # characters of a piece: every way to cut one is tried
 _SPACE = "\u2581"
+_GEMMA4 = "gemma4"
+_PLAIN_DECODERS: list[dict[str, Any]] = [
+    {"type": "Replace", "pattern": {"String": _SPACE}, "content": " "},
+    {"type": "ByteFallback"},
+    {"type": "Fuse"},
+]
 _BESIDE = "put the model's config.json, tokenizer.json and tokenizer_config.json next to the file"
 
 
@@ -44,10 +51,11 @@ def tokenizer_of_gguf(fields: GgufFields) -> dict[str, dict[str, Any]]:
     WgradError: there is none, or one of another kind, or a damaged one.
     """
     kind = fields.get(_KEY + "model", str, "")
-    build = {"gpt2": _byte_level, "llama": _sentence_piece}.get(kind)
+    build = {"gpt2": _byte_level, "llama": _sentence_piece, _GEMMA4: _merged_pieces}.get(kind)
     if build is None:
         raise WgradError(
-            f"{fields.source}: {fields.path}: {_KEY}model {show(kind)} is not supported: gpt2 and llama are; {_BESIDE}"
+            f"{fields.source}: {fields.path}: {_KEY}model {show(kind)} is not supported: gpt2, llama and gemma4 are; "
+            f"{_BESIDE}"
         )
     tokens = _distinct(fields.texts(_KEY + "tokens"))
     types = fields.numbers(_KEY + "token_type") or [_NORMAL] * len(tokens)
@@ -114,7 +122,9 @@ def _added(id_: int, text: str, special: bool, takes_blanks: bool) -> dict[str, 
 
 def _around(fields: GgufFields, kind: str, tokens: list[str], ids: dict[str, int | None]) -> dict[str, Any] | None:
     """Return the tokens put before and after a text: by default bos before one of SentencePiece, or of Llama 3."""
-    begins = kind == "llama" or _SAME_CUT.get(pre := _cut(fields), pre) == "llama-bpe" and pre not in _NOT_LLAMA
+    begins = (
+        kind in ("llama", _GEMMA4) or _SAME_CUT.get(pre := _cut(fields), pre) == "llama-bpe" and pre not in _NOT_LLAMA
+    )
     places = {"bos": fields.get(_KEY + "add_bos_token", bool, begins)}
     places["eos"] = fields.get(_KEY + "add_eos_token", bool, False)
     added = {name: tokens[id_] for name, wanted in places.items() if wanted and (id_ := ids[name]) is not None}
@@ -179,30 +189,47 @@ def _sentence_piece(
         raise fields.error(_KEY + "scores", f"must have an entry for each of {len(tokens)} tokens, got {len(scores)}")
     prefix = fields.get(_KEY + "add_space_prefix", bool, True)
     normalizers: list[dict[str, Any]] = [{"type": "Prepend", "prepend": _SPACE}] if prefix else []
-    normalizers.append({"type": "Replace", "pattern": {"String": " "}, "content": _SPACE})
-    decoders: list[dict[str, Any]] = [
-        {"type": "Replace", "pattern": {"String": _SPACE}, "content": " "},
-        {"type": "ByteFallback"},
-        {"type": "Fuse"},
-    ]
-    if prefix:
-        decoders.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
-    vocabulary = {token: id_ for id_, token in enumerate(tokens)}
+    strip = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
+    decoders = [*_PLAIN_DECODERS, strip] if prefix else _PLAIN_DECODERS
     pieces = [id_ for id_, type_ in enumerate(types) if type_ in (_NORMAL, _USER, _UNUSED)]
+    return _of_pieces(tokens, ids, _merges(fields, tokens, pieces, scores), normalizers, decoders, None)
+
+
+def _of_pieces(
+    tokens: list[str],
+    ids: dict[str, int | None],
+    merges: list[list[str]],
+    before: list[dict[str, Any]],
+    decoders: list[dict[str, Any]],
+    cuts: dict[str, Any] | None,
+) -> dict[str, Any]:
+    """before: steps in front of the one that makes a piece's character of each space."""
     unknown = ids["unknown"]
+    spaces = {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}
     return {
-        "normalizer": {"type": "Sequence", "normalizers": normalizers},
-        "pre_tokenizer": None,
+        "normalizer": {"type": "Sequence", "normalizers": [*before, spaces]},
+        "pre_tokenizer": cuts,
         "decoder": {"type": "Sequence", "decoders": decoders},
         "model": {
             "type": "BPE",
             "unk_token": None if unknown is None else tokens[unknown],
             "fuse_unk": True,
             "byte_fallback": True,
-            "vocab": vocabulary,
-            "merges": _merges(fields, tokens, pieces, scores),
+            "vocab": {token: id_ for id_, token in enumerate(tokens)},
+            "merges": merges,
         },
     }
+
+
+def _merged_pieces(
+    fields: GgufFields, tokens: list[str], types: list[int], ids: dict[str, int | None]
+) -> dict[str, Any]:
+    """Gemma 4's: pieces that merges join, within lines and within runs of line ends."""
+    merges = []
+    for text in fields.texts(_KEY + "merges"):
+        left, _, right = text[1:].partition(" ")
+        merges.append([text[:1] + left, right])
+    return _of_pieces(tokens, ids, merges, [], _PLAIN_DECODERS, _step("[^\n]+|[\n]+"))
 
 
 def _merges(fields: GgufFields, tokens: list[str], pieces: list[int], scores: list[float]) -> list[list[str]]:
