@@ -42,7 +42,9 @@ def decoded_cases() -> list[Case]:
     few = [
         frozen_case("nf4", "few rows", 13, 136, 1096, F16, **options),
         frozen_case("nf4", "few rows", 3, 1096, 136, F16, backward=True, **options),
+        *(frozen_case("nf4", "few rows", rows, 136, 264, F16, **options) for rows in (21, 40, 100)),
         gemm_case("few rows", 1, 136, 72, F16),
+        gemm_case("few rows", 40, 136, 264, F16, trans_b=True),
         gemm_case("few rows", 21, 136, 72, F16, BF16, trans_b=True, dtype=F32),
     ]
     return [on_tile(case, "") for case in many + within + few]
@@ -65,14 +67,17 @@ def skinny_cases() -> list[Case]:
 
 
 def expert_cases() -> list[Case]:
-    """On each of the tiles of GEMMs of experts that end early, in all their lengths."""
+    """On each of the tiles of GEMMs of experts that end early, in all their lengths; dequantised first; one by one."""
     found = []
     for side, gather in (("forward", True), ("backward", False)):
         found += [
             grouped_case(side, "tall", (220, 3, 2, 136, 136), F16, gather=gather, weight=F16),
             grouped_case(side, "tall", (220, 3, 2, 136, 128), F16, gather=gather, format="nf4", double=True),
             grouped_case(side, "taller", (290, 2, 2, 136, 160), F16, gather=gather, format="mxfp4"),
+            grouped_case(side, "dequantised", (520, 2, 2, 136, 128), F16, gather=gather, format="nf4", double=True),
         ]
+    for format in ("nf4", "mxfp4"):
+        found.append(grouped_case("forward", "one by one", (2, 17, 2, 136, 160), F16, gather=True, format=format))
     return [*found, grouped_case("forward", "one has all", (300, 3, 2, 72, 128), F16, format="nf4", one_has_all=True)]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,7 @@ SMALL_LARGE = gemm_matrix.MatrixTile(2, 1, 1, 2, 1, ahead=True)
 SMALL_MEDIUM = gemm_matrix.MatrixTile(1, 2, 1, 1, 1)
 SMALL_SKINNY = gemm_matrix_skinny.SkinnyTile(4, 2, 1, 32, 2)
 SMALL_NARROW = gemm_matrix.MatrixTile(1, 2, 1, 1, 1, 64, ahead=True, scales_inside=False)
+SMALL_FEW = gemm_matrix.MatrixTile(1, 2, 2, 1, 1, 64, ahead=True, scales_inside=False)
 
 
 @pytest.fixture
@@ -39,6 +41,8 @@ def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gemm_matrix, "MEDIUM", SMALL_MEDIUM)
     monkeypatch.setattr(gemm_matrix, "NARROW", SMALL_NARROW)
     monkeypatch.setattr(gemm_matrix, "WEIGHT_TILES", dict.fromkeys((8, 16), (SMALL_LARGE,)))
+    monkeypatch.setattr(gemm_matrix, "FEW_ROWS_TILES", (SMALL_FEW,))
+    monkeypatch.setattr(gemm_matrix, "FEW_ROWS_OF_ARRAYS", SMALL_FEW)
     monkeypatch.setattr(gemm_matrix_skinny, "_tiles", lambda product: (SMALL_SKINNY,))
     monkeypatch.setattr(gemm_matrix_skinny, "_WANTED", {SMALL_SKINNY: 30})  # of 208 x 624 four shares of five blocks
 
@@ -325,34 +329,35 @@ def test_what_is_only_faster_is_used(matrix_device: Any, monkeypatch: pytest.Mon
     assert of(a, large) == (True, True)
 
 
-@pytest.mark.parametrize("name, unit, middle", [("nf4", 8, (64, 128)), ("q5_k", 16, (128, 64))])
-def test_a_weight_is_decoded_by_as_few_tiles_of_rows_as_hold_them(
-    name: str, unit: int, middle: tuple[int, int]
-) -> None:
+@pytest.mark.parametrize(("name", "unit"), [("nf4", 8), ("q5_k", 16)])
+def test_a_weight_is_decoded_by_as_few_tiles_of_rows_as_hold_them(name: str, unit: int) -> None:
     weight = formats()[name].quantize(np.zeros((1, 256), np.float32))
 
-    def of(m: int, n: int, k: int, memory: int = 49152) -> tuple[int, int, int]:
-        tile, splits = gemm_matrix.choose_weight_tile(m, n, k, weight, memory)
+    def of(m: int, n: int, k: int, memory: int = 49152, lanes: int = 32) -> tuple[int, int, int]:
+        tile, splits = gemm_matrix.choose_weight_tile(m, n, k, weight, memory, lanes)
         return tile.m, tile.n, splits
 
-    assert {m: of(m, 4096, 4096) for m in (16, 17, 64, 65, 128, 129, 256, 257, 512)} == {
+    assert {m: of(m, 4096, 4096) for m in (16, 17, 32, 33, 64, 65, 128, 129, 256, 257, 512)} == {
         16: (16, 64, 6),
-        **dict.fromkeys((17, 64), (64, middle[0], middle[0] // 16)),
-        **dict.fromkeys((65, 128), (128, middle[1], 4)),
+        **dict.fromkeys((17, 32), (32, 64, 4)),
+        **dict.fromkeys((33, 64), (64, 64, 4)),
+        **dict.fromkeys((65, 128), (128, 128, 4)),
         **dict.fromkeys((129, 256), (256, 128, 4)),
         **dict.fromkeys((257, 512), (256, 128, 2)),
     }
+    for m, tile in ((17, gemm_matrix.WEIGHT_TILES[8][0]), (65, gemm_matrix.WEIGHT_TILES[8][1])):
+        assert gemm_matrix.choose_weight_tile(m, 4096, 4096, weight, 49152, 64)[0] == tile
+    assert of(128, 4096, 4096, memory=32768)[:2] == (128, 128 if unit == 8 else 64) and of(64, 28672, 4096)[2] == 1
     assert of(256, 14336, 4096) == (256, 128, 1) and of(256, 4096, 576) == (256, 128, 1)
     assert of(256, 4096, 4096, memory=32768)[:2] == (128, 128)
-    for m, tiles in ((16, (gemm_matrix.NARROW,)), (17, gemm_matrix.WEIGHT_TILES[unit])):
-        for tile in tiles:
-            assert tile.most_workgroup_bytes <= 49152
-            assert tile.n * tile.k % (gemm_matrix.unit_of(weight, m) * tile.threads) == 0
+    for tile in (gemm_matrix.NARROW, *gemm_matrix.WEIGHT_TILES[unit], *gemm_matrix.FEW_ROWS_TILES):
+        assert tile.most_workgroup_bytes <= 49152
+        assert tile.n * tile.k % (gemm_matrix.unit_of(weight, tile.m, tile=tile) * tile.threads) == 0
 
 
 def test_workgroups_of_a_narrow_product_fill_their_waves() -> None:
     """396 of them run at once: of 4096 columns 64 times six splits."""
-    of = gemm_matrix._narrow_splits
+    of = partial(gemm_matrix._wave_splits, gemm_matrix.NARROW)
     for splits, shapes in {  # as was fastest on an H200
         1: [(128256, 4096), (64, 100)],
         3: [(14336, 4096), (8192, 2048)],
@@ -370,6 +375,8 @@ def test_how_much_of_a_weight_is_decoded_at_once() -> None:
         return {name: gemm_matrix.unit_of(weight, m) for name, weight in weights.items()}
 
     assert of(17) == {name: 8 if name == "nf4" else 16 for name in formats()}
+    few = gemm_matrix.FEW_ROWS_TILES[0]
+    assert gemm_matrix.unit_of(formats()["nf4"].quantize(np.zeros((1, 256), np.float32)), 17, tile=few) == 32
     assert of(16) == of(8) == {name: 16 if name == "q8_0" else 32 for name in formats()}
     nf4 = [formats()["nf4"].quantize(np.zeros((1, width), np.float32)) for width in (264, 272, 288)]
     assert [gemm_matrix.unit_of(weight, 16) for weight in nf4] == [8, 16, 32]
@@ -404,7 +411,8 @@ def test_workgroup_memory_is_what_the_shader_declares(
     monkeypatch.setattr(matrix_device, "launch", noted)
     a, out = matrix_device.empty((64, 256), np.float16), matrix_device.empty((64, 256), np.float16)
     weight = formats()[format].quantize(np.ones((256, 256), np.float32), 64, nested).map_arrays(matrix_device.upload)
-    for tile in (gemm_matrix.NARROW, *gemm_matrix.WEIGHT_TILES[16], gemm_matrix.LARGE, gemm_matrix.MEDIUM):
+    tiles = (gemm_matrix.NARROW, *gemm_matrix.WEIGHT_TILES[16], *gemm_matrix.FEW_ROWS_TILES[:: 1 if trans_b else 3])
+    for tile in (*tiles, gemm_matrix.LARGE, gemm_matrix.MEDIUM):
         matmul(matrix_device, a, weight, Epilogue(out), trans_b=trans_b, tile=tile, splits=1)
         tables = 64 * (format == "nf4") + 1024 * (nested and tile.scales_inside)
         assert declared_bytes(texts[-1]) == tile.workgroup_bytes(False, trans_b) + tables <= tile.most_workgroup_bytes

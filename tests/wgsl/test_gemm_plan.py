@@ -13,7 +13,7 @@ from wgrad.device.formats.frozen_weight import formats
 from wgrad.wgsl.attention import attention
 from wgrad.wgsl.formats.formats import WeightForm
 from wgrad.wgsl.gemm import gemm_tile
-from wgrad.wgsl.gemm.gemm_matrix import LARGE, MEDIUM, NARROW, MatrixTile
+from wgrad.wgsl.gemm.gemm_matrix import FEW_ROWS_OF_ARRAYS, FEW_ROWS_TILES, LARGE, MEDIUM, NARROW, MatrixTile
 from wgrad.wgsl.gemm.gemm_skinny import Skinny
 from wgrad.wgsl.gemm.gemm_tile import FEW_REGISTERS, FLAT_SKINNY, MAIN, SMALL, TALL_SKINNY
 from wgrad.wgsl.gemm.plan import Gemm, Limits, Plan, linear_plan, plan, skinny_tile
@@ -86,9 +86,20 @@ def test_a_software_driver_has_its_own_tile_whatever_is_asked_for() -> None:
     assert plan(gemm(FORWARD, (F32, F32, F32)), SOFTWARE).tile == asked.tile
 
 
+def test_arrays_have_a_tile_for_33_to_64_rows() -> None:
+    """Of x Wᵀ with float16 weights, and subgroups of up to 32."""
+    few, other = FEW_ROWS_OF_ARRAYS, linear_plan((64, 4096, 4096), F16, F16, True, CORES)
+    tiles = {rows: linear_plan((rows, 4096, 4096), F16, F16, False, CORES).tile for rows in (32, 33, 64, 65)}
+    assert [tile == few for tile in tiles.values()] == [False, True, True, False] and other.tile != few
+    assert linear_plan((64, 4096, 4096), F16, BF16, False, CORES).tile != few
+    assert linear_plan((64, 4096, 4096), F16, F16, False, replace(CORES, lanes=64)).tile != few
+
+
 def test_nested_scales_stay_outside_of_a_narrow_tile() -> None:
     found = linear_plan((16, 4096, 4096), F16, "nf4", False, CORES)
     assert (found.tile, found.table, found.unit) == (NARROW, False, 32)
+    found = linear_plan((64, 4096, 4096), F16, "nf4", False, CORES)
+    assert (found.tile, found.table, found.unit) == (FEW_ROWS_TILES[1], False, 32)
 
 
 def test_what_is_added_keeps_a_gemm_off_the_skinny_kernel() -> None:

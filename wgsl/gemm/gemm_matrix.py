@@ -156,6 +156,16 @@ WEIGHT_TILES = {
     ),
 }
 _WANTED_SUBGROUPS = 8 * _MULTIPROCESSORS
+# Of 17 to 128 rows: 64 of K, and 32 elements decoded at once, take 0.65 to 0.96 of the time of those above on an H100
+# (bench/notes/decoding.md). Subgroups of 64 were not timed.
+FEW_ROWS_TILES = (
+    MatrixTile(1, 4, 2, 1, 1, 64, ahead=True, scales_inside=False),  # 32 x 64
+    MatrixTile(2, 2, 2, 2, 1, 64, ahead=True, scales_inside=False),  # 64 x 64
+    MatrixTile(2, 4, 4, 2, 1, 64, ahead=True, scales_inside=False),  # 128 x 128
+)
+FEW_ROWS_LANES = 32
+# Arrays of float16, 33 to 64 rows forward: 0.56 to 0.77 of the time of MEDIUM.
+FEW_ROWS_OF_ARRAYS = MatrixTile(1, 4, 4, 1, 1, 64, ahead=True)  # 64 x 64
 # Tiles side by side from which on several rows of them go along N together; with fewer it costs up to 3 %.
 MANY_COLUMNS = 64
 _MIN_K_PER_SPLIT, _MIN_K_PER_LARGE_SPLIT, _MAX_SPLITS, _MAX_NARROW_SPLITS = 512, 4096, 8, 12
@@ -178,12 +188,23 @@ def served(
 
 
 def choose_tile(
-    m: int, n: int, k: int, batch: int, workgroup_bytes: int, forced: str = "", *, rounded: bool = False
+    m: int,
+    n: int,
+    k: int,
+    batch: int,
+    workgroup_bytes: int,
+    forced: str = "",
+    *,
+    rounded: bool = False,
+    few_rows: bool = False,
 ) -> tuple[MatrixTile, int]:
     """Tile and number of splits of K. workgroup_bytes: of the device. forced: "medium" or "large", where it fits.
-    rounded: the right operand is transposed and of a type that is rounded to float16."""
+    rounded: the right operand is transposed and of a type that is rounded to float16. few_rows: FEW_ROWS_OF_ARRAYS may
+    serve it."""
+    if few_rows and batch == 1 and not forced and 2 * NARROW.m < m <= FEW_ROWS_OF_ARRAYS.m:
+        return FEW_ROWS_OF_ARRAYS, _wave_splits(FEW_ROWS_OF_ARRAYS, m, n, k)
     if m < _MIN_SIDE:
-        return NARROW, _narrow_splits(m, n, k) if batch == 1 else 1
+        return NARROW, _wave_splits(NARROW, m, n, k) if batch == 1 else 1
     if forced != "medium" and LARGE.most_workgroup_bytes <= workgroup_bytes:
         tiles = -(-m // LARGE.m) * -(-n // LARGE.n) * batch
         if tiles >= _ENOUGH_LARGE or forced == "large":
@@ -197,12 +218,12 @@ def choose_tile(
     return MEDIUM, max(1, min(_WANTED_MEDIUM // tiles, k // _MIN_K_PER_SPLIT, _MAX_SPLITS))
 
 
-def _narrow_splits(m: int, n: int, k: int) -> int:
-    """With which the workgroups of NARROW need the least time: they run in waves, of which the last is seldom full,
-    which matters little after eight. A split costs besides; with a 12th this gives the fastest of all that were
-    measured (bench/notes/tensor-cores.md)."""
-    at_once = _MULTIPROCESSORS * (_SHARED_BYTES // (NARROW.workgroup_bytes(False, True) + _LEVELS))
-    tiles = -(-m // NARROW.m) * -(-n // NARROW.n)
+def _wave_splits(tile: MatrixTile, m: int, n: int, k: int) -> int:
+    """With which the workgroups of a tile that is 64 deep need the least time: they run in waves, of which the last is
+    seldom full, which matters little after eight. A split costs besides; with a 12th this gives for NARROW the fastest
+    of all that were measured (bench/notes/tensor-cores.md)."""
+    at_once = _MULTIPROCESSORS * max(1, _SHARED_BYTES // (tile.workgroup_bytes(False, True) + _LEVELS))
+    tiles = -(-m // tile.m) * -(-n // tile.n)
     most = min(k // _MIN_K_PER_SPLIT, _MAX_NARROW_SPLITS, 8 * at_once // tiles)
     counts = range(1, max(1, most) + 1)
     return min(counts, key=lambda splits: -(-tiles * splits // at_once) / splits * (1 + splits / 12))
@@ -213,7 +234,11 @@ def choose_weight_tile(
 ) -> tuple[MatrixTile, int]:
     """As `choose_tile`, of a product with a weight that is decoded in it."""
     if m <= NARROW.m:
-        return NARROW, _narrow_splits(m, n, k)
+        return NARROW, _wave_splits(NARROW, m, n, k)
+    if lanes <= FEW_ROWS_LANES:
+        few = (tile for tile in FEW_ROWS_TILES if m <= tile.m and tile.most_workgroup_bytes <= workgroup_bytes)
+        if (found := next(few, None)) is not None:
+            return found, _wave_splits(found, m, n, k)
     tiles = WEIGHT_TILES[unit_of(weight, m, lanes)]
     tile = next((tile for tile in tiles if m <= tile.m), tiles[-1])
     if tile.most_workgroup_bytes > workgroup_bytes:
@@ -223,9 +248,9 @@ def choose_weight_tile(
     return tile, max(1, min(splits, k // _MIN_K_PER_SPLIT, _MAX_SPLITS))
 
 
-def unit_of(weight: FrozenWeight | WeightForm, m: int, lanes: int = 32) -> int:
+def unit_of(weight: FrozenWeight | WeightForm, m: int, lanes: int = 32, tile: MatrixTile | None = None) -> int:
     """Elements of the weight that an invocation decodes at once in a product of m rows. Of subgroups of 64 there are
-    twice the invocations for a tile."""
-    if m <= NARROW.m:
+    twice the invocations for a tile. tile: one of another table than WEIGHT_TILES."""
+    if m <= NARROW.m or tile in FEW_ROWS_TILES:
         return widest_unit(weight, 32)
     return widest_unit(weight, 8 if weight.format == "nf4" or lanes > 32 else 16)

@@ -204,7 +204,8 @@ def _choose(gemm: Gemm, limits: Limits) -> tuple[AnyTile, int]:
         forced, memory = limits.matrix_tile, limits.workgroup_bytes
         if isinstance(b, str) or forced:
             rounded = gemm.trans_b and isinstance(b, str) and b != "float16"
-            return gemm_matrix.choose_tile(m, n, k, batch, memory, forced, rounded=rounded)
+            few = gemm.trans_b and b == "float16" and limits.lanes <= gemm_matrix.FEW_ROWS_LANES
+            return gemm_matrix.choose_tile(m, n, k, batch, memory, forced, rounded=rounded, few_rows=few)
         return gemm_matrix.choose_weight_tile(m, n, k, b, memory, limits.lanes)
     return gemm_tile.choose_tile(m, n, k, batch, limits.few_registers)
 
@@ -215,7 +216,7 @@ def _with_tile(gemm: Gemm, limits: Limits, tile: AnyTile, splits: int) -> Plan:
     per_split = -(-k // splits // tile.k) * tile.k if splits > 1 else k
     cut = (-(-k // per_split), per_split)
     if isinstance(tile, MatrixTile):
-        unit = 8 if isinstance(b, str) else gemm_matrix.unit_of(b, m, limits.lanes)
+        unit = 8 if isinstance(b, str) else gemm_matrix.unit_of(b, m, limits.lanes, tile)
         dealt = tile.for_lanes(limits.lanes, unit)
         return Plan(gemm, "gemm_matrix", dealt, *cut, unit, table=tile.scales_inside)
     if isinstance(tile, VectorTile):
