@@ -15,6 +15,7 @@ from wgrad.wgsl.formats.formats import WeightForm
 from wgrad.wgsl.gemm import gemm_matrix
 from wgrad.wgsl.gemm.gemm_matrix import MatrixTile
 from wgrad.wgsl.gemm.gemm_tile import FEW_REGISTERS, FLAT_SKINNY, MAIN, SMALL, TALL_SKINNY
+from wgrad.wgsl.gemm.gemv import VectorTile
 from wgrad.wgsl.gemm.plan import Gemm, Limits
 from wgrad.wgsl.moe import grouped
 
@@ -43,6 +44,33 @@ def test_on_tensor_cores(case: Case, matrix_device: Any, monkeypatch: pytest.Mon
     assert "gemm_matrix" in matrix_device.launched and "gemm" not in matrix_device.launched
 
 
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_many_rows_are_multiplied_with_a_dequantised_weight(
+    direction: str, matrix_device: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grouped, "_DEQUANTISE_ROWS", 24)  # of an expert
+    monkeypatch.setattr(grouped, "_LEAST_K", 64)
+    for name in ("LARGE", "MEDIUM", "NARROW"):
+        monkeypatch.setattr(gemm_matrix, name, MatrixTile(1, 2, 1, 1, 1))
+    monkeypatch.setattr(gemm_matrix, "WEIGHT_TILES", dict.fromkeys((8, 16), (MatrixTile(1, 2, 1, 1, 1),) * 2))
+    for tokens, first in ((61, True), (60, False)):
+        matrix_device.launched.clear()
+        case = grouped_case(direction, "rows", (tokens, 5, 2, 72, 64), F16, format="nf4", double=True)
+        result = check_case(case, matrix_device)
+        assert result.ok, f"{result.output} is off by {result.error:.3g}, allowed {result.limit:.3g}"
+        assert ("quantize_decode" in matrix_device.launched) == first and "gemm_matrix" in matrix_device.launched
+
+
+@pytest.mark.parametrize("format", ["", "nf4", "q6_k"])
+def test_a_row_for_every_fourth_expert_goes_one_by_one(format: str, matrix_device: Any) -> None:
+    for tokens, alone in ((3, True), (4, False)):
+        matrix_device.launched.clear()
+        case = grouped_case("forward", "rows", (tokens, 12, 1, 36, 64), F16, gather=True, format=format)
+        result = check_case(case, matrix_device)
+        assert result.ok, f"{result.output} is off by {result.error:.3g}, allowed {result.limit:.3g}"
+        assert ("gemv" in matrix_device.launched) == alone
+
+
 def test_tiles() -> None:
     """By the rows that an expert has on average."""
     found = [grouped.choose_tile(mean, n) for mean, n in ((4, 8), (4, 512), (40, 512), (128, 512), (512, 512))]
@@ -56,6 +84,7 @@ def test_tiles() -> None:
     nf4 = WeightForm("nf4", 8, (128 * 1536, 2048))
     for rows, weight, side, tile in (
         (1024, "float16", True, (16, 64)),
+        (32, "float16", False, (16, 64)),
         (4096, "float16", True, (64, 128)),
         (16384, "float16", True, (128, 256)),
         (16384, nf4, True, (128, 128)),
@@ -64,6 +93,11 @@ def test_tiles() -> None:
     ):
         plan = grouped.plan_experts(Gemm((rows, 1536, 2048), "float16", weight, "float16", trans_b=side), 128, cores)
         assert isinstance(plan.tile, MatrixTile) and (plan.tile.m, plan.tile.n) == tile
+    for weight, lanes in (("float16", 32), (nf4, 16)):
+        one = grouped.plan_experts(Gemm((32, 1536, 2048), "float16", weight, "float16", trans_b=True), 128, cores)
+        assert one.tile == VectorTile(128, lanes, m=1) and one.factored == (weight is nf4)
+    short = grouped.plan_experts(Gemm((32, 1536, 256), "float16", nf4, "float16", trans_b=True), 128, cores)
+    assert short.tile == VectorTile(128, 8, m=1)  # of eight units
     for lanes in LANES:
         for high in (grouped._OF_ARRAYS, grouped._FORWARD, grouped._FORWARD_FEWER, grouped._BACKWARD):
             dealt = high.for_lanes(lanes, 16)

@@ -213,7 +213,7 @@ fn load_lowrank(s0: u32, m0: u32, n0: u32, lid: u32) {
 #endpart
 
 #part experts
-// Part of gemm.wgsl and gemm_matrix.wgsl: a row of A; and, of a GEMM of experts, start [experts + 1], the first row of each expert, and the end; with GATHER row s of A
+// Part of gemm.wgsl, gemm_matrix.wgsl and gemv.wgsl: a row of A; and, of a GEMM of experts, start [experts + 1], the first row of each expert, and the end; with GATHER row s of A
 // is that of token order[s] / chosen. There is no LoRA term, and these stand in the places of its parameters.
 #if GATHER
 @group(0) @binding(6) var<storage, read> order: array<i32>;
@@ -236,7 +236,7 @@ fn chosen() -> u32 { return p.ld_u; }
 #endpart
 
 #part range
-// Part of gemm.wgsl and gemm_matrix.wgsl: what of K the workgroup multiplies, and where its operands and results begin and
+// Part of gemm.wgsl, gemm_matrix.wgsl and gemv.wgsl: what of K the workgroup multiplies, and where its operands and results begin and
 // its rows end.
 #if EXPERTS
   let n0 = (p.first_x + wg.x) * TILE_N;

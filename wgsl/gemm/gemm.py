@@ -127,7 +127,7 @@ def launch(
     sizes = [m, n, k, plan.k_per_split, end.row_stride, end.column, rank]
     params: list[int | float] = [*sizes, *operand.parameters, lda, gemm.a_column, 0]
     params += [float(end.alpha), *operand.stack, ld_u, *part_bounds(end.parts, end.row_stride)]
-    if isinstance(plan.tile, VectorTile):  # few rows: a dispatch is never long
+    if isinstance(plan.tile, VectorTile) and experts is None:  # few rows: a dispatch is never long
         groups = device.groups(n, plan.tile.n)
         device.launch(plan.shader, arrays, [*params, 0, 0], groups, constants, work=work)
     else:
@@ -155,7 +155,7 @@ def _tile_constants(
         return {**kinds, **tile.constants(k, end.out, plan.unit), **constant_of(device.matrix_shape)}
     if isinstance(tile, VectorTile):
         whole = {"FACTORED": False, "GROUPS": 1, "GROUP_QUADS": 1}
-        return {**whole, **kinds, **tile.constants(m, device.subgroups)}
+        return {**whole, **kinds, **tile.constants(min(m, tile.m), device.subgroups)}
     edges = {} if plan.shader == "gemm_direct" else {"EDGES": tile.has_edges(plan.gemm.mnk, plan.unit)}
     return {**kinds, **tile.constants(plan.unit), **edges}
 

@@ -27,7 +27,9 @@ _FACTORED_ROWS = 4  # up to which scaling the sums of units is less than scaling
 
 @dataclass(frozen=True)
 class VectorTile:
-    """A workgroup's invocations, and how many of them share the rows of the weight that four results are made of."""
+    """A workgroup's invocations, and how many of them share the rows of the weight that four results are made of.
+
+    m: rows of A at most, or of a GEMM of experts those of a workgroup."""
 
     threads: int
     lanes: int

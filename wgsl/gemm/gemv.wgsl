@@ -1,7 +1,7 @@
 // A product of few rows with a weight, bound by reading the weight once: C = alpha * A Bᵀ + U Vᵀ + bias + residual (+ C).
-// Operands, result and epilogue are those of gemm.wgsl with TRANS_B; ROWS = M.
+// Operands, result and epilogue are those of gemm.wgsl with TRANS_B; ROWS = M, or 1 with EXPERTS.
 //
-// Dispatch: ceil(N / (4 THREADS / LANES)) workgroups (folded). A team of LANES invocations makes four columns of C: each
+// Dispatch: ceil(N / (4 THREADS / LANES)) workgroups (folded); with EXPERTS by M + experts, of one row each. A team of LANES invocations makes four columns of C: each
 // invocation reads every LANES-th unit of four rows of B, so that neighbours read what lies side by side, and multiplies it
 // with all rows of A. The team's sums are added up in a fixed order: with SUBGROUPS by shuffles within as many invocations
 // as are in one subgroup, and over those in workgroup memory; else in workgroup memory alone.
@@ -11,7 +11,13 @@ alias Four = vec4<f32>;
 #include "gemm.inc.wgsl" dense x=a binding=1 kind=A_KIND vec=VEC_A
 #include B_FORMAT x=b binding=2 kind=B_KIND vec=VEC_B
 
+#include "gemm.inc.wgsl" experts
+
 const TEAMS: u32 = THREADS / LANES;
+#if EXPERTS
+const TILE_M: u32 = ROWS;
+const TILE_N: u32 = 4u * TEAMS;
+#endif
 #if SUBGROUPS
 const LEAST_SUBGROUP: u32 = 4u;  // of WebGPU
 const SLOTS: u32 = THREADS / min(LANES, LEAST_SUBGROUP);
@@ -37,7 +43,14 @@ fn main(
   let me = lid;
 #endif
   let lane = me % LANES;
+#if EXPERTS
+#include "gemm.inc.wgsl" range
+  let col0 = n0 + me / LANES * 4u;
+#else
+  let m0 = 0u;
+  let b_base = 0u;
   let col0 = ((wg.x + wg.y * nwg.x) * TEAMS + me / LANES) * 4u;
+#endif
   prepare_b(lid);
 
   // Columns beyond the edge repeat the last one: they are never stored.
@@ -45,11 +58,14 @@ fn main(
   let row_$c = min(col0 + $cu, p.n - 1u);
 #end
 #unroll r ROWS
+  let a_row_$r = row_of_a(m0 + $ru) * p.lda + p.a_col;
+#end
+#unroll r ROWS
   var sum_$r = vec4<f32>(0.0);
 #end
   for (var at = lane * UNIT; at < p.k; at += LANES * UNIT) {
 #unroll c 4
-    let unit_$c = fetch_b(row_$c * p.k + at, p.k - at);
+    let unit_$c = fetch_b(b_base + row_$c * p.k + at, p.k - at);
 #end
 #unroll c 4
     let ready_$c = ready_b(unit_$c);
@@ -70,7 +86,7 @@ fn main(
 #end
 #unroll r ROWS
         {
-          let x = fetch_a($ru * p.lda + p.a_col + at + first, p.k - at - first);
+          let x = fetch_a(a_row_$r + at + first, p.k - at - first);
 #if FACTORED
           x_sum_$r += (x.x + x.y) + (x.z + x.w);
 #endif
@@ -141,7 +157,7 @@ fn main(
     let sum = sum_$r;
 #endif
 #endif
-    if (lane == $ru % LANES) { store($ru, col0, 0u, sum); }
+    if (lane == $ru % LANES) { store(m0 + $ru, col0, 0u, sum); }
   }
 #end
 }

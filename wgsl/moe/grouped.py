@@ -1,4 +1,4 @@
-"""GEMMs of experts: rows, grouped by expert, with their weights. Shaders: gemm.wgsl, moe_weight_grad.wgsl."""
+"""GEMMs of experts: rows, grouped by expert, with their weights. Shaders: gemm*.wgsl, moe_weight_grad.wgsl."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from wgrad.device.formats.frozen_weight import FrozenWeight
 from wgrad.device.memory import Array
 from wgrad.wgsl.formats.formats import KINDS, WeightForm, widest_unit
 from wgrad.wgsl.formats.quantize import decode
-from wgrad.wgsl.gemm import gemm_matrix
+from wgrad.wgsl.gemm import gemm_matrix, gemv
 from wgrad.wgsl.gemm.gemm import Experts, launch
 from wgrad.wgsl.gemm.gemm_epilogue import Epilogue
 from wgrad.wgsl.gemm.gemm_matrix import MatrixTile
 from wgrad.wgsl.gemm.gemm_tile import FEW_REGISTERS, FLAT_SKINNY, MAIN, SMALL, TALL_SKINNY, Tile
+from wgrad.wgsl.gemm.gemv import VectorTile
 from wgrad.wgsl.gemm.plan import Gemm, Limits, Plan, form_of, on_tensor_cores
 from wgrad.wgsl.operators import implements
 from wgrad.wgsl.runtime.compile import Constant
@@ -32,6 +33,12 @@ _OF_ARRAYS = replace(gemm_matrix.LARGE, shorter=(2,))
 # Forward a weight is decoded once for up to 256 rows. With fewer rows each row of codes is read 64 elements at a time.
 _FORWARD = MatrixTile(4, 2, 4, 2, 2, ahead=True, shorter=(1, 2))
 _FORWARD_FEWER, _FEWER_ROWS = MatrixTile(2, 4, 4, 2, 1, 64, ahead=True, shorter=(2,)), 192
+# Forward with so few rows on average each reads its expert's weight by itself, in gemv.wgsl: a token of any model, or
+# a few of one with many experts. 0.14 to 0.85 of the time on an H100 (bench/notes/experts.md); GPUs without tensor
+# cores were not timed. With more tokens, of which several may choose the same experts, that can lose.
+_ONE_BY_ONE = 0.25
+_VECTOR_THREADS, _VECTOR_LANES, _VECTOR_LANES_OF_ARRAYS = 128, 16, 32
+_DEQUANTISE_ROWS = 512  # on tensor cores, with more rows, a weight is dequantised once, before its GEMM
 # One of two workgroups decodes while the other multiplies. Forward, two need more workgroup memory than there is.
 _BACKWARD = replace(gemm_matrix.TWO_AT_ONCE, shorter=(2,))
 
@@ -77,18 +84,45 @@ def _grouped(
         weight = decode(device, weight, np.dtype(np.float32))  # a row would start inside a unit of codes
     experts = Experts(start, order, 1 if order is None else order.size // a.shape[0])
     (rows, n), k = end.out.shape, a.shape[1]
-    gemm = Gemm((rows, n, k), a.dtype_name, form_of(weight), end.out.dtype_name, trans_b=trans_b)
-    launch(device, plan_experts(gemm, experts.count, Limits.of(device)), a, weight, end, experts)
+    gemm, limits = (
+        Gemm((rows, n, k), a.dtype_name, form_of(weight), end.out.dtype_name, trans_b=trans_b),
+        Limits.of(device),
+    )
+    if isinstance(weight, FrozenWeight) and dequantised_first(gemm, experts.count, limits):
+        whole, half = weight, np.dtype(np.float16)
+        weight = device.dequantized.get(whole, half, lambda: decode(device, whole, half))
+        gemm = replace(gemm, b="float16")
+    launch(device, plan_experts(gemm, experts.count, limits), a, weight, end, experts)
+
+
+def dequantised_first(gemm: Gemm, experts: int, limits: Limits) -> bool:
+    """Return whether the weight is dequantised to float16 before its GEMM."""
+    (rows, n, k), nbytes = gemm.mnk, 2 * experts * gemm.mnk[1] * gemm.mnk[2]
+    large = rows > _DEQUANTISE_ROWS * experts and min(n, k) >= _LEAST_K and nbytes <= limits.max_binding_bytes
+    return large and on_tensor_cores(gemm, limits)
 
 
 def plan_experts(gemm: Gemm, experts: int, limits: Limits) -> Plan:
     """Choose the kernel of a GEMM with so many experts. Its rows are those of all."""
     (_, n, k), b, mean = gemm.mnk, gemm.b, gemm.mnk[0] / experts
+    if mean <= _ONE_BY_ONE and gemm.trans_b and limits.tensor_cores:
+        return _one_by_one(gemm)
     if on_tensor_cores(gemm, limits):
         tile = _matrix_tile(gemm, mean, limits)
         unit = 8 if isinstance(b, str) else _unit_of(b, tile, limits.lanes)
         return Plan(gemm, "gemm_matrix", tile.for_lanes(limits.lanes, unit), 1, k, unit, table=tile.scales_inside)
     return Plan(gemm, "gemm", choose_tile(mean, n, limits.few_registers), 1, k, 4 if isinstance(b, str) else b.unit)
+
+
+def _one_by_one(gemm: Gemm) -> Plan:
+    """The GEMM in workgroups of one row of A each."""
+    k, b = gemm.mnk[2], gemm.b
+    unit, lanes = (4, _VECTOR_LANES_OF_ARRAYS) if isinstance(b, str) else (gemv.unit_of(b, 1), _VECTOR_LANES)
+    while lanes > 1 and lanes >= 2 * -(-k // unit):
+        lanes //= 2
+    factored = not isinstance(b, str) and lanes > 1 and gemv.factored(b.rounded, 1)
+    tile = VectorTile(_VECTOR_THREADS, lanes, m=1)
+    return Plan(gemm, "gemv", tile, 1, k, unit, table=True, factored=factored)
 
 
 def _matrix_tile(gemm: Gemm, mean: float, limits: Limits) -> MatrixTile:
