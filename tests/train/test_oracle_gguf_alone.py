@@ -276,6 +276,19 @@ def test_a_file_with_layers_that_predict_several_tokens_at_once(written: Any, tm
     assert load_model_config(find_model(str(tmp_path / "merged/model.gguf"))) == config
 
 
+def test_nemotron_3_with_a_layer_that_predicts_several_tokens_at_once(written: Any) -> None:
+    _, path = written("NemotronHForCausalLM")
+    arrays = {tensor.name: np.array(tensor.data) for tensor in gguf.GGUFReader(path).tensors}
+    arrays |= dict.fromkeys(("blk.4.attn_norm.weight", "blk.4.nextn.enorm.weight"), np.ones(64, np.float32))
+    other, longer = with_tensors(path, arrays, block_count=5, nextn_predict_layers=1), path.parent / "longer.gguf"
+    reader = gguf.GGUFReader(other)
+    lists = {f"nemotron_h_moe.{key}": None for key in ("attention.head_count_kv", "feed_forward_length")}
+    with_keys(other, longer, {key: [*reader.fields[key].contents(), 2] for key in lists})
+    config = load_model_config(find_model(str(path)))
+    assert load_model_config(find_model(str(longer))) == replace(config, extra_layers=1)
+    np.testing.assert_array_equal(logits_of(longer), logits_of(path))
+
+
 WORDS = "I'LL it'll print 12345 to 日本;\n\n  ok =1, x  (y)"
 
 
@@ -301,7 +314,7 @@ def learn(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Tokenizer]:
     return make
 
 
-@pytest.mark.parametrize("pre", ["phi-2", "dbrx", "gpt-4o", "stablelm2", "smaug-bpe"])
+@pytest.mark.parametrize("pre", ["phi-2", "dbrx", "gpt-4o", "stablelm2", "smaug-bpe", "falcon-h1", "pixtral", "lfm2"])
 def test_other_names_of_known_cuts(pre: str, written: Any, learn: Any, monkeypatch: Any) -> None:
     """llama.cpp cuts by the name in the file."""
     learn(pre_tokenizers.ByteLevel(add_prefix_space=False), [WORDS])

@@ -22,8 +22,9 @@ from wgrad.train.files.gguf_fields import GgufFields
 _KEY = "tokenizer.ggml."
 # llama.cpp's other names of the ways in which words are cut.
 _SAME_CUT = {
-    "default": "llama-bpe", "llama3": "llama-bpe", "llama-v3": "llama-bpe", "falcon3": "llama-bpe", "olmo": "gpt-2",
-    "mpt": "gpt-2", "phi-2": "gpt-2", "dbrx": "llama-bpe", "refact": "smollm", "starcoder": "smollm",
+    "default": "llama-bpe", "llama3": "llama-bpe", "llama-v3": "llama-bpe", "falcon3": "llama-bpe",
+    "falcon-h1": "llama-bpe", "pixtral": "llama-bpe", "lfm2": "llama-bpe", "olmo": "gpt-2", "mpt": "gpt-2",
+    "phi-2": "gpt-2", "dbrx": "llama-bpe", "refact": "smollm", "starcoder": "smollm",
     "command-r": "smollm", "deepseek-r1-qwen": "qwen2", "llama4": "gpt-4o", "kanana2": "gpt-4o",
     "stablelm2": "qwen2", "smaug-bpe": "llama-bpe",
 }  # fmt: skip

@@ -205,8 +205,9 @@ def keys_of_mamba(fields: GgufFields, tensors: Mapping[str, TensorEntry]) -> dic
 
 def _kinds_of_nemotron(fields: GgufFields) -> list[str]:
     prefix = fields.architecture + "."
-    keys = [int(count) for count in fields.numbers(prefix + "attention.head_count_kv")]
-    widths = [int(width) for width in fields.numbers(prefix + "feed_forward_length")]
+    own = fields.needed(prefix + "block_count", int) - fields.get(prefix + "nextn_predict_layers", int, 0)
+    keys = [int(count) for count in fields.numbers(prefix + "attention.head_count_kv")][:own]
+    widths = [int(width) for width in fields.numbers(prefix + "feed_forward_length")][:own]
     if len(keys) != len(widths) or len(set(widths) - {0}) > 1:
         raise fields.error(prefix + "feed_forward_length", f"must be one width, or 0, for each of {len(keys)} layers")
     of_mlp = "moe" if fields.architecture == NEMOTRON_MOE else "mlp"
