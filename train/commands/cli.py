@@ -107,7 +107,7 @@ def build_parser(only: str | None = None) -> Parser:
     chat = add("chat", actions.chat, "talk to a model in the terminal, with or without an adapter, or with both")
     chat.epilog = "Ctrl-C stops an answer; /help lists commands; /exit or the end of input (Ctrl-D) ends the chat."
     add_options(chat, ChatConfig)
-    serve = add("serve", actions.serve, "serve a model and its adapters over HTTP, with the OpenAI API")
+    serve = add("serve", actions.serve, "serve a model and its adapters over HTTP, with the APIs of OpenAI and Ollama")
     add_options(serve, ServeConfig)
     evaluate = add(
         "eval", actions.evaluate, "measure perplexity or multiple choice of a model, with and without an adapter"

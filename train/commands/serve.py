@@ -1,4 +1,4 @@
-"""`wgrad serve`: a model, and adapters over it, behind OpenAI's API.
+"""`wgrad serve`: a model, and adapters over it, behind the APIs of OpenAI and Ollama.
 
 The main thread is that of the device; the web has one of its own.
 """
