@@ -47,7 +47,11 @@ def decoded_cases() -> list[Case]:
         gemm_case("few rows", 40, 136, 264, F16, trans_b=True),
         gemm_case("few rows", 21, 136, 72, F16, BF16, trans_b=True, dtype=F32),
     ]
-    return [on_tile(case, "") for case in many + within + few]
+    tiles = ((True, ""), (False, "large"), (True, "large"))
+    blocks = [
+        on_tile(frozen_case("nf4", "in blocks", 520, 80, 272, F16, backward=b, **options), tile) for b, tile in tiles
+    ]
+    return [*(on_tile(case, "") for case in many + within + few), *blocks]
 
 
 def skinny_cases() -> list[Case]:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
 
 from wgrad.autograd.reference import ReferenceDevice
+from wgrad.device.formats.frozen_weight import formats
 from wgrad.device.formats.nf4 import LEVELS, NF4Array, dynamic_map, thresholds
 from wgrad.wgsl.device import WgpuDevice
+from wgrad.wgsl.formats.quantize import decode_in_blocks
 
 BLOCK_SIZES = [32, 64, 128, 256, 512, 1024, 2048, 4096]
 DTYPES = [np.float32, np.float16, ml_dtypes.bfloat16]
@@ -126,3 +129,15 @@ def test_ties_go_to_the_even_value(value_dtype, wgpu_device, monkeypatch) -> Non
     monkeypatch.setattr(wgpu_device, "software", False)  # the product that decodes by itself
     eye = wgpu_device.upload(np.eye(32, dtype=np.float32))
     np.testing.assert_array_equal(wgpu_device.download(wgpu_device.linear_quantized(eye, there)).T, found)
+
+
+@pytest.mark.parametrize("format", ["nf4", "q4_k", "q8_0", "iq2_xs"])
+def test_blocks_hold_what_rows_hold(wgpu_device: Any, format: str) -> None:
+    """The same bits, from units of different lengths, where neither side divides what a workgroup takes."""
+    values = np.random.default_rng(3).standard_normal((48, 768)).astype(np.float32)
+    weight = formats()[format].quantize(values, double=format == "nf4").map_arrays(wgpu_device.upload)
+    half = np.dtype(np.float16)
+    rows = wgpu_device.download(wgpu_device.dequantize(weight, half)).view(np.uint16)
+    blocks = rows.reshape(3, 16, 48, 2, 8).transpose(0, 2, 3, 1, 4).reshape(rows.shape)
+    found = wgpu_device.download(decode_in_blocks(wgpu_device, weight)).view(np.uint16)
+    np.testing.assert_array_equal(found, blocks)

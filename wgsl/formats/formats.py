@@ -26,6 +26,7 @@ _WIDEST_UNIT = 32  # elements of a weight that its text can read at once; of tho
 _NARROWER = {"q8_0": 16}
 _GROUP = dict.fromkeys(("q6_k", "q2_k", "q3_k", "nvfp4", "iq2_xs", "iq2_s", "iq1_m"), 16)  # that one scale is for
 _MOST_TABLE_WORDS = 256  # what a kernel's workgroup memory has room for beside its tiles
+BLOCK = 16  # rows and columns of a block of a decoded weight (quantize_decode.wgsl)
 KINDS = {"float32": 0, "float16": 1, "bfloat16": 2}  # as the shaders know them
 
 

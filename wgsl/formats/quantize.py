@@ -12,10 +12,12 @@ from wgrad.device.formats.nf4 import LEVELS, NESTED_BLOCK_SIZE, NF4Array, dynami
 from wgrad.device.memory import Array
 from wgrad.wgsl.elements import GROUP, flat_parts, vector_width, wgsl_type
 from wgrad.wgsl.elementwise.reduce import sum_all
-from wgrad.wgsl.formats.formats import KINDS, weight_operand
+from wgrad.wgsl.formats.formats import KINDS, weight_operand, widest_unit
 from wgrad.wgsl.operators import implements
 from wgrad.wgsl.runtime.compile import Constant
 from wgrad.wgsl.runtime.runtime import Runtime
+
+_DECODED_AT_ONCE = 32  # elements, by an invocation, into blocks
 
 
 @implements("quantize")
@@ -66,15 +68,39 @@ def decode(device: Runtime, w: FrozenWeight, dtype: np.dtype) -> Array:
     y = device.empty(w.shape, dtype)
     vec = vector_width(y.size)
     operand = weight_operand(w, w.unit, table=True)
-    constants: dict[str, Constant] = {**operand.constants, "VEC": vec, "Y_T": wgsl_type(y.dtype, vec)}
+    constants: dict[str, Constant] = {
+        **operand.constants,
+        "VEC": vec,
+        "Y_T": wgsl_type(y.dtype, vec),
+        "IN_BLOCKS": False,
+    }
     per = max(1, round(y.size / operand.codes.size))
     for first, (part,) in flat_parts(device, [y]):
         count = part.size // vec
         codes = device.view(operand.codes, (-(-part.size // per),), first // per)
         arrays = [None, codes, part, *[None] * 4, *operand.scales]
-        params = [count, first, *operand.parameters, 0, *operand.stack]
+        params = [count, first, *operand.parameters, 0, *operand.stack, 0]
         groups = device.groups(count, 4 * GROUP)
         device.launch("quantize_decode", arrays, params, groups, constants, work=float(part.nbytes))
+    return y
+
+
+def decode_in_blocks(device: Runtime, w: FrozenWeight) -> Array:
+    """The values in float16, in the order in which gemm_matrix.wgsl reads them fastest.
+
+    Blocks of 16 x 16 stand row by row. In a block, the left halves of all rows stand before the right halves.
+
+    w: its sides are multiples of 16, and its values fit one binding.
+    """
+    y = device.empty(w.shape, np.dtype(np.float16))
+    operand = weight_operand(w, widest_unit(w, _DECODED_AT_ONCE), table=True)
+    constants: dict[str, Constant] = {**operand.constants, "Y_T": "vec4<u32>", "IN_BLOCKS": True}
+    constants["EIGHTS"] = operand.unit // 8
+    count = y.size // operand.unit
+    arrays = [None, operand.codes, y, *[None] * 4, *operand.scales]
+    params = [count, 0, *operand.parameters, 0, *operand.stack, w.shape[1]]
+    groups = device.groups(count, 2 * GROUP)
+    device.launch("quantize_decode", arrays, params, groups, constants, work=float(y.nbytes))
     return y
 
 

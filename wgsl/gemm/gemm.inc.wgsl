@@ -113,6 +113,43 @@ fn held(x: vec4<f32>) -> vec4<f32> {
 }
 #endpart
 
+#part mine_in_blocks
+// Part of gemm_matrix.wgsl: as the part mine, of B in blocks (quantize_decode.wgsl), of which 32 invocations side by side read one:
+// eights that are one below another are stored together, and lie in different banks: a row is an odd number of eights long.
+#unroll i LOADS_B
+  let b_block_$i = (lid + $iu * THREADS) / 32u;
+  let b_eight_$i = (lid + $iu * THREADS) % 32u;
+  let b_row_$i = b_block_$i / (B_COLS / 16u) * 16u + b_eight_$i % 16u;
+  let b_col_$i = b_block_$i % (B_COLS / 16u) * 16u + b_eight_$i / 16u * 8u;
+#end
+#endpart
+
+#part from_blocks row column width
+// Part of the part fetch of gemm_matrix.wgsl: where B in blocks has the eight that the invocation reads of a block.
+  let b_from_$i = b_base + (($row) / 16u * ($width / 16u) + ($column) / 16u) * 256u + 8u * b_eight_$i;
+#endpart
+
+#part place x eights ld inside
+// Part of the part stage of gemm_matrix.wgsl: unit $i of the operand $x, which is in $from_$x_$i and has $eights times 8 elements. $inside: its
+// place along K, as select takes it.
+  {
+    let unit = ready_$x($from_$x_$i);
+#if K_EDGE
+    let inside = k0 + select($inside) < k_last;
+#endif
+#unroll e $eights
+    {
+      let to = $x_row_$i * $ld + $x_col_$i / 8u + $eu;
+#if K_EDGE
+      $x_tile[to] = Eight(select(vec4<f16>(), four_$x(unit, 8u * $eu), inside), select(vec4<f16>(), four_$x(unit, 8u * $eu + 4u), inside));
+#else
+      $x_tile[to] = Eight(four_$x(unit, 8u * $eu), four_$x(unit, 8u * $eu + 4u));
+#endif
+    }
+#end
+  }
+#endpart
+
 #part skinny_parameters
 // Part of gemm_skinny.wgsl and gemm_matrix_skinny.wgsl: the parameters, and where a result stands.
 struct Params {

@@ -31,14 +31,18 @@ def matmul(
     *,
     trans_a: bool = False,
     trans_b: bool = False,
+    in_blocks: bool = False,
     tile: AnyTile | None = None,
     splits: int | None = None,
 ) -> None:
-    """end.out = op(a) op(b) of whole arrays, and what `end` adds. A large array b is taken in row windows."""
+    """end.out = op(a) op(b) of whole arrays, and what `end` adds. A large array b is taken in row windows.
+
+    in_blocks: as of `Gemm`; b fits one binding.
+    """
     batch = a.shape[0] if len(a.shape) == 3 else 1
     m, k = (a.shape[-1], a.shape[-2]) if trans_a else (a.shape[-2], a.shape[-1])
     n = b.shape[-2] if trans_b else b.shape[-1]
-    gemm = Gemm((m, n, k), a.dtype_name, form_of(b), end.out.dtype_name, trans_a, trans_b, batch)
+    gemm = Gemm((m, n, k), a.dtype_name, form_of(b), end.out.dtype_name, trans_a, trans_b, batch, in_blocks=in_blocks)
     if isinstance(b, Array) and trans_b and batch == 1 and b.nbytes > device.max_binding_bytes:
         for lo, hi in device.row_windows(n, k * b.dtype.itemsize):
             part = device.view(b, (hi - lo, k), lo * k)
@@ -58,7 +62,7 @@ def multiply(
     splits: int | None = None,
 ) -> None:
     """Plan a GEMM of one binding and launch it. tile, splits: as of `plan`."""
-    plain = end.is_plain and gemm.batch == 1 and not gemm.lda and isinstance(b, Array)
+    plain = end.is_plain and gemm.batch == 1 and not gemm.lda and isinstance(b, Array) and not gemm.in_blocks
     chosen = plan(replace(gemm, plain=True) if plain else gemm, Limits.of(device), tile, splits)
     assert chosen.shader != "gemm_int8" and not chosen.dequantised, "linear.py launches these"
     launch(device, chosen, a, b, end)
@@ -103,6 +107,7 @@ def launch(
         **_tile_constants(device, plan, a, operand, end),
         "TRANS_A": gemm.trans_a,
         "TRANS_B": gemm.trans_b,
+        "IN_BLOCKS": gemm.in_blocks,
         **_read_constants(plan, gemm, lda, end),
         **after,
         "SPLIT": split,

@@ -4,6 +4,8 @@
 // invocations owns SUB_M x 16 rows and SUB_G x SUB_J x 16 columns of C as cooperative matrices of 16 x 16; a workgroup is
 // SG_M x SG_N subgroups. Tiles of A and B stand in workgroup memory as they lie in their arrays (rows padded by 16 bytes, so
 // that rows start in different banks), as f16: f32 and bf16 operands and decoded NF4 weights are rounded on their way in.
+// IN_BLOCKS: B, f16, stands in blocks of 16 x 16 as quantize_decode.wgsl writes them, so that 32 invocations read four whole lines
+// of 128 bytes; its sides are multiples of 16.
 // The next tile, or with AHEAD the one after it, is fetched into registers while this one is multiplied. Sums leave through
 // workgroup memory, where each subgroup has a strip of 16 rows, because what a cooperative matrix holds cannot be indexed.
 // Wants: the contiguous dimension of A and of B, and N, a multiple of 8; subgroups of LANES.
@@ -125,7 +127,11 @@ fn residual_near(row: u32, col: u32, base: u32) -> vec4<f32> {
 #end
   // No condition stands around any of this: cooperative operations want uniform control flow.
 #include mine x=a loads=LOADS_A$share cols=A_COLS unit=8u
+#if IN_BLOCKS
+#include "gemm.inc.wgsl" mine_in_blocks
+#else
 #include mine x=b loads=LOADS_B cols=B_COLS unit=UNIT
+#endif
   let tiles = (k_last - k_first + TILE_K - 1u) / TILE_K;
 #if HAS_LOWRANK
   let rank = select(0u, p.rank, !SPLIT || wg.z == 0u);
@@ -308,10 +314,18 @@ fn residual_near(row: u32, col: u32, base: u32) -> vec4<f32> {
   let next_a_$i = fetch_a(a_from_$i, 8u);
 #end
 #unroll i LOADS_B
+#if IN_BLOCKS
+#if TRANS_B
+#include "gemm.inc.wgsl" from_blocks row=min(n0+b_row_$i,p.n-1u) column=inside_k(k0+b_col_$i,16u) width=p.k
+#else
+#include "gemm.inc.wgsl" from_blocks row=inside_k(k0+b_row_$i,16u) column=min(n0+b_col_$i,p.n-1u) width=p.n
+#endif
+#else
 #if TRANS_B
   let b_from_$i = b_base + min(n0 + b_row_$i, p.n - 1u) * p.k + inside_k(k0 + b_col_$i, UNIT);
 #else
   let b_from_$i = b_base + inside_k(k0 + b_row_$i, 1u) * p.n + min(n0 + b_col_$i, p.n - UNIT);
+#endif
 #endif
   let next_b_$i = fetch_b(b_from_$i, UNIT);
 #end
@@ -321,10 +335,10 @@ fn residual_near(row: u32, col: u32, base: u32) -> vec4<f32> {
 // Part of gemm_matrix.wgsl: a tile of A and B that the part fetch has read, and that is in $from_a_0 ... and
 // $from_b_0 ..., into workgroup memory, as f16, with zeros beyond the end of K.
 #unroll i LOADS_A$share
-#include place x=a eights=1 ld=A_LD inside=a_col_$i,a_row_$i,TRANS_A
+#include "gemm.inc.wgsl" place x=a eights=1 ld=A_LD inside=a_col_$i,a_row_$i,TRANS_A
 #end
 #unroll i LOADS_B
-#include place x=b eights=EIGHTS_B ld=B_LD inside=b_row_$i,b_col_$i,TRANS_B
+#include "gemm.inc.wgsl" place x=b eights=EIGHTS_B ld=B_LD inside=b_row_$i,b_col_$i,TRANS_B
 #end
 #endpart
 
@@ -435,25 +449,4 @@ fn four_v(column: u32, part: u32, s: u32, rank: u32) -> vec4<f32> {
   return select(vec4<f32>(), v[(min(s, p.rank - 1u) * p.n + at) / 4u], s < rank && part_of(at) == part);
 }
 #endif
-#endpart
-
-#part place x eights ld inside
-// Part of the part stage: unit $i of the operand $x, which is in $from_$x_$i and has $eights times 8 elements. $inside: its
-// place along K, as select takes it.
-  {
-    let unit = ready_$x($from_$x_$i);
-#if K_EDGE
-    let inside = k0 + select($inside) < k_last;
-#endif
-#unroll e $eights
-    {
-      let to = $x_row_$i * $ld + $x_col_$i / 8u + $eu;
-#if K_EDGE
-      $x_tile[to] = Eight(select(vec4<f16>(), four_$x(unit, 8u * $eu), inside), select(vec4<f16>(), four_$x(unit, 8u * $eu + 4u), inside));
-#else
-      $x_tile[to] = Eight(four_$x(unit, 8u * $eu), four_$x(unit, 8u * $eu + 4u));
-#endif
-    }
-#end
-  }
 #endpart

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from wgrad.device.formats.frozen_weight import FrozenWeight, formats
 from wgrad.device.memory import Array
-from wgrad.wgsl.formats.formats import KINDS, WeightForm
+from wgrad.wgsl.formats.formats import BLOCK, KINDS, WeightForm
 from wgrad.wgsl.gemm import gemm_int8, gemm_matrix, gemm_matrix_skinny, gemm_skinny, gemm_tile, gemv
 from wgrad.wgsl.gemm.gemm_matrix import MatrixTile
 from wgrad.wgsl.gemm.gemm_matrix_skinny import SkinnyTile
@@ -68,6 +68,7 @@ class Gemm:
 
     a, out: names of dtypes. b: the name of a dtype, or the form of a weight. lda: elements from a row of A to the next;
     A begins at a_column of its rows. plain: nothing is added but `out` itself, and rows of A and out are whole.
+    in_blocks: B, of float16, is in blocks (`decode_in_blocks`), for gemm_matrix.wgsl.
     """
 
     mnk: tuple[int, int, int]
@@ -80,6 +81,7 @@ class Gemm:
     lda: int = 0
     a_column: int = 0
     plain: bool = False
+    in_blocks: bool = False
 
     @property
     def row_of_a(self) -> int:
@@ -94,7 +96,7 @@ class Plan:
     splits, k_per_split: K is split into so many parts, each so long, and a second launch adds them up. unit: elements
     of B that are read at once. transposes_a: a launch before it transposes A. table: what decoding looks up stands in
     workgroup memory. factored: sums of units are scaled, not their elements. dequantised: dtype to which the weight is
-    dequantised before; the rest is the plan for the array.
+    dequantised before; the rest is the plan for the array. gemm.in_blocks: into blocks.
     """
 
     gemm: Gemm
@@ -143,7 +145,9 @@ def plan(gemm: Gemm, limits: Limits, tile: AnyTile | None = None, splits: int | 
             return Plan(gemm, "gemm_int8", gemm_int8.TILE, *gemm_int8.splits_of(gemm.mnk), table=True)
         dtype = _dequantised(gemm, limits, gemm.b)
         if dtype:
-            return replace(plan(replace(gemm, b=dtype), limits), gemm=gemm, dequantised=dtype)
+            dense = plan(replace(gemm, b=dtype), limits)
+            blocks = dense.shader == "gemm_matrix" and not any(side % BLOCK for side in gemm.b.shape)
+            return replace(dense, gemm=replace(gemm, in_blocks=blocks), dequantised=dtype)
     if free and gemm.plain and not _few_rows(gemm, limits):
         skinny = gemm_skinny.find(gemm.mnk, gemm.a, str(gemm.b), gemm.out, gemm.trans_a, gemm.trans_b)
         on_cores = skinny and skinny_tile(skinny, limits)
