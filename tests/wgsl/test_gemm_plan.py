@@ -123,6 +123,7 @@ def test_weights(name: str, backward: bool) -> None:
     many, some = of(TOKENS, CORES, F16), of(256, CORES, F16)
     assert (many.shader, many.tile, many.dequantised) == ("gemm_matrix", LARGE, F16)
     assert some.shader == "gemm_matrix" and not some.dequantised and some.table
+    assert many.gemm.in_blocks and not some.gemm.in_blocks and not of(TOKENS, SOFTWARE).gemm.in_blocks
     assert not of(TOKENS, replace(CORES, max_binding_bytes=8 << 20), F16).dequantised
 
 
@@ -130,6 +131,13 @@ def test_a_weight_is_dequantised_first_where_there_are_many_rows() -> None:
     """More than two of the tallest tiles hold, or as many where the GEMM of arrays fills the GPU."""
     for rows, columns, first in ((513, 64, F16), (512, 4096, ""), (512, 14336, F16), (511, 14336, "")):
         assert linear_plan((rows, columns, 4096), F16, "nf4", False, CORES).dequantised == first
+
+
+def test_a_weight_has_blocks_where_both_sides_are_whole_ones() -> None:
+    for n, k, blocks in ((80, 64, True), (72, 64, False), (80, 72, False)):
+        for backward in (False, True):
+            chosen = linear_plan((TOKENS, n, k), F16, "nf4", backward, CORES)
+            assert chosen.dequantised == F16 and chosen.gemm.in_blocks == blocks
 
 
 def test_rows_that_end_within_a_unit_are_dequantised_first() -> None:
