@@ -24,7 +24,7 @@ from wgrad.train.files.safetensors_files import from_arrays, read_entries, write
 from wgrad.train.model.adapter_files import load_adapter, save_adapter
 from wgrad.train.model.families import FAMILIES
 from wgrad.train.model.load_weights import load_frozen
-from wgrad.train.model.lora import LoraConfig, adaptable, init_lora, linear_modules, lora_shapes
+from wgrad.train.model.lora import LoraConfig, adaptable, expert_modules, init_lora, linear_modules, lora_shapes
 from wgrad.train.model.model import Model
 from wgrad.train.model.model_config import load_model_config
 from wgrad.train.model.model_inputs import Inputs
@@ -442,6 +442,7 @@ READ: dict[str, dict[str, Any]] = {
         "layers_to_transform": [0, 2],
     },
     "whole modules": {"target_modules": ["q_proj", "lm_head"], "modules_to_save": ["lm_head"]},
+    "a parameter that no module has": {"target_modules": ["q_proj"], "target_parameters": ["experts.down_proj"]},
 }
 
 
@@ -494,6 +495,16 @@ def test_what_is_not_read_of_an_adapter_is_told_with_a_way_out(what: str, make_c
     with pytest.raises(WgradError, match=message) as caught:
         load_adapter(out, linear_modules(config), whole_modules(config))
     assert str(out) in str(caught.value) and "merge it with PEFT (merge_and_unload)" in str(caught.value)
+
+
+def test_a_router_that_is_adapted_is_told_with_a_way_out(make_checkpoint: Any, tmp_path: Path) -> None:
+    """PEFT makes a target parameter of it where all linear modules are targets."""
+    folder, out = make_checkpoint("Qwen3MoeForCausalLM"), tmp_path / "adapter"
+    their_adapter(their_base(folder), out, target_modules=["q_proj"], target_parameters=["gate.weight"])
+    config = load_model_config(folder)
+    with pytest.raises(WgradError, match=r"mlp\.gate\.lora_A.* which is no projection .*merge_and_unload") as caught:
+        load_adapter(out, linear_modules(config), whole_modules(config), expert_modules(config))
+    assert str(out) in str(caught.value)
 
 
 def test_a_whole_embedding_that_nobody_names(make_checkpoint: Any, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any
@@ -27,6 +28,7 @@ from wgrad.train.model.lora import (
     ExpertModules,
     LoraConfig,
     check_all_patterns,
+    ends_with,
     is_whole,
     lora_shapes,
     whole_shapes,
@@ -177,6 +179,9 @@ def load_adapter(
     others = [named(name) for name in whole or (name.removesuffix(".weight") for name in (EMBEDDING, HEAD))]
     check_all_patterns(lora, [*names, *others], f"--adapter: {folder / CONFIG_FILE}")
     lora = resolve_targets(lora, limits, list(names), others, folder / CONFIG_FILE)
+    parameters = tuple(t for t in lora.target_parameters if any(ends_with(module, t) for module in experts))
+    if parameters or lora.target_modules:  # as PEFT does: a name that no parameter has asks for nothing
+        lora = replace(lora, target_parameters=parameters)
     if not lora.dora and any(name.endswith(MAGNITUDE) for name in entries):
         raise WgradError(
             f"--adapter: {path} is a DoRA adapter, and use_dora in {CONFIG_FILE} is not true: fetch it again"
