@@ -215,16 +215,22 @@ def main() -> int:
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--keep", metavar="DIR", help="write a case of each kind of finding there")
     parser.add_argument(
-        "--replay", nargs="*", metavar="FILE", help="run these cases (default: all of tests/fuzz/cases)"
+        "--replay",
+        nargs="*",
+        metavar="FILE",
+        help="run these cases (default: all of tests/fuzz/cases), and then new ones where --inputs is given",
     )
     parser.add_argument("--show", type=int, metavar="NUMBER", help="run one input of the seed and print what it gives")
     args = parser.parse_args()
     with sandbox() as box:
         if args.show is not None:
             return _show_one(box, args)
+        found: Any = None
         if args.replay is not None:
-            return 1 if replay(box, [Path(p) for p in args.replay] or sorted(CASES.glob("*.json"))) else 0
-        return 1 if _campaign(box, args) else 0
+            found = replay(box, [Path(p) for p in args.replay] or sorted(CASES.glob("*.json")))
+            if not args.inputs:
+                return 1 if found else 0
+        return 1 if _campaign(box, args) or found else 0
 
 
 def _show_one(box: Sandbox, args: argparse.Namespace) -> int:

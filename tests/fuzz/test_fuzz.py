@@ -28,11 +28,8 @@ def test_planted_faults_are_seen() -> None:
     run("tests.fuzz.planted")
 
 
-def test_what_was_found_once() -> None:
-    run("tests.fuzz", "--replay")
-
-
 @pytest.mark.timeout(1200)
-def test_new_inputs(pytestconfig: pytest.Config) -> None:
+def test_what_was_found_once_and_new_inputs(pytestconfig: pytest.Config) -> None:
+    """In one program, whose start takes seconds."""
     inputs = MORE_INPUTS if pytestconfig.getoption("--all") else INPUTS
-    run("tests.fuzz", "--inputs", str(inputs), "--seconds", "1100", "--seed", "20261122")
+    run("tests.fuzz", "--replay", "--inputs", str(inputs), "--seconds", "1100", "--seed", "20261122")
