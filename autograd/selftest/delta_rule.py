@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from wgrad.autograd.reference import ReferenceDevice
-from wgrad.autograd.selftest.case import BUILTIN_ULPS, F32, Case, Inputs, Outputs, dtype_name, normal
+from wgrad.autograd.selftest.case import BUILTIN_ULPS, F16, F32, Case, Inputs, Outputs, dtype_name, normal
 from wgrad.autograd.selftest.starts import document_starts
 from wgrad.device.contract import Device
 
@@ -35,6 +35,16 @@ def cases(t: np.dtype) -> list[Case]:
             _rule("steps on a state", (2, 3, 2, 4, 6, 70), t, False, cache_len=9),
         ]
     return [*found, _rule("a step on a state", (2, 1, 2, 4, 12, 10), t, False, cache_len=9)]
+
+
+def matrix_rule_cases() -> list[Case]:
+    """Of widths that are served on tensor cores. Operands are rounded to float16 there, which gradients of gates in
+    float32 show too: three units of it."""
+    shapes = ((1, 214, 1, 2, 64, 64), (1, 70, 1, 1, 128, 128))
+    limit = 3 * float(np.finfo(np.float16).eps / np.finfo(np.float32).eps)
+    more: dict[str, Any] = {"decay": 0.03, "ulps": limit}  # much is left at the end of a chunk
+    found = [_rule("matrix", shape, F16, back, documents=2, **more) for shape in shapes for back in (False, True)]
+    return [*found, _rule("matrix from a state", (2, 70, 1, 2, 64, 64), F16, False, cache_len=9, **more)]
 
 
 def _conv(
@@ -77,6 +87,7 @@ def _rule(
     documents: int = 1,
     cache_len: int = 0,
     decay: float = 0.2,
+    ulps: float = BUILTIN_ULPS,
 ) -> Case:
     """shape: batch, tokens, key heads, heads, widths of keys and values. With cache_len it goes on from a state, of the
     first sequence with a document that begins within."""
@@ -108,10 +119,12 @@ def _rule(
     def backward(device: Device, x: Inputs) -> Outputs:
         return dict(zip(("dqkv", "dg", "dbeta"), device.delta_rule_backward(**x, **options)))
 
-    return _case("delta_rule", variant, shape, t, build, backward if back else forward, back)
+    return _case("delta_rule", variant, shape, t, build, backward if back else forward, back, ulps)
 
 
-def _case(op: str, variant: str, shape: tuple[int, ...], t: Any, build: Any, call: Any, back: bool) -> Case:
+def _case(
+    op: str, variant: str, shape: tuple[int, ...], t: Any, build: Any, call: Any, back: bool, ulps: float = BUILTIN_ULPS
+) -> Case:
     op, text = f"{op}_backward" if back else op, "x".join(map(str, shape))
     name, direction = f"{op}/{variant}{'/' if variant else ''}{text}/{dtype_name(t)}", "backward" if back else "forward"
-    return Case(name, op, direction, dtype_name(t), text, build, call, BUILTIN_ULPS, cancels=1.0)
+    return Case(name, op, direction, dtype_name(t), text, build, call, ulps, cancels=1.0)

@@ -8,6 +8,7 @@ from typing import Any
 from wgrad.autograd.selftest import lora
 from wgrad.autograd.selftest.attention import attention_case
 from wgrad.autograd.selftest.case import BF16, F16, F32, Case, Inputs, Outputs, switched
+from wgrad.autograd.selftest.delta_rule import matrix_rule_cases
 from wgrad.autograd.selftest.experts import grouped_case
 from wgrad.autograd.selftest.gemm import gemm_case
 from wgrad.autograd.selftest.linear import frozen_case, stacked_cases
@@ -17,7 +18,7 @@ from wgrad.device.formats.frozen_weight import formats
 
 def matrix_cases() -> list[Case]:
     """Beside `cases`, which hold much that runs there as well."""
-    return product_cases() + decoded_cases() + skinny_cases() + attention_cases() + expert_cases()
+    return product_cases() + decoded_cases() + skinny_cases() + attention_cases() + expert_cases() + matrix_rule_cases()
 
 
 def trusted_cases() -> list[Case]:

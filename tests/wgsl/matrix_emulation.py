@@ -49,7 +49,7 @@ fn multiply_add(lane: u32, a: Left, b: Right, c: Sums) -> Sums {
     var one = sum.at[e];
     for (var k = 0u; k < SHARED + lane / LANES; k++) {
       let i = select(column, k, b.by_rows) * b.ld * 4u + select(k, column, b.by_rows);
-      one += x.at[e / COLUMNS * SHARED + k] * right(b.tile, b.at + i / 4u, i % 4u);
+      one += x.at[e / COLUMNS * SHARED + k] * right_element(b.tile, b.at + i / 4u, i % 4u);
     }
     sum.at[e] = one;
   }
@@ -197,7 +197,7 @@ def emulated(text: str, lanes: int) -> str:
     if re.search("coop|subgroup[A-Z]", re.sub(r"//.*", "", text)):
         raise ValueError("an operation of subgroups that the emulation does not know")
     choices = "".join(f"  if (which == {i}u) {{ return f32({name}[at][e]); }}\n" for i, name in enumerate(rights))
-    right = f"fn right(which: u32, at: u32, e: u32) -> f32 {{\n{choices}  return 0.0;\n}}\n"
+    right = f"fn right_element(which: u32, at: u32, e: u32) -> f32 {{\n{choices}  return 0.0;\n}}\n"
     helpers = [subgroups, _TYPES, *(_LEFT.replace("NAME", name) for name in lefts), right, _MULTIPLY]
     added = "".join([*helpers, *(_SUMS.replace("NAME", name) for name in sums)])
     elements = m * n // lanes

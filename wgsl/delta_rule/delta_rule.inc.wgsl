@@ -55,7 +55,13 @@ fn plane(number: u32, i: u32) -> u32 {
 // Rows of scratch arrays have a multiple of four numbers.
 fn keys4() -> u32 { return (p.keys + 3u) / 4u; }
 fn values4() -> u32 { return (p.values + 3u) / 4u; }
+#if UNITS
+fn region() -> u32 { return (head * p.chunks + chunk) * 3u * SQUARE; }
+// Where a matrix begins in `operands`, which has them in f16 by four instead, as `mats` would.
+fn operand(number: u32) -> u32 { return ((head * p.chunks + chunk) * PLANES + number) * 16u * p.keys; }
+#else
 fn region() -> u32 { return (head * p.chunks + chunk) * (3u * SQUARE + PLANES * 256u * keys4()); }
+#endif
 fn square(number: u32, i: u32, j: u32) -> u32 { return region() + number * SQUARE + i * CHUNK + j; }
 fn by_key(number: u32, d: u32, i: u32) -> u32 { return region() + 3u * SQUARE + number * 256u * keys4() + d * CHUNK + i; }
 fn by_token(number: u32, i: u32, d: u32) -> u32 { return region() + 3u * SQUARE + (number * CHUNK + i) * 4u * keys4() + d; }
@@ -123,6 +129,105 @@ fn load_gates(lid: u32) {
   }
   workgroupBarrier();
 }
+#endpart
+
+#part read_gates
+// Part of the kernels that make the system: a chunk's gates, and sums of g from its document's first token on.
+  if (lid < CHUNK) {
+    let there = lid < count;
+    let at = row + min(lid, count - 1u);
+    let gate = at * p.heads + head % p.heads;
+    sums[lid] = select(0.0, g[gate], there);
+    beta[lid] = select(0.0, beta_of[gate], there);
+    // Relative to the chunk's first token.
+    let first = doc_start[at] - cache_len[0] - i32(p.at + chunk * CHUNK);
+    start[lid] = f32(clamp(first, -1, i32(CHUNK)));
+  }
+  workgroupBarrier();
+  var sum = 0.0;
+  if (lid < CHUNK) {
+#endpart
+
+#part write_gates
+#if CORRECTED
+    q_unit[lid] = select(0.0, inverseSqrt(length.x + EPS) * p.scale, lid < count);
+    k_unit[lid] = select(0.0, inverseSqrt(length.y + EPS), lid < count);
+#else
+    q_unit[lid] = select(0.0, 1.0, lid < count);
+    k_unit[lid] = q_unit[lid];
+#endif
+    for (var j = u32(max(start[lid], 0.0)); j <= lid; j++) { sum += sums[j]; }
+  }
+  workgroupBarrier();
+  if (lid < CHUNK) {
+    sums[lid] = sum;
+    info[plane(0u, lid)] = sum;
+    info[plane(1u, lid)] = beta[lid];
+    info[plane(2u, lid)] = q_unit[lid];
+    info[plane(3u, lid)] = k_unit[lid];
+    info[plane(4u, lid)] = start[lid];
+  }
+  workgroupBarrier();
+#endpart
+
+#part diagonal_blocks of
+// Part of the kernels that make the system: the blocks of 16 on the inverse's diagonal, an invocation a column, which it keeps.
+// $of(i, j): the system.
+  if (lid < CHUNK) {
+    let block = lid / 16u * 16u;
+#unroll t 16
+    var made_$t = 0.0;
+#end
+#unroll t 16
+    {
+      var before = 0.0;
+#unroll n 16
+      if ($nu < $tu) { before += $of(block + $tu, block + $nu) * made_$n; }
+#end
+      made_$t = select(-beta[block + $tu] * before, select(0.0, 1.0, lid % 16u == $tu), $tu <= lid % 16u);
+    }
+#end
+#unroll t 16
+    mats[square(INVERSE, block + $tu, lid)] = made_$t;
+#end
+  }
+#endpart
+
+#part blocks_below
+// Part of the kernels that make the system: the blocks of the inverse below those on the diagonal, from the diagonal away. Loads
+// stand before what uses them: none waits for another.
+  for (var away = 1u; away < 4u; away++) {
+    storageBarrier();
+    for (var e = lid; e < 256u * (4u - away); e += THREADS) {
+      let c = e / 256u * 16u + e % 16u;
+      let to = (e / 256u + away) * 16u + e / 16u % 16u;
+      var before = 0.0;
+      for (var n = e / 256u * 16u; n < (e / 256u + away) * 16u; n += 16u) {
+#unroll k 16
+        let system_$k = mats[square(SYSTEM, to, n + $ku)];
+        let inverse_$k = mats[square(INVERSE, n + $ku, c)];
+#end
+#unroll k 16
+        before += system_$k * inverse_$k;
+#end
+      }
+      between[e] = beta[to] * before;
+    }
+    workgroupBarrier();
+    for (var e = lid; e < 256u * (4u - away); e += THREADS) {
+      let c = e / 256u * 16u + e % 16u;
+      let first = (e / 256u + away) * 16u;
+      let to = first + e / 16u % 16u;
+      var sum = 0.0;
+#unroll k 16
+      let own_$k = mats[square(INVERSE, to, first + $ku)];
+#end
+#unroll k 16
+      sum += own_$k * between[e / 256u * 256u + $ku * 16u + e % 16u];
+#end
+      mats[square(INVERSE, to, c)] = -sum;
+    }
+  }
 #endpart
 
 #part staged

@@ -8,16 +8,29 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from wgrad.device.contract import DELTA_CHUNK, delta_segment
 from wgrad.device.memory import Array
 from wgrad.wgsl.elements import GROUP, wgsl_type
 from wgrad.wgsl.operators import implements
 from wgrad.wgsl.runtime.compile import Constant
+from wgrad.wgsl.runtime.cooperative_shapes import BLOCK
 from wgrad.wgsl.runtime.dispatch_parts import launch_range
 from wgrad.wgsl.runtime.runtime import Runtime
 
 STEPS = 8  # tokens up to which a state is taken through them one by one
 _ROOMY = 24 << 10  # bytes of workgroup memory for four shares of a scan
+# Widths of keys that are served on tensor cores, and bytes of workgroup memory that they take.
+_ON_UNITS = {64: 32 << 10, 128: 45 << 10}
+_MATRIX_KERNELS = {
+    "delta_rule_system": "delta_rule_system_matrix",
+    "delta_rule_scan": "delta_rule_scan_matrix",
+    "delta_rule_output": "delta_rule_output_matrix",
+    "delta_rule_scan_backward": "delta_rule_scan_backward_matrix",
+    "delta_rule_grads": "delta_rule_grads_matrix",
+}
+_DEEP = 48 << 10  # bytes of workgroup memory for 64 of the inner dimension at a time
 
 
 @dataclass
@@ -28,6 +41,7 @@ class Scratch:
     mats: Array
     values: Array
     states: Array
+    operands: Array | None
 
 
 @dataclass
@@ -50,6 +64,13 @@ class Call:
         self.size = self.rows * self.keys * self.wide  # of a state of all heads
         # Of a scan: columns, and shares of the inner dimension.
         self.scan = (16, 4) if self.device.workgroup_bytes >= _ROOMY else (16, 2)
+        # Tensor cores: kernels in float16 for subgroups of 32, whose products are 16 x 16 x 16.
+        device, served = self.device, self.corrected and self.qkv.dtype == np.float16
+        served = served and self.keys in _ON_UNITS and self.values % 64 == 0
+        usual = device.matrix_units and device.lanes == 32 and device.matrix_shape == BLOCK
+        self.units = served and usual and device.workgroup_bytes >= _ON_UNITS[self.keys]
+        if self.units:
+            self.scan = (32, 2)
 
     @property
     def segments(self) -> list[tuple[int, int]]:
@@ -66,11 +87,13 @@ class Call:
     def scratch(self) -> Scratch:
         chunks, empty = self.segments[0][1], self.device.empty
         tokens = self.rows * chunks * DELTA_CHUNK
+        matrices = self._planes * 4 * DELTA_CHUNK * -(-self.keys // 4)
         return Scratch(
             empty((7 + (not self.corrected) if self.backward else 5, tokens)),
-            empty((self.rows * chunks, 3 * DELTA_CHUNK**2 + self._planes * 4 * DELTA_CHUNK * -(-self.keys // 4))),
+            empty((self.rows * chunks, 3 * DELTA_CHUNK**2 + (0 if self.units else matrices))),
             empty((2 if self.backward else 1, tokens, self.wide)),
             empty((chunks + 1, self.size)),
+            empty((self.rows * chunks, matrices), np.float16) if self.units else None,
         )
 
     def launch(self, name: str, arrays: Sequence[Array | None], segment: tuple[int, int], groups: int, flop: float,
@@ -78,10 +101,17 @@ class Call:
         """flop: of a token of a head. tile: columns, and shares of the inner dimension."""
         columns, split = tile
         at, chunks = segment
+        if self.units:
+            name = _MATRIX_KERNELS.get(name, name)
         left = 272 * split if split == 1 else split * max(272, 16 * columns)
         constants: dict[str, Constant] = {"COLUMNS": columns, "SPLIT": split, "LEFT": left, "PLANES": self._planes}
         constants |= {"INVOCATIONS": 4 * columns * split, "BACKWARD": "DY_T" in types, "CORRECTED": self.corrected}
+        constants["UNITS"] = self.units
         constants |= {kind: wgsl_type(array.dtype) for kind, array in (("QKV_T", self.qkv), *types.items())}
+        if name in _MATRIX_KERNELS.values():
+            constants |= {"KEYS": self.keys, "KEY_STEPS": self.keys // 16, "HALVES": self.keys // 64}
+            deep = 64 if self.device.workgroup_bytes >= _DEEP else 32
+            constants |= {"LOADS": self.keys // 16, "DEEP": deep, "RUNS": deep // 16}
         if name == "delta_rule_grads":
             constants["FEW_REGISTERS"] = self.device.few_registers
         tiles = -(-self.values // columns)
@@ -103,10 +133,10 @@ class Call:
         """The states before and after each chunk, from the one in slot 0."""
         n, k, v = DELTA_CHUNK, self.keys, self.values
         chunks = self.rows * segment[1]
-        arrays = [self.qkv, *self.gates, x.info, x.mats, x.values]
+        arrays = [self.qkv, *self.gates, x.info, x.mats, x.values, x.operands]
         self.launch("delta_rule_system", arrays, segment, chunks, 2.0 * n * (2 * k + v) + n * n)
         groups = self.rows * -(-v // self.scan[0])
-        arrays = [x.info, x.mats, x.values, x.states]
+        arrays = [x.info, x.operands or x.mats, x.values, x.states]
         self.launch("delta_rule_scan", arrays, segment, groups, 4.0 * v * k, self.scan)
 
     def forward(self, y: Array, state: Array | None, *more: Array) -> Array | None:
@@ -145,7 +175,7 @@ class Call:
             chunks = self.rows * segment[1]
             self.launch("delta_rule_output", arrays, segment, chunks, 2.0 * n * (k + v), Y_T=dy, DY_T=dy)
             self.move(carry, 0, dstates, segment[1])
-            arrays = [x.info, x.mats, dy, x.values, dstates]
+            arrays = [x.info, x.operands or x.mats, dy, x.values, dstates]
             groups = self.rows * -(-v // self.scan[0])
             self.launch("delta_rule_scan_backward", arrays, segment, groups, 6.0 * v * k, self.scan, DY_T=dy)
             self.move(dstates, 0, carry, 0)

@@ -23,6 +23,7 @@ var<workgroup> between: array<f32, 768>;
 
 var<private> first: u32;  // column of the tile
 
+fn system(i: u32, j: u32) -> f32 { return mats[square(SYSTEM, i, j)]; }
 fn inverse(i: u32, n: u32) -> f32 { return mats[square(INVERSE, i, n)]; }
 fn weighted_key(i: u32, d: u32) -> f32 { return key(i, first + d) * beta[i] * inside[i]; }
 fn weighted_value(i: u32, c: u32) -> f32 { return value(i, first + c) * beta[i]; }
@@ -49,39 +50,11 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3
 #if CORRECTED
   partial[lid] = squares(lid);
 #endif
-  if (lid < CHUNK) {
-    let there = lid < count;
-    let at = row + min(lid, count - 1u);
-    let gate = at * p.heads + head % p.heads;
-    sums[lid] = select(0.0, g[gate], there);
-    beta[lid] = select(0.0, beta_of[gate], there);
-    // Relative to the chunk's first token.
-    let first = doc_start[at] - cache_len[0] - i32(p.at + chunk * CHUNK);
-    start[lid] = f32(clamp(first, -1, i32(CHUNK)));
-  }
-  workgroupBarrier();
-  var sum = 0.0;
-  if (lid < CHUNK) {
+#include "delta_rule.inc.wgsl" read_gates
 #if CORRECTED
     let length = partial[4u * lid] + partial[4u * lid + 1u] + partial[4u * lid + 2u] + partial[4u * lid + 3u];
-    q_unit[lid] = select(0.0, inverseSqrt(length.x + EPS) * p.scale, lid < count);
-    k_unit[lid] = select(0.0, inverseSqrt(length.y + EPS), lid < count);
-#else
-    q_unit[lid] = select(0.0, 1.0, lid < count);
-    k_unit[lid] = q_unit[lid];
 #endif
-    for (var j = u32(max(start[lid], 0.0)); j <= lid; j++) { sum += sums[j]; }
-  }
-  workgroupBarrier();
-  if (lid < CHUNK) {
-    sums[lid] = sum;
-    info[plane(0u, lid)] = sum;
-    info[plane(1u, lid)] = beta[lid];
-    info[plane(2u, lid)] = q_unit[lid];
-    info[plane(3u, lid)] = k_unit[lid];
-    info[plane(4u, lid)] = start[lid];
-  }
-  workgroupBarrier();
+#include "delta_rule.inc.wgsl" write_gates
 #if CORRECTED
   var tile = zeros();
 #include "delta_rule.inc.wgsl" add lhs=key rhs=key_across inner=p.keys lk=e%DEEP lr=e/DEEP rk=e%DEEP rc=e/DEEP
@@ -92,37 +65,8 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3
 #end
   for (var e = lid; e < SQUARE; e += THREADS) { mats[square(INVERSE, 0u, e)] = 0.0; }
   storageBarrier();
-  // Blocks of 16 on the diagonal, an invocation a column; then those below, from the diagonal away.
-  if (lid < CHUNK) {
-    for (var to = lid / 16u * 16u; to < lid / 16u * 16u + 16u; to++) {
-      var before = 0.0;
-      for (var n = lid; n < to; n++) { before += mats[square(SYSTEM, to, n)] * mats[square(INVERSE, n, lid)]; }
-      mats[square(INVERSE, to, lid)] = select(-beta[to] * before, select(0.0, 1.0, to == lid), to <= lid);
-    }
-  }
-  for (var away = 1u; away < 4u; away++) {
-    storageBarrier();
-    for (var e = lid; e < 256u * (4u - away); e += THREADS) {
-      let c = e / 256u * 16u + e % 16u;
-      let to = (e / 256u + away) * 16u + e / 16u % 16u;
-      var before = 0.0;
-      for (var n = e / 256u * 16u; n < (e / 256u + away) * 16u; n++) {
-        before += mats[square(SYSTEM, to, n)] * mats[square(INVERSE, n, c)];
-      }
-      between[e] = beta[to] * before;
-    }
-    workgroupBarrier();
-    for (var e = lid; e < 256u * (4u - away); e += THREADS) {
-      let c = e / 256u * 16u + e % 16u;
-      let first = (e / 256u + away) * 16u;
-      let to = first + e / 16u % 16u;
-      var sum = 0.0;
-      for (var n = 0u; n <= to - first; n++) {
-        sum += mats[square(INVERSE, to, first + n)] * between[e / 256u * 256u + n * 16u + e % 16u];
-      }
-      mats[square(INVERSE, to, c)] = -sum;
-    }
-  }
+#include "delta_rule.inc.wgsl" diagonal_blocks of=system
+#include "delta_rule.inc.wgsl" blocks_below
   storageBarrier();
   load_gates(lid);
   for (var part = 0u; part < p.keys; part += COLUMNS) {
