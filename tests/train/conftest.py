@@ -60,7 +60,7 @@ _MAMBA = {
 # What the tiny model of a family needs beside the common keys, by model_type.
 _OWN: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("smollm3", "phi", "phi3", "olmo2", "olmo3", "starcoder2", "hunyuan_v1_dense", "ernie4_5"), _IDS),
-    **dict.fromkeys(("arcee", "jais2", "glm", "glm4", "cohere2", "olmo", "nanochat"), _IDS),
+    **dict.fromkeys(("arcee", "jais2", "glm", "glm4", "cohere", "cohere2", "olmo", "nanochat"), _IDS),
     "stablelm": {**_IDS, "partial_rotary_factor": 0.5},  # whose quarter of a head would be an odd number
     "granitemoehybrid": {
         "shared_intermediate_size": 88,

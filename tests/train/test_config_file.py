@@ -95,6 +95,7 @@ NOT_BUILT: dict[str, dict[str, Any]] = {
     "NemotronForCausalLM": {"qk_layernorm": True, "hidden_act": "gelu", "partial_rotary_factor": 1.5},
     "GlmForCausalLM": {"use_qk_norm": True, "n_routed_experts": 8},
     "Glm4ForCausalLM": {"use_qk_norm": True, "hidden_act": "relu2"},
+    "CohereForCausalLM": {"use_qk_norm": True, "partial_rotary_factor": 0.5},
     "Cohere2ForCausalLM": {"use_qk_norm": True, "num_experts": 8, "layer_types": ["conv", "full_attention"]},
     "ApertusForCausalLM": {"qk_norm": False, "post_norm": True, "mlp_bias": True, "hidden_act": "gelu"},
     "NanoChatForCausalLM": {"attn_logit_softcapping": 5.0, "num_experts": 8},

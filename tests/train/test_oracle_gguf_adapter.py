@@ -78,6 +78,7 @@ EXTRA: dict[str, dict[str, Any]] = {
     "StableLmForCausalLM": {"use_qkv_bias": True, "use_parallel_residual": True},
     "Starcoder2ForCausalLM": {"hidden_act": "gelu_pytorch_tanh"},
     "Exaone4ForCausalLM": {"sliding_window": None, "sliding_window_pattern": None},
+    "CohereForCausalLM": {"tie_word_embeddings": True, "logit_scale": 0.3},
     "Cohere2ForCausalLM": {"sliding_window": 7, "num_hidden_layers": 4, "tie_word_embeddings": True},
     "Ministral3ForCausalLM": {
         "rope_theta": None,
@@ -173,7 +174,7 @@ def write_base(path: Path, config: ModelConfig, weights: dict[str, np.ndarray]) 
         writer.add_final_logit_softcapping(config.logit_softcap)
     if any(config.windows) and kind not in SHARING:
         writer.add_sliding_window(max(config.windows))
-    if kind == "cohere2":
+    if kind in ("cohere2", "command-r"):
         writer.add_logit_scale(config.logit_scale)
     if kind == "mistral3":
         writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)

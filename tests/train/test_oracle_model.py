@@ -286,6 +286,7 @@ CASES: dict[str, dict[str, Any]] = {
     "nemotron": {"architecture": "NemotronForCausalLM", "hidden_act": "relu2", "norm_eps": 1e-3},
     "glm": {"architecture": "GlmForCausalLM"},
     "glm4": {"architecture": "Glm4ForCausalLM", "attention_bias": False},
+    "cohere": {"architecture": "CohereForCausalLM", "logit_scale": 0.3, "tie_word_embeddings": True},
     "cohere2": {
         "architecture": "Cohere2ForCausalLM",
         "num_hidden_layers": 4,
@@ -443,7 +444,7 @@ def exact_norms(model: Any) -> Any:
     for module in model.modules():
         if hasattr(module, "group_size") or hasattr(module, "norm_before_gate"):
             module.forward = gated.__get__(module)
-        if type(module).__name__.endswith(("RMSNorm", "OlmoLayerNorm", "Cohere2LayerNorm")):
+        if type(module).__name__.endswith(("RMSNorm", "OlmoLayerNorm", "Cohere2LayerNorm", "CohereLayerNorm")):
             module.forward = forward.__get__(module)
     return model
 

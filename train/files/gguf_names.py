@@ -168,7 +168,7 @@ ARCHITECTURES = {
     "phi2": _PHI2,
     "phi3": _PHI3,
     "starcoder2": _NAMES | {"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"},
-    **dict.fromkeys(("ernie4_5", "arcee", "nemotron", "jais2", "cohere2", "olmo", "mistral3"), _NAMES),
+    **dict.fromkeys(("ernie4_5", "arcee", "nemotron", "jais2", "cohere2", "command-r", "olmo", "mistral3"), _NAMES),
     "seed_oss": _NAMES | {"post_attention_norm": "post_attention_layernorm"},
     "exaone4": _OLMO2,
     "gpt-oss": _GPT_OSS,

@@ -39,7 +39,7 @@ _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_positi
 _GEMMA = ("gemma2", "gemma3")
 # Architectures whose norms are LayerNorm, and what config.json calls their epsilon.
 _LAYER_NORM = {
-    **dict.fromkeys(("phi2", "stablelm", "jais2", "cohere2"), "layer_norm_eps"),
+    **dict.fromkeys(("phi2", "stablelm", "jais2", "cohere2", "command-r"), "layer_norm_eps"),
     "starcoder2": "norm_epsilon",
     "nemotron": "norm_eps",
     "olmo": "rms_norm_eps",  # which no config.json of OLMo has: it is the same in every model
@@ -220,8 +220,9 @@ def _variant(fields: GgufFields, name: str, scored: int) -> dict[str, Any]:
     if name == "gpt-oss":
         found["sliding_window"] = fields.needed(prefix + _WINDOW, int)
         found["intermediate_size"] = fields.needed(prefix + "expert_feed_forward_length", int)
-    if name == "cohere2":
+    if name in ("cohere2", "command-r"):
         found["logit_scale"] = fields.needed(prefix + "logit_scale", float)
+    if name == "cohere2":
         found["sliding_window"] = fields.needed(prefix + _WINDOW, int)
     if name == "exaone4":
         layers, every = EXAONE_32B

@@ -49,8 +49,7 @@ from wgrad.train.model.weights import WeightSpec, weight_specs
 FILE = "model.gguf"
 # By what each pair's frequency is divided: llama3's scaling, and longrope's beyond the original length and within it.
 ROPE_FACTORS, ROPE_LONG, ROPE_SHORT = "rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"
-# llama.cpp knows by itself: which layers have no window, and the layers of the model whose scores are scaled by hidden
-# size, not head width.
+# llama.cpp knows layers without a window, and how many layers the models have whose scores go by hidden size.
 ONE_FULL_OF = {"gemma2": 2, "gemma3": 6, "olmo2": 4, "cohere2": 4, "gpt-oss": 2}
 GGUF_LARGEST = {"gemma2": 46, "gemma3": 62}
 EXAONE_32B = (64, 4)  # layers of the EXAONE 4 that has windows, and of how many layers one has none
@@ -129,7 +128,7 @@ _ACTIVATIONS = {
 }
 # Architectures of which llama.cpp looks for no biases: the parts of names that have none.
 _UNBIASED = {
-    **dict.fromkeys(("cohere2", "olmo", "exaone4", "hunyuan-dense"), ("_proj.",)),
+    **dict.fromkeys(("cohere2", "command-r", "olmo", "exaone4", "hunyuan-dense"), ("_proj.",)),
     "seed_oss": ("o_proj.", "mlp."),
     **dict.fromkeys(("qwen3next", "qwen35", "qwen35moe", "lfm2", "dots1", "apertus"), ("_proj.",)),
     "ernie4_5-moe": ("_proj.", "lm_head."),
@@ -157,6 +156,8 @@ def _without_place(config: ModelConfig) -> Iterator[str]:
         window if every and (i + 1) % every else 0 for i in range(config.num_hidden_layers)
     ):
         yield f"a sliding window of {window} tokens" + (f" in other layers than {architecture} has it" if every else "")
+    if architecture == "command-r" and config.num_hidden_layers >= 64:
+        yield "64 layers or more without norms of heads"
     if not _scales(config.rope, architecture):
         yield f"{config.rope.type} scaling"
     if architecture in GGUF_LARGEST:
@@ -353,7 +354,7 @@ def _write_shapes(writer: Any, config: ModelConfig) -> None:
         writer.add_residual_scale(config.residual_scale)
         writer.add_logit_scale(1 / config.logit_scale)
     windows, architecture = _windows(config), config.gguf
-    if architecture == "cohere2":
+    if architecture in ("cohere2", "command-r"):
         writer.add_logit_scale(config.logit_scale)
     if config.clip_qkv:
         writer.add_clamp_kqv(config.clip_qkv)

@@ -70,6 +70,21 @@ class NemotronFile(LayerNormFile, kw_only=True):
     mlp_bias: bool = False
 
 
+class CohereFile(ConfigFile, kw_only=True):
+    default_theta: ClassVar[float] = 500_000.0
+    vocab_size: Vocabulary = 256_000
+    hidden_size: Width = 8192
+    intermediate_size: Width = 22_528
+    num_hidden_layers: Count = 40
+    num_attention_heads: Count = 64
+    max_position_embeddings: Positions = 8192
+    rms_norm_eps: Any = None  # not read: the next one is
+    layer_norm_eps: Epsilon = 1e-5
+    tie_word_embeddings: bool = True
+    attention_bias: bool = False
+    logit_scale: Factor = 0.0625
+
+
 class Cohere2File(LayerTypesFile, kw_only=True):
     vocab_size: Vocabulary = 256_000
     hidden_size: Width = 8192

@@ -25,6 +25,7 @@ from wgrad.train.model.layer_norm_keys import (
     ApertusFile,
     ArceeFile,
     Cohere2File,
+    CohereFile,
     Jais2File,
     NanoChatFile,
     NemotronFile,
@@ -261,9 +262,8 @@ def glm4(keys: Glm4File) -> dict[str, Any]:
     }
 
 
-def cohere2(keys: Cohere2File) -> dict[str, Any]:
-    """Command R7B and A (arXiv 2504.00698): rotary embeddings in layers with a window."""
-    windows = one_full_of(keys, keys.sliding_window_pattern)
+def cohere(keys: CohereFile | Cohere2File) -> dict[str, Any]:
+    """Command R and Aya (arXiv 2412.04261): attention and MLP read one LayerNorm, which has no bias."""
     return {
         **biases(keys),
         "layer_norm": True,
@@ -273,9 +273,13 @@ def cohere2(keys: Cohere2File) -> dict[str, Any]:
         "mlp_norm": "input_layernorm",
         "interleaved": True,
         "logit_scale": keys.logit_scale,
-        "windows": windows,
-        "use_rope": tuple(window > 0 for window in windows),
     }
+
+
+def cohere2(keys: Cohere2File) -> dict[str, Any]:
+    """Command R7B and A (arXiv 2504.00698): rotary embeddings in layers with a window."""
+    windows = one_full_of(keys, keys.sliding_window_pattern)
+    return {**cohere(keys), "windows": windows, "use_rope": tuple(window > 0 for window in windows)}
 
 
 def apertus(keys: ApertusFile) -> dict[str, Any]:
