@@ -19,7 +19,14 @@ _default = ["auto"]
 
 
 def set_default_device(device: str | Device) -> None:
-    """Where Tensors go that are made without a device: a name (auto | wgpu | hip | cpu), or a device."""
+    """Set where Tensors are made if no device is named.
+
+    Args:
+        device: A name (auto | wgpu | hip | cpu; wgpu and hip also with an index, as wgpu:1), or a device.
+
+    Raises:
+        DeviceUnavailable: the name is not known, or the device cannot be used here.
+    """
     if not isinstance(device, str):
         _devices[device.name] = device
         device = device.name
@@ -68,7 +75,17 @@ def zeros(
     dtype: DType = np.float32,
     device: str | Device | None = None,
 ) -> Tensor:
-    """A Tensor of zeros."""
+    """A Tensor of zeros.
+
+    Args:
+        shape: Sizes one by one, or as one sequence.
+        requires_grad: Whether `backward` computes its gradient.
+        dtype: A dtype of NumPy; float32 by default.
+        device: A name (auto | wgpu | hip | cpu), a device, or None for the default.
+
+    Raises:
+        ShapeError: a size is not positive.
+    """
     where = device_named(device)
     return Tensor(where.zeros(_sizes(shape), dtype), where, requires_grad)
 
@@ -79,7 +96,17 @@ def ones(
     dtype: DType = np.float32,
     device: str | Device | None = None,
 ) -> Tensor:
-    """A Tensor of ones."""
+    """A Tensor of ones.
+
+    Args:
+        shape: Sizes one by one, or as one sequence.
+        requires_grad: Whether `backward` computes its gradient.
+        dtype: A dtype of NumPy; float32 by default.
+        device: A name (auto | wgpu | hip | cpu), a device, or None for the default.
+
+    Raises:
+        ShapeError: a size is not positive.
+    """
     where = device_named(device)
     array = where.empty(_sizes(shape), dtype)
     where.fill(array, 1.0)
@@ -94,7 +121,18 @@ def full(
     dtype: DType = np.float32,
     device: str | Device | None = None,
 ) -> Tensor:
-    """A Tensor of one value."""
+    """A Tensor of one value.
+
+    Args:
+        shape: Sizes.
+        value: Of each element.
+        requires_grad: Whether `backward` computes its gradient.
+        dtype: A dtype of NumPy; float32 by default.
+        device: A name (auto | wgpu | hip | cpu), a device, or None for the default.
+
+    Raises:
+        ShapeError: a size is not positive.
+    """
     where = device_named(device)
     array = where.empty(_sizes((shape,)), dtype)
     where.fill(array, value)
@@ -102,12 +140,24 @@ def full(
 
 
 def zeros_like(x: Tensor, *, requires_grad: bool = False, dtype: DType = None) -> Tensor:
-    """Zeros of the shape, dtype and device of another Tensor."""
+    """Zeros of the shape, dtype and device of another Tensor.
+
+    Args:
+        x: Whose shape, dtype and device it has.
+        requires_grad: Whether `backward` computes its gradient.
+        dtype: Another dtype of NumPy.
+    """
     return full(x.shape, 0.0, requires_grad=requires_grad, dtype=dtype or x.dtype, device=x.device)
 
 
 def ones_like(x: Tensor, *, requires_grad: bool = False, dtype: DType = None) -> Tensor:
-    """Ones of the shape, dtype and device of another Tensor."""
+    """Ones of the shape, dtype and device of another Tensor.
+
+    Args:
+        x: Whose shape, dtype and device it has.
+        requires_grad: Whether `backward` computes its gradient.
+        dtype: Another dtype of NumPy.
+    """
     return full(x.shape, 1.0, requires_grad=requires_grad, dtype=dtype or x.dtype, device=x.device)
 
 
@@ -120,7 +170,16 @@ def arange(
     dtype: DType = None,
     device: str | Device | None = None,
 ) -> Tensor:
-    """The numbers from start (or 0) to below end: int32 for whole numbers, else float32."""
+    """The numbers from start to below end.
+
+    Args:
+        start: First number; with one argument, 0.
+        end: The numbers stay below it.
+        step: From a number to the next.
+        requires_grad: Whether `backward` computes its gradient.
+        dtype: By default int32 for whole numbers, else float32.
+        device: A name (auto | wgpu | hip | cpu), a device, or None for the default.
+    """
     numbers = np.arange(*(start, end, step) if end is not None else (0, start, step))
     return tensor(numbers, requires_grad=requires_grad, dtype=dtype, device=device)
 
@@ -128,12 +187,27 @@ def arange(
 def linspace(
     start: float, end: float, steps: int, *, requires_grad: bool = False, device: str | Device | None = None
 ) -> Tensor:
-    """`steps` numbers from start to end, in equal distances."""
+    """Numbers in equal distances, the two ends among them, in float32.
+
+    Args:
+        start: First number.
+        end: Last number.
+        steps: How many there are.
+        requires_grad: Whether `backward` computes its gradient.
+        device: A name (auto | wgpu | hip | cpu), a device, or None for the default.
+    """
     return tensor(np.linspace(start, end, steps), requires_grad=requires_grad, device=device)
 
 
 def eye(n: int, m: int | None = None, *, requires_grad: bool = False, device: str | Device | None = None) -> Tensor:
-    """The identity matrix [n, m]; m is n by default."""
+    """The identity matrix in float32.
+
+    Args:
+        n: Rows.
+        m: Columns; n by default.
+        requires_grad: Whether `backward` computes its gradient.
+        device: A name (auto | wgpu | hip | cpu), a device, or None for the default.
+    """
     return tensor(np.eye(n, m, dtype=np.float32), requires_grad=requires_grad, device=device)
 
 
@@ -144,16 +218,46 @@ def randn(
     dtype: DType = None,
     device: str | Device | None = None,
 ) -> Tensor:
-    """A Tensor of normal numbers, multiplied by `scale`."""
+    """A Tensor of normal numbers.
+
+    Args:
+        shape: Sizes one by one, or as one sequence.
+        scale: Standard deviation.
+        requires_grad: Whether `backward` computes its gradient.
+        dtype: A dtype of NumPy; float32 by default.
+        device: A name (auto | wgpu | hip | cpu), a device, or None for the default.
+
+    Raises:
+        ShapeError: a size is not positive.
+    """
     numbers = generator().standard_normal(_sizes(shape), np.float32) * np.float32(scale)
     return tensor(numbers, requires_grad=requires_grad, dtype=dtype, device=device)
 
 
 def rand(*shape: int | Sequence[int], requires_grad: bool = False, device: str | Device | None = None) -> Tensor:
-    """A Tensor of uniform numbers from 0 to below 1."""
+    """A Tensor of uniform numbers from 0 to below 1, in float32.
+
+    Args:
+        shape: Sizes one by one, or as one sequence.
+        requires_grad: Whether `backward` computes its gradient.
+        device: A name (auto | wgpu | hip | cpu), a device, or None for the default.
+
+    Raises:
+        ShapeError: a size is not positive.
+    """
     return tensor(generator().random(_sizes(shape), np.float32), requires_grad=requires_grad, device=device)
 
 
 def randint(low: int, high: int, shape: int | Sequence[int], *, device: str | Device | None = None) -> Tensor:
-    """A Tensor of whole numbers (int32) from low to below high."""
+    """A Tensor of whole numbers, in int32.
+
+    Args:
+        low: The smallest.
+        high: They stay below it.
+        shape: Sizes.
+        device: A name (auto | wgpu | hip | cpu), a device, or None for the default.
+
+    Raises:
+        ShapeError: a size is not positive.
+    """
     return tensor(generator().integers(low, high, _sizes((shape,)), np.int32), device=device)

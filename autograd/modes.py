@@ -50,7 +50,7 @@ def recomputing() -> Iterator[None]:
 
 
 def no_grad() -> Any:
-    """Inside this context no operator saves anything for a backward."""
+    """A context in which operators save nothing for a backward, and parameters may be changed in place."""
     return recording(False)
 
 

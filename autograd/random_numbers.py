@@ -11,7 +11,11 @@ _generator = [np.random.default_rng(0)]
 
 
 def manual_seed(seed: int) -> None:
-    """Begin the numbers of `randn`, `rand`, `randint` and `dropout` anew. They are the same on every device."""
+    """Begin the numbers of `randn`, `rand`, `randint` and `dropout` anew. They are the same on every device.
+
+    Args:
+        seed: A whole number from 0.
+    """
     _generator[0] = np.random.default_rng(seed)
 
 

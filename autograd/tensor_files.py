@@ -16,7 +16,15 @@ from wgrad.device.files import write_bytes
 
 
 def save_tensors(tensors: Mapping[str, Tensor], path: str | Path) -> None:
-    """Write Tensors to a safetensors file, whole or not at all."""
+    """Write Tensors to a safetensors file, whole or not at all.
+
+    Args:
+        tensors: By their names in the file.
+        path: The file. One that is there is replaced.
+
+    Raises:
+        WgradError: a value is no Tensor, or the file cannot be written.
+    """
     wrong = [name for name, x in tensors.items() if not isinstance(x, Tensor)]
     if wrong:
         raise WgradError(f"save_tensors: {wrong[0]} is no Tensor but a {type(tensors[wrong[0]]).__name__}")
@@ -26,7 +34,19 @@ def save_tensors(tensors: Mapping[str, Tensor], path: str | Path) -> None:
 def load_tensors(
     path: str | Path, *, requires_grad: bool = False, device: str | Device | None = None
 ) -> dict[str, Tensor]:
-    """Read the Tensors of a safetensors file."""
+    """Read the Tensors of a safetensors file.
+
+    Args:
+        path: The file.
+        requires_grad: Whether `backward` computes their gradients.
+        device: A name (auto | wgpu | hip | cpu), a device, or None for the default.
+
+    Returns:
+        The Tensors by their names in the file.
+
+    Raises:
+        WgradError: the file is not there, or is no safetensors file.
+    """
     where = device_named(device)
     try:
         arrays = load(Path(path).read_bytes())

@@ -147,7 +147,19 @@ softplus = _function("softplus", "log(1 + exp(x)).")
 gelu = _function("gelu", "GELU of x, in the tanh form.")
 maximum = _function("maximum", "The larger of a and b; equal ones share the gradient.")
 minimum = _function("minimum", "The smaller of a and b; equal ones share the gradient.")
-where = _function("where", "a where the condition is not 0, else b.")
+where = _function(
+    "where",
+    """Elements of a or b.
+
+    Args:
+        condition: Numbers, of which 0 is false: where it is true a is taken, else b.
+        a: A Tensor, array or number.
+        b: A Tensor, array or number. All three are broadcast to each other.
+
+    Raises:
+        ShapeError: the shapes cannot be broadcast.
+    """,
+)
 
 
 @implements_method("pow")

@@ -184,7 +184,15 @@ def _sizes(size: int | Sequence[int], whole: int) -> list[int]:
 
 
 def cat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
-    """Tensors one after another along an axis that they all have."""
+    """Join Tensors along an axis.
+
+    Args:
+        tensors: Of one device, with equal sizes but for the axis.
+        dim: The axis.
+
+    Raises:
+        ShapeError: the shapes do not fit.
+    """
     device = device_of("cat", list(tensors))
     axis = axis_of("cat", dim, tensors[0].ndim)
     first = tensors[0]
@@ -213,5 +221,13 @@ def cat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
 
 
 def stack(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
-    """Tensors of one shape along a new axis."""
+    """Join Tensors of one shape along a new axis.
+
+    Args:
+        tensors: Of one device and shape.
+        dim: Place of the new axis.
+
+    Raises:
+        ShapeError: the shapes differ.
+    """
     return cat([unsqueeze(x, dim) for x in tensors], dim)

@@ -93,10 +93,18 @@ class LoadedModel:
     # ---- writing -------------------------------------------------------------------------------
     @takes_beside_one(TextArguments)
     def generate(self, prompt: Prompt, **given: Any) -> Generated:
-        """Continue a prompt. The options are those of `wgrad generate`: temperature, top_k, top_p, min_p,
-        repetition_penalty, seed, max_new_tokens, chat; and json_schema, which may also be the schema as a mapping, or
-        regex. WgradError: a prompt or an option that cannot be; UnusableResult: logits are not finite, or the grammar
-        cannot go on.
+        """Continue a prompt.
+
+        Args:
+            prompt: A text, a mapping with `prompt` or `messages`, or a list of messages.
+            OPTIONS
+
+        Returns:
+            The text, its token ids and why it ended. `json_schema` may also be the schema as a mapping.
+
+        Raises:
+            WgradError: a prompt or an option cannot be used.
+            UnusableResult: logits are not finite, or the grammar cannot go on.
         """
         options, model = make_options(TextOptions, given, "generate"), self._open_model()
         ids = _encode(self._tokenizer, prompt, options.chat, 1)
@@ -107,7 +115,19 @@ class LoadedModel:
 
     @takes_beside_one(TextArguments)
     def stream(self, prompt: Prompt, **given: Any) -> Iterator[str]:
-        """As `generate`, the text in pieces as it is written."""
+        """Continue a prompt, and yield the text in pieces as it is written.
+
+        Args:
+            prompt: As of `generate`, as are all options.
+            OPTIONS
+
+        Returns:
+            An iterator of the pieces.
+
+        Raises:
+            WgradError: a prompt or an option cannot be used.
+            UnusableResult: logits are not finite, or the grammar cannot go on.
+        """
         options, model = make_options(TextOptions, given, "stream"), self._open_model()
         ids = _encode(self._tokenizer, prompt, options.chat, 1)
         self._check_room(ids, options)
@@ -116,7 +136,19 @@ class LoadedModel:
 
     @takes_beside_one(BatchArguments)
     def generate_many(self, prompts: Iterable[Prompt], **given: Any) -> list[Generated]:
-        """Continue many prompts, in order, batch_size at once; the n-th is sampled with seed + n."""
+        """Continue many prompts, `batch_size` at once; the n-th is sampled with seed + n.
+
+        Args:
+            prompts: Prompts as of `generate`.
+            OPTIONS
+
+        Returns:
+            The texts, in the order of the prompts.
+
+        Raises:
+            WgradError: a prompt or an option cannot be used.
+            UnusableResult: logits are not finite, or the grammar cannot go on.
+        """
         options, model = make_options(BatchOptions, given, "generate_many"), self._open_model()
         if isinstance(prompts, (str, Mapping)):
             raise WgradError("generate_many: expected several prompts, got one: give a list, or use generate")
@@ -142,9 +174,20 @@ class LoadedModel:
 
     # ---- scoring -------------------------------------------------------------------------------
     def score(self, text: str | Mapping[str, Any]) -> Scores:
-        """The log-probabilities of a text's tokens. Of plain text all count but the first. A mapping is a record as
-        `finetune` takes them, scored as in training: {"prompt": ..., "completion": ...} counts the completion
-        (and the end of the text after it), {"messages": [...]} what the assistant says. WgradError; UnusableResult."""
+        """The log-probabilities of a text's tokens.
+
+        Args:
+            text: A text, of which all tokens count but the first. Or a record as `finetune` takes it, scored as in
+                training: {"prompt": ..., "completion": ...} counts the completion and the end of the text after it,
+                {"messages": [...]} the assistant's turns.
+
+        Returns:
+            Each token with its log-probability, and their sum, mean and perplexity.
+
+        Raises:
+            WgradError: the text has too few or too many tokens.
+            UnusableResult: logits are not finite.
+        """
         model, tokenizer = self._open_model(), self._tokenizer
         if isinstance(text, Mapping):
             config = RunOptions(max_length=self.context + 1)
@@ -215,9 +258,19 @@ class LoadedModel:
 
 @takes(LoadArguments)
 def load(*names: Any, **given: Any) -> LoadedModel:
-    """Open a model, with an adapter or without: load("DIR_OR_HUB_ID", adapter="DIR"). Shaders are compiled and weights
-    read before it returns. The other options are those of `wgrad generate`: device, compute, quantize, stream_weights,
-    memory_limit; and context, the most tokens of a prompt and its answer. WgradError, DeviceError.
+    """Open a model, with an adapter or without: load("DIR_OR_HUB_ID", adapter="DIR").
+
+    Shaders are compiled and weights read before it returns.
+
+    Args:
+        OPTIONS
+
+    Returns:
+        A model that writes and scores texts until it is closed, or until the end of a with block.
+
+    Raises:
+        WgradError: the model cannot be read, or an option cannot be used.
+        DeviceError: the device failed.
     """
     positional = [field.name for field in fields(LoadOptions) if not field.kw_only]
     if len(names) > len(positional):
@@ -271,8 +324,21 @@ def _refuse_several(prompt: Any) -> None:
 
 @takes(GenerateArguments)
 def generate(**given: Any) -> Generated:
-    """Load a model and continue one prompt: generate(model="DIR_OR_HUB_ID", prompt="..."). The options are those of the
-    command `wgrad generate`; the model is loaded for this call alone (`load` keeps one). WgradError, DeviceError."""
+    """Load a model and continue one prompt: generate(model="DIR_OR_HUB_ID", prompt="...").
+
+    The model is loaded for this call alone; `load` keeps one.
+
+    Args:
+        OPTIONS
+
+    Returns:
+        The text, its token ids and why it ended.
+
+    Raises:
+        WgradError: the model cannot be read, or an option cannot be used.
+        DeviceError: the device failed.
+        UnusableResult: logits are not finite, or the grammar cannot go on.
+    """
     _refuse_several(given.get("prompt"))
     options = make_options(PromptOptions, given, "generate")
     options.require()
