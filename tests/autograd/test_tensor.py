@@ -403,12 +403,12 @@ def test_parameters_are_changed_in_place_outside_of_the_tape(device: Device) -> 
     assert grad is not None
     with wgrad.no_grad():
         w -= 0.25 * grad
-        w *= 2
-    assert same is w and w.requires_grad and w.tolist() == [1, 2, 3] and waiting.tolist() == [10, 20, 30]
+        w *= 4
+    assert same is w and w.requires_grad and w.tolist() == [2, 4, 6] and waiting.tolist() == [10, 20, 30]
     assert w.grad is not None
     w.grad.zero_()
     assert w.grad.tolist() == [0, 0, 0]
-    assert w.detach().copy_(w.detach()[1:2]).tolist() == [2, 2, 2] and w.tolist() == [2, 2, 2]
+    assert w.detach().copy_(w.detach()[1:2]).tolist() == [4, 4, 4] and w.tolist() == [4, 4, 4]
     total = other = wgrad.zeros(2, device=device)
     total += 1
     assert total.tolist() == [1, 1] and other.tolist() == [0, 0]

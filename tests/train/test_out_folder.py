@@ -20,7 +20,7 @@ from wgrad.device.errors import WgradError
 from wgrad.train.commands.cli import main
 from wgrad.train.output.checkpoints import Checkpoints
 from wgrad.train.output.out_folder import HOLDER_FILE, LOCK_FILE, OutFolder
-from wgrad.train.output.outlets import RunOutputs
+from wgrad.train.output.run_outputs import RunOutputs
 from wgrad.train.ranks.world import World
 
 PIPE = pytest.param("pipe", marks=pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here"))
@@ -37,12 +37,12 @@ def test_a_ranks_log_is_a_file_of_its_own(kind: str, tmp_path: Path) -> None:
     log = tmp_path / "out" / "ranks" / "rank-0.log"
     log.parent.mkdir(parents=True)
     log.symlink_to(tmp_path / "mine") if kind == "link" else os.mkfifo(log)
-    outlets = RunOutputs(str(tmp_path / "out"), World())
+    outputs = RunOutputs(str(tmp_path / "out"), World())
     with pytest.raises(WgradError, match=r"cannot write .*rank-0\.log"):
-        outlets._log()
+        outputs._log()
     assert (tmp_path / "mine").read_text() == "mine"
     log.unlink()
-    outlets._log().print("x")
+    outputs._log().print("x")
     assert log.read_text() == "x\n"
 
 

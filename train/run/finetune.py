@@ -20,9 +20,9 @@ from wgrad.train.options.finetune_config import CONFIG_FILE, FinetuneConfig
 from wgrad.train.output.callbacks import SaveReport
 from wgrad.train.output.checkpoints import Checkpoints, TrainingState, check_info
 from wgrad.train.output.metrics import MetricsFile, SamplesFile
-from wgrad.train.output.outlets import KeptOut, RunOutputs
 from wgrad.train.output.previous_run import RESULTS_FILE, Previous, previous_run
 from wgrad.train.output.reports import Reports, check_installed
+from wgrad.train.output.run_outputs import KeptOut, RunOutputs
 from wgrad.train.plan.plan import Plan
 from wgrad.train.ranks.launch import REQUEST
 from wgrad.train.ranks.start import open_world
@@ -77,10 +77,10 @@ def run_finetune(config: FinetuneConfig, caller: PythonCaller | None = None) -> 
 
 def _run(config: FinetuneConfig, world: World, caller: PythonCaller) -> int:
     begun = time.monotonic()
-    outlets = RunOutputs(config.out, world, caller.silent)
+    outputs = RunOutputs(config.out, world, caller.silent)
     request = () if world.alone or REQUEST is None else (int(REQUEST),)
-    with Interrupts(outlets.say, request, not caller.silent) as interrupts, world.sharing_errors(), outlets:
-        previous = world.broadcast(lambda: _open(config, outlets), "the output folder")
+    with Interrupts(outputs.say, request, not caller.silent) as interrupts, world.sharing_errors(), outputs:
+        previous = world.broadcast(lambda: _open(config, outputs), "the output folder")
         if previous.finished:
             if world.is_main_process:
                 more = (
@@ -88,18 +88,18 @@ def _run(config: FinetuneConfig, world: World, caller: PythonCaller) -> int:
                     if previous.stopped
                     else "more --max-steps or --epochs prolong it"
                 )
-                outlets.say(f"{config.out}: this run is finished: nothing to resume; {more}")
+                outputs.say(f"{config.out}: this run is finished: nothing to resume; {more}")
             return 0
         checkpoints = Checkpoints(config.out)
         state = world.broadcast(checkpoints.load, "the checkpoint") if config.resume else None
         for path, reason in checkpoints.damaged.items():
-            outlets.display.say(f"note: {path} is damaged ({reason}): the one before it is used")
-        session = open_session(config, world, outlets.display, caller, state.info.mode if state else None)
+            outputs.display.say(f"note: {path} is damaged ({reason}): the one before it is used")
+        session = open_session(config, world, outputs.display, caller, state.info.mode if state else None)
         session.say(config.summary())
         interrupts.answer = session.say
-        if config.resume and state is None and (outlets.folder.path / CONFIG_FILE).exists():
+        if config.resume and state is None and (outputs.folder.path / CONFIG_FILE).exists():
             session.say(f"note: {config.out} has no checkpoint to resume from: the run begins anew")
-        run = _Finetuning(session, world, outlets, checkpoints, interrupts, previous, state, begun, caller)
+        run = _Finetuning(session, world, outputs, checkpoints, interrupts, previous, state, begun, caller)
         losses = Losses(config, world)
         with advising(for_steps(config, recomputes_all(replace(config, **session.mode), session.model_config))):
             while (lost := lost_in(run.run)) is not None:
@@ -107,11 +107,11 @@ def _run(config: FinetuneConfig, world: World, caller: PythonCaller) -> int:
     return 0
 
 
-def _open(config: FinetuneConfig, outlets: RunOutputs) -> Previous:
+def _open(config: FinetuneConfig, outputs: RunOutputs) -> Previous:
     check_installed(config.report_to)
-    outlets.open()
-    if outlets.folder.left_by:
-        outlets.say(f"note: {config.out} was left locked by {outlets.folder.left_by}, which is no more: taken over")
+    outputs.open()
+    if outputs.folder.left_by:
+        outputs.say(f"note: {config.out} was left locked by {outputs.folder.left_by}, which is no more: taken over")
     return previous_run(config)
 
 
@@ -121,7 +121,7 @@ class _Finetuning:
 
     session: Session
     world: World
-    outlets: RunOutputs
+    outputs: RunOutputs
     checkpoints: Checkpoints
     interrupts: Interrupts
     previous: Previous
@@ -155,18 +155,18 @@ class _Finetuning:
         world.broadcast(lambda: begun.save(begun.out), CONFIG_FILE)
         if begun.chat_template is not None:  # for checkpoints, and for a resumed run when the file is gone
             world.broadcast(lambda: save_template(session.tokenizer, session.out), TEMPLATE_FILE)
-        self.kept_out = KeptOut(self.outlets, begun, session.say)
+        self.kept_out = KeptOut(self.outputs, begun, session.say)
         done = stream.step
         with ExitStack() as files:
             values = session.config.to_dict()
             begun_at = None if self.state is None else done
             reports = Reports(config.report_to, config.out, values, begun_at, session.say, world.is_main_process)
-            self.outlets.records.append(files.enter_context(reports))
+            self.outputs.records.append(files.enter_context(reports))
             self.caller.callbacks.listen(reports)
             samples = None
             if config.sample:
                 samples = files.enter_context(SamplesFile(config.out, begun_at, writes=world.is_main_process))
-                self.outlets.records.append(samples)
+                self.outputs.records.append(samples)
             self.evaluation = Evaluation(
                 session, self.trainer, self.built, samples, self.caller.callbacks, self.caller.hooks
             )
@@ -176,7 +176,7 @@ class _Finetuning:
             start_profile(session)
             session.say(f"training: {stream.total_steps - done} steps, {len(stream.documents)} documents")
             self.metrics = files.enter_context(MetricsFile(config.out, begun_at, writes=world.is_main_process))
-            self.outlets.records.append(self.metrics)
+            self.outputs.records.append(self.metrics)
             if before is not None and before.loss is not None:
                 self.metrics.write_held_out(0, before.loss, before.metrics)
             self.caller.callbacks.listen(self.kept_out)
@@ -357,7 +357,7 @@ class _Finetuning:
         if state is not None:
             state.info.results["seconds"] = seconds
         session.stream.step = 0 if state is None else state.step
-        self.outlets.records.clear()
+        self.outputs.records.clear()
         self.caller.callbacks.forget_listeners()
         for name in ("built", "optimizer", "trainer", "evaluation", "kept"):
             self.__dict__.pop(name, None)

@@ -96,8 +96,8 @@ class KeptOut(Callback):
     Looks after each step, and when asked to. say: prints a line, which waits until what is due is saved.
     """
 
-    def __init__(self, outlets: RunOutputs, config: FinetuneConfig, say: Callable[[str], None]) -> None:
-        self._outlets, self._config, self._say = outlets, config, say
+    def __init__(self, outputs: RunOutputs, config: FinetuneConfig, say: Callable[[str], None]) -> None:
+        self._outputs, self._config, self._say = outputs, config, say
         self._news: list[str] = []
 
     def on_step(self, report: StepReport) -> None:
@@ -106,11 +106,11 @@ class KeptOut(Callback):
 
     def check(self) -> bool:
         """-> whether anything was missing. WgradError where the folder cannot be had again."""
-        if not self._outlets.world.is_main_process:
+        if not self._outputs.world.is_main_process:
             return False
         out = Path(self._config.out)
-        folder = self._outlets.folder.keep()
-        lost = [f.path.name for f in self._outlets.records if isinstance(f, RecordsFile) and f.keep()]
+        folder = self._outputs.folder.keep()
+        lost = [f.path.name for f in self._outputs.records if isinstance(f, RecordsFile) and f.keep()]
         if not (out / CONFIG_FILE).exists():
             self._config.save(self._config.out)
             lost.append(CONFIG_FILE)
