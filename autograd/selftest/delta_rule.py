@@ -38,8 +38,10 @@ def cases(t: np.dtype) -> list[Case]:
 
 
 def matrix_rule_cases() -> list[Case]:
-    """Of widths that are served on tensor cores. Operands are rounded to float16 there, which gradients of gates in
-    float32 show too: three units of it."""
+    """Cases of widths that are served on tensor cores.
+
+    Operands are rounded to float16 there, which gradients of gates in float32 show too: three units of it.
+    """
     shapes = ((1, 214, 1, 2, 64, 64), (1, 70, 1, 1, 128, 128))
     limit = 3 * float(np.finfo(np.float16).eps / np.finfo(np.float32).eps)
     more: dict[str, Any] = {"decay": 0.03, "ulps": limit}  # much is left at the end of a chunk
