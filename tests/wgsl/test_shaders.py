@@ -93,3 +93,29 @@ def test_a_repeated_body_is_seen() -> None:
     body = "\n".join(f"  let x{i} = {i}u;  // a comment" for i in range(LONGEST_RUN + 1))
     one, other = f"fn f() {{\n{body}\n}}", f"fn g() {{\n\n// another\n{body.replace('  let', 'let')}\n}}"
     assert len(longest_run(substance(one), substance(other))) == LONGEST_RUN + 1
+
+
+def factors(text: str) -> list[str]:
+    """What stands in calls of `times` and `times4`, without the calls in it."""
+    found, pattern = [], re.compile(r"\btimes4?\(((?:[^()]|\([^()]*\))*)\)")
+    while match := pattern.search(text):
+        found.append(match[1])
+        text = text[: match.start()] + "made" + text[match.end() :]
+    return found
+
+
+@pytest.mark.parametrize("name", [name for name, text in SHADERS.items() if '"quantize.inc.wgsl" exact' in text])
+def test_a_factor_that_counts_to_the_bit_is_no_bare_product(name: str) -> None:
+    """A driver may reorder a product of products: NVIDIA's did, and a code of 27 x 768 was another."""
+    text = re.sub(r"//.*", "", SHADERS[name])
+    bare = {variable for variable, value in re.findall(r"(?:let|var) ([\w$]+) = ([^;]*);", text) if "*" in value}
+    bare = {variable for variable in bare if not re.search(rf"{re.escape(variable)} = times4?\(", text)}
+    given = factors(text)
+    assert given and not [one for one in given if "*" in one]
+    assert not [
+        (one, variable) for one in given for variable in bare if re.search(rf"(?<!\w){re.escape(variable)}(?!\w)", one)
+    ]
+
+
+def test_bare_factors_are_seen() -> None:
+    assert factors("a = times(b * c, d); e = times4(times4(f, g(h)), i * j);") == ["b * c, d", "f, g(h)", "made, i * j"]

@@ -39,7 +39,8 @@ fn reciprocal(a: f32) -> f32 {
 #part exact
 // Part of the shaders that round to a format of GGUF: arithmetic that gives NumPy's bits on every GPU.
 #include nearest
-// A product that is not fused with a sum after it.
+// A product that is not fused with a sum after it, nor reordered with another product: NVIDIA's compiler makes
+// w (l l) of (w l) l. So a factor is never a product that is not made here.
 fn times(a: f32, b: f32) -> f32 { return bitcast<f32>(optimisation_barrier(bitcast<u32>(a * b))); }
 fn times4(a: vec4<f32>, b: vec4<f32>) -> vec4<f32> { return bitcast<vec4<f32>>(bitcast<vec4<u32>>(a * b) | vec4(p.zero)); }
 

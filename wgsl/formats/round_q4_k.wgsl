@@ -23,7 +23,7 @@ fn code(x: vec4<f32>, least: f32, inverse: f32) -> vec4<f32> {
 // What four elements add to a weighted sum of squared errors.
 fn cost(x: vec4<f32>, weight: vec4<f32>, code: vec4<f32>, scale: f32, least: f32) -> vec4<f32> {
   let off = times4(vec4(scale), code) + vec4(least) - x;
-  return times4(weight, off * off);
+  return times4(weight, times4(off, off));
 }
 
 fn largest_of(values: ptr<function, array<f32, 8>>) -> f32 {

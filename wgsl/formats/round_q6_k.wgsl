@@ -29,7 +29,8 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3
 #unroll q 4
   var x$q = vec4(0.0);
   if (there) { x$q = x[group * 4u + $qu]; }
-  let w$q = x$q * x$q;
+  let w$q = times4(x$q, x$q);
+  let wx$q = times4(w$q, x$q);
 #unroll i 4
   if (abs(x$q[$i]) > abs(largest)) { largest = x$q[$i]; }
 #end
@@ -48,12 +49,12 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3
       var sum_l2 = 0.0;
 #unroll q 4
       let l$q = code(x$q, inverse);
-      sum_lx = in_order(sum_lx, times4(w$q * x$q, l$q));
-      sum_l2 = in_order(sum_l2, times4(w$q * l$q, l$q));
+      sum_lx = in_order(sum_lx, times4(wx$q, l$q));
+      sum_l2 = in_order(sum_l2, times4(times4(w$q, l$q), l$q));
 #end
       if ((number == 0u && sum_l2 != 0.0) || (sum_l2 > 0.0 && times(sum_lx, sum_lx) > times(best, sum_l2))) {
         scale = divide(sum_lx, sum_l2);
-        best = scale * sum_lx;
+        best = times(scale, sum_lx);
         chosen = inverse;
       }
       if (number == 0u) { chosen = inverse; }
