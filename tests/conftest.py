@@ -86,7 +86,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 # They take seconds in each process: tests/tools.py imports them when a test uses them.
-ORACLES = ("torch", "transformers", "peft", "trl", "bitsandbytes", "gguf", "xllamacpp", "openai", "tensorboard")
+ORACLES = ("torch", "transformers", "peft", "trl", "bitsandbytes", "xllamacpp", "openai", "tensorboard")
 imported_by_collection = set[str]()
 
 

@@ -193,7 +193,7 @@ def test_ctrl_c_ends_the_line(tiny: Path, monkeypatch: pytest.MonkeyPatch, capsy
         yield 40
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("wgrad.train.commands.generate.generate_ids", stop)
+    monkeypatch.setattr("wgrad.train.commands.generate.text_ids", stop)
     assert generate(tiny) == 130
     captured = capsys.readouterr()
     assert captured.out.endswith("\n") and captured.err.endswith("wgrad: interrupted\n")

@@ -9,11 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from safetensors.numpy import load_file, save_file
-from safetensors.torch import save_file as save_torch
 
 from tests.conftest import wgpu_sibling
+from tests.tools import oracle_package
 from wgrad.device.errors import WgradError
 from wgrad.train.files.fp8_files import with_fp8
 from wgrad.train.files.safetensors_files import read_entries
@@ -23,6 +22,7 @@ from wgrad.train.model.load_weights import Loader
 from wgrad.train.model.model_config import load_model_config
 from wgrad.train.model.quantize_parts import quantize_parts
 
+torch, torch_files = oracle_package("torch"), oracle_package("safetensors.torch")
 EXPERTS, HIDDEN, WIDTH = 37, 64, 48
 SHAPE: dict[str, Any] = {"num_experts": EXPERTS, "hidden_size": HIDDEN, "moe_intermediate_size": WIDTH}
 SHAPE |= {"num_hidden_layers": 1, "vocab_size": 300, "head_dim": 16}
@@ -89,7 +89,7 @@ def test_fp8_is_decoded_for_the_experts_of_a_part(tmp_path: Path, cpu: Any, monk
     scales = torch.rand(9, 3, 2) + 0.5
     for block, of_block in (((32, 48), scales), (None, scales[0, 0, 0])):
         path = tmp_path / "fp8.safetensors"
-        save_torch({"w": codes, "w_scale_inv": of_block}, path)
+        torch_files.save_file({"w": codes, "w_scale_inv": of_block}, path)
         entry = with_fp8(read_entries(path, "--model"), block)["w"]
         whole, rows = entry.array(), list(entry.blocks(4))
         assert [len(part) for part in rows] == [4, 4, 1]
@@ -101,6 +101,6 @@ def test_fp8_is_decoded_for_the_experts_of_a_part(tmp_path: Path, cpu: Any, monk
         for name, array in wanted.arrays().items():
             np.testing.assert_array_equal(made.arrays()[name], array)
     codes[8, 69, 63] = torch.tensor(float("nan")).to(torch.float8_e4m3fn)
-    save_torch({"w": codes, "w_scale_inv": scales}, path)
+    torch_files.save_file({"w": codes, "w_scale_inv": scales}, path)
     with pytest.raises(WgradError, match="not finite"):
         quantize_parts(with_fp8(read_entries(path, "--model"), (32, 48))["w"], kind, cpu, 64, True)
