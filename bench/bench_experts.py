@@ -1,6 +1,6 @@
 """TFLOP/s of GEMMs of experts, and of a dense GEMM of the same arithmetic, in the same run.
 
-    python bench/bench_experts.py [--small] [--out FILE]
+    python bench/bench_experts.py [--tokens 320,640] [--small] [--out FILE]
 
 Every token chooses its experts evenly at random. The dense GEMM multiplies as many rows with the weight of one expert.
 apart_tflops: a batched GEMM in which every expert has as many rows. gbytes_per_second: of the weights of the experts
@@ -89,14 +89,19 @@ def measure(device: Any, report: Report, kind: str, shape: tuple[int, int, int, 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--small", action="store_true", help="sizes that time nothing")
+    parser.add_argument("--tokens", help="of Qwen3-30B-A3B and gpt-oss-20B alone, so many each time, such as 320,640")
     parser.add_argument("--out", help="write the rows here")
     args = parser.parse_args()
     device: Any = bind(WgpuDevice)()
     report = Report("experts", device, args.out)
-    for shape in SMALL if args.small else SHAPES:
+    shapes, gpt_oss = (SMALL, SMALL) if args.small else (SHAPES, GPT_OSS)
+    if args.tokens:
+        counts = list(map(int, args.tokens.split(",")))
+        shapes, gpt_oss = ([(count, *of[0][1:]) for count in counts] for of in (shapes, gpt_oss))
+    for shape in shapes:
         for kind in ("dense", "nf4"):
             measure(device, report, kind, shape)
-    for shape in SMALL if args.small else GPT_OSS:
+    for shape in gpt_oss:
         measure(device, report, "mxfp4", shape)
 
 

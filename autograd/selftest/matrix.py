@@ -76,6 +76,9 @@ def expert_cases() -> list[Case]:
     found = []
     for side, gather in (("forward", True), ("backward", False)):
         found += [
+            grouped_case(side, "32 x 64", (41, 3, 2, 136, 136), F16, gather=gather, format="nf4", double=True),
+            grouped_case(side, "64 x 64", (70, 3, 2, 136, 136), F16, gather=gather, format="q6_k"),
+            grouped_case(side, "128 x 128", (115, 3, 2, 136, 136), F16, gather=gather, format="nf4"),
             grouped_case(side, "tall", (220, 3, 2, 136, 136), F16, gather=gather, weight=F16),
             grouped_case(side, "tall", (220, 3, 2, 136, 128), F16, gather=gather, format="nf4", double=True),
             grouped_case(side, "taller", (290, 2, 2, 136, 160), F16, gather=gather, format="mxfp4"),

@@ -10,6 +10,7 @@ from tests.wgsl.launches import same_bits_in_parts
 from tests.wgsl.matrix_emulation import LANES
 from wgrad.autograd.selftest.case import F16, F32, Case
 from wgrad.autograd.selftest.experts import cases, grouped_case
+from wgrad.autograd.selftest.matrix import expert_cases
 from wgrad.autograd.selftest.run import check_case
 from wgrad.wgsl.formats.formats import WeightForm
 from wgrad.wgsl.gemm import gemm_matrix
@@ -27,6 +28,7 @@ def test_launches_in_parts(direction: str, shader: str, wgpu_device: Any, monkey
 
 
 ON_TENSOR_CORES = [case for case in cases(F16) if "eights" in case.name]
+ON_FEWER_ROWS = [case for case in expert_cases() if " x " in case.name]
 
 
 @pytest.mark.parametrize("case", ON_TENSOR_CORES, ids=lambda case: case.name)
@@ -36,9 +38,17 @@ def test_on_tensor_cores(case: Case, matrix_device: Any, monkeypatch: pytest.Mon
     for name in ("_OF_ARRAYS", "_FORWARD_FEWER"):
         monkeypatch.setattr(grouped, name, small)
     monkeypatch.setattr(grouped, "_BACKWARD", MatrixTile(1, 1, 3, 1, 1, shorter=(1, 2)))
-    monkeypatch.setattr(grouped, "_HIGH_ROWS", 0)
-    monkeypatch.setattr(grouped, "_LEAST_K", 0)
+    for name in ("_HIGH_ROWS", "_HIGH_ROWS_OF_ARRAYS", "_LEAST_K"):
+        monkeypatch.setattr(grouped, name, 0)
+    monkeypatch.setattr(grouped, "_FEWER", ())
     monkeypatch.setattr(gemm_matrix, "NARROW", narrow)
+    result = check_case(case, matrix_device)
+    assert result.ok, f"{result.output} is off by {result.error:.3g}, allowed {result.limit:.3g}"
+    assert "gemm_matrix" in matrix_device.launched and "gemm" not in matrix_device.launched
+
+
+@pytest.mark.parametrize("case", ON_FEWER_ROWS, ids=lambda case: case.name)
+def test_fewer_rows_on_tensor_cores(case: Case, matrix_device: Any) -> None:
     result = check_case(case, matrix_device)
     assert result.ok, f"{result.output} is off by {result.error:.3g}, allowed {result.limit:.3g}"
     assert "gemm_matrix" in matrix_device.launched and "gemm" not in matrix_device.launched
@@ -85,7 +95,12 @@ def test_tiles() -> None:
     for rows, weight, side, tile in (
         (1024, "float16", True, (16, 64)),
         (32, "float16", False, (16, 64)),
-        (4096, "float16", True, (64, 128)),
+        (4096, "float16", True, (64, 64)),
+        (4096, "float16", False, (64, 128)),
+        (8192, "float16", False, (128, 256)),
+        (3328, nf4, True, (32, 64)),
+        (3968, nf4, False, (64, 64)),
+        (8192, nf4, True, (128, 128)),
         (16384, "float16", True, (128, 256)),
         (16384, nf4, True, (128, 128)),
         (32768, nf4, True, (256, 128)),

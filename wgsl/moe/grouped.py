@@ -26,10 +26,20 @@ from wgrad.wgsl.runtime.runtime import Runtime
 # half empty on average, which costs an H100 a third of the rate where there are as many rows as in a tile.
 _FEW_ROWS, _MANY_ROWS, _MOST_ROWS = 16, 48, 256
 _FLAT = Tile(64, 128, 16, 2, 2)
-# On tensor cores, with shorter texts for the last tile (bench/notes/experts.md). Not measured, and not used, with fewer
-# rows of an expert, nor with a short K, such as a LoRA's.
-_HIGH_ROWS, _LEAST_K = 96, 128
+# On tensor cores, with shorter texts for the last tile (bench/notes/experts.md). Not measured, and not used, with a
+# short K, such as a LoRA's.
+_HIGH_ROWS, _HIGH_ROWS_OF_ARRAYS, _LEAST_K = 96, 64, 128
 _OF_ARRAYS = replace(gemm_matrix.LARGE, shorter=(2,))
+# Of fewer rows on average, up to so many: 0.57 to 0.79 of the time of other tiles on an H100 with NF4, 0.71 to 1.03
+# with MXFP4. Arrays, forward: 0.82 to 0.92. Subgroups of 64 were not timed.
+_FEWER = tuple(
+    zip(
+        (30, 52, _HIGH_ROWS),
+        (*gemm_matrix.FEW_ROWS_TILES[:2], replace(gemm_matrix.FEW_ROWS_TILES[2], shorter=(2,))),
+        strict=True,
+    )
+)
+_FEWER_OF_ARRAYS = replace(gemm_matrix.FEW_ROWS_OF_ARRAYS, shorter=(2,))
 # Forward a weight is decoded once for up to 256 rows. With fewer rows each row of codes is read 64 elements at a time.
 _FORWARD = MatrixTile(4, 2, 4, 2, 2, ahead=True, shorter=(1, 2))
 _FORWARD_FEWER, _FEWER_ROWS = MatrixTile(2, 4, 4, 2, 1, 64, ahead=True, shorter=(2,)), 192
@@ -129,8 +139,10 @@ def _matrix_tile(gemm: Gemm, mean: float, limits: Limits) -> MatrixTile:
     """mean: rows of an expert."""
     if mean <= _FEW_ROWS:
         return gemm_matrix.NARROW
-    b = gemm.b
-    if mean < _HIGH_ROWS or gemm.mnk[2] < _LEAST_K:
+    b, found = gemm.b, _few_rows_tile(gemm, mean, limits)
+    if found is not None:
+        tile = found
+    elif mean < (_HIGH_ROWS_OF_ARRAYS if isinstance(b, str) else _HIGH_ROWS) or gemm.mnk[2] < _LEAST_K:
         tiles = gemm_matrix.WEIGHT_TILES[16 if isinstance(b, str) else gemm_matrix.unit_of(b, 64, limits.lanes)]
         tile = tiles[int(mean >= _MOST_ROWS)]
     elif isinstance(b, str):
@@ -141,8 +153,18 @@ def _matrix_tile(gemm: Gemm, mean: float, limits: Limits) -> MatrixTile:
     return tile if tile.most_workgroup_bytes <= limits.workgroup_bytes else gemm_matrix.MEDIUM
 
 
+def _few_rows_tile(gemm: Gemm, mean: float, limits: Limits) -> MatrixTile | None:
+    if gemm.mnk[2] < _LEAST_K or limits.lanes > gemm_matrix.FEW_ROWS_LANES:
+        return None
+    if isinstance(gemm.b, str):
+        return _FEWER_OF_ARRAYS if gemm.trans_b and mean < _HIGH_ROWS_OF_ARRAYS else None
+    return next((tile for most, tile in _FEWER if mean < most), None)
+
+
 def _unit_of(weight: WeightForm, tile: MatrixTile, lanes: int) -> int:
     """Elements of the weight that an invocation decodes at once."""
+    if any(tile == few for _, few in _FEWER):
+        return widest_unit(weight, 32)
     wider = tile in (_FORWARD, _BACKWARD) and lanes <= 32
     return widest_unit(weight, 16) if wider else gemm_matrix.unit_of(weight, tile.m, lanes)
 
