@@ -67,6 +67,17 @@ def test_the_search_finds_the_largest_that_fits(limit: int, each: float, block: 
         assert len(line.asked) <= (2 if not off else 2 + 2 * abs(off).bit_length())
 
 
+def test_where_all_fit_the_search_ends_soon() -> None:
+    """Although the first ones take more each than the others."""
+    asked = []
+
+    def plan(count: int) -> Any:
+        asked.append(count)
+        return SimpleNamespace(peak_bytes=math.isqrt(count << 20))
+
+    assert largest(plan, 640, 26_000) == 640 and len(asked) <= 8
+
+
 class Card:
     """What `modes` looks at of a device."""
 

@@ -21,6 +21,7 @@ from wgrad.train.commands import cli
 from wgrad.train.data.packing import BatchStream, Document, eval_batches
 from wgrad.train.inference.generation import generate_ids
 from wgrad.train.model.model_config import load_model_config
+from wgrad.train.model.model_files import ModelFiles, opened_once
 from wgrad.train.model.weights import weight_specs
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.options.generate_config import GREEDY
@@ -180,6 +181,27 @@ def test_no_weight_is_read(make_checkpoint: Any, fresh: Any, monkeypatch: pytest
     assert plan_run(config_of(full=full, lora_r=1), model, folder, fresh, 3) is not None
     weights = {spec.shape for spec in weight_specs(model)}
     assert given and not [host.shape for host in given if host.shape in weights]
+
+
+def test_plans_of_one_search_open_the_files_once(make_checkpoint: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And none asks what the tensors hold: of 128 experts a layer that took four fifths of a short plan."""
+    folder, device, opened = make_checkpoint(), select_device.gpu_elsewhere(""), list[Any]()
+    whole = ModelFiles.__init__
+
+    def noted(self: ModelFiles, folder: Path) -> None:
+        opened.append(folder)
+        whole(self, folder)
+
+    monkeypatch.setattr(ModelFiles, "__init__", noted)
+    monkeypatch.setattr(ModelFiles, "digest", None)
+    model = load_model_config(folder)
+    with opened_once():
+        for tokens in (8, 16):
+            with opened_once():
+                run_dry(config_of(max_length=tokens, stream_weights="on"), model, folder, device, 3, None)
+    assert len(opened) == 1
+    run_dry(config_of(max_length=8, stream_weights="on"), model, folder, device, 3, None)
+    assert len(opened) == 2
 
 
 def test_a_checkpoint_that_does_not_fit_is_told_at_once(make_checkpoint: Any, fresh: Any) -> None:

@@ -12,7 +12,7 @@ from wgrad.autograd.select_device import gpu_elsewhere, select_device
 from wgrad.device.contract import Device
 from wgrad.device.errors import WgradError
 from wgrad.train.model.model_config import ModelConfig, load_model_config
-from wgrad.train.model.model_files import open_files
+from wgrad.train.model.model_files import open_files, opened_once
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.options.option_text import size
 from wgrad.train.plan.fit import MOST_ROWS, Fit, modes, words
@@ -57,6 +57,7 @@ def run_plan(config: RunOptions, as_json: bool) -> int:
         return _plan(config, find_model(config.model, scratch=Path(scratch)), device, display, as_json)
 
 
+@opened_once()
 def _plan(config: RunOptions, folder: Path, device: Device, display: Display, as_json: bool) -> int:
     _, model_config, _ = open_files(folder, load_model_config(folder))
     if note := beyond_positions(config.max_length, model_config):

@@ -59,9 +59,9 @@ def load_streamed(
     shapes = loader.all(device.dry_run(), contents=False)
     layers = [HostLayer.like(weights, device) for weights in _by_layer(config, shapes)]
     remarks = [] if remarks is None else remarks
-    kept = loader.quantize and start is None  # what a start leaves is of one run alone
+    kept = contents and loader.quantize and start is None  # what a start leaves is of one run alone
     path = _path(loader.files, double_quant, block_size, device) if kept else None
-    known = contents and path is not None and _read(path, layers, device, remarks)
+    known = path is not None and _read(path, layers, device, remarks)
     resident, tables = _others(loader, device, contents)
     if contents and not known:
         _load(loader, layers, device, progress)

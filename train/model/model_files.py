@@ -12,7 +12,9 @@ import dataclasses
 import hashlib
 import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
 import ml_dtypes
@@ -300,8 +302,33 @@ def _same(a: TensorEntry, b: TensorEntry) -> bool:
     )
 
 
+_Opened = tuple[ModelFiles, ModelConfig, str]
+_opened: ContextVar[dict[tuple[str, ModelConfig], _Opened] | None] = ContextVar("opened", default=None)
+
+
+@contextmanager
+def opened_once() -> Iterator[None]:
+    """Files are opened once for each configuration while this lasts: a search plans many runs of the same files, and
+    the headers of thousands of experts take longer than a dry run."""
+    outer = _opened.get()
+    token = _opened.set({} if outer is None else outer)
+    try:
+        yield
+    finally:
+        _opened.reset(token)
+
+
 def open_files(folder: str | os.PathLike[str], config: ModelConfig) -> tuple[ModelFiles, ModelConfig, str]:
     """The files, checked without reading a tensor; configuration and note as of `use_own_head`. WgradError."""
+    kept, key = _opened.get(), (os.fspath(folder), config)
+    if kept is None:
+        return _open_files(folder, config)
+    if key not in kept:
+        kept[key] = _open_files(folder, config)
+    return kept[key]
+
+
+def _open_files(folder: str | os.PathLike[str], config: ModelConfig) -> _Opened:
     files = ModelFiles(folder)
     files.entries = by_own_names(files.entries, config)  # the next line looks for embedding and head
     config, note = use_own_head(config, files)

@@ -19,7 +19,7 @@ def largest(plan: Callable[[int], Any], most: int, limit: float) -> int:
         return 0
     low, high, guesses = 1, most + 1, [min(FIRST, most)]  # fits; does not
     while guesses:
-        guess = guesses.pop()
+        guess = min(guesses.pop(), most)
         if not low < guess < high:
             continue
         if (found := plan(guess)) is None:

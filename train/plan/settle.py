@@ -8,6 +8,7 @@ from typing import Generic, TypeVar
 
 from wgrad.device.contract import Device
 from wgrad.train.model.model_config import ModelConfig
+from wgrad.train.model.model_files import opened_once
 from wgrad.train.options.choices import AUTO
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.options.option_text import size
@@ -40,6 +41,7 @@ class Settled(Generic[Config]):
     limit: int | None = None
 
 
+@opened_once()
 def settle(
     config: Config, fit: Fit, room: Room, world: World, *, pinned: bool, before: Mode | None = None
 ) -> Settled[Config]:
