@@ -458,6 +458,8 @@ def test_what_is_said_to_fit_is_the_most_that_does(
     assert main(["plan", *map(str, small), "--device", "wgpu", "--vram", "12MiB"]) == 0
     table = capsys.readouterr().out
     assert "chosen for --vram (12.0 MiB): --batch-size" in table and "  activations and scratch" in table
+    found = planned(capsys, *small, "--gradient-checkpointing", "--vram", "12MiB")
+    assert [point["peak_bytes"] for point in found["curve"]] == [found["peak_bytes"]]  # the choice, and no other
     assert main(["plan", *map(str, small), "--device", "wgpu", "--vram", "9KiB"]) == 2
     (line,) = [text for text in capsys.readouterr().err.splitlines() if "error" in text]
     assert (

@@ -79,15 +79,15 @@ def _plan(config: RunOptions, folder: Path, device: Device, display: Display, as
         fit = Fit(replace(config, **cut), model_config, folder, device, PROMPT_TOKENS, limit or 0)
         rates = rates_of(device, config.compute)
         found["tokens_per_second"] = round(found["tokens_per_step"] / fit.seconds(plan, rates)) if rates else None
-        found["curve"] = curve(fit)
+        found["curve"] = curve(fit, plan)
     print(json.dumps(found) if as_json else harmless(table(found, plan, model_config)))
     return 0
 
 
-def curve(fit: Fit) -> list[dict[str, Any]]:
+def curve(fit: Fit, chosen: Plan) -> list[dict[str, Any]]:
     """Speed against memory, from the least memory on. tokens_per_second: None where the device is not measured;
-    relative_speed: of the fastest."""
-    plans, rates = fit.curve(), rates_of(fit.device, fit.config.compute)
+    relative_speed: of the fastest. chosen: the plan of the run, whose memory is what is said of it elsewhere."""
+    plans, rates = fit.curve(chosen), rates_of(fit.device, fit.config.compute)
     seconds = [fit.seconds(plan, rates or Rates()) for plan in plans]
     tokens = fit.config.rows * fit.config.max_length * fit.config.gradient_accumulation_steps
     return [

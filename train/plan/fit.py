@@ -173,9 +173,10 @@ class Fit:
         """As `seconds`, of a run whose choices are settled."""
         return step_seconds(config, self.model_config, self.device, rates)
 
-    def curve(self) -> list[Plan]:
+    def curve(self, chosen: Plan) -> list[Plan]:
         """The run from the least memory to the most: streamed or offloaded as a whole, and with the activations of more
-        and more layers kept. A few that can be run, whatever the limit."""
+        and more layers kept. A few that can be run, whatever the limit: those within it are planned as they would run
+        below it, because there arrays lie otherwise. chosen: the run as it will be, one of them or not."""
         config, layers = self.config, self.layers
         points = [replace(config, **self.last_mode)]
         if points[0].gradient_checkpointing:
@@ -184,7 +185,11 @@ class Fit:
                 thin = replace(base, keep_norms=base.keep_norms or False)
                 shares = sorted({max(layers * n // 4, 1) for n in range(1, 5)})
                 points += [*(self.keeping(thin, kept) for kept in shares), replace(config, **self.modes[0])]
-        return [self._plan(point, None) for point in dict.fromkeys(points)]
+        return [chosen if point == chosen.config else self._as_run(point) for point in dict.fromkeys(points)]
+
+    def _as_run(self, config: RunOptions) -> Plan:
+        """A plan below the limit that the options set; where there is none, or it is too low, without."""
+        return (self._fitting(config) if config.limit is not None else None) or self._plan(config, None)
 
     def freely(self) -> Plan | None:
         """The run in its fastest mode, if it stays below the limit without being held to it."""
