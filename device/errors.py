@@ -9,6 +9,10 @@ class UnusableResult(WgradError):
     """The run's result is unusable: not finite, or nothing was trained. The command's status is 1."""
 
 
+class CannotWrite(WgradError):
+    """The system refused to write a file: the disk is full, the folder is read-only, and so on."""
+
+
 class ShapeError(WgradError, ValueError):
     """An operator was given an argument of the wrong shape, dtype or value."""
 

@@ -14,9 +14,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from wgrad.device.errors import WgradError
+from wgrad.device.errors import CannotWrite, WgradError
 
 TEMPORARY = ".partial"  # suffix of what is being written; a name that ends so may be deleted at any time
+
+_BESIDE_SUFFIX = re.compile(rf"\.\d+\.[0-9a-f]{{8}}{re.escape(TEMPORARY)}(?=[/\\]|$)")  # of the names by `_beside`
 
 _REPLACE_TRIES = 20
 _NO_FOLDER_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS)  # what file systems say that sync files only
@@ -39,8 +41,11 @@ _ADVICE = {
 
 @contextmanager
 def writing(path: str | os.PathLike[str], option: str = "--out") -> Iterator[None]:
-    """Turn an OSError of the block (disk full, no permission, ...) into a WgradError that names `path`, and the option
-    that another place is chosen with."""
+    """Turn an OSError of the block (disk full, no permission, ...) into a CannotWrite that names `path`, and the option
+    that another place is chosen with.
+
+    A file in a folder that is written beside its place is named as it would be in that place.
+    """
     try:
         yield
     except OSError as error:
@@ -48,7 +53,7 @@ def writing(path: str | os.PathLike[str], option: str = "--out") -> Iterator[Non
         number = errno.ENOSPC if error.errno is None and _SHORT_WRITE.search(str(error)) else error.errno
         known = _ADVICE.get(number or 0)
         advice = f"{known} with {option}" if known else f"{error.strerror or error}: check the path given to {option}"
-        raise WgradError(f"cannot write {os.fspath(path)}: {advice}") from error
+        raise CannotWrite(f"cannot write {_BESIDE_SUFFIX.sub('', os.fspath(path))}: {advice}") from error
 
 
 def make_folder(path: str | os.PathLike[str]) -> Path:

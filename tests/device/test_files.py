@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from wgrad.device import files
-from wgrad.device.errors import WgradError
+from wgrad.device.errors import CannotWrite, WgradError
 from wgrad.device.files import (
     atomic_file,
     atomic_folder,
@@ -88,6 +88,16 @@ def test_a_folder_in_the_way_is_an_error(tmp_path: Path) -> None:
         (folder / "x").write_text("new")
     assert (target / "x").read_text() == "other"
     assert names(tmp_path) == ["step-3"]
+
+
+def test_an_error_names_the_place_that_a_file_was_meant_for(tmp_path: Path) -> None:
+    """Nobody finds the folder that it was written in: that is gone."""
+    target = tmp_path / "a.12.partial" / "step-3"
+    with pytest.raises(CannotWrite) as caught, atomic_folder(target) as folder, atomic_file(folder / "x") as file:
+        file.write(b"y")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    assert str(caught.value).startswith(f"cannot write {target / 'x'}: the disk is full")
+    assert names(target.parent) == []
 
 
 @pytest.mark.parametrize(

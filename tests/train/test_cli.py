@@ -22,6 +22,7 @@ import pytest
 import wgrad
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.device.errors import DeviceError, DeviceUnavailable, WgradError
+from wgrad.device.files import writing
 from wgrad.train.commands import cli, devices
 from wgrad.train.commands.devices import describe, readable_bytes
 from wgrad.train.commands.selftest import package_versions
@@ -196,6 +197,24 @@ def test_an_interrupt_says_what_is_saved(
     newest = tmp_path / "checkpoints" / "step-100"
     assert line == f"wgrad: interrupted: {newest} is saved; go on with the same command and --resume"
     assert interrupt(monkeypatch, capsys, tmp_path, "stopped, step 7") == "wgrad: stopped, step 7"
+
+
+def test_a_full_disk_says_what_is_saved(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    def fill(config) -> int:
+        with writing(tmp_path / "x"):
+            raise OSError(errno.ENOSPC, "")
+
+    put(monkeypatch, "run.finetune", run_finetune=fill)
+    words = ("--model", "m", "--data", "d", "--out", str(tmp_path))
+    first = refused(capsys, "finetune", *words)
+    assert first.startswith(f"cannot write {tmp_path / 'x'}: the disk is full") and "saved" not in first
+    Checkpoints(tmp_path).save(9, {"parameters": np.zeros(3, np.float32)}, {})
+    assert refused(capsys, "finetune", *words) == (
+        f"{first}; {tmp_path / 'checkpoints' / 'step-9'} is saved, and --resume goes on from it"
+    )
+    assert "saved" not in refused(capsys, "finetune", *words, "--lr-sweep", "1e-4,2e-4")  # which does not resume
 
 
 def test_the_installed_command_and_the_module_agree() -> None:

@@ -11,9 +11,10 @@ import argparse
 import errno
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import wgrad
-from wgrad.device.errors import NeedsNewProcess, WgradError
+from wgrad.device.errors import CannotWrite, NeedsNewProcess, WgradError
 from wgrad.train.commands import actions
 from wgrad.train.commands.cli_options import Parser, add_options, with_current_options
 from wgrad.train.options.bench_config import BenchConfig
@@ -183,12 +184,20 @@ def _after_interrupt(args: argparse.Namespace | None, error: KeyboardInterrupt) 
         return one_line(error) if str(error) else "interrupted"
     if getattr(args, "lr_sweep", None):
         return SWEEP_INTERRUPTED
-    from wgrad.train.output.checkpoints import Checkpoints
-
-    saved = Checkpoints(out).saved()
+    saved = _saved_by(args)
     if saved is None:
         return "interrupted: no checkpoint was saved yet (--save-steps sets how often)"
     return f"interrupted: {saved} is saved; go on with the same command and --resume"
+
+
+def _saved_by(args: argparse.Namespace | None) -> Path | None:
+    """Return the newest checkpoint of the run, if the command is one that `--resume` continues."""
+    out = getattr(args, "out", None)
+    if not out or getattr(args, "command", None) != "finetune" or getattr(args, "lr_sweep", None):
+        return None
+    from wgrad.train.output.checkpoints import Checkpoints
+
+    return Checkpoints(out).saved()
 
 
 def _fail(message: str, status: int) -> int:
@@ -244,6 +253,8 @@ def _main(argv: Sequence[str] | None) -> int:
             return _fail(_after_interrupt(args, error), ending[1])
         if argv is None and args is not None and isinstance(error, NeedsNewProcess):
             _start_again(args, error, ending[0])
+        if isinstance(error, CannotWrite) and (saved := _saved_by(args)):
+            return _fail(f"error: {ending[0]}; {saved} is saved, and --resume goes on from it", ending[1])
         return _fail(f"error: {ending[0]}", ending[1])
 
 
