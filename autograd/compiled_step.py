@@ -148,5 +148,13 @@ def compile(function: Callable[..., Any], *, device: str | Device | None = None)
     Args:
         function: The step: forward, backward and the optimiser's step, for example.
         device: Where NumPy arrays go if no argument is a Tensor; None for the default.
+
+    Returns:
+        The step, called as the function is. `launches` counts the kernel launches of its recordings.
+
+    Raises:
+        WgradError: at a call, an argument requires a gradient or is of another type, the function returns anything but
+            Tensors (alone, or in tuples, lists and dicts), or it reads values.
+        DeviceUnavailable: at a call, the name is not known, or the device cannot be used here.
     """
     return CompiledStep(function, device)

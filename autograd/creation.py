@@ -55,6 +55,14 @@ def tensor(
         requires_grad: Whether `backward` computes its gradient.
         dtype: Of the Tensor; by default float32 for numbers with a fraction and float64, int32 for whole numbers.
         device: A name (auto | wgpu | hip | cpu), a device, or None for the default.
+
+    Returns:
+        Of the shape of `data`; later changes of `data` leave it as it is.
+
+    Raises:
+        WgradError: there are no numbers, or they are of a dtype that no Tensor has; or this is within a compiled step.
+        ValueError: lists within `data` are of unequal lengths.
+        DeviceUnavailable: the name is not known, or the device cannot be used here.
     """
     host = data.numpy() if isinstance(data, Tensor) else data
     where = device_named(device)

@@ -31,14 +31,16 @@ _AMD_DRIVER = "/dev/kfd"  # what HIP opens on Linux; there where the kernel's dr
 
 
 def select_device(spec: str = "auto", needs: Needs | None = None, *, kernels: bool = False) -> Device:
-    """The device for a spec (auto | hip | wgpu | cpu; hip and wgpu also with :<index or part of the GPU's name>).
-
-    The device has a `reason`: a phrase saying why it was taken.
+    """The device that a name stands for.
 
     Args:
+        spec: auto | hip | wgpu | cpu; hip and wgpu also with :<index or part of the GPU's name>.
         needs: Calls the operators that will be needed on a device, where nothing runs. It is asked only of devices that
             declare to lack some of a model's; `auto` moves on from one that lacks what is needed.
         kernels: Whether `auto` takes a software driver rather than NumPy, which has no kernels to plan or to test.
+
+    Returns:
+        One that was opened anew. Its `reason` is a phrase saying why it was taken.
 
     Raises:
         DeviceUnavailable: the spec is not one of these, or names a device that cannot be used here or lacks an operator

@@ -360,6 +360,18 @@ def test_docstrings_say_first_what_a_thing_is() -> None:
     assert [f"{path.relative_to(ROOT)}: {line.strip()}" for path, line in lines if RIDDLES.match(line)] == []
 
 
+def test_docstrings_of_public_functions_name_their_parameters_results_and_errors() -> None:
+    functions = {name: getattr(wgrad, name) for name in wgrad.__all__ if inspect.isfunction(getattr(wgrad, name))}
+    missing = []
+    for name, function in functions.items():
+        args = (function.__doc__ or "").partition("Args:")[2]
+        wanted = [] if name == "where" else inspect.signature(function).parameters  # it is one of a table: *operands
+        missing += [f"{name}: {n}" for n in wanted if not re.search(rf"^ +(\w+, )*\**{n}(, \w+)*:", args, re.MULTILINE)]
+    for name in ("compile", "einsum", "finetune", "generate", "load", "select_device", "sweep", "tensor"):
+        missing += [f"{name}: {part}" for part in ("Returns:", "Raises:") if part not in functions[name].__doc__]
+    assert len(functions) > 20 and missing == []
+
+
 def _messages() -> dict[str, str]:
     """Texts of each source that people may be shown: of several words, no docstrings."""
     found = {}

@@ -17,6 +17,9 @@ def einsum(equation: str, *operands: Tensor) -> Tensor:
             the letters that occur once, in their alphabetical order. A letter may not be twice in one operand.
         operands: Tensors on one device.
 
+    Returns:
+        With an axis for each letter of the output, in its order.
+
     Raises:
         ShapeError: the equation does not fit the operands.
     """
