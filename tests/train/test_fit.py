@@ -348,6 +348,13 @@ class Told(ReferenceDevice):
         return self.free
 
 
+def test_main_memory_has_no_limit_but_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    for free, said in ((3 << 30, " (3.00 GiB are free)"), (None, "")):
+        monkeypatch.setattr("wgrad.train.plan.room.free_memory", lambda free=free: free)
+        room = room_of(RunOptions(), ReferenceDevice())
+        assert room == Room(None, f"main memory is shared with other programs{said}")
+
+
 def test_a_part_of_the_memory_stays_free() -> None:
     config = RunOptions()
     assert room_of(config, Told(16 << 30, 24 << 30)) == Room(15 << 30, "free, less a reserve of 1.00 GiB")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from wgrad.device.contract import Device
+from wgrad.device.main_memory import free_memory
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.options.option_text import size
 from wgrad.train.step.memory import limit_bytes
@@ -29,7 +30,11 @@ def room_of(config: RunOptions, device: Device) -> Room:
     if free := device.free_memory():
         reserve = free // _RESERVE
         return Room(free - reserve, f"free, less a reserve of {size(reserve)}")
-    if device.shared_memory or not (total := device.facts.get("memory_bytes")):
+    if device.shared_memory:
+        free = free_memory()
+        there = f" ({size(free)} are free)" if free else ""
+        return Room(None, f"main memory is shared with other programs{there}")
+    if not (total := device.facts.get("memory_bytes")):
         return Room(None, "free memory is not known")
     limit = total - total // _RESERVE_OF_TOTAL
     return Room(limit, f"three quarters of the GPU's {size(total)}: its driver does not say how much is free")
