@@ -24,8 +24,8 @@ def run(*words: str) -> None:
     assert done.returncode == 0, f"{done.stdout[-6000:]}\n{done.stderr[-6000:]}"
 
 
-def test_planted_faults_are_seen() -> None:
-    run("tests.fuzz.planted")
+def test_mutants_are_seen() -> None:
+    run("tests.fuzz.mutants")
 
 
 @pytest.mark.timeout(1200)

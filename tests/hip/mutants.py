@@ -12,7 +12,7 @@ The list is tests/hip/mutants/*.txt:
     + what it has instead
     = why no test can tell the two apart                              only for a mutant that is equivalent
 
-Each is planted in a copy of the checkout; kernels are built there again. It runs weekly (.github/workflows/mutants.yml)
+Each is applied to a copy of the checkout; kernels are built there again. It runs weekly (.github/workflows/mutants.yml)
 and by hand, not with the tests; tests/hip/test_mutants.py holds that the list fits the sources.
 """
 

@@ -1,4 +1,4 @@
-"""The emulator itself: bugs planted in small kernels are found, and the matrix instructions are what they should be."""
+"""The emulator itself: mutants of small kernels are found, and the matrix instructions are what they should be."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_missing_barrier_shows_in_one_of_the_orders(planted: Any, monkeypatch: p
         ("skipped_in_a_loop", None, "some lanes of a wave have ended, and others wait at a barrier"),
     ],
 )
-def test_planted_bugs_are_found(
+def test_mutants_are_found(
     planted: Any, emulator: Any, blocking: None, kernel: str, argument: int | None, message: str
 ) -> None:
     arguments = [planted.zeros((64,))] + ([] if argument is None else [argument])

@@ -12,7 +12,7 @@ from tests.hip.mutants import LISTS, ROOT, all_mutants, read_list
 LEAST = 150
 
 
-def test_every_mutant_can_be_planted_once() -> None:
+def test_every_mutant_can_be_applied_once() -> None:
     mutants = all_mutants()
     places = Counter({m: (ROOT / m.file).read_text(encoding="utf-8").count(m.old) for m in mutants})
     assert [str(m) for m, count in places.items() if count != 1 or m.old == m.new] == []

@@ -1,4 +1,4 @@
-"""Commands with a fault planted in each, and what the fuzzer must say of them: python -m tests.fuzz.planted"""
+"""Mutants of commands, and what the fuzzer must say of each: python -m tests.fuzz.mutants"""
 
 from __future__ import annotations
 
@@ -71,8 +71,8 @@ def _leave_a_process(argv: list[str]) -> int:
     return 0
 
 
-FAULTS: dict[str, tuple[Main, str]] = {
-    "exception": (_raise, "traceback: KeyError at planted.py:.* in _raise"),
+MUTANTS: dict[str, tuple[Main, str]] = {
+    "exception": (_raise, "traceback: KeyError at mutants.py:.* in _raise"),
     "abort": (lambda argv: os.abort(), "crash: signal 6"),  # type: ignore[return-value]
     "endless loop": (_burn, "hang: no end after"),
     "waiting": (_wait, "hang: no end after"),
@@ -104,14 +104,14 @@ def _finding(box: Sandbox, main: Main) -> str:
 
 
 def main() -> int:
-    """-> number of faults that were not seen, or were seen where none is."""
+    """-> number of mutants that were not seen, and of sound commands in which a fault was."""
     missed = 0
     with sandbox() as box:
         usual = execute.CPU_SECONDS, execute.WAIT_SECONDS
-        for name, (planted, pattern) in FAULTS.items():
+        for name, (mutant, pattern) in MUTANTS.items():
             # Short for what never ends; nothing else may meet these limits, however busy the machine is.
             execute.CPU_SECONDS, execute.WAIT_SECONDS = (1, 1) if pattern.startswith("hang") else usual
-            finding = _finding(box, planted)
+            finding = _finding(box, mutant)
             if not re.match(pattern, finding):
                 missed += 1
                 print(f"{name}: expected {pattern!r}; got {finding!r}", flush=True)
@@ -121,7 +121,7 @@ def main() -> int:
             if finding:
                 missed += 1
                 print(f"{name}: nothing is wrong; got {finding!r}", flush=True)
-    print(f"{len(FAULTS) + len(SOUND)} planted, {missed} misjudged")
+    print(f"{len(MUTANTS)} mutants and {len(SOUND)} sound commands, {missed} misjudged")
     return missed
 
 
