@@ -4,7 +4,8 @@
 #part chunk
 // Part of every kernel of chunks: the tokens of one chunk of one head, and what stands for them in workgroup memory.
 // `info` has planes [batch heads, chunks CHUNK]: sums of g, beta, one over the length of q (scaled) and of k, where the
-// token's document starts in the chunk (-1: before it), and gradients of g, beta and skip. `mats` has of each
+// token's document starts in the chunk (-1: before it), and gradients of g, beta and skip; without CORRECTED first, in the
+// place of g's, what the sums leave out. `mats` has of each
 // chunk three matrices [CHUNK, CHUNK], the solved system, the system, and the scores; then DECAYED, which is the solved system
 // times beta inside k, and KEPT, to_end k; for a backward both once more, and ASKED, inside q. Those are [CHUNK, KEYS], but
 // DECAYED and KEPT_ACROSS [KEYS, CHUNK]. `states` are [chunks + 1, batch heads,
@@ -40,6 +41,9 @@ var<workgroup> beta: array<f32, CHUNK>;
 var<workgroup> q_unit: array<f32, CHUNK>;
 var<workgroup> k_unit: array<f32, CHUNK>;
 var<workgroup> start: array<f32, CHUNK>;
+#if !CORRECTED
+var<workgroup> rests: array<f32, CHUNK>;  // what `sums` leave out
+#endif
 
 fn choose(which_head: u32, which_chunk: u32) {
   head = which_head;
@@ -86,7 +90,12 @@ fn key_head() -> u32 { return head % p.heads / (p.heads / p.key_heads); }
 // What token j has left in the state until token i, 0 where it is no earlier one of i's document.
 fn decay(i: u32, j: u32) -> f32 {
   let counts = j <= i && i < count && f32(j) >= start[i];
-  return select(0.0, exp(select(0.0, sums[i] - sums[j], counts)), counts);
+#if CORRECTED
+  let between = sums[i] - sums[j];
+#else
+  let between = sums[i] - sums[j] + (rests[i] - rests[j]);
+#endif
+  return select(0.0, exp(select(0.0, between, counts)), counts);
 }
 #endpart
 
@@ -121,10 +130,18 @@ fn load_gates(lid: u32) {
     q_unit[lid] = info[plane(2u, lid)];
     k_unit[lid] = info[plane(3u, lid)];
     start[lid] = info[plane(4u, lid)];
+#if !CORRECTED
+    rests[lid] = info[plane(5u, lid)];
+#endif
   }
   workgroupBarrier();
   if (lid < CHUNK) {
-    inside[lid] = select(0.0, exp(sums[lid]), start[lid] < 0.0);
+#if CORRECTED
+    let since = sums[lid];
+#else
+    let since = sums[lid] + rests[lid];
+#endif
+    inside[lid] = select(0.0, exp(since), start[lid] < 0.0);
     to_end[lid] = decay(count - 1u, lid);
   }
   workgroupBarrier();
@@ -145,6 +162,9 @@ fn load_gates(lid: u32) {
   }
   workgroupBarrier();
   var sum = 0.0;
+#if !CORRECTED
+  var rest = 0.0;
+#endif
   if (lid < CHUNK) {
 #endpart
 
@@ -156,7 +176,17 @@ fn load_gates(lid: u32) {
     q_unit[lid] = select(0.0, 1.0, lid < count);
     k_unit[lid] = q_unit[lid];
 #endif
+#if CORRECTED
     for (var j = u32(max(start[lid], 0.0)); j <= lid; j++) { sum += sums[j]; }
+#else
+    // Multiples of 2^-11, whose sums are exact, and what is left of each. Of less than -128 no decay is left.
+    for (var j = u32(max(start[lid], 0.0)); j <= lid; j++) {
+      let here = max(sums[j], -128.0);
+      let coarse = round(here * 2048.0) / 2048.0;
+      sum += coarse;
+      rest += here - coarse;
+    }
+#endif
   }
   workgroupBarrier();
   if (lid < CHUNK) {
@@ -166,6 +196,9 @@ fn load_gates(lid: u32) {
     info[plane(2u, lid)] = q_unit[lid];
     info[plane(3u, lid)] = k_unit[lid];
     info[plane(4u, lid)] = start[lid];
+#if !CORRECTED
+    info[plane(5u, lid)] = rest;
+#endif
   }
   workgroupBarrier();
 #endpart

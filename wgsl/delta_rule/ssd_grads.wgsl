@@ -1,5 +1,7 @@
 // Gradients of B, C, dt, g and skip of each chunk of Mamba-2's recurrence, from those of its states and of what its tokens
 // add to them: the formulas of `_chunk_grads` in autograd/ops/ssd.py. Here C is q, B is k, x is v (delta_rule.inc.wgsl).
+// Those of g are sums of the pairs that each token lies in, of which the formulas take differences: these would leave no
+// digit of a small gradient, which the rate of decays multiplies with a large g.
 //
 // qkv [batch, tokens, channels] QKV_T; info: planes 5, 6 and 7 are overwritten; mats: scores are overwritten; values: new,
 // and its gradient; states, dstates; dy [batch, tokens, heads, VALUES] DY_T; dqk [batch heads, chunks CHUNK, 2 KEYS] f32:
@@ -27,21 +29,35 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3
   load_gates(lid);
   var tile = zeros();
 #include "delta_rule.inc.wgsl" add lhs=output_gradient rhs=new_across inner=p.values lk=e%DEEP lr=e/DEEP rk=e%DEEP rc=e/DEEP
-  // Sums over pairs of tokens: of the later ones, and of the earlier ones.
   var later = vec4<f32>(0.0);
-  var earlier = vec4<f32>(0.0);
 #unroll n 4
 #unroll c 4
   {
     let scores = square(SCORES, i + $nu, j + $cu);
     let pair = tile.r$n[$c] * mats[scores];
     later[$n] += pair;
-    earlier[$c] += pair;
     mats[scores] = tile.r$n[$c] * decay(i + $nu, j + $cu);
+    tile.r$n[$c] = pair;
   }
 #end
+  partial[(i + $nu) * 16u + tx] = later[$n];
 #end
   storageBarrier();
+  workgroupBarrier();
+  // Of each token, the sum over the pairs that it lies in, the later one included.
+  var within = vec4<f32>(0.0);
+#unroll n 4
+  {
+    var before = 0.0;
+    for (var c = 0u; c < tx; c++) { before += partial[(i + $nu) * 16u + c]; }
+#unroll c 4
+    within[$c] += select(0.0, before, j + $cu <= i + $nu);
+    before += tile.r$n[$c];
+#end
+  }
+#end
+  let of_within = sum_of_16(within, tx, ty, lid);
+  later = vec4<f32>(0.0);
   var ends = vec4<f32>(0.0);
   for (var part = 0u; part < p.keys; part += 64u) {
 #include "delta_rule.inc.wgsl" query_gradient
@@ -66,20 +82,21 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3
   for (var c = lid % 4u; c < p.values; c += 4u) {
     by_x += value(lid / 4u, c) * vec2<f32>(values[second(lid / 4u, c)], output_gradient(lid / 4u, c));
   }
-  let of_later = sum_of_16(later - ends, ty, tx, lid);
-  let of_earlier = sum_of_16(earlier, tx, ty, lid);
+  let of_later = sum_of_16(later, ty, tx, lid);
   let of_ends = sum_of_16(ends, ty, tx, lid);
   workgroupBarrier();
   if (lid < CHUNK) {
-    dsums[lid] = of_later - of_earlier;
-    partial[lid] = of_ends;
+    dsums[lid] = of_later;
+    partial[lid] = 0.0;
+    partial[320u + lid] = of_ends;
   }
   partial[CHUNK + lid] = through;
   partial[512u + lid] = by_x.x;
   partial[768u + lid] = by_x.y;
 #include "delta_rule.inc.wgsl" last_sum
   if (lid < count) {
-    var sum = 0.0;
+    var sum = of_within;
+    for (var n = 0u; n < lid; n++) { sum += partial[320u + n]; }
     for (var n = lid; n < count; n++) { sum += select(0.0, dsums[n], f32(lid) >= start[n]); }
     info[plane(5u, lid)] = sum;
     let at = 4u * lid;
