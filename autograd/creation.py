@@ -115,10 +115,7 @@ def ones(
     Raises:
         ShapeError: a size is not positive.
     """
-    where = device_named(device)
-    array = where.empty(_sizes(shape), dtype)
-    where.fill(array, 1.0)
-    return Tensor(array, where, requires_grad)
+    return full(_sizes(shape), 1.0, requires_grad=requires_grad, dtype=dtype, device=device)
 
 
 def full(
