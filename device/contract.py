@@ -42,6 +42,12 @@ def delta_segment(rows: int) -> int:
     return DELTA_CHUNK * max(4, min(32, 512 // rows))
 
 
+def delta_segments(rows: int, tokens: int) -> list[tuple[int, int]]:
+    """The first token of each segment of a sequence, and its chunks. rows: as of `delta_segment`."""
+    longest = delta_segment(rows)
+    return [(at, -(-min(longest, tokens - at) // DELTA_CHUNK)) for at in range(0, tokens, longest)]
+
+
 class Readback(Protocol):
     """An array on its way to the host, as it was when `readback` was called."""
 

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from wgrad.device.contract import DELTA_CHUNK, delta_segment
+from wgrad.device.contract import DELTA_CHUNK, delta_segments
 from wgrad.device.memory import Array
 from wgrad.hip.elements import type_codes
 from wgrad.hip.runtime.runtime import Runtime
@@ -37,10 +37,7 @@ class Call:
 
     @property
     def segments(self) -> list[tuple[int, int]]:
-        """The first token of each, and its chunks."""
-        longest = delta_segment(self.rows)
-        starts = range(0, self.tokens, longest)
-        return [(at, -(-min(longest, self.tokens - at) // DELTA_CHUNK)) for at in starts]
+        return delta_segments(self.rows, self.tokens)
 
     @property
     def places(self) -> int:

@@ -14,7 +14,7 @@ from wgrad.autograd.selftest import delta_rule as rule_cases
 from wgrad.autograd.selftest import ssd as ssd_cases
 from wgrad.autograd.selftest.case import F32
 from wgrad.autograd.selftest.run import check_case
-from wgrad.wgsl.delta_rule import delta_rule
+from wgrad.device import contract
 
 CASES = {case.name: case for case in (*rule_cases.cases(F32), *ssd_cases.cases(F32))}
 FORWARD, BACKWARD, SSD_BACKWARD = (
@@ -47,7 +47,8 @@ def test_a_sequence_of_several_segments(
     op: str, options: dict[str, int], wgpu_device: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The states between them are kept for the backward, where there is none given."""
-    monkeypatch.setattr(delta_rule, "delta_segment", lambda rows: 64)
+    assert contract.delta_segments(16, 2048 + 65) == [(0, 32), (2048, 2)]
+    monkeypatch.setattr(contract, "delta_segment", lambda rows: 64)
     inputs, exact = CASES[f"{op}_backward/chunks/1x150x2x4x16x20/float32"].inputs(), ReferenceDevice()
     dy, _ = inputs.pop("dy"), inputs.pop("states")
     y, states = getattr(exact, op)(**inputs, **options)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from wgrad.device.contract import DELTA_CHUNK, delta_segment
+from wgrad.device.contract import DELTA_CHUNK, delta_segments
 from wgrad.device.memory import Array
 from wgrad.wgsl.elements import GROUP, wgsl_type
 from wgrad.wgsl.operators import implements
@@ -74,10 +74,7 @@ class Call:
 
     @property
     def segments(self) -> list[tuple[int, int]]:
-        """The first token of each, and its chunks."""
-        longest = delta_segment(self.rows)
-        starts = range(0, self.tokens, longest)
-        return [(at, -(-min(longest, self.tokens - at) // DELTA_CHUNK)) for at in starts]
+        return delta_segments(self.rows, self.tokens)
 
     @property
     def _planes(self) -> int:
