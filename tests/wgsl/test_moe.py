@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -107,6 +108,13 @@ def test_tiles() -> None:
         (16384, nf4, False, (128, 128)),
     ):
         plan = grouped.plan_experts(Gemm((rows, 1536, 2048), "float16", weight, "float16", trans_b=side), 128, cores)
+        assert isinstance(plan.tile, MatrixTile) and (plan.tile.m, plan.tile.n) == tile
+    for rows, unit, table in ((3328, 32, False), (16384, 8, True)):
+        plan = grouped.plan_experts(Gemm((rows, 1536, 2048), "float16", nf4, "float16", trans_b=True), 128, cores)
+        assert (plan.unit, plan.table) == (unit, table)
+    wide, usual = replace(cores, lanes=64), (64, 64)  # subgroups for which the tiles of few rows were not timed
+    for limits, k, tile in ((cores, 128, (32, 64)), (cores, 64, usual), (wide, 128, usual)):
+        plan = grouped.plan_experts(Gemm((3328, 1536, k), "float16", nf4, "float16", trans_b=True), 128, limits)
         assert isinstance(plan.tile, MatrixTile) and (plan.tile.m, plan.tile.n) == tile
     for weight, lanes in (("float16", 32), (nf4, 16)):
         one = grouped.plan_experts(Gemm((32, 1536, 2048), "float16", weight, "float16", trans_b=True), 128, cores)

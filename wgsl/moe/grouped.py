@@ -32,12 +32,10 @@ _HIGH_ROWS, _HIGH_ROWS_OF_ARRAYS, _LEAST_K = 96, 64, 128
 _OF_ARRAYS = replace(gemm_matrix.LARGE, shorter=(2,))
 # Of fewer rows on average, up to so many: 0.57 to 0.79 of the time of other tiles on an H100 with NF4, 0.71 to 1.03
 # with MXFP4. Arrays, forward: 0.82 to 0.92. Subgroups of 64 were not timed.
-_FEWER = tuple(
-    zip(
-        (30, 52, _HIGH_ROWS),
-        (*gemm_matrix.FEW_ROWS_TILES[:2], replace(gemm_matrix.FEW_ROWS_TILES[2], shorter=(2,))),
-        strict=True,
-    )
+_FEWER = (
+    (30, gemm_matrix.FEW_ROWS_TILES[0]),
+    (52, gemm_matrix.FEW_ROWS_TILES[1]),
+    (_HIGH_ROWS, replace(gemm_matrix.FEW_ROWS_TILES[2], shorter=(2,))),
 )
 _FEWER_OF_ARRAYS = replace(gemm_matrix.FEW_ROWS_OF_ARRAYS, shorter=(2,))
 # Forward a weight is decoded once for up to 256 rows. With fewer rows each row of codes is read 64 elements at a time.
@@ -94,10 +92,8 @@ def _grouped(
         weight = decode(device, weight, np.dtype(np.float32))  # a row would start inside a unit of codes
     experts = Experts(start, order, 1 if order is None else order.size // a.shape[0])
     (rows, n), k = end.out.shape, a.shape[1]
-    gemm, limits = (
-        Gemm((rows, n, k), a.dtype_name, form_of(weight), end.out.dtype_name, trans_b=trans_b),
-        Limits.of(device),
-    )
+    gemm = Gemm((rows, n, k), a.dtype_name, form_of(weight), end.out.dtype_name, trans_b=trans_b)
+    limits = Limits.of(device)
     if isinstance(weight, FrozenWeight) and dequantised_first(gemm, experts.count, limits):
         whole, half = weight, np.dtype(np.float16)
         weight = device.dequantized.get(whole, half, lambda: decode(device, whole, half))
@@ -107,8 +103,9 @@ def _grouped(
 
 def dequantised_first(gemm: Gemm, experts: int, limits: Limits) -> bool:
     """Return whether the weight is dequantised to float16 before its GEMM."""
-    (rows, n, k), nbytes = gemm.mnk, 2 * experts * gemm.mnk[1] * gemm.mnk[2]
-    large = rows > _DEQUANTISE_ROWS * experts and min(n, k) >= _LEAST_K and nbytes <= limits.max_binding_bytes
+    rows, n, k = gemm.mnk
+    fits = 2 * experts * n * k <= limits.max_binding_bytes
+    large = rows > _DEQUANTISE_ROWS * experts and min(n, k) >= _LEAST_K and fits
     return large and on_tensor_cores(gemm, limits)
 
 
