@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 from tests import conftest, tools
 
@@ -39,3 +42,11 @@ def test_to_ask_an_oracle_whether_it_is_a_fixture_imports_nothing() -> None:
 
 def test_collection_imports_no_oracle() -> None:
     assert conftest.imported_by_collection == set()
+
+
+def test_what_earlier_files_left_is_not_searched_for_garbage() -> None:
+    kept: list[object] = []
+    assert any(known is kept for known in gc.get_objects())
+    item: Any = SimpleNamespace(path=Path("tests/of_another_file.py"))
+    next(iter(conftest.pytest_runtest_protocol(item)))
+    assert not any(known is kept for known in gc.get_objects())
