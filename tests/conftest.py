@@ -180,7 +180,7 @@ _file_before: Path | None = None
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Iterator[object]:
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     """What a file leaves stays, too: modules that it imported, results that it keeps. After torch, or the syntax trees
     of all files, each search for garbage of the tests behind it took half a second."""
     global _file_before
