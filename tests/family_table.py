@@ -18,8 +18,8 @@ from wgrad.train.model.multimodal import MULTIMODAL
 # Families without GGUF because llama.cpp, or its package for Python, has no such architecture.
 NOT_THERE = {
     **dict.fromkeys(("Cwm", "NanoChat", "OlmoHybrid", "VaultGemma"), "not in llama.cpp"),
-    "GraniteSWA": "not in the `gguf` package",
-    **dict.fromkeys(("SolarOpen", "MiniMaxM2"), "not yet"),
+    **dict.fromkeys(("GraniteSWA", "Cohere2Moe", "FlexOlmo"), "not in the `gguf` package"),
+    "SolarOpen": "not yet",
     "Bamba": "llama.cpp rotates other pairs",
 }
 PAGE = Path(__file__).parents[1] / "docs" / "reference" / "models.md"

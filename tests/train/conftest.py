@@ -99,6 +99,27 @@ _OWN: dict[str, dict[str, Any]] = {
     "apertus": {**_IDS, "hidden_act": "xielu"},
     **dict.fromkeys(("ministral3", "granite_swa"), _IDS),
     "lfm2": {**_IDS, "layer_types": ["conv", "full_attention"]},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"], "num_dense_layers": 1, "routed_scaling_factor": 1.5},
+    "hunyuan_v1_moe": {"moe_topk": 2, "moe_intermediate_size": None, "attention_dropout": 0.0},
+    "exaone_moe": {
+        "num_experts": 5,
+        "n_group": 1,
+        "topk_group": 1,
+        "sliding_window": 7,
+        "layer_types": ["sliding_attention", "full_attention"],
+    },
+    "afmoe": {
+        "layer_types": ["sliding_attention", "full_attention"],
+        "sliding_window": 7,
+        "num_dense_layers": 1,
+        "route_scale": 1.5,
+    },
+    "cohere2_moe": {
+        "layer_types": ["sliding_attention", "full_attention"],
+        "sliding_window": 7,
+        "num_shared_experts": 2,
+        "rms_norm_eps": None,
+    },
     "olmo_hybrid": {
         **_IDS,
         "layer_types": ["linear_attention", "full_attention"],
@@ -179,7 +200,7 @@ def tiny_config(architecture: str = "LlamaForCausalLM", **changes: Any) -> dict[
     }
     config |= _OWN.get(kind, {})
     if issubclass(FAMILIES[architecture].keys, ExpertsFile):
-        config |= {"num_experts_per_tok": 2, "moe_intermediate_size": 36}
+        config = {"num_experts_per_tok": 2, "moe_intermediate_size": 36} | config
         if not issubclass(FAMILIES[architecture].keys, ScoredFile | Ernie45MoeFile):
             config |= {"num_experts": 5, "num_local_experts": 5}
         config |= {"pad_token_id": None, "bos_token_id": None, "eos_token_id": None}

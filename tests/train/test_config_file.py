@@ -100,6 +100,17 @@ NOT_BUILT: dict[str, dict[str, Any]] = {
     "ApertusForCausalLM": {"qk_norm": False, "post_norm": True, "mlp_bias": True, "hidden_act": "gelu"},
     "NanoChatForCausalLM": {"attn_logit_softcapping": 5.0, "num_experts": 8},
     "Lfm2ForCausalLM": {"conv_bias": True, "layer_types": ["conv", "mamba"], "num_experts": 8},
+    "Lfm2MoeForCausalLM": {"conv_bias": True, "layer_types": None, "num_experts_per_tok": 6},
+    "HunYuanMoEV1ForCausalLM": {
+        "moe_topk": [2, 1], "moe_intermediate_size": 36, "num_shared_expert": [2, 2], "use_qk_norm": False,
+        "num_experts": [5, 4], "moe_layer_num_skipped": 1,
+    },
+    "ExaoneMoeForCausalLM": {"mlp_layer_types": ["dense", "conv"], "n_group": 4, "layer_types": ["conv"] * 2},
+    "AfmoeForCausalLM": {"score_func": "softmax", "route_norm": False, "n_group": 2, "layer_types": ["conv"] * 2},
+    "Cohere2MoeForCausalLM": {
+        "expert_selection_fn": "top", "shared_expert_combination_strategy": "max", "mlp_layer_types": ["dense"],
+    },
+    "FlexOlmoForCausalLM": {"num_experts_per_tok": 6, "clip_qkv": 8.0},
     "Glm4MoeForCausalLM": {"n_group": 4, "topk_group": 4, "kv_lora_rank": 8},
     "Dots1ForCausalLM": {"n_group": 2.5, "layer_types": ["conv"] * 2, "topk_group": 5},
     "DeepseekV2ForCausalLM": {

@@ -28,7 +28,7 @@ from tests.train.test_oracle_adapter import (
 from tests.train.test_oracle_gguf_adapter import log_probabilities, their_log_probabilities, write_base
 from tests.train.test_oracle_model import full_model, make_inputs
 from wgrad.autograd.reference import ReferenceDevice
-from wgrad.autograd.tensor import no_grad
+from wgrad.autograd.tensor import Tensor, no_grad
 from wgrad.device.contract import Device
 from wgrad.device.errors import WgradError
 from wgrad.device.formats.frozen_weight import FrozenWeight
@@ -39,6 +39,7 @@ from wgrad.train.model.inputs import whole_inputs
 from wgrad.train.model.lora import LoraConfig, adaptable, expert_modules, linear_modules, lora_shapes
 from wgrad.train.model.model_config import load_model_config
 from wgrad.train.model.model_files import open_files
+from wgrad.train.model.router import choose
 from wgrad.train.model.streamed_weights import StreamedWeights
 from wgrad.train.model.weights import weight_specs
 from wgrad.train.options.finetune_config import RunOptions
@@ -53,6 +54,10 @@ GRANITE = "GraniteMoeForCausalLM"
 GEMMA4 = "Gemma4ForCausalLM"
 NEMOTRON = "NemotronHForCausalLM"
 FAMILIES = ("Qwen3MoeForCausalLM", "MixtralForCausalLM", "OlmoeForCausalLM", GPT_OSS, GRANITE, GEMMA4, NEMOTRON)
+# Whose files have names of their own.
+OWN_NAMES = tuple(
+    f"{name}ForCausalLM" for name in ("Lfm2Moe", "ExaoneMoe", "HunYuanMoEV1", "Afmoe", "Cohere2Moe", "FlexOlmo")
+)
 CHANGES = {GEMMA4: {**GEMMA4_EXPERTS, "tie_word_embeddings": True}}
 UNGATED = ("experts.up_proj", "experts.down_proj")
 QWEN3 = {"norm_topk_prob": True, "num_hidden_layers": 3, "mlp_only_layers": [1]}
@@ -79,7 +84,7 @@ def frozen(folder: Path, device: Device, adapter: Path | None = None) -> np.ndar
     return our_logits(build_frozen(config, folder, device, positions=64, adapter=name, quantize=False), random_ids())
 
 
-@pytest.mark.parametrize("architecture", [*FAMILIES, "OlmoHybridForCausalLM"])
+@pytest.mark.parametrize("architecture", [*FAMILIES, *OWN_NAMES, "OlmoHybridForCausalLM"])
 def test_files_of_transformers_and_ours(architecture: str, make_checkpoint: Any, tmp_path: Path) -> None:
     """Those that transformers 5 writes have each expert by itself, as the models' first files have; so have ours. Of
     gpt-oss, Granite and Gemma 4 those of a layer are one. OLMo Hybrid has three convolutions, and other names of
@@ -99,11 +104,27 @@ def test_files_of_transformers_and_ours(architecture: str, make_checkpoint: Any,
     words = ["merge", "--adapter", str(adapter), "--out", str(tmp_path / "merged"), "--onto", "original"]
     assert main([*words, "--no-compare", "--device", "cpu"]) == 0
     names = [read_entries(tmp_path / f"{name}/model.safetensors", "").keys() for name in ("saved", "merged")]
-    if architecture not in FAMILIES:
+    if architecture == "OlmoHybridForCausalLM":
         merged, owner = read_entries(tmp_path / "merged/model.safetensors", ""), "model.layers.0.linear_attn."
         assert [merged[f"{owner}{part}_conv1d.weight"].shape[0] for part in "qkv"] == [12, 12, 40]
-    assert names[0] == names[1] or architecture not in FAMILIES  # of its other layers it renames norms too
+    assert names[0] == names[1] or architecture == "OlmoHybridForCausalLM"  # of its other layers it renames norms too
     assert distance(their_logits(their_base(tmp_path / "merged"), random_ids()), wanted) < 1e-6
+
+
+def test_sigmoids_that_are_small_next_to_what_is_added_to_their_sum(make_checkpoint: Any, device: Device) -> None:
+    """LFM2 adds 1e-6: the weights of a token's experts do not add up to 1 then."""
+    folder = make_checkpoint("Lfm2MoeForCausalLM")
+    experts = load_model_config(folder).experts
+    assert experts is not None
+    theirs = their_base(folder).model.layers[1].feed_forward.gate
+    x = np.random.default_rng(0).standard_normal((7, 5)).astype(np.float32) - 13
+    theirs.weight = torch.nn.Parameter(torch.eye(5))
+    bias = np.linspace(-1, 1, 5, dtype=np.float32) * 1e-5
+    _, wanted, numbers = theirs(torch.tensor(x), torch.tensor(bias))
+    shares, ids = choose(experts, Tensor(device.upload(x), device), device.upload(bias))
+    np.testing.assert_array_equal(ids.numpy() if isinstance(ids, Tensor) else device.download(ids), numbers)
+    np.testing.assert_allclose(shares.numpy(), wanted.detach(), rtol=1e-5)
+    assert wanted.sum(1).max() < 0.98 * experts.share_scale
 
 
 def random_of(lora: LoraConfig, folder: Path) -> dict[str, np.ndarray]:

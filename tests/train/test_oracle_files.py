@@ -126,7 +126,7 @@ CONFIGS: list[tuple[str, dict[str, Any]]] = [
 EPSILONS = {
     **dict.fromkeys(("phi", "stablelm", "jais2", "cohere", "cohere2"), "layer_norm_eps"),
     "starcoder2": "norm_epsilon",
-    **dict.fromkeys(("nemotron", "lfm2"), "norm_eps"),
+    **dict.fromkeys(("nemotron", "lfm2", "lfm2_moe"), "norm_eps"),
     "nemotron_h": "layer_norm_epsilon",
 }
 MLP_WIDTH = {"granitemoehybrid": "shared_intermediate_size", "qwen3_5_moe_text": "moe_intermediate_size"}
@@ -141,7 +141,7 @@ O_BIAS: dict[str, str | bool] = {
 }
 MLP_BIAS: dict[str, str | bool] = {"phi": True, **dict.fromkeys(("starcoder2", "ernie4_5"), "use_bias")}
 # Keys without which transformers fails when the model is made: heads are not as many as of keys.
-FAILS = (("DeepseekV3ForCausalLM", "num_attention_heads"),)
+FAILS = (("DeepseekV3ForCausalLM", "num_attention_heads"), ("Lfm2MoeForCausalLM", "layer_types"))
 FAILS_OF_NULL = (("CohereForCausalLM", "layer_norm_eps"),)  # it computes with it
 
 
@@ -156,8 +156,10 @@ def base_config(architecture: str) -> dict[str, Any]:
         special |= {"hybrid_override_pattern": "M*-M*-", "mlp_hidden_act": "relu2"}
     if kind == "granitemoehybrid":
         special |= {"num_local_experts": 0, "layer_types": ["attention"] * 6, "mamba_n_heads": 4}
-    if kind in ("hunyuan_v1_dense", "apertus"):  # whose MLPs have none
+    if kind in ("hunyuan_v1_dense", "hunyuan_v1_moe", "apertus"):  # whose MLPs have none
         special["mlp_bias"] = False
+    if kind == "lfm2_moe":
+        special["layer_types"] = ["conv", "full_attention"] * 3
     if kind == "lfm2":  # whose width of the MLP is another otherwise
         special["block_auto_adjust_ff_dim"] = False
     if kind in ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "minicpm3"):
@@ -188,8 +190,13 @@ def _biased(theirs: Any, key: str | bool) -> bool:
 def _rotates(theirs: Any) -> list[bool]:
     """Of each layer."""
     slides = [kind == "sliding_attention" for kind in getattr(theirs, "layer_types", None) or ()]
-    if theirs.model_type == "exaone4" and theirs.sliding_window is not None or theirs.model_type == "cohere2":
+    if theirs.model_type in ("exaone4", "exaone_moe") and theirs.sliding_window or theirs.model_type == "cohere2":
         return [kind and theirs.sliding_window is not None for kind in slides]
+    if theirs.model_type == "cohere2_moe":
+        dense = [kind == "dense" and theirs.prefix_dense_sliding_window_pattern == 1 for kind in theirs.mlp_layer_types]
+        return [(kind and theirs.sliding_window is not None) or own for kind, own in zip(slides, dense)]
+    if theirs.model_type == "afmoe":
+        return slides
     if theirs.model_type == "nemotron_h":
         return [False] * theirs.num_hidden_layers
     if theirs.model_type == "granitemoehybrid":
@@ -235,7 +242,9 @@ def as_theirs(raw: dict[str, Any]) -> dict[str, Any]:
         "num_attention_heads": heads,
         "num_key_value_heads": theirs.num_key_value_heads or heads,
         "head_dim": getattr(theirs, "qk_head_dim", head_dim),
-        "rms_norm_eps": 1e-5 if kind == "olmo" else getattr(theirs, EPSILONS.get(kind, "rms_norm_eps")),
+        "rms_norm_eps": 1e-5
+        if kind == "olmo"
+        else getattr(theirs, EPSILONS.get(kind, "rms_norm_eps")) or theirs.layer_norm_eps,
         "max_position_embeddings": theirs.max_position_embeddings,
         "tie_word_embeddings": theirs.tie_word_embeddings,
         "windows": tuple(windows),

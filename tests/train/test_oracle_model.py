@@ -40,7 +40,7 @@ transformers = oracle_package("transformers")
 pytestmark = pytest.mark.oracle
 
 ROWS, TOKENS = 2, 23
-CORRECTION = "e_score_correction_bias"
+CORRECTION = ("e_score_correction_bias", "expert_bias")
 LLAMA3 = {
     "rope_type": "llama3",
     "factor": 8.0,
@@ -353,6 +353,35 @@ CASES: dict[str, dict[str, Any]] = {
         "dim_model_base": 17,
         "rope_scaling": {"rope_type": "longrope", "short_factor": [1.1] * 3, "long_factor": [1.5, 2.0, 3.0]},
         "original_max_position_embeddings": 16,
+    },
+    "lfm2_moe": {
+        "architecture": "Lfm2MoeForCausalLM",
+        "num_hidden_layers": 3,
+        "layer_types": ["conv", "conv", "full_attention"],
+    },
+    "lfm2_moe_without_bias": {"architecture": "Lfm2MoeForCausalLM", "use_expert_bias": False, "norm_topk_prob": False},
+    "hunyuan_moe": {"architecture": "HunYuanMoEV1ForCausalLM", "head_dim": 20, "attention_bias": True},
+    "exaone_moe": {
+        "architecture": "ExaoneMoeForCausalLM",
+        "num_shared_experts": 2,
+        "num_experts": 6,
+        "n_group": 3,
+        "topk_group": 2,
+    },
+    "flex_olmo": {"architecture": "FlexOlmoForCausalLM"},
+    "afmoe": {"architecture": "AfmoeForCausalLM", "mup_enabled": True},
+    "cohere2_moe": {
+        "architecture": "Cohere2MoeForCausalLM",
+        "logit_scale": 0.3,
+        "prefix_dense_intermediate_size": 52,
+        "mlp_layer_types": ["sparse", "dense"],
+    },
+    "cohere2_moe_sigmoid": {
+        "architecture": "Cohere2MoeForCausalLM",
+        "logit_scale": 0.3,
+        "expert_selection_fn": "sigmoid",
+        "rms_norm_eps": 1e-5,
+        "shared_expert_combination_strategy": "sum",
     },
     "ernie4_5_moe": {"architecture": "Ernie4_5_MoeForCausalLM", "use_bias": True, "tie_word_embeddings": False},
     "minimax_m2": {"architecture": "MiniMaxM2ForCausalLM", "rotary_dim": 6},

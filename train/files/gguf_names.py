@@ -117,6 +117,28 @@ _SCORED = {
     **{name: path.replace("shared_expert", "shared_experts") for name, path in _SHARED.items()},
     "exp_probs_b.bias": "mlp.gate.e_score_correction_bias",
 }
+_LFM2_MOE = _LFM2 | {
+    **{name: path.replace("mlp.", "feed_forward.") for name, path in _NAMES.items() if "_exps" in name},
+    "ffn_gate_inp": "feed_forward.gate",
+    "exp_probs_b.bias": "feed_forward.expert_bias",
+}
+_HUNYUAN = _NAMES | {"attn_q_norm": "self_attn.query_layernorm", "attn_k_norm": "self_attn.key_layernorm"}
+_HUNYUAN_MOE = _HUNYUAN | {
+    **{name: path.replace("shared_expert", "shared_mlp") for name, path in _SHARED.items()},
+    "ffn_gate_inp": "mlp.gate.wg",
+}
+_AFMOE = (
+    _NAMES
+    | _SCORED
+    | {
+        "attn_gate": "self_attn.gate_proj",
+        "post_attention_norm": "post_attention_layernorm",
+        "ffn_norm": "pre_mlp_layernorm",
+        "post_ffw_norm": "post_mlp_layernorm",
+        "ffn_gate_inp": "mlp.router.gate",
+        "exp_probs_b.bias": "mlp.expert_bias",
+    }
+)
 _LATENT = _NAMES | {
     "attn_q_a": "self_attn.q_a_proj",
     "attn_q_a_norm": "self_attn.q_a_layernorm",
@@ -177,7 +199,8 @@ ARCHITECTURES = {
     "falcon-h1": _NAMES | _MAMBA | _FALCON_H1,
     "nemotron_h": _NAMES | _NEMOTRON_H,
     "nemotron_h_moe": _NAMES | _NEMOTRON_H_MOE,
-    "hunyuan-dense": _NAMES | {"attn_q_norm": "self_attn.query_layernorm", "attn_k_norm": "self_attn.key_layernorm"},
+    "hunyuan-dense": _HUNYUAN,
+    "hunyuan-moe": _HUNYUAN_MOE,
     "apertus": _NAMES | {"attn_norm": "attention_layernorm", "ffn_norm": "feedforward_layernorm"},
     "qwen2moe": _NAMES | _SHARED,
     "glm4moe": _NAMES | _SCORED | {"post_attention_norm": "post_attention_layernorm"},
@@ -189,6 +212,10 @@ ARCHITECTURES = {
     "qwen35": _DELTA_NET,
     "qwen35moe": _DELTA_NET | _SHARED,
     "lfm2": _LFM2,
+    "lfm2moe": _LFM2_MOE,
+    "afmoe": _AFMOE,
+    "exaone-moe": _NAMES | _SCORED,
+    "minimax-m2": _NAMES | {"exp_probs_b.bias": "mlp.e_score_correction_bias"},
     "deepseek2": _LATENT | _SCORED,
     "minicpm3": _LATENT,
     "chatglm": _NAMES | {"ffn_up": "mlp.gate_up_proj"},

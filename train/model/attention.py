@@ -76,7 +76,8 @@ class Attention(Parts):
         if c.latent is not None:
             return *self._from_latents(c.latent, index, y, inputs), None, True
         tables = self._tables(index, inputs)
-        if c.use_rope[index] and not (c.qk_norm or c.clip_qkv or c.attention_gate or self._of_queries):
+        apart = c.qk_norm or c.clip_qkv or c.attention_gate or c.attention_gate_proj or self._of_queries
+        if c.use_rope[index] and not apart:
             qkv = self._stacked(f"model.layers.{index}.{QKV}", y, inputs)
             if qkv is not None:
                 heads = {"heads": c.num_attention_heads, "kv_heads": c.num_key_value_heads}
@@ -102,6 +103,8 @@ class Attention(Parts):
         q, gate = self._linear(f"model.layers.{index}.{c.attention}.q_proj", y, inputs), None
         if c.attention_gate:
             q, gate = split_gate(q, c.num_attention_heads, c.head_dim_of(index))
+        if c.attention_gate_proj:
+            gate = self._linear(f"model.layers.{index}.{c.attention_gate_proj}", y, inputs)
         q = self._clipped(q)
         if not c.qk_norm_last:
             q = self._head_norm(index, c.q_norm, q)

@@ -61,6 +61,27 @@ LAYOUTS = {
         ),
         correction="block_sparse_moe.e_score_correction_bias",
     ),
+    "exaone": Layout(
+        "mlp.gate.weight",
+        ("mlp.experts.{}.gate_proj.weight", "mlp.experts.{}.up_proj.weight", "mlp.experts.{}.down_proj.weight"),
+        correction="mlp.e_score_correction_bias",
+    ),
+    "hunyuan": Layout(
+        "mlp.gate.wg.weight",
+        ("mlp.experts.{}.gate_proj.weight", "mlp.experts.{}.up_proj.weight", "mlp.experts.{}.down_proj.weight"),
+    ),
+    "lfm2": Layout(
+        "feed_forward.gate.weight",
+        (
+            "feed_forward.experts.{}.w1.weight",
+            "feed_forward.experts.{}.w3.weight",
+            "feed_forward.experts.{}.w2.weight",
+        ),
+    ),
+    "afmoe": Layout(
+        "mlp.router.gate.weight",
+        ("mlp.experts.{}.gate_proj.weight", "mlp.experts.{}.up_proj.weight", "mlp.experts.{}.down_proj.weight"),
+    ),
     "granite": Layout(
         "block_sparse_moe.router.layer.weight",
         whole=("block_sparse_moe.input_linear.weight", "block_sparse_moe.output_linear.weight"),

@@ -22,6 +22,7 @@ from wgrad.train.model.config_file import (
 )
 
 ExpertCount = Annotated[int, Meta(ge=0, le=1024)]
+_Chosen = Annotated[int, Meta(ge=1, le=64)]
 
 
 class ExpertsFile(ConfigFile, kw_only=True):
@@ -107,6 +108,53 @@ class OlmoeFile(ExpertsFile, kw_only=True):
     attention_bias: bool = False
     num_experts_per_tok: Annotated[int, Meta(ge=1, le=64)] = 8
     norm_topk_prob: bool = False
+
+
+class FlexOlmoFile(ExpertsFile, kw_only=True):
+    router_aux_loss_coef: AtLeast0 | None = 0.01
+    default_theta: ClassVar[float] = 500_000.0
+    usual_experts: ClassVar[int] = 7
+    vocab_size: Vocabulary = 100_352
+    max_position_embeddings: Positions = 4096
+    attention_bias: bool = False
+    num_experts_per_tok: Annotated[int, Meta(ge=1, le=64)] = 5
+    norm_topk_prob: bool = False
+
+
+class HunYuanMoeFile(ExpertsFile, kw_only=True):
+    """num_experts, moe_topk, moe_intermediate_size, num_shared_expert: of each layer where they are lists, and the same
+    in all. An expert is as wide as the shared one."""
+
+    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "use_qk_norm": (True,), "mlp_bias": (None, False), "moe_layer_num_skipped": (None, 0),
+        "use_mixed_mlp_moe": (None, True),
+    }  # fmt: skip
+    usual_experts: ClassVar[int] = 1
+    vocab_size: Vocabulary = 290_943
+    rms_norm_eps: Epsilon = 1e-5
+    attention_bias: bool = False
+    num_experts: ExpertCount | list[ExpertCount] | None = None  # type: ignore[assignment]
+    num_experts_per_tok: Annotated[int, Meta(ge=1, le=64)] = 1
+    moe_topk: _Chosen | list[_Chosen] | None = None
+    moe_intermediate_size: Width | list[Width] | None = None
+    num_shared_expert: int | list[int] | None = None
+
+    def __post_init__(self) -> None:
+        self.num_experts = self._same("num_experts")
+        self.num_experts_per_tok = self._same("moe_topk") or self.num_experts_per_tok
+        super().__post_init__()
+        for key, wanted in (("moe_intermediate_size", self.intermediate_size), ("num_shared_expert", 1)):
+            if self._same(key) not in (None, wanted):
+                raise ValueError(f"{key} must be {wanted} in all layers, as transformers has it; got {self._same(key)}")
+
+    def _same(self, key: str) -> Any:
+        """Return the number of all layers. ValueError: they differ."""
+        value = getattr(self, key)
+        if isinstance(value, list):
+            if len(set(value)) > 1:
+                raise ValueError(f"{key} must be the same in all layers; got {sorted(set(value))}")
+            return value[0] if value else None
+        return value
 
 
 class Qwen3MoeFile(ExpertsFile, kw_only=True):

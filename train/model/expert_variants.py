@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from wgrad.train.model.expert_keys import (
+    FlexOlmoFile,
     GptOssFile,
     GraniteMoeFile,
     GraniteMoeSharedFile,
+    HunYuanMoeFile,
     MiniMaxM2File,
     MixtralFile,
     OlmoeFile,
@@ -15,7 +17,7 @@ from wgrad.train.model.expert_keys import (
     Qwen3MoeFile,
 )
 from wgrad.train.model.experts import Experts
-from wgrad.train.model.variants import biases, every_layer, granite_factors
+from wgrad.train.model.variants import biases, every_layer, granite_factors, hunyuan, olmo2
 
 
 def mixtral(keys: MixtralFile) -> dict[str, Any]:
@@ -44,6 +46,29 @@ def olmoe(keys: OlmoeFile) -> dict[str, Any]:
     layers = (True,) * keys.num_hidden_layers
     experts = Experts(keys.experts, keys.num_experts_per_tok, keys.intermediate_size, layers, keys.norm_topk_prob)
     return {**biases(keys), "qk_norm": True, "qk_norm_whole": True, "experts": experts}
+
+
+def flex_olmo(keys: FlexOlmoFile) -> dict[str, Any]:
+    """FlexOlmo (arXiv 2507.07024): OLMo 2 with OLMoE's experts."""
+    layers = (True,) * keys.num_hidden_layers
+    experts = Experts(keys.experts, keys.num_experts_per_tok, keys.intermediate_size, layers, keys.norm_topk_prob)
+    return {**olmo2(keys), "experts": experts}
+
+
+def hunyuan_moe(keys: HunYuanMoeFile) -> dict[str, Any]:
+    """Hunyuan-A13B: the dense model's attention, and experts next to an MLP that every token has."""
+    experts = Experts(
+        keys.experts,
+        keys.num_experts_per_tok,
+        keys.intermediate_size,
+        (True,) * keys.num_hidden_layers,
+        router="mlp.gate.wg",
+        files="hunyuan",
+        shared_width=keys.intermediate_size,
+        shared="mlp.shared_mlp",
+        shared_gate="",
+    )
+    return {**hunyuan(keys), "experts": experts}
 
 
 def qwen3_moe(keys: Qwen3MoeFile) -> dict[str, Any]:

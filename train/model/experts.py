@@ -22,9 +22,10 @@ class Experts:
     `clamped_swiglu`. balance: the weight of the load-balancing loss, in training.
 
     sigmoid: the router's scores are sigmoids, else a softmax. correction: path of a number for each expert, which is
-    added to its score where experts are chosen ("": none), correction_rows: [1, count]. groups: of experts that follow
-    one another, of which a token has the top_groups best, by their best expert where groups_by_best, else by their best
-    two. share_scale: of the experts' weights.
+    added to its score where experts are chosen ("": none), correction_rows: [1, count]. normalize_eps: added to the sum
+    of the chosen sigmoids by which each is divided. groups: of experts that follow one another, of which a token has
+    the top_groups best, by their best expert where groups_by_best, else by their best two. share_scale: of the experts'
+    weights; shared_scale: of the shared expert's output.
 
     norms: where layers have an MLP as well, whose output and that of the experts are added up: of the MLP's output,
     before the experts, and of their output; the router then has a norm of the stream, whose weight is router_scale
@@ -54,10 +55,12 @@ class Experts:
     sigmoid: bool = field(default=False, repr=False)
     correction: str = field(default="", repr=False)
     correction_rows: bool = field(default=False, repr=False)
+    normalize_eps: float = field(default=0.0, repr=False)
     groups: int = field(default=1, repr=False)
     top_groups: int = field(default=1, repr=False)
     groups_by_best: bool = field(default=False, repr=False)
     share_scale: float = field(default=1.0, repr=False)
+    shared_scale: float = field(default=1.0, repr=False)
     norms: tuple[str, str, str] | None = field(default=None, repr=False)
     router_scale: str = field(default="", repr=False)
     share_scales: str = field(default="", repr=False)

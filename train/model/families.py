@@ -11,12 +11,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from wgrad.train.model import delta_net_variants, expert_variants, scored_variants, variants
+from wgrad.train.model.afmoe_keys import AfmoeFile
+from wgrad.train.model.cohere_moe_keys import Cohere2MoeFile
 from wgrad.train.model.config_file import ConfigFile
 from wgrad.train.model.delta_net_keys import OlmoHybridFile, Qwen3NextFile, Qwen35File, Qwen35MoeFile
 from wgrad.train.model.expert_keys import (
+    FlexOlmoFile,
     GptOssFile,
     GraniteMoeFile,
     GraniteMoeSharedFile,
+    HunYuanMoeFile,
     MiniMaxM2File,
     MixtralFile,
     OlmoeFile,
@@ -55,7 +59,7 @@ from wgrad.train.model.layer_norm_keys import (
     StableLmFile,
     Starcoder2File,
 )
-from wgrad.train.model.lfm2_keys import Lfm2File
+from wgrad.train.model.lfm2_keys import Lfm2File, Lfm2MoeFile
 from wgrad.train.model.mamba_keys import BambaFile, FalconH1File, GraniteHybridFile
 from wgrad.train.model.near_llama_keys import (
     CwmFile,
@@ -70,7 +74,7 @@ from wgrad.train.model.near_llama_keys import (
     SeedOssFile,
 )
 from wgrad.train.model.nemotron_h_keys import NemotronHFile
-from wgrad.train.model.scored_keys import Dots1File, Ernie45MoeFile, Glm4MoeFile, SolarOpenFile
+from wgrad.train.model.scored_keys import Dots1File, Ernie45MoeFile, ExaoneMoeFile, Glm4MoeFile, SolarOpenFile
 
 
 @dataclass(frozen=True)
@@ -200,6 +204,9 @@ FAMILIES = {
     "HunYuanDenseV1ForCausalLM": Family(
         "hunyuan_v1_dense", HunYuanFile, variants.hunyuan, "hunyuan-dense", "HunYuan, dense"
     ),
+    "HunYuanMoEV1ForCausalLM": Family(
+        "hunyuan_v1_moe", HunYuanMoeFile, expert_variants.hunyuan_moe, "hunyuan-moe", "HunYuan, experts"
+    ),
     "ArceeForCausalLM": Family("arcee", ArceeFile, variants.ungated, "arcee"),
     "Jais2ForCausalLM": Family("jais2", Jais2File, variants.jais2, "jais2", "Jais 2"),
     "NemotronForCausalLM": Family("nemotron", NemotronFile, variants.nemotron, "nemotron"),
@@ -207,13 +214,19 @@ FAMILIES = {
     "Glm4ForCausalLM": Family("glm4", Glm4File, variants.glm4, "glm4", "GLM-4 0414"),
     "CohereForCausalLM": Family("cohere", CohereFile, variants.cohere, "command-r", "Command R, Aya (Cohere 1)"),
     "Cohere2ForCausalLM": Family("cohere2", Cohere2File, variants.cohere2, "cohere2", "Command R7B, A (Cohere 2)"),
+    "Cohere2MoeForCausalLM": Family("cohere2_moe", Cohere2MoeFile, Cohere2MoeFile.variant, "", "Cohere 2, experts"),
     "ApertusForCausalLM": Family("apertus", ApertusFile, variants.apertus, "apertus"),
     "NanoChatForCausalLM": Family("nanochat", NanoChatFile, variants.nanochat, "", "nanochat"),
     "OlmoForCausalLM": Family("olmo", OlmoFile, variants.olmo, "olmo", "OLMo 1"),
     "Lfm2ForCausalLM": Family("lfm2", Lfm2File, Lfm2File.variant, "lfm2", "LFM2, dense"),
+    "Lfm2MoeForCausalLM": Family("lfm2_moe", Lfm2MoeFile, Lfm2MoeFile.variant, "lfm2moe", "LFM2, experts"),
     "Glm4MoeForCausalLM": Family("glm4_moe", Glm4MoeFile, scored_variants.glm4_moe, "glm4moe", "GLM-4.5, 4.6"),
     "SolarOpenForCausalLM": Family("solar_open", SolarOpenFile, scored_variants.solar_open, "", "Solar Open"),
     "Dots1ForCausalLM": Family("dots1", Dots1File, scored_variants.dots1, "dots1", "dots.llm1"),
+    "ExaoneMoeForCausalLM": Family(
+        "exaone_moe", ExaoneMoeFile, scored_variants.exaone_moe, "exaone-moe", "K-EXAONE (EXAONE, experts)"
+    ),
+    "AfmoeForCausalLM": Family("afmoe", AfmoeFile, AfmoeFile.variant, "afmoe", "Trinity (AfMoE)"),
     "Ernie4_5_MoeForCausalLM": Family(
         "ernie4_5_moe", Ernie45MoeFile, scored_variants.ernie4_5_moe, "ernie4_5-moe", "ERNIE 4.5, experts"
     ),
@@ -234,8 +247,9 @@ FAMILIES = {
         "glm4_moe_lite", Glm4MoeLiteFile, Glm4MoeLiteFile.variant, "deepseek2", "GLM-4.7-Flash"
     ),
     "MiniCPM3ForCausalLM": Family("minicpm3", MiniCpm3File, MiniCpm3File.variant, "minicpm3", "MiniCPM3"),
-    "MiniMaxM2ForCausalLM": Family("minimax_m2", MiniMaxM2File, expert_variants.minimax_m2, "", "MiniMax-M2"),
+    "MiniMaxM2ForCausalLM": Family("minimax_m2", MiniMaxM2File, expert_variants.minimax_m2, "minimax-m2", "MiniMax-M2"),
     "MixtralForCausalLM": Family("mixtral", MixtralFile, expert_variants.mixtral, "llama"),
+    "FlexOlmoForCausalLM": Family("flex_olmo", FlexOlmoFile, expert_variants.flex_olmo, "", "FlexOlmo"),
     "OlmoeForCausalLM": Family("olmoe", OlmoeFile, expert_variants.olmoe, "olmoe", "OLMoE"),
     "GptOssForCausalLM": Family("gpt_oss", GptOssFile, expert_variants.gpt_oss, "gpt-oss", "gpt-oss"),
     "Qwen2MoeForCausalLM": Family(

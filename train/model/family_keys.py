@@ -232,11 +232,13 @@ class Exaone4File(LayerTypesFile, kw_only=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        given = self.sliding_window_pattern
-        if self.layer_types is None and self.sliding_window is not None and (not given or isinstance(given, str)):
-            raise ValueError(
-                f"sliding_window_pattern must be a number above 0 where layer_types is missing; got {given!r}"
-            )
+        check_pattern(self.layer_types, self.sliding_window, self.sliding_window_pattern)
+
+
+def check_pattern(listed: list[str] | None, window: int | None, given: int | str | None) -> None:
+    """ValueError where `sliding_window_pattern` does not say which layers slide, and nothing else does."""
+    if listed is None and window is not None and (not given or isinstance(given, str)):
+        raise ValueError(f"sliding_window_pattern must be a number above 0 where layer_types is missing; got {given!r}")
 
 
 class HyperClovaXFile(ConfigFile, kw_only=True):

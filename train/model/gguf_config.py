@@ -18,18 +18,11 @@ from wgrad.train.model.config_file import RopeFile
 from wgrad.train.model.expert_keys import ExpertsFile
 from wgrad.train.model.families import FAMILIES
 from wgrad.train.model.gguf_experts import keys_of_experts
+from wgrad.train.model.gguf_fixed import EXAONE_32B, GGUF_LARGEST, GRANITE, UNROUNDED
 from wgrad.train.model.gguf_latent import keys_of_latent, yarn_of_latent
 from wgrad.train.model.gguf_linear import keys_of_linear
 from wgrad.train.model.gguf_mamba import UNROTATED, keys_of_mamba
-from wgrad.train.model.gguf_model import (
-    EXAONE_32B,
-    GGUF_LARGEST,
-    GRANITE,
-    ROPE_FACTORS,
-    ROPE_LONG,
-    ROPE_SHORT,
-    UNROUNDED,
-)
+from wgrad.train.model.gguf_model import ROPE_FACTORS, ROPE_LONG, ROPE_SHORT
 from wgrad.train.model.gguf_shared_keys import SHARING, keys_of_shared
 from wgrad.train.model.rope_scaling import RopeConfig, inverse_frequencies
 from wgrad.train.model.weights import EMBEDDING, HEAD
@@ -222,13 +215,15 @@ def _variant(fields: GgufFields, name: str, scored: int) -> dict[str, Any]:
         found["intermediate_size"] = fields.needed(prefix + "expert_feed_forward_length", int)
     if name in ("cohere2", "command-r"):
         found["logit_scale"] = fields.needed(prefix + "logit_scale", float)
-    if name == "cohere2":
+    if name in ("cohere2", "afmoe", "exaone-moe"):
         found["sliding_window"] = fields.needed(prefix + _WINDOW, int)
     if name == "exaone4":
         layers, every = EXAONE_32B
         large = fields.needed(prefix + "block_count", int) == layers
         found["sliding_window"] = fields.get(prefix + _WINDOW, int, 4096) if large else None
         found["sliding_window_pattern"] = every
+    if name == "afmoe":
+        found["mup_enabled"] = True
     if name == "olmo":
         found["clip_qkv"] = fields.get(prefix + "attention.clamp_kqv", float)
     if name == "phi3":

@@ -18,10 +18,12 @@ from wgrad.train.model.gguf_latent import kv_b_rows, shape_by_head
 from wgrad.train.model.gguf_linear import BY_HEAD, gguf_shape, rows_by_head
 from wgrad.train.model.gguf_mamba import GRANITE_HYBRID, NEMOTRON_MOE
 from wgrad.train.model.gguf_scored import (
+    RENAMED,
     keys_of_deepseek2,
     keys_of_ernie,
     keys_of_gemma4,
     keys_of_nemotron,
+    keys_of_renamed,
     keys_of_scored,
     without_scored_place,
     write_scored,
@@ -48,6 +50,9 @@ _NORMALIZED = {
             "gpt-oss",
             "granitemoe",
             GRANITE_HYBRID,
+            "hunyuan-moe",
+            "lfm2moe",
+            "minimax-m2",
         ),
         True,
     ),
@@ -57,10 +62,12 @@ _OWN_KEYS = {
     "gemma4": keys_of_gemma4,
     "glm4moe": keys_of_scored,
     "dots1": keys_of_scored,
+    **dict.fromkeys(RENAMED, keys_of_renamed),
     NEMOTRON_MOE: keys_of_nemotron,
     "ernie4_5-moe": keys_of_ernie,
     "deepseek2": keys_of_deepseek2,
 }
+UNSCALED = ("lfm2moe", "minimax-m2")  # which llama.cpp reads without a factor of the experts' weights
 _SWIGLU = {"gpt-oss": (1.702, 7.0)}  # alpha and limit
 
 
@@ -152,6 +159,7 @@ def tensor_name(names: Any, name: str) -> str:
     name = name.replace(".dt_bias", ".dt_proj.bias")
     name = name.replace("score_correction_bias", "score_correction.bias").replace("gate.moe_statics", "moe_statics")
     name = name.replace("block_sparse_moe.router", "mlp.gate").replace("block_sparse_moe", "mlp")
+    name = name.replace(".expert_bias", ".expert_bias.bias")
     name = name.replace("router.scale", "router.proj.scale").replace("mixer.experts.", "mlp.experts.")
     name = name.replace("router.per_expert_scale", "experts.down_proj.scale")
     found = next(filter(None, (names.get_name(own, (".weight", ".bias", ".scale")) for own in _forms(name))), "")
@@ -200,6 +208,8 @@ def without_place(config: ModelConfig, architecture: str) -> Iterator[str]:
         yield f"experts whose weights {'' if config.experts.normalize else 'do not '}add up to 1"
     if architecture in ("olmoe", "dots1") and config.num_key_value_heads != config.num_attention_heads:
         yield "fewer heads of keys than of queries"
+    if architecture in UNSCALED and (config.experts.share_scale != 1 or not config.experts.correction):
+        yield "experts whose weights are scaled, or chosen without a bias"
     if config.mlp_layers:  # which a file lists
         pass
     elif config.experts.correction or config.latent is not None:

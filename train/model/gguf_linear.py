@@ -293,7 +293,9 @@ def keys_of_linear(fields: GgufFields) -> dict[str, Any]:
     if prefix + "shortconv.l_cache" in fields:
         kinds = ["full_attention" if count else "conv" for count in fields.numbers(f"{prefix}attention.head_count_kv")]
         width = fields.needed(prefix + "shortconv.l_cache", int)
-        return {"conv_L_cache": width, "layer_types": kinds, "block_auto_adjust_ff_dim": False}
+        epsilon = fields.needed(prefix + "attention.layer_norm_rms_epsilon", float)
+        plain = {"block_auto_adjust_ff_dim": False, "norm_eps": epsilon}
+        return {"conv_L_cache": width, "layer_types": kinds, **plain}
     if prefix + "ssm.time_step_rank" not in fields or fields.architecture in MAMBA:
         return {}
     heads, inner = (fields.needed(prefix + key, int) for key in ("ssm.time_step_rank", "ssm.inner_size"))

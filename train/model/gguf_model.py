@@ -30,9 +30,20 @@ from wgrad.train.model.gguf_experts import (
     without_place,
     write_experts,
 )
+from wgrad.train.model.gguf_fixed import (
+    ACTIVATIONS,
+    EXAONE_32B,
+    GGUF_LARGEST,
+    GRANITE,
+    LONGROPE,
+    ONE_FULL_OF,
+    ROTATE_IN_WINDOWS,
+    UNBIASED,
+    UNROUNDED,
+)
 from wgrad.train.model.gguf_latent import LENGTHS, SPLIT, by_head, without_latent_place, write_heads, write_latent
 from wgrad.train.model.gguf_linear import to_gguf, without_linear_place, write_linear
-from wgrad.train.model.gguf_mamba import GRANITE_HYBRID, NEMOTRONS, UNROTATED, mlp_lengths
+from wgrad.train.model.gguf_mamba import UNROTATED, mlp_lengths
 from wgrad.train.model.gguf_mix import MIXES, stored_type
 from wgrad.train.model.gguf_shared_keys import (
     GEMMA_4,
@@ -49,14 +60,6 @@ from wgrad.train.model.weights import WeightSpec, weight_specs
 FILE = "model.gguf"
 # By what each pair's frequency is divided: llama3's scaling, and longrope's beyond the original length and within it.
 ROPE_FACTORS, ROPE_LONG, ROPE_SHORT = "rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"
-# llama.cpp knows layers without a window, and how many layers the models have whose scores go by hidden size.
-ONE_FULL_OF = {"gemma2": 2, "gemma3": 6, "olmo2": 4, "cohere2": 4, "gpt-oss": 2}
-GGUF_LARGEST = {"gemma2": 46, "gemma3": 62}
-EXAONE_32B = (64, 4)  # layers of the EXAONE 4 that has windows, and of how many layers one has none
-GRANITE = ("granite", "granitemoe", GRANITE_HYBRID)
-UNROUNDED = ("gpt-oss",)  # trained with yarn's range as it comes out, which llama.cpp rounds as it does everywhere
-_LONGROPE = ("phi3", "minicpm3")  # which may have factors of their own
-_ROTATE_IN_WINDOWS = ("cohere2", "exaone4")  # whose other layers have no rotary embeddings
 _TYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 _FILE_TYPES = {"F32": "ALL_F32", "MXFP4": "MOSTLY_MXFP4_MOE"}
 # Keys that a file has of itself; its data begins at the package's own alignment.
@@ -121,21 +124,6 @@ class GgufModel:
         return next((entry for entry in self.files.entries.values() if isinstance(entry, GgufEntry)), None)
 
 
-_ACTIVATIONS = {
-    **dict.fromkeys(("gemma", "gemma2", "gemma3", *SHARING, "phi2", "starcoder2"), "gelu_tanh"),
-    "apertus": "xielu",
-    **dict.fromkeys(("arcee", "nemotron", "jais2", *NEMOTRONS), "relu2"),
-}
-# Architectures of which llama.cpp looks for no biases: the parts of names that have none.
-_UNBIASED = {
-    **dict.fromkeys(("cohere2", "command-r", "olmo", "exaone4", "hunyuan-dense"), ("_proj.",)),
-    "seed_oss": ("o_proj.", "mlp."),
-    **dict.fromkeys(("qwen3next", "qwen35", "qwen35moe", "lfm2", "dots1", "apertus"), ("_proj.",)),
-    "ernie4_5-moe": ("_proj.", "lm_head."),
-    "glm4": ("mlp.",),
-}
-
-
 def _without_place(config: ModelConfig) -> Iterator[str]:
     """Refuse the parts of a model that a GGUF file cannot hold."""
     architecture, width = config.gguf, config.head_dim
@@ -156,6 +144,8 @@ def _without_place(config: ModelConfig) -> Iterator[str]:
         window if every and (i + 1) % every else 0 for i in range(config.num_hidden_layers)
     ):
         yield f"a sliding window of {window} tokens" + (f" in other layers than {architecture} has it" if every else "")
+    if architecture == "afmoe" and not math.isclose(config.embedding_scale, config.hidden_size**0.5):
+        yield "embeddings that are not scaled"
     if architecture == "command-r" and config.num_hidden_layers >= 64:
         yield "64 layers or more without norms of heads"
     if not _scales(config.rope, architecture):
@@ -169,14 +159,14 @@ def _without_place(config: ModelConfig) -> Iterator[str]:
     if config.query_growth and config.query_length != original:
         yield f"queries that grow after {config.query_length} positions without yarn scaling from there"
     # What a file has no key for is as llama.cpp has it for the architecture.
-    if config.hidden_act != _ACTIVATIONS.get(architecture, "silu"):
+    if config.hidden_act != ACTIVATIONS.get(architecture, "silu"):
         yield f"the activation {config.hidden_act}"
     if config.use_rope != _rotates(config, architecture):
         yield f"rotary embeddings in other layers than {architecture} has them"
     capped = config.logit_softcap > 0 if architecture in SHARING else architecture == "gemma2"
     if (config.score_softcap > 0, config.logit_softcap > 0) != (architecture == "gemma2", capped):
         yield f"soft caps where {architecture} has none, or none where it has them"
-    unbiased = _UNBIASED.get(architecture, ())
+    unbiased = UNBIASED.get(architecture, ())
     yield from (
         f"a tensor {spec.name}"
         for spec in weight_specs(config)
@@ -189,7 +179,7 @@ def _without_place(config: ModelConfig) -> Iterator[str]:
 
 def _rotates(config: ModelConfig, architecture: str) -> tuple[bool, ...]:
     """Return the layers that llama.cpp rotates."""
-    if architecture in _ROTATE_IN_WINDOWS and any(config.windows):
+    if architecture in ROTATE_IN_WINDOWS and any(config.windows):
         return tuple(window > 0 for window in config.windows)
     if architecture in UNROTATED:
         return (False,) * config.num_hidden_layers
@@ -231,7 +221,7 @@ def _scales(rope: RopeConfig, architecture: str) -> bool:
         own = (rope.beta_fast, rope.beta_slow, rope.truncate) != (32.0, 1.0, architecture not in UNROUNDED)
         usual = math.isclose(rope.attention_factor, yarn_factor(rope.factor), rel_tol=1e-6)
         return architecture not in GGUF_LARGEST and usual and not own
-    return rope.type in ("default", "linear", "llama3", *(["longrope"] if architecture in _LONGROPE else []))
+    return rope.type in ("default", "linear", "llama3", *(["longrope"] if architecture in LONGROPE else []))
 
 
 def save_gguf(

@@ -72,6 +72,27 @@ def keys_of_nemotron(fields: GgufFields, count: int, chosen: int) -> dict[str, A
     return keys_of_scored(fields, count, chosen) | {"moe_shared_expert_intermediate_size": shared}
 
 
+# What config.json of families calls the keys of `keys_of_scored`.
+RENAMED = {
+    "afmoe": {
+        "n_routed_experts": "num_experts",
+        "n_shared_experts": "num_shared_experts",
+        "first_k_dense_replace": "num_dense_layers",
+        "routed_scaling_factor": "route_scale",
+        "norm_topk_prob": "route_norm",
+    },
+    "exaone-moe": {"n_routed_experts": "num_experts", "n_shared_experts": "num_shared_experts"},
+    "lfm2moe": {"n_routed_experts": "num_experts", "first_k_dense_replace": "num_dense_layers"},
+    "minimax-m2": {"n_routed_experts": "num_experts", "moe_intermediate_size": "intermediate_size"},
+}
+
+
+def keys_of_renamed(fields: GgufFields, count: int, chosen: int) -> dict[str, Any]:
+    """As `keys_of_scored`, of families that have other names of the keys."""
+    names = RENAMED[fields.architecture]
+    return {names.get(key, key): value for key, value in keys_of_scored(fields, count, chosen).items()}
+
+
 def keys_of_gemma4(fields: GgufFields, count: int, chosen: int) -> dict[str, Any]:
     """As `keys_of_scored`, of Gemma 4."""
     width = fields.needed(f"{fields.architecture}.expert_feed_forward_length", int)

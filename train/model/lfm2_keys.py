@@ -1,4 +1,4 @@
-"""LFM2: the keys of its config.json, and its differences."""
+"""LFM2, dense and with experts: the keys of their config.json, and their differences."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar
 from msgspec import Meta
 
 from wgrad.train.model.config_file import (
+    AtLeast0,
     ConfigFile,
     Count,
     Epsilon,
@@ -17,6 +18,8 @@ from wgrad.train.model.config_file import (
     Width,
     check_layers,
 )
+from wgrad.train.model.expert_keys import ExpertCount, ExpertsFile
+from wgrad.train.model.experts import Experts
 from wgrad.train.model.linear_attention import GatedConvolution
 
 
@@ -45,10 +48,7 @@ class Lfm2File(ConfigFile, kw_only=True):
     layer_types: list[str] | None = None
 
     def __post_init__(self) -> None:
-        check_layers("layer_types", self.layer_types, self.num_hidden_layers)
-        for kind in self.layer_types or ():
-            if kind not in ("conv", "full_attention"):
-                raise ValueError(f"layer_types must be conv or full_attention; got {kind!r}")
+        _check_kinds(self.layer_types, self.num_hidden_layers)
         if self.tie_embedding is not None:
             self.tie_word_embeddings = self.tie_embedding
 
@@ -72,21 +72,92 @@ class Lfm2File(ConfigFile, kw_only=True):
         return multiple * -(-width // multiple)
 
     def variant(self) -> dict[str, Any]:
-        """LFM2 (arXiv 2511.23404): most layers have a gated short convolution in the place of attention."""
-        convolution = GatedConvolution(layers=self.conv_layers, channels=self.hidden_size, width=self.conv_L_cache)
-        return {
-            "hidden_act": "silu",
-            "rms_norm_eps": self.norm_eps,
-            "intermediate_size": self.mlp_width,
-            "qk_norm": True,
-            "q_norm": "self_attn.q_layernorm",
-            "k_norm": "self_attn.k_layernorm",
-            "attention_norm": "operator_norm",
-            "mlp_norm": "ffn_norm",
-            "final_norm": "model.embedding_norm",
-            "o_proj": "self_attn.out_proj",
-            "gate_proj": "feed_forward.w1",
-            "up_proj": "feed_forward.w3",
-            "down_proj": "feed_forward.w2",
-            "linear": convolution if any(self.conv_layers) else None,
-        }
+        return {**_variant(self, self.conv_layers), "intermediate_size": self.mlp_width}
+
+
+class Lfm2MoeFile(ExpertsFile, kw_only=True):
+    """Keys of LFM2 with experts. tie_embedding: an older name of tie_word_embeddings."""
+
+    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {"conv_bias": (None, False)}
+    default_theta: ClassVar[float] = 1_000_000.0
+    usual_experts: ClassVar[int] = 32
+    vocab_size: Vocabulary = 65_536
+    hidden_size: Width = 2048
+    intermediate_size: Width = 7168
+    moe_intermediate_size: Width = 1792
+    num_key_value_heads: Count = 8
+    max_position_embeddings: Positions = 128_000
+    hidden_act: Any = None  # not read: it is the same in every model
+    rms_norm_eps: Any = None  # not read: the next one is
+    norm_eps: Epsilon = 1e-5
+    tie_word_embeddings: bool = True
+    tie_embedding: bool | None = None
+    conv_L_cache: Annotated[int, Meta(ge=1, le=8)] = 3
+    num_dense_layers: Annotated[int, Meta(ge=0)] = 2
+    num_experts: ExpertCount = 32
+    num_experts_per_tok: Annotated[int, Meta(ge=1, le=64)] = 4
+    use_expert_bias: bool = True
+    routed_scaling_factor: AtLeast0 = 1.0
+    norm_topk_prob: bool = True
+    layer_types: list[str] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.layer_types is None:
+            raise ValueError("layer_types must be conv or full_attention for each layer; got none")
+        _check_kinds(self.layer_types, self.num_hidden_layers)
+        if self.tie_embedding is not None:
+            self.tie_word_embeddings = self.tie_embedding
+
+    @property
+    def balance(self) -> float:
+        """No load-balancing loss: the bias of experts takes its place."""
+        return 0.0
+
+    def variant(self) -> dict[str, Any]:
+        """LFM2 whose first layers have an MLP, and the others experts, which sigmoids choose."""
+        layers = tuple(i >= self.num_dense_layers for i in range(self.num_hidden_layers))
+        experts = Experts(
+            self.num_experts,
+            self.num_experts_per_tok,
+            self.moe_intermediate_size,
+            layers,
+            self.norm_topk_prob,
+            module="feed_forward.experts",
+            router="feed_forward.gate",
+            files="lfm2",
+            sigmoid=True,
+            correction="feed_forward.expert_bias" if self.use_expert_bias else "",
+            normalize_eps=1e-6 if self.norm_topk_prob else 0.0,
+            share_scale=self.routed_scaling_factor,
+        )
+        conv_layers = tuple(kind == "conv" for kind in self.layer_types or ())
+        return {**_variant(self, conv_layers), "experts": experts if any(layers) else None}
+
+
+def _check_kinds(listed: list[str] | None, layers: int) -> None:
+    """ValueError where `layer_types` has another number of layers, or a kind that is not built."""
+    check_layers("layer_types", listed, layers)
+    for kind in listed or ():
+        if kind not in ("conv", "full_attention"):
+            raise ValueError(f"layer_types must be conv or full_attention; got {kind!r}")
+
+
+def _variant(keys: Lfm2File | Lfm2MoeFile, conv_layers: tuple[bool, ...]) -> dict[str, Any]:
+    """LFM2 (arXiv 2511.23404): most layers have a gated short convolution in the place of attention."""
+    convolution = GatedConvolution(layers=conv_layers, channels=keys.hidden_size, width=keys.conv_L_cache)
+    return {
+        "hidden_act": "silu",
+        "rms_norm_eps": keys.norm_eps,
+        "qk_norm": True,
+        "q_norm": "self_attn.q_layernorm",
+        "k_norm": "self_attn.k_layernorm",
+        "attention_norm": "operator_norm",
+        "mlp_norm": "ffn_norm",
+        "final_norm": "model.embedding_norm",
+        "o_proj": "self_attn.out_proj",
+        "gate_proj": "feed_forward.w1",
+        "up_proj": "feed_forward.w3",
+        "down_proj": "feed_forward.w2",
+        "linear": convolution if any(conv_layers) else None,
+    }

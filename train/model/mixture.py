@@ -40,7 +40,7 @@ def mixture(
     """y [N, C] -> float32 [N, C]: h, if any, plus what the experts of each token make of y, by their weights.
     projection: of a module and its input, as other layers have it. one: float32 [1], which is 1. balance: gets what the
     router does. routed: its input, where that is not y."""
-    experts, scale = config.experts, config.residual_scale
+    experts, scale = config.experts, 1.0 if h is None else config.residual_scale
     assert experts is not None
 
     def linear(part: str, x: Tensor, gather: bool = False) -> Tensor:
@@ -77,7 +77,7 @@ def mixture(
         shares = shares * _of_chosen(weights[prefix + experts.share_scales], ids)
     groups = group(ids, experts.count, y.device)
     down = linear(DOWN, activated(linear(experts.first, y, gather=True)))
-    if experts.shared_width and h is not None:
+    if experts.shared_width:
         *first, last = (f"{prefix}{module}" for module in experts.shared_shapes(config.hidden_size))
         inner = (_GATED if experts.gated else PLAIN)[config.hidden_act](*(projection(module, y) for module in first))
         shared = projection(last, inner)
@@ -85,7 +85,9 @@ def mixture(
         if experts.shared_gate:
             gate = F.linear(y, weights[f"{prefix}{experts.shared_gate}.weight"], dtype=np.float32)
             shared = shared * F.sigmoid(gate)
-        h = F.add(h, shared if scale == 1 else F.scale(shared, scale))
+        factor = experts.shared_scale * scale
+        shared = shared if factor == 1 else F.scale(shared, factor)
+        h = shared if h is None else F.add(h, shared)
     found = F.combine(down, shares, groups, residual=h if scale == 1 else None, dtype=np.float32)
     return found if scale == 1 or h is None else F.add(h, F.scale(found, scale))
 

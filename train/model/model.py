@@ -331,7 +331,9 @@ class Model(Attention):
                 mixture, c, self.weights, self.adapter, prefix, projection=partial(self._linear, inputs=inputs),
                 one=self._constant(1, 1), balance=self._balance,
             )  # fmt: skip
-            return self._with_mlp(index, y, h, inputs, routed) if c.experts and c.experts.norms else routed(y, h)
+            if c.experts is not None and c.experts.norms is not None:
+                return self._with_mlp(index, y, h, inputs, routed)
+            return F.add(h, self._normed(prefix + after, routed(y, None), np.float32)) if after else routed(y, h)
         activated = self._activated(index, y, inputs)
         return self._to_stream(prefix, c.down_proj, after, activated, h, inputs, last=last, scale=c.down_scale)
 

@@ -24,9 +24,12 @@ def choose(experts: Experts, logits: Tensor, correction: Any) -> tuple[Tensor, A
         by = _corrected(experts, logits, correction)
         # Chosen sigmoids that add up to 1 are the softmax of their logarithms.
         scores = -F.softplus(-logits) if experts.sigmoid else logits
-        shares, ids = F.route(scores, experts.chosen, experts.normalize, by=by)
-        if experts.sigmoid and not experts.normalize:
+        normalize = experts.normalize and not experts.normalize_eps
+        shares, ids = F.route(scores, experts.chosen, normalize, by=by)
+        if experts.sigmoid and not normalize:
             shares = shares * F.sigmoid(logits).sum(1, keepdim=True)
+        if experts.normalize_eps:
+            shares = shares / (shares.sum(1, keepdim=True) + experts.normalize_eps)
     return (shares if experts.share_scale == 1 else shares * experts.share_scale), ids
 
 

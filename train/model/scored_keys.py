@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, ClassVar
 
 from msgspec import Meta
@@ -15,9 +15,11 @@ from wgrad.train.model.config_file import (
     Vocabulary,
     Width,
     check_layer_types,
+    check_layers,
     layer_windows,
 )
 from wgrad.train.model.expert_keys import ExpertCount, ExpertsFile
+from wgrad.train.model.family_keys import check_pattern
 
 SharedCount = Annotated[int, Meta(ge=0, le=64)]
 
@@ -132,6 +134,51 @@ class Dots1File(ScoredFile, kw_only=True):
         """Each layer's window, 0 for none."""
         unlisted = (i >= self.max_window_layers for i in range(self.num_hidden_layers))
         return layer_windows(self.layer_types, self.sliding_window, unlisted)
+
+
+class ExaoneMoeFile(ScoredFile, kw_only=True):
+    """mlp_layer_types: sparse or dense, in the place of first_k_dense_replace."""
+
+    usual_experts: ClassVar[int] = 64
+    vocab_size: Vocabulary = 102_400
+    intermediate_size: Width = 16_384
+    num_key_value_heads: Count = 32
+    rms_norm_eps: Epsilon = 1e-5
+    num_experts: ExpertCount = 64
+    num_shared_experts: SharedCount = 1
+    num_experts_per_tok: Annotated[int, Meta(ge=1, le=64)] = 8
+    first_k_dense_replace: Annotated[int, Meta(ge=0)] = 1
+    mlp_layer_types: list[str] | None = None
+    moe_intermediate_size: Width = 1024
+    n_group: Count = 1
+    topk_group: Count = 1
+    norm_topk_prob: bool = True
+    routed_scaling_factor: AtLeast0 = 2.5
+    sliding_window: Positions = 4096
+    sliding_window_pattern: Annotated[int, Meta(ge=0)] | str | None = 4
+    layer_types: list[str] | None = None
+
+    def __post_init__(self) -> None:
+        self.n_shared_experts = self.num_shared_experts
+        super().__post_init__()
+        check_layer_types(self.layer_types, self.num_hidden_layers, self.sliding_window)
+        check_pattern(self.layer_types, self.sliding_window, self.sliding_window_pattern)
+        check_layers("mlp_layer_types", self.mlp_layer_types, self.num_hidden_layers)
+        if any(kind not in ("dense", "sparse") for kind in self.mlp_layer_types or ()):
+            raise ValueError(f"mlp_layer_types must be dense or sparse; got {sorted(set(self.mlp_layer_types or ()))}")
+
+    @property
+    def experts(self) -> int:
+        return self.num_experts
+
+    def windows(self, unlisted: Iterable[bool]) -> tuple[int, ...]:
+        """Each layer's window, 0 for none. unlisted: the layers that slide where `layer_types` is missing."""
+        return layer_windows(self.layer_types, self.sliding_window, unlisted)
+
+    def sparse_layers(self) -> tuple[bool, ...]:
+        if self.mlp_layer_types is None:
+            return super().sparse_layers()
+        return tuple(kind == "sparse" for kind in self.mlp_layer_types)
 
 
 class Ernie45MoeFile(ExpertsFile, kw_only=True):

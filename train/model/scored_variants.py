@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from wgrad.train.model.experts import Experts
-from wgrad.train.model.scored_keys import Dots1File, Ernie45MoeFile, Glm4MoeFile, ScoredFile, SolarOpenFile
-from wgrad.train.model.variants import biases
+from wgrad.train.model.scored_keys import (
+    Dots1File,
+    Ernie45MoeFile,
+    ExaoneMoeFile,
+    Glm4MoeFile,
+    ScoredFile,
+    SolarOpenFile,
+)
+from wgrad.train.model.variants import biases, exaone_attention
 
 _SHARED: dict[str, Any] = {"shared": "mlp.shared_experts", "shared_gate": ""}
 
@@ -47,6 +55,12 @@ def solar_open(keys: SolarOpenFile) -> dict[str, Any]:
 def dots1(keys: Dots1File) -> dict[str, Any]:
     """dots.llm1 (arXiv 2506.05767)."""
     return {**biases(keys), "qk_norm": True, "windows": keys.windows(), "experts": scored_experts(keys)}
+
+
+def exaone_moe(keys: ExaoneMoeFile) -> dict[str, Any]:
+    """K-EXAONE (arXiv 2601.01739)."""
+    experts = scored_experts(keys)
+    return {**exaone_attention(keys), "experts": replace(experts, files="exaone") if experts else None}
 
 
 def ernie4_5_moe(keys: Ernie45MoeFile) -> dict[str, Any]:

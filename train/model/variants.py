@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from wgrad.train.model.config_file import LayerTypesFile
 from wgrad.train.model.family_keys import (
     Exaone4File,
     Gemma2File,
@@ -14,8 +13,6 @@ from wgrad.train.model.family_keys import (
     GraniteSwaFile,
     HyperClovaXFile,
     MistralFile,
-    Olmo2File,
-    Olmo3File,
     Phi3File,
     Qwen2File,
     SlidingGemmaFile,
@@ -25,7 +22,6 @@ from wgrad.train.model.layer_norm_keys import (
     ApertusFile,
     ArceeFile,
     Cohere2File,
-    CohereFile,
     Jais2File,
     NanoChatFile,
     NemotronFile,
@@ -39,7 +35,6 @@ from wgrad.train.model.near_llama_keys import (
     Ernie45File,
     Glm4File,
     GlmFile,
-    HunYuanFile,
     Ministral3File,
     SeedOssFile,
 )
@@ -78,9 +73,10 @@ def smollm3(keys: SmolLM3File) -> dict[str, Any]:
     return {**biases(keys), "mlp_bias": keys.mlp_bias, "use_rope": rotates, "windows": windows}
 
 
-def one_full_of(keys: LayerTypesFile, pattern: int) -> tuple[int, ...]:
+def one_full_of(keys: Any, pattern: int) -> tuple[int, ...]:
     """Windows where every `pattern`-th layer has none, unless `layer_types` names those."""
-    return keys.windows((i + 1) % pattern != 0 for i in range(keys.num_hidden_layers))
+    result: tuple[int, ...] = keys.windows((i + 1) % pattern != 0 for i in range(keys.num_hidden_layers))
+    return result
 
 
 def gemma(keys: GemmaFile | SlidingGemmaFile) -> dict[str, Any]:
@@ -141,7 +137,7 @@ def granite_swa(keys: GraniteSwaFile) -> dict[str, Any]:
     return {**granite(keys), "windows": keys.layer_windows, "sinks": True, "use_rope": rotates}
 
 
-def olmo2(keys: Olmo2File | Olmo3File) -> dict[str, Any]:
+def olmo2(keys: Any) -> dict[str, Any]:
     """OLMo 2 (arXiv 2501.00656): norms of the outputs of attention and MLP, none before them."""
     return {**biases(keys), **normed_outputs(), "qk_norm": True, "qk_norm_whole": True}
 
@@ -205,12 +201,17 @@ def seed_oss(keys: SeedOssFile) -> dict[str, Any]:
 
 
 def exaone4(keys: Exaone4File) -> dict[str, Any]:
-    """EXAONE 4 (arXiv 2507.11407): where layers have windows, only those have rotary embeddings."""
+    """EXAONE 4 (arXiv 2507.11407): norms of outputs alone."""
+    return {**normed_outputs(), **exaone_attention(keys)}
+
+
+def exaone_attention(keys: Any) -> dict[str, Any]:
+    """Attention of EXAONE 4 and of K-EXAONE: where layers have windows, only those have rotary embeddings."""
     pattern = keys.sliding_window_pattern
     windows = one_full_of(keys, pattern) if isinstance(pattern, int) and pattern else keys.windows(())
     windows = windows or (0,) * keys.num_hidden_layers
     rotates = tuple(keys.sliding_window is None or window > 0 for window in windows)
-    return {**normed_outputs(), "qk_norm": True, "windows": windows, "use_rope": rotates}
+    return {"qk_norm": True, "windows": windows, "use_rope": rotates}
 
 
 def hyperclovax(keys: HyperClovaXFile) -> dict[str, Any]:
@@ -230,7 +231,7 @@ def ernie45(keys: Ernie45File) -> dict[str, Any]:
     return {"interleaved": True, "qkv_bias": biased, "o_bias": biased, "mlp_bias": biased}
 
 
-def hunyuan(keys: HunYuanFile) -> dict[str, Any]:
+def hunyuan(keys: Any) -> dict[str, Any]:
     norms = {"q_norm": "self_attn.query_layernorm", "k_norm": "self_attn.key_layernorm"}
     return {**biases(keys), **norms, "qk_norm": True, "qk_norm_last": True}
 
@@ -262,7 +263,7 @@ def glm4(keys: Glm4File) -> dict[str, Any]:
     }
 
 
-def cohere(keys: CohereFile | Cohere2File) -> dict[str, Any]:
+def cohere(keys: Any) -> dict[str, Any]:
     """Command R and Aya (arXiv 2412.04261): attention and MLP read one LayerNorm, which has no bias."""
     return {
         **biases(keys),

@@ -59,6 +59,7 @@ def projection_shapes(config: ModelConfig, layer: int) -> dict[str, tuple[int, i
     attention = {
         f"{config.attention}.q_proj": (q_size * (2 if config.attention_gate else 1), hidden),
         **{f"{config.attention}.{part}_proj": (kv_size, hidden) for part in config.keys_of(layer)},
+        **({config.attention_gate_proj: (q_size, hidden)} if config.attention_gate_proj else {}),
         config.o_proj: (hidden, q_size),
     }
     if config.latent is not None:

@@ -24,9 +24,10 @@ def lora_config(config: RunOptions, model: ModelConfig) -> LoraConfig:
     if targets == (ALL_LINEAR,) and not unadapted:
         targets = ALL_LINEAR
     elif is_default := targets in (PROJECTIONS, (ALL_LINEAR,)):
-        # PEFT takes those of an MLP for the experts'.
+        # PEFT takes those of an MLP for the experts', and a gate of attention that has such a name.
         own = targets == PROJECTIONS and model.experts is not None
-        paths = [path for path in linear_modules(model) if not (own and ".mlp." in path)]
+        taken = (".mlp.", *filter(None, [model.attention_gate_proj])) if own else ()
+        paths = [path for path in linear_modules(model) if not any(part in path for part in taken)]
         targets = tuple(dict.fromkeys(own_name(path) for path in paths if not path.endswith(unadapted)))
     parameters: tuple[str, ...] = ()
     if isinstance(targets, tuple) and not is_default:
