@@ -12,13 +12,20 @@ import pytest
 
 from tests.tools import oracle_package
 from tests.train.conftest import random_weights, tiny_config, write_checkpoint
-from tests.train.test_oracle_adapter import distance, our_logits, random_ids, their_base, their_logits
+from tests.train.test_oracle_adapter import (
+    distance,
+    our_logits,
+    random_adapter,
+    random_ids,
+    their_base,
+    their_logits,
+)
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.device.errors import WgradError
 from wgrad.train.commands.cli import main
 from wgrad.train.files.safetensors_files import from_arrays, read_entries, write_safetensors
 from wgrad.train.model.adapter_files import load_adapter, save_adapter
-from wgrad.train.model.lora import linear_modules
+from wgrad.train.model.lora import LoraConfig, linear_modules
 from wgrad.train.model.model_config import load_model_config, parse_model_config
 from wgrad.train.model.model_files import ModelFiles
 from wgrad.train.output.card_use import Contents
@@ -78,6 +85,11 @@ SIGLIP = {key: value for key, value in VISION.items() if key != "model_type"}
 QWEN_VISION = {"depth": 1, "hidden_size": 16, "intermediate_size": 32, "num_heads": 2, "out_hidden_size": 48}
 MROPE = {"rope_type": "default", "type": "mrope", "mrope_section": [2, 2, 2]}
 GROWING = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 7, "llama_4_scaling_beta": 0.4}
+# transformers has the head outside of the text part here, and leaves out logit_scale: 0.25 in Aya Vision's files.
+COHERE = {"logit_scale": 1.0, "tie_word_embeddings": True, "sliding_window": 7, "sliding_window_pattern": 2}
+OLD_QWEN_VISION = {"depth": 1, "embed_dim": 16, "hidden_size": 48, "num_heads": 2, "mlp_ratio": 2}
+SIGLIP2 = {**VISION, "model_type": "siglip2_vision_model", "num_patches": 4}
+EXAONE_VISION = {**QWEN_VISION, "num_key_value_heads": 1}
 # Of each architecture the text part, what the whole config.json holds, and which names its files have.
 OTHERS: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {
     "mistral3": (
@@ -119,6 +131,25 @@ OTHERS: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {
         {"vision_config": {"mm_embed_dim": 16, "mm_posemb_size": 4, "patch_size": 2}, "tie_word_embeddings": True},
         "new",
     ),
+    "qwen2_vl": ("Qwen2ForCausalLM", {"rope_scaling": MROPE}, {"vision_config": OLD_QWEN_VISION}, "flat"),
+    "qwen3_vl_moe": (
+        "Qwen3MoeForCausalLM",
+        {"rope_scaling": {**MROPE, "mrope_interleaved": True}, "norm_topk_prob": True, "head_dim": 12},
+        {"vision_config": {**QWEN_VISION, "deepstack_visual_indexes": [0]}},
+        "new",
+    ),
+    "llava_next": ("LlamaForCausalLM", {}, {"vision_config": VISION, "image_grid_pinpoints": [[28, 28]]}, "old"),
+    "llava_onevision": ("Qwen2ForCausalLM", {}, {"vision_config": VISION, "image_grid_pinpoints": [[28, 28]]}, "old"),
+    "aya_vision": ("Cohere2ForCausalLM", COHERE, {"vision_config": VISION}, "old"),
+    "cohere2_vision": ("Cohere2ForCausalLM", COHERE, {"vision_config": VISION}, "new"),
+    "lfm2_vl": ("Lfm2ForCausalLM", {"tie_word_embeddings": True}, {"vision_config": SIGLIP2}, "new"),
+    "exaone4_5": (
+        "Exaone4ForCausalLM",
+        {"sliding_window": 7, "layer_types": ["sliding_attention", "full_attention"]},
+        {"vision_config": EXAONE_VISION},
+        "new",
+    ),
+    "idefics3": ("LlamaForCausalLM", {}, {"vision_config": SIGLIP, "tie_word_embeddings": False}, "new"),
     "smolvlm": ("LlamaForCausalLM", {}, {"vision_config": SIGLIP, "tie_word_embeddings": False}, "new"),
 }
 
@@ -127,9 +158,9 @@ def write_other(folder: Path, case: str) -> tuple[Path, str]:
     """A model, and what transformers puts before the names of its text part."""
     architecture, changes, raw, files = OTHERS[case]
     kind = case.partition(" ")[0]
-    inside = "model.text_model." if kind == "smolvlm" else "model.language_model."
+    inside = "model.text_model." if kind in ("smolvlm", "idefics3") else "model.language_model."
     text = tiny_config(architecture, **changes)
-    own = {f"{kind}_text": "x"} if kind in ("qwen2_5_vl", "qwen3_vl") else {}
+    own = {f"{kind}_text": "x"} if kind in ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe") else {}
     nested = {**text, "model_type": next(iter(own), text["model_type"]), "architectures": None}
     ids = {"pad_token_id": None, "bos_token_id": None, "eos_token_id": None}
     raw = {"model_type": kind, **(nested | {"model_type": kind} if files == "flat" else {"text_config": nested}), **raw}
@@ -140,6 +171,7 @@ def write_other(folder: Path, case: str) -> tuple[Path, str]:
     own_names = {"old": "language_model.model.", "flat": "model.", "new": inside}[files]
     weights = {}
     for name, value in random_weights(text).items():
+        value = value.swapaxes(1, 2) if kind == "qwen3_vl_moe" and value.ndim == 3 else value  # [experts, in, out]
         head = "language_model." if files == "old" and name.startswith("lm_head.") else ""
         weights[head + (own_names + name.removeprefix("model.") if name.startswith("model.") else name)] = value
     for name, value in whole.state_dict().items():
@@ -156,12 +188,13 @@ def test_the_text_parts_of_other_models(case: str, tmp_path: Path) -> None:
     assert config.architecture == OTHERS[case][0] and config.text_of
 
     def base() -> Any:
-        return transformers.AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32)
+        options = {"experts_implementation": "eager"} if config.experts else {}  # the only one in float64
+        return transformers.AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32, **options)
 
     theirs = base()
     assert type(theirs).__name__ == config.text_of
     near(logits(folder), theirs)
-    modules = rf"{inside.replace('.', '[.]')}layers[.]\d[.](self_attn[.](q|o)|mlp[.]up)_proj"
+    modules = rf"{inside.replace('.', '[.]')}layers[.]\d[.]((self_attn[.](q|o)|mlp[.]up)_proj|feed_forward[.]w3)"
     adapted = peft.get_peft_model(theirs.float(), peft.LoraConfig(r=4, lora_alpha=9, target_modules=modules))
     for name, parameter in adapted.named_parameters():
         if "lora_" in name:
@@ -176,6 +209,19 @@ def test_the_text_parts_of_other_models(case: str, tmp_path: Path) -> None:
     assert Contents.of(tmp_path / "ours").auto_class == Contents.of(folder).auto_class == "AutoModelForImageTextToText"
     beside = {entry.name.removeprefix("model.") for entry in ModelFiles(folder).beside_text()}
     assert beside and not any(".layers.0.self_attn.q_proj.w" in name and "language" in name for name in beside)
+
+
+def test_experts_are_merged_as_the_files_had_them(tmp_path: Path) -> None:
+    folder, _ = write_other(tmp_path / "model", "qwen3_vl_moe")
+    config = load_model_config(folder)
+    lora = LoraConfig(r=2, alpha=4.0, target_modules=("q_proj",))
+    save_adapter(tmp_path / "lora", lora, random_adapter(lora, linear_modules(config)), str(folder), config.text_of)
+    words = f"merge --adapter {tmp_path}/lora --out {tmp_path}/out --device cpu --onto original --no-compare"
+    assert main(words.split()) == 0
+    before, after = (read_entries(path / "model.safetensors", "") for path in (folder, tmp_path / "out"))
+    assert {n: e.shape for n, e in before.items()} == {n: e.shape for n, e in after.items()}
+    changed = {name for name in before if not np.array_equal(before[name].array(), after[name].array())}
+    assert {name.rpartition(".self_attn.")[2] for name in changed} == {"q_proj.weight"}
 
 
 def test_a_run_and_its_adapter_merged(text_data: Path, tmp_path: Path, capsys: Any) -> None:

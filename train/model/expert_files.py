@@ -94,6 +94,7 @@ LAYOUTS = {
         ("mlp.experts.{}.gate_proj.weight", "mlp.experts.{}.up_proj.weight", "mlp.experts.{}.down_proj.weight"),
         correction="mlp.moe_statics.e_score_correction_bias",
     ),
+    "qwen3_vl": Layout("mlp.gate.weight", whole=("mlp.experts.gate_up_proj", "mlp.experts.down_proj"), transposed=True),
     "gemma4": Layout("router.proj.weight", whole=("experts.gate_up_proj", "experts.down_proj")),
     "gpt_oss": Layout(
         "mlp.router.weight", whole=("mlp.experts.gate_up_proj", "mlp.experts.down_proj"), transposed=True
@@ -214,7 +215,8 @@ def _gather_layer(found: dict[str, TensorEntry], experts: Experts, layout: Layou
         whole = prefix + layout.whole[(GATE_UP, DOWN).index(module.rpartition(".")[2])] if layout.whole else name
         if whole in found and type(found[whole]) is TensorEntry:
             stored = found.pop(whole)
-            found[name] = _transposed(stored, name) if layout.transposed else stored
+            turned = layout.transposed and (stored.shape != shape or shape[1] == shape[2])
+            found[name] = _transposed(stored, name) if turned else stored
         if name not in found and layout.each:
             _gather_each(found, name, shape, [prefix + layout.each[GGUF_PARTS.index(part)] for part in parts])
 

@@ -273,6 +273,8 @@ def parse_model_config(raw: Mapping[str, Any], where: str = "config.json") -> Mo
     name = _architecture(convert(raw, NameFile, where), where)
     if name in MULTIMODAL:
         text = parse_model_config(text_config(raw, name, where), f"{where}: text_config")
+        if text.experts is not None and (files := MULTIMODAL[name].experts_files):
+            text = replace(text, experts=replace(text.experts, files=files))
         return replace(text, text_of=name)
     family = FAMILIES[name]
     file = convert(raw, family.keys, where)

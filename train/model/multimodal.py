@@ -24,7 +24,8 @@ class Multimodal:
     text_defaults: keys of text_config that have other defaults than the family's, and so `outer` of those next to it.
     inner_tie: tie_word_embeddings of text_config counts too. flat: text_config's keys may stand next to the others.
     in_peft: what PEFT and transformers put before the names of the text part's modules; "model." where
-    AutoModelForCausalLM loads that part alone.
+    AutoModelForCausalLM loads that part alone. experts_files: how its files name experts, a key of
+    `expert_files.LAYOUTS`, if not as the family's.
     """
 
     model_type: str
@@ -34,6 +35,7 @@ class Multimodal:
     inner_tie: bool = False
     flat: bool = False
     in_peft: str = "model.language_model."
+    experts_files: str = ""
 
 
 _EVERY = {family.model_type: name for name, family in FAMILIES.items()}
@@ -42,6 +44,11 @@ _QWEN25 = {
     **{"num_attention_heads": 64, "num_key_value_heads": 8, "rms_norm_eps": 1e-5, "rope_theta": 1_000_000.0},
     "max_window_layers": 80,
 }
+_QWEN3_MOE = {
+    **{"intermediate_size": 5632, "num_attention_heads": 16, "num_key_value_heads": 16, "rope_theta": 500_000.0},
+    **{"max_position_embeddings": 128_000, "num_experts": 60, "num_experts_per_tok": 4, "moe_intermediate_size": 1408},
+}
+_TIED = {"tie_word_embeddings": True}
 _QWEN3 = {"max_position_embeddings": 128_000, "rope_theta": 500_000.0, "use_sliding_window": False}
 
 
@@ -57,17 +64,30 @@ MULTIMODAL = {
     "Gemma4UnifiedForConditionalGeneration": Multimodal(
         "gemma4_unified", {"gemma4_unified_text": "Gemma4UnifiedForCausalLM"}
     ),
-    "Mistral3ForConditionalGeneration": Multimodal(
-        "mistral3", _text_first("mistral"), outer={"tie_word_embeddings": True}
-    ),
+    "AyaVisionForConditionalGeneration": Multimodal("aya_vision", _text_first("cohere2"), outer=_TIED),
+    "Cohere2VisionForConditionalGeneration": Multimodal("cohere2_vision", _text_first("cohere2"), outer=_TIED),
+    "Exaone4_5_ForConditionalGeneration": Multimodal("exaone4_5", _text_first("exaone4")),
+    "Idefics3ForConditionalGeneration": Multimodal("idefics3", _text_first("llama"), in_peft="model.text_model."),
+    "Lfm2VlForConditionalGeneration": Multimodal("lfm2_vl", _text_first("lfm2"), outer=_TIED),
+    "Mistral3ForConditionalGeneration": Multimodal("mistral3", _text_first("mistral"), outer=_TIED),
     "LlavaForConditionalGeneration": Multimodal("llava", _text_first("llama"), inner_tie=True),
-    "InternVLForConditionalGeneration": Multimodal(
-        "internvl", _text_first("qwen2"), outer={"tie_word_embeddings": True}
+    "LlavaNextForConditionalGeneration": Multimodal("llava_next", _text_first("llama")),
+    "LlavaOnevisionForConditionalGeneration": Multimodal("llava_onevision", _text_first("qwen2"), inner_tie=True),
+    "InternVLForConditionalGeneration": Multimodal("internvl", _text_first("qwen2"), outer=_TIED),
+    "Qwen2VLForConditionalGeneration": Multimodal(
+        "qwen2_vl", {"qwen2_vl_text": "Qwen2ForCausalLM"}, _QWEN25, inner_tie=True, flat=True
     ),
     "Qwen2_5_VLForConditionalGeneration": Multimodal(
         "qwen2_5_vl", {"qwen2_5_vl_text": "Qwen2ForCausalLM"}, _QWEN25, flat=True
     ),
     "Qwen3VLForConditionalGeneration": Multimodal("qwen3_vl", {"qwen3_vl_text": "Qwen3ForCausalLM"}, _QWEN3),
+    "Qwen3VLMoeForConditionalGeneration": Multimodal(
+        "qwen3_vl_moe",
+        {"qwen3_vl_moe_text": "Qwen3MoeForCausalLM"},
+        _QWEN3_MOE,
+        outer={"norm_topk_prob": True},
+        experts_files="qwen3_vl",
+    ),
     "Qwen3_5ForConditionalGeneration": Multimodal("qwen3_5", {"qwen3_5_text": "Qwen3_5ForCausalLM"}, in_peft="model."),
     "Qwen3_5MoeForConditionalGeneration": Multimodal(
         "qwen3_5_moe", {"qwen3_5_moe_text": "Qwen3_5MoeForCausalLM"}, in_peft="model."
@@ -87,7 +107,7 @@ _IN_PEFT_BEFORE = "language_model."  # transformers 4.51 and older
 # Parts of the whole model that are not the text's, by how their names begin, with or without "model.".
 _BESIDE_TEXT = (
     *("vision_tower.", "multi_modal_projector.", "visual.", "vision_model.", "connector.", "mtp."),
-    *("audio_tower.", "embed_vision.", "embed_audio.", "vision_embedder."),
+    *("audio_tower.", "embed_vision.", "embed_audio.", "vision_embedder.", "image_newline"),
 )
 
 
