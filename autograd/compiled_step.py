@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from wgrad.autograd.creation import device_named
-from wgrad.autograd.host_arrays import to_device
+from wgrad.autograd.host_arrays import as_dtype, to_device
 from wgrad.autograd.modes import recording_step
 from wgrad.autograd.replay import Recorded
 from wgrad.autograd.tensor import Tensor, before_writing
@@ -81,7 +81,7 @@ class _Step:
             if isinstance(value, Tensor):
                 self._device.copy(value.data, kept.data)
             elif isinstance(value, np.ndarray):
-                self._device.write(kept.data, value.astype(kept.dtype, copy=False))
+                self._device.write(kept.data, as_dtype("compile", value, kept.dtype))
         self.recorded(self._run)
         made = [Tensor(array, self._device) for array in self._outputs]
         self._given_out = [weakref.ref(x) for x in made]

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from wgrad.autograd.host_arrays import to_device
+from wgrad.autograd.host_arrays import as_dtype, to_device
 from wgrad.autograd.random_numbers import generator
 from wgrad.autograd.select_device import expressions, select_device
 from wgrad.autograd.tensor import Tensor
@@ -140,7 +140,7 @@ def full(
     """
     where = device_named(device)
     array = where.empty(_sizes((shape,)), dtype)
-    where.fill(array, value)
+    where.fill(array, as_dtype("full", np.asarray(value), array.dtype).item())
     return Tensor(array, where, requires_grad)
 
 

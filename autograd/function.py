@@ -31,8 +31,9 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar
 import numpy as np
 
 from wgrad.autograd.args import Args
+from wgrad.autograd.gradients import Recomputed
 from wgrad.autograd.operators import Operator, operator
-from wgrad.autograd.tensor import Edge, Node, Recomputed, Tensor, edge_of, is_recomputing, is_recording
+from wgrad.autograd.tensor import Edge, Node, Tensor, edge_of, is_recomputing, is_recording
 from wgrad.device.contract import Array, Device
 from wgrad.device.errors import WgradError
 
@@ -200,7 +201,8 @@ def _data(value: Any) -> Any:
 
 def attach(ctx: Context, backward: Any, edges: Sequence[Edge], outputs: Sequence[Tensor]) -> None:
     """Put a node on the tape and make the tensors its outputs."""
-    node = Node(ctx.name, ctx.device, backward, edges, [out.data for out in outputs], ctx.rounds_to, ctx.recomputed)
+    made = [out.data for out in outputs]
+    node = Node(ctx.name, ctx.device, backward, edges, made, ctx.rounds_to, ctx.recomputed, saved=vars(ctx))
     for index, out in enumerate(outputs):
         out.requires_grad, out.node, out.index = True, node, index
 

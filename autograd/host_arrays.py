@@ -18,9 +18,22 @@ def to_device(name: str, host: Any, device: Device, dtype: Any = None) -> Array:
     """Upload numbers in a dtype; by default float32, int32 or uint32 in place of 64 bits."""
     refuse_in_step("makes a Tensor of numbers of the host")
     array = np.asarray(host)
-    array = array.astype(_NARROW.get(array.dtype.name, array.dtype) if dtype is None else dtype)
-    if array.dtype.name not in _STORED:
-        raise WgradError(f"{name}: numbers must be floats or integers of 32 bits, got {array.dtype.name}; convert them")
+    wanted = np.dtype(_NARROW.get(array.dtype.name, array.dtype) if dtype is None else dtype)
+    if wanted.name not in _STORED:
+        raise WgradError(f"{name}: numbers must be floats or integers of 32 bits, got {wanted.name}; convert them")
     if array.size == 0:
         raise WgradError(f"{name}: an array must not be empty, got shape {list(array.shape)}")
-    return device.upload(array)
+    return device.upload(as_dtype(name, array, wanted))
+
+
+def as_dtype(name: str, array: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """Return an array in another dtype; whole numbers must be among those that it has."""
+    if dtype.kind in "iu" and array.dtype.kind in "iuf" and not np.can_cast(array.dtype, dtype):
+        low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
+        if not (array.min() >= low and array.max() <= high):  # NaN is neither
+            raise WgradError(
+                f"{name}: numbers must be from {low} to {high} for {dtype.name}, got {array.min()} to {array.max()}; "
+                "use a float dtype, or smaller numbers"
+            )
+    with np.errstate(over="ignore"):  # of float16, which is inf as in PyTorch
+        return array.astype(dtype)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import math
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ParamSpec, TypeAlias, TypeVar
 
 import numpy as np
@@ -245,6 +245,8 @@ class _Program:
         if not isinstance(value, Lazy):
             self.scalars.append(float(value))
             return "scalar", len(self.scalars) - 1
+        if value.op == "index" and value.shape[value.detail] == 1:  # may be repeated along the axis, and stays 0
+            return self._instruction(0.0)
         if value.op == "index":
             return "index", value.detail + len(self.shape) - len(value.shape)
         if value.made is not None:
@@ -326,13 +328,22 @@ def _result_dtype(function: str, args: Sequence[Operand]) -> np.dtype:
     if function in _COMPARISONS:
         return np.dtype(np.uint32)
     values = args[1:] if function == "where" else args
-    lazies = [value for value in values if isinstance(value, Lazy)]
-    floats = {lazy.dtype for lazy in lazies if lazy.dtype.kind not in "iu"}
+    dtypes = {value.dtype for value in values if isinstance(value, Lazy)}
     numbers = [value for value in values if not isinstance(value, Lazy)]
-    if function in _WHOLE and lazies and not floats and all(number.is_integer() for number in numbers):
+    if any(dtype.kind not in "iu" for dtype in dtypes):
+        return joined_dtype(dtypes)
+    whole = function in _WHOLE and dtypes and all(number.is_integer() for number in numbers)
+    return np.dtype(np.int32 if whole else np.float32)
+
+
+def joined_dtype(dtypes: Iterable[np.dtype]) -> np.dtype:
+    """Return the dtype that holds values of each: that of the floats, or the wider one of two floats."""
+    found = set(dtypes)
+    floats = {dtype for dtype in found if dtype.kind not in "iu"}
+    if len(floats or found) == 1:
+        return (floats or found).pop()
+    if not floats:
         return np.dtype(np.int32)
-    if len(floats) == 1:
-        return floats.pop()
     return np.dtype(np.float64 if np.dtype(np.float64) in floats else np.float32)
 
 

@@ -12,10 +12,11 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
+from wgrad.autograd.gradients import GradientWithCopy, Recomputed, whole_of
 from wgrad.autograd.lazy import Lazy, lazy_of, memory_of
 from wgrad.autograd.modes import is_recomputing as is_recomputing
 from wgrad.autograd.modes import is_recording as is_recording
@@ -24,6 +25,7 @@ from wgrad.autograd.modes import recomputing as recomputing
 from wgrad.autograd.modes import recording as recording
 from wgrad.autograd.modes import refuse_in_step
 from wgrad.autograd.torch_methods import TorchMethods
+from wgrad.autograd.written import note_writing, writes, written_since
 from wgrad.device.contract import Array, Device
 from wgrad.device.errors import ShapeError, WgradError
 
@@ -31,44 +33,16 @@ from wgrad.device.errors import ShapeError, WgradError
 Edge: TypeAlias = "tuple[Node, int] | Tensor | None"
 
 
-class GradientWithCopy(NamedTuple):
-    """A gradient, and the same as the node that it goes to would round it, from the operator that made it."""
-
-    whole: Array
-    rounded: Array
-
-
-def whole_of(grad: Array | GradientWithCopy | None) -> Array | None:
-    return grad.whole if isinstance(grad, GradientWithCopy) else grad
-
-
-class Recomputed:
-    """An activation that its backward recomputes, so that consumers need not save it: what they will do with it, noted
-    by their backwards, which all run before."""
-
-    __slots__ = ("_waiting",)
-
-    def __init__(self) -> None:
-        self._waiting: list[Callable[[Array], None]] = []
-
-    def __bool__(self) -> bool:
-        return bool(self._waiting)
-
-    def then(self, use: Callable[[Array], None]) -> None:
-        self._waiting.append(use)
-
-    def give(self, output: Array) -> None:
-        waiting, self._waiting = self._waiting, []
-        for use in waiting:
-            use(output)
-
-
 class Node:
     """One operator on the tape. `edges[i]` says where the gradient of input i goes. rounds_to: a dtype to which its
     backward rounds the gradient of its output; it takes a GradientWithCopy as well. recomputed: of its only output.
-    takes_lazy: its backward takes a Lazy for a gradient."""
+    takes_lazy: its backward takes a Lazy for a gradient. saved: arrays and Lazies that its backward reads, or the
+    attributes of its Context."""
 
-    __slots__ = ("name", "device", "backward", "edges", "outputs", "rounds_to", "recomputed", "takes_lazy")
+    __slots__ = (
+        *("name", "device", "backward", "edges", "outputs", "rounds_to", "recomputed", "takes_lazy"),
+        *("saved", "made_at"),
+    )
 
     def __init__(
         self,
@@ -80,8 +54,10 @@ class Node:
         rounds_to: np.dtype | None = None,
         recomputed: Recomputed | None = None,
         takes_lazy: bool = False,
+        saved: Any = (),
     ) -> None:
         self.name, self.takes_lazy = name, takes_lazy
+        self.saved, self.made_at = saved, writes()
         self.device = device
         self.rounds_to, self.recomputed = rounds_to, recomputed
         self.backward: Callable[..., Sequence[Array | None]] | None = backward
@@ -91,7 +67,15 @@ class Node:
     def release(self) -> None:
         """Drop what was saved, and the way down to the nodes below."""
         self.backward = None
-        self.edges = ()
+        self.edges = self.saved = ()
+
+    def check_saved(self) -> None:
+        """Check that nothing was written to what the backward reads since the forward."""
+        if written_since(self.made_at, self.saved):
+            raise WgradError(
+                f"backward: values that {self.name} needs were changed in place after the forward, by an optimiser's "
+                "step, copy_ or an assignment such as -=; call backward before, or compute with x.clone()"
+            )
 
 
 class Tensor(TorchMethods):
@@ -108,6 +92,8 @@ class Tensor(TorchMethods):
         self.device = device
         if isinstance(data, Lazy):
             _waiting[id(self)] = self
+        if requires_grad:
+            _check_float(self.dtype)
         self.requires_grad = requires_grad
         self.gradient: Array | None = None
         self.has_grad_buffer = False  # gradient was handed in, and gradients are added to it in place
@@ -162,6 +148,8 @@ class Tensor(TorchMethods):
         """Set requires_grad, of a Tensor that no operator made, and return it."""
         if self.node is not None:
             raise WgradError("requires_grad_: the Tensor is a result on the tape; use detach() first")
+        if requires_grad:
+            _check_float(self.dtype)
         self.requires_grad = requires_grad
         return self
 
@@ -241,9 +229,15 @@ _waiting: weakref.WeakValueDictionary[int, Tensor] = (
 )  # Tensors whose values were not computed yet
 
 
+def _check_float(dtype: np.dtype) -> None:
+    if dtype.kind in "iu":
+        raise WgradError(f"requires_grad: a Tensor must be of floats to have a gradient, got {dtype}; use float()")
+
+
 def before_writing(arrays: Iterable[Array] | None = None) -> None:
     """Compute what waits and hangs on arrays that are about to be overwritten. None: all that waits."""
     memory = None if arrays is None else [memory_of(array) for array in arrays]
+    note_writing(memory or ())
     for reference in _waiting.valuerefs():  # at once: other threads add to them
         tensor = reference()
         held = None if tensor is None else tensor._data
@@ -360,6 +354,8 @@ def run_backward(roots: Sequence[Tensor], seeds: Sequence[Array | None]) -> None
         while order:
             node = order.pop()
             incoming = gradients.take(node)
+            if incoming is not None:
+                node.check_saved()
             backward, edges = node.backward, node.edges
             node.release()
             if incoming is None or backward is None:

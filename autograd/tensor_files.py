@@ -38,7 +38,7 @@ def load_tensors(
 
     Args:
         path: The file.
-        requires_grad: Whether `backward` computes their gradients.
+        requires_grad: Whether `backward` computes the gradients of those of floats.
         device: A name (auto | wgpu | hip | cpu), a device, or None for the default.
 
     Returns:
@@ -54,4 +54,5 @@ def load_tensors(
         raise WgradError(f"load_tensors: there is no file {path}") from None
     except (OSError, SafetensorError, KeyError) as error:
         raise WgradError(f"load_tensors: {path} cannot be read as safetensors: {error}") from error
-    return {name: tensor(array, requires_grad=requires_grad, device=where) for name, array in arrays.items()}
+    learns = {name: requires_grad and array.dtype.kind not in "iub" for name, array in arrays.items()}
+    return {name: tensor(array, requires_grad=learns[name], device=where) for name, array in arrays.items()}

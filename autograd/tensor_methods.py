@@ -46,6 +46,13 @@ def implements_method(name: str) -> Callable[[Function], Function]:
     return enter
 
 
+def axis_of(name: str, dim: int, rank: int) -> int:
+    """Return the number of an axis from the first one on; a negative one counts from the end."""
+    if isinstance(dim, bool) or not isinstance(dim, int | np.integer) or not -rank <= dim < rank:
+        raise ShapeError(f"{name}: dim must be an axis of {rank}, from {-rank} to {rank - 1}, got {dim}")
+    return int(dim) % rank
+
+
 class TensorMethods:
     """Arithmetic, comparisons, reductions, shapes and slices. Operands are broadcast to each other as in NumPy; numbers
     and NumPy arrays may stand beside a Tensor."""
@@ -264,8 +271,8 @@ class TensorMethods:
         """A new axis of size 1."""
         return _call("unsqueeze", self, dim)
 
-    def squeeze(self, dim: int | None = None) -> Self:
-        """Without an axis of size 1, or all of them."""
+    def squeeze(self, dim: Axes = None) -> Self:
+        """Without an axis of size 1, or several, or all of them."""
         return _call("squeeze", self, dim)
 
     def flatten(self, start_dim: int = 0, end_dim: int = -1) -> Self:
@@ -314,11 +321,12 @@ class TensorMethods:
         return len(self.shape)
 
     # ---- values --------------------------------------------------------------------------
-    def item(self) -> float:
-        """The value of a Tensor of one element. Waits for the device."""
+    def item(self) -> Any:
+        """The value of a Tensor of one element: an int of whole numbers, else a float. Waits for the device."""
         if self.size != 1:
             raise ShapeError(f"item: a Tensor must have one element, got shape {list(self.shape)}; use numpy()")
-        return float(self.numpy().reshape(-1)[0])
+        value = self.numpy().reshape(-1)[0]
+        return int(value) if value.dtype.kind in "iu" else float(value)
 
     @property
     def size(self) -> Count:
@@ -327,13 +335,24 @@ class TensorMethods:
         return count
 
     def __float__(self) -> float:
-        return self.item()
+        return float(self.item())
 
     def __int__(self) -> int:
         return int(self.item())
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         return np.asarray(self.numpy(), dtype)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """A leaf with the same values, in memory of its own on the same device."""
+        if not self.is_leaf:
+            raise WgradError("deepcopy: the Tensor is a result on the tape; use detach() first")
+        made: Self = self.detach().clone().requires_grad_(self.requires_grad)
+        memo[id(self)] = made
+        return made
+
+    def __reduce__(self) -> Any:
+        raise WgradError("a Tensor cannot be pickled; use wgrad.save_tensors, or pickle x.numpy()")
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(f"a Tensor has no {name!r}" + instead_of_method(name, type(self)))

@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from wgrad.autograd.modes import in_step
-from wgrad.autograd.tensor_methods import Axes, TensorMethods, _call
+from wgrad.autograd.tensor_methods import Axes, TensorMethods, _call, axis_of
 from wgrad.device.errors import ShapeError
 
 if TYPE_CHECKING:
     from typing import Self
+
+_LARGEST = 3e38  # about the largest float32
 
 Int: TypeAlias = int  # `int`, `float` and `bool` are methods below
 Float: TypeAlias = float
@@ -109,15 +111,20 @@ class TorchMethods(TensorMethods):
         self, dim: Any = None, unbiased: Any = True, keepdim: Any = False, *, correction: Float | None = None
     ) -> Self:
         """The standard deviation; see `var`."""
-        return self.var(dim, unbiased, keepdim, correction=correction).sqrt()
+        return self.var(dim, unbiased, keepdim, correction=correction)._root()
 
     def norm(self, p: Float = 2, dim: Axes = None, keepdim: Any = False) -> Self:
         """The 2-norm, 1-norm or largest absolute value (p = inf)."""
         if p == 2:
-            return (self * self).sum(dim, keepdim).sqrt()
+            return (self * self).sum(dim, keepdim)._root()
         if p not in (1, math.inf):
             raise ShapeError(f"norm: p must be 1, 2 or inf, got {p}")
         return self.abs().sum(dim, keepdim) if p == 1 else self.abs().amax(dim, keepdim)
+
+    def _root(self) -> Self:
+        """The square root of sums of squares, whose gradient is 0 where all of them are."""
+        zero = self.eq(0)
+        return _call("where", zero, self, _call("where", zero, 1.0, self).sqrt())
 
     def any(self, dim: Axes = None, keepdim: Any = False) -> Self:
         """1 where a value is not 0."""
@@ -129,7 +136,7 @@ class TorchMethods(TensorMethods):
 
     def logsumexp(self, dim: Axes, keepdim: Any = False) -> Self:
         """log(sum(exp(x))) over axes."""
-        largest = self.detach().amax(dim, keepdim=True)
+        largest = self.detach().amax(dim, keepdim=True).clamp(-_LARGEST, _LARGEST)  # inf - inf would be NaN
         kept = (self - largest).exp().sum(dim, keepdim=True).log() + largest
         return kept if keepdim else kept.reshape(self.detach().amax(dim).shape)
 
@@ -169,24 +176,32 @@ class TorchMethods(TensorMethods):
 
     def movedim(self, source: Int, destination: Int) -> Self:
         """An axis at another place, the others in their order."""
-        source, destination = source % self.ndim, destination % self.ndim
+        source, destination = (axis_of("movedim", axis, self.ndim) for axis in (source, destination))
         order = [axis for axis in range(self.ndim) if axis != source]
         return self.permute(*order[:destination], source, *order[destination:])
 
     def unflatten(self, dim: Int, sizes: Sequence[Int]) -> Self:
         """An axis made into several."""
-        at = dim % self.ndim
+        at = axis_of("unflatten", dim, self.ndim)
         return self.reshape(*self.shape[:at], *sizes, *self.shape[at + 1 :])
 
     def narrow(self, dim: Int, start: Int, length: Int) -> Self:
-        return self[(slice(None),) * (dim % self.ndim) + (slice(start, start + length),)]
+        """`length` places of an axis from `start` on, which may count from the end."""
+        at = axis_of("narrow", dim, self.ndim)
+        first = start + self.shape[at] if start < 0 else start
+        if not 0 <= first < first + length <= self.shape[at]:
+            raise ShapeError(
+                f"narrow: start and length must be of places within the {self.shape[at]} of the axis, "
+                f"got {start} and {length}"
+            )
+        return self[(slice(None),) * at + (slice(first, first + length),)]
 
     def select(self, dim: Int, index: Int) -> Self:
-        return self[(slice(None),) * (dim % self.ndim) + (index,)]
+        return self[(slice(None),) * axis_of("select", dim, self.ndim) + (index,)]
 
     def index_select(self, dim: Int, index: Any) -> Self:
         """Places of an axis by their numbers (int32 [N])."""
-        return self[(slice(None),) * (dim % self.ndim) + (index,)]
+        return self[(slice(None),) * axis_of("index_select", dim, self.ndim) + (index,)]
 
     def unbind(self, dim: Int = 0) -> tuple[Self, ...]:
         """Every place along an axis."""
@@ -196,52 +211,75 @@ class TorchMethods(TensorMethods):
         """So many parts along an axis, of which the last may be smaller."""
         if chunks < 1:
             raise ShapeError(f"chunk: chunks must be positive, got {chunks}")
-        return self.split(-(-self.shape[dim] // chunks), dim)
+        return self.split(-(-self.shape[axis_of("chunk", dim, self.ndim)] // chunks), dim)
 
     def flip(self, *dims: Any) -> Self:
         """Axes in reverse order."""
+        given = dims[0] if len(dims) == 1 and isinstance(dims[0], Sequence) else dims
+        axes = [axis_of("flip", dim, self.ndim) for dim in given]
+        if len({*axes}) < len(axes):
+            raise ShapeError(f"flip: dims must name an axis once, got {list(given)}")
         made = self
-        for dim in dims[0] if len(dims) == 1 and isinstance(dims[0], Sequence) else dims:
-            made = made.index_select(dim, np.arange(self.shape[dim])[::-1])
+        for axis in axes:
+            made = made.index_select(axis, np.arange(self.shape[axis])[::-1])
         return made
 
-    def roll(self, shifts: Int, dim: Int) -> Self:
-        """An axis moved on by `shifts`; what leaves at its end enters at its start."""
-        n = self.shape[dim]
-        return self.index_select(dim, (np.arange(n) - shifts) % n)
+    def roll(self, shifts: Any, dim: Axes = None) -> Self:
+        """Axes moved on by `shifts`; what leaves at an end enters at the start. Without an axis, all in their order."""
+        if dim is None:
+            return self.flatten().roll(shifts, 0).reshape(self.shape)
+        moved, axes = (list(x) if isinstance(x, Sequence) else [x] for x in (shifts, dim))
+        if len(moved) != len(axes):
+            raise ShapeError(f"roll: there must be a shift for each axis of {axes}, got {moved}")
+        made = self
+        for shift, axis in zip(moved, axes):
+            n = self.shape[axis_of("roll", axis, self.ndim)]
+            made = made.index_select(axis, (np.arange(n) - shift) % n)
+        return made
 
     def repeat(self, *sizes: Any) -> Self:
         """The whole, so many times along each axis."""
         given = tuple(sizes[0]) if len(sizes) == 1 and isinstance(sizes[0], Sequence) else sizes
         if len(given) < self.ndim:
             raise ShapeError(f"repeat: there must be a number for each axis of {list(self.shape)}, got {list(given)}")
+        if min(given, default=1) < 1:
+            raise ShapeError(f"repeat: numbers must be positive, got {list(given)}")
         shape = (1,) * (len(given) - self.ndim) + self.shape
-        apart = self.reshape([n for size in shape for n in (1, size)])
-        wide = apart.expand(*(n for times, size in zip(given, shape) for n in (times, size)))
+        of_axes = [(times, size) if times > 1 and size > 1 else (times * size,) for times, size in zip(given, shape)]
+        once = [(1, size) if len(of) > 1 else (size,) for of, size in zip(of_axes, shape)]
+        wide = self.reshape([n for of in once for n in of]).expand(*(n for of in of_axes for n in of))
         return wide.reshape([times * size for times, size in zip(given, shape)])
 
     def tile(self, *sizes: Any) -> Self:
         given = tuple(sizes[0]) if len(sizes) == 1 and isinstance(sizes[0], Sequence) else sizes
         return self.repeat(*(1,) * (self.ndim - len(given)), *given)
 
-    def repeat_interleave(self, repeats: Int, dim: Int) -> Self:
-        """Each place of an axis, so many times."""
-        at = dim % self.ndim
+    def repeat_interleave(self, repeats: Int, dim: Int | None = None) -> Self:
+        """Each place of an axis, so many times. Without an axis, of all in their order."""
+        if dim is None:
+            return self.flatten().repeat_interleave(repeats, 0)
+        at = axis_of("repeat_interleave", dim, self.ndim)
         wide = self.unsqueeze(at + 1).expand(*self.shape[: at + 1], repeats, *self.shape[at + 1 :])
         return wide.reshape(*self.shape[:at], -1, *self.shape[at + 1 :])
 
     # ---- products ------------------------------------------------------------------------
     def mm(self, other: Any) -> Self:
-        return self @ other
+        return self._of_axes("mm", 2, other) @ other
 
     def bmm(self, other: Any) -> Self:
-        return self @ other
+        return self._of_axes("bmm", 3, other) @ other
 
     def dot(self, other: Any) -> Self:
-        return self @ other
+        return self._of_axes("dot", 1, other) @ other
 
     def outer(self, other: Any) -> Self:
-        return self.unsqueeze(1) * other
+        return self._of_axes("outer", 1, other).unsqueeze(1) * other
+
+    def _of_axes(self, name: str, rank: Int, other: Any) -> Self:
+        found = [x.shape for x in (self, other) if len(getattr(x, "shape", (0,) * rank)) != rank]
+        if found:
+            raise ShapeError(f"{name}: operands must have {rank} axes, got shape {list(found[0])}; use @ or *")
+        return self
 
     # ---- values --------------------------------------------------------------------------
     def __str__(self) -> str:

@@ -79,7 +79,7 @@ fn power(x: f32, y: f32) -> f32 {
   let whole = floor(y) == y;
   let odd = whole && floor(y * 0.5) * 2.0 != y;
   let signed = select(select(log(min(x, -1.0)), size, whole), -size, odd);
-  return select(select(select(size, signed, x < 0.0), select(0.0, size, y < 0.0), x == 0.0), 1.0, y == 0.0);
+  return select(select(select(size, signed, x < 0.0), select(0.0, 1.0 / abs(x), y < 0.0), x == 0.0), 1.0, y == 0.0);
 }
 """
 # exp of at most 87 stays finite in float32.

@@ -26,7 +26,7 @@ GRADIENTS: dict[str, Gradient] = {
     "sub": lambda dy, a, b: (dy, -dy),
     "mul": lambda dy, a, b: (dy * b, dy * a),
     "div": lambda dy, a, b: (dy / b, -(dy * a / (b * b))),
-    "pow": lambda dy, a, b: (dy * b * apply("pow", a, b - 1.0), dy * apply("pow", a, b) * _log_of_base(a)),
+    "pow": lambda dy, a, b: (_slope_of_base(dy, a, b), dy * apply("pow", a, b) * _log_of_base(a)),
     "maximum": lambda dy, a, b: (dy * _share("gt", a, b), dy * _share("lt", a, b)),
     "minimum": lambda dy, a, b: (dy * _share("lt", a, b), dy * _share("gt", a, b)),
     "where": lambda dy, c, a, b: (None, apply("where", c, dy, 0.0), apply("where", c, 0.0, dy)),
@@ -55,6 +55,13 @@ def _log_of_base(a: Operand) -> Operand:
     return apply("where", apply("gt", a, 0.0), apply("log", a), 0.0)
 
 
+def _slope_of_base(dy: Lazy, a: Operand, b: Operand) -> Lazy:
+    """dy * b * a ** (b - 1), and 0 where b is 0: a constant, whatever a is."""
+    if isinstance(b, float):
+        return dy * b * apply("pow", a, b - 1.0) if b else apply("where", 0.0, dy, 0.0)
+    return apply("where", b, dy * b * apply("pow", a, b - 1.0), 0.0)
+
+
 def _share(compare: str, a: Operand, b: Operand) -> Lazy:
     """1 where a is taken, half where both are equal."""
     return apply(compare, a, b) + apply("eq", a, b) * 0.5
@@ -69,13 +76,15 @@ def elementwise(name: str, *operands: Any) -> Tensor:
     result = Tensor(y, device)
     if name not in _WITHOUT_GRADIENT and is_recording() and any(x.requires_grad for x in tensors):
         edges = [edge_of(x) if isinstance(x, Tensor) else None for x in operands]
-        record(name, [result], edges, _backward(name, y, given, edges))
+        record(name, [result], edges, _backward(name, y, given, edges), _read(name, y, given, edges))
     return result
 
 
-def record(name: str, results: Sequence[Tensor], edges: Sequence[Any], backward: Callable[..., Any]) -> None:
+def record(
+    name: str, results: Sequence[Tensor], edges: Sequence[Any], backward: Callable[..., Any], saved: Any = ()
+) -> None:
     """Put a node on the tape whose gradients wait as well, and make the Tensors its outputs."""
-    node = Node(name, results[0].device, backward, edges, [x.lazy() for x in results], takes_lazy=True)
+    node = Node(name, results[0].device, backward, edges, [x.lazy() for x in results], takes_lazy=True, saved=saved)
     for number, x in enumerate(results):
         x.requires_grad, x.node, x.index = True, node, number
 
@@ -93,6 +102,18 @@ def _backward(name: str, y: Lazy, given: Sequence[Operand], edges: Sequence[Any]
         ]
 
     return backward
+
+
+def _read(name: str, y: Lazy, given: Sequence[Operand], edges: Sequence[Any]) -> Sequence[Operand]:
+    """The values that the gradients are computed from."""
+    if name in _OF_OUTPUT:
+        return (y,)
+    if name in ("add", "sub", "neg"):
+        return ()
+    if name in ("mul", "div"):  # each operand for the gradient of the other, and the divisor for its own too
+        needs = edges[1] is not None, edges[0] is not None or (name == "div" and edges[1] is not None)
+        return [x for x, needed in zip(given, needs) if needed]
+    return given[:1] if name == "where" else given
 
 
 def device_of(name: str, tensors: Sequence[Tensor]) -> Device:
@@ -242,8 +263,10 @@ def _on_device(x: Tensor, name: Any) -> Tensor:
 
 @implements_method("clone")
 def clone(x: Tensor) -> Tensor:
-    """The same values in memory of their own."""
-    return _stored(x, x.dtype)
+    """The same values in memory of their own, at once: what x holds may change."""
+    made = _stored(x, x.dtype)
+    made.lazy().array()
+    return made
 
 
 @implements_method("to")

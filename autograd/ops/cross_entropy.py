@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,17 @@ from wgrad.autograd.ops.arithmetic import operand_of, record
 from wgrad.autograd.ops.loss import IGNORE_INDEX
 from wgrad.autograd.tensor import Tensor, edge_of, is_recording
 from wgrad.device.errors import ShapeError
+
+
+def check_labels(name: str, targets: Any, classes: int, ignored: int) -> None:
+    """Check that labels of the host are classes, or the one that does not count."""
+    numbers = np.asarray(targets)
+    if numbers.dtype.kind in "iu":
+        wrong = numbers[(numbers != ignored) & ((numbers < 0) | (numbers >= classes))]
+        if wrong.size:
+            raise ShapeError(
+                f"{name}: targets must be from 0 to {classes - 1}, or {ignored} where none counts, got {wrong[0]}"
+            )
 
 
 def cross_entropy(
@@ -33,6 +45,8 @@ def cross_entropy(
     Raises:
         ShapeError: the shapes or an option are not as described.
     """
+    if not isinstance(targets, Tensor):
+        check_labels("cross_entropy", targets, logits.shape[-1] if logits.ndim else 0, ignore_index)
     labels = targets.lazy() if isinstance(targets, Tensor) else operand_of("cross_entropy", targets, logits)
     if logits.ndim != 2 or not isinstance(labels, Lazy) or labels.shape != logits.shape[:1]:
         found = list(labels.shape) if isinstance(labels, Lazy) else "a number"
@@ -54,7 +68,11 @@ def cross_entropy(
     chosen = apply("eq", index(z.shape, 1, device), target)
     counted = apply("ne", target, float(ignore_index))
     over = (1,) if reduction == "none" else (0, 1)
-    total = reduced("sum", apply("where", apply("mul", chosen, counted), norm - z, 0.0), over, keepdim=False)
+    of_class = apply("where", apply("mul", chosen, counted), norm - z, 0.0)
+    if isinstance(targets, Tensor):  # whose numbers nobody has seen: the loss of one that is no class is inf
+        beyond = apply("add", apply("lt", target, 0.0), apply("gt", target, z.shape[1] - 1.0))
+        of_class = apply("where", apply("mul", beyond, counted), math.inf, of_class)
+    total = reduced("sum", of_class, over, keepdim=False)
     if label_smoothing:
         spread = label_smoothing / logits.shape[1]
         of_all = reduced("sum", apply("where", counted, norm - z, 0.0), over, keepdim=False)
@@ -74,5 +92,5 @@ def cross_entropy(
                 seed = view_of(device.view(seed.array(), (logits.shape[0], 1)), device)
             return [((apply("exp", z - norm) - chosen) * counted * seed).astype(dtype)]
 
-        record("cross_entropy", [result], [edge_of(logits)], backward)
+        record("cross_entropy", [result], [edge_of(logits)], backward, (z, norm, chosen, share))
     return result

@@ -12,6 +12,7 @@ import numpy as np
 from wgrad.autograd.args import Args
 from wgrad.autograd.decoded_weights import decoded_rows
 from wgrad.autograd.function import Context, Weight, differentiable
+from wgrad.autograd.gradients import GradientWithCopy, whole_of
 from wgrad.autograd.operators import Rules, operator
 from wgrad.autograd.ops.elementwise import column_sums
 from wgrad.autograd.ops.gemm import LowRank, add_epilogue, epilogue
@@ -28,7 +29,7 @@ from wgrad.autograd.ops.lora import (
 from wgrad.autograd.ops.quantize import frozen_compute_dtype, frozen_weight
 from wgrad.autograd.precision import finish, up
 from wgrad.autograd.rows import as_rows, with_shape
-from wgrad.autograd.tensor import GradientWithCopy, Tensor, whole_of
+from wgrad.autograd.tensor import Tensor
 from wgrad.device.contract import Array, DType
 from wgrad.device.formats.frozen_weight import FrozenWeight, formats
 

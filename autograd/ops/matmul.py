@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
-from wgrad.autograd.lazy import Lazy, broadcast, view_of
+from wgrad.autograd.lazy import Lazy, broadcast, joined_dtype, view_of
 from wgrad.autograd.ops.arithmetic import device_of, operand_of
 from wgrad.autograd.ops.movement import expand
 from wgrad.autograd.tensor import Node, Tensor, edge_of, is_recording
@@ -64,7 +64,8 @@ def _batched(x: Tensor, batch: tuple[int, ...]) -> Tensor:
 def _product(x: Tensor, y: Tensor) -> Tensor:
     device = x.device
     a, b = _matrix(x.lazy(), device), _matrix(y.lazy(), device)
-    out = device.gemm(a.array, b.array, trans_a=a.transposed, trans_b=b.transposed)
+    dtype = None if x.dtype == y.dtype else joined_dtype([x.dtype, y.dtype])
+    out = device.gemm(a.array, b.array, trans_a=a.transposed, trans_b=b.transposed, dtype=dtype)
     result = Tensor(out, device)
     if is_recording() and (x.requires_grad or y.requires_grad):
         edges = [edge_of(x), edge_of(y)]
@@ -77,7 +78,8 @@ def _product(x: Tensor, y: Tensor) -> Tensor:
                 db = _gradient(device, _Matrix(a.array, not a.transposed), _Matrix(dy, False), b, edges[1])
             return [da, db]
 
-        node = Node("matmul", device, backward, edges, [out])
+        saved = [of.array for of, edge in ((a, edges[1]), (b, edges[0])) if edge is not None]
+        node = Node("matmul", device, backward, edges, [out], saved=saved)
         result.requires_grad, result.node = True, node
     return result
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from wgrad.autograd.lazy import Lazy, broadcast, lazy_of, summed_to, view_of
+from wgrad.autograd.lazy import Lazy, broadcast, joined_dtype, lazy_of, summed_to, view_of
 from wgrad.autograd.ops.arithmetic import device_of, record
 from wgrad.autograd.ops.picking import picked
 from wgrad.autograd.tensor import Tensor, edge_of, is_recording
-from wgrad.autograd.tensor_methods import implements_method
+from wgrad.autograd.tensor_methods import Axes, axis_of, implements_method
 from wgrad.device.errors import ShapeError
 from wgrad.device.expression import row_major
 
@@ -25,12 +25,6 @@ def _viewed(name: str, x: Tensor, made: Lazy, backward: Any) -> Tensor:
         device = x.device
         record(name, [result], [edge_of(x)], lambda dy: [backward(lazy_of(dy, device))])
     return result
-
-
-def axis_of(name: str, dim: int, rank: int) -> int:
-    if not -rank <= dim < rank:
-        raise ShapeError(f"{name}: dim must be an axis of {rank}, from {-rank} to {rank - 1}, got {dim}")
-    return dim % rank
 
 
 @implements_method("permute")
@@ -69,9 +63,10 @@ def unsqueeze(x: Tensor, dim: int) -> Tensor:
 
 
 @implements_method("squeeze")
-def squeeze(x: Tensor, dim: int | None = None) -> Tensor:
-    gone = None if dim is None else axis_of("squeeze", dim, x.ndim)
-    return x.reshape([n for axis, n in enumerate(x.shape) if n != 1 or gone not in (None, axis)])
+def squeeze(x: Tensor, dim: Axes = None) -> Tensor:
+    given = range(x.ndim) if dim is None else dim if isinstance(dim, Sequence) else (dim,)
+    gone = {axis_of("squeeze", axis, x.ndim) for axis in given}
+    return x.reshape([n for axis, n in enumerate(x.shape) if n != 1 or axis not in gone])
 
 
 @implements_method("flatten")
@@ -137,6 +132,10 @@ def _sliced(
             places.append((first, step))
             made.append(-(-(last - first) // step))
         else:
+            if isinstance(i, bool | np.bool_) or not isinstance(i, int | np.integer):
+                raise ShapeError(
+                    f"an index must be a whole number, a slice, None, ... or an array, got {i!r}; convert it with int()"
+                )
             n, at = shape[len(places)], int(i)
             if not -n <= at < n:
                 raise ShapeError(f"an index must be from {-n} to {n - 1} for an axis of {n}, got {at}")
@@ -187,7 +186,7 @@ def cat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     """Join Tensors along an axis.
 
     Args:
-        tensors: Of one device, with equal sizes but for the axis.
+        tensors: Of one device, with equal sizes but for the axis. Of several dtypes the result has the widest.
         dim: The axis.
 
     Raises:
@@ -200,21 +199,21 @@ def cat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
         rest = [n for a, n in enumerate(x.shape) if a != axis]
         if x.ndim != first.ndim or rest != [n for a, n in enumerate(first.shape) if a != axis]:
             raise ShapeError(f"cat: shapes must agree but for axis {axis}, got {list(first.shape)} and {list(x.shape)}")
-    sizes = [x.shape[axis] for x in tensors]
+    sizes, dtype = [x.shape[axis] for x in tensors], joined_dtype([x.dtype for x in tensors])
     shape = tuple(sum(sizes) if a == axis else n for a, n in enumerate(first.shape))
     strides = row_major(shape)
     starts = [sum(sizes[:i]) * strides[axis] for i in range(len(sizes))]
-    whole = device.empty(shape, first.dtype)
+    whole = device.empty(shape, dtype)
     for x, start in zip(tensors, starts):
         x.lazy().write(whole, (strides, start))
     result = Tensor(whole, device)
     if is_recording() and any(x.requires_grad for x in tensors):
-        shapes = [x.shape for x in tensors]
+        parts = [(x.shape, x.dtype) for x in tensors]
 
         def backward(dy: Any) -> list[Lazy]:
             given = lazy_of(dy, device)
             given.array()
-            return [given.viewed(part, strides, start) for part, start in zip(shapes, starts)]
+            return [given.viewed(part, strides, at).astype(of) for (part, of), at in zip(parts, starts)]
 
         record("cat", [result], [edge_of(x) for x in tensors], backward)
     return result

@@ -12,10 +12,11 @@ import numpy as np
 
 from wgrad.autograd.args import Args
 from wgrad.autograd.function import Context, Weight, differentiable
+from wgrad.autograd.gradients import GradientWithCopy, Recomputed
 from wgrad.autograd.operators import operator
 from wgrad.autograd.precision import compute_dtype, finish, up
 from wgrad.autograd.rows import as_rows, with_shape
-from wgrad.autograd.tensor import GradientWithCopy, Recomputed, Tensor, is_recomputing
+from wgrad.autograd.tensor import Tensor, is_recomputing
 from wgrad.device.contract import Array, DType
 
 

@@ -90,7 +90,12 @@ def gather(x: Tensor, dim: int, places: Any) -> Tensor:
     if not -x.ndim <= dim < x.ndim:
         raise ShapeError(f"gather: dim must be an axis of {x.ndim}, got {dim}")
     axis = dim % x.ndim
-    given = places if isinstance(places, Tensor) else Tensor(to_device("gather", places, x.device), x.device)
+    if not isinstance(places, Tensor):
+        numbers, n = np.asarray(places), x.shape[axis]
+        if numbers.size and not 0 <= numbers.min() <= numbers.max() < n:
+            raise ShapeError(f"gather: index must be from 0 to {n - 1}, got {numbers.min()} to {numbers.max()}")
+        places = Tensor(to_device("gather", numbers, x.device), x.device)
+    given = _ids(places)
     rest = [n for a, n in enumerate(x.shape) if a != axis]
     if given.ndim != x.ndim or [n for a, n in enumerate(given.shape) if a != axis] != rest:
         raise ShapeError(

@@ -10,18 +10,20 @@ import numpy as np
 
 from wgrad.autograd.lazy import EXACT, Lazy, apply, index, lazy_of, reduced, view_of
 from wgrad.autograd.ops.arithmetic import record
-from wgrad.autograd.ops.movement import axis_of, transpose
+from wgrad.autograd.ops.movement import transpose
 from wgrad.autograd.ops.softmax import softmax as softmax_of_rows
 from wgrad.autograd.tensor import Tensor, edge_of, is_recording
-from wgrad.autograd.tensor_methods import Axes, implements_method
+from wgrad.autograd.tensor_methods import Axes, axis_of, implements_method
 from wgrad.device.contract import Device
 from wgrad.device.errors import ShapeError
 
 
 def _axes(name: str, dim: Axes, rank: int) -> tuple[int, ...]:
-    if dim is None:
-        return tuple(range(rank))
-    return tuple(sorted({axis_of(name, d, rank) for d in (dim if isinstance(dim, Sequence) else (dim,))}))
+    given = (dim,) if dim is not None and not isinstance(dim, Sequence) else tuple(dim or range(rank))
+    axes = sorted(axis_of(name, axis, rank) for axis in given)
+    if len({*axes}) < len(axes):
+        raise ShapeError(f"{name}: dim must name an axis once, got {list(given)}")
+    return tuple(axes)
 
 
 def _spread(dy: Any, device: Device, shape: tuple[int, ...], axes: Sequence[int]) -> Lazy:
@@ -37,7 +39,9 @@ def _spread(dy: Any, device: Device, shape: tuple[int, ...], axes: Sequence[int]
     return given.expanded(shape)
 
 
-def _reduction(name: str, kind: str, x: Tensor, dim: Axes, keepdim: bool, scale: float, slope: Any) -> Tensor:
+def _reduction(
+    name: str, kind: str, x: Tensor, dim: Axes, keepdim: bool, scale: float, slope: Any, saved: Any = ()
+) -> Tensor:
     axes = _axes(name, dim, x.ndim)
     source = x.lazy()
     y = reduced(kind, source * scale if scale != 1.0 else source, axes, keepdim)
@@ -49,7 +53,7 @@ def _reduction(name: str, kind: str, x: Tensor, dim: Axes, keepdim: bool, scale:
         def backward(dy: Any) -> list[Lazy]:
             return [slope(_spread(dy, device, shape, axes)).astype(dtype)]
 
-        record(name, [result], [edge_of(x)], backward)
+        record(name, [result], [edge_of(x)], backward, saved)
     return result
 
 
@@ -72,13 +76,14 @@ def amax(x: Tensor, dim: Axes = None, keepdim: bool = False) -> Tensor:
         largest = apply("eq", source, reduced("max", source, axes, keepdim=True))
         return dy * largest / reduced("sum", largest, axes, keepdim=True)
 
-    return _reduction("amax", "max", x, dim, keepdim, 1.0, slope)
+    return _reduction("amax", "max", x, dim, keepdim, 1.0, slope, (source,))
 
 
 @implements_method("argmax")
 def argmax(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
     if dim is None:
-        return argmax(x.reshape(-1), 0)
+        found = argmax(x.reshape(-1), 0)
+        return found.reshape((1,) * x.ndim) if keepdim else found
     axis = axis_of("argmax", dim, x.ndim)
     last = x.shape[axis] - 1
     if last >= EXACT:
@@ -86,8 +91,8 @@ def argmax(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
     source = x.lazy()
     is_largest = apply("eq", source, reduced("max", source, (axis,), keepdim=True))
     place = apply("where", is_largest, -index(x.shape, axis, x.device), -float(last))
-    found = reduced("max", place, (axis,), keepdim)
-    return Tensor(apply("neg", found, dtype=np.dtype(np.int32)), x.device)
+    largest = reduced("max", place, (axis,), keepdim)
+    return Tensor(apply("neg", largest, dtype=np.dtype(np.int32)), x.device)
 
 
 @implements_method("softmax")

@@ -7,10 +7,13 @@ from typing import Any
 
 import numpy as np
 
+from wgrad.autograd.host_arrays import to_device
 from wgrad.autograd.lazy import apply, index, lazy_of, view_of
 from wgrad.autograd.ops.activation import gelu as gelu_operator
 from wgrad.autograd.ops.arithmetic import expm1, maximum, record, softplus, where
+from wgrad.autograd.ops.cross_entropy import check_labels
 from wgrad.autograd.ops.dropout import dropout as keep_some
+from wgrad.autograd.ops.loss import IGNORE_INDEX
 from wgrad.autograd.random_numbers import drawn_seed
 from wgrad.autograd.tensor import Tensor, edge_of, is_recording
 from wgrad.autograd.tensor_methods import check_gelu
@@ -48,14 +51,20 @@ def binary_cross_entropy_with_logits(x: Tensor, target: Any, *, reduction: str =
     return _reduced("binary_cross_entropy_with_logits", softplus(x) - x * target, reduction)
 
 
-def nll_loss(log_p: Tensor, targets: Any, *, reduction: str = "mean") -> Tensor:
-    """-log_p[n, targets[n]] of log_p [N, C] and targets int32 [N]. `cross_entropy` takes logits and ignores -100."""
-    labels = targets if isinstance(targets, Tensor) else np.asarray(targets, np.int32)
+def nll_loss(log_p: Tensor, targets: Any, *, ignore_index: int = IGNORE_INDEX, reduction: str = "mean") -> Tensor:
+    """-log_p[n, targets[n]] of log_p [N, C] and targets int32 [N]: of those that are not `ignore_index` the mean, the
+    "sum" or (with "none") each, 0 where it is ignored. `cross_entropy` takes logits."""
+    labels = targets
+    if not isinstance(targets, Tensor):
+        check_labels("nll_loss", targets, log_p.shape[-1] if log_p.ndim else 0, ignore_index)
+        labels = Tensor(to_device("nll_loss", targets, log_p.device), log_p.device)
     if log_p.ndim != 2 or tuple(labels.shape) != log_p.shape[:1]:
         raise ShapeError(
             f"nll_loss: log_p must be [N, C] and targets [N], got {list(log_p.shape)} and {list(labels.shape)}"
         )
-    return _reduced("nll_loss", -log_p.gather(1, labels.reshape(-1, 1)).reshape(-1), reduction)
+    counted = labels.ne(ignore_index)
+    loss = where(counted, -log_p.gather(1, labels.reshape(-1, 1)).reshape(-1), 0)
+    return loss.sum() / counted.sum() if reduction == "mean" else _reduced("nll_loss", loss, reduction)
 
 
 def one_hot(ids: Tensor, num_classes: int) -> Tensor:

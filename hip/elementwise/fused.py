@@ -111,7 +111,8 @@ def _code(
         else:
             free.append(slot)  # nobody reads it, or it is the result
         words += [_FUNCTIONS[name] | slot << 8, sum(i << 8 * place for place, i in enumerate(read))]
-    words += struct.unpack(f"{len(scalars)}I", struct.pack(f"{len(scalars)}f", *scalars))
+    with np.errstate(over="ignore"):  # beyond float32 is inf
+        words += np.asarray(scalars, np.float32).view(np.uint32).tolist()
     words += [*sizes, *(stride for of in strides for stride in of), *offsets]
     return struct.pack(f"{len(words)}I", *words)
 

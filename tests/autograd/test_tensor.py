@@ -3,7 +3,9 @@ graph, and on wgpu against the reference; optimisers, recorded steps and files."
 
 from __future__ import annotations
 
+import copy
 import importlib.util
+import pickle
 import re
 import sys
 import threading
@@ -85,14 +87,25 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...]]] = {
         (A,),
     ),
     "parts": (
-        lambda a: a.chunk(3, 1)[1].sum() * a.narrow(2, 1, 3).select(1, 0)
+        lambda a: a.chunk(3, 1)[1].sum() * a.narrow(2, 1, 3).select(1, 0) * a.narrow(-1, -3, 3)[:, 1]
         + a.unbind(2)[4].sum()
         + a.flatten(0, 1)[4, 1],
         (A,),
     ),
-    "repeats": (lambda a: a.repeat(2, 1, 1, 3) * a.tile(2, 1, 1, 3).sum() + a.repeat_interleave(3, 2), (A,)),
-    "flip roll": (lambda a: a.flip(1, 2) * a.roll(2, 1) + a.index_select(2, numbers(a, [6, 0, 0, 1, 2, 3, 3])), (A,)),
+    "repeats": (
+        lambda a: a.repeat(2, 1, 1, 3) * a.tile(2, 1, 1, 3).sum()
+        + a.repeat_interleave(3, 2) * a.repeat_interleave(2)[7]
+        + a[:1, :, None, None, None].repeat(1, 1, 2, 1, 1, 3).sum((1, 2, 3, 4)).sum(),
+        (A,),
+    ),
+    "flip roll": (
+        lambda a: a.flip(1, 2) * a.roll(2, 1)
+        + a.roll(9) * a.roll((1, -2), (0, 2))
+        + a.index_select(2, numbers(a, [6, 0, 0, 1, 2, 3, 3])),
+        (A,),
+    ),
     "tril triu": (lambda a: (a.tril() + a.triu(2).exp()) @ a.mT.tril(-1), (A,)),
+    "tril of a column": (lambda a: a[..., :1].tril(-1) * a + a[:, :1].triu(3).expand(3, 5, 7), (A,)),
     "gather": (lambda a: a.gather(1, numbers(a, GATHERED)) * 2, (A,)),
     "picked": (
         lambda a: a[:, [4, 0, 0]].sum((0, 2)) * a[..., [1]].sum()
@@ -116,7 +129,7 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...]]] = {
         (A,),
     ),
     "nll_loss one_hot": (
-        lambda a: lib(a).nll_loss(lib(a).log_softmax(a, dim=-1), numbers(a, [1, 6, 0, 2, 2]))
+        lambda a: lib(a).nll_loss(lib(a).log_softmax(a, dim=-1), numbers(a, [1, 6, -100, 2, 2]))
         + (a * lib(a).one_hot(numbers(a, [1, 6, 0, 2, 2]), num_classes=7)).sum(),
         (B,),
     ),
@@ -348,6 +361,78 @@ def test_operands_that_were_computed_meanwhile_may_be_too_many(device: Device) -
     assert w.numpy()[0] == 3 * 2 + 13 * 12 + 31 * 30 and z.numpy()[0] == 4 + 144 + 900
 
 
+def test_gradients_at_zero_are_torchs(device: Device) -> None:
+    """Where a formula would divide 0 by 0: of norms and deviations of what is all 0, and of powers of 0."""
+    zeros, exponents = np.zeros((2, 3), np.float32), np.array([0, 1, 2], np.float32)
+    functions: list[Callable[[Any], Any]] = [
+        lambda x: x.norm(), lambda x: x.norm(2, 1), lambda x: x.std(), lambda x: x.std(-1, keepdim=True),
+        lambda x: x**0, lambda x: x**0.0, lambda x: x ** numbers(x, exponents), lambda x: x**1.5,
+    ]  # fmt: skip
+    for function in functions:
+        ours, theirs = wgrad.tensor(zeros, requires_grad=True, device=device), torch.tensor(zeros, requires_grad=True)
+        function(ours).sum().backward()
+        function(theirs).sum().backward()
+        assert ours.grad is not None and ours.grad.tolist() == theirs.grad.tolist()
+
+
+def test_values_beyond_float32_are_torchs(device: Device) -> None:
+    values = np.array([[-np.inf, -np.inf], [-np.inf, 1], [np.inf, 2]], np.float32)
+    x, theirs = wgrad.tensor(values, device=device), torch.tensor(values)
+    np.testing.assert_allclose(x.logsumexp(1).numpy(), theirs.logsumexp(1).numpy(), rtol=1e-6)
+    assert (x[1:, 1] * 1e39).tolist() == [np.inf, np.inf] and (wgrad.zeros(2, device=device) ** -2).tolist() == [
+        np.inf
+    ] * 2
+
+
+def test_dtypes_that_meet_are_widened(device: Device) -> None:
+    whole, half = wgrad.tensor([1, 2], device=device), wgrad.tensor([1e4, 0.5], dtype="float16", device=device)
+    single = wgrad.tensor([1e6, 0.25], requires_grad=True, device=device)
+    assert wgrad.cat([whole, single]).tolist() == [1, 2, 1e6, 0.25] and wgrad.cat([whole, whole > 1]).dtype == np.int32
+    joined = wgrad.stack([half, single])
+    assert joined.tolist() == [[1e4, 0.5], [1e6, 0.25]] and half.unsqueeze(0).matmul(single).item() == pytest.approx(
+        1e10
+    )
+    (joined * 3).sum().backward()
+    assert single.grad is not None and single.grad.dtype == np.float32 and single.grad.tolist() == [3, 3]
+    assert isinstance(whole[1].item(), int) and isinstance(single[1].item(), float)
+
+
+CHANGED: dict[str, tuple[Callable[[Tensor], Tensor], bool]] = {  # and whether the backward reads w
+    "mul": (lambda w: w * w, True),
+    "a chain": (lambda w: ((w + 1) * 2).sigmoid() * w.exp(), True),
+    "matmul": (lambda w: w.reshape(1, 3) @ w, True),
+    "an operator": (lambda w: F.rms_norm(w.reshape(1, 3), w, 1e-5), True),
+    "softmax": (lambda w: F.cross_entropy(w.reshape(1, 3), np.array([1])), True),
+    "largest": (lambda w: w.amax(), True),
+    "linear": (lambda w: (w * 2 + 1 - w) / 3 + w.reshape(3)[:2].sum(), False),
+    "its output, computed": (lambda w: computed(w.exp()), False),
+    "a copy": (lambda w: w.clone() * w.clone(), False),
+}
+
+
+def computed(x: Tensor) -> Tensor:
+    x.numpy()
+    return x
+
+
+@pytest.mark.parametrize("name", CHANGED)
+def test_a_change_between_forward_and_backward_is_an_error(name: str, device: Device) -> None:
+    function, reads = CHANGED[name]
+    w = wgrad.tensor([1.0, 2.0, 3.0], requires_grad=True, device=device)
+    loss = function(w).sum()
+    loss.item()
+    with wgrad.no_grad():
+        w -= 0.5
+    if reads:
+        with pytest.raises(WgradError, match="needs were changed in place after the forward"):
+            loss.backward()
+    else:
+        loss.backward()
+        assert w.grad is not None
+    again = function(w).sum()
+    again.backward()
+
+
 def test_powers_of_negative_numbers(device: Device) -> None:
     base, exponent = np.array([-2, -2, -1.5, 0, 0, 3, -2], np.float32), np.array([3, 2, -1, 0, 2, 0.5, 0.5], np.float32)
     found = (wgrad.tensor(base, device=device) ** exponent).numpy()
@@ -414,6 +499,8 @@ def test_parameters_are_changed_in_place_outside_of_the_tape(device: Device) -> 
     assert total.tolist() == [1, 1] and other.tolist() == [0, 0]
     with pytest.raises(WgradError, match="copy_: the Tensor is a result on the tape"):
         (w * 2).fill_(1)
+    other = copy.deepcopy(w)
+    assert other.device is device and other.requires_grad and other.fill_(1).tolist() == [1, 1, 1] != w.tolist()
     assert w.requires_grad_(False) is w and not (w * 2).requires_grad
 
 
@@ -701,6 +788,25 @@ BAD: dict[str, tuple[Callable[[], Any], str]] = {
         r"compile: argument 0 of <lambda> must be a Tensor, .* dict",
     ),
     "compiled": (_reads_inside, r"compile: <lambda> reads values, which a recorded step cannot repeat"),
+    "narrow": (lambda: t(3, 4).narrow(1, 2, 3), r"narrow: start and length must be of places within the 4 .* 2 and 3"),
+    "an axis": (lambda: t(3, 4).select(2, 0), r"select: dim must be an axis of 2, from -2 to 1, got 2"),
+    "another axis": (lambda: t(3, 4).repeat_interleave(2, 2), r"repeat_interleave: dim must be an axis of 2"),
+    "an axis of parts": (lambda: t(3, 4).unflatten(2, (2, 2)), r"unflatten: dim must be an axis of 2"),
+    "a moved axis": (lambda: t(3, 4).movedim(3, 0), r"movedim: dim must be an axis of 2"),
+    "an axis twice": (lambda: t(3, 4).sum((1, -1)), r"sum: dim must name an axis once, got \[1, -1\]"),
+    "turned twice": (lambda: t(3, 4).flip(0, 0), r"flip: dims must name an axis once"),
+    "true": (lambda: t(3)[True], r"an index must be a whole number, a slice, .* got True"),
+    "a fraction": (lambda: t(3)[1.0], r"an index must be a whole number, a slice, .* got 1.0"),
+    "a matrix": (lambda: t(3, 4).outer(t(3)), r"outer: operands must have 1 axes, got shape \[3, 4\]"),
+    "whole numbers": (lambda: wgrad.zeros(3, dtype="int32", requires_grad=True), r"must be of floats to have a grad"),
+    "64 bits": (
+        lambda: wgrad.tensor([1 << 40], device="cpu"),
+        r"tensor: numbers must be from -2147483648 to 2147483647",
+    ),
+    "below 0": (lambda: wgrad.full((2,), -1, dtype="uint32", device="cpu"), r"full: numbers must be from 0 to"),
+    "a label": (lambda: F.cross_entropy(t(2, 4), [4, 0]), r"cross_entropy: targets must be from 0 to 3, .* got 4"),
+    "a place": (lambda: t(2, 4).gather(1, [[-1], [0]]), r"gather: index must be from 0 to 3, got -1 to 0"),
+    "pickled": (lambda: pickle.dumps(t(2)), r"cannot be pickled; use wgrad.save_tensors"),
     "devices": (lambda: t(3) + Tensor(np.ones(3), ReferenceDevice()), r"add: operands must be on one device"),
 }
 

@@ -175,7 +175,8 @@ class _Shader:
             if name == "load":
                 value = f"f32(a{operands[0]}[{loads[operands[0]]}])"
             elif name == "scalar":
-                value = self._uniform.field("f32", float(scalars[operands[0]]))
+                with np.errstate(over="ignore"):  # beyond float32 is inf
+                    value = self._uniform.field("f32", float(np.float32(scalars[operands[0]])))
             elif name == "index":
                 value = f"f32({self._index[operands[0]]})"
             elif name == "old":
