@@ -85,6 +85,19 @@ def test_a_prompt_is_a_message_or_as_it_is(client: Client) -> None:
     assert ask(client, "generate", prompt="And they", raw=True, options=off)["response"] == raw["response"]
 
 
+def test_log_probabilities_are_those_of_openais_path(client: Client) -> None:
+    asked = {"model": "talker", "messages": TURNS, "temperature": 0, "max_tokens": 8, "top_k": 40, "top_p": 0.9}
+    choice = client.post("chat/completions", {**asked, "logprobs": True, "top_logprobs": 2}).json["choices"][0]
+    wanted = choice["logprobs"]["content"]
+    told = {"options": GREEDY, "logprobs": True, "top_logprobs": 2}
+    assert ask(client, "chat", messages=TURNS, **told)["logprobs"] == wanted and len(wanted) == 8
+    parts = lines(post(client, "chat", {"model": "talker", "messages": TURNS, **told}))
+    assert [entry for part in parts for entry in part.get("logprobs", [])] == wanted
+    raw = ask(client, "generate", prompt="And they", raw=True, options=GREEDY, logprobs=True)["logprobs"]
+    assert len(raw) == 8 and all(entry["logprob"] < 0 and entry["top_logprobs"] == [] for entry in raw)
+    assert "logprobs" not in ask(client, "chat", messages=TURNS, options=GREEDY, top_logprobs=2)
+
+
 def test_without_a_prompt_nothing_is_written(client: Client) -> None:
     """Clients have a model loaded so."""
     for path, value in (("chat", {"messages": []}), ("generate", {"prompt": ""})):
@@ -123,7 +136,9 @@ def test_embeddings_are_those_of_openais_path(client: Client) -> None:
     wanted = client.post("embeddings", {"model": "talker", "input": ["a fool", "gold"]}).json
     found = ask(client, "embed", input=["a fool", "gold"])
     np.testing.assert_allclose(found["embeddings"], [entry["embedding"] for entry in wanted["data"]], atol=1e-6)
-    assert found["prompt_eval_count"] == wanted["usage"]["prompt_tokens"]
+    assert found["prompt_eval_count"] == wanted["usage"]["prompt_tokens"] and found["total_duration"] > 0
+    whole = ask(client, "embed", input="gold", dimensions=0)["embeddings"]
+    np.testing.assert_allclose(whole, found["embeddings"][1:], atol=1e-6)
     old = post(client, "embeddings", {"model": "talker", "prompt": "gold"}).json
     np.testing.assert_allclose(old["embedding"], found["embeddings"][1], atol=1e-6)
 
@@ -137,7 +152,11 @@ def test_what_is_served_is_told(client: Client) -> None:
     family = shown["details"]["family"]
     assert shown["model_info"][f"{family}.embedding_length"] == 16 and "tools" in shown["capabilities"]
     assert shown["model_info"]["general.parameter_count"] > 1000 and "{% for m in messages %}" in shown["template"]
-    assert client.ask("GET", "/api/ps").json["models"][0]["context_length"] > 100
+    assert entry["capabilities"] == shown["capabilities"] and entry["details"] == shown["details"]
+    assert shown["details"]["embedding_length"] == 16
+    (running,) = client.ask("GET", "/api/ps").json["models"]
+    assert running["context_length"] == shown["details"]["context_length"] > 100
+    assert running["size_vram"] == 0 and running["expires_at"] > "9999", "NumPy holds it"
 
 
 WRONG: dict[str, tuple[str, Any, int, str]] = {

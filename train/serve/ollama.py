@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
 from dataclasses import asdict
 from typing import Any
 
@@ -15,9 +16,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from wgrad.train.data.tokenizer import Tokenizer
 from wgrad.train.serve.answer_parts import style_of
 from wgrad.train.serve.answering import Answering, choices_of
-from wgrad.train.serve.answers import Choice
+from wgrad.train.serve.answers import Choice, token_entry
 from wgrad.train.serve.body import read_body
 from wgrad.train.serve.errors import ApiError
 from wgrad.train.serve.ollama_form import OllamaForm, loaded, now
@@ -26,12 +28,14 @@ from wgrad.train.serve.ollama_requests import (
     OllamaChat,
     OllamaEmbed,
     OllamaGenerate,
+    OllamaRequest,
     OllamaShow,
 )
-from wgrad.train.serve.requests import parse_request
+from wgrad.train.serve.requests import ChatRequest, CompletionRequest, parse_request
 from wgrad.train.serve.tool_calls import format_of
 
 API_VERSION = "0.12.0"  # of Ollama, whose API is followed: clients look for what it has
+_NEVER = "9999-12-31T23:59:59Z"  # when a model is unloaded
 _REFUSED = ("pull", "push", "create", "copy", "delete")
 
 
@@ -64,19 +68,13 @@ class OllamaApi:
         return JSONResponse({"models": [self._entry(name) for name in self._preparation.tokenizers]})
 
     async def running(self, request: Request) -> Response:
-        found = [
-            {**self._entry(name), "context_length": self._preparation.positions, "size_vram": 0}
-            for name in self._preparation.tokenizers
-        ]
-        return JSONResponse({"models": found})
+        stays = {"expires_at": _NEVER, "size_vram": self._preparation.facts.device_bytes}
+        stays["context_length"] = self._preparation.positions
+        return JSONResponse({"models": [{**self._entry(name), **stays} for name in self._preparation.tokenizers]})
 
     async def show(self, request: Request) -> Response:
         asked = parse_request(await read_body(request, any_type=True), OllamaShow)
-        tokenizer = self._preparation.tokenizer(asked.served)
-        abilities = ["completion", "embedding"]
-        template = "\n".join(tokenizer.templates.values())
-        abilities += ["tools"] * (format_of(template) is not None)
-        abilities += ["thinking"] * (tokenizer.has_chat_template and style_of(tokenizer).thought is not None)
+        template = _template(self._preparation.tokenizer(asked.served))
         facts = self._preparation.facts
         info = {
             "general.architecture": facts.family,
@@ -85,7 +83,8 @@ class OllamaApi:
             f"{facts.family}.embedding_length": self._preparation.width,
         }
         found = {"modelfile": "", "parameters": "", "template": template, "details": self._details()}
-        return JSONResponse({**found, "model_info": info, "capabilities": abilities, "modified_at": self._begun})
+        rest = {"capabilities": self._capabilities(asked.served), "modified_at": self._begun}
+        return JSONResponse({**found, "model_info": info, **rest})
 
     async def chat(self, request: Request) -> Response:
         asked = parse_request(await read_body(request, any_type=True), OllamaChat)
@@ -108,7 +107,7 @@ class OllamaApi:
         except ApiError as error:
             raise error.renamed(NAMES) from error
         choices = [Choice(0, len(jobs[0].prompt))]
-        return await self._answering.answer(request, wanted, jobs, choices, OllamaForm(asked.model, False), events)
+        return await self._answering.answer(request, wanted, jobs, choices, self._form(asked, wanted, False), events)
 
     async def _chat(self, request: Request, asked: OllamaChat | OllamaGenerate, chat: bool) -> Response:
         events = self._answering.events()
@@ -117,12 +116,19 @@ class OllamaApi:
             jobs, style = await run_in_threadpool(self._preparation.chat_jobs, wanted, events.put)
         except ApiError as error:
             raise error.renamed(NAMES) from error
-        form = OllamaForm(asked.model, chat)
+        form = self._form(asked, wanted, chat)
         return await self._answering.answer(request, wanted, jobs, choices_of(jobs, style), form, events)
 
+    def _form(self, asked: OllamaRequest, wanted: ChatRequest | CompletionRequest, chat: bool) -> OllamaForm:
+        if not asked.logprobs:
+            return OllamaForm(asked.model, chat)
+        text, octets = self._answering.token_text(wanted), self._answering.octets(wanted)
+        return OllamaForm(asked.model, chat, lambda token: token_entry(token, text, octets))
+
     async def embed(self, request: Request) -> Response:
+        begun = time.monotonic_ns()
         asked, vectors, tokens = await self._vectors(request)
-        counts = {"total_duration": 0, "load_duration": 0, "prompt_eval_count": tokens}
+        counts = {"total_duration": time.monotonic_ns() - begun, "load_duration": 0, "prompt_eval_count": tokens}
         return JSONResponse({"model": asked.model, "embeddings": vectors, **counts})
 
     async def embeddings(self, request: Request) -> Response:
@@ -148,7 +154,13 @@ class OllamaApi:
         facts = self._preparation.facts
         digest = hashlib.sha256(json.dumps([name, asdict(facts)]).encode()).hexdigest()
         told = {"modified_at": self._begun, "size": facts.bytes, "digest": digest, "details": self._details()}
-        return {"name": name, "model": name, **told}
+        return {"name": name, "model": name, **told, "capabilities": self._capabilities(name)}
+
+    def _capabilities(self, name: str) -> list[str]:
+        tokenizer = self._preparation.tokenizer(name)
+        found = ["completion", "embedding"]
+        found += ["tools"] * (format_of(_template(tokenizer)) is not None)
+        return found + ["thinking"] * (tokenizer.has_chat_template and style_of(tokenizer).thought is not None)
 
     def _details(self) -> dict[str, Any]:
         facts = self._preparation.facts
@@ -160,4 +172,10 @@ class OllamaApi:
             "families": [facts.family],
             "parameter_size": f"{billions:.1f}B" if billions >= 1 else f"{millions:.0f}M",
             "quantization_level": facts.quantization,
+            "context_length": self._preparation.positions,
+            "embedding_length": self._preparation.width,
         }
+
+
+def _template(tokenizer: Tokenizer) -> str:
+    return "\n".join(tokenizer.templates.values())

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 from wgrad.train.serve.answer_parts import Part
 from wgrad.train.serve.answers import Choice
 from wgrad.train.serve.errors import ApiError
-from wgrad.train.serve.jobs import Piece
+from wgrad.train.serve.jobs import Piece, TokenInfo
 
 LINES = "application/x-ndjson"
 
@@ -22,30 +22,33 @@ def now() -> str:
 
 
 class OllamaForm:
-    """An answer of `/api/chat`, or of `/api/generate` where it is not a chat's."""
+    """An answer of `/api/chat`, or of `/api/generate` where it is not a chat's. entry: writes the log-probabilities of
+    a token; None: they were not asked for."""
 
     end, media_type = "", LINES
 
-    def __init__(self, model: str, chat: bool) -> None:
-        self._model, self._chat = model, chat
+    def __init__(self, model: str, chat: bool, entry: Callable[[TokenInfo], dict[str, Any]] | None = None) -> None:
+        self._model, self._chat, self._entry = model, chat, entry
         self._begun = time.monotonic_ns()
 
-    def _line(self, part: Part, done: bool = False) -> dict[str, Any]:
+    def _line(self, part: Part, tokens: Sequence[TokenInfo] = (), done: bool = False) -> dict[str, Any]:
         said: dict[str, Any] = {"thinking": part.reasoning} if part.reasoning else {}
         if self._chat:
             if part.calls:
-                said["tool_calls"] = [_entry(number, call.entry()) for number, call in enumerate(part.calls)]
+                said["tool_calls"] = [_call(number, call.entry()) for number, call in enumerate(part.calls)]
             said = {"message": {"role": "assistant", "content": part.content, **said}}
         else:
             said = {"response": part.content, **said}
+        if self._entry and tokens:
+            said["logprobs"] = [self._entry(token) for token in tokens]
         return {"model": self._model, "created_at": now(), **said, "done": done}
 
-    def _last(self, part: Part, choice: Choice) -> dict[str, Any]:
+    def _last(self, part: Part, choice: Choice, tokens: Sequence[TokenInfo] = ()) -> dict[str, Any]:
         """The counts are in nanoseconds. Models are loaded before any request."""
         end = time.monotonic_ns()
         first = choice.first or end
         return {
-            **self._line(part, done=True),
+            **self._line(part, tokens, done=True),
             "done_reason": choice.finish,
             "total_duration": end - self._begun,
             "load_duration": 0,
@@ -57,14 +60,15 @@ class OllamaForm:
 
     def answer(self, choices: Sequence[Choice]) -> dict[str, Any]:
         (choice,) = choices
-        return self._last(choice.parts.add(choice.text, last=True), choice)
+        return self._last(choice.parts.add(choice.text, last=True), choice, choice.tokens)
 
     def opening(self, choices: Sequence[Choice]) -> list[dict[str, Any]]:
         return []
 
     def events(self, choice: Choice, piece: Piece) -> list[dict[str, Any]]:
         part = choice.parts.add(piece.text, last=bool(piece.finish))
-        return [self._line(part)] if part.content or part.reasoning or part.calls else []
+        told = part.content or part.reasoning or part.calls or (self._entry and piece.tokens)
+        return [self._line(part, piece.tokens)] if told else []
 
     def closing(self, choices: Sequence[Choice]) -> list[dict[str, Any]]:
         (choice,) = choices
@@ -80,7 +84,7 @@ def loaded(model: str, chat: bool) -> dict[str, Any]:
     return {"model": model, "created_at": now(), **said, "done": True, "done_reason": "load"}
 
 
-def _entry(number: int, call: dict[str, Any]) -> dict[str, Any]:
+def _call(number: int, call: dict[str, Any]) -> dict[str, Any]:
     """A call of a tool, its arguments as an object."""
     function = call["function"]
     return {

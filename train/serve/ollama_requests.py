@@ -12,12 +12,12 @@ from wgrad.device.errors import WgradError
 from wgrad.train.files.decode import convert
 from wgrad.train.serve.embeddings import EmbeddingRequest
 from wgrad.train.serve.errors import ApiError
-from wgrad.train.serve.requests import Body, ChatRequest, CompletionRequest, Penalty, Stop
+from wgrad.train.serve.requests import MOST_TOP, Body, ChatRequest, CompletionRequest, Penalty, Stop
 
 # Options by which Ollama loads a model, or that a model here needs not.
 _OF_LOADING = {
     "num_ctx", "num_keep", "num_batch", "num_gpu", "main_gpu", "num_thread", "numa", "low_vram", "f16_kv", "vocab_only",
-    "use_mmap", "use_mlock", "logits_all", "embedding_only", "penalize_newline",
+    "use_mmap", "use_mlock", "logits_all", "embedding_only", "penalize_newline", "draft_num_predict",
 }  # fmt: skip
 _LATEST = ":latest"
 # Names of a conversation's keys here, in errors.
@@ -80,9 +80,13 @@ class OllamaBody(Body, kw_only=True):
 class OllamaRequest(OllamaBody, kw_only=True):
     """Fields of both kinds of answers."""
 
-    unsupported = {"suffix": ("",), "template": ("",), "context": ([],), "images": ([],), "logprobs": (False,)}
+    unsupported = {
+        "suffix": ("",), "template": ("",), "context": ([],), "images": ([],), "_debug_render_only": (False,),
+    }  # fmt: skip
 
     format: str | dict[str, Any] = ""
+    logprobs: bool = False
+    top_logprobs: Annotated[int, Meta(ge=0, le=MOST_TOP)] = 0
     think: bool | str = ""
     stream: bool = True
 
@@ -109,6 +113,8 @@ class OllamaRequest(OllamaBody, kw_only=True):
             tools=[*tools],
             max_tokens=self.limit,
             response_format=self._format(),
+            logprobs=self.logprobs,
+            top_logprobs=self.top_logprobs if self.logprobs else 0,
             chat_template_kwargs=thinking,
             reasoning_effort=self.think if isinstance(self.think, str) and self.think else None,
             stream=self.stream,
@@ -148,6 +154,7 @@ class OllamaGenerate(OllamaRequest, kw_only=True):
             model=self.served,
             prompt=[*ids],
             max_tokens=most if self.limit is None else self.limit,
+            logprobs=self.top_logprobs if self.logprobs else None,
             response_format=self._format(),
             stream=self.stream,
             **self.drawing.fields(),
@@ -162,7 +169,7 @@ class OllamaEmbed(OllamaBody, kw_only=True):
     dimensions: int | None = None
 
     def as_embedding(self) -> EmbeddingRequest:
-        return EmbeddingRequest(model=self.served, input=self.input or self.prompt, dimensions=self.dimensions)
+        return EmbeddingRequest(model=self.served, input=self.input or self.prompt, dimensions=self.dimensions or None)
 
 
 class OllamaShow(OllamaBody, kw_only=True):

@@ -27,12 +27,13 @@ Emit = Callable[[int, Event], None]  # the number of the prompt in its request
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """Facts of a model that clients show. bytes: of its files."""
+    """Facts of a model that clients show. bytes: of its files; device_bytes: those of them that a GPU holds."""
 
     family: str = ""
     parameters: int = 0
     quantization: str = ""
     bytes: int = 0
+    device_bytes: int = 0
 
 
 @dataclass(frozen=True)
