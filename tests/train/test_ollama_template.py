@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -32,11 +33,18 @@ MORE = {
         "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content.split('</think>')[-1] + '<|im_end|>\n' }}"
         "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n<think>\n' }}{% endif %}"
     ),
+    "empty thoughts in the last answer": (
+        "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}{% if m.role == 'assistant' and loop.last %}"
+        "{{ '<think>\n\n</think>\n\n' }}{% endif %}{{ m.content + '<|im_end|>\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+    ),
     "quotes and braces": (
         "{% for m in messages %}{{ '\"\"\"{{' + m.role + '}}\t' + m.content + '\"' }}{% endfor %}"
         "{% if add_generation_prompt %}{{ 'a\"' }}{% endif %}"
     ),
 }
+# Rendered and read by the packages `template` and `parser` of Ollama (commit fb3076099), built with Go 1.27.
+OLLAMA: Any = json.loads(Path(__file__).with_name("ollama_renderings.json").read_text(encoding="utf-8"))
 NO_SYSTEM = "{% if messages[0].role == 'system' %}{{ raise_exception('no') }}{% endif %}" + _TEMPLATES["chatml"]
 
 
@@ -58,6 +66,9 @@ def test_ten_conversations_are_rendered_alike(name: str, adds_bos: bool, of: Any
     for messages in conversations(True):
         wanted = tokenizer.chat_template.render(messages, True)
         assert render_go(found.text, messages) == (wanted.removeprefix("<s>") if adds_bos else wanted)
+    begun = [*conversations()[0], {"role": "assistant", "content": "Jane"}]
+    wanted, _, _ = tokenizer.chat_template.render(begun, False).rpartition("Jane")
+    assert render_go(found.text, begun) == (wanted.removeprefix("<s>") if adds_bos else wanted) + "Jane"
     assert '"""' not in found.text and not found.text.endswith('"')
 
 
@@ -150,10 +161,25 @@ def test_the_interpreter_refuses_what_it_does_not_know(template: str) -> None:
         render(template, VALUES)
 
 
-@pytest.mark.parametrize("text", ["plain\n text ", 'ends "', '"""', "{{ x }}", "a\tb\r\n", "ü\x00", ""])
+@pytest.mark.parametrize(
+    "text", ["plain\n text ", 'ends "', '"""', "{{ x }}", "a\tb\r\n", "ü\x00", "\xa0\\U\u200b\U0001f689\U000e0001", ""]
+)
 def test_a_literal_is_itself(text: str) -> None:
     assert render(literal(text), {}) == text
     assert '"""' not in literal(text) and not literal(text).endswith('"')
+    assert literal(text).replace("\n", "").isprintable(), "Ollama's parser leaves out all else"
+
+
+@pytest.mark.parametrize("case", OLLAMA["renderings"])
+def test_the_interpreter_does_as_ollama(case: dict[str, Any]) -> None:
+    assert render_go(case["template"], case["messages"]) == case["text"]
+
+
+def test_a_modelfile_is_what_ollama_has_read() -> None:
+    found = OLLAMA["parameters"]
+    template = OLLAMA["renderings"][-1]["template"]
+    numbers = [("temperature", str(found["temperature"])), ("num_ctx", str(found["num_ctx"]))]
+    assert modelfile("model.gguf", template, found["stop"], numbers) == OLLAMA["modelfile"]
 
 
 def test_the_comparison_is_what_refuses(of: Any, monkeypatch: pytest.MonkeyPatch) -> None:

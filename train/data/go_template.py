@@ -15,7 +15,8 @@ from typing import Any
 _ACTION = re.compile(r"\{\{((?:\"(?:\\.|[^\"\\])*\"|(?!\}\}).)*)\}\}", re.DOTALL)
 _TOKEN = re.compile(r"\s*(\"(?:\\.|[^\"\\])*\"|:=|[(),]|[^\s(),:]+)")
 _FIELD = re.compile(r"(\$\w*)?((?:\.\w*)*)")
-_NEEDS_QUOTES = re.compile(r"\{\{|\}\}|\"\"\"|[\x00-\x09\x0b-\x1f\x7f]")
+_ESCAPE = re.compile(r"\\(?:U([0-9a-f]{8})|.)", re.DOTALL)
+_NEEDS_QUOTES = re.compile(r"\{\{|\}\}|\"\"\"")
 
 _CALLS: dict[str, Callable[..., Any]] = {
     "and": lambda *values: next((v for v in values if not v), values[-1]),
@@ -34,9 +35,23 @@ class GoTemplateError(Exception):
 
 def literal(text: str) -> str:
     """Return `text` as a piece of a template that may stand between the quotes of a Modelfile."""
-    if not _NEEDS_QUOTES.search(text) and not text.endswith('"'):
+    is_kept = all(character.isprintable() or character == "\n" for character in text)  # by Ollama's parser
+    if is_kept and not _NEEDS_QUOTES.search(text) and not text.endswith('"'):
         return text
-    return "{{ " + json.dumps(text, ensure_ascii=False) + " }}"
+    return '{{ "' + "".join(map(_in_quotes, text)) + '" }}'
+
+
+def _in_quotes(character: str) -> str:
+    if character.isprintable() and character not in '"\\':
+        return character
+    return json.dumps(character)[1:-1] if character.isascii() else f"\\U{ord(character):08x}"
+
+
+def _unquoted(token: str) -> str:
+    """Go has Python's `\\U0001f689`, which JSON has not."""
+    whole = _ESCAPE.sub(lambda found: chr(int(found[1], 16)) if found[1] else found[0], token)
+    text: str = json.loads(whole, strict=False)
+    return text
 
 
 def render(template: str, values: Mapping[str, Any]) -> str:
@@ -142,7 +157,7 @@ def _operand(tokens: list[str], scope: _Scope) -> Any:
             raise GoTemplateError("a parenthesis is not closed")
         return value
     if token.startswith('"'):
-        return json.loads(token)
+        return _unquoted(token)
     if token.isdecimal():
         return int(token)
     field = _FIELD.fullmatch(token)

@@ -8,7 +8,10 @@ Source of Ollama's variables: github.com/ollama/ollama, docs/template.md; `.Mess
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import groupby
+from operator import itemgetter
 
 from wgrad.device.errors import WgradError
 from wgrad.train.data import go_template
@@ -72,25 +75,37 @@ def derive(render: Render) -> OllamaTemplate:
     """Return the Go template that renders ten conversations as `render` does. Raises NotDerivable."""
     text, takes_system = _write(render)
     for messages in conversations(takes_system):
-        wanted = render(messages, True)
-        try:
-            got = render_go(text, messages)
-        except go_template.GoTemplateError as error:
-            raise NotDerivable(str(error)) from None
-        if got != wanted:
-            at = next((i for i, (a, b) in enumerate(zip(got, wanted)) if a != b), min(len(got), len(wanted)))
-            roles = ", ".join(message["role"] for message in messages)
-            raise NotDerivable(
-                f"of a conversation of {roles} it writes {wanted[at : at + 30]!r}, not {got[at : at + 30]!r}"
-            )
+        _compare(text, messages, render(messages, True))
+        if len(messages) > 2:  # Ollama goes on where a conversation ends in an answer
+            begun, answer = messages[:-1], messages[-2]["content"]
+            with suppress(MessagesRefused):
+                before, _, _ = render(begun, False).rpartition(answer)
+                _compare(text, begun, before + answer)
     notes = [] if takes_system else ["the chat template takes no system message, so TEMPLATE leaves it out"]
     return OllamaTemplate(text, notes)
 
 
+def _compare(template: str, messages: Messages, wanted: str) -> None:
+    """Raises NotDerivable."""
+    try:
+        got = render_go(template, messages)
+    except go_template.GoTemplateError as error:
+        raise NotDerivable(str(error)) from None
+    if got != wanted:
+        at = next((i for i, (a, b) in enumerate(zip(got, wanted)) if a != b), min(len(got), len(wanted)))
+        roles = ", ".join(message["role"] for message in messages)
+        raise NotDerivable(
+            f"of a conversation of {roles} it writes {wanted[at : at + 30]!r}, not {got[at : at + 30]!r}"
+        )
+
+
 def render_go(template: str, messages: Sequence[dict[str, str]]) -> str:
-    """Render a Go template as Ollama does."""
+    """Render a Go template as Ollama does, which makes one message of neighbours of one role."""
     system = "\n\n".join(message["content"] for message in messages if message["role"] == "system")
-    shown = [{"Role": message["role"], "Content": message["content"]} for message in messages]
+    shown = [
+        {"Role": role, "Content": "\n\n".join(message["content"] for message in group)}
+        for role, group in groupby(messages, key=itemgetter("role"))
+    ]
     return go_template.render(template, {"System": system, "Messages": shown})
 
 
@@ -134,6 +149,7 @@ def _write(render: Render) -> tuple[str, bool]:
     if not say.startswith(answer_end):
         answer_end = ""
     to_answer, start, to_question = ask[len(question_end) :], close[len(question_end) :], say[len(answer_end) :]
+    to_last = _last_header(render(turns[:2], False), words, question_end, to_answer)
     system = _system(render, turns, words, say)
     # The text before the first question without a system message, and behind one.
     openings = [opening] + ([system.after] if system and system.place == "first" else [])
@@ -148,9 +164,19 @@ def _write(render: Render) -> tuple[str, bool]:
     text = before + "{{ range $i, $_ := .Messages }}" + _LAST
     text += f'{{{{ if eq .Role "user" }}}}{header}{late}{{{{ .Content }}}}{literal(question_end)}'
     text += f"{{{{ if $last }}}}{literal(start)}{{{{ end }}}}" if start else ""
-    text += f'{{{{ else if eq .Role "assistant" }}}}{literal(to_answer)}{{{{ .Content }}}}'
+    answer = literal(to_answer)
+    if to_last != to_answer:
+        answer = f"{{{{ if $last }}}}{literal(to_last)}{{{{ else }}}}{answer}{{{{ end }}}}"
+    text += f'{{{{ else if eq .Role "assistant" }}}}{answer}{{{{ .Content }}}}'
     text += f"{{{{ if not $last }}}}{literal(answer_end)}{{{{ end }}}}" if answer_end else ""
     return text + "{{ end }}{{ end }}", system is not None
+
+
+def _last_header(text: str, words: Sequence[str], question_end: str, to_answer: str) -> str:
+    """Return what stands in front of an answer that ends the conversation `text`: of some models empty thoughts."""
+    before, found, _ = text.partition(words[1])
+    _, asked, header = before.partition(words[0] + question_end)
+    return header if found and asked else to_answer
 
 
 def _opening(system: _System | None, heads: Sequence[str], root: str) -> str:
