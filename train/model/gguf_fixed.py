@@ -1,4 +1,4 @@
-"""What llama.cpp has for an architecture of its own, without a key in GGUF files.
+"""Properties of architectures that llama.cpp has in its code, without a key in GGUF files.
 
 Source: github.com/ggml-org/llama.cpp, src/llama-model.cpp and src/models.
 """
