@@ -1,4 +1,4 @@
-"""What goes between the backwards of neighbouring nodes beside a gradient."""
+"""Gradients in other forms than an array, as the backwards of neighbouring nodes pass them."""
 
 from __future__ import annotations
 

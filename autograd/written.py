@@ -1,4 +1,4 @@
-"""Which memory was overwritten and when: a backward may not read what changed after its forward."""
+"""The record of which memory was overwritten and when: a backward may not read what changed after its forward."""
 
 from __future__ import annotations
 
