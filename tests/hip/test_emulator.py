@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from tests.hip.emulator import build
 from tests.hip.emulator.build import build_kernels
 from wgrad.device.errors import DeviceLost
 
@@ -94,6 +96,30 @@ def planted(emulator: Any, hip_device: Any, tmp_path: Path) -> Any:
     source.write_text(KERNELS)
     build_kernels(source, hip_device.architecture, emulator.folder)
     return hip_device
+
+
+def test_the_compiler_is_started_again_for_a_changed_source_alone(
+    emulator: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = tmp_path / "one.hip"
+    text = '#include "gpu.hpp"\nextern "C" GPU_KERNEL(64) void one(float* y) {{ y[gpu::thread()] = {}; }}\n'
+    source.write_text(text.format("1.f"))
+    build_kernels(source, "gfx942", tmp_path)
+    started: list[list[str]] = []
+    run = build._run
+
+    def noted(command: list[str], **more: Any) -> str:
+        started.append(command)
+        return run(command, **more)
+
+    monkeypatch.setattr(build, "_run", noted)
+    build_kernels(source, "gfx942", tmp_path)
+    assert started == []
+    before = source.stat().st_mtime_ns
+    source.write_text(text.format("2.f"))
+    os.utime(source, ns=(before + 1, before + 1))
+    build_kernels(source, "gfx942", tmp_path)
+    assert len(started) == 2
 
 
 def test_missing_barrier_shows_in_one_of_the_orders(planted: Any, monkeypatch: pytest.MonkeyPatch) -> None:

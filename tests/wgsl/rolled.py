@@ -13,6 +13,7 @@ from wgrad.wgsl.runtime.compile import Constant
 
 # They repeat reads of workgroup memory and multiplications: most of the code of a GEMM or of attention.
 _ROLLED = {"k TILE_K", "s K_STEPS", "k STEPS", "piece 2", "c DC4", "n VN4", "pass 2", "step STEPS", "n KEY_STEPS"}
+_ROLLED |= {"s RUNS"}  # of the delta rule on tensor cores
 # Columns of a tile of the delta rule; a GEMV counts rows by the same name, and keeps each in a variable of its own.
 _TILE, _COLUMNS = "struct Tile {", "c 4"
 # Loops that a compiler unrolls, by how they end: sums over invocations of a skinny GEMM, the delta rule and decoding.

@@ -14,13 +14,15 @@ import re
 import shutil
 import subprocess
 from collections.abc import Collection
+from functools import cache
 from pathlib import Path
 
 from filelock import FileLock
 
 HERE = Path(__file__).resolve().parent
 HIP = HERE.parents[2] / "hip"
-INCLUDES = sorted({f"-I{path.parent}" for path in HIP.rglob("*.hpp")})
+HEADERS = sorted(HIP.rglob("*.hpp"))
+INCLUDES = sorted({f"-I{path.parent}" for path in HEADERS})
 HOST = {"gfx90a": 910, "gfx942": 942, "gfx1100": 1100, "gfx1201": 1201}
 FLAGS = ["-std=c++20", "-O1", "-march=x86-64-v3", "-fPIC", "-fno-math-errno", "-Wall", "-Wno-psabi", *INCLUDES]
 # What is unrolled for a card would only take long to compile here.
@@ -112,7 +114,7 @@ def build_kernels(
     """
     output = out / arch / f"{source.stem}.co"
     flags = [*FLAGS, *(COUNTED if counted else ()), *(() if optimised else ("-O0",))]
-    text = _run([clang(), *flags, f"-DGPU_HOST={HOST[arch]}", "-x", "c++", "-E", str(source)])
+    text = _preprocess(source, arch, flags)
     if only is not None:
         text = _without(text, only)
     key = _digest([*flags, *MACHINE_CODE] if counted else flags, text)
@@ -135,6 +137,18 @@ def build_kernels(
                 _run([clang(), *flags, "-x", "c++", "-shared", "-", "-o", str(made), "-lm"], stdin=source_text)
             _publish(made, output, key)
     return output
+
+
+@cache
+def _preprocessed(command: tuple[str, ...], written: tuple[int, ...]) -> str:
+    """The output of a preprocessor, for sources that were last written at these times."""
+    return _run(list(command))
+
+
+def _preprocess(source: Path, arch: str, flags: list[str]) -> str:
+    """Each device of a process asks for the same text of its kernels: the compiler is started once for it."""
+    command = (clang(), *flags, f"-DGPU_HOST={HOST[arch]}", "-x", "c++", "-E", str(source))
+    return _preprocessed(command, tuple(path.stat().st_mtime_ns for path in (source, *HEADERS)))
 
 
 def has_kernels(source: Path, arch: str) -> bool:
