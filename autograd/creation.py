@@ -91,6 +91,9 @@ def zeros(
         dtype: A dtype of NumPy; float32 by default.
         device: A name (auto | wgpu | hip | cpu), a device, or None for the default.
 
+    Returns:
+        A Tensor of that shape and dtype.
+
     Raises:
         ShapeError: a size is not positive.
     """
@@ -111,6 +114,9 @@ def ones(
         requires_grad: Whether `backward` computes its gradient.
         dtype: A dtype of NumPy; float32 by default.
         device: A name (auto | wgpu | hip | cpu), a device, or None for the default.
+
+    Returns:
+        A Tensor of that shape and dtype.
 
     Raises:
         ShapeError: a size is not positive.
@@ -135,6 +141,9 @@ def full(
         dtype: A dtype of NumPy; float32 by default.
         device: A name (auto | wgpu | hip | cpu), a device, or None for the default.
 
+    Returns:
+        A Tensor of that shape and dtype.
+
     Raises:
         ShapeError: a size is not positive.
     """
@@ -151,6 +160,9 @@ def zeros_like(x: Tensor, *, requires_grad: bool = False, dtype: DType = None) -
         x: Whose shape, dtype and device it has.
         requires_grad: Whether `backward` computes its gradient.
         dtype: Another dtype of NumPy.
+
+    Returns:
+        A Tensor of x's shape, on its device.
     """
     return full(x.shape, 0.0, requires_grad=requires_grad, dtype=dtype or x.dtype, device=x.device)
 
@@ -162,6 +174,9 @@ def ones_like(x: Tensor, *, requires_grad: bool = False, dtype: DType = None) ->
         x: Whose shape, dtype and device it has.
         requires_grad: Whether `backward` computes its gradient.
         dtype: Another dtype of NumPy.
+
+    Returns:
+        A Tensor of x's shape, on its device.
     """
     return full(x.shape, 1.0, requires_grad=requires_grad, dtype=dtype or x.dtype, device=x.device)
 
@@ -184,6 +199,9 @@ def arange(
         requires_grad: Whether `backward` computes its gradient.
         dtype: By default int32 for whole numbers, else float32.
         device: A name (auto | wgpu | hip | cpu), a device, or None for the default.
+
+    Returns:
+        [n], where n is (end - start) / step, rounded up.
     """
     numbers = np.arange(*(start, end, step) if end is not None else (0, start, step))
     return tensor(numbers, requires_grad=requires_grad, dtype=dtype, device=device)
@@ -200,6 +218,9 @@ def linspace(
         steps: How many there are.
         requires_grad: Whether `backward` computes its gradient.
         device: A name (auto | wgpu | hip | cpu), a device, or None for the default.
+
+    Returns:
+        float32 [steps].
     """
     return tensor(np.linspace(start, end, steps), requires_grad=requires_grad, device=device)
 
@@ -212,6 +233,9 @@ def eye(n: int, m: int | None = None, *, requires_grad: bool = False, device: st
         m: Columns; n by default.
         requires_grad: Whether `backward` computes its gradient.
         device: A name (auto | wgpu | hip | cpu), a device, or None for the default.
+
+    Returns:
+        float32 [n, m]: ones where row and column are equal.
     """
     return tensor(np.eye(n, m, dtype=np.float32), requires_grad=requires_grad, device=device)
 
@@ -232,6 +256,9 @@ def randn(
         dtype: A dtype of NumPy; float32 by default.
         device: A name (auto | wgpu | hip | cpu), a device, or None for the default.
 
+    Returns:
+        A Tensor of that shape and dtype. `manual_seed` makes it the same in each run.
+
     Raises:
         ShapeError: a size is not positive.
     """
@@ -247,6 +274,9 @@ def rand(*shape: int | Sequence[int], requires_grad: bool = False, device: str |
         requires_grad: Whether `backward` computes its gradient.
         device: A name (auto | wgpu | hip | cpu), a device, or None for the default.
 
+    Returns:
+        float32 of that shape. `manual_seed` makes it the same in each run.
+
     Raises:
         ShapeError: a size is not positive.
     """
@@ -261,6 +291,9 @@ def randint(low: int, high: int, shape: int | Sequence[int], *, device: str | De
         high: They stay below it.
         shape: Sizes.
         device: A name (auto | wgpu | hip | cpu), a device, or None for the default.
+
+    Returns:
+        int32 of that shape. `manual_seed` makes it the same in each run.
 
     Raises:
         ShapeError: a size is not positive.

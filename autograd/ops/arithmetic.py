@@ -177,6 +177,9 @@ where = _function(
         a: A Tensor, array or number.
         b: A Tensor, array or number. All three are broadcast to each other.
 
+    Returns:
+        A Tensor of the shape that all three are broadcast to.
+
     Raises:
         ShapeError: the shapes cannot be broadcast.
     """,

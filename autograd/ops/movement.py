@@ -189,6 +189,9 @@ def cat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
         tensors: Of one device, with equal sizes but for the axis. Of several dtypes the result has the widest.
         dim: The axis.
 
+    Returns:
+        A Tensor whose size along `dim` is the sum of theirs.
+
     Raises:
         ShapeError: the shapes do not fit.
     """
@@ -225,6 +228,9 @@ def stack(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     Args:
         tensors: Of one device and shape.
         dim: Place of the new axis.
+
+    Returns:
+        A Tensor with one axis more, whose size is their number.
 
     Raises:
         ShapeError: the shapes differ.

@@ -1,4 +1,4 @@
-"""LDS bank conflicts and uncoalesced accesses: the counter finds what is planted, and our kernels keep their counts."""
+"""LDS bank conflicts and uncoalesced accesses: the counter finds those of probes, and our kernels keep their counts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.hip.executor.accesses import DTYPES, FAMILIES, as_row, count
 from tests.hip.executor.table import COMMAND, TABLES, is_current, reason, stale
 from wgrad.device.errors import DeviceLost
 
-PLANTED = """
+PROBE = """
 #include "gpu.hpp"
 using namespace gpu;
 extern "C" GPU_KERNEL(64) void lds_words(float* y, u32 stride) {
@@ -136,9 +136,9 @@ def check_coalesced(name: str, counts: Any, dtype: str) -> None:
 
 # ---- the counter itself --------------------------------------------------------------------------
 @pytest.fixture(params=["gfx942", "gfx1100"])
-def planted(emulator: Any, request: pytest.FixtureRequest, tmp_path: Path) -> Any:
-    """planted(kernel, arguments): the sites of one launch of a kernel above."""
-    (tmp_path / "planted.hip").write_text(PLANTED)
+def probe(emulator: Any, request: pytest.FixtureRequest, tmp_path: Path) -> Any:
+    """probe(kernel, arguments): the sites of one launch of a kernel above."""
+    (tmp_path / "probe.hip").write_text(PROBE)
     device = emulator.counting(request.param, tmp_path)
     x, y = device.zeros((4096,)), device.zeros((4096,))
 
@@ -146,7 +146,7 @@ def planted(emulator: Any, request: pytest.FixtureRequest, tmp_path: Path) -> An
         kernel: str, *numbers: int, reads: bool = False, l1: int = 256
     ) -> dict[tuple[str, str], tuple[int, int, int]]:
         arguments = [x, y, *numbers] if reads else [y, *numbers]
-        found = emulator.count(lambda: device.launch("planted", kernel, arguments, (1, 1, 1), threads=64), l1=l1)
+        found = emulator.count(lambda: device.launch("probe", kernel, arguments, (1, 1, 1), threads=64), l1=l1)
         launch.fetched = found[kernel].fetched  # type: ignore[attr-defined]
         return {(s.memory, s.direction): (s.accesses, s.cost, s.least) for s in found[kernel].sites}
 
@@ -156,64 +156,64 @@ def planted(emulator: Any, request: pytest.FixtureRequest, tmp_path: Path) -> An
 
 
 @pytest.mark.parametrize(("stride", "ways"), [(1, 1), (2, 2), (4, 4), (32, 32), (33, 1), (48, 16), (0, 1)])
-def test_bank_conflicts_of_words(planted: Any, stride: int, ways: int) -> None:
+def test_bank_conflicts_of_words(probe: Any, stride: int, ways: int) -> None:
     """A step of 32 words: 32 lanes in one bank. A step of 0: one word for all, no conflict."""
-    assert planted("lds_words", stride)["lds", "load"] == (planted.waves, 2 * ways, 2)
+    assert probe("lds_words", stride)["lds", "load"] == (probe.waves, 2 * ways, 2)
 
 
 @pytest.mark.parametrize(("stride", "ways"), [(4, 1), (8, 2), (16, 4), (20, 1), (32, 8)])
-def test_bank_conflicts_of_128_bits(planted: Any, stride: int, ways: int) -> None:
+def test_bank_conflicts_of_128_bits(probe: Any, stride: int, ways: int) -> None:
     """Eight lanes at a time; 20 words is the padded row of 16."""
-    assert planted("lds_wide", stride)["lds", "load"] == (planted.waves, 8 * ways, 8)
+    assert probe("lds_wide", stride)["lds", "load"] == (probe.waves, 8 * ways, 8)
 
 
-def test_cdna_takes_128_bit_reads_of_lanes_that_are_not_neighbours(planted: Any) -> None:
+def test_cdna_takes_128_bit_reads_of_lanes_that_are_not_neighbours(probe: Any) -> None:
     """Lanes 0-3 read where lanes 4-7 do, and 16-19 where 20-23 do: a conflict for groups of neighbours alone."""
-    found = planted("lds_pairs")
-    assert found["lds", "load"][1:] == ((8, 8) if planted.cdna else (16, 8))
+    found = probe("lds_pairs")
+    assert found["lds", "load"][1:] == ((8, 8) if probe.cdna else (16, 8))
     assert found["lds", "store"][1] == 16  # stores go by neighbours everywhere
 
 
 @pytest.mark.parametrize(("stride", "shift", "lines"), [(1, 0, 2), (1, 1, 0), (2, 0, 4), (32, 0, 64), (0, 0, 0)])
-def test_lines_of_global_memory(planted: Any, stride: int, shift: int, lines: int) -> None:
+def test_lines_of_global_memory(probe: Any, stride: int, shift: int, lines: int) -> None:
     """64 words in two lines of 128 bytes; one element on, a line more for each wave; a step of 32, a line a lane."""
-    wanted = {(1, 1): 2 + planted.waves, (0, 0): planted.waves}.get((stride, shift), lines)
-    accesses, cost, least = planted("global_words", stride, shift, reads=True)["global", "load"]
-    assert (accesses, cost, least) == (planted.waves, wanted, 2 if stride else planted.waves)
+    wanted = {(1, 1): 2 + probe.waves, (0, 0): probe.waves}.get((stride, shift), lines)
+    accesses, cost, least = probe("global_words", stride, shift, reads=True)["global", "load"]
+    assert (accesses, cost, least) == (probe.waves, wanted, 2 if stride else probe.waves)
 
 
-def test_lines_of_128_bits(planted: Any) -> None:
+def test_lines_of_128_bits(probe: Any) -> None:
     for direction in ("load", "store"):
-        assert planted("global_wide", reads=True)["global", direction] == (planted.waves, 8, 8)
+        assert probe("global_wide", reads=True)["global", direction] == (probe.waves, 8, 8)
 
 
 @pytest.mark.parametrize(("lines", "times"), [(8, 1), (9, 2)])
-def test_l1_keeps_what_was_read_last(planted: Any, lines: int, times: int) -> None:
+def test_l1_keeps_what_was_read_last(probe: Any, lines: int, times: int) -> None:
     """Read twice in the same order through an L1 of 8 lines; each wave finds what the one before has left."""
-    planted("lines_twice", lines, reads=True, l1=8)
-    assert planted.fetched == (lines if times == 1 else planted.waves * lines * times)
-    planted("global_wide", reads=True)
-    assert planted.fetched == 8  # stores fetch nothing
-    planted("line_often", 8, reads=True, l1=2)  # lines 0, 1, 0, 3, 0, 5, 0, 7
-    assert planted.fetched == 5 + 4 * (planted.waves - 1)
+    probe("lines_twice", lines, reads=True, l1=8)
+    assert probe.fetched == (lines if times == 1 else probe.waves * lines * times)
+    probe("global_wide", reads=True)
+    assert probe.fetched == 8  # stores fetch nothing
+    probe("line_often", 8, reads=True, l1=2)  # lines 0, 1, 0, 3, 0, 5, 0, 7
+    assert probe.fetched == 5 + 4 * (probe.waves - 1)
 
 
-def test_lanes_that_leave_a_loop_are_not_mixed_up(planted: Any) -> None:
+def test_lanes_that_leave_a_loop_are_not_mixed_up(probe: Any) -> None:
     """Lane l goes round l % 3 + 1 times: each round is one access of the lanes that are still there."""
-    assert planted("global_loop", reads=True)["global", "load"][0] == 3 * planted.waves
+    assert probe("global_loop", reads=True)["global", "load"][0] == 3 * probe.waves
 
 
 @pytest.mark.parametrize("what", range(5))
-def test_waves_that_share_lds_are_found(emulator: Any, planted: Any, blocking: None, what: int) -> None:
+def test_waves_that_share_lds_are_found(emulator: Any, probe: Any, blocking: None, what: int) -> None:
     """By epochs between barriers, whichever wave runs first. gfx942 has one wave here, whose lanes are in order."""
-    if what > 2 or planted.waves == 1:
-        planted("race", what)
+    if what > 2 or probe.waves == 1:
+        probe("race", what)
     else:
         with pytest.raises(DeviceLost):
-            planted("race", what)
+            probe("race", what)
         assert "two waves use the same bytes of LDS between two barriers" in emulator.last_failure
         emulator.clear()
 
 
-def test_registers_are_not_counted(planted: Any) -> None:
-    assert set(planted("spill", 3)) == {("global", "store")}
+def test_registers_are_not_counted(probe: Any) -> None:
+    assert set(probe("spill", 3)) == {("global", "store")}

@@ -90,9 +90,9 @@ extern "C" GPU_KERNEL(32) void matrix16(const half* a, const half* b, float* d) 
 
 
 @pytest.fixture
-def planted(emulator: Any, hip_device: Any, tmp_path: Path) -> Any:
+def probe(emulator: Any, hip_device: Any, tmp_path: Path) -> Any:
     """The device, with the kernels above beside its own."""
-    source = tmp_path / "planted.hip"
+    source = tmp_path / "probe.hip"
     source.write_text(KERNELS)
     build_kernels(source, hip_device.architecture, emulator.folder)
     return hip_device
@@ -122,16 +122,16 @@ def test_the_compiler_is_started_again_for_a_changed_source_alone(
     assert len(started) == 2
 
 
-def test_missing_barrier_shows_in_one_of_the_orders(planted: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    x = planted.upload(np.arange(128, dtype=np.float32))
-    wanted = np.roll(np.arange(128, dtype=np.float32), -planted.wave)
+def test_missing_barrier_shows_in_one_of_the_orders(probe: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = probe.upload(np.arange(128, dtype=np.float32))
+    wanted = np.roll(np.arange(128, dtype=np.float32), -probe.wave)
     right = {0: 0, 1: 0}
     for order in ("fwd", "rev"):
         monkeypatch.setenv("WGRAD_EMULATED_ORDER", order)
         for barrier in right:
-            y = planted.empty((128,))
-            planted.launch("planted", "neighbour", [x, y, barrier], (1, 1, 1), threads=128)
-            right[barrier] += np.array_equal(planted.download(y), wanted)
+            y = probe.empty((128,))
+            probe.launch("probe", "neighbour", [x, y, barrier], (1, 1, 1), threads=128)
+            right[barrier] += np.array_equal(probe.download(y), wanted)
     assert right[1] == 2 and right[0] < 2
 
 
@@ -148,31 +148,31 @@ def test_missing_barrier_shows_in_one_of_the_orders(planted: Any, monkeypatch: p
     ],
 )
 def test_mutants_are_found(
-    planted: Any, emulator: Any, blocking: None, kernel: str, argument: int | None, message: str
+    probe: Any, emulator: Any, blocking: None, kernel: str, argument: int | None, message: str
 ) -> None:
-    arguments = [planted.zeros((64,))] + ([] if argument is None else [argument])
+    arguments = [probe.zeros((64,))] + ([] if argument is None else [argument])
     with pytest.raises(DeviceLost):
-        planted.launch("planted", kernel, arguments, (1, 1, 1), threads=128 if "wave" in kernel else 64)
+        probe.launch("probe", kernel, arguments, (1, 1, 1), threads=128 if "wave" in kernel else 64)
     assert message in emulator.last_failure
 
 
-def test_wave_sums_stay_within_a_wave(planted: Any) -> None:
+def test_wave_sums_stay_within_a_wave(probe: Any) -> None:
     x = np.random.default_rng(0).standard_normal(64).astype(np.float32)
-    y = planted.empty((192,))
-    planted.launch("planted", "sums", [planted.upload(x), y], (1, 1, 1), threads=64)
-    found = planted.download(y).reshape(3, -1, planted.wave)
-    waves = x.reshape(-1, planted.wave)
-    np.testing.assert_allclose(found[0], np.repeat(waves.sum(1)[:, None], planted.wave, 1), rtol=1e-5, atol=1e-5)
-    np.testing.assert_array_equal(found[1], np.repeat(waves.max(1)[:, None], planted.wave, 1))
-    np.testing.assert_array_equal(found[2], waves[:, np.arange(planted.wave) ^ 5])
+    y = probe.empty((192,))
+    probe.launch("probe", "sums", [probe.upload(x), y], (1, 1, 1), threads=64)
+    found = probe.download(y).reshape(3, -1, probe.wave)
+    waves = x.reshape(-1, probe.wave)
+    np.testing.assert_allclose(found[0], np.repeat(waves.sum(1)[:, None], probe.wave, 1), rtol=1e-5, atol=1e-5)
+    np.testing.assert_array_equal(found[1], np.repeat(waves.max(1)[:, None], probe.wave, 1))
+    np.testing.assert_array_equal(found[2], waves[:, np.arange(probe.wave) ^ 5])
 
 
 @pytest.mark.parametrize(("kernel", "side", "depth"), [("matrix16", 16, 16), ("matrix32", 32, 8)])
-def test_matrix_instructions(planted: Any, kernel: str, side: int, depth: int) -> None:
-    if kernel == "matrix32" and planted.wave == 32:
+def test_matrix_instructions(probe: Any, kernel: str, side: int, depth: int) -> None:
+    if kernel == "matrix32" and probe.wave == 32:
         pytest.skip("WMMA has no 32 x 32 form")
     rng = np.random.default_rng(1)
     a, b = (rng.integers(-8, 8, shape).astype(np.float16) for shape in ((side, depth), (depth, side)))
-    d = planted.empty((side, side))
-    planted.launch("planted", kernel, [planted.upload(a), planted.upload(b), d], (1, 1, 1), threads=planted.wave)
-    np.testing.assert_array_equal(planted.download(d), a.astype(np.float32) @ b.astype(np.float32))
+    d = probe.empty((side, side))
+    probe.launch("probe", kernel, [probe.upload(a), probe.upload(b), d], (1, 1, 1), threads=probe.wave)
+    np.testing.assert_array_equal(probe.download(d), a.astype(np.float32) @ b.astype(np.float32))

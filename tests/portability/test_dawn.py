@@ -198,10 +198,10 @@ def mutants_pass(dawn: Dawn, bundle: Bundle) -> dict[str, list[bool]]:
                 steps.append(step)
             assert steps != named[0]["steps"]
             cases += [{**named[0], "name": f"{name}, {kind_of}"}]
-            cases += [{**named[0], "name": f"{name}, {kind_of}, planted", "steps": steps}]
+            cases += [{**named[0], "name": f"{name}, {kind_of}, mutant", "steps": steps}]
     document = {**bundle.document, "shaders": shaders, "cases": cases}
     passed = {result["name"]: result["ok"] for result in dawn.run(Bundle(document, bundle.block)).results}
-    return {name: [passed[name], passed[f"{name}, planted"]] for name in passed if not name.endswith("planted")}
+    return {name: [passed[name], passed[f"{name}, mutant"]] for name in passed if not name.endswith("mutant")}
 
 
 @pytest.mark.parametrize("name", MUTANTS)
