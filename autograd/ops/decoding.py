@@ -71,6 +71,7 @@ def _(logits: np.ndarray, uniform: np.ndarray, settings: np.ndarray) -> np.ndarr
 
 
 _MOST_TOP_K = 1 << 24  # float32 has every integer up to it, and no vocabulary has as many tokens
+_MOST_TEMPERATURE = float(np.finfo(np.float32).max)
 
 
 def sample_settings(temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0) -> np.ndarray:
@@ -83,7 +84,7 @@ def sample_settings(temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0
     args.rule(top_k >= 0, f"top_k must be 0 (off) or positive, got {top_k}")
     args.rule(0 < top_p <= 1, f"top_p must be in (0, 1], got {top_p}; 1 is off")
     args.rule(0 <= min_p <= 1, f"min_p must be in [0, 1], got {min_p}; 0 is off")
-    return np.array([temperature, min(top_k, _MOST_TOP_K), top_p, min_p], np.float32)
+    return np.array([min(temperature, _MOST_TEMPERATURE), min(top_k, _MOST_TOP_K), top_p, min_p], np.float32)
 
 
 def _draw(logits: np.ndarray, number: float, temperature: float, top_k: int, top_p: float, min_p: float) -> int:

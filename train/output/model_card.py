@@ -131,8 +131,11 @@ class Card:
 
 
 def is_own_card(path: Path) -> bool:
-    """Return whether a card was written here, or there is none: it may be replaced."""
-    return not path.exists() or MARK in path.read_text(encoding="utf-8", errors="replace")
+    """Return whether a card was written here, or there is none: it may be replaced. What cannot be read is another's."""
+    try:
+        return not path.exists() or (path.is_file() and MARK in path.read_text(encoding="utf-8", errors="replace"))
+    except OSError:
+        return False
 
 
 def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
