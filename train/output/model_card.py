@@ -131,7 +131,7 @@ class Card:
 
 
 def is_own_card(path: Path) -> bool:
-    """Return whether a card was written here, or there is none: it may be replaced. What cannot be read is another's."""
+    """Return whether there is no card, or one written here: it may be replaced. What cannot be read is another's."""
     try:
         return not path.exists() or (path.is_file() and MARK in path.read_text(encoding="utf-8", errors="replace"))
     except OSError:
