@@ -1,15 +1,15 @@
 """Tokens/s with the frozen weights in main memory against those on the device, and the host link beside them.
 
     python bench/bench_streaming.py [--works llama-3.1-8b:3GiB,llama-3.1-70b:16GiB] [--max-length 8192] [--layers N]
-        [--out FILE]
+        [--resident-layers 0,auto] [--out FILE]
     python bench/bench_streaming.py --dry [--works ...] [--matrix-units] [--peak-by-part]
 
 A work is a shape and the limit that its pool is held to. A step is bench_train.py's: one row of so many tokens, NF4
-with double quantisation, r = 16, layers recomputed, their inputs offloaded in main memory. Per work: GB/s of a layer's
-copy by itself; the step with streamed weights; the same with them on the device, without a limit (--resident: where
-they fit); whether the losses are the same bits as there with what a run chooses for the limit; and what share of the
-link's speed the copies of a step came to; and what a plan of these steps says. --dry: without a card, what the pool of
-a large one would take, held to the limit; --peak-by-part: and, without the limit, what of.
+with double quantisation, r = 16, layers recomputed, and what a run chooses within the limit. Per work: GB/s of a
+layer's copy by itself; the step with streamed weights; the same with them on the device, without a limit (--resident:
+where they fit); whether the losses are the same bits as there with what a run chooses for the limit; and what share of
+the link's speed the copies of a step came to; and what a plan of these steps says. --dry: without a card, what the pool
+of a large one would take, held to the limit; --peak-by-part: and, without the limit, what of.
 """
 
 from __future__ import annotations
@@ -18,61 +18,33 @@ import argparse
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
+from itertools import product
 from typing import Any
 
 import numpy as np
-from bench_train import GIB
+from bench_train import GIB, chosen
 from common import Report, median_spread
 from count_launches import Counted, Counting, counting_device, print_parts
+from streamed import streamed_weights
 
 from wgrad.autograd.bind import bind
 from wgrad.device.errors import OutOfMemory
-from wgrad.train.commands.bench_model import SHAPES, RandomWeights, Shape, build, random_step
+from wgrad.train.commands.bench_model import SHAPES, Shape, build, random_step
 from wgrad.train.inference.generation import generate_ids
-from wgrad.train.model.model_config import ModelConfig
-from wgrad.train.model.streamed_weights import HostLayer, StreamedWeights, arrays_of
-from wgrad.train.model.weights import weight_specs
+from wgrad.train.model.streamed_weights import StreamedWeights
 from wgrad.train.options.generate_config import GREEDY
 from wgrad.train.options.option_text import parse_size
 from wgrad.train.plan.plan import PROMPT_TOKENS, SAMPLE_TOKENS
-from wgrad.wgsl.device import DryRunDevice, WgpuDevice
+from wgrad.wgsl.device import WgpuDevice
 
 SETTLE_STEPS, TIMED_STEPS, SAMPLES = 3, 2, 3
 LINK_COPIES = 20
 
 
-def streamed_weights(config: ModelConfig, device: Any, mxfp4_experts: bool = False) -> StreamedWeights:
-    """bench_train.py's weights, a layer at a time through the device into main memory."""
-    source, dry = RandomWeights(device, mxfp4_experts), isinstance(device, DryRunDevice)
-    specs = weight_specs(config)
-    resident = {s.name: source.make(s) for s in specs if s.kind in ("norm", "bias", "router")}
-    tables: dict[str, Any] = {}
-    layers: list[HostLayer] = []
-    before: tuple[list[Any], dict[str, Any]] = ([], {})
-    for spec in specs:
-        if spec.kind in ("embedding", "head"):
-            tables[spec.name] = device.empty_host(spec.shape, source.normal.dtype)
-            if not dry:
-                device.write(tables[spec.name], source.table(spec))
-    for number in range(config.num_hidden_layers):
-        prefix = f"model.layers.{number}."
-        own = [s for s in specs if s.is_linear and s.name.startswith(prefix)]
-        kind = [(s.kind, s.shape) for s in own]
-        if kind != before[0]:  # layers of the same sizes have the same random numbers
-            before = (kind, {s.name: source.make(s) for s in own})
-        made = dict(zip((s.name for s in own), before[1].values(), strict=True))
-        layers.append(HostLayer.like(made, device))
-        for array, place in zip(arrays_of(made), arrays_of(layers[-1].weights), strict=True):
-            device.transfer(array, place)
-        device.synchronize()
-    del made, before
-    device.trim()
-    return StreamedWeights(device, resident, tables, layers)
-
-
 def link_gb_per_second(device: Any, weights: StreamedWeights) -> float:
     """Measure a layer's copy to the device by itself."""
-    source = weights._layers[0].buffer
+    source = weights._sources[0]
     target = device.empty(source.shape, source.dtype)
     samples = []
     for _ in range(4):  # the first one warms up
@@ -87,7 +59,7 @@ def link_gb_per_second(device: Any, weights: StreamedWeights) -> float:
 
 def bytes_a_step(weights: StreamedWeights) -> int:
     """To the device: each layer forward, each but the last two backward, and the head."""
-    sizes = [layer.buffer.nbytes for layer in weights._layers]
+    sizes = [source.nbytes for source in weights._sources]
     head = list(weights._tables.values())[-1]
     return sum(sizes) + sum(sizes[:-2]) + int(head.nbytes)
 
@@ -98,7 +70,7 @@ def sized(name: str, layers: int) -> Shape:
 
 class Steps:
     """A model's steps on a device: `seconds` each, and the losses. held: the device keeps to the limit, by which in
-    either case is chosen what a run chooses by it. layers: as many of them, where given."""
+    either case is chosen what a run chooses by it. layers: as many of them, where given. mode: what was chosen."""
 
     def __init__(
         self,
@@ -111,9 +83,11 @@ class Steps:
         *,
         held: bool = True,
         layers: int = 0,
+        mode: dict[str, Any] | None = None,
     ) -> None:
-        options: dict[str, Any] = {"make_weights": streamed_weights} if streamed else {}
-        options["memory_limit"] = limit and str(limit)
+        resident = (mode or {}).get("resident_layers") or 0
+        options: dict[str, Any] = {"make_weights": partial(streamed_weights, resident=resident)} if streamed else {}
+        options |= {"memory_limit": limit and str(limit), "mode": mode}
         device.limit_memory(limit if held else None)
         shape = sized(name, layers)
         self.device, self._vocab, self._seq_len = device, shape.vocab, seq_len
@@ -135,10 +109,16 @@ class Steps:
         return seconds, spread, self.trainer.read_history()[:, 0]
 
 
-def planned(name: str, limit: int, card: Any, args: argparse.Namespace) -> dict[str, float]:
+def choose(name: str, limit: int, card: Any, resident: str, args: argparse.Namespace) -> dict[str, Any]:
+    """Return what a run within the limit chooses, and with a number the weights of so many layers on the device."""
+    given: dict[str, Any] = {"stream_weights": "on", "resident_layers": None if resident == "auto" else int(resident)}
+    return chosen(sized(name, args.layers), args.max_length, card, args.compute, 1, str(limit), **given)
+
+
+def planned(name: str, limit: int, card: Any, mode: dict[str, Any], args: argparse.Namespace) -> dict[str, float]:
     """Return what a dry run of the card takes, by which `wgrad plan` judges."""
     plan = card.dry_run()
-    Steps(name, args.max_length, args.compute, plan, limit, True, layers=args.layers).run(2)
+    Steps(name, args.max_length, args.compute, plan, limit, True, layers=args.layers, mode=mode).run(2)
     return {"planned_gib": plan.memory().peak_bytes / GIB, "planned_host_gib": plan.host_memory().peak_bytes / GIB}
 
 
@@ -149,12 +129,14 @@ def open_card(device: str | None) -> Any:
     return card
 
 
-def bench(name: str, limit: int, args: argparse.Namespace, report: Report) -> None:
+def bench(name: str, limit: int, resident: str, args: argparse.Namespace, report: Report) -> None:
     row: dict[str, Any] = {"work": name, "layers": sized(name, args.layers).layers, "compute": args.compute}
     row |= {"seq_len": args.max_length, "limit_gib": limit / GIB}
     card = open_card(args.device)
-    row |= planned(name, limit, card, args)
-    steps = Steps(name, args.max_length, args.compute, card, limit, True, layers=args.layers)
+    mode = choose(name, limit, card, resident, args)
+    row |= {"resident_layers": mode.get("resident_layers") or 0, "offloaded": mode["offload_activations"]}
+    row |= planned(name, limit, card, mode, args)
+    steps = Steps(name, args.max_length, args.compute, card, limit, True, layers=args.layers, mode=mode)
     weights, device = steps.trainer.model.weights, steps.device
     assert isinstance(weights, StreamedWeights)
     seconds, spread, losses = steps.measure()
@@ -231,6 +213,7 @@ def main() -> None:
     parser.add_argument("--device", default=None, help="adapter index or name (default: the best)")
     parser.add_argument("--works", default="llama-3.1-8b:3GiB,llama-3.1-70b:16GiB")
     parser.add_argument("--resident", default="llama-3.1-8b,tiny", help="shapes that are run on the device as well")
+    parser.add_argument("--resident-layers", default="auto", help="as of wgrad finetune; several with commas")
     parser.add_argument("--compute", default="float16")
     parser.add_argument("--max-length", type=int, default=8192)
     parser.add_argument("--layers", type=int, default=0, help="as many layers")
@@ -244,8 +227,8 @@ def main() -> None:
             dry(name, limit, args)
         return
     report = Report("streaming", bind(WgpuDevice)(args.device), args.out)
-    for name, limit in works(args.works):
-        bench(name, limit, args, report)
+    for (name, limit), resident in product(works(args.works), args.resident_layers.split(",")):
+        bench(name, limit, resident, args, report)
 
 
 if __name__ == "__main__":

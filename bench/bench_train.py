@@ -22,12 +22,14 @@ import sys
 import tempfile
 import time
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from common import Report, has_cuda
+from streamed import streamed_weights
 
 from wgrad.autograd.bench.timing import median_spread
 from wgrad.autograd.bind import bind
@@ -36,10 +38,10 @@ from wgrad.train.model.model_config import parse_model_config
 from wgrad.train.model.weights import weight_specs
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.plan.fit import Fit
-from wgrad.train.plan.room import room_of
 from wgrad.train.plan.settle import settle
 from wgrad.train.ranks.world import World
 from wgrad.train.step.memory import limit_bytes
+from wgrad.train.step.room import room_of
 from wgrad.wgsl.device import WgpuDevice
 
 GIB = 1 << 30
@@ -72,10 +74,10 @@ def add_memory_options(parser: argparse.ArgumentParser) -> None:
 
 
 def chosen(
-    shape: Shape, seq_len: int, device: WgpuDevice, compute: Any, batch: int, memory_limit: str | None
+    shape: Shape, seq_len: int, device: WgpuDevice, compute: Any, batch: int, memory_limit: str | None, **more: Any
 ) -> dict[str, Any]:
-    """The options that `wgrad finetune` would choose; the device keeps to its limit from here on."""
-    given: dict[str, Any] = {"batch_size": batch, "max_length": seq_len, "compute": compute, "sample": False}
+    """The options that `wgrad finetune` would choose beside `more`; the device keeps to its limit from here on."""
+    given: dict[str, Any] = {"batch_size": batch, "max_length": seq_len, "compute": compute, "sample": False, **more}
     options = RunOptions(gradient_accumulation_steps=1, memory_limit=memory_limit, **given)
     with tempfile.TemporaryDirectory() as folder:
         write_shape(shape, Path(folder))
@@ -117,9 +119,12 @@ def bench(
         mode = chosen(shape, seq_len, device, compute, batch, limit)
         layers = {"memory_limit": limit, "planned_s": time.perf_counter() - begun}
     how: dict[str, Any] = {"offload": offload, "keep_attention": args.keep_attention, "memory_limit": limit}
+    if mode is not None and mode["stream_weights"] == "on":
+        how["make_weights"] = partial(streamed_weights, resident=mode.get("resident_layers") or 0)
     trainer, parameters = build(shape, seq_len, device, compute, batch=batch, mode=mode, **how)
     if mode is not None:
         offload = trainer.model.offload
+        layers["resident_layers"] = mode.get("resident_layers")
         layers["recomputed"] = trainer.model.recomputed
     index = 0
 

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from wgrad.autograd.selftest.verify import Outcome, WrongOperator, choose_cases,
 from wgrad.device.contract import Device
 from wgrad.device.errors import DeviceError, DeviceLost, WgradError
 from wgrad.train.inference.compile_ahead import compile_ahead
+from wgrad.train.model.model_config import ModelConfig
 from wgrad.train.options.finetune_config import FinetuneConfig, RunOptions
 from wgrad.train.ranks.world import World
 from wgrad.train.run import finetune as run
@@ -273,8 +275,9 @@ def test_a_run_is_planned_again_without_them(
 def test_inference_is_planned_again_without_them(outcomes: list[Outcome]) -> None:
     dry: Any = SimpleNamespace(limit_memory=lambda limit: None)
     device: Any = SimpleNamespace(facts={}, dry_run=lambda: dry, prepare=lambda dry, progress: 0, shared_memory=True)
-    runs = list[str]()
-    assert compile_ahead(device, "off", None, lambda dry, stream: runs.append(stream), Display()) == "off"
+    runs, model = list[str](), Mock(spec=ModelConfig)
+    placing = compile_ahead(device, "off", None, model, lambda dry, placing: runs.append(placing.stream), Display())
+    assert placing == ("off", 0)
     assert runs == ["off", "off"] and not outcomes
 
 

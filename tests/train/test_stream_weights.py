@@ -19,6 +19,7 @@ from wgrad.device.errors import OutOfMemory
 from wgrad.device.memory import Block, Pool
 from wgrad.train.commands import cli
 from wgrad.train.data.packing import BatchStream, Document
+from wgrad.train.inference.compile_ahead import Placing, compile_ahead
 from wgrad.train.inference.generation import generate_ids
 from wgrad.train.model import load_streamed as module
 from wgrad.train.model.load_streamed import cached_files, load_streamed
@@ -32,6 +33,7 @@ from wgrad.train.plan.plan import plan_run
 from wgrad.train.step import find_model
 from wgrad.train.step.build import build_frozen, build_optimizer, build_trainable
 from wgrad.train.step.trainer import Trainer
+from wgrad.train.terminal.progress import Display
 
 SHAPE: dict[str, Any] = {"num_hidden_layers": 5}  # one buffer of the two has three layers
 
@@ -76,20 +78,24 @@ def train(config: RunOptions, folder: Path, device: Any) -> list[np.ndarray]:
         trainer.step(step, 1e-2)
         losses.append(trainer.read_history()[0, 0])
         held_out.append(trainer.evaluate(step.batches))
-    text = list(generate_ids(built.model, [5, 6, 7], 6, GREEDY))
+    with device.borrowing():  # as a run's samples
+        text = list(generate_ids(built.model, [5, 6, 7], 6, GREEDY))
     return [np.array(losses), np.array(held_out), np.array(text), device.download(built.parameters.data)]
 
 
 @pytest.mark.parametrize(
-    "architecture", ["LlamaForCausalLM", "Qwen3MoeForCausalLM", "GptOssForCausalLM", "Gemma4ForCausalLM"]
+    "architecture, resident",
+    [("LlamaForCausalLM", 2), ("Qwen3MoeForCausalLM", 0), ("GptOssForCausalLM", 2), ("Gemma4ForCausalLM", 1)],
 )
-def test_the_bits_are_those_of_weights_on_the_device(architecture: str, make_checkpoint: Any, card: Any) -> None:
-    """And the plan says what it takes."""
+def test_the_bits_are_those_of_weights_on_the_device(
+    architecture: str, resident: int, make_checkpoint: Any, card: Any
+) -> None:
+    """Some layers stay or none. And the plan says what it takes."""
     shape = GEMMA4_EXPERTS if architecture.startswith("Gemma") else SHAPE  # whose layers are of two kinds
     folder = make_checkpoint(architecture, **shape, tie_word_embeddings=True)
     adapted: dict[str, Any] = {"target_modules": ("q_proj", "o_proj", "down_proj")}  # of experts, where there are any
     adapted["gradient_accumulation_steps"] = 2 if architecture.startswith("Llama") else 1
-    config = options(stream_weights="on", offload_activations=True, **adapted)
+    config = options(stream_weights="on", resident_layers=resident, offload_activations=True, **adapted)
     expected = train(options(**adapted), folder, wgpu_sibling())
     assert len(set(expected[0].tolist())) == 3
     plan, there = (plan_run(c, load_model_config(folder), folder, card, 3) for c in (config, options(**adapted)))
@@ -196,7 +202,7 @@ def test_it_trains_below_a_limit_at_which_the_weights_do_not_fit(make_checkpoint
     sizes = {"num_hidden_layers": 12, "hidden_size": 96, "intermediate_size": 256, "head_dim": 24}
     folder = make_checkpoint(**sizes, dtype="bfloat16")
     model = load_model_config(folder)
-    small = {"target_modules": ("q_proj",), "lora_r": 1, "batch_size": 1}
+    small = {"target_modules": ("q_proj",), "lora_r": 1, "batch_size": 1, "sample": True}
     there, streamed = (
         plan_run(options(stream_weights=choice, **small), model, folder, card, 3) for choice in ("off", "on")
     )
@@ -206,6 +212,11 @@ def test_it_trains_below_a_limit_at_which_the_weights_do_not_fit(make_checkpoint
     auto = options(stream_weights="auto", memory_limit=str(needed + (needed >> 4)), **small)
     plan = plan_run(auto, model, folder, card, 3)
     assert plan is not None and plan.config.stream_weights == "on"
+    settled = (plan.config.resident_layers, plan.dry.memory().peak_reserved_bytes)
+    assert settled[0] and needed < settled[1] <= needed + (needed >> 4)
+    none = plan_run(replace(auto, resident_layers=0), model, folder, card, 3)
+    assert none is not None and none.config.resident_layers == 0
+    assert none.dry.memory().peak_reserved_bytes < settled[1] and none.held_bytes < plan.held_bytes
     roomy = plan_run(options(stream_weights="auto", memory_limit="1GiB", **small), model, folder, card, 3)
     assert roomy is not None and roomy.config.stream_weights == "off"
     card.limit_memory(kept + needed + (needed >> 4))
@@ -232,7 +243,7 @@ def test_layers_come_one_ahead_in_both_directions_and_no_oftener(
 ) -> None:
     folder = make_checkpoint(**SHAPE)
     weights = load_streamed(folder, load_model_config(folder), card)
-    starts = [layer.buffer.lease for layer in weights._layers]
+    starts = [source.lease for source in weights._sources]
     moved, ahead = list[int](), list[int]()
     monkeypatch.setattr(card, "transfer", lambda source, out: moved.append(starts.index(source.lease)))
     for layer in (*range(5), *reversed(range(5))):
@@ -240,6 +251,65 @@ def test_layers_come_one_ahead_in_both_directions_and_no_oftener(
         ahead.append(len(moved))
     assert moved == [0, 1, 2, 3, 4, 2, 1, 0]
     assert ahead == [2, 3, 4, 5, 5, 5, 6, 7, 8, 8]  # copies that were asked for before each layer's own work
+
+
+def test_with_layers_that_stay_both_buffers_fill_ahead(
+    make_checkpoint: Any, card: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While one of them is computed on, two streamed layers may come. They are spread evenly, the first among them."""
+    folder = make_checkpoint(num_hidden_layers=7)
+    model = load_model_config(folder)
+    weights = load_streamed(folder, model, card, resident=3)
+    assert weights._streamed == [1, 3, 5, 6]
+    starts = [source.lease for source in weights._sources]
+    moved, ahead = list[int](), list[int]()
+    monkeypatch.setattr(card, "transfer", lambda source, out: moved.append(starts.index(source.lease)))
+    for layer in (*range(7), *reversed(range(7))):
+        weights.enter(layer)
+        assert weights[f"model.layers.{layer}.mlp.up_proj.weight"]
+        ahead.append(len(moved))
+    assert moved == [0, 1, 2, 3, 1, 0]
+    assert ahead == [2, 2, 3, 3, 4, 4, 4, 4, 5, 6, 6, 6, 6, 6]
+    for count in (6, 7):
+        weights = load_streamed(folder, model, card, resident=count)
+        moved.clear()
+        starts = [source.lease for source in weights._sources]
+        for layer in (*range(7), *reversed(range(7))):
+            weights.enter(layer)
+            assert weights[f"model.layers.{layer}.mlp.up_proj.weight"]
+        assert len(moved) == 7 - count
+
+
+def test_text_is_written_with_as_many_layers_on_the_device_as_a_limit_allows(
+    make_checkpoint: Any, card: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In the memory that was planned, and it is the same text."""
+    folder = make_checkpoint(num_hidden_layers=12, hidden_size=96, intermediate_size=256, head_dim=24)
+    model, placings = load_model_config(folder), dict[Placing, int]()
+
+    def write(device: Any, placing: Placing, **more: Any) -> list[int]:
+        placed: dict[str, Any] = {"stream_weights": placing.stream, "resident": placing.resident}
+        built = build_frozen(model, folder, device, positions=64, **placed, **more)
+        return list(generate_ids(built, [5, 6, 7], 8, GREEDY))
+
+    def run(dry: Any, placing: Placing) -> None:
+        write(dry, placing, contents=False)
+        placings[placing] = dry.memory().peak_reserved_bytes
+
+    kept = card.memory().reserved_bytes
+    for stream in ("on", "off"):
+        assert compile_ahead(card, stream, None, model, run, Display()) == (stream, 0)  # without a limit
+    least, most = placings[Placing("on")], placings[Placing("off")]
+    limit = (least + most) // 2
+    found = compile_ahead(card, "auto", str(limit), model, run, Display())
+    assert found.stream == "on" and 3 <= found.resident <= 9
+    assert f"those of {found.resident} of 12 layers stay on the device" in capsys.readouterr().out
+    assert found._replace(resident=found.resident + 1) not in placings or placings[found] <= limit
+    card.limit_memory(kept + limit)
+    text = write(card, found)
+    assert card.memory().peak_reserved_bytes <= kept + limit
+    card.limit_memory(None)
+    assert text == write(wgpu_sibling(), Placing("off"))
 
 
 def test_a_layer_that_was_not_entered_is_no_ones(make_checkpoint: Any, card: Any) -> None:
@@ -253,7 +323,7 @@ def test_a_layer_that_was_not_entered_is_no_ones(make_checkpoint: Any, card: Any
 
 # ---- the file ----------------------------------------------------------------------------
 def layers_of(weights: StreamedWeights, device: Any) -> list[np.ndarray]:
-    return [device.download(layer.buffer) for layer in weights._layers]
+    return [layer.read(device) for layer in weights._layers]
 
 
 def load(folder: Path, device: Any, **more: Any) -> tuple[list[np.ndarray], list[str]]:

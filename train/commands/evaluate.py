@@ -18,7 +18,7 @@ from wgrad.device.contract import Device
 from wgrad.device.errors import UnusableResult
 from wgrad.train.data.data import load_data
 from wgrad.train.data.packing import Batch, eval_batches
-from wgrad.train.inference.compile_ahead import compile_ahead
+from wgrad.train.inference.compile_ahead import Placing, compile_ahead
 from wgrad.train.inference.open_model import Opened, open_model
 from wgrad.train.model.adapter_files import adapter_note
 from wgrad.train.options.choices import Stream
@@ -90,17 +90,18 @@ def build_measured(opened: Opened[RunOptions], run: Callable[[TrainableModel], o
     be needed. WgradError."""
     config, device, display = opened.args, opened.device, opened.display
 
-    def build(device: Device, stream: str, **options: Any) -> TrainableModel:
-        settled = replace(config, stream_weights=cast(Stream, stream))
+    def build(device: Device, placing: Placing, **options: Any) -> TrainableModel:
+        resident = placing.resident or None
+        settled = replace(config, stream_weights=cast(Stream, placing.stream), resident_layers=resident)
         return build_trainable(settled, opened.config, opened.folder, device, positions=config.max_length, **options)
 
-    def run_dry(dry: Device, stream: str) -> None:
-        run(build(dry, stream, contents=False))
+    def run_dry(dry: Device, placing: Placing) -> None:
+        run(build(dry, placing, contents=False))
 
-    stream = compile_ahead(device, config.stream_weights, config.memory_limit, run_dry, display)
+    placing = compile_ahead(device, config.stream_weights, config.memory_limit, opened.config, run_dry, display)
     remarks = list[str]()
     with display.phase(f"loading {'and quantising ' if config.quantize else ''}weights", unit="tensors") as phase:
-        built = build(device, stream, progress=phase.update, remarks=remarks)
+        built = build(device, placing, progress=phase.update, remarks=remarks)
     for note in filter(None, (*remarks, adapter_note(built.lora))):
         say(f"note: {note}", "stderr")
     return built

@@ -1,49 +1,85 @@
 """Before weights are read for inference: its shaders compiled and its operators checked, and whether weights are
-streamed, by a dry run."""
+streamed, and those of how many layers stay on the device, by a dry run."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from wgrad.device.contract import Device
 from wgrad.device.errors import OutOfMemory
+from wgrad.train.model.model_config import ModelConfig
 from wgrad.train.step.checked import check_operators
 from wgrad.train.step.memory import limit_bytes
+from wgrad.train.step.resident import SPARE, layer_bytes, most_resident
+from wgrad.train.step.room import free_room
 from wgrad.train.terminal.progress import Display
+
+
+class Placing(NamedTuple):
+    """Where weights live. stream: "on" or "off", as of --stream-weights. resident: layers that stay on the device."""
+
+    stream: str
+    resident: int = 0
 
 
 def compile_ahead(
     device: Device,
     stream_weights: str,
     memory_limit: str | None,
-    run: Callable[[Any, str], object],
+    model: ModelConfig,
+    run: Callable[[Any, Placing], object],
     display: Display,
-) -> str:
-    """-> --stream-weights, "auto" settled: "on" where it does not fit otherwise. OutOfMemory: nor within the limit.
+) -> Placing:
+    """Settle --stream-weights: auto is "on" where it does not fit otherwise. OutOfMemory: nor within the limit.
 
-    run: does on a dry device, with --stream-weights on or off, what launches every kernel that will be needed.
+    run: does on a dry device, with the weights placed so, what launches every kernel that will be needed.
     """
     auto, limit = stream_weights == "auto", limit_bytes(memory_limit)
-    stream = "off" if auto else stream_weights
+    placing = Placing("off" if auto else stream_weights)
     room = limit or (device.facts.get("memory_bytes") if auto else None)
 
-    def run_dry(stream: str, room: int | None) -> Any:
+    def run_dry(placing: Placing, room: int | None) -> Any:
         dry = device.dry_run()
         if dry is not None:
             dry.limit_memory(room)
-            run(dry, stream)
+            run(dry, placing)
         return dry
 
     while True:
         with display.phase("compiling", unit="shaders") as phase:
             try:
-                dry = run_dry(stream, room)
+                dry = run_dry(placing, room)
             except OutOfMemory:
-                if auto and not device.shared_memory:
-                    stream = "on"
-                dry = run_dry(stream, limit)
+                if (auto or placing.resident) and not device.shared_memory:
+                    placing = Placing("on")
+                dry = run_dry(placing, limit)
+            if dry is not None and placing == Placing("on") and not device.shared_memory:
+                most = limit or (free_room(device).limit if auto else None)
+                placing, dry = _with_most_resident(placing, dry, model, most, run_dry)
+                device.limit_memory(most)
             if dry is not None:
                 device.prepare(dry, phase.update)
         if not check_operators(device, dry, display):
-            return stream
+            if placing.resident:
+                layers = model.num_hidden_layers
+                display.say(f"weights: those of {placing.resident} of {layers} layers stay on the device")
+            return placing
+
+
+def _with_most_resident(
+    placing: Placing, dry: Any, model: ModelConfig, limit: int | None, run_dry: Callable[[Placing, int | None], Any]
+) -> tuple[Placing, Any]:
+    """A dry run with all layers streamed -> the one in which the most stay, as far as the limit allows."""
+    if limit is None:
+        return placing, dry
+
+    def fitting(resident: int) -> tuple[Placing, Any] | None:
+        placed = placing._replace(resident=resident)
+        try:
+            return placed, run_dry(placed, limit - limit // SPARE)
+        except OutOfMemory:
+            return None
+
+    free, each = limit - dry.memory().peak_reserved_bytes, layer_bytes(dry.host_memory().peak_bytes, model)
+    return most_resident((placing, dry), free, each, model.num_hidden_layers, fitting)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from wgrad.device.contract import Device
-from wgrad.train.inference.compile_ahead import compile_ahead
+from wgrad.train.inference.compile_ahead import Placing, compile_ahead
 from wgrad.train.inference.open_model import Opened
 from wgrad.train.model.adapter_files import adapter_note, load_adapter
 from wgrad.train.model.adapter_mix import Loaded, first_that_mix, mix
@@ -37,21 +37,28 @@ def build_text_models(
     known = adaptable(opened.config)
     loaded = {name: load_adapter(folder, *known) if folder else None for name, folder in adapters.items()}
 
-    def build(device: Device, stream: str, **options: Any) -> dict[str, Model]:
+    def build(device: Device, placing: Placing, **options: Any) -> dict[str, Model]:
         precision: dict[str, Any] = {"quantize": args.quantize, "compute": args.compute}
         base = build_frozen(
-            opened.config, opened.folder, device, positions=positions, stream_weights=stream, **precision, **options
+            opened.config,
+            opened.folder,
+            device,
+            positions=positions,
+            stream_weights=placing.stream,
+            resident=placing.resident,
+            **precision,
+            **options,
         )
         return mixing_models(base, loaded)
 
-    def run_dry(dry: Device, stream: str) -> None:
-        for model in build(dry, stream, contents=False).values():
+    def run_dry(dry: Device, placing: Placing) -> None:
+        for model in build(dry, placing, contents=False).values():
             run(model)
 
-    stream = compile_ahead(device, args.stream_weights, args.memory_limit, run_dry, display)
+    placing = compile_ahead(device, args.stream_weights, args.memory_limit, opened.config, run_dry, display)
     remarks = list[str]()
     with display.phase(f"loading {'and quantising ' if args.quantize else ''}weights", unit="tensors") as phase:
-        models = build(device, stream, progress=phase.update, remarks=remarks)
+        models = build(device, placing, progress=phase.update, remarks=remarks)
     notes = (adapter_note(found[0]) for found in loaded.values() if found)
     for note in filter(None, (*remarks, *notes)):
         display.say(f"note: {note}")

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from wgrad.device.cache import cache_folder, is_kept, make_private
-from wgrad.device.contract import Array, Device
+from wgrad.device.contract import Device
 from wgrad.device.errors import WgradError
 from wgrad.device.files import remove_leftovers, writing
 from wgrad.train.files.safetensors_files import TensorSource, read_entries, write_safetensors
@@ -27,13 +27,22 @@ from wgrad.train.model.model_config import ModelConfig
 from wgrad.train.model.model_files import ModelFiles, Progress
 from wgrad.train.model.pissa import PissaStart
 from wgrad.train.model.stacks import stack_biases
-from wgrad.train.model.streamed_weights import HostLayer, StreamedWeights, Weights, arrays_of
+from wgrad.train.model.streamed_weights import (
+    HostLayer,
+    ResidentLayer,
+    StreamedWeights,
+    Weights,
+    arrays_of,
+    stays,
+)
 from wgrad.train.model.weights import outer_projections, weight_specs
 
 FORMAT = 1
 MOST_BYTES = 128 << 30  # of all these files: those that were used longest ago go first
 SUFFIX = ".layers.safetensors"
 _CHECKS = "crc32"
+
+Layer = HostLayer | ResidentLayer
 
 
 def cached_weights() -> Path:
@@ -53,27 +62,39 @@ def load_streamed(
     contents: bool = True,
     remarks: list[str] | None = None,
     start: PissaStart | None = None,
+    resident: int = 0,
 ) -> StreamedWeights:
-    """`load_frozen`'s weights in main memory. remarks: gets what is worth a word. Raises WgradError."""
+    """`load_frozen`'s weights in main memory. remarks: gets what is worth a word. resident: of so many layers they stay
+    on the device. Raises WgradError."""
     loader = Loader(folder, config, quantize, double_quant, block_size, start)
-    shapes = loader.all(device.dry_run(), contents=False)
-    layers = [HostLayer.like(weights, device) for weights in _by_layer(config, shapes)]
+    shapes = list(_by_layer(config, loader.all(device.dry_run(), contents=False)))
+    layers = [
+        ResidentLayer(weights) if stays(number, len(shapes), resident) else HostLayer.like(weights, device)
+        for number, weights in enumerate(shapes)
+    ]
     remarks = [] if remarks is None else remarks
     kept = contents and loader.quantize and start is None  # what a start leaves is of one run alone
     path = _path(loader.files, double_quant, block_size, device) if kept else None
     known = path is not None and _read(path, layers, device, remarks)
-    resident, tables = _others(loader, device, contents)
+    others, tables = _others(loader, device, contents)
+    if resident and not contents:  # as they come one by one, beside those before
+        _load(loader, layers, device, contents=False)
     if contents and not known:
         _load(loader, layers, device, progress)
         if path is not None:
             _write(path, layers, device, remarks)
-    return StreamedWeights(device, resident, tables, layers)
+    return StreamedWeights(device, others, tables, layers)
+
+
+def _names_by_layer(config: ModelConfig) -> Iterator[list[str]]:
+    names = [spec.name for spec in weight_specs(config) if spec.is_linear]
+    for layer in range(config.num_hidden_layers):
+        yield [name for name in names if name.startswith(f"model.layers.{layer}.")]
 
 
 def _by_layer(config: ModelConfig, weights: Mapping[str, Any]) -> Iterator[Weights]:
-    names = [spec.name for spec in weight_specs(config) if spec.is_linear]
-    for layer in range(config.num_hidden_layers):
-        yield {name: weights[name] for name in names if name.startswith(f"model.layers.{layer}.")}
+    for names in _names_by_layer(config):
+        yield {name: weights[name] for name in names}
 
 
 def _others(loader: Loader, device: Device, contents: bool) -> tuple[Weights, Weights]:
@@ -93,15 +114,21 @@ def _others(loader: Loader, device: Device, contents: bool) -> tuple[Weights, We
     return resident, tables
 
 
-def _load(loader: Loader, layers: Sequence[HostLayer], device: Device, progress: Progress | None) -> None:
-    """Each projection through the device into its place in main memory."""
-    places = {name: weight for layer in layers for name, weight in layer.weights.items()}
+def _load(
+    loader: Loader, layers: Sequence[Layer], device: Device, progress: Progress | None = None, contents: bool = True
+) -> None:
+    """Each projection through the device into its place in main memory, or to stay. contents False: as of `place`."""
+    places = {name: layer for layer, names in zip(layers, _names_by_layer(loader.config)) for name in names}
     specs = [spec for spec in loader.specs if spec.name in places]
     with closing(loader.read_ahead(specs, device)) as pieces:
         for done, spec in enumerate(specs):
-            made = loader.load(spec, device, pieces=pieces)
-            for source, target in zip(arrays_of({"": made}), arrays_of({"": places[spec.name]}), strict=True):
-                device.transfer(source, target)
+            made, layer = loader.load(spec, device, contents, pieces if contents else None), places[spec.name]
+            if isinstance(layer, ResidentLayer):
+                layer.weights[spec.name] = made
+            elif contents:
+                arrays, there = (arrays_of({"": weight}) for weight in (made, layer.weights[spec.name]))
+                for source, target in zip(arrays, there, strict=True):
+                    device.transfer(source, target)
             del made
             if progress:
                 progress(done + 1, len(specs))
@@ -118,7 +145,7 @@ def _path(files: ModelFiles, double_quant: bool, block_size: int, device: Device
     return cached_weights() / (hashlib.blake2b(key.encode(), digest_size=16).hexdigest() + SUFFIX)
 
 
-def _read(path: Path, layers: Sequence[HostLayer], device: Device, remarks: list[str]) -> bool:
+def _read(path: Path, layers: Sequence[Layer], device: Device, remarks: list[str]) -> bool:
     """Fill the layers from the file -> whether that was possible."""
     if not is_kept(path):
         return False
@@ -126,10 +153,10 @@ def _read(path: Path, layers: Sequence[HostLayer], device: Device, remarks: list
         entries = read_entries(path, "--stream-weights")
         checks = _entry(entries, _CHECKS, "U32", len(layers))
         for number, layer in enumerate(layers):
-            data = _entry(entries, f"layer.{number}", "U8", layer.buffer.size)
+            data = _entry(entries, f"layer.{number}", "U8", layer.nbytes)
             if zlib.crc32(data.data) != checks[number]:
                 raise WgradError(f"layer.{number} in {path} has other bytes than were written")
-            device.write(layer.buffer, data)
+            layer.write(data, device)
     except WgradError as error:
         remarks.append(f"{error}: the weights are quantised again")
         return False
@@ -145,21 +172,21 @@ def _entry(entries: Mapping[str, Any], name: str, dtype: str, size: int) -> np.n
     return values
 
 
-def _write(path: Path, layers: Sequence[HostLayer], device: Device, remarks: list[str]) -> None:
+def _write(path: Path, layers: Sequence[Layer], device: Device, remarks: list[str]) -> None:
     """Keep the layers; where that is impossible the run goes on without, and says so."""
     checks: list[int] = []
 
-    def layer_bytes(buffer: Array) -> np.ndarray:
-        data = device.download(buffer)
+    def layer_bytes(layer: Layer) -> np.ndarray:
+        data = layer.read(device)
         checks.append(zlib.crc32(data.data))
         return data
 
     sources = [
-        TensorSource(f"layer.{n}", np.dtype(np.uint8), layer.buffer.shape, partial(layer_bytes, layer.buffer))
+        TensorSource(f"layer.{n}", np.dtype(np.uint8), (layer.nbytes,), partial(layer_bytes, layer))
         for n, layer in enumerate(layers)
     ]
     sources.append(TensorSource(_CHECKS, np.dtype(np.uint32), (len(layers),), lambda: np.array(checks, np.uint32)))
-    nbytes = sum(layer.buffer.nbytes for layer in layers)
+    nbytes = sum(layer.nbytes for layer in layers)
     try:
         with writing(path.parent, "$XDG_CACHE_HOME"):
             make_private(path.parent)

@@ -1,15 +1,17 @@
 """Frozen weights that live in main memory and come to the device ahead of their use, a layer at a time.
 
 Each layer's projections lie in one buffer of main memory. Two buffers of the device take turns: while one layer is
-computed on, the next one (in the backward the one before) is copied into the other; nothing goes back. A head is
+computed on, the next one (in the backward the one before) is copied into the other; nothing goes back. Some layers may
+stay on the device: while one of them is computed on, both buffers are free for the streamed layers ahead. A head is
 copied when it is wanted and kept no longer than its product; of an embedding few rows are read, by the shader, where it
 lies. Copies are part of the device's work in its one order, so recordings have them.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -39,6 +41,18 @@ def _padded(array: Array) -> int:
     return result
 
 
+def buffer_bytes(weights: Mapping[str, Any]) -> int:
+    """Bytes of weights like these in one buffer, as `laid_out` has them."""
+    return max(ALIGN, sum(map(_padded, arrays_of(weights))))
+
+
+def stays(layer: int, layers: int, resident: int) -> bool:
+    """Return whether a layer is one of the `resident` that stay on the device: those are spread evenly, so that each
+    copy has as much work to run alongside, and the first layer is among them."""
+    streamed = layers - resident
+    return (layer + 1) * streamed // layers == layer * streamed // layers
+
+
 def laid_out(weights: Mapping[str, Any], buffer: Array) -> Weights:
     """Weights like these in one buffer: an array after the other, each where a binding may start."""
     at = 0
@@ -61,47 +75,102 @@ class HostLayer:
     @classmethod
     def like(cls, weights: Mapping[str, Any], device: Device) -> HostLayer:
         """With room for weights of these shapes, whose arrays may be of any device."""
-        buffer = device.empty_host((max(ALIGN, sum(map(_padded, arrays_of(weights)))),), np.uint8)
+        buffer = device.empty_host((buffer_bytes(weights),), np.uint8)
         return cls(buffer, laid_out(weights, buffer))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of `buffer`."""
+        return int(self.buffer.nbytes)
+
+    def write(self, data: np.ndarray, device: Device) -> None:
+        """Take the bytes of `read`, uint8 [n]."""
+        device.write(self.buffer, data)
+
+    def read(self, device: Device) -> np.ndarray:
+        """Return the bytes of `buffer`."""
+        data: np.ndarray = device.download(self.buffer)
+        return data
+
+
+@dataclass(frozen=True)
+class ResidentLayer:
+    """A layer's weights that stay on the device, in arrays of their own: one buffer would be rounded up by more.
+    shapes: weights like them, whose arrays may be of any device."""
+
+    shapes: Weights
+    weights: Weights = field(default_factory=dict)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of `read`."""
+        return buffer_bytes(self.shapes)
+
+    def write(self, data: np.ndarray, device: Device) -> None:
+        """Take the bytes of a `HostLayer` with the same weights."""
+        at = 0
+
+        def placed(array: Array) -> Array:
+            nonlocal at
+            start, at = at, at + _padded(array)
+            made: Array = device.empty(array.shape, array.dtype)
+            device.write(made, data[start : start + array.nbytes].view(array.dtype).reshape(array.shape))
+            return made
+
+        self.weights.update(mapped(self.shapes, placed))
+
+    def read(self, device: Device) -> np.ndarray:
+        """Return the bytes that a `HostLayer` of the same weights has."""
+        data, at = np.zeros(self.nbytes, np.uint8), 0
+        for array in arrays_of(self.weights):
+            data[at : at + array.nbytes] = device.download(array).reshape(-1).view(np.uint8)
+            at += _padded(array)
+        return data
 
 
 class StreamedWeights(Mapping[str, Any]):
-    """Name -> what a product takes: of the layer that was entered last, on the device.
+    """Name -> what a product takes: of the layer that was entered last, or of one that stays, on the device.
 
-    resident: weights that stay on the device (norms, biases). tables: embedding and head, in main memory.
+    resident: weights of no layer, norms and biases, which stay on the device. tables: embedding and head, in main
+    memory.
     """
 
-    def __init__(self, device: Device, resident: Weights, tables: Weights, layers: Sequence[HostLayer]) -> None:
+    def __init__(
+        self, device: Device, resident: Weights, tables: Weights, layers: Sequence[HostLayer | ResidentLayer]
+    ) -> None:
         self._device, self._resident, self._tables, self._layers = device, resident, tables, layers
         self._layer_of = {name: n for n, layer in enumerate(layers) for name in layer.weights}
-        largest = max(layer.buffer.size for layer in layers)
-        self._slots = [device.empty((largest,), np.uint8) for _ in range(min(2, len(layers)))]
-        self._placed = [laid_out(layer.weights, self._slots[n % 2]) for n, layer in enumerate(layers)]
+        self._streamed = [n for n, layer in enumerate(layers) if isinstance(layer, HostLayer)]
+        self._sources = [layer.buffer for layer in layers if isinstance(layer, HostLayer)]
+        largest = max((source.size for source in self._sources), default=0)
+        self._slots = [device.empty((largest,), np.uint8) for _ in self._sources[:2]]
+        self._placed = {n: laid_out(layers[n].weights, self._slots[at % 2]) for at, n in enumerate(self._streamed)}
+        self._placed |= {n: layer.weights for n, layer in enumerate(layers) if isinstance(layer, ResidentLayer)}
         self.begin()
 
     def begin(self) -> None:
         """A pass over the layers begins. What earlier ones left on the device is not known to a replay of this one."""
-        self._held: list[int | None] = [None, None]
+        self._held: list[int | None] = [None, None]  # of each buffer, the streamed layer in it, by its place among them
         self._stacks: Weights = {}  # of the layer that was entered last
         self._last = -1
 
     def enter(self, layer: int) -> None:
-        """This layer is computed next: it is on the device from here on, and its neighbour is on the way."""
-        self._fetch(layer)
-        ahead = layer + 1 if layer > self._last else layer - 1
-        if 0 <= ahead < len(self._layers):
-            self._fetch(ahead)
+        """This layer is computed next: it is on the device from here on, and its neighbours are on the way."""
+        first, end = bisect_left(self._streamed, layer), bisect_right(self._streamed, layer)
+        ahead = range(end, len(self._streamed)) if layer > self._last else range(first - 1, -1, -1)
+        for place in (*range(first, end), *ahead)[: len(self._slots)]:
+            self._fetch(place)
         self._last = layer
         if self._device.stacks_weights:
             self._stacks.clear()  # their memory is that of the next ones
             self._stacks |= stack_layer(self._placed[layer], self._device)
 
-    def _fetch(self, layer: int) -> None:
-        slot = layer % 2
-        if self._held[slot] != layer:
-            source = self._layers[layer].buffer
+    def _fetch(self, place: int) -> None:
+        slot = place % 2
+        if self._held[slot] != place:
+            source = self._sources[place]
             self._device.transfer(source, self._device.view(self._slots[slot], source.shape))
-            self._held[slot] = layer
+            self._held[slot] = place
 
     def table(self, name: str) -> Array:
         """The embedding or the head on the device, for as long as the caller keeps it."""
@@ -116,9 +185,13 @@ class StreamedWeights(Mapping[str, Any]):
         layer = self._layer_of.get(name)
         if layer is None:
             return self._resident[name] if name in self._resident else self._tables[name]
-        if self._held[layer % 2] != layer:
+        if not self._is_there(layer):
             raise LookupError(f"{name}: layer {layer} was not entered")
         return self._placed[layer][name]
+
+    def _is_there(self, layer: int) -> bool:
+        place = bisect_left(self._streamed, layer)
+        return layer not in self._streamed[place : place + 1] or self._held[place % 2] == place
 
     def __iter__(self) -> Iterator[str]:
         return iter((*self._tables, *self._layer_of, *self._resident, *self._stacks))
@@ -128,5 +201,5 @@ class StreamedWeights(Mapping[str, Any]):
 
     @property
     def projections(self) -> Weights:
-        """Those of all layers, in main memory."""
+        """Those of all layers, where they lie."""
         return {name: w for layer in self._layers for name, w in layer.weights.items()}

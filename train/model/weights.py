@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -92,6 +93,13 @@ def used_weights(config: ModelConfig) -> int:
             matrices = 3 if config.experts.gated else 2
             total += matrices * config.experts.chosen * config.experts.width * config.hidden_size
     return total
+
+
+def numbers_in_layers(config: ModelConfig) -> int:
+    """Elements of all matrices in all layers, those of every expert among them."""
+    outer = {f"{module}.weight" for module in outer_projections(config)}
+    specs = (spec for spec in weight_specs(config) if spec.is_linear and spec.name not in outer)
+    return sum(math.prod(spec.shape) for spec in specs)
 
 
 def layer_flops(config: ModelConfig, tokens: int) -> float:

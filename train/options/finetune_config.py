@@ -199,6 +199,13 @@ class RunOptions(ObjectiveOptions, InputOptions):
         "--memory-limit as it allows)", rule=A_SIZE, metavar="SIZE",
     )  # fmt: skip
     stream_weights: choices.Stream = of_machine("auto", STREAM_HELP, choices=get_args(choices.Stream))
+    resident_layers: int | None = of_machine(
+        None,
+        "with --stream-weights: layers whose weights stay on the device (default: as many as fit below a memory limit, "
+        "where there is one)",
+        rule=A_NUMBER,
+        metavar="N",
+    )
     memory_limit: str | None = of_machine(None, LIMIT_HELP, rule=A_SIZE, metavar="SIZE")
     vram: str | None = of_machine(
         None,

@@ -24,7 +24,8 @@ _UNUSED = (
     ("full", ("train_embeddings", "train_head"), "--full trains all parameters anyway"),
     ("full", ("quantize", "double_quant", "block_size"), "--full quantises nothing"),
     ("no_quantize", ("double_quant", "block_size"), "--no-quantize leaves the weights as they are"),
-    ("full", ("stream_weights", "int8_matmul"), "--full has no frozen weights"),
+    ("full", ("stream_weights", "resident_layers", "int8_matmul"), "--full has no frozen weights"),
+    ("weights_stay", ("resident_layers",), "--stream-weights off keeps all weights on the device"),
     (
         "lr_sweep",
         ("learning_rate", "eval_steps", "early_stopping_patience", "keep_best"),
@@ -39,6 +40,7 @@ _UNUSED = (
 def unused_options(values: Mapping[str, Any]) -> dict[str, str]:
     """Options without effect beside the others of `values`, each with the reason."""
     given = {**values, "no_quantize": values.get("quantize") is False}
+    given["weights_stay"] = values.get("stream_weights") == "off"
     unused = {name: reason for key, names, reason in _UNUSED if given.get(key) for name in names}
     if objective := values.get("objective"):
         unused |= _of_objective(objective)

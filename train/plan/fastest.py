@@ -32,7 +32,9 @@ def _freest(fit: Any, config: RunOptions, mode: dict[str, Any], kept: int) -> Ru
     settled = replace(config, **mode)
     if not mode["gradient_checkpointing"]:
         return settled
-    if mode["stream_weights"] != "on":
+    if mode["stream_weights"] == "on":
+        settled = replace(settled, resident_layers=fit.layers)
+    else:
         settled = fit.keeping(settled, kept)
     if fit.copies_hide and mode["stream_weights"] != "on":
         return settled

@@ -22,19 +22,25 @@ from wgrad.train.options.option_text import size
 from wgrad.train.options.options import flag
 from wgrad.train.plan.fastest import least_seconds
 from wgrad.train.plan.fewer_layers import Forecast, Shorter
-from wgrad.train.plan.memory_limit import as_option, beyond_limit, can_stream, fewest_offloaded, in_large_chunks
-from wgrad.train.plan.plan import Plan, run_dry
-from wgrad.train.plan.room import Room
-from wgrad.train.plan.search import FIRST, beside, largest
+from wgrad.train.plan.memory_limit import (
+    as_option,
+    beyond_limit,
+    can_stream,
+    fewest_offloaded,
+    in_large_chunks,
+)
+from wgrad.train.plan.plan import Plan, fill_with_layers, run_dry
 from wgrad.train.plan.speed import Rates, rates_of, step_seconds
 from wgrad.train.step.build import RECOMPUTE_ABOVE, keeps_attention, offloaded_layers
+from wgrad.train.step.resident import SPARE, layer_bytes
+from wgrad.train.step.room import Room
+from wgrad.train.step.search import FIRST, beside, largest
 
 MOST_ROWS = 1024  # of a batch that is tried
-_SPARE = 64  # a part of the limit: a run's order of work, and so its pool's gaps, is not quite the plan's (0.2 % seen)
 
 Mode = dict[str, Any]  # options that say where a run keeps what it needs later
 MODE = ("gradient_checkpointing", "offload_activations", "stream_weights")
-KINDS = ("keep_attention", "keep_norms", "mlp_chunk")  # None: by default
+KINDS = ("keep_attention", "keep_norms", "mlp_chunk", "resident_layers")  # None: by default
 Config = TypeVar("Config", bound=RunOptions)
 
 
@@ -66,8 +72,10 @@ def words(mode: Mode) -> str:
         return "--no-gradient-checkpointing" + " --no-keep-norms" * (mode.get("keep_norms") is False)
     said = [as_option("gradient_checkpointing", recomputed)] if recomputed is not True or not offloaded else []
     said += [as_option("offload_activations", offloaded)] if offloaded else []
-    said += [as_option(kind, mode[kind]) for kind in KINDS if mode.get(kind) is not None]
-    return " ".join([*said, *["--stream-weights on"] * (mode["stream_weights"] == "on")])
+    of_kinds = {kind: as_option(kind, mode[kind]) for kind in KINDS if mode.get(kind) is not None}
+    resident = of_kinds.pop("resident_layers", "")
+    streamed = ["--stream-weights on", *[resident] * bool(resident)] if mode["stream_weights"] == "on" else []
+    return " ".join([*said, *of_kinds.values(), *streamed])
 
 
 @dataclass(frozen=True)
@@ -104,9 +112,12 @@ class Fit:
 
     def _fitting(self, config: RunOptions) -> Plan | None:
         try:
-            return self._plan(config, self.limit - self.limit // _SPARE)
+            return self._below_limit(config)
         except OutOfMemory:
             return None
+
+    def _below_limit(self, config: RunOptions) -> Plan:
+        return self._plan(config, self.limit - self.limit // SPARE)
 
     def _plan(self, config: RunOptions, limit: int | None) -> Plan:
         return run_dry(config, self.model_config, self.folder, self.device, self.prompt_tokens, limit)
@@ -229,6 +240,8 @@ class Fit:
         whose = f"all {layers} layers" if kept == layers else f"{kept} of {layers} layers" if kept else "no layer"
         norms = self.config.keep_norms if plan is None else plan.config.keep_norms
         said = f"activations: those of {whose} are kept" + " but for norm outputs" * (norms is False and kept > 0)
+        if plan is not None and plan.config.stream_weights == "on":
+            said = f"weights: those of {plan.config.resident_layers or 0} of {layers} layers stay on the device; {said}"
         if recomputed:
             config = self.config if plan is None else plan.config
             offloaded = min(offloaded_layers(config, self.model_config), recomputed)
@@ -243,6 +256,8 @@ class Fit:
         elif len(self.peaks) > 1:
             (few, lowest), (many, highest) = min(self.peaks.items()), max(self.peaks.items())
             other = f"{size((highest - lowest) // (many - few))} more keep another layer"
+        elif plan.config.stream_weights == "on":
+            other = "with more memory, more weights stay"
         else:
             other = "more memory keeps some"
         return f"{said}: the run takes {taken} of {size(self.limit)} ({room.words}); {other}"
@@ -251,11 +266,37 @@ class Fit:
         """A plan of a mode -> one in which as few layers as can be are recomputed, and then offloaded."""
         left_open = bool(mode.get("offload_activations")) and not self.config.offload_activations
         streamed = mode["stream_weights"] == "on"
-        if self.config.gradient_checkpointing == AUTO and mode["gradient_checkpointing"] and not streamed:
+        if streamed and not self.device.shared_memory:
+            return self._least_copied(found, left_open)
+        if self.config.gradient_checkpointing == AUTO and mode["gradient_checkpointing"]:
             plan = self._most_kept(found) if not left_open or self.copies_hide else found
             if plan is not found:
                 return plan
         return fewest_offloaded(found, self.layers, self._fitting) if left_open else found
+
+    def _least_copied(self, found: Plan, offloads: bool) -> Plan:
+        """A plan with streamed weights -> one in which those of as many layers as can be stay on the device, and as few
+        inputs as can be are offloaded: first what saves more seconds for each of its bytes."""
+        found = in_large_chunks(found, self._fitting)
+        config, model = found.config, self.model_config
+        tokens = config.rows * config.max_length
+        sizes = {
+            "resident_layers": layer_bytes(found.host_weight_bytes, model),
+            "offload_activations": 4.0 * tokens * model.hidden_size,
+        }
+        rates = rates_of(self.device, config.compute) or Rates()
+        fewer: Mode = {"resident_layers": 1, "offload_activations": max(self.layers - 1, 0)}
+        saved = {
+            name: (self.step_seconds(config, rates) - self.step_seconds(replace(config, **{name: value}), rates))
+            / sizes[name]
+            for name, value in fewer.items()
+        }
+        for name in sorted(saved, key=lambda name: -saved[name]):
+            if name == "offload_activations" and offloads:
+                found = fewest_offloaded(found, self.layers, self._fitting)
+            elif name == "resident_layers" and self.config.resident_layers is None:
+                found = fill_with_layers(found, model, self.limit, self._below_limit)
+        return found
 
     def _most_kept(self, found: Plan) -> Plan:
         """A plan with all layers recomputed -> one that keeps the activations of as many as fit. They take nearly the
@@ -316,7 +357,7 @@ class Fit:
 
         def foreseen(count: int) -> Any:
             others = first + each * (count - 1)
-            found = forecast.fits(self._with(**options(count)), self.limit - self.limit // _SPARE - others)
+            found = forecast.fits(self._with(**options(count)), self.limit - self.limit // SPARE - others)
             return None if found is None else SimpleNamespace(peak_bytes=found.peak_bytes + others)
 
         return beside(largest(foreseen, most, self.limit), plan, most)

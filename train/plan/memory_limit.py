@@ -111,6 +111,8 @@ def _changes(config: RunOptions, device: Device) -> Iterator[dict[str, Any]]:
         yield {"offload_activations": True}
     if not device.shared_memory and config.stream_weights == "off" and can_stream(config):
         yield {"stream_weights": "on"}
+    if config.resident_layers:
+        yield {"resident_layers": 0}
     rows = config.batch_size
     while rows > 1:
         rows //= 2

@@ -22,6 +22,7 @@ from wgrad.train.step.build import build_optimizer, build_trainable
 from wgrad.train.step.compute import compute_type
 from wgrad.train.step.find_model import find_model
 from wgrad.train.step.memory import limit_bytes
+from wgrad.train.step.resident import SPARE, layer_bytes, most_resident
 from wgrad.train.step.trainer import Trainer
 
 PROMPT_TOKENS = 24  # of the text that a model goes on from, where no --sample-prompt is given: at most
@@ -63,6 +64,14 @@ def plan_run(
     as any, because shaders and memory hang on shapes alone. Raises WgradError where the base model does not fit its
     config.json, or the run --memory-limit.
     """
+    most = limit_bytes(config.limit)
+
+    def filled(found: Plan) -> Plan:
+        """Of streamed weights keep as many on the device as the limit allows, where the options leave that open."""
+        streamed = found.config.stream_weights == "on" and not device.shared_memory
+        if not streamed or most is None or found.config.resident_layers is not None:
+            return found
+        return fill_with_layers(found, model_config, most, lambda config: plan(config, most - most // SPARE))
 
     def plan(config: RunOptions, limit: int | None) -> Plan:
         if config.stream_weights != "auto":
@@ -84,11 +93,26 @@ def plan_run(
     if device.dry_run() is None:
         return None
     try:
-        return plan(config, limit_bytes(config.limit))
+        return filled(plan(config, most))
     except OutOfMemory:
         if config.limit is None:
             raise
     raise beyond_limit(config, device, model_config.num_hidden_layers, plan)
+
+
+def fill_with_layers(found: Plan, model_config: ModelConfig, limit: int, plan: Callable[[RunOptions], Plan]) -> Plan:
+    """A plan with all weights streamed -> one in which those of as many layers stay on the device as the limit allows.
+    plan: of a run; OutOfMemory where it does not fit."""
+
+    def fitting(resident: int) -> Plan | None:
+        try:
+            return plan(replace(found.config, resident_layers=resident))
+        except OutOfMemory:
+            return None
+
+    free = limit - found.dry.memory().peak_reserved_bytes
+    each = layer_bytes(found.host_weight_bytes, model_config)
+    return most_resident(found, free, each, model_config.num_hidden_layers, fitting)
 
 
 def _may_stream(config: RunOptions, device: Device) -> bool:

@@ -16,9 +16,10 @@ from wgrad.device.cache import cache_folder, keep, read_kept
 from wgrad.device.contract import Device
 from wgrad.device.errors import DeviceError
 from wgrad.train.model.model_config import ModelConfig
-from wgrad.train.model.weights import activation_bytes, layer_flops
+from wgrad.train.model.weights import activation_bytes, layer_flops, numbers_in_layers
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.step.build import keeps_attention, offloaded_layers, recomputed_layers
+from wgrad.train.step.resident import resident_layers
 
 _FORMAT, _MOST_BYTES, _LEAST_SECONDS = 1, 1 << 12, 0.02
 _MOST_RATE = 1e17  # a clock that says more is wrong
@@ -127,8 +128,11 @@ def step_seconds(config: RunOptions, model: ModelConfig, device: Device, rates: 
     exposed = max(offloaded - device.copied_alongside(matmul), 0.0)
     seconds += 2 * offloaded_layers(config, model) * exposed / rates.link
     if config.stream_weights == "on" and not device.shared_memory:
-        bytes_of_layer = matmul / 2 / tokens * (0.55 if config.quantize else itemsize)
-        seconds += 3 * layers * max(bytes_of_layer - device.copied_alongside(matmul), 0.0) / rates.link
+        each = numbers_in_layers(model) / layers * (0.55 if config.quantize else itemsize)
+        streamed = layers - resident_layers(config, model)
+        # Forward, and in the backward all but the two that are there, beside twice the work.
+        for count, work in ((streamed, layers * matmul), (streamed - 2, 2 * layers * matmul)):
+            seconds += max(count * each - device.copied_alongside(work), 0.0) / rates.link
     return seconds * config.gradient_accumulation_steps
 
 

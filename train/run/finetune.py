@@ -137,7 +137,8 @@ class _Finetuning:
         config, plan = self._plan()
         begun = session.config
         if plan is not None:
-            config = replace(config, stream_weights=plan.config.stream_weights)
+            settled = plan.config
+            config = replace(config, stream_weights=settled.stream_weights, resident_layers=settled.resident_layers)
         with advising(SMALLER_MODEL):
             self.built = build_session(session, config)
         session.say(memory_line(session, plan, self.built))

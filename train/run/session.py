@@ -32,7 +32,6 @@ from wgrad.train.options.option_text import size
 from wgrad.train.options.options import fixed_options, flag
 from wgrad.train.plan.fit import Fit, Mode
 from wgrad.train.plan.plan import PROMPT_TOKENS, SAMPLE_TOKENS, Plan, plan_run, training_needs
-from wgrad.train.plan.room import room_of
 from wgrad.train.plan.settle import settle
 from wgrad.train.ranks.devices import device_of_rank
 from wgrad.train.ranks.world import World
@@ -42,6 +41,7 @@ from wgrad.train.step.checked import check_operators, fault_notes
 from wgrad.train.step.compute import choose_compute, common_compute, round_products
 from wgrad.train.step.find_model import find_model
 from wgrad.train.step.memory import for_steps, hold_to_limit
+from wgrad.train.step.room import room_of
 from wgrad.train.terminal.progress import Display, duration
 
 _KINDS = {
@@ -336,7 +336,9 @@ def memory_line(session: Session, plan: Plan | None, built: TrainableModel) -> s
         more = f"roughly {size(activations)} more for activations ({how})"
         rest = "decoded weights (while memory is free), Python, NumPy and the data"
         return f"memory: {parts}, {more}; not counted: {rest}"
-    there = ["weights" if plan.config.stream_weights == "on" else "the embedding"] if plan.host_weight_bytes else []
+    resident = plan.config.resident_layers if plan.config.stream_weights == "on" else None
+    weights = f"weights of {layers - resident} of {layers} layers" if resident else "weights"
+    there = [weights if plan.config.stream_weights == "on" else "the embedding"] if plan.host_weight_bytes else []
     there += ["checkpoints"] if plan.host_bytes > plan.host_weight_bytes else []
     beside = f"; {size(plan.host_bytes)} in main memory ({' and '.join(there)})" if there else ""
     return (

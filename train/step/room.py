@@ -25,8 +25,12 @@ class Room:
 
 def room_of(config: RunOptions, device: Device) -> Room:
     """Return what a run with these options may take on this device."""
-    if limit := limit_bytes(config.limit):
-        return Room(limit, config.limit_option)
+    limit = limit_bytes(config.limit)
+    return Room(limit, config.limit_option) if limit else free_room(device)
+
+
+def free_room(device: Device) -> Room:
+    """Return what a command without a limit may take on this device."""
     if free := device.free_memory():
         reserve = free // _RESERVE
         return Room(free - reserve, f"free, less a reserve of {size(reserve)}")

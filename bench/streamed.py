@@ -1,0 +1,47 @@
+"""Random weights that are streamed from main memory, for the benches of steps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from wgrad.train.commands.bench_model import RandomWeights
+from wgrad.train.model.model_config import ModelConfig
+from wgrad.train.model.streamed_weights import HostLayer, ResidentLayer, StreamedWeights, arrays_of, stays
+from wgrad.train.model.weights import weight_specs
+from wgrad.wgsl.device import DryRunDevice
+
+
+def streamed_weights(
+    config: ModelConfig, device: Any, mxfp4_experts: bool = False, resident: int = 0
+) -> StreamedWeights:
+    """bench_train.py's weights, a layer at a time through the device into main memory. resident: layers that stay."""
+    source, dry = RandomWeights(device, mxfp4_experts), isinstance(device, DryRunDevice)
+    specs = weight_specs(config)
+    others = {s.name: source.make(s) for s in specs if s.kind in ("norm", "bias", "router")}
+    tables: dict[str, Any] = {}
+    layers: list[HostLayer | ResidentLayer] = []
+    before: tuple[list[Any], dict[str, Any]] = ([], {})
+    for spec in specs:
+        if spec.kind in ("embedding", "head"):
+            tables[spec.name] = device.empty_host(spec.shape, source.normal.dtype)
+            if not dry:
+                device.write(tables[spec.name], source.table(spec))
+    for number in range(config.num_hidden_layers):
+        prefix = f"model.layers.{number}."
+        own = [s for s in specs if s.is_linear and s.name.startswith(prefix)]
+        kind = [(s.kind, s.shape) for s in own]
+        if stays(number, config.num_hidden_layers, resident):
+            made = {s.name: source.make(s) for s in own}
+            layers.append(ResidentLayer(made, made))
+            continue
+        if kind != before[0]:  # layers of the same sizes have the same random numbers
+            before = (kind, {s.name: source.make(s) for s in own})
+        made = dict(zip((s.name for s in own), before[1].values(), strict=True))
+        layer = HostLayer.like(made, device)
+        layers.append(layer)
+        for array, place in zip(arrays_of(made), arrays_of(layer.weights), strict=True):
+            device.transfer(array, place)
+        device.synchronize()
+    del made, before
+    device.trim()
+    return StreamedWeights(device, others, tables, layers)
