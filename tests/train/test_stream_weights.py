@@ -4,6 +4,7 @@ what was quantised."""
 from __future__ import annotations
 
 import errno
+import json
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -278,6 +279,49 @@ def test_with_layers_that_stay_both_buffers_fill_ahead(
             weights.enter(layer)
             assert weights[f"model.layers.{layer}.mlp.up_proj.weight"]
         assert len(moved) == 7 - count
+
+
+def test_a_run_keeps_layers_on_the_device_and_goes_on_with_as_many(
+    make_checkpoint: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also where it then has more memory. It says so and takes what was planned; the adapter is the same bits."""
+
+    def card(spec: str, needs: Any = None, kernels: bool = False) -> Any:
+        device: Any = wgpu_sibling()
+        device.shared_memory, device.reason = False, "as a card with memory of its own"
+        return device
+
+    monkeypatch.setattr("wgrad.train.run.session.select_device", card)
+    folder = make_checkpoint(num_hidden_layers=12, hidden_size=96, intermediate_size=256, head_dim=24)
+    model, data = load_model_config(folder), tmp_path / "data.txt"
+    data.write_text("\n".join(f"{n} and {n * n}." for n in range(200)))
+    given: dict[str, Any] = {"target_modules": ("q_proj",), "lora_r": 1, "max_length": 32, "batch_size": 1}
+    config = options(**given, compute="float32", offload_activations=True)
+    streamed, there = (
+        plan_run(replace(config, stream_weights=how), model, folder, card(""), 1) for how in ("on", "off")
+    )
+    assert streamed is not None and there is not None
+    least, most = (plan.dry.memory().peak_reserved_bytes for plan in (streamed, there))
+    limit = (least + most) // 2
+    words = ["finetune", "--model", folder, "--data", data, "--no-sample", "--eval-tokens", 100, "--compute", "float32"]
+    words += ["--target-modules", "q_proj", "--lora-r", 1, "--max-length", 32, "--batch-size", 1]
+    words += ["--gradient-accumulation-steps", 1]
+    found, peaks = list[int](), list[int]()
+    for steps, *more in ((2, "--memory-limit", limit), (3, "--memory-limit", 3 * limit, "--resume")):
+        assert cli.main([*map(str, [*words, "--out", tmp_path / "out", "--max-steps", steps, *more])]) == 0
+        (line,) = [text for text in capsys.readouterr().out.splitlines() if "layers stay on the device" in text]
+        found.append(int(line.split("those of ")[1].split()[0]))
+        assert f"weights: those of {found[0]} of 12 layers stay on the device; activations: those of no layer" in line
+        peaks.append(json.loads((tmp_path / "out" / "results.json").read_text())["peak_bytes"])
+        assert streamed.peak_bytes < peaks[-1] <= limit
+    info = json.loads((tmp_path / "out" / "checkpoints" / "step-3" / "trainer.json").read_text())
+    assert 1 <= found[0] <= 9 and found[1] == found[0] == info["mode"]["resident_layers"]
+    plan = plan_run(replace(config, **info["mode"], memory_limit=str(limit)), model, folder, card(""), 1)
+    assert plan is not None and peaks[0] == pytest.approx(plan.peak_bytes, rel=0.05), (peaks, plan.peak_bytes)
+    whole = [*words, "--out", tmp_path / "whole", "--max-steps", 3, "--gradient-checkpointing"]
+    assert cli.main([*map(str, whole)]) == 0
+    adapters = [(tmp_path / out / "adapter_model.safetensors").read_bytes() for out in ("out", "whole")]
+    assert adapters[0] == adapters[1]
 
 
 def test_text_is_written_with_as_many_layers_on_the_device_as_a_limit_allows(

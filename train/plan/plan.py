@@ -67,7 +67,7 @@ def plan_run(
     most = limit_bytes(config.limit)
 
     def filled(found: Plan) -> Plan:
-        """Of streamed weights keep as many on the device as the limit allows, where the options leave that open."""
+        """Keep as many streamed weights on the device as the limit allows, where the options leave that open."""
         streamed = found.config.stream_weights == "on" and not device.shared_memory
         if not streamed or most is None or found.config.resident_layers is not None:
             return found
