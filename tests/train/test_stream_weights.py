@@ -317,7 +317,8 @@ def test_a_run_keeps_layers_on_the_device_and_goes_on_with_as_many(
     info = json.loads((tmp_path / "out" / "checkpoints" / "step-3" / "trainer.json").read_text())
     assert 1 <= found[0] <= 9 and found[1] == found[0] == info["mode"]["resident_layers"]
     plan = plan_run(replace(config, **info["mode"], memory_limit=str(limit)), model, folder, card(""), 1)
-    assert plan is not None and peaks[0] == pytest.approx(plan.peak_bytes, rel=0.05), (peaks, plan.peak_bytes)
+    assert plan is not None
+    assert peaks[0] == pytest.approx(plan.peak_bytes, rel=0.05)
     whole = [*words, "--out", tmp_path / "whole", "--max-steps", 3, "--gradient-checkpointing"]
     assert cli.main([*map(str, whole)]) == 0
     adapters = [(tmp_path / out / "adapter_model.safetensors").read_bytes() for out in ("out", "whole")]
