@@ -70,7 +70,12 @@ BACKWARD_TILES = [
     Tile(128, 32, 8, 16, 16, 16),
 ]
 WANTED_GROUPS = (1, 256, 512, 1024)
-UNITS_TILES = [MatrixRows(subgroups, columns) for columns in (16, 32, 64) for subgroups in (2, 4, 6, 8)]
+UNITS_TILES = [
+    MatrixRows(subgroups, columns, pairs=pairs)
+    for columns in (16, 32, 64)
+    for subgroups in (2, 4, 6, 8)
+    for pairs in (False, True)
+]
 
 
 @dataclass
@@ -256,11 +261,13 @@ def sweep_units(device: WgpuDevice, report: Report, problem: Problem, chosen: Pl
     for kernel in tiles:
         for tile in UNITS_TILES:
             fits = tile.workgroup_bytes(kernel, width) <= device.workgroup_bytes and tile.columns <= width
-            if not fits or (kernel == "dkv" and tile.columns < 32):  # dk and dv want two matrices side by side
+            two = kernel == "dkv" or tile.pairs  # these want two matrices side by side
+            if not fits or (two and tile.columns < 32) or (kernel == "dkv" and tile.pairs):
                 continue
             attention_matrix.TILES[kernel] = ((0, tile),)
             attention_matrix._FEW_ROWS = tile.rows
-            name = f"{tile.subgroups} subgroups, {tile.columns} columns, {tile.workgroup_bytes(kernel, width)} bytes"
+            shape = f"{tile.subgroups} subgroups{' in pairs' * tile.pairs}, {tile.columns} columns"
+            name = f"{shape}, {tile.workgroup_bytes(kernel, width)} bytes"
             bench_one(device, report, problem, kernel, chosen, name)
         attention_matrix.TILES[kernel] = tiles[kernel]
 

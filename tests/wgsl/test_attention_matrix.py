@@ -87,6 +87,23 @@ def test_rows_that_pass_to_their_registers_in_parts(
     assert matrix_device.launched - _PLAIN == _KERNELS[case.direction]
 
 
+@pytest.mark.parametrize("lanes", attention_matrix.PAIRED_LANES)
+@pytest.mark.parametrize(
+    "case", [c for c in few_cases() if "packed" in c.name or "rising" in c.name], ids=lambda c: c.name
+)
+def test_pairs_of_subgroups_share_rows(
+    matrix_device: Any, monkeypatch: pytest.MonkeyPatch, case: Case, lanes: int
+) -> None:
+    """Each has half of the columns."""
+    pairs = MatrixRows(4, pairs=True)
+    monkeypatch.setattr(matrix_device, "lanes", lanes)
+    tiles = dict.fromkeys(("forward", "dq"), ((0, pairs),))
+    monkeypatch.setattr(attention_matrix, "TILES", attention_matrix.TILES | tiles)
+    result = check_case(case, matrix_device)
+    assert result.ok, f"{result.output} is off by {result.error:.3g}, allowed {result.limit:.3g}"
+    assert matrix_device.launched - _PLAIN == _KERNELS[case.direction]
+
+
 @pytest.mark.parametrize("width", [32, 64, 96, 128])
 def test_every_column_of_a_head_is_read(width: int) -> None:
     """Of each tile and number of lanes. Parts of three matrices of a head of 96 once had one of them read."""
@@ -94,6 +111,8 @@ def test_every_column_of_a_head_is_read(width: int) -> None:
         for lanes in LANES:
             tile_of = [replace(tile, lanes=lanes) for least, tile in tiles if least <= width]
             for tile in tile_of:
+                if tile.pairs and lanes not in attention_matrix.PAIRED_LANES:
+                    continue
                 found: dict[str, Any] = tile.key_constants(width) if kernel == "dkv" else tile.constants(width)
                 threads = found["SG"] * found["SG_LANES"]
                 parts = found["LEFT_PARTS"]
@@ -106,14 +125,23 @@ def test_every_column_of_a_head_is_read(width: int) -> None:
 
 
 def test_which_attention_is_served(matrix_device: Any) -> None:
-    def rows(kernel: str, *shape: int, dtype: Any = np.float16, memory: int = 49152) -> Any:
-        found = attention_matrix.served(kernel, memory, 256, matrix_device.empty(shape, dtype))
+    def tile(kernel: str, *shape: int, dtype: Any = np.float16, memory: int = 49152, lanes: int = 32) -> Any:
+        return attention_matrix.served(kernel, memory, 256, matrix_device.empty(shape, dtype), lanes=lanes)
+
+    def rows(kernel: str, *shape: int, **options: Any) -> Any:
+        found = tile(kernel, *shape, **options)
         return found and found.rows
 
-    # Of 128 rows where 256 workgroups or more have them.
-    assert rows("forward", 1, 1023, 32, 64) == 64 and rows("forward", 1, 1024, 32, 64) == 128
-    assert rows("forward", 4, 255, 32, 64) == 64 and rows("forward", 4, 256, 32, 64) == 128
+    # Of 128 rows where 256 workgroups or more have them, of wide heads.
+    assert rows("forward", 1, 1023, 32, 128) == 64 and rows("forward", 1, 1024, 32, 128) == 128
+    assert rows("forward", 4, 255, 32, 96) == 64 and rows("forward", 4, 256, 32, 96) == 128
+    assert rows("forward", 4, 256, 32, 64) == 64 and rows("forward", 4, 256, 32, 64, lanes=64) == 128
     assert rows("dq", 1, 1024, 32, 64) == 64 and rows("dq", 1, 1024, 32, 128) == 128
+    # In pairs, but not few rows of wide heads in dq.
+    for kernel, queries, width in (("forward", 16, 32), ("forward", 4096, 128), ("dq", 4096, 64), ("dq", 4096, 128)):
+        for lanes in LANES:
+            assert tile(kernel, 1, queries, 32, width, lanes=lanes).pairs == (lanes in (16, 32))
+    assert not tile("dq", 1, 16, 32, 128).pairs
     assert rows("forward", 1, 1024, 32, 64, memory=32768) == 64
     assert rows("dkv", 1, 64, 2, 64) == rows("dkv", 1, 16, 2, 128) == 64
     assert rows("dkv", 1, 64, 2, 64, memory=32768) == 32

@@ -10,7 +10,7 @@ const S_LD: u32 = BN / 4u + 2u;
 const LEFT_W8: u32 = W8 / LEFT_PARTS;
 
 var<workgroup> tile: array<Eight, TILE>;  // BN rows of an array, then BN of another; before, the left operands
-var<workgroup> strips: array<vec4<f32>, BM * S_LD>;  // what cooperative matrices hold, on its way to invocations and back
+var<workgroup> strips: array<vec4<f32>, BM * S_LD - 2u>;  // what cooperative matrices hold, on its way to invocations and back
 #endpart
 
 #part builtins
@@ -24,19 +24,21 @@ var<workgroup> strips: array<vec4<f32>, BM * S_LD>;  // what cooperative matrice
 #endpart
 
 #part subgroup_rows
-// Part of attention_matrix.wgsl and attention_matrix_dq.wgsl: which 16 rows a subgroup has. Of 8 lanes two subgroups share them,
-// each with half of the columns (`side`).
-#if LANES == 8
-  let subgroup = subgroup_id / 2u;
-  let side = subgroup_id % 2u;
-#else
+// Part of attention_matrix.wgsl and attention_matrix_dq.wgsl: the first of the BLOCKS x 16 rows of a subgroup. With two SIDES two
+// subgroups share them, each with half of the columns (`side`).
 #include "common.inc.wgsl" subgroup_index
+#if SIDES == 2
+  let first_row = subgroup / 2u * (16u * BLOCKS);
+  let side = subgroup % 2u;
+#else
+  let first_row = subgroup * (16u * BLOCKS);
+  let side = 0u;
 #endif
 #endpart
 
 #part rows
 // Part of attention_matrix.wgsl and attention_matrix_dq.wgsl: which queries of which head the workgroup owns, and which of the
-// splits of their keys; of a subgroup's 16 rows each belongs to ROW_LANES invocations. A workgroup beyond the last does the last
+// splits of their keys; each row belongs to ROW_LANES invocations. A workgroup beyond the last does the last
 // again, without storing: cooperative operations want uniform control flow. Its queries as left operands, and sums for them.
   var id = p.first + wg.x + wg.y * nwg.x;
   let last_id = p.end - 1u;
@@ -48,20 +50,23 @@ var<workgroup> strips: array<vec4<f32>, BM * S_LD>;  // what cooperative matrice
   let row = lid / $ROW_LANESu;
   let t = min(t0 + row, p.queries - 1u);
   let t_last = min(t0 + BM, p.queries) - 1u;
-#if LANES == 8
-  let strip = subgroup * 16u * S_LD + side * (4u * $NF_OWNu);
-#else
-  let strip = subgroup * 16u * S_LD;
-#endif
+  let strip = first_row * S_LD + side * (4u * $NF_OWNu);
+#unroll r BLOCKS
+#unroll j NF_OWN
+  let s_at_$r_$j = strip + 16u * $ru * S_LD + 4u * $ju;
+#end
+#end
   let mine = row * S_LD + half;
   let to_base2 = p.scale * LOG2E;
   let ld = 2u * TILE_LD;  // as cooperative matrices take it: in vec4<f16>
   let ld_left = 2u * (LEFT_W8 + 1u);
   let ld_s = S_LD;
-#include left x=q first=t0 heads=heads head=h row=subgroup*16u
+#include left x=q first=t0 heads=heads head=h row=first_row blocks=BLOCKS
+#unroll r BLOCKS
 #unroll g OUT_PARTS
 #unroll j NF_OWN
-  var acc_$g_$j = coop_mat16x16<f32, C>();
+  var acc_$r_$g_$j = coop_mat16x16<f32, C>();
+#end
 #end
 #end
 #endpart
@@ -80,9 +85,9 @@ var<workgroup> strips: array<vec4<f32>, BM * S_LD>;  // what cooperative matrice
 #end
 #endpart
 
-#part left x first heads head row
-// Part of attention_matrix*.wgsl: the workgroup's rows of one head of $x, from $first on, as left operands $x_0_0, $x_0_1, ..., of
-// each subgroup those from $row on. They pass through `tile`, one of LEFT_PARTS parts of their columns at a time.
+#part left x first heads head row blocks
+// Part of attention_matrix*.wgsl: the workgroup's rows of one head of $x, from $first on, as left operands $x_0_0_0, $x_0_0_1, ...,
+// of each subgroup $blocks x 16 from $row on. They pass through `tile`, one of LEFT_PARTS parts of their columns at a time.
 #unroll part LEFT_PARTS
 #unroll n LOADS_ROWS
   {
@@ -98,9 +103,11 @@ var<workgroup> strips: array<vec4<f32>, BM * S_LD>;  // what cooperative matrice
   }
 #end
   workgroupBarrier();
+#unroll r $blocks
 #unroll c LEFT_DF
-  let $x_at_$part_$c = ($row) * (LEFT_W8 + 1u) + 2u * $cu;
-  let $x_$part_$c = coopLoadT<coop_mat16x16<f16, A>>(&tile[$x_at_$part_$c].low, ld_left);
+  let $x_at_$r_$part_$c = ($row + 16u * $ru) * (LEFT_W8 + 1u) + 2u * $cu;
+  let $x_$r_$part_$c = coopLoadT<coop_mat16x16<f16, A>>(&tile[$x_at_$r_$part_$c].low, ld_left);
+#end
 #end
   workgroupBarrier();
 #end
@@ -127,46 +134,54 @@ var<workgroup> strips: array<vec4<f32>, BM * S_LD>;  // what cooperative matrice
 #end
 #endpart
 
-#part scores x y count first
-// Part of attention_matrix_dq.wgsl and attention_matrix_dkv.wgsl: the left operands $x and $y times $count x 16 rows of each half
-// of `tile`, from row $first on: scores s_0, s_1, ..., and dp_0, dp_1, ...
-#unroll j $count
-    var s_$j = coop_mat16x16<f32, C>();
-    var dp_$j = coop_mat16x16<f32, C>();
+#part score name x row
+// Part of attention_matrix.wgsl and attention_matrix_dq.wgsl: the left operand $x times rows of `tile` from $row on, as $name_0_0, ...
+#unroll r BLOCKS
+#unroll j NF_OWN
+    var $name_$r_$j = coop_mat16x16<f32, C>();
+#end
 #end
 #unroll part LEFT_PARTS
 #unroll c LEFT_DF
-#unroll j $count
+#unroll j NF_OWN
     {
-      let x_at_$j = ($first + 16u * $ju) * TILE_LD + LEFT_W8 * $partu + 2u * $cu;
-      let x_b = coopLoad<coop_mat16x16<f16, B>>(&tile[x_at_$j].low, ld);
-      let y_at_$j = ($first + BN + 16u * $ju) * TILE_LD + LEFT_W8 * $partu + 2u * $cu;
-      let y_b = coopLoad<coop_mat16x16<f16, B>>(&tile[y_at_$j].low, ld);
-      s_$j = coopMultiplyAdd($x_$part_$c, x_b, s_$j);
-      dp_$j = coopMultiplyAdd($y_$part_$c, y_b, dp_$j);
+      let right_at_$j = ($row + 16u * $ju) * TILE_LD + LEFT_W8 * $partu + 2u * $cu;
+      let right = coopLoad<coop_mat16x16<f16, B>>(&tile[right_at_$j].low, ld);
+#unroll r BLOCKS
+      $name_$r_$j = coopMultiplyAdd($x_$r_$part_$c, right, $name_$r_$j);
+#end
     }
 #end
 #end
 #end
 #endpart
 
+#part keep_score name
+// Part of attention_matrix.wgsl and attention_matrix_dq.wgsl: a score into the strips.
+#unroll r BLOCKS
+#unroll j NF_OWN
+    coopStoreT($name_$r_$j, &strips[s_at_$r_$j], ld_s);
+#end
+#end
+#endpart
+
 #part sums left place
-// Part of attention_matrix.wgsl and attention_matrix_dq.wgsl: $left, of which a subgroup has 16 rows, times BN rows of `tile`, from
+// Part of attention_matrix.wgsl and attention_matrix_dq.wgsl: $left, of which a subgroup has BLOCKS x 16 rows, times BN rows of `tile`, from
 // row $place on, added to acc.
 #unroll j NF
     {
-      let left_at = subgroup * 16u * S_LD + 4u * $ju;
-      let left = coopLoadT<coop_mat16x16<f16, A>>(&$left[left_at], ld_s);
+#unroll r BLOCKS
+      let left_at_$r = (first_row + 16u * $ru) * S_LD + 4u * $ju;
+      let left_$r = coopLoadT<coop_mat16x16<f16, A>>(&$left[left_at_$r], ld_s);
+#end
 #unroll g OUT_PARTS
 #unroll c NF_OWN
       {
-#if LANES == 8
         let right_at_$c = ($place + 16u * $ju) * TILE_LD + 2u * ($gu * NF + side * $NF_OWNu + $cu);
-#else
-        let right_at_$c = ($place + 16u * $ju) * TILE_LD + 2u * ($gu * NF + $cu);
-#endif
         let right = coopLoadT<coop_mat16x16<f16, B>>(&tile[right_at_$c].low, ld);
-        acc_$g_$c = coopMultiplyAdd(left, right, acc_$g_$c);
+#unroll r BLOCKS
+        acc_$r_$g_$c = coopMultiplyAdd(left_$r, right, acc_$r_$g_$c);
+#end
       }
 #end
 #end
@@ -180,9 +195,10 @@ var<workgroup> strips: array<vec4<f32>, BM * S_LD>;  // what cooperative matrice
   let out = (((split * p.batch + b) * p.queries + t) * p.heads + h) * W4;
 #unroll g OUT_PARTS
   workgroupBarrier();
+#unroll r BLOCKS
 #unroll j NF_OWN
-  let out_at_$g_$j = strip + 4u * $ju;
-  coopStoreT(acc_$g_$j, &strips[out_at_$g_$j], ld_s);
+  coopStoreT(acc_$r_$g_$j, &strips[s_at_$r_$j], ld_s);
+#end
 #end
   workgroupBarrier();
 #unroll i PAIRS

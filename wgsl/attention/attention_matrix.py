@@ -17,12 +17,17 @@ MOST_WIDTH = 128  # what a subgroup keeps of a query, and of its sums, stands in
 
 @dataclass(frozen=True)
 class MatrixRows:
-    """subgroups x 16 rows (queries; in dk and dv keys) of a workgroup, which walks tiles of `columns`."""
+    """subgroups x 16 rows (queries; in dk and dv keys) of a workgroup, which walks tiles of `columns`.
+
+    lanes: of a subgroup. Of 8, two subgroups have 16 rows. pairs: two subgroups of 16 or 32 lanes have 32 rows, each
+    half of the columns, so that it reads half of a tile; not of dk and dv.
+    """
 
     subgroups: int
     columns: int = 32
-    lanes: int = 32  # of a subgroup. Of 8, two subgroups have 16 rows.
+    lanes: int = 32
     shape: Shape = BLOCK  # of one cooperative matrix
+    pairs: bool = False
 
     @property
     def rows(self) -> int:
@@ -30,13 +35,28 @@ class MatrixRows:
 
     @property
     def _sides(self) -> int:
-        """Subgroups that share 16 rows, in the forward and dq."""
-        return 2 if self.lanes < 16 else 1
+        """Subgroups that share rows, in the forward and dq."""
+        return 2 if self.lanes < 16 or self._blocks == 2 else 1
+
+    @property
+    def _blocks(self) -> int:
+        """Times 16 rows that a subgroup has, in the forward and dq."""
+        return 2 if self.pairs else 1
+
+    @property
+    def _lanes_of_rows(self) -> int:
+        """Invocations for 16 rows, in the forward and dq."""
+        return self.lanes * self._sides // self._blocks
+
+    @property
+    def forward_subgroups(self) -> int:
+        """Subgroups of a workgroup, in the forward and dq."""
+        return self.subgroups * self._sides // self._blocks
 
     @property
     def _row_lanes(self) -> int:
         """Invocations that share a row, in the forward and dq."""
-        return self.lanes * self._sides // 16
+        return self._lanes_of_rows // 16
 
     def _parts(self, width: int) -> int:
         """Parts of the columns, of whole cooperative matrices, in which the rows pass through the place of the tiles
@@ -56,7 +76,7 @@ class MatrixRows:
         return max(self._tiles(width), self._rows(width, self._parts(width)))
 
     def _scores(self, element: int) -> int:
-        return element * self.rows * (self.columns + _PAD)
+        return element * (self.rows * (self.columns + _PAD) - _PAD)  # nothing is behind the last row
 
     def workgroup_bytes(self, kernel: str, width: int) -> int:
         """Return the constants of a kernel of TILES."""
@@ -66,7 +86,8 @@ class MatrixRows:
     def constants(self, width: int) -> dict[str, Constant]:
         """Constants of attention_matrix.wgsl and attention_matrix_dq.wgsl, for heads of `width` elements."""
         own = {"ROW_LANES": self._row_lanes, "NF_OWN": self.columns // 16 // self._sides}
-        return {**self._shape(width), **self._loads(width, self.lanes * self._sides), **own}
+        own |= {"SIDES": self._sides, "BLOCKS": self._blocks}
+        return {**self._shape(width), **self._loads(width, self._lanes_of_rows), **own}
 
     def key_constants(self, width: int) -> dict[str, Constant]:
         """Constants of attention_matrix_dkv.wgsl: twice the subgroups, which share rows."""
@@ -103,12 +124,16 @@ class MatrixRows:
         }
 
 
-# By kernel, best first (measured on an H200): the least width of a head, and the tile.
+_EIGHT, _FOUR = MatrixRows(8), MatrixRows(4)
+_EIGHT_PAIRED, _FOUR_PAIRED = replace(_EIGHT, pairs=True), replace(_FOUR, pairs=True)
+# By kernel, best first (measured on an H100, bench/notes/tensor-cores.md): the least width of a head, and the tile. Of
+# four subgroups and narrow heads two workgroups run at once on a compute unit.
 TILES = {
-    "forward": ((0, MatrixRows(8)), (0, MatrixRows(4)), (0, MatrixRows(2))),
-    "dq": ((96, MatrixRows(8)), (0, MatrixRows(4)), (0, MatrixRows(2))),
-    "dkv": ((0, MatrixRows(4)), (0, MatrixRows(2))),
+    "forward": ((96, _EIGHT_PAIRED), (0, _FOUR_PAIRED), (0, _EIGHT), (0, _FOUR), (0, MatrixRows(2))),
+    "dq": ((96, _EIGHT_PAIRED), (96, _EIGHT), (96, _FOUR), (0, _FOUR_PAIRED), (0, _FOUR), (0, MatrixRows(2))),
+    "dkv": ((0, _FOUR), (0, MatrixRows(2))),
 }
+PAIRED_LANES = (16, 32)  # of a subgroup of a pair: of 8 two share rows already, of 64 none was timed
 MOST_SUBGROUPS = 8  # of a workgroup of attention_matrix.wgsl
 _FEW_ROWS = 64  # tiles of more are for as many queries as fill a card with them
 
@@ -124,5 +149,6 @@ def served(
     most_rows = max(_FEW_ROWS, batch * heads * queries // wanted_groups)
     tiles = (t for least, t in TILES[kernel] if least <= width and t.rows <= most_rows)
     fitting = (t for t in tiles if t.workgroup_bytes(kernel, width) <= workgroup_bytes)
+    fitting = (t for t in fitting if not t.pairs or lanes in PAIRED_LANES)
     made = (replace(t, lanes=lanes, shape=shape) for t in fitting)
-    return next((t for t in made if t.subgroups * t._sides <= MOST_SUBGROUPS), None)
+    return next((t for t in made if t.forward_subgroups <= MOST_SUBGROUPS), None)

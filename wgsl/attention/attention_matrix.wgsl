@@ -1,7 +1,7 @@
 // o and lse of attention.wgsl on matrix units: f16 q, k, v; f32 sums. Heads of WIDTH elements, a multiple of 32.
 //
 // Operands, masks and dispatch are those of attention.wgsl. A workgroup of SG subgroups of LANES invocations owns BM = 16 SG
-// queries of one head, 16 a subgroup (or two of 8 lanes), and walks tiles of BN keys. K and V of a tile lie side by side in workgroup memory;
+// queries of one head, 16 a subgroup (or two of 8 lanes; or 32 two subgroups), and walks tiles of BN keys. K and V of a tile lie side by side in workgroup memory;
 // K of the next tile is read as V of this one is, and both are stored once the scores stand. What a cooperative matrix holds
 // cannot be indexed, so the scores pass through workgroup memory (strips), where ROW_LANES invocations share a row of 16, and
 // come back as f16 (p_tile).
@@ -20,7 +20,7 @@ const THREADS: u32 = $SG_LANESu * SG;
 const GROWTH: f32 = 8.0;
 #include "attention_matrix.inc.wgsl" tiles
 
-var<workgroup> p_tile: array<vec4<f16>, BM * S_LD>;
+var<workgroup> p_tile: array<vec4<f16>, BM * S_LD - 2u>;
 var<workgroup> grown: array<u32, 8>;  // by subgroup; the rest 0
 
 @compute @workgroup_size(THREADS)
@@ -56,28 +56,8 @@ fn main(
     let v_next_$n = v[((b * p.keys + v_j_$n) * p.kv_heads + kv_head) * W8 + at_$n % W8];
     let k_next_$n = k[((b * p.keys + k_j_$n) * p.kv_heads + kv_head) * W8 + at_$n % W8];
 #end
-#unroll j NF_OWN
-    var s_$j = coop_mat16x16<f32, C>();
-#end
-#unroll part LEFT_PARTS
-#unroll c LEFT_DF
-#unroll j NF_OWN
-    {
-#if LANES == 8
-      let k_at_$j = (16u * (side * $NF_OWNu + $ju)) * TILE_LD + LEFT_W8 * $partu + 2u * $cu;
-#else
-      let k_at_$j = (16u * $ju) * TILE_LD + LEFT_W8 * $partu + 2u * $cu;
-#endif
-      let k_b = coopLoad<coop_mat16x16<f16, B>>(&tile[k_at_$j].low, ld);
-      s_$j = coopMultiplyAdd(q_$part_$c, k_b, s_$j);
-    }
-#end
-#end
-#end
-#unroll j NF_OWN
-    let s_at_$j = strip + 4u * $ju;
-    coopStoreT(s_$j, &strips[s_at_$j], ld_s);
-#end
+#include "attention_matrix.inc.wgsl" score name=s x=q row=side*(16u*$NF_OWNu)
+#include "attention_matrix.inc.wgsl" keep_score name=s
     workgroupBarrier();
 #include "attention_matrix.inc.wgsl" stage x=k y=v
 
@@ -106,11 +86,7 @@ fn main(
     let grows = m > top + GROWTH;
     let shrink = select(1.0, exp2(top - m), grows);
     let again = subgroupAny(grows && row_sum > 0.0);
-#if LANES == 32
     if (lid % $LANESu == 0u) { grown[subgroup] = u32(again); }
-#else
-    if (lid % $LANESu == 0u) { grown[lid / $LANESu] = u32(again); }
-#endif
     top = select(top, m, grows);
     var total = vec4<f32>();
 #unroll i PAIRS
@@ -125,17 +101,20 @@ fn main(
     let rescale = workgroupUniformLoad(&grown);
     if ((rescale[0] | rescale[1] | rescale[2] | rescale[3] | rescale[4] | rescale[5] | rescale[6] | rescale[7]) != 0u) {
 #unroll g OUT_PARTS
+#unroll r BLOCKS
 #unroll j NF_OWN
-      let old_at_$g_$j = strip + 4u * $ju;
-      coopStoreT(acc_$g_$j, &strips[old_at_$g_$j], ld_s);
+      coopStoreT(acc_$r_$g_$j, &strips[s_at_$r_$j], ld_s);
+#end
 #end
       workgroupBarrier();
 #unroll i PAIRS
       strips[mine + $ROW_LANESu * $iu] *= shrink;
 #end
       workgroupBarrier();
+#unroll r BLOCKS
 #unroll j NF_OWN
-      acc_$g_$j = coopLoadT<coop_mat16x16<f32, C>>(&strips[old_at_$g_$j], ld_s);
+      acc_$r_$g_$j = coopLoadT<coop_mat16x16<f32, C>>(&strips[s_at_$r_$j], ld_s);
+#end
 #end
       workgroupBarrier();
 #end

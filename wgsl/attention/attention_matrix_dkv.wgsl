@@ -15,9 +15,9 @@ enable wgpu_cooperative_matrix;
 const THREADS: u32 = $SG_LANESu * SG;
 #include "attention_matrix.inc.wgsl" tiles
 
-var<workgroup> dp_strips: array<vec4<f32>, BM * S_LD>;
-var<workgroup> p_tile: array<vec4<f16>, BM * S_LD>;
-var<workgroup> ds_tile: array<vec4<f16>, BM * S_LD>;
+var<workgroup> dp_strips: array<vec4<f32>, BM * S_LD - 2u>;
+var<workgroup> p_tile: array<vec4<f16>, BM * S_LD - 2u>;
+var<workgroup> ds_tile: array<vec4<f16>, BM * S_LD - 2u>;
 // Of each query of the tile: first key seen, lse log2(e), delta.
 var<workgroup> low_tile: array<u32, BN>;
 var<workgroup> stat_tile: array<vec2<f32>, BN>;
@@ -73,8 +73,8 @@ fn main(
   let ld = 2u * TILE_LD;  // as cooperative matrices take it: in vec4<f16>
   let ld_left = 2u * (LEFT_W8 + 1u);
   let ld_s = S_LD;
-#include "attention_matrix.inc.wgsl" left x=k first=j0 heads=kv_heads head=kv_head row=keys16*16u
-#include "attention_matrix.inc.wgsl" left x=v first=j0 heads=kv_heads head=kv_head row=keys16*16u
+#include "attention_matrix.inc.wgsl" left x=k first=j0 heads=kv_heads head=kv_head row=keys16*16u blocks=1
+#include "attention_matrix.inc.wgsl" left x=v first=j0 heads=kv_heads head=kv_head row=keys16*16u blocks=1
 #unroll g OUT_PARTS
 #unroll i HALF_NF
   var acc_k_$g_$i = coop_mat16x16<f32, C>();
@@ -96,7 +96,25 @@ fn main(
   for (var n = 0u; n < steps; n++) {
     let t0 = (first_tile + (n % tiles) * p.query_splits) * BN;
     workgroupBarrier();
-#include "attention_matrix.inc.wgsl" scores x=k y=v count=HALF_NF first=side*(BN/2u)
+    // q and dy in turns, so that no product waits for the one before it.
+#unroll j HALF_NF
+    var s_$j = coop_mat16x16<f32, C>();
+    var dp_$j = coop_mat16x16<f32, C>();
+#end
+#unroll part LEFT_PARTS
+#unroll c LEFT_DF
+#unroll j HALF_NF
+    {
+      let q_at_$j = (side * (BN / 2u) + 16u * $ju) * TILE_LD + LEFT_W8 * $partu + 2u * $cu;
+      let q_b = coopLoad<coop_mat16x16<f16, B>>(&tile[q_at_$j].low, ld);
+      let dy_at_$j = q_at_$j + BN * TILE_LD;
+      let dy_b = coopLoad<coop_mat16x16<f16, B>>(&tile[dy_at_$j].low, ld);
+      s_$j = coopMultiplyAdd(k_0_$part_$c, q_b, s_$j);
+      dp_$j = coopMultiplyAdd(v_0_$part_$c, dy_b, dp_$j);
+    }
+#end
+#end
+#end
 #unroll j HALF_NF
     let s_at_$j = strip + 4u * $ju;
     coopStoreT(s_$j, &strips[s_at_$j], ld_s);

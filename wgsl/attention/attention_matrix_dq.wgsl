@@ -12,7 +12,7 @@ enable wgpu_cooperative_matrix;
 const THREADS: u32 = $SG_LANESu * SG;
 #include "attention_matrix.inc.wgsl" tiles
 
-var<workgroup> ds_tile: array<vec4<f16>, BM * S_LD>;
+var<workgroup> ds_tile: array<vec4<f16>, BM * S_LD - 2u>;
 
 @compute @workgroup_size(THREADS)
 fn main(
@@ -27,22 +27,16 @@ fn main(
   let first_tile = first_key / BN + split;
   let tiles = (max(t_last / BN + 1u, first_tile) - first_tile + p.splits - 1u) / p.splits;
 
-#include "attention_matrix.inc.wgsl" left x=dy first=t0 heads=heads head=h row=subgroup*16u
+#include "attention_matrix.inc.wgsl" left x=dy first=t0 heads=heads head=h row=first_row blocks=BLOCKS
 #include "attention_matrix.inc.wgsl" load x=k place=0u loads=LOADS_COLUMNS first=first_tile*BN end=p.queries tokens=queries heads=kv_heads head=kv_head
 #include "attention_matrix.inc.wgsl" load x=v place=BN loads=LOADS_COLUMNS first=first_tile*BN end=p.queries tokens=queries heads=kv_heads head=kv_head
 
   for (var n = 0u; n < tiles; n++) {
     let j0 = (first_tile + n * p.splits) * BN;
     workgroupBarrier();
-#if LANES == 8
-#include "attention_matrix.inc.wgsl" scores x=q y=dy count=NF_OWN first=side*(16u*$NF_OWNu)
-#else
-#include "attention_matrix.inc.wgsl" scores x=q y=dy count=NF_OWN first=0u
-#endif
-#unroll j NF_OWN
-    let s_at_$j = strip + 4u * $ju;
-    coopStoreT(s_$j, &strips[s_at_$j], ld_s);
-#end
+#include "attention_matrix.inc.wgsl" score name=s x=q row=side*(16u*$NF_OWNu)
+#include "attention_matrix.inc.wgsl" keep_score name=s
+#include "attention_matrix.inc.wgsl" score name=dp x=dy row=BN+side*(16u*$NF_OWNu)
     workgroupBarrier();
 #unroll i PAIRS
     var e_$i = exp2(strips[mine + $ROW_LANESu * $iu] * to_base2 - vec4<f32>(stat.x));
@@ -53,9 +47,7 @@ fn main(
 #end
     // dp goes through the strips of the scores: two barriers more, and room for more workgroups in a compute unit's memory.
     workgroupBarrier();
-#unroll j NF_OWN
-    coopStoreT(dp_$j, &strips[s_at_$j], ld_s);
-#end
+#include "attention_matrix.inc.wgsl" keep_score name=dp
     workgroupBarrier();
 #unroll i PAIRS
     ds_tile[row * S_LD + half + $ROW_LANESu * $iu] = vec4<f16>(e_$i * (strips[mine + $ROW_LANESu * $iu] - vec4<f32>(stat.y)));
