@@ -245,6 +245,15 @@ class ReferenceDevice:
     def caching_dequantized(self) -> AbstractContextManager[None]:
         return nullcontext()
 
+    def dequantized_bytes(self, weight: Any, rows: int, dtype: Any, experts: int = 0) -> int:
+        return 0  # `DecodedWeights` keeps them anyway while main memory has room
+
+    def keep_dequantized(self, weight: Any, rows: int, dtype: Any, experts: int = 0) -> None:
+        pass
+
+    def forget_dequantized(self) -> None:
+        pass
+
     def borrowing(self) -> AbstractContextManager[None]:
         return nullcontext()
 

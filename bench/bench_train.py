@@ -2,7 +2,7 @@
 
     python bench/bench_train.py [--shapes smollm2-135m,llama-3.2-1b,llama-3.1-8b] [--batch 1,8] [--profile] [--out FILE]
         [--gradient-checkpointing] [--offload-activations [N]] [--keep-attention] [--int8-matmul]
-        [--as-finetune [--memory-limit 16GiB,24GiB]] [--layers N]
+        [--as-finetune [--memory-limit 16GiB,24GiB]] [--[no-]keep-dequantized] [--layers N]
 
 Settings: NF4 with double quantisation, r = 16 on all seven projections, AdamW; as they are left: sequence length 2048,
 batch 1, float32 compute. Experts have no LoRA. A step is what the training loop does: one micro-batch (recorded,
@@ -86,7 +86,7 @@ def chosen(
         settled = settle(options, fit, room, World(), pinned=True)
     device.limit_memory(settled.limit or limit_bytes(memory_limit))
     print(*settled.lines, sep="\n", flush=True)
-    return settled.mode
+    return more | settled.mode
 
 
 def write_shape(shape: Shape, folder: Path) -> None:
@@ -113,16 +113,16 @@ def bench(
 ) -> None:  # fmt: skip
     offload, seq_len = args.offload_activations, args.max_length
     shape = shape_of(name, args.gradient_checkpointing or bool(offload), args.layers)
-    mode, layers = None, {}
+    mode, layers = None if args.keep_dequantized is None else {"keep_dequantized": args.keep_dequantized}, {}
     if args.as_finetune:
         begun = time.perf_counter()
-        mode = chosen(shape, seq_len, device, compute, batch, limit)
+        mode = chosen(shape, seq_len, device, compute, batch, limit, keep_dequantized=args.keep_dequantized)
         layers = {"memory_limit": limit, "planned_s": time.perf_counter() - begun}
     how: dict[str, Any] = {"offload": offload, "keep_attention": args.keep_attention, "memory_limit": limit}
-    if mode is not None and mode["stream_weights"] == "on":
+    if mode is not None and mode.get("stream_weights") == "on":
         how["make_weights"] = partial(streamed_weights, resident=mode.get("resident_layers") or 0)
     trainer, parameters = build(shape, seq_len, device, compute, batch=batch, mode=mode, **how)
-    if mode is not None:
+    if args.as_finetune and mode is not None:
         offload = trainer.model.offload
         layers["resident_layers"] = mode.get("resident_layers")
         layers["recomputed"] = trainer.model.recomputed
@@ -150,6 +150,7 @@ def bench(
         work=work_of(name, args), stack="wgrad", compute=compute, batch=batch, seq_len=seq_len,
         checkpointing=trainer.model.recomputed > 0, offload_checkpoints=offload, layers=shape.layers, **layers,
         attention_kept=trainer.model.keep_attention, norms_kept=trainer.model.keep_norms,
+        dequantized_kept=trainer.dequantized.count, dequantized_gib=trainer.dequantized.nbytes / GIB,
         int8_products=args.int8_matmul,
         tokens_per_second=batch * seq_len / seconds, ms_per_step=1e3 * seconds, spread=spread,
         peak_gib=memory.peak_bytes / GIB, reserved_gib=memory.peak_reserved_bytes / GIB,
@@ -227,6 +228,9 @@ def main() -> None:
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--as-finetune", action="store_true", help="choose what to recompute and offload by memory")
     parser.add_argument("--memory-limit", default="", help="of --as-finetune; several with commas")
+    parser.add_argument(
+        "--keep-dequantized", action=argparse.BooleanOptionalAction, help="as of wgrad finetune (default: its choice)"
+    )
     parser.add_argument("--int8-matmul", action="store_true", help="as of wgrad finetune")
     add_memory_options(parser)
     parser.add_argument("--out", default=None)

@@ -192,6 +192,19 @@ class Device(Protocol):
         there is memory for it, and what was decoded is kept to the block's end. It changes no bit, also where a weight
         is written to. May be nested."""
 
+    def dequantized_bytes(self, weight: Any, rows: int, dtype: DType, experts: int = 0) -> int:
+        """Return the bytes that a frozen weight's dequantised values take; 0 where its matmuls decode it inside.
+
+        rows: of its input, in a linear layer or in all experts together. dtype: of the input. experts: of which it
+        holds the weights; 0: none."""
+
+    def keep_dequantized(self, weight: Any, rows: int, dtype: DType, experts: int = 0) -> None:
+        """Dequantise a frozen weight once, for all its matmuls from now on: they give the same bits. It takes
+        `dequantized_bytes` as long as the weight lives, which must not be written to. Outside of a recording."""
+
+    def forget_dequantized(self) -> None:
+        """Let go of what `keep_dequantized` made. Recordings made before keep what they read."""
+
     def borrowing(self) -> AbstractContextManager[None]:
         """Inside the block arrays may lie in the memory that recordings keep for their replays. None of those that were
         recorded before may run in it, and nothing made in it may be read once one has."""

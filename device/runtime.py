@@ -152,6 +152,15 @@ class PooledRuntime:
     def caching_dequantized(self) -> AbstractContextManager[None]:
         return nullcontext()
 
+    def dequantized_bytes(self, weight: Any, rows: int, dtype: Any, experts: int = 0) -> int:
+        return 0
+
+    def keep_dequantized(self, weight: Any, rows: int, dtype: Any, experts: int = 0) -> None:
+        pass
+
+    def forget_dequantized(self) -> None:
+        pass
+
     # ---- recording -----------------------------------------------------------------------
     def flush(self) -> None:
         """Submit what waits to be submitted: nothing, where launches go to the device at once."""

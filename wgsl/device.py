@@ -7,10 +7,14 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from wgrad.device.errors import DeviceError
+from wgrad.device.formats.frozen_weight import FrozenWeight
 from wgrad.device.implementations import enter_all
 from wgrad.device.memory import Array
 from wgrad.device.roof import Roof
+from wgrad.wgsl import kept_weights
 from wgrad.wgsl.elementwise import elementwise
 from wgrad.wgsl.gemm.plan import Limits, linear_plan
 from wgrad.wgsl.operators import implements
@@ -65,6 +69,15 @@ class WgpuDevice(Runtime):
 
     def reopen(self, losses: int) -> Any:
         return reopen(self, losses)
+
+    def dequantized_bytes(self, weight: FrozenWeight, rows: int, dtype: Any, experts: int = 0) -> int:
+        return kept_weights.nbytes(self, weight, rows, np.dtype(dtype), experts)
+
+    def keep_dequantized(self, weight: FrozenWeight, rows: int, dtype: Any, experts: int = 0) -> None:
+        kept_weights.keep(self, weight, rows, np.dtype(dtype), experts)
+
+    def forget_dequantized(self) -> None:
+        self.dequantized.forget()
 
     def round_products(self) -> None:
         if self.matrix_units:

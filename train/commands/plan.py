@@ -70,7 +70,8 @@ def _plan(config: RunOptions, folder: Path, device: Device, display: Display, as
         found["lacks"] = sorted(device.lacks)
         found["tokens_per_step"] = plan.config.rows * plan.config.max_length * plan.config.gradient_accumulation_steps
         if limit:
-            fit = Fit(plan.config, model_config, folder, device, PROMPT_TOKENS, limit)
+            least = replace(plan.config, keep_dequantized=config.keep_dequantized)
+            fit = Fit(least, model_config, folder, device, PROMPT_TOKENS, limit)
             for number, mode in enumerate(modes(config, device)):  # each of all layers
                 phase.update(number)
                 lengths = {"longest_seq_len": fit.longest_rows(mode), "largest_batch_size": fit.largest_batch(mode)}
@@ -112,9 +113,10 @@ def described(plan: Plan, model_config: ModelConfig) -> dict[str, Any]:
         "offload_activations",
         "stream_weights",
     )
-    trained = plan.optimizer_bytes // 2
+    trained, dequantized = plan.optimizer_bytes // 2, plan.dequantized.nbytes
     parts = {
-        "weights": plan.held_bytes - plan.optimizer_bytes - (trained if config.full else 2 * trained),
+        "weights": plan.held_bytes - plan.optimizer_bytes - (trained if config.full else 2 * trained) - dequantized,
+        "dequantized": dequantized,
         "adapter": 0 if config.full else trained,
         "gradients": trained,
         "optimizer": plan.optimizer_bytes,
@@ -123,11 +125,13 @@ def described(plan: Plan, model_config: ModelConfig) -> dict[str, Any]:
     options = {name: getattr(config, name) for name in names}
     recomputed, layers = recomputed_layers(config, model_config), model_config.num_hidden_layers
     options["gradient_checkpointing"] = bool(recomputed) if recomputed in (0, layers) else recomputed
+    options["keep_dequantized"] = plan.dequantized.count if dequantized else False
     return {"options": options, "bytes": parts, "peak_bytes": plan.peak_bytes, "main_memory_bytes": plan.host_bytes}
 
 
 _PARTS = {
     "weights": "weights",
+    "dequantized": "dequantised weights",
     "adapter": "adapter",
     "gradients": "gradients",
     "optimizer": "optimiser",

@@ -67,6 +67,12 @@ class Attention(Parts):
         o = o.reshape(rows * tokens, -1)
         return (o if gate is None else gated(o, gate)), made
 
+    def _splits_qkv(self, index: int) -> bool:
+        """Return whether queries, keys and values may come from one projection, as nothing is done to them but RoPE."""
+        c = self.config
+        apart = c.qk_norm or c.clip_qkv or c.attention_gate or c.attention_gate_proj or self._of_queries
+        return c.latent is None and c.use_rope[index] and not apart
+
     def _queries_keys_values(
         self, index: int, y: Tensor, inputs: Inputs, cache: KVCache | None
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, bool]:
@@ -76,8 +82,7 @@ class Attention(Parts):
         if c.latent is not None:
             return *self._from_latents(c.latent, index, y, inputs), None, True
         tables = self._tables(index, inputs)
-        apart = c.qk_norm or c.clip_qkv or c.attention_gate or c.attention_gate_proj or self._of_queries
-        if c.use_rope[index] and not apart:
+        if self._splits_qkv(index):
             qkv = self._stacked(f"model.layers.{index}.{QKV}", y, inputs)
             if qkv is not None:
                 heads = {"heads": c.num_attention_heads, "kv_heads": c.num_key_value_heads}

@@ -348,6 +348,16 @@ class Model(Attention):
         both = F.add(self._normed(of_mlp, made, np.float32), self._normed(of_experts, found, np.float32))
         return F.add(h, self._normed(prefix + c.norms_of(index)[3], both, np.float32))
 
+    def _splits_gate_up(self, index: int) -> bool:
+        """Return whether gate and up may come from one projection."""
+        c = self.config
+        return not (c.altup is not None and c.altup.sparsity[index] > 0) and c.gate_scale == 1
+
+    def _is_stacked(self, stack: str) -> bool:
+        index = int(stack.split(".")[2])
+        splits = self._splits_gate_up if stack.endswith(GATE_UP) else self._splits_qkv
+        return splits(index) and self._has_stack(stack)
+
     def _activated(self, index: int, y: Tensor, inputs: Inputs) -> Tensor:
         """Return the input of the MLP's last projection."""
         c, prefix = self.config, f"model.layers.{index}."
@@ -358,8 +368,7 @@ class Model(Attention):
             return PLAIN[c.hidden_act](up)
         if c.gate_up_proj:
             return GATED[c.hidden_act](self._linear(prefix + c.gate_up_proj, y, inputs))
-        sparse = (c.altup is not None and c.altup.sparsity[index] > 0) or c.gate_scale != 1
-        if not sparse and (both := self._stacked(prefix + GATE_UP, y, inputs)) is not None:
+        if self._splits_gate_up(index) and (both := self._stacked(prefix + GATE_UP, y, inputs)) is not None:
             return GATED[c.hidden_act](both)
         gate = self._linear(prefix + c.gate_proj, y, inputs)
         gate = c.altup.sparse(index, gate) if c.altup else gate

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from wgrad.train.model.dora import inverse_of
 from wgrad.train.model.lora import Adapter
 from wgrad.train.model.model_config import ModelConfig
 from wgrad.train.model.model_inputs import Inputs
-from wgrad.train.model.stacks import parts_of
+from wgrad.train.model.stacks import parts_of, stack_of
 
 
 class Parts:
@@ -115,12 +115,28 @@ class Parts:
 
     def _stacked(self, stack: str, x: Tensor, inputs: Inputs) -> Tensor | None:
         """Several projections of x side by side in one product (stacks.py); None where they are not stacked."""
-        if stack + ".weight" not in self.weights:
-            return None
+        return self._linear(stack, x, inputs) if self._has_stack(stack) else None
+
+    def _has_stack(self, stack: str) -> bool:
+        """Return whether there is a stack, with the adapters of all its parts."""
         adapted = self.adapter.modules if self.adapter else {}
-        if stack not in adapted and any(part in adapted for part in parts_of(stack)):
-            return None
-        return self._linear(stack, x, inputs)
+        without = stack not in adapted and any(part in adapted for part in parts_of(stack))
+        return stack + ".weight" in self.weights and not without
+
+    def _is_stacked(self, stack: str) -> bool:
+        """Return whether the layer of this stack multiplies with it, and not with its parts."""
+        raise NotImplementedError
+
+    def used_weights(self, modules: Sequence[str]) -> list[Any]:
+        """Return what layers multiply with of a module, of all experts' or of those of a stack: it, or each of them.
+        Weights that --qat rounds are not among them."""
+        stack = stack_of(modules[-1]) if len(modules) > 1 else None
+        if stack is not None and self._is_stacked(stack):
+            return [self.weights[f"{stack}.weight"]]
+        adapted = self.adapter.modules if self.adapter else {}
+        names = [name for name in modules if name not in adapted or adapted[name].rounded is None]
+        found = [self.weights.get(f"{name}.weight", self.weights.get(name)) for name in names]
+        return [weight for weight in found if weight is not None]
 
     def _lora(self, module: str, inputs: Inputs) -> LoraTerm | None:
         lora, seed = self.adapter.modules.get(module) if self.adapter else None, inputs.seed

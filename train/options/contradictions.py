@@ -108,6 +108,8 @@ def _of_the_machine(c: Any) -> None:
     if c.stream_weights == "on" and (recomputed is False or layers is not None):
         given = "--no-gradient-checkpointing" if recomputed is False else f"--gradient-checkpointing {layers}"
         raise WgradError(f"--stream-weights: cannot be on with {given}: leave one of them out")
+    if c.stream_weights == "on" and c.keep_dequantized:
+        raise WgradError("--keep-dequantized: --stream-weights on keeps no weight on the GPU: give only one of them")
     if c.vram and c.memory_limit:
         raise WgradError("--memory-limit: --vram is such a limit, which chooses what fits too: give only one of them")
     if c.objective_kind.mismatched and c.chooses_batch:

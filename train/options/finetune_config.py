@@ -194,6 +194,13 @@ class RunOptions(ObjectiveOptions, InputOptions):
     keep_norms: bool | None = of_machine(
         None, "keep the outputs of norms instead of recomputing them from their inputs (default: if memory allows)"
     )
+    keep_dequantized: bool | int | None = of_machine(
+        None,
+        "keep the frozen weights, or N of them, dequantised on the GPU instead of dequantising them in each pass, to "
+        "the same bits (default: with --gradient-checkpointing auto as many as memory allows, else none)",
+        rule=A_NUMBER,
+        metavar="N",
+    )
     mlp_chunk: str | None = of_machine(
         None, "with --gradient-checkpointing: what the MLP of long rows takes at a time (default: 768MiB, with a "
         "--memory-limit as it allows)", rule=A_SIZE, metavar="SIZE",

@@ -24,7 +24,11 @@ _UNUSED = (
     ("full", ("train_embeddings", "train_head"), "--full trains all parameters anyway"),
     ("full", ("quantize", "double_quant", "block_size"), "--full quantises nothing"),
     ("no_quantize", ("double_quant", "block_size"), "--no-quantize leaves the weights as they are"),
-    ("full", ("stream_weights", "resident_layers", "int8_matmul"), "--full has no frozen weights"),
+    (
+        "full",
+        ("stream_weights", "resident_layers", "keep_dequantized", "int8_matmul"),
+        "--full has no frozen weights",
+    ),
     ("weights_stay", ("resident_layers",), "--stream-weights off keeps all weights on the device"),
     (
         "lr_sweep",

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from dataclasses import replace
+from itertools import accumulate
 from typing import Any
 
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.plan.fewer_layers import Forecast
 from wgrad.train.plan.speed import Rates
+from wgrad.train.step.build import recomputed_layers
+from wgrad.train.step.dequantized import candidates
 
 _DOUBT = 0.02  # a part of the limit by which what is foreseen may be wrong
 
@@ -19,31 +23,41 @@ def least_seconds(fit: Any, cut: dict[int, RunOptions], rates: Rates) -> dict[in
     for batch, config in cut.items():
         bounds = []
         for mode in replace(fit, config=config).modes:
-            share = 1.0 if fit.forecast is None else _share(fit, fit.forecast, cut, batch, mode)
-            if share is not None:
+            room = (1.0, math.inf) if fit.forecast is None else _room(fit, fit.forecast, cut, batch, mode)
+            if room is not None:
+                share, free = room
                 kept = min(int(share * fit.layers) + 1, fit.layers)
-                bounds.append(fit.step_seconds(_freest(fit, config, mode, kept), rates))
+                bounds.append(fit.step_seconds(_freest(fit, config, mode, kept, free), rates))
         found[batch] = min(bounds, default=math.inf)
     return found
 
 
-def _freest(fit: Any, config: RunOptions, mode: dict[str, Any], kept: int) -> RunOptions:
-    """A mode with the activations of so many layers kept, and as few inputs offloaded as the options say."""
+def _freest(fit: Any, config: RunOptions, mode: dict[str, Any], kept: int, free: float) -> RunOptions:
+    """A mode with the activations of so many layers kept, as few inputs offloaded as the options say, and as many
+    weights dequantised as there are free bytes for."""
     settled = replace(config, **mode)
-    if not mode["gradient_checkpointing"]:
-        return settled
     if mode["stream_weights"] == "on":
         settled = replace(settled, resident_layers=fit.layers)
-    else:
+    elif mode["gradient_checkpointing"]:
         settled = fit.keeping(settled, kept)
-    if fit.copies_hide and mode["stream_weights"] != "on":
+    if mode["gradient_checkpointing"] and not (fit.copies_hide and mode["stream_weights"] != "on"):
+        settled = replace(settled, offload_activations=config.offload_activations)
+    if not fit.weights_open or mode["stream_weights"] == "on":
         return settled
-    return replace(settled, offload_activations=config.offload_activations)
+    return replace(settled, keep_dequantized=_most_weights(fit, settled, free))
 
 
-def _share(fit: Any, forecast: Forecast, cut: dict[int, RunOptions], batch: int, mode: dict[str, Any]) -> float | None:
-    """The part of the layers whose activations a mode may keep, at most. None: it does not fit. Memory is taken to grow
-    by as much with each row."""
+def _most_weights(fit: Any, config: RunOptions, free: float) -> int:
+    """Return how many weights may be kept dequantised, at 16 bits for a number."""
+    every = candidates(fit.model_config, recomputed_layers(config, fit.model_config))
+    return bisect_right(list(accumulate(2 * candidate.elements for candidate in every)), free)
+
+
+def _room(
+    fit: Any, forecast: Forecast, cut: dict[int, RunOptions], batch: int, mode: dict[str, Any]
+) -> tuple[float, float] | None:
+    """The part of the layers whose activations a mode may keep, at most, and the bytes that are then left. None: it
+    does not fit. Memory is taken to grow by as much with each row."""
     few, many, limit = min(cut), max(cut), fit.limit * (1 + _DOUBT)
 
     def peak(mode: dict[str, Any]) -> float:
@@ -53,6 +67,8 @@ def _share(fit: Any, forecast: Forecast, cut: dict[int, RunOptions], batch: int,
     if (least := peak(mode)) > limit:
         return None
     if not mode["gradient_checkpointing"] or mode["stream_weights"] == "on":
-        return 1.0
+        return 1.0, limit - least
     whole = peak({**fit.modes[0], "keep_norms": fit.config.keep_norms or False})
-    return 1.0 if whole <= least else min((limit - least) / (whole - least), 1.0)
+    share = 1.0 if whole <= least else min((limit - least) / (whole - least), 1.0)
+    of_layer = max(whole - least, 0.0) / fit.layers
+    return share, max(limit - whole, 0.0) + of_layer

@@ -22,6 +22,7 @@ from wgrad.train.options.option_text import size
 from wgrad.train.options.options import flag
 from wgrad.train.plan.fastest import least_seconds
 from wgrad.train.plan.fewer_layers import Forecast, Shorter
+from wgrad.train.plan.keep_weights import most_dequantized
 from wgrad.train.plan.memory_limit import (
     as_option,
     beyond_limit,
@@ -40,7 +41,7 @@ MOST_ROWS = 1024  # of a batch that is tried
 
 Mode = dict[str, Any]  # options that say where a run keeps what it needs later
 MODE = ("gradient_checkpointing", "offload_activations", "stream_weights")
-KINDS = ("keep_attention", "keep_norms", "mlp_chunk", "resident_layers")  # None: by default
+KINDS = ("keep_attention", "keep_norms", "mlp_chunk", "resident_layers", "keep_dequantized")  # None: by default
 Config = TypeVar("Config", bound=RunOptions)
 
 
@@ -68,12 +69,14 @@ def modes(config: RunOptions, device: Device) -> Iterator[Mode]:
 def words(mode: Mode) -> str:
     """A mode as options."""
     recomputed, offloaded = mode["gradient_checkpointing"], mode.get("offload_activations")
-    if not recomputed:
-        return "--no-gradient-checkpointing" + " --no-keep-norms" * (mode.get("keep_norms") is False)
-    said = [as_option("gradient_checkpointing", recomputed)] if recomputed is not True or not offloaded else []
-    said += [as_option("offload_activations", offloaded)] if offloaded else []
     of_kinds = {kind: as_option(kind, mode[kind]) for kind in KINDS if mode.get(kind) is not None}
     resident = of_kinds.pop("resident_layers", "")
+    if not recomputed:
+        told = ("keep_norms", False), ("keep_dequantized", True)
+        kinds = [of_kinds[kind] for kind, value in told if kind in of_kinds and bool(mode[kind]) is value]
+        return " ".join(["--no-gradient-checkpointing", *kinds])
+    said = [as_option("gradient_checkpointing", recomputed)] if recomputed is not True or not offloaded else []
+    said += [as_option("offload_activations", offloaded)] if offloaded else []
     streamed = ["--stream-weights on", *[resident] * bool(resident)] if mode["stream_weights"] == "on" else []
     return " ".join([*said, *of_kinds.values(), *streamed])
 
@@ -155,7 +158,7 @@ class Fit:
             )
             if found is not None:
                 chosen: Plan = in_large_chunks(self._refined(found, mode), self._fitting)
-                return chosen
+                return most_dequantized(chosen, self.limit, self._fitting) if self.weights_open else chosen
         return None
 
     def _fastest(self, batches: list[int]) -> Plan | None:
@@ -196,6 +199,8 @@ class Fit:
                 thin = replace(base, keep_norms=base.keep_norms or False)
                 shares = sorted({max(layers * n // 4, 1) for n in range(1, 5)})
                 points += [*(self.keeping(thin, kept) for kept in shares), replace(config, **self.modes[0])]
+                if self.weights_open and any(chosen.dequantized.sizes):
+                    points.append(replace(points[-1], keep_dequantized=True))
         return [chosen if point == chosen.config else self._as_run(point) for point in dict.fromkeys(points)]
 
     def _as_run(self, config: RunOptions) -> Plan:
@@ -204,14 +209,35 @@ class Fit:
 
     def freely(self) -> Plan | None:
         """The run in its fastest mode, if it stays below the limit without being held to it."""
-        plan = self._plan(replace(self.config, **self.modes[0]), None)
+        config = replace(self.config, **self.modes[0])
+        if not self.weights_open:
+            return self._below(config)
+        whole = self._plan(replace(config, keep_dequantized=True), None)
+        if not whole.dequantized.nbytes:  # matmuls decode them inside
+            return self._if_below(replace(whole, config=config))
+        if self._if_below(whole) or not (found := self._below(config)):
+            return self._if_below(whole)
+        return most_dequantized(found, self.limit, self._below)
+
+    def _below(self, config: RunOptions) -> Plan | None:
+        """A plan that is not held to the limit, if it stays below."""
+        return self._if_below(self._plan(config, None))
+
+    def _if_below(self, plan: Plan) -> Plan | None:
         return plan if plan.dry.memory().peak_reserved_bytes <= self.limit else None
+
+    @property
+    def weights_open(self) -> bool:
+        """Return whether it is left to wgrad which weights are kept dequantised."""
+        config = self.config
+        automatic = config.keep_dequantized is None and config.gradient_checkpointing == AUTO
+        return automatic and not config.full and not self.device.shared_memory
 
     def resumed(self, before: Mode) -> Plan | None:
         """The run in the mode that it had before; None where that does not fit, or the options say otherwise."""
         given = {name: getattr(self.config, name) for name in (*MODE, *KINDS)}
-        unset = {AUTO, False, None}
-        if any(value not in unset and before.get(name, value) != value for name, value in given.items()):
+        open_values = {name: {None} if name == "keep_dequantized" else {AUTO, False, None} for name in given}
+        if any(value not in open_values[name] and before.get(name, value) != value for name, value in given.items()):
             return None
         try:
             return self.plan(**before)
@@ -250,8 +276,14 @@ class Fit:
         if plan is None:
             least = f"may take {size(RECOMPUTE_ABOVE)}" if room.limit is None else "do not fit"
             return f"{said}: {room.words}, and they {least}; --vram SIZE or --gradient-checkpointing N decide otherwise"
-        taken = size(plan.dry.memory().peak_reserved_bytes)
-        if not recomputed:
+        taken, weights = size(plan.dry.memory().peak_reserved_bytes), plan.dequantized
+        if weights.nbytes:
+            whole = weights.count == len(weights.sizes)
+            number = f"all {weights.count}" if whole else f"{weights.count} of {len(weights.sizes)}"
+            said += f"; weights: {number} are kept dequantised ({size(weights.nbytes)})"
+        if weights.nbytes and not recomputed:
+            other = "with less, fewer weights are" if weights.count == len(weights.sizes) else "more memory keeps more"
+        elif not recomputed:
             other = f"with less than {taken}, layers are recomputed"
         elif len(self.peaks) > 1:
             (few, lowest), (many, highest) = min(self.peaks.items()), max(self.peaks.items())

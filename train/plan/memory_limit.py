@@ -98,11 +98,14 @@ def as_option(name: str, value: Any) -> str:
 
 def can_stream(config: RunOptions) -> bool:
     """Return whether there are frozen weights that may live in host memory."""
-    return not config.full and config.qat is None
+    return not config.full and config.qat is None and not config.keep_dequantized
 
 
 def _changes(config: RunOptions, device: Device) -> Iterator[dict[str, Any]]:
     """Ways to make a run smaller, the cheapest first; each on top of those before it."""
+    if config.keep_dequantized:
+        yield {"keep_dequantized": False}
+        config = replace(config, keep_dequantized=False)
     if not config.gradient_checkpointing:
         yield {"gradient_checkpointing": True}
     if config.keep_attention:

@@ -20,6 +20,7 @@ from wgrad.train.options.generate_config import GREEDY
 from wgrad.train.plan.memory_limit import beyond_limit, can_stream
 from wgrad.train.step.build import build_optimizer, build_trainable
 from wgrad.train.step.compute import compute_type
+from wgrad.train.step.dequantized import Dequantized
 from wgrad.train.step.find_model import find_model
 from wgrad.train.step.memory import limit_bytes
 from wgrad.train.step.resident import SPARE, layer_bytes, most_resident
@@ -34,7 +35,8 @@ class Plan:
     """dry: the dry run itself, for `Device.prepare`. Bytes on the device: held all the time (weights, what is trained,
     its gradients, the optimiser), more while a step runs (activations and scratch), and the most at any time (loading
     included); and in main memory, of all that is kept there, and of weights (an embedding that is no head,
-    --stream-weights). trained: numbers that are trained. config: the run's, with --stream-weights settled."""
+    --stream-weights). trained: numbers that are trained. config: the run's, with --stream-weights settled. dequantized:
+    weights that are kept so, which are held all the time too."""
 
     dry: Any
     held_bytes: int
@@ -44,6 +46,7 @@ class Plan:
     host_weight_bytes: int
     trained: int
     config: RunOptions
+    dequantized: Dequantized = Dequantized()
 
     @property
     def optimizer_bytes(self) -> int:
@@ -175,4 +178,5 @@ def _run_dry(
                 pass
     running = dry.memory().peak_bytes
     host, trained = dry.host_memory().peak_bytes, built.parameters.size
-    return Plan(dry, held, running - held, max(loading, running), host, host_weights, trained, config)
+    sizes = held, running - held, max(loading, running), host, host_weights
+    return Plan(dry, *sizes, trained, config, trainer.dequantized)

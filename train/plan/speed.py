@@ -19,6 +19,7 @@ from wgrad.train.model.model_config import ModelConfig
 from wgrad.train.model.weights import activation_bytes, layer_flops, numbers_in_layers
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.step.build import keeps_attention, offloaded_layers, recomputed_layers
+from wgrad.train.step.dequantized import kept_share
 from wgrad.train.step.resident import resident_layers
 
 _FORMAT, _MOST_BYTES, _LEAST_SECONDS = 1, 1 << 12, 0.02
@@ -122,7 +123,7 @@ def step_seconds(config: RunOptions, model: ModelConfig, device: Device, rates: 
     activations = activation_bytes(model, tokens, itemsize)
     seconds += _ACTIVATION_PASSES * activations * (1 + recomputed / layers / 3) / rates.memory
     if not config.full:
-        decoded = matmul / 2 / tokens * itemsize
+        decoded = matmul / 2 / tokens * itemsize * (1 - kept_share(config, model, recomputed))
         seconds += (2 * layers + recomputed) * _DECODED_PASSES * decoded / rates.memory
     offloaded = tokens * model.hidden_size * 4.0
     exposed = max(offloaded - device.copied_alongside(matmul), 0.0)

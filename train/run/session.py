@@ -247,6 +247,8 @@ def prepare_session(session: Session, config: FinetuneConfig) -> Plan | None:
             return None
         begun = time.monotonic()
         count = session.device.prepare(plan.dry, phase.update)
+    if config.keep_dequantized and not plan.dequantized.nbytes:
+        session.say("note: --keep-dequantized keeps nothing: this device dequantises weights inside its matmuls")
     if count:
         session.say(f"shaders: {count} compiled in {duration(time.monotonic() - begun)}")
     return plan
@@ -326,7 +328,9 @@ def memory_line(session: Session, plan: Plan | None, built: TrainableModel) -> s
     """Return the run's device memory, and the part that is not counted."""
     optimizer = plan.optimizer_bytes if plan is not None else 8 * built.parameters.size
     held = plan.held_bytes if plan is not None else session.device.memory().in_use_bytes + optimizer
-    parts = f"{size(held - optimizer)} for weights and gradients, {size(optimizer)} for the optimiser"
+    kept = plan.dequantized.nbytes if plan is not None else 0
+    parts = f"{size(held - optimizer - kept)} for weights and gradients, {size(optimizer)} for the optimiser"
+    parts += f", {size(kept)} for dequantised weights" * (kept > 0)
     recomputed, layers = built.model.recomputed, session.model_config.num_hidden_layers
     part = f"of {recomputed} of {layers} layers" if recomputed else "off"
     how = f"checkpointing {'on' if recomputed == layers else part}"

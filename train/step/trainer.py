@@ -25,6 +25,7 @@ from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.ranks.data_parallel import DataParallel
 from wgrad.train.ranks.world import RanksLost, World
 from wgrad.train.step.buckets import buckets_of
+from wgrad.train.step.dequantized import Dequantized, keep_dequantized
 from wgrad.train.step.hooks import CallersLoss, LossFunction
 from wgrad.train.step.objectives import make_loss, write_batch
 from wgrad.train.step.optim import ALIGN, AdamW
@@ -67,6 +68,7 @@ class Trainer:
         self.history_steps = min(config.logging_steps, HISTORY_STEPS)
         self._history = device.zeros((self.history_steps, 2 * ALIGN + scores))
         self._recorded, self._began = 0, False
+        self.dequantized = self._kept_dequantized()
         self._micro_step, self._update = Recorded(device), Recorded(device)
         self.data_parallel = DataParallel(
             self.world,
@@ -76,6 +78,17 @@ class Trainer:
             self._buckets(),
             told=self._told.size,
         )
+
+    def _kept_dequantized(self) -> Dequantized:
+        """Dequantise what the run keeps; where there is too little memory for that, none is kept."""
+        try:
+            return keep_dequantized(self.model, self.config)
+        except OutOfMemory:
+            if self._say is None:
+                raise
+        self.device.forget_dequantized()
+        self._say("note: there is too little memory to keep dequantised weights: each pass dequantises them")
+        return Dequantized()
 
     def _buckets(self) -> list[tuple[int, int]]:
         """Where the flat gradient is cut so that parts of it travel while the backward goes on, which is recorded in as
@@ -114,12 +127,15 @@ class Trainer:
             self._micro_step(self._forward_backward, submitted)
         except OutOfMemory:
             all_recomputed = self.model.recomputed == self.model.config.num_hidden_layers
-            if self._say is None or self._began or not self.world.alone or all_recomputed:
+            least = all_recomputed and not self.dequantized.nbytes
+            if self._say is None or self._began or not self.world.alone or least:
                 raise
             lacks_memory = True
         if lacks_memory:  # the error is gone, and with it the tape that it held
             assert self._say is not None
             self._say("note: the first step finds too little memory: all layers are recomputed from here on")
+            self.device.forget_dequantized()
+            self.dequantized = Dequantized()
             self.model.recompute, self._micro_step = True, Recorded(self.device)
             for array in (self.optimizer.parameters.grad, self._told):
                 self.device.fill(array, 0.0)

@@ -7,8 +7,8 @@ import numpy as np
 from wgrad.device.formats.frozen_weight import FrozenWeight
 from wgrad.device.memory import Array
 from wgrad.wgsl.formats.formats import WeightForm
-from wgrad.wgsl.formats.quantize import decode, decode_in_blocks
 from wgrad.wgsl.gemm import gemm_int8
+from wgrad.wgsl.gemm.dequantised import dequantised
 from wgrad.wgsl.gemm.gemm import launch, matmul
 from wgrad.wgsl.gemm.gemm_epilogue import Epilogue
 from wgrad.wgsl.gemm.plan import Gemm, Limits, plan
@@ -47,11 +47,7 @@ def _times_weight(device: Runtime, x: Array, weight: FrozenWeight, end: Epilogue
         gemm_int8.launch(device, chosen.splits, chosen.k_per_split, x, weight, end, trans_b=trans_b)
     elif chosen.dequantised:
         dtype, blocks = np.dtype(chosen.dequantised), chosen.gemm.in_blocks
-        array = device.dequantized.get(
-            weight,
-            (dtype, blocks),
-            lambda: decode_in_blocks(device, weight) if blocks else decode(device, weight, dtype),
-        )
+        array = dequantised(device, weight, (dtype, blocks))
         matmul(device, x, array, end, trans_b=trans_b, in_blocks=blocks)
     else:
         launch(device, chosen, x, weight, end)

@@ -11,6 +11,7 @@ from wgrad.device.memory import Array
 from wgrad.wgsl.formats.formats import KINDS, WeightForm, widest_unit
 from wgrad.wgsl.formats.quantize import decode
 from wgrad.wgsl.gemm import gemm_matrix, gemv
+from wgrad.wgsl.gemm.dequantised import dequantised
 from wgrad.wgsl.gemm.gemm import Experts, launch
 from wgrad.wgsl.gemm.gemm_epilogue import Epilogue
 from wgrad.wgsl.gemm.gemm_matrix import MatrixTile
@@ -95,8 +96,7 @@ def _grouped(
     gemm = Gemm((rows, n, k), a.dtype_name, form_of(weight), end.out.dtype_name, trans_b=trans_b)
     limits = Limits.of(device)
     if isinstance(weight, FrozenWeight) and dequantised_first(gemm, experts.count, limits):
-        whole, half = weight, np.dtype(np.float16)
-        weight = device.dequantized.get(whole, half, lambda: decode(device, whole, half))
+        weight = dequantised(device, weight, (np.dtype(np.float16), False))
         gemm = replace(gemm, b="float16")
     launch(device, plan_experts(gemm, experts.count, limits), a, weight, end, experts)
 

@@ -1,0 +1,40 @@
+"""As many weights kept dequantised as fit beside what else a run keeps.
+
+A byte of a layer's activations saves about ten times as much time as one of a dequantised weight
+(bench/notes/checkpointing.md), so that layers come first.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import accumulate
+
+from wgrad.train.options.finetune_config import RunOptions
+from wgrad.train.plan.plan import Plan
+from wgrad.train.step.search import beside
+
+
+def most_dequantized(found: Plan, limit: int, fitting: Callable[[RunOptions], Plan | None]) -> Plan:
+    """Return the plan that keeps the most weights dequantised, `found` itself where none can be kept.
+
+    Args:
+        found: Fits, and keeps none.
+        limit: Bytes that the run may take.
+        fitting: Plans a run; None where it does not fit.
+    """
+    sizes = found.dequantized.sizes
+    plans = {0: found}
+
+    def plan(count: int) -> Plan | None:
+        made = fitting(replace(found.config, keep_dequantized=True if count == len(sizes) else count))
+        if made is not None:
+            plans[count] = made
+        return made
+
+    # Blocks of the pool lie otherwise with more of them, so that a few less may fit than there are bytes for.
+    guess = bisect_right(list(accumulate(sizes)), limit - found.peak_bytes) if any(sizes) else 0
+    if not guess or plan(guess) is not None:
+        return plans[guess]
+    return plans[beside(guess - 1, plan, guess - 1)] if guess > 1 else found

@@ -1,0 +1,47 @@
+"""Frozen weights whose dequantised values are kept for good, where their GEMMs would dequantise them each time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from wgrad.device.formats.frozen_weight import FrozenWeight
+from wgrad.device.memory import size_class
+from wgrad.wgsl.formats.formats import WeightForm
+from wgrad.wgsl.gemm.dequantised import Form, dequantised
+from wgrad.wgsl.gemm.plan import Gemm, Limits, plan
+from wgrad.wgsl.moe.grouped import dequantised_first
+from wgrad.wgsl.runtime.runtime import Runtime
+
+
+def nbytes(device: Runtime, weight: FrozenWeight, rows: int, dtype: np.dtype, experts: int) -> int:
+    """Bytes of the blocks that the values take; arguments as of `Device.dequantized_bytes`."""
+    size = weight.shape[0] * weight.shape[1]
+    return sum(size_class(size * form[0].itemsize) for form in _forms(device, weight, rows, dtype, experts))
+
+
+def keep(device: Runtime, weight: FrozenWeight, rows: int, dtype: np.dtype, experts: int) -> None:
+    """Dequantise a weight for good; arguments as of `Device.keep_dequantized`."""
+    for form in _forms(device, weight, rows, dtype, experts):
+        device.dequantized.keep(weight, form, dequantised(device, weight, form))
+
+
+def _forms(device: Runtime, weight: FrozenWeight, rows: int, dtype: np.dtype, experts: int) -> list[Form]:
+    """The forms into which forward and backward dequantise a weight first, each once."""
+    limits, found = Limits.of(device), list[Form]()
+    for gemm in _gemms(weight, rows, dtype.name, experts):
+        if experts:
+            found += [(np.dtype(np.float16), False)] * dequantised_first(gemm, experts, limits)
+        elif name := (chosen := plan(gemm, limits)).dequantised:
+            found.append((np.dtype(name), chosen.gemm.in_blocks))
+    return list(dict.fromkeys(found))
+
+
+def _gemms(weight: FrozenWeight, rows: int, dtype: str, experts: int) -> Iterator[Gemm]:
+    """Forward, also of a projection into the residual stream, and backward. Of experts those of all of them."""
+    n, k = weight.shape[0] // (experts or 1), weight.shape[1]
+    form = WeightForm.of(weight)
+    yield Gemm((rows, n, k), dtype, form, dtype, trans_b=True)
+    yield Gemm((rows, n, k), dtype, form, "float32", trans_b=True)
+    yield Gemm((rows, k, n), dtype, form, dtype)
