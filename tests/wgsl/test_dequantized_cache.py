@@ -10,10 +10,13 @@ import pytest
 
 from tests.wgsl.test_gemm_matrix import SMALL_LARGE, SMALL_MEDIUM
 from wgrad.autograd.bind import bind
+from wgrad.device.errors import DeviceError
 from wgrad.device.formats.frozen_weight import FrozenWeight, formats
 from wgrad.device.formats.nf4 import NF4Array
+from wgrad.device.memory import size_class
 from wgrad.wgsl.device import WgpuDevice
 from wgrad.wgsl.gemm import gemm_matrix, plan
+from wgrad.wgsl.moe import grouped
 
 ROWS, OUT, IN = 24, 64, 256
 
@@ -191,3 +194,78 @@ def test_a_dry_run_decodes_as_often_in_the_same_memory(wgpu_device: Any, monkeyp
     device = bind(WgpuDevice)()
     dry = work(device.dry_run())
     assert dry == work(device) and dry[0] == 4
+
+
+# ---- kept for good -------------------------------------------------------------------------------
+@pytest.mark.parametrize("format", ["nf4 double", "q6_k", "nf4 stack"])
+def test_one_that_is_kept_is_decoded_once_to_the_same_bits(device: Any, decodes: list[str], format: str) -> None:
+    """Inside of recordings and of stretches too, for as long as it lives, or until it is let go."""
+    name, _, kind = format.partition(" ")
+    weight = weight_of(device, 1, name, kind == "double")
+    if kind == "stack":
+        weight = NF4Array.stack([weight, weight_of(device, 2)], device)  # type: ignore[assignment, list-item]
+    expected = products(device, weight)
+    decodes.clear()
+    start = device.memory().in_use_bytes
+    foreseen = device.dequantized_bytes(weight, ROWS, np.float16)
+    device.keep_dequantized(weight, ROWS, np.float16)
+    assert device.memory().in_use_bytes - start == foreseen > 0 and len(decodes) == 1
+    x = device.upload(np.ones((ROWS, IN), np.float16))
+    with device.capture() as replay, device.caching_dequantized():
+        y = device.linear_quantized(x, weight)
+    first = device.download(y)
+    device.fill(y, 0.0)
+    replay.run()
+    np.testing.assert_array_equal(device.download(y), first)
+    assert same(products(device, weight), expected) and len(decodes) == 1
+    del x, y, replay
+    device.forget_dequantized()
+    assert same(products(device, weight), expected) and len(decodes) == 3
+    device.keep_dequantized(weight, ROWS, np.float16)
+    before = device.memory().in_use_bytes
+    nbytes = weight.nbytes
+    del weight
+    assert before - device.memory().in_use_bytes >= foreseen + nbytes * (kind != "stack")
+
+
+def test_one_that_is_decoded_inside_is_not_kept(matrix_device: Any) -> None:
+    """As with few rows on tensor cores."""
+    weight = weight_of(matrix_device, 1)
+    start = matrix_device.memory().in_use_bytes
+    assert matrix_device.dequantized_bytes(weight, ROWS, np.float16) == 0
+    matrix_device.keep_dequantized(weight, ROWS, np.float16)
+    assert matrix_device.memory().in_use_bytes == start
+
+
+@pytest.mark.parametrize("change", [_write, _transfer, _copy_to_a_view])
+def test_one_that_is_kept_must_not_be_written_to(device: Any, change: Callable[[Any, Any, np.ndarray], None]) -> None:
+    """Recordings would go on with the values of before. Once it is let go it may."""
+    weight, other = weight_of(device, 1), weight_of(device, 2)
+    codes, new = weight.arrays()["packed"], device.download(other.arrays()["packed"])
+    device.keep_dequantized(weight, ROWS, np.float16)
+    with pytest.raises(DeviceError, match="frozen weight whose dequantised values are kept was written to"):
+        change(device, codes, new)
+    change(device, other.arrays()["packed"], new)  # type: ignore[arg-type]
+    device.forget_dequantized()
+    change(device, codes, new)
+
+
+def test_experts_are_kept_too(matrix_device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grouped, "_DEQUANTISE_ROWS", ROWS // 2 - 1)
+    monkeypatch.setattr(grouped, "_LEAST_K", OUT // 2)
+    experts, start = 2, np.array([0, 7, ROWS], np.int32)
+    weight = weight_of(matrix_device, 1, rows=experts * OUT)
+    rng = np.random.default_rng(0)
+    x, dy = (matrix_device.upload(rng.standard_normal((ROWS, n)).astype(np.float16)) for n in (IN, OUT))
+
+    def found() -> list[np.ndarray]:
+        begin = matrix_device.upload(start)
+        made = matrix_device.grouped_linear(x, weight, begin), matrix_device.grouped_linear_backward(dy, weight, begin)
+        return [matrix_device.download(array) for array in made]
+
+    decodes = counted(matrix_device, monkeypatch)
+    expected = found()
+    assert len(decodes) == 2
+    assert matrix_device.dequantized_bytes(weight, ROWS, np.float16, experts) == size_class(2 * experts * OUT * IN)
+    matrix_device.keep_dequantized(weight, ROWS, np.float16, experts)
+    assert same(found(), expected) and len(decodes) == 3

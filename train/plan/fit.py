@@ -158,7 +158,8 @@ class Fit:
             )
             if found is not None:
                 chosen: Plan = in_large_chunks(self._refined(found, mode), self._fitting)
-                return most_dequantized(chosen, self.limit, self._fitting) if self.weights_open else chosen
+                room = self.limit - self.limit // SPARE - chosen.peak_bytes
+                return most_dequantized(chosen, room, self._fitting) if self.weights_open else chosen
         return None
 
     def _fastest(self, batches: list[int]) -> Plan | None:
@@ -217,7 +218,7 @@ class Fit:
             return self._if_below(replace(whole, config=config))
         if self._if_below(whole) or not (found := self._below(config)):
             return self._if_below(whole)
-        return most_dequantized(found, self.limit, self._below)
+        return most_dequantized(found, self.limit - found.dry.memory().peak_reserved_bytes, self._below)
 
     def _below(self, config: RunOptions) -> Plan | None:
         """A plan that is not held to the limit, if it stays below."""

@@ -16,12 +16,12 @@ from wgrad.train.plan.plan import Plan
 from wgrad.train.step.search import beside
 
 
-def most_dequantized(found: Plan, limit: int, fitting: Callable[[RunOptions], Plan | None]) -> Plan:
+def most_dequantized(found: Plan, room: int, fitting: Callable[[RunOptions], Plan | None]) -> Plan:
     """Return the plan that keeps the most weights dequantised, `found` itself where none can be kept.
 
     Args:
         found: Fits, and keeps none.
-        limit: Bytes that the run may take.
+        room: Bytes that it leaves, at most.
         fitting: Plans a run; None where it does not fit.
     """
     sizes = found.dequantized.sizes
@@ -34,7 +34,7 @@ def most_dequantized(found: Plan, limit: int, fitting: Callable[[RunOptions], Pl
         return made
 
     # Blocks of the pool lie otherwise with more of them, so that a few less may fit than there are bytes for.
-    guess = bisect_right(list(accumulate(sizes)), limit - found.peak_bytes) if any(sizes) else 0
+    guess = bisect_right(list(accumulate(sizes)), room) if any(sizes) else 0
     if not guess or plan(guess) is not None:
         return plans[guess]
     return plans[beside(guess - 1, plan, guess - 1)] if guess > 1 else found

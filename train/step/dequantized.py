@@ -16,6 +16,7 @@ from wgrad.train.model.lora import expert_modules, linear_modules
 from wgrad.train.model.model import Model
 from wgrad.train.model.model_config import ModelConfig
 from wgrad.train.model.stacks import parts_of, stack_of
+from wgrad.train.model.streamed_weights import StreamedWeights
 from wgrad.train.options.finetune_config import RunOptions
 
 # Elements that are dequantised in the time of a launch that does nothing else: 27 µs on an H100, at 2.3 TB/s.
@@ -101,7 +102,7 @@ def kept_share(config: RunOptions, model: ModelConfig, recomputed: int) -> float
 
 def keep_dequantized(model: Model, config: RunOptions) -> Dequantized:
     """Dequantise the weights that a run keeps so."""
-    if config.full or config.stream_weights == "on":
+    if config.full or isinstance(model.weights, StreamedWeights):
         return Dequantized()
     every = candidates(model.config, model.recomputed)
     count, tokens = kept_count(config, len(every)), config.rows * config.max_length
