@@ -10,6 +10,7 @@ import ml_dtypes
 import numpy as np
 
 from wgrad.device.contract import Device
+from wgrad.device.dry_run import DryRuntime
 from wgrad.device.formats.mxfp4 import Mxfp4Array
 from wgrad.device.formats.nf4 import NF4Array
 from wgrad.train.data.packing import Batch, Step
@@ -145,14 +146,14 @@ class RandomWeights:
             return table
         rows = (size // spec.shape[-1], spec.shape[-1])
         if self.mxfp4_experts and spec.kind == "experts":
-            exponents = np.resize(120 + self.codes % 2, size // 32)
-            return Mxfp4Array(device.upload(np.resize(self.codes, size // 2)), device.upload(exponents), rows)
+            exponents = self.repeat(120 + self.codes % 2, size // 32)
+            return Mxfp4Array(device.upload(self.repeat(self.codes, size // 2)), device.upload(exponents), rows)
         if self.mxfp4_experts:
             return device.upload(self.table(spec))
         blocks = size // 64
         return NF4Array(
-            packed=device.upload(np.resize(self.codes, size // 2)),
-            absmax=device.upload(np.resize(self.codes, blocks)),
+            packed=device.upload(self.repeat(self.codes, size // 2)),
+            absmax=device.upload(self.repeat(self.codes, blocks)),
             shape=rows,
             nested_absmax=device.upload(np.full(-(-blocks // 256), 0.01, np.float32)),
             nested_code=self.code_map,
@@ -161,11 +162,21 @@ class RandomWeights:
 
     def table(self, spec: WeightSpec) -> np.ndarray:
         """The values of an embedding or a head."""
-        return np.resize(self.normal, spec.shape)
+        return self.repeat(self.normal, spec.shape)
+
+    def repeat(self, values: np.ndarray, shape: int | tuple[int, ...]) -> np.ndarray:
+        return np.resize(values, shape)
+
+
+class UnwrittenWeights(RandomWeights):
+    """Weights for a dry run, which reads none of their values: none is written."""
+
+    def repeat(self, values: np.ndarray, shape: int | tuple[int, ...]) -> np.ndarray:
+        return np.broadcast_to(values[:1], shape)
 
 
 def random_weights(config: ModelConfig, device: Device, mxfp4_experts: bool = False) -> dict[str, Any]:
-    source = RandomWeights(device, mxfp4_experts)
+    source = (UnwrittenWeights if isinstance(device, DryRuntime) else RandomWeights)(device, mxfp4_experts)
     weights: dict[str, Any] = {}
     for spec in weight_specs(config):
         weights[spec.name] = source.make(spec, read_from_main_memory(spec, config, device))
