@@ -118,13 +118,14 @@ hip-tables: $(VENV_TEST)/installed
 	@$(VENV_TEST)/bin/python -m tests.hip.executor tables $(FLAGS)
 	@$(VENV_TEST)/bin/python bench/make_table.py
 
-# torch comes first and alone: what needs it then takes the build that is there. Two thirds of what is installed is never
-# imported; byte code is made of the rest as it is.
+# torch comes first: what needs it then takes the build that is there. setuptools, too: wgrad is built with it, not in an
+# environment that pip makes for that. Two thirds of what is installed is never imported; byte code is made of the rest as
+# it is.
 $(VENV_TEST)/installed: pyproject.toml | python
 	@echo 'installing what the tests need into $(VENV_TEST) ...'
 	@test -x $(VENV_TEST)/bin/python || $(PYTHON) -m venv $(VENV_TEST)
-	@$(VENV_TEST)/bin/python -m pip install $(PIP_QUIET) --no-compile $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) $(TORCH)
-	@$(VENV_TEST)/bin/python -m pip install $(PIP_QUIET) --no-compile -e '.[test,oracle]'
+	@$(VENV_TEST)/bin/python -m pip install $(PIP_QUIET) --no-compile $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) $(TORCH) 'setuptools>=77'
+	@$(VENV_TEST)/bin/python -m pip install $(PIP_QUIET) --no-compile --no-build-isolation -e '.[test,oracle]'
 	@touch $@
 
 # ---- a device --------------------------------------------------------------------------------
