@@ -18,8 +18,12 @@ from wgrad.train.model.multimodal import MULTIMODAL
 # Families without GGUF because llama.cpp, or its package for Python, has no such architecture.
 NOT_THERE = {
     **dict.fromkeys(("Cwm", "NanoChat", "OlmoHybrid", "VaultGemma"), "not in llama.cpp"),
-    **dict.fromkeys(("GraniteSWA", "Cohere2Moe", "FlexOlmo"), "not in the `gguf` package"),
+    **dict.fromkeys(
+        ("GraniteSWA", "GraniteMoeSWA", "Cohere2Moe", "FlexOlmo", "Lfm3", "Mellum", "Youtu"),
+        "not in the `gguf` package",
+    ),
     "SolarOpen": "not yet",
+    "Phimoe": "llama.cpp weighs its experts otherwise",
     "Bamba": "llama.cpp rotates other pairs",
 }
 PAGE = Path(__file__).parents[1] / "docs" / "reference" / "models.md"

@@ -115,7 +115,7 @@ class InTurn:
 _ALIKE = (
     "(Ministral|Cwm|SeedOss|Exaone4|HyperCLOVAX|VaultGemma|Ernie4_5|InternLM3|IQuestCoder|Arcee|Jais2|Nemotron|Glm4"
     "|Bamba|CohereFor|FalconH1|Qwen3_5Moe|Dots1|SolarOpen|Gemma4Unified|DeepseekV3|MiniCPM3|HunYuanMoE|ExaoneMoe|FlexOlmo"
-    "|Cohere2Moe)"
+    "|Cohere2Moe|Youtu|Mellum|GraniteMoeSWA)"
 )
 
 # Which are those of other weights: NF4 has them all.
@@ -196,7 +196,7 @@ SWEEPS: Mapping[str, Sizes | Types | Variants | Evenly | Without | InTurn] = {
         "wgpu-(Mixtral|Olmoe|Qwen3)"
     ),
     "tests/train/test_oracle_experts.py::test_files_of_transformers_and_ours": Without(
-        r"\[(ExaoneMoe|HunYuanMoE|Afmoe|Cohere2Moe|FlexOlmo)"
+        r"\[(ExaoneMoe|HunYuanMoE|Afmoe|Cohere2Moe|FlexOlmo|GraniteMoeSWA)"
     ),
     "tests/train/test_oracle_experts.py::test_ten_steps_on_few_bits_beside_peft": Without("GptOss"),
     "tests/train/test_oracle_experts.py::test_experts_of_few_bits_in_gguf": Without("wgpu-(mxfp4|q8_0)"),
@@ -233,21 +233,21 @@ SWEEPS: Mapping[str, Sizes | Types | Variants | Evenly | Without | InTurn] = {
     # Model families: of each its logits and gradients; of the rest one for each way in which families differ.
     "tests/train/test_oracle_model.py::test_logits_loss_and_every_gradient": Without(
         r"\[wgpu-(ministral|cwm|seed_oss|exaone4|hyperclovax|vaultgemma|helium|internlm3|iquestcoder|granite4|granite_moe"
-        r"|flex_olmo|afmoe|lfm2_moe|hunyuan|jais2|nemotron|falcon_h1|glm4|cohere|olmo|qwen3_next|qwen3_5_moe|dots1|ernie4_5_moe|gemma4_|deepseek)"
-        r"|(hyperclovax|seed_oss|granite4|falcon_h1|exaone4|deepseek_v[23]|cohere2_moe|lfm2_moe)_\w+\]|(gemma4_unified|bamba|deepseek_v3|glm4_moe_lite|minicpm3)\]"
+        r"|flex_olmo|afmoe|lfm2_moe|youtu|mellum|hunyuan|jais2|nemotron|falcon_h1|glm4|cohere|olmo|qwen3_next|qwen3_5_moe|dots1|ernie4_5_moe|gemma4_|deepseek)"
+        r"|(hyperclovax|seed_oss|granite4|falcon_h1|exaone4|deepseek_v[23]|cohere2_moe|lfm2_moe|lfm3)_\w+\]|(gemma4_unified|bamba|deepseek_v3|glm4_moe_lite|minicpm3)\]"
     ),
     "tests/train/test_oracle_adapter.py::test_eight_steps_beside_transformers": Without(
         r"^(?!.*(NanoChat\w+-full|Apertus\w+-nf4|GlmFor\w+-nf4))"
     ),
     "tests/train/test_oracle_adapter.py::test_peft_loads_our_adapter": Without(
-        rf"\[wgpu-({_ALIKE}|Afmoe|Lfm2Moe|Apertus|Deepseek|Gemma(4|3n)|Glm|GptOss|GraniteMoe|Olmo|Cohere2|Helium|HunYuan|NanoChat|Qwen3Next)|{_ALIKE}"
+        rf"\[wgpu-({_ALIKE}|Afmoe|Lfm2Moe|Lfm3|Phimoe|Apertus|Deepseek|Gemma(4|3n)|Glm|GptOss|GraniteMoe|Olmo|Cohere2|Helium|HunYuan|NanoChat|Qwen3Next)|{_ALIKE}"
         "|GraniteMoe(Shared)?For"
     ),
     "tests/train/test_oracle_merge.py::test_onto_the_original_is_what_peft_merges": Without(
         rf"{_ALIKE}|Gemma4|OlmoFor|GlmFor|NanoChat|HunYuan|Helium|Cohere2|GptOss|GraniteMoe\w*For"
     ),
     "tests/train/test_model.py::test_decoding_with_a_cache_gives_the_logits_of_the_whole_sequence": Without(
-        rf"(?!NemotronH|FalconH1){_ALIKE}|\[wgpu-(Afmoe|Lfm2Moe|Apertus|FalconH1|Deepseek|Gemma(4|3n)|Glm|GptOss|GraniteMoe|Olmo|Cohere2|HunYuan|Qwen3Next)|GraniteMoeShared"
+        rf"(?!NemotronH|FalconH1){_ALIKE}|\[wgpu-(Afmoe|Lfm2Moe|Phimoe|Apertus|FalconH1|Deepseek|Gemma(4|3n)|Glm|GptOss|GraniteMoe|Olmo|Cohere2|HunYuan|Qwen3Next)|GraniteMoeShared"
     ),
     "tests/train/test_oracle_merge_gguf.py::test_llama_cpp_computes_what_we_do": Without(
         rf"(?!FalconH1){_ALIKE}|MiniMax|Deepseek|HunYuan|Helium|GlmFor|Apertus|GraniteMoe(Hybrid|Shared)|Qwen2Moe|Qwen3Next|Qwen3_5"

@@ -100,6 +100,18 @@ _OWN: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("ministral3", "granite_swa"), _IDS),
     "lfm2": {**_IDS, "layer_types": ["conv", "full_attention"]},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"], "num_dense_layers": 1, "routed_scaling_factor": 1.5},
+    "lfm3": {
+        **_IDS,
+        "norm_eps": 1e-5,
+        "sliding_window": 7,
+        "layer_types": ["conv", "sliding_attention", "full_attention"],
+        "num_hidden_layers": 3,
+        "rope_theta": None,
+    },
+    "youtu": _LATENT,
+    "granitemoe_swa": {"sliding_window": 7, "shared_intermediate_size": 52, "residual_multiplier": 0.3},
+    "phimoe": {"router_jitter_noise": 0.2},
+    "mellum": {"sliding_window": 7, "layer_types": ["sliding_attention", "full_attention"], "rope_theta": None},
     "hunyuan_v1_moe": {"moe_topk": 2, "moe_intermediate_size": None, "attention_dropout": 0.0},
     "exaone_moe": {
         "num_experts": 5,

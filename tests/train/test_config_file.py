@@ -110,6 +110,14 @@ NOT_BUILT: dict[str, dict[str, Any]] = {
     "Cohere2MoeForCausalLM": {
         "expert_selection_fn": "top", "shared_expert_combination_strategy": "max", "mlp_layer_types": ["dense"],
     },
+    "Lfm3ForCausalLM": {"conv_bias": True, "layer_types": ["conv", "mamba", "conv"], "sliding_window": None},
+    "YoutuForCausalLM": {"num_key_value_heads": 2, "v_head_dim": 17, "num_experts": 8},
+    "GraniteMoeSWAForCausalLM": {"layer_rope_theta": [1.5], "layer_types": ["conv"] * 2, "clip_qkv": 8.0},
+    "MellumForCausalLM": {"mlp_layer_types": ["dense", "conv"], "layer_types": ["conv"] * 2, "num_mtp_layers": 2},
+    "PhimoeForCausalLM": {
+        "num_experts_per_tok": 3, "input_jitter_noise": 0.1,
+        "rope_scaling": {"type": "longrope", "short_factor": [1.0] * 6, "long_factor": [1.0] * 6, "short_mscale": 1.2},
+    },
     "FlexOlmoForCausalLM": {"num_experts_per_tok": 6, "clip_qkv": 8.0},
     "Glm4MoeForCausalLM": {"n_group": 4, "topk_group": 4, "kv_lora_rank": 8},
     "Dots1ForCausalLM": {"n_group": 2.5, "layer_types": ["conv"] * 2, "topk_group": 5},

@@ -56,7 +56,8 @@ NEMOTRON = "NemotronHForCausalLM"
 FAMILIES = ("Qwen3MoeForCausalLM", "MixtralForCausalLM", "OlmoeForCausalLM", GPT_OSS, GRANITE, GEMMA4, NEMOTRON)
 # Whose files have names of their own.
 OWN_NAMES = tuple(
-    f"{name}ForCausalLM" for name in ("Lfm2Moe", "ExaoneMoe", "HunYuanMoEV1", "Afmoe", "Cohere2Moe", "FlexOlmo")
+    f"{name}ForCausalLM"
+    for name in ("Lfm2Moe", "ExaoneMoe", "HunYuanMoEV1", "Afmoe", "Cohere2Moe", "FlexOlmo", "Phimoe", "GraniteMoeSWA")
 )
 CHANGES = {GEMMA4: {**GEMMA4_EXPERTS, "tie_word_embeddings": True}}
 UNGATED = ("experts.up_proj", "experts.down_proj")
@@ -72,7 +73,7 @@ def of_experts(architecture: str) -> tuple[str, ...]:
 def save_each(folder: Path, out: Path) -> Any:
     """Save a model as one that was not read from a file with all experts in one tensor. -> the model."""
     read = their_base(folder)
-    fresh = type(read)(read.config)
+    fresh = type(read)(read.config).eval()
     fresh.load_state_dict(read.state_dict())
     fresh.save_pretrained(out)
     return fresh
@@ -92,7 +93,7 @@ def test_files_of_transformers_and_ours(architecture: str, make_checkpoint: Any,
     folder, device = make_checkpoint(architecture, **CHANGES.get(architecture, {})), ReferenceDevice()
     wanted = their_logits(save_each(folder, tmp_path / "saved"), random_ids())
     whole = {"OlmoHybridForCausalLM": ".v_conv1d.", GPT_OSS: ".experts.down_proj", GRANITE: ".output_linear."}
-    whole[GEMMA4] = ".experts.down_proj"
+    whole[GEMMA4] = whole["GraniteMoeSWAForCausalLM"] = ".experts.down_proj"
     part = whole.get(architecture, ".experts.4.")
     assert any(part in name for name in read_entries(tmp_path / "saved/model.safetensors", ""))
     assert distance(frozen(tmp_path / "saved", device), wanted) < 1e-5

@@ -141,8 +141,16 @@ O_BIAS: dict[str, str | bool] = {
 }
 MLP_BIAS: dict[str, str | bool] = {"phi": True, **dict.fromkeys(("starcoder2", "ernie4_5"), "use_bias")}
 # Keys without which transformers fails when the model is made: heads are not as many as of keys.
-FAILS = (("DeepseekV3ForCausalLM", "num_attention_heads"), ("Lfm2MoeForCausalLM", "layer_types"))
-FAILS_OF_NULL = (("CohereForCausalLM", "layer_norm_eps"),)  # it computes with it
+FAILS = (
+    ("DeepseekV3ForCausalLM", "num_attention_heads"),
+    ("Lfm2MoeForCausalLM", "layer_types"),
+    ("YoutuForCausalLM", "num_key_value_heads"),
+)
+FAILS_OF_NULL = (
+    ("CohereForCausalLM", "layer_norm_eps"),
+    ("Lfm3ForCausalLM", "rms_norm_eps"),
+    ("Lfm3ForCausalLM", "sliding_window"),
+)  # it computes with it
 
 
 def base_config(architecture: str) -> dict[str, Any]:
@@ -162,7 +170,7 @@ def base_config(architecture: str) -> dict[str, Any]:
         special["layer_types"] = ["conv", "full_attention"] * 3
     if kind == "lfm2":  # whose width of the MLP is another otherwise
         special["block_auto_adjust_ff_dim"] = False
-    if kind in ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "minicpm3"):
+    if kind in ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "minicpm3", "youtu"):
         special |= {"num_key_value_heads": 32, "num_experts_per_tok": 8}
     if kind in ("iquestcoder", "qwen3_next", "qwen3_5_moe_text"):
         special["use_sliding_window"] = False
@@ -175,7 +183,7 @@ def base_config(architecture: str) -> dict[str, Any]:
         del found["head_dim"]
     if kind in ("bamba", "falcon_h1", "nemotron_h"):  # whose layer_types transformers makes itself
         del found["layer_types"]
-    if kind.startswith("gemma4"):  # where transformers takes it for rope_parameters, and fails
+    if kind == "mellum" or kind.startswith("gemma4"):  # where transformers takes it for rope_parameters, and fails
         del found["rope_scaling"]
     return found
 
@@ -227,7 +235,7 @@ def as_theirs(raw: dict[str, Any]) -> dict[str, Any]:
         full_dim = head_dim = latent or getattr(theirs, "head_dim", None) or theirs.hidden_size // heads
     types = getattr(theirs, "layer_types", None)
     window = getattr(theirs, "sliding_window", None) or 0
-    if raw["model_type"] in ("mistral", "ministral3", "mixtral", "qwen3_moe", "phi3", "starcoder2"):
+    if raw["model_type"] in ("mistral", "ministral3", "mixtral", "qwen3_moe", "phi3", "phimoe", "starcoder2"):
         windows = [window] * layers
     else:
         windows = [window if types and types[i] == "sliding_attention" else 0 for i in range(layers)]
@@ -282,7 +290,7 @@ def as_ours(config: ModelConfig) -> dict[str, Any]:
 HARMLESS = re.compile(
     r"\w+_token_id|\w*dropout|\w+_pdrop|initializer_range|use_cache|pretraining_tp|mamba_chunk_size|num_logits_to_keep"
     r"|linear_(a_log|dt)_\w+|num_experts_per_tok|output_router_logits|router_aux_loss_coef|top_k_experts"
-    r"|moe_intermediate_size"
+    r"|moe_intermediate_size|embedding_initializer_range|mtp_(mlp_)?layer_types"
 )
 
 

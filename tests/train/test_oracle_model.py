@@ -360,6 +360,47 @@ CASES: dict[str, dict[str, Any]] = {
         "layer_types": ["conv", "conv", "full_attention"],
     },
     "lfm2_moe_without_bias": {"architecture": "Lfm2MoeForCausalLM", "use_expert_bias": False, "norm_topk_prob": False},
+    "lfm3": {
+        "architecture": "Lfm3ForCausalLM",
+        "attention_bias": True,
+        "rope_parameters": {
+            "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.4, "rope_theta": 500.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 90.0},
+        },
+    },
+    "lfm3_plain": {"architecture": "Lfm3ForCausalLM", "use_sandwich_norm": False, "use_attention_gate": False},
+    "youtu": {"architecture": "YoutuForCausalLM", "attention_bias": True},
+    "granite_moe_swa": {
+        "architecture": "GraniteMoeSWAForCausalLM",
+        "num_hidden_layers": 5,
+        "sliding_window": 7,
+        "shared_intermediate_size": 52,
+        "attention_multiplier": 0.4,
+        "residual_multiplier": 0.3,
+        "layer_rope_theta": [0, 500.0, 500.0, 0, 90.0],
+    },
+    "mellum": {
+        "architecture": "MellumForCausalLM",
+        "num_hidden_layers": 3,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        "mlp_layer_types": ["sparse", "dense", "sparse"],
+        "rope_parameters": {
+            "full_attention": {**YARN, "rope_theta": 500.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 90.0},
+        },
+    },
+    "phimoe": {
+        "architecture": "PhimoeForCausalLM",
+        "attention_bias": True,
+        "lm_head_bias": True,
+        "sliding_window": 9,
+        "rope_scaling": {
+            **LONGROPE,
+            "original_max_position_embeddings": 32,
+            "short_mscale": 1.3,
+            "long_mscale": 1.3,
+        },
+    },
     "hunyuan_moe": {"architecture": "HunYuanMoEV1ForCausalLM", "head_dim": 20, "attention_bias": True},
     "exaone_moe": {
         "architecture": "ExaoneMoeForCausalLM",
@@ -499,10 +540,16 @@ def exact() -> Iterator[None]:
 def oracle(folder: Path, dtype: Any, ids: np.ndarray, targets: np.ndarray) -> tuple[np.ndarray, float, dict[str, Any]]:
     """transformers' logits, summed loss and gradients by name."""
     config = transformers.AutoConfig.from_pretrained(folder)
-    eager = config.model_type in ("gemma2", "vaultgemma", "granite_swa", "gpt_oss")  # which have no other
+    eager = config.model_type in (
+        "gemma2",
+        "vaultgemma",
+        "granite_swa",
+        "granitemoe_swa",
+        "gpt_oss",
+    )  # which have no other
     config._attn_implementation = "eager" if eager else "sdpa"
     config._experts_implementation = "eager"  # the only one in float64
-    model = transformers.AutoModelForCausalLM.from_config(config).to(dtype)
+    model = transformers.AutoModelForCausalLM.from_config(config).to(dtype).eval()
     state = {n: torch.tensor(np.array(e.array())) for n, e in read_entries(folder / "model.safetensors", "").items()}
     missing = model.load_state_dict({n: t.to(dtype) for n, t in state.items()}, strict=False)
     left = {name for name in missing.missing_keys if not name.endswith(("act_fn.beta", "act_fn.eps"))}  # constants

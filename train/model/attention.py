@@ -64,8 +64,10 @@ class Attention(Parts):
             o = attend(q, *made, sinks, inputs.doc_start, inputs.cache_len, **options)
         if c.latent is not None:
             o = o[..., : c.latent.value]
-        o = o.reshape(rows * tokens, -1)
-        return (o if gate is None else gated(o, gate)), made
+        if c.gate_of_heads and gate is not None:
+            o, gate = o.reshape(rows * tokens, c.num_attention_heads, -1), gate.reshape(rows * tokens, -1, 1)
+        o = o if gate is None else gated(o if c.gate_of_heads else o.reshape(rows * tokens, -1), gate)
+        return o.reshape(rows * tokens, -1), made
 
     def _splits_qkv(self, index: int) -> bool:
         """Return whether queries, keys and values may come from one projection, as nothing is done to them but RoPE."""

@@ -48,6 +48,8 @@ class RopeFile(Struct):
     mscale_all_dim: AtLeast0 | None = None
     truncate: bool = True
     alpha: Factor | None = None
+    short_mscale: Factor | None = None
+    long_mscale: Factor | None = None
     llama_4_scaling_beta: AtLeast0 | None = None
     short_factor: list[Factor] | None = None
     long_factor: list[Factor] | None = None

@@ -82,6 +82,10 @@ LAYOUTS = {
         "mlp.router.gate.weight",
         ("mlp.experts.{}.gate_proj.weight", "mlp.experts.{}.up_proj.weight", "mlp.experts.{}.down_proj.weight"),
     ),
+    "granite_swa": Layout(
+        "block_sparse_moe.router.weight",
+        whole=("block_sparse_moe.experts.gate_up_proj", "block_sparse_moe.experts.down_proj"),
+    ),
     "granite": Layout(
         "block_sparse_moe.router.layer.weight",
         whole=("block_sparse_moe.input_linear.weight", "block_sparse_moe.output_linear.weight"),

@@ -18,8 +18,10 @@ from wgrad.train.model.config_file import (
     Vocabulary,
     Width,
     check_layer_types,
+    check_layers,
     layer_windows,
 )
+from wgrad.train.model.family_keys import GraniteWindows
 
 ExpertCount = Annotated[int, Meta(ge=0, le=1024)]
 _Chosen = Annotated[int, Meta(ge=1, le=64)]
@@ -268,3 +270,89 @@ class GptOssFile(ExpertsFile, kw_only=True):
         """Each layer's window: every second one has none where `layer_types` is missing."""
         unlisted = (i % 2 == 0 for i in range(self.num_hidden_layers))
         return layer_windows(self.layer_types, self.sliding_window, unlisted)
+
+
+class GraniteMoeSwaFile(GraniteWindows, GraniteMoeSharedFile, kw_only=True):
+    """As Granite's with a shared expert, and with windows and sinks."""
+
+    sliding_window: Positions | None = 128
+    layer_types: list[str] | None = None
+    layer_rope_theta: list[AtLeast0] | None = None
+
+    def __post_init__(self) -> None:
+        GraniteMoeSharedFile.__post_init__(self)
+        self.check_windows()
+
+
+class MellumFile(ExpertsFile, kw_only=True):
+    """mlp_layer_types: sparse or dense, of each layer; all are sparse where it is missing."""
+
+    usual_experts: ClassVar[int] = 64
+    default_rope: ClassVar[RopeFile] = RopeFile(
+        full_attention=RopeFile(rope_type="default", rope_theta=500_000.0),
+        sliding_attention=RopeFile(rope_type="default", rope_theta=10_000.0),
+    )
+    vocab_size: Vocabulary = 98_304
+    hidden_size: Width = 2304
+    intermediate_size: Width = 7168
+    num_hidden_layers: Count = 28
+    num_key_value_heads: Count = 4
+    head_dim: Width = 128
+    max_position_embeddings: Positions = 131_072
+    attention_bias: bool = False
+    sliding_window: Positions | None = 1024
+    num_experts_per_tok: _Chosen = 8
+    moe_intermediate_size: Width = 896
+    norm_topk_prob: bool = True
+    layer_types: list[str] | None = None
+    mlp_layer_types: list[str] | None = None
+    num_mtp_layers: Annotated[int, Meta(ge=0, le=1)] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_layer_types(self.layer_types, self.num_hidden_layers, self.sliding_window)
+        check_layers("mlp_layer_types", self.mlp_layer_types, self.num_hidden_layers)
+        if any(kind not in ("dense", "sparse") for kind in self.mlp_layer_types or ()):
+            raise ValueError(f"mlp_layer_types must be dense or sparse; got {sorted(set(self.mlp_layer_types or ()))}")
+
+    @property
+    def local_theta(self) -> float:
+        return 10_000.0
+
+    def sparse_layers(self) -> tuple[bool, ...]:
+        """Layers that have experts."""
+        return tuple(kind == "sparse" for kind in self.mlp_layer_types or ["sparse"] * self.num_hidden_layers)
+
+
+class PhimoeFile(ExpertsFile, kw_only=True):
+    """router_jitter_noise: how far an expert may be from the best, and still count in the sum that the best's weight is
+    divided by. short_mscale, long_mscale: factors of the rotary embedding, which are the same in released models."""
+
+    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "num_experts_per_tok": (2,), "input_jitter_noise": (None, 0),
+    }  # fmt: skip
+    usual_experts: ClassVar[int] = 16
+    default_theta: ClassVar[float] = 1_000_000.0
+    vocab_size: Vocabulary = 32_064
+    intermediate_size: Width = 6400
+    num_key_value_heads: Count = 8
+    max_position_embeddings: Positions = 131_072
+    rms_norm_eps: Epsilon = 1e-5
+    sliding_window: Positions | None = None
+    router_jitter_noise: AtLeast0 = 0.01
+    attention_bias: bool = False
+    lm_head_bias: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for rope in (self.rope_scaling, self.rope_parameters):
+            if rope is None or (rope.rope_type or rope.type or "default") == "default":
+                continue
+            if rope.short_mscale is None or rope.short_mscale != rope.long_mscale:
+                raise ValueError(
+                    "rope_scaling: short_mscale and long_mscale must be one number; got "
+                    f"{rope.short_mscale} and {rope.long_mscale}"
+                )
+            if (rope.rope_type or rope.type) not in ("longrope", "su"):
+                raise ValueError(f"rope_scaling: type must be longrope; got {rope.rope_type or rope.type!r}")
+            rope.attention_factor = rope.short_mscale

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+from wgrad.train.model.config_file import layer_windows
 from wgrad.train.model.expert_keys import (
     FlexOlmoFile,
     GptOssFile,
     GraniteMoeFile,
     GraniteMoeSharedFile,
+    GraniteMoeSwaFile,
     HunYuanMoeFile,
+    MellumFile,
     MiniMaxM2File,
     MixtralFile,
     OlmoeFile,
+    PhimoeFile,
     Qwen2MoeFile,
     Qwen3MoeFile,
 )
 from wgrad.train.model.experts import Experts
-from wgrad.train.model.variants import biases, every_layer, granite_factors, hunyuan, olmo2
+from wgrad.train.model.variants import biases, every_layer, granite_factors, granite_windows, hunyuan, olmo2
 
 
 def mixtral(keys: MixtralFile) -> dict[str, Any]:
@@ -126,3 +131,37 @@ def granite_moe(keys: GraniteMoeFile) -> dict[str, Any]:
         shared_fused=True,
     )
     return {**granite_factors(keys), "experts": experts}
+
+
+def granite_moe_swa(keys: GraniteMoeSwaFile) -> dict[str, Any]:
+    """Granite with experts, sliding windows and sinks."""
+    found = granite_moe(keys)
+    return {**found, **granite_windows(keys), "experts": replace(found["experts"], files="granite_swa")}
+
+
+def mellum(keys: MellumFile) -> dict[str, Any]:
+    """Mellum 2: Qwen3 with experts, and windows whose layers rotate by their own."""
+    layers, chosen = keys.sparse_layers(), keys.num_experts_per_tok
+    experts = Experts(keys.experts, chosen, keys.moe_intermediate_size, layers, keys.norm_topk_prob)
+    windows = layer_windows(keys.layer_types, keys.sliding_window, (False,) * keys.num_hidden_layers)
+    return {**biases(keys), "qk_norm": True, "windows": windows, "experts": experts if any(layers) else None}
+
+
+def phimoe(keys: PhimoeFile) -> dict[str, Any]:
+    """Phi-3.5-MoE (arXiv 2404.14219); SparseMixer's router (arXiv 2409.12136) chooses the best, without noise."""
+    experts = Experts(
+        keys.experts,
+        keys.num_experts_per_tok,
+        keys.intermediate_size,
+        (True,) * keys.num_hidden_layers,
+        router="mlp.router",
+        files="mixtral",
+        mixer=2 * keys.router_jitter_noise,
+    )
+    return {
+        **biases(keys),
+        "layer_norm": True,
+        "head_bias": keys.lm_head_bias,
+        "windows": every_layer(keys),
+        "experts": experts,
+    }

@@ -20,10 +20,13 @@ from wgrad.train.model.expert_keys import (
     GptOssFile,
     GraniteMoeFile,
     GraniteMoeSharedFile,
+    GraniteMoeSwaFile,
     HunYuanMoeFile,
+    MellumFile,
     MiniMaxM2File,
     MixtralFile,
     OlmoeFile,
+    PhimoeFile,
     Qwen2MoeFile,
     Qwen3MoeFile,
 )
@@ -45,7 +48,7 @@ from wgrad.train.model.family_keys import (
     SmolLM3File,
 )
 from wgrad.train.model.gemma4_keys import Gemma3nFile, Gemma4File, Gemma4UnifiedFile
-from wgrad.train.model.latent_keys import DeepseekV2File, DeepseekV3File, Glm4MoeLiteFile, MiniCpm3File
+from wgrad.train.model.latent_keys import DeepseekV2File, DeepseekV3File, Glm4MoeLiteFile, MiniCpm3File, YoutuFile
 from wgrad.train.model.layer_norm_keys import (
     ApertusFile,
     ArceeFile,
@@ -60,6 +63,7 @@ from wgrad.train.model.layer_norm_keys import (
     Starcoder2File,
 )
 from wgrad.train.model.lfm2_keys import Lfm2File, Lfm2MoeFile
+from wgrad.train.model.lfm3_keys import Lfm3File
 from wgrad.train.model.mamba_keys import BambaFile, FalconH1File, GraniteHybridFile
 from wgrad.train.model.near_llama_keys import (
     CwmFile,
@@ -200,6 +204,9 @@ FAMILIES = {
         "Granite 3, shared expert",
         gguf_key="expert_shared_feed_forward_length",
     ),
+    "GraniteMoeSWAForCausalLM": Family(
+        "granitemoe_swa", GraniteMoeSwaFile, expert_variants.granite_moe_swa, "", "Granite with sinks and experts"
+    ),
     "GraniteSWAForCausalLM": Family("granite_swa", GraniteSwaFile, variants.granite_swa, "", "Granite with sinks"),
     "HunYuanDenseV1ForCausalLM": Family(
         "hunyuan_v1_dense", HunYuanFile, variants.hunyuan, "hunyuan-dense", "HunYuan, dense"
@@ -220,6 +227,7 @@ FAMILIES = {
     "OlmoForCausalLM": Family("olmo", OlmoFile, variants.olmo, "olmo", "OLMo 1"),
     "Lfm2ForCausalLM": Family("lfm2", Lfm2File, Lfm2File.variant, "lfm2", "LFM2, dense"),
     "Lfm2MoeForCausalLM": Family("lfm2_moe", Lfm2MoeFile, Lfm2MoeFile.variant, "lfm2moe", "LFM2, experts"),
+    "Lfm3ForCausalLM": Family("lfm3", Lfm3File, Lfm3File.variant, "", "LFM3"),
     "Glm4MoeForCausalLM": Family("glm4_moe", Glm4MoeFile, scored_variants.glm4_moe, "glm4moe", "GLM-4.5, 4.6"),
     "SolarOpenForCausalLM": Family("solar_open", SolarOpenFile, scored_variants.solar_open, "", "Solar Open"),
     "Dots1ForCausalLM": Family("dots1", Dots1File, scored_variants.dots1, "dots1", "dots.llm1"),
@@ -247,6 +255,7 @@ FAMILIES = {
         "glm4_moe_lite", Glm4MoeLiteFile, Glm4MoeLiteFile.variant, "deepseek2", "GLM-4.7-Flash"
     ),
     "MiniCPM3ForCausalLM": Family("minicpm3", MiniCpm3File, MiniCpm3File.variant, "minicpm3", "MiniCPM3"),
+    "YoutuForCausalLM": Family("youtu", YoutuFile, YoutuFile.variant, "", "Youtu-LLM"),
     "MiniMaxM2ForCausalLM": Family("minimax_m2", MiniMaxM2File, expert_variants.minimax_m2, "minimax-m2", "MiniMax-M2"),
     "MixtralForCausalLM": Family("mixtral", MixtralFile, expert_variants.mixtral, "llama"),
     "FlexOlmoForCausalLM": Family("flex_olmo", FlexOlmoFile, expert_variants.flex_olmo, "", "FlexOlmo"),
@@ -256,4 +265,6 @@ FAMILIES = {
         "qwen2_moe", Qwen2MoeFile, expert_variants.qwen2_moe, "qwen2moe", "Qwen 1.5 and 2, experts"
     ),
     "Qwen3MoeForCausalLM": Family("qwen3_moe", Qwen3MoeFile, expert_variants.qwen3_moe, "qwen3moe", "Qwen 3, experts"),
+    "MellumForCausalLM": Family("mellum", MellumFile, expert_variants.mellum, "", "Mellum 2"),
+    "PhimoeForCausalLM": Family("phimoe", PhimoeFile, expert_variants.phimoe, "", "Phi 3.5, experts", reads_again=True),
 }

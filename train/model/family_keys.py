@@ -21,7 +21,9 @@ from wgrad.train.model.config_file import (
     Vocabulary,
     Width,
     check_causal,
+    check_layer_types,
     check_layers,
+    layer_windows,
 )
 
 
@@ -147,7 +149,39 @@ class GraniteFile(ConfigFile, kw_only=True):
     logits_scaling: Factor = 1.0
 
 
-class GraniteSwaFile(LayerTypesFile, kw_only=True):
+class GraniteWindows:
+    """Sliding windows of Granite, and rotary embeddings that differ by layer."""
+
+    __slots__ = ()
+    num_hidden_layers: int
+    sliding_window: int | None
+    layer_types: list[str] | None
+    layer_rope_theta: list[float] | None
+
+    def check_windows(self) -> None:
+        """ValueError: lists of another number of layers, or layers of a kind that differ in theta."""
+        check_layer_types(self.layer_types, self.num_hidden_layers, self.sliding_window)
+        check_layers("layer_rope_theta", self.layer_rope_theta, self.num_hidden_layers)
+        for kind in (False, True):
+            if len(self._thetas(kind)) > 1:
+                raise ValueError("layer_rope_theta must be the same in all layers with a window, and in all without")
+
+    @property
+    def layer_windows(self) -> tuple[int, ...]:
+        """Each layer's window; without layer_types the first of four has none."""
+        return layer_windows(self.layer_types, self.sliding_window, (i % 4 > 0 for i in range(self.num_hidden_layers)))
+
+    def _thetas(self, slides: bool) -> list[float]:
+        layers = zip(self.layer_rope_theta or (), self.layer_windows)
+        return sorted({theta for theta, window in layers if theta and (window > 0) == slides})
+
+    @property
+    def layer_thetas(self) -> tuple[float | None, float | None]:
+        own, local = (self._thetas(slides) for slides in (False, True))
+        return (own[0] if own else None), (local[0] if local else None)
+
+
+class GraniteSwaFile(GraniteWindows, ConfigFile, kw_only=True):
     """layer_rope_theta: of each layer, 0 where it has no rotary embeddings."""
 
     vocab_size: Vocabulary = 100_352
@@ -166,28 +200,11 @@ class GraniteSwaFile(LayerTypesFile, kw_only=True):
     residual_multiplier: Factor = 1.0
     logits_scaling: Factor = 1.0
     sliding_window: Positions | None = 128
+    layer_types: list[str] | None = None
     layer_rope_theta: list[AtLeast0] | None = None
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        check_layers("layer_rope_theta", self.layer_rope_theta, self.num_hidden_layers)
-        for kind in (False, True):
-            if len(self._thetas(kind)) > 1:
-                raise ValueError("layer_rope_theta must be the same in all layers with a window, and in all without")
-
-    @property
-    def layer_windows(self) -> tuple[int, ...]:
-        """Each layer's window; without layer_types the first of four has none."""
-        return self.windows(i % 4 > 0 for i in range(self.num_hidden_layers))
-
-    def _thetas(self, slides: bool) -> list[float]:
-        layers = zip(self.layer_rope_theta or (), self.layer_windows)
-        return sorted({theta for theta, window in layers if theta and (window > 0) == slides})
-
-    @property
-    def layer_thetas(self) -> tuple[float | None, float | None]:
-        own, local = (self._thetas(slides) for slides in (False, True))
-        return (own[0] if own else None), (local[0] if local else None)
+        self.check_windows()
 
 
 class Olmo2File(ConfigFile, kw_only=True):

@@ -259,3 +259,27 @@ class MiniCpm3File(ConfigFile, kw_only=True):
             "residual_scale": 1.0 if self.scale_depth is None else self.scale_depth / math.sqrt(self.num_hidden_layers),
             "logit_scale": (self.dim_model_base or self.hidden_size) / self.hidden_size,
         }
+
+
+class YoutuFile(ConfigFile, kw_only=True):
+    vocab_size: Vocabulary = 128_256
+    hidden_size: Width = 2048
+    intermediate_size: Width = 6144
+    num_attention_heads: Count = 16
+    num_key_value_heads: Count = 16
+    max_position_embeddings: Positions = 131_072
+    tie_word_embeddings: bool = True
+    attention_bias: bool = False
+    kv_lora_rank: Width = 512
+    q_lora_rank: Width | None = 1536
+    qk_nope_head_dim: Width = 128
+    qk_rope_head_dim: Width = 64
+    v_head_dim: Width | None = 128
+    rope_interleave: bool | None = True
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+    def variant(self) -> dict[str, Any]:
+        """Youtu-LLM (arXiv 2512.24618): DeepSeek-V3's attention in a LLaMA."""
+        return _attention(self, bool(self.rope_interleave))

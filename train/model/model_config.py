@@ -60,7 +60,7 @@ class ModelConfig:
     gate and up in one projection, if not "".
     linear: of layers that have linear attention or a convolution in the place of attention. attention_gate: q_proj has
     a gate of the attention's output next to each head's queries; attention_gate_proj: path of a projection that makes
-    one.
+    one, with a single number for each head where gate_of_heads.
     latent: of keys and values that come from a latent, as in all layers; head_dim is then that of queries and keys.
     experts: of layers that have such in the place of an MLP.
     head_dims, kv_heads, mlp_widths: of each layer, where they differ. kv_sources[i]: the layer whose keys and values
@@ -143,6 +143,7 @@ class ModelConfig:
     down_scale: float = field(default=1.0, repr=False)
     attention_gate: bool = field(default=False, repr=False)
     attention_gate_proj: str = field(default="", repr=False)
+    gate_of_heads: bool = field(default=False, repr=False)
     latent: LatentAttention | None = field(default=None, repr=False)
     experts: Experts | None = field(default=None, repr=False)
     head_dims: tuple[int, ...] = field(default=(), repr=False)

@@ -18,6 +18,8 @@ _NEVER = -1e30  # less than every score
 def choose(experts: Experts, logits: Tensor, correction: Any) -> tuple[Tensor, Array]:
     """logits float32 [T, E] -> the weights float32 [T, k] of each token's experts, and their numbers int32 [T, k].
     correction: of the scores that choose, None: logits do."""
+    if experts.mixer:
+        return _mixed(logits, experts.mixer)
     if correction is None and not experts.sigmoid and experts.groups == 1:
         shares, ids = F.route(logits, experts.chosen, experts.normalize)
     else:
@@ -31,6 +33,22 @@ def choose(experts: Experts, logits: Tensor, correction: Any) -> tuple[Tensor, A
         if experts.normalize_eps:
             shares = shares / (shares.sum(1, keepdim=True) + experts.normalize_eps)
     return (shares if experts.share_scale == 1 else shares * experts.share_scale), ids
+
+
+def _mixed(logits: Tensor, reach: float) -> tuple[Tensor, Array]:
+    """Weights and numbers of the two best, as SparseMixer has them without noise."""
+    _, ids = F.route(logits, 2, False)
+
+    def best_of(scores: Tensor) -> Tensor:
+        with no_grad():
+            best = scores.amax(1, keepdim=True)
+            far = best - scores > F.maximum(F.maximum(logits, -logits), best) * reach
+        share: Tensor = F.route(F.where(far, _NEVER, scores), 1, False)[0]
+        return share
+
+    with no_grad():
+        first = logits >= logits.amax(1, keepdim=True)
+    return F.cat([best_of(logits), best_of(F.where(first, _NEVER, logits))], 1), ids
 
 
 def _corrected(experts: Experts, logits: Tensor, correction: Any) -> Array:

@@ -11,6 +11,7 @@ from wgrad.train.model.family_keys import (
     GemmaFile,
     GraniteFile,
     GraniteSwaFile,
+    GraniteWindows,
     HyperClovaXFile,
     MistralFile,
     Phi3File,
@@ -132,9 +133,13 @@ def normed_outputs() -> dict[str, Any]:
 
 def granite_swa(keys: GraniteSwaFile) -> dict[str, Any]:
     """Granite with sliding windows, sinks, and a theta for each layer."""
+    return {**granite(keys), **granite_windows(keys)}
+
+
+def granite_windows(keys: GraniteWindows) -> dict[str, Any]:
     thetas = keys.layer_rope_theta or (1,) * keys.num_hidden_layers
     rotates = tuple(theta > 0 for theta in thetas)
-    return {**granite(keys), "windows": keys.layer_windows, "sinks": True, "use_rope": rotates}
+    return {"windows": keys.layer_windows, "sinks": True, "use_rope": rotates}
 
 
 def olmo2(keys: Any) -> dict[str, Any]:

@@ -57,10 +57,11 @@ def projection_shapes(config: ModelConfig, layer: int) -> dict[str, tuple[int, i
         first = {config.gate_up_proj: (2 * ffn, hidden)}
     else:
         first = {**({config.gate_proj: (ffn, hidden)} if config.gated else {}), config.up_proj: (ffn, hidden)}
+    gates = config.num_attention_heads if config.gate_of_heads else q_size
     attention = {
         f"{config.attention}.q_proj": (q_size * (2 if config.attention_gate else 1), hidden),
         **{f"{config.attention}.{part}_proj": (kv_size, hidden) for part in config.keys_of(layer)},
-        **({config.attention_gate_proj: (q_size, hidden)} if config.attention_gate_proj else {}),
+        **({config.attention_gate_proj: (gates, hidden)} if config.attention_gate_proj else {}),
         config.o_proj: (hidden, q_size),
     }
     if config.latent is not None:
@@ -175,6 +176,7 @@ def _norm(config: ModelConfig, module: str) -> Iterator[WeightSpec]:
 def _layer_specs(config: ModelConfig, layer: int) -> Iterator[WeightSpec]:
     prefix, linear = f"model.layers.{layer}.", config.linear_of(layer)
     biased = {f"{config.attention}.{part}_proj": config.qkv_bias for part in "qkv"} | {config.o_proj: config.o_bias}
+    biased[config.attention_gate_proj] = False
     biased |= config.latent.biases if config.latent else {}
     biased |= linear.biased if linear is not None else {}
     norms = [*config.norms_of(layer), *([OUT_NORM] if config.per_layer else [])]
