@@ -23,7 +23,7 @@ from wgrad.autograd.args import Args
 from wgrad.autograd.checkpoint import once
 from wgrad.autograd.function import Context, differentiable
 from wgrad.autograd.operators import operator
-from wgrad.autograd.ops.decays import Decays
+from wgrad.autograd.ops.decays import Decays, gate_gradient
 from wgrad.autograd.precision import compute_dtype, finish, up
 from wgrad.autograd.tensor import Tensor
 from wgrad.device.contract import DELTA_CHUNK, MAX_KEY_DIM, Array, delta_segment
@@ -275,12 +275,8 @@ def _chunk_grads(
     dk = to_end * by_next - inside * by_wanted + (dsystem + t(dsystem)) @ k + t(dscores) @ q
     read = inside * (k @ state)
     dbeta = np.sum(to_rhs * (v - read), axis=-1) + np.sum(system * c.system, axis=-1)
-    # Of the sums of g up to each token: decays have a token's sum, less that of an earlier one.
-    by_pair = scores * c.scores + beta * system * c.system
-    ends = np.sum(to_end * k * by_next, axis=-1)
-    sums = np.sum(by_pair, axis=-1) - np.sum(by_pair, axis=-2) - ends
-    sums += np.sum(inside * (q * by_state - k * by_wanted), axis=-1)
-    sums[..., -1] += np.sum(ends, axis=-1) + d.whole * np.sum(to_next * state, axis=(-1, -2))
-    dg = d.of_sums(sums)
+    ends, through = np.sum(to_end * k * by_next, axis=-1), d.whole * np.sum(to_next * state, axis=(-1, -2))
+    of_state = np.sum(inside * (q * by_state - k * by_wanted), axis=-1)
+    dg = gate_gradient(scores * c.scores + beta * system * c.system, of_state, ends, through)
     whole = d.whole[..., None, None] * to_next + t(q * inside) @ dy - t(k * inside) @ to_wanted
     return dq, dk, to_wanted, dg, dbeta, whole

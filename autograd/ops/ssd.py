@@ -22,7 +22,7 @@ from wgrad.autograd.args import Args
 from wgrad.autograd.checkpoint import once
 from wgrad.autograd.function import Context, Weight, differentiable
 from wgrad.autograd.operators import operator
-from wgrad.autograd.ops.decays import Decays
+from wgrad.autograd.ops.decays import Decays, gate_gradient
 from wgrad.autograd.precision import compute_dtype, finish, up
 from wgrad.autograd.tensor import Tensor
 from wgrad.device.contract import DELTA_CHUNK, MAX_KEY_DIM, Array, delta_segment
@@ -245,10 +245,7 @@ def _chunk_grads(
     dscores = by_scores * d.decay
     dc = inside * by_state + dscores @ b
     db = to_end * by_next + t(dscores) @ c
-    # Of the sums of g up to each token: decays have a token's sum, less that of an earlier one.
-    by_pair, ends = by_scores * scores, np.sum(to_end * b * by_next, axis=-1)
-    sums = np.sum(by_pair, axis=-1) - np.sum(by_pair, axis=-2) - ends
-    sums += np.sum(inside * c * by_state, axis=-1)
-    sums[..., -1] += np.sum(ends, axis=-1) + d.whole * np.sum(to_next * state, axis=(-1, -2))
+    ends, through = np.sum(to_end * b * by_next, axis=-1), d.whole * np.sum(to_next * state, axis=(-1, -2))
+    dg = gate_gradient(by_scores * scores, np.sum(inside * c * by_state, axis=-1), ends, through)
     whole = d.whole[..., None, None] * to_next + t(c * inside) @ dy
-    return dt * to_added, db, dc, d.of_sums(sums), np.sum(to_added * x, axis=-1), whole
+    return dt * to_added, db, dc, dg, np.sum(to_added * x, axis=-1), whole

@@ -2,8 +2,8 @@
 // results. Of delta_rule.hip and ssd.hip; there q, k, v and beta are C, B, x and dt.
 //
 // qkv [batch, tokens, channels]: of G key heads and all heads, in the order of `Layout`; g, beta [batch, tokens, heads] f32.
-// Scratch, of `rows` = batch heads and the segment's chunks: info [planes, rows, chunks, 64]: sums of g, beta, where the
-// token's document starts in the chunk (-1: before it). states [chunks, rows, keys, width]: before each chunk; dstates: of
+// Scratch, of `rows` = batch heads and the segment's chunks: info [planes, rows, chunks, 64]: sums of g, what they leave
+// out, beta, where the token's document starts in the chunk (-1: before it). states [chunks, rows, keys, width]: before each chunk; dstates: of
 // the gradients after each.
 //
 // Matmuls: tiles of 64 x 64, 16 results a work-item of 256, operands in LDS DEEP of the inner size at a time. CDNA has a
@@ -16,7 +16,7 @@ using namespace gpu;
 constexpr u32 CHUNK = 64, SQUARE = CHUNK * CHUNK, MOST_KEYS = 256;
 // Rows in LDS are so far apart that neither their writes nor their reads meet in a bank.
 constexpr u32 DEEP = GPU_CDNA ? 32 : 16, STRIDE = GPU_CDNA ? 65 : 68;
-enum { SUMS, BETA, START };  // planes of info
+enum { SUMS, RESTS, BETA, START };  // planes of info
 
 struct Sizes {
   const void* qkv;
@@ -29,7 +29,7 @@ struct Sizes {
 
 // A chunk's gates in LDS, a number a token each.
 struct Gates {
-  float sums[CHUNK], beta[CHUNK], start[CHUNK], inside[CHUNK], to_end[CHUNK];
+  float sums[CHUNK], rests[CHUNK], beta[CHUNK], start[CHUNK], inside[CHUNK], to_end[CHUNK];
 };
 
 // Where a token's channels of q, k and v begin.
@@ -80,14 +80,14 @@ struct ChunkOf {
   // What token j has left in the state until token i, 0 where it is no earlier one of i's document.
   GPU_FN float decay(const Gates& g, u32 i, u32 j) const {
     bool counts = j <= i && i < count && float(j) >= g.start[i];
-    return counts ? gpu::exp(g.sums[i] - g.sums[j]) : 0.f;
+    return counts ? gpu::exp(g.sums[i] - g.sums[j] + (g.rests[i] - g.rests[j])) : 0.f;
   }
   // inside: of the incoming state, what is left at each token; to_end: of each token, what is left at the chunk's end.
   GPU_FN void finish_gates(Gates& g) const {
     barrier();
     u32 i = thread();
     if (i < CHUNK) {
-      g.inside[i] = g.start[i] < 0.f ? gpu::exp(g.sums[i]) : 0.f;
+      g.inside[i] = g.start[i] < 0.f ? gpu::exp(g.sums[i] + g.rests[i]) : 0.f;
       g.to_end[i] = decay(g, count - 1, i);
     }
     barrier();
@@ -100,14 +100,19 @@ struct ChunkOf {
       int start = doc_start[row + token] - cache_len[0] - int(s.at + chunk * CHUNK);
       gates.start[i] = float(max(min(start, int(CHUNK)), -1));
       gates.beta[i] = i < count ? beta[gate_at(token)] : 0.f;
-      gates.to_end[i] = i < count ? g[gate_at(token)] : 0.f;  // until they are summed
+      // Until they are summed: a multiple of 2^-11, whose sums are exact, and what is left. Of less than -128 no decay is left.
+      float here = i < count ? max(g[gate_at(token)], -128.f) : 0.f;
+      gates.to_end[i] = float(int(here * 2048.f)) / 2048.f;
+      gates.inside[i] = here - gates.to_end[i];
     }
     barrier();
     if (i < CHUNK) {
-      float sum = 0.f;
-      for (u32 j = u32(max(gates.start[i], 0.f)); j <= i; j++) sum += gates.to_end[j];
+      float sum = 0.f, rest = 0.f;
+      for (u32 j = u32(max(gates.start[i], 0.f)); j <= i; j++) sum += gates.to_end[j], rest += gates.inside[j];
       gates.sums[i] = sum;
+      gates.rests[i] = rest;
       info[plane(SUMS, i)] = sum;
+      info[plane(RESTS, i)] = rest;
       info[plane(BETA, i)] = gates.beta[i];
       info[plane(START, i)] = gates.start[i];
     }
@@ -121,10 +126,47 @@ struct ChunkOf {
   }
   GPU_FN void read_gates(Gates& g, const float* info, u32 i) const {
     g.sums[i] = info[plane(SUMS, i)];
+    g.rests[i] = info[plane(RESTS, i)];
     g.beta[i] = info[plane(BETA, i)];
     g.start[i] = info[plane(START, i)];
   }
 };
+
+// ---- gradients of g ----------------------------------------------------------------------------------------------------
+// A token's g is in the decays between earlier tokens and it or later ones. Each is added, and none subtracted: of
+// differences of sums a small gradient would keep no digit.
+//
+// to[token] += the sum of pair(i, n), the gradient of the logarithm of the decay from n to i, over n < token <= i. memory: of
+// a tile.
+template <class F>
+GPU_FN void add_pairs(float* memory, float* to, F pair) {
+  constexpr u32 ROWS = CHUNK * CHUNK / 256, GROUPS = CHUNK / 16;
+  u32 n = thread() % CHUNK, part = thread() / CHUNK;
+  float below[ROWS], sum = 0.f;
+#pragma unroll
+  for (u32 i = ROWS; i-- > 0;) below[i] = sum += pair(part * ROWS + i, n);
+  memory[thread()] = sum;
+  float* sums = memory + 256;  // of rows, by 16 columns
+  local_barrier();
+  sum = 0.f;
+  for (u32 p = part + 1; p < 256 / CHUNK; p++) sum += memory[p * CHUNK + n];
+#pragma unroll
+  for (u32 i = 0; i < ROWS; i++) {
+    u32 row = part * ROWS + i;
+    float x = row_reduce<16>(n < row ? below[i] + sum : 0.f, Sum{});
+    if (n % 16 == 0) sums[n / 16 * (CHUNK + 1) + row] = x;
+  }
+  local_barrier();
+  if (thread() < CHUNK)
+    for (u32 i = 0; i < GROUPS; i++) to[thread()] += sums[i * (CHUNK + 1) + thread()];
+}
+// A token's: sums: of those pairs, and of the decay of the incoming state to each token; ends: of that from each to the
+// chunk's end; through: of the incoming state's to there.
+GPU_FN float gate_gradient(const float* sums, const float* ends, float through, u32 count) {
+  u32 j = thread();
+  for (u32 i = 0; i < count; i++) through += i < j ? ends[i] : sums[i];
+  return through;
+}
 
 // ---- matmuls ---------------------------------------------------------------------------------------------------------
 enum Order { ALONG, ACROSS };

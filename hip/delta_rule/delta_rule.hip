@@ -9,7 +9,7 @@
 //     grads:         of q and k (of length 1), v and the gates;  channels: of q and k as they came
 //     step:          token by token, on a state
 //
-// qkv [batch, tokens, channels]: q and k of G key heads, v of all heads. Scratch as in chunks.hpp, and: planes 3 and 4 of info,
+// qkv [batch, tokens, channels]: q and k of G key heads, v of all heads. Scratch as in chunks.hpp, and: planes 4 and 5 of info,
 // one over the lengths of q (scaled) and of k; mats [rows, chunks, 3, 64, 64]: X, N, scores; decayed [rows, chunks, 64,
 // keys]: X beta inside k; values [2, rows, chunks, 64, width]: new, and its gradient.
 // Sources: Yang, Kautz and Hatamizadeh, Gated Delta Networks (arXiv 2412.06464); Yang et al. (arXiv 2406.06484).
@@ -286,6 +286,7 @@ extern "C" GPU_KERNEL(256) void delta_grads(DELTA_ARGUMENTS, const float* info, 
   GPU_SHARED(UnitGates, gates_of, 1);
   GPU_SHARED(float, of_scores, CHUNK * ROW);
   GPU_SHARED(float, of_system, CHUNK * ROW);
+  GPU_SHARED(float, pairs, CHUNK);
   GPU_SHARED(float, sums, CHUNK);
   GPU_SHARED(float, ends, CHUNK);
   GPU_SHARED(float, rates, CHUNK);
@@ -294,7 +295,7 @@ extern "C" GPU_KERNEL(256) void delta_grads(DELTA_ARGUMENTS, const float* info, 
   const Chunk c(SIZES, block_y(), block_x());
   u32 slot = block_x();
   c.load_gates(gates, info);
-  if (thread() < CHUNK) sums[thread()] = ends[thread()] = rates[thread()] = 0.f;
+  if (thread() < CHUNK) pairs[thread()] = sums[thread()] = ends[thread()] = rates[thread()] = 0.f;
   barrier();
   for (u32 first = 0; first < width; first += CHUNK) {
     Tile tile;
@@ -319,21 +320,13 @@ extern "C" GPU_KERNEL(256) void delta_grads(DELTA_ARGUMENTS, const float* info, 
     Tile system;
     system.add<ALONG, ALONG>(memory, width, [&](u32 r, u32 n) { return values[c.value_at(1, r, n)]; }, new_across);
     system.each([&](u32 r, u32 j, float x) { of_system[r * ROW + j] = j < r ? -x : 0.f; });
+    system.sum_rows(rates, [&](u32 r, u32 j, float x) { return -x * mats[c.square(SYSTEM, r, j)]; });
   }
   barrier();
-  if (thread() < CHUNK) {
-    u32 i = thread();
-    float sum = 0.f, rate = 0.f;
-    for (u32 j = 0; j < CHUNK; j++) {
-      float own = of_system[i * ROW + j] * mats[c.square(SYSTEM, i, j)];
-      rate += own;
-      sum += of_scores[i * ROW + j] * mats[c.square(SCORES, i, j)] + gates.beta[i] * own;
-      sum -= of_scores[j * ROW + i] * mats[c.square(SCORES, j, i)];
-      sum -= gates.beta[j] * of_system[j * ROW + i] * mats[c.square(SYSTEM, j, i)];
-    }
-    sums[i] += sum;
-    rates[i] += rate;
-  }
+  add_pairs(memory, pairs, [&](u32 i, u32 n) {
+    float of_rate = of_system[i * ROW + n] * mats[c.square(SYSTEM, i, n)];
+    return of_scores[i * ROW + n] * mats[c.square(SCORES, i, n)] + gates.beta[i] * of_rate;
+  });
   barrier();
   for (u32 e = thread(); e < SQUARE; e += 256) {
     u32 i = e / CHUNK, j = e % CHUNK;
@@ -381,17 +374,9 @@ extern "C" GPU_KERNEL(256) void delta_grads(DELTA_ARGUMENTS, const float* info, 
   for (u32 e = thread(); e < keys * width; e += 256)
     total += states[c.state_at(slot, 0, e)] * dstates[c.state_at(slot, 0, e)];
   total = block_sum<256>(total, totals);
-  if (thread() == 0) {
-    float all = gates.inside[c.count - 1] * total;
-    for (u32 i = 0; i < CHUNK; i++) all += ends[i], sums[i] -= ends[i];
-    sums[c.count - 1] += all;
-  }
-  barrier();
   if (thread() < c.count) {
     u32 j = thread();
-    float sum = 0.f;
-    for (u32 i = j; i < c.count; i++) sum += float(j) >= gates.start[i] ? sums[i] : 0.f;
-    dg[c.gate_at(j)] = sum;
+    dg[c.gate_at(j)] = pairs[j] + gate_gradient(sums, ends, gates.inside[c.count - 1] * total, c.count);
     dbeta[c.gate_at(j)] = rates[j];
   }
 }

@@ -34,7 +34,7 @@ class _Call(Call):
         chunks, empty = self.segments[0][1], self.device.empty
         tokens = self.places
         return _Scratch(
-            empty((5, tokens)),
+            empty((6, tokens)),
             empty((self.rows * chunks, 3 * DELTA_CHUNK**2)),
             empty((tokens, self.keys)),
             empty((planes, tokens, self.width)),

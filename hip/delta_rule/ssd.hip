@@ -8,17 +8,18 @@
 //     grads:     of x, B and C by head, the gates and skip;  channels: of B and C
 //     step:      token by token, on a state
 //
-// skip [heads] f32. Scratch as in chunks.hpp, and mats [rows, chunks, 64, 64]: scores.
+// skip [heads] f32. Scratch as in chunks.hpp, and: plane 4 of info, what is left of the incoming state at each token; mats
+// [rows, chunks, 64, 64]: scores.
 // Source: Dao and Gu, Transformers are SSMs (arXiv 2405.21060).
 #include "chunks.hpp"
+
+enum { INSIDE = START + 1 };
 
 struct Chunk : ChunkOf<Layout::VKQ> {
   using ChunkOf::ChunkOf;
   GPU_FN u64 score(u32 i, u32 j) const { return number() * SQUARE + i * CHUNK + j; }
   // What is left at the chunk's end of the state before it.
-  GPU_FN float whole(const float* info) const {
-    return info[plane(START, count - 1)] < 0.f ? gpu::exp(info[plane(SUMS, count - 1)]) : 0.f;
-  }
+  GPU_FN float whole(const float* info) const { return info[plane(INSIDE, count - 1)]; }
   GPU_FN void load_gates(Gates& g, const float* info) const {
     barrier();
     if (thread() < CHUNK) read_gates(g, info, thread());
@@ -35,6 +36,7 @@ extern "C" GPU_KERNEL(256) void ssd_system(SIZES_ARGUMENTS, const float* g, cons
   Gates& gates = gates_of[0];
   const Chunk c(SIZES, block_y(), block_x());
   c.make_gates(gates, g, dt, doc_start, cache_len, info);
+  if (thread() < CHUNK) info[c.plane(INSIDE, thread())] = gates.inside[thread()];
   Tile scores;
   scores.add<ALONG, ALONG>(
       memory, keys, [&](u32 r, u32 d) { return c.q(r, d); }, [&](u32 d, u32 j) { return c.k(j, d); });
@@ -154,6 +156,7 @@ extern "C" GPU_KERNEL(256) void ssd_grads(SIZES_ARGUMENTS, const float* info, co
   TILE_MEMORY;
   GPU_SHARED(Gates, gates_of, 1);
   GPU_SHARED(float, of_scores, CHUNK * ROW);
+  GPU_SHARED(float, pairs, CHUNK);
   GPU_SHARED(float, sums, CHUNK);
   GPU_SHARED(float, ends, CHUNK);
   GPU_SHARED(float, by_dt, CHUNK);
@@ -163,7 +166,7 @@ extern "C" GPU_KERNEL(256) void ssd_grads(SIZES_ARGUMENTS, const float* info, co
   const Chunk c(SIZES, block_y(), block_x());
   u32 slot = block_x();
   c.load_gates(gates, info);
-  if (thread() < CHUNK) sums[thread()] = ends[thread()] = by_dt[thread()] = by_skip[thread()] = 0.f;
+  if (thread() < CHUNK) pairs[thread()] = sums[thread()] = ends[thread()] = by_dt[thread()] = by_skip[thread()] = 0.f;
   barrier();
   float direct = skip[c.head % heads];
   for (u32 first = 0; first < width; first += CHUNK) {
@@ -188,14 +191,7 @@ extern "C" GPU_KERNEL(256) void ssd_grads(SIZES_ARGUMENTS, const float* info, co
       [&](u32 n, u32 j) { return gates.beta[j] * c.v(j, n); });
   scores.each([&](u32 r, u32 j, float x) { of_scores[r * ROW + j] = x; });
   barrier();
-  // Of the sums of g up to each token: decays have a token's sum, less that of an earlier one.
-  if (thread() < CHUNK) {
-    u32 i = thread();
-    float sum = 0.f;
-    for (u32 j = 0; j < CHUNK; j++)
-      sum += of_scores[i * ROW + j] * mats[c.score(i, j)] - of_scores[j * ROW + i] * mats[c.score(j, i)];
-    sums[i] = sum;
-  }
+  add_pairs(memory, pairs, [&](u32 i, u32 n) { return of_scores[i * ROW + n] * mats[c.score(i, n)]; });
   barrier();
   for (u32 e = thread(); e < SQUARE; e += 256) of_scores[e / CHUNK * ROW + e % CHUNK] *= c.decay(gates, e / CHUNK, e % CHUNK);
   barrier();
@@ -225,22 +221,13 @@ extern "C" GPU_KERNEL(256) void ssd_grads(SIZES_ARGUMENTS, const float* info, co
       if (first + d < keys) dcb[c.pair_at(r, 1, first + d)] = x;
     });
   }
-  // To the last token's sum belong those of all ends, and what goes through the state.
   float total = 0.f;
   for (u32 e = thread(); e < keys * width; e += 256)
     total += states[c.state_at(slot, 0, e)] * dstates[c.state_at(slot, 0, e)];
   total = block_sum<256>(total, totals);
-  if (thread() == 0) {
-    float all = gates.inside[c.count - 1] * total;
-    for (u32 i = 0; i < CHUNK; i++) all += ends[i], sums[i] -= ends[i];
-    sums[c.count - 1] += all;
-  }
-  barrier();
   if (thread() < c.count) {
     u32 j = thread();
-    float sum = 0.f;
-    for (u32 i = j; i < c.count; i++) sum += float(j) >= gates.start[i] ? sums[i] : 0.f;
-    dg[c.gate_at(j)] = sum;
+    dg[c.gate_at(j)] = pairs[j] + gate_gradient(sums, ends, gates.inside[c.count - 1] * total, c.count);
     ddt[c.gate_at(j)] = by_dt[j];
     dskip[c.gate_at(j)] = by_skip[j];
   }

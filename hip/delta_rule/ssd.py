@@ -30,7 +30,7 @@ class _Call(Call):
     def scratch(self) -> _Scratch:
         chunks, empty = self.segments[0][1], self.device.empty
         return _Scratch(
-            empty((3, self.places)), empty((self.rows * chunks, DELTA_CHUNK**2)), empty((chunks, self.size))
+            empty((5, self.places)), empty((self.rows * chunks, DELTA_CHUNK**2)), empty((chunks, self.size))
         )
 
     def scan(

@@ -46,7 +46,6 @@ _BY_NAME = {case.name: case for case in _CASES}
 _BACKWARD = ["attention_backward/poisoned/1x41x2x1x10/float32"]
 _MATRIX_BACKWARD = ["attention_backward/poisoned/1x41x2x1x32/float16"]
 _DELTA_RULE = ["delta_rule/packed/2x133x1x2x10x6/float32", "delta_rule_backward/packed/2x133x1x2x10x6/float32"]
-_SSD = ["ssd/packed/2x133x1x2x10x6/float32", "ssd_backward/packed/2x133x1x2x10x6/float32"]
 _MATRIX_RULE = ["delta_rule/matrix/1x214x1x2x64x64/float16", "delta_rule_backward/matrix/1x214x1x2x64x64/float16"]
 # Few, of sizes that divide no tile, with all that a shader declares and all its entry points.
 CASES = {
@@ -59,13 +58,12 @@ CASES = {
     "attention_matrix_dkv": _MATRIX_BACKWARD,
     "attention_matrix_dq": _MATRIX_BACKWARD,
     "decoding_sample": ["sample/rows/6x1003", "sample/greedy/123/0.5"],
-    **dict.fromkeys(("delta_rule_output", "delta_rule_scan", "delta_rule_system"), [_DELTA_RULE[0], *_SSD[:1]]),
-    **dict.fromkeys(("delta_rule_channels", "delta_rule_grads"), _DELTA_RULE[1:]),
-    "delta_rule_scan_backward": [_DELTA_RULE[1], *_SSD[1:]],
+    **dict.fromkeys(("delta_rule_output", "delta_rule_scan", "delta_rule_system"), _DELTA_RULE[:1]),
+    **dict.fromkeys(("delta_rule_channels", "delta_rule_grads", "delta_rule_scan_backward"), _DELTA_RULE[1:]),
     **dict.fromkeys((f"delta_rule_{n}_matrix" for n in ("output", "system")), _MATRIX_RULE[:1]),
     "delta_rule_scan_matrix": [_MATRIX_RULE[0], "delta_rule/matrix from a state/2x70x1x2x64x64/float16"],
     **dict.fromkeys((f"delta_rule_{n}_matrix" for n in ("grads", "scan_backward")), _MATRIX_RULE[1:]),
-    **dict.fromkeys(("ssd_channels", "ssd_grads"), _SSD[1:]),
+    **dict.fromkeys(("ssd_channels", "ssd_grads"), ["ssd_backward/packed/2x133x1x2x10x6/float32"]),
     "ssd_step": ["ssd/a step on a state/2x1x2x4x12x10/float32"],
     "delta_rule_step": ["delta_rule/a step on a state/2x1x2x4x12x10/float32"],
     "gemm": [
@@ -110,12 +108,7 @@ CASES = {
 }
 _ROOF, _PROBE, _FUSED = "roof_matrix", "cooperative_probe", "fused"  # no operators, so no cases
 # The tiles of the first leave no room for nested scales; the second fills a codebook's table as quantize_decode does.
-# Mamba-2 alone has rests.
-_NEVER = {
-    **dict.fromkeys(("gemm", "gemm_int8_pack"), {"table"}),
-    **dict.fromkeys((f"delta_rule_{n}" for n in ("channels", "grads", "step")), {"rests"}),
-    **dict.fromkeys((name for name in CASES if name.startswith("delta_rule") and "matrix" in name), {"rests"}),
-}
+_NEVER = {"gemm": {"table"}, "gemm_int8_pack": {"table"}}
 
 
 @cache

@@ -4,9 +4,8 @@
 #part chunk
 // Part of every kernel of chunks: the tokens of one chunk of one head, and what stands for them in workgroup memory.
 // `info` has planes [batch heads, chunks CHUNK]: sums of g, beta, one over the length of q (scaled) and of k, where the
-// token's document starts in the chunk (-1: before it), and gradients of g, beta and skip; without CORRECTED first, in the
-// place of g's, what the sums leave out. `mats` has of each
-// chunk three matrices [CHUNK, CHUNK], the solved system, the system, and the scores; then DECAYED, which is the solved system
+// token's document starts in the chunk (-1: before it), what the sums leave out; in the place of this, gradients of g, and
+// behind it those of beta and skip. `mats` has of each chunk three matrices [CHUNK, CHUNK], the solved system, the system, and the scores; then DECAYED, which is the solved system
 // times beta inside k, and KEPT, to_end k; for a backward both once more, and ASKED, inside q. Those are [CHUNK, KEYS], but
 // DECAYED and KEPT_ACROSS [KEYS, CHUNK]. `states` are [chunks + 1, batch heads,
 // KEYS, VALUES], before each chunk and after the last. `values`
@@ -41,9 +40,7 @@ var<workgroup> beta: array<f32, CHUNK>;
 var<workgroup> q_unit: array<f32, CHUNK>;
 var<workgroup> k_unit: array<f32, CHUNK>;
 var<workgroup> start: array<f32, CHUNK>;
-#if !CORRECTED
 var<workgroup> rests: array<f32, CHUNK>;  // what `sums` leave out
-#endif
 
 fn choose(which_head: u32, which_chunk: u32) {
   head = which_head;
@@ -90,11 +87,7 @@ fn key_head() -> u32 { return head % p.heads / (p.heads / p.key_heads); }
 // What token j has left in the state until token i, 0 where it is no earlier one of i's document.
 fn decay(i: u32, j: u32) -> f32 {
   let counts = j <= i && i < count && f32(j) >= start[i];
-#if CORRECTED
-  let between = sums[i] - sums[j];
-#else
   let between = sums[i] - sums[j] + (rests[i] - rests[j]);
-#endif
   return select(0.0, exp(select(0.0, between, counts)), counts);
 }
 #endpart
@@ -130,18 +123,11 @@ fn load_gates(lid: u32) {
     q_unit[lid] = info[plane(2u, lid)];
     k_unit[lid] = info[plane(3u, lid)];
     start[lid] = info[plane(4u, lid)];
-#if !CORRECTED
     rests[lid] = info[plane(5u, lid)];
-#endif
   }
   workgroupBarrier();
   if (lid < CHUNK) {
-#if CORRECTED
-    let since = sums[lid];
-#else
-    let since = sums[lid] + rests[lid];
-#endif
-    inside[lid] = select(0.0, exp(since), start[lid] < 0.0);
+    inside[lid] = select(0.0, exp(sums[lid] + rests[lid]), start[lid] < 0.0);
     to_end[lid] = decay(count - 1u, lid);
   }
   workgroupBarrier();
@@ -154,7 +140,10 @@ fn load_gates(lid: u32) {
     let there = lid < count;
     let at = row + min(lid, count - 1u);
     let gate = at * p.heads + head % p.heads;
-    sums[lid] = select(0.0, g[gate], there);
+    // A multiple of 2^-11, whose sums are exact, and what is left. Of less than -128 no decay is left.
+    let here = max(select(0.0, g[gate], there), -128.0);
+    sums[lid] = round(here * 2048.0) / 2048.0;
+    rests[lid] = here - sums[lid];
     beta[lid] = select(0.0, beta_of[gate], there);
     // Relative to the chunk's first token.
     let first = doc_start[at] - cache_len[0] - i32(p.at + chunk * CHUNK);
@@ -162,9 +151,7 @@ fn load_gates(lid: u32) {
   }
   workgroupBarrier();
   var sum = 0.0;
-#if !CORRECTED
   var rest = 0.0;
-#endif
   if (lid < CHUNK) {
 #endpart
 
@@ -176,29 +163,21 @@ fn load_gates(lid: u32) {
     q_unit[lid] = select(0.0, 1.0, lid < count);
     k_unit[lid] = q_unit[lid];
 #endif
-#if CORRECTED
-    for (var j = u32(max(start[lid], 0.0)); j <= lid; j++) { sum += sums[j]; }
-#else
-    // Multiples of 2^-11, whose sums are exact, and what is left of each. Of less than -128 no decay is left.
     for (var j = u32(max(start[lid], 0.0)); j <= lid; j++) {
-      let here = max(sums[j], -128.0);
-      let coarse = round(here * 2048.0) / 2048.0;
-      sum += coarse;
-      rest += here - coarse;
+      sum += sums[j];
+      rest += rests[j];
     }
-#endif
   }
   workgroupBarrier();
   if (lid < CHUNK) {
     sums[lid] = sum;
+    rests[lid] = rest;
     info[plane(0u, lid)] = sum;
     info[plane(1u, lid)] = beta[lid];
     info[plane(2u, lid)] = q_unit[lid];
     info[plane(3u, lid)] = k_unit[lid];
     info[plane(4u, lid)] = start[lid];
-#if !CORRECTED
     info[plane(5u, lid)] = rest;
-#endif
   }
   workgroupBarrier();
 #endpart
@@ -428,6 +407,28 @@ fn sum_of_16(four: vec4<f32>, which: u32, place: u32, lid: u32) -> f32 {
 #end
 #endpart
 
+#part between
+  // Of each token, the sum over the pairs that it lies in, the later one included. In `tile` are the pairs, in `of_row` the
+  // sums of those of a row.
+#unroll n 4
+  partial[(i + $nu) * 16u + tx] = of_row[$n];
+#end
+  storageBarrier();
+  workgroupBarrier();
+  var within = vec4<f32>(0.0);
+#unroll n 4
+  {
+    var before = 0.0;
+    for (var c = 0u; c < tx; c++) { before += partial[(i + $nu) * 16u + c]; }
+#unroll c 4
+    within[$c] += select(0.0, before, j + $cu <= i + $nu);
+    before += tile.r$n[$c];
+#end
+  }
+#end
+  let of_within = sum_of_16(within, tx, ty, lid);
+#endpart
+
 #part through_states
   var through = 0.0;
   for (var n = lid; n < p.keys * p.values; n += THREADS) {
@@ -437,15 +438,21 @@ fn sum_of_16(four: vec4<f32>, which: u32, place: u32, lid: u32) -> f32 {
   }
 #endpart
 
-#part last_sum
-  // To the last token's sum belong those of all ends, and what goes through the state.
+#part sum_through
+  // Sixteen parts of what goes through the state.
   workgroupBarrier();
-  if (lid == 0u) {
-    var all = 0.0;
-    for (var n = 0u; n < THREADS; n++) { all += partial[CHUNK + n]; }
-    all = select(0.0, all * inside[count - 1u], start[count - 1u] < 0.0);
-    for (var n = 0u; n < CHUNK; n++) { all += partial[n]; }
-    dsums[count - 1u] += all;
+  if (lid < 16u) {
+    var sum = 0.0;
+    for (var n = 0u; n < THREADS / 16u; n++) { sum += partial[CHUNK + 16u * n + lid]; }
+    partial[320u + lid] = sum * inside[count - 1u];
   }
   workgroupBarrier();
+#endpart
+
+#part gate_gradient
+    // Decays from earlier tokens or the incoming state on, to this token, a later one or the chunk's end.
+    var sum = of_within;
+    for (var n = 0u; n < lid; n++) { sum += partial[n]; }
+    for (var n = lid; n < count; n++) { sum += dsums[n]; }
+    for (var n = 0u; n < 16u; n++) { sum += partial[320u + n]; }
 #endpart

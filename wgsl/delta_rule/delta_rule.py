@@ -86,7 +86,7 @@ class Call:
         tokens = self.rows * chunks * DELTA_CHUNK
         matrices = self._planes * 4 * DELTA_CHUNK * -(-self.keys // 4)
         return Scratch(
-            empty(((7 if self.backward else 5) + (not self.corrected), tokens)),
+            empty((6 + self.backward * (2 - self.corrected), tokens)),
             empty((self.rows * chunks, 3 * DELTA_CHUNK**2 + (0 if self.units else matrices))),
             empty((2 if self.backward else 1, tokens, self.wide)),
             empty((chunks + 1, self.size)),

@@ -50,9 +50,8 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3
   let by_scores = tile;
   tile = zeros();
 #include "delta_rule.inc.wgsl" add lhs=rhs_gradient rhs=new_across inner=p.values lk=e%DEEP lr=e/DEEP rk=e%DEEP rc=e/DEEP
-  // Sums over pairs of tokens: of the later ones, of the earlier ones, and of beta.
-  var later = vec4<f32>(0.0);
-  var earlier = vec4<f32>(0.0);
+  // Sums over pairs of tokens: of the decay between them, and of beta.
+  var of_row = vec4<f32>(0.0);
   var rates = vec4<f32>(0.0);
 #unroll n 4
 #unroll c 4
@@ -63,15 +62,16 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3
     let by_system = select(0.0, -tile.r$n[$c], j + $cu < i + $nu);
     let rate = by_system * mats[system];
     let pair = by_scores.r$n[$c] * mats[scores] + beta[i + $nu] * rate;
-    later[$n] += pair;
-    earlier[$c] += pair;
+    of_row[$n] += pair;
     rates[$n] += rate;
     mats[system] = beta[i + $nu] * by_system * left_over;
     mats[scores] = by_scores.r$n[$c] * left_over;
+    tile.r$n[$c] = pair;
   }
 #end
 #end
-  storageBarrier();
+#include "delta_rule.inc.wgsl" between
+  var later = vec4<f32>(0.0);
   var ends = vec4<f32>(0.0);
   for (var part = 0u; part < p.keys; part += 64u) {
 #include "delta_rule.inc.wgsl" query_gradient
@@ -128,21 +128,19 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3
   }
   // The product of the state and of the gradient of the next one.
 #include "delta_rule.inc.wgsl" through_states
-  let of_later = sum_of_16(later - ends, ty, tx, lid);
-  let of_earlier = sum_of_16(earlier, tx, ty, lid);
+  let of_later = sum_of_16(later, ty, tx, lid);
   let of_rates = sum_of_16(rates, ty, tx, lid);
   let of_ends = sum_of_16(ends, ty, tx, lid);
   workgroupBarrier();
   if (lid < CHUNK) {
-    dsums[lid] = of_later - of_earlier;
+    dsums[lid] = of_later;
     dbeta[lid] = of_rates;
     partial[lid] = of_ends;
   }
   partial[CHUNK + lid] = through;
-#include "delta_rule.inc.wgsl" last_sum
+#include "delta_rule.inc.wgsl" sum_through
   if (lid < count) {
-    var sum = 0.0;
-    for (var n = lid; n < count; n++) { sum += select(0.0, dsums[n], f32(lid) >= start[n]); }
+#include "delta_rule.inc.wgsl" gate_gradient
     info[plane(5u, lid)] = sum;
     var rate = dbeta[lid];
     for (var c = 0u; c < p.values; c++) { rate += rhs_gradient(lid, c) * value(lid, c); }

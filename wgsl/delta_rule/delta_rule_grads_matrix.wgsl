@@ -87,7 +87,10 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3
     let left_over = decays(i + $nu, j);
     let by_system = select(vec4<f32>(0.0), -tile.r$n, across < vec4<u32>(i + $nu));
     let rate = by_system * mats[system];
-    let pair = by_scores.r$n * mats[scores] + beta[i + $nu] * rate;
+    // A token's pair with itself has no decay, and is left out of both sums: their differences keep more digits than
+    // operands in f16 have.
+    let earlier_scores = select(vec4<f32>(0.0), by_scores.r$n * mats[scores], across < vec4<u32>(i + $nu));
+    let pair = earlier_scores + beta[i + $nu] * rate;
     later[$n] += sum4(pair);
     earlier += pair;
     rates[$n] += sum4(rate);

@@ -164,7 +164,7 @@ var<private> column: u32;  // the four columns of an invocation
 fn state_at(slot: u32, d: u32) -> u32 { return cell(slot, d, 0u) / 4u + column; }
 // Of the incoming state, what is left at the chunk's end.
 fn whole_chunk() -> f32 {
-  return select(0.0, exp(info[plane(0u, count - 1u)]), info[plane(4u, count - 1u)] < 0.0);
+  return select(0.0, exp(info[plane(0u, count - 1u)] + info[plane(5u, count - 1u)]), info[plane(4u, count - 1u)] < 0.0);
 }
 #endpart
 

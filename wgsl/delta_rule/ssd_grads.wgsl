@@ -1,7 +1,5 @@
 // Gradients of B, C, dt, g and skip of each chunk of Mamba-2's recurrence, from those of its states and of what its tokens
 // add to them: the formulas of `_chunk_grads` in autograd/ops/ssd.py. Here C is q, B is k, x is v (delta_rule.inc.wgsl).
-// Those of g are sums of the pairs that each token lies in, of which the formulas take differences: these would leave no
-// digit of a small gradient, which the rate of decays multiplies with a large g.
 //
 // qkv [batch, tokens, channels] QKV_T; info: planes 5, 6 and 7 are overwritten; mats: scores are overwritten; values: new,
 // and its gradient; states, dstates; dy [batch, tokens, heads, VALUES] DY_T; dqk [batch heads, chunks CHUNK, 2 KEYS] f32:
@@ -29,35 +27,20 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3
   load_gates(lid);
   var tile = zeros();
 #include "delta_rule.inc.wgsl" add lhs=output_gradient rhs=new_across inner=p.values lk=e%DEEP lr=e/DEEP rk=e%DEEP rc=e/DEEP
-  var later = vec4<f32>(0.0);
+  var of_row = vec4<f32>(0.0);
 #unroll n 4
 #unroll c 4
   {
     let scores = square(SCORES, i + $nu, j + $cu);
     let pair = tile.r$n[$c] * mats[scores];
-    later[$n] += pair;
+    of_row[$n] += pair;
     mats[scores] = tile.r$n[$c] * decay(i + $nu, j + $cu);
     tile.r$n[$c] = pair;
   }
 #end
-  partial[(i + $nu) * 16u + tx] = later[$n];
 #end
-  storageBarrier();
-  workgroupBarrier();
-  // Of each token, the sum over the pairs that it lies in, the later one included.
-  var within = vec4<f32>(0.0);
-#unroll n 4
-  {
-    var before = 0.0;
-    for (var c = 0u; c < tx; c++) { before += partial[(i + $nu) * 16u + c]; }
-#unroll c 4
-    within[$c] += select(0.0, before, j + $cu <= i + $nu);
-    before += tile.r$n[$c];
-#end
-  }
-#end
-  let of_within = sum_of_16(within, tx, ty, lid);
-  later = vec4<f32>(0.0);
+#include "delta_rule.inc.wgsl" between
+  var later = vec4<f32>(0.0);
   var ends = vec4<f32>(0.0);
   for (var part = 0u; part < p.keys; part += 64u) {
 #include "delta_rule.inc.wgsl" query_gradient
@@ -87,17 +70,14 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3
   workgroupBarrier();
   if (lid < CHUNK) {
     dsums[lid] = of_later;
-    partial[lid] = 0.0;
-    partial[320u + lid] = of_ends;
+    partial[lid] = of_ends;
   }
   partial[CHUNK + lid] = through;
   partial[512u + lid] = by_x.x;
   partial[768u + lid] = by_x.y;
-#include "delta_rule.inc.wgsl" last_sum
+#include "delta_rule.inc.wgsl" sum_through
   if (lid < count) {
-    var sum = of_within;
-    for (var n = 0u; n < lid; n++) { sum += partial[320u + n]; }
-    for (var n = lid; n < count; n++) { sum += select(0.0, dsums[n], f32(lid) >= start[n]); }
+#include "delta_rule.inc.wgsl" gate_gradient
     info[plane(5u, lid)] = sum;
     let at = 4u * lid;
     info[plane(6u, lid)] = partial[512u + at] + partial[513u + at] + partial[514u + at] + partial[515u + at];
