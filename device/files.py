@@ -207,3 +207,11 @@ def remove_leftovers(folder: str | os.PathLike[str]) -> None:
             shutil.rmtree(path, ignore_errors=True)
         else:
             path.unlink(missing_ok=True)
+
+
+def free_bytes(path: str | os.PathLike[str]) -> int | None:
+    """Return the free bytes of the disk of a path, which need not be there; None where its system does not say."""
+    parent = next(folder for folder in (Path(path), *Path(path).absolute().parents) if folder.exists())
+    with writing(path):
+        usage = shutil.disk_usage(parent)
+    return usage.free if usage.total else None

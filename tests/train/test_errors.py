@@ -10,8 +10,10 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -20,7 +22,10 @@ from wgrad.train.commands.cli import main
 from wgrad.train.data.template_process import shared_process
 from wgrad.train.files.safetensors_files import from_arrays, write_safetensors
 from wgrad.train.model.model_files import ModelFiles
+from wgrad.train.options.finetune_config import FinetuneConfig
+from wgrad.train.options.option_text import size
 from wgrad.train.run import finetune, session
+from wgrad.train.run.disk_room import check_disk, disk_need
 
 pytestmark = pytest.mark.usefixtures("short_samples")
 
@@ -206,6 +211,42 @@ def test_a_full_disk(make_checkpoint: Any, text_data: Path, tmp_path: Path) -> N
     # With room again the same command with --resume goes through.
     assert subprocess.run([*command, "--resume"], capture_output=True).returncode == 0
     assert (out / "adapter_model.safetensors").exists()
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_the_disk_is_compared_with_what_a_run_takes(
+    full: bool, make_checkpoint: Any, text_data: Path, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before it begins. Too little for the first checkpoint is an error, too little for all of it is said."""
+    model, out = make_checkpoint(), tmp_path / "out"
+    kind = ["--full", "--learning-rate", "1e-4"] if full else ["--lora-r", "16"]
+    with monkeypatch.context() as patched:
+        patched.setattr(finetune, "check_disk", seen := Mock(wraps=check_disk))
+        assert main([*options_for(model, text_data, out), *kind]) == 0
+    assert "the disk has" not in capsys.readouterr().out
+    ((_, trained, steps), _) = seen.call_args
+    assert steps == 3
+    config = FinetuneConfig(model="m", data=("d",), out=str(out), full=full, save_steps=1)
+    need = disk_need(config, trained, steps=3)
+    checkpoint = sum(path.stat().st_size for path in (out / "checkpoints" / "step-3").iterdir())
+    result = sum(path.stat().st_size for path in out.glob("*.safetensors"))
+    assert need.first == pytest.approx(checkpoint, rel=0.15)
+    assert need.most == pytest.approx(3 * checkpoint + result, rel=0.15)
+    assert disk_need(config, trained, steps=3, there=2).most == pytest.approx(checkpoint + result, rel=0.15)
+    assert disk_need(replace(config, save_steps=0), trained, steps=3).most == need.first + 4 * trained
+    runs = (
+        ("little", need.first - 1, 2, f"--out: a checkpoint in {tmp_path / 'little'} takes about {size(need.first)}"),
+        ("some", need.first, 0, f"{tmp_path / 'some'}: checkpoints and the result take up to {size(need.most)}"),
+        ("enough", need.most, 0, ""),
+    )
+    for name, free, status, words in runs:
+        usage = shutil.disk_usage(tmp_path)._replace(free=free)
+        with monkeypatch.context() as patched:
+            patched.setattr(shutil, "disk_usage", Mock(return_value=usage))
+            assert main([*options_for(model, text_data, tmp_path / name), *kind]) == status
+        said = "".join(capsys.readouterr())
+        assert (f"{words}, and the disk has {size(free)} free" in said) == bool(words) and words in said
+        assert (tmp_path / name).exists() == (status == 0)
 
 
 def test_a_model_that_does_not_fit(

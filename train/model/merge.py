@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import os
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,7 +17,7 @@ import numpy as np
 
 from wgrad.device.contract import Device
 from wgrad.device.errors import WgradError
-from wgrad.device.files import atomic_folder, write_text, writing
+from wgrad.device.files import atomic_folder, free_bytes, write_text
 from wgrad.train.files.imatrix_file import IMATRIX_FILE, Imatrix
 from wgrad.train.model.gguf_mamba import plain_keys
 from wgrad.train.model.gguf_model import FILE, GgufModel, WriteTokenizer, save_gguf
@@ -172,10 +171,8 @@ def save_merged_gguf(
 
 
 def _check_room(out: str | os.PathLike[str], need: int, kind: str) -> None:
-    parent = next(path for path in (Path(out), *Path(out).absolute().parents) if path.exists())
-    with writing(out):
-        free = shutil.disk_usage(parent).free
-    if free < need:
+    free = free_bytes(out)
+    if free is not None and free < need:
         raise WgradError(
             f"--out: {os.fspath(out)} takes {size(need)} in {kind}, and the disk has {size(free)} free: "
             "free some space or choose another folder"

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from wgrad.device.errors import DeviceLost, UnusableResult, WgradError
+from wgrad.device.errors import DeviceLost, WgradError
 from wgrad.train.data.tokenizer_files import TEMPLATE_FILE
 from wgrad.train.data.tokenizer_source import save_template
 from wgrad.train.options.choices import LORA
@@ -29,9 +29,10 @@ from wgrad.train.ranks.start import open_world
 from wgrad.train.ranks.world import World
 from wgrad.train.run.caller import PythonCaller
 from wgrad.train.run.compare_ranks import compare_ranks, compare_starts
+from wgrad.train.run.disk_room import check_disk
 from wgrad.train.run.evaluation import Evaluation, Measured
 from wgrad.train.run.kept_state import KeptState
-from wgrad.train.run.loop import Run, not_finite, what_to_try
+from wgrad.train.run.loop import Run, check_result, not_finite
 from wgrad.train.run.recovery import Losses, lost_in
 from wgrad.train.run.result import (
     next_commands,
@@ -139,8 +140,11 @@ class _Finetuning:
         if plan is not None:
             settled = plan.config
             config = replace(config, stream_weights=settled.stream_weights, resident_layers=settled.resident_layers)
+            self._check_disk(plan.trained)
         with advising(SMALLER_MODEL):
             self.built = build_session(session, config)
+        if plan is None:
+            self._check_disk(self.built.parameters.size)
         session.say(memory_line(session, plan, self.built))
         with advising(for_parameters(config)):
             self.optimizer = build_optimizer(config, self.built.parameters)
@@ -211,6 +215,11 @@ class _Finetuning:
             plan = prepare_session(session, config)
             if not check_session(session, plan, self.world):
                 return config, plan
+
+    def _check_disk(self, trained: int) -> None:
+        config, steps = self.session.config, self.session.stream.total_steps - (self.state.step if self.state else 0)
+        if note := self.world.broadcast(lambda: check_disk(config, trained, steps), "the output folder"):
+            self.session.say(f"note: {note}")
 
     def _say(self, measured: Measured) -> Measured:
         for line in measured.lines:
@@ -296,7 +305,7 @@ class _Finetuning:
                     self.world.steps_begin()
                     run.train()
                     self.world.steps_end()
-                    self._check_result()
+                    check_result(self.optimizer, stream.step, session.config)
                     with interrupts.writing(), session.display.phase("saving the result"):
                         self.world.broadcast(self.kept_out.check, "the output folder")
                         self.metrics.sync()
@@ -387,14 +396,3 @@ class _Finetuning:
         now = time.monotonic()
         self.results["seconds"] = self.results.get("seconds", 0.0) + now - self.counted
         self.counted = now
-
-    def _check_result(self) -> None:
-        """UnusableResult where the last step leaves nothing that is worth a file."""
-        done, config = self.session.stream.step, self.session.config
-        if not self.optimizer.finite():
-            raise not_finite(done, config)
-        if not self.optimizer.applied():
-            raise UnusableResult(
-                f"all {done} steps were skipped, because no gradient was finite: nothing was trained, and no result is "
-                f"written: {what_to_try(config)}"
-            )

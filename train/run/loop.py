@@ -23,6 +23,7 @@ from wgrad.train.run.kept_state import KeptState
 from wgrad.train.run.schedule import learning_rate
 from wgrad.train.run.scheduled import Scheduled
 from wgrad.train.run.throughput import Throughput
+from wgrad.train.step.optim import AdamW
 from wgrad.train.step.trainer import HistoryReadback, Trainer
 from wgrad.train.terminal.interrupts import Interrupted, Interrupts
 from wgrad.train.terminal.progress import TrainingProgress
@@ -247,3 +248,14 @@ def not_finite(step: int, config: RunOptions) -> UnusableResult:
         f"after step {step} what is trained is not finite: it is neither saved nor written as a result: "
         f"{what_to_try(config)}"
     )
+
+
+def check_result(optimizer: AdamW, done: int, config: RunOptions) -> None:
+    """UnusableResult where the last step leaves nothing that is worth a file."""
+    if not optimizer.finite():
+        raise not_finite(done, config)
+    if not optimizer.applied():
+        raise UnusableResult(
+            f"all {done} steps were skipped, because no gradient was finite: nothing was trained, and no result is "
+            f"written: {what_to_try(config)}"
+        )
