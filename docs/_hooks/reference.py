@@ -64,7 +64,7 @@ def command_list() -> str:
         "Every option is also a key of a YAML file (`--config`) and an "
         "argument in Python: `--max-length` is `max_length`."
     )
-    return "\n".join(["# Command line", "", head, "", "| command | |", "| --- | --- |", *rows, ""])
+    return "\n".join(["# Command line", "", head, "", "| command | meaning |", "| --- | --- |", *rows, ""])
 
 
 def command(name: str, parser: argparse.ArgumentParser) -> str:
@@ -74,7 +74,7 @@ def command(name: str, parser: argparse.ArgumentParser) -> str:
         actions = [a for a in group._group_actions if "--help" not in a.option_strings and a.help != argparse.SUPPRESS]
         if actions:
             title = {"positional arguments": "Arguments", "options": "Options"}.get(str(group.title), str(group.title))
-            lines += ["", f"## {title[0].upper()}{title[1:]}", "", "| option | |", "| --- | --- |"]
+            lines += ["", f"## {title[0].upper()}{title[1:]}", "", "| option | meaning |", "| --- | --- |"]
             lines += [f"| {_spelling(action)} | {_cell(action.help)} |" for action in actions]
     return "\n".join([*lines, *(["", str(parser.epilog)] if parser.epilog else []), ""])
 

@@ -82,7 +82,7 @@ def test_no_silence_in_long_steps_or_between_them() -> None:
         for _ in range(65):
             display.time.now += 1.0
             display.tick()
-    assert len(display.lines) == 2 + 6 and display.lines[-1].startswith("step 4/100")
+    assert len(display.lines) == 2 + 6 and display.lines[-1] == "step 5/100  1:00 so far"
 
 
 def test_a_long_phase_says_how_far_it_is_and_a_short_one_nothing() -> None:
@@ -112,6 +112,20 @@ def test_a_phase_inside_another_is_shown_and_then_the_other_again() -> None:
     display.time.now += 100
     display.tick()  # nothing is under way
     assert [line.split("  ")[0] for line in display.lines] == ["saving", "training"]
+
+
+def test_a_long_step_says_how_long_it_takes() -> None:
+    display = Plain()
+    with TrainingProgress(7, display=display) as progress:
+        display.time.now += QUIET_SECONDS
+        display.tick()
+        progress.update(2, loss=1.0, lr=1e-3, tokens_per_second=41)
+        for _ in range(2):
+            display.time.now += QUIET_SECONDS
+            display.tick()
+    assert [line.split("  ")[:2] for line in display.lines] == [
+        ["step 0/7", "0:10"], ["step 2/7", "loss 1.0000"], ["step 3/7", "0:10 so far"], ["step 3/7", "0:20 so far"]
+    ]  # fmt: skip
 
 
 def test_silence_is_broken_by_a_thread_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -89,6 +89,10 @@ class Phase:
         """The plain line."""
         return "  ".join(part for part in (self.name, self.counts(), *self.figures().values()) if part)
 
+    def waiting_line(self) -> str:
+        """Return the plain line that ends a silence."""
+        return self.line()
+
 
 class Display:
     """Shows the phase that work is in. `say` prints a line beside it. clock: seconds, for tests."""
@@ -140,7 +144,7 @@ class Display:
         """Where there is no terminal: end a silence that has become long."""
         with self._lock:
             if self._phases and self.clock() - self._last_line >= QUIET_SECONDS:
-                self.say(self._phases[-1].line())
+                self.say(self._phases[-1].waiting_line())
 
     def _begin(self) -> None:
         if self.live:
@@ -227,6 +231,12 @@ class _Training(Phase):
 
     def line(self) -> str:
         return "  ".join((self.label(), *self.figures().values()))
+
+    def waiting_line(self) -> str:
+        """Say how long a step has taken whose predecessor has had its line."""
+        if self.done != self._printed or not self.values:
+            return self.line()
+        return f"step {self.done + 1}/{self.total}  {duration(self.display.clock() - self._printed_at)} so far"
 
 
 class TrainingProgress:
