@@ -219,7 +219,7 @@ def test_everything_is_on_the_disk_before_it_gets_its_name(two_checkpoints: Path
 
 # ---- a run -------------------------------------------------------------------------------------
 def run_main(arguments: list[str], shim: Shim, folder: Path) -> int:
-    with shim.active():
+    with shim.active(), patch.object(finetune, "check_disk", return_value=""):  # disks fill while it runs
         status = main(arguments)
     (folder / "calls").write_text(str(len(shim.log)))
     return status
@@ -332,8 +332,7 @@ def on_a_small_disk(runs: Runs, pages: int) -> str:
     """A run on a disk of that size; then, the disk larger, resumed to the same bits. -> what the first said."""
     disk = runs.folder / "disk"
     with small_disk(disk, pages):
-        with patch.object(finetune, "check_disk", return_value=""):  # the disk fills while it runs
-            status, said = runs.run(disk / "out")
+        status, said = runs.run(disk / "out")
         assert status in (0, 2) and "Traceback" not in said, (pages, said)
         assert status == 0 or "the disk is full" in said, (pages, said)
         subprocess.run(["mount", "-o", "remount,size=4m", str(disk)], check=True)
