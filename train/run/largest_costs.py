@@ -12,7 +12,7 @@ _NONE = "no option"
 
 # What a cost is called and what reduces it, by the first word of its kernels' names.
 _MATMUL = "matmuls", _FEWER
-_DECODE = "decoding of frozen weights", "a larger --batch-size: they are decoded once for more tokens"
+_DECODE = "decoding of frozen weights", "--keep-dequantized, where memory allows, or a larger --batch-size"
 _LOSS = "loss over the vocabulary", "no option; it grows with the tokens and with the base model's vocabulary"
 _PASSES = "passes over activations (norms, elementwise)", _FEWER
 COSTS = {
