@@ -66,11 +66,9 @@ def decodes_of(device: Any, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 KINDS: dict[str, dict[str, Any]] = {
-    "lora": {},
-    "half recomputed": {"gradient_checkpointing": 2},
+    "lora": {"double_quant": False},
+    "half recomputed, dropout": {"gradient_checkpointing": 2, "lora_dropout": 0.25},
     "dora": {"use_dora": True},
-    "dropout": {"lora_dropout": 0.25},
-    "gradient accumulation, unquantised scales": {"double_quant": False},
 }
 
 
@@ -205,6 +203,21 @@ def test_as_many_are_kept_as_memory_allows(make_checkpoint: Any, card: Any) -> N
     # An integrated GPU shares its memory, of which no more is taken than has to be.
     card.shared_memory = True
     assert kept(peak(whole))[0] is None
+
+
+@pytest.mark.parametrize("keep", [3, True])
+def test_steps_take_what_was_planned(keep: Any, make_checkpoint: Any, card: Any) -> None:
+    folder, config = make_checkpoint(), options(keep_dequantized=keep)
+    model, before = load_model_config(folder), card.memory().in_use_bytes
+    plan = run_dry(config, model, folder, card, 8, None)
+    built = build_trainable(config, model, folder, card, positions=8 + 64)
+    trainer = Trainer(built.model, build_optimizer(config, built.parameters), config)
+    assert card.memory().in_use_bytes - before == plan.held_bytes
+    card.reset_peak()
+    for index in range(2):
+        trainer.step(step_of(index, config), 1e-2)
+    trainer.evaluate(step_of(9, config).batches)
+    assert card.memory().peak_bytes - before == plan.held_bytes + plan.activation_bytes
 
 
 def test_a_run_that_goes_on_keeps_its_choice(make_checkpoint: Any, card: Any) -> None:
