@@ -40,7 +40,7 @@ class CompiledStep:
                     f"compile: argument {number} of {self._name} must be a Tensor, an array or a plain value, "
                     f"got {type(a).__name__}"
                 )
-        key = tuple((a.shape, np.dtype(a.dtype)) if isinstance(a, Tensor | np.ndarray) else a for a in given)
+        key = tuple((a.shape, np.dtype(a.dtype)) if isinstance(a, Tensor | np.ndarray) else _plain(a) for a in given)
         step = self._steps.get(key)
         if step is None:
             step = self._steps[key] = _Step(self._function, self._where(given), given)
@@ -54,6 +54,11 @@ class CompiledStep:
     def _where(self, args: list[Any]) -> Device:
         found = next((a.device for a in args if isinstance(a, Tensor)), None)
         return found or device_named(self._device)
+
+
+def _plain(value: Any) -> Any:
+    """What tells plain values apart: True, 1 and 1.0 are equal, as are 0.0 and -0.0."""
+    return type(value), repr(value) if isinstance(value, float) else value
 
 
 class _Step:

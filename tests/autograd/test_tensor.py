@@ -336,6 +336,13 @@ def test_a_step_that_failed_while_it_was_recorded_is_recorded_again(device: Devi
     assert total.item() == 6
 
 
+def test_a_recorded_step_tells_plain_values_apart(cpu: ReferenceDevice) -> None:
+    step = wgrad.compile(lambda x, f: 1.0 / (x * f) if isinstance(f, float) else x + 10 if f is True else x, device=cpu)
+    given: list[Any] = [True, 1, 1.0, 0.0, -0.0]
+    for _ in range(3):
+        assert [step(wgrad.ones(1, device=cpu), f).item() for f in given] == [11, 1, 1, np.inf, -np.inf]
+
+
 def test_a_cleared_gradient_still_reaches_its_optimiser(cpu: ReferenceDevice) -> None:
     w = wgrad.ones(3, requires_grad=True, device=cpu)
     optimizer = wgrad.SGD([w], lr=1.0)

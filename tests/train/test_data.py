@@ -32,6 +32,15 @@ def learnt(document: Document, tokenizer: Tokenizer) -> str:
     return tokenizer.decode(document.ids[1:][document.loss_mask[1:]], skip_special_tokens=False)
 
 
+def test_columns_that_no_record_has_are_told(make_tokenizer, write_lines) -> None:
+    tokenizer = load_tokenizer(make_tokenizer())
+    path = write_lines({"prompt": "A wise", "completion": " man"}, {"prompt": "A", "completion": " man"})
+    (told,) = load(path, tokenizer, columns=("prompt=questoin",)).remarks
+    assert told.endswith("no record has 'questoin', which --columns gives for 'prompt'; its own 'prompt' is read")
+    some = write_lines({"prompt": "A wise", "completion": " man"}, {"asked": "A", "completion": " man"})
+    assert load(some, tokenizer, columns=("prompt=asked",)).remarks == ()
+
+
 def test_a_token_that_the_model_lacks_makes_the_line_invalid(make_tokenizer, write_lines, tmp_path: Path) -> None:
     tokenizer = load_tokenizer(with_a_token_beyond(make_tokenizer()))
     tokenizer.limit(400)

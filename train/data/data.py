@@ -276,6 +276,7 @@ def _read_records(file: DataFile, config: RunOptions, tokenizer: Tokenizer, tall
     unread = Counter[str]()  # records with this key, which nothing reads
     columns = columns_of(config.columns)
     absent = {ours: theirs for ours, theirs in columns.items() if theirs}  # that no record has had
+    kept = set[str]()  # ours, which records have had in their place
     lost = [0, 0]  # tokens of answers that the template removes, and lines that have some
     example = ""  # of them
     parts: list[SampleTokens] = []  # of the record that is read
@@ -301,8 +302,10 @@ def _read_records(file: DataFile, config: RunOptions, tokenizer: Tokenizer, tall
                     with of_line(file.name, line):
                         record = parse_object(record)
                         for ours, theirs in columns.items():
-                            if ours in record or theirs in record:
+                            if theirs in record:
                                 absent.pop(ours, None)
+                            elif ours in record:
+                                kept.add(ours)
                         record = with_our_names(record, columns)
                 for sample in _parse(record, file.name, line, config, tokenizer):
                     if sample.form:
@@ -351,7 +354,11 @@ def _read_records(file: DataFile, config: RunOptions, tokenizer: Tokenizer, tall
         what = f"; {bad} of {read} lines are bad" if bad > 1 else ""
         raise WgradError(f"{first}{what}")
     for ours, theirs in absent.items():
-        raise WgradError(f"--columns: no record of {file.name} has {theirs!r}, given for {ours!r}: check the name")
+        if ours not in kept:
+            raise WgradError(f"--columns: no record of {file.name} has {theirs!r}, given for {ours!r}: check the name")
+        tally.notes.append(
+            f"note: {file.name}: no record has {theirs!r}, which --columns gives for {ours!r}; its own {ours!r} is read"
+        )
     return PairDocuments(documents) if config.objective_kind.records == "pairs" else documents
 
 

@@ -78,7 +78,7 @@ class RunOptions(ObjectiveOptions, InputOptions):
         metavar="W",
     )
     weight_decay: float = of_training(
-        0.0, "decoupled weight decay (AdamW), applied to matrices", rule=NOT_NEGATIVE, metavar="D"
+        0.0, "decoupled weight decay (AdamW) of matrices and DoRA's magnitudes", rule=NOT_NEGATIVE, metavar="D"
     )
     max_grad_norm: float = of_training(1.0, "clip gradients to this norm; 0: never", rule=NOT_NEGATIVE, metavar="G")
     batch_size: int = of_training(
