@@ -49,8 +49,8 @@ Config = Callable[..., dict[str, Any]]
         ({"vocab_size": "300"}, "vocab_size must be a whole number; got '300'"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5 is not supported"),
         (
-            {"quantization_config": {"quant_method": "gptq"}},
-            r"quantised by 'gptq' \(load_in_4bit: false\) cannot be read",
+            {"quantization_config": {"quant_method": "hqq"}},
+            r"quantised by 'hqq' \(load_in_4bit: false\) cannot be read",
         ),
     ],
 )

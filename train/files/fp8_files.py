@@ -49,7 +49,7 @@ class Fp8Entry(TensorEntry):
             for begin in range(0, height, _ROWS):
                 part = of_matrix[begin : begin + _ROWS]
                 of_rows = columns[np.arange(begin, begin + len(part)) // high]
-                found[matrix, begin : begin + _ROWS] = _values()[part] * of_rows
+                found[matrix, begin : begin + _ROWS] = fp8_values()[part] * of_rows
         return found
 
     def _scales(self) -> np.ndarray:
@@ -77,7 +77,7 @@ class Fp8Entry(TensorEntry):
 
 
 @cache
-def _values() -> np.ndarray:
+def fp8_values() -> np.ndarray:
     """float32 [256]: of each code."""
     values: np.ndarray = np.arange(256, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float32)
     return values

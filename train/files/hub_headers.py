@@ -16,6 +16,7 @@ from wgrad.train.files.hub import cached_model, fetch_parts, hub_errors, is_hub_
 from wgrad.train.files.input_files import one_line
 
 _CONFIG, _SINGLE, _INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+_BY_SHAPE = ("fp8", "compressed-tensors", "gptq", "awq")  # of which the headers say how large they are
 
 
 def model_without_weights(spec: str, scratch: Path, option: str = "--model") -> Path:
@@ -31,7 +32,7 @@ def model_without_weights(spec: str, scratch: Path, option: str = "--model") -> 
         raise WgradError(f"{option}: {spec} has no {_CONFIG} on the Hugging Face hub: give a model")
     config = read_json(parts / _CONFIG, dict[str, Any], option, from_python=True)
     quantised = config.get("quantization_config")
-    if quantised is not None and (not isinstance(quantised, dict) or quantised.get("quant_method") != "fp8"):
+    if quantised is not None and (not isinstance(quantised, dict) or quantised.get("quant_method") not in _BY_SHAPE):
         return resolve_model(spec, option)
     names = [_SINGLE]
     if (parts / _INDEX).exists():

@@ -66,12 +66,35 @@ class QuantizationFile(Struct):
     bnb_4bit_use_double_quant: bool = False
 
 
+class WeightsFile(Struct):
+    """Codes of weights that compressed-tensors wrote."""
+
+    num_bits: int = 8
+    type: str = "int"
+    block_structure: tuple[Count, Count] | None = None
+
+
+class GroupFile(Struct):
+    """Modules that compressed-tensors treats alike."""
+
+    weights: WeightsFile | None = None
+    format: str | None = None
+
+
 class AnyQuantizationFile(QuantizationFile):
     """As any integration writes it. Weights of 8-bit floats have a scale for each block of so many rows and columns
     (null: for the whole of it)."""
 
     fmt: str = "e4m3"
     weight_block_size: tuple[Count, Count] | None = (128, 128)
+    bits: int | None = None  # GPTQ and AWQ
+    w_bit: int | None = None
+    checkpoint_format: str | None = None
+    version: str | None = None
+    format: str | None = None  # compressed-tensors
+    config_groups: dict[str, GroupFile] | None = None
+    transform_config: dict[str, Any] | None = None
+    sparsity_config: dict[str, Any] | None = None
 
 
 # Keys of models that are no part of those here, with the values that ask for nothing. A family that reads such a key

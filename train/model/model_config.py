@@ -15,8 +15,9 @@ from typing import Any
 from wgrad.device.errors import WgradError
 from wgrad.train.files.decode import FETCH, convert, read_json, show
 from wgrad.train.files.input_files import exists, one_line
+from wgrad.train.files.packed_files import Packing
 from wgrad.train.model.altup import AltUp
-from wgrad.train.model.config_file import UNSUPPORTED, AnyQuantizationFile, ConfigFile, NameFile, QuantizationFile
+from wgrad.train.model.config_file import UNSUPPORTED, ConfigFile, NameFile, QuantizationFile
 from wgrad.train.model.experts import Experts
 from wgrad.train.model.families import FAMILIES
 from wgrad.train.model.latent_attention import LatentAttention
@@ -24,6 +25,7 @@ from wgrad.train.model.linear_attention import GatedConvolution, LinearAttention
 from wgrad.train.model.mamba_sizes import Mamba2
 from wgrad.train.model.multimodal import MULTIMODAL, text_config
 from wgrad.train.model.per_layer import PerLayer
+from wgrad.train.model.quantized_keys import fp8_block, nf4, packing_of
 from wgrad.train.model.rope_scaling import RopeConfig, parse_ropes
 
 _ACTIVATIONS = {
@@ -160,6 +162,7 @@ class ModelConfig:
     extra_layers: int = field(default=0, repr=False)
     embedding: str = field(default="model.embed_tokens", repr=False, compare=False)
     fp8_block: tuple[int, int] | None = field(default=None, repr=False, compare=False)  # of files, not of the model
+    packing: Packing | None = field(default=None, repr=False, compare=False)  # too
 
     def head_dim_of(self, layer: int) -> int:
         return self.head_dims[layer] if self.head_dims else self.head_dim
@@ -311,8 +314,9 @@ def parse_model_config(raw: Mapping[str, Any], where: str = "config.json") -> Mo
         tie_word_embeddings=file.tie_word_embeddings,
         rope=rope,
         extra_layers=variant.pop("extra_layers", file.num_nextn_predict_layers or 0),
-        quantization=_quantization(file.quantization_config, where),
-        fp8_block=_fp8_block(file.quantization_config, where),
+        quantization=nf4(file.quantization_config, where),
+        fp8_block=fp8_block(file.quantization_config, where),
+        packing=packing_of(file.quantization_config, where),
         **variant,
     )
 
@@ -370,27 +374,3 @@ def _activation(name: str, gated: bool, where: str) -> str:
     if name not in (*known, "swish"):
         raise WgradError(f"{where}: hidden_act {show(name)} is not supported: {', '.join(known)} are")
     return _ACTIVATIONS[name]
-
-
-def _fp8_block(file: AnyQuantizationFile | None, where: str) -> tuple[int, int] | None:
-    if file is None or file.quant_method != "fp8":
-        return None
-    if file.fmt not in ("e4m3", "float8_e4m3fn"):  # one format
-        raise WgradError(f"{where}: quantization_config: fmt {show(file.fmt)} is not supported: only e4m3 is")
-    return file.weight_block_size
-
-
-def _quantization(file: AnyQuantizationFile | None, where: str) -> QuantizationFile | None:
-    if file is None or file.quant_method in ("mxfp4", "fp8"):  # which are known by their files
-        return None
-    if file.quant_method != "bitsandbytes" or not file.load_in_4bit:
-        raise WgradError(
-            f"{where}: weights quantised by {show(file.quant_method)} (load_in_4bit: {show(file.load_in_4bit)}) cannot "
-            "be read: use the unquantised model, bitsandbytes NF4, fp8 or gpt-oss' mxfp4"
-        )
-    if file.bnb_4bit_quant_type != "nf4":
-        raise WgradError(
-            f"{where}: bnb_4bit_quant_type {show(file.bnb_4bit_quant_type)} is not supported: only nf4 is: use the "
-            "unquantised model"
-        )
-    return QuantizationFile(*(getattr(file, name) for name in QuantizationFile.__struct_fields__))

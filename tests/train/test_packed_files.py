@@ -1,0 +1,249 @@
+"""Weights of compressed-tensors, GPTQ and AWQ: each as its format's rules restore it, packed here number by number."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from wgrad.autograd.reference import ReferenceDevice
+from wgrad.device.errors import WgradError
+from wgrad.device.formats.nf4 import NF4Array
+from wgrad.train.files.safetensors_files import read_entries
+from wgrad.train.model.model_config import load_model_config, parse_model_config
+from wgrad.train.model.model_files import open_files
+from wgrad.train.step.build import build_frozen
+
+BF16, F16, E4M3 = ml_dtypes.bfloat16, np.float16, ml_dtypes.float8_e4m3fn
+GROUP = 8
+AWQ_PLACES = (0, 2, 4, 6, 1, 3, 5, 7)
+Parts = dict[str, np.ndarray]
+Made = tuple[Parts, np.ndarray]  # a module's tensors, and its weight in float32
+
+
+def in_words(codes: np.ndarray, bits: int, places: tuple[int, ...] | None = None) -> np.ndarray:
+    """Codes [n, m], of which those of a row that follow one another share a word -> int32 [n, words]."""
+    per = 32 // bits
+    words = [[0] * -(-codes.shape[1] // per) for _ in codes]
+    for row, values in enumerate(codes):
+        for column in range(codes.shape[1]):
+            word, number = divmod(column, per)
+            slot = number if places is None else places.index(number)
+            words[row][word] |= int(values[column]) << (bits * slot)
+    return np.array(words, np.uint32).view(np.int32)
+
+
+def rounded(values: np.ndarray, dtype: Any) -> np.ndarray:
+    return values.astype(dtype).astype(np.float32)
+
+
+def scaled(shape: tuple[int, int], draw: np.random.Generator, kind: Any, block: tuple[int, int], dtype: Any) -> Made:
+    """Codes of 8 bits, with a scale of each block."""
+    scales = [-(-n // b) for n, b in zip(shape, block)]
+    codes = draw.standard_normal(shape).astype(np.float32) * 20
+    codes = codes.astype(E4M3) if kind is E4M3 else codes.astype(np.int8)
+    own = (0.002 * (1 + draw.random(scales))).astype(dtype)
+    places = [np.arange(n) // b for n, b in zip(shape, block)]
+    wide = own.astype(np.float32)[places[0]][:, places[1]]
+    own = own.reshape(1) if own.size == 1 else own
+    parts = {"weight": codes, "weight_scale": own, "input_scale": np.ones(1, np.float32)}
+    return parts, rounded(codes.astype(np.float32) * wide, BF16 if dtype is np.float32 else dtype)
+
+
+def fp8_rows(shape: tuple[int, int], draw: np.random.Generator) -> Made:
+    return scaled(shape, draw, E4M3, (1, shape[1]), BF16)
+
+
+def fp8_whole(shape: tuple[int, int], draw: np.random.Generator) -> Made:
+    return scaled(shape, draw, E4M3, shape, np.float32)
+
+
+def fp8_blocks(shape: tuple[int, int], draw: np.random.Generator) -> Made:
+    return scaled(shape, draw, E4M3, (8, 16), BF16)
+
+
+def int8_rows(shape: tuple[int, int], draw: np.random.Generator) -> Made:
+    return scaled(shape, draw, np.int8, (1, shape[1]), BF16)
+
+
+def int4(shape: tuple[int, int], draw: np.random.Generator, uneven: bool = False) -> Made:
+    """compressed-tensors' pack-quantized. uneven: with zero points, and columns in any group."""
+    (rows, columns), groups = shape, shape[1] // GROUP
+    codes, scales = draw.integers(-8, 8, shape), draw.random((rows, groups)).astype(BF16)
+    place = np.arange(columns) // GROUP
+    parts = {
+        "weight_packed": in_words(codes + 8, 4),
+        "weight_scale": scales,
+        "weight_shape": np.array(shape, np.int64),
+    }
+    zeros = np.zeros((rows, groups), np.int64)
+    if uneven:
+        zeros, place = draw.integers(-8, 8, (rows, groups)), draw.permutation(place)
+        parts["weight_zero_point"] = np.ascontiguousarray(in_words((zeros + 8).T, 4).T)
+        parts["weight_g_idx"] = place.astype(np.int32)
+    wanted = (codes - zeros[:, place]) * scales.astype(np.float32)[:, place]
+    return parts, rounded(wanted.astype(np.float32), BF16)
+
+
+def gptq(shape: tuple[int, int], draw: np.random.Generator, bits: int = 4, less: int = 1, order: bool = False) -> Made:
+    (rows, columns), groups = shape, shape[1] // GROUP
+    codes = draw.integers(0, 1 << bits, (columns, rows))
+    zeros, scales = draw.integers(0, 1 << bits, (groups, rows)), draw.random((groups, rows)).astype(F16)
+    place = np.arange(columns) // GROUP
+    place = draw.permutation(place) if order else place
+    stored = (zeros - less) % (1 << bits)
+    parts = {
+        "qweight": np.ascontiguousarray(in_words(codes.T, bits).T),
+        "qzeros": in_words(stored, bits),
+        "scales": scales,
+        "g_idx": place.astype(np.int32),
+    }
+    wanted = (codes - zeros[place]) * scales.astype(np.float32)[place]
+    return parts, rounded(wanted.T.astype(np.float32), F16)
+
+
+def gptq_in_order(shape: tuple[int, int], draw: np.random.Generator) -> Made:
+    return gptq(shape, draw, order=True)
+
+
+def gptq_v2(shape: tuple[int, int], draw: np.random.Generator) -> Made:
+    return gptq(shape, draw, bits=8, less=0)
+
+
+def awq(shape: tuple[int, int], draw: np.random.Generator) -> Made:
+    (rows, columns), groups = shape, shape[1] // GROUP
+    codes, zeros = draw.integers(0, 16, (columns, rows)), draw.integers(0, 16, (groups, rows))
+    scales, place = draw.random((groups, rows)).astype(F16), np.arange(columns) // GROUP
+    parts = {"qweight": in_words(codes, 4, AWQ_PLACES), "qzeros": in_words(zeros, 4, AWQ_PLACES), "scales": scales}
+    wanted = (codes - zeros[place]) * scales.astype(np.float32)[place]
+    return parts, rounded(wanted.T.astype(np.float32), F16)
+
+
+def uneven_int4(shape: tuple[int, int], draw: np.random.Generator) -> Made:
+    return int4(shape, draw, uneven=True)
+
+
+def compressed(kind: str, **weights: Any) -> dict[str, Any]:
+    groups = {"group_0": {"targets": ["Linear"], "weights": {"num_bits": 8, "type": "float", **weights}}}
+    return {"quant_method": "compressed-tensors", "format": kind, "config_groups": groups, "ignore": ["lm_head"]}
+
+
+INT4 = compressed("pack-quantized", num_bits=4, type="int", strategy="group", group_size=GROUP)
+CASES: dict[str, tuple[Callable[..., Made], dict[str, Any]]] = {
+    "fp8 rows": (fp8_rows, compressed("float-quantized", strategy="channel")),
+    "fp8 whole": (fp8_whole, compressed("float-quantized", strategy="tensor")),
+    "fp8 blocks": (fp8_blocks, compressed("float-quantized", strategy="block", block_structure=[8, 16])),
+    "int8 rows": (int8_rows, compressed("int-quantized", type="int", strategy="channel")),
+    "int4": (int4, INT4),
+    "int4 uneven": (uneven_int4, INT4),
+    "gptq": (gptq, {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "desc_act": False}),
+    "gptq in order": (gptq_in_order, {"quant_method": "gptq", "bits": 4, "checkpoint_format": "gptq"}),
+    "gptq of 8 bits": (gptq_v2, {"quant_method": "gptq", "bits": 8, "checkpoint_format": "gptq_v2"}),
+    "awq": (awq, {"quant_method": "awq", "bits": 4, "version": "gemm", "zero_point": True}),
+}
+
+
+NAMES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16", "int8": "I8", "int32": "I32", "int64": "I64"}
+
+
+def write(path: Path, arrays: Parts) -> None:
+    """A safetensors file, of 8-bit floats too."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    data = b""
+    for name, array in sorted(arrays.items(), key=lambda item: -item[1].itemsize):
+        begin, data = len(data), data + np.ascontiguousarray(array).tobytes()
+        kind = NAMES.get(array.dtype.name, "F8_E4M3")
+        header[name] = {"dtype": kind, "shape": list(array.shape), "data_offsets": [begin, len(data)]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    path.write_bytes(len(text).to_bytes(8, "little") + text + data)
+
+
+def pack(folder: Path, case: str) -> dict[str, np.ndarray]:
+    """Turn the projections of a checkpoint into codes. -> the weights that they are, by name."""
+    make, scheme = CASES[case]
+    draw, arrays, wanted = np.random.default_rng(4), dict[str, np.ndarray](), dict[str, np.ndarray]()
+    for name, entry in read_entries(folder / "model.safetensors", "").items():
+        module = name.removesuffix(".weight")
+        if "_proj" not in name:
+            arrays[name] = np.array(entry.array())
+        elif len(entry.shape) == 3:  # each expert by itself
+            halves = ("gate_proj", "up_proj") if "gate_up" in name else ("down_proj",)
+            count, rows, columns = entry.shape
+            each = []
+            for number in range(count):
+                for half in halves:
+                    parts, made = make((rows // len(halves), columns), draw)
+                    own = f"{module.rpartition('.')[0]}.{number}.{half}"
+                    arrays |= {f"{own}.{part}": value for part, value in parts.items()}
+                    each.append(made)
+            wanted[module] = np.concatenate(each).reshape(entry.shape)
+        else:
+            parts, wanted[name] = make(entry.shape, draw)
+            arrays |= {f"{module}.{part}": value for part, value in parts.items()}
+    write(folder / "model.safetensors", arrays)
+    raw = json.loads((folder / "config.json").read_text()) | {"quantization_config": scheme}
+    (folder / "config.json").write_text(json.dumps(raw))
+    return wanted
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_weights_are_those_of_the_formats_rules(case: str, make_checkpoint: Any) -> None:
+    folder = make_checkpoint("Qwen3MoeForCausalLM" if case in ("int4", "fp8 rows") else "LlamaForCausalLM",
+                             moe_intermediate_size=40)  # fmt: skip
+    wanted = pack(folder, case)
+    config = load_model_config(folder)
+    model = build_frozen(config, folder, ReferenceDevice(), positions=64, quantize=False)
+    for name, values in wanted.items():
+        found = model.weights[name]
+        assert found.dtype == (F16 if case.startswith(("gptq", "awq")) else BF16)
+        np.testing.assert_array_equal(found.astype(np.float32), values, err_msg=name)
+    assert isinstance(
+        build_frozen(config, folder, ReferenceDevice(), positions=64).weights["model.layers.1.self_attn.o_proj.weight"],
+        NF4Array,
+    )
+
+
+def test_a_part_that_is_missing_or_does_not_fit(make_checkpoint: Any) -> None:
+    folder = make_checkpoint()
+    pack(folder, "gptq")
+    arrays = {n: np.array(e.array()) for n, e in read_entries(folder / "model.safetensors", "").items()}
+    name, first = "model.layers.0.mlp.up_proj", open_files(folder, load_model_config(folder))[0].digest()
+    changes: dict[str, dict[str, Any]] = {
+        "and no scales of it": {f"{name}.scales": None},
+        "and no qzeros of it": {f"{name}.qzeros": None},
+        r"is I32 \[6, 88\], which does not go with scales \[5, 88\]": {f"{name}.scales": arrays[f"{name}.scales"][:5]},
+    }
+    for message, change in changes.items():
+        kept = {n: a for n, a in (arrays | change).items() if a is not None}
+        write(folder / "model.safetensors", kept)
+        with pytest.raises(WgradError, match=f"^--model: .*{re.escape(name)}.qweight.*{message}"):
+            open_files(folder, load_model_config(folder))
+    write(folder / "model.safetensors", arrays | {f"{name}.g_idx": arrays[f"{name}.g_idx"][::-1]})
+    assert open_files(folder, load_model_config(folder))[0].digest() != first
+
+
+@pytest.mark.parametrize(
+    ("scheme", "message"),
+    [
+        (compressed("nvfp4-pack-quantized", num_bits=4), "format 'nvfp4-pack-quantized' is not supported"),
+        (compressed("marlin-24", num_bits=4, type="int"), "format 'marlin-24' is not supported"),
+        (compressed("float-quantized", num_bits=4), "num_bits 4 is not supported: only 8"),
+        (compressed("pack-quantized", num_bits=3, type="int"), "num_bits 3 is not supported"),
+        (INT4 | {"transform_config": {"config_groups": {"R1": {}}}}, "transform_config true is not supported"),
+        (INT4 | {"sparsity_config": {"format": "sparse-24-bitmask"}}, "sparsity_config 'sparse-24-bitmask'"),
+        ({"quant_method": "gptq", "bits": 3}, "bits 3 is not supported: only 2 or 4 or 8 is"),
+        ({"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin"}, "checkpoint_format 'marlin'"),
+        ({"quant_method": "awq", "bits": 4, "version": "gemv"}, "version 'gemv' is not supported: only 'gemm' is"),
+        ({"quant_method": "hqq"}, r"quantised by 'hqq' \(load_in_4bit: false\) cannot be read"),
+    ],
+)
+def test_other_formats_are_refused_by_their_key(scheme: dict[str, Any], message: str, make_config: Any) -> None:
+    with pytest.raises(WgradError, match=rf"^config.json: .*{message}"):
+        parse_model_config(make_config() | {"quantization_config": scheme})

@@ -1,0 +1,182 @@
+"""Weights of few bits in safetensors that are decoded to 16 bits as they are read: compressed-tensors, GPTQ and AWQ.
+
+Sources: github.com/vllm-project/compressed-tensors (compressors), AutoGPTQ (nn_modules/qlinear), AutoAWQ
+(utils/packing_utils.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import ml_dtypes
+import numpy as np
+
+from wgrad.device.errors import WgradError
+from wgrad.train.files.decode import FETCH
+from wgrad.train.files.fp8_files import fp8_values
+from wgrad.train.files.input_files import one_line
+from wgrad.train.files.safetensors_files import TensorEntry
+
+COMPRESSED, GPTQ, AWQ = "compressed-tensors", "gptq", "awq"
+_AWQ_ORDER = np.array([0, 2, 4, 6, 1, 3, 5, 7])  # the column, of eight, of each code in a word
+_CODES = {COMPRESSED: (".weight_packed", ".weight"), GPTQ: (".qweight",), AWQ: (".qweight",)}
+# What else a module has: scales, zero points, and the group of each column; further tensors are not read.
+_OTHERS = {
+    COMPRESSED: (".weight_scale", ".weight_zero_point", ".weight_g_idx"),
+    GPTQ: (".scales", ".qzeros", ".g_idx"),
+    AWQ: (".scales", ".qzeros", ""),
+}
+_UNREAD = (".weight_shape", ".input_scale", ".input_zero_point", ".output_scale", ".k_scale", ".v_scale")
+_FLOATS = {"F32": ml_dtypes.bfloat16, "BF16": ml_dtypes.bfloat16, "F16": np.float16}
+_NAMES = {np.float16: "F16", ml_dtypes.bfloat16: "BF16"}
+_BYTES = ("F8_E4M3", "I8")
+
+
+@dataclass(frozen=True)
+class Packing:
+    """How a model's files hold its weights. bits: of a code in a word of 32. less_one: GPTQ's zero points are stored
+    less 1. block: rows and columns that share a scale of codes of 8 bits (None: as the scales' shape says)."""
+
+    method: str
+    bits: int = 4
+    less_one: bool = False
+    block: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True)
+class PackedEntry(TensorEntry):
+    """A weight [out, in]: its codes, scales, and zero points and groups of columns where there are such."""
+
+    packing: Packing = field(repr=False)
+    codes: TensorEntry = field(repr=False)
+    scales: TensorEntry = field(repr=False)
+    zeros: TensorEntry | None = field(repr=False)
+    groups: TensorEntry | None = field(repr=False)
+
+    def array(self) -> np.ndarray:
+        columns = self.shape[1]
+        codes, scales = self._codes(), np.asarray(self.scales.array(), np.float32)
+        if self.packing.method != COMPRESSED:
+            scales = scales.T
+        scales = scales.reshape(1, 1) if scales.size == 1 else scales.reshape(scales.shape[0], -1)
+        zeros = None if self.zeros is None else self._zeros(self.zeros, scales.shape)
+        place = self._columns(columns, scales.shape[1])
+        rows = np.arange(self.shape[0]) // _share(self.shape[0], scales.shape[0], self.packing.block, 0)
+        found = np.empty(self.shape, _FLOATS[self.scales.dtype])
+        step = max(1, (1 << 20) // columns)
+        for begin in range(0, self.shape[0], step):
+            own = rows[begin : begin + step]
+            values = codes[begin : begin + step].astype(np.float32)
+            if zeros is not None:
+                values -= zeros[own][:, place]
+            found[begin : begin + step] = values * scales[own][:, place]
+        return found
+
+    def blocks(self, rows: int) -> Iterator[np.ndarray]:
+        array = self.array()
+        for begin in range(0, self.shape[0], rows):
+            yield array[begin : begin + rows]
+
+    def sample(self, count: int, size: int) -> list[bytes]:
+        parts = [part for part in (self.codes, self.scales, self.zeros, self.groups) if part is not None]
+        return [block for part in parts for block in part.sample(count, size)]
+
+    def _codes(self) -> np.ndarray:
+        """[out, in]: of compressed-tensors with their sign."""
+        if self.codes.dtype == "F8_E4M3":
+            values: np.ndarray = fp8_values()[self.codes.octets()]
+            return values
+        words: np.ndarray = self.codes.array()
+        if self.codes.dtype == "I8":
+            return words
+        return self._unpacked(words, 0 if self.packing.method == GPTQ else 1)
+
+    def _unpacked(self, words: np.ndarray, axis: int) -> np.ndarray:
+        """The codes of words int32 along an axis; of GPTQ and AWQ [out, in] from [in, out]."""
+        bits, method = self.packing.bits, self.packing.method
+        words = words.T if axis == 0 else words
+        shifts = np.arange(0, 32, bits, dtype=np.uint32)
+        found = (np.ascontiguousarray(words).view(np.uint32)[..., None] >> shifts) & np.uint32((1 << bits) - 1)
+        if method == AWQ:
+            found = found[..., np.argsort(_AWQ_ORDER)]
+        codes = found.reshape(len(words), -1)
+        codes = codes.T if axis == 0 else codes
+        if method == COMPRESSED:
+            return codes.astype(np.int32) - (1 << (bits - 1))
+        return codes.T
+
+    def _zeros(self, zeros: TensorEntry, shape: tuple[int, ...]) -> np.ndarray:
+        """float32 [rows of scales, groups]."""
+        found = zeros.array()
+        if zeros.dtype == "I32":
+            found = self._unpacked(found, 0 if self.packing.method == COMPRESSED else 1)
+        if self.packing.less_one:
+            found = (found + 1) & ((1 << self.packing.bits) - 1)
+        return found.astype(np.float32).reshape(-1, shape[1])[: shape[0]]
+
+    def _columns(self, columns: int, groups: int) -> np.ndarray:
+        """The column of scales that each of the weight's has."""
+        if self.groups is not None and groups > 1:
+            listed: np.ndarray = self.groups.array()
+            if listed.min() >= 0:  # -1: of none
+                return listed
+        return np.arange(columns) // _share(columns, groups, self.packing.block, 1)
+
+
+def _share(length: int, scales: int, block: tuple[int, int] | None, axis: int) -> int:
+    """How many rows or columns have a scale in common."""
+    return block[axis] if block is not None and scales > 1 else -(-length // scales)
+
+
+def with_packed(entries: dict[str, TensorEntry], packing: Packing | None) -> dict[str, TensorEntry]:
+    """Put weights in the place of codes and what belongs to them. WgradError: a part is missing or does not fit."""
+    if packing is None:
+        return entries
+    others = tuple(filter(None, _OTHERS[packing.method]))
+    found = {name: entry for name, entry in entries.items() if not name.endswith((*others, *_UNREAD))}
+    for name, entry in list(found.items()):
+        ending = next((part for part in _CODES[packing.method] if name.endswith(part)), None)
+        if ending is None or (ending == ".weight" and entry.dtype not in _BYTES):
+            continue
+        module = name.removesuffix(ending)
+        del found[name]
+        parts = [entries.get(module + part) if part else None for part in _OTHERS[packing.method]]
+        found[f"{module}.weight"] = _packed(f"{module}.weight", entry, parts, packing)
+    return found
+
+
+def _packed(name: str, codes: TensorEntry, parts: list[TensorEntry | None], packing: Packing) -> PackedEntry:
+    scales, zeros, groups = parts
+    if scales is None or scales.dtype not in _FLOATS or (zeros is None and packing.method != COMPRESSED):
+        lacks = _OTHERS[packing.method][0 if scales is None or scales.dtype not in _FLOATS else 1]
+        raise WgradError(
+            f"{codes.source}: {codes.path} has {one_line(codes.name)}, and no {lacks[1:]} of it in floats: {FETCH}"
+        )
+    per, (rows, columns) = 32 // packing.bits, codes.shape if len(codes.shape) == 2 else (0, 0)
+    if codes.dtype in _BYTES:
+        shape = (rows, columns)
+    elif packing.method == GPTQ:
+        shape = (columns, rows * per)
+    else:
+        shape = (columns * per, rows) if packing.method == AWQ else (rows, columns * per)
+    of_scales = _sizes(scales.shape, packing)
+    fits = all(
+        count in (1, size) or (block and count == -(-size // block)) or (axis and size % count == 0)
+        for axis, (count, size, block) in enumerate(zip(of_scales, shape, packing.block or (0, 0)))
+    )
+    if not rows or codes.dtype not in (*_BYTES, "I32") or len(of_scales) != 2 or not min(of_scales) or not fits:
+        raise WgradError(
+            f"{codes.source}: {one_line(codes.name)} in {codes.path} is {codes.dtype} {list(codes.shape)}, which does "
+            f"not go with scales {list(scales.shape)} of {packing.bits} bits: {FETCH}"
+        )
+    kind = _NAMES[_FLOATS[scales.dtype]]
+    return PackedEntry(
+        codes.source, codes.path, name, kind, shape, None, None, packing, codes, scales, zeros, groups
+    )  # fmt: skip
+
+
+def _sizes(shape: tuple[int, ...], packing: Packing) -> tuple[int, ...]:
+    """Rows and columns of scales, as those of the weight."""
+    shape = shape if packing.method == COMPRESSED else tuple(reversed(shape))
+    return {0: (1, 1), 1: (*shape, 1)}.get(len(shape), shape)

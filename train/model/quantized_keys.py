@@ -1,0 +1,87 @@
+"""The key `quantization_config` of config.json: how a model's files hold its weights in few bits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from wgrad.device.errors import WgradError
+from wgrad.train.files.decode import show
+from wgrad.train.files.packed_files import AWQ, COMPRESSED, GPTQ, Packing
+from wgrad.train.model.config_file import AnyQuantizationFile, GroupFile, QuantizationFile
+
+_BY_THEIR_FILES = ("mxfp4", "fp8", COMPRESSED, GPTQ, AWQ)
+_READ = "the unquantised model, bitsandbytes NF4, fp8, compressed-tensors, gptq, awq or gpt-oss' mxfp4"
+_FORMATS = ("float-quantized", "int-quantized", "naive-quantized", "pack-quantized", "dense")
+_PACKED_BITS = (2, 4, 8)
+
+
+def fp8_block(file: AnyQuantizationFile | None, where: str) -> tuple[int, int] | None:
+    """Rows and columns of FP8 weights that share a scale. WgradError: another format."""
+    if file is None or file.quant_method != "fp8":
+        return None
+    if file.fmt not in ("e4m3", "float8_e4m3fn"):  # one format
+        raise WgradError(f"{where}: quantization_config: fmt {show(file.fmt)} is not supported: only e4m3 is")
+    return file.weight_block_size
+
+
+def nf4(file: AnyQuantizationFile | None, where: str) -> QuantizationFile | None:
+    """What bitsandbytes made. WgradError: weights that nothing here decodes."""
+    if file is None or file.quant_method in _BY_THEIR_FILES:
+        return None
+    if file.quant_method != "bitsandbytes" or not file.load_in_4bit:
+        raise WgradError(
+            f"{where}: weights quantised by {show(file.quant_method)} (load_in_4bit: {show(file.load_in_4bit)}) cannot "
+            f"be read: use {_READ}"
+        )
+    if file.bnb_4bit_quant_type != "nf4":
+        raise WgradError(
+            f"{where}: bnb_4bit_quant_type {show(file.bnb_4bit_quant_type)} is not supported: only nf4 is: use the "
+            "unquantised model"
+        )
+    return QuantizationFile(*(getattr(file, name) for name in QuantizationFile.__struct_fields__))
+
+
+def packing_of(file: AnyQuantizationFile | None, where: str) -> Packing | None:
+    """How files of compressed-tensors, GPTQ and AWQ hold codes. WgradError: a key asks for what is not decoded here."""
+    if file is None or file.quant_method not in (COMPRESSED, GPTQ, AWQ):
+        return None
+
+    def only(key: str, value: object, known: Iterable[object]) -> None:
+        listed = list(known)
+        if value not in listed:
+            raise WgradError(
+                f"{where}: quantization_config: {key} {show(value)} is not supported: only "
+                f"{' or '.join(map(show, listed))} is: use the unquantised model"
+            )
+
+    if file.quant_method == COMPRESSED:
+        return _compressed(file, only)
+    bits = file.bits or file.w_bit or 4
+    if file.quant_method == AWQ:
+        only("bits", bits, (4,))
+        only("version", (file.version or "gemm").lower(), ("gemm",))
+        return Packing(AWQ)
+    only("bits", bits, _PACKED_BITS)
+    only("checkpoint_format", file.checkpoint_format or GPTQ, (GPTQ, "gptq_v2"))
+    return Packing(GPTQ, bits, less_one=file.checkpoint_format != "gptq_v2")
+
+
+def _compressed(file: AnyQuantizationFile, only: Callable[..., None]) -> Packing:
+    only("transform_config", bool((file.transform_config or {}).get("config_groups")), (False,))
+    only("sparsity_config", (file.sparsity_config or {}).get("format", "dense"), ("dense",))
+    groups = list((file.config_groups or {}).values())
+    for kind in dict.fromkeys([file.format or "dense", *(group.format for group in groups if group.format)]):
+        only("format", kind, _FORMATS)
+    weights = [group.weights for group in groups if group.weights is not None]
+    for own in weights:
+        only("num_bits", own.num_bits, (8,) if own.type == "float" else _PACKED_BITS)
+    packed = {own.num_bits for own in weights if own.type != "float" and _is_packed(file, groups)}
+    only("num_bits of several groups", len(packed) > 1, (False,))
+    blocks = {tuple(own.block_structure) for own in weights if own.block_structure}
+    only("block_structure of several groups", len(blocks) > 1, (False,))
+    block = next(((rows, columns) for rows, columns in blocks), None)
+    return Packing(COMPRESSED, next(iter(packed), 8), block=block)
+
+
+def _is_packed(file: AnyQuantizationFile, groups: list[GroupFile]) -> bool:
+    return "pack-quantized" in (file.format, *(group.format for group in groups))
