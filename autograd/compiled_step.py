@@ -57,7 +57,7 @@ class CompiledStep:
 
 
 def _plain(value: Any) -> Any:
-    """What tells plain values apart: True, 1 and 1.0 are equal, as are 0.0 and -0.0."""
+    """A key of a plain value. Python takes True, 1 and 1.0 for equal, as 0.0 and -0.0."""
     return type(value), repr(value) if isinstance(value, float) else value
 
 

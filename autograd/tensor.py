@@ -24,6 +24,7 @@ from wgrad.autograd.modes import no_grad as no_grad
 from wgrad.autograd.modes import recomputing as recomputing
 from wgrad.autograd.modes import recording as recording
 from wgrad.autograd.modes import refuse_in_step
+from wgrad.autograd.shapes import filled_in
 from wgrad.autograd.torch_methods import TorchMethods
 from wgrad.autograd.written import note_writing, writes, written_since
 from wgrad.device.contract import Array, Device
@@ -109,8 +110,10 @@ class Tensor(TorchMethods):
         return held
 
     @data.setter
-    def data(self, value: Array) -> None:
-        self._data = value
+    def data(self, value: Array | Tensor) -> None:
+        if self.has_grad_buffer:
+            raise WgradError("data: an optimiser holds this parameter; use copy_ in no_grad, which keeps its memory")
+        self._data = value.data if isinstance(value, Tensor) else value
 
     @property
     def grad(self) -> Tensor | None:
@@ -119,6 +122,9 @@ class Tensor(TorchMethods):
 
     @grad.setter
     def grad(self, value: Tensor | None) -> None:
+        if value is not None and (not isinstance(value, Tensor) or value.shape != self.shape):
+            found = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
+            raise WgradError(f"grad: must be None or a Tensor of shape {list(self.shape)}, got {found}")
         if self.has_grad_buffer:  # of an optimiser, which keeps it
             if value is None:
                 self.device.fill(self.gradient, 0.0)
@@ -166,7 +172,7 @@ class Tensor(TorchMethods):
         """The same storage in another shape; one axis may be -1."""
         shape: Any = sizes[0] if len(sizes) == 1 and isinstance(sizes[0], Sequence) else sizes
         device, before = self.device, self.shape
-        result = Tensor(device.view(self.data, _filled_in(self.data, shape)), device)
+        result = Tensor(device.view(self.data, filled_in(self.shape, shape)), device)
         if is_recording() and self.requires_grad:
             node = Node("reshape", device, lambda dy: (device.view(dy, before),), [edge_of(self)], [result.data])
             result.requires_grad, result.node = True, node
@@ -191,7 +197,7 @@ class Tensor(TorchMethods):
 
         Args:
             gradient: Gradient of this tensor, of the same shape (float32 [1] for a loss, where a loss scale goes in).
-                None is 1, for a tensor of one element.
+                None is 1, for a tensor of one element. Numbers of whole dtypes become floats.
             retain_graph: For PyTorch's users, who are told what to write in its place: a graph is walked once.
 
         Raises:
@@ -207,6 +213,10 @@ class Tensor(TorchMethods):
                 "backward: nothing below this tensor requires a gradient; make a leaf with requires_grad=True "
                 "and compute outside no_grad"
             )
+        if isinstance(gradient, list | tuple | int | float):
+            raise WgradError(f"backward: gradient must be a Tensor, got {type(gradient).__name__}; use wgrad.tensor")
+        if isinstance(gradient, Tensor) and gradient.dtype.kind in "iu":
+            gradient = gradient.to(self.dtype)
         seed = gradient.data if isinstance(gradient, Tensor) else gradient
         if seed is None:
             if math.prod(self.shape) != 1:
@@ -243,18 +253,6 @@ def before_writing(arrays: Iterable[Array] | None = None) -> None:
         held = None if tensor is None else tensor._data
         if tensor is not None and isinstance(held, Lazy) and (memory is None or any(held.reads(m) for m in memory)):
             tensor.data  # noqa: B018
-
-
-def _filled_in(x: Array, shape: Sequence[int]) -> tuple[int, ...]:
-    """The shape with its -1, if any, filled in."""
-    size, known = math.prod(x.shape), math.prod(n for n in shape if n != -1)
-    fits = shape.count(-1) <= 1 and all(n >= -1 for n in shape) and known > 0 and size % known == 0
-    result = tuple(size // known if n == -1 else int(n) for n in shape) if fits else ()
-    if not fits or math.prod(result) != size:
-        raise ShapeError(
-            f"reshape: shape must hold the {size} elements of {list(x.shape)}, got {list(shape)}; one axis may be -1"
-        )
-    return result
 
 
 def parameter(data: Array, device: Device, grad: Array | None = None) -> Tensor:

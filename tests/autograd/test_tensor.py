@@ -508,6 +508,14 @@ def test_parameters_are_changed_in_place_outside_of_the_tape(device: Device) -> 
         (w * 2).fill_(1)
     other = copy.deepcopy(w)
     assert other.device is device and other.requires_grad and other.fill_(1).tolist() == [1, 1, 1] != w.tolist()
+    other.data = w.detach() + 1
+    assert (other * 1).tolist() == [5, 5, 5]
+    wgrad.SGD([other])
+    with pytest.raises(WgradError, match="an optimiser holds this parameter; use copy_"):
+        other.data = w.detach() + 2
+    with pytest.raises(WgradError, match=r"grad: must be None or a Tensor of shape \[3\], got \[2\]"):
+        w.grad = wgrad.zeros(2, device=device)
+    (w * 2).backward(wgrad.tensor([1, 2, 3], device=device))
     assert w.requires_grad_(False) is w and not (w * 2).requires_grad
 
 
@@ -813,6 +821,7 @@ BAD: dict[str, tuple[Callable[[], Any], str]] = {
     "below 0": (lambda: wgrad.full((2,), -1, dtype="uint32", device="cpu"), r"full: numbers must be from 0 to"),
     "a label": (lambda: F.cross_entropy(t(2, 4), [4, 0]), r"cross_entropy: targets must be from 0 to 3, .* got 4"),
     "a place": (lambda: t(2, 4).gather(1, [[-1], [0]]), r"gather: index must be from 0 to 3, got -1 to 0"),
+    "a seed": (lambda: (t(2) * 2).backward([1.0, 1.0]), r"backward: gradient must be a Tensor, got list"),
     "pickled": (lambda: pickle.dumps(t(2)), r"cannot be pickled; use wgrad.save_tensors"),
     "devices": (lambda: t(3) + Tensor(np.ones(3), ReferenceDevice()), r"add: operands must be on one device"),
 }

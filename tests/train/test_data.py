@@ -36,7 +36,7 @@ def test_columns_that_no_record_has_are_told(make_tokenizer, write_lines) -> Non
     tokenizer = load_tokenizer(make_tokenizer())
     path = write_lines({"prompt": "A wise", "completion": " man"}, {"prompt": "A", "completion": " man"})
     (told,) = load(path, tokenizer, columns=("prompt=questoin",)).remarks
-    assert told.endswith("no record has 'questoin', which --columns gives for 'prompt'; its own 'prompt' is read")
+    assert told.endswith("no record has 'questoin' of --columns; its own 'prompt' is read")
     some = write_lines({"prompt": "A wise", "completion": " man"}, {"asked": "A", "completion": " man"})
     assert load(some, tokenizer, columns=("prompt=asked",)).remarks == ()
 

@@ -356,9 +356,7 @@ def _read_records(file: DataFile, config: RunOptions, tokenizer: Tokenizer, tall
     for ours, theirs in absent.items():
         if ours not in kept:
             raise WgradError(f"--columns: no record of {file.name} has {theirs!r}, given for {ours!r}: check the name")
-        tally.notes.append(
-            f"note: {file.name}: no record has {theirs!r}, which --columns gives for {ours!r}; its own {ours!r} is read"
-        )
+        tally.notes.append(f"note: {file.name}: no record has {theirs!r} of --columns; its own {ours!r} is read")
     return PairDocuments(documents) if config.objective_kind.records == "pairs" else documents
 
 
