@@ -518,22 +518,23 @@ _AGAIN, _HEAD, _INPUT = _MATMUL - 2.0 * 128 * 48 * 88, 2.0 * 128 * 48 * 251, 4.0
 @pytest.mark.parametrize(
     "options, parts",
     [
-        ({}, (4 * _MATMUL + 2 * _HEAD, 7 * _ATTENTION, 3 * _ACTIVATIONS + 8 * _WEIGHTS, 0)),
+        ({}, (4 * _MATMUL + 2 * _HEAD, 7 * _ATTENTION, 3 * _ACTIVATIONS + 4 * _WEIGHTS, 0)),
+        ({"keep_dequantized": True}, (4 * _MATMUL + 2 * _HEAD, 7 * _ATTENTION, 3 * _ACTIVATIONS, 0)),
         ({"full": True, "quantize": False}, (6 * _MATMUL + 3 * _HEAD, 7 * _ATTENTION, 3 * _ACTIVATIONS, 0)),
         (
             {"gradient_checkpointing": 1},
-            (4 * _MATMUL + _AGAIN + 2 * _HEAD, 8 * _ATTENTION, 3.5 * _ACTIVATIONS + 10 * _WEIGHTS, 0),
+            (4 * _MATMUL + _AGAIN + 2 * _HEAD, 8 * _ATTENTION, 3.5 * _ACTIVATIONS + 5 * _WEIGHTS, 0),
         ),
         (
             {"gradient_checkpointing": True, "keep_attention": True},
-            (4 * _MATMUL + 2 * _AGAIN + 2 * _HEAD, 7 * _ATTENTION, 4 * _ACTIVATIONS + 12 * _WEIGHTS, 0),
+            (4 * _MATMUL + 2 * _AGAIN + 2 * _HEAD, 7 * _ATTENTION, 4 * _ACTIVATIONS + 6 * _WEIGHTS, 0),
         ),
         (
             {"gradient_checkpointing": True, "offload_activations": 1},
             (
                 4 * _MATMUL + 2 * _AGAIN + 2 * _HEAD,
                 9 * _ATTENTION,
-                4 * _ACTIVATIONS + 12 * _WEIGHTS,
+                4 * _ACTIVATIONS + 6 * _WEIGHTS,
                 2 * (_INPUT - 100),
             ),
         ),
@@ -542,7 +543,7 @@ _AGAIN, _HEAD, _INPUT = _MATMUL - 2.0 * 128 * 48 * 88, 2.0 * 128 * 48 * 251, 4.0
             (
                 4 * _MATMUL + 2 * _AGAIN + 2 * _HEAD,
                 9 * _ATTENTION,
-                4 * _ACTIVATIONS + 12 * _WEIGHTS,
+                4 * _ACTIVATIONS + 6 * _WEIGHTS,
                 2 * (0.55 * 19584 - 100),
             ),
         ),
@@ -551,7 +552,7 @@ _AGAIN, _HEAD, _INPUT = _MATMUL - 2.0 * 128 * 48 * 88, 2.0 * 128 * 48 * 251, 4.0
             (
                 4 * _MATMUL + 2 * _AGAIN + 2 * _HEAD,
                 9 * _ATTENTION,
-                4 * _ACTIVATIONS + 12 * _WEIGHTS,
+                4 * _ACTIVATIONS + 6 * _WEIGHTS,
                 0.55 * 19584 - 200,
             ),
         ),

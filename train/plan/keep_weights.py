@@ -1,7 +1,7 @@
 """As many weights kept dequantised as fit beside what else a run keeps.
 
-A byte of a layer's activations saves about ten times as much time as one of a dequantised weight
-(bench/notes/checkpointing.md), so that layers come first.
+A byte of a layer's activations saves far more time than one of a dequantised weight (bench/notes/checkpointing.md), so
+that layers come first.
 """
 
 from __future__ import annotations
