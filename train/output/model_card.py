@@ -20,6 +20,7 @@ from wgrad.train.options.unused_options import unused_options
 from wgrad.train.output.card_use import Contents, use_of
 
 CARD_FILE = "README.md"
+_LONGEST_CARD = 1 << 20  # bytes; ours have a few thousand
 MARK = "<!-- Written by wgrad. Remove this line to keep your own changes. -->"
 KINDS = ("adapter", "model", "gguf")
 # Options that a card has even where they are the defaults.
@@ -133,7 +134,12 @@ class Card:
 def is_own_card(path: Path) -> bool:
     """Return whether there is no card, or one written here: it may be replaced. What cannot be read is another's."""
     try:
-        return not path.exists() or (path.is_file() and MARK in path.read_text(encoding="utf-8", errors="replace"))
+        if not path.exists():
+            return True
+        if not path.is_file():  # a pipe or a device may never end
+            return False
+        with path.open("rb") as file:
+            return MARK.encode() in file.read(_LONGEST_CARD)
     except OSError:
         return False
 
