@@ -22,7 +22,7 @@ NOT_THERE = {
         ("GraniteSWA", "GraniteMoeSWA", "Cohere2Moe", "FlexOlmo", "Lfm3", "Mellum", "Youtu"),
         "not in the `gguf` package",
     ),
-    "SolarOpen": "not yet",
+    **dict.fromkeys(("SolarOpen", "Llama4"), "not yet"),
     "Phimoe": "llama.cpp weighs its experts otherwise",
     "Bamba": "llama.cpp rotates other pairs",
 }

@@ -109,6 +109,12 @@ _OWN: dict[str, dict[str, Any]] = {
         "rope_theta": None,
     },
     "youtu": _LATENT,
+    "llama4_text": {
+        "num_experts_per_tok": 1,
+        "intermediate_size_mlp": 52,
+        "no_rope_layers": [1, 0],
+        "num_hidden_layers": 2,
+    },
     "granitemoe_swa": {"sliding_window": 7, "shared_intermediate_size": 52, "residual_multiplier": 0.3},
     "phimoe": {"router_jitter_noise": 0.2},
     "mellum": {"sliding_window": 7, "layer_types": ["sliding_attention", "full_attention"], "rope_theta": None},
@@ -262,8 +268,8 @@ def name_in_files(name: str, config: dict[str, Any]) -> str:
 
 
 def as_in_files(name: str, value: np.ndarray, config: dict[str, Any]) -> np.ndarray:
-    """A weight as transformers has it: gpt-oss' experts are [experts, in, out]."""
-    turned = config["model_type"] == "gpt_oss" and value.ndim == 3
+    """A weight as transformers has it: experts of gpt-oss and Llama 4 are [experts, in, out]."""
+    turned = config["model_type"] in ("gpt_oss", "llama4_text") and value.ndim == 3
     return np.ascontiguousarray(value.swapaxes(1, 2)) if turned else value
 
 

@@ -111,6 +111,10 @@ NOT_BUILT: dict[str, dict[str, Any]] = {
         "expert_selection_fn": "top", "shared_expert_combination_strategy": "max", "mlp_layer_types": ["dense"],
     },
     "Lfm3ForCausalLM": {"conv_bias": True, "layer_types": ["conv", "mamba", "conv"], "sliding_window": None},
+    "Llama4ForCausalLM": {
+        "num_experts_per_tok": 2, "router_jitter_noise": 0.1, "no_rope_layers": [1],
+        "layer_types": ["sliding_attention"] * 2,
+    },
     "YoutuForCausalLM": {"num_key_value_heads": 2, "v_head_dim": 17, "num_experts": 8},
     "GraniteMoeSWAForCausalLM": {"layer_rope_theta": [1.5], "layer_types": ["conv"] * 2, "clip_qkv": 8.0},
     "MellumForCausalLM": {"mlp_layer_types": ["dense", "conv"], "layer_types": ["conv"] * 2, "num_mtp_layers": 2},

@@ -263,8 +263,8 @@ def dequantized_base(folder: Path, weights: dict[str, Any], device: Device) -> A
 
 
 def as_theirs(model: Any, value: Any, shape: Any) -> Any:
-    """Our weight as transformers' model has it: gpt-oss' experts are [experts, in, out]."""
-    if model.config.model_type == "gpt_oss" and len(shape) == 3:
+    """Our weight as transformers' model has it: experts of gpt-oss and Llama 4 are [experts, in, out]."""
+    if model.config.model_type in ("gpt_oss", "llama4_text") and len(shape) == 3:
         return value.reshape(shape[0], shape[2], shape[1]).transpose(1, 2)
     return value.reshape(shape)
 

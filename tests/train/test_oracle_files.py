@@ -131,6 +131,7 @@ EPSILONS = {
 }
 MLP_WIDTH = {"granitemoehybrid": "shared_intermediate_size", "qwen3_5_moe_text": "moe_intermediate_size"}
 MLP_WIDTH["solar_open"] = "moe_intermediate_size"
+MLP_WIDTH["llama4_text"] = "intermediate_size_mlp"
 # The keys that say whether there are biases, where they have other names, or what holds of every model of a family.
 O_BIAS: dict[str, str | bool] = {
     "phi": True,

@@ -369,6 +369,15 @@ CASES: dict[str, dict[str, Any]] = {
         },
     },
     "lfm3_plain": {"architecture": "Lfm3ForCausalLM", "use_sandwich_norm": False, "use_attention_gate": False},
+    "llama4": {
+        "architecture": "Llama4ForCausalLM",
+        "num_hidden_layers": 4,
+        "no_rope_layers": None,
+        "interleave_moe_layer_step": 2,
+        "rope_scaling": LLAMA3,
+        "rope_theta": 500.0,
+    },
+    "llama4_plain": {"architecture": "Llama4ForCausalLM", "use_qk_norm": False, "attention_bias": True},
     "youtu": {"architecture": "YoutuForCausalLM", "attention_bias": True},
     "granite_moe_swa": {
         "architecture": "GraniteMoeSWAForCausalLM",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -211,6 +212,24 @@ def test_the_text_parts_of_other_models(case: str, tmp_path: Path) -> None:
     assert beside and not any(".layers.0.self_attn.q_proj.w" in name and "language" in name for name in beside)
 
 
+def test_the_text_of_llama_4_within_the_whole(tmp_path: Path) -> None:
+    """As published files name it; alone, PEFT names it as any LLaMA."""
+    text = tiny_config("Llama4ForCausalLM")
+    weights = random_weights(text)
+    alone = write_checkpoint(tmp_path / "alone", text, weights)
+    raw = {"architectures": ["Llama4ForConditionalGeneration"], "model_type": "llama4", "text_config": text}
+    named = {f"language_model.{name}": value for name, value in weights.items()}
+    named["vision_model.class_embedding"] = np.zeros(3, np.float32)
+    folder = write_checkpoint(tmp_path / "whole", raw, named)
+    np.testing.assert_array_equal(logits(folder), logits(alone))
+    near(logits(alone), their_base(alone))
+    config = replace(load_model_config(alone), longest=63)
+    with pytest.raises(WgradError, match="must have at most 63 tokens: .* attends in chunks, .* got 64: lower"):
+        build_frozen(config, alone, ReferenceDevice(), positions=64, quantize=False)
+    assert parse_model_config(text | {"max_position_embeddings": 99_999}).longest == 8191
+    assert parse_model_config(text | {"attn_temperature_tuning": False, "attention_chunk_size": 40}).longest == 40
+
+
 def test_experts_are_merged_as_the_files_had_them(tmp_path: Path) -> None:
     folder, _ = write_other(tmp_path / "model", "qwen3_vl_moe")
     config = load_model_config(folder)
@@ -305,7 +324,7 @@ def test_what_has_no_part_for_images_is_not_merged(tmp_path: Path, capsys: Any) 
     assert not out.exists()
 
 
-@pytest.mark.parametrize("name", ["PaliGemmaForConditionalGeneration", "Llama4ForConditionalGeneration"])
+@pytest.mark.parametrize("name", ["PaliGemmaForConditionalGeneration", "MllamaForConditionalGeneration"])
 def test_others_are_refused(name: str) -> None:
     with pytest.raises(WgradError, match=rf"architecture {name} is not supported: use a model of .*{WHOLE}"):
         parse_model_config({"architectures": [name], "text_config": {}})

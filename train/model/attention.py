@@ -9,6 +9,7 @@ from wgrad.autograd import functional as F
 from wgrad.autograd.ops.sinks import attend
 from wgrad.autograd.tensor import Tensor
 from wgrad.device.contract import Array, Device
+from wgrad.device.errors import WgradError
 from wgrad.train.model.delta_net import gated, split_gate
 from wgrad.train.model.kv_cache import KVCache, Rope
 from wgrad.train.model.latent_attention import KV_A, KV_B, KV_NORM, Q_A, Q_B, Q_NORM, LatentAttention, Q
@@ -27,6 +28,11 @@ class Attention(Parts):
     ) -> None:
         super().__init__(config, weights, device, **options)
         self.positions = positions
+        if config.longest and positions > config.longest:
+            raise WgradError(
+                f"a sequence must have at most {config.longest} tokens: beyond them {config.architecture} attends in "
+                f"chunks, which is not built here; got {positions}: lower --max-length, or the context"
+            )
         tables = rope_tables(config.rope, positions)
         self.cos, self.sin = (device.upload(table) for table in tables)
         self._of_queries: tuple[Array, Array] | None = None  # where they differ from those of keys
@@ -159,7 +165,7 @@ class Attention(Parts):
 
     def _head_norm(self, index: int, module: str, x: Tensor) -> Tensor:
         """QK-norm: each head of [N, H * D] by itself (Qwen3), or all at once (OLMo 2); x as it is without one."""
-        if not self.config.qk_norm:
+        if not self.config.qk_norm or not (self.config.qk_norm_weight or self.config.use_rope[index]):
             return x
         weight = self._norm_weight(f"model.layers.{index}.{module}", self.config.head_dim_of(index))
         return self._normed_heads(x, weight)

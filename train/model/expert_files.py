@@ -99,6 +99,11 @@ LAYOUTS = {
         correction="mlp.moe_statics.e_score_correction_bias",
     ),
     "qwen3_vl": Layout("mlp.gate.weight", whole=("mlp.experts.gate_up_proj", "mlp.experts.down_proj"), transposed=True),
+    "llama4": Layout(
+        "feed_forward.router.weight",
+        whole=("feed_forward.experts.gate_up_proj", "feed_forward.experts.down_proj"),
+        transposed=True,
+    ),
     "gemma4": Layout("router.proj.weight", whole=("experts.gate_up_proj", "experts.down_proj")),
     "gpt_oss": Layout(
         "mlp.router.weight", whole=("mlp.experts.gate_up_proj", "mlp.experts.down_proj"), transposed=True

@@ -22,11 +22,13 @@ class Experts:
     `clamped_swiglu`. balance: the weight of the load-balancing loss, in training.
 
     sigmoid: the router's scores are sigmoids, else a softmax. correction: path of a number for each expert, which is
-    added to its score where experts are chosen ("": none), correction_rows: [1, count]. normalize_eps: added to the sum
-    of the chosen sigmoids by which each is divided. groups: of experts that follow one another, of which a token has
-    the top_groups best, by their best expert where groups_by_best, else by their best two. share_scale: of the experts'
-    weights; shared_scale: of the shared expert's output. mixer: the weight of each of the two best is a softmax's over
-    those experts, without the better one, whose logit is at most this part of its own below (0: it is not).
+    added to its score where experts are chosen ("": none), correction_rows: [1, count]. normalize_eps: added to the
+    sum of the chosen sigmoids by which each is divided. groups: of experts that follow one another, of which a token
+    has the top_groups best, by their best expert where groups_by_best, else by their best two. share_scale: of the
+    experts' weights; shared_scale: of the shared expert's output. mixer: the weight of each of the two best is a
+    softmax's over those experts, without the better one, whose logit is at most this part of its own below (0: it is
+    not). scales_input: a token's weight scales what its only expert reads, not what it makes. adapted: they may have
+    adapters.
 
     norms: where layers have an MLP as well, whose output and that of the experts are added up: of the MLP's output,
     before the experts, and of their output; the router then has a norm of the stream, whose weight is router_scale
@@ -58,6 +60,8 @@ class Experts:
     correction_rows: bool = field(default=False, repr=False)
     normalize_eps: float = field(default=0.0, repr=False)
     mixer: float = field(default=0.0, repr=False)
+    scales_input: bool = field(default=False, repr=False)
+    adapted: bool = field(default=True, repr=False)
     groups: int = field(default=1, repr=False)
     top_groups: int = field(default=1, repr=False)
     groups_by_best: bool = field(default=False, repr=False)

@@ -64,6 +64,7 @@ from wgrad.train.model.layer_norm_keys import (
 )
 from wgrad.train.model.lfm2_keys import Lfm2File, Lfm2MoeFile
 from wgrad.train.model.lfm3_keys import Lfm3File
+from wgrad.train.model.llama4_keys import Llama4File
 from wgrad.train.model.mamba_keys import BambaFile, FalconH1File, GraniteHybridFile
 from wgrad.train.model.near_llama_keys import (
     CwmFile,
@@ -112,6 +113,7 @@ class Family:
 # SmolLM and SmolLM2 are LlamaForCausalLM; Qwen2.5 is Qwen2ForCausalLM.
 FAMILIES = {
     "LlamaForCausalLM": Family("llama", LlamaFile, variants.llama, "llama", "Llama 1 to 3.3, SmolLM 1 and 2"),
+    "Llama4ForCausalLM": Family("llama4_text", Llama4File, Llama4File.variant, "", "Llama 4 Scout, Maverick"),
     "MistralForCausalLM": Family("mistral", MistralFile, variants.mistral, "llama", "Mistral 7B to Large, dense"),
     "MinistralForCausalLM": Family("ministral", MistralFile, variants.mistral, "llama", "Ministral"),
     "Qwen2ForCausalLM": Family(

@@ -108,7 +108,7 @@ def expert_modules(config: ModelConfig) -> ExpertModules:
     return {
         f"model.layers.{i}.{name}": shape
         for i in range(config.num_hidden_layers)
-        if config.experts is not None and config.has_experts(i)
+        if config.experts is not None and config.experts.adapted and config.has_experts(i)
         for name, shape in config.experts.shapes(config.hidden_size).items()
     }
 

@@ -76,7 +76,10 @@ def mixture(
     if experts.share_scales:
         shares = shares * _of_chosen(weights[prefix + experts.share_scales], ids)
     groups = group(ids, experts.count, y.device)
-    down = linear(DOWN, activated(linear(experts.first, y, gather=True)))
+    read = y
+    if experts.scales_input:
+        read, shares = (y * shares).to(y.dtype), Tensor(one, y.device).reshape(1, 1).expand(y.shape[0], 1)
+    down = linear(DOWN, activated(linear(experts.first, read, gather=True)))
     if experts.shared_width:
         *first, last = (f"{prefix}{module}" for module in experts.shared_shapes(config.hidden_size))
         inner = (_GATED if experts.gated else PLAIN)[config.hidden_act](*(projection(module, y) for module in first))

@@ -54,12 +54,13 @@ class ModelConfig:
 
     layer_norm: norms, but those of heads, are LayerNorm, with biases where norm_bias; rms_norm_eps is theirs.
     norm_weight: norms have weights. embedding_norm: the embeddings are normed, without weights. qk_norm_last: q and k
-    are normed after they are rotated. interleaved: element 2 i of a head is rotated with 2 i + 1. query_growth b:
-    queries at position p are scaled by 1 + b log(1 + floor(p / query_length)). sinks: each head has a score of a key
-    without a value. clip_qkv c: q, k and v are kept within -c and c (0: not). parallel: attention and MLP of a layer
-    read the same norm, and both are added to the stream. gated: the MLP multiplies up by what the activation makes of
-    gate; else it is the activation of up. q_norm, o_proj, gate_proj, ...: their paths within a layer; gate_up_proj: of
-    gate and up in one projection, if not "".
+    are normed after they are rotated. qk_norm_weight: with weights; else in layers that rotate alone. longest: the
+    tokens of a sequence that is computed as the model does (0: of any). interleaved: element 2 i of a head is rotated
+    with 2 i + 1. query_growth b: queries at position p are scaled by 1 + b log(1 + floor(p / query_length)). sinks:
+    each head has a score of a key without a value. clip_qkv c: q, k and v are kept within -c and c (0: not). parallel:
+    attention and MLP of a layer read the same norm, and both are added to the stream. gated: the MLP multiplies up by
+    what the activation makes of gate; else it is the activation of up. q_norm, o_proj, gate_proj, ...: their paths
+    within a layer; gate_up_proj: of gate and up in one projection, if not "".
     linear: of layers that have linear attention or a convolution in the place of attention. attention_gate: q_proj has
     a gate of the attention's output next to each head's queries; attention_gate_proj: path of a projection that makes
     one, with a single number for each head where gate_of_heads.
@@ -123,6 +124,8 @@ class ModelConfig:
     norm_bias: bool = field(default=True, repr=False)
     embedding_norm: bool = field(default=False, repr=False)
     qk_norm_last: bool = field(default=False, repr=False)
+    qk_norm_weight: bool = field(default=True, repr=False)
+    longest: int = field(default=0, repr=False)
     interleaved: bool = field(default=False, repr=False)
     query_growth: float = field(default=0.0, repr=False)
     query_length: int = field(default=0, repr=False)

@@ -69,6 +69,7 @@ MULTIMODAL = {
     "Exaone4_5_ForConditionalGeneration": Multimodal("exaone4_5", _text_first("exaone4")),
     "Idefics3ForConditionalGeneration": Multimodal("idefics3", _text_first("llama"), in_peft="model.text_model."),
     "Lfm2VlForConditionalGeneration": Multimodal("lfm2_vl", _text_first("lfm2"), outer=_TIED),
+    "Llama4ForConditionalGeneration": Multimodal("llama4", {"llama4_text": "Llama4ForCausalLM"}, in_peft="model."),
     "Mistral3ForConditionalGeneration": Multimodal("mistral3", _text_first("mistral"), outer=_TIED),
     "LlavaForConditionalGeneration": Multimodal("llava", _text_first("llama"), inner_tie=True),
     "LlavaNextForConditionalGeneration": Multimodal("llava_next", _text_first("llama")),

@@ -184,7 +184,7 @@ def _layer_specs(config: ModelConfig, layer: int) -> Iterator[WeightSpec]:
         yield from _norm(config, prefix + norm)
     for name, sizes in linear.others.items() if linear is not None else ():
         yield WeightSpec(prefix + name, sizes, "norm")
-    if config.qk_norm and config.norm_weight and linear is None:
+    if config.qk_norm and config.qk_norm_weight and config.norm_weight and linear is None:
         widths = {config.q_norm: config.q_size_of(layer), config.k_norm: config.kv_size_of(layer)}
         for norm, width in list(widths.items())[: 2 if config.keys_of(layer) else 1]:
             size = width if config.qk_norm_whole else config.head_dim_of(layer)
