@@ -202,7 +202,7 @@ def least_limit(config: RunOptions, folder: Path, card: Any) -> int:
 def test_as_few_layers_are_offloaded_as_fit(make_checkpoint: Any, card: Any, streamed: Any) -> None:
     """Each number between none and all is the choice under some limit; what the options say is left."""
     folder = make_checkpoint(num_hidden_layers=6)
-    config = RunOptions(**OFFLOADED, gradient_checkpointing=True, stream_weights=streamed)
+    config = RunOptions(**OFFLOADED, gradient_checkpointing=True, stream_weights=streamed, resident_layers=0)
     limit = least_limit(config, folder, card)
     for number in range(5):
         fit = Fit(replace(config, vram=str(limit)), load_model_config(folder), folder, card, 24, limit)
@@ -222,6 +222,27 @@ def test_as_few_layers_are_offloaded_as_fit(make_checkpoint: Any, card: Any, str
 
 def mode_of(config: RunOptions) -> dict[str, Any]:
     return {name: getattr(config, name) for name in ("gradient_checkpointing", "offload_activations", "stream_weights")}
+
+
+def test_more_rows_do_not_fit_where_fewer_do_not(make_checkpoint: Any, card: Any, monkeypatch: Any) -> None:
+    """Few rows go through the MLP in chunks as well, where they do not fit otherwise: as a whole they take more than
+    many rows in chunks."""
+    for module, name, value in (("step.build", "LEAST_MLP_CHUNK_BYTES", 1 << 20), ("model.model", "", 256)):
+        monkeypatch.setattr(f"wgrad.train.{module}.{name or 'MLP_CHUNKS_ABOVE'}", value)
+    monkeypatch.setattr("wgrad.train.plan.memory_limit.MLP_CHUNKS_ABOVE", 256)
+    folder = make_checkpoint(intermediate_size=1024)
+    model, mode = load_model_config(folder), {"gradient_checkpointing": True, "offload_activations": False}
+    config = RunOptions(**AUTO | {"batch_size": 1, "compute": "float32", "memory_limit": "32MiB"} | mode)
+    whole, chunked = (run_dry(replace(config, batch_size=n), model, folder, card, 24, None).peak_bytes for n in (4, 5))
+    assert chunked < 0.8 * whole
+    limit = (chunked + whole) // 2
+    fit = Fit(config, model, folder, card, 24, limit)
+    most = fit.largest_batch(mode)
+    plans = [fit.plan(batch_size=n, **mode) for n in range(1, most + 2)]
+    assert most > 5 and [plan is not None for plan in plans] == [True] * most + [False]
+    found = plans[3]
+    assert found is not None and found.config.mlp_chunk == "1MiB" and found.peak_bytes <= limit
+    assert plans[0] is not None and plans[0].config.mlp_chunk is None
 
 
 def test_chunks_of_the_mlp_are_large_where_they_fit() -> None:

@@ -224,6 +224,7 @@ def build(
         keep_attention=keeps_attention(options, config),
         keep_norms=options.keep_norms is not False,
         mlp_chunk_bytes=mlp_chunk_bytes(options),
+        mlp_chunks_above=None if options.mlp_chunk is None else 0,
     )
     return Trainer(model, AdamW(parameters, scale_loss=compute == "float16"), options), parameters
 

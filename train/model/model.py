@@ -57,8 +57,8 @@ class Model(Attention):
     adapters. positions: rows of the rotary tables, at least the longest sequence. recompute: of the first so many
     layers (True: of all) keep only the input for the backward; offload: of the first so many of these keep it in main
     memory; keep_attention: and with it what attention gives. keep_norms: others keep their norms' outputs.
-    mlp_chunk_bytes: in place of MLP_CHUNK_BYTES. dtype: float32, float16 or bfloat16, see above. balance: of the
-    routers, which `loss` includes where it has a gradient.
+    mlp_chunk_bytes, mlp_chunks_above: in place of MLP_CHUNK_BYTES, MLP_CHUNKS_ABOVE. dtype: float32, float16 or
+    bfloat16, see above. balance: of the routers, which `loss` includes where it has a gradient.
     """
 
     def __init__(
@@ -75,12 +75,14 @@ class Model(Attention):
         keep_attention: bool = False,
         keep_norms: bool = True,
         mlp_chunk_bytes: int | None = None,
+        mlp_chunks_above: int | None = None,
         balance: Balance | None = None,
     ) -> None:
         parts: dict[str, Any] = {"adapter": adapter, "dtype": dtype, "keep_norms": keep_norms}
         super().__init__(config, weights, device, positions=positions, **parts)
         self.recompute, self.offload = recompute, offload
         self.keep_attention, self.mlp_chunk_bytes = keep_attention, mlp_chunk_bytes
+        self.mlp_chunks_above = mlp_chunks_above
         self._streamed = weights if isinstance(weights, StreamedWeights) else None
         self.balance = balance
         self._balance: Balance | None = None  # of the forward that a backward may recompute
@@ -303,7 +305,8 @@ class Model(Attention):
         # A balance counts the tokens of a whole micro-batch.
         if index < self.recomputed and cache is None and inputs.seed is None and self._balance is None:
             most = (self.mlp_chunk_bytes or MLP_CHUNK_BYTES) // (6 * c.mlp_width * self.dtype.itemsize)
-            if h.shape[0] > max(most, MLP_CHUNKS_ABOVE):
+            above = MLP_CHUNKS_ABOVE if self.mlp_chunks_above is None else self.mlp_chunks_above
+            if h.shape[0] > max(most, above):
                 rows = even_rows(h.shape[0], most)
                 # Without y, h is what `_to_stream` has just made for this half alone.
                 return in_row_chunks(lambda x, *own: self._mlp(index, x, inputs, own), h, rows, *own, spent=y is None)

@@ -202,8 +202,8 @@ class RunOptions(ObjectiveOptions, InputOptions):
         metavar="N",
     )
     mlp_chunk: str | None = of_machine(
-        None, "with --gradient-checkpointing: what the MLP of long rows takes at a time (default: 768MiB, with a "
-        "--memory-limit as it allows)", rule=A_SIZE, metavar="SIZE",
+        None, "with --gradient-checkpointing: what the MLP takes at a time (default: rows of more than 4,096 tokens "
+        "768MiB, with a --memory-limit as it allows)", rule=A_SIZE, metavar="SIZE",
     )  # fmt: skip
     stream_weights: choices.Stream = of_machine("auto", STREAM_HELP, choices=get_args(choices.Stream))
     resident_layers: int | None = of_machine(

@@ -29,6 +29,7 @@ from wgrad.train.plan.memory_limit import (
     can_stream,
     fewest_offloaded,
     in_large_chunks,
+    in_small_chunks,
 )
 from wgrad.train.plan.plan import Plan, fill_with_layers, run_dry
 from wgrad.train.plan.speed import Rates, rates_of, step_seconds
@@ -106,7 +107,10 @@ class Fit:
 
     def plan(self, **changes: Any) -> Plan | None:
         """Plan the run with other options; None if it does not fit."""
-        return self._fitting(self._with(**changes))
+        config = self._with(**changes)
+        found = self._fitting(config)
+        chunked = in_small_chunks(config, self.model_config) if found is None else None
+        return found if chunked is None else self._fitting(chunked)
 
     def _with(self, **changes: Any) -> RunOptions:
         if changes.get("gradient_checkpointing") is False:

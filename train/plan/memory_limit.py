@@ -11,10 +11,11 @@ from typing import Any
 from wgrad.device.contract import Device
 from wgrad.device.errors import OutOfMemory, WgradError
 from wgrad.train.model.model import MLP_CHUNK_BYTES, MLP_CHUNKS_ABOVE
+from wgrad.train.model.model_config import ModelConfig
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.options.option_text import size
 from wgrad.train.options.options import flag
-from wgrad.train.step.build import mlp_chunk_bytes
+from wgrad.train.step.build import itemsize_of, mlp_chunk_bytes
 from wgrad.train.step.memory import SMALLER_MODEL, limit_bytes
 
 SHORTEST = 128  # tokens of the shortest rows that are tried
@@ -46,6 +47,16 @@ def in_large_chunks(found: Any, fitting: Callable[[RunOptions], Any]) -> Any:
     if config.rows * config.max_length <= MLP_CHUNKS_ABOVE:
         return found
     return fitting(replace(config, mlp_chunk=f"{MLP_CHUNK_BYTES >> 20}MiB")) or found
+
+
+def in_small_chunks(config: RunOptions, model: ModelConfig) -> RunOptions | None:
+    """A run with too few rows for chunks of the MLP -> the same in chunks: without them it may take more than one with
+    more rows. None: it is in chunks, or they would be no smaller."""
+    tokens, chunk = config.rows * config.max_length, mlp_chunk_bytes(config) or MLP_CHUNK_BYTES
+    whole = 6 * tokens * model.mlp_width * itemsize_of(config)
+    if config.mlp_chunk is not None or not config.gradient_checkpointing or tokens > MLP_CHUNKS_ABOVE or whole <= chunk:
+        return None
+    return replace(config, mlp_chunk=f"{max(chunk >> 20, 1)}MiB")
 
 
 def beyond_limit(

@@ -84,7 +84,7 @@ def count_parameters(config: ModelConfig) -> int:
 
 def estimate_activations(config: RunOptions, model: ModelConfig) -> int:
     """Rough bytes that a step takes in NumPy beside what is held all the time: activations, and the loss's logits."""
-    tokens, layers, itemsize = config.rows * config.max_length, model.num_hidden_layers, _itemsize(config)
+    tokens, layers, itemsize = config.rows * config.max_length, model.num_hidden_layers, itemsize_of(config)
     kept, logits = activation_bytes(model, tokens, itemsize), min(tokens * model.vocab_size, LOGIT_ELEMENTS) * 4
     recomputed = recomputed_layers(config, model)
     if not recomputed:
@@ -107,7 +107,7 @@ def recomputed_layers(config: RunOptions, model: ModelConfig) -> int:
         return layers
     if not config.checkpointing_open:
         return _layers("gradient_checkpointing", asked, layers)
-    estimate = activation_bytes(model, config.rows * config.max_length, _itemsize(config))
+    estimate = activation_bytes(model, config.rows * config.max_length, itemsize_of(config))
     return layers if config.offload_activations or estimate > RECOMPUTE_ABOVE else 0
 
 
@@ -142,7 +142,7 @@ def keeps_attention(config: RunOptions, model: ModelConfig) -> bool:
         return config.keep_attention
     if config.limit or config.offload_activations or config.stream_weights == "on":
         return False
-    held = attention_bytes(model, config.rows * config.max_length, _itemsize(config))
+    held = attention_bytes(model, config.rows * config.max_length, itemsize_of(config))
     return config.max_length >= KEEP_ATTENTION_FROM and held < KEEP_ATTENTION_BELOW
 
 
@@ -172,7 +172,7 @@ def balance(config: RunOptions, model: ModelConfig, device: Device) -> Balance |
     return Balance(weight, experts, config.rows * config.max_length, device) if weight else None
 
 
-def _itemsize(config: RunOptions) -> int:
+def itemsize_of(config: RunOptions) -> int:
     """Bytes of an activation; of --compute auto, which no device has decided yet, the most that it can take."""
     return np.dtype("float32" if config.compute == AUTO else config.compute).itemsize
 
@@ -203,6 +203,7 @@ def build_trainable(
         "keep_attention": keeps_attention(config, model_config),
         "keep_norms": config.keep_norms is not False,
         "mlp_chunk_bytes": mlp_chunk_bytes(config),
+        "mlp_chunks_above": None if config.mlp_chunk is None else 0,
         "balance": balance(config, model_config, device),
     }
     base = count_parameters(model_config)
