@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from wgrad.device.errors import WgradError
-from wgrad.train.data.data import Dataset, _parse, load_data
+from wgrad.train.data.data import Dataset, load_data
 from wgrad.train.data.json_text import MOST_VALUES, decode_json_text
+from wgrad.train.data.record_documents import samples_of
 from wgrad.train.data.samples import Sample
 from wgrad.train.data.template_process import shared_process
 from wgrad.train.data.tokenizer import Tokenizer, load_tokenizer
@@ -38,7 +39,7 @@ def tokenizer(tokenizer_json: str, tmp_path_factory: pytest.TempPathFactory) -> 
 
 def samples(record: dict[str, Any], tokenizer: Tokenizer, objective: Any = "sft", **options: Any) -> list[Sample]:
     config = RunOptions(objective=objective, **options)
-    return _parse(json.dumps(record).encode(), "data.jsonl", 1, config, tokenizer)
+    return samples_of(json.dumps(record).encode(), "data.jsonl", 1, config, tokenizer)
 
 
 def marked(record: dict[str, Any], tokenizer: Tokenizer, objective: str = "sft", **options: Any) -> list[str]:

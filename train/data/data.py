@@ -1,9 +1,9 @@
 """Training data: records or plain text -> documents of token ids with a mark on each token that is to be learnt.
 
-What a record may hold is said in `samples.py`, what tokens it becomes in `sample_tokens.py`, what a file may be in
-`data_files.py`. Plain text (.txt, .md) is one stream of tokens, cut into pieces of seq_len. Everything is read and
-checked before anything is trained; a file is never held as a whole, nor what the tokenizer makes of it (some 200 bytes
-a character): see `text_windows.py`.
+What a file may be is said in `data_files.py`, how its records become documents in `record_documents.py`. Plain text
+(.txt, .md) is one stream of tokens, cut into pieces of seq_len. Everything is read and checked before anything is
+trained; a file is never held as a whole, nor what the tokenizer makes of it (some 200 bytes a character): see
+`text_windows.py`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from array import array
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,39 +23,18 @@ from wgrad.train.data.documents import (
     ChosenDocuments,
     Documents,
     JoinedDocuments,
-    LineDocuments,
-    PairDocuments,
     StreamDocuments,
 )
 from wgrad.train.data.given_records import Records, given_records, refuse_placeholder
 from wgrad.train.data.mix import Mix, describe
 from wgrad.train.data.packing import Example
-from wgrad.train.data.preferences import parse_preference
-from wgrad.train.data.record_keys import with_our_names
-from wgrad.train.data.sample_tokens import SampleTokens, encode_samples
-from wgrad.train.data.samples import BadLine, Sample, of_line, parse_object, parse_record
+from wgrad.train.data.record_documents import SHOWN, Tally, read_records
 from wgrad.train.data.template_process import shared_process
 from wgrad.train.data.tokenizer import Tokenizer
 from wgrad.train.files.input_files import one_line
 from wgrad.train.options.data_sources import STDIN, Source, sources_of
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.options.record_names import columns_of
-
-_LISTED = 5  # bad lines
-_SHOWN, _COUNTED = 12, 1000  # keys that nothing reads
-
-
-@dataclass
-class _Tally:
-    """Counts of a file's reading."""
-
-    truncated: int = 0  # examples that were longer than seq_len
-    cut_tokens: int = 0  # tokens that they lost
-    left_out: int = 0  # examples of which nothing to learn was left then
-    bad_lines: int = 0
-    bad: list[str] = field(default_factory=list)  # the first of them
-    notes: list[str] = field(default_factory=list)
-    turns: Counter[tuple[str, bool]] = field(default_factory=Counter)  # role, whether it is learnt
 
 
 @dataclass(frozen=True)
@@ -104,7 +83,7 @@ def load_data(
     sources = sources_of(config.data)
     if config.eval_data == STDIN in [source.path for source in sources]:
         raise WgradError("--eval-data: standard input is --data already: give a file")
-    tally = _Tally()
+    tally = Tally()
     try:
         records = given or {}
 
@@ -146,8 +125,8 @@ def _turns(turns: Counter[tuple[str, bool]]) -> str:
     found = []
     for is_learnt, what in ((True, "trained on"), (False, "read")):
         counts = Counter({role: count for (role, learnt), count in turns.items() if learnt == is_learnt})
-        shown = [f"{count} {one_line(ascii(role)[1:-1], 40)}" for role, count in counts.most_common(_SHOWN)]
-        more = [f"{len(counts) - _SHOWN} more roles"] if len(counts) > _SHOWN else []
+        shown = [f"{count} {one_line(ascii(role)[1:-1], 40)}" for role, count in counts.most_common(SHOWN)]
+        more = [f"{len(counts) - SHOWN} more roles"] if len(counts) > SHOWN else []
         found.append(f"{', '.join(shown + more) or 'none'} {what}")
     return f"turns: {'; '.join(found)}" if turns else ""
 
@@ -198,14 +177,14 @@ def _load_file(
     option: str,
     config: RunOptions,
     tokenizer: Tokenizer,
-    tally: _Tally,
+    tally: Tally,
     progress: Progress | None,
     given: Mapping[str, Records],
     stdin: Path | None,
 ) -> Sequence[Example]:
     """path: a file, standard input, or a folder of files, all of them plain text or none."""
     if path in given:
-        return _read_records(given_records(path, option, given[path]), config, tokenizer, tally)
+        return read_records(given_records(path, option, given[path]), config, tokenizer, tally)
     refuse_placeholder(path, option)
     parts: list[Documents[Any]] = []
     first: DataFile | None = None
@@ -231,7 +210,7 @@ def _load_file(
             if file.kind == "text":
                 parts.append(_cut_stream(file, config.max_length, tokenizer))
             else:
-                parts.append(_read_records(file, config, tokenizer, tally))
+                parts.append(read_records(file, config, tokenizer, tally))
     return parts[0] if len(parts) == 1 else JoinedDocuments(parts)
 
 
@@ -250,7 +229,7 @@ def _cut_stream(file: DataFile, seq_len: int, tokenizer: Tokenizer) -> Documents
     for encoded in tokenizer.framed(tokenizer.encode_stream(blocks())):
         ids.extend(encoded.ids)
     if is_blank:
-        raise _empty(file)
+        raise file.empty()
     if ids and ids[-1] == tokenizer.eos_id:
         ids.pop()  # a stream that is cut anywhere has no end worth learning
     try:
@@ -261,140 +240,3 @@ def _cut_stream(file: DataFile, seq_len: int, tokenizer: Tokenizer) -> Documents
         raise WgradError(f"{file.option}: {file.name} has {len(ids)} token(s): at least 2 are needed to learn from")
     has_bos = tokenizer.bos_id is not None and ids[0] == tokenizer.bos_id
     return StreamDocuments(file.name, np.frombuffer(ids, np.int32), seq_len, has_bos)
-
-
-def _empty(file: DataFile) -> WgradError:
-    return WgradError(f"{file.option}: {file.name} is empty: give a file with at least one example")
-
-
-# ---- records -----------------------------------------------------------------------------------
-def _read_records(file: DataFile, config: RunOptions, tokenizer: Tokenizer, tally: _Tally) -> Documents[Any]:
-    documents = LineDocuments(file.name, config.max_length)
-    first: WgradError | None = None  # of what was passed over
-    read = bad = 0
-    forms: dict[str, None] = {}  # that are worth a word
-    unread = Counter[str]()  # records with this key, which nothing reads
-    columns = columns_of(config.columns)
-    absent = {ours: theirs for ours, theirs in columns.items() if theirs}  # that no record has had
-    kept = set[str]()  # ours, which records have had in their place
-    lost = [0, 0]  # tokens of answers that the template removes, and lines that have some
-    example = ""  # of them
-    parts: list[SampleTokens] = []  # of the record that is read
-
-    def pass_over(error: BadLine) -> None:
-        nonlocal first, bad
-        if config.on_bad_line == "stop":
-            raise error
-        first, bad = first or error, bad + 1
-        if len(tally.bad) < _LISTED:
-            tally.bad.append(str(error))
-
-    def samples() -> Iterator[Sample]:
-        nonlocal read
-        for line, record in file.records():
-            if isinstance(record, bytes) and not record.strip():
-                continue
-            read += 1
-            try:
-                if isinstance(record, str):
-                    raise BadLine(f"{file.name}:{line}: {record}")
-                if columns:
-                    with of_line(file.name, line):
-                        record = parse_object(record)
-                        for ours, theirs in columns.items():
-                            if theirs in record:
-                                absent.pop(ours, None)
-                            elif ours in record:
-                                kept.add(ours)
-                        record = with_our_names(record, columns)
-                for sample in _parse(record, file.name, line, config, tokenizer):
-                    if sample.form:
-                        forms.setdefault(sample.form)
-                    if len(unread) < _COUNTED:
-                        unread.update(sample.unread)
-                    yield sample
-            except BadLine as error:
-                pass_over(error)
-
-    # A completion may stand behind another prompt too, perhaps a shorter one.
-    limit = 2 * config.max_length if config.objective_kind.mismatched else config.max_length
-    for part in encode_samples(samples(), limit, tokenizer):
-        parts.append(part)
-        if part.sample.more:
-            continue
-        complete, parts = parts, []
-        try:
-            for part in complete:
-                with of_line(file.name, part.sample.line):
-                    tokenizer.check_ids(part.ids)
-            beyond = _add(documents, complete, file.name, config.max_length, tally)
-            first = first or beyond
-            if beyond is None:
-                tally.turns.update(turn for part in complete for turn in part.sample.turns)
-                removed = [text for part in complete for text in part.sample.lost]
-                lost[0] += sum(len(tokenizer.encode(text, add_special_tokens=False)) for text in removed)
-                lost[1] += bool(removed)
-                example = example or (removed[0] if removed else "")
-        except BadLine as error:
-            pass_over(error)
-    tally.bad_lines += bad
-    tally.notes += [f"note: {file.name} has {form}" for form in forms]
-    tally.notes += [f"note: {file.name} has {remark}" for remark in file.remarks]
-    if unread:
-        tally.notes.append(f"note: {file.name} has keys that are not read: {_counted(unread)}")
-    if lost[1]:
-        tally.notes.append(
-            f"note: {file.name}: the chat template leaves out {lost[0]} tokens of {lost[1]} lines, "
-            f"{one_line(ascii(example), 60)} for one, so they are not trained on: --chat-template takes one that keeps "
-            "them"
-        )
-    if not read:
-        raise _empty(file)
-    if first and (not documents or 2 * bad > read):
-        what = f"; {bad} of {read} lines are bad" if bad > 1 else ""
-        raise WgradError(f"{first}{what}")
-    for ours, theirs in absent.items():
-        if ours not in kept:
-            raise WgradError(f"--columns: no record of {file.name} has {theirs!r}, given for {ours!r}: check the name")
-        tally.notes.append(f"note: {file.name}: no record has {theirs!r} of --columns; its own {ours!r} is read")
-    return PairDocuments(documents) if config.objective_kind.records == "pairs" else documents
-
-
-def _counted(unread: Counter[str]) -> str:
-    """Keys, the most frequent first, each with the number of its records."""
-    shown = [f"{one_line(repr(key), 60)} ({count} lines)" for key, count in unread.most_common(_SHOWN)]
-    return ", ".join(shown) + (f" and {len(unread) - _SHOWN} more" if len(unread) > _SHOWN else "")
-
-
-def _parse(
-    record: bytes | dict[str, Any], name: str, line: int, config: RunOptions, tokenizer: Tokenizer
-) -> list[Sample]:
-    """The samples of a record under our names. BadLine; WgradError where no record with messages could be used."""
-    if config.objective_kind.records == "texts":
-        return [parse_record(record, name, line, config.loss_on, tokenizer)]
-    return parse_preference(record, name, line, config.objective, tokenizer)
-
-
-def _add(
-    documents: LineDocuments, parts: Sequence[SampleTokens], name: str, seq_len: int, tally: _Tally
-) -> WgradError | None:
-    """Add the documents of a record, truncated -> why it was left out, None where it was not. BadLine: nothing to
-    learn."""
-    lost = sum(max(part.length - seq_len, 0) for part in parts)
-    for part in parts:
-        if part.loss_mask[1:seq_len].any():
-            continue
-        where = f"{name}:{part.sample.line}: no token to learn"
-        if part.length <= seq_len:
-            raise BadLine(f"{where} (a single token has nothing to be predicted from): remove the line")
-        tally.left_out += 1
-        return WgradError(
-            f"{where} is left after truncation to {seq_len} tokens: raise "
-            f"--max-length, or shorten what comes before the "
-            "completion"
-        )
-    for part in parts:
-        documents.add(part.ids, part.loss_mask, part.sample.line, part.sample.label)
-    tally.truncated += bool(lost)
-    tally.cut_tokens += lost
-    return None

@@ -94,6 +94,10 @@ class DataFile:
     delimiter: str = ","
     remarks: list[str] = field(default_factory=list)
 
+    def empty(self) -> WgradError:
+        """Return the error of a file without content."""
+        return WgradError(f"{self.option}: {self.name} is empty: give a file with at least one example")
+
     def records(self) -> Numbered:
         """Each record of a file that is not plain text, with the number of its line or row."""
         if self.kind == "array":

@@ -232,22 +232,6 @@ def prefill(
     return model.logits(rows.data)
 
 
-def prefill_part(model: Model, prompt: Sequence[int], first: int, last: int, cache: KVCache, start: int) -> Array:
-    """Run the tokens first:last of a prompt whose first key is `start`, those before them being in the cache -> logits
-    float32 [1, V] of the last."""
-    device, count = model.device, last - first
-    inputs = Inputs(
-        ids=device.upload(np.array(prompt[first:last], np.int32)),
-        positions=device.upload(np.arange(first, last, dtype=np.int32)),
-        doc_start=device.upload(np.full((1, count), start, np.int32)),
-        cache_len=device.upload(np.array([start + first], np.int32)),
-    )
-    with no_grad():
-        hidden = model.hidden(inputs, cache)
-        row = F.embedding(hidden, device.upload(np.array([count - 1], np.int32)), dtype=hidden.dtype)
-    return model.logits(row.data)
-
-
 def check_positions(prompt: Sequence[int], max_new_tokens: int, config: ModelConfig, option: str) -> None:
     """WgradError, naming `option`, where prompt and continuation need more positions than the model was made for."""
     limit = config.max_position_embeddings

@@ -29,7 +29,7 @@ CONFIG_FORMAT = 1  # of OUT/config.yaml; a file that a person wrote need not nam
 # Options that --help and the studio show at once.
 USUAL = ("model", "data", "out", "resume", "lora_r", "learning_rate", "batch_size", "max_length", "epochs", "vram")
 COMPUTE_HELP = "auto: float16 where tensor cores are enabled, bfloat16 on HIP, else float32"
-DEVICE_HELP = "auto, hip, wgpu or cpu; hip:GPU and wgpu:GPU take a number or part of a name"
+DEVICE_HELP = "where to compute: auto, hip, wgpu or cpu; hip:GPU and wgpu:GPU take a number or part of a name"
 MOST = 10**9  # of what is counted: more than any run has, so beyond it a number is a slip
 STREAM_HELP = (
     "keep the frozen weights in host memory and copy each layer to the device before its use (training then uses "

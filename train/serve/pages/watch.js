@@ -113,7 +113,7 @@ async function ask() {
   if (!runs.length) runs = news.runs.map((_, at) => ({ number: at, shown: true, series: new Series() }));
   const more = news.runs.map((one, at) => take(runs[at], one)).some(Boolean);
   draw();
-  say(`${runs.length} run${runs.length === 1 ? "" : "s"}, asked again each second`);
+  say(`${runs.length} run${runs.length === 1 ? "" : "s"}, refreshed every second`);
   return more;
 }
 
