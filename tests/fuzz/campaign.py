@@ -27,6 +27,7 @@ from tests.fuzz.case import Case, Files, Special, from_json, to_json
 from tests.fuzz.execute import Sandbox
 from tests.fuzz.judge import judge, signature
 from tests.fuzz.kinds import make_case
+from tests.fuzz.mutants import misjudged
 
 CASES = Path(__file__).parent / "cases"
 _CLEAR = "\r" if sys.stdout.isatty() else ""  # of the line that counts
@@ -220,16 +221,19 @@ def main() -> int:
         metavar="FILE",
         help="run these cases (default: all of tests/fuzz/cases), and then new ones where --inputs is given",
     )
+    parser.add_argument(
+        "--mutants", action="store_true", help="also run mutants of commands, each of which must be seen"
+    )
     parser.add_argument("--show", type=int, metavar="NUMBER", help="run one input of the seed and print what it gives")
     args = parser.parse_args()
     with sandbox() as box:
         if args.show is not None:
             return _show_one(box, args)
-        found: Any = None
+        found = misjudged(box) if args.mutants else 0
         if args.replay is not None:
-            found = replay(box, [Path(p) for p in args.replay] or sorted(CASES.glob("*.json")))
-            if not args.inputs:
-                return 1 if found else 0
+            found += replay(box, [Path(p) for p in args.replay] or sorted(CASES.glob("*.json")))
+        if (args.replay is not None or args.mutants) and not args.inputs:
+            return 1 if found else 0
         return 1 if _campaign(box, args) or found else 0
 
 

@@ -1,4 +1,4 @@
-"""Mutants of commands, and what the fuzzer must say of each: python -m tests.fuzz.mutants"""
+"""Mutants of commands, and what the fuzzer must say of each: python -m tests.fuzz --mutants"""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import safetensors.numpy
 
 import wgrad.train.commands.cli as cli
 from tests.fuzz import execute
-from tests.fuzz.campaign import sandbox
 from tests.fuzz.case import Case
 from tests.fuzz.execute import Sandbox
 from tests.fuzz.judge import judge
@@ -99,31 +99,26 @@ SOUND: dict[str, Main] = {
 
 
 def _finding(box: Sandbox, main: Main) -> str:
-    cli.main = main  # type: ignore[assignment]
-    return box.run(Case(["finetune"], []), judge)[1] or ""
+    with patch.object(cli, "main", main):
+        return box.run(Case(["finetune"], []), judge)[1] or ""
 
 
-def main() -> int:
+def misjudged(box: Sandbox) -> int:
     """-> number of mutants that were not seen, and of sound commands in which a fault was."""
     missed = 0
-    with sandbox() as box:
-        usual = execute.CPU_SECONDS, execute.WAIT_SECONDS
-        for name, (mutant, pattern) in MUTANTS.items():
-            # Short for what never ends; nothing else may meet these limits, however busy the machine is.
-            execute.CPU_SECONDS, execute.WAIT_SECONDS = (1, 1) if pattern.startswith("hang") else usual
-            finding = _finding(box, mutant)
-            if not re.match(pattern, finding):
-                missed += 1
-                print(f"{name}: expected {pattern!r}; got {finding!r}", flush=True)
-        execute.CPU_SECONDS, execute.WAIT_SECONDS = usual
-        for name, sound in SOUND.items():
-            finding = _finding(box, sound)
-            if finding:
-                missed += 1
-                print(f"{name}: nothing is wrong; got {finding!r}", flush=True)
+    usual = execute.CPU_SECONDS, execute.WAIT_SECONDS
+    for name, (mutant, pattern) in MUTANTS.items():
+        # Short for what never ends; nothing else may meet these limits, however busy the machine is.
+        execute.CPU_SECONDS, execute.WAIT_SECONDS = (1, 1) if pattern.startswith("hang") else usual
+        finding = _finding(box, mutant)
+        if not re.match(pattern, finding):
+            missed += 1
+            print(f"{name}: expected {pattern!r}; got {finding!r}", flush=True)
+    execute.CPU_SECONDS, execute.WAIT_SECONDS = usual
+    for name, sound in SOUND.items():
+        finding = _finding(box, sound)
+        if finding:
+            missed += 1
+            print(f"{name}: nothing is wrong; got {finding!r}", flush=True)
     print(f"{len(MUTANTS)} mutants and {len(SOUND)} sound commands, {missed} misjudged")
     return missed
-
-
-if __name__ == "__main__":
-    sys.exit(1 if main() else 0)

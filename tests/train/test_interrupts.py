@@ -166,9 +166,9 @@ masked = threading.Event()
 def press():
     masked.wait()
     for _ in range(2):
-        time.sleep(1)
+        time.sleep(0.5)
         os.kill(os.getpid(), signal.SIGTERM)
-    time.sleep(1)
+    time.sleep(0.5)
     if sys.argv[1] == "writing":
         os.write(writer, b"x")
 with interrupts.Interrupts(lambda text: print(text, flush=True)) as held, held.steps():
