@@ -229,6 +229,21 @@ def test_a_part_that_is_missing_or_does_not_fit(make_checkpoint: Any) -> None:
     assert open_files(folder, load_model_config(folder))[0].digest() != first
 
 
+def test_biases_of_zeros_are_left_out(make_checkpoint: Any) -> None:
+    """GPTQ's first tools wrote them for models that have none."""
+    folder = make_checkpoint()
+    pack(folder, "gptq")
+    arrays = {n: np.array(e.array()) for n, e in read_entries(folder / "model.safetensors", "").items()}
+    name, bias = "model.layers.0.mlp.up_proj.bias", np.zeros(88, F16)
+    write(folder / "model.safetensors", arrays | {name: bias})
+    files = open_files(folder, load_model_config(folder))[0]
+    assert name not in files.entries and "model.layers.0.mlp.up_proj.weight" in files.entries
+    bias[7] = 0.1
+    write(folder / "model.safetensors", arrays | {name: bias})
+    with pytest.raises(WgradError, match=f"has 1 tensor that LlamaForCausalLM, .* does not use: {re.escape(name)}"):
+        open_files(folder, load_model_config(folder))
+
+
 @pytest.mark.parametrize(
     ("scheme", "message"),
     [

@@ -32,7 +32,7 @@ from wgrad.train.files.imatrix_file import IMATRIX_FILE
 from wgrad.train.files.input_files import exists, one_line
 from wgrad.train.files.mxfp4_files import Mxfp4Entry
 from wgrad.train.files.nf4_files import NF4_PARTS, check_packed, is_nf4, read_nf4
-from wgrad.train.files.packed_files import with_packed
+from wgrad.train.files.packed_files import PackedEntry, with_packed
 from wgrad.train.files.safetensors_files import TensorEntry, read_entries
 from wgrad.train.model.expert_files import with_experts
 from wgrad.train.model.gguf_activation import add_from_keys
@@ -143,6 +143,8 @@ class ModelFiles:
         """WgradError where a tensor of the model is missing or does not fit config.json. Reads no tensor: what a model
         takes is known to be in its files before any memory is taken for it."""
         self.entries = with_fp8(with_packed(self.entries, config.packing), config.fp8_block)
+        if config.packing is not None:
+            self._drop_empty_biases(config)
         if config.tie_word_embeddings and EMBEDDING not in self.entries and HEAD in self.entries:
             self.entries[EMBEDDING] = self.entries[HEAD]  # one matrix: either name will do, as in transformers
         add_from_keys(self.entries, config)
@@ -160,6 +162,14 @@ class ModelFiles:
             else:
                 self._check_shape(spec, self.entries[spec.name])
         self._check_unused(config)
+
+    def _drop_empty_biases(self, config: ModelConfig) -> None:
+        """Leave out biases that the model does not have: GPTQ's first tools wrote zeros for every projection."""
+        known = {spec.name for spec in weight_specs(config)}
+        for name, entry in list(self.entries.items()):
+            packed = isinstance(self.entries.get(f"{name.removesuffix('.bias')}.weight"), PackedEntry)
+            if packed and name.endswith(".bias") and name not in known and not entry.array().any():
+                del self.entries[name]
 
     def _check_unused(self, config: ModelConfig) -> None:
         """WgradError where the files have tensors that the model does not use: it is another one then."""
