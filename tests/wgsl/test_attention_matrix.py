@@ -94,10 +94,10 @@ def test_rows_that_pass_to_their_registers_in_parts(
 def test_pairs_of_subgroups_share_rows(
     matrix_device: Any, monkeypatch: pytest.MonkeyPatch, case: Case, lanes: int
 ) -> None:
-    """Each has half of the columns."""
+    """Each has half of the columns; K and V go in turns through one place, as those of wide heads."""
     pairs = MatrixRows(4, pairs=True)
     monkeypatch.setattr(matrix_device, "lanes", lanes)
-    tiles = dict.fromkeys(("forward", "dq"), ((0, pairs),))
+    tiles = {"forward": ((0, replace(pairs, in_turns=True)),), "dq": ((0, pairs),)}
     monkeypatch.setattr(attention_matrix, "TILES", attention_matrix.TILES | tiles)
     result = check_case(case, matrix_device)
     assert result.ok, f"{result.output} is off by {result.error:.3g}, allowed {result.limit:.3g}"
@@ -132,13 +132,16 @@ def test_which_attention_is_served(matrix_device: Any) -> None:
         found = tile(kernel, *shape, **options)
         return found and found.rows
 
-    # Of 128 rows where 256 workgroups or more have them, of wide heads.
-    assert rows("forward", 1, 1023, 32, 128) == 64 and rows("forward", 1, 1024, 32, 128) == 128
-    assert rows("forward", 4, 255, 32, 96) == 64 and rows("forward", 4, 256, 32, 96) == 128
-    assert rows("forward", 4, 256, 32, 64) == 64 and rows("forward", 4, 256, 32, 64, lanes=64) == 128
+    # Of 128 rows where so many workgroups have them, of wide heads.
+    assert rows("forward", 1, 8191, 32, 128) == 64 and rows("forward", 1, 8192, 32, 128) == 128
+    assert rows("forward", 4, 1023, 32, 96) == 64 and rows("forward", 4, 1024, 32, 96) == 128
+    for width in (64, 128):
+        assert [rows("forward", 4, queries, 32, width, lanes=64) for queries in (255, 256)] == [64, 128]
+    assert rows("forward", 4, 1024, 32, 64) == 64
+    assert tile("forward", 1, 2048, 32, 128).in_turns and not tile("forward", 1, 2048, 32, 64).in_turns
     assert rows("dq", 1, 1024, 32, 64) == 64 and rows("dq", 1, 1024, 32, 128) == 128
     # In pairs, but not few rows of wide heads in dq.
-    for kernel, queries, width in (("forward", 16, 32), ("forward", 4096, 128), ("dq", 4096, 64), ("dq", 4096, 128)):
+    for kernel, queries, width in (("forward", 16, 32), ("forward", 8192, 128), ("dq", 4096, 64), ("dq", 4096, 128)):
         for lanes in LANES:
             assert tile(kernel, 1, queries, 32, width, lanes=lanes).pairs == (lanes in (16, 32))
     assert not tile("dq", 1, 16, 32, 128).pairs

@@ -117,7 +117,8 @@ def _on_units(kernel: str, device: Runtime, chosen: Plan, softcap: float, *array
     if not wanted:
         return None
     limits = kernel, device.workgroup_bytes, chosen.wanted_groups
-    return attention_matrix.served(*limits, *arrays, lanes=device.lanes, shape=device.matrix_shape)
+    many = device.matrix_tile == "large"  # the self-test's switch
+    return attention_matrix.served(*limits, *arrays, lanes=device.lanes, shape=device.matrix_shape, many=many)
 
 
 def _decode(device: Runtime, views: list[Array], cache_len: Array, scale: float, window: int, softcap: float) -> None:

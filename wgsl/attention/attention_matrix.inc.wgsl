@@ -9,7 +9,7 @@ const TILE_LD: u32 = W8 + 1u;
 const S_LD: u32 = BN / 4u + 2u;
 const LEFT_W8: u32 = W8 / LEFT_PARTS;
 
-var<workgroup> tile: array<Eight, TILE>;  // BN rows of an array, then BN of another; before, the left operands
+var<workgroup> tile: array<Eight, TILE>;  // BN rows of an array, then BN of another (or in turns); before, the left operands
 var<workgroup> strips: array<vec4<f32>, BM * S_LD - 2u>;  // what cooperative matrices hold, on its way to invocations and back
 #endpart
 
@@ -124,13 +124,11 @@ var<workgroup> strips: array<vec4<f32>, BM * S_LD - 2u>;  // what cooperative ma
 #end
 #endpart
 
-#part stage x y
-// Part of attention_matrix*.wgsl: what was read into registers of the next rows of $x and of $y, into `tile`.
+#part stage x place
+// Part of attention_matrix*.wgsl: what was read into registers of the next rows of $x, into `tile`, from row $place on.
 #unroll n LOADS_COLUMNS
-    let $x_to_$n = (at_$n / W8) * TILE_LD + at_$n % W8;
+    let $x_to_$n = ($place + at_$n / W8) * TILE_LD + at_$n % W8;
     tile[$x_to_$n] = Eight(four_of($x_next_$n.xy), four_of($x_next_$n.zw));
-    let $y_to_$n = $x_to_$n + BN * TILE_LD;
-    tile[$y_to_$n] = Eight(four_of($y_next_$n.xy), four_of($y_next_$n.zw));
 #end
 #endpart
 

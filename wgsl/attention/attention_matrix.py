@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -20,7 +20,8 @@ class MatrixRows:
     """subgroups x 16 rows (queries; in dk and dv keys) of a workgroup, which walks tiles of `columns`.
 
     lanes: of a subgroup. Of 8, two subgroups have 16 rows. pairs: two subgroups of 16 or 32 lanes have 32 rows, each
-    half of the columns, so that it reads half of a tile; not of dk and dv.
+    half of the columns, so that it reads half of a tile; not of dk and dv. in_turns: K and V of a tile have one place
+    in workgroup memory; of the forward alone. least_groups: workgroups of the problem from which on it is taken.
     """
 
     subgroups: int
@@ -28,6 +29,8 @@ class MatrixRows:
     lanes: int = 32
     shape: Shape = BLOCK  # of one cooperative matrix
     pairs: bool = False
+    in_turns: bool = False
+    least_groups: int = field(default=0, compare=False)
 
     @property
     def rows(self) -> int:
@@ -69,8 +72,8 @@ class MatrixRows:
         return self.rows * (width // parts + _PAD)
 
     def _tiles(self, width: int) -> int:
-        """Elements of two operand tiles, in workgroup memory."""
-        return 2 * self.columns * (width + _PAD)
+        """Elements of the operands' tiles, in workgroup memory."""
+        return (1 if self.in_turns else 2) * self.columns * (width + _PAD)
 
     def _operands(self, width: int) -> int:
         return max(self._tiles(width), self._rows(width, self._parts(width)))
@@ -86,7 +89,7 @@ class MatrixRows:
     def constants(self, width: int) -> dict[str, Constant]:
         """Constants of attention_matrix.wgsl and attention_matrix_dq.wgsl, for heads of `width` elements."""
         own = {"ROW_LANES": self._row_lanes, "NF_OWN": self.columns // 16 // self._sides}
-        own |= {"SIDES": self._sides, "BLOCKS": self._blocks}
+        own |= {"SIDES": self._sides, "BLOCKS": self._blocks, "IN_TURNS": self.in_turns}
         return {**self._shape(width), **self._loads(width, self._lanes_of_rows), **own}
 
     def key_constants(self, width: int) -> dict[str, Constant]:
@@ -124,14 +127,20 @@ class MatrixRows:
         }
 
 
-_EIGHT, _FOUR = MatrixRows(8), MatrixRows(4)
+_EIGHT, _FOUR, _TWO = MatrixRows(8), MatrixRows(4), MatrixRows(2)
 _EIGHT_PAIRED, _FOUR_PAIRED = replace(_EIGHT, pairs=True), replace(_FOUR, pairs=True)
+_IN_TURNS = replace(_FOUR_PAIRED, in_turns=True)
+_EIGHT_OF_MANY, _PAIRED_OF_MANY = replace(_EIGHT, least_groups=1024), replace(_EIGHT_PAIRED, least_groups=2048)
 # By kernel, best first (measured on an H100, bench/notes/tensor-cores.md): the least width of a head, and the tile. Of
-# four subgroups and narrow heads two workgroups run at once on a compute unit.
+# four subgroups in pairs two workgroups run at once on a compute unit, of wide heads where K and V go in turns. With so
+# many workgroups that the last ones do not matter, eight subgroups are faster.
 TILES = {
-    "forward": ((96, _EIGHT_PAIRED), (0, _FOUR_PAIRED), (0, _EIGHT), (0, _FOUR), (0, MatrixRows(2))),
-    "dq": ((96, _EIGHT_PAIRED), (96, _EIGHT), (96, _FOUR), (0, _FOUR_PAIRED), (0, _FOUR), (0, MatrixRows(2))),
-    "dkv": ((0, _FOUR), (0, MatrixRows(2))),
+    "forward": (
+        *((128, _PAIRED_OF_MANY), (128, _IN_TURNS), (96, _EIGHT_OF_MANY), (96, _IN_TURNS)),
+        *((0, _FOUR_PAIRED), (0, _EIGHT), (0, _FOUR), (0, _TWO)),
+    ),
+    "dq": ((128, _EIGHT_PAIRED), (96, _EIGHT), (96, _FOUR), (0, _FOUR_PAIRED), (0, _FOUR), (0, _TWO)),
+    "dkv": ((0, _FOUR), (0, _TWO)),
 }
 PAIRED_LANES = (16, 32)  # of a subgroup of a pair: of 8 two share rows already, of 64 none was timed
 MOST_SUBGROUPS = 8  # of a workgroup of attention_matrix.wgsl
@@ -139,15 +148,24 @@ _FEW_ROWS = 64  # tiles of more are for as many queries as fill a card with them
 
 
 def served(
-    kernel: str, workgroup_bytes: int, wanted_groups: int, *arrays: Array, lanes: int = 32, shape: Shape = BLOCK
+    kernel: str,
+    workgroup_bytes: int,
+    wanted_groups: int,
+    *arrays: Array,
+    lanes: int = 32,
+    shape: Shape = BLOCK,
+    many: bool = False,
 ) -> MatrixRows | None:
     """The tile of a kernel of TILES for q, k, v (and do) [B, T, H, D], or None: where they are not all float16, of at
-    least 16 queries, D a multiple of 32 up to 128, or no tile fits. wanted_groups: workgroups that fill the device."""
+    least 16 queries, D a multiple of 32 up to 128, or no tile fits. wanted_groups: workgroups that fill the device.
+    many: as of a problem of many workgroups."""
     batch, queries, heads, width = arrays[0].shape
     if any(a.dtype != np.float16 for a in arrays) or queries < 16 or width % 32 or width > MOST_WIDTH:
         return None
-    most_rows = max(_FEW_ROWS, batch * heads * queries // wanted_groups)
+    rows = batch * heads * queries
+    most_rows = max(_FEW_ROWS, rows // wanted_groups)
     tiles = (t for least, t in TILES[kernel] if least <= width and t.rows <= most_rows)
+    tiles = (t for t in tiles if many or t.least_groups * t.rows <= rows)
     fitting = (t for t in tiles if t.workgroup_bytes(kernel, width) <= workgroup_bytes)
     fitting = (t for t in fitting if not t.pairs or lanes in PAIRED_LANES)
     made = (replace(t, lanes=lanes, shape=shape) for t in fitting)

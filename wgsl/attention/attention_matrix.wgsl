@@ -2,7 +2,8 @@
 //
 // Operands, masks and dispatch are those of attention.wgsl. A workgroup of SG subgroups of LANES invocations owns BM = 16 SG
 // queries of one head, 16 a subgroup (or two of 8 lanes; or 32 two subgroups), and walks tiles of BN keys. K and V of a tile lie side by side in workgroup memory;
-// K of the next tile is read as V of this one is, and both are stored once the scores stand. What a cooperative matrix holds
+// K of the next tile is read as V of this one is, and both are stored once the scores stand; or IN_TURNS in one place, V then and K
+// once the sums stand, which leaves room for more workgroups on a compute unit. What a cooperative matrix holds
 // cannot be indexed, so the scores pass through workgroup memory (strips), where ROW_LANES invocations share a row of 16, and
 // come back as f16 (p_tile).
 //
@@ -59,7 +60,12 @@ fn main(
 #include "attention_matrix.inc.wgsl" score name=s x=q row=side*(16u*$NF_OWNu)
 #include "attention_matrix.inc.wgsl" keep_score name=s
     workgroupBarrier();
-#include "attention_matrix.inc.wgsl" stage x=k y=v
+#if IN_TURNS
+#include "attention_matrix.inc.wgsl" stage x=v place=0u
+#else
+#include "attention_matrix.inc.wgsl" stage x=k place=0u
+#include "attention_matrix.inc.wgsl" stage x=v place=BN
+#endif
 
     // Of its row an invocation has every ROW_LANES-th vec4.
     var m = MASKED;
@@ -119,7 +125,14 @@ fn main(
       workgroupBarrier();
 #end
     }
+#if IN_TURNS
+#include "attention_matrix.inc.wgsl" sums left=p_tile place=0u
+    workgroupBarrier();
+#include "attention_matrix.inc.wgsl" stage x=k place=0u
+    workgroupBarrier();
+#else
 #include "attention_matrix.inc.wgsl" sums left=p_tile place=BN
+#endif
   }
 
 #if ROW_LANES == 1

@@ -90,7 +90,8 @@ fn main(
     let t_next = first_tile * BN;
 #include "attention_matrix.inc.wgsl" fetch x=q y=dy first=t_next heads=heads head=h_next
     let query = of_query(b, h_next, t_next + lid % BN);
-#include "attention_matrix.inc.wgsl" stage x=q y=dy
+#include "attention_matrix.inc.wgsl" stage x=q place=0u
+#include "attention_matrix.inc.wgsl" stage x=dy place=BN
     keep(query, lid);
   }
   for (var n = 0u; n < steps; n++) {
@@ -161,7 +162,8 @@ fn main(
     }
 #end
     workgroupBarrier();
-#include "attention_matrix.inc.wgsl" stage x=q y=dy
+#include "attention_matrix.inc.wgsl" stage x=q place=0u
+#include "attention_matrix.inc.wgsl" stage x=dy place=BN
     keep(query, lid);
   }
 

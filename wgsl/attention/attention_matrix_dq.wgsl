@@ -57,7 +57,8 @@ fn main(
     workgroupBarrier();
 #include "attention_matrix.inc.wgsl" sums left=ds_tile place=0u
     workgroupBarrier();
-#include "attention_matrix.inc.wgsl" stage x=k y=v
+#include "attention_matrix.inc.wgsl" stage x=k place=0u
+#include "attention_matrix.inc.wgsl" stage x=v place=BN
   }
 
 #include "attention_matrix.inc.wgsl" store y=dq type=DQ_T factor=p.scale
