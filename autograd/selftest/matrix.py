@@ -100,8 +100,10 @@ def attention_cases() -> list[Case]:
         # As many heads as have workgroups of 128 queries.
         attention_case("many", (8, 133, 32, 8, 64), F16),
         *(attention_case("many", (8, 133, 32, 8, 128), F16, documents=2, backward=back) for back in (False, True)),
+        _with_tile(attention_case("many", (8, 133, 32, 8, 128), F16, documents=2), "large"),
         # Whose rows pass to their registers in three parts.
         *(attention_case("many", (8, 133, 32, 8, 96), F16, backward=back) for back in (False, True)),
+        _with_tile(attention_case("many", (8, 133, 32, 8, 96), F16), "large"),
     ]
 
 
@@ -113,10 +115,22 @@ def product_cases() -> list[Case]:
         forms = [(False, False), (False, True), (True, False), (True, True)]
         plain = [gemm_case("plain", 264, 136, k, F16, trans_a=ta, trans_b=tb) for ta, tb in forms for k in (136, 256)]
         found += [on_tile(case, tile) for case in plain + _matrix_epilogues() + _matrix_frozen()]
+    found += [on_tile(case, "two") for case in _two_at_once()]
     found.append(on_tile(gemm_case("many columns", 264, 16640, 40, F16, trans_b=True), "large"))
     found.append(on_tile(gemm_case("split", 72, 136, 4104, F16, trans_b=True, dtype=F32), ""))
     found.append(on_tile(gemm_case("split lowrank", 72, 136, 1032, F16, trans_b=True, rank=16), ""))
     return found
+
+
+def _two_at_once() -> list[Case]:
+    """Cases of the tile that runs twice on a compute unit: rounded or transposed operands, and many columns."""
+    return [
+        gemm_case("lowrank", 200, 264, 72, F16, trans_b=True, rank=16, residual=F16),
+        gemm_case("lowrank", 136, 200, 136, F16, rank=16),
+        gemm_case("accumulate", 136, 264, 72, F16, trans_a=True, accumulate=F32, dtype=F32, alpha=1.7),
+        gemm_case("bfloat16", 72, 264, 104, F16, BF16, trans_b=True, dtype=F32),
+        gemm_case("bfloat16", 72, 264, 104, F16, BF16),
+    ]
 
 
 def _matrix_epilogues() -> list[Case]:
@@ -148,13 +162,16 @@ def _matrix_frozen() -> list[Case]:
     return plain + [case for case in stacked_cases(F16) if "lowrank" in case.name]
 
 
-def on_tile(case: Case, tile: str) -> Case:
-    """The case with every product on the tile of this name, where the device has it."""
-
+def _with_tile(case: Case, tile: str) -> Case:
     def call(device: Device, x: Inputs) -> Outputs:
         with switched(device, "matrix_tile", tile):
             return case.call(device, x)
 
+    return replace(case, name=f"{case.name}/{tile or 'any'} tile", call=call)
+
+
+def on_tile(case: Case, tile: str) -> Case:
+    """The case with every product on the tile of this name, where the device has it."""
     # The units cut off what a sum of 16 products has below the last place, where others round: an error of one sign.
     inner = int(case.shape.split("x")[1 if case.direction == "backward" else 2])
-    return replace(case, name=f"{case.name}/{tile or 'any'} tile", call=call, ulps=case.ulps + inner / 32)
+    return replace(_with_tile(case, tile), ulps=case.ulps + inner / 32)

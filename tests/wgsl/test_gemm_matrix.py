@@ -29,6 +29,7 @@ from wgrad.wgsl.runtime.compile import assemble, read_source
 # The same code in sizes that a software driver compiles soon: subgroups side by side, and groups of columns.
 SMALL_LARGE = gemm_matrix.MatrixTile(2, 1, 1, 2, 1, ahead=True)
 SMALL_MEDIUM = gemm_matrix.MatrixTile(1, 2, 1, 1, 1)
+SMALL_TWO = gemm_matrix.MatrixTile(2, 1, 1, 2, 1)
 SMALL_SKINNY = gemm_matrix_skinny.SkinnyTile(4, 2, 1, 32, 2)
 SMALL_NARROW = gemm_matrix.MatrixTile(1, 2, 1, 1, 1, 64, ahead=True, scales_inside=False)
 SMALL_FEW = gemm_matrix.MatrixTile(1, 2, 2, 1, 1, 64, ahead=True, scales_inside=False)
@@ -37,7 +38,8 @@ SMALL_FEW = gemm_matrix.MatrixTile(1, 2, 2, 1, 1, 64, ahead=True, scales_inside=
 @pytest.fixture
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gemm_matrix, "LARGE", SMALL_LARGE)
-    monkeypatch.setattr(gemm_matrix, "TWO_AT_ONCE", SMALL_LARGE)
+    monkeypatch.setattr(gemm_matrix, "TWO_AT_ONCE", SMALL_TWO)
+    monkeypatch.setattr(gemm_matrix, "OF_HEADS", SMALL_LARGE)
     monkeypatch.setattr(gemm_matrix, "MEDIUM", SMALL_MEDIUM)
     monkeypatch.setattr(gemm_matrix, "NARROW", SMALL_NARROW)
     monkeypatch.setattr(gemm_matrix, "WEIGHT_TILES", dict.fromkeys((8, 16), (SMALL_LARGE,)))
@@ -432,11 +434,12 @@ def test_a_right_operand_that_is_rounded_has_two_tiles_at_once(
     monkeypatch.setattr(matrix_device, "workgroup_bytes", 49152)
     monkeypatch.setattr(matrix_device, "launch", lambda *a, **_: found.append(a[4]["SG_N"] * 16 * a[4]["SUB_G"]))
     a, out = matrix_device.empty((2048, 64), np.float16), matrix_device.empty((2048, 4096))
-    for dtype, trans_b, columns in ((BF16, True, 128), (F16, True, 256), (BF16, False, 256)):
+    for dtype, trans_b, columns in ((BF16, True, 128), (F16, True, 256), (BF16, False, 128)):
         b = matrix_device.empty((4096, 64) if trans_b else (64, 4096), dtype)
         matmul(matrix_device, a, b, Epilogue(out), trans_b=trans_b)
         assert found.pop() == columns
     assert 2 * gemm_matrix.TWO_AT_ONCE.workgroup_bytes(False, True) <= 49152
+    assert 2 * gemm_matrix.OF_HEADS.workgroup_bytes(False, True) <= 49152
     monkeypatch.setattr(matrix_device, "matrix_tile", "large")  # the self-test's
     matmul(matrix_device, a, matrix_device.empty((4096, 64), BF16), Epilogue(out), trans_b=True)
     assert found == [256]

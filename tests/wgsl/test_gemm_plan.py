@@ -13,7 +13,16 @@ from wgrad.device.formats.frozen_weight import formats
 from wgrad.wgsl.attention import attention
 from wgrad.wgsl.formats.formats import WeightForm
 from wgrad.wgsl.gemm import gemm_tile
-from wgrad.wgsl.gemm.gemm_matrix import FEW_ROWS_OF_ARRAYS, FEW_ROWS_TILES, LARGE, MEDIUM, NARROW, MatrixTile
+from wgrad.wgsl.gemm.gemm_matrix import (
+    FEW_ROWS_OF_ARRAYS,
+    FEW_ROWS_TILES,
+    LARGE,
+    MEDIUM,
+    NARROW,
+    OF_HEADS,
+    TWO_AT_ONCE,
+    MatrixTile,
+)
 from wgrad.wgsl.gemm.gemm_skinny import Skinny
 from wgrad.wgsl.gemm.gemm_tile import FEW_REGISTERS, FLAT_SKINNY, MAIN, SMALL, TALL_SKINNY
 from wgrad.wgsl.gemm.plan import Gemm, Limits, Plan, linear_plan, plan, skinny_tile
@@ -22,6 +31,7 @@ from wgrad.wgsl.runtime.webgpu_trace import PROFILES, TraceDevice
 PLAIN = Limits(32 << 10, 1 << 30)  # a GPU without tensor cores
 INTEL = replace(PLAIN, few_registers=True)
 CORES = Limits(48 << 10, 1 << 30, tensor_cores=True)
+WIDE_SUBGROUPS = replace(CORES, lanes=64)
 SOFTWARE = Limits(32 << 10, 1 << 30, software=True)
 F32, F16, BF16 = "float32", "float16", "bfloat16"
 TOKENS, HIDDEN, MLP, VOCABULARY, RANK = 2048, 2048, 8192, 128256, 16
@@ -44,7 +54,28 @@ def gemm(mnk: tuple[int, int, int], types: tuple[str, str, str], layout: str = "
         (PLAIN, (17, MLP, HIDDEN), (F32, F32, F32), "nt", "gemm", SMALL, 3),
         (PLAIN, FORWARD, (F16, F16, F16), "nt", "gemm", MAIN, 1),
         # tensor cores: float16, never float32 with a float32 result
-        (CORES, FORWARD, (F16, F16, F16), "nt", "gemm_matrix", LARGE, 1),
+        (CORES, FORWARD, (F16, F16, F16), "nt", "gemm_matrix", TWO_AT_ONCE, 1),
+        (CORES, (TOKENS - 128, MLP, HIDDEN), (F16, F16, F16), "nt", "gemm_matrix", LARGE, 1),  # fewer tiles
+        (CORES, (TOKENS, HIDDEN, HIDDEN), (F16, F16, F32), "tn", "gemm_matrix", TWO_AT_ONCE, 1),
+        (CORES, (TOKENS, HIDDEN, HIDDEN), (F16, BF16, F16), "nt", "gemm_matrix", TWO_AT_ONCE, 1),
+        (CORES, (TOKENS, HIDDEN, HIDDEN), (F16, BF16, F16), "nn", "gemm_matrix", TWO_AT_ONCE, 1),
+        (WIDE_SUBGROUPS, FORWARD, (F16, F16, F16), "nt", "gemm_matrix", LARGE, 1),
+        (WIDE_SUBGROUPS, (TOKENS, HIDDEN, HIDDEN), (F16, F16, F32), "tn", "gemm_matrix", LARGE, 1),
+        (WIDE_SUBGROUPS, (TOKENS, HIDDEN, HIDDEN), (F16, BF16, F16), "nt", "gemm_matrix", OF_HEADS, 1),
+        (CORES, HEAD, (F16, BF16, F32), "nt", "gemm_matrix", OF_HEADS, 1),
+        (CORES, (256, HIDDEN, VOCABULARY), (F16, BF16, F16), "nn", "gemm_matrix", TWO_AT_ONCE, 8),  # its gradient
+        (CORES, (256, HIDDEN, VOCABULARY), (F16, F16, F16), "nn", "gemm_matrix", LARGE, 8),
+        (CORES, (256, HIDDEN, VOCABULARY), (F16, F16, F16), "tn", "gemm_matrix", LARGE, 8),
+        (CORES, (256, HIDDEN, VOCABULARY), (F16, BF16, F16), "nt", "gemm_matrix", LARGE, 8),
+        (CORES, (TOKENS, 16384, HIDDEN), (F16, BF16, F16), "nt", "gemm_matrix", OF_HEADS, 1),
+        (CORES, (TOKENS, 16376, HIDDEN), (F16, BF16, F16), "nt", "gemm_matrix", TWO_AT_ONCE, 1),
+        # few tiles: splits that fill the GPU twice, where K is long enough for so many
+        (CORES, (TOKENS, 576, 1536), (F16, F16, F16), "nt", "gemm_matrix", TWO_AT_ONCE, 3),
+        (CORES, (TOKENS, 576, 1528), (F16, F16, F16), "nt", "gemm_matrix", MEDIUM, 1),
+        (CORES, (512, 4096, 4096), (F16, F16, F16), "nn", "gemm_matrix", TWO_AT_ONCE, 2),
+        (CORES, (512, 4096, 4088), (F16, F16, F16), "nn", "gemm_matrix", MEDIUM, 1),
+        (CORES, (1024, 1024, 8192), (F16, F16, F16), "nt", "gemm_matrix", TWO_AT_ONCE, 4),
+        (WIDE_SUBGROUPS, (1024, 1024, 8192), (F16, F16, F16), "nt", "gemm_matrix", MEDIUM, 2),
         (CORES, FORWARD, (F32, F32, F32), "nt", "gemm", MAIN, 1),
         (CORES, (7, MLP, HIDDEN), (F16, F16, F16), "nt", "gemv", None, 1),
         (CORES, (8, MLP, HIDDEN), (F16, F16, F16), "nt", "gemm_matrix", NARROW, 3),

@@ -129,14 +129,17 @@ class MatrixTile:
 # Measured on an H200 (bench/bench_gemm.py): 128 x 256 is best wherever it gives work to most of the card, also by long
 # splits of K, as of the gradient of what a head is given.
 LARGE = MatrixTile(2, 4, 4, 4, 1, ahead=True)  # 128 x 256
-# Two at once on a compute unit: one rounds what it stages of B to float16 while the other multiplies. With a head in
-# bfloat16 0.91 of LARGE's time (256 to 1,024 rows); with B in float16 0.96 to 1.1, with B not transposed 1.03 to 1.07.
-TWO_AT_ONCE = MatrixTile(2, 2, 4, 4, 1, ahead=True)  # 128 x 128
+# Two at once on a compute unit: one stages while the other multiplies (`or_two_at_once`, bench/notes/gemm-blocks.md).
+TWO_AT_ONCE = MatrixTile(2, 2, 4, 4, 1)  # 128 x 128
+OF_HEADS = MatrixTile(2, 2, 4, 4, 1, ahead=True)  # 128 x 128; rounds what it stages of a head in bfloat16
 MEDIUM = MatrixTile(2, 2, 4, 2, 2)  # 128 x 128
 # 16 x 64: decoding several prompts. Three at once on a compute unit, for which NF4's nested scales stay outside: with
 # them inside, and two at once, it takes 1.02 to 1.19 times as long.
 NARROW = MatrixTile(1, 4, 1, 1, 1, 64, ahead=True, scales_inside=False)
 _ENOUGH_LARGE, _WANTED_MEDIUM = 96, 132
+_MANY_LARGE, _HEAD_COLUMNS = 512, 16384  # tiles of LARGE; columns of the narrowest head
+# Least K for so many splits of TWO_AT_ONCE: as many as fill a GPU twice.
+_LEAST_K_OF_SPLITS = {2: 4096, 3: 1536, 4: 4096}
 # Multiprocessors of an H200, and the workgroup memory that all workgroups of one share (bench/notes/tensor-cores.md).
 _MULTIPROCESSORS, _SHARED_BYTES = 132, 48 << 10
 # Of more than 16 rows. Every tile of rows decodes a weight anew, and while some subgroups decode others multiply: the
@@ -195,12 +198,10 @@ def choose_tile(
     workgroup_bytes: int,
     forced: str = "",
     *,
-    rounded: bool = False,
     few_rows: bool = False,
 ) -> tuple[MatrixTile, int]:
     """Tile and number of splits of K. workgroup_bytes: of the device. forced: "medium" or "large", where it fits.
-    rounded: the right operand is transposed and of a type that is rounded to float16. few_rows: FEW_ROWS_OF_ARRAYS may
-    serve it."""
+    few_rows: FEW_ROWS_OF_ARRAYS may serve it."""
     if few_rows and batch == 1 and not forced and 2 * NARROW.m < m <= FEW_ROWS_OF_ARRAYS.m:
         return FEW_ROWS_OF_ARRAYS, _wave_splits(FEW_ROWS_OF_ARRAYS, m, n, k)
     if m < _MIN_SIDE:
@@ -208,7 +209,7 @@ def choose_tile(
     if forced != "medium" and LARGE.most_workgroup_bytes <= workgroup_bytes:
         tiles = -(-m // LARGE.m) * -(-n // LARGE.n) * batch
         if tiles >= _ENOUGH_LARGE or forced == "large":
-            return (TWO_AT_ONCE if rounded and not forced else LARGE), 1
+            return LARGE, 1
         splits = min(_WANTED_MEDIUM // tiles, k // _MIN_K_PER_LARGE_SPLIT, _MAX_SPLITS)
         if batch == 1 and tiles * splits >= _ENOUGH_LARGE:
             return LARGE, splits
@@ -216,6 +217,36 @@ def choose_tile(
     if batch > 1 or forced:
         return MEDIUM, 1
     return MEDIUM, max(1, min(_WANTED_MEDIUM // tiles, k // _MIN_K_PER_SPLIT, _MAX_SPLITS))
+
+
+def or_two_at_once(
+    chosen: tuple[MatrixTile, int],
+    mnk: tuple[int, int, int],
+    *,
+    rounded: bool,
+    trans_a: bool,
+    trans_b: bool,
+    timed: bool,
+    in_blocks: bool,
+) -> tuple[MatrixTile, int]:
+    """Replace the choice of `choose_tile` by a 128 x 128 tile that runs twice on a compute unit where that is faster.
+
+    On an H100 it takes 0.83 to 0.94 of LARGE's time where the right operand is rounded to float16, 0.91 to 1.01 where
+    the left one is transposed, 0.95 to 1.00 with many tiles; and 0.53 to 0.93 of MEDIUM's where splits fill the GPU
+    twice. rounded: the right operand, to float16. timed: not one of a batch, and of subgroups of up to 32.
+    """
+    (tile, splits), (m, n, k) = chosen, mnk
+    if tile == LARGE and rounded and trans_b and splits == 1:
+        return (TWO_AT_ONCE if timed and n < _HEAD_COLUMNS else OF_HEADS), 1
+    if tile == LARGE and timed:
+        many = -(-m // LARGE.m) * -(-n // LARGE.n) >= _MANY_LARGE and not in_blocks
+        if (rounded and not trans_b) or (splits == 1 and (trans_a or many)):
+            return TWO_AT_ONCE, splits
+    if tile == MEDIUM and timed:
+        more = 2 * _MULTIPROCESSORS // (-(-m // TWO_AT_ONCE.m) * -(-n // TWO_AT_ONCE.n))
+        if more > splits and k >= _LEAST_K_OF_SPLITS.get(more, k + 1):
+            return TWO_AT_ONCE, more
+    return chosen
 
 
 def _wave_splits(tile: MatrixTile, m: int, n: int, k: int) -> int:

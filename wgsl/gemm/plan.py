@@ -146,8 +146,10 @@ def plan(gemm: Gemm, limits: Limits, tile: AnyTile | None = None, splits: int | 
         dtype = _dequantised(gemm, limits, gemm.b)
         if dtype:
             dense = plan(replace(gemm, b=dtype), limits)
-            blocks = dense.shader == "gemm_matrix" and not any(side % BLOCK for side in gemm.b.shape)
-            return replace(dense, gemm=replace(gemm, in_blocks=blocks), dequantised=dtype)
+            if dense.shader == "gemm_matrix" and not any(side % BLOCK for side in gemm.b.shape):
+                gemm = replace(gemm, in_blocks=True)
+                dense = plan(replace(gemm, b=dtype), limits)
+            return replace(dense, gemm=gemm, dequantised=dtype)
     if free and gemm.plain and not _few_rows(gemm, limits):
         skinny = gemm_skinny.find(gemm.mnk, gemm.a, str(gemm.b), gemm.out, gemm.trans_a, gemm.trans_b)
         on_cores = skinny and skinny_tile(skinny, limits)
@@ -207,11 +209,29 @@ def _choose(gemm: Gemm, limits: Limits) -> tuple[AnyTile, int]:
     if on_cores:
         forced, memory = limits.matrix_tile, limits.workgroup_bytes
         if isinstance(b, str) or forced:
-            rounded = gemm.trans_b and isinstance(b, str) and b != "float16"
             few = gemm.trans_b and b == "float16" and limits.lanes <= gemm_matrix.FEW_ROWS_LANES
-            return gemm_matrix.choose_tile(m, n, k, batch, memory, forced, rounded=rounded, few_rows=few)
+            chosen = gemm_matrix.choose_tile(m, n, k, batch, memory, forced, few_rows=few)
+            return _or_two_at_once(gemm, limits, chosen)
         return gemm_matrix.choose_weight_tile(m, n, k, b, memory, limits.lanes)
     return gemm_tile.choose_tile(m, n, k, batch, limits.few_registers)
+
+
+def _or_two_at_once(gemm: Gemm, limits: Limits, chosen: tuple[MatrixTile, int]) -> tuple[MatrixTile, int]:
+    """As in gemm_matrix.py, where a tile is not forced and two of them fit."""
+    if limits.matrix_tile == "two":
+        return gemm_matrix.TWO_AT_ONCE, 1
+    needed = 2 * gemm_matrix.TWO_AT_ONCE.workgroup_bytes(gemm.trans_a, gemm.trans_b)
+    if limits.matrix_tile or needed > limits.workgroup_bytes:
+        return chosen
+    return gemm_matrix.or_two_at_once(
+        chosen,
+        gemm.mnk,
+        rounded=gemm.b != "float16",
+        trans_a=gemm.trans_a,
+        trans_b=gemm.trans_b,
+        timed=gemm.batch == 1 and limits.lanes <= 32,
+        in_blocks=gemm.in_blocks,
+    )
 
 
 def _with_tile(gemm: Gemm, limits: Limits, tile: AnyTile, splits: int) -> Plan:

@@ -49,7 +49,7 @@ _ONE_BY_ONE = 0.25
 _VECTOR_THREADS, _VECTOR_LANES, _VECTOR_LANES_OF_ARRAYS = 128, 16, 32
 _DEQUANTISE_ROWS = 512  # on tensor cores, with more rows, a weight is dequantised once, before its GEMM
 # One of two workgroups decodes while the other multiplies. Forward, two need more workgroup memory than there is.
-_BACKWARD = replace(gemm_matrix.TWO_AT_ONCE, shorter=(2,))
+_BACKWARD = replace(gemm_matrix.OF_HEADS, shorter=(2,))
 
 
 @implements("grouped_linear")
