@@ -18,11 +18,10 @@ import pytest
 
 from tests.family_table import PAGE, counted, page
 from tests.tools import oracle_package
-from tests.train.conftest import GEMMA4_EXPERTS, as_in_files, name_in_files
+from tests.train.conftest import GEMMA4_EXPERTS, as_in_files
 from tests.train.exact_delta_net import exact_delta_net
 from wgrad.autograd import functional as F
 from wgrad.autograd.reference import ReferenceDevice
-from wgrad.autograd.tensor import Tensor
 from wgrad.device.contract import Device
 from wgrad.train.files.safetensors_files import read_entries
 from wgrad.train.model import model as model_file
@@ -644,29 +643,6 @@ def check_against_the_oracle(folder: Path, device: Device) -> None:
         if tensor.size <= (32 if ".altup." in name else 5):  # sums over everything: one may be right by chance
             limit = max(2 * limit, 4e-6)
         assert error <= limit, f"{name}: {error:.1e} > {limit:.1e}"
-
-
-@pytest.mark.parametrize("pattern", ["ME-*E", "E-M*E"])
-def test_nemotron_h_with_experts_in_float64(
-    pattern: str, make_checkpoint: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Before and behind Mamba-2, whose gradients float32 alone makes up to 30 times less or more exact by chance."""
-    folder = make_checkpoint("NemotronHForCausalLM", hybrid_override_pattern=pattern)
-    device, config = ReferenceDevice(), load_model_config(folder)
-    monkeypatch.setattr(device, "cast", lambda x, dtype: x)  # the one operator that rounds float64
-    files, raw = read_entries(folder / "model.safetensors", ""), json.loads((folder / "config.json").read_text())
-    weights = {
-        spec.name: Tensor(np.array(files[name_in_files(spec.name, raw)].array(), np.float64), device, True)
-        for spec in weight_specs(config)
-    }
-    ids, targets = batch(config.vocab_size)
-    _, true_loss, true_grads = oracle(folder, torch.float64, ids, targets)
-    loss = Model(config, weights, device, positions=64, dtype=np.float64).loss(make_inputs(device, ids, targets))
-    assert float(loss.numpy()[0]) == pytest.approx(true_loss, rel=1e-13)
-    loss.backward()
-    for name, true in true_grads.items():
-        found = weights[name].gradient
-        assert found is not None and distance(found, true) <= 1e-12, name
 
 
 def test_full_training_saves_norm_weights_as_the_file_had_them(

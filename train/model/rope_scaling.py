@@ -199,7 +199,8 @@ def inverse_frequencies(config: RopeConfig, positions: int = 0) -> np.ndarray:
         stretch = config.factor * positions / original - (config.factor - 1)
         theta *= stretch ** (config.head_dim / (config.head_dim - 2))
     with np.errstate(over="ignore"):  # never to turn is what such a pair does
-        periods = np.power(np.float32(theta), exponent, dtype=np.float32)
+        # Rounded once, as PyTorch's are but for 1 in 100; NumPy's powers in float32 are 1 in 6 times another number.
+        periods = np.power(np.float64(np.float32(theta)), exponent, dtype=np.float64).astype(np.float32)
     if config.type == "longrope":
         periods = periods * np.array(config.long_factor if positions > original else config.short_factor, np.float32)
     inverse: np.ndarray = (np.float32(1) / periods).astype(np.float32)
@@ -211,22 +212,24 @@ def inverse_frequencies(config: RopeConfig, positions: int = 0) -> np.ndarray:
     if config.type == "llama3":
         return _llama3(inverse, config)
     if config.type == "yarn":
-        return _yarn(inverse, config)
+        return _yarn(periods, config)
     return inverse
 
 
 def _llama3(inverse: np.ndarray, config: RopeConfig) -> np.ndarray:
     """Long wavelengths are stretched by `factor`, short ones kept, those between interpolated."""
     original, low, high = config.original_max_position_embeddings, config.low_freq_factor, config.high_freq_factor
-    wavelength = 2 * math.pi / inverse.astype(np.float64)
-    smooth = (original / wavelength - low) / (high - low)
-    between = ((1 - smooth) / config.factor + smooth) * inverse
-    scaled = np.where(wavelength > original / low, inverse / config.factor, inverse)
-    inside = (wavelength >= original / high) & (wavelength <= original / low)
+    one = np.float32(1)  # PyTorch divides a number by a tensor so: it multiplies by the reciprocal
+    wavelength = one / inverse * np.float32(2 * math.pi)
+    smooth = (one / wavelength * np.float32(original) - np.float32(low)) / np.float32(high - low)
+    stretched = inverse / np.float32(config.factor)
+    between = (1 - smooth) * inverse / np.float32(config.factor) + smooth * inverse
+    scaled = np.where(wavelength > np.float32(original / low), stretched, inverse)
+    inside = (wavelength >= np.float32(original / high)) & (wavelength <= np.float32(original / low))
     return np.where(inside, between, scaled).astype(np.float32)
 
 
-def _yarn(inverse: np.ndarray, config: RopeConfig) -> np.ndarray:
+def _yarn(periods: np.ndarray, config: RopeConfig) -> np.ndarray:
     """Pairs that turn more than beta_fast times over the trained length are kept, fewer than beta_slow stretched."""
     dim = config.head_dim
 
@@ -239,8 +242,9 @@ def _yarn(inverse: np.ndarray, config: RopeConfig) -> np.ndarray:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, dim - 1)
     width = (high - low) or 0.001
-    ramp = np.clip((np.arange(dim // 2) - low) / width, 0, 1)
-    values: np.ndarray = (inverse / config.factor * ramp + inverse * (1 - ramp)).astype(np.float32)
+    ramp = np.clip((np.arange(dim // 2, dtype=np.float32) - np.float32(low)) / np.float32(width), 0, 1)
+    kept, one = 1 - ramp, np.float32(1)
+    values: np.ndarray = one / (np.float32(config.factor) * periods) * (1 - kept) + one / periods * kept
     return values
 
 
