@@ -34,6 +34,10 @@ class _Way:
 # Measured on an H200 (bench/notes/copies.md), beside products of 280 TFLOP/s.
 _TO_HOST = _Way(1, 22e9 / 280e12)
 _FROM_HOST = _Way(4, 36e9 / 280e12)
+# Where copies from main memory are not done when they are wanted, because they take longer than what runs beside them:
+# each launch takes longer by this, all together less (bench/notes/copies.md).
+_FROM_HOST_BEHIND = _Way(8, 50e9 / 280e12)
+_LATE, _OLDER = 0.25, 0.9  # the part that was left when it was wanted, from which on that is so; by what it counts less
 BYTES_PER_FLOP = _TO_HOST.bytes_per_flop  # the less of both
 
 
@@ -56,8 +60,8 @@ def in_pieces(src: Array, out: Array) -> bool:
 
 
 class _Transfer:
-    def __init__(self, src: Array, out: Array, way: _Way) -> None:
-        self.way, self.left = way, src.nbytes
+    def __init__(self, src: Array, out: Array, to_host: bool) -> None:
+        self.to_host, self.nbytes, self.left = to_host, src.nbytes, src.nbytes
         self.blocks = {src.lease.block, out.lease.block}
         self._src, self._out = self._borrow(src), self._borrow(out)
 
@@ -79,6 +83,9 @@ class Transfers:
 
     def __init__(self, most_bytes: int) -> None:
         self._most_bytes = most_bytes
+        # Of copies from main memory that had launches to run beside: bytes, and those left when they were wanted. Older
+        # ones count less.
+        self._from_host = self._late = 0.0
         self._waiting: deque[_Transfer] = deque()
 
     def __bool__(self) -> bool:
@@ -86,13 +93,25 @@ class Transfers:
 
     def add(self, src: Array, out: Array, *, to_host: bool) -> None:
         """Split a copy that `in_pieces` accepts."""
-        self._waiting.append(_Transfer(src, out, _TO_HOST if to_host else _FROM_HOST))
+        self._waiting.append(_Transfer(src, out, to_host))
+
+    def _way(self, transfer: _Transfer) -> _Way:
+        if transfer.to_host:
+            return _TO_HOST
+        return _FROM_HOST_BEHIND if self._late > _LATE * self._from_host else _FROM_HOST
+
+    def _count(self, transfer: _Transfer) -> None:
+        """Count a copy that is wanted, or done before."""
+        if not transfer.to_host and transfer.left < transfer.nbytes:
+            self._from_host = _OLDER * self._from_host + transfer.nbytes
+            self._late = _OLDER * self._late + transfer.left
 
     def due(self, blocks: Collection[Block] | None = None) -> Iterator[tuple[Array, Array]]:
         """Take the remaining copies, or those up to the last that touches one of these blocks; it waits no longer."""
         count = max((n for n, t in enumerate(self._waiting, 1) if blocks is None or t.blocks & set(blocks)), default=0)
         for _ in range(count):
             transfer = self._waiting.popleft()
+            self._count(transfer)
             yield transfer.take(transfer.left)
 
     def beside(self, work: float) -> Iterator[tuple[Array, Array, int]]:
@@ -100,11 +119,12 @@ class Transfers:
         share = 1.0  # of the launch's time
         while self._waiting and work >= LEAST_WORK:
             transfer = self._waiting[0]
-            whole = work * transfer.way.bytes_per_flop
+            way = self._way(transfer)
+            whole = work * way.bytes_per_flop
             nbytes = min(transfer.left, min(int(share * whole), self._most_bytes) // _PASS * _PASS)
             if nbytes <= 0:
                 return
             share -= nbytes / whole
-            yield *transfer.take(nbytes), transfer.way.groups
+            yield *transfer.take(nbytes), way.groups
             if not transfer.left:
-                self._waiting.popleft()
+                self._count(self._waiting.popleft())
