@@ -227,6 +227,31 @@ def test_a_piece_of_several_turns_of_the_loop(device: Any, monkeypatch: pytest.M
     assert copies(device) == ["piece"]
 
 
+def test_copies_from_main_memory_that_come_too_late_get_larger_pieces(
+    device: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until they are there in time again. Those that are wanted at once count for nothing."""
+    monkeypatch.setattr(transfers, "_FROM_HOST_BEHIND", transfers._Way(5, 2 * transfers._FROM_HOST.bytes_per_flop))
+    multiply, host = Product(device), device.empty_host((PIECE,), np.uint32)  # of four pieces
+    device.write(host, numbers(4 * PIECE))
+
+    def copied(launches: int) -> list[str]:
+        device.named.clear()
+        out = device.empty((PIECE,), np.uint32)
+        device.transfer(host, out)
+        for _ in range(launches):
+            multiply()
+        np.testing.assert_array_equal(device.download(out), numbers(4 * PIECE))
+        return copies(device)
+
+    assert copied(0) == ["command"] and copied(1) == ["piece", "command"]
+    assert copied(2) == ["piece"] * 2  # of twice the size
+    assert copied(1) == ["piece", "command"]
+    for _ in range(12):
+        copied(4)
+    assert copied(4) == ["piece"] * 4
+
+
 def test_a_copy_that_is_none_of_pieces_comes_after_those_that_wait(device: Any) -> None:
     host, few = device.empty_host((PIECE // 4,), np.uint32), device.empty((5,), np.uint32)
     device.transfer(device.upload(numbers(PIECE)), host)
