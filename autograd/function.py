@@ -17,8 +17,8 @@
     def _(x, weight, eps, dtype): ...NumPy...
 
 The forward is annotated for its callers: inside, every Tensor is its device array. The backward returns one gradient
-(or None) for each argument, in their order, as far as they may have one. What it is given is None for an output that
-was not used, and is never written to: others may hold the same array.
+(or None) for each argument, in their order, as far as they may have one; a single one needs no tuple. What it is given
+is None for an output that was not used, and is never written to: others may hold the same array.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class Function(Generic[P, T]):
         self.__signature__ = given.replace(parameters=list(given.parameters.values())[1:])
         self._parameters = tuple(self.__signature__.parameters)
         self._forward = forward
-        self._backward: Callable[..., Sequence[Array | None]]
+        self._backward: Callable[..., Any]
         self.rules: Operator
 
     def backward(self, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -140,7 +140,8 @@ class Function(Generic[P, T]):
 
     def _gradients(self, ctx: Context, grads: Sequence[Array | None]) -> list[Array | None]:
         """One for each argument: None after those that the backward knows of."""
-        found, count = list(self._backward(ctx, *grads)), len(ctx.needs_grad)
+        given, count = self._backward(ctx, *grads), len(ctx.needs_grad)
+        found = [*given] if type(given) in (tuple, list) else [given]  # a GradientWithCopy is one gradient
         if any(ctx.needs_grad[len(found) :]):
             raise WgradError(f"{self.__name__}: an argument without gradient is a Tensor that requires one; detach it")
         return (found + [None] * count)[:count]
@@ -164,12 +165,12 @@ def with_backward(name: str, again: str = "") -> Callable[[Callable[Concatenate[
                 ctx.recomputed, ctx.like = Recomputed(), (tuple(y.shape), y.dtype)
             return y
 
-        def backward(ctx: Context, dy: Array) -> Sequence[Array | None]:
+        def backward(ctx: Context, dy: Array) -> Any:
             y = ctx.device.empty(*ctx.like) if ctx.recomputed else None
             found = getattr(ctx.device, name)(dy, **ctx.arguments, **({} if y is None else {again: y}))
             if ctx.recomputed:
                 ctx.recomputed.give(y)
-            return found if isinstance(found, tuple) else (found,)
+            return found
 
         made: Function[P, Tensor] = Function(forward, rules)
         made.operator(rules)
