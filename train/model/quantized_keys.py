@@ -25,7 +25,7 @@ def fp8_block(file: AnyQuantizationFile | None, where: str) -> tuple[int, int] |
 
 
 def nf4(file: AnyQuantizationFile | None, where: str) -> QuantizationFile | None:
-    """What bitsandbytes made. WgradError: weights that nothing here decodes."""
+    """Return the keys of NF4 as bitsandbytes writes them, or None. WgradError: weights that nothing here decodes."""
     if file is None or file.quant_method in _BY_THEIR_FILES:
         return None
     if file.quant_method != "bitsandbytes" or not file.load_in_4bit:
