@@ -19,6 +19,7 @@ from tests.train.conftest import GEMMA4_EXPERTS
 from wgrad.device.errors import OutOfMemory
 from wgrad.device.memory import Block, Pool
 from wgrad.train.commands import cli
+from wgrad.train.commands.plan import curve, described, table
 from wgrad.train.data.packing import BatchStream, Document
 from wgrad.train.inference.compile_ahead import Placing, compile_ahead
 from wgrad.train.inference.generation import generate_ids
@@ -30,6 +31,8 @@ from wgrad.train.model.streamed_weights import StreamedWeights
 from wgrad.train.model.weights import EMBEDDING
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.options.generate_config import GREEDY
+from wgrad.train.plan import fit as fit_module
+from wgrad.train.plan.fit import Fit
 from wgrad.train.plan.plan import plan_run
 from wgrad.train.step import find_model
 from wgrad.train.step.build import build_frozen, build_optimizer, build_trainable
@@ -303,12 +306,23 @@ def test_a_run_keeps_layers_on_the_device_and_goes_on_with_as_many(
     assert streamed is not None and there is not None
     least, most = (plan.dry.memory().peak_reserved_bytes for plan in (streamed, there))
     limit = (least + most) // 2
-    words = ["finetune", "--model", folder, "--data", data, "--no-sample", "--eval-tokens", 100, "--compute", "float32"]
-    words += ["--target-modules", "q_proj", "--lora-r", 1, "--max-length", 32, "--batch-size", 1]
-    words += ["--gradient-accumulation-steps", 1]
+    given_words = [
+        "finetune",
+        "--model",
+        folder,
+        "--data",
+        data,
+        "--no-sample",
+        "--eval-tokens",
+        100,
+        "--compute",
+        "float32",
+    ]
+    given_words += ["--target-modules", "q_proj", "--lora-r", 1, "--max-length", 32, "--batch-size", 1]
+    given_words += ["--gradient-accumulation-steps", 1]
     found, peaks = list[int](), list[int]()
     for steps, *more in ((2, "--memory-limit", limit), (3, "--memory-limit", 3 * limit, "--resume")):
-        assert cli.main([*map(str, [*words, "--out", tmp_path / "out", "--max-steps", steps, *more])]) == 0
+        assert cli.main([*map(str, [*given_words, "--out", tmp_path / "out", "--max-steps", steps, *more])]) == 0
         (line,) = [text for text in capsys.readouterr().out.splitlines() if "layers stay on the device" in text]
         found.append(int(line.split("those of ")[1].split()[0]))
         assert f"weights: those of {found[0]} of 12 layers stay on the device; activations: those of no layer" in line
@@ -319,7 +333,14 @@ def test_a_run_keeps_layers_on_the_device_and_goes_on_with_as_many(
     plan = plan_run(replace(config, **info["mode"], memory_limit=str(limit)), model, folder, card(""), 1)
     assert plan is not None
     assert peaks[0] == pytest.approx(plan.peak_bytes, rel=0.05)
-    whole = [*words, "--out", tmp_path / "whole", "--max-steps", 3, "--gradient-checkpointing"]
+    fit = Fit(replace(config, stream_weights="on", offload_activations=False), model, folder, card(""), 1, limit)
+    points = {fit_module.words(point): point["relative_speed"] for point in curve(fit, plan)}
+    (least,) = (speed for option, speed in points.items() if option.endswith("--stream-weights on"))
+    (with_layers,) = (speed for option, speed in points.items() if f"--resident-layers {found[0]}" in option)
+    assert with_layers >= least
+    described_as = {**described(plan, model), "limit_bytes": None, "lacks": [], "curve": []}
+    assert f", weights of {found[0]} of 12 layers on the device:" in table(described_as, plan, model)
+    whole = [*given_words, "--out", tmp_path / "whole", "--max-steps", 3, "--gradient-checkpointing"]
     assert cli.main([*map(str, whole)]) == 0
     adapters = [(tmp_path / out / "adapter_model.safetensors").read_bytes() for out in ("out", "whole")]
     assert adapters[0] == adapters[1]

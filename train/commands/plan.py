@@ -112,6 +112,7 @@ def described(plan: Plan, model_config: ModelConfig) -> dict[str, Any]:
         "max_length",
         "offload_activations",
         "stream_weights",
+        "resident_layers",
     )
     trained, dequantized = plan.optimizer_bytes // 2, plan.dequantized.nbytes
     parts = {
@@ -153,6 +154,8 @@ def table(found: dict[str, Any], plan: Plan, model_config: ModelConfig) -> str:
         if recomputed
         else "off"
     )
+    layers = model_config.num_hidden_layers
+    how += f", weights of {config.resident_layers} of {layers} layers on the device" * bool(config.resident_layers)
     lines.append(f"memory of a run, a micro-batch of {rows}, {config.compute}, checkpointing {how}:")
     lines += [f"  {text:<24}{size(found['bytes'][name]):>12}" for name, text in _PARTS.items() if found["bytes"][name]]
     running = sum(found["bytes"].values())

@@ -197,7 +197,7 @@ class Fit:
         and more layers kept. A few that can be run, whatever the limit: those within it are planned as they would run
         below it, because there arrays lie otherwise. chosen: the run as it will be, one of them or not."""
         config, layers = self.config, self.layers
-        points = [replace(config, **self.last_mode)]
+        points = [replace(config, **self.last_mode), *[chosen.config] * bool(chosen.config.resident_layers)]
         if points[0].gradient_checkpointing:
             points.append(base := replace(config, **next(m for m in self.modes if m["gradient_checkpointing"])))
             if config.gradient_checkpointing == AUTO and not self.modes[0]["gradient_checkpointing"]:
