@@ -101,7 +101,9 @@ def test_a_template_of_ones_own(adapter: Path, tmp_path: Path, capsys: Any) -> N
 def test_lm_studio(adapter: Path, tmp_path: Path, capsys: Any) -> None:
     assert export("lmstudio", adapter, "--quantize", "none") == 0
     assert (adapter / "lmstudio/wgrad/my-chat/my-chat.gguf").exists()
-    assert f"copy {adapter}/lmstudio/wgrad into its models folder" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert f"copy {adapter}/lmstudio/wgrad into its models folder" in said
+    assert f"renamed it to {adapter}/lmstudio/wgrad/my-chat/my-chat.gguf" in said
     models = tmp_path / "home/.lmstudio/models"
     models.mkdir(parents=True)
     assert export("lmstudio", adapter, "--name", "me/mine") == 0

@@ -103,6 +103,7 @@ def _lm_studio(args: ModelExportConfig, name: str) -> int:
     run_merge(args.merge_config(str(folder)))
     file = folder / (f"{model}.gguf" if args.quantize == "none" else f"{model}-{args.quantize.upper()}.gguf")
     os.replace(folder / FILE, file)
+    say(f"renamed it to {file}")
     (folder / IMATRIX_FILE).unlink(missing_ok=True)  # LM Studio would list it as a model
     if args.out or found:
         say(f"LM Studio shows it as {folder.relative_to(models)}, in {models}")

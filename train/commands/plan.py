@@ -63,7 +63,7 @@ def _plan(config: RunOptions, folder: Path, device: Device, display: Display, as
     if note := beyond_positions(config.max_length, model_config):
         display.say(note)
     limit = room_of(config, device).limit
-    with display.phase("planning", unit="") as phase:
+    with display.phase("planning", unit="settings tried") as phase:
         plan = plan_as_run(config, model_config, folder, device, PROMPT_TOKENS)
         assert plan is not None
         found = {"device": device.description, **described(plan, model_config), "limit_bytes": limit, "fits": []}
