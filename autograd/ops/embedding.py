@@ -12,6 +12,7 @@ from wgrad.autograd.operators import operator
 from wgrad.autograd.precision import compute_dtype, finish, up
 from wgrad.autograd.tensor import Tensor
 from wgrad.device.contract import Array, Device, DType
+from wgrad.device.errors import ShapeError
 
 
 @differentiable
@@ -41,6 +42,10 @@ def _(args: Args, table: Array, ids: Array, *, dtype: DType = np.float32) -> dic
 @embedding.reference
 def _(table: np.ndarray, ids: np.ndarray, dtype: Any) -> np.ndarray:
     compute = compute_dtype(table)
+    if ids.size and not 0 <= ids.min() <= ids.max() < len(table):
+        raise ShapeError(
+            f"embedding: ids must be from 0 to {len(table) - 1}, the rows of the table, got {ids.min()} to {ids.max()}"
+        )
     return finish(up(table[ids], compute), dtype, compute)
 
 

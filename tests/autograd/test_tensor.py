@@ -821,6 +821,7 @@ BAD: dict[str, tuple[Callable[[], Any], str]] = {
     "below 0": (lambda: wgrad.full((2,), -1, dtype="uint32", device="cpu"), r"full: numbers must be from 0 to"),
     "a label": (lambda: F.cross_entropy(t(2, 4), [4, 0]), r"cross_entropy: targets must be from 0 to 3, .* got 4"),
     "a place": (lambda: t(2, 4).gather(1, [[-1], [0]]), r"gather: index must be from 0 to 3, got -1 to 0"),
+    "a row": (lambda: t(3, 4)[wgrad.tensor([-1], device="cpu")].numpy(), r"ids must be from 0 to 2, .* got -1 to -1"),
     "a seed": (lambda: (t(2) * 2).backward([1.0, 1.0]), r"backward: gradient must be a Tensor, got list"),
     "pickled": (lambda: pickle.dumps(t(2)), r"cannot be pickled; use wgrad.save_tensors"),
     "devices": (lambda: t(3) + Tensor(np.ones(3), ReferenceDevice()), r"add: operands must be on one device"),
