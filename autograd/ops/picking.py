@@ -13,7 +13,7 @@ from wgrad.autograd.lazy import EXACT, apply, index
 from wgrad.autograd.ops.arithmetic import where
 from wgrad.autograd.ops.embedding import embedding
 from wgrad.autograd.tensor import Tensor
-from wgrad.autograd.tensor_methods import implements_method
+from wgrad.autograd.tensor_methods import axis_of, implements_method
 from wgrad.device.errors import ShapeError
 
 
@@ -87,9 +87,7 @@ def _rows(table: Tensor, ids: Any) -> Tensor:
 @implements_method("gather")
 def gather(x: Tensor, dim: int, places: Any) -> Tensor:
     """x's values at places [..., K, ...] along an axis; the other axes as x has them."""
-    if not -x.ndim <= dim < x.ndim:
-        raise ShapeError(f"gather: dim must be an axis of {x.ndim}, got {dim}")
-    axis = dim % x.ndim
+    axis = axis_of("gather", dim, x.ndim)
     if not isinstance(places, Tensor):
         numbers, n = np.asarray(places), x.shape[axis]
         if numbers.size and not 0 <= numbers.min() <= numbers.max() < n:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.wgsl.launches import launched
 from wgrad.autograd import functional as F
 from wgrad.autograd.checkpoint import checkpoint
 from wgrad.autograd.chunks import even_rows, in_row_chunks
@@ -103,12 +104,7 @@ def test_a_weight_is_decoded_once_a_pass(wgpu_device: Any, monkeypatch: pytest.M
     device, rng = wgpu_device, np.random.default_rng(0)
     values = [rng.standard_normal(shape).astype(np.float32) for shape in ((N, 64), (96, 64), (64, 96))]
     up, down = (NF4Array.quantize(value).map_arrays(device.upload) for value in values[1:])
-    decodes, launch = list[str](), device.launch
-
-    def noted(shader: str, *arguments: Any, **options: Any) -> None:
-        if shader == "quantize_decode":
-            decodes.append(shader)
-        launch(shader, *arguments, **options)
+    decodes = launched(device, monkeypatch, "quantize_decode")
 
     def fn(t: Tensor) -> Tensor:
         return F.linear_quantized(F.silu(F.linear_quantized(t, up)), down, residual=t)
@@ -124,7 +120,6 @@ def test_a_weight_is_decoded_once_a_pass(wgpu_device: Any, monkeypatch: pytest.M
         F.sum(F.mul(y, y)).backward()
         return [*counts, len(decodes)], [device.download(array) for array in (y.data, x.gradient)]
 
-    monkeypatch.setattr(device, "launch", noted)
     counts, found = run()
     assert counts == [2, 4]
     monkeypatch.setattr(device, "caching_dequantized", nullcontext)

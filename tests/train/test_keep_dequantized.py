@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from tests.conftest import wgpu_sibling
+from tests.wgsl.launches import launched
 from wgrad.device.errors import WgradError
 from wgrad.train.data.packing import Batch, Step
 from wgrad.train.model.model_config import load_model_config
@@ -52,19 +53,6 @@ def step_of(index: int, config: RunOptions) -> Step:
     return Step(index, 0, [Batch(ids, np.roll(ids, -1, axis=1), positions, np.zeros_like(ids), ids.size, ids.size)])
 
 
-def decodes_of(device: Any, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Its launches that decode, from here on."""
-    found, launch = [], device.launch
-
-    def noted(shader: str, *arguments: Any, **options: Any) -> None:
-        if shader == "quantize_decode":
-            found.append(shader)
-        launch(shader, *arguments, **options)
-
-    monkeypatch.setattr(device, "launch", noted)
-    return found
-
-
 KINDS: dict[str, dict[str, Any]] = {
     "lora": {"double_quant": False},
     "half recomputed, dropout": {"gradient_checkpointing": 2, "lora_dropout": 0.25},
@@ -83,7 +71,7 @@ def test_steps_and_evaluations_have_the_same_bits(
         config = options(keep_dequantized=keep, **KINDS[kind])
         built = build_trainable(config, load_model_config(folder), folder, card, positions=64)
         trainer = Trainer(built.model, build_optimizer(config, built.parameters), config)
-        decodes = decodes_of(card, monkeypatch)
+        decodes = launched(card, monkeypatch, "quantize_decode")
         for index in range(3):
             trainer.step(step_of(index, config), 1e-2)
         losses, held_out = trainer.read_history()[:, 0], trainer.evaluate(step_of(9, config).batches)

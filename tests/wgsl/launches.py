@@ -10,13 +10,14 @@ from wgrad.autograd.selftest.case import Case
 from wgrad.autograd.selftest.run import call_case, to_host
 
 
-def launched(device: Any, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names of the shaders, as they come."""
+def launched(device: Any, monkeypatch: pytest.MonkeyPatch, only: str = "") -> list[str]:
+    """The names of the shaders, as they come. only: of the one with this name."""
     names: list[str] = []
     launch = device.launch
 
     def noted(shader: str, *arguments: Any, **options: Any) -> None:
-        names.append(shader)
+        if only in ("", shader):
+            names.append(shader)
         launch(shader, *arguments, **options)
 
     monkeypatch.setattr(device, "launch", noted)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.wgsl.launches import launched
 from tests.wgsl.test_gemm_matrix import SMALL_LARGE, SMALL_MEDIUM
 from wgrad.autograd.bind import bind
 from wgrad.device.errors import DeviceError
@@ -30,22 +31,9 @@ def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> A
     return request.getfixturevalue("wgpu_device" if request.param == "software" else "matrix_device")
 
 
-def counted(device: Any, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Its launches that decode, from here on."""
-    found, launch = [], device.launch
-
-    def noted(shader: str, *arguments: Any, **options: Any) -> None:
-        if shader == "quantize_decode":
-            found.append(shader)
-        launch(shader, *arguments, **options)
-
-    monkeypatch.setattr(device, "launch", noted)
-    return found
-
-
 @pytest.fixture
 def decodes(device: Any, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    return counted(device, monkeypatch)
+    return launched(device, monkeypatch, "quantize_decode")
 
 
 def weight_of(device: Any, seed: int, format: str = "nf4", double: bool = False, rows: int = OUT) -> FrozenWeight:
@@ -171,7 +159,7 @@ def test_where_memory_is_short_they_go(wgpu_device: Any, monkeypatch: pytest.Mon
     weights = [weight_of(device, seed, rows=rows) for seed in (1, 2)]
     expected = [products(device, weight) for weight in weights]
     device.trim()
-    decodes = counted(device, monkeypatch)
+    decodes = launched(device, monkeypatch, "quantize_decode")
     limit = device.memory().reserved_bytes + rows * IN * 4 * 3 // 2
     device.limit_memory(limit)
     with device.caching_dequantized():
@@ -182,7 +170,7 @@ def test_where_memory_is_short_they_go(wgpu_device: Any, monkeypatch: pytest.Mon
 
 def test_a_dry_run_decodes_as_often_in_the_same_memory(wgpu_device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def work(device: Any) -> tuple[int, int, int]:
-        decodes, kept = counted(device, monkeypatch), device.memory().in_use_bytes
+        decodes, kept = launched(device, monkeypatch, "quantize_decode"), device.memory().in_use_bytes
         weights = [weight_of(device, seed) for seed in (1, 2)]
         for _ in range(2):
             with device.capture(), device.caching_dequantized():
@@ -263,7 +251,7 @@ def test_experts_are_kept_too(matrix_device: Any, monkeypatch: pytest.MonkeyPatc
         made = matrix_device.grouped_linear(x, weight, begin), matrix_device.grouped_linear_backward(dy, weight, begin)
         return [matrix_device.download(array) for array in made]
 
-    decodes = counted(matrix_device, monkeypatch)
+    decodes = launched(matrix_device, monkeypatch, "quantize_decode")
     expected = found()
     assert len(decodes) == 2
     assert matrix_device.dequantized_bytes(weight, ROWS, np.float16, experts) == size_class(2 * experts * OUT * IN)

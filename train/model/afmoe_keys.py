@@ -17,7 +17,7 @@ from wgrad.train.model.config_file import (
     check_layer_types,
     layer_windows,
 )
-from wgrad.train.model.expert_keys import ExpertCount, ExpertsFile
+from wgrad.train.model.expert_keys import ChosenCount, ExpertCount, ExpertsFile
 from wgrad.train.model.experts import Experts
 from wgrad.train.model.scored_keys import SharedCount
 from wgrad.train.model.variants import biases
@@ -42,7 +42,7 @@ class AfmoeFile(ExpertsFile, kw_only=True):
     max_position_embeddings: Positions = 16_384
     rms_norm_eps: Epsilon = 1e-5
     num_experts: ExpertCount = 64
-    num_experts_per_tok: Annotated[int, Meta(ge=1, le=64)] = 6
+    num_experts_per_tok: ChosenCount = 6
     num_shared_experts: SharedCount = 2
     route_scale: AtLeast0 = 1.0
     global_attn_every_n_layers: Count = 4

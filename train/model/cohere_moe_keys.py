@@ -15,7 +15,7 @@ from wgrad.train.model.config_file import (
     Vocabulary,
     Width,
     check_layer_types,
-    check_layers,
+    check_mlp_layer_types,
     layer_windows,
 )
 from wgrad.train.model.expert_keys import ExpertCount, ExpertsFile
@@ -61,9 +61,7 @@ class Cohere2MoeFile(ExpertsFile, kw_only=True):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_layer_types(self.layer_types, self.num_hidden_layers, self.sliding_window)
-        check_layers("mlp_layer_types", self.mlp_layer_types, self.num_hidden_layers)
-        if any(kind not in ("dense", "sparse") for kind in self.mlp_layer_types or ()):
-            raise ValueError(f"mlp_layer_types must be dense or sparse; got {sorted(set(self.mlp_layer_types or ()))}")
+        check_mlp_layer_types(self.mlp_layer_types, self.num_hidden_layers)
 
     @property
     def balance(self) -> float:

@@ -175,6 +175,14 @@ def check_layer_types(listed: Sequence[str] | None, layers: int, window: int | N
         raise ValueError("layer_types has sliding_attention, so sliding_window must be in use; it is null or off")
 
 
+def check_mlp_layer_types(listed: Sequence[str] | None, layers: int) -> None:
+    """ValueError where `mlp_layer_types` has another number of layers, or a kind that is not built."""
+    check_layers("mlp_layer_types", listed, layers)
+    for kind in listed or ():
+        if kind not in ("dense", "sparse"):
+            raise ValueError(f"mlp_layer_types must be dense or sparse; got {kind!r}")
+
+
 def layer_windows(listed: Sequence[str] | None, window: int | None, unlisted: Iterable[bool]) -> tuple[int, ...]:
     """Each layer's window, 0 for none. listed: `layer_types`; unlisted: the layers that slide where it is missing."""
     slides = unlisted if listed is None else (kind == "sliding_attention" for kind in listed)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar
+from typing import Any, ClassVar
 
-from msgspec import UNSET, Meta, UnsetType
+from msgspec import UNSET, UnsetType
 
 from wgrad.train.model.config_file import (
     AtLeast0,
@@ -18,7 +18,7 @@ from wgrad.train.model.config_file import (
     Width,
     check_layers,
 )
-from wgrad.train.model.expert_keys import Qwen3MoeFile
+from wgrad.train.model.expert_keys import ChosenCount, Qwen3MoeFile
 
 _KINDS = ("linear_attention", "full_attention")
 
@@ -85,7 +85,7 @@ class Qwen3NextFile(Qwen3MoeFile, kw_only=True):
     partial_rotary_factor: AtLeast0 | None = 0.25
     moe_intermediate_size: Width = 512
     shared_expert_intermediate_size: Width = 512
-    num_experts_per_tok: Annotated[int, Meta(ge=1, le=64)] = 10
+    num_experts_per_tok: ChosenCount = 10
     norm_topk_prob: bool = True
     linear_conv_kernel_dim: Count = 4
     linear_key_head_dim: Count = 128
@@ -113,7 +113,7 @@ class Qwen35MoeFile(Qwen3NextFile, kw_only=True):
     vocab_size: Vocabulary = 248_320
     intermediate_size: Any = None  # not read: no layer has a plain MLP
     num_hidden_layers: Count = 40
-    num_experts_per_tok: Annotated[int, Meta(ge=1, le=64)] = 8
+    num_experts_per_tok: ChosenCount = 8
 
 
 class _NullableRope(RopeFile):

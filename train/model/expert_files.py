@@ -39,49 +39,23 @@ class Layout:
     correction: str = ""
 
 
+def _numbered(module: str) -> tuple[str, ...]:
+    return tuple(f"{module}.experts.{{}}.w{number}.weight" for number in (1, 3, 2))
+
+
+_EACH = tuple(f"mlp.experts.{{}}.{part}.weight" for part in GGUF_PARTS)
 LAYOUTS = {
-    "llama": Layout(
-        "mlp.gate.weight",
-        ("mlp.experts.{}.gate_proj.weight", "mlp.experts.{}.up_proj.weight", "mlp.experts.{}.down_proj.weight"),
-    ),
-    "mixtral": Layout(
-        "block_sparse_moe.gate.weight",
-        (
-            "block_sparse_moe.experts.{}.w1.weight",
-            "block_sparse_moe.experts.{}.w3.weight",
-            "block_sparse_moe.experts.{}.w2.weight",
-        ),
-    ),
+    "llama": Layout("mlp.gate.weight", _EACH),
+    "mixtral": Layout("block_sparse_moe.gate.weight", _numbered("block_sparse_moe")),
     "minimax": Layout(
         "block_sparse_moe.gate.weight",
-        (
-            "block_sparse_moe.experts.{}.w1.weight",
-            "block_sparse_moe.experts.{}.w3.weight",
-            "block_sparse_moe.experts.{}.w2.weight",
-        ),
+        _numbered("block_sparse_moe"),
         correction="block_sparse_moe.e_score_correction_bias",
     ),
-    "exaone": Layout(
-        "mlp.gate.weight",
-        ("mlp.experts.{}.gate_proj.weight", "mlp.experts.{}.up_proj.weight", "mlp.experts.{}.down_proj.weight"),
-        correction="mlp.e_score_correction_bias",
-    ),
-    "hunyuan": Layout(
-        "mlp.gate.wg.weight",
-        ("mlp.experts.{}.gate_proj.weight", "mlp.experts.{}.up_proj.weight", "mlp.experts.{}.down_proj.weight"),
-    ),
-    "lfm2": Layout(
-        "feed_forward.gate.weight",
-        (
-            "feed_forward.experts.{}.w1.weight",
-            "feed_forward.experts.{}.w3.weight",
-            "feed_forward.experts.{}.w2.weight",
-        ),
-    ),
-    "afmoe": Layout(
-        "mlp.router.gate.weight",
-        ("mlp.experts.{}.gate_proj.weight", "mlp.experts.{}.up_proj.weight", "mlp.experts.{}.down_proj.weight"),
-    ),
+    "exaone": Layout("mlp.gate.weight", _EACH, correction="mlp.e_score_correction_bias"),
+    "hunyuan": Layout("mlp.gate.wg.weight", _EACH),
+    "lfm2": Layout("feed_forward.gate.weight", _numbered("feed_forward")),
+    "afmoe": Layout("mlp.router.gate.weight", _EACH),
     "granite_swa": Layout(
         "block_sparse_moe.router.weight",
         whole=("block_sparse_moe.experts.gate_up_proj", "block_sparse_moe.experts.down_proj"),
@@ -93,11 +67,7 @@ LAYOUTS = {
     "nemotron": Layout(
         "mixer.gate.weight", ("", "mixer.experts.{}.up_proj.weight", "mixer.experts.{}.down_proj.weight")
     ),
-    "ernie": Layout(
-        "mlp.gate.weight",
-        ("mlp.experts.{}.gate_proj.weight", "mlp.experts.{}.up_proj.weight", "mlp.experts.{}.down_proj.weight"),
-        correction="mlp.moe_statics.e_score_correction_bias",
-    ),
+    "ernie": Layout("mlp.gate.weight", _EACH, correction="mlp.moe_statics.e_score_correction_bias"),
     "qwen3_vl": Layout("mlp.gate.weight", whole=("mlp.experts.gate_up_proj", "mlp.experts.down_proj"), transposed=True),
     "llama4": Layout(
         "feed_forward.router.weight",

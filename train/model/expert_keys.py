@@ -18,13 +18,13 @@ from wgrad.train.model.config_file import (
     Vocabulary,
     Width,
     check_layer_types,
-    check_layers,
+    check_mlp_layer_types,
     layer_windows,
 )
 from wgrad.train.model.family_keys import GraniteWindows
 
 ExpertCount = Annotated[int, Meta(ge=0, le=1024)]
-_Chosen = Annotated[int, Meta(ge=1, le=64)]
+ChosenCount = Annotated[int, Meta(ge=1, le=64)]
 
 
 class ExpertsFile(ConfigFile, kw_only=True):
@@ -34,7 +34,7 @@ class ExpertsFile(ConfigFile, kw_only=True):
     usual_experts: ClassVar[int] = 8
     num_experts: ExpertCount | None = None
     num_local_experts: ExpertCount | None = None
-    num_experts_per_tok: Annotated[int, Meta(ge=1, le=64)] = 2
+    num_experts_per_tok: ChosenCount = 2
     output_router_logits: bool | None = False
     router_aux_loss_coef: AtLeast0 | None = 0.001
 
@@ -88,7 +88,7 @@ class MiniMaxM2File(ExpertsFile, kw_only=True):
     num_key_value_heads: Count = 8
     head_dim: Width = 128
     max_position_embeddings: Positions = 196_608
-    num_experts_per_tok: Annotated[int, Meta(ge=1, le=64)] = 8
+    num_experts_per_tok: ChosenCount = 8
     rotary_dim: Width | None = None
 
     def __post_init__(self) -> None:
@@ -108,7 +108,7 @@ class OlmoeFile(ExpertsFile, kw_only=True):
     max_position_embeddings: Positions = 4096
     rms_norm_eps: Epsilon = 1e-5
     attention_bias: bool = False
-    num_experts_per_tok: Annotated[int, Meta(ge=1, le=64)] = 8
+    num_experts_per_tok: ChosenCount = 8
     norm_topk_prob: bool = False
 
 
@@ -119,7 +119,7 @@ class FlexOlmoFile(ExpertsFile, kw_only=True):
     vocab_size: Vocabulary = 100_352
     max_position_embeddings: Positions = 4096
     attention_bias: bool = False
-    num_experts_per_tok: Annotated[int, Meta(ge=1, le=64)] = 5
+    num_experts_per_tok: ChosenCount = 5
     norm_topk_prob: bool = False
 
 
@@ -136,8 +136,8 @@ class HunYuanMoeFile(ExpertsFile, kw_only=True):
     rms_norm_eps: Epsilon = 1e-5
     attention_bias: bool = False
     num_experts: ExpertCount | list[ExpertCount] | None = None  # type: ignore[assignment]
-    num_experts_per_tok: Annotated[int, Meta(ge=1, le=64)] = 1
-    moe_topk: _Chosen | list[_Chosen] | None = None
+    num_experts_per_tok: ChosenCount = 1
+    moe_topk: ChosenCount | list[ChosenCount] | None = None
     moe_intermediate_size: Width | list[Width] | None = None
     num_shared_expert: int | list[int] | None = None
 
@@ -173,7 +173,7 @@ class Qwen3MoeFile(ExpertsFile, kw_only=True):
     decoder_sparse_step: Annotated[int, Meta(ge=1)] = 1
     mlp_only_layers: list[int] | None = None
     moe_intermediate_size: Width = 768
-    num_experts_per_tok: Annotated[int, Meta(ge=1, le=64)] = 8
+    num_experts_per_tok: ChosenCount = 8
     norm_topk_prob: bool = False
 
     def sparse_layers(self) -> tuple[bool, ...]:
@@ -196,7 +196,7 @@ class Qwen2MoeFile(Qwen3MoeFile, kw_only=True):
     layer_types: list[str] | None = None
     moe_intermediate_size: Width = 1408
     shared_expert_intermediate_size: Width = 5632
-    num_experts_per_tok: Annotated[int, Meta(ge=1, le=64)] = 4
+    num_experts_per_tok: ChosenCount = 4
     qkv_bias: bool = True
 
     def __post_init__(self) -> None:
@@ -255,7 +255,7 @@ class GptOssFile(ExpertsFile, kw_only=True):
     sliding_window: Positions | None = 128
     layer_types: list[str] | None = None
     attention_bias: bool = True
-    num_experts_per_tok: Annotated[int, Meta(ge=1, le=64)] = 4
+    num_experts_per_tok: ChosenCount = 4
     swiglu_alpha: AtLeast0 = 1.702
     swiglu_limit: Factor = 7.0
 
@@ -301,7 +301,7 @@ class MellumFile(ExpertsFile, kw_only=True):
     max_position_embeddings: Positions = 131_072
     attention_bias: bool = False
     sliding_window: Positions | None = 1024
-    num_experts_per_tok: _Chosen = 8
+    num_experts_per_tok: ChosenCount = 8
     moe_intermediate_size: Width = 896
     norm_topk_prob: bool = True
     layer_types: list[str] | None = None
@@ -311,9 +311,7 @@ class MellumFile(ExpertsFile, kw_only=True):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_layer_types(self.layer_types, self.num_hidden_layers, self.sliding_window)
-        check_layers("mlp_layer_types", self.mlp_layer_types, self.num_hidden_layers)
-        if any(kind not in ("dense", "sparse") for kind in self.mlp_layer_types or ()):
-            raise ValueError(f"mlp_layer_types must be dense or sparse; got {sorted(set(self.mlp_layer_types or ()))}")
+        check_mlp_layer_types(self.mlp_layer_types, self.num_hidden_layers)
 
     @property
     def local_theta(self) -> float:

@@ -19,7 +19,7 @@ from wgrad.train.model.config_file import (
     Width,
     check_layers,
 )
-from wgrad.train.model.expert_keys import ExpertCount
+from wgrad.train.model.expert_keys import ChosenCount, ExpertCount
 from wgrad.train.model.experts import Experts
 from wgrad.train.model.per_layer import PerLayer
 
@@ -179,7 +179,7 @@ class Gemma4File(SharedKeysFile, kw_only=True):
     per_layer_config: dict[str, dict[str, Width]] | None = None
     enable_moe_block: bool = False
     num_experts: ExpertCount | None = None
-    top_k_experts: Annotated[int, Meta(ge=1, le=64)] | None = None
+    top_k_experts: ChosenCount | None = None
     moe_intermediate_size: Width | None = None
 
     def __post_init__(self) -> None:

@@ -18,13 +18,13 @@ from wgrad.train.model.config_file import (
     Positions,
     Vocabulary,
     Width,
-    check_layers,
+    check_mlp_layer_types,
 )
+from wgrad.train.model.expert_keys import ChosenCount
 from wgrad.train.model.latent_attention import LatentAttention
 from wgrad.train.model.scored_keys import ScoredFile, SharedCount
 from wgrad.train.model.scored_variants import scored_experts
 
-_Chosen = Annotated[int, Meta(ge=1, le=64)]
 _Extra = Annotated[int, Meta(ge=0, le=64)]
 _GROUPED = ("greedy", "group_limited_greedy")  # ways in which DeepSeek-V2 chooses experts: of all, of the best groups
 
@@ -160,7 +160,7 @@ class DeepseekV3File(ScoredFile, kw_only=True):
     n_group: Count | None = 8
     topk_group: Count | None = 4
     n_shared_experts: SharedCount = 1
-    num_experts_per_tok: _Chosen = 8
+    num_experts_per_tok: ChosenCount = 8
     routed_scaling_factor: AtLeast0 = 2.5
     moe_intermediate_size: Width = 2048
     num_mtp_layers: _Extra | None = None
@@ -199,7 +199,7 @@ class Glm4MoeLiteFile(ScoredFile, kw_only=True):
     v_head_dim: Width = 256
     rope_interleave: bool = True
     n_shared_experts: SharedCount = 1
-    num_experts_per_tok: _Chosen = 4
+    num_experts_per_tok: ChosenCount = 4
     n_group: Count = 1
     topk_group: Count = 1
     norm_topk_prob: bool = True
@@ -210,10 +210,7 @@ class Glm4MoeLiteFile(ScoredFile, kw_only=True):
     def __post_init__(self) -> None:
         super().__post_init__()
         _check(self)
-        check_layers("mlp_layer_types", self.mlp_layer_types, self.num_hidden_layers)
-        for kind in self.mlp_layer_types or ():
-            if kind not in ("dense", "sparse"):
-                raise ValueError(f"mlp_layer_types must be dense or sparse; got {kind!r}")
+        check_mlp_layer_types(self.mlp_layer_types, self.num_hidden_layers)
 
     def sparse_layers(self) -> tuple[bool, ...]:
         """All but the first where `mlp_layer_types` is missing."""

@@ -18,7 +18,7 @@ from wgrad.train.model.config_file import (
     Width,
     check_layers,
 )
-from wgrad.train.model.expert_keys import ExpertCount, ExpertsFile
+from wgrad.train.model.expert_keys import ChosenCount, ExpertCount, ExpertsFile
 from wgrad.train.model.experts import Experts
 from wgrad.train.model.linear_attention import GatedConvolution
 
@@ -95,7 +95,7 @@ class Lfm2MoeFile(ExpertsFile, kw_only=True):
     conv_L_cache: Annotated[int, Meta(ge=1, le=8)] = 3
     num_dense_layers: Annotated[int, Meta(ge=0)] = 2
     num_experts: ExpertCount = 32
-    num_experts_per_tok: Annotated[int, Meta(ge=1, le=64)] = 4
+    num_experts_per_tok: ChosenCount = 4
     use_expert_bias: bool = True
     routed_scaling_factor: AtLeast0 = 1.0
     norm_topk_prob: bool = True

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar
-
-from msgspec import Meta
+from typing import Any, ClassVar
 
 from wgrad.train.model.config_file import AtLeast0, Count, Epsilon, Positions, Vocabulary, Width, check_layers
-from wgrad.train.model.expert_keys import ExpertsFile
+from wgrad.train.model.expert_keys import ChosenCount, ExpertsFile
 from wgrad.train.model.experts import Experts
 from wgrad.train.model.variants import biases
 
@@ -35,7 +33,7 @@ class Llama4File(ExpertsFile, kw_only=True):
     head_dim: Width = 128
     max_position_embeddings: Positions = 131_072
     rms_norm_eps: Epsilon = 1e-5
-    num_experts_per_tok: Annotated[int, Meta(ge=1, le=64)] = 1
+    num_experts_per_tok: ChosenCount = 1
     moe_layers: list[int] | None = None
     interleave_moe_layer_step: Count = 1
     use_qk_norm: bool = True

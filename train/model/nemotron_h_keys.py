@@ -9,6 +9,7 @@ from msgspec import Meta
 
 from wgrad.device.contract import MAX_KEY_DIM
 from wgrad.train.model.config_file import AtLeast0, ConfigFile, Count, Epsilon, Positions, Vocabulary, Width
+from wgrad.train.model.expert_keys import ChosenCount
 from wgrad.train.model.experts import Experts
 from wgrad.train.model.mamba_sizes import UNLIMITED, Mamba2
 from wgrad.train.model.scored_keys import check_groups
@@ -50,7 +51,7 @@ class NemotronHFile(ConfigFile, kw_only=True):
     use_conv_bias: bool = True
     time_step_min: AtLeast0 = 0.001
     n_routed_experts: Annotated[int, Meta(ge=1, le=1024)] = 8
-    num_experts_per_tok: Annotated[int, Meta(ge=1, le=64)] = 2
+    num_experts_per_tok: ChosenCount = 2
     moe_intermediate_size: Width = 7688
     moe_shared_expert_intermediate_size: Width = 7688
     n_group: Count = 1

@@ -15,10 +15,10 @@ from wgrad.train.model.config_file import (
     Vocabulary,
     Width,
     check_layer_types,
-    check_layers,
+    check_mlp_layer_types,
     layer_windows,
 )
-from wgrad.train.model.expert_keys import ExpertCount, ExpertsFile
+from wgrad.train.model.expert_keys import ChosenCount, ExpertCount, ExpertsFile
 from wgrad.train.model.family_keys import check_pattern
 
 SharedCount = Annotated[int, Meta(ge=0, le=64)]
@@ -81,7 +81,7 @@ class Glm4MoeFile(ScoredFile, kw_only=True):
     n_shared_experts: SharedCount = 1
     n_group: Count = 1
     topk_group: Count = 1
-    num_experts_per_tok: Annotated[int, Meta(ge=1, le=64)] = 8
+    num_experts_per_tok: ChosenCount = 8
     first_k_dense_replace: Annotated[int, Meta(ge=0)] = 1
     norm_topk_prob: bool = True
     use_qk_norm: bool = False
@@ -106,7 +106,7 @@ class SolarOpenFile(ScoredFile, kw_only=True):
     n_shared_experts: SharedCount = 1
     n_group: Count = 1
     topk_group: Count = 1
-    num_experts_per_tok: Annotated[int, Meta(ge=1, le=64)] = 8
+    num_experts_per_tok: ChosenCount = 8
     moe_intermediate_size: Width = 1280
     norm_topk_prob: bool = True
 
@@ -146,7 +146,7 @@ class ExaoneMoeFile(ScoredFile, kw_only=True):
     rms_norm_eps: Epsilon = 1e-5
     num_experts: ExpertCount = 64
     num_shared_experts: SharedCount = 1
-    num_experts_per_tok: Annotated[int, Meta(ge=1, le=64)] = 8
+    num_experts_per_tok: ChosenCount = 8
     first_k_dense_replace: Annotated[int, Meta(ge=0)] = 1
     mlp_layer_types: list[str] | None = None
     moe_intermediate_size: Width = 1024
@@ -163,9 +163,7 @@ class ExaoneMoeFile(ScoredFile, kw_only=True):
         super().__post_init__()
         check_layer_types(self.layer_types, self.num_hidden_layers, self.sliding_window)
         check_pattern(self.layer_types, self.sliding_window, self.sliding_window_pattern)
-        check_layers("mlp_layer_types", self.mlp_layer_types, self.num_hidden_layers)
-        if any(kind not in ("dense", "sparse") for kind in self.mlp_layer_types or ()):
-            raise ValueError(f"mlp_layer_types must be dense or sparse; got {sorted(set(self.mlp_layer_types or ()))}")
+        check_mlp_layer_types(self.mlp_layer_types, self.num_hidden_layers)
 
     @property
     def experts(self) -> int:
@@ -197,8 +195,8 @@ class Ernie45MoeFile(ExpertsFile, kw_only=True):
     use_bias: bool | None = False
     moe_intermediate_size: Width = 1536
     moe_num_experts: ExpertCount | None = None
-    moe_k: Annotated[int, Meta(ge=1, le=64)] | None = None
-    num_experts_per_tok: Annotated[int, Meta(ge=1, le=64)] = 6
+    moe_k: ChosenCount | None = None
+    num_experts_per_tok: ChosenCount = 6
     moe_num_shared_experts: SharedCount | None = 2
     moe_layer_start_index: Annotated[int, Meta(ge=0)] | None = 1
     moe_layer_end_index: Annotated[int, Meta(ge=-1)] | None = -1
