@@ -15,13 +15,14 @@ import pytest
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.device.errors import WgradError
 from wgrad.device.formats.nf4 import NF4Array
+from wgrad.train.files import packed_files
 from wgrad.train.files.safetensors_files import read_entries
 from wgrad.train.model.model_config import load_model_config, parse_model_config
 from wgrad.train.model.model_files import open_files
 from wgrad.train.step.build import build_frozen
 
 BF16, F16, E4M3 = ml_dtypes.bfloat16, np.float16, ml_dtypes.float8_e4m3fn
-GROUP = 8
+GROUP, BLOCK = 8, (24, 16)
 AWQ_PLACES = (0, 2, 4, 6, 1, 3, 5, 7)
 Parts = dict[str, np.ndarray]
 Made = tuple[Parts, np.ndarray]  # a module's tensors, and its weight in float32
@@ -44,16 +45,18 @@ def rounded(values: np.ndarray, dtype: Any) -> np.ndarray:
 
 
 def scaled(shape: tuple[int, int], draw: np.random.Generator, kind: Any, block: tuple[int, int], dtype: Any) -> Made:
-    """Codes of 8 bits, with a scale of each block."""
+    """Codes of 8 bits, with a scale of each block, and of whole numbers a zero point."""
     scales = [-(-n // b) for n, b in zip(shape, block)]
     codes = draw.standard_normal(shape).astype(np.float32) * 20
     codes = codes.astype(E4M3) if kind is E4M3 else codes.astype(np.int8)
     own = (0.002 * (1 + draw.random(scales))).astype(dtype)
     places = [np.arange(n) // b for n, b in zip(shape, block)]
     wide = own.astype(np.float32)[places[0]][:, places[1]]
-    own = own.reshape(1) if own.size == 1 else own
-    parts = {"weight": codes, "weight_scale": own, "input_scale": np.ones(1, np.float32)}
-    return parts, rounded(codes.astype(np.float32) * wide, BF16 if dtype is np.float32 else dtype)
+    zeros = draw.integers(-9, 9, scales).astype(np.int8) * (kind is np.int8)
+    values = codes.astype(np.float32) - zeros[places[0]][:, places[1]]
+    parts = {"weight": codes, "weight_scale": own.reshape(1) if own.size == 1 else own}
+    parts |= {"weight_zero_point": zeros} if kind is np.int8 else {"input_scale": np.ones(1, np.float32)}
+    return parts, rounded(values * wide, BF16 if dtype is np.float32 else dtype)
 
 
 def fp8_rows(shape: tuple[int, int], draw: np.random.Generator) -> Made:
@@ -65,7 +68,7 @@ def fp8_whole(shape: tuple[int, int], draw: np.random.Generator) -> Made:
 
 
 def fp8_blocks(shape: tuple[int, int], draw: np.random.Generator) -> Made:
-    return scaled(shape, draw, E4M3, (8, 16), BF16)
+    return scaled(shape, draw, E4M3, BLOCK, BF16)
 
 
 def int8_rows(shape: tuple[int, int], draw: np.random.Generator) -> Made:
@@ -81,6 +84,7 @@ def int4(shape: tuple[int, int], draw: np.random.Generator, uneven: bool = False
         "weight_packed": in_words(codes + 8, 4),
         "weight_scale": scales,
         "weight_shape": np.array(shape, np.int64),
+        "weight_g_idx": np.full(columns, -1, np.int32),  # as compressed-tensors has it where columns are in order
     }
     zeros = np.zeros((rows, groups), np.int64)
     if uneven:
@@ -134,11 +138,18 @@ def compressed(kind: str, **weights: Any) -> dict[str, Any]:
     return {"quant_method": "compressed-tensors", "format": kind, "config_groups": groups, "ignore": ["lm_head"]}
 
 
+def several(more: dict[str, Any]) -> dict[str, Any]:
+    """Groups of modules: one of 4 bits in blocks of 24 x 16, and another."""
+    own = {"weights": {"num_bits": 4, "type": "int", "block_structure": BLOCK}}
+    return {"config_groups": {"group_0": own, "group_1": more}}
+
+
 INT4 = compressed("pack-quantized", num_bits=4, type="int", strategy="group", group_size=GROUP)
 CASES: dict[str, tuple[Callable[..., Made], dict[str, Any]]] = {
     "fp8 rows": (fp8_rows, compressed("float-quantized", strategy="channel")),
     "fp8 whole": (fp8_whole, compressed("float-quantized", strategy="tensor")),
-    "fp8 blocks": (fp8_blocks, compressed("float-quantized", strategy="block", block_structure=[8, 16])),
+    "fp8 blocks": (fp8_blocks, compressed("float-quantized", strategy="block", block_structure=BLOCK)),
+    "fp8 rows beside blocks": (fp8_rows, compressed("float-quantized", strategy="block", block_structure=BLOCK)),
     "int8 rows": (int8_rows, compressed("int-quantized", type="int", strategy="channel")),
     "int4": (int4, INT4),
     "int4 uneven": (uneven_int4, INT4),
@@ -194,7 +205,10 @@ def pack(folder: Path, case: str) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_weights_are_those_of_the_formats_rules(case: str, make_checkpoint: Any) -> None:
+def test_weights_are_those_of_the_formats_rules(
+    case: str, make_checkpoint: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packed_files, "_AT_ONCE", 300)
     folder = make_checkpoint("Qwen3MoeForCausalLM" if case in ("int4", "fp8 rows") else "LlamaForCausalLM",
                              moe_intermediate_size=40)  # fmt: skip
     wanted = pack(folder, case)
@@ -225,8 +239,12 @@ def test_a_part_that_is_missing_or_does_not_fit(make_checkpoint: Any) -> None:
         write(folder / "model.safetensors", kept)
         with pytest.raises(WgradError, match=f"^--model: .*{re.escape(name)}.qweight.*{message}"):
             open_files(folder, load_model_config(folder))
-    write(folder / "model.safetensors", arrays | {f"{name}.g_idx": arrays[f"{name}.g_idx"][::-1]})
-    assert open_files(folder, load_model_config(folder))[0].digest() != first
+    for part in ("qweight", "scales", "qzeros", "g_idx"):
+        write(folder / "model.safetensors", arrays | {f"{name}.{part}": arrays[f"{name}.{part}"][::-1]})
+        files = open_files(folder, load_model_config(folder))[0]
+        assert files.digest() != first, part
+    entry = files.entries[f"{name}.weight"]
+    np.testing.assert_array_equal(np.concatenate([*entry.blocks(5)]), entry.array())
 
 
 def test_biases_of_zeros_are_left_out(make_checkpoint: Any) -> None:
@@ -253,6 +271,10 @@ def test_biases_of_zeros_are_left_out(make_checkpoint: Any) -> None:
         (compressed("pack-quantized", num_bits=3, type="int"), "num_bits 3 is not supported"),
         (INT4 | {"transform_config": {"config_groups": {"R1": {}}}}, "transform_config true is not supported"),
         (INT4 | {"sparsity_config": {"format": "sparse-24-bitmask"}}, "sparsity_config 'sparse-24-bitmask'"),
+        (compressed("dense") | several({"format": "marlin-24"}), "format 'marlin-24' is not supported"),
+        (INT4 | several({"weights": {"num_bits": 8, "type": "int"}}), "num_bits of several groups true"),
+        (INT4 | several({"weights": {"num_bits": 4, "block_structure": [8, 8]}}), "block_structure of several groups"),
+        ({"quant_method": "awq", "w_bit": 3}, "bits 3 is not supported: only 4 is"),
         ({"quant_method": "gptq", "bits": 3}, "bits 3 is not supported: only 2 or 4 or 8 is"),
         ({"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin"}, "checkpoint_format 'marlin'"),
         ({"quant_method": "awq", "bits": 4, "version": "gemv"}, "version 'gemv' is not supported: only 'gemm' is"),

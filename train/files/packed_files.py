@@ -31,6 +31,7 @@ _UNREAD = (".weight_shape", ".input_scale", ".input_zero_point", ".output_scale"
 _FLOATS = {"F32": ml_dtypes.bfloat16, "BF16": ml_dtypes.bfloat16, "F16": np.float16}
 _NAMES = {np.float16: "F16", ml_dtypes.bfloat16: "BF16"}
 _BYTES = ("F8_E4M3", "I8")
+_AT_ONCE = 1 << 20  # numbers that are decoded at a time
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ class PackedEntry(TensorEntry):
         place = self._columns(columns, scales.shape[1])
         rows = np.arange(self.shape[0]) // _share(self.shape[0], scales.shape[0], self.packing.block, 0)
         found = np.empty(self.shape, _FLOATS[self.scales.dtype])
-        step = max(1, (1 << 20) // columns)
+        step = max(1, _AT_ONCE // columns)
         for begin in range(0, self.shape[0], step):
             own = rows[begin : begin + step]
             values = codes[begin : begin + step].astype(np.float32)
@@ -125,8 +126,10 @@ class PackedEntry(TensorEntry):
 
 
 def _share(length: int, scales: int, block: tuple[int, int] | None, axis: int) -> int:
-    """How many rows or columns have a scale in common."""
-    return block[axis] if block is not None and scales > 1 else -(-length // scales)
+    """How many rows or columns have a scale in common. Beside modules with blocks there may be others without."""
+    if block is not None and scales == -(-length // block[axis]):
+        return block[axis]
+    return -(-length // scales)
 
 
 def with_packed(entries: dict[str, TensorEntry], packing: Packing | None) -> dict[str, TensorEntry]:
