@@ -18,12 +18,14 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 
+from wgrad.device.errors import WgradError
 from wgrad.train.commands.cli import main
 from wgrad.train.data.template_process import shared_process
 from wgrad.train.files.safetensors_files import from_arrays, write_safetensors
 from wgrad.train.model.model_files import ModelFiles
 from wgrad.train.options.finetune_config import FinetuneConfig
 from wgrad.train.options.option_text import size
+from wgrad.train.output.checkpoints import KEEP
 from wgrad.train.run import finetune, session
 from wgrad.train.run.disk_room import check_disk, disk_need
 
@@ -233,20 +235,44 @@ def test_the_disk_is_compared_with_what_a_run_takes(
     assert need.first == pytest.approx(checkpoint, rel=0.15)
     assert need.most == pytest.approx(3 * checkpoint + result, rel=0.15)
     assert disk_need(config, trained, steps=3, there=2).most == pytest.approx(checkpoint + result, rel=0.15)
-    assert disk_need(replace(config, save_steps=0), trained, steps=3).most == need.first + 4 * trained
+    assert disk_need(config, trained, steps=3, there=KEEP + 1).most == need.first + 4 * trained  # of one with more kept
+    best = {"keep_best": 2, "eval_steps": 1, "eval_fraction": 0.5}
+    for changes, steps, kept in (({"save_steps": 0}, 3, 1), ({"save_steps": 2}, 3, 2), (best, 9, KEEP + 3)):
+        assert disk_need(replace(config, **changes), trained, steps).most == kept * need.first + 4 * trained
+    usage = shutil.disk_usage(tmp_path)
+    with monkeypatch.context() as patched:  # its checkpoints are there already
+        patched.setattr(shutil, "disk_usage", lambda _: usage._replace(free=need.first + 4 * trained))
+        assert check_disk(config, trained, 3) == "" != check_disk(replace(config, out=str(tmp_path)), trained, 3)
+        patched.setattr(shutil, "disk_usage", lambda _: usage._replace(free=0))
+        assert check_disk(replace(config, lr_sweep=(1e-4, 1e-3)), trained, 3) == ""
+        patched.setattr(shutil, "disk_usage", lambda _: usage._replace(free=0, total=0))  # as some systems say
+        assert check_disk(config, trained, 3) == ""
     runs = (
         ("little", need.first - 1, 2, f"--out: a checkpoint in {tmp_path / 'little'} takes about {size(need.first)}"),
         ("some", need.first, 0, f"{tmp_path / 'some'}: checkpoints and the result take up to {size(need.most)}"),
         ("enough", need.most, 0, ""),
     )
     for name, free, status, words in runs:
-        usage = shutil.disk_usage(tmp_path)._replace(free=free)
         with monkeypatch.context() as patched:
-            patched.setattr(shutil, "disk_usage", Mock(return_value=usage))
+            patched.setattr(shutil, "disk_usage", Mock(return_value=usage._replace(free=free)))
             assert main([*options_for(model, text_data, tmp_path / name), *kind]) == status
         said = "".join(capsys.readouterr())
         assert (f"{words}, and the disk has {size(free)} free" in said) == bool(words) and words in said
         assert (tmp_path / name).exists() == (status == 0)
+
+
+def test_the_disk_is_compared_before_weights_are_read_and_with_the_steps_that_are_left(
+    make_checkpoint: Any, text_data: Path, tmp_path: Path, wgpu_device: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = make_checkpoint()
+    options = options_for(model, text_data, tmp_path / "out")
+    monkeypatch.setattr(finetune, "check_disk", seen := Mock(return_value=""))
+    assert main(options) == 0 == main([*options, "--resume", "--max-steps", "5"])
+    assert [call.args[2] for call in seen.call_args_list] == [3, 2]
+    monkeypatch.setattr(finetune, "check_disk", Mock(side_effect=WgradError("full")))
+    monkeypatch.setattr(finetune, "build_session", build := Mock())
+    assert main([*options_for(model, text_data, tmp_path / "other"), "--device", "wgpu"]) == 2
+    assert not build.called
 
 
 def test_a_model_that_does_not_fit(
