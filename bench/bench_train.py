@@ -9,7 +9,8 @@ batch 1, float32 compute. Experts have no LoRA. A step is what the training loop
 replayed) and one update.
 --as-finetune leaves checkpointing and offloading to wgrad, as `wgrad finetune` does by default; each memory limit is a
 run of its own. Peers are bench/peer_peft.py (PEFT + bitsandbytes) and bench/peer_unsloth.py, each a process of its own,
-started from here where CUDA is available: --peers names the shapes, --stacks the peers.
+started from here where CUDA is available: --peers names the shapes, --stacks the peers. With --as-finetune they run
+with and without checkpointing, and wgrad once more within the least memory that they took.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from streamed import streamed_weights
 
 from wgrad.autograd.bench.timing import median_spread
 from wgrad.autograd.bind import bind
+from wgrad.device.errors import WgradError
 from wgrad.train.commands.bench_model import SHAPES, Shape, build, random_step
 from wgrad.train.model.model_config import parse_model_config
 from wgrad.train.model.weights import weight_specs
@@ -205,14 +207,40 @@ def work_of(name: str, args: argparse.Namespace) -> str:
     return f"{name}, {args.layers} layers" if args.layers else name
 
 
-def peer(stack: str, work: str, shape: Shape, batch: int, seq_len: int, report: Report) -> None:
-    command = [sys.executable, str(Path(__file__).with_name(f"peer_{stack}.py"))]
-    command += [json.dumps(shape.config()), str(seq_len), str(int(shape.checkpointing)), str(batch)]
+def peer(
+    stack: str, work: str, shape: Shape, ways: list[tuple[bool, int]], seq_len: int, report: Report
+) -> dict[int, float]:
+    """Add a peer's rows of a shape, with or without checkpointing and with so large a batch each, and return the least
+    peak memory of a batch in GiB. What fails, and what does not fit, has none."""
+    command = [
+        sys.executable,
+        str(Path(__file__).with_name(f"peer_{stack}.py")),
+        json.dumps(shape.config()),
+        str(seq_len),
+    ]
+    command += [str(int(value)) for way in ways for value in way]
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ)
-    if done.returncode:
+    rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"stack"')]
+    if len(rows) < len(ways):
         print("peer failed:", done.stderr[-800:])
-        return
-    report.row(work=work, **json.loads(done.stdout.splitlines()[-1]))
+    peaks = dict[int, float]()
+    for row in rows:
+        report.row(work=work, **row)
+        peaks[row["batch"]] = min(row["peak_gib"], peaks.get(row["batch"], row["peak_gib"]))
+    return peaks
+
+
+def peers(name: str, batches: list[int], args: argparse.Namespace, report: Report) -> dict[int, float]:
+    """Run the peers of a shape, and return the least memory in GiB that they take with each batch."""
+    if name not in args.peers.split(",") or not has_cuda():
+        return {}
+    shape = shape_of(name, args.gradient_checkpointing or bool(args.offload_activations), args.layers)
+    checkpointing = (False, True) if args.as_finetune else (shape.checkpointing,)
+    ways, peaks = list(product(checkpointing, batches)), dict[int, float]()
+    for stack in args.stacks.split(","):
+        for batch, peak in peer(stack, work_of(name, args), shape, ways, args.max_length, report).items():
+            peaks[batch] = min(peak, peaks.get(batch, peak))
+    return peaks
 
 
 def main() -> None:
@@ -236,18 +264,21 @@ def main() -> None:
     parser.add_argument("--out", default=None)
     args = parser.parse_args()
     report = Report("train", bind(WgpuDevice)(args.device), args.out)
-    for name, batch in product(args.shapes.split(","), map(int, args.batch.split(","))):
-        for compute, limit in product(args.compute.split(","), args.memory_limit.split(",")):
-            # A device of its own for each, so that one's memory does not count for the next.
-            device: Any = bind(WgpuDevice)(args.device)
-            if args.int8_matmul:
-                device.round_products()
-            bench(name, batch, args, compute, device, report, limit or None)
-        if name in args.peers.split(",") and has_cuda():
-            recomputed = args.gradient_checkpointing or bool(args.offload_activations)
-            for stack in args.stacks.split(","):
-                shape = shape_of(name, recomputed, args.layers)
-                peer(stack, work_of(name, args), shape, batch, args.max_length, report)
+    batches = [int(batch) for batch in args.batch.split(",")]
+    for name in args.shapes.split(","):
+        peaks = peers(name, batches, args, report)
+        for batch, compute in product(batches, args.compute.split(",")):
+            limits = args.memory_limit.split(",")
+            limits += [f"{peaks[batch]:.2f}GiB"] if args.as_finetune and batch in peaks else []
+            for limit in limits:
+                # A device of its own for each, so that one's memory does not count for the next.
+                device: Any = bind(WgpuDevice)(args.device)
+                if args.int8_matmul:
+                    device.round_products()
+                try:
+                    bench(name, batch, args, compute, device, report, limit or None)
+                except WgradError as error:  # more than the limit
+                    print(f"{work_of(name, args)}, batch {batch}:", error, flush=True)
 
 
 if __name__ == "__main__":

@@ -107,19 +107,19 @@ def train_table(rows: list[Row], losses: Losses) -> list[str]:
 
 
 def peers_table(rows: list[Row]) -> str:
-    """Whole steps next to a peer's, a line for each shape: tokens/s and peak GiB of the default, and without
-    checkpointing; ratio: of the faster of each."""
+    """Whole steps next to a peer's, a line for each shape: tokens/s and peak GiB of the default, below a memory limit,
+    and of the peer with and without checkpointing; ratio: of the default to the faster of these."""
     lines = []
     for work, batch in dict.fromkeys((r["work"], r["batch"]) for r in rows):
         here = [r for r in rows if (r["work"], r["batch"]) == (work, batch)]
-        found = []
-        for own, checkpointing in ((True, True), (True, False), (False, True), (False, False)):
-            matching = [r for r in here if (r["stack"] == "wgrad") == own and r["checkpointing"] == checkpointing]
-            found.append(matching[0] if matching else None)
+        own = [r for r in here if r["stack"] == "wgrad"]
+        peer = [r for r in here if r["stack"] != "wgrad"]
+        found = [next((r for r in own if bool(r["memory_limit"]) == limited), None) for limited in (False, True)]
+        found += [next((r for r in peer if r["checkpointing"] == way), None) for way in (True, False)]
         cells = [f"{number(r['tokens_per_second'], 4)} in {r['peak_gib']:.3g}" if r else "–" for r in found]
-        ours, theirs = (max(r["tokens_per_second"] for r in pair if r) for pair in (found[:2], found[2:]))
-        lines.append([work, str(batch), *cells, ratio(ours, theirs)])
-    head = ("model", "batch", "wgrad, checkpointing", "wgrad, without", "Unsloth, checkpointing", "without", "ratio")
+        best = max(r["tokens_per_second"] for r in peer)
+        lines.append([work, str(batch), *cells, ratio(found[0]["tokens_per_second"], best) if found[0] else "–"])
+    head = ("model", "batch", "wgrad", "in less memory", "Unsloth, checkpointing", "without", "ratio")
     return "\n".join(table(head, lines))
 
 

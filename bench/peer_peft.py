@@ -1,12 +1,14 @@
-"""The same QLoRA step in PEFT + bitsandbytes (CUDA). Usage: peer_peft.py CONFIG_JSON SEQ_LEN CHECKPOINTING BATCH
+"""The same QLoRA step in PEFT + bitsandbytes (CUDA). Usage: peer_peft.py CONFIG_JSON SEQ_LEN CHECKPOINTING BATCH [...]
 
-NF4 with double quantisation, bf16 compute, r = 16 on all seven projections, fused AdamW. Prints one JSON object.
+NF4 with double quantisation, bf16 compute, r = 16 on all seven projections, fused AdamW. Prints a JSON object for each
+pair of the last two.
 Of a mixture of experts bitsandbytes quantises attention alone: transformers has the experts as arrays of three
 dimensions, which stay bf16. LoRA is on attention there, as wgrad has it by default.
 """
 
 from __future__ import annotations
 
+import gc
 import json
 import statistics
 import sys
@@ -46,9 +48,8 @@ def load(config: dict[str, object], checkpointing: bool) -> torch.nn.Module:
     return get_peft_model(model, LoraConfig(r=16, lora_alpha=32, target_modules=targets, task_type="CAUSAL_LM"))
 
 
-def main() -> None:
-    config, (seq_len, checkpointing, batch) = json.loads(sys.argv[1]), map(int, sys.argv[2:])
-    config.pop("architectures")
+def measure(config: dict[str, object], seq_len: int, checkpointing: int, batch: int) -> dict[str, object]:
+    """Make the model, warm up, and return the row of one setting."""
     model = load(config, bool(checkpointing))
     model.train()
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-4, fused=True)
@@ -69,7 +70,7 @@ def main() -> None:
     torch.cuda.reset_peak_memory_stats()
     samples = [steps(4) for _ in range(5)]
     seconds = statistics.median(samples)
-    row = {
+    return {
         "stack": "peft+bitsandbytes",
         "compute": "bfloat16",
         "batch": batch,
@@ -84,7 +85,18 @@ def main() -> None:
         "bitsandbytes": version("bitsandbytes"),
         "transformers": version("transformers"),
     }
-    print(json.dumps(row))
+
+
+def main() -> None:
+    config, (seq_len, *pairs) = json.loads(sys.argv[1]), map(int, sys.argv[2:])
+    config.pop("architectures")
+    for checkpointing, batch in zip(pairs[::2], pairs[1::2]):
+        try:
+            print(json.dumps(measure(config, seq_len, checkpointing, batch)), flush=True)
+        except torch.OutOfMemoryError as error:
+            print(f"checkpointing {checkpointing}, batch {batch}:", error, file=sys.stderr)
+        gc.collect()
+        torch.cuda.empty_cache()
 
 
 if __name__ == "__main__":

@@ -1,11 +1,13 @@
-"""The same QLoRA step in Unsloth (CUDA). Usage: peer_unsloth.py CONFIG_JSON SEQ_LEN CHECKPOINTING BATCH
+"""The same QLoRA step in Unsloth (CUDA). Usage: peer_unsloth.py CONFIG_JSON SEQ_LEN CHECKPOINTING BATCH [...]
 
 As peer_peft.py: NF4 with double quantisation, bfloat16, r = 16 on all seven projections, fused AdamW, random weights.
-CHECKPOINTING 1 is Unsloth's own, which offloads activations. Prints one JSON object. Needs `pip install unsloth`.
+CHECKPOINTING 1 is Unsloth's own, which offloads activations. Prints a JSON object for each pair of the last
+two. Needs `pip install unsloth`.
 """
 
 from __future__ import annotations
 
+import gc
 import json
 import statistics
 import sys
@@ -36,28 +38,24 @@ def save(config: dict[str, object], folder: str) -> None:
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=8192, **names).save_pretrained(folder)
 
 
-def main() -> None:
-    config, (seq_len, checkpointing, batch) = json.loads(sys.argv[1]), map(int, sys.argv[2:])
-    config.pop("architectures")
-    config.pop("model_type")
+def measure(folder: str, vocab: int, seq_len: int, checkpointing: int, batch: int) -> dict[str, object]:
+    """Load the checkpoint, warm up, and return the row of one setting."""
     mode = "unsloth" if checkpointing else False
-    with tempfile.TemporaryDirectory() as folder:
-        save(config, folder)
-        model, _ = FastLanguageModel.from_pretrained(
-            folder,
-            max_seq_length=seq_len,
-            dtype=torch.bfloat16,
-            load_in_4bit=True,
-            device_map={"": 0},
-            local_files_only=True,
-            use_gradient_checkpointing=mode,
-        )
+    model, _ = FastLanguageModel.from_pretrained(
+        folder,
+        max_seq_length=seq_len,
+        dtype=torch.bfloat16,
+        load_in_4bit=True,
+        device_map={"": 0},
+        local_files_only=True,
+        use_gradient_checkpointing=mode,
+    )
     model = FastLanguageModel.get_peft_model(
         model, r=16, lora_alpha=32, lora_dropout=0.0, target_modules=TARGETS, use_gradient_checkpointing=mode
     )
     model.train()
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-4, fused=True)
-    ids = torch.randint(0, config["vocab_size"], (batch, seq_len), device="cuda")
+    ids = torch.randint(0, vocab, (batch, seq_len), device="cuda")
 
     def steps(count: int) -> float:
         torch.cuda.synchronize()
@@ -74,9 +72,12 @@ def main() -> None:
     torch.cuda.reset_peak_memory_stats()
     samples = [steps(3) for _ in range(5)]
     median = statistics.median(samples)
-    row = {
+    return {
         "stack": "unsloth",
         "compute": "bfloat16",
+        "batch": batch,
+        "seq_len": seq_len,
+        "checkpointing": bool(checkpointing),
         "tokens_per_second": batch * seq_len / median,
         "ms_per_step": 1e3 * median,
         "spread": (max(samples) - min(samples)) / median,
@@ -84,7 +85,21 @@ def main() -> None:
         "unsloth": version("unsloth"),
         "torch": torch.__version__,
     }
-    print(json.dumps(row))
+
+
+def main() -> None:
+    config, (seq_len, *pairs) = json.loads(sys.argv[1]), map(int, sys.argv[2:])
+    config.pop("architectures")
+    config.pop("model_type")
+    with tempfile.TemporaryDirectory() as folder:
+        save(config, folder)
+        for checkpointing, batch in zip(pairs[::2], pairs[1::2]):
+            try:
+                print(json.dumps(measure(folder, config["vocab_size"], seq_len, checkpointing, batch)), flush=True)
+            except torch.OutOfMemoryError as error:
+                print(f"checkpointing {checkpointing}, batch {batch}:", error, file=sys.stderr)
+            gc.collect()
+            torch.cuda.empty_cache()
 
 
 if __name__ == "__main__":

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import runpy
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -60,3 +62,32 @@ def test_a_script_writes_its_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     printed = capsys.readouterr().out
     assert rows and "failed" not in printed, printed[-2000:]
     assert all(row.get("error", 0.0) < 1e-2 for row in rows)
+
+
+@pytest.mark.usefixtures("at_once")
+def test_peers_run_both_ways_and_name_their_least_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    """A peer that prints other things too, and fails at its last setting."""
+    peak = {"0 1": 2.0, "0 4": 9.0, "1 1": 1.5}
+
+    def run(command: list[str], **_: Any) -> Any:
+        ways = [f"{a} {b}" for a, b in zip(command[4::2], command[5::2])]
+        assert ways == ["0 1", "0 4", "1 1", "1 4"]
+        rows = [{"stack": "unsloth", "batch": int(way[-1]), "peak_gib": peak[way]} for way in ways if way in peak]
+        return SimpleNamespace(stdout="\n".join(["loading", *map(json.dumps, rows)]), stderr="out of memory")
+
+    module = runpy.run_path(str(BENCH / "bench_train.py"))
+    sys.modules.pop("common", None)
+    monkeypatch.setattr(module["subprocess"], "run", run)
+    module["peers"].__globals__["has_cuda"] = lambda: True
+    args = argparse.Namespace(
+        peers="tiny", stacks="unsloth", as_finetune=True, gradient_checkpointing=False, offload_activations=False,
+        layers=0, max_length=64,
+    )  # fmt: skip
+    rows: list[dict[str, Any]] = []
+    report = SimpleNamespace(row=lambda **row: rows.append(row))
+    assert module["peers"]("tiny", [1, 4], args, report) == {1: 1.5, 4: 9.0}
+    assert [row["work"] for row in rows] == ["tiny"] * 3
+    assert "out of memory" in capsys.readouterr().out
+    assert module["peers"]("smollm2-135m", [1], args, report) == {}
