@@ -148,7 +148,7 @@ class Attention(Parts):
         k_turned = rotated(k_turned.reshape(-1, 1, c.rotated)).expand(-1, heads, c.rotated)
         q, k = F.cat([q_plain, rotated(q_turned)], 2), F.cat([k_plain, k_turned], 2)
         if rest := c.width - c.value:
-            zeros = Tensor(self._constant(1, 0), v.device).reshape(1, 1, 1)
+            zeros = Tensor(self._constant(1, 0), v.device).to(v.dtype).reshape(1, 1, 1)
             v = F.cat([v, zeros.expand(v.shape[0], heads, rest)], 2)
         return q, k, v
 
