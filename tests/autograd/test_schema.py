@@ -31,7 +31,7 @@ def i32(*shape: int) -> np.ndarray:
 
 
 def t(*shape: int, dtype: Any = np.float32) -> Tensor:
-    return Tensor(np.ones(shape, dtype), CPU, requires_grad=True)
+    return Tensor(np.ones(shape, dtype), CPU, requires_grad=np.dtype(dtype).kind == "f")
 
 
 def lora(a: Tensor, b: Tensor, **options: Any) -> F.LoraTerm:

@@ -141,7 +141,8 @@ def test_the_model_is_the_one_that_was_written(architecture: str, changes: dict[
         our_logits(build_frozen(c, f, ReferenceDevice(), positions=64, adapter=None, quantize=False), ids)
         for f, c in ((folder, ours), (beside, theirs))
     )
-    np.testing.assert_allclose(found, wanted, atol=1e-4 if own else 2e-5)
+    limit = 2e-6 * max(10.0, np.abs(wanted).max())  # A of Mamba-2 is rounded once more in the file
+    np.testing.assert_allclose(found, wanted, atol=1e-4 if own else limit)
     for text in TEXTS:
         assert load_tokenizer(folder).encode(text) == load_tokenizer(beside).encode(text), text
     assert load_tokenizer(folder).template_text == TEMPLATE

@@ -42,13 +42,13 @@ def counter(scripts: Callable[[str], Any]) -> Any:
 
 @pytest.mark.parametrize("compute, units", [("float32", False), ("float16", True)])
 def test_launches_of_a_step(counter: Any, compute: str, units: bool) -> None:
-    """A step of SmolLM2-135M, T 2048: with stacks at most 1,400 launches, and no more memory than
+    """A step of SmolLM2-135M, T 2048: with stacks at most 1,450 launches, and no more memory than
     bench/notes/launches.md says."""
     counted = counter.count("smollm2-135m", 2048, compute, units)
     counts = counted.launches
     decoding = counts["linear_quantized", "quantize_decode"] + counts["linear_quantized_backward", "quantize_decode"]
     assert decoding == (239 if units else 0)
-    assert not units or sum(counts.values()) <= 1400
+    assert not units or sum(counts.values()) <= 1450
     assert counted.peak_bytes <= (1.93 if compute == "float32" else 1.30) * 2**30
 
 
