@@ -515,6 +515,8 @@ def test_parameters_are_changed_in_place_outside_of_the_tape(device: Device) -> 
         other.data = w.detach() + 2
     with pytest.raises(WgradError, match=r"grad: must be None or a Tensor of shape \[3\], got \[2\]"):
         w.grad = wgrad.zeros(2, device=device)
+    with pytest.raises(WgradError, match="grad: must be None or a Tensor of .*, got ndarray"):
+        w.grad = np.zeros(3)  # type: ignore[assignment]
     (w * 2).backward(wgrad.tensor([1, 2, 3], device=device))
     assert w.requires_grad_(False) is w and not (w * 2).requires_grad
 
@@ -823,6 +825,7 @@ BAD: dict[str, tuple[Callable[[], Any], str]] = {
     "a place": (lambda: t(2, 4).gather(1, [[-1], [0]]), r"gather: index must be from 0 to 3, got -1 to 0"),
     "a row": (lambda: t(3, 4)[wgrad.tensor([-1], device="cpu")].numpy(), r"ids must be from 0 to 2, .* got -1 to -1"),
     "a seed": (lambda: (t(2) * 2).backward([1.0, 1.0]), r"backward: gradient must be a Tensor, got list"),
+    "a number": (lambda: (t(2) * 2).sum().backward(2.0), r"backward: gradient must be a Tensor, got float"),
     "pickled": (lambda: pickle.dumps(t(2)), r"cannot be pickled; use wgrad.save_tensors"),
     "devices": (lambda: t(3) + Tensor(np.ones(3), ReferenceDevice()), r"add: operands must be on one device"),
 }

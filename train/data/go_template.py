@@ -48,7 +48,7 @@ def _in_quotes(character: str) -> str:
 
 
 def _unquoted(token: str) -> str:
-    """Go has Python's `\\U0001f689`, which JSON has not."""
+    """Return the text of a quoted token. Go has Python's `\\U0001f689`, which JSON has not."""
     whole = _ESCAPE.sub(lambda found: chr(int(found[1], 16)) if found[1] else found[0], token)
     text: str = json.loads(whole, strict=False)
     return text

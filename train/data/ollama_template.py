@@ -86,7 +86,7 @@ def derive(render: Render) -> OllamaTemplate:
 
 
 def _compare(template: str, messages: Messages, wanted: str) -> None:
-    """Raises NotDerivable."""
+    """Compare what a Go template writes of a conversation with the wanted text. Raises NotDerivable."""
     try:
         got = render_go(template, messages)
     except go_template.GoTemplateError as error:

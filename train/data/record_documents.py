@@ -106,7 +106,7 @@ class _Reader:
                 self._skip(error)
 
     def _parse(self, line: int, record: bytes | str | dict[str, Any]) -> list[Sample]:
-        """BadLine; WgradError where no record with messages could be used."""
+        """Return the samples of a record under its own names. Raises as `samples_of`."""
         if isinstance(record, str):
             raise BadLine(f"{self.file.name}:{line}: {record}")
         if self.columns:
@@ -128,7 +128,7 @@ class _Reader:
             self.tally.bad.append(str(error))
 
     def _take(self, parts: Sequence[SampleTokens]) -> None:
-        """The parts of a record, truncated, as documents. BadLine."""
+        """Add the parts of a record, truncated, to the documents. Raises BadLine."""
         for part in parts:
             with of_line(self.file.name, part.sample.line):
                 self.tokenizer.check_ids(part.ids)
@@ -149,7 +149,7 @@ class _Reader:
         self.lost_example = self.lost_example or (removed[0] if removed else "")
 
     def _left_out(self, parts: Sequence[SampleTokens]) -> WgradError | None:
-        """Why nothing to learn is left after truncation; None where something is. BadLine: there was nothing before."""
+        """Return why nothing to learn is left after truncation, or None. Raises BadLine: there was nothing before."""
         seq_len = self.config.max_length
         for part in parts:
             if part.loss_mask[1:seq_len].any():

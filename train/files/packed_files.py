@@ -84,7 +84,7 @@ class PackedEntry(TensorEntry):
         return [block for part in parts for block in part.sample(count, size)]
 
     def _codes(self) -> np.ndarray:
-        """[out, in]: of compressed-tensors with their sign."""
+        """Return the codes [out, in], those of compressed-tensors with their sign."""
         if self.codes.dtype == "F8_E4M3":
             values: np.ndarray = fp8_values()[self.codes.octets()]
             return values
@@ -94,7 +94,7 @@ class PackedEntry(TensorEntry):
         return self._unpacked(words, 0 if self.packing.method == GPTQ else 1)
 
     def _unpacked(self, words: np.ndarray, axis: int) -> np.ndarray:
-        """The codes of words int32 along an axis; of GPTQ and AWQ [out, in] from [in, out]."""
+        """Return the codes that words int32 hold along an axis; those of GPTQ and AWQ transposed."""
         bits, method = self.packing.bits, self.packing.method
         words = words.T if axis == 0 else words
         shifts = np.arange(0, 32, bits, dtype=np.uint32)
@@ -108,7 +108,7 @@ class PackedEntry(TensorEntry):
         return codes.T
 
     def _zeros(self, zeros: TensorEntry, shape: tuple[int, ...]) -> np.ndarray:
-        """float32 [rows of scales, groups]."""
+        """Return the zero points, float32 [rows of scales, groups]."""
         found = zeros.array()
         if zeros.dtype == "I32":
             found = self._unpacked(found, 0 if self.packing.method == COMPRESSED else 1)
@@ -117,7 +117,7 @@ class PackedEntry(TensorEntry):
         return found.astype(np.float32).reshape(-1, shape[1])[: shape[0]]
 
     def _columns(self, columns: int, groups: int) -> np.ndarray:
-        """The column of scales that each of the weight's has."""
+        """Return the column of scales that belongs to each column of the weight."""
         if self.groups is not None and groups > 1:
             listed: np.ndarray = self.groups.array()
             if listed.min() >= 0:  # -1: of none
@@ -126,7 +126,7 @@ class PackedEntry(TensorEntry):
 
 
 def _share(length: int, scales: int, block: tuple[int, int] | None, axis: int) -> int:
-    """How many rows or columns have a scale in common. Beside modules with blocks there may be others without."""
+    """Return how many rows or columns share a scale. Beside modules with blocks there may be others without."""
     if block is not None and scales == -(-length // block[axis]):
         return block[axis]
     return -(-length // scales)
@@ -180,6 +180,6 @@ def _packed(name: str, codes: TensorEntry, parts: list[TensorEntry | None], pack
 
 
 def _sizes(shape: tuple[int, ...], packing: Packing) -> tuple[int, ...]:
-    """Rows and columns of scales, as those of the weight."""
+    """Return the rows and columns of scales, in the order of the weight's."""
     shape = shape if packing.method == COMPRESSED else tuple(reversed(shape))
     return {0: (1, 1), 1: (*shape, 1)}.get(len(shape), shape)

@@ -31,7 +31,7 @@ def compile_ahead(
     run: Callable[[Any, Placing], object],
     display: Display,
 ) -> Placing:
-    """Settle --stream-weights: auto is "on" where it does not fit otherwise. OutOfMemory: nor within the limit.
+    """Return where weights live: --stream-weights auto is "on" where they do not fit. OutOfMemory: nor streamed.
 
     run: does on a dry device, with the weights placed so, what launches every kernel that will be needed.
     """

@@ -16,7 +16,7 @@ _PACKED_BITS = (2, 4, 8)
 
 
 def fp8_block(file: AnyQuantizationFile | None, where: str) -> tuple[int, int] | None:
-    """Rows and columns of FP8 weights that share a scale. WgradError: another format."""
+    """Return the rows and columns of FP8 weights that share a scale, or None. WgradError: another format."""
     if file is None or file.quant_method != "fp8":
         return None
     if file.fmt not in ("e4m3", "float8_e4m3fn"):  # one format
@@ -42,7 +42,7 @@ def nf4(file: AnyQuantizationFile | None, where: str) -> QuantizationFile | None
 
 
 def packing_of(file: AnyQuantizationFile | None, where: str) -> Packing | None:
-    """How files of compressed-tensors, GPTQ and AWQ hold codes. WgradError: a key asks for what is not decoded here."""
+    """Return how files of compressed-tensors, GPTQ and AWQ hold codes. WgradError: a key asks for another decoding."""
     if file is None or file.quant_method not in (COMPRESSED, GPTQ, AWQ):
         return None
 

@@ -35,8 +35,8 @@ def disk_need(config: FinetuneConfig, trained: int, steps: int, there: int = 0) 
 
 
 def check_disk(config: FinetuneConfig, trained: int, steps: int) -> str:
-    """Compare what a run takes with what its disk has free -> a remark where that is less, or "". WgradError: not even
-    the first checkpoint fits."""
+    """Compare what a run takes with what its disk has free -> a remark where the disk has too little for all of it, or
+    "". WgradError: not even the first checkpoint fits."""
     if config.lr_sweep or (free := free_bytes(config.out)) is None:
         return ""
     need = disk_need(config, trained, steps, len(Checkpoints(config.out).steps()))

@@ -251,7 +251,7 @@ def not_finite(step: int, config: RunOptions) -> UnusableResult:
 
 
 def check_result(optimizer: AdamW, done: int, config: RunOptions) -> None:
-    """UnusableResult where the last step leaves nothing that is worth a file."""
+    """Check what the last step leaves. Raises UnusableResult where that is not worth a file."""
     if not optimizer.finite():
         raise not_finite(done, config)
     if not optimizer.applied():

@@ -101,7 +101,7 @@ def kept_share(config: RunOptions, model: ModelConfig, recomputed: int) -> float
 
 
 def keep_dequantized(model: Model, config: RunOptions) -> Dequantized:
-    """Dequantise the weights that a run keeps so."""
+    """Dequantise the weights that --keep-dequantized keeps -> all candidates' bytes, and how many are kept."""
     if config.full or isinstance(model.weights, StreamedWeights):
         return Dequantized()
     every = candidates(model.config, model.recomputed)

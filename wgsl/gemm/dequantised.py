@@ -13,7 +13,7 @@ Form = tuple[np.dtype, bool]  # dtype, and whether values lie in blocks (`decode
 
 
 def dequantised(device: Runtime, weight: FrozenWeight, form: Form) -> Array:
-    """The weight's values in a form: those that are kept or in the cache, or decoded now."""
+    """Return the weight's values in a form: those that are kept or in the cache, or decoded now."""
 
     def decoded() -> Array:
         dtype, in_blocks = form
