@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -45,8 +46,19 @@ def test_collection_imports_no_oracle() -> None:
 
 
 def test_what_earlier_files_left_is_not_searched_for_garbage() -> None:
-    kept: list[object] = []
-    assert any(known is kept for known in gc.get_objects())
+    """Once a file, and garbage goes before the rest is left alone: it could hold a device's memory for good."""
+
+    def begin() -> None:
+        next(iter(conftest.pytest_runtest_protocol(item)))
+
     item: Any = SimpleNamespace(path=Path("tests/of_another_file.py"))
-    next(iter(conftest.pytest_runtest_protocol(item)))
-    assert not any(known is kept for known in gc.get_objects())
+    kept: list[object] = []
+    cycle: Any = type("Cycle", (), {})()
+    cycle.itself, known_by = cycle, weakref.ref(cycle)
+    del cycle
+    assert any(known is kept for known in gc.get_objects())
+    begin()
+    assert not any(known is kept for known in gc.get_objects()) and known_by() is None
+    later: list[object] = []
+    begin()
+    assert any(known is later for known in gc.get_objects())

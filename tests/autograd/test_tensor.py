@@ -824,6 +824,7 @@ BAD: dict[str, tuple[Callable[[], Any], str]] = {
     "a label": (lambda: F.cross_entropy(t(2, 4), [4, 0]), r"cross_entropy: targets must be from 0 to 3, .* got 4"),
     "a place": (lambda: t(2, 4).gather(1, [[-1], [0]]), r"gather: index must be from 0 to 3, got -1 to 0"),
     "a row": (lambda: t(3, 4)[wgrad.tensor([-1], device="cpu")].numpy(), r"ids must be from 0 to 2, .* got -1 to -1"),
+    "a row beyond": (lambda: t(3, 4)[wgrad.tensor([3], device="cpu")].numpy(), r"ids must be .* 0 to 2, .* 3 to 3"),
     "a seed": (lambda: (t(2) * 2).backward([1.0, 1.0]), r"backward: gradient must be a Tensor, got list"),
     "a number": (lambda: (t(2) * 2).sum().backward(2.0), r"backward: gradient must be a Tensor, got float"),
     "pickled": (lambda: pickle.dumps(t(2)), r"cannot be pickled; use wgrad.save_tensors"),

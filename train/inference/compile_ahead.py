@@ -31,7 +31,7 @@ def compile_ahead(
     run: Callable[[Any, Placing], object],
     display: Display,
 ) -> Placing:
-    """Return where weights live: --stream-weights auto is "on" where they do not fit. OutOfMemory: nor streamed.
+    """Return where weights live: --stream-weights auto is "on" where they do not fit. OutOfMemory: not even so.
 
     run: does on a dry device, with the weights placed so, what launches every kernel that will be needed.
     """
