@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import yaml
@@ -14,7 +15,7 @@ from tests.train.conftest import random_weights, tiny_config, write_checkpoint
 from tests.train.upload_hub import UploadHub
 from wgrad.train.commands.cli import main
 from wgrad.train.output.card_use import Contents
-from wgrad.train.output.model_card import MARK, Card
+from wgrad.train.output.model_card import MARK, Card, is_own_card
 
 constants = pytest.importorskip("huggingface_hub.constants")
 REPO = "me/mine"
@@ -193,3 +194,17 @@ def test_a_card_says_how_its_files_are_loaded(
     kind = "adapter" if file == "adapter_config.json" else "model"
     text = Card(kind, "org/base", True, {}, {}, "me/mine", contents=Contents.of(tmp_path)).text()
     assert all(line in text for line in lines) and never not in text
+
+
+def test_a_card_that_cannot_be_read_is_left_to_its_owner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    card = tmp_path / "README.md"
+    assert is_own_card(card)
+    card.write_text(f"# A model\n{MARK}\n")
+    assert is_own_card(card)
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "open", Mock(side_effect=OSError(5, "Input/output error")))
+        assert not is_own_card(card)
+    card.write_text("# My own\n")
+    assert not is_own_card(card)
+    monkeypatch.setattr(Path, "open", lambda *_: pytest.fail("what is no file may never end"))
+    assert not is_own_card(tmp_path)
