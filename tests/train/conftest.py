@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
+from tests.conftest import wgpu_sibling
 from wgrad.train.files.safetensors_files import from_arrays, write_safetensors
 from wgrad.train.model.expert_keys import ExpertsFile
 from wgrad.train.model.families import FAMILIES
@@ -425,3 +426,27 @@ def write_lines(tmp_path: Path) -> Callable[..., str]:
         return str(path)
 
     return write
+
+
+def discrete_sibling() -> Any:
+    """A wgpu device of a test's own that takes itself for a GPU with memory of its own."""
+    device = wgpu_sibling()
+    device.shared_memory = False
+    return device
+
+
+@pytest.fixture
+def card(wgpu_device: Any) -> Any:
+    return discrete_sibling()
+
+
+def choose_card(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let commands choose a GPU with memory of its own, a new one each."""
+
+    def chosen(spec: str, needs: Any = None, kernels: bool = False) -> Any:
+        device = discrete_sibling()
+        device.reason = "as a GPU with memory of its own"
+        return device
+
+    monkeypatch.setattr("wgrad.train.run.session.select_device", chosen)
+    monkeypatch.setattr("wgrad.train.commands.plan.select_device", chosen)

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.conftest import wgpu_sibling
 from tests.train import conftest
+from tests.train.conftest import choose_card, discrete_sibling
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.autograd.select_device import gpu_elsewhere
 from wgrad.device.errors import WgradError
@@ -131,14 +131,6 @@ ROWS: dict[str, Any] = {
     "lora_r": 4,
     "sample": False,
 }
-
-
-@pytest.fixture
-def card(wgpu_device: Any) -> Any:
-    """A device of this test's own that takes itself for a card with memory of its own."""
-    device = type(wgpu_device)()
-    device.shared_memory = False
-    return device
 
 
 def test_the_first_mode_and_the_largest_batch_that_fit_are_chosen(make_checkpoint: Any, card: Any) -> None:
@@ -688,13 +680,7 @@ def test_a_run_offloads_as_few_layers_as_were_planned_and_goes_on_with_others(
 ) -> None:
     """To the bits of a run that offloads none."""
 
-    def card(spec: str, needs: Any = None, kernels: bool = False) -> Any:
-        device: Any = wgpu_sibling()
-        device.shared_memory, device.reason = False, "as a card with memory of its own"
-        return device
-
-    monkeypatch.setattr("wgrad.train.run.session.select_device", card)
-    monkeypatch.setattr("wgrad.train.commands.plan.select_device", card)
+    choose_card(monkeypatch)
     folder, data = make_checkpoint(num_hidden_layers=5), tmp_path / "data.txt"
     data.write_text("\n".join(f"{n} and {n * n}." for n in range(200)))
     shape = [
@@ -711,7 +697,7 @@ def test_a_run_offloads_as_few_layers_as_were_planned_and_goes_on_with_others(
     ]
     shape += ["--compute", "float32", "--stream-weights", "off"]
     config = RunOptions(**OFFLOADED, compute="float32", stream_weights="off", offload_activations=2)
-    limit = least_limit(config, folder, card(""))
+    limit = least_limit(config, folder, discrete_sibling())
     found = planned(capsys, *shape, "--no-sample", "--vram", limit)
     assert found["options"]["offload_activations"] == 2, found
     assert found["fits"][-1]["offload_activations"] is True  # of which the most is said

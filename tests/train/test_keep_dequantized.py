@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.conftest import wgpu_sibling
 from tests.wgsl.launches import launched
 from wgrad.device.errors import WgradError
 from wgrad.train.data.packing import Batch, Step
@@ -32,14 +31,6 @@ SHAPE: dict[str, Any] = {
     "sample": False,
     "compute": "float32",
 }
-
-
-@pytest.fixture
-def card(wgpu_device: Any) -> Any:
-    """A device of this test's own with memory of its own; as a software driver's it dequantises before all matmuls."""
-    device = wgpu_sibling()
-    device.shared_memory = False
-    return device
 
 
 def options(**changes: Any) -> RunOptions:

@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.conftest import wgpu_sibling
-from tests.train.conftest import SENTENCES
+from tests.train.conftest import SENTENCES, discrete_sibling
 from tests.train.test_data_parallel import ThreadWorld, parameters, together
 from tests.train.test_loop import trainer_for
 from wgrad.autograd.ops.optimizer import STATE_SIZE
@@ -365,8 +364,7 @@ def test_weights_and_checkpoints_in_main_memory_change_no_bit(make_checkpoint: A
     options |= {"sample": False, "logging_steps": 8, "lora_r": 3}
     moved = {"stream_weights": "on", "offload_activations": True}
     for more in ({"stream_weights": "off"}, moved):
-        device: Any = wgpu_sibling()
-        device.shared_memory = False  # as a card with memory of its own
+        device = discrete_sibling()
         config = RunOptions(**options, **more)
         plan = plan_run(config, load_model_config(folder), folder, device, 3)
         kept = device.memory().in_use_bytes

@@ -33,14 +33,6 @@ from wgrad.train.step.trainer import Trainer
 from wgrad.wgsl.runtime import transfers
 
 
-@pytest.fixture
-def card(wgpu_device: Any) -> Any:
-    """A device of this test's own that takes itself for a card with memory of its own."""
-    device = wgpu_sibling()
-    device.shared_memory = False
-    return device
-
-
 def options(**given: Any) -> RunOptions:
     shape: dict[str, Any] = {
         "max_length": 70,

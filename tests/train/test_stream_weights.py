@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from tests.conftest import wgpu_sibling
-from tests.train.conftest import GEMMA4_EXPERTS
+from tests.train.conftest import GEMMA4_EXPERTS, choose_card, discrete_sibling
 from wgrad.device.errors import OutOfMemory
 from wgrad.device.memory import Block, Pool
 from wgrad.train.commands import cli
@@ -48,14 +48,6 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for user in (module, find_model):  # `cache clear` empties both
         monkeypatch.setattr(user, "cache_folder", lambda name: folder / name)
     return folder / "weights"
-
-
-@pytest.fixture
-def card(wgpu_device: Any) -> Any:
-    """A device of this test's own that takes itself for a card with memory of its own."""
-    device = wgpu_sibling()
-    device.shared_memory = False
-    return device
 
 
 def options(**given: Any) -> RunOptions:
@@ -289,19 +281,14 @@ def test_a_run_keeps_layers_on_the_device_and_goes_on_with_as_many(
 ) -> None:
     """Also where it then has more memory. It says so and takes what was planned; the adapter is the same bits."""
 
-    def card(spec: str, needs: Any = None, kernels: bool = False) -> Any:
-        device: Any = wgpu_sibling()
-        device.shared_memory, device.reason = False, "as a card with memory of its own"
-        return device
-
-    monkeypatch.setattr("wgrad.train.run.session.select_device", card)
+    choose_card(monkeypatch)
     folder = make_checkpoint(num_hidden_layers=12, hidden_size=96, intermediate_size=256, head_dim=24)
     model, data = load_model_config(folder), tmp_path / "data.txt"
     data.write_text("\n".join(f"{n} and {n * n}." for n in range(200)))
     given: dict[str, Any] = {"target_modules": ("q_proj",), "lora_r": 1, "max_length": 32, "batch_size": 1}
     config = options(**given, compute="float32", offload_activations=True)
     streamed, there = (
-        plan_run(replace(config, stream_weights=how), model, folder, card(""), 1) for how in ("on", "off")
+        plan_run(replace(config, stream_weights=how), model, folder, discrete_sibling(), 1) for how in ("on", "off")
     )
     assert streamed is not None and there is not None
     least, most = (plan.dry.memory().peak_reserved_bytes for plan in (streamed, there))
@@ -330,10 +317,12 @@ def test_a_run_keeps_layers_on_the_device_and_goes_on_with_as_many(
         assert streamed.peak_bytes < peaks[-1] <= limit
     info = json.loads((tmp_path / "out" / "checkpoints" / "step-3" / "trainer.json").read_text())
     assert 1 <= found[0] <= 9 and found[1] == found[0] == info["mode"]["resident_layers"]
-    plan = plan_run(replace(config, **info["mode"], memory_limit=str(limit)), model, folder, card(""), 1)
+    plan = plan_run(replace(config, **info["mode"], memory_limit=str(limit)), model, folder, discrete_sibling(), 1)
     assert plan is not None
     assert peaks[0] == pytest.approx(plan.peak_bytes, rel=0.05)
-    fit = Fit(replace(config, stream_weights="on", offload_activations=False), model, folder, card(""), 1, limit)
+    fit = Fit(
+        replace(config, stream_weights="on", offload_activations=False), model, folder, discrete_sibling(), 1, limit
+    )
     points = {fit_module.words(point): point["relative_speed"] for point in curve(fit, plan)}
     (least,) = (speed for option, speed in points.items() if option.endswith("--stream-weights on"))
     (with_layers,) = (speed for option, speed in points.items() if f"--resident-layers {found[0]}" in option)
