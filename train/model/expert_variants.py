@@ -25,48 +25,46 @@ from wgrad.train.model.experts import Experts
 from wgrad.train.model.variants import biases, every_layer, granite_factors, granite_windows, hunyuan, olmo2
 
 
+def _in_every_layer(keys: Any, **options: Any) -> Experts:
+    """Experts as wide as the keys' MLP."""
+    layers = (True,) * keys.num_hidden_layers
+    return Experts(keys.experts, keys.num_experts_per_tok, keys.intermediate_size, layers, **options)
+
+
+def _in_sparse_layers(keys: Any, **options: Any) -> Experts | None:
+    """Experts of the layers that have any; None where no layer has."""
+    layers, chosen = keys.sparse_layers(), keys.num_experts_per_tok
+    experts = Experts(keys.experts, chosen, keys.moe_intermediate_size, layers, keys.norm_topk_prob, **options)
+    return experts if any(layers) else None
+
+
 def mixtral(keys: MixtralFile) -> dict[str, Any]:
     """Mixtral (arXiv 2401.04088)."""
-    layers = (True,) * keys.num_hidden_layers
-    experts = Experts(keys.experts, keys.num_experts_per_tok, keys.intermediate_size, layers, files="mixtral")
-    return {"windows": every_layer(keys), "experts": experts}
+    return {"windows": every_layer(keys), "experts": _in_every_layer(keys, files="mixtral")}
 
 
 def minimax_m2(keys: MiniMaxM2File) -> dict[str, Any]:
     """MiniMax-M2: DeepSeek-V3's scores without groups."""
-    experts = Experts(
-        keys.experts,
-        keys.num_experts_per_tok,
-        keys.intermediate_size,
-        (True,) * keys.num_hidden_layers,
-        files="minimax",
-        sigmoid=True,
-        correction="mlp.e_score_correction_bias",
-    )
+    experts = _in_every_layer(keys, files="minimax", sigmoid=True, correction="mlp.e_score_correction_bias")
     return {"qk_norm": True, "qk_norm_whole": True, "experts": experts}
 
 
 def olmoe(keys: OlmoeFile) -> dict[str, Any]:
     """OLMoE (arXiv 2409.02060)."""
-    layers = (True,) * keys.num_hidden_layers
-    experts = Experts(keys.experts, keys.num_experts_per_tok, keys.intermediate_size, layers, keys.norm_topk_prob)
+    experts = _in_every_layer(keys, normalize=keys.norm_topk_prob)
     return {**biases(keys), "qk_norm": True, "qk_norm_whole": True, "experts": experts}
 
 
 def flex_olmo(keys: FlexOlmoFile) -> dict[str, Any]:
     """FlexOlmo (arXiv 2507.07024): OLMo 2 with OLMoE's experts."""
-    layers = (True,) * keys.num_hidden_layers
-    experts = Experts(keys.experts, keys.num_experts_per_tok, keys.intermediate_size, layers, keys.norm_topk_prob)
+    experts = _in_every_layer(keys, normalize=keys.norm_topk_prob)
     return {**olmo2(keys), "experts": experts}
 
 
 def hunyuan_moe(keys: HunYuanMoeFile) -> dict[str, Any]:
     """Hunyuan-A13B: the dense model's attention, and experts next to an MLP that every token has."""
-    experts = Experts(
-        keys.experts,
-        keys.num_experts_per_tok,
-        keys.intermediate_size,
-        (True,) * keys.num_hidden_layers,
+    experts = _in_every_layer(
+        keys,
         router="mlp.gate.wg",
         files="hunyuan",
         shared_width=keys.intermediate_size,
@@ -78,18 +76,13 @@ def hunyuan_moe(keys: HunYuanMoeFile) -> dict[str, Any]:
 
 def qwen3_moe(keys: Qwen3MoeFile) -> dict[str, Any]:
     """Qwen3 with experts (arXiv 2505.09388)."""
-    layers, chosen = keys.sparse_layers(), keys.num_experts_per_tok
-    experts = Experts(keys.experts, chosen, keys.moe_intermediate_size, layers, keys.norm_topk_prob)
     windows = every_layer(keys) if keys.use_sliding_window else (0,) * keys.num_hidden_layers
-    return {**biases(keys), "qk_norm": True, "windows": windows, "experts": experts if any(layers) else None}
+    return {**biases(keys), "qk_norm": True, "windows": windows, "experts": _in_sparse_layers(keys)}
 
 
 def qwen_experts(keys: Any) -> Experts | None:
     """Experts with a shared one; None where no layer has any."""
-    layers, width, shared = keys.sparse_layers(), keys.moe_intermediate_size, keys.shared_expert_intermediate_size
-    chosen, normalize = keys.num_experts_per_tok, keys.norm_topk_prob
-    experts = Experts(keys.experts, chosen, width, layers, normalize, shared_width=shared)
-    return experts if any(layers) else None
+    return _in_sparse_layers(keys, shared_width=keys.shared_expert_intermediate_size)
 
 
 def qwen2_moe(keys: Qwen2MoeFile) -> dict[str, Any]:
@@ -99,11 +92,8 @@ def qwen2_moe(keys: Qwen2MoeFile) -> dict[str, Any]:
 
 def gpt_oss(keys: GptOssFile) -> dict[str, Any]:
     """gpt-oss (arXiv 2508.10925)."""
-    experts = Experts(
-        keys.experts,
-        keys.num_experts_per_tok,
-        keys.intermediate_size,
-        (True,) * keys.num_hidden_layers,
+    experts = _in_every_layer(
+        keys,
         router="mlp.router",
         files="gpt_oss",
         biased=True,
@@ -117,11 +107,8 @@ def gpt_oss(keys: GptOssFile) -> dict[str, Any]:
 def granite_moe(keys: GraniteMoeFile) -> dict[str, Any]:
     """Granite 3 with experts; some have a shared one."""
     shared = keys.shared_intermediate_size if isinstance(keys, GraniteMoeSharedFile) else 0
-    experts = Experts(
-        keys.experts,
-        keys.num_experts_per_tok,
-        keys.intermediate_size,
-        (True,) * keys.num_hidden_layers,
+    experts = _in_every_layer(
+        keys,
         module="block_sparse_moe.experts",
         router="block_sparse_moe.router",
         files="granite",
@@ -141,19 +128,14 @@ def granite_moe_swa(keys: GraniteMoeSwaFile) -> dict[str, Any]:
 
 def mellum(keys: MellumFile) -> dict[str, Any]:
     """Mellum 2: Qwen3 with experts, and windows whose layers rotate by their own."""
-    layers, chosen = keys.sparse_layers(), keys.num_experts_per_tok
-    experts = Experts(keys.experts, chosen, keys.moe_intermediate_size, layers, keys.norm_topk_prob)
     windows = layer_windows(keys.layer_types, keys.sliding_window, (False,) * keys.num_hidden_layers)
-    return {**biases(keys), "qk_norm": True, "windows": windows, "experts": experts if any(layers) else None}
+    return {**biases(keys), "qk_norm": True, "windows": windows, "experts": _in_sparse_layers(keys)}
 
 
 def phimoe(keys: PhimoeFile) -> dict[str, Any]:
     """Phi-3.5-MoE (arXiv 2404.14219); SparseMixer's router (arXiv 2409.12136) chooses the best, without noise."""
-    experts = Experts(
-        keys.experts,
-        keys.num_experts_per_tok,
-        keys.intermediate_size,
-        (True,) * keys.num_hidden_layers,
+    experts = _in_every_layer(
+        keys,
         router="mlp.router",
         files="mixtral",
         mixer=2 * keys.router_jitter_noise,
