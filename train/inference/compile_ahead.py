@@ -11,8 +11,9 @@ from wgrad.device.errors import OutOfMemory
 from wgrad.train.model.model_config import ModelConfig
 from wgrad.train.step.checked import check_operators
 from wgrad.train.step.memory import limit_bytes
-from wgrad.train.step.resident import SPARE, layer_bytes, most_resident
+from wgrad.train.step.resident import SPARE, layer_bytes
 from wgrad.train.step.room import free_room
+from wgrad.train.step.search import planned_beside
 from wgrad.train.terminal.progress import Display
 
 
@@ -82,4 +83,4 @@ def _with_most_resident(
             return None
 
     free, each = limit - dry.memory().peak_reserved_bytes, layer_bytes(dry.host_memory().peak_bytes, model)
-    return most_resident((placing, dry), free, each, model.num_hidden_layers, fitting)
+    return planned_beside((placing, dry), int(free / each), fitting, model.num_hidden_layers)

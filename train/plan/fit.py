@@ -36,7 +36,7 @@ from wgrad.train.plan.speed import Rates, rates_of, step_seconds
 from wgrad.train.step.build import RECOMPUTE_ABOVE, keeps_attention, offloaded_layers
 from wgrad.train.step.resident import SPARE, layer_bytes
 from wgrad.train.step.room import Room
-from wgrad.train.step.search import FIRST, beside, largest
+from wgrad.train.step.search import FIRST, beside, largest, planned_beside
 
 MOST_ROWS = 1024  # of a batch that is tried
 
@@ -344,14 +344,12 @@ class Fit:
         self.peaks.clear()
         self.peaks.update({0: found.peak_bytes, layers: whole.peak_bytes})
         each = max((whole.peak_bytes - found.peak_bytes) / layers, 1)
-        plans = {0: found}
 
         def plan(kept: int) -> Plan | None:
-            plans[kept] = self._fitting(self.keeping(config, kept)) or plans[0]
-            return None if plans[kept] is plans[0] else plans[kept]
+            return self._fitting(self.keeping(config, kept))
 
         guess = int((self.limit - found.dry.memory().peak_reserved_bytes) / each)
-        return plans[beside(guess, plan, layers - bool(config.keep_norms))]
+        return planned_beside(found, guess, plan, layers - bool(config.keep_norms))
 
     def keeping(self, config: RunOptions, kept: int) -> RunOptions:
         """Keep the activations of the last so many layers, and offload the inputs of as many others as now, where there

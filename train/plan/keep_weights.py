@@ -13,7 +13,7 @@ from itertools import accumulate
 
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.plan.plan import Plan
-from wgrad.train.step.search import beside
+from wgrad.train.step.search import planned_beside
 
 
 def most_dequantized(found: Plan, room: int, fitting: Callable[[RunOptions], Plan | None]) -> Plan:
@@ -25,16 +25,10 @@ def most_dequantized(found: Plan, room: int, fitting: Callable[[RunOptions], Pla
         fitting: Plans a run; None where it does not fit.
     """
     sizes = found.dequantized.sizes
-    plans = {0: found}
 
     def plan(count: int) -> Plan | None:
-        made = fitting(replace(found.config, keep_dequantized=True if count == len(sizes) else count))
-        if made is not None:
-            plans[count] = made
-        return made
+        return fitting(replace(found.config, keep_dequantized=True if count == len(sizes) else count))
 
     # Blocks of the pool lie otherwise with more of them, so that a few less may fit than there are bytes for.
     guess = bisect_right(list(accumulate(sizes)), room) if any(sizes) else 0
-    if not guess or plan(guess) is not None:
-        return plans[guess]
-    return plans[beside(guess - 1, plan, guess - 1)] if guess > 1 else found
+    return planned_beside(found, guess, plan, guess)

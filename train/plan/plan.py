@@ -23,7 +23,8 @@ from wgrad.train.step.compute import compute_type
 from wgrad.train.step.dequantized import Dequantized
 from wgrad.train.step.find_model import find_model
 from wgrad.train.step.memory import limit_bytes
-from wgrad.train.step.resident import SPARE, layer_bytes, most_resident
+from wgrad.train.step.resident import SPARE, layer_bytes
+from wgrad.train.step.search import planned_beside
 from wgrad.train.step.trainer import Trainer
 
 PROMPT_TOKENS = 24  # of the text that a model goes on from, where no --sample-prompt is given: at most
@@ -115,7 +116,7 @@ def fill_with_layers(found: Plan, model_config: ModelConfig, limit: int, plan: C
 
     free = limit - found.dry.memory().peak_reserved_bytes
     each = layer_bytes(found.host_weight_bytes, model_config)
-    return most_resident(found, free, each, model_config.num_hidden_layers, fitting)
+    return planned_beside(found, int(free / each), fitting, model_config.num_hidden_layers)
 
 
 def _may_stream(config: RunOptions, device: Device) -> bool:

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import TypeVar
 
 from wgrad.device.errors import WgradError
 from wgrad.train.model.model_config import ModelConfig
 from wgrad.train.model.weights import weight_specs
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.options.options import flag
-from wgrad.train.step.search import beside
 
 SPARE = 64  # a part of a limit: a run's order of work, and so its pool's gaps, is not quite the plan's (0.2 % seen)
-Found = TypeVar("Found")
 
 
 def resident_layers(config: RunOptions, model: ModelConfig) -> int:
@@ -33,20 +29,3 @@ def layer_bytes(host_bytes: int, model: ModelConfig) -> float:
     """Return the bytes of a layer's weights, on average, of all that are in main memory where all are streamed."""
     tables = [spec for spec in weight_specs(model) if spec.kind in ("embedding", "head")]
     return max(host_bytes - sum(2 * math.prod(spec.shape) for spec in tables), 1) / model.num_hidden_layers
-
-
-def most_resident(found: Found, free: int, each: float, layers: int, plan: Callable[[int], Found | None]) -> Found:
-    """A plan with the weights of all layers streamed -> one with those of the most layers on the device.
-
-    free: bytes that it leaves below the limit. each: bytes of a layer. plan: with so many layers on the device; None
-    where that does not fit.
-    """
-    plans: dict[int, Found] = {0: found}
-
-    def planned(number: int) -> Found | None:
-        made = plan(number)
-        if made is not None:
-            plans[number] = made
-        return made
-
-    return plans[beside(int(free / each), planned, layers)]

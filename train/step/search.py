@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 FIRST = 8  # what is planned beside 1, to see what one more takes
 _AROUND = (0.95, 1.05)  # where the end is, of where it seems to be
+Found = TypeVar("Found")
 
 
 def largest(plan: Callable[[int], Any], most: int, limit: float) -> int:
@@ -49,3 +50,16 @@ def beside(guess: int, plan: Callable[[int], Any], most: int) -> int:
         if not low < at < high:
             at = (low + high) // 2
     return low
+
+
+def planned_beside(none: Found, guess: int, plan: Callable[[int], Found | None], most: int) -> Found:
+    """The plan of the largest number, as `beside` finds it; `none` where there is one of 0 alone."""
+    plans = {0: none}
+
+    def planned(number: int) -> Found | None:
+        made = plan(number)
+        if made is not None:
+            plans[number] = made
+        return made
+
+    return plans[beside(guess, planned, most)]
