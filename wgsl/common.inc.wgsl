@@ -1,14 +1,13 @@
 // Parts that shaders of several families include.
 
 #part optimisation_barrier
-// Part of others: bits that pass through it may have changed for all that a compiler knows, so that it cannot compute
-// across. p.zero is 0 at every launch.
+// Part of others: hides bits from the compiler, so that it cannot optimise across. p.zero is 0 at every launch.
 fn optimisation_barrier(bits: u32) -> u32 { return bits | p.zero; }
 #endpart
 
 #part softcap of T
 // tanh of $of ($T) to the last digits of float32: WGSL's own may be off by 1e-5, and may overflow for large arguments.
-// Source: Cephes, tanhf (Moshier): a polynomial near 0, where 1 - exp(-2 |x|) has lost digits.
+// Source: Cephes, tanhf (Moshier): a polynomial near 0, where 1 - exp(-2 |x|) loses digits.
 fn tanh_of_$of(x: $T) -> $T {
   let z = x * x;
   let e = exp(-2.0 * abs(x));
@@ -18,16 +17,15 @@ fn tanh_of_$of(x: $T) -> $T {
 #endpart
 
 #part eight
-// Part of the kernels for matrix units: what stands in workgroup memory for them, of 16 bytes, so that one store writes it and
-// cooperative matrices are read as such; and 16 bits on their way there, read 16 bytes at a time, as words: two reads of
-// vec4<f16> stay two, because each has its own bounds.
+// Part of the tensor-core kernels: 16 bytes in workgroup memory, so that one store writes them. 16-bit elements are
+// loaded 16 bytes at a time, as words: two loads of vec4<f16> would stay two, because each has its own bounds check.
 struct Eight { low: vec4<f16>, high: vec4<f16> }
 fn four_of(words: vec2<u32>) -> vec4<f16> { return vec4<f16>(vec4<f32>(unpack2x16float(words.x), unpack2x16float(words.y))); }
 #endpart
 
 #part subgroup_index
-// Part of the kernels on tensor cores: the index of the subgroup in its workgroup. Lanes are numbered in order, which the
-// probe has seen (cooperative.py), so for 32 lanes it is computed, as NVIDIA was measured.
+// Part of the tensor-core kernels: the index of the subgroup in its workgroup. Lanes are numbered in order, as a probe
+// checks (cooperative.py), so for 32 lanes it is computed: that is how NVIDIA was measured.
 #if LANES == 32
   let subgroup = lid / $LANESu;
 #else
@@ -36,8 +34,8 @@ fn four_of(words: vec2<u32>) -> vec4<f16> { return vec4<f16>(vec4<f32>(unpack2x1
 #endpart
 
 #part dense x binding kind vec
-// Part of others: the array $x of f32, f16 or bf16 ($kind 0, 1, 2), read number by number, or four at once where $vec.
-// Floats of 2 bytes are read as words of two, which needs no device feature.
+// Part of others: the array $x of f32, f16 or bf16 ($kind 0, 1, 2), read one by one, or four at once where $vec. 16-bit
+// floats are read as words of two, which needs no device feature.
 #if $vec
 #if $kind == 0
 @group(0) @binding($binding) var<storage, read> $x: array<vec4<f32>>;

@@ -54,8 +54,8 @@ class WgpuDevice(Runtime):
         return made
 
     def _end_of_timing(self) -> None:
-        """A launch is about to be compiled: the time that takes says nothing of the device's rate."""
-        if self._replay is None and not self._transfers:  # these wait for large launches to run beside
+        """Exclude the compilation that follows from the measured rate of the device."""
+        if self._replay is None and not self._transfers:  # transfers wait for large launches to overlap with
             self.synchronize()
 
     def free_memory(self) -> int | None:
@@ -124,11 +124,11 @@ class WgpuDevice(Runtime):
         return str(linear_plan(mnk, self.fastest_compute, weight, backward, Limits.of(self)))
 
     def dry_run(self) -> DryRunDevice:
-        """A device that only notes what this one would launch, and what memory that takes; see dry_run.py."""
+        """Return a device that only records what this one would launch and allocate; see dry_run.py."""
         return DryRunDevice(self)
 
     def kernel_caches(self) -> list[Path]:
-        """Folders in which a driver may keep compiled shaders; see driver_caches.py."""
+        """Return folders in which a driver may keep compiled shaders; see driver_caches.py."""
         return driver_caches()
 
     def prepare(self, dry: DryRunDevice, progress: Callable[[int, int], None] | None = None) -> int:

@@ -1,4 +1,4 @@
-"""Shared by the memory-bound operators: element types of a shader variant, and pieces that fit one binding."""
+"""Element types of shader variants, and arrays cut into pieces that fit one binding."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _NAMES = {"float32": "f32", "float16": "f16", "uint32": "u32", "int32": "i32"}
 _FLAT_STEP = 1024
 
 
-@cache  # NumPy takes its time for a type's name, and a launch asks for several
+@cache  # NumPy is slow to name a dtype, and a launch asks for several
 def wgsl_type(dtype: np.dtype, vec: int = 1) -> str:
     """The WGSL type of one number, or of four side by side."""
     name = _NAMES[np.dtype(dtype).name]
@@ -32,22 +32,22 @@ def wgsl_element(array: Array, vec: bool) -> str:
 
 
 def compute_type(vec: int) -> str:
-    """Arithmetic is in float32 whatever is stored."""
+    """The WGSL type of arithmetic: float32, whatever is stored."""
     return wgsl_type(np.dtype(np.float32), vec)
 
 
 def vector_width(*sizes: int) -> int:
-    """4 where every size divides by it (16-byte accesses), else 1."""
+    """4 (16-byte accesses) where every size is a multiple of it, else 1."""
     return 4 if all(n % 4 == 0 for n in sizes) else 1
 
 
 def element_types(vec: int, **arrays: Array) -> dict[str, Constant]:
-    """C_T, the type of arithmetic, and by its name in the shader the type of each array's elements."""
+    """The type of arithmetic (C_T), and the element type of each array by its name in the shader."""
     return {"C_T": compute_type(vec), **{name: wgsl_type(array.dtype, vec) for name, array in arrays.items()}}
 
 
 def same_block(a: Array, b: Array) -> bool:
-    """Both lie in one device buffer: they cannot be bound for reading and for writing in one dispatch."""
+    """Return whether both are in one buffer, so that one dispatch cannot read the one and write the other."""
     return a.lease.block is b.lease.block
 
 
@@ -64,7 +64,7 @@ def flat_parts(
 ) -> Iterator[tuple[int, list[Array]]]:
     """Flat pieces of arrays of one size, each within a binding: (first element, views).
 
-    Pieces start at multiples of `multiple` elements. Arrays that fit are given back as they are.
+    Pieces start at multiples of `multiple` elements. Arrays that fit are returned whole.
     """
     size, widest = arrays[0].size, max(a.dtype.itemsize for a in arrays)
     if size == 0:

@@ -1,4 +1,4 @@
-"""Frozen weights whose dequantised values are kept for good, where their GEMMs would dequantise them each time."""
+"""Frozen weights whose dequantised values are kept, where every GEMM would dequantise them again."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from wgrad.wgsl.runtime.runtime import Runtime
 
 
 def nbytes(device: Runtime, weight: FrozenWeight, rows: int, dtype: np.dtype, experts: int) -> int:
-    """Bytes of the blocks that the values take; arguments as of `Device.dequantized_bytes`."""
+    """Bytes of the blocks that the values take; arguments as in `Device.dequantized_bytes`."""
     size = weight.shape[0] * weight.shape[1]
     return sum(size_class(size * form[0].itemsize) for form in _forms(device, weight, rows, dtype, experts))
 
 
 def keep(device: Runtime, weight: FrozenWeight, rows: int, dtype: np.dtype, experts: int) -> None:
-    """Dequantise a weight for good; arguments as of `Device.keep_dequantized`."""
+    """Dequantise a weight and keep its values; arguments as in `Device.keep_dequantized`."""
     for form in _forms(device, weight, rows, dtype, experts):
         device.dequantized.keep(weight, form, dequantised(device, weight, form))
 
 
 def _forms(device: Runtime, weight: FrozenWeight, rows: int, dtype: np.dtype, experts: int) -> list[Form]:
-    """The forms into which forward and backward dequantise a weight first, each once."""
+    """The forms into which forward and backward dequantise a weight, each once."""
     limits, found = Limits.of(device), list[Form]()
     for gemm in _gemms(weight, rows, dtype.name, experts):
         if experts:
@@ -39,7 +39,7 @@ def _forms(device: Runtime, weight: FrozenWeight, rows: int, dtype: np.dtype, ex
 
 
 def _gemms(weight: FrozenWeight, rows: int, dtype: str, experts: int) -> Iterator[Gemm]:
-    """Forward, also of a projection into the residual stream, and backward. Of experts those of all of them."""
+    """The GEMMs of forward (also into the float32 residual stream) and backward; of experts, of all together."""
     n, k = weight.shape[0] // (experts or 1), weight.shape[1]
     form = WeightForm.of(weight)
     yield Gemm((rows, n, k), dtype, form, dtype, trans_b=True)

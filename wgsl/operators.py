@@ -1,4 +1,4 @@
-"""The table of this room's operators."""
+"""Registry of the operators that this device implements."""
 
 from wgrad.device.implementations import Implementations
 

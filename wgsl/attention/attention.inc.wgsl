@@ -1,13 +1,13 @@
 // Parts of the attention kernels.
 
 #part common
-// Part of every attention kernel: the base of its exponents, and the mask.
+// Part of every attention kernel: base-2 exponents, the soft-cap, and the mask.
 const LOG2E: f32 = 1.4426950408889634;
 
 #if SOFTCAP
 #include "common.inc.wgsl" softcap of=scores T=vec4<f32>
 
-// The soft-cap of scores, which are exponents in base 2 here.
+// The soft-cap of scores, which are base-2 exponents here.
 const CAP: f32 = SOFTCAP * LOG2E;
 fn capped(s: vec4<f32>) -> vec4<f32> { return CAP * tanh_of_scores(s / CAP); }
 fn cap_slope(y: vec4<f32>) -> vec4<f32> { return 1.0 - (y / CAP) * (y / CAP); }  // the derivative of y = capped(s)
@@ -17,7 +17,7 @@ fn cap_slope(y: vec4<f32>) -> vec4<f32> { return 1.0 - (y / CAP) * (y / CAP); } 
 #endpart
 
 #part seen
-// The first key that the query at `position` of a document from `start` on sees.
+// The first key that the query at `position` sees, in a document that begins at `start`.
 fn first_seen(start: i32, position: u32) -> u32 {
   if (p.window == 0u) { return u32(start); }
   return max(u32(start), position + 1u - min(p.window, position + 1u));
@@ -79,8 +79,8 @@ const LN2: f32 = 0.6931471805599453;
 #endpart
 
 #part tiles_seen
-// Part of attention_decode.wgsl and attention_combine.wgsl: which tiles of KEYS keys a sequence's queries see, and how many
-// of the splits have one. The first one counts always.
+// Part of attention_decode.wgsl and attention_combine.wgsl: which tiles of KEYS keys a sequence's queries see, and how
+// many of the splits have one (at least 1).
 const KEYS: u32 = 64u;
 
 #if PAGED
@@ -99,7 +99,7 @@ fn splits_seen(b: u32) -> u32 {
 #endpart
 
 #part backward_bindings
-// Part of every kernel of attention's backward: what it reads.
+// Part of the attention backward kernels: inputs.
 @group(0) @binding(1) var<storage, read> dy: array<DO_T>;
 @group(0) @binding(2) var<storage, read> q: array<Q_T>;
 @group(0) @binding(3) var<storage, read> k: array<K_T>;
@@ -138,11 +138,11 @@ struct Params {
 #endpart
 
 #part tiles
-// Part of the tiled attention kernels: scores on their way to become the left operand of a product, and whole rows, VN
-// of them, which are its right one.
+// Part of the tiled attention kernels: a tile of scores, the left operand of the second matmul, and VN whole rows, its
+// right operand.
 const THREADS: u32 = TX * TY;
 
-// One vec4 of padding a row puts neighbouring rows in different banks.
+// One vec4 of padding per row puts neighbouring rows into different banks.
 struct ScoreRow { at: array<array<vec4<f32>, VN4>, NV>, pad: vec4<f32> }
 var<workgroup> p_tile: array<array<ScoreRow, TY>, RM>;
 var<workgroup> row_tile: array<array<array<vec4<f32>, TX>, RD>, VN>;
@@ -160,7 +160,7 @@ fn put_rows(x: array<vec4<f32>, LOADS_FLAT>, lid: u32) {
 #endpart
 
 #part backward
-// Part of attention_backward_dq.wgsl and attention_backward_dkv.wgsl: how they read.
+// Part of attention_backward_dq.wgsl and attention_backward_dkv.wgsl: loads.
 #include load x=q
 #include load x=dy
 #include load x=k
@@ -169,8 +169,8 @@ fn put_rows(x: array<vec4<f32>, LOADS_FLAT>, lid: u32) {
 #endpart
 
 #part fetch_rows x tokens heads
-// Part of the tiled attention kernels: this invocation's share of VN whole rows of $x, from `first` on, of one head. Rows
-// from `end` on are not read: beyond a cache's last token there may be anything, and 0 times NaN is not 0.
+// Part of the tiled attention kernels: load this invocation's share of VN whole rows of $x, from `first` on, of one
+// head. Rows from `end` on are not read: a cache may hold NaN beyond its last token, and 0 times NaN is not 0.
 fn fetch_$x_rows(b: u32, head: u32, first: u32, end: u32, lid: u32) -> array<vec4<f32>, LOADS_FLAT> {
   var x: array<vec4<f32>, LOADS_FLAT>;
 #unroll n LOADS_FLAT
@@ -189,8 +189,8 @@ fn fetch_$x_rows(b: u32, head: u32, first: u32, end: u32, lid: u32) -> array<vec
 #endpart
 
 #part pair Pair pair x y heads loads count place
-// Part of the backward kernels: one chunk (4 DC4 columns) of the rows of $x and $y that belong together, from `first` on,
-// of one head: this invocation's share, on its way from the arrays to $x_tile and $y_tile.
+// Part of the backward kernels: fetch and put move one chunk (4 DC4 columns) of $count rows of $x and $y, from `first`
+// on, of one head, from the arrays to $x_tile and $y_tile. Each invocation moves its share.
 struct $Pair { $x: array<vec4<f32>, $loads>, $y: array<vec4<f32>, $loads> }
 
 fn fetch_$pair(chunk: u32, b: u32, head: u32, first: u32, lid: u32) -> $Pair {
@@ -226,8 +226,8 @@ fn put_$pair(both: $Pair, lid: u32) {
 #endpart
 
 #part query_id
-// Part of attention's kernels that own queries: which of the splits of their keys, which head, and the first of BM queries are
-// those of workgroup `id`.
+// Part of the attention kernels that own queries: split of the keys, head, batch element and first query of workgroup
+// `id`.
   let split = id % p.splits;
   id /= p.splits;
   let h = id % p.heads;
@@ -238,8 +238,7 @@ fn put_$pair(both: $Pair, lid: u32) {
 #endpart
 
 #part query_tile
-// Part of attention.wgsl and attention_backward_dq.wgsl: which queries of which head the workgroup owns, and which of the
-// splits of their keys.
+// Part of attention.wgsl and attention_backward_dq.wgsl: the workgroup's queries, and the invocation's place.
   var id = p.first + wg.x + wg.y * nwg.x;
   if (id >= p.end) { return; }
 #include query_id
@@ -248,8 +247,8 @@ fn put_$pair(both: $Pair, lid: u32) {
 #endpart
 
 #part key_id
-// Part of attention's kernels that own keys: which part, of which key/value head's group and of the tiles of queries, and which
-// BM keys are those of workgroup `id`; end_query: no query from there on sees them by the window.
+// Part of the attention kernels that own keys: part of the head group and of the query tiles, key/value head, batch
+// element and first key of workgroup `id`. end_query: queries from there on do not see the keys because of the window.
   let split = id % parts;
   id /= parts;
   let kv_head = id % p.kv_heads;
@@ -265,7 +264,7 @@ fn put_$pair(both: $Pair, lid: u32) {
 #endpart
 
 #part dot sum left right
-// Part of the tiled attention kernels, for 4 columns $c of D and 4 columns $g of scores: $sum += $left . $right.
+// Part of the tiled attention kernels: $sum += $left . $right, for vec4 $c of D and vec4 $g of the score columns.
       {
         let b0 = $right[4u * $gu][tx][$c];
         let b1 = $right[4u * $gu + 1u][tx][$c];
@@ -286,7 +285,7 @@ fn put_$pair(both: $Pair, lid: u32) {
 #endpart
 
 #part accumulate sum
-// Part of the tiled attention kernels: $sum += the scores of p_tile times the rows of row_tile, both of `part`.
+// Part of the tiled attention kernels: $sum += scores of p_tile times rows of row_tile, of piece `part`.
 #unroll n VN4
 #unroll r RD
       {

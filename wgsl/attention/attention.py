@@ -1,7 +1,8 @@
-"""Attention on wgpu: online softmax, causal, grouped heads, windows, packed documents; T x S scores never stand.
+"""Causal attention on wgpu: online softmax, grouped heads, sliding windows, packed documents.
 
-Dao, FlashAttention-2 (arXiv:2307.08691). The backward takes two kernels, one that owns queries (dq) and one that owns
-keys (dk, dv), so that no atomics are needed and the same inputs give the same bits.
+Dao, FlashAttention-2 (arXiv:2307.08691): the T x S scores are never stored. The backward has two kernels, one whose
+workgroups own queries (dq) and one whose workgroups own keys (dk, dv). So it needs no atomics, and the same inputs give
+the same bits.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ from wgrad.wgsl.runtime.compile import Constant
 from wgrad.wgsl.runtime.dispatch_parts import launch_range
 from wgrad.wgsl.runtime.runtime import Runtime
 
-_HEAVIEST = 2.0  # work of a workgroup that sees, or is seen by, everything, to the mean of a causal mask
+_HEAVIEST = 2.0  # work of the heaviest workgroup over the mean, with a causal mask
 DECODE_ROWS = 8  # attention_decode.wgsl takes the queries of a key/value head up to this many
 
 
 def _types(vec: bool, words: bool = False, **arrays: Array) -> dict[str, Constant]:
-    """Elements of arrays as shaders declare them; words: 16 bytes each."""
+    """Element types of arrays as shaders declare them. words: as 16-byte words."""
     return {name: "vec4<u32>" if words else wgsl_element(array, vec) for name, array in arrays.items()}
 
 
@@ -43,7 +44,7 @@ def _plan(device: Runtime, width: int) -> Plan:
 
 
 def _batches(device: Runtime, arrays: Sequence[Array]) -> Iterator[tuple[int, list[Array]]]:
-    """The arrays (batch first) in windows of batch elements that fit one binding: batch size, views."""
+    """Cut the arrays (batch first) into windows that fit one binding: batch size, views."""
     batch = arrays[0].shape[0]
     rows = [a.nbytes // batch for a in arrays]
     most = min(device.max_binding_bytes // max(r, 1) for r in rows)
@@ -112,7 +113,7 @@ def _attention(
 
 
 def _on_units(kernel: str, device: Runtime, chosen: Plan, softcap: float, *arrays: Array) -> MatrixRows | None:
-    """The tile on matrix units, where the device has them and they serve these arrays; they know no soft-cap."""
+    """The tile on tensor cores, or None. Those kernels have no soft-cap."""
     wanted = device.matrix_units and not softcap
     if not wanted:
         return None
@@ -122,7 +123,7 @@ def _on_units(kernel: str, device: Runtime, chosen: Plan, softcap: float, *array
 
 
 def _decode(device: Runtime, views: list[Array], cache_len: Array, scale: float, window: int, softcap: float) -> None:
-    """Few queries: all those of a key/value head in one workgroup, the keys split among many."""
+    """Attend with few queries: all of a key/value head in one workgroup, its keys split among many workgroups."""
     q, k, v, doc_start, o, lse = views
     keys, kv_heads = k.shape[1:3]
     work = float(k.nbytes + v.nbytes)
@@ -168,7 +169,7 @@ def _decode_rows(
     softcap: float,
     work: float,
 ) -> None:
-    """kv_heads: whose queries are in one workgroup each. keys: at most, of a row. mask: the window, and the scale."""
+    """keys: the most of a sequence. kv_heads: groups of query heads, each in one workgroup. mask: window and scale."""
     q, k, v = reads[:3]
     batch, queries, heads, width = q.shape
     groups = batch * kv_heads
@@ -202,7 +203,7 @@ def _decode_rows(
 
 
 def _forward_parts(device: Runtime, splits: int, o: Array, lse: Array) -> tuple[Array, Array]:
-    """Where a forward kernel writes: the results themselves, or float32 parts of them."""
+    """Arrays that a forward kernel writes: the results, or their float32 parts."""
     return (o, lse) if splits == 1 else (device.empty((splits, *o.shape)), device.empty((splits, *lse.shape)))
 
 
@@ -216,8 +217,11 @@ def _combine(
     more: Sequence[int] = (),
     constants: Mapping[str, Constant] = MappingProxyType({"SEEN": False}),
 ) -> None:
-    """Parts of the keys put together; nothing to do where the kernel wrote `o` itself. places, more, constants: for
-    parts of which only those with a key are written, their places, keys and window, and how they are read."""
+    """Merge the results of parts of the keys, unless the kernel wrote `o` itself.
+
+    places, more, constants: for attention_decode.wgsl, which leaves out parts without a visible key: the sequences'
+    places, the number of keys and the window, and how they are read.
+    """
     if part is o:
         return
     batch, queries, heads, width = o.shape
@@ -346,8 +350,10 @@ def _backward_dkv(
 
 
 def _reduce_parts(device: Runtime, parts: Sequence[Array], outs: Sequence[Array]) -> None:
-    """Each of `outs`, one or two of a size, = the sum of its part over the first axis; nothing to do where the kernel
-    wrote them itself."""
+    """Sum each of `parts` over the first axis into the `outs` of the same place, unless the kernel wrote those itself.
+
+    There are one or two, of one size.
+    """
     if parts[0] is outs[0]:
         return
     size, vec = outs[0].size, outs[0].size % 4 == 0

@@ -8,9 +8,8 @@
 // Dispatch: splits * H * B * ceil(T / BM) workgroups (folded), the tiles with the most keys first. A workgroup of TX x
 // TY invocations owns BM queries of one head and walks the key tiles of BN that they see (of every `splits`-th).
 // Invocation (tx, ty) holds rows ty + TY i (i < RM); of the scores the columns 4 (tx + TX g) + e, of the output the
-// columns 4 (tx + TX r) + e. Scores go through workgroup memory (p_tile) to become the left operand of the second
-// product. The row maximum is shared after each tile; the row sum stays in parts until the end, as all parts are scaled
-// alike.
+// columns 4 (tx + TX r) + e. Scores pass through workgroup memory (p_tile) to become the left operand of the second
+// matmul. The row maximum is reduced after each tile; the row sum only at the end, because all parts are scaled alike.
 //
 // SOFTCAP > 0 caps the scores: SOFTCAP tanh(scale q . k / SOFTCAP).
 //
@@ -51,7 +50,7 @@ fn put_q(x: array<vec4<f32>, LOADS_ROWS>, place: u32, lid: u32) {
 #end
 }
 
-// Keys from `end` on are not read (attention.inc.wgsl (fetch_rows)).
+// Keys from `end` on are not read, for the reason given in attention.inc.wgsl (fetch_rows).
 fn fetch_k(chunk: u32, b: u32, kv_head: u32, j0: u32, end: u32, lid: u32) -> array<vec4<f32>, LOADS_COLUMNS> {
   var x: array<vec4<f32>, LOADS_COLUMNS>;
 #unroll n LOADS_COLUMNS
@@ -166,7 +165,7 @@ fn main(
     s[$n] = capped(s[$n]);
 #end
 #endif
-    // Masks only where a query of the tile may not see a key of it.
+    // Mask only tiles in which some query may not see some key.
     if (j0 + BN > first_position + 1u || j0 + BN > p.keys || j0 < last_low) {
 #unroll i RM
       {
@@ -183,7 +182,7 @@ fn main(
 #end
     }
 
-    // The row maximum: each invocation's own, then over the TX invocations of the row.
+    // The row maximum: within each invocation, then over the TX invocations of the row.
     var high: array<vec4<f32>, RM4>;
 #unroll i RM4
 #unroll e 4
@@ -241,7 +240,7 @@ fn main(
     }
   }
 
-  // Sum of each row, in the same order whatever the invocation.
+  // The row sum, in one order for all invocations.
   workgroupBarrier();
 #unroll i RM4
   reduce_tile[$i][tx][ty] =

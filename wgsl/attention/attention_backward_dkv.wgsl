@@ -8,8 +8,8 @@
 //
 // Dispatch: head_splits * query_splits * G * B * ceil(T / BM) workgroups (folded), the tiles with the most queries
 // first. A workgroup owns BM keys of one key/value head and walks the heads of its part of the group and the tiles of
-// BN queries that see them. Everything is transposed against attention_backward_dq.wgsl: rows are keys, columns
-// queries. p and then ds go through the same p_tile.
+// BN queries that see them. Tiles are transposed relative to attention_backward_dq.wgsl: rows are keys, columns are
+// queries. p and then ds pass through p_tile.
 //
 // Dao, FlashAttention-2 (arXiv:2307.08691), algorithm 2.
 #include "attention.inc.wgsl" dkv_bindings
@@ -74,7 +74,7 @@ fn main(
   for (var h = first_head; h < first_head + group; h++) {
     for (var tile = j0 / BN + query_split; tile * BN < end_query; tile += p.query_splits) {
       let t0 = tile * BN;
-      // Documents rise within a row: when the first query is beyond this tile's keys, so are all others.
+      // Document starts rise along a sequence: if the first query's document begins after these keys, so do all later.
       if (u32(doc_start[b * p.queries + t0]) > j_last) { break; }
       var s: array<vec4<f32>, SCORES>;
       var dp: array<vec4<f32>, SCORES>;
@@ -115,7 +115,7 @@ fn main(
 #end
       }
 
-      // s becomes p; p to workgroup memory for dv. dp becomes ds.
+      // s becomes p, which goes to workgroup memory for dv; dp becomes ds.
 #unroll g RN4
       {
         let c = tx + TX * $gu;

@@ -6,7 +6,7 @@
 //   dq [B, T, H, D] (DQ_T), overwritten; with splits > 1 f32 [splits, B, T, H, D], for attention_reduce.wgsl.
 //
 // Dispatch: splits * H * B * ceil(T / BM) workgroups (folded), the tiles with the most keys first. Layout of tiles and
-// registers as in attention.wgsl; scores and dp are made again chunk by chunk of D, then k is read as rows.
+// registers as in attention.wgsl. Scores and dp are recomputed chunk by chunk of D, then k is read as rows.
 //
 // Dao, FlashAttention-2 (arXiv:2307.08691), algorithm 2, dq split off so that no atomics are needed.
 #include "attention.inc.wgsl" dq_bindings

@@ -2,7 +2,7 @@
 // exp(part_lse[s])
 //
 //   part f32 [splits, B, T, H, D], part_lse f32 [splits, B, H, T] -> o [B, T, H, D] (O_T), lse [B, H, T] f32
-//   SEEN: doc_start and cache_len as of attention_decode.wgsl, which say how many of the splits there are
+//   SEEN: doc_start and cache_len of attention_decode.wgsl, which tell how many splits were written
 //
 // Dispatch: ceil(B T H W / 256) workgroups (folded), W = D / 4 (VEC) or D; an invocation makes one element (vec4) of o.
 // Dao et al., Flash-Decoding (2023).

@@ -1,15 +1,15 @@
-// attention.wgsl for few queries and many keys: all ROWS = T H / G queries of a key/value head stand in one workgroup,
-// so that a key is read once.
+// attention.wgsl for few queries and many keys: one workgroup has all ROWS = T H / G queries of a key/value head, so
+// that each key is read once.
 //
 //   q [B, T, H, D], k v [B, S, G, D] float32 or float16; doc_start [B, T] i32; cache_len [1] i32
-//   PAGED: T = 1, k v [M, KEYS, G, D] in pages; in the place of doc_start the pages of each row [B, S / KEYS], in the
-//   place of cache_len [B] where its query is. Heads of a key/value head may be in PARTS workgroups then.
+//   PAGED: T = 1, k v [M, KEYS, G, D] in pages. doc_start holds the pages of each sequence [B, S / KEYS], and cache_len
+//   the position of its query [B]. The queries of a key/value head may be split among PARTS workgroups.
 //   o f32 [splits, B, T, H, D] and lse f32 [splits, B, H, T], each split normalised on its own, for
 //   attention_combine.wgsl; with splits = 1 the results themselves. Splits beyond those with a key are not written.
 //
-// Dispatch: splits * G * B workgroups (folded) of 128. A workgroup walks every `splits`-th tile of 64 keys in the range
-// that is seen. Scores: 4 invocations a key; softmax: 16 invocations a row; output: COLUMNS invocations across D, 128 /
-// COLUMNS keys at a time. Memory-bound: 16 bytes a load.
+// Dispatch: splits * G * B workgroups (folded) of 128. A workgroup walks every `splits`-th tile of 64 visible keys.
+// Scores: 4 invocations per key; softmax: 16 invocations per row; output: COLUMNS invocations across D, 128 / COLUMNS
+// keys at a time. Memory-bound: 16 bytes per load.
 //
 // Dao et al., Flash-Decoding (2023).
 #include "attention.inc.wgsl" forward
@@ -18,7 +18,7 @@
 const AT_ONCE: u32 = 128u / COLUMNS;
 
 var<workgroup> q_tile: array<array<vec4<f32>, W4_PADDED>, ROWS>;
-var<workgroup> part_tile: array<array<array<f32, 5>, KEYS>, ROWS>;  // quarters of a score; 5: no bank twice
+var<workgroup> part_tile: array<array<array<f32, 5>, KEYS>, ROWS>;  // quarters of a score; padded to 5 for the banks
 var<workgroup> p_tile: array<array<f32, KEYS>, ROWS>;
 var<workgroup> reduce_tile: array<array<f32, 16>, 8>;
 var<workgroup> shrink_tile: array<f32, 8>;
@@ -54,7 +54,7 @@ fn main(
     q_tile[r][at % W4_PADDED] = load_q(row, at % W4_PADDED) * (p.scale * LOG2E);
   }
 
-  // This invocation's row of the softmax (there are fewer rows than 8: the others idle there).
+  // This invocation's row of the softmax. With fewer than 8 rows, some invocations idle.
   let r_mine = lid / 16u;
   let t_mine = min(r_mine, ROWS - 1u) / group;
   let high = min(first_position + t_mine, p.keys - 1u);
@@ -140,7 +140,7 @@ fn main(
 #unroll n KEY_STEPS
     {
       let key = key_group + AT_ONCE * $nu;
-      if (j0 + key < end_key) {  // beyond it there may be anything, and 0 times NaN is not 0
+      if (j0 + key < end_key) {  // beyond it there may be NaN, and 0 times NaN is not 0
         let x = load_v(row_of(first_row + key, kv_head), column);
 #unroll r ROWS
         acc[$r] += p_tile[$r][key] * x;

@@ -1,9 +1,8 @@
-// stats[b, h, t] = (lse[b, h, t] log2(e), sum_d do[b, t, h, d] o[b, t, h, d]): what attention's backward reads for a
-// query.
+// stats[b, h, t] = (lse[b, h, t] log2(e), sum_d do[b, t, h, d] o[b, t, h, d]), for the attention backward.
 //
 //   do o [B, T, H, D] float32 or float16, lse [B, H, T] f32 -> stats [B, H, T] vec2 f32
 //
-// Dispatch: ceil(B T H / ROWS) workgroups (folded), ROWS = 256 / LANES rows each, LANES invocations a row.
+// Dispatch: ceil(B T H / ROWS) workgroups (folded) of ROWS = 256 / LANES rows, LANES invocations per row.
 struct Params { batch: u32, queries: u32, heads: u32 }
 @group(0) @binding(0) var<uniform> p: Params;
 @group(0) @binding(1) var<storage, read> dy: array<DO_T>;

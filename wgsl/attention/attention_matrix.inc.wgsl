@@ -1,20 +1,22 @@
 // Parts of the attention kernels on tensor cores.
 
 #part tiles
-// Part of attention_matrix*.wgsl: the workgroup memory that they all use. A subgroup has 16 of the BM rows.
+// Part of attention_matrix*.wgsl: workgroup memory. A subgroup has 16 of the BM rows.
 const BM: u32 = 16u * SG;
 const W8: u32 = WIDTH / 8u;
-// Lengths of rows, in eights and in vec4, padded so that neighbouring rows start in different banks.
+// Row lengths in eights and in vec4, padded so that neighbouring rows start in different banks.
 const TILE_LD: u32 = W8 + 1u;
 const S_LD: u32 = BN / 4u + 2u;
 const LEFT_W8: u32 = W8 / LEFT_PARTS;
 
-var<workgroup> tile: array<Eight, TILE>;  // BN rows of an array, then BN of another (or in turns); before, the left operands
-var<workgroup> strips: array<vec4<f32>, BM * S_LD - 2u>;  // what cooperative matrices hold, on its way to invocations and back
+// First the left operands pass through it; then it has BN rows of one array and BN of another (or both in turns).
+var<workgroup> tile: array<Eight, TILE>;
+// Elements of cooperative matrices, which invocations cannot index otherwise.
+var<workgroup> strips: array<vec4<f32>, BM * S_LD - 2u>;
 #endpart
 
 #part builtins
-// Part of attention_matrix*.wgsl: the parameters of the entry point.
+// Part of attention_matrix*.wgsl: parameters of the entry point.
   @builtin(workgroup_id) wg: vec3<u32>,
   @builtin(num_workgroups) nwg: vec3<u32>,
   @builtin(local_invocation_index) lid: u32,
@@ -24,8 +26,8 @@ var<workgroup> strips: array<vec4<f32>, BM * S_LD - 2u>;  // what cooperative ma
 #endpart
 
 #part subgroup_rows
-// Part of attention_matrix.wgsl and attention_matrix_dq.wgsl: the first of the BLOCKS x 16 rows of a subgroup. With two SIDES two
-// subgroups share them, each with half of the columns (`side`).
+// Part of attention_matrix.wgsl and attention_matrix_dq.wgsl: the first of a subgroup's BLOCKS x 16 rows. With two
+// SIDES, two subgroups share them, and each has half of the columns (`side`).
 #include "common.inc.wgsl" subgroup_index
 #if SIDES == 2
   let first_row = subgroup / 2u * (16u * BLOCKS);
@@ -37,9 +39,9 @@ var<workgroup> strips: array<vec4<f32>, BM * S_LD - 2u>;  // what cooperative ma
 #endpart
 
 #part rows
-// Part of attention_matrix.wgsl and attention_matrix_dq.wgsl: which queries of which head the workgroup owns, and which of the
-// splits of their keys; each row belongs to ROW_LANES invocations. A workgroup beyond the last does the last
-// again, without storing: cooperative operations want uniform control flow. Its queries as left operands, and sums for them.
+// Part of attention_matrix.wgsl and attention_matrix_dq.wgsl: the workgroup's queries, head and split of the keys; its
+// queries as left operands, and their sums. ROW_LANES invocations share a row. A workgroup beyond the last repeats the
+// last one without storing, because cooperative operations need uniform control flow.
   var id = p.first + wg.x + wg.y * nwg.x;
   let last_id = p.end - 1u;
   let extra = id > last_id;
@@ -58,7 +60,7 @@ var<workgroup> strips: array<vec4<f32>, BM * S_LD - 2u>;  // what cooperative ma
 #end
   let mine = row * S_LD + half;
   let to_base2 = p.scale * LOG2E;
-  let ld = 2u * TILE_LD;  // as cooperative matrices take it: in vec4<f16>
+  let ld = 2u * TILE_LD;  // row stride for cooperative loads, in vec4<f16>
   let ld_left = 2u * (LEFT_W8 + 1u);
   let ld_s = S_LD;
 #include left x=q first=t0 heads=heads head=h row=first_row blocks=BLOCKS
@@ -72,8 +74,8 @@ var<workgroup> strips: array<vec4<f32>, BM * S_LD - 2u>;  // what cooperative ma
 #endpart
 
 #part load loads x first end tokens heads head place
-// Part of attention_matrix*.wgsl: rows of one head of $x, from $first on, into `tile` from row $place on; beyond $end the last
-// row again.
+// Part of attention_matrix*.wgsl: copy rows of one head of $x, from $first on, into `tile` from row $place on. From
+// $end on, the last row is repeated.
 #unroll n $loads
   {
     let at = (lid + $nu * THREADS) % (BN * W8);
@@ -86,8 +88,9 @@ var<workgroup> strips: array<vec4<f32>, BM * S_LD - 2u>;  // what cooperative ma
 #endpart
 
 #part left x first heads head row blocks
-// Part of attention_matrix*.wgsl: the workgroup's rows of one head of $x, from $first on, as left operands $x_0_0_0, $x_0_0_1, ...,
-// of each subgroup $blocks x 16 from $row on. They pass through `tile`, one of LEFT_PARTS parts of their columns at a time.
+// Part of attention_matrix*.wgsl: load the workgroup's rows of one head of $x, from $first on, as left operands
+// $x_<block>_<part>_<step>: $blocks x 16 rows per subgroup, from $row on. They pass through `tile`, one of LEFT_PARTS
+// parts of their columns at a time.
 #unroll part LEFT_PARTS
 #unroll n LOADS_ROWS
   {
@@ -114,8 +117,8 @@ var<workgroup> strips: array<vec4<f32>, BM * S_LD - 2u>;  // what cooperative ma
 #endpart
 
 #part fetch x y first heads head
-// Part of attention_matrix_dq.wgsl and attention_matrix_dkv.wgsl: BN rows of one head of $x and of $y, from $first on, into
-// registers; beyond the end the last row again.
+// Part of attention_matrix_dq.wgsl and attention_matrix_dkv.wgsl: load BN rows of one head of $x and $y, from $first
+// on, into registers. Beyond the end, the last row is repeated.
 #unroll n LOADS_COLUMNS
     let at_$n = (lid + $nu * THREADS) % (BN * W8);
     let source_$n = ((b * p.queries + min($first + at_$n / W8, p.queries - 1u)) * p.$heads + $head) * W8 + at_$n % W8;
@@ -125,7 +128,7 @@ var<workgroup> strips: array<vec4<f32>, BM * S_LD - 2u>;  // what cooperative ma
 #endpart
 
 #part stage x place
-// Part of attention_matrix*.wgsl: what was read into registers of the next rows of $x, into `tile`, from row $place on.
+// Part of attention_matrix*.wgsl: store the rows of $x that were loaded into registers into `tile`, from row $place on.
 #unroll n LOADS_COLUMNS
     let $x_to_$n = ($place + at_$n / W8) * TILE_LD + at_$n % W8;
     tile[$x_to_$n] = Eight(four_of($x_next_$n.xy), four_of($x_next_$n.zw));
@@ -133,7 +136,8 @@ var<workgroup> strips: array<vec4<f32>, BM * S_LD - 2u>;  // what cooperative ma
 #endpart
 
 #part score name x row
-// Part of attention_matrix.wgsl and attention_matrix_dq.wgsl: the left operand $x times rows of `tile` from $row on, as $name_0_0, ...
+// Part of attention_matrix.wgsl and attention_matrix_dq.wgsl: $name_<block>_<column> = the left operand $x times rows
+// of `tile` from $row on.
 #unroll r BLOCKS
 #unroll j NF_OWN
     var $name_$r_$j = coop_mat16x16<f32, C>();
@@ -155,7 +159,7 @@ var<workgroup> strips: array<vec4<f32>, BM * S_LD - 2u>;  // what cooperative ma
 #endpart
 
 #part keep_score name
-// Part of attention_matrix.wgsl and attention_matrix_dq.wgsl: a score into the strips.
+// Part of attention_matrix.wgsl and attention_matrix_dq.wgsl: store $name into the strips.
 #unroll r BLOCKS
 #unroll j NF_OWN
     coopStoreT($name_$r_$j, &strips[s_at_$r_$j], ld_s);
@@ -164,8 +168,8 @@ var<workgroup> strips: array<vec4<f32>, BM * S_LD - 2u>;  // what cooperative ma
 #endpart
 
 #part sums left place
-// Part of attention_matrix.wgsl and attention_matrix_dq.wgsl: $left, of which a subgroup has BLOCKS x 16 rows, times BN rows of `tile`, from
-// row $place on, added to acc.
+// Part of attention_matrix.wgsl and attention_matrix_dq.wgsl: acc += $left (BLOCKS x 16 rows per subgroup) times BN
+// rows of `tile` from row $place on.
 #unroll j NF
     {
 #unroll r BLOCKS
@@ -188,7 +192,8 @@ var<workgroup> strips: array<vec4<f32>, BM * S_LD - 2u>;  // what cooperative ma
 #endpart
 
 #part store y type factor
-// Part of attention_matrix.wgsl and attention_matrix_dq.wgsl: acc times $factor to the workgroup's rows of $y, through the strips.
+// Part of attention_matrix.wgsl and attention_matrix_dq.wgsl: store acc times $factor to the workgroup's rows of $y,
+// through the strips.
   let stores = t0 + row < p.queries && !extra;
   let out = (((split * p.batch + b) * p.queries + t) * p.heads + h) * W4;
 #unroll g OUT_PARTS

@@ -1,4 +1,4 @@
-"""Attention on matrix units (attention_matrix*.wgsl): which of it is served, and by what tile."""
+"""Tiles of the attention kernels on tensor cores (attention_matrix*.wgsl), and the choice among them."""
 
 from __future__ import annotations
 
@@ -12,16 +12,18 @@ from wgrad.wgsl.runtime.cooperative_shapes import BLOCK, Shape
 from wgrad.wgsl.runtime.cooperative_text import constant_of
 
 _PAD = 8  # elements after each row of a tile in workgroup memory
-MOST_WIDTH = 128  # what a subgroup keeps of a query, and of its sums, stands in registers
+MOST_WIDTH = 128  # elements of a head: a subgroup keeps its queries and sums in registers
 
 
 @dataclass(frozen=True)
 class MatrixRows:
-    """subgroups x 16 rows (queries; in dk and dv keys) of a workgroup, which walks tiles of `columns`.
+    """A workgroup's tile: subgroups x 16 rows (queries; for dk and dv keys), walked over tiles of `columns`.
 
-    lanes: of a subgroup. Of 8, two subgroups have 16 rows. pairs: two subgroups of 16 or 32 lanes have 32 rows, each
-    half of the columns, so that it reads half of a tile; not of dk and dv. in_turns: K and V of a tile have one place
-    in workgroup memory; of the forward alone. least_groups: workgroups of the problem from which on it is taken.
+    lanes: of a subgroup. With 8, two subgroups share 16 rows.
+    pairs: two subgroups of 16 or 32 lanes share 32 rows, and each takes half of the columns, so that it reads half of a
+        tile. Not for dk and dv.
+    in_turns: K and V of a tile share one place in workgroup memory. Forward only.
+    least_groups: workgroups that the problem must have for this tile.
     """
 
     subgroups: int
@@ -43,7 +45,7 @@ class MatrixRows:
 
     @property
     def _blocks(self) -> int:
-        """Times 16 rows that a subgroup has, in the forward and dq."""
+        """Blocks of 16 rows per subgroup, in the forward and dq."""
         return 2 if self.pairs else 1
 
     @property
@@ -62,13 +64,13 @@ class MatrixRows:
         return self._lanes_of_rows // 16
 
     def _parts(self, width: int) -> int:
-        """Parts of the columns, of whole cooperative matrices, in which the rows pass through the place of the tiles
-        before the walk begins: as few as go there."""
+        """Parts of the head width, each of whole cooperative matrices, in which the workgroup's rows are staged in the
+        tiles' memory before the walk: the fewest that fit."""
         divisors = [n for n in range(1, width // 16 + 1) if width // 16 % n == 0]
         return next((n for n in divisors if self._rows(width, n) <= self._tiles(width)), divisors[-1])
 
     def _rows(self, width: int, parts: int) -> int:
-        """Elements of a part of the rows, in workgroup memory."""
+        """Elements of one part of the rows, in workgroup memory."""
         return self.rows * (width // parts + _PAD)
 
     def _tiles(self, width: int) -> int:
@@ -79,10 +81,10 @@ class MatrixRows:
         return max(self._tiles(width), self._rows(width, self._parts(width)))
 
     def _scores(self, element: int) -> int:
-        return element * (self.rows * (self.columns + _PAD) - _PAD)  # nothing is behind the last row
+        return element * (self.rows * (self.columns + _PAD) - _PAD)  # no padding after the last row
 
     def workgroup_bytes(self, kernel: str, width: int) -> int:
-        """Return the constants of a kernel of TILES."""
+        """Workgroup memory of a kernel of TILES."""
         scores, rest = {"forward": (1, 32), "dq": (1, 0), "dkv": (2, 12 * self.columns)}[kernel]
         return 2 * self._operands(width) + scores * (self._scores(4) + self._scores(2)) + rest
 
@@ -93,8 +95,8 @@ class MatrixRows:
         return {**self._shape(width), **self._loads(width, self._lanes_of_rows), **own}
 
     def key_constants(self, width: int) -> dict[str, Constant]:
-        """Constants of attention_matrix_dkv.wgsl: twice the subgroups, which share rows."""
-        row_lanes = max(1, self.lanes // 16)  # of one of the two; of 8 lanes a row is whole
+        """Constants of attention_matrix_dkv.wgsl, where two subgroups share rows."""
+        row_lanes = max(1, self.lanes // 16)  # of one of the two; with 8 lanes, one has the whole row
         quarter = self.columns // (8 * row_lanes) if self.lanes > 8 else self.columns // 4
         own = {"HALF_NF": self.columns // 32, "QUARTER": quarter, "ROW_LANES": row_lanes, "ROW_VECS": 8 * row_lanes}
         return {**self._shape(width), **self._loads(width, 2 * self.lanes), **own}
@@ -117,8 +119,7 @@ class MatrixRows:
         }
 
     def _loads(self, width: int, lanes: int) -> dict[str, Constant]:
-        """Number of 16-byte loads by an invocation: of a part of the rows, and of a tile, of which it may read some
-        twice. lanes: invocations for 16 rows."""
+        """16-byte loads per invocation, of a part of the rows and of a tile. lanes: invocations for 16 rows."""
         threads = lanes * self.subgroups
         return {
             "LOADS_ROWS": -(-self.rows * width // 8 // self._parts(width) // threads),
@@ -131,9 +132,9 @@ _EIGHT, _FOUR, _TWO = MatrixRows(8), MatrixRows(4), MatrixRows(2)
 _EIGHT_PAIRED, _FOUR_PAIRED = replace(_EIGHT, pairs=True), replace(_FOUR, pairs=True)
 _IN_TURNS = replace(_FOUR_PAIRED, in_turns=True)
 _EIGHT_OF_MANY, _PAIRED_OF_MANY = replace(_EIGHT, least_groups=1024), replace(_EIGHT_PAIRED, least_groups=2048)
-# By kernel, best first (measured on an H100, bench/notes/tensor-cores.md): the least width of a head, and the tile. Of
-# four subgroups in pairs two workgroups run at once on a compute unit, of wide heads where K and V go in turns. With so
-# many workgroups that the last ones do not matter, eight subgroups are faster.
+# By kernel, best first (measured on an H100, bench/notes/tensor-cores.md): the least width of a head, and the tile. Two
+# workgroups of _FOUR_PAIRED run at once on a compute unit; for wide heads that takes _IN_TURNS. With so many workgroups
+# that the last ones do not matter, eight subgroups are faster.
 TILES = {
     "forward": (
         *((128, _PAIRED_OF_MANY), (128, _IN_TURNS), (96, _EIGHT_OF_MANY), (96, _IN_TURNS)),
@@ -142,9 +143,9 @@ TILES = {
     "dq": ((128, _EIGHT_PAIRED), (96, _EIGHT), (96, _FOUR), (0, _FOUR_PAIRED), (0, _FOUR), (0, _TWO)),
     "dkv": ((0, _FOUR), (0, _TWO)),
 }
-PAIRED_LANES = (16, 32)  # of a subgroup of a pair: of 8 two share rows already, of 64 none was timed
+PAIRED_LANES = (16, 32)  # of a subgroup in a pair: with 8, two share rows anyway; 64 was not timed
 MOST_SUBGROUPS = 8  # of a workgroup of attention_matrix.wgsl
-_FEW_ROWS = 64  # tiles of more are for as many queries as fill a card with them
+_FEW_ROWS = 64  # larger tiles are taken only where they fill the GPU
 
 
 def served(
@@ -156,9 +157,15 @@ def served(
     shape: Shape = BLOCK,
     many: bool = False,
 ) -> MatrixRows | None:
-    """The tile of a kernel of TILES for q, k, v (and do) [B, T, H, D], or None: where they are not all float16, of at
-    least 16 queries, D a multiple of 32 up to 128, or no tile fits. wanted_groups: workgroups that fill the device.
-    many: as of a problem of many workgroups."""
+    """Choose the tile of a kernel of TILES, or None where tensor cores do not serve it.
+
+    They serve float16, at least 16 queries, and D a multiple of 32 up to 128, if a tile fits.
+
+    Args:
+        arrays: q, k, v (and do) [B, T, H, D].
+        wanted_groups: workgroups that fill the device.
+        many: choose as for a problem of many workgroups.
+    """
     batch, queries, heads, width = arrays[0].shape
     if any(a.dtype != np.float16 for a in arrays) or queries < 16 or width % 32 or width > MOST_WIDTH:
         return None

@@ -1,16 +1,20 @@
-// o and lse of attention.wgsl on matrix units: f16 q, k, v; f32 sums. Heads of WIDTH elements, a multiple of 32.
+// attention.wgsl on tensor cores: o and lse, with f16 q, k, v and f32 sums. Heads have WIDTH elements, a multiple of
+// 32.
 //
-// Operands, masks and dispatch are those of attention.wgsl. A workgroup of SG subgroups of LANES invocations owns BM = 16 SG
-// queries of one head, 16 a subgroup (or two of 8 lanes; or 32 two subgroups), and walks tiles of BN keys. K and V of a tile lie side by side in workgroup memory;
-// K of the next tile is read as V of this one is, and both are stored once the scores stand; or IN_TURNS in one place, V then and K
-// once the sums stand, which leaves room for more workgroups on a compute unit. What a cooperative matrix holds
-// cannot be indexed, so the scores pass through workgroup memory (strips), where ROW_LANES invocations share a row of 16, and
-// come back as f16 (p_tile).
+// Operands, masks and dispatch are those of attention.wgsl. A workgroup of SG subgroups of LANES invocations owns BM =
+// 16 SG queries of one head and walks tiles of BN keys. A subgroup has 16 rows; with 8 lanes two subgroups share them,
+// and with BLOCKS = 2 two subgroups share 32.
 //
-// The exponent's offset `top` of a row follows its maximum only where that has grown by more than GROWTH (in powers of
-// two; p stays below 2^GROWTH, far inside of f16), so that the sums in `acc`, which can be scaled only through workgroup
-// memory, rarely have to be. Dao, FlashAttention-2 (arXiv:2307.08691), algorithm 1; the exponent in base 2.
-// Wants: subgroups of LANES, of which neighbours share a row.
+// K and V of a tile are next to each other in workgroup memory. K of the next tile is loaded together with V of this
+// one, and both are stored after the scores. IN_TURNS they share one place: V is stored after the scores, and the next
+// K after the sums. That leaves room for more workgroups on a compute unit. A cooperative matrix cannot be indexed, so
+// the scores pass through workgroup memory (strips), where ROW_LANES invocations share a row, and come back as f16
+// (p_tile).
+//
+// The offset `top` of a row's exponents follows the row maximum only when that has grown by more than GROWTH (in powers
+// of two: p stays below 2^GROWTH, well inside f16). So the sums in `acc`, which can be scaled only through workgroup
+// memory, are rarely rescaled. Dao, FlashAttention-2 (arXiv:2307.08691), algorithm 1, with base-2 exponents.
+// Needs subgroups of LANES, in which neighbours share a row.
 enable f16;
 enable wgpu_cooperative_matrix;
 
@@ -30,7 +34,7 @@ fn main(
 ) {
 #include "attention_matrix.inc.wgsl" rows
 
-  // What this row sees, and the range that all see. Both bounds rise with t.
+  // The keys that this row sees, and the range of all rows. Both bounds rise with t.
   let before = u32(cache_len[0]);
   let position = before + t;
   let low = first_seen(doc_start[b * p.queries + t], position);
@@ -41,7 +45,7 @@ fn main(
   let first_tile = first_key / BN + split;
   let tiles = (max((end_key + BN - 1u) / BN, first_tile) - first_tile + p.splits - 1u) / p.splits;
 
-  if (lid < 8u) { grown[lid] = 0u; }  // wgpu-native does not: what another kernel left there made every tile rescale
+  if (lid < 8u) { grown[lid] = 0u; }  // workgroup memory is not cleared: leftovers would make every tile rescale
   var top = FLOOR;
   var row_sum = 0.0;
 #include "attention_matrix.inc.wgsl" load loads=LOADS_COLUMNS x=k first=first_tile*BN end=end_key tokens=keys heads=kv_heads head=kv_head place=0u
@@ -49,7 +53,7 @@ fn main(
   workgroupBarrier();
   for (var n = 0u; n < tiles; n++) {
     let j0 = (first_tile + n * p.splits) * BN;
-    // Keys from end_key on are not read: beyond a cache's last token there may be anything, and 0 times NaN is not 0.
+    // Keys from end_key on are not read: a cache may hold NaN beyond its last token, and 0 times NaN is not 0.
 #unroll n LOADS_COLUMNS
     let at_$n = (lid + $nu * THREADS) % (BN * W8);
     let v_j_$n = min(j0 + at_$n / W8, end_key - 1u);
@@ -67,7 +71,7 @@ fn main(
 #include "attention_matrix.inc.wgsl" stage x=v place=BN
 #endif
 
-    // Of its row an invocation has every ROW_LANES-th vec4.
+    // An invocation has every ROW_LANES-th vec4 of its row.
     var m = MASKED;
 #unroll i PAIRS
     var x_$i = strips[mine + $ROW_LANESu * $iu] * to_base2;

@@ -1,11 +1,12 @@
-// dk and dv of attention_backward_dkv.wgsl on matrix units: f16 q, k, v, do; f32 sums. Heads of WIDTH elements, a
-// multiple of 32.
+// attention_backward_dkv.wgsl on tensor cores: dk and dv, with f16 q, k, v, do and f32 sums. Heads have WIDTH elements,
+// a multiple of 32.
 //
-// Operands, masks and dispatch are those of attention_backward_dkv.wgsl. A workgroup owns BM = 16 SG keys of one key/value
-// head and walks the heads of its part of the group and the tiles of BN queries that see them; rows are keys, columns
-// queries. Two subgroups share 16 keys: of the scores each makes half of the columns, of dk and dv half of the width, so
-// that keys, values and both sums stay in registers. p and ds go as f16 into the products with do and q, the scale into dk.
-// Dao, FlashAttention-2 (arXiv:2307.08691), algorithm 2. Wants: subgroups of LANES.
+// Operands, masks and dispatch are those of attention_backward_dkv.wgsl. A workgroup owns BM = 16 SG keys of one
+// key/value head and walks the heads of its part of the group and the tiles of BN queries that see them; rows are keys,
+// columns are queries. Two subgroups share 16 keys. Each computes half of the columns of the scores and half of the
+// width of dk and dv, so that keys, values and both sums stay in registers. p and ds are rounded to f16 for the matmuls
+// with do and q; dk is scaled at the end.
+// Dao, FlashAttention-2 (arXiv:2307.08691), algorithm 2. Needs subgroups of LANES.
 enable f16;
 enable wgpu_cooperative_matrix;
 
@@ -51,15 +52,16 @@ fn main(
   let keys16 = subgroup / 2u;  // which 16 keys, and
   let side = subgroup % 2u;    // which half of the columns
 #if LANES == 8
-  let row = lid;  // a row is of one invocation, whichever side it is on
+  let row = lid;  // one invocation has a whole row, whatever its side
   let quarter = 0u;
 #else
   let row = keys16 * 16u + (lid % $LANESu) / $ROW_LANESu;
   let quarter = (side * $ROW_LANESu + lid % $ROW_LANESu) * (BN / $ROW_VECSu);  // of the row's columns, as vec4
 #endif
 
-  // The queries that see a key of the tile, as tiles: from the diagonal on, to the last of the window or the document.
-  // Documents rise within a row: the first query whose document begins beyond these keys ends them.
+  // Tiles of the queries that see a key of the tile: from the diagonal to the end of the window or the document.
+  // Document starts rise along a sequence, so a binary search finds the first query whose document begins after these
+  // keys.
   var next_query = j0;
   var to_query = end_query;
   while (next_query < to_query) {
@@ -70,7 +72,7 @@ fn main(
   let first_tile = j0 / BN + query_split;
   let tiles = (max((end_query + BN - 1u) / BN, first_tile) - first_tile + p.query_splits - 1u) / p.query_splits;
 
-  let ld = 2u * TILE_LD;  // as cooperative matrices take it: in vec4<f16>
+  let ld = 2u * TILE_LD;  // row stride for cooperative loads, in vec4<f16>
   let ld_left = 2u * (LEFT_W8 + 1u);
   let ld_s = S_LD;
 #include "attention_matrix.inc.wgsl" left x=k first=j0 heads=kv_heads head=kv_head row=keys16*16u blocks=1
@@ -97,7 +99,7 @@ fn main(
   for (var n = 0u; n < steps; n++) {
     let t0 = (first_tile + (n % tiles) * p.query_splits) * BN;
     workgroupBarrier();
-    // q and dy in turns, so that no product waits for the one before it.
+    // q and dy alternate, so that no multiplication waits for the one before it.
 #unroll j HALF_NF
     var s_$j = coop_mat16x16<f32, C>();
     var dp_$j = coop_mat16x16<f32, C>();
@@ -167,7 +169,7 @@ fn main(
     keep(query, lid);
   }
 
-  // Sums leave through the strips, BN / 2 columns of each side at a time.
+  // The sums are stored through the strips, BN / 2 columns of each side at a time.
   let j = j0 + row;
   let stores = j < p.queries && !extra;
 #if LANES == 8

@@ -1,8 +1,9 @@
-// dq of attention_backward_dq.wgsl on matrix units: f16 q, k, v, do; f32 sums. Heads of WIDTH elements, a multiple of 32.
+// attention_backward_dq.wgsl on tensor cores: dq, with f16 q, k, v, do and f32 sums. Heads have WIDTH elements, a
+// multiple of 32.
 //
-// Operands, masks and dispatch are those of attention_backward_dq.wgsl; rows, tiles and the way of the scores through
-// workgroup memory those of attention_matrix.wgsl. ds goes as f16 into the product with k, the scale into dq.
-// Dao, FlashAttention-2 (arXiv:2307.08691), algorithm 2. Wants: subgroups of LANES.
+// Operands, masks and dispatch are those of attention_backward_dq.wgsl. Rows, tiles and the path of the scores through
+// workgroup memory are those of attention_matrix.wgsl. ds is rounded to f16 for the matmul with k; dq is scaled at the
+// end. Dao, FlashAttention-2 (arXiv:2307.08691), algorithm 2. Needs subgroups of LANES.
 enable f16;
 enable wgpu_cooperative_matrix;
 
@@ -45,7 +46,7 @@ fn main(
       e_$i = select(vec4<f32>(), e_$i, (key >= vec4<u32>(low)) & (key <= vec4<u32>(t)));
     }
 #end
-    // dp goes through the strips of the scores: two barriers more, and room for more workgroups in a compute unit's memory.
+    // dp reuses the strips of the scores: two more barriers, but more workgroups fit on a compute unit.
     workgroupBarrier();
 #include "attention_matrix.inc.wgsl" keep_score name=dp
     workgroupBarrier();

@@ -1,4 +1,4 @@
-"""Tile shapes of the attention kernels: what a device's workgroup memory and a head's width allow."""
+"""Tiles of the attention kernels, by head width and workgroup memory."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class Tile:
     """One kernel's tile. A workgroup of tx x ty invocations owns `rows` and walks tiles of `columns`.
 
     rows, columns: multiples of 4 ty and 4 tx.
-    depth: columns of D staged at a time (a multiple of 4) for the products over D.
-    flat: whole rows staged at a time (a multiple of 4 that divides `columns`) for the products over `columns`.
+    depth: columns of D staged at a time (a multiple of 4) for the matmuls over D.
+    flat: whole rows staged at a time (a multiple of 4 that divides `columns`) for the matmuls over `columns`.
     resident: the forward's queries stay in workgroup memory instead of being read again for each tile.
-    prefetch: what is staged next is fetched into registers before the product on what is staged now.
+    prefetch: the next stage is loaded into registers before the current one is multiplied.
     """
 
     rows: int
@@ -140,7 +140,7 @@ FEW_REGISTERS = {
     256: (Tile(32, 256, 64, 8, 4, 4), Tile(16, 256, 64, 4, 4, 4)),
 }
 
-# A software driver has a few cores to fill, a card hundreds of places.
+# A software driver has a few cores to fill, a GPU hundreds of places.
 WANTED_GROUPS = {"CPU": 16}
 
 
@@ -156,7 +156,7 @@ def decode_columns(width: int) -> int:
 
 
 def plan(width: int, workgroup_bytes: int, adapter_type: str = "", few_registers: bool = False) -> Plan | None:
-    """The tiles for heads of `width`, or None where none fits `workgroup_bytes`."""
+    """Choose the tiles for heads of `width`, or None where none fits `workgroup_bytes`."""
     forwards, backwards = _row(FORWARD, width), _row(BACKWARD, width)
     if few_registers:
         few = _row(FEW_REGISTERS, width)

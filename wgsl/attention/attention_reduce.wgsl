@@ -1,6 +1,6 @@
-// out[i] = sum_s part[s, i], in the order of s; of one array, or of ARRAYS = 2 of a size in one dispatch.
+// out[i] = sum_s part[s, i], in the order of s, for ARRAYS arrays of one size in one dispatch.
 //
-//   part f32 [splits, size], out [size] (OUT_T); size in elements or, where it divides by 4, vec4s
+//   part f32 [splits, size], out [size] (OUT_T); size counts elements, or vec4 where it is a multiple of 4
 //
 // Dispatch: ceil(size / 256) workgroups (folded into x and y), z = ARRAYS.
 struct Params { size: u32, splits: u32 }

@@ -1,4 +1,4 @@
-"""Decoding: append to the key/value cache, and pick the next token. Shaders: decoding_*.wgsl."""
+"""Decoding: append to the KV cache, and sample the next token. Shaders: decoding_*.wgsl."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from wgrad.wgsl.operators import implements
 from wgrad.wgsl.runtime.compile import Constant
 from wgrad.wgsl.runtime.runtime import Runtime
 
-_READS_AHEAD = 8  # of an invocation that looks through logits
+_READS_AHEAD = 8  # logits that an invocation loads at once
 
 
 @implements("kv_append")

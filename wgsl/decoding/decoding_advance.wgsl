@@ -1,5 +1,5 @@
-// A decoding step of B texts ends: tokens[step] = drawn, ids = drawn (0 for -1), positions += 1, cache_len += 1, step += 1,
-// uniform = uniforms[step]; from step P on tokens and uniform stay.
+// End of a decoding step of B sequences: tokens[step] = drawn, ids = drawn (0 for -1), positions += 1, cache_len += 1,
+// step += 1, uniform = uniforms[step]. From step P on, tokens and uniform do not change.
 //   drawn, ids, positions [B], tokens [P, B], step, cache_len [1] i32; uniforms [P, B], uniform [B] f32.
 // Dispatch: one workgroup of 64.
 struct Params { steps: u32, rows: u32 }

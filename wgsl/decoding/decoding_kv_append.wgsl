@@ -1,6 +1,6 @@
 // cache[b, cache_len + t, ...] = new[b, t, ...], in place.
-//   cache [B, S, row], new [B, T, row] (row = G D), f32 or f16 (CACHE_T, NEW_T: vec4 of them where row divides by 4; row
-//   counts such elements); cache_len [1] i32. What would lie past the cache's end is left out.
+//   cache [B, S, row], new [B, T, row] (row = G D), f32 or f16 (CACHE_T, NEW_T: vec4 where row is a multiple of 4; row
+//   counts such elements); cache_len [1] i32. Rows beyond the cache's end are dropped.
 // Dispatch: ceil(n / 256) workgroups (folded), n = B T row.
 struct Params { n: u32, row: u32, keys: u32, tokens: u32 }
 @group(0) @binding(0) var<uniform> p: Params;

@@ -1,10 +1,12 @@
-// New keys and values into a cache in pages. With n = b tokens + t, at = places[n], of which page pages[b, at / PAGE],
-//   keys[page, at % PAGE, g] = k[n, g], ROTATED as rope.wgsl has it by the row `at` of the tables; values[...] = v[n, g].
+// Append keys and values to a paged cache. With n = b tokens + t, at = places[n] and page = pages[b, at / PAGE]:
+//   keys[page, at % PAGE, g] = k[n, g], if ROTATED by row `at` of the tables (rope.wgsl); values[...] = v[n, g].
 //   k, v [B T, G, D], keys, values [M, PAGE, G, D] X_T: f32 or f16, or vec4 of them; pages [B, W], places [B T] i32;
-//   ROTATED: cos, sin [P, J] f32 (C_T). `half` (of D, all of it where not ROTATED) and `turning` (J) count elements of X_T.
-// A place that is negative, or beyond the row's pages, is left out. Eight storage buffers: as many as WebGPU grants.
-// Dispatch: ceil(2 items / 256) workgroups (folded), items = B T G half; the first `items` invocations take an element
-// of k each, or a pair that is rotated, the others as much of v.
+//   ROTATED: cos, sin [P, J] f32 (C_T). `half` (of D, all of it where not ROTATED) and `turning` (J) count elements of
+//   X_T.
+// A place that is negative, or beyond the sequence's pages, is skipped. Eight storage buffers: all that WebGPU
+// promises.
+// Dispatch: ceil(2 items / 256) workgroups (folded), items = B T G half. Each of the first `items` invocations takes an
+// element of k, or a pair to rotate; the others likewise of v.
 struct Params { items: u32, groups: u32, half: u32, tokens: u32, pages: u32, turning: u32 }
 @group(0) @binding(0) var<uniform> p: Params;
 @group(0) @binding(1) var<storage, read> k: array<X_T>;
@@ -21,7 +23,7 @@ struct Params { items: u32, groups: u32, half: u32, tokens: u32, pages: u32, tur
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
 #include "rope.inc.wgsl" item
-  let place = u32(places[token]);  // a negative one lies beyond all pages
+  let place = u32(places[token]);  // a negative one becomes larger than any place
   if (place >= p.pages * PAGE) { return; }
   let page = u32(pages[token / p.tokens * p.pages + place / PAGE]);
   let slot = (page * PAGE + place % PAGE) * p.groups + row % p.groups;

@@ -1,11 +1,11 @@
-// The next token of each text from its logits, one workgroup a text: greedy, or temperature, top-k, top-p and min-p, then
-// the inverse of the cumulative distribution in id order; -1 where a logit is not finite.
+// Sample the next token of each sequence from its logits: greedy, or temperature, top-k, top-p and min-p, then the
+// inverse of the cumulative distribution in id order; -1 where a logit is not finite.
 //   logits [B, V] f32, uniform [B] f32 in [0, 1), settings [B, 4] f32 (temperature, top-k, top-p, min-p), id [B] i32.
-// Nothing is sorted. Floats are compared by `rank`, an unsigned integer that rises with them, and a threshold is found by
-// cutting the range of ranks into five again and again, with one pass over the logits each: top-k: the largest rank that at
-// least k tokens reach; top-p: the smallest rank whose strictly more probable tokens weigh less than top_p together. So
-// tokens of one value stay or go together.
-// Dispatch: B workgroups of 256.
+// Nothing is sorted. Floats are compared by `rank`, an unsigned integer that rises with them. A threshold is found by
+// repeatedly cutting the range of ranks into five, with one pass over the logits per cut. top-k: the largest rank that
+// at least k tokens reach. top-p: the smallest rank whose strictly more probable tokens weigh less than top_p together.
+// So tokens with equal logits are kept or dropped together.
+// Dispatch: B workgroups of 256, one per sequence.
 // Sources: Fan et al., Hierarchical Neural Story Generation (2018); Holtzman et al., Neural Text Degeneration (2020).
 struct Params { count: u32 }
 @group(0) @binding(0) var<uniform> p: Params;
@@ -22,7 +22,7 @@ var<workgroup> odd_logits: array<u32, 256>;
 var<workgroup> weights: array<f32, 256>;
 var<workgroup> counts4: array<vec4<u32>, 256>;
 var<workgroup> weights4: array<vec4<f32>, 256>;
-var<private> base: u32;  // of the text's logits
+var<private> base: u32;  // index of the sequence's first logit
 var<private> temperature: f32;
 
 fn rank(x: f32) -> u32 {
@@ -36,11 +36,10 @@ fn number(r: u32) -> f32 { return bitcast<f32>(select(~r, r & 0x7fffffffu, (r & 
 #include "reduce.inc.wgsl" workgroup name=sum_counts4 type=vec4<u32> tile=counts4 both=mine+other
 #include "reduce.inc.wgsl" workgroup name=sum_weights4 type=vec4<f32> tile=weights4 both=mine+other
 
-// A logit, beyond the last one that: AHEAD of them are on their way at once, as one workgroup alone reads them.
+// A logit; beyond the last, the last. AHEAD of them are loaded at once, because a single workgroup reads them all.
 fn near(at: u32) -> f32 { return logits[base + min(at, p.count - 1u)]; }
 
-// The highest rank and, in places[0], the lowest id that has it; in odd_logits[0] whether there are logits that are not
-// finite.
+// Returns the highest rank; places[0] is the lowest id that has it, odd_logits[0] counts logits that are not finite.
 fn highest(lid: u32) -> u32 {
   var best = 0u;
   var place = 0u;
@@ -50,7 +49,7 @@ fn highest(lid: u32) -> u32 {
     let x_$q = near(i + 256u * $qu);
 #end
 #unroll q AHEAD
-    {  // beyond the last logit there is that again: of equal ranks the lowest place counts
+    {  // repeats of the last logit do not matter: of equal ranks the lowest place counts
       odd += select(0u, 1u, (bitcast<u32>(x_$q) & 0x7f800000u) == 0x7f800000u);
       let r = rank(x_$q);
       if (r > best) {
@@ -86,7 +85,7 @@ fn weight(x: f32, top: f32, least: u32) -> f32 {
   return select(0.0, exp((x - top) / temperature), rank(x) >= least);
 }
 
-// Four numbers that cut low to high into five, the k-th of them low + k step - 1.
+// Four numbers that cut low to high into five: the k-th is low + k step - 1.
 fn cut_step(low: u32, high: u32) -> u32 { return (high - low) / 5u + 1u; }
 fn cuts(low: u32, high: u32) -> vec4<u32> { return vec4<u32>(low - 1u) + cut_step(low, high) * vec4<u32>(1u, 2u, 3u, 4u); }
 
@@ -169,7 +168,7 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(local_invocation_index) l
   if (wanted_settings.z < 1.0) { least = top_p_rank(highest_rank, least, wanted_settings.z, lid); }
   if (wanted_settings.w > 0.0) { least = max(least, rank(top + temperature * log(wanted_settings.w))); }
 
-  // Each invocation takes a run of ids; the runs are added up in order, and the one that holds the number is walked.
+  // Each invocation sums a run of ids. The runs are added in order, and the one that holds the number is walked.
   let run = (p.count + 255u) / 256u;
   let first = min(lid * run, p.count);
   let last = min(first + run, p.count);
@@ -183,7 +182,7 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(local_invocation_index) l
     var total = 0.0;
     for (var i = 0u; i < 256u; i++) { total += weights[i]; }
     wanted = uniform_number[wg.x] * total;
-    // The last run with any weight: rounding may leave the number above the sum.
+    // If rounding leaves the number above the sum, the last run with any weight is taken.
     for (var i = 0u; i < 256u; i++) {
       if (weights[i] > 0.0) {
         places[0] = i;
@@ -192,8 +191,8 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(local_invocation_index) l
       }
     }
   }
-  // All weigh the tokens of that run, 256 at a time, and the first invocation walks them. Where the loop above ran to its
-  // end, `before` counts the run too; then its last token is taken.
+  // All invocations weigh the tokens of that run, 256 at a time, and the first one walks them. If the loop above ran to
+  // its end, `before` includes the run, and its last token is taken.
   let start = workgroupUniformLoad(&places[0]) * run;
   let end = min(start + run, p.count);
   var token = 0u;

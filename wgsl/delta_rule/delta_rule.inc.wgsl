@@ -1,15 +1,20 @@
-// Parts of the gated delta rule (autograd/ops/delta_rule.py has the formulas). Without CORRECTED they are those of Mamba-2
-// (autograd/ops/ssd.py): C is q, B is k, x is v and dt is beta; q and k are used as they are.
+// Parts of the gated delta rule (formulas: autograd/ops/delta_rule.py). Without CORRECTED they compute Mamba-2
+// (autograd/ops/ssd.py): C is q, B is k, x is v and dt is beta; q and k are not normalised.
 
 #part chunk
-// Part of every kernel of chunks: the tokens of one chunk of one head, and what stands for them in workgroup memory.
-// `info` has planes [batch heads, chunks CHUNK]: sums of g, beta, one over the length of q (scaled) and of k, where the
-// token's document starts in the chunk (-1: before it), what the sums leave out; in the place of this, gradients of g, and
-// behind it those of beta and skip. `mats` has of each chunk three matrices [CHUNK, CHUNK], the solved system, the system, and the scores; then DECAYED, which is the solved system
-// times beta inside k, and KEPT, to_end k; for a backward both once more, and ASKED, inside q. Those are [CHUNK, KEYS], but
-// DECAYED and KEPT_ACROSS [KEYS, CHUNK]. `states` are [chunks + 1, batch heads,
-// KEYS, VALUES], before each chunk and after the last. `values`
-// are two planes [batch heads, chunks CHUNK, VALUES]: new, and its gradient.
+// Part of every kernel of chunks: the tokens of one chunk of one head, and the layout of the scratch arrays.
+//
+// `info` has planes [batch heads, chunks CHUNK]: 0 sums of g, 1 beta, 2 and 3 one over the length of q (times scale)
+// and of k, 4 where the token's document starts in the chunk (-1: before it), 5 what the rounded sums leave out. The
+// gradients overwrite plane 5 (g) and follow it: 6 (beta) and, without CORRECTED, 7 (skip).
+//
+// `mats` has for each chunk three matrices [CHUNK, CHUNK]: INVERSE (the solved system), SYSTEM and SCORES. After them
+// come DECAYED = inverse beta inside k, and KEPT = to_end k. A backward has both once more in the other layout
+// (DECAYED_ALONG, KEPT_ACROSS), and ASKED = inside q. DECAYED and KEPT_ACROSS are [KEYS, CHUNK], the others [CHUNK,
+// KEYS].
+//
+// `states` are [chunks + 1, batch heads, KEYS, VALUES]: before each chunk and after the last. `values` are two planes
+// [batch heads, chunks CHUNK, VALUES]: new, and its gradient.
 struct Params {
   batch: u32, tokens: u32, heads: u32, key_heads: u32,
   keys: u32, values: u32, scale: f32,  // widths of heads (KEYS, VALUES below), and what q is multiplied by
@@ -40,7 +45,7 @@ var<workgroup> beta: array<f32, CHUNK>;
 var<workgroup> q_unit: array<f32, CHUNK>;
 var<workgroup> k_unit: array<f32, CHUNK>;
 var<workgroup> start: array<f32, CHUNK>;
-var<workgroup> rests: array<f32, CHUNK>;  // what `sums` leave out
+var<workgroup> rests: array<f32, CHUNK>;  // what the rounded `sums` leave out
 
 fn choose(which_head: u32, which_chunk: u32) {
   head = which_head;
@@ -53,12 +58,12 @@ fn choose(which_head: u32, which_chunk: u32) {
 fn plane(number: u32, i: u32) -> u32 {
   return ((number * p.batch * p.heads + head) * p.chunks + chunk) * CHUNK + i;
 }
-// Rows of scratch arrays have a multiple of four numbers.
+// Rows of scratch arrays are padded to a multiple of four numbers.
 fn keys4() -> u32 { return (p.keys + 3u) / 4u; }
 fn values4() -> u32 { return (p.values + 3u) / 4u; }
 #if UNITS
 fn region() -> u32 { return (head * p.chunks + chunk) * 3u * SQUARE; }
-// Where a matrix begins in `operands`, which has them in f16 by four instead, as `mats` would.
+// Where a matrix begins in `operands`, which holds those after SCORES in vec4<f16>, in the layout of `mats`.
 fn operand(number: u32) -> u32 { return ((head * p.chunks + chunk) * PLANES + number) * 16u * p.keys; }
 #else
 fn region() -> u32 { return (head * p.chunks + chunk) * (3u * SQUARE + PLANES * 256u * keys4()); }
@@ -71,7 +76,7 @@ fn token(i: u32, c: u32) -> u32 { return 4u * ((head * p.chunks + chunk) * CHUNK
 fn second(i: u32, c: u32) -> u32 { return 4u * p.batch * p.heads * p.chunks * CHUNK * values4() + token(i, c); }
 fn cell(slot: u32, d: u32, c: u32) -> u32 { return 4u * ((slot * p.batch * p.heads + head) * p.keys + d) * values4() + c; }
 
-// Channels of a token: q of all key heads, k, and v of all heads; without CORRECTED v, k and q.
+// Channels of a token: q and k of all key heads, and v of all heads; without CORRECTED v, k, q.
 fn key_width() -> u32 { return p.key_heads * p.keys; }
 #if CORRECTED
 fn first_query() -> u32 { return 0u; }
@@ -84,7 +89,7 @@ fn first_value() -> u32 { return 0u; }
 #endif
 fn channel(i: u32, c: u32) -> u32 { return (row + i) * (2u * key_width() + p.heads * p.values) + c; }
 fn key_head() -> u32 { return head % p.heads / (p.heads / p.key_heads); }
-// What token j has left in the state until token i, 0 where it is no earlier one of i's document.
+// The share of token j's contribution to the state that is left at token i; 0 unless j <= i in one document.
 fn decay(i: u32, j: u32) -> f32 {
   let counts = j <= i && i < count && f32(j) >= start[i];
   let between = sums[i] - sums[j] + (rests[i] - rests[j]);
@@ -93,9 +98,8 @@ fn decay(i: u32, j: u32) -> f32 {
 #endpart
 
 #part loads
-// Part of the kernels that read `qkv`.
-// Loads never wait for a comparison: what lies beyond is fetched from a place that is there, and counts as 0. Of tokens
-// beyond the last, `q_unit` and `k_unit` are 0.
+// Part of the kernels that read `qkv`. Loads do not wait for a comparison: an element out of range is loaded from a
+// valid place and replaced by 0. q_unit and k_unit are 0 beyond the last token.
 fn query(i: u32, d: u32) -> f32 {
   let x = f32(qkv[channel(min(i, count - 1u), first_query() + key_head() * p.keys + min(d, p.keys - 1u))]);
   return select(0.0, x * q_unit[i], d < p.keys);
@@ -111,8 +115,8 @@ fn value(i: u32, c: u32) -> f32 {
 #endpart
 
 #part gates
-// Part of the kernels that are given `info`: the chunk's gates, in workgroup memory. inside: of the incoming state, what is
-// left at each token; to_end: of each token, what is left at the chunk's end.
+// Part of the kernels that read `info`: the chunk's gates, in workgroup memory. inside: the share of the incoming state
+// that is left at each token. to_end: the share of each token that is left at the chunk's end.
 var<workgroup> inside: array<f32, CHUNK>;
 var<workgroup> to_end: array<f32, CHUNK>;
 fn load_gates(lid: u32) {
@@ -135,12 +139,12 @@ fn load_gates(lid: u32) {
 #endpart
 
 #part read_gates
-// Part of the kernels that make the system: a chunk's gates, and sums of g from its document's first token on.
+// Part of the kernels that make the system: a chunk's gates, and sums of g from each document's first token.
   if (lid < CHUNK) {
     let there = lid < count;
     let at = row + min(lid, count - 1u);
     let gate = at * p.heads + head % p.heads;
-    // A multiple of 2^-11, whose sums are exact, and what is left. Of less than -128 no decay is left.
+    // g as a multiple of 2^-11, whose sums are exact, and the remainder. exp(g) is 0 below -128.
     let here = max(select(0.0, g[gate], there), -128.0);
     sums[lid] = round(here * 2048.0) / 2048.0;
     rests[lid] = here - sums[lid];
@@ -183,8 +187,8 @@ fn load_gates(lid: u32) {
 #endpart
 
 #part diagonal_blocks of
-// Part of the kernels that make the system: the blocks of 16 on the inverse's diagonal, an invocation a column, which it keeps.
-// $of(i, j): the system.
+// Part of the kernels that make the system: the 16 x 16 blocks on the inverse's diagonal. An invocation computes a
+// column in registers. $of(i, j): the system.
   if (lid < CHUNK) {
     let block = lid / 16u * 16u;
 #unroll t 16
@@ -206,8 +210,8 @@ fn load_gates(lid: u32) {
 #endpart
 
 #part blocks_below
-// Part of the kernels that make the system: the blocks of the inverse below those on the diagonal, from the diagonal away. Loads
-// stand before what uses them: none waits for another.
+// Part of the kernels that make the system: the blocks of the inverse below the diagonal, nearest first. All loads come
+// before their use, so that none waits for another.
   for (var away = 1u; away < 4u; away++) {
     storageBarrier();
     for (var e = lid; e < 256u * (4u - away); e += THREADS) {
@@ -243,8 +247,9 @@ fn load_gates(lid: u32) {
 #endpart
 
 #part staged
-// Part of the kernels with matmuls: their operands in workgroup memory, DEEP of the inner dimension at a time. A workgroup
-// has SPLIT times COLUMNS / 4 x 16 invocations of 4 x 4 elements of a tile of 64 rows; each share takes 16 of DEEP.
+// Part of the kernels with matmuls: operands in workgroup memory, DEEP of the inner dimension at a time. A workgroup
+// has SPLIT shares of COLUMNS / 4 x 16 invocations, each with 4 x 4 elements of a tile of 64 rows; a share takes 16 of
+// DEEP.
 const ACROSS = COLUMNS / 4u;
 const PLACES = ACROSS * 16u;
 const THREADS = PLACES * SPLIT;
@@ -258,7 +263,7 @@ fn zeros() -> Tile { return Tile(vec4<f32>(0.0), vec4<f32>(0.0), vec4<f32>(0.0),
 #endpart
 
 #part begin
-// Part of the kernels with matmuls: an invocation's place in a tile, with its first row i and column j.
+// Part of the kernels with matmuls: the invocation's place in the tile, first row i and first column j.
   let group = p.first + wg.x + wg.y * nwg.x;
   if (group >= p.end) { return; }
   let tx = lid % ACROSS;
@@ -269,7 +274,7 @@ fn zeros() -> Tile { return Tile(vec4<f32>(0.0), vec4<f32>(0.0), vec4<f32>(0.0),
 #endpart
 
 #part folded
-// Part of the kernels whose workgroups have several shares: a row of a tile, once `fold` has put all shares' there.
+// Part of the kernels whose workgroups have several shares: row n of the tile, after `fold` has stored all shares.
 fn folded(n: u32, lid: u32) -> vec4<f32> {
   var sum = left[n * PLACES + lid % PLACES];
   for (var s = 1u; s < SPLIT; s++) { sum += left[(4u * s + n) * PLACES + lid % PLACES]; }
@@ -286,7 +291,7 @@ fn folded(n: u32, lid: u32) -> vec4<f32> {
 #endpart
 
 #part add4 lhs rhs inner
-  // `add`, of operands that are there by four: $lhs(row / 4, n) of four rows, $rhs(n, column / 4) of four columns.
+  // `add` for vec4 operands: $lhs(row / 4, n) has four rows, $rhs(n, column / 4) four columns.
   for (var n = 0u; n < $inner; n += DEEP) {
     workgroupBarrier();
     for (var e = lid; e < 16u * DEEP; e += THREADS) { left[e / 16u * 17u + e % 16u] = $lhs(e % 16u, n + e / 16u); }
@@ -308,8 +313,8 @@ fn folded(n: u32, lid: u32) -> vec4<f32> {
 #endpart
 
 #part add lhs rhs inner lk lr rk rc
-  // tile += $lhs(row, n) $rhs(n, column), n < $inner. Of element e: $lk and $lr its n and row / 4, $rk and $rc its n and
-  // column / 4, so that neighbours in memory are read by neighbours.
+  // tile += $lhs(row, n) $rhs(n, column), n < $inner. $lk and $lr are n and row / 4 of the e-th load, $rk and $rc its n
+  // and column / 4, chosen so that neighbouring invocations read neighbouring elements.
   for (var n = 0u; n < $inner; n += DEEP) {
     workgroupBarrier();
     for (var e = lid; e < 16u * DEEP; e += THREADS) {
@@ -328,7 +333,7 @@ fn folded(n: u32, lid: u32) -> vec4<f32> {
 #endpart
 
 #part each_token
-// Part of the kernels with a workgroup for each token of a sequence: b, i and the chunk.
+// Part of the kernels with a workgroup per token of a sequence: b, i and the chunk.
   let group = p.first + wg.x + wg.y * nwg.x;
   if (group >= p.end) { return; }
   let here = min(p.chunks * CHUNK, p.tokens - p.at);
@@ -338,7 +343,7 @@ fn folded(n: u32, lid: u32) -> vec4<f32> {
 #endpart
 
 #part each_column
-// Part of the kernels with a workgroup for each 64 columns of a state: its column, and the rows of its share.
+// Part of the kernels with a workgroup per 64 columns of a state: the invocation's column, and the rows of its share.
   let group = p.first + wg.x + wg.y * nwg.x;
   if (group >= p.end) { return; }
   choose(group / p.tiles, 0u);
@@ -351,12 +356,12 @@ fn folded(n: u32, lid: u32) -> vec4<f32> {
 #endpart
 
 #part gradients
-// Part of the kernels of gradients: their operands, and sums over invocations.
+// Part of the gradient kernels: operands, and sums over invocations.
 var<workgroup> dsums: array<f32, CHUNK>;
 var<private> deep: u32;  // the first of 64 rows of a state, or of columns
 var<workgroup> partial: array<f32, 1024>;
 
-// Of the operands over columns of values, the left ones are 0 beyond the last.
+// In matmuls over the columns of values, the left operand is 0 beyond the last.
 fn output_gradient(i: u32, c: u32) -> f32 {
   let at = ((row + min(i, count - 1u)) * p.heads + head % p.heads) * p.values + min(c, p.values - 1u);
   return select(0.0, f32(dy[at]), i < count && c < p.values);
@@ -375,7 +380,7 @@ fn deep_query(i: u32, d: u32) -> f32 { return query(i, deep + d); }
 fn deep_key(i: u32, d: u32) -> f32 { return key(i, deep + d); }
 fn dqk_at(i: u32, d: u32) -> u32 { return ((head * p.chunks + chunk) * CHUNK + i) * 2u * p.keys + d; }
 
-// The sum of what 16 invocations have of each of 64 numbers; of number lid, where that is below 64.
+// Sums each of 64 numbers over the 16 invocations that have a part of it. Returns number lid % 64.
 fn sum_of_16(four: vec4<f32>, which: u32, place: u32, lid: u32) -> f32 {
   workgroupBarrier();
 #unroll n 4
@@ -389,7 +394,7 @@ fn sum_of_16(four: vec4<f32>, which: u32, place: u32, lid: u32) -> f32 {
 #endpart
 
 #part query_gradient
-    // Of q: by the state, and by the chunk's keys.
+    // Gradient of q: from the state, and from the chunk's keys.
     deep = part;
     tile = zeros();
 #include add lhs=output_gradient rhs=state_across inner=p.values lk=e%DEEP lr=e/DEEP rk=e%DEEP rc=e/DEEP
@@ -408,8 +413,8 @@ fn sum_of_16(four: vec4<f32>, which: u32, place: u32, lid: u32) -> f32 {
 #endpart
 
 #part between
-  // Of each token, the sum over the pairs that it lies in, the later one included. In `tile` are the pairs, in `of_row` the
-  // sums of those of a row.
+  // For each token, the sum over the pairs of tokens that it lies between (the later one included). `tile` has the
+  // pairs, `of_row` the sums of its rows.
 #unroll n 4
   partial[(i + $nu) * 16u + tx] = of_row[$n];
 #end
@@ -439,7 +444,7 @@ fn sum_of_16(four: vec4<f32>, which: u32, place: u32, lid: u32) -> f32 {
 #endpart
 
 #part sum_through
-  // Sixteen parts of what goes through the state.
+  // Sixteen partial sums of what passes through the state.
   workgroupBarrier();
   if (lid < 16u) {
     var sum = 0.0;
@@ -450,7 +455,7 @@ fn sum_of_16(four: vec4<f32>, which: u32, place: u32, lid: u32) -> f32 {
 #endpart
 
 #part gate_gradient
-    // Decays from earlier tokens or the incoming state on, to this token, a later one or the chunk's end.
+    // All decays that include this token: from an earlier token or the incoming state to it, a later one or the end.
     var sum = of_within;
     for (var n = 0u; n < lid; n++) { sum += partial[n]; }
     for (var n = lid; n < count; n++) { sum += dsums[n]; }

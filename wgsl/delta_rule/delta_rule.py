@@ -1,6 +1,6 @@
-"""The gated delta rule in chunks, a segment of the sequence at a time. Shaders: delta_rule_*.wgsl.
+"""The gated delta rule in chunks, one segment of the sequence at a time. Shaders: delta_rule_*.wgsl.
 
-Memory besides the arguments is that of one segment: matrices, states and values of its chunks.
+Scratch memory is that of one segment: matrices, states and values of its chunks.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from wgrad.wgsl.runtime.cooperative_shapes import BLOCK
 from wgrad.wgsl.runtime.dispatch_parts import launch_range
 from wgrad.wgsl.runtime.runtime import Runtime
 
-STEPS = 8  # tokens up to which a state is taken through them one by one
-_ROOMY = 24 << 10  # bytes of workgroup memory for four shares of a scan
-# Widths of keys that are served on tensor cores, and bytes of workgroup memory that they take.
+STEPS = 8  # up to so many tokens, a state is advanced token by token
+_ROOMY = 24 << 10  # bytes of workgroup memory for a scan with the inner dimension in four shares
+# Key widths that tensor cores serve, and the bytes of workgroup memory that they take.
 _ON_UNITS = {64: 32 << 10, 128: 45 << 10}
 _MATRIX_KERNELS = {
     "delta_rule_system": "delta_rule_system_matrix",
@@ -30,12 +30,12 @@ _MATRIX_KERNELS = {
     "delta_rule_scan_backward": "delta_rule_scan_backward_matrix",
     "delta_rule_grads": "delta_rule_grads_matrix",
 }
-_DEEP = 48 << 10  # bytes of workgroup memory for 64 of the inner dimension at a time
+_DEEP = 48 << 10  # bytes of workgroup memory to stage 64 of the inner dimension at a time
 
 
 @dataclass
 class Scratch:
-    """Arrays that the kernels of a segment hand on (delta_rule.inc.wgsl)."""
+    """Arrays that the kernels of a segment pass to each other (delta_rule.inc.wgsl)."""
 
     info: Array
     mats: Array
@@ -64,7 +64,7 @@ class Call:
         self.size = self.rows * self.keys * self.wide  # of a state of all heads
         # Of a scan: columns, and shares of the inner dimension.
         self.scan = (16, 4) if self.device.workgroup_bytes >= _ROOMY else (16, 2)
-        # Tensor cores: kernels in float16 for subgroups of 32, whose products are 16 x 16 x 16.
+        # The kernels on tensor cores are for float16, subgroups of 32 and matrices of 16 x 16 x 16.
         device, served = self.device, self.corrected and self.qkv.dtype == np.float16
         served = served and self.keys in _ON_UNITS and self.values % 64 == 0
         usual = device.matrix_units and device.lanes == 32 and device.matrix_shape == BLOCK
@@ -118,7 +118,7 @@ class Call:
         launch_range(self.device, name, arrays, params, groups, constants, work=work, heaviest=1.0)
 
     def move(self, source: Array, at: int, target: Array, into: int) -> None:
-        """Copy a state of all heads; at, into: which of each. Scratch arrays are those with an axis of its size."""
+        """Copy state number `at` of source, of all heads, to `into` of target. Scratch arrays have rows of its size."""
         rows, params = self.rows * self.keys, [self.rows * self.keys, self.values]
         for array, number in ((source, at), (target, into)):
             width = self.wide if array.shape[-1] == self.size else self.values
@@ -127,7 +127,7 @@ class Call:
         self.device.launch("delta_rule_move", [source, target], params, groups, {}, work=8.0 * self.size)
 
     def states(self, x: Scratch, segment: tuple[int, int]) -> None:
-        """The states before and after each chunk, from the one in slot 0."""
+        """Compute the states before and after each chunk from the one in slot 0."""
         n, k, v = DELTA_CHUNK, self.keys, self.values
         chunks = self.rows * segment[1]
         arrays = [self.qkv, *self.gates, x.info, x.mats, x.values, x.operands]
@@ -137,7 +137,7 @@ class Call:
         self.launch("delta_rule_scan", arrays, segment, groups, 4.0 * v * k, self.scan)
 
     def forward(self, y: Array, state: Array | None, *more: Array) -> Array | None:
-        """Fill y, and return the states before every segment, where none is given. more: arrays of the output."""
+        """Fill y; without `state`, return the states before every segment. more: inputs of the output kernel."""
         x, first = self.scratch(), self.device.zeros((self.size,)) if state is None else state
         saved = None
         if state is None:
@@ -161,8 +161,11 @@ class Call:
         return saved
 
     def back(self, dy: Array, states: Array) -> Iterator[tuple[tuple[int, int], Scratch, Array]]:
-        """The segments from the last one on, with what their gradients are made of: in `values` the gradient of what
-        tokens add to the state, and the gradients of the states."""
+        """Yield the segments, last first, with the inputs of their gradients.
+
+        These are scratch, whose `values` then hold the gradient of what each token adds to the state, and the gradients
+        of the states.
+        """
         x, carry = self.scratch(), self.device.zeros((self.size,))
         dstates, n, k, v = self.device.empty(x.states.shape), DELTA_CHUNK, self.keys, self.values
         for number, segment in reversed(list(enumerate(self.segments))):

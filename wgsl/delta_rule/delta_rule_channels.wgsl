@@ -1,9 +1,9 @@
-// The gradients of the gated delta rule where they belong: of q and k those of all heads that share one, before it had
-// length 1, dx = (dx1 - x1 (x1 dx1)) / |x|; of v, beta to_rhs; of the gates as they are.
+// Write the gradients of the gated delta rule to their arrays: of q and k, summed over the heads that share them and
+// taken through the normalisation, dx = (dx1 - x1 (x1 dx1)) / |x|; of v, beta to_rhs; of the gates, copied from `info`.
 //
 // qkv [batch, tokens, channels] QKV_T; info; values: plane 1 is to_rhs; dqk [batch heads, chunks CHUNK, 2 KEYS] f32;
 // dqkv like qkv, dg and dbeta [batch, tokens, heads] f32: overwritten for the tokens of the segment.
-// Dispatch: a workgroup for each token of a sequence. Of q and k, 32 invocations take a key head.
+// Dispatch: a workgroup per token of a sequence. 32 invocations take a key head of q or k.
 #include "delta_rule.inc.wgsl" chunk
 @group(0) @binding(1) var<storage, read> qkv: array<QKV_T>;
 @group(0) @binding(2) var<storage, read> info: array<f32>;
@@ -15,7 +15,7 @@
 
 var<workgroup> partial: array<f32, 256>;
 
-// Of a key head, the sum over its heads of the gradients of element d of q (0) or k (1).
+// The gradient of element d of q (which = 0) or k (1), summed over the heads of a key head.
 fn shared_gradient(b: u32, i: u32, key_head_of: u32, which: u32, d: u32) -> f32 {
   let share = p.heads / p.key_heads;
   var sum = 0.0;
@@ -45,7 +45,7 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3
     workgroupBarrier();
     var along = 0.0;
     for (var n = 0u; n < 32u; n++) { along += partial[lid - lane + n]; }
-    // Of q, `unit` has the scale as well, and so has its gradient.
+    // `unit` of q includes the scale, and so does its gradient.
     let inverse = select(1.0, 1.0 / p.scale, which == 0u);
     for (var d = lane; d < p.keys && there; d += 32u) {
       let own = f32(qkv[at + d]) * unit * inverse;

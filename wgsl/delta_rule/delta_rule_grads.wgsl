@@ -1,9 +1,9 @@
-// Gradients of q, k and the gates of each chunk of the gated delta rule, from those of its states and its new values:
-// the formulas of `_chunk_grads` in autograd/ops/delta_rule.py.
+// Gradients of q, k and the gates of each chunk of the gated delta rule, from those of its states and its new values
+// (`_chunk_grads` in autograd/ops/delta_rule.py).
 //
 // qkv [batch, tokens, channels] QKV_T; info: planes 5 and 6 are overwritten; mats: system and scores are overwritten;
-// values: plane 1 is the gradient of new, and overwritten with inverse' of it; states, dstates; dy [batch, tokens, heads,
-// VALUES] DY_T; dqk [batch heads, chunks CHUNK, 2 KEYS] f32: overwritten.
+// values: plane 1 is the gradient of new, and overwritten with inverse' of it; states, dstates; dy [batch, tokens,
+// heads, VALUES] DY_T; dqk [batch heads, chunks CHUNK, 2 KEYS] f32: overwritten.
 // Dispatch: a workgroup for each chunk of each head.
 #include "delta_rule.inc.wgsl" chunk
 @group(0) @binding(1) var<storage, read> qkv: array<QKV_T>;
@@ -33,7 +33,7 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3
   choose(group / p.chunks, group % p.chunks);
   load_gates(lid);
   var tile = zeros();
-  // The gradient of what the system is solved for, in the place of that of new.
+  // The gradient of the system's right-hand side, in place of that of new.
   for (var part = 0u; part < p.values; part += COLUMNS) {
     deep = part;
     tile = zeros();
@@ -50,7 +50,7 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3
   let by_scores = tile;
   tile = zeros();
 #include "delta_rule.inc.wgsl" add lhs=rhs_gradient rhs=new_across inner=p.values lk=e%DEEP lr=e/DEEP rk=e%DEEP rc=e/DEEP
-  // Sums over pairs of tokens: of the decay between them, and of beta.
+  // Sums over pairs of tokens: gradients of the decay between them, and of beta.
   var of_row = vec4<f32>(0.0);
   var rates = vec4<f32>(0.0);
 #unroll n 4
@@ -76,7 +76,7 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3
   for (var part = 0u; part < p.keys; part += 64u) {
 #include "delta_rule.inc.wgsl" query_gradient
 #if FEW_REGISTERS
-  }  // with all products in one loop Intel's compiler spills (bench/notes/anv.md)
+  }  // with all matmuls in one loop, Intel's compiler spills (bench/notes/anv.md)
   for (var part = 0u; part < p.keys; part += 64u) {
     deep = part;
 #endif
@@ -91,7 +91,7 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3
     tile.r$n = tile.r$n * beta[i + $nu];
 #end
 #if FEW_REGISTERS
-    // What the next product is added to waits in memory.
+    // The addend of the next matmul waits in memory.
 #unroll n 4
 #unroll c 4
     if (part + j + $cu < p.keys) { dqk[dqk_at(i + $nu, p.keys + part + j + $cu)] = tile.r$n[$c]; }
@@ -126,7 +126,7 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3
 #end
 #end
   }
-  // The product of the state and of the gradient of the next one.
+  // The inner product of the state and the gradient of the next one.
 #include "delta_rule.inc.wgsl" through_states
   let of_later = sum_of_16(later, ty, tx, lid);
   let of_rates = sum_of_16(rates, ty, tx, lid);

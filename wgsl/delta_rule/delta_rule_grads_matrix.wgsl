@@ -1,8 +1,6 @@
 // delta_rule_grads.wgsl on tensor cores: gradients of q, k and the gates of each chunk.
 //
-// qkv [batch, tokens, channels] f16; info: planes 5 and 6 are overwritten; mats: system and scores are overwritten; values:
-// plane 1 is the gradient of new, and overwritten with inverse' of it; states, dstates; dy [batch, tokens, heads, VALUES] f16;
-// dqk [batch heads, chunks CHUNK, 2 KEYS] f32: overwritten.
+// Arrays as there, but qkv [batch, tokens, channels] and dy [batch, tokens, heads, VALUES] are f16.
 // Dispatch: a workgroup for each chunk of each head.
 enable f16;
 enable wgpu_cooperative_matrix;
@@ -22,7 +20,7 @@ enable wgpu_cooperative_matrix;
 var<workgroup> dsums: array<f32, CHUNK>;
 var<private> deep: u32;  // the first four of 64 rows of a state, or of columns
 
-// Left operands are 0 beyond the last token.
+// Left operands: 0 beyond the last token.
 fn output_gradient(i: u32, c: u32) -> vec4<f32> {
   let x = dy[((row + min(i, count - 1u)) * p.heads + head % p.heads) * values4() + c];
   return select(vec4<f32>(0.0), vec4<f32>(x), i < count);
@@ -40,7 +38,7 @@ fn deep_key(i: u32, d: u32) -> vec4<f32> { return key(i, deep + d); }
 fn dqk_at(i: u32, d: u32) -> u32 { return ((head * p.chunks + chunk) * CHUNK + i) * 2u * keys4() + d; }
 fn sum4(x: vec4<f32>) -> f32 { return dot(x, vec4<f32>(1.0)); }
 
-// The sum of what 16 invocations have of each of 64 numbers, in the rows of `strips`; of number lid, where that is below 64.
+// Sums each of 64 numbers over the 16 invocations that have a part of it, in `strips`. Returns number lid % 64.
 fn sum_of_16(four: vec4<f32>, which: u32, place: u32, lid: u32) -> f32 {
   workgroupBarrier();
 #unroll n 4
@@ -57,7 +55,7 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3
   place_channels();
   load_gates(lid);
   var tile: Tile;
-  // The gradient of what the system is solved for, in the place of that of new.
+  // The gradient of the system's right-hand side, in place of that of new.
   for (var part = 0u; part < values4(); part += 16u) {
     deep = part;
 #include "delta_rule_matrix.inc.wgsl" sums
@@ -75,7 +73,7 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3
 #include "delta_rule_matrix.inc.wgsl" sums
 #include "delta_rule_matrix.inc.wgsl" along_both lhs=rhs_gradient rhs=new_value inner=p.values
 #include "delta_rule_matrix.inc.wgsl" summed
-  // Sums over pairs of tokens: of the later ones, of the earlier ones, and of beta.
+  // Sums over pairs of tokens: by the later one, by the earlier one, and for beta.
   var later = vec4<f32>(0.0);
   var earlier = vec4<f32>(0.0);
   var rates = vec4<f32>(0.0);
@@ -87,8 +85,8 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3
     let left_over = decays(i + $nu, j);
     let by_system = select(vec4<f32>(0.0), -tile.r$n, across < vec4<u32>(i + $nu));
     let rate = by_system * mats[system];
-    // A token's pair with itself has no decay, and is left out of both sums: their differences keep more digits than
-    // operands in f16 have.
+    // A token's pair with itself has no decay. It is left out of both sums, whose difference then keeps more digits
+    // than f16 operands have.
     let earlier_scores = select(vec4<f32>(0.0), by_scores.r$n * mats[scores], across < vec4<u32>(i + $nu));
     let pair = earlier_scores + beta[i + $nu] * rate;
     later[$n] += sum4(pair);
@@ -102,7 +100,7 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3
   var ends = vec4<f32>(0.0);
   for (var part = 0u; part < keys4(); part += 16u) {
     deep = part;
-    // Of q: by the state, and by the chunk's keys.
+    // Gradient of q: from the state, and from the chunk's keys.
 #include "delta_rule_matrix.inc.wgsl" sums
 #include "delta_rule_matrix.inc.wgsl" along_both lhs=output_gradient rhs=state_across inner=p.values
 #include "delta_rule_matrix.inc.wgsl" summed
@@ -117,7 +115,7 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3
 #unroll n 4
     dqk[dqk_at(i + $nu, part + tx)] = made.r$n + tile.r$n;
 #end
-    // Of k: by what is solved for, by the next state, and by the chunk's queries and keys.
+    // Gradient of k: from the right-hand side, the next state, and the chunk's queries and keys.
 #include "delta_rule_matrix.inc.wgsl" sums
 #include "delta_rule_matrix.inc.wgsl" along_both lhs=rhs_gradient rhs=state_across inner=p.values
 #include "delta_rule_matrix.inc.wgsl" summed
@@ -147,7 +145,8 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3
     dqk[dqk_at(i + $nu, keys4() + part + tx)] = made.r$n + tile.r$n;
 #end
   }
-  // The product of the state and of the gradient of the next one, which goes to the last token's sum as those of all ends do.
+  // The inner product of the state and the gradient of the next one. Like all `ends`, it belongs to the last token's
+  // sum.
   var through = vec4<f32>(0.0);
   for (var n = lid; n < p.keys * values4(); n += 256u) {
     through += states[cell(chunk, 0u, 0u) / 4u + n] * dstates[cell(chunk + 1u, 0u, 0u) / 4u + n];
@@ -157,7 +156,7 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3
   let of_earlier = sum_of_16(earlier, tx, ty, lid);
   let of_rates = sum_of_16(rates, ty, tx, lid);
   let of_ends = sum_of_16(ends + whole * through, ty, tx, lid);
-  // What is solved for times beta: the gradient of v is its own.
+  // Gradient of beta by the right-hand side beta v.
   var by_values = 0.0;
   for (var c = lid % 4u; c < values4(); c += 4u) { by_values += dot(rhs_gradient(lid / 4u, c), value(lid / 4u, c)); }
   workgroupBarrier();

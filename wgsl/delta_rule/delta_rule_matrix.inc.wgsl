@@ -1,9 +1,9 @@
-// Parts of the gated delta rule on tensor cores: operands in f16, sums in f32. KEYS and VALUES are multiples of 64.
+// Parts of the gated delta rule on tensor cores: f16 operands, f32 sums. KEYS and VALUES are multiples of 64.
 
 #part products
-// Part of the kernels with products of 64 x 64: what the 8 subgroups multiply, DEEP of the inner dimension at a time, where each
-// has 16 rows and half of the columns. Sums pass through `strips`. Rows of operands are padded, so that neighbours start in
-// different banks: an operand that lies along the inner dimension has RUN_LD vec4 in each, one that lies across it 18.
+// Part of the kernels with matmuls of 64 x 64: operands in workgroup memory, DEEP of the inner dimension at a time.
+// Each of 8 subgroups has 16 rows and half of the columns. Sums pass through `strips`. Rows of operands are padded, so
+// that neighbours start in different banks: rows along the inner dimension have RUN_LD vec4, rows across it ACROSS_LD.
 const THREADS = 256u;
 const RUN = DEEP / 4u;
 const RUN_LD = RUN + 2u;
@@ -17,7 +17,7 @@ struct Tile { r0: vec4<f32>, r1: vec4<f32>, r2: vec4<f32>, r3: vec4<f32> }
 #endpart
 
 #part place
-// Part of the kernels with products: an invocation's place in a tile, with its first row i, and its subgroup's.
+// Part of the kernels with matmuls: the place of the invocation (first row i, first column j) and of its subgroup.
   let group = p.first + wg.x + wg.y * nwg.x;
   if (group >= p.end) { return; }
   let tx = lid % 16u;
@@ -40,7 +40,7 @@ struct Tile { r0: vec4<f32>, r1: vec4<f32>, r2: vec4<f32>, r3: vec4<f32> }
 #endpart
 
 #part summed
-// Part of the kernels with products: the sums become the tile.
+// Part of the kernels with matmuls: the sums become the tile.
 #unroll f 2
   let strip_at_$f = 256u * block_row + 4u * (block_column + $fu);
   coopStoreT(sums_$f, &strips[strip_at_$f], strip_ld);
@@ -53,7 +53,7 @@ struct Tile { r0: vec4<f32>, r1: vec4<f32>, r2: vec4<f32>, r3: vec4<f32> }
 #endpart
 
 #part along_both lhs rhs inner
-// Part of the kernels with products: of $lhs(row, n / 4) and $rhs(column, n / 4), each four of the inner dimension.
+// Part of the kernels with matmuls: sums += $lhs(row, n / 4) $rhs(column, n / 4), each four of the inner dimension.
   for (var n = 0u; n < $inner; n += DEEP) {
 #unroll e RUNS
     let lhs_$e = vec4<f16>($lhs((lid + $eu * THREADS) / RUN, n / 4u + (lid + $eu * THREADS) % RUN));
@@ -78,7 +78,8 @@ struct Tile { r0: vec4<f32>, r1: vec4<f32>, r2: vec4<f32>, r3: vec4<f32> }
 #endpart
 
 #part along_left lhs rhs inner
-// Part of the kernels with products: of $lhs(row, n / 4), four of the inner dimension, and $rhs(n, column / 4), four columns.
+// Part of the kernels with matmuls: sums += $lhs(row, n / 4) (four of the inner dimension) $rhs(n, column / 4)
+// (columns).
   for (var n = 0u; n < $inner; n += DEEP) {
 #unroll e RUNS
     let lhs_$e = vec4<f16>($lhs((lid + $eu * THREADS) / RUN, n / 4u + (lid + $eu * THREADS) % RUN));
@@ -99,7 +100,7 @@ struct Tile { r0: vec4<f32>, r1: vec4<f32>, r2: vec4<f32>, r3: vec4<f32> }
 #endpart
 
 #part along_none lhs rhs inner
-// Part of the kernels with products: of $lhs(n, row / 4), four rows, and $rhs(n, column / 4), four columns.
+// Part of the kernels with matmuls: sums += $lhs(n, row / 4) (four rows) $rhs(n, column / 4) (four columns).
   for (var n = 0u; n < $inner; n += DEEP) {
 #unroll e RUNS
     let lhs_$e = vec4<f16>($lhs(n + (lid + $eu * THREADS) / 16u, (lid + $eu * THREADS) % 16u));
@@ -128,7 +129,7 @@ struct Tile { r0: vec4<f32>, r1: vec4<f32>, r2: vec4<f32>, r3: vec4<f32> }
 #endpart
 
 #part fours
-// Part of the kernels with products: four elements of a token's q, k and v, which is 0 beyond the last; of q and k with length 1.
+// Part of the kernels with matmuls: four elements of a token's q and k (normalised) and v (0 beyond the last token).
 var<private> width4: u32;  // of a token's channels
 var<private> query4: u32;
 var<private> key4: u32;
@@ -148,10 +149,10 @@ fn decays(i: u32, j: u32) -> vec4<f32> { return vec4<f32>(decay(i, j), decay(i, 
 #endpart
 
 #part scan
-// Part of delta_rule_scan_matrix.wgsl and delta_rule_scan_backward_matrix.wgsl: 32 columns of a state of KEYS rows as a right operand, a left operand of KEYS or 64 rows
-// of the inner dimension, and 64 rows of another right one. Of 8 subgroups each has 16 of 64 rows and half of the columns of a
-// sum, which passes through `strips`. Rows are padded, so that neighbours start in different banks.
-const TOKEN_LD = KEYS / 4u + 2u;  // of left operands with a row for each token; others have one for each key
+// Part of delta_rule_scan*_matrix.wgsl. Workgroup memory has two right operands of 32 columns, a state of KEYS rows and
+// 64 tokens, and a left operand. Each of 8 subgroups has 16 of 64 rows and half of the columns of a sum, which passes
+// through `strips`. Rows are padded, so that neighbours start in different banks.
+const TOKEN_LD = KEYS / 4u + 2u;  // for left operands with a row per token; KEY_LD for those with a row per key
 const KEY_LD = 18u;
 const RIGHT_LD = 10u;
 const STRIP = 8u;
@@ -162,14 +163,14 @@ var<workgroup> strips: array<vec4<f32>, CHUNK * STRIP>;
 
 var<private> column: u32;  // the four columns of an invocation
 fn state_at(slot: u32, d: u32) -> u32 { return cell(slot, d, 0u) / 4u + column; }
-// Of the incoming state, what is left at the chunk's end.
+// The share of the incoming state that is left at the chunk's end.
 fn whole_chunk() -> f32 {
   return select(0.0, exp(info[plane(0u, count - 1u)] + info[plane(5u, count - 1u)]), info[plane(4u, count - 1u)] < 0.0);
 }
 #endpart
 
 #part begin states slot
-// Part of delta_rule_scan_matrix.wgsl and delta_rule_scan_backward_matrix.wgsl: an invocation's place, and its rows of the state.
+// Part of delta_rule_scan*_matrix.wgsl: the invocation's place, and its rows of the state.
   let group = p.first + wg.x + wg.y * nwg.x;
   if (group >= p.end) { return; }
   let of_head = group / p.tiles;
@@ -193,7 +194,7 @@ fn whole_chunk() -> f32 {
 #endpart
 
 #part read x number
-// Part of delta_rule_scan_matrix.wgsl and delta_rule_scan_backward_matrix.wgsl: a left operand into registers.
+// Part of delta_rule_scan*_matrix.wgsl: load a left operand into registers.
 #unroll n LOADS
     let $x_$n = operands[operand($number) + lid + 256u * $nu];
 #end
@@ -206,7 +207,7 @@ fn whole_chunk() -> f32 {
 #endpart
 
 #part by_state
-// Part of delta_rule_scan_matrix.wgsl and delta_rule_scan_backward_matrix.wgsl: a left operand with a row for each key, times the state.
+// Part of delta_rule_scan*_matrix.wgsl: strips = a left operand with a row per key, times the state.
     var by_state = coop_mat16x16<f32, C>();
 #unroll s KEY_STEPS
     let key_at_$s = 16u * $su * KEY_LD + 4u * block_row;
@@ -220,7 +221,7 @@ fn whole_chunk() -> f32 {
 #endpart
 
 #part by_tokens what
-// Part of delta_rule_scan_matrix.wgsl and delta_rule_scan_backward_matrix.wgsl: a left operand with a row for each token, times the tokens' tile, added to more_0, more_1.
+// Part of delta_rule_scan*_matrix.wgsl: more_<half> += a left operand with a row per token, times the tile of tokens.
 #unroll h HALVES
 #unroll s 4
     let $what_at_$h_$s = 16u * $su * TOKEN_LD + 16u * $hu + 4u * block_row;
@@ -233,7 +234,7 @@ fn whole_chunk() -> f32 {
 #endpart
 
 #part next states slot
-// Part of delta_rule_scan_matrix.wgsl and delta_rule_scan_backward_matrix.wgsl: the state on the other side of a chunk.
+// Part of delta_rule_scan*_matrix.wgsl: the state on the other side of a chunk.
 #unroll h HALVES
     coopStoreT(more_$h, &strips[strip_at], strip_ld);
     workgroupBarrier();

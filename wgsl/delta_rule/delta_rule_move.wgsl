@@ -1,6 +1,7 @@
-// Rows from one array to another, whose rows may have other lengths: to[into + r to_row + c] = from_[at + r from_row + c].
+// Copy `columns` numbers of each of `rows` rows between arrays whose rows may differ in length:
+// to[into + r to_row + c] = from_[at + r from_row + c].
 //
-// from_, to f32; `columns` numbers of each of `rows`. Dispatch: a workgroup for every 256 numbers.
+// from_, to f32. Dispatch: a workgroup per 256 numbers (folded).
 struct Params { rows: u32, columns: u32, from_row: u32, at: u32, to_row: u32, into: u32 }
 @group(0) @binding(0) var<uniform> p: Params;
 @group(0) @binding(1) var<storage, read> from_: array<f32>;

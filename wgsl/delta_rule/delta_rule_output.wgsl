@@ -1,10 +1,9 @@
-// What the gated delta rule gives of each chunk: y = inside q S + scores new, scores = q k' decay.
-// Without CORRECTED y is that plus skip v.
-// With BACKWARD instead the first part of the gradient of new: scores' dy.
+// The output of the gated delta rule for each chunk: y = inside q S + scores new, scores = q k' decay; without
+// CORRECTED plus skip v. With BACKWARD, it computes the first part of the gradient of new instead: scores' dy.
 //
 // qkv [batch, tokens, channels] QKV_T; info; mats: scores are overwritten; values: plane 0 is new, and plane 1 with
 // BACKWARD overwritten; states; y [batch, tokens, heads, VALUES] Y_T: overwritten, or with BACKWARD dy.
-// Dispatch: a workgroup for each chunk of each head.
+// Dispatch: a workgroup per chunk of each head.
 #include "delta_rule.inc.wgsl" chunk
 @group(0) @binding(1) var<storage, read> qkv: array<QKV_T>;
 @group(0) @binding(2) var<storage, read> info: array<f32>;
@@ -69,7 +68,7 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3
 #end
 #include "delta_rule.inc.wgsl" add lhs=score rhs=new_value inner=CHUNK lk=e%DEEP lr=e/DEEP rk=e/ACROSS rc=e%ACROSS
 #if !CORRECTED
-    // `value` counts from the first column on, what lies beyond is not stored.
+    // `value` clamps columns beyond the last, which are not stored.
     let kept = skip[head % p.heads];
 #unroll n 4
 #unroll c 4

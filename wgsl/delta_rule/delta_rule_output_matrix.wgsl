@@ -1,8 +1,5 @@
-// delta_rule_output.wgsl on tensor cores: y = inside q S + scores new of each chunk, scores = q k' decay; with BACKWARD scores' dy.
-//
-// qkv [batch, tokens, channels] f16; info; mats: scores are overwritten; values: plane 0 is new, and plane 1 with BACKWARD
-// overwritten; states; y [batch, tokens, heads, VALUES] f16: overwritten, or with BACKWARD dy.
-// Dispatch: a workgroup for each chunk of each head.
+// delta_rule_output.wgsl on tensor cores: y = inside q S + scores new of each chunk, scores = q k' decay; with BACKWARD
+// scores' dy. Arrays and dispatch as there, but qkv and y (or dy) are f16.
 enable f16;
 enable wgpu_cooperative_matrix;
 #include "delta_rule.inc.wgsl" chunk
@@ -26,7 +23,7 @@ var<private> column: u32;  // the first four of the tile
 fn output_at(i: u32, c: u32) -> u32 { return ((row + i) * p.heads + head % p.heads) * values4() + column + c; }
 #if BACKWARD
 fn score_across(i: u32, j: u32) -> vec4<f32> { return mats[square(SCORES, i, 0u) / 4u + j]; }
-// Of tokens beyond the last, scores are 0.
+// Not 0 beyond the last token: scores are.
 fn output_gradient(i: u32, c: u32) -> vec4<f32> { return vec4<f32>(y[output_at(min(i, count - 1u), c)]); }
 #else
 fn score(i: u32, j: u32) -> vec4<f32> { return mats[square(SCORES, i, 0u) / 4u + j]; }

@@ -1,9 +1,9 @@
-// The states of the gated delta rule, chunk after chunk: new = inverse beta (v - inside k S), S' = whole S + (to_end k)' new.
-// Without CORRECTED new = beta v.
+// The states of the gated delta rule, chunk after chunk: new = inverse beta (v - inside k S), S' = whole S + (to_end
+// k)' new. Without CORRECTED, new = beta v.
 //
-// info, mats: of delta_rule_system.wgsl; values (plane 0): inverse beta v, overwritten with new; states: slot 0 is given,
-// the others are overwritten.
-// Dispatch: a workgroup for each COLUMNS of VALUES of each head.
+// info, mats: of delta_rule_system.wgsl; values (plane 0): inverse beta v, overwritten with new; states: slot 0 is
+// given, the others are overwritten.
+// Dispatch: a workgroup per COLUMNS of VALUES of each head.
 #include "delta_rule.inc.wgsl" chunk
 @group(0) @binding(1) var<storage, read> info: array<f32>;
 @group(0) @binding(2) var<storage, read> mats: array<vec4<f32>>;

@@ -1,9 +1,10 @@
-// Gradients through the states of the gated delta rule, from the last chunk on: of new, to_new = scores' dy + to_end k dS';
-// of the state, dS = whole dS' + (inside q)' dy - (inverse beta inside k)' to_new; without CORRECTED, dS = whole dS' + (inside q)' dy.
+// Gradients through the states of the gated delta rule, from the last chunk to the first: of new, to_new = scores' dy +
+// to_end k dS'; of the state, dS = whole dS' + (inside q)' dy - (inverse beta inside k)' to_new, without CORRECTED
+// without the last term.
 //
 // info, mats: of delta_rule_system.wgsl; dy [batch, tokens, heads, VALUES] DY_T; values: plane 1 is scores' dy, and
 // overwritten with to_new; dstates: the last slot is given, the others are overwritten.
-// Dispatch: a workgroup for each COLUMNS of VALUES of each head.
+// Dispatch: a workgroup per COLUMNS of VALUES of each head.
 #include "delta_rule.inc.wgsl" chunk
 @group(0) @binding(1) var<storage, read> info: array<f32>;
 @group(0) @binding(2) var<storage, read> mats: array<vec4<f32>>;
@@ -29,7 +30,7 @@ fn less_decayed(r: u32, i: u32) -> vec4<f32> {
   return -mats[by_token(DECAYED_ALONG, i, 0u) / 4u + min(deep + r, keys4() - 1u)];
 }
 fn new_gradient(i: u32, c: u32) -> vec4<f32> { return values[second(i, 0u) / 4u + place(c)]; }
-// Of tokens beyond the last, `asked` is 0.
+// Not 0 beyond the last token: `asked` is.
 fn output_gradient(i: u32, c: u32) -> vec4<f32> {
   let at = ((row + min(i, count - 1u)) * p.heads + head % p.heads) * p.values;
   let first = 4u * (column + c);

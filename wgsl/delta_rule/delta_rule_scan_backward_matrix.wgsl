@@ -1,8 +1,8 @@
-// delta_rule_scan_backward.wgsl on tensor cores, as delta_rule_scan_matrix.wgsl is.
+// delta_rule_scan_backward.wgsl on tensor cores, built like delta_rule_scan_matrix.wgsl.
 //
 // info, operands: of delta_rule_system.wgsl; dy [batch, tokens, heads, VALUES] f16; values: plane 1 is scores' dy, and
 // overwritten with to_new; dstates: the last slot is given, the others are overwritten.
-// Dispatch: a workgroup for each 32 columns of VALUES of each head.
+// Dispatch: a workgroup per 32 columns of VALUES of each head.
 enable f16;
 enable wgpu_cooperative_matrix;
 #include "delta_rule.inc.wgsl" chunk
@@ -13,7 +13,7 @@ enable wgpu_cooperative_matrix;
 @group(0) @binding(5) var<storage, read_write> dstates: array<vec4<f32>>;
 #include "delta_rule_matrix.inc.wgsl" scan
 
-// Of tokens beyond the last, what it is multiplied by is 0.
+// Not 0 beyond the last token: its left operand is.
 fn output_gradient(i: u32) -> vec4<f16> {
   return dy[((row + min(i, count - 1u)) * p.heads + head % p.heads) * values4() + column];
 }

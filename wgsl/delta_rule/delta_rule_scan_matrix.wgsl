@@ -1,8 +1,8 @@
-// delta_rule_scan.wgsl on tensor cores: operands in f16, states and sums in f32. KEYS is 64 or 128, and VALUES a multiple of 32.
+// delta_rule_scan.wgsl on tensor cores: f16 operands, f32 states and sums. KEYS is 64 or 128, VALUES a multiple of 32.
 //
-// info, operands: of delta_rule_system.wgsl; values (plane 0): inverse beta v, overwritten with new; states: slot 0 is given,
-// the others are overwritten. What is next in turn is read while the present operands are multiplied.
-// Dispatch: a workgroup for each 32 columns of VALUES of each head.
+// info, operands: of delta_rule_system.wgsl; values (plane 0): inverse beta v, overwritten with new; states: slot 0 is
+// given, the others are overwritten. The next operands are loaded while the present ones are multiplied.
+// Dispatch: a workgroup per 32 columns of VALUES of each head.
 enable f16;
 enable wgpu_cooperative_matrix;
 #include "delta_rule.inc.wgsl" chunk

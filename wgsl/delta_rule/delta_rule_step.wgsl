@@ -1,8 +1,8 @@
 // The gated delta rule token by token, on a state: S = exp(g) S + k (beta (v - exp(g) S' k))', y = S' q.
 //
-// qkv [batch, tokens, channels] QKV_T; g, beta_of [batch, tokens, heads] f32; doc_start [batch, tokens] i32; cache_len [1];
-// state [batch, heads, KEYS, VALUES] f32: overwritten; y [batch, tokens, heads, VALUES] Y_T.
-// Dispatch: a workgroup for each 64 of VALUES of each head. Four invocations share a column of the state.
+// qkv [batch, tokens, channels] QKV_T; g, beta_of [batch, tokens, heads] f32; doc_start [batch, tokens] i32; cache_len
+// [1]; state [batch, heads, KEYS, VALUES] f32: overwritten; y [batch, tokens, heads, VALUES] Y_T.
+// Dispatch: a workgroup per 64 of VALUES of each head. Four invocations share a column of the state.
 #include "delta_rule.inc.wgsl" chunk
 @group(0) @binding(1) var<storage, read> qkv: array<QKV_T>;
 @group(0) @binding(2) var<storage, read> g: array<f32>;
@@ -17,7 +17,7 @@ var<workgroup> q_of: array<f32, MOST_KEYS>;
 var<workgroup> k_of: array<f32, MOST_KEYS>;
 var<workgroup> partial: array<vec2<f32>, 256>;
 
-// The sum over a workgroup's invocations with the same number in their quarter; `width` of them: 1 for all.
+// The sum over all invocations whose lid is equal modulo `width`; width = 1 sums over the workgroup.
 fn summed(x: vec2<f32>, lid: u32, width: u32) -> vec2<f32> {
   workgroupBarrier();
   partial[lid] = x;
@@ -41,7 +41,7 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3
     }
     let unit = inverseSqrt(summed(squares, lid, 1u) + EPS);
     let gate = (row + t) * p.heads + head % p.heads;
-    // The first token of a document begins with no state, and one from before its document leaves none.
+    // The first token of a document starts without a state, and a token before its document adds nothing.
     let position = cache_len[0] + i32(t);
     let begins = doc_start[row + t];
     let kept = select(0.0, exp(g[gate]), begins < position);

@@ -1,9 +1,10 @@
-// The system of each chunk of the gated delta rule: N = k k' decay below the diagonal, inverse(1 + beta N), and what the scan
-// needs of it: inverse beta inside k, inverse beta v, and to_end k. Without CORRECTED there is no system: beta v, and to_end k.
+// The system of each chunk of the gated delta rule: N = k k' decay below the diagonal, inverse = (1 + beta N)^-1, and
+// the operands of the scan: inverse beta inside k, inverse beta v, and to_end k. Without CORRECTED there is no system,
+// only beta v and to_end k.
 //
-// qkv [batch, tokens, channels] QKV_T; g, beta_of [batch, tokens, heads] f32; doc_start [batch, tokens] i32; cache_len [1]
-// -> info, mats, values (plane 0): inverse beta v.
-// Dispatch: a workgroup for each chunk of each head.
+// qkv [batch, tokens, channels] QKV_T; g, beta_of [batch, tokens, heads] f32; doc_start [batch, tokens] i32; cache_len
+// [1] -> info, mats, values (plane 0): inverse beta v.
+// Dispatch: a workgroup per chunk of each head.
 #include "delta_rule.inc.wgsl" chunk
 @group(0) @binding(1) var<storage, read> qkv: array<QKV_T>;
 @group(0) @binding(2) var<storage, read> g: array<f32>;
@@ -29,7 +30,7 @@ fn weighted_key(i: u32, d: u32) -> f32 { return key(i, first + d) * beta[i] * in
 fn weighted_value(i: u32, c: u32) -> f32 { return value(i, first + c) * beta[i]; }
 fn key_across(d: u32, j: u32) -> f32 { return key(j, d); }
 
-// Sums of squares of the chunk's q and k, four invocations a token.
+// Sums of squares of the chunk's q and k, four invocations per token.
 fn squares(lid: u32) -> vec2<f32> {
   let i = lid / 4u;
   var sum = vec2<f32>(0.0);

@@ -1,9 +1,10 @@
-// delta_rule_system.wgsl on tensor cores: N = k k' decay below the diagonal, inverse(1 + beta N), inverse beta v; and what the scans
-// multiply, in f16: inverse beta inside k, to_end k, and for a backward inside q and both k once more.
+// delta_rule_system.wgsl on tensor cores: N = k k' decay below the diagonal, inverse = (1 + beta N)^-1, inverse beta v;
+// and the operands of the scans, in f16: inverse beta inside k, to_end k, and for a backward inside q and both in the
+// other layout.
 //
-// qkv [batch, tokens, channels] f16; g, beta_of [batch, tokens, heads] f32; doc_start [batch, tokens] i32; cache_len [1]
-// -> info, mats, values (plane 0), operands.
-// Dispatch: a workgroup for each chunk of each head.
+// qkv [batch, tokens, channels] f16; g, beta_of [batch, tokens, heads] f32; doc_start [batch, tokens] i32; cache_len
+// [1] -> info, mats, values (plane 0), operands.
+// Dispatch: a workgroup per chunk of each head.
 enable f16;
 enable wgpu_cooperative_matrix;
 #include "delta_rule.inc.wgsl" chunk
@@ -102,7 +103,7 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3
 #endif
   }
 #if PLANES == 5
-  // Four keys of four tokens, the other way round.
+  // Blocks of four keys of four tokens, transposed.
   for (var e = lid; e < 16u * keys4(); e += 256u) {
     let n = e / keys4() * 4u;
 #unroll n 4

@@ -1,10 +1,10 @@
-// The gradients of Mamba-2's recurrence where they belong: of B and C those of all heads of a group, of x that of what it
-// adds to the state and, by skip, to the output; of g, dt and skip those of each token.
+// Write the gradients of Mamba-2's recurrence to their arrays: of B and C, summed over the heads of a group; of x,
+// through the state and, by skip, through the output; of g, dt and skip, per token.
 //
-// qkv [batch, tokens, channels] QKV_T; info; values: plane 1 is the gradient of new; dqk [batch heads, chunks CHUNK, 2 KEYS]
-// f32; dy [batch, tokens, heads, VALUES] DY_T; skip [heads] f32; dqkv like qkv, dgates f32, three arrays [batch, tokens, heads]
-// that begin at a multiple of 64 numbers: overwritten for the tokens of the segment.
-// Dispatch: a workgroup for each token of a sequence.
+// qkv [batch, tokens, channels] QKV_T; info; values: plane 1 is the gradient of new; dqk [batch heads, chunks CHUNK, 2
+// KEYS] f32; dy [batch, tokens, heads, VALUES] DY_T; skip [heads] f32; dqkv like qkv, dgates f32, three arrays [batch,
+// tokens, heads] that begin at a multiple of 64 numbers: overwritten for the tokens of the segment.
+// Dispatch: a workgroup per token of a sequence.
 #include "delta_rule.inc.wgsl" chunk
 @group(0) @binding(1) var<storage, read> info: array<f32>;
 @group(0) @binding(2) var<storage, read> values: array<f32>;

@@ -1,10 +1,10 @@
-// Gradients of B, C, dt, g and skip of each chunk of Mamba-2's recurrence, from those of its states and of what its tokens
-// add to them: the formulas of `_chunk_grads` in autograd/ops/ssd.py. Here C is q, B is k, x is v (delta_rule.inc.wgsl).
+// Gradients of B, C, dt, g and skip of each chunk of Mamba-2's recurrence, from those of its states and of what its
+// tokens add to them (`_chunk_grads` in autograd/ops/ssd.py). Here C is q, B is k, x is v (delta_rule.inc.wgsl).
 //
-// qkv [batch, tokens, channels] QKV_T; info: planes 5, 6 and 7 are overwritten; mats: scores are overwritten; values: new,
-// and its gradient; states, dstates; dy [batch, tokens, heads, VALUES] DY_T; dqk [batch heads, chunks CHUNK, 2 KEYS] f32:
-// overwritten.
-// Dispatch: a workgroup for each chunk of each head.
+// qkv [batch, tokens, channels] QKV_T; info: planes 5, 6 and 7 are overwritten; mats: scores are overwritten; values:
+// new, and its gradient; states, dstates; dy [batch, tokens, heads, VALUES] DY_T; dqk [batch heads, chunks CHUNK, 2
+// KEYS] f32: overwritten.
+// Dispatch: a workgroup per chunk of each head.
 #include "delta_rule.inc.wgsl" chunk
 @group(0) @binding(1) var<storage, read> qkv: array<QKV_T>;
 @group(0) @binding(2) var<storage, read_write> info: array<f32>;
@@ -59,7 +59,8 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3
 #end
 #end
   }
-  // The product of the state and of the gradient of the next one; of a token's x and the gradients of new and of y.
+  // Inner products: of the state and the gradient of the next one, and of each token's x and the gradients of new and
+  // y.
 #include "delta_rule.inc.wgsl" through_states
   var by_x = vec2<f32>(0.0);
   for (var c = lid % 4u; c < p.values; c += 4u) {

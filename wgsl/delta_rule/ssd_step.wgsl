@@ -1,8 +1,9 @@
 // Mamba-2's recurrence token by token, on a state: S = exp(g) S + B (dt x)', y = S' C + skip x.
 //
 // qkv [batch, tokens, channels] QKV_T: x, B and C; g, dt [batch, tokens, heads] f32; doc_start [batch, tokens] i32;
-// cache_len [1]; skip [heads] f32; state [batch, heads, KEYS, VALUES] f32: overwritten; y [batch, tokens, heads, VALUES] Y_T.
-// Dispatch: a workgroup for each 64 of VALUES of each head. Four invocations share a column of the state.
+// cache_len [1]; skip [heads] f32; state [batch, heads, KEYS, VALUES] f32: overwritten; y [batch, tokens, heads,
+// VALUES] Y_T.
+// Dispatch: a workgroup per 64 of VALUES of each head. Four invocations share a column of the state.
 #include "delta_rule.inc.wgsl" chunk
 @group(0) @binding(1) var<storage, read> qkv: array<QKV_T>;
 @group(0) @binding(2) var<storage, read> g: array<f32>;
@@ -29,7 +30,7 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3
     }
     workgroupBarrier();
     let gate = (row + t) * p.heads + head % p.heads;
-    // The first token of a document begins with no state, and one from before its document leaves none.
+    // The first token of a document starts without a state, and a token before its document adds nothing.
     let position = cache_len[0] + i32(t);
     let begins = doc_start[row + t];
     let kept = exp(g[gate]);

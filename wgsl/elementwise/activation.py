@@ -64,12 +64,12 @@ def geglu_backward(
 def _activation(
     device: Runtime, x: Array, up: Array | None, dy: Array | None, again: Array | None, *, gelu: bool
 ) -> tuple[Array, Array | None]:
-    """y (without dy), or dx and dup: the result has x's dtype, dup has up's. again: gets y beside dx."""
+    """Return y (without dy), or dx and dup, in the dtypes of x and up. again: also receives y in the backward."""
     y = device.empty(x.shape, x.dtype)
     dup = device.empty(up.shape, up.dtype) if up is not None and dy is not None else None
     vec = vector_width(x.size)
     arrays = [x, up, dy, y, dup, again]
-    per = 4 if dy is None else 2  # a backward reads three arrays: fewer elements keep as many bytes under way
+    per = 4 if dy is None else 2  # a backward reads three arrays: fewer elements keep as many bytes in flight
     constants: dict[str, Constant] = {
         "PER": per,
         "GELU": gelu,
@@ -90,8 +90,10 @@ def _activation(
 
 
 def _side_by_side(device: Runtime, x: Array, dy: Array | None, again: Array | None, *, gelu: bool) -> Array:
-    """Apply a gated activation to x [R, 2 C], gate and up side by side: y [R, C], or with dy their gradients as x has
-    them. again: gets y beside those."""
+    """Apply a gated activation to x [R, 2 C], whose columns are gate and up.
+
+    Returns y [R, C] (without dy), or dx [R, 2 C]. again: also receives y in the backward.
+    """
     rows, half = x.shape[0], x.shape[1] // 2
     y = device.empty((rows, half) if dy is None else x.shape, x.dtype)
     vec = vector_width(half)

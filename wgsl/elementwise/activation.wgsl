@@ -1,11 +1,11 @@
 // SiLU and GELU, plain or gating another array (SwiGLU, GEGLU), forward and backward.
 //   silu(x) = x s(x), s = sigmoid;  gelu(x) = x s(2 sqrt(2 / pi) (x + 0.044715 x^3)), the tanh form written with s,
-//   which keeps its digits for negative x.
+//   which loses no digits for negative x.
 //   forward:  y = act(x) [* up]
 //   backward: y = dy [* up] act'(x);  dup = dy act(x);  AGAIN: again = act(x) * up, the forward's y
 //   x (gate), up, dy, y (dgate), dup, again [n]: f32 or f16, or vec4 of them; n counts such elements.
 //   JOINED: x has rows of gate and up side by side, `half` elements each, and in the backward y those of dgate and dup.
-// Dispatch: ceil(n / (256 PER)) workgroups (folded), PER elements an invocation, 256 apart; loads before stores.
+// Dispatch: ceil(n / (256 PER)) workgroups (folded), PER elements per invocation, 256 apart, all loaded first.
 // Sources: Hendrycks and Gimpel, Gaussian Error Linear Units (2016); Shazeer, GLU Variants Improve Transformer (2020).
 struct Params { n: u32, half: u32 }
 @group(0) @binding(0) var<uniform> p: Params;

@@ -1,7 +1,7 @@
 // y[i] = keep(i) ? x[i] / (1 - p) : 0, keep(i): word i % 4 of Philox-4x32-10 with key seed and counter
 // (i / 4, stream, 0, 0) is at least floor(p * 2^32).
-//   x, y [n] X_T: f32 or f16 or vec4 of them; seed [2] u32; four numbers in a row share one counter.
-// Dispatch: ceil(n / 4 / 256) workgroups (folded), four numbers an invocation. `first` is i / 4 of the window's start.
+//   x, y [n] X_T: f32 or f16 or vec4 of them; seed [2] u32; four consecutive numbers share one counter.
+// Dispatch: ceil(n / 4 / 256) workgroups (folded), four numbers per invocation. `first` is i / 4 of the window's start.
 // Source: Salmon et al., Parallel Random Numbers: As Easy as 1, 2, 3 (2011).
 struct Params { n: u32, first: u32, stream: u32, threshold: u32, keep: f32 }
 @group(0) @binding(0) var<uniform> p: Params;
@@ -9,7 +9,7 @@ struct Params { n: u32, first: u32, stream: u32, threshold: u32, keep: f32 }
 @group(0) @binding(2) var<storage, read> seed: array<u32>;
 @group(0) @binding(3) var<storage, read_write> y: array<X_T>;
 
-// High word of a 32 x 32 bit product, by pieces of 16 bits: WGSL has no wide product.
+// High word of a 32 x 32 bit product, from 16-bit pieces: WGSL has no wide multiplication.
 fn high(a: u32, b: u32) -> u32 {
   let a0 = a & 0xffffu; let a1 = a >> 16u;
   let b0 = b & 0xffffu; let b1 = b >> 16u;

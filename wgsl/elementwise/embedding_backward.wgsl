@@ -1,6 +1,6 @@
 // dtable[v] = sum of dy[i] over the tokens i with ids[i] = v, for v in the window [first, last); the rest of the window
-// must be zero before. Deterministic, without atomics or a sort: `link` chains the tokens of one id in rising order, and
-// in `main` the first of each chain adds up its own.
+// must be zero before. Deterministic, without atomics or a sort: `link` chains the tokens of one id in rising order,
+// and in `main` the first of each chain adds up its own.
 //   ids [N] i32; links [N] u32: the next token with this id (N: none), with the top bit where no earlier one has it;
 //   dy [N, columns] DY_T: f32 or f16, vec4 of it where columns divide by 4; dtable [last - first, columns] C_T.
 // Dispatch: link: ceil(N / 256) workgroups, each invocation looks both ways until it meets its id (at worst N^2 / 2

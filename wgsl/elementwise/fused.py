@@ -1,4 +1,4 @@
-"""Elementwise expressions of broadcasting operands in one launch, with a sum or a maximum. Shader: fused.wgsl."""
+"""Elementwise expressions of broadcast operands, optionally reduced, in one launch. Shader: fused.wgsl."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from wgrad.wgsl.runtime.compile import Constant
 from wgrad.wgsl.runtime.runtime import Runtime
 
 _PER_GROUP = 4 * GROUP
-_ENOUGH_GROUPS = 256  # workgroups that a reduction is divided among, where it has the rows
-_LEAST_ROWS = 16  # of an invocation, below which a reduction is not divided
+_ENOUGH_GROUPS = 256  # a reduction is divided among so many workgroups if it has enough rows
+_LEAST_ROWS = 16  # rows per invocation below which a reduction is not divided
 _KINDS = {"sum": 1, "max": 2}
 
 
 class _Axes(NamedTuple):
-    """Neighbouring axes made into one where every view allows it: their sizes, and their strides view by view."""
+    """Sizes of axes, and their strides by view; neighbouring axes are merged where every view allows it."""
 
     sizes: list[int]
     strides: list[list[int]]
@@ -79,8 +79,10 @@ def _copied(device: Runtime, array: Array) -> Array:
 
 
 def _layout(n: int, rows: int, views: Sequence[View], kept: Sequence[int], axes: Sequence[int]) -> tuple[int, bool]:
-    """Places that a workgroup takes side by side, and whether its invocations lie along the rows: along what is
-    contiguous in most operands."""
+    """Results that a workgroup computes, and whether its neighbouring invocations take neighbouring rows.
+
+    They do where most operands are contiguous along the rows.
+    """
     unit = [{axis for axis, stride in enumerate(strides) if stride == 1} for strides, _ in views]
     inside = sum(bool(u & {*axes}) for u in unit) >= sum(bool(u & {*kept}) for u in unit)
     if inside:
@@ -90,7 +92,7 @@ def _layout(n: int, rows: int, views: Sequence[View], kept: Sequence[int], axes:
 
 
 def _merged(sizes: Sequence[int], strides: Sequence[Sequence[int]], fixed: set[int]) -> tuple[_Axes, dict[int, int]]:
-    """Axes made as few as can be, those of one place left out; `fixed` ones stay. -> them, and where a fixed one is."""
+    """Merge axes and drop those of size 1, except the `fixed` ones; also return where each fixed one is now."""
     found, where = _Axes([], [[] for _ in strides]), {}
     joins = False
     for axis, size in enumerate(sizes):
@@ -113,7 +115,7 @@ def _merged(sizes: Sequence[int], strides: Sequence[Sequence[int]], fixed: set[i
 
 
 class _Uniform:
-    """Fields of the uniform behind those that every launch has, with their values."""
+    """Fields of the uniform after those that every launch has, and their values."""
 
     def __init__(self, *values: int) -> None:
         self.text, self.values = "", list[int | float](values)
@@ -126,7 +128,7 @@ class _Uniform:
 
 
 class _Shader:
-    """The text of an expression: what it reads at place k among the kept axes and r among the reduced ones."""
+    """WGSL of an expression at index k of the kept axes and index r of the reduced ones."""
 
     def __init__(self, uniform: _Uniform, program: Program, shape: Sequence[int], kept: Sequence[int]) -> None:
         self._uniform, self._program, self._shape = uniform, program, shape
@@ -159,7 +161,7 @@ class _Shader:
         return "\n".join(map("\n  ".join, (place_lines, value_lines)))
 
     def _split(self, letter: str, sizes: Sequence[int]) -> list[str]:
-        """Coordinates of a number of a place, as names."""
+        """Names of the coordinates that a flat index has along axes of these sizes."""
         if len(sizes) < 2:
             return [letter] * len(sizes)
         lines = self._coordinates[letter]
@@ -189,7 +191,7 @@ class _Shader:
 
 
 class _Launch(NamedTuple):
-    """Arguments that the passes of one call share."""
+    """Arguments shared by the passes of one call."""
 
     device: Runtime
     program: Program
@@ -203,7 +205,7 @@ class _Launch(NamedTuple):
         self, y: Array, place: View, accumulate: bool, groups: tuple[int, int, int], wide: int = 0, kind: int = 0,
         rows: tuple[int, int] = (0, 0), inside: bool = False,
     ) -> None:  # fmt: skip
-        """rows: how many are reduced, and how many by a chunk."""
+        """rows: reduced in all, and by a chunk."""
         types = tuple(wgsl_type(a.dtype) for a in (*self.arrays, y))
         constants: dict[str, Constant] = {"REDUCE": kind, "ACCUMULATE": accumulate}
         if kind:
@@ -229,8 +231,8 @@ def _texts(
 ) -> tuple[list[int | float], dict[str, str]]:
     """The uniform's values and the generated parts of the shader.
 
-    functions: of the program; a name may come to stand for another one. types: of the arrays' elements, the output's
-    last.
+    functions: of the program, part of the cache's key because a name can be registered again. types: of the arrays'
+    elements, the output's last.
     """
     uniform = _Uniform(math.prod(shape[axis] for axis in kept), 0)
     for name, count in zip(("rows", "step"), rows):
@@ -246,6 +248,6 @@ def _texts(
 
 
 def _helpers(texts: Sequence[str]) -> str:
-    """Each WGSL function once: several helpers may bring the same."""
+    """Each WGSL function once, as several helpers may define the same."""
     functions = [function.strip() for text in texts for function in ("\n" + text).split("\nfn ")]
     return "\n".join(f"fn {function}" for function in dict.fromkeys(functions) if function)

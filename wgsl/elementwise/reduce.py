@@ -21,7 +21,7 @@ from wgrad.wgsl.operators import implements
 from wgrad.wgsl.runtime.compile import Constant
 from wgrad.wgsl.runtime.runtime import Runtime
 
-_MAX_PARTS = 1024  # workgroups of a first pass: enough to fill a large card
+_MAX_PARTS = 1024  # workgroups of a first pass: enough to fill a large GPU
 _MAX_CHUNKS = 256
 
 
@@ -52,7 +52,7 @@ def _reduce_all(device: Runtime, entry: str, x: Array, total: Array) -> Array:
         work = float(part.nbytes)
         device.launch("reduce", [part, parts, None], params, (count, 1, 1), constants, entry=entry, work=work)
         slot += count
-    # The type of x plays no part in the last pass: leave one variant of it.
+    # The last pass does not read x: one variant of it serves all types.
     last: dict[str, Constant] = {"VEC": 1, "PAIR": total.size == 2, "C_T": "f32", "B_T": "u32", "X_T": "f32"}
     device.launch("reduce", [None, parts, total], [0, 0, slot], (1, 1, 1), last, entry="finish")
     return total
@@ -64,7 +64,7 @@ def sum_rows(device: Runtime, x: Array, out: Array | None, accumulate: bool) -> 
     if out is None:
         out, accumulate = device.empty((columns,)), False
     elif same_block(x, out):
-        raise ValueError("sum_rows: x and out lie in one buffer; give out memory of its own")
+        raise ValueError("sum_rows: x and out lie in one buffer; pass an out with a buffer of its own")
     for first, count, (part,) in row_parts(device, [x]):
         plan = plan_chunks(count, columns)
         add = accumulate or first > 0
@@ -78,9 +78,9 @@ def sum_rows(device: Runtime, x: Array, out: Array | None, accumulate: bool) -> 
 
 
 class Chunks(NamedTuple):
-    """How the rows of a matrix are divided among workgroups of reduce_columns.wgsl.
+    """How the rows of a matrix are divided among workgroups (reduce_rows.wgsl, norm_layer.wgsl).
 
-    vec: numbers of an element. wide: elements of a row that a workgroup takes. chunks: of `step` rows each.
+    vec: numbers per element. wide: elements of a row per workgroup. chunks: of `step` rows each.
     """
 
     vec: int

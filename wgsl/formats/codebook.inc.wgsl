@@ -1,14 +1,16 @@
-// The operand b as an IQ2_XXS, IQ2_XS, IQ2_S, IQ3_XXS or IQ3_S weight (nf4.inc.wgsl says what such a file gives): of an [out, in]
-// matrix an entry of `grid` for each CELL elements (8 or 4): the low 8 bits of its number, 4 in a u32. Rows are multiples of
-// 256 elements. An element is d (2 scale + 1) FACTOR times what the entry has for it, or its negative.
-//   FORM 0 (XXS)       signs: a u32 of each 32 elements: 7 bits of each 8, the last sign makes their number even; 4 bits scale
-//   FORM 1 (IQ2_XS)    signs: a byte of each 8, 7 bits and the ninth of the entry's number
-//   FORM 2 (S)         signs: a byte of each 8; high: a byte of each 32, what is above the low 8 bits of the entries' numbers
-//   d                  16 bits each, 2 in a u32: the float16 d of 256 elements; but for FORM 0 then 4 bits of each scale,
+// The operand b as an IQ2_XXS, IQ2_XS, IQ2_S, IQ3_XXS or IQ3_S weight (nf4.inc.wgsl says what such a file gives): of an
+// [out, in] matrix an entry of `grid` for each CELL elements (8 or 4): the low 8 bits of its number, 4 in a u32. Rows
+// are multiples of 256 elements. An element is d (2 scale + 1) FACTOR times what the entry has for it, or its negative.
+//   FORM 0 (XXS)       signs: a u32 of each 32 elements: 7 bits of each 8, the last sign makes their number even; 4
+//   bits scale FORM 1 (IQ2_XS)    signs: a byte of each 8, 7 bits and the ninth of the entry's number
+//   FORM 2 (S)         signs: a byte of each 8; high: a byte of each 32, what is above the low 8 bits of the entries'
+//   numbers d                  16 bits each, 2 in a u32: the float16 d of 256 elements; but for FORM 0 then 4 bits of
+//   each scale,
 //                      a group of 16 elements or, where CELL is 4, of 32
-//   grid               of CELL 8 16 bits an entry, 2 in a u32: 2 bits an element: 0 to 2 for 8, 25, 43; FORM 0 of CELL 4: a u32
-//                      an entry, 5 bits an element, half of it; FORM 2 of CELL 4: 16 bits an entry, 4 bits an element. All from
-//                      the lowest bits on
+//   grid               of CELL 8 16 bits an entry, 2 in a u32: 2 bits an element: 0 to 2 for 8, 25, 43; FORM 0 of CELL
+//   4: a u32
+//                      an entry, 5 bits an element, half of it; FORM 2 of CELL 4: 16 bits an entry, 4 bits an element.
+//                      All from the lowest bits on
 // Products are exact in float32.
 // Source: ggml's dequantize_row_iq2_xxs and those of the others (github.com/ggml-org/llama.cpp).
 #include "formats.inc.wgsl" half
@@ -124,7 +126,8 @@ fn word_at(place: u32) -> u32 {
 #endif
 }
 
-// Integers of few bits become floats by their bits, as formats.inc.wgsl (words) has them: conversions take longer (NVIDIA).
+// Integers of few bits become floats by their bits, as formats.inc.wgsl (words) has them: conversions take longer
+// (NVIDIA).
 fn four_b(unit: Ready_b, first: u32) -> Four {
 #if CELL == 8
   var number = (unit.codes >> (first & 24u)) & 255u;

@@ -1,15 +1,15 @@
 // Parts of the decoders of weight formats.
 
 #part words
-// Part of the weight formats: UNIT codes (8, 16, 32) of which 4 bits each lie in words of 8, from the lowest on; and codes
-// to floats.
+// Part of the weight formats: UNIT codes (8, 16, 32) of which 4 bits each lie in words of 8, from the lowest on; and
+// codes to floats.
 //   each(word, bits)           the word for the first eight codes, and from so many bits on for each next eight
 //   eight_of(words, first)     the word of the eight that code `first` is one of
 //   word_of(words, first)      the same, code `first` lowest
 //
-// A float whose last bit is worth 2^-s has an integer of few bits that lies at bit s of a word in the right place: with the
-// exponent set, and the power of 2 that this stands for taken off again, it is that integer, exactly. That is a logical
-// operation and an addition for each; shifts and conversions take twice an addition's time or more (NVIDIA).
+// A float whose last bit is worth 2^-s has an integer of few bits that lies at bit s of a word in the right place: with
+// the exponent set, and the power of 2 that this stands for taken off again, it is that integer, exactly. That is a
+// logical operation and an addition for each; shifts and conversions take twice an addition's time or more (NVIDIA).
 #if UNIT == 8
 alias Words = u32;
 fn each(word: u32, bits: u32) -> Words { return word; }
@@ -62,8 +62,8 @@ fn half_of(word: u32, index: u32) -> f32 { return half_value(word >> (16u * inde
 #endpart
 
 #part scaled
-// Part of the weight formats whose units have one scale: elements of the unit from their codes; or, FACTORED, the codes, and the
-// scale on the sum that is made of them (nf4.inc.wgsl).
+// Part of the weight formats whose units have one scale: elements of the unit from their codes; or, FACTORED, the
+// codes, and the scale on the sum that is made of them (nf4.inc.wgsl).
 fn by_scale(unit: Ready_b, codes: vec4<f32>) -> Four {
 #if FACTORED
   return Four(codes);
@@ -78,9 +78,10 @@ fn scaled_b(unit: Ready_b, first: u32, sum: f32, x: f32) -> f32 { return unit.sc
 #endpart
 
 #part k_scales
-// The scales of Q4_K and Q5_K, a vec4 for 256 elements: float16 d (low) and dmin; of each group of 32, 4 bits each, the low
-// bits of its scale; the same of its minimum; 2 bits each, the high bits of the scales, then of the minima.
-// An element is d scale code - dmin minimum. Both products are exact in float32: a fused multiply-add gives the same bits.
+// The scales of Q4_K and Q5_K, a vec4 for 256 elements: float16 d (low) and dmin; of each group of 32, 4 bits each, the
+// low bits of its scale; the same of its minimum; 2 bits each, the high bits of the scales, then of the minima.
+// An element is d scale code - dmin minimum. Both products are exact in float32: a fused multiply-add gives the same
+// bits.
 #include half
 @group(0) @binding(8) var<storage, read> scales: array<vec4<u32>>;
 
@@ -93,7 +94,8 @@ fn scale_and_least(words: vec4<u32>, group: u32) -> vec2<f32> {
 #endpart
 
 #part scaled_with_least
-// Part of the weight formats whose units have a scale, and a minimum of which `least` is the negative: as formats.inc.wgsl (scaled).
+// Part of the weight formats whose units have a scale, and a minimum of which `least` is the negative: as
+// formats.inc.wgsl (scaled).
 fn by_scale_and_least(unit: Ready_b, codes: vec4<f32>) -> Four {
 #if FACTORED
   return Four(codes);
@@ -111,9 +113,9 @@ fn scaled_b(unit: Ready_b, first: u32, sum: f32, x: f32) -> f32 { return unit.sc
 // Part of the weight formats with codes of 5 bits: the fifth of each code, 32 in a u32 from the lowest on.
 @group(0) @binding(9) var<storage, read> fifth: array<u32>;
 
-// Eight codes as bytes, those of elements 0, 2, 4, 6 and of 1, 3, 5, 7: from their nibbles, and their fifth bits in the lowest
-// byte of `high`. Bits 2j (2j + 1) of it go to bits 8j + 4 by a product: bits 6j apart, what meets elsewhere carries into none
-// of these.
+// Eight codes as bytes, those of elements 0, 2, 4, 6 and of 1, 3, 5, 7: from their nibbles, and their fifth bits in the
+// lowest byte of `high`. Bits 2j (2j + 1) of it go to bits 8j + 4 by a product: bits 6j apart, what meets elsewhere
+// carries into none of these.
 fn even_codes(nibbles: Words, high: Words) -> Words {
   return (nibbles & Words(0x0f0f0f0fu)) | (((high & Words(0x55u)) * Words(0x410410u)) & Words(0x10101010u));
 }

@@ -1,5 +1,7 @@
-"""Frozen weights of blocks as the shaders read them: one entry a format. How a unit of its codes is decoded stands in
-the shader file that B_FORMAT names; nf4.inc.wgsl says what such a file must give."""
+"""Frozen weights in blocks as operands of the shaders.
+
+The file named by B_FORMAT decodes a unit of codes; nf4.inc.wgsl describes what such a file provides.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ _BLOCKS_OF_32 = ("q4_0", "q4_1", "q5_0", "q5_1")
 _LEVELS = ("iq4_nl", "iq4_xs", "nvfp4")
 _TWOS = ("q2_k", "q3_k", "tq1_0", "tq2_0")
 _CODEBOOKS = ("iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs", "iq3_s")
-FILES = {  # of formats that have none of their own name
+FILES = {  # of formats without a file of their own name
     **dict.fromkeys(_BLOCKS_OF_32, "q4_q5.inc.wgsl"),
     **dict.fromkeys(_LEVELS, "levels.inc.wgsl"),
     **dict.fromkeys(_TWOS, "twos.inc.wgsl"),
@@ -22,18 +24,21 @@ FILES = {  # of formats that have none of their own name
     **dict.fromkeys(("iq1_s", "iq1_m"), "iq1.inc.wgsl"),
 }
 _NEVER = 0xFFFFFFFF  # an element that no weight has
-_WIDEST_UNIT = 32  # elements of a weight that its text can read at once; of those below fewer
+_WIDEST_UNIT = 32  # elements of a weight that its shader file can read at once, except for those below
 _NARROWER = {"q8_0": 16}
-_GROUP = dict.fromkeys(("q6_k", "q2_k", "q3_k", "nvfp4", "iq2_xs", "iq2_s", "iq1_m"), 16)  # that one scale is for
-_MOST_TABLE_WORDS = 256  # what a kernel's workgroup memory has room for beside its tiles
+_GROUP = dict.fromkeys(("q6_k", "q2_k", "q3_k", "nvfp4", "iq2_xs", "iq2_s", "iq1_m"), 16)  # elements of one scale
+_MOST_TABLE_WORDS = 256  # that fit into a kernel's workgroup memory next to its tiles
 BLOCK = 16  # rows and columns of a block of a decoded weight (quantize_decode.wgsl)
-KINDS = {"float32": 0, "float16": 1, "bfloat16": 2}  # as the shaders know them
+KINDS = {"float32": 0, "float16": 1, "bfloat16": 2}  # numbers of dtypes in the shaders
 
 
 @dataclass(frozen=True)
 class WeightForm:
-    """Format and sizes of a frozen [out, in] weight. unit: elements that are decoded at once. rounded: its values are
-    rounded to a type of 16 bits. stacked: it is several weights under one another."""
+    """Format and sizes of a frozen [out, in] weight.
+
+    unit: elements decoded at once. rounded: values are rounded to a 16-bit type. stacked: several weights, one below
+    the other.
+    """
 
     format: str
     unit: int
@@ -49,7 +54,7 @@ class WeightForm:
 
 
 def widest_unit(weight: FrozenWeight | WeightForm, most: int) -> int:
-    """Elements of the weight that are read at once: no more than `most`, and so that no row ends within them."""
+    """Elements of the weight that are read at once: at most `most`, and a divisor of the row."""
     unit = _NARROWER.get(weight.format, _WIDEST_UNIT)
     while unit > weight.unit and (unit > most or weight.shape[1] % unit):
         unit //= 2
@@ -58,9 +63,14 @@ def widest_unit(weight: FrozenWeight | WeightForm, most: int) -> int:
 
 @dataclass(frozen=True)
 class WeightOperand:
-    """file, unit: B_FORMAT, and how many elements it reads at once. scales: for bindings 8 to 11. parameters: the
-    two integers that the format's file knows as p.block_shift and p.nested_shift, 0 where it has none. parts: rows of
-    the weights of a stack; stack: what the file knows as p.part_1 to p.nested_2 (`part_parameters`)."""
+    """The right operand of a GEMM as a shader reads it.
+
+    file, unit: B_FORMAT, and how many elements it reads at once.
+    scales: for bindings 8 to 11.
+    parameters: p.block_shift and p.nested_shift, 0 where the format has none.
+    parts: rows of each weight of a stack.
+    stack: p.part_1 to p.nested_2 (`_stack_parameters`).
+    """
 
     file: str
     unit: int
@@ -79,9 +89,13 @@ class WeightOperand:
 def weight_operand(
     w: FrozenWeight, unit: int, *, table: bool, barrier: bool = True, factored: bool = False
 ) -> WeightOperand:
-    """unit: elements that the kernel reads at once. table: workgroup memory has room for what decoding looks up, beside
-    the tiles. barrier: prepare_b ends with one; where the shader has one of its own it cost dx up to 1.07 of its time
-    (NVIDIA). factored: the kernel scales the sums of units, not their elements."""
+    """Bind a frozen weight.
+
+    unit: elements that the kernel reads at once.
+    table: workgroup memory has room for decoding tables next to the tiles.
+    barrier: prepare_b ends with a barrier; where the kernel has one anyway, a second cost dx up to 7 % (NVIDIA).
+    factored: the kernel scales the sums of units, not their elements.
+    """
     codes, *scales = w.arrays().values()
     assert codes is not None
     switches: dict[str, Constant] = {**w.constants(), "PREPARE_BARRIER": barrier, "FACTORED": factored}
@@ -96,20 +110,20 @@ def weight_operand(
 
 
 def dense_operand(b: Array, unit: int) -> WeightOperand:
-    """An array as the right operand. unit: elements that the kernel reads at once, 4 or 8 (on tensor cores)."""
+    """Bind an array. unit: elements that the kernel reads at once, 4 or 8 (on tensor cores)."""
     part = "matrix_dense" if unit == 8 else "dense"
     return WeightOperand(f"gemm.inc.wgsl:{part}", unit, {"B_KIND": KINDS[b.dtype_name]}, b)
 
 
 def part_bounds(parts: tuple[int, ...], end: int) -> tuple[int, int]:
-    """Where the second and the third part begin; `end`, which nothing reaches, where there is none."""
+    """Where the second and the third part begin; `end` (beyond all elements) for a part that does not exist."""
     second, third = (*parts, 0, 0)[:2]
     return (second if parts else end), (second + third if len(parts) > 2 else end)
 
 
 def _stack_parameters(w: NF4Array) -> tuple[int, ...]:
-    """Offsets of the second and third part: first element; the number added to a block's number for its place in
-    absmax, and to that of a nested block."""
+    """Per quantity, values for the second and third part: the first element, and what is added to the number of a block
+    and of a nested block to find it in absmax and nested absmax."""
     places = [*w.places()[1 : len(w.parts)], None, None][:2]
     elements = tuple(_NEVER if at is None else at.element for at in places)
     absmax = tuple(0 if at is None else at.absmax - at.block for at in places)

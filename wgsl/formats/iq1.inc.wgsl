@@ -1,11 +1,13 @@
-// The operand b as an IQ1_S or IQ1_M weight (nf4.inc.wgsl says what such a file gives): of an [out, in] matrix an entry of `grid`
-// for each 8 elements: the low 8 bits of its number, 4 in a u32. Rows are multiples of 256 elements. An element is
-// d (2 scale + 1) times that of the entry, moved by an eighth up or down.
-//   MEDIUM 0 (IQ1_S)   heads: 16 bits of each 32 elements: 3 bits each, above the low 8 of four numbers; 3 bits scale; 1 to move
+// The operand b as an IQ1_S or IQ1_M weight (nf4.inc.wgsl says what such a file gives): of an [out, in] matrix an entry
+// of `grid` for each 8 elements: the low 8 bits of its number, 4 in a u32. Rows are multiples of 256 elements. An
+// element is d (2 scale + 1) times that of the entry, moved by an eighth up or down.
+//   MEDIUM 0 (IQ1_S)   heads: 16 bits of each 32 elements: 3 bits each, above the low 8 of four numbers; 3 bits scale;
+//   1 to move
 //                      down. d: the float16 d of each 256, 2 in a u32
-//   MEDIUM 1 (IQ1_M)   heads: 4 bits of each 8 elements: 3 above the low 8 of their entry's number; 1 to move down. d: two u32 of
-//                      each 256, of 16 bits each: 3 bits each of four scales (of 16 elements), 4 bits of the float16 d, the lowest
-//                      first
+//   MEDIUM 1 (IQ1_M)   heads: 4 bits of each 8 elements: 3 above the low 8 of their entry's number; 1 to move down. d:
+//   two u32 of
+//                      each 256, of 16 bits each: 3 bits each of four scales (of 16 elements), 4 bits of the float16 d,
+//                      the lowest first
 //   grid               16 bits an entry, 2 in a u32: 2 bits an element, from the lowest on: 0, 1, 2 for -1, 0, 1
 // Products are exact in float32.
 // Sources: ggml's dequantize_row_iq1_s and dequantize_row_iq1_m (github.com/ggml-org/llama.cpp).

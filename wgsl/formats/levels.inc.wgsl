@@ -1,11 +1,15 @@
-// The operand b as an IQ4_NL, IQ4_XS or NVFP4 weight (nf4.inc.wgsl says what such a file gives): codes of an [out, in] matrix, 8
-// in a u32 from the lowest bits on, each of them one of sixteen levels, and what a group's levels are multiplied by:
+// The operand b as an IQ4_NL, IQ4_XS or NVFP4 weight (nf4.inc.wgsl says what such a file gives): codes of an [out, in]
+// matrix, 8 in a u32 from the lowest bits on, each of them one of sixteen levels, and what a group's levels are
+// multiplied by:
 //   SCALES 0 (IQ4_NL)   a float16 of each 32, 2 in a u32
-//   SCALES 1 (IQ4_XS)   two u32 of each 256: the float16 d (low), of each 32 the high 2 bits of a scale; the low 4 bits of each.
+//   SCALES 1 (IQ4_XS)   two u32 of each 256: the float16 d (low), of each 32 the high 2 bits of a scale; the low 4 bits
+//   of each.
 //                       Times d (scale - 32). Rows are multiples of 256 elements
-//   SCALES 2 (NVFP4)    a byte of each 16, 4 in a u32: E4M3 whose sign is ignored, where 127 is 0. Levels are twice the values of
+//   SCALES 2 (NVFP4)    a byte of each 16, 4 in a u32: E4M3 whose sign is ignored, where 127 is 0. Levels are twice the
+//   values of
 //                       codes. Rows are multiples of 64 elements
-// Sources: ggml's dequantize_row_iq4_nl, dequantize_row_iq4_xs and dequantize_row_nvfp4 (github.com/ggml-org/llama.cpp).
+// Sources: ggml's dequantize_row_iq4_nl, dequantize_row_iq4_xs and dequantize_row_nvfp4
+// (github.com/ggml-org/llama.cpp).
 #include "formats.inc.wgsl" words
 #include "formats.inc.wgsl" half
 @group(0) @binding(2) var<storage, read> b: array<Words>;
@@ -51,8 +55,8 @@ fn ready_b(unit: Unit_b) -> Ready_b {
   let scale = half_of(unit.scales.x, 0u) * (f32(bits) - 32.0);
 #endif
 #if SCALES == 2
-  // With 119 added to its exponent the byte is a float32, of half its value. Where its exponent is 0 it has no leading one:
-  // twice that float, less the one.
+  // With 119 added to its exponent the byte is a float32, of half its value. Where its exponent is 0 it has no leading
+  // one: twice that float, less the one.
   let code = fields(unit.scales >> (8u * ((unit.element >> 4u) & 3u)), 8u) & Bits(255u);
   let float = bitcast<Scale>(((code & Bits(127u)) << Bits(20u)) + Bits(0x3b800000u));
   let small = select(float, 2.0 * float - Scale(0.0078125), (code & Bits(120u)) == Bits(0u));

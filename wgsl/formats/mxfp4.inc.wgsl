@@ -1,5 +1,5 @@
-// The operand b as an MXFP4 weight (nf4.inc.wgsl says what such a file gives): codes of an [out, in] matrix, 8 in a u32 from the
-// lowest bits on, and the exponent of each 32 of them, 4 in a u32. Rows are multiples of 32 elements.
+// The operand b as an MXFP4 weight (nf4.inc.wgsl says what such a file gives): codes of an [out, in] matrix, 8 in a u32
+// from the lowest bits on, and the exponent of each 32 of them, 4 in a u32. Rows are multiples of 32 elements.
 // Source: ggml's dequantize_row_mxfp4 (github.com/ggml-org/llama.cpp).
 #include "formats.inc.wgsl" words
 @group(0) @binding(2) var<storage, read> b: array<Words>;

@@ -1,24 +1,28 @@
-// The operand b as an NF4 weight: codes of an [out, in] matrix, 8 in a u32, element 2j in the high nibble of byte j; the
-// absmax of its blocks as f32 or, NESTED, as bytes: code[byte] * nested_absmax[block of blocks] + offset[0].
+// The operand b as an NF4 weight: codes of an [out, in] matrix, 8 in a u32, element 2j in the high nibble of byte j;
+// the absmax of its blocks as f32 or, NESTED, as bytes: code[byte] * nested_absmax[block of blocks] + offset[0].
 //
-// A weight format is one such file. gemm.wgsl, gemm_matrix.wgsl, gemv.wgsl and quantize_decode.wgsl include the one that
-// the constant B_FORMAT names (formats.py) and use of it, with UNIT elements that lie side by side as the unit in which it
-// is read:
+// A weight format is one such file. gemm.wgsl, gemm_matrix.wgsl, gemv.wgsl and quantize_decode.wgsl include the one
+// that the constant B_FORMAT names (formats.py) and use of it, with UNIT elements that lie side by side as the unit in
+// which it is read:
 //   bindings 2 (codes) and 8 to 11 (what scales them)
-//   fetch_b(at, inside) -> Unit_b     the unit from element `at` on, a multiple of UNIT: as it lies, nothing is computed from
-//                                     it, so that nothing waits. inside: elements to the row's end, all UNIT of them here
+//   fetch_b(at, inside) -> Unit_b     the unit from element `at` on, a multiple of UNIT: as it lies, nothing is
+//   computed from
+//                                     it, so that nothing waits. inside: elements to the row's end, all UNIT of them
+//                                     here
 //   ready_b(Unit_b) -> Ready_b        the unit with its scale; a zero Ready_b stands for zeros
 //   four_b(Ready_b, first) -> Four    elements `first` to first + 3 of the unit. Four: vec4 of f32, or of f16
-//   scaled_b(Ready_b, first, sum, x) -> f32  with FACTORED alone, where four_b leaves out what is the same for all of a group,
-//                                     of which a unit has GROUPS, the one that begins with element `first`: the share of a
-//                                     result, from the sum of its elements times those of x, and the sum of x
+//   scaled_b(Ready_b, first, sum, x) -> f32  with FACTORED alone, where four_b leaves out what is the same for all of a
+//   group,
+//                                     of which a unit has GROUPS, the one that begins with element `first`: the share
+//                                     of a result, from the sum of its elements times those of x, and the sum of x
 //   prepare_b(lid)                    called once by every invocation, before all others; has a barrier where it fills
-//                                     workgroup memory, but without PREPARE_BARRIER: there the caller has one before four_b
+//                                     workgroup memory, but without PREPARE_BARRIER: there the caller has one before
+//                                     four_b
 // It may use of them: p.block_shift, p.nested_shift (log2 of elements to a block, of blocks to a nested one), p.zero,
 // optimisation_barrier(), THREADS, Four, first_element() (of the weight, where b begins).
-// A STACKED weight is several under one another, whose scales have gaps between them and offsets of their own, the first of
-// every 64: p.part_1, p.part_2 are the first elements of the second and third, p.absmax_i and p.nested_i what is added to the
-// number of a block, and of a nested one, for its place.
+// A STACKED weight is several under one another, whose scales have gaps between them and offsets of their own, the
+// first of every 64: p.part_1, p.part_2 are the first elements of the second and third, p.absmax_i and p.nested_i what
+// is added to the number of a block, and of a nested one, for its place.
 // Sources: Dettmers et al., QLoRA (2023), section 3 and appendix E.
 #include "formats.inc.wgsl" words
 @group(0) @binding(2) var<storage, read> b: array<Words>;
@@ -104,8 +108,8 @@ fn ready_b(unit: Unit_b) -> Ready_b {
 #else
   let offset = nested_offset[0];  // kept in a private variable it cost dx up to 1.3 of its time (NVIDIA)
 #endif
-  // bitsandbytes rounds the product: this must not become a fused multiply-add (drivers make one where they can, and WGSL
-  // has no word against it).
+  // bitsandbytes rounds the product: this must not become a fused multiply-add (drivers make one where they can, and
+  // WGSL has no word against it).
   return Ready_b(unit.codes, bitcast<f32>(optimisation_barrier(bitcast<u32>(code * unit.nested))) + offset);
 #else
   return Ready_b(unit.codes, unit.absmax);

@@ -1,8 +1,8 @@
-// The operand b as a Q4_0, Q4_1, Q5_0 or Q5_1 weight (nf4.inc.wgsl says what such a file gives): codes of an [out, in] matrix, 8
-// in a u32 from the lowest bits on, with FIFTH a fifth bit of each. Of each 32 codes the float16 scale, 2 in a u32; with
-// MINIMUM the scale (low) and the float16 minimum, in one u32. Rows are multiples of 32 elements.
-// An element is scale (code - 8), with FIFTH scale (code - 16), with MINIMUM scale code + minimum. The product is exact in
-// float32: a fused multiply-add gives the same bits.
+// The operand b as a Q4_0, Q4_1, Q5_0 or Q5_1 weight (nf4.inc.wgsl says what such a file gives): codes of an [out, in]
+// matrix, 8 in a u32 from the lowest bits on, with FIFTH a fifth bit of each. Of each 32 codes the float16 scale, 2 in
+// a u32; with MINIMUM the scale (low) and the float16 minimum, in one u32. Rows are multiples of 32 elements.
+// An element is scale (code - 8), with FIFTH scale (code - 16), with MINIMUM scale code + minimum. The product is exact
+// in float32: a fused multiply-add gives the same bits.
 // Source: ggml's dequantize_row_q4_0 and those of the others (github.com/ggml-org/llama.cpp).
 #include "formats.inc.wgsl" words
 #include "formats.inc.wgsl" half

@@ -1,6 +1,6 @@
-// The operand b as a Q6_K weight (nf4.inc.wgsl says what such a file gives): of the codes of an [out, in] matrix the low 4 bits,
-// 8 in a u32 from the lowest on, and the high 2, 16 in a u32; an int8 scale of each 16 codes, 4 in a u32; a float16 of each
-// 256, 2 in a u32. Rows are multiples of 256 elements.
+// The operand b as a Q6_K weight (nf4.inc.wgsl says what such a file gives): of the codes of an [out, in] matrix the
+// low 4 bits, 8 in a u32 from the lowest on, and the high 2, 16 in a u32; an int8 scale of each 16 codes, 4 in a u32; a
+// float16 of each 256, 2 in a u32. Rows are multiples of 256 elements.
 // Source: ggml's dequantize_row_q6_K (github.com/ggml-org/llama.cpp).
 #include "formats.inc.wgsl" words
 #include "formats.inc.wgsl" half
@@ -19,8 +19,8 @@ alias Scale = f32;
 struct Unit_b { low: Words, high: High, scales: u32, d: u32, element: u32 }
 struct Ready_b { low: Words, high: Words, scale: Scale }
 
-// What makes a float of the code at bit 0, 4, 8, 12 (formats.inc.wgsl (words)), and what code 32, which stands for 0, then is. With one
-// exponent for all four codes come times 1, 16, 256, 4096: one row is faster so, units of 8
+// What makes a float of the code at bit 0, 4, 8, 12 (formats.inc.wgsl (words)), and what code 32, which stands for 0,
+// then is. With one exponent for all four codes come times 1, 16, 256, 4096: one row is faster so, units of 8
 // on matrix units are slower (bench/notes/rejected-few-rows.md).
 #if TIMES_16
 const EXPONENTS = vec4<u32>(0x4b000000u);

@@ -20,8 +20,8 @@ fn nearest(guess: u32, left: i32, m: i32) -> u32 {
 #part reciprocal
 // Part of the shaders that quantise.
 #include nearest
-// 1 / a rounded to nearest, which a GPU's division does not promise. With the mantissa m (24 bits) of a, the mantissa of
-// 1 / a is 2^47 / m; the remainder of a guess fits 32 bits, as 2^47 is 0 modulo 2^32. No tie is possible.
+// 1 / a rounded to nearest, which a GPU's division does not promise. With the mantissa m (24 bits) of a, the mantissa
+// of 1 / a is 2^47 / m; the remainder of a guess fits 32 bits, as 2^47 is 0 modulo 2^32. No tie is possible.
 fn reciprocal(a: f32) -> f32 {
   let bits = bitcast<u32>(a);
   let exponent = bits >> 23u;

@@ -1,6 +1,6 @@
-"""NF4 with and without double quantisation, quantised and dequantised on the device, value for value as bitsandbytes.
+"""Quantisation to NF4, value for value as in bitsandbytes, decoding of every format, and rounding to GGUF types.
 
-Shaders: quantize_nf4.wgsl, quantize_nf4_nested.wgsl, quantize_decode.wgsl.
+Shaders: quantize_*.wgsl, round_*.wgsl.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from wgrad.wgsl.operators import implements
 from wgrad.wgsl.runtime.compile import Constant
 from wgrad.wgsl.runtime.runtime import Runtime
 
-_DECODED_AT_ONCE = 32  # elements, by an invocation, into blocks
+_DECODED_AT_ONCE = 32  # elements per invocation, into blocks
 
 
 @implements("quantize")
@@ -55,7 +55,7 @@ def quantize_scales(device: Runtime, w: NF4Array) -> NF4Array:
 
 
 def _nested_tables(device: Runtime) -> tuple[Array, Array]:
-    """The 8-bit map, shared by all weights of this device, and its thresholds."""
+    """The 8-bit map and its thresholds, shared by all weights of this device."""
     tables: tuple[Array, Array] | None = device.__dict__.get("_nf4_tables")
     if tables is None:
         tables = (device.upload(dynamic_map()), device.upload(thresholds(dynamic_map())))
@@ -86,9 +86,9 @@ def decode(device: Runtime, w: FrozenWeight, dtype: np.dtype) -> Array:
 
 
 def decode_in_blocks(device: Runtime, w: FrozenWeight) -> Array:
-    """The values in float16, in the order in which gemm_matrix.wgsl reads them fastest.
+    """Decode to float16 in the order in which gemm_matrix.wgsl reads fastest.
 
-    Blocks of 16 x 16 stand row by row. In a block, the left halves of all rows stand before the right halves.
+    Blocks of 16 x 16 follow each other row by row. In a block, the left halves of all rows precede the right halves.
 
     w: its sides are multiples of 16, and its values fit one binding.
     """
@@ -104,7 +104,7 @@ def decode_in_blocks(device: Runtime, w: FrozenWeight) -> Array:
     return y
 
 
-# Shader by format, and the elements that a workgroup of it takes.
+# Shader by format, and the elements per workgroup.
 _ROUNDING = {
     **dict.fromkeys(("q4_0", "q5_0", "q8_0"), ("round_blocks", 4096)),
     "q4_k": ("round_q4_k", 2048),

@@ -1,10 +1,10 @@
 // y[i] = element i of a weight of B_FORMAT, computed in float32 and rounded to f16 where y is.
 //   b and its scales as in the format's file (nf4.inc.wgsl); y [n] Y_T: f32 or f16, or vec4 of it (VEC 4).
 //   Scales are bound whole: `first` is the element of the weight at which b and y begin.
-//   IN_BLOCKS: of a weight of `columns`, y in blocks of 16 x 16, as gemm_matrix.wgsl reads them: of a block, the left halves of
-//   all rows before the right halves. Y_T is vec4<u32>, eight f16; n counts units.
-// Dispatch: ceil(n / VEC / 1024) workgroups (folded), 4 elements of Y_T an invocation, 256 apart: stores are contiguous.
-// IN_BLOCKS: ceil(n / 512) workgroups, two units an invocation.
+//   IN_BLOCKS: of a weight of `columns`, y in blocks of 16 x 16, as gemm_matrix.wgsl reads them: of a block, the left
+//   halves of all rows before the right halves. Y_T is vec4<u32>, eight f16; n counts units.
+// Dispatch: ceil(n / VEC / 1024) workgroups (folded), 4 elements of Y_T an invocation, 256 apart: stores are
+// contiguous. IN_BLOCKS: ceil(n / 512) workgroups, two units an invocation.
 struct Params {
   n: u32, first: u32, block_shift: u32, nested_shift: u32, zero: u32,
   part_1: u32, part_2: u32, absmax_1: u32, absmax_2: u32, nested_1: u32, nested_2: u32,

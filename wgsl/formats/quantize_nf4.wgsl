@@ -1,5 +1,5 @@
-// Block-wise NF4: absmax of each block, codes[i] = number of thresholds below x[i] * (1 / absmax) (a tie takes the lower
-// code), element 2j in the high nibble of byte j. Value for value what bitsandbytes makes.
+// Block-wise NF4: absmax of each block, codes[i] = number of thresholds below x[i] * (1 / absmax) (a tie takes the
+// lower code), element 2j in the high nibble of byte j. Value for value what bitsandbytes makes.
 //   x [n] f32, or f16 / bf16 as pairs in u32 (KIND 0, 1, 2); X_T: vec4<f32> or vec4<u32> (VEC: n divides by 8);
 //   packed [ceil(n / 8)] u32; absmax [blocks] f32. The last block may be short.
 // An invocation makes WORDS words of 8 codes; BLOCK / (8 WORDS) invocations share a block, through workgroup memory.

@@ -1,5 +1,5 @@
-// Q6_K as ggml's quantize_row_q6_K_ref makes it: 19 candidates for the scale of 16 elements, the least weighted error of
-// them, then all of a block in multiples of one unit.
+// Q6_K as ggml's quantize_row_q6_K_ref makes it: 19 candidates for the scale of 16 elements, the least weighted error
+// of them, then all of a block in multiples of one unit.
 //   x [n] f32, n a multiple of 256; codes, high, scales and d as in device/formats/q6_k.py, in u32.
 // Dispatch: ceil(n / 1024) workgroups (folded); an invocation has 16 elements, sixteen of them a block.
 // Source: github.com/ggml-org/llama.cpp, ggml-quants.c.

@@ -1,10 +1,12 @@
-// The operand b as a Q2_K, Q3_K, TQ1_0 or TQ2_0 weight (nf4.inc.wgsl says what such a file gives): 2 bits of each code of an
-// [out, in] matrix, 16 in a u32 from the lowest on. Rows are multiples of 256 elements. What scales the codes:
-//   SCALES 0 (Q2_K)   a byte of each 16, 4 in a u32: scale (low 4 bits) and minimum; the float16 d (low) and dmin of each 256.
+// The operand b as a Q2_K, Q3_K, TQ1_0 or TQ2_0 weight (nf4.inc.wgsl says what such a file gives): 2 bits of each code
+// of an [out, in] matrix, 16 in a u32 from the lowest on. Rows are multiples of 256 elements. What scales the codes:
+//   SCALES 0 (Q2_K)   a byte of each 16, 4 in a u32: scale (low 4 bits) and minimum; the float16 d (low) and dmin of
+//   each 256.
 //                     An element is d scale code - dmin minimum
-//   SCALES 1 (Q3_K)   a third bit of each code, 32 in a u32; three u32 of each 256: 4 bits each, the low ones of the scales of
-//                     eight groups of 16, of the others, 2 bits each, the high ones of all; a float16 d of each 256, 2 in a u32.
-//                     An element is d (scale - 32) (code - 4)
+//   SCALES 1 (Q3_K)   a third bit of each code, 32 in a u32; three u32 of each 256: 4 bits each, the low ones of the
+//   scales of
+//                     eight groups of 16, of the others, 2 bits each, the high ones of all; a float16 d of each 256, 2
+//                     in a u32. An element is d (scale - 32) (code - 4)
 //   SCALES 2 (TQ)     a float16 d of each 256, 2 in a u32. An element is d (code - 1)
 // Products are exact in float32: a fused multiply-add gives the same bits.
 // Sources: ggml's dequantize_row_q2_K, dequantize_row_q3_K and dequantize_row_tq2_0 (github.com/ggml-org/llama.cpp).

@@ -9,11 +9,11 @@ from wgrad.device.memory import Array
 from wgrad.wgsl.formats.quantize import decode, decode_in_blocks
 from wgrad.wgsl.runtime.runtime import Runtime
 
-Form = tuple[np.dtype, bool]  # dtype, and whether values lie in blocks (`decode_in_blocks`)
+Form = tuple[np.dtype, bool]  # dtype, and whether values are in blocks (`decode_in_blocks`)
 
 
 def dequantised(device: Runtime, weight: FrozenWeight, form: Form) -> Array:
-    """Return the weight's values in a form: those that are kept or in the cache, or decoded now."""
+    """Return the weight's values in a form: kept, from the cache, or decoded now."""
 
     def decoded() -> Array:
         dtype, in_blocks = form

@@ -16,7 +16,8 @@ struct Params {
 #endif
 #if HAS_RESIDUAL
 #if RESIDUAL_AHEAD
-// Only read: but where an array is bound for that alone NVIDIA's compiler moves its loads behind barriers, to their use.
+// Only read: but where an array is bound for that alone NVIDIA's compiler moves its loads behind barriers, to their
+// use.
 @group(0) @binding(5) var<storage, read_write> residual: array<R_T>;
 #else
 @group(0) @binding(5) var<storage, read> residual: array<R_T>;
@@ -65,9 +66,9 @@ fn prepare_$x(lid: u32) {}
 #endpart
 
 #part matrix_dense x binding kind
-// Part of gemm_matrix.wgsl: the operand $x of f32, f16 or bf16 ($kind 0, 1, 2), in units of 8 elements as they lie, to be
-// rounded to f16. What it gives is what a weight format gives (nf4.inc.wgsl). 16 bits are read 16 bytes at a time, as words: two
-// reads of vec4<f16> stay two, because each has its own bounds.
+// Part of gemm_matrix.wgsl: the operand $x of f32, f16 or bf16 ($kind 0, 1, 2), in units of 8 elements as they lie, to
+// be rounded to f16. What it gives is what a weight format gives (nf4.inc.wgsl). 16 bits are read 16 bytes at a time,
+// as words: two reads of vec4<f16> stay two, because each has its own bounds.
 #if $kind == 0
 alias Four_$x = vec4<f32>;
 @group(0) @binding($binding) var<storage, read> $x: array<Four_$x>;
@@ -100,13 +101,13 @@ fn prepare_$x(lid: u32) {}
 #endpart
 
 #part matrix_pieces
-// Part of gemm_matrix.wgsl and gemm_matrix_skinny.wgsl: what stands in workgroup memory for cooperative matrices, and float32
-// as two pieces of f16.
+// Part of gemm_matrix.wgsl and gemm_matrix_skinny.wgsl: what stands in workgroup memory for cooperative matrices, and
+// float32 as two pieces of f16.
 
 #include "common.inc.wgsl" eight
 
-// What f16 holds of x; the other piece is x minus that. Without the barrier f32(f16(x)) is taken for x (seen on NVIDIA), and
-// nothing would be left out.
+// What f16 holds of x; the other piece is x minus that. Without the barrier f32(f16(x)) is taken for x (seen on
+// NVIDIA), and nothing would be left out.
 fn held(x: vec4<f32>) -> vec4<f32> {
   return vec4<f32>(unpack2x16float(optimisation_barrier(pack2x16float(x.xy))),
                    unpack2x16float(optimisation_barrier(pack2x16float(x.zw))));
@@ -114,8 +115,9 @@ fn held(x: vec4<f32>) -> vec4<f32> {
 #endpart
 
 #part mine_in_blocks
-// Part of gemm_matrix.wgsl: as the part mine, of B in blocks (quantize_decode.wgsl), of which 32 invocations side by side read one:
-// eights that are one below another are stored together, and lie in different banks: a row is an odd number of eights long.
+// Part of gemm_matrix.wgsl: as the part mine, of B in blocks (quantize_decode.wgsl), of which 32 invocations side by
+// side read one: eights that are one below another are stored together, and lie in different banks: a row is an odd
+// number of eights long.
 #unroll i LOADS_B
   let b_block_$i = (lid + $iu * THREADS) / 32u;
   let b_eight_$i = (lid + $iu * THREADS) % 32u;
@@ -130,8 +132,8 @@ fn held(x: vec4<f32>) -> vec4<f32> {
 #endpart
 
 #part place x eights ld inside
-// Part of the part stage of gemm_matrix.wgsl: unit $i of the operand $x, which is in $from_$x_$i and has $eights times 8 elements. $inside: its
-// place along K, as select takes it.
+// Part of the part stage of gemm_matrix.wgsl: unit $i of the operand $x, which is in $from_$x_$i and has $eights times
+// 8 elements. $inside: its place along K, as select takes it.
   {
     let unit = ready_$x($from_$x_$i);
 #if K_EDGE
@@ -174,8 +176,8 @@ fn place(i: u32, r: u32) -> u32 {
 #endpart
 
 #part skinny_range
-// Part of gemm_skinny.wgsl and gemm_matrix_skinny.wgsl: the reduction of a workgroup whose first row or column of X is first_x,
-// and where the ranks that it takes begin in S and in a row of C.
+// Part of gemm_skinny.wgsl and gemm_matrix_skinny.wgsl: the reduction of a workgroup whose first row or column of X is
+// first_x, and where the ranks that it takes begin in S and in a row of C.
 #if ALONG_ROWS
   let k_first = 0u;
   let k_last = p.rows;
@@ -200,8 +202,8 @@ fn place(i: u32, r: u32) -> u32 {
 #endpart
 
 #part lowrank
-// Part of gemm.wgsl and gemm_int8.wgsl: one tile of the LoRA term into workgroup memory, ranks s0 to s0 + TILE_K. alpha scales
-// the sum at the end, so it is taken out here.
+// Part of gemm.wgsl and gemm_int8.wgsl: one tile of the LoRA term into workgroup memory, ranks s0 to s0 + TILE_K. alpha
+// scales the sum at the end, so it is taken out here.
 fn load_lowrank(s0: u32, m0: u32, n0: u32, lid: u32) {
   for (var at = lid; at < TILE_M * TILE_K; at += THREADS) {
     let row = at / TILE_K;
@@ -228,8 +230,8 @@ fn load_lowrank(s0: u32, m0: u32, n0: u32, lid: u32) {
 #endpart
 
 #part multiply floats
-// Part of gemm.wgsl and gemm_int8.wgsl: what stands in a_tile and b_tile, multiplied and added to the sums. $floats: what
-// makes vec4<f32> of it, if it is something else.
+// Part of gemm.wgsl and gemm_int8.wgsl: what stands in a_tile and b_tile, multiplied and added to the sums. $floats:
+// what makes vec4<f32> of it, if it is something else.
 #unroll k TILE_K
   {
 #unroll i TM4
@@ -250,8 +252,9 @@ fn load_lowrank(s0: u32, m0: u32, n0: u32, lid: u32) {
 #endpart
 
 #part experts
-// Part of gemm.wgsl, gemm_matrix.wgsl and gemv.wgsl: a row of A; and, of a GEMM of experts, start [experts + 1], the first row of each expert, and the end; with GATHER row s of A
-// is that of token order[s] / chosen. There is no LoRA term, and these stand in the places of its parameters.
+// Part of gemm.wgsl, gemm_matrix.wgsl and gemv.wgsl: a row of A; and, of a GEMM of experts, start [experts + 1], the
+// first row of each expert, and the end; with GATHER row s of A is that of token order[s] / chosen. There is no LoRA
+// term, and these stand in the places of its parameters.
 #if GATHER
 @group(0) @binding(6) var<storage, read> order: array<i32>;
 fn row_of_a(row: u32) -> u32 { return u32(order[row]) / chosen(); }
@@ -266,15 +269,16 @@ fn chosen() -> u32 { return p.ld_u; }
 #endpart
 
 #part narrow from to
-// Part of the part range: the half of these experts, the first and the one behind the last, that has the one of the tile.
+// Part of the part range: the half of these experts, the first and the one behind the last, that has the one of the
+// tile.
   let middle_$to = (within_$from.x + within_$from.y) / 2u;
   let is_behind_$to = u32(start[middle_$to]) / TILE_M + middle_$to <= tile;
   let within_$to = select(vec2<u32>(within_$from.x, middle_$to), vec2<u32>(middle_$to, within_$from.y), is_behind_$to);
 #endpart
 
 #part range
-// Part of gemm.wgsl, gemm_matrix.wgsl and gemv.wgsl: what of K the workgroup multiplies, and where its operands and results begin and
-// its rows end.
+// Part of gemm.wgsl, gemm_matrix.wgsl and gemv.wgsl: what of K the workgroup multiplies, and where its operands and
+// results begin and its rows end.
 #if EXPERTS
   let n0 = (p.first_x + wg.x) * TILE_N;
   // Nobody knows how many rows an expert has when this is launched. Tile t is of the last expert e with
@@ -333,7 +337,8 @@ fn chosen() -> u32 { return p.ld_u; }
 #endpart
 
 #part store
-// Part of gemm.wgsl and gemm_matrix.wgsl: four sums of a row into C, with alpha, bias and residual; partial sums as they are.
+// Part of gemm.wgsl and gemm_matrix.wgsl: four sums of a row into C, with alpha, bias and residual; partial sums as
+// they are.
 #if HAS_BIAS
 fn bias4(at: u32) -> vec4<f32> { return vec4<f32>(bias[at], bias[at + 1u], bias[at + 2u], bias[at + 3u]); }
 #endif

@@ -35,9 +35,9 @@ def matmul(
     tile: AnyTile | None = None,
     splits: int | None = None,
 ) -> None:
-    """end.out = op(a) op(b) of whole arrays, and what `end` adds. A large array b is taken in row windows.
+    """end.out = op(a) op(b) and the epilogue `end`. An array b larger than one binding is bound in row windows.
 
-    in_blocks: as of `Gemm`; b fits one binding.
+    in_blocks: as in `Gemm`; b fits one binding.
     """
     batch = a.shape[0] if len(a.shape) == 3 else 1
     m, k = (a.shape[-1], a.shape[-2]) if trans_a else (a.shape[-2], a.shape[-1])
@@ -61,7 +61,7 @@ def multiply(
     tile: AnyTile | None = None,
     splits: int | None = None,
 ) -> None:
-    """Plan a GEMM of one binding and launch it. tile, splits: as of `plan`."""
+    """Plan and launch a GEMM whose arrays fit one binding each. tile, splits: as in `plan`."""
     plain = end.is_plain and gemm.batch == 1 and not gemm.lda and isinstance(b, Array) and not gemm.in_blocks
     chosen = plan(replace(gemm, plain=True) if plain else gemm, Limits.of(device), tile, splits)
     assert chosen.shader != "gemm_int8" and not chosen.dequantised, "linear.py launches these"
@@ -70,8 +70,11 @@ def multiply(
 
 @dataclass(frozen=True)
 class Experts:
-    """Rows of a GEMM of experts (gemm.inc.wgsl): the first one of each, and the end; order: of slots, where rows of A
-    are gathered, of which so many are of one row."""
+    """Rows of a grouped GEMM (gemm.inc.wgsl).
+
+    start: the first row of each expert, and the end. order: the slots of the rows, if rows of A are gathered. chosen:
+    slots per row of A.
+    """
 
     start: Array
     order: Array | None
@@ -127,7 +130,7 @@ def launch(
         if isinstance(plan.tile, MatrixTile):
             constants |= plan.tile.shorter_constants()
         groups = groups[0], m // plan.tile.m + experts.count, 1
-        # As much as there can be: as many full tiles, and one more for each expert that has rows.
+        # The most that there can be: all full tiles, and one more for each expert that has rows.
         work = 2.0 * plan.tile.m * n * k * (m // plan.tile.m + min(m, experts.count))
     sizes = [m, n, k, plan.k_per_split, end.row_stride, end.column, rank]
     params: list[int | float] = [*sizes, *operand.parameters, lda, gemm.a_column, 0]
@@ -166,7 +169,7 @@ def _tile_constants(
 
 
 def _read_constants(plan: Plan, gemm: Gemm, lda: int, end: Epilogue) -> dict[str, Constant]:
-    """How the operands and the LoRA term are read. gemm, lda: of A as it is read, transposed or not."""
+    """How the operands and the LoRA term are read. gemm, lda: after A was transposed, if it was."""
     tile, (_, n, k) = plan.tile, gemm.mnk
     if not isinstance(tile, MatrixTile):
         vectors = {"VEC_A": lda % 4 == 0 and gemm.a_column % 4 == 0, "VEC_B": (k if gemm.trans_b else n) % 4 == 0}
@@ -181,7 +184,7 @@ def _read_constants(plan: Plan, gemm: Gemm, lda: int, end: Epilogue) -> dict[str
 
 
 def _transposed(device: Runtime, a: Array, mk: tuple[int, int], lda: int, column: int) -> Array:
-    """[K, M] float32 of the columns of `a` from `column` on, whose row stride is lda."""
+    """Return [K, M] float32: the columns of `a` from `column` on, whose row stride is lda, as rows."""
     m, k = mk
     out = device.empty((k, m))
     constants: dict[str, Constant] = {"A_KIND": KINDS[a.dtype_name], "VEC_A": False}
@@ -191,7 +194,7 @@ def _transposed(device: Runtime, a: Array, mk: tuple[int, int], lda: int, column
 
 
 def _in_memory_of_its_own(array: Array | None, arrays: list[Array | None]) -> bool:
-    """Return whether no other of the arrays lies in the same block: what WebGPU asks of one that could be written."""
+    """Return whether no other array is in the same block, as WebGPU demands of an array that could be written."""
     blocks = [other.lease.block for other in arrays if other is not None]
     return array is not None and blocks.count(array.lease.block) == 1
 

@@ -1,7 +1,8 @@
-// The product of gemm.wgsl, of dense operands, without workgroup memory: each invocation reads its rows of A and columns of
-// B straight from their arrays, four steps of K at a time, and owns 4 TM4 consecutive rows and 4 TN4 consecutive columns.
-// For devices whose barriers cost more than cached reads (a software driver runs a barrier as a switch between invocations).
-// Operands, result and epilogue are those of gemm.wgsl. Dispatch: x = tiles of N, y = tiles of M workgroups, z = batch.
+// The product of gemm.wgsl, of dense operands, without workgroup memory: each invocation reads its rows of A and
+// columns of B straight from their arrays, four steps of K at a time, and owns 4 TM4 consecutive rows and 4 TN4
+// consecutive columns. For devices whose barriers cost more than cached reads (a software driver runs a barrier as a
+// switch between invocations). Operands, result and epilogue are those of gemm.wgsl. Dispatch: x = tiles of N, y =
+// tiles of M workgroups, z = batch.
 
 #include "gemm.inc.wgsl" bindings
 #include "gemm.inc.wgsl" dense x=a binding=1 kind=A_KIND vec=VEC_A

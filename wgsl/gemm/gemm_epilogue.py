@@ -1,4 +1,4 @@
-"""Epilogues of GEMM: the operations between the sums and the result, and the second pass of one split over K."""
+"""Epilogues of GEMM: the operations between the sums and the result; the second pass of a GEMM split over K."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from wgrad.wgsl.runtime.runtime import Runtime
 class Epilogue:
     """The operations between a GEMM's sums and `out`, whose row stride is `ldc` (0: its columns), from `column` on.
 
-    parts: columns of each weight of a stack, whose terms of `lowrank` these are.
+    parts: columns of each weight of a stack; each has a LoRA term of its own in `lowrank`.
     """
 
     out: Array
@@ -34,7 +34,7 @@ class Epilogue:
 
     @property
     def is_plain(self) -> bool:
-        """Return whether nothing is added but `out` itself, whose rows are whole."""
+        """Return whether at most `out` itself is added, and its rows are whole."""
         return self.bias is None and self.residual is None and self.lowrank is None and not self.ldc
 
     def constants(self, n: int) -> dict[str, Constant]:

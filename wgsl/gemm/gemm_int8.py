@@ -1,9 +1,9 @@
-"""Products of many rows with frozen weights, of both rounded to 8 bits: gemm_int8.wgsl, gemm_int8_pack.wgsl.
+"""GEMM of many rows with a frozen weight, both rounded to 8 bits: gemm_int8.wgsl, gemm_int8_pack.wgsl.
 
-For cards without matrix units: dot products of four elements in one instruction, of which many do two to three times as
-many a second as of multiply-adds in float32. A weight, and what it is multiplied with, is rounded along the dimension
-that the product sums over, 64 elements by one scale, so that a gradient needs no loss scale.
-Source: ggml's products of quantised weights with activations in Q8_1 (github.com/ggml-org/llama.cpp), in blocks of 64.
+For GPUs without tensor cores: one instruction computes a dot product of four elements, and many GPUs do two to three
+times as many of these per second as float32 multiply-adds. Both operands are rounded along the inner dimension, in
+blocks of 64 with one scale, so that a gradient needs no loss scale.
+Source: ggml's matmuls of quantised weights with activations in Q8_1 (github.com/ggml-org/llama.cpp), in blocks of 64.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from wgrad.wgsl.runtime.dispatch_parts import launch_tiles
 from wgrad.wgsl.runtime.runtime import Runtime
 
 BLOCK = 64  # elements of one scale, as the shaders have it
-LEAST_ROWS = 128  # with fewer most of a tile is empty, and rounding a weight takes as long as its product
-TILE = Tile(128, 64, BLOCK // 4, 2, 1)  # counts words of four elements along K
-_PACKED_TOGETHER, _PACKING_THREADS = 32, 128  # rows or columns of a block that is rounded, and invocations
+LEAST_ROWS = 128  # with fewer, most of a tile is empty, and rounding the weight takes as long as the GEMM
+TILE = Tile(128, 64, BLOCK // 4, 2, 1)  # k in words of four elements
+_PACKED_TOGETHER, _PACKING_THREADS = 32, 128  # rows or columns rounded by a workgroup, and its invocations
 _FEW_TILES, _WANTED_TILES, _LEAST_K = 96, 192, 512  # fewer tiles than these are split over K
 
 
@@ -37,7 +37,7 @@ class Packed:
 
 
 def served(weight: WeightForm, rows: int, max_binding_bytes: int) -> bool:
-    """Not of stacks, which are made where tensor cores are in use, nor where a rounded operand is beyond a binding."""
+    """Return whether it serves a GEMM: not stacks (tensor cores only), nor rounded operands larger than a binding."""
     if rows < LEAST_ROWS or weight.shape[1] % weight.unit or weight.stacked:
         return False
     n, k = (side + BLOCK for side in weight.shape)  # as far as it may be padded
@@ -45,7 +45,7 @@ def served(weight: WeightForm, rows: int, max_binding_bytes: int) -> bool:
 
 
 def splits_of(mnk: tuple[int, int, int]) -> tuple[int, int]:
-    """Splits of K, and K of each."""
+    """Number of splits of K, and the K of each."""
     m, n, k = mnk
     tiles = -(-m // TILE.m) * -(-n // TILE.n)
     splits = 1 if tiles >= _FEW_TILES else max(1, min(round(_WANTED_TILES / tiles), k // _LEAST_K))
@@ -63,7 +63,7 @@ def launch(
     *,
     trans_b: bool,
 ) -> None:
-    """end.out = x Wᵀ (trans_b) or x W, and what `end` adds. splits, k_per_split: of `splits_of`."""
+    """end.out = x Wᵀ (trans_b) or x W, and the epilogue `end`. splits, k_per_split: from `splits_of`."""
     (m, k), n = x.shape, end.out.shape[1]
     a = pack(device, x, TILE.m)
     b = device.dequantized.get(weight, (Packed, trans_b), lambda: pack(device, weight, TILE.n, across=not trans_b))
@@ -97,7 +97,7 @@ def launch(
 
 
 def pack(device: Runtime, s: Array | FrozenWeight, multiple: int, *, across: bool = False) -> Packed:
-    """s [I, K], or [K, I] where `across`, rounded; I is padded to a multiple of `multiple`."""
+    """Round s [I, K], or [K, I] where `across`; I is padded to a multiple of `multiple`."""
     rows, columns = s.shape
     k, i = (rows, columns) if across else (columns, rows)
     blocks, padded = -(-k // BLOCK), -(-i // multiple) * multiple

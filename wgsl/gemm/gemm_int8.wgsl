@@ -1,8 +1,10 @@
-// C = alpha * A Bᵀ (+ U op(V)) + bias + residual (+ C) of operands that gemm_int8_pack.wgsl has rounded to 8 bits: dot products of
-// four elements at a time, integer sums over 64 of K, which by their two scales are added to sums in float32.
+// C = alpha * A Bᵀ (+ U op(V)) + bias + residual (+ C) of operands that gemm_int8_pack.wgsl has rounded to 8 bits: dot
+// products of four elements at a time, integer sums over 64 of K, which by their two scales are added to sums in
+// float32.
 //   a [16 ceil(K / 64), M padded] u32, a_scales [ceil(K / 64), M padded] f32; b and b_scales likewise, of N
 //   all else as in gemm.wgsl, whose tiles these are, with words of four elements for numbers: TILE_K is 16
-// Dispatch: a workgroup for each tile: x = of N, y = of M, z = splits of K where SPLIT (then gemm_reduce.wgsl comes behind it).
+// Dispatch: a workgroup for each tile: x = of N, y = of M, z = splits of K where SPLIT (then gemm_reduce.wgsl comes
+// behind it).
 #include "gemm.inc.wgsl" bindings
 @group(0) @binding(1) var<storage, read> a: array<vec4<u32>>;
 @group(0) @binding(2) var<storage, read> b: array<vec4<u32>>;
@@ -110,8 +112,9 @@ fn kept(x: f32) -> u32 { return bitcast<u32>(x); }
 #endpart
 
 #part multiply
-// Part of gemm_int8.wgsl: what stands in the tiles, multiplied and added to the sums. An integer sum is below 2^21 and begins with
-// the bits of 1.5 * 2^23, so that its own are those of a float that much larger: an addition turns it into one.
+// Part of gemm_int8.wgsl: what stands in the tiles, multiplied and added to the sums. An integer sum is below 2^21 and
+// begins with the bits of 1.5 * 2^23, so that its own are those of a float that much larger: an addition turns it into
+// one.
   {
 #unroll i TM4
 #unroll r 4

@@ -1,8 +1,8 @@
-// A matrix rounded to 8 bits along the dimension that a product sums over (K), by blocks of 64 elements with one scale: the
-// largest of them becomes 127 or -127, the others are rounded to nearest.
+// A matrix rounded to 8 bits along the dimension that a product sums over (K), by blocks of 64 elements with one scale:
+// the largest of them becomes 127 or -127, the others are rounded to nearest.
 //   b [rows, columns]: an array of f32, f16 or bf16 (B_KIND), or a weight of B_FORMAT. ACROSS: K are its rows, else its
-//   columns; the other dimension is I, which is PADDED to whole tiles of the product. What is there beyond its end goes into
-//   no result.
+//   columns; the other dimension is I, which is PADDED to whole tiles of the product. What is there beyond its end goes
+//   into no result.
 //   made_words [16 ceil(K / 64), padded] u32: four along K, the first lowest
 //   made_scales [ceil(K / 64), padded] f32; not finite where one of the block's elements is not
 // Dispatch: a workgroup for each 64 of K by 32 of I: x = columns / BLOCK_COLUMNS, y = rows / BLOCK_ROWS.

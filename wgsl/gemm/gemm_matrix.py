@@ -1,4 +1,4 @@
-"""Products on matrix units (gemm_matrix.wgsl): which of them are served, and by what tile."""
+"""Tiles of GEMM on tensor cores (gemm_matrix.wgsl), and the choice among them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from wgrad.device.memory import Array
 from wgrad.wgsl.formats.formats import WeightForm, widest_unit
 from wgrad.wgsl.runtime.compile import Constant
 
-_LEVELS, _NESTED_SCALES = 4 * 16, 4 * 256  # bytes of tables: of NF4 and MXFP4, of NF4
+_LEVELS, _NESTED_SCALES = 4 * 16, 4 * 256  # bytes of decoding tables: NF4 and MXFP4; NF4 alone
 _PAD = 8  # elements after each row of a tile in workgroup memory
 
 
@@ -20,10 +20,11 @@ _PAD = 8  # elements after each row of a tile in workgroup memory
 class MatrixTile:
     """sg_m x sg_n subgroups, each with sub_m x (groups * sub_j) cooperative matrices of 16 x 16; k deep.
 
-    Sums are written out sub_j matrices at a time: what stands in workgroup memory besides the tiles.
-    ahead: tiles are read two before they are multiplied, for twice the registers. scales_inside: NF4's nested scales
-    are looked up in workgroup memory. shorter: values of sub_m, rising, one or two, of texts for the last rows of an
-    expert.
+    The epilogue passes sub_j matrices per subgroup at a time through workgroup memory, next to the tiles.
+
+    ahead: tiles are loaded two steps before they are multiplied, for twice the registers.
+    scales_inside: NF4's nested scales are looked up in workgroup memory.
+    shorter: one or two smaller values of sub_m, rising, for which the shader has code for the last rows of an expert.
     """
 
     sg_m: int
@@ -50,14 +51,16 @@ class MatrixTile:
         return self.lanes * self.sg_m * self.sg_n
 
     def for_lanes(self, lanes: int, unit: int) -> MatrixTile:
-        """The same tile in subgroups of `lanes`, of which every invocation reads as much as any other: in fewer of them
-        where there would be too many invocations. unit: elements of B that are read at once."""
+        """The same tile in subgroups of `lanes`, in so few that every invocation loads equally much.
+
+        unit: elements of B that are read at once.
+        """
         tile = replace(self, lanes=lanes)
         while tile.m * tile.k % (8 * tile.threads) or tile.n * tile.k % (max(unit, 8) * tile.threads):
             if tile.sg_n % 2 == 0:
                 tile = replace(tile, sg_n=tile.sg_n // 2, groups=2 * tile.groups)
             else:
-                assert tile.sg_m % 2 == 0, "a tile has something for each invocation of a subgroup"
+                assert tile.sg_m % 2 == 0, "a tile has a load for each invocation of a subgroup"
                 tile = replace(tile, sg_m=tile.sg_m // 2, sub_m=2 * tile.sub_m)
         times = tile.sub_m // self.sub_m
         fitting = (times * rows for rows in self.shorter if tile.loads_a * times * rows % tile.sub_m == 0)
@@ -65,17 +68,17 @@ class MatrixTile:
 
     @property
     def loads_a(self) -> int:
-        """Eights of A that an invocation reads of a tile."""
+        """Loads of 8 elements of A per invocation and tile."""
         return self.m * self.k // 8 // self.threads
 
     @property
     def most_workgroup_bytes(self) -> int:
-        """Workgroup memory of the layout that takes most."""
+        """Workgroup memory, of the transpositions that take most."""
         tables = _LEVELS + _NESTED_SCALES * self.scales_inside
         return tables + max(self.workgroup_bytes(ta, tb) for ta in (False, True) for tb in (False, True))
 
     def workgroup_bytes(self, trans_a: bool, trans_b: bool) -> int:
-        """Without tables of the right operand."""
+        """Workgroup memory without decoding tables."""
         a = self.k * (self.m + _PAD) if trans_a else self.m * (self.k + _PAD)
         b = self.n * (self.k + _PAD) if trans_b else self.k * (self.n + _PAD)
         return 2 * (a + b - 2 * _PAD) + 4 * self.sg_m * self.sg_n * 16 * 16 * self.sub_j
@@ -103,7 +106,7 @@ class MatrixTile:
         }
 
     def shorter_constants(self) -> dict[str, Constant]:
-        """Return the constants of the texts for an expert's last rows."""
+        """Return the constants of the code for an expert's last rows."""
         found: dict[str, Constant] = {"SHORTER": len(self.shorter)}
         for number, rows in enumerate(self.shorter, 1):
             found |= {f"SUB_M_{number}": rows, f"LOADS_A_{number}": self.loads_a * rows // self.sub_m}
@@ -112,8 +115,11 @@ class MatrixTile:
     def lowrank_constants(
         self, rank: int, trans_a: bool, trans_b: bool, out: Array, bounds: Sequence[int]
     ) -> dict[str, Constant]:
-        """How the LoRA term is read, and when: it is the first tile where one holds it, that is where its ranks fit and
-        no tile has columns of two parts, whose bounds these are."""
+        """How the LoRA term is read, and when.
+
+        It is the first step of K if its ranks fit one tile and no tile has columns of two parts (bounds: where parts
+        begin).
+        """
         vec_u, vec_v = not trans_a and rank % 4 == 0, not trans_b or rank % 4 == 0
         first = 0 < rank <= self.k and out.dtype != np.float32 and not any(bound % self.n for bound in bounds)
         return {
@@ -126,26 +132,26 @@ class MatrixTile:
         }
 
 
-# Measured on an H200 (bench/bench_gemm.py): 128 x 256 is best wherever it gives work to most of the card, also by long
-# splits of K, as of the gradient of what a head is given.
+# Measured on an H200 (bench/bench_gemm.py): 128 x 256 is best wherever it fills most of the GPU, also by long splits of
+# K, as for the gradient of the output layer's input.
 LARGE = MatrixTile(2, 4, 4, 4, 1, ahead=True)  # 128 x 256
-# Two at once on a compute unit: one stages while the other multiplies (`or_two_at_once`, bench/notes/gemm-blocks.md).
+# Two workgroups per compute unit: one loads while the other multiplies (`or_two_at_once`, bench/notes/gemm-blocks.md).
 TWO_AT_ONCE = MatrixTile(2, 2, 4, 4, 1)  # 128 x 128
-OF_HEADS = MatrixTile(2, 2, 4, 4, 1, ahead=True)  # 128 x 128; rounds what it stages of a head in bfloat16
+OF_HEADS = MatrixTile(2, 2, 4, 4, 1, ahead=True)  # 128 x 128; for an output layer that is rounded as it is loaded
 MEDIUM = MatrixTile(2, 2, 4, 2, 2)  # 128 x 128
-# 16 x 64: decoding several prompts. Three at once on a compute unit, for which NF4's nested scales stay outside: with
-# them inside, and two at once, it takes 1.02 to 1.19 times as long.
+# 16 x 64: decoding several prompts. Without NF4's nested scales in workgroup memory, three workgroups run per compute
+# unit; with them two do, and it takes 1.02 to 1.19 times as long.
 NARROW = MatrixTile(1, 4, 1, 1, 1, 64, ahead=True, scales_inside=False)
 _ENOUGH_LARGE, _WANTED_MEDIUM = 96, 132
 _MANY_LARGE, _HEAD_COLUMNS = 512, 16384  # tiles of LARGE; columns of the narrowest head
 # Least K for so many splits of TWO_AT_ONCE: as many as fill a GPU twice.
 _LEAST_K_OF_SPLITS = {2: 4096, 3: 1536, 4: 4096}
-# Multiprocessors of an H200, and the workgroup memory that all workgroups of one share (bench/notes/tensor-cores.md).
+# Multiprocessors of an H200, and the workgroup memory of one (bench/notes/tensor-cores.md).
 _MULTIPROCESSORS, _SHARED_BYTES = 132, 48 << 10
-# Of more than 16 rows. Every tile of rows decodes a weight anew, and while some subgroups decode others multiply: the
-# tile that holds all rows, and eight subgroups on each of an H200's multiprocessors, of one workgroup or of two. By the
-# elements of the weight that an invocation decodes at once: of NF4 8, of the others 16, of 32 most are slower
-# (bench/notes/rejected-tensor-cores.md).
+# For more than 16 rows with a weight decoded inside, by the elements that an invocation decodes at once: 8 of NF4, 16
+# of the others; 32 is slower for most (bench/notes/rejected-tensor-cores.md). Every tile of rows decodes the weight
+# anew, so the tile that holds all rows is taken. Some subgroups multiply while others decode: eight of them, in one
+# workgroup or two, on each of an H200's multiprocessors.
 WEIGHT_TILES = {
     8: (
         MatrixTile(2, 2, 2, 1, 2, ahead=True),  # 64 x 64
@@ -172,15 +178,18 @@ FEW_ROWS_OF_ARRAYS = MatrixTile(1, 4, 4, 1, 1, 64, ahead=True)  # 64 x 64
 # Tiles side by side from which on several rows of them go along N together; with fewer it costs up to 3 %.
 MANY_COLUMNS = 64
 _MIN_K_PER_SPLIT, _MIN_K_PER_LARGE_SPLIT, _MAX_SPLITS, _MAX_NARROW_SPLITS = 512, 4096, 8, 12
-_MIN_SIDE = 64  # products with fewer columns, or rows of A^T, leave most of a tile empty
-_MIN_ROWS = 8  # fewer are faster in gemv.wgsl, which has products with transposed right operands
+_MIN_SIDE = 64  # with fewer columns, or rows of A^T, most of a tile is empty
+_MIN_ROWS = 8  # fewer are faster in gemv.wgsl, which serves transposed right operands
 
 
 def served(
     operands: Sequence[str], out: str, mnk: tuple[int, int, int], trans_a: bool, trans_b: bool, lda: int
 ) -> bool:
-    """Return whether a GEMM runs on tensor cores: an array or the result is float16, float32 is only rounded where the
-    result is too, and rows start at multiples of 8 elements. operands, out: dtypes of the arrays."""
+    """Return whether a GEMM runs on tensor cores.
+
+    An array or the result must be float16, a float32 array is rounded only if the result is float16, and rows start at
+    multiples of 8 elements. operands, out: dtypes.
+    """
     m, n, k = mnk
     least = _MIN_SIDE if trans_a else _MIN_ROWS if trans_b else 1
     if "float16" not in (*operands, out) or n < _MIN_SIDE or m < least:
@@ -250,9 +259,11 @@ def or_two_at_once(
 
 
 def _wave_splits(tile: MatrixTile, m: int, n: int, k: int) -> int:
-    """With which the workgroups of a tile that is 64 deep need the least time: they run in waves, of which the last is
-    seldom full, which matters little after eight. A split costs besides; with a 12th this gives for NARROW the fastest
-    of all that were measured (bench/notes/tensor-cores.md)."""
+    """The number of splits with which a tile of k = 64 takes the least time, by a model.
+
+    Workgroups run in waves, of which the last is seldom full; after eight waves that matters little. Each split is
+    assumed to cost a 12th more. For NARROW this gives the fastest of all measured (bench/notes/tensor-cores.md).
+    """
     at_once = _MULTIPROCESSORS * max(1, _SHARED_BYTES // (tile.workgroup_bytes(False, True) + _LEVELS))
     tiles = -(-m // tile.m) * -(-n // tile.n)
     most = min(k // _MIN_K_PER_SPLIT, _MAX_NARROW_SPLITS, 8 * at_once // tiles)
@@ -263,7 +274,7 @@ def _wave_splits(tile: MatrixTile, m: int, n: int, k: int) -> int:
 def choose_weight_tile(
     m: int, n: int, k: int, weight: FrozenWeight | WeightForm, workgroup_bytes: int, lanes: int = 32
 ) -> tuple[MatrixTile, int]:
-    """As `choose_tile`, of a product with a weight that is decoded in it."""
+    """As `choose_tile`, for a weight that is decoded inside the GEMM."""
     if m <= NARROW.m:
         return NARROW, _wave_splits(NARROW, m, n, k)
     if lanes <= FEW_ROWS_LANES:
@@ -280,8 +291,10 @@ def choose_weight_tile(
 
 
 def unit_of(weight: FrozenWeight | WeightForm, m: int, lanes: int = 32, tile: MatrixTile | None = None) -> int:
-    """Elements of the weight that an invocation decodes at once in a product of m rows. Of subgroups of 64 there are
-    twice the invocations for a tile. tile: one of another table than WEIGHT_TILES."""
+    """Elements of the weight that an invocation decodes at once in a GEMM of m rows.
+
+    With subgroups of 64 a tile has twice the invocations. tile: one of another table than WEIGHT_TILES.
+    """
     if m <= NARROW.m or tile in FEW_ROWS_TILES:
         return widest_unit(weight, 32)
     return widest_unit(weight, 8 if weight.format == "nf4" or lanes > 32 else 16)

@@ -1,13 +1,14 @@
 // C = alpha * op(A) op(B) (+ U op(V)) + bias + residual (+ C) on matrix units: f16 operands, f32 sums.
 //
-// Operands, result, epilogue and dispatch are those of gemm.wgsl; what differs is the unit that multiplies. A subgroup of LANES
-// invocations owns SUB_M x 16 rows and SUB_G x SUB_J x 16 columns of C as cooperative matrices of 16 x 16; a workgroup is
-// SG_M x SG_N subgroups. Tiles of A and B stand in workgroup memory as they lie in their arrays (rows padded by 16 bytes, so
-// that rows start in different banks), as f16: f32 and bf16 operands and decoded NF4 weights are rounded on their way in.
-// IN_BLOCKS: B, f16, stands in blocks of 16 x 16 as quantize_decode.wgsl writes them, so that 32 invocations read four whole lines
-// of 128 bytes; its sides are multiples of 16.
-// The next tile, or with AHEAD the one after it, is fetched into registers while this one is multiplied. Sums leave through
-// workgroup memory, where each subgroup has a strip of 16 rows, because what a cooperative matrix holds cannot be indexed.
+// Operands, result, epilogue and dispatch are those of gemm.wgsl; what differs is the unit that multiplies. A subgroup
+// of LANES invocations owns SUB_M x 16 rows and SUB_G x SUB_J x 16 columns of C as cooperative matrices of 16 x 16; a
+// workgroup is SG_M x SG_N subgroups. Tiles of A and B stand in workgroup memory as they lie in their arrays (rows
+// padded by 16 bytes, so that rows start in different banks), as f16: f32 and bf16 operands and decoded NF4 weights are
+// rounded on their way in. IN_BLOCKS: B, f16, stands in blocks of 16 x 16 as quantize_decode.wgsl writes them, so that
+// 32 invocations read four whole lines of 128 bytes; its sides are multiples of 16.
+// The next tile, or with AHEAD the one after it, is fetched into registers while this one is multiplied. Sums leave
+// through workgroup memory, where each subgroup has a strip of 16 rows, because what a cooperative matrix holds cannot
+// be indexed.
 // Wants: the contiguous dimension of A and of B, and N, a multiple of 8; subgroups of LANES.
 // Source: the tiling of NVIDIA's CUTLASS (github.com/NVIDIA/cutlass, "Efficient GEMM in CUDA").
 enable f16;
@@ -55,9 +56,9 @@ fn inside_k(at: u32, width: u32) -> u32 {
 #endif
 }
 
-// Row and column, in units, of what an invocation carries of a tile: place `at` of a tile whose rows have `width` units of
-// `eights` times 8 elements. Eight invocations side by side store 16 bytes each, in different banks: a row is one eight longer
-// than a multiple of four, so they take eight eights of one row, or of several that lie as many apart.
+// Row and column, in units, of what an invocation carries of a tile: place `at` of a tile whose rows have `width` units
+// of `eights` times 8 elements. Eight invocations side by side store 16 bytes each, in different banks: a row is one
+// eight longer than a multiple of four, so they take eight eights of one row, or of several that lie as many apart.
 fn place_of(at: u32, width: u32, eights: u32) -> vec2<u32> {
   let side = 8u / eights;  // units of a row that are stored together
   if (width < side) {
@@ -154,8 +155,9 @@ fn residual_near(row: u32, col: u32, base: u32) -> vec4<f32> {
   let first = 1u;
 #endif
 #if AHEAD
-  // While a tile is multiplied the next is in registers and the one after it on its way there. The last is staged behind the
-  // loop: were what the loop has read used in its next pass alone, NVIDIA's compiler would read it there (bench/notes/rejected-tensor-cores.md).
+  // While a tile is multiplied the next is in registers and the one after it on its way there. The last is staged
+  // behind the loop: were what the loop has read used in its next pass alone, NVIDIA's compiler would read it there
+  // (bench/notes/rejected-tensor-cores.md).
 #unroll i LOADS_A$share
   var ahead_a_$i: Unit_a;
 #end
@@ -256,7 +258,8 @@ fn residual_near(row: u32, col: u32, base: u32) -> vec4<f32> {
 #endpart
 
 #part mine x loads cols unit
-// Part of gemm_matrix.wgsl: what of a tile of $x the invocation carries, $loads units of $unit elements: their rows and columns.
+// Part of gemm_matrix.wgsl: what of a tile of $x the invocation carries, $loads units of $unit elements: their rows and
+// columns.
 #unroll i $loads
   let $x_place_$i = place_of(lid + $iu * THREADS, $cols / $unit, $unit / 8u);
   let $x_row_$i = $x_place_$i.x;
@@ -265,8 +268,8 @@ fn residual_near(row: u32, col: u32, base: u32) -> vec4<f32> {
 #endpart
 
 #part lowrank_stage share
-// Part of gemm_matrix.wgsl: ranks s0 to s0 + TILE_K of a part of the LoRA term into workgroup memory, one piece of them.
-// Everything is read before anything is written, so that all reads are under way together.
+// Part of gemm_matrix.wgsl: ranks s0 to s0 + TILE_K of a part of the LoRA term into workgroup memory, one piece of
+// them. Everything is read before anything is written, so that all reads are under way together.
 #unroll i LOADS_A$share
         let u_place_$i = place_of(lid + $iu * THREADS, A_COLS / 8u, 1u);
 #if TRANS_A
@@ -302,9 +305,9 @@ fn residual_near(row: u32, col: u32, base: u32) -> vec4<f32> {
 #endpart
 
 #part fetch share
-// Part of gemm_matrix.wgsl: one tile of A and B, from row or column k0 of K on, into registers. Without a branch, so that all
-// loads are under way together: what lies beyond an edge is read from the edge (beyond the edges of C it is never stored;
-// beyond the end of K it is replaced by zero when it is staged), and nothing waits for what it has read.
+// Part of gemm_matrix.wgsl: one tile of A and B, from row or column k0 of K on, into registers. Without a branch, so
+// that all loads are under way together: what lies beyond an edge is read from the edge (beyond the edges of C it is
+// never stored; beyond the end of K it is replaced by zero when it is staged), and nothing waits for what it has read.
 #unroll i LOADS_A$share
 #if TRANS_A
   let a_from_$i = a_base + inside_k(k0 + a_row_$i, 1u) * p.lda + p.a_col + min(m0 + a_col_$i, p.m - 8u);

@@ -1,4 +1,4 @@
-"""Products with a side of a LoRA's rank (gemm_skinny.py) on matrix units: which are served; their launch."""
+"""GEMM with a side of a LoRA's rank (gemm_skinny.py) on tensor cores: tiles, their choice, and the launch."""
 
 from __future__ import annotations
 
@@ -14,8 +14,11 @@ from wgrad.wgsl.runtime.runtime import Runtime
 
 @dataclass(frozen=True)
 class SkinnyTile:
-    """Tile of a workgroup: `subgroups`, of which `groups` stand side by side along X, each with `across` cooperative
-    matrices of it; the others share the steps of a block of `depth`. ahead: blocks that are read ahead."""
+    """A workgroup's tile.
+
+    Of its `subgroups`, `groups` are side by side along X, each with `across` cooperative matrices. The others share the
+    steps of a block of `depth`. ahead: blocks that are loaded in advance.
+    """
 
     subgroups: int
     groups: int
@@ -25,7 +28,7 @@ class SkinnyTile:
     lanes: int = field(default=32, compare=False)  # of a subgroup
 
     def for_lanes(self, lanes: int) -> SkinnyTile:
-        """The same tile in subgroups of `lanes`: fewer of them, where not every invocation had something of a block."""
+        """The same tile in subgroups of `lanes`, in so few that every invocation has a load of a block."""
         tile = replace(self, lanes=lanes)
         while tile.side * tile.depth % (8 * lanes * tile.subgroups):
             tile = replace(tile, subgroups=tile.subgroups // 2)
@@ -65,9 +68,9 @@ class SkinnyTile:
 _NARROW, _WIDE = SkinnyTile(8, 2, 2, 64, 2), SkinnyTile(8, 4, 2, 64, 2)  # for one cooperative matrix of ranks, for more
 _WANTED = {_NARROW: 256, _WIDE: 128}  # workgroups; the reduction is split until there are about as many
 _MOST_SPLITS = 16
-# Numbers of X times cooperative matrices of ranks from which a second launch, of the shares' sums, is worth its time.
+# Elements of X times fragments of the rank from which a second launch, which adds the shares, pays.
 _MUCH = 1 << 23
-# Without splits: a few rows or columns a workgroup, and as much of the reduction at a time as there is room for.
+# Without splits: few rows or columns per workgroup, and as deep a block as fits.
 _WHOLE = (SkinnyTile(16, 1, 1, 256, 1), SkinnyTile(8, 1, 1, 256, 1), SkinnyTile(8, 1, 1, 128, 1))
 _WHOLE_WIDE = (SkinnyTile(8, 1, 2, 128, 2),)
 _ENOUGH = 160  # workgroups of _WHOLE, from which on those of _WHOLE_WIDE are taken
@@ -76,8 +79,11 @@ _SMALL = (SkinnyTile(4, 2, 2, 64, 2), SkinnyTile(4, 1, 1, 64, 1), SkinnyTile(2, 
 
 
 def choose_tile(product: Skinny, workgroup_bytes: int, lanes: int = 32) -> SkinnyTile | None:
-    """None where matrix units do not serve the product: X is float16, its sides are multiples of 16, and a tile for its
-    rank fits. What a workgroup takes along the columns of a stack is of one part."""
+    """Choose the tile, or None where tensor cores do not serve the GEMM.
+
+    They serve X in float16 with sides that are multiples of 16, if a tile for the rank fits. A workgroup's columns of a
+    stack belong to one part.
+    """
     rows, columns = product.x_shape
     if product.x_dtype != "float16" or rows % 16 or columns % 16:
         return None
@@ -115,8 +121,10 @@ def _fragments(rank: int) -> int:
 
 
 def splits_of(product: Skinny, tile: SkinnyTile) -> tuple[int, int]:
-    """Shares of the reduction, a power of two of the longest part's, and how long they are. The launch of a slice of
-    the ranks is not split: its sums would lie between those of others."""
+    """Number of shares of the reduction (a power of two for the longest part), and their length.
+
+    The launch of a slice of the ranks is not split: its sums would lie between those of others.
+    """
     rows, columns = product.x_shape
     whole = rows if product.along_rows else columns
     longest = max(product.parts) if product.parts and not product.along_rows else whole
@@ -127,7 +135,7 @@ def splits_of(product: Skinny, tile: SkinnyTile) -> tuple[int, int]:
 
 
 def groups(product: Skinny, tile: SkinnyTile, splits: int) -> tuple[int, int, int]:
-    """Workgroups along the side of X that is not the reduction, of each part, of each share."""
+    """Workgroups along the side of X that is not reduced, along the parts, and along the shares."""
     return -(-_side(product) // tile.side), product.parts_along_y, splits
 
 

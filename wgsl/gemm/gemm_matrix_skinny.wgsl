@@ -1,17 +1,20 @@
-// Products with a side of a LoRA's rank, on matrix units: X f16 [rows, columns], S f32 of that rank, sums and result f32.
+// Products with a side of a LoRA's rank, on matrix units: X f16 [rows, columns], S f32 of that rank, sums and result
+// f32.
 //
 //   ALONG_ROWS false: C[rows, rank] = alpha * X S,    the reduction along X's columns  (x A^T, dy B)
-//   ALONG_ROWS true:  C[rank, columns] = alpha * S X, the reduction along X's rows     (du^T x, dy^T u; + C where ACCUMULATE)
+//   ALONG_ROWS true:  C[rank, columns] = alpha * S X, the reduction along X's rows     (du^T x, dy^T u; + C where
+//   ACCUMULATE)
 //
-// Ranks of a stack of weights (PARTS) and first_rank are as in gemm_skinny.wgsl. S is read as [reduction, rank] (RANK_INNER)
-// or [rank, reduction]; C is written transposed where C_TRANS. S goes as f16 in two pieces, what f16 holds of it and what it
-// leaves out, so that nothing of it is lost beside float32.
+// Ranks of a stack of weights (PARTS) and first_rank are as in gemm_skinny.wgsl. S is read as [reduction, rank]
+// (RANK_INNER) or [rank, reduction]; C is written transposed where C_TRANS. S goes as f16 in two pieces, what f16 holds
+// of it and what it leaves out, so that nothing of it is lost beside float32.
 //
-// Dispatch: rows, or columns where ALONG_ROWS, / TILE workgroups; y = parts; z = shares of the reduction, of k_per_split each,
-// whose sums are left in C [shares, split_size] for gemm_reduce.wgsl (SPLIT).
-// A workgroup of SGS subgroups of LANES invocations takes TILE rows or columns of X and walks the reduction in blocks of KB; of a
-// block's steps GROUPS subgroups, 16 CF rows or columns each, take one share, the next GROUPS the next, and their sums meet in
-// workgroup memory. While a block is multiplied the next AHEAD blocks are in registers or on their way there.
+// Dispatch: rows, or columns where ALONG_ROWS, / TILE workgroups; y = parts; z = shares of the reduction, of
+// k_per_split each, whose sums are left in C [shares, split_size] for gemm_reduce.wgsl (SPLIT).
+// A workgroup of SGS subgroups of LANES invocations takes TILE rows or columns of X and walks the reduction in blocks
+// of KB; of a block's steps GROUPS subgroups, 16 CF rows or columns each, take one share, the next GROUPS the next, and
+// their sums meet in workgroup memory. While a block is multiplied the next AHEAD blocks are in registers or on their
+// way there.
 // Wants: subgroups of LANES; rows and columns of X multiples of 16; TILE KB a multiple of 8 invocations.
 enable f16;
 enable wgpu_cooperative_matrix;
@@ -30,8 +33,8 @@ enable wgpu_cooperative_matrix;
 
 const THREADS: u32 = $LANESu * SGS;
 const TILE: u32 = 16u * CF * GROUPS;
-// Blocks lie as X and S do, in eights; rows of an odd number of eights start in different banks. A row of the pieces is of one
-// rank, or where ranks lie side by side in S and are read four at a time of one step of the reduction.
+// Blocks lie as X and S do, in eights; rows of an odd number of eights start in different banks. A row of the pieces is
+// of one rank, or where ranks lie side by side in S and are read four at a time of one step of the reduction.
 #if BY_STEPS
 const S_WIDTH: u32 = 2u * RF;
 const S_ROWS: u32 = KB;
@@ -50,7 +53,8 @@ const X_ROWS: u32 = TILE;
 #endif
 const X_LD: u32 = X_WIDTH + 1u;
 
-// The fewer bytes, the more workgroups a compute unit runs at once: with 27 KB instead of 23 an H200 takes 1.7 times as long.
+// The fewer bytes, the more workgroups a compute unit runs at once: with 27 KB instead of 23 an H200 takes 1.7 times as
+// long.
 var<workgroup> pieces: array<Eight, 2u * PIECES>;
 var<workgroup> block: array<Eight, X_ROWS * X_LD>;
 var<workgroup> strips: array<vec4<f32>, SGS * 16u * 4u>;
@@ -101,8 +105,8 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(local_invocation_index) l
 #include keep
   }
 #end
-  // The last round is staged behind the loop: were what the loop has read used in its next pass alone, NVIDIA's compiler would
-  // read it there (bench/notes/rejected-tensor-cores.md).
+  // The last round is staged behind the loop: were what the loop has read used in its next pass alone, NVIDIA's
+  // compiler would read it there (bench/notes/rejected-tensor-cores.md).
   for (var n = 1u; n < rounds; n++) {
 #unroll a AHEAD
     {
@@ -192,8 +196,8 @@ fn four_s(r: u32, k: u32, k_last: u32, first_s: u32) -> vec4<f32> {
 #endpart
 
 #part fetch
-// Part of gemm_matrix_skinny.wgsl: the block of X and S from k0 on, into registers, without a branch, so that all reads are under
-// way together. Beyond the end the last of X is read again, and multiplied by zeros.
+// Part of gemm_matrix_skinny.wgsl: the block of X and S from k0 on, into registers, without a branch, so that all reads
+// are under way together. Beyond the end the last of X is read again, and multiplied by zeros.
 #unroll e X_LOADS
     let x_e_$e = lid + THREADS * $eu;
 #if ALONG_ROWS

@@ -1,4 +1,4 @@
-"""Products with a side of a LoRA's rank: which they are, and their one launch, of gemm_skinny.wgsl."""
+"""GEMM with a side of a LoRA's rank: recognition, and the launch of gemm_skinny.wgsl."""
 
 from __future__ import annotations
 
@@ -12,18 +12,20 @@ from wgrad.wgsl.runtime.runtime import Runtime
 MOST_RANK = 64
 _SIDE = 16  # rows or columns of X that a workgroup takes
 _THREADS = 256
-# Of the reduction that a workgroup takes at a time, by how much of its memory that is.
+# How deep a block of the reduction a workgroup stages: the deepest that fits so many bytes.
 _DEPTHS = (128, 64, 32)
 _WORKGROUP_BYTES = 24_576
 
 
 @dataclass(frozen=True)
 class Skinny:
-    """A GEMM of X with S, by all that the choice of a kernel depends on.
+    """A GEMM of the large X with the small float32 S, by all that the choice of a kernel depends on.
 
-    x_shape, x_dtype: of X, the large operand. s_columns: of S, the float32 one, whose rows run along the rank where
-    `rank_inner`. along_rows: the reduction runs along the rows of X; then the result is written transposed where
-    `transposed`. parts: columns of X of each weight of a stack. Of a part's `part_rank` ranks those from first_rank on.
+    x_shape, x_dtype: of X.
+    s_columns: of S, whose rows run along the rank where `rank_inner`.
+    along_rows: the reduction runs along the rows of X; then the result is written transposed where `transposed`.
+    parts: columns of X of each weight of a stack.
+    part_rank, first_rank: of the ranks of a part, those from first_rank on are computed.
     """
 
     x_shape: tuple[int, ...]
@@ -39,7 +41,7 @@ class Skinny:
 
     @property
     def parts_along_y(self) -> int:
-        """Where the reduction runs along the columns of x, each part has workgroups of its own."""
+        """Parts with workgroups of their own: all, if the reduction runs along the columns of X."""
         return 1 if self.along_rows else max(1, len(self.parts))
 
     def parameters(self, out: Array, alpha: float, k_per_split: int = 0) -> list[int | float]:
@@ -59,8 +61,7 @@ class Skinny:
 
 
 def find(mnk: tuple[int, int, int], a: str, b: str, out: str, trans_a: bool, trans_b: bool) -> Skinny | None:
-    """Return the kind of skinny GEMM that op(A) op(B) is, or None. a, b, out: dtypes. X is A where `transposed`, else
-    B."""
+    """Return op(A) op(B) as a skinny GEMM, or None. X is A where `transposed`, else B. a, b, out: dtypes."""
     m, n, k = mnk
     if out != "float32":
         return None
@@ -98,5 +99,5 @@ def launch(device: Runtime, product: Skinny, x: Array, s: Array, out: Array, alp
 
 
 def _workgroup_bytes(depth: int, rank4: int, slices: int) -> int:
-    """Workgroup memory of the tiles of X and S in the layout that takes more, and of the sums."""
+    """Workgroup memory of the tiles of X and S, in the layout that takes more, and of the sums."""
     return 16 * ((_SIDE + 4 * rank4) * (depth // 4 + 1) + 4 * rank4 * slices)

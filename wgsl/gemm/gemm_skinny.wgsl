@@ -1,18 +1,20 @@
-// Products with a side of a LoRA's rank in one pass, on plain multiply-adds: X [rows, columns] f32 or f16 (X_KIND), S f32 of
-// that rank, sums and result f32. What they compute is what gemm_matrix_skinny.wgsl computes:
+// Products with a side of a LoRA's rank in one pass, on plain multiply-adds: X [rows, columns] f32 or f16 (X_KIND), S
+// f32 of that rank, sums and result f32. What they compute is what gemm_matrix_skinny.wgsl computes:
 //
 //   ALONG_ROWS false: C[rows, rank] = alpha * X S,    the reduction along X's columns  (x A^T, dy B)
-//   ALONG_ROWS true:  C[rank, columns] = alpha * S X, the reduction along X's rows     (du^T x, dy^T u; + C where ACCUMULATE)
+//   ALONG_ROWS true:  C[rank, columns] = alpha * S X, the reduction along X's rows     (du^T x, dy^T u; + C where
+//   ACCUMULATE)
 //
 // S is read as [reduction, rank] (RANK_INNER) or [rank, reduction]; C is written transposed where C_TRANS.
-// A product split over K, as gemm.wgsl does these, needs a second launch and leaves its parts in memory. Here the invocations
-// of a workgroup deal the reduction out, DEPTH at a time, and their sums meet in workgroup memory, in a fixed order.
+// A product split over K, as gemm.wgsl does these, needs a second launch and leaves its parts in memory. Here the
+// invocations of a workgroup deal the reduction out, DEPTH at a time, and their sums meet in workgroup memory, in a
+// fixed order.
 //
-// Dispatch: ALONG_ROWS false: rows / 16 workgroups, y = parts; true: columns / 16. An invocation owns 4 x 4 results and, of each DEPTH, one of
-// SLICES shares. Wants: columns of X a multiple of 4.
-// Of a stack of weights (PARTS: X's columns are theirs side by side, from column_1 on the second's, from column_2 on the third's)
-// X S is that of each part, its ranks side by side in C [rows, ld_c], and S X takes of S [reduction, ld_s] the part's ranks.
-// first_rank: of the ranks of a part, those that this launch makes begin here.
+// Dispatch: ALONG_ROWS false: rows / 16 workgroups, y = parts; true: columns / 16. An invocation owns 4 x 4 results
+// and, of each DEPTH, one of SLICES shares. Wants: columns of X a multiple of 4.
+// Of a stack of weights (PARTS: X's columns are theirs side by side, from column_1 on the second's, from column_2 on
+// the third's) X S is that of each part, its ranks side by side in C [rows, ld_c], and S X takes of S [reduction, ld_s]
+// the part's ranks. first_rank: of the ranks of a part, those that this launch makes begin here.
 #include "gemm.inc.wgsl" skinny_parameters
 #include "common.inc.wgsl" dense x=x binding=1 kind=X_KIND vec=VEC_X
 @group(0) @binding(2) var<storage, read> s: array<f32>;

@@ -9,7 +9,7 @@ from wgrad.wgsl.runtime.compile import Constant
 
 @dataclass(frozen=True)
 class Tile:
-    """A workgroup's tile of the result, and the 4 x 4 blocks (tm4 x tn4) that a thread owns of it."""
+    """A workgroup's m x n tile of the result, k deep; an invocation owns tm4 x tn4 blocks of 4 x 4."""
 
     m: int
     n: int
@@ -26,7 +26,7 @@ class Tile:
         return (self.m + self.n) * self.k * 4 + 64
 
     def has_edges(self, mnk: tuple[int, int, int], unit: int) -> bool:
-        """Return whether a tile reaches beyond M, N or K, or its invocations beyond it. unit: as of `constants`."""
+        """Return whether a tile reaches beyond M, N or K, or loads reach beyond a tile. unit: as in `constants`."""
         loads = (self.m * self.k // 4, self.n * self.k // unit)
         whole = all(size % part == 0 for size, part in zip(mnk, (self.m, self.n, self.k)))
         return not whole or any(count % self.threads for count in loads)
@@ -49,8 +49,8 @@ class Tile:
 # the 135M, 1B and 8B models; 128 x 128 leaves too few workgroups to hide latency
 # (bench/notes/rejected-float32-gemm.md).
 MAIN = Tile(128, 64, 16, 2, 2)
-# For GPUs of few registers (Intel), where Mesa's compiler spills 97 to 233 of 8 x 8 results an invocation, and none of
-# 8 x 4 (bench/notes/anv.md).
+# For GPUs of few registers (Intel): Mesa's compiler spills 97 to 233 registers with 8 x 8 results per invocation, and
+# none with 8 x 4 (bench/notes/anv.md).
 FEW_REGISTERS = Tile(64, 64, 8, 2, 1)
 SMALL = Tile(32, 32, 16, 1, 1)
 TALL_SKINNY = Tile(64, 16, 16, 1, 1)  # LoRA: N = rank
@@ -58,11 +58,11 @@ FLAT_SKINNY = Tile(16, 64, 16, 1, 1)  # LoRA: M = rank; decoding: M = 1
 
 
 def software_tile(m: int, n: int) -> Tile:
-    """On software drivers: no workgroup memory, 16 x 16 results an invocation (fewer reads a multiplication)."""
+    """The tile on software drivers: no workgroup memory, 16 x 16 results per invocation for fewer loads."""
     return Tile(16 if m <= 16 else 128, 16 if n <= 16 else 128, 4, 4, 4)
 
 
-# WebGPU does not tell how many workgroups a card runs at once. A GEMM of fewer tiles than _FEW_TILES is split over K
+# WebGPU does not tell how many workgroups a GPU runs at once. A GEMM of fewer tiles than _FEW_TILES is split over K
 # until there are about _WANTED_GROUPS, which fills the largest cards and costs small ones only the second pass.
 _FEW_TILES, _WANTED_GROUPS, _WANTED_SKINNY_GROUPS = 300, 800, 288
 _MIN_K_PER_SPLIT, _MIN_K_PER_SKINNY_SPLIT = 144, 64

@@ -1,10 +1,11 @@
-// A product of few rows with a weight, bound by reading the weight once: C = alpha * A Bᵀ + U Vᵀ + bias + residual (+ C).
-// Operands, result and epilogue are those of gemm.wgsl with TRANS_B; ROWS = M, or 1 with EXPERTS.
+// A product of few rows with a weight, bound by reading the weight once: C = alpha * A Bᵀ + U Vᵀ + bias + residual (+
+// C). Operands, result and epilogue are those of gemm.wgsl with TRANS_B; ROWS = M, or 1 with EXPERTS.
 //
-// Dispatch: ceil(N / (4 THREADS / LANES)) workgroups (folded); with EXPERTS by M + experts, of one row each. A team of LANES invocations makes four columns of C: each
-// invocation reads every LANES-th unit of four rows of B, so that neighbours read what lies side by side, and multiplies it
-// with all rows of A. The team's sums are added up in a fixed order: with SUBGROUPS by shuffles within as many invocations
-// as are in one subgroup, and over those in workgroup memory; else in workgroup memory alone.
+// Dispatch: ceil(N / (4 THREADS / LANES)) workgroups (folded); with EXPERTS by M + experts, of one row each. A team of
+// LANES invocations makes four columns of C: each invocation reads every LANES-th unit of four rows of B, so that
+// neighbours read what lies side by side, and multiplies it with all rows of A. The team's sums are added up in a fixed
+// order: with SUBGROUPS by shuffles within as many invocations as are in one subgroup, and over those in workgroup
+// memory; else in workgroup memory alone.
 
 #include "gemm.inc.wgsl" bindings
 alias Four = vec4<f32>;

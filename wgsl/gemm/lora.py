@@ -1,4 +1,4 @@
-"""The gradients of LoRA's factors under a stack of weights: gemm_skinny.wgsl, gemm_matrix_skinny.wgsl."""
+"""Gradients of LoRA's factors on a stack of weights: gemm_skinny.wgsl, gemm_matrix_skinny.wgsl."""
 
 from __future__ import annotations
 

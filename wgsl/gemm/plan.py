@@ -1,4 +1,4 @@
-"""Choice of the kernel for a GEMM: decisions from sizes, dtypes, format and limits alone, to be tested by name."""
+"""Choice of the kernel for a GEMM, from sizes, dtypes, format and device limits alone."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ from wgrad.wgsl.gemm.gemv import VectorTile
 if TYPE_CHECKING:
     from wgrad.wgsl.runtime.runtime import Runtime
 
-# Columns of a GEMM, and sides and elements of its left operand, for which that is transposed first: gains 4 to 9 % of
-# the GEMM (H200), takes as long as 50 columns, and 128 MiB at most.
+# Columns of a GEMM, and sides and elements of its left operand, for which that is transposed first: this saves 4 to 9 %
+# of the GEMM's time (H200), takes as long as 50 columns, and at most 128 MiB.
 _TRANSPOSE_COLUMNS, _TRANSPOSE_SIDE, _TRANSPOSE_ELEMENTS = 2048, 256, (1 << 20, 1 << 25)
-# On tensor cores a weight is dequantised once, before its GEMM, where rows are more than these, which two of the
-# tallest tiles hold; with fewer every tile of rows decodes it. With as many, where the GEMM of arrays fills the GPU.
+# On tensor cores, a weight is dequantised once before its GEMM if there are more rows than these, which are two of the
+# tallest tiles. With fewer, every tile of rows decodes it. With exactly as many, it depends on whether the GEMM of
+# arrays fills the GPU.
 _DEQUANTISE_ROWS = 512
 
 AnyTile = Tile | MatrixTile | VectorTile
@@ -138,7 +139,7 @@ class Plan:
 
 
 def plan(gemm: Gemm, limits: Limits, tile: AnyTile | None = None, splits: int | None = None) -> Plan:
-    """Choose the kernel for a GEMM. tile, splits: in place of those that would be chosen, for sweeps and tests."""
+    """Choose the kernel for a GEMM. tile, splits: replace the choice, for sweeps and tests."""
     free = tile is None and splits is None
     if isinstance(gemm.b, WeightForm) and free:
         if limits.int8 and gemm_int8.served(gemm.b, gemm.mnk[0], limits.max_binding_bytes):
@@ -165,17 +166,16 @@ def plan(gemm: Gemm, limits: Limits, tile: AnyTile | None = None, splits: int | 
 
 
 def skinny_tile(skinny: Skinny, limits: Limits) -> SkinnyTile | None:
-    """Choose the tile on tensor cores of a GEMM with a side of a LoRA's rank; None: gemm_matrix_skinny.wgsl does not
-    serve it on this device."""
+    """Choose the tile of gemm_matrix_skinny.wgsl, or None where it does not serve the GEMM on this device."""
     if not limits.tensor_cores:
         return None
     return gemm_matrix_skinny.choose_tile(skinny, limits.workgroup_bytes, limits.lanes)
 
 
 def _dequantised(gemm: Gemm, limits: Limits, weight: WeightForm) -> str:
-    """Dtype to which a weight is dequantised before its GEMM, "" where it is decoded inside."""
+    """Dtype to which a weight is dequantised before its GEMM, or "" where it is decoded inside."""
     if weight.shape[1] % weight.unit or (limits.software and not _few_rows(gemm, limits)):
-        return "float32"  # a row would start inside a unit of codes; or decoding once is cheaper than once a tile
+        return "float32"  # a row would start inside a unit of codes; or decoding once is cheaper than once per tile
     if limits.tensor_cores and 2 * weight.shape[0] * weight.shape[1] <= limits.max_binding_bytes:
         m = gemm.mnk[0]
         large = m > _DEQUANTISE_ROWS
@@ -198,7 +198,7 @@ def on_tensor_cores(gemm: Gemm, limits: Limits) -> bool:
 
 
 def _choose(gemm: Gemm, limits: Limits) -> tuple[AnyTile, int]:
-    """Tile, which stands for a kernel, and splits of K."""
+    """Tile, whose type decides the kernel, and splits of K."""
     (m, n, k), batch, b = gemm.mnk, gemm.batch, gemm.b
     on_cores = on_tensor_cores(gemm, limits)
     if _few_rows(gemm, limits) and not on_cores:
@@ -217,7 +217,7 @@ def _choose(gemm: Gemm, limits: Limits) -> tuple[AnyTile, int]:
 
 
 def _or_two_at_once(gemm: Gemm, limits: Limits, chosen: tuple[MatrixTile, int]) -> tuple[MatrixTile, int]:
-    """As in gemm_matrix.py, where a tile is not forced and two of them fit."""
+    """As `gemm_matrix.or_two_at_once`, unless a tile is forced or two do not fit."""
     if limits.matrix_tile == "two":
         return gemm_matrix.TWO_AT_ONCE, 1
     needed = 2 * gemm_matrix.TWO_AT_ONCE.workgroup_bytes(gemm.trans_a, gemm.trans_b)
@@ -256,8 +256,7 @@ def _with_tile(gemm: Gemm, limits: Limits, tile: AnyTile, splits: int) -> Plan:
 
 
 def _transposes_a(gemm: Gemm, limits: Limits, tile: Tile) -> bool:
-    """Return whether A is transposed before the GEMM: where that takes a small part of what it gains, and little
-    memory."""
+    """Return whether A is transposed before the GEMM: if that saves much more time than it takes, at little memory."""
     (m, n, k), (least, most) = gemm.mnk, _TRANSPOSE_ELEMENTS
     worth = n >= _TRANSPOSE_COLUMNS and min(m, k) >= _TRANSPOSE_SIDE and least <= m * k <= most
     allowed = tile == gemm_tile.MAIN and gemm.batch == 1 and not gemm.trans_a and not limits.software
@@ -265,7 +264,7 @@ def _transposes_a(gemm: Gemm, limits: Limits, tile: Tile) -> bool:
 
 
 def linear_plan(mnk: tuple[int, int, int], dtype: str, weight: str, backward: bool, limits: Limits) -> Plan:
-    """Plan the GEMM of a linear layer, of a dtype or a format of frozen weights: x Wᵀ, or the gradient of x."""
+    """Plan the GEMM of a linear layer: x Wᵀ, or the gradient of x. weight: a dtype or a format of frozen weights."""
     m, n, k = mnk
     form = weight if weight in KINDS else WeightForm(weight, formats()[weight].unit, (n, k))
     sizes = (m, k, n) if backward else mnk

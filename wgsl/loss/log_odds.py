@@ -19,7 +19,7 @@ def log_odds_backward(device: Runtime, dy: Array, x: Array) -> Array:
 
 
 def _log_odds(device: Runtime, x: Array, dy: Array | None) -> Array:
-    """y (without dy), or dx, in x's dtype."""
+    """Return y (without dy), or dx, in the dtype of x."""
     y = device.empty(x.shape, x.dtype)
     vec, arrays = vector_width(x.size), [x, dy, y]
     constants = {"BACKWARD": dy is not None, **element_types(vec, X_T=x, DY_T=x if dy is None else dy)}

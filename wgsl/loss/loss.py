@@ -1,4 +1,4 @@
-"""linear_cross_entropy: head product, loss and both gradients, a chunk of tokens at a time."""
+"""linear_cross_entropy: matmul with the output layer, loss and all gradients, one chunk of tokens at a time."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from wgrad.wgsl.operators import implements
 from wgrad.wgsl.runtime.compile import Constant
 from wgrad.wgsl.runtime.runtime import Runtime
 
-# Logits of one chunk. Larger chunks make better products; this is small beside a model and its activations.
+# Logits of one chunk. Larger chunks make faster matmuls; this is small next to a model and its activations.
 CHUNK_BYTES = 128 << 20
-# Gradients of logits are of -1 to 1: in float16 they are kept this many times as large, so that small ones last.
+# Gradients of logits lie in -1 to 1. In float16 they are multiplied by this, so that small ones are not flushed.
 _HALF_SCALE = 2.0**15
 
 
@@ -42,7 +42,7 @@ def linear_cross_entropy(
     # The last chunk may be shorter: its logits are a view of the same memory.
     memory = device.empty((rows, v))
     grad = need_dx or need_dweight or need_dbias
-    # What matrix units multiply; a bias's gradient is added up as it is. The vector of loss_cross_entropy.wgsl is of 4.
+    # Float16 gradients are for tensor cores; a bias's gradient is summed in float32.
     half = grad and not need_dbias and device.matrix_units and x.dtype == np.float16 and v % 8 == 0 and c % 8 == 0
     grads = device.empty((rows, v), np.float16) if half else memory
     alpha = 1 / _HALF_SCALE if half else 1.0
@@ -74,8 +74,8 @@ def linear_cross_entropy(
 
 
 def _chunk_rows(n: int, most: int) -> int:
-    """Rows of a chunk: about `most` or fewer, as many in each of the chunks. A multiple of 128 rows starts where a
-    binding may start, in float16 too."""
+    """Rows of a chunk: about `most` or fewer, equally many in each, and a multiple of 128, so that a chunk starts where
+    a binding may start, in float16 too."""
     chunks = -(-n // max(128, most // 128 * 128))
     return min(n, -(-n // (128 * chunks)) * 128)
 
@@ -90,7 +90,7 @@ def _loss_and_gradient(
     grad: bool,
     softcap: float,
 ) -> None:
-    """dlogits: float16, or the memory of the logits."""
+    """Write losses, and dlogits: a float16 array, or the memory of the logits."""
     rows, v = logits.shape
     vec, half = v % 4 == 0, dlogits.dtype == np.float16
     switches: dict[str, Constant] = {"GRAD": grad, "HALF": half, **({"SCALE": _HALF_SCALE} if half else {})}
@@ -105,7 +105,7 @@ def _loss_and_gradient(
 
 
 def _times_weight(device: Runtime, dlogits: Array, weight: Array, out: Array, alpha: float) -> None:
-    """out = alpha dlogits weight, the vocabulary in as many pieces as bindings ask for."""
+    """out = alpha dlogits weight, with the vocabulary in pieces that fit one binding."""
     (rows, v), c = dlogits.shape, weight.shape[1]
     for lo, hi in device.row_windows(v, c * weight.dtype.itemsize):
         part = device.view(weight, (hi - lo, c), lo * c)

@@ -23,32 +23,34 @@ from wgrad.wgsl.runtime.compile import Constant
 from wgrad.wgsl.runtime.dispatch_parts import launch_tiles
 from wgrad.wgsl.runtime.runtime import Runtime
 
-# Rows of an expert on average: up to the first, and from the others on, there are other tiles. An expert's last tile is
-# half empty on average, which costs an H100 a third of the rate where there are as many rows as in a tile.
+# Mean rows of an expert at which the choice of tile changes. An expert's last tile is half empty on average: with as
+# many rows as a tile has, that costs an H100 a third of its rate.
 _FEW_ROWS, _MANY_ROWS, _MOST_ROWS = 16, 48, 256
 _FLAT = Tile(64, 128, 16, 2, 2)
-# On tensor cores, with shorter texts for the last tile (bench/notes/experts.md). Not measured, and not used, with a
-# short K, such as a LoRA's.
+# On tensor cores, with code of fewer rows for the last tile (bench/notes/experts.md). Not measured, and not used, with
+# a short K, such as a LoRA's.
 _HIGH_ROWS, _HIGH_ROWS_OF_ARRAYS, _LEAST_K = 96, 64, 128
 _OF_ARRAYS = replace(gemm_matrix.LARGE, shorter=(2,))
-# Of fewer rows on average, up to so many: 0.57 to 0.79 of the time of other tiles on an H100 with NF4, 0.71 to 1.03
-# with MXFP4. Arrays, forward: 0.82 to 0.92. Subgroups of 64 were not timed.
+# Tiles up to so many rows on average: 0.57 to 0.79 of the time of other tiles on an H100 with NF4, 0.71 to 1.03 with
+# MXFP4. Arrays, forward: 0.82 to 0.92. Subgroups of 64 were not timed.
 _FEWER = (
     (30, gemm_matrix.FEW_ROWS_TILES[0]),
     (52, gemm_matrix.FEW_ROWS_TILES[1]),
     (_HIGH_ROWS, replace(gemm_matrix.FEW_ROWS_TILES[2], shorter=(2,))),
 )
 _FEWER_OF_ARRAYS = replace(gemm_matrix.FEW_ROWS_OF_ARRAYS, shorter=(2,))
-# Forward a weight is decoded once for up to 256 rows. With fewer rows each row of codes is read 64 elements at a time.
+# In the forward, a weight is decoded once for up to 256 rows. With fewer rows, each row of codes is read 64 elements
+# at a time.
 _FORWARD = MatrixTile(4, 2, 4, 2, 2, ahead=True, shorter=(1, 2))
 _FORWARD_FEWER, _FEWER_ROWS = MatrixTile(2, 4, 4, 2, 1, 64, ahead=True, shorter=(2,)), 192
-# Forward with so few rows on average each reads its expert's weight by itself, in gemv.wgsl: a token of any model, or
-# a few of one with many experts. 0.14 to 0.85 of the time on an H100 (bench/notes/experts.md); GPUs without tensor
-# cores were not timed. With more tokens, of which several may choose the same experts, that can lose.
+# In the forward, with so few rows on average, each row reads its expert's weight by itself in gemv.wgsl: one token of
+# any model, or a few of a model with many experts. It takes 0.14 to 0.85 of the time on an H100
+# (bench/notes/experts.md); GPUs without tensor cores were not timed. With more tokens it can lose, because several may
+# choose the same experts.
 _ONE_BY_ONE = 0.25
 _VECTOR_THREADS, _VECTOR_LANES, _VECTOR_LANES_OF_ARRAYS = 128, 16, 32
 _DEQUANTISE_ROWS = 512  # on tensor cores, with more rows, a weight is dequantised once, before its GEMM
-# One of two workgroups decodes while the other multiplies. Forward, two need more workgroup memory than there is.
+# One of two workgroups decodes while the other multiplies. In the forward, two do not fit into workgroup memory.
 _BACKWARD = replace(gemm_matrix.OF_HEADS, shorter=(2,))
 
 
@@ -110,7 +112,7 @@ def dequantised_first(gemm: Gemm, experts: int, limits: Limits) -> bool:
 
 
 def plan_experts(gemm: Gemm, experts: int, limits: Limits) -> Plan:
-    """Choose the kernel of a GEMM with so many experts. Its rows are those of all."""
+    """Choose the kernel of a grouped GEMM; its rows are those of all experts."""
     (_, n, k), b, mean = gemm.mnk, gemm.b, gemm.mnk[0] / experts
     if mean <= _ONE_BY_ONE and gemm.trans_b and limits.tensor_cores:
         return _one_by_one(gemm)
@@ -133,7 +135,7 @@ def _one_by_one(gemm: Gemm) -> Plan:
 
 
 def _matrix_tile(gemm: Gemm, mean: float, limits: Limits) -> MatrixTile:
-    """mean: rows of an expert."""
+    """Choose the tile on tensor cores. mean: rows of an expert."""
     if mean <= _FEW_ROWS:
         return gemm_matrix.NARROW
     b, found = gemm.b, _few_rows_tile(gemm, mean, limits)
@@ -167,7 +169,7 @@ def _unit_of(weight: WeightForm, tile: MatrixTile, lanes: int) -> int:
 
 
 def choose_tile(mean: float, n: int, few_registers: bool = False) -> Tile:
-    """mean: rows of an expert. few_registers: as of Runtime."""
+    """Choose the tile without tensor cores. mean: rows of an expert. few_registers: as in Runtime."""
     if n <= _FEW_ROWS:
         return TALL_SKINNY
     if mean <= _FEW_ROWS:

@@ -1,7 +1,7 @@
 // Slots by expert, in their order within one (a stable counting sort), without atomics.
 //   ids [slots] i32; start [experts + 1] i32; order, place [slots] i32
-//   counts [chunks, experts] u32: of each chunk of 256 slots how many are of each expert; `scan` makes of it how many rows of
-//   that expert, in all, come before the chunk
+//   counts [chunks, experts] u32: of each chunk of 256 slots how many are of each expert; `scan` makes of it how many
+//   rows of that expert, in all, come before the chunk
 // Dispatch: count and scatter: a workgroup of 256 a chunk (folded); scan: one workgroup.
 struct Params { slots: u32, experts: u32, chunks: u32 }
 @group(0) @binding(0) var<uniform> p: Params;

@@ -1,6 +1,8 @@
 // The router of a mixture of experts.
-//   main:     weights [rows, chosen] f32 and ids [rows, chosen] i32 of the largest logits of each row, the lower id on a tie:
-//             softmax of the chosen ones (NORMALIZE), or of all; CHOSEN_BY: chosen are the largest of by [rows, experts] f32
+//   main:     weights [rows, chosen] f32 and ids [rows, chosen] i32 of the largest logits of each row, the lower id on
+//   a tie:
+//             softmax of the chosen ones (NORMALIZE), or of all; CHOSEN_BY: chosen are the largest of by [rows,
+//             experts] f32
 //   backward: out [rows, experts] X_T, the gradient of logits, from that of the weights (given [rows, chosen] f32)
 //   logits [rows, experts] X_T: f32 or f16
 // Dispatch: a workgroup of 64 a row (folded).

@@ -1,4 +1,4 @@
-"""A mixture of experts apart from its GEMMs: the router, slots by expert, and back to tokens. Shaders: moe_*.wgsl."""
+"""A mixture of experts without its GEMMs: routing, grouping slots by expert, combining. Shaders: moe_*.wgsl."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from wgrad.wgsl.operators import implements
 from wgrad.wgsl.runtime.compile import Constant
 from wgrad.wgsl.runtime.runtime import Runtime
 
-_MOST_EXPERTS, _MOST_CHOSEN = 1024, 64  # what workgroup memory has room for
+_MOST_EXPERTS, _MOST_CHOSEN = 1024, 64  # that fit into workgroup memory
 
 
 @implements("route")

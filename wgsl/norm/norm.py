@@ -1,4 +1,4 @@
-"""RMSNorm and LayerNorm, forward and backward, of long rows and short ones (QK-norm). Shaders: norm_*.wgsl."""
+"""RMSNorm and LayerNorm, forward and backward, for long rows and short ones (QK-norm). Shaders: norm_*.wgsl."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from wgrad.wgsl.runtime.runtime import Runtime
 # Elements of a row that an invocation keeps in registers. The backward keeps two arrays, three with dweight's sums.
 _MOST_FORWARD = 16
 _MOST_BACKWARD = 8
-# Workgroups of a backward with dweight: enough to hide latency, and each leaves a row of sums per row taken at once.
+# Workgroups of a backward with dweight: enough to hide latency; each writes a row of sums per row in flight.
 _MOST_GROUPS = {1: 1024, 2: 512}  # by rows in flight (AT_ONCE)
-_FEWEST_ROWS = 4  # that such a workgroup takes in a row, so that its sums are little beside what it reads
+_FEWEST_ROWS = 4  # in sequence per such workgroup, so that its sums are small next to what it reads
 
 
 def lanes_of_row(columns: int) -> int:
@@ -96,7 +96,7 @@ def rms_norm_backward(
 
 
 def _or(array: Array | None, other: Array) -> Array:
-    """For the name of a type that nothing has where there is no array."""
+    """Return the array, or another for the type of an absent one."""
     return other if array is None else array
 
 
@@ -151,7 +151,7 @@ def layer_norm_backward(
 
 
 def _layer_constants(columns: int, most: int) -> dict[str, Constant]:
-    """How a row is divided; at most `most` elements of it in an invocation's registers."""
+    """How a row is divided, with at most `most` elements in an invocation's registers."""
     vec = vector_width(columns)
     lanes = lanes_of_row(columns // vec)
     per = min(most, -(-columns // vec // lanes))

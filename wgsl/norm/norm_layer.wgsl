@@ -1,11 +1,12 @@
 // LayerNorm over rows: y = (x - mean) rstd weight + bias, rstd = 1 / sqrt(mean((x - mean)^2) + eps).
 // backward, with xn = (x - mean) rstd and g = dy weight: dx = rstd (g - mean(g) - xn mean(g xn)).
-// dweight: part[chunk, c] = sum of dy xn over the chunk's rows; reduce_rows.wgsl adds the chunks (and dy's rows: dbias).
+// dweight: part[chunk, c] = sum of dy xn over the chunk's rows; reduce_rows.wgsl adds the chunks (and dy's rows:
+// dbias).
 //   x, y, dy, dx [rows, columns] f32 or f16 (X_T, Y_T, DY_T, DX_T: vec4 of them where columns divide by 4, and columns
 //   counts these); weight, bias [columns] C_T; mean, rstd [rows] f32; part [chunks, columns] C_T.
-// forward, backward: LANES invocations share a row, as in norm_rms.wgsl: PER elements of it in registers, the rest is read
-// again. Dispatch: ceil(rows * LANES / 256) workgroups (folded). dweight: see reduce.inc.wgsl (columns); (ceil(columns / WIDE),
-// chunks) workgroups.
+// forward, backward: LANES invocations share a row, as in norm_rms.wgsl: PER elements of it in registers, the rest is
+// read again. Dispatch: ceil(rows * LANES / 256) workgroups (folded). dweight: see reduce.inc.wgsl (columns);
+// (ceil(columns / WIDE), chunks) workgroups.
 // Source: Ba, Kiros and Hinton, Layer Normalization (2016).
 #if FORWARD
 struct Params { rows: u32, columns: u32, inverse_count: f32, eps: f32 }
@@ -45,7 +46,8 @@ fn forward(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: v
   if (c$i < p.columns) { total += across(x$i); }
 #end
   for (var c = lane + PER * LANES; c < p.columns; c += LANES) { total += across(C_T(x[base + c])); }
-  // The mean is rounded to f32, which shows where it is large beside the deviation: what it misses is the mean of x - near.
+  // The mean is rounded to f32, which shows where it is large beside the deviation: what it misses is the mean of x -
+  // near.
   let near = row_sum(total, lid) * p.inverse_count;
   var missed = 0.0;
   var squares = 0.0;

@@ -1,6 +1,6 @@
 """The optimiser's step on the device: clipping with loss scale, AdamW. `grad_norm` is in reduce.py.
 
-Shaders: optimizer_clip.wgsl, optimizer_adamw.wgsl. Nothing is read back: whether a step is applied is decided there.
+Shaders: optimizer_clip.wgsl, optimizer_adamw.wgsl. Nothing is read back: the device decides whether a step is applied.
 """
 
 from __future__ import annotations

@@ -1,11 +1,13 @@
 // One thread between the gradients and the update: is the step applied, and by what are the gradients multiplied?
 //   norm [2] f32: sum of squares, number of gradients that are not finite; hyper [4]: lr, max_norm, growth_interval, -;
-//   state [8] f32: applied, good, apply, factor, grad_norm, bias1, bias2, skipped; loss_scale [1] f32. In place on both.
-//   total = sqrt(norm) / loss_scale;  factor = min(1, max_norm / (total + 1e-6)) / loss_scale (max_norm 0: no clipping).
-// Bias corrections are carried on as c = beta c + (1 - beta) from 0: no digits cancel. A sum that is not finite counts as
-// a gradient that is not; that is seen in its exponent bits.
+//   state [8] f32: applied, good, apply, factor, grad_norm, bias1, bias2, skipped; loss_scale [1] f32. In place on
+//   both. total = sqrt(norm) / loss_scale;  factor = min(1, max_norm / (total + 1e-6)) / loss_scale (max_norm 0: no
+//   clipping).
+// Bias corrections are carried on as c = beta c + (1 - beta) from 0: no digits cancel. A sum that is not finite counts
+// as a gradient that is not; that is seen in its exponent bits.
 // Dispatch: one workgroup of one invocation.
-// Sources: Pascanu et al., On the Difficulty of Training RNNs (2013); Micikevicius et al., Mixed Precision Training (2018).
+// Sources: Pascanu et al., On the Difficulty of Training RNNs (2013); Micikevicius et al., Mixed Precision Training
+// (2018).
 struct Params { beta1: f32, rest1: f32, beta2: f32, rest2: f32 }
 @group(0) @binding(0) var<uniform> p: Params;
 @group(0) @binding(1) var<storage, read> norm: array<f32>;

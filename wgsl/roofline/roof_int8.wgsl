@@ -1,5 +1,5 @@
-// Dot products of four 8-bit integers and nothing else, in 16 chains none of which waits for another: s = s + s · factor, of
-// the bytes of s, `passes` times 4.
+// Dot products of four 8-bit integers and nothing else, in 16 chains none of which waits for another: s = s + s ·
+// factor, of the bytes of s, `passes` times 4.
 //   out [256 workgroups] i32: what came out, so that nothing can be left out.
 // Dispatch: any number of workgroups.
 struct Params { passes: u32, factor: u32 }

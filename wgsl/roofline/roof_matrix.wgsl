@@ -1,4 +1,5 @@
-// Products of matrix units from registers and nothing else: 8 sums of 16 x 16 a subgroup, C_ij += A_i B_j, `passes` times.
+// Products of matrix units from registers and nothing else: 8 sums of 16 x 16 a subgroup, C_ij += A_i B_j, `passes`
+// times.
 //   out [workgroups, SGS, 16, 16] f32: the sum of a subgroup's 8.
 // A_i and B_j are 16 x 16 of one array in workgroup memory: element n is (n % 13) / 16.
 // Dispatch: any number of workgroups, of SGS subgroups. Wants: subgroups of LANES.

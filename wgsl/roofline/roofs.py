@@ -1,4 +1,4 @@
-"""The device's own rates of arithmetic, by kernels that do nothing else: roof*.wgsl."""
+"""Peak arithmetic rates of the device, measured by kernels that do nothing else: roof*.wgsl."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _THREADS = 256
 _CHAINS, _REPEATS, _LANES = 8, 4, 4  # multiply-adds of a pass of roof.wgsl: chains by repeats, of vectors of 4
 _DOT_CHAINS, _DOT_FLOP = 16, 8  # of roof_int8.wgsl
 _MATRIX_SUBGROUPS, _MATRICES, _MATRIX_FLOP = 4, 8, 2 * 16**3  # of roof_matrix.wgsl: sums of a subgroup
-_GROUPS, _PASSES = 4096, 256  # about a millisecond of the largest cards
+_GROUPS, _PASSES = 4096, 256  # about a millisecond on the largest GPUs
 _SOFTWARE_GROUPS, _SOFTWARE_PASSES = 8, 64
 
 
 def roofs(device: Runtime) -> list[Roof]:
-    """float32, and what the device has of float16, 8-bit integers and tensor cores."""
+    """Kernels for float32, 8-bit integers and, where the device has them, float16 and tensor cores."""
     groups, passes = (_SOFTWARE_GROUPS, _SOFTWARE_PASSES) if device.software else (_GROUPS, _PASSES)
     flop = 2.0 * groups * _THREADS * passes * _CHAINS * _REPEATS * _LANES
     found = [Roof("float32", flop, lambda: _multiply_adds(device, "f32", groups, passes))]
@@ -49,7 +49,7 @@ def _dot_products(device: Runtime, groups: int, passes: int) -> Array:
 
 
 def matrix_multiply_adds(device: Runtime, groups: int, passes: int) -> Array:
-    """-> [groups, 4 subgroups, 16, 16]: the sum of a subgroup's matrices, each `passes` times a product."""
+    """Return [groups, 4 subgroups, 16, 16]: the sum of a subgroup's matrices, each of `passes` matmuls."""
     out = device.empty((groups, _MATRIX_SUBGROUPS, 16, 16))
     work = float(groups * _MATRIX_SUBGROUPS * passes * _MATRICES * _MATRIX_FLOP)
     lanes = device.lanes

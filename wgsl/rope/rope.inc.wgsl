@@ -1,7 +1,8 @@
 // Parts of the rotary embeddings.
 
 #part pair
-// Part of others: the j-th pair of a head, its elements at `left` and at `left + gap`, which are side by side where INTERLEAVED; one that turns has a column of the tables.
+// Part of others: the j-th pair of a head, its elements at `left` and at `left + gap`, which are side by side where
+// INTERLEAVED; one that turns has a column of the tables.
   let turns = j < p.turning;
 #if INTERLEAVED
   let left = 2u * j;

@@ -1,5 +1,7 @@
-"""Rotary position embedding (half-split or interleaved), whose backward is the inverse rotation, also straight into a
-key/value cache. Shaders: rope.wgsl, rope_split.wgsl, rope_append.wgsl."""
+"""Rotary position embedding, half-split or interleaved, also straight into a KV cache. Shaders: rope*.wgsl.
+
+The backward is the inverse rotation.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ def rope(
     _, heads, width = x.shape
     y = device.empty(x.shape, x.dtype)
     vec = _vector_width(width, cos, interleaved)
-    # Heads that an invocation takes: as many as divide the heads, so that no lane is idle.
+    # Heads per invocation: a divisor of the heads, so that no lane is idle.
     per = next((n for n in (4, 3, 2) if heads % n == 0), min(heads, 4))
     constants: dict[str, Constant] = {"HEADS": per, "INVERSE": inverse, "INTERLEAVED": interleaved}
     constants |= element_types(vec, X_T=x)
@@ -98,5 +100,5 @@ def rope_append(
 
 
 def _vector_width(width: int, cos: Array, interleaved: bool) -> int:
-    """Elements that an invocation takes of a head's halves; of pairs side by side one."""
+    """Elements per invocation of each half of a head; one where pairs are interleaved."""
     return 1 if interleaved else vector_width(width // 2, cos.shape[1])

@@ -2,7 +2,8 @@
 // n = b tokens + t and at = cache_len + t,
 //   keys[b, at, g] = rope(k)[n, g];   values[b, at, g] = v[n, g].
 //   k, v [B T, G, D], keys, values [B, S, G, D] X_T: f32 or f16, or vec4 of them where D / 2 and J divide by 4;
-//   cos, sin [P, J] f32 (C_T); positions [B T], cache_len [1] i32. `half` (of D) and `turning` (J) count elements of X_T.
+//   cos, sin [P, J] f32 (C_T); positions [B T], cache_len [1] i32. `half` (of D) and `turning` (J) count elements of
+//   X_T.
 // What would lie past the cache's end is left out. Eight storage buffers: as many as WebGPU grants every shader.
 // Dispatch: ceil(2 items / 256) workgroups (folded), items = B T G half; the first `items` invocations take a pair of k
 // each, the others two elements of v.

@@ -1,9 +1,8 @@
-"""Keeps the process alive where wgpu ends it: a call that finds the device lost panics, nobody catches that, and Rust
-calls abort().
+"""Keep the process alive when wgpu finds the device lost: the call panics, nobody catches that, and Rust aborts.
 
-On Linux and macOS a handler of SIGABRT stops the thread that called for ever instead, once others have been told. So
-such calls are made by a thread of their own (submit_thread.py). Every other abort ends the process as before. Windows
-has no such signal: there ctypes turns the panic, a structured exception, into an OSError.
+On Linux and macOS a handler of SIGABRT notifies the others and then stops the calling thread for ever. Such calls
+are therefore made on a thread of their own (submit_thread.py). Every other abort ends the process as before. Windows
+has no such signal: there the panic is a structured exception, which ctypes turns into an OSError.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ def guard_thread(aborted: Callable[[], None]) -> None:
 
 
 def release_thread() -> None:
-    """The thread ends, or has no such calls any more."""
+    """Stop guarding this thread."""
     _guarded.pop(threading.get_ident(), None)
 
 
@@ -61,7 +60,7 @@ def _handler(number: int) -> None:
 
 @cache
 def _by_ctypes(name: str) -> Any:
-    """The function of wgpu's library as one of ctypes, whose calls catch structured exceptions."""
+    """A function of wgpu's library, called by ctypes, which catches structured exceptions."""
     address = int(ffi.cast("uintptr_t", getattr(lib, name)))
     arguments = {
         "wgpuDevicePoll": (ctypes.c_uint32, ctypes.c_void_p, ctypes.c_uint32, ctypes.c_void_p),
@@ -81,12 +80,12 @@ def _call(name: str, doing: str, *arguments: Any) -> Any:
 
 
 def poll(c_device: Any, index: Any = None, *, wait: bool) -> None:
-    """See what the device has done; with `wait` until it has done the submission `index`, None: all."""
+    """Process what the device has finished; with `wait`, wait for the submission `index` (None: all)."""
     of = ffi.NULL if index is None else ffi.new("WGPUSubmissionIndex *", index)
     _call("wgpuDevicePoll", "waiting for the device", c_device, wait, of)
 
 
 def submit(c_queue: Any, commands: Any) -> Any:
-    """Submit one command buffer. -> the submission's index."""
+    """Submit one command buffer and return the index of the submission."""
     made = ffi.new("WGPUCommandBuffer[]", [commands])
     return _call("wgpuQueueSubmitForIndex", "submitting commands", c_queue, 1, made)

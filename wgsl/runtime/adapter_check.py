@@ -1,9 +1,9 @@
-"""Lists and opens adapters in a child process before this one does: a driver that crashes or hangs ends that alone.
+"""List and open adapters in a child process first, so that a driver that crashes or hangs ends only the child.
 
-Where the child ends early, each Vulkan driver and each other backend is tried in a child of its own. This process then
-uses those that are left, by the variables of Vulkan's loader. The verdict is kept in the cache by library, drivers,
-device nodes and limits (vulkan_drivers.py), so that the check runs once; one that names a crash is made again by
-`wgrad devices` and `wgrad doctor`. A hang is not kept, because a busy machine may look like one.
+If the child ends early, each Vulkan driver and each other backend is tried in a child of its own. This process then
+uses those that passed, through the variables of Vulkan's loader. The verdict is cached by library, drivers, device
+nodes and limits (vulkan_drivers.py), so the check runs once. `wgrad devices` and `wgrad doctor` repeat a check that
+found a crash. A hang is not cached, because a busy machine may look like one.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from wgrad.device.cache import cache_folder, keep, read_kept
 from wgrad.device.errors import DeviceError
 from wgrad.wgsl.runtime.vulkan_drivers import VARIABLES, driver_files, state_of_drivers
 
-SILENCE = 30.0  # seconds between two lines of the child, after which a driver hangs
-START = 120.0  # until its first line, before which no driver is loaded
+SILENCE = 30.0  # seconds between two lines of the child after which a driver counts as hanging
+START = 120.0  # seconds until its first line, before which no driver is loaded
 FORMAT = 1
-FINE = "WGRAD_ADAPTERS_CHECKED"  # handed to the processes of this one: the state in which nothing crashes
+FINE = "WGRAD_ADAPTERS_CHECKED"  # tells child processes in which state of the drivers nothing crashes
 _LARGEST = 1 << 16  # bytes of a kept verdict
-# By the name of wgpu-native's flag: what is tried apart where all together crash. OpenGL is not used.
+# wgpu-native's names of the backends that are tried one by one if all together crash. OpenGL is not used.
 BACKENDS = ("Vulkan", "DX12", "Metal")
 _CODE = "import sys; sys.path[:] = {path!r}; from wgrad.wgsl.runtime.adapters import tell; tell({backends!r}, {skip!r})"
 
 
 class Crash(msgspec.Struct, frozen=True):
-    """A driver, or one adapter of a driver, that is not used. index: of the adapter, as `list_adapters` counts."""
+    """A driver, or one adapter of a driver, that is not used. index: of the adapter in `list_adapters`."""
 
     name: str
     reason: str
@@ -47,7 +47,7 @@ class Crash(msgspec.Struct, frozen=True):
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """files: the drivers that Vulkan's loader is to take; None: all that are registered."""
+    """Result of a check. files: the drivers that Vulkan's loader may use; None: all that are registered."""
 
     crashes: tuple[Crash, ...] = ()
     files: tuple[str, ...] | None = None
@@ -69,9 +69,14 @@ class _Said:
 
 
 def check(library: str, again: bool = False) -> Verdict:
-    """Drivers and adapters that this process may use. library: wgpu's, in words. again: a kept crash is not believed.
+    """Find the drivers and adapters that this process may use.
 
-    DeviceError: wgpu cannot be used at all.
+    Args:
+        library: name and version of wgpu's library.
+        again: repeat a cached check that found a crash.
+
+    Raises:
+        DeviceError: wgpu cannot be used at all.
     """
     state = hashlib.sha256(json.dumps([FORMAT, library, state_of_drivers()]).encode()).hexdigest()[:32]
     if os.environ.get(FINE) == state:
@@ -89,7 +94,7 @@ def check(library: str, again: bool = False) -> Verdict:
 
 
 def narrow(verdict: Verdict) -> None:
-    """Have Vulkan's loader, which this process has not called yet, take the drivers of the verdict alone."""
+    """Restrict Vulkan's loader, which this process has not called yet, to the drivers of the verdict."""
     if verdict.files is not None:
         for variable in VARIABLES:
             os.environ[variable] = os.pathsep.join(verdict.files) or os.devnull
@@ -104,7 +109,7 @@ def _kept(path: Path) -> Verdict | None:
 
 
 def _check() -> tuple[Verdict, bool]:
-    """-> the verdict, and whether it is to be kept."""
+    """Return the verdict, and whether to cache it."""
     crashes, failed, lasting = _try(BACKENDS, None)
     if failed is None:
         return Verdict(tuple(crashes)), lasting
@@ -142,7 +147,7 @@ def _has(backend: str) -> bool:
 
 
 def _try(backends: Sequence[str], files: Sequence[str] | None) -> tuple[list[Crash], _Said | None, bool]:
-    """-> adapters that do not open; what was said where not even the list was made; whether nothing hung."""
+    """Return adapters that do not open, the output if not even the list was made, and whether nothing hung."""
     crashes: list[Crash] = []
     lasting = True
     while True:

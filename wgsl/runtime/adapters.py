@@ -17,14 +17,14 @@ from wgrad.device.cache import cache_folder
 from wgrad.device.errors import DeviceError
 from wgrad.wgsl.runtime import adapter_check, cooperative_shapes, matrix_units, native, vulkan_memory
 
-# OpenGL is left out: no reliable compute limits, and every card that has it is also there through another backend.
+# OpenGL is left out: its compute limits are unreliable, and every GPU that has it has another backend too.
 _BACKENDS = ("Vulkan", "Metal", "D3D12")
 _TYPES = ("DiscreteGPU", "IntegratedGPU", "VirtualGPU", "Unknown", "CPU")
 INTEL = 0x8086  # PCI vendor id
-# Buffers in main memory that shaders and copies reach (`Runtime.empty_host`); nothing else is placed otherwise by it.
+# Buffers in host memory that shaders and copies reach (`Runtime.empty_host`). No other buffer is affected.
 HOST_BUFFERS = "mappable-primary-buffers"
-# As many as a kernel reads and writes at most: a GEMM of a weight in NF4 with double quantisation and every epilogue.
-# WebGPU promises 8, and drivers for DX12's first binding tier have no more.
+# The most that a kernel binds: a GEMM of a weight in NF4 with double quantisation and every epilogue. WebGPU promises
+# 8, and drivers for DX12's first binding tier have no more.
 STORAGE_BUFFERS = 11
 WANTED_FEATURES = ("shader-f16", "subgroup", "timestamp-query", HOST_BUFFERS)
 WANTED_LIMITS = (
@@ -50,8 +50,7 @@ _verdict: adapter_check.Verdict | None = None
 
 
 def verdict(again: bool = False) -> adapter_check.Verdict:
-    """Find the adapters that crash, in a process of its own before this one has loaded a driver. again: as in
-    `adapter_check.check`."""
+    """Find the adapters that crash, before this process loads a driver. again: as in `adapter_check.check`."""
     global _verdict
     if _verdict is None:
         _verdict = adapter_check.check(f"{native.LIBRARY} {native.COPY_LOADED}", again)
@@ -60,7 +59,7 @@ def verdict(again: bool = False) -> adapter_check.Verdict:
 
 
 def _usable() -> dict[int, Any]:
-    """By number, best first. Those that crash are left out; the numbers are those in the list of all."""
+    """Adapters by their number in the list of all, best first, without those that crash."""
     known = verdict()
     if not known.backends:
         return {}
@@ -85,10 +84,9 @@ def _listed(backends: Sequence[str]) -> list[Any]:
 
 
 def facts(adapter: Any) -> dict[str, Any]:
-    """name, vendor_id (PCI), backend, type, driver, library, memory_bytes (None where it is not known),
-    features, limits."""
+    """Describe an adapter: name, PCI vendor, backend, driver, memory (None: unknown), features, limits and so on."""
     info = adapter.info
-    software = info["adapter_type"] == "CPU"  # its heap is a number that the driver made up
+    software = info["adapter_type"] == "CPU"  # whose heap size is made up
     return {
         "name": info["device"],
         "vendor_id": info["vendor_id"],
@@ -111,8 +109,10 @@ def free_memory(adapter: Any) -> int | None:
 
 
 def list_adapters(again: bool = False) -> list[dict[str, Any]]:
-    """The facts of every usable adapter with its index, best first; behind them name and `crash`, a reason, of each
-    driver or adapter that crashes. again: as in `adapter_check.check`."""
+    """List every usable adapter (index and `facts`), best first, then each driver or adapter that crashes.
+
+    The latter have `name` and `crash`, the reason. again: as in `adapter_check.check`.
+    """
     crashes = verdict(again).crashes
     return [{"index": i, **facts(a)} for i, a in _usable().items()] + [
         {"name": c.name, "crash": c.reason} for c in crashes
@@ -123,7 +123,7 @@ def tell(backends: Sequence[str], skip: Collection[int]) -> None:
     """Body of the process of `adapter_check`: list the adapters and open them, with a line before each."""
     _no_dumps()
     said = os.fdopen(os.dup(1), "w", encoding="ascii")
-    os.dup2(2, 1)  # what drivers print is no answer
+    os.dup2(2, 1)  # so that output of drivers is not taken for an answer
 
     def say(*words: object) -> None:
         print(*words, file=said, flush=True)
@@ -135,7 +135,7 @@ def tell(backends: Sequence[str], skip: Collection[int]) -> None:
     for number, adapter in enumerate(listed):
         if number not in skip:
             say("opening", number)
-            with suppress(DeviceError):  # which is said where it is to be used
+            with suppress(DeviceError):  # reported when the adapter is used
                 open_device(adapter).destroy()
     say("done")
     said.close()
@@ -143,7 +143,7 @@ def tell(backends: Sequence[str], skip: Collection[int]) -> None:
 
 
 def _no_dumps() -> None:
-    """A crash of this process leaves no file behind, and asks nobody to press a button."""
+    """Make a crash of this process leave no core dump and open no dialog."""
     if sys.platform == "win32":
         import ctypes
 
@@ -185,7 +185,7 @@ def _named(adapters: Mapping[int, Any], spec: str) -> list[Any]:
 
 
 def _shortage(adapter: Any) -> str:
-    """Return what an adapter has too little of, "" where the kernels fit."""
+    """Return an error that names what the adapter lacks, or "" where the kernels fit."""
     buffers = adapter.limits.get("max-storage-buffers-per-shader-stage", STORAGE_BUFFERS)
     if buffers >= STORAGE_BUFFERS:
         return ""
@@ -226,7 +226,7 @@ def gives_matrix_units(index: int) -> bool:
 
 
 def matrix_unit_cards() -> list[dict[str, Any]]:
-    """The adapters that list matrix units: index, name, card."""
+    """The adapters that list cooperative matrices: index, name, card."""
     return [{"index": i, "name": a.info["device"], "card": card(a)} for i, a in _usable().items() if matrix_shape(a)]
 
 
@@ -235,11 +235,11 @@ def _wanted(adapter: Any) -> list[str]:
 
 
 def open_device(adapter: Any) -> Any:
-    """A wgpu device with the wanted features that the adapter has, and its limits, not WebGPU's small defaults."""
+    """Open a wgpu device with the wanted features that the adapter has, and its own limits."""
     features = _wanted(adapter)
     limits = {name: adapter.limits[name] for name in WANTED_LIMITS if name in adapter.limits}
     if matrix_shape(adapter) and matrix_units.may_ask(card(adapter)):
-        try:  # a library other than the one of the check may refuse it
+        try:  # a library other than the checked one may refuse the feature
             wanted = [*features, matrix_units.FEATURE]
             return adapter.request_device_sync(required_features=wanted, required_limits=limits)
         except Exception:

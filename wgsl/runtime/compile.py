@@ -4,9 +4,9 @@ A shader file is plain WGSL in which types and tile sizes are names that it does
 declarations on top: an int becomes `const NAME: u32`, a float `const NAME: f32`, a bool `const NAME: bool`, and a
 string a type, `alias NAME = ...;`. `enable` lines are moved to the very top; f16 is enabled where a constant names it.
 
-Some lines are for the loader, for what WGSL has no words for:
+Lines of the preprocessor:
 
-    #include "x.inc.wgsl" name=word ...        becomes that file, in which each word stands for its $name.
+    #include "x.inc.wgsl" name=word ...        becomes that file, with each $name replaced by its word.
     #include "x.inc.wgsl" part name=word ...   becomes a part of that file; without the file's name, of this file.
     #include NAME ...   becomes the file, or FILE:part, that the constant names; such a string is not declared.
     #part name parameters ...    up to #endpart: text for `#include`, which must give exactly these parameters.
@@ -16,7 +16,7 @@ Some lines are for the loader, for what WGSL has no words for:
                         indexed by literals stay registers, and bounds checks on literals vanish. May be nested.
     $NAME               the value of an int constant, which is then not declared.
 
-The constant MATRIX_SHAPE has cooperative matrices of that shape in place of 16 x 16 x 16 (cooperative_text.py).
+With the constant MATRIX_SHAPE, cooperative matrices have that shape instead of 16 x 16 x 16 (cooperative_text.py).
 
 Bindings are declared in the file as `@group(0) @binding(n) var<uniform>` or `var<storage, read|read_write>`; the layout
 is read from these lines, so that a binding that a variant does not use still has its place.
@@ -45,9 +45,9 @@ _BINDING = re.compile(
 )
 _INCLUDE = re.compile(r'#include(?: ("[a-z0-9_.]+\.wgsl"|[A-Z_]+))?(?: ([a-z]\w*))?((?: \w+=\S*)*)$')
 _WRITTEN = re.compile(r"\$([A-Z][A-Z0-9_]*)")
-_TAG = " //@"  # before the origin of a line, where that is asked for
+_TAG = " //@"  # before the origin of a line, in tagged text
 _SUFFIX = ".wgsl"
-_SECONDS = 600.0  # of compiling one variant
+_SECONDS = 600.0  # to compile one variant
 _ROOM = Path(__file__).parents[1]
 
 
@@ -102,13 +102,13 @@ def _blocks(lines: list[str]) -> dict[int, tuple[int | None, int]]:
 
 
 def preprocess(lines: list[str], constants: dict[str, Constant]) -> list[str]:
-    """Carries out #if and #unroll."""
+    """Evaluate #if and #unroll."""
     blocks = _blocks(lines)
     openings = sorted(blocks)
     out: list[str] = []
 
     def part(text: list[str], first: int, at: int, end: int) -> None:
-        """The lines from `at` to `end`. text: those from `first` on, as the blocks around them have made them."""
+        """Append the lines from `at` to `end`. text: lines from `first` on, as expanded by the enclosing blocks."""
         while (place := bisect_left(openings, at)) < len(openings) and (opening := openings[place]) < end:
             out.extend(text[at - first : opening - first])
             other, closing = blocks[opening]
@@ -146,7 +146,7 @@ def declare(name: str, value: Constant) -> str:
 
 
 def assemble(source: str, constants: dict[str, Constant]) -> str:
-    """The complete WGSL text of one variant."""
+    """Return the complete WGSL text of one variant."""
     written = set(_WRITTEN.findall(source))
     source = _WRITTEN.sub(lambda found: str(constants[found[1]]), source)
     lines = preprocess([line for line in source.splitlines() if not line.startswith("//")], constants)
@@ -162,7 +162,7 @@ def assemble(source: str, constants: dict[str, Constant]) -> str:
 
 @cache
 def find_shader(room: Path, file: str) -> Path:
-    """The shader file of that name in any folder of the room; a whole path stands for itself."""
+    """Find the shader file of that name in any folder of the package; a whole path stands for itself."""
     found = [room / file] if (room / file).exists() else sorted(room.rglob(file))
     if len(found) != 1:
         raise FileNotFoundError(f"{room} has {len(found) or 'no'} files {file}")
@@ -170,7 +170,7 @@ def find_shader(room: Path, file: str) -> Path:
 
 
 def read_source(file: str, constants: dict[str, Constant], *, tagged: bool = False) -> str:
-    """The text of a shader file with all that it includes.
+    """Return the text of a shader file with everything it includes.
 
     tagged: each line ends with a comment that names its file and line.
     """
@@ -178,7 +178,7 @@ def read_source(file: str, constants: dict[str, Constant], *, tagged: bool = Fal
 
 
 def _included(path: Path, part: str, given: dict[str, str], constants: dict[str, Constant], tagged: bool) -> list[str]:
-    """The lines of a file, or of a part of it, with what they include and the words that are given."""
+    """Return the lines of a file or a part of it, with includes expanded and $names replaced."""
     found = _part(path, part, tuple(given))
     out, at = list[str](), 0
 
@@ -206,7 +206,7 @@ def _included(path: Path, part: str, given: dict[str, str], constants: dict[str,
 
 
 class _Part(NamedTuple):
-    """Lines of a part of a file, or of what is in no part. start: number of the first; includes: by their index."""
+    """Lines of a part of a file, or of what is in no part. start: number of the first line. includes: by index."""
 
     start: int
     parameters: tuple[str, ...]
@@ -215,9 +215,10 @@ class _Part(NamedTuple):
 
 
 def _part(path: Path, part: str, given: tuple[str, ...]) -> _Part:
-    """A part of a file; without a name, what is in none.
+    """Return a part of a file; without a name, the lines that are in no part.
 
-    ValueError where the file has no such part, or the part takes other parameters.
+    Raises:
+        ValueError: the file has no such part, or the part takes other parameters.
     """
     state = path.stat()
     found = _parts(path, state.st_mtime_ns, state.st_size).get(part)
@@ -230,7 +231,7 @@ def _part(path: Path, part: str, given: tuple[str, ...]) -> _Part:
 
 @cache
 def _parts(path: Path, _mtime: int, _size: int) -> dict[str, _Part]:
-    """The parts of a file, by name, as long as it does not change: hundreds of variants include it."""
+    """Parse the parts of a file, once per version of it: hundreds of variants include it."""
     lines = path.read_text(encoding="utf-8").splitlines()
     heads = [i for i, line in enumerate(lines) if line.startswith("#part ")]
 
@@ -240,7 +241,7 @@ def _parts(path: Path, _mtime: int, _size: int) -> dict[str, _Part]:
         return _Part(first + 1, tuple(parameters), of_part, [(i, match) for i, match in found if match])
 
     parts = {"": made(0, heads[0] if heads else len(lines), [])}
-    for i in reversed(heads):  # of two parts of one name the first counts
+    for i in reversed(heads):  # the first of two parts with one name counts
         _, name, *parameters = lines[i].split()
         parts[name] = made(i + 1, lines.index("#endpart", i), parameters)
     return parts
@@ -278,7 +279,7 @@ def _origin(variant: Variant, text: str, message: str) -> str:
 
 
 def _words(variant: Variant) -> str:
-    """The variant, for people."""
+    """Describe the variant, for an error message."""
     values = ", ".join(f"{name}={value}" for name, value in variant.constants)
     return f"shader {variant.shader}.wgsl ({variant.entry}; {values})"
 
@@ -312,7 +313,7 @@ class Compiler:
         return found
 
     def make(self, variant: Variant) -> Pipeline:
-        """Compiled, and not kept: any thread may do this. CompileTimeout: the driver does not come back."""
+        """Compile a variant without keeping it, on any thread. Raises CompileTimeout if the driver does not return."""
         seconds = timeout(_SECONDS)
 
         def late() -> CompileTimeout:
@@ -324,7 +325,7 @@ class Compiler:
         return bounded(lambda: self._compile(variant), seconds, late)
 
     def keep(self, variant: Variant, pipeline: Pipeline) -> Pipeline:
-        """For `get` from now on."""
+        """Keep a pipeline for `get`."""
         self.compiled += 1
         self._pipelines[variant] = pipeline
         return pipeline

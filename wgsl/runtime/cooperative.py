@@ -1,4 +1,4 @@
-"""Cooperative matrices of an open device: lanes of a subgroup, found by a probe."""
+"""Lanes of a subgroup in kernels with cooperative matrices, found by a probe."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _INVOCATIONS, _SIDE = 64, 16
 def lanes_of(device: Any) -> int:
     """Return the lanes of a subgroup in kernels with cooperative matrices.
 
-    The size is a driver's choice and may be another for other kernels: RADV runs these in subgroups of 64.
+    The driver chooses the size, which may differ for other kernels: RADV runs these in subgroups of 64.
 
     Raises:
         DeviceError: there is no variant for these subgroups, or a 16 x 16 x 16 matmul is wrong.
@@ -30,9 +30,10 @@ def lanes_of(device: Any) -> int:
 
 
 def choose_variants(device: Any, card: str, shape: Shape | None = None) -> None:
-    """Choose the variants of the kernels on tensor cores for a device that was just opened on a card. Where there are
-    none, or others than were checked, the device goes on without tensor cores, and `tensor_cores_off` says why.
-    shape: of its cooperative matrices.
+    """Choose the variants of the tensor-core kernels for a device that was just opened.
+
+    If there are none, or not those that were checked, the device continues without tensor cores, and
+    `tensor_cores_off` says why. shape: of its cooperative matrices.
 
     Raises:
         DeviceError: there are none, and this process is the check.

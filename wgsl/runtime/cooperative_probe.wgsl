@@ -1,7 +1,8 @@
 // The subgroups of a kernel with cooperative matrices, and one matmul of theirs.
-//   lanes [64] u32: of each invocation the size of its subgroup, times 256 plus its place there, times 256 plus its subgroup
-//   out [subgroups, 16, 16] f32: of each subgroup A B. Element n of A is n % 13, of B n % 11: an exact sum.
-// A compiler may choose another size for a kernel without such operations: the size is read beside one. Dispatch: 1 workgroup.
+//   lanes [64] u32: of each invocation the size of its subgroup, times 256 plus its place there, times 256 plus its
+//   subgroup out [subgroups, 16, 16] f32: of each subgroup A B. Element n of A is n % 13, of B n % 11: an exact sum.
+// A compiler may choose another size for a kernel without such operations: the size is read beside one. Dispatch: 1
+// workgroup.
 enable f16;
 enable wgpu_cooperative_matrix;
 

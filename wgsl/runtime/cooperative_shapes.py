@@ -1,4 +1,4 @@
-"""Shapes of a GPU's cooperative matrices with float16 factors and float32 sums. wgpu does not tell, so Vulkan is asked.
+"""Shapes of a GPU's cooperative matrices with float16 factors and float32 sums, from Vulkan: wgpu does not tell.
 
 Vulkan, VK_KHR_cooperative_matrix: vkGetPhysicalDeviceCooperativeMatrixPropertiesKHR.
 """
@@ -17,17 +17,17 @@ _MOST = 256  # shapes that are read
 
 
 class Shape(NamedTuple):
-    """Rows of the left factor, columns of the right one, and the side that they share."""
+    """Rows of the left factor, columns of the right one, and the inner dimension."""
 
     m: int
     n: int
     k: int
 
 
-# Kernels are written for this one, and those whose sides divide its sides are served in parts (cooperative_text.py).
+# Kernels are written for this shape. Shapes whose sides divide its sides are served in parts (cooperative_text.py).
 BLOCK = Shape(16, 16, 16)
-# Best first, and what naga 29 has types for. Intel's are of 8 x 16 x 16 (Xe2) and 8 x 8 x 16 (DG2): to be tried once it
-# has them. So is Metal's of 8 x 8 x 8, which Vulkan does not tell (matrix_units.BACKENDS).
+# Best first; those for which naga 29 has types. It has none for Intel's 8 x 16 x 16 (Xe2) and 8 x 8 x 16 (DG2). Vulkan
+# does not tell Metal's 8 x 8 x 8 (matrix_units.BACKENDS).
 KERNEL_SHAPES = (BLOCK, Shape(8, 8, 8))
 
 

@@ -1,8 +1,8 @@
-"""Cooperative matrices of other shapes than 16 x 16 x 16 in the text of a shader.
+"""Rewrite the cooperative matrices of a shader to other shapes than 16 x 16 x 16.
 
 Kernels are written for 16 x 16 x 16, which keeps tiles, strips and loops the same on every GPU. Where a GPU has smaller
-matrices, each operation becomes several: a load of 16 x 16 elements those of its parts, a multiplication those of all
-pairs of parts that share a side. Parts of `x` are `x_<row>_<column>`.
+matrices, each operation becomes several: a load of 16 x 16 elements becomes loads of its parts, a multiplication those
+of all pairs of parts that share a side. Parts of `x` are `x_<row>_<column>`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def constant_of(shape: Shape) -> dict[str, str]:
 
 
 def in_shape(text: str, shape: str) -> str:
-    """Assembled text with matrices of a shape. ValueError where an operation is left."""
+    """Return the assembled text with matrices of a shape. Raises ValueError for an unknown operation."""
     parts = _Parts(Shape(*map(int, shape.split("x"))))
     return "\n".join(part for line in text.splitlines() for part in parts.of(line))
 
@@ -88,6 +88,6 @@ class _Parts:
 
 
 def _place(at: str, rows: int, elements: int, ld: str, eights: bool) -> str:
-    """Index of the part that begins so many rows and elements behind: of vec4, or of eights. ld: of a row, in vec4."""
+    """Index of the part that is offset by rows and elements, in vec4 or in eights. ld: vec4 per row."""
     unit = 2 if eights else 1
     return at + (f" + {rows // unit}u * {ld}" if rows else "") + (f" + {elements // 4 // unit}u" if elements else "")

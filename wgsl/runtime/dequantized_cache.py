@@ -1,4 +1,4 @@
-"""Dequantised weights: those of a stretch of work that multiplies with each several times, and those kept for good."""
+"""Cache of dequantised weights, for work that multiplies with each several times, and those that are kept."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _T = TypeVar("_T")
 
 
 class DequantizedCache:
-    """Dequantised weights by weight and form, while it is open; otherwise those alone that are kept."""
+    """Dequantised weights by weight and form. While closed, it has only those that are kept."""
 
     def __init__(self) -> None:
         self._depth = 0
@@ -25,7 +25,7 @@ class DequantizedCache:
 
     @contextmanager
     def open(self) -> Iterator[None]:
-        """May be nested: the outermost ends it."""
+        """Cache values until the end of the outermost block."""
         self._depth += 1
         try:
             yield
@@ -35,7 +35,7 @@ class DequantizedCache:
                 self.drop()
 
     def get(self, weight: FrozenWeight, form: Hashable, decode: Callable[[], _T]) -> _T:
-        """The weight's values in this form (a dtype, say): those in the cache, or what `decode` gives."""
+        """Return the weight's values in this form (such as a dtype), from the cache or by `decode`."""
         kept: _T | None = self._kept.get(weight, {}).get(form) if self._kept else None
         if kept is not None:
             return kept
@@ -47,24 +47,25 @@ class DequantizedCache:
         return found
 
     def keep(self, weight: FrozenWeight, form: Hashable, values: Array) -> None:
-        """From now on `get` gives these, until the weight is gone or `forget`."""
+        """Make `get` return these values until the weight is gone or `forget` is called."""
         self._kept.setdefault(weight, {})[form] = values
         self._leases.update(part.lease for part in weight.arrays().values() if part is not None)
 
     def forget(self) -> None:
-        """Let go of those that are kept."""
+        """Release the values that are kept."""
         self._kept.clear()
         self._leases.clear()
 
     def drop(self) -> bool:
-        """Return whether there was anything to let go but what is kept; it is decoded again where it is wanted."""
+        """Release cached values, except those kept; return whether there were any."""
         any_there, self._arrays = bool(self._arrays), {}
         return any_there
 
     def written(self, array: Array | None) -> None:
-        """Work that writes to this array was issued: what was decoded from that memory is no longer right.
+        """Invalidate what was decoded from this array, to which work that writes was issued.
 
-        Raises DeviceError where that is kept, because recordings may read it.
+        Raises:
+            DeviceError: the values are kept, so that recordings may read them.
         """
         if array is None:
             return

@@ -1,6 +1,6 @@
-"""One launch as several dispatches, each of a part of its workgroups, so that none runs long.
+"""Split a launch into several dispatches of a part of its workgroups each, so that none runs long.
 
-The parts are of the same workgroups on the same arrays: results do not depend on how many there are.
+The workgroups stay the same, so results do not depend on the split.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from wgrad.wgsl.runtime.runtime import Runtime
 
 
 def _ranges(count: int, longest: float) -> list[tuple[int, int]]:
-    """(first, last + 1) ranges of `count`, about as long as each other, none longer than that or 1."""
+    """(first, last + 1) ranges of `count`, about equally long, none longer than `longest` (but at least 1)."""
     parts = math.ceil(count / max(1, math.floor(longest)))
     step = math.ceil(count / parts)
     return [(first, min(first + step, count)) for first in range(0, count, step)]
 
 
 def range_parts(count: int, work: float, most: float, heaviest: float = 1.0) -> list[tuple[int, int]]:
-    """Return ranges of `count` workgroups in a row, each of at most `most` work where that can be had.
+    """Return ranges of `count` workgroups in a row, each of at most `most` work where possible.
 
     work: of all. heaviest: how many times the mean a workgroup may have.
     """
@@ -29,8 +29,10 @@ def range_parts(count: int, work: float, most: float, heaviest: float = 1.0) -> 
 
 
 def tile_parts(groups: tuple[int, int, int], work: float, most: float) -> list[tuple[int, int, int, int]]:
-    """Return (first x, first y, x, y) of parts of a grid of workgroups, each of at most `most` work where that can be
-    had: rows of it, or where a row is too much, pieces of rows. All of z stay together."""
+    """Return (first x, first y, x, y) of parts of a grid of workgroups, each of at most `most` work where possible.
+
+    A part is rows of the grid, or a piece of one row. All of z stay together.
+    """
     x, y, _ = groups
     if work <= most:
         return [(0, 0, x, y)]
@@ -51,7 +53,7 @@ def launch_range(
 ) -> None:
     """Launch `count` workgroups in a row, in as many dispatches as `Runtime.dispatch_work` asks for.
 
-    The shader's last parameters are the first workgroup, and the one behind the last. heaviest: as of `range_parts`.
+    The shader's last parameters are the first workgroup, and the one after the last. heaviest: as in `range_parts`.
     """
     for first, end in range_parts(count, work, device.dispatch_work, heaviest):
         groups, share = device.groups(end - first, 1), (end - first) / count

@@ -1,5 +1,4 @@
-"""Where drivers keep the machine code of shaders from one process to the next. They cannot be asked: these are the
-folders that they are known to use, of which most machines have one or none."""
+"""Folders in which drivers are known to cache compiled shaders. Drivers cannot be asked."""
 
 from __future__ import annotations
 
@@ -9,7 +8,7 @@ from pathlib import Path
 
 
 def driver_caches() -> list[Path]:
-    """Folders, which need not exist; what lies in none of them, a driver may still keep elsewhere."""
+    """Return the folders, which need not exist. A driver may use others."""
     if sys.platform == "win32":
         local = Path(os.environ.get("LOCALAPPDATA", Path.home() / "AppData" / "Local"))
         low = local.parent / "LocalLow"

@@ -1,4 +1,4 @@
-"""The dry run (device/dry_run.py): which shaders a piece of work launches, and compiling them ahead."""
+"""The dry run (device/dry_run.py) on wgpu: list the shaders that work launches, and compile them ahead."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from wgrad.wgsl.runtime.runtime import Runtime
 from wgrad.wgsl.runtime.transfers import SHADER, in_pieces
 
 _PLACEHOLDER_BYTES = 256  # no less than any uniform struct
-_THREADS = 8  # that compile at once, at most; the library does without Python's lock
+_THREADS = 8  # that compile at once, at most; the library releases Python's lock
 
 
 def prepare(device: Runtime, dry: DryRun, progress: Callable[[int, int], None] | None = None) -> int:
-    """Compile on `device` what `dry` launched and what is not compiled yet; -> how many variants those were.
+    """Compile on `device` what `dry` launched and is not compiled yet; return the number of variants.
 
-    Some drivers (Mesa's lavapipe) make their machine code only at the first dispatch: each variant is dispatched once,
-    with no workgroups. What does not compile is left for `launch` to report. progress: called with (done, in all).
+    Some drivers (Mesa's lavapipe) generate machine code only at the first dispatch, so each variant is dispatched once
+    with no workgroups. `launch` later reports what does not compile. progress: called with (done, in all).
     """
     missing = [v for v in dry.variants if not device._compiler.has(v)]
     device.flush()
 
     def told(during: bool, number: int) -> None:
-        """Once of each, during what takes the time: compiling, or of a software driver the dispatch."""
+        """Report progress during what takes the time: compiling, or the dispatch on a software driver."""
         if progress is not None and during:
             progress(number, len(missing))
 
-    # This thread submits nothing meanwhile: what wgpu logs of a variant that does not compile would seem to be of that.
+    # This thread submits nothing meanwhile, because wgpu's log does not tell whose error it is.
     pipelines: list[Pipeline | None] = []
     pool = ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1))
     try:
@@ -66,7 +66,7 @@ def _dispatch_nothing(device: Runtime, pipeline: Pipeline, buffers: dict[int, An
 
 
 def _bind(device: Runtime, pipeline: Pipeline, buffers: dict[int, Any]) -> list[dict[str, Any]]:
-    """A small buffer of its own for each binding (no two may be written through), which no invocation ever touches."""
+    """Bind a small buffer of its own at each binding (written buffers must not alias); no invocation touches it."""
     numbers = (0, *pipeline.bindings)
     for n in numbers:
         if n not in buffers:
@@ -77,10 +77,10 @@ def _bind(device: Runtime, pipeline: Pipeline, buffers: dict[int, Any]) -> list[
 
 
 class DryRun(DryRuntime, Runtime):
-    """A `Runtime` that does what `device` would do, but for the work itself. Its arrays belong to it alone.
+    """A `Runtime` that does what `device` would do, without the work itself. Its arrays belong to it alone.
 
-    variants: what was launched, each once, in the order of first use. Downloads give zeros. Launches are not
-    split, which changes neither variants nor memory.
+    variants: what was launched, in the order of first use. Downloads return zeros. Launches are not split, which
+    changes neither variants nor memory.
     """
 
     dispatch_work = math.inf

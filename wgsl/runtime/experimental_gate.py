@@ -1,9 +1,9 @@
-"""The gate of wgpu's library that refuses experimental features, found by its code.
+"""Find the function in wgpu's library that refuses experimental features, by its machine code.
 
 wgpu_types' Features::all_experimental_mask() returns two words: a constant of 64 bits, and zero. Its compiled code is
-the same in every release from wgpu-py 0.29 to 0.32 but for some bits of the constant. A gate is taken only where
-exactly one function of the library has this code, all features that were experimental in each of these releases, and
-few others. Lifted, the function returns the empty set.
+the same in every release from wgpu-py 0.29 to 0.32 except for some bits of the constant. A match is accepted only if
+exactly one function of the library has this code, with all features that were experimental in each of these releases
+and few others. With the gate lifted, the function returns the empty set.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _AARCH64_EMPTY = bytes.fromhex("000080d2 010080d2 c0035fd6")  # mov x0, 0; mov x
 
 @dataclass(frozen=True)
 class Gate:
-    """Where the code of a library begins that is replaced, and by what."""
+    """Offset of the code to replace in a library, and its replacement."""
 
     offset: int
     after: bytes
@@ -66,7 +66,7 @@ def _processor(data: bytes) -> str:
 
 
 def _gates_x86_64(data: bytes) -> Iterator[tuple[int, int]]:
-    """Places of the code, and the constant there. Functions begin at multiples of 16."""
+    """Offsets of such code, and the constant in each. Functions begin at multiples of 16."""
     before, between, behind = _X86_64_CODE
     for end in _places(data, behind):
         at = end - between - len(before) + 1

@@ -1,4 +1,4 @@
-"""Submissions that the device has not finished: what they launch, and how long to wait for the next to be finished."""
+"""Submissions that the device has not finished: what they launch, and how long to wait for them."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from wgrad.wgsl.runtime.native import as_device_error
 from wgrad.wgsl.runtime.submit_thread import Submitted
 
 _SECONDS, _SOFTWARE_SECONDS = 120.0, 1800.0
-# Work a second of a device whose rate is not known, and how many times as long as by the measured rate it may take:
-# some launches are bound by memory, and other programs may want the device, too.
+# Work per second of a device whose rate is not known, and how many times longer than by the measured rate it may take:
+# some launches are memory-bound, and other programs may use the device.
 _LEAST_RATE, _SOFTWARE_LEAST_RATE, _SLOWER = 1e9, 1e7, 100.0
-# Seconds that all may take to count as short, and the work a second by which they are judged at least.
+# Submissions count as short if all take at most so many seconds, at this rate or the measured one if that is higher.
 _SHORT_SECONDS, _USUAL_RATE = 0.2, 2e12
-_NAMES = 3  # of launches, that a message has
+_NAMES = 3  # of launches, in a message
 
 
 @dataclass
 class Flight:
-    """A submission. names: of its launches; work: as of SubmissionSize."""
+    """A submission. names: of its launches. work: as in SubmissionSize."""
 
     number: int
     submitted: Submitted
@@ -31,9 +31,10 @@ class Flight:
 
 
 class InFlight:
-    """rate: gives what the device does in a second (SubmissionSize), 0 while that is not known.
+    """Submissions in flight, in their order.
 
-    doing: for people, what the submit thread is doing.
+    rate: returns the work per second of the device (SubmissionSize), 0 while unknown.
+    doing: what the submit thread is doing, for messages.
     """
 
     def __init__(self, software: bool) -> None:
@@ -55,7 +56,7 @@ class InFlight:
         return list(self._flights.copy())[:count]
 
     def finished(self, flight: Flight) -> None:
-        """Call it for each in turn; any thread may."""
+        """Mark a submission, and those before it, as finished. Any thread may call it."""
         while self._flights and self._flights[0].number <= flight.number:
             self._flights.popleft()
         self._finished = flight.number
@@ -71,13 +72,13 @@ class InFlight:
 
     @property
     def limit(self) -> float:
-        """Seconds without a finished submission after which the device hangs."""
+        """Seconds without a finished submission after which the device counts as hanging."""
         least = _SOFTWARE_LEAST_RATE if self._software else _LEAST_RATE
         work = max((flight.work for flight in self._flights.copy()), default=0.0)
         return self._seconds + work / max(self.rate() / _SLOWER, least)
 
     def wait(self, given: Submitted) -> None:
-        """Until a task of the submit thread is done. DeviceHung once the device has finished nothing for too long."""
+        """Wait for a task of the submit thread. Raises DeviceHung once the device has finished nothing for too long."""
         seconds, finished = 0.0, self._finished
         while not given.wait(LOOK):
             # Looks are counted, not the clock's seconds: this process may have been stopped between two of them.

@@ -1,10 +1,9 @@
-"""Matrix units (WGSL's cooperative matrices): the copy of wgpu's library that grants them, and which cards passed.
+"""Tensor cores (WGSL's cooperative matrices): the copy of wgpu's library that allows them, and which GPUs passed.
 
-wgpu-native lists the feature and refuses it at device creation, together with everything else that it calls
-experimental (gfx-rs/wgpu-native#516). `wgrad matrix-units enable` writes a private copy of the installed library with
-that one gate lifted into the user's cache, where its code is found for certain (experimental_gate.py); nothing else is
-ever changed. The copy is loaded by wgpu-py's own WGPU_LIB_PATH, where a GPU has passed its check on it. This module
-imports no wgpu: it is asked before wgpu is loaded.
+wgpu-native lists the feature and refuses it at device creation, with everything else that it calls experimental
+(gfx-rs/wgpu-native#516). `wgrad matrix-units enable` writes a private copy of the installed library into the user's
+cache, with that one gate lifted (experimental_gate.py); nothing else is changed. wgpu-py loads the copy through its own
+WGPU_LIB_PATH if a GPU has passed its check on it. This module does not import wgpu, because it runs before wgpu loads.
 """
 
 from __future__ import annotations
@@ -27,11 +26,11 @@ from wgrad.device.errors import DeviceError
 from wgrad.wgsl.runtime.experimental_gate import Gate, find_gate
 
 FEATURE = "cooperative-matrix"
-# Metal's matrices are of 8 x 8 x 8, which the kernels can have (cooperative_text.py), but wgpu before version 30 has
-# none there of f16 operands and f32 sums (gfx-rs/wgpu#9629).
+# Metal's matrices are 8 x 8 x 8, which the kernels support (cooperative_text.py), but wgpu before version 30 does not
+# offer them there with f16 operands and f32 sums (gfx-rs/wgpu#9629).
 BACKENDS = ("Vulkan",)
-_BESIDE = {"shader-f16", "subgroup"}  # what the kernels use besides
-SWITCH = "WGRAD_MATRIX_UNITS"  # "off": never; "trial": also on a card that has not passed yet (the check itself)
+_BESIDE = {"shader-f16", "subgroup"}  # other features that the kernels use
+SWITCH = "WGRAD_MATRIX_UNITS"  # "off": never; "trial": also on a GPU that has not passed yet (the check itself)
 _LIB_PATH = "WGPU_LIB_PATH"
 _FORMAT = 1
 _VERDICTS, _LICENCE = "cards.json", "LICENSE"
@@ -52,7 +51,7 @@ def sha256(path: Path) -> str:
 
 
 def gate_of(path: Path) -> Gate | None:
-    """The gate of a library; None where it cannot be told."""
+    """Return the gate of a library, or None where it is not found."""
     try:
         return find_gate(path.read_bytes())
     except (DeviceError, OSError):
@@ -60,7 +59,7 @@ def gate_of(path: Path) -> Gate | None:
 
 
 def folder() -> Path:
-    """Where the copy, its licence and the verdicts lie."""
+    """Folder of the copy, its licence and the verdicts."""
     return cache_folder("matrix-units")
 
 
@@ -70,7 +69,7 @@ def copy_path() -> Path:
 
 
 def write_copy() -> Path:
-    """Write the copy and wgpu's licence. DeviceError where the installed library's gate is not found, or it cannot."""
+    """Write the copy and wgpu's licence. Raises DeviceError if the gate is not found, or writing fails."""
     source = installed()
     if source is None:
         raise DeviceError("matrix-units: wgpu is not installed, or without a library: pip install wgpu")
@@ -105,7 +104,7 @@ def _licence() -> str:
 
 
 def remove() -> bool:
-    """Delete everything that `write_copy` and `keep_verdict` wrote; -> whether there was anything."""
+    """Delete everything that `write_copy` and `keep_verdict` wrote; return whether there was anything."""
     there = folder().exists()
     try:
         if there:
@@ -116,7 +115,7 @@ def remove() -> bool:
 
 
 def copy_to_load() -> Path | None:
-    """The copy, where it is whole, of the library that is installed now, and proven."""
+    """Return the path of the copy, if it matches the installed library and a GPU has passed its check."""
     if os.environ.get(SWITCH) == "off" or os.environ.get(_LIB_PATH, "").strip() or not _proven():
         return None
     file = _open_copy()
@@ -127,7 +126,7 @@ def copy_to_load() -> Path | None:
 
 
 def _open_copy() -> BufferedReader | None:
-    """The copy, open, where it is whole and of the library that is installed now."""
+    """Open the copy, if it matches the installed library."""
     target = copy_path()
     try:
         source = installed()
@@ -146,9 +145,9 @@ def _open_copy() -> BufferedReader | None:
 
 @contextmanager
 def using_copy() -> Iterator[bool]:
-    """Have wgpu-py, which is to be imported within the block, load the copy where there is one; -> whether it will.
+    """Have wgpu-py, imported within the block, load the copy, if there is one; yield whether it will.
 
-    On Linux it is given the file that is open here: another that takes its name meanwhile is not loaded.
+    On Linux it loads the file that is open here, so that no other can take its place meanwhile.
     """
     unasked = os.environ.get(SWITCH) == "off" or os.environ.get(_LIB_PATH, "").strip() or "wgpu" in sys.modules
     file = None if unasked or not _proven() else _open_copy()
@@ -161,12 +160,12 @@ def using_copy() -> Iterator[bool]:
         try:
             yield True
         finally:
-            del os.environ[_LIB_PATH]  # processes that this one starts look for themselves
+            del os.environ[_LIB_PATH]  # child processes check for themselves
 
 
 # ---- which cards passed ------------------------------------------------------------------------
 def among(features: Collection[str]) -> bool:
-    """Return whether these, of an adapter or a device, are all that the kernels for matrix units need."""
+    """Return whether the features of an adapter or a device include all that the tensor-core kernels need."""
     return _BESIDE | {FEATURE} <= set(features)
 
 
@@ -185,7 +184,7 @@ def _kernels() -> str:
 
 
 def verdict(card: str) -> tuple[bool, str] | None:
-    """(passed, reason) of a card by its `identity`; None where it was not tried, or has failed with other kernels."""
+    """(passed, reason) of a GPU by its `identity`; None if it was not tried, or failed with other kernels."""
     entry = _verdicts().get(card)
     if not isinstance(entry, dict) or not (entry.get("passed") or entry.get("kernels") == _kernels()):
         return None
@@ -193,14 +192,14 @@ def verdict(card: str) -> tuple[bool, str] | None:
 
 
 def checked_lanes(card: str) -> int:
-    """Lanes of a subgroup in the kernels of the check, 0 where that is not known."""
+    """Lanes of a subgroup in the kernels of the check; 0 if unknown."""
     entry = _verdicts().get(card)
     lanes = entry.get("lanes") if isinstance(entry, dict) else 0
     return lanes if isinstance(lanes, int) else 0
 
 
 def keep_verdict(card: str, passed: bool, reason: str, lanes: int = 0) -> None:
-    """DeviceError where it cannot be written."""
+    """Save the verdict on a GPU. Raises DeviceError if it cannot be written."""
     cards = {**_verdicts(), card: {"passed": passed, "reason": reason, "lanes": lanes, "kernels": _kernels()}}
     path = folder() / _VERDICTS
     try:
@@ -219,7 +218,7 @@ def _verdicts() -> dict[str, Any]:
 
 
 def _proven() -> bool:
-    """Return whether a GPU passed its check on a copy; or this process is the check, which may crash without harm."""
+    """Return whether a GPU passed its check on a copy, or this process is the check, which may crash."""
     return on_trial() or any(isinstance(entry, dict) and entry.get("passed") is True for entry in _verdicts().values())
 
 
@@ -229,7 +228,9 @@ def on_trial() -> bool:
 
 
 def may_ask(card: str) -> bool:
-    """Return whether a device with the feature is asked for: by cards that passed, whichever library gives it. One
-    without the shape that the kernels have need not refuse it: it may leave sums at zero."""
+    """Return whether to request the feature: for GPUs that passed, whichever library offers it.
+
+    A GPU without the kernels' matrix shape may accept the feature and leave sums at zero.
+    """
     mode = os.environ.get(SWITCH, "")
     return mode != "off" and (on_trial() or (verdict(card) or (False,))[0])

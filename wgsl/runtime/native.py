@@ -1,4 +1,4 @@
-"""The one file that touches wgpu-py's private parts.
+"""All use of wgpu-py's private names.
 
 wgpu-py checks every argument in Python, which costs more than the call itself (43 us a dispatch against about 5 with
 the foreign functions called directly, measured on an H100 host). Recording and submitting are therefore done on the raw
@@ -28,7 +28,7 @@ with matrix_units.using_copy() as COPY_LOADED:  # wgpu finds its library while i
         from wgpu.backends.wgpu_native import _helpers as _instance
     except ModuleNotFoundError:
         raise
-    except Exception as error:  # of cffi, or of wgpu-py at its first call
+    except Exception as error:  # from cffi, or from wgpu-py's first call
         said = " ".join(str(error).split()).partition(". Additionally, ")[0][:200]  # cffi has searched, too
         named = os.environ.get("WGPU_LIB_PATH", "").strip()
         if named and not COPY_LOADED:
@@ -42,8 +42,11 @@ ffi = _native.ffi
 
 
 class _Types(dict[str, Any]):
-    """cffi's table of C types by their text, in which a name with * or [] behind it is looked up: cffi parses such a
-    text together with all names of the header, which takes 30 ms, for each of some thirty that a run begins with."""
+    """cffi's table of C types by their text, with a shortcut for a name followed by * or [].
+
+    cffi parses such a text together with all names of the header. That takes 30 ms for each of about thirty types at
+    the start of a run.
+    """
 
     def __missing__(self, text: str) -> Any:
         found = re.fullmatch(r"(\w+) *(\*|\[\]) *", text)
@@ -75,7 +78,7 @@ def handle(obj: Any) -> Any:
 
 
 def disown(obj: Any) -> Any:
-    """The C handle of a wgpu-py object, which from now on does not release it."""
+    """Take the C handle of a wgpu-py object, which then no longer releases it."""
     found, obj._internal = obj._internal, None
     return found
 
@@ -93,7 +96,7 @@ class ErrorLog(logging.Handler):
 
     @property
     def messages(self) -> list[str]:
-        """Those that this thread raises: its own where they are kept apart, else of all other threads."""
+        """The errors that this thread raises: its own if they are kept apart, else those of all other threads."""
         kept: list[str] = getattr(self._apart, "messages", self._messages)
         return kept
 
@@ -102,10 +105,10 @@ class ErrorLog(logging.Handler):
         self._apart.messages = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        # wgpu-py shortens a message that it has logged before; every one of ours is to say all.
+        # wgpu-py shortens a message that it has logged before; we want each in full.
         getattr(_native._api.error_handler._per_thread_data, "error_message_counts", {}).clear()
         message = record.getMessage()
-        # A driver's chatter at instance creation is no error of ours.
+        # Driver messages at instance creation are not our errors.
         if "XDG_RUNTIME_DIR" not in message and "EGL" not in message:
             self.messages.append(message)
 
@@ -118,7 +121,7 @@ class ErrorLog(logging.Handler):
 
 def as_device_error(error: Exception | str, doing: str) -> DeviceError:
     """Return wgpu's error as one of our classes, in one line. `doing` completes "... while"."""
-    error_log().messages.clear()  # the same is often logged as well
+    error_log().messages.clear()  # the same error is often logged as well
     text = " ".join(str(error).split())
     if "lost" in text.lower():
         return DeviceLost(
@@ -142,7 +145,7 @@ def error_log() -> ErrorLog:
 
 
 def enumerate_adapters(backends: Sequence[str]) -> list[Any]:
-    """Those of these backends, by the names of wgpu-native's flags."""
+    """List the adapters of these backends (names of wgpu-native's flags)."""
     # Mesa writes a line to the terminal for each driver that it tries where this is not set, and never uses it here.
     os.environ.setdefault("XDG_RUNTIME_DIR", tempfile.gettempdir())
     error_log()  # before the instance exists, so that driver chatter stays off the user's terminal
@@ -152,13 +155,13 @@ def enumerate_adapters(backends: Sequence[str]) -> list[Any]:
 
 
 def copy(encoder: Any, buffers: tuple[Any, Any], source_offset: int, offset: int, nbytes: int) -> None:
-    """A copy from the first buffer to the second into the encoder, from C handles."""
+    """Encode a copy from the first buffer to the second, by C handles."""
     source, target = buffers
     lib.wgpuCommandEncoderCopyBufferToBuffer(encoder, source, source_offset, target, offset, nbytes)
 
 
 def record(compute_pass: Any, pipeline: Any, bind_group: Any, x: int, y: int, z: int) -> None:
-    """One dispatch into a pass made by wgpu-py, from C handles."""
+    """Encode one dispatch into a pass made by wgpu-py, by C handles."""
     lib.wgpuComputePassEncoderSetPipeline(compute_pass._internal, pipeline)
     lib.wgpuComputePassEncoderSetBindGroup(compute_pass._internal, 0, bind_group, 0, ffi.NULL)
     lib.wgpuComputePassEncoderDispatchWorkgroups(compute_pass._internal, x, y, z)

@@ -1,4 +1,4 @@
-"""A GPU that is elsewhere: `wgrad plan` on a machine without one takes the kernels that most GPUs get."""
+"""An absent GPU: `wgrad plan` on a machine without one uses the kernels that most GPUs get."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _BINDING_BYTES, _BUFFER_BYTES = (2 << 30) - 4, (4 << 30) - 4  # what AMD's, Inte
 
 
 class PlannedGpu(TraceDevice):
-    """A card with memory of its own, without tensor cores, of which neither memory nor rates are known."""
+    """A discrete GPU without tensor cores, whose memory and rates are unknown."""
 
     def __init__(self) -> None:
         super().__init__(PROFILES[1])
@@ -21,5 +21,5 @@ class PlannedGpu(TraceDevice):
         self.host_buffers = True
 
     def free_memory(self) -> int | None:
-        """Unknown."""
+        """Return None: unknown."""
         return None

@@ -1,4 +1,4 @@
-"""Arrays on their way to the host, beside work that was submitted after them."""
+"""Device-to-host copies that overlap with work submitted later."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from wgrad.wgsl.runtime import submission_queue
 
 
 class Readback:
-    """An array on its way to the host: what it held when `readback` was called."""
+    """A copy of an array on its way to the host, as of the call of `readback`."""
 
     def __init__(self, readback: submission_queue.Readback, array: Array, out: np.ndarray | None) -> None:
         self._readback, self._shape, self._dtype, self._out = readback, array.shape, array.dtype, out
 
     def ready(self) -> bool:
-        """True once `result` would not wait."""
+        """Return whether `result` would not wait."""
         return self._readback.ready()
 
     def result(self) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""A GPU that was lost, opened anew in the same process."""
+"""Open a lost GPU again in the same process."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from wgrad.device.bounded import bounded
 from wgrad.device.errors import DeviceError, DeviceLost
 
-# A driver that resets a GPU takes a while, in which it does not open; and it may hang while it does.
+# After a reset, a driver does not open the GPU for a while, and may hang when it does.
 _PAUSES = (0.0, 0.25, 0.5, 1.0, 2.0, 4.0)
 _SECONDS = 60.0
 _LEAST_SHARE = 1 / 16  # of the work at once
@@ -23,9 +23,10 @@ _SETTINGS = (
 
 
 def reopen(lost: Any, losses: int) -> Any:
-    """Return a device like `lost`, a WgpuDevice, with half the work at once for each loss.
+    """Return a device like `lost` (a WgpuDevice), with half the work at once for each loss.
 
-    DeviceLost: it is not there any more.
+    Raises:
+        DeviceLost: the GPU does not open again.
     """
     lost.close()
 

@@ -34,10 +34,10 @@ class Runtime(PooledRuntime):
     """Owns one wgpu device. Arrays come from a pool; dispatches are recorded and submitted in batches, in order."""
 
     name = "wgpu"
-    tensor_cores_off = ""  # why those that the driver gives are not used
+    tensor_cores_off = ""  # why tensor cores that the driver offers are not used
     matrix_shape = cooperative_shapes.BLOCK  # of one cooperative matrix
-    few_registers = False  # tiles take those of attention_plan.py (FEW_REGISTERS)
-    attention_plan: Any = None  # a Plan in place of the table's choice: for sweeps and tests
+    few_registers = False  # choose smaller tiles, whose values fit few registers (Intel)
+    attention_plan: Any = None  # a Plan that replaces the table's choice, for sweeps and tests
 
     def __init__(self, spec: str | None = None, *, max_binding_bytes: int | None = None) -> None:
         adapter = adapters.choose(spec)
@@ -59,26 +59,25 @@ class Runtime(PooledRuntime):
         max_binding_bytes: int | None,
         rate_file: Path | None = None,
     ) -> None:
-        """device: of wgpu-py, or what stands in for one (webgpu_trace.py); queue: of submission_queue.py likewise.
-        rate_file: as of SubmissionSize."""
+        """device, queue: real ones, or stand-ins (webgpu_trace.py). rate_file: as in SubmissionSize."""
         self._device, self._queue, limits = device, queue, device.limits
         self.adapter_type: str = info["adapter_type"]
         self.few_registers = info.get("vendor_id") == adapters.INTEL
         self.description = f"{info['device']} ({info['backend_type']}, {info['description']})"
-        # A driver that runs shaders on the CPU wants other kernels; tests set it to have both kinds run.
+        # A driver that runs shaders on the CPU has kernels of its own; tests set this to run both kinds.
         self.software = self.adapter_type == "CPU"
         self.float16 = "shader-f16" in self._device.features
         self.subgroups = "subgroup" in self._device.features
         self.matrix_units = matrix_units.among(self._device.features)
         self.lanes = 32  # of a subgroup of a kernel on tensor cores
-        # LoRA's products of a stack are slow without them (bench/notes/rejected-runtime.md).
+        # LoRA's matmuls on a stack are slow without tensor cores (bench/notes/rejected-runtime.md).
         self.stacks_weights = self.matrix_units and not self.software
         self.int8_products = False  # `round_products` sets it
-        self.transposes_left = False  # of every product that can have it so, not of large ones (the self-test's switch)
-        # "large" or "medium": this one for every product that can have it (the self-test's switch).
+        self.transposes_left = False  # in every GEMM that allows it, not only large ones (the self-test's switch)
+        # "large", "medium" or "two": this tile for every GEMM that allows it (the self-test's switch).
         self.matrix_tile = ""
         self.bfloat16 = False  # WGSL has no such type; weights are decoded from its bits
-        self.shared_memory = self.adapter_type in ("CPU", "IntegratedGPU")  # tests set it to have both kinds run
+        self.shared_memory = self.adapter_type in ("CPU", "IntegratedGPU")  # tests set it to run both kinds
         self.host_buffers = adapters.HOST_BUFFERS in self._device.features
         self.copies_beside = self.adapter_type == "DiscreteGPU"  # tests set it on a software driver
         self.max_binding_bytes = min(max_binding_bytes or 1 << 62, limits["max-storage-buffer-binding-size"])
@@ -114,7 +113,7 @@ class Runtime(PooledRuntime):
 
     @contextmanager
     def capture(self, rehearsal: Rehearsal | None = None) -> Iterator[Any]:
-        # A replay decodes what it reads: nothing is carried into a recording, or out of one.
+        # A replay decodes what it reads: cached values are carried neither into a recording nor out of one.
         self.dequantized.drop()
         self.synchronize()
         with super().capture(rehearsal) as replay:
@@ -122,7 +121,7 @@ class Runtime(PooledRuntime):
                 yield replay
             finally:
                 self.dequantized.drop()
-        self.synchronize()  # what the device has just shown sizes the recording's submissions for good
+        self.synchronize()  # the rate that this measures sizes the recording's submissions
         if isinstance(replay, Replay):  # a dry run's has none
             replay.submissions = joined(replay.submissions, self._submission_size.work)
 
@@ -148,7 +147,7 @@ class Runtime(PooledRuntime):
             ) from error
 
     def _create_host_buffer(self, nbytes: int) -> Any:
-        """Buffers that the host maps for reading are host memory on every backend."""
+        """Create a buffer in host memory: on every backend, that is where buffers mapped for reading are."""
         if not self.host_buffers:
             raise DeviceError(
                 f"{self.description} has no {adapters.HOST_BUFFERS}: it cannot reach main memory by itself"
@@ -173,7 +172,7 @@ class Runtime(PooledRuntime):
         self._write(array, host, np.zeros(0, np.uint8))
 
     def write(self, array: Array, host: np.ndarray) -> None:
-        odd = array.nbytes % 4  # bytes of a last word that may be shared with a neighbour: it keeps its own
+        odd = array.nbytes % 4  # bytes in a last word that may be shared with a neighbour, whose bytes are kept
         self._write(array, host, self._last_word(array)[odd:] if odd else np.zeros(0, np.uint8))
 
     def _last_word(self, array: Array) -> np.ndarray:
@@ -184,7 +183,7 @@ class Runtime(PooledRuntime):
         return word
 
     def _write(self, array: Array, host: np.ndarray, tail: np.ndarray) -> None:
-        # A write takes its place in the queue at once, so what was recorded before it goes first.
+        # A write enters the queue at once, so what was recorded before must be submitted first.
         self.flush()
         self.dequantized.written(array)
         data = np.ascontiguousarray(host, dtype=array.dtype).reshape(-1).view(np.uint8)
@@ -209,7 +208,7 @@ class Runtime(PooledRuntime):
         return Readback(self._queue.read_later(array.lease.block.buffer, array.offset, nbytes), array, out)
 
     def transfer(self, src: Array, out: Array) -> None:
-        """out = src: in pieces beside the large launches that follow (transfers.py), what is left of it by a copy
+        """out = src, in pieces that overlap with the large launches that follow (transfers.py). The rest is copied by a
         command before anything else that may touch either array."""
         self.dequantized.written(out)
         if self._replay is not None:
@@ -221,18 +220,18 @@ class Runtime(PooledRuntime):
             self._copy(src, out)
 
     def _complete_transfers(self, blocks: Collection[Block] | None = None) -> None:
-        """Those that wait and touch one of these blocks, and what came before them. None: all."""
+        """Complete the pending transfers up to the last that touches one of these blocks. None: all."""
         for src, out in self._transfers.due(blocks):
             self._copy(src, out)
 
     def _copy(self, src: Array, out: Array) -> None:
-        """By a copy command: between two passes of what is recorded."""
+        """Record a copy command, between two passes."""
         buffers = native.handle(src.lease.block.buffer), native.handle(out.lease.block.buffer)
         nbytes = (src.nbytes + 3) & ~3
         self._record("transfer", (None, buffers, src.offset, out.offset, nbytes), 2.0 * src.nbytes)
 
     def _copy_beside(self, work: float) -> None:
-        """Pieces of what waits, in the submission that the launch of so many FLOP will be in."""
+        """Record pieces of pending transfers in the submission that begins with a launch of so many FLOP."""
         for number, (src, out, groups) in enumerate(self._transfers.beside(work)):
             pipeline = self._compiler.get(SHADER.shader, SHADER.entry, {})
             bind_group = self._bind(pipeline, [src, out], [src.nbytes // UNIT])
@@ -248,7 +247,7 @@ class Runtime(PooledRuntime):
             yield self.view(array, (min(step, array.size - at),), at)
 
     def row_windows(self, rows: int, row_bytes: int) -> list[tuple[int, int]]:
-        """(first, last + 1) ranges of rows that fit one binding and start where a binding may start."""
+        """Return (first, last + 1) ranges of rows that fit one binding and start where a binding may start."""
         align = 256 // math.gcd(row_bytes, 256)  # rows to the next aligned row
         most = self.max_binding_bytes // row_bytes // align * align
         if most == 0 and rows * row_bytes > self.max_binding_bytes:
@@ -264,7 +263,7 @@ class Runtime(PooledRuntime):
         self._submission_size.waited()
 
     def close(self) -> None:
-        """Give back a device that was lost; its memory goes with the last array."""
+        """Release a device that was lost; its memory goes with the last array."""
         self._bind_groups.clear()
         self._block_keys.clear()
         self._queue.close()
@@ -293,9 +292,9 @@ class Runtime(PooledRuntime):
         entry: str = "main",
         work: float = 0.0,
     ) -> None:
-        """Record one dispatch of `shader`.wgsl, a file of this room, or of anybody's where the whole path is given.
+        """Record one dispatch of `shader`.wgsl, a file of this package or a whole path.
 
-        arrays: for bindings 1, 2, ... in order (None: a dummy; one that #if left out is skipped).
+        arrays: for bindings 1, 2, ... in order (None: a dummy). Those whose binding #if left out are skipped.
         params: 4-byte fields of the uniform struct at binding 0 (int -> u32 or i32, float -> f32).
         groups: workgroup counts. constants: names put on top of the file. work: FLOP, or bytes if memory-bound.
         """
@@ -316,7 +315,7 @@ class Runtime(PooledRuntime):
 
     @property
     def dispatch_work(self) -> float:
-        """The work from which on a launch is split into several dispatches, where its shader can be."""
+        """The work above which a launch is split into several dispatches, if its shader allows it."""
         return self._submission_size.dispatch_work
 
     def _record(self, name: str, dispatch: native.Dispatch, work: float) -> None:
@@ -371,7 +370,7 @@ class Runtime(PooledRuntime):
         return self._bind_groups[key]
 
     def flush(self) -> None:
-        """Submit what is recorded, and the transfers that wait."""
+        """Submit recorded work and pending transfers."""
         self._complete_transfers()
         self._submit_pending()
         self._most_pending = FIRST_DISPATCHES

@@ -1,4 +1,4 @@
-"""The queue to the device: lists of dispatches, writes, and what is read back."""
+"""The queue to the device: dispatches, writes and readbacks."""
 
 from __future__ import annotations
 
@@ -16,19 +16,18 @@ from wgrad.wgsl.runtime.in_flight import Flight, InFlight
 from wgrad.wgsl.runtime.native import Dispatch, as_device_error, copy, disown, error_log, ffi, handle, lib
 from wgrad.wgsl.runtime.submit_thread import Submitted, SubmitThread
 
-# Submissions in flight before the host waits for old ones: bounds memory held by finished commands (it only comes
-# back on a poll) without letting the device run dry. It waits for half of them: what a thread does first after it was
-# woken costs it 0.1 to 0.25 ms more (bench/notes/rejected-runtime.md). Of short ones there may be more: eight of
-# decoding are four steps, and whoever queues a block of them wants to read the one before meanwhile.
+# Submissions in flight before the host waits for old ones: bounds the memory of finished commands (which only a poll
+# releases) without letting the device run dry. It waits for half of them, because a thread loses 0.1 to 0.25 ms when
+# it is woken (bench/notes/rejected-runtime.md). More short ones are allowed: eight of decoding are four steps, and a
+# caller that queues a block of steps reads the one before meanwhile.
 MAX_IN_FLIGHT, MAX_SHORT_IN_FLIGHT = 8, 64
-UPLOAD_BYTES, _UPLOADS = 4 << 20, 6  # of a buffer that large writes go through, and how many there are
-STAGED_BYTES = 1 << 20  # of a write that goes through them, and at once: a bucket of the gradient, say
+UPLOAD_BYTES, _UPLOADS = 4 << 20, 6  # size and number of the buffers for large writes
+STAGED_BYTES = 1 << 20  # writes of at least this size, such as a bucket of the gradient, go through them
 _MOST_STAGING_BYTES = 256 << 20  # of buffers kept for the next readback: more than the buckets of an 8B's gradient
 
 
 class _Mapping:
-    """A buffer that is to be mapped, once a submission is done, and what wgpu says of it: nothing yet, that it is, or
-    what is wrong."""
+    """A buffer that is mapped once a submission is done: pending, done, or an error."""
 
     done, error = False, ""
 
@@ -44,14 +43,14 @@ class _Mapping:
         lib.wgpuBufferMapAsync(handle(self._buffer), self._mode, 0, self._buffer.size, how[0])
 
     def see(self, c_device: Any) -> None:
-        """Wait for the submission, on the submit thread."""
+        """Wait for the submission. Called on the submit thread."""
         if not self.done and self._submission is not None:
             poll(c_device, self._submission, wait=True)
 
     def wait(self, queue: Queue, doing: str) -> None:
         if not self.done:
             queue.wait_for(self, doing)
-        if not self.done:  # of a device that is lost nothing is waited for
+        if not self.done:  # the wait above does nothing on a lost device
             queue.wait()
         if self.error or not self.done:
             raise queue.refused(self.error or "the device is lost", doing)
@@ -70,10 +69,10 @@ def _mapped(status: int, message: Any, handle_of: Any, _: Any) -> None:
 
 
 class Readback:
-    """Bytes on their way to the host, in a buffer that is mapped once the device has come so far.
+    """A copy of bytes on its way to the host, in a buffer that is mapped once the device has made it.
 
-    wgpu-py's own thread would wait for what was submitted last: a copy in the middle of a step would not be seen before
-    all of the step is done.
+    wgpu-py's own thread would wait for the last submission: a copy in the middle of a step would complete only with
+    the whole step.
     """
 
     def __init__(self, queue: Queue, staging: Any, encoder: Any) -> None:
@@ -88,7 +87,7 @@ class Readback:
         return self._mapping.done
 
     def copy_to(self, target: memoryview) -> None:
-        """Wait for the bytes, and copy as many as the target has. Once."""
+        """Wait for the bytes and copy as many as the target has. May be called once."""
         self._mapping.wait(self._queue, "reading from the device")
         staging = self._staging
         target[:] = ffi.buffer(lib.wgpuBufferGetConstMappedRange(handle(staging), 0, staging.size), len(target))
@@ -98,12 +97,15 @@ class Readback:
 
 
 class _Uploads:
-    """Writes through a few buffers by turns. wgpu's own write makes a buffer each time, whose memory the system has to
-    give, and clear, anew: of large arrays that is most of its time."""
+    """Large writes through a few staging buffers in turn.
+
+    wgpu's own write allocates a buffer each time, whose memory the system must provide and clear. For large arrays that
+    is most of its time.
+    """
 
     def __init__(self, queue: Queue) -> None:
         self._queue = queue
-        self._free: deque[tuple[Any, _Mapping]] = deque()  # what was used longest ago first
+        self._free: deque[tuple[Any, _Mapping]] = deque()  # least recently used first
 
     def write(self, buffer: Any, offset: int, data: np.ndarray) -> None:
         """data: bytes, a multiple of 4."""
@@ -122,7 +124,7 @@ class _Uploads:
             self._free.append((staging, mapping))
 
     def _take(self) -> Any:
-        """A buffer that is mapped."""
+        """Return a mapped buffer."""
         doing = "writing to the device"
         if len(self._free) < _UPLOADS:
             try:
@@ -140,12 +142,13 @@ def _nothing() -> None:
 
 
 class Queue:
-    """Encodes lists of dispatches, and has them submitted, in order, by a thread of its own: of the host's time two
-    thirds are wgpu's, for ending an encoder and for submitting it, and in these two the next one can be recorded.
-    That thread also waits, because a wait for a device that hangs never returns, and one for a device that is lost
-    ends its thread (abort_guard.py).
+    """Encodes lists of dispatches and has them submitted, in order, by a thread of its own.
 
-    What goes to the device by another way (a small write) or ends a buffer that was recorded `drain`s first.
+    Two thirds of the host's time are wgpu's, for ending an encoder and submitting it; meanwhile the next one is
+    recorded. That thread also waits for the device, because a wait for a device that hangs never returns, and a wait
+    for a lost one ends the thread (abort_guard.py).
+
+    What bypasses the thread (a small write), or destroys a buffer that was recorded, must `drain` first.
     """
 
     def __init__(self, device: Any, software: bool = False) -> None:
@@ -158,13 +161,14 @@ class Queue:
         self._uploads = _Uploads(self)
         self._look: Submitted | None = None  # the last `poll`
         self.lost: DeviceLost | None = None
-        # Seconds, in all, that `submit` waited for an old submission; and of the CPU that every wait took (some drivers
-        # spin).
+        # Total seconds that `submit` waited for old submissions, and CPU seconds of all waits (some drivers spin).
         self.waited = self.waiting_cpu = 0.0
 
     def submit(self, dispatches: Iterable[Dispatch], names: Sequence[str] = (), work: float = 0.0) -> None:
-        """Record the dispatches in one compute pass, in order, to be submitted. What wgpu says of them is raised by
-        what `drain`s next. names, work: as of InFlight."""
+        """Record the dispatches in one compute pass, in order, and hand it over. The next `drain` raises wgpu's errors.
+
+        names, work: as in InFlight.
+        """
         self._check()
         encoder = lib.wgpuDeviceCreateCommandEncoder(self._c_device, ffi.NULL)
         compute_pass = lib.wgpuCommandEncoderBeginComputePass(encoder, ffi.NULL)
@@ -192,7 +196,7 @@ class Queue:
             self.waited += time.perf_counter() - begun
 
     def submit_encoder(self, encoder: Any, doing: str, mapping: _Mapping | None = None) -> None:
-        """Have an encoder submitted, and then a buffer mapped."""
+        """Hand over an encoder to be submitted, and a buffer to be mapped after it."""
         self._check()
         self._hand_over(encoder, doing, mapping)
 
@@ -206,18 +210,18 @@ class Queue:
         return self._thread.submit(work, partial(lib.wgpuCommandEncoderRelease, encoder))
 
     def _submit(self, encoder: Any, doing: str) -> Any:
-        """At once, by the thread that calls it. -> the submission's index."""
+        """Submit on the calling thread and return the index of the submission."""
         self.in_flight.doing = doing
         commands = lib.wgpuCommandEncoderFinish(encoder, ffi.NULL)
         lib.wgpuCommandEncoderRelease(encoder)
-        error_log().raise_if_any(doing)  # the library ends the process where what is wrong gets further than here
+        error_log().raise_if_any(doing)  # submitting an invalid encoder would end the process
         index = submit(self._c_queue, commands)
         lib.wgpuCommandBufferRelease(commands)
         error_log().raise_if_any(doing)
         return index
 
     def _wait(self, look: Callable[[], None], doing: str) -> None:
-        """Have the submit thread wait for the device, and wait for that."""
+        """Have the submit thread run `look`, which waits for the device, and wait for that."""
         self._check()
 
         def work() -> None:
@@ -231,7 +235,7 @@ class Queue:
         self.drain()
 
     def _see_finished(self, flights: Sequence[Flight], more: Callable[[], None] = _nothing) -> None:
-        """Wait for submissions, each in turn, so that it is known which one the device is at."""
+        """Wait for each submission in turn, so that the one that hangs is known."""
 
         def look() -> None:
             for flight in flights:
@@ -243,7 +247,7 @@ class Queue:
         self._wait(look, "waiting for the device")
 
     def drain(self) -> None:
-        """Until all that was recorded is submitted."""
+        """Wait until all that was recorded is submitted."""
         self._check()
         try:
             self._thread.drain(self.in_flight.wait)
@@ -251,17 +255,17 @@ class Queue:
             if isinstance(error, DeviceLost):
                 self._lose(error)
             self.in_flight.clear()
-            error_log().messages.clear()  # a device that is lost is logged by this thread, too
+            error_log().messages.clear()  # a lost device is logged for this thread, too
             raise
 
     def close(self) -> None:
-        """Give back the memory of a device that is lost. One that hangs keeps it."""
+        """Release the memory of a lost device. One that hangs keeps it."""
         self._lose(DeviceLost("the device was closed"))
         self._staging.clear()
         self._uploads = _Uploads(self)
         if not isinstance(self.lost, DeviceHung):
-            # In a thread that panics the library does not first ask the device for what is done, to panic once more.
-            # The queue, with the memory of what is in flight, it gives back in others alone.
+            # In a panicked thread, releasing the device does not poll it, which would panic again. The queue, with the
+            # memory of what is in flight, must be released in another thread.
             self._thread.end_with(
                 partial(poll, self._c_device, wait=False),
                 partial(lib.wgpuDeviceRelease, self._c_device),
@@ -269,7 +273,7 @@ class Queue:
             )
 
     def _lose(self, error: DeviceLost) -> None:
-        """Never give back the device: the library would wait for it then, and end the process."""
+        """Mark the device as lost. It is never released: the library would wait for it and end the process."""
         if self.lost is None:
             self.lost = type(error)(str(error))  # without a traceback, which refers to arrays
             if isinstance(error, DeviceHung):
@@ -285,31 +289,31 @@ class Queue:
         return found
 
     def _check(self) -> None:
-        """Raise DeviceLost where it is known: wgpu would end the process."""
+        """Raise DeviceLost if the device is known to be lost: wgpu would end the process."""
         if self.lost is not None:
             raise type(self.lost)(str(self.lost))
 
     @property
     def submitting_cpu(self) -> float:
-        """Seconds of CPU time that submitting has taken of its own thread."""
+        """CPU seconds that submitting has taken on its thread."""
         return self._thread.cpu - self.waiting_cpu
 
     def poll(self) -> None:
-        """Have the submit thread see what is done by now, without waiting for it."""
+        """Have the submit thread process what is done by now, without waiting."""
         if self.lost is None and (self._look is None or self._look.wait(0)):
             self._look = self._thread.submit(partial(poll, self._c_device, wait=False), _nothing)
 
     def wait_for(self, mapping: _Mapping, doing: str) -> None:
-        """Until the submission of this, and what came before it, is done."""
+        """Wait for the submission of this mapping and those before it."""
         self._wait(partial(mapping.see, self._c_device), doing)
 
     def wait(self) -> None:
-        """Until everything submitted is done."""
+        """Wait for everything submitted."""
         self._see_finished(self.in_flight.oldest(len(self.in_flight)), partial(poll, self._c_device, wait=True))
         error_log().raise_if_any("waiting for the device")
 
     def read_later(self, buffer: Any, offset: int, nbytes: int) -> Readback:
-        """Start copying bytes (a multiple of 4) to the host, behind everything submitted so far."""
+        """Start copying bytes (a multiple of 4) to the host, after everything submitted so far."""
         self._check()
         try:
             staging = self._take_staging(nbytes)
@@ -326,13 +330,13 @@ class Queue:
         return self._device.create_buffer(size=nbytes, usage="MAP_READ|COPY_DST")
 
     def keep_staging(self, staging: Any) -> None:
-        """For the next readback of this size: new memory costs more than the copy. What was used longest ago goes."""
+        """Keep a buffer for the next readback of its size: new memory costs more than the copy."""
         self._staging.append(staging)
         while sum(kept.size for kept in self._staging) > _MOST_STAGING_BYTES:
             self._staging.pop(0).destroy()
 
     def write(self, buffer: Any, offset: int, data: Any) -> None:
-        """Copy host bytes (C-contiguous buffer, a multiple of 4 bytes) into a buffer, behind what is submitted."""
+        """Copy host bytes (C-contiguous buffer, a multiple of 4 bytes) into a buffer, after what is submitted."""
         view = ffi.from_buffer(data)
         if len(view) >= STAGED_BYTES:
             self._uploads.write(buffer, offset, np.frombuffer(data, np.uint8))

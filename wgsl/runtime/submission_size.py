@@ -1,4 +1,4 @@
-"""Work of one submission, and of one dispatch, by the rate that the device was seen to have."""
+"""Limits on the work of one submission and of one dispatch, from the measured rate of the device."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from typing import Any
 
 from wgrad.device.cache import keep, read_kept
 
-# A submission takes about 45 us of the host, as ten dispatches do, and a driver's watchdog allows 2 s for one. The
-# device starts only when it is submitted, so the first one behind a wait, or of a replay, is short.
+# A submission costs the host about 45 us, as much as ten dispatches, and a driver's watchdog allows 2 s for one. The
+# device starts only when it is submitted, so the first one after a wait, or of a replay, is short.
 FIRST_DISPATCHES, MAX_DISPATCHES = 128, 512
-# Of a device whose rate is not known yet, by the type of the adapter: GPUs of 0.5 and 0.1 TFLOP/s take 200 ms for it. A
-# software driver has no watchdog, so that its dispatches need no bound.
+# Work allowed while the rate is unknown, by adapter type: GPUs of 0.5 and 0.1 TFLOP/s take 200 ms for it. A software
+# driver has no watchdog, so its dispatches need no limit.
 _LEAST_WORK, LEAST_WORK_GPU = {"CPU": 2e9, "IntegratedGPU": 2e10}, 1e11
 _SECONDS, _MOST_WORK = 0.05, 2e12
 _DISPATCH_SECONDS = 0.2
@@ -27,8 +27,11 @@ _FORMAT, _MOST_BYTES = 1, 1 << 12
 
 @dataclass(frozen=True)
 class Submission:
-    """Commands that are submitted together. work: as of SubmissionSize. apart: it begins with a copy that runs beside
-    its first large launch only there (transfers.py)."""
+    """Commands that are submitted together.
+
+    work: as in SubmissionSize. apart: it begins with a copy that overlaps with its first large launch only at the start
+    of a submission (transfers.py).
+    """
 
     dispatches: list[Any]
     names: list[str]
@@ -37,7 +40,7 @@ class Submission:
 
 
 def joined(submissions: Iterable[Submission], work: float) -> list[Submission]:
-    """The same dispatches in as few submissions as `work` and MAX_DISPATCHES allow; the first stays as it is."""
+    """Merge submissions as far as `work` and MAX_DISPATCHES allow; the first stays as it is."""
     result: list[Submission] = []
     for new in submissions:
         last = result[-1] if len(result) > 1 else None
@@ -51,27 +54,26 @@ def joined(submissions: Iterable[Submission], work: float) -> list[Submission]:
 
 
 class SubmissionSize:
-    """Bounds on what the device is given at once, in FLOP, or in bytes where memory is what counts.
+    """Limits on the work that the device gets at once, in FLOP, or bytes for memory-bound launches.
 
-    work: after how much a submission ends. At first what the slowest device of its kind does in time; later what this
-    one was seen to do in 50 ms. dispatch_work: the same of one dispatch, in 200 ms.
-
-    kept: file of the cache with the rate that this GPU had in an earlier process.
+    work: of a submission. At first what the slowest device of its kind does in time, later what this one does in 50 ms.
+    dispatch_work: of a dispatch, likewise in 200 ms.
+    kept: cache file with the rate of this GPU in an earlier process.
     """
 
     def __init__(self, adapter_type: str, kept: Path | None = None) -> None:
         least = _LEAST_WORK.get(adapter_type, LEAST_WORK_GPU)
         self.work, self.dispatch_work = least, math.inf if adapter_type == "CPU" else least
         self._file = None if adapter_type == "CPU" else kept
-        self._share = 1.0  # of what the rate allows; less once a device was lost
-        self.rate = 0.0  # of work a second, the highest seen; 0: none
-        self._begun: float | None = None  # when the first submission was made behind a wait
+        self._share = 1.0  # of what the rate allows; less after a loss of the device
+        self.rate = 0.0  # highest measured work per second; 0: none yet
+        self._begun: float | None = None  # time of the first submission after a wait
         self._submitted = 0.0
         if self._file is not None:
             self._take(_kept_rate(self._file))
 
     def _take(self, rate: float) -> None:
-        """Go by this rate, where it is above what was seen so far."""
+        """Use this rate, if it is the highest so far."""
         if not self.rate < rate <= _MOST_RATE:
             return
         self.rate = rate
@@ -79,7 +81,7 @@ class SubmissionSize:
         self.dispatch_work = max(self.dispatch_work, self._share * rate * _DISPATCH_SECONDS)
 
     def lower(self, share: float) -> None:
-        """Give the device this share of what its rate allows, from now on."""
+        """Give the device only this share of what its rate allows."""
         self.work, self.dispatch_work = share * self.work, share * self.dispatch_work
         self._share = share
 
@@ -89,12 +91,14 @@ class SubmissionSize:
         self._submitted += work
 
     def waited(self) -> None:
-        """The device has done all that was submitted, in the time since then or less: the host recorded in it, too.
-        What a replay submits is not counted, which only makes the device look slower."""
+        """Update the rate: the device has done all that was submitted since the last wait.
+
+        The time includes the host's recording, and work of replays is not counted, so the rate may be too low.
+        """
         if self._begun is None:
             return
         seconds, self._begun = time.perf_counter() - self._begun, None
-        if self._submitted < self.work:  # so little that what else takes time matters
+        if self._submitted < self.work:  # too little: other costs would matter
             return
         before = self.rate
         self._take(self._submitted / max(seconds, 1e-9))

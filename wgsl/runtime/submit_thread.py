@@ -1,9 +1,9 @@
-"""Work in its order on a thread of its own, beside what the thread goes on with that hands it over.
+"""A thread that does tasks in order while the caller goes on.
 
-concurrent.futures does the same, but handing over takes 21 us of it on an H100's host, as long as it takes to record
-half a dozen dispatches, and a submission that a copy begins has no more (bench/notes/rejected-runtime.md).
+concurrent.futures does the same, but handing over a task takes 21 us on an H100's host, as long as recording half a
+dozen dispatches, and a submission that begins with a copy has no more (bench/notes/rejected-runtime.md).
 
-Where the device is lost the thread may stop for ever in one call (abort_guard.py): another one then takes its place.
+If the device is lost, the thread may stop for ever in a call (abort_guard.py). Another one then takes its place.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 from wgrad.wgsl.runtime.abort_guard import guard_thread, release_thread
 
-_SECONDS = 10.0  # of the last work with a device
+_SECONDS = 10.0  # for the last work with a device
 
 
 class Submitted:
@@ -57,12 +57,12 @@ class Submitted:
             self._done.release()
 
     def give_up(self) -> None:
-        """Have those who wait for it go on: it never ends."""
+        """Wake those who wait for a task that never ends."""
         self._done.release()
 
 
 class _State:
-    """error: what failed, until it is raised. cpu: as of SubmitThread. task: what `thread` is doing."""
+    """State shared with the thread. error: the first failure, until it is raised. task: what `thread` is doing."""
 
     error: BaseException | None = None
     cpu = 0.0
@@ -70,8 +70,8 @@ class _State:
     thread: Thread | None = None
 
     def __init__(self) -> None:
-        self.last: SimpleQueue[Callable[[], None]] = SimpleQueue()  # work of a thread that stops for ever
-        self.stopped = False  # one has
+        self.last: SimpleQueue[Callable[[], None]] = SimpleQueue()  # work for a thread that has stopped for ever
+        self.stopped = False  # whether one has
 
 
 _Work = SimpleQueue[tuple[Submitted, Callable[[], Any], Callable[[], object]] | None]
@@ -86,11 +86,11 @@ def _wait_without_limit(given: Submitted) -> None:
 
 
 class SubmitThread:
-    """begin: called on the thread before anything else. aborted: makes the error of a task that would have aborted the
-    process. The thread is there from the first `submit` until this object, or the program, ends; what was handed over
-    by then is done.
+    """A thread from the first `submit` until this object, or the program, ends, after all its tasks.
 
-    cpu: seconds of CPU time that it has taken.
+    begin: called on the thread before anything else.
+    aborted: makes the error of a task that would have aborted the process.
+    cpu: seconds of CPU time that the thread has taken.
     """
 
     def __init__(self, begin: Callable[[], None], aborted: Callable[[], BaseException]) -> None:
@@ -105,8 +105,10 @@ class SubmitThread:
         return self._state.cpu
 
     def submit(self, work: Callable[[], Any], drop: Callable[[], object]) -> Submitted:
-        """-> what `work` returns, which is done behind all that came before. Once something has failed `drop` is called
-        in its place, until `drain` has raised that, and the result is None."""
+        """Do `work` after all earlier tasks; the task's result is what it returns.
+
+        After a failure, `drop` is called instead, and the result is None, until `drain` has raised the error.
+        """
         given = Submitted()
         if self._ended:  # the program ends: nobody else would do it
             given.do(work, drop, self._state)
@@ -120,7 +122,7 @@ class SubmitThread:
         return given
 
     def drain(self, wait: Callable[[Submitted], None] = _wait_without_limit) -> None:
-        """Until all that was handed over is done, as `wait` waits for it. Raises what failed first, once."""
+        """Wait, by `wait`, until all tasks are done. Raises the first failure, once."""
         if self._last is not None:
             wait(self._last)
             self._last = None
@@ -129,15 +131,17 @@ class SubmitThread:
             raise error
 
     def end(self) -> None:
-        """Once all that was handed over is done."""
+        """End the thread after all its tasks."""
         self._ended = True
         self._work.put(None)
         if self._state.thread is not None:
             self._state.thread.join()
 
     def end_with(self, panics: Callable[[], Any], there: Callable[[], None], then: Callable[[], None]) -> None:
-        """Do the last work with a device: `there` in a thread in which the library has panicked, and `then` in this
-        one. panics: makes such a thread."""
+        """Do the last work with a device: `there` in a thread that has panicked in the library, `then` in a normal one.
+
+        panics: a call that panics, to get such a thread.
+        """
         if not self._state.stopped:
             self.submit(panics, _nothing).wait(_SECONDS)
         if self._state.stopped:
@@ -151,7 +155,7 @@ class SubmitThread:
         self.submit(then, then).wait(_SECONDS)
 
     def abandon(self) -> None:
-        """The thread does not come back from what it does."""
+        """Do not wait for this thread at exit: its call never returns."""
         _running.discard(self)
 
 
@@ -163,7 +167,7 @@ def _start(handed: _Work, state: _State, begin: Callable[[], None], aborted: Cal
 
 def _run(handed: _Work, state: _State, begin: Callable[[], None], aborted: Callable[[], BaseException]) -> None:
     def go_on() -> None:
-        """This thread stops for ever, in a task."""
+        """Hand over to a new thread, and stop this one for ever."""
         task, state.task, state.stopped = state.task, None, True
         state.error = state.error or aborted()
         _start(handed, state, begin, aborted)
@@ -178,7 +182,7 @@ def _run(handed: _Work, state: _State, begin: Callable[[], None], aborted: Calla
         submitted, work, drop = given
         submitted.do(work, drop, state)
         state.cpu = time.thread_time()
-        del given, submitted, work, drop  # of a queue that would live on by them
+        del given, submitted, work, drop  # which would keep a queue alive
     release_thread()
 
 

@@ -1,5 +1,5 @@
-// out = src, beside other work: few workgroups, so that most of the device is left to the launch that runs with them, and
-// eight reads of an invocation under way, because main memory answers late.
+// out = src, beside other work: few workgroups, so that most of the device is left to the launch that runs with them,
+// and eight reads of an invocation under way, because main memory answers late.
 //   src, out [units] of 16 bytes. Dispatch: any number of workgroups.
 struct Params { units: u32 }
 @group(0) @binding(0) var<uniform> p: Params;

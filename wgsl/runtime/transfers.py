@@ -1,9 +1,9 @@
-"""Copies from and to main memory that run beside large launches, in pieces.
+"""Copies between device and host memory that overlap with large launches, in pieces.
 
-Copy commands run by themselves, one after another with a queue's other work. Of two launches without a barrier between
-them the second begins while the first still runs: so a piece of an array is copied by a launch of few workgroups
-(transfer.wgsl) right before a large launch. Both open a submission, because wgpu puts the barriers of what a submission
-uses for the first time before all of it, and those of what it uses again before the launch that does.
+Copy commands do not overlap with a queue's other work. But of two launches without a barrier between them, the second
+begins while the first still runs. So a launch of few workgroups (transfer.wgsl) copies a piece of an array right before
+a large launch. Both open a submission: wgpu puts the barriers of buffers that a submission uses for the first time
+before all of it, and those of buffers that it uses again before the launch that does.
 """
 
 from __future__ import annotations
@@ -19,31 +19,33 @@ from wgrad.wgsl.runtime.compile import Variant
 
 SHADER = Variant("transfer", "main", ())
 UNIT = 16  # bytes that are copied at once
-LEAST_WORK = 2e10  # FLOP of a launch that has a copy beside it: 0.1 ms of a large card
-_PASS = 256 * 8 * UNIT  # bytes of a workgroup's loop's turn
+LEAST_WORK = 2e10  # FLOP of a launch that a copy may overlap with: 0.1 ms on a large GPU
+_PASS = 256 * 8 * UNIT  # bytes per iteration of a workgroup
 
 
 @dataclass(frozen=True)
 class _Way:
-    """groups: of the copying launch. bytes_per_flop: of the launch beside it, so that the two end together."""
+    """groups: workgroups of the copy. bytes_per_flop: per FLOP of the other launch, so that both end together."""
 
     groups: int
     bytes_per_flop: float
 
 
-# Measured on an H200 (bench/notes/copies.md), beside products of 280 TFLOP/s.
+# Measured on an H200 (bench/notes/copies.md), next to matmuls of 280 TFLOP/s.
 _TO_HOST = _Way(1, 22e9 / 280e12)
 _FROM_HOST = _Way(4, 36e9 / 280e12)
-# Where copies from main memory are not done when they are wanted, because they take longer than what runs beside them:
-# each launch takes longer by this, all together less (bench/notes/copies.md).
+# For copies from host memory that are not done when needed, because they take longer than the launches they overlap
+# with: this slows each launch, but takes less time in total (bench/notes/copies.md).
 _FROM_HOST_BEHIND = _Way(8, 50e9 / 280e12)
-_LATE, _OLDER = 0.25, 0.9  # the part that was left when it was wanted, from which on that is so; by what it counts less
-BYTES_PER_FLOP = _TO_HOST.bytes_per_flop  # the less of both
+_LATE, _OLDER = 0.25, 0.9  # share that was left when needed, above which that is used; weight of older copies
+BYTES_PER_FLOP = _TO_HOST.bytes_per_flop  # the lower of both
 
 
 class _Borrowed(Lease):
-    """Lease of a block with a pending copy: the block goes back to its pool without it, and whoever uses it next has it
-    carried out first, so that waiting takes no memory."""
+    """Lease of a block with a pending copy, which does not keep the block from its pool.
+
+    The next user of the block completes the copy first, so that pending copies take no memory.
+    """
 
     __slots__ = ()
 
@@ -55,7 +57,7 @@ class _Borrowed(Lease):
 
 
 def in_pieces(src: Array, out: Array) -> bool:
-    """Return whether a copy of whole arrays can be one of pieces."""
+    """Return whether a copy of whole arrays can be split into pieces."""
     return src.nbytes > 0 and not (src.nbytes % UNIT or src.offset % ALIGN or out.offset % ALIGN)
 
 
@@ -79,12 +81,11 @@ class _Transfer:
 
 
 class Transfers:
-    """Those that wait, in their order. most_bytes: of a piece."""
+    """Pending copies in their order. most_bytes: of a piece."""
 
     def __init__(self, most_bytes: int) -> None:
         self._most_bytes = most_bytes
-        # Of copies from main memory that had launches to run beside: bytes, and those left when they were wanted. Older
-        # ones count less.
+        # Of copies from host memory that had launches to overlap with: bytes, and bytes left when they were needed.
         self._from_host = self._late = 0.0
         self._waiting: deque[_Transfer] = deque()
 
@@ -101,13 +102,13 @@ class Transfers:
         return _FROM_HOST_BEHIND if self._late > _LATE * self._from_host else _FROM_HOST
 
     def _count(self, transfer: _Transfer) -> None:
-        """Count a copy that is wanted, or done before."""
+        """Count a copy that is done, or needed now."""
         if not transfer.to_host and transfer.left < transfer.nbytes:
             self._from_host = _OLDER * self._from_host + transfer.nbytes
             self._late = _OLDER * self._late + transfer.left
 
     def due(self, blocks: Collection[Block] | None = None) -> Iterator[tuple[Array, Array]]:
-        """Take the remaining copies, or those up to the last that touches one of these blocks; it waits no longer."""
+        """Take the rest of all pending copies, or of those up to the last that touches one of these blocks."""
         count = max((n for n, t in enumerate(self._waiting, 1) if blocks is None or t.blocks & set(blocks)), default=0)
         for _ in range(count):
             transfer = self._waiting.popleft()
@@ -115,7 +116,7 @@ class Transfers:
             yield transfer.take(transfer.left)
 
     def beside(self, work: float) -> Iterator[tuple[Array, Array, int]]:
-        """(from, to, workgroups) of the pieces that run beside a launch of so many FLOP; they wait no longer."""
+        """Take (from, to, workgroups) of the pieces that overlap with a launch of so many FLOP."""
         share = 1.0  # of the launch's time
         while self._waiting and work >= LEAST_WORK:
             transfer = self._waiting[0]

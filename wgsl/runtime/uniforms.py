@@ -9,7 +9,7 @@ _SLOTS = 1024  # of a buffer
 
 
 class Uniforms:
-    """Places of contents in buffers. Dimensions repeat from step to step, so contents are kept, never overwritten."""
+    """Uniforms by content. Parameters repeat from step to step, so contents are kept and never overwritten."""
 
     def __init__(self, device: Any, queue: Any) -> None:
         self._device, self._queue = device, queue
@@ -17,7 +17,7 @@ class Uniforms:
         self._buffer: Any = None
 
     def binding(self, packed: bytes) -> dict[str, Any]:
-        """A uniform with this content, as a bind group takes it."""
+        """Return a uniform with this content, as a bind group takes it."""
         packed = packed.ljust(16, b"\0")
         if packed not in self._places:
             at = len(self._places) % _SLOTS

@@ -1,4 +1,4 @@
-"""Vulkan drivers that are registered on this machine, and the key of a verdict on them. No driver is loaded."""
+"""Vulkan drivers registered on this machine, and the key of a verdict on them. Loads no driver."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def driver_files() -> list[str]:
 
 
 def state_of_drivers() -> list[Any]:
-    """Changes when a driver, a device node, a variable that drivers read, or a limit of this process changes."""
+    """Return a state that changes with a driver, a device node, a variable that drivers read, or a process limit."""
     files = driver_files()
     found: list[Any] = [platform.platform(), platform.version(), _limits()]
     found.append(sorted((k, v) for k, v in os.environ.items() if k.startswith(_PREFIXES)))

@@ -1,8 +1,8 @@
-"""How much memory each Vulkan device has. WebGPU does not tell, so the loader is asked directly.
+"""Memory of each Vulkan device. WebGPU does not tell it, so the loader is asked directly.
 
 Vulkan 1.3 specification, sections 4 and 5: vkEnumeratePhysicalDevices, VkPhysicalDeviceProperties,
-VkPhysicalDeviceMemoryProperties; VK_EXT_memory_budget. On Windows the loader comes with the card's driver, so
-it knows DX12's cards as well.
+VkPhysicalDeviceMemoryProperties; VK_EXT_memory_budget. On Windows the loader comes with the GPU's driver, so it knows
+DX12's GPUs as well.
 """
 
 from __future__ import annotations
@@ -91,14 +91,14 @@ class _Extension(ctypes.Structure):
 
 
 def memory_bytes(vendor: int, device: int) -> int | None:
-    """Bytes of the largest memory heap of the card with these PCI ids; None where no Vulkan driver knows it."""
+    """Bytes of the largest memory heap of the GPU with these PCI ids; None if no Vulkan driver knows it."""
     return _heaps().get((vendor, device))
 
 
 def free_bytes(vendor: int, device: int, ordinal: int) -> int | None:
-    """Bytes of the largest heap that this process can still take; None where no Vulkan driver tells.
+    """Bytes of the largest heap that this process can still take; None if no Vulkan driver tells.
 
-    ordinal: among the cards with these PCI ids, in the driver's order.
+    ordinal: among the GPUs with these PCI ids, in the driver's order.
     """
     with physical_devices() as devices:
         same = [found for found in devices if found.ids == (vendor, device)]
@@ -130,7 +130,7 @@ def _local_heaps(memory: _Memory) -> list[int]:
 
 @dataclass(frozen=True)
 class PhysicalDevice:
-    """A device of an open instance: the loader, both handles, its PCI ids and version of Vulkan."""
+    """A device of an open instance: the loader, both handles, PCI ids and Vulkan version."""
 
     vulkan: Any
     instance: ctypes.c_void_p
@@ -141,7 +141,7 @@ class PhysicalDevice:
 
 @contextmanager
 def physical_devices() -> Iterator[list[PhysicalDevice]]:
-    """Every device that a Vulkan driver knows. None where Vulkan cannot be asked."""
+    """Yield every device that a Vulkan driver knows; none if there is no Vulkan."""
     instance = ctypes.c_void_p()
     vulkan = _loader()
     application = _ApplicationInfo(type=_APPLICATION_INFO, api_version=_VERSION_1_1)

@@ -1,8 +1,8 @@
-"""A device without a driver: it writes down what the wgpu device would ask of WebGPU, and nothing is computed.
+"""A device without a driver: it records what the wgpu device would ask of WebGPU, and computes nothing.
 
-The operators run as on a card; shaders are assembled, buffers are numbers, and every write and dispatch becomes a step
-of a list. The same steps on any implementation of WebGPU, from buffers of which nothing is known, give the outputs:
-that is how other compilers than wgpu's are tried (autograd/selftest/bundle.py, bundle_runner.js).
+The operators run as on a GPU: shaders are assembled, buffers are numbers, and every write and dispatch becomes a step
+of a list. Any WebGPU implementation that runs these steps computes the outputs. So other compilers than wgpu's are
+tested (autograd/selftest/bundle.py, bundle_runner.mjs).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Profile:
     software: bool = False
 
 
-# WebGPU's least workgroup memory, what most cards give, what NVIDIA gives; and the kernels of drivers on the CPU.
+# WebGPU's least workgroup memory, that of most GPUs, that of NVIDIA's; and the kernels of software drivers.
 PROFILES = (
     Profile("16 KiB", 16 << 10),
     Profile("32 KiB", 32 << 10),
@@ -53,7 +53,7 @@ class Shader:
 
 
 class _Object:
-    """Stands in for an object of wgpu-py: native.handle() takes its `_internal`."""
+    """A stand-in for an object of wgpu-py, of which native.handle() takes `_internal`."""
 
     @property
     def _internal(self) -> Any:
@@ -61,7 +61,7 @@ class _Object:
 
 
 class Buffer(_Object):
-    """serial: its place in Trace.buffers."""
+    """serial: its index in Trace.buffers."""
 
     def __init__(self, serial: int) -> None:
         self.serial = serial
@@ -99,7 +99,7 @@ class Dispatch:
 
 @dataclass
 class Trace:
-    """buffers: (bytes, is uniform) of each. steps: in the order of the queue."""
+    """buffers: (bytes, is uniform). steps: in the order of the queue."""
 
     buffers: list[tuple[int, bool]] = field(default_factory=list)
     steps: list[Write | Dispatch] = field(default_factory=list)
@@ -164,16 +164,16 @@ class _Recorder:
 
 
 class _TextCompiler(Compiler):
-    """Makes texts: there is no driver that may hang, and no thread to wait for it."""
+    """Assembles texts, without a thread: there is no driver that may hang."""
 
     def make(self, variant: Variant) -> Pipeline:
         return self._compile(variant)
 
 
 class TraceDevice(WgpuDevice):
-    """`trace` grows with every write and launch. One device for each stretch of work that is to stand by itself.
+    """A device whose `trace` grows with every write and launch. Use one device per bundle.
 
-    like: another, whose pipelines this one takes too: they are texts, whatever the profile is.
+    like: another, whose assembled pipelines this one shares.
     """
 
     def __init__(self, profile: Profile, like: TraceDevice | None = None) -> None:

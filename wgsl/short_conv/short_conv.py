@@ -9,7 +9,7 @@ from wgrad.wgsl.operators import implements
 from wgrad.wgsl.runtime.compile import Constant
 from wgrad.wgsl.runtime.runtime import Runtime
 
-_RUN = 64  # tokens whose sums of the weight's gradient one invocation takes
+_RUN = 64  # tokens that one invocation sums for the weight's gradient
 
 
 def _launch(

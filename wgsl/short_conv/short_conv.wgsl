@@ -1,4 +1,5 @@
-// A short causal convolution of each channel: y = silu(z), or z without SILU, z[t] = sum over j of x[t - j] weight[WIDTH - 1 - j].
+// A short causal convolution of each channel: y = silu(z), or z without SILU, z[t] = sum over j of x[t - j]
+// weight[WIDTH - 1 - j].
 //
 // x [batch, given, channels] X_T, of which the last `tokens` are those of y; weight [channels, WIDTH] f32; doc_start
 // [batch, tokens] i32; cache_len [1]; y [batch, tokens, channels] X_T: overwritten.
@@ -16,7 +17,8 @@ struct Params { batch: u32, tokens: u32, given: u32, channels: u32, runs: u32 }
 #endif
 @group(0) @binding(6) var<storage, read_write> y: array<Y_T>;
 
-// How many tokens before token t its document reaches back, as far as there are elements; below 0 where it begins later.
+// How many tokens before token t its document reaches back, as far as there are elements; below 0 where it begins
+// later.
 fn reach(b: u32, t: u32) -> i32 {
   return min(i32(t) + cache_len[0] - doc_start[b * p.tokens + t], i32(t + p.given - p.tokens));
 }
