@@ -3,16 +3,12 @@
 
 #part chunk
 // Part of every kernel of chunks: the tokens of one chunk of one head, and the layout of the scratch arrays.
-//
 // `info` has planes [batch heads, chunks CHUNK]: 0 sums of g, 1 beta, 2 and 3 one over the length of q (times scale)
 // and of k, 4 where the token's document starts in the chunk (-1: before it), 5 what the rounded sums leave out. The
 // gradients overwrite plane 5 (g) and follow it: 6 (beta) and, without CORRECTED, 7 (skip).
-//
-// `mats` has for each chunk three matrices [CHUNK, CHUNK]: INVERSE (the solved system), SYSTEM and SCORES. After them
-// come DECAYED = inverse beta inside k, and KEPT = to_end k. A backward has both once more in the other layout
-// (DECAYED_ALONG, KEPT_ACROSS), and ASKED = inside q. DECAYED and KEPT_ACROSS are [KEYS, CHUNK], the others [CHUNK,
-// KEYS].
-//
+// `mats` has for each chunk INVERSE (the solved system), SYSTEM and SCORES, all [CHUNK, CHUNK]. After them come DECAYED
+// = inverse beta inside k and KEPT = to_end k; for a backward also both in the other layout (DECAYED_ALONG,
+// KEPT_ACROSS) and ASKED = inside q. DECAYED and KEPT_ACROSS are [KEYS, CHUNK], the others [CHUNK, KEYS].
 // `states` are [chunks + 1, batch heads, KEYS, VALUES]: before each chunk and after the last. `values` are two planes
 // [batch heads, chunks CHUNK, VALUES]: new, and its gradient.
 struct Params {

@@ -1,5 +1,5 @@
 // delta_rule_output.wgsl on tensor cores: y = inside q S + scores new of each chunk, scores = q k' decay; with BACKWARD
-// scores' dy. Arrays and dispatch as there, but qkv and y (or dy) are f16.
+// scores' dy. Arrays as there, but qkv and y (or dy) are f16. Dispatch: a workgroup per chunk of each head.
 enable f16;
 enable wgpu_cooperative_matrix;
 #include "delta_rule.inc.wgsl" chunk

@@ -1,11 +1,11 @@
-// Element-wise operators, one entry point each. The variant with VEC = 4 takes four numbers at a time.
+// Element-wise operators, one entry point each.
 //   add: y = a + b.  add_to: y += b.  mul: y = a b.  scale: y = alpha a.  scale_by: y = a b[0].  convert: y = a.
 //   softcap: y = alpha tanh(a / alpha).
 //   mask: y = a where b is non-zero, else alpha.  bias: y[r, c] = a[r, c] + b[c], c < columns.
 //   a, y [n], b [n] ([1] scale_by, [columns] bias): A_T, B_T, Y_T are f32 or f16 or vec4 of them; b of mask is u32.
-//   n and columns count elements of VEC numbers. C_T is f32 or vec4<f32>: all arithmetic.
-// Dispatch: ceil(n / 1024) workgroups (folded), 4 elements an invocation, 256 apart; all loads stand before the first
-// store, so that 64 bytes an invocation are under way at once.
+//   n and columns count such elements. C_T, the type of all arithmetic, is f32 or vec4<f32>.
+// Dispatch: ceil(n / 1024) workgroups (folded), 4 elements per invocation, 256 apart. All loads precede the first
+// store, so that each invocation has 64 bytes in flight.
 struct Params { n: u32, columns: u32, alpha: f32 }
 @group(0) @binding(0) var<uniform> p: Params;
 @group(0) @binding(1) var<storage, read> a: array<A_T>;
@@ -25,7 +25,7 @@ struct Params { n: u32, columns: u32, alpha: f32 }
 
 #part entry name first second value
 // An entry point of elementwise.wgsl: y = $value of a$i, elements of $first, and b$i, which is $second.
-// Dispatch: as there; loads are clamped to the last element, stores are guarded.
+// Loads are clamped to the last element, stores are guarded.
 @compute @workgroup_size(256)
 fn $name(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let base = (wg.x + wg.y * nwg.x) * 1024u + lid;

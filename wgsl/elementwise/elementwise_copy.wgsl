@@ -1,7 +1,7 @@
 // out = src, as 32-bit words (elements of 4 words where the size allows).
-//   src, out [n] W_T: u32 or vec4<u32>. A last word of which only some bytes belong to the arrays (tail_mask != 0)
-//   keeps the others: they may be another view's.
-// Dispatch: ceil(n / 1024) workgroups (folded), 4 elements an invocation, 256 apart.
+//   src, out [n] W_T: u32 or vec4<u32>. If only some bytes of the last word belong to the arrays (tail_mask != 0), the
+//   others are kept, because they may belong to another view.
+// Dispatch: ceil(n / 1024) workgroups (folded), 4 elements per invocation, 256 apart.
 struct Params { n: u32, tail_mask: u32 }
 @group(0) @binding(0) var<uniform> p: Params;
 @group(0) @binding(1) var<storage, read> src: array<W_T>;

@@ -1,7 +1,7 @@
 // y[i] = table[ids[i]] for the ids inside the window of table rows [first, last).
-//   table [V, columns] f32, f16 or bf16 (KIND 0, 1, 2), read four at once where columns divide by 4 (VEC4);
-//   ids [N] i32; y [N, columns] Y_T: f32 or f16, vec4 of it where columns divide by 4. columns counts elements of Y_T.
-// Dispatch: ceil(n / 1024) workgroups (folded), n = N * columns; 4 elements an invocation, 256 apart.
+//   table [V, columns] f32, f16 or bf16 (KIND 0, 1, 2), read four at once where columns is a multiple of 4 (VEC4);
+//   ids [N] i32; y [N, columns] Y_T: f32 or f16, or vec4 of it with VEC4. columns counts elements of Y_T.
+// Dispatch: ceil(n / 1024) workgroups (folded), n = N * columns; 4 elements per invocation, 256 apart.
 struct Params { n: u32, columns: u32, first: u32, last: u32 }
 @group(0) @binding(0) var<uniform> p: Params;
 @group(0) @binding(2) var<storage, read> ids: array<i32>;

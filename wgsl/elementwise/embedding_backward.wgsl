@@ -1,10 +1,11 @@
-// dtable[v] = sum of dy[i] over the tokens i with ids[i] = v, for v in the window [first, last); the rest of the window
-// must be zero before. Deterministic, without atomics or a sort: `link` chains the tokens of one id in rising order,
-// and in `main` the first of each chain adds up its own.
-//   ids [N] i32; links [N] u32: the next token with this id (N: none), with the top bit where no earlier one has it;
-//   dy [N, columns] DY_T: f32 or f16, vec4 of it where columns divide by 4; dtable [last - first, columns] C_T.
-// Dispatch: link: ceil(N / 256) workgroups, each invocation looks both ways until it meets its id (at worst N^2 / 2
-// comparisons in all); main: ceil(N * columns / 256) workgroups (folded).
+// dtable[v] = sum of dy[i] over the tokens i with ids[i] = v, for v in the window [first, last), which must be zero
+// before. Deterministic, without atomics or a sort: `link` chains the tokens of one id in rising order, and in `main`
+// the first token of each chain sums the chain.
+//   ids [N] i32; links [N] u32: the next token with this id (N: none), with the top bit set if no earlier one has it;
+//   dy [N, columns] DY_T: f32 or f16, or vec4 of it where columns is a multiple of 4; dtable [last - first, columns]
+//   C_T.
+// Dispatch: link: ceil(N / 256) workgroups; each invocation searches both ways for its id (at worst N^2 / 2 comparisons
+// in all). main: ceil(N * columns / 256) workgroups (folded).
 struct Params { n: u32, columns: u32, first: u32, last: u32 }
 @group(0) @binding(0) var<uniform> p: Params;
 @group(0) @binding(1) var<storage, read> ids: array<i32>;

@@ -1,9 +1,9 @@
 // Parts of the reductions.
 
 #part columns of
-// Part of sums over rows: the sum over the rows first <= row < last of $of(row, c), a C_T, in a fixed order.
-// WIDE invocations side by side have a column each, 256 / WIDE of them take turns at its rows; invocations 0 to WIDE -
-// 1 are given the sums. c is their column, the last one where there is no such column. All 256 take part.
+// Part of sums over rows: the sum of $of(row, c), a C_T, over first <= row < last, in a fixed order. WIDE neighbouring
+// invocations have a column each (c, clamped to the last one), and 256 / WIDE of them share its rows. Invocations 0 to
+// WIDE - 1 get the sums. All 256 must call it.
 const TALL = 256u / WIDE;
 var<workgroup> sums: array<C_T, 256>;
 
@@ -28,8 +28,8 @@ fn column_sum(first: u32, last: u32, c: u32, lid: u32) -> C_T {
 #endpart
 
 #part workgroup name type tile both
-// Part of others: a value of each of 256 invocations made into one, given to all, in a fixed order. $both: of `mine`
-// and `other`. Before $tile is used again there must be a barrier.
+// Part of others: reduce a value of each of 256 invocations, in a fixed order, and return the result to all. $both
+// combines `mine` and `other`. A barrier is needed before $tile is used again.
 fn $name(value: $type, lid: u32) -> $type {
   $tile[lid] = value;
   workgroupBarrier();

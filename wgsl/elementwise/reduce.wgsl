@@ -3,8 +3,8 @@
 //   norm_part: part[slot + group] = (sum of squares of the finite x, number of x that are not finite).
 //   finish:    total = sum of all parts.
 //   x [n] X_T: f32 or f16 or vec4 of them; part [parts] vec2<f32>; total [1] or [2] f32 (PAIR).
-// A number is not finite when its exponent bits are all ones; comparing it with itself is folded away by compilers.
-// Dispatch: `groups` workgroups of 256, each takes every groups-th run of 1024 elements of x; finish: one workgroup.
+// A number is not finite if its exponent bits are all ones; compilers would fold a comparison with itself.
+// Dispatch: `groups` workgroups of 256, each with every groups-th run of 1024 elements of x; finish: one workgroup.
 struct Params { n: u32, slot: u32, parts: u32 }
 @group(0) @binding(0) var<uniform> p: Params;
 @group(0) @binding(1) var<storage, read> x: array<X_T>;

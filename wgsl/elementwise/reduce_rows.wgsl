@@ -1,6 +1,6 @@
-// out[chunk, c] = sum over the chunk's rows of x[r, c] (+ out when ACCUMULATE). Run twice for tall arrays: into chunks,
-// then over the chunks; the order of addition is fixed.
-//   x [rows, columns] X_T (f32 or f16, vec4 of them where columns divide by 4: columns counts elements of X_T);
+// out[chunk, c] = sum over the chunk's rows of x[r, c] (+ out when ACCUMULATE). Tall arrays take two launches: into
+// chunks, then over the chunks. The order of addition is fixed.
+//   x [rows, columns] X_T (f32 or f16, or vec4 of it where columns is a multiple of 4; columns counts elements of X_T);
 //   out [chunks, columns] C_T (f32 or vec4<f32>).
 // A workgroup is WIDE columns by 256 / WIDE rows. Dispatch: (ceil(columns / WIDE), chunks).
 struct Params { rows: u32, columns: u32, rows_per_chunk: u32 }

@@ -1,16 +1,16 @@
-// The operand b as an IQ2_XXS, IQ2_XS, IQ2_S, IQ3_XXS or IQ3_S weight (nf4.inc.wgsl says what such a file gives): of an
-// [out, in] matrix an entry of `grid` for each CELL elements (8 or 4): the low 8 bits of its number, 4 in a u32. Rows
-// are multiples of 256 elements. An element is d (2 scale + 1) FACTOR times what the entry has for it, or its negative.
-//   FORM 0 (XXS)       signs: a u32 of each 32 elements: 7 bits of each 8, the last sign makes their number even; 4
-//   bits scale FORM 1 (IQ2_XS)    signs: a byte of each 8, 7 bits and the ninth of the entry's number
-//   FORM 2 (S)         signs: a byte of each 8; high: a byte of each 32, what is above the low 8 bits of the entries'
-//   numbers d                  16 bits each, 2 in a u32: the float16 d of 256 elements; but for FORM 0 then 4 bits of
-//   each scale,
-//                      a group of 16 elements or, where CELL is 4, of 32
-//   grid               of CELL 8 16 bits an entry, 2 in a u32: 2 bits an element: 0 to 2 for 8, 25, 43; FORM 0 of CELL
-//   4: a u32
-//                      an entry, 5 bits an element, half of it; FORM 2 of CELL 4: 16 bits an entry, 4 bits an element.
-//                      All from the lowest bits on
+// The operand b as an IQ2_XXS, IQ2_XS, IQ2_S, IQ3_XXS or IQ3_S weight (interface: nf4.inc.wgsl): for
+// each CELL elements (8 or 4) of an [out, in] matrix, the low 8 bits of the number of an entry of `grid`, 4 in a u32.
+// Rows are multiples of 256 elements. An element is d (2 scale + 1) FACTOR times its part of the entry, or the negative
+// of that.
+//   FORM 0 (XXS)       signs: a u32 for 32 elements: 7 bits for each 8 (the eighth makes the number of signs even), 4
+//   bits scale FORM 1 (IQ2_XS)    signs: a byte for each 8: 7 bits, and the ninth bit of the entry's number
+//   FORM 2 (S)         signs: a byte for each 8; high: a byte for each 32, the entries' numbers above their low 8 bits
+//   d                  16-bit fields, 2 in a u32: the float16 d of 256 elements, then (not FORM 0) 4 bits for each
+//   scale of
+//                      16 elements, or of 32 where CELL is 4
+//   grid               CELL 8: 16 bits per entry, 2 in a u32; 2 bits per element, where 0, 1, 2 stand for 8, 25, 43.
+//                      CELL 4, FORM 0: a u32 per entry; 5 bits per element, half of its value. CELL 4, FORM 2: 16 bits
+//                      per entry, 4 bits per element. All from the lowest bits up
 // Products are exact in float32.
 // Source: ggml's dequantize_row_iq2_xxs and those of the others (github.com/ggml-org/llama.cpp).
 #include "formats.inc.wgsl" half
@@ -40,7 +40,7 @@ var<workgroup> table: array<u32, TABLE_WORDS>;  // grid
 #endif
 
 struct Unit_b { codes: Codes, signs: u32, high: u32, d: u32, fields: u32, element: u32 }
-// Of the unit's first element on: codes, signs and what is above the low 8 bits of entries' numbers.
+// Codes, signs and high bits of entries' numbers, shifted to the unit's first element.
 struct Ready_b { codes: Codes, signs: u32, high: u32, scale: Scale }
 
 fn prepare_b(lid: u32) {
@@ -74,7 +74,7 @@ fn fetch_b(at: u32, inside: u32) -> Unit_b {
   return unit;
 }
 
-// Signs of four times 7 elements, a byte each: with the one that makes the number of each even.
+// Four times 7 signs, a byte each, with the eighth that makes the number of each byte even.
 fn even(sevens: u32) -> u32 {
   var odd = sevens ^ ((sevens >> 4u) & 0x07070707u);
   odd ^= (odd >> 2u) & 0x03030303u;
@@ -126,8 +126,7 @@ fn word_at(place: u32) -> u32 {
 #endif
 }
 
-// Integers of few bits become floats by their bits, as formats.inc.wgsl (words) has them: conversions take longer
-// (NVIDIA).
+// Small integers become floats by their bits, as in formats.inc.wgsl (words): conversions take longer (NVIDIA).
 fn four_b(unit: Ready_b, first: u32) -> Four {
 #if CELL == 8
   var number = (unit.codes >> (first & 24u)) & 255u;

@@ -1,15 +1,15 @@
 // Parts of the decoders of weight formats.
 
 #part words
-// Part of the weight formats: UNIT codes (8, 16, 32) of which 4 bits each lie in words of 8, from the lowest on; and
-// codes to floats.
-//   each(word, bits)           the word for the first eight codes, and from so many bits on for each next eight
-//   eight_of(words, first)     the word of the eight that code `first` is one of
-//   word_of(words, first)      the same, code `first` lowest
+// Part of the weight formats: UNIT codes (8, 16, 32), of which 4 bits each are packed 8 to a word, lowest first; and
+// conversion of codes to floats.
+//   each(word, bits)           the word for the first eight codes, shifted by so many bits for each next eight
+//   eight_of(words, first)     the word of the eight codes that include code `first`
+//   word_of(words, first)      the same, shifted so that code `first` is lowest
 //
-// A float whose last bit is worth 2^-s has an integer of few bits that lies at bit s of a word in the right place: with
-// the exponent set, and the power of 2 that this stands for taken off again, it is that integer, exactly. That is a
-// logical operation and an addition for each; shifts and conversions take twice an addition's time or more (NVIDIA).
+// A small integer at bit s of a word is in the mantissa of a float whose last bit is worth 2^-s. With that exponent
+// set, and its power of 2 subtracted, the float equals the integer exactly. That takes one logical operation and one
+// addition; shifts and conversions take at least twice an addition's time (NVIDIA).
 #if UNIT == 8
 alias Words = u32;
 fn each(word: u32, bits: u32) -> Words { return word; }
@@ -49,21 +49,21 @@ fn bytes(even: u32, odd: u32, less: f32) -> vec4<f32> {
 #endpart
 
 #part half
-// A float16 by its bits, which WGSL's own conversions may take for 0 below 2^-14: scales of small weights are so small.
-// There the exponent's bits are 0, and a float32 of the same mantissa is half of the value, plus 2^-15.
+// A float16 from its bits. WGSL's own conversions may flush values below 2^-14, as scales of small weights are, to 0.
+// There the exponent bits are 0, and the float32 with the same mantissa is half of the value plus 2^-15.
 fn half_value(bits: u32) -> f32 {
   let size = bitcast<f32>(((bits & 0x7fffu) << 13u) + 0x38000000u);
   let value = size + min(size - 6.103515625e-05f, 0.0f);
   return bitcast<f32>(bitcast<u32>(value) | ((bits & 0x8000u) << 16u));
 }
 
-// Of two in a word.
+// One of two float16 in a word.
 fn half_of(word: u32, index: u32) -> f32 { return half_value(word >> (16u * index)); }
 #endpart
 
 #part scaled
-// Part of the weight formats whose units have one scale: elements of the unit from their codes; or, FACTORED, the
-// codes, and the scale on the sum that is made of them (nf4.inc.wgsl).
+// Part of the weight formats whose units have one scale: elements of the unit from their codes; with FACTORED, the
+// codes themselves, and the scale is applied to their sum (nf4.inc.wgsl).
 fn by_scale(unit: Ready_b, codes: vec4<f32>) -> Four {
 #if FACTORED
   return Four(codes);
@@ -78,8 +78,8 @@ fn scaled_b(unit: Ready_b, first: u32, sum: f32, x: f32) -> f32 { return unit.sc
 #endpart
 
 #part k_scales
-// The scales of Q4_K and Q5_K, a vec4 for 256 elements: float16 d (low) and dmin; of each group of 32, 4 bits each, the
-// low bits of its scale; the same of its minimum; 2 bits each, the high bits of the scales, then of the minima.
+// The scales of Q4_K and Q5_K, a vec4 for 256 elements: float16 d (low) and dmin; for each group of 32, the low 4 bits
+// of its scale; the low 4 bits of its minimum; 2 high bits of each scale, then of each minimum.
 // An element is d scale code - dmin minimum. Both products are exact in float32: a fused multiply-add gives the same
 // bits.
 #include half
@@ -94,8 +94,7 @@ fn scale_and_least(words: vec4<u32>, group: u32) -> vec2<f32> {
 #endpart
 
 #part scaled_with_least
-// Part of the weight formats whose units have a scale, and a minimum of which `least` is the negative: as
-// formats.inc.wgsl (scaled).
+// Part of the weight formats whose units have a scale and a minimum (`least` is its negative): as the part scaled.
 fn by_scale_and_least(unit: Ready_b, codes: vec4<f32>) -> Four {
 #if FACTORED
   return Four(codes);
@@ -110,12 +109,12 @@ fn scaled_b(unit: Ready_b, first: u32, sum: f32, x: f32) -> f32 { return unit.sc
 #endpart
 
 #part fifth
-// Part of the weight formats with codes of 5 bits: the fifth of each code, 32 in a u32 from the lowest on.
+// Part of the weight formats with codes of 5 bits: the fifth bit of each code, 32 in a u32, lowest first.
 @group(0) @binding(9) var<storage, read> fifth: array<u32>;
 
-// Eight codes as bytes, those of elements 0, 2, 4, 6 and of 1, 3, 5, 7: from their nibbles, and their fifth bits in the
-// lowest byte of `high`. Bits 2j (2j + 1) of it go to bits 8j + 4 by a product: bits 6j apart, what meets elsewhere
-// carries into none of these.
+// Eight codes as bytes, those of elements 0, 2, 4, 6 and of 1, 3, 5, 7, from their nibbles and the fifth bits in the
+// lowest byte of `high`. A multiplication moves bits 2j (or 2j + 1) of it to bits 8j + 4; other partial products do not
+// carry into these.
 fn even_codes(nibbles: Words, high: Words) -> Words {
   return (nibbles & Words(0x0f0f0f0fu)) | (((high & Words(0x55u)) * Words(0x410410u)) & Words(0x10101010u));
 }
@@ -125,7 +124,7 @@ fn odd_codes(nibbles: Words, high: Words) -> Words {
 #endpart
 
 #part groups
-// Part of the weight formats of which a unit can have two scales, one for each 16 elements: GROUPS is 2 then, else 1.
+// Part of the weight formats whose units can have two scales, one for each 16 elements. Then GROUPS is 2, else 1.
 #if GROUPS == 2
 alias Scale = vec2<f32>;
 alias Bits = vec2<u32>;
@@ -140,7 +139,7 @@ fn fields(word: u32, bits: u32) -> Bits { return word; }
 #endpart
 
 #part scaled_groups
-// With `groups`, as `scaled`.
+// As the part scaled, with the part groups.
 fn by_scale_at(unit: Ready_b, first: u32, codes: vec4<f32>) -> Four {
 #if FACTORED
   return Four(codes);

@@ -1,14 +1,14 @@
-// The operand b as an IQ1_S or IQ1_M weight (nf4.inc.wgsl says what such a file gives): of an [out, in] matrix an entry
-// of `grid` for each 8 elements: the low 8 bits of its number, 4 in a u32. Rows are multiples of 256 elements. An
-// element is d (2 scale + 1) times that of the entry, moved by an eighth up or down.
-//   MEDIUM 0 (IQ1_S)   heads: 16 bits of each 32 elements: 3 bits each, above the low 8 of four numbers; 3 bits scale;
-//   1 to move
+// The operand b as an IQ1_S or IQ1_M weight (interface: nf4.inc.wgsl): for each 8
+// elements of an [out, in] matrix, the low 8 bits of the number of an entry of `grid`, 4 in a u32. Rows are multiples
+// of 256 elements. An element is d (2 scale + 1) times its part of the entry, shifted up or down by an eighth.
+//   MEDIUM 0 (IQ1_S)   heads: 16 bits for 32 elements: 3 high bits for each of four numbers, 3 bits scale, 1 bit to
+//   shift
 //                      down. d: the float16 d of each 256, 2 in a u32
-//   MEDIUM 1 (IQ1_M)   heads: 4 bits of each 8 elements: 3 above the low 8 of their entry's number; 1 to move down. d:
-//   two u32 of
-//                      each 256, of 16 bits each: 3 bits each of four scales (of 16 elements), 4 bits of the float16 d,
-//                      the lowest first
-//   grid               16 bits an entry, 2 in a u32: 2 bits an element, from the lowest on: 0, 1, 2 for -1, 0, 1
+//   MEDIUM 1 (IQ1_M)   heads: 4 bits for 8 elements: 3 high bits of the entry's number, 1 bit to shift down. d: two u32
+//   for
+//                      256 elements, in fields of 16 bits: four scales of 3 bits (of 16 elements each) and 4 bits of
+//                      the float16 d, lowest first
+//   grid               16 bits per entry, 2 in a u32; 2 bits per element, lowest first: 0, 1, 2 stand for -1, 0, 1
 // Products are exact in float32.
 // Sources: ggml's dequantize_row_iq1_s and dequantize_row_iq1_m (github.com/ggml-org/llama.cpp).
 #include "formats.inc.wgsl" half
@@ -27,7 +27,7 @@ const LOG_D = 9u;
 @group(0) @binding(10) var<storage, read> grid: array<u32>;
 
 struct Unit_b { codes: u32, head: u32, d: Head, element: u32 }
-struct Ready_b { codes: u32, head: u32, scale: Scale }  // head: as of IQ1_M, from the unit's first element on
+struct Ready_b { codes: u32, head: u32, scale: Scale }  // head: as in IQ1_M, shifted to the unit's first element
 
 fn prepare_b(lid: u32) {}
 

@@ -1,13 +1,12 @@
-// The operand b as an IQ4_NL, IQ4_XS or NVFP4 weight (nf4.inc.wgsl says what such a file gives): codes of an [out, in]
-// matrix, 8 in a u32 from the lowest bits on, each of them one of sixteen levels, and what a group's levels are
-// multiplied by:
-//   SCALES 0 (IQ4_NL)   a float16 of each 32, 2 in a u32
-//   SCALES 1 (IQ4_XS)   two u32 of each 256: the float16 d (low), of each 32 the high 2 bits of a scale; the low 4 bits
-//   of each.
-//                       Times d (scale - 32). Rows are multiples of 256 elements
-//   SCALES 2 (NVFP4)    a byte of each 16, 4 in a u32: E4M3 whose sign is ignored, where 127 is 0. Levels are twice the
-//   values of
-//                       codes. Rows are multiples of 64 elements
+// The operand b as an IQ4_NL, IQ4_XS or NVFP4 weight (interface: nf4.inc.wgsl): codes of an
+// [out, in] matrix, 8 in a u32, lowest bits first, each one of sixteen levels; and the factors of groups of levels:
+//   SCALES 0 (IQ4_NL)   a float16 for each 32, 2 in a u32
+//   SCALES 1 (IQ4_XS)   two u32 for each 256: the float16 d (low) and the high 2 bits of the scale of each 32; the low
+//   4 bits
+//                       of each. The factor is d (scale - 32). Rows are multiples of 256 elements
+//   SCALES 2 (NVFP4)    a byte for each 16, 4 in a u32: E4M3, where the sign is ignored and 127 is 0. Levels are twice
+//   the
+//                       values of codes. Rows are multiples of 64 elements
 // Sources: ggml's dequantize_row_iq4_nl, dequantize_row_iq4_xs and dequantize_row_nvfp4
 // (github.com/ggml-org/llama.cpp).
 #include "formats.inc.wgsl" words
@@ -19,7 +18,7 @@ alias Scales = vec2<u32>;
 alias Scales = u32;
 #endif
 @group(0) @binding(8) var<storage, read> scales: array<Scales>;
-var<workgroup> level: array<f32, 16>;  // sixteen banks: no two codes meet
+var<workgroup> level: array<f32, 16>;  // in sixteen banks, so that different codes do not conflict
 
 struct Unit_b { codes: Words, scales: Scales, element: u32 }
 struct Ready_b { codes: Words, scale: Scale }
@@ -55,8 +54,8 @@ fn ready_b(unit: Unit_b) -> Ready_b {
   let scale = half_of(unit.scales.x, 0u) * (f32(bits) - 32.0);
 #endif
 #if SCALES == 2
-  // With 119 added to its exponent the byte is a float32, of half its value. Where its exponent is 0 it has no leading
-  // one: twice that float, less the one.
+  // With 119 added to its exponent, the byte is a float32 of half its value. With exponent 0 there is no implicit
+  // leading one: the value is twice that float, less the one.
   let code = fields(unit.scales >> (8u * ((unit.element >> 4u) & 3u)), 8u) & Bits(255u);
   let float = bitcast<Scale>(((code & Bits(127u)) << Bits(20u)) + Bits(0x3b800000u));
   let small = select(float, 2.0 * float - Scale(0.0078125), (code & Bits(120u)) == Bits(0u));

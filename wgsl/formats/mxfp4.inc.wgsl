@@ -1,5 +1,5 @@
-// The operand b as an MXFP4 weight (nf4.inc.wgsl says what such a file gives): codes of an [out, in] matrix, 8 in a u32
-// from the lowest bits on, and the exponent of each 32 of them, 4 in a u32. Rows are multiples of 32 elements.
+// The operand b as an MXFP4 weight (interface: nf4.inc.wgsl): codes of an [out, in] matrix, 8 in a
+// u32, lowest bits first, and an exponent for each 32 of them, 4 in a u32. Rows are multiples of 32 elements.
 // Source: ggml's dequantize_row_mxfp4 (github.com/ggml-org/llama.cpp).
 #include "formats.inc.wgsl" words
 @group(0) @binding(2) var<storage, read> b: array<Words>;
@@ -24,7 +24,7 @@ fn fetch_b(at: u32, inside: u32) -> Unit_b {
   return Unit_b(b[at / UNIT], exponents[block >> 2u], block & 3u);
 }
 
-// 2^(exponent - 128): codes stand for half their levels.
+// 2^(exponent - 128), because levels are twice the values of codes.
 fn ready_b(unit: Unit_b) -> Ready_b {
   let e = (unit.exponents >> (8u * unit.place)) & 255u;
   return Ready_b(unit.codes, bitcast<f32>(select((e - 1u) << 23u, 0x00200000u << e, e < 2u)));

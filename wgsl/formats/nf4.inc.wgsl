@@ -1,28 +1,28 @@
 // The operand b as an NF4 weight: codes of an [out, in] matrix, 8 in a u32, element 2j in the high nibble of byte j;
 // the absmax of its blocks as f32 or, NESTED, as bytes: code[byte] * nested_absmax[block of blocks] + offset[0].
 //
-// A weight format is one such file. gemm.wgsl, gemm_matrix.wgsl, gemv.wgsl and quantize_decode.wgsl include the one
-// that the constant B_FORMAT names (formats.py) and use of it, with UNIT elements that lie side by side as the unit in
-// which it is read:
-//   bindings 2 (codes) and 8 to 11 (what scales them)
-//   fetch_b(at, inside) -> Unit_b     the unit from element `at` on, a multiple of UNIT: as it lies, nothing is
-//   computed from
-//                                     it, so that nothing waits. inside: elements to the row's end, all UNIT of them
-//                                     here
-//   ready_b(Unit_b) -> Ready_b        the unit with its scale; a zero Ready_b stands for zeros
-//   four_b(Ready_b, first) -> Four    elements `first` to first + 3 of the unit. Four: vec4 of f32, or of f16
-//   scaled_b(Ready_b, first, sum, x) -> f32  with FACTORED alone, where four_b leaves out what is the same for all of a
-//   group,
-//                                     of which a unit has GROUPS, the one that begins with element `first`: the share
-//                                     of a result, from the sum of its elements times those of x, and the sum of x
-//   prepare_b(lid)                    called once by every invocation, before all others; has a barrier where it fills
-//                                     workgroup memory, but without PREPARE_BARRIER: there the caller has one before
-//                                     four_b
-// It may use of them: p.block_shift, p.nested_shift (log2 of elements to a block, of blocks to a nested one), p.zero,
-// optimisation_barrier(), THREADS, Four, first_element() (of the weight, where b begins).
-// A STACKED weight is several under one another, whose scales have gaps between them and offsets of their own, the
-// first of every 64: p.part_1, p.part_2 are the first elements of the second and third, p.absmax_i and p.nested_i what
-// is added to the number of a block, and of a nested one, for its place.
+// Each weight format has such a file. gemm.wgsl, gemm_matrix.wgsl, gemv.wgsl and quantize_decode.wgsl include the one
+// that the constant B_FORMAT names (formats.py). They read a weight in units of UNIT consecutive elements through this
+// interface:
+//   bindings 2 (codes) and 8 to 11 (scales)
+//   fetch_b(at, inside) -> Unit_b     loads the unit from element `at` on (a multiple of UNIT) without computing
+//   anything, so
+//                                     that nothing waits. inside: elements to the row's end (here always UNIT or more)
+//   ready_b(Unit_b) -> Ready_b        the unit with its scale. A zero Ready_b stands for zeros
+//   four_b(Ready_b, first) -> Four    elements `first` to first + 3 of the unit. Four: vec4 of f32 or f16
+//   scaled_b(Ready_b, first, sum, x) -> f32  only with FACTORED, where four_b leaves out the factors that all elements
+//   of a
+//                                     group share. A unit has GROUPS groups; `first` is the first element of one.
+//                                     Returns the group's part of a result, from sum(element x) and sum(x)
+//   prepare_b(lid)                    called once by every invocation, before the others. It ends with a barrier if it
+//   fills
+//                                     workgroup memory; without PREPARE_BARRIER the caller has a barrier before four_b
+// The file may use p.block_shift and p.nested_shift (log2 of elements per block, and of blocks per nested block),
+// p.zero, optimisation_barrier(), THREADS, Four, and first_element() (of the weight, at which b begins).
+//
+// A STACKED weight is several weights, one below the other. Their scales are in one array with gaps, and every 64th
+// offset is used. p.part_1 and p.part_2 are the first elements of the second and third weight; p.absmax_i and
+// p.nested_i are added to the number of a block and of a nested block to find its scale.
 // Sources: Dettmers et al., QLoRA (2023), section 3 and appendix E.
 #include "formats.inc.wgsl" words
 @group(0) @binding(2) var<storage, read> b: array<Words>;
@@ -35,12 +35,12 @@
 var<private> offsets: vec3<f32>;
 #endif
 #if TABLE
-var<workgroup> table: array<f32, 256>;  // nested_code, where the workgroup's memory has room for it
+var<workgroup> table: array<f32, 256>;  // nested_code, if workgroup memory has room for it
 #endif
 #else
 @group(0) @binding(8) var<storage, read> absmax: array<f32>;
 #endif
-var<workgroup> level: array<f32, 16>;  // sixteen banks: no two codes meet
+var<workgroup> level: array<f32, 16>;  // in sixteen banks, so that different codes do not conflict
 
 #if NESTED
 #if STACKED
@@ -106,10 +106,10 @@ fn ready_b(unit: Unit_b) -> Ready_b {
 #if STACKED
   let offset = unit.offset;
 #else
-  let offset = nested_offset[0];  // kept in a private variable it cost dx up to 1.3 of its time (NVIDIA)
+  let offset = nested_offset[0];  // in a private variable it made dx up to 30 % slower (NVIDIA)
 #endif
-  // bitsandbytes rounds the product: this must not become a fused multiply-add (drivers make one where they can, and
-  // WGSL has no word against it).
+  // bitsandbytes rounds the product, so this must not become a fused multiply-add. Drivers may fuse, and WGSL cannot
+  // forbid it.
   return Ready_b(unit.codes, bitcast<f32>(optimisation_barrier(bitcast<u32>(code * unit.nested))) + offset);
 #else
   return Ready_b(unit.codes, unit.absmax);
@@ -128,8 +128,8 @@ fn four_b(unit: Ready_b, first: u32) -> Four {
 
 #include "formats.inc.wgsl" scaled
 
-// The product scale * level, rounded to nearest even in float16 (ROUND 1) or bfloat16 (2) by its bits: what WGSL itself
-// rounds to 16 bits may go either way.
+// scale * level, rounded to nearest even in float16 (ROUND 1) or bfloat16 (2) by its bits, because WGSL's own rounding
+// to 16 bits may go either way.
 fn rounded(v: vec4<f32>) -> vec4<f32> {
 #if ROUND == 0
   return v;
@@ -140,11 +140,11 @@ fn rounded(v: vec4<f32>) -> vec4<f32> {
 #else
   let size = u & vec4<u32>(0x7fffffffu);
   let exponent = size >> vec4<u32>(23u);
-  // Ten bits of the mantissa stay; below 2^-14 one less for each power of 2, down to none at 2^-24.
+  // Ten bits of the mantissa remain; below 2^-14, one less for each power of 2, down to none at 2^-24.
   let drop = min(vec4<u32>(13u) + (max(exponent, vec4<u32>(113u)) - exponent), vec4<u32>(23u));
   let below_half = (vec4<u32>(1u) << (drop - vec4<u32>(1u))) - vec4<u32>(1u);
   let near = ((size + below_half + ((size >> drop) & vec4<u32>(1u))) >> drop) << drop;
-  let least = select(vec4<u32>(0u), vec4<u32>(0x33800000u), size > vec4<u32>(0x33000000u));  // 2^-24 from above 2^-25 on
+  let least = select(vec4<u32>(0u), vec4<u32>(0x33800000u), size > vec4<u32>(0x33000000u));  // 2^-24 if above 2^-25
   let result = select(near, least, size < vec4<u32>(0x33800000u));
   return bitcast<vec4<f32>>(result | (u & vec4<u32>(0x80000000u)));
 #endif

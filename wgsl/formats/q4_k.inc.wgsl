@@ -1,5 +1,5 @@
-// The operand b as a Q4_K weight (nf4.inc.wgsl says what such a file gives): codes of an [out, in] matrix, 8 in a u32
-// from the lowest bits on, and what scales them (formats.inc.wgsl (k_scales)). Rows are multiples of 256 elements.
+// The operand b as a Q4_K weight (interface: nf4.inc.wgsl): codes of an [out, in] matrix, 8 in a
+// u32, lowest bits first, and their scales (formats.inc.wgsl (k_scales)). Rows are multiples of 256 elements.
 // Source: ggml's dequantize_row_q4_K (github.com/ggml-org/llama.cpp).
 #include "formats.inc.wgsl" words
 @group(0) @binding(2) var<storage, read> b: array<Words>;

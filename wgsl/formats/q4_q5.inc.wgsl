@@ -1,6 +1,6 @@
-// The operand b as a Q4_0, Q4_1, Q5_0 or Q5_1 weight (nf4.inc.wgsl says what such a file gives): codes of an [out, in]
-// matrix, 8 in a u32 from the lowest bits on, with FIFTH a fifth bit of each. Of each 32 codes the float16 scale, 2 in
-// a u32; with MINIMUM the scale (low) and the float16 minimum, in one u32. Rows are multiples of 32 elements.
+// The operand b as a Q4_0, Q4_1, Q5_0 or Q5_1 weight (interface: nf4.inc.wgsl): codes of an
+// [out, in] matrix, 8 in a u32, lowest bits first; with FIFTH a fifth bit of each. For each 32 codes a float16 scale, 2
+// in a u32; with MINIMUM the scale (low) and the float16 minimum, in one u32. Rows are multiples of 32 elements.
 // An element is scale (code - 8), with FIFTH scale (code - 16), with MINIMUM scale code + minimum. The product is exact
 // in float32: a fused multiply-add gives the same bits.
 // Source: ggml's dequantize_row_q4_0 and those of the others (github.com/ggml-org/llama.cpp).
@@ -15,7 +15,7 @@ struct Unit_b { codes: Words, scales: u32, element: u32, fifth: u32 }
 #else
 struct Unit_b { codes: Words, scales: u32, element: u32 }
 #endif
-// least: what is taken off, with MINIMUM.
+// least: the negative of the minimum.
 #if FIFTH
 struct Ready_b { even: Words, odd: Words, scale: f32, least: f32 }
 #else

@@ -1,5 +1,5 @@
-// The operand b as a Q5_K weight (nf4.inc.wgsl says what such a file gives): as Q4_K, and a fifth bit of each code.
-// Rows are multiples of 256 elements.
+// The operand b as a Q5_K weight (interface: nf4.inc.wgsl): as Q4_K, with a fifth bit for each code. Rows are
+// multiples of 256 elements.
 // Source: ggml's dequantize_row_q5_K (github.com/ggml-org/llama.cpp).
 #include "formats.inc.wgsl" words
 @group(0) @binding(2) var<storage, read> b: array<Words>;

@@ -1,6 +1,6 @@
-// The operand b as a Q6_K weight (nf4.inc.wgsl says what such a file gives): of the codes of an [out, in] matrix the
-// low 4 bits, 8 in a u32 from the lowest on, and the high 2, 16 in a u32; an int8 scale of each 16 codes, 4 in a u32; a
-// float16 of each 256, 2 in a u32. Rows are multiples of 256 elements.
+// The operand b as a Q6_K weight (interface: nf4.inc.wgsl): the low 4 bits of the codes of an
+// [out, in] matrix, 8 in a u32, lowest first, and their high 2 bits, 16 in a u32; an int8 scale for each 16 codes, 4 in
+// a u32; a float16 for each 256, 2 in a u32. Rows are multiples of 256 elements.
 // Source: ggml's dequantize_row_q6_K (github.com/ggml-org/llama.cpp).
 #include "formats.inc.wgsl" words
 #include "formats.inc.wgsl" half
@@ -19,9 +19,9 @@ alias Scale = f32;
 struct Unit_b { low: Words, high: High, scales: u32, d: u32, element: u32 }
 struct Ready_b { low: Words, high: Words, scale: Scale }
 
-// What makes a float of the code at bit 0, 4, 8, 12 (formats.inc.wgsl (words)), and what code 32, which stands for 0,
-// then is. With one exponent for all four codes come times 1, 16, 256, 4096: one row is faster so, units of 8
-// on matrix units are slower (bench/notes/rejected-few-rows.md).
+// The exponents that make floats of codes at bits 0, 4, 8, 12 (formats.inc.wgsl (words)), and the float of code 32,
+// which stands for 0. With one exponent for all four, codes are multiplied by 1, 16, 256, 4096. That is faster for one
+// row, and slower for units of 8 on tensor cores (bench/notes/rejected-few-rows.md).
 #if TIMES_16
 const EXPONENTS = vec4<u32>(0x4b000000u);
 const ZERO = 8388608.0 + 32.0 * vec4<f32>(1.0, 16.0, 256.0, 4096.0);
@@ -55,7 +55,7 @@ fn ready_b(unit: Unit_b) -> Ready_b {
 #endif
 }
 
-// The high bits of codes `first` to first + 3, each above its low ones.
+// The high bits of codes `first` to first + 3, each shifted above its low bits.
 fn above(high: u32, first: u32) -> vec4<u32> {
   let mask = vec4<u32>(0x30u, 0x300u, 0x3000u, 0x30000u);
   if ((first & 7u) == 0u) { return vec4<u32>(high << 4u, high << 6u, high << 8u, high << 10u) & mask; }

@@ -1,5 +1,5 @@
-// The operand b as a Q8_0 weight (nf4.inc.wgsl says what such a file gives): int8 codes of an [out, in] matrix, 4 in a
-// u32, and the float16 scale of each 32 of them, 2 in a u32. Rows are multiples of 32 elements.
+// The operand b as a Q8_0 weight (interface: nf4.inc.wgsl): int8 codes of an [out, in] matrix, 4 in a u32, and
+// a float16 scale for each 32 of them, 2 in a u32. Rows are multiples of 32 elements.
 // Source: ggml's dequantize_row_q8_0 (github.com/ggml-org/llama.cpp).
 #if UNIT == 8
 alias Codes = vec2<u32>;

@@ -1,7 +1,7 @@
 // Parts of the quantisers.
 
 #part nearest
-// The quotient by m rounded to nearest, of a guess that is off by a few and what it leaves over.
+// The quotient by m, rounded to nearest, from a guess that is off by a few and its remainder.
 fn nearest(guess: u32, left: i32, m: i32) -> u32 {
   var quotient = guess;
   var rest = left;
@@ -20,12 +20,12 @@ fn nearest(guess: u32, left: i32, m: i32) -> u32 {
 #part reciprocal
 // Part of the shaders that quantise.
 #include nearest
-// 1 / a rounded to nearest, which a GPU's division does not promise. With the mantissa m (24 bits) of a, the mantissa
-// of 1 / a is 2^47 / m; the remainder of a guess fits 32 bits, as 2^47 is 0 modulo 2^32. No tie is possible.
+// 1 / a, rounded to nearest, which a GPU's division does not guarantee. With the 24-bit mantissa m of a, the mantissa
+// of 1 / a is 2^47 / m. The remainder of a guess fits 32 bits, as 2^47 is 0 modulo 2^32. No tie is possible.
 fn reciprocal(a: f32) -> f32 {
   let bits = bitcast<u32>(a);
   let exponent = bits >> 23u;
-  if (exponent == 0u) { return 0.0; }  // zero or subnormal: the block is as good as zero
+  if (exponent == 0u) { return 0.0; }  // zero or subnormal: the block counts as zeros
   let mantissa = (bits & 0x7fffffu) | 0x800000u;
   if (mantissa == 0x800000u || exponent >= 252u) { return 1.0 / a; }
   let guess = 1.0 / bitcast<f32>((bits & 0x7fffffu) | 0x3f800000u);  // in (1/2, 1)
@@ -37,18 +37,18 @@ fn reciprocal(a: f32) -> f32 {
 #endpart
 
 #part exact
-// Part of the shaders that round to a format of GGUF: arithmetic that gives NumPy's bits on every GPU.
+// Part of the shaders that round to a GGUF type: arithmetic with NumPy's bits on every GPU.
 #include nearest
-// A product that is not fused with a sum after it, nor reordered with another product: NVIDIA's compiler makes
-// w (l l) of (w l) l. So a factor is never a product that is not made here.
+// A product that is neither fused with a following sum nor reordered with another product: NVIDIA's compiler turns (w
+// l) l into w (l l). So every factor that is a product must come from here.
 fn times(a: f32, b: f32) -> f32 { return bitcast<f32>(optimisation_barrier(bitcast<u32>(a * b))); }
 fn times4(a: vec4<f32>, b: vec4<f32>) -> vec4<f32> { return bitcast<vec4<f32>>(bitcast<vec4<u32>>(a * b) | vec4(p.zero)); }
 
-// A sum from its first element to its last.
+// The sum, added from the first element to the last.
 fn in_order(sum: f32, four: vec4<f32>) -> f32 { return (((sum + four.x) + four.y) + four.z) + four.w; }
 
-// a / b rounded to nearest, of normal numbers and such a result. With the mantissas m of a and b the quotient has the
-// mantissa m_a 2^s / m_b, s = 23 or 24; the remainder of a guess fits 32 bits, as in `reciprocal`. No tie is possible.
+// a / b, rounded to nearest, for normal numbers and a normal result. The quotient of the mantissas is m_a 2^s / m_b, s
+// = 23 or 24; the remainder of a guess fits 32 bits, as in `reciprocal`. No tie is possible.
 fn divide(a: f32, b: f32) -> f32 {
   let x = bitcast<u32>(a);
   let y = bitcast<u32>(b);
@@ -67,12 +67,12 @@ fn divide(a: f32, b: f32) -> f32 {
   return bitcast<f32>(((x ^ y) & 0x80000000u) | ((u32(exponent - 1) << 23u) + found));
 }
 
-// The root of a normal number, rounded to nearest: its mantissa is the root of m 2^23 or m 2^24.
+// The square root of a normal number, rounded to nearest: its mantissa is the root of m 2^23 or m 2^24.
 fn root(a: f32) -> f32 {
   let bits = bitcast<u32>(a);
   let exponent = i32(bits >> 23u);
   if (exponent == 0 || exponent >= 255) { return sqrt(a); }
-  let odd = (exponent & 1) == 1;  // the power of two beside the mantissa is, as it is 150 less
+  let odd = (exponent & 1) == 1;  // so is the power of two of the integer mantissa, which is 150 less
   let shift = select(24, 23, odd);
   let value = ((bits & 0x7fffffu) | 0x800000u) << u32(shift);
   var found = (bitcast<u32>(sqrt(a)) & 0x7fffffu) | 0x800000u;

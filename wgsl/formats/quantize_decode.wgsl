@@ -1,10 +1,10 @@
-// y[i] = element i of a weight of B_FORMAT, computed in float32 and rounded to f16 where y is.
+// y[i] = element i of a weight of B_FORMAT, computed in float32, and rounded if y is f16.
 //   b and its scales as in the format's file (nf4.inc.wgsl); y [n] Y_T: f32 or f16, or vec4 of it (VEC 4).
 //   Scales are bound whole: `first` is the element of the weight at which b and y begin.
-//   IN_BLOCKS: of a weight of `columns`, y in blocks of 16 x 16, as gemm_matrix.wgsl reads them: of a block, the left
-//   halves of all rows before the right halves. Y_T is vec4<u32>, eight f16; n counts units.
-// Dispatch: ceil(n / VEC / 1024) workgroups (folded), 4 elements of Y_T an invocation, 256 apart: stores are
-// contiguous. IN_BLOCKS: ceil(n / 512) workgroups, two units an invocation.
+//   IN_BLOCKS: y is in blocks of 16 x 16, as gemm_matrix.wgsl reads them, from a weight with `columns`. In a block, the
+//   left halves of all rows precede the right halves. Y_T is vec4<u32>, eight f16; n counts units.
+// Dispatch: ceil(n / VEC / 1024) workgroups (folded), 4 elements of Y_T per invocation, 256 apart: stores are
+// contiguous. IN_BLOCKS: ceil(n / 512) workgroups, two units per invocation.
 struct Params {
   n: u32, first: u32, block_shift: u32, nested_shift: u32, zero: u32,
   part_1: u32, part_2: u32, absmax_1: u32, absmax_2: u32, nested_1: u32, nested_2: u32,
@@ -23,7 +23,7 @@ fn first_element() -> u32 { return p.first; }
 fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   prepare_b(lid);
 #if IN_BLOCKS
-  // Sixteen invocations side by side take a unit each of sixteen rows, the next sixteen the units behind them.
+  // Sixteen neighbouring invocations take a unit of each of sixteen rows, the next sixteen the next units.
   let base = (wg.x + wg.y * nwg.x) * 512u + lid;
   let units = p.columns / UNIT;  // of a row
 #unroll i 2

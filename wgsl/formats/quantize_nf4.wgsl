@@ -1,8 +1,8 @@
 // Block-wise NF4: absmax of each block, codes[i] = number of thresholds below x[i] * (1 / absmax) (a tie takes the
-// lower code), element 2j in the high nibble of byte j. Value for value what bitsandbytes makes.
-//   x [n] f32, or f16 / bf16 as pairs in u32 (KIND 0, 1, 2); X_T: vec4<f32> or vec4<u32> (VEC: n divides by 8);
+// lower code), element 2j in the high nibble of byte j. Equal to bitsandbytes, value for value.
+//   x [n] f32, or f16 / bf16 as pairs in u32 (KIND 0, 1, 2); X_T: vec4<f32> or vec4<u32> (VEC: n is a multiple of 8);
 //   packed [ceil(n / 8)] u32; absmax [blocks] f32. The last block may be short.
-// An invocation makes WORDS words of 8 codes; BLOCK / (8 WORDS) invocations share a block, through workgroup memory.
+// An invocation computes WORDS words of 8 codes; BLOCK / (8 WORDS) invocations share a block, through workgroup memory.
 // Dispatch: ceil(n / (2048 WORDS)) workgroups (folded).
 // Source: Dettmers et al., QLoRA (2023), section 3.
 struct Params { n: u32 }
@@ -49,7 +49,7 @@ fn load(word: u32) -> Eight {
 #include "quantize.inc.wgsl" reciprocal
 
 fn codes(v: vec4<f32>) -> vec4<u32> {
-  // Midpoints of neighbouring levels in float32; by bisection: four comparisons a number.
+  // Bisection over the float32 midpoints of neighbouring levels: four comparisons per number.
   let upper = v > vec4(THRESHOLD_7);
   let t1 = select(vec4(THRESHOLD_3), vec4(THRESHOLD_11), upper);
   let second = v > t1;
@@ -76,7 +76,7 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3
 #end
   peaks[lid] = peak;
   workgroupBarrier();
-  // Halving inside each block's run of invocations.
+  // Reduce within each block's run of invocations.
   for (var width = SHARE / 2u; width > 0u; width /= 2u) {
     if (lid % SHARE < width) { peaks[lid] = max(peaks[lid], peaks[lid + width]); }
     workgroupBarrier();

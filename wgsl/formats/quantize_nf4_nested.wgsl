@@ -2,7 +2,7 @@
 //   nested_absmax[j] = max |d| over block j of 256; codes[i] = number of thresholds below d[i] * (1 /
 //   nested_absmax[j]). absmax [blocks] f32; total [1] f32: their sum; thresholds [255] f32: midpoints of the 8-bit map;
 //   offset [1] f32; codes [ceil(blocks / 4)] u32: four bytes each; nested_absmax [ceil(blocks / 256)] f32.
-// Dispatch: ceil(blocks / 256) workgroups of 64 (folded), one block each, 4 numbers an invocation.
+// Dispatch: ceil(blocks / 256) workgroups of 64 (folded), one block of 256 each, 4 numbers per invocation.
 // Sources: Dettmers et al., QLoRA (2023), section 3; Dettmers et al., 8-bit Optimizers (2022), section 2.2.
 struct Params { blocks: u32 }
 @group(0) @binding(0) var<uniform> p: Params;

@@ -1,6 +1,6 @@
-// Q4_0, Q5_0, Q8_0: blocks of 32 codes of BITS and a float16 scale, as ggml's quantize_row_*_ref makes them.
+// Round to Q4_0, Q5_0 or Q8_0: blocks of 32 codes of BITS and a float16 scale, as ggml's quantize_row_*_ref.
 //   x [n] f32; codes, scales and high (the fifth bits, BITS 5) as in device/formats/q4_q5.py and q8_0.py, in u32.
-// Dispatch: ceil(n / 64 / 64) workgroups (folded); an invocation makes two blocks, whose scales share a word.
+// Dispatch: ceil(n / 64 / 64) workgroups (folded); an invocation computes two blocks, whose scales share a word.
 // Source: github.com/ggml-org/llama.cpp, ggml-quants.c.
 struct Params { n: u32, zero: u32 }
 @group(0) @binding(0) var<uniform> p: Params;

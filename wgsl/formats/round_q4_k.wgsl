@@ -1,7 +1,7 @@
-// Q4_K as ggml's quantize_row_q4_K_ref makes it: 21 candidates for scale and minimum of 32 elements, the least weighted
-// error of them, then all of a block in multiples of one unit.
+// Round to Q4_K as ggml's quantize_row_q4_K_ref: of 21 candidates for scale and minimum of 32 elements, take the one
+// with the least weighted error; then express all of a block in multiples of one unit.
 //   x [n] f32, n a multiple of 256; codes and scales as in device/formats/q4_k.py, in u32.
-// Dispatch: ceil(n / 2048) workgroups (folded); an invocation has 32 elements, eight of them a block.
+// Dispatch: ceil(n / 2048) workgroups (folded); an invocation has 32 elements, eight invocations a block.
 // Source: github.com/ggml-org/llama.cpp, ggml-quants.c.
 struct Params { n: u32, zero: u32 }
 @group(0) @binding(0) var<uniform> p: Params;
@@ -20,7 +20,7 @@ fn code(x: vec4<f32>, least: f32, inverse: f32) -> vec4<f32> {
   return clamp(round(inverse * (x - vec4(least))), vec4(0.0), vec4(15.0));
 }
 
-// What four elements add to a weighted sum of squared errors.
+// The contribution of four elements to the weighted sum of squared errors.
 fn cost(x: vec4<f32>, weight: vec4<f32>, code: vec4<f32>, scale: f32, least: f32) -> vec4<f32> {
   let off = times4(vec4(scale), code) + vec4(least) - x;
   return times4(weight, times4(off, off));
@@ -32,7 +32,7 @@ fn largest_of(values: ptr<function, array<f32, 8>>) -> f32 {
   return largest;
 }
 
-// How many sixty-thirds of the largest a value is, as a byte of C that is cut off at 63.
+// value / largest in sixty-thirds, converted to a byte as C does and limited to 63.
 fn field(largest: f32, value: f32) -> u32 {
   if (largest <= 0.0) { return 0u; }
   return min(u32(i32(round(divide(63.0, largest) * value))) & 255u, 63u);
@@ -57,7 +57,7 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3
   var least = min(min(low.x, low.y), min(low.z, low.w));
   let high = max(max(top.x, top.y), max(top.z, top.w));
   var scale = 0.0;
-  var best_least = least;  // of the codes that were chosen, and one over their scale
+  var best_least = least;  // minimum and inverse scale of the chosen codes
   var best_inverse = 0.0;
   if (high != least) {
     let mean = root(squares * 0.03125);

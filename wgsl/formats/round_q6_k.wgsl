@@ -1,7 +1,7 @@
-// Q6_K as ggml's quantize_row_q6_K_ref makes it: 19 candidates for the scale of 16 elements, the least weighted error
-// of them, then all of a block in multiples of one unit.
+// Round to Q6_K as ggml's quantize_row_q6_K_ref: of 19 candidates for the scale of 16 elements, take the one with the
+// least weighted error; then express all of a block in multiples of one unit.
 //   x [n] f32, n a multiple of 256; codes, high, scales and d as in device/formats/q6_k.py, in u32.
-// Dispatch: ceil(n / 1024) workgroups (folded); an invocation has 16 elements, sixteen of them a block.
+// Dispatch: ceil(n / 1024) workgroups (folded); an invocation has 16 elements, sixteen invocations a block.
 // Source: github.com/ggml-org/llama.cpp, ggml-quants.c.
 struct Params { n: u32, zero: u32 }
 @group(0) @binding(0) var<uniform> p: Params;
@@ -40,7 +40,7 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3
   if (abs(largest) >= LEAST) {
     var best = 0.0;
     for (var number = 0u; number <= 18u; number++) {
-      // The first is the range as it is, then from less to more.
+      // The first candidate is the range itself; the others follow in rising order.
       let step = select(f32(number) - 10.0, f32(number) - 9.0, number > 9u);
       var reach = 32.0;
       if (number > 0u) { reach = 32.0 + times(0.1, step); }

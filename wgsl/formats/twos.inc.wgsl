@@ -1,13 +1,13 @@
-// The operand b as a Q2_K, Q3_K, TQ1_0 or TQ2_0 weight (nf4.inc.wgsl says what such a file gives): 2 bits of each code
-// of an [out, in] matrix, 16 in a u32 from the lowest on. Rows are multiples of 256 elements. What scales the codes:
-//   SCALES 0 (Q2_K)   a byte of each 16, 4 in a u32: scale (low 4 bits) and minimum; the float16 d (low) and dmin of
-//   each 256.
+// The operand b as a Q2_K, Q3_K, TQ1_0 or TQ2_0 weight (interface: nf4.inc.wgsl): 2 bits of each code of an [out, in]
+// matrix, 16 in a u32, lowest first. Rows are multiples of 256 elements. Scales:
+//   SCALES 0 (Q2_K)   a byte for each 16, 4 in a u32: scale (low 4 bits) and minimum; float16 d (low) and dmin for each
+//   256.
 //                     An element is d scale code - dmin minimum
-//   SCALES 1 (Q3_K)   a third bit of each code, 32 in a u32; three u32 of each 256: 4 bits each, the low ones of the
-//   scales of
-//                     eight groups of 16, of the others, 2 bits each, the high ones of all; a float16 d of each 256, 2
-//                     in a u32. An element is d (scale - 32) (code - 4)
-//   SCALES 2 (TQ)     a float16 d of each 256, 2 in a u32. An element is d (code - 1)
+//   SCALES 1 (Q3_K)   a third bit for each code, 32 in a u32; three u32 for each 256: the low 4 bits of the scales of
+//   eight
+//                     groups of 16, those of the other eight, the high 2 bits of all; a float16 d for each 256, 2 in a
+//                     u32. An element is d (scale - 32) (code - 4)
+//   SCALES 2 (TQ)     a float16 d for each 256, 2 in a u32. An element is d (code - 1)
 // Products are exact in float32: a fused multiply-add gives the same bits.
 // Sources: ggml's dequantize_row_q2_K, dequantize_row_q3_K and dequantize_row_tq2_0 (github.com/ggml-org/llama.cpp).
 #include "formats.inc.wgsl" half
@@ -16,7 +16,7 @@ alias Codes = vec2<u32>;
 const LOG_CODES = 5u;
 fn codes_from(codes: Codes, first: u32) -> u32 { return codes[first >> 4u] >> (2u * (first & 15u)); }
 #else
-alias Codes = u32;  // 16 of them, of which a unit of 8 is the lower half once it is ready
+alias Codes = u32;  // 16 of them; ready_b shifts a unit of 8 to the lower half
 const LOG_CODES = 4u;
 fn codes_from(codes: Codes, first: u32) -> u32 { return codes >> (2u * first); }
 #endif

@@ -1,7 +1,7 @@
 // Parts of the GEMM kernels.
 
 #part bindings
-// Part of the shaders of a product: the parameters, and every array but the two operands.
+// Part of the GEMM kernels: parameters, and all arrays except the two operands.
 struct Params {
   m: u32, n: u32, k: u32, k_per_split: u32,
   ldc: u32, c_col: u32, rank: u32, block_shift: u32,
@@ -16,8 +16,7 @@ struct Params {
 #endif
 #if HAS_RESIDUAL
 #if RESIDUAL_AHEAD
-// Only read: but where an array is bound for that alone NVIDIA's compiler moves its loads behind barriers, to their
-// use.
+// Never written, but with a read-only binding NVIDIA's compiler moves its loads past barriers, to their use.
 @group(0) @binding(5) var<storage, read_write> residual: array<R_T>;
 #else
 @group(0) @binding(5) var<storage, read> residual: array<R_T>;
@@ -26,8 +25,8 @@ struct Params {
 #if HAS_LOWRANK
 @group(0) @binding(6) var<storage, read> u: array<U_T>;
 @group(0) @binding(7) var<storage, read> v: array<V_T>;
-// Which of the weights of a stack a column of C is of. u has the ranks of all of them side by side, rows of v those of
-// their own; the bounds are multiples of 64 columns.
+// The weight of a stack that a column of C belongs to. Rows of u have the ranks of all weights, one after the other;
+// rows of v have those of their own weight. The bounds are multiples of 64 columns.
 fn part_of(column: u32) -> u32 {
 #if PARTS
   return u32(p.c_col + column >= p.column_1) + u32(p.c_col + column >= p.column_2);
@@ -42,12 +41,12 @@ fn first_element() -> u32 { return 0u; }
 #endpart
 
 #part dense x binding kind vec
-// Part of gemm.wgsl and gemm_direct.wgsl: the operand $x of f32, f16 or bf16, in units of 4 elements of a row. What it
-// gives is what a weight format gives (nf4.inc.wgsl).
+// Part of gemm.wgsl and gemm_direct.wgsl: the operand $x of f32, f16 or bf16, in units of 4 elements of a row, with the
+// interface of a weight format (nf4.inc.wgsl).
 #include "common.inc.wgsl" dense x=$x binding=$binding kind=$kind vec=$vec
 alias Ready_$x = vec4<f32>;
 
-// With $vec `at` is a multiple of 4 and all four are inside the row.
+// With $vec, `at` is a multiple of 4 and all four elements are inside the row.
 fn fetch_$x(at: u32, inside: u32) -> vec4<f32> {
 #if $vec
   return read_$x(at >> 2u);
@@ -66,9 +65,9 @@ fn prepare_$x(lid: u32) {}
 #endpart
 
 #part matrix_dense x binding kind
-// Part of gemm_matrix.wgsl: the operand $x of f32, f16 or bf16 ($kind 0, 1, 2), in units of 8 elements as they lie, to
-// be rounded to f16. What it gives is what a weight format gives (nf4.inc.wgsl). 16 bits are read 16 bytes at a time,
-// as words: two reads of vec4<f16> stay two, because each has its own bounds.
+// Part of gemm_matrix.wgsl: the operand $x of f32, f16 or bf16 ($kind 0, 1, 2), in units of 8 elements, rounded to f16,
+// with the interface of a weight format (nf4.inc.wgsl). 16-bit elements are loaded 16 bytes at a time, as words: two
+// loads of vec4<f16> would stay two, because each has its own bounds check.
 #if $kind == 0
 alias Four_$x = vec4<f32>;
 @group(0) @binding($binding) var<storage, read> $x: array<Four_$x>;
@@ -101,13 +100,12 @@ fn prepare_$x(lid: u32) {}
 #endpart
 
 #part matrix_pieces
-// Part of gemm_matrix.wgsl and gemm_matrix_skinny.wgsl: what stands in workgroup memory for cooperative matrices, and
-// float32 as two pieces of f16.
+// Part of gemm_matrix.wgsl and gemm_matrix_skinny.wgsl: tiles in workgroup memory, and float32 as two pieces of f16.
 
 #include "common.inc.wgsl" eight
 
-// What f16 holds of x; the other piece is x minus that. Without the barrier f32(f16(x)) is taken for x (seen on
-// NVIDIA), and nothing would be left out.
+// x rounded to f16; the other piece is x minus that. Without the barrier, NVIDIA's compiler takes f32(f16(x)) for x,
+// and the other piece is zero.
 fn held(x: vec4<f32>) -> vec4<f32> {
   return vec4<f32>(unpack2x16float(optimisation_barrier(pack2x16float(x.xy))),
                    unpack2x16float(optimisation_barrier(pack2x16float(x.zw))));
@@ -115,9 +113,8 @@ fn held(x: vec4<f32>) -> vec4<f32> {
 #endpart
 
 #part mine_in_blocks
-// Part of gemm_matrix.wgsl: as the part mine, of B in blocks (quantize_decode.wgsl), of which 32 invocations side by
-// side read one: eights that are one below another are stored together, and lie in different banks: a row is an odd
-// number of eights long.
+// Part of gemm_matrix.wgsl: as the part mine, for B in blocks (quantize_decode.wgsl). 32 neighbouring invocations load
+// one block. They store eights of consecutive rows, which are in different banks: a row has an odd number of eights.
 #unroll i LOADS_B
   let b_block_$i = (lid + $iu * THREADS) / 32u;
   let b_eight_$i = (lid + $iu * THREADS) % 32u;
@@ -127,13 +124,13 @@ fn held(x: vec4<f32>) -> vec4<f32> {
 #endpart
 
 #part from_blocks row column width
-// Part of the part fetch of gemm_matrix.wgsl: where B in blocks has the eight that the invocation reads of a block.
+// Part of the part fetch of gemm_matrix.wgsl: the address of the invocation's eight in B in blocks.
   let b_from_$i = b_base + (($row) / 16u * ($width / 16u) + ($column) / 16u) * 256u + 8u * b_eight_$i;
 #endpart
 
 #part place x eights ld inside
-// Part of the part stage of gemm_matrix.wgsl: unit $i of the operand $x, which is in $from_$x_$i and has $eights times
-// 8 elements. $inside: its place along K, as select takes it.
+// Part of the part stage of gemm_matrix.wgsl: store unit $i of the operand $x, $eights times 8 elements, from
+// $from_$x_$i. $inside: its place along K, as arguments of select.
   {
     let unit = ready_$x($from_$x_$i);
 #if K_EDGE
@@ -153,7 +150,7 @@ fn held(x: vec4<f32>) -> vec4<f32> {
 #endpart
 
 #part skinny_parameters
-// Part of gemm_skinny.wgsl and gemm_matrix_skinny.wgsl: the parameters, and where a result stands.
+// Part of gemm_skinny.wgsl and gemm_matrix_skinny.wgsl: parameters, and the index of a result.
 struct Params {
   rows: u32, columns: u32, rank: u32, ld_s: u32,
   ld_c: u32, first_rank: u32, column_1: u32, column_2: u32, part_rank: u32, zero: u32, alpha: f32,
@@ -161,7 +158,7 @@ struct Params {
 }
 @group(0) @binding(0) var<uniform> p: Params;
 
-// Of rank r and row or column i of X in C.
+// The index in C of rank r and row or column i of X.
 fn place(i: u32, r: u32) -> u32 {
 #if ALONG_ROWS
 #if C_TRANS
@@ -176,8 +173,8 @@ fn place(i: u32, r: u32) -> u32 {
 #endpart
 
 #part skinny_range
-// Part of gemm_skinny.wgsl and gemm_matrix_skinny.wgsl: the reduction of a workgroup whose first row or column of X is
-// first_x, and where the ranks that it takes begin in S and in a row of C.
+// Part of gemm_skinny.wgsl and gemm_matrix_skinny.wgsl: the range of the reduction of a workgroup whose first row or
+// column of X is first_x, and the first of its ranks in S and in a row of C.
 #if ALONG_ROWS
   let k_first = 0u;
   let k_last = p.rows;
@@ -202,8 +199,8 @@ fn place(i: u32, r: u32) -> u32 {
 #endpart
 
 #part lowrank
-// Part of gemm.wgsl and gemm_int8.wgsl: one tile of the LoRA term into workgroup memory, ranks s0 to s0 + TILE_K. alpha
-// scales the sum at the end, so it is taken out here.
+// Part of gemm.wgsl and gemm_int8.wgsl: load one tile of the LoRA term, ranks s0 to s0 + TILE_K, into workgroup memory.
+// u is divided by alpha, because alpha scales the sum at the end.
 fn load_lowrank(s0: u32, m0: u32, n0: u32, lid: u32) {
   for (var at = lid; at < TILE_M * TILE_K; at += THREADS) {
     let row = at / TILE_K;
@@ -230,8 +227,8 @@ fn load_lowrank(s0: u32, m0: u32, n0: u32, lid: u32) {
 #endpart
 
 #part multiply floats
-// Part of gemm.wgsl and gemm_int8.wgsl: what stands in a_tile and b_tile, multiplied and added to the sums. $floats:
-// what makes vec4<f32> of it, if it is something else.
+// Part of gemm.wgsl and gemm_int8.wgsl: acc += a_tile times b_tile. $floats converts their elements to vec4<f32>, if
+// needed.
 #unroll k TILE_K
   {
 #unroll i TM4
@@ -252,9 +249,9 @@ fn load_lowrank(s0: u32, m0: u32, n0: u32, lid: u32) {
 #endpart
 
 #part experts
-// Part of gemm.wgsl, gemm_matrix.wgsl and gemv.wgsl: a row of A; and, of a GEMM of experts, start [experts + 1], the
-// first row of each expert, and the end; with GATHER row s of A is that of token order[s] / chosen. There is no LoRA
-// term, and these stand in the places of its parameters.
+// Part of gemm.wgsl, gemm_matrix.wgsl and gemv.wgsl: rows of A. In a grouped GEMM (EXPERTS), start [experts + 1] has
+// the first row of each expert, and the end. With GATHER, row s of A is that of token order[s] / chosen. These take the
+// place of the LoRA term's arrays and parameters, as there is none.
 #if GATHER
 @group(0) @binding(6) var<storage, read> order: array<i32>;
 fn row_of_a(row: u32) -> u32 { return u32(order[row]) / chosen(); }
@@ -269,21 +266,20 @@ fn chosen() -> u32 { return p.ld_u; }
 #endpart
 
 #part narrow from to
-// Part of the part range: the half of these experts, the first and the one behind the last, that has the one of the
-// tile.
+// Part of the part range: one step of the binary search for the tile's expert. within: the first and the end.
   let middle_$to = (within_$from.x + within_$from.y) / 2u;
   let is_behind_$to = u32(start[middle_$to]) / TILE_M + middle_$to <= tile;
   let within_$to = select(vec2<u32>(within_$from.x, middle_$to), vec2<u32>(middle_$to, within_$from.y), is_behind_$to);
 #endpart
 
 #part range
-// Part of gemm.wgsl, gemm_matrix.wgsl and gemv.wgsl: what of K the workgroup multiplies, and where its operands and
-// results begin and its rows end.
+// Part of gemm.wgsl, gemm_matrix.wgsl and gemv.wgsl: the workgroup's tile, its range of K, and where operands and
+// results begin.
 #if EXPERTS
   let n0 = (p.first_x + wg.x) * TILE_N;
-  // Nobody knows how many rows an expert has when this is launched. Tile t is of the last expert e with
-  // start[e] / TILE_M + e <= t: each has as many as it needs or more, and all together rows / TILE_M + experts.
-  // Without variables, so that a compiler sees that control flow is uniform, as cooperative operations want it.
+  // The number of rows of an expert is not known at the launch. Tile t belongs to the last expert e with
+  // start[e] / TILE_M + e <= t. So each expert has at least the tiles that it needs, and all have rows / TILE_M +
+  // experts. There are no variables, so that a compiler sees uniform control flow, which cooperative operations need.
   let tile = p.first_y + wg.y;
   let within_0 = vec2<u32>(0u, p.rank);
 #include narrow from=0 to=1
@@ -308,7 +304,7 @@ fn chosen() -> u32 { return p.ld_u; }
 #else
   let m_end = p.m;
 #if GROUPED
-  // Eight rows of tiles go along N together, so that B is read from memory once for all of them.
+  // Eight rows of tiles advance along N together, so that B is read from memory once for all of them.
   let columns = (p.n + TILE_N - 1u) / TILE_N;
   let tile_id = (p.first_y + wg.y) * columns + p.first_x + wg.x;
   let first_row = tile_id / (8u * columns) * 8u;
@@ -337,8 +333,7 @@ fn chosen() -> u32 { return p.ld_u; }
 #endpart
 
 #part store
-// Part of gemm.wgsl and gemm_matrix.wgsl: four sums of a row into C, with alpha, bias and residual; partial sums as
-// they are.
+// Part of the GEMM kernels: store four sums of a row to C, with alpha, bias and residual; partial sums unchanged.
 #if HAS_BIAS
 fn bias4(at: u32) -> vec4<f32> { return vec4<f32>(bias[at], bias[at + 1u], bias[at + 2u], bias[at + 3u]); }
 #endif
@@ -395,7 +390,7 @@ fn store(row: u32, col: u32, base: u32, sum: vec4<f32>) {
 #endpart
 
 #part store_tile
-// Part of gemm.wgsl and gemm_int8.wgsl: the sums of an invocation to their places in C.
+// Part of gemm.wgsl and gemm_int8.wgsl: store the sums of an invocation to C.
 #unroll i TM4
 #unroll r 4
   {

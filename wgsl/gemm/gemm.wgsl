@@ -5,19 +5,18 @@
 //                                              [N, K] where TRANS_B (forward), else [K, N] (dx)
 //   c [M, N] (row stride ldc, first column c_col)   f32 or f16 (C_T); with SPLIT f32 partial sums [splits, M, N]
 //   bias [N] f32, residual [M, N] f32 or f16 (R_T)
-//   with EXPERTS b has such a matrix for each expert, and rows of A and C are of one after the other (gemm.inc.wgsl
-//   (experts)) u [M, rank] f32, v [N, rank] where TRANS_B, else [rank, N], f32: the LoRA term, read as a few more steps
-//   of K; with PARTS that of each of the weights of a stack (gemm.inc.wgsl (bindings))
+//   with EXPERTS, b has such a matrix for each expert, and rows of A and C are grouped by expert (gemm.inc.wgsl
+//   (experts)) u [M, rank] f32, v [N, rank] where TRANS_B, else [rank, N], f32: the LoRA term, computed as more steps
+//   of K; with PARTS one term for each weight of a stack (gemm.inc.wgsl (bindings))
 //
 // Dispatch: x = tiles of N, y = tiles of M, z = batch, or splits of K where SPLIT (then gemm_reduce.wgsl adds the
 // partial sums and does the epilogue).
-// A workgroup owns a TILE_M x TILE_N tile of C. Its threads form a grid of TILE_M / (4 TM4) by TILE_N / (4 TN4); each
-// owns TM4 x TN4 blocks of 4 x 4, the blocks half a tile apart so that a warp reads and writes whole lines. Tiles of A
-// and B stand in workgroup memory k-major; the next tile is fetched into registers while this one is multiplied.
+// A workgroup owns a TILE_M x TILE_N tile of C. Its invocations form a grid of TILE_M / (4 TM4) by TILE_N / (4 TN4);
+// each owns TM4 x TN4 blocks of 4 x 4, spread over the tile so that a warp reads and writes whole lines. Tiles of A and
+// B are k-major in workgroup memory. The next tile is loaded into registers while this one is multiplied.
 // Kinds: 0 f32, 1 f16, 2 bf16 (common.inc.wgsl (dense)).
 // VEC_x: the row length of that operand is a multiple of 4, and 4 elements are read at a time.
-// Source: the register-tiled product of V. Volkov and J. Demmel, "Benchmarking GPUs to tune dense linear algebra",
-// 2008.
+// Source: the register-tiled matmul of V. Volkov and J. Demmel, "Benchmarking GPUs to tune dense linear algebra", 2008.
 
 #include "gemm.inc.wgsl" bindings
 #include "gemm.inc.wgsl" experts
@@ -34,7 +33,7 @@ const THREADS: u32 = TX * TY;
 var<workgroup> a_tile: array<array<vec4<f32>, M4>, TILE_K>;
 var<workgroup> b_tile: array<array<vec4<f32>, N4>, TILE_K>;
 
-// Row or column `at` of C, moved back to the last one.
+// Row or column `at` of C, clamped to the last one.
 fn inside(at: u32, end: u32) -> u32 {
 #if EDGES
   return min(at, end - 1u);
@@ -55,8 +54,8 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(local_invocation_index) l
   var next_a: array<vec4<f32>, LOADS_A>;
   var next_b: array<Ready_b, LOADS_B>;
 
-  // Tile t is fetched while the one before it is multiplied. The last is staged behind the loop: were what the loop
-  // fetches used in its next pass alone, NVIDIA's compiler would read it there, behind the barrier
+  // Tile t is loaded while the one before it is multiplied. The last is stored after the loop: if loads were used only
+  // in the loop's next iteration, NVIDIA's compiler would move them there, past the barrier
   // (bench/notes/rejected-float32-gemm.md).
   let tiles = (k_last - k_first + TILE_K - 1u) / TILE_K;
   {
@@ -101,8 +100,8 @@ fn kept(x: f32) -> f32 { return x; }
 #include "gemm.inc.wgsl" store
 
 #part fetch
-// Part of gemm.wgsl: one tile of A and B, from row or column k0 of K on, into registers. Where a tile has EDGES, rows
-// and columns beyond those of C repeat the last one, as they are never stored, and beyond k_last there are zeros.
+// Part of gemm.wgsl: load one tile of A and B, from k0 on, into registers. With EDGES, rows and columns beyond those of
+// C repeat the last one, because they are never stored, and elements beyond k_last are zeros.
 #unroll i LOADS_A
   {
     let at = lid + $iu * THREADS;
@@ -150,7 +149,7 @@ fn kept(x: f32) -> f32 { return x; }
 #endpart
 
 #part stage
-// Part of gemm.wgsl: what was fetched of A and B, decoded, into workgroup memory.
+// Part of gemm.wgsl: decode what was loaded of A and B, and store it to workgroup memory.
 #unroll i LOADS_A
   {
     let at = lid + $iu * THREADS;

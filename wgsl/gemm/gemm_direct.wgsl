@@ -1,8 +1,7 @@
-// The product of gemm.wgsl, of dense operands, without workgroup memory: each invocation reads its rows of A and
-// columns of B straight from their arrays, four steps of K at a time, and owns 4 TM4 consecutive rows and 4 TN4
-// consecutive columns. For devices whose barriers cost more than cached reads (a software driver runs a barrier as a
-// switch between invocations). Operands, result and epilogue are those of gemm.wgsl. Dispatch: x = tiles of N, y =
-// tiles of M workgroups, z = batch.
+// The GEMM of gemm.wgsl for dense operands, without workgroup memory. Each invocation owns 4 TM4 consecutive rows and 4
+// TN4 consecutive columns, and reads its rows of A and columns of B from the arrays, four steps of K at a time. For
+// devices whose barriers cost more than cached reads: a software driver switches between invocations at a barrier.
+// Operands, result and epilogue are those of gemm.wgsl. Dispatch: x = tiles of N, y = tiles of M workgroups, z = batch.
 
 #include "gemm.inc.wgsl" bindings
 #include "gemm.inc.wgsl" dense x=a binding=1 kind=A_KIND vec=VEC_A

@@ -1,10 +1,8 @@
-// C = alpha * A Bᵀ (+ U op(V)) + bias + residual (+ C) of operands that gemm_int8_pack.wgsl has rounded to 8 bits: dot
-// products of four elements at a time, integer sums over 64 of K, which by their two scales are added to sums in
-// float32.
+// C = alpha * A Bᵀ (+ U op(V)) + bias + residual (+ C), for operands that gemm_int8_pack.wgsl has rounded to 8 bits:
+// dot products of four elements, exact integer sums over 64 of K, each added to a float32 sum with its two scales.
 //   a [16 ceil(K / 64), M padded] u32, a_scales [ceil(K / 64), M padded] f32; b and b_scales likewise, of N
-//   all else as in gemm.wgsl, whose tiles these are, with words of four elements for numbers: TILE_K is 16
-// Dispatch: a workgroup for each tile: x = of N, y = of M, z = splits of K where SPLIT (then gemm_reduce.wgsl comes
-// behind it).
+//   all else, and tiles, as in gemm.wgsl, with words of four elements in place of numbers: TILE_K is 16
+// Dispatch: one workgroup per tile; x = tiles of N, y = tiles of M, z = splits of K where SPLIT, for gemm_reduce.wgsl.
 #include "gemm.inc.wgsl" bindings
 @group(0) @binding(1) var<storage, read> a: array<vec4<u32>>;
 @group(0) @binding(2) var<storage, read> b: array<vec4<u32>>;
@@ -16,7 +14,7 @@ const N4: u32 = TILE_N / 4u;
 const TX: u32 = N4 / TN4;  // threads along N
 const TY: u32 = M4 / TM4;  // threads along M
 const THREADS: u32 = TX * TY;
-const BLOCK: u32 = 4u * TILE_K;  // elements of K that a scale is for
+const BLOCK: u32 = 4u * TILE_K;  // elements of K per scale
 
 var<workgroup> a_tile: array<array<vec4<u32>, M4>, TILE_K>;
 var<workgroup> b_tile: array<array<vec4<u32>, N4>, TILE_K>;
@@ -37,7 +35,7 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(local_invocation_index) l
   var next_a_scale: vec4<f32>;
   var next_b_scale: vec4<f32>;
 
-  // As in gemm.wgsl the last tile is staged behind the loop.
+  // As in gemm.wgsl, the last tile is stored after the loop.
   let first_block = k_first / BLOCK;
   let blocks = (k_last - k_first + BLOCK - 1u) / BLOCK;
   {
@@ -57,7 +55,7 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(local_invocation_index) l
   workgroupBarrier();
 #include multiply
 #if HAS_LOWRANK
-  // In float32, whose bits lie where those of words did.
+  // In float32, with the bits stored as words.
   let more = select(0u, (p.rank + TILE_K - 1u) / TILE_K, !SPLIT || wg.z == 0u);
   for (var t = 0u; t < more; t++) {
     workgroupBarrier();
@@ -76,7 +74,7 @@ fn kept(x: f32) -> u32 { return bitcast<u32>(x); }
 #include "gemm.inc.wgsl" store
 
 #part fetch
-// Part of gemm_int8.wgsl: a block of K of both operands, and their scales, into registers.
+// Part of gemm_int8.wgsl: load a block of K of both operands, and their scales, into registers.
 #unroll i LOADS_A
   {
     let at = lid + $iu * THREADS;
@@ -94,7 +92,7 @@ fn kept(x: f32) -> u32 { return bitcast<u32>(x); }
 #endpart
 
 #part stage
-// Part of gemm_int8.wgsl: what was fetched, into workgroup memory.
+// Part of gemm_int8.wgsl: store what was loaded to workgroup memory.
 #unroll i LOADS_A
   {
     let at = lid + $iu * THREADS;
@@ -112,9 +110,8 @@ fn kept(x: f32) -> u32 { return bitcast<u32>(x); }
 #endpart
 
 #part multiply
-// Part of gemm_int8.wgsl: what stands in the tiles, multiplied and added to the sums. An integer sum is below 2^21 and
-// begins with the bits of 1.5 * 2^23, so that its own are those of a float that much larger: an addition turns it into
-// one.
+// Part of gemm_int8.wgsl: multiply the tiles and add to the sums. An integer sum is below 2^21 and starts at the bits
+// of 1.5 * 2^23. So its bits are those of a float, which one subtraction turns into the sum.
   {
 #unroll i TM4
 #unroll r 4

@@ -1,11 +1,10 @@
-// A matrix rounded to 8 bits along the dimension that a product sums over (K), by blocks of 64 elements with one scale:
-// the largest of them becomes 127 or -127, the others are rounded to nearest.
-//   b [rows, columns]: an array of f32, f16 or bf16 (B_KIND), or a weight of B_FORMAT. ACROSS: K are its rows, else its
-//   columns; the other dimension is I, which is PADDED to whole tiles of the product. What is there beyond its end goes
-//   into no result.
+// Round a matrix to 8 bits along the inner dimension (K), in blocks of 64 elements with one scale: the largest becomes
+// 127 or -127, the others are rounded to nearest.
+//   b [rows, columns]: an array of f32, f16 or bf16 (B_KIND), or a weight of B_FORMAT. ACROSS: K is its rows, else its
+//   columns. The other dimension, I, is padded to whole tiles of the GEMM, whose padding no result uses.
 //   made_words [16 ceil(K / 64), padded] u32: four along K, the first lowest
-//   made_scales [ceil(K / 64), padded] f32; not finite where one of the block's elements is not
-// Dispatch: a workgroup for each 64 of K by 32 of I: x = columns / BLOCK_COLUMNS, y = rows / BLOCK_ROWS.
+//   made_scales [ceil(K / 64), padded] f32; not finite if an element of the block is not
+// Dispatch: a workgroup per 64 of K by 32 of I: x = columns / BLOCK_COLUMNS, y = rows / BLOCK_ROWS.
 struct Params {
   rows: u32, columns: u32, padded: u32, block_shift: u32, nested_shift: u32, zero: u32,
   part_1: u32, part_2: u32, absmax_1: u32, absmax_2: u32, nested_1: u32, nested_2: u32,
@@ -20,7 +19,7 @@ alias Four = vec4<f32>;
 fn first_element() -> u32 { return 0u; }
 #include B_FORMAT x=b binding=2 kind=B_KIND vec=VEC_B
 
-const LINE: u32 = BLOCK_COLUMNS + 1u;  // neither the rows nor the columns of a block lie in one bank
+const LINE: u32 = BLOCK_COLUMNS + 1u;  // padded: neither rows nor columns of a block are in one bank
 var<workgroup> block: array<f32, BLOCK_ROWS * LINE>;
 var<workgroup> peaks: array<u32, THREADS>;
 
@@ -53,7 +52,7 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(local_invocation_index) l
 #end
   workgroupBarrier();
 
-  // An invocation has 16 of K, one behind the other, of one of I.
+  // An invocation has 16 consecutive elements along K, at one place along I.
   let i = lid % 32u;
   let part = lid / 32u;
 #if ACROSS
@@ -75,7 +74,7 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(local_invocation_index) l
 #end
 #end
 #endif
-  var peak = 0u;  // compared as integers: that of a NaN is largest
+  var peak = 0u;  // compared as integers, where NaN is largest
 #unroll w 4
 #unroll e 4
   peak = max(peak, bitcast<u32>(value_$w_$e) & 0x7fffffffu);
@@ -85,9 +84,9 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(local_invocation_index) l
   workgroupBarrier();
   peak = max(max(peaks[i], peaks[32u + i]), max(peaks[64u + i], peaks[96u + i]));
   let largest = bitcast<f32>(peak);
-  // Below about 1e-36 the quotient leaves float32: such a block is zeros.
+  // Below about 1e-36 the quotient overflows float32; such a block becomes zeros.
   let inverse = select(0.0, 127.0 / largest, peak > 0x04000000u);
-  // The last bits of 1.5 * 2^23 + x are those of the integer that is nearest to x.
+  // The low bits of 1.5 * 2^23 + x are those of the integer nearest to x.
 #unroll w 4
   {
     let bits = bitcast<vec4<u32>>(vec4<f32>(12582912.0) + inverse * vec4<f32>(

@@ -1,15 +1,14 @@
-// C = alpha * op(A) op(B) (+ U op(V)) + bias + residual (+ C) on matrix units: f16 operands, f32 sums.
+// C = alpha * op(A) op(B) (+ U op(V)) + bias + residual (+ C) on tensor cores: f16 operands, f32 sums.
 //
-// Operands, result, epilogue and dispatch are those of gemm.wgsl; what differs is the unit that multiplies. A subgroup
-// of LANES invocations owns SUB_M x 16 rows and SUB_G x SUB_J x 16 columns of C as cooperative matrices of 16 x 16; a
-// workgroup is SG_M x SG_N subgroups. Tiles of A and B stand in workgroup memory as they lie in their arrays (rows
-// padded by 16 bytes, so that rows start in different banks), as f16: f32 and bf16 operands and decoded NF4 weights are
-// rounded on their way in. IN_BLOCKS: B, f16, stands in blocks of 16 x 16 as quantize_decode.wgsl writes them, so that
-// 32 invocations read four whole lines of 128 bytes; its sides are multiples of 16.
-// The next tile, or with AHEAD the one after it, is fetched into registers while this one is multiplied. Sums leave
-// through workgroup memory, where each subgroup has a strip of 16 rows, because what a cooperative matrix holds cannot
-// be indexed.
-// Wants: the contiguous dimension of A and of B, and N, a multiple of 8; subgroups of LANES.
+// Operands, result, epilogue and dispatch are those of gemm.wgsl. A subgroup of LANES invocations owns SUB_M x 16 rows
+// and SUB_G x SUB_J x 16 columns of C as cooperative matrices of 16 x 16; a workgroup is SG_M x SG_N subgroups. Tiles
+// of A and B are in workgroup memory in the layout of their arrays (rows padded by 16 bytes, so that they start in
+// different banks), as f16: f32 and bf16 operands and decoded weights are rounded when they are stored there.
+// IN_BLOCKS: B, f16, is in blocks of 16 x 16 as quantize_decode.wgsl writes them, so that 32 invocations read four
+// whole lines of 128 bytes; its sides are multiples of 16.
+// The next tile, or with AHEAD the one after it, is loaded into registers while this one is multiplied. Sums are stored
+// through workgroup memory, where each subgroup has a strip of 16 rows, because a cooperative matrix cannot be indexed.
+// Needs: the contiguous dimension of A and of B, and N, multiples of 8; subgroups of LANES.
 // Source: the tiling of NVIDIA's CUTLASS (github.com/NVIDIA/cutlass, "Efficient GEMM in CUDA").
 enable f16;
 enable wgpu_cooperative_matrix;
@@ -23,7 +22,7 @@ alias Four = vec4<f16>;
 const THREADS: u32 = $LANESu * SG_M * SG_N;
 const TILE_M: u32 = 16u * SUB_M * SG_M;
 const TILE_N: u32 = 16u * SUB_G * SUB_J * SG_N;
-// Tiles as they lie in the arrays, in eights; so are lengths of rows.
+// Tiles in the layout of the arrays; row lengths are in eights.
 #include "gemm.inc.wgsl" matrix_pieces
 #if TRANS_A
 const A_ROWS: u32 = TILE_K;
@@ -41,13 +40,13 @@ const B_COLS: u32 = TILE_N;
 #endif
 const A_LD: u32 = A_COLS / 8u + 1u;
 const B_LD: u32 = B_COLS / 8u + 1u;
-const STRIP: u32 = 4u * SUB_J;  // vec4<f32> in a row of a subgroup's strip
+const STRIP: u32 = 4u * SUB_J;  // vec4<f32> per row of a subgroup's strip
 
-var<workgroup> a_tile: array<Eight, A_ROWS * A_LD - 1u>;  // nothing is behind the last row
+var<workgroup> a_tile: array<Eight, A_ROWS * A_LD - 1u>;  // no padding after the last row
 var<workgroup> b_tile: array<Eight, B_ROWS * B_LD - 1u>;
 var<workgroup> strips: array<vec4<f32>, SG_M * SG_N * 16u * STRIP>;
 
-// The start of `width` elements along K, moved back to where the last ones are.
+// The start of `width` elements along K, clamped to the last ones.
 fn inside_k(at: u32, width: u32) -> u32 {
 #if K_EDGE
   return min(at, p.k - width);
@@ -56,9 +55,9 @@ fn inside_k(at: u32, width: u32) -> u32 {
 #endif
 }
 
-// Row and column, in units, of what an invocation carries of a tile: place `at` of a tile whose rows have `width` units
-// of `eights` times 8 elements. Eight invocations side by side store 16 bytes each, in different banks: a row is one
-// eight longer than a multiple of four, so they take eight eights of one row, or of several that lie as many apart.
+// Row and column, in units, of load `at` of a tile whose rows have `width` units of `eights` times 8 elements. Eight
+// neighbouring invocations store 16 bytes each, in different banks: a row is one eight longer than a multiple of four,
+// so they take eight eights of one row, or of several rows with suitable distances.
 fn place_of(at: u32, width: u32, eights: u32) -> vec2<u32> {
   let side = 8u / eights;  // units of a row that are stored together
   if (width < side) {
@@ -78,13 +77,13 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(local_invocation_index) l
 fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(local_invocation_index) lid: u32, @builtin(subgroup_id) subgroup_id: u32) {
 #endif
 #include "common.inc.wgsl" subgroup_index
-  let lda = 2u * A_LD;  // as cooperative matrices take it: in vec4<f16>
+  let lda = 2u * A_LD;  // row stride for cooperative loads, in vec4<f16>
   let ldb = 2u * B_LD;
   let ld_strip = STRIP;
 #include "gemm.inc.wgsl" range
   prepare_b(lid);
 #if SHORTER
-  // An expert's last rows seldom fill a tile: one or two texts are for fewer.
+  // An expert's last rows seldom fill a tile, so there is code for fewer rows, once or twice.
   let rows_left = m_end - m0;
   if (rows_left <= 16u * SG_M * SUB_M_1) {
 #include tile share=_1
@@ -101,7 +100,7 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(local_invocation_index) l
 }
 
 #if RESIDUAL_AHEAD
-// What is added to four sums of a row, read while those before them are stored; beyond an edge, what is there.
+// The residual of four sums, loaded while the sums before them are stored; clamped at edges.
 var<private> ahead_of_store: vec4<f32>;
 
 fn residual_near(row: u32, col: u32, base: u32) -> vec4<f32> {
@@ -115,7 +114,8 @@ fn residual_near(row: u32, col: u32, base: u32) -> vec4<f32> {
 #include "gemm.inc.wgsl" store
 
 #part tile share
-// Part of gemm_matrix.wgsl: the result of a tile, or of so much of its rows as the ending of SUB_M and LOADS_A says.
+// Part of gemm_matrix.wgsl: the result of a tile; $share selects the variant for fewer rows (SUB_M$share,
+// LOADS_A$share).
   let sub_row = (subgroup / SG_N) * (16u * SUB_M$share);
   let sub_col = (subgroup % SG_N) * (16u * SUB_G * SUB_J);
 
@@ -126,7 +126,7 @@ fn residual_near(row: u32, col: u32, base: u32) -> vec4<f32> {
 #end
 #end
 #end
-  // No condition stands around any of this: cooperative operations want uniform control flow.
+  // Nothing below is conditional: cooperative operations need uniform control flow.
 #include mine x=a loads=LOADS_A$share cols=A_COLS unit=8u
 #if IN_BLOCKS
 #include "gemm.inc.wgsl" mine_in_blocks
@@ -155,8 +155,8 @@ fn residual_near(row: u32, col: u32, base: u32) -> vec4<f32> {
   let first = 1u;
 #endif
 #if AHEAD
-  // While a tile is multiplied the next is in registers and the one after it on its way there. The last is staged
-  // behind the loop: were what the loop has read used in its next pass alone, NVIDIA's compiler would read it there
+  // While a tile is multiplied, the next is in registers and the one after it is being loaded. The last is stored after
+  // the loop: if loads were used only in the next iteration, NVIDIA's compiler would move them there
   // (bench/notes/rejected-tensor-cores.md).
 #unroll i LOADS_A$share
   var ahead_a_$i: Unit_a;
@@ -201,8 +201,8 @@ fn residual_near(row: u32, col: u32, base: u32) -> vec4<f32> {
   workgroupBarrier();
 #include multiply share=$share
 #if LOWRANK_LAST
-  // The ranks of every part that the tile has columns of, TILE_K at a time. For a float32 result u v is
-  // (u high)(v high) + (u rest)(v high) + (u high)(v rest): see the part lowrank.
+  // The ranks of every part that the tile has columns of, TILE_K at a time. For a float32 result, u v is
+  // u_high v_high + u_rest v_high + u_high v_rest (see the part lowrank).
   let last_part = part_of(min(n0 + TILE_N, p.n) - 1u);
   for (var part = first_part; part <= last_part; part++) {
     for (var piece = 0u; piece < PIECES; piece++) {
@@ -258,8 +258,7 @@ fn residual_near(row: u32, col: u32, base: u32) -> vec4<f32> {
 #endpart
 
 #part mine x loads cols unit
-// Part of gemm_matrix.wgsl: what of a tile of $x the invocation carries, $loads units of $unit elements: their rows and
-// columns.
+// Part of gemm_matrix.wgsl: rows and columns of the invocation's $loads units of $unit elements of a tile of $x.
 #unroll i $loads
   let $x_place_$i = place_of(lid + $iu * THREADS, $cols / $unit, $unit / 8u);
   let $x_row_$i = $x_place_$i.x;
@@ -268,8 +267,8 @@ fn residual_near(row: u32, col: u32, base: u32) -> vec4<f32> {
 #endpart
 
 #part lowrank_stage share
-// Part of gemm_matrix.wgsl: ranks s0 to s0 + TILE_K of a part of the LoRA term into workgroup memory, one piece of
-// them. Everything is read before anything is written, so that all reads are under way together.
+// Part of gemm_matrix.wgsl: copy one piece of ranks s0 to s0 + TILE_K of a part of the LoRA term to workgroup memory.
+// All loads precede the stores, so that they overlap.
 #unroll i LOADS_A$share
         let u_place_$i = place_of(lid + $iu * THREADS, A_COLS / 8u, 1u);
 #if TRANS_A
@@ -305,9 +304,9 @@ fn residual_near(row: u32, col: u32, base: u32) -> vec4<f32> {
 #endpart
 
 #part fetch share
-// Part of gemm_matrix.wgsl: one tile of A and B, from row or column k0 of K on, into registers. Without a branch, so
-// that all loads are under way together: what lies beyond an edge is read from the edge (beyond the edges of C it is
-// never stored; beyond the end of K it is replaced by zero when it is staged), and nothing waits for what it has read.
+// Part of gemm_matrix.wgsl: load one tile of A and B, from k0 on, into registers. There is no branch, so that all loads
+// overlap: elements beyond an edge are loaded from the edge. Beyond the edges of C they are never stored; beyond the
+// end of K the part stage replaces them by zeros.
 #unroll i LOADS_A$share
 #if TRANS_A
   let a_from_$i = a_base + inside_k(k0 + a_row_$i, 1u) * p.lda + p.a_col + min(m0 + a_col_$i, p.m - 8u);
@@ -335,8 +334,8 @@ fn residual_near(row: u32, col: u32, base: u32) -> vec4<f32> {
 #endpart
 
 #part stage from share
-// Part of gemm_matrix.wgsl: a tile of A and B that the part fetch has read, and that is in $from_a_0 ... and
-// $from_b_0 ..., into workgroup memory, as f16, with zeros beyond the end of K.
+// Part of gemm_matrix.wgsl: store a loaded tile of A and B ($from_a_0 ..., $from_b_0 ...) to workgroup memory, as f16,
+// with zeros beyond the end of K.
 #unroll i LOADS_A$share
 #include "gemm.inc.wgsl" place x=a eights=1 ld=A_LD inside=a_col_$i,a_row_$i,TRANS_A
 #end
@@ -346,7 +345,7 @@ fn residual_near(row: u32, col: u32, base: u32) -> vec4<f32> {
 #endpart
 
 #part keep share
-// Part of gemm_matrix.wgsl: what the part fetch has read stays in registers until the loop's next pass.
+// Part of gemm_matrix.wgsl: keep what the part fetch has loaded in registers until the next iteration.
 #unroll i LOADS_A$share
     ahead_a_$i = next_a_$i;
 #end
@@ -356,7 +355,7 @@ fn residual_near(row: u32, col: u32, base: u32) -> vec4<f32> {
 #endpart
 
 #part multiply share
-// Part of gemm_matrix.wgsl: what stands in a_tile and b_tile, multiplied and added to the sums.
+// Part of gemm_matrix.wgsl: acc += a_tile times b_tile.
 #unroll s K_STEPS
   {
 #unroll i SUB_M$share
@@ -391,10 +390,10 @@ fn residual_near(row: u32, col: u32, base: u32) -> vec4<f32> {
 #endpart
 
 #part lowrank
-// Part of gemm_matrix.wgsl: four numbers of the LoRA term as they are staged, by the part lowrank_stage. Ranks beyond
-// the last are zeros. alpha scales the sum at the end, so it is taken out of u here.
+// Part of gemm_matrix.wgsl: four numbers of the LoRA term, for the part lowrank_stage. Ranks beyond the last are zeros.
+// u is divided by alpha, because alpha scales the sum at the end.
 
-// As f16, or with `rest` what that leaves out, again as f16.
+// x rounded to f16, or with `rest` the remainder, rounded to f16.
 fn piece_of(x: vec4<f32>, rest: bool) -> vec4<f16> {
 #if PIECES == 1
   return vec4<f16>(x);
@@ -430,7 +429,7 @@ fn four_u(row: u32, part: u32, s: u32, rank: u32) -> vec4<f32> {
 #endif
 
 #if TRANS_B
-// Four ranks of a column of C; zeros where it is not of the part.
+// Four ranks of a column of C; zeros if it belongs to another part.
 fn four_v(column: u32, part: u32, s: u32, rank: u32) -> vec4<f32> {
   let at = min(column, p.n - 1u);
   let first = (p.c_col + at) * p.rank;

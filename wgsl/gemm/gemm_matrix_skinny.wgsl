@@ -1,21 +1,20 @@
-// Products with a side of a LoRA's rank, on matrix units: X f16 [rows, columns], S f32 of that rank, sums and result
-// f32.
+// GEMM with a side of a LoRA's rank, on tensor cores: X f16 [rows, columns], S f32 of that rank, f32 sums and result.
 //
 //   ALONG_ROWS false: C[rows, rank] = alpha * X S,    the reduction along X's columns  (x A^T, dy B)
 //   ALONG_ROWS true:  C[rank, columns] = alpha * S X, the reduction along X's rows     (du^T x, dy^T u; + C where
 //   ACCUMULATE)
 //
 // Ranks of a stack of weights (PARTS) and first_rank are as in gemm_skinny.wgsl. S is read as [reduction, rank]
-// (RANK_INNER) or [rank, reduction]; C is written transposed where C_TRANS. S goes as f16 in two pieces, what f16 holds
-// of it and what it leaves out, so that nothing of it is lost beside float32.
+// (RANK_INNER) or [rank, reduction]; C is written transposed where C_TRANS. S is split into two pieces of f16, the
+// rounded value and the remainder, so that no precision is lost.
 //
-// Dispatch: rows, or columns where ALONG_ROWS, / TILE workgroups; y = parts; z = shares of the reduction, of
-// k_per_split each, whose sums are left in C [shares, split_size] for gemm_reduce.wgsl (SPLIT).
+// Dispatch: x = rows (or columns where ALONG_ROWS) / TILE; y = parts; z = shares of the reduction, of k_per_split each,
+// whose sums go to C [shares, split_size] for gemm_reduce.wgsl (SPLIT).
 // A workgroup of SGS subgroups of LANES invocations takes TILE rows or columns of X and walks the reduction in blocks
-// of KB; of a block's steps GROUPS subgroups, 16 CF rows or columns each, take one share, the next GROUPS the next, and
-// their sums meet in workgroup memory. While a block is multiplied the next AHEAD blocks are in registers or on their
-// way there.
-// Wants: subgroups of LANES; rows and columns of X multiples of 16; TILE KB a multiple of 8 invocations.
+// of KB. GROUPS subgroups, with 16 CF rows or columns each, take one share of a block's steps, the next GROUPS the next
+// share; their sums are added in workgroup memory. While a block is multiplied, the next AHEAD blocks are in registers
+// or being loaded.
+// Needs: subgroups of LANES; rows and columns of X multiples of 16; TILE KB a multiple of 8 invocations.
 enable f16;
 enable wgpu_cooperative_matrix;
 
@@ -33,8 +32,8 @@ enable wgpu_cooperative_matrix;
 
 const THREADS: u32 = $LANESu * SGS;
 const TILE: u32 = 16u * CF * GROUPS;
-// Blocks lie as X and S do, in eights; rows of an odd number of eights start in different banks. A row of the pieces is
-// of one rank, or where ranks lie side by side in S and are read four at a time of one step of the reduction.
+// Blocks have the layout of X and S, in eights; rows of an odd number of eights start in different banks. A row of the
+// pieces has one rank or, BY_STEPS (ranks are contiguous in S and read four at a time), one step of the reduction.
 #if BY_STEPS
 const S_WIDTH: u32 = 2u * RF;
 const S_ROWS: u32 = KB;
@@ -53,8 +52,7 @@ const X_ROWS: u32 = TILE;
 #endif
 const X_LD: u32 = X_WIDTH + 1u;
 
-// The fewer bytes, the more workgroups a compute unit runs at once: with 27 KB instead of 23 an H200 takes 1.7 times as
-// long.
+// Fewer bytes let a compute unit run more workgroups: with 27 KB instead of 23 an H200 takes 1.7 times as long.
 var<workgroup> pieces: array<Eight, 2u * PIECES>;
 var<workgroup> block: array<Eight, X_ROWS * X_LD>;
 var<workgroup> strips: array<vec4<f32>, SGS * 16u * 4u>;
@@ -71,13 +69,13 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(local_invocation_index) l
 #include "common.inc.wgsl" subgroup_index
   let mine = subgroup % GROUPS * (16u * CF);  // rows or columns of the tile
   let share = subgroup / GROUPS * (16u * STEPS);  // of a block's steps
-  let ld = 2u * S_LD;  // as cooperative matrices take it: in vec4<f16>
+  let ld = 2u * S_LD;  // row stride for cooperative loads, in vec4<f16>
   let ld_x = 2u * X_LD;
   let ld_strip = 4u;
   let first_x = wg.x * TILE;
 #include "gemm.inc.wgsl" skinny_range
 #if SPLIT
-  // Of a part that has fewer shares than others some would begin beyond its end: they give zeros.
+  // In a part with fewer shares than others, some would begin beyond its end: they give zeros.
   let k_begin = min(k_first + wg.z * p.k_per_split, k_last);
   let k_end = min(k_last, k_begin + p.k_per_split);
 #else
@@ -105,8 +103,8 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(local_invocation_index) l
 #include keep
   }
 #end
-  // The last round is staged behind the loop: were what the loop has read used in its next pass alone, NVIDIA's
-  // compiler would read it there (bench/notes/rejected-tensor-cores.md).
+  // The last round is stored after the loop: if loads were used only in the next iteration, NVIDIA's compiler would
+  // move them there (bench/notes/rejected-tensor-cores.md).
   for (var n = 1u; n < rounds; n++) {
 #unroll a AHEAD
     {
@@ -196,8 +194,8 @@ fn four_s(r: u32, k: u32, k_last: u32, first_s: u32) -> vec4<f32> {
 #endpart
 
 #part fetch
-// Part of gemm_matrix_skinny.wgsl: the block of X and S from k0 on, into registers, without a branch, so that all reads
-// are under way together. Beyond the end the last of X is read again, and multiplied by zeros.
+// Part of gemm_matrix_skinny.wgsl: load the block of X and S from k0 on into registers, without a branch, so that all
+// loads overlap. Beyond the end, the last elements of X are repeated, and multiplied by zeros.
 #unroll e X_LOADS
     let x_e_$e = lid + THREADS * $eu;
 #if ALONG_ROWS
@@ -222,7 +220,7 @@ fn four_s(r: u32, k: u32, k_last: u32, first_s: u32) -> vec4<f32> {
 #endpart
 
 #part keep
-// Part of gemm_matrix_skinny.wgsl: what the part fetch has read, into the registers of set $a.
+// Part of gemm_matrix_skinny.wgsl: keep what the part fetch has loaded in the registers of set $a.
 #unroll e X_LOADS
     ahead_x_$a_$e = next_x_$e;
 #end
@@ -233,7 +231,7 @@ fn four_s(r: u32, k: u32, k_last: u32, first_s: u32) -> vec4<f32> {
 #endpart
 
 #part stage
-// Part of gemm_matrix_skinny.wgsl: the block in the registers of set $a, into workgroup memory.
+// Part of gemm_matrix_skinny.wgsl: store the block in the registers of set $a to workgroup memory.
 #unroll e X_LOADS
     {
       let e = lid + THREADS * $eu;
@@ -262,7 +260,7 @@ fn four_s(r: u32, k: u32, k_last: u32, first_s: u32) -> vec4<f32> {
 #endpart
 
 #part multiply
-// Part of gemm_matrix_skinny.wgsl: adds what a subgroup's share of the block in workgroup memory gives.
+// Part of gemm_matrix_skinny.wgsl: acc += the subgroup's share of the block in workgroup memory.
 #unroll k STEPS
     {
       let step = share + 16u * $ku;

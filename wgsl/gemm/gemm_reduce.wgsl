@@ -1,6 +1,6 @@
-// Second pass of a product split over K: C = alpha * sum over splits + bias + residual (+ C), in a fixed order.
+// Second pass of a GEMM split over K: C = alpha * sum over splits + bias + residual (+ C), in a fixed order.
 //   partial [splits, M, N] f32; c, bias, residual as in gemm.wgsl.
-// Dispatch: ceil(M N / 256) workgroups (folded), one element an invocation (4 where VEC_C).
+// Dispatch: ceil(M N / 256) workgroups (folded), one element per invocation (4 where VEC_C).
 struct Params { m: u32, n: u32, splits: u32, ldc: u32, c_col: u32, alpha: f32 }
 @group(0) @binding(0) var<uniform> p: Params;
 @group(0) @binding(1) var<storage, read> partial: array<P_T>;

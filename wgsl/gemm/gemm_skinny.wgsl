@@ -1,20 +1,20 @@
-// Products with a side of a LoRA's rank in one pass, on plain multiply-adds: X [rows, columns] f32 or f16 (X_KIND), S
-// f32 of that rank, sums and result f32. What they compute is what gemm_matrix_skinny.wgsl computes:
+// GEMM with a side of a LoRA's rank, in one launch and without tensor cores: X [rows, columns] f32 or f16 (X_KIND), S
+// f32 of that rank, f32 sums and result. It computes the same as gemm_matrix_skinny.wgsl:
 //
 //   ALONG_ROWS false: C[rows, rank] = alpha * X S,    the reduction along X's columns  (x A^T, dy B)
 //   ALONG_ROWS true:  C[rank, columns] = alpha * S X, the reduction along X's rows     (du^T x, dy^T u; + C where
 //   ACCUMULATE)
 //
 // S is read as [reduction, rank] (RANK_INNER) or [rank, reduction]; C is written transposed where C_TRANS.
-// A product split over K, as gemm.wgsl does these, needs a second launch and leaves its parts in memory. Here the
-// invocations of a workgroup deal the reduction out, DEPTH at a time, and their sums meet in workgroup memory, in a
-// fixed order.
+// gemm.wgsl would split K, which needs a second launch and memory for the parts. Here the invocations of a workgroup
+// share the reduction, DEPTH at a time, and their sums are added in workgroup memory, in a fixed order.
 //
-// Dispatch: ALONG_ROWS false: rows / 16 workgroups, y = parts; true: columns / 16. An invocation owns 4 x 4 results
-// and, of each DEPTH, one of SLICES shares. Wants: columns of X a multiple of 4.
-// Of a stack of weights (PARTS: X's columns are theirs side by side, from column_1 on the second's, from column_2 on
-// the third's) X S is that of each part, its ranks side by side in C [rows, ld_c], and S X takes of S [reduction, ld_s]
-// the part's ranks. first_rank: of the ranks of a part, those that this launch makes begin here.
+// Dispatch: ALONG_ROWS false: rows / 16 workgroups, y = parts; true: columns / 16. An invocation owns 4 x 4 results and
+// one of SLICES shares of each DEPTH. Needs: columns of X a multiple of 4.
+//
+// PARTS: X's columns are those of the weights of a stack; the second begins at column_1, the third at column_2. X S is
+// computed for each part, whose ranks follow each other in C [rows, ld_c]. S X takes the part's ranks of S [reduction,
+// ld_s]. first_rank: the first rank of a part that this launch computes.
 #include "gemm.inc.wgsl" skinny_parameters
 #include "common.inc.wgsl" dense x=x binding=1 kind=X_KIND vec=VEC_X
 @group(0) @binding(2) var<storage, read> s: array<f32>;
@@ -22,7 +22,7 @@
 
 const BLOCKS: u32 = 4u * RANK4;  // of 4 x 4 results: 16 along X, RANK4 blocks along the rank
 const THREADS: u32 = BLOCKS * SLICES;
-// Tiles: where the reduction runs along X's columns, rows of DEPTH, padded so that they start in different banks.
+// If the reduction runs along X's columns, tiles have rows of DEPTH, padded so that they start in different banks.
 #if ALONG_ROWS
 const LD_X: u32 = 4u;
 const LD_S: u32 = RANK4;
@@ -50,7 +50,7 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(local_invocation_index) l
 #end
   for (var k0 = k_first; k0 < k_last; k0 += DEPTH) {
     workgroupBarrier();
-    // Rows and columns beyond the edge repeat the last one and are never stored; beyond k_last there are zeros.
+    // Rows and columns beyond the edge repeat the last one and are never stored; elements beyond k_last are zeros.
 #if ALONG_ROWS
     for (var at = lid; at < DEPTH * 4u; at += THREADS) {
       let k = k0 + at / 4u;
@@ -109,7 +109,7 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(local_invocation_index) l
     }
 #endif
   }
-  // acc_i: four ranks of one row of X, or of one of its columns.
+  // acc_i: four ranks of one row or column of X.
 #unroll i 4
   workgroupBarrier();
   sums[lid] = acc_$i;
@@ -126,7 +126,7 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(local_invocation_index) l
 #end
 }
 
-// Results of ranks r to r + 3 and row or column i of X; first_c: where the part's ranks begin in a row of C.
+// Store ranks r to r + 3 of row or column i of X. first_c: the first of the part's ranks in a row of C.
 fn store(i: u32, first_c: u32, r: u32, value: vec4<f32>) {
 #if ALONG_ROWS
   if (i >= p.columns) { return; }

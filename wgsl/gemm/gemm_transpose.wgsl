@@ -1,16 +1,15 @@
-// out [K, M] f32 = a [M, K] (row stride lda, first column a_col; f32 or f16 by A_KIND), transposed: what a product of
-// many columns has made of its left operand first, because tiles that lie k-major already are stored in workgroup
-// memory by fewer, wider writes (gemm.py).
+// out [K, M] f32 = a [M, K] (row stride lda, first column a_col; f32 or f16 by A_KIND), transposed. GEMMs of many
+// columns do this with A first, because k-major data is stored to workgroup memory by fewer, wider writes (gemm.py).
 //
 // Dispatch: x = tiles of 32 columns, y = tiles of 32 rows. A warp reads and writes whole lines; rows of the tile are
-// one longer than its columns, so that no two of a column lie in one bank.
+// padded by one, so that a column is in different banks.
 struct Params { m: u32, k: u32, lda: u32, a_col: u32 }
 @group(0) @binding(0) var<uniform> p: Params;
 #include "common.inc.wgsl" dense x=a binding=1 kind=A_KIND vec=VEC_A
 @group(0) @binding(2) var<storage, read_write> out: array<f32>;
 
 const SIDE: u32 = 32u;
-const ROWS: u32 = 8u;  // of a tile that the workgroup reads at once
+const ROWS: u32 = 8u;  // rows of a tile that the workgroup reads at once
 var<workgroup> tile: array<array<f32, SIDE + 1u>, SIDE>;
 
 @compute @workgroup_size(SIDE * ROWS)

@@ -1,11 +1,11 @@
-// A product of few rows with a weight, bound by reading the weight once: C = alpha * A Bᵀ + U Vᵀ + bias + residual (+
-// C). Operands, result and epilogue are those of gemm.wgsl with TRANS_B; ROWS = M, or 1 with EXPERTS.
+// GEMM of few rows with a transposed weight, bound by reading the weight once: C = alpha * A Bᵀ + U Vᵀ + bias +
+// residual (+ C).
+// Operands, result and epilogue are those of gemm.wgsl with TRANS_B; ROWS = M, or 1 with EXPERTS.
 //
 // Dispatch: ceil(N / (4 THREADS / LANES)) workgroups (folded); with EXPERTS by M + experts, of one row each. A team of
-// LANES invocations makes four columns of C: each invocation reads every LANES-th unit of four rows of B, so that
-// neighbours read what lies side by side, and multiplies it with all rows of A. The team's sums are added up in a fixed
-// order: with SUBGROUPS by shuffles within as many invocations as are in one subgroup, and over those in workgroup
-// memory; else in workgroup memory alone.
+// LANES invocations computes four columns of C: each invocation reads every LANES-th unit of four rows of B, so that
+// neighbours read neighbouring units, and multiplies it with all rows of A. The team's sums are added in a fixed order:
+// with SUBGROUPS by shuffles within a subgroup and then in workgroup memory, else in workgroup memory alone.
 
 #include "gemm.inc.wgsl" bindings
 alias Four = vec4<f32>;
@@ -98,7 +98,7 @@ fn main(
 #if TEAM
           sum_$r[$c] = fma(x.x, b_$c.x, fma(x.y, b_$c.y, fma(x.z, b_$c.z, fma(x.w, b_$c.w, sum_$r[$c]))));
 #else
-          sum_$r[$c] += dot(x, b_$c);  // one invocation's sum is long: four at a time are more exact
+          sum_$r[$c] += dot(x, b_$c);  // one invocation's sum is long: adding four at a time is more exact
 #endif
 #endif
 #end
@@ -117,7 +117,7 @@ fn main(
 #end
   }
 #if HAS_LOWRANK
-  // alpha scales the sum at the end, so it is taken out here.
+  // u is divided by alpha, because alpha scales the sum at the end.
   for (var s = lane; s < p.rank; s += LANES) {
     let v4 = vec4<f32>(
 #unroll c 4

@@ -1,7 +1,7 @@
 // Log-odds of log-probabilities: y = z - log(1 - exp(z)), z = min(x, -2^-20); backward: y = dy / (1 - exp(z)), 0 where
 // x is larger than z.
 //   x, dy, y [n]: f32 or f16, or vec4 of them; n counts such elements.
-// Dispatch: ceil(n / 256) workgroups (folded), an element an invocation.
+// Dispatch: ceil(n / 256) workgroups (folded), one element per invocation.
 struct Params { n: u32 }
 @group(0) @binding(0) var<uniform> p: Params;
 @group(0) @binding(1) var<storage, read> x: array<X_T>;
@@ -10,7 +10,7 @@ struct Params { n: u32 }
 #endif
 @group(0) @binding(3) var<storage, read_write> y: array<X_T>;
 
-// 1 - exp(z) of z < 0: next to 0 by its series, whose first term left out is 3e-9 of it at -0.5.
+// 1 - exp(z) for z < 0; near 0 by its series, whose first omitted term is 3e-9 of it at -0.5.
 fn one_minus_exp(z: C_T) -> C_T {
   var series = C_T(1.0);
   for (var k = 9.0; k > 1.5; k -= 1.0) { series = 1.0 + z / k * series; }

@@ -1,11 +1,12 @@
-// Cross-entropy of rows of logits and its gradient, in place, or in float16 beside them (HALF).
-//   logits [rows, V] f32: in: x W^T; out (GRAD): softmax(row) - onehot(target), 0 for an ignored row. SOFTCAP > 0: of
-//   the logits SOFTCAP tanh(x W^T / SOFTCAP), which stand in memory between the passes
-//   grads [rows, V] f16 (HALF): the gradient times SCALE, where the logits stay as they are
-//   targets [N] i32 (IGNORE: -100), losses [N] f32; this dispatch does rows first .. first + rows of them
-// main:  one workgroup a row (folded); one pass for max and sum together (online softmax, Milakov and Gimelshein 2018),
-//        one to write. Four reads of each invocation are under way at once: rows are few, and with one a large card
-//        reads at a third of what memory allows.
+// Cross-entropy of rows of logits, and its gradient, in place or in a float16 array (HALF).
+//   logits [rows, V] f32: in: x W^T; out (GRAD): softmax(row) - onehot(target), 0 for an ignored row. With SOFTCAP > 0
+//   the logits are SOFTCAP tanh(x W^T / SOFTCAP), which the first pass stores
+//   grads [rows, V] f16 (HALF): the gradient times SCALE; then the logits are not overwritten by it
+//   targets [N] i32 (IGNORE: -100), losses [N] f32; this dispatch computes rows first .. first + rows of them
+// main:  one workgroup per row (folded); one pass for maximum and sum (online softmax, Milakov and Gimelshein 2018),
+// one to
+//        write. Each invocation has four loads in flight: rows are few, and with one load a large GPU reaches a third
+//        of its memory bandwidth.
 // total: one workgroup; total[0] = sum of losses, in a fixed order.
 struct Params { rows: u32, v: u32, first: u32, n: u32 }
 @group(0) @binding(0) var<uniform> p: Params;
@@ -92,7 +93,7 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3
 #else
   let target_logit = logits[at];
 #endif
-  // Everybody has read the target's logit before anybody overwrites it.
+  // All have read the target's logit before one overwrites it.
   workgroupBarrier();
   if (lid == 0u) { losses[p.first + row] = log(total_sum) + (top - target_logit); }
 #if GRAD

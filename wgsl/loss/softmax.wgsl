@@ -2,7 +2,7 @@
 //   main:     y = exp(x - max x) / sum exp(x - max x)
 //   backward: dx = y (dy - sum(dy y))
 //   x (dy), y, out [rows, columns] X_T, Y_T: f32 or f16. `out` is y forward and dx backward.
-// Dispatch: one workgroup of 256 a row (folded). Rows are read once per pass over them; short ones stay in the cache.
+// Dispatch: one workgroup of 256 per row (folded). Rows are read once per pass; short ones stay in the cache.
 struct Params { rows: u32, columns: u32 }
 @group(0) @binding(0) var<uniform> p: Params;
 @group(0) @binding(1) var<storage, read> x: array<X_T>;

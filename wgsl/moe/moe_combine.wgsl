@@ -1,9 +1,9 @@
-// What experts made, back at its tokens.
+// Add the outputs of experts to their tokens, and the backward.
 //   main:     out[t] = sum over j of weights[t, j] y[place[t, j]] (+ residual[t]); without WEIGHTED every weight is 1
-//   backward: dy[s] = weights[order[s]] dsum[order[s] / chosen], dweights[order[s]] = their product with y[s]
-//   y [rows, columns] Y_T; out, residual [rows / chosen, columns] OUT_T, R_T: f32 or f16, four side by side where
-//   columns divide by 4 (VEC); weights f32, place and order i32, all [rows]
-// Dispatch: main: ceil(tokens * columns / 256) workgroups (folded); backward: a workgroup of 256 a row (folded).
+//   backward: dy[s] = weights[order[s]] dsum[order[s] / chosen], dweights[order[s]] = dsum[order[s] / chosen] . y[s]
+//   y [rows, columns] Y_T; out, residual [rows / chosen, columns] OUT_T, R_T: f32 or f16, or vec4 of it where columns
+//   is a multiple of 4 (VEC); weights f32, place and order i32, all [rows]
+// Dispatch: main: ceil(tokens * columns / 256) workgroups (folded); backward: a workgroup of 256 per row (folded).
 #if BACKWARD
 struct Params { rows: u32, columns: u32, chosen: u32 }
 @group(0) @binding(0) var<uniform> p: Params;

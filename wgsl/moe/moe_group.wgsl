@@ -1,8 +1,8 @@
-// Slots by expert, in their order within one (a stable counting sort), without atomics.
+// Sort slots by expert: a stable counting sort, without atomics.
 //   ids [slots] i32; start [experts + 1] i32; order, place [slots] i32
-//   counts [chunks, experts] u32: of each chunk of 256 slots how many are of each expert; `scan` makes of it how many
-//   rows of that expert, in all, come before the chunk
-// Dispatch: count and scatter: a workgroup of 256 a chunk (folded); scan: one workgroup.
+//   counts [chunks, experts] u32: the slots of each expert in each chunk of 256; `scan` turns it into the rows of that
+//   expert before the chunk
+// Dispatch: count and scatter: a workgroup of 256 per chunk (folded); scan: one workgroup.
 struct Params { slots: u32, experts: u32, chunks: u32 }
 @group(0) @binding(0) var<uniform> p: Params;
 @group(0) @binding(1) var<storage, read> ids: array<i32>;
@@ -15,7 +15,7 @@ const GROUP = 256u;
 var<workgroup> own: array<u32, GROUP>;
 var<workgroup> totals: array<u32, MOST_EXPERTS>;
 
-// The expert of a slot, within those that there are; of none beyond the last slot.
+// The expert of a slot, clamped to valid ones; p.experts beyond the last slot.
 fn expert_of(slot: u32) -> u32 {
   if (slot >= p.slots) { return p.experts; }
   return min(u32(max(ids[slot], 0)), p.experts - 1u);

@@ -1,11 +1,11 @@
 // The router of a mixture of experts.
 //   main:     weights [rows, chosen] f32 and ids [rows, chosen] i32 of the largest logits of each row, the lower id on
-//   a tie:
-//             softmax of the chosen ones (NORMALIZE), or of all; CHOSEN_BY: chosen are the largest of by [rows,
-//             experts] f32
+//   a tie.
+//             Weights are the softmax over the chosen ones (NORMALIZE) or over all. CHOSEN_BY: choose the largest of by
+//             [rows, experts] f32
 //   backward: out [rows, experts] X_T, the gradient of logits, from that of the weights (given [rows, chosen] f32)
 //   logits [rows, experts] X_T: f32 or f16
-// Dispatch: a workgroup of 64 a row (folded).
+// Dispatch: a workgroup of 64 per row (folded).
 struct Params { rows: u32, experts: u32, chosen: u32 }
 @group(0) @binding(0) var<uniform> p: Params;
 @group(0) @binding(1) var<storage, read> logits: array<X_T>;
@@ -59,7 +59,7 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3
   var sum = 0.0;
   for (var e = lid; e < p.experts; e += LANES) { sum += exp(f32(logits[base + e]) - top); }
   sum = sum_of_all(sum, lid);
-  // A row has few of these, and every invocation adds them up in the same order.
+  // A row has few of these, so every invocation adds them, in the same order.
   var of_chosen = 0.0;
   var mean = 0.0;
   for (var j = 0u; j < p.chosen; j++) {
@@ -100,7 +100,7 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3
   var last = 0.0;
   var last_at = 0u;
   for (var j = 0u; j < p.chosen; j++) {
-    // The largest that comes after the one before it; an index beyond all experts stands for none.
+    // The largest after the one chosen before; p.experts stands for none.
     var best = 0.0;
     var at = p.experts;
     for (var e = lid; e < p.experts; e += LANES) {
@@ -133,7 +133,7 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3
       workgroupBarrier();
     }
     last = values[0];
-    last_at = min(places[0], p.experts - 1u);  // of numbers that are none there may be none that comes
+    last_at = min(places[0], p.experts - 1u);  // among NaN there may be none
     if (lid == 0u) {
 #if CHOSEN_BY
       picked[j] = f32(logits[base + last_at]);

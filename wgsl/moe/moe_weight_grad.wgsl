@@ -1,8 +1,8 @@
 // The gradient of the weights of experts: out[e N + n] = alpha * sum over rows s of expert e of dy[s, n] x[s] (+ out).
 //   dy [rows, N], x [rows, K] or with GATHER [rows / chosen, K] (row s takes row order[s] / chosen): f32 or f16
 //   start [experts + 1] i32, order [rows] i32; out [experts N, K] f32
-// Dispatch: x = tiles of K, y = tiles of N, z = experts. A workgroup of 64 makes TILE_N x TILE_K of one expert's, 4 x 4
-// an invocation, STEP rows at a time.
+// Dispatch: x = tiles of K, y = tiles of N, z = experts. A workgroup of 64 computes TILE_N x TILE_K of one expert's
+// gradient, 4 x 4 per invocation, STEP rows at a time.
 struct Params { n: u32, k: u32, chosen: u32, alpha: f32, first_x: u32, first_y: u32 }
 @group(0) @binding(0) var<uniform> p: Params;
 #include "common.inc.wgsl" dense x=dy binding=1 kind=DY_KIND vec=SCALAR

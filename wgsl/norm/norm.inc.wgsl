@@ -2,7 +2,7 @@
 
 #part row_sum
 // Part of the norms: LANES invocations of 256 share a row.
-const FOLD = select(4u, 16u, LANES >= 64u);  // partial sums that are left for every invocation to add
+const FOLD = select(4u, 16u, LANES >= 64u);  // partial sums that every invocation adds
 var<workgroup> partial: array<f32, 256>;
 var<workgroup> folded: array<f32, 256>;
 
@@ -14,8 +14,8 @@ fn product(a: C_T, b: C_T) -> f32 {
 #endif
 }
 
-// Sum over the invocations of one row, in a fixed order, given to all of them. May be called again without a barrier:
-// `partial` is written only after everyone has passed the second barrier, `folded` only after the next first one.
+// Sum over the invocations of one row, in a fixed order, returned to all of them. It may be called again without a
+// barrier: `partial` is next written after the second barrier, `folded` after the next call's first.
 fn row_sum(value: f32, lid: u32) -> f32 {
   let lane = lid % LANES;
   let start = lid - lane;

@@ -2,11 +2,11 @@
 // backward, with xn = (x - mean) rstd and g = dy weight: dx = rstd (g - mean(g) - xn mean(g xn)).
 // dweight: part[chunk, c] = sum of dy xn over the chunk's rows; reduce_rows.wgsl adds the chunks (and dy's rows:
 // dbias).
-//   x, y, dy, dx [rows, columns] f32 or f16 (X_T, Y_T, DY_T, DX_T: vec4 of them where columns divide by 4, and columns
-//   counts these); weight, bias [columns] C_T; mean, rstd [rows] f32; part [chunks, columns] C_T.
-// forward, backward: LANES invocations share a row, as in norm_rms.wgsl: PER elements of it in registers, the rest is
-// read again. Dispatch: ceil(rows * LANES / 256) workgroups (folded). dweight: see reduce.inc.wgsl (columns);
-// (ceil(columns / WIDE), chunks) workgroups.
+//   x, y, dy, dx [rows, columns] f32 or f16 (X_T, Y_T, DY_T, DX_T: vec4 where columns is a multiple of 4; columns
+//   counts such elements); weight, bias [columns] C_T; mean, rstd [rows] f32; part [chunks, columns] C_T.
+// forward, backward: LANES invocations share a row, as in norm_rms.wgsl, with PER elements in registers; the rest is
+// read again. Dispatch: ceil(rows * LANES / 256) workgroups (folded).
+// dweight: (ceil(columns / WIDE), chunks) workgroups; see reduce.inc.wgsl (columns).
 // Source: Ba, Kiros and Hinton, Layer Normalization (2016).
 #if FORWARD
 struct Params { rows: u32, columns: u32, inverse_count: f32, eps: f32 }
@@ -36,7 +36,7 @@ fn across(a: C_T) -> f32 { return product(a, C_T(1.0)); }
 @compute @workgroup_size(256)
 fn forward(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let place = ((wg.x + wg.y * nwg.x) * 256u + lid) / LANES;
-  let row = min(place, p.rows - 1u);  // every invocation takes part in the sums
+  let row = min(place, p.rows - 1u);  // every invocation must call row_sum
   let base = row * p.columns;
   let lane = lid % LANES;
   var total = 0.0;
@@ -46,8 +46,7 @@ fn forward(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: v
   if (c$i < p.columns) { total += across(x$i); }
 #end
   for (var c = lane + PER * LANES; c < p.columns; c += LANES) { total += across(C_T(x[base + c])); }
-  // The mean is rounded to f32, which shows where it is large beside the deviation: what it misses is the mean of x -
-  // near.
+  // Rounding the mean to f32 matters if it is large relative to the deviation. The mean of x - near corrects it.
   let near = row_sum(total, lid) * p.inverse_count;
   var missed = 0.0;
   var squares = 0.0;

@@ -1,8 +1,8 @@
 // RMSNorm: y = x * rstd * weight, rstd = 1 / sqrt(mean(x^2) + eps), over rows.
-//   x, y [rows, columns] f32 or f16 (X_T, Y_T: vec4 of them where columns divide by 4); weight [columns] f32 (C_T);
-//   rstd [rows] f32: all that the backward needs beside x. columns counts elements of X_T.
-// LANES invocations share a row, 256 / LANES rows a workgroup. Each keeps PER elements of the row in registers, so that
-// x is read once; a row longer than LANES * PER is read again beyond that (from the cache).
+//   x, y [rows, columns] f32 or f16 (X_T, Y_T: vec4 where columns is a multiple of 4); weight [columns] f32 (C_T);
+//   rstd [rows] f32, which the backward reads again. columns counts elements of X_T.
+// LANES invocations share a row, 256 / LANES rows per workgroup. Each keeps PER elements of the row in registers, so
+// that x is read once. The part of a row beyond LANES * PER is read twice (from the cache).
 // Dispatch: ceil(rows * LANES / 256) workgroups (folded).
 // Source: Zhang and Sennrich, Root Mean Square Layer Normalization (2019).
 struct Params { rows: u32, columns: u32, inverse_count: f32, eps: f32 }

@@ -1,10 +1,10 @@
 // Backward of RMSNorm (norm_rms.wgsl): with xn = x rstd and g = dy weight,
 //   dx = rstd (g - xn mean(g xn)) [+ residual_grad];   dweight = sum over rows of dy xn.
-//   dy, x, residual_grad, dx [rows, columns] f32 or f16 (DY_T, X_T, R_T, DX_T, vec4 of them where columns divide by 4);
-//   rounded [rows, columns] (ROUNDED_T): dx once more;
+//   dy, x, residual_grad, dx [rows, columns] f32 or f16 (DY_T, X_T, R_T, DX_T: vec4 where columns is a multiple of 4);
+//   rounded [rows, columns] (ROUNDED_T): a copy of dx, rounded;
 //   weight [columns] f32 (C_T); rstd [rows] f32; part [groups * 256 / LANES, columns] C_T: overwritten with sums of dy
-//   xn over the rows that one place of one workgroup has taken; reduce_rows.wgsl adds them up in a fixed order.
-// LANES invocations share a row. Each array is read once; what does not fit LANES * PER registers is read again.
+//   xn over the rows that one place of a workgroup takes; reduce_rows.wgsl adds them in a fixed order.
+// LANES invocations share a row. Each array is read once, except beyond LANES * PER elements of a row.
 // Dispatch: `groups` workgroups; each takes every groups-th run of 256 / LANES rows.
 struct Params { rows: u32, columns: u32, inverse_count: f32 }
 @group(0) @binding(0) var<uniform> p: Params;
@@ -38,9 +38,8 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3
   var dw$i = C_T(0.0);
 #endif
 #end
-  // The whole workgroup makes the same number of passes, and `start` has nothing of `lid` in it, so that every compiler
-  // sees that: row_sum has barriers. AT_ONCE rows are fetched before the first of them, so that enough bytes are in
-  // flight where an element is small.
+  // `start` does not depend on `lid`, so that every compiler sees that the loop is uniform: row_sum has barriers.
+  // AT_ONCE rows are loaded before the first barrier, so that enough bytes are in flight if elements are small.
   for (var start = first; start < p.rows; start += AT_ONCE * step) {
 #unroll q AT_ONCE
     let row$q = start + $qu * step + lid / LANES;
@@ -88,8 +87,8 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3
         rounded[base$q + c] = ROUNDED_T(grad);
 #endif
 #if DWEIGHT
-        // A row this long has a workgroup to itself, and no more workgroups are launched than there are rows: the first
-        // row of a place writes its sums, the others add.
+        // So long a row has a workgroup to itself, and there are no more workgroups than rows: the first row of a place
+        // writes its sums, the others add.
         let before = select(part[place * p.columns + c], C_T(0.0), row$q == place);
         part[place * p.columns + c] = before + dyc * (xc * r$q);
 #endif

@@ -2,9 +2,9 @@
 // g = grad * state[3], lr = hyper[0], bias1 = state[5], bias2 = state[6]:
 //   m = beta1 m + (1 - beta1) g;   v = beta2 v + (1 - beta2) g^2;
 //   w = w - lr weight_decay w (the first decay_elements only) - lr (m / bias1) / (sqrt(v / bias2) + eps)
-//   p, grad, exp_avg, exp_avg_sq [n] C_T: f32, or vec4<f32> where the size divides by 4; hyper [4], state [8] f32.
-//   decay counts numbers, not elements of C_T.
-// Dispatch: ceil(n / 512) workgroups (folded), 2 elements an invocation, 256 apart: 8 loads under way.
+//   p, grad, exp_avg, exp_avg_sq [n] C_T: f32, or vec4<f32> where the size is a multiple of 4; hyper [4], state [8]
+//   f32. decay counts numbers, not elements of C_T.
+// Dispatch: ceil(n / 512) workgroups (folded), 2 elements per invocation, 256 apart: 8 loads in flight.
 // Source: Loshchilov and Hutter, Decoupled Weight Decay Regularization (2019), algorithm 2.
 struct Params { n: u32, decay: u32, beta1: f32, rest1: f32, beta2: f32, rest2: f32, eps: f32, weight_decay: f32 }
 @group(0) @binding(0) var<uniform> p: Params;

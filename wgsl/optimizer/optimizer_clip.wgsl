@@ -1,10 +1,11 @@
-// One thread between the gradients and the update: is the step applied, and by what are the gradients multiplied?
+// Decide, between the gradients and the update, whether the step is applied and by what factor gradients are
+// multiplied.
 //   norm [2] f32: sum of squares, number of gradients that are not finite; hyper [4]: lr, max_norm, growth_interval, -;
 //   state [8] f32: applied, good, apply, factor, grad_norm, bias1, bias2, skipped; loss_scale [1] f32. In place on
 //   both. total = sqrt(norm) / loss_scale;  factor = min(1, max_norm / (total + 1e-6)) / loss_scale (max_norm 0: no
 //   clipping).
-// Bias corrections are carried on as c = beta c + (1 - beta) from 0: no digits cancel. A sum that is not finite counts
-// as a gradient that is not; that is seen in its exponent bits.
+// Bias corrections are updated as c = beta c + (1 - beta) from 0, so that no digits cancel. A sum that is not finite
+// (by its exponent bits) counts as a gradient that is not.
 // Dispatch: one workgroup of one invocation.
 // Sources: Pascanu et al., On the Difficulty of Training RNNs (2013); Micikevicius et al., Mixed Precision Training
 // (2018).

@@ -1,6 +1,5 @@
-// Multiply-adds in registers and nothing else, in 8 chains none of which waits for another: s = s * factor + factor,
-// `passes` times 4.
-//   out [256 workgroups] f32: what came out, so that nothing can be left out.
+// Peak rate of multiply-adds: 8 independent chains in registers, s = s * factor + factor, `passes` times 4.
+//   out [256 workgroups] f32: the result, so that a compiler cannot drop the work.
 // Dispatch: any number of workgroups. S_T: f32 or f16; V_T: vec4 of it.
 struct Params { passes: u32, factor: f32 }
 @group(0) @binding(0) var<uniform> p: Params;

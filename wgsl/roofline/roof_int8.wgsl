@@ -1,6 +1,6 @@
-// Dot products of four 8-bit integers and nothing else, in 16 chains none of which waits for another: s = s + s ·
-// factor, of the bytes of s, `passes` times 4.
-//   out [256 workgroups] i32: what came out, so that nothing can be left out.
+// Peak rate of dot products of four 8-bit integers: 16 independent chains, s = s + (bytes of s) · factor, `passes`
+// times 4.
+//   out [256 workgroups] i32: the result, so that a compiler cannot drop the work.
 // Dispatch: any number of workgroups.
 struct Params { passes: u32, factor: u32 }
 @group(0) @binding(0) var<uniform> p: Params;

@@ -1,8 +1,7 @@
-// Products of matrix units from registers and nothing else: 8 sums of 16 x 16 a subgroup, C_ij += A_i B_j, `passes`
-// times.
+// Peak rate of tensor cores: 8 sums of 16 x 16 per subgroup, C_ij += A_i B_j from registers, `passes` times.
 //   out [workgroups, SGS, 16, 16] f32: the sum of a subgroup's 8.
-// A_i and B_j are 16 x 16 of one array in workgroup memory: element n is (n % 13) / 16.
-// Dispatch: any number of workgroups, of SGS subgroups. Wants: subgroups of LANES.
+// A_i and B_j are 16 x 16 parts of one array in workgroup memory, whose element n is (n % 13) / 16.
+// Dispatch: any number of workgroups of SGS subgroups. Needs: subgroups of LANES.
 enable f16;
 enable wgpu_cooperative_matrix;
 
@@ -44,7 +43,7 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(local_invocation_index) l
 #end
 #end
   }
-  // What a cooperative matrix holds cannot be indexed: one after another through workgroup memory.
+  // A cooperative matrix cannot be indexed: they pass through workgroup memory one by one.
   let sum_at = (lid / $LANESu) * 64u;
   let mine = sum_at + (lid % $LANESu) * $FOURSu;
 #unroll v FOURS

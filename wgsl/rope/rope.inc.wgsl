@@ -1,8 +1,8 @@
 // Parts of the rotary embeddings.
 
 #part pair
-// Part of others: the j-th pair of a head, its elements at `left` and at `left + gap`, which are side by side where
-// INTERLEAVED; one that turns has a column of the tables.
+// Part of others: the j-th pair of a head, with its elements at `left` and `left + gap` (neighbours where INTERLEAVED).
+// A pair that turns has a column of the tables.
   let turns = j < p.turning;
 #if INTERLEAVED
   let left = 2u * j;
@@ -15,7 +15,7 @@
 #endpart
 
 #part item
-// Part of others: the j-th element, or pair, of a row of k or of v, and the row's token.
+// Part of others: the invocation's element or pair j of a row of k or v, and the row's token.
   let at = (wg.x + wg.y * nwg.x) * 256u + lid;
   if (at >= 2u * p.items) { return; }
   let item = at % p.items;
@@ -25,7 +25,7 @@
 #endpart
 
 #part append
-// Part of others: the pair from k's `src`, turned to `position`, or from v's, into the caches at `dst`.
+// Part of others: copy a pair from `src` of k, rotated to `position`, or from `src` of v, to `dst` of its cache.
   if (at < p.items) {
     let entry = position * p.turning + column;
     let c = select(C_T(1.0), cosine[entry], turns);

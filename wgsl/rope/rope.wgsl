@@ -1,9 +1,9 @@
 // Rotary embedding, half-split: with j < J, c = cos[position, j], s = sin[position, j] (-s when INVERSE, the backward),
 //   y[n, h, j] = x[n, h, j] c - x[n, h, j + J] s;   y[n, h, j + J] = x[n, h, j + J] c + x[n, h, j] s;
-//   elements from 2 J on stay as they are. INTERLEAVED: 2 j and 2 j + 1 in the place of j and j + J.
-//   x, y [N, H, D] X_T: f32 or f16, or vec4 of them where D / 2 and J divide by 4; cos, sin [P, J] f32 (C_T);
+//   elements from 2 J on are copied. INTERLEAVED: 2 j and 2 j + 1 in place of j and j + J.
+//   x, y [N, H, D] X_T: f32 or f16, or vec4 of it where D / 2 and J are multiples of 4; cos, sin [P, J] f32 (C_T);
 //   positions [N] i32. `half` (of D) and `turning` (J) count elements of X_T; `first` is the first token of the window.
-// An invocation rotates HEADS heads of one token at one j, with one read of the table: 2 HEADS loads under way.
+// An invocation rotates HEADS heads of one token at one j, with one read of the table: 2 HEADS loads in flight.
 // Dispatch: ceil(N * ceil(H / HEADS) * half / 256) workgroups (folded).
 // Source: Su et al., RoFormer (2021), in the half-split order of GPT-NeoX and Hugging Face.
 struct Params { items: u32, heads: u32, head_blocks: u32, half: u32, first: u32, turning: u32 }

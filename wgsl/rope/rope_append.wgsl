@@ -1,12 +1,12 @@
-// Rotary embedding of new keys, as rope.wgsl has it, and the append of them and of the new values to their caches. With
-// n = b tokens + t and at = cache_len + t,
+// Rotary embedding of new keys (rope.wgsl), appended with the new values to their caches. With n = b tokens + t and
+// at = cache_len + t,
 //   keys[b, at, g] = rope(k)[n, g];   values[b, at, g] = v[n, g].
-//   k, v [B T, G, D], keys, values [B, S, G, D] X_T: f32 or f16, or vec4 of them where D / 2 and J divide by 4;
+//   k, v [B T, G, D], keys, values [B, S, G, D] X_T: f32 or f16, or vec4 of it where D / 2 and J are multiples of 4;
 //   cos, sin [P, J] f32 (C_T); positions [B T], cache_len [1] i32. `half` (of D) and `turning` (J) count elements of
 //   X_T.
-// What would lie past the cache's end is left out. Eight storage buffers: as many as WebGPU grants every shader.
-// Dispatch: ceil(2 items / 256) workgroups (folded), items = B T G half; the first `items` invocations take a pair of k
-// each, the others two elements of v.
+// Rows beyond the cache's end are dropped. Eight storage buffers: all that WebGPU promises.
+// Dispatch: ceil(2 items / 256) workgroups (folded), items = B T G half. Each of the first `items` invocations takes a
+// pair of k, the others two elements of v.
 // Source: Su et al., RoFormer (2021), in the half-split order of GPT-NeoX and Hugging Face.
 struct Params { items: u32, groups: u32, half: u32, tokens: u32, keys: u32, turning: u32 }
 @group(0) @binding(0) var<uniform> p: Params;

@@ -1,10 +1,9 @@
-// Queries, keys and values of a token side by side, from the one product that makes them, into arrays of their own: q
-// and k rotated as rope.wgsl does, v as it is. JOIN, the backward: their gradients back side by side, those of q and k
-// rotated back.
-//   qkv [N, H + 2 G, D], q [N, H, D], k, v [N, G, D] X_T: f32 or f16, or vec4 of them where D / 2 and J divide by 4;
-//   cos, sin [P, J] f32 (C_T); positions [N] i32. `half` (of D) and `turning` (J) count elements of X_T; `first` is the
-//   first token of the window.
-// Dispatch: ceil(N * (H + 2 G) * half / 256) workgroups (folded), a pair an invocation.
+// Split the output of a fused qkv projection into queries, keys and values, with q and k rotated (rope.wgsl). JOIN, the
+// backward, joins their gradients, with those of q and k rotated back.
+//   qkv [N, H + 2 G, D], q [N, H, D], k, v [N, G, D] X_T: f32 or f16, or vec4 of it where D / 2 and J are multiples of
+//   4; cos, sin [P, J] f32 (C_T); positions [N] i32. `half` (of D) and `turning` (J) count elements of X_T; `first` is
+//   the first token of the window.
+// Dispatch: ceil(N * (H + 2 G) * half / 256) workgroups (folded), one pair per invocation.
 struct Params { items: u32, heads: u32, kv_heads: u32, half: u32, first: u32, turning: u32 }
 @group(0) @binding(0) var<uniform> p: Params;
 @group(0) @binding(2) var<storage, read> cosine: array<C_T>;

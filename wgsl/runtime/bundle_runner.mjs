@@ -1,5 +1,5 @@
-// Runs a bundle of cases (autograd/selftest/bundle.py says what is in one) on a GPUDevice and judges what comes out.
-// An ES module without imports: the same file in Node, and inside the page that `wgrad selftest --page` writes.
+// Runs a bundle of cases (autograd/selftest/bundle.py) on a GPUDevice and judges the results. An ES module without imports:
+// the same file runs in Node and in the page that `wgrad selftest --page` writes.
 
 const KIND = {
   float32: [4, (bytes) => new Float32Array(bytes)],
@@ -16,8 +16,8 @@ function fromFloat16(bits) {
   return sign * (exponent ? 2 ** (exponent - 15) * (1 + fraction / 1024) : 2 ** -14 * (fraction / 1024));
 }
 
-// The functions of autograd/selftest/finish.py, by the same names: outputs by name -> what is judged, by name.
-// Float32 as there: a difference is rounded once.
+// The functions of autograd/selftest/finish.py, by the same names: outputs by name -> values to judge, by name.
+// As there, differences are rounded to float32 once.
 const f32 = Math.fround;
 const FINISH = {
   "": (made) => made,
@@ -95,8 +95,8 @@ async function compile(device, shader, parsed) {
   }
 }
 
-// Every shader's text, and a pipeline of each that the device's limits allow; or, of each entry point in one precision,
-// of one shader alone. -> {parsed, compiled, alike: as one that was, left: {why there is no pipeline: count},
+// Parse every shader and compile each that the device's limits allow; without `each`, only one of each entry point and
+// precision. -> {parsed, compiled, alike: skipped as like another, left: {why not compiled: count},
 // failed: [{shader, message}]}.
 export async function compileAll(device, bundle, each = true) {
   const result = { parsed: 0, compiled: 0, alike: 0, left: {}, failed: [] };
@@ -177,7 +177,7 @@ export class Runner {
     return made;
   }
 
-  // Storage starts as not-a-number: a kernel that reads what nobody wrote shows.
+  // Storage starts as NaN, so that reads of unwritten values show.
   buffer(size, uniform) {
     const usage = uniform
       ? GPUBufferUsage.UNIFORM | GPUBufferUsage.COPY_DST

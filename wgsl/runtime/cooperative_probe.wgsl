@@ -1,8 +1,8 @@
-// The subgroups of a kernel with cooperative matrices, and one matmul of theirs.
-//   lanes [64] u32: of each invocation the size of its subgroup, times 256 plus its place there, times 256 plus its
-//   subgroup out [subgroups, 16, 16] f32: of each subgroup A B. Element n of A is n % 13, of B n % 11: an exact sum.
-// A compiler may choose another size for a kernel without such operations: the size is read beside one. Dispatch: 1
-// workgroup.
+// Probe the subgroups of a kernel with cooperative matrices, and check one matmul of each.
+//   lanes [64] u32: for each invocation (subgroup size * 256 + lane) * 256 + subgroup
+//   out [subgroups, 16, 16] f32: A B, computed by each subgroup. Element n of A is n % 13, of B n % 11: sums are exact.
+// A compiler may choose another subgroup size for a kernel without cooperative operations, so this one has both.
+// Dispatch: 1 workgroup.
 enable f16;
 enable wgpu_cooperative_matrix;
 

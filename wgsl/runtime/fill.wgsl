@@ -1,6 +1,6 @@
-// out[i] = word, as 32-bit words. A last word of which only some bytes are the array's (tail_mask != 0) keeps the
-// others: they may be another view's.
-//   out [words] u32. Dispatch: ceil(words / 1024) workgroups (folded), 4 words an invocation.
+// out[i] = word, as 32-bit words. If only some bytes of the last word belong to the array (tail_mask != 0), the others
+// are kept, because they may belong to another view.
+//   out [words] u32. Dispatch: ceil(words / 1024) workgroups (folded), 4 words per invocation.
 struct Params { words: u32, word: u32, tail_mask: u32 }
 @group(0) @binding(0) var<uniform> p: Params;
 @group(0) @binding(1) var<storage, read_write> out: array<u32>;

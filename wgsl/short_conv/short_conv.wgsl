@@ -3,9 +3,9 @@
 //
 // x [batch, given, channels] X_T, of which the last `tokens` are those of y; weight [channels, WIDTH] f32; doc_start
 // [batch, tokens] i32; cache_len [1]; y [batch, tokens, channels] X_T: overwritten.
-// `backward`: dy [batch, tokens, channels] DY_T; y, like x, is overwritten with its gradient. `dweight`: y f32 [runs,
-// channels, WIDTH] is overwritten with the sums of weight's gradient over RUN tokens each.
-// Dispatch: a workgroup for 256 elements of y.
+// `backward`: dy [batch, tokens, channels] DY_T; y has the shape of x and is overwritten with its gradient. `dweight`:
+// y f32 [runs, channels, WIDTH] is overwritten with sums of weight's gradient over RUN tokens each.
+// Dispatch: a workgroup per 256 elements of y; dweight: per 256 pairs of run and channel.
 struct Params { batch: u32, tokens: u32, given: u32, channels: u32, runs: u32 }
 @group(0) @binding(0) var<uniform> p: Params;
 @group(0) @binding(1) var<storage, read> x: array<X_T>;
@@ -17,12 +17,11 @@ struct Params { batch: u32, tokens: u32, given: u32, channels: u32, runs: u32 }
 #endif
 @group(0) @binding(6) var<storage, read_write> y: array<Y_T>;
 
-// How many tokens before token t its document reaches back, as far as there are elements; below 0 where it begins
-// later.
+// How far token t's document reaches back, limited to the elements of x; negative if it begins after t.
 fn reach(b: u32, t: u32) -> i32 {
   return min(i32(t) + cache_len[0] - doc_start[b * p.tokens + t], i32(t + p.given - p.tokens));
 }
-// The element of x that tap j of a token has.
+// The element of x at tap j of a token.
 fn tap(b: u32, t: u32, c: u32, j: u32) -> f32 {
   return f32(x[(b * p.given + t + p.given - p.tokens - j) * p.channels + c]);
 }
@@ -37,7 +36,7 @@ fn sum_of_taps(b: u32, t: u32, c: u32) -> f32 {
 fn sigmoid(z: f32) -> f32 { return 1.0 / (1.0 + exp(min(-z, 87.0))); }
 
 #if BACKWARD
-// The gradient of z of a token.
+// The gradient of a token's z.
 fn sum_gradient(b: u32, t: u32, c: u32) -> f32 {
 #if SILU
   let z = sum_of_taps(b, t, c);
