@@ -87,6 +87,17 @@ _OWN: dict[str, dict[str, Any]] = {
         "chunk_size": 16,
         "time_step_min": 0.3,
     },
+    "mamba2": {
+        **_IDS,
+        "head_dim": 24,
+        "expand": 3,
+        "n_groups": 2,
+        "state_size": 10,
+        "conv_kernel": 3,
+        "chunk_size": 16,
+        "layer_norm_epsilon": 1e-5,
+        "time_step_limit": [0.3, 1.1],
+    },
     "bamba": {**_IDS, **_MAMBA, "attn_layer_indices": [1]},
     "falcon_h1": {
         **_IDS,
@@ -236,6 +247,8 @@ def tiny_config(architecture: str = "LlamaForCausalLM", **changes: Any) -> dict[
         config["sliding_window"] = 64
         config["layer_types"] = ["full_attention"] * (config | changes)["num_hidden_layers"]
     config |= changes
+    if kind == "mamba2":
+        config["num_heads"] = config["expand"] * config["hidden_size"] // config["head_dim"]
     if "qk_rope_head_dim" in config:  # as transformers writes it
         config["head_dim"] = config["qk_rope_head_dim"]
     return config
@@ -265,7 +278,9 @@ def random_weights(config: dict[str, Any], seed: int = 0) -> dict[str, np.ndarra
 
 def name_in_files(name: str, config: dict[str, Any]) -> str:
     """A weight's name in the model of transformers."""
-    return name.replace(".embed_tokens.", ".embeddings.") if config["model_type"] == "nemotron_h" else name
+    if config["model_type"] in ("nemotron_h", "mamba2"):
+        name = name.replace(".embed_tokens.", ".embeddings.")
+    return name.replace("model.", "backbone.", 1) if config["model_type"] == "mamba2" else name
 
 
 def as_in_files(name: str, value: np.ndarray, config: dict[str, Any]) -> np.ndarray:

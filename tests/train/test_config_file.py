@@ -88,6 +88,10 @@ NOT_BUILT: dict[str, dict[str, Any]] = {
         "mamba_d_head": 5, "z_loss_coefficient": 0.1, "time_step_limit": [1], "hidden_act": "gelu_pytorch_tanh",
         "mamba_d_state": 257, "mamba_n_heads": 7,
     },
+    "Mamba2ForCausalLM": {
+        "head_dim": 5, "n_groups": 4, "state_size": 257, "hidden_act": "gelu", "time_step_limit": [2, 1],
+        "attn_layer_idx": [1], "d_intermediate": 8, "conv_kernel": 9,
+    },
     "GraniteSWAForCausalLM": {"layer_rope_theta": [1.5], "layer_types": ["conv"] * 2, "num_local_experts": 4},
     "HunYuanDenseV1ForCausalLM": {"use_qk_norm": False, "mlp_bias": True, "num_experts": 16},
     "ArceeForCausalLM": {"partial_rotary_factor": 0.5, "hidden_act": "relu"},

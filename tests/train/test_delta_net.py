@@ -172,7 +172,7 @@ def test_the_text_part_of_a_multimodal_model(tmp_path: Path) -> None:
     config, ids, device = load_model_config(folder), oracle.random_ids(), ReferenceDevice()
     lora = oracle.LoraConfig(r=3, alpha=6.0)
     arrays = oracle.random_adapter(lora, linear_modules(config))
-    oracle.save_adapter(tmp_path / "adapter", lora, arrays, str(folder), config.text_of)
+    oracle.save_adapter(tmp_path / "adapter", lora, arrays, str(folder), config.in_peft)
     named = str(tmp_path / "adapter")
     ours = oracle.our_logits(build_frozen(config, folder, device, positions=64, adapter=named, quantize=False), ids)
     theirs = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=oracle.torch.float32)

@@ -14,6 +14,7 @@ from tests.tools import oracle_package
 from tests.train.conftest import random_weights, tiny_config, write_checkpoint
 from tests.train.gguf_writer import ALL, restored, write_gguf
 from tests.train.nf4_writer import nf4_arrays, save_nf4_checkpoint
+from tests.train.test_oracle_model import own_name
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.device.contract import Device
 from wgrad.device.errors import WgradError
@@ -101,11 +102,13 @@ def test_peft_loads_our_adapter(
         r=5,
         alpha=12.0,
         rslora=rslora,
-        target_modules=(query, config.o_proj.partition(".")[2], *(() if config.experts else (config.down_proj,))),
+        target_modules=(query, config.o_proj.partition(".")[2], *(() if config.experts else (config.down_proj,)))
+        if config.any_attends
+        else ("in_proj",),
         rank_pattern={f"layers.1.{config.attention}.{query}": 3},
         alpha_pattern={config.down_proj.partition(".")[2]: 20.0},
     )
-    save_adapter(tmp_path / "adapter", lora, random_adapter(lora, linear_modules(config)), str(folder))
+    save_adapter(tmp_path / "adapter", lora, random_adapter(lora, linear_modules(config)), str(folder), config.in_peft)
     ids = random_ids()
     ours = our_logits(
         build_frozen(config, folder, device, positions=64, adapter=str(tmp_path / "adapter"), quantize=False), ids
@@ -254,7 +257,7 @@ def test_transformers_loads_our_quantised_checkpoint(
 def dequantized_base(folder: Path, weights: dict[str, Any], device: Device) -> Any:
     """transformers' model with the values that our weights of few bits stand for."""
     model = their_base(folder)
-    state = model.state_dict()
+    state = {own_name(name): value for name, value in model.state_dict().items()}
     for name, weight in weights.items():
         if isinstance(weight, FrozenWeight):
             value = torch.tensor(device.download(device.dequantize(weight)))
@@ -320,7 +323,7 @@ def test_eight_steps_beside_transformers(
     else:
         assert built.lora is not None
         start = {name: built.parameters.get(name) for name in built.parameters.tensors}
-        save_adapter(tmp_path / "start", built.lora, start, str(folder))
+        save_adapter(tmp_path / "start", built.lora, start, str(folder), built.model.config.in_peft)
         base = dequantized_base(folder, dict(built.model.weights), cpu)
         theirs = peft.PeftModel.from_pretrained(base, tmp_path / "start", is_trainable=True)
     trained = [p for p in theirs.parameters() if p.requires_grad]

@@ -25,7 +25,7 @@ from wgrad.train.model.model_config import load_model_config
 
 torch = oracle_package("torch")
 
-# transformers has numbers of these in float32: multipliers of Mamba-2, the complex rotation, factors of positions,
+# transformers has numbers of these in float32: multipliers of Mamba-2, DeepSeek V2's rotation, factors of positions,
 # constants of Gemma 3n.
 ROUNDED = (
     "deepseek_v2",
@@ -46,9 +46,14 @@ def exact_model(model: Any) -> Any:
     """transformers' model in float64, but for rotary tables: cos and sin of angles in float32 are rounded once, as ours
     are."""
     cos, sin, to, whole = torch.Tensor.cos, torch.Tensor.sin, torch.Tensor.to, model.forward
+    polar = torch.polar
+
+    def rounded(length: Any, angle: Any) -> Any:
+        return to(to(polar(length.double(), angle.double()), torch.complex64), torch.complex128)
 
     def kept(x: Any, *given: Any, **options: Any) -> Any:
-        return x if (x.dtype, given, options) == (torch.float64, (torch.float32,), {}) else to(x, *given, **options)
+        single = given == (torch.float32,) or options.get("dtype") is torch.float32
+        return x if x.dtype == torch.float64 and single else to(x, *given, **options)
 
     def forward_all(*args: Any, **options: Any) -> Any:
         with patch.object(torch.Tensor, "to", kept):
@@ -62,7 +67,7 @@ def exact_model(model: Any) -> Any:
 
             def forward(*args: Any, plain: Any = plain, **options: Any) -> Any:
                 wide = [patch.object(torch.Tensor, f.__name__, lambda x, f=f: f(x.double())) for f in (cos, sin)]
-                with wide[0], wide[1]:
+                with wide[0], wide[1], patch.object(torch, "polar", rounded):
                     found = plain(*args, **options)
                 return tuple(to(x, torch.float32).double() for x in found) if isinstance(found, tuple) else found
 

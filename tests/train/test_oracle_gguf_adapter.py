@@ -119,6 +119,7 @@ EXTRA: dict[str, dict[str, Any]] = {
         **dict.fromkeys(("lm_head_multiplier", "attention_out_multiplier", "ssm_in_multiplier"), 0.7),
         "mlp_multipliers": [0.6, 1.7],
     },
+    "Mamba2ForCausalLM": {"expand": 2, "time_step_limit": None},
     "NemotronHForCausalLM": {
         "mlp_hidden_act": "relu2",
         "time_step_min": 0.0,
@@ -289,7 +290,7 @@ def adapted(tmp_path: Path) -> Callable[..., tuple[Path, np.ndarray, np.ndarray]
         if FAMILIES[architecture].gguf in SHARING:
             lora = replace(lora, target_modules=r"model\.layers\.(?!.*modality_router).*")
         write_base(tmp_path / "base.gguf", config, weights)
-        save_adapter(adapter, lora, random_adapter(lora, linear_modules(config)), str(folder))
+        save_adapter(adapter, lora, random_adapter(lora, linear_modules(config)), str(folder), config.in_peft)
 
         def ours(name: str | None) -> np.ndarray:
             model = build_frozen(config, folder, ReferenceDevice(), positions=64, adapter=name, quantize=False)

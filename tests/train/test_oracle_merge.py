@@ -38,7 +38,7 @@ LORA = LoraConfig(
     r=6,
     alpha=9.0,
     rslora=True,
-    target_modules=r".*\.(q_proj|q_b_proj|kv_b_proj|up_proj|qkv_proj|gate_up_proj|down_proj|fc1|dense)",
+    target_modules=r".*\.(q_proj|q_b_proj|kv_b_proj|up_proj|qkv_proj|gate_up_proj|down_proj|fc1|dense|in_proj)",
 )
 
 
@@ -56,7 +56,7 @@ def adapted(tmp_path: Path) -> Callable[..., tuple[Path, Path]]:
                 arrays = {name: value for name, value in arrays.items() if ".mlp." not in name}
             modules = [name.removesuffix(".lora_A") for name in arrays if name.endswith(".lora_A")]
             lora = lora.renamed({module: module for module in modules})
-        save_adapter(adapter, lora, arrays, str(folder))
+        save_adapter(adapter, lora, arrays, str(folder), config.in_peft)
         return folder, adapter
 
     return make

@@ -61,8 +61,9 @@ def adapted(tmp_path: Path) -> Callable[..., Path]:
     def make(architecture: str = "LlamaForCausalLM", **changes: Any) -> Path:
         raw = tiny_config(architecture, **(SIZES | EXTRA.get(architecture, {}) | changes))
         folder = write_checkpoint(tmp_path / "model", raw, random_weights(raw))
-        arrays = random_adapter(LORA, linear_modules(load_model_config(folder)))
-        save_adapter(tmp_path / "adapter", LORA, arrays, str(folder))
+        config = load_model_config(folder)
+        arrays = random_adapter(LORA, linear_modules(config))
+        save_adapter(tmp_path / "adapter", LORA, arrays, str(folder), config.in_peft)
         return tmp_path / "adapter"
 
     return make
@@ -321,6 +322,8 @@ def test_what_cannot_be_written(adapted: Any, tmp_path: Path, capsys: Any) -> No
         ("FalconH1ForCausalLM", {"tie_word_embeddings": True}, "one matrix for embedding and head, with multipliers"),
         ("FalconH1ForCausalLM", {"mamba_conv_bias": False}, "convolutions without a bias"),
         ("FalconH1ForCausalLM", {"projectors_bias": True}, "biases of projections"),
+        ("Mamba2ForCausalLM", {"expand": 3, "num_heads": 12}, "layers with Mamba-2 of 192 numbers, not twice the 64"),
+        ("Mamba2ForCausalLM", {"time_step_limit": [0.3, 1.1]}, "time steps limited to 0.3 to 1.1"),
         ("NemotronHForCausalLM", {"time_step_min": 0.002}, "time steps limited to 0.002 to inf"),
         ("NemotronHForCausalLM", {"hybrid_override_pattern": "M*E-"}, "MLPs next to layers with experts"),
         (

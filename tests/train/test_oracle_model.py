@@ -253,6 +253,15 @@ CASES: dict[str, dict[str, Any]] = {
         "mlp_multipliers": [0.9, 0.4],
         "attention_bias": True,
     },
+    "mamba2": {"architecture": "Mamba2ForCausalLM"},
+    "mamba2_biases": {
+        "architecture": "Mamba2ForCausalLM",
+        "use_bias": True,
+        "use_conv_bias": False,
+        "n_groups": 1,
+        "tie_word_embeddings": True,
+        "time_step_limit": [0.0, float("inf")],
+    },
     "nemotron_h": {
         "architecture": "NemotronHForCausalLM",
         "hybrid_override_pattern": "M*-M",
@@ -554,6 +563,7 @@ def oracle(folder: Path, dtype: Any, ids: np.ndarray, targets: np.ndarray) -> tu
         "granite_swa",
         "granitemoe_swa",
         "gpt_oss",
+        "mamba2",
     )  # which have no other
     config._attn_implementation = "eager" if eager else "sdpa"
     config._experts_implementation = "eager"  # the only one in float64
@@ -572,12 +582,13 @@ def oracle(folder: Path, dtype: Any, ids: np.ndarray, targets: np.ndarray) -> tu
         flat, torch.tensor(targets.reshape(-1).astype(np.int64)), reduction="sum", ignore_index=-100
     )
     loss.backward()
-    grads = {
-        n.replace("model.embeddings.", "model.embed_tokens."): p.grad.double().numpy()  # as Nemotron-H has it
-        for n, p in model.named_parameters()
-        if not n.endswith(CORRECTION)
-    }
+    grads = {own_name(n): p.grad.double().numpy() for n, p in model.named_parameters() if not n.endswith(CORRECTION)}
     return flat.detach().double().numpy(), float(loss.detach()), grads
+
+
+def own_name(name: str) -> str:
+    """Our name of a weight of transformers' model: Nemotron-H's and Mamba-2's have other embeddings."""
+    return name.replace("backbone.", "model.").replace("model.embeddings.", "model.embed_tokens.")
 
 
 def full_model(folder: Path, device: Device) -> tuple[Model, FlatParameters]:

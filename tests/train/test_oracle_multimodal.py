@@ -205,7 +205,7 @@ def test_the_text_parts_of_other_models(case: str, tmp_path: Path) -> None:
     assert distance(plain, logits(folder)) > 0.1
     near(plain, adapted)
     lora, arrays = load_adapter(tmp_path / "theirs", linear_modules(config))
-    save_adapter(tmp_path / "ours", lora, arrays, str(folder), config.text_of)
+    save_adapter(tmp_path / "ours", lora, arrays, str(folder), config.in_peft)
     near(plain, peft.PeftModel.from_pretrained(base(), tmp_path / "ours"))
     assert Contents.of(tmp_path / "ours").auto_class == Contents.of(folder).auto_class == "AutoModelForImageTextToText"
     beside = {entry.name.removeprefix("model.") for entry in ModelFiles(folder).beside_text()}
@@ -234,7 +234,7 @@ def test_experts_are_merged_as_the_files_had_them(tmp_path: Path) -> None:
     folder, _ = write_other(tmp_path / "model", "qwen3_vl_moe")
     config = load_model_config(folder)
     lora = LoraConfig(r=2, alpha=4.0, target_modules=("q_proj",))
-    save_adapter(tmp_path / "lora", lora, random_adapter(lora, linear_modules(config)), str(folder), config.text_of)
+    save_adapter(tmp_path / "lora", lora, random_adapter(lora, linear_modules(config)), str(folder), config.in_peft)
     words = f"merge --adapter {tmp_path}/lora --out {tmp_path}/out --device cpu --onto original --no-compare"
     assert main(words.split()) == 0
     before, after = (read_entries(path / "model.safetensors", "") for path in (folder, tmp_path / "out"))

@@ -163,10 +163,12 @@ _FALCON_H1 = {
     "ffn_norm": "pre_ff_layernorm.weight",  # without an ending there
     **{f"ffn_{part}": f"feed_forward.{part}_proj" for part in ("gate", "up", "down")},
 }
-_NEMOTRON_H = {
+_MAMBA2 = {
     **{name: path.replace("mamba.", "mixer.") for name, path in _MAMBA.items()},
     "output_norm": "model.norm_f",
     "attn_norm": "norm",
+}
+_NEMOTRON_H = _MAMBA2 | {
     **{f"attn_{part}": f"mixer.{part}_proj" for part in "qkv"},
     "attn_output": "mixer.o_proj",
     **{f"ffn_{part}": f"mixer.{part}_proj" for part in ("up", "down")},
@@ -197,6 +199,7 @@ ARCHITECTURES = {
     "granitemoe": _NAMES | _BLOCK_SPARSE | _SHARED,
     "granitehybrid": _NAMES | _BLOCK_SPARSE | _SHARED | _MAMBA,
     "falcon-h1": _NAMES | _MAMBA | _FALCON_H1,
+    "mamba2": {part: _NAMES[part] for part in ("token_embd", "output")} | _MAMBA2,
     "nemotron_h": _NAMES | _NEMOTRON_H,
     "nemotron_h_moe": _NAMES | _NEMOTRON_H_MOE,
     "hunyuan-dense": _HUNYUAN,

@@ -68,18 +68,18 @@ def save_adapter(
     lora: LoraConfig,
     arrays: Mapping[str, np.ndarray],
     base_model: str,
-    text_of: str = "",
+    in_peft: str = "model.",
     whole: WholeModules | None = None,
 ) -> None:
-    """Write an adapter that PEFT loads. arrays: as of `load_adapter`. text_of: the multimodal architecture that PEFT
-    loads it onto, of which these modules are the text part's. whole: as of `load_adapter`. WgradError."""
+    """Write an adapter that PEFT loads. arrays: as of `load_adapter`. in_peft: as of `ModelConfig`. whole: as of
+    `load_adapter`. WgradError."""
     target = make_folder(folder)
     names = whole_in_peft(whole or {})
     arrays = {names.get(name, name): array for name, array in arrays.items()}
-    if text_of:  # each module by its whole name: those of the images' part may end alike
+    if in_peft != "model.":  # each module by its whole name: those of the images' part may end alike
         modules = [name.removesuffix(".lora_A") for name in arrays if name.endswith(".lora_A")]
-        lora = lora.renamed({module: name_in_peft(module, text_of) for module in modules})
-        arrays = {name_in_peft(name, text_of): array for name, array in arrays.items()}
+        lora = lora.renamed({module: name_in_peft(module, in_peft) for module in modules})
+        arrays = {name_in_peft(name, in_peft): array for name, array in arrays.items()}
     adapted = {name.rpartition(".")[0] for name in arrays}
     tensors = {
         _key(name, adapted): np.ascontiguousarray(_as_in_peft(name, a), np.float32)

@@ -142,6 +142,12 @@ class ConfigFile(Struct, kw_only=True):
     quantization_config: AnyQuantizationFile | None = None
 
     @property
+    def attention_sizes(self) -> tuple[int, int, int]:
+        """Heads, heads of keys, and their width."""
+        heads = self.num_attention_heads
+        return heads, self.num_key_value_heads or heads, self.head_dim or self.hidden_size // heads
+
+    @property
     def balance(self) -> float:
         """The weight of the load-balancing loss of experts."""
         return 0.0

@@ -65,6 +65,7 @@ from wgrad.train.model.layer_norm_keys import (
 from wgrad.train.model.lfm2_keys import Lfm2File, Lfm2MoeFile
 from wgrad.train.model.lfm3_keys import Lfm3File
 from wgrad.train.model.llama4_keys import Llama4File
+from wgrad.train.model.mamba2_keys import Mamba2File
 from wgrad.train.model.mamba_keys import BambaFile, FalconH1File, GraniteHybridFile
 from wgrad.train.model.near_llama_keys import (
     CwmFile,
@@ -96,6 +97,7 @@ class Family:
         gguf_key: Of families with one name in GGUF, what the files of this one alone have above `gguf_above`.
         reads_again: See `ModelConfig.read_again_at`.
         other_types: Further names of `model_type` under which files have the architecture.
+        in_peft: What transformers puts before the names of the decoder's modules.
     """
 
     model_type: str
@@ -108,6 +110,7 @@ class Family:
     gguf_above: int = 0
     reads_again: bool = False
     other_types: tuple[str, ...] = ()
+    in_peft: str = "model."
 
 
 # SmolLM and SmolLM2 are LlamaForCausalLM; Qwen2.5 is Qwen2ForCausalLM.
@@ -184,6 +187,9 @@ FAMILIES = {
         "granite",
         "Granite 4, dense and hybrid",
         gguf_others=(("linear", "granitehybrid"),),
+    ),
+    "Mamba2ForCausalLM": Family(
+        "mamba2", Mamba2File, Mamba2File.variant, "mamba2", "Mamba-2, Codestral Mamba", in_peft="backbone."
     ),
     "BambaForCausalLM": Family("bamba", BambaFile, BambaFile.variant, "", "Bamba"),
     "NemotronHForCausalLM": Family(

@@ -21,7 +21,7 @@ from wgrad.train.model.gguf_experts import keys_of_experts
 from wgrad.train.model.gguf_fixed import EXAONE_32B, GGUF_LARGEST, GRANITE, UNROUNDED
 from wgrad.train.model.gguf_latent import keys_of_latent, yarn_of_latent
 from wgrad.train.model.gguf_linear import keys_of_linear
-from wgrad.train.model.gguf_mamba import UNROTATED, keys_of_mamba
+from wgrad.train.model.gguf_mamba import MAMBA_2, UNROTATED, keys_of_mamba
 from wgrad.train.model.gguf_model import ROPE_FACTORS, ROPE_LONG, ROPE_SHORT
 from wgrad.train.model.gguf_shared_keys import SHARING, keys_of_shared
 from wgrad.train.model.rope_scaling import RopeConfig, inverse_frequencies
@@ -60,7 +60,8 @@ def config_of_gguf(fields: GgufFields, tensors: Mapping[str, TensorEntry]) -> di
     def number(key: str) -> int:
         return fields.needed(prefix + key, int)
 
-    hidden, heads, layers = number("embedding_length"), number("attention.head_count"), number("block_count")
+    hidden, layers = number("embedding_length"), number("block_count")
+    heads = 1 if name == MAMBA_2 else number("attention.head_count")
     layers -= (extra := fields.get(prefix + "nextn_predict_layers", int, 0))
     if heads < 1 or hidden < 1:
         raise fields.error(prefix + "attention.head_count", f"must be above 0, got {heads}")

@@ -98,6 +98,9 @@ def write_heads(writer: Any, config: ModelConfig) -> None:
     """Write how many heads there are, and how wide; of latents as the newer files: one head of keys, which is a token's
     latent."""
     c = config.latent
+    if not config.any_attends:
+        writer.add_head_count(0)
+        return
     writer.add_head_count(config.num_attention_heads)
     if c is None:
         write_key_heads(writer, config)

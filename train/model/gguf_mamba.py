@@ -21,10 +21,11 @@ from wgrad.train.model.model_config import ModelConfig
 from wgrad.train.model.weights import EMBEDDING, HEAD, projection_shapes
 
 FALCON, GRANITE_HYBRID, NEMOTRON, NEMOTRON_MOE = "falcon-h1", "granitehybrid", "nemotron_h", "nemotron_h_moe"
+MAMBA_2 = "mamba2"  # without attention
 NEMOTRONS = (NEMOTRON, NEMOTRON_MOE)
-MAMBA = (FALCON, GRANITE_HYBRID, *NEMOTRONS)
+MAMBA = (FALCON, GRANITE_HYBRID, MAMBA_2, *NEMOTRONS)
 _ROTATES = "rope.scaling.finetuned"  # of GRANITE_HYBRID, by default true: it has rotary embeddings, as Bamba
-UNROTATED = (GRANITE_HYBRID, *NEMOTRONS)  # whose `rope.dimension_count` says nothing
+UNROTATED = (GRANITE_HYBRID, MAMBA_2, *NEMOTRONS)  # whose `rope.dimension_count` says nothing
 _LEAST_STEP = 1e-3  # transformers' default for Nemotron-H: llama.cpp has none, and so short a step changes little
 
 
@@ -129,6 +130,8 @@ def mlp_lengths(config: ModelConfig) -> int | list[int]:
     """The width of MLPs; of each layer, 0 for none, where some have none."""
     if not config.mlp_layers:
         return config.intermediate_size
+    if not any(config.mlp_layers):
+        return 0
     width = config.intermediate_size if config.experts is None else config.experts.width
     return [width if layer else 0 for layer in config.mlp_layers]
 
@@ -149,7 +152,7 @@ def without_mamba_place(config: ModelConfig) -> Iterator[str]:
     low, high = c.limits
     if low > _LEAST_STEP or high != UNLIMITED[1]:
         yield f"time steps limited to {low:g} to {high:g}"
-    if config.gguf == GRANITE_HYBRID and c.inner != 2 * config.hidden_size:
+    if config.gguf in (GRANITE_HYBRID, MAMBA_2) and c.inner != 2 * config.hidden_size:
         yield f"layers with Mamba-2 of {c.inner} numbers, not twice the {config.hidden_size} of the stream"
     if config.gguf == FALCON and config.tie_word_embeddings and config.embedding_scale != config.logit_scale:
         yield "one matrix for embedding and head, with multipliers of their own"
@@ -168,6 +171,17 @@ def keys_of_mamba(fields: GgufFields, tensors: Mapping[str, TensorEntry]) -> dic
     if heads < 1 or inner % heads:
         raise fields.error(prefix + "ssm.inner_size", f"must be a multiple of {heads}, the heads, got {inner}")
     biased = any(tensor.endswith(".conv1d.bias") for tensor in tensors)
+    if name == MAMBA_2:
+        return {
+            "state_size": state,
+            "n_groups": groups,
+            "num_heads": heads,
+            "head_dim": inner // heads,
+            "conv_kernel": width,
+            "use_conv_bias": biased,
+            "expand": _expand_of(inner, hidden),
+            "layer_norm_epsilon": fields.needed(prefix + "attention.layer_norm_rms_epsilon", float),
+        }
     if name in NEMOTRONS:
         return {
             "layers_block_type": _kinds_of_nemotron(fields),
@@ -194,13 +208,18 @@ def keys_of_mamba(fields: GgufFields, tensors: Mapping[str, TensorEntry]) -> dic
     if fields.get(prefix + _ROTATES, bool, True):
         raise fields.error(prefix + _ROTATES, "must be false: files of Bamba are not read, use safetensors")
     attends = [count > 0 for count in fields.numbers(prefix + "attention.head_count_kv")]
-    expand = inner / hidden
     return found | {
-        "mamba_expand": expand if int(expand * hidden) == inner else math.nextafter(expand, math.inf),
+        "mamba_expand": _expand_of(inner, hidden),
         "layer_types": ["attention" if layer else "mamba" for layer in attends],
         "num_local_experts": fields.get(prefix + "expert_count", int, 0),
         "shared_intermediate_size": fields.get(prefix + "feed_forward_length", int, 1),  # experts have a key of it
     }
+
+
+def _expand_of(inner: int, hidden: int) -> float:
+    """The factor by which a width, rounded down, is that of what Mamba-2 has inside."""
+    expand = inner / hidden
+    return expand if int(expand * hidden) == inner else math.nextafter(expand, math.inf)
 
 
 def _kinds_of_nemotron(fields: GgufFields) -> list[str]:

@@ -358,6 +358,8 @@ def _write_shapes(writer: Any, config: ModelConfig) -> None:
 
 def _write_rope(writer: Any, gguf: Any, config: ModelConfig) -> None:
     rope = config.rope
+    if not config.any_attends:
+        return
     writer.add_rope_dimension_count(rope.head_dim)
     writer.add_rope_freq_base(rope.theta)
     if rope.type in ("linear", "yarn"):

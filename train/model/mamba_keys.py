@@ -37,6 +37,24 @@ def time_step_limits(given: Any) -> tuple[float, float]:
     return float(found[0]), float(found[1])
 
 
+def check_mamba(
+    c: Mamba2, inner: int, act: str, heads: str, width: str, groups: str, state: str, whole: str = ""
+) -> None:
+    """ValueError: sizes that do not fit each other, or to `inner` numbers of x; or an activation that is not built.
+    heads, width, groups, state: the keys of them. whole: those that `inner` follows from."""
+    if c.head_dim < 1 or c.inner != inner:
+        product = f"{heads} times {width}{f' and {whole}' if whole else ''}"
+        raise ValueError(f"{product} must be {inner}; got {c.heads} and {c.head_dim}")
+    if c.heads % c.groups:
+        raise ValueError(
+            f"{heads} and {groups}: the first must be a multiple of the second; got {c.heads} and {c.groups}"
+        )
+    if c.state_dim > MAX_KEY_DIM:
+        raise ValueError(f"{state} must be at most {MAX_KEY_DIM}; got {c.state_dim}")
+    if act not in ("silu", "swish"):
+        raise ValueError(f"hidden_act must be silu, which Mamba-2's convolutions have; got {act!r}")
+
+
 class MambaFile(ConfigFile, kw_only=True):
     """Keys of the layers with Mamba-2. mamba_d_head: "auto" follows from the others."""
 
@@ -59,23 +77,14 @@ class MambaFile(ConfigFile, kw_only=True):
         """None where no layer has it. how: as of `Mamba2`. ValueError: sizes that do not fit each other."""
         if not any(layers):
             return None
-        heads, groups, inner = self.mamba_n_heads, self.mamba_n_groups, self.mamba_width
-        width = self.mamba_d_head if isinstance(self.mamba_d_head, int) else inner // heads
+        heads, inner = self.mamba_n_heads, self.mamba_width
         if isinstance(self.mamba_d_head, str) and self.mamba_d_head != "auto":
             raise ValueError(f'mamba_d_head must be a number or "auto"; got {self.mamba_d_head!r}')
-        if width < 1 or width * heads != inner:
-            raise ValueError(f"mamba_n_heads times mamba_d_head must be {inner}; got {heads} and {self.mamba_d_head}")
-        if heads % groups:
-            raise ValueError(f"mamba_n_heads must be a multiple of mamba_n_groups, {groups}; got {heads}")
-        if self.mamba_d_state > MAX_KEY_DIM:
-            raise ValueError(f"mamba_d_state must be at most {MAX_KEY_DIM}; got {self.mamba_d_state}")
-        if self.hidden_act not in ("silu", "swish"):
-            raise ValueError(f"hidden_act must be silu, which Mamba-2's convolutions have; got {self.hidden_act!r}")
-        return Mamba2(
+        found = Mamba2(
             layers=layers,
             heads=heads,
-            head_dim=width,
-            groups=groups,
+            head_dim=self.mamba_d_head if isinstance(self.mamba_d_head, int) else inner // heads,
+            groups=self.mamba_n_groups,
             state_dim=self.mamba_d_state,
             width=self.mamba_d_conv,
             conv_bias=self.mamba_conv_bias,
@@ -83,6 +92,8 @@ class MambaFile(ConfigFile, kw_only=True):
             limits=time_step_limits(self.time_step_limit),
             **({"out_bias": self.mamba_proj_bias} | how),
         )
+        check_mamba(found, inner, self.hidden_act, "mamba_n_heads", "mamba_d_head", "mamba_n_groups", "mamba_d_state")
+        return found
 
 
 class GraniteHybridFile(MambaFile, kw_only=True):

@@ -167,6 +167,11 @@ class ModelConfig:
     fp8_block: tuple[int, int] | None = field(default=None, repr=False, compare=False)  # of files, not of the model
     packing: Packing | None = field(default=None, repr=False, compare=False)  # too
 
+    @property
+    def in_peft(self) -> str:
+        """Return what transformers, and so PEFT, puts before the names of the decoder's modules."""
+        return MULTIMODAL[self.text_of].in_peft if self.text_of else FAMILIES[self.architecture].in_peft
+
     def head_dim_of(self, layer: int) -> int:
         return self.head_dims[layer] if self.head_dims else self.head_dim
 
@@ -215,6 +220,11 @@ class ModelConfig:
     def attends(self, layer: int) -> bool:
         linear = self.linear_of(layer)
         return self.mixes(layer) and (linear is None or linear.alongside)
+
+    @property
+    def any_attends(self) -> bool:
+        """Return whether a layer has attention."""
+        return any(map(self.attends, range(self.num_hidden_layers)))
 
     def has_mlp(self, layer: int) -> bool:
         """Return whether a layer has an MLP or experts."""
@@ -286,9 +296,7 @@ def parse_model_config(raw: Mapping[str, Any], where: str = "config.json") -> Mo
     family = FAMILIES[name]
     file = convert(raw, family.keys, where)
     _refuse_others(raw, file, where)
-    hidden, heads, layers = file.hidden_size, file.num_attention_heads, file.num_hidden_layers
-    head_dim = file.head_dim or hidden // heads
-    kv_heads = file.num_key_value_heads or heads
+    layers, (heads, kv_heads, head_dim) = file.num_hidden_layers, file.attention_sizes
     variant: dict[str, Any] = {"windows": (0,) * layers, "use_rope": (True,) * layers}
     variant |= {"hidden_act": file.hidden_act, "rms_norm_eps": file.rms_norm_eps}
     variant |= family.variant(file)
@@ -307,7 +315,7 @@ def parse_model_config(raw: Mapping[str, Any], where: str = "config.json") -> Mo
     return ModelConfig(
         architecture=name,
         vocab_size=file.vocab_size,
-        hidden_size=hidden,
+        hidden_size=file.hidden_size,
         intermediate_size=variant.pop("intermediate_size", file.intermediate_size),
         num_hidden_layers=layers,
         num_attention_heads=heads,

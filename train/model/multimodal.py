@@ -104,6 +104,7 @@ _IN_FILES = {
     "model.text_model.": "model.",
 }
 _IN_PEFT = tuple({whole.in_peft: None for whole in MULTIMODAL.values() if whole.in_peft != "model."})
+_OTHERS_IN_PEFT = tuple({family.in_peft: None for family in FAMILIES.values() if family.in_peft != "model."})
 _IN_PEFT_BEFORE = "language_model."  # transformers 4.51 and older
 # Parts of the whole model that are not the text's, by how their names begin, with or without "model.".
 _BESIDE_TEXT = (
@@ -161,11 +162,9 @@ def is_beside_text(name: str) -> bool:
     return name.removeprefix("model.").startswith(_BESIDE_TEXT)
 
 
-def name_in_peft(module: str, architecture: str) -> str:
-    """PEFT's name of a module of the text part in the whole model, whose head is next to it."""
-    if not module.startswith("model."):
-        return module
-    return MULTIMODAL[architecture].in_peft + module.removeprefix("model.")
+def name_in_peft(module: str, prefix: str) -> str:
+    """PEFT's name of a module of the decoder, whose head is next to it. prefix: `ModelConfig.in_peft`."""
+    return prefix + module.removeprefix("model.") if module.startswith("model.") else module
 
 
 def named_in_whole(name: str) -> bool:
@@ -179,11 +178,11 @@ def loaded_whole(architecture: str) -> bool:
 
 
 def namer_of(names: Iterable[str]) -> Callable[[str], str]:
-    """-> from a module of the text part to its name in the adapter that has these names of tensors."""
+    """-> from a module of the decoder to its name in the adapter that has these names of tensors."""
     names = list(names)
-    for prefix in _IN_PEFT:
+    for prefix in (*_IN_PEFT, *_OTHERS_IN_PEFT):
         if any(name.startswith(prefix) for name in names):
-            return lambda module: prefix + module.removeprefix("model.") if module.startswith("model.") else module
+            return lambda module: name_in_peft(module, prefix)
     if any(name.startswith(_IN_PEFT_BEFORE) for name in names):
         return lambda module: _IN_PEFT_BEFORE + module
     return lambda module: module
