@@ -52,7 +52,8 @@ def load_tensors(
         arrays = load(Path(path).read_bytes())
     except FileNotFoundError:
         raise WgradError(f"load_tensors: there is no file {path}") from None
-    except (OSError, SafetensorError, KeyError) as error:
-        raise WgradError(f"load_tensors: {path} cannot be read as safetensors: {error}") from error
+    except (OSError, SafetensorError, KeyError, ValueError) as error:  # ValueError: a size that NumPy does not take
+        why = ascii(str(error))[1:-1][:300]  # with names of the file, as long and as odd as they may be
+        raise WgradError(f"load_tensors: {path} cannot be read as safetensors: {why}") from error
     learns = {name: requires_grad and array.dtype.kind not in "iub" for name, array in arrays.items()}
     return {name: tensor(array, requires_grad=learns[name], device=where) for name, array in arrays.items()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import importlib
 import importlib.util
 import json
@@ -24,14 +25,18 @@ from typing import Any
 
 from tests.fuzz.base import FINETUNE, base_groups
 from tests.fuzz.case import Case, Files, Special, from_json, to_json
-from tests.fuzz.execute import Sandbox
+from tests.fuzz.execute import Sandbox, shared_parser
 from tests.fuzz.judge import judge, signature
 from tests.fuzz.kinds import make_case
 from tests.fuzz.mutants import misjudged
+from tests.fuzz.packed import packed_groups
+from tests.fuzz.tables import table_files
 
 CASES = Path(__file__).parent / "cases"
 _CLEAR = "\r" if sys.stdout.isatty() else ""  # of the line that counts
 TEMPLATE_SECONDS = 0.25  # instead of five, so that endless templates do not take most of the time
+COMMANDS = ("finetune", "generate", "data", "export", "merge", "selftest", "import-config")  # of most inputs
+MEMORY_BYTES = 1 << 30  # of a file system in memory that is used
 BATCH = 25  # inputs that share a child and a report
 
 
@@ -39,14 +44,21 @@ BATCH = 25  # inputs that share a child and a report
 def sandbox() -> Iterator[Sandbox]:
     """A sandbox with every group of base files, in memory where there is a file system for it."""
     _import_all()
-    place = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-    folder = Path(tempfile.mkdtemp(prefix="wgrad-fuzz-", dir=place))
+    memory = "/dev/shm"  # of a container it may be too small
+    has_room = os.access(memory, os.W_OK) and shutil.disk_usage(memory).free > MEMORY_BYTES
+    folder = Path(tempfile.mkdtemp(prefix="wgrad-fuzz-", dir=memory if has_room else None))
     try:
         os.environ["HOME"] = os.environ["HF_HOME"] = str(folder / "work")  # `~` must not lead out of it
         os.environ.pop("XDG_CACHE_HOME", None)  # nor the cache
         box = Sandbox(folder, base_groups())
         _add_run(box)
+        box.groups |= packed_groups()
         box.groups["odd"] = {"fifo": Special("fifo"), "loop": Special("link", "loop")}
+        for command in COMMANDS:
+            shared_parser(command)
+        table_files()
+        gc.collect()
+        gc.freeze()  # children share what is there: a search for garbage would copy it
         yield box
     finally:
         shutil.rmtree(folder, ignore_errors=True)

@@ -18,13 +18,20 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import lru_cache
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import NoReturn
+from unittest.mock import patch
+
+import wgrad.train.commands.cli as cli
 
 from tests.fuzz.caches import COMMAND, read_cache_file
 from tests.fuzz.case import Case, Content, Files, write_files
+from tests.fuzz.forked_worker import forked_workers
+from tests.fuzz.readers import READERS
 
 CPU_SECONDS = 10  # of one case; more is a hang
 WAIT_SECONDS = 10  # without computing; more is a hang too
@@ -47,6 +54,8 @@ class Outcome:
     left_running: bool = False  # a process of the case outlived it
 
 
+shared_parser = lru_cache(64)(cli.build_parser)  # of what command; words that are none would be kept without end
+_READERS = READERS | {COMMAND: read_cache_file}
 Judge = Callable[[Case, Outcome, Path], str | None]
 Verdict = tuple[Outcome, str | None]  # and what is wrong with it
 
@@ -185,15 +194,24 @@ def _child(box: Sandbox, cases: Sequence[Case], judge: Judge, pipe: Connection) 
         data = _proc_bytes(5) + DATA_LIMIT
         resource.setrlimit(resource.RLIMIT_DATA, (data, data))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        for case in cases:
-            outcome = _run(case, box)
-            pipe.send((outcome, judge(case, outcome, box.work)))
+        # A case that runs alone, as each with a finding does at last, does what a user's run does.
+        with _shared() if len(cases) > 1 else nullcontext():
+            for case in cases:
+                outcome = _run(case, box)
+                pipe.send((outcome, judge(case, outcome, box.work)))
         atexit._run_exitfuncs()  # what an interpreter does at its end; sys.exit would unwind the parent's code here
         status = 0
     except BaseException:
         os.write(2, traceback.format_exc().encode())
     finally:
         os._exit(status)
+
+
+@contextmanager
+def _shared() -> Iterator[None]:
+    """What costs cases most of their time is done once: workers' imports, the parser of the command line."""
+    with forked_workers(), patch.object(cli, "build_parser", shared_parser):
+        yield
 
 
 def _run(case: Case, box: Sandbox) -> Outcome:
@@ -269,10 +287,9 @@ def _replace(target: int, descriptor: int) -> None:
 
 def _main(argv: list[str]) -> int:
     """As the console script and the interpreter's end do: `main`, threads joined, standard output flushed."""
-    from wgrad.train.commands.cli import main
-
     try:
-        status = read_cache_file(argv[1]) if argv[:1] == [COMMAND] else main(argv)
+        reader = _READERS.get(argv[0]) if argv else None
+        status = reader(argv[1]) if reader else cli.main(argv)
     except SystemExit as error:
         status = error.code if isinstance(error.code, int) else 1
     for thread in threading.enumerate():

@@ -55,7 +55,7 @@ def _messages(case: Case, outcome: Outcome) -> str | None:
     if outcome.status == 2 or (outcome.status == UNUSABLE and not case.stdout):
         if len(errors) != 1 or outcome.stderr.splitlines()[-1] != errors[0]:
             return f"{len(errors)} error lines: {_last_line(outcome.stderr)}"
-        said = ("device: ", "compute: ", "note: ", "warning: ")
+        said = ("device: ", "compute: ", "note: ", "warning: ", "importance matrix: ")
         rest = [line for line in outcome.stderr.splitlines()[:-1] if not line.startswith(said)]
         if rest:
             return f"more than one line: {_shorten(rest[0])}"

@@ -25,8 +25,11 @@ from tests.fuzz.base import (
 from tests.fuzz.caches import cache_case
 from tests.fuzz.case import Case, Content, Files, Special
 from tests.fuzz.options import option_case, option_names, stream_case
+from tests.fuzz.packed import experts_case, packed_case
+from tests.fuzz.readers import request_case, tensors_case
 from tests.fuzz.tables import columns_case, keys_case, table_case
 from tests.fuzz.texts import conversation, data_lines, mutate_template, yaml_text
+from tests.fuzz.tools import imatrix_case, import_case, modelfile_case
 from tests.fuzz.values import LFS_POINTER, hostile, mutate_bytes, mutate_json, write_json
 from tests.fuzz.weights import join, mutate_gguf, mutate_quant_state, mutate_safetensors, split
 from tests.fuzz.words import DATA_NAMES, ROLE_TEMPLATES, SHARD_NAMES, TOKENIZER_PARTS
@@ -313,6 +316,8 @@ KINDS_OF_CASE: dict[str, tuple[int, Callable[[Random, Groups], Case]]] = {
     "generation-config": (2, generation_config_case),
     "weights": (9, weights_case),
     "quantised": (8, quantised_case),
+    "packed": (6, packed_case),
+    "experts": (5, experts_case),
     "gguf": (6, gguf_case),
     "index": (5, index_case),
     "tokenizer": (9, tokenizer_case),
@@ -327,6 +332,11 @@ KINDS_OF_CASE: dict[str, tuple[int, Callable[[Random, Groups], Case]]] = {
     "columns": (5, columns_case),
     "table": (6, table_case),
     "cache": (4, cache_case),
+    "import-config": (5, import_case),
+    "imatrix": (3, imatrix_case),
+    "modelfile": (4, modelfile_case),
+    "request": (8, request_case),
+    "tensors": (3, tensors_case),
     "resume": (9, resume_case),
     "environment": (6, environment_case),
     "option": (10, lambda rng, groups: option_case(rng)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from functools import cache
 from random import Random
 
 from tests.fuzz.base import FINETUNE, GENERATE, HIDDEN, SAMPLING
@@ -14,6 +15,7 @@ from wgrad.train.commands.cli import build_parser
 SKIPPED = ("help", "version", "resume", "ranks")  # resume: kinds.py; ranks: starts processes
 
 
+@cache
 def _actions(command: str) -> list[argparse.Action]:
     parser = build_parser()
     subs = next(a for a in parser._actions if isinstance(a, argparse._SubParsersAction))

@@ -133,7 +133,7 @@ def _cell(value: Any) -> str:
 
 # ---- tables in binary form ---------------------------------------------------------------------
 @cache
-def _tables() -> tuple[bytes, ...]:
+def table_files() -> tuple[bytes, ...]:
     """Whole files: of records of each kind, of types that are none of text, and of what expands."""
     records: list[list[Any]] = [
         [{"text": "a b"}] * 3,
@@ -197,7 +197,7 @@ def _arrow_stream(table: Any, stream: io.BytesIO) -> None:
 
 def table_case(rng: Random, groups: Any) -> Case:
     """A Parquet or Arrow file, whole or damaged: its data, its footer (whose numbers say how much there is)."""
-    tables = _tables()
+    tables = table_files()
     data = rng.choice(tables)
     while len(data) > 1 << 20 and rng.random() < 0.9:
         data = rng.choice(tables)

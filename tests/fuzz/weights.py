@@ -44,6 +44,21 @@ def mutate_safetensors(rng: Random, data: bytes) -> bytes:
     return join(write_json(rng, header), body)
 
 
+def replace_values(rng: Random, data: bytes) -> bytes:
+    """A file in which one tensor's bytes are others: noise, ones, the largest and the least of its numbers."""
+    header, body = split(data)
+    begin, end = header[rng.choice([n for n in header if n != "__metadata__"])]["data_offsets"]
+    size = end - begin
+    fill = rng.choice(
+        (b"\xff", b"\x00", b"\x7f", b"\x80", b"\xff\xff\xff\x7f", b"\x00\x00\x00\x80", b"\x40\x00\x00\x00")
+    )
+    filled = rng.randbytes(size) if rng.random() < 0.3 else (fill * size)[:size]
+    if rng.random() < 0.5 and size > 4:  # one number alone
+        at = rng.randrange(size // 4) * 4
+        filled = body[begin : begin + at] + filled[at : at + 4] + body[begin + at + 4 : end]
+    return join(json.dumps(header).encode(), body[:begin] + filled + body[end:])
+
+
 def _mutate_body(rng: Random, body: bytes) -> bytes:
     """Not-a-number, infinities and huge numbers among the values; bytes missing or too many."""
     kind = rng.randrange(5)
@@ -52,6 +67,8 @@ def _mutate_body(rng: Random, body: bytes) -> bytes:
     if kind == 1:
         return body + rng.randbytes(rng.choice((1, 8, 1000)))
     values = np.frombuffer(body[: len(body) // 2 * 2], np.uint16).copy()
+    if not len(values):
+        return rng.randbytes(8)
     pattern = rng.choice((0x7FC0, 0x7F80, 0xFF80, 0x7F7F, 0x0001, 0x0000, 0xFFFF))  # of bfloat16
     if kind == 2:
         values[rng.randrange(len(values))] = pattern
@@ -147,7 +164,7 @@ def mutate_gguf(rng: Random, data: bytes) -> bytes:
         return _with_alignment(rng, data)
     changed = bytearray(data)
     if chance < 0.5:
-        at = rng.choice([found.end() for found in re.finditer(rb"\.weight(?=[\x01\x02]\0\0\0)", data)])
+        at = rng.choice([found.end() for found in re.finditer(rb"\.(weight|in_sum2|counts)(?=[\x01\x02]\0\0\0)", data)])
         at += 4 + 8 * data[at]  # dimensions
         changed[at : at + 4] = rng.randrange(42).to_bytes(4, "little")
         return bytes(changed)

@@ -71,7 +71,8 @@ class PackedEntry(TensorEntry):
             values = codes[begin : begin + step].astype(np.float32)
             if zeros is not None:
                 values -= zeros[own][:, place]
-            found[begin : begin + step] = values * scales[own][:, place]
+            with np.errstate(all="ignore"):  # scales that are not finite or too large: their weights are not finite
+                found[begin : begin + step] = values * scales[own][:, place]
         return found
 
     def blocks(self, rows: int) -> Iterator[np.ndarray]:
@@ -120,6 +121,11 @@ class PackedEntry(TensorEntry):
         """Return the column of scales that belongs to each column of the weight."""
         if self.groups is not None and groups > 1:
             listed: np.ndarray = self.groups.array()
+            if len(listed) != columns or listed.max() >= groups:
+                raise WgradError(
+                    f"{self.groups.source}: {one_line(self.groups.name)} in {self.groups.path} must have the group of "
+                    f"each of {columns} columns, below {groups}; got {len(listed)} up to {listed.max()}: {FETCH}"
+                )
             if listed.min() >= 0:  # -1: of none
                 return listed
         return np.arange(columns) // _share(columns, groups, self.packing.block, 1)

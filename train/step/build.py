@@ -340,8 +340,10 @@ def _start(config: RunOptions, model: ModelConfig) -> tuple[LoraConfig, dict[str
             )
         return replace(lora, dropout=config.lora_dropout), values, None
     lora = lora_config(config, model)
-    shapes = lora_shapes(lora, modules, experts=expert_modules(model))
-    _check_ranks(config, lora, {module: modules[module] for module in modules if f"{module}.lora_A" in shapes})
+    experts = expert_modules(model)
+    shapes = lora_shapes(lora, modules, experts=experts)
+    sides = {**modules, **{module: (out, width) for module, (_, out, width) in experts.items()}}
+    _check_ranks(config, lora, {module: sides[module] for module in sides if f"{module}.lora_A" in shapes})
     if config.init_lora_weights == LORA:
         return lora, init_lora(shapes, config.seed) | variant_starts(lora, modules), None
     # With such a start an adapter is the one of the checkpoint that the run goes on from.
