@@ -27,7 +27,6 @@ from typing import NoReturn
 from unittest.mock import patch
 
 import wgrad.train.commands.cli as cli
-
 from tests.fuzz.caches import COMMAND, read_cache_file
 from tests.fuzz.case import Case, Content, Files, write_files
 from tests.fuzz.forked_worker import forked_workers

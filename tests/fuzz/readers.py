@@ -24,8 +24,12 @@ from wgrad.train.serve.requests import ChatRequest, CompletionRequest, parse_req
 from wgrad.train.serve.responses_request import ResponsesRequest
 
 REQUEST, TENSORS = "request", "tensors"
-_SCHEMA = {"type": "object", "properties": {"age": {"type": "integer", "minimum": 0}}, "required": ["age"]}
-_TOOL = {"type": "function", "function": {"name": "f", "description": "d", "parameters": _SCHEMA}}
+_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {"age": {"type": "integer", "minimum": 0}},
+    "required": ["age"],
+}
+_TOOL: dict[str, Any] = {"type": "function", "function": {"name": "f", "description": "d", "parameters": _SCHEMA}}
 _OPTIONS = {
     "temperature": 0.5, "top_k": 40, "top_p": 0.9, "min_p": 0.1, "seed": 1, "num_predict": 4, "stop": ["a"],
     "repeat_penalty": 1.1, "repeat_last_n": -1, "num_ctx": 64, "typical_p": 1.0, "mirostat": 0, "tfs_z": 1.0,

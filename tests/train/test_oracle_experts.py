@@ -368,6 +368,16 @@ def test_an_expert_without_tokens_and_one_with_all(
     assert seen == {0, 1} if count == 3 else {0}
 
 
+def test_adapters_of_experts_alone(make_checkpoint: Any, cpu: Device) -> None:
+    folder = make_checkpoint("Qwen3MoeForCausalLM")
+    config = load_model_config(folder)
+    settings: dict[str, Any] = {"max_length": TOKENS, "target_modules": ("down_proj",)}
+    built = build_trainable(RunOptions(**settings, lora_r=3), config, folder, cpu, positions=TOKENS)
+    assert {name.split(".")[-2] for name in built.parameters.tensors} == {"down_proj"}
+    with pytest.raises(WgradError, match=r"--lora-r: must be at most \d+, the longest side"):
+        build_trainable(RunOptions(**settings, lora_r=1000), config, folder, cpu, positions=TOKENS)
+
+
 def test_an_adapter_of_a_shared_expert(make_checkpoint: Any, cpu: Device) -> None:
     folder = make_checkpoint("Qwen2MoeForCausalLM")
     settings: dict[str, Any] = {

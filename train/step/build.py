@@ -340,10 +340,8 @@ def _start(config: RunOptions, model: ModelConfig) -> tuple[LoraConfig, dict[str
             )
         return replace(lora, dropout=config.lora_dropout), values, None
     lora = lora_config(config, model)
-    experts = expert_modules(model)
-    shapes = lora_shapes(lora, modules, experts=experts)
-    sides = {**modules, **{module: (out, width) for module, (_, out, width) in experts.items()}}
-    _check_ranks(config, lora, {module: sides[module] for module in sides if f"{module}.lora_A" in shapes})
+    shapes = lora_shapes(lora, modules, experts=expert_modules(model))
+    _check_ranks(config, lora, shapes)
     if config.init_lora_weights == LORA:
         return lora, init_lora(shapes, config.seed) | variant_starts(lora, modules), None
     # With such a start an adapter is the one of the checkpoint that the run goes on from.
@@ -352,9 +350,9 @@ def _start(config: RunOptions, model: ModelConfig) -> tuple[LoraConfig, dict[str
     return lora, start.values, start
 
 
-def _check_ranks(config: RunOptions, lora: LoraConfig, adapted: Mapping[str, tuple[int, int]]) -> None:
-    """WgradError for a rank that can do no more than a lower one, or for which --init-lora-weights has too few singular
-    values."""
+def _check_ranks(config: RunOptions, lora: LoraConfig, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """WgradError for a rank that can do no more than a lower one, or that --init-lora-weights cannot start."""
+    adapted = {a[:-7]: (shapes[a[:-1] + "B"][-2], shape[-1]) for a, shape in shapes.items() if a.endswith(".lora_A")}
     widest = max(side for shape in adapted.values() for side in shape)
     for module, shape in adapted.items():
         rank = lora.rank_of(module)
