@@ -138,6 +138,21 @@ def test_a_full_cache_is_refused_before_anything_is_written(architecture: str, m
     assert not any(device.download(a).any() for a in (*cache.keys.values(), *cache.values.values()))
 
 
+def test_small_caches_of_layers_share_a_buffer(make_checkpoint: Any, wgpu_device: Any) -> None:
+    """Of a text. Each has bytes of its own; those of a server's, which grow, and large ones lie apart."""
+    config = load_model_config(make_checkpoint())
+    taken = wgpu_device.memory().in_use_bytes
+    cache = KVCache.empty(config, 1, 7, np.float16, wgpu_device)
+    assert wgpu_device.memory().in_use_bytes - taken < 2 * (2 * 7 * 48 * 2 + 1024) * config.num_hidden_layers
+    for arrays in (cache.keys, cache.values):
+        begins = sorted(array.offset for array in arrays.values())
+        assert len({array.lease for array in arrays.values()}) == 1 and len(arrays) == config.num_hidden_layers > 1
+        assert begins[0] == 0 and min(np.diff(begins)) >= cache.keys[0].nbytes and not any(n % 256 for n in begins)
+    for shape in ({"rows": 1, "length": 7}, {"length": 1 << 19}):
+        apart = KVCache.empty(config, 1, **shape, dtype=np.float16, device=wgpu_device.dry_run())
+        assert len({array.lease for array in apart.keys.values()}) == config.num_hidden_layers
+
+
 @pytest.mark.parametrize("short", [np.float16, ml_dtypes.bfloat16])
 def test_16_bits_are_as_exact_as_plain_ones(make_checkpoint: Any, device: Device, short: Any) -> None:
     if not getattr(device, short.__name__):

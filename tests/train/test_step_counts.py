@@ -14,7 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from wgrad.train.commands.bench_model import RandomWeights
+from wgrad.autograd.select_device import gpu_elsewhere
+from wgrad.train.commands.bench_model import SHAPES, RandomWeights
+from wgrad.train.model.model_config import parse_model_config
+from wgrad.train.options.finetune_config import RunOptions
+from wgrad.train.plan import fit
 from wgrad.wgsl.runtime.submission_size import LEAST_WORK_GPU
 
 
@@ -174,3 +178,30 @@ def test_no_launch_takes_long_on_a_gpu_that_is_not_known(
     assert max(launches, key=lambda of: of[2])[2] <= seconds * 25e9
     if seq_len > 2048:  # of parts of attention the heaviest have twice the mean
         assert max(work for shader, work, _ in launches if shader.startswith("attention")) <= LEAST_WORK_GPU / 2
+
+
+def test_few_plans_find_what_streamed_experts_leave_on_the_device(
+    scripts: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Of Qwen3-30B-A3B with 12 layers: one layer more, or one input less offloaded, does not fit."""
+    shape, layers, limit, ran = replace(SHAPES["qwen3-30b-a3b"], layers=12), 12, 3 << 30, list[int]()
+    scripts("bench_train").write_shape(shape, tmp_path)
+    plain = fit.run_dry
+
+    def noted(options: Any, model: Any, *rest: Any) -> Any:
+        ran.append(model.num_hidden_layers)
+        return plain(options, model, *rest)
+
+    monkeypatch.setattr(fit, "run_dry", noted)
+    config = RunOptions(
+        max_length=2048, batch_size=1, gradient_accumulation_steps=1, compute="float16", memory_limit=str(limit),
+        stream_weights="on",
+    )  # fmt: skip
+    search = fit.Fit(config, parse_model_config(shape.config()), tmp_path, gpu_elsewhere(""), 24, limit)
+    found = search.choose([1]).config
+    assert ran.count(layers) <= 7, ran  # 12 where each search began without what fewer layers tell
+    resident, offloaded = found.resident_layers, found.offload_activations
+    assert resident is not None and 0 < resident < layers and offloaded is not True and 0 < offloaded < layers - 1
+    mode: dict[str, Any] = {"gradient_checkpointing": True}
+    assert search.plan(**mode, offload_activations=True, resident_layers=resident + 1) is None
+    assert search.plan(**mode, offload_activations=offloaded - 1, resident_layers=resident) is None

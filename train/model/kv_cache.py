@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 from wgrad.autograd import functional as F
@@ -13,6 +15,9 @@ from wgrad.autograd.tensor import Tensor
 from wgrad.device.contract import Array, Device
 from wgrad.train.model.model_config import ModelConfig
 from wgrad.train.model.model_inputs import Inputs
+
+_SHARED_ELEMENTS = 16 << 20  # of the keys of all layers in one buffer, at most
+_STEP = 128  # elements: where a view may begin
 
 
 class Rows(NamedTuple):
@@ -54,7 +59,7 @@ class KVCache:
         linear = [i for i in range(config.num_hidden_layers) if config.linear_of(i)]
         layers = [i for i in range(config.num_hidden_layers) if config.attends(i) and config.kv_source(i) == i]
         shapes = {i: (batch, length, config.kv_heads_of(i), config.head_dim_of(i)) for i in layers}
-        keys, values = ({i: device.zeros(shape, dtype) for i, shape in shapes.items()} for _ in range(2))
+        keys, values = (_zeros(shapes, dtype, device, rows is None) for _ in range(2))
         if c is None:
             return cls(keys, values)
         rows = batch if rows is None else rows
@@ -121,6 +126,17 @@ class KVCache:
             device.copy(value, array)
         else:
             put_rows(device, array, value, self.rows.first)
+
+
+def _zeros(shapes: Mapping[int, tuple[int, ...]], dtype: Any, device: Device, fixed: bool) -> dict[int, Array]:
+    """Arrays of these shapes. fixed: none is replaced by a larger one: small ones then share a buffer, because below a
+    memory limit an array may be lent a block of many times its size, and these are two for each layer."""
+    sizes = [-(-math.prod(shape) // _STEP) * _STEP for shape in shapes.values()]
+    if not fixed or sum(sizes) > _SHARED_ELEMENTS:
+        return {layer: device.zeros(shape, dtype) for layer, shape in shapes.items()}
+    buffer = device.zeros((sum(sizes),), dtype)
+    begins = accumulate(sizes, initial=0)
+    return {layer: device.view(buffer, shape, begin) for (layer, shape), begin in zip(shapes.items(), begins)}
 
 
 def as_table(array: Array, device: Device) -> Array:

@@ -41,6 +41,7 @@ FORMAT = 1
 MOST_BYTES = 128 << 30  # of all these files: those that were used longest ago go first
 SUFFIX = ".layers.safetensors"
 _CHECKS = "crc32"
+_LAYERS = "model.layers."
 
 Layer = HostLayer | ResidentLayer
 
@@ -86,10 +87,12 @@ def load_streamed(
     return StreamedWeights(device, others, tables, layers)
 
 
-def _names_by_layer(config: ModelConfig) -> Iterator[list[str]]:
-    names = [spec.name for spec in weight_specs(config) if spec.is_linear]
-    for layer in range(config.num_hidden_layers):
-        yield [name for name in names if name.startswith(f"model.layers.{layer}.")]
+def _names_by_layer(config: ModelConfig) -> list[list[str]]:
+    layers: list[list[str]] = [[] for _ in range(config.num_hidden_layers)]
+    for spec in weight_specs(config):
+        if spec.is_linear and spec.name.startswith(_LAYERS):
+            layers[int(spec.name.removeprefix(_LAYERS).partition(".")[0])].append(spec.name)
+    return layers
 
 
 def _by_layer(config: ModelConfig, weights: Mapping[str, Any]) -> Iterator[Weights]:

@@ -103,16 +103,20 @@ class Forecast:
     folder: str | os.PathLike[str]
     device: Device
     prompt_tokens: int
-    peaks: dict[RunOptions, tuple[float, float]] = field(default_factory=dict, compare=False)
+    sums: dict[str, tuple[float, float, float]] = field(default_factory=dict, compare=False)
 
     def peak(self, config: RunOptions) -> float:
         """Bytes in use at most, without a limit; infinite where the device has no array so large."""
-        return self._peaks(config)[1]
+        return self._sums(config)[1]
 
     def others(self, config: RunOptions) -> float:
         """Bytes of `peak` of the layers that the shorter model lacks."""
-        few, whole = self._peaks(config)
+        few, whole, _ = self._sums(config)
         return whole - few if whole < math.inf else math.inf
+
+    def host_weights(self, config: RunOptions) -> float:
+        """Bytes of weights in main memory; infinite where the device has no array so large as the run asks for."""
+        return self._sums(config)[2]
 
     def fits(self, config: RunOptions, limit: float) -> Plan | None:
         """A plan of the shorter model below a limit; None: it does not fit."""
@@ -121,16 +125,19 @@ class Forecast:
         except OutOfMemory:
             return None
 
-    def _peaks(self, config: RunOptions) -> tuple[float, float]:
-        """Peaks of the shorter model, and of all layers."""
-        if config not in self.peaks:
+    def _sums(self, config: RunOptions) -> tuple[float, float, float]:
+        """Peaks of the shorter model, and of all layers; weights of all layers in main memory."""
+        key = repr(config)  # a number of layers may be 1, which equals True
+        if key not in self.sums:
             try:
                 few, more = (self._plan(config, model, None) for model in (self.shorter.model, self.shorter.longer))
             except OutOfMemory:
-                self.peaks[config] = math.inf, math.inf
+                self.sums[key] = math.inf, math.inf, math.inf
             else:
-                self.peaks[config] = few.peak_bytes, self._of_all(few, more)
-        return self.peaks[config]
+                period = more.host_weight_bytes - few.host_weight_bytes
+                host = few.host_weight_bytes + self.shorter.left_out * period
+                self.sums[key] = few.peak_bytes, self._of_all(few, more), host
+        return self.sums[key]
 
     def _plan(self, config: RunOptions, model: ModelConfig, limit: int | None) -> Plan:
         return run_dry(config, model, self.folder, self.device, self.prompt_tokens, limit)

@@ -31,10 +31,11 @@ from wgrad.train.plan.memory_limit import (
     in_large_chunks,
     in_small_chunks,
 )
-from wgrad.train.plan.plan import Plan, fill_with_layers, run_dry
+from wgrad.train.plan.plan import Plan, run_dry
 from wgrad.train.plan.speed import Rates, rates_of, step_seconds
+from wgrad.train.plan.stay_on_device import begin_streamed, least_copied
 from wgrad.train.step.build import RECOMPUTE_ABOVE, keeps_attention, offloaded_layers
-from wgrad.train.step.resident import SPARE, layer_bytes
+from wgrad.train.step.resident import SPARE
 from wgrad.train.step.room import Room
 from wgrad.train.step.search import FIRST, beside, largest, planned_beside
 
@@ -85,7 +86,7 @@ def words(mode: Mode) -> str:
 @dataclass(frozen=True)
 class Fit:
     """Plans of a run and of its variations. limit: bytes of the device that it may take; a little of it stays free.
-    peaks: bytes that were planned, by the number of layers whose activations are kept."""
+    peaks: bytes that were planned, by the number of layers whose activations are kept. beyond: runs that do not fit."""
 
     config: RunOptions
     model_config: ModelConfig
@@ -94,6 +95,7 @@ class Fit:
     prompt_tokens: int
     limit: int
     peaks: dict[int, int] = field(default_factory=dict, compare=False)
+    beyond: set[tuple[str, int]] = field(default_factory=set, compare=False, repr=False)
     forecasts: dict[str, Forecast | None] = field(default_factory=dict, compare=False, repr=False)
 
     @property
@@ -107,20 +109,26 @@ class Fit:
 
     def plan(self, **changes: Any) -> Plan | None:
         """Plan the run with other options; None if it does not fit."""
-        config = self._with(**changes)
-        found = self._fitting(config)
+        config = self.changed(**changes)
+        found = self.fitting(config)
         chunked = in_small_chunks(config, self.model_config) if found is None else None
-        return found if chunked is None else self._fitting(chunked)
+        return found if chunked is None else self.fitting(chunked)
 
-    def _with(self, **changes: Any) -> RunOptions:
+    def changed(self, **changes: Any) -> RunOptions:
+        """The run with other options."""
         if changes.get("gradient_checkpointing") is False:
             changes.setdefault("keep_attention", None)
         return replace(self.config, **changes)
 
-    def _fitting(self, config: RunOptions) -> Plan | None:
+    def fitting(self, config: RunOptions) -> Plan | None:
+        """Plan a run below the limit; None if it does not fit."""
+        key = repr(config), self.limit  # a number of layers may be 1, which equals True
+        if key in self.beyond:
+            return None
         try:
             return self._below_limit(config)
         except OutOfMemory:
+            self.beyond.add(key)
             return None
 
     def _below_limit(self, config: RunOptions) -> Plan:
@@ -157,13 +165,13 @@ class Fit:
         rows = self.config.batch_size * self.config.gradient_accumulation_steps
         for mode in self.modes:
             plan = partial(self._of_batch, batches, rows, mode)
-            found = plan(len(batches)) or (
-                plan(count) if (count := largest(plan, len(batches) - 1, self.limit)) else None
-            )
+            found = begin_streamed(self, mode, batches) or plan(len(batches))
+            if found is None and (count := largest(plan, len(batches) - 1, self.limit)):
+                found = plan(count)
             if found is not None:
-                chosen: Plan = in_large_chunks(self._refined(found, mode), self._fitting)
+                chosen: Plan = in_large_chunks(self._refined(found, mode), self.fitting)
                 room = self.limit - self.limit // SPARE - chosen.peak_bytes
-                return most_dequantized(chosen, room, self._fitting) if self.weights_open else chosen
+                return most_dequantized(chosen, room, self.fitting) if self.weights_open else chosen
         return None
 
     def _fastest(self, batches: list[int]) -> Plan | None:
@@ -210,7 +218,7 @@ class Fit:
 
     def _as_run(self, config: RunOptions) -> Plan:
         """A plan below the limit that the options set; where there is none, or it is too low, without."""
-        return (self._fitting(config) if config.limit is not None else None) or self._plan(config, None)
+        return (self.fitting(config) if config.limit is not None else None) or self._plan(config, None)
 
     def freely(self) -> Plan | None:
         """The run in its fastest mode, if it stays below the limit without being held to it."""
@@ -304,36 +312,12 @@ class Fit:
         left_open = bool(mode.get("offload_activations")) and not self.config.offload_activations
         streamed = mode["stream_weights"] == "on"
         if streamed and not self.device.shared_memory:
-            return self._least_copied(found, left_open)
+            return least_copied(self, found, left_open)
         if self.config.gradient_checkpointing == AUTO and mode["gradient_checkpointing"]:
             plan = self._most_kept(found) if not left_open or self.copies_hide else found
             if plan is not found:
                 return plan
-        return fewest_offloaded(found, self.layers, self._fitting) if left_open else found
-
-    def _least_copied(self, found: Plan, offloads: bool) -> Plan:
-        """A plan with streamed weights -> one in which those of as many layers as can be stay on the device, and as few
-        inputs as can be are offloaded: first what saves more seconds for each of its bytes."""
-        found = in_large_chunks(found, self._fitting)
-        config, model = found.config, self.model_config
-        tokens = config.rows * config.max_length
-        sizes = {
-            "resident_layers": layer_bytes(found.host_weight_bytes, model),
-            "offload_activations": 4.0 * tokens * model.hidden_size,
-        }
-        rates = rates_of(self.device, config.compute) or Rates()
-        fewer: Mode = {"resident_layers": 1, "offload_activations": max(self.layers - 1, 0)}
-        saved = {
-            name: (self.step_seconds(config, rates) - self.step_seconds(replace(config, **{name: value}), rates))
-            / sizes[name]
-            for name, value in fewer.items()
-        }
-        for name in sorted(saved, key=lambda name: -saved[name]):
-            if name == "offload_activations" and offloads:
-                found = fewest_offloaded(found, self.layers, self._fitting)
-            elif name == "resident_layers" and self.config.resident_layers is None:
-                found = fill_with_layers(found, model, self.limit, self._below_limit)
-        return found
+        return fewest_offloaded(found, self.layers, self.fitting) if left_open else found
 
     def _most_kept(self, found: Plan) -> Plan:
         """A plan with all layers recomputed -> one that keeps the activations of as many as fit. They take nearly the
@@ -346,7 +330,7 @@ class Fit:
         each = max((whole.peak_bytes - found.peak_bytes) / layers, 1)
 
         def plan(kept: int) -> Plan | None:
-            return self._fitting(self.keeping(config, kept))
+            return self.fitting(self.keeping(config, kept))
 
         guess = int((self.limit - found.dry.memory().peak_reserved_bytes) / each)
         return planned_beside(found, guess, plan, layers - bool(config.keep_norms))
@@ -387,12 +371,12 @@ class Fit:
             return largest(plan, most, self.limit)
 
         counts = (1, min(FIRST, max(most, 1)))
-        first, last = (forecast.others(self._with(**options(count))) for count in counts)
+        first, last = (forecast.others(self.changed(**options(count))) for count in counts)
         each = (last - first) / max(counts[1] - 1, 1)
 
         def foreseen(count: int) -> Any:
             others = first + each * (count - 1)
-            found = forecast.fits(self._with(**options(count)), self.limit - self.limit // SPARE - others)
+            found = forecast.fits(self.changed(**options(count)), self.limit - self.limit // SPARE - others)
             return None if found is None else SimpleNamespace(peak_bytes=found.peak_bytes + others)
 
         return beside(largest(foreseen, most, self.limit), plan, most)

@@ -21,32 +21,44 @@ from wgrad.train.step.memory import SMALLER_MODEL, limit_bytes
 SHORTEST = 128  # tokens of the shortest rows that are tried
 
 
-def fewest_offloaded(found: Any, layers: int, fitting: Callable[[RunOptions], Any]) -> Any:
+def fewest_offloaded(
+    found: Any, layers: int, fitting: Callable[[RunOptions], Any], seem_to_stay: int | None = None
+) -> Any:
     """A plan that fits with the inputs of all layers offloaded -> one that fits with those of the fewest.
 
-    layers: of the model. fitting: plans a run; None where it does not fit."""
+    layers: of the model. fitting: plans a run; None where it does not fit. seem_to_stay: inputs that there are bytes
+    for, where that is known; those that fit are seldom more, as a pool's blocks lie with gaps."""
 
     @cache
     def plan(number: int) -> Any:
         return fitting(replace(found.config, offload_activations=number))
 
     most = layers - 1  # which is all: the last layer's stays (model.py)
-    if most < 1 or plan(0) is not None:
-        return plan(0) if most > 0 else found
-    number = bisect_left(range(1, most), True, key=lambda number: plan(number) is not None) + 1
+    if most < 1:
+        return found
+    first = 0 if seem_to_stay is None else max(most - max(seem_to_stay, 0), 0)  # no fewer, as it seems
+    if not first and plan(0) is not None:
+        return plan(0)
+    number = first + bisect_left(range(first, most), True, key=lambda number: plan(number) is not None)
+    if number == first > 0 and plan(first - 1) is not None:
+        number = bisect_left(range(first - 1), True, key=lambda number: plan(number) is not None)
     return plan(number) if number < most else found
 
 
 def in_large_chunks(found: Any, fitting: Callable[[RunOptions], Any]) -> Any:
     """A plan that fits -> one whose long rows go through the MLP in the largest chunks, where that fits as well: often
     the loss takes more, and small chunks are slower (bench/notes/checkpointing.md)."""
-    config = found.config
+    if not may_have_larger_chunks(found.config):
+        return found
+    return fitting(replace(found.config, mlp_chunk=f"{MLP_CHUNK_BYTES >> 20}MiB")) or found
+
+
+def may_have_larger_chunks(config: RunOptions) -> bool:
+    """Return whether a run has its MLP in chunks, of a size that is left open and not the largest."""
     chunk = mlp_chunk_bytes(config)
     if config.mlp_chunk is not None or not config.gradient_checkpointing or not chunk or chunk >= MLP_CHUNK_BYTES:
-        return found
-    if config.rows * config.max_length <= MLP_CHUNKS_ABOVE:
-        return found
-    return fitting(replace(config, mlp_chunk=f"{MLP_CHUNK_BYTES >> 20}MiB")) or found
+        return False
+    return config.rows * config.max_length > MLP_CHUNKS_ABOVE
 
 
 def in_small_chunks(config: RunOptions, model: ModelConfig) -> RunOptions | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -75,7 +76,15 @@ def plan_run(
         streamed = found.config.stream_weights == "on" and not device.shared_memory
         if not streamed or most is None or found.config.resident_layers is not None:
             return found
-        return fill_with_layers(found, model_config, most, lambda config: plan(config, most - most // SPARE))
+        room = most - most // SPARE
+        each = layer_bytes(found.host_weight_bytes, model_config)
+        return fill_with_layers(found, each, model_config.num_hidden_layers, room, partial(fitting, room))
+
+    def fitting(room: int, config: RunOptions) -> Plan | None:
+        try:
+            return plan(config, room)
+        except OutOfMemory:
+            return None
 
     def plan(config: RunOptions, limit: int | None) -> Plan:
         if config.stream_weights != "auto":
@@ -104,19 +113,20 @@ def plan_run(
     raise beyond_limit(config, device, model_config.num_hidden_layers, plan)
 
 
-def fill_with_layers(found: Plan, model_config: ModelConfig, limit: int, plan: Callable[[RunOptions], Plan]) -> Plan:
-    """A plan with all weights streamed -> one in which those of as many layers stay on the device as the limit allows.
-    plan: of a run; OutOfMemory where it does not fit."""
+def fill_with_layers(
+    found: Plan, each: float, layers: int, limit: int, fitting: Callable[[RunOptions], Plan | None]
+) -> Plan:
+    """A plan with streamed weights -> one in which those of as many layers stay on the device as the limit allows.
 
-    def fitting(resident: int) -> Plan | None:
-        try:
-            return plan(replace(found.config, resident_layers=resident))
-        except OutOfMemory:
-            return None
+    each: bytes of a layer's weights, on average. layers: of the model. limit: bytes that a plan may take. fitting: of a
+    run; None where it does not fit."""
+    there = found.config.resident_layers or 0
 
-    free = limit - found.dry.memory().peak_reserved_bytes
-    each = layer_bytes(found.host_weight_bytes, model_config)
-    return planned_beside(found, int(free / each), fitting, model_config.num_hidden_layers)
+    def plan(resident: int) -> Plan | None:
+        return found if resident == there else fitting(replace(found.config, resident_layers=resident))
+
+    guess = there + max(int((limit - found.peak_bytes) / each), 0)
+    return planned_beside(found, guess, plan, layers)
 
 
 def _may_stream(config: RunOptions, device: Device) -> bool:

@@ -25,7 +25,7 @@ def resident_layers(config: RunOptions, model: ModelConfig) -> int:
     return asked if config.stream_weights == "on" else 0
 
 
-def layer_bytes(host_bytes: int, model: ModelConfig) -> float:
+def layer_bytes(host_bytes: float, model: ModelConfig) -> float:
     """Return the bytes of a layer's weights, on average, of all that are in main memory where all are streamed."""
     tables = [spec for spec in weight_specs(model) if spec.kind in ("embedding", "head")]
     return max(host_bytes - sum(2 * math.prod(spec.shape) for spec in tables), 1) / model.num_hidden_layers
