@@ -293,11 +293,14 @@ def _no_waiting_for_the_disk() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def _quick_to_compile(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def _quick_to_compile(request: pytest.FixtureRequest) -> Iterator[None]:
     """Most of what a test of a GEMM or of attention takes on a software driver, where no shader is cached, is the
-    making of machine code. Processes of their own have what a run has, and so do tests that say so."""
-    if "as_written" not in request.fixturenames:
-        quick_to_compile(monkeypatch.setattr)
+    making of machine code. Processes of their own have what a run has, and so do tests that say so. Not by the test's
+    own monkeypatch: one that calls its `undo` would compile large tiles from there on."""
+    with pytest.MonkeyPatch.context() as patch:
+        if "as_written" not in request.fixturenames:
+            quick_to_compile(patch.setattr)
+        yield
 
 
 @pytest.fixture
