@@ -47,6 +47,12 @@ APERTUS = (
     "{% endif %}{% endfor %}{% if ns.open %}<E>{% endif %}{% if add_generation_prompt %}<A>{% endif %}"
 )
 
+# The prompt stands behind every conversation, as in Command A's templates for tools and documents.
+COMMAND = (
+    "<S>{% for m in messages %}{% if m.role == 'user' %}{{ '\n<T><U>' + m.content + '<E>' }}"
+    "{% else %}{{ '\n<T><A><R>' + m.content + '</R><E>' }}{% endif %}{% endfor %}<T><A>"
+)
+
 
 def spoken(source: str, turns=TURNS, learn=None) -> list[str]:
     learn = [i for i, m in enumerate(turns) if m["role"] == "assistant"] if learn is None else learn
@@ -68,6 +74,9 @@ def spoken(source: str, turns=TURNS, learn=None) -> list[str]:
         (APERTUS, TURNS, ["He that hears.<E>", "None.<E>"]),
         (APERTUS, TURNS[1:], ["He that hears.<E>", "None.<E>"]),
         (APERTUS, TURNS[:3], ["He that hears.<E>"]),
+        (COMMAND, TURNS, ["<R>He that hears.</R><E>", "<R>None.</R><E>"]),
+        (COMMAND, TURNS[1:], ["<R>He that hears.</R><E>", "<R>None.</R><E>"]),
+        (COMMAND, TURNS[:3], ["<R>He that hears.</R><E>"]),
     ],
 )
 @pytest.mark.parametrize("rule", ["prefixes", "loop"])

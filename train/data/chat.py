@@ -61,13 +61,15 @@ class _Shape:
     """How a template writes a turn of the assistant.
 
     header: what each begins with and a generation prompt gives, never learnt; end: what ends one, whether others follow
-    or not; is_told: its loop writes each turn while it is at that message.
+    or not; is_told: its loop writes each turn while it is at that message; unasked: the generation prompt where it
+    stands behind every conversation, asked for or not.
     """
 
     header: str
     end: str
     bos: str
     is_told: bool
+    unasked: str = ""
 
 
 class ChatTemplate:
@@ -112,7 +114,8 @@ class ChatTemplate:
             "add_generation_prompt": prompt,
         }
         try:
-            answer = shared_process().render(self._source(conversation.tools), values, learn, check)
+            unasked = self._shape(conversation).unasked if learn else ""
+            answer = shared_process().render(self._source(conversation.tools), values, learn, check, unasked)
         except RecursionError:
             raise MessagesRefused("the messages are nested too deeply: flatten them") from None
         except TypeError as error:  # of Python or Parquet
@@ -298,8 +301,11 @@ class ChatTemplate:
             both = self._ask(Conversation([asks[0], answers[0], asks[1], answers[1]], tools), False, [])
         except MessagesRefused:
             return _Shape("", "", bos, True)
-        prompt = _tail(asked)
-        if not prompt or prompt == _tail(plain):  # written within the loop, if anywhere
+        prompt, unasked = _tail(asked), ""
+        begun = _tail(once)
+        if begun.strip() and prompt == _tail(plain) == begun and _says(both, 1).lstrip().startswith(begun.strip()):
+            unasked = begun
+        elif not prompt or prompt == _tail(plain):  # written within the loop, if anywhere
             prompt = asked.text[len(_common(asked.text, plain.text)) :]
         is_told = True
         for start, end, number in both.messages or []:
@@ -309,9 +315,11 @@ class ChatTemplate:
             own = (asks, answers)[number % 2][number // 2]["content"]
             words = own if isinstance(own, str) else own[0]["text"]
             is_told = is_told and text.count("\u2042") == text.count(words) <= 1
-        ends = [text.partition("\u2042That0.")[2] for text in (once.text, both.text)]
+        texts = (once.text.removesuffix(unasked), both.text)
+        ends = [text.partition("\u2042That0.")[2] for text in texts]
         # A thought counts from its opening tag on, whoever opens it; a tag that a turn may close instead is its own.
-        return _Shape(_whole_tags(prompt.split(THOUGHT)[0]), _whole_tags(_common(*ends)).rstrip(" "), bos, is_told)
+        end = _whole_tags(_common(*ends)).rstrip(" ")
+        return _Shape(_whole_tags(prompt.split(THOUGHT)[0]), end, bos, is_told, unasked)
 
 
 def _shown(role: str) -> str:
@@ -339,19 +347,20 @@ def _owner(place: int, ranges: list[tuple[int, int, int]] | None, last: int) -> 
 def _spans_by_loop(whole: _Rendered, turn: int, is_last: bool, shape: _Shape) -> list[Span]:
     """Where the turn is said, by the passes through the template's loop; empty where none is at this turn."""
     assert whole.messages is not None
+    text = whole.text.removesuffix(shape.unasked)
     behind = whole.messages[-1][1]
     spans = list(whole.places.get(turn, ()))
-    if not spans and is_last and whole.text[behind:].strip():
-        spans = [(behind, len(whole.text))]  # the last turn is written outside the loop
+    if not spans and is_last and text[behind:].strip():
+        spans = [(behind, len(text))]  # the last turn is written outside the loop
     if not spans:
         return []
     start, end = spans[0]
-    spans[0] = (start + _given(whole.text[start:end], turn == 0, shape.header, shape.bos), end)
+    spans[0] = (start + _given(text[start:end], turn == 0, shape.header, shape.bos), end)
     start, end = spans[-1]
-    if is_last and end == behind and whole.text[behind:].strip():
-        end = len(whole.text)
-    end = start + len(whole.text[start:end].rstrip(" "))
-    spans[-1] = (start, end + _still_to_come(whole.text, end, shape.end))
+    if is_last and end == behind and text[behind:].strip():
+        end = len(text)
+    end = start + len(text[start:end].rstrip(" "))
+    spans[-1] = (start, end + _still_to_come(text, end, shape.end))
     return [(a, b) for a, b in spans if a < b]
 
 
@@ -387,6 +396,11 @@ def _given(text: str, opens: bool, header: str, bos: str) -> int:
 def _tail(rendered: _Rendered) -> str:
     """Text that the template writes after the loop over the messages."""
     return rendered.text[rendered.messages[-1][1] :] if rendered.messages else ""
+
+
+def _says(rendered: _Rendered, number: int) -> str:
+    """Text that the template's loop writes first while it is at a message."""
+    return next((rendered.text[start:end] for start, end, n in rendered.messages or () if n == number), "")
 
 
 def _common(a: str, b: str) -> str:

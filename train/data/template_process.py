@@ -49,7 +49,12 @@ class TemplateProcess:
         self._source = source
 
     def render(
-        self, source: str, values: dict[str, Any], learn: Sequence[int] | None = None, check: bool = False
+        self,
+        source: str,
+        values: dict[str, Any],
+        learn: Sequence[int] | None = None,
+        check: bool = False,
+        unasked: str = "",
     ) -> dict[str, Any]:
         """The worker's answer: "text", or "failure", "message" and "line".
 
@@ -57,9 +62,10 @@ class TemplateProcess:
             learn: turns that are learnt. The answer then has "prefixes", [turn, start, end] of those that the rule of
                 prefixes finds, and "messages" and "generated" (`template_engine.py`) where that is not enough.
             check: the answer has "unseen" too: `unseen_parts` of `template_spans.py`.
+            unasked: a prompt that the template writes behind every conversation.
         """
         self.compile(source)
-        return self._ask_template({"values": values, "learn": learn, "check": check})
+        return self._ask_template({"values": values, "learn": learn, "check": check, "unasked": unasked})
 
     def try_tokenizer(self, path: str, seconds: float) -> str:
         """Try out a tokenizer.json: `try_out` of `tokenizer_trial.py` -> the fault in words, or "".

@@ -48,16 +48,16 @@ def checked_turns(turns: Sequence[int], messages: int) -> list[int]:
 
 
 def prefix_spans(
-    template: CompiledTemplate, values: Mapping[str, Any], text: str, learn: Iterable[int]
+    template: CompiledTemplate, values: Mapping[str, Any], text: str, learn: Iterable[int], unasked: str = ""
 ) -> dict[int, tuple[int, int]]:
     """Spans of those turns for which the text up to the turn, with the generation prompt, and the text up to its end
-    are both prefixes of the whole `text`."""
+    are both prefixes of the whole `text`. unasked: see `TemplateProcess.render`; no turn's text."""
     messages, attempt = values["messages"], _attempt(template, values)
     found: dict[int, tuple[int, int]] = {}
     for turn in learn:
         before = attempt(messages[:turn], True)
         after = text if turn == len(messages) - 1 else attempt(messages[: turn + 1], False)
-        if before is None or after is None or not text.startswith(after):
+        if before is None or after is None or not text.startswith(after := after.removesuffix(unasked)):
             continue
         if THOUGHT in before[-200:]:
             # A thought is learnt from its opening tag on, also where the prompt opens it.

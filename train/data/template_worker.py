@@ -62,7 +62,8 @@ def _rendered(template: CompiledTemplate, request: dict[str, Any]) -> dict[str, 
         _, answer["messages"], answer["generated"] = template.render_marked(values)
     if not learn or (answer.get("generated") and answer["messages"]):
         return answer
-    prefixes = prefix_spans(template, values, text, checked_turns(learn, len(values["messages"])))
+    turns = checked_turns(learn, len(values["messages"]))
+    prefixes = prefix_spans(template, values, text, turns, request["unasked"])
     answer["prefixes"] = [[turn, *span] for turn, span in prefixes.items()]
     if len(prefixes) < len(learn) or 0 in learn:
         _, answer["messages"], answer["generated"] = template.render_marked(values)
