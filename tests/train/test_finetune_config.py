@@ -272,6 +272,19 @@ def test_a_list_given_in_parts_is_put_together() -> None:
     assert config.report_to == ("tensorboard", "wandb")
 
 
+def test_values_as_other_tools_files_have_them(tmp_path: Path) -> None:
+    config = needed("--config", write(tmp_path / "c.yaml", "memory_limit: 8589934592\nreport_to: none\n"))
+    assert (config.memory_limit, config.report_to) == ("8589934592", ())
+    for text, message in (
+        ("vram: 24", "vram: must be a size, as 3GiB or 800MiB; got 24"),
+        ("memory_limit: '8'", "memory_limit: must be a size"),
+        ("report_to:", "report_to: expected .* got None: for example .tensorboard"),
+        ("report_to: [none, wandb]", "report_to: must be among"),
+    ):
+        with pytest.raises(WgradError, match=message):
+            needed("--config", write(tmp_path / "c.yaml", text))
+
+
 def test_the_command_line_beats_the_file(tmp_path: Path) -> None:
     path = write(
         tmp_path / "c.yaml",

@@ -20,7 +20,7 @@ from wgrad.train.options.choices import AUTO, REPORTERS
 from wgrad.train.options.contradictions import refuse_contradictions
 from wgrad.train.options.input_options import SHARE_BELOW_1, InputOptions
 from wgrad.train.options.objectives import ObjectiveOptions
-from wgrad.train.options.option_text import parse_size
+from wgrad.train.options.option_text import is_size
 from wgrad.train.options.options import ABOVE_0, NOT_NEGATIVE, SEED, option, show
 from wgrad.train.options.unused_options import unused_options
 
@@ -38,7 +38,7 @@ STREAM_HELP = (
 LIMIT_HELP = "use at most this much device memory: 3GiB, 800MiB"
 A_LENGTH = (f"must be between 2 (one token predicts the next) and {MOST:,}", lambda v: 2 <= v <= MOST)
 A_WARMUP = ("must be a share below 1 or a whole number of steps", lambda v: 0 <= v < 1 or v == int(v) >= 1)
-A_SIZE = ("must be a size, as 3GiB or 800MiB", lambda v: parse_size(v) is not None)
+A_SIZE = ("must be a size, as 3GiB or 800MiB", is_size)
 A_NUMBER = (f"must be between 0 and {MOST:,}", lambda v: not isinstance(v, str) and 0 <= v <= MOST)
 LAYERS = ("must be auto, true, false or a number of layers", lambda v: v == AUTO or A_NUMBER[1](v))
 A_COUNT = (f"must be between 1 and {MOST:,}", lambda v: 1 <= v <= MOST)
@@ -233,7 +233,7 @@ class RunOptions(ObjectiveOptions, InputOptions):
     report_to: tuple[str, ...] = of_machine(
         (),
         f"hand what metrics.jsonl gets to other tools too: {', '.join(REPORTERS)}, each with its own package",
-        rule=(f"must be among {', '.join(REPORTERS)}", lambda v: set(v) <= set(REPORTERS)),
+        rule=(f"must be among {', '.join(REPORTERS)}", lambda v: set(v) <= {*REPORTERS} or v == ("none",)),
         metavar="TOOL",
     )
     profile: bool = of_machine(
@@ -249,6 +249,8 @@ class RunOptions(ObjectiveOptions, InputOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.report_to == ("none",):  # as transformers has it
+            object.__setattr__(self, "report_to", ())
         refuse_contradictions(self)
 
     @property

@@ -23,6 +23,7 @@ def check_text(text: str, source: str) -> str:
 
 
 _SIZE = re.compile(r"(\d{1,15}(?:\.\d{1,6})?)\s*(?:([KMGT])(i?B)?|B)?", re.IGNORECASE)
+_FEW_BYTES = 4096
 
 
 def parse_size(text: str) -> int | None:
@@ -34,6 +35,12 @@ def parse_size(text: str) -> int | None:
     base = 1000 if (suffix or "").upper() == "B" else 1024
     nbytes = int(float(number) * base ** ("KMGT".index(unit.upper()) + 1 if unit else 0))
     return nbytes or None
+
+
+def is_size(text: str) -> bool:
+    """Return whether a text is a size. A few bytes are none: whoever gives 24 means GiB, and has left that out."""
+    nbytes = parse_size(text)
+    return nbytes is not None and (nbytes >= _FEW_BYTES or not text.strip().isdecimal())
 
 
 def read_stdin(source: str) -> str:

@@ -144,6 +144,8 @@ def _convert(field: dataclasses.Field[Any], hint: Any, value: Any) -> Any:
     is_tuple, is_repeated = typing.get_origin(hint) is tuple, field.metadata["repeat"]
     if isinstance(value, os.PathLike):
         given = value = os.fspath(value)
+    if field.metadata["metavar"] == "SIZE" and type(value) is int:
+        given = str(value)
     if field.metadata["pairs"] and isinstance(value, Mapping):
         given = tuple(f"{name}={part or ''}" for name, part in value.items())
     elif field.metadata["json"] and isinstance(value, Mapping):
@@ -157,7 +159,7 @@ def _convert(field: dataclasses.Field[Any], hint: Any, value: Any) -> Any:
         if not all(math.isfinite(v) for v in (result if is_tuple else [result]) if isinstance(v, float)):
             raise msgspec.ValidationError
     except (msgspec.ValidationError, UnicodeEncodeError):  # the latter: a byte that is not UTF-8, for a number
-        words, example = _expected(hint, is_tuple, is_repeated)
+        words, example = _expected(field.name, hint, is_tuple, is_repeated)
         raise WgradError(f"{flag(field.name)}: expected {words}, got {short(value)}{example}") from None
     is_path = field.metadata["path"] and not (field.metadata["json"] and is_json(str(result)))
     check = expand_path if is_path else check_text
@@ -194,7 +196,7 @@ def _read(value: Any, hint: Any) -> Any:
     return msgspec.convert(value, hint, strict=False)
 
 
-def _expected(hint: Any, is_tuple: bool, is_repeated: bool) -> tuple[str, str]:
+def _expected(name: str, hint: Any, is_tuple: bool, is_repeated: bool) -> tuple[str, str]:
     """Return the kind of value that is expected, and an example."""
     kinds = (hint, *typing.get_args(hint))
     if is_repeated:
@@ -202,7 +204,7 @@ def _expected(hint: Any, is_tuple: bool, is_repeated: bool) -> tuple[str, str]:
     if is_tuple:
         if float in kinds:
             return "a list of numbers", ": for example 1e-4,3e-4"
-        return _WORDS[tuple], ": for example [q_proj, v_proj]"
+        return _WORDS[tuple], f": for example [{'tensorboard, wandb' if name == 'report_to' else 'q_proj, v_proj'}]"
     return ", or ".join(_WORDS[kind] for kind in _WORDS if kind in kinds), ""
 
 
