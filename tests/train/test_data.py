@@ -226,6 +226,7 @@ GOOD = {"text": "Hear."}
         ({"prompt": [], "completion": "x"}, "'prompt' must be text; got an empty list"),
         ({"messages": []}, "'messages' must be a list of messages that is not empty; got an empty list"),
         ({"messages": "hi"}, "'messages' must be a list .* got text"),
+        ({"messages": "[hi]"}, "'messages' is text that is not valid JSON"),
         ({"messages": ["hi"]}, "message 1 must be an object with 'role' and 'content'"),
         ({"messages": [{"role": "user"}]}, "'content of message 1' must be text; got nothing"),
         ({"messages": [{"role": "user", "content": 3}]}, "'content of message 1' must be text; got a number"),

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from wgrad.device.errors import WgradError
+from wgrad.train.data import compressed
 from wgrad.train.data.data import Dataset, load_data
 from wgrad.train.data.text_windows import WINDOW
 from wgrad.train.data.tokenizer import Tokenizer, load_tokenizer
@@ -56,6 +57,32 @@ def test_what_a_name_says_is_no_text_is_refused(tokenizer: Tokenizer, tmp_path: 
     with pytest.raises(WgradError, match=f"^--eval-data: .*{words}"):
         (tmp_path / "good.jsonl").write_bytes(LINES)
         load(tmp_path / "good.jsonl", tokenizer, eval_data=str(tmp_path / name))
+
+
+def zstd(data: bytes) -> bytes:
+    return bytes(pytest.importorskip("pyarrow").compress(data, codec="zstd", asbytes=True))
+
+
+def test_packed_text_is_unpacked(tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.jsonl").write_bytes(LINES)
+    wanted = [d.ids.tolist() for d in load(tmp_path / "a.jsonl", tokenizer).train]
+    halves = LINES[: (at := LINES.index(b"\n") + 1)], LINES[at:]
+    several = b"".join(map(gzip.compress, halves))
+    for name, content in (("a.jsonl.gz", several), ("b.jsonl.zst", zstd(LINES)), ("c.JSONL.GZ", gzip.compress(LINES))):
+        (tmp_path / name).write_bytes(content)
+        assert [d.ids.tolist() for d in load(tmp_path / name, tokenizer).train] == wanted
+    monkeypatch.setattr(compressed, "LEAST", 1 << 20)
+    for name, content, words in (
+        ("a.jsonl.gz", gzip.compress(LINES)[:-3], "cannot be unpacked .gzip."),
+        ("a.jsonl.zst", zstd(LINES)[:-3], "cannot be unpacked .zstd."),
+        ("a.txt.gz", gzip.compress(b" " * (1 << 21)), "unpacks to more than 1 MiB"),
+        ("a.txt.zst", zstd(b" " * (1 << 21)), "unpacks to more than 1 MiB"),
+        ("a.jsonl.gz", gzip.compress(gzip.compress(LINES)), "compressed by its first bytes"),
+        ("a.tar.gz", gzip.compress(LINES), "compressed by its name .*tar"),
+    ):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(WgradError, match=f"^--data: .*{words}"):
+            load(tmp_path / name, tokenizer)
 
 
 @pytest.mark.parametrize("name", ["a.txt", "a.jsonl", "a"])

@@ -205,6 +205,31 @@ def test_a_folder_is_its_files_by_name(tokenizer: Tokenizer, tmp_path: Path, wri
 
 
 @pytest.mark.parametrize(
+    ("train", "other"),
+    [
+        ("train.jsonl", "valid.jsonl"),
+        ("data/train-00000-of-00001.jsonl", "data/test-00000-of-00001.jsonl"),
+        ("train.jsonl", "README.md"),
+        ("a.jsonl", "LICENSE"),
+    ],
+)
+def test_a_folder_with_splits_gives_one(tokenizer: Tokenizer, tmp_path: Path, train: str, other: str) -> None:
+    """As the package datasets does; what tells of data is not read."""
+    folder = tmp_path / "data set"
+    for name, text in ((train, "good"), (other, "held out")):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(json.dumps({"text": text}))
+    if "/" in train:
+        (folder / "README.md").write_text("---\nlicense: mit\n---\n")
+    data = load(folder, tokenizer)
+    assert [tokenizer.decode(d.ids.tolist()) for d in data.train] == ["good"]
+    if other.endswith(".jsonl"):
+        split = "validation" if "valid" in other else "test"
+        assert f"for another split give {folder}:{split}" in " ".join(data.remarks)
+        assert tokenizer.decode(load(f"{folder}:{split}", tokenizer).train[0].ids.tolist()) == "held out"
+
+
+@pytest.mark.parametrize(
     ("files", "words"),
     [
         ([], "is a folder without files"),
@@ -248,6 +273,7 @@ TOLD = [{"from": "human", "value": "Add.\n\n1, 2"}, {"from": "gpt", "value": "3"
             "ShareGPT",
         ),
         ({"conversations": [ASK, ANSWER]}, [ASK, ANSWER], "ShareGPT"),
+        ({"conversations": json.dumps(TOLD)}, [ASK, ANSWER], "ShareGPT"),
     ],
 )
 def test_other_forms_are_messages(tokenizer: Tokenizer, write_lines, record: dict, messages: list, form: str) -> None:

@@ -81,12 +81,12 @@ def test_labels(kind: str, tokenizer: Tokenizer, write_lines: Any, tmp_path: Pat
     if kind == "json":
         records = [
             {"prompt": PAIR["prompt"], "completion": PAIR["chosen"], "label": True},
-            {"prompt": PAIR["prompt"], "completion": PAIR["rejected"], "label": 0},
+            {"prompt": PAIR["prompt"], "completion": PAIR["rejected"], "label": 0.0},
         ]
         path = write_lines(*records)
     else:
         path = str(tmp_path / "data.csv")
-        lines = ("prompt,completion,label", "Is it wise?, It is.,True", 'Is it wise?," No, and never was.",false')
+        lines = ("prompt,completion,label", "Is it wise?, It is.,True", 'Is it wise?," No, and never was.",0.0')
         Path(path).write_text("\n".join(lines) + "\n")
     data = load(path, tokenizer, "kto")
     assert answers(data, tokenizer) == TEXT and [d.label for d in data.train] == [1, -1]

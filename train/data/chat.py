@@ -7,10 +7,10 @@ is what TRL's training templates mark (tests/train/test_oracle_chat.py compares)
 
 from __future__ import annotations
 
-import os.path
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from os.path import commonprefix
 from typing import Any
 
 from wgrad.device.errors import WgradError
@@ -302,24 +302,24 @@ class ChatTemplate:
         except MessagesRefused:
             return _Shape("", "", bos, True)
         prompt, unasked = _tail(asked), ""
-        begun = _tail(once)
-        if begun.strip() and prompt == _tail(plain) == begun and _says(both, 1).lstrip().startswith(begun.strip()):
+        begun, said = _tail(once), next((both.text[a:b] for a, b in both.places.get(1, ())), "")
+        if begun.strip() and prompt == _tail(plain) == begun and said.lstrip().startswith(begun.strip()):
             unasked = begun
         elif not prompt or prompt == _tail(plain):  # written within the loop, if anywhere
-            prompt = asked.text[len(_common(asked.text, plain.text)) :]
+            prompt = asked.text[len(commonprefix([asked.text, plain.text])) :]
         is_told = True
         for start, end, number in both.messages or []:
             text = both.text[start:end]
             if number in (1, 3):
-                prompt = max(_common(prompt, text), _common(prompt, text.lstrip()), key=len)
+                prompt = max(commonprefix([prompt, text]), commonprefix([prompt, text.lstrip()]), key=len)
             own = (asks, answers)[number % 2][number // 2]["content"]
             words = own if isinstance(own, str) else own[0]["text"]
             is_told = is_told and text.count("\u2042") == text.count(words) <= 1
         texts = (once.text.removesuffix(unasked), both.text)
         ends = [text.partition("\u2042That0.")[2] for text in texts]
         # A thought counts from its opening tag on, whoever opens it; a tag that a turn may close instead is its own.
-        end = _whole_tags(_common(*ends)).rstrip(" ")
-        return _Shape(_whole_tags(prompt.split(THOUGHT)[0]), end, bos, is_told, unasked)
+        ended = _whole_tags(commonprefix(ends)).rstrip(" ")
+        return _Shape(_whole_tags(prompt.split(THOUGHT)[0]), ended, bos, is_told, unasked)
 
 
 def _shown(role: str) -> str:
@@ -396,13 +396,3 @@ def _given(text: str, opens: bool, header: str, bos: str) -> int:
 def _tail(rendered: _Rendered) -> str:
     """Text that the template writes after the loop over the messages."""
     return rendered.text[rendered.messages[-1][1] :] if rendered.messages else ""
-
-
-def _says(rendered: _Rendered, number: int) -> str:
-    """Text that the template's loop writes first while it is at a message."""
-    return next((rendered.text[start:end] for start, end, n in rendered.messages or () if n == number), "")
-
-
-def _common(a: str, b: str) -> str:
-    """The longest common prefix."""
-    return os.path.commonprefix([a, b])

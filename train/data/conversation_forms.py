@@ -110,6 +110,8 @@ def with_system(turns: list[dict[str, Any]], keys: Keys) -> list[dict[str, Any]]
 def turns_of(value: Any, name: str, keys: Keys) -> list[dict[str, Any]]:
     """The messages of a list of turns, whether they have 'role' and 'content' or 'from' and 'value'. WgradError."""
     what = "messages" if name in ("messages", "prompt", "completion", "chosen", "rejected") else "turns"
+    if isinstance(value, str) and name in ("messages", *CONVERSATIONS) and value.lstrip().startswith("["):
+        value = parse_json_text(value, repr(name))  # tables and some files have it so
     if not isinstance(value, list) or not value:
         raise WgradError(f"{name!r} must be a list of {what} that is not empty; got {type_name(value)}")
     return [_message(turn, number, name, keys) for number, turn in enumerate(value, start=1)]

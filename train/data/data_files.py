@@ -14,7 +14,9 @@ from types import MappingProxyType
 from typing import Any, BinaryIO
 
 from wgrad.device.errors import WgradError
+from wgrad.train.data.compressed import Unpacked, packed_by
 from wgrad.train.data.csv_records import csv_rows, delimiter_of, looks_like_csv
+from wgrad.train.data.data_folders import folder_files, is_split_of_folder
 from wgrad.train.data.json_records import array_elements, json_kind, listed_elements, object_records
 from wgrad.train.data.recoded import Recoded, encoding_of
 from wgrad.train.data.records import LONGEST, Numbered, too_long
@@ -172,24 +174,15 @@ class DataFile:
 
 
 def list_data(path: str, option: str) -> tuple[list[str], tuple[str, ...]]:
-    """The files of a folder by name, without hidden ones, of a split that the package datasets saved, or of a data set
-    of the hub; of anything else its own path; and what a user should know. WgradError where there are none, or other
-    folders among them."""
-    if path != STDIN and (found := saved_files(path, option)):
-        return found
-    if path != STDIN and is_data_set(path, option):
-        return data_set_files(path, option)
-    if path == STDIN or not os.path.isdir(path):
+    """The files of a folder (`folder_files`), of a split that the package datasets saved, or of a data set of the hub;
+    of anything else its own path; and what a user should know. WgradError."""
+    if path == STDIN:
         return [path], ()
-    with reading(path, option):
-        names = sorted(name for name in os.listdir(path) if not name.startswith("."))
-    if not names:
-        raise WgradError(f"{option}: {path} is a folder without files: give one with data in it")
-    files = [os.path.join(path, name) for name in names]
-    for file in files:
-        if os.path.isdir(file):
-            raise WgradError(f"{option}: {file} is a folder within {path}: move its files up, or elsewhere")
-    return files, ()
+    if found := saved_files(path, option):
+        return found
+    if os.path.isdir(path) or is_split_of_folder(path):
+        return folder_files(path, option)
+    return data_set_files(path, option) if is_data_set(path, option) else ([path], ())
 
 
 @contextmanager
@@ -212,18 +205,23 @@ def open_data(
     try:
         with reading(path, option):
             start = opened.peek(_BLOCK)  # type: ignore[attr-defined]
+            called = "" if path == STDIN else path
+            if packing := packed_by(start, called):
+                file = io.BufferedReader(Unpacked(opened, packing, f"{option}: {name}"), _BLOCK)
+                start, called = file.peek(_BLOCK), os.path.splitext(called)[0]
             if encoding := encoding_of(start):
-                file = io.BufferedReader(Recoded(opened, encoding, f"{option}: {name}"), _BLOCK)
+                file = io.BufferedReader(Recoded(file, encoding, f"{option}: {name}"), _BLOCK)
                 start = file.peek(_BLOCK)
         refuse_lfs_pointer(start, path, option)
-        _refuse_other_kinds(start, path, name, option)
+        _refuse_other_kinds(start, called, name, option)
         if not start.removeprefix(codecs.BOM_UTF8):
             raise WgradError(f"{option}: {name} is empty: give a file with at least one example")
-        if encoding and start.startswith((_PARQUET, *_ARROW)):
-            raise WgradError(f"{option}: {name} is Parquet or Arrow saved as {encoding.upper()} text: write it again")
+        if file is not opened and start.startswith((_PARQUET, *_ARROW)):
+            how = f"saved as {encoding.upper()} text" if encoding else "packed once more"
+            raise WgradError(f"{option}: {name} is Parquet or Arrow {how}: write it again")
         if is_stdin and start.startswith((_PARQUET, *_ARROW)):
             raise WgradError(f"{option}: {name} is Parquet or Arrow, whose end must be read first: give it as a file")
-        text, called = start.removeprefix(codecs.BOM_UTF8), "" if path == STDIN else path
+        text = start.removeprefix(codecs.BOM_UTF8)
         kind, notes = _kind(text, called, name, option, columns)
         more: dict[str, Any] = {"columns": columns}
         if kind == "json":

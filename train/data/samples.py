@@ -139,11 +139,14 @@ def without_null_columns(value: dict[str, Any]) -> dict[str, Any]:
     return filled if len(filled) < len(value) and has_form(filled) else value
 
 
+_ZERO_ONE = {"1": True, "0": False, "1.0": True, "0.0": False}  # of a column with gaps pandas makes floats
+
+
 def label_of(label: Any) -> bool | None:
     """A record's label, which tables have as text or as 0 and 1; None where it is not true or false."""
     if isinstance(label, str):
-        return {"true": True, "false": False, "1": True, "0": False}.get(label.strip().lower())
-    return bool(label) if isinstance(label, (bool, int)) and label in (0, 1) else None
+        return {"true": True, "false": False}.get(label.strip().lower(), _ZERO_ONE.get(label.strip()))
+    return bool(label) if isinstance(label, (bool, int, float)) and label in (0, 1) else None
 
 
 def refuse_label(keys: Keys, names: tuple[str, ...] = LABELS) -> None:

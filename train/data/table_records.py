@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 _ROWS_AT_ONCE = 64
 _BYTES_AT_ONCE = 8 << 20  # of a batch, by the mean of its rows
-_TIMES, _LEAST = 20, 64 << 20  # a file may expand to so many times its bytes, and to so many bytes in any case
+TIMES, LEAST = 20, 64 << 20  # a file may expand to so many times its bytes, and to so many bytes in any case
 _ROW = 64  # bytes that a row counts for, however little is in it
 _ROWS = 1 << 18  # a file may have so many rows, and where it is larger one for each of its bytes: each takes its time
 _MEASURED_FIRST = 16 << 20  # bytes of a file that is read twice: what is wrong with it is then known at once
@@ -52,7 +52,7 @@ def table_rows(
 
         def batches() -> Iterator[Any]:
             """All of it, until there is more than a file of this size may have."""
-            left = most = max(_TIMES * size, _LEAST)
+            left = most = max(TIMES * size, LEAST)
             rows = most_rows = max(size, _ROWS)
             for batch in table.batches(wanted):
                 left -= batch.nbytes + _ROW * batch.num_rows

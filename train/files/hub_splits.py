@@ -17,7 +17,8 @@ import yaml
 
 from wgrad.device.errors import WgradError
 
-ENDINGS = (".parquet", ".jsonl", ".ndjson", ".json", ".csv", ".tsv")
+_PLAIN = (".jsonl", ".ndjson", ".json", ".csv", ".tsv")
+ENDINGS = (".parquet", ".arrow", *_PLAIN, *(plain + packed for plain in _PLAIN for packed in (".gz", ".zst")))
 _ABOUT = ("dataset_infos.json", "dataset_dict.json", "state.json", "dataset_info.json")  # says something of the data
 _WORDS = {
     "train": ("train", "training"),
@@ -26,7 +27,7 @@ _WORDS = {
 }
 _DEFAULT, _PARTIAL = "default", "partial-"
 _LONGEST = 1 << 20  # characters of front matter: PyYAML reads some 300 kB a second
-_SHARD = re.compile(r"(.*)-(\d+)-of-(\d+)(\.\w+)")
+_SHARD = re.compile(r"(.*)-(\d+)-of-(\d+)((?:\.\w+)+)")
 
 
 def files_of_split(names: Sequence[str], readme: str, config: str, split: str, where: str) -> list[str]:
@@ -135,8 +136,12 @@ def _by_names(data: Sequence[str]) -> dict[str, list[str]]:
     """By the words of splits in paths; where no path has one, all are of "train"."""
     found: dict[str, list[str]] = {split: [] for split in _WORDS}
     for name in data:
-        words = set(re.split(r"[^a-z]+", name.lower().rpartition(".")[0]))
-        split = next((split for split, known in _WORDS.items() if words & set(known)), None)
-        if split:
+        if split := split_of(name):
             found[split].append(name)
     return found if any(found.values()) else {"train": list(data)}
+
+
+def split_of(name: str) -> str:
+    """The split that a file's path names by one of its words; "" for none."""
+    words = set(re.split(r"[^a-z]+", name.lower().rpartition(".")[0]))
+    return next((split for split, known in _WORDS.items() if words & set(known)), "")
