@@ -1,4 +1,5 @@
-"""Weights of compressed-tensors, GPTQ and AWQ: each as its format's rules restore it, packed here number by number."""
+"""Weights of compressed-tensors, GPTQ, AWQ and bitsandbytes' 8 bits: each as its format's rules restore it, packed
+here number by number."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from tests.tools import oracle_package
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.device.errors import WgradError
 from wgrad.device.formats.nf4 import NF4Array
@@ -24,6 +26,7 @@ from wgrad.train.step.build import build_frozen
 BF16, F16, E4M3 = ml_dtypes.bfloat16, np.float16, ml_dtypes.float8_e4m3fn
 GROUP, BLOCK = 8, (24, 16)
 AWQ_PLACES = (0, 2, 4, 6, 1, 3, 5, 7)
+E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
 Parts = dict[str, np.ndarray]
 Made = tuple[Parts, np.ndarray]  # a module's tensors, and its weight in float32
 
@@ -133,6 +136,52 @@ def uneven_int4(shape: tuple[int, int], draw: np.random.Generator) -> Made:
     return int4(shape, draw, uneven=True)
 
 
+def in_pairs(codes: np.ndarray) -> np.ndarray:
+    """Codes of 4 bits as floats in uint8, and the numbers that they are."""
+    return (codes[:, ::2] | codes[:, 1::2] << 4).astype(np.uint8)
+
+
+def nvfp4(shape: tuple[int, int], draw: np.random.Generator) -> Made:
+    """Scales in E4M3, which a number in float32 divides."""
+    codes, whole = draw.integers(0, 16, shape), np.array([draw.uniform(3, 9)], np.float32)
+    scales = draw.uniform(0.1, 2, (shape[0], shape[1] // GROUP)).astype(E4M3)
+    wide = np.repeat(scales.astype(np.float32) / whole, GROUP, axis=1)
+    parts = {"weight_packed": in_pairs(codes), "weight_scale": scales, "weight_global_scale": whole}
+    parts["input_global_scale"] = np.ones(1, np.float32)
+    return parts, rounded(E2M1[codes] * wide, BF16)
+
+
+def mxfp4(shape: tuple[int, int], draw: np.random.Generator) -> Made:
+    codes, powers = draw.integers(0, 16, shape), draw.integers(118, 130, (shape[0], shape[1] // GROUP))
+    parts = {"weight_packed": in_pairs(codes), "weight_scale": powers.astype(np.uint8)}
+    return parts, E2M1[codes] * np.repeat(2.0 ** (powers - 127), GROUP, axis=1).astype(np.float32)
+
+
+def mxfp8(shape: tuple[int, int], draw: np.random.Generator) -> Made:
+    codes = (draw.standard_normal(shape) * 20).astype(E4M3)
+    powers = draw.integers(118, 130, (shape[0], shape[1] // GROUP))
+    parts = {"weight": codes, "weight_scale": powers.astype(np.uint8)}
+    return parts, codes.astype(np.float32) * np.repeat(2.0 ** (powers - 127), GROUP, axis=1).astype(np.float32)
+
+
+def mixed(shape: tuple[int, int], draw: np.random.Generator) -> Made:
+    """Each module in one of three formats, two of which have words of other bits."""
+    if shape[0] > shape[1]:
+        return int4(shape, draw)
+    if shape[0] == shape[1]:
+        return nvfp4(shape, draw)
+    codes, scales = draw.integers(-128, 128, shape), draw.random((shape[0], 1)).astype(BF16)
+    parts = {"weight_packed": in_words(codes + 128, 8), "weight_scale": scales, "weight_shape": np.array(shape)}
+    return parts, rounded((codes * scales.astype(np.float32)).astype(np.float32), BF16)
+
+
+def of_bitsandbytes(shape: tuple[int, int], draw: np.random.Generator) -> Made:
+    """A scale of each row: its largest number, which is 127."""
+    codes, largest = draw.integers(-127, 128, shape).astype(np.int8), draw.random(shape[0]).astype(np.float32)
+    wanted = codes.astype(np.float32) * largest[:, None] * np.float32(1 / 127)
+    return {"weight": codes, "SCB": largest, "weight_format": np.zeros((), np.uint8)}, rounded(wanted, F16)
+
+
 def compressed(kind: str, **weights: Any) -> dict[str, Any]:
     groups = {"group_0": {"targets": ["Linear"], "weights": {"num_bits": 8, "type": "float", **weights}}}
     return {"quant_method": "compressed-tensors", "format": kind, "config_groups": groups, "ignore": ["lm_head"]}
@@ -145,6 +194,11 @@ def several(more: dict[str, Any]) -> dict[str, Any]:
 
 
 INT4 = compressed("pack-quantized", num_bits=4, type="int", strategy="group", group_size=GROUP)
+MIXED = {
+    "group_0": {"format": "pack-quantized", "weights": {"num_bits": 4, "type": "int"}},
+    "group_1": {"format": "pack-quantized", "weights": {"num_bits": 8, "type": "int"}},
+    "group_2": {"format": "nvfp4-pack-quantized", "weights": {"num_bits": 4, "type": "float"}},
+}
 CASES: dict[str, tuple[Callable[..., Made], dict[str, Any]]] = {
     "fp8 rows": (fp8_rows, compressed("float-quantized", strategy="channel")),
     "fp8 whole": (fp8_whole, compressed("float-quantized", strategy="tensor")),
@@ -156,11 +210,24 @@ CASES: dict[str, tuple[Callable[..., Made], dict[str, Any]]] = {
     "gptq": (gptq, {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "desc_act": False}),
     "gptq in order": (gptq_in_order, {"quant_method": "gptq", "bits": 4, "checkpoint_format": "gptq"}),
     "gptq of 8 bits": (gptq_v2, {"quant_method": "gptq", "bits": 8, "checkpoint_format": "gptq_v2"}),
+    "nvfp4": (nvfp4, compressed("nvfp4-pack-quantized", num_bits=4)),
+    "mxfp4": (mxfp4, compressed("mxfp4-pack-quantized", num_bits=4)),
+    "mxfp8": (mxfp8, compressed("mxfp8-quantized")),
+    "mixed": (mixed, compressed("mixed-precision") | {"config_groups": MIXED}),
+    "bitsandbytes": (of_bitsandbytes, {"quant_method": "bitsandbytes", "load_in_8bit": True, "load_in_4bit": False}),
     "awq": (awq, {"quant_method": "awq", "bits": 4, "version": "gemm", "zero_point": True}),
 }
 
 
-NAMES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16", "int8": "I8", "int32": "I32", "int64": "I64"}
+NAMES = {
+    "float32": "F32",
+    "bfloat16": "BF16",
+    "float16": "F16",
+    "int8": "I8",
+    "uint8": "U8",
+    "int32": "I32",
+    "int64": "I64",
+}
 
 
 def write(path: Path, arrays: Parts) -> None:
@@ -216,7 +283,7 @@ def test_weights_are_those_of_the_formats_rules(
     model = build_frozen(config, folder, ReferenceDevice(), positions=64, quantize=False)
     for name, values in wanted.items():
         found = model.weights[name]
-        assert found.dtype == (F16 if case.startswith(("gptq", "awq")) else BF16)
+        assert found.dtype == (F16 if case.startswith(("gptq", "awq", "bits")) else BF16)
         np.testing.assert_array_equal(found.astype(np.float32), values, err_msg=name)
     assert isinstance(
         build_frozen(config, folder, ReferenceDevice(), positions=64).weights["model.layers.1.self_attn.o_proj.weight"],
@@ -265,14 +332,15 @@ def test_biases_of_zeros_are_left_out(make_checkpoint: Any) -> None:
 @pytest.mark.parametrize(
     ("scheme", "message"),
     [
-        (compressed("nvfp4-pack-quantized", num_bits=4), "format 'nvfp4-pack-quantized' is not supported"),
+        (compressed("mxfp6-pack-quantized", num_bits=6), "format 'mxfp6-pack-quantized' is not supported"),
+        (compressed("nvfp4-pack-quantized"), "num_bits 8 is not supported: only 4 is"),
         (compressed("marlin-24", num_bits=4, type="int"), "format 'marlin-24' is not supported"),
         (compressed("float-quantized", num_bits=4), "num_bits 4 is not supported: only 8"),
         (compressed("pack-quantized", num_bits=3, type="int"), "num_bits 3 is not supported"),
         (INT4 | {"transform_config": {"config_groups": {"R1": {}}}}, "transform_config true is not supported"),
         (INT4 | {"sparsity_config": {"format": "sparse-24-bitmask"}}, "sparsity_config 'sparse-24-bitmask'"),
         (compressed("dense") | several({"format": "marlin-24"}), "format 'marlin-24' is not supported"),
-        (INT4 | several({"weights": {"num_bits": 8, "type": "int"}}), "num_bits of several groups true"),
+        (INT4 | several({"weights": {"num_bits": 3, "type": "int"}}), "num_bits 3 is not supported"),
         (INT4 | several({"weights": {"num_bits": 4, "block_structure": [8, 8]}}), "block_structure of several groups"),
         ({"quant_method": "awq", "w_bit": 3}, "bits 3 is not supported: only 4 is"),
         ({"quant_method": "gptq", "bits": 3}, "bits 3 is not supported: only 2 or 4 or 8 is"),
@@ -284,3 +352,27 @@ def test_biases_of_zeros_are_left_out(make_checkpoint: Any) -> None:
 def test_other_formats_are_refused_by_their_key(scheme: dict[str, Any], message: str, make_config: Any) -> None:
     with pytest.raises(WgradError, match=rf"^config.json: .*{message}"):
         parse_model_config(make_config() | {"quantization_config": scheme})
+
+
+def test_codes_of_other_bits_need_their_columns(make_checkpoint: Any) -> None:
+    """Where modules have words of other bits, each says how many columns it has."""
+    folder = make_checkpoint()
+    pack(folder, "mixed")
+    entries = read_entries(folder / "model.safetensors", "")
+    arrays = {n: e.octets().view(E4M3) if e.dtype == "F8_E4M3" else np.array(e.array()) for n, e in entries.items()}
+    shape = "model.layers.0.mlp.up_proj.weight_shape"
+    for wrong in (None, np.array([88, 16])):
+        kept = {n: a for n, a in (arrays | {shape: wrong}).items() if a is not None}
+        write(folder / "model.safetensors", kept)
+        with pytest.raises(
+            WgradError, match=r"has model.layers.0.mlp.up_proj.weight_packed, and no weight_shape of it"
+        ):
+            open_files(folder, load_model_config(folder))
+
+
+@pytest.mark.oracle
+def test_eight_bits_are_those_of_bitsandbytes() -> None:
+    torch, functional = oracle_package("torch"), oracle_package("bitsandbytes").functional
+    parts, wanted = of_bitsandbytes((7, 40), np.random.default_rng(1))
+    found = functional.int8_vectorwise_dequant(torch.tensor(parts["weight"]), torch.tensor(parts["SCB"]))
+    np.testing.assert_array_equal(found.to(torch.float16).float().numpy(), wanted)

@@ -1,13 +1,15 @@
-"""Weights of few bits in safetensors that are decoded to 16 bits as they are read: compressed-tensors, GPTQ and AWQ.
+"""Weights of few bits in safetensors that are decoded to 16 bits as they are read: compressed-tensors, GPTQ, AWQ and
+bitsandbytes' 8 bits.
 
 Sources: github.com/vllm-project/compressed-tensors (compressors), AutoGPTQ (nn_modules/qlinear), AutoAWQ
-(utils/packing_utils.py).
+(utils/packing_utils.py), bitsandbytes (int8_vectorwise_dequant).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -18,26 +20,39 @@ from wgrad.train.files.fp8_files import fp8_values
 from wgrad.train.files.input_files import one_line
 from wgrad.train.files.safetensors_files import TensorEntry
 
-COMPRESSED, GPTQ, AWQ = "compressed-tensors", "gptq", "awq"
+COMPRESSED, GPTQ, AWQ, INT8 = "compressed-tensors", "gptq", "awq", "bitsandbytes"
 _AWQ_ORDER = np.array([0, 2, 4, 6, 1, 3, 5, 7])  # the column, of eight, of each code in a word
-_CODES = {COMPRESSED: (".weight_packed", ".weight"), GPTQ: (".qweight",), AWQ: (".qweight",)}
-# What else a module has: scales, zero points, and the group of each column; further tensors are not read.
+_CODES = {COMPRESSED: (".weight_packed", ".weight"), GPTQ: (".qweight",), AWQ: (".qweight",), INT8: (".weight",)}
+# What else a module has: scales, zero points, the group of each column, and by what all scales are divided; further
+# tensors are not read.
 _OTHERS = {
-    COMPRESSED: (".weight_scale", ".weight_zero_point", ".weight_g_idx"),
-    GPTQ: (".scales", ".qzeros", ".g_idx"),
-    AWQ: (".scales", ".qzeros", ""),
+    COMPRESSED: (".weight_scale", ".weight_zero_point", ".weight_g_idx", ".weight_global_scale"),
+    GPTQ: (".scales", ".qzeros", ".g_idx", ""),
+    AWQ: (".scales", ".qzeros", "", ""),
+    INT8: (".SCB", "", "", ""),
 }
-_UNREAD = (".weight_shape", ".input_scale", ".input_zero_point", ".output_scale", ".k_scale", ".v_scale")
+_WITH_ZEROS = (GPTQ, AWQ)
+_SHAPE = ".weight_shape"
+_UNREAD = (
+    *(_SHAPE, ".input_scale", ".input_zero_point", ".input_global_scale", ".output_scale", ".k_scale", ".v_scale"),
+    ".weight_format",
+)
 _FLOATS = {"F32": ml_dtypes.bfloat16, "BF16": ml_dtypes.bfloat16, "F16": np.float16}
 _NAMES = {np.float16: "F16", ml_dtypes.bfloat16: "BF16"}
+_POWERS = ("U8", "F8_E8M0")  # scales of compressed-tensors that are powers of two
 _BYTES = ("F8_E4M3", "I8")
+_PAIRS = "U8"  # two floats of 4 bits (E2M1), the lower half first
+_E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
+_ONE_OF_127 = np.float32(7.874015718698502e-3)
+PACKED_BITS = (2, 4, 8)
 _AT_ONCE = 1 << 20  # numbers that are decoded at a time
 
 
 @dataclass(frozen=True)
 class Packing:
-    """How a model's files hold its weights. bits: of a code in a word of 32. less_one: GPTQ's zero points are stored
-    less 1. block: rows and columns that share a scale of codes of 8 bits (None: as the scales' shape says)."""
+    """How a model's files hold its weights. bits: of a code in a word of 32; 0: each module has its own. less_one:
+    GPTQ's zero points are stored less 1. block: rows and columns that share a scale of codes of 8 bits (None: as the
+    scales' shape says)."""
 
     method: str
     bits: int = 4
@@ -47,24 +62,26 @@ class Packing:
 
 @dataclass(frozen=True)
 class PackedEntry(TensorEntry):
-    """A weight [out, in]: its codes, scales, and zero points and groups of columns where there are such."""
+    """A weight [out, in]: its codes, scales, and zero points and groups of columns where there are such. whole: by what
+    all scales are divided."""
 
     packing: Packing = field(repr=False)
     codes: TensorEntry = field(repr=False)
     scales: TensorEntry = field(repr=False)
     zeros: TensorEntry | None = field(repr=False)
     groups: TensorEntry | None = field(repr=False)
+    whole: TensorEntry | None = field(repr=False)
 
     def array(self) -> np.ndarray:
         columns = self.shape[1]
-        codes, scales = self._codes(), np.asarray(self.scales.array(), np.float32)
-        if self.packing.method != COMPRESSED:
+        codes, scales = self._codes(), self._scales()
+        if self.packing.method in _WITH_ZEROS:
             scales = scales.T
         scales = scales.reshape(1, 1) if scales.size == 1 else scales.reshape(scales.shape[0], -1)
         zeros = None if self.zeros is None else self._zeros(self.zeros, scales.shape)
         place = self._columns(columns, scales.shape[1])
         rows = np.arange(self.shape[0]) // _share(self.shape[0], scales.shape[0], self.packing.block, 0)
-        found = np.empty(self.shape, _FLOATS[self.scales.dtype])
+        found = np.empty(self.shape, _dtype_of(self.packing, self.scales))
         step = max(1, _AT_ONCE // columns)
         for begin in range(0, self.shape[0], step):
             own = rows[begin : begin + step]
@@ -72,7 +89,8 @@ class PackedEntry(TensorEntry):
             if zeros is not None:
                 values -= zeros[own][:, place]
             with np.errstate(all="ignore"):  # scales that are not finite or too large: their weights are not finite
-                found[begin : begin + step] = values * scales[own][:, place]
+                values *= scales[own][:, place]
+                found[begin : begin + step] = values * _ONE_OF_127 if self.packing.method == INT8 else values
         return found
 
     def blocks(self, rows: int) -> Iterator[np.ndarray]:
@@ -81,13 +99,34 @@ class PackedEntry(TensorEntry):
             yield array[begin : begin + rows]
 
     def sample(self, count: int, size: int) -> list[bytes]:
-        parts = [part for part in (self.codes, self.scales, self.zeros, self.groups) if part is not None]
+        every = (self.codes, self.scales, self.zeros, self.groups, self.whole)
+        parts = [part for part in every if part is not None]
         return [block for part in parts for block in part.sample(count, size)]
+
+    def _scales(self) -> np.ndarray:
+        """float32, in the shape of the file."""
+        scales: np.ndarray
+        if self.scales.dtype == "F8_E4M3":
+            scales = fp8_values()[self.scales.octets()]
+        elif self.scales.dtype in _POWERS:
+            octets = self.scales.array() if self.scales.dtype == "U8" else self.scales.octets()
+            scales = octets.view(ml_dtypes.float8_e8m0fnu).astype(np.float32)
+        else:
+            scales = np.asarray(self.scales.array(), np.float32)
+        if self.whole is None:
+            return scales
+        with np.errstate(all="ignore"):
+            return scales / np.asarray(self.whole.array(), np.float32).reshape(())
 
     def _codes(self) -> np.ndarray:
         """Return the codes [out, in], those of compressed-tensors with their sign."""
+        values: np.ndarray
         if self.codes.dtype == "F8_E4M3":
-            values: np.ndarray = fp8_values()[self.codes.octets()]
+            values = fp8_values()[self.codes.octets()]
+            return values
+        if self.codes.dtype == _PAIRS:
+            pairs = self.codes.array()
+            values = _E2M1[np.stack([pairs & 15, pairs >> 4], axis=-1)].reshape(self.shape)
             return values
         words: np.ndarray = self.codes.array()
         if self.codes.dtype == "I8":
@@ -151,20 +190,30 @@ def with_packed(entries: dict[str, TensorEntry], packing: Packing | None) -> dic
         module = name.removesuffix(ending)
         del found[name]
         parts = [entries.get(module + part) if part else None for part in _OTHERS[packing.method]]
-        found[f"{module}.weight"] = _packed(f"{module}.weight", entry, parts, packing)
+        if not packing.bits and entry.dtype == "I32":
+            own = replace(packing, bits=_bits_of(entry, entries.get(module + _SHAPE)))
+        else:
+            own = replace(packing, bits=packing.bits or 8)
+        found[f"{module}.weight"] = _packed(f"{module}.weight", entry, parts, own)
     return found
 
 
 def _packed(name: str, codes: TensorEntry, parts: list[TensorEntry | None], packing: Packing) -> PackedEntry:
-    scales, zeros, groups = parts
-    if scales is None or scales.dtype not in _FLOATS or (zeros is None and packing.method != COMPRESSED):
-        lacks = _OTHERS[packing.method][0 if scales is None or scales.dtype not in _FLOATS else 1]
+    scales, zeros, groups, whole = parts
+    in_floats = scales is not None and scales.dtype in (
+        *_FLOATS,
+        *(("F8_E4M3", *_POWERS) if packing.method == COMPRESSED else ()),
+    )
+    if scales is None or not in_floats or (zeros is None and packing.method in _WITH_ZEROS):
+        lacks = _OTHERS[packing.method][1 if in_floats else 0]
         raise WgradError(
             f"{codes.source}: {codes.path} has {one_line(codes.name)}, and no {lacks[1:]} of it in floats: {FETCH}"
         )
     per, (rows, columns) = 32 // packing.bits, codes.shape if len(codes.shape) == 2 else (0, 0)
     if codes.dtype in _BYTES:
         shape = (rows, columns)
+    elif codes.dtype == _PAIRS:
+        shape = (rows, 2 * columns)
     elif packing.method == GPTQ:
         shape = (columns, rows * per)
     else:
@@ -174,18 +223,37 @@ def _packed(name: str, codes: TensorEntry, parts: list[TensorEntry | None], pack
         count in (1, size) or (block and count == -(-size // block)) or (axis and size % count == 0)
         for axis, (count, size, block) in enumerate(zip(of_scales, shape, packing.block or (0, 0)))
     )
-    if not rows or codes.dtype not in (*_BYTES, "I32") or len(of_scales) != 2 or not min(of_scales) or not fits:
+    known = codes.dtype in (*_BYTES, "I32", *([_PAIRS] if packing.method == COMPRESSED else []))
+    one = whole is None or (whole.dtype in _FLOATS and np.prod(whole.shape) == 1)
+    if not (rows and known and one and fits) or len(of_scales) != 2 or not min(of_scales):
         raise WgradError(
             f"{codes.source}: {one_line(codes.name)} in {codes.path} is {codes.dtype} {list(codes.shape)}, which does "
             f"not go with scales {list(scales.shape)} of {packing.bits} bits: {FETCH}"
         )
-    kind = _NAMES[_FLOATS[scales.dtype]]
+    kind = _NAMES[_dtype_of(packing, scales)]
     return PackedEntry(
-        codes.source, codes.path, name, kind, shape, None, None, packing, codes, scales, zeros, groups
+        codes.source, codes.path, name, kind, shape, None, None, packing, codes, scales, zeros, groups, whole
     )  # fmt: skip
+
+
+def _dtype_of(packing: Packing, scales: TensorEntry) -> Any:
+    """The type in which weights are decoded; bitsandbytes computes in float16."""
+    return np.float16 if packing.method == INT8 else _FLOATS.get(scales.dtype, ml_dtypes.bfloat16)
+
+
+def _bits_of(codes: TensorEntry, shape: TensorEntry | None) -> int:
+    """Bits of a code of a module that says how many columns it has. WgradError: it does not, or they do not fit."""
+    columns = int(shape.array().reshape(-1)[-1]) if shape is not None and shape.dtype == "I64" else 0
+    found = [bits for bits in PACKED_BITS if codes.shape[-1:] == (-(-columns * bits // 32),)]
+    if len(found) != 1:
+        raise WgradError(
+            f"{codes.source}: {codes.path} has {one_line(codes.name)}, and no weight_shape of it that says how many of "
+            f"{', '.join(map(str, PACKED_BITS))} bits its codes have: {FETCH}"
+        )
+    return found[0]
 
 
 def _sizes(shape: tuple[int, ...], packing: Packing) -> tuple[int, ...]:
     """Return the rows and columns of scales, in the order of the weight's."""
-    shape = shape if packing.method == COMPRESSED else tuple(reversed(shape))
+    shape = tuple(reversed(shape)) if packing.method in _WITH_ZEROS else shape
     return {0: (1, 1), 1: (*shape, 1)}.get(len(shape), shape)

@@ -85,6 +85,7 @@ class AnyQuantizationFile(QuantizationFile):
     """As any integration writes it. Weights of 8-bit floats have a scale for each block of so many rows and columns
     (null: for the whole of it)."""
 
+    load_in_8bit: bool = False
     fmt: str = "e4m3"
     weight_block_size: tuple[Count, Count] | None = (128, 128)
     bits: int | None = None  # GPTQ and AWQ

@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterable
 
 from wgrad.device.errors import WgradError
 from wgrad.train.files.decode import show
-from wgrad.train.files.packed_files import AWQ, COMPRESSED, GPTQ, Packing
-from wgrad.train.model.config_file import AnyQuantizationFile, GroupFile, QuantizationFile
+from wgrad.train.files.packed_files import AWQ, COMPRESSED, GPTQ, INT8, PACKED_BITS, Packing
+from wgrad.train.model.config_file import AnyQuantizationFile, QuantizationFile
 
 _BY_THEIR_FILES = ("mxfp4", "fp8", COMPRESSED, GPTQ, AWQ)
-_READ = "the unquantised model, bitsandbytes NF4, fp8, compressed-tensors, gptq, awq or gpt-oss' mxfp4"
-_FORMATS = ("float-quantized", "int-quantized", "naive-quantized", "pack-quantized", "dense")
-_PACKED_BITS = (2, 4, 8)
+_READ = "the unquantised model, bitsandbytes NF4 or 8 bits, fp8, compressed-tensors, gptq, awq or gpt-oss' mxfp4"
+_FP4, _PACKED, _MIXED = ("nvfp4-pack-quantized", "mxfp4-pack-quantized"), "pack-quantized", "mixed-precision"
+_FORMATS = ("float-quantized", "int-quantized", "naive-quantized", _PACKED, *_FP4, "mxfp8-quantized", _MIXED, "dense")
 
 
 def fp8_block(file: AnyQuantizationFile | None, where: str) -> tuple[int, int] | None:
@@ -26,7 +26,7 @@ def fp8_block(file: AnyQuantizationFile | None, where: str) -> tuple[int, int] |
 
 def nf4(file: AnyQuantizationFile | None, where: str) -> QuantizationFile | None:
     """Return the keys of NF4 as bitsandbytes writes them, or None. WgradError: weights that nothing here decodes."""
-    if file is None or file.quant_method in _BY_THEIR_FILES:
+    if file is None or file.quant_method in _BY_THEIR_FILES or (file.quant_method == INT8 and file.load_in_8bit):
         return None
     if file.quant_method != "bitsandbytes" or not file.load_in_4bit:
         raise WgradError(
@@ -42,7 +42,10 @@ def nf4(file: AnyQuantizationFile | None, where: str) -> QuantizationFile | None
 
 
 def packing_of(file: AnyQuantizationFile | None, where: str) -> Packing | None:
-    """Return how files of compressed-tensors, GPTQ and AWQ hold codes. WgradError: a key asks for another decoding."""
+    """Return how files of compressed-tensors, GPTQ, AWQ and bitsandbytes' 8 bits hold codes. WgradError: a key asks for
+    another decoding."""
+    if file is not None and file.quant_method == INT8 and file.load_in_8bit:
+        return Packing(INT8, 8)
     if file is None or file.quant_method not in (COMPRESSED, GPTQ, AWQ):
         return None
 
@@ -61,7 +64,7 @@ def packing_of(file: AnyQuantizationFile | None, where: str) -> Packing | None:
         only("bits", bits, (4,))
         only("version", (file.version or "gemm").lower(), ("gemm",))
         return Packing(AWQ)
-    only("bits", bits, _PACKED_BITS)
+    only("bits", bits, PACKED_BITS)
     only("checkpoint_format", file.checkpoint_format or GPTQ, (GPTQ, "gptq_v2"))
     return Packing(GPTQ, bits, less_one=file.checkpoint_format != "gptq_v2")
 
@@ -72,16 +75,11 @@ def _compressed(file: AnyQuantizationFile, only: Callable[..., None]) -> Packing
     groups = list((file.config_groups or {}).values())
     for kind in dict.fromkeys([file.format or "dense", *(group.format for group in groups if group.format)]):
         only("format", kind, _FORMATS)
-    weights = [group.weights for group in groups if group.weights is not None]
-    for own in weights:
-        only("num_bits", own.num_bits, (8,) if own.type == "float" else _PACKED_BITS)
-    packed = {own.num_bits for own in weights if own.type != "float" and _is_packed(file, groups)}
-    only("num_bits of several groups", len(packed) > 1, (False,))
-    blocks = {tuple(own.block_structure) for own in weights if own.block_structure}
+    weights = [(own, group.format or file.format) for group in groups if (own := group.weights) is not None]
+    for own, of_group in weights:
+        only("num_bits", own.num_bits, PACKED_BITS if own.type != "float" else (4,) if of_group in _FP4 else (8,))
+    packed = {own.num_bits for own, kind in weights if own.type != "float" and kind in (_PACKED, _MIXED)}
+    blocks = {tuple(own.block_structure) for own, _ in weights if own.block_structure}
     only("block_structure of several groups", len(blocks) > 1, (False,))
     block = next(((rows, columns) for rows, columns in blocks), None)
-    return Packing(COMPRESSED, next(iter(packed), 8), block=block)
-
-
-def _is_packed(file: AnyQuantizationFile, groups: list[GroupFile]) -> bool:
-    return "pack-quantized" in (file.format, *(group.format for group in groups))
+    return Packing(COMPRESSED, 0 if len(packed) > 1 else next(iter(packed), 8), block=block)
