@@ -240,7 +240,8 @@ def test_decoding_keeps_to_the_workgroup_memory(device: WgpuDevice, monkeypatch:
 
 def test_a_gpu_of_few_registers_gets_tiles_that_do_not_spill() -> None:
     """Each invocation owns 4 x 4 scores and as many outputs, whatever the width; 32 KiB is what DX12 gives."""
-    for width, memory in itertools.product((8, 32, 40, 64, 72, 128, 129, 256), (32_768, 65_536)):
+    widths = itertools.product((8, 32, 40, 64, 72, 128, 129, 256), (32_768, 65_536))
+    for width, memory in (*widths, (260, 65_536), (512, 65_536)):
         chosen = plan(width, memory, few_registers=True)
         assert chosen is not None
         for tile in (chosen.forward, chosen.dq, chosen.dkv):

@@ -66,4 +66,4 @@ def test_a_sequence_of_several_segments(
 def test_little_workgroup_memory_and_few_registers(wgpu_device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wgpu_device, "few_registers", True)
     monkeypatch.setattr(wgpu_device, "workgroup_bytes", 16 << 10)
-    assert all(check_case(CASES[name], wgpu_device).ok for name in (FORWARD, BACKWARD))
+    assert all(check_case(CASES[name], wgpu_device).ok for name in (FORWARD, BACKWARD, SSD_BACKWARD))

@@ -33,9 +33,10 @@ fn load_$x(row: u32, c: u32) -> vec4<f32> {
 }
 #else
 fn load_$x(row: u32, c: u32) -> vec4<f32> {
-  var x = vec4<f32>(0.0);
-  for (var e = 0u; e < min(4u, WIDTH - min(4u * c, WIDTH)); e++) { x[e] = f32($x[row * WIDTH + 4u * c + e]); }
-  return x;
+  let columns = vec4<u32>(4u * c) + vec4<u32>(0u, 1u, 2u, 3u);
+  let at = row * WIDTH + min(columns, vec4<u32>(WIDTH - 1u));
+  let x = vec4<f32>(f32($x[at.x]), f32($x[at.y]), f32($x[at.z]), f32($x[at.w]));
+  return select(vec4<f32>(0.0), x, columns < vec4<u32>(WIDTH));
 }
 #endif
 #endpart

@@ -115,6 +115,11 @@ fn main(
 #end
       }
 
+#if SOFTCAP
+#unroll n SCORES
+      s[$n] = capped(s[$n] * (p.scale * LOG2E));
+#end
+#endif
       // s becomes p, which goes to workgroup memory for dv; dp becomes ds.
 #unroll g RN4
       {
@@ -127,7 +132,7 @@ fn main(
         {
           let key = vec4<u32>(j0 + $iu * TY + ty);
 #if SOFTCAP
-          let y = capped(s[$iu * RN4 + $gu] * (p.scale * LOG2E));
+          let y = s[$iu * RN4 + $gu];
           let x = select(vec4<f32>(0.0), exp2(y - lse), (key >= low) & (key <= t));
           dp[$iu * RN4 + $gu] = x * (dp[$iu * RN4 + $gu] - delta) * cap_slope(y);
 #else

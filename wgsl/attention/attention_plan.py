@@ -138,6 +138,7 @@ FEW_REGISTERS = {
     64: (Tile(32, 64, 16, 8, 4, 4),),
     128: (Tile(32, 128, 32, 8, 4, 4), Tile(16, 128, 32, 4, 4, 4)),
     256: (Tile(32, 256, 64, 8, 4, 4), Tile(16, 256, 64, 4, 4, 4)),
+    512: (Tile(16, 512, 128, 4, 4, 4),),
 }
 
 # A software driver has a few cores to fill, a GPU hundreds of places.

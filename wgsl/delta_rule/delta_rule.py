@@ -109,7 +109,7 @@ class Call:
             constants |= {"KEYS": self.keys, "KEY_STEPS": self.keys // 16, "HALVES": self.keys // 64}
             deep = 64 if self.device.workgroup_bytes >= _DEEP else 32
             constants |= {"LOADS": self.keys // 16, "DEEP": deep, "RUNS": deep // 16}
-        if name == "delta_rule_grads":
+        if name in ("delta_rule_grads", "ssd_grads"):
             constants["FEW_REGISTERS"] = self.device.few_registers
         tiles = -(-self.values // columns)
         params: list[int | float] = [self.batch, self.tokens, self.heads, self.key_heads, self.keys, self.values]

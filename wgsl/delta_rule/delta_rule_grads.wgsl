@@ -25,7 +25,7 @@ fn inverse_across(i: u32, n: u32) -> f32 { return mats[square(INVERSE, n, i)]; }
 fn new_gradient(i: u32, c: u32) -> f32 { return values[second(i, min(deep + c, p.values - 1u))]; }
 fn system_gradient(i: u32, j: u32) -> f32 { return mats[square(SYSTEM, i, j)] + mats[square(SYSTEM, j, i)]; }
 
-#include "delta_rule.inc.wgsl" gradients
+#include "delta_rule_grads.inc.wgsl" gradients
 
 @compute @workgroup_size($INVOCATIONS)
 fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
@@ -70,16 +70,10 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3
   }
 #end
 #end
-#include "delta_rule.inc.wgsl" between
-  var later = vec4<f32>(0.0);
-  var ends = vec4<f32>(0.0);
+#include "delta_rule_grads.inc.wgsl" between
   for (var part = 0u; part < p.keys; part += 64u) {
-#include "delta_rule.inc.wgsl" query_gradient
-#if FEW_REGISTERS
-  }  // with all matmuls in one loop, Intel's compiler spills (bench/notes/anv.md)
-  for (var part = 0u; part < p.keys; part += 64u) {
-    deep = part;
-#endif
+#include "delta_rule_grads.inc.wgsl" query_gradient
+#include "delta_rule_grads.inc.wgsl" next_loop
     tile = zeros();
 #include "delta_rule.inc.wgsl" add lhs=rhs_gradient rhs=state_across inner=p.values lk=e%DEEP lr=e/DEEP rk=e%DEEP rc=e/DEEP
 #unroll n 4
@@ -127,7 +121,8 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3
 #end
   }
   // The inner product of the state and the gradient of the next one.
-#include "delta_rule.inc.wgsl" through_states
+#include "delta_rule_grads.inc.wgsl" through_states
+  let of_within = sum_of_16(within, tx, ty, lid);
   let of_later = sum_of_16(later, ty, tx, lid);
   let of_rates = sum_of_16(rates, ty, tx, lid);
   let of_ends = sum_of_16(ends, ty, tx, lid);
@@ -138,9 +133,9 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3
     partial[lid] = of_ends;
   }
   partial[CHUNK + lid] = through;
-#include "delta_rule.inc.wgsl" sum_through
+#include "delta_rule_grads.inc.wgsl" sum_through
   if (lid < count) {
-#include "delta_rule.inc.wgsl" gate_gradient
+#include "delta_rule_grads.inc.wgsl" gate_gradient
     info[plane(5u, lid)] = sum;
     var rate = dbeta[lid];
     for (var c = 0u; c < p.values; c++) { rate += rhs_gradient(lid, c) * value(lid, c); }

@@ -18,7 +18,7 @@
 #include "delta_rule.inc.wgsl" loads
 #include "delta_rule.inc.wgsl" staged
 
-#include "delta_rule.inc.wgsl" gradients
+#include "delta_rule_grads.inc.wgsl" gradients
 
 @compute @workgroup_size($INVOCATIONS)
 fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
@@ -39,11 +39,10 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3
   }
 #end
 #end
-#include "delta_rule.inc.wgsl" between
-  var later = vec4<f32>(0.0);
-  var ends = vec4<f32>(0.0);
+#include "delta_rule_grads.inc.wgsl" between
   for (var part = 0u; part < p.keys; part += 64u) {
-#include "delta_rule.inc.wgsl" query_gradient
+#include "delta_rule_grads.inc.wgsl" query_gradient
+#include "delta_rule_grads.inc.wgsl" next_loop
     tile = zeros();
 #include "delta_rule.inc.wgsl" add lhs=new_value rhs=next_across inner=p.values lk=e%DEEP lr=e/DEEP rk=e%DEEP rc=e/DEEP
 #unroll n 4
@@ -61,11 +60,12 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3
   }
   // Inner products: of the state and the gradient of the next one, and of each token's x and the gradients of new and
   // y.
-#include "delta_rule.inc.wgsl" through_states
+#include "delta_rule_grads.inc.wgsl" through_states
   var by_x = vec2<f32>(0.0);
   for (var c = lid % 4u; c < p.values; c += 4u) {
     by_x += value(lid / 4u, c) * vec2<f32>(values[second(lid / 4u, c)], output_gradient(lid / 4u, c));
   }
+  let of_within = sum_of_16(within, tx, ty, lid);
   let of_later = sum_of_16(later, ty, tx, lid);
   let of_ends = sum_of_16(ends, ty, tx, lid);
   workgroupBarrier();
@@ -76,9 +76,9 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3
   partial[CHUNK + lid] = through;
   partial[512u + lid] = by_x.x;
   partial[768u + lid] = by_x.y;
-#include "delta_rule.inc.wgsl" sum_through
+#include "delta_rule_grads.inc.wgsl" sum_through
   if (lid < count) {
-#include "delta_rule.inc.wgsl" gate_gradient
+#include "delta_rule_grads.inc.wgsl" gate_gradient
     info[plane(5u, lid)] = sum;
     let at = 4u * lid;
     info[plane(6u, lid)] = partial[512u + at] + partial[513u + at] + partial[514u + at] + partial[515u + at];
