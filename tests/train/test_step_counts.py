@@ -19,6 +19,7 @@ from wgrad.train.commands.bench_model import SHAPES, RandomWeights
 from wgrad.train.model.model_config import parse_model_config
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.plan import fit
+from wgrad.wgsl.attention.attention import MOST_OF_A_WORKGROUP, MOST_ON_UNITS
 from wgrad.wgsl.runtime.submission_size import LEAST_WORK_GPU
 
 
@@ -141,8 +142,12 @@ def test_the_8b_trains_in_3_gib_with_its_weights_in_main_memory(counter: Any, sc
     assert device.memory().peak_reserved_bytes <= 3 << 30
 
 
+_TILES_OF_ATTENTION = {
+    f"attention{kernel}" for kernel in ("", "_backward_dq", "_backward_dkv", "_matrix", "_matrix_dq", "_matrix_dkv")
+}
 _DENSE = product(("smollm2-135m", "llama-3.2-1b", "llama-3.1-8b"), (2048, 32_768), (False, True, "int8"))
-_OTHERS = (("qwen3.5-4b", 32_768, False), ("qwen3-30b-a3b", 32_768, True))  # DeltaNet and convolutions; experts
+# DeltaNet and convolutions; experts, and eight query heads for each key head.
+_OTHERS = (("qwen3.5-4b", 32_768, False), ("qwen3-30b-a3b", 32_768, True), ("qwen3-30b-a3b", 32_768, False))
 _LAYERS = {"qwen3.5-4b": 4, "qwen3-30b-a3b": 1}  # with all kinds of launches
 
 
@@ -150,8 +155,8 @@ _LAYERS = {"qwen3.5-4b": 4, "qwen3-30b-a3b": 1}  # with all kinds of launches
 def test_no_launch_takes_long_on_a_gpu_that_is_not_known(
     scripts: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch, shape: str, seq_len: int, units: Any
 ) -> None:
-    """At most 200 ms on one of 0.5 TFLOP/s and 25 GB/s, by which they are split. As many layers as have all kinds of
-    launches, and a vocabulary of 128k or more."""
+    """At most 200 ms on one of 0.5 TFLOP/s and 25 GB/s, by which they are split. No workgroup of attention takes longer on
+    one of its eight compute units. As many layers as have all kinds of launches, and a vocabulary of 128k or more."""
     counter = scripts("count_launches")
     train = sys.modules["bench_train"]
     sizes = train.SHAPES[shape]
@@ -162,9 +167,12 @@ def test_no_launch_takes_long_on_a_gpu_that_is_not_known(
     monkeypatch.setitem(counter.CARD, "int8_products", units == "int8")
     monkeypatch.setattr(counter.Counting, "dispatch_work", LEAST_WORK_GPU)
     launches: list[tuple[str, float, int]] = []
+    workgroups: dict[str, float] = {}  # the most work of one, in the mean over a dispatch
 
-    def launch(self: Any, shader: str, arrays: Any, *_: Any, work: float = 0.0, **__: Any) -> None:
+    def launch(self: Any, shader: str, arrays: Any, params: Any, *_: Any, work: float = 0.0, **__: Any) -> None:
         launches.append((shader, work, sum(array.nbytes for array in arrays if array is not None)))
+        if shader in _TILES_OF_ATTENTION:
+            workgroups[shader] = max(workgroups.get(shader, 0.0), work / (params[-1] - params[-2]))
 
     monkeypatch.setattr(counter.Counting, "launch", launch)
     counter.count(
@@ -176,6 +184,9 @@ def test_no_launch_takes_long_on_a_gpu_that_is_not_known(
     assert LEAST_WORK_GPU == seconds * 0.5e12
     assert max(launches, key=lambda of: of[1])[1] <= LEAST_WORK_GPU
     assert max(launches, key=lambda of: of[2])[2] <= seconds * 25e9
+    most = {True: MOST_ON_UNITS, False: MOST_OF_A_WORKGROUP}
+    assert len(workgroups) == 3 and MOST_OF_A_WORKGROUP == LEAST_WORK_GPU / 8
+    assert {shader: mean for shader, mean in workgroups.items() if 2 * mean > most["matrix" in shader]} == {}
     if seq_len > 2048:  # of parts of attention the heaviest have twice the mean
         assert max(work for shader, work, _ in launches if shader.startswith("attention")) <= LEAST_WORK_GPU / 2
 

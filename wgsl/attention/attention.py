@@ -25,6 +25,9 @@ from wgrad.wgsl.runtime.dispatch_parts import launch_range
 from wgrad.wgsl.runtime.runtime import Runtime
 
 _HEAVIEST = 2.0  # work of the heaviest workgroup over the mean, with a causal mask
+# The most FLOP of one workgroup of attention_backward_dkv.wgsl, 200 ms on one of the eight compute units of a GPU of
+# 0.5 TFLOP/s. With tensor cores, a compute unit does several times as much.
+MOST_OF_A_WORKGROUP, MOST_ON_UNITS = 1.25e10, 5e10
 DECODE_ROWS = 8  # attention_decode.wgsl takes the queries of a key/value head up to this many
 
 
@@ -326,7 +329,9 @@ def _backward_dkv(
     groups = tiles * batch * kv_heads
     wanted = ceil_div(chosen.wanted_groups, groups)
     head_splits = min((n for n in range(1, group + 1) if group % n == 0 and n >= wanted), default=group)
-    query_splits = min(ceil_div(wanted, head_splits), ceil_div(queries, 4 * tile.columns))
+    seen = min(queries, window + tile.rows) if window else queries
+    alone = ceil_div(8 * tile.rows * seen * group * width, int(MOST_ON_UNITS if units else MOST_OF_A_WORKGROUP))
+    query_splits = min(ceil_div(max(wanted, alone), head_splits), ceil_div(queries, 4 * tile.columns))
     splits = head_splits * query_splits
     parts = [a if splits == 1 else device.empty((splits, *a.shape)) for a in (dk, dv)]
     vec = width % 4 == 0
