@@ -126,12 +126,10 @@ def test_the_table_of_radv() -> None:
 
 
 def test_the_table_of_anv() -> None:
-    """Committed: on Intel's GPUs no kernel spills but attention's backward, with a soft-cap or heads of 10 elements,
-    and the gradients of linear recurrences."""
+    """Committed: on Intel's GPUs no kernel spills but attention's backward with heads of 10 elements."""
     results = (ROOT / "bench/results/anv.jsonl").read_text(encoding="utf-8").splitlines()
     rows = [json.loads(line) for line in results]
     assert {row["gpu"] for row in rows} == {"dg2", "bmg"} and not any(row["failed"] for row in rows)
     assert {row["kernel"] for row in rows} >= {"gemv", "delta_rule_grads", "moe_weight_grad", "gemm", "short_conv"}
     spilling = {row["kernel"]: (row["spilling"], row["spills"]) for row in rows if row["spilling"]}
-    attention = {"attention_backward_dkv": (6, 3), "attention_backward_dq": (2, 19)}
-    assert spilling == {**attention, "delta_rule_grads": (2, 13), "ssd_grads": (2, 19)}
+    assert spilling == {"attention_backward_dq": (1, 17)}
