@@ -155,8 +155,8 @@ _LAYERS = {"qwen3.5-4b": 4, "qwen3-30b-a3b": 1}  # with all kinds of launches
 def test_no_launch_takes_long_on_a_gpu_that_is_not_known(
     scripts: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch, shape: str, seq_len: int, units: Any
 ) -> None:
-    """At most 200 ms on one of 0.5 TFLOP/s and 25 GB/s, by which they are split. No workgroup of attention takes longer
-    on one of its eight compute units. As many layers as have all kinds of launches, and a vocabulary of 128k or more."""
+    """At most 200 ms on one of 0.5 TFLOP/s and 25 GB/s, by which they are split. No attention workgroup takes longer
+    on one of eight compute units. As many layers as have all kinds of launches, and a vocabulary of 128k or more."""
     counter = scripts("count_launches")
     train = sys.modules["bench_train"]
     sizes = train.SHAPES[shape]
