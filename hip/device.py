@@ -1,4 +1,4 @@
-"""The HIP device: the runtime, with every operator of this room in its table."""
+"""The HIP device: the runtime with the table of all HIP operators."""
 
 from __future__ import annotations
 
@@ -26,8 +26,9 @@ enter_all("wgrad.hip")
 class HipDevice(AttentionRounding):
     """The contract (device/contract.py) in HIP through hip-python.
 
-    gpu: its number or part of its label; empty takes the best. Or one of `list_gpus`.
-    exact_blocks: arrays get memory of just their size, for tests of accesses out of range.
+    Args:
+        gpu: Number of the GPU, part of its label, or one of `list_gpus`; empty: the best.
+        exact_blocks: Allocate exactly each array's size, for tests of accesses out of range.
 
     Raises:
         DeviceError: hip-python, the driver or a GPU is missing, or the GPU's architecture has no kernels.
@@ -46,7 +47,7 @@ class HipDevice(AttentionRounding):
         return {"hip": versions, "kernels": kernels, "system": describe_system()}
 
     def kernels_of(self, work: Callable[[Any], object]) -> list[tuple[str, str]]:
-        """Source and name of each kernel that `work` launches on this device."""
+        """Return source and name of each kernel that `work` launches on this device."""
         dry = self.dry_run()
         work(dry)
         return list(dry.kernels)
@@ -56,15 +57,15 @@ class HipDevice(AttentionRounding):
         return expect(self.facts, kernels, flop, nbytes)
 
     def sensors(self) -> dict[str, float]:
-        """Clocks, power and temperature of the busiest GPU of the kernel driver."""
+        """Return clocks, power and temperature of the GPU that draws most power."""
         return read_sensors()
 
     def kernel_caches(self) -> list[Path]:
-        """Where kernels are kept that hiprtc compiled; the others ship."""
+        """Return the folders of kernels that hiprtc compiled; the others ship with the package."""
         return [cache_folder("hip")]
 
     def dry_run(self) -> DryRunDevice:
-        """A device that only notes what this one would launch, and what memory that takes; see dry_run.py."""
+        """Return a device that only records this one's launches and memory; see dry_run.py."""
         return DryRunDevice(self)
 
     def round_products(self) -> None:
@@ -76,4 +77,4 @@ class HipDevice(AttentionRounding):
 
 
 class DryRunDevice(DryRun, HipDevice):
-    """Every operator, on a device where nothing runs."""
+    """The HIP device without execution: operators only record their launches."""

@@ -1,4 +1,4 @@
-"""Shared by the HIP operators: their table, the type codes of elements.hpp, eight elements a work-item."""
+"""Shared by the HIP operators: their table, the type codes of elements.hpp, sizes of launches."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from wgrad.device.memory import Array
 from wgrad.hip.runtime.runtime import Runtime
 
 GROUP = 256  # work-items of a work-group
-PER = 8  # elements of a work-item
+PER = 8  # elements per work-item
 _CODES = {"float32": 0, "float16": 1, "bfloat16": 2}
 
 implements = Implementations()
@@ -21,7 +21,7 @@ implements = Implementations()
 
 @cache
 def type_code(dtype: Any) -> int:
-    """0 float32, 1 float16, 2 bfloat16: as elements.hpp has them.
+    """Return a dtype's code in elements.hpp: 0 float32, 1 float16, 2 bfloat16.
 
     Raises:
         DeviceError: another dtype.
@@ -33,10 +33,10 @@ def type_code(dtype: Any) -> int:
 
 
 def type_codes(*arrays: Array | None) -> int:
-    """Four bits for each array, the first lowest; an array that is not there counts as float32."""
+    """Return the arrays' type codes, four bits each, the first lowest; None counts as float32."""
     return sum((0 if a is None else type_code(a.dtype)) << 4 * i for i, a in enumerate(arrays))
 
 
 def eights(n: int) -> tuple[int, int, int]:
-    """Work-groups for n elements, eight a work-item."""
+    """Return the grid for n elements, eight per work-item."""
     return Runtime.groups(n, GROUP * PER)

@@ -1,7 +1,7 @@
-"""Expected times of operators on GPUs that nobody has measured yet, to judge their first report by.
+"""Expected times of operators on GPUs that have not been measured yet, to check the first reports against.
 
-An operator takes as long as its arithmetic at a share of the peak rate, or as its arrays at the memory's peak rate.
-The share is what a model of the kernel's machine code gives (bench/notes/hip.md), so the times are lower bounds.
+The time is the larger of the arithmetic at a share of the peak rate and the arrays at the memory's peak rate. The
+share comes from a model of the kernel's machine code (bench/notes/hip.md), so the times are lower bounds.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from wgrad.hip.runtime.architectures import TWINS
 from wgrad.hip.runtime.objects import HIP
 
 SHARES = "shares.json"  # in hip/objects, by bench/make_table.py: {architecture: {kernel: share of the peak}}
-# Whose rate is that of 16-bit matrix instructions; the others compute in float32.
+# Sources that use 16-bit matrix instructions; the others compute in float32.
 _MATRIX = ("gemm", "linear", "attention_forward", "attention_backward_dq", "attention_backward_dkv")
-# Backward of attention: 7 matmuls are made of the 5 that are counted, as scores and dP are made in both kernels.
+# Attention's backward counts 5 matmuls but computes 7: both of its kernels compute scores and dP.
 _MADE = {"attention_backward_dq": 5 / 7, "attention_backward_dkv": 5 / 7}
 
 
 @dataclass(frozen=True)
 class _Peaks:
-    """FLOP of a compute unit a clock, by 16-bit matrix instructions and in float32; transfers a memory clock."""
+    """FLOP per compute unit and clock, of 16-bit matrix instructions and in float32; transfers per memory clock."""
 
     matrix: int
     float32: int
@@ -47,7 +47,7 @@ _PEAKS = {
 def expect(
     facts: Mapping[str, Any], kernels: Iterable[tuple[str, str]], flop: float, nbytes: float
 ) -> Expectation | None:
-    """Return what an operator takes at least, None where the clocks are not known.
+    """Return the least time of an operator, None where the clocks are not known.
 
     Args:
         facts: The GPU, as `Gpu.facts` has it.

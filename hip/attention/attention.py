@@ -22,9 +22,10 @@ _DECODING_KEYS = 2048
 
 
 class AttentionRounding(Runtime):
-    """How the probabilities of a bfloat16 forward are rounded is the caller's choice: `attention_rounding` is "rtne"
-    (to nearest even, the default), "rtna" (nearest, ties away) or "rtz" (towards zero: fastest, biased low).
-    $WGRAD_ATTENTION_ROUNDING sets it for a process.
+    """A runtime with the setting `attention_rounding`: how a bfloat16 forward rounds probabilities.
+
+    "rtne" (to nearest even, the default), "rtna" (to nearest, ties away from zero) or "rtz" (towards zero: fastest,
+    biased low). $WGRAD_ATTENTION_ROUNDING sets it for a process.
     """
 
     def __init__(self, *args: Any, **options: Any) -> None:
@@ -54,8 +55,10 @@ def attention(
     window: int,
     softcap: float,
 ) -> tuple[Array, Array]:
-    """float16 and bfloat16 with heads of 33 to 256 elements on the matrix units; the rest (float32, other widths,
-    unaligned arrays, a scale that is not positive, a soft-cap, one query and few keys) by the plain kernels."""
+    """Use the matrix units for float16 and bfloat16 with heads of 33 to 256 elements, else the plain kernels.
+
+    The plain kernels also serve unaligned arrays, a scale <= 0, a soft-cap, and one query on few keys.
+    """
     # Two tiles beyond the last key are addressed too, and not read.
     rows = max((k.shape[1] + 2 * _TILE_KEYS) * k.shape[2], q.shape[1] * q.shape[2])
     if not served((q, k, v), rows, scale, softcap) or _short_decoding(q, k):
@@ -97,11 +100,10 @@ def block_of(wave: int, width: int) -> tuple[int, int]:
 
 
 def _shares(device: Runtime, groups: int, keys: int) -> int:
-    """Shares of the keys: until every compute unit has a work-group, each of at least _MIN_TILES tiles."""
+    """Number of shares of the keys: enough for all compute units, each of at least _MIN_TILES tiles."""
     return max(1, min(device.compute_units // max(1, groups), keys // (_TILE_KEYS * _MIN_TILES), _MAX_SPLITS))
 
 
 def _short_decoding(q: Array, k: Array) -> bool:
-    """One query leaves nearly all of a work-group's columns empty: up to some keys the plain kernel, which rounds no
-    probability, does as well."""
+    """True where there is one query and few keys: then the plain kernel is as fast, and rounds no probabilities."""
     return q.shape[1] == 1 and k.shape[1] <= _DECODING_KEYS

@@ -29,8 +29,7 @@ def attention_backward(
     window: int,
     softcap: float,
 ) -> tuple[Array, Array, Array]:
-    """float16 and bfloat16 with heads of 33 to 256 elements on the matrix units; what they do not serve (float32, other
-    widths, a scale that is not positive, a soft-cap, arrays that are not aligned to 16 bytes) by the plain kernels."""
+    """Use the matrix units where `served`, else the plain kernels."""
     # A tile beyond the end is addressed too: one work-group's rows more.
     if not served((do, q, k, v, o), (q.shape[1] + 256) * q.shape[2], scale, softcap):
         return plain_attention_backward(device, do, q, k, v, o, lse, doc_start, scale, window, softcap)
@@ -40,7 +39,7 @@ def attention_backward(
     kv_heads, kind = k.shape[2], KINDS[q.dtype.name]
     columns, threads = columns_of(device.wave, width)
     delta = device.empty(lse.shape)
-    # How far ds can go is only asked for float16.
+    # Only float16 needs a bound on ds.
     do_lengths = device.empty(lse.shape) if kind == "f16" else None
     v_lengths = device.empty((batch, kv_heads, length)) if kind == "f16" else None
     _row_dots(device, do, o, delta, do_lengths)
@@ -89,17 +88,19 @@ def _row_dots(device: Runtime, x: Array, y: Array | None, dots: Array | None, le
 
 
 def _splits(device: Runtime, groups: int, per: int) -> int:
-    """Shares of a key head's query heads, none empty: until every compute unit has work."""
+    """Number of shares of a key head's query heads: enough for all compute units, none empty."""
     wanted = max(1, min(per, device.compute_units // max(1, groups)))
     return -(-per // -(-per // wanted))
 
 
 def served(arrays: tuple[Array, ...], rows: int, scale: float, softcap: float) -> bool:
-    """Can the matrix kernels take these? Of one 16-bit dtype and a width that they serve, not empty; aligned to 16
-    bytes but where heads are widened, which are copies. They find the highest score before they scale it, so only a
-    positive scale will do.
+    """Return whether the matrix kernels support these arrays.
 
-    rows: of D elements that a kernel addresses in a batch element, those beyond the end too.
+    All must have one 16-bit dtype and a supported head width, and be neither empty nor (unless heads are widened, which
+    copies) unaligned to 16 bytes. The kernels find the highest score before scaling, so the scale must be positive.
+
+    Args:
+        rows: Rows of D elements that a kernel addresses in a batch element, including those beyond the end.
     """
     first = arrays[0]
     alike = all(a.dtype == first.dtype for a in arrays) and first.dtype.name in KINDS

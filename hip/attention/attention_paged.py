@@ -1,6 +1,6 @@
-"""Attention of one query of each row on keys and values in pages, which are first put side by side.
+"""Attention of one query per sequence on a paged cache: the pages are first gathered into contiguous arrays.
 
-The kernels of attention address keys by their number, and are tuned for that. Kernel: gather_pages of decoding.hip.
+The attention kernels are tuned for contiguous keys. Kernel: gather_pages of decoding.hip.
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
-"""Heads whose width the matrix kernels lack, as wider ones: zeros behind them change no score, and what they make of
-the results is cut off again."""
+"""Heads of widths that the matrix kernels lack, padded with zeros to a wider one.
+
+The zeros change no score; the padding of the results is cut off again.
+"""
 
 from __future__ import annotations
 
@@ -7,17 +9,17 @@ from wgrad.device.memory import Array
 from wgrad.hip.runtime.columns import put, take
 from wgrad.hip.runtime.runtime import Runtime
 
-WIDTHS = (64, 128, 256)  # that attention on the matrix units has kernels for
-_NARROW = 32  # heads up to here would be zeros for the most part
+WIDTHS = (64, 128, 256)  # with kernels on the matrix units
+_NARROW = 32  # heads up to this width would be mostly padding
 
 
 def kernel_width(width: int) -> int:
-    """The width of the kernels that serve heads of this one; 0 where none do."""
+    """Return the kernels' width for heads of this width; 0 where there is none."""
     return next((wide for wide in WIDTHS if _NARROW < width <= wide), 0)
 
 
 def widened(device: Runtime, x: Array, width: int) -> Array:
-    """x [B, T, H, D] with zeros behind each row, up to `width` elements; x itself where it has as many."""
+    """Return x [B, T, H, D] padded with zeros to D = `width`; x itself where D is that already."""
     *outer, narrow = x.shape
     if narrow == width:
         return x
@@ -27,7 +29,7 @@ def widened(device: Runtime, x: Array, width: int) -> Array:
 
 
 def narrowed(device: Runtime, x: Array, width: int) -> Array:
-    """The first `width` elements of each row of x [B, T, H, D]; x itself where it has no more."""
+    """Return x [B, T, H, :width]; x itself where D is `width`."""
     *outer, wide = x.shape
     if wide == width:
         return x

@@ -1,4 +1,4 @@
-"""Linear recurrences in chunks, a segment of the sequence at a time: what their kernels share (chunks.hpp)."""
+"""Linear recurrences in chunks, one segment of the sequence at a time: the shared launches (chunks.hpp)."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from wgrad.device.memory import Array
 from wgrad.hip.elements import type_codes
 from wgrad.hip.runtime.runtime import Runtime
 
-STEPS = 8  # tokens up to which a state is taken through them one by one
+STEPS = 8  # up to so many tokens a state is updated token by token
 
 
 @dataclass
 class Call:
-    """The arguments of one call, and how its kernels are launched. other: y or its gradient."""
+    """The arguments of one call, and its launches. other: y or its gradient."""
 
     source: ClassVar[str]  # of the kernels
 
@@ -41,11 +41,11 @@ class Call:
 
     @property
     def places(self) -> int:
-        """Tokens of all heads in a segment, as scratch arrays have them."""
+        """Tokens of a segment, padded to chunks, times heads."""
         return self.rows * self.segments[0][1] * DELTA_CHUNK
 
     def states_before(self) -> Array:
-        """Room for the states before every segment."""
+        """Return an array for the states before every segment."""
         return self.device.empty((len(self.segments), self.batch, self.heads, self.keys, self.width))
 
     def launch(
@@ -56,7 +56,7 @@ class Call:
         grid: tuple[int, int, int],
         flop: float,
     ) -> None:
-        """arrays: what follows the sizes. flop: of a token of a head."""
+        """Launch a kernel. arrays: the arguments after the sizes; flop: per token and head."""
         at, chunks = segment
         sizes: list[Any] = [self.qkv, self.batch, self.tokens, self.heads, self.key_heads, self.keys, self.width]
         sizes += [at, chunks, type_codes(self.qkv, self.other)]
@@ -64,12 +64,12 @@ class Call:
         self.device.launch(self.source, kernel, [*sizes, *arrays], grid, work=work)
 
     def launch_channels(self, kernel: str, arrays: Sequence[Any], segment: tuple[int, int], flop: float) -> None:
-        """A work-group for each token of the segment."""
+        """Launch a kernel with one work-group per token of the segment."""
         at, chunks = segment
         grid = (min(chunks * DELTA_CHUNK, self.tokens - at), self.batch, 1)
         self.launch(kernel, arrays, segment, grid, flop)
 
 
 def from_element(array: Array, element: int) -> Array:
-    """A float32 array from an element on."""
+    """Return a view of a float32 array from an element on."""
     return Array(array.lease, array.offset + element * 4, (array.size - element,), np.dtype(np.float32))

@@ -1,6 +1,6 @@
-"""The gated delta rule in chunks, a segment of the sequence at a time. Kernels: delta_rule.hip.
+"""The gated delta rule in chunks, one segment of the sequence at a time. Kernels: delta_rule.hip.
 
-Memory besides the arguments is that of one segment: matrices, states and values of its chunks.
+Scratch memory is that of one segment: matrices, states and values of its chunks.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from wgrad.hip.runtime.runtime import Runtime
 
 @dataclass
 class _Scratch:
-    """Arrays that the kernels of a segment hand on."""
+    """Arrays that the kernels of a segment pass on."""
 
     info: Array
     mats: Array
@@ -54,7 +54,7 @@ class _Call(Call):
     def states(
         self, x: _Scratch, segment: tuple[int, int], before: Array | None, saved: Array | None, after: Array
     ) -> None:
-        """The states before each chunk. before, saved, after: those around the segment, as of delta_scan."""
+        """Compute the states before each chunk. before, saved, after: as the arguments of delta_scan."""
         n, k, v = DELTA_CHUNK, self.keys, self.width
         arrays = [*self.gates, x.info, x.mats, x.decayed, x.values]
         self.launch("delta_system", arrays, segment, (segment[1], self.rows, 1), 2.0 * n * (3 * k + v) + n * n)

@@ -7,7 +7,7 @@ from wgrad.hip.elements import GROUP, implements, type_codes
 from wgrad.hip.elementwise.elementwise import sum_rows
 from wgrad.hip.runtime.runtime import Runtime
 
-_RUN = 64  # tokens whose sums of the weight's gradient one work-item takes
+_RUN = 64  # tokens over which one work-item sums the weight's gradient
 
 
 def _launch(device: Runtime, kernel: str, arrays: list[Array], dy: Array | None, out: Array, silu: bool) -> None:

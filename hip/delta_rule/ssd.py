@@ -1,6 +1,6 @@
 """The recurrence of Mamba-2 in chunks. Kernels: ssd.hip.
 
-Memory besides the arguments is that of one segment: matrices and states of its chunks.
+Scratch memory is that of one segment: matrices and states of its chunks.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from wgrad.hip.runtime.runtime import Runtime
 
 @dataclass
 class _Scratch:
-    """Arrays that the kernels of a segment hand on."""
+    """Arrays that the kernels of a segment pass on."""
 
     info: Array
     mats: Array
@@ -37,7 +37,7 @@ class _Call(Call):
         self, x: _Scratch, states: Array, segment: tuple[int, int], before: Array | None, saved: Array | None,
         after: Array, backward: bool = False,
     ) -> None:  # fmt: skip
-        """states: from what each chunk adds to those before it; backward: to the gradients after it."""
+        """Turn each chunk's addition in `states` into the state before it (backward: the gradient after it)."""
         grid = (-(-self.keys * self.width // GROUP), self.rows, 1)
         flop = 2.0 * self.keys * self.width / DELTA_CHUNK
         self.launch("ssd_scan", [int(backward), x.info, states, before, saved, after], segment, grid, flop)
@@ -45,7 +45,7 @@ class _Call(Call):
     def states(
         self, x: _Scratch, segment: tuple[int, int], before: Array | None, saved: Array | None, after: Array
     ) -> None:
-        """The states before each chunk. before, saved, after: those around the segment, as of ssd_scan."""
+        """Compute the states before each chunk. before, saved, after: as the arguments of ssd_scan."""
         arrays = [*self.gates, x.info, x.mats, x.states]
         flop = 2.0 * (DELTA_CHUNK * self.keys + self.keys * self.width)
         self.launch("ssd_system", arrays, segment, (segment[1], self.rows, 1), flop)

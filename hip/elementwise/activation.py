@@ -69,7 +69,7 @@ def _gated_backward(
 
 
 def _both(device: Runtime, gate: Array, up: Array | None) -> tuple[Array, Array]:
-    """Without `up`, gate has both side by side."""
+    """Return gate and up; without `up`, gate holds both side by side."""
     if up is not None:
         return gate, up
     first, second = apart(device, gate, (gate.shape[1] // 2,) * 2)
@@ -79,7 +79,7 @@ def _both(device: Runtime, gate: Array, up: Array | None) -> tuple[Array, Array]
 def _activation(
     device: Runtime, x: Array, up: Array | None, dy: Array | None, *, gelu: bool, out: Array | None = None
 ) -> tuple[Array, Array | None]:
-    """y (without dy), or dx and dup: the result has x's dtype, dup has up's. out: what y is written to."""
+    """Return y (without dy; in `out` if given), or dx and dup. y and dx have x's dtype, dup has up's."""
     y = device.empty(x.shape, x.dtype) if out is None else out
     dup = device.empty(up.shape, up.dtype) if up is not None and dy is not None else None
     arrays = [x, up, dy, y, dup]

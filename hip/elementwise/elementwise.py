@@ -58,7 +58,7 @@ def cast(device: Runtime, x: Array, dtype: np.dtype) -> Array:
 
 
 def round_to(device: Runtime, x: Array, out: Array) -> Array:
-    """out = x, in its dtype."""
+    """Store x in out, converted to its dtype."""
     return _elementwise(device, _CAST, x, None, out)
 
 
@@ -76,7 +76,7 @@ def _elementwise(
 # ---- sums --------------------------------------------------------------------------------
 @implements("sum_rows")
 def sum_rows(device: Runtime, x: Array, out: Array | None, accumulate: bool) -> Array:
-    """In parts of ROWS_PER_PART rows, then the parts, until one is left."""
+    """Sum in parts of ROWS_PER_PART rows, then the parts, until one is left."""
     rows, columns = x.shape
     out = device.empty((columns,)) if out is None else out
     while rows > ROWS_PER_PART:

@@ -8,7 +8,7 @@ from wgrad.device.memory import Array
 from wgrad.hip.elements import implements, type_codes
 from wgrad.hip.runtime.runtime import Runtime
 
-_NONE = 0xFFFFFFFF  # the end of a chain of places with the same id
+_NONE = 0xFFFFFFFF  # the end of a chain of positions with the same id
 
 
 @implements("embedding")

@@ -15,7 +15,7 @@ from wgrad.device.memory import Array
 from wgrad.hip.elements import GROUP, implements
 from wgrad.hip.runtime.runtime import Runtime
 
-_SLOTS = 32  # of fused.hip, for values that are needed later
+_SLOTS = 32  # for intermediate values, as in fused.hip
 _TYPES = {"float32": 0, "float16": 1, "bfloat16": 2, "int32": 3, "uint32": 4}
 _NAMES = (
     "load", "scalar", "index", "old", "add", "sub", "mul", "div", "pow", "maximum", "minimum", "lt", "le", "gt",
@@ -78,7 +78,7 @@ def fused(
 
 
 def _apart(device: Runtime, array: Array, result: Array) -> Array:
-    """An operand that does not lie in the result's memory: elements of it may be read after others were written."""
+    """Return a copy of an operand that overlaps the result, whose elements may be written before they are read."""
     if array.lease is not result.lease:
         return array
     made = device.empty(array.shape, array.dtype)
@@ -94,7 +94,7 @@ def _code(
     offsets: Sequence[int],
     order: Sequence[int],
 ) -> bytes:
-    """The words that fused.hip reads."""
+    """Encode the program as the words that fused.hip reads."""
     last = {i: number for number, (name, *of) in enumerate(program) if name not in SOURCES for i in of}
     free, slots, words = list(range(_SLOTS))[::-1], dict[int, int](), list[int]()
     for number, (name, *of) in enumerate(program):
@@ -118,8 +118,10 @@ def _code(
 
 
 def _uploaded(device: Runtime, code: bytes) -> Array:
-    """The code in memory of the device. It is brought there at each launch, and at each replay of it: what is made
-    while work is recorded may lie where other recordings write."""
+    """Upload the code, at every launch and every replay.
+
+    Memory allocated during a recording may be overwritten by other recordings, so the code is not kept on the device.
+    """
     kept = device.once(_codes)
     host = kept.get(code)
     if host is None:
@@ -134,5 +136,5 @@ def _uploaded(device: Runtime, code: bytes) -> Array:
 
 
 def _codes(_: Runtime) -> dict[bytes, Array]:
-    """Codes in main memory, of which the oldest are let go all at once: who replays one keeps it."""
+    """Return the cache of codes in main memory. It is cleared when full; recordings keep the codes that they use."""
     return {}

@@ -1,4 +1,4 @@
-"""Weights brought into formats of few bits, and back. Kernels: quantize.hip; round_weight.hip for GGUF's formats."""
+"""Quantise and dequantise weights. Kernels: quantize.hip; round_weight.hip for GGUF's formats."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from wgrad.hip.elementwise.elementwise import cast
 from wgrad.hip.runtime.launch import Long
 from wgrad.hip.runtime.runtime import Runtime
 
-_RUN = 16  # elements of a work-item
+_RUN = 16  # elements per work-item
 
 
 @implements("quantize")
@@ -41,7 +41,7 @@ def quantize_scales(device: Runtime, w: NF4Array) -> NF4Array:
 
 
 def _tables(device: Runtime) -> tuple[Array, Array]:
-    """The 8-bit map and its thresholds, shared by all weights of a device."""
+    """Return the 8-bit map and its thresholds, shared by all weights of a device."""
     return device.upload(dynamic_map()), device.upload(thresholds(dynamic_map()))
 
 
@@ -64,7 +64,7 @@ def dequantize(device: Runtime, w: FrozenWeight, dtype: np.dtype) -> Array:
     return y
 
 
-# Elements of a work-item of round_weight.hip.
+# Elements per work-item of round_weight.hip.
 _ROUNDED = {"q4_0": 4, "q5_0": 4, "q8_0": 4, "q4_k": 32, "q6_k": 16}
 
 

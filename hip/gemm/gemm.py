@@ -1,4 +1,4 @@
-"""Matrix products of dense arrays. plan.py says which kernel serves which."""
+"""GEMMs of dense arrays. plan.py chooses the kernel."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def dense_product(
 
 
 def gpu_of(device: Runtime) -> Gpu:
-    """The GPU that plans are made for, looked up once per device (its compute units change in `planned_for`)."""
+    """Return the GPU that plans are made for, looked up once per device; `planned_for` replaces its compute units."""
     gpu = device.once(_gpu)
     return gpu if gpu.compute_units == device.compute_units else replace(gpu, compute_units=device.compute_units)
 
@@ -96,7 +96,7 @@ def launch_product(
     trans_b: bool,
     epilogue: Epilogue,
 ) -> None:
-    """operands, strides: the kernel's first and last arguments."""
+    """Launch a plan's kernel. operands, strides: the kernel's first and last arguments."""
     m, n, k = mnk
     u, v = epilogue.lowrank or (None, None)
     kinds = [0 if x is None else type_code(x.dtype) for x in (out, epilogue.residual, u, v)]
@@ -118,5 +118,5 @@ def launch_product(
 
 
 def multiple(nbytes: int, *arrays: Array | None) -> bool:
-    """Do all of them start at a multiple of this many bytes?"""
+    """Return whether all arrays start at multiples of this many bytes."""
     return all(a is None or a.address % nbytes == 0 for a in arrays)

@@ -17,7 +17,7 @@ from wgrad.hip.moe.routing import take_rows
 from wgrad.hip.runtime.runtime import Runtime
 
 _HAS_RESIDUAL = 16  # gemm_grouped.hpp
-_BYTES = 1 << 32  # of rows that an order picks: their places are numbers of 32 bits
+_BYTES = 1 << 32  # limit on the rows that an order selects, whose offsets have 32 bits
 
 
 @implements("grouped_linear")
@@ -78,13 +78,13 @@ def _grouped(
     flags = UNALIGNED * (not multiple(16, out, add)) | _HAS_RESIDUAL * (add is not None)
     arguments = [*operands, start, order, experts, chosen, out, add, n, k, type_code(out.dtype)]
     arguments += [0 if add is None else type_code(add.dtype), flags, float(alpha)]
-    tiles = rows // plan.tile.m + min(experts, rows)  # at most: the last tile of each expert may have few rows
+    tiles = rows // plan.tile.m + min(experts, rows)  # an upper bound: each expert's last tile may be partial
     grid = (-(-n // plan.tile.n), tiles, 1)
     device.launch(plan.source, plan.name, arguments, grid, threads=plan.tile.threads, work=2.0 * rows * n * k)
 
 
 def _decoded_inside(w: FrozenWeight, a: Array, kind: int, out: int, matrix16: bool) -> bool:
-    """Does the GEMM decode the weight itself? It rounds to a's type, so only for a result of 16 bits."""
+    """Return whether the GEMM decodes the weight. It rounds to a's dtype, so only for 16-bit results."""
     whole = w.shape[1] % max(w.unit, 8) == 0 and a.shape[1] % 8 == 0 and w.shape[0] * w.shape[1] < 1 << 32
     exact = w.value_dtype in ("float32", a.dtype.name)
     return bool(matrix16 and kind and out and whole and exact) and multiple(16, a) and w.variant in gemm_plan.OF_EXPERTS

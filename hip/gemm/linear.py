@@ -1,5 +1,4 @@
-"""Matrix products with a frozen weight of some format (device/formats), decoded inside the product. plan.py says
-which kernel serves which; formats/weight_formats.hpp lists the formats that they have."""
+"""GEMMs with a frozen weight (device/formats), decoded inside the GEMM. plan.py chooses the kernel."""
 
 from __future__ import annotations
 
@@ -52,7 +51,7 @@ def _stack(
     lowrank: LowRank | None,
     dtype: np.dtype,
 ) -> Array:
-    """The product with each weight of a stack by itself."""
+    """Multiply with each weight of a stack on its own."""
     assert isinstance(weight, NF4Array)
     found, row, (u, v) = [], 0, lowrank or (None, None)
     rank = 0 if v is None else v.shape[1]
@@ -72,7 +71,7 @@ def _stack(
 def _stack_backward(
     device: Runtime, dy: Array, weight: FrozenWeight, lowrank: LowRank | None, dtype: np.dtype
 ) -> Array:
-    """The sum of what each weight of a stack gives, in float32 until the last."""
+    """Return the sum of the gradients through each weight of a stack, in float32 until the last."""
     assert isinstance(weight, NF4Array)
     dx = None
     parts = list(zip(weight.split(device.view), apart(device, dy, weight.parts)))
@@ -96,14 +95,14 @@ def _product(
 ) -> Array:
     m, n, k = mnk
     kind = type_code(x.dtype)
-    # Products of more than a row have kernels for some formats only (formats/weight_formats.hpp).
+    # GEMMs of more than one row have kernels for some formats only (formats/weight_formats.hpp).
     restored = w.variant not in gemm_plan.DECODED_IN_PRODUCTS and not (m == 1 and trans_b)
     plan = gemm_plan.frozen(gpu_of(device), kind, type_code(dtype), w.variant, "nt" if trans_b else "nn", mnk)
-    # linear.hip rounds decoded values to x's type; the others would use them as they are.
+    # linear.hip rounds decoded values to x's dtype; the other kernels use them unrounded.
     rounds = w.value_dtype != "float32" and (plan.source != "linear" or w.value_dtype != x.dtype.name)
     if w.shape[1] % w.unit or k % 8 or not multiple(16, x) or n * k >= 1 << 32 or rounds or restored:
-        # Or a row would start inside of what is decoded at once, or one of x inside of a vector.
-        narrow = restored and plan.source == "linear"  # which would round it to x's type
+        # Otherwise a row would start within a decoded unit, or one of x within a vector.
+        narrow = restored and plan.source == "linear"  # which would round it to x's dtype
         decoded = dequantize(device, w, x.dtype if narrow else np.dtype(np.float32))
         return dense_product(device, x, decoded, None, dtype, epilogue, trans_b=trans_b)
     check_aligned(w)
@@ -114,10 +113,10 @@ def _product(
 
 
 def check_aligned(w: FrozenWeight) -> None:
-    """Kernels read words of 32 bits.
+    """Check that a weight's arrays are aligned to 32 bits.
 
     Raises:
-        DeviceError: an array does not start at one.
+        DeviceError: An array is not.
     """
     for name, array in w.arrays().items():
         if array is not None and array.address % 4:

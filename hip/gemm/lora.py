@@ -1,4 +1,4 @@
-"""The gradients of LoRA's factors under a stack of weights: one product for each of them."""
+"""Gradients of LoRA's factors under a stack of weights: one GEMM each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Choice of the kernel for a GEMM: decisions from shapes, dtypes and alignment alone, to be tested by name."""
+"""Choice of the kernel for a GEMM, by shapes, dtypes and alignment alone."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import dataclass
 SHORT = ("f32", "f16", "bf16")  # by kind: 0 float32, 1 float16, 2 bfloat16
 DECODED_IN_PRODUCTS = ("nf4", "nf4_nested", "q8_0")  # WEIGHT_FORMATS of weight_formats.hpp
 OF_EXPERTS = (*DECODED_IN_PRODUCTS, "mxfp4")  # and EXPERT_FORMATS
-SKINNY = 64  # results at most this wide take the kernels for LoRA's products
+SKINNY = 64  # results at most this wide use the kernels for LoRA
 _MIN_K_PER_SPLIT, _MAX_SPLITS, _MIN_K_PER_SKINNY_SPLIT, _MAX_SKINNY_SPLITS = 256, 16, 128, 32
-_FAR = 1 << 23  # elements of a row: of 128 such rows in float32, all bytes have numbers of 32 bits
-_DEPTH = 64  # splits of K are multiples of what a turn of a kernel's loop takes
+_FAR = 1 << 23  # elements of a row: 128 such rows of float32 have 32-bit byte offsets
+_DEPTH = 64  # of K per iteration of a kernel's loop: splits of K are multiples of it
 
 
 @dataclass(frozen=True)
@@ -31,8 +31,11 @@ _GEMV = Tile(1, 4, 256)
 
 @dataclass(frozen=True)
 class Gpu:
-    """wave: lanes of a wave, 64 (CDNA) or 32 (RDNA). matrix16, split: there is gemm.hip, gemm_split.hip for it.
-    flushes_denormals: its matrix unit takes float16 subnormals for zeros (CDNA2)."""
+    """A GPU, as plans see it.
+
+    wave: lanes of a wave, 64 (CDNA) or 32 (RDNA). matrix16, split: has gemm.hip, gemm_split.hip. flushes_denormals: its
+    matrix unit takes float16 subnormals for zeros (CDNA2).
+    """
 
     wave: int
     compute_units: int
@@ -43,8 +46,11 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Plan:
-    """source.hip and the kernel in it; its tile; splits of K and K of each (1, 0: not split); swapped: the kernel makes
-    the transposed result, from b and a in this order; kinds: it takes the operands' kinds as arguments."""
+    """A kernel and its launch.
+
+    splits, per_split: of K (1, 0: not split). swapped: the kernel makes the transposed result, from b and a in this
+    order. kinds: it takes the operands' dtypes as arguments.
+    """
 
     source: str
     name: str
@@ -58,8 +64,11 @@ class Plan:
 def dense(
     gpu: Gpu, kinds: tuple[int, int], layout: str, mnk: tuple[int, int, int], batch: int, aligned: bool, out: int = 0
 ) -> Plan:
-    """kinds of a and b, and of the result; layout nn, nt, tn or tt; aligned: both operands start at multiples of 16
-    bytes."""
+    """Plan a GEMM of dense operands.
+
+    kinds: dtype codes of a and b; out: of the result. layout: nn, nt, tn or tt. aligned: both operands start at
+    multiples of 16 bytes.
+    """
     m, n, k = mnk
     # Elements of a row of each operand: what vector loads must divide.
     rows = {"nn": (k, n), "nt": (k,), "tn": (m, n), "tt": (m, k)}[layout]
@@ -86,11 +95,13 @@ def dense(
 
 
 def frozen(gpu: Gpu, kind: int, out: int, name: str, layout: str, mnk: tuple[int, int, int]) -> Plan:
-    """A product with a frozen weight. kind of x or dy; name: of the weight's format in weight_formats.hpp; layout nt
-    (forward) or nn (backward). Rows of the weight are multiples of 8.
+    """Plan a GEMM with a frozen weight, whose rows are multiples of 8.
 
-    The 16-bit matrix unit rounds the decoded weight to x's type: only for a result of 16 bits, where that does not
-    show. Where only one of x and the result has 16 bits, gemm_split.hip takes both in pieces.
+    kind: dtype code of x or dy. name: of the weight's format in weight_formats.hpp. layout: nt (forward) or nn
+    (backward).
+
+    On the 16-bit matrix unit the decoded weight is rounded to x's dtype, so only for 16-bit results, where that does
+    not show. Where only one of x and the result has 16 bits, gemm_split.hip splits both into pieces.
     """
     m, n, _ = mnk
     if m == 1 and layout == "nt":
@@ -105,7 +116,7 @@ def frozen(gpu: Gpu, kind: int, out: int, name: str, layout: str, mnk: tuple[int
 
 
 def experts(gpu: Gpu, kinds: tuple[int, int], layout: str, nk: tuple[int, int], out: int, *, aligned: bool) -> Plan:
-    """A GEMM of experts with dense weights. nk: columns of the result, and the inner size; the rest as of `dense`."""
+    """Plan a GEMM of experts with dense weights. nk: columns of the result and inner size; the rest as for `dense`."""
     n, k = nk
     rows = (k, n) if layout == "nn" else (k,)
     if _on_matrix16(gpu, kinds, out) and aligned and not any(row % 8 for row in rows):
@@ -116,19 +127,19 @@ def experts(gpu: Gpu, kinds: tuple[int, int], layout: str, nk: tuple[int, int], 
 
 
 def experts_frozen(gpu: Gpu, kind: int, name: str, layout: str) -> Plan:
-    """The same with frozen weights of 16-bit activations: `kind`, name and layout as of `frozen`."""
+    """Plan a GEMM of experts of 16-bit activations with frozen weights; arguments as for `frozen`."""
     return Plan("gemm_grouped", f"grouped_{name}_{SHORT[kind]}_{layout}", _shapes(gpu)["small"])
 
 
 def _on_matrix16(gpu: Gpu, kinds: tuple[int, int], out: int) -> bool:
-    """Does the 16-bit matrix unit multiply dense operands of these kinds?"""
-    # A float32 result shows float16 subnormals that were taken for zeros.
+    """Return whether the 16-bit matrix unit serves dense operands of these dtypes."""
+    # In a float32 result it shows where float16 subnormals were taken for zeros.
     flushed = gpu.flushes_denormals and kinds == (1, 1) and out == 0
     return kinds[0] == kinds[1] and kinds[0] != 0 and gpu.matrix16 and not flushed
 
 
 def wide_tile(gpu: Gpu) -> Tile:
-    """The tile of the kernels that multiply in float32."""
+    """Return the tile of the float32 kernels."""
     return Tile(128, 128, 4 * gpu.wave)
 
 
@@ -137,7 +148,7 @@ def _shapes(gpu: Gpu) -> dict[str, Tile]:
 
 
 def _shape(gpu: Gpu, m: int, n: int, batch: int) -> tuple[str, Tile]:
-    """The big tile where it fills the GPU."""
+    """Return the big tile where it fills the GPU, else the small one."""
     name = "big" if _count(m, n, _shapes(gpu)["big"]) * batch >= gpu.compute_units else "small"
     return name, _shapes(gpu)[name]
 
@@ -152,7 +163,7 @@ def _split(gpu: Gpu, name: str, mnk: tuple[int, int, int], batch: int) -> Plan:
 
 
 def _skinny(gpu: Gpu, layout: str, mnk: tuple[int, int, int]) -> Plan:
-    """Tiles of 128 x 16 or 128 x 64, over the longer side of a tn product. K is split until the GPU is full twice."""
+    """Plan tiles of 128 x 16 or 128 x 64, along the longer side for tn; K is split until the GPU is full twice."""
     m, n, k = mnk
     swapped = layout == "tn" and m < n
     long, narrow = (n, m) if swapped else (m, n)
@@ -164,7 +175,7 @@ def _skinny(gpu: Gpu, layout: str, mnk: tuple[int, int, int]) -> Plan:
 
 
 def _splits(gpu: Gpu, mnk: tuple[int, int, int], batch: int, tile: Tile) -> tuple[int, int]:
-    """Splits of K, and K of each: until every compute unit has work, as long as each split is worth its launch."""
+    """Return splits of K and K of each: enough for all compute units, while each split is worth its launch."""
     m, n, k = mnk
     wanted = min(gpu.compute_units // _count(m, n, tile), k // _MIN_K_PER_SPLIT, _MAX_SPLITS)
     return _divide(k, 1 if batch > 1 else wanted)

@@ -19,7 +19,7 @@ def log_odds_backward(device: Runtime, dy: Array, x: Array) -> Array:
 
 
 def _log_odds(device: Runtime, x: Array, dy: Array | None) -> Array:
-    """y (without dy), or dx, in x's dtype."""
+    """Return y (without dy), or dx, in x's dtype."""
     y = device.empty(x.shape, x.dtype)
     arrays = [x, dy, y]
     work = sum(a.nbytes for a in arrays if a is not None)

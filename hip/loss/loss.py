@@ -1,5 +1,7 @@
-"""linear_cross_entropy: head product, loss and both gradients, a chunk of tokens at a time. The backward is part of the
-forward: logits are never kept. Kernels: softmax.hip, and the products."""
+"""linear_cross_entropy: head GEMM, loss and both gradients, a chunk of tokens at a time. Kernels: softmax.hip, GEMMs.
+
+The backward is part of the forward, so that logits are never kept.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ from wgrad.hip.elementwise.elementwise import sum_all, sum_rows
 from wgrad.hip.gemm.gemm import Epilogue, dense_product
 from wgrad.hip.runtime.runtime import Runtime
 
-# Logits of one chunk. Larger chunks make better products; this is small beside a model and its activations.
+# Logits of one chunk. Larger chunks make faster GEMMs; this is small compared with a model and its activations.
 CHUNK_BYTES = 128 << 20
 
 

@@ -1,4 +1,4 @@
-"""A mixture of experts apart from its GEMMs: the router, slots by expert, and back to tokens. Kernels: moe.hip."""
+"""A mixture of experts without its GEMMs: router, sorting by expert, combining by token. Kernels: moe.hip."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def group_by_expert(device: Runtime, ids: Array, experts: int) -> tuple[Array, A
 
 
 def take_rows(device: Runtime, x: Array, order: Array) -> Array:
-    """Rows of tokens in the order of their experts."""
+    """Return rows of tokens in the order of their experts."""
     slots, columns = order.size, x.shape[1]
     out = device.empty((slots, columns), x.dtype)
     arguments = [x, order, out, slots, columns, slots // x.shape[0], type_code(x.dtype)]
@@ -73,10 +73,10 @@ def combine_backward(device: Runtime, dsum: Array, y: Array, order: Array, weigh
 
 
 def _waves(device: Runtime, rows: int) -> tuple[int, int, int]:
-    """Work-groups for a wave a row."""
+    """Return the grid for one wave per row."""
     return device.groups(rows, GROUP // device.wave)
 
 
 def _eights(device: Runtime, rows: int, columns: int) -> tuple[int, int, int]:
-    """Work-groups for eight elements of a row a work-item."""
+    """Return the grid for eight elements of a row per work-item."""
     return device.groups(rows * -(-columns // PER), GROUP)

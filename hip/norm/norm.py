@@ -9,7 +9,7 @@ from wgrad.hip.elements import GROUP, implements, type_codes
 from wgrad.hip.elementwise.elementwise import ROWS_PER_PART, round_to, sum_rows
 from wgrad.hip.runtime.runtime import Runtime
 
-# Columns up to which a row is taken by 16 lanes, by a wave; above, by a work-group.
+# Up to so many columns a row is processed by 16 lanes, by a wave; above, by a work-group.
 _ROW16, _WAVE = 256, 1024
 
 
@@ -47,7 +47,7 @@ def rms_norm_backward(
 
 
 def _by_rows(device: Runtime, kernel: str, rows: int, columns: int) -> tuple[str, tuple[int, int, int]]:
-    """The kernel for rows of this length, and its work-groups."""
+    """Return the kernel for rows of this length, and its grid."""
     lanes, suffix = (16, "_row16") if columns <= _ROW16 else (device.wave, "_wave") if columns <= _WAVE else (GROUP, "")
     return kernel + suffix, device.groups(rows * lanes, GROUP)
 

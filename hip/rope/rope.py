@@ -1,5 +1,8 @@
-"""Rotary position embedding, also straight into a key/value cache. Kernels: rope.hip, which turn whole heads: where a
-part of each stays as it is, that part is cut off and put back; pairs side by side are first put into halves."""
+"""Rotary position embedding, also directly into a key/value cache. Kernels: rope.hip.
+
+The kernels rotate whole heads. For partial rotation the rest of each head is cut off and put back; interleaved pairs
+are first rearranged into halves.
+"""
 
 from __future__ import annotations
 
@@ -101,7 +104,7 @@ def paged_append(
 
 
 def _halves(device: Runtime, x: Array) -> Array:
-    """Pairs side by side, [N, H, D / 2, 2], as halves, [N, H, 2, D / 2]."""
+    """Rearrange interleaved pairs [N, H, D / 2, 2] into halves [N, H, 2, D / 2]."""
     n, heads, width = x.shape
     sides = apart(device, device.view(x, (x.size // 2, 2)), (1, 1))
     return device.view(together(device, [device.view(side, (n * heads, width // 2)) for side in sides]), x.shape)
@@ -115,10 +118,10 @@ def _pairs(device: Runtime, x: Array) -> Array:
 
 
 def _items(name: str, x: Array) -> int:
-    """Work-items for x [N, H, D], eight pairs each.
+    """Return the work-items for x [N, H, D], eight pairs each.
 
     Raises:
-        DeviceError: more than the kernel's numbers hold.
+        DeviceError: There are more than the kernel can count.
     """
     n, heads, width = x.shape
     items = n * heads * -(-(width // 2) // PER)

@@ -8,9 +8,9 @@ from typing import Protocol
 from wgrad.device.errors import DeviceError
 
 SHIPPED = ("gfx90a", "gfx942", "gfx1100", "gfx1201")
-# Whose machine code others run, under their own name, which is in the ELF header and in the metadata. gfx1200's is
-# gfx1201's, byte for byte. gfx1100's avoids every fault that clang knows of gfx11, as its gfx11-generic does, and its
-# work-groups fit the smaller register files of the others.
+# Architectures that run another one's machine code, renamed in the ELF header and the metadata. gfx1200's code equals
+# gfx1201's byte for byte. gfx1100's works around every gfx11 erratum that clang knows, as its gfx11-generic does, and
+# its work-groups fit the smaller register files of the others.
 TWINS = {
     **dict.fromkeys(("gfx1101", "gfx1102", "gfx1103", "gfx1150", "gfx1151", "gfx1152", "gfx1153"), "gfx1100"),
     "gfx1200": "gfx1201",
@@ -26,7 +26,7 @@ _MACHINE = {
 }  # fmt: skip
 _EM_AMDGPU = 224
 _UNITS_OF_A_DIE = {"gfx942": 38}  # MI300X: 304 compute units on 8 dies; MI300A: 228 on 6
-# With the matrix instructions of CDNA2, 3 and 4, of RDNA3 and of RDNA4. gfx117x and gfx125x have others.
+# Those with the matrix instructions of CDNA2, 3 and 4, RDNA3 and RDNA4; gfx117x and gfx125x have others.
 SUPPORTED = {
     "gfx90a", "gfx942", "gfx950", "gfx1100", "gfx1101", "gfx1102", "gfx1103", "gfx1150", "gfx1151", "gfx1152",
     "gfx1153", "gfx1200", "gfx1201",
@@ -59,15 +59,15 @@ def check_supported(architecture: str, gpu: str) -> None:
 
 
 def dies(gpu: Gpu) -> int:
-    """How many dies take the work-groups of a launch in turn. Source: AMD, CDNA3 white paper."""
+    """Return the number of dies, which take a launch's work-groups in turn. Source: AMD, CDNA3 white paper."""
     return max(1, gpu.compute_units // _UNITS_OF_A_DIE.get(gpu.architecture, gpu.compute_units))
 
 
 def check_image(image: bytes, where: str, architecture: str, gpu: str) -> None:
-    """Is `image` a code object for this GPU? Asked before the driver, whose answer names neither.
+    """Check that `image` is a code object for this GPU; the driver's own error would name neither.
 
     Raises:
-        DeviceError: it is no ELF file, it is cut off, or it is for another architecture; the message names all three.
+        DeviceError: It is no ELF file, is cut off, or is for another architecture; the message names all three.
     """
     if len(image) < 64 or image[:4] != b"\x7fELF":
         raise DeviceError(f"the code object {where} is damaged ({len(image):,} bytes, no ELF file); {_AGAIN}")
@@ -84,7 +84,7 @@ def check_image(image: bytes, where: str, architecture: str, gpu: str) -> None:
 
 
 def renamed(image: bytes, architecture: str) -> bytes:
-    """Return the code object of an architecture's twin (TWINS) as its own.
+    """Return the code object of an architecture's twin (TWINS), renamed to the architecture.
 
     Raises:
         DeviceError: It is not one.

@@ -1,4 +1,4 @@
-"""The one door to hip-python: which package there is, and return codes turned into errors."""
+"""All access to hip-python: finding the package, and turning return codes into errors."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from typing import Any
 from wgrad.device.bounded import TIMEOUT, bounded, timeout
 from wgrad.device.errors import DeviceError, DeviceHung, DeviceLost, NoGpu, OutOfMemory
 
-# hip-python 10 is rocm.bindings; older ones are `hip`, which the newer still answers to.
+# hip-python 10 is rocm.bindings; older versions are `hip`, a name that the newer one still provides.
 _PACKAGES = ("rocm.bindings", "hip")
 _OLDER = "hip.hip"  # the module's name in packages before 10
 _OUT_OF_MEMORY = 2
 _NO_DEVICE = 100
 NOT_READY = 600
-# Errors after which nothing on the device works any more, of hipError_t: ECCNotCorrectable, IllegalState,
+# Values of hipError_t after which nothing works on the device any more: ECCNotCorrectable, IllegalState,
 # IllegalAddress, LaunchTimeOut, Assert, LaunchFailure, Unknown. Older versions of ROCm return none of them for a fault
 # of a kernel: they abort the process (docs/reference/exit-codes.md).
 _FATAL = {214, 401, 700, 702, 710, 719, 999}
 
-_SHORTEST_PAUSE, _LONGEST_PAUSE = 2e-5, 1e-3  # seconds between two questions of `_wait`
-_SECONDS = 1800.0  # of a wait: a stream may have many steps before it
+_SHORTEST_PAUSE, _LONGEST_PAUSE = 2e-5, 1e-3  # seconds between two polls by `_wait`
+_SECONDS = 1800.0  # timeout of a wait: a stream may have many steps queued
 
 _bindings: dict[str, Any] = {}
 _thread = threading.local()
 
 
 def hip() -> Any:
-    """hip-python's `hip` module, with a runtime behind it.
+    """Return hip-python's `hip` module, after checking that its runtime works.
 
     Raises:
         NoGpu: hip-python, or the HIP runtime library, or a GPU is missing; the message says which.
@@ -54,21 +54,21 @@ def hip() -> Any:
 
 
 def hiprtc() -> Any:
-    """hip-python's `hiprtc` module (the run-time compiler)."""
+    """Return hip-python's `hiprtc` module (the run-time compiler)."""
     if "hiprtc" not in _bindings:
         _bindings["hiprtc"] = _import("hiprtc")
     return _bindings["hiprtc"]
 
 
 def device_count() -> int:
-    """GPUs that HIP finds."""
+    """Return the number of GPUs that HIP finds."""
     return int(check(hip().hipGetDeviceCount(), "hipGetDeviceCount"))
 
 
 def use_device(module: Any, index: int) -> None:
-    """Make a GPU the one that this thread allocates, loads kernels and makes events on: HIP begins each thread at 0.
+    """Make a GPU current in this thread: HIP starts each thread with GPU 0.
 
-    module: `hip()`, as of the waits below.
+    module: `hip()`, also in the functions below.
     """
     if getattr(_thread, "device", None) != (module, index):
         check(module.hipSetDevice(index), f"HIP device {index}")
@@ -76,19 +76,20 @@ def use_device(module: Any, index: int) -> None:
 
 
 def wait_for_stream(module: Any, stream: Any, what: str | Callable[[], str]) -> None:
-    """Wait for all work of a stream, while other Python threads run. Errors as of `check`."""
+    """Wait for all work of a stream while other Python threads run. Raises as `check` does."""
     _wait(module, "hipStreamSynchronize", "hipStreamQuery", stream, what)
 
 
 def wait_for_event(module: Any, event: Any, what: str | Callable[[], str]) -> None:
-    """Wait until an event is reached, while other Python threads run. Errors as of `check`."""
+    """Wait for an event while other Python threads run. Raises as `check` does."""
     _wait(module, "hipEventSynchronize", "hipEventQuery", event, what)
 
 
 def _wait(module: Any, wait: str, query: str, handle: Any, what: str | Callable[[], str]) -> None:
-    """hip-python before 10 keeps Python's lock while it waits, so there the driver is asked again and again.
+    """Wait for `handle`; with hip-python before 10, which holds Python's GIL while it waits, by polling.
 
-    DeviceHung: it took too long.
+    Raises:
+        DeviceHung: It took too long.
     """
     seconds = timeout(_SECONDS)
 
@@ -101,7 +102,7 @@ def _wait(module: Any, wait: str, query: str, handle: Any, what: str | Callable[
 
     ask = getattr(module, query)
     if getattr(module, "__name__", "") != _OLDER:
-        # What is done already takes no thread.
+        # Finished work needs no thread.
         code = ask(handle)
         check(
             bounded(lambda: getattr(module, wait)(handle), seconds, late) if int(code[0]) == NOT_READY else code, what
@@ -118,7 +119,7 @@ def _wait(module: Any, wait: str, query: str, handle: Any, what: str | Callable[
 
 
 def device_properties(index: int) -> Any:
-    """hipDeviceProp_t of a GPU. hip-python 10 returns it; the older ones fill in one that they are given."""
+    """Return hipDeviceProp_t of a GPU. hip-python 10 returns it; older versions fill in an argument."""
     module, what = hip(), f"properties of HIP device {index}"
     try:
         return check(module.hipGetDeviceProperties(index), what)
@@ -129,7 +130,7 @@ def device_properties(index: int) -> Any:
 
 
 def free_memory(module: Any, index: int) -> int | None:
-    """Bytes of a GPU's memory that are free; None where HIP does not tell. module: as of `use_device`."""
+    """Return the free bytes of a GPU's memory; None where HIP does not tell."""
     use_device(module, index)
     try:
         return int(check(module.hipMemGetInfo(), "hipMemGetInfo")[0])
@@ -138,17 +139,17 @@ def free_memory(module: Any, index: int) -> int | None:
 
 
 def driver_version() -> int:
-    """HIP's own count, such as 70152802 for 7.1."""
+    """Return the driver's version in HIP's encoding, such as 70152802 for 7.1."""
     return int(check(hip().hipDriverGetVersion(), "hipDriverGetVersion"))
 
 
 def runtime_version() -> int:
-    """Versions of the runtime library and of hiprtc, in the driver's encoding."""
+    """Return the version of the runtime library and of hiprtc, in HIP's encoding."""
     return int(check(hip().hipRuntimeGetVersion(), "hipRuntimeGetVersion"))
 
 
 def package() -> str:
-    """Name of the module that HIP is reached through, and its version where it tells one."""
+    """Return the name of hip-python's module, and its version where it tells one."""
     module = hip()
     return f"{module.__name__} {getattr(module, '__version__', '')}".strip()
 
@@ -164,12 +165,12 @@ def _import(name: str) -> Any:
 
 
 def check(result: tuple[Any, ...], what: str | Callable[[], str]) -> Any:
-    """The values of a call into HIP without its return code: nothing, one, or a tuple.
+    """Return the values of a call into HIP without its return code: nothing, one, or a tuple.
 
-    what: says what was done, for the message; a function where the text costs something to make.
+    what: the action, for the message; a function where the text is costly to make.
 
     Raises:
-        OutOfMemory, DeviceLost, DeviceError: the call's code was not hipSuccess.
+        OutOfMemory, DeviceLost, DeviceError: The call's code was not hipSuccess.
     """
     code = int(result[0])
     if code == 0:
@@ -184,7 +185,7 @@ def check(result: tuple[Any, ...], what: str | Callable[[], str]) -> Any:
 
 
 def to_text(value: Any) -> str:
-    """A C string: bytes in some versions of hip-python, str in others."""
+    """Decode a C string, which is bytes in some versions of hip-python and str in others."""
     return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
 
 

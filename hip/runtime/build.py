@@ -1,10 +1,11 @@
-"""Makes the code objects that ship with the package: `make objects`, or
-`python -m wgrad.hip.runtime.build [--arch gfx942] [--only gemm] [--all] [--check] [--jobs 2]`.
+"""Build the code objects that ship with the package: `make objects`.
 
-Needs clang 19 and lld with the amdgcn target (Debian: apt-get install clang-19 lld-19), no ROCm. What is made already
-from the same sources by the same compiler is left alone (--all makes it again). --check writes nothing: it compiles
-everything and compares bytes where this compiler is the one that made them, else the digests of the sources. Its exit
-status: 0 all is what the sources give, 1 something is not, 2 it could not be found out.
+    python -m wgrad.hip.runtime.build [--arch gfx942] [--only gemm] [--all] [--check] [--jobs 2]
+
+Needs clang 19 and lld with the amdgcn target (Debian: apt-get install clang-19 lld-19), no ROCm. Objects that are up to
+date (same sources, same compiler) are not compiled again, unless with --all. --check writes nothing: it compiles
+everything and compares bytes if this compiler made the objects, else only the digests of the sources. Its exit status:
+0 all objects match, 1 some do not, 2 it could not tell.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from wgrad.hip.runtime.objects import (
     text_digest,
 )
 
-# The same bytes from any folder: without a CUID, which is a hash of the paths.
+# Without a CUID, a hash of paths, the bytes do not depend on the folder.
 FLAGS = (
     "-x", "hip", "--cuda-device-only", "--no-gpu-bundle-output", "-nogpulib", "-nogpuinc", "-fuse-cuid=none", *OPTIONS,
 )  # fmt: skip
@@ -44,10 +45,11 @@ CLANG = os.environ.get("WGRAD_CLANG", "clang-19")
 
 
 def compile_source(source: Path, architecture: str, output: Path, *, clang: str = CLANG) -> list[str]:
-    """One .hip file -> an ELF code object, and the names of the headers that the compiler found included.
+    """Compile a .hip file to an ELF code object; return the names of the headers that it includes.
 
     Raises:
-        FileNotFoundError: there is no such compiler. RuntimeError: it refused; the message is its own.
+        FileNotFoundError: There is no such compiler.
+        RuntimeError: It failed; the message is its own.
     """
     output.parent.mkdir(parents=True, exist_ok=True)
     target = f"--offload-arch={architecture}"
@@ -64,7 +66,7 @@ def compile_source(source: Path, architecture: str, output: Path, *, clang: str 
 
 
 def compiler_version(clang: str = CLANG) -> str:
-    """First line of what the compiler says about itself. FileNotFoundError where there is none."""
+    """Return the first line of the compiler's --version. FileNotFoundError where there is none."""
     said = subprocess.run([clang, "--version"], capture_output=True, encoding="utf-8", check=True).stdout
     return said.splitlines()[0].strip()
 
@@ -72,7 +74,7 @@ def compiler_version(clang: str = CLANG) -> str:
 def compile_all(
     pairs: list[tuple[Path, str]], *, clang: str = CLANG, jobs: int = 0
 ) -> dict[str, tuple[bytes, list[str]]]:
-    """{"gfx942/gemm.co": (code object, names of headers)} of every (source, architecture)."""
+    """Return {"gfx942/gemm.co": (code object, names of headers)} for every (source, architecture)."""
 
     def one(pair: tuple[Path, str]) -> tuple[str, tuple[bytes, list[str]]]:
         source, architecture = pair
@@ -92,7 +94,7 @@ def _pairs(architectures: list[str], only: str, root: Path) -> list[tuple[Path, 
 
 
 def _digest(source: Path, included: list[str], root: Path) -> str:
-    """The digest of a source and of the headers of these names. The folders that they lie in are no part of it."""
+    """Return the digest of a source and of its headers, without their folders."""
     there = {path.name: path for path in headers(root)}
     return text_digest([source, *(there.get(name, root / name) for name in included)])
 
@@ -102,8 +104,10 @@ def _sha(data: bytes) -> str:
 
 
 def outdated(folder: Path, *, root: Path = HIP, architectures: tuple[str, ...] = SHIPPED) -> list[str]:
-    """Code objects that are missing, damaged, without a source, or made from other sources or options than those that
-    are there now; each with the reason. Compiles nothing, so it is quick and needs no compiler."""
+    """Return the code objects that are missing, damaged, without a source, or out of date, each with the reason.
+
+    Compiles nothing, so it is quick and needs no compiler.
+    """
     note = read_manifest(folder)
     wrong = {}
     if note["options"] != list(FLAGS):
@@ -135,9 +139,9 @@ def build(
     everything: bool = False,
     root: Path = HIP,
 ) -> list[Path]:
-    """Makes every code object of these architectures that is not up to date, and notes what it was made from.
+    """Build every code object of these architectures that is out of date, and update the manifest.
 
-    only: part of the sources' names. -> the files written.
+    only: part of the sources' names. Returns the files written.
     """
     note, version = read_manifest(folder), compiler_version(clang)
     if note["compiler"] != version:
@@ -148,7 +152,7 @@ def build(
     made = compile_all(pairs, clang=clang, jobs=jobs)
     stems = {s.stem for s in sources(root)}
     gone = [path for path in folder.glob("*/*.co.xz") if path.name.partition(".")[0] not in stems]
-    for path in gone:  # what is left of sources that are no more
+    for path in gone:  # objects of sources that were removed
         path.unlink()
     written = []
     for name, (image, _) in made.items():
@@ -166,7 +170,7 @@ def _write_manifest(folder: Path, version: str, made: dict[str, tuple[bytes, lis
     objects = {**old["objects"], **{name: _sha(image) for name, (image, _) in made.items()}}
     kept = {name: sha for name, sha in sorted(objects.items()) if (folder / f"{name}.xz").is_file()}
     stems = {name.partition("/")[2].removesuffix(".co") for name in kept}
-    included: dict[str, set[str]] = {}  # of a source, by any architecture
+    included: dict[str, set[str]] = {}  # by source, over all architectures
     for name, (_, found) in made.items():
         included.setdefault(name.partition("/")[2].removesuffix(".co"), set()).update(found)
     made_from = dict(old["sources"])
@@ -183,7 +187,7 @@ def _write_manifest(folder: Path, version: str, made: dict[str, tuple[bytes, lis
 
 
 def differing(folder: Path, pairs: list[tuple[Path, str]], *, clang: str = CLANG, jobs: int = 0) -> list[str]:
-    """Names of the code objects that are not byte for byte what the sources give with this compiler."""
+    """Return the names of the code objects that this compiler does not reproduce byte for byte."""
     fresh = compile_all(pairs, clang=clang, jobs=jobs)
     return [name for name, (image, _) in fresh.items() if read_object(folder / f"{name}.xz") != image]
 

@@ -1,5 +1,7 @@
-"""Columns of a matrix as a matrix of their own, and back: what stacks of weights need here, where no kernel reads a
-part of a row. Kernel: storage.hip."""
+"""Columns of a matrix copied to a matrix of their own, and back. Kernel: storage.hip.
+
+Stacks of weights need this, as no HIP kernel reads part of a row.
+"""
 
 from __future__ import annotations
 
@@ -11,19 +13,19 @@ from wgrad.hip.runtime.runtime import Runtime
 
 
 def take(device: Runtime, x: Array, first: int, count: int) -> Array:
-    """x[:, first : first + count]."""
+    """Return x[:, first : first + count]."""
     part = device.empty((x.shape[0], count), x.dtype)
     _copy(device, _from_column(x, first), x.shape[1], part, count, part)
     return part
 
 
 def put(device: Runtime, part: Array, out: Array, first: int) -> None:
-    """out[:, first : first + its columns] = part."""
+    """Store part in out[:, first : first + part.shape[1]]."""
     _copy(device, part, part.shape[1], _from_column(out, first), out.shape[1], part)
 
 
 def apart(device: Runtime, x: Array, widths: Sequence[int]) -> Iterator[Array]:
-    """The parts of x of so many columns, from left to right."""
+    """Split x into parts of these widths, from left to right."""
     first = 0
     for width in widths:
         yield take(device, x, first, width)
@@ -31,7 +33,7 @@ def apart(device: Runtime, x: Array, widths: Sequence[int]) -> Iterator[Array]:
 
 
 def together(device: Runtime, parts: Sequence[Array]) -> Array:
-    """Matrices side by side."""
+    """Concatenate matrices along their columns."""
     out = device.empty((parts[0].shape[0], sum(part.shape[1] for part in parts)), parts[0].dtype)
     first = 0
     for part in parts:

@@ -1,4 +1,4 @@
-"""The kernels of one device: code objects that ship with the package, or hiprtc's; loaded once a process."""
+"""The kernels of one device: code objects that ship with the package, or hiprtc's; loaded once per process."""
 
 from __future__ import annotations
 
@@ -24,48 +24,48 @@ from wgrad.hip.runtime.rtc import compile_with_hiprtc
 
 
 class Modules:
-    """The loaded code objects of one device and their kernels, by name. gpu: what errors call it; index: HIP's."""
+    """The loaded code objects of one device and their kernels. gpu: its name in errors; index: its number in HIP."""
 
     def __init__(self, architecture: str, gpu: str = "a GPU", index: int = 0) -> None:
         self.architecture, self.gpu, self._index = architecture, gpu, index
         self.compiled = 0  # kernels looked up or compiled so far
-        # With the bytes of each: the driver keeps the pointer that it is given and may read there as long as it lives.
+        # With their bytes: the driver keeps the pointer that it was given and may read from it later.
         self._modules: dict[str, tuple[Any, bytes]] = {}
         self._functions: dict[tuple[str, str], Any] = {}
         self._places: dict[str, str] = {}
 
     @property
     def origin(self) -> str:
-        """Where this GPU's kernels come from: "shipped" or "hiprtc"."""
+        """Return where this GPU's kernels come from: "shipped" or "hiprtc"."""
         return "shipped" if self._shipped() else "hiprtc"
 
     def _shipped(self) -> str:
-        """The architecture whose objects serve this one, empty where there are none."""
+        """Return the architecture whose objects this one uses, empty where there are none."""
         for name in (self.architecture, TWINS.get(self.architecture, "")):
             if name and (objects_folder() / name).is_dir():
                 return name
         return ""
 
     def loaded(self) -> dict[str, str]:
-        """Where each code object that is loaded comes from, by its source: a file and its folder, or hiprtc."""
+        """Return, by source, where each loaded code object comes from: a file and its folder, or hiprtc."""
         return {source: "/".join(Path(where).parts[-2:]) for source, where in self._places.items()}
 
     def digest(self) -> str:
-        """Digest of the code objects, or of the sources that hiprtc compiles."""
+        """Return the digest of the code objects, or of the sources that hiprtc compiles."""
         if self.origin == "shipped":
             return objects_digest(objects_folder(), self._shipped())
         return text_digest((*sources(), *headers()))
 
     def has(self, source: str) -> bool:
-        """Is there a file of this name for this architecture (without loading it)?"""
+        """Return whether this architecture has a file of this name, without loading it."""
         path = source_file(source)
         return path.exists() and serves(path, self.architecture)
 
     def get(self, source: str, kernel: str) -> Any:
-        """The function `kernel` of `source`.hip.
+        """Return the function `kernel` of `source`.hip.
 
         Raises:
-            DeviceError: the file, its code object or the kernel is not there, or is for another architecture.
+            DeviceError: The file, its code object or the kernel is missing, or is for another architecture.
         """
         found = self._functions.get((source, kernel))
         if found is None:

@@ -10,9 +10,9 @@ from wgrad.hip.runtime.runtime import Runtime
 
 
 class DryRun(DryRuntime, Runtime):
-    """A `Runtime` that does what `device` would do, but for the work itself. Its arrays belong to it alone.
+    """A `Runtime` that makes the same calls as `device` without running anything. Its arrays belong to it alone.
 
-    kernels: (source, kernel) of what was launched, each once, in the order of first use. Downloads give zeros.
+    kernels: (source, kernel) of each kernel launched, in the order of first use. Downloads give zeros.
     """
 
     def __init__(self, device: Any) -> None:

@@ -1,4 +1,4 @@
-"""The GPUs that HIP finds: their properties, which of them wgrad can use, and which one a name means."""
+"""The GPUs that HIP finds: their properties, whether wgrad can use them, and lookup by name."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from wgrad.hip.runtime.architectures import check_supported, is_rdna
 
 @dataclass(frozen=True)
 class Gpu:
-    """Properties of a GPU, as its driver reports them. Clocks are the highest; 0 where it does not tell.
+    """Properties of a GPU, as its driver reports them. Clocks are maxima, 0 where unknown.
 
-    problem: why wgrad cannot use it, empty where it can.
+    problem: Why wgrad cannot use it; empty where it can.
     """
 
     index: int
@@ -38,7 +38,7 @@ class Gpu:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """Entries of `Device.facts` (device/contract.py)."""
+        """Return the entries of `Device.facts` (device/contract.py)."""
         return {
             "name": self.name,
             "backend": "HIP",
@@ -65,7 +65,7 @@ def list_gpus() -> list[Gpu]:
 
 
 def find_gpu(wanted: str = "") -> Gpu:
-    """Return the GPU of this number, or the best whose label has this text. Empty: the best of all.
+    """Return the GPU of this number, or the best whose label contains this text; empty: the best of all.
 
     Raises:
         DeviceError: There is no such GPU, or wgrad cannot use it.
@@ -82,7 +82,7 @@ def find_gpu(wanted: str = "") -> Gpu:
 
 
 def names(gpus: Sequence[Gpu]) -> str:
-    """Numbers and names of GPUs, for a message."""
+    """Format numbers and names of GPUs for a message."""
     return ", ".join(f"{g.index} {g.name}" for g in sorted(gpus, key=lambda g: g.index))
 
 

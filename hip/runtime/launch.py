@@ -1,4 +1,4 @@
-"""Launches and copies as they are submitted to a stream, and submitted again by a replay."""
+"""Kernel launches and copies, as objects that a replay can submit again."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ class Long(int):
 
 
 class Layout:
-    """Arguments of these kinds (of `struct`), one after another in `arguments`, each aligned to its size.
+    """Arguments of these types (`struct` codes), packed into `arguments`, each aligned to its size.
 
-    pointers: where each of them begins, as a launch takes it; then the end of the last, and 0. HIP itself reads as many
-    as the kernel declares; by the two more, the runtimes of the tests see how many there are, of which sizes.
+    pointers: Address of each argument, then the end of the last, and 0. HIP reads as many as the kernel declares; from
+    the last two the tests' runtimes know the arguments' number and sizes.
     """
 
     def __init__(self, kinds: str, arguments: int) -> None:
@@ -50,7 +50,7 @@ class Launch:
 
     @property
     def arguments(self) -> str:
-        """Their values in the kernel's order: addresses, whole numbers, floats."""
+        """Return the arguments' values in the kernel's order: addresses, integers, floats."""
         return ", ".join(map(str, self.packed.layout.struct.unpack(self.packed.values)))
 
     def __str__(self) -> str:

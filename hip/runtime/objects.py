@@ -1,10 +1,10 @@
-"""The code objects that ship with the package: where they lie, what they were made from, and reading one.
+"""The code objects that ship with the package: where they are, what they were made from, and how to read one.
 
 hip/objects/<architecture>/<file>.co.xz, and hip/objects/manifest.json, which `hip/runtime/build.py` writes:
     {"compiler": first line of clang's --version, "options": [flags of clang],
      "sources": {"gemm": {"digest": of its text and its headers', "headers": [what it includes, as clang says]}},
      "objects": {"gfx942/gemm.co": SHA-256 before compression}}
-$WGRAD_HIP_OBJECTS names another folder of the same shape, where a file may also be uncompressed (<file>.co).
+$WGRAD_HIP_OBJECTS names another folder of this layout, where files may also be uncompressed (<file>.co).
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ _FILTERS = [{"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME, "dict_s
 
 
 def sources(root: Path = HIP) -> list[Path]:
-    """Every file of kernels, by name."""
+    """Return all kernel sources, sorted by name."""
     return sorted(root.rglob("*.hip"), key=lambda path: path.name)
 
 
 def source_file(source: str, root: Path = HIP) -> Path:
-    """The file `source`.hip; a path of no file where there is none."""
+    """Return the path of `source`.hip, also where there is no such file."""
     return next(root.rglob(f"{source}.hip"), root / f"{source}.hip")
 
 
 def serves(source: Path, architecture: str) -> bool:
-    """A file may name its architectures in its head (`// architectures: gfx942 gfx90a`); without that it serves all."""
+    """Return whether a source is for an architecture: its head may list some (`// architectures: gfx942 gfx90a`)."""
     for line in source.read_text(encoding="utf-8").splitlines():
         if line.startswith("// architectures:"):
             return architecture in line.partition(":")[2].split()
@@ -49,18 +49,18 @@ def serves(source: Path, architecture: str) -> bool:
 
 
 def headers(root: Path = HIP) -> list[Path]:
-    """Every header that a GPU's kernels may include, by name."""
+    """Return all headers that a GPU's kernels may include, sorted by name."""
     found = (path for path in root.rglob("*.hpp") if path.name != _HOST_HEADER)
     return sorted(found, key=lambda path: path.name)
 
 
 def include_flags(root: Path = HIP) -> list[str]:
-    """The compiler's options that name the folders of headers."""
+    """Return the compiler's options for the folders of headers."""
     return [f"-I{folder}" for folder in sorted({path.parent for path in headers(root)})]
 
 
 def text_digest(paths: Iterable[Path]) -> str:
-    """SHA-256 of the compiler's options and of the texts of files; one that is not there counts as empty."""
+    """Return the SHA-256 of the compiler's options and the files' texts; a missing file counts as empty."""
     parts = [" ".join(OPTIONS)]
     for path in paths:
         parts += [path.name, path.read_text(encoding="utf-8") if path.is_file() else ""]
@@ -84,17 +84,17 @@ def compress(image: bytes) -> bytes:
 
 
 def read_object(path: Path) -> bytes:
-    """The code object in a .co or .co.xz file.
+    """Return the code object in a .co or .co.xz file.
 
     Raises:
-        DeviceError: what is compressed is damaged, or larger than a code object can be.
+        DeviceError: The compressed data is damaged, or larger than a code object can be.
     """
     data = path.read_bytes()
     return decompress(data, str(path)) if path.suffix == ".xz" else data
 
 
 def decompress(data: bytes, where: str) -> bytes:
-    """The inverse of `compress`. DeviceError: as of `read_object`."""
+    """Invert `compress`. Raises DeviceError as `read_object` does."""
     decompressor = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=MOST_BYTES)
     try:
         image = decompressor.decompress(data, MOST_BYTES)
@@ -107,7 +107,7 @@ def decompress(data: bytes, where: str) -> bytes:
 
 
 def find_object(folder: Path, architecture: str, source: str) -> Path | None:
-    """The file with the code object of `source`.hip, if there is one."""
+    """Return the file with the code object of `source`.hip, if there is one."""
     for suffix in (".co", ".co.xz"):
         path = folder / architecture / (source + suffix)
         if path.is_file():
@@ -116,7 +116,7 @@ def find_object(folder: Path, architecture: str, source: str) -> Path | None:
 
 
 def objects_digest(folder: Path, architecture: str) -> str:
-    """SHA-256 over the files of an architecture."""
+    """Return the SHA-256 over the files of an architecture."""
     digest = hashlib.sha256()
     for path in sorted((folder / architecture).glob("*.co*")):
         if path.suffix in (".co", ".xz"):

@@ -1,4 +1,4 @@
-"""Per-kernel times from pairs of events."""
+"""Times per kernel, from pairs of events."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from wgrad.hip.runtime.binding import check, wait_for_event
 
 
 class Profiler(kernel_times.Profiler):
-    """Brackets each launch with events."""
+    """Records an event before and after each launch."""
 
     def __init__(self, hip: Any, stream: Any) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Arrays on their way to the host: pinned memory that the stream copies into, and an event that says when."""
+"""Asynchronous copies to the host: pinned memory that the stream copies into, and an event at the end of the copy."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MOST_KEPT = 8  # pinned buffers kept for the next copy
 
 
 class Pinned:
-    """Host memory that the GPU writes to by itself, with the event of the last copy into it."""
+    """Pinned host memory, with the event of the last copy into it."""
 
     def __init__(self, hip: Any, nbytes: int) -> None:
         self._hip, self.nbytes = hip, nbytes
@@ -35,7 +35,7 @@ class Pinned:
 
 
 class Readback:
-    """An array on its way to the host: what it held when `readback` was called."""
+    """An asynchronous copy of an array to the host, with the values at the time of `readback`."""
 
     def __init__(
         self, owner: Readbacks, pinned: Pinned, array: Array, out: np.ndarray | None, what: Callable[[], str]
@@ -45,7 +45,7 @@ class Readback:
         self._shape, self._dtype, self._nbytes = array.shape, array.dtype, array.nbytes
 
     def ready(self) -> bool:
-        """True once `result` would not wait."""
+        """Return whether `result` would return without waiting."""
         if self._pinned is None:
             return True
         code = self._owner.hip.hipEventQuery(self._pinned.event)
@@ -67,20 +67,20 @@ class Readback:
         return out
 
     def __del__(self, _ending: Callable[[], bool] = sys.is_finalizing) -> None:
-        # Nobody asked for it: the copy may still be under way, and the memory must outlive it.
+        # Never asked for: the copy may still be in flight, and the memory must outlive it.
         if getattr(self, "_pinned", None) is not None and not _ending():
             self._owner.hip.hipEventSynchronize(self._pinned.event)  # type: ignore[union-attr]
 
 
 class Readbacks:
-    """Starts copies from the device, on its stream; the pinned memory of finished ones is used again."""
+    """Starts copies from the device on its stream, and reuses the pinned memory of finished ones."""
 
     def __init__(self, hip: Any, stream: Any) -> None:
         self.hip, self._stream = hip, stream
         self._free: list[Pinned] = []
 
     def start(self, array: Array, out: np.ndarray | None, what: Callable[[], str]) -> Readback:
-        """out: where the array goes, or None. what: says what was done, for an error's message."""
+        """Start a copy. out: the destination, or None. what: returns the action, for an error's message."""
         pinned = self._take(max(array.nbytes, 1))
         if array.nbytes:
             kind = self.hip.hipMemcpyKind(TO_HOST)

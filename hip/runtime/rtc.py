@@ -1,7 +1,7 @@
-"""hiprtc, ROCm's run-time compiler: code objects for GPUs that the package has none for, kept from then on.
+"""hiprtc, ROCm's run-time compiler: code objects for GPUs that the package has none for, kept in a cache.
 
-Results lie in the cache folder `hip` (device/cache.py) as <file>-<architecture>-<digest>.co.xz; the digest is that of
-the format, the source, the headers and the options, so that another version of wgrad never takes them.
+Files in the cache folder `hip` (device/cache.py) are <file>-<architecture>-<digest>.co.xz; the digest covers the
+format, the source, the headers and the options, so that another version of wgrad never uses them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from wgrad.hip.runtime.objects import (
     text_digest,
 )
 
-FORMAT = "co.xz 1"  # of the files in the cache
+FORMAT = "co.xz 1"  # of files in the cache
 # Attention reads through buffer descriptors, by builtins that clang got in June and July 2024 (LLVM pull requests 95276
 # and 99258). ROCm 6.3 has clang 18, which lacks them; 6.4 has a clang 19 of those months, which is tried; 7.0 clang 20.
 LEAST_VERSION = 6_04_00000  # of HIP, as hipRuntimeGetVersion counts
@@ -31,10 +31,10 @@ _BUILTINS = ("make_buffer_rsrc", "raw_buffer_load", "amdgpu_buffer_rsrc_t")  # i
 
 
 def compile_with_hiprtc(source: str, architecture: str) -> tuple[bytes, str]:
-    """The code object of `source`.hip and where it lies: from the cache, or compiled now.
+    """Return the code object of `source`.hip and its origin: from the cache, or compiled now.
 
     Raises:
-        DeviceError: hiprtc is missing, or refuses the source; the message has its log.
+        DeviceError: hiprtc is missing, or rejects the source; the message has its log.
     """
     path = source_file(source, HIP)
     text = path.read_text(encoding="utf-8")
@@ -45,7 +45,7 @@ def compile_with_hiprtc(source: str, architecture: str) -> tuple[bytes, str]:
         image = decompress(read_kept(kept, MOST_BYTES), str(kept))
         if image[:4] == b"\x7fELF":
             return image, str(kept)
-    except (DeviceError, OSError):  # not there, or cut off by a full disk, say: it is made again
+    except (DeviceError, OSError):  # missing or damaged, by a full disk for example: compile again
         pass
     if (version := binding.runtime_version()) < LEAST_VERSION:
         raise _too_old(architecture, version)
@@ -53,7 +53,7 @@ def compile_with_hiprtc(source: str, architecture: str) -> tuple[bytes, str]:
     image = _compile(source, text, texts, [f"--offload-arch={architecture}", *OPTIONS])
     try:
         keep(kept, compress(image))
-    except OSError:  # a folder that cannot be written to: compiled again next time
+    except OSError:  # the folder is not writable: compiled again next time
         return image, f"{source}.hip as compiled by hiprtc"
     return image, str(kept)
 
@@ -104,7 +104,7 @@ def _log(rtc: Any, program: Any) -> str:
 
 
 def _checked(rtc: Any, result: tuple[Any, ...], what: str) -> Any:
-    """Like binding.check; hiprtc has codes of its own, and 2 of them is no lack of device memory."""
+    """Do as binding.check does, for hiprtc's own codes, where 2 does not mean out of device memory."""
     if int(result[0]) != 0:
         raise DeviceError(f"{what} failed: {getattr(result[0], 'name', int(result[0]))}")
     return result[1] if len(result) > 1 else None

@@ -1,4 +1,4 @@
-"""The HIP runtime: storage, kernel launches, recording and replay, profiling. All calls into HIP are made here."""
+"""The HIP runtime: storage, kernel launches, recording and replay, profiling."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ T = TypeVar("T")
 _LOGGER = logging.getLogger("wgrad")
 MAX_WORK_ITEMS = (1 << 32) - 1  # of a launch along x, on every GPU
 MAX_GROUPS = 65_535  # work-groups along y and z
-_STAGING_BYTES = 64 << 20  # host copies kept alive for uploads under way
+_STAGING_BYTES = 64 << 20  # of host copies kept alive for uploads in flight
 _RELAXED = 2  # hipStreamCaptureModeRelaxed
 
 
 class Replay(Recording):
-    """A recorded list of launches as one HIP graph. Running it submits them again on the same memory."""
+    """A recorded list of launches as one HIP graph, which runs them again on the same memory."""
 
     def __init__(self, runtime: Runtime) -> None:
         super().__init__(runtime)
@@ -56,14 +56,15 @@ class Replay(Recording):
 
 
 class Runtime(PooledRuntime):
-    """Owns one HIP device and stream. Arrays come from a pool; launches go to the stream at once, in order.
+    """One HIP device and stream. Arrays come from a pool; launches go to the stream immediately, in order.
 
-    gpu: number of the GPU or part of its label, as of `find_gpu`; empty takes the best. Or one that was found.
-    exact_blocks: arrays get memory of just their size (tests of accesses out of range).
+    Args:
+        gpu: Number of the GPU, part of its label (`find_gpu`), or a GPU already found; empty: the best.
+        exact_blocks: Allocate exactly each array's size, for tests of accesses out of range.
     """
 
     name = "hip"
-    # After a fault on the GPU, ROCm's runtime answers every call with that error, hipDeviceReset included (HIP_INIT_API
+    # After a fault on the GPU, ROCm's runtime returns that error from every call, hipDeviceReset included (HIP_INIT_API
     # in clr's hip_internal.hpp). Older versions end the process.
     needs_new_process = True
     fastest_compute = "bfloat16"  # every architecture that has kernels has matrix units for it
@@ -84,10 +85,10 @@ class Runtime(PooledRuntime):
         self._host_pool = Pool(self._create_host_buffer, self._destroy_host_block)
         self.shared_memory = found.integrated
         self._layouts: dict[str, Layout] = {}
-        # The arguments of a launch are copied by the call: one buffer serves all.
+        # A launch copies its arguments, so one buffer serves all launches.
         self._arguments = ctypes.create_string_buffer(4096)
         self._readbacks = Readbacks(hip, self._stream)
-        self._uploads: list[np.ndarray] = []  # host memory that copies under way read from
+        self._uploads: list[np.ndarray] = []  # host memory that copies in flight read from
         self._last: Launch | Transfer | None = None
         self._sync = os.environ.get("WGRAD_HIP_SYNC", "")  # "1": wait for each launch; "trace": and print it before
         self._graphs = os.environ.get("WGRAD_HIP_GRAPHS") != "0" and not self._sync  # replay as HIP graphs
@@ -110,7 +111,7 @@ class Runtime(PooledRuntime):
         check(self._hip.hipFree(block.buffer), "hipFree")
 
     def _create_host_buffer(self, nbytes: int) -> int:
-        """Pinned: the GPU copies from and to it without the host, and its kernels reach it at the same address."""
+        """Allocate pinned memory, which the GPU copies from and to without the host; kernels use the same address."""
         binding.use_device(self._hip, self.index)
         return int(check(self._hip.hipHostMalloc(nbytes, 0), f"{nbytes:,} bytes of pinned main memory"))
 
@@ -119,7 +120,7 @@ class Runtime(PooledRuntime):
         check(self._hip.hipHostFree(block.buffer), "hipHostFree")
 
     def transfer(self, src: Array, out: Array) -> None:
-        """out = src, on the stream; one of them is pinned main memory."""
+        """Copy src to out on the stream; one of them is pinned main memory."""
         self.check_owner(src)
         self.check_owner(out)
         if not out.nbytes:
@@ -137,7 +138,7 @@ class Runtime(PooledRuntime):
             self.launch("storage", "fill", [out, word, Long(out.nbytes)], groups, work=out.nbytes)
 
     def copy(self, src: Array, out: Array) -> None:
-        """out = src; same size and dtype."""
+        """Copy src to out, of the same size and dtype."""
         if out.nbytes:
             groups = self.groups(out.nbytes, 256 * 16)
             self.launch("storage", "copy", [src, out, Long(out.nbytes)], groups, work=2 * out.nbytes)
@@ -161,7 +162,7 @@ class Runtime(PooledRuntime):
             self.synchronize()
 
     def readback(self, array: Array, out: np.ndarray | None = None) -> Readback:
-        """Copy an array to the host without waiting: later work may overwrite it."""
+        """Start copying an array to the host; later work may overwrite the array."""
         self.check_owner(array)
         binding.use_device(self._hip, self.index)
         return self._readbacks.start(array, out, lambda: f"copying {array} to the host (last launch: {self._last})")
@@ -190,7 +191,7 @@ class Runtime(PooledRuntime):
         self._uploads.clear()
 
     def once(self, make: Callable[[Runtime], T]) -> T:
-        """make(self), made at the first call and kept as long as this device."""
+        """Return make(self), computed at the first call and kept as long as this device."""
         made: dict[Callable[[Runtime], T], T] = self.__dict__.setdefault("_made", {})
         if make not in made:
             made[make] = make(self)
@@ -198,7 +199,7 @@ class Runtime(PooledRuntime):
 
     @contextmanager
     def planned_for(self, compute_units: int) -> Iterator[None]:
-        """Within it kernels are chosen as for a GPU of so many compute units: one has large tiles at any size."""
+        """Choose kernels as for a GPU with so many compute units, within a `with`; 1 forces large tiles."""
         before, self.compute_units = self.compute_units, compute_units
         try:
             yield
@@ -214,9 +215,9 @@ class Runtime(PooledRuntime):
         return self.modules.compiled
 
     def prepare(self, dry: Any, progress: Callable[[int, int], None] | None = None) -> int:
-        """Load, or compile by hiprtc, the kernels that `dry` (a `dry_run` of this device) launched; -> the new ones.
+        """Load, or compile by hiprtc, the kernels that `dry` (a `dry_run` of this device) launched; return how many.
 
-        What does not compile is left for `launch` to report. progress: called with (done, in all).
+        What does not compile is left for `launch` to report. progress: called with (done, total).
         """
         before = self.modules.compiled
         for number, (source, kernel) in enumerate(dry.kernels):
@@ -233,11 +234,11 @@ class Runtime(PooledRuntime):
     # ---- launches ------------------------------------------------------------------------
     @staticmethod
     def groups(items: int, per_group: int) -> tuple[int, int, int]:
-        """Work-groups for `items`; the kernel's index is block_x."""
+        """Return the grid for `items`, along x."""
         return max(1, -(-items // per_group)), 1, 1
 
     def check_owner(self, array: Array) -> None:
-        """Raises DeviceError for an array of another device."""
+        """Raise DeviceError for an array of another device."""
         lease = getattr(array, "lease", None)
         if lease is None or not (lease.of(self._pool) or lease.of(self._host_pool)):
             raise DeviceError(f"{array!r:.100} is not an array of {self.description}; upload it to this device first")
@@ -254,7 +255,7 @@ class Runtime(PooledRuntime):
     ) -> None:
         """Submit `kernel` of `source`.hip.
 
-        arguments: in the kernel's order: an Array or None (pointer), int (32 bits), Long (64 bits), float (32 bits).
+        arguments: In the kernel's order: Array or None (pointer), int (32 bits), Long (64 bits), float (32 bits).
         grid: work-groups; threads: work-items of each, as the kernel declares. work: FLOP, or bytes if memory-bound.
         """
         if grid[0] * threads > MAX_WORK_ITEMS or max(grid[1:]) > MAX_GROUPS:
@@ -346,7 +347,7 @@ class Runtime(PooledRuntime):
             self._issue(launch)
 
     def _make_graph(self, launches: list[Launch | Transfer]) -> Any:
-        """The launches, issued again into a stream that records, as an executable graph."""
+        """Capture the launches from a stream into an executable graph."""
         mode = self._hip.hipStreamCaptureMode(_RELAXED)
         check(self._hip.hipStreamBeginCapture(self._stream, mode), "recording a HIP graph")
         try:
@@ -360,6 +361,6 @@ class Runtime(PooledRuntime):
             check(self._hip.hipGraphDestroy(graph), "hipGraphDestroy")
 
     def _new_profiler(self) -> Profiler:
-        """Events around every launch."""
+        """Return a profiler with events around every launch."""
         binding.use_device(self._hip, self.index)
         return Profiler(self._hip, self._stream)

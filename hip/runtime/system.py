@@ -1,4 +1,4 @@
-"""AMD's software around a GPU, as files tell it: ROCm, drivers, firmware, topology (as rocminfo has it), clocks."""
+"""AMD's software around a GPU, read from files: ROCm, drivers, firmware, topology (as in rocminfo), clocks."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-# Of a node of the topology that is a GPU; the names are the kernel driver's.
+# Properties of a GPU's node in the topology, by the kernel driver's names.
 _PROPERTIES = (
     "gfx_target_version", "simd_count", "simd_per_cu", "array_count", "cu_per_simd_array", "wave_front_size",
     "max_waves_per_simd", "lds_size_in_kb", "num_xcc", "max_engine_clk_fcompute", "vendor_id", "device_id",
@@ -16,10 +16,10 @@ _CLOCKS = ("pp_dpm_sclk", "pp_dpm_mclk", "power_dpm_force_performance_level", "g
 
 
 def describe_system(root: Path = Path("/")) -> dict[str, Any]:
-    """Return what a maintainer without the GPU needs. What is not there is left out. root: for tests.
+    """Return what a maintainer without the GPU needs; what is missing is left out. root: for tests.
 
-    rocm, kernel, amdgpu: versions. gpus: of each GPU of the kernel driver its properties. cards: of each card in
-    /sys/class/drm its firmware versions, and its clocks now.
+    rocm, kernel, amdgpu: versions. gpus: properties of each GPU of the kernel driver. cards: for each card in
+    /sys/class/drm its firmware versions and current clocks.
     """
     found: dict[str, Any] = {
         "rocm": _first(root, "opt/rocm/.info/version", "opt/rocm/.info/version-dev"),
@@ -44,7 +44,7 @@ def describe_system(root: Path = Path("/")) -> dict[str, Any]:
 
 
 def read_sensors(root: Path = Path("/")) -> dict[str, float]:
-    """Return clocks in MHz, power in W and temperature in °C of the GPU that takes most power, as files tell them now.
+    """Return the current clocks in MHz, power in W and temperature in °C of the GPU that draws most power.
 
     root: for tests.
     """
@@ -63,7 +63,7 @@ def _sensors(card: Path) -> dict[str, float]:
 
 
 def _current(text: str) -> str:
-    """The line of a table of clocks that is in force, which has a star; the text itself where it is one line."""
+    """Return the active line of a table of clocks, marked with a star; of a single line the text itself."""
     starred = re.search(r"^\d+: (.*?) ?\*$", text, re.MULTILINE)
     return starred[1] if starred else text if "\n" not in text else ""
 
@@ -73,7 +73,7 @@ def _first(root: Path, *files: str) -> str:
 
 
 def _read(path: Path) -> str:
-    """The text of a small file, empty where it cannot be read."""
+    """Return the text of a small file, empty where it cannot be read."""
     try:
         return path.read_text(encoding="utf-8", errors="replace").strip()[:10_000]
     except OSError:
