@@ -1,5 +1,5 @@
-// Memory-bound kernels read and write any of three element types, told by a number at run time: the branch is the same
-// for all lanes and costs a scalar instruction. Arithmetic is in float32.
+// Element access of memory-bound kernels. The element type (f32, f16, bf16) is a run-time argument: the branch is
+// uniform and costs a scalar instruction. Arithmetic is in float32.
 // A kernel's argument `types` holds four bits for each array, in the order of its arguments.
 #pragma once
 
@@ -35,7 +35,7 @@ GPU_FN void store(void* p, u32 type, u64 i, float x) {
   }
 }
 
-// Of eight neighbours those at `end` and after count as 0 and are not touched.
+// Eight neighbours; those from `end` on read as 0 and are not written.
 GPU_FN Eight eight_zeros() { return {{0.f, 0.f, 0.f, 0.f, 0.f, 0.f, 0.f, 0.f}}; }
 template <class T>
 GPU_FN Eight widen(const T* p) {
@@ -60,7 +60,7 @@ GPU_FN void narrow(T* p, const Eight& v) {
     store16(p + part * N, __builtin_bit_cast(u32x4, made));
   }
 }
-// One by one; without branches, as an address past the end becomes that of the last element.
+// Element by element, without branches: an index past the end becomes that of the last element.
 template <class T>
 GPU_FN Eight widen_some(const T* p, u64 count) {
   Eight v;

@@ -6,7 +6,7 @@
 // do, q, dq: [B, T, H, D]; k, v: [B, T, G, D], float16 or bfloat16, D 64, 128 or 256; lse, delta float32 [B, H, T];
 // doc_start int32 [B, T]. For float16 also the lengths of the rows of do, float32 [B, H, T], and of v, [B, G, T]
 // (attention_row_dots).
-// Launch: (H B, ceil(T / COLUMNS)) groups of THREADS, placed by attention_order.hpp; `dies` of the card take them in
+// Launch: (H B, ceil(T / COLUMNS)) groups of THREADS, placed by attention_order.hpp; `dies` of the GPU take them in
 // turn. The pipeline is in attention_gradient.hpp, float16's range in attention_range.hpp.
 // Source: Dao, FlashAttention-2 (arXiv:2307.08691), algorithm 2; the split into two passes makes it deterministic.
 #include "attention_gradient.hpp"

@@ -1,11 +1,11 @@
-// What stands around the two halves of the attention's backward: row products before them, sums of parts after them.
+// Attention's backward, before and after its two main kernels: dot products of rows, and sums of partial results.
 //
 //     attention_row_dots:  dots[b, h, t] = sum_d x[b, t, h, d] y[b, t, h, d],   lengths[b, h, t] = |x[b, t, h]|
 //     attention_sum_parts: out[i] = sum_s parts[s, i]
 //
 // x, y [B, T, H, D] float16 or bfloat16, D 64, 128 or 256; dots, lengths float32 [B, H, T], each may be missing (delta
 // is the dots of do and o). parts float32 [splits, n], out [n], n a multiple of 4. Sums in float32, in a fixed order.
-// Launch: groups of 256; row_dots: D / 8 work-items a row, the rows in memory's order; sum_parts: 4 results a
+// Launch: groups of 256; row_dots: D / 8 work-items per row, the rows in memory's order; sum_parts: 4 results a
 // work-item.
 // Source: Dao, FlashAttention-2 (arXiv:2307.08691), algorithm 2, line 4.
 #include "attention_matrix.hpp"

@@ -5,7 +5,7 @@
 //
 // q, o: [B, T, H, D]; k, v: [B, S, G, D], float16 or bfloat16, D 64, 128 or 256; doc_start int32 [B, T];
 // cache_len int32 [1]; lse float32 [B, H, T]. The mask is in attention_mask.hpp.
-// Launch: (H B, splits ceil(T / QUERIES)) groups of THREADS, placed by attention_order.hpp; `dies` of the card take
+// Launch: (H B, splits ceil(T / QUERIES)) groups of THREADS, placed by attention_order.hpp; `dies` of the GPU take
 // them in turn.
 // With splits > 1 each takes a share of the keys and writes float32 o [splits, B, T, H, D] and lse [splits, B, H, T]
 // for attention_combine.

@@ -2,13 +2,13 @@
 //
 // A work-group owns COLUMNS rows of one side (dq: queries; dk and dv: keys) and walks over the other side's rows, ROWS
 // at a time. With x the owned rows and y the walked ones (operands of the scores: x1, y1 = q and k; of their
-// gradients: x2, y2 = do and v), a wave has 16 TILES owned rows as columns of every product:
+// gradients: x2, y2 = do and v), a wave has 16 TILES owned rows as columns of every matmul:
 //
 //     s = y1 x1^T        p = exp(scale s - lse)       result1^T += y1^T ds    (dq^T = k^T ds, or dk^T = q^T ds)
 //     g = y2 x2^T        ds = p (g - delta)           result2^T += y2^T p     (dv^T = do^T p; not for dq)
 //
 // y1 and y2 go through LDS, as operand A: read along the head width, and transposed. x1 and x2 are operand B. p and ds
-// leave the matrix unit as operand B of the next product (attention_matrix.hpp).
+// leave the matrix unit as operand B of the next matmul (attention_matrix.hpp).
 //
 // The loops over tiles of y are those of CDNA, of RDNA, and of RDNA with heads of 256. attention.md draws them;
 // attention_walk.hpp has the mask, attention_range.hpp float16's range.

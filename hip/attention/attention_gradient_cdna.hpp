@@ -1,5 +1,5 @@
 // The loop of attention's gradient on CDNA, in phases: waves w and w + 4 share a SIMD, and one of them is a phase
-// behind the other. attention_gradient.hpp says what is what.
+// behind the other. attention_gradient.hpp defines the names.
 //
 //     y1, y2 tile t + 1: memory -> registers -> LDS buffer (t + 1) % 2 (attention_walked_rows.hpp)
 //     y1, y2 tile t:     LDS buffer t % 2 -> operand A twice: along the head width, and transposed in registers
@@ -22,7 +22,7 @@ struct Lanes {
     across = first * (D * 2) + ((byte / 16 ^ swizzle(first)) * 16 + byte % 16);
   }
 };
-// A of the second products, as Transposed from memory.
+// A of the second matmul, as Transposed from memory.
 template <int D>
 struct TransposedTile : Transposed<D> {
   using Transposed<D>::WIDE;
@@ -81,12 +81,12 @@ struct Gradient : WalkedRows<T, D, KEYS>, GradientColumns<T, D, KEYS> {
   // A tile of ROWS is walked in STEPS_Y steps of PARTS_Y times 16 rows.
   static constexpr int PARTS_Y = D == 64 ? 2 : 1, STEPS_Y = ROWS / (16 * PARTS_Y), CHUNKS = PARTS_Y * DEPTHS;
   static constexpr u32 PART_BYTES = 32 * D, STEP_BYTES = PARTS_Y * PART_BYTES;
-  static constexpr bool ROOM = !KEYS || D == 64;  // registers for more that is under way
+  static constexpr bool ROOM = !KEYS || D == 64;  // registers for more loads in flight
   // Of y, transposed, how many parts are read a phase before they are used. Dk and dv of 256 have registers for one.
   static constexpr bool TIGHT = KEYS && V::PARTS > 1;
   static constexpr int EARLY_PARTS = TIGHT ? 1 : V::PARTS;
   static constexpr int LAST_PHASE = KEYS ? 3 : 1, PUT1_PHASE = TIGHT ? 2 : LAST_PHASE;
-  static constexpr int READS = ROOM ? 3 : 2;  // chunks of y that are on their way from LDS
+  static constexpr int READS = ROOM ? 3 : 2;  // chunks of y in flight from LDS
   static constexpr int SLOTS = Base::ALL_SLOTS;
 
   Held<D> x1, x2;
@@ -138,7 +138,7 @@ struct Gradient : WalkedRows<T, D, KEYS>, GradientColumns<T, D, KEYS> {
       for (int n = 0; n < TILES; n++) to[part * V::WIDE + j][n] = mma(T{}, a, b[n], to[part * V::WIDE + j][n]);
     }
   }
-  // CDNA: waves w and w + 4 share a SIMD, and one of them is a phase behind the other, so that one is at products while
+  // CDNA: waves w and w + 4 share a SIMD, and one of them is a phase behind the other, so that one is in matmuls while
   // the other is at exponentials and reads what its next products need. A phase ends where they meet().
   template <class F>
   GPU_FN static void each(F what) {
@@ -242,7 +242,7 @@ struct Gradient : WalkedRows<T, D, KEYS>, GradientColumns<T, D, KEYS> {
         if (i == 0 && phase == PUT1_PHASE) {
           put1(next.now);
           if (ROOM) put2(from, next);
-          else fetch2(from, next);  // registers for one matrix on its way at a time
+          else fetch2(from, next);  // registers for one matrix in flight at a time
         }
         if (last && phase == LAST_PHASE) {
           Walk after = next;
@@ -255,7 +255,7 @@ struct Gradient : WalkedRows<T, D, KEYS>, GradientColumns<T, D, KEYS> {
       if (touched) phases(w.now, i, w.row, partly, then, between);
       else idle(then, between);
     }
-    if (TIGHT) {  // on its way from one tile to the next, in registers that both branches above would have to copy
+    if (TIGHT) {  // in flight from one tile to the next, in registers that both branches above would have to copy
       Walk after = next;
       after.template step<ROWS>();
       fetch1(from, after);

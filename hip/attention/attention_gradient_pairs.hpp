@@ -1,10 +1,10 @@
 // The loop of attention's gradient on RDNA, heads of 256: two neighbouring waves have the same columns, and a half of
-// the width each. attention_gradient.hpp says what is what. What each makes of s and of g is a part of the sum; both
-// parts go to the other through LDS at once, and both waves make p and ds, on the same bits.
+// the width each. attention_gradient.hpp defines the names. Each wave has partial sums of s and of g, which
+// it gives to the other through LDS, both at once; then both compute p and ds from the same bits.
 //
-//     dq        tile t + 1 is stored at the end of tile t: y1 and y2 along where all have read tile t, and y1 across
-//               where tile t - 1 was
-//     dk, dv    y1 and y2 lie along, then across, in one place: each stored when all have read the other
+//     dq        tile t + 1 is stored at the end of tile t: y1 and y2 along over tile t, which all waves have read, and
+//               y1 across over tile t - 1
+//     dk, dv    y1 and y2 along and across take turns in one buffer: each is stored when all have read the other
 #pragma once
 #include "attention_gradient_rdna.hpp"
 #include "attention_pairs.hpp"

@@ -1,29 +1,29 @@
-// The loop of attention's gradient on RDNA, heads of 64 and 128. attention_gradient.hpp says what is what. As in the
+// The loop of attention's gradient on RDNA, heads of 64 and 128. attention_gradient.hpp defines the names. As in the
 // forward, a wave does one thing after the other, and the others of its SIMD hide what it waits for.
 //
 //     y1, y2 tile t + 2: memory -> registers in tile t: when it begins where there are registers for it, between its
 //                        halves where not
 //     y1, y2 tile t + 1: registers -> LDS buffer (t + 1) % 2 when tile t begins, along and across
-//                        (attention_walked_twice.hpp); one barrier a tile
+//                        (attention_walked_twice.hpp); one barrier per tile
 //     y1, y2 tile t:     LDS buffer t % 2 -> operand A of s and of g, of dv and of dq or dk, each read ahead
 //     x1, x2:            operand B, in registers as far as these go, the rest in LDS
 //
-// A tile's first half ends with p and ds as operands: what ds takes is hidden by p's way through the LDS, and ds's way by
-// the products of dv.
+// A tile's first half ends with p and ds as operands: computing ds hides p's exchange through LDS, and the matmuls of
+// dv hide that of ds.
 #pragma once
 #include "attention_gradient_columns.hpp"
 #include "attention_walked_twice.hpp"
 
 namespace attention {
 
-// Chunks of x1 and x2 that a wave has in registers, all or half of them; the others are read from LDS, whose time is as
-// scarce as registers are.
+// How many chunks of x1 and x2 a wave keeps in registers; the others are read from LDS, whose bandwidth is as scarce as
+// registers.
 template <int D, bool KEYS>
 struct Kept {
   static constexpr int X1 = D == 64 ? 4 : KEYS ? 4 : 8, X2 = D == 64 ? 4 : KEYS ? 0 : 4;
 };
 template <bool KEYS>
-struct Kept<256, KEYS> {  // of a half of the width
+struct Kept<256, KEYS> {  // of half of the width
   static constexpr int X1 = KEYS ? 0 : 8, X2 = 0;
 };
 
@@ -52,7 +52,7 @@ struct Columns16 {
   }
 };
 
-// What both loops have: operands on their way, and products.
+// What both loops have: operands in flight, and matmuls.
 template <class T, int D, bool KEYS>
 struct GradientProducts : WalkedTwice<T, D, KEYS>, GradientColumns<T, D, KEYS> {
   using Base = WalkedTwice<T, D, KEYS>;
@@ -62,7 +62,7 @@ struct GradientProducts : WalkedTwice<T, D, KEYS>, GradientColumns<T, D, KEYS> {
   using Across = AcrossTile<Share<D>::WIDTH>;
   static constexpr int PARTS = ROWS / 16, OF = PARTS * PIECES;  // operands of a product
   static constexpr int OPERANDS = (KEYS ? 4 : 3) * OF;          // of a tile: of s, of g, of dv, of dq or dk
-  static constexpr int READS = 2;                               // of them on their way from LDS
+  static constexpr int READS = 2;                               // of them in flight from LDS
   static constexpr int SCORE_READS = Base::TURNS ? 1 : READS;   // beside scores: of y and of x
   using X1 = Columns16<D, Kept<D, KEYS>::X1, Base::WALKED_BYTES>;
   using X2 = Columns16<D, Kept<D, KEYS>::X2, Base::WALKED_BYTES + X1::BYTES>;

@@ -1,7 +1,7 @@
-// The forward's loop over keys on CDNA: two waves of a SIMD take turns, one at products and one at its softmax.
+// The forward's loop over keys on CDNA: two waves of a SIMD take turns, one in matmuls and one at its softmax.
 //
 // Pipeline of a work-group of eight waves in two groups; wave w and w + 4 share a SIMD and are of different groups. A
-// step is 32 keys, a tile of K two steps. Between two barriers one group is at products and the other at its softmax:
+// step is 32 keys, a tile of K two steps. Between two barriers one group is in matmuls and the other at its softmax:
 //
 //     early group | V P (i - 1), K Q^T i | softmax i            | V P i, K Q^T (i + 1)  | softmax (i + 1) ...
 //     late group  | softmax (i - 1)      | V P (i - 1), K Q^T i | softmax i             | V P i, K Q^T (i + 1) ...
@@ -11,7 +11,7 @@
 //     K tile t:     LDS buffer t % 2 -> operand A of S^T = K Q^T; Q is operand B, in registers from start to end
 //     V:            memory (L1: all waves read the same) -> registers beside K Q^T, all of a step before its softmax,
 //                   transposed there: operand A of O^T = V^T P^T
-//     P:            S^T leaves the matrix unit as operand B of the second product: registers only
+//     P:            S^T leaves the matrix unit as operand B of the second matmul: registers only
 //     (attention_matrix.hpp)
 // Source: Shah et al., FlashAttention-3 (arXiv:2407.08608, two groups).
 #pragma once
@@ -23,7 +23,7 @@ namespace attention {
 template <int D>
 struct Keys {
   using K = Staged<KEYS, D, THREADS>;
-  K k;  // the next tile of K on its way to LDS
+  K k;  // the next tile of K, in flight to LDS
   int own = optimization_barrier(K::own_slot());
 };
 
@@ -35,7 +35,7 @@ struct Forward : Keys<D>, Softmax<T, D> {
   using V = Transposed<D>;
   using typename Keys<D>::K;
   static constexpr int CHUNKS = PARTS_K * DEPTHS, SLOTS = 2 * K::SLOTS;
-  static constexpr int READS = 2;  // chunks of K that are on their way from LDS
+  static constexpr int READS = 2;  // chunks of K in flight from LDS
   static constexpr int STRETCHES = PARTS_K * PIECES;  // of products with one operand of V
 
   Chunk a[READS + 1];  // of K: the first READS were read in the step before
@@ -45,7 +45,8 @@ struct Forward : Keys<D>, Softmax<T, D> {
 #pragma unroll
     for (int c = 0; c < READS; c++) a[c] = K::read(w.lds + buffer, own, PARTS_K * step + c / DEPTHS, c % DEPTHS);
   }
-  // S^T = K Q^T of a step, without the scale; `beside(c)` is done beside the c-th of CHUNKS stretches of products.
+  // S^T = K Q^T of a step, without the scale; `beside(c)` is called during the c-th of CHUNKS groups of matrix
+  // instructions.
   template <class F>
   GPU_FN void scores(Acc (&s)[PARTS_K][TILES], const Walk& w, int step, F beside) {
     const Acc zero = optimization_barrier(Acc(0.f));  // one for all: the compiler would make each its own

@@ -1,7 +1,7 @@
-// The forward's loop over keys for heads of 256: two neighbouring waves have the same queries, and a half of the width
+// The forward's loop over keys for heads of 256: two neighbouring waves have the same queries, and half of the width
 // each: of Q, K and V, and so of the result. Each makes a part of S^T, hands it to the other through LDS before the
-// barrier that there is anyway, and adds the other's to its own behind it (attention_pairs.hpp). Both do the softmax, on
-// the same bits.
+// barrier that there is anyway, and adds the other's to its own behind it (attention_pairs.hpp). Both do the softmax,
+// on the same bits.
 //
 // The work-group's waves are in two groups a barrier apart, as in attention_loop_cdna.hpp, but a tile of K is one step:
 //
@@ -25,12 +25,12 @@ struct Forward<T, 256> : Softmax<T, 256> {
   static_assert(S::TILE_KEYS == STEP, "a tile is a step");
   // LDS: K twice, and what each wave hands over of a step.
   static constexpr int HANDED = PARTS_K * TILES * HANDED_TILE, SLOTS = 2 * K::SLOTS + WAVES * HANDED;
-  static constexpr int CHUNKS = PARTS_K * DEPTHS, READS = GPU_CDNA ? 4 : 1;  // READS: on their way from LDS
+  static constexpr int CHUNKS = PARTS_K * DEPTHS, READS = GPU_CDNA ? 4 : 1;  // READS: in flight from LDS
   // Loads of V in a step, and how many of them are in registers at once, fetched beside the scores.
   static constexpr int STEPS_V = PARTS_K * V::PARTS, AHEAD = GPU_CDNA ? STEPS_V : 1;
   static constexpr int STRETCHES = STEPS_V * V::WIDE;  // of products with one operand of V
 
-  K k;  // the next tile of K on its way to LDS
+  K k;  // the next tile of K, in flight to LDS
   int own = optimization_barrier(K::own_slot()) + S::first_element() / 8;
   Chunk a[READS + 1];  // of K: the first READS were read in the step before
 
@@ -42,7 +42,8 @@ struct Forward<T, 256> : Softmax<T, 256> {
 #pragma unroll
     for (int c = 0; c < READS; c++) read_chunk(w, buffer, c);
   }
-  // S^T = K Q^T, of my half of the width; `beside(c)` is done beside the c-th of CHUNKS stretches of products.
+  // S^T = K Q^T, of my half of the width; `beside(c)` is called during the c-th of CHUNKS groups of matrix
+  // instructions.
   template <class F>
   GPU_FN void scores(Acc (&s)[PARTS_K][TILES], const Walk& w, F beside) {
     const Acc zero = optimization_barrier(Acc(0.f));  // one for all: the compiler would make each its own
@@ -81,7 +82,7 @@ struct Forward<T, 256> : Softmax<T, 256> {
       if (AHEAD == 1 && j + 1 < STRETCHES) piece = v[0].piece((j + 1) % V::WIDE);
     }
   }
-  // Score tile t of a step, of wave `of`, on its way to the other wave of the pair.
+  // Score tile t of a step, of wave `of`, handed to the other wave of the pair.
   GPU_FN static u32x4* handed(const Walk& w, u32 of, int t) {
     return w.lds + 2 * K::SLOTS + of * HANDED + t * HANDED_TILE;
   }
@@ -111,7 +112,7 @@ struct Forward<T, 256> : Softmax<T, 256> {
       meet();
     }
     meet();
-    // Where all waves pass: what is under way from one step to the next would be copied, and so waited for, where two
+    // Where all waves pass: what is in flight from one step to the next would be copied, and so waited for, where two
     // branches meet.
     k.load(w.k_rows, w.key0 + 2 * STEP, stride);
     if (touched) {

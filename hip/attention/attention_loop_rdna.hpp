@@ -1,11 +1,11 @@
 // The forward's loop over keys on RDNA. A matrix instruction keeps its SIMD's vector unit busy, so that turns, as on
 // CDNA, gain nothing: a wave does one thing after the other, and the others of its SIMD hide what it waits for.
 //
-//     K, V of tile t + 1: memory -> registers when tile t begins -> LDS buffer (t + 1) % 2 when it ends, V transposed on
-//                         the way; one barrier a tile
+//     K, V of tile t + 1: memory -> registers when tile t begins -> LDS buffer (t + 1) % 2 when it ends, V transposed
+//                         as it is stored; one barrier per tile
 //     K of tile t:        LDS buffer t % 2 -> operand A of S^T = K Q^T; Q is operand B, in registers from start to end
 //     V of tile t:        LDS buffer t % 2 -> operand A of O^T = V^T P^T, the first read before the softmax
-//     P:                  S^T leaves the matrix unit as operand B of the second product (attention_matrix.hpp)
+//     P:                  S^T leaves the matrix unit as operand B of the second matmul (attention_matrix.hpp)
 #pragma once
 #include "attention_softmax.hpp"
 
@@ -62,7 +62,7 @@ struct Across {
   static_assert(THREADS * FOUR * WIDE == KEYS * D, "a thread transposes four keys by WIDE columns");
   u32 at[FOUR][WIDE / 2];
 
-  // Of 16 lanes eight stand side by side in the head width, and two share a slot of LDS: 64-bit stores meet every bank.
+  // Of 16 lanes eight stand side by side in the head width, and two share a slot of LDS: 64-bit stores hit every bank.
   GPU_FN static u32 place(u32 thread) { return thread % 8 + thread / 16 % 2 * 8; }  // c % 16
   GPU_FN static u32 fours(u32 thread) { return thread / 8 % 2 + thread / 32 * 2; }
   GPU_FN static u32 source(u32 stride) {
@@ -102,10 +102,10 @@ struct Forward : Softmax<T, D> {
   static constexpr int SLOTS = 2 * BUFFER / 16;
   static_assert((BUFFER & (BUFFER - 1)) == 0, "one bit tells the buffers apart");
   static constexpr int OF_K = PARTS_K * DEPTHS, OF_V = PARTS_K * PIECES;  // operands of a step
-  static constexpr int READS = 2;                                         // of them on their way from LDS
+  static constexpr int READS = 2;                                         // of them in flight from LDS
 
   Piece operand[READS + 1];
-  K k;  // the next tile on its way to LDS
+  K k;  // the next tile, in flight to LDS
   V v;
   u32 k_from, v_from;                                           // in memory, of the next tile
   u32 k_to = K::target(), v_to = V_AT + V::target();            // in the buffer that is written

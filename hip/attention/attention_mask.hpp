@@ -1,6 +1,6 @@
-// Who sees whom: query t stands at key index i = cache_len + t and sees keys j with doc_start[t] <= j <= i, and i - j <
-// window where window > 0. `doc_start` rises, so both ends of what a run of queries sees are those of its first and
-// last query.
+// The mask: query t has position i = cache_len + t and sees the keys j with doc_start[t] <= j <= i, and i - j < window
+// where window > 0. `doc_start` never falls, so the range that a run of queries sees begins with its first query's and
+// ends with its last query's.
 #pragma once
 #include "gpu.hpp"
 

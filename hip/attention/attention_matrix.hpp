@@ -1,6 +1,6 @@
 // The matrix instructions as attention uses them: D = A B + C on 16 x 16 tiles, 16 of the inner dimension at a time.
 //
-// A score tile is made transposed to what the second product reads, so that no lane hands anything to another:
+// A score tile is made transposed to what the second matmul reads, so that no lane hands anything to another:
 // S^T = K Q^T leaves in lane l column l % 16 (a query) and rows (keys) that are just the elements of B which lane l
 // holds in O^T = V^T P^T. Only RDNA3 wants all 16 in both halves of a wave: there the halves swap theirs.
 //
@@ -50,7 +50,7 @@ GPU_FN int inner(int r) { return 2 * (r % 8) + r / 8; }
 #endif
 constexpr int ELEMENTS = 256 / GPU_WAVE;  // of D in a lane
 
-// gfx90a's matrix unit takes float16 subnormals, below 2^-14, for 0.
+// gfx90a's matrix unit takes float16 subnormals (below 2^-14) for 0.
 #if defined(__gfx90a__) || (defined(GPU_HOST) && GPU_HOST == 910)
 constexpr bool FLUSHES_HALVES = true;
 #else
@@ -77,7 +77,7 @@ struct F16 {
   GPU_FN static u32 result(float a, float b) { return pack(a, b); }
   GPU_FN static float number(u32 bits) { return float(__builtin_bit_cast(gpu::half, (gpu::u16)bits)); }
 };
-// Finite numbers and infinities: what a probability, a score's gradient and a result are made of.
+// Right for finite numbers and infinities only.
 template <gpu::Round MODE>
 struct BF16 {
   GPU_FN static u32 rounded(float x) {
@@ -150,7 +150,7 @@ struct Rows {
   __amdgpu_buffer_rsrc_t buffer;
   GPU_FN Rows(const void* p, u32 bytes)
       : buffer(__builtin_amdgcn_make_buffer_rsrc(const_cast<void*>(p), 0, int(bytes), FORMAT)) {}
-  // The whole offset goes into the lane's part: the scalar part is not range checked on every card.
+  // The whole offset goes into the lane's part: the scalar part is not range-checked on every GPU.
   GPU_FN u32x4 load16(u32 at) const { return __builtin_amdgcn_raw_buffer_load_b128(buffer, at, 0, 0); }
   GPU_FN u32x2 load8(u32 at) const { return __builtin_amdgcn_raw_buffer_load_b64(buffer, at, 0, 0); }
 };
@@ -194,7 +194,7 @@ GPU_FN Acc multiply(T t, const Chunk& a, const Chunk& b, Acc c) {
   return c;
 }
 
-// B of the second product: a tile D of the first, rounded.
+// B of the second matmul: a tile D of the first, rounded.
 template <class T>
 GPU_FN Piece piece_of(Acc d) {
   Piece p;
@@ -202,7 +202,8 @@ GPU_FN Piece piece_of(Acc d) {
 #pragma unroll
   for (int i = 0; i < ELEMENTS / 2; i++) p[i] = T::pack(d[2 * i], d[2 * i + 1]);
 #else
-  // Mine are the keys 2 e + half: the even ones go first. They cross by the LDS, which takes no slot of the vector unit.
+  // Mine are the keys 2 e + half: the even ones go first. They cross by the LDS, which takes no slot of the vector
+  // unit.
   const u32 lane = gpu::lane() % 16;
 #pragma unroll
   for (int i = 0; i < 4; i++) {
@@ -214,7 +215,7 @@ GPU_FN Piece piece_of(Acc d) {
   return p;
 }
 
-// A of the second product from rows stored along the head width: a lane reads WIDE elements of INNER rows and
+// A of the second matmul from rows stored along the head width: a lane reads WIDE elements of INNER rows and
 // transposes the block; its row l % 16 of piece j is element WIDE (l % 16) + j of the part, so that a lane's results
 // lie together.
 template <int D>

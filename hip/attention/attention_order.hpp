@@ -1,10 +1,10 @@
 // Which queries a work-group takes, of a grid of (heads of all batch elements, blocks of queries times shares of keys).
 //
-// Work-groups start in the order of their numbers, x first, and the dies of a card take them in turn.
-//   - Late queries see more keys. Their blocks come first, of all heads, so that a card ends on short ones.
+// Work-groups start in the order of their numbers, x first, and the dies of a GPU take them in turn.
+//   - Late queries see more keys. Their blocks come first, for all heads, so that the launch ends with short ones.
 //   - Heads that share K and V go to one die, whose L2 then reads these once: of every row of the grid a die takes
-//     neighbours, as many as the others or one more.
-// tests/hip/executor/grid.py has a model of what comes of it.
+//     neighbouring heads, as many as the other dies or one more.
+// tests/hip/executor/grid.py models the effect.
 // Sources: AMD, CDNA3 white paper (work-groups go to the dies in turn); Graham 1969 (long jobs first).
 #pragma once
 #include "gpu.hpp"

@@ -1,6 +1,5 @@
-// Waves of a work-group that wait for each other, and neighbouring waves that have a half of the width each: what a
-// wave makes of a tile of scores goes to the other of its pair through LDS, and the other's part is added to it. The
-// sum of two has the same bits in both.
+// Pairs of neighbouring waves, each with half of the head width. A wave's partial sums of a tile of scores go to the
+// other wave of the pair through LDS and are added there. a + b = b + a exactly, so both waves hold the same bits.
 #pragma once
 #include "attention_matrix.hpp"
 
@@ -8,14 +7,14 @@ namespace attention {
 
 constexpr int HANDED_TILE = 64;  // slots of 128 bits that a tile takes
 
-// LDS alone is waited for; nothing is moved across.
+// A barrier that waits for LDS only; the compiler moves no instruction across it.
 GPU_FN void meet() {
   gpu::sched_fence();
   gpu::lds_barrier();
   gpu::sched_fence();
 }
 
-// `to`, `from`: of a tile. 128 bits of a lane lie beside those of the next.
+// `to`, `from`: a tile's first slot. Lanes store 128 bits each, side by side.
 GPU_FN void hand_over(u32x4* to, const Acc& tile) {
   const u32 lane = optimization_barrier(gpu::lane());
 #pragma unroll

@@ -1,6 +1,6 @@
 // Plain attention: o = softmax(scale q k^T) v over the keys j with doc_start[b, t] <= j <= cache_len + t (and i - j <
-// window), lse = log of the softmax's denominator; and its gradient. What the flash kernels are checked against, and
-// used where they do not serve. Head width up to 512.
+// window), lse = log of the softmax's denominator; and its gradient. The reference for the flash kernels,
+// and the kernel for shapes that those do not support. Head width up to 512.
 //   q, o, do, dq [B, T, H, D]; k, v, dk, dv [B, S, G, D]; doc_start [B, T] i32; cache_len [1] i32; lse, delta [B, H, T]
 //   f32.
 //   types: o, do, q, k, v, dq, dk, dv.

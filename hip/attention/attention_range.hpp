@@ -1,11 +1,11 @@
 // The powers of two that keep attention's gradient in float16's range.
 //
-// Range of float16: p and ds are small where a row sees many keys or the loss is not scaled. p is at most 1 and goes
-// into products times 2^15. |g - delta| <= |do| |v| + |delta| bounds ds: a power of two takes the bound to between 2^14
-// and 2^15, one for each query for dq, one for each work-group's keys for dk. Both leave with the result, exactly. The
-// softmax's scale is applied to float32 results only. Where the matrix unit takes float16 subnormals for 0, do and v go
-// into products lifted by up to 2^10, which makes normal numbers of all of them, as far as the longest row allows (the
-// scales above stay what they are). bfloat16 has float32's range and needs none of this.
+// p and ds are small where a row sees many keys or the loss is not scaled. p <= 1 is multiplied by 2^15 before it is
+// rounded. ds is bounded by |do| |v| + |delta|; a power of two takes that bound to between 2^14 and 2^15, one per query
+// for dq, one per work-group's keys for dk. Both factors are divided out of the float32 result, exactly, and the
+// softmax's scale is applied there too. Where the matrix unit takes float16 subnormals for 0, do and v are also
+// multiplied by up to 2^10, as far as the longest row allows, so that all of them become normal numbers. bfloat16 has
+// float32's range and needs none of this.
 #pragma once
 #include "attention_matrix.hpp"
 
@@ -19,7 +19,7 @@ template <>
 struct Narrow<F16> {
   static constexpr bool YES = true;
 };
-constexpr int P_SHIFT = 15;  // probabilities of float16 go into products times 2^P_SHIFT
+constexpr int P_SHIFT = 15;  // float16 probabilities are multiplied by 2^P_SHIFT
 
 // 2^n for -126 <= n <= 127.
 GPU_FN float power_of_two(int n) { return gpu::bits_to_float(u32(n + 127) << 23); }

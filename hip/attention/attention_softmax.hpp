@@ -1,7 +1,8 @@
-// What a wave of the forward keeps of its queries, and what it does with their scores; the loops over keys are in
-// attention_loop_cdna.hpp, attention_loop_rdna.hpp and, for heads of 256, attention_loop_pairs.hpp.
+// The online softmax of a wave of the forward; the loops over keys are in attention_loop_cdna.hpp,
+// attention_loop_rdna.hpp and, for heads of 256, attention_loop_pairs.hpp.
 //
-// The running maximum is only raised when a score outgrows it by 2^8 (Range): o and the sum are rescaled rarely.
+// The running maximum is raised only when a score exceeds it by 8 powers of two (Range), so o and the sum are rarely
+// rescaled.
 // Rounding of P, of kernels for bfloat16: RTNE, RTNA or RTZ (the result is always RTNE).
 #pragma once
 #include "attention_mask.hpp"
@@ -13,7 +14,7 @@ namespace attention {
 constexpr int WAVES = 8, KEYS = 64, STEP = 32;  // KEYS: of a tile of K; STEP: that go through the softmax together
 constexpr int THREADS = WAVES * GPU_WAVE, PARTS_K = STEP / 16;
 
-// How waves share queries. Heads of 256: two have the same ones, and a half of the width each.
+// How waves share queries. Heads of 256: two have the same ones, and half of the width each.
 template <int D>
 struct Shape {
   static constexpr int HALVES = D > 128 ? 2 : 1, WIDTH = D / HALVES;
@@ -23,10 +24,10 @@ struct Shape {
   // The first element of the width that is the wave's.
   GPU_FN static int first_element() { return HALVES > 1 ? int(gpu::wave() % HALVES) * WIDTH : 0; }
 };
-// Where the maximum stands when it is raised, and how far a score may come before it is raised again, as powers of two
-// of the probability. Where float16 subnormals are flushed, the product would lose what is below 2^-14 of the maximum,
-// while the sum keeps its share. So all of it moves up by 2^13; of what is lost, below 2^-27, float16 itself keeps
-// nothing.
+// The power of two of the largest probability when the maximum is raised, and the one at which it is raised again.
+// Where the matrix unit flushes float16 subnormals, it would drop probabilities below 2^-14 of the maximum that the sum
+// still counts. So everything is moved up by 2^13: what is dropped then is below 2^-27, which float16 cannot hold
+// anyway.
 template <class T>
 struct Range {
   static constexpr float START = 0.f, END = 8.f;
@@ -46,7 +47,7 @@ struct Problem {
   float scale;
 };
 
-// Where a wave stands in its keys: LDS buffer `now` has the tile at key0.
+// A wave's position in its keys: LDS buffer `now` holds the tile at key0.
 struct Walk {
   const Rows &k_rows, &v_rows;
   const Mask& mask;
@@ -94,7 +95,7 @@ struct Softmax {
       for (int n = 0; n < TILES; n++)
         s[n] = mma(T{}, k.at[part], q[n][d].at[part], d + part == 0 ? zero : s[n]);
   }
-  // Rare: what a query sees is worked out again here rather than kept in registers.
+  // Rare: what a query sees is recomputed here rather than kept in registers.
   GPU_FN static void hide(Acc (&s)[PARTS_K][TILES], const Walk& w, int key0) {
 #pragma unroll
     for (int n = 0; n < TILES; n++) {

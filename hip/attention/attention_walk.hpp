@@ -1,7 +1,7 @@
 // Which rows attention's gradient walks over, and what each column sees of them.
 //
-// The columns that see a walked row are a range, and so are the rows that a column sees: `doc_start` rises. So both
-// kernels mask alike: column c sees the rows [first, first + count).
+// `doc_start` never falls, so the rows that a column sees are a range, for queries and keys alike: column c sees the
+// rows [first, first + count).
 #pragma once
 #include "attention_mask.hpp"
 #include "attention_matrix.hpp"
@@ -11,7 +11,7 @@ namespace attention {
 
 constexpr float LOG2E = 1.4426950408889634f, NOTHING = 1e30f;  // a lse that leaves no probability
 
-// The lane's number, found again wherever this stands.
+// The lane's number, recomputed at each use rather than kept in a register.
 GPU_FN u32 fresh_lane() { return optimization_barrier(gpu::lane()); }
 
 struct Sizes {
@@ -23,7 +23,7 @@ template <bool KEYS>  // columns are keys, rows are queries; or the other way ro
 struct Sight {
   Mask mask;
   GPU_FN int begin(int c) const { return KEYS ? c : mask.first(c); }
-  // Several queries are asked at a time: what takes time is to wait for memory. Most often the last one sees the key.
+  // Reads several queries at a time, as the latency of memory dominates. Most often the last one sees the key.
   GPU_FN int end(int c) const {
     if (!KEYS) return c + 1;
     constexpr int ASKED = 8;
@@ -87,8 +87,8 @@ struct Walk {
   GPU_FN bool over() const { return head > last_head; }
 };
 
-// lse and delta of the ROWS rows of a tile, for dk and dv: a wave brings them to LDS, in the order in which lanes hold
-// rows of a result: a lane's lie together. LIFTS: delta times `lift_delta`.
+// lse and delta of the ROWS rows of a tile, for dk and dv. One wave stores them in LDS in the order in which lanes hold
+// rows of a result, so that a lane's are contiguous. LIFTS: delta is multiplied by `lift_delta`.
 template <class T, int ROWS, bool LIFTS>
 struct RowStats {
   float lse, delta;

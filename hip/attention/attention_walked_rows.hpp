@@ -1,5 +1,5 @@
-// The rows that attention's gradient walks over on CDNA, on their way: memory -> registers -> LDS, by all waves together,
-// 128 bits at a time. y1 and y2, and for dk and dv lse and delta of their rows.
+// Loads the rows that attention's gradient walks over on CDNA: memory -> registers -> LDS, by all waves together, 128
+// bits at a time. y1 and y2, and for dk and dv lse and delta of their rows.
 #pragma once
 #include "attention_operands.hpp"
 #include "attention_walk.hpp"
@@ -8,7 +8,7 @@ namespace attention {
 
 template <class T, int D, bool KEYS>
 struct WalkedRows {
-  // Of a tile. LDS has no room for 32 rows of dk's and dv's 256.
+  // Rows of a tile. For dk and dv with heads of 256, 32 rows do not fit LDS.
   static constexpr int ROWS = KEYS && D == 256 ? 16 : D == 64 ? 64 : 32;
   static constexpr bool NARROW = Narrow<T>::YES, LIFTS = NARROW && FLUSHES_HALVES;
   using Y = Tile<ROWS, D, THREADS>;
@@ -20,14 +20,14 @@ struct WalkedRows {
   Y y1, y2;
   RowStats<T, ROWS, LIFTS> of_rows;  // of the next tile
   u32 lift_y2;                       // where LIFTS: two float16 powers of two
-  float lift_delta;                  // dk, dv where LIFTS: the power of two that g has too much
+  float lift_delta;                  // dk, dv where LIFTS: the power of two by which g is too large
 
   GPU_FN float* stats(int buffer) const { return (float*)(lds + 2 * BUFFER + buffer * STATS); }
 
   GPU_FN void fetch1(const Source& from, const Walk& w) {
     y1.load(from.y1.of_head(w.fetched<KEYS>(), D * 2), w.row, uniform_barrier(from.y1.stride));
   }
-  // The first wave brings lse and delta of y2's rows.
+  // The first wave loads lse and delta of y2's rows.
   GPU_FN void fetch2(const Source& from, const Walk& w) {
     const int head = w.fetched<KEYS>();
     y2.load(from.y2.of_head(head, D * 2), w.row, uniform_barrier(from.y2.stride));

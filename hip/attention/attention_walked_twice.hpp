@@ -1,7 +1,6 @@
-// The rows that attention's gradient walks over on RDNA, on their way: memory -> registers -> LDS. There they lie
-// twice: along the head width, as they come, and across it, transposed when they are stored: once for all waves, not by
-// each of them beside its products. The first half of the waves brings y1, the other half y2; heads of 256: all bring
-// both.
+// Loads the rows that attention's gradient walks over on RDNA: memory -> registers -> LDS. LDS holds them twice: along
+// the head width, as loaded, and across it. They are transposed once, when stored, rather than by every wave between
+// its matmuls. The first half of the waves loads y1, the other half y2; with heads of 256 every wave loads both.
 #pragma once
 #include "attention_operands.hpp"
 #include "attention_walk.hpp"
@@ -9,8 +8,8 @@
 namespace attention {
 
 // A tile across: for each 16 of its rows, D rows of LDS of 32 bytes, one an element of the head width, that have these
-// 16 in the order of inner(). Row 16 j + r of LDS is element first(0, r) + j, so that a lane's results lie together. The
-// two 128-bit slots of every other four rows are the other way round: eight rows, read together, meet all banks.
+// 16 in the order of inner(). Row 16 j + r of LDS is element first(0, r) + j, so that a lane's results lie together.
+// The two 128-bit slots of every other four rows are the other way round: eight rows, read together, hit all banks.
 template <int D>
 struct AcrossTile {
   static constexpr int WIDE = D / 16, PARTS = 1, CHUNKS = D / 8, ROW = 32;
@@ -31,15 +30,15 @@ struct AcrossTile {
   }
 };
 
-// What a thread brings of a tile: eight elements of FOUR rows that are neighbours in the order of inner().
+// A thread's share of a tile: eight elements of FOUR rows that are neighbours in the order of inner().
 template <int ROWS, int D>
 struct FourRows {
-  using Across = AcrossTile<(D < 128 ? D : 128)>;  // of 256: a half of the width behind the other
+  using Across = AcrossTile<(D < 128 ? D : 128)>;  // of 256: half of the width behind the other
   static constexpr int FOUR = 4, CHUNKS = D / 8, THREADS = ROWS / FOUR * CHUNKS;
   static constexpr u32 ROW = D * 2, APART = GPU_RDNA3 ? 2 : 1;  // bytes of a row; rows from inner() to the next
   u32x4 at[FOUR];
 
-  // Of 16 lanes four stand side by side in the head width, and four times four rows; so stores meet all banks.
+  // Of 16 lanes four stand side by side in the head width, and four times four rows; so stores hit all banks.
   GPU_FN static u32 chunk(u32 thread) { return thread / 16 % (CHUNKS / 4) * 4 + thread % 4; }
   GPU_FN static u32 four(u32 thread) { return thread / 4 % 4; }
   GPU_FN static u32 part(u32 thread) { return thread / (4 * CHUNKS); }  // of 16 rows
@@ -80,8 +79,8 @@ struct WalkedTwice {
   static constexpr int ROWS = PAIRED ? 16 : 16 * THREADS / D;  // of a tile
   using Y = FourRows<ROWS, D>;
   static constexpr int MINE = 2 * Y::THREADS / THREADS;  // of y1 and y2, a thread has a share of so many
-  // LDS has no room for both forms of dk's and dv's 256: they take turns in one place. Of dq's 256 it has for y1 across
-  // twice; of narrower heads for all twice.
+  // With heads of 256 both layouts of dk's and dv's rows do not fit LDS: they take turns in one buffer. For dq only y1
+  // across is double-buffered; with narrower heads everything is.
   static constexpr bool TURNS = PAIRED && KEYS;
   // LDS, in bytes: y1 and y2 along, y1 and (dk, dv) y2 across, and (dk, dv) lse and delta of the rows.
   static constexpr u32 BYTES = ROWS * D * 2, ACROSS1 = TURNS ? 0 : 2 * BYTES, ACROSS2 = ACROSS1 + BYTES;
@@ -95,7 +94,7 @@ struct WalkedTwice {
   u32 y_from, y_along, y_across;     // in memory and in LDS
   RowStats<T, ROWS, false> of_rows;  // of the next tile
 
-  // Is a thread's share `i` one of y2?
+  // True if a thread's share `i` belongs to y2.
   GPU_FN bool second(int i) const { return MINE > 1 ? i > 0 : wave >= WAVES / 2; }
   GPU_FN void start_walked(u32 stride) {
     wave = int(gpu::wave());
@@ -103,7 +102,7 @@ struct WalkedTwice {
     y_from = Y::source(thread, stride);
     y_along = Y::along(thread) + matrix * BYTES, y_across = Y::across(thread) + ACROSS1 + matrix * BYTES;
   }
-  // The first wave brings lse and delta of the rows.
+  // The first wave loads lse and delta of the rows.
   GPU_FN void fetch(const Source& from, const Walk& w) {
     const int head = w.fetched<KEYS>();
     const u32 stride = uniform_barrier(from.y1.stride);

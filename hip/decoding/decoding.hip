@@ -1,20 +1,22 @@
-// kv_append: cache[b, cache_len + t] = fresh[b, t]; what would lie past the cache's end is left out. sample: the next
-// token of each text from its logits: greedy, or temperature, top-k, top-p and min-p, then the inverse of the cumulative
-// distribution in id order; -1 where a logit is not finite. advance: the end of a step of decoding, autograd/ops/decoding.py.
+// kv_append: cache[b, cache_len + t] = fresh[b, t]; positions past the cache's end are dropped.
+// sample: the next token of each text from its logits: greedy, or temperature, top-k, top-p and min-p, then inverse
+// transform sampling in id order; -1 where a logit is not finite.
+// advance: the bookkeeping at the end of a decoding step (autograd/ops/decoding.py).
 //   cache [B, S, row], fresh [B, T, row] f32, f16 or bf16 (types: cache, fresh), cache_len [1] i32; logits [B, V]
 //   f32, uniform [B] f32 in [0, 1), settings [B, 4] f32 (temperature, top-k, top-p, min-p), id [B] i32.
-// Nothing is sorted. Floats are compared by `rank`, an unsigned integer that rises with them, and a threshold is found
-// by bisection on its 32 bits: top-k: the largest rank that at least k tokens reach; top-p: the smallest rank whose
-// strictly more probable tokens weigh less than top_p together. So tokens of one value stay or go together.
+// Nothing is sorted. Floats are compared by `rank`, an unsigned integer of the same order, and a threshold is found by
+// bisection on its 32 bits: top-k: the largest rank that at least k tokens reach; top-p: the smallest rank whose
+// strictly more probable tokens have less than top_p of the weight. So tokens of equal logits are kept or dropped
+// together.
 // Launch: kv_append (ceil(T row / 2048), B) work-groups of 256; sample B work-groups of 256, advance one.
 // Sources: Fan et al., Hierarchical Neural Story Generation (2018); Holtzman et al., Neural Text Degeneration (2020).
 #include "elements.hpp"
 
 using namespace gpu;
 
-// The keys (or values) of each row of a batch out of its pages of 64 tokens, so that all end at the last of `length` =
-// 64 width: out[b, length - 1 - places[b] + j] = pool[place j of row b], zeros in front of it; starts[b] is where they
-// begin, end[0] the last. Launch: (ceil(length ceil(row / 8) / 256), 2 B) work-groups of 256: keys and values.
+// Gathers the keys (or values) of each row of a batch from its pages of 64 tokens, right-aligned in `length` = 64 width
+// positions: out[b, length - 1 - places[b] + j] = pool[position j of row b], zeros before it; starts[b] is the first
+// position used, end[0] the last. Launch: (ceil(length ceil(row / 8) / 256), 2 B) work-groups of 256: keys and values.
 extern "C" GPU_KERNEL(256) void gather_pages(const void* keys, const void* values, const int* pages, const int* places,
                                              void* out_keys, void* out_values, int* starts, int* end, u32 width,
                                              u32 row, u32 type) {
@@ -79,7 +81,7 @@ struct Sampler {
     }
     return block_sum<256>(mine, memory);
   }
-  // Tokens whose rank is at least `least`; exact, as there are fewer than 2^24.
+  // The number of tokens whose rank is at least `least`; exact in float32, as there are fewer than 2^24.
   GPU_FN float reached(u32 least) const {
     return over_mine([least](float x) { return rank(x) >= least ? 1.f : 0.f; });
   }
@@ -99,7 +101,7 @@ struct Sampler {
     }
     return low;
   }
-  // The smallest rank of at least `least` above which the tokens weigh less than top_p of all.
+  // The smallest rank from `least` on such that the tokens above it have less than top_p of the weight.
   GPU_FN u32 top_p_rank(u32 highest, u32 least, float top_p) const {
     float top = number(highest), limit = top_p * weighs(top, least);
     u32 low = least, high = highest;  // nothing is above the highest
@@ -130,13 +132,13 @@ GPU_FN u64 highest_key(const float* logits, u32 count, u64* keys, bool aligned) 
   return best;
 }
 
-// The id at `wanted` of the running sum of weights: each work-item has summed a run of `run` ids into runs[].
+// The id at which the running sum of weights reaches `wanted`; runs[] holds each work-item's sum over `run` ids.
 GPU_FN u32 walk(const Sampler& s, const float* runs, u32 run, float uniform_number, float top, u32 least) {
   float total = 0.f, before = 0.f;
   for (u32 i = 0; i < 256; i++) total += runs[i];
   float wanted = uniform_number * total;
   u32 chosen = 0, token = 0;
-  // The last run with any weight: rounding may leave the number above the sum.
+  // Stops at the last run with any weight, as rounding may leave the number above the sum.
   for (u32 i = 0; i < 256; i++) {
     if (!(runs[i] > 0.f)) continue;
     chosen = i;

@@ -1,20 +1,21 @@
-// Linear recurrences in chunks of 64 tokens, all in float32: the gates of a chunk, its arrays, and matmuls of 64 x 64
-// results. Of delta_rule.hip and ssd.hip; there q, k, v and beta are C, B, x and dt.
+// Linear recurrences in chunks of 64 tokens, in float32: the parts that delta_rule.hip and ssd.hip share (gates of a
+// chunk, layouts of arrays, matmuls with 64 x 64 results). In ssd.hip q, k, v and beta are C, B, x and dt.
 //
-// qkv [batch, tokens, channels]: of G key heads and all heads, in the order of `Layout`; g, beta [batch, tokens, heads] f32.
-// Scratch, of `rows` = batch heads and the segment's chunks: info [planes, rows, chunks, 64]: sums of g, what they leave
-// out, beta, where the token's document starts in the chunk (-1: before it). states [chunks, rows, keys, width]: before each chunk; dstates: of
-// the gradients after each.
+//   qkv [batch, tokens, channels]: q and k of G key heads, v of all heads, in the order of `Layout`
+//   g, beta [batch, tokens, heads] f32
+//   info [planes, rows, chunks, 64], rows = batch * heads: running sums of g, their rounding rests, beta, and the
+//       position in the chunk where the token's document starts (-1: before the chunk)
+//   states [chunks, rows, keys, width]: the state before each chunk; dstates: the gradient of the state after each
 //
-// Matmuls: tiles of 64 x 64, 16 results a work-item of 256, operands in LDS DEEP of the inner size at a time. CDNA has a
-// matrix unit for float32; RDNA multiplies and adds.
+// Matmuls: a work-group of 256 makes a tile of 64 x 64, 16 results per work-item; operands go through LDS, DEEP of the
+// inner dimension at a time. CDNA uses its float32 matrix instructions, RDNA multiply-adds.
 #pragma once
 #include "elements.hpp"
 
 using namespace gpu;
 
 constexpr u32 CHUNK = 64, SQUARE = CHUNK * CHUNK, MOST_KEYS = 256;
-// Rows in LDS are so far apart that neither their writes nor their reads meet in a bank.
+// STRIDE: floats from row to row in LDS, chosen so that neither writes nor reads have bank conflicts.
 constexpr u32 DEEP = GPU_CDNA ? 32 : 16, STRIDE = GPU_CDNA ? 65 : 68;
 enum { SUMS, RESTS, BETA, START };  // planes of info
 
@@ -27,7 +28,7 @@ struct Sizes {
 #define SIZES                                                                           \
   Sizes { qkv, batch, tokens, heads, key_heads, keys, width, at, chunks, types }
 
-// A chunk's gates in LDS, a number a token each.
+// A chunk's gates in LDS, one number per token.
 struct Gates {
   float sums[CHUNK], rests[CHUNK], beta[CHUNK], start[CHUNK], inside[CHUNK], to_end[CHUNK];
 };
@@ -64,7 +65,7 @@ struct ChunkOf {
   GPU_FN u32 first_value() const { return LAYOUT == Layout::QKV ? 2 * key_width() : 0; }
   GPU_FN u64 channel(u32 i, u32 c) const { return (row + i) * (2 * key_width() + s.heads * s.width) + c; }
   GPU_FN u64 value_channel(u32 i, u32 c) const { return channel(i, first_value() + head % s.heads * s.width + c); }
-  // Numbers of q, k and v as they came; what lies beyond counts as 0.
+  // An element of q, k or v; 0 beyond the end.
   GPU_FN float part(u32 first, u32 i, u32 d, u32 end) const {
     float x = load(s.qkv, type_of(s.types, 0), channel(min(i, count - 1), first + min(d, end - 1)));
     return i < count && d < end ? x : 0.f;
@@ -77,12 +78,13 @@ struct ChunkOf {
     float x = load(p, type_of(s.types, 1), there);
     return i < count && c < s.width ? x : 0.f;
   }
-  // What token j has left in the state until token i, 0 where it is no earlier one of i's document.
+  // The share of token j's contribution that is left at token i; 0 unless j is an earlier token of i's document.
   GPU_FN float decay(const Gates& g, u32 i, u32 j) const {
     bool counts = j <= i && i < count && float(j) >= g.start[i];
     return counts ? gpu::exp(g.sums[i] - g.sums[j] + (g.rests[i] - g.rests[j])) : 0.f;
   }
-  // inside: of the incoming state, what is left at each token; to_end: of each token, what is left at the chunk's end.
+  // inside: the share of the incoming state left at each token; to_end: the share of each token left at the chunk's
+  // end.
   GPU_FN void finish_gates(Gates& g) const {
     barrier();
     u32 i = thread();
@@ -92,7 +94,7 @@ struct ChunkOf {
     }
     barrier();
   }
-  // From the arguments, and into info.
+  // Reads the gates from the arguments and stores them in info.
   GPU_FN void make_gates(Gates& gates, const float* g, const float* beta, const int* doc_start, const int* cache_len,
                          float* info) const {
     u32 i = thread(), token = min(i, count - 1);
@@ -100,7 +102,7 @@ struct ChunkOf {
       int start = doc_start[row + token] - cache_len[0] - int(s.at + chunk * CHUNK);
       gates.start[i] = float(max(min(start, int(CHUNK)), -1));
       gates.beta[i] = i < count ? beta[gate_at(token)] : 0.f;
-      // Until they are summed: a multiple of 2^-11, whose sums are exact, and what is left. Of less than -128 no decay is left.
+      // g is split into a multiple of 2^-11, whose sums are exact, and a rest. exp(-128) is 0 in float32.
       float here = i < count ? max(g[gate_at(token)], -128.f) : 0.f;
       gates.to_end[i] = float(int(here * 2048.f)) / 2048.f;
       gates.inside[i] = here - gates.to_end[i];
@@ -118,7 +120,7 @@ struct ChunkOf {
     }
     finish_gates(gates);
   }
-  // The sum of what the heads have that share a key head, of which this is the first.
+  // The sum over the heads that share a key head; this head is the first of them.
   GPU_FN float sum_heads(const float* dqk, u32 i, u32 which, u32 d) const {
     float sum = 0.f;
     for (u32 n = 0; n < s.heads / s.key_heads; n++) sum += dqk[pair_at(i, which, d) + u64(n) * s.chunks * CHUNK * 2 * s.keys];
@@ -132,12 +134,12 @@ struct ChunkOf {
   }
 };
 
-// ---- gradients of g ----------------------------------------------------------------------------------------------------
-// A token's g is in the decays between earlier tokens and it or later ones. Each is added, and none subtracted: of
-// differences of sums a small gradient would keep no digit.
+// ---- gradients of g -------------------------------------------------------------------------------------------------
+// g of a token is part of every decay from an earlier token to it or to a later one. The gradients of those are added
+// up directly; as a difference of prefix sums a small gradient would lose all its digits.
 //
-// to[token] += the sum of pair(i, n), the gradient of the logarithm of the decay from n to i, over n < token <= i. memory: of
-// a tile.
+// to[token] += sum over n < token <= i of pair(i, n), the gradient of the logarithm of the decay from n to i.
+// memory: LDS of a tile.
 template <class F>
 GPU_FN void add_pairs(float* memory, float* to, F pair) {
   constexpr u32 ROWS = CHUNK * CHUNK / 256, GROUPS = CHUNK / 16;
@@ -146,7 +148,7 @@ GPU_FN void add_pairs(float* memory, float* to, F pair) {
 #pragma unroll
   for (u32 i = ROWS; i-- > 0;) below[i] = sum += pair(part * ROWS + i, n);
   memory[thread()] = sum;
-  float* sums = memory + 256;  // of rows, by 16 columns
+  float* sums = memory + 256;  // of rows, 16 columns each
   local_barrier();
   sum = 0.f;
   for (u32 p = part + 1; p < 256 / CHUNK; p++) sum += memory[p * CHUNK + n];
@@ -160,15 +162,15 @@ GPU_FN void add_pairs(float* memory, float* to, F pair) {
   if (thread() < CHUNK)
     for (u32 i = 0; i < GROUPS; i++) to[thread()] += sums[i * (CHUNK + 1) + thread()];
 }
-// A token's: sums: of those pairs, and of the decay of the incoming state to each token; ends: of that from each to the
-// chunk's end; through: of the incoming state's to there.
+// The gradient of a token's g. sums: from the pairs above and from the decay of the incoming state to each token;
+// ends: from the decay of each token to the chunk's end; through: from the incoming state's decay to the chunk's end.
 GPU_FN float gate_gradient(const float* sums, const float* ends, float through, u32 count) {
   u32 j = thread();
   for (u32 i = 0; i < count; i++) through += i < j ? ends[i] : sums[i];
   return through;
 }
 
-// ---- matmuls ---------------------------------------------------------------------------------------------------------
+// ---- matmuls --------------------------------------------------------------------------------------------------------
 enum Order { ALONG, ACROSS };
 // A work-item's results at[j][i]: rows row() + i and columns column() + STEP j of a tile. memory: 2 DEEP STRIDE floats.
 struct Tile {
@@ -182,16 +184,16 @@ struct Tile {
 #pragma unroll
       for (u32 j = 0; j < 4; j++) at[j][i] = 0.f;
   }
-  // += sum over n < inner of left(row, n) right(n, column), which are 0 beyond their ends. What others of the work-group
-  // wrote to global memory must be behind a barrier() already. LEFT, RIGHT: whether neighbours in memory are of one row (of
-  // one column of the right operand) or of one n.
+  // += sum over n < inner of left(row, n) right(n, column), which are 0 beyond their ends. A barrier() must already
+  // separate this from what other work-items wrote to global memory. LEFT, RIGHT: ALONG where neighbours in memory
+  // differ in n, ACROSS where they differ in the row (of the right operand: the column).
   template <Order LEFT, Order RIGHT, class L, class R>
   GPU_FN void add(float* memory, u32 inner, L left, R right) {
     float *a = memory, *b = memory + DEEP * STRIDE;
 #pragma unroll 1
     for (u32 first = 0; first < inner; first += DEEP) {
       local_barrier();
-      u32 own = optimization_barrier(thread());  // or what follows from it is kept through the loop, and registers spill
+      u32 own = optimization_barrier(thread());  // recomputed: kept through the loop, it makes registers spill
 #pragma unroll
       for (u32 part = 0; part < DEEP * CHUNK / 256; part++) {
         u32 along = own % DEEP, wide = own / DEEP + part * (256 / DEEP);

@@ -1,22 +1,22 @@
-// The gated delta rule in chunks of 64 tokens (autograd/ops/delta_rule.py has the formulas), all in float32.
+// The gated delta rule in chunks of 64 tokens, in float32; the formulas are in autograd/ops/delta_rule.py.
 //
-//     system:        of each chunk: gates, N = k k' decay below the diagonal, X = inverse(1 + beta N), scores = q k' decay,
-//                    X beta inside k, X beta v
-//     scan:          through the chunks of a segment: new = X beta v - (X beta inside k) S; S = whole S + (to_end k)' new
+//     system:        of each chunk: gates, N = k k' decay below the diagonal, X = inverse(1 + beta N),
+//                    scores = q k' decay, X beta inside k, X beta v
+//     scan:          over a segment's chunks: new = X beta v - (X beta inside k) S; S = whole S + (to_end k)' new
 //     output:        y = inside q S + scores new
-//     scan_backward: from the last chunk on: dnew = scores' dy + to_end k dS; dS = whole dS + (inside q)' dy -
-//                    (X beta inside k)' dnew
-//     grads:         of q and k (of length 1), v and the gates;  channels: of q and k as they came
-//     step:          token by token, on a state
+//     scan_backward: from the last chunk on: dnew = scores' dy + to_end k dS;
+//                    dS = whole dS + (inside q)' dy - (X beta inside k)' dnew
+//     grads:         gradients of normalised q and k, of v and of the gates;  channels: of q and k before normalisation
+//     step:          token by token, updating a state
 //
-// qkv [batch, tokens, channels]: q and k of G key heads, v of all heads. Scratch as in chunks.hpp, and: planes 4 and 5 of info,
-// one over the lengths of q (scaled) and of k; mats [rows, chunks, 3, 64, 64]: X, N, scores; decayed [rows, chunks, 64,
-// keys]: X beta inside k; values [2, rows, chunks, 64, width]: new, and its gradient.
+// qkv [batch, tokens, channels] and scratch arrays as in chunks.hpp, and
+//   planes 4 and 5 of info: 1 / |q| (times the scale) and 1 / |k|; mats [rows, chunks, 3, 64, 64]: X, N, scores
+//   decayed [rows, chunks, 64, keys]: X beta inside k; values [2, rows, chunks, 64, width]: new, and its gradient
 // Sources: Yang, Kautz and Hatamizadeh, Gated Delta Networks (arXiv 2412.06464); Yang et al. (arXiv 2406.06484).
 #include "chunks.hpp"
 
 constexpr float EPS = 1e-6f;
-constexpr u32 INVERSE_ROW = 72;  // a row of the inverse in LDS: four lanes read one column of four rows, in different banks
+constexpr u32 INVERSE_ROW = 72;  // floats per row of the inverse in LDS: four rows of a column are in different banks
 enum { INVERSE, SYSTEM, SCORES };
 enum { Q_UNIT = START + 1, K_UNIT };
 
@@ -41,12 +41,12 @@ struct Chunk : ChunkOf<Layout::QKV> {
   }
 };
 
-// The chunk of this work-group once more: what follows from it is worked out anew, or scalar registers spill.
+// The chunk of this work-group once more: recomputing what follows from it keeps scalar registers from spilling.
 GPU_FN Chunk again(const Sizes& sizes, u32 number) {
   return Chunk(sizes, uniform_barrier(block_y()), uniform_barrier(number));
 }
 
-// ---- forward ---------------------------------------------------------------------------------------------------------
+// ---- forward --------------------------------------------------------------------------------------------------------
 // Launch: (chunks, rows) work-groups of 256.
 extern "C" GPU_KERNEL(256) void delta_system(DELTA_ARGUMENTS, const float* g, const float* beta, const int* doc_start,
                                              const int* cache_len, float* info, float* mats, float* decayed,
@@ -58,7 +58,7 @@ extern "C" GPU_KERNEL(256) void delta_system(DELTA_ARGUMENTS, const float* g, co
   UnitGates& gates = gates_of[0];
   const Chunk c(SIZES, block_y(), block_x());
   u32 i = thread() / 4;
-  float squares_q = 0.f, squares_k = 0.f;  // of a token's q and k, four work-items each
+  float squares_q = 0.f, squares_k = 0.f;  // of a token's q and k, summed by four work-items
   for (u32 d = thread() % 4; d < keys; d += 4) {
     float x = c.q(i, d), y = c.k(i, d);
     squares_q += x * x;
@@ -83,7 +83,7 @@ extern "C" GPU_KERNEL(256) void delta_system(DELTA_ARGUMENTS, const float* g, co
     mats[c.square(SYSTEM, r, j)] = x;
   });
   qk.each([&](u32 r, u32 j, float x) { mats[c.square(SCORES, r, j)] = x * c.decay(gates, r, j); });
-  // Row after row of the inverse; four work-items share an element.
+  // The inverse row by row, by forward substitution; four work-items share an element.
   for (u32 to = 0; to < CHUNK; to++) {
     barrier();
     float before = 0.f;
@@ -113,14 +113,15 @@ extern "C" GPU_KERNEL(256) void delta_system(DELTA_ARGUMENTS, const float* g, co
   }
 }
 
-// before, saved, after: states [rows, keys, width]: that in front of the segment (null: zeros), a place to keep it (or
-// null), and that behind it. before and after may be one. Launch: (ceil(width / 64), rows) work-groups of 256.
+// before, saved, after: states [rows, keys, width]: the one before the segment (null: zeros), a copy of it to keep (or
+// null), and the one after the segment. before and after may be the same array. Launch: (ceil(width / 64), rows)
+// work-groups of 256.
 extern "C" GPU_KERNEL(256) void delta_scan(DELTA_ARGUMENTS, const float* info, const float* decayed, float* values,
                                            float* states, const float* before, float* saved, float* after) {
   TILE_MEMORY;
   GPU_SHARED(UnitGates, gates_of, 1);
   UnitGates& gates = gates_of[0];
-  u32 column = block_x() * CHUNK, own = width - column;  // the first of this work-group, and how many there are
+  u32 column = block_x() * CHUNK, own = width - column;  // the work-group's first column, and columns from there on
   {
     const Chunk c(SIZES, block_y(), 0);
     for (u32 e = thread(); e < keys * CHUNK; e += 256) {
@@ -201,7 +202,7 @@ extern "C" GPU_KERNEL(256) void delta_step(DELTA_ARGUMENTS, const float* g, cons
     }
     float q_unit = scale / gpu::sqrt(block_sum<256>(q * q, memory) + EPS);
     float k_unit = 1.f / gpu::sqrt(block_sum<256>(k * k, memory) + EPS);
-    // The first token of a document begins with no state, and one from before its document leaves none.
+    // The first token of a document starts from zeros; a token before its document's start leaves no state.
     int position = cache_len[0] + int(t), begins = doc_start[c.row + t];
     bool goes_on = begins < position;
     float kept = goes_on ? gpu::exp(g[c.gate_at(t)]) : 0.f, read = 0.f;
@@ -222,9 +223,9 @@ extern "C" GPU_KERNEL(256) void delta_step(DELTA_ARGUMENTS, const float* g, cons
   }
 }
 
-// ---- backward --------------------------------------------------------------------------------------------------------
-// values, plane 1: is overwritten with dnew. after, before: gradients of the states behind the segment (null: zeros) and
-// in front of it, which may be one. types: qkv, dy. Launch: as delta_scan.
+// ---- backward -------------------------------------------------------------------------------------------------------
+// values, plane 1: overwritten with dnew. after, before: gradients of the states after the segment (null: zeros) and
+// before it; may be the same array. types: qkv, dy. Launch: as delta_scan.
 extern "C" GPU_KERNEL(256) void delta_scan_backward(DELTA_ARGUMENTS, const float* info, const float* mats,
                                                     const float* decayed, const void* dy, float* values, float* dstates,
                                                     const float* after, float* before) {
@@ -276,7 +277,8 @@ extern "C" GPU_KERNEL(256) void delta_scan_backward(DELTA_ARGUMENTS, const float
   }
 }
 
-// values, plane 1: dnew, overwritten with X' dnew. dqk f32 [rows, chunks, 64, 2 keys]; dqkv: those of v; dg, dbeta like g.
+// values, plane 1: dnew, overwritten with X' dnew. dqk f32 [rows, chunks, 64, 2 keys]; dqkv: receives v's gradient;
+// dg, dbeta like g.
 // types: qkv, dy. Launch: (chunks, rows) work-groups of 256.
 extern "C" GPU_KERNEL(256) void delta_grads(DELTA_ARGUMENTS, const float* info, const float* mats, float* values,
                                             const float* states, const float* dstates, const void* dy, float* dqk,
@@ -381,8 +383,9 @@ extern "C" GPU_KERNEL(256) void delta_grads(DELTA_ARGUMENTS, const float* info, 
   }
 }
 
-// dqkv: those of q and k, of all heads that share one added up, before they had length 1: dx = (dx1 - x1 (x1 dx1)) / |x|.
-// Launch: (tokens, batch) work-groups of 256, tokens those of the segment; a wave takes one of 2 key_heads after another.
+// dqkv: receives the gradients of q and k, summed over the heads that share a key head, before normalisation:
+// dx = (dx1 - x1 (x1 dx1)) / |x|, x1 = x / |x|.
+// Launch: (tokens of the segment, batch) work-groups of 256; each wave loops over the 2 key_heads vectors.
 extern "C" GPU_KERNEL(256) void delta_channels(DELTA_ARGUMENTS, const float* info, const float* dqk, void* dqkv) {
   u32 share = heads / key_heads, i = block_x() % CHUNK;
   for (u32 part = wave(); part < 2 * key_heads; part += 256 / GPU_WAVE) {

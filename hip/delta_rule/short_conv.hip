@@ -1,9 +1,11 @@
-// A short causal convolution of each channel: y = silu(z), or z without silu, z[t] = sum over taps j of x[t - j] weight[width - 1 - j].
+// A short causal convolution of each channel: y = silu(z), or y = z without silu, with
+//     z[t] = sum over taps j of x[t - j] weight[width - 1 - j]
 //
-// x [batch, given, channels], of which the last `tokens` are those of y; weight [channels, width] f32; doc_start [batch,
-// tokens] i32; cache_len [1]; y, dy [batch, tokens, channels], dx like x. sums f32 [runs, channels, width]: of weight's
-// gradient, over RUN tokens each. types: x, dy. A tap before a token's document counts as 0, and so does one before x.
-// Launch: a work-item an element of what is written, each row in work-groups of 256 of its own.
+// x, dx [batch, given, channels], whose last `tokens` tokens are those of y; weight [channels, width] f32; doc_start
+// [batch, tokens] i32; cache_len [1]; y, dy [batch, tokens, channels]; sums f32 [runs, channels, width]: partial sums
+// of the weight's gradient, over RUN tokens each. types: x, dy. A tap before x or before the token's document counts as
+// 0.
+// Launch: one work-item per element written; each row has work-groups of 256 of its own.
 #include "elements.hpp"
 
 using namespace gpu;
@@ -16,7 +18,7 @@ struct Conv {
   const int *doc_start, *cache_len;
   u32 batch, tokens, given, channels, width, silu, types;
 
-  // How many tokens before token t count; below 0 where its document begins later.
+  // How many tokens before token t count; negative where its document begins later.
   GPU_FN int reach(u32 b, u32 t) const {
     return min(int(t) + cache_len[0] - doc_start[u64(b) * tokens + t], int(t + given - tokens));
   }
@@ -47,7 +49,7 @@ struct Conv {
 #define CONV                                                                                             \
   Conv { x, dy, weight, doc_start, cache_len, batch, tokens, given, channels, width, silu, types }
 
-// Place `at` of row `row` of what is written, whose rows have so many columns: as many work-groups as a row needs.
+// The row and the column that a work-item writes; every row takes ceil(columns / 256) work-groups.
 struct Place {
   u32 row, at;
 

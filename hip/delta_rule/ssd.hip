@@ -1,15 +1,15 @@
-// Mamba-2's recurrence in chunks of 64 tokens (autograd/ops/ssd.py has the formulas), all in float32. Here q, k, v and beta
-// (chunks.hpp) are C, B, x and dt.
+// Mamba-2's recurrence in chunks of 64 tokens, in float32; the formulas are in autograd/ops/ssd.py. q, k, v and beta of
+// chunks.hpp are C, B, x and dt here.
 //
 //     system:    of each chunk: gates, scores = C B' decay, and what it adds to the state: (to_end B)' (dt x)
 //     scan:      through the chunks of a segment: S = whole S + what the chunk adds
 //     output:    y = inside C S + scores (dt x) + skip x
-//     to_states: what each chunk adds to the gradient of the state before it: (inside C)' dy; then scan, from the last one on
-//     grads:     of x, B and C by head, the gates and skip;  channels: of B and C
-//     step:      token by token, on a state
+//     to_states: what each chunk adds to the gradient of the state before it: (inside C)' dy; then scan, last chunk
+//     first grads:     gradients of x, B and C by head, of the gates and of skip;  channels: of B and C
+//     step:      token by token, updating a state
 //
-// skip [heads] f32. Scratch as in chunks.hpp, and: plane 4 of info, what is left of the incoming state at each token; mats
-// [rows, chunks, 64, 64]: scores.
+// skip [heads] f32. Scratch arrays as in chunks.hpp, and plane 4 of info: the share of the incoming state left at each
+// token; mats [rows, chunks, 64, 64]: scores.
 // Source: Dao and Gu, Transformers are SSMs (arXiv 2405.21060).
 #include "chunks.hpp"
 
@@ -18,7 +18,7 @@ enum { INSIDE = START + 1 };
 struct Chunk : ChunkOf<Layout::VKQ> {
   using ChunkOf::ChunkOf;
   GPU_FN u64 score(u32 i, u32 j) const { return number() * SQUARE + i * CHUNK + j; }
-  // What is left at the chunk's end of the state before it.
+  // The share of the state before the chunk that is left at its end.
   GPU_FN float whole(const float* info) const { return info[plane(INSIDE, count - 1)]; }
   GPU_FN void load_gates(Gates& g, const float* info) const {
     barrier();
@@ -27,7 +27,7 @@ struct Chunk : ChunkOf<Layout::VKQ> {
   }
 };
 
-// ---- forward ---------------------------------------------------------------------------------------------------------
+// ---- forward --------------------------------------------------------------------------------------------------------
 // Launch: (chunks, rows) work-groups of 256.
 extern "C" GPU_KERNEL(256) void ssd_system(SIZES_ARGUMENTS, const float* g, const float* dt, const int* doc_start,
                                            const int* cache_len, float* info, float* mats, float* states) {
@@ -53,9 +53,10 @@ extern "C" GPU_KERNEL(256) void ssd_system(SIZES_ARGUMENTS, const float* g, cons
     }
 }
 
-// states: what each chunk adds becomes the state before it; backward: the gradient after it. before, saved, after: states
-// [rows, keys, width]: that before the first chunk (null: zeros), a place to keep it (or null), and that behind the last.
-// before and after may be one. Launch: (ceil(keys width / 256), rows) work-groups of 256.
+// states: holds what each chunk adds, and receives the state before the chunk; backward: the gradient of the state
+// after it. before, saved, after [rows, keys, width]: the state before the first chunk (null: zeros), a copy of it to
+// keep (or null), and the state after the last. before and after may be the same array. Launch: (ceil(keys width /
+// 256), rows) work-groups of 256.
 extern "C" GPU_KERNEL(256) void ssd_scan(SIZES_ARGUMENTS, u32 backward, const float* info, float* states,
                                          const float* before, float* saved, float* after) {
   u32 e = block_x() * 256 + thread();
@@ -96,8 +97,8 @@ extern "C" GPU_KERNEL(256) void ssd_output(SIZES_ARGUMENTS, const float* info, c
   });
 }
 
-// Token by token: S = exp(g) S + B (dt x)', y = S' C + skip x. types: xbc, y. Launch: (ceil(width / 64), rows) work-groups
-// of 256; four work-items share a column of the state.
+// Token by token: S = exp(g) S + B (dt x)', y = S' C + skip x. types: xbc, y. Launch: (ceil(width / 64), rows)
+// work-groups of 256; four work-items share a column of the state.
 extern "C" GPU_KERNEL(256) void ssd_step(SIZES_ARGUMENTS, const float* g, const float* dt, const int* doc_start,
                                          const int* cache_len, const float* skip, float* state, void* y) {
   GPU_SHARED(float, c_of, MOST_KEYS);
@@ -111,7 +112,7 @@ extern "C" GPU_KERNEL(256) void ssd_step(SIZES_ARGUMENTS, const float* g, const 
       b_of[thread()] = c.k(t, thread());
     }
     barrier();
-    // The first token of a document begins with no state, and one from before its document leaves none.
+    // The first token of a document starts from zeros; a token before its document's start leaves no state.
     int position = cache_len[0] + int(t), begins = doc_start[c.row + t];
     float kept = gpu::exp(g[c.gate_at(t)]), x = c.v(t, safe), sum = 0.f;
     float added = begins <= position ? dt[c.gate_at(t)] * x : 0.f;
@@ -127,7 +128,7 @@ extern "C" GPU_KERNEL(256) void ssd_step(SIZES_ARGUMENTS, const float* g, const 
   }
 }
 
-// ---- backward --------------------------------------------------------------------------------------------------------
+// ---- backward -------------------------------------------------------------------------------------------------------
 // dstates: what each chunk adds. types: xbc, dy. Launch: (chunks, rows, ceil(width / 64)) work-groups of 256.
 extern "C" GPU_KERNEL(256) void ssd_to_states(SIZES_ARGUMENTS, const float* info, const void* dy, float* dstates) {
   TILE_MEMORY;
@@ -147,7 +148,8 @@ extern "C" GPU_KERNEL(256) void ssd_to_states(SIZES_ARGUMENTS, const float* info
   }
 }
 
-// dxbc: those of x. dcb f32 [rows, chunks, 64, 2, keys]: of C and B, by head; dg, ddt, dskip [batch, tokens, heads] f32.
+// dxbc: receives the gradient of x. dcb f32 [rows, chunks, 64, 2, keys]: gradients of C and B by head; dg, ddt, dskip
+// [batch, tokens, heads] f32.
 // types: xbc, dy. Launch: (chunks, rows) work-groups of 256.
 extern "C" GPU_KERNEL(256) void ssd_grads(SIZES_ARGUMENTS, const float* info, const float* mats, const float* states,
                                           const float* dstates, const void* dy, const float* skip, float* dcb, void* dxbc,
@@ -233,8 +235,8 @@ extern "C" GPU_KERNEL(256) void ssd_grads(SIZES_ARGUMENTS, const float* info, co
   }
 }
 
-// dxbc: those of B and C, of all heads that share one added up. Launch: (tokens, batch) work-groups of 256, tokens those of
-// the segment.
+// dxbc: receives the gradients of B and C, summed over the heads that share them. Launch: (tokens of the segment,
+// batch) work-groups of 256.
 extern "C" GPU_KERNEL(256) void ssd_channels(SIZES_ARGUMENTS, const float* dcb, void* dxbc) {
   u32 i = block_x() % CHUNK;
   for (u32 n = thread(); n < 2 * key_heads * keys; n += 256) {

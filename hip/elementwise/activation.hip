@@ -1,7 +1,7 @@
 // y = act(x), or act(x) * up; backward: y = dy act'(x) (* up), dup = dy act(x). act: SiLU, x s(x), or GELU in its tanh
 // form, x s(2 sqrt(2 / pi) (x + 0.044715 x^3)), with s(z) = 1 / (1 + exp(-z)).
 //   x, up, dy, y, dup [n] f32, f16 or bf16 (types in this order); up, dy, dup may be null.
-// Launch: ceil(n / 2048) work-groups of 256, 8 elements a work-item.
+// Launch: ceil(n / 2048) work-groups of 256, 8 elements per work-item.
 // Sources: Elfwing et al. (2017); Hendrycks and Gimpel (2016); Shazeer, GLU Variants Improve Transformer (2020).
 #include "elements.hpp"
 

@@ -1,5 +1,5 @@
-// Sums over rows, column by column, for a work-group of 256 that has 256 columns: 32 work-items side by side take eight
-// columns each (128-bit loads), eight slots of them take every eighth row; the slots are added in their order.
+// Sums over rows of 256 columns, by a work-group of 256: 32 work-items take eight columns each (128-bit loads), and
+// eight such slots take every eighth row; the slots are added in order.
 #pragma once
 
 #include "elements.hpp"
@@ -11,7 +11,7 @@ constexpr u32 COLUMN_SLOTS = 8;
 constexpr u32 COLUMN_HALF = 144, COLUMN_MEMORY = COLUMN_SLOTS * 2 * COLUMN_HALF;
 
 // Column block_x() * 256 + thread() of the sum over rows first <= r < last of at(r, c), which gives columns c to c + 7.
-// memory: [COLUMN_MEMORY] in LDS. Every work-item takes part; that of a column past the end gets something else.
+// memory: [COLUMN_MEMORY] in LDS. Every work-item must call this; for a column past the end the result is undefined.
 template <class F>
 GPU_FN float column_sum(u32 first, u32 last, u32 columns, float* memory, F at) {
   u32 group = thread() % 32, slot = thread() / 32, c = block_x() * 256 + group * 8;

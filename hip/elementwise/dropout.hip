@@ -1,7 +1,7 @@
-// y = x / (1 - p) where element i is kept, else 0. Kept: word i % 4 of Philox-4x32-10 with counter (i / 4, stream, 0, 0)
-// and key seed[0..1] is at least `threshold` = floor(p 2^32). The same on every device.
+// y = x / (1 - p) where element i is kept, else 0. Kept: word i % 4 of Philox-4x32-10 with counter (i / 4, stream, 0,
+// 0) and key seed[0..1] is at least `threshold` = floor(p 2^32). The same on every device.
 //   x, y [n] f32, f16 or bf16 (types: x, y); seed [2] u32. keep = 1 - p.
-// Launch: ceil(n / 2048) work-groups of 256, 8 elements a work-item.
+// Launch: ceil(n / 2048) work-groups of 256, 8 elements per work-item.
 // Source: Salmon et al., Parallel Random Numbers: As Easy as 1, 2, 3 (2011).
 #include "elements.hpp"
 

@@ -2,7 +2,7 @@
 // b[i] is not 0, else alpha, 6 a (cast).
 //   a, b, y [n] f32, f16 or bf16 (types: a, b, y); b of 3: [1], of 4: [columns]. y may be a or b.
 // softcap: y = cap tanh(x / cap); types: x, y.
-// Launch: ceil(n / 2048) work-groups of 256, 8 elements a work-item.
+// Launch: ceil(n / 2048) work-groups of 256, 8 elements per work-item.
 #include "elements.hpp"
 #include "softcap.hpp"
 

@@ -1,9 +1,9 @@
 // Forward: y[n] = table[ids[n]]. Backward: dtable[v] = sum of dy[n] over the n with ids[n] = v, in rising order of n
-// (dtable is zero before). embedding_chains links the places of each id: heads[v] the first (NONE before), links[n] the
-// next one after n (NONE: no more); embedding_backward adds up each chain.
+// (dtable is zero before). embedding_chains links the positions of each id: heads[v] is the first (initially NONE),
+// links[n] the next one after n (NONE at the end); embedding_backward sums each chain.
 //   table [V, C], y, dy [N, C] f32, f16 or bf16 (types: table, y; or dy); ids [N] i32; dtable [V, C] f32; heads [V],
 //   links [N] u32.
-// Launch: embedding, embedding_backward one work-group of 256 a token; embedding_chains one work-group of 256, which
+// Launch: embedding, embedding_backward one work-group of 256 per token; embedding_chains one work-group of 256, which
 // goes through the tokens from the last to the first, 256 at a time.
 #include "elements.hpp"
 

@@ -1,12 +1,12 @@
-// Elementwise expressions over broadcasting operands (device/expression.py), run by an interpreter: no compiler is needed
-// where the model runs. A work-item computes one element; its values lie in LDS, a slot each.
+// Elementwise expressions over broadcasting operands (device/expression.py), run by an interpreter, so that users need
+// no compiler. A work-item computes one element; intermediate values are in LDS, one slot each.
 //
-// code, words of 32 bits: two of each instruction: function | slot of its result << 8, and the slots of its operands, 8 bits each (of
-// load, scalar and index their number); then scalars; the sizes of the axes; strides of each array, and of the output;
-// offsets of each, and of the output. Of the output's axes those that are reduced come last.
-// types: four bits for each array, and then of the output: f32, f16, bf16, i32, u32.
-// Launch: fused: ceil(n / 256) work-groups of 256. fused_reduce: a wave for each of n outputs and each chunk of `step` rows;
-// of several chunks the output is [chunks, n].
+// code, 32-bit words: two per instruction: function | slot of the result << 8, and the operands' slots, 8 bits each
+// (numbers for load, scalar and index); then scalars; the sizes of the axes; strides of each array and of the output;
+// offsets of each array and of the output. Reduced axes come last.
+// types: four bits per array, then the output's: f32, f16, bf16, i32, u32.
+// Launch: fused: ceil(n / 256) work-groups of 256. fused_reduce: a wave for each of n outputs and each chunk of `step`
+// rows; with several chunks the output is [chunks, n].
 // Sources: Cephes (Moshier) for sine and cosine.
 #include "elements.hpp"
 #include "softcap.hpp"

@@ -1,14 +1,15 @@
-// IQ2_XXS, IQ2_XS, IQ2_S, IQ3_XXS and IQ3_S, formats of frozen weights (eights_formats.hpp): of each CELL elements (8 or 4) the
-// number of an entry in a table.
+// IQ2_XXS, IQ2_XS, IQ2_S, IQ3_XXS and IQ3_S, formats of frozen weights (eights_formats.hpp): for each CELL elements (8
+// or 4) the number of an entry in a table.
 //
-//     element i = d (2 scale + 1) FACTOR * its share of the entry, or its negative
-//     codes: a byte, the low 8 bits of a number
-//     grid, from the lowest bits on: of CELL 8 16 bits an entry: 2 bits an element, 0 to 2 for 8, 25, 43; FORM 0 of CELL 4: a
-//     word an entry, 5 bits an element, half of it; FORM 2 of CELL 4: 16 bits an entry, 4 bits an element
-//     FORM 0 (XXS): signs: a word of each 32: 7 bits of each 8, the last makes their number even; 4 bits of a scale
-//     FORM 1 (IQ2_XS): signs: a byte of each 8: 7 bits, and the number's ninth
-//     FORM 2 (S): signs: a byte of each 8; high: a byte of each 32, the bits of their numbers above the low 8
-//     d: a float16 of each 256; but of FORM 0 then 4 bits of the scale of each 16 elements or, where CELL is 4, 32
+//     element i = +- d (2 scale + 1) FACTOR * its part of the entry
+//     codes: the low 8 bits of the entry's number, a byte each
+//     grid: CELL 8: 16 bits per entry, 2 bits per element: 0, 1, 2 stand for 8, 25, 43; CELL 4, FORM 0: a word per
+//         entry, 5 bits per element, half of its value; FORM 2: 16 bits per entry, 4 bits per element; lowest first
+//     FORM 0 (XXS): signs: a word per 32 elements: 7 sign bits per 8 (the eighth makes their number even) and a scale
+//         of 4 bits
+//     FORM 1 (IQ2_XS): signs: a byte per 8: 7 sign bits, and the ninth bit of the entry's number
+//     FORM 2 (S): signs: a byte per 8; high: a byte per 32, the entries' numbers above their low 8 bits
+//     d: a float16 per 256, then (not FORM 0) scales of 4 bits, one per 16 elements, or per 32 where CELL is 4
 //
 // Products are exact in float32.
 // Source: ggml's dequantize_row_iq2_xxs and those of the others (github.com/ggml-org/llama.cpp).

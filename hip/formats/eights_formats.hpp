@@ -1,6 +1,6 @@
-// More formats of frozen weights, which one row (gemv.hip) takes as they are. They are restored as a whole (quantize.hip)
-// before products of more rows (gemm/linear.py): kernels of their own would be as many again. A line for each, as in
-// weight_formats.hpp; the type of the weight has
+// More formats of frozen weights. gemv.hip (one row) decodes them inside; for more rows the weight is restored
+// first (quantize.hip, gemm/linear.py), as GEMM kernels for them would double the number of kernels. A line for each,
+// as in weight_formats.hpp; the weight's type has
 //     gpu::Eight eight(i)                         8 elements from i on, a multiple of 8
 #pragma once
 #include "codebook.hpp"

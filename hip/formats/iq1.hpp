@@ -1,11 +1,12 @@
-// IQ1_S and IQ1_M, formats of frozen weights (eights_formats.hpp): of each 8 elements an entry of a table of -1, 0 and 1, moved
-// by an eighth up or down.
+// IQ1_S and IQ1_M, formats of frozen weights (eights_formats.hpp): for each 8 elements an entry of a table of -1, 0 and
+// 1, shifted up or down by an eighth.
 //
-//     element i = d (2 scale + 1) (its share of the entry +- 0.125); codes: a byte, the low 8 bits of an entry's number
-//     IQ1_S: heads: 16 bits of each 32: 3 bits each, above the low 8 of four numbers; 3 bits of a scale; 1 to move down
-//     IQ1_M: heads: 4 bits of each 8: 3 above the low 8; 1 to move down. d: 16 bits of each 64 elements: 3 bits of each 16's
-//            scale, 4 of the float16 of 256, the lowest first
-//     grid: of each element 2 bits, from the lowest on: 0, 1, 2 for -1, 0, 1
+//     element i = d (2 scale + 1) (its part of the entry +- 0.125)
+//     codes: the low 8 bits of the entry's number, a byte each
+//     IQ1_S: heads: 16 bits per 32 elements: the high 3 bits of four numbers, a scale of 3 bits, 1 bit to shift down
+//     IQ1_M: heads: 4 bits per 8: the high 3 bits of the number, 1 bit to shift down; d: 16 bits per 64: four scales of
+//         3 bits (16 elements each), then 4 bits of the float16 d of 256, lowest first
+//     grid: 2 bits per element, lowest first: 0, 1, 2 stand for -1, 0, 1
 //
 // Sources: ggml's dequantize_row_iq1_s and dequantize_row_iq1_m (github.com/ggml-org/llama.cpp).
 #pragma once

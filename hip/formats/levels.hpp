@@ -1,11 +1,13 @@
-// IQ4_NL, IQ4_XS and NVFP4, formats of frozen weights (eights_formats.hpp): codes of 4 bits, each one of sixteen levels.
+// IQ4_NL, IQ4_XS and NVFP4, formats of frozen weights (eights_formats.hpp): 4-bit codes of sixteen levels.
 //
-//     element i = scale of its group * levels[codes[i]]; 8 codes in a word, from the lowest bits on
-//     IQ4_NL: a float16 of each 32
-//     IQ4_XS: d * (scale - 32): two words of each 256: the float16 d (low), of each 32 the high 2 bits; the low 4 bits of each
-//     NVFP4: a byte of each 16, E4M3 whose sign is ignored, where 127 is 0; levels are twice the values of codes
+//     element i = scale of its group * levels[codes[i]]; 8 codes per word, lowest bits first
+//     IQ4_NL: a float16 per 32 elements
+//     IQ4_XS: d * (scale - 32): two words per 256: the float16 d (low) and the high 2 bits of eight scales; their low 4
+//         bits
+//     NVFP4: a byte per 16: E4M3, where the sign is ignored and 127 is 0; levels are twice the codes' values
 //
-// Sources: ggml's dequantize_row_iq4_nl, dequantize_row_iq4_xs and dequantize_row_nvfp4 (github.com/ggml-org/llama.cpp).
+// Sources: ggml's dequantize_row_iq4_nl, dequantize_row_iq4_xs and dequantize_row_nvfp4
+// (github.com/ggml-org/llama.cpp).
 #pragma once
 #include "gpu.hpp"
 
@@ -41,7 +43,7 @@ struct ByteScales {
   const unsigned char* scales;
   GPU_FN float of(long i) const {
     const unsigned code = scales[i / 16], exponent = code >> 3 & 15u;
-    const float value = gpu::bits_to_float(((code & 127u) << 20) + 0x3b800000u);  // 119 more on the exponent: half the value
+    const float value = gpu::bits_to_float(((code & 127u) << 20) + 0x3b800000u);  // exponent + 119: half the value
     const float small = 2.0f * value - 0.0078125f;  // without its leading one
     return code == 127u ? 0.0f : exponent ? value : small;
   }

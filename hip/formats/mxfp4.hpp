@@ -1,6 +1,7 @@
-// MXFP4, a format of frozen weights (eights_formats.hpp; of experts also weight_formats.hpp): blocks of 32 codes of 4 bits (E2M1) with one power of two (E8M0).
+// MXFP4, a format of frozen weights (eights_formats.hpp; of experts also weight_formats.hpp): blocks of 32 codes of 4
+// bits (E2M1) with one power of two (E8M0).
 //
-//     element i = twice the value of codes[i] * 2^(exponents[i / 32] - 128); 8 codes in a word, from the lowest bits on
+//     element i = twice the value of codes[i] * 2^(exponents[i / 32] - 128); 8 codes per word, lowest bits first
 //
 // Source: ggml's dequantize_row_mxfp4 (github.com/ggml-org/llama.cpp).
 #pragma once

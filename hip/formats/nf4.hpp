@@ -25,7 +25,7 @@ GPU_FN unsigned code(float v) {
   return found;
 }
 
-// Of code % 16. By selection: a table in the code object would have to be found and read first.
+// The level of code % 16, by selects: a table in the code object would first have to be loaded.
 GPU_FN float level(unsigned code) {
   constexpr float levels[16] = NF4_LEVELS;
   float found = levels[0];
@@ -34,7 +34,7 @@ GPU_FN float level(unsigned code) {
   return found;
 }
 
-// An offset of 32 bits: one register beside a base that all lanes share. Tables are smaller than 4 GiB.
+// A 32-bit offset: one register per lane, and a base address shared by all. Tables are smaller than 4 GiB.
 GPU_FN float float_at(const float* p, unsigned i) { return *(const float*)((const char*)p + (unsigned long)(4u * i)); }
 
 template <bool NESTED> struct Weight {

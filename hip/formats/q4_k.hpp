@@ -1,9 +1,9 @@
-// Q4_K, a format of frozen weights (eights_formats.hpp): GGUF's blocks of 256 codes of 4 bits, of which each 32 have a scale
-// and a minimum of 6 bits.
+// Q4_K, a format of frozen weights (eights_formats.hpp): GGUF's blocks of 256 4-bit codes, with a scale and a minimum
+// of 6 bits for each 32.
 //
-//     element i = d scale codes[i] - dmin minimum; 8 codes in a word, from the lowest bits on
-//     scales: four words a block: float16 d (low) and dmin; of each group of 32, 4 bits each, the low bits of its scale; the
-//     same of its minimum; 2 bits each, the high bits of the scales, then of the minima
+//     element i = d scale codes[i] - dmin minimum; 8 codes per word, lowest bits first
+//     scales: four words per block: the float16 d (low) and dmin; the low 4 bits of the eight scales; of the eight
+//         minima; the high 2 bits of the scales, then of the minima
 //
 // Both products are exact in float32: a fused multiply-add gives the same bits.
 // Source: ggml's dequantize_row_q4_K (github.com/ggml-org/llama.cpp).

@@ -1,10 +1,10 @@
-// Q4_0, Q4_1, Q5_0 and Q5_1, formats of frozen weights (eights_formats.hpp): GGUF's blocks of 32 codes of 4 or 5 bits with
-// one float16 scale, and a float16 minimum where MINIMUM is true.
+// Q4_0, Q4_1, Q5_0 and Q5_1, formats of frozen weights (eights_formats.hpp): GGUF's blocks of 32 codes of 4 or 5 bits
+// with one float16 scale, and a float16 minimum where MINIMUM is true.
 //
-//     element i = (codes[i] - 8) * scales[i / 32]; FIFTH: less 16, for 8; MINIMUM: codes[i] * scale + minimum
+//     element i = (codes[i] - 8) * scale; FIFTH: (codes[i] - 16) * scale; MINIMUM: codes[i] * scale + minimum
 //
-// 8 codes in a word, from the lowest bits on; their fifth bits in a byte of `high`; a scale is the low half of the word that
-// it shares with a minimum. The product is exact in float32: a fused multiply-add gives the same bits.
+// 8 codes per word, lowest bits first; their fifth bits are a byte of `high`. With MINIMUM a scale (low half) and a
+// minimum share a word. The product is exact in float32: a fused multiply-add gives the same bits.
 // Source: ggml's dequantize_row_q4_0 and those of the others (github.com/ggml-org/llama.cpp).
 #pragma once
 #include "gpu.hpp"

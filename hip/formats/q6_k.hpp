@@ -1,8 +1,8 @@
-// Q6_K, a format of frozen weights (eights_formats.hpp): GGUF's blocks of 256 codes of 6 bits, of which each 16 have a scale
-// of 8.
+// Q6_K, a format of frozen weights (eights_formats.hpp): GGUF's blocks of 256 codes of 6 bits, with a scale of 8
+// bits for each 16.
 //
-//     element i = d[i / 256] * scales[i / 16] * (code - 32); the low 4 bits of 8 codes in a word, the high 2 in 16 bits,
-//     both from the lowest bits on
+//     element i = d[i / 256] * scales[i / 16] * (code - 32); the low 4 bits of 8
+//     codes per word, their high 2 bits in 16 bits, lowest first
 //
 // Source: ggml's dequantize_row_q6_K (github.com/ggml-org/llama.cpp).
 #pragma once

@@ -4,7 +4,7 @@
 //   x [n], y [n] f32, f16 or bf16 (type); packed u8 [ceil(n / 2)]; absmax f32 [blocks] (u8 codes when nested);
 //   nested_absmax f32 [ceil(blocks / 256)], nested_code f32 [256], offset f32 [1].
 // block: a power of two from 32. Launch: quantize ceil(n / (4096 runs)) work-groups of 256 with runs = max(1, block /
-// 4096), 16 runs elements a work-item; mean one of 256; nest ceil(blocks / 256) of 256; dequantize ceil(n / 4096) of
+// 4096), 16 runs elements per work-item; mean one of 256; nest ceil(blocks / 256) of 256; dequantize ceil(n / 4096) of
 // 256.
 // Sources: Dettmers et al., QLoRA (2023), section 3; Dettmers et al., 8-bit Optimizers (2022), section 2.2.
 #include "elements.hpp"

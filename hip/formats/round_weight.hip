@@ -19,7 +19,7 @@ struct Least {
   GPU_FN u32 operator()(u32 a, u32 b) const { return min(a, b); }
 };
 
-// The element furthest from 0 of those that LANES neighbours have, N each; the first where several are.
+// The element of largest magnitude among the N elements of each of LANES neighbouring lanes; of equal ones the first.
 template <u32 LANES, u32 N>
 GPU_FN float furthest(const float (&x)[N]) {
   float most = 0.f;
@@ -47,7 +47,7 @@ GPU_FN void fetch(float (&to)[N], const float* x, u64 group, u64 n) {
 }
 GPU_FN u64 own_group() { return u64(block_x()) * 256 + thread(); }
 
-// ---- blocks of 32 with one scale -------------------------------------------------------------------------------------
+// ---- blocks of 32 with one scale ------------------------------------------------------------------------------------
 template <u32 BITS>
 GPU_FN void round_block(const float* x, void* codes, u16* scales, u32* high, u64 n) {
   u64 group = own_group();
@@ -90,16 +90,16 @@ extern "C" GPU_KERNEL(256) void round_q8_0(const float* x, u32* codes, u16* scal
   round_block<8>(x, codes, scales, nullptr, n);
 }
 
-// ---- Q4_K: of 32 elements 21 candidates for scale and minimum; eight of them in multiples of one unit -------------------
+// ---- Q4_K: of 32 elements 21 candidates for scale and minimum; eight of them in multiples of one unit ---------------
 GPU_FN float q4_k_code(float x, float least, float inverse) {
   return clamped(round_even(inverse * (x - least)), 0.f, 15.f);
 }
-// What an element adds to a weighted sum of squared errors.
+// An element's contribution to the weighted sum of squared errors.
 GPU_FN float q4_k_cost(float x, float weight, float code, float scale, float least) {
   float off = scale * code + least - x;
   return weight * (off * off);
 }
-// How many sixty-thirds of the largest a value is, as a byte of C that is cut off at 63.
+// value / largest in sixty-thirds, converted to a byte as C does and limited to 63.
 GPU_FN u32 q4_k_field(float largest, float value) {
   return largest <= 0.f ? 0 : min(u32(int(round_even(63.f / largest * value))) & 255, 63u);
 }
@@ -160,7 +160,7 @@ extern "C" GPU_KERNEL(256) void round_q4_k(const float* x, u32* codes, u32* scal
   float at[32];
   fetch(at, x, group, n);
   const Range range = q4_k_range(at);
-  // With the zero last: of 0 and -0 `max` takes its second.
+  // The zero is the second argument: of 0 and -0 `max` returns the second.
   float top_scale = row_reduce<8>(max(range.scale, 0.f), Max{}), top_least = row_reduce<8>(max(-range.least, 0.f), Max{});
   u32 scale = q4_k_field(top_scale, range.scale), least = q4_k_field(top_least, -range.least), i = thread() % 8;
   u16 scale_unit = half_bits(top_scale / 63.f), least_unit = half_bits(top_least / 63.f);
@@ -181,7 +181,7 @@ extern "C" GPU_KERNEL(256) void round_q4_k(const float* x, u32* codes, u32* scal
   if (i == 0) store16(scales + group / 8 * 4, of_block);
 }
 
-// ---- Q6_K: of 16 elements 19 candidates for a scale; sixteen of them in multiples of one unit ---------------------------
+// ---- Q6_K: of 16 elements 19 candidates for a scale; sixteen of them in multiples of one unit -----------------------
 constexpr float LEAST = 1e-15f;  // smaller groups are zeros
 
 GPU_FN float q6_k_code(float x, float inverse) { return clamped(round_even(inverse * x), -32.f, 31.f); }
@@ -194,7 +194,7 @@ extern "C" GPU_KERNEL(256) void round_q6_k(const float* x, u32* codes, u32* high
   bool some = gpu::abs(largest) >= LEAST;
 #pragma unroll 1
   for (u32 number = 0; some && number <= 18; number++) {
-    // The first is the range as it is, then from less to more.
+    // Candidate 0 is the unscaled range; the others are in rising order.
     float step = number == 0 ? 0.f : number > 9 ? float(number) - 9.f : float(number) - 10.f;
     float inverse = -(32.f + 0.1f * step) / largest, sum_lx = 0.f, sum_l2 = 0.f;
 #pragma unroll

@@ -1,10 +1,11 @@
-// Q2_K, Q3_K and TQ2_0, formats of frozen weights (eights_formats.hpp): GGUF's blocks of 256 codes, of which 2 bits each lie
-// side by side, 8 in 16 bits from the lowest on.
+// Q2_K, Q3_K and TQ2_0, formats of frozen weights (eights_formats.hpp): GGUF's blocks of 256 codes; 2 bits of each are
+// packed, 8 in 16 bits, lowest first.
 //
-//     Q2_K:  element i = d scale codes[i] - dmin minimum; a byte of each 16, scale (low 4 bits) and minimum; d and dmin
-//     Q3_K:  element i = d (scale - 32) (codes[i] - 4); a third bit of each code, 8 in a byte; three words a block: 4 bits
-//            each, the low ones of eight groups of 16, of the others, 2 bits each, the high ones of all; d
-//     TQ2_0: element i = d (codes[i] - 1); on a device TQ1_0 is the same
+//     Q2_K:  element i = d scale codes[i] - dmin minimum; a byte per 16 codes: scale (low 4 bits) and minimum; the
+//            float16 d (low) and dmin per block
+//     Q3_K:  element i = d (scale - 32) (codes[i] - 4); a third bit per code, 8 in a byte; three words per block: the
+//            low 4 bits of eight scales (16 codes each), of the other eight, and the high 2 bits of all; a float16 d
+//     TQ2_0: element i = d (codes[i] - 1); TQ1_0 has the same layout on the device
 //
 // Products are exact in float32: a fused multiply-add gives the same bits.
 // Sources: ggml's dequantize_row_q2_K, dequantize_row_q3_K and dequantize_row_tq2_0 (github.com/ggml-org/llama.cpp).

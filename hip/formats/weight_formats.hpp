@@ -1,12 +1,11 @@
-// The formats of frozen weights [out, in]. A product takes "a weight of some format"; each kernel of linear.hip,
-// gemm_f32.hip and gemm_split.hip is made for every format of WEIGHT_FORMATS, and so is that of one row (gemv.hip), which has
-// those of eights_formats.hpp too. The one that restores a whole weight (quantize.hip) has these and WHOLE_UNIT_FORMATS, whose
-// rows are multiples of 8 elements. A line for each:
+// The formats of frozen weights [out, in]. Each kernel of linear.hip, gemm_f32.hip and gemm_split.hip is made for every
+// format of WEIGHT_FORMATS; gemv.hip (one row) also for those of eights_formats.hpp; quantize.hip, which restores a
+// whole weight, for these and WHOLE_UNIT_FORMATS, whose rows are multiples of 8 elements. A line for each format:
 //
 //     FORMAT(name, TAG)    name: in the kernels' names. The format's header defines TAG_PARAMETERS, the format's part
 //                          of a kernel's parameters, and TAG_WEIGHT, an expression that makes the weight of them.
 //
-// The parameters come in the order in which gemm/linear.py packs them. The type of the weight, from the format's header:
+// The parameters come in the order in which gemm/linear.py packs them. The weight's type, in the format's header, has:
 //     Ahead look(origin, offset)                  starts the loads that those of `fetch` wait for, a tile earlier
 //     Raw fetch(origin, offset, count, ahead)     starts the loads of 8 elements, of which `count` lie in the matrix
 //     static arrive(raw)                          an optimisation barrier for what was loaded: the wait stays here

@@ -1,10 +1,10 @@
 // architectures: gfx90a gfx942 gfx950 gfx1100 gfx1101 gfx1102 gfx1103 gfx1150 gfx1151 gfx1152 gfx1153 gfx1200 gfx1201
-// Matrix product with 16-bit operands on the matrix unit, float32 accumulation.
+// GEMM with 16-bit operands on the matrix unit, float32 accumulation.
 //
 //     C[m, n] = alpha * sum_k A[m, k] B[k, n] + sum_r u[m, r] v[r, n] + bias[n] + residual[m, n] (+ C[m, n])
 //
 // a: [M, K] (layouts nn, nt) or [K, M] (tn); b: [K, N] (nn, tn) or [N, K] (nt); float16 or bfloat16, row-major.
-// c: [M, N] float32, float16 or bfloat16; bias float32 [N]; residual, u, v of any kind (gemm_epilogue.hpp). M, N, K,
+// c: [M, N] float32, float16 or bfloat16; bias float32 [N]; residual, u, v of any dtype (gemm_epilogue.hpp). M, N, K,
 // rank are run-time arguments; *_unaligned take rows and addresses of any alignment, the others rows of multiples of
 // 8 elements.
 //

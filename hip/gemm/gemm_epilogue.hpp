@@ -1,10 +1,10 @@
-// What happens to a product after K is used up, on the accumulators of a wave (ROWS x 64 results, in 16 x 16 pieces):
+// The epilogue of a GEMM, on the accumulators of a wave (ROWS x 64 results, in 16 x 16 pieces):
 //
 //     C[m, n] = alpha * acc + sum_r u[m, r] v[r, n] + bias[n] + residual[m, n] (+ C[m, n] where ACCUMULATE)
 //
-// all in float32, rounded once. The low-rank term is added to the accumulators where they stand; then 16 rows at a time
-// go through LDS (stage_slot()), so that every architecture stores whole lines, 16 bytes a lane, whatever the layout of
-// its matrix unit. Kinds of arrays: 0 float32, 1 float16, 2 bfloat16.
+// all in float32, rounded once. The low-rank term is added to the accumulators in place; then 16 rows at a time go
+// through LDS (stage_slot()), so that every architecture stores whole lines, 16 bytes per lane, whatever the layout
+// of its matrix unit. Dtypes of arrays: 0 float32, 1 float16, 2 bfloat16.
 #pragma once
 #include "gemm_matrix.hpp"
 
@@ -99,7 +99,7 @@ GPU_FN void add_low_rank(const Epilogue& e, typename U::Acc (&acc)[TM][TN], int 
 #endif
 }
 
-// One result: bias, residual, what was there, and the store.
+// Finishes and stores one result: bias, residual, and the old value where ACCUMULATE.
 GPU_FN void finish_one(const Epilogue& e, float x, int m, int n, long batch_offset) {
   if (m >= e.m || n >= e.n) return;
   const long at = (long)m * e.n + n;
@@ -169,7 +169,7 @@ GPU_FN void epilogue(const Epilogue& e, typename U::Acc (&acc)[TM][TN], float* s
 
 }  // namespace gemm
 
-// The arguments of every product behind its operands, and the Epilogue made of them.
+// The arguments that follow a GEMM's operands, and the Epilogue made of them.
 #define EPILOGUE_ARGUMENTS                                                                                             \
   void *c, const float *bias, const void *residual, const void *u, const void *v, int m, int n, int k,                 \
       int k_per_split, int rank, int c_kind, int residual_kind, int u_kind, int v_kind, int flags, float alpha

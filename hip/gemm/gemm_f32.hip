@@ -1,10 +1,11 @@
-// Matrix product in float32: operands of any kind widened to float32, float32 multiplied and added.
+// GEMM in float32: operands of any dtype widened to float32, float32 multiplied and added.
 //
 //     C[m, n] = alpha * sum_k A[m, k] B[k, n] + sum_r u[m, r] v[r, n] + bias[n] + residual[m, n] (+ C[m, n])
 //
 // Shapes, layouts (nn, nt, tn, here also tt), epilogue, splits of K and launch are those of gemm.hip; the tile is 128 x
-// 128, of 4 waves. Kernels: gemm_f32_*: a, b float32; gemm_mix_*: each of a kind given at run time; gemm_FORMAT_f32_*:
-// b a frozen weight (weight_formats.hpp), a of any kind; gemm_any_*: every kind, every alignment, one element a load.
+// 128, of 4 waves. Kernels: gemm_f32_*: a, b float32; gemm_mix_*: each of a dtype given at run time; gemm_FORMAT_f32_*:
+// b a frozen weight (weight_formats.hpp), a of any dtype; gemm_any_*: every dtype, every alignment, one element per
+// load.
 //
 // Sources: as gemm_f32_product.hpp.
 #include "gemm_f32_product.hpp"

@@ -1,10 +1,10 @@
 // The tiles of a float32 product: ROWS x DEPTH of an operand, decoded to float32 on the way into LDS.
 //
 // LDS holds [k][row] without padding: element (k, r) at k * ROWS + (r ^ 8 (k / 4) ^ 16 (k % 2)). A wave that stores 4
-// chunks of 8 rows (operand with K contiguous) meets 32 different banks; a 128-bit read of 4 successive rows stays one;
+// chunks of 8 rows (operand with K contiguous) hits 32 different banks; a 128-bit read of 4 successive rows stays one;
 // and the 16 lanes of a matrix instruction that read row k lie 16 banks from those that read row k + 1.
 // Operands are read 4 elements at a time: 128 bits of float32, 64 of a 16-bit type, or what a weight's format
-// takes for them. Which of them a lane reads is worked out once: in the loop a load is a base that all lanes share and
+// takes for them. Which of them a lane reads is computed once: in the loop a load is a base that all lanes share and
 // a lane's register. A source: scaled(offset in elements) gives what its fetch(origin, scaled offset, count) takes.
 #pragma once
 #include "gemm_epilogue.hpp"
@@ -15,14 +15,14 @@ constexpr int DEPTH_F32 = 16;
 
 GPU_FN int place(int stride, int k, int row) { return k * stride + (row ^ (k / 4 * 8) ^ (k % 2 * 16)); }
 
-// Rows and address are multiples of 4 elements. MIXED: of the kind named at run time, otherwise float32.
+// Rows and address are multiples of 4 elements. MIXED: of the dtype named at run time, otherwise float32.
 template <bool MIXED> struct DenseF32 {
-  using Raw = gpu::u32x4;  // of a 16-bit kind only the lower half
+  using Raw = gpu::u32x4;  // of a 16-bit dtype only the lower half
   const void* data;
   int kind;
   GPU_FN int shift() const { return MIXED && kind != 0 ? 1 : 2; }
   GPU_FN unsigned scaled(unsigned offset) const { return offset << shift(); }  // bytes, for a load needs no more
-  // RDNA: no branch on the kind, or the compiler spills in the multiply-add loop. CDNA: one, which saves conversions.
+  // RDNA: no branch on the dtype, or the compiler spills in the multiply-add loop. CDNA: one, which saves conversions.
   GPU_FN Raw fetch(long origin, unsigned bytes, int) const {
     const char* p = (const char*)data + (origin << shift());
     if (!MIXED || (GPU_CDNA && kind == 0)) return gpu::load16(p + (unsigned long)bytes);
@@ -47,7 +47,7 @@ template <bool MIXED> struct DenseF32 {
   }
 };
 
-struct AnyF32 {  // any kind, any alignment: one element at a time
+struct AnyF32 {  // any dtype, any alignment: one element at a time
   using Raw = gpu::f32x4;
   const void* data;
   int kind;

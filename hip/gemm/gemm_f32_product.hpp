@@ -1,6 +1,6 @@
-// The product of two operands in float32, for gemm_f32.hip and gemm_grouped_f32.hip: tiles of 128 x 128, of 4 waves.
+// The GEMM in float32, for gemm_f32.hip and gemm_grouped_f32.hip: tiles of 128 x 128, of 4 waves.
 //
-// CDNA: v_mfma_f32_16x16x4_f32, waves of 64 x 64. RDNA: the same of 32 lanes, 16 x 8 results a lane in eight blocks:
+// CDNA: v_mfma_f32_16x16x4_f32, waves of 64 x 64. RDNA: the same of 32 lanes, 16 x 8 results per lane in eight blocks:
 //
 //     wave:  4 x 8 lanes; lane (y, x) owns rows 16 i + 4 y .. + 3 (i < 4), columns 32 j + 4 x .. + 3 (j < 2)
 //     a step of K: 6 LDS reads of 128 bits (rows are broadcasts), one step ahead, for 128 FMAs in an order that
@@ -9,9 +9,9 @@
 // A read of 128 bits takes the LDS, which two SIMDs share, 4 clocks; 8 x 8 results would take 4 reads for 32 clocks of
 // paired FMAs, all that the LDS can give.
 //
-// Tiles are double-buffered in LDS, the next one is on its way in registers: one barrier a tile of 16 along K. The first
-// tile takes what whole tiles leave of K, so the loop masks nothing; the last one is multiplied behind it. In the loop
-// of RDNA no vector instruction computes an address in global memory, and addresses in LDS are made once a tile.
+// Tiles are double-buffered in LDS, the next one is prefetched into registers: one barrier per tile of 16 along K. The
+// first tile takes what whole tiles leave of K, so the loop masks nothing; the last one is multiplied behind it. In the
+// loop of RDNA no vector instruction computes an address in global memory, and addresses in LDS are made once a tile.
 // Sources: Goto and van de Geijn 2008; Volkov and Demmel 2008 (register blocking); the RDNA3 ISA manual, 7.6
 // (dual issue).
 #pragma once
@@ -61,7 +61,8 @@ struct Core {
   GPU_FN Core(int wave, int lane) : row_a(wave / 2 * 64 + lane / 8 * 4), row_b(wave % 2 * 64 + lane % 8 * 4) {}
   GPU_FN static int row(int i) { return i / 4 * 16 + i % 4; }
   GPU_FN void multiply(const float* lds, int now) {
-    // place() has two forms for the rows of a lane, four for its columns, constants apart: what k flips of bits 3 and 4.
+    // place() has two forms for the rows of a lane, four for its columns, constants apart: what k flips of bits 3 and
+    // 4.
     int at_a[2], at_b[4];
 #pragma unroll
     for (int i = 0; i < 2; ++i) at_a[i] = gpu::optimization_barrier((4 * row_a + now) ^ 32 * i);

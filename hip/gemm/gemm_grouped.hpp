@@ -1,10 +1,10 @@
-// GEMMs of experts: rows stand by expert, and a tile of the result is one of a single expert.
+// GEMMs of experts: rows are grouped by expert, and each tile of the result belongs to one expert.
 //
 //     rows start[e] .. start[e + 1] - 1 of A [S, K]  x  weight e of B [E, ...]  ->  the same rows of C [S, N]
 //
-// An expert's last tile may have few rows, so that there are at most S / TILE_M + E tiles. The host does not know them:
-// it launches as many work-groups, and each finds its tile in `start`, a wave's lanes adding up the tiles of as many
-// experts at once. Rows of A are those of C, or where there is an `order` those of its tokens: row order[s] / chosen.
+// An expert's last tile may be partial, so there are at most S / TILE_M + E tiles. The host does not know how many: it
+// launches that many work-groups, and each finds its tile in `start`, where a wave's lanes count the tiles of as many
+// experts at once. Row s of C uses row s of A, or with an `order` the row of its token: order[s] / chosen.
 #pragma once
 #include "gemm_place.hpp"
 
@@ -62,14 +62,14 @@ struct OfExpert {
   }
 };
 
-// p, which has n columns, from its row `first` on. Not by a comparison of p with null: its loads would be flat ones.
+// p [.., n] from row `first` on. Without a test for null, which would turn p's loads into flat ones.
 GPU_FN const void* from_row(const void* p, int kind, int first, int n) {
   return (const char*)p + ((long)first * n << (kind == 0 ? 2 : 1));
 }
 
 }  // namespace gemm
 
-// The arguments of a product of experts behind its operands; chosen: 0 where there is no order.
+// The arguments that follow the operands of a GEMM of experts; chosen: 0 where there is no order.
 #define GROUPED_ARGUMENTS                                                                                           \
   const int *start, const int *order, int experts, int chosen, void *c, const void *residual, int n, int k, int c_kind, \
       int residual_kind, int flags, float alpha

@@ -1,11 +1,12 @@
-// GEMMs of experts (gemm_grouped.hpp) in float32: operands of any kind widened to float32, float32 multiplied and added.
+// GEMMs of experts (gemm_grouped.hpp) in float32: operands of any dtype widened to float32, float32 multiplied and
+// added.
 //
 //     nn, nt:  C[s, n] = alpha * sum_k A[s, k] B[e, k, n] + residual[s, n], where start[e] <= s < start[e + 1]
 //     grad:    C[e, m, n] = alpha * sum_s A[s, m] B[s, n] (+ C[e, m, n]), over the rows s of expert e
 //
-// b: [E, N, K] (nt) or [E, K, N] (nn); kinds are given at run time. mix: rows and addresses are multiples of 4 elements
-// and 16 bytes; any: every alignment, one element a load. Operands of nn and nt are those of gemm_grouped.hip, and so is
-// their launch; tiles are 128 x 128. grad: (ceil(n / 128), ceil(m / 128), E) groups.
+// b: [E, N, K] (nt) or [E, K, N] (nn); dtypes are given at run time. mix: rows and addresses are multiples of 4
+// elements and 16 bytes; any: every alignment, one element per load. Operands of nn and nt are those of
+// gemm_grouped.hip, and so is their launch; tiles are 128 x 128. grad: (ceil(n / 128), ceil(m / 128), E) groups.
 // Sources: as gemm_f32_product.hpp.
 #include "gemm_grouped.hpp"
 #include "gemm_f32_product.hpp"

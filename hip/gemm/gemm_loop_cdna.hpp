@@ -1,6 +1,7 @@
-// The loop over K of a product on CDNA (gemm_product.hpp): all waves of a SIMD are busy with both kinds of work at once.
+// The loop over K of a product on CDNA (gemm_product.hpp): each wave overlaps matrix instructions with loads and
+// decoding.
 //
-// A turn takes 64 of K, an even tile t and the odd one behind it, each with an LDS buffer and registers of its own:
+// An iteration takes 64 of K: an even tile t and the next, odd one, each with an LDS buffer and registers of its own:
 //
 //     even t:     | rows of fragments 0 .. TM - TAIL - 1 of the wave               | barrier | the last TAIL rows   |
 //                 | beside each matrix instruction a little of this:               |         | fragments of t + 1:  |
@@ -9,15 +10,15 @@
 //                 | and t + 3 (`load`)                                             |         |                      |
 //     odd t + 1:  | the same, with words of t + 2 and no loads                     | barrier | fragments of t + 2   |
 //
-// So nothing waits for LDS behind a barrier, and loads from memory have most of a tile's time. A row of 64 is a line of
-// 128 bytes: its second half is loaded shortly after the first, while L1 still has the line.
+// So nothing waits for LDS after a barrier, and loads from memory have most of a tile's time to arrive. A row
+// of 64 is a line of 128 bytes: its second half is loaded shortly after the first, while L1 still has the line.
 #pragma once
 #include "gemm_tile.hpp"
 
 namespace gemm {
 
-// f(n) for n of 0 .. COUNT - 1, inlined and constant early on a GPU: after a loop was unrolled, tiles' registers would be
-// memory. For the emulated GPU it is a loop, which compiles in half the time.
+// f(n) for n of 0 .. COUNT - 1, inlined and constant early on a GPU: if a loop were unrolled later, tiles would be in
+// memory, not in registers. For the emulated GPU it is a loop, which compiles in half the time.
 #ifdef GPU_HOST
 template <int COUNT, class F> GPU_FN void each(F f) {
   for (int n = 0; n < COUNT; ++n) f(n);
@@ -71,7 +72,7 @@ template <class U, class S> struct Product {
     for (int k0 = begin; k0 < end; k0 += 2 * DEPTH) {
       // The last tiles are fetched again instead of those beyond: no branch in the loop, and the copy is not used.
       const int next = after(k0), later = after(next);
-      // Of `from`, beside it `k` into `to`. Inlined early: elsewhere the tiles' registers would be memory.
+      // Multiplies `from` while tile `k` goes into `to`. Inlined early, or the tiles would be in memory, not registers.
       const auto half = [&](const gpu::u32x4* from, gpu::u32x4* to, A& tile_a, B& tile_b, int k,
                             bool loads) __attribute__((always_inline)) {
         body(from, lane_a, [&](int part) {
@@ -121,8 +122,8 @@ template <class U, class S> struct Product {
     }
   }
 
-  // What is done beside the first matrix instruction of a part of BEFORE with the tile at k0, which has arrived. A decoded
-  // word is looked up some time before it is made.
+  // The work on the tile at k0, which has arrived, that goes with the first matrix instruction of a part of BEFORE. A
+  // decoded word is looked up some time before it is made.
   template <class A, class B>
   GPU_FN static void beside(int part, A& tile_a, B& tile_b, gpu::u32x4* lds, int k0, int thread) {
     static_assert(A::OWNED == 2 && B::OWNED == 2, "BEFORE is divided among them");
@@ -140,8 +141,8 @@ template <class U, class S> struct Product {
         tile_b.template make<ZERO>(lds + S::TILE_M * CHUNKS, k0, thread, word);
     });
   }
-  // The loads beside it: of a tile, and of what those of the one after it wait for. Spread, as L1 takes 64 bytes a
-  // clock.
+  // The loads that go with it: of a tile, and of what the loads of the tile after it depend on. They are spread, as L1
+  // takes 64 bytes per clock.
   template <class A, class B>
   GPU_FN static void load(int part, A& tile_a, B& tile_b, int next, int later, int thread) {
     static_assert(18 + ODD_LAG < 24, "beside one of BEFORE");

@@ -1,4 +1,4 @@
-// The loop over K of a product on RDNA (gemm_product.hpp): two or more waves of a SIMD overlap; one barrier a tile.
+// The loop over K of a product on RDNA (gemm_product.hpp): two or more waves of a SIMD overlap; one barrier per tile.
 //
 //     memory --128-bit loads--> registers (tile t + 1) --decode, swizzle--> LDS buffer (t + 1) % 2
 //                               LDS buffer t % 2 --128-bit reads--> fragments --> matrix unit
@@ -56,7 +56,7 @@ template <class U, class S> struct Product {
     }
   }
 
-  // acc += A B^T of one LDS buffer. `meanwhile(i)` is done beside the i-th of STAGES stretches of matrix instructions.
+  // acc += A B^T of one LDS buffer. `meanwhile(i)` is called during the i-th of STAGES groups of matrix instructions.
   template <class F> GPU_FN void multiply(const gpu::u32x4* lds, int row_a, int row_b, F meanwhile) {
     const int lane = gpu::lane();
 #pragma unroll

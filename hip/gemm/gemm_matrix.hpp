@@ -1,5 +1,5 @@
-// The matrix unit of an architecture, seen as one thing: a fragment of 16 rows x DEPTH of an operand from LDS, and
-// acc += A B^T of two fragments. Where an element of `acc` lies is row() and column().
+// One interface to the matrix units of all architectures: a fragment of 16 rows x DEPTH of an operand, read from LDS,
+// and acc += A B^T of two fragments. row() and column() give the position of an element of `acc`.
 //
 // A fragment starts at a row that is a multiple of 16, so that slot() splits into a part of the lane and one of the
 // row. It covers DEPTH / LOADS of K and feeds STEPS instructions.

@@ -1,10 +1,10 @@
-// Where in a product a work-group works: its first row of the tiles, its batch, and where the rows of A come from.
+// A work-group's place in a GEMM: its tile's first row, its batch, and where the rows of A come from.
 #pragma once
 #include "gemm_epilogue.hpp"
 
 namespace gemm {
 
-// By the number of the work-group: (columns, rows, batch or split).
+// From the work-group's number: (columns, rows, batch or split).
 struct OfGrid {
   GPU_FN int row(int tile) const { return gpu::block_y() * tile; }
   GPU_FN int batch() const { return gpu::block_z(); }

@@ -1,10 +1,10 @@
-// The product of two operands of 16 bits on the matrix unit, for gemm.hip, linear.hip and gemm_grouped.hip.
+// The GEMM of two 16-bit operands on the matrix unit, for gemm.hip, linear.hip and gemm_grouped.hip.
 //
-// Tiles of both operands are in LDS twice: one is multiplied while the next is on its way. gemm_loop_cdna.hpp and
+// Tiles of both operands are in LDS twice: one is multiplied while the next is loaded. gemm_loop_cdna.hpp and
 // gemm_loop_rdna.hpp say in which order.
 //
-// CDNA: big 256 x 256 with 8 waves of 128 x 64 (128 accumulators a lane, 64 KiB of LDS, 2 waves a SIMD); small 128 x
-// 128 with 4 waves of 64 x 64. RDNA: big 128 x 128 with 8 waves of 32 x 64; small 64 x 128 with 4 such waves.
+// CDNA: big 256 x 256 with 8 waves of 128 x 64 (128 accumulators per lane, 64 KiB of LDS, 2 waves per SIMD); small 128
+// x 128 with 4 waves of 64 x 64. RDNA: big 128 x 128 with 8 waves of 32 x 64; small 64 x 128 with 4 such waves.
 //
 // Sources: Goto and van de Geijn 2008 (blocking); AMD's instruction set manuals (fragments).
 #pragma once

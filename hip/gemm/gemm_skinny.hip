@@ -1,18 +1,17 @@
-// Products with one short side (at most 64): what LoRA's matrices A and B, float32 of rank r, ask for. Float32
-// arithmetic.
+// GEMMs with one short side (at most 64), as LoRA's matrices A and B (float32, rank r) need. Float32 arithmetic.
 //
 //     C[m, n] = alpha * sum_k A[m, k] B[k, n] + sum_r u[m, r] v[r, n] + bias[n] + residual[m, n] (+ C[m, n])
 //
 // gemm_skinny_nt_*: x A^T (u of the forward); _nn_*: dy B (its gradient); _tn_*: du^T x and dy^T u (dA, dB; K =
-// tokens). a, b of any kind each, given at run time; rows are multiples of 8 elements, addresses of 16 bytes. c, bias,
+// tokens). a, b each of any dtype, given at run time; rows are multiples of 8 elements, addresses of 16 bytes. c, bias,
 // residual, u, v and the splits of K are those of gemm.hip (gemm_epilogue.hpp); no batches.
 //
 // The tile is 128 x 16 or 128 x 64 by 32 of K, 256 threads; with SWAPPED the kernel is given b and a in this order and
 // makes the transposed result, so that its 128 rows always lie along the long side.
 // Launch: (ceil(N / tile), ceil(M / tile), splits) groups. Bound by reading the long operand once: 128-bit loads of the
-// next tile are on their way in registers while one LDS buffer is used (two barriers a tile), so that several groups
-// share a compute unit. CDNA: v_mfma_f32_16x16x4_f32, 4 waves of 32 rows. RDNA: 2 x 4 or 8 x 4 results a work-item.
-// LDS holds [k][row], permuted (at()) so that neither stores nor reads meet in a bank.
+// next tile are in flight in registers while one LDS buffer is used (two barriers per tile), so that several groups
+// share a compute unit. CDNA: v_mfma_f32_16x16x4_f32, 4 waves of 32 rows. RDNA: 2 x 4 or 8 x 4 results per work-item.
+// LDS holds [k][row], permuted (at()) so that neither stores nor reads conflict in a bank.
 // Sources: Hu et al. 2021 (LoRA); Volkov and Demmel 2008 (register blocking).
 #include "gemm_epilogue.hpp"
 

@@ -1,12 +1,11 @@
 // architectures: gfx942 gfx950
-// Matrix products of mixed operands on CDNA3's 16-bit matrix unit, each operand a sum of 16-bit pieces
-// (gemm_pieces.hpp).
+// GEMMs of mixed operands on CDNA3's 16-bit matrix unit, each operand a sum of 16-bit pieces (gemm_pieces.hpp).
 //
 //     C[m, n] = alpha * sum_k A[m, k] B[k, n] + sum_r u[m, r] v[r, n] + bias[n] + residual[m, n] (+ C[m, n])
 //     A B = sum over pieces p of A and q of B, p + q < max(PIECES_A, PIECES_B), of A_p B_q
 //
-// The float32 matrix unit is 8 times slower than the 16-bit one (gfx90a: 4, too little to gain); these take 2 or 3
-// products of it:
+// The float32 matrix unit is 8 times slower than the 16-bit one (gfx90a: 4, too little to gain); these kernels need 2
+// or 3 16-bit matmuls:
 //   gemm_split_f32_bf16_*  a float32 (3 pieces), b bfloat16: head and its gradient; all 24 bits count
 //   gemm_split_f16_bf16_*  a float16 (2 pieces of bfloat16), b bfloat16: the same of float16 activations; exact
 //   gemm_split_FORMAT_f16_*  a float16, b a frozen weight (weight_formats.hpp) in 2 pieces of float16 (22 bits):
@@ -15,8 +14,8 @@
 //                          float16 results, the gradient through a layer that feeds the float32 stream
 // Layouts nn, nt; shapes, epilogue, launch and splits of K are those of gemm.hip. Rows are multiples of 8 elements.
 //
-// The tile is 128 x 128 by 32 of K, 4 waves of 64 x 64. The next tile is on its way in registers while one LDS buffer
-// (24 or 32 KiB) is used, two barriers a tile; two groups share a compute unit, and one multiplies while the other
+// The tile is 128 x 128 by 32 of K, 4 waves of 64 x 64. The next tile is prefetched into registers while one LDS buffer
+// (24 or 32 KiB) is used, two barriers per tile; two groups share a compute unit, and one multiplies while the other
 // stores.
 // Sources: Henry, Tang and Heinecke 2019; Markidis et al. 2018.
 #include "gemm_pieces.hpp"

@@ -1,16 +1,16 @@
-// The tiles of a 16-bit matrix product: how an operand comes from memory, is decoded, and lies in LDS.
+// The tiles of a 16-bit GEMM: how an operand comes from memory, is decoded, and lies in LDS.
 //
 // A tile is ROWS x DEPTH elements, DEPTH = 32 of them along K, so that a row is four slots of 16 bytes (8 elements).
 // LDS holds both operands K-contiguous, whatever their order in memory, without padding; slot() permutes the slots so
 // that eight lanes that read the same chunk of eight rows, and lanes that write the four chunks of a row, meet all 32
-// banks once (the transposed store meets 32 banks twice for its 64 lanes, which is the least there is):
+// banks once (the transposed store hits 32 banks twice for its 64 lanes, which is the least there is):
 //
 //     row r, K chunk c (8 elements)   ->   slot 4 * (r ^ (r >> 3 & 1)) + (c ^ (r >> 1 & 3))
 //
-// Operands are read in chunks of 8 elements: one 128-bit load, or what a weight's format takes for them. A chunk
-// outside of the matrix is read at a clamped place. Rows beyond M or N make results that nobody stores. Beyond K both
-// operands become zeros, or where one is a frozen weight that alone, by its scale: an infinity in a row of the other
-// then makes a NaN where it would have made an infinity.
+// Operands are read in chunks of 8 elements: one 128-bit load, or the loads of a weight's format. A chunk outside of
+// the matrix is read at a clamped address. Rows beyond M or N make results that are not stored. Beyond K both operands
+// become zeros; where one is a frozen weight only that does, by its scale, so an infinity in the other's row gives a
+// NaN instead of an infinity.
 #pragma once
 #include "weight_formats.hpp"
 
@@ -26,9 +26,11 @@ GPU_FN gpu::u32x4 zero_unless(bool inside, gpu::u32x4 x) {
   return x & gpu::u32x4{keep, keep, keep, keep};
 }
 
-// ---- sources: `fetch` starts the loads of 8 elements; `open`, `look_up`, `word` and `pair` make operands of what arrived
-// `look` starts, a tile earlier, the loads that those of `fetch` wait for; `arrive` keeps the wait for those where it
-// stands. DECODES: what lies beyond K is made zero by `open`. Two elements of 16 bits are a word: neighbours of one chunk, or the same of two chunks.
+// ---- sources of operands --------------------------------------------------------------------------------------------
+// `fetch` starts the loads of 8 elements; `open`, `look_up`, `word` and `pair` make operands of what arrived. `look`
+// starts, a tile earlier, the loads that those of `fetch` depend on; `arrive` fixes the place of the wait for them.
+// DECODES: `open` zeroes what lies beyond K. A word is two 16-bit elements: neighbours in one chunk, or the same
+// element of two chunks.
 struct Nothing {};
 
 // Elements of 16 bits, row-major with `cols` a row. ALIGNED: cols is a multiple of 8 and the address of 16, so that a

@@ -1,14 +1,14 @@
-// One row times a weight (decoding): every dense kind, and every format of weight_formats.hpp and eights_formats.hpp. Bound
-// by reading the weight once.
+// One row times a weight (decoding): every dense dtype, and every format of weight_formats.hpp and eights_formats.hpp.
+// Bound by reading the weight once.
 //
 //     C[n] = alpha * sum_k x[k] B[n, k] + sum_r u[r] v[r, n] + bias[n] + residual[n] (+ C[n])
 //
-// x: [K], b: [N, K] row-major, kinds at run time (0 float32, 1 float16, 2 bfloat16), or a frozen weight. Rows
+// x: [K], b: [N, K] row-major, dtypes given at run time (0 float32, 1 float16, 2 bfloat16), or a frozen weight. Rows
 // and addresses of x and b are multiples of 8 elements and 16 bytes, save in gemv_unaligned.
 // c, bias, residual, u, v as in gemm_epilogue.hpp; m is 1.
 //
-// Launch: (ceil(N / 4), 1, 1) groups of 256. A group makes 4 results: its work-items share K out in chunks of 8, each
-// reads its chunk of x once for the 4 rows; sums over the wave by shuffles, over the waves in LDS, in a fixed order.
+// Launch: (ceil(N / 4), 1, 1) groups of 256. A group makes 4 results: its work-items divide K into chunks of 8, and
+// each reads its chunk of x once for the 4 rows; sums within a wave by shuffles, over waves through LDS, in a fixed order.
 #include "eights_formats.hpp"
 #include "gemm_epilogue.hpp"
 
@@ -16,7 +16,7 @@ namespace gemm {
 
 constexpr int ROWS = 4, GROUP = 256;
 
-// 8 elements of a kind named at run time, at a multiple of 16 bytes.
+// 8 elements of a dtype named at run time, at a multiple of 16 bytes.
 struct AlignedRow {
   const void* data;
   int kind;

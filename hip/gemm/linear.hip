@@ -1,5 +1,5 @@
 // architectures: gfx90a gfx942 gfx950 gfx1100 gfx1101 gfx1102 gfx1103 gfx1150 gfx1151 gfx1152 gfx1153 gfx1200 gfx1201
-// Matrix product of 16-bit activations with a frozen weight of some format (weight_formats.hpp), decoded on the way
+// GEMM of 16-bit activations with a frozen weight of some format (weight_formats.hpp), decoded on the way
 // into LDS; on the matrix unit.
 //
 //     C[m, n] = sum_k A[m, k] B[k, n] + sum_r u[m, r] v[r, n] + bias[n] + residual[m, n]

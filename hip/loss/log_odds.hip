@@ -1,7 +1,7 @@
 // Log-odds of log-probabilities: y = z - log(1 - exp(z)), z = min(x, -2^-20); with dy: y = dy / (1 - exp(z)), 0 where
 // x is larger than z.
 //   x, dy, y [n] f32, f16 or bf16 (types in this order); dy may be null.
-// Launch: ceil(n / 2048) work-groups of 256, 8 elements a work-item.
+// Launch: ceil(n / 2048) work-groups of 256, 8 elements per work-item.
 #include "elements.hpp"
 
 using namespace gpu;

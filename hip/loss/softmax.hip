@@ -3,7 +3,7 @@
 // target -100: loss 0, gradient 0. With cap > 0 of the logits cap tanh(x / cap).
 //   x, y, dy, dx [R, C] f32, f16 or bf16; logits [R, C] f32; targets [all rows] i32, losses [all rows] f32, from
 //   `first`.
-// Launch: one work-group of 256 a row.
+// Launch: one work-group of 256 per row.
 #include "elements.hpp"
 #include "softcap.hpp"
 
@@ -19,8 +19,8 @@ GPU_FN Row row_of(u32 columns) {
 }
 constexpr float LOWEST = -3.0e38f;
 
-// Largest element, and the sum of exp(x - largest), in one pass: a work-item's sum is relative to the largest that it
-// has seen, and is scaled when that rises.
+// Largest element, and the sum of exp(x - largest), in one pass (online softmax): a work-item's sum is relative to the
+// largest element that it has seen, and is rescaled when that rises.
 GPU_FN void statistics(const void* x, u32 type, Row row, u32 columns, float* memory, float* top, float* total) {
   float best = LOWEST, sum = 0.f;
   for (u32 c = thread() * 8; c < columns; c += 2048) {

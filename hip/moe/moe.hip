@@ -1,7 +1,8 @@
-// A mixture of experts apart from its GEMMs (autograd/ops/routing.py): the router, slots by expert, and back to tokens.
+// A mixture of experts without its GEMMs (autograd/ops/routing.py): the router, sorting slots by expert, and combining
+// experts' outputs by token.
 //
-// A token t and its j-th expert are slot t k + j. Rows of experts stand by expert, and within an expert by slot, so that
-// every result is the same in any order of work-groups. Types: four bits for each array, in the arguments' order.
+// Slot t k + j is token t's j-th expert. Rows are sorted by expert, and within an expert by slot, so results do not
+// depend on the order of work-groups. Types: four bits for each array, in the arguments' order.
 // Sources: Shazeer et al., Outrageously Large Neural Networks (2017); Fedus et al., Switch Transformers (2022).
 #include "elements.hpp"
 
@@ -9,8 +10,9 @@ using namespace gpu;
 
 constexpr u32 MOST_EXPERTS = 1024, SLOTS = 256;  // SLOTS: a work-group's
 
-// ---- the router: a wave a token --------------------------------------------------------------------------------------
-// An unsigned integer that rises with the float; both zeros have one.
+// ---- the router: one wave per token
+// -------------------------------------------------------------------------------------- An unsigned integer that rises
+// with the float; both zeros have one.
 GPU_FN u32 rank(float x) {
   u32 bits = float_to_bits(x == 0.f ? 0.f : x);
   return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
@@ -41,7 +43,7 @@ extern "C" GPU_KERNEL(256) void moe_route(const void* logits, float* weights, in
   u32 token = block_x() * (256 / GPU_WAVE) + wave();
   if (token >= tokens) return;
   Logits l{logits, type, experts, u64(token) * experts};
-  float top = l.highest(), low = 0.f, high = 0.f;  // of the chosen one of this lane's number, and of that 64 (32) higher
+  float top = l.highest(), low = 0.f, high = 0.f;  // of the choices of this lane's number, and 64 (32) higher
   u64 last = ~u64(0);                              // what was chosen before has a larger key
   for (u32 j = 0; j < chosen; j++) {
     u64 best = 0;
@@ -95,8 +97,9 @@ extern "C" GPU_KERNEL(256) void moe_route_backward(const void* logits, const flo
   }
 }
 
-// ---- slots by expert: count, scan, scatter ---------------------------------------------------------------------------
-// The id of this work-item's slot, and how many of the work-group's slots before it and behind it have the same.
+// ---- slots by expert: count, scan, scatter
+// --------------------------------------------------------------------------- The id of this work-item's slot, and how
+// many of the work-group's slots before it and behind it have the same.
 struct Slot {
   u32 id, before, behind;
   bool there;
@@ -177,8 +180,9 @@ extern "C" GPU_KERNEL(256) void moe_scatter(const int* ids, const u32* counts, c
   place[at] = int(row);
 }
 
-// ---- rows ------------------------------------------------------------------------------------------------------------
-// out [slots, columns]: row order[s] / chosen of x. Launch: ceil(slots ceil(columns / 8) / 256) work-groups of 256.
+// ---- rows
+// ------------------------------------------------------------------------------------------------------------ out
+// [slots, columns]: row order[s] / chosen of x. Launch: ceil(slots ceil(columns / 8) / 256) work-groups of 256.
 extern "C" GPU_KERNEL(256) void moe_take(const void* x, const int* order, void* out, u32 slots, u32 columns, u32 chosen,
                                          u32 type) {
   u32 chunks = (columns + 7) / 8;
@@ -216,7 +220,7 @@ extern "C" GPU_KERNEL(256) void moe_combine(const void* y, const int* place, con
   store8(out, type_of(types, 2), at + i, at + columns, sum, aligned);
 }
 
-// The gradients of y [rows, columns] and weights [rows], which are numbered by slot. types: dsum, y. A wave a row.
+// The gradients of y [rows, columns] and weights [rows], which are numbered by slot. types: dsum, y. One wave per row.
 extern "C" GPU_KERNEL(256) void moe_combine_backward(const void* dsum, const void* y, const int* order,
                                                      const float* weights, void* dy, float* dweights, u32 rows,
                                                      u32 columns, u32 chosen, u32 types) {

@@ -1,10 +1,10 @@
 // LayerNorm. Forward: rstd = 1 / sqrt(mean((x - mean)^2) + eps), y = (x - mean) rstd w + b. Backward, with g = dy w and
-// n = (x - mean) rstd: dx = rstd (g - mean(g) - n mean(g n)); dweight = sum over rows of dy n, in parts of `rows_per` rows
-// (a fixed order; reduce.hip adds the parts, and the rows of dy: dbias).
+// n = (x - mean) rstd: dx = rstd (g - mean(g) - n mean(g n)); dweight = sum over rows of dy n, in parts of `rows_per`
+// rows (a fixed order; reduce.hip adds the parts, and the rows of dy: dbias).
 //   x, dy, y, dx [R, C]; w, b [C] f32; mean, rstd [R] f32; part [parts, C] f32. types: see each kernel.
-// Launch: work-groups of 256. A row is taken by the work-group (layer_norm, layer_norm_backward), by a wave of it (_wave)
-// or by 16 lanes (_row16); dweight: (ceil(C / 256), parts), see columns.hpp. The first eight elements of a work-item stay
-// in registers from one pass over a row to the next.
+// Launch: work-groups of 256. A row is taken by the work-group (layer_norm, layer_norm_backward), by a wave of it
+// (_wave) or by 16 lanes (_row16); dweight: (ceil(C / 256), parts), see columns.hpp. The first eight elements of a
+// work-item stay in registers from one pass over a row to the next.
 // Source: Ba, Kiros and Hinton, Layer Normalization (2016).
 #include "columns.hpp"
 #include "rows.hpp"
@@ -28,7 +28,7 @@ GPU_FN void forward(const void* x, const float* w, const float* b, void* y, floa
 #pragma unroll
     for (u32 e = 0; e < 8; e++) total += v.at[e];
   }
-  // The mean is rounded, which shows where it is large beside the deviation: what it misses is the mean of x - near.
+  // The rounded mean `near` is imprecise where it is large relative to the deviation: add the mean of x - near.
   float near = team.sum(total) / float(columns), missed = 0.f, squares = 0.f;
   for (u32 c = team.first; c < columns; c += LANES * 8) {
     Eight v = read(c);

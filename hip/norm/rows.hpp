@@ -1,4 +1,4 @@
-// Rows of a matrix among the lanes of work-groups of 256: a row is taken by the work-group, by a wave of it or by 16 lanes.
+// How rows of a matrix are divided among work-groups of 256: a row per work-group, per wave or per 16 lanes.
 #pragma once
 
 #include "elements.hpp"
@@ -15,7 +15,7 @@ struct Team {
   GPU_FN Team(u32 rows, float* lds) : memory(lds) {
     row = block_x() * (256 / LANES) + thread() / LANES;
     active = row < rows;
-    row = min(row, rows - 1);  // all lanes take part in the sums
+    row = min(row, rows - 1);  // all lanes take part in the sum
     first = thread() % LANES * 8;
   }
   GPU_FN float sum(float x) const {

@@ -1,12 +1,12 @@
 // rope: y[n, h] = (a cos - b sin, b cos + a sin) with a, b the halves of x[n, h] and the row positions[n] of the
-// tables; with `inverse` sin is negated. rope_append: that of new keys, and new values, into their caches: with
-// n = b tokens + t, keys[b, cache_len + t, g] = rope(k)[n, g] and values[b, cache_len + t, g] = v[n, g]; what would lie
-// past a cache's end is left out. paged_append: the same into pages of 64 tokens: token n goes to places[n] of row
+// tables; with `inverse` sin is negated. rope_append: rotated new keys, and new values, appended to their caches: with
+// n = b tokens + t, keys[b, cache_len + t, g] = rope(k)[n, g] and values[b, cache_len + t, g] = v[n, g]; positions past
+// a cache's end are dropped. paged_append: the same into pages of 64 tokens: token n goes to places[n] of row
 // n / tokens, in its page pages[row, places[n] / 64]; rotated by the row places[n] of the tables, or as it is. A place
 // that is negative (no token: `rope` takes row 0 for it), or beyond the row's pages, is left out.
 //   x, y [N, H, 2 half] (types: x, y); k, v [N, G, 2 half], keys, values [B, length, G, 2 half] of one type: f32, f16
 //   or bf16; cos, sin [P, half] f32; positions [N], cache_len [1] i32.
-// Launch: ceil(N H ceil(half / 8) / 256) work-groups of 256, 8 pairs a work-item; the appends take two rows of them:
+// Launch: ceil(N H ceil(half / 8) / 256) work-groups of 256, 8 pairs per work-item; the appends take two rows of them:
 // keys, values. Less than 2^32 work-items along x.
 // Source: Su et al., RoFormer (2021), with the halves paired as in LLaMA's Hugging Face form.
 #include "elements.hpp"

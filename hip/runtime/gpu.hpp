@@ -1,6 +1,6 @@
-// What every kernel of this room is written in: one vocabulary for AMD GPUs (clang or hiprtc) and for the CPU.
+// The functions that all HIP kernels are written with, for AMD GPUs (clang or hiprtc) and for the CPU.
 //
-// On a GPU each function here is one instruction or a few. With GPU_HOST defined (tests), the same kernels compile for
+// On a GPU each of them is one instruction or a few. With GPU_HOST defined (tests), the same kernels compile for
 // the CPU: gpu_host.hpp then supplies work-items, waves, barriers, shuffles and matrix instructions.
 //   extern "C" GPU_KERNEL(threads) void name(args...)   a kernel; arguments: pointers and 32- or 64-bit numbers
 //   GPU_FN                                              a device function (always inlined)
@@ -32,7 +32,7 @@ enum class Round { RTNE, RTNA, RTZ };
 GPU_FN float bits_to_float(u32 bits) { return __builtin_bit_cast(float, bits); }
 GPU_FN u32 float_to_bits(float x) { return __builtin_bit_cast(u32, x); }
 
-// Rounded twice, where the compiler would make one fused operation of it: what other programs round twice.
+// Rounded twice, as other programs do, where the compiler would make one fused operation of it.
 GPU_FN float multiply_then_add(float a, float b, float c) {
 #pragma clang fp contract(off)
   return a * b + c;

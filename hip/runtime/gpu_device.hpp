@@ -19,7 +19,7 @@
 #define GPU_FN __attribute__((device, always_inline)) inline
 #define GPU_KERNEL(threads) __attribute__((global, amdgpu_flat_work_group_size(threads, threads)))
 #define GPU_SHARED(type, name, count) static __attribute__((shared, aligned(16))) type name[count]
-// How many waves a SIMD must be able to hold: bounds the registers that the compiler may take.
+// How many waves per SIMD must be able to hold: bounds the registers that the compiler may take.
 #define GPU_WAVES_PER_SIMD(count) __attribute__((amdgpu_waves_per_eu(count)))
 #define GPU_CHECK_ALIGNED(p, bytes)
 #define GPU_WHOLE
@@ -52,7 +52,7 @@ namespace gpu {
 // ---- place -------------------------------------------------------------------------------------------------------
 GPU_FN unsigned thread() { return __builtin_amdgcn_workitem_id_x(); }
 GPU_FN unsigned lane() { return thread() & (GPU_WAVE - 1); }
-// The same for all lanes, and known to the compiler to be: it stays in a scalar register.
+// Uniform, and known to the compiler to be: it stays in a scalar register.
 GPU_FN unsigned wave() { return __builtin_amdgcn_readfirstlane(thread() / GPU_WAVE); }
 GPU_FN unsigned block_x() { return __builtin_amdgcn_workgroup_id_x(); }
 GPU_FN unsigned block_y() { return __builtin_amdgcn_workgroup_id_y(); }
@@ -76,14 +76,14 @@ GPU_FN void barrier() {
   __builtin_amdgcn_s_barrier();
   __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup");
 }
-// barrier() for what lies in LDS alone. On RDNA barrier() also waits for stores to global memory and drops all that the
-// compute unit's cache holds: the waves of a work-group may run on two of them.
+// barrier() for LDS alone. On RDNA barrier() also waits for stores to global memory and invalidates the compute unit's
+// cache, as the waves of a work-group may run on two compute units.
 GPU_FN void local_barrier() {
   __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup", "local");
   __builtin_amdgcn_s_barrier();
   __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup", "local");
 }
-// The same, and the compiler moves no access to memory across it. Loads that are under way stay so.
+// The same, and the compiler moves no access to memory across it. Loads in flight stay in flight.
 GPU_FN void lds_barrier() {
 #if defined(__GFX12__)
   asm volatile("s_wait_dscnt 0x0\n\ts_barrier_signal -1\n\ts_barrier_wait -1" ::: "memory");
@@ -94,7 +94,7 @@ GPU_FN void lds_barrier() {
 // Instructions are not moved across this one.
 GPU_FN void sched_fence() { __builtin_amdgcn_sched_barrier(0); }
 // An optimisation barrier: to the compiler the result is a new value wherever this stands. So x is complete here (the
-// wait for a load stays where its value is used), and what follows from it is worked out again instead of being kept in
+// wait for a load stays where its value is used), and what follows from it is recomputed instead of being kept in
 // registers through a loop. x fits registers: a number or a vector.
 template <class T>
 GPU_FN T optimization_barrier(T x) {

@@ -1,6 +1,6 @@
 // The CPU half of gpu.hpp, for tests: every work-item is a fiber of the emulator (tests/hip/emulator), which sets
-// `gpu_host_machine` after loading the shared object. A wave's lanes meet at shuffles and matrix instructions, a
-// work-group at barriers; a lane that is missing there is an error, as it would be a wrong result on a card.
+// `gpu_host_machine` after loading the shared object. A wave's lanes wait for each other at shuffles and
+// matrix instructions, a work-group's at barriers; a missing lane is an error, as on a GPU the result would be wrong.
 // Build: clang++ -shared -fPIC -Wno-psabi -DGPU_HOST=942 (or 910 for gfx90a, 1100, 1201).
 //
 // Layouts of the matrix instructions (lane l, element or result register r), D = A B + C:
@@ -31,8 +31,8 @@
 #error "GPU_HOST names the architecture to be: 910 (gfx90a), 942, 1100 or 1201"
 #endif
 
-// Inlining everything, as on a GPU, takes a third more of the compiler's time. Counted kernels need it all the same: one
-// access of the source is then one instruction wherever the function is called.
+// Inlining everything, as on a GPU, takes a third more of the compiler's time. Counted kernels need it all the same:
+// one access of the source is then one instruction wherever the function is called.
 #if defined(GPU_COUNTED)
 #define GPU_FN __attribute__((always_inline)) inline
 #else
@@ -153,7 +153,7 @@ GPU_FN float number(short x) {
   return flushed(__builtin_bit_cast(float, unsigned(static_cast<unsigned short>(x)) << 16), 0x1p-126f);
 }
 
-// Matrix product of a wave: `row(lane, r)` is the row of a result register; `place` says where A[i][k] lies.
+// Matmul of a wave: `row(lane, r)` is the row of a result register; `place` says where A[i][k] lies.
 template <class E, class V, class C, class Row, class Place>
 GPU_UNIT C product(unsigned kind, V a, V b, C c, unsigned side, unsigned depth, unsigned results, Row row,
                    Place place) {
@@ -216,7 +216,7 @@ GPU_MFMA(mfma_f32_32x32x2_f32, float, float, f32x16, 32, 2, 1, 15)
 #undef GPU_MFMA
 #endif
 #if GPU_RDNA3
-// A row of A and a column of B must lie in lanes l and l + 16 alike: the hardware reads A's row for its half of D from
+// Lanes l and l + 16 must hold the same row of A and column of B: for each half of D the hardware reads A's row from
 // the lane of that half.
 #define GPU_WMMA(name, element, vector, id)                                                                          \
   GPU_FN f32x8 name(vector a, vector b, f32x8 c) {                                                                   \

@@ -1,7 +1,7 @@
 // fill: out = the 32-bit pattern `word`, repeated; copy: out = in. Both count bytes.
 //   out, in [bytes] on addresses that are multiples of 16.
 // copy_columns: rows of `units` pairs of bytes from rows that are in_row pairs long to rows that are out_row long.
-// Launch: ceil(bytes / 4096) work-groups of 256, 16 bytes a work-item; the last bytes one by one.
+// Launch: ceil(bytes / 4096) work-groups of 256, 16 bytes per work-item; the last bytes one by one.
 #include "gpu.hpp"
 
 using namespace gpu;

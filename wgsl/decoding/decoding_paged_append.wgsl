@@ -1,8 +1,7 @@
 // Append keys and values to a paged cache. With n = b tokens + t, at = places[n] and page = pages[b, at / PAGE]:
 //   keys[page, at % PAGE, g] = k[n, g], if ROTATED by row `at` of the tables (rope.wgsl); values[...] = v[n, g].
 //   k, v [B T, G, D], keys, values [M, PAGE, G, D] X_T: f32 or f16, or vec4 of them; pages [B, W], places [B T] i32;
-//   ROTATED: cos, sin [P, J] f32 (C_T). `half` (of D, all of it where not ROTATED) and `turning` (J) count elements of
-//   X_T.
+//   ROTATED: cos, sin [P, J] f32 (C_T). `half` (of D; all of it if not ROTATED) and `turning` (J) are in elements X_T.
 // A place that is negative, or beyond the sequence's pages, is skipped. Eight storage buffers: all that WebGPU
 // promises.
 // Dispatch: ceil(2 items / 256) workgroups (folded), items = B T G half. Each of the first `items` invocations takes an

@@ -1,16 +1,15 @@
-// The operand b as an IQ2_XXS, IQ2_XS, IQ2_S, IQ3_XXS or IQ3_S weight (interface: nf4.inc.wgsl): for
-// each CELL elements (8 or 4) of an [out, in] matrix, the low 8 bits of the number of an entry of `grid`, 4 in a u32.
-// Rows are multiples of 256 elements. An element is d (2 scale + 1) FACTOR times its part of the entry, or the negative
-// of that.
-//   FORM 0 (XXS)       signs: a u32 for 32 elements: 7 bits for each 8 (the eighth makes the number of signs even), 4
-//   bits scale FORM 1 (IQ2_XS)    signs: a byte for each 8: 7 bits, and the ninth bit of the entry's number
-//   FORM 2 (S)         signs: a byte for each 8; high: a byte for each 32, the entries' numbers above their low 8 bits
-//   d                  16-bit fields, 2 in a u32: the float16 d of 256 elements, then (not FORM 0) 4 bits for each
-//   scale of
-//                      16 elements, or of 32 where CELL is 4
-//   grid               CELL 8: 16 bits per entry, 2 in a u32; 2 bits per element, where 0, 1, 2 stand for 8, 25, 43.
-//                      CELL 4, FORM 0: a u32 per entry; 5 bits per element, half of its value. CELL 4, FORM 2: 16 bits
-//                      per entry, 4 bits per element. All from the lowest bits up
+// The operand b as an IQ2_XXS, IQ2_XS, IQ2_S, IQ3_XXS or IQ3_S weight (interface: nf4.inc.wgsl): for each CELL elements
+// (8 or 4) of an [out, in] matrix, the low 8 bits of the number of an entry of `grid`, 4 in a u32. Rows are multiples
+// of 256 elements. An element is +- d (2 scale + 1) FACTOR times its part of the entry.
+//   FORM 0 (XXS)      signs: a u32 per 32 elements: 7 sign bits per 8 elements (the eighth makes their number even) and
+//                     a scale of 4 bits
+//   FORM 1 (IQ2_XS)   signs: a byte per 8 elements: 7 sign bits, and the ninth bit of the entry's number
+//   FORM 2 (S)        signs: a byte per 8 elements; high: a byte per 32, the entries' numbers above their low 8 bits
+//   d                 16-bit fields, 2 in a u32: the float16 d of 256 elements, then (not FORM 0) scales of 4 bits, one
+//                     per 16 elements, or per 32 where CELL is 4
+//   grid              CELL 8: 16 bits per entry, 2 in a u32; 2 bits per element: 0, 1, 2 stand for 8, 25, 43.
+//                     CELL 4, FORM 0: a u32 per entry, 5 bits per element, half of its value; FORM 2: 16 bits per
+//                     entry, 4 bits per element. Lowest bits first
 // Products are exact in float32.
 // Source: ggml's dequantize_row_iq2_xxs and those of the others (github.com/ggml-org/llama.cpp).
 #include "formats.inc.wgsl" half

@@ -1,13 +1,11 @@
-// The operand b as an IQ1_S or IQ1_M weight (interface: nf4.inc.wgsl): for each 8
-// elements of an [out, in] matrix, the low 8 bits of the number of an entry of `grid`, 4 in a u32. Rows are multiples
-// of 256 elements. An element is d (2 scale + 1) times its part of the entry, shifted up or down by an eighth.
-//   MEDIUM 0 (IQ1_S)   heads: 16 bits for 32 elements: 3 high bits for each of four numbers, 3 bits scale, 1 bit to
-//   shift
-//                      down. d: the float16 d of each 256, 2 in a u32
-//   MEDIUM 1 (IQ1_M)   heads: 4 bits for 8 elements: 3 high bits of the entry's number, 1 bit to shift down. d: two u32
-//   for
-//                      256 elements, in fields of 16 bits: four scales of 3 bits (of 16 elements each) and 4 bits of
-//                      the float16 d, lowest first
+// The operand b as an IQ1_S or IQ1_M weight (interface: nf4.inc.wgsl): for each 8 elements of an [out, in] matrix, the
+// low 8 bits of the number of an entry of `grid`, 4 in a u32. Rows are multiples of 256 elements. An element is
+// d (2 scale + 1) times its part of the entry, shifted up or down by an eighth.
+//   MEDIUM 0 (IQ1_S)   heads: 16 bits per 32 elements: the high 3 bits of each of four numbers, a scale of 3 bits, and
+//                      1 bit to shift down. d: the float16 d of each 256 elements, 2 in a u32
+//   MEDIUM 1 (IQ1_M)   heads: 4 bits per 8 elements: the high 3 bits of the number, 1 bit to shift down. d: two u32 per
+//                      256 elements, in fields of 16 bits: four scales of 3 bits (16 elements each), then 4 bits of the
+//                      float16 d, lowest first
 //   grid               16 bits per entry, 2 in a u32; 2 bits per element, lowest first: 0, 1, 2 stand for -1, 0, 1
 // Products are exact in float32.
 // Sources: ggml's dequantize_row_iq1_s and dequantize_row_iq1_m (github.com/ggml-org/llama.cpp).

@@ -1,12 +1,10 @@
-// The operand b as an IQ4_NL, IQ4_XS or NVFP4 weight (interface: nf4.inc.wgsl): codes of an
-// [out, in] matrix, 8 in a u32, lowest bits first, each one of sixteen levels; and the factors of groups of levels:
-//   SCALES 0 (IQ4_NL)   a float16 for each 32, 2 in a u32
-//   SCALES 1 (IQ4_XS)   two u32 for each 256: the float16 d (low) and the high 2 bits of the scale of each 32; the low
-//   4 bits
-//                       of each. The factor is d (scale - 32). Rows are multiples of 256 elements
-//   SCALES 2 (NVFP4)    a byte for each 16, 4 in a u32: E4M3, where the sign is ignored and 127 is 0. Levels are twice
-//   the
-//                       values of codes. Rows are multiples of 64 elements
+// The operand b as an IQ4_NL, IQ4_XS or NVFP4 weight (interface: nf4.inc.wgsl): 4-bit codes of an [out, in] matrix, 8
+// in a u32, lowest bits first, each standing for one of sixteen levels; and the factors of groups of levels:
+//   SCALES 0 (IQ4_NL)   a float16 per 32 elements, 2 in a u32
+//   SCALES 1 (IQ4_XS)   two u32 per 256: the float16 d (low) and the high 2 bits of eight scales; their low 4 bits. The
+//                       factor is d (scale - 32). Rows are multiples of 256 elements
+//   SCALES 2 (NVFP4)    a byte per 16, 4 in a u32: E4M3, where the sign is ignored and 127 is 0. Levels are twice the
+//                       codes' values. Rows are multiples of 64 elements
 // Sources: ggml's dequantize_row_iq4_nl, dequantize_row_iq4_xs and dequantize_row_nvfp4
 // (github.com/ggml-org/llama.cpp).
 #include "formats.inc.wgsl" words

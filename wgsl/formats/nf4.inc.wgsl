@@ -2,21 +2,17 @@
 // the absmax of its blocks as f32 or, NESTED, as bytes: code[byte] * nested_absmax[block of blocks] + offset[0].
 //
 // Each weight format has such a file. gemm.wgsl, gemm_matrix.wgsl, gemv.wgsl and quantize_decode.wgsl include the one
-// that the constant B_FORMAT names (formats.py). They read a weight in units of UNIT consecutive elements through this
-// interface:
+// that the constant B_FORMAT names (formats.py). They read a weight in units of UNIT consecutive elements:
 //   bindings 2 (codes) and 8 to 11 (scales)
-//   fetch_b(at, inside) -> Unit_b     loads the unit from element `at` on (a multiple of UNIT) without computing
-//   anything, so
+//   fetch_b(at, inside) -> Unit_b     loads the unit from element `at` on (a multiple of UNIT) and computes nothing, so
 //                                     that nothing waits. inside: elements to the row's end (here always UNIT or more)
 //   ready_b(Unit_b) -> Ready_b        the unit with its scale. A zero Ready_b stands for zeros
 //   four_b(Ready_b, first) -> Four    elements `first` to first + 3 of the unit. Four: vec4 of f32 or f16
 //   scaled_b(Ready_b, first, sum, x) -> f32  only with FACTORED, where four_b leaves out the factors that all elements
-//   of a
-//                                     group share. A unit has GROUPS groups; `first` is the first element of one.
+//                                     of a group share. A unit has GROUPS groups; `first` is the first element of one.
 //                                     Returns the group's part of a result, from sum(element x) and sum(x)
-//   prepare_b(lid)                    called once by every invocation, before the others. It ends with a barrier if it
-//   fills
-//                                     workgroup memory; without PREPARE_BARRIER the caller has a barrier before four_b
+//   prepare_b(lid)                    called once by every invocation, before the others. If it fills workgroup memory,
+//                                     it ends with a barrier; without PREPARE_BARRIER the caller has one before four_b
 // The file may use p.block_shift and p.nested_shift (log2 of elements per block, and of blocks per nested block),
 // p.zero, optimisation_barrier(), THREADS, Four, and first_element() (of the weight, at which b begins).
 //

@@ -1,13 +1,11 @@
 // The operand b as a Q2_K, Q3_K, TQ1_0 or TQ2_0 weight (interface: nf4.inc.wgsl): 2 bits of each code of an [out, in]
 // matrix, 16 in a u32, lowest first. Rows are multiples of 256 elements. Scales:
-//   SCALES 0 (Q2_K)   a byte for each 16, 4 in a u32: scale (low 4 bits) and minimum; float16 d (low) and dmin for each
-//   256.
-//                     An element is d scale code - dmin minimum
-//   SCALES 1 (Q3_K)   a third bit for each code, 32 in a u32; three u32 for each 256: the low 4 bits of the scales of
-//   eight
-//                     groups of 16, those of the other eight, the high 2 bits of all; a float16 d for each 256, 2 in a
-//                     u32. An element is d (scale - 32) (code - 4)
-//   SCALES 2 (TQ)     a float16 d for each 256, 2 in a u32. An element is d (code - 1)
+//   SCALES 0 (Q2_K)   a byte per 16 codes, 4 in a u32: scale (low 4 bits) and minimum; the float16 d (low) and dmin per
+//                     256. An element is d scale code - dmin minimum
+//   SCALES 1 (Q3_K)   a third bit per code, 32 in a u32; three u32 per 256: the low 4 bits of eight scales (16 codes
+//                     each), of the other eight, and the high 2 bits of all; a float16 d per 256, 2 in a u32. An
+//                     element is d (scale - 32) (code - 4)
+//   SCALES 2 (TQ)     a float16 d per 256, 2 in a u32. An element is d (code - 1)
 // Products are exact in float32: a fused multiply-add gives the same bits.
 // Sources: ggml's dequantize_row_q2_K, dequantize_row_q3_K and dequantize_row_tq2_0 (github.com/ggml-org/llama.cpp).
 #include "formats.inc.wgsl" half

@@ -4,9 +4,8 @@
 //   grads [rows, V] f16 (HALF): the gradient times SCALE; then the logits are not overwritten by it
 //   targets [N] i32 (IGNORE: -100), losses [N] f32; this dispatch computes rows first .. first + rows of them
 // main:  one workgroup per row (folded); one pass for maximum and sum (online softmax, Milakov and Gimelshein 2018),
-// one to
-//        write. Each invocation has four loads in flight: rows are few, and with one load a large GPU reaches a third
-//        of its memory bandwidth.
+//        one to write. Each invocation has four loads in flight: rows are few, and with one load a large GPU reaches
+//        a third of its memory bandwidth.
 // total: one workgroup; total[0] = sum of losses, in a fixed order.
 struct Params { rows: u32, v: u32, first: u32, n: u32 }
 @group(0) @binding(0) var<uniform> p: Params;

@@ -1,7 +1,7 @@
 // Sort slots by expert: a stable counting sort, without atomics.
 //   ids [slots] i32; start [experts + 1] i32; order, place [slots] i32
-//   counts [chunks, experts] u32: the slots of each expert in each chunk of 256; `scan` turns it into the rows of that
-//   expert before the chunk
+//   counts [chunks, experts] u32: each expert's slots in each chunk of 256; `scan` turns them into the expert's slots
+//       in earlier chunks
 // Dispatch: count and scatter: a workgroup of 256 per chunk (folded); scan: one workgroup.
 struct Params { slots: u32, experts: u32, chunks: u32 }
 @group(0) @binding(0) var<uniform> p: Params;

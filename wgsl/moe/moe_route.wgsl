@@ -1,8 +1,7 @@
 // The router of a mixture of experts.
-//   main:     weights [rows, chosen] f32 and ids [rows, chosen] i32 of the largest logits of each row, the lower id on
-//   a tie.
+//   main:     weights [rows, chosen] f32 and ids [rows, chosen] i32 of a row's largest logits, on a tie the lower id.
 //             Weights are the softmax over the chosen ones (NORMALIZE) or over all. CHOSEN_BY: choose the largest of by
-//             [rows, experts] f32
+//             [rows, experts] f32 instead
 //   backward: out [rows, experts] X_T, the gradient of logits, from that of the weights (given [rows, chosen] f32)
 //   logits [rows, experts] X_T: f32 or f16
 // Dispatch: a workgroup of 64 per row (folded).

@@ -1,9 +1,7 @@
-// Decide, between the gradients and the update, whether the step is applied and by what factor gradients are
-// multiplied.
+// Decide, between backward and update, whether the step is applied and what factor gradients are multiplied by.
 //   norm [2] f32: sum of squares, number of gradients that are not finite; hyper [4]: lr, max_norm, growth_interval, -;
-//   state [8] f32: applied, good, apply, factor, grad_norm, bias1, bias2, skipped; loss_scale [1] f32. In place on
-//   both. total = sqrt(norm) / loss_scale;  factor = min(1, max_norm / (total + 1e-6)) / loss_scale (max_norm 0: no
-//   clipping).
+//   state [8] f32: applied, good, apply, factor, grad_norm, bias1, bias2, skipped; loss_scale [1] f32; both in place
+//   total = sqrt(norm) / loss_scale;  factor = min(1, max_norm / (total + 1e-6)) / loss_scale (max_norm 0: no clipping)
 // Bias corrections are updated as c = beta c + (1 - beta) from 0, so that no digits cancel. A sum that is not finite
 // (by its exponent bits) counts as a gradient that is not.
 // Dispatch: one workgroup of one invocation.

@@ -1,9 +1,7 @@
-// Rotary embedding of new keys (rope.wgsl), appended with the new values to their caches. With n = b tokens + t and
-// at = cache_len + t,
-//   keys[b, at, g] = rope(k)[n, g];   values[b, at, g] = v[n, g].
+// Rotary embedding of new keys (rope.wgsl), appended with the new values to their caches:
+//   keys[b, at, g] = rope(k)[n, g];   values[b, at, g] = v[n, g];   n = b tokens + t, at = cache_len + t
 //   k, v [B T, G, D], keys, values [B, S, G, D] X_T: f32 or f16, or vec4 of it where D / 2 and J are multiples of 4;
-//   cos, sin [P, J] f32 (C_T); positions [B T], cache_len [1] i32. `half` (of D) and `turning` (J) count elements of
-//   X_T.
+//   cos, sin [P, J] f32 (C_T); positions [B T], cache_len [1] i32. `half` (of D) and `turning` (J) are in elements X_T.
 // Rows beyond the cache's end are dropped. Eight storage buffers: all that WebGPU promises.
 // Dispatch: ceil(2 items / 256) workgroups (folded), items = B T G half. Each of the first `items` invocations takes a
 // pair of k, the others two elements of v.
