@@ -14,10 +14,17 @@ from wgrad.wgsl.runtime.compile import Constant
 # They repeat reads of workgroup memory and multiplications: most of the code of a GEMM or of attention.
 _ROLLED = {"k TILE_K", "s K_STEPS", "k STEPS", "piece 2", "c DC4", "n VN4", "pass 2", "step STEPS", "n KEY_STEPS"}
 _ROLLED |= {"s RUNS"}  # of the delta rule on tensor cores
-# Columns of a tile of the delta rule; a GEMV counts rows by the same name, and keeps each in a variable of its own.
-_TILE, _COLUMNS = "struct Tile {", "c 4"
+# Of the delta rule: columns of a tile, where a GEMV counts rows by the same name and keeps each in a variable of its
+# own; and the 16 numbers of a column of the inverse, which become an array.
+_TILE, _OF_TILES = "struct Tile {", {"c 4", "t 16", "n 16", "k 16"}
+_NUMBERED = re.compile(r"(?:var |let )?\b(made|system|inverse|own)_\$(\w)\b")
+_ARRAYS = [f"var<private> {name}_16: array<f32, 16>;" for name in ("made", "system", "inverse", "own")]
 # Loops that a compiler unrolls, by how they end: sums over invocations of a skinny GEMM, the delta rule and decoding.
 _COUNTED = re.compile(r"(other < SLICES|n < (?:16|32)u|s < SPLIT|x < (?:16u|AT_ONCE));")
+# Four loads of the delta rule, each a function that compilers inline: LEFT = vec4<f32>(f(r, k), f(r + 1u, k), ...).
+_FOUR_ROWS = re.compile(r"( *)((?:left|right)\[.*\]) = vec4<f32>\((\w+)\(r, k\), .*\);")
+_FOUR_COLUMNS = re.compile(r"( *)((?:left|right)\[.*\]) = vec4<f32>\((\w+)\(k, c\), .*\);")
+_FOUR = r"\1for (var four = 0u; four < 4u + lid / 1024u; four++) { \2[four] = \3(%s); }"
 
 Preprocess = Callable[[list[str], dict[str, Constant]], list[str]]
 
@@ -29,11 +36,14 @@ def rolled(plain: Preprocess) -> Preprocess:
     """
 
     def preprocess(lines: list[str], constants: dict[str, Constant]) -> list[str]:
-        rolled = _ROLLED | {_COLUMNS} if any(line.startswith(_TILE) for line in lines) else _ROLLED
-        out: list[str] = []
+        tiles = any(line.startswith(_TILE) for line in lines)
+        rolled = _ROLLED | _OF_TILES if tiles else _ROLLED
+        out: list[str] = _ARRAYS[:] if tiles else []
         ends: list[str] = []
         names: list[str] = []
         for line in lines:
+            if tiles:
+                line = _NUMBERED.sub(r"\1_16[turn_\2]", line)
             word, _, repeated = line.strip().partition(" ")
             if word == "#unroll":
                 name, count = repeated.split()
@@ -46,6 +56,7 @@ def rolled(plain: Preprocess) -> Preprocess:
                 line = end
             for name in names:
                 line = line.replace(f"${name}u", f"turn_{name}").replace(f"${name}", f"turn_{name}")
+            line = _FOUR_ROWS.sub(_FOUR % "r + four, k", _FOUR_COLUMNS.sub(_FOUR % "k, c + four", line))
             out.append(_COUNTED.sub(r"\1 + lid / 1024u;", line))
         return plain(out, constants)
 
