@@ -59,7 +59,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return True if left_out else None
 
 
-# In this order: two workers begin at the first and at the middle one of the tests.
+# In this order: each worker begins with its share of the tests.
 FOLDERS = ("train", "autograd", "device", "fuzz", "tests", "wgsl", "portability", "hip")
 
 
@@ -76,13 +76,28 @@ def _own_cache(config: pytest.Config) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):  # the workers have their environment from the process that starts them
         _own_cache(config)
-    elif config.workerinput["workerid"][-1] in "13579" and hasattr(main, "scandir"):
+    elif hasattr(main, "scandir"):
         # Two workers would rewrite each file at the same time, which takes as long as all else of collection. So every
-        # second one begins with the last file, and both meet in the middle. `_place` gives all the same order.
-        main.scandir = lambda *args: pathlib.scandir(*args)[::-1]  # type: ignore[attr-defined]
+        # second one begins with the last file, others in the middle, and they meet. `_place` gives all the same order.
+        number = int(config.workerinput["workerid"].removeprefix("gw"))
+        main.scandir = lambda *args: _turned(pathlib.scandir(*args), number)  # type: ignore[attr-defined]
     os.environ.setdefault("GALLIVM_PERF", "nopt")
     if os.environ.get("WGRAD_REQUIRE_TOOLS") == "1" and (lacking := [t.missing for t in tools.REQUIRED if t.missing]):
         raise pytest.UsageError("WGRAD_REQUIRE_TOOLS=1, but " + "; ".join(lacking))
+
+
+def _turned(entries: list[os.DirEntry[str]], worker: int) -> list[os.DirEntry[str]]:
+    half = worker // 2 % 2 * (len(entries) // 2)
+    turned = entries[half:] + entries[:half]
+    return turned[::-1] if worker % 2 else turned
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int | None:
+    """One more than there are cores: on two, tests wait for processes, sockets and clocks for a tenth of their time."""
+    if "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ:
+        return None  # xdist reads it
+    return 1 + (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
 
 
 # They take seconds in each process: tests/tools.py imports them when a test uses them.
