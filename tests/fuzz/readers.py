@@ -12,14 +12,20 @@ from typing import Any
 import numpy as np
 import safetensors.numpy
 
-from tests.fuzz.base import dump
 from tests.fuzz.case import Case
 from tests.fuzz.texts import conversation
-from tests.fuzz.values import mutate_bytes, mutate_json
+from tests.fuzz.values import mutate_bytes, mutate_value, write_json
 from tests.fuzz.weights import mutate_safetensors
 from wgrad.train.serve.embeddings import EmbeddingRequest
 from wgrad.train.serve.errors import ApiError
-from wgrad.train.serve.ollama_requests import OllamaChat, OllamaEmbed, OllamaGenerate, OllamaShow
+from wgrad.train.serve.ollama_requests import (
+    OllamaBody,
+    OllamaChat,
+    OllamaEmbed,
+    OllamaEmbedding,
+    OllamaGenerate,
+    OllamaShow,
+)
 from wgrad.train.serve.requests import ChatRequest, CompletionRequest, parse_request
 from wgrad.train.serve.responses_request import ResponsesRequest
 
@@ -54,8 +60,9 @@ _BODIES: dict[str, tuple[Any, dict[str, Any]]] = {
     "embedding": (EmbeddingRequest, {"model": "m", "input": ["a", "b"], "encoding_format": "float", "dimensions": 3}),
     "responses": (ResponsesRequest, {"model": "m", "input": _TURNS, "tools": [_TOOL | _TOOL["function"]], "text": {}}),
     "ollama-chat": (OllamaChat, _OLLAMA | {"messages": _TURNS, "tools": [_TOOL]}),
-    "ollama-generate": (OllamaGenerate, _OLLAMA | {"prompt": "a", "system": "b", "raw": False, "suffix": ""}),
+    "ollama-generate": (OllamaGenerate, _OLLAMA | {"prompt": "a", "system": "b", "raw": False, "context": [1, 2]}),
     "ollama-embed": (OllamaEmbed, {"model": "m", "input": ["a"], "truncate": True, "dimensions": 2, "options": {}}),
+    "ollama-embedding": (OllamaEmbedding, {"model": "m", "prompt": "a", "options": {"num_ctx": 9}, "keep_alive": -1}),
     "ollama-show": (OllamaShow, {"model": "m", "name": "", "verbose": True}),
 }  # fmt: skip
 
@@ -68,7 +75,7 @@ def request_case(rng: Random, groups: Any) -> Case:
         del whole[name]
     if rng.random() < 0.4 and ("messages" in whole or "input" in whole):
         whole["messages" if "messages" in whole else "input"] = conversation(rng)
-    return Case([REQUEST, kind], [], {"body.json": mutate_json(rng, dump(whole))})
+    return Case([REQUEST, kind], [], {"body.json": write_json(rng, mutate_value(rng, whole))})
 
 
 def tensors_case(rng: Random, groups: Any) -> Case:
@@ -84,11 +91,17 @@ def read_request(name: str) -> int:
     """What the server does with a body before a model is asked."""
     try:
         asked: Any = parse_request(Path("body.json").read_bytes(), _BODIES[name][0])
+        if isinstance(asked, OllamaBody):
+            asked.check()
+            asked.refuse_unload()
         if isinstance(asked, OllamaEmbed):
-            asked = asked.as_embedding()
+            asked = asked.as_embedding(3)
         elif isinstance(asked, OllamaGenerate) and asked.raw:
+            asked.check_plain()
             asked = asked.as_completion([1, 2, 3], 9)
-        elif isinstance(asked, (OllamaChat, OllamaGenerate, ResponsesRequest)):
+        elif isinstance(asked, (OllamaChat, OllamaGenerate)):
+            asked = asked.as_chat("{% if enable_thinking %}{{ reasoning_effort }}<think></think>{% endif %}")
+        elif isinstance(asked, ResponsesRequest):
             asked = asked.as_chat()
         if isinstance(asked, EmbeddingRequest):
             asked.texts(3)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import pytest
 from msgspec import Meta, Struct
@@ -35,6 +35,7 @@ class Outer(Struct):
     more: dict[str, Inner] = {}
     sizes: list[int] = []
     pair: tuple[int, int] | None = None
+    level: bool | Literal["low", "high"] | None = None
 
 
 WRONG = [
@@ -55,6 +56,7 @@ WRONG = [
     ('{"size": 1, "inner": {"factor": 0}}', "inner.factor must be a number above 0; got 0"),
     ('{"size": 1, "inner": {"factor": 1e6}}', "inner.factor must be a number below 1000000; got 1000000.0"),
     ('{"size": 1, "inner": {"factor": 13}}', "inner: factor must not be 13; got 13"),
+    ('{"size": 1, "level": "%s"}' % ("x" * 2000), r"level must be one of .*'low', 'high'.*; got 'x{30,}\.\.\.x+'"),
     ('{"size": 1, "inner": [2]}', r"inner must be an object or null; got \[2\]"),
     ('{"size": 1, "files": {"a": "b", "c d": 3}}', r"files\[c d\] must be text; got 3"),
     ('{"size": 1, "more": {"a": {}, "b": {"factor": -1}, "c": 3}}', r"more\[b\].factor .* above 0; got -1"),

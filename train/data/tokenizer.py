@@ -142,6 +142,18 @@ class Tokenizer:
         self.check_ids(ids)
         return ids
 
+    def encode_first(self, most: int, text: str) -> list[int]:
+        """Return the first tokens of a text of more than `most`, which is not read to its end, framed as `encode`
+        frames it."""
+        before, behind = self.added_ids()
+        ids, room = list(before), most - len(behind)
+        for part in self.encode_stream(pieces(text)):
+            ids += part.ids
+            if len(ids) >= room:
+                break
+        self.check_ids(ids)
+        return ids[:room] + behind
+
     @cached_property
     def _longest(self) -> int:
         """Characters of the longest token: a text has no fewer tokens than it has times this many characters."""

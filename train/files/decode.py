@@ -13,7 +13,7 @@ import math
 import os
 import re
 import reprlib
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
 import yaml
@@ -127,11 +127,19 @@ class _Loader(yaml.SafeLoader):
     which the last would win, and without numbers that YAML 1.1 takes for others than they look: 010 is 8, 1:30 is 90.
     """
 
+    _depth = 0
+
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self.check_event(yaml.AliasEvent):
             event: Any = self.peek_event()  # type: ignore[no-untyped-call]
             raise yaml.composer.ComposerError(None, None, f"an alias (*{event.anchor})", event.start_mark)
-        return super().compose_node(parent, index)
+        if self._depth > _DEPTH:  # long before the stack is full, where anything may fail
+            raise RecursionError
+        self._depth += 1
+        try:
+            return super().compose_node(parent, index)
+        finally:
+            self._depth -= 1
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
         seen = set[str]()
@@ -195,10 +203,24 @@ def _explain(message: str, value: Any, kind: Any) -> str:
     path = path.removeprefix(".")
     if missing := re.fullmatch(r"Object missing required field `(.*)`", problem):
         return f"{path}.{missing[1]} is missing".removeprefix(".")
-    rule = _rule(problem)
+    rule = _choices(kind, path) if problem.startswith("Invalid enum value") else _rule(problem)
     if rule is None:  # of a __post_init__, which says all
+        problem = one_line(problem, 1000)
         return f"{path}: {problem}" if path else problem
     return f"{path or 'the whole'} must be {rule}; got {show(found)}"
+
+
+def _choices(kind: Any, path: str) -> str | None:
+    """'one of ...' for a key of a struct whose type lists its values."""
+    hints = get_type_hints(kind) if isinstance(kind, type) and issubclass(kind, msgspec.Struct) else {}
+    found: list[Any] = []
+    kinds = [hints.get(path)]
+    while kinds:
+        part = kinds.pop()
+        found += get_args(part) if get_origin(part) is Literal else ()
+        found += (True, False) if part is bool else ()
+        kinds += () if get_origin(part) is Literal else get_args(part)
+    return f"one of {', '.join(map(show, found))}" if found else None
 
 
 def _first_wrong(value: Any, steps: list[tuple[str, str]], kind: Any, message: str) -> str:

@@ -32,7 +32,7 @@ class Sampling(Options):
     repetition_penalty: float = option(
         1.0,
         "make tokens that the prompt or the answer has less likely: 1.1 a little, 1: off",
-        rule=("must be above 0 (1: off)", lambda v: 0 < v < float("inf")),
+        rule=("must be between 0.01 and 100 (1: off)", lambda v: 0.01 <= v <= 100),
         metavar="F",
         group="sampling",
     )

@@ -8,9 +8,12 @@ from __future__ import annotations
 import hashlib
 import json
 import time
+from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
+import numpy as np
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -22,11 +25,14 @@ from wgrad.train.serve.answering import Answering, choices_of
 from wgrad.train.serve.answers import Choice, token_entry
 from wgrad.train.serve.body import read_body
 from wgrad.train.serve.errors import ApiError
+from wgrad.train.serve.ollama_fit import fitting
 from wgrad.train.serve.ollama_form import OllamaForm, loaded, now
 from wgrad.train.serve.ollama_requests import (
     NAMES,
+    OllamaBody,
     OllamaChat,
     OllamaEmbed,
+    OllamaEmbedding,
     OllamaGenerate,
     OllamaRequest,
     OllamaShow,
@@ -36,6 +42,7 @@ from wgrad.train.serve.tool_calls import format_of
 
 API_VERSION = "0.12.0"  # of Ollama, whose API is followed: clients look for what it has
 _NEVER = "9999-12-31T23:59:59Z"  # when a model is unloaded
+B = TypeVar("B", bound=OllamaBody)
 _REFUSED = ("pull", "push", "create", "copy", "delete")
 
 
@@ -73,7 +80,7 @@ class OllamaApi:
         return JSONResponse({"models": [{**self._entry(name), **stays} for name in self._preparation.tokenizers]})
 
     async def show(self, request: Request) -> Response:
-        asked = parse_request(await read_body(request, any_type=True), OllamaShow)
+        asked = await self._asked(request, OllamaShow)
         template = _template(self._preparation.tokenizer(asked.served))
         facts = self._preparation.facts
         info = {
@@ -87,64 +94,85 @@ class OllamaApi:
         return JSONResponse({**found, "model_info": info, **rest})
 
     async def chat(self, request: Request) -> Response:
-        asked = parse_request(await read_body(request, any_type=True), OllamaChat)
-        self._preparation.tokenizer(asked.served)
+        asked = await self._asked(request, OllamaChat)
         if not asked.messages:
+            asked.refuse_unload()
             return JSONResponse(loaded(asked.model, chat=True))
-        return await self._chat(request, asked, chat=True)
+        return await self._chat(request, asked)
 
     async def generate(self, request: Request) -> Response:
-        asked = parse_request(await read_body(request, any_type=True), OllamaGenerate)
-        tokenizer = self._preparation.tokenizer(asked.served)
+        asked = await self._asked(request, OllamaGenerate)
         if not asked.prompt:
+            asked.refuse_unload()
             return JSONResponse(loaded(asked.model, chat=False))
+        tokenizer = self._preparation.tokenizer(asked.served)
         if tokenizer.has_chat_template and not asked.raw:
-            return await self._chat(request, asked, chat=False)
+            return await self._chat(request, asked)
+        asked.check_plain()
         try:
-            ids, most = await run_in_threadpool(self._preparation.raw_prompt, asked.served, asked.prompt)
+            ids, most = await run_in_threadpool(self._preparation.raw_prompt, asked.served, asked.prompt, asked.context)
             wanted, events = asked.as_completion(ids, most), self._answering.events()
             jobs, _ = await run_in_threadpool(self._preparation.completion_jobs, wanted, events.put)
         except ApiError as error:
             raise error.renamed(NAMES) from error
-        choices = [Choice(0, len(jobs[0].prompt))]
-        return await self._answering.answer(request, wanted, jobs, choices, self._form(asked, wanted, False), events)
+        choices, form = [Choice(0, len(jobs[0].prompt))], self._form(asked, wanted, jobs[0].prompt)
+        return await self._answering.answer(request, wanted, jobs, choices, form, events)
 
-    async def _chat(self, request: Request, asked: OllamaChat | OllamaGenerate, chat: bool) -> Response:
+    async def _asked(self, request: Request, kind: type[B]) -> B:
+        """ApiError."""
+        asked = parse_request(await read_body(request, any_type=True), kind)
+        self._preparation.tokenizer(asked.served)
+        asked.check()
+        return asked
+
+    async def _chat(self, request: Request, asked: OllamaChat | OllamaGenerate) -> Response:
         events = self._answering.events()
+        wanted = asked.as_chat(_template(self._preparation.tokenizer(asked.served)))
+        before = asked.context if isinstance(asked, OllamaGenerate) else ()
+        make = partial(self._preparation.chat_jobs, emit=events.put, before=before)
         try:
-            wanted = asked.as_chat()
-            jobs, style = await run_in_threadpool(self._preparation.chat_jobs, wanted, events.put)
+            jobs, style = await run_in_threadpool(*((fitting, wanted, make) if asked.truncate else (make, wanted)))
         except ApiError as error:
             raise error.renamed(NAMES) from error
-        form = self._form(asked, wanted, chat)
+        form = self._form(asked, wanted, jobs[0].prompt)
         return await self._answering.answer(request, wanted, jobs, choices_of(jobs, style), form, events)
 
-    def _form(self, asked: OllamaRequest, wanted: ChatRequest | CompletionRequest, chat: bool) -> OllamaForm:
-        if not asked.logprobs:
-            return OllamaForm(asked.model, chat)
-        text, octets = self._answering.token_text(wanted), self._answering.octets(wanted)
-        return OllamaForm(asked.model, chat, lambda token: token_entry(token, text, octets))
+    def _form(self, asked: OllamaRequest, wanted: ChatRequest | CompletionRequest, prompt: Sequence[int]) -> OllamaForm:
+        form, tokenizer = (
+            OllamaForm(asked.model, isinstance(asked, OllamaChat)),
+            self._preparation.tokenizer(asked.served),
+        )
+        if asked.logprobs:
+            text, octets = self._answering.token_text(wanted), self._answering.octets(wanted)
+            form.entry = lambda token: token_entry(token, text, octets)
+        if isinstance(asked, OllamaGenerate) and not asked.raw:
+            form.context = partial(_context, tokenizer, prompt)
+        return form
 
     async def embed(self, request: Request) -> Response:
         begun = time.monotonic_ns()
-        asked, vectors, tokens = await self._vectors(request)
+        asked = await self._asked(request, OllamaEmbed)
+        vectors, tokens = await self._vectors(request, asked)
         counts = {"total_duration": time.monotonic_ns() - begun, "load_duration": 0, "prompt_eval_count": tokens}
         return JSONResponse({"model": asked.model, "embeddings": vectors, **counts})
 
     async def embeddings(self, request: Request) -> Response:
         """As older clients ask for one."""
-        _, vectors, _ = await self._vectors(request)
-        return JSONResponse({"embedding": vectors[0]})
+        vectors, _ = await self._vectors(request, await self._asked(request, OllamaEmbedding))
+        return JSONResponse({"embedding": vectors[0] if vectors else []})
 
-    async def _vectors(self, request: Request) -> tuple[OllamaEmbed, list[list[float]], int]:
-        asked = parse_request(await read_body(request, any_type=True), OllamaEmbed)
-        wanted, events = asked.as_embedding(), self._answering.events()
-        jobs = await run_in_threadpool(self._preparation.embedding_jobs, wanted, events.put)
+    async def _vectors(self, request: Request, asked: OllamaEmbed) -> tuple[list[list[float]], int]:
+        """Return the vectors, none of no text, and how many tokens were read. ApiError."""
+        if not asked.texts:
+            return [], 0
+        wanted, events = asked.as_embedding(self._preparation.width), self._answering.events()
+        jobs = await run_in_threadpool(self._preparation.embedding_jobs, wanted, events.put, asked.truncate)
         choices = [Choice(number, len(job.prompt)) for number, job in enumerate(jobs)]
         async for _ in self._answering.pieces(request, wanted, jobs, choices, events):
             pass
-        found = [choice.vector.tolist() for choice in choices if choice.vector is not None]
-        return asked, found, sum(choice.prompt_tokens for choice in choices)
+        vectors = [choice.vector for choice in choices if choice.vector is not None]
+        found = [_shortened(vector, asked.dimensions).tolist() for vector in vectors]
+        return found, sum(choice.prompt_tokens for choice in choices)
 
     async def refuse(self, request: Request) -> Response:
         message = f"{request.url.path}: the models of this server are chosen when it starts: wgrad serve --adapter"
@@ -175,6 +203,21 @@ class OllamaApi:
             "context_length": self._preparation.positions,
             "embedding_length": self._preparation.width,
         }
+
+
+def _shortened(vector: np.ndarray, dimensions: int) -> np.ndarray:
+    """Return the first numbers of a vector, of length 1 again; all for 0."""
+    if not dimensions or dimensions == len(vector):
+        return vector
+    first = vector[:dimensions]
+    return first / max(float(np.linalg.norm(first)), 1e-12)
+
+
+def _context(tokenizer: Tokenizer, prompt: Sequence[int], answer: str, finish: str) -> list[int]:
+    """Return the ids of a conversation so far, for the request that continues it."""
+    end = tokenizer.turn_end_id if finish == "stop" else None
+    ids = [*prompt, *tokenizer.encode(answer, add_special_tokens=False)]
+    return ids if end is None else [*ids, end]
 
 
 def _template(tokenizer: Tokenizer) -> str:

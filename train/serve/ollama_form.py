@@ -22,13 +22,18 @@ def now() -> str:
 
 
 class OllamaForm:
-    """An answer of `/api/chat`, or of `/api/generate` where it is not a chat's. entry: writes the log-probabilities of
-    a token; None: they were not asked for."""
+    """An answer of `/api/chat`, or of `/api/generate` where it is not a chat's.
+
+    entry: writes the log-probabilities of a token; None: they were not asked for. context: ids of the prompt and of an
+    answer, from its text and why it ended; None: they are not told.
+    """
 
     end, media_type = "", LINES
 
-    def __init__(self, model: str, chat: bool, entry: Callable[[TokenInfo], dict[str, Any]] | None = None) -> None:
-        self._model, self._chat, self._entry = model, chat, entry
+    def __init__(self, model: str, chat: bool) -> None:
+        self._model, self._chat = model, chat
+        self.entry: Callable[[TokenInfo], dict[str, Any]] | None = None
+        self.context: Callable[[str, str], list[int]] | None = None
         self._begun = time.monotonic_ns()
 
     def _line(self, part: Part, tokens: Sequence[TokenInfo] = (), done: bool = False) -> dict[str, Any]:
@@ -39,8 +44,8 @@ class OllamaForm:
             said = {"message": {"role": "assistant", "content": part.content, **said}}
         else:
             said = {"response": part.content, **said}
-        if self._entry and tokens:
-            said["logprobs"] = [self._entry(token) for token in tokens]
+        if self.entry and tokens:
+            said["logprobs"] = [self.entry(token) for token in tokens]
         return {"model": self._model, "created_at": now(), **said, "done": done}
 
     def _last(self, part: Part, choice: Choice, tokens: Sequence[TokenInfo] = ()) -> dict[str, Any]:
@@ -50,6 +55,7 @@ class OllamaForm:
         return {
             **self._line(part, tokens, done=True),
             "done_reason": choice.finish,
+            **({"context": self.context(choice.text, choice.finish)} if self.context else {}),
             "total_duration": end - self._begun,
             "load_duration": 0,
             "prompt_eval_count": choice.prompt_tokens,
@@ -67,7 +73,7 @@ class OllamaForm:
 
     def events(self, choice: Choice, piece: Piece) -> list[dict[str, Any]]:
         part = choice.parts.add(piece.text, last=bool(piece.finish))
-        told = part.content or part.reasoning or part.calls or (self._entry and piece.tokens)
+        told = part.content or part.reasoning or part.calls or (self.entry and piece.tokens)
         return [self._line(part, piece.tokens)] if told else []
 
     def closing(self, choices: Sequence[Choice]) -> list[dict[str, Any]]:

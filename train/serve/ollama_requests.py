@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta, Struct
 
 from wgrad.device.errors import WgradError
+from wgrad.train.data.thoughts import thought_of
 from wgrad.train.files.decode import convert
+from wgrad.train.options.option_names import did_you_mean
 from wgrad.train.serve.embeddings import EmbeddingRequest
 from wgrad.train.serve.errors import ApiError
 from wgrad.train.serve.requests import MOST_TOP, Body, ChatRequest, CompletionRequest, Penalty, Stop
 
 # Options by which Ollama loads a model, or that a model here needs not.
-_OF_LOADING = {
+OF_LOADING = {
     "num_ctx", "num_keep", "num_batch", "num_gpu", "main_gpu", "num_thread", "numa", "low_vram", "f16_kv", "vocab_only",
-    "use_mmap", "use_mlock", "logits_all", "embedding_only", "penalize_newline", "draft_num_predict",
+    "use_mmap", "use_mlock", "logits_all", "embedding_only", "draft_num_predict",
 }  # fmt: skip
+MESSAGE_KEYS = ("role", "content", "thinking", "tool_calls", "tool_name", "tool_call_id", "name")
+_DURATION = re.compile(r"[-+]?(0|(\d+\.?\d*|\.\d+)(ns|us|µs|μs|ms|s|m|h))+")
+# By which templates write a thought, or leave it out; and how long it is to be.
+_SWITCH = re.compile(r"(?<![\w.'\"</\[])(enable_thinking|thinking)(?![\w'\"])")
+_EFFORT = "reasoning_effort"
 _LATEST = ":latest"
 # Names of a conversation's keys here, in errors.
 NAMES = {"response_format": "format", "max_tokens": "options.num_predict"}
@@ -34,7 +42,7 @@ class Options(Struct, forbid_unknown_fields=True):
     seed: int | None = None
     num_predict: Annotated[int, Meta(ge=-2, le=1 << 30)] = -1
     stop: Stop | Annotated[list[Stop], Meta(max_length=16)] = []
-    repeat_penalty: Annotated[float, Meta(gt=0, le=100)] = 1.0
+    repeat_penalty: Annotated[float, Meta(ge=0.01, le=100)] = 1.0
     repeat_last_n: int = -1
     presence_penalty: Penalty = 0.0
     frequency_penalty: Penalty = 0.0
@@ -43,11 +51,13 @@ class Options(Struct, forbid_unknown_fields=True):
     mirostat_eta: float = 0.1
     mirostat_tau: float = 5.0
     tfs_z: float = 1.0
+    penalize_newline: bool = True
 
     def fields(self) -> dict[str, Any]:
         """Return the fields of `requests.Request`. ApiError: what is not done here."""
         for name, value, off in (
-            ("typical_p", self.typical_p, 1.0), ("mirostat", self.mirostat, 0), ("tfs_z", self.tfs_z, 1.0)
+            ("typical_p", self.typical_p, 1.0), ("mirostat", self.mirostat, 0), ("tfs_z", self.tfs_z, 1.0),
+            ("penalize_newline", self.penalize_newline, True),
         ):  # fmt: skip
             if value != off:
                 raise _wrong(f"options.{name} is not supported: leave it out", "options")
@@ -67,46 +77,67 @@ class Options(Struct, forbid_unknown_fields=True):
 
 
 class OllamaBody(Body, kw_only=True):
-    passed_over: ClassVar[set[str]] = {"keep_alive", "truncate", "shift", "verbose"}
+    passed_over: ClassVar[set[str]] = set()
 
     options: dict[str, Any] = {}
+    keep_alive: str | float = ""
 
     @property
     def served(self) -> str:
         """The model's name without Ollama's tag."""
         return self.model.removesuffix(_LATEST)
 
+    @property
+    def drawing(self) -> Options:
+        """ApiError."""
+        known = {name: value for name, value in self.options.items() if name not in OF_LOADING and value is not None}
+        try:
+            return convert(known, Options, "the request: options", "correct it")
+        except WgradError as error:
+            raise ApiError(400, str(error), "options") from error
+
+    def check(self) -> None:
+        """ApiError: an option that is not known, or how long to stay loaded is no time."""
+        self.drawing.fields()
+        if isinstance(self.keep_alive, str) and self.keep_alive and not _DURATION.fullmatch(self.keep_alive):
+            got = self.keep_alive[:100]
+            raise _wrong(f"keep_alive must be seconds, or a time such as '5m'; got {got!r}", "keep_alive")
+
+    def refuse_unload(self) -> None:
+        """ApiError: the model is to be unloaded, as a request without a prompt and with `keep_alive` 0 asks."""
+        if not re.search("[1-9]", str(self.keep_alive)) and self.keep_alive != "":
+            raise _wrong("keep_alive: models stay loaded until this server ends: end it to free memory", "keep_alive")
+
 
 class OllamaRequest(OllamaBody, kw_only=True):
     """Fields of both kinds of answers."""
 
     unsupported = {
-        "suffix": ("",), "template": ("",), "context": ([],), "images": ([],), "_debug_render_only": (False,),
+        "suffix": ("",), "template": ("",), "images": ([],), "shift": (False,), "_debug_render_only": (False,),
     }  # fmt: skip
+    in_place = {
+        "images": "this model reads only text",
+        "shift": "an answer ends where the context is full: leave it out",
+        "suffix": "this model does not write text between others: leave it out",
+        "template": "the chat template that the model was trained with is used: leave it out, or give raw",
+    }
 
     format: str | dict[str, Any] = ""
     logprobs: bool = False
     top_logprobs: Annotated[int, Meta(ge=0, le=MOST_TOP)] = 0
-    think: bool | str = ""
+    think: bool | Literal["high", "medium", "low", "max"] | None = None
+    truncate: bool = True
     stream: bool = True
-
-    @property
-    def drawing(self) -> Options:
-        """ApiError."""
-        known = {name: value for name, value in self.options.items() if name not in _OF_LOADING and value is not None}
-        try:
-            return convert(known, Options, "the request: options", "correct it")
-        except WgradError as error:
-            raise ApiError(400, str(error), "options") from error
 
     @property
     def limit(self) -> int | None:
         """Most tokens of the answer; None: as many as there is room for."""
         return self.drawing.num_predict if self.drawing.num_predict > 0 else None
 
-    def conversation(self, turns: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] = ()) -> ChatRequest:
-        """ApiError."""
-        thinking = {} if self.think == "" else {"enable_thinking": bool(self.think)}
+    def conversation(
+        self, template: str, turns: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] = ()
+    ) -> ChatRequest:
+        """template: the source of the chat template. ApiError."""
         return ChatRequest(
             model=self.served,
             messages=[*turns],
@@ -115,11 +146,27 @@ class OllamaRequest(OllamaBody, kw_only=True):
             response_format=self._format(),
             logprobs=self.logprobs,
             top_logprobs=self.top_logprobs if self.logprobs else 0,
-            chat_template_kwargs=thinking,
-            reasoning_effort=self.think if isinstance(self.think, str) and self.think else None,
+            chat_template_kwargs=self._thinking(template),
             stream=self.stream,
             **self.drawing.fields(),
         )
+
+    def _thinking(self, template: str) -> dict[str, Any]:
+        """Return the variables of a chat template that thinks, or does not. ApiError: it has none that do."""
+        if self.think is None:
+            return {}
+        if thought_of(template) is None:
+            if self.think:
+                raise _wrong(f"think: {self.model[:100]!r} does not support thinking: leave it out", "think")
+            return {}
+        switches: dict[str, Any] = {name: bool(self.think) for name in set(_SWITCH.findall(template))}
+        if isinstance(self.think, str):
+            if _EFFORT not in template:
+                raise _wrong("think: the chat template knows no levels: give true or false", "think")
+            return {**switches, _EFFORT: "high" if self.think == "max" else self.think}
+        if not self.think and not switches:
+            raise _wrong("think: the chat template cannot leave thoughts out: leave it out", "think")
+        return switches
 
     def _format(self) -> dict[str, Any]:
         if isinstance(self.format, dict):
@@ -133,20 +180,29 @@ class OllamaChat(OllamaRequest, kw_only=True):
     messages: list[dict[str, Any]] = []
     tools: list[dict[str, Any]] = []
 
-    def as_chat(self) -> ChatRequest:
+    def as_chat(self, template: str) -> ChatRequest:
         """ApiError."""
-        return self.conversation([_turn(number, turn) for number, turn in enumerate(self.messages)], self.tools)
+        turns = [_turn(number, turn) for number, turn in enumerate(self.messages)]
+        return self.conversation(template, turns, self.tools)
 
 
 class OllamaGenerate(OllamaRequest, kw_only=True):
     prompt: str = ""
     system: str = ""
     raw: bool = False
+    context: list[int] = []  # of an earlier answer, which this one continues
 
-    def as_chat(self) -> ChatRequest:
+    def as_chat(self, template: str) -> ChatRequest:
         """The prompt as a user's message. ApiError."""
         system = [{"role": "system", "content": self.system}] if self.system else []
-        return self.conversation([*system, {"role": "user", "content": self.prompt}])
+        return self.conversation(template, [*system, {"role": "user", "content": self.prompt}])
+
+    def check_plain(self) -> None:
+        """ApiError: something that only a chat template has a place for."""
+        why = "raw is given" if self.raw else "the model has no chat template"
+        for name, value in (("system", self.system), ("think", self.think), ("context", self.context)):
+            if value and (self.raw or name != "context"):
+                raise _wrong(f"{name} is not supported where {why}: leave it out", name)
 
     def as_completion(self, ids: Sequence[int], most: int) -> CompletionRequest:
         """The prompt as it is. ids: of it; most: tokens that there is room for. ApiError."""
@@ -162,17 +218,38 @@ class OllamaGenerate(OllamaRequest, kw_only=True):
 
 
 class OllamaEmbed(OllamaBody, kw_only=True):
-    passed_over = {*OllamaBody.passed_over, "stream"}
+    passed_over = {"stream"}
 
     input: str | list[str] = ""
-    prompt: str = ""  # of /api/embeddings
-    dimensions: int | None = None
+    truncate: bool = True
+    dimensions: Annotated[int, Meta(ge=0)] = 0
 
-    def as_embedding(self) -> EmbeddingRequest:
-        return EmbeddingRequest(model=self.served, input=self.input or self.prompt, dimensions=self.dimensions or None)
+    @property
+    def texts(self) -> list[str]:
+        found = [self.input] if isinstance(self.input, str) else self.input
+        return [] if found == [""] else found
+
+    def as_embedding(self, width: int) -> EmbeddingRequest:
+        """ApiError."""
+        if self.dimensions > width:
+            raise _wrong(f"dimensions must be at most {width}; got {self.dimensions}", "dimensions")
+        return EmbeddingRequest(model=self.served, input=self.texts)
+
+
+class OllamaEmbedding(OllamaEmbed, kw_only=True):
+    """Of `/api/embeddings`, as older clients ask."""
+
+    prompt: str = ""
+
+    @property
+    def texts(self) -> list[str]:
+        return [self.prompt] if self.prompt else super().texts
 
 
 class OllamaShow(OllamaBody, kw_only=True):
+    unsupported = {"system": ("",), "template": ("",), "verbose": (False,)}
+    in_place = {"verbose": "tensors and tokens are not listed: leave it out"}
+
     model: str = ""
     name: str = ""  # as older clients call it
 
@@ -190,7 +267,13 @@ def _turn(number: int, given: Mapping[str, Any]) -> dict[str, Any]:
     turn = {name: value for name, value in given.items() if value not in (None, "", [])}
     turn.setdefault("content", "")
     if "images" in turn:
-        raise _wrong(f"messages[{number}].images: only text can be read", "messages")
+        raise _wrong(f"messages[{number}].images: this model reads only text", "messages")
+    unknown = next((name for name in turn if name not in MESSAGE_KEYS), None)
+    if unknown is not None:
+        near = did_you_mean(unknown, MESSAGE_KEYS)
+        raise _wrong(f"messages[{number}].{unknown[:100]!r} is no key of this server{near}: leave it out", "messages")
+    if isinstance(turn.get("role"), str):
+        turn["role"] = turn["role"].lower()
     if "thinking" in turn:
         turn["reasoning_content"] = turn.pop("thinking")
     if "tool_name" in turn:

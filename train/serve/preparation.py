@@ -20,7 +20,9 @@ from wgrad.train.serve.errors import ApiError
 from wgrad.train.serve.formats import arguments_grammar, call_rule, grammar_of
 from wgrad.train.serve.jobs import Event, Job
 from wgrad.train.serve.requests import MOST_PROMPTS, ChatRequest, CompletionRequest, Request
+from wgrad.train.serve.tool_calls import knows_tools
 
+TOO_LONG = "context_length_exceeded"  # code of an error
 _SEEDS = 2**32
 Emit = Callable[[int, Event], None]  # the number of the prompt in its request
 
@@ -73,13 +75,15 @@ class Preparation:
             ]
         return jobs, texts
 
-    def chat_jobs(self, request: ChatRequest, emit: Emit) -> tuple[list[Job], Style]:
-        """-> `n` jobs, and how their answers are written. ApiError."""
+    def chat_jobs(self, request: ChatRequest, emit: Emit, before: Sequence[int] = ()) -> tuple[list[Job], Style]:
+        """-> `n` jobs, and how their answers are written. before: ids of a conversation so far. ApiError."""
         tokenizer = self.tokenizer(request.model)
         if not tokenizer.has_chat_template:
             message = "the model has no chat template, which messages need: use /v1/completions, or serve a chat model"
             raise ApiError(400, message, "messages", "chat_template")
         names = request.tool_names()
+        if names and not knows_tools("\n".join(tokenizer.templates.values())):
+            raise ApiError(400, "the request: tools: the chat template has no place for them: leave them out", "tools")
         style = style_of(tokenizer, names)
         grammar, after = self._grammar(request, tokenizer, style), ""
         tools = request.tools if names else None
@@ -105,6 +109,7 @@ class Preparation:
             raise ApiError(400, str(error).removeprefix("--model: "), "messages") from error
         if ids is None:
             raise self._too_long("messages")
+        ids = self._continued(tokenizer, before, ids)
         new = request.most_tokens
         if new is None:
             new = max(min(self.max_new_tokens, self.positions - len(ids)), 1)
@@ -135,20 +140,30 @@ class Preparation:
     def grammars(self) -> Mapping[str, Grammars]:
         return {name: Grammars(tokenizer, self.vocab_size) for name, tokenizer in self.tokenizers.items()}
 
-    def embedding_jobs(self, request: EmbeddingRequest, emit: Emit) -> list[Job]:
-        """Return a job for each text. ApiError."""
+    def embedding_jobs(self, request: EmbeddingRequest, emit: Emit, truncate: bool = False) -> list[Job]:
+        """Return a job for each text. truncate: read as much of a text as there is room for. ApiError."""
         tokenizer = self.tokenizer(request.model)
-        ids = [self._ids(tokenizer, text, "input") for text in request.texts(self.width)]
+        ids = [self._ids(tokenizer, text, "input", truncate) for text in request.texts(self.width)]
         common: dict[str, Any] = {"max_new_tokens": 0, "sampling": GREEDY, "stops": (), "top": None, "score": False}
         return [
             Job(request.model, prompt, seconds=self.max_seconds, emit=partial(emit, n), pooling=self.pooling, **common)
             for n, prompt in enumerate(ids)
         ]
 
-    def raw_prompt(self, model: str, text: str) -> tuple[list[int], int]:
-        """Return the ids of a prompt, and how many tokens there is room for behind it. ApiError."""
-        ids = self._ids(self.tokenizer(model), text, "prompt")
+    def raw_prompt(self, model: str, text: str, before: Sequence[int] = ()) -> tuple[list[int], int]:
+        """Return the ids of a prompt, and how many tokens there is room for behind it. before: as of `chat_jobs`.
+        ApiError."""
+        tokenizer = self.tokenizer(model)
+        ids = self._continued(tokenizer, before, self._ids(tokenizer, text, "prompt"))
         return ids, max(min(self.max_new_tokens, self.positions - len(ids)), 1)
+
+    def _continued(self, tokenizer: Tokenizer, before: Sequence[int], ids: list[int]) -> list[int]:
+        """Return both, what begins every text only once. ApiError."""
+        if not before:
+            return ids
+        opening = tokenizer.added_ids()[0]
+        ids = ids[len(opening) :] if opening and ids[: len(opening)] == opening else ids
+        return [*self._ids(tokenizer, before, "context"), *ids]
 
     def tokenizer(self, model: str) -> Tokenizer:
         """ApiError: no model of this name is served."""
@@ -158,8 +173,9 @@ class Preparation:
             raise ApiError(404, message, "model", "model_not_found")
         return self.tokenizers[model]
 
-    def _ids(self, tokenizer: Tokenizer, given: str | Sequence[int], where: str) -> list[int]:
-        """Token ids of a text, or those that are given. ApiError, of the key `where`."""
+    def _ids(self, tokenizer: Tokenizer, given: str | Sequence[int], where: str, truncate: bool = False) -> list[int]:
+        """Token ids of a text, or those that are given. truncate: of a long text the first. ApiError, of the key
+        `where`."""
         if not isinstance(given, str):
             wrong = next((i for i in given if not 0 <= i < self.vocab_size), None)
             if wrong is not None:
@@ -168,6 +184,8 @@ class Preparation:
             return list(given)
         try:
             ids = tokenizer.encode_up_to(self.positions, given)
+            if ids is None and truncate:
+                ids = tokenizer.encode_first(self.positions, given)
         except WgradError as error:
             raise ApiError(400, str(error).removeprefix("--model: "), where) from error
         if ids is None:
@@ -182,7 +200,7 @@ class Preparation:
             f"the request: {got or 'the tokens of the prompt'} must be at most the {self.positions} positions that "
             "this server has: shorten the one or the other, or start it with more --context",
             where,
-            "context_length_exceeded",
+            TOO_LONG,
         )
 
     def _job(self, request: Request, number: int, ids: list[int], new: int, score: bool, emit: Emit) -> Job:

@@ -62,7 +62,7 @@ class Request(Body):
     min_p: Annotated[float, Meta(ge=0, le=1)] = 0.0
     presence_penalty: Penalty = 0.0
     frequency_penalty: Penalty = 0.0
-    repetition_penalty: Annotated[float, Meta(gt=0, le=100)] = 1.0
+    repetition_penalty: Annotated[float, Meta(ge=0.01, le=100)] = 1.0
     logit_bias: dict[str, Annotated[float, Meta(ge=-100, le=100)]] = {}
     n: Annotated[int, Meta(ge=1, le=MOST_PROMPTS)] = 1
     seed: int | None = None

@@ -24,6 +24,11 @@ _XML_VALUE = re.compile(r"<parameter=([^>\s]+)>\n?(.*?)\n?</parameter>", re.DOTA
 _DECODER = json.JSONDecoder()
 
 
+def knows_tools(template: str) -> bool:
+    """Return whether a chat template has a place for tools."""
+    return re.search(r"\btools\b", template) is not None
+
+
 class Call(NamedTuple):
     """arguments: JSON text."""
 
