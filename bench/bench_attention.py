@@ -1,9 +1,9 @@
-"""TFLOP/s of attention, forward and backward, by tile, beside torch's SDPA in the same run.
+"""TFLOP/s of attention, forward and backward, by tile, next to torch's SDPA in the same run.
 
     python bench/bench_attention.py [--device NAME] [--sweep] [--shapes 0,1] [--dtype float16] [--out FILE]
 
-Figures are causal: forward 2 B H T^2 D, backward 2.5 times that (five products), whatever a kernel makes again; rows of
-single kernels count the products they do (dq 3, dkv 4). Each timed result is checked against float64 first.
+FLOP are causal: forward 2 B H T^2 D, backward 2.5 times that (five matmuls), whatever a kernel recomputes; rows of
+single kernels count the matmuls that they do (dq 3, dkv 4). Each timed result is checked against float64 first.
 """
 
 # mypy: disable-error-code="arg-type"
@@ -127,7 +127,7 @@ def reference_answers(host: dict[str, np.ndarray], scale: float) -> dict[str, np
 
 
 def torch_answers(host: dict[str, np.ndarray], scale: float) -> dict[str, np.ndarray]:
-    """The same in float64 on the card, one key/value head at a time."""
+    """The same in float64 on the GPU, one key/value head at a time."""
     import torch
 
     x = {n: torch.from_numpy(host[n]).cuda().double().transpose(1, 2) for n in ("q", "k", "v", "do")}
@@ -152,7 +152,7 @@ def torch_answers(host: dict[str, np.ndarray], scale: float) -> dict[str, np.nda
 
 
 def kernels(device: WgpuDevice, problem: Problem) -> dict[str, tuple[float, Callable[[], dict[str, Any]]]]:
-    """Per kernel its products (in forward passes' halves) and a call that returns its outputs by name."""
+    """Return, per kernel, its matmuls (in halves of a forward) and a call that returns its outputs by name."""
     a, scale = problem.arrays, problem.scale
     # Zeros: memory may still hold the right answer, of the variant before.
     o, lse = device.zeros(a["q"].shape, a["q"].dtype), device.zeros(a["lse"].shape, np.float32)
@@ -201,7 +201,7 @@ def tile_name(tile: Tile) -> str:
 def bench_one(
     device: WgpuDevice, report: Report, problem: Problem, kernel: str, chosen: Plan, units_tile: str = ""
 ) -> float:
-    """One row; returns seconds (infinite where the variant fails). units_tile: what to call that on matrix units."""
+    """One row; returns seconds (infinite where the variant fails). units_tile: what to call that on tensor cores."""
     device.attention_plan = chosen
     tile = getattr(chosen, "forward" if kernel in ("forward", "backward", "delta") else kernel)
     if device.matrix_units and problem.arrays["q"].dtype == np.float16:
@@ -256,7 +256,7 @@ def sweep(device: WgpuDevice, report: Report, problem: Problem) -> Plan:
 
 
 def sweep_units(device: WgpuDevice, report: Report, problem: Problem, chosen: Plan) -> None:
-    """Every tile of matrix units that fits, kernel by kernel."""
+    """Every tile of tensor cores that fits, kernel by kernel."""
     width, tiles = problem.shape[4], dict(attention_matrix.TILES)
     for kernel in tiles:
         for tile in UNITS_TILES:
@@ -273,7 +273,7 @@ def sweep_units(device: WgpuDevice, report: Report, problem: Problem, chosen: Pl
 
 
 def bench_decode(device: WgpuDevice, report: Report, dtype: Any) -> None:
-    """One token on a long cache: the share of the card's bandwidth that reading k and v reaches."""
+    """One token on a long cache: the share of the GPU's bandwidth that reading k and v reaches."""
     device.attention_plan = None
     for b, s, h, g, d in ((1, 2048, 32, 8, 128), (1, 8192, 32, 8, 128), (8, 2048, 9, 3, 64)):
         q = device.zeros((b, 1, h, d), dtype)

@@ -1,11 +1,11 @@
-"""Tokens/s of generating text on shapes of known models, with random NF4 weights; the matrix-vector product by tile.
+"""Tokens/s of generating text on shapes of known models, with random NF4 weights; the GEMV by tile.
 
     python bench/bench_decode.py [--shapes llama-3.1-8b,llama-3.2-1b] [--prompts 1,16] [--tokens 256] [--out FILE]
-    python bench/bench_decode.py --sweep [--rows 1,8,16]     which VectorTile is fastest, for each product of the shapes
+    python bench/bench_decode.py --sweep [--rows 1,8,16]     which VectorTile is fastest, for each GEMM of the shapes
 
 A row of the first kind: greedy, from a prompt of --prompt-tokens each, timed when the first tokens are there: the step
 is recorded by then. weight_bytes: what a step reads of weights at least, whatever the number of prompts. A row of the
-second kind: one product of a layer or of the head, compared with the tile that is `chosen`.
+second kind: one GEMM of a layer or of the head, compared with the tile that is `chosen`.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def bench_pages(report: Report, name: str, model: Model, ids: list[list[int]], a
 
 
 def products(shape: Shape) -> list[tuple[str, int, int]]:
-    """(kind of weight, N, K) of each kind of product of a token, each once."""
+    """(kind of weight, N, K) of each kind of GEMM of a token, each once."""
     q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     layer = [(q, shape.hidden), (kv, shape.hidden), (shape.hidden, q)]
     layer += [(shape.intermediate, shape.hidden), (shape.hidden, shape.intermediate)]
@@ -138,7 +138,7 @@ def bench_tiles(report: Report, name: str, kind: str, n: int, k: int, m: int, de
             found = device.download(out)
             expected = found if expected is None else expected
             seconds, spread = time_device(device, work)
-        except DeviceError as problem:  # more workgroup memory than the card has
+        except DeviceError as problem:  # more workgroup memory than the GPU has
             print("failed", tile, str(problem)[:200])
             continue
         error = float(np.linalg.norm(found - expected) / np.linalg.norm(expected))

@@ -1,5 +1,4 @@
-"""Time of the gated delta rule, forward and backward, by kernel, beside flash-linear-attention in the same run; or of
-Mamba-2's recurrence.
+"""Time of the gated delta rule (next to flash-linear-attention) or Mamba-2's recurrence, by direction and kernel.
 
     python bench/bench_delta_rule.py [--operator ssd] [--device NAME] [--dtype float16] [--shapes 0,1] [--small]
         [--peer] [--profile] [--out FILE]

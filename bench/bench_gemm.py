@@ -1,8 +1,8 @@
-"""TFLOP/s of gemm and of the NF4 product, by tile, and of 8 bits; torch in the same type (cuBLAS) in the same run.
+"""TFLOP/s of gemm and of the NF4 GEMM, by tile, and of 8 bits; torch in the same type (cuBLAS) in the same run.
 
     python bench/bench_gemm.py [--device wgpu] [--compute float16] [--sweep] [--out FILE]
 
-float16: gemm alone, on matrix units where they are on; every result goes to the same array.
+float16: gemm alone, on tensor cores where they are on; every result goes to the same array.
 
 Each timed result is checked against float64 first, on a few rows.
 """
@@ -58,7 +58,7 @@ SWEEP_TILES = [
     Tile(m, n, k, 2, 2)
     for m, n, k in ((128, 128, 16), (64, 128, 16), (128, 64, 16), (64, 64, 16), (64, 128, 8), (128, 128, 8))
 ]
-# On matrix units: of 24,576 bytes of workgroup memory or less, two workgroups run at once on an H200's compute unit.
+# On tensor cores: of 24,576 bytes of workgroup memory or less, two workgroups run at once on an H200's compute unit.
 UNITS_TILES = [
     gemm_matrix.LARGE,
     gemm_matrix.MEDIUM,
@@ -154,7 +154,7 @@ def random_nf4(device: WgpuDevice, n: int, k: int) -> NF4Array:
 
 
 def bench_nf4(device: WgpuDevice, report: Report, m: int, n: int, k: int, sweep: bool) -> None:
-    """linear_nf4 and its dx, each with a LoRA term of rank 16, and checked against the dense product of the decoded
+    """linear_nf4 and its dx, each with a LoRA term of rank 16, and checked against the dense GEMM of the decoded
     weight; and of operands rounded to 8 bits, rounding included."""
     rng = np.random.default_rng(0)
     weight = random_nf4(device, n, k)
@@ -222,7 +222,7 @@ def main() -> None:
 
         torch.backends.cuda.matmul.allow_tf32 = False
     if args.sweep:
-        common.WARM_SECONDS = 0.1  # hundreds of variants one after another keep the card warm
+        common.WARM_SECONDS = 0.1  # hundreds of variants one after another keep the GPU warm
     device = bind(WgpuDevice)(args.device)
     report = Report("gemm" if args.compute == "float32" else "gemm-float16", device, args.out)
     if args.small:

@@ -1,10 +1,10 @@
-"""LoRA's products on matrix units as they occur in one step of a model: microseconds each, milliseconds a step.
+"""LoRA's GEMMs on tensor cores as they occur in one step of a model: microseconds each, milliseconds a step.
 
     python bench/bench_lora.py [--shapes llama-3.2-1b,...] [--batch 1,4] [--max-length 2048]
 
-The products are those of a dry run (bench_train.py's step; 1B and 8B make their layers again). Each is launched many
+The GEMMs are those of a dry run (bench_train.py's step; 1B and 8B recompute their layers). Each is launched many
 times in one pass between two timestamps, on operands that together are larger than any cache; the median of five
-passes, taken in turns. Beside it what reading the large operand alone would take at --bandwidth.
+passes, taken in turns. Next to it the time to read the large operand at --bandwidth.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from wgrad.wgsl.runtime import native
 
 POOL_BYTES = 256 << 20
 CALLS, PASSES, WARM_SECONDS = 36, 5, 0.3
-LARGE = 1_000_000_000  # bytes read in a pass, about: fewer calls of large products
+LARGE = 1_000_000_000  # bytes read in a pass, about: fewer calls of large GEMMs
 Key = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], int, bool, bool, bool, tuple[int, ...], int, int, bool]
 
 
 @contextmanager
 def noted(found: Counter[Key]) -> Iterator[None]:
-    """Counts the products that are launched meanwhile, by all that tells them apart."""
+    """Counts the GEMMs that are launched meanwhile, by all that tells them apart."""
     launch = gemm_matrix_skinny.launch
 
     def counted(
@@ -77,7 +77,7 @@ class Pass:
 
 
 def recorded(device: Any, pool: Array, key: Key) -> tuple[Any, int]:
-    """-> the recording of a product, and how often it is in it."""
+    """-> the recording of a GEMM, and how often it is in it."""
     x, s, c, rank, rank_inner, along_rows, transposed, parts, part_rank, first_rank, accumulate = key
     size = int(np.prod(x))
     copies = max(1, min(CALLS, pool.size // size))
@@ -99,7 +99,7 @@ def recorded(device: Any, pool: Array, key: Key) -> tuple[Any, int]:
 
 
 def warm(device: Any, work: Callable[[], Any]) -> None:
-    """A card that idles needs this long to reach its clock."""
+    """Keep the GPU busy until it has reached its clock."""
     begin = time.perf_counter()
     while time.perf_counter() - begin < WARM_SECONDS:
         work()

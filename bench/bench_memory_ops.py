@@ -1,9 +1,9 @@
-"""GB/s of the memory-bound operators, forward and backward, beside a plain copy in the same run.
+"""GB/s of the memory-bound operators, forward and backward, next to a plain copy in the same run.
 
     python bench/bench_memory_ops.py [--device NAME] [--rows 8192] [--columns 4096] [--only rms] [--out FILE]
 
 Bytes are what the operator must move (wgrad.autograd.bench.cost). `share` is of the copy's GB/s. With torch and CUDA
-the same operators in eager mode stand beside (bitsandbytes for NF4, if it is installed). Results are first checked on a
+they also run in eager mode there (bitsandbytes for NF4, if it is installed). Results are first checked on a
 few rows against the NumPy reference in float64.
 """
 

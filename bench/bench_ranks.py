@@ -1,20 +1,20 @@
-"""One card beside several: weak and strong scaling of QLoRA steps over ranks, and the time of each part of a step.
+"""One GPU and several: weak and strong scaling of QLoRA steps over ranks, and the time of each part of a step.
 
     mpirun -n 2 --bind-to none python bench/bench_ranks.py [--shapes smollm2-135m,llama-3.2-1b,llama-3.1-8b]
         [--compute float16] [--max-length 2048] [--keep-activations] [--seconds 500] [--out FILE]
 
-Random weights, settings as in bench_train.py; each rank takes the next card of its host. Of each shape:
+Random weights, settings as in bench_train.py; each rank takes the next GPU of its host. Of each shape:
 
-    one       the first rank alone, the others waiting: a micro-batch a step
-    through   the same, the gradient going to the host and back in buckets, and nobody there to add anything
-    beside    every rank by itself at once: what the cards take from each other without a word between them
-    weak      a micro-batch a rank, every step synchronised; efficiency = tokens/s over ranks x tokens/s of `one`
-    strong    a step of as many micro-batches as --micro (8) on one card, and shared by all
-    parts     of a weak step, the device waited for after each, so that nothing overlaps: the device up to each bucket,
-              waiting for the others, read-back, sum between ranks, upload, update; of what moves bytes GB/s too
+    one       the first rank alone, the others waiting: a micro-batch per step
+    through   the same, with the gradient going to the host and back in buckets, without a sum
+    beside    all ranks at once without communication: how much the GPUs slow each other down
+    weak      a micro-batch per rank, every step synchronised; efficiency = tokens/s over ranks x tokens/s of `one`
+    strong    a step of as many micro-batches as --micro (8) on one GPU, and shared by all
+    parts     of a weak step, waiting for the device after each, so that nothing overlaps: the device up to each bucket,
+              waiting for the other ranks, read-back, sum between ranks, upload, update; copies and sums also in GB/s
 
-And for as many bytes as buckets have, and others: milliseconds of an all-reduce by MPI, of the sum between the ranks
-(`all_gather`, through memory that they share where they do), and of the way from and to the card.
+And for the buckets' and other sizes: milliseconds of an all-reduce by MPI, of the sum between the ranks (`all_gather`,
+through shared memory where they have it), and of the copies from and to the GPU.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ MOVING = ("read_back", "sum", "upload")  # parts of a step that have bytes
 
 
 class Silent:
-    """The report of the ranks that do not speak."""
+    """The report of ranks that print nothing."""
 
     def row(self, **values: Any) -> None:
         pass
 
 
 class Through(World):
-    """A rank alone whose gradient goes the way that it would if there were others."""
+    """A single rank whose gradient goes to the host and back as with several ranks."""
 
     alone = False
 
@@ -63,7 +63,7 @@ class Through(World):
 
 
 def steps_of(count: int, first: int, seq_len: int, vocab: int, micro: int) -> list[Step]:
-    """Steps of `micro` micro-batches of one row, made ahead: to draw them is not training."""
+    """Draw the batches ahead, `micro` micro-batches of one row per step, so that drawing is not timed."""
     rows = [
         [random_step((first + i) * micro + m, seq_len, vocab).batches[0] for m in range(micro)] for i in range(count)
     ]
@@ -88,8 +88,10 @@ def timed(trainer: Trainer, world: World, steps: Sequence[Step]) -> tuple[float,
 
 
 def parts_of(trainer: Trainer, world: World, steps: Sequence[Step]) -> dict[str, float]:
-    """Mean seconds of each part of a step, the device waited for after each. Other than in a step as it is, parts do
-    not overlap, so they add up to more."""
+    """Return mean seconds of each part of a step, waiting for the device after each.
+
+    Unlike in a real step parts do not overlap, so they add up to more.
+    """
     parts: dict[str, float] = {}
     trainer.data_parallel.parts, update = parts, 0.0
     for number, step in enumerate(steps):
@@ -107,7 +109,7 @@ def parts_of(trainer: Trainer, world: World, steps: Sequence[Step]) -> dict[str,
 
 
 def parts_row(parts: dict[str, float], nbytes: float) -> dict[str, Any]:
-    """Milliseconds; of the stretches of the backward a list; GB/s."""
+    """Return milliseconds (a list for the parts of the backward) and GB/s."""
     stretches = [parts[name] for name in parts if name.startswith("part ")]
     row: dict[str, Any] = {"backward_ms": [1e3 * seconds for seconds in stretches]}
     row["compute_ms"] = 1e3 * (sum(stretches) + parts["rest"])
@@ -132,7 +134,7 @@ def _sum(world: World, exchange: AllReduce) -> None:
 
 
 def collectives(world: World, device: Any, sizes: Sequence[int], report: Any) -> None:
-    """The time of sums between ranks, and of the way from and to the card, by bytes."""
+    """Time sums between ranks, and copies from and to the GPU, by size."""
     for nbytes in sizes:
         count = nbytes // 4
         host, array = np.zeros(count, np.float32), device.zeros((count,))
@@ -157,7 +159,7 @@ def collectives(world: World, device: Any, sizes: Sequence[int], report: Any) ->
 
 
 class Bench:
-    """The measurements of one shape. sizes: bytes of the buckets that its gradient travels in."""
+    """The measurements of one shape. sizes: bytes of its gradient's buckets."""
 
     checkpointing = False
 

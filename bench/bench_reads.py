@@ -1,4 +1,4 @@
-"""TB/s at which workgroups read what many of them share, by how they read it and by how much is under way.
+"""TB/s at which workgroups read what many of them share, by access pattern and bytes in flight.
 
     python bench/bench_reads.py [--device NAME] [--small] [--out FILE]
 

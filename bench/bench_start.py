@@ -1,13 +1,13 @@
-"""Seconds until a run is under way: reading a checkpoint's files, loading and quantising it, and a run's first step.
+"""Seconds until a run's first step: reading a checkpoint's files, loading and quantising it, and a run's first step.
 
     python bench/bench_start.py [--shapes llama-3.2-1b,llama-3.1-8b] [--folder DIR] [--cold] [--no-quantize]
 
 Checkpoints of random numbers in bfloat16, in shards as the hub has them, are written into the folder first (a temporary
 one if left out). `read`: their bytes through one buffer of 16 MiB. `load`: what a run does with them, on an open device
-whose pipelines are there. Both in turns, the files in the page cache; --cold: and once after they were dropped from it.
-`start`: `wgrad finetune` as a process of its own, which has the card alone, from its start to the line of its first
-step, nothing evaluated before; the median of those runs for which pipelines are in the driver's cache, and Python's
-byte code in its own. `first_step_cold_s`: of the run before them, for which neither may be.
+with built pipelines. Both in turns, with the files in the page cache; --cold: also once after dropping them from it.
+`start`: `wgrad finetune` in a process of its own, alone on the GPU, from its start to the line of its first step,
+without an evaluation before; the median of runs with pipelines in the driver's cache and Python's bytecode in its own.
+`first_step_cold_s`: the run before them, which may have neither.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Tokens/s with the frozen weights in main memory against those on the device, and the host link beside them.
+"""Tokens/s with the frozen weights in main memory against those on the device, and the host link's rate.
 
     python bench/bench_streaming.py [--works llama-3.1-8b:3GiB,llama-3.1-70b:16GiB] [--max-length 8192] [--layers N]
         [--resident-layers 0,auto] [--out FILE]
@@ -7,9 +7,9 @@
 A work is a shape and the limit that its pool is held to. A step is bench_train.py's: one row of so many tokens, NF4
 with double quantisation, r = 16, layers recomputed, and what a run chooses within the limit. Per work: GB/s of a
 layer's copy by itself; the step with streamed weights; the same with them on the device, without a limit (--resident:
-where they fit); whether the losses are the same bits as there with what a run chooses for the limit; and what share of
-the link's speed the copies of a step came to; and what a plan of these steps says. --dry: without a card, what the pool
-of a large one would take, held to the limit; --peak-by-part: and, without the limit, what of.
+where they fit); whether the losses have the same bits with the settings that a run chooses for the limit; the copies'
+share of the link's rate; and what a plan of these steps says. --dry: no GPU is needed: the memory of a large GPU's pool
+within the limit; --peak-by-part: and, without the limit, the arrays at its peak.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def link_gb_per_second(device: Any, weights: StreamedWeights) -> float:
 
 
 def bytes_a_step(weights: StreamedWeights) -> int:
-    """To the device: each layer forward, each but the last two backward, and the head."""
+    """Return the bytes copied to the device: each layer forward, each but the last two backward, and the head."""
     sizes = [source.nbytes for source in weights._sources]
     head = list(weights._tables.values())[-1]
     return sum(sizes) + sum(sizes[:-2]) + int(head.nbytes)
@@ -69,8 +69,11 @@ def sized(name: str, layers: int) -> Shape:
 
 
 class Steps:
-    """A model's steps on a device: `seconds` each, and the losses. held: the device keeps to the limit, by which in
-    either case is chosen what a run chooses by it. layers: as many of them, where given. mode: what was chosen."""
+    """A model's steps on a device: `seconds` each, and the losses.
+
+    held: The device keeps to the limit. Settings are chosen as a run within the limit does, in either case.
+    layers: So many layers instead of all. mode: What was chosen.
+    """
 
     def __init__(
         self,
@@ -116,14 +119,14 @@ def choose(name: str, limit: int, card: Any, resident: str, args: argparse.Names
 
 
 def planned(name: str, limit: int, card: Any, mode: dict[str, Any], args: argparse.Namespace) -> dict[str, float]:
-    """Return what a dry run of the card takes, by which `wgrad plan` judges."""
+    """Return what a dry run of the GPU takes, by which `wgrad plan` judges."""
     plan = card.dry_run()
     Steps(name, args.max_length, args.compute, plan, limit, True, layers=args.layers, mode=mode).run(2)
     return {"planned_gib": plan.memory().peak_bytes / GIB, "planned_host_gib": plan.host_memory().peak_bytes / GIB}
 
 
 def open_card(device: str | None) -> Any:
-    """Copies are made even where device memory is main memory: what is measured is them."""
+    """Open the device, with copies even where device memory is main memory, as these are measured."""
     card = bind(WgpuDevice)(device)
     card.shared_memory = False
     return card
@@ -169,7 +172,7 @@ def bench(name: str, limit: int, resident: str, args: argparse.Namespace, report
 
 
 def run_dry(name: str, seq_len: int, compute: str, device: Any, limit: int | None) -> None:
-    """With streamed weights, as a run: an evaluation and a sample, before and after steps, the second one recorded."""
+    """Evaluate and sample with streamed weights, before and after steps, the second of which is recorded."""
     device.operator = "held before a step"
     steps = Steps(name, seq_len, compute, device, limit, True)
     device.operator = Counting.operator
@@ -182,7 +185,7 @@ def run_dry(name: str, seq_len: int, compute: str, device: Any, limit: int | Non
 
 
 def dry(name: str, limit: int, args: argparse.Namespace) -> None:
-    """A run where nothing runs, in the pool of a large card."""
+    """Dry run in the pool of a large GPU."""
     for held, words in ((limit, f"held to {limit / GIB:.3g} GiB"), (None, "without a limit")):
         device, ends = counting_device(args.matrix_units), "it fits"
         try:

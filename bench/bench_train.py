@@ -4,7 +4,7 @@
         [--gradient-checkpointing] [--offload-activations [N]] [--keep-attention] [--int8-matmul]
         [--as-finetune [--memory-limit 16GiB,24GiB]] [--[no-]keep-dequantized] [--layers N]
 
-Settings: NF4 with double quantisation, r = 16 on all seven projections, AdamW; as they are left: sequence length 2048,
+Settings: NF4 with double quantisation, r = 16 on all seven projections, AdamW; by default sequence length 2048,
 batch 1, float32 compute. Experts have no LoRA. A step is what the training loop does: one micro-batch (recorded,
 replayed) and one update.
 --as-finetune leaves checkpointing and offloading to wgrad, as `wgrad finetune` does by default; each memory limit is a
@@ -52,8 +52,11 @@ SAMPLE_SECONDS = 2.0  # where steps are long a sample has fewer
 
 
 def shape_of(name: str, checkpointing: bool, layers: int = 0) -> Shape:
-    """Return the shape of that name; checkpointing: with its layers recomputed although it goes without. layers: as
-    many of them instead, which are recomputed only if that is asked for."""
+    """Return the shape of that name.
+
+    checkpointing: Recompute its layers although it fits without. layers: So many layers instead, recomputed only if
+    checkpointing is given.
+    """
     shape = SHAPES[name]
     if layers:
         return replace(shape, layers=layers, checkpointing=checkpointing)
@@ -61,7 +64,7 @@ def shape_of(name: str, checkpointing: bool, layers: int = 0) -> Shape:
 
 
 def add_memory_options(parser: argparse.ArgumentParser) -> None:
-    """Settings that take less or more memory than the shapes' own."""
+    """Add options that take less or more memory than the shapes' defaults."""
     parser.add_argument("--gradient-checkpointing", action="store_true", help="recompute the layers of every shape")
     parser.add_argument(
         "--offload-activations",
@@ -78,7 +81,7 @@ def add_memory_options(parser: argparse.ArgumentParser) -> None:
 def chosen(
     shape: Shape, seq_len: int, device: WgpuDevice, compute: Any, batch: int, memory_limit: str | None, **more: Any
 ) -> dict[str, Any]:
-    """The options that `wgrad finetune` would choose beside `more`; the device keeps to its limit from here on."""
+    """Return the options that `wgrad finetune` would choose besides `more`, and hold the device to its limit."""
     given: dict[str, Any] = {"batch_size": batch, "max_length": seq_len, "compute": compute, "sample": False, **more}
     options = RunOptions(gradient_accumulation_steps=1, memory_limit=memory_limit, **given)
     with tempfile.TemporaryDirectory() as folder:
@@ -175,9 +178,11 @@ def bench(
 
 @dataclass(frozen=True)
 class Host:
-    """Seconds of one replayed step on the host: CPU time that the main thread spent on recording, and the queue's own
-    on submitting what was recorded; and time waited because the device was more than MAX_IN_FLIGHT submissions
-    behind."""
+    """Seconds of one replayed step on the host.
+
+    CPU time of the main thread for recording and of the queue's thread for submitting, and the time waited because the
+    device was more than MAX_IN_FLIGHT submissions behind.
+    """
 
     recording: float
     submitting: float
@@ -210,8 +215,10 @@ def work_of(name: str, args: argparse.Namespace) -> str:
 def peer(
     stack: str, work: str, shape: Shape, ways: list[tuple[bool, int]], seq_len: int, report: Report
 ) -> dict[int, float]:
-    """Add a peer's rows of a shape, with or without checkpointing and with so large a batch each, and return the least
-    peak memory of a batch in GiB. What fails, and what does not fit, has none."""
+    """Add a peer's rows of a shape, by checkpointing and batch, and return the least peak memory of each batch in GiB.
+
+    Settings that fail or do not fit have no row.
+    """
     command = [
         sys.executable,
         str(Path(__file__).with_name(f"peer_{stack}.py")),

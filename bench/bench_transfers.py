@@ -1,10 +1,10 @@
-"""Copies from and to main memory beside a product: what of them the product hides, by workgroups.
+"""Copies from and to main memory during a GEMM: how much of them it hides, by workgroups.
 
     python bench/bench_transfers.py [--device wgpu] [--sizes 8192x4096x4096,8192x16384x2048] [--out FILE]
 
-Per direction and number of workgroups: GB/s of transfer.wgsl by itself; then a float16 product nt alone, and right
-behind a copy that takes three quarters of its time, the two opening a submission: how much longer that takes, beside
-the time of the same bytes by a copy command. What wgsl/runtime/transfers.py has was chosen by this.
+Per direction and number of workgroups: GB/s of transfer.wgsl by itself; then a float16 GEMM nt alone, and right
+after a copy of three quarters of its time, at the start of a submission: how much longer that takes, next to the time
+of the same bytes by a copy command. The constants of wgsl/runtime/transfers.py were chosen by this.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from wgrad.wgsl.device import WgpuDevice
 from wgrad.wgsl.runtime.transfers import SHADER, UNIT
 
 GROUPS = (1, 2, 3, 4, 5, 8, 16)
-SHARE = 0.75  # of the product's time
+SHARE = 0.75  # of the GEMM's time
 
 
 def copy(device: Any, src: Array, out: Array, groups: int, nbytes: int) -> None:

@@ -1,11 +1,11 @@
-"""Products with frozen weights of every format: microseconds, share of NF4's speed.
+"""GEMMs with frozen weights of every format: microseconds, share of NF4's speed.
 
     python bench/bench_weights.py [--rows 16,64,128,256,512] [--shape 4096x4096] [--formats q5_k,q6_k] [--sweep]
         [--dtype float32]
 
-All of the same rows and direction are timed in turns, each on several weights one after another, which together are
-about as large as a cache or larger; each result is checked against float64 on its first rows. --sweep: other tiles of
-matrix units and splits of K beside what is chosen. --dtype: of x and of the result; float16 is what units are for.
+All formats with the same rows and direction are timed in turns, each on several weights, which together are about as
+large as a cache or larger; each result is checked against float64 on its first rows. --sweep: other tiles of
+tensor cores and splits of K next to the chosen ones. --dtype: of x and of the result; tensor cores need float16.
 The last lines are the least share of NF4's speed that each format has in these measurements.
 """
 
@@ -62,7 +62,7 @@ class Work:
 
 
 class Case:
-    """Products of so many rows with weights of one format, forward or dx."""
+    """GEMMs of so many rows with weights of one format, forward or dx."""
 
     def __init__(
         self, device: Any, name: str, shape: tuple[int, int], rows: int, backward: bool, dtype: Any = np.float16
@@ -128,7 +128,7 @@ def quantized(name: str, shape: tuple[int, int]) -> Any:
 
 
 def measure(device: Any, works: list[Work]) -> None:
-    """In turns, after the card has been kept busy."""
+    """In turns, after the GPU has been kept busy."""
 
     def seconds(work: Work, runs: int) -> float:
         begin = time.perf_counter()

@@ -3,7 +3,7 @@
     python bench/count_launches.py [--shapes smollm2-135m,tiny] [--batch 1,8] [--compute float32] [--matrix-units]
         [--gradient-checkpointing] [--offload-activations [N]] [--keep-attention] [--peak-by-part] [--max-length 2048]
 
-The step is bench_train.py's, with the kernels that a large card takes (subgroups of 32, 48 KiB of workgroup memory).
+The step is bench_train.py's, with the kernels of a large GPU (subgroups of 32, 48 KiB of workgroup memory).
 Launches are counted, bytes are the pool's: nothing is timed. --peak-by-part: what was alive when most memory was in
 use, by what made it (an operator, or what is there before the steps), dtype and shape.
 """

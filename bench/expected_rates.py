@@ -1,4 +1,4 @@
-"""Expected tokens/s of a QLoRA step on GPUs that nobody has measured yet, to judge their first report by.
+"""Expected tokens/s of a QLoRA step on GPUs that have not been measured, to check their first reports against.
 
     python bench/expected_rates.py [--max-length 2048] [--write]
 

@@ -1,6 +1,6 @@
 """The tables of the compiled HIP kernels in bench/notes/hip.md, from bench/results/hip_*.jsonl, for make_table.py.
 
-They are counts and a model of the machine code, not a card's figures. Rows or keys that nobody has measured yet leave
+They are counts and a model of the machine code, not a GPU's figures. Rows or keys that nobody has measured yet leave
 a dash, or their table out.
 """
 
@@ -109,7 +109,7 @@ def against_the_peer(forward: list[Row]) -> list[str]:
 
 
 def filled(rows: list[Row]) -> list[str]:
-    """How the orders of a forward's work-groups fill a card, and what its dies read."""
+    """How the orders of a forward's work-groups fill a GPU, and what its dies read."""
     if not rows:
         return []
     names = list(rows[0]["busy"])
@@ -154,7 +154,7 @@ def least(shares: Iterable[dict[str, float]]) -> dict[str, float]:
 
 
 def products(rows: list[Row]) -> list[str]:
-    """The 16-bit products: large and small tiles, and those of pieces; then the float32 ones of RDNA."""
+    """The 16-bit GEMMs: large and small tiles, and those of pieces; then the float32 ones of RDNA."""
     wide, narrow = [], []
     for (arch, name), of in sorted(families(rows).items(), key=lambda item: ARCHITECTURES.index(item[0][0])):
         if all("busy_600" in r for r in of) and (name.endswith(("_big", "_small")) or "_split_" in name):

@@ -1,10 +1,9 @@
-"""Return whether a faster way to compute learns what float32 learns: the embedded model, so many steps of each, and the
-held-out losses.
+"""Check that a faster way to compute learns what float32 learns, by held-out losses of the embedded model.
 
     python bench/loss_run.py [--device auto] [--compute float16] [--int8-matmul] [--steps 1000] [--keep FOLDER]
 
 Two runs of `wgrad finetune` that differ in --compute, or with --int8-matmul in that alone. Prints the losses and
-exits with 1 where they end further than 1 % apart. On a card it takes a minute or two; a software driver needs hours
+exits with 1 where they end further than 1 % apart. On a GPU it takes a minute or two; a software driver needs hours
 for 1,000 steps.
 """
 

@@ -28,17 +28,15 @@ EVEN = 0.97  # a ratio above this is not called a loss: the spread between runs 
 def read_rows(folder: Path) -> list[Row]:
     """Every row of every file, with `bench`: the file's name up to the first dash (train-h100.jsonl is of train)."""
     rows = []
-    # Not figures of a card: counts of instructions, an exchange without one, bytes of memory.
-    for path in sorted(
-        p for p in folder.glob("*.jsonl") if not p.name.startswith(("hip_", "exchange", "plan_", "radv", "anv"))
-    ):
+    # Without counts of instructions and bytes of memory, which are no figures of a GPU.
+    for path in sorted(p for p in folder.glob("*.jsonl") if not p.name.startswith(("hip_", "plan_", "radv", "anv"))):
         for line in path.read_text(encoding="utf-8").splitlines():
             rows.append({**json.loads(line), "bench": path.stem.split("-")[0]})
     return rows
 
 
 def number(value: float | None, digits: int = 3) -> str:
-    """Three digits that count, with thousands separated; a dash where nothing was measured."""
+    """Format with three significant digits and thousands separated; a dash where nothing was measured."""
     if value is None:
         return "–"
     rounded = float(f"{value:.{digits}g}")
@@ -61,7 +59,7 @@ class Losses:
 
 
 def recomputed(row: Row) -> str:
-    """How a step checkpoints: whether, how many layers are offloaded, whether attention outputs are kept."""
+    """Describe a step's checkpointing: whether, how many layers are offloaded, whether attention outputs are kept."""
     if not row["checkpointing"]:
         return "off"
     on = (
@@ -124,7 +122,7 @@ def peers_table(rows: list[Row]) -> str:
 
 
 def gemm_table(rows: list[Row], losses: Losses) -> list[str]:
-    """Dense and NF4 products: the tile that a run takes, beside torch's float32 product."""
+    """Dense and NF4 GEMMs: the tile that a run takes, beside torch's float32 GEMM."""
     torch = {(r["op"], r["m"], r["n"], r["k"]): r["tflops"] for r in rows if "torch" in str(r.get("tile"))}
     own = {
         (r["op"], r["m"], r["n"], r["k"]): r
@@ -141,7 +139,7 @@ def gemm_table(rows: list[Row], losses: Losses) -> list[str]:
 
 
 def attention_table(rows: list[Row], losses: Losses) -> list[str]:
-    """Forward, and forward with backward. The last row of a kind counts: a sweep ends with what it chose."""
+    """Forward, and forward with backward. The last row of a kind counts, as a sweep ends with its choice."""
     last: dict[tuple[str, str, str], Row] = {(r["op"], r["shape"], r["dtype"]): r for r in rows}
     lines = []
     for shape, dtype in dict.fromkeys((r["shape"], r["dtype"]) for r in rows if r["op"] == "attention backward"):
@@ -195,7 +193,7 @@ def render(rows: list[Row], short: bool = False) -> str:
             part = [r for r in here if r["bench"] == bench]
             made = make(part, losses) if part else []
             tables += [*made, ""] if made else []
-        if tables:  # what is told elsewhere alone has none
+        if tables:  # sections that only other pages show have none
             versions = ", ".join(f"{k} {' and '.join(v)}" for k, v in said.items() if v)
             lines += [f"### {device}", "", f"{versions}.", "", *tables]
         if losses.lines and not short:

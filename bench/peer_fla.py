@@ -50,7 +50,7 @@ def choose_by_short_timings(share: int = 0, of: int = 0) -> None:
 
 
 def compile_kernels(shapes: Sequence[Shape]) -> None:
-    """Compile the variants of all kernels for these shapes on all cores; the variants do not hang on the length."""
+    """Compile the variants of all kernels for these shapes on all cores; the variants do not depend on the length."""
     count = min(os.cpu_count() or 1, 8)
     short = sorted({(batch, 256, *others) for batch, _, *others in shapes})
     command = [sys.executable, __file__, json.dumps(short)]
