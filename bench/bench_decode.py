@@ -1,11 +1,13 @@
 """Tokens/s of generating text on shapes of known models, with random NF4 weights; the GEMV by tile.
 
     python bench/bench_decode.py [--shapes llama-3.1-8b,llama-3.2-1b] [--prompts 1,16] [--tokens 256] [--out FILE]
+        [--stream-weights [--resident-layers N] [--whole-layers]] [--layers N]
     python bench/bench_decode.py --sweep [--rows 1,8,16]     which VectorTile is fastest, for each GEMM of the shapes
 
 A row of the first kind: greedy, from a prompt of --prompt-tokens each, timed when the first tokens are there: the step
 is recorded by then. weight_bytes: what a step reads of weights at least, whatever the number of prompts. A row of the
 second kind: one GEMM of a layer or of the head, compared with the tile that is `chosen`.
+--stream-weights: from main memory, of experts only those that a token chose; --whole-layers: all of them.
 """
 
 from __future__ import annotations
@@ -13,11 +15,13 @@ from __future__ import annotations
 import argparse
 import time
 from collections import deque
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from bench_gemm import random_nf4
 from common import Report, time_device
+from streamed import streamed_weights
 
 from wgrad.autograd.bench import timing
 from wgrad.autograd.bind import bind
@@ -52,9 +56,14 @@ def weight_bytes(model: Model) -> int:
 
 def bench_text(report: Report, name: str, prompts: int, args: argparse.Namespace) -> None:
     device = bind(WgpuDevice)(args.device)
-    config = parse_model_config(SHAPES[name].config())
+    shape = replace(SHAPES[name], layers=args.layers) if args.layers else SHAPES[name]
+    config = parse_model_config(shape.config())
     positions = args.prompt_tokens + args.tokens
-    model = Model(config, random_weights(config, device), device, positions=positions, dtype=np.dtype(args.compute))
+    if args.stream_weights:
+        weights: Any = streamed_weights(config, device, shape.mxfp4_experts, args.resident_layers, args.whole_layers)
+    else:
+        weights = random_weights(config, device)
+    model = Model(config, weights, device, positions=positions, dtype=np.dtype(args.compute))
     rng = np.random.default_rng(0)
     ids = rng.integers(0, config.vocab_size, (prompts, args.prompt_tokens)).tolist()
     begin = time.perf_counter()
@@ -74,11 +83,15 @@ def bench_text(report: Report, name: str, prompts: int, args: argparse.Namespace
         device.profile()
         list(Decoder(model, ids, 6, GREEDY).tokens())
         print(device.profile_table())
+    row: dict[str, Any] = {"layers": config.num_hidden_layers}
+    if args.stream_weights:
+        row |= {"streamed": True, "resident_layers": args.resident_layers, "whole_layers": args.whole_layers}
+    else:
+        row |= {"weight_bytes": weight_bytes(model), "gb_per_second": weight_bytes(model) / seconds / 1e9}
     report.row(
         work=name, prompts=prompts, compute=args.compute, prompt_tokens=args.prompt_tokens, tokens=count,
         tokens_per_second=prompts / seconds, ms_per_step=1e3 * seconds, cpu_ms_per_step=1e3 * cpu,
-        dispatches=decoder.dispatches, weight_bytes=weight_bytes(model),
-        gb_per_second=weight_bytes(model) / seconds / 1e9, peak_gib=device.memory().peak_bytes / (1 << 30),
+        dispatches=decoder.dispatches, peak_gib=device.memory().peak_bytes / (1 << 30), **row,
     )  # fmt: skip
 
 
@@ -156,6 +169,10 @@ def main() -> None:
     parser.add_argument("--prompt-tokens", type=int, default=32)
     parser.add_argument("--tokens", type=int, default=256, help="new ones of each prompt")
     parser.add_argument("--compute", default="float32")
+    parser.add_argument("--layers", type=int, default=0, help="as many layers")
+    parser.add_argument("--stream-weights", action="store_true", help="from main memory")
+    parser.add_argument("--resident-layers", type=int, default=0, help="of these, layers that stay on the device")
+    parser.add_argument("--whole-layers", action="store_true", help="of these, with experts that no token chose")
     parser.add_argument("--paged", action="store_true", help="as a server's batch has them, in pages")
     parser.add_argument("--profile", action="store_true", help="a table of the kernels as well")
     parser.add_argument("--sweep", action="store_true", help="tiles of the matrix-vector product instead of texts")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from wgrad.train.commands.bench_model import RandomWeights
+from wgrad.train.model.load_streamed import chosen_share
 from wgrad.train.model.model_config import ModelConfig
 from wgrad.train.model.streamed_weights import HostLayer, ResidentLayer, StreamedWeights, arrays_of, stays
 from wgrad.train.model.weights import weight_specs
@@ -12,9 +13,10 @@ from wgrad.wgsl.device import DryRunDevice
 
 
 def streamed_weights(
-    config: ModelConfig, device: Any, mxfp4_experts: bool = False, resident: int = 0
+    config: ModelConfig, device: Any, mxfp4_experts: bool = False, resident: int = 0, whole_layers: bool = False
 ) -> StreamedWeights:
-    """bench_train.py's weights, a layer at a time through the device into main memory. resident: layers that stay."""
+    """bench_train.py's weights, a layer at a time through the device into main memory. resident: layers that stay.
+    whole_layers: experts that no token of a few chose are copied, too."""
     source, dry = RandomWeights(device, mxfp4_experts), isinstance(device, DryRunDevice)
     specs = weight_specs(config)
     others = {s.name: source.make(s) for s in specs if s.kind in ("norm", "bias", "router")}
@@ -44,4 +46,5 @@ def streamed_weights(
         device.synchronize()
     del made, before
     device.trim()
-    return StreamedWeights(device, others, tables, layers)
+    experts = [spec.name for spec in specs if spec.kind == "experts"]
+    return StreamedWeights(device, others, tables, layers, experts, 0.0 if whole_layers else chosen_share(config))

@@ -293,3 +293,7 @@ def test_gpt_oss_20b_fits_8_gib(
     plan = json.loads(capsys.readouterr().out)
     assert 2 << 30 < plan["peak_bytes"] < 4 << 30
     assert end < plan["main_memory_bytes"] < 1.1 * end
+    # To decode a token: of 32 experts the four that it chooses, attention, and the head.
+    experts = sum(math.prod(shape) for dtype, shape in tensors.values() if dtype == "U8")
+    head = 2 * math.prod(tensors["lm_head.weight"][1])
+    assert 1.02 * (experts / 8 + head) < plan["decoding_copy_bytes"] < 1.2 * (experts / 8 + head)

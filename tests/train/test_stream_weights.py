@@ -24,11 +24,11 @@ from wgrad.train.data.packing import BatchStream, Document
 from wgrad.train.inference.compile_ahead import Placing, compile_ahead
 from wgrad.train.inference.generation import generate_ids
 from wgrad.train.model import load_streamed as module
-from wgrad.train.model.load_streamed import cached_files, load_streamed
+from wgrad.train.model.load_streamed import cached_files, chosen_share, load_streamed
 from wgrad.train.model.load_weights import load_frozen
 from wgrad.train.model.model_config import load_model_config
 from wgrad.train.model.streamed_weights import StreamedWeights
-from wgrad.train.model.weights import EMBEDDING
+from wgrad.train.model.weights import EMBEDDING, HEAD
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.options.generate_config import GREEDY
 from wgrad.train.plan import fit as fit_module
@@ -328,7 +328,8 @@ def test_a_run_keeps_layers_on_the_device_and_goes_on_with_as_many(
     (with_layers,) = (speed for option, speed in points.items() if f"--resident-layers {found[0]}" in option)
     assert with_layers >= least
     described_as = {**described(plan, model), "limit_bytes": None, "lacks": [], "curve": []}
-    assert f", weights of {found[0]} of 12 layers on the device:" in table(described_as, plan, model)
+    said = table(described_as, plan, model)
+    assert f", weights of {found[0]} of 12 layers on the device:" in said and "read for a new token" in said
     whole = [*given_words, "--out", tmp_path / "whole", "--max-steps", 3, "--gradient-checkpointing"]
     assert cli.main([*map(str, whole)]) == 0
     adapters = [(tmp_path / out / "adapter_model.safetensors").read_bytes() for out in ("out", "whole")]
@@ -365,6 +366,37 @@ def test_text_is_written_with_as_many_layers_on_the_device_as_a_limit_allows(
     assert card.memory().peak_reserved_bytes <= kept + limit
     card.limit_memory(None)
     assert text == write(wgpu_sibling(), Placing("off"))
+
+
+@pytest.mark.parametrize("architecture", ["Qwen3MoeForCausalLM", "GptOssForCausalLM"])
+def test_only_the_experts_that_a_token_chose_are_read(
+    architecture: str, make_checkpoint: Any, card: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In main memory, to the same text: with 8 experts of which a token has two, by one token at a time."""
+    monkeypatch.setattr("wgrad.train.model.streamed_weights._COPIED_BELOW", 700)
+    folder = make_checkpoint(architecture, **SHAPE, num_experts=8, num_local_experts=8)
+    model, transfer = load_model_config(folder), type(card).transfer
+    assert chosen_share(model) == 0.25
+    texts, copied = [], list[int]()
+
+    def noted(self: Any, source: Any, out: Any) -> None:
+        copied.append(source.nbytes)
+        transfer(self, source, out)
+
+    monkeypatch.setattr(type(card), "transfer", noted)
+    for stream, resident, few in (("off", 0, 1), ("on", 1, 1), ("on", 1, 0)):
+        monkeypatch.setattr(module, "chosen_share", lambda config, few=few: chosen_share(config) * few)
+        built = build_frozen(model, folder, card, positions=64, stream_weights=stream, resident=resident)
+        copied.clear()
+        texts.append(list(generate_ids(built, [5, 6, 7], 8, GREEDY)))
+        assert texts[0] == texts[-1] and len(set(texts[0])) > 2
+        if stream == "on":
+            streamed: Any = built.weights
+            whole, head = sum(source.nbytes for source in streamed._sources), streamed._tables[HEAD].nbytes
+            # The prompt, a step, and the recording of one: others are replayed.
+            part = sum(end - begin for spans in streamed._spans for begin, end in spans)
+            assert sum(copied) == whole + 2 * part + 3 * head and (part < 0.7 * whole if few else part == whole)
+            assert streamed.token_bytes == part + (whole - part) / 4 + head
 
 
 def test_a_layer_that_was_not_entered_is_no_ones(make_checkpoint: Any, card: Any) -> None:

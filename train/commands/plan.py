@@ -127,7 +127,8 @@ def described(plan: Plan, model_config: ModelConfig) -> dict[str, Any]:
     recomputed, layers = recomputed_layers(config, model_config), model_config.num_hidden_layers
     options["gradient_checkpointing"] = bool(recomputed) if recomputed in (0, layers) else recomputed
     options["keep_dequantized"] = plan.dequantized.count if dequantized else False
-    return {"options": options, "bytes": parts, "peak_bytes": plan.peak_bytes, "main_memory_bytes": plan.host_bytes}
+    of_host = {"main_memory_bytes": plan.host_bytes, "decoding_copy_bytes": plan.token_bytes}
+    return {"options": options, "bytes": parts, "peak_bytes": plan.peak_bytes, **of_host}
 
 
 _PARTS = {
@@ -164,6 +165,8 @@ def table(found: dict[str, Any], plan: Plan, model_config: ModelConfig) -> str:
     lines.append(f"  {'at most':<24}{size(plan.peak_bytes):>12}")
     if plan.host_bytes:
         lines.append(f"  {'and of main memory':<24}{size(plan.host_bytes):>12}")
+    if plan.token_bytes:
+        lines.append(f"  {'read for a new token':<24}{size(plan.token_bytes):>12}, from main memory, in decoding")
     if found["lacks"]:
         lines.append(f"this device lacks operators that the run does not need: {', '.join(found['lacks'])}")
     lines.append("not counted: compiled shaders, and what the driver keeps for itself")

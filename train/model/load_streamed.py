@@ -84,7 +84,13 @@ def load_streamed(
         _load(loader, layers, device, progress)
         if path is not None:
             _write(path, layers, device, remarks)
-    return StreamedWeights(device, others, tables, layers)
+    experts = [spec.name for spec in loader.specs if spec.kind == "experts"]
+    return StreamedWeights(device, others, tables, layers, experts, chosen_share(config))
+
+
+def chosen_share(config: ModelConfig) -> float:
+    """Return the share of its experts that a token chooses; 0 where there are none."""
+    return 0.0 if config.experts is None else config.experts.chosen / config.experts.count
 
 
 def _names_by_layer(config: ModelConfig) -> list[list[str]]:

@@ -134,7 +134,7 @@ class Model(Attention):
         """[N, C]: the output of the final norm, of which the head makes logits. balance: gets what routers do."""
         self._balance = balance
         if self._streamed is not None:
-            self._streamed.begin()
+            self._streamed.begin(None if cache is None else inputs.ids.size)
         table = self._whole(EMBEDDING)
         table = self.weights[EMBEDDING] if table is None else table
         h = F.embedding(table, inputs.ids, dtype=np.float32, device=self.device)

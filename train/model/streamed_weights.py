@@ -4,13 +4,14 @@ Each layer's projections lie in one buffer of main memory. Two buffers of the de
 computed on, the next one (in the backward the one before) is copied into the other; nothing goes back. Some layers may
 stay on the device: while one of them is computed on, both buffers are free for the streamed layers ahead. A head is
 copied when it is wanted and kept no longer than its product; of an embedding few rows are read, by the shader, where it
-lies. Copies are part of the device's work in its one order, so recordings have them.
+lies. Where few tokens are decoded, the weights of the experts that they choose are read so as well. Copies are part of
+the device's work in its one order, so recordings have them.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +23,10 @@ from wgrad.device.memory import ALIGN, Array
 from wgrad.train.model.stacks import stack_layer
 
 Weights = dict[str, Any]  # name -> Array or FrozenWeight
+# Experts are read in main memory by as many tokens as choose so large a part of them at most: each is read once then,
+# or nearly so, and less than is copied of a whole layer.
+_READ_THERE = 0.25
+_COPIED_BELOW = 1 << 20  # bytes of an array of experts, such as a table that is read again and again
 
 
 def mapped(weights: Mapping[str, Any], change: Callable[[Array], Array]) -> Weights:
@@ -65,6 +70,16 @@ def laid_out(weights: Mapping[str, Any], buffer: Array) -> Weights:
     return mapped(weights, view)
 
 
+def read_there(there: Weights, placed: Weights) -> Weights:
+    """Weights of `there`, in main memory, of which small arrays are those of `placed`, copies on the device."""
+    copies = iter(arrays_of(placed))
+    return mapped(there, lambda array: _large(array, next(copies)))
+
+
+def _large(array: Array, copy: Array) -> Array:
+    return array if array.nbytes >= _COPIED_BELOW else copy
+
+
 @dataclass(frozen=True)
 class HostLayer:
     """A layer's weights in main memory: `weights` are views of `buffer` uint8 [n]."""
@@ -82,6 +97,20 @@ class HostLayer:
     def nbytes(self) -> int:
         """Bytes of `buffer`."""
         return int(self.buffer.nbytes)
+
+    def spans(self, apart: Collection[str]) -> list[tuple[int, int]]:
+        """Begins and ends of what is copied of `buffer` where large arrays of the weights with these names are not."""
+        found: list[tuple[int, int]] = []
+        for name, weight in self.weights.items():
+            for array in arrays_of({name: weight}):
+                begin = array.offset - self.buffer.offset
+                end = begin + _padded(array)
+                if name in apart and array.nbytes >= _COPIED_BELOW:
+                    continue
+                if found and found[-1][1] == begin:
+                    begin = found.pop()[0]
+                found.append((begin, end))
+        return found
 
     def write(self, data: np.ndarray, device: Device) -> None:
         """Take the bytes of `read`, uint8 [n]."""
@@ -132,11 +161,17 @@ class StreamedWeights(Mapping[str, Any]):
     """Name -> what a product takes: of the layer that was entered last, or of one that stays, on the device.
 
     resident: weights of no layer, norms and biases, which stay on the device. tables: embedding and head, in main
-    memory.
+    memory. experts: names of weights of which a token chooses this share: few tokens read them in main memory.
     """
 
     def __init__(
-        self, device: Device, resident: Weights, tables: Weights, layers: Sequence[HostLayer | ResidentLayer]
+        self,
+        device: Device,
+        resident: Weights,
+        tables: Weights,
+        layers: Sequence[HostLayer | ResidentLayer],
+        experts: Collection[str] = (),
+        share: float = 0.0,
     ) -> None:
         self._device, self._resident, self._tables, self._layers = device, resident, tables, layers
         self._layer_of = {name: n for n, layer in enumerate(layers) for name in layer.weights}
@@ -145,11 +180,22 @@ class StreamedWeights(Mapping[str, Any]):
         largest = max((source.size for source in self._sources), default=0)
         self._slots = [device.empty((largest,), np.uint8) for _ in self._sources[:2]]
         self._placed = {n: laid_out(layers[n].weights, self._slots[at % 2]) for at, n in enumerate(self._streamed)}
+        self._share, self._few_tokens, self._experts = share, int(_READ_THERE / share) if share else 0, Weights()
+        for n in self._streamed if self._few_tokens else ():
+            names = [name for name in layers[n].weights if name in experts]
+            there, placed = ({name: of[name] for name in names} for of in (layers[n].weights, self._placed[n]))
+            self._experts |= read_there(there, placed)
+        self._spans = [
+            layer.spans(experts if self._few_tokens else ()) for layer in layers if isinstance(layer, HostLayer)
+        ]
         self._placed |= {n: layer.weights for n, layer in enumerate(layers) if isinstance(layer, ResidentLayer)}
         self.begin()
 
-    def begin(self) -> None:
-        """A pass over the layers begins. What earlier ones left on the device is not known to a replay of this one."""
+    def begin(self, tokens: int | None = None) -> None:
+        """A pass over the layers begins. What earlier ones left on the device is not known to a replay of this one.
+
+        tokens: that are decoded; None: the pass is not one of decoding."""
+        self._apart = tokens is not None and tokens <= self._few_tokens
         self._held: list[int | None] = [None, None]  # of each buffer, the streamed layer in it, by its place among them
         self._stacks: Weights = {}  # of the layer that was entered last
         self._last = -1
@@ -168,8 +214,9 @@ class StreamedWeights(Mapping[str, Any]):
     def _fetch(self, place: int) -> None:
         slot = place % 2
         if self._held[slot] != place:
-            source = self._sources[place]
-            self._device.transfer(source, self._device.view(self._slots[slot], source.shape))
+            source, view = self._sources[place], self._device.view
+            for begin, end in self._spans[place] if self._apart else [(0, source.size)]:
+                self._device.transfer(*(view(array, (end - begin,), begin) for array in (source, self._slots[slot])))
             self._held[slot] = place
 
     def table(self, name: str) -> Array:
@@ -187,6 +234,8 @@ class StreamedWeights(Mapping[str, Any]):
             return self._resident[name] if name in self._resident else self._tables[name]
         if not self._is_there(layer):
             raise LookupError(f"{name}: layer {layer} was not entered")
+        if self._apart and name in self._experts:
+            return self._experts[name]
         return self._placed[layer][name]
 
     def _is_there(self, layer: int) -> bool:
@@ -198,6 +247,14 @@ class StreamedWeights(Mapping[str, Any]):
 
     def __len__(self) -> int:
         return len(self._tables) + len(self._layer_of) + len(self._resident) + len(self._stacks)
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes that come from main memory where one token is decoded."""
+        whole = sum(int(source.nbytes) for source in self._sources)
+        copied = sum(end - begin for spans in self._spans for begin, end in spans)
+        head = [int(table.nbytes) for table in self._tables.values()][-1:]  # a tied one is the embedding
+        return copied + round(self._share * (whole - copied)) + sum(head)
 
     @property
     def projections(self) -> Weights:

@@ -16,6 +16,7 @@ from wgrad.train.data.packing import Document, Example, Pair, Step, eval_batches
 from wgrad.train.inference.generation import generate_ids
 from wgrad.train.model.model_config import ModelConfig, load_model_config
 from wgrad.train.model.model_files import open_files
+from wgrad.train.model.streamed_weights import StreamedWeights
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.options.generate_config import GREEDY
 from wgrad.train.plan.memory_limit import beyond_limit, can_stream
@@ -38,7 +39,8 @@ class Plan:
     its gradients, the optimiser), more while a step runs (activations and scratch), and the most at any time (loading
     included); and in main memory, of all that is kept there, and of weights (an embedding that is no head,
     --stream-weights). trained: numbers that are trained. config: the run's, with --stream-weights settled. dequantized:
-    weights that are kept so, which are held all the time too."""
+    weights that are kept so, which are held all the time too. token_bytes: that come from main memory to decode a
+    token."""
 
     dry: Any
     held_bytes: int
@@ -49,6 +51,7 @@ class Plan:
     trained: int
     config: RunOptions
     dequantized: Dequantized = Dequantized()
+    token_bytes: int = 0
 
     @property
     def optimizer_bytes(self) -> int:
@@ -190,4 +193,6 @@ def _run_dry(
     running = dry.memory().peak_bytes
     host, trained = dry.host_memory().peak_bytes, built.parameters.size
     sizes = held, running - held, max(loading, running), host, host_weights
-    return Plan(dry, *sizes, trained, config, trainer.dequantized)
+    weights = built.model.weights
+    token_bytes = weights.token_bytes if isinstance(weights, StreamedWeights) else 0
+    return Plan(dry, *sizes, trained, config, trainer.dequantized, token_bytes)
