@@ -13,7 +13,7 @@ from wgrad.wgsl.runtime.compile import Constant
 
 # They repeat reads of workgroup memory and multiplications: most of the code of a GEMM or of attention.
 _ROLLED = {"k TILE_K", "s K_STEPS", "k STEPS", "piece 2", "c DC4", "n VN4", "pass 2", "step STEPS", "n KEY_STEPS"}
-_ROLLED |= {"s RUNS"}  # of the delta rule on tensor cores
+_ROLLED |= {"s RUNS", "q GROUP_QUADS"}  # of the delta rule on tensor cores, of a GEMV
 # Of the delta rule: columns of a tile, where a GEMV counts rows by the same name and keeps each in a variable of its
 # own; and the 16 numbers of a column of the inverse, which become an array.
 _TILE, _OF_TILES = "struct Tile {", {"c 4", "t 16", "n 16", "k 16"}
