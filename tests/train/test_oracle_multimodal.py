@@ -91,6 +91,8 @@ COHERE = {"logit_scale": 1.0, "tie_word_embeddings": True, "sliding_window": 7, 
 OLD_QWEN_VISION = {"depth": 1, "embed_dim": 16, "hidden_size": 48, "num_heads": 2, "mlp_ratio": 2}
 SIGLIP2 = {**VISION, "model_type": "siglip2_vision_model", "num_patches": 4}
 EXAONE_VISION = {**QWEN_VISION, "num_key_value_heads": 1}
+PERCEIVER = {"resampler_n_latents": 2, "resampler_n_heads": 2, "resampler_head_dim": 8, "num_key_value_heads": 1}
+VQ = {"embed_dim": 4, "num_embeddings": 8, "base_channels": 32, "latent_channels": 32, "channel_multiplier": [1]}
 # Of each architecture the text part, what the whole config.json holds, and which names its files have.
 OTHERS: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {
     "mistral3": (
@@ -150,6 +152,63 @@ OTHERS: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {
         {"vision_config": EXAONE_VISION},
         "new",
     ),
+    "deepseek_vl": ("LlamaForCausalLM", {}, {"vision_config": VISION, "tie_word_embeddings": False}, "new"),
+    "idefics2": (
+        "MistralForCausalLM",
+        {},
+        {"vision_config": SIGLIP, "perceiver_config": {"hidden_size": 48, "resampler_depth": 1, **PERCEIVER}},
+        "new",
+    ),
+    "janus": (
+        "LlamaForCausalLM",
+        {"tie_word_embeddings": True},
+        {"vision_config": {**SIGLIP, "projection_dim": 16}, "vq_config": VQ},
+        "new",
+    ),
+    "kimi_k25": (
+        "DeepseekV3ForCausalLM",
+        {},
+        {"vision_config": SIGLIP, "projection_hidden_size": 16, "tie_word_embeddings": False},
+        "old",
+    ),
+    "lfm3_vl": (
+        "Lfm3ForCausalLM",
+        {"tie_word_embeddings": True},
+        {"vision_config": {**SIGLIP, "num_key_value_heads": 1, "layer_types": ["conv"]}, "projector_hidden_size": 16},
+        "new",
+    ),
+    "lighton_ocr": (
+        "Qwen3ForCausalLM",
+        {},
+        {"vision_config": {**SIGLIP, "model_type": "pixtral", "head_dim": 8}, "tie_word_embeddings": False},
+        "new",
+    ),
+    "llava_next_video": (
+        "LlamaForCausalLM",
+        {"tie_word_embeddings": True},
+        {"vision_config": VISION, "image_grid_pinpoints": [[28, 28]]},
+        "old",
+    ),
+    "minicpmv4_6": ("Qwen3_5ForCausalLM", {}, {"vision_config": SIGLIP, "insert_layer_id": 0}, "new"),
+    "minicpmv4_7": ("Qwen3_5ForCausalLM", {}, {"vision_config": SIGLIP, "insert_layer_id": 0}, "new"),
+    "ovis2": (
+        "Qwen2ForCausalLM",
+        {"tie_word_embeddings": True},
+        {
+            "vision_config": {**SIGLIP, "vocab_size": 20},
+            "hidden_size": 48,
+            "visual_indicator_token_ids": [1, 2, 3, 4, 5],
+        },
+        "new",
+    ),
+    "qianfan_ocr": (
+        "Qwen3ForCausalLM",
+        {},
+        {"vision_config": {**SIGLIP, "image_size": [28, 28], "patch_size": [14, 14]}},
+        "new",
+    ),
+    "video_llama_3": ("Qwen2ForCausalLM", {}, {"vision_config": SIGLIP}, "new"),
+    "vipllava": ("LlamaForCausalLM", {}, {"vision_config": VISION, "vision_feature_layer": [0]}, "old"),
     "idefics3": ("LlamaForCausalLM", {}, {"vision_config": SIGLIP, "tie_word_embeddings": False}, "new"),
     "smolvlm": ("LlamaForCausalLM", {}, {"vision_config": SIGLIP, "tie_word_embeddings": False}, "new"),
 }
@@ -159,7 +218,7 @@ def write_other(folder: Path, case: str) -> tuple[Path, str]:
     """A model, and what transformers puts before the names of its text part."""
     architecture, changes, raw, files = OTHERS[case]
     kind = case.partition(" ")[0]
-    inside = "model.text_model." if kind in ("smolvlm", "idefics3") else "model.language_model."
+    inside = "model.text_model." if kind in ("smolvlm", "idefics2", "idefics3") else "model.language_model."
     text = tiny_config(architecture, **changes)
     own = {f"{kind}_text": "x"} if kind in ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe") else {}
     nested = {**text, "model_type": next(iter(own), text["model_type"]), "architectures": None}

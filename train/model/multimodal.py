@@ -93,6 +93,21 @@ MULTIMODAL = {
     "Qwen3_5MoeForConditionalGeneration": Multimodal(
         "qwen3_5_moe", {"qwen3_5_moe_text": "Qwen3_5MoeForCausalLM"}, in_peft="model."
     ),
+    "DeepseekVLForConditionalGeneration": Multimodal("deepseek_vl", _text_first("llama"), outer=_TIED),
+    "Idefics2ForConditionalGeneration": Multimodal("idefics2", _text_first("mistral"), in_peft="model.text_model."),
+    "JanusForConditionalGeneration": Multimodal("janus", _text_first("llama"), outer=_TIED),
+    "Kimi_K25ForConditionalGeneration": Multimodal(
+        "kimi_k25", _text_first("deepseek_v3") | {"kimi_k2": "DeepseekV3ForCausalLM"}, outer=_TIED
+    ),
+    "Lfm3VlForConditionalGeneration": Multimodal("lfm3_vl", _text_first("lfm3"), outer=_TIED),
+    "LightOnOcrForConditionalGeneration": Multimodal("lighton_ocr", _text_first("qwen3"), outer=_TIED),
+    "LlavaNextVideoForConditionalGeneration": Multimodal("llava_next_video", _text_first("llama"), inner_tie=True),
+    "MiniCPMV4_6ForConditionalGeneration": Multimodal("minicpmv4_6", _text_first("qwen3_5_text")),
+    "MiniCPMV4_7ForConditionalGeneration": Multimodal("minicpmv4_7", _text_first("qwen3_5_text")),
+    "Ovis2ForConditionalGeneration": Multimodal("ovis2", _text_first("qwen2"), outer=_TIED),
+    "QianfanOCRForConditionalGeneration": Multimodal("qianfan_ocr", _text_first("qwen3")),
+    "VideoLlama3ForConditionalGeneration": Multimodal("video_llama_3", _text_first("qwen2"), inner_tie=True),
+    "VipLlavaForConditionalGeneration": Multimodal("vipllava", _text_first("llama")),
     "SmolVLMForConditionalGeneration": Multimodal("smolvlm", _text_first("llama"), in_peft="model.text_model."),
 }
 # What stands before the names of the text part in files (transformers writes the first three), and before those of its
@@ -110,6 +125,8 @@ _IN_PEFT_BEFORE = "language_model."  # transformers 4.51 and older
 _BESIDE_TEXT = (
     *("vision_tower.", "multi_modal_projector.", "visual.", "vision_model.", "connector.", "mtp."),
     *("audio_tower.", "embed_vision.", "embed_audio.", "vision_embedder.", "image_newline"),
+    *("aligner.", "generation_", "vqmodel.", "mm_projector.", "vision_encoder.", "vision_projection.", "merger."),
+    *("visual_embeddings_table.", "projector.", "mlp1."),
 )
 
 
