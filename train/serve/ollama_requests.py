@@ -237,7 +237,7 @@ class OllamaEmbed(OllamaBody, kw_only=True):
 
 
 class OllamaEmbedding(OllamaEmbed, kw_only=True):
-    """Of `/api/embeddings`, as older clients ask."""
+    """A request of `/api/embeddings`, by which older clients ask for one vector."""
 
     prompt: str = ""
 
