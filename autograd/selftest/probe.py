@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -26,6 +25,7 @@ from wgrad.autograd.selftest.cases import cases
 from wgrad.autograd.selftest.matrix_kernels import kernel_cases
 from wgrad.autograd.selftest.run import compile_and_check
 from wgrad.device.cache import cache_folder, keep, read_kept
+from wgrad.device.child import Child, Silent
 from wgrad.device.errors import DeviceError
 
 # Beside kernel_cases, which has the products and attention: what is bound by memory, the plain kernels, the head.
@@ -175,24 +175,29 @@ def _place(identity: tuple[str, ...]) -> Path:
 
 def check_in_a_process(module: str, *arguments: str, environment: dict[str, str] | None = None) -> tuple[Verdict, bool]:
     """`main(*arguments)` of a module of this room, run elsewhere: the verdict, and whether it is to be kept."""
-    command = [sys.executable, "-c", _CODE.format(path=sys.path, module=module, arguments=arguments)]
+    child = Child(
+        _CODE.format(path=sys.path, module=module, arguments=arguments), {**os.environ, **(environment or {})}
+    )
     try:
-        done = subprocess.run(
-            command,
-            capture_output=True,
-            encoding="utf-8",
-            errors="replace",
-            timeout=SECONDS,
-            env={**os.environ, **(environment or {})},
-        )
-    except subprocess.TimeoutExpired:
+        while (line := child.line(SECONDS)) is not None:
+            if found := _verdict_in(line):  # a driver may hang as the process ends
+                return found
+        status = child.status(SECONDS)
+    except Silent:
         return Verdict(False, f"no result within {SECONDS} s"), True  # it would hang again, and take as long
+    finally:
+        child.end()
+    last = child.errors[-1:] or ["it said nothing"]
+    return Verdict(False, f"the check ended with status {status}: {last[0][:200]}"), False
+
+
+def _verdict_in(line: str) -> tuple[Verdict, bool] | None:
+    """A line of `report`, as of check_in_a_process; None: of a driver."""
     try:
-        said = json.loads(done.stdout.splitlines()[-1])
+        said = json.loads(line)
         return Verdict(bool(said["passed"]), str(said["reason"]), int(said.get("lanes", 0))), bool(said["keep"])
-    except (IndexError, ValueError, KeyError, TypeError):
-        last = done.stderr.strip().splitlines()[-1:] or ["it said nothing"]
-        return Verdict(False, f"the check ended with status {done.returncode}: {last[0][:200]}"), False
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None
 
 
 def report(make_device: Callable[[], Any], selected: list[Case]) -> int:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-import subprocess
+import time
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
 from wgrad.autograd.selftest import probe as self_check
 from wgrad.autograd.selftest.probe import Verdict
+from wgrad.device.child import Silent
 
 
 class Card:
@@ -25,14 +26,28 @@ def answers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Any]:
     """What the check's process prints, one for each time it runs; an exception is raised. Empty: it must not run."""
     waiting: list[Any] = []
 
-    def run(command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
-        assert command[-1].endswith("main(*('3',)))")  # the card's number
-        answer = waiting.pop(0)
-        if isinstance(answer, BaseException):
-            raise answer
-        return subprocess.CompletedProcess(command, 3, stdout=answer, stderr="Memory access fault by GPU node-1")
+    class Process:
+        """In place of a Child."""
 
-    monkeypatch.setattr(self_check.subprocess, "run", run)
+        errors: ClassVar[list[str]] = ["Memory access fault by GPU node-1"]
+
+        def __init__(self, code: str, environment: Any) -> None:
+            assert code.endswith("main(*('3',)))")  # the card's number
+            self.answer = waiting.pop(0)
+            self.lines = [] if isinstance(self.answer, BaseException) else self.answer.splitlines()
+
+        def line(self, seconds: float) -> str | None:
+            if isinstance(self.answer, BaseException):
+                raise self.answer
+            return self.lines.pop(0) if self.lines else None
+
+        def status(self, seconds: float) -> int:
+            return 3
+
+        def end(self) -> None:
+            pass
+
+    monkeypatch.setattr(self_check, "Child", Process)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     return waiting
 
@@ -83,9 +98,18 @@ def test_what_may_pass_by_itself_is_not_kept(answers: list[Any]) -> None:
 
 def test_a_check_that_hangs_is_kept(answers: list[Any]) -> None:
     """It would take its 600 seconds at the start of every run."""
-    answers.append(subprocess.TimeoutExpired("check", 1))
+    answers.append(Silent())
     for _ in range(2):
         assert self_check.verdict(Card()).reason.startswith("no result within 600 s")
+
+
+def test_a_process_that_hangs_as_it_ends_has_told_its_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exit handlers of a driver may never come back."""
+    code = f"import time; print('a driver'); print({said(True).splitlines()[-1]!r}, flush=True); time.sleep(60)"
+    monkeypatch.setattr(self_check, "_CODE", code.replace("{", "{{").replace("}", "}}"))
+    begun = time.monotonic()
+    assert self_check.check_in_a_process("any") == (Verdict(True, ""), True)
+    assert time.monotonic() - begun < 30
 
 
 def test_a_check_that_stops_the_machine_is_not_run_again(answers: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -129,3 +129,13 @@ def test_a_driver_that_hangs_and_one_that_crashes_on_opening(drivers: Path, monk
         and [(c.index, c.reason) for c in crashes] == [(0, "crashed (SIGABRT) while it was opened")]
     )
     assert "llvmpipe" in crashes[0].name
+
+
+def test_a_process_that_hangs_as_it_ends_costs_no_adapter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All adapters have opened by then. The system may wait for a driver as it ends a process."""
+    told = ("ready", 'listed ["a"]', "opening 0", "done")
+    code = "import os, time\n" + "".join(f"print({line!r}, flush=True)\n" for line in told) + "{end}time.sleep(60)"
+    monkeypatch.setattr(adapter_check, "SILENCE", 1.0)
+    for end in ("", "os.close(1)\n"):
+        monkeypatch.setattr(adapter_check, "_CODE", code.format(end=end).replace("{", "{{").replace("}", "}}"))
+        assert adapter_check._try(["Vulkan"], None) == ([], None, True)

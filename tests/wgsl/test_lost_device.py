@@ -205,3 +205,30 @@ def test_a_device_lost_while_it_compiles_is_no_fault_of_a_shader(
     monkeypatch.setattr(device._device, "create_compute_pipeline", lost)
     with pytest.raises(DeviceLost, match=r"the device was lost while compiling shader elementwise_copy\.wgsl"):
         device.copy(x, device.zeros((64,)))
+
+
+def test_a_lost_device_is_released_once(wgpu_device: WgpuDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server opens one again that did not open the first time: a second release would be of freed memory."""
+    device: Any = bind(WgpuDevice)()
+    released: list[int] = []
+    monkeypatch.setattr(device._queue._thread, "end_with", lambda *given: released.append(len(given)))
+    for _ in range(2):
+        device.close()
+    assert released == [3] and isinstance(device._queue.lost, DeviceLost)
+
+
+def test_a_device_lost_before_a_mapped_buffer_is_read(wgpu_device: WgpuDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library then has no memory to read from."""
+    device: Any = bind(WgpuDevice)()
+    x = device.zeros((64,))
+    device.synchronize()
+    plain = submission_queue.lib
+
+    class Without:
+        def __getattr__(self, name: str) -> Any:
+            none = name == "wgpuBufferGetConstMappedRange"
+            return (lambda *_: submission_queue.ffi.NULL) if none else getattr(plain, name)
+
+    monkeypatch.setattr(submission_queue, "lib", Without())
+    with pytest.raises(DeviceLost, match="lost while reading from the device"):
+        device.download(x)

@@ -9,13 +9,9 @@ from __future__ import annotations
 import json
 import os
 import platform
-import queue
-import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
 from typing import Any
@@ -24,6 +20,7 @@ import wgrad
 from wgrad.autograd.diagnosis import findings, notes
 from wgrad.autograd.machine import this_machine
 from wgrad.autograd.select_device import list_devices
+from wgrad.device.child import Child, Silent
 from wgrad.device.errors import WgradError
 from wgrad.device.files import check_writable, write_text
 from wgrad.device.main_memory import main_memory
@@ -170,37 +167,19 @@ def _run_process(
     arguments: list[str], part: dict[str, Any], environment: Mapping[str, str]
 ) -> Generator[None, None, str]:
     """Take the lines of a part's process into `part`. -> how it ended, "" where well."""
-    child = subprocess.Popen(
-        [sys.executable, "-c", _CODE.format(path=sys.path, arguments=tuple(arguments))],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env={**os.environ, **environment},
-        encoding="utf-8",
-        errors="replace",
-    )
-    lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
-    errors: list[str | None] = []
-    readers = [
-        threading.Thread(target=_read, args=(child.stdout, lines.put), daemon=True),
-        threading.Thread(target=_read, args=(child.stderr, errors.append), daemon=True),
-    ]
-    for reader in readers:
-        reader.start()
+    child = Child(_CODE.format(path=sys.path, arguments=tuple(arguments)), {**os.environ, **environment})
     try:
-        while (line := lines.get(timeout=SILENCE)) is not None:
+        while (line := child.line(SILENCE)) is not None:
             take(part, line)
             yield
-        status = child.wait(SILENCE)
-    except (queue.Empty, subprocess.TimeoutExpired):
+        status = child.status(SILENCE)
+    except Silent:
         return f"hung: no answer for {SILENCE:.0f} s"
     finally:
-        child.kill()
-        child.wait()
-        for reader in readers:
-            reader.join(1.0)
-        launches = [line for line in errors if line and line.startswith(_LAUNCH)]
-        said = [line for line in errors if line and not line.startswith(_LAUNCH)]
+        child.end()
+        errors = child.errors
+        launches = [line for line in errors if line.startswith(_LAUNCH)]
+        said = [line for line in errors if not line.startswith(_LAUNCH)]
         if launches:
             part["last_launch"] = launches[-1].removeprefix(_LAUNCH)
             part["launches"] = [line.removeprefix(_LAUNCH) for line in launches[-_MOST_LAUNCHES:]]
@@ -210,13 +189,6 @@ def _run_process(
         part.pop("said", None)
         return ""
     return f"crashed (signal {-status})" if status < 0 else f"ended with status {status}"
-
-
-def _read(pipe: Any, take_line: Callable[[str | None], None]) -> None:
-    with suppress(ValueError, OSError):
-        for line in pipe:
-            take_line(line.rstrip("\n"))
-    take_line(None)
 
 
 def take(part: dict[str, Any], line: str) -> None:

@@ -11,20 +11,17 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import queue
 import signal
-import subprocess
 import sys
-import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from wgrad.device.cache import cache_folder, keep, read_kept
+from wgrad.device.child import Child, Silent
 from wgrad.device.errors import DeviceError
 from wgrad.wgsl.runtime.vulkan_drivers import VARIABLES, driver_files, state_of_drivers
 
@@ -168,46 +165,23 @@ def _ask(backends: Sequence[str], files: Sequence[str] | None, skip: Collection[
         environment |= dict.fromkeys(VARIABLES, os.pathsep.join(files) or os.devnull)
     code = _CODE.format(path=sys.path, backends=tuple(backends), skip=tuple(skip))
     try:
-        child = subprocess.Popen(
-            [sys.executable, "-c", code],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env=environment,
-            encoding="utf-8",
-            errors="replace",
-        )
+        child = Child(code, environment)
     except OSError as error:
         raise DeviceError(f"no process can be started to look for adapters: {error.strerror or error}") from error
     said = _Said()
-    lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
-    readers = [threading.Thread(target=_read, args=(child.stdout, lines.put), daemon=True)]
-    readers.append(
-        threading.Thread(target=_read, args=(child.stderr, lambda line: said.errors.append(line or "")), daemon=True)
-    )
-    for reader in readers:
-        reader.start()
     try:
-        while (line := lines.get(timeout=SILENCE if said.ready else START)) is not None:
-            _take(said, line)
-        said.ending = _ending(child.wait(SILENCE))
-    except (queue.Empty, subprocess.TimeoutExpired):
-        said.hung, said.done = True, False
+        # Once all adapters have opened, the child has nothing left to tell: its end may take a driver any time.
+        while not said.done and (line := child.line(SILENCE if said.ready else START)) is not None:
+            _take(said, line.strip())
+        if not said.done:
+            said.ending = _ending(child.status(SILENCE))
+    except Silent:
+        said.hung = True
         said.ending = f"did not answer for {SILENCE if said.ready else START:.0f} s"
     finally:
-        child.kill()
-        child.wait()
-        for reader in readers:
-            reader.join(1.0)  # a process of the driver may hold the pipes open
-    said.errors = [line for line in said.errors if line]
+        child.end()
+    said.errors = [line for line in map(str.strip, child.errors) if line]
     return said
-
-
-def _read(pipe: Any, take: Callable[[str | None], None]) -> None:
-    with suppress(ValueError, OSError):
-        for line in pipe:
-            take(line.strip())
-    take(None)
 
 
 def _take(said: _Said, line: str) -> None:

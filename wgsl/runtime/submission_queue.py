@@ -90,7 +90,10 @@ class Readback:
         """Wait for the bytes and copy as many as the target has. May be called once."""
         self._mapping.wait(self._queue, "reading from the device")
         staging = self._staging
-        target[:] = ffi.buffer(lib.wgpuBufferGetConstMappedRange(handle(staging), 0, staging.size), len(target))
+        mapped = lib.wgpuBufferGetConstMappedRange(handle(staging), 0, staging.size)
+        if mapped == ffi.NULL:
+            raise self._queue.refused("the device is lost", "reading from the device")
+        target[:] = ffi.buffer(mapped, len(target))
         lib.wgpuBufferUnmap(handle(staging))
         self._queue.keep_staging(staging)
         error_log().raise_if_any("reading from the device")
@@ -161,6 +164,7 @@ class Queue:
         self._uploads = _Uploads(self)
         self._look: Submitted | None = None  # the last `poll`
         self.lost: DeviceLost | None = None
+        self._closed = False
         # Total seconds that `submit` waited for old submissions, and CPU seconds of all waits (some drivers spin).
         self.waited = self.waiting_cpu = 0.0
 
@@ -259,8 +263,11 @@ class Queue:
             raise
 
     def close(self) -> None:
-        """Release the memory of a lost device. One that hangs keeps it."""
+        """Release the memory of a lost device. One that hangs keeps it. A second call does nothing."""
         self._lose(DeviceLost("the device was closed"))
+        if self._closed:
+            return
+        self._closed = True
         self._staging.clear()
         self._uploads = _Uploads(self)
         if not isinstance(self.lost, DeviceHung):
