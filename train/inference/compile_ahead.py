@@ -11,7 +11,7 @@ from wgrad.device.errors import OutOfMemory
 from wgrad.train.model.model_config import ModelConfig
 from wgrad.train.step.checked import check_operators
 from wgrad.train.step.memory import limit_bytes
-from wgrad.train.step.resident import SPARE, layer_bytes
+from wgrad.train.step.resident import SPARE, head_bytes, keeps_head, layer_bytes
 from wgrad.train.step.room import free_room
 from wgrad.train.step.search import planned_beside
 from wgrad.train.terminal.progress import Display
@@ -64,7 +64,8 @@ def compile_ahead(
         if not check_operators(device, dry, display):
             if placing.resident:
                 layers = model.num_hidden_layers
-                display.say(f"weights: those of {placing.resident} of {layers} layers stay on the device")
+                head = " and the head" * keeps_head(placing.resident, model)
+                display.say(f"weights: those of {placing.resident} of {layers} layers{head} stay on the device")
             return placing
 
 
@@ -83,4 +84,5 @@ def _with_most_resident(
             return None
 
     free, each = limit - dry.memory().peak_reserved_bytes, layer_bytes(dry.host_memory().peak_bytes, model)
+    free -= head_bytes(1, model)
     return planned_beside((placing, dry), int(free / each), fitting, model.num_hidden_layers)

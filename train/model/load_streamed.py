@@ -35,7 +35,7 @@ from wgrad.train.model.streamed_weights import (
     arrays_of,
     stays,
 )
-from wgrad.train.model.weights import outer_projections, weight_specs
+from wgrad.train.model.weights import EMBEDDING, HEAD, outer_projections, weight_specs
 
 FORMAT = 1
 MOST_BYTES = 128 << 30  # of all these files: those that were used longest ago go first
@@ -64,9 +64,10 @@ def load_streamed(
     remarks: list[str] | None = None,
     start: PissaStart | None = None,
     resident: int = 0,
+    keep_head: bool = False,
 ) -> StreamedWeights:
     """`load_frozen`'s weights in main memory. remarks: gets what is worth a word. resident: of so many layers they stay
-    on the device. Raises WgradError."""
+    on the device. keep_head: so does the head. Raises WgradError."""
     loader = Loader(folder, config, quantize, double_quant, block_size, start)
     shapes = list(_by_layer(config, loader.all(device.dry_run(), contents=False)))
     layers = [
@@ -77,7 +78,7 @@ def load_streamed(
     kept = contents and loader.quantize and start is None  # what a start leaves is of one run alone
     path = _path(loader.files, double_quant, block_size, device) if kept else None
     known = path is not None and _read(path, layers, device, remarks)
-    others, tables = _others(loader, device, contents)
+    others, tables = _others(loader, device, contents, keep_head)
     if resident and not contents:  # as they come one by one, beside those before
         _load(loader, layers, device, contents=False)
     if contents and not known:
@@ -106,13 +107,16 @@ def _by_layer(config: ModelConfig, weights: Mapping[str, Any]) -> Iterator[Weigh
         yield {name: weights[name] for name in names}
 
 
-def _others(loader: Loader, device: Device, contents: bool) -> tuple[Weights, Weights]:
+def _others(loader: Loader, device: Device, contents: bool, keep_head: bool) -> tuple[Weights, Weights]:
     """-> norms, biases and projections of no layer on the device, embedding and head in main memory."""
     outer = {f"{module}.weight" for module in outer_projections(loader.config)}
+    head = EMBEDDING if loader.config.tie_word_embeddings else HEAD
     resident: Weights = {}
     tables: Weights = {}
     for spec in loader.specs:
-        if spec.kind in ("embedding", "head"):
+        if keep_head and spec.name == head:
+            resident[spec.name] = place(loader.files, spec, device, contents)
+        elif spec.kind in ("embedding", "head"):
             tables[spec.name] = place(loader.files, spec, device, contents, device.empty_host)
         elif spec.name in outer:
             resident[spec.name] = loader.load(spec, device, contents)

@@ -2,10 +2,10 @@
 
 Each layer's projections lie in one buffer of main memory. Two buffers of the device take turns: while one layer is
 computed on, the next one (in the backward the one before) is copied into the other; nothing goes back. Some layers may
-stay on the device: while one of them is computed on, both buffers are free for the streamed layers ahead. A head is
-copied when it is wanted and kept no longer than its product; of an embedding few rows are read, by the shader, where it
-lies. Where few tokens are decoded, the weights of the experts that they choose are read so as well. Copies are part of
-the device's work in its one order, so recordings have them.
+stay on the device: while one of them is computed on, both buffers are free for the streamed layers ahead. A head that
+does not stay is copied when it is wanted and kept no longer than its product; of an embedding few rows are read, by the
+shader, where it lies. Where few tokens are decoded, the weights of the experts that they choose are read so as well.
+Copies are part of the device's work in its one order, so recordings have them.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from wgrad.device.contract import Device
 from wgrad.device.formats.frozen_weight import FrozenWeight
 from wgrad.device.memory import ALIGN, Array
 from wgrad.train.model.stacks import stack_layer
+from wgrad.train.model.weights import EMBEDDING, HEAD
 
 Weights = dict[str, Any]  # name -> Array or FrozenWeight
 # Experts are read in main memory by as many tokens as choose so large a part of them at most: each is read once then,
@@ -160,8 +161,9 @@ class ResidentLayer:
 class StreamedWeights(Mapping[str, Any]):
     """Name -> what a product takes: of the layer that was entered last, or of one that stays, on the device.
 
-    resident: weights of no layer, norms and biases, which stay on the device. tables: embedding and head, in main
-    memory. experts: names of weights of which a token chooses this share: few tokens read them in main memory.
+    resident: weights of no layer, norms, biases and perhaps the head, which stay on the device. tables: embedding and
+    head, in main memory. experts: names of weights of which a token chooses this share: few tokens read them in main
+    memory.
     """
 
     def __init__(
@@ -221,7 +223,9 @@ class StreamedWeights(Mapping[str, Any]):
 
     def table(self, name: str) -> Array:
         """The embedding or the head on the device, for as long as the caller keeps it."""
-        source = self._tables[name]
+        if (source := self._tables.get(name)) is None:
+            kept: Array = self._resident[name]
+            return kept
         table: Array = self._device.empty(source.shape, source.dtype)
         self._device.transfer(source, table)
         return table
@@ -253,8 +257,8 @@ class StreamedWeights(Mapping[str, Any]):
         """Bytes that come from main memory where one token is decoded."""
         whole = sum(int(source.nbytes) for source in self._sources)
         copied = sum(end - begin for spans in self._spans for begin, end in spans)
-        head = [int(table.nbytes) for table in self._tables.values()][-1:]  # a tied one is the embedding
-        return copied + round(self._share * (whole - copied)) + sum(head)
+        head = self._tables.get(HEAD if HEAD in self._tables or HEAD in self._resident else EMBEDDING)
+        return copied + round(self._share * (whole - copied)) + (0 if head is None else int(head.nbytes))
 
     @property
     def projections(self) -> Weights:

@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -46,7 +47,7 @@ from wgrad.train.step.compute import compute_type
 from wgrad.train.step.lora_options import lora_config
 from wgrad.train.step.memory import advising, for_parameters, limit_bytes
 from wgrad.train.step.optim import AdamW, FlatParameters, ParameterSpec
-from wgrad.train.step.resident import resident_layers
+from wgrad.train.step.resident import keeps_head, resident_layers
 
 # Bytes of saved activations from which layers are recomputed where nothing is known of the memory.
 RECOMPUTE_ABOVE = 2 << 30
@@ -230,7 +231,7 @@ def build_trainable(
         progress=progress,
         contents=contents,
         start=start,
-        resident=resident_layers(config, model_config),
+        staying={"resident": resident_layers(config, model_config)},
     )
     with advising(for_parameters(config)):
         shapes = whole_shapes(lora, whole_modules(model_config))
@@ -282,13 +283,12 @@ def load_base(
     remarks: list[str] | None,
     *,
     stacked: bool = False,
-    resident: int = 0,
+    staying: Mapping[str, Any] = MappingProxyType({}),
     **options: Any,
 ) -> Mapping[str, Any]:
-    """The frozen weights, on the device or streamed to it but for those of `resident` layers. options: of
-    `load_frozen`."""
+    """The frozen weights, on the device or streamed to it. staying, options: of `load_streamed` and `load_frozen`."""
     if streamed:
-        return load_streamed(folder, model_config, device, remarks=remarks, resident=resident, **options)
+        return load_streamed(folder, model_config, device, remarks=remarks, **staying, **options)
     return load_frozen(folder, model_config, device, stacked=stacked, **options)
 
 
@@ -390,11 +390,11 @@ def build_frozen(
     contents: bool = True,
     remarks: list[str] | None = None,
 ) -> Model:
-    """A model for inference, with an adapter or without. resident, contents, remarks: see `load_base`,
-    `build_trainable`. WgradError."""
+    """A model for inference, with an adapter or without. contents, remarks: see `build_trainable`. WgradError."""
     dtype = np.dtype(compute_type(compute, device))
     loaded = load_adapter(adapter, *adaptable(model_config)) if adapter else None
-    options: dict[str, Any] = {"quantize": quantize, "progress": progress, "contents": contents, "resident": resident}
+    options: dict[str, Any] = {"quantize": quantize, "progress": progress, "contents": contents}
+    options["staying"] = {"resident": resident, "keep_head": keeps_head(resident, model_config)}
     weights = load_base(folder, model_config, device, streams(stream_weights, device), remarks, **options)
     placed = with_inverses(frozen_adapter(*loaded, device), weights, device) if loaded else None
     return Model(model_config, weights, device, adapter=placed, positions=positions, dtype=dtype)

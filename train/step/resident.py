@@ -25,6 +25,17 @@ def resident_layers(config: RunOptions, model: ModelConfig) -> int:
     return asked if config.stream_weights == "on" else 0
 
 
+def keeps_head(resident: int, model: ModelConfig) -> bool:
+    """Return whether the head stays on the device as well, where weights are streamed to decode: a token needs all of
+    it, but few of a layer's experts."""
+    return resident > 0 and model.experts is not None
+
+
+def head_bytes(resident: int, model: ModelConfig) -> int:
+    """Return the bytes of a head that stays."""
+    return 2 * model.vocab_size * model.hidden_size if keeps_head(resident, model) else 0
+
+
 def layer_bytes(host_bytes: float, model: ModelConfig) -> float:
     """Return the bytes of a layer's weights, on average, of all that are in main memory where all are streamed."""
     tables = [spec for spec in weight_specs(model) if spec.kind in ("embedding", "head")]
