@@ -32,14 +32,14 @@ from wgrad.wgsl.runtime import adapters
 from wgrad.wgsl.runtime.compile import Compiler
 
 os.environ.setdefault("XDG_RUNTIME_DIR", "/tmp")  # Mesa warns on stderr where it is not set
-# Vectors of 128 bits are the soonest compiled. Of optimisation: `pytest_collection_finish`.
+# Vectors of 128 bits compile fastest. Of optimisation: `pytest_collection_finish`.
 os.environ.setdefault("LP_NATIVE_VECTOR_WIDTH", "128")
 # No check of operators before a run, which are tested one by one, and whose first line would depend on the cache.
 os.environ.setdefault("WGRAD_VERIFY", "off")
 
 
-# What --fast leaves out whole: oracles, other compilers, instructions counted one by one, whole runs, killed or on full
-# disks. Of each other test it takes this many of its sets of parameters.
+# --fast leaves out: oracles, other compilers, counted instructions, whole runs that are killed or on full disks. Of
+# every other test it runs so many parameter sets.
 NOT_FAST = ["test_oracle_*", "test_against_*", "fuzz", "portability", "test_execut*", "test_auto.py"]
 NOT_FAST += ["test_*_isa.py", "test_access_*", "test_hiprtc.py", "test_fault*", "test_interrupts.py", "test_plan.py"]
 NOT_FAST += ["test_objects.py", "test_resume.py", "test_evaluation.py", "test_package.py", "test_errors.py"]
@@ -64,8 +64,10 @@ FOLDERS = ("train", "autograd", "device", "fuzz", "tests", "wgsl", "portability"
 
 
 def _own_cache(config: pytest.Config) -> None:
-    """A cache of this run, removed at its end: what earlier runs and the user's own have kept changes no test, and no
-    test changes that. Shaders stay where they were, because they take longest to make."""
+    """Use a cache folder of this run's own, removed at its end, apart from the user's.
+
+    Compiled shaders stay in the usual place, because they take longest.
+    """
     usual = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     with suppress(OSError):  # Mesa makes no folder that is named by its own variable, and keeps nothing then
         os.makedirs(os.environ.setdefault("MESA_SHADER_CACHE_DIR", usual), exist_ok=True)
@@ -107,8 +109,7 @@ imported_by_collection = set[str]()
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[None]:
-    """What imports and collection leave stays to the end, near a million objects: no search for garbage looks at them,
-    which took up to half a second each time."""
+    """Freeze the million objects of imports and collection, for which each search for garbage took up to 0.5 s."""
     gc.disable()
     try:
         return (yield)
@@ -144,7 +145,7 @@ def _place(item: pytest.Item) -> tuple[int, str]:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_terminal_summary(terminalreporter: Any) -> Iterator[None]:
-    """The last block of a run: what was not tested."""
+    """Print, at the end of a run, what was not tested."""
     yield
     skipped = terminalreporter.stats.get("skipped", [])
     reasons = [r.longrepr[2] if isinstance(r.longrepr, tuple) else str(r.longrepr) for r in skipped]
@@ -165,8 +166,10 @@ def _file(path: Path) -> str:
 
 
 def fast_part(items: Iterable[pytest.Item], failed: Collection[str]) -> set[pytest.Item]:
-    """Of each test FAST_SETS sets of parameters, evenly over all that it has; where they are cases of the self-test,
-    one of each operator and direction. And what is in `failed`, but no oracles."""
+    """Return FAST_SETS parameter sets of each test, evenly spread, and the tests in `failed`, without oracles.
+
+    Of the self-test's cases it is one of each operator and direction.
+    """
     groups: dict[Any, list[pytest.Item]] = {}
     for item in items:
         if item.get_closest_marker("oracle") is None:
@@ -196,8 +199,8 @@ _file_before: Path | None = None
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    """What a file leaves stays, too: modules that it imported, results that it keeps. After torch, or the syntax trees
-    of all files, each search for garbage of the tests behind it took half a second."""
+    """Freeze what each file of tests leaves: after torch, or the syntax trees of all files, searches for garbage took
+    half a second each."""
     global _file_before
     if item.path != _file_before:
         _file_before = item.path
@@ -208,9 +211,11 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Most of what a test of a shader takes on a software driver is its compilation, and of a program too: LLVM's
-    optimisation is left out (20 % less processor time). Tests of training run each shader hundreds of times: in a
-    process that begins with them the driver optimises (10 to 40 % less). It is asked once a process."""
+    """Choose, once per process, whether the software driver optimises shaders.
+
+    Compilation dominates tests of shaders and programs: without LLVM's optimisation they take 20 % less processor time.
+    Tests of training run each shader hundreds of times: a process that begins with them optimises (10 to 40 % less).
+    """
     if _begun:
         return
     _begun.append(item.nodeid)
@@ -222,7 +227,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def require_wgpu() -> Device:
-    """The wgpu device. Where there is none: skips with the reason, or fails when WGRAD_REQUIRE_TOOLS=1."""
+    """Return the wgpu device; without one skip with the reason, or fail when WGRAD_REQUIRE_TOOLS=1."""
     device = _wgpu_device()
     if isinstance(device, str):
         tools.give_up(device)
@@ -230,8 +235,10 @@ def require_wgpu() -> Device:
 
 
 def share_pipelines(patch: pytest.MonkeyPatch) -> None:
-    """New wgpu devices have memory, counters and switches of their own, but the driver's device and the pipelines of
-    `require_wgpu`: they compile nothing that another has compiled."""
+    """Let new wgpu devices share the driver's device and the pipelines of `require_wgpu`: nothing compiles twice.
+
+    Memory, counters and switches are their own.
+    """
     first: Any = require_wgpu()
 
     def compiler(device: Any) -> Compiler:
@@ -272,8 +279,8 @@ def wgpu_device() -> Device:
 
 @pytest.fixture(scope="session")
 def emulator(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Of AMD cards. Built in pytest's cache, where the processes of this run and the next run find it; or in
-    $WGRAD_EMULATOR_DIR. Where clang or hip-python is missing, the tests that need it are skipped, and say so."""
+    """The emulator of AMD GPUs, built in pytest's cache, where other processes and later runs find it, or in
+    $WGRAD_EMULATOR_DIR. Without clang or hip-python the tests that need it are skipped."""
     from tests.hip.emulator.harness import start
 
     kept, cache = os.environ.get("WGRAD_EMULATOR_DIR"), getattr(pytestconfig, "cache", None)
@@ -301,7 +308,7 @@ def as_written() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _no_waiting_for_the_disk() -> Iterator[None]:
-    """No test cuts the power: in this process nothing waits for the disk, 2 to 5 ms at each of a run's 60 files."""
+    """Leave out fsync, 2 to 5 ms for each of a run's 60 files: no test cuts the power."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda descriptor: None)
         yield
@@ -309,9 +316,11 @@ def _no_waiting_for_the_disk() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _quick_to_compile(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Most of what a test of a GEMM or of attention takes on a software driver, where no shader is cached, is the
-    making of machine code. Processes of their own have what a run has, and so do tests that say so. Not by the test's
-    own monkeypatch: one that calls its `undo` would compile large tiles from there on."""
+    """Shorten the shaders of GEMM and attention, as code generation dominates their tests on a software driver.
+
+    Programs that tests start, and tests with `as_written`, have the shaders of a real run. The test's own monkeypatch
+    is not used: a test that calls its `undo` would compile large tiles from then on.
+    """
     with pytest.MonkeyPatch.context() as patch:
         if "as_written" not in request.fixturenames:
             quick_to_compile(patch.setattr)
@@ -346,9 +355,9 @@ def compare() -> Callable[..., None]:
 def nf4_values() -> Callable[[Any, Any], np.ndarray]:
     """nf4_values(packed, state): the float32 values of a weight of bitsandbytes, by its formula in NumPy.
 
-    Its own `dequantize_4bit` cannot be the oracle at every shape: on a CPU with AVX-512 that of 0.50.2 is wrong at
-    most shapes whose rows are not whole blocks. Where they are, tests/autograd/test_against_bitsandbytes.py holds it
-    to this.
+    bitsandbytes' `dequantize_4bit` cannot be the oracle at every shape: 0.50.2 on a CPU with AVX-512 is wrong at most
+    shapes whose rows are not whole blocks. For whole blocks tests/autograd/test_against_bitsandbytes.py compares it
+    with this formula.
     """
 
     def values(packed: Any, state: Any) -> np.ndarray:

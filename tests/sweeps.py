@@ -126,13 +126,13 @@ SWEEPS: Mapping[str, Sizes | Types | Variants | Evenly | Without | InTurn] = {
     "tests/wgsl/test_gemm.py::test_products_on_the_tiled_kernels": Types(
         Odd(),
         without=rf"{_EPILOGUES_OF_Q8_0}|\[linear_nf4(_backward)?/(tiles|blocks across rows|odd) double"
-        # GEMVs of a card: test_gemv.py has each format.
+        # GEMVs of a GPU: test_gemv.py has each format.
         r"|\[linear_(?!nf4|q8_0|q6_k)\w+(?<!_backward)/row/|\[linear_q8_0/sixteen rows",
     ),
     "tests/wgsl/test_gemm.py::test_products_on_the_drivers_own_kind": Types(
         Odd(),
         first=1,
-        # Skinny GEMMs, which are those of cards; weights that test_memory_ops.py decodes by the same shader; and GEMVs
+        # Skinny GEMMs, which are those of GPUs; weights that test_memory_ops.py decodes by the same shader; and GEMVs
         # of formats that are decoded in the way of one that stays.
         without=_EPILOGUES_OF_Q8_0
         + r"|\[lora_d[ub]/stack|\[linear_(?!nf4|q8_0|q6_k|q4_0|iq2_xxs|tq2_0)\w+(?<!_backward)/rows?[ /]"

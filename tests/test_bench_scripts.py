@@ -1,4 +1,4 @@
-"""The scripts in bench/ run, on sizes that time nothing: what a card's time is spent on must not end in a traceback."""
+"""The scripts in bench/ run, on sizes that time nothing: what a GPU's time is spent on must not end in a traceback."""
 
 from __future__ import annotations
 

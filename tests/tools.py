@@ -1,4 +1,4 @@
-"""Programs and libraries that tests use and pip does not install, and what a run says where one is missing."""
+"""Programs and libraries that tests need and pip does not install, and the messages where one is missing."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LAVAPIPE = PORTABILITY / "mesa" / "libvulkan_lvp.so"  # tests/portability/fetch_
 
 
 def find_any(*programs: str) -> str | None:
-    """The first of these programs that is installed."""
+    """Return the first of these programs that is installed."""
     return next(filter(None, map(shutil.which, programs)), None)
 
 
@@ -53,7 +53,7 @@ class Tool:
 
     @cached_property
     def missing(self) -> str:
-        """The reason of a skipped test; "" where the tool is installed."""
+        """Return the reason to skip a test; "" where the tool is installed."""
         return "" if self.found() else f"{self.name} is not installed: {self.install}"
 
     @property
@@ -83,8 +83,7 @@ def _loads(library: str) -> bool:
 
 
 class Oracle:
-    """A package that we are compared with, imported when a test first uses it: two processes share the tests, and one
-    of them runs most of these."""
+    """A package that wgrad is compared with, imported when a test first uses it, as most processes never do."""
 
     def __init__(self, name: str) -> None:
         self._name = name

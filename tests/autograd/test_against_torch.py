@@ -53,7 +53,7 @@ def test_linear() -> None:
 @cache
 def peers() -> dict[str, Callable[..., Any]]:
     """torch's functions by the name of ours that is called as the self-test calls it: where all arguments of ours are
-    arguments of torch's. What torch wants beside these hangs on x."""
+    arguments of torch's. What torch wants beside these depends on x."""
     found = {}
     for name, call in self_test_calls().items():
         try:

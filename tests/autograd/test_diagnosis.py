@@ -23,7 +23,7 @@ PCI = {"NVIDIA": "0x10de", "AMD": "0x1002", "Intel": "0x8086", "other": "0x1a03"
 
 
 class Fake:
-    """A machine in a folder. Everything is well with a card of `vendor` at the beginning."""
+    """A machine in a folder. Everything is well with a GPU of `vendor` at the beginning."""
 
     def __init__(self, root: Path, vendor: str = "NVIDIA") -> None:
         self.root, self.environment = root, dict[str, str]()

@@ -32,7 +32,7 @@ def answers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Any]:
         errors: ClassVar[list[str]] = ["Memory access fault by GPU node-1"]
 
         def __init__(self, code: str, environment: Any) -> None:
-            assert code.endswith("main(*('3',)))")  # the card's number
+            assert code.endswith("main(*('3',)))")  # the GPU's number
             self.answer = waiting.pop(0)
             self.lines = [] if isinstance(self.answer, BaseException) else self.answer.splitlines()
 

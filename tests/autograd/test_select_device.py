@@ -89,7 +89,7 @@ def test_what_tests_kernels_takes_the_software_driver_and_says_so(machine: Any) 
 
 def test_auto_passes_over_an_adapter_that_does_not_open(machine: Any) -> None:
     machine([INTEL, AMD], broken=("1",))
-    device: Any = dispatch.select_device("auto")  # a card of its own comes first
+    device: Any = dispatch.select_device("auto")  # a GPU of its own comes first
     assert device.spec == "0" and "adapter 1 has no limits" in device.reason
 
 

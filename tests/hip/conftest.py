@@ -1,4 +1,4 @@
-"""The HIP device on an emulated card (the fixture `emulator` of tests/conftest.py), of each wave size."""
+"""The HIP device on an emulated GPU (the fixture `emulator` of tests/conftest.py), of each wave size."""
 
 from __future__ import annotations
 

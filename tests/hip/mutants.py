@@ -83,7 +83,7 @@ def all_mutants(name: str = "*", only: str = "") -> list[Mutant]:
 
 
 class Checkout:
-    """A copy of the checkout, with an emulated card of its own; what $WGRAD_EMULATOR_DIR has is not built again."""
+    """A copy of the checkout, with an emulated GPU of its own; what $WGRAD_EMULATOR_DIR has is not built again."""
 
     def __init__(self, folder: Path) -> None:
         self.root, self.objects = folder / "checkout", folder / "emulator"

@@ -1,5 +1,5 @@
 """Arrays that start at no multiple of 16 bytes. The contract's views never do; products and attention take them
-nevertheless, by other kernels than those with wide accesses, which the emulated card refuses. One array at a time."""
+nevertheless, by other kernels than those with wide accesses, which the emulated GPU refuses. One array at a time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Flash attention's forward on the emulated card: sizes that divide nothing, order, shares of the keys, rounding."""
+"""Flash attention's forward on the emulated GPU: sizes that divide nothing, order, shares of the keys, rounding."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ SIZES = [
     case((1, 83, 83, 6, 2, 64), "bfloat16"),
     case((1, 83, 150, 3, 1, 128), "float16", window=19),
     case((2, 70, 131, 2, 1, 128), "bfloat16", packed=False),
-    case((1, 419, 419, 1, 1, 64), "float16"),  # more than one work-group's queries on every card
+    case((1, 419, 419, 1, 1, 64), "float16"),  # more than one work-group's queries on every GPU
     case((1, 1, 77, 4, 2, 128), "bfloat16", packed=False),  # decoding
     case((1, 83, 150, 3, 1, 256), "float16", window=19),
     case((2, 131, 131, 2, 1, 256), "bfloat16"),
@@ -84,7 +84,7 @@ def test_other_architectures(emulator: Any, architecture: str, wanted: Case) -> 
 def test_shares_of_the_keys(
     hip_device: Any, launched: list[tuple[str, str]], dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where queries do not fill a card, work-groups take shares of the keys; some queries see nothing of a share."""
+    """Where queries do not fill a GPU, work-groups take shares of the keys; some queries see nothing of a share."""
     monkeypatch.setattr(hip_device, "compute_units", 7)
     check(hip_device, case((1, 5, 800, 2, 1, 64), dtype))
     check(hip_device, case((1, 3, 801, 2, 1, 128), dtype, window=70))

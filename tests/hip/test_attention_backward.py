@@ -1,4 +1,4 @@
-"""Flash attention's backward on the emulated card: sizes that divide nothing, ranges, order."""
+"""Flash attention's backward on the emulated GPU: sizes that divide nothing, ranges, order."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def test_arrays_beyond_32_bits_of_bytes_go_to_the_plain_kernels(hip_device: Any)
 def test_splits_over_heads_and_runs_twice_alike(
     hip_device: Any, launched: list[tuple[str, str]], dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where a block of keys does not fill a card, each takes a share of the query heads; the same bits in any order."""
+    """Where a block of keys does not fill a GPU, each takes a share of the query heads; the same bits in any order."""
     x = {n: hip_device.upload(a) for n, a in case((1, 41, 6, 2, 64), dtype).inputs().items()}
 
     def run(units: int) -> list[np.ndarray]:

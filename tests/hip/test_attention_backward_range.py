@@ -1,4 +1,4 @@
-"""float16's range in the backward on the matrix units: gradients, values and probabilities so small or so large that P,
+"""float16's range in the backward on the tensor cores: gradients, values and probabilities so small or so large that P,
 dS, do or v would leave it without the scales of attention_gradient.hpp. gfx90a's matrix unit takes float16 subnormals
 for zeros."""
 

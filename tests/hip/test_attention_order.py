@@ -1,4 +1,4 @@
-"""Which work-group of flash attention takes which queries: of the kernels on the emulated card, and what a model of the
+"""Which work-group of flash attention takes which queries: of the kernels on the emulated GPU, and what a model of the
 card (tests/hip/executor/grid.py) says of that order."""
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def test_committed_rows_are_the_model() -> None:
 
 
 def test_the_order_of_the_kernels_pays() -> None:
-    """Causal, T 8192, H 32, B 1: 65 % of the card busy head by head, and K and V read 10 times."""
+    """Causal, T 8192, H 32, B 1: 65 % of the GPU busy head by head, and K and V read 10 times."""
     row = next(iter(grid.rows(grid.SHAPES[:1])))
     assert row["busy"]["head by head"] < 0.67 and row["busy"]["placed"] >= 0.93
     assert row["read"]["placed"] == 1.0 and row["read"]["long first"] > 10

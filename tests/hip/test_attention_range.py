@@ -1,4 +1,4 @@
-"""float16's range in the forward on the matrix units: keys far below the largest, where each counts little and all
+"""float16's range in the forward on the tensor cores: keys far below the largest, where each counts little and all
 together much. gfx90a's matrix unit takes float16 subnormals for zeros."""
 
 from __future__ import annotations

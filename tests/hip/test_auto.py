@@ -1,4 +1,4 @@
-"""`--device auto` and `--device hip` in processes of their own, with and without an emulated card."""
+"""`--device auto` and `--device hip` in processes of their own, with and without an emulated GPU."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def select(spec: str, before: str = "", **environment: str) -> str:
 
 @pytest.fixture
 def card(emulator: Any, tmp_path: Path) -> dict[str, str]:
-    """The environment of a process with an emulated card, of one wave size: the kernels do not matter here."""
+    """The environment of a process with an emulated GPU, of one wave size: the kernels do not matter here."""
     pytest.importorskip("rocm.bindings", reason="hip-python is not installed")
     return {
         "LD_LIBRARY_PATH": str(emulator.folder),
@@ -80,7 +80,7 @@ def test_auto_takes_a_card_that_passes_and_remembers(card: dict[str, str], tmp_p
 
 @pytest.mark.usefixtures("built")
 def test_auto_leaves_a_card_that_fails(card: dict[str, str], tmp_path: Path) -> None:
-    """Here: a card without memory. It goes on to the next device and says why, and keeps no verdict."""
+    """Here: a GPU without memory. It goes on to the next device and says why, and keeps no verdict."""
     line = select("auto", **{**card, "WGRAD_EMULATED_MEMORY": "4096"})
     assert not line.startswith("hip") and "the self-check of Emulated" in line and "OutOfMemory" in line
     assert not list(tmp_path.glob("wgrad/hip/self-check-*"))

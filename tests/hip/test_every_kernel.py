@@ -1,4 +1,4 @@
-"""Every kernel of every object that ships: the case that launches it on the emulated card, and the run that executed
+"""Every kernel of every object that ships: the case that launches it on the emulated GPU, and the run that executed
 its machine code and left a row in a table."""
 
 from __future__ import annotations

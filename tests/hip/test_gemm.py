@@ -1,4 +1,4 @@
-"""The products on the emulated card: mixed dtypes, the kernels for LoRA and decoding, alignment, wrong use."""
+"""The products on the emulated GPU: mixed dtypes, the kernels for LoRA and decoding, alignment, wrong use."""
 
 from __future__ import annotations
 

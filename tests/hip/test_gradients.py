@@ -41,7 +41,7 @@ def difference(name: str, device: Any, op: Any) -> float:
 
 @pytest.fixture
 def hip_device(emulator: Any) -> Any:
-    """One card: what depends on the wave size is an operator, and test_operators.py compares each on both."""
+    """One GPU: what depends on the wave size is an operator, and test_operators.py compares each on both."""
     yield emulator.device("gfx1100")
     emulator.clear()
 

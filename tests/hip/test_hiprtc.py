@@ -1,4 +1,4 @@
-"""hiprtc for cards without code objects in the package, through an emulated libhiprtc.so (tests/hip/emulator/rtc), each
+"""hiprtc for GPUs without code objects in the package, through an emulated libhiprtc.so (tests/hip/emulator/rtc), each
 use in a process of its own."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Arrays of more than 2^32 elements: of each launch the emulated card runs the last work-group alone, whose elements
+"""Arrays of more than 2^32 elements: of each launch the emulated GPU runs the last work-group alone, whose elements
 lie where an index of 32 bits would have wrapped around. The memory before them is never touched, and takes none."""
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from wgrad.device.formats.nf4 import NF4Array
 F32, F16, BF16 = np.dtype(np.float32), np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)
 BEYOND = (1 << 32) + 2048 + 1501  # elements; the last 1,501 are one work-group's
 
-SMALL = 64 << 20  # bytes: larger arrays of the emulated card start as zeros, others as NaN
+SMALL = 64 << 20  # bytes: larger arrays of the emulated GPU start as zeros, others as NaN
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def device(emulator: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     yield made
     emulator.clear()
     gc.collect()
-    made.trim()  # the card is as small as before, for other tests
+    made.trim()  # the GPU is as small as before, for other tests
 
 
 def numbers(*shape: int, dtype: Any = F32) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Objectives on preferences on the emulated card: the formulas of the papers, as on the other devices."""
+"""Objectives on preferences on the emulated GPU: the formulas of the papers, as on the other devices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every operator of the contract on the emulated card: wave32 and wave64, both orders of execution, guarded memory."""
+"""Every operator of the contract on the emulated GPU: wave32 and wave64, both orders of execution, guarded memory."""
 
 from __future__ import annotations
 

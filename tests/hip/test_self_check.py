@@ -23,7 +23,7 @@ from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.options.objectives import OBJECTIVES, SFT
 from wgrad.train.plan.plan import plan_run
 
-COMPUTE_UNITS = {"gfx90a": 104, "gfx942": 304, "gfx1100": 96, "gfx1201": 64}  # of the cards
+COMPUTE_UNITS = {"gfx90a": 104, "gfx942": 304, "gfx1100": 96, "gfx1201": 64}  # of the GPUs
 COMPUTES = ("float32", "float16", "bfloat16")
 WIDE = {"hidden_size": 1088, "intermediate_size": 1096}  # above one wave's row; sizes that divide by 8
 OPTIONS: list[dict[str, Any]] = [
@@ -40,7 +40,7 @@ PREFERENCES: list[dict[str, Any]] = [{"objective": name} for name in OBJECTIVES 
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """A tiny model of each family; LLaMAs with heads for the matrix units, and rows of a wave."""
+    """A tiny model of each family; LLaMAs with heads for the tensor cores, and rows of a wave."""
     kinds: list[tuple[str, dict[str, Any]]] = [(family, {}) for family in FAMILIES]
     kinds += [("LlamaForCausalLM", {"head_dim": width, **WIDE}) for width in (64, 128, 256)]
     kinds += [("Qwen3ForCausalLM", {"head_dim": 64, "hidden_size": 320}), ("PhiForCausalLM", {"hidden_size": 1088})]
@@ -93,7 +93,7 @@ def launched_by(device: Any, cases: list[Any]) -> set[tuple[str, str]]:
 def test_every_kernel_of_training_is_checked(emulator: Any, architecture: str, models: list[Path]) -> None:
     device = emulator.new(architecture)
     training: set[tuple[str, str]] = set()
-    # One unit is filled by any product, as a large card is by a large one: by those of one family as of any other.
+    # One unit is filled by any product, as a large GPU is by a large one: by those of one family as of any other.
     for units, planned in ((COMPUTE_UNITS[architecture], models), (1, [models[0], *models[len(FAMILIES) :]])):
         with device.planned_for(units):
             training |= launched_by_training(device, planned)

@@ -99,7 +99,7 @@ def test_16_bit_training_is_on_the_matrix_units(
 # ---- the commands ------------------------------------------------------------------------------
 @pytest.fixture(params=["gfx942", "gfx1100"])
 def card(emulator: Any, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """`--device hip` takes an emulated card of this name."""
+    """`--device hip` takes an emulated GPU of this name."""
     emulator.select(request.param, monkeypatch)
     yield request.param
     emulator.clear()

@@ -1,4 +1,4 @@
-"""Dawn, Chromium's WebGPU, in processes of Node; and the Vulkan drivers that can compute for it without a card."""
+"""Dawn, Chromium's WebGPU, in processes of Node; and the Vulkan drivers that can compute for it without a GPU."""
 
 from __future__ import annotations
 

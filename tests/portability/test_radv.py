@@ -1,4 +1,4 @@
-"""Variants through Tint and then RADV, Mesa's compiler for AMD, which needs no card: RDNA and GCN code is made, not
+"""Variants through Tint and then RADV, Mesa's compiler for AMD, which needs no GPU: RDNA and GCN code is made, not
 run.
 
 Needed: what test_dawn.py needs, Mesa's driver (mesa-vulkan-drivers) and a C compiler. By default the variants that are
@@ -27,7 +27,7 @@ LONGEST = 2_000  # characters of a shader
 
 @pytest.fixture(scope="module")
 def null_driver(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The environment in which RADV gives a device without a card."""
+    """The environment in which RADV gives a device without a GPU."""
     for tool in (C_COMPILER, NODE, DAWN, RADV):
         tool.require()
     environment = front_driver(str(c_compiler()), tmp_path_factory.mktemp("radv"), "SWALLOW", DRIVER)
@@ -35,7 +35,7 @@ def null_driver(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 def chosen(bundle: Bundle, float16: bool) -> Bundle:
-    """The shaders to compile, without their cases; the float16 ones only where the card has them."""
+    """The shaders to compile, without their cases; the float16 ones only where the GPU has them."""
     shaders = [s for s in bundle.document["shaders"] if float16 or not s["float16"]]
     if not ALL:
         shortest: dict[Any, Any] = {}

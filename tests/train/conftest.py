@@ -15,7 +15,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 from tests.conftest import wgpu_sibling
-from wgrad.train.files.safetensors_files import from_arrays, write_safetensors
+from wgrad.train.files.safetensors_files import from_arrays, read_entries, write_safetensors
 from wgrad.train.model.expert_keys import ExpertsFile
 from wgrad.train.model.families import FAMILIES
 from wgrad.train.model.model_config import parse_model_config
@@ -441,6 +441,14 @@ def write_lines(tmp_path: Path) -> Callable[..., str]:
         return str(path)
 
     return write
+
+
+def scale_last_norm(folder: Path, factor: float) -> None:
+    """Scale a model's last norm: its weights stay finite, its activations do not."""
+    path = folder / "model.safetensors"
+    arrays = {name: entry.array() for name, entry in read_entries(path, "--model").items()}
+    arrays["model.norm.weight"] = arrays["model.norm.weight"] * np.float32(factor)
+    write_safetensors(path, from_arrays(arrays))
 
 
 def discrete_sibling() -> Any:

@@ -25,7 +25,7 @@ from wgrad.wgsl.runtime.runtime import Runtime
 
 
 def card(*, listed: bool = True, in_use: bool = False, float16: bool = True) -> Any:
-    """A wgpu device as far as it is asked here: its card lists matrix units, and they are in use or not."""
+    """A wgpu device as far as it is asked here: its card lists tensor cores, and they are in use or not."""
     device: Any = Runtime.__new__(Runtime)
     device.matrix_units, device.float16, device.bfloat16 = in_use, float16, False
     features = ["shader-f16", units.FEATURE] if listed else ["shader-f16"]
@@ -120,7 +120,7 @@ def test_a_resumed_run_keeps_what_it_was_begun_with(run: Any, tmp_path: Path, ca
     assert run("float16", "--max-steps", "2") == 0
     assert "\ncompute: float16 (" in capsys.readouterr().out
     assert read_config_file(config)["compute"] == "float16"
-    # On a card that would take another; saying auto again changes nothing.
+    # On a GPU that would take another; saying auto again changes nothing.
     for words in ([], ["--compute", "auto"]):
         steps = str(3 + len(words))
         assert run("bfloat16", "--resume", "--max-steps", steps, *words) == 0

@@ -30,17 +30,7 @@ def options(model: Path, data: Path, out: Path, *more: str) -> list[str]:
 @pytest.fixture
 def run(make_checkpoint: Any, text_data: Path, tmp_path: Path, capsys: Any) -> Path:
     """Four steps."""
-    more = [
-        "--max-steps",
-        "4",
-        "--lr-scheduler-type",
-        "constant",
-        "--warmup-steps",
-        "0",
-        "--learning-rate",
-        "0.01",
-        "--no-sample",
-    ]
+    more = "--max-steps 4 --lr-scheduler-type constant --warmup-steps 0 --learning-rate 0.01 --no-sample".split()
     more += ["--lora-r", "3", "--eval-data", str(text_data), "--save-steps", "2"]
     assert main(options(make_checkpoint(), text_data, tmp_path / "run", *more)) == 0
     capsys.readouterr()

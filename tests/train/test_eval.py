@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.train.conftest import scale_last_norm
 from wgrad.train.commands.cli import main
-from wgrad.train.files.safetensors_files import from_arrays, read_entries, write_safetensors
 from wgrad.train.step.trainer import Trainer
 
 SHAPE = ["--max-length", "64", "--batch-size", "2", "--device", "cpu"]
@@ -120,10 +120,7 @@ def test_the_table(run: Any, text_data: Path, capsys: Any) -> None:
 
 def test_damaged_weights_are_no_number(make_checkpoint: Any, text_data: Path, capsys: Any) -> None:
     model = make_checkpoint()
-    path = model / "model.safetensors"
-    arrays = {name: entry.array() for name, entry in read_entries(path, "--model").items()}
-    arrays["model.norm.weight"] = arrays["model.norm.weight"] * np.float32(1e38)
-    write_safetensors(path, from_arrays(arrays))
+    scale_last_norm(model, 1e38)
     with np.errstate(all="ignore"):
         assert main(["eval", "--json", *SHAPE, "--model", str(model), "--data", str(text_data)]) == 1
     said = capsys.readouterr()

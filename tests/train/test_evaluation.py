@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.train.conftest import scale_last_norm
 from wgrad.device.errors import WgradError
 from wgrad.train.commands.cli import main
 from wgrad.train.data.packing import Document
-from wgrad.train.files.safetensors_files import from_arrays, read_entries, write_safetensors
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.run import evaluation
 from wgrad.train.run.evaluation import eval_subset
@@ -154,10 +154,7 @@ def test_a_model_that_computes_no_numbers_has_no_sample_and_no_result(
     make_checkpoint: Any, text_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = make_checkpoint()
-    path = model / "model.safetensors"
-    arrays = {name: entry.array() for name, entry in read_entries(path, "--model").items()}
-    arrays["model.norm.weight"] = arrays["model.norm.weight"] * np.float32(1e38)
-    write_safetensors(path, from_arrays(arrays))
+    scale_last_norm(model, 1e38)
     with np.errstate(all="ignore"):
         assert finetune(tmp_path / "out", model, text_data) == 1
     said = capsys.readouterr()

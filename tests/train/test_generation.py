@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.train.conftest import scale_last_norm
 from wgrad.device.contract import Device
 from wgrad.device.errors import UnusableResult, WgradError
 from wgrad.train.commands.cli import main
-from wgrad.train.files.safetensors_files import from_arrays, read_entries, write_safetensors
 from wgrad.train.inference.generation import generate_batch, generate_ids
 from wgrad.train.model.adapter_files import save_adapter
 from wgrad.train.model.lora import LoraConfig, init_lora, linear_modules, lora_shapes
@@ -140,14 +140,6 @@ def test_an_empty_prompt_is_refused(make_checkpoint: Any, cpu: Device) -> None:
 
 
 # ---- logits that are not finite ----------------------------------------------------------------
-def scale_last_norm(folder: Path, factor: float) -> None:
-    """Finite weights, and activations that are not."""
-    path = folder / "model.safetensors"
-    arrays = {name: entry.array() for name, entry in read_entries(path, "--model").items()}
-    arrays["model.norm.weight"] = arrays["model.norm.weight"] * np.float32(factor)
-    write_safetensors(path, from_arrays(arrays))
-
-
 @pytest.mark.parametrize(
     "compute, factor, cause", [("float32", 1e38, "failed: fetch them"), ("float16", 1e6, "use --compute float32")]
 )

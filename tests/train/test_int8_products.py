@@ -87,16 +87,7 @@ def test_what_is_said(
     device: Any = wgpu_sibling()
     monkeypatch.setattr(session, "select_device", lambda spec, needs=None: device)
     words = ["finetune", "--model", str(make_checkpoint()), "--data", str(text_data), "--out", str(tmp_path / "out")]
-    words += [
-        "--max-length",
-        "48",
-        "--no-sample",
-        "--gradient-accumulation-steps",
-        "1",
-        "--max-steps",
-        "1",
-        "--int8-matmul",
-    ]
+    words += "--max-length 48 --no-sample --gradient-accumulation-steps 1 --max-steps 1 --int8-matmul".split()
     assert main([*words, "--full"]) == 2
     assert "--int8-matmul: would be ignored: --full has no frozen weights" in capsys.readouterr().err
     assert main(words) == 0

@@ -92,7 +92,7 @@ def test_all_shaders_are_prepared_and_memory_peaks_where_it_was_said(
     make_checkpoint: Any, fresh: Any, shape: str
 ) -> None:
     """Limit: 5 % of the peak. The pool lends a free block even where it is up to a quarter too large, and which ones
-    are free hangs on what went before."""
+    are free depends on what went before."""
     config = config_of(**SHAPES[shape])
     if config.compute == "float16" and not fresh.float16:
         pytest.skip(f"{fresh.description} has no float16")
@@ -219,7 +219,7 @@ def test_a_plan_for_numpy_is_refused_with_a_way_out(capsys: pytest.CaptureFixtur
 def test_without_a_gpu_it_plans_for_one_that_is_elsewhere(
     make_checkpoint: Any, fresh: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As for a card here of the same kernels."""
+    """As for a GPU here of the same kernels."""
     monkeypatch.setattr(select_device, "_list_adapters", lambda: ([], []))
     monkeypatch.setattr(select_device, "_list_hip", lambda: [])
     folder = make_checkpoint(num_hidden_layers=1)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.train.conftest import scale_last_norm
 from tests.train.nf4_writer import save_nf4_checkpoint
 from wgrad.device.files import write_json
 from wgrad.train.commands.cli import main
@@ -60,7 +61,7 @@ def bytes_of(out: Path) -> dict[str, bytes]:
 
 # ---- prolonged ---------------------------------------------------------------------------------
 def test_a_prolonged_run_is_the_longer_run(run: Runner, tmp_path: Path) -> None:
-    """With a rate that does not hang on the length, bit for bit."""
+    """With a rate that does not depend on the length, bit for bit."""
     flat = ("--lr-scheduler-type", "constant", "--warmup-steps", "0", "--lora-dropout", "0.1")
     assert run(tmp_path / "long", "--max-steps", "9", *flat) == 0
     out = tmp_path / "out"
@@ -252,14 +253,7 @@ def test_a_full_model_that_is_not_finite(run: Runner, tmp_path: Path) -> None:
 @pytest.mark.parametrize("compute", ["float16", "float32"])
 def test_a_run_whose_every_step_is_skipped(compute: str, make_checkpoint: Any, run: Runner, tmp_path: Path) -> None:
     """An activation beyond float16 (or float32): no gradient is ever finite."""
-    import ml_dtypes  # noqa: F401
-
-    from wgrad.train.files.safetensors_files import from_arrays, write_safetensors
-    from wgrad.train.model.model_files import ModelFiles
-
-    weights = {n: np.array(e.array()) for n, e in ModelFiles(run.model).entries.items()}
-    weights["model.norm.weight"] *= np.float32(1e5 if compute == "float16" else 1e38)
-    write_safetensors(run.model / "model.safetensors", from_arrays(weights))
+    scale_last_norm(run.model, 1e5 if compute == "float16" else 1e38)
     out, steps = tmp_path / "out", str(MANY_SKIPPED + 3)
     assert run(out, "--max-steps", steps, "--compute", compute) == 1
     assert f"all {steps} steps were skipped, because no gradient was finite: nothing was trained" in run.error

@@ -110,7 +110,7 @@ def test_a_phase_inside_another_is_shown_and_then_the_other_again() -> None:
         display.time.now += QUIET_SECONDS
         display.tick()
     display.time.now += 100
-    display.tick()  # nothing is under way
+    display.tick()  # nothing is in flight
     assert [line.split("  ")[0] for line in display.lines] == ["saving", "training"]
 
 

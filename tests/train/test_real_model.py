@@ -173,20 +173,9 @@ def test_the_file_trains_and_llama_cpp_takes_its_adapter(
     """As it ships. llama.cpp multiplies Q4_1 with activations of 8 bits: without an adapter it is as far from us."""
     out, lora = tmp_path / "out", tmp_path / "adapter.gguf"
     run = ["finetune", "--model", str(shipped), "--data", str(held_out[0]), "--out", str(out), "--no-sample"]
-    run += [
-        "--lora-r",
-        "4",
-        "--max-length",
-        "64",
-        "--batch-size",
-        "2",
-        "--gradient-accumulation-steps",
-        "1",
-        "--max-steps",
-        "6",
-        "--learning-rate",
-        "2e-3",
-    ]
+    run += (
+        "--lora-r 4 --max-length 64 --batch-size 2 --gradient-accumulation-steps 1 --max-steps 6 --learning-rate 2e-3"
+    ).split()
     assert main([*run, "--eval-fraction", "0", "--compute", "float32", *ON_NUMPY]) == 0
     assert main(["export", "--adapter", str(out), "--gguf-lora", str(lora)]) == 0
     capsys.readouterr()

@@ -1,5 +1,5 @@
 """What a whole step launches, what memory it takes, and what is alive at its peak: bench/count_launches.py, which runs
-it dry with the kernels of a large card. No device, and numbers that are the same everywhere."""
+it dry with the kernels of a large GPU. No device, and numbers that are the same everywhere."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_a_step_takes_no_more_than_unsloths(
     counter: Any, shape: str, compute: str, batch: int, offloaded: int, keep: bool, gib: float
 ) -> None:
     """Unsloth 2026.10.9's peaks, layers recomputed in both (of 135M in one row: test_launches_of_a_step), in the
-    settings of the rows of bench/notes/launches.md; float32 without matrix units. offloaded: of so many layers; keep:
+    settings of the rows of bench/notes/launches.md; float32 without tensor cores. offloaded: of so many layers; keep:
     what attention gives, too."""
     options = {"checkpointing": True, "offload": offloaded, "keep_attention": keep}
     counted = counter.count(shape, 2048, compute, compute == "float16", batch=batch, **options)

@@ -28,18 +28,9 @@ def options(model: Path, data: Path, out: Path, *more: str) -> list[str]:
 @pytest.fixture
 def whole(make_checkpoint: Any, text_data: Path, tmp_path: Path, capsys: Any) -> Path:
     """A run of four steps."""
-    more = [
-        "--max-steps",
-        "4",
-        "--lr-scheduler-type",
-        "constant",
-        "--warmup-steps",
-        "0",
-        "--learning-rate",
-        "0.01",
-        "--sample-prompt",
-        "the",
-    ]
+    more = (
+        "--max-steps 4 --lr-scheduler-type constant --warmup-steps 0 --learning-rate 0.01 --sample-prompt the"
+    ).split()
     more += ["--eval-data", str(text_data), "--save-steps", "2"]
     assert main(options(make_checkpoint(tie_word_embeddings=True), text_data, tmp_path / "whole", *more)) == 0
     capsys.readouterr()

@@ -1,4 +1,4 @@
-"""Fixtures of the wgpu tests: a device on which little fits one binding, and one with matrix units, emulated."""
+"""Fixtures of the wgpu tests: a device on which little fits one binding, and one with tensor cores, emulated."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ def narrow(wgpu_device: Device, _narrow: list[WgpuDevice]) -> WgpuDevice:
 def _with_matrix_units() -> Any:
     device = bind(WgpuDevice)()
     device.matrix_units = True
-    device.software = False  # the ways of a card
+    device.software = False  # the ways of a GPU
     return device
 
 
 @pytest.fixture
 def matrix_device(wgpu_device: Device, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """A device that takes the shaders for matrix units, emulated. launched: those that this test has launched."""
+    """A device that takes the shaders for tensor cores, emulated. launched: those that this test has launched."""
     device = _with_matrix_units()
     if not device.float16:
         pytest.skip("the device has no float16")

@@ -1,4 +1,4 @@
-"""Shaders for matrix units on a device without them: operations of subgroups rewritten as plain WGSL.
+"""Shaders for tensor cores on a device without them: operations of subgroups rewritten as plain WGSL.
 
 Of a matmul, of 16 x 16 x 16 or another shape, each of a subgroup's invocations has as many elements as any other in
 registers: of 16 x 16 and 32 invocations eight, half a row; of 8 two rows. Of the accumulator those, of the left operand

@@ -76,7 +76,7 @@ def test_an_adapter_with_too_few_storage_buffers_is_passed_over(monkeypatch: pyt
 
 @pytest.mark.parametrize("tells", [True, False])
 def test_what_is_free_is_the_budget_less_what_is_used(monkeypatch: pytest.MonkeyPatch, tells: bool) -> None:
-    """Of the largest heap of device memory of the right one of two equal cards; None without the extension."""
+    """Of the largest heap of device memory of the right one of two equal GPUs; None without the extension."""
 
     def enumerate_extensions(handle: Any, layer: Any, count: Any, places: Any) -> int:
         count._obj.value = 2

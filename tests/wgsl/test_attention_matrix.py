@@ -1,4 +1,4 @@
-"""Attention on matrix units, on an emulation of them: masks, splits, groups, rising scores, and what goes there."""
+"""Attention on tensor cores, on an emulation of them: masks, splits, groups, rising scores, and what goes there."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ ROWS, OUT, IN = 24, 64, 256
 
 @pytest.fixture(params=["software", "matrix units"])
 def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Both ways in which a weight is decoded before its product: into float32, and into float16 for matrix units."""
+    """Both ways in which a weight is decoded before its product: into float32, and into float16 for tensor cores."""
     monkeypatch.setattr(plan, "_DEQUANTISE_ROWS", ROWS - 1)
     monkeypatch.setattr(gemm_matrix, "LARGE", SMALL_LARGE)
     monkeypatch.setattr(gemm_matrix, "MEDIUM", SMALL_MEDIUM)

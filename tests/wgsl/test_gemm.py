@@ -1,6 +1,6 @@
 """Products and the linear cross-entropy: the self-test's cases on both kinds of kernel, every tile, splits, windows.
 
-A software driver (the one that CI has) takes kernels without workgroup memory; `tiled` makes it take a card's.
+A software driver (the one that CI has) takes kernels without workgroup memory; `tiled` makes it take a GPU's.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ def _tiled() -> list[Any]:
 
 @pytest.fixture
 def tiled(wgpu_device: Any, _tiled: list[Any], monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A device that takes the kernels of real cards, whatever the driver; of the tile of most products an invocation
-    owns a quarter of what it owns on a card."""
+    """A device that takes the kernels of real GPUs, whatever the driver; of the tile of most products an invocation
+    owns a quarter of what it owns on a GPU."""
     monkeypatch.setattr(gemm_tile, "MAIN", QUICK_MAIN)
     if not _tiled:
         _tiled.append(bind(WgpuDevice)())

@@ -1,4 +1,4 @@
-"""Products on matrix units, on an emulation of them: the forms that they serve, and which products go there."""
+"""Products on tensor cores, on an emulation of them: the forms that they serve, and which products go there."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def few_cases() -> list[Case]:
-    """Every form on one tile, and on the other what hangs on the tile's layout. A compilation takes seconds.
+    """Every form on one tile, and on the other what depends on the tile's layout. A compilation takes seconds.
 
     A long reduction is shorter here: an invocation of a software driver makes at most 65,535 passes of its loops.
     """

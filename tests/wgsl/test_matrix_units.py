@@ -1,4 +1,4 @@
-"""The copy of wgpu's library: made of a known file only, loaded only while whole, used only by cards that passed."""
+"""The copy of wgpu's library: made of a known file only, loaded only while whole, used only by GPUs that passed."""
 
 from __future__ import annotations
 
@@ -232,7 +232,7 @@ def test_a_wrong_library_is_an_error_in_a_line(kind: str, tmp_path: Path) -> Non
 
 
 class Adapter(SimpleNamespace):
-    """An adapter that lists what matrix units need. gives: its library does. asked: features of each device."""
+    """An adapter that lists what tensor cores need. gives: its library does. asked: features of each device."""
 
     def __init__(self, backend: str = "Vulkan", lacking: str = "", gives: bool = True) -> None:
         features = {matrix_units.FEATURE, "shader-f16", "subgroup", "timestamp-query"} - {lacking}
@@ -390,7 +390,7 @@ def test_a_library_that_gives_them_has_the_card_checked_once(monkeypatch: pytest
 
 
 def test_a_verdict_that_cannot_be_kept_is_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The card is used without its units: no check at every start."""
+    """The GPU is used without its units: no check at every start."""
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     monkeypatch.setenv("LOCALAPPDATA", str(tmp_path / "file"))
@@ -433,7 +433,7 @@ def test_the_command(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["matrix-units", "status"]) == 0
     assert "copy:    none" in capsys.readouterr().out
     if "nothing to enable" in (main(["matrix-units", "enable"]), capsys.readouterr().out)[1]:
-        assert not cache.exists()  # no card here lists the feature, so nothing was written
+        assert not cache.exists()  # no GPU here lists the feature, so nothing was written
     cache.mkdir(parents=True, exist_ok=True)
     (cache / "cards.json").write_text("{}", encoding="utf-8")
     assert main(["matrix-units", "disable"]) == 0

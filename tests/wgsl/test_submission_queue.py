@@ -361,7 +361,7 @@ def test_large_writes_go_through_a_few_buffers(
 
 
 def test_readbacks_share_memory_one_after_another(wgpu_device: WgpuDevice, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The buffer of one that is done serves the next of its size, none that is under way; what is kept has a limit."""
+    """The buffer of one that is done serves the next of its size, none that is in flight; what is kept has a limit."""
     ones, twos = (wgpu_device.upload(np.full(1000, value, np.float32)) for value in (1, 2))
     first = wgpu_device.readback(ones).result()
     pending = [wgpu_device.readback(array) for array in (twos, ones, twos)]

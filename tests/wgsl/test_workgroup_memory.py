@@ -120,7 +120,7 @@ def _declared(shader: str) -> set[Variable]:
 
 @dataclass
 class Poisoned:
-    """A device with a card's ways and matrix units, all of whose shaders are poisoned. entries: those launched, and
+    """A device with a GPU's ways and tensor cores, all of whose shaders are poisoned. entries: those launched, and
     variables: those filled, by shader."""
 
     device: Any

@@ -25,7 +25,7 @@ HEADERS = sorted(HIP.rglob("*.hpp"))
 INCLUDES = sorted({f"-I{path.parent}" for path in HEADERS})
 HOST = {"gfx90a": 910, "gfx942": 942, "gfx1100": 1100, "gfx1201": 1201}
 FLAGS = ["-std=c++20", "-O1", "-march=x86-64-v3", "-fPIC", "-fno-math-errno", "-Wall", "-Wno-psabi", *INCLUDES]
-# What is unrolled for a card would only take long to compile here.
+# What is unrolled for a GPU would only take long to compile here.
 FLAGS += ["-mllvm", "-pragma-unroll-threshold=64", "-Wno-pass-failed"]
 # Functions that are inlined everywhere are not compiled for callers that there cannot be.
 FLAGS += ["-fvisibility-inlines-hidden"]

@@ -1,4 +1,4 @@
-"""The emulated card in this process: its library, devices on it, and what their kernels do in memory."""
+"""The emulated GPU in this process: its library, devices on it, and what their kernels do in memory."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Emulator:
         return self.library.emulator_last_failure().decode()
 
     def clear(self) -> None:
-        """Forget an error that would stay, as on a card, for the rest of the process."""
+        """Forget an error that would stay, as on a GPU, for the rest of the process."""
         self.library.emulator_clear()
 
     def build(self, source: str, architecture: str) -> None:
@@ -79,7 +79,7 @@ class Emulator:
     def counting(self, architecture: str, more: Path | None = None, only: Collection[str] | None = None) -> Any:
         """A device whose kernels, and those of `more` (a folder of .hip files), count their memory accesses.
 
-        Arrays start at multiples of 256 bytes, as on a card. only: the kernels that it has; all without.
+        Arrays start at multiples of 256 bytes, as on a GPU. only: the kernels that it has; all without.
         """
         device = self.new(architecture, exact_blocks=False)
 
@@ -159,7 +159,7 @@ class Emulator:
 
 
 def leave_to_other_tests() -> None:
-    """From now on hip-python finds the emulated card in this process: `auto` of other tests must not take it."""
+    """From now on hip-python finds the emulated GPU in this process: `auto` of other tests must not take it."""
     verdict = self_check.verdict
 
     def of_real_cards(device: Any) -> self_check.Verdict:

@@ -5,7 +5,7 @@
     python -m tests.hip.executor tables --source rope --arch gfx942 --table hip_executed
     python -m tests.hip.executor tables --all        every row: about an hour
     python -m tests.hip.executor report gemm --arch gfx942 --kernel nt_big
-    python -m tests.hip.executor grid                how work-groups of attention fill a card, by their order (a model)
+    python -m tests.hip.executor grid                how work-groups of attention fill a GPU, by their order (a model)
 
 After a change to a kernel: `make objects`, then `make hip-tables`, and commit both. It needs clang-19, lld-19, llvm-19
 and tinygrad (tinygrad_emulator.py says which commit and how to get it).

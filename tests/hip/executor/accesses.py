@@ -1,4 +1,4 @@
-"""hip_access_counts: what kernels do in memory, counted on the emulated card (tests/hip/emulator/counts.cpp).
+"""hip_access_counts: what kernels do in memory, counted on the emulated GPU (tests/hip/emulator/counts.cpp).
 
 A row is one kernel in the calls of one family, on arrays of one type: launches, cycles of LDS accesses and the least
 possible, lines of global memory touched and the least possible.
@@ -147,7 +147,7 @@ def skinny(d: Any, x: Arrays) -> None:
 
 
 def attention(d: Any, x: Arrays) -> None:
-    """On the matrix units in float16."""
+    """On the tensor cores in float16."""
     for width in (64, 128, 256) if x.dtype == np.float16 else (64,):
         q, k, v, do = (x(1, 40, heads, width) for heads in (4, 2, 2, 4))
         doc_start = d.upload(np.zeros((1, 40), np.int32))

@@ -107,7 +107,7 @@ def call(kernel: Kernel, grid: Grid, threads: int, arguments: Sequence[Argument]
     """Runs a kernel on copies of the arrays; -> what all of them hold afterwards, in the kernel's order.
 
     Raises:
-        ExecutorError: what a card would not survive, or the executor does not know.
+        ExecutorError: what a GPU would not survive, or the executor does not know.
     """
     made = Call(kernel, grid, threads, arguments)
     run(made.launch, order)

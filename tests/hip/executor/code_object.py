@@ -28,7 +28,7 @@ _LINE = re.compile(r"^\s+(\S.*?)\s*//\s*([0-9A-Fa-f]+):\s*((?:[0-9A-Fa-f]{8}\s*)
 
 
 class ExecutorError(RuntimeError):
-    """What the executor refuses to run or read, or an access that a card would not survive."""
+    """What the executor refuses to run or read, or an access that a GPU would not survive."""
 
 
 class Segment(NamedTuple):

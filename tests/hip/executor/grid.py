@@ -1,4 +1,4 @@
-"""hip_grid: how the work-groups of a causal attention fill a card, and what its dies read of K and V.
+"""hip_grid: how the work-groups of a causal attention fill a GPU, and what its dies read of K and V.
 
 A compute unit holds one work-group of the forward (by its registers). Work-groups start in the order of their numbers:
 number n on die n % dies, on that compute unit of it which is free first (list scheduling). One takes as long as it
@@ -126,7 +126,7 @@ def write() -> None:
 
 
 def rows(shapes: tuple[Shape, ...] = SHAPES) -> Iterator[Row]:
-    """Of each shape: how busy each order keeps the card, and how often it reads all of K and V."""
+    """Of each shape: how busy each order keeps the GPU, and how often it reads all of K and V."""
     for shape in shapes:
         pairs, blocks = shape.batch * shape.heads, -(-shape.length // BLOCK)
         once = shape.batch * shape.length * shape.kv_heads * shape.width * 2 * 2

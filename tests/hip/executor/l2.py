@@ -1,4 +1,4 @@
-"""What L1 reads from L2 in a 16-bit product on MI300, whose lines have 128 bytes: counted on the emulated card, whose
+"""What L1 reads from L2 in a 16-bit product on MI300, whose lines have 128 bytes: counted on the emulated GPU, whose
 L1 keeps the lines that were read last (tests/hip/emulator/counts.cpp).
 """
 

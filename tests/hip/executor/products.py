@@ -5,7 +5,7 @@ share of time that the matrix unit is busy at 600 clocks of memory latency by wa
 with L1's bandwidth counted (schedule.py), and of MI300's products of 16 bits with what L1 reads from L2 counted too,
 whose lines for 64 of K stand beside it (l2.py). For the float32 kernels of RDNA, which have no matrix unit: the share
 of multiply-adds that the compiler pairs, the vector instructions beside them in a turn of the loop, and, of the aligned
-ones of gfx1100, the share of the time that paired multiply-adds alone would take. A model, not a card.
+ones of gfx1100, the share of the time that paired multiply-adds alone would take. A model, not a GPU.
 """
 
 from __future__ import annotations

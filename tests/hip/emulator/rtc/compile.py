@@ -1,8 +1,8 @@
 """The compiler behind the emulated libhiprtc.so: `python compile.py FOLDER NAME` compiles FOLDER/NAME.
 
-First for the card that FOLDER/options names, by hiprtc's rules: no header but those in FOLDER, and HIP's own device
+First for the GPU that FOLDER/options names, by hiprtc's rules: no header but those in FOLDER, and HIP's own device
 functions and types are in the global namespace already (clang's HIP headers, and a `half`). Then for the CPU, into
-FOLDER/image, which the emulated card runs. What goes wrong is in FOLDER/log.
+FOLDER/image, which the emulated GPU runs. What goes wrong is in FOLDER/log.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 BUILDER = Path(__file__).resolve().parents[1] / "build.py"
-# Cards that the emulator runs with the kernels of another one, which clang 19 knows.
+# GPUs that the emulator runs with the kernels of another one, which clang 19 knows.
 HOST = {"gfx950": 942}
 CLANG = "clang-19"
 
