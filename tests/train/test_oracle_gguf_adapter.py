@@ -248,11 +248,11 @@ def write_base(path: Path, config: ModelConfig, weights: dict[str, np.ndarray]) 
 
 
 def their_log_probabilities(
-    base: Path, prompt: np.ndarray | str, adapter: Path | None, vocabulary: int = VOCAB
+    base: Path, prompt: np.ndarray | str, adapter: Path | None, vocabulary: int = VOCAB, context: int = 64
 ) -> np.ndarray:
     """llama.cpp's, of every token after a prompt (ids, or a text), float32 [vocabulary]."""
     params = llama_cpp.CommonParams()
-    params.model.path, params.n_ctx, params.n_parallel, params.n_gpu_layers = str(base), 64, 1, 0
+    params.model.path, params.n_ctx, params.n_parallel, params.n_gpu_layers = str(base), context, 1, 0
     params.warmup, params.verbosity, params.cpuparams.n_threads = False, -1, 1
     params.flash_attn_type = llama_cpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
     params.cache_type_k = params.cache_type_v = llama_cpp.ggml_type.GGML_TYPE_F32

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import unicodedata
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import fields, replace
@@ -298,11 +299,11 @@ def learn(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Tokenizer]:
     """learn(cut, lines, special) -> the tokenizer that `written` takes: its words are cut so, and its vocabulary joins
     what no cut has parted."""
 
-    def make(cut: Any, lines: list[str], special: tuple[str, ...] = ("<|end|>",)) -> Tokenizer:
+    def make(cut: Any, lines: list[str], special: tuple[str, ...] = ("<|end|>",), vocabulary: int = VOCAB) -> Tokenizer:
         learner = Tokenizer(models.BPE())
         learner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
         trainer = trainers.BpeTrainer(
-            vocab_size=VOCAB,
+            vocab_size=vocabulary,
             special_tokens=list(special),
             initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
             show_progress=False,
@@ -337,25 +338,65 @@ def test_other_names_of_known_cuts(pre: str, written: Any, learn: Any, monkeypat
     assert compared > 3
 
 
+PARTED = [
+    WORDS,
+    "HTTPServer's SHE'LL 12345 a//b\n\n/c",
+    "ab1234567 x\u0301y e\u0301e \u00b2\u00b3 \u00bd",
+    "\u30ab\u30bf\u30ab\u30ca\u3072\u3089\u304c\u306a\u6f22\u5b57abc\u6f22",
+    "\u0939\u093f\u0928\u094d\u0926\u0940 12 \u0939\u093f\u0928\u094d\u0926\u0940",
+    "'sTop don'T \t\t x \r\n\r\n y   ",
+    "!abc .def ,GHI (jkl) $x",
+    "\u00e9t\u00e9 \u00c9T\u00c9 \u00df\u1e9e \u02b0a \u00aab",
+    "  \n  \n a\n",
+    "\u2167\u0663\u0664\u0665 1,234.5",
+    "camelCase fooBAR it'sX",
+]
+# The last ones go with make test-all: other names of cuts that the first ones have.
+NAMED = ["qwen35", "deepseek-v3", "glm4", "exaone", "exaone4", "hunyuan", "hunyuan-dense", "solar-open", "bailingmoe2"]
+
+
+@pytest.mark.parametrize("pre", [*NAMED[:4], *(pytest.param(pre, marks=pytest.mark.all) for pre in NAMED[4:])])
+def test_words_are_cut_by_the_name_in_the_file(pre: str, written: Any, learn: Any, monkeypatch: Any) -> None:
+    learn(pre_tokenizers.ByteLevel(add_prefix_space=False), PARTED, vocabulary=600)
+    monkeypatch.setattr(
+        gguf.GGUFWriter, "add_tokenizer_pre", lambda self, _: self.add_string("tokenizer.ggml.pre", pre)
+    )
+    _, path = written(num_hidden_layers=1, vocab_size=600)
+    tokenizer, compared = load_tokenizer(find_model(str(path))), 0
+    for text in PARTED:
+        text = unicodedata.normalize("NFC", text) if pre == "qwen35" else text  # as its tokenizer does
+        ids = np.array([tokenizer.encode(text)])
+        with suppress(LookupError):
+            theirs = [their_log_probabilities(path, given, None, 600, context=128) for given in (text, ids)]
+            compared += 1
+            np.testing.assert_array_equal(theirs[0], theirs[1], ascii(text))
+    assert compared > 6
+
+
 SHORT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
 O200K = (
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+" + SHORT + "|"
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*" + SHORT + "|"
     r"\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+TEKKEN = O200K.replace(SHORT, "").replace(r"\p{N}{1,3}", r"\p{N}")  # as transformers mends Mistral's files with
 LETTERS = (
     "abZ sStTrReEvVlLmMdD''\u2019 \t\n\r/019\u00bd\u00b2\u0663\u2167\u00e9\u00c9\u00df\u1e9e\u017f\u01c5\u02b0\u00aa"
     "\u3042\u65e5\u0301\u0903\u200d\u00a0\u2028\u3000.-_\u00bf\u0130\u0131\u03a3\u03c2\U0001d400\U0001f98a\u0085\x0b\x1c\ufeff\0"
 )
 
 
-@pytest.mark.parametrize("pre", ["gpt-4o", "llama4"])
-def test_words_are_cut_as_gpt_4o_cuts_them(pre: str, written: Any, learn: Any, monkeypatch: Any) -> None:
-    """Phi-4-mini's and GPT-OSS's tokenizer: what a file says in one word, from a tokenizer.json and back."""
+@pytest.mark.parametrize(
+    ("pre", "pattern", "name"), [("gpt-4o", O200K, "gpt-4o"), ("llama4", O200K, "gpt-4o"), ("tekken", TEKKEN, "tekken")]
+)
+def test_words_are_cut_as_gpt_4o_cuts_them(
+    pre: str, pattern: str, name: str, written: Any, learn: Any, monkeypatch: Any
+) -> None:
+    """Tokenizers of Phi-4-mini, GPT-OSS and Mistral: what a file says in one word, from a tokenizer.json and back."""
     regex = pytest.importorskip("regex")  # what tiktoken's own description of itself cuts with
     rng = np.random.default_rng(0)
     texts = ["".join(rng.choice(list(LETTERS), rng.integers(1, 15))) for _ in range(2000)]
-    split = pre_tokenizers.Split(Regex(O200K), "removed", invert=True)  # as in Phi-4-mini's file
+    split = pre_tokenizers.Split(Regex(pattern), "removed", invert=True)  # as in Phi-4-mini's file
     octets = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     learner = learn(pre_tokenizers.Sequence([split, octets]), [WORDS, "HTTPServer's SHE'LL 12345 a//b"])
     add, names = gguf.GGUFWriter.add_tokenizer_pre, list[str]()
@@ -370,13 +411,13 @@ def test_words_are_cut_as_gpt_4o_cuts_them(pre: str, written: Any, learn: Any, m
     ours, read, words = (
         load_tokenizer(folder),
         Tokenizer.from_file(str(folder / "tokenizer.json")),
-        regex.compile(O200K),
+        regex.compile(pattern),
     )
     for text in [*texts, WORDS, "HTTPServer's SHE'LL 12345 a//b\n\n/c"]:
         cut = [text[a:b] for _, (a, b) in read.pre_tokenizer.pre_tokenize_str(text)]
         assert cut == words.findall(text), ascii(text)
         assert ours.encode(text) == learner.encode(text).ids, ascii(text)
-    assert names == ["gpt-4o"]
+    assert names == [name]
 
 
 @pytest.mark.parametrize(("name", "blanks"), [("Phi-3-mini", 0), ("Phi 4 mini", 2)])
@@ -758,7 +799,7 @@ def test_what_makes_no_model(written: Any, tmp_path: Path) -> None:
     refused("rope.dimension_count 8 is not supported", "llama.rope.dimension_count", 8)
     refused("is one of the 3 parts of a split model: name them", "split.count", 3)
     refused("model 'bert' is not supported: gpt2, llama and gemma4 are", "tokenizer.ggml.model", "bert")
-    refused("pre 'tekken' is not supported", "tokenizer.ggml.pre", "tekken")
+    refused("pre 'viking' is not supported", "tokenizer.ggml.pre", "viking")
     refused("token_type must have an entry for each of 300", "tokenizer.ggml.token_type", [1, 2])
     refused("eos_token_id must be below 300, the number of tokens, got 300", "tokenizer.ggml.eos_token_id", 300)
     refused("tokens make no tokenizer .*out of vocabulary", "tokenizer.ggml.merges", ["zzzz yyyy"])

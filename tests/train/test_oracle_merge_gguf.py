@@ -261,7 +261,8 @@ def test_what_cannot_be_written(adapted: Any, tmp_path: Path, capsys: Any) -> No
     raw = json.loads(text)
     path.write_text(json.dumps(raw | {"pre_tokenizer": {"type": "Whitespace"}}))
     refused(
-        "byte-level BPE that cuts words as one of gpt-2, smollm, llama-bpe, qwen2, gpt-4o, or SentencePiece's BPE: use"
+        "byte-level BPE that cuts words as one of gpt-2, smollm, llama-bpe, qwen2, gpt-4o, tekken, qwen35, "
+        "deepseek-v3, or SentencePiece's BPE: use"
     )
     path.write_text(text)
     adapter = adapted("MistralForCausalLM", sliding_window=32)

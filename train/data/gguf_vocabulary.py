@@ -26,13 +26,17 @@ _SAME_CUT = {
     "falcon-h1": "llama-bpe", "pixtral": "llama-bpe", "lfm2": "llama-bpe", "olmo": "gpt-2", "mpt": "gpt-2",
     "phi-2": "gpt-2", "dbrx": "llama-bpe", "refact": "smollm", "starcoder": "smollm",
     "command-r": "smollm", "deepseek-r1-qwen": "qwen2", "llama4": "gpt-4o", "kanana2": "gpt-4o",
-    "stablelm2": "qwen2", "smaug-bpe": "llama-bpe",
+    "stablelm2": "qwen2", "smaug-bpe": "llama-bpe", "midm-2.0": "llama-bpe", "chatglm-bpe": "llama-bpe",
+    "glm4": "llama-bpe", "hunyuan": "qwen2", "bailingmoe": "qwen2", "bailingmoe2": "qwen2", "megrez": "qwen2",
+    "grok-2": "qwen2", "solar-open": "qwen2", "hunyuan-dense": "deepseek-v3", "joyai-llm": "deepseek-v3",
+    "exaone": "smollm", "mellum2": "smollm", "codeshell": "smollm", "minerva-7b": "smollm", "exaone4": "gpt-2",
+    "mellum": "gpt-2", "gigachat": "gpt-2", "a.x-4.0": "gpt-2", "trillion": "gpt-2", "granite-docling": "gpt-2",
+    "jais": "gpt-2",
 }  # fmt: skip
-_NOT_LLAMA = (
-    "default",
-    "dbrx",
-    "smaug-bpe",
-)  # cut words as Llama 3, but join them by their merges alone, and begin without bos
+# These cut words as Llama 3, but join them by their merges alone, and begin without bos.
+_NOT_LLAMA = ("default", "dbrx", "smaug-bpe", "chatglm-bpe", "glm4")
+_AS_LLAMA = ("llama-bpe", "tekken")  # words that are tokens are not joined by merges
+_COMPOSED = ("qwen2", "deepseek-r1-qwen", "qwen35")  # normalise texts
 _NORMAL, _UNKNOWN, _CONTROL, _USER, _UNUSED = 1, 2, 3, 4, 5  # tokenizer.ggml.token_type
 _SPECIAL = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
 _LONGEST = 256  # characters of a piece: every way to cut one is tried
@@ -124,7 +128,7 @@ def _added(id_: int, text: str, special: bool, takes_blanks: bool) -> dict[str, 
 def _around(fields: GgufFields, kind: str, tokens: list[str], ids: dict[str, int | None]) -> dict[str, Any] | None:
     """Return the tokens put before and after a text: by default bos before one of SentencePiece, or of Llama 3."""
     begins = (
-        kind in ("llama", _GEMMA4) or _SAME_CUT.get(pre := _cut(fields), pre) == "llama-bpe" and pre not in _NOT_LLAMA
+        kind in ("llama", _GEMMA4) or _SAME_CUT.get(pre := _cut(fields), pre) in _AS_LLAMA and pre not in _NOT_LLAMA
     )
     places = {"bos": fields.get(_KEY + "add_bos_token", bool, begins)}
     places["eos"] = fields.get(_KEY + "add_eos_token", bool, False)
@@ -149,20 +153,20 @@ def _byte_level(fields: GgufFields, tokens: list[str], types: list[int], ids: di
     name = _SAME_CUT.get(_cut(fields), _cut(fields))
     steps = next((steps for steps, cut in CUTS.items() if cut == name), None)
     if steps is None:
-        known = ", ".join(sorted({*CUTS.values(), *_SAME_CUT}))
         raise WgradError(
-            f"{fields.source}: {fields.path}: {_KEY}pre {show(name)} is not supported: {known} are; {_BESIDE}"
+            f"{fields.source}: {fields.path}: {_KEY}pre {show(name)} is not supported: {', '.join(CUTS.values())} are, "
+            f"and {len(_SAME_CUT)} other names of these; {_BESIDE}"
         )
     made = [_step(step) for step in steps]
     if "bytes" not in steps:
         made.append(_bytes(use_regex=False))
     return {
-        "normalizer": {"type": "NFC"} if name == "qwen2" and _cut(fields) != "stablelm2" else None,
+        "normalizer": {"type": "NFC"} if _cut(fields) in _COMPOSED else None,
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": made},
         "decoder": _bytes(use_regex=True),
         "model": {
             "type": "BPE",
-            "ignore_merges": name == "llama-bpe" and _cut(fields) not in _NOT_LLAMA,
+            "ignore_merges": name in _AS_LLAMA and _cut(fields) not in _NOT_LLAMA,
             "vocab": {token: id_ for id_, token in enumerate(tokens)},
             "merges": fields.texts(_KEY + "merges"),
         },
