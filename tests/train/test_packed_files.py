@@ -1,5 +1,5 @@
-"""Weights of compressed-tensors, GPTQ, AWQ and bitsandbytes' 8 bits: each as its format's rules restore it, packed
-here number by number."""
+"""Weights of compressed-tensors, ModelOpt, GPTQ, AWQ and others: each as its format's rules restore it, packed here
+number by number."""
 
 from __future__ import annotations
 
@@ -175,6 +175,27 @@ def mixed(shape: tuple[int, int], draw: np.random.Generator) -> Made:
     return parts, rounded((codes * scales.astype(np.float32)).astype(np.float32), BF16)
 
 
+def modelopt_nvfp4(shape: tuple[int, int], draw: np.random.Generator) -> Made:
+    """Scales in E4M3, which a number in float32 multiplies."""
+    codes, whole = draw.integers(0, 16, shape), np.float32(draw.uniform(0.001, 0.1))
+    scales = draw.uniform(1, 300, (shape[0], shape[1] // GROUP)).astype(E4M3)
+    wide = np.repeat(scales.astype(np.float32) * whole, GROUP, axis=1)
+    parts = {"weight": in_pairs(codes), "weight_scale": scales, "weight_scale_2": np.array(whole)}
+    return parts | {"input_scale": np.ones((), np.float32)}, rounded(E2M1[codes] * wide, BF16)
+
+
+def modelopt_fp8(shape: tuple[int, int], draw: np.random.Generator) -> Made:
+    codes, scale = (draw.standard_normal(shape) * 20).astype(E4M3), np.float32(draw.random())
+    parts = {"weight": codes, "weight_scale": np.array(scale), "input_scale": np.ones((), np.float32)}
+    return parts, rounded(codes.astype(np.float32) * scale, BF16)
+
+
+def fbgemm(shape: tuple[int, int], draw: np.random.Generator) -> Made:
+    codes, scales = (draw.standard_normal(shape) * 20).astype(E4M3), draw.random((shape[0], 1)).astype(np.float32)
+    parts = {"weight": codes, "weight_scale": scales, "input_scale_ub": np.array([1200.0], np.float32)}
+    return parts, rounded(codes.astype(np.float32) * scales, BF16)
+
+
 def of_bitsandbytes(shape: tuple[int, int], draw: np.random.Generator) -> Made:
     """A scale of each row: its largest number, which is 127."""
     codes, largest = draw.integers(-127, 128, shape).astype(np.int8), draw.random(shape[0]).astype(np.float32)
@@ -214,6 +235,9 @@ CASES: dict[str, tuple[Callable[..., Made], dict[str, Any]]] = {
     "mxfp4": (mxfp4, compressed("mxfp4-pack-quantized", num_bits=4)),
     "mxfp8": (mxfp8, compressed("mxfp8-quantized")),
     "mixed": (mixed, compressed("mixed-precision") | {"config_groups": MIXED}),
+    "modelopt nvfp4": (modelopt_nvfp4, {"quant_method": "modelopt", "quant_algo": "NVFP4"}),
+    "modelopt fp8": (modelopt_fp8, {"quant_method": "modelopt", "quant_algo": "FP8"}),
+    "fbgemm": (fbgemm, {"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0}),
     "bitsandbytes": (of_bitsandbytes, {"quant_method": "bitsandbytes", "load_in_8bit": True, "load_in_4bit": False}),
     "awq": (awq, {"quant_method": "awq", "bits": 4, "version": "gemm", "zero_point": True}),
 }
@@ -346,6 +370,8 @@ def test_biases_of_zeros_are_left_out(make_checkpoint: Any) -> None:
         ({"quant_method": "gptq", "bits": 3}, "bits 3 is not supported: only 2 or 4 or 8 is"),
         ({"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin"}, "checkpoint_format 'marlin'"),
         ({"quant_method": "awq", "bits": 4, "version": "gemv"}, "version 'gemv' is not supported: only 'gemm' is"),
+        ({"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}, "quant_algo 'W4A8_AWQ' is not supported"),
+        ({"quant_method": "modelopt"}, "quant_algo null is not supported"),
         ({"quant_method": "hqq"}, r"quantised by 'hqq' \(load_in_4bit: false\) cannot be read"),
     ],
 )

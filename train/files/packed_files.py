@@ -1,8 +1,9 @@
-"""Weights of few bits in safetensors that are decoded to 16 bits as they are read: compressed-tensors, GPTQ, AWQ and
-bitsandbytes' 8 bits.
+"""Weights of few bits in safetensors that are decoded to 16 bits as they are read: compressed-tensors, ModelOpt, GPTQ,
+AWQ, bitsandbytes' 8 bits and FBGEMM's FP8.
 
-Sources: github.com/vllm-project/compressed-tensors (compressors), AutoGPTQ (nn_modules/qlinear), AutoAWQ
-(utils/packing_utils.py), bitsandbytes (int8_vectorwise_dequant).
+Sources: github.com/vllm-project/compressed-tensors (compressors), github.com/NVIDIA/Model-Optimizer
+(torch/quantization/qtensor), AutoGPTQ (nn_modules/qlinear), AutoAWQ (utils/packing_utils.py), bitsandbytes
+(int8_vectorwise_dequant), transformers (integrations/fbgemm_fp8.py).
 """
 
 from __future__ import annotations
@@ -21,21 +22,28 @@ from wgrad.train.files.input_files import one_line
 from wgrad.train.files.safetensors_files import TensorEntry
 
 COMPRESSED, GPTQ, AWQ, INT8 = "compressed-tensors", "gptq", "awq", "bitsandbytes"
+MODELOPT, FBGEMM = "modelopt", "fbgemm_fp8"
 _AWQ_ORDER = np.array([0, 2, 4, 6, 1, 3, 5, 7])  # the column, of eight, of each code in a word
-_CODES = {COMPRESSED: (".weight_packed", ".weight"), GPTQ: (".qweight",), AWQ: (".qweight",), INT8: (".weight",)}
-# What else a module has: scales, zero points, the group of each column, and by what all scales are divided; further
-# tensors are not read.
+_CODES = {
+    COMPRESSED: (".weight_packed", ".weight"),
+    **dict.fromkeys((GPTQ, AWQ), (".qweight",)),
+    **dict.fromkeys((INT8, MODELOPT, FBGEMM), (".weight",)),
+}
+# What else a module has: scales, zero points, the group of each column, and by what all scales are divided, or of
+# ModelOpt multiplied; further tensors are not read.
 _OTHERS = {
     COMPRESSED: (".weight_scale", ".weight_zero_point", ".weight_g_idx", ".weight_global_scale"),
     GPTQ: (".scales", ".qzeros", ".g_idx", ""),
     AWQ: (".scales", ".qzeros", "", ""),
     INT8: (".SCB", "", "", ""),
+    MODELOPT: (".weight_scale", "", "", ".weight_scale_2"),
+    FBGEMM: (".weight_scale", "", "", ""),
 }
-_WITH_ZEROS = (GPTQ, AWQ)
+_WITH_ZEROS, _WITH_PAIRS = (GPTQ, AWQ), (COMPRESSED, MODELOPT)
 _SHAPE = ".weight_shape"
 _UNREAD = (
     *(_SHAPE, ".input_scale", ".input_zero_point", ".input_global_scale", ".output_scale", ".k_scale", ".v_scale"),
-    ".weight_format",
+    *(".weight_format", ".input_scale_ub"),
 )
 _FLOATS = {"F32": ml_dtypes.bfloat16, "BF16": ml_dtypes.bfloat16, "F16": np.float16}
 _NAMES = {np.float16: "F16", ml_dtypes.bfloat16: "BF16"}
@@ -115,8 +123,9 @@ class PackedEntry(TensorEntry):
             scales = np.asarray(self.scales.array(), np.float32)
         if self.whole is None:
             return scales
+        whole = np.asarray(self.whole.array(), np.float32).reshape(())
         with np.errstate(all="ignore"):
-            return scales / np.asarray(self.whole.array(), np.float32).reshape(())
+            return scales * whole if self.packing.method == MODELOPT else scales / whole
 
     def _codes(self) -> np.ndarray:
         """Return the codes [out, in], those of compressed-tensors with their sign."""
@@ -185,7 +194,7 @@ def with_packed(entries: dict[str, TensorEntry], packing: Packing | None) -> dic
     found = {name: entry for name, entry in entries.items() if not name.endswith((*others, *_UNREAD))}
     for name, entry in list(found.items()):
         ending = next((part for part in _CODES[packing.method] if name.endswith(part)), None)
-        if ending is None or (ending == ".weight" and entry.dtype not in _BYTES):
+        if ending is None or (ending == ".weight" and entry.dtype not in (*_BYTES, _PAIRS)):
             continue
         module = name.removesuffix(ending)
         del found[name]
@@ -202,7 +211,7 @@ def _packed(name: str, codes: TensorEntry, parts: list[TensorEntry | None], pack
     scales, zeros, groups, whole = parts
     in_floats = scales is not None and scales.dtype in (
         *_FLOATS,
-        *(("F8_E4M3", *_POWERS) if packing.method == COMPRESSED else ()),
+        *(("F8_E4M3", *_POWERS) if packing.method in _WITH_PAIRS else ()),
     )
     if scales is None or not in_floats or (zeros is None and packing.method in _WITH_ZEROS):
         lacks = _OTHERS[packing.method][1 if in_floats else 0]
@@ -223,7 +232,7 @@ def _packed(name: str, codes: TensorEntry, parts: list[TensorEntry | None], pack
         count in (1, size) or (block and count == -(-size // block)) or (axis and size % count == 0)
         for axis, (count, size, block) in enumerate(zip(of_scales, shape, packing.block or (0, 0)))
     )
-    known = codes.dtype in (*_BYTES, "I32", *([_PAIRS] if packing.method == COMPRESSED else []))
+    known = codes.dtype in (*_BYTES, "I32", *([_PAIRS] if packing.method in _WITH_PAIRS else []))
     one = whole is None or (whole.dtype in _FLOATS and np.prod(whole.shape) == 1)
     if not (rows and known and one and fits) or len(of_scales) != 2 or not min(of_scales):
         raise WgradError(

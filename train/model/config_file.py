@@ -88,6 +88,7 @@ class AnyQuantizationFile(QuantizationFile):
     load_in_8bit: bool = False
     fmt: str = "e4m3"
     weight_block_size: tuple[Count, Count] | None = (128, 128)
+    quant_algo: str | None = None  # ModelOpt
     bits: int | None = None  # GPTQ and AWQ
     w_bit: int | None = None
     checkpoint_format: str | None = None

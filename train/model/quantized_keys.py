@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterable
 
 from wgrad.device.errors import WgradError
 from wgrad.train.files.decode import show
-from wgrad.train.files.packed_files import AWQ, COMPRESSED, GPTQ, INT8, PACKED_BITS, Packing
+from wgrad.train.files.packed_files import AWQ, COMPRESSED, FBGEMM, GPTQ, INT8, MODELOPT, PACKED_BITS, Packing
 from wgrad.train.model.config_file import AnyQuantizationFile, QuantizationFile
 
-_BY_THEIR_FILES = ("mxfp4", "fp8", COMPRESSED, GPTQ, AWQ)
-_READ = "the unquantised model, bitsandbytes NF4 or 8 bits, fp8, compressed-tensors, gptq, awq or gpt-oss' mxfp4"
+_BY_THEIR_FILES = ("mxfp4", "fp8", COMPRESSED, GPTQ, AWQ, MODELOPT, FBGEMM)
+_READ = "the unquantised model, bitsandbytes NF4 or 8 bits, fp8, compressed-tensors, modelopt, gptq, awq or mxfp4"
 _FP4, _PACKED, _MIXED = ("nvfp4-pack-quantized", "mxfp4-pack-quantized"), "pack-quantized", "mixed-precision"
 _FORMATS = ("float-quantized", "int-quantized", "naive-quantized", _PACKED, *_FP4, "mxfp8-quantized", _MIXED, "dense")
 
@@ -42,11 +42,11 @@ def nf4(file: AnyQuantizationFile | None, where: str) -> QuantizationFile | None
 
 
 def packing_of(file: AnyQuantizationFile | None, where: str) -> Packing | None:
-    """Return how files of compressed-tensors, GPTQ, AWQ and bitsandbytes' 8 bits hold codes. WgradError: a key asks for
-    another decoding."""
+    """Return how files of compressed-tensors, GPTQ, AWQ and the like hold codes. WgradError: a key asks for another
+    decoding."""
     if file is not None and file.quant_method == INT8 and file.load_in_8bit:
         return Packing(INT8, 8)
-    if file is None or file.quant_method not in (COMPRESSED, GPTQ, AWQ):
+    if file is None or file.quant_method not in (COMPRESSED, GPTQ, AWQ, MODELOPT, FBGEMM):
         return None
 
     def only(key: str, value: object, known: Iterable[object]) -> None:
@@ -59,6 +59,10 @@ def packing_of(file: AnyQuantizationFile | None, where: str) -> Packing | None:
 
     if file.quant_method == COMPRESSED:
         return _compressed(file, only)
+    if file.quant_method == MODELOPT:
+        only("quant_algo", file.quant_algo, ("FP8", "NVFP4", "FP8_PER_CHANNEL_PER_TOKEN"))
+    if file.quant_method in (MODELOPT, FBGEMM):
+        return Packing(file.quant_method, 8)
     bits = file.bits or file.w_bit or 4
     if file.quant_method == AWQ:
         only("bits", bits, (4,))
