@@ -88,7 +88,7 @@ def test_a_tile_with_columns_of_several_weights(
     matrix_device: Any, monkeypatch: pytest.MonkeyPatch, case: Case
 ) -> None:
     """The LoRA term of each stands in a tile of its own, with zeros for the columns of the others."""
-    wide = gemm_matrix.MatrixTile(1, 2, 1, 2, 2)
+    wide = gemm_matrix.MatrixTile(2, 2, 1, 2, 2)
     monkeypatch.setattr(gemm_matrix, "MEDIUM", wide)
     bounds = np.cumsum(case.inputs()["weight"].parts)[:-1]
     assert any(bounds % wide.n) and not any(bounds % SMALL_MEDIUM.n)

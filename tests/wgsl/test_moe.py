@@ -35,10 +35,10 @@ ON_FEWER_ROWS = [case for case in expert_cases() if " x " in case.name]
 @pytest.mark.parametrize("case", ON_TENSOR_CORES, ids=lambda case: case.name)
 def test_on_tensor_cores(case: Case, matrix_device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     # Of 32 rows: of the last ones of an expert there are up to 16, and more.
-    small, narrow = MatrixTile(1, 1, 2, 1, 1, shorter=(1,)), MatrixTile(1, 2, 1, 1, 1, 64, ahead=True)
+    small, narrow = MatrixTile(1, 2, 2, 1, 1, shorter=(1,)), MatrixTile(1, 2, 1, 1, 1, 64, ahead=True)
     for name in ("_OF_ARRAYS", "_FORWARD_FEWER"):
         monkeypatch.setattr(grouped, name, small)
-    monkeypatch.setattr(grouped, "_BACKWARD", MatrixTile(1, 1, 3, 1, 1, shorter=(1, 2)))
+    monkeypatch.setattr(grouped, "_BACKWARD", MatrixTile(1, 2, 3, 1, 1, shorter=(1, 2)))
     for name in ("_HIGH_ROWS", "_HIGH_ROWS_OF_ARRAYS", "_LEAST_K"):
         monkeypatch.setattr(grouped, name, 0)
     monkeypatch.setattr(grouped, "_FEWER", ())
