@@ -205,6 +205,10 @@ def test_a_device_lost_while_it_compiles_is_no_fault_of_a_shader(
     monkeypatch.setattr(device._device, "create_compute_pipeline", lost)
     with pytest.raises(DeviceLost, match=r"the device was lost while compiling shader elementwise_copy\.wgsl"):
         device.copy(x, device.zeros((64,)))
+    # The library would wait for it as it is released, and end the process.
+    assert isinstance(device._queue.lost, DeviceLost) and device._device._internal is None
+    with pytest.raises(DeviceLost):
+        device.synchronize()
 
 
 def test_a_lost_device_is_released_once(wgpu_device: WgpuDevice, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -295,10 +295,15 @@ def _dump(variant: Variant, text: str) -> None:
 
 
 class Compiler:
-    """Pipelines of one device, by (file, entry point, constants). before: called before `get` compiles."""
+    """Pipelines of one device, by (file, entry point, constants).
 
-    def __init__(self, device: Any) -> None:
+    before: called before `get` compiles.
+    refused: makes one of our errors of wgpu's, as `Queue.refused`, which knows the device as lost from then on.
+    """
+
+    def __init__(self, device: Any, refused: Callable[[Exception | str, str], DeviceError] | None = None) -> None:
         self._device = device
+        self._refused = refused or native.as_device_error
         self.before: Callable[[], None] | None = None
         self._pipelines: dict[Variant, Pipeline] = {}
         self.compiled = 0
@@ -353,7 +358,7 @@ class Compiler:
                 compute={"module": module, "entry_point": entry},
             )
         except Exception as error:
-            refused = native.as_device_error(error, f"compiling {_words(variant)}")
+            refused = self._refused(error, f"compiling {_words(variant)}")
             if isinstance(refused, DeviceLost):
                 raise refused from error
             where = _origin(variant, text, str(error))

@@ -98,7 +98,7 @@ class Runtime(PooledRuntime):
         self._dummy = self.zeros((64,), np.float32)
 
     def _new_compiler(self) -> Compiler:
-        return Compiler(self._device)
+        return Compiler(self._device, self._queue.refused)
 
     @property
     def fastest_compute(self) -> str:
