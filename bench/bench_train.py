@@ -22,6 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
@@ -166,14 +167,17 @@ def bench(
         first_loss=float(losses[0]), last_loss=float(losses[-1]),
     )  # fmt: skip
     if args.profile:
-        device.profile()
-        steps(2)
-        print(device.profile_table())
-        busy = sum(device.profiler.total_ns.values()) / 2e9
-        print(
-            f"device idle: {1 - busy / seconds:.1%} of a step ({1e3 * busy:.2f} of {1e3 * seconds:.2f} ms in kernels)"
-        )
-        device.profile(False)
+        print_profile(device, steps, seconds)
+
+
+def print_profile(device: WgpuDevice, steps: Callable[[int], float], seconds: float) -> None:
+    """Print the times of kernels in two more steps, and the share of a step of `seconds` in which none runs."""
+    device.profile()
+    steps(2)
+    print(device.profile_table())
+    busy = sum(device.profiler.total_ns.values()) / 2e9
+    print(f"device idle: {1 - busy / seconds:.1%} of a step ({1e3 * busy:.2f} of {1e3 * seconds:.2f} ms in kernels)")
+    device.profile(False)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 Named = dict[str, np.ndarray]
-DECAYS = ("strong", "mixed", "none")
 CASES = [("strong", 1), ("strong", 5), ("mixed", 5), ("none", 1)]  # of decays and documents
 
 

@@ -186,9 +186,9 @@ def _write_manifest(folder: Path, version: str, made: dict[str, tuple[bytes, lis
     (folder / MANIFEST).write_text(json.dumps(note, indent=1) + "\n", encoding="utf-8")
 
 
-def differing(folder: Path, pairs: list[tuple[Path, str]], *, clang: str = CLANG, jobs: int = 0) -> list[str]:
+def differing(folder: Path, pairs: list[tuple[Path, str]], *, jobs: int = 0) -> list[str]:
     """Return the names of the code objects that this compiler does not reproduce byte for byte."""
-    fresh = compile_all(pairs, clang=clang, jobs=jobs)
+    fresh = compile_all(pairs, jobs=jobs)
     return [name for name, (image, _) in fresh.items() if read_object(folder / f"{name}.xz") != image]
 
 

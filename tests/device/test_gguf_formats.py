@@ -31,10 +31,10 @@ NEAR = {
 }
 
 
-def any_blocks(name: str, rng: np.random.Generator, rows: int = 21, blocks: int = 3) -> np.ndarray:
-    """uint8 [rows, bytes]: of every kind of finite scale, subnormal and negative ones too."""
+def any_blocks(name: str, rng: np.random.Generator, rows: int = 21) -> np.ndarray:
+    """uint8 [rows, bytes], three blocks per row: all kinds of finite scales, subnormal and negative ones too."""
     size = gguf.GGML_QUANT_SIZES[Kind[name]][1]
-    data = rng.integers(0, 256, (rows * blocks, size), dtype=np.uint8)
+    data = rng.integers(0, 256, (rows * 3, size), dtype=np.uint8)
     for at in HALVES.get(name, ()):
         exponents = rng.integers(0, 31, len(data)) << 10  # 0: subnormal
         bits = exponents | rng.integers(0, 1024, len(data)) | rng.integers(0, 2, len(data)) << 15

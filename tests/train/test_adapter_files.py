@@ -26,8 +26,8 @@ MODULES = {f"model.layers.{i}.{m}": (24, 20) for i in range(3) for m in ("self_a
 MODULES |= {f"model.layers.{i}.mlp.down_proj": (20, 36) for i in range(3)}
 
 
-def values_for(lora: LoraConfig, seed: int = 0) -> dict[str, np.ndarray]:
-    generator = np.random.default_rng(seed)
+def values_for(lora: LoraConfig) -> dict[str, np.ndarray]:
+    generator = np.random.default_rng(0)
     return {n: generator.standard_normal(s).astype(np.float32) for n, s in lora_shapes(lora, MODULES).items()}
 
 

@@ -106,9 +106,9 @@ def test_notebook(make_checkpoint: MakeCheckpoint, tmp_path: Path, monkeypatch: 
     assert "polyline" in space["Picture"]()._repr_html_() and len(space["texts"]) == 2
 
 
-def _cells_without_magics(notebook: str) -> dict[str, str]:
-    """The code cells by their id, as Python: a line for the shell or for IPython does nothing."""
-    cells = json.loads((EXAMPLES / notebook).read_text(encoding="utf-8"))["cells"]
+def _cells_without_magics() -> dict[str, str]:
+    """The hosted notebook's code cells by id, as Python: lines for the shell or for IPython do nothing."""
+    cells = json.loads((EXAMPLES / "colab_kaggle.ipynb").read_text(encoding="utf-8"))["cells"]
     assert all(not cell.get("outputs") and cell.get("execution_count") is None for cell in cells)
     code = {cell["id"]: "".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"}
     return {name: re.sub(r"^[!%].*", "pass", text, flags=re.MULTILINE) for name, text in code.items()}
@@ -116,7 +116,7 @@ def _cells_without_magics(notebook: str) -> dict[str, str]:
 
 def test_hosted_notebook_makes_data_that_can_be_trained_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    cells = _cells_without_magics("colab_kaggle.ipynb")
+    cells = _cells_without_magics()
     for text in cells.values():
         compile(text, "cell", "exec")
     exec(cells["data"], {})
@@ -145,7 +145,7 @@ def test_hosted_notebook_installs_the_driver_of_the_kernel(
 
     monkeypatch.setattr(subprocess, "run", run)
     monkeypatch.setattr(shutil, "which", lambda name: name)
-    exec(_cells_without_magics("colab_kaggle.ipynb")["driver"], {})
+    exec(_cells_without_magics()["driver"], {})
     got = [command[-1] for command in asked if command[:2] == ("apt-get", "install") and "nvidia" in command[-1]]
     assert got == ([installed] if installed else [])
     assert ("training uses the processor" in capsys.readouterr().out) == (installed is None)

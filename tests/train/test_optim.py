@@ -45,9 +45,10 @@ def test_decayed_parameters_come_first_and_views_are_aligned(device: Device) -> 
 
 
 def textbook(
-    values: dict[str, np.ndarray], grads: list[dict[str, np.ndarray]], lr: float, decay: float, clip: float, dtype: type
+    values: dict[str, np.ndarray], grads: list[dict[str, np.ndarray]], clip: float, dtype: type
 ) -> tuple[dict[str, np.ndarray], float]:
     """Decoupled AdamW with global-norm clipping, in `dtype`."""
+    lr, decay = 1e-2, 0.1
     rates = {s.name: s.rate for s in SPECS}
     p: dict[str, np.ndarray] = {n: v.astype(dtype) for n, v in values.items()}
     m, v = ({n: np.zeros_like(x) for n, x in p.items()} for _ in range(2))
@@ -77,8 +78,8 @@ def test_ten_steps_are_those_of_the_textbook(clip: float, device: Device) -> Non
         optimizer.set_lr(1e-2)
         optimizer.step()
         assert not device.download(parameters.grad).any()
-    true, norm = textbook(values, steps, 1e-2, 0.1, clip, np.float64)
-    plain, _ = textbook(values, steps, 1e-2, 0.1, clip, np.float32)
+    true, norm = textbook(values, steps, clip, np.float64)
+    plain, _ = textbook(values, steps, clip, np.float32)
     for name, wanted in true.items():
         moved = np.abs(wanted - values[name]).max()
         assert moved > 1e-2
