@@ -216,7 +216,7 @@ def tokenizer() -> Tokenizer:
 
 def dump(value: Any) -> bytes:
     try:
-        return json.dumps(value, indent=1).encode()
+        return json.dumps(value, indent=1, default=lambda octets: octets.decode("latin-1")).encode()
     except (ValueError, RecursionError):  # put into itself
         return b"null"
 

@@ -26,7 +26,7 @@ from tests.fuzz.caches import cache_case
 from tests.fuzz.case import Case, Content, Files, Special
 from tests.fuzz.options import option_case, option_names, stream_case
 from tests.fuzz.packed import experts_case, packed_case
-from tests.fuzz.readers import request_case, tensors_case
+from tests.fuzz.readers import request_case, served_case, tensors_case
 from tests.fuzz.tables import columns_case, keys_case, table_case
 from tests.fuzz.texts import conversation, data_lines, mutate_template, yaml_text
 from tests.fuzz.tools import imatrix_case, import_case, modelfile_case
@@ -335,7 +335,8 @@ KINDS_OF_CASE: dict[str, tuple[int, Callable[[Random, Groups], Case]]] = {
     "import-config": (5, import_case),
     "imatrix": (3, imatrix_case),
     "modelfile": (4, modelfile_case),
-    "request": (8, request_case),
+    "request": (5, request_case),
+    "served": (6, served_case),
     "tensors": (3, tensors_case),
     "resume": (9, resume_case),
     "environment": (6, environment_case),

@@ -16,21 +16,39 @@ from tests.fuzz.weights import mutate_safetensors, replace_values
 
 GROUP, PER_WORD, EXPERTS = 16, 8, 4
 _COMPRESSED = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": GROUP}
+
+
+def _compressed(layout: str, *groups: dict[str, Any]) -> dict[str, Any]:
+    named = {
+        f"group_{number}": {"targets": ["Linear"], "input_activations": None, **group}
+        for number, group in enumerate(groups)
+    }
+    fixed = {"quant_method": "compressed-tensors", "quantization_status": "compressed", "ignore": ["lm_head"]}
+    return {**fixed, "format": layout, "config_groups": named}
+
+
+def _float(bits: int) -> dict[str, Any]:
+    return {"weights": {"num_bits": bits, "type": "float", "group_size": GROUP}}
+
+
 _QUANTIZATION: dict[str, dict[str, Any]] = {
     "gptq": {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "desc_act": True, "sym": True},
     "awq": {"quant_method": "awq", "bits": 4, "group_size": GROUP, "version": "gemm", "zero_point": True},
-    "compressed": {
-        "quant_method": "compressed-tensors",
-        "format": "pack-quantized",
-        "quantization_status": "compressed",
-        "config_groups": {"group_0": {"targets": ["Linear"], "weights": _COMPRESSED, "input_activations": None}},
-        "ignore": ["lm_head"],
-    },
+    "compressed": _compressed("pack-quantized", {"weights": _COMPRESSED}),
+    "nvfp4": _compressed("nvfp4-pack-quantized", _float(4)),
+    "mxfp4": _compressed("mxfp4-pack-quantized", _float(4)),
+    "mxfp8": _compressed("mxfp8-quantized", _float(8)),
+    "mixed": _compressed(
+        "mixed-precision",
+        {"format": "pack-quantized", "weights": _COMPRESSED},
+        {"format": "nvfp4-pack-quantized", **_float(4)},
+    ),
+    "int8": {"quant_method": "bitsandbytes", "load_in_8bit": True, "load_in_4bit": False},
 }
 
 
 def packed_groups() -> dict[str, Files]:
-    """A model with codes of four bits in each layout, and one with experts."""
+    """A model in each layout of few bits, and one with experts."""
     groups: dict[str, Files] = {}
     for method, quantization in _QUANTIZATION.items():
         config = model_config() | {"quantization_config": quantization}
@@ -50,6 +68,44 @@ def packed_groups() -> dict[str, Files]:
     return groups
 
 
+def _words(generator: np.random.Generator, *shape: int) -> np.ndarray:
+    return generator.integers(0, 1 << 32, shape, np.uint64).astype(np.uint32).view(np.int32)
+
+
+def _int4(rows: int, columns: int, generator: np.random.Generator) -> dict[str, np.ndarray]:
+    return {
+        "weight_packed": _words(generator, rows, columns // PER_WORD),
+        "weight_scale": np.full((rows, columns // GROUP), 0.125, ml_dtypes.bfloat16),
+        "weight_shape": np.array([rows, columns], np.int64),
+    }
+
+
+def _nvfp4(rows: int, columns: int, generator: np.random.Generator) -> dict[str, np.ndarray]:
+    return {
+        "weight_packed": generator.integers(0, 256, (rows, columns // 2)).astype(np.uint8),
+        "weight_scale": np.full((rows, columns // GROUP), 0.5, ml_dtypes.float8_e4m3fn),
+        "weight_global_scale": np.full(1, 3, np.float32),
+    }
+
+
+def _mxfp4(rows: int, columns: int, generator: np.random.Generator) -> dict[str, np.ndarray]:
+    scales = np.full((rows, columns // GROUP), 125, np.uint8)
+    return {"weight_packed": generator.integers(0, 256, (rows, columns // 2)).astype(np.uint8), "weight_scale": scales}
+
+
+def _mxfp8(rows: int, columns: int, generator: np.random.Generator) -> dict[str, np.ndarray]:
+    codes = generator.standard_normal((rows, columns)).astype(ml_dtypes.float8_e4m3fn)
+    return {"weight": codes, "weight_scale": np.full((rows, columns // GROUP), 125, np.uint8)}
+
+
+def _int8(rows: int, columns: int, generator: np.random.Generator) -> dict[str, np.ndarray]:
+    codes = generator.integers(-127, 128, (rows, columns)).astype(np.int8)
+    return {"weight": codes, "SCB": np.full(rows, 0.5, np.float32), "weight_format": np.zeros((), np.uint8)}
+
+
+_PARTS = {"compressed": _int4, "nvfp4": _nvfp4, "mxfp4": _mxfp4, "mxfp8": _mxfp8, "int8": _int8}
+
+
 def _packed(weights: dict[str, np.ndarray], method: str) -> dict[str, np.ndarray]:
     result, generator = {}, np.random.default_rng(9)
     for name, value in weights.items():
@@ -59,17 +115,13 @@ def _packed(weights: dict[str, np.ndarray], method: str) -> dict[str, np.ndarray
         rows, columns = value.shape
         module, groups = name.removesuffix(".weight"), columns // GROUP
 
-        def words(*shape: int) -> np.ndarray:
-            return generator.integers(0, 1 << 32, shape, np.uint64).astype(np.uint32).view(np.int32)
-
-        if method == "compressed":
-            result[f"{module}.weight_packed"] = words(rows, columns // PER_WORD)
-            result[f"{module}.weight_scale"] = np.full((rows, groups), 0.125, ml_dtypes.bfloat16)
-            result[f"{module}.weight_shape"] = np.array([rows, columns], np.int64)
+        if method in _PARTS or method == "mixed":
+            own = method if method != "mixed" else "nvfp4" if rows == columns else "compressed"
+            result |= {f"{module}.{part}": v for part, v in _PARTS[own](rows, columns, generator).items()}
             continue
         shape = (columns // PER_WORD, rows) if method == "gptq" else (columns, rows // PER_WORD)
-        result[f"{module}.qweight"] = words(*shape)
-        result[f"{module}.qzeros"] = words(groups, rows // PER_WORD)
+        result[f"{module}.qweight"] = _words(generator, *shape)
+        result[f"{module}.qzeros"] = _words(generator, groups, rows // PER_WORD)
         result[f"{module}.scales"] = np.full((groups, rows), 0.125, np.float16)
         if method == "gptq":
             result[f"{module}.g_idx"] = (np.arange(columns) // GROUP).astype(np.int32)

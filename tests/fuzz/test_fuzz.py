@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import subprocess
 import sys
 from pathlib import Path
+from random import Random
 
 import pytest
+
+from tests.fuzz.values import TREES, hostile
 
 ROOT = Path(__file__).parents[2]
 INPUTS, MORE_INPUTS = 120, 3000  # by default, and with --all
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="children are watched through /proc")
+
+
+def test_a_hostile_value_may_be_changed() -> None:
+    """An input is the same whatever inputs were made before it."""
+    before, rng = copy.deepcopy(TREES), Random(1)
+    for _ in range(1000):
+        value = hostile(rng)
+        if isinstance(value, (list, dict)):
+            value.clear()
+    assert before == TREES
 
 
 @pytest.mark.timeout(1200)

@@ -35,7 +35,8 @@ TREES: list[Any] = [
 
 def hostile(rng: Random) -> Any:
     """A value of any type."""
-    return rng.choice(rng.choice(([None, True, False], NUMBERS, NUMBERS, TEXTS, TREES)))
+    value = rng.choice(rng.choice(([None, True, False], NUMBERS, NUMBERS, TEXTS, TREES)))
+    return copy.deepcopy(value) if isinstance(value, (list, dict)) else value  # which may be changed in its place
 
 
 def near(rng: Random, value: Any) -> Any:

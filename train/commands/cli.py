@@ -197,7 +197,10 @@ def _saved_by(args: argparse.Namespace | None) -> Path | None:
         return None
     from wgrad.train.output.checkpoints import Checkpoints
 
-    return Checkpoints(out).saved()
+    try:
+        return Checkpoints(out).saved()
+    except OSError:  # what is told is another error, perhaps of the same folder
+        return None
 
 
 def _fail(message: str, status: int) -> int:
