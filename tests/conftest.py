@@ -241,8 +241,8 @@ def share_pipelines(patch: pytest.MonkeyPatch) -> None:
     """
     first: Any = require_wgpu()
 
-    def compiler(device: Any) -> Compiler:
-        made = Compiler(device)
+    def compiler(*given: Any) -> Compiler:
+        made = Compiler(*given)
         made._pipelines = first._compiler._pipelines
         return made
 
