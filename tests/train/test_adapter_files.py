@@ -15,7 +15,14 @@ from tests.train.conftest import tiny_config
 from wgrad.device.errors import WgradError
 from wgrad.train.files.safetensors_files import from_arrays, read_entries, write_safetensors
 from wgrad.train.model import patterns
-from wgrad.train.model.adapter_files import CONFIG_FILE, WEIGHTS_FILE, load_adapter, save_adapter
+from wgrad.train.model.adapter_files import (
+    CONFIG_FILE,
+    WEIGHTS_FILE,
+    _unread,
+    adapter_note,
+    load_adapter,
+    save_adapter,
+)
 from wgrad.train.model.lora import LoraConfig, init_lora, lora_shapes, match_targets
 from wgrad.train.model.model_config import parse_model_config
 from wgrad.train.options.finetune_config import RunOptions
@@ -155,6 +162,22 @@ def test_what_cannot_be_read_is_refused(changes: dict[str, Any], message: str, s
     (saved / CONFIG_FILE).write_text(json.dumps(raw | changes))
     with pytest.raises(WgradError, match=message):
         load_adapter(saved, MODULES)
+
+
+def test_keys_of_a_newer_peft_are_told(saved: Path) -> None:
+    """PEFT passes over them with a warning."""
+    raw = json.loads((saved / CONFIG_FILE).read_text())
+    assert adapter_note(load_adapter(saved, MODULES)[0]) == ""
+    newer = {"use_spectral": True, "spectral_config": {"a": 1}, "use_other": False, "other": None}
+    (saved / CONFIG_FILE).write_text(json.dumps(raw | newer))
+    lora, _ = load_adapter(saved, MODULES)
+    assert adapter_note(lora).endswith("not known, and not read: 'use_spectral', 'spectral_config'")
+
+
+def test_every_key_of_peft_is_known() -> None:
+    peft = pytest.importorskip("peft")
+    raw = peft.LoraConfig(target_modules=["q_proj"], layers_to_transform=[0], layers_pattern="layers").to_dict()
+    assert _unread({key: value or True for key, value in raw.items()}) == ()
 
 
 def test_tensors_that_belong_to_nothing_are_refused(saved: Path) -> None:

@@ -59,6 +59,13 @@ _UNSUPPORTED: tuple[tuple[str, str, tuple[Any, ...]], ...] = (
     ("monteclora_config", "Monte Carlo LoRA", (None,)),
     ("kasa_config", "KaSA", (None,)),
 )
+# Further fields of PEFT's that change nothing here, or are read: a field that is not among these is a newer PEFT's.
+_KNOWN = frozenset(
+    "task_type peft_type auto_mapping peft_version base_model_name_or_path revision inference_mode r target_modules "
+    "exclude_modules lora_alpha lora_dropout fan_in_fan_out use_rslora modules_to_save init_lora_weights use_dora "
+    "layers_to_transform layers_pattern rank_pattern alpha_pattern megatron_config megatron_core loftq_config "
+    "eva_config corda_config qalora_group_size runtime_config target_parameters ensure_weight_tying".split()
+)
 # Ways to start that leave the base weights as they are; the others (PiSSA, OLoRA, CorDA, LoftQ) change them.
 _PLAIN_STARTS = (None, True, False, "gaussian", "eva", "orthogonal")
 
@@ -141,9 +148,12 @@ def _from_peft(name: str, array: np.ndarray, shape: tuple[int, ...]) -> np.ndarr
 
 def adapter_note(lora: LoraConfig | None) -> str:
     """Return a note about an adapter that was read, or ""."""
-    if lora is not None and lora.alpha == 0:
-        return "lora_alpha of the adapter is 0: its scale is 0, so it changes nothing"
-    return ""
+    if lora is None:
+        return ""
+    notes = [f"keys of {CONFIG_FILE} that are not known, and not read: {', '.join(lora.unread)}"] if lora.unread else []
+    if lora.alpha == 0:
+        notes.append("lora_alpha of the adapter is 0: its scale is 0, so it changes nothing")
+    return "; ".join(notes)
 
 
 def _number(value: float) -> float:
@@ -250,7 +260,7 @@ def _check_whole(lora: LoraConfig, whole: WholeModules, path: Path) -> None:
         if not any(module.endswith(name) for module in whole):
             raise WgradError(
                 f"--adapter: {path}: modules_to_save has {one_line(name)}: of whole modules only "
-                f"{' and '.join(whole)} can be read: train it without"
+                f"{' and '.join(whole)} can be read: {MERGE}"
             )
 
 
@@ -339,9 +349,7 @@ def _load_config(folder: Path) -> tuple[LoraConfig, LimitsFile]:
         )
     file = convert(raw, AdapterFile, f"--adapter: {path}")
     if file.modules_to_save and raw.get("ensure_weight_tying"):
-        raise WgradError(
-            f"--adapter: {path}: ensure_weight_tying is true: tied whole modules cannot be read: train it without"
-        )
+        raise WgradError(f"--adapter: {path}: ensure_weight_tying is true: tied whole modules cannot be read: {MERGE}")
     if not file.target_modules and not file.target_parameters:
         raise WgradError(f"--adapter: {path}: target_modules must name at least one module; got none: {FETCH}")
     targets = file.target_modules
@@ -357,5 +365,12 @@ def _load_config(folder: Path) -> tuple[LoraConfig, LimitsFile]:
         modules_to_save=tuple(file.modules_to_save or ()),
         dora=bool(file.use_dora),
         variant=variant,
+        unread=_unread(raw),
     )
     return lora, convert(raw, LimitsFile, f"--adapter: {path}")
+
+
+def _unread(raw: Mapping[str, Any]) -> tuple[str, ...]:
+    """The keys that are filled and that no version of PEFT known here has."""
+    known = _KNOWN | {key for key, _, _ in _UNSUPPORTED}
+    return tuple(one_line(repr(key)) for key, value in raw.items() if key not in known and value)

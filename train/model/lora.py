@@ -46,6 +46,7 @@ class LoraConfig:
     dora: bool = False
     target_parameters: tuple[str, ...] = ()
     variant: str = ""  # of lora_variants.py
+    unread: tuple[str, ...] = ()  # keys of its file that nothing reads
 
     def saves(self, module: str) -> bool:
         """Return whether a module is trained whole."""
