@@ -1,7 +1,7 @@
-"""The build backend: setuptools', whose wheel and sdist then hang on the sources alone.
+"""Build backend: setuptools, with a wheel and an sdist that depend on the sources alone.
 
-What is packed has its files in order, without owners, with the modes 644 and 755, and the time SOURCE_DATE_EPOCH
-(seconds since 1970; where it is not set, 1980, the first that a zip file can tell).
+Archives hold their files in a fixed order, without owners, with mode 644 or 755, and with the time SOURCE_DATE_EPOCH
+(seconds since 1970; by default the start of 1980, the earliest time that a zip file can store).
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ _FIRST = 315532800  # 1980-01-01
 
 
 def build_wheel(wheel_directory: str, config_settings: Any = None, metadata_directory: str | None = None) -> str:
+    """Build a reproducible wheel into `wheel_directory` and return its file name (PEP 517)."""
     name: str = build_meta.build_wheel(wheel_directory, config_settings, metadata_directory)
     path = Path(wheel_directory, name)
     with zipfile.ZipFile(path) as old:
@@ -37,6 +38,7 @@ def build_wheel(wheel_directory: str, config_settings: Any = None, metadata_dire
 
 
 def build_sdist(sdist_directory: str, config_settings: Any = None) -> str:
+    """Build a reproducible source archive into `sdist_directory` and return its file name (PEP 517)."""
     name: str = build_meta.build_sdist(sdist_directory, config_settings)
     path = Path(sdist_directory, name)
     with tarfile.open(path) as old:

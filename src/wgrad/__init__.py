@@ -1,26 +1,26 @@
 """wgrad: QLoRA fine-tuning on any GPU with WGSL compute shaders.
 
-Public names, each imported when it is first asked for (so that `import wgrad` stays quick):
+Public names, imported on first use so that `import wgrad` stays fast:
 
     finetune, FinetuneResult        a run, with the options of `wgrad finetune`            wgrad.train
     sweep, SweepResult, Trial       runs of all combinations of options, and the best
     Callback, StepReport, EvaluationReport, SaveReport, RateReport
-                                    what a run tells while it goes on; the answer can end it
-    ModelOutput, TokenBatch         what a loss of your own gets
+                                    reports of a run while it trains; a callback can stop it
+    ModelOutput, TokenBatch         the arguments of a custom loss
     LoraVariant, register_lora_variant
-                                    a variant of LoRA of your own
+                                    a custom variant of LoRA
     load, LoadedModel, Generated, Scores, TokenScore
-                                    a model that writes and scores texts
+                                    a model that generates and scores text
     generate                        one text, with the options of `wgrad generate`
     tensor, zeros, ones, full, zeros_like, ones_like, arange, linspace, eye, randn, rand, randint, manual_seed,
     set_default_device, float32, float16, int32, uint32
                                     Tensors on a device                                    wgrad.autograd
     Tensor, no_grad, functional, where, cat, stack, einsum
-                                    the tape and its operators
+                                    autograd and its operators
     SGD, AdamW, compile, register_operator, register_shader, save_tensors, load_tensors
-                                    optimisers, a step that is replayed, your own operators, safetensors files
-    select_device                   a device by name, or the best there is
-    WgradError, DeviceError         errors that a caller can put right; what a device refused
+                                    optimisers, recorded training steps, custom operators, safetensors files
+    select_device                   a device by name, or the best one available
+    WgradError, DeviceError         errors that the caller can fix; errors that a device raised
 
 docs/reference/python.md shows how they are used.
 """
@@ -31,7 +31,7 @@ import os as _os
 
 from wgrad.version import __version__ as __version__
 
-TYPE_CHECKING = False  # type checkers take it for True; importing `typing` takes longer than all else here
+TYPE_CHECKING = False  # type checkers treat it as True; importing `typing` would take longer than everything else here
 if TYPE_CHECKING:
     from typing import Any as _Any
 
@@ -92,8 +92,8 @@ if TYPE_CHECKING:
     from wgrad.train.step.hooks import ModelOutput as ModelOutput
     from wgrad.train.step.hooks import TokenBatch as TokenBatch
 
-# A checkout without the room links (git on Windows writes them as text files) still runs:
-# the rooms are then found at the top of the repository.
+# In a checkout without symbolic links (git on Windows writes them as text files), the packages are found at the top of
+# the repository.
 _root = _os.path.dirname(_os.path.dirname(_os.path.dirname(_os.path.abspath(__file__))))
 if not _os.path.isdir(_os.path.join(__path__[0], "autograd")) and _os.path.isdir(_os.path.join(_root, "autograd")):
     __path__.append(_root)

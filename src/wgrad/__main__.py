@@ -1,7 +1,7 @@
-"""The command `wgrad`, also as `python -m wgrad`: ends with one line on Ctrl-C from its first moment on.
+"""Entry point of the command `wgrad` and of `python -m wgrad`.
 
-Importing the program takes half a second, in which a KeyboardInterrupt would be a traceback. So the handlers come
-first, and this module imports nothing that takes time.
+Importing the program takes half a second, in which Ctrl-C would print a traceback. So signal handlers are installed
+first, and this module imports nothing slow.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK")
 
 
 def end_now(number: int, frame: object = None) -> None:
-    """End the process with one line: a signal's handler for times at which nothing can be lost."""
+    """Handle a signal by ending the process with one line, while there is nothing to save yet."""
     try:
         os.write(2, b"wgrad: interrupted\n")
     except OSError:
@@ -24,18 +24,18 @@ def end_now(number: int, frame: object = None) -> None:
 
 
 def main() -> int:
-    """Run the command line of this process -> exit status."""
+    """Run the command line of this process and return its exit status."""
     for number in [getattr(signal, name) for name in _SIGNALS if hasattr(signal, name)]:
-        if signal.getsignal(number) not in (signal.SIG_IGN, None):  # as nohup would have it
+        if signal.getsignal(number) not in (signal.SIG_IGN, None):  # nohup ignores SIGHUP
             signal.signal(number, end_now)
     try:
         from wgrad.train.commands.cli import main as run
 
         status = run()
-    except KeyboardInterrupt as error:  # one more, while the first was answered
+    except KeyboardInterrupt as error:  # a second one, while the first was being handled
         end_now(getattr(error, "number", signal.SIGINT))
         raise
-    # The interpreter would collect garbage among all objects as it ends. That takes up to 0.3 s, without our handlers.
+    # Skip the interpreter's last garbage collection: it takes up to 0.3 s, in which our handlers are gone.
     gc.freeze()
     return status
 

@@ -1,4 +1,4 @@
-"""`import wgrad.functional`: the operators of the tape, which are those of wgrad.autograd.functional."""
+"""Alias: `import wgrad.functional` gives wgrad.autograd.functional."""
 
 import sys
 

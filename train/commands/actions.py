@@ -29,7 +29,7 @@ from wgrad.train.ranks.launch import launch, wants_launch
 from wgrad.train.step.memory import advising
 from wgrad.train.terminal.output import say, settle
 
-_NOT_OPTIONS = ("command", "run", "words")  # of a namespace
+_NOT_OPTIONS = ("command", "run", "words")  # attributes of a namespace
 
 
 def _given(args: argparse.Namespace) -> dict[str, Any]:
@@ -49,11 +49,11 @@ def finetune(args: argparse.Namespace) -> int:
         with naming_sources(given):
             return run_finetune(config)
     finally:
-        settle()  # what a run says is not what it is for
+        settle()  # lost output does not fail a run
 
 
 def _launch(config: FinetuneConfig, words: Sequence[str]) -> int:
-    """Run the ranks, again where the GPU of one was lost and a new process can open it."""
+    """Run the ranks; start them again if the GPU of one was lost and a new process can open it."""
     from wgrad.train.output.checkpoints import Checkpoints
     from wgrad.train.run.recovery import counting_losses, words_to_resume
 

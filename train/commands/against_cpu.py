@@ -35,7 +35,7 @@ _GPU, _NUMPY, _TORCH = "device", "NumPy", "torch"
 
 @dataclass(frozen=True)
 class Row:
-    """A timed step. stack: `device`, `NumPy` or `torch`; trainable: parameters that it updates."""
+    """A timed step. stack: `device`, `NumPy` or `torch`. trainable: number of trained parameters."""
 
     shape: str
     stack: str
@@ -45,10 +45,10 @@ class Row:
 
 
 def run_against_cpu(config: BenchConfig) -> int:
-    """Time the steps, print a line for each and the ratio to post.
+    """Time the steps, print a line for each, and the ratio to post.
 
     Raises:
-        WgradError: the device is the CPU itself, or another option of bench asks for something else.
+        WgradError: The device is the CPU itself, or another option of bench contradicts.
     """
     for name in ("op", "compare", "explain", "out"):
         if getattr(config, name):
@@ -100,7 +100,7 @@ def _time_wgrad(name: str, stack: str, device: Device) -> Row:
 
 
 def _time_torch(name: str, stack: str) -> Row | None:
-    """In its own process: torch is no requirement, and its threads would stay. None: not installed."""
+    """Time the step in torch, in a process of its own, because torch's threads would stay. None: not installed."""
     if importlib.util.find_spec("torch") is None:
         return None
     script = Path(__file__).with_name("torch_step.py")
@@ -115,13 +115,13 @@ def _time_torch(name: str, stack: str) -> Row | None:
 
 
 def torch_sizes(shape: Shape) -> dict[str, Any]:
-    """Return what torch_step.py needs to know."""
+    """Return the argument of torch_step.py."""
     timing = {"settle": 1, "samples": _SAMPLES, "most_seconds": _MOST_SECONDS}
     return {**dataclasses.asdict(shape), **timing, "rank": RANK, "tokens": TOKENS}
 
 
 def seconds_of(step: Callable[[], None]) -> float:
-    """Median seconds of a step, after a few that compile and record; fewer where they are long."""
+    """Return the median seconds of a step, after a few to compile and record; slow steps are timed fewer times."""
     samples = list[float]()
     begun = time.perf_counter()
     for settle in (True, False):
@@ -137,7 +137,7 @@ def seconds_of(step: Callable[[], None]) -> float:
 
 
 def times_cpu(rows: list[Row]) -> float:
-    """Return how many times as fast as the CPU's fastest stack the device is: the geometric mean over the shapes."""
+    """Return the device's speed relative to the CPU's fastest stack: the geometric mean over the shapes."""
     logs = []
     for name in dict.fromkeys(row.shape for row in rows):
         of_shape = {row.stack: row.seconds for row in rows if row.shape == name}

@@ -37,7 +37,11 @@ _HEAD = _ROW.format("operator", "µs", "spread", "GFLOP/s", "GB/s", "FLOP/B", "b
 
 
 def run_bench(config: BenchConfig) -> int:
-    """-> 0, or 1 where --compare finds an operator slower. WgradError: no such operator, no such file."""
+    """Run `wgrad bench` and return 0, or 1 if --compare finds a slower operator.
+
+    Raises:
+        WgradError: There is no such operator or file.
+    """
     _check(config)
     if config.against_cpu:
         return run_against_cpu(config)
@@ -47,10 +51,10 @@ def run_bench(config: BenchConfig) -> int:
     device = select_device(config.device, kernels=True)
     if before is not None and config.compare:
         check_device(before, config.compare, device)
-    # The table may go to a file or a pipe, and JSON belongs to a program: the bar is on standard error then.
-    beside = not config.json and sys.stdout.isatty()
-    display = Display(make_console("stdout" if beside else "stderr"))
-    tell = display.say if beside or config.json else partial(print, flush=True)
+    # The progress bar moves to standard error if the table goes to a file or pipe, and with JSON.
+    interactive = not config.json and sys.stdout.isatty()
+    display = Display(make_console("stdout" if interactive else "stderr"))
+    tell = display.say if interactive or config.json else partial(print, flush=True)
     tell(f"device: {device.description} ({device.reason})")
     sizes = SIZES[_size(config, before, device)]
     machine = measure_machine(device, sizes, config.warm_up)
@@ -83,13 +87,13 @@ def _explain(sizes: str, device: Device) -> int:
             weights.setdefault(("backward" if backward else "forward", text), []).append(weight)
     print(f"device: {device.description} ({device.reason})")
     print(f"linear layer: {m} tokens, {n} outputs, {k} inputs; activations in {device.fastest_compute}")
-    for (way, text), names in weights.items():
-        print(f"{way}, weight in {', '.join(names)}:\n  {text}")
+    for (direction, text), names in weights.items():
+        print(f"{direction}, weight in {', '.join(names)}:\n  {text}")
     return 0
 
 
 def _size(config: BenchConfig, before: Report | None, device: Device) -> str:
-    """--size, else that of the file to compare with, else what suits the device."""
+    """Return --size, else that of the file to compare with, else what suits the device."""
     if config.size != AUTO_SIZE:
         return config.size
     if before is None:
@@ -107,7 +111,7 @@ def _measure_all(
     display: Display,
     tell: Callable[[str], None],
 ) -> list[Row]:
-    """Every entry, timed, and a line of the table for it: beside JSON on standard error, for a run that is cut off."""
+    """Time every entry, and print its line of the table at once (with --json to standard error)."""
     tell(_HEAD)
     rows: list[Row] = []
     if device.lacks:
@@ -128,7 +132,7 @@ def _check(config: BenchConfig) -> None:
     for name in config.op:
         if name not in known:
             near = did_you_mean(name, known)
-            raise WgradError(f"--op: {name!r} is no operator{near}: wgrad bench without it has them all")
+            raise WgradError(f"--op: {name!r} is no operator{near}: wgrad bench without --op times all of them")
     if config.out:
         if Path(config.out).suffix != ".svg":
             raise WgradError(f"--out: must end in .svg, which is what is drawn; got {config.out}")

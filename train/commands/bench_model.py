@@ -35,8 +35,12 @@ from wgrad.train.step.trainer import Trainer
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes of a model in config.json's words, and whether layers are recomputed. others: keys of another family's.
-    mxfp4_experts: experts have that format and other projections 16 bits, where all are NF4 elsewhere."""
+    """Sizes of a model, and whether its layers are recomputed.
+
+    Attributes:
+        others: Further keys of config.json, for families other than Llama.
+        mxfp4_experts: Whether experts are MXFP4 and other projections 16 bits; else all are NF4.
+    """
 
     hidden: int
     intermediate: int
@@ -134,7 +138,7 @@ class RandomWeights:
         self.code_map = device.upload(np.linspace(-1, 1, 256).astype(np.float32))
 
     def make(self, spec: WeightSpec, apart: bool = False) -> Any:
-        """apart: a table that lies in main memory."""
+        """Return a weight. apart: it is a table that stays in main memory."""
         device, size = self.device, int(np.prod(spec.shape))
         if spec.kind in ("norm", "bias"):
             return device.upload(np.ones(spec.shape, np.float32))
@@ -161,7 +165,7 @@ class RandomWeights:
         )
 
     def table(self, spec: WeightSpec) -> np.ndarray:
-        """The values of an embedding or a head."""
+        """Return the values of an embedding or a head."""
         return self.repeat(self.normal, spec.shape)
 
     def repeat(self, values: np.ndarray, shape: int | tuple[int, ...]) -> np.ndarray:
@@ -169,7 +173,7 @@ class RandomWeights:
 
 
 class UnwrittenWeights(RandomWeights):
-    """Weights for a dry run, which reads none of their values: none is written."""
+    """Weights for a dry run, which does not read their values."""
 
     def repeat(self, values: np.ndarray, shape: int | tuple[int, ...]) -> np.ndarray:
         return np.broadcast_to(values[:1], shape)
@@ -198,9 +202,10 @@ def build(
     memory_limit: str | None = None,
     mode: Mapping[str, Any] | None = None,
 ) -> tuple[Trainer, FlatParameters]:
-    """Build a trainer of random weights, NF4 double-quantised, and LoRA on all projections but those of experts.
+    """Build a trainer of a model with random weights, and LoRA on all projections except those of experts.
 
-    memory_limit: for the choices that hang on it; the device is not held to it here. mode: of `chosen`."""
+    memory_limit: only for the choices that depend on it; the device is not limited. mode: further options.
+    """
     config = parse_model_config(shape.config())
     options = RunOptions(
         batch_size=batch, gradient_accumulation_steps=1, max_length=seq_len, logging_steps=100, compute=compute,

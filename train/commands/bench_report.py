@@ -20,7 +20,7 @@ from wgrad.train.files.decode import read_json
 
 FORMAT = 1
 SLOWER = 0.05
-TRIES = 3  # of an operator that looks slower
+TRIES = 3  # timings of an operator that looks slower
 _AGAIN = "make it anew with wgrad bench --json"
 
 Positive = Annotated[float, msgspec.Meta(gt=0)]
@@ -28,8 +28,6 @@ NotNegative = Annotated[float, msgspec.Meta(ge=0)]
 
 
 class OldRoof(msgspec.Struct):
-    """Return the parts of the file that are compared."""
-
     name: str
     spread: NotNegative
 
@@ -47,6 +45,8 @@ class OldDevice(msgspec.Struct):
 
 
 class Report(msgspec.Struct):
+    """The parts of a report that are compared."""
+
     format: int
     size: str
     device: OldDevice
@@ -59,7 +59,7 @@ class _Format(msgspec.Struct):
 
 
 def make_report(device: Device, sizes: Sizes, machine: Machine, rows: Sequence[Row]) -> dict[str, Any]:
-    """Everything that was measured, with device, driver and versions."""
+    """Return everything that was measured, with device, driver and versions."""
     return {
         "format": FORMAT,
         "wgrad": wgrad.__version__,
@@ -75,7 +75,7 @@ def make_report(device: Device, sizes: Sizes, machine: Machine, rows: Sequence[R
 
 
 def read_report(path: str) -> Report:
-    """WgradError: not there, not JSON (cut off), of another version, not a report."""
+    """Read a report. WgradError: it is missing, no JSON (cut off), of another version, or no report."""
     found = read_json(path, _Format, "--compare", _AGAIN)
     if found.format != FORMAT:
         raise WgradError(
@@ -85,7 +85,7 @@ def read_report(path: str) -> Report:
 
 
 def check_device(before: Report, path: str, device: Device) -> None:
-    """WgradError where the file is of another card: its shares say nothing of this one."""
+    """Raise WgradError if the report is of another GPU, whose shares cannot be compared."""
     if before.device.description.partition(" (")[0] != device.description.partition(" (")[0]:
         raise WgradError(
             f"--compare: {path} is of {before.device.description}, and this is {device.description}: compare with a "
@@ -95,7 +95,13 @@ def check_device(before: Report, path: str, device: Device) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Change:
-    """slower: by what share of its former speed, in units of the roofs; noise: what the spreads explain of it."""
+    """Change of an operator's share of its peak rate.
+
+    Attributes:
+        name: The operator.
+        slower: By what fraction it is slower than before; negative: faster.
+        noise: The part of that which the spreads of the timings can explain.
+    """
 
     name: str
     slower: float
@@ -108,7 +114,7 @@ class Change:
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """missing: of the file, and not timed now."""
+    """Changes of all operators. missing: those of the report that were not timed now."""
 
     changes: list[Change]
     missing: list[str]
@@ -119,13 +125,22 @@ class Comparison:
 
     @property
     def unjudged(self) -> list[Change]:
-        """Whose noise alone is more than what would be seen."""
+        """Changes whose noise exceeds the limit for slower."""
         return [change for change in self.changes if change.noise > SLOWER]
 
 
 def compare(before: Report, machine: Machine, rows: Sequence[Row], again: Callable[[str], Row]) -> Comparison:
-    """Each row's share of its roof against the file's. An operator that looks slower is timed again (`again`, by its
-    name), TRIES times in all, and its best counts. WgradError where the two have no row in common."""
+    """Compare each operator's share of its peak rate with that of a report.
+
+    Args:
+        before: The report.
+        machine: Peak rates measured now.
+        rows: Operators timed now.
+        again: Times an operator again, by name. One that looks slower is timed TRIES times, and the best counts.
+
+    Raises:
+        WgradError: The report has none of the operators.
+    """
     old = {row.name: row for row in before.rows}
     spreads = {roof.name: roof.spread for roof in before.roofs}
     changes = []
@@ -145,6 +160,6 @@ def compare(before: Report, machine: Machine, rows: Sequence[Row], again: Callab
 
 
 def _change(before: OldRow, spreads: dict[str, float], row: Row, roofs: dict[str, MeasuredRoof]) -> Change:
-    """A median is off by half its spread at most, of the times and of the roofs, then and now."""
+    """Compare one operator. Each median, of times and peak rates, then and now, is off by at most half its spread."""
     spread = before.spread + row.spread + spreads.get(before.roof, 0.0) + roofs[row.roof].spread
     return Change(row.name, before.share / row.share - 1, spread / 2)

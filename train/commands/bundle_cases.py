@@ -1,4 +1,4 @@
-"""The cases of a training step and of decoding: every operator call of small models, recorded on the reference."""
+"""Self-test cases of training steps and decoding: every operator call of small models, recorded on the reference."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _SHAPE = {
     "rope_theta": 10000.0,
     "tie_word_embeddings": True,
 }
-# Norms of heads (Qwen3), and biases (Qwen2).
+# Qwen3 has norms of heads, and Qwen2 has biases.
 _QWEN3 = {**_SHAPE, "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}
 _QWEN2 = {**_SHAPE, "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"}
 
@@ -87,7 +87,7 @@ def _adapter_step(device: RecordingDevice, raw: dict[str, Any], dtype: Any, drop
     lora = LoraConfig(r=8, alpha=16.0, dropout=dropout)
     values = init_lora(lora_shapes(lora, linear_modules(config)), 0)
     parameters = FlatParameters([ParameterSpec(name, value.shape) for name, value in values.items()], device)
-    for name, value in values.items():  # B too: at its start, zero, half of the gradients vanish
+    for name, value in values.items():  # B too: while it is zero, half of the gradients vanish
         parameters.set(name, value if name.endswith("A") else 0.1 * rng.standard_normal(value.shape))
     weights = _frozen(config, device, rng, double=dropout > 0)
     adapter = Adapter.from_tensors(lora, parameters.tensors)
@@ -113,8 +113,8 @@ def _decoding(device: RecordingDevice, raw: dict[str, Any], dtype: Any) -> None:
 
 
 def training_cases(float16: bool = True) -> list[Case]:
-    """Cases of steps with adapters (without dropout; with it, recomputed, doubly quantised), of a full step, of
-    decoding."""
+    """Return the cases of steps with adapters (plain; with dropout, recomputation and double quantisation), of a full
+    step, and of decoding."""
     found: list[Case] = []
     for dtype in (np.float32, np.float16) if float16 else (np.float32,):
         name = np.dtype(dtype).name

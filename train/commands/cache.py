@@ -1,9 +1,11 @@
-"""`wgrad cache`: what --stream-weights, GGUF files as base models and --data - keep on the disk, and how it goes."""
+"""`wgrad cache`: list or remove what --stream-weights, GGUF base models and --data - keep on the disk."""
 
 from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
 
 from wgrad.device.files import remove_leftovers, writing
 from wgrad.train.data.standard_input import copied_files, copies
@@ -13,47 +15,51 @@ from wgrad.train.step.find_model import described, described_files
 from wgrad.train.terminal.output import say
 
 
-def _total() -> str:
-    files = cached_files()
-    return f"{len(files)} base model{'s' * (len(files) != 1)}, {size(sum(path.stat().st_size for path in files))}"
+class _Kind(NamedTuple):
+    """A kind of cached files or folders, in a folder of its own."""
+
+    contents: str
+    folder: Callable[[], Path]
+    entries: Callable[[], list[Path]]
+    one: str
+    many: str
+
+    def total(self) -> str:
+        """Return the number of entries and their size. Links to the user's files do not count."""
+        entries = self.entries()
+        files = [path for entry in entries for path in (entry.iterdir() if entry.is_dir() else [entry])]
+        nbytes = sum(path.stat().st_size for path in files if not path.is_symlink())
+        return f"{len(entries)} {self.one if len(entries) == 1 else self.many}, {size(nbytes)}"
+
+    def clear(self) -> None:
+        """Remove all entries, and what interrupted writes have left."""
+        remove_leftovers(self.folder())
+        with writing(self.folder()):
+            for path in self.entries():
+                if path.is_dir():
+                    shutil.rmtree(path)
+                else:
+                    path.unlink(missing_ok=True)
 
 
-def _described() -> str:
-    folders = described_files()
-    total = sum(path.stat().st_size for folder in folders for path in folder.iterdir() if not path.is_symlink())
-    return f"{len(folders)} GGUF file{'s' * (len(folders) != 1)}, {size(total)}"
-
-
-def _copied() -> str:
-    files = copied_files()
-    return f"{len(files)} cop{'ies' if len(files) != 1 else 'y'}, {size(sum(path.stat().st_size for path in files))}"
+_KINDS = (
+    _Kind("quantised weights", cached_weights, cached_files, "base model", "base models"),
+    _Kind("configurations and tokenizers", described, described_files, "GGUF file", "GGUF files"),
+    _Kind("standard input of runs", copies, copied_files, "copy", "copies"),
+)
 
 
 def list_cache() -> int:
-    say(f"quantised weights in {cached_weights()}: {_total()}")
-    say(f"configurations and tokenizers in {described()}: {_described()}")
-    say(f"standard input of runs in {copies()}: {_copied()}")
+    for kind in _KINDS:
+        say(f"{kind.contents} in {kind.folder()}: {kind.total()}")
     return 0
 
 
 def clear_cache() -> int:
-    removed = _total()
-    remove_leftovers(cached_weights())
-    with writing(cached_weights()):
-        for path in cached_files():
-            path.unlink()
-    say(f"removed from {cached_weights()}: {removed}")
-    removed = _described()
-    with writing(described()):
-        for folder in described_files():
-            shutil.rmtree(folder)
-    say(f"removed from {described()}: {removed}")
-    removed = _copied()
-    remove_leftovers(copies())
-    with writing(copies()):
-        for path in copied_files():
-            path.unlink()
-    say(f"removed from {copies()}: {removed}")
+    for kind in _KINDS:
+        removed = kind.total()
+        kind.clear()
+        say(f"removed from {kind.folder()}: {removed}")
     return 0
 
 

@@ -38,8 +38,14 @@ _SEEDS = 2**32
 
 
 def run_chat(args: ChatConfig) -> int:
-    """A line of standard input is a turn, its end is the end. Answers go to stdout, all else to stderr. -> exit status.
-    WgradError: before the first turn."""
+    """Run the conversation: each line of standard input is a turn. Return the exit status.
+
+    Answers go to standard output, everything else to standard error.
+
+    Raises:
+        WgradError: Model or options cannot be used (before the first turn).
+        UnusableResult: The model's logits are not finite.
+    """
     opened = open_model(args)
     if opened.head_note:
         say(f"note: {opened.head_note}", "stderr")
@@ -64,7 +70,7 @@ def run_chat(args: ChatConfig) -> int:
                 _answer(talks, line)
             except UnusableResult:
                 raise
-            except WgradError as error:  # the turn is taken back; another may do
+            except WgradError as error:  # the turn is taken back; another one may work
                 say(f"wgrad: error: {one_line(error)} ({CLEAR} begins anew)", "stderr")
     return 0
 
@@ -88,9 +94,10 @@ class Talk:
 
     @contextmanager
     def answer(self, text: str) -> Iterator[Iterator[str]]:
-        """The pieces of the answer to `text`; the turn and as much of its answer as was taken are then kept.
+        """Yield the pieces of the answer to `text`. The turn and the pieces that were read become part of the talk.
 
-        WgradError, and nothing is kept: the template refuses it, or there is no room.
+        Raises:
+            WgradError: The template refuses the turn, or the context is full; the turn is dropped.
         """
         args, tokenizer = self.opened.args, self.opened.tokenizer
         turns = [*self.turns, {"role": "user", "content": text}]
@@ -102,7 +109,7 @@ class Talk:
                 f"the conversation has {len(prompt)} tokens, and --context is {self.model.cos.shape[0]}: say less, or "
                 "start with more"
             )
-        # Each turn has its own, or the same line said twice would be answered alike.
+        # Each turn has its own seed, or the same line said twice would get the same answer.
         seed = (args.seed + sum(turn["role"] == "user" for turn in self.turns)) % _SEEDS
         ids = text_ids(self.model, prompt, min(args.max_new_tokens, room), replace(args, seed=seed), tokenizer.stop_ids)
         said = dict[str, str]()
@@ -111,14 +118,14 @@ class Talk:
 
 
 def _talks(opened: Opened[ChatConfig]) -> list[Talk]:
-    """The models on the device. WgradError: the model has no chat template."""
+    """Load the models, each with a conversation. WgradError: the model has no chat template."""
     args, positions = opened.args, context_of(opened)
     _ = opened.tokenizer.chat_template  # compiled before weights are read
     names: dict[str, str | None] = {"with the adapter": args.adapter} if args.adapter else {"": None}
     if args.compare:
         names = {"without the adapter": None, **names}
 
-    def most(model: Model) -> None:  # three tokens at the end of the longest conversation
+    def longest(model: Model) -> None:  # three tokens at the end of the longest conversation
         decoder = Decoder(model, [[0] * max(positions - 3, 1)], min(3, positions - 1), replace(GREEDY, temperature=1.0))
         list(decoder.tokens())
         if args.repetition_penalty != 1:
@@ -126,7 +133,7 @@ def _talks(opened: Opened[ChatConfig]) -> list[Talk]:
             list(text_ids(model, prompt, min(3, positions - 1), replace(args, temperature=1.0), ()))
 
     thoughts = Thoughts(notes=_is_terminal())
-    models = build_text_models(opened, names, positions, most)
+    models = build_text_models(opened, names, positions, longest)
     return [Talk(name, model, opened, thoughts) for name, model in models.items()]
 
 
@@ -136,13 +143,13 @@ def _is_terminal() -> bool:
 
 
 def _lines() -> Iterator[str]:
-    """Yield the user's lines, from the terminal, a pipe or a file. Ctrl-C at the prompt takes back what was typed."""
+    """Yield the user's lines, from the terminal, a pipe or a file. Ctrl-C at the prompt discards the typed text."""
     terminal = _is_terminal()
     if terminal:
         say(f"{HELP} lists commands", "stderr")
         try:
-            import readline  # noqa: F401  input() then has a line that can be edited, and what was said before
-        except ImportError:  # on Windows the terminal does that
+            import readline  # noqa: F401  gives input() line editing and a history
+        except ImportError:  # on Windows the terminal has both
             pass
     while True:
         try:
@@ -157,7 +164,7 @@ def _lines() -> Iterator[str]:
 
 
 def _line_of_pipe() -> str:
-    """EOFError at its end."""
+    """Read a line of standard input. EOFError: it has ended."""
     line = sys.stdin.buffer.readline(_LONGEST_LINE) if sys.stdin is not None else b""
     if not line:
         raise EOFError
@@ -177,7 +184,7 @@ def _answer(talks: Sequence[Talk], text: str) -> None:
 
 @contextmanager
 def _stoppable() -> Iterator[threading.Event]:
-    """Within the block Ctrl-C sets the event; a second one is a KeyboardInterrupt."""
+    """Let Ctrl-C set the event within the block; a second one raises KeyboardInterrupt."""
     asked = threading.Event()
 
     def handle(number: int, frame: FrameType | None) -> None:
@@ -209,7 +216,7 @@ def _write_one(answer: Iterator[str], stop: threading.Event) -> None:
 
 
 def _write_beside(answers: Sequence[Iterator[str]], names: Sequence[str], stop: threading.Event) -> None:
-    """A token of each in turn."""
+    """Write the answers in columns, one piece of each in turn."""
     columns = Columns(names, make_console("stdout").width, sys.stdout.write, sys.stdout.isatty())
     going = list(range(len(answers)))
     try:

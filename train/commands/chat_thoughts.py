@@ -9,13 +9,14 @@ from wgrad.train.serve.answer_parts import AnswerParts, Part, Style
 
 
 class Thoughts:
-    """Splits answers. shown: thoughts are written; notes: a line tells of those that are not."""
+    """Separates thoughts from answers. shown: whether thoughts are written. notes: whether a line stands for hidden
+    ones."""
 
     def __init__(self, notes: bool) -> None:
         self.shown, self._notes = False, notes
 
     def answer(self, pieces: Iterator[str], style: Style, said: dict[str, str]) -> Iterator[str]:
-        """Yield what is written of an answer, and add to its parts in `said`: content and reasoning_content."""
+        """Yield the text to write, and collect the answer's parts in `said`: content and reasoning_content."""
         parts, begun = AnswerParts(style), 0.0
         for text, last in _with_end(pieces):
             part = parts.add(text, last=last)
@@ -33,7 +34,7 @@ class Thoughts:
         return "(thinking ..." if self._notes and not begun else ""
 
     def _end(self, begun: float, written: bool) -> str:
-        """Text between a thought and the answer."""
+        """Return the text between a thought and the answer."""
         if not begun or written:
             return ""
         if self.shown:

@@ -1,8 +1,8 @@
 """The command `wgrad`, with its subcommands (`GROUPS`).
 
-Exit status: 0 done; 1 a selftest failed, doctor found something, an operator became slower (bench --compare), or what a
-run came to is of no use; 2 a user's mistake or the machine's limit (one line on stderr, no traceback); 128 + the number
-of the signal that ended it: 130 Ctrl-C, 143 SIGTERM, 129 SIGHUP.
+Exit status: 0 done; 1 a selftest failed, doctor found something, an operator became slower (bench --compare), or a
+run's result is unusable; 2 a user's mistake or a limit of the machine (one line on stderr, no traceback); 128 + the
+number of the signal that ended it: 130 Ctrl-C, 143 SIGTERM, 129 SIGHUP.
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ GROUPS = {
 
 
 def build_parser(only: str | None = None) -> Parser:
-    """Return the parser of all commands; each namespace carries `run`, the function of its command.
+    """Return the parser of all commands. A parsed namespace has `run`, the function of its command.
 
     Args:
-        only: The command that is parsed: the others stay without their options, which saves most of the time.
+        only: The command that will be parsed. The others get no options, which saves most of the time.
     """
     parser = Parser(prog="wgrad", description="Fine-tune Llama-type language models on any GPU, without PyTorch.")
     parser.add_argument("--version", action="version", version=f"wgrad {wgrad.__version__}")
@@ -72,6 +72,15 @@ def build_parser(only: str | None = None) -> Parser:
         command.takes_options = only in (None, name)
         return command
 
+    for add_group in (_add_training, _add_using, _add_inspecting, _add_setting_up):
+        add_group(add)
+    return parser
+
+
+_Add = Callable[[str, Callable[[argparse.Namespace], int], str], Parser]
+
+
+def _add_training(add: _Add) -> None:
     finetune = add(
         "finetune", actions.finetune, "train LoRA adapters (QLoRA) on your data, or with --full the whole model"
     )
@@ -103,6 +112,8 @@ def build_parser(only: str | None = None) -> Parser:
     studio.add_argument("folder", nargs="?", default="out", metavar="RUNS", help=folder)
     add_options(studio, StudioConfig)
 
+
+def _add_using(add: _Add) -> None:
     generate = add("generate", actions.generate, "continue a prompt with a model, with or without an adapter")
     add_options(generate, GenerateConfig)
     chat = add("chat", actions.chat, "talk to a model in the terminal, with or without an adapter, or with both")
@@ -129,8 +140,10 @@ def build_parser(only: str | None = None) -> Parser:
     push = add("push", actions.push, "upload an adapter or a model to the Hugging Face Hub, with a model card")
     push.epilog = "Interrupted? The same command goes on: files that are there are not sent again."
     push.add_argument("repo", metavar="OWNER/NAME", help="your name or organisation there, and the model's name")
-    add_options(push, PushConfig, {field: "" for field in ("adapter", "folder", "base", "public")})
+    add_options(push, PushConfig, dict.fromkeys(("adapter", "folder", "base", "public"), ""))
 
+
+def _add_inspecting(add: _Add) -> None:
     add("devices", actions.devices, "list the devices of this machine, and the one that is used")
     add("doctor", actions.doctor, "find out why this machine's GPU is not used, and what to do")
     report = add(
@@ -152,6 +165,8 @@ def build_parser(only: str | None = None) -> Parser:
         add("bench", actions.bench, "time every operator and compare it with the device's peak rates"), BenchConfig
     )
 
+
+def _add_setting_up(add: _Add) -> None:
     importer = add("import-config", actions.import_config, "write the options of an axolotl, LLaMA-Factory or TRL file")
     importer.epilog = "What has no counterpart is listed on standard error, with the reason."
     importer.add_argument("file", metavar="FILE", help="the other tool's YAML or JSON file")
@@ -165,15 +180,14 @@ def build_parser(only: str | None = None) -> Parser:
     completion = add("completion", _completion, "print a script that completes commands and options in your shell")
     completion.epilog = 'For bash: eval "$(wgrad completion bash)" in ~/.bashrc.'
     completion.add_argument("shell", choices=("bash", "zsh", "tcsh"), help="the shell")
-    return parser
 
 
 def _add_config(parser: Parser) -> None:
-    """The options of a run."""
+    """Add the options of a run."""
     parser.add_argument("--config", metavar="FILE", default=argparse.SUPPRESS, help="YAML file with options by name")
     add_options(parser, FinetuneConfig)
     parser.show_usual(*USUAL, "json", "action", "file", "examples", "vary", "trials")
-    if not parser.prog.endswith("finetune"):  # these use parts of a run
+    if not parser.prog.endswith("finetune"):  # the other commands need only parts of a run
         parser.required = {"model"}
 
 
@@ -210,7 +224,7 @@ def _fail(message: str, status: int) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; -> exit status."""
+    """Run a command line (default: that of this process) and return its exit status."""
     status = 0
     try:
         with command_output():
@@ -262,11 +276,11 @@ def _main(argv: Sequence[str] | None) -> int:
 
 
 def _start_again(args: argparse.Namespace, error: NeedsNewProcess, message: str) -> None:
-    """Replace this process by one that goes on. It returns where the system cannot."""
+    """Replace this process by one that resumes the run. Does nothing where the system cannot."""
     from wgrad.train.run.recovery import start_again, words_to_resume
 
     _fail(f"note: {message}: starting again", 0)
-    option = "--resume" if args.command == "finetune" else ""  # a sweep goes on by itself
+    option = "--resume" if args.command == "finetune" else ""  # a sweep resumes by itself
     start_again(words_to_resume(args.words, error.step, option))
 
 

@@ -17,8 +17,11 @@ from wgrad.train.options.options import Options, field_type, flag, show
 class Parser(argparse.ArgumentParser):
     """An argparse parser with short help and one-line errors.
 
-    Errors end in what to do and have status 2; options are not abbreviated. `groups` sorts subcommands in the help:
-    title -> names. `usual` names the options that --help shows; --help-all then shows all.
+    Attributes:
+        groups: Subcommands in the help, by title.
+        usual: Options that --help shows, if not all; --help-all then shows all.
+        required: Fields without which the command cannot work.
+        takes_options: Whether `add_options` adds any; False if another command is parsed.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -26,8 +29,8 @@ class Parser(argparse.ArgumentParser):
         super().__init__(*args, **kwargs)
         self.groups: dict[str, list[str]] = {}
         self.usual: tuple[str, ...] = ()
-        self.required: set[str] = set()  # fields without which nothing can be done
-        self.takes_options = True  # False: `add_options` does nothing, because another command is parsed
+        self.required: set[str] = set()
+        self.takes_options = True
 
     def error(self, message: str) -> NoReturn:
         raise WgradError(f"{message}: see {self.prog} --help")
@@ -38,7 +41,7 @@ class Parser(argparse.ArgumentParser):
         super()._check_value(action, value)
 
     def _print_message(self, message: str, file: Any = None) -> None:
-        """Help and version. argparse's own hides that nothing could be written."""
+        """Write help or version. argparse's own method hides write errors."""
         if message and file is not None:
             file.write(message)
 
@@ -48,7 +51,7 @@ class Parser(argparse.ArgumentParser):
         self.add_argument("--help-all", action=_HelpAll, help="show all options and exit")
 
     def format_usage(self) -> str:
-        """One line: the required options, or the positional arguments."""
+        """Return one line, with positional arguments and required options."""
         words = [a.metavar or f"{{{','.join(a.choices or [a.dest])}}}" for a in self._actions if not a.option_strings]
         named = [f"{a.option_strings[0]} {a.metavar}" for a in self._actions if a.dest in self.required]
         options = ["[options]"] if any(a.option_strings for a in self._actions) else []
@@ -91,7 +94,7 @@ class Parser(argparse.ArgumentParser):
             formatter.end_section()
 
     def refuse_unknown(self, unknown: list[str]) -> None:
-        """WgradError for arguments that no option takes, naming the option that was meant."""
+        """Raise WgradError for arguments that no option takes, suggesting the option that was meant."""
         if not unknown:
             return
         word = unknown[0].split("=")[0]
@@ -113,10 +116,15 @@ class _HelpAll(argparse.Action):
 
 
 def add_options(parser: argparse.ArgumentParser, options: type[Options], only: Mapping[str, str] | None = None) -> None:
-    """One option for each field. Those that are not given are absent from the namespace; texts are kept as they are,
-    because the dataclass turns them into numbers (and says what is wrong with them).
+    """Add an option for each field of `options`.
 
-    only: the fields that the command takes, each with its help where that is not the field's own, else "".
+    Options that are not given are absent from the namespace. Values stay texts, which the dataclass converts and
+    checks.
+
+    Args:
+        parser: Parser of a command.
+        options: Dataclass of options.
+        only: Fields that the command takes, with their help; "": the field's own help. None: all fields.
     """
     if isinstance(parser, Parser) and not parser.takes_options:
         return
@@ -136,7 +144,7 @@ def add_options(parser: argparse.ArgumentParser, options: type[Options], only: M
             "default": argparse.SUPPRESS,
             "help": (only or {}).get(field.name) or _help(field),
         }
-        if kind is bool and meta["metavar"]:  # or a number
+        if kind is bool and meta["metavar"]:  # a switch that also takes a number
             keywords |= {"nargs": "?", "const": True, "metavar": meta["metavar"]}
         elif kind is bool:
             keywords["action"] = argparse.BooleanOptionalAction
@@ -147,18 +155,20 @@ def add_options(parser: argparse.ArgumentParser, options: type[Options], only: M
                 keywords["action"] = "append"
             elif kind is tuple:
                 keywords |= {"nargs": "+", "action": "extend"}  # given twice, they add up
+        hidden = {"help": argparse.SUPPRESS}
+        former_names = [name for name, now in FORMER.items() if now == field.name]
         group.add_argument(flag(field.name), **keywords)
-        for former in (name for name, now in FORMER.items() if now == field.name):
-            group.add_argument(flag(former), **keywords | {"help": argparse.SUPPRESS})
+        for former in former_names:
+            group.add_argument(flag(former), **keywords | hidden)
         if keywords.get("const"):
-            off: dict[str, Any] = {"dest": field.name, "default": argparse.SUPPRESS}
-            group.add_argument(flag(f"no_{field.name}"), action="store_false", help="not, whatever a file says", **off)
-            for former in (name for name, now in FORMER.items() if now == field.name):
-                group.add_argument(flag(f"no_{former}"), action="store_false", help=argparse.SUPPRESS, **off)
+            off: dict[str, Any] = {"dest": field.name, "default": argparse.SUPPRESS, "action": "store_false"}
+            group.add_argument(flag(f"no_{field.name}"), help="turn it off, also if --config turns it on", **off)
+            for former in former_names:
+                group.add_argument(flag(f"no_{former}"), **off | hidden)
 
 
 def with_current_options(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
-    """Return a command line with the options' names of today, and the former names that it has: former -> today's."""
+    """Return a command line with current option names, and the former names that it had, with the current ones."""
     now = {flag(f"{no}{old}"): flag(f"{no}{new}") for old, new in FORMER.items() for no in ("", "no_")}
     names = [word.partition("=")[0] for word in words]
     found = {name: now[name] for name in names if name in now}

@@ -20,12 +20,18 @@ from wgrad.train.terminal.output import make_console, say
 from wgrad.train.terminal.progress import Display
 
 LEARNT, MASKED = "bold green", "dim"
-_ENDS = 200  # tokens at the beginning and at the end of an example; what lies between is left out
+_ENDS = 200  # tokens shown at the beginning and at the end of a long example
 
 
 def run_data_show(config: RunOptions, examples: int, as_json: bool = False) -> int:
-    """Examples, with the tokens that are trained on marked, and the data in numbers; or one JSON object. -> exit
-    status. WgradError."""
+    """Print examples, with trained tokens marked, and statistics of the data; or one JSON object.
+
+    Returns:
+        The exit status.
+
+    Raises:
+        WgradError: Model or data cannot be used.
+    """
     tokenizer, note = find_source(find_model(config.model, weights=False), config.adapter).load()
     for remark in (note, use_chat_template(tokenizer, config.chat_template)):
         if remark:
@@ -49,7 +55,7 @@ def run_data_show(config: RunOptions, examples: int, as_json: bool = False) -> i
 
 
 def _names(example: Example) -> Sequence[str]:
-    """Labels of the parts of a preference."""
+    """Return labels for the parts of an example; "" for plain texts."""
     if isinstance(example, Pair):
         return "chosen, ", "rejected, "
     return ({1: "desirable, ", -1: "not desirable, "}.get(example.label, ""),)
@@ -60,14 +66,14 @@ def _counts(config: RunOptions) -> str:
 
 
 def _spread(documents: Sequence[Example], count: int) -> Iterator[Example]:
-    """`count` of them, evenly over all: the first, the last, and between."""
+    """Return `count` of the documents, evenly spread from the first to the last."""
     places = np.linspace(0, len(documents) - 1, min(count, len(documents))).round().astype(int)
     return (documents[int(place)] for place in places)
 
 
 def described(data: Dataset, tokenizer: Tokenizer, config: RunOptions, count: int) -> dict[str, Any]:
-    """Return `count` examples, each with its `pieces` (a text, and true where it is trained on, null between what is
-    left out), and the data in numbers: lines for people, and `steps` of the run."""
+    """Return the JSON object: `count` examples with their `pieces` (text, and whether it is trained on; null: an
+    omission), a summary in lines for people, and the `steps` of the run."""
     examples = [
         {
             "source": _plain(example.source),
@@ -85,10 +91,10 @@ def described(data: Dataset, tokenizer: Tokenizer, config: RunOptions, count: in
 
 
 def pieces(document: Document, tokenizer: Tokenizer) -> Iterator[tuple[str, bool | None]]:
-    """Texts of a document, its special tokens too, each with whether it is trained on; None: a word on tokens between
+    """Yield the texts of a document, with special tokens, and whether each is trained on; None: a note about tokens
     that are left out."""
     learnt, count = document.loss_mask.copy(), len(document)
-    learnt[0] = False  # nothing stands before it to predict it from
+    learnt[0] = False  # nothing precedes it to predict it from
     for first, last in [(0, count)] if count <= 2 * _ENDS else [(0, _ENDS), (count - _ENDS, count)]:
         if first:
             yield f" ... {count - 2 * _ENDS} tokens ... ", None
@@ -99,7 +105,7 @@ def pieces(document: Document, tokenizer: Tokenizer) -> Iterator[tuple[str, bool
 
 
 def example_text(document: Document, tokenizer: Tokenizer, colours: bool) -> Text:
-    """A document, its special tokens too; tokens that are trained on are green, or stand in «» without colours."""
+    """Return the text of a document, with special tokens. Trained tokens are green, or in «» without colours."""
     text = Text()
     for words, trained in pieces(document, tokenizer):
         if trained is None:
@@ -117,7 +123,7 @@ def _plain(text: str) -> str:
 
 
 def summary(data: Dataset, config: RunOptions) -> list[str]:
-    """The data in numbers, a line each: what `finetune` says of it, lengths, targets, how well sequences are filled."""
+    """Return statistics of the data in lines: what `finetune` prints, lengths, targets, and filling of sequences."""
     counted = [(len(part), part.num_targets) for example in data.train for part in example.parts]
     lengths, targets = np.array(counted).T
     low, middle, high = np.percentile(lengths, [0, 50, 100]).astype(int)
@@ -138,7 +144,7 @@ def summary(data: Dataset, config: RunOptions) -> list[str]:
 
 
 def _sequences(data: Dataset, config: RunOptions) -> tuple[int, float, int]:
-    """Sequences of an epoch, how many of their tokens in a hundred are text, and sequences of a step."""
+    """Return the sequences of an epoch, the percentage of their tokens that is text, and the sequences of a step."""
     examples = data.train
     if data.mix is not None:
         examples = [data.train[int(number)] for number in data.mix.epoch(config.seed, 0)]

@@ -1,4 +1,4 @@
-"""`wgrad devices`: what this machine can compute on, with the features that matter here, and what is used."""
+"""`wgrad devices`: the devices of this machine, with the features that matter here, and the one that is used."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LIMITS = {
 
 
 def readable_bytes(count: float) -> str:
-    """1536 -> '1.5 KiB'."""
+    """Return a number of bytes for people, such as '1.5 KiB' for 1536."""
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
         if count < 1024 or unit == "TiB":
             return f"{count:.0f} {unit}" if unit == "B" or count == int(count) else f"{count:.1f} {unit}"
@@ -32,7 +32,7 @@ def readable_bytes(count: float) -> str:
 
 
 def memory_in_words(device: Mapping[str, Any]) -> str:
-    """How much memory a device of `list_devices` has, as far as it can be known."""
+    """Return the memory of a device of `list_devices` for people, as far as it is known."""
     if device.get("memory_bytes"):
         shared = ", of main memory" if device.get("type") == "IntegratedGPU" else ""
         return readable_bytes(device["memory_bytes"]) + shared
@@ -45,7 +45,7 @@ def memory_in_words(device: Mapping[str, Any]) -> str:
 
 
 def describe(device: Mapping[str, Any]) -> str:
-    """A few lines on one entry of `list_devices`; keys that it lacks are left out."""
+    """Return a few lines about an entry of `list_devices`."""
     head = ", ".join(str(device[k]) for k in ("backend", "type", "driver") if device.get(k))
     lines = [f"{device.get('spec', device.get('name'))}: {device.get('name')}" + (f" ({head})" if head else "")]
     if device.get("reason"):
@@ -70,7 +70,7 @@ def describe(device: Mapping[str, Any]) -> str:
 
 
 def print_devices() -> int:
-    """Print every device and which one `--device auto` takes, and why. -> 0, or 1 where none can be used."""
+    """Print every device, and which one `--device auto` takes. Return 0, or 1 if none can be used."""
     for device in list_devices():
         print(harmless(describe(device)))
     expected: tuple[type[BaseException], ...] = (WgradError, DeviceError)

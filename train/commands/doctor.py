@@ -1,4 +1,4 @@
-"""`wgrad doctor`: what keeps this machine from computing on its graphics card, and what to do."""
+"""`wgrad doctor`: why this machine does not compute on its GPU, and what to do."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from wgrad.autograd.select_device import select_device
 
 
 def print_doctor() -> int:
-    """A line for each thing that is wrong. -> 0 where nothing is, else 1."""
+    """Print a line for each problem. Return 0 if there are none, else 1."""
     machine = this_machine()
     found = findings(machine)
     for line in found:

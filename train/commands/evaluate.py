@@ -1,7 +1,7 @@
-"""`wgrad eval`: mean loss and perplexity on a file, of a base model and, beside it, with an adapter.
+"""`wgrad eval`: mean loss and perplexity on a file, of a base model, and also with an adapter.
 
 The model is built and measured as in a run: a run with the same options reports these numbers as its held-out loss
-before it trains (the base) and after (its adapter).
+before (base model) and after training (with its adapter).
 """
 
 from __future__ import annotations
@@ -32,9 +32,14 @@ from wgrad.train.terminal.output import harmless, say
 
 
 def run_eval(config: RunOptions, as_json: bool) -> int:
-    """The table, or one JSON object, on stdout; all else on stderr. -> exit status.
+    """Print the table, or one JSON object, to standard output, and everything else to standard error.
 
-    WgradError. UnusableResult, after the table: a loss is not finite.
+    Returns:
+        The exit status.
+
+    Raises:
+        WgradError: Model, options or data cannot be used.
+        UnusableResult: After the table, a loss is not finite.
     """
     opened = open_model(config, needs=training_needs(config))
     config, display = opened.args, opened.display
@@ -63,7 +68,7 @@ def run_eval(config: RunOptions, as_json: bool) -> int:
 
 
 def _measure(opened: Opened[RunOptions], batches: Sequence[Batch]) -> dict[str, float]:
-    """Mean nats a token, of "base" and, where there is one, of "adapter"."""
+    """Return the mean nats per token of "base", and of "adapter" if there is one."""
     config, display = opened.args, opened.display
 
     def trainer_of(built: TrainableModel) -> Trainer:
@@ -77,17 +82,24 @@ def _measure(opened: Opened[RunOptions], batches: Sequence[Batch]) -> dict[str, 
             return trainer.evaluate(batches, phase.update)
 
     losses = {"adapter": loss("adapter")} if config.adapter else {}
-    for name, tensor in built.parameters.tensors.items():  # B = 0 is where an adapter starts: it adds nothing
+    for name, tensor in built.parameters.tensors.items():  # with B = 0, an adapter adds nothing
         if name.endswith(".lora_B"):
             built.parameters.set(name, np.zeros(tensor.shape, np.float32))
-    if built.model.adapter:  # with magnitudes of its own it adds something even then
+    if built.model.adapter:  # except magnitudes (DoRA) and whole weights
         built.model.adapter = None if built.model.adapter.config.dora else replace(built.model.adapter, whole={})
     return {"base": loss("base"), **losses}
 
 
 def build_measured(opened: Opened[RunOptions], run: Callable[[TrainableModel], object]) -> TrainableModel:
-    """The model as a run would have it, its shaders compiled. run: has a model do what launches every kernel that will
-    be needed. WgradError."""
+    """Build the model as a run would have it, after compiling its shaders.
+
+    Args:
+        opened: Model files, options and device.
+        run: Launches every kernel that will be needed, on a dry run of the device.
+
+    Raises:
+        WgradError: Options and model do not fit together.
+    """
     config, device, display = opened.args, opened.device, opened.display
 
     def build(device: Device, placing: Placing, **options: Any) -> TrainableModel:
@@ -108,14 +120,14 @@ def build_measured(opened: Opened[RunOptions], run: Callable[[TrainableModel], o
 
 
 def not_finite(what: str) -> UnusableResult:
-    """The error of a measure that is no number."""
+    """Return the error for a measurement that is not finite."""
     return UnusableResult(
         f"the {what} is not finite: the weights are damaged, or --compute is too narrow: try --compute float32"
     )
 
 
 def _entry(loss: float) -> dict[str, float | None]:
-    """nats: mean over the tokens that count; perplexity: e to that. None where they are not finite."""
+    """Return the mean nats per target token, and the perplexity, which is e to that; None if they are not finite."""
     finite = math.isfinite(loss)
     return {"nats": loss if finite else None, "perplexity": math.exp(min(loss, 700)) if finite else None}
 

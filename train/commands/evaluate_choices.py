@@ -1,6 +1,6 @@
-"""`wgrad eval --choices`: how often a model, and beside it its adapter, holds the right choice to be the likeliest.
+"""`wgrad eval --choices`: multiple-choice accuracy of a model, and also with an adapter.
 
-Log-likelihoods, acc and acc_norm are lm-eval's (tests/train/test_eval_choices.py).
+Log-likelihoods, acc and acc_norm equal lm-eval's (tests/train/test_eval_choices.py).
 """
 
 from __future__ import annotations
@@ -24,9 +24,14 @@ from wgrad.train.terminal.output import harmless, say
 
 
 def run_choices(config: RunOptions, options: ChoiceOptions, as_json: bool) -> int:
-    """The table, or one JSON object, on stdout; all else on stderr. -> exit status.
+    """Print the table, or one JSON object, to standard output, and everything else to standard error.
 
-    WgradError. UnusableResult, before any table: a log-likelihood is not finite.
+    Returns:
+        The exit status.
+
+    Raises:
+        WgradError: Model, options or questions cannot be used.
+        UnusableResult: A log-likelihood is not finite; no table is printed.
     """
     opened = open_model(config, needs=training_needs(config))
     config, display = opened.args, opened.display
@@ -49,14 +54,14 @@ def run_choices(config: RunOptions, options: ChoiceOptions, as_json: bool) -> in
 
 
 def _row_length(choices: Sequence[Choice], config: RunOptions) -> int:
-    """--max-length, or fewer where a row that long is never filled."""
+    """Return the tokens of a sequence: --max-length, or fewer if no sequence would ever be filled."""
     lengths = [min(len(choice.ids) - 1, config.max_length) for choice in choices]
     longest = sum(lengths) if config.packs else max(lengths)
     return min(config.max_length, -(-longest // ROW_STEP) * ROW_STEP)
 
 
 def _measure(opened: Opened[RunOptions], questions: Sequence[Question]) -> dict[str, dict[Choice, float]]:
-    """Log-likelihoods of all choices, by "base" and, where there is one, "adapter"."""
+    """Return the log-likelihoods of all choices for "base", and for "adapter" if there is one."""
     config = opened.args
     batches = choice_batches(questions, config, opened.tokenizer.pad_id or 0)
     model = build_measured(opened, lambda built: log_likelihoods(built.model, batches[:1])).model

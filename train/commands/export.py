@@ -1,4 +1,4 @@
-"""`wgrad export`: an adapter in the format of another tool."""
+"""`wgrad export --gguf-lora`: an adapter in GGUF, for llama.cpp and Ollama."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from wgrad.train.terminal.output import say
 
 
 def run_export(args: ExportConfig) -> int:
-    """`wgrad export`. -> exit status. WgradError: one line for what is wrong with adapter, model or place."""
+    """Write the adapter and return the exit status. WgradError: adapter, model or path cannot be used."""
     check_writable(args.gguf_lora, "--gguf-lora")
     out = Path(args.gguf_lora)
     if out.exists() and not is_gguf_adapter(out):
@@ -45,7 +45,7 @@ def run_export(args: ExportConfig) -> int:
 
 
 def _tokenizer_note(folder: Path, adapter: str) -> str:
-    """How the adapter's tokenizer differs from the base model's, of which only config.json need be there."""
+    """Return how the adapter's tokenizer differs from the base model's, if that has one here; "": it does not."""
     source = find_source(folder, adapter)
     if source.adapter is None or not (folder / "tokenizer.json").exists():
         return ""
@@ -53,7 +53,7 @@ def _tokenizer_note(folder: Path, adapter: str) -> str:
 
 
 def _base(given: str, folder: Path) -> str:
-    """Return the base model's path as a Modelfile in this folder writes it. Raises WgradError."""
+    """Return the FROM of a Modelfile in this folder. WgradError: there is no such GGUF file."""
     if not given.endswith(".gguf"):
         return given
     if not Path(given).is_file():

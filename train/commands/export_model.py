@@ -36,12 +36,12 @@ _SAMPLING = {
     "min_p": ("min_p", "--min-p"),
     "repetition_penalty": ("repeat_penalty", "--repeat-penalty"),
 }
-_LM_STUDIO = ("~/.lmstudio/models", "~/.cache/lm-studio/models")  # where it keeps models, and once did
+_LM_STUDIO = ("~/.lmstudio/models", "~/.cache/lm-studio/models")  # its models folder now, and in older versions
 _MOST_TEMPLATE = 1 << 20
 
 
 def run_export_model(tool: str, args: ModelExportConfig) -> int:
-    """`wgrad export TOOL`. -> exit status. WgradError: one line for what is wrong with adapter, model or place."""
+    """Write the merged model for a tool and return the exit status. WgradError: an input or path cannot be used."""
     require_gguf(f"export {tool}", FILE)
     name = args.name or re.sub(r"[^A-Za-z0-9._-]+", "-", Path(args.adapter).resolve().name).strip("-.") or "model"
     if tool == "ollama":
@@ -95,7 +95,7 @@ def _ollama(args: ModelExportConfig, name: str) -> int:
 
 
 def _lm_studio(args: ModelExportConfig, name: str) -> int:
-    """MODELS/OWNER/NAME/NAME-TYPE.gguf, as LM Studio lists models."""
+    """Write MODELS/OWNER/NAME/NAME-TYPE.gguf, where LM Studio looks for models."""
     found = next((path for path in map(os.path.expanduser, _LM_STUDIO) if os.path.isdir(path)), None)
     models = Path(args.out or found or Path(args.adapter, "lmstudio"))
     owner, _, model = name.replace(":", "-").rpartition("/")
@@ -113,12 +113,12 @@ def _lm_studio(args: ModelExportConfig, name: str) -> int:
 
 
 def _stops(tokenizer: Tokenizer) -> list[str]:
-    """The special tokens that end an answer, each once."""
+    """Return the special tokens that end an answer, each once."""
     return list(dict.fromkeys(filter(None, map(tokenizer.special_text, sorted(tokenizer.stop_ids)))))
 
 
 def _sampling(args: ModelExportConfig) -> list[tuple[str, str]]:
-    """Sampling options of the adapter's generation_config.json, or else of the base model's."""
+    """Return the sampling options of the adapter's generation_config.json, or else of the base model's."""
     folders = (Path(args.adapter), find_base(args.model, args.adapter))
     options = next((found for folder in folders if (found := generation_options(folder))), {})
     if options.get("do_sample") is False:
@@ -128,7 +128,7 @@ def _sampling(args: ModelExportConfig) -> list[tuple[str, str]]:
 
 
 def _context(adapter: str) -> int:
-    """Tokens of a conversation: as many as the run trained on, but no fewer than wgrad itself takes."""
+    """Return the tokens of a conversation: the run's --max-length, but at least wgrad's own default."""
     path, trained = Path(adapter, CONFIG_FILE), 0
     with suppress(WgradError):  # another tool's file of that name
         found = read_yaml(path, "--adapter") if path.is_file() else None

@@ -1,4 +1,4 @@
-"""`wgrad generate`: a text continued by a model, and an adapter if there is one."""
+"""`wgrad generate`: continue a text with a model, with or without an adapter."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from wgrad.train.terminal.output import harmless, say
 
 
 def open_to_generate(args: GenerateConfig) -> Opened[GenerateConfig]:
-    """All that is said goes to stderr. WgradError."""
+    """Open the model, with messages on standard error. WgradError: it cannot be used."""
     opened = open_model(args)
     if opened.head_note:
         say(f"note: {opened.head_note}", "stderr")
@@ -26,12 +26,17 @@ def open_to_generate(args: GenerateConfig) -> Opened[GenerateConfig]:
 
 
 def build_model(opened: Opened[GenerateConfig], prompts: Sequence[Sequence[int]], guided: bool) -> Model:
-    """The model on the device, its shaders compiled, with a bar for each of the two. prompts: as many as will be
-    answered at once, as long as the longest. guided: the host watches their answers."""
+    """Load the model and compile its shaders, with a progress bar for each.
+
+    Args:
+        opened: Model files, options and device.
+        prompts: As many prompts as will be answered at once, as long as the longest.
+        guided: Whether the host constrains the answers to a grammar.
+    """
     args = opened.args
     positions = max(map(len, prompts)) + args.max_new_tokens
 
-    def run(model: Model) -> None:  # three tokens: the first step runs as it is, the second is recorded
+    def run(model: Model) -> None:  # three tokens: the first step runs directly, the second is recorded
         if guided:
             guides = [Anything(opened.config.vocab_size)] * len(prompts)
             guided_batch(model, prompts, min(args.max_new_tokens, 3), args, (), guides)
@@ -42,7 +47,7 @@ def build_model(opened: Opened[GenerateConfig], prompts: Sequence[Sequence[int]]
 
 
 def run_generate(args: GenerateConfig) -> int:
-    """`wgrad generate`: text goes to stdout as it comes, everything else to stderr. -> exit status."""
+    """Stream the text to standard output, and everything else to standard error. Return the exit status."""
     opened = open_to_generate(args)
     args, tokenizer, display = opened.args, opened.tokenizer, opened.display
     if args.chat:
@@ -53,7 +58,7 @@ def run_generate(args: GenerateConfig) -> int:
     guides = guides_of(args, Grammars(tokenizer, opened.config.vocab_size), tokenizer, [prompt])
     model = build_model(opened, [prompt], bool(guides))
     ids = text_ids(model, prompt, args.max_new_tokens, args, tokenizer.stop_ids, guides)
-    with display.phase(f"reading the prompt of {len(prompt)} tokens"):  # gone before any text
+    with display.phase(f"reading the prompt of {len(prompt)} tokens"):  # its bar disappears before any text
         first = list(islice(ids, 1))
     shown = harmless if sys.stdout.isatty() else str
     if not args.chat:
@@ -62,6 +67,6 @@ def run_generate(args: GenerateConfig) -> int:
         for text in tokenizer.decode_stream(prompt).pieces(chain(first, ids)):
             sys.stdout.write(shown(text))
             sys.stdout.flush()
-    finally:  # Ctrl-C ends the line as well
+    finally:  # also after Ctrl-C
         sys.stdout.write("\n")
     return 0

@@ -1,4 +1,4 @@
-"""`wgrad generate --prompts`: many prompts answered in batches, JSON lines in and out, in the file's order."""
+"""`wgrad generate --prompts`: answer many prompts in batches; JSON lines in and out, in the file's order."""
 
 from __future__ import annotations
 
@@ -29,8 +29,13 @@ _SEEDS = 2**32
 
 
 def run_prompts(args: GenerateConfig) -> int:
-    """Each line with what the model writes, as soon as its batch is done. -> exit status. WgradError: before any line
-    is written where a prompt is wrong. UnusableResult: the lines before are written."""
+    """Write each line with its answer as soon as its batch is done, and return the exit status.
+
+    Raises:
+        WgradError: A prompt is wrong; no line is written.
+        UnusableResult: The model's logits are not finite; earlier lines are written.
+        Interrupted: Earlier lines are written.
+    """
     if args.out is not None:
         _refuse_existing(args.out)
     opened = open_to_generate(args)
@@ -60,17 +65,25 @@ def run_prompts(args: GenerateConfig) -> int:
 def _answer(
     opened: Opened[GenerateConfig], model: Model, group: list[Prompt], first: int, guides: list[Guides]
 ) -> Iterator[dict[str, Any]]:
-    """The objects of a batch with their answers. first: the number of its first prompt, which has a seed of its own, so
-    that no --batch-size changes what is drawn. guides: of the answers that keep to a grammar."""
+    """Yield the objects of a batch with their answers.
+
+    Args:
+        opened: Model files, options and device.
+        model: The model.
+        group: Prompts of the batch.
+        first: Number of its first prompt. Each prompt has its own seed, so that --batch-size does not change answers.
+        guides: Grammars that answers keep to.
+    """
     args, tokenizer = opened.args, opened.tokenizer
     sampling = replace(args, seed=(args.seed + first) % _SEEDS)
     name = f"batch of prompts {first + 1} to {first + len(group)}"
-    with opened.display.phase(name):  # gone before any line, which may go to the same terminal
+    with opened.display.phase(name):  # its bar disappears before any line, which may go to the same terminal
         try:
             given = [prompt.ids for prompt in group], args.max_new_tokens, sampling, tokenizer.stop_ids
             texts = guided_batch(model, *given, guides) if guides else generate_batch(model, *given)
         except UnusableResult as error:
-            raise UnusableResult(f"{group[0].where} and the {len(group) - 1} after it: {error}") from error
+            others = f" and the {len(group) - 1} after it" if len(group) > 1 else ""
+            raise UnusableResult(f"{group[0].where}{others}: {error}") from error
     for prompt, ids in zip(group, texts, strict=True):
         yield {**prompt.value, ANSWER: tokenizer.decode_after(prompt.ids, ids)}
 
@@ -85,8 +98,10 @@ def _refuse_existing(path: str) -> None:
 
 @contextmanager
 def _lines_to(path: str | None) -> Iterator[Callable[[dict[str, Any]], None]]:
-    """A function that writes an object as a line, which is then out of this process: to a new file, or to stdout. What
-    stops it, a line of the file is whole or not there; without a line there is no file."""
+    """Yield a function that writes an object as a line to a new file, or to standard output, without buffering.
+
+    Whatever interrupts it, the file has only whole lines. A file without lines is removed.
+    """
     if path is None:
         yield _say
         return
@@ -121,6 +136,6 @@ def _line(value: dict[str, Any], encoding: str) -> str:
     text = json.dumps(value, ensure_ascii=False)
     try:
         text.encode(encoding)
-    except UnicodeEncodeError:  # the encoding lacks a character, or half a surrogate pair stands in another key
+    except UnicodeEncodeError:  # the encoding lacks a character, or another key has half a surrogate pair
         text = json.dumps(value)
     return text + "\n"

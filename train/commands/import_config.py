@@ -19,7 +19,7 @@ from wgrad.train.terminal.output import Output, say
 
 
 def run_import(args: ImportOptions) -> int:
-    """`wgrad import-config`. -> exit status. WgradError: the file cannot be read, or is no configuration."""
+    """Write the options and return the exit status. WgradError: the file cannot be read, or is no configuration."""
     values: Any = read_yaml(args.file, "import-config")
     if not isinstance(values, dict) or not values:
         raise WgradError(f"import-config: {args.file}: expected lines like 'base_model: NAME', got {short(values)}")
@@ -52,11 +52,11 @@ def run_import(args: ImportOptions) -> int:
 
 
 def _files_of_names(values: dict[str, Any], beside: Path) -> list[str]:
-    """Return the data that LLaMA-Factory's names mean by its dataset_info.json; [] where one of them is not there.
+    """Return the files or hub ids that LLaMA-Factory's dataset_info.json gives for names; []: one is missing.
 
     Args:
         values: The configuration.
-        beside: Folder of its file. Names of folders are relative to the working directory, or to this.
+        beside: Folder of its file, to which dataset_dir may be relative.
     """
     given = Path(str(values.get("dataset_dir") or "data"))
     folder = next((path for path in (given, beside / given) if (path / "dataset_info.json").is_file()), None)

@@ -1,4 +1,4 @@
-"""The importance matrix of `--imatrix`: squares of what each projection is given, over data, on the device."""
+"""The importance matrix of `--imatrix`: mean squares of each projection's inputs, measured on data on the device."""
 
 from __future__ import annotations
 
@@ -33,11 +33,12 @@ from wgrad.train.run.evaluation import eval_subset
 from wgrad.train.run.session import row_length
 from wgrad.train.step.objectives import write_batch
 
-TOKENS, AT_ONCE = 1 << 17, 2048  # of the data at most, and in a batch
+TOKENS = 1 << 17  # most tokens of the data to measure on
+AT_ONCE = 2048  # tokens of a batch
 
 
 def find_imatrix(args: MergeConfig) -> Imatrix | None:
-    """Read the importance matrix that --imatrix names, or make it from data. None: there is none. WgradError."""
+    """Read the importance matrix that --imatrix names, or measure it on data. None: the option is not given."""
     if args.imatrix is None:
         return None
     if args.imatrix.endswith(".gguf"):
@@ -46,7 +47,7 @@ def find_imatrix(args: MergeConfig) -> Imatrix | None:
 
 
 def _options(args: MergeConfig) -> RunOptions:
-    """The options of the run that made the adapter, for its data or another file's."""
+    """Return the options of the run that made the adapter, for its data or another file."""
     path, data = Path(args.adapter, CONFIG_FILE), args.imatrix
     if not path.is_file() and data == OF_THE_RUN:
         raise WgradError(f"--imatrix: {args.adapter} has no {CONFIG_FILE} that names its data: give a file with data")
@@ -84,19 +85,26 @@ def _measured(options: RunOptions) -> Imatrix:
 
 
 def by_gguf_names(config: ModelConfig, means: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Means of the columns of projections -> by GGUF's names of tensors, in the order that columns have there."""
+    """Return the means of columns by GGUF tensor names, in GGUF's order of columns. means: by module path."""
     names, shapes, found = tensor_names(config), linear_modules(config), dict[str, np.ndarray]()
     for module in means.keys() & shapes.keys():
         axis, order = order_of(config, module) or ("", None)
         mean = means[module] if order is None or axis == "rows" else means[module][order]
         parts = parts_in_gguf(config, f"{module}.weight", shapes[module]) or [f"{module}.weight"]
-        # Where parts have the rows head by head, and columns of their own, errors of all cost the same.
+        # Parts that are split by heads have other columns, for which nothing was measured.
         found |= {names[part]: mean for part in parts if part in names and not part.endswith(BY_HEAD_PARTS)}
     return found
 
 
 class Squares:
-    """Sums over tokens of the squares of each projection's inputs, in batches of so many rows of so many tokens."""
+    """Sums of squares of each projection's inputs over tokens.
+
+    Args:
+        model: Model to watch.
+        size: Sequences of a batch.
+        length: Tokens of a sequence.
+        pad: Token id of padding.
+    """
 
     def __init__(self, model: Model, size: int, length: int, pad: int = 0) -> None:
         self._model, self._device, self.tokens = model, model.device, 0
@@ -105,7 +113,7 @@ class Squares:
         self._last: tuple[Array, Array] | None = None
 
     def add(self, rows: Sequence[Sequence[Document]]) -> None:
-        """See rows of documents, at most `size` of them."""
+        """Run sequences of documents, at most `size` of them, and add the squares of their inputs."""
         model, device, size, length = self._model, self._device, self._size, self._length
         inputs, batch = Inputs.empty(model, size, length), make_batch(rows, size, length, self._pad)
         write_batch(device, inputs, batch, batch.targets)
@@ -135,7 +143,7 @@ class Squares:
         return seen
 
     def means(self) -> dict[str, np.ndarray]:
-        """Return float32 [inputs] by the paths of projections."""
+        """Return the mean squares, float32 [inputs], by module path."""
         found = dict[str, np.ndarray]()
         for module, sums in self._sums.items():
             mean = self._device.download(sums)[0] / np.float32(max(self.tokens, 1))

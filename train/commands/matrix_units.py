@@ -1,4 +1,4 @@
-"""`wgrad matrix-units status | enable | disable`: what the command says. What it does: autograd/matrix_units.py."""
+"""`wgrad matrix-units status | enable | disable`: the command's output (autograd/matrix_units.py does the work)."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _WHAT = (
 
 
 def print_status() -> int:
-    """-> 0."""
+    """Print which GPUs may use their tensor cores. Return 0."""
     found = matrix_units.status()
     unknown = "" if found.known else f" (its gate is not found: SHA-256 {found.sha256})"
     say(f"library: {found.library or 'none'}{unknown}")
     say(f"copy:    {found.copy if found.copied else 'none'}" + (", in use" if found.loaded else ""))
     if found.switched_off:
-        say("WGRAD_MATRIX_UNITS=off: not used, whatever stands below")
+        say("WGRAD_MATRIX_UNITS=off: not used, whatever the lines below say")
     if not found.cards:
         say("no adapter here lists tensor cores that there are kernels for (Vulkan)")
     for card in found.cards:
@@ -33,7 +33,7 @@ def print_status() -> int:
 
 
 def enable() -> int:
-    """-> 0 where a GPU may use its tensor cores from now on, 1 where none passed."""
+    """Check the GPUs. Return 0 if one may use its tensor cores from now on, 1 if none passed."""
     found = matrix_units.status()
     if not found.cards:
         say("no adapter here lists tensor cores that there are kernels for (Vulkan): nothing to enable")
@@ -53,7 +53,7 @@ def enable() -> int:
 
 
 def disable() -> int:
-    """-> 0."""
+    """Remove the copy and all verdicts. Return 0."""
     say("removed" if matrix_units.disable() else "there was nothing to remove")
     return 0
 

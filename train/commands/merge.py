@@ -1,4 +1,4 @@
-"""`wgrad merge`: a model with its adapter in its weights."""
+"""`wgrad merge`: write a model with an adapter merged into its weights."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from wgrad.train.step.find_model import base_name, find_base
 from wgrad.train.terminal.output import make_console, say
 from wgrad.train.terminal.progress import Display
 
-# What the logits are compared on: prose, numbers, code.
+# Text on which logits are compared: prose, numbers and code.
 TEXT = (
     "The harbour lay still in the early light, and the boats that had gone out the evening before were not yet back. "
     "In 1867 the town had 3,412 people; by 1901 there were 18,250 of them.\n"
@@ -52,13 +52,12 @@ _TOKENS = 128
 
 @dataclass(frozen=True)
 class Difference:
-    """Compare two models' next-token distributions: the mean Kullback-Leibler divergence in nats, the largest
-    difference of a log-probability among tokens that either gives 0.001 or more, how often the likeliest agrees."""
+    """Difference of two models' next-token distributions."""
 
     tokens: int
-    divergence: float
-    largest: float
-    agree: int
+    divergence: float  # mean Kullback-Leibler divergence in nats
+    largest: float  # of a log-probability, among tokens that either model gives at least 0.001
+    agree: int  # tokens at which both models have the same likeliest next token
 
     def __str__(self) -> str:
         return (
@@ -68,7 +67,7 @@ class Difference:
 
 
 def difference(a: np.ndarray, b: np.ndarray) -> Difference:
-    """a, b: logits [T, vocabulary] of the first model and of the second."""
+    """Compare two models. a, b: their logits, [T, vocabulary]."""
     p, q = (_log_softmax(x.astype(np.float64)) for x in (a, b))
     likely = np.maximum(p, q) > np.log(1e-3)
     divergence = float((np.exp(p) * (p - q)).sum(axis=1).mean())
@@ -82,10 +81,16 @@ def _log_softmax(x: np.ndarray) -> np.ndarray:
     return values
 
 
-def run_merge(args: MergeConfig, more: Mapping[str, str] = {}) -> int:
-    """`wgrad merge`. -> exit status. more: other files to write next to one in GGUF, name -> text.
+def run_merge(args: MergeConfig, more: Mapping[str, str] | None = None) -> int:
+    """Write the merged model and return the exit status.
 
-    WgradError: one line for what is wrong with adapter, model or place.
+    Args:
+        args: Options of the command.
+        more: Contents of further files to write next to a GGUF file, by name.
+
+    Raises:
+        WgradError: Adapter, model or path cannot be used.
+        UnusableResult: The model is written, but its logits are not finite.
     """
     if os.path.lexists(args.out) and not (Path(args.out).is_dir() and not any(Path(args.out).iterdir())):
         raise WgradError(f"--out: {args.out} is there already: give the name of a new folder")
@@ -115,27 +120,33 @@ def run_merge(args: MergeConfig, more: Mapping[str, str] = {}) -> int:
         if args.format == "gguf":
             in_gguf = GgufModel(merge.merged, files, kind).base is not None
             over = changed_keys(tokenizer, load_tokenizer(folder)) if tokenizer and in_gguf else {}
-            save_merged_gguf(merge, args.out, kind, device, save, write_tokenizer, phase.update, over, more, imatrix)
+            texts = more or {}
+            save_merged_gguf(merge, args.out, kind, device, save, write_tokenizer, phase.update, over, texts, imatrix)
         else:
             save_merged(merge, args.out, dtype, device, save, phase.update)
     where = args.out if args.format != "gguf" else os.path.join(args.out, FILE)
     base = base_name(args.model, args.adapter)
     say(f"wrote {where}: {base} with {args.adapter} merged onto its {args.onto} weights, in {kind}")
     if args.compare:
-        try:
-            with display.phase("comparing logits"):
-                found = _compare(args, merge, device)
-            how = "as trained" if trained.qat is None else "without the rounding of --qat"
-            say(f"merged model compared with base and adapter {how}: {found}")
-        except UnusableResult:
-            raise
-        except (WgradError, DeviceError) as error:  # the model is there: that is what was asked for
-            say(f"note: the two could not be compared: {error}", "stderr")
+        how = "as trained" if trained.qat is None else "without the rounding of --qat"
+        _say_comparison(args, merge, device, display, how)
     return 0
 
 
+def _say_comparison(args: MergeConfig, merge: Merge, device: Device, display: Display, how: str) -> None:
+    """Print how the merged model differs from base and adapter. UnusableResult: its logits are not finite."""
+    try:
+        with display.phase("comparing logits"):
+            found = _compare(args, merge, device)
+        say(f"merged model compared with base and adapter {how}: {found}")
+    except UnusableResult:
+        raise
+    except (WgradError, DeviceError) as error:  # the model is written, which is what was asked for
+        say(f"note: the two could not be compared: {error}", "stderr")
+
+
 def _tokenizer(source: TokenizerSource, config: ModelConfig) -> tuple[Tokenizer | None, str]:
-    """None where there is none that can be read here: its files are copied as they are."""
+    """Return the tokenizer and a note; None: it cannot be read here, so that its files are copied unchanged."""
     if source.adapter is None and not (source.base / "tokenizer.json").exists():
         return None, ""
     tokenizer, note = source.load()
@@ -145,7 +156,7 @@ def _tokenizer(source: TokenizerSource, config: ModelConfig) -> tuple[Tokenizer 
 
 @dataclass(frozen=True)
 class _Trained:
-    """The base that an adapter was trained on: in NF4 of these, or as it is."""
+    """Quantisation of the base model that an adapter was trained on."""
 
     quantize: bool = True
     block_size: int = 64
@@ -158,7 +169,7 @@ class _Trained:
 
 
 def _other_rounding(args: MergeConfig, qat: str | None) -> str:
-    """A word on weights that are not rounded as the adapter was trained for, or ""."""
+    """Return a note on weights that are rounded in another way than --qat trained for, or ""."""
     if qat is None or (args.quantize, args.imatrix, args.onto) == (QAT_MIXES[qat], None, "dequantised"):
         return ""
     wanted = f"--quantize {QAT_MIXES[qat]}"
@@ -169,8 +180,10 @@ def _other_rounding(args: MergeConfig, qat: str | None) -> str:
 
 
 def _trained(args: MergeConfig) -> _Trained:
-    """As the options say, else the run's config.yaml, of the adapter or two above one of its checkpoints; else as runs
-    have it."""
+    """Return the quantisation of the options, else of the run's config.yaml, else the default of runs.
+
+    That file is in the adapter's folder, or two folders above if the adapter is a checkpoint.
+    """
     folder = Path(args.adapter)
     found: Any = None
     for path in (folder / CONFIG_FILE, folder.parent.parent / CONFIG_FILE):

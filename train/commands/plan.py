@@ -1,4 +1,4 @@
-"""`wgrad plan`: the memory of a run, part by part, and how long sequences and how large batches may be."""
+"""`wgrad plan`: the memory of a run by parts, and the longest sequences and largest batches that fit."""
 
 from __future__ import annotations
 
@@ -29,9 +29,15 @@ from wgrad.train.terminal.progress import Display
 
 
 def run_plan(config: RunOptions, as_json: bool) -> int:
-    """The table, or one JSON object, on stdout; all else on stderr. -> exit status. No weight is read.
+    """Print the table, or one JSON object, to standard output, and everything else to standard error.
 
-    WgradError: the model or the device is not there, or the run does not fit its limit.
+    No weights are read.
+
+    Returns:
+        The exit status.
+
+    Raises:
+        WgradError: Model or device is missing, or the run does not fit its limit.
     """
     if not config.model:
         raise WgradError("--model is required: give the model that the run is of")
@@ -72,7 +78,7 @@ def _plan(config: RunOptions, folder: Path, device: Device, display: Display, as
         if limit:
             least = replace(plan.config, keep_dequantized=config.keep_dequantized)
             fit = Fit(least, model_config, folder, device, PROMPT_TOKENS, limit)
-            for number, mode in enumerate(modes(config, device)):  # each of all layers
+            for number, mode in enumerate(modes(config, device)):
                 phase.update(number)
                 lengths = {"longest_seq_len": fit.longest_rows(mode), "largest_batch_size": fit.largest_batch(mode)}
                 found["fits"].append({**mode, **lengths})
@@ -86,8 +92,11 @@ def _plan(config: RunOptions, folder: Path, device: Device, display: Display, as
 
 
 def curve(fit: Fit, chosen: Plan) -> list[dict[str, Any]]:
-    """Speed against memory, from the least memory on. tokens_per_second: None where the device is not measured;
-    relative_speed: of the fastest. chosen: the plan of the run, whose memory is what is said of it elsewhere."""
+    """Return points of speed against memory, the least memory first.
+
+    Each has the options that choose it, `peak_bytes`, `tokens_per_second` (None: the device's speed is not known) and
+    `relative_speed`, compared with the fastest. chosen: plan of the run, which is one of the points.
+    """
     plans, rates = fit.curve(chosen), rates_of(fit.device, fit.config.compute)
     seconds = [fit.seconds(plan, rates or Rates()) for plan in plans]
     tokens = fit.config.rows * fit.config.max_length * fit.config.gradient_accumulation_steps
@@ -103,7 +112,7 @@ def curve(fit: Fit, chosen: Plan) -> list[dict[str, Any]]:
 
 
 def described(plan: Plan, model_config: ModelConfig) -> dict[str, Any]:
-    """The options that decide about memory, and the bytes of each part."""
+    """Return the options that determine memory, and the bytes of each part."""
     config = plan.config
     names = (
         "compute",
@@ -142,22 +151,40 @@ _PARTS = {
 
 
 def table(found: dict[str, Any], plan: Plan, model_config: ModelConfig) -> str:
-    """For people."""
-    config, options, limit = plan.config, found["options"], found["limit_bytes"]
-    mode = mode_of(config) | {"gradient_checkpointing": options["gradient_checkpointing"]}
+    """Return the table for people. found: the JSON object."""
+    config, recomputed, limit = plan.config, found["options"]["gradient_checkpointing"], found["limit_bytes"]
+    mode = mode_of(config) | {"gradient_checkpointing": recomputed}
     lines = [line(config, mode, limit)] if config.chooses_batch and limit else []
-    rows = f"{config.rows} x {config.max_length} tokens"
-    recomputed = options["gradient_checkpointing"]
-    how = (
-        "on"
-        if recomputed is True
-        else f"of {recomputed} of {model_config.num_hidden_layers} layers"
-        if recomputed
-        else "off"
+    lines += _memory_lines(found, plan, model_config.num_hidden_layers)
+    lines.append(f"{'speed against memory, by prediction':<78}{'at most':>12}{'speed':>16}")
+    for point in found["curve"]:
+        speed = point["tokens_per_second"]
+        said = f"{100 * point['relative_speed']:.0f} %" if speed is None else f"{speed:,} tokens/s"
+        lines.append(f"  {words(point):<76}{size(point['peak_bytes']):>12}{said:>16}")
+    if not limit:
+        lines.append("this device does not say how much memory it has: --vram SIZE tells what fits in so much")
+        return "\n".join(lines)
+    lines.append(
+        f"{'within ' + size(limit):<40}{'--max-length, one sequence':>28}{f'--batch-size, of {config.max_length}':>24}"
     )
-    layers = model_config.num_hidden_layers
-    how += f", weights of {config.resident_layers} of {layers} layers on the device" * bool(config.resident_layers)
-    lines.append(f"memory of a run, a micro-batch of {rows}, {config.compute}, checkpointing {how}:")
+    for entry in found["fits"]:
+        longest, largest = entry["longest_seq_len"], entry["largest_batch_size"]
+        all_there_are = " (all positions)" if longest == model_config.max_position_embeddings else ""
+        cells = (f"{longest or 'none'}{all_there_are}", f"{largest or 'none'}{' or more' * (largest == MOST_ROWS)}")
+        lines.append(f"  {words(entry):<38}{cells[0]:>28}{cells[1]:>24}")
+    return "\n".join(lines)
+
+
+def _memory_lines(found: dict[str, Any], plan: Plan, layers: int) -> list[str]:
+    """Return the lines about the memory of the run, by parts."""
+    config, recomputed = plan.config, found["options"]["gradient_checkpointing"]
+    how = f"of {recomputed} of {layers} layers"
+    if isinstance(recomputed, bool):
+        how = "on" if recomputed else "off"
+    if config.resident_layers:
+        how += f", weights of {config.resident_layers} of {layers} layers on the device"
+    rows = f"{config.rows} x {config.max_length} tokens"
+    lines = [f"memory of a run, a micro-batch of {rows}, {config.compute}, checkpointing {how}:"]
     lines += [f"  {text:<24}{size(found['bytes'][name]):>12}" for name, text in _PARTS.items() if found["bytes"][name]]
     running = sum(found["bytes"].values())
     if plan.peak_bytes > running:
@@ -169,22 +196,4 @@ def table(found: dict[str, Any], plan: Plan, model_config: ModelConfig) -> str:
         lines.append(f"  {'read for a new token':<24}{size(plan.token_bytes):>12}, from main memory, in decoding")
     if found["lacks"]:
         lines.append(f"this device lacks operators that the run does not need: {', '.join(found['lacks'])}")
-    lines.append("not counted: compiled shaders, and what the driver keeps for itself")
-    lines.append(f"{'speed against memory, by prediction':<78}{'at most':>12}{'speed':>16}")
-    for point in found["curve"]:
-        speed = point["tokens_per_second"]
-        said = f"{100 * point['relative_speed']:.0f} %" if speed is None else f"{speed:,} tokens/s"
-        lines.append(f"  {words(point):<76}{size(point['peak_bytes']):>12}{said:>16}")
-    if not limit:
-        return "\n".join(
-            [*lines, "this device does not say how much memory it has: --vram SIZE tells what fits in so much"]
-        )
-    lines.append(
-        f"{'within ' + size(limit):<40}{'--max-length, one sequence':>28}{f'--batch-size, of {config.max_length}':>24}"
-    )
-    for entry in found["fits"]:
-        longest, largest = entry["longest_seq_len"], entry["largest_batch_size"]
-        all_there_are = " (all positions)" if longest == model_config.max_position_embeddings else ""
-        cells = (f"{longest or 'none'}{all_there_are}", f"{largest or 'none'}{' or more' * (largest == MOST_ROWS)}")
-        lines.append(f"  {words(entry):<38}{cells[0]:>28}{cells[1]:>24}")
-    return "\n".join(lines)
+    return [*lines, "not counted: compiled shaders, and what the driver keeps for itself"]

@@ -1,4 +1,4 @@
-"""`wgrad push`: an adapter, a merged model or a GGUF model on the Hugging Face Hub, with a model card of its run."""
+"""`wgrad push`: upload an adapter, a merged model or a GGUF model to the Hugging Face Hub, with a model card."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _MODEL_FILES = ("*.safetensors", "*.safetensors.index.json", "config.json", "*pr
 
 
 def run_push(args: PushConfig) -> int:
-    """`wgrad push`. -> exit status. WgradError: nothing to upload, or the Hub refuses it."""
+    """Upload the files and return the exit status. WgradError: nothing to upload, or the Hub refuses it."""
     run, folder = Path(args.adapter), Path(args.folder or args.adapter)
     kind, paths = _find(folder, "--folder" if args.folder else "--adapter")
     config: dict[str, Any] = read_config_file(run / CONFIG_FILE) if (run / CONFIG_FILE).is_file() else {}
@@ -47,7 +47,7 @@ def run_push(args: PushConfig) -> int:
         files[CARD_FILE] = card.text().encode()
     else:
         files[CARD_FILE] = folder / CARD_FILE
-    if kind == "adapter":  # the base by a name that means something elsewhere
+    if kind == "adapter":  # name the base model so that others can find it
         raw = read_json(folder / ADAPTER_CONFIG, dict[str, Any], "--adapter", from_python=True)
         raw["base_model_name_or_path"] = card.base_name
         files[ADAPTER_CONFIG] = (json.dumps(raw, indent=2, sort_keys=True, ensure_ascii=False) + "\n").encode()

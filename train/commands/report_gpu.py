@@ -1,7 +1,7 @@
-"""`wgrad report-gpu`: a report of this GPU in one file, for people who want wgrad to work on it.
+"""`wgrad report-gpu`: a report of this GPU in one file, to send to the project.
 
-Each part runs in a process of its own (report_parts.py), and the file is written again after each and while it runs: a
-driver that crashes or hangs ends a part, not the report. A self-test that dies goes on behind the case that it died at.
+Each part runs in a process of its own (report_parts.py), and the file is written after each part and while it runs. So
+a driver that crashes or hangs ends a part, not the report. A self-test that crashes continues after the case at fault.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ from wgrad.train.terminal.progress import Display
 FORMAT = 1
 DEFAULT_OUT = "gpu-report.json"
 PARTS = ("device", "self-test", "rates", "fine-tune", "cpu")
-SILENCE = 180.0  # seconds without a line after which a part hangs; one shader may take a driver a minute
-DEATHS = 3  # of the self-test, after which it is left
+SILENCE = 180.0  # seconds without a line after which a part counts as hung; one shader may take a driver a minute
+DEATHS = 3  # crashes of the self-test after which it is given up
 _SAVE_SECONDS = 1.0  # between two writes while a part runs
 _FORM = "issues/new?template=gpu-report.yml"
 _CODE = "import sys; sys.path[:] = {path!r}; from wgrad.train.commands.report_parts import main; main(*{arguments!r})"
-_LAUNCH = "launch: "  # begins a line of a device that traces its launches
+_LAUNCH = "launch: "  # prefix of the lines of a device that traces its launches
 _TRACING = {"WGRAD_HIP_SYNC": "trace"}
-_MOST_LAUNCHES = 20  # of a case whose result is wrong
+_MOST_LAUNCHES = 20  # launches kept of a case whose result is wrong
 
 
 @dataclass
 class _Report:
-    """The file. contents: what lies in it, or will at the next save."""
+    """The report file. contents: its contents at the next save."""
 
     path: str
     contents: dict[str, Any] = field(default_factory=dict)
@@ -56,7 +56,7 @@ class _Report:
 
 
 def _text(contents: Mapping[str, Any]) -> str:
-    """JSON with a line for each row of a table and for each list of numbers."""
+    """Return JSON with one line for each row of a table, and for each list of numbers."""
     rows = list[str]()
 
     def marked(value: Any) -> Any:
@@ -75,9 +75,18 @@ def _text(contents: Mapping[str, Any]) -> str:
 
 
 def run_report(spec: str, out: str, size: str) -> int:
-    """Measure this GPU and write `out`. -> 0, or 1 where a part failed or a result was wrong.
+    """Measure this GPU and write the report.
 
-    size: of the work, as of `wgrad bench`. WgradError: the file cannot be written.
+    Args:
+        spec: Device, as for --device.
+        out: File to write.
+        size: Size of the timed work, as for `wgrad bench`.
+
+    Returns:
+        0, or 1 if a part failed or a result was wrong.
+
+    Raises:
+        WgradError: The file cannot be written.
     """
     check_writable(out, "--out")
     display = Display(make_console("stdout"))
@@ -133,7 +142,7 @@ def _doctor() -> list[str]:
 
 
 def _run_part(name: str, spec: str, size: str, part: dict[str, Any]) -> Iterator[None]:
-    """Run a part, again from behind the case at which it died."""
+    """Run a part; after a crash, run it again from the case after the one at fault."""
     start, deaths = 0, list[dict[str, Any]]()
     while True:
         ending = yield from _run_process([name, spec, size, str(start)], part, {})
@@ -145,9 +154,8 @@ def _run_part(name: str, spec: str, size: str, part: dict[str, Any]) -> Iterator
         part["deaths"] = deaths
         at = part.pop("number", None)
         goes_on = name == "self-test" and at is not None
-        if len(deaths) == 1 and (
-            goes_on or spec.startswith("hip")
-        ):  # the case alone, or the part once more, on a device that waits for and says each launch
+        if len(deaths) == 1 and (goes_on or spec.startswith("hip")):
+            # Repeat the case, or the part, on a device that waits for each launch and prints it.
             alone: dict[str, Any] = {}
             yield from _run_process([name, spec, size, *([str(at), "1"] if goes_on else ["0"])], alone, _TRACING)
             deaths[-1] |= {key: alone[key] for key in ("last_launch", "said") if key in alone}
@@ -166,7 +174,7 @@ def _run_part(name: str, spec: str, size: str, part: dict[str, Any]) -> Iterator
 def _run_process(
     arguments: list[str], part: dict[str, Any], environment: Mapping[str, str]
 ) -> Generator[None, None, str]:
-    """Take the lines of a part's process into `part`. -> how it ended, "" where well."""
+    """Run a part in a process and collect its lines in `part`. Return how it failed; "": it did not."""
     child = Child(_CODE.format(path=sys.path, arguments=tuple(arguments)), {**os.environ, **environment})
     try:
         while (line := child.line(SILENCE)) is not None:
@@ -196,7 +204,7 @@ def take(part: dict[str, Any], line: str) -> None:
     try:
         said = json.loads(line)
     except ValueError:
-        return  # a driver's chatter
+        return  # printed by a driver
     if isinstance(said, dict):
         part.update(said.get("set") or {})
         if "add" in said:
@@ -222,7 +230,7 @@ def _all_right(contents: Mapping[str, Any]) -> bool:
 
 
 def summary(contents: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the figures of a row in the table of tested GPUs; None where a part did not come to them."""
+    """Return the figures for a row in the table of tested GPUs; None: the part did not get that far."""
     device, test, run = (contents.get(name, {}) for name in ("device", "self-test", "fine-tune"))
     roofs = {roof["name"]: roof["per_second"] for roof in contents.get("rates", {}).get("roofs", ())}
     of_cpu = {roof["name"]: roof["per_second"] for roof in contents.get("cpu", {}).get("roofs", ())}
@@ -246,7 +254,7 @@ def summary(contents: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def where_to_send() -> str:
-    """Return the sentence that says where the file goes: the address is the package's, which has one or none."""
+    """Return a sentence that says where to send the file, by the URL in the package's metadata if it has one."""
     try:
         urls = metadata.metadata("wgrad").get_all("Project-URL") or []
     except metadata.PackageNotFoundError:  # a checkout

@@ -32,11 +32,11 @@ from wgrad.train.options.bench_config import AUTO_SIZE
 TEST_SECONDS, RATE_SECONDS = 45.0, 30.0
 CHUNK = 32  # cases whose kernels are compiled together
 WARM_SECONDS = 0.1
-Said = dict[str, Any]  # {"set": {...}}, {"add": [name, row]}
+Said = dict[str, Any]  # a line: {"set": {...}} or {"add": [name, row]}
 
 
 def describe_device(device: Any) -> Iterator[Said]:
-    """Description of the device, with its switches."""
+    """Yield a description of the device, with its switches."""
     about = {"name": device.name, "description": device.description, "reason": device.reason, "facts": device.facts}
     switches = ("float16", "bfloat16", "subgroups", "matrix_units", "lanes", "tensor_cores_off", "shared_memory")
     known = {name: getattr(device, name) for name in switches if hasattr(device, name)}
@@ -46,7 +46,7 @@ def describe_device(device: Any) -> Iterator[Said]:
 
 
 def in_order(cases: Iterable[Case]) -> list[Case]:
-    """One case of each operator, direction and dtype before the others, for a test that has to end early."""
+    """Order cases so that one of each operator, direction and dtype comes first, in case the test ends early."""
     first, others, seen = list[Case](), list[Case](), set[tuple[str, str, str]]()
     for case in cases:
         kind = (case.op, case.direction, case.dtype)
@@ -56,12 +56,18 @@ def in_order(cases: Iterable[Case]) -> list[Case]:
 
 
 def self_test(device: Device, start: int = 0, most: int = 0, seconds: float = TEST_SECONDS) -> Iterator[Said]:
-    """Cases of the self-test from number `start` on, as many as `most` (0: all) or `seconds` allow. A failed one is
-    told whole, the others by error and limit."""
+    """Run cases of the self-test, and yield their results.
+
+    Args:
+        device: Device to test.
+        start: Number of the first case.
+        most: Most cases to run; 0: all.
+        seconds: Time after which to stop.
+    """
     cases = in_order(selftest_cases(device))
     cases = cases[: start + most] if most else cases
     begun, counts = time.monotonic(), {"passed": 0, "failed": 0, "lacking": 0}
-    worst: dict[str, float] = {}  # error as a part of its limit
+    worst: dict[str, float] = {}  # largest error / limit
     for at in range(start, len(cases), CHUNK):
         chunk = cases[at : at + CHUNK]
         if time.monotonic() - begun > seconds:
@@ -83,10 +89,10 @@ def self_test(device: Device, start: int = 0, most: int = 0, seconds: float = TE
 
 
 def _kernels(device: Device, work: Callable[[Any], object]) -> list[str]:
-    """Names of the kernels that `work` launches, where the device tells them."""
+    """Return the names of the kernels that `work` launches, if the device knows them."""
     try:
         return [name for _, name in device.kernels_of(work)]
-    except (DeviceError, WgradError):  # told where it runs
+    except (DeviceError, WgradError):  # the case itself has reported it
         return []
 
 
@@ -98,13 +104,15 @@ def _case_row(result: Result) -> Said:
 
 
 def _digits(value: float) -> float:
-    """Three digits that count."""
+    """Round to three significant digits."""
     return float(f"{value:.3g}")
 
 
 def rates(device: Device, size: str = AUTO_SIZE, seconds: float = RATE_SECONDS) -> Iterator[Said]:
-    """The device's peak rates, and what its operators reach of them: one of each, matmuls and attention
-    first, and then others until the time is over."""
+    """Yield the device's peak rates, and the fraction of them that its operators reach.
+
+    Each operator is timed once, matmuls and attention first, then others until the time is over.
+    """
     sizes = SIZES[choose_sizes(device) if size == AUTO_SIZE else size]
     yield {"set": {"size": sizes.name, "doing": "peak rates"}}
     machine = measure_machine(device, sizes, WARM_SECONDS)
@@ -135,7 +143,7 @@ def rates(device: Device, size: str = AUTO_SIZE, seconds: float = RATE_SECONDS) 
 
 
 def _expected(device: Device, entry: Entry, row: Row) -> Said:
-    """Kernels of a row, the time that a model predicts for them, and its ratio to the measured one."""
+    """Return the kernels of a row, their predicted time, and its ratio to the measured time."""
     with suppress(DeviceError, WgradError):
         kernels = device.kernels_of(lambda dry: getattr(dry, entry.op)(**entry.build(dry)))
         expected = device.expect(kernels, row.flop, row.nbytes)
@@ -147,7 +155,7 @@ def _expected(device: Device, entry: Entry, row: Row) -> Said:
 
 
 class Sampled:
-    """A context manager that reads sensors while it lasts."""
+    """Context manager that reads sensors in the background. read: returns values by name. pause: seconds."""
 
     def __init__(self, read: Callable[[], Mapping[str, float]], pause: float = 0.25) -> None:
         self._read, self._pause, self._over = read, pause, threading.Event()
@@ -172,7 +180,7 @@ class Sampled:
                 return
 
     def summary(self) -> dict[str, list[float]]:
-        """Return the least, the median and the largest of each."""
+        """Return the minimum, median and maximum of each sensor."""
         return {name: [min(v), statistics.median(v), max(v)] for name, v in self._values.items()}
 
 
@@ -183,8 +191,10 @@ def _rate(roof: MeasuredRoof) -> str:
 
 
 def by_turns(listed: Iterable[Entry], fastest: str = "float32") -> list[Entry]:
-    """The largest work of each operator, products first, then the second largest of each, and so on. Work in the dtype
-    that the device is fastest in comes before the rest."""
+    """Order entries by turns: the largest work of each operator, matmuls first, then the second largest, and so on.
+
+    Work in the device's fastest dtype counts as larger.
+    """
     turns: dict[str, int] = {}
     keys: dict[str, tuple[int, bool]] = {}
     for entry in sorted(listed, key=lambda entry: (entry.dtype == fastest, _size(entry)), reverse=True):
@@ -198,14 +208,14 @@ def _size(entry: Entry) -> int:
 
 
 def cpu_rates(size: str = "small") -> Iterator[Said]:
-    """Peak rates of NumPy on this machine's processor, which the GPU's are compared with."""
+    """Yield the peak rates of NumPy on this machine's CPU, for comparison with the GPU's."""
     machine = measure_machine(ReferenceDevice(), SIZES[size], WARM_SECONDS)
     for roof in machine.roofs.values():
         yield {"add": ["roofs", dataclasses.asdict(roof)]}
 
 
 def finite(value: Any) -> Any:
-    """The same with null for numbers that JSON has not."""
+    """Replace numbers that JSON cannot express by None."""
     if isinstance(value, dict):
         return {name: finite(part) for name, part in value.items()}
     if isinstance(value, list | tuple):
@@ -216,7 +226,7 @@ def finite(value: Any) -> Any:
 def main(name: str, spec: str, size: str, start: str = "0", most: str = "0") -> None:
     """Run a part, and write its lines to standard output."""
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # what drivers print is no answer
+    os.dup2(2, 1)  # so that drivers print to standard error
 
     try:
         if name == "cpu":
@@ -237,4 +247,4 @@ def main(name: str, spec: str, size: str, start: str = "0", most: str = "0") -> 
     except (DeviceError, WgradError) as error:
         print(str(error), file=sys.stderr, flush=True)
         os._exit(3)
-    os._exit(0)  # no driver is asked to end
+    os._exit(0)  # skip the driver's own clean-up, which may crash

@@ -1,4 +1,4 @@
-"""The fine-tune of `wgrad report-gpu`: a small model that is made here, trained on the GPU and in NumPy."""
+"""The fine-tune of `wgrad report-gpu`: a small random model, trained on the GPU and in NumPy."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from wgrad.train.options.config_yaml import read_config_file
 from wgrad.train.options.finetune_config import CONFIG_FILE
 
 STEPS, ROWS, TOKENS, LAYERS = 12, 4, 128, 2
-# Of a loss, relative: sums in another order drift apart over the steps, 16 bits more.
+# Relative differences of a loss: other orders of summation drift apart over the steps, 16-bit dtypes more.
 LIMITS = {"float32": 1e-3, "float16": 2e-2, "bfloat16": 5e-2}
 _NOUNS = ("fox", "bridge", "river", "letter", "garden", "engine", "harbour", "lantern")
 _VERBS = ("finds", "follows", "paints", "repairs", "remembers")
 
 
 def compare_runs(spec: str, steps: int = STEPS) -> Iterator[dict[str, Any]]:
-    """Train the same on the device and in NumPy, and compare the loss of each step."""
+    """Train on the device and in NumPy, and yield how much the losses of their steps differ."""
     if spec == "auto":
         spec = select_device(spec, kernels=True).name
     with TemporaryDirectory(prefix="wgrad-report-") as scratch:
@@ -67,7 +67,7 @@ def _train(folder: Path, name: str, device: str, steps: int) -> FinetuneResult:
 
 
 def _write_model(folder: Path) -> None:
-    """A Llama of random weights with sides that tensor cores take, and a tokenizer of bytes."""
+    """Write a Llama with random weights of sizes that suit tensor cores, and a byte-level tokenizer."""
     folder.mkdir()
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     raw = {

@@ -1,4 +1,4 @@
-"""The roofline as a picture: each operator by its intensity and its rate, below the roofs of the device."""
+"""Roofline chart: each operator by its arithmetic intensity and rate, below the device's peak rates."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from wgrad.autograd.bench.roofline import MEMORY, Machine, Row
 from wgrad.train.terminal.svg import FAINT, GRID, INK, shortened, svg_begin, svg_text
 
 WIDTH = 1180
-LEFT, RIGHT, TOP, PLOT = 92, 452, 70, 560  # margins; height of the plot. The list of operators stands on the right
-_LINE = 13.5  # of that list
+LEFT, RIGHT, TOP, PLOT = 92, 452, 70, 560  # margins, and height of the plot; the list of operators is on the right
+_LINE = 13.5  # height of a line of that list
 COLOURS = {"float32": "#1f5fae", "float16": "#d1495b", "bfloat16": "#2e8b57"}
 _ROOF = "#44515e"
 _SHORT = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
 
 
 class _Axes:
-    """From FLOP a byte and FLOP a second, both in powers of ten, to pixels."""
+    """Logarithmic axes: FLOP per byte to the right, FLOP per second upwards, in pixels."""
 
     def __init__(self, machine: Machine, rows: Sequence[Row]) -> None:
         flop = [roof.per_second for roof in machine.roofs.values() if roof.name != MEMORY]
@@ -42,7 +42,7 @@ class _Axes:
 
 
 def _unit(rate: float) -> str:
-    """FLOP a second, for people."""
+    """Return FLOP per second for people."""
     for factor, name in ((1e12, "TFLOP/s"), (1e9, "GFLOP/s"), (1e6, "MFLOP/s")):
         if rate >= factor:
             return f"{rate / factor:.3g} {name}"
@@ -60,12 +60,12 @@ def _grid(axes: _Axes) -> list[str]:
         parts.append(f'<path d="M{LEFT} {y:.1f}H{axes.right}" stroke="{GRID}"/>')
         parts.append(svg_text(LEFT - 8, y + 4, _unit(10.0**power), 11, more='text-anchor="end"'))
     middle = (LEFT + axes.right) / 2
-    parts.append(svg_text(middle, TOP + PLOT + 38, "intensity: FLOP a byte of memory", more='text-anchor="middle"'))
+    parts.append(svg_text(middle, TOP + PLOT + 38, "intensity: FLOP per byte of memory", more='text-anchor="middle"'))
     return parts
 
 
 def _roofs(axes: _Axes, machine: Machine) -> list[str]:
-    """The slope of memory, up to the highest roof of arithmetic, and each of those from the slope on."""
+    """Draw the slope of memory bandwidth up to the highest peak rate, and a flat line for each peak rate."""
     parts = []
     flat = [roof for roof in machine.roofs.values() if roof.name != MEMORY]
     top = max(roof.per_second for roof in flat)
@@ -88,7 +88,7 @@ def _roofs(axes: _Axes, machine: Machine) -> list[str]:
 
 
 def _line(axes: _Axes, begin: tuple[float, float], end: tuple[float | None, float]) -> str:
-    """end: at the right edge where it names no intensity."""
+    """Draw a line between two points (intensity, rate). An end without an intensity is at the right edge."""
     x = axes.right if end[0] is None else axes.x(end[0])
     path = f"M{axes.x(begin[0]):.1f} {axes.y(begin[1]):.1f}L{x:.1f} {axes.y(end[1]):.1f}"
     return f'<path d="{path}" stroke="{_ROOF}" stroke-width="2" fill="none"/>'
@@ -121,7 +121,7 @@ def _list(axes: _Axes, rows: Sequence[Row]) -> list[str]:
 
 
 def roofline_chart(machine: Machine, rows: Sequence[Row], device: str) -> str:
-    """SVG text of a picture: roofs, a point for each operator, and their names with the share of the roof."""
+    """Return an SVG image: peak rates, a point for each operator, and a list of names with their share of the peak."""
     axes = _Axes(machine, rows)
     height = int(max(TOP + PLOT + 60, TOP + 20 + len(rows) * _LINE))
     x, legend = float(LEFT), []

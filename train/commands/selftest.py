@@ -1,4 +1,4 @@
-"""`wgrad selftest`: the table of every operator's error and limit on a device, and the same as a report."""
+"""`wgrad selftest`: the error and limit of every operator on a device, as a table or as JSON."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ def _row(result: Result) -> str:
     if result.lacks:
         verdict = f"not run: no operator {result.lacks}"
     error, limit = f"{result.error:.1e}", f"{result.limit:.1e}"
-    name = result.name.removesuffix(f"/{result.dtype}").removesuffix(f"/{result.shape}")  # columns of their own
+    name = result.name.removesuffix(f"/{result.dtype}").removesuffix(f"/{result.shape}")  # they have own columns
     return _ROW.format(name, result.direction, result.dtype, result.shape, error, limit, verdict)
 
 
 def _as_dict(result: Result) -> dict[str, str | float | bool | None]:
-    """JSON has no infinity: the error of an operator that raised is null, with the message beside it."""
+    """Return a result for JSON, which has no infinity: the error of an operator that raised becomes null."""
     return {k: (None if isinstance(v, float) and not math.isfinite(v) else v) for k, v in vars(result).items()}
 
 
 def package_versions() -> dict[str, str]:
-    """Version of each installed package that wgrad stands on or can use, by name."""
+    """Return the version of each installed package that wgrad requires or can use, by name."""
     versions = {}
     try:
         requirements = metadata.requires("wgrad") or []
@@ -57,7 +57,7 @@ def package_versions() -> dict[str, str]:
 
 
 def make_report(device: Device, results: list[Result], seconds: float) -> dict[str, Any]:
-    """Report for people with another GPU: GPU, driver, versions, and the error of each case."""
+    """Return the JSON object: GPU, driver, versions, and the error of each case."""
     failed, lacking = sum(not r.ok for r in results), sum(bool(r.lacks) for r in results)
     about = {"name": device.name, "description": device.description, "reason": device.reason}
     return {
@@ -74,11 +74,11 @@ def make_report(device: Device, results: list[Result], seconds: float) -> dict[s
 
 
 def _run(device: Device, only: str, *, table: bool) -> list[Result]:
-    """The results of all cases with `only` in their names; a line for each on standard output where `table`."""
-    # The table may go to a file or a pipe, and JSON belongs to a program: the bar is on standard error then.
-    beside = table and sys.stdout.isatty()
-    display = Display(make_console("stdout" if beside else "stderr"))
-    tell: Callable[[str], None] = display.say if beside else partial(print, flush=True)
+    """Run all cases with `only` in their names, and print a line for each if `table` is true."""
+    # The progress bar moves to standard error if the table goes to a file or pipe, and with JSON.
+    interactive = table and sys.stdout.isatty()
+    display = Display(make_console("stdout" if interactive else "stderr"))
+    tell: Callable[[str], None] = display.say if interactive else partial(print, flush=True)
     selected, results = selftest_cases(device, only), list[Result]()
     if table:
         tell(f"device: {device.name}: {device.description} ({device.reason})")
@@ -100,9 +100,18 @@ def _run(device: Device, only: str, *, table: bool) -> list[Result]:
 
 
 def print_selftest(spec: str, *, only: str = "", as_json: bool = False) -> int:
-    """Run the selftest on the device named by `spec` and print it. -> 0, or 1 where any case failed.
+    """Run the self-test and print its results.
 
-    only: part of the names of the cases to run. WgradError where no case is called so.
+    Args:
+        spec: Device, as for --device.
+        only: Part of the names of the cases to run.
+        as_json: Whether to print one JSON object instead of the table.
+
+    Returns:
+        0, or 1 if a case failed.
+
+    Raises:
+        WgradError: No case has such a name.
     """
     device = select_device(spec, kernels=True)
     begun = time.perf_counter()

@@ -1,4 +1,4 @@
-"""`wgrad selftest --page FILE`: the self-test as one file that any browser with WebGPU runs, on its GPU."""
+"""`wgrad selftest --page FILE`: the self-test as one HTML file, for any browser with WebGPU."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _TEMPLATE = Path(__file__).with_name("selftest_page.html")
 
 
 def page_bundle(only: str = "") -> Bundle:
-    """Every variant that a card is given, in the cases with the smallest inputs that have it."""
+    """Return every shader variant that a GPU may get, each in the case with the smallest inputs."""
     found: Iterable[Case] = [
         *map(with_coarse_inputs, [*cases(), *int8_cases(True), *transposed_cases(True)]),
         *training_cases(),
@@ -34,7 +34,7 @@ def _packed(data: bytes) -> str:
 
 
 def make_page(bundle: Bundle) -> str:
-    """The page's text. It loads nothing: shaders, inputs and expected outputs are in it, gzipped, in base64."""
+    """Return the page, with shaders, inputs and expected outputs embedded as base64 of gzip."""
     text = _TEMPLATE.read_text(encoding="utf-8")
     parts = {
         "/* DOCUMENT */": _packed(json.dumps(bundle.document, separators=(",", ":")).encode()),
@@ -48,7 +48,11 @@ def make_page(bundle: Bundle) -> str:
 
 
 def write_page(file: str, *, only: str = "") -> int:
-    """Write the page; no device is needed. -> 0. WgradError where it cannot be written, or no case is called so."""
+    """Write the page and return 0. No device is needed.
+
+    Raises:
+        WgradError: The file cannot be written, or no case has such a name.
+    """
     check_writable(file, "--page")
     bundle = page_bundle(only)
     if not bundle.document["cases"]:

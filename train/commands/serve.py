@@ -1,6 +1,6 @@
-"""`wgrad serve`: a model, and adapters over it, behind the APIs of OpenAI and Ollama.
+"""`wgrad serve`: serve a model and its adapters with the APIs of OpenAI and Ollama.
 
-The main thread is that of the device; the web has one of its own.
+The main thread drives the device; the web server has a thread of its own.
 """
 
 from __future__ import annotations
@@ -41,12 +41,15 @@ try:
 except ImportError as error:
     raise WgradError(f"wgrad serve: {error.name} is not installed: pip install 'wgrad[serve]'") from error
 
-_WARM_UP_SECONDS = 5.0  # before it serves
+_WARM_UP_SECONDS = 5.0  # most time to warm up before serving
 
 
 def run_serve(config: ServeConfig) -> int:
-    """Until a signal. Where it listens goes to stdout, all else to stderr. WgradError: before anything is loaded where
-    a key, an address or a name is wrong."""
+    """Serve until a signal. The address goes to standard output, everything else to standard error.
+
+    Raises:
+        WgradError: A key, an address, a name or the model cannot be used.
+    """
     key, adapters = config.key, config.adapters
     listening = open_address(config.host, config.port, key)
     try:
@@ -60,7 +63,7 @@ def run_serve(config: ServeConfig) -> int:
 
 
 def guarded(engine: Engine, preparation: Preparation, config: ServeConfig) -> ASGIApp:
-    """The web application behind all that is checked of a request."""
+    """Return the web application, behind the checks of requests and the request log."""
     app = make_app(engine, preparation)
     pages = [route.path for route in chat_page()]
     guard = Guard(app, config.host, config.allow_host, config.key, config.allow_origin, pages, ollama=True)
@@ -68,7 +71,7 @@ def guarded(engine: Engine, preparation: Preparation, config: ServeConfig) -> AS
 
 
 def load(opened: Opened[ServeConfig], adapters: dict[str, str]) -> tuple[Engine, Preparation]:
-    """The models on the device, and what makes requests jobs for them. WgradError."""
+    """Load the models. Return the engine that runs them, and the preparation that turns requests into its jobs."""
     args, positions = opened.args, context_of(opened)
     base = Path(os.path.abspath(args.model)).name.removesuffix(".gguf") if os.path.exists(args.model) else args.model
     if base in adapters:
@@ -86,7 +89,7 @@ def load(opened: Opened[ServeConfig], adapters: dict[str, str]) -> tuple[Engine,
             if remark:
                 opened.display.say(f"note: {name}: {remark}")
     for tokenizer in tokenizers.values():
-        _ = tokenizer.stop_ids  # renders a template, which later only one thread at a time may
+        _ = tokenizer.stop_ids  # renders a template, which only one thread may do at a time
 
     def build() -> Mapping[str, Model]:
         return build_text_models(opened, {base: None, **adapters}, positions, run)
@@ -112,7 +115,7 @@ def load(opened: Opened[ServeConfig], adapters: dict[str, str]) -> tuple[Engine,
 
 
 def _facts(opened: Opened[ServeConfig]) -> ModelFacts:
-    """Facts that clients of Ollama's API show."""
+    """Return the facts that clients of Ollama's API show."""
     files = [opened.folder] if opened.folder.is_file() else opened.folder.glob("*.safetensors")
     family = FAMILIES[opened.config.architecture].model_type
     quantised = "" if opened.folder.is_file() else "NF4" if opened.args.quantize else "F32"

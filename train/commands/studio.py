@@ -19,17 +19,17 @@ try:
 except ImportError as error:
     raise WgradError(f"wgrad studio: {error.name} is not installed: pip install 'wgrad[serve]'") from error
 
-_LOOK = 1.0  # seconds after which a signal is seen on Windows
+_LOOK = 1.0  # seconds between checks for a signal, which Windows needs
 
 
 def guarded_studio(studio: Studio, config: StudioConfig) -> ASGIApp:
-    """Return the web application behind all that is checked of a request. The page itself needs no key."""
+    """Return the web application, behind the checks of requests. The page itself needs no key."""
     pages = [route.path for route in studio.page_routes]
     return Guard(make_studio(studio), config.host, config.allow_host, config.key, open_paths=pages)
 
 
 def run_studio(config: StudioConfig, folder: str) -> int:
-    """Until a signal. The page's address goes to stdout. WgradError: the folder, an address or a key is wrong."""
+    """Serve until a signal. The page's address goes to standard output. WgradError: folder, address or key is wrong."""
     if os.path.exists(folder) and not os.path.isdir(folder):
         raise WgradError(f"RUNS: {folder} must be the folder of the runs; got a file: give its folder")
     listening = open_address(config.host, config.port, config.key)

@@ -1,5 +1,8 @@
-"""The LoRA step of `wgrad bench --against-cpu` in plain torch, on the CPU and in bfloat16. Run as a program, with the
-sizes as JSON; prints one JSON object. The weights are not quantised: torch decodes no NF4 on a CPU by itself."""
+"""The LoRA step of `wgrad bench --against-cpu` in plain torch, on the CPU in bfloat16.
+
+Runs as a program with the sizes as JSON, and prints one JSON object. The weights are not quantised, because torch alone
+cannot decode NF4 on a CPU.
+"""
 
 from __future__ import annotations
 

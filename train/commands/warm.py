@@ -1,4 +1,4 @@
-"""`wgrad warm`: compile the shaders of a run before it, where the driver keeps what it has compiled."""
+"""`wgrad warm`: compile the shaders of a run in advance, for drivers that cache them."""
 
 from __future__ import annotations
 
@@ -22,12 +22,18 @@ from wgrad.train.terminal.progress import Display, duration
 
 
 def run_warm(config: RunOptions) -> int:
-    """Compile what `wgrad finetune` with these options will need, and say where the driver keeps it. -> exit status.
+    """Compile the shaders of a run with these options, and print where the driver caches them.
 
-    Nothing is trained, and no weight is read or fetched. WgradError: the model, or the device, is not there.
+    Nothing is trained, and no weights are read or downloaded.
+
+    Returns:
+        The exit status.
+
+    Raises:
+        WgradError: Model or device is missing.
     """
     if not config.model:
-        raise WgradError("--model is required: give the model whose run is to begin sooner")
+        raise WgradError("--model is required: give the model of the run")
     display = Display()
     device = select_device(config.device, training_needs(config))
     display.say(f"device: {device.description} ({device.reason})")
@@ -53,7 +59,7 @@ def run_warm(config: RunOptions) -> int:
 
 
 def _contents(folders: list[Path]) -> dict[Path, dict[str, int]]:
-    """The bytes of each file in those of the folders that there are."""
+    """Return the bytes of each file in the folders that exist."""
     found: dict[Path, dict[str, int]] = {}
     for folder in folders:
         files = {}

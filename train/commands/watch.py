@@ -1,4 +1,4 @@
-"""`wgrad watch`: a page with the curves of runs, while they go on or afterwards."""
+"""`wgrad watch`: a web page with the curves of runs, during or after them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MOST_RUNS = 32
 
 
 def open_watch(folders: Sequence[str]) -> Watch:
-    """Return the watched runs. Raises WgradError: a file, or too many."""
+    """Return the runs to watch. WgradError: there are too many."""
     folders = list(dict.fromkeys(expand_path(folder, "RUN") for folder in folders))
     if len(folders) > MOST_RUNS:
         raise WgradError(f"RUN: a page shows at most {MOST_RUNS} runs; got {len(folders)}: leave some out")
@@ -27,7 +27,7 @@ def open_watch(folders: Sequence[str]) -> Watch:
 
 
 def run_watch(config: WatchConfig, folders: Sequence[str]) -> int:
-    """Until a signal. Nothing is written but the page's address, to stdout. WgradError."""
+    """Serve until a signal. Only the page's address is printed. WgradError: a folder or the port cannot be used."""
     end_at_signals()
     with WatchServer(config.port, open_watch(folders)) as server:
         count = len(server.watch.runs)

@@ -17,13 +17,13 @@ _SIZES: Rule = (
 
 @dataclass(frozen=True)
 class BenchConfig(Options):
-    """Options of `wgrad bench`. Raises WgradError where a value breaks its rule."""
+    """Options of `wgrad bench`. Raises WgradError if a value breaks its rule."""
 
     op: tuple[str, ...] = option((), "only these operators", metavar="NAME")
     device: str = option("auto", DEVICE_HELP, metavar="DEVICE")
     size: str = option(
         AUTO_SIZE,
-        "how large the work is (auto: large where the device copies 30 GB/s, and with --compare that of the file)",
+        "how large the work is (auto: large if the device copies 30 GB/s, and with --compare as in the file)",
         choices=(AUTO_SIZE, "large", "small", "tiny"),
     )
     warm_up: float = option(
@@ -35,8 +35,8 @@ class BenchConfig(Options):
     json: bool = option(False, "one JSON object instead of the table")
     compare: str | None = option(
         None,
-        "what --json printed before: status 1 where an operator is more than 5 % slower, relative to the peak rates of "
-        "each run and beyond their spread",
+        "earlier output of --json to compare with: status 1 if an operator is more than 5 % slower, relative to the "
+        "peak rates of each run and beyond their spread",
         metavar="FILE",
         path=True,
     )

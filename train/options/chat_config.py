@@ -12,7 +12,7 @@ from wgrad.train.options.options import AT_LEAST_1, option
 
 @dataclass(frozen=True, kw_only=True)
 class ChatConfig(Sampling, LoadOptions):
-    """Whom to talk to, and how the next token is chosen. WgradError where a value breaks its rule."""
+    """Options of `wgrad chat`. Raises WgradError if a value breaks its rule."""
 
     compare: bool = option(False, "with --adapter: show answers with and without the adapter")
     system: str = option("", "what the conversation begins with, as its system message", metavar="TEXT")

@@ -12,8 +12,14 @@ from wgrad.train.step.hooks import Hooks
 
 @dataclass(frozen=True)
 class PythonCaller:
-    """records: in place of data files, by the name that stands for each in the options. silent: nothing is printed, and
-    no signal ends the process but by an exception."""
+    """Arguments of `wgrad.finetune` that are no options.
+
+    Attributes:
+        records: In-memory data sets, by the name that stands for each in the options.
+        callbacks: Callbacks of the run.
+        hooks: Custom loss and metrics.
+        silent: Print nothing, and turn signals into exceptions.
+    """
 
     records: Mapping[str, Records] = field(default_factory=dict)
     callbacks: Callbacks = field(default_factory=Callbacks)

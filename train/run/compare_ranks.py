@@ -1,4 +1,4 @@
-"""Checks that the ranks of a run were started alike, and begin with the same numbers."""
+"""Checks that all ranks of a run have the same options and start from the same parameters."""
 
 from __future__ import annotations
 
@@ -19,20 +19,25 @@ from wgrad.train.step.optim import AdamW
 
 
 def compare_ranks(session: Session, world: World, info: Mapping[str, Any], *, shown: bool = True) -> None:
-    """WgradError where a rank was started for another run; else, if it is to be shown, the table of ranks.
+    """Check that all ranks were started for the same run, and print a table of them.
 
-    info: as of `run_info`.
+    Args:
+        session: Session of this rank.
+        world: All ranks.
+        info: Result of `run_info`.
+        shown: Whether to print the table.
+
+    Raises:
+        WgradError: Ranks differ, or there are more ranks than micro-batches in a step.
     """
     if world.alone:
         return
     config = session.config
     if config.gradient_accumulation_steps < world.size:
         raise WgradError(
-            f"--gradient-accumulation-steps: a step of {config.gradient_accumulation_steps} "
-            f"micro-batches cannot be shared by {world.size} ranks: "
-            f"give --gradient-accumulation-steps {world.size} or more (with a "
-            f"smaller --batch-size the step stays as large), or "
-            "start fewer ranks"
+            f"--gradient-accumulation-steps: a step of {config.gradient_accumulation_steps} micro-batches cannot be "
+            f"shared by {world.size} ranks: give --gradient-accumulation-steps {world.size} or more (with a smaller "
+            "--batch-size the step stays as large), or start fewer ranks"
         )
     kinds = ("adapter", "training")
     same = [f for f in fields(RunOptions) if not f.metadata["path"] and f.metadata["group"] in kinds]
@@ -48,7 +53,7 @@ def compare_ranks(session: Session, world: World, info: Mapping[str, Any], *, sh
 
 
 def compare_starts(optimizer: AdamW, world: World) -> None:
-    """WgradError where a rank begins with other numbers, as of another --adapter or checkpoint."""
+    """Raise WgradError if a rank starts from other parameters, such as another --adapter or checkpoint."""
     if not world.alone:
         digest = hashlib.blake2b(digest_size=16)
         for array in optimizer.state_arrays().values():

@@ -1,4 +1,4 @@
-"""Room on the disk for a run's checkpoints and result, compared before it begins."""
+"""Disk space for a run's checkpoints and result, checked before the run begins."""
 
 from __future__ import annotations
 
@@ -10,33 +10,43 @@ from wgrad.train.options.finetune_config import FinetuneConfig
 from wgrad.train.options.option_text import size
 from wgrad.train.output.checkpoints import KEEP, Checkpoints
 
-_STATES = 3  # of each number that is trained: itself and two moments, in float32
+_STATES = 3  # float32 numbers per trained parameter: its value and two moments
 
 
 @dataclass(frozen=True)
 class DiskNeed:
-    """Bytes that a run adds to its folder: with its first checkpoint, and at most at any time."""
+    """Bytes that a run adds to its folder: with its first checkpoint (`first`), and at most (`most`)."""
 
     first: int
     most: int
 
 
 def disk_need(config: FinetuneConfig, trained: int, steps: int, there: int = 0) -> DiskNeed:
-    """Return what a run takes beside the checkpoints that are there.
+    """Return the disk space that a run needs in addition to its existing checkpoints.
 
-    trained: numbers that are trained. steps: that are left. there: checkpoints of the run that it goes on with.
+    Args:
+        config: Options of the run.
+        trained: Number of trained parameters.
+        steps: Remaining steps.
+        there: Number of existing checkpoints.
     """
     result = 4 * trained
     checkpoint = _STATES * 4 * trained + (0 if config.full else result)
     saves = -(-steps // config.save_steps) if config.save_steps else 1
-    # A new one is whole before the oldest goes.
+    # A new checkpoint is complete before the oldest is deleted.
     kept = min(there + saves, KEEP + 1 + config.best_kept)
     return DiskNeed(checkpoint, max(kept - there, 1) * checkpoint + result)
 
 
 def check_disk(config: FinetuneConfig, trained: int, steps: int) -> str:
-    """Compare what a run takes with what its disk has free -> a remark where the disk has too little for all of it, or
-    "". WgradError: not even the first checkpoint fits."""
+    """Compare the disk space that a run needs with what is free.
+
+    Returns:
+        A warning if the run may fill the disk, else "".
+
+    Raises:
+        WgradError: Not even the first checkpoint fits.
+    """
     if config.lr_sweep or (free := free_bytes(config.out)) is None:
         return ""
     need = disk_need(config, trained, steps, len(Checkpoints(config.out).steps()))

@@ -1,4 +1,4 @@
-"""Before, within and after a run: the loss on a part of the held-out data, and texts that the model continues."""
+"""Evaluations before, during and after a run: the loss on held-out data, and sample texts."""
 
 from __future__ import annotations
 
@@ -28,11 +28,13 @@ _SHOWN = ("rewards/accuracies", "rewards/margins")  # of an objective's metrics
 
 
 def eval_subset(documents: Sequence[T], config: RunOptions) -> list[T]:
-    """Documents of about --eval-tokens tokens (one more than fit), drawn by the seed; all where they have no more or it
-    is 0. Always the same ones, in the order of `documents`."""
+    """Return the documents to evaluate on: a sample of just over --eval-tokens tokens, or all if that is 0 or enough.
+
+    The sample depends only on the seed and keeps the order of `documents`.
+    """
     if not config.eval_tokens or sum(map(len, documents)) <= config.eval_tokens:
         return list(documents)
-    # The last word tells this generator from those that split the data and order the epochs.
+    # The last number separates this generator from those that split the data and order the epochs.
     order = np.random.Generator(np.random.PCG64([config.seed, 0, 2])).permutation(len(documents))
     chosen, tokens = [], 0
     for index in order.tolist():
@@ -44,13 +46,19 @@ def eval_subset(documents: Sequence[T], config: RunOptions) -> list[T]:
 
 
 class GivenUp(Exception):
-    """A measure was not brought to its end, because the run is asked to end."""
+    """An evaluation was abandoned because the run was asked to end."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """loss: mean of what is held out (of sft nats a token), None where nothing is; metrics: the objective's, of that.
-    texts: what follows each prompt, None where the model has no numbers to choose it by. lines: for people."""
+    """Result of an evaluation.
+
+    Attributes:
+        loss: Mean held-out loss (sft: nats per token); None without held-out data.
+        texts: Continuation of each prompt; None if the model's logits are not finite.
+        lines: Summary for people.
+        metrics: The objective's and the caller's metrics.
+    """
 
     loss: float | None
     texts: Sequence[str | None]
@@ -58,7 +66,7 @@ class Measured:
     metrics: Mapping[str, float] = field(default_factory=dict)
 
     def results(self, when: str) -> dict[str, Any]:
-        """when: "before" or "after". The text is that of the first prompt."""
+        """Return the entries for results.json. when: "before" or "after". The sample is that of the first prompt."""
         found: dict[str, Any] = {}
         if self.loss is not None:
             named = {"loss": self.loss, **self.metrics}
@@ -67,7 +75,16 @@ class Measured:
 
 
 class Evaluation:
-    """Measures the same things each time. samples: where texts are kept; None: none are made."""
+    """Evaluates the model of a run, each time on the same data and prompts.
+
+    Args:
+        session: Session of the run.
+        trainer: Its trainer.
+        built: Its model.
+        samples: File that keeps the samples; None: generate none.
+        callbacks: Called with each evaluation.
+        hooks: Custom loss and metrics.
+    """
 
     def __init__(
         self,
@@ -91,10 +108,19 @@ class Evaluation:
     def measure(
         self, step: int, when: str, loss: float | None = None, asked: Callable[[], bool] = lambda: False
     ) -> Measured:
-        """Evaluate the model after `step` steps. when: for people. loss: where it has been measured. GivenUp, once
-        `asked` says so."""
+        """Evaluate the model after `step` steps.
+
+        Args:
+            step: Steps done.
+            when: Word for the printed lines, such as "before".
+            loss: Held-out loss if it is known already.
+            asked: Returns whether the run was asked to end.
+
+        Raises:
+            GivenUp: `asked` returned True.
+        """
         lines, metrics, own = [], dict[str, float](), self.hooks.metrics or {}
-        if self.batches and (loss is None or self.trainer.objective.score_size):  # of metrics nobody keeps a record
+        if self.batches and (loss is None or self.trainer.objective.score_size):  # its metrics are not kept anywhere
             with self.session.display.phase("held-out loss", len(self.batches), "batches") as phase:
                 loss, metrics = self.trainer.measure(self.batches, _until(asked, phase.update))
         if self.batches and self.hooks.metrics:
@@ -111,7 +137,7 @@ class Evaluation:
         return Measured(loss, texts, lines, metrics)
 
     def _texts(self, step: int, asked: Callable[[], bool], lines: list[str], when: str) -> Iterator[str | None]:
-        """The texts of a step, those made anew that are not kept yet."""
+        """Yield the sample of each prompt, generated unless the file has it already."""
         assert self.samples is not None
         for prompt in self.session.prompts:
             words = self.session.tokenizer.decode(prompt, skip_special_tokens=False)
@@ -130,7 +156,7 @@ class Evaluation:
         self.samples.sync()
 
     def _sample(self, prompt: list[int], asked: Callable[[], bool]) -> tuple[str | None, str]:
-        """-> the text that follows, and why there is none."""
+        """Return the continuation of a prompt, or None and the reason."""
         session, device = self.session, self.built.model.device
         stream, text = session.tokenizer.decode_stream(prompt, skip_special_tokens=False), ""
         with session.display.phase("sample", SAMPLE_TOKENS, "tokens") as phase, device.borrowing():
@@ -140,13 +166,13 @@ class Evaluation:
                 for number, token in enumerate(ids, start=1):
                     text += stream.add(token)
                     update(number)
-            except UnusableResult as error:  # what is trained is judged elsewhere
+            except UnusableResult as error:  # the training loop judges the parameters
                 return None, str(error)
         return text + stream.rest(), ""
 
 
 def _until(asked: Callable[[], bool], update: Callable[[int], None]) -> Callable[[int], None]:
-    """`update`, which ends what calls it once the run is asked to end."""
+    """Return `update`, wrapped to raise GivenUp once the run is asked to end."""
 
     def told(done: int) -> None:
         if asked():

@@ -1,4 +1,4 @@
-"""`wgrad finetune`: from a configuration to an adapter (or with --full a whole model) in the output folder."""
+"""`wgrad finetune`: train an adapter (or with --full a whole model) into the output folder."""
 
 from __future__ import annotations
 
@@ -62,8 +62,15 @@ from wgrad.train.terminal.progress import TrainingProgress
 
 
 def run_finetune(config: FinetuneConfig, caller: PythonCaller | None = None) -> int:
-    """Train as `config` says, with the other ranks if this process is one of several. -> 0. Raises WgradError or a
-    device's error, with a message for the user; Interrupted; RankFailure; what a callback raises."""
+    """Train as `config` says, together with the other ranks if there are any, and return exit status 0.
+
+    Raises:
+        WgradError: The options or the machine do not allow the run.
+        DeviceError: The device failed.
+        Interrupted: The run was asked to end; its state is saved.
+        RankFailure: Another rank failed.
+        Exception: Anything that a callback raises.
+    """
     caller = caller or PythonCaller()
     caller.hooks.check(config)
     with open_world() as world:
@@ -112,13 +119,13 @@ def _open(config: FinetuneConfig, outputs: RunOutputs) -> Previous:
     check_installed(config.report_to)
     outputs.open()
     if outputs.folder.left_by:
-        outputs.say(f"note: {config.out} was left locked by {outputs.folder.left_by}, which is no more: taken over")
+        outputs.say(f"note: {config.out} was locked by {outputs.folder.left_by}, which has ended: lock taken over")
     return previous_run(config)
 
 
 @dataclass
 class _Finetuning:
-    """A run whose model, data and place in the data are known."""
+    """A run whose model and data are open, from the state to resume from up to its results."""
 
     session: Session
     world: World
@@ -127,9 +134,9 @@ class _Finetuning:
     interrupts: Interrupts
     previous: Previous
     state: TrainingState | None
-    counted: float  # time.monotonic() up to which results["seconds"] goes
+    counted: float  # time.monotonic() up to which results["seconds"] counts
     caller: PythonCaller
-    lost_before: bool = False  # its device was
+    lost_before: bool = False  # whether its device was lost before
     saved: bool = False  # whether it has saved a checkpoint
     kept: KeptState | None = field(default=None, init=False)
 
@@ -201,13 +208,13 @@ class _Finetuning:
             session.say(line)
 
     def _plan(self) -> tuple[FinetuneConfig, Plan | None]:
-        """Plan the run and check its operators -> its options, with the adapter that it begins with, and the plan."""
+        """Plan the run and check its operators. Return its options, with the adapter to start from, and the plan."""
         session = self.session
         while True:
             self.info = run_info(session, own_loss=self.caller.hooks.loss is not None)
             compare_ranks(session, self.world, self.info, shown=not self.lost_before)
-            # What an adapter is to be (rank, scale) is the checkpoint's word: the folder of --adapter may have changed.
-            # And of --init-lora-weights, what the adapter began as.
+            # A resumed run takes the adapter's rank and scale from its checkpoint, because the folder of --adapter may
+            # have changed since. The same goes for the start values of --init-lora-weights.
             begun = session.config
             held = self.state is not None and (begun.adapter or begun.init_lora_weights != LORA)
             adapter = str(self.state.path) if self.state is not None and held else begun.adapter
@@ -227,7 +234,7 @@ class _Finetuning:
         return measured
 
     def _measure_result(self) -> None:
-        """Return the run's result; with --keep-best that of the best step, which is then saved."""
+        """Measure the run's result; with --keep-best, the best step becomes the result and is saved."""
         session, best, step = self.session, self.best, self.session.stream.step
         short = step < session.stream.total_steps
         keeps, stopped = session.config.best_kept, best.stop and short
@@ -247,7 +254,7 @@ class _Finetuning:
         }
 
     def _write_best(self, last: int) -> int:
-        """Write the best step that there still is a checkpoint of, or else the last -> that step."""
+        """Write the best step that has a usable checkpoint, else the last one, and return its number."""
         session, best = self.session, self.best
         step = next((step for step in best.best() if step == last or self._load(step)), last)
         with self.interrupts.writing(), session.display.phase("saving the result"):
@@ -257,7 +264,7 @@ class _Finetuning:
         return step
 
     def _load(self, step: int) -> bool:
-        """Take the parameters of a checkpoint, where it is whole."""
+        """Load the parameters of a checkpoint and return whether it was intact."""
         arrays = self.world.broadcast(lambda: self.checkpoints.arrays_of(step), "the best checkpoint")
         try:
             if arrays is not None:
@@ -265,7 +272,7 @@ class _Finetuning:
                 return True
         except (KeyError, ValueError):
             pass
-        self.session.say(f"note: no checkpoint of step {step} is whole, so that a worse one is the best")
+        self.session.say(f"note: the checkpoint of step {step} is damaged or gone: the next best step is used")
         return False
 
     def _restore(self, state: TrainingState) -> None:
@@ -283,8 +290,8 @@ class _Finetuning:
             session.say(note)
 
     def _train(self, done: int) -> None:
-        """The steps that are left, then at once what they were for: the result (with --keep-best it waits for the last
-        measure), and a checkpoint of the last step."""
+        """Run the remaining steps, then save the result at once (with --keep-best after the last evaluation), and a
+        checkpoint of the last step."""
         session, stream, interrupts = self.session, self.session.stream, self.interrupts
         progress = TrainingProgress(
             stream.total_steps,
@@ -340,7 +347,7 @@ class _Finetuning:
         return path
 
     def _info_now(self) -> dict[str, Any]:
-        """Return the contents of trainer.json for a checkpoint of this moment."""
+        """Return the current contents of trainer.json for a checkpoint."""
         self._count_seconds()
         return {
             "results": dict(self.results),
@@ -358,7 +365,7 @@ class _Finetuning:
         return path
 
     def after(self, lost: DeviceLost, losses: Losses) -> _Finetuning:
-        """Return the run as it goes on from the newest state, on the device opened anew. DeviceLost: it is given up."""
+        """Return the run to continue with from the newest state, on the reopened device. DeviceLost: it gives up."""
         session, world, step = self.session, self.world, self.session.stream.step
         session.say(f"note: {lost}")
         world.regroup(lost)
@@ -376,7 +383,7 @@ class _Finetuning:
         return replace(self, state=state, counted=counted, lost_before=True)
 
     def _newest(self) -> TrainingState | None:
-        """The newest state, which is then in a checkpoint, too; None: the run has to begin anew."""
+        """Return the newest state, saved as a checkpoint; None: the run has to start over."""
         if self.kept is None:
             return self.state
         if not self.kept.enabled:
@@ -385,14 +392,14 @@ class _Finetuning:
 
     def _write_results(self, skipped: int) -> None:
         session = self.session
-        if self.kept_out.check():  # what was trained went with the rest
+        if self.kept_out.check():  # somebody removed the folder, and the result with it
             write_trained(session, self.built)
-            if not session.config.best_kept:  # else the model is that of another step by now
+            if not session.config.best_kept:  # else the model holds another step by now
                 self._save_here(session.stream.step)
         write_results(session, self.metrics, self.results, skipped)
 
     def _count_seconds(self) -> None:
-        """Bring the run's time up to now: of all its parts, from the first loading on."""
+        """Add the time since the last call to the run's total, which starts with loading."""
         now = time.monotonic()
         self.results["seconds"] = self.results.get("seconds", 0.0) + now - self.counted
         self.counted = now

@@ -1,4 +1,4 @@
-"""The newest training state in main memory, from which a run goes on when its device is lost (recovery.py)."""
+"""The newest training state in main memory, from which a run continues when its device is lost (recovery.py)."""
 
 from __future__ import annotations
 
@@ -14,20 +14,19 @@ from wgrad.device.main_memory import main_memory
 from wgrad.train.output.checkpoints import CheckpointInfo, TrainingState
 from wgrad.train.step.optim import AdamW, StateReadback
 
-# A state is copied at most so often, and takes at most one part in so many of the run's time; once the device was lost,
-# more often.
+# A state is copied at most every _SECONDS seconds, and takes at most 1 / _PARTS of the run's time; more often once the
+# device was lost.
 _SECONDS, _PARTS = 10.0, 100.0
 _PARTS_AFTER_LOSS = 10.0
-_OF_FILES = ("step", "files")  # of trainer.json, what is not said of the state
-_SHARE = 16  # a state that is larger than this part of main memory is not kept
-
+_OF_FILES = ("step", "files")  # keys of trainer.json that describe the checkpoint, not the state
+_SHARE = 16  # a state larger than 1 / _SHARE of main memory is not kept
 
 Save = Callable[[int, dict[str, np.ndarray], Mapping[str, Any]], Path]
 
 
 @dataclass
 class _Copy:
-    """A state on its way to the host."""
+    """A state that is being copied to the host."""
 
     step: int
     arrays: StateReadback
@@ -35,10 +34,14 @@ class _Copy:
 
 
 class KeptState:
-    """state: the newest, None where there is none yet. It is from behind a step whose record is written.
+    """Keeps the newest state whose step is in metrics.jsonl (`state`; None: none yet).
 
-    info: makes what trainer.json says of a state. lost: the device of this run was lost before. reopens: it can be
-    opened again, or may be that of another rank.
+    Args:
+        optimizer: Holds the parameters and moments.
+        info: Returns the contents of trainer.json for the current state.
+        clock: Returns seconds.
+        lost: Whether the device of this run was lost before.
+        reopens: Whether the run can continue after a loss: its device can be reopened, or another rank's was lost.
     """
 
     def __init__(
@@ -60,17 +63,17 @@ class KeptState:
 
     @property
     def due(self) -> bool:
-        """Return whether it is time for another one."""
+        """Whether it is time to copy another state."""
         return self.enabled and self._copy is None and self._clock() >= self._next
 
     def begin(self, step: int) -> None:
-        """Start to copy the state behind a step."""
+        """Start to copy the state after a step."""
         begun = self._clock()
         self._copy = _Copy(step, self._optimizer.state_readback(), dict(self._info()))
         self._pause(begun)
 
     def look(self, written: int) -> None:
-        """Keep the state that was begun, if it has arrived and the records up to its step are written."""
+        """Keep the state being copied, if it has arrived and the records up to its step are written."""
         copy = self._copy
         if copy is None or copy.step > written or not copy.arrays.ready():
             return
@@ -82,16 +85,14 @@ class KeptState:
         self._pause(begun)
 
     def saved(self, path: Path, step: int, arrays: dict[str, np.ndarray], info: Mapping[str, Any]) -> None:
-        """A checkpoint holds the same: there is nothing to copy."""
+        """Take the state of a checkpoint that was just saved, instead of copying one."""
         if self.enabled:
             self._copy = None
             self.state = made_state(step, arrays, info, path)
             self._next = self._clock() + self._least
 
-    def in_checkpoint(
-        self, save: Callable[[int, dict[str, np.ndarray], Mapping[str, Any]], Path]
-    ) -> TrainingState | None:
-        """Return `state`, which is then in a checkpoint, too. save: makes one."""
+    def in_checkpoint(self, save: Save) -> TrainingState | None:
+        """Return `state`, after saving it with `save` unless a checkpoint holds it already."""
         state = self.state
         if state is None or state.path != Path():
             return state
@@ -104,13 +105,13 @@ class KeptState:
 
 
 def made_state(step: int, arrays: dict[str, np.ndarray], info: Mapping[str, Any], path: Path = Path()) -> TrainingState:
-    """Return a state as if it were read. path: of the checkpoint that holds it, if any."""
+    """Return a state as reading its checkpoint would. path: the checkpoint's folder, if it has one."""
     whole = _plain({**info, "step": step, "files": {}})
     return TrainingState(path, step, arrays, msgspec.convert(whole, CheckpointInfo))
 
 
 def _plain(value: Any) -> Any:
-    """The same with Python's numbers for NumPy's, which an objective or a metric of the user's may have given."""
+    """Replace NumPy scalars, which objectives and custom metrics may return, by Python numbers."""
     if isinstance(value, Mapping):
         return {name: _plain(part) for name, part in value.items()}
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""The training loop: steps, reports of what the device has finished, checkpoints, and what is said of skipped steps."""
+"""The training loop: steps, progress reports, checkpoints, and warnings about skipped steps."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from wgrad.train.step.trainer import HistoryReadback, Trainer
 from wgrad.train.terminal.interrupts import Interrupted, Interrupts
 from wgrad.train.terminal.progress import TrainingProgress
 
-REPORT_SECONDS = 0.25  # between requests for what the device has done, whatever --logging-steps is
-MANY_SKIPPED = 20  # steps in a row without an update, from which on it is said what to try
+REPORT_SECONDS = 0.25  # between downloads of the device's history, whatever --logging-steps is
+MANY_SKIPPED = 20  # steps in a row without an update, after which a note gives advice
 
 
 @dataclass
@@ -42,12 +42,22 @@ class _Pending:
 
 
 class Run:
-    """A pass over the steps of a stream, with reports, checkpoints and measures of what is held out (`scheduled`); ends
-    early, saved, where `interrupts` was asked, and where those measures say so.
+    """Trains on the steps of a stream, with reports, checkpoints and evaluations.
 
-    save: called with the number of finished steps when a checkpoint is due. What is to be kept is written before
-    anything is said of it: to say it may take as long as somebody leaves a pipe full. So what there is to say of the
-    last step waits for `say`.
+    Ends early when `interrupts` was asked to end (after a checkpoint), or when an evaluation or a callback stops it.
+    Files are written before lines are printed, because printing into a full pipe blocks. So the lines about the last
+    step wait for `say`.
+
+    Args:
+        trainer: Runs the steps.
+        stream: Yields the steps.
+        metrics: File of the records of steps.
+        progress: Bar or lines for people.
+        save: Called with the number of finished steps when a checkpoint is due.
+        interrupts: Requests to end the run.
+        scheduled: Evaluations during the run; None: there are none.
+        callbacks: Called with each step.
+        kept: Keeps the newest state in main memory; None: nothing does.
     """
 
     def __init__(
@@ -75,14 +85,15 @@ class Run:
         self._written = stream.step  # the last step whose record is written
 
     def train(self) -> None:
-        """Run to the stream's end, or until it is stopped early. Interrupted, after a checkpoint, where that was asked
-        before the last step.
+        """Run to the stream's end, or until an evaluation or a callback stops it.
 
-        UnusableResult where the parameters are found not to be finite.
+        Raises:
+            Interrupted: The run was asked to end before the last step; a checkpoint is saved.
+            UnusableResult: Parameters are no longer finite.
         """
         total, every = self.stream.total_steps, self.config.save_steps
         self.throughput.start()
-        if 0 < self.stream.step < total:  # resumed: a request to end may have kept this from being measured
+        if 0 < self.stream.step < total:  # resumed: a request to end may have prevented this evaluation
             self._measure(self.stream.step)
             if self._stopped:
                 return
@@ -93,7 +104,7 @@ class Run:
             try:
                 self.trainer.data_parallel.asked_here = self.interrupts.asked
                 self.trainer.step(step, lr)
-            except RanksLost:  # done on no rank: those that are left do it anew
+            except RanksLost:  # no rank did the step: the remaining ones repeat it
                 self.stream.step = step.index
                 continue
             if news := self.trainer.data_parallel.news:
@@ -119,7 +130,7 @@ class Run:
             self.say()
             asked = self._asked()
             if asked is not None:
-                if not saved:  # asked while it was said
+                if not saved:  # asked while the lines were printed
                     self._save(done)
                 self.trainer.world.steps_end()
                 raise self._interrupted(asked, done)
@@ -129,8 +140,8 @@ class Run:
         return Interrupted(asked, f"interrupted after step {done} of {total}, which is saved; go on with --resume")
 
     def _measure(self, done: int) -> bool:
-        """Measure what is held out, if that is due and nobody waits for the run to end -> whether the step is among the
-        best, of which checkpoints are kept."""
+        """Evaluate if that is due and the run was not asked to end. Return whether the step is one of the best, whose
+        checkpoints are kept."""
         scheduled = self.scheduled
         if scheduled is None or not scheduled.steps.due(done) or self._asked() is not None:
             return False
@@ -138,7 +149,7 @@ class Run:
         try:
             with self.throughput.pause():
                 lines = scheduled.measure(done)
-        except GivenUp:  # it is measured when the run goes on
+        except GivenUp:  # the resumed run repeats it
             return False
         self._unsaid.append(lambda: self.progress.note("\n".join(lines)))
         return done in scheduled.steps.kept()
@@ -148,7 +159,7 @@ class Run:
         return self.callbacks.stop or (self.scheduled is not None and self.scheduled.steps.stop)
 
     def _asked(self) -> int | None:
-        """The signal that asked this run to end; of several ranks any of them, as all know it."""
+        """Return the signal that asked this run to end, on any rank; None: none did."""
         if self.trainer.world.alone:
             return self.interrupts.asked
         return self.trainer.data_parallel.asked
@@ -161,13 +172,13 @@ class Run:
                 self.save(done)
 
     def _request(self) -> None:
-        """Ask for what the steps since the last request gave. The device goes on with the next step meanwhile."""
+        """Start to download the results of the steps since the last request; the device continues meanwhile."""
         if self._pending:
             self._reads.append((self._pending, self.trainer.history_readback()))
             self._pending, self._requested = [], self._clock()
 
     def _collect(self, *, wait: bool) -> None:
-        """Write down what has arrived, or with `wait` everything that there is."""
+        """Write the records of the steps whose results have arrived; with `wait`, of all steps."""
         if wait:
             self._request()
         arrived = []
@@ -175,7 +186,7 @@ class Run:
             pending, history = self._reads.popleft()
             arrived.append((pending, history.result()))
         steps = [item for pending, _ in arrived for item in pending]
-        if steps:  # all of them are seen to be finished now, and none is timed by itself
+        if steps:  # they are timed together: the host learns only now that all are finished
             self.throughput.finished(len(steps), sum(item.tokens for item in steps))
         for pending, rows in arrived:
             self._write(pending, rows)
@@ -183,7 +194,7 @@ class Run:
             self.kept.look(self._written)
 
     def say(self) -> None:
-        """Report what was collected and not yet told."""
+        """Print the lines that were held back."""
         while self._unsaid:
             self._unsaid.pop(0)()
 
@@ -208,7 +219,7 @@ class Run:
         )
 
     def _many_skipped(self, step: int) -> None:
-        if not self.trainer.optimizer.finite():  # nor will they be again
+        if not self.trainer.optimizer.finite():  # no later step can repair that
             raise not_finite(step, self.config)
         note = (
             f"note: {self._skips.count} steps in a row, up to {step}, were skipped, because no gradient was finite: if "
@@ -218,7 +229,7 @@ class Run:
 
 
 class SkippedInARow:
-    """Counts steps without an update, from what earlier records end in."""
+    """Counts consecutive steps without an update, starting from the records of an earlier process."""
 
     def __init__(self, records: Sequence[Mapping[str, Any]]) -> None:
         self.count = 0
@@ -226,7 +237,7 @@ class SkippedInARow:
             self.add(record.get("grad_norm", 0.0) is None)
 
     def add(self, skipped: bool) -> bool:
-        """-> whether it is time for a word: at 20 in a row, and then at each doubling."""
+        """Count a step. Return whether to warn: at 20 in a row, and then at each doubling."""
         self.count = self.count + 1 if skipped else 0
         return self.count in (MANY_SKIPPED << i for i in range(32))
 
@@ -251,7 +262,7 @@ def not_finite(step: int, config: RunOptions) -> UnusableResult:
 
 
 def check_result(optimizer: AdamW, done: int, config: RunOptions) -> None:
-    """Check what the last step leaves. Raises UnusableResult where that is not worth a file."""
+    """Raise UnusableResult if the parameters after the last step are not finite, or were never updated."""
     if not optimizer.finite():
         raise not_finite(done, config)
     if not optimizer.applied():

@@ -1,7 +1,7 @@
-"""After the device was lost: what is said, when to give up, and the device opened anew.
+"""Recovery after the device was lost: reopen it, or give up.
 
-Of several ranks each whose device was lost does this, and all go back to the newest state of the first. Where a process
-cannot have a device again (HIP), the command is started again.
+With several ranks, each one whose device was lost reopens it, and all return to the newest state of the first rank.
+Where a process cannot open a device twice (HIP), the command is started again.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from wgrad.train.output.checkpoints import TrainingState
 from wgrad.train.ranks.start import LAUNCHER
 from wgrad.train.ranks.world import PeerLost, World
 
-MOST = 3  # losses at one step
-_LOST_AT = "WGRAD_LOST_AT"  # saved steps at which processes before this one have lost the device: "0,8,8"
-_PAUSE = 5.0  # seconds before a new process opens a GPU: a driver that resets one takes a while
+MOST = 3  # losses at one step before a run gives up
+_LOST_AT = "WGRAD_LOST_AT"  # saved steps after which earlier processes lost the device: "0,8,8"
+_PAUSE = 5.0  # seconds before a new process opens a GPU: its driver needs a while to reset it
 
 
 def lost_in(run: Callable[[], None]) -> DeviceLost | None:
-    """Run to the end, or until the device is lost. -> the error without a traceback, which would refer to its arrays"""
+    """Call `run`. Return the error if the device was lost, without its traceback, which would keep arrays alive."""
     try:
         run()
     except DeviceLost as error:
@@ -36,7 +36,7 @@ def lost_in(run: Callable[[], None]) -> DeviceLost | None:
 
 
 class Losses:
-    """The losses of a run, by the number of steps that were done. Of several ranks, those of this one's device."""
+    """Counts how often a run lost its device at each step. Each rank counts its own."""
 
     def __init__(self, config: FinetuneConfig, world: World) -> None:
         self._config, self._world = config, world
@@ -45,18 +45,20 @@ class Losses:
     def reopened(
         self, device: Device, lost: DeviceLost, step: int, state: TrainingState | None, say: Callable[[str], None]
     ) -> Device:
-        """Open the device of a run anew, whose arrays are all gone but for what waits for the garbage collector.
+        """Reopen the device of a run. The caller has dropped all its arrays.
 
-        Of several ranks the one that gives up leaves the others, where they can go on without it.
+        A rank that gives up leaves the others, if they can continue without it.
 
         Args:
-            lost: how. Where it was the device of another rank, this one is as it was.
-            step: that was under way.
-            state: that the run goes on from.
-            say: prints a line for people.
+            device: Device that was lost, or is intact if `lost` says that another rank's was.
+            lost: The error.
+            step: Step that was running.
+            state: State that the run continues from.
+            say: Prints a line for people.
 
         Raises:
-            DeviceLost: with a report, because it does not open, or this step has had enough of losses.
+            DeviceLost: The device does not open, or was lost too often at this step.
+            NeedsNewProcess: Only a new process can open it.
         """
         gc.collect()
         if isinstance(lost, PeerLost):
@@ -97,10 +99,11 @@ def _lost_at() -> list[str]:
 
 
 def words_to_resume(words: Sequence[str], step: int, option: str = "--resume") -> list[str]:
-    """Return the words of a command that goes on from the step that is saved. New processes count the loss.
+    """Return the command line that continues from the last saved step, and count the loss for the new process.
 
-    DeviceLost: they were started often enough. A run ends itself, unless it counts from a step before this one, as its
-    newest checkpoint is damaged.
+    Raises:
+        DeviceLost: The device was lost too often since that step. A run counts this itself, except when its newest
+            checkpoint is damaged and it therefore counts from an earlier step.
     """
     losses = [*filter(None, _lost_at()), str(step)]
     if losses.count(str(step)) >= MOST:
@@ -115,7 +118,7 @@ def words_to_resume(words: Sequence[str], step: int, option: str = "--resume") -
 
 @contextmanager
 def counting_losses() -> Iterator[None]:
-    """A block that calls `words_to_resume`, and leaves no count to later runs of this process."""
+    """Restore the count of `words_to_resume` after the block, for later runs of this process."""
     before = os.environ.get(_LOST_AT)
     try:
         yield
@@ -126,6 +129,6 @@ def counting_losses() -> Iterator[None]:
 
 
 def start_again(words: Sequence[str]) -> None:
-    """Replace this process by one that runs `wgrad` with these words. It returns where the system cannot."""
+    """Replace this process by one that runs `wgrad` with these words. Does nothing where the system cannot."""
     if os.name == "posix":
         os.execv(sys.executable, [sys.executable, "-m", "wgrad", *words])

@@ -33,7 +33,7 @@ from wgrad.train.terminal.progress import duration
 
 
 def write_trained(session: Session, built: TrainableModel) -> None:
-    """Write what the run was for, and the tokenizer that it was trained with."""
+    """Write the adapter or model, and its tokenizer."""
     source = find_source(session.folder, session.config.adapter)
     if session.config.full:
         save = partial(save_tokenizer, session.tokenizer, source)
@@ -44,10 +44,10 @@ def write_trained(session: Session, built: TrainableModel) -> None:
 
 
 def save_session_adapter(session: Session, built: TrainableModel, folder: Path, flat: np.ndarray | None = None) -> None:
-    """The adapter as it is now, or with parameters as a checkpoint has them, in PEFT's format."""
+    """Write the adapter in PEFT's format. flat: parameters in a checkpoint's order; None: the current ones."""
     lora, arrays = built.adapter(flat)
     model = built.model.config
-    if model.experts is not None:  # PEFT takes names such as up_proj for those of the experts
+    if model.experts is not None:  # to PEFT, names such as up_proj are those of the experts
         modules = [
             name.removesuffix(".lora_A") for name, a in arrays.items() if name.endswith(".lora_A") and a.ndim == 2
         ]
@@ -56,7 +56,7 @@ def save_session_adapter(session: Session, built: TrainableModel, folder: Path, 
 
 
 def write_results(session: Session, metrics: MetricsFile, results: dict[str, Any], skipped: int) -> None:
-    """Write loss.svg, the profile, the model card, and results.json, the last: a folder that has it is complete."""
+    """Write loss.svg, the profile, the model card, and last results.json, which marks the folder as complete."""
     config, stream = session.config, session.stream
     points = {0: results.get("held_out_loss_before"), **metrics.held_out()}
     points.setdefault(results["result_step"], results.get("held_out_loss_after"))
@@ -71,7 +71,7 @@ def write_results(session: Session, metrics: MetricsFile, results: dict[str, Any
 
 
 def _write_card(session: Session, results: dict[str, Any]) -> None:
-    """The model card, unless somebody has made it their own."""
+    """Write the model card, unless the user has edited it."""
     config = session.config
     if is_own_card(session.out / CARD_FILE):
         kind = "model" if config.full else "adapter"
@@ -81,20 +81,19 @@ def _write_card(session: Session, results: dict[str, Any]) -> None:
 
 
 def start_profile(session: Session) -> None:
-    """--profile: from here on each kernel is timed (which costs some speed)."""
-    if session.config.profile:
-        if not session.device.profile():
-            session.say(f"note: --profile has no effect: {session.device.description} has no kernels to time")
+    """Time each kernel from here on, with --profile (which costs some speed)."""
+    if session.config.profile and not session.device.profile():
+        session.say(f"note: --profile has no effect: {session.device.description} has no kernels to time")
 
 
 def write_profile(session: Session) -> None:
-    """The table of kernels, where they were timed: of the steps since the run was last started."""
+    """Write the table of kernel times, if they were measured, of the steps since the run was last started."""
     if table := session.device.profile_table():
         write_text(session.out / PROFILE_FILE, table + "\n")
 
 
 def say_done(session: Session, results: dict[str, Any], skipped: int, plan: Plan | None) -> None:
-    """The last lines of a run."""
+    """Print the last lines of a run."""
     config = session.config
     if skipped:
         session.say(f"note: {skipped} steps were skipped because a gradient was not finite")
@@ -120,7 +119,7 @@ def next_commands(config: RunOptions, chats: bool, in_gguf: bool = True) -> list
     """
     result = ["--model" if config.full else "--adapter", config.out]
     talk = ["chat", *result] if chats else ["generate", *result, "--prompt", "Once upon a time"]
-    if config.lora_variant:  # which the command does not know
+    if config.lora_variant:  # the commands do not know it
         return []
     commands = [talk] if config.full or not in_gguf else [talk, ["export", "ollama", *result]]
     if config.qat:

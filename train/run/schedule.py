@@ -9,16 +9,16 @@ from wgrad.train.output.checkpoints import Schedule
 
 
 def warmup_steps(config: RunOptions, total_steps: int) -> int:
-    """--warmup-steps as steps: a share of `total_steps`, rounded up, or the number itself."""
+    """Return --warmup-steps as a number of steps: a fraction below 1 of `total_steps`, rounded up, or the value."""
     steps = math.ceil(config.warmup_steps * total_steps) if config.warmup_steps < 1 else int(config.warmup_steps)
     return min(steps, total_steps)
 
 
 def learning_rate(config: RunOptions, step: int, total_steps: int) -> float:
-    """Rate of step 0 ... total_steps - 1.
+    """Return the learning rate of a step, 0 <= step < total_steps.
 
-    With w warm-up steps: lr (step + 1) / w before step w, so that already the first step moves; from there, with
-    p = (step - w) / (total_steps - w) in [0, 1): lr (1 + cos pi p) / 2, or lr (1 - p), or lr. No step has rate 0.
+    With w warm-up steps: lr (step + 1) / w before step w. From there, with p = (step - w) / (total_steps - w) in
+    [0, 1): lr (1 + cos pi p) / 2, lr (1 - p) or lr. No step has rate 0, not even the first.
     """
     warmup = warmup_steps(config, total_steps)
     if step < warmup:
@@ -32,16 +32,21 @@ def learning_rate(config: RunOptions, step: int, total_steps: int) -> float:
 
 
 def schedule_of(config: RunOptions, total_steps: int) -> Schedule:
-    """The schedule of the run as it was started now; kept in checkpoints, so that a change can be told."""
+    """Return the schedule of this start of the run; checkpoints keep it, so that a resumed run reports changes."""
     return Schedule(total_steps, config.learning_rate, config.lr_scheduler_type, config.warmup_steps)
 
 
 def schedule_note(
     config: RunOptions, total_steps: int, done: int, before: Schedule | None, ended_at: int | None
 ) -> str:
-    """Return a line on a schedule that is no longer as in the checkpoint behind `done` steps, or "".
+    """Return a line about a schedule that differs from that of the checkpoint, or "".
 
-    ended_at: steps of a run that ended, and is prolonged.
+    Args:
+        config: Options of the run.
+        total_steps: Steps of the whole run.
+        done: Steps of the checkpoint.
+        before: Schedule of the checkpoint.
+        ended_at: Steps of the finished run that is prolonged; None: it was not finished.
     """
     if before is None or before == schedule_of(config, total_steps):
         return ""

@@ -1,4 +1,4 @@
-"""Measures while steps run (--eval-steps): when they are due, which steps are the best, and when to stop."""
+"""Evaluations during a run (--eval-steps): when they are due, which steps are the best, and when to stop."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from wgrad.train.run.evaluation import Evaluation
 
 
 class BestSteps:
-    """The held-out losses of a run so far, by step: the same whether it was ever interrupted or not."""
+    """The held-out losses of a run so far, by step. A resumed run has the same ones as an uninterrupted run."""
 
     def __init__(self, config: RunOptions, losses: Iterable[tuple[int, float | None]] = ()) -> None:
         self.config = config
         self.losses = {step: math.nan if loss is None else loss for step, loss in losses}
 
     def saved(self) -> list[tuple[int, float | None]]:
-        """For a checkpoint."""
+        """Return the losses for a checkpoint; None stands for one that is not finite."""
         return [(step, loss if math.isfinite(loss) else None) for step, loss in self.losses.items()]
 
     def due(self, step: int) -> bool:
@@ -27,33 +27,33 @@ class BestSteps:
         return every > 0 and step > 0 and step % every == 0 and step not in self.losses
 
     def best(self) -> list[int]:
-        """Steps, the lowest loss first; of equal ones the earlier. One whose loss is not finite is not among them."""
+        """Return the steps with a finite loss, the lowest loss first, and of equal losses the earlier step first."""
         return sorted((s for s, loss in self.losses.items() if math.isfinite(loss)), key=lambda s: (self.losses[s], s))
 
     def kept(self) -> list[int]:
-        """The steps whose checkpoints are kept for their loss."""
+        """Return the steps whose checkpoints are kept for their loss."""
         return self.best()[: self.config.best_kept]
 
     @property
     def without_better(self) -> int:
-        """How many measures there are since the best one."""
+        """Number of evaluations since the best one."""
         best = self.best()[:1]
         return sum(step > best[0] for step in self.losses) if best else len(self.losses)
 
     @property
     def stop(self) -> bool:
-        """--early-stopping-patience: whether patience is at its end."""
+        """Whether --early-stopping-patience is exhausted."""
         return 0 < self.config.early_stopping_patience <= self.without_better
 
     def why_stopped(self) -> str:
-        """For people, where `stop` says so."""
+        """Return the reason for people, if `stop` is true."""
         best, last = self.best()[:1], max(self.losses)
         than = f"better loss than {self.losses[best[0]]:.4f} (step {best[0]})" if best else "loss that is finite"
         return f"stopped early after step {last}: {self.without_better} measures without a {than}"
 
 
 class Scheduled:
-    """Work between two steps of the training loop. asked: whether the run is to end, which waits for no measure."""
+    """Evaluations between two steps of the training loop. asked: returns whether the run was asked to end."""
 
     def __init__(
         self, evaluation: Evaluation, metrics: MetricsFile, steps: BestSteps, asked: Callable[[], bool]
@@ -61,9 +61,9 @@ class Scheduled:
         self.evaluation, self.metrics, self.steps, self._asked = evaluation, metrics, steps, asked
 
     def measure(self, step: int) -> list[str]:
-        """Measure and keep it -> lines for people. GivenUp."""
+        """Evaluate, record the loss, and return lines for people. GivenUp: the run was asked to end."""
         measured = self.evaluation.measure(step, f"at step {step}", asked=self._asked)
-        assert measured.loss is not None  # the options see to it that something is held out
+        assert measured.loss is not None  # --eval-steps requires held-out data
         self.metrics.write_held_out(step, measured.loss, measured.metrics)
         self.steps.losses[step] = measured.loss
         return measured.lines

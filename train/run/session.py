@@ -1,4 +1,4 @@
-"""Open resources of a run: device, model configuration, tokenizer, data; then the model itself."""
+"""Resources of a run: device, model configuration, tokenizer and data, then the model itself."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ from wgrad.train.terminal.progress import Display, duration
 _KINDS = {
     "nf4_nested": "NF4, double-quantised",
     **{name: name for name in ("float32", "float16", "bfloat16")},
-}  # the others are written in capitals
-FEW_STEPS = 50  # a run of fewer hardly learns
+}  # other formats are shown in capitals
+FEW_STEPS = 50  # a run with fewer hardly learns
 
 
 @dataclass
@@ -62,12 +62,12 @@ class Session:
     tokenizer: Tokenizer
     data: Dataset
     stream: BatchStream
-    prompts: list[list[int]]  # for the samples
+    prompts: list[list[int]]  # tokens of each prompt to sample from
     display: Display
-    row_tokens: int  # of each row of a batch: --max-length, or what all the data fits in
-    mode: dict[str, Any] = field(default_factory=dict)  # options about memory that were chosen, beside `config`
-    chooses_compute: bool = False  # --compute is left to the device
-    plan: Plan | None = None  # of `config` and `mode`, where it was made for the choice
+    row_tokens: int  # of a sequence: --max-length, or fewer if all examples are shorter
+    mode: dict[str, Any] = field(default_factory=dict)  # memory options that were chosen for the run, by name
+    chooses_compute: bool = False  # whether --compute is left to the device
+    plan: Plan | None = None  # for `config` and `mode`, if choosing them made one
 
     @property
     def out(self) -> Path:
@@ -89,10 +89,17 @@ def open_session(
     caller: PythonCaller | None = None,
     before: Mode | None = None,
 ) -> Session:
-    """Device, model configuration, tokenizer and data: everything that can be wrong before weights are read.
+    """Open the device, model configuration, tokenizer and data, so that mistakes show before weights are read.
 
-    The session's configuration has the type of activations that was chosen where `config` leaves it to the device.
-    before: `Session.mode` of the run that goes on.
+    Args:
+        config: Options of the run. The session's have the dtype of activations settled.
+        world: All ranks; None: this process is alone.
+        display: Terminal output; None: a new one.
+        caller: Arguments of a Python caller.
+        before: `Session.mode` of the run to resume.
+
+    Raises:
+        WgradError: An option, the model or the data cannot be used.
     """
     world, display = world or World(), display or Display()
     spec = device_of_rank(config.device, world.local_rank, world.local_size, list_devices)
@@ -116,7 +123,7 @@ def open_session(
     for remark in (note, use_chat_template(tokenizer, config.chat_template, kept)):
         if remark:
             display.say(f"note: {remark}")
-    # A missing or damaged shard is told before the data is tokenised.
+    # A missing or damaged shard is reported before the data is tokenised.
     files, model_config, head_note = open_files(folder, model_config)
     refuse_quantised_anew(config, files, model_config)
     stdin = _standard_input(config, world, display)
@@ -135,13 +142,20 @@ def open_session(
     session = Session(*opened, chooses_compute, chosen.plan)
     if head_note:
         session.say(f"note: {head_note}")
-    session.say(f"data: {data.summary()}")
-    for remark in filter(None, (data.turns, *data.remarks)):
-        session.say(f"  {remark}")
+    _say_data(session, chosen.lines)
     if caller is not None and caller.silent and (data.bad_lines or data.left_out or data.truncated):
         lines = [remark for remark in data.remarks if remark.startswith("skipped ")]
         warnings.warn("; ".join([data.summary(), *lines]), stacklevel=2)
-    for line in chosen.lines:
+    return session
+
+
+def _say_data(session: Session, memory_choices: Sequence[str]) -> None:
+    """Print what the run learns from, and how it goes through it."""
+    config, data, row_tokens = session.config, session.data, session.row_tokens
+    session.say(f"data: {data.summary()}")
+    for remark in filter(None, (data.turns, *data.remarks)):
+        session.say(f"  {remark}")
+    for line in memory_choices:
         session.say(line)
     if row_tokens < config.max_length:
         session.say(
@@ -149,24 +163,23 @@ def open_session(
             f"{config.max_length}"
         )
     if config.objective_kind.reference:
-        beside = f", not --adapter {config.adapter}: wgrad merge makes that one" if config.adapter else ""
-        session.say(f"reference: the base model without an adapter{beside}")
-    for note in (beyond_positions(row_tokens, model_config), few_steps(config, stream.total_steps)):
+        not_this = f", not --adapter {config.adapter}: wgrad merge makes that one" if config.adapter else ""
+        session.say(f"reference: the base model without an adapter{not_this}")
+    for note in (beyond_positions(row_tokens, session.model_config), few_steps(config, session.stream.total_steps)):
         if note:
             session.say(note)
-    return session
 
 
 def beyond_positions(seq_len: int, model_config: ModelConfig) -> str:
-    """A word on rows that are longer than what the model was made for, or ""."""
+    """Return a note on sequences that are longer than the model was made for, or ""."""
     limit = model_config.max_position_embeddings
-    return f"note: --max-length {seq_len} is beyond the {limit} positions that the model was made for" * (
-        seq_len > limit
-    )
+    if seq_len <= limit:
+        return ""
+    return f"note: --max-length {seq_len} is beyond the {limit} positions that the model was made for"
 
 
 def few_steps(config: FinetuneConfig, steps: int) -> str:
-    """A word on a run whose data make too few steps to learn from, or "". Short examples share a sequence."""
+    """Return a note on a run whose data give too few steps to learn from, or ""."""
     if steps >= FEW_STEPS or config.max_steps or config.lr_sweep:
         return ""
     count = f"{steps} step{'s' * (steps != 1)}"
@@ -175,7 +188,7 @@ def few_steps(config: FinetuneConfig, steps: int) -> str:
 
 
 def _standard_input(config: FinetuneConfig, world: World, display: Display) -> Path | None:
-    """A copy of standard input, where that is data: the first rank alone has it."""
+    """Return a copy of standard input if an option reads it (only the first rank has it), else None."""
     option = reads_standard_input(config)
     if not option:
         return None
@@ -187,14 +200,14 @@ def _standard_input(config: FinetuneConfig, world: World, display: Display) -> P
 
 
 def row_length(config: RunOptions, data: Dataset) -> int:
-    """--max-length, or fewer where a row that long is never filled: the rest of it would only cost memory and time."""
+    """Return the tokens of a sequence: --max-length, or fewer if no sequence would ever be filled."""
     kinds = [_row_lengths(examples, config) for examples in (data.train, data.held_out) if examples]
     longest = max((sum(lengths) if config.packs else max(lengths) for lengths in kinds), default=config.max_length)
     return min(config.max_length, -(-longest // ROW_STEP) * ROW_STEP)
 
 
 def _row_lengths(examples: Sequence[Example], config: RunOptions) -> list[int]:
-    """Tokens of each document; where rows are mismatched, of the longest prompt and the longest completion."""
+    """Return the tokens of each document; if the objective mixes rows, of the longest prompt plus completion."""
     parts = [part for example in examples for part in example.parts]
     if config.objective_kind.mismatched:
         prompts = [prompt_length(part) for part in parts]
@@ -203,7 +216,7 @@ def _row_lengths(examples: Sequence[Example], config: RunOptions) -> list[int]:
 
 
 def refuse_quantised_anew(config: RunOptions, files: ModelFiles, model_config: ModelConfig) -> None:
-    """WgradError for options of a quantisation that has been done: they would be ignored, or cannot be followed."""
+    """Raise WgradError for quantisation options if the model's files are quantised already."""
     default = RunOptions()
     changed = [
         n for n in ("double_quant", "block_size", "init_lora_weights") if getattr(config, n) != getattr(default, n)
@@ -222,7 +235,7 @@ def refuse_quantised_anew(config: RunOptions, files: ModelFiles, model_config: M
 def _sample_prompts(
     config: RunOptions, data: Dataset, tokenizer: Tokenizer, model_config: ModelConfig
 ) -> list[list[int]]:
-    """--sample-prompt, else what comes before the completion in the first held-out text (or its beginning)."""
+    """Return the tokens of each --sample-prompt, else of the first held-out example's prompt or beginning."""
     if config.sample_prompt:
         prompts = [tokenizer.encode(text) for text in config.sample_prompt]
         for prompt in prompts:
@@ -234,9 +247,17 @@ def _sample_prompts(
 
 
 def prepare_session(session: Session, config: FinetuneConfig) -> Plan | None:
-    """Work out what the run takes, and compile its shaders. WgradError: it cannot fit.
+    """Plan the memory of the run, and compile its shaders.
 
-    config: the session's, but for where the adapter lies and for the rows' length (`Session.row_tokens`).
+    Args:
+        session: Session of the run.
+        config: Its options, with the adapter to start from and `Session.row_tokens` as the sequence length.
+
+    Returns:
+        The plan; None in NumPy, which has none.
+
+    Raises:
+        WgradError: The run cannot fit into memory.
     """
     with session.display.phase("compiling", unit="shaders") as phase:
         plan = session.plan
@@ -258,12 +279,12 @@ def check_session(session: Session, plan: Plan | None, world: World) -> bool:
     """Check the operators of a planned run on its device.
 
     Returns:
-        Whether a rank's device does without some kernels from now on, so that the run is to be planned again.
+        Whether a rank's device stopped using some kernels, so that the run has to be planned again.
     """
     changed = plan is not None and check_operators(session.device, plan.dry, session.display)
     if not any(world.all_gather(changed, "the check of operators")):
         return False
-    session.plan = None  # of the kernels as they were
+    session.plan = None  # it was made for the former kernels
     if session.chooses_compute:
         compute = choose_compute(AUTO, session.device)
         compute = common_compute(compute, world.all_gather(compute.dtype, "the type of activations"))
@@ -274,20 +295,19 @@ def check_session(session: Session, plan: Plan | None, world: World) -> bool:
 
 
 def _refuse_beyond_memory(config: FinetuneConfig, model_config: ModelConfig) -> None:
-    """WgradError where what a step keeps in NumPy is more than all main memory: it would end in swapping."""
+    """Raise WgradError if the activations of a step in NumPy exceed all main memory and would be swapped."""
     needed, there = estimate_activations(config, model_config), main_memory()
     if there is not None and needed > there:
         advice = for_steps(config, recomputes_all(config, model_config))
         raise WgradError(
             f"--max-length: activations of {config.rows} x {config.max_length} tokens take roughly {size(needed)}, and "
-            f"there are {size(there)} of main memory, which about "
-            f"{config.max_length * there // needed} tokens per sequence fit "
-            f"in: {advice}"
+            f"there are {size(there)} of main memory, which about {config.max_length * there // needed} tokens per "
+            f"sequence fit in: {advice}"
         )
 
 
 def build_session(session: Session, config: FinetuneConfig) -> TrainableModel:
-    """The model with its weights on the device. config: as for `prepare_session`."""
+    """Load the model onto the device. config: as for `prepare_session`."""
     begun, remarks = time.monotonic(), list[str]()
     what = "loading weights" if config.full else "loading and quantising weights"
     with session.display.phase(what, unit="tensors") as phase:
@@ -316,7 +336,7 @@ def build_session(session: Session, config: FinetuneConfig) -> TrainableModel:
 
 
 def offload_remark(config: RunOptions, device: Device) -> str:
-    """A word on an option that this device leaves without effect, or ""."""
+    """Return a remark on an option that has no effect on this device, or ""."""
     if config.offload_activations and device.shared_memory:
         return "--offload-activations moves nothing: this device's memory is main memory"
     if config.stream_weights == "on" and device.shared_memory:
@@ -325,7 +345,7 @@ def offload_remark(config: RunOptions, device: Device) -> str:
 
 
 def memory_line(session: Session, plan: Plan | None, built: TrainableModel) -> str:
-    """Return the run's device memory, and the part that is not counted."""
+    """Return a line about the run's device memory, and what that does not count."""
     optimizer = plan.optimizer_bytes if plan is not None else 8 * built.parameters.size
     held = plan.held_bytes if plan is not None else session.device.memory().in_use_bytes + optimizer
     kept = plan.dequantized.nbytes if plan is not None else 0
@@ -335,7 +355,7 @@ def memory_line(session: Session, plan: Plan | None, built: TrainableModel) -> s
     part = f"of {recomputed} of {layers} layers" if recomputed else "off"
     how = f"checkpointing {'on' if recomputed == layers else part}"
     how += ", attention kept" * built.model.keep_attention
-    if plan is None:  # NumPy, where all is main memory
+    if plan is None:  # NumPy: everything is in main memory
         activations = estimate_activations(replace(session.config, max_length=session.row_tokens), session.model_config)
         more = f"roughly {size(activations)} more for activations ({how})"
         rest = "decoded weights (while memory is free), Python, NumPy and the data"
@@ -353,14 +373,14 @@ def memory_line(session: Session, plan: Plan | None, built: TrainableModel) -> s
 
 
 def run_info(session: Session, own_loss: bool = False) -> dict[str, Any]:
-    """Return the values that a checkpoint must match: the options that shape its tensors, the base model, the data."""
+    """Return the values that must match to resume: options that shape tensors, the base model, and the data."""
     values, held_out = session.config.to_dict(), session.data.held_out
-    # A path is left out: its folder may have moved, and what was in it is in the checkpoint.
+    # Paths are left out: a folder may have moved, and the checkpoint holds what it contained.
     run = {f.name: values[f.name] for f in fixed_options(RunOptions) if not f.metadata["path"]}
     model = hashlib.blake2b(session.model_config.identity().encode(), digest_size=16)
     model.update(ModelFiles(session.folder).digest().encode())
     measured = BatchStream(held_out, session.stream.config).fingerprint() if held_out else ""
     run |= {"the base model": model.hexdigest(), "the held-out data": measured}
-    if own_loss:  # so that a run does not go on with another one
+    if own_loss:  # so that a run does not continue with a built-in loss
         run["loss"] = "a function"
     return {"run": run, "data": session.stream.fingerprint()}

@@ -1,10 +1,9 @@
-"""--lr-sweep: short runs with several learning rates from the same start, and one table of what they came to."""
+"""--lr-sweep: short runs with several learning rates from the same start, and a table of their results."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any
 
 from wgrad.device.errors import UnusableResult
 from wgrad.device.files import make_folder, write_json
@@ -20,13 +19,13 @@ from wgrad.train.terminal.interrupts import Interrupted, Interrupts
 from wgrad.train.terminal.progress import TrainingProgress
 
 FORMAT = 1
-STEPS = 50  # of a run, where --max-steps says nothing
-_LAST = 10  # steps, whose mean loss is told
+STEPS = 50  # of each run without --max-steps
+_LAST = 10  # steps whose mean loss is reported
 
 
 @dataclass(frozen=True)
 class Row:
-    """Result of one learning rate. loss: the mean of the last steps; held_out_loss: then. None: not finite."""
+    """Result of one learning rate. loss: mean of the last steps; held_out_loss: after them. None: not finite."""
 
     lr: float
     loss: float | None
@@ -35,7 +34,7 @@ class Row:
 
 
 class Sweep:
-    """The short runs. They replay the same recorded step: what differs is a number on the device."""
+    """Runs the sweep. All runs replay the same recorded step: only the learning rate on the device differs."""
 
     def __init__(self, session: Session, trainer: Trainer, evaluation: Evaluation, interrupts: Interrupts) -> None:
         self.session, self.trainer, self.evaluation, self.interrupts = session, trainer, evaluation, interrupts
@@ -45,8 +44,12 @@ class Sweep:
             stream.total_steps = min(stream.total_steps, STEPS)
 
     def run(self) -> None:
-        """Write OUT/sweep.json and say the table. UnusableResult, after both: no rate has a loss that is finite.
-        Interrupted: nothing is written."""
+        """Write OUT/sweep.json and print the table.
+
+        Raises:
+            UnusableResult: After both, no rate has a finite loss.
+            Interrupted: The run was asked to end; nothing is written.
+        """
         session, rates = self.session, self.session.config.lr_sweep
         session.say(f"sweep: {len(rates)} learning rates, {session.stream.total_steps} steps each")
         start = self.trainer.optimizer.state_arrays()
@@ -65,7 +68,7 @@ class Sweep:
             "best_lr": best,
         }
         with self.interrupts.writing():
-            # The folder may have been removed meanwhile.
+            # The folder may have been removed in the meantime.
             self.world.broadcast(lambda: write_json(make_folder(session.out) / SWEEP_FILE, found), SWEEP_FILE)
         for line in table(rows, before, best):
             session.say(line)
@@ -75,7 +78,7 @@ class Sweep:
     def _try(self, lr: float) -> Row:
         session, trainer, stream = self.session, self.trainer, self.session.stream
         trainer.config = replace(trainer.config, learning_rate=lr, save_steps=0)
-        trainer.read_history()  # what a run that ended in an error has left
+        trainer.read_history()  # drop what a failed run has left
         stream.step = 0
         session.say(f"--learning-rate {lr:g}:")
         metrics = MetricsFile(session.out, writes=False)
@@ -105,9 +108,9 @@ class Sweep:
 
 
 def table(rows: list[Row], before: float | None, best: float | None) -> list[str]:
-    """For people."""
+    """Return the table for people."""
 
-    def number(value: Any) -> str:
+    def number(value: float | None) -> str:
         return f"{value:.4f}" if value is not None else "not finite"
 
     lines = [f"{'learning rate':>14} {'training loss':>14} {'held-out loss':>14}   (before: {number(before)})"]

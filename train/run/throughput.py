@@ -1,8 +1,7 @@
-"""How fast a run goes, from when its steps were finished on the device.
+"""Speed of a run, measured from the steps that the device has finished.
 
-A device works behind the host: a step that was submitted is finished later, and the host learns of several at a time.
-So what counts is never when a step was submitted or how long ago the last report came, but how many steps lie between
-two moments at which the host looked, over a window long enough that looking a little late does not matter.
+The device works asynchronously: a submitted step finishes later, and the host learns of several at a time. So the rate
+is the number of steps between two looks at the device, over a window long enough that a late look does not matter.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ WINDOW_LOOKS = 4  # and over as many looks
 
 
 class _Look(NamedTuple):
-    """Progress at one moment, since `start`."""
+    """Progress since `start`, as the host saw it at one moment."""
 
     seconds: float
     steps: int
@@ -27,14 +26,17 @@ class _Look(NamedTuple):
 
 
 class Throughput:
-    """Tokens a second (over a window) and seconds a step (over the whole run). clock: seconds, rising."""
+    """Measures tokens per second (over a window) and seconds per step (over the whole run).
+
+    clock: returns monotonic seconds.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self.start()
 
     def start(self) -> None:
-        """The first step begins now."""
+        """Start measuring: the first step begins now."""
         self._begun, self._paused = self._clock(), 0.0
         self._looks: deque[_Look] = deque([_Look(0.0, 0, 0)])
         self._first: _Look | None = None  # after the first steps, which may still have compiled or recorded something
@@ -44,7 +46,7 @@ class Throughput:
 
     @contextmanager
     def pause(self) -> Iterator[None]:
-        """Exclude the block's time, which is not training. No step is under way at its begin."""
+        """Exclude the block's time. No step may be running when it begins."""
         begun = self._clock()
         try:
             yield
@@ -52,7 +54,7 @@ class Throughput:
             self._paused += self._clock() - begun
 
     def finished(self, steps: int, tokens: int) -> None:
-        """The host sees now that `steps` more steps, of `tokens` tokens together, are finished."""
+        """Record that `steps` more steps, with `tokens` tokens in all, have finished."""
         last, now = self._looks[-1], self._now()
         look = _Look(now, last.steps + steps, last.tokens + tokens)
         if now <= last.seconds and len(self._looks) > 1:  # the same look
@@ -65,13 +67,13 @@ class Throughput:
 
     @property
     def tokens_per_second(self) -> float:
-        """Over the last few looks and at least the last two seconds, where there are so many; 0 before the first."""
+        """Rate over the last few looks, spanning at least two seconds if the run is that long; 0 before the first."""
         first, last = self._looks[0], self._looks[-1]
         return (last.tokens - first.tokens) / max(last.seconds - first.seconds, 1e-9) if len(self._looks) > 1 else 0.0
 
     @property
     def seconds_per_step(self) -> float:
-        """The mean, without the first steps where there are others; infinity before the first."""
+        """Mean time of a step, without the first ones if there are others; infinity before the first."""
         last, first = self._looks[-1], self._first
         if first is None:
             return math.inf

@@ -1,4 +1,4 @@
-"""A sweep: a run for each combination of options, a table, and the best run. The same call goes on."""
+"""`wgrad sweep`: a run for each combination of options, a table, and the best run. The same call resumes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from wgrad.train.terminal.interrupts import Interrupted
 from wgrad.train.terminal.output import say
 
 TRIALS_FILE, FORMAT = "trials.json", 1
-# Where these differ, so does what is measured.
+# Options that change what the held-out loss measures.
 _OF_THE_MEASURE = ("data", "eval_data", "eval_fraction", "eval_tokens", "seed", "max_length", "loss_on", "objective",
                    "beta", "label_smoothing", "chat_template", "columns")  # fmt: skip
 
@@ -32,18 +32,18 @@ _OF_THE_MEASURE = ("data", "eval_data", "eval_fraction", "eval_tokens", "seed", 
 def run_sweep(
     given: Mapping[str, Any], varied: Sequence[Vary], count: int | None, caller: PythonCaller | None = None
 ) -> list[dict[str, Any]]:
-    """Try every combination. -> what each came to.
+    """Run every combination of options and return a row of results for each.
 
     Args:
         given: Options of all runs, by name.
-        varied: What differs.
-        count: Combinations to draw; None: all.
-        caller: Of Python; None: the command.
+        varied: Options that differ, with their values.
+        count: Combinations to draw at random; None: all.
+        caller: Arguments of a Python caller; None: the command line.
 
     Raises:
         WgradError: An option is wrong, or --out holds a sweep of other options.
         UnusableResult: No run has a held-out loss.
-        Interrupted: The same command goes on.
+        Interrupted: The sweep was asked to end; the same command resumes it.
     """
     caller = caller or PythonCaller()
 
@@ -60,12 +60,12 @@ def run_sweep(
         raise WgradError(f"{flag(name)}: has no place in a sweep, which runs again where it ended: leave it out")
     trials = trials_of(varied, count, base.seed)
     configs = [_options(given, trial, base.out, number) for number, trial in enumerate(trials, start=1)]
-    for config in configs:  # a mistake in the last one is told before the first one runs
+    for config in configs:  # a mistake in the last one is reported before the first one runs
         resolve_config(config)
     out = make_folder(base.out)
     _check_same(out, base, trials)
     if different := [one.name for one in varied if one.name in _OF_THE_MEASURE]:
-        tell(f"note: held-out losses with another {different[0]} are not of the same thing", "stderr")
+        tell(f"note: held-out losses with different {different[0]} cannot be compared", "stderr")
     rows: list[dict[str, Any]] = []
     for number, (trial, config) in enumerate(zip(trials, configs), start=1):
         tell(f"trial {number} of {len(trials)}: {_words(trial)}")
@@ -88,7 +88,7 @@ def _options(given: Mapping[str, Any], trial: Mapping[str, Any], out: str, numbe
 
 
 def _try(config: dict[str, Any], number: int, of: int, caller: PythonCaller) -> dict[str, Any]:
-    """Run one trial, or go on with it -> its results."""
+    """Run one trial, or resume it, and return its results."""
     folder = Path(config["out"])
     found: dict[str, Any] = {"held_out_loss": None, "steps": None, "seconds": None, "error": None}
     if not (folder / RESULTS_FILE).exists():
@@ -100,23 +100,23 @@ def _try(config: dict[str, Any], number: int, of: int, caller: PythonCaller) -> 
             raise Interrupted(asked.number, message) from None
         except DeviceLost:
             raise
-        except (WgradError, DeviceError) as error:  # what this one came to says nothing of the others
+        except (WgradError, DeviceError) as error:  # the other trials may work
             return found | {"error": str(error)}
         finally:
-            gc.collect()  # what was on the device
+            gc.collect()  # free the device's memory
     results = read_json(folder / RESULTS_FILE, dict[str, Any], "--out")
     loss = results.get("held_out_loss_after")
     kept = {name: results.get(name) for name in ("steps", "seconds")}
     return found | kept | {"held_out_loss": loss if isinstance(loss, float) and math.isfinite(loss) else None}
 
 
-def _said(base: RunOptions) -> dict[str, Any]:
-    """The options that decide what is compared."""
+def _compared_options(base: RunOptions) -> dict[str, Any]:
+    """Return the options that a resumed sweep must share."""
     return {name: value for name, value in base.to_dict().items() if name not in ("out", "resume", "device")}
 
 
 def _check_same(out: Path, base: RunOptions, trials: list[dict[str, Any]]) -> None:
-    """WgradError where the folder holds a sweep of other options or values."""
+    """Raise WgradError if the folder holds a sweep of other options or values."""
     path = out / TRIALS_FILE
     if not path.exists():
         _write(out, base, trials, [])
@@ -124,7 +124,7 @@ def _check_same(out: Path, base: RunOptions, trials: list[dict[str, Any]]) -> No
     before = read_json(path, dict[str, Any], "--out")
     options: Any = before.get("options")
     options = options if isinstance(options, dict) else {}
-    now = _said(base)
+    now = _compared_options(base)
     name = next((name for name in now if options.get(name) != now[name]), None)
     if name is not None or before.get("trials") != _plain(trials):
         what = f"another {name}" if name is not None else "other values of --vary or --trials"
@@ -138,12 +138,12 @@ def _plain(trials: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def _write(out: Path, base: RunOptions, trials: list[dict[str, Any]], rows: list[dict[str, Any]]) -> None:
     runs = [{**row, "options": _plain([row["options"]])[0]} for row in rows]
     best = best_of(rows)
-    found = {"format": FORMAT, "options": _said(base), "trials": _plain(trials), "runs": runs}
+    found = {"format": FORMAT, "options": _compared_options(base), "trials": _plain(trials), "runs": runs}
     write_json(out / TRIALS_FILE, found | {"best": None if best is None else best["folder"]})
 
 
 def best_of(rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
-    """Return the row with the lowest held-out loss; of equal ones the first."""
+    """Return the row with the lowest held-out loss (the first of equal ones); None: no row has one."""
     measured = [row for row in rows if row["held_out_loss"] is not None]
     return min(measured, key=lambda row: row["held_out_loss"]) if measured else None
 

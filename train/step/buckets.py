@@ -1,4 +1,4 @@
-"""The flat gradient in buckets: stretches of layers, each of which is complete while the backward has more to do."""
+"""Buckets of the flat gradient: consecutive layers that are summed over ranks while the backward continues."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from wgrad.train.step.optim import FlatParameters
 
-# What is left to do when the backward ends is the last bucket's way: so that one is small, and each before it is twice
-# as large, its own way being done before the next one's begins. Small ones everywhere would pay more than they hide.
+# Only the transfer of the last bucket is not hidden behind the backward, so it is small. Each earlier one is twice as
+# large as the next, up to BUCKET_BYTES: small buckets everywhere would cost more in overhead than they hide.
 LAST_BYTES = 1 << 20
 BUCKET_BYTES = 8 << 20
-SHARE = 8  # of a gradient so large that an eighth is more than that, the largest have so much
+SHARE = 8  # a large gradient has buckets of up to 1 / SHARE of its bytes instead
 _LAYER = re.compile(r"\blayers\.(\d+)\.")
 
 
@@ -25,9 +25,9 @@ class Bucket:
 
 
 def buckets_of(parameters: FlatParameters) -> list[Bucket]:
-    """In the order in which they become complete, the last one at the end of the backward (layer 0).
+    """Return the buckets in the order in which the backward completes them, layer 0 last.
 
-    One for all where parameters do not lie layer by layer, as with --full.
+    There is only one if the parameters do not lie layer by layer, as with --full.
     """
     whole = [Bucket(0, 0, parameters.size)]
     first: dict[int, int] = {}

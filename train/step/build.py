@@ -1,4 +1,4 @@
-"""A model on a device from a model folder: adapters on NF4, all parameters trainable, or for inference."""
+"""Build a model on a device from its folder: with adapters, with all parameters trainable, or for inference."""
 
 from __future__ import annotations
 
@@ -49,29 +49,32 @@ from wgrad.train.step.memory import advising, for_parameters, limit_bytes
 from wgrad.train.step.optim import AdamW, FlatParameters, ParameterSpec
 from wgrad.train.step.resident import keeps_head, resident_layers
 
-# Bytes of saved activations from which layers are recomputed where nothing is known of the memory.
+# Bytes of saved activations above which layers are recomputed, if the device's memory is not known.
 RECOMPUTE_ABOVE = 2 << 30
-# By default what attention gives is kept from rows of so many tokens on: computing it again is a tenth of a step of the
-# 1B there and grows with the row (bench/notes/tensor-cores.md), what it takes does not. Bytes below which that is so.
+# Attention outputs are kept by default for sequences of at least KEEP_ATTENTION_FROM tokens, if they take less than
+# KEEP_ATTENTION_BELOW bytes. Recomputing them there is a tenth of a step of the 1B model, and that share grows with the
+# sequence (bench/notes/tensor-cores.md).
 KEEP_ATTENTION_FROM, KEEP_ATTENTION_BELOW = 8192, 4 << 30
-# A limit of the memory, divided by this, is what the chunks of a long row's MLP may take; and the least that they get,
-# with which the 8B with streamed weights fits 3 GiB.
+# The MLP of a long sequence works in chunks of 1 / MLP_CHUNK_SHARE of a memory limit, but of at least
+# LEAST_MLP_CHUNK_BYTES: with those, the 8B model with streamed weights fits into 3 GiB.
 MLP_CHUNK_SHARE, LEAST_MLP_CHUNK_BYTES = 32, 192 << 20
 
 
 @dataclass(frozen=True)
 class TrainableModel:
-    """A model with its trainable parameters. lora is None where all parameters are trained."""
+    """A model with its trainable parameters."""
 
     model: Model
     parameters: FlatParameters
-    lora: LoraConfig | None
+    lora: LoraConfig | None  # None: all parameters are trained
     total: int  # parameters of the whole model, adapters included
-    start: PissaStart | None = None  # what the adapter began as, where the frozen weights are the rest
+    start: PissaStart | None = None  # start values that were subtracted from the frozen weights
 
     def adapter(self, flat: np.ndarray | None = None) -> tuple[LoraConfig, dict[str, np.ndarray]]:
-        """The adapter as it is now, or with parameters as a checkpoint has them, for the base model as its files have
-        it: as of `load_adapter`."""
+        """Return the adapter for the original base model, like `load_adapter`.
+
+        flat: parameters in a checkpoint's order; None: the current ones.
+        """
         assert self.lora is not None
         names = self.parameters.tensors
         arrays = {name: self.parameters.get(name) for name in names} if flat is None else self.parameters.named(flat)
@@ -79,18 +82,18 @@ class TrainableModel:
 
 
 def count_parameters(config: ModelConfig) -> int:
-    """Numbers in the base model (tied weights once)."""
+    """Return the number of parameters of the base model (tied weights count once)."""
     return sum(int(np.prod(spec.shape, dtype=np.int64)) for spec in weight_specs(config))
 
 
 def estimate_activations(config: RunOptions, model: ModelConfig) -> int:
-    """Rough bytes that a step takes in NumPy beside what is held all the time: activations, and the loss's logits."""
+    """Estimate the bytes that a step in NumPy needs temporarily, for activations and the loss's logits."""
     tokens, layers, itemsize = config.rows * config.max_length, model.num_hidden_layers, itemsize_of(config)
     kept, logits = activation_bytes(model, tokens, itemsize), min(tokens * model.vocab_size, LOGIT_ELEMENTS) * 4
     recomputed = recomputed_layers(config, model)
     if not recomputed:
         return kept + logits
-    # Every layer's input, and then either the logits or a layer that is made again, with its largest gradients.
+    # Every layer's input, plus either the logits or one recomputed layer with its largest gradients.
     layer = kept // layers + 2 * tokens * model.mlp_width * itemsize
     attention = attention_bytes(model, tokens, itemsize) * recomputed // layers if keeps_attention(config, model) else 0
     whole = kept // layers * (layers - recomputed)
@@ -100,8 +103,8 @@ def estimate_activations(config: RunOptions, model: ModelConfig) -> int:
 def recomputed_layers(config: RunOptions, model: ModelConfig) -> int:
     """Return how many layers, from the first on, are recomputed in the backward. WgradError: the model has fewer.
 
-    Where --gradient-checkpointing is still auto, and in runs from before there was auto: all, if the activations are
-    estimated above RECOMPUTE_ABOVE, or none.
+    While --gradient-checkpointing is still auto, and in runs from before there was auto: all layers if their
+    activations are estimated to exceed RECOMPUTE_ABOVE, else none.
     """
     asked, layers = config.gradient_checkpointing, model.num_hidden_layers
     if config.stream_weights == "on":
@@ -113,7 +116,7 @@ def recomputed_layers(config: RunOptions, model: ModelConfig) -> int:
 
 
 def recomputes_all(config: RunOptions, model: ModelConfig) -> bool:
-    """Return whether no activation could be recomputed that is not."""
+    """Return whether all layers are recomputed."""
     return recomputed_layers(config, model) == model.num_hidden_layers
 
 
@@ -124,7 +127,7 @@ def offloaded_layers(config: RunOptions, model: ModelConfig) -> int:
 
 
 def _layers(name: str, asked: Any, layers: int) -> int:
-    """The value of an option that takes true (all layers), false, or a number of them."""
+    """Return the number of layers that an option asks for: true (all), false, or a number."""
     if asked is True:
         return layers
     if asked > layers:
@@ -136,7 +139,8 @@ def _layers(name: str, asked: Any, layers: int) -> int:
 
 
 def keeps_attention(config: RunOptions, model: ModelConfig) -> bool:
-    """--keep-attention, where layers are made again; by default in long rows, unless it is much or a limit is set."""
+    """Return whether recomputed layers keep their attention outputs: --keep-attention, else for long sequences if they
+    are small enough and no option limits memory."""
     if not recomputed_layers(config, model):
         return False
     if config.keep_attention is not None:
@@ -148,7 +152,7 @@ def keeps_attention(config: RunOptions, model: ModelConfig) -> bool:
 
 
 def mlp_chunk_bytes(config: RunOptions) -> int | None:
-    """Return the bytes that the MLP of long sequences may take at a time (`Model`); None: as usual."""
+    """Return the bytes that the MLP of long sequences may take at a time; None: the default of `Model`."""
     if config.mlp_chunk is not None:
         return limit_bytes(config.mlp_chunk)
     limit = limit_bytes(config.limit)
@@ -156,7 +160,11 @@ def mlp_chunk_bytes(config: RunOptions) -> int | None:
 
 
 def balance(config: RunOptions, model: ModelConfig, device: Device) -> Balance | None:
-    """Return the load-balancing loss of a run's model; None: it has none. WgradError: there are no experts."""
+    """Return the load-balancing loss of a run; None: it has none.
+
+    Raises:
+        WgradError: --router-aux-loss-coef is set for a model without experts, or another objective than sft.
+    """
     coefficient, experts = config.router_aux_loss_coef, model.experts
     if coefficient and experts is None:
         raise WgradError(
@@ -174,7 +182,7 @@ def balance(config: RunOptions, model: ModelConfig, device: Device) -> Balance |
 
 
 def itemsize_of(config: RunOptions) -> int:
-    """Bytes of an activation; of --compute auto, which no device has decided yet, the most that it can take."""
+    """Return the bytes of an activation; while --compute is still auto, the most that it can be."""
     return np.dtype("float32" if config.compute == AUTO else config.compute).itemsize
 
 
@@ -189,10 +197,20 @@ def build_trainable(
     contents: bool = True,
     remarks: list[str] | None = None,
 ) -> TrainableModel:
-    """The model that `config` asks to train, with its weights and the start values of what is trained. WgradError.
+    """Build the model that `config` trains, with its weights and the start values of its parameters.
 
-    remarks: gets what is worth a word to the user. contents False, for the dry run of a device: as large and as typed,
-    without reading the weights.
+    Args:
+        config: Options of the run.
+        model_config: Configuration of the base model.
+        folder: Folder of the base model.
+        device: Device of the run.
+        positions: Positions that the model needs at least, as for samples.
+        progress: Called with the number of tensors loaded, and of all.
+        contents: Whether to read the weights; False, for a dry run: only allocate them.
+        remarks: Receives remarks for the user.
+
+    Raises:
+        WgradError: Options and model do not fit together, or memory is too small.
     """
     config = replace(config, compute=compute_type(config.compute, device))
     offloaded = offloaded_layers(config, model_config)
@@ -237,7 +255,7 @@ def build_trainable(
         shapes = whole_shapes(lora, whole_modules(model_config))
         parameters = lora_parameters(start.values if start else values, device, config.loraplus_lr_ratio, shapes)
     for name in shapes.keys() - values.keys():
-        # A head that is tied to the embedding begins as that.
+        # A head that is tied to the embedding starts as a copy of it.
         source = EMBEDDING if name == HEAD and model_config.tie_word_embeddings else name
         load_trainable(folder, model_config, {source: parameters.tensors[name].data}, device, contents=contents)
     adapter = stack_adapter(Adapter.from_tensors(lora, parameters.tensors), parameters.joined)
@@ -260,7 +278,7 @@ def _all_parameters(
     progress: Progress | None,
     contents: bool,
 ) -> FlatParameters:
-    """Those of --full."""
+    """Return all parameters of the model, for --full."""
     specs = [ParameterSpec(s.name, s.shape, s.decays) for s in weight_specs(model_config) if s.trained]
     with advising(for_parameters(config)):
         parameters = FlatParameters(specs, device)
@@ -270,8 +288,7 @@ def _all_parameters(
 
 
 def streams(choice: str, device: Device) -> bool:
-    """Return whether weights live in main memory: --stream-weights on (auto is settled by a plan), where that is not
-    the device's own."""
+    """Return whether weights stay in main memory: --stream-weights on, unless the device shares that memory."""
     return choice == "on" and not device.shared_memory
 
 
@@ -286,7 +303,12 @@ def load_base(
     staying: Mapping[str, Any] = MappingProxyType({}),
     **options: Any,
 ) -> Mapping[str, Any]:
-    """The frozen weights, on the device or streamed to it. staying, options: of `load_streamed` and `load_frozen`."""
+    """Load the frozen weights: onto the device, or into main memory to be streamed.
+
+    Args:
+        staying: Arguments of `load_streamed` alone: which weights stay on the device.
+        options: Arguments of `load_frozen` and `load_streamed`.
+    """
     if streamed:
         return load_streamed(folder, model_config, device, remarks=remarks, **staying, **options)
     return load_frozen(folder, model_config, device, stacked=stacked, **options)
@@ -298,9 +320,14 @@ def lora_parameters(
     rate_of_b: float = 1.0,
     whole: dict[str, tuple[int, ...]] | None = None,
 ) -> FlatParameters:
-    """An adapter's matrices (`init_lora`) as parameters, those of a stack side by side, and whole weights of these
-    shapes, zeros where they have no value. rate_of_b: of every B and vector, in the learning rate (LoRA+, arXiv
-    2402.12354, as PEFT groups them)."""
+    """Return an adapter's matrices and whole trained weights as parameters; those of a stack lie side by side.
+
+    Args:
+        values: Start value of each matrix (`init_lora`).
+        device: Device of the run.
+        rate_of_b: Factor of the learning rate of every B and vector (LoRA+, arXiv 2402.12354, as PEFT groups them).
+        whole: Shapes of weights that are trained whole; they start as zeros.
+    """
     shapes = {name: value.shape for name, value in values.items()} | (whole or {})
     fast = {name for name, shape in shapes.items() if name.endswith(".lora_B") or len(shape) == 1}
     specs = [
@@ -314,7 +341,7 @@ def lora_parameters(
 
 
 def build_optimizer(config: RunOptions, parameters: FlatParameters) -> AdamW:
-    """The optimiser of a run."""
+    """Return the optimiser of a run."""
     return AdamW(
         parameters,
         weight_decay=config.weight_decay,
@@ -324,8 +351,10 @@ def build_optimizer(config: RunOptions, parameters: FlatParameters) -> AdamW:
 
 
 def _start(config: RunOptions, model: ModelConfig) -> tuple[LoraConfig, dict[str, np.ndarray], PissaStart | None]:
-    """--adapter's matrices (dropout is still --lora-dropout), or new ones from the seed; of --init-lora-weights pissa
-    what finds them."""
+    """Return the adapter to train and its start values: those of --adapter, or new ones from the seed.
+
+    The dropout is always --lora-dropout. The third value is set for --init-lora-weights other than lora.
+    """
     modules = linear_modules(model)
     if config.adapter and config.init_lora_weights == LORA:
         lora, values = load_adapter(config.adapter, *adaptable(model))
@@ -344,14 +373,14 @@ def _start(config: RunOptions, model: ModelConfig) -> tuple[LoraConfig, dict[str
     _check_ranks(config, lora, shapes)
     if config.init_lora_weights == LORA:
         return lora, init_lora(shapes, config.seed) | variant_starts(lora, modules), None
-    # With such a start an adapter is the one of the checkpoint that the run goes on from.
+    # With such a start, --adapter is the adapter of the checkpoint that the run resumes from.
     known = start_within(load_adapter(config.adapter, *adaptable(model))[1]) if config.adapter else None
     start = PissaStart(lora, shapes, config.init_lora_weights, config.seed, known)
     return lora, start.values, start
 
 
 def _check_ranks(config: RunOptions, lora: LoraConfig, shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """WgradError for a rank that can do no more than a lower one, or that --init-lora-weights cannot start."""
+    """Raise WgradError for a rank above the size of all projections, or above the singular values that PiSSA needs."""
     adapted = {a[:-7]: (shapes[a[:-1] + "B"][-2], shape[-1]) for a, shape in shapes.items() if a.endswith(".lora_A")}
     widest = max(side for shape in adapted.values() for side in shape)
     for module, shape in adapted.items():
@@ -371,7 +400,7 @@ def _check_ranks(config: RunOptions, lora: LoraConfig, shapes: Mapping[str, tupl
 
 
 def frozen_adapter(lora: LoraConfig, values: Mapping[str, np.ndarray], device: Device) -> Adapter:
-    """An adapter for inference, from `load_adapter`'s result."""
+    """Return an adapter for inference. lora, values: result of `load_adapter`."""
     return Adapter.from_tensors(lora, {name: Tensor(device.upload(v), device) for name, v in values.items()})
 
 
@@ -390,7 +419,12 @@ def build_frozen(
     contents: bool = True,
     remarks: list[str] | None = None,
 ) -> Model:
-    """A model for inference, with an adapter or without. contents, remarks: see `build_trainable`. WgradError."""
+    """Load the frozen weights: onto the device, or into main memory to be streamed.
+
+    Args:
+        staying: Arguments of `load_streamed` alone: which weights stay on the device.
+        options: Arguments of `load_frozen` and `load_streamed`.
+    """
     dtype = np.dtype(compute_type(compute, device))
     loaded = load_adapter(adapter, *adaptable(model_config)) if adapter else None
     options: dict[str, Any] = {"quantize": quantize, "progress": progress, "contents": contents}

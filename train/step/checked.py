@@ -1,4 +1,4 @@
-"""The check of a run's operators before the run (autograd/selftest/verify.py), and what is said of the driver."""
+"""Check of a run's operators before it starts (autograd/selftest/verify.py), and notes on known driver faults."""
 
 from __future__ import annotations
 
@@ -12,16 +12,19 @@ from wgrad.train.terminal.progress import Display
 
 
 def fault_notes(device: Device) -> list[str]:
-    """Reported faults of the GPU's driver that make results wrong, a line each."""
+    """Return a note for each known fault of the GPU's driver that makes results wrong."""
     found = known_faults(device.facts, platform.system(), platform.release())
     return [f"note: reported of this driver: {fault.text}" for fault in found if fault.kind == "wrong"]
 
 
 def check_operators(device: Device, dry: Any, display: Display) -> bool:
-    """Check what the work on `dry` launches and this GPU has not passed yet. WgradError where it is wrong.
+    """Check the operators of a dry run that this GPU has not passed yet.
 
     Returns:
-        Whether the device does without some of its kernels from now on: the work is to be planned and checked again.
+        Whether the device stopped using some of its kernels, so that the work must be planned and checked again.
+
+    Raises:
+        WgradError: An operator gives wrong results.
     """
     with display.phase("checking operators", unit="checks") as phase:
         outcome = verify(device, dry, phase.update)

@@ -1,4 +1,4 @@
-"""The type of activations of a run: what `--compute` says, or with `auto` what the device is fastest in."""
+"""Dtype of a run's activations: that of --compute, or with `auto` the device's fastest."""
 
 from __future__ import annotations
 
@@ -21,16 +21,22 @@ _REASONS = {
 
 @dataclass(frozen=True)
 class Compute:
-    """dtype: float32, float16 or bfloat16. lines: what is said of it at the begin of a run."""
+    """Dtype of activations, and the lines about it that a run prints."""
 
     dtype: ComputeType
     lines: list[str] = field(default_factory=list)
 
 
 def choose_compute(asked: ComputeType, device: Device, *, resumed: bool = False) -> Compute:
-    """The type for --compute `asked` on a device. resumed: it is the type of a run that goes on, which it keeps.
+    """Choose the dtype of activations on a device.
 
-    WgradError where the device cannot compute in it.
+    Args:
+        asked: Value of --compute.
+        device: Device of the run.
+        resumed: Whether the run is resumed; it keeps the dtype that it was begun with.
+
+    Raises:
+        WgradError: The device cannot compute in that dtype.
     """
     chosen, unused = compute_type(asked, device, resumed=resumed), idle(device)
     if asked == AUTO:
@@ -44,7 +50,7 @@ def choose_compute(asked: ComputeType, device: Device, *, resumed: bool = False)
 
 
 def round_products(config: RunOptions, device: Device) -> list[str]:
-    """Have a device do what --int8-matmul says; -> what is said of it. WgradError where it cannot, or need not."""
+    """Switch a device to --int8-matmul and return the lines to print. WgradError: it cannot, or gains nothing."""
     if not config.int8_matmul or config.full:
         return []
     try:
@@ -55,7 +61,7 @@ def round_products(config: RunOptions, device: Device) -> list[str]:
 
 
 def compute_type(asked: ComputeType, device: Device, *, resumed: bool = False) -> ComputeType:
-    """Return the choice of `choose_compute`, without printing."""
+    """Return the dtype of `choose_compute` alone."""
     if asked == AUTO:
         return cast(ComputeType, device.fastest_compute)
     if asked == "float32" or getattr(device, asked):
@@ -73,8 +79,10 @@ def compute_type(asked: ComputeType, device: Device, *, resumed: bool = False) -
 
 
 def common_compute(chosen: Compute, of_ranks: Sequence[str]) -> Compute:
-    """Return the type that all ranks use, from each rank's choice under --compute auto: one loss scale holds for
-    all."""
+    """Return the dtype that all ranks use under --compute auto, because they share one loss scale.
+
+    chosen: choice of this rank. of_ranks: dtype that each rank chose.
+    """
     if len(set(of_ranks)) == 1:
         return chosen
     return Compute("float32", ["compute: float32 (the devices of the ranks differ in what they are fastest in)"])

@@ -1,8 +1,8 @@
 """Frozen weights whose dequantised values stay on the device from step to step (--keep-dequantized).
 
-Which are kept first: those that save most time per byte. A weight is dequantised in the forward, in the backward, and
-where its layer is recomputed once more. Each time that takes a launch, and bytes over the rate of memory, so that small
-weights save a little more per byte (bench/notes/checkpointing.md).
+Weights that save the most time per byte are kept first. A weight is dequantised in the forward, in the backward, and
+once more if its layer is recomputed. Each time costs a launch and its bytes over the memory bandwidth, so small weights
+save slightly more per byte (bench/notes/checkpointing.md).
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from wgrad.train.model.stacks import parts_of, stack_of
 from wgrad.train.model.streamed_weights import StreamedWeights
 from wgrad.train.options.finetune_config import RunOptions
 
-# Elements that are dequantised in the time of a launch that does nothing else: 8 µs on an H100, at 2.8 TB/s.
+# Elements that are dequantised in the time of an empty launch: 8 µs on an H100, at 2.8 TB/s.
 _LAUNCH_ELEMENTS = 11 << 20
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """Weights that are kept together or not at all: of one module, or of those that a stack may have.
+    """Weights that are kept together or not at all: of one module, or of modules that are stacked.
 
     Attributes:
-        modules: Their paths.
-        elements: Numbers in all of them.
+        modules: Paths of the modules.
+        elements: Elements of all their weights.
         uses: How often a micro-batch dequantises them.
-        experts: Experts in each; 0: none.
+        experts: Experts in each weight; 0: no experts.
     """
 
     modules: tuple[str, ...]
@@ -41,7 +41,7 @@ class Candidate:
 
     @property
     def worth(self) -> float:
-        """Time saved by an element, in no unit."""
+        """Relative time saved per element."""
         return self.uses * (1 + _LAUNCH_ELEMENTS / self.elements)
 
 
@@ -50,8 +50,8 @@ class Dequantized:
     """Weights that are kept dequantised.
 
     Attributes:
-        sizes: Bytes on the device of each candidate, kept or not; 0 where its matmuls decode it inside.
-        count: Candidates that are kept, the first ones.
+        sizes: Bytes on the device of each candidate, kept or not; 0 if its matmuls decode it themselves.
+        count: How many candidates are kept, from the first on.
     """
 
     sizes: tuple[int, ...] = ()
@@ -59,12 +59,12 @@ class Dequantized:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of those that are kept."""
+        """Bytes of the kept weights."""
         return sum(self.sizes[: self.count])
 
 
 def candidates(model: ModelConfig, recomputed: int) -> list[Candidate]:
-    """Return all weights of the layers, the first to be kept first. recomputed: layers, from the first on."""
+    """Return all weights of the layers, the first to be kept first. recomputed: number of recomputed layers."""
     shapes = linear_modules(model)
     stacks = {module: parts_of(stack) for module in shapes if (stack := stack_of(module)) is not None}
     stacks = {last: parts for last, parts in stacks.items() if shapes.keys() >= set(parts)}
@@ -75,7 +75,7 @@ def candidates(model: ModelConfig, recomputed: int) -> list[Candidate]:
             continue
         parts = tuple(stacks.get(module, [module]))
         elements = sum(int(np.prod(shapes[part])) for part in parts)
-        last = module.endswith(model.down_proj)  # of which a recomputation needs no output
+        last = module.endswith(model.down_proj)  # a recomputation does not need its output
         found.append(Candidate(parts, elements, _uses(module, 0 if last else recomputed)))
     for module, shape in expert_modules(model).items():
         found.append(Candidate((module,), int(np.prod(shape)), _uses(module, recomputed), shape[0]))
@@ -88,20 +88,20 @@ def _uses(module: str, recomputed: int) -> int:
 
 
 def kept_count(config: RunOptions, of: int) -> int:
-    """Return how many of the candidates --keep-dequantized has kept; where it is open still, none."""
+    """Return how many of the candidates --keep-dequantized keeps; none while it is not settled."""
     asked = 0 if config.full or config.stream_weights == "on" else config.keep_dequantized
     return of if asked is True else min(int(asked or 0), of)
 
 
 def kept_share(config: RunOptions, model: ModelConfig, recomputed: int) -> float:
-    """Return the part of all dequantised elements of a micro-batch that need not be, as they are kept."""
+    """Return the fraction of a micro-batch's dequantisation, in elements, that kept weights save."""
     every = candidates(model, recomputed)
     elements = [candidate.uses * candidate.elements for candidate in every]
     return sum(elements[: kept_count(config, len(every))]) / sum(elements)
 
 
 def keep_dequantized(model: Model, config: RunOptions) -> Dequantized:
-    """Dequantise the weights that --keep-dequantized keeps -> all candidates' bytes, and how many are kept."""
+    """Dequantise the weights that --keep-dequantized keeps."""
     if config.full or isinstance(model.weights, StreamedWeights):
         return Dequantized()
     every = candidates(model.config, model.recomputed)

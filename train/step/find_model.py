@@ -1,7 +1,7 @@
-"""The folder of a base model, also of one that is a GGUF file and nothing else.
+"""Find the folder of a base model, also of one that is a single GGUF file.
 
-Beside such a file there is no config.json and no tokenizer: both are made of what the file says, once, in a folder of
-the user's cache that has a link to the file.
+Such a file comes without config.json and tokenizer. Both are made once from its metadata, in a folder of the user's
+cache that has a link to the file.
 """
 
 from __future__ import annotations
@@ -28,14 +28,21 @@ from wgrad.train.model.model_config import parse_model_config
 from wgrad.train.model.model_files import GGUF, is_left_over, one_gguf_file
 from wgrad.train.model.weights import HEAD, weight_specs
 
-CONFIG, FORMAT = "config.json", 1  # of what is kept
+CONFIG = "config.json"
+FORMAT = 1  # of the folders in the cache
 
 
 def find_model(spec: str, option: str = "--model", weights: bool = True, scratch: Path | None = None) -> Path:
-    """-> a local folder for a folder, a GGUF file or an id of the hub: as `resolve_model`, which raises what it does.
-    scratch: where a model of the hub is laid out without its weights (`model_without_weights`).
+    """Return the local folder of a model.
 
-    WgradError too: what a GGUF file says makes no model here.
+    Args:
+        spec: Folder, GGUF file, or hub id such as org/name.
+        option: Name for error messages.
+        weights: Whether to download the weights of a hub model.
+        scratch: Folder to lay out a hub model in without its weights (`model_without_weights`).
+
+    Raises:
+        WgradError: There is no such model, or its GGUF file holds one that is not supported.
     """
     path = Path(expand_path(spec, option))
     if path.suffix == GGUF and exists(path, option) and not path.is_dir():
@@ -48,7 +55,7 @@ def find_model(spec: str, option: str = "--model", weights: bool = True, scratch
 
 
 def find_base(model: str | None, adapter: str, weights: bool = True) -> Path:
-    """`find_model` of a model, or where none is given of the base that an adapter names. WgradError."""
+    """Return the folder of `model`, or if that is not given of the base model that an adapter names. WgradError."""
     if model:
         return find_model(model, weights=weights)
     named = base_of_adapter(adapter)
@@ -60,12 +67,12 @@ def find_base(model: str | None, adapter: str, weights: bool = True) -> Path:
 
 
 def base_name(model: str | None, adapter: str) -> str:
-    """The base model of `find_base` as it was named, for messages: a GGUF file or a hub id lies in a cache."""
+    """Return the name of `find_base`'s model for messages, because the folder may be in a cache."""
     return one_line(model or base_of_adapter(adapter))
 
 
 def _unpacked(path: Path, option: str) -> Path:
-    """A folder with config.json, the tokenizer's files and a link to the file, or to each part of a split one."""
+    """Return a folder with config.json, the tokenizer's files, and a link to each part of the GGUF file."""
     parts, digest = header_digest(path.absolute(), option)
     path = parts[0]
     links = [part_name("model", i + 1, len(parts)) if len(parts) > 1 else f"model{GGUF}" for i in range(len(parts))]
@@ -78,23 +85,23 @@ def _unpacked(path: Path, option: str) -> Path:
         make_private(folder)
         for part, link in zip(parts, links):
             _link(part, folder / link, option)
-        for name in sorted(contents, key=lambda name: name == CONFIG):  # config.json last: it says that all is there
+        for name in sorted(contents, key=lambda name: name == CONFIG):  # config.json last: it marks completeness
             keep(folder / name, json.dumps(contents[name], ensure_ascii=False).encode())
     return folder
 
 
 def described() -> Path:
-    """Where the folders of GGUF files are."""
+    """Return the folder of the cache that holds a folder for each GGUF file."""
     return cache_folder("gguf")
 
 
 def described_files() -> list[Path]:
-    """Those folders."""
+    """Return the folders in `described`."""
     return sorted(path for path in described().glob("*") if path.is_dir())
 
 
 def _describe(path: Path, option: str) -> dict[str, dict[str, object]]:
-    """File name -> contents."""
+    """Return the contents of each file to write, by name."""
     tensors, fields = read_gguf_entries(path, option), GgufFields(path, option)
     raw = config_of_gguf(fields, tensors)
     config = parse_model_config(raw, f"{option}: {path}")
@@ -114,8 +121,8 @@ def _describe(path: Path, option: str) -> dict[str, dict[str, object]]:
 
 
 def _link(path: Path, link: Path, option: str) -> None:
-    """A symbolic link, or where the system refuses those a hard one."""
-    made = link.with_name(f"{link.name}.{os.getpid()}")  # then renamed: another process may open it meanwhile
+    """Make a symbolic link to `path`, or a hard link if the system refuses that."""
+    made = link.with_name(f"{link.name}.{os.getpid()}")  # renamed below, because another process may open it
     made.unlink(missing_ok=True)
     try:
         os.symlink(path, made)
@@ -128,4 +135,4 @@ def _link(path: Path, link: Path, option: str) -> None:
                 "config.json and tokenizer.json next to the file, and give their folder"
             ) from error
     os.replace(made, link)
-    made.unlink(missing_ok=True)  # a hard link to what was there is left as it is
+    made.unlink(missing_ok=True)  # renaming one hard link to another of the same file does nothing

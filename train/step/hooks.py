@@ -1,7 +1,7 @@
-"""A Python caller's own loss and metrics: what each gets, and how they become part of a run.
+"""Custom losses and metrics of a Python caller: their arguments, and how a run calls them.
 
-The device records the work of a loss once and replays it at each micro-batch. So a loss is device work alone, and the
-same at each call.
+The device records the work of a loss once and replays it for each micro-batch. So a loss may only do device work, and
+must do the same at each call.
 """
 
 from __future__ import annotations
@@ -25,18 +25,19 @@ from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.options.objectives import SFT
 from wgrad.train.step.objectives import Loss
 
-_ROWS = 256  # of logits that a metric gets at once: [256, V] float32 on the host
+_ROWS = 256  # rows of logits that a metric gets at once: [256, V] float32 on the host
 
 
 @dataclass(frozen=True)
 class TokenBatch:
-    """The micro-batch of a loss, as arrays of the device.
+    """Micro-batch of a custom loss, as arrays on the device.
 
     Attributes:
         ids: int32 [B * T], the tokens.
-        targets: int32 [B * T], the token that each is to predict; -100 where it is not trained.
+        targets: int32 [B * T], the token that each one is to predict; -100: not trained.
         positions: int32 [B * T], counted from the start of each document.
-        rows: B. tokens: T.
+        rows: B, the sequences.
+        tokens: T, the tokens of a sequence.
         device: Device of the run, to make constants on.
     """
 
@@ -66,10 +67,10 @@ class ModelOutput:
         return F.linear(self.hidden, self._model.head, bias=self._model._head_bias, dtype=np.float32)
 
     def token_losses(self) -> Tensor:
-        """Return float32 [B * T]: the cross-entropy of each target in nats, 0 where there is none.
+        """Return float32 [B * T]: the cross-entropy of each target in nats, 0 where there is no target.
 
         Raises:
-            WgradError: The output layer is trained, of which this has no gradient.
+            WgradError: The output layer is trained: this function has no gradient for it.
         """
         model = self._model
         if isinstance(model.head, Tensor) and model.head.requires_grad:
@@ -83,7 +84,7 @@ Metric = Callable[[np.ndarray, np.ndarray], Any]
 
 
 class CallersLoss(Loss):
-    """A loss that is a function of the caller's."""
+    """Objective whose loss is a function of the caller."""
 
     def __init__(self, model: Model, config: RunOptions, function: LossFunction) -> None:
         super().__init__(model, config)
@@ -105,7 +106,7 @@ class CallersLoss(Loss):
 
 @dataclass(frozen=True)
 class Hooks:
-    """Functions of a Python caller's. Raises WgradError where one cannot be called."""
+    """Custom loss and metrics of a Python caller. Raises WgradError if one cannot be called."""
 
     loss: LossFunction | None = None
     metrics: Mapping[str, Metric] | None = None
@@ -124,7 +125,7 @@ class Hooks:
         return self.loss is not None or bool(self.metrics)
 
     def check(self, config: RunOptions) -> None:
-        """WgradError where the run learns from preferences."""
+        """Raise WgradError if the objective is not sft."""
         if self and config.objective != SFT:
             what = "loss" if self.loss is not None else "metrics"
             raise WgradError(f"{what}: is for objective='sft'; got {config.objective!r}: give only one of the two")
@@ -137,7 +138,7 @@ def _check_function(function: Any, what: str, arguments: str) -> None:
         inspect.signature(function).bind(None, None)
     except TypeError:
         raise WgradError(f"{what}: must take two arguments, {arguments}: change it") from None
-    except ValueError:  # of a function in C, whose arguments nobody knows
+    except ValueError:  # a function in C without a signature
         pass
 
 
@@ -147,13 +148,13 @@ def measure_metrics(
     """Return the mean of each metric over the target tokens of the batches; NaN where there are none.
 
     Args:
-        metrics: By name.
-        model: It computes the logits.
-        write: Brings a batch to the device.
-        batches: What is held out.
+        metrics: Functions of (logits, targets), by name.
+        model: Computes the logits.
+        write: Copies a batch to the device.
+        batches: Held-out data.
 
     Raises:
-        WgradError: A metric returns neither a number nor one for each target.
+        WgradError: A metric returns neither one number nor one for each target.
     """
     sums, count, device = dict.fromkeys(metrics, 0.0), 0, model.device
     for batch in batches:

@@ -12,19 +12,19 @@ from wgrad.train.options.input_options import PROJECTIONS
 
 
 def lora_config(config: RunOptions, model: ModelConfig) -> LoraConfig:
-    """The adapter that the options ask for; by default of every projection, as this model has them."""
+    """Return the adapter that the options ask for; by default one of every projection of this model."""
     if config.lora_variant:
         variant_of(config.lora_variant, "--lora-variant")
     named = [name.partition("=") for name in config.target_modules]
-    # The first of PEFT's patterns that fits counts: a longer name says more than its ending.
+    # PEFT takes the first pattern that matches, so longer, more specific names come first.
     ranks = {name: int(rank) for name, _, rank in sorted(named, key=lambda n: -len(n[0])) if rank}
     targets: tuple[str, ...] | str = tuple(dict.fromkeys(name for name, _, _ in named))
-    is_default = False  # whose names are never those of experts
+    is_default = False  # default names never mean experts
     unadapted = model.linear.unadapted if model.linear is not None else ()
     if targets == (ALL_LINEAR,) and not unadapted:
         targets = ALL_LINEAR
     elif is_default := targets in (PROJECTIONS, (ALL_LINEAR,)):
-        # PEFT takes those of an MLP for the experts', and a gate of attention that has such a name.
+        # PEFT would apply names of MLP projections to the experts, and to an attention gate of such a name.
         own = targets == PROJECTIONS and model.experts is not None
         taken = (".mlp.", *filter(None, [model.attention_gate_proj])) if own else ()
         paths = [path for path in linear_modules(model) if not any(part in path for part in taken)]
@@ -53,7 +53,7 @@ def lora_config(config: RunOptions, model: ModelConfig) -> LoraConfig:
 
 
 def _check_experts(config: RunOptions, target: str) -> None:
-    """WgradError where an option asks for an adapter of experts that PEFT does not have either."""
+    """Raise WgradError for options that adapters of experts do not have, as in PEFT."""
     asked: dict[str, object] = {"--lora-dropout": config.lora_dropout, "--use-dora": config.use_dora}
     asked |= {"--lora-variant": config.lora_variant}
     asked |= {"--init-lora-weights": config.init_lora_weights != LORA}

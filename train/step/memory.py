@@ -1,4 +1,4 @@
-"""The memory limit of a run, and advice for an out-of-memory error. A device knows no options."""
+"""The memory limit of a run, and advice for out-of-memory errors, which devices raise without knowing options."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ SMALLER_MODEL = "use a smaller model"
 
 
 def limit_bytes(text: str | None) -> int | None:
-    """Bytes of a value of --memory-limit."""
+    """Return the bytes of a value of --memory-limit."""
     return parse_size(text) if text else None
 
 
 def hold_to_limit(device: Device, text: str | None, option: str = "--memory-limit") -> str:
-    """Have the device keep to the value of an option. -> a remark for the user, or ""."""
+    """Limit the device's memory to the value of an option. Return a remark for the user, or ""."""
     device.limit_memory(limit_bytes(text))
     return f"{option} has no effect: NumPy takes main memory" if text and device.name == "cpu" else ""
 
 
 @contextmanager
 def advising(advice: str) -> Iterator[None]:
-    """Turn a lack of memory within the block, the device's or the host's, into a WgradError that ends in `advice`."""
+    """Turn an out-of-memory error in the block, of the device or the host, into a WgradError that ends in `advice`."""
     try:
         yield
     except OutOfMemory as error:
@@ -36,7 +36,7 @@ def advising(advice: str) -> Iterator[None]:
 
 
 def for_parameters(config: RunOptions) -> str:
-    """Advice where what is trained does not fit: weights in float32, gradients, the optimiser's moments."""
+    """Return advice for when trained weights, gradients and moments do not fit into memory."""
     if config.full:
         return "leave --full out to train an adapter, or use a smaller model"
     if config.adapter:
@@ -45,6 +45,6 @@ def for_parameters(config: RunOptions) -> str:
 
 
 def for_steps(config: RunOptions, recompute: bool) -> str:
-    """Advice where activations do not fit. recompute: whether they are made again in the backward already."""
+    """Return advice for when activations do not fit into memory. recompute: whether all are recomputed already."""
     advice = f"use a smaller {'--batch-size or ' if config.batch_size > 1 else ''}--max-length"
     return advice if recompute else f"{advice}, or --gradient-checkpointing"

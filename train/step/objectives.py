@@ -1,8 +1,8 @@
-"""Objectives of a run, computed on the device: cross-entropy of tokens (sft), or losses of preferences.
+"""Objectives of a run, computed on the device: cross-entropy of tokens (sft), or preference losses.
 
-An objective's loss is the sum over the units of a micro-batch (target tokens; pairs; examples), which the trainer
-divides by those of the whole step. The reference of dpo and kto is the model with its adapter off.
-Source: DPO (arXiv 2305.18290), robust DPO (2403.00409), ORPO (2403.07691), KTO (2402.01306), SimPO (2405.14734);
+An objective's loss is the sum over the units of a micro-batch (target tokens, pairs or examples), which the trainer
+divides by the units of the whole step. The reference model of dpo and kto is the model with its adapter off.
+Sources: DPO (arXiv 2305.18290), robust DPO (2403.00409), ORPO (2403.07691), KTO (2402.01306), SimPO (2405.14734),
 as TRL computes them (tests/train/test_oracle_preferences.py).
 """
 
@@ -25,7 +25,7 @@ from wgrad.train.step.optim import ALIGN
 
 
 def write_batch(device: Device, inputs: Inputs, batch: Batch, targets: np.ndarray) -> None:
-    """The rows of a micro-batch, to the arrays that a model reads."""
+    """Write the rows of a micro-batch into the arrays that a model reads."""
     assert inputs.targets is not None
     device.write(inputs.ids, batch.ids.reshape(-1))
     device.write(inputs.targets, targets.reshape(-1))
@@ -35,14 +35,15 @@ def write_batch(device: Device, inputs: Inputs, batch: Batch, targets: np.ndarra
         inputs.tables.write(device, batch.positions, batch.doc_start)
 
 
-# tanh of x times this is the sign of x, but for what is as small as a rounding of log-probabilities anyway.
+# tanh(_STEEP * x) is the sign of x, unless x is as small as rounding errors of log-probabilities.
 _STEEP = 2.0**20
 
 
 class Loss:
-    """Cross-entropy of the targets (sft), and the base of other losses.
+    """Cross-entropy of the targets (sft), and base class of other losses.
 
-    score_size: floats of `scores`, which the device keeps of a micro-batch and `sums` makes metrics of; 0: none.
+    Attributes:
+        score_size: Floats of `scores`, which the device keeps of each micro-batch for metrics; 0: none.
     """
 
     score_size = 0
@@ -51,17 +52,17 @@ class Loss:
         self.model, self.config, self.device = model, config, model.device
 
     def begin(self, batches: Sequence[Batch]) -> None:
-        """These are the micro-batches of a step, or of an evaluation."""
+        """Prepare for the micro-batches of a step, or of an evaluation."""
 
     def targets(self, batch: Batch) -> np.ndarray:
-        """int32 [B, T]: those that the model is given."""
+        """Return int32 [B, T]: the targets that the model gets."""
         return batch.targets
 
     def write(self, batch: Batch) -> None:
-        """Bring to the device what the loss of this micro-batch needs beside the model's inputs."""
+        """Copy to the device what the loss of this micro-batch needs in addition to the model's inputs."""
 
     def loss(self, inputs: Inputs) -> Tensor:
-        """float32 [1]. Only device work, the same at each call: can be captured."""
+        """Return the loss, float32 [1]. Only device work, the same at each call, so that it can be recorded."""
         return self.model.loss(inputs)
 
     @property
@@ -69,18 +70,19 @@ class Loss:
         raise NotImplementedError
 
     def sums(self, scores: np.ndarray) -> np.ndarray:
-        """float32 [micro-batches, score_size] -> float64, what is added up over micro-batches and ranks."""
+        """Return float64 sums, to be added over ranks, of scores float32 [micro-batches, score_size]."""
         return np.zeros(0)
 
     def metrics(self, sums: np.ndarray) -> dict[str, float]:
-        """By TRL's names; NaN where nothing was measured."""
+        """Return the metrics of `sums` by TRL's names; NaN if nothing was measured."""
         return {}
 
 
 class Preference(Loss):
-    """Objectives whose loss is one of log-probabilities of completions, each a row of the micro-batch.
+    """Base class of losses of log-probabilities of completions, each a row of the micro-batch.
 
-    columns: what is kept of each row, in `scores`: its label, then what `_log_probs` was asked for.
+    Attributes:
+        columns: Floats of each row in `scores`: its label, then the results of `_log_probs`.
     """
 
     columns = 1
@@ -105,26 +107,26 @@ class Preference(Loss):
         return self.device.view(self._scores, (self.rows, 1), number * self._width)
 
     def _log_probs(self, inputs: Inputs, column: int) -> Tensor:
-        """[rows, 1]: the sum over a completion's tokens, kept in this column of the scores."""
+        """Return [rows, 1]: the log-probability of each completion, also written to this column of the scores."""
         losses = self.model.token_losses(inputs).reshape(self.rows, -1)
         found = F.gemm(losses, self._ones, alpha=-1.0)
         self.device.copy(found.data, self._column(column))
         return found
 
     def _reference(self, inputs: Inputs, column: int) -> Array:
-        """[rows, 1]: minus those of the model without its adapter."""
+        """Return [rows, 1]: the negated log-probabilities of the model without its adapter."""
         with self.model.without_adapter(), no_grad():
             found = self._log_probs(replace(inputs, seed=None), column)
         return self.device.scale(found.data, -1.0)
 
     def _columns_of(self, scores: np.ndarray) -> np.ndarray:
-        """float32 [micro-batches, score_size] -> float64 [columns, micro-batches, rows]."""
+        """Reshape scores, float32 [micro-batches, score_size], to float64 [columns, micro-batches, rows]."""
         parts = scores.reshape(-1, self.columns, self._width)[:, :, : self.rows]
         return np.moveaxis(parts.astype(np.float64), 1, 0)
 
 
 class Pairs(Preference):
-    """Rows of chosen completions, and as many of rejected ones behind them."""
+    """Base class of losses of pairs: rows of chosen completions, followed by as many rejected ones."""
 
     def __init__(self, model: Model, config: RunOptions) -> None:
         super().__init__(model, config)
@@ -143,8 +145,10 @@ class Pairs(Preference):
             self.device.write(array, np.where(there, target, IGNORE_INDEX).astype(np.int32))
 
     def _prefer(self, values: Tensor, alpha: float, targets: Array, offset: Array | None = None) -> Tensor:
-        """[1]: the sum over pairs of -log sigmoid(alpha * (that of chosen - that of rejected) + offset), values
-        [rows, 1], offset [pairs, 1]."""
+        """Return [1]: the sum over pairs of -log sigmoid(alpha * (chosen - rejected) + offset).
+
+        values: [rows, 1], of chosen then rejected completions. offset: [pairs, 1].
+        """
         z = F.gemm(self._difference, values, alpha=alpha)
         return F.linear_cross_entropy(z if offset is None else F.add(z, offset), self._logits, targets)
 
@@ -180,7 +184,7 @@ class Pairs(Preference):
 
 
 class DirectPreference(Pairs):
-    """dpo, with label smoothing the robust one."""
+    """dpo; with label smoothing, robust DPO."""
 
     columns = 3
 
@@ -197,7 +201,7 @@ class DirectPreference(Pairs):
 
 
 class _ByMean(Pairs):
-    """Losses of the mean log-probability of an answer's tokens."""
+    """Base class of losses of the mean log-probability of an answer's tokens."""
 
     columns = 2
 
@@ -212,14 +216,14 @@ class _ByMean(Pairs):
         self.device.write(self._of_answer, (answers / lengths).astype(np.float32))
 
     def _mean(self, losses: Tensor) -> Tensor:
-        """[rows, 1], kept in the scores. losses: [rows, seq_len], of tokens."""
+        """Return the mean log-probability [rows, 1], also written to the scores. losses: [rows, seq_len]."""
         mean = F.gemm(F.mul(losses, self._of_answer), self._ones, alpha=-1.0)
         self.device.copy(mean.data, self._column(1))
         return mean
 
 
 class SimplePreference(_ByMean):
-    """simpo: the reward is beta times the mean, and that of chosen is to exceed the other's by a margin."""
+    """simpo: the reward is beta times the mean; that of chosen should exceed that of rejected by a margin."""
 
     def __init__(self, model: Model, config: RunOptions) -> None:
         super().__init__(model, config)
@@ -231,7 +235,7 @@ class SimplePreference(_ByMean):
 
 
 class OddsRatio(_ByMean):
-    """orpo: cross-entropy of the chosen text, prompt included, and the odds ratio of mean log-probabilities."""
+    """orpo: cross-entropy of the chosen text, prompt included, plus the odds ratio of mean log-probabilities."""
 
     def __init__(self, model: Model, config: RunOptions) -> None:
         super().__init__(model, config)
@@ -239,7 +243,7 @@ class OddsRatio(_ByMean):
         self._each = 0.0  # weight of a token of a chosen text
 
     def begin(self, batches: Sequence[Batch]) -> None:
-        """The mean over all tokens of all chosen texts, in a loss that is divided by the number of pairs."""
+        """Weigh the tokens of chosen texts to be averaged, though the loss is divided by the number of pairs."""
         tokens = sum(int((_all_targets(b)[: self.config.batch_size] != IGNORE_INDEX).sum()) for b in batches)
         self._each = sum(batch.num_targets for batch in batches) / max(tokens, 1)
 
@@ -250,7 +254,7 @@ class OddsRatio(_ByMean):
         self.device.write(self._of_chosen, (self._each * chosen).astype(np.float32))
 
     def targets(self, batch: Batch) -> np.ndarray:
-        """The prompts' tokens too: `_of_answer` and `_of_chosen` say what counts."""
+        """Return all tokens as targets, prompts included: `_of_answer` and `_of_chosen` weigh them."""
         return _all_targets(batch)
 
     def loss(self, inputs: Inputs) -> Tensor:
@@ -260,7 +264,7 @@ class OddsRatio(_ByMean):
 
 
 def _all_targets(batch: Batch) -> np.ndarray:
-    """int32 [B, T]: the next token of each that has one in its document, whether it is to be learnt or not."""
+    """Return int32 [B, T]: the next token of the document for each token, whether it is learnt or not."""
     found = np.full(batch.ids.shape, IGNORE_INDEX, np.int32)
     follows = batch.positions[:, 1:] == batch.positions[:, :-1] + 1
     found[:, :-1] = np.where(follows, batch.ids[:, 1:], IGNORE_INDEX)
@@ -268,7 +272,7 @@ def _all_targets(batch: Batch) -> np.ndarray:
 
 
 class Kto(Preference):
-    """Examples with a label, each against the mean divergence of the micro-batch: that of its mismatched rows."""
+    """kto: labelled examples, compared with the micro-batch's KL divergence, estimated on its mismatched rows."""
 
     columns = 5
 
@@ -276,8 +280,8 @@ class Kto(Preference):
         super().__init__(model, config)
         device = self.device
         self._mismatched = Inputs.empty(model, self.rows, config.max_length)
-        self._mean = device.zeros((1, self.rows))  # weights of which it is made
-        self._weights = device.zeros((self.rows, 2))  # of the two values of a softmax of z and 0
+        self._mean = device.zeros((1, self.rows))  # weights of the mean over rows
+        self._weights = device.zeros((self.rows, 2))  # weights of softmax([z, 0])
         self._z_and_0 = device.upload(np.array([[1.0, 0.0]], np.float32))
         self._rows_of_1 = device.upload(np.ones((self.rows, 1), np.float32))
 
@@ -295,12 +299,12 @@ class Kto(Preference):
         reference, divergence = self._reference(inputs, 2), self._divergence()
         offset = device.add(reference, device.gemm(self._rows_of_1, divergence, alpha=-1.0))
         z = F.mul(F.add(self._log_probs(inputs, 1), offset), self._column(0))
-        # The second of the two is 1 - sigmoid(beta z).
+        # The second value is 1 - sigmoid(beta z).
         both = F.softmax(F.gemm(z, self._z_and_0, alpha=self.config.beta))
         return F.sum(F.mul(both, self._weights))
 
     def _divergence(self) -> Array:
-        """[1, 1]: the mean over the mismatched rows of the log-ratio to the reference, 0 where that is negative."""
+        """Return [1, 1]: the mean log-ratio to the reference over the mismatched rows, or 0 if that is negative."""
         device = self.device
         with no_grad():
             policy = self._log_probs(self._mismatched, 3).data
@@ -332,7 +336,7 @@ class Kto(Preference):
         }
 
 
-# By the names of train/options/objectives.py.
+# Keys: names of train/options/objectives.py.
 LOSSES: dict[str, type[Loss]] = {
     SFT: Loss,
     "dpo": DirectPreference,

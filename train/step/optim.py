@@ -1,7 +1,7 @@
-"""AdamW over one flat buffer: all trainable parameters, their gradients and moments lie in four float32 arrays.
+"""AdamW over flat buffers: all trainable parameters, their gradients and moments lie in four float32 arrays.
 
-One launch updates everything, and nothing is read back: clipping, the loss scale, and the skip of a step whose gradient
-is not finite are worked out on the device (`Device.clip`).
+One launch updates everything, and nothing is read back: the device works out clipping, the loss scale, and whether to
+skip a step with a non-finite gradient (`Device.clip`).
 Sources: AdamW (arXiv 1711.05101); dynamic loss scaling (arXiv 1710.03740).
 """
 
@@ -27,25 +27,25 @@ from wgrad.autograd.tensor import Tensor, parameter
 from wgrad.device.contract import Device, Readback
 from wgrad.device.memory import Array
 
-ALIGN = 64  # elements: a view's offset must be a multiple of it
-START_LOSS_SCALE = 16384.0  # float16; doubles up to 65536, halves where a gradient overflows
-GROWTH_INTERVAL = 500
-FLAT_STATE = ("parameters", "exp_avg", "exp_avg_sq")  # of the optimiser's state, the arrays of all parameters
+ALIGN = 64  # elements; a view's offset must be a multiple of it
+START_LOSS_SCALE = 16384.0  # float16; doubles up to 65536, halves when a gradient overflows
+GROWTH_INTERVAL = 500  # steps without an overflow before the loss scale doubles
+FLAT_STATE = ("parameters", "exp_avg", "exp_avg_sq")  # names of the state's arrays that cover all parameters
 
 
 @dataclass(frozen=True)
 class ParameterSpec:
-    """decay: weight decay applies (matrices; not norms and biases). rate: its learning rate, in that of the step."""
+    """A tensor to train."""
 
     name: str
     shape: tuple[int, ...]
-    decay: bool = True
-    rate: float = 1.0
+    decay: bool = True  # whether weight decay applies (matrices; not norms and biases)
+    rate: float = 1.0  # factor of the step's learning rate
 
 
 @dataclass(frozen=True)
 class Segment:
-    """Elements begin ... end of the flat buffers, whose learning rate is `rate` times that of the step."""
+    """Elements begin ... end of the flat buffers, which share a factor of the learning rate."""
 
     begin: int
     end: int
@@ -53,7 +53,7 @@ class Segment:
 
 
 def _offsets(specs: Sequence[ParameterSpec]) -> tuple[dict[str, int], int]:
-    """Where each begins, one after another at multiples of ALIGN, and the end of all."""
+    """Return the offset of each tensor, at multiples of ALIGN, and the end of the last."""
     offsets, at = {}, 0
     for spec in specs:
         offsets[spec.name] = at
@@ -68,18 +68,28 @@ def _segments(placed: Iterable[ParameterSpec], offsets: dict[str, int], size: in
 
 
 class FlatParameters:
-    """Trainable tensors as views into one float32 buffer, decayed ones first, and their gradients likewise.
+    """Trainable tensors as views into one float32 buffer, those with weight decay first, and gradients likewise.
 
-    groups: names of matrices to lie side by side, so that one Tensor can hold their rows (`joined`, by their names).
-    What a checkpoint holds is in the order without groups and rates.
-    Attributes: data, grad (float32 [size]), tensors (name -> Tensor, in the order of `specs`), decay_elements,
-    segments (of one rate each, all of the buffer), changed.
+    Checkpoints hold the tensors in another order, which does not depend on groups and learning rates.
+
+    Args:
+        specs: The tensors.
+        device: Device that holds the buffers.
+        groups: Names of matrices that are placed side by side, so that one Tensor can hold the rows of all (`joined`).
+
+    Attributes:
+        data, grad: float32 [size].
+        tensors: Tensor of each name, in the order of `specs`.
+        joined: Tensor of each group, by its names.
+        decay_elements: Elements with weight decay, from the first on.
+        segments: Parts of the buffer with one learning rate each; they cover it.
+        changed: Called after the values have changed; may only do device work.
     """
 
     def __init__(self, specs: Sequence[ParameterSpec], device: Device, groups: Sequence[Sequence[str]] = ()) -> None:
         self.device = device
         ordered = [s for s in specs if s.decay] + [s for s in specs if not s.decay]
-        self._file_offsets, end = _offsets(ordered)
+        self._file_offsets, _ = _offsets(ordered)
         together = {name: group for group in groups for name in group}
         by_name = {s.name: s for s in specs}
         placed: dict[str, ParameterSpec] = {}
@@ -91,7 +101,7 @@ class FlatParameters:
         self.size = max(end, ALIGN)
         self.decay_elements = min((offsets[s.name] for s in specs if not s.decay), default=self.size)
         self.segments = _segments(placed.values(), offsets, self.size)
-        self.changed: Callable[[], None] = lambda: None  # called once the values are others; device work alone
+        self.changed: Callable[[], None] = lambda: None
         self.data = device.zeros((self.size,))
         self.grad = device.zeros((self.size,))
         self.tensors: dict[str, Tensor] = {}
@@ -108,11 +118,11 @@ class FlatParameters:
 
     @property
     def count(self) -> int:
-        """Trainable numbers, without the padding between tensors."""
+        """Number of trainable parameters, without the padding between tensors."""
         return sum(math.prod(t.shape) for t in self.tensors.values())
 
     def places(self) -> dict[str, tuple[int, int]]:
-        """Where each begins and ends in the flat buffers."""
+        """Return where each tensor begins and ends in the flat buffers."""
         return {name: (at, at + math.prod(self.tensors[name].shape)) for name, at in self._offsets.items()}
 
     def set(self, name: str, value: np.ndarray) -> None:
@@ -122,17 +132,17 @@ class FlatParameters:
         return self.device.download(self.tensors[name].data)
 
     def to_file(self, flat: np.ndarray) -> np.ndarray:
-        """A flat array of the device in the order of checkpoints, which groups do not change."""
+        """Reorder a flat array of the device to the order of checkpoints."""
         return self._moved(flat, self._offsets, self._file_offsets)
 
     def from_file(self, flat: np.ndarray) -> np.ndarray:
-        """The inverse of `to_file`. ValueError where it is none of these parameters'."""
+        """Invert `to_file`. ValueError: the array is not one of these parameters."""
         if flat.shape != (self.size,) or flat.dtype != np.float32:
             raise ValueError(f"expected float32 ({self.size},), got {flat.dtype} {flat.shape}")
         return self._moved(flat, self._file_offsets, self._offsets)
 
     def named(self, flat: np.ndarray) -> dict[str, np.ndarray]:
-        """The tensors of a flat array in the order of checkpoints."""
+        """Return the tensors of a flat array in the order of checkpoints, by name."""
         at = self._file_offsets
         return {n: flat[at[n] : at[n] + math.prod(t.shape)].reshape(t.shape) for n, t in self.tensors.items()}
 
@@ -145,10 +155,12 @@ class FlatParameters:
 
 
 class AdamW:
-    """Decoupled weight decay, global-norm clipping, dynamic loss scale (float16). State lives on the device.
+    """AdamW with global-norm clipping and a dynamic loss scale (float16). Its state lives on the device.
 
-    loss_scale float32 [1]: the seed gradient must contain it. state float32 [8], and for each rate of the parameters
-    a hyper float32 [4]: see autograd/ops/optimizer.py.
+    Attributes:
+        loss_scale: float32 [1], a factor that the seed gradient must contain.
+        state: float32 [8], see autograd/ops/optimizer.py.
+        hyper: float32 [4] for each factor of the learning rate, see there.
     """
 
     def __init__(
@@ -164,7 +176,7 @@ class AdamW:
         self.parameters, self.device = parameters, parameters.device
         self.weight_decay, self.betas, self.eps = weight_decay, betas, eps
         self._hyper_host = np.zeros(HYPER_SIZE, np.float32)
-        largest = float(np.finfo(np.float32).max)  # a larger norm is not finite, and its step is skipped
+        largest = float(np.finfo(np.float32).max)  # a larger norm is not finite: its step is skipped anyway
         self._hyper_host[HYPER_MAX_NORM] = min(max_grad_norm, largest)
         self._hyper_host[HYPER_GROWTH_INTERVAL] = GROWTH_INTERVAL if scale_loss else 0
         device = self.device
@@ -176,12 +188,12 @@ class AdamW:
     def set_lr(self, lr: float) -> None:
         """Write the step's learning rate to the device (before `step`, outside a capture)."""
         for rate, hyper in self.hyper.items():
-            with np.errstate(over="ignore"):  # beyond float32 it is infinite, and what comes of it is no result
+            with np.errstate(over="ignore"):  # a rate beyond float32 becomes infinite, which the run then reports
                 self._hyper_host[HYPER_LR] = lr * rate
             self.device.write(hyper, self._hyper_host)
 
     def step(self) -> None:
-        """Update the parameters from the gradients and set those to zero. Only device work: can be captured."""
+        """Update the parameters from the gradients, then clear those. Only device work, so that it can be recorded."""
         p, device, (beta1, beta2) = self.parameters, self.device, self.betas
         norm = device.grad_norm(p.grad)
         device.clip(norm, next(iter(self.hyper.values())), self.state, self.loss_scale, beta1=beta1, beta2=beta2)
@@ -201,15 +213,15 @@ class AdamW:
         p.changed()
 
     def applied(self) -> int:
-        """Steps that changed the parameters. Waits for the device."""
+        """Return the number of steps that changed the parameters. Waits for the device."""
         return int(self.device.download(self.state)[STATE_APPLIED])
 
     def skipped(self) -> int:
-        """Steps that were skipped because a gradient was not finite. Waits for the device."""
+        """Return the number of steps skipped because a gradient was not finite. Waits for the device."""
         return int(self.device.download(self.state)[STATE_SKIPPED])
 
     def finite(self) -> bool:
-        """Return whether all parameters are numbers. Waits for the device."""
+        """Return whether all parameters are finite. Waits for the device."""
         return bool(np.isfinite(self.device.download(self.parameters.data)).all())
 
     def _arrays(self) -> dict[str, Array]:
@@ -222,7 +234,7 @@ class AdamW:
         }
 
     def state_arrays(self) -> dict[str, np.ndarray]:
-        """Everything that a resumed run needs, parameters included (float32)."""
+        """Return everything that a resumed run needs, parameters included (float32)."""
         arrays = {name: self.device.download(array) for name, array in self._arrays().items()}
         return _in_file_order(arrays, self.parameters)
 
@@ -236,12 +248,13 @@ class AdamW:
         return StateReadback(readbacks, self.parameters)
 
     def load_state_arrays(self, values: dict[str, np.ndarray]) -> None:
-        """The inverse of `state_arrays`. KeyError or ValueError where they are of another run."""
+        """Invert `state_arrays`. KeyError or ValueError: the arrays belong to another run."""
         arrays = self._arrays()
         for name, array in arrays.items():
             if values[name].shape != tuple(array.shape) or values[name].dtype != np.float32:
-                raise ValueError(f"{name}: expected float32 {array.shape}, got {values[name].shape}")
-        for name in ("state", "loss_scale"):  # counts and a scale, which no run leaves without a number
+                got = values[name]
+                raise ValueError(f"{name}: expected float32 {array.shape}, got {got.dtype} {got.shape}")
+        for name in ("state", "loss_scale"):  # always finite in a run
             if not np.isfinite(values[name]).all():
                 raise ValueError(f"{name}: a number is not finite")
         for name, array in arrays.items():
@@ -256,7 +269,7 @@ def _in_file_order(arrays: dict[str, np.ndarray], parameters: FlatParameters) ->
 
 
 class StateReadback:
-    """The arrays of `AdamW.state_arrays` on their way to the host."""
+    """The arrays of `AdamW.state_arrays` while they are copied to the host."""
 
     def __init__(self, readbacks: dict[str, Readback], parameters: FlatParameters) -> None:
         self._readbacks, self._parameters = readbacks, parameters

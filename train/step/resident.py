@@ -1,4 +1,4 @@
-"""Layers whose weights stay on the device while those of others are streamed: how many there may be."""
+"""Number of layers whose weights stay on the device while the weights of others are streamed."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from wgrad.train.model.weights import weight_specs
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.options.options import flag
 
-SPARE = 64  # a part of a limit: a run's order of work, and so its pool's gaps, is not quite the plan's (0.2 % seen)
+# 1 / SPARE of a limit stays free: the run's memory pool has slightly other gaps than the plan's (0.2 % seen).
+SPARE = 64
 
 
 def resident_layers(config: RunOptions, model: ModelConfig) -> int:
-    """Return of how many layers the weights stay on the device while others are streamed. WgradError: the model has
-    fewer."""
+    """Return how many layers keep their weights on the device while others are streamed. WgradError: too many."""
     asked, layers = config.resident_layers or 0, model.num_hidden_layers
     if asked > layers:
         raise WgradError(
@@ -37,6 +37,6 @@ def head_bytes(resident: int, model: ModelConfig) -> int:
 
 
 def layer_bytes(host_bytes: float, model: ModelConfig) -> float:
-    """Return the bytes of a layer's weights, on average, of all that are in main memory where all are streamed."""
+    """Return the mean bytes of a layer's weights. host_bytes: bytes in main memory if all weights are streamed."""
     tables = [spec for spec in weight_specs(model) if spec.kind in ("embedding", "head")]
     return max(host_bytes - sum(2 * math.prod(spec.shape) for spec in tables), 1) / model.num_hidden_layers

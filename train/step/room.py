@@ -1,4 +1,4 @@
-"""Device memory that a run may take: what its options say, or what the driver still has."""
+"""Device memory that a run may use: the limit of its options, or what the driver reports as free."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.options.option_text import size
 from wgrad.train.step.memory import limit_bytes
 
-# Of the free memory a part stays free, for what the driver and other programs take later. Where the driver does not
-# tell what is free, others may have more of it.
+# The fraction 1 / _RESERVE of the free memory is left to the driver and other programs. If the driver does not report
+# free memory, 1 / _RESERVE_OF_TOTAL of all memory is left, since others may already use some.
 _RESERVE, _RESERVE_OF_TOTAL = 16, 4
 
 
 @dataclass(frozen=True)
 class Room:
-    """limit: bytes, None where they are not known. words: where the number comes from, for people."""
+    """Memory that a run may use. limit: bytes; None: not known. words: where the limit comes from, for people."""
 
     limit: int | None
     words: str
 
 
 def room_of(config: RunOptions, device: Device) -> Room:
-    """Return what a run with these options may take on this device."""
+    """Return the memory that a run with these options may use."""
     limit = limit_bytes(config.limit)
     return Room(limit, config.limit_option) if limit else free_room(device)
 
 
 def free_room(device: Device) -> Room:
-    """Return what a command without a limit may take on this device."""
+    """Return the memory that a command without a limit may use."""
     if free := device.free_memory():
         reserve = free // _RESERVE
         return Room(free - reserve, f"free, less a reserve of {size(reserve)}")

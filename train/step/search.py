@@ -1,20 +1,24 @@
-"""The largest number that there is a plan of, with few plans."""
+"""Search for the largest number whose plan fits, with few plans."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-FIRST = 8  # what is planned beside 1, to see what one more takes
-_AROUND = (0.95, 1.05)  # where the end is, of where it seems to be
+FIRST = 8  # planned after 1, to learn the cost of one more
+_AROUND = (0.95, 1.05)  # factors of the predicted largest number, between which the true one usually lies
 Found = TypeVar("Found")
 
 
 def largest(plan: Callable[[int], Any], most: int, limit: float) -> int:
-    """The largest number up to `most` of which there is a plan, 0 where there is none of 1. What one more takes is
-    nearly always the same, so it is looked for around where the last two lead, again and again where that was too few.
+    """Return the largest number up to `most` that has a plan; 0: not even 1 has.
 
-    plan: has `peak_bytes`, at most about `limit`.
+    Each further unit usually costs the same, so the search looks around the number that the last two plans predict.
+
+    Args:
+        plan: Returns the plan of a number, with `peak_bytes`; None: it does not fit.
+        most: Largest number.
+        limit: Bytes that a plan may take, about.
     """
     if most < 1 or (last := plan(1)) is None:
         return 0
@@ -38,7 +42,7 @@ def largest(plan: Callable[[int], Any], most: int, limit: float) -> int:
 
 
 def beside(guess: int, plan: Callable[[int], Any], most: int) -> int:
-    """The largest number up to `most` of which there is a plan, looked for from `guess` on in steps that double."""
+    """Return the largest number up to `most` that has a plan, searching from `guess` in steps that double."""
     low, high, step = 0, most + 1, 1
     at = min(max(guess, 1), most)
     while high - low > 1:
@@ -53,7 +57,7 @@ def beside(guess: int, plan: Callable[[int], Any], most: int) -> int:
 
 
 def planned_beside(none: Found, guess: int, plan: Callable[[int], Found | None], most: int) -> Found:
-    """The plan of the largest number, as `beside` finds it; `none` where there is one of 0 alone."""
+    """Return the plan of the number that `beside` finds. none: the plan of 0."""
     plans = {0: none}
 
     def planned(number: int) -> Found | None:

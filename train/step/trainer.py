@@ -1,8 +1,8 @@
-"""Optimiser steps: micro-batches weighed by the step's target tokens, one update, nothing read back inside.
+"""Optimiser steps: micro-batches weighted by the step's target tokens, then one update, with nothing read back.
 
-What changes from step to step is written into arrays that stay (ids, targets, learning rate, ...), so that after a
-first run forward, backward and update are recorded once and replayed. Loss and optimiser state of each step are copied
-into a history on the device, which is downloaded a few times a second, and whenever it is full.
+Values that change from step to step (ids, targets, learning rate, ...) are written into persistent arrays. So forward,
+backward and update are recorded once and then replayed. Loss and optimiser state of each step are copied into a history
+on the device, which is downloaded a few times a second, and whenever it is full.
 """
 
 from __future__ import annotations
@@ -30,14 +30,19 @@ from wgrad.train.step.hooks import CallersLoss, LossFunction
 from wgrad.train.step.objectives import make_loss, write_batch
 from wgrad.train.step.optim import ALIGN, AdamW
 
-HISTORY_STEPS = 64  # steps that the device keeps at most before they are asked for
+HISTORY_STEPS = 64  # most steps that the device's history holds between downloads
 
 
 class Trainer:
     """Runs optimiser steps and evaluations of a model on persistent inputs of [rows, seq_len].
 
-    world: the ranks that share each step and each evaluation. loss: of a Python caller, in place of --objective's. say:
-    gets what is worth a word to the user; without it, as in a plan, a lack of memory is an error.
+    Args:
+        model: Model to train.
+        optimizer: Optimiser of its parameters.
+        config: Options of the run.
+        world: Ranks that share each step and each evaluation; None: this process is alone.
+        loss: Custom loss, in place of that of --objective.
+        say: Prints a line. If None, as in a plan, a lack of memory is an error; else the trainer uses less and says so.
     """
 
     def __init__(
@@ -58,13 +63,13 @@ class Trainer:
         self.inputs = replace(self.eval_inputs, seed=seed)
         self.objective = make_loss(model, config) if loss is None else CallersLoss(model, config, loss)
         self._inv_targets = device.zeros((1,))
-        # What ranks add up of a step: at 0 the loss so far (sum over targets / targets of the step); from ALIGN on the
-        # scores of each micro-batch, if the objective has any (views must be aligned).
+        # Summed over ranks after a step. At 0: the loss so far (sum over targets / targets of the step). From ALIGN on:
+        # the scores of each micro-batch, if the objective has any (views must be aligned).
         scores = config.gradient_accumulation_steps * self.objective.score_size
         self._told = device.zeros((ALIGN + scores if scores else 1,))
         self._loss = device.view(self._told, (1,), 0)
         self._eval_loss = device.zeros((1,))
-        # A row a step: loss at 0, optimiser state at ALIGN, scores at 2 * ALIGN.
+        # One row per step: loss at 0, optimiser state at ALIGN, scores at 2 * ALIGN.
         self.history_steps = min(config.logging_steps, HISTORY_STEPS)
         self._history = device.zeros((self.history_steps, 2 * ALIGN + scores))
         self._recorded, self._began = 0, False
@@ -80,7 +85,7 @@ class Trainer:
         )
 
     def _kept_dequantized(self) -> Dequantized:
-        """Dequantise what the run keeps; where there is too little memory for that, none is kept."""
+        """Dequantise the weights that the run keeps; none if memory is too small."""
         try:
             return keep_dequantized(self.model, self.config)
         except OutOfMemory:
@@ -91,8 +96,11 @@ class Trainer:
         return Dequantized()
 
     def _buckets(self) -> list[tuple[int, int]]:
-        """Where the flat gradient is cut so that parts of it travel while the backward goes on, which is recorded in as
-        many parts. Layers whose inputs or weights come from main memory are recorded whole."""
+        """Return the ranges of the flat gradient that are summed over ranks while the backward continues, and have the
+        backward recorded in as many parts.
+
+        It is recorded whole if inputs or weights of layers come from main memory.
+        """
         buckets = buckets_of(self.optimizer.parameters)
         if not self.world.alone and not self.model.moves:
             self.model.passed = {bucket.layer: self._micro_step.cut for bucket in buckets if bucket.layer}
@@ -103,7 +111,7 @@ class Trainer:
         return self.model.adapter is not None and self.model.adapter.config.dropout > 0
 
     def written(self, batch: Batch) -> Inputs:
-        """Bring a batch to the device -> inputs of an evaluation."""
+        """Write a batch to the device and return it as inputs of an evaluation."""
         self._write(batch)
         return self.eval_inputs
 
@@ -112,7 +120,7 @@ class Trainer:
         self.objective.write(batch)
 
     def _forward_backward(self) -> None:
-        """One micro-batch: gradients and loss are added to what the step has so far."""
+        """Run one micro-batch, and add its gradients and loss to those of the step."""
         device = self.device
         loss = self.objective.loss(self.inputs)
         inv_targets = Tensor(self._inv_targets, device)
@@ -121,7 +129,7 @@ class Trainer:
         device.add(self._loss, share.data, out=self._loss)
 
     def _run_micro_step(self, submitted: Callable[[int], None] | None) -> None:
-        """Forward and backward. If the very first finds too little memory, recompute all layers from then on."""
+        """Run forward and backward. If the first micro-batch runs out of memory, recompute all layers from then on."""
         lacks_memory = False
         try:
             self._micro_step(self._forward_backward, submitted)
@@ -131,7 +139,7 @@ class Trainer:
             if self._say is None or self._began or not self.world.alone or least:
                 raise
             lacks_memory = True
-        if lacks_memory:  # the error is gone, and with it the tape that it held
+        if lacks_memory:  # outside `except`, because the error's traceback keeps the tape alive
             assert self._say is not None
             self._say("note: the first step finds too little memory: all layers are recomputed from here on")
             self.device.forget_dequantized()
@@ -143,9 +151,10 @@ class Trainer:
         self._began = True
 
     def step(self, step: Step, lr: float) -> None:
-        """One optimiser step. At most `history_steps` may run between two calls of `read_history`.
+        """Run one optimiser step. At most `history_steps` may run between two calls of `read_history`.
 
-        RanksLost: no rank did the step.
+        Raises:
+            RanksLost: A rank was lost, and no rank did the step.
         """
         device = self.device
         self.optimizer.set_lr(lr)
@@ -175,7 +184,7 @@ class Trainer:
         self._recorded += 1
 
     def metrics(self, row: np.ndarray) -> dict[str, float]:
-        """Those of the objective, from a row of the history."""
+        """Return the objective's metrics of a step, from its row of the history."""
         size = self.objective.score_size
         if not size:
             return {}
@@ -190,8 +199,8 @@ class Trainer:
             raise
 
     def read_history(self) -> np.ndarray:
-        """Wait for the device -> float32 [steps since the last call, 1 + STATE_SIZE + scores]: loss, optimiser state,
-        what `metrics` takes."""
+        """Wait for the device, and return float32 [steps since the last call, 1 + STATE_SIZE + scores]: loss, optimiser
+        state, and scores for `metrics`."""
         return self.history_readback().result()
 
     def history_readback(self) -> HistoryReadback:
@@ -200,17 +209,19 @@ class Trainer:
         return HistoryReadback(self.device.readback(self._history), count)
 
     def evaluate(self, batches: Sequence[Batch], progress: Callable[[int], None] | None = None) -> float:
-        """The loss of `measure`."""
+        """Return the loss of `measure`."""
         return self.measure(batches, progress)[0]
 
     def measure(
         self, batches: Sequence[Batch], progress: Callable[[int], None] | None = None
     ) -> tuple[float, dict[str, float]]:
-        """Mean loss over all targets of the batches (of sft in nats), without dropout, NaN where there are none; and
-        the objective's metrics.
+        """Return the mean loss over all targets (sft: in nats), without dropout, and the objective's metrics.
 
-        progress: called with the number of batches of this rank that are known to be finished; the device has one more
-        to do.
+        The loss is NaN if there are no targets.
+
+        Args:
+            batches: Batches of all ranks.
+            progress: Called with the number of finished batches of this rank, while the device works on the next.
         """
         targets = sum(b.num_targets for b in batches)
         if not targets:
@@ -223,11 +234,11 @@ class Trainer:
                 loss = self.world.total(loss, "the held-out loss")
                 sums = np.array([self.world.total(value, "the held-out loss") for value in sums])
             except RanksLost:
-                continue  # those that are left share it anew
+                continue  # the remaining ranks share the batches again
             return loss / targets, self.objective.metrics(sums)
 
     def _measure(self, batches: Sequence[Batch], progress: Callable[[int], None] | None) -> tuple[float, np.ndarray]:
-        """The sum of the loss over the batches' targets, and the objective's sums."""
+        """Return the sum of the loss over the batches' targets, and the objective's sums."""
         self.device.fill(self._eval_loss, 0.0)
         before: Readback | None = None
         scores: list[Readback] = []
@@ -246,14 +257,14 @@ class Trainer:
         return total, self.objective.sums(np.stack(found) if found else np.zeros((0, self.objective.score_size)))
 
     def _add_eval_loss(self) -> None:
-        """Loss of the batch that was written. It uses the memory of later steps and keeps none of it."""
+        """Add the loss of the batch that was written. Temporary arrays use memory that later steps need anyway."""
         with no_grad(), self.device.borrowing():
             loss = self.objective.loss(self.eval_inputs)
             self.device.add(self._eval_loss, loss.data, out=self._eval_loss)
 
 
 class HistoryReadback:
-    """The history of `count` steps on its way to the host."""
+    """The history of `count` steps while it is copied to the host."""
 
     def __init__(self, rows: Readback, count: int) -> None:
         self._rows, self._count = rows, count
