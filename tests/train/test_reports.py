@@ -229,7 +229,7 @@ def test_a_library_that_is_not_there(
     monkeypatch.setattr(importlib.util, "find_spec", lambda module: None if module == KINDS[name][0] else find(module))
     assert finetune("--report-to", name) == 2
     package = "'wgrad[tensorboard]'" if name == "tensorboard" else name
-    error = f"--report-to: {name} takes a package that is not installed: pip install {package}"
+    error = f"--report-to: {name} needs a package that is not installed: pip install {package}"
     assert capsys.readouterr().err.splitlines()[-1] == f"wgrad: error: {error}"
     assert not (tmp_path / "out").exists()
 

@@ -1,4 +1,4 @@
-"""Options of the functions of a loaded model, with the types that a caller may give: none is ever made."""
+"""Arguments of the functions of a loaded model, for type checkers and help(); these classes are never instantiated."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from wgrad.train.library.signature import Paths
 from wgrad.train.options.generate_config import BatchOptions, PromptOptions, TextOptions
 from wgrad.train.options.model_options import LoadOptions
 
-Schema = Paths | Mapping[str, Any] | None  # a file's path, JSON text, or the schema itself
+Schema = Paths | Mapping[str, Any] | None  # path of a file, JSON text, or the schema itself
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,6 +12,7 @@ from wgrad.device.errors import WgradError
 from wgrad.train.data.given_records import PLACEHOLDERS, Records, records_of
 from wgrad.train.library.results import FinetuneResult, read_results
 from wgrad.train.library.signature import Paths, checked_names, takes
+from wgrad.train.options.choices import Auto
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.options.resolve import resolve_config
 from wgrad.train.output.callbacks import Callback, Callbacks, StepReport
@@ -20,17 +21,16 @@ from wgrad.train.run.finetune import run_finetune
 from wgrad.train.step.hooks import Hooks, LossFunction, Metric
 
 _RECORDS = (
-    "training data: files or a hub data set, as --data takes them; or records: an iterable such as a list, a table of "
-    "pandas, polars or pyarrow, or a data set of the package datasets "
-    "(of several splits, train). Records are read once, "
-    "whole, before the first step"
+    "training data: files or a hub data set, as for the command; or records: an iterable such as a list, a table of "
+    "pandas, polars or pyarrow, or a data set of the package datasets (if it has splits, train). All records are read "
+    "before the first step"
 )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Arguments(RunOptions):
-    """The options of a run as a caller may give them, and what only Python can give. It is never made: type checkers go
-    by it."""
+    """Arguments of `finetune`, for type checkers and help(): the options of a run, with the types that Python callers
+    may give, and arguments that only Python has. It is never instantiated."""
 
     model: Paths = ""  # type: ignore[assignment]
     out: Paths = ""  # type: ignore[assignment]
@@ -39,31 +39,32 @@ class Arguments(RunOptions):
     data: Paths | Iterable[Any] = field(default="", metadata={"help": _RECORDS})  # type: ignore[assignment]
     columns: Mapping[str, str] | Iterable[str] | str = ()  # type: ignore[assignment]
     eval_data: Paths | Iterable[Any] | None = None  # type: ignore[assignment]
+    batch_size: int | Auto = 1  # type: ignore[assignment]
     config: Paths | None = field(
-        default=None, metadata={"help": "YAML file with options by name; arguments given here beat it"}
+        default=None, metadata={"help": "YAML file with options by name; arguments of the call override it"}
     )
     callbacks: Iterable[Callback | Callable[[StepReport], Any]] = field(
         default=(), metadata={"help": "wgrad.Callback objects, or functions that take each step's StepReport"}
     )
     loss: LossFunction | None = field(
         default=None,
-        metadata={"help": "a loss in place of the cross-entropy: a function of a ModelOutput and a TokenBatch that "
+        metadata={"help": "loss to use instead of the cross-entropy: a function of a ModelOutput and a TokenBatch that "
                   "returns the sum over the targets as a Tensor of one number"},
     )  # fmt: skip
     metrics: Mapping[str, Metric] | None = field(
         default=None,
-        metadata={"help": "measures of the held-out data: name -> function of logits float32 [M, V] and targets int32 "
-                  "[M] that returns one number, or one for each target"},
+        metadata={"help": "metrics of the held-out data, by name: functions of logits float32 [M, V] and targets int32 "
+                  "[M] that return one number, or one for each target"},
     )  # fmt: skip
-    progress: bool = field(default=False, metadata={"help": "print what the command prints"})
+    progress: bool = field(default=False, metadata={"help": "print the output of the command"})
 
 
 @takes(Arguments)
 def finetune(**given: Any) -> FinetuneResult:
     """Fine-tune a model and save the adapter in `out`.
 
-    Prints nothing unless `progress` is true. Ctrl-C saves after the step and raises KeyboardInterrupt; resume=True
-    continues.
+    Prints nothing unless `progress` is true. Ctrl-C saves a checkpoint after the current step and raises
+    KeyboardInterrupt; resume=True continues from it.
 
     Args:
         OPTIONS
@@ -72,9 +73,9 @@ def finetune(**given: Any) -> FinetuneResult:
         The result of the finished run.
 
     Raises:
-        WgradError: A mistake of the caller or a limit of the machine, with the command's message.
-        UnusableResult: Nothing usable was trained.
-        DeviceError: The device refused or was lost.
+        WgradError: An argument is wrong, or the machine is too small.
+        UnusableResult: Training did not lead to finite parameters.
+        DeviceError: The device failed or was lost.
     """
     options = checked_names(given, [field.name for field in fields(Arguments)], "finetune")
     caller = split_caller(options)
@@ -89,12 +90,12 @@ def finetune(**given: Any) -> FinetuneResult:
     try:
         run_finetune(config, caller)
     finally:
-        gc.collect()  # what was on the device, of which circles of Python objects may still hold a part
+        gc.collect()  # free device memory that reference cycles still hold
     return read_results(config.out)
 
 
 def split_caller(options: dict[str, Any]) -> PythonCaller:
-    """Take out of the arguments what only Python can give, so that the options of the command are left."""
+    """Remove the arguments that only Python has from `options`, which then are those of the command."""
     hooks = Hooks(options.pop("loss", None), options.pop("metrics", None))
     callbacks, progress = Callbacks(options.pop("callbacks", ())), options.pop("progress", False)
     if options.get("config") is None:
@@ -110,7 +111,7 @@ def split_caller(options: dict[str, Any]) -> PythonCaller:
 
 
 def _is_path(value: Any) -> bool:
-    """A path, None, or a list of paths: an option like any other."""
+    """Return whether a value is a path, None, or a list of paths, as for the command."""
     if isinstance(value, (list, tuple)):
         return bool(value) and all(isinstance(item, (str, os.PathLike)) for item in value)
     return value is None or isinstance(value, (str, os.PathLike))

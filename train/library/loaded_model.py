@@ -1,4 +1,4 @@
-"""`wgrad.load` and `wgrad.generate`: a model on a device that writes and scores texts."""
+"""`wgrad.load` and `wgrad.generate`: a model on a device that generates and scores texts."""
 
 from __future__ import annotations
 
@@ -30,13 +30,19 @@ from wgrad.train.options.model_options import LoadOptions, OneModel
 
 _SEEDS = 2**32
 Messages = Sequence[Mapping[str, Any]]
-Prompt = str | Messages | Mapping[str, Any]  # text; messages; or an object as a line of --prompts
+Prompt = str | Messages | Mapping[str, Any]  # text, messages, or an object like a line of --prompts
 
 
 @dataclass(frozen=True)
 class Generated:
-    """A generated text. tokens: its ids; prompt_tokens: how many the prompt had. finish: "stop" where the model or
-    a grammar ended the text, "length" where max_new_tokens did."""
+    """A generated text.
+
+    Attributes:
+        text: The text.
+        tokens: Its token ids.
+        prompt_tokens: Number of tokens of the prompt.
+        finish: "stop" if the model or a grammar ended the text, "length" if max_new_tokens did.
+    """
 
     text: str
     tokens: tuple[int, ...]
@@ -46,8 +52,14 @@ class Generated:
 
 @dataclass(frozen=True)
 class TokenScore:
-    """A token of a text. log_prob: natural logarithm of its probability, given those before it; None of the first.
-    in_loss: true where it counts, as it would in training."""
+    """A scored token.
+
+    Attributes:
+        id: Token id.
+        text: Its text.
+        log_prob: Natural logarithm of its probability, given the tokens before it; None for the first token.
+        in_loss: Whether it counts, as in training.
+    """
 
     id: int
     text: str
@@ -57,37 +69,46 @@ class TokenScore:
 
 @dataclass(frozen=True)
 class Scores:
-    """How likely a model holds a text to be. The sums and means are over the tokens that count."""
+    """Log-probabilities of a text's tokens. Sums and means are over the tokens that count."""
 
     tokens: tuple[TokenScore, ...]
 
     @property
     def counted(self) -> list[float]:
+        """Log-probabilities of the tokens that count."""
         return [t.log_prob for t in self.tokens if t.in_loss and t.log_prob is not None]
 
     @property
     def log_prob(self) -> float:
-        """Nats, of all tokens that count together."""
+        """Sum over the tokens that count, in nats."""
         return math.fsum(self.counted)
 
     @property
     def loss(self) -> float:
-        """Mean nats a token, as training has it."""
+        """Mean nats per token that counts, as in training."""
         return -self.log_prob / len(self.counted)
 
     @property
     def perplexity(self) -> float:
+        """e to the loss."""
         return math.exp(min(self.loss, 700.0))
 
 
 class LoadedModel:
-    """A model that stays on its device until `close`, or the end of a with block; for one thread. `load` makes it."""
+    """A model that stays on its device until `close`, or the end of a with block. `load` opens it.
+
+    It may only be used by one thread at a time.
+
+    Attributes:
+        context: Most tokens of a prompt with its continuation.
+        device: Description of the device.
+    """
 
     def __init__(self, opened: Opened[LoadOptions], model: Model, context: int, grammars: Grammars) -> None:
         self._opened, self._tokenizer = opened, opened.tokenizer
         self._model: Model | None = model
         self._grammars = grammars
-        self.context = context  # most tokens of a prompt and what follows it
+        self.context = context
         self.device = opened.device.description
 
     # ---- writing -------------------------------------------------------------------------------
@@ -103,8 +124,8 @@ class LoadedModel:
             The text, its token ids and why it ended. `json_schema` may also be the schema as a mapping.
 
         Raises:
-            WgradError: a prompt or an option cannot be used.
-            UnusableResult: logits are not finite, or the grammar cannot go on.
+            WgradError: The prompt or an option cannot be used.
+            UnusableResult: Logits are not finite, or no token continues the grammar.
         """
         options, model = make_options(TextOptions, given, "generate"), self._open_model()
         ids = _encode(self._tokenizer, prompt, options.chat, 1)
@@ -115,18 +136,18 @@ class LoadedModel:
 
     @takes_beside_one(TextArguments)
     def stream(self, prompt: Prompt, **given: Any) -> Iterator[str]:
-        """Continue a prompt, and yield the text in pieces as it is written.
+        """Continue a prompt, and yield the text in pieces as it is generated.
 
         Args:
-            prompt: As of `generate`, as are all options.
+            prompt: As for `generate`, like all options.
             OPTIONS
 
         Returns:
             An iterator of the pieces.
 
         Raises:
-            WgradError: a prompt or an option cannot be used.
-            UnusableResult: logits are not finite, or the grammar cannot go on.
+            WgradError: The prompt or an option cannot be used.
+            UnusableResult: Logits are not finite, or no token continues the grammar.
         """
         options, model = make_options(TextOptions, given, "stream"), self._open_model()
         ids = _encode(self._tokenizer, prompt, options.chat, 1)
@@ -139,15 +160,15 @@ class LoadedModel:
         """Continue many prompts, `batch_size` at once; the n-th is sampled with seed + n.
 
         Args:
-            prompts: Prompts as of `generate`.
+            prompts: Prompts, as for `generate`.
             OPTIONS
 
         Returns:
             The texts, in the order of the prompts.
 
         Raises:
-            WgradError: a prompt or an option cannot be used.
-            UnusableResult: logits are not finite, or the grammar cannot go on.
+            WgradError: A prompt or an option cannot be used.
+            UnusableResult: Logits are not finite, or no token continues the grammar.
         """
         options, model = make_options(BatchOptions, given, "generate_many"), self._open_model()
         if isinstance(prompts, (str, Mapping)):
@@ -174,19 +195,19 @@ class LoadedModel:
 
     # ---- scoring -------------------------------------------------------------------------------
     def score(self, text: str | Mapping[str, Any]) -> Scores:
-        """The log-probabilities of a text's tokens.
+        """Compute the log-probabilities of a text's tokens.
 
         Args:
-            text: A text, of which all tokens count but the first. Or a record as `finetune` takes it, scored as in
-                training: {"prompt": ..., "completion": ...} counts the completion and the end of the text after it,
-                {"messages": [...]} the assistant's turns.
+            text: A text, of which all tokens but the first count. Or a record as for `finetune`, scored as in training:
+                {"prompt": ..., "completion": ...} counts the completion and the end of text after it, {"messages":
+                [...]} the assistant's turns.
 
         Returns:
             Each token with its log-probability, and their sum, mean and perplexity.
 
         Raises:
-            WgradError: the text has too few or too many tokens.
-            UnusableResult: logits are not finite.
+            WgradError: The text has too few or too many tokens.
+            UnusableResult: Logits are not finite.
         """
         model, tokenizer = self._open_model(), self._tokenizer
         if isinstance(text, Mapping):
@@ -209,10 +230,10 @@ class LoadedModel:
 
     # ---- the end -------------------------------------------------------------------------------
     def close(self) -> None:
-        """Give the device's memory back. The model cannot be used any more."""
+        """Free the device's memory. The model cannot be used afterwards."""
         if self._model is not None:
             self._model = None
-            gc.collect()  # recordings hold their arrays in circles
+            gc.collect()  # recordings hold their arrays in reference cycles
             trim = getattr(self._opened.device, "trim", None)
             if trim is not None:
                 trim()
@@ -225,7 +246,7 @@ class LoadedModel:
     ) -> None:
         self.close()
 
-    # ---- what they have in common --------------------------------------------------------------
+    # ---- shared parts --------------------------------------------------------------------------
     def _open_model(self) -> Model:
         if self._model is None:
             raise WgradError("this model is closed: load it again")
@@ -243,13 +264,13 @@ class LoadedModel:
         return guides_of(options, self._grammars, self._tokenizer, prompts)
 
     def _ids(self, model: Model, prompt: list[int], options: TextOptions, guides: Sequence[Guides]) -> Iterator[int]:
-        """Yield what follows a prompt. guides: of the only one."""
+        """Yield the tokens that continue a prompt. guides: grammars of this prompt."""
         return text_ids(model, prompt, options.max_new_tokens, options, self._tokenizer.stop_ids, guides)
 
     def _generated(
         self, prompt: Sequence[int], tokens: Sequence[int], options: TextOptions, ended: bool = False
     ) -> Generated:
-        """ended: the grammar of the text allows no more."""
+        """Return a generated text. ended: whether its grammar allows no more tokens."""
         text = self._tokenizer.decode_after(prompt, tokens)
         is_cut = len(tokens) == options.max_new_tokens and not ended
         finish: Literal["stop", "length"] = "length" if is_cut else "stop"
@@ -258,23 +279,23 @@ class LoadedModel:
 
 @takes(LoadArguments)
 def load(*names: Any, **given: Any) -> LoadedModel:
-    """Open a model, with an adapter or without: load("DIR_OR_HUB_ID", adapter="DIR").
+    """Open a model, with or without an adapter: load("DIR_OR_HUB_ID", adapter="DIR").
 
-    Shaders are compiled and weights read before it returns.
+    Compiles shaders and reads weights before it returns.
 
     Args:
         OPTIONS
 
     Returns:
-        A model that writes and scores texts until it is closed, or until the end of a with block.
+        A model that generates and scores texts until it is closed, or until the end of a with block.
 
     Raises:
-        WgradError: the model cannot be read, or an option cannot be used.
-        DeviceError: the device failed.
+        WgradError: The model cannot be read, or an option cannot be used.
+        DeviceError: The device failed.
     """
     positional = [field.name for field in fields(LoadOptions) if not field.kw_only]
     if len(names) > len(positional):
-        raise WgradError(f"load: at most {' and '.join(positional)} go without a name: name the others")
+        raise WgradError(f"load: only {' and '.join(positional)} may be given without a name: name the others")
     if twice := [name for name in positional[: len(names)] if name in given]:
         raise WgradError(f"load: {twice[0]} is given twice, with its name and without: leave one out")
     return _load(make_options(LoadOptions, {**dict(zip(positional, names)), **given}, "load"))
@@ -287,7 +308,10 @@ def _load(options: LoadOptions) -> LoadedModel:
 
 
 def _build(opened: Opened[LoadOptions], context: int, grammars: Grammars, guided: bool = False) -> LoadedModel:
-    """guided: a text that keeps to a grammar will be written. What needs its kernels later compiles them then."""
+    """Load a model and compile its shaders.
+
+    guided: whether to compile the kernels of constrained generation too; else they are compiled when needed.
+    """
 
     def run(model: Model) -> None:
         most_work(model, context, 1, context)
@@ -300,7 +324,7 @@ def _build(opened: Opened[LoadOptions], context: int, grammars: Grammars, guided
 
 
 def _encode(tokenizer: Tokenizer, prompt: Prompt, chat: bool, number: int) -> list[int]:
-    """The ids of a prompt that is not empty. number: of the prompt, for messages. WgradError."""
+    """Return the token ids of a prompt. number: of the prompt, for errors. WgradError: it is empty or malformed."""
     _refuse_several(prompt)
     value = dict(prompt) if isinstance(prompt, Mapping) else {"prompt": prompt}
     value = {key: list(item) if isinstance(item, tuple) else item for key, item in value.items()}
@@ -310,12 +334,12 @@ def _encode(tokenizer: Tokenizer, prompt: Prompt, chat: bool, number: int) -> li
         shared_process().close()
     ids = tokenizer.encode(text, add_special_tokens=whole)
     if not ids:
-        raise WgradError(f"prompt:{number}: has no token: give some text to go on from")
+        raise WgradError(f"prompt:{number}: has no token: give some text to continue")
     return ids
 
 
 def _refuse_several(prompt: Any) -> None:
-    """WgradError for a list of texts."""
+    """Raise WgradError for a list of texts."""
     if isinstance(prompt, (list, tuple)) and prompt and all(isinstance(one, str) for one in prompt):
         raise WgradError(
             f"expected one prompt, got a list of {len(prompt)} texts: load the model and use generate_many"
@@ -326,7 +350,7 @@ def _refuse_several(prompt: Any) -> None:
 def generate(**given: Any) -> Generated:
     """Load a model and continue one prompt: generate(model="DIR_OR_HUB_ID", prompt="...").
 
-    The model is loaded for this call alone; `load` keeps one.
+    Each call loads the model; use `load` to keep it open.
 
     Args:
         OPTIONS
@@ -335,9 +359,9 @@ def generate(**given: Any) -> Generated:
         The text, its token ids and why it ended.
 
     Raises:
-        WgradError: the model cannot be read, or an option cannot be used.
-        DeviceError: the device failed.
-        UnusableResult: logits are not finite, or the grammar cannot go on.
+        WgradError: The model cannot be read, or an option cannot be used.
+        DeviceError: The device failed.
+        UnusableResult: Logits are not finite, or no token continues the grammar.
     """
     _refuse_several(given.get("prompt"))
     options = make_options(PromptOptions, given, "generate")
@@ -349,6 +373,6 @@ def generate(**given: Any) -> Generated:
     check_positions(ids, options.max_new_tokens, opened.config, "--max-new-tokens")
     text = {field.name: getattr(options, field.name) for field in fields(TextOptions)}
     grammars = Grammars(opened.tokenizer, opened.config.vocab_size)
-    guides_of(options, grammars, opened.tokenizer, [ids])  # it is refused before weights are read
+    guides_of(options, grammars, opened.tokenizer, [ids])  # a wrong grammar is refused before weights are read
     with _build(opened, len(ids) + options.max_new_tokens, grammars, options.is_watched) as loaded:
         return loaded.generate(options.prompt, **text)

@@ -1,4 +1,4 @@
-"""Result of a fine-tune, as a Python caller gets it."""
+"""Result of a fine-tune for Python callers."""
 
 from __future__ import annotations
 
@@ -16,11 +16,20 @@ from wgrad.train.output.previous_run import RESULTS_FILE
 
 @dataclass(frozen=True)
 class FinetuneResult:
-    """A run that is finished. Losses: mean nats a token of what is held out; None: nothing is, or not finite.
+    """Result of a finished run.
 
-    out: the folder, which holds the adapter in PEFT's format (with full=True the model). steps: done; result_step: the
-    one that the result is of (with keep_best the best). samples: what followed the first prompt. peak_bytes: of the
-    device's memory. values: all that results.json has.
+    Attributes:
+        out: Output folder, with the adapter in PEFT's format (with full=True, the model).
+        steps: Steps done.
+        result_step: Step of the result: the last, or with keep_best the best.
+        skipped_steps: Steps skipped because a gradient was not finite.
+        held_out_loss_before, held_out_loss_after: Mean nats per token; None: nothing is held out, or not finite.
+        sample_before, sample_after: Continuation of the first prompt; None: there is none.
+        seconds: Time of the run.
+        peak_bytes: Peak memory of the device.
+        stopped_early: Whether early_stopping_patience ended the run.
+        stopped_by_callback: Whether a callback ended the run.
+        values: Contents of results.json.
     """
 
     out: Path
@@ -38,12 +47,12 @@ class FinetuneResult:
     values: dict[str, Any]
 
     def metrics(self) -> list[StepReport]:
-        """Every step of the run, from metrics.jsonl."""
+        """Return a report of every step, read from metrics.jsonl."""
         return [step_report(record, self.steps) for record in read_steps(self.out / METRICS_FILE)]
 
 
 class _Results(msgspec.Struct):
-    """results.json, as far as it has fields of its own above."""
+    """The part of results.json that has fields in `FinetuneResult`."""
 
     steps: int
     result_step: int
@@ -59,7 +68,7 @@ class _Results(msgspec.Struct):
 
 
 def read_results(out: str) -> FinetuneResult:
-    """Read the result of the run in `out`. Raises WgradError: it is not finished, or its files are damaged."""
+    """Read the result of the run in `out`. WgradError: it is not finished, or its files are damaged."""
     path = Path(out, RESULTS_FILE)
     advice = "begin anew in another --out"
     found = msgspec.structs.asdict(read_json(path, _Results, "--out", advice))

@@ -1,9 +1,10 @@
-"""Functions whose keyword arguments are the fields of a command's options, which are written in `options` alone."""
+"""Signatures and docstrings of functions whose keyword arguments are a command's options (train/options)."""
 
 from __future__ import annotations
 
 import inspect
 import os
+import re
 import textwrap
 import warnings
 from collections.abc import Callable, Collection, Mapping
@@ -12,6 +13,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar, get_type_hints
 
 from wgrad.device.errors import WgradError
 from wgrad.train.options.former_names import current_name, with_current_names
+from wgrad.train.options.objectives import OBJECTIVES
 from wgrad.train.options.option_names import option_hint
 from wgrad.train.options.options import Options, show
 
@@ -20,11 +22,11 @@ R = TypeVar("R")
 S = TypeVar("S")
 T = TypeVar("T")
 K = TypeVar("K", bound=Options)
-Paths = str | os.PathLike[str]  # as an option that is a path takes them
+Paths = str | os.PathLike[str]  # type of an option that is a path
 
 
 def takes(kind: Callable[P, Any]) -> Callable[[Callable[..., R]], Callable[P, R]]:
-    """A function of the arguments of `kind`, for type checkers, help() and editors; it runs as it is written."""
+    """Decorate a function to show the arguments of `kind` to type checkers, help() and editors."""
 
     def mark(function: Callable[..., R]) -> Callable[P, R]:
         function.__signature__ = _keywords(kind, function)  # type: ignore[attr-defined]
@@ -37,7 +39,7 @@ def takes(kind: Callable[P, Any]) -> Callable[[Callable[..., R]], Callable[P, R]
 def takes_beside_one(
     kind: Callable[P, Any],
 ) -> Callable[[Callable[Concatenate[S, T, ...], R]], Callable[Concatenate[S, T, P], R]]:
-    """The same of a method whose first argument is no option."""
+    """Decorate a method whose first argument is no option; see `takes`."""
 
     def mark(function: Callable[Concatenate[S, T, ...], R]) -> Callable[Concatenate[S, T, P], R]:
         own = list(inspect.signature(function).parameters.values())[:2]
@@ -57,35 +59,54 @@ def _keywords(kind: Callable[..., Any], function: Callable[..., Any]) -> inspect
 
 
 def _documented(kind: Any, function: Callable[..., Any]) -> str:
-    """Return the docstring with an entry per option in place of the word OPTIONS."""
+    """Return the docstring with an entry for each option instead of the word OPTIONS."""
     text, marker = inspect.cleandoc(function.__doc__ or ""), "    OPTIONS"
     if marker not in text:
         return text
-    entries = []
+    entries, names = [], {field.name for field in fields(kind)}
     for field in fields(kind):
         words = next((h for base in kind.__mro__ if (h := _help_of(base, field.name))), "")
         shown = f" Default: {show(field.default)}." if field.default not in (None, "", ()) else ""
-        entry = f"{field.name}: {words[:1].upper()}{words[1:]}.{shown}"
+        entry = f"{field.name}: {_for_python(words, names)}.{shown}"
         entries += textwrap.wrap(entry, 100, initial_indent="    ", subsequent_indent=" " * 8, break_on_hyphens=False)
     return text.replace(marker, "\n".join(entries))
 
 
+def _for_python(words: str, names: Collection[str]) -> str:
+    """Return the help of an option as a sentence about arguments: `max_length` for `--max-length`."""
+
+    def renamed(found: re.Match[str]) -> str:
+        name = found[1].replace("-", "_")
+        return name if name in names else found[0]
+
+    if "wgrad " not in words:  # it quotes a command
+        words = re.sub(r"--([a-z][a-z0-9-]*)", renamed, words)
+    first = words.split(" ", 1)[0].rstrip(":,")
+    is_name = not re.fullmatch("[a-z-]+", first) or first in OBJECTIVES  # which keeps its spelling
+    return words if is_name else words[:1].upper() + words[1:]
+
+
 def _help_of(kind: Any, name: str) -> str:
-    """Return the help of a field as this class has it, or "": a subclass may narrow a type alone."""
+    """Return the help of a field in this class, or "" if the class only narrows its type."""
     field = getattr(kind, "__dataclass_fields__", {}).get(name)
     return str(field.metadata.get("help", "")) if field else ""
 
 
 def make_options(kind: type[K], given: Mapping[str, Any], function: str) -> K:
-    """The options of these names and values. WgradError for a name that is none, or a value that breaks its rule."""
+    """Create options from names and values. WgradError: a name is unknown, or a value breaks its rule."""
     return kind(**checked_names(given, [field.name for field in fields(kind)], function))
 
 
 def checked_names(given: Mapping[str, Any], names: Collection[str], function: str) -> dict[str, Any]:
-    """Return the arguments by the names that they have today.
+    """Return arguments by their current names.
+
+    Args:
+        given: Arguments by current or former names.
+        names: Names of all arguments.
+        function: Name of the function, for errors.
 
     Raises:
-        WgradError: `function` has no argument of a name, or one is given twice.
+        WgradError: A name is unknown, or an argument is given twice.
     """
     for name in given:
         now = current_name(name, names)

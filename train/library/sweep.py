@@ -1,4 +1,4 @@
-"""`wgrad.sweep`: a run for each combination of options from Python, with the options of the command."""
+"""`wgrad.sweep`: run all combinations of options from Python, like the command."""
 
 from __future__ import annotations
 
@@ -15,15 +15,23 @@ from wgrad.train.options.sweep_options import MOST, vary_of
 from wgrad.train.run.trials import best_of, run_sweep
 
 _VARY = (
-    "what differs: name of an option -> list of values, or text as of --vary, such as '1e-5..1e-3' for values that "
-    "are drawn"
+    "options that differ, by name: each a list of values, or text as for --vary, such as '1e-5..1e-3' for a range to "
+    "draw values from"
 )
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One run of a sweep. folder: of its adapter and results. options: those that differ, by name. held_out_loss: mean
-    nats a token after the run; None: it failed, or nothing usable was measured. error: why it failed, or None."""
+    """One run of a sweep.
+
+    Attributes:
+        folder: Folder of its adapter and results.
+        options: The options that differ, by name.
+        held_out_loss: Mean nats per token after the run; None: it failed, or the loss was not finite.
+        steps: Steps done; None: it failed.
+        seconds: Time of the run; None: it failed.
+        error: Why it failed; None: it did not.
+    """
 
     folder: Path
     options: Mapping[str, Any]
@@ -41,7 +49,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class SweepResult:
-    """A sweep that is done. best: the trial with the lowest held-out loss."""
+    """Result of a finished sweep. best: the trial with the lowest held-out loss."""
 
     trials: Sequence[Trial]
     best: Trial
@@ -49,7 +57,7 @@ class SweepResult:
 
 @dataclass(frozen=True, kw_only=True)
 class SweepArguments(Arguments):
-    """The arguments of `sweep`. It is never made: type checkers go by it."""
+    """Arguments of `sweep`, for type checkers and help(). It is never instantiated."""
 
     vary: Mapping[str, Sequence[Any] | str] = field(default_factory=dict, metadata={"help": _VARY})
     trials: int | None = field(default=None, metadata={"help": "draw this many combinations; None: try all"})
@@ -59,19 +67,19 @@ class SweepArguments(Arguments):
 def sweep(**given: Any) -> SweepResult:
     """Run `finetune` for each combination of options, and compare the held-out losses.
 
-    Each run is a folder in `out`. The same call goes on where an interrupted one ended: runs that are finished are not
-    repeated. A trial that fails ends no other.
+    Each run is a folder in `out`. The same call resumes an interrupted sweep, without repeating finished runs. A trial
+    that fails does not end the others.
 
     Args:
         OPTIONS
 
     Returns:
-        The trials, and the best of them.
+        All trials, and the best one.
 
     Raises:
         WgradError: An option is wrong, or `out` holds a sweep of other options.
         UnusableResult: No trial has a held-out loss.
-        DeviceLost: The device is gone; the same call goes on.
+        DeviceLost: The device was lost; the same call resumes.
     """
     options = checked_names(given, [f.name for f in fields(SweepArguments)], "sweep")
     vary, count = options.pop("vary", {}), options.pop("trials", None)

@@ -16,27 +16,25 @@ _FORM = "JSON lines with 'question', 'choices' and 'answer' (a number from 0, or
 
 @dataclass(frozen=True)
 class ChoiceOptions(Options):
-    """Options of multiple choice: questions, and the text before each. Raises WgradError where a value breaks its rule,
-    or has no effect."""
+    """Options of multiple choice: questions, and the text before each. Raises WgradError if a value breaks its rule."""
 
     choices: str = option("", f"instead of --data: multiple choice, {_FORM}", metavar="FILE", path=True)
     shots: int = option(
-        0, "with --choices: this many other questions with their answers before each", rule=NOT_NEGATIVE, metavar="N"
+        0, "with --choices: number of solved example questions before each question", rule=NOT_NEGATIVE, metavar="N"
     )
     shots_from: str = option(
-        "", "questions to take these from (default: those of --choices, without the one that is asked)", metavar="FILE",
-        path=True,
-    )  # fmt: skip
+        "", "file with the questions for --shots (default: the other questions of --choices)", metavar="FILE", path=True
+    )
     shots_order: ShotsOrder = option(
         "random",
-        "random: drawn for each question by --seed; first: the file's first ones",
+        "how --shots are chosen. random: drawn for each question by --seed; first: the first ones of the file",
         choices=get_args(ShotsOrder),
     )
     chat: bool = option(False, "with --choices: apply the model's chat template; each shot is two turns")
-    system: str = option("", "with --chat: what the system says", metavar="TEXT")
+    system: str = option("", "with --chat: text of the system message", metavar="TEXT")
 
     def check(self, given: Collection[str]) -> None:
-        """given: the names that the user gave. WgradError."""
+        """Raise WgradError for options without effect. given: names of the options that the user gave."""
         needs = {name: ("choices", bool(self.choices)) for name in ("shots", "shots_from", "shots_order", "chat")}
         needs |= {name: ("shots", self.shots > 0) for name in ("shots_from", "shots_order") if self.choices}
         needs["system"] = ("chat", self.chat)

@@ -1,4 +1,4 @@
-"""Values of options that are one of a few, as the types that a caller in Python sees too."""
+"""Values of options with a few choices, as types for Python callers too."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ LORA, *_ = get_args(Start)
 AUTO: Final = "auto"
 Auto = Literal["auto"]
 ComputeType = Literal["auto", "float32", "float16", "bfloat16"]
-BlockSize = Literal[32, 64, 128, 256, 512, 1024, 2048, 4096]  # of device.formats.nf4
+BlockSize = Literal[32, 64, 128, 256, 512, 1024, 2048, 4096]  # BLOCK_SIZES of device.formats.nf4
 Schedule = Literal["cosine", "linear", "constant"]
 LossOn = Literal["completion", "all"]
 OnBadLine = Literal["skip", "stop"]
 Stream = Literal["auto", "on", "off"]
 Qat = Literal["q4_0", "q4_k"]
 Pooling = Literal["mean", "last"]
-# Well-known chat templates that --chat-template takes by name; other names are those of the model's own.
+# Well-known chat templates that --chat-template takes by name; other names are looked up in the model.
 TEMPLATES = (
     "chatml", "llama2", "llama3", "mistral", "gemma", "phi3", "zephyr", "vicuna", "alpaca", "deepseek-r1",
 )  # fmt: skip
@@ -26,7 +26,7 @@ TEMPLATE_HELP = (
     "chat template in place of the model's: a file in Jinja, the name of another one of the model's, or one of "
     + ", ".join(TEMPLATES)
 )
-GGUF_MIXES = ("q8_0", "q6_k", "q5_k_m", "q5_0", "q4_k_m", "q4_1", "q4_0", "iq4_xs", "mxfp4")  # of types in a file
+GGUF_MIXES = ("q8_0", "q6_k", "q5_k_m", "q5_0", "q4_k_m", "q4_1", "q4_0", "iq4_xs", "mxfp4")  # mixes of GGUF types
 ShotsOrder = Literal["random", "first"]
 
 # The rule of --target-modules.

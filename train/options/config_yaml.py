@@ -1,4 +1,4 @@
-"""Options of a run from a YAML file: one that a person wrote, or OUT/config.yaml."""
+"""Options of a run from a YAML file: a user's, or OUT/config.yaml."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from wgrad.train.options.finetune_config import CONFIG_FORMAT, RunOptions
 from wgrad.train.options.former_names import current_name
 from wgrad.train.options.option_names import option_hint
 
-# Options that are gone: what they did, and the value with which they did nothing.
+# Removed options: what they did, and the value that had no effect.
 _REMOVED = {
     "sync_every": ("steps by each rank alone (DiLoCo)", 1),
     "exchange_bits": ("gradients in 16 bits between hosts", 32),
@@ -25,10 +25,11 @@ def config_from_mapping(values: Mapping[str, Any], source: str) -> dict[str, Any
     """Return field names and values of a YAML mapping.
 
     Args:
-        source: Where the mapping is from; errors begin with it.
+        values: The mapping.
+        source: Where it is from; errors begin with it.
 
     Raises:
-        WgradError: Keys are unknown (all are named, each with the name that it has here) or given twice.
+        WgradError: Keys are unknown (all are listed, with suggestions), or given twice.
     """
     names = [f.name for f in fields(RunOptions)]
     result: dict[str, Any] = {}
@@ -44,7 +45,7 @@ def config_from_mapping(values: Mapping[str, Any], source: str) -> dict[str, Any
         else:
             result[name] = value
     if unknown:
-        near = len(unknown) == 1  # a slip of the pen; several are another tool's names
+        near = len(unknown) == 1  # one is likely a typo; several are likely another tool's names
         hints = [_meant(path, names, near=near) for path in unknown]
         listed = ", ".join(repr(path) + hint for path, hint in zip(unknown[:_LISTED], hints))
         more = f" and {len(unknown) - _LISTED} more" if len(unknown) > _LISTED else ""
@@ -54,28 +55,28 @@ def config_from_mapping(values: Mapping[str, Any], source: str) -> dict[str, Any
 
 
 def _refuse_removed(name: str, value: Any, source: str) -> None:
-    """WgradError where an option that is gone had an effect."""
+    """Raise WgradError if a removed option would have had an effect."""
     what, without = _REMOVED[name]
     if value != without:
         raise WgradError(f"{source}: {name}: wgrad no longer has {what}; got {value!r}: remove the line")
 
 
 def _leaves(key: Any, value: Any) -> list[Any]:
-    """The key, or of a mapping the dotted paths of its values: some tools sort their options into groups."""
+    """Return the key, or the dotted paths of the values in a mapping: some tools group their options."""
     if not isinstance(value, dict) or not value:
         return [key if len(str(key)) <= 80 else f"{str(key)[:80]}..."]
     return [f"{key}.{path}" for inner, below in value.items() for path in _leaves(inner, below)]
 
 
 def _meant(path: Any, names: list[str], *, near: bool) -> str:
-    """The hint of a key; of a dotted path that of its whole, of the last two parts or of the last alone."""
+    """Return a suggestion for a key; for a dotted path, of the whole path, its last two parts, or its last part."""
     parts = str(path).split(".")
     tried = ("_".join(parts), "_".join(parts[-2:]), parts[-1])
     return next((hint for word in tried if (hint := option_hint(word, names, "", near=near))), "")
 
 
 def read_config_file(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Field names to values from a YAML file. Raises WgradError: not there, not YAML, not a mapping, unknown key."""
+    """Read field names and values from a YAML file. WgradError: it is missing, malformed, or has unknown keys."""
     source = os.fspath(path)
     values = read_yaml(path, "--config")
     if values is None:

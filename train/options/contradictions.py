@@ -1,4 +1,4 @@
-"""Options of a run that cannot be given together, each with what to do."""
+"""Checks for options of a run that contradict each other."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from wgrad.train.options.options import flag
 
 
 def refuse_contradictions(c: Any) -> None:
-    """WgradError, naming the option that is to go, where others rule it out. c: of RunOptions, which needs this."""
+    """Raise WgradError for an option that others rule out. c: RunOptions, a class that imports this module."""
     _of_what_is_trained(c)
     _of_measures(c)
     _of_the_machine(c)
 
 
-# What quantisation-aware training rounds is base weight plus B A, and nothing else: options, and what each would need.
+# Quantisation-aware training rounds base weight plus B A, and nothing else. Options that would need more, and why.
 _NOT_ROUNDED = {
     "full": "trains all parameters, not an adapter",
     "use_dora": "scales the rows of the sum",

@@ -15,14 +15,18 @@ _WITH_WEIGHT = re.compile(r"(.+)=(\d{1,9}(?:\.\d{0,9})?|\.\d{1,9})", re.DOTALL)
 
 @dataclass(frozen=True)
 class Source:
-    """A value of --data. weight: None where none is given."""
+    """A value of --data. weight: None if it has none."""
 
     path: str
     weight: float | None = None
 
 
 def sources_of(values: Sequence[str]) -> list[Source]:
-    """FILE or FILE=WEIGHT, one after another; a file whose own name ends so is a file. WgradError."""
+    """Parse the values of --data, each FILE or FILE=WEIGHT. A file whose own name ends in =WEIGHT is recognised.
+
+    Raises:
+        WgradError: Only some have weights, a weight is 0 or has no effect, or standard input is given twice.
+    """
     sources = [_source(value) for value in values]
     without = [source.path for source in sources if source.weight is None]
     if without and len(without) < len(sources):

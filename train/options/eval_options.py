@@ -1,4 +1,4 @@
-"""The options of `wgrad eval`: those of a run that decide what its held-out loss is; `choice_options.py` has others."""
+"""The options of `wgrad eval`: those of a run that determine its held-out loss; `choice_options.py` has the others."""
 
 from __future__ import annotations
 
@@ -13,25 +13,29 @@ from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.options.options import flag
 from wgrad.train.options.unused_options import unused_options
 
-# Field -> its help where it means something else here than in a run.
+# Fields, with their help if they mean something else here than in a run.
 EVAL_OPTIONS = {
     "model": "model: a folder, a GGUF file, or a hub id such as org/name; needed unless --adapter names it",
     "adapter": "PEFT adapter to compare with the model",
-    "data": "what to measure on: a file that finetune would take as its --data",
+    "data": "file to measure on, in any format that finetune takes as its --data",
     "chat_template": TEMPLATE_HELP,
     **dict.fromkeys(("columns", "on_bad_line"), ""),
     **dict.fromkeys(("quantize", "double_quant", "block_size", "batch_size", "max_length", "packing"), ""),
     "loss_on": "",
     "eval_tokens": "measure on about this many tokens, as a run does; 0: on all (default: 0)",
-    "seed": "by which these are drawn (default: 0), or what --shots takes (default: 1234, as lm-eval)",
+    "seed": "seed of the draw of --eval-tokens (default: 0) or of --shots (default: 1234, as lm-eval)",
     **dict.fromkeys(("compute", "device", "stream_weights", "memory_limit"), ""),
 }
 
-_OF_DATA = ("data", "columns", "on_bad_line", "loss_on", "eval_tokens")  # which --choices leaves without effect
+_OF_DATA = ("data", "columns", "on_bad_line", "loss_on", "eval_tokens")  # options without effect under --choices
 
 
 def eval_options(given: Mapping[str, Any], choices: ChoiceOptions) -> RunOptions:
-    """The options of the command line as those of a run that holds out nothing of --data. WgradError."""
+    """Return the options as those of a run that holds out nothing of --data.
+
+    Raises:
+        WgradError: An option is missing or would have no effect.
+    """
     seed = SHOTS_SEED if choices.choices else 0
     config = RunOptions(**{"eval_tokens": 0, "seed": seed, **given, "eval_fraction": 0.0, "sample": False})
     if not config.model and not config.adapter:

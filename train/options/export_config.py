@@ -21,7 +21,7 @@ A_NAME = ("must be NAME or OWNER/NAME, of letters, digits, '.', '_' and '-'", la
 
 @dataclass(frozen=True)
 class ExportConfig(Options):
-    """Options of `wgrad export` without a tool. Raises WgradError where a value breaks its rule."""
+    """Options of `wgrad export` without a tool. Raises WgradError if a value breaks its rule."""
 
     adapter: str = option("", "adapter to export: finetune's --out", metavar="DIR", path=True, required=True)
     gguf_lora: str = option(
@@ -52,7 +52,7 @@ class ExportConfig(Options):
 
 @dataclass(frozen=True)
 class ModelExportConfig(Options):
-    """Options of `wgrad export TOOL`. Raises WgradError where a value breaks its rule."""
+    """Options of `wgrad export TOOL`. Raises WgradError if a value breaks its rule."""
 
     adapter: str = option("", "adapter to export: finetune's --out", metavar="DIR", path=True, required=True)
     model: str | None = option(
@@ -63,16 +63,16 @@ class ModelExportConfig(Options):
     )
     out: str | None = option(
         None,
-        "with TOOL: folder to write (default: DIR/TOOL); of lmstudio the models folder (default: LM Studio's own, "
-        "where there is one)",
+        "with TOOL: folder to write (default: DIR/TOOL); with lmstudio: its models folder (default: LM Studio's own, "
+        "if it is installed)",
         metavar="DIR",
         path=True,
     )
-    quantize: str = option("q8_0", "with TOOL: the merged matrices in this type", choices=GGUF_TYPES)
+    quantize: str = option("q8_0", "with TOOL: type of the merged matrices", choices=GGUF_TYPES)
     imatrix: str | None = option(
         None, IMATRIX_HELP.replace("with --quantize", "with TOOL"), metavar="FILE|run", path=True, rule=A_DATA_FILE
     )
-    onto: str = option("dequantised", "with TOOL: as of wgrad merge", choices=("dequantised", "original"))
+    onto: str = option("dequantised", "with TOOL: as --onto of wgrad merge", choices=("dequantised", "original"))
     template: str | None = option(
         None,
         "with ollama: a file with your own TEMPLATE (default: made from the chat template)",
@@ -83,13 +83,13 @@ class ModelExportConfig(Options):
     device: str = option("auto", f"with TOOL: {DEVICE_HELP}", metavar="DEVICE")
 
     def merge_config(self, out: str) -> MergeConfig:
-        """The options of the merge that this is."""
+        """Return the options of the merge."""
         same = {name: getattr(self, name) for name in ("adapter", "model", "quantize", "imatrix", "onto", "device")}
         return MergeConfig(out=out, format="gguf", compare=False, **same)
 
 
 def refuse_options_of_others(tool: str | None, given: Collection[str]) -> None:
-    """WgradError for an option that is given and has no effect with this tool, or without one."""
+    """Raise WgradError for a given option that has no effect with this tool, or without one."""
     kinds = (ExportConfig, ModelExportConfig)
     alone, together = ({field.name for field in dataclasses.fields(kind)} for kind in kinds)
     for name in given:

@@ -1,7 +1,6 @@
-"""The configuration of a fine-tuning run: each option's name, type, default, help and rule in one place.
+"""The options of a fine-tuning run: each one's name, type, default, help and rule in one place.
 
-The command line's options (`cli_options.py`), the keys of the YAML file and `OUT/config.yaml` all derive from
-`RunOptions`.
+The command line (`cli_options.py`), the keys of YAML files and `OUT/config.yaml` all derive from `RunOptions`.
 """
 
 from __future__ import annotations
@@ -25,12 +24,12 @@ from wgrad.train.options.options import ABOVE_0, NOT_NEGATIVE, SEED, option, sho
 from wgrad.train.options.unused_options import unused_options
 
 CONFIG_FILE = "config.yaml"
-CONFIG_FORMAT = 1  # of OUT/config.yaml; a file that a person wrote need not name it
-# Options that --help and the studio show at once.
+CONFIG_FORMAT = 1  # of OUT/config.yaml; a user's file need not name it
+# Options that --help and the studio show first.
 USUAL = ("model", "data", "out", "resume", "lora_r", "learning_rate", "batch_size", "max_length", "epochs", "vram")
 COMPUTE_HELP = "auto: float16 where tensor cores are enabled, bfloat16 on HIP, else float32"
 DEVICE_HELP = "where to compute: auto, hip, wgpu or cpu; hip:GPU and wgpu:GPU take a number or part of a name"
-MOST = 10**9  # of what is counted: more than any run has, so beyond it a number is a slip
+MOST = 10**9  # largest count, which no run reaches: a larger number is a mistake
 STREAM_HELP = (
     "keep the frozen weights in host memory and copy each layer to the device before its use (training then uses "
     "--gradient-checkpointing); auto: only where they do not fit otherwise"
@@ -49,8 +48,10 @@ of_machine = partial(option, group="machine")
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions(ObjectiveOptions, InputOptions):
-    """Everything that decides a run; files need not be named, as its parts can be used without (`wgrad warm`). Raises
-    WgradError, naming the option, where a value breaks its rule."""
+    """Options of a run, without the requirement to name files, which parts of a run can do without (`wgrad warm`).
+
+    Raises WgradError, naming the option, if a value breaks its rule.
+    """
 
     learning_rate: float = of_training(2e-4, "peak learning rate", rule=ABOVE_0, metavar="LR")
     loraplus_lr_ratio: float = of_training(
@@ -154,11 +155,11 @@ class RunOptions(ObjectiveOptions, InputOptions):
         choices=get_args(choices.ComputeType),
         fixed=True,
     )
-    device: str = of_machine("auto", f"{DEVICE_HELP}; of several ranks a list, with commas", metavar="DEVICE")
+    device: str = of_machine("auto", f"{DEVICE_HELP}; with several ranks a list, separated by commas", metavar="DEVICE")
     ranks: int | None = of_machine(
         None,
         "start this many processes with mpirun, each on its own GPU of this machine; they share the micro-batches of a "
-        "step. Under mpirun or srun, these decide",
+        "step. Not needed under mpirun or srun, which start the processes",
         rule=A_COUNT,
         metavar="N",
     )
@@ -202,14 +203,14 @@ class RunOptions(ObjectiveOptions, InputOptions):
         metavar="N",
     )
     mlp_chunk: str | None = of_machine(
-        None, "with --gradient-checkpointing: what the MLP takes at a time (default: rows of more than 4,096 tokens "
-        "768MiB, with a --memory-limit as it allows)", rule=A_SIZE, metavar="SIZE",
+        None, "with --gradient-checkpointing: memory that the MLP of a long sequence takes at a time (default: 768MiB "
+        "for more than 4,096 tokens, or less with a --memory-limit)", rule=A_SIZE, metavar="SIZE",
     )  # fmt: skip
     stream_weights: choices.Stream = of_machine("auto", STREAM_HELP, choices=get_args(choices.Stream))
     resident_layers: int | None = of_machine(
         None,
-        "with --stream-weights: layers whose weights stay on the device (default: as many as fit below a memory limit, "
-        "where there is one)",
+        "with --stream-weights: layers whose weights stay on the device (default: as many as fit into a memory limit, "
+        "else none)",
         rule=A_NUMBER,
         metavar="N",
     )
@@ -232,7 +233,7 @@ class RunOptions(ObjectiveOptions, InputOptions):
     )
     report_to: tuple[str, ...] = of_machine(
         (),
-        f"hand what metrics.jsonl gets to other tools too: {', '.join(REPORTERS)}, each with its own package",
+        f"also send metrics to other tools: {', '.join(REPORTERS)}; each needs its own package",
         rule=(f"must be among {', '.join(REPORTERS)}", lambda v: set(v) <= {*REPORTERS} or v == ("none",)),
         metavar="TOOL",
     )
@@ -255,41 +256,41 @@ class RunOptions(ObjectiveOptions, InputOptions):
 
     @property
     def rows(self) -> int:
-        """Rows of one forward and backward."""
+        """Sequences of one forward and backward."""
         return 2 * self.batch_size if self.objective_kind.records == "pairs" else self.batch_size
 
     @property
     def packs(self) -> bool:
-        """Return whether a row may hold several documents."""
+        """Whether a sequence may hold several documents."""
         return self.packing and self.objective_kind.packs
 
     @property
     def checkpointing_open(self) -> bool:
-        """Return whether the layers that are recomputed are left to wgrad. None: as runs before 2026-11-26 had it."""
+        """Whether wgrad chooses the layers to recompute. None: the value of runs before 2026-11-26."""
         return self.gradient_checkpointing in (AUTO, None)
 
     @property
     def chooses_batch(self) -> bool:
-        """Return whether the size of a micro-batch is left to wgrad."""
+        """Whether wgrad chooses the size of a micro-batch."""
         return self.vram is not None or self.auto_find_batch_size
 
     @property
     def limit_option(self) -> str:
-        """The option that limits the memory."""
+        """Name of the option that limits memory."""
         return "--vram" if self.vram else "--memory-limit"
 
     @property
     def limit(self) -> str | None:
-        """Its value."""
+        """Value of the option that limits memory."""
         return self.vram or self.memory_limit
 
     @property
     def best_kept(self) -> int:
-        """How many of the best checkpoints are kept: --keep-best, and one where a run may stop after its best step."""
+        """Number of best checkpoints to keep: --keep-best, or one if the run may stop after its best step."""
         return self.keep_best or int(self.early_stopping_patience > 0)
 
     def to_yaml(self) -> str:
-        """The text of config.yaml; `--config` reads it back to an equal configuration."""
+        """Return the text of config.yaml, which `--config` reads back to equal options."""
         unused = unused_options(self.to_dict())
         values = {"format": CONFIG_FORMAT} | {k: v for k, v in self.to_dict().items() if k not in unused}
         return yaml.safe_dump(values, sort_keys=False, allow_unicode=True, default_flow_style=None, width=10**6)
@@ -299,7 +300,7 @@ class RunOptions(ObjectiveOptions, InputOptions):
         write_text(os.path.join(folder, CONFIG_FILE), self.to_yaml())
 
     def summary(self) -> str:
-        """For people, on one line: the options that are not the defaults. `to_yaml` has all."""
+        """Return one line for people, with the options that are not the defaults."""
         unused = unused_options(self.to_dict())
         values = {f.name: getattr(self, f.name) for f in fields(self) if not f.metadata["required"]}
         defaults = {f.name: f.default for f in fields(self)}
@@ -310,7 +311,7 @@ class RunOptions(ObjectiveOptions, InputOptions):
 
 @dataclass(frozen=True)
 class FinetuneConfig(RunOptions):
-    """A run from its files to its files. Raises WgradError as `RunOptions` does, and without model, data or out."""
+    """Options of `wgrad finetune`. Raises WgradError as `RunOptions` does, and if model, data or out is missing."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,7 +1,7 @@
-"""Configurations of axolotl, LLaMA-Factory and TRL, as options of a run.
+"""Convert configurations of axolotl, LLaMA-Factory and TRL to options of a run.
 
-Names come from `option_names.py`. Here is what a name alone does not tell: values that mean something else, defaults
-that differ, and why an option has no counterpart.
+`option_names.py` translates names. This module knows values with another meaning, defaults that differ, and why an
+option has no counterpart.
 Source of the names: axolotl's, LLaMA-Factory's and TRL's documentation of their options.
 """
 
@@ -24,7 +24,7 @@ from wgrad.train.options.unused_options import unused_options
 
 TOOLS = ("axolotl", "llama-factory", "trl")
 
-# Defaults of each tool that are not ours, by our names: a file that leaves an option out means these.
+# Defaults of each tool that differ from ours, by our names: a file without the option means these.
 _TRAINER: dict[str, Any] = {"learning_rate": 5e-5, "epochs": 3, "batch_size": 8, "gradient_accumulation_steps": 1,
                             "lr_scheduler_type": "linear", "warmup_steps": 0, "seed": 42, "packing": False,
                             "eval_fraction": 0.0}  # fmt: skip
@@ -81,14 +81,14 @@ _WHY = {
 
 @dataclass
 class Imported:
-    """Options of a run, and what was left behind: another tool's key, its value, and why."""
+    """Converted options, and what was left out (`left`): another tool's key, its value, and the reason."""
 
     options: dict[str, Any] = field(default_factory=dict)
     left: list[tuple[str, Any, str]] = field(default_factory=list)
 
 
 def find_tool(values: Mapping[str, Any]) -> str:
-    """Return the tool that a file was written for. Raises WgradError where nothing tells."""
+    """Return the tool that a file was written for. WgradError: its keys do not tell."""
     if "base_model" in values:
         return "axolotl"
     if {"finetuning_type", "stage", "cutoff_len", "dataset_dir"} & set(values):
@@ -108,7 +108,7 @@ def import_config(values: Mapping[str, Any], tool: str) -> Imported:
             for ours, one in _convert(name, value, values, tool).items():
                 _check(ours, one)
                 taken[ours] = one
-        except (TypeError, ValueError, AttributeError, LookupError):  # a value of a kind that no such file has
+        except (TypeError, ValueError, AttributeError, LookupError):  # a value of a wrong type
             found.left.append((str(key), value, "its value cannot be read"))
         except Left as left:
             if str(left):
@@ -138,7 +138,7 @@ def import_config(values: Mapping[str, Any], tool: str) -> Imported:
 
 
 def _leave_contradictions(found: Imported) -> None:
-    """Leave out options that do not go together with the others. WgradError: another tool's file cannot be run so."""
+    """Leave out options that contradict others. WgradError: the file cannot be converted."""
     while True:
         try:
             RunOptions(**found.options)
@@ -161,7 +161,7 @@ def _check(name: str, value: Any) -> None:
 
 
 def _convert(name: str, value: Any, values: Mapping[str, Any], tool: str) -> dict[str, Any]:
-    """One key -> options of ours. Raises Left."""
+    """Return our options for one key. Left: there are none."""
     if value is None or value == "" or value == [] or value == {}:
         return {}
     if name in _SPECIAL:
@@ -182,7 +182,7 @@ def _convert(name: str, value: Any, values: Mapping[str, Any], tool: str) -> dic
 
 
 def _adapter(values: Mapping[str, Any], tool: str) -> dict[str, Any]:
-    """The options of adapter and quantisation, which each tool gives in its own way."""
+    """Return the options of adapter and quantisation, which each tool expresses in its own way."""
     four = values.get("load_in_4bit") is True or str(values.get("quantization_bit")) == "4"
     if tool == "axolotl":
         kind = values.get("adapter")
@@ -229,7 +229,7 @@ def _preference_loss(value: Any, _: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _names(value: Any) -> list[Any]:
-    """A list, or text with commas or blanks between the names."""
+    """Return the names in a list, or in text with commas or blanks."""
     return value.replace(",", " ").split() if isinstance(value, str) else list(value)
 
 
@@ -241,7 +241,7 @@ def _modules(value: Any, _: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _nothing(value: Any, _: Mapping[str, Any]) -> dict[str, Any]:
-    return {}  # so it is here anyway, or it is read with another key
+    return {}  # wgrad always does that, or it is read with another key
 
 
 def _whole_modules(value: Any, _: Mapping[str, Any]) -> dict[str, Any]:
@@ -337,7 +337,7 @@ def _loss_on(value: Any, _: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _pissa(value: Any, values: Mapping[str, Any]) -> dict[str, Any]:
-    """LLaMA-Factory's."""
+    """Convert LLaMA-Factory's pissa_init."""
     iterations = values.get("pissa_iter", 16)
     return {"init_lora_weights": "pissa" if iterations == -1 else f"pissa_niter_{iterations}"} if value else {}
 

@@ -1,4 +1,4 @@
-"""Data sets of axolotl's, LLaMA-Factory's and TRL's configurations."""
+"""Convert the data sets of configurations of axolotl, LLaMA-Factory and TRL."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Left(Exception):
 
 
 def data_sets(value: Any, _: Mapping[str, Any]) -> dict[str, Any]:
-    """axolotl's list of data sets."""
+    """Convert axolotl's list of data sets."""
     paths: list[str] = []
     columns: dict[str, str] = {}
     for one in value if isinstance(value, list) else [value]:
@@ -35,7 +35,7 @@ def data_sets(value: Any, _: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _path_of(one: Mapping[str, Any]) -> str:
-    """A file, or a data set of the hub with its split."""
+    """Return a file, or a data set of the hub with its split."""
     path, split = str(one.get("path")), one.get("split")
     is_file = bool(one.get("ds_type")) or PurePath(path).suffix in _DATA_FILES
     return f"{path}:{split}" if split and not is_file and path.count("/") == 1 else path
@@ -49,7 +49,7 @@ def test_data(value: Any, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def data_set(value: Any, values: Mapping[str, Any]) -> dict[str, Any]:
-    """LLaMA-Factory's names, of which dataset_info.json tells the files; TRL's id with its split."""
+    """Convert TRL's data set id with its split. Left: it is one of LLaMA-Factory's names in dataset_info.json."""
     if "dataset_name" in values or "finetuning_type" not in values and "stage" not in values:
         split = values.get("dataset_train_split")
         return {"data": [f"{value}:{split}" if split and isinstance(value, str) else value]}

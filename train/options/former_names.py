@@ -1,6 +1,6 @@
-"""Names that options had before they took those of Hugging Face; accepted for one release, with a note.
+"""Former names of options, from before they took those of Hugging Face; accepted for one release, with a note.
 
-Files of earlier runs (config.yaml, checkpoints) are read with these names for good.
+Files of earlier runs (config.yaml, checkpoints) can be read with these names in all later versions.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-# Former field -> field.
+# Former name: current name.
 FORMER = {
     "rank": "lora_r",
     "alpha": "lora_alpha",
@@ -33,12 +33,12 @@ FORMER = {
 
 
 def current_name(name: str, fields: Iterable[str]) -> str:
-    """Return the field of `fields` that a name means today; a name that is none stays as it is."""
+    """Return the current name of an option, if it is one of `fields`; other names are returned unchanged."""
     fields = set(fields)
     return FORMER[name] if name not in fields and FORMER.get(name) in fields else name
 
 
 def with_current_names(values: Mapping[str, Any], fields: Iterable[str]) -> dict[str, Any]:
-    """Return values by the names that their options have today."""
+    """Return values by the current names of their options."""
     fields = set(fields)
     return {current_name(name, fields): value for name, value in values.items()}

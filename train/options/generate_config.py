@@ -11,7 +11,7 @@ from wgrad.train.options.options import AT_LEAST_1, NOT_NEGATIVE, SEED, Options,
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling(Options):
-    """How the next token is chosen."""
+    """Options for choosing the next token."""
 
     temperature: float = option(0.8, "0 takes the likeliest token", rule=NOT_NEGATIVE, metavar="T", group="sampling")
     top_k: int = option(0, "choose among the K likeliest; 0: off", rule=NOT_NEGATIVE, metavar="K", group="sampling")
@@ -31,7 +31,7 @@ class Sampling(Options):
     )
     repetition_penalty: float = option(
         1.0,
-        "make tokens that the prompt or the answer has less likely: 1.1 a little, 1: off",
+        "make tokens less likely that already occur in prompt or answer: 1.1 a little, 1: off",
         rule=("must be between 0.01 and 100 (1: off)", lambda v: 0.01 <= v <= 100),
         metavar="F",
         group="sampling",
@@ -39,18 +39,18 @@ class Sampling(Options):
     seed: int = option(0, "the same seed gives the same text", rule=SEED, metavar="N", group="sampling")
 
 
-GREEDY = Sampling(temperature=0.0, top_p=1.0)  # always the likeliest token
+GREEDY = Sampling(temperature=0.0, top_p=1.0)  # always take the likeliest token
 
 
 @dataclass(frozen=True, kw_only=True)
 class TextOptions(Sampling):
-    """How a prompt is taken, and how long what follows it may be."""
+    """Options for reading a prompt and limiting its answer."""
 
     chat: bool = option(False, "the prompt is a user's message: apply the model's chat template")
     max_new_tokens: int = option(128, "stop after this many tokens", rule=AT_LEAST_1, metavar="N")
     json_schema: str | None = option(
         None,
-        "write JSON of the schema in this file, or of this schema; needs the extra guided",
+        "write JSON that follows this schema, or the schema in this file; needs the extra guided",
         metavar="FILE_OR_JSON",
         path=True,
         json=True,
@@ -66,37 +66,37 @@ class TextOptions(Sampling):
 
     @property
     def is_guided(self) -> bool:
-        """Return whether what is written keeps to a grammar."""
+        """Whether the answer has to follow a grammar."""
         return self.json_schema is not None or self.regex is not None
 
     @property
     def is_watched(self) -> bool:
-        """Return whether the host must know each token before it asks for the next."""
+        """Whether the host must see each token before it requests the next."""
         return self.is_guided or self.repetition_penalty != 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class BatchOptions(TextOptions):
-    """The same of many prompts."""
+    """Options for many prompts."""
 
-    batch_size: int = option(8, "of many prompts: how many are answered at once", rule=AT_LEAST_1, metavar="B")
+    batch_size: int = option(8, "with many prompts: how many are answered at once", rule=AT_LEAST_1, metavar="B")
 
 
 @dataclass(frozen=True, kw_only=True)
 class PromptOptions(TextOptions, OneModel):
-    """One prompt, and what is to continue it."""
+    """Options for one prompt and the model that continues it."""
 
     prompt: str = option("", "prompt to continue; - reads it from standard input", metavar="TEXT")
 
 
 @dataclass(frozen=True, kw_only=True)
 class GenerateConfig(BatchOptions, PromptOptions):
-    """Options of `wgrad generate`. Raises WgradError where a value breaks its rule."""
+    """Options of `wgrad generate`. Raises WgradError if a value breaks its rule."""
 
     prompts: str | None = option(
         None,
-        "many prompts: JSON lines with 'prompt' or 'messages'; each comes back with a further key 'generated'. "
-        "- reads them from standard input",
+        "many prompts: JSON lines with 'prompt' or 'messages', which are written again with a key 'generated'. - reads "
+        "them from standard input",
         metavar="FILE",
         path=True,
     )

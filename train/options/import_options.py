@@ -10,7 +10,7 @@ from wgrad.train.options.options import Options, option
 
 @dataclass(frozen=True)
 class ImportOptions(Options):
-    """Options of `wgrad import-config`. Raises WgradError where a value breaks its rule."""
+    """Options of `wgrad import-config`. Raises WgradError if a value breaks its rule."""
 
     file: str = option("", "the other tool's YAML or JSON file", path=True)
     tool: str | None = option(None, "whose file it is (default: found by its keys)", choices=TOOLS)

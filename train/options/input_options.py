@@ -1,4 +1,4 @@
-"""The options of a run's files and of its adapter: a part of `RunOptions` (`finetune_config.py`)."""
+"""The options of a run's files and adapter: a part of `RunOptions` (`finetune_config.py`)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ of_adapter = partial(option, group="adapter", fixed=True)
 
 @dataclass(frozen=True, kw_only=True)
 class InputOptions(Options):
-    """The files of a run, and its adapter."""
+    """Options of the files and the adapter of a run."""
 
     model: str = a_path(
         "",
@@ -76,9 +76,9 @@ class InputOptions(Options):
     use_rslora: bool = of_adapter(False, "scale by alpha / sqrt(r) instead of alpha / r")
     init_lora_weights: choices.Start = of_adapter(
         LORA,
-        "how an adapter starts: lora with no effect; pissa as the largest singular values of each weight, over what "
-        "they leave of it, found exactly or (niter: faster) in 4 or 16 random rounds; it is saved as its change to the "
-        "base model, plain LoRA of twice the rank",
+        "how an adapter starts. lora: without effect; pissa: as the largest singular values of each weight, which are "
+        "subtracted from it, computed exactly or (niter: faster) in 4 or 16 random rounds; PiSSA adapters are saved as "
+        "plain LoRA of twice the rank",
         choices=get_args(choices.Start),
     )
     use_dora: bool = of_adapter(False, "use DoRA: also train the magnitude of each weight row; slower")

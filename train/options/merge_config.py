@@ -12,8 +12,8 @@ from wgrad.train.options.options import Options, option
 
 OF_THE_RUN = "run"
 IMATRIX_HELP = (
-    "with --quantize: weigh errors by an importance matrix: made from a file with data, from that of the run ('run'), "
-    "or llama.cpp's own (.gguf)"
+    "with --quantize: weigh errors by an importance matrix, measured on a file with data or on the run's data ('run'), "
+    "or read from a file of llama.cpp (.gguf)"
 )
 A_DATA_FILE = ("must name a file, or be run", lambda v: bool(v.strip()))
 _WEIGHTED = tuple(mix for mix in GGUF_MIXES if mix not in ("q8_0", "mxfp4"))
@@ -22,7 +22,7 @@ GGUF_TYPES = ("none", *GGUF_MIXES, "f16")  # of merged matrices
 
 @dataclass(frozen=True)
 class MergeConfig(Options):
-    """Options of `wgrad merge`. Raises WgradError where a value breaks its rule."""
+    """Options of `wgrad merge`. Raises WgradError if a value breaks its rule."""
 
     adapter: str = option("", "adapter to merge: finetune's --out", metavar="DIR", path=True, required=True)
     out: str = option("", "folder to write the model into", metavar="DIR", path=True, required=True)
@@ -42,25 +42,25 @@ class MergeConfig(Options):
     )
     dtype: str = option(
         "auto",
-        "type of the merged weights; auto: as the base model",
+        "dtype of the merged weights; auto: that of the base model",
         choices=("auto", "float32", "bfloat16", "float16"),
     )
     quantize: str = option(
         "none",
-        "with --format gguf: the merged matrices in this type, or llama.cpp's mix of that name; none: as --dtype says",
+        "with --format gguf: type of the merged matrices, or llama.cpp's mix of that name; none: that of --dtype",
         choices=GGUF_TYPES,
     )
     imatrix: str | None = option(None, IMATRIX_HELP, metavar="FILE|run", path=True, rule=A_DATA_FILE)
     block_size: BlockSize | None = option(
         None,
-        "of the NF4 that it was trained on (default: as its run had it, else 64)",
+        "weights in one block of the NF4 that the adapter was trained on (default: as in its run, else 64)",
         choices=get_args(BlockSize),
         metavar="N",
     )
     double_quant: bool | None = option(
-        None, "whether that NF4 had its scales quantised as well (default: as its run had it, else they had)"
+        None, "whether that NF4 had its scales quantised as well (default: as in its run, else yes)"
     )
-    compare: bool = option(True, "tell at the end what merging changed in the logits (both models are loaded for it)")
+    compare: bool = option(True, "print how merging changed the logits (loads both models once more)")
     device: str = option("auto", DEVICE_HELP, metavar="DEVICE")
 
     def __post_init__(self) -> None:

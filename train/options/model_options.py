@@ -1,4 +1,4 @@
-"""The options of everything that opens a model for inference: on what device and how, and which."""
+"""Options of all commands that open a model for inference: the model, and its device."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from wgrad.train.options.finetune_config import (
 )
 from wgrad.train.options.options import Options, Rule, option
 
-DEFAULT_CONTEXT = 4096  # tokens, of models that were made for more
+DEFAULT_CONTEXT = 4096  # tokens, for models that were made for more
 
 _CONTEXT: Rule = ("must be at least 2", lambda v: v >= 2)
 
 
 @dataclass(frozen=True, kw_only=True)
 class OnDevice(Options):
-    """Where a model is, and in what types."""
+    """Options of a model's device and dtypes."""
 
     device: str = option("auto", DEVICE_HELP, metavar="DEVICE", group="machine")
     compute: ComputeType = option(
-        AUTO, f"type of activations. {COMPUTE_HELP}", choices=get_args(ComputeType), group="machine"
+        AUTO, f"dtype of activations. {COMPUTE_HELP}", choices=get_args(ComputeType), group="machine"
     )
     stream_weights: Stream = option("auto", STREAM_HELP, choices=get_args(Stream), group="machine")
     memory_limit: str | None = option(None, LIMIT_HELP, rule=A_SIZE, metavar="SIZE", group="machine")
@@ -36,14 +36,14 @@ class OnDevice(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class WithTemplate(OnDevice):
-    """How a conversation is written."""
+    """Options of chat templates."""
 
     chat_template: str | None = option(None, TEMPLATE_HELP, metavar="FILE_OR_NAME", path=True)
 
 
 @dataclass(frozen=True)
 class OneModel(WithTemplate):
-    """A model, and an adapter where there is one."""
+    """Options of a model, with or without an adapter."""
 
     model: str = option(
         "",
@@ -51,7 +51,7 @@ class OneModel(WithTemplate):
         metavar="DIR_OR_HUB_ID",
         path=True,
     )
-    adapter: str | None = option(None, "PEFT adapter to put on it", metavar="DIR", path=True)
+    adapter: str | None = option(None, "PEFT adapter to apply to the model", metavar="DIR", path=True)
 
     def require(self, where: str = "") -> None:
         super().require(where)
@@ -61,11 +61,11 @@ class OneModel(WithTemplate):
 
 @dataclass(frozen=True, kw_only=True)
 class WithContext(OnDevice):
-    """Room for texts that are not known yet."""
+    """Options of a model's context, for commands that do not know their texts in advance."""
 
     context: int | None = option(
         None,
-        f"most tokens of a prompt or a conversation, and the answer (default: what the model was made for, at most "
+        f"most tokens of a prompt or conversation with its answer (default: what the model was made for, at most "
         f"{DEFAULT_CONTEXT})",
         rule=_CONTEXT,
         metavar="N",
@@ -75,4 +75,4 @@ class WithContext(OnDevice):
 
 @dataclass(frozen=True)
 class LoadOptions(WithContext, OneModel):
-    """A model that is to stay open."""
+    """Options of commands that keep a model open."""

@@ -1,4 +1,4 @@
-"""Options of everything that answers over HTTP: the address to listen on, and who may ask."""
+"""Options of all commands that serve HTTP: the address to listen on, and who may send requests."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _NAMES: Rule = (
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkOptions(Options):
-    """Where a server listens, and the key that clients need."""
+    """Options of a server's address, and of the key that clients need."""
 
     host: str = option(
         "127.0.0.1",
-        "address to listen on; any that other machines reach needs a key",
+        "address to listen on; one that other machines can reach needs --api-key",
         metavar="ADDRESS",
         group="network",
     )
@@ -43,7 +43,7 @@ class NetworkOptions(Options):
 
     @property
     def key(self) -> str | None:
-        """--api-key, or that of the environment. WgradError where it cannot be sent."""
+        """Key of --api-key or the environment; None: neither is set. WgradError: a client could not send it."""
         source = KEY_VARIABLE if self.api_key is None else "--api-key"
         key = os.environ.get(KEY_VARIABLE) if self.api_key is None else self.api_key
         if key is not None and not (key and key.isascii() and key.isprintable() and " " not in key):

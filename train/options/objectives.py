@@ -1,6 +1,6 @@
-"""The objectives, one entry each: what they learn from, what they need, and which options are theirs.
+"""The objectives, one entry each: their data, their needs and their options.
 
-Another objective is an entry in OBJECTIVES, its options as fields of `ObjectiveOptions`, and a class in
+To add an objective, add an entry in OBJECTIVES, its options as fields of `ObjectiveOptions`, and a class in
 train/step/objectives.py.
 """
 
@@ -18,17 +18,17 @@ SFT, *_ = get_args(ObjectiveName)
 
 @dataclass(frozen=True)
 class Objective:
-    """How an objective differs from others.
+    """Properties of an objective.
 
     Attributes:
-        summary: For `--help`.
-        records: What it learns from: texts, pairs of a chosen and a rejected answer, or answers with a label.
+        summary: Text for `--help`.
+        records: Data to learn from: texts, pairs of a chosen and a rejected answer, or labelled answers.
         options: Fields of `ObjectiveOptions` that it reads.
-        reference: Whether it measures against the base model with the adapter off.
-        packs: Whether a row may hold several examples; of texts only.
-        trains_head: Whether its loss has a gradient of the output layer, so that this and --full can be trained.
-        framed: Whether bos and eos are added where a text has none.
-        mismatched: Whether each prompt is also put in front of another example's answer of the micro-batch.
+        reference: Whether it compares with the base model, the adapter off.
+        packs: Whether a sequence may hold several examples; only for texts.
+        trains_head: Whether its loss has a gradient of the output layer, as --train-head and --full need.
+        framed: Whether bos and eos are added to texts without them.
+        mismatched: Whether each prompt is also combined with another example's answer of the micro-batch.
     """
 
     summary: str
@@ -69,7 +69,7 @@ OBJECTIVES = {
 
 
 def objectives_with(*records: str) -> str:
-    """Names of the objectives that learn from these records, in words."""
+    """Return the names of the objectives that learn from these records, such as "dpo or orpo"."""
     *most, last = (name for name, kind in OBJECTIVES.items() if kind.records in records)
     return f"{', '.join(most)} or {last}" if most else last
 
@@ -79,7 +79,7 @@ of_objective = partial(option, group="training", fixed=True)
 
 @dataclass(frozen=True, kw_only=True)
 class ObjectiveOptions(Options):
-    """The objective of a run and what it is weighed by."""
+    """Options of a run's objective."""
 
     objective: ObjectiveName = of_objective(
         SFT, "; ".join(f"{name} {kind.summary}" for name, kind in OBJECTIVES.items()), choices=OBJECTIVES
@@ -93,7 +93,7 @@ class ObjectiveOptions(Options):
     )
     label_smoothing: float = of_objective(
         0.0,
-        "dpo: probability that chosen and rejected are the wrong way round (robust DPO)",
+        "dpo: probability that chosen and rejected are swapped by mistake (robust DPO)",
         rule=("must be at least 0 and below 0.5", lambda v: 0 <= v < 0.5),
         metavar="P",
     )
@@ -112,12 +112,12 @@ class ObjectiveOptions(Options):
 
     @property
     def objective_kind(self) -> Objective:
-        """The entry of --objective."""
+        """Entry of --objective."""
         return OBJECTIVES[self.objective]
 
 
 def options_of_others(objective: str) -> dict[str, str]:
-    """Options that an objective does not read, each with the reason."""
+    """Return the options that an objective does not read, each with the reason."""
     own = OBJECTIVES[objective].options
     none = f"--objective {objective} has none" if not own else ""
     users: dict[str, list[str]] = {}

@@ -1,4 +1,4 @@
-"""Options as data for a page: the fields of a form, the command line and the YAML that say the same."""
+"""Options as data for a web page: the fields of a form, and the equivalent command line and YAML."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ def describe_fields(kind: type[Options], group: str = "") -> list[dict[str, Any]
     """Return what a form needs to know about each option, in the order of declaration.
 
     Args:
-        group: Of options that name none.
+        kind: Dataclass of options.
+        group: Group of options that name none.
 
     Returns:
-        For each option its `name`, `flag`, `help`, `group`, the `type` of its value (bool, int, float, str, list or
-        lines: a list with a line for each value), `choices`, `default` as text, `required`, `path`, `metavar`, and
-        `open`: there is a third value, neither true nor false.
+        For each option its `name`, `flag`, `help`, `group`, `type` (bool, int, float, str, list, or lines: a list with
+        one value per line), `choices`, `default` as text, `required`, `path`, `metavar`, and `open`: a bool that may
+        also be left open.
     """
     return [_describe(kind, field, group) for field in dataclasses.fields(kind)]
 
@@ -30,7 +31,7 @@ def describe_fields(kind: type[Options], group: str = "") -> list[dict[str, Any]
 def _describe(kind: type[Options], field: dataclasses.Field[Any], group: str) -> dict[str, Any]:
     meta, plain = field.metadata, field_type(kind, field.name)
     name = "lines" if meta["repeat"] else "list" if plain is tuple else plain.__name__
-    if plain is bool and meta["metavar"]:  # or a number
+    if plain is bool and meta["metavar"]:  # a switch that also takes a number
         name = "str"
     return {
         "name": field.name,
@@ -48,7 +49,7 @@ def _describe(kind: type[Options], field: dataclasses.Field[Any], group: str) ->
 
 
 def _text(value: Any) -> str:
-    """A default as a person would type it; "" for none."""
+    """Return a default as a user would type it; "": none."""
     if value is None:
         return ""
     if isinstance(value, bool):
@@ -57,10 +58,10 @@ def _text(value: Any) -> str:
 
 
 def given_values(kind: type[Options], given: Any) -> dict[str, Any]:
-    """Return the options that a form sends: names and values, without those that are empty.
+    """Return the names and values that a form sends, without empty ones.
 
     Raises:
-        WgradError: Not an object, an unknown name, or a value of another kind than text, a list of texts or a boolean.
+        WgradError: It sent no object, an unknown name, or a value that is neither text, a list of texts nor a boolean.
     """
     if not isinstance(given, Mapping):
         raise WgradError("options: expected an object with names and values: send one")
@@ -81,7 +82,7 @@ def given_values(kind: type[Options], given: Any) -> dict[str, Any]:
 
 
 def command_words(kind: type[Options], values: Mapping[str, Any]) -> list[str]:
-    """Return the words of a command line that gives these options, in the order of declaration."""
+    """Return the words of a command line with these options, in the order of declaration."""
     words: list[str] = []
     for field in dataclasses.fields(kind):
         value = values.get(field.name)
@@ -101,11 +102,11 @@ def command_words(kind: type[Options], values: Mapping[str, Any]) -> list[str]:
 
 
 def yaml_text(values: Mapping[str, Any], resolved: Options) -> str:
-    """Return the same options as `--config` reads them.
+    """Return options as YAML for `--config`.
 
     Args:
-        values: What a form gives.
-        resolved: The run that they make, which has them in their own types.
+        values: Options of a form.
+        resolved: The same options as a run, with their own types.
     """
     converted = resolved.to_dict()
     chosen = {name: AUTO if value == AUTO else converted[name] for name, value in values.items()}

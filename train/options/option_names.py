@@ -1,4 +1,4 @@
-"""Names that other tools have for our options.
+"""Suggestions for unknown options: names that other tools use, and similar names.
 
 The names are those of Hugging Face's Trainer, TRL and PEFT, of Unsloth, Axolotl, LLaMA-Factory, torchtune and mlx-lm.
 """
@@ -10,7 +10,7 @@ from collections.abc import Container, Iterable
 
 from wgrad.train.options.former_names import FORMER
 
-# Name elsewhere, with underscores -> field here, or field=value, or (with a blank) what to say.
+# Another tool's name, with underscores: our field, or field=value, or (if it has a blank) what to say.
 _ELSEWHERE = {
     # files
     "model_name_or_path": "model", "model_name": "model", "model_id": "model", "base_model": "model",
@@ -83,12 +83,12 @@ _ELSEWHERE = {
 
 
 def name_here(other: str) -> str:
-    """Return another tool's option as ours: a field, field=value, words with a blank, or "" where it is unknown."""
+    """Return our counterpart of another tool's option: a field, field=value, or words with a blank; "": unknown."""
     return _ELSEWHERE.get(other, "")
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """' (did you mean NAME?)' with the name of `known` that is nearest to a word, or nothing."""
+    """Return ' (did you mean NAME?)' with the name of `known` that is most similar to a word, or ""."""
     close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
     return f" (did you mean {close[0]}?)" if close else ""
 
@@ -96,13 +96,14 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 def option_hint(
     word: str, fields: Iterable[str], spelling: str, switches: Container[str] | None = None, *, near: bool = True
 ) -> str:
-    """Return ' (did you mean ...?)' with the option that an unknown one may have meant, or nothing.
+    """Return ' (did you mean ...?)' with the option that an unknown one may have meant, or "".
 
     Args:
-        fields: Those of the command.
+        word: The unknown option or key.
+        fields: Fields of the command.
         spelling: "--" for a command line, "" for the keys of a file.
         switches: Fields that have a --no- form; None: all.
-        near: Also take names that only look alike.
+        near: Whether to suggest names that only look similar.
     """
     fields = list(fields)
     name = word.lstrip("-").replace("-", "_").lower()

@@ -1,4 +1,4 @@
-"""Texts that a person gives to a command: in an option, or on standard input."""
+"""Texts that users give to a command: in an option, or on standard input."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from wgrad.device.errors import WgradError
 
 
 def check_text(text: str, source: str) -> str:
-    """The text as it is. WgradError, naming `source` (the option), where it has half a surrogate pair, which no
-    tokenizer takes: a byte of the command line that is not UTF-8 becomes one."""
+    """Return a text unchanged. Raise WgradError, naming `source` (the option), if it has half a surrogate pair.
+
+    Bytes of the command line that are not UTF-8 become such halves, which no tokenizer accepts.
+    """
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
@@ -27,7 +29,7 @@ _FEW_BYTES = 4096
 
 
 def parse_size(text: str) -> int | None:
-    """Bytes of a size as people write it: 3GiB and 3G are 3 * 2^30, 3GB is 3 * 10^9. None: it is none."""
+    """Parse a size into bytes: 3GiB and 3G are 3 * 2^30, 3GB is 3 * 10^9. None: the text is no size."""
     found = _SIZE.fullmatch(text.strip())
     if found is None:
         return None
@@ -44,7 +46,7 @@ def is_size(text: str) -> bool:
 
 
 def read_stdin(source: str) -> str:
-    """All of standard input as text: UTF-8 whatever the locale is, as files are. WgradError, naming `source`."""
+    """Read standard input as UTF-8, whatever the locale is. WgradError, naming `source`: that fails."""
     try:
         data = sys.stdin.buffer.read()
     except (OSError, AttributeError) as error:  # AttributeError: the process was started without standard input
@@ -58,5 +60,5 @@ def read_stdin(source: str) -> str:
 
 
 def size(count: int) -> str:
-    """Bytes for people: 12.3 MiB, 1.23 GiB."""
+    """Return a number of bytes for people, such as 12.3 MiB or 1.23 GiB."""
     return f"{count / 2**30:,.2f} GiB" if count >= 2**30 else f"{count / 2**20:,.1f} MiB"

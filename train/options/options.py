@@ -1,7 +1,7 @@
 """Options of a command as the fields of a frozen dataclass: name, type, default, help and rule in one place.
 
-Command line (`cli_options.py`), YAML file and Python all go through the same conversion and the same rules. The option
-of field `max_length` is `--max-length`, its key in a file `max_length` (or `max-length`).
+Command line (`cli_options.py`), YAML files and Python callers all share the same conversion and rules. The option of
+field `max_length` is `--max-length`, and its key in a file `max_length` (or `max-length`).
 """
 
 from __future__ import annotations
@@ -53,13 +53,21 @@ def option(
     repeat: bool = False,
     pairs: bool = False,
 ) -> Any:
-    """A field with what the command line and the error messages need to know about it.
+    """Return a dataclass field with the metadata that the command line and error messages need.
 
-    rule: words and a test of the value (None passes). path: a leading ~ is expanded. json: in the place of
-    a path, an object may be given as JSON text or as a mapping. fixed: a resumed run cannot change it, because a
-    checkpoint's tensors or its place in the data depend on it. repeat: of a tuple: each value is a text given by an
-    option of its own (else they are names, which blanks and commas part). pairs: repeated, each of these is NAME=VALUE,
-    and a mapping may be given in their place.
+    Args:
+        default: Default value.
+        text: Help text.
+        rule: Words and a test of the value (None always passes).
+        choices: Allowed values.
+        metavar: Placeholder for the value in the help.
+        group: Title of the group in the help.
+        path: Whether the value is a path, in which a leading ~ is expanded.
+        json: Whether an object may be given instead of a path, as JSON text or as a mapping.
+        required: Whether the command needs it.
+        fixed: Whether a resumed run cannot change it, because tensors or the place in the data depend on it.
+        repeat: For a tuple: whether each value is a text of its own option; else blanks and commas separate names.
+        pairs: As `repeat`, but each value is NAME=VALUE, and a mapping may be given instead.
     """
     repeat = repeat or pairs
     metadata = {k: v for k, v in locals().items() if k not in ("default", "text")} | {"help": text}
@@ -67,7 +75,7 @@ def option(
 
 
 def _plain(hint: Any) -> Any:
-    """The type of a value before it is known to be one of the option's choices: str of Literal["a", "b"]."""
+    """Return a type with literals replaced by their type, such as str for Literal["a", "b"]."""
     if typing.get_origin(hint) is typing.Literal:
         return type(typing.get_args(hint)[0])
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
@@ -76,31 +84,32 @@ def _plain(hint: Any) -> Any:
 
 
 def flag(name: str) -> str:
-    """The command line's spelling of a field's name."""
+    """Return a field's name as a command line option."""
     return "--" + name.replace("_", "-")
 
 
 class _TakesFormerNames(type):
-    """Lets callers of the last release make options by the names of then."""
+    """Lets callers create options by their former names, for one release."""
 
     @property
     def __signature__(cls) -> inspect.Signature:
-        """The signature of __init__; without it, inspect takes that of __call__."""
+        """Signature of __init__; without this property, inspect would use that of __call__."""
         own = list(inspect.signature(cls.__init__).parameters.values())[1:]  # type: ignore[misc]
         return inspect.Signature(own)
 
     def __call__(cls, *given: Any, **named: Any) -> Any:
-        """Make the options, by the names that they have today or had before."""
+        """Create the options, by current or former names."""
         names = [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]
         now = {current_name(name, names): value for name, value in named.items()}
-        return super().__call__(*given, **(now if len(now) == len(named) else named))  # of two names, one is unknown
+        # If both names of an option are given, the former one is passed on and refused as unknown.
+        return super().__call__(*given, **(now if len(now) == len(named) else named))
 
 
 @dataclass(frozen=True)
 class Options(metaclass=_TakesFormerNames):
-    """Base of the options of a command. Raises WgradError, naming the option, where a value breaks its rule."""
+    """Base class of a command's options. Raises WgradError, naming the option, if a value breaks its rule."""
 
-    hints: ClassVar[dict[str, Any]]  # the type of each field
+    hints: ClassVar[dict[str, Any]]  # type of each field
 
     def __init_subclass__(cls) -> None:
         cls.hints = {name: _plain(hint) for name, hint in typing.get_type_hints(cls).items()}
@@ -112,24 +121,25 @@ class Options(metaclass=_TakesFormerNames):
             _check(field, value)
 
     def require(self, where: str = "") -> None:
-        """WgradError where an option without which nothing can be done is empty. where: another place to give it."""
+        """Raise WgradError if a required option is empty. where: another place to give it."""
         for field in dataclasses.fields(self):
             if field.metadata["required"] and not getattr(self, field.name):
                 other = f", or set '{field.name}' {where}" if where else ""
                 raise WgradError(f"{flag(field.name)} is required: give it{other}")
 
     def to_dict(self) -> dict[str, Any]:
-        """Field names to plain values (a tuple becomes a list), in the order of declaration."""
+        """Return plain values by field name, in the order of declaration. Tuples become lists."""
         return {k: list(v) if isinstance(v, tuple) else v for k, v in dataclasses.asdict(self).items()}
 
 
 def fixed_options(kind: type[Options]) -> list[dataclasses.Field[Any]]:
-    """The fields that a resumed run cannot change."""
+    """Return the fields that a resumed run cannot change."""
     return [field for field in dataclasses.fields(kind) if field.metadata["fixed"]]
 
 
 def field_type(kind: type[Options], name: str) -> type:
-    """bool, int, float, str or tuple: the type of a field, apart from None; bool too where a number may be given."""
+    """Return the type of a field, apart from None: bool (also for a switch that takes a number), int, float, str or
+    tuple."""
     hint = kind.hints[name]
     if isinstance(hint, types.UnionType):
         hint = next(h for h in typing.get_args(hint) if h is not type(None))
@@ -138,8 +148,10 @@ def field_type(kind: type[Options], name: str) -> type:
 
 
 def _convert(field: dataclasses.Field[Any], hint: Any, value: Any) -> Any:
-    """The value in the field's own type, from what a command line, YAML or a caller gives: 1 for 1.0, "2e-4" (YAML 1.1
-    reads it as text), a list or "a, b" for a tuple, a Path for text."""
+    """Convert a value from the command line, YAML or a caller to the field's type.
+
+    Examples: 1 to 1.0, "2e-4" (which YAML 1.1 reads as text) to a number, a list or "a, b" to a tuple, a Path to text.
+    """
     given = value
     is_tuple, is_repeated = typing.get_origin(hint) is tuple, field.metadata["repeat"]
     if isinstance(value, os.PathLike):
@@ -158,7 +170,7 @@ def _convert(field: dataclasses.Field[Any], hint: Any, value: Any) -> Any:
         result = _read(given, hint)
         if not all(math.isfinite(v) for v in (result if is_tuple else [result]) if isinstance(v, float)):
             raise msgspec.ValidationError
-    except (msgspec.ValidationError, UnicodeEncodeError):  # the latter: a byte that is not UTF-8, for a number
+    except (msgspec.ValidationError, UnicodeEncodeError):  # the latter: a byte that is not UTF-8, in a number
         words, example = _expected(field.name, hint, is_tuple, is_repeated)
         raise WgradError(f"{flag(field.name)}: expected {words}, got {short(value)}{example}") from None
     is_path = field.metadata["path"] and not (field.metadata["json"] and is_json(str(result)))
@@ -174,7 +186,7 @@ def _convert(field: dataclasses.Field[Any], hint: Any, value: Any) -> Any:
 
 
 def is_json(text: str) -> bool:
-    """Return whether a text is a JSON object and no path."""
+    """Return whether a text is a JSON object, not a path."""
     return text.lstrip().startswith("{")
 
 
@@ -186,7 +198,7 @@ def _as_json(value: Mapping[str, Any], name: str) -> str:
 
 
 def _read(value: Any, hint: Any) -> Any:
-    """Convert a value; of a text that may be a number or a word, the number."""
+    """Convert a value. A text that could stay a word becomes a number or bool if it can."""
     kinds = typing.get_args(hint)
     if isinstance(value, str) and bool in kinds and str in kinds:
         with suppress(msgspec.ValidationError):
@@ -197,7 +209,7 @@ def _read(value: Any, hint: Any) -> Any:
 
 
 def _expected(name: str, hint: Any, is_tuple: bool, is_repeated: bool) -> tuple[str, str]:
-    """Return the kind of value that is expected, and an example."""
+    """Return words for the expected kind of value, and an example."""
     kinds = (hint, *typing.get_args(hint))
     if is_repeated:
         return "a list of texts", ""
@@ -218,13 +230,13 @@ def _check(field: dataclasses.Field[Any], value: Any) -> None:
 
 
 def short(value: Any) -> str:
-    """A value as Python writes it, of bounded length and on one line."""
+    """Return a value as Python writes it, on one line of limited length."""
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:60]}...{text[-10:]}"
 
 
 def show(value: Any) -> str:
-    """A value for people."""
+    """Return a value for people."""
     if value is None:
         return "-"
     if isinstance(value, bool):

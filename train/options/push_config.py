@@ -16,17 +16,17 @@ A_HUB_ID = (
 
 @dataclass(frozen=True)
 class PushConfig(Options):
-    """Options of `wgrad push`. Raises WgradError where a value breaks its rule."""
+    """Options of `wgrad push`. Raises WgradError if a value breaks its rule."""
 
     repo: str = option("", "where to: your name or organisation, and the model's name", rule=A_HUB_ID)
     adapter: str = option("", "run to upload: finetune's --out", metavar="DIR", path=True, required=True)
     folder: str | None = option(
         None,
-        "upload this folder instead of the adapter: what wgrad merge or export wrote of it",
+        "upload this folder instead of the adapter: the output of wgrad merge or export",
         metavar="DIR",
         path=True,
     )
     base: str | None = option(
-        None, "the base model's id on the Hub, where the run had it from a folder", rule=A_HUB_ID, metavar="HUB_ID"
+        None, "the base model's id on the Hub, if the run had it in a folder", rule=A_HUB_ID, metavar="HUB_ID"
     )
-    public: bool = option(False, "let everybody see it; else it is private")
+    public: bool = option(False, "make the repository public instead of private")

@@ -1,4 +1,4 @@
-"""Names of the keys, or columns, that a record of the data may have, and --columns, which says what other names mean.
+"""Names of the keys, or columns, of data records, and --columns, which translates other names.
 
 Source of the names: TRL's "Dataset formats", OpenAI's fine-tuning files, the data sets Alpaca, Dolly, OpenOrca and
 ShareGPT, and the documentation of LLaMA-Factory, Axolotl and Unsloth.
@@ -25,7 +25,7 @@ PAIRS = (
 LABELS = ("label", "kto_tag")
 _MEDIA = ("image", "images", "video", "videos", "audio", "audios")
 
-# Keys of which a record is made (`samples.py` says how).
+# Keys that make up a record (`samples.py` reads them).
 FORMS = (
     *((name,) for name in CONVERSATIONS),
     ("prompt", "completion"),
@@ -33,14 +33,14 @@ FORMS = (
     ("text",),
     *PAIRS,
 )
-IN_JSON = (*CONVERSATIONS, "tools", "functions", "documents", "chat_template_kwargs", "history")  # in CSV
+IN_JSON = (*CONVERSATIONS, "tools", "functions", "documents", "chat_template_kwargs", "history")  # JSON text in CSV
 
-# Keys that say whether something is learnt, of a turn or of a record: true, or 1, says yes; of the second, no.
+# Keys of a turn or record that say whether it is learnt: true or 1 means yes for LEARNT, and no for NOT_LEARNT.
 LEARNT = ("train", "training", "trainable", "train_on_turn", "loss", "weight", "loss_weight", "loss_scale", "loss_mask")
 NOT_LEARNT = ("masked", "mask", "ignore_loss")
 DETAILS = ("train_detail", "training_detail")  # which characters of a turn are learnt
 
-# Keys that carry a part of the question: a record is not learnt without them.
+# Keys that carry a part of the question: a record cannot be learnt without them.
 CARRYING = {"prompt", *QUESTIONS, *INPUTS, *SYSTEMS, "history", "choices", "options", "tools", "functions", "documents"}
 CARRYING |= set(_MEDIA)
 
@@ -51,14 +51,20 @@ COLUMNS_HELP = "names of keys or columns in the data: prompt=question,completion
 
 
 def has_form(keys: Iterable[str]) -> bool:
-    """Return whether records of these keys can be learnt from."""
+    """Return whether records with these keys can be learnt from."""
     there = set(keys)
     return any(there.issuperset(form) for form in FORMS)
 
 
 def columns_of(values: Sequence[str]) -> dict[str, str]:
-    """Values of --columns, each OURS=THEIRS or several with commas between -> the data's name of each of ours; "" where
-    a column is to be left out. WgradError."""
+    """Parse the values of --columns, each OURS=THEIRS, or several separated by commas.
+
+    Returns:
+        The data's name for each of our names; "": the column is left out.
+
+    Raises:
+        WgradError: A value is malformed, or a name is unknown or given twice.
+    """
     found: dict[str, str] = {}
     for pair in (part for value in values for part in re.split(r",\s*(?=\w+=)", value)):
         ours, sign, theirs = (part.strip() for part in pair.partition("="))

@@ -1,4 +1,4 @@
-"""The options of a run from where they may be given: by name, in a YAML file, by the run that is resumed."""
+"""Combine the options of a run from its sources: names, a YAML file, and the run that is resumed."""
 
 from __future__ import annotations
 
@@ -18,17 +18,22 @@ from wgrad.train.options.unused_options import unused_options
 
 
 def resolve_config(given: dict[str, Any]) -> FinetuneConfig:
-    """Return the options of a run as its configuration. Raises WgradError also without --model, --data or --out."""
+    """Return the options of a run, which must name --model, --data and --out. WgradError: as `resolve_options`."""
     options = resolve_options(given)
     options.require("in a --config file")
     return FinetuneConfig(**options.to_dict())
 
 
 def resolve_options(given: dict[str, Any]) -> RunOptions:
-    """The options that were given by name (fields, and 'config') -> those of the run.
+    """Return the options of a run.
 
-    What is given by name beats --config, which beats OUT/config.yaml (with --resume), which beats defaults. Raises
-    WgradError: a value that breaks its rule; with --resume, a change that the checkpoint does not allow.
+    Options by name override --config, which overrides OUT/config.yaml (with --resume), which overrides defaults.
+
+    Args:
+        given: Options by name, and 'config'.
+
+    Raises:
+        WgradError: A value breaks its rule or has no effect, or the resumed run does not allow the change.
     """
     given = dict(given)
     for name in ("target_modules", "lr_sweep", "report_to"):
@@ -38,18 +43,17 @@ def resolve_options(given: dict[str, Any]) -> RunOptions:
     of_file = read_config_file(expand_path(path, "--config")) if path else {}
     values = of_file | given
     saved = _saved(values)
-    # Where a value came from that was not given by name.
+    # Sources of the values that were not given by name.
     files = {name: f"--resume: {Path(str(values.get('out')), CONFIG_FILE)}" for name in saved.keys() - values.keys()}
     files |= {name: f"--config: {path}" for name in of_file.keys() - given.keys()}
     for name in (field.name for field in fixed_options(RunOptions)):
-        if values.get(name) == AUTO and name in saved:  # what the device decided when the run was begun
+        if values.get(name) == AUTO and name in saved:  # the device decided it when the run was begun
             del values[name]
     if values.get("batch_size") == AUTO:
         values |= {"batch_size": 1, "auto_find_batch_size": True}
-    if (saved.get("vram") or saved.get("auto_find_batch_size")) and _rows(RunOptions().to_dict() | values) == _rows(
-        saved
-    ):
-        for name in _CUT:  # how a step of so many rows is cut was chosen when the run was begun
+    chosen = saved.get("vram") or saved.get("auto_find_batch_size")
+    if chosen and _rows(RunOptions().to_dict() | values) == _rows(saved):
+        for name in _CUT:  # keep the division into micro-batches that was chosen when the run was begun
             values.pop(name, None)
     with _naming(files):
         config = RunOptions(**(saved | values))
@@ -80,10 +84,9 @@ def _leave_out(name: str, files: Mapping[str, str]) -> str:
 
 @contextmanager
 def naming_sources(given: Mapping[str, Any]) -> Iterator[None]:
-    """Let errors of a run name the file and key of an option that came from --config, not the option.
+    """Let errors in the block name the file and key of an option that came from --config.
 
-    Args:
-        given: As of `resolve_options`.
+    given: as for `resolve_options`.
     """
     path = given.get("config")
     of_file = read_config_file(expand_path(path, "--config")) if path else {}
@@ -93,7 +96,7 @@ def naming_sources(given: Mapping[str, Any]) -> Iterator[None]:
 
 @contextmanager
 def _naming(files: Mapping[str, str]) -> Iterator[None]:
-    """Let a message about an option whose value came from a file name that file."""
+    """Let errors in the block name the file that an option's value came from. files: that file, by field name."""
     try:
         yield
     except WgradError as error:
@@ -101,7 +104,7 @@ def _naming(files: Mapping[str, str]) -> Iterator[None]:
         name = option[1].replace("-", "_") if option else ""
         if name not in files:
             raise
-        error.args = (f"{_source(name, files)}{rest}",)  # its class and the rest of it stay
+        error.args = (f"{_source(name, files)}{rest}",)  # re-raised as it is, to keep its class and traceback
         raise
 
 
@@ -111,13 +114,13 @@ _CUT = ("batch_size", "gradient_accumulation_steps")
 
 
 def _rows(values: Mapping[str, Any]) -> int | None:
-    """Rows of a step, where these are numbers."""
+    """Return the sequences of a step; None: they are not given as numbers."""
     sizes = [str(values.get(name)) for name in _CUT]
     return int(sizes[0]) * int(sizes[1]) if all(map(str.isdecimal, sizes)) else None
 
 
 def _saved(values: dict[str, Any]) -> dict[str, Any]:
-    """Values of OUT/config.yaml where the run is to be resumed and has one."""
+    """Return the values of OUT/config.yaml if the run is resumed and has one, else {}."""
     if not (values.get("resume") and values.get("out")):
         return {}
     path = Path(expand_path(str(values["out"]), "--out"), CONFIG_FILE)

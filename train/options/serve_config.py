@@ -14,8 +14,8 @@ from wgrad.train.options.model_options import WithContext, WithTemplate
 from wgrad.train.options.network_options import KEY_VARIABLE, NetworkOptions
 from wgrad.train.options.options import ABOVE_0, AT_LEAST_1, PORT, Rule, option
 
-MOST_ROWS = 256  # of a batch
-CACHE_SEQUENCES = 8  # of full length that the cache has room for
+MOST_ROWS = 256  # largest batch
+CACHE_SEQUENCES = 8  # sequences of full length for which the KV cache has room by default
 _ORIGINS: Rule = (
     "must be *, or origins with a scheme and without a path, such as https://my.app",
     lambda v: all(re.fullmatch(r"\*|[a-z][a-z0-9+.-]*://[^/\s*]+", origin) for origin in v),
@@ -25,7 +25,7 @@ _ROWS: Rule = (f"must be between 1 and {MOST_ROWS}", lambda v: 1 <= v <= MOST_RO
 
 @dataclass(frozen=True)
 class ServeConfig(NetworkOptions, WithTemplate, WithContext):
-    """Options of `wgrad serve`. Raises WgradError where a value breaks its rule."""
+    """Options of `wgrad serve`. Raises WgradError if a value breaks its rule."""
 
     model: str = option(
         "",
@@ -40,11 +40,11 @@ class ServeConfig(NetworkOptions, WithTemplate, WithContext):
     )
     pooling: Pooling | None = option(
         None,
-        "embeddings from the mean of a text's tokens, or from the last one (default: as the model's 1_Pooling says, "
-        "else mean)",
+        "compute embeddings from the mean of a text's tokens, or from the last one (default: as the model's 1_Pooling "
+        "says, else mean)",
         choices=get_args(Pooling),
     )
-    port: int = option(8000, "0: any that is free", rule=PORT, metavar="N", group="network")
+    port: int = option(8000, "port to listen on; 0: any free one", rule=PORT, metavar="N", group="network")
     allow_origin: tuple[str, ...] = option(
         (),
         "web pages that may use this server, each by its origin, such as https://my.app; *: all, which needs a key",
@@ -52,12 +52,12 @@ class ServeConfig(NetworkOptions, WithTemplate, WithContext):
         metavar="ORIGIN",
         group="network",
     )
-    request_log: bool = option(True, "a line on stderr for each request", group="network")
+    request_log: bool = option(True, "print a line to standard error for each request", group="network")
     batch_size: int = option(32, "generate for at most B requests at once", rule=_ROWS, metavar="B", group="limits")
     cache_tokens: int | None = option(
         None,
-        f"room for keys and values, in tokens of all requests together (default: for {CACHE_SEQUENCES} of --context "
-        "tokens); where it is full, the requests that came last wait",
+        f"size of the KV cache in tokens, of all requests together (default: {CACHE_SEQUENCES} times --context); when "
+        "it is full, the latest requests wait",
         rule=AT_LEAST_1,
         metavar="N",
         group="limits",
@@ -76,7 +76,7 @@ class ServeConfig(NetworkOptions, WithTemplate, WithContext):
 
     @property
     def adapters(self) -> dict[str, str]:
-        """Name -> folder. WgradError: a name that is given twice, or none."""
+        """Folder of each adapter, by name. WgradError: a name is given twice or is empty."""
         folders: dict[str, str] = {}
         for given in self.adapter:
             name, equals, path = given.partition("=")

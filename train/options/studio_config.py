@@ -10,6 +10,6 @@ from wgrad.train.options.options import PORT, option
 
 @dataclass(frozen=True)
 class StudioConfig(NetworkOptions):
-    """Where the page is. WgradError where a value breaks its rule."""
+    """Options of `wgrad studio`. Raises WgradError if a value breaks its rule."""
 
-    port: int = option(8002, "of the page; 0: any that is free", rule=PORT, metavar="N", group="network")
+    port: int = option(8002, "port to listen on; 0: any free one", rule=PORT, metavar="N", group="network")

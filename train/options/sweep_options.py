@@ -1,4 +1,4 @@
-"""`wgrad sweep`: which options vary, over which values, and the combinations that are tried."""
+"""`wgrad sweep`: the options that vary, their values, and the combinations to try."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from wgrad.train.options.former_names import current_name
 from wgrad.train.options.option_names import option_hint
 from wgrad.train.options.options import field_type
 
-_FIXED = ("out", "resume", "lr_sweep", "ranks")  # of the sweep itself
+_FIXED = ("out", "resume", "lr_sweep", "ranks")  # options of the sweep itself
 _RANGE = re.compile(r"(?P<low>[^.]\S*?)\.\.(?P<high>\S+)")
 MOST = 1000  # trials
 
 
 @dataclass(frozen=True)
 class Vary:
-    """An option and the values that it takes; or a range, from which they are drawn."""
+    """An option and its values, or (without values) a range to draw them from."""
 
     name: str
     values: tuple[Any, ...] = ()
@@ -32,7 +32,7 @@ class Vary:
     high: float = 0.0
 
     def draw(self, random: np.random.Generator) -> Any:
-        """Return one value: of a range of numbers above 0 log-uniform, of whole ones uniform."""
+        """Draw a value; from a range log-uniformly, or uniformly if it holds whole numbers or includes 0."""
         if self.values:
             return self.values[int(random.integers(len(self.values)))]
         if field_type(RunOptions, self.name) is int:
@@ -43,7 +43,7 @@ class Vary:
 
 
 def vary_of(name: str, given: Any) -> Vary:
-    """An option and its values as Python gives them: a list of values, or text as of `read_vary`. Raises WgradError."""
+    """Convert an option and its values as Python gives them: a list, or text as for `read_vary`. WgradError."""
     if isinstance(given, str):
         return read_vary(f"{name}={given}")
     if not isinstance(given, (list, tuple, set, range)) or not given:
@@ -53,7 +53,7 @@ def vary_of(name: str, given: Any) -> Vary:
 
 
 def read_vary(text: str) -> Vary:
-    """NAME=A,B or NAME=LOW..HIGH; of options that are lists, with ; between the values. Raises WgradError."""
+    """Parse NAME=A,B or NAME=LOW..HIGH; options that are lists have ; between values. WgradError: malformed."""
     name, sign, rest = text.partition("=")
     if not sign or not rest.strip(" ,;"):
         raise WgradError(f"--vary: expected NAME=VALUE,VALUE, got {text[:80]!r}: for example learning_rate=1e-4,3e-4")
@@ -70,7 +70,7 @@ def read_vary(text: str) -> Vary:
 
 
 def _name_of(given: str) -> str:
-    """Raises WgradError: it is no option that can vary."""
+    """Return the field that a name means. WgradError: it is no option that can vary."""
     names = [f.name for f in fields(RunOptions)]
     name = current_name(given.strip().lstrip("-").replace("-", "_"), names)
     if name not in names or name in _FIXED:
@@ -80,18 +80,23 @@ def _name_of(given: str) -> str:
 
 
 def _value(name: str, text: Any) -> Any:
-    """The text, or what Python has of it, as a value of the option. Raises WgradError, naming it."""
+    """Convert a text or Python object to a value of the option. WgradError: it breaks the option's rule."""
     try:
         return getattr(RunOptions(**dict[str, Any]({name: text})), name)
     except WgradError as error:
         option = f"--{name.replace('_', '-')}: "
-        if not str(error).startswith(option) or ": give " in str(error):  # another option rules it out, or is missing
+        of_another = not str(error).startswith(option) or ": give " in str(error)  # one that is missing, or in conflict
+        if of_another:
             return text
         raise WgradError(f"--vary: {name}: {str(error).removeprefix(option)}") from None
 
 
 def trials_of(varied: Sequence[Vary], count: int | None, seed: int) -> list[dict[str, Any]]:
-    """Return the combinations: all of them, or `count` that are drawn, each once. Raises WgradError."""
+    """Return all combinations, or `count` different ones drawn at random (fewer if there are no more).
+
+    Raises:
+        WgradError: An option is given twice, a range needs a count, or there are too many combinations.
+    """
     names = [one.name for one in varied]
     if len(set(names)) < len(names):
         raise WgradError(f"--vary: {next(n for n in names if names.count(n) > 1)} is given twice: give it once")

@@ -1,4 +1,4 @@
-"""Options of a run that others leave without effect: which, and why."""
+"""Options of a run that have no effect because of others, and why."""
 
 from __future__ import annotations
 
@@ -7,20 +7,17 @@ from typing import Any
 
 from wgrad.train.options.objectives import OBJECTIVES, options_of_others
 
-# An option that is set, what it leaves without effect, and why.
+# An option that is set, the options that then have no effect, and why.
+_OF_A_NEW_ADAPTER = (
+    "lora_r", "lora_alpha", "target_modules", "use_rslora", "init_lora_weights", "use_dora", "lora_variant",
+)  # fmt: skip
 _UNUSED = (
     (
         "adapter",
-        ("lora_r", "lora_alpha", "target_modules", "use_rslora", "init_lora_weights"),
+        (*_OF_A_NEW_ADAPTER, "train_embeddings", "train_head"),
         "--adapter brings its own",
     ),
-    ("adapter", ("use_dora", "lora_variant", "train_embeddings", "train_head"), "--adapter brings its own"),
-    ("full", ("lora_r", "lora_alpha", "target_modules", "use_rslora"), "--full trains all parameters, not an adapter"),
-    (
-        "full",
-        ("loraplus_lr_ratio", "init_lora_weights", "use_dora", "lora_variant"),
-        "--full trains all parameters, not an adapter",
-    ),
+    ("full", (*_OF_A_NEW_ADAPTER, "loraplus_lr_ratio"), "--full trains all parameters, not an adapter"),
     ("full", ("train_embeddings", "train_head"), "--full trains all parameters anyway"),
     ("full", ("quantize", "double_quant", "block_size"), "--full quantises nothing"),
     ("no_quantize", ("double_quant", "block_size"), "--no-quantize leaves the weights as they are"),
@@ -42,7 +39,7 @@ _UNUSED = (
 
 
 def unused_options(values: Mapping[str, Any]) -> dict[str, str]:
-    """Options without effect beside the others of `values`, each with the reason."""
+    """Return the options without effect among `values`, each with the reason."""
     given = {**values, "no_quantize": values.get("quantize") is False}
     given["weights_stay"] = values.get("stream_weights") == "off"
     unused = {name: reason for key, names, reason in _UNUSED if given.get(key) for name in names}

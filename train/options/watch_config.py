@@ -9,6 +9,6 @@ from wgrad.train.options.options import PORT, Options, option
 
 @dataclass(frozen=True)
 class WatchConfig(Options):
-    """Where the page is. WgradError where a value breaks its rule."""
+    """Options of `wgrad watch`. Raises WgradError if a value breaks its rule."""
 
-    port: int = option(8001, "of the page, on 127.0.0.1; 0: any that is free", rule=PORT, metavar="N")
+    port: int = option(8001, "port on 127.0.0.1 to listen on; 0: any free one", rule=PORT, metavar="N")

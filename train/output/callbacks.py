@@ -1,4 +1,4 @@
-"""Callbacks of a run, each with a frozen dataclass; the answer can end the run."""
+"""Callbacks of a run. Each gets a frozen dataclass, and may end the run."""
 
 from __future__ import annotations
 
@@ -17,11 +17,20 @@ from wgrad.train.options.option_names import did_you_mean
 
 @dataclass(frozen=True)
 class StepReport:
-    """An optimiser step that the device has finished. loss: mean nats a target token; grad_norm: before clipping, None
-    where it was not finite and the step was skipped; tokens: of the step; tokens_per_second: of late; metrics: what
-    else metrics.jsonl has of it."""
+    """An optimiser step that the device has finished.
 
-    step: int  # 1 for the first
+    Attributes:
+        step: Number of the step, from 1.
+        total_steps: Steps of the run.
+        loss: Mean nats per target token.
+        lr: Learning rate.
+        grad_norm: Norm of the gradient before clipping; None: it was not finite, and the step was skipped.
+        tokens: Tokens of the step.
+        tokens_per_second: Recent speed of the run.
+        metrics: Further values of the step in metrics.jsonl.
+    """
+
+    step: int
     total_steps: int
     loss: float
     lr: float
@@ -41,9 +50,14 @@ def step_report(record: Mapping[str, Any], total_steps: int) -> StepReport:
 
 @dataclass(frozen=True)
 class EvaluationReport:
-    """Held-out loss after `step` steps, 0 before the first. loss: mean nats per held-out token, None where
-    nothing is; texts: what follows each prompt, None where the model has no numbers to choose it by; metrics: of
-    another objective than sft."""
+    """An evaluation.
+
+    Attributes:
+        step: Steps done before it; 0: before the first.
+        loss: Mean nats per held-out token; None: nothing is held out.
+        texts: Continuation of each prompt; None: the model's logits were not finite.
+        metrics: The objective's and the caller's metrics.
+    """
 
     step: int
     loss: float | None
@@ -52,12 +66,18 @@ class EvaluationReport:
 
     @property
     def perplexity(self) -> float | None:
+        """e to the loss; None: nothing is held out."""
         return None if self.loss is None else math.exp(min(self.loss, 700.0))
 
 
 @dataclass(frozen=True)
 class SaveReport:
-    """A checkpoint that is whole. folder: where, with the adapter in PEFT's format (not with full=True)."""
+    """A complete checkpoint.
+
+    Attributes:
+        step: Steps done.
+        folder: Its folder, with the adapter in PEFT's format (not with full=True).
+    """
 
     step: int
     folder: Path
@@ -65,65 +85,74 @@ class SaveReport:
 
 @dataclass(frozen=True)
 class RateReport:
-    """A step that is about to begin. lr: learning rate by the schedule, or by the callback before this one."""
+    """A step that is about to begin.
 
-    step: int  # 1 for the first
+    Attributes:
+        step: Number of the step, from 1.
+        total_steps: Steps of the run.
+        lr: Learning rate of the schedule, or of the callback before this one.
+    """
+
+    step: int
     total_steps: int
     lr: float
 
 
 class Callback:
-    """Override what is of interest. A method that returns True ends the run after the step that it tells of (from an
-    evaluation before training: after the first), as if it were the last: the result is written and measured. An
-    exception ends it there and then, and reaches the caller; the checkpoints stay for resume=True."""
+    """Base class of callbacks: override the methods that you need.
+
+    A method that returns True ends the run after the reported step (an evaluation before training: after the first
+    step), as if that were the last: the result is written and evaluated. An exception ends the run at once and reaches
+    the caller; resume=True continues from the last checkpoint.
+    """
 
     def on_step(self, report: StepReport) -> bool | None:
-        """A step is done. The run waits for the device at each step where there are callbacks."""
+        """Called after each step. A run with callbacks waits for the device at each step."""
 
     def on_learning_rate(self, report: RateReport) -> float | None:
-        """A step is about to begin: return the learning rate that it is to have, or None for report.lr."""
+        """Called before each step. Return its learning rate, or None for report.lr."""
 
     def on_evaluation(self, report: EvaluationReport) -> bool | None:
-        """Something was measured: before the first step, after the last, and each eval_every steps."""
+        """Called after each evaluation: before the first step, after the last, and every eval_steps steps."""
 
     def on_save(self, report: SaveReport) -> bool | None:
-        """A checkpoint was written: each save_every steps, and after the last."""
+        """Called after each checkpoint: every save_steps steps, and after the last step."""
 
 
 _METHODS = [name for name in vars(Callback) if name.startswith("on_")]
 
 
 class Callbacks:
-    """Those of a run. A function that takes a StepReport is one too. WgradError for what is neither."""
+    """The callbacks of a run: `Callback` objects, or functions of a StepReport. WgradError: one is neither."""
 
     def __init__(self, given: Iterable[Callback | Callable[[StepReport], Any]] = ()) -> None:
         if not isinstance(given, Iterable):
             raise WgradError(f"callbacks: must be a list of callbacks; got {given!r}: put it into a list")
         self._callbacks = [_as_callback(one) for one in given]
         self._listeners: list[Callback] = []
-        self.stop = False  # one has asked for the end
+        self.stop = False  # whether one has asked to end the run
 
     def listen(self, listener: Callback) -> None:
-        """One more, for which the run does not wait."""
+        """Add an internal callback, for which the run does not wait."""
         self._listeners.append(listener)
 
     def forget_listeners(self) -> None:
-        """The run begins anew, with others."""
+        """Remove the internal callbacks, before the run starts again."""
         self._listeners.clear()
 
     def again(self) -> Callbacks:
-        """Return the same ones, for another run."""
+        """Return the same callbacks for another run."""
         return Callbacks(self._callbacks)
 
     def __bool__(self) -> bool:
-        """Return whether there is one that the run waits for."""
+        """Return whether there are callbacks that the run waits for."""
         return bool(self._callbacks)
 
     def step(self, report: StepReport) -> None:
         self._note([one.on_step(report) for one in self._all()])
 
     def rate(self, step: int, total_steps: int, lr: float) -> float:
-        """Return the learning rate of a step. Raises WgradError: a callback's is no rate."""
+        """Return the learning rate of a step. WgradError: a callback returned something else."""
         for one in self._callbacks:
             given = one.on_learning_rate(RateReport(step, total_steps, lr))
             if given is None:
@@ -144,7 +173,7 @@ class Callbacks:
         self._note([one.on_save(report) for one in self._all()])
 
     def _all(self) -> list[Callback]:
-        """Listeners first: what they are told is told also where a callback raises."""
+        """Return all callbacks, the internal ones first, so that they are called even if another one raises."""
         return [*self._listeners, *self._callbacks]
 
     def _note(self, answers: list[bool | None]) -> None:
@@ -185,7 +214,7 @@ def _as_callback(given: Any) -> Callback:
 
 
 def _check_method(given: Callback, name: str) -> None:
-    """WgradError for a method that a run would never call, or could not."""
+    """Raise WgradError for a method that a run never calls, or cannot call."""
     where = f"{type(given).__name__}.{name}"
     if name not in _METHODS:
         raise WgradError(
@@ -196,7 +225,7 @@ def _check_method(given: Callback, name: str) -> None:
 
 
 def _check_call(function: Any, what: str) -> None:
-    """WgradError where this cannot be called with a report, or its answer would come too late."""
+    """Raise WgradError if a function cannot be called with a report, or is asynchronous."""
     if not callable(function):
         raise WgradError(f"callbacks: {what} must be a function; got {function!r}: make it one")
     if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
@@ -205,5 +234,5 @@ def _check_call(function: Any, what: str) -> None:
         inspect.signature(function).bind(None)
     except TypeError:
         raise WgradError(f"callbacks: {what} must take one argument, the report: change it") from None
-    except ValueError:  # of a function in C, whose arguments nobody knows
+    except ValueError:  # a function in C without a signature
         pass

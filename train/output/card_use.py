@@ -1,4 +1,4 @@
-"""The part of a model card that says how to load the model: lines for PEFT, transformers, wgrad and others."""
+"""The part of a model card that shows how to load the model with PEFT, transformers, wgrad and others."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _CONFIG = "config.json"
 
 @dataclass(frozen=True)
 class Contents:
-    """Properties of a saved adapter or model that decide how it is loaded.
+    """Properties of a saved adapter or model that determine how it is loaded.
 
-    Args:
-        whole: the base is a multimodal model, and the adapter has the names of its text part.
-        dora: the adapter is DoRA.
-        experts: the adapter has matrices of experts.
-        variant: the adapter's variant of LoRA, which a program registers; "" for none.
+    Attributes:
+        whole: Whether the base model is multimodal, and the adapter has the names of its text part.
+        dora: Whether the adapter is DoRA.
+        experts: Whether the adapter has matrices of experts.
+        variant: Custom variant of LoRA that a program registers; "": none.
     """
 
     whole: bool = False
@@ -32,7 +32,7 @@ class Contents:
 
     @classmethod
     def of(cls, folder: Path) -> Contents:
-        """Read them from the files of a folder. WgradError."""
+        """Read the properties from the files of a folder. WgradError: a file is damaged."""
         adapter = folder / ADAPTER_CONFIG
         if adapter.is_file():
             raw = read_json(adapter, dict[str, Any], "--adapter", from_python=True)
@@ -47,22 +47,30 @@ class Contents:
 
     @property
     def auto_class(self) -> str:
-        """The class of transformers that loads the (base) model."""
+        """Class of transformers that loads the (base) model."""
         return "AutoModelForImageTextToText" if self.whole else "AutoModelForCausalLM"
 
     @property
     def task(self) -> str:
-        """The Hub's name of what the model is for."""
+        """The Hub's name of the model's task."""
         return "image-text-to-text" if self.whole else "text-generation"
 
     @property
     def method(self) -> str:
-        """The adapter's method, in words."""
+        """The adapter's method for people."""
         return "DoRA" if self.dora else "LoRA"
 
 
 def use_of(kind: str, contents: Contents, repo: str, base: str, on_hub: bool) -> list[str]:
-    """Paragraphs for a model of a kind of `model_card.KINDS`. base: its id on the Hub, or a word in its place."""
+    """Return the paragraphs for a model.
+
+    Args:
+        kind: One of `model_card.KINDS`.
+        contents: Properties of the model.
+        repo: Its repository on the Hub.
+        base: Id of the base model on the Hub, or a placeholder.
+        on_hub: Whether the base model is on the Hub.
+    """
     fetch = f"hf download {repo} --local-dir model"
     auto = contents.auto_class
     tokenizer = f'tokenizer = AutoTokenizer.from_pretrained("{repo}")'

@@ -1,12 +1,12 @@
-"""Training state in OUT/checkpoints/step-N: all that a run needs to go on to the same bits.
+"""Training state in OUT/checkpoints/step-N: everything that a run needs to resume bit by bit.
 
     trainer.safetensors   parameters, exp_avg, exp_avg_sq, optimiser state, loss scale (float32)
-    adapter_*             the adapter in PEFT's format, for people (not read on resume)
+    adapter_*             the adapter in PEFT's format, for other uses (not read on resume)
     trainer.json          format, step, options and data of the run, results so far; SHA-256 of every other file, and
                           of itself
 
-The random state is (seed, step): dropout counts, and the data order is a function of both. A checkpoint is written
-beside, fsynced and renamed, so a folder named step-N is whole; what a disk makes of it later is found by its sums.
+The random state is (seed, step), on which dropout and the order of the data depend. A checkpoint is written under
+another name, fsynced and renamed, so a folder named step-N is complete; the sums reveal later damage.
 """
 
 from __future__ import annotations
@@ -31,19 +31,17 @@ from wgrad.train.files.safetensors_files import from_arrays, read_entries, write
 from wgrad.train.options.former_names import with_current_names
 
 FOLDER, STATE_FILE, INFO_FILE = "checkpoints", "trainer.safetensors", "trainer.json"
-KEEP = 2
-FORMAT = 2  # 1: the sum was of trainer.safetensors alone
-_INFO_LIMIT = 16 << 20  # bytes
-
-
-_LARGEST = 1e300  # of a loss: axes and sums of such numbers are still finite
+KEEP = 2  # newest checkpoints that are kept
+FORMAT = 2  # format 1 had a sum of trainer.safetensors alone
+_INFO_LIMIT = 16 << 20  # bytes of trainer.json
+_LARGEST = 1e300  # largest loss, so that axes and sums stay finite
 Loss = Annotated[float, msgspec.Meta(ge=-_LARGEST, le=_LARGEST)] | None
 Step = Annotated[int, msgspec.Meta(ge=0, lt=1 << 53)]
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
 
 
 class Schedule(msgspec.Struct):
-    """Options that decide the learning rate of a step."""
+    """Options that determine the learning rate of a step."""
 
     steps: Step
     lr: float = 0.0
@@ -52,7 +50,7 @@ class Schedule(msgspec.Struct):
 
 
 class _Results(msgspec.Struct):
-    """The results so far, as far as the run reads them again."""
+    """The part of the results so far that a resumed run reads."""
 
     seconds: Seconds = 0.0
     held_out_loss_before: Loss = None
@@ -60,27 +58,22 @@ class _Results(msgspec.Struct):
 
 
 class CheckpointInfo(msgspec.Struct):
-    """trainer.json. A key that may be missing has a default.
-
-    run, data: what the run must agree with (`session.run_info`). shares: seconds of a micro-batch by rank. held_out:
-    losses by step. mode: options about memory that the run has chosen for itself. files: SHA-256 of every other file
-    of the folder.
-    """
+    """Contents of trainer.json. Keys with a default may be missing."""
 
     step: Step
-    files: dict[Annotated[str, msgspec.Meta(pattern=r"^[\w-][\w.-]*\Z")], str]
-    run: dict[str, Any] = {}
+    files: dict[Annotated[str, msgspec.Meta(pattern=r"^[\w-][\w.-]*\Z")], str]  # SHA-256 of the folder's other files
+    run: dict[str, Any] = {}  # must match to resume (`session.run_info`), as must `data`
     data: str = ""
     results: dict[str, float | int | str | bool | None] = {}
     schedule: Schedule | None = None
-    shares: dict[Annotated[str, msgspec.Meta(pattern=r"^[0-9]{1,9}\Z")], Seconds] = {}
-    held_out: list[tuple[Step, Loss]] = []
-    mode: dict[str, bool | int | str | None] = {}
+    shares: dict[Annotated[str, msgspec.Meta(pattern=r"^[0-9]{1,9}\Z")], Seconds] = {}  # of a micro-batch, by rank
+    held_out: list[tuple[Step, Loss]] = []  # losses by step
+    mode: dict[str, bool | int | str | None] = {}  # memory options that wgrad has chosen
 
 
 @dataclass(frozen=True)
 class TrainingState:
-    """A checkpoint as read back: arrays of `AdamW.state_arrays`, and what trainer.json says."""
+    """A checkpoint that was read: arrays of `AdamW.state_arrays`, and the contents of trainer.json."""
 
     path: Path
     step: int
@@ -89,12 +82,14 @@ class TrainingState:
 
 
 class _Damaged(Exception):
-    """Fault of a checkpoint, in a few words."""
+    """A checkpoint is damaged; the message says how, in a few words."""
 
 
 class Checkpoints:
-    """The checkpoints of one run. damaged: those that `load` passed over, with the reason of each; they stay where
-    they are until a newer one is whole on the disk.
+    """The checkpoints of a run.
+
+    Attributes:
+        damaged: Reason for each checkpoint that `load` skipped. They are kept until a newer one is complete.
     """
 
     def __init__(self, out: str | os.PathLike[str]) -> None:
@@ -102,14 +97,14 @@ class Checkpoints:
         self.damaged: dict[Path, str] = {}
 
     def steps(self) -> list[Path]:
-        """Checkpoint folders, newest first, whole or not."""
+        """Return the folders of checkpoints, newest first, intact or not."""
         if not self.folder.is_dir():
             return []
         found = [p for p in self.folder.glob("step-*") if re.fullmatch(r"step-[0-9]+", p.name)]
         return sorted(found, key=_number, reverse=True)
 
     def saved(self) -> Path | None:
-        """The newest checkpoint that says what it holds, without the time that the sums of its files take."""
+        """Return the newest checkpoint that looks complete, without computing the slow sums of its files."""
         for path in self.steps():
             try:
                 step = _read_info(path).step
@@ -120,14 +115,15 @@ class Checkpoints:
         return None
 
     def last_step(self) -> int:
-        """Return the step of `saved`; 0 where there is none."""
+        """Return the step of `saved`; 0: there is none."""
         path = self.saved()
         return 0 if path is None else _number(path)
 
     def load(self) -> TrainingState | None:
-        """The newest checkpoint that is whole; None where there is none at all.
+        """Read the newest intact checkpoint; None: there are no checkpoints.
 
-        WgradError where there are some and all are damaged, or one is of another format.
+        Raises:
+            WgradError: All checkpoints are damaged, or one has another format.
         """
         if self.folder.is_dir():
             remove_leftovers(self.folder)
@@ -152,10 +148,22 @@ class Checkpoints:
         extra: Callable[[Path], None] | None = None,
         best: Collection[int] = (),
     ) -> Path:
-        """Write step-`step`, then drop the damaged ones and all but the newest two and those of the steps `best`.
-        `extra` adds files to the folder.
+        """Write a checkpoint, then remove damaged and old ones.
 
-        One of that step that is whole stays as it is. WgradError where the disk is full: those there are stay too.
+        An intact checkpoint of the same step is left unchanged.
+
+        Args:
+            step: Steps done.
+            arrays: Arrays of `AdamW.state_arrays`.
+            info: Contents of trainer.json.
+            extra: Adds further files to the folder.
+            best: Steps whose checkpoints are kept in addition to the newest ones.
+
+        Returns:
+            The folder.
+
+        Raises:
+            WgradError: It cannot be written; existing checkpoints are kept.
         """
         target = make_folder(self.folder) / f"step-{step}"
         if not _is_whole(target):
@@ -174,13 +182,13 @@ class Checkpoints:
         return target
 
     def prune(self, best: Collection[int] = ()) -> None:
-        """Remove all but the newest two and those of the steps `best`."""
+        """Remove all checkpoints but the newest ones and those of the steps `best`."""
         for path in self.steps()[KEEP:]:
             if _number(path) not in best:
                 remove_folder(path)
 
     def arrays_of(self, step: int) -> dict[str, np.ndarray] | None:
-        """Return the checkpoint of a step; None if it is gone or damaged."""
+        """Read the arrays of a step's checkpoint; None: it is gone or damaged."""
         try:
             return _read(self.folder / f"step-{step}").arrays
         except _Damaged:
@@ -188,23 +196,21 @@ class Checkpoints:
 
 
 def check_info(state: TrainingState, info: Mapping[str, Any]) -> None:
-    """WgradError, naming what differs, where the checkpoint is of a run with other options or another model."""
+    """Raise WgradError, naming the difference, if a checkpoint belongs to other options or another model."""
     new = info["run"]
     old = with_current_names(state.info.run, new)
     for key in sorted(set(old) | set(new)):
         if old.get(key) == new.get(key):
             continue
-        if key.startswith("the "):  # a digest, of what lies in files
+        if key.startswith("the "):  # a digest of files
             raise WgradError(
                 f"--resume: {one_line(key)} is not what it was when {state.path} was written: its files have changed, "
                 "or others are given: give those, or another --out"
             )
-        else:
-            raise WgradError(
-                f"--resume: {one_line(key)} was {show(old.get(key))} when {state.path} was written and is now "
-                f"{show(new.get(key))}: "
-                "give the same options, or another --out"
-            )
+        raise WgradError(
+            f"--resume: {one_line(key)} was {show(old.get(key))} when {state.path} was written and is now "
+            f"{show(new.get(key))}: give the same options, or another --out"
+        )
 
 
 def _number(path: Path) -> int:
@@ -212,7 +218,7 @@ def _number(path: Path) -> int:
 
 
 def _signed(record: Mapping[str, Any]) -> dict[str, Any]:
-    """The record with its own sum, `digest`: SHA-256 of it as JSON without spaces, keys in order."""
+    """Return a record with its own sum, `digest`: SHA-256 of its JSON without spaces, with sorted keys."""
     plain = {key: value for key, value in json.loads(json.dumps(record)).items() if key != "digest"}
     text = json.dumps(plain, sort_keys=True, separators=(",", ":"))
     return {**plain, "digest": hashlib.sha256(text.encode()).hexdigest()}
@@ -226,7 +232,7 @@ def _is_whole(path: Path) -> bool:
 
 
 def _read(path: Path) -> TrainingState:
-    """_Damaged, or WgradError where another version of wgrad wrote it."""
+    """Read a checkpoint. _Damaged: it is not intact. WgradError: another version of wgrad wrote it."""
     info = _read_info(path)
     if f"step-{info.step}" != path.name:
         raise _Damaged(f"it holds step {info.step}")
@@ -269,7 +275,7 @@ def _read_info(path: Path) -> CheckpointInfo:
 
 
 def _is_genuine(path: Path, info: dict[str, Any]) -> bool:
-    """Return whether another version of wgrad wrote this, rather than a damaged disk: its sum is right."""
+    """Return whether the sum is right, so that another version of wgrad wrote this, not a damaged disk."""
     if "digest" in info:
         return _signed(info) == info
     try:

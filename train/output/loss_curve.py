@@ -1,4 +1,4 @@
-"""The picture of a run: loss against step, as an SVG file that needs nothing else."""
+"""The loss curve of a run as a self-contained SVG file."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from wgrad.train.terminal.svg import FAINT, GRID, INK, legible, shortened, svg_b
 
 LOSS_CURVE_FILE = "loss.svg"
 
-WIDTH, HEIGHT = 860, 480  # of the picture, in px
+WIDTH, HEIGHT = 860, 480  # of the image, in px
 LEFT, RIGHT, TOP, BOTTOM = 70, 28, 98, 56  # margins around the axes
-LEGEND = 76  # its height above the axes
-MAX_POINTS = 1200  # of a line: more than this cannot be told apart at this width
+LEGEND = 76  # y of the legend
+MAX_POINTS = 1200  # most points of a line; more cannot be told apart at this width
 
 RAW, SMOOTH, HELD_OUT, NOT_FINITE = "#a9c7ea", "#1f5fae", "#d1495b", "#f3d9a4"
 
@@ -25,9 +25,9 @@ Span = tuple[float, float]  # first and last step
 
 
 def smooth(losses: Sequence[float], horizon: float) -> list[float]:
-    """Mean of an exponential moving average over about `horizon` steps from the left and one from the right.
+    """Return the mean of two exponential moving averages over about `horizon` steps, from the left and from the right.
 
-    One alone lags behind a falling curve. Both are corrected for their start (as Adam's averages are).
+    One average alone lags behind a falling curve. Both are corrected for their start, like Adam's.
     """
     beta = 1.0 - 1.0 / max(horizon, 1.0)
 
@@ -43,7 +43,7 @@ def smooth(losses: Sequence[float], horizon: float) -> list[float]:
 
 
 def nice_ticks(low: float, high: float, wanted: int, whole: bool = False) -> list[float]:
-    """About `wanted` round numbers from low to high, steps of 1, 2 or 5 times a power of ten."""
+    """Return about `wanted` round numbers from low to high, in steps of 1, 2 or 5 times a power of ten."""
     raw = (high - low) / max(wanted, 1)
     power = 10.0 ** math.floor(math.log10(raw)) if raw > 1e-300 else 1.0
     step = next((m * power for m in (1, 2, 5) if m * power >= raw * 0.999), 10 * power)
@@ -53,7 +53,7 @@ def nice_ticks(low: float, high: float, wanted: int, whole: bool = False) -> lis
 
 
 def _thin(points: list[Point]) -> list[Point]:
-    """At most about MAX_POINTS points: of each bucket of a longer line the lowest and the highest, in their order."""
+    """Reduce a line to about MAX_POINTS points: the lowest and the highest of each bucket, in order."""
     if len(points) <= MAX_POINTS:
         return points
     size = math.ceil(2 * len(points) / MAX_POINTS)
@@ -65,7 +65,7 @@ def _thin(points: list[Point]) -> list[Point]:
 
 
 class _Axes:
-    """From (step, loss) to pixels."""
+    """Linear axes of step and loss, in pixels."""
 
     def __init__(self, steps: tuple[float, float], losses: tuple[float, float]) -> None:
         self.steps, self.losses = steps, losses
@@ -79,7 +79,7 @@ class _Axes:
         return HEIGHT - BOTTOM - (loss - low) / (high - low) * (HEIGHT - TOP - BOTTOM)
 
     def line(self, points: list[Point], colour: str, width: float) -> str:
-        if len(points) == 1:  # of which a line would show nothing
+        if len(points) == 1:  # a line of one point would be invisible
             return f'<circle cx="{self.x(points[0][0]):.1f}" cy="{self.y(points[0][1]):.1f}" r="4" fill="{colour}"/>'
         path = " ".join(f"{self.x(s):.1f},{self.y(v):.1f}" for s, v in _thin(points))
         style = f'fill="none" stroke="{colour}" stroke-width="{width}" stroke-linejoin="round" stroke-linecap="round"'
@@ -87,8 +87,8 @@ class _Axes:
 
 
 def _range(raw: list[float], smoothed: list[float], held_out: list[float]) -> tuple[float, float]:
-    """Range of the loss axis: all held-out and smoothed values, and the raw ones but for the wildest 0.5 % at each
-    end."""
+    """Return the range of the loss axis: all held-out and smoothed values, and the raw ones except the outermost 0.5 %
+    at each end."""
     ordered = sorted(raw) or [0.0, 1.0]
     cut = len(ordered) // 200
     shown = [ordered[cut], ordered[-1 - cut], *smoothed, *held_out]
@@ -114,7 +114,7 @@ def _grid(axes: _Axes) -> list[str]:
     parts.append(svg_text((LEFT + right) / 2, HEIGHT - 12, "step", more='text-anchor="middle"'))
     middle = (TOP + bottom) / 2
     parts.append(
-        svg_text(24, middle, "loss (nats a token)", more=f'text-anchor="middle" transform="rotate(-90 24 {middle})"')
+        svg_text(24, middle, "loss (nats per token)", more=f'text-anchor="middle" transform="rotate(-90 24 {middle})"')
     )
     return parts
 
@@ -142,14 +142,14 @@ def _legend(has_train: bool, has_smooth: bool, has_held_out: bool, has_gaps: boo
 
 def _held_out_marks(axes: _Axes, points: list[Point]) -> list[str]:
     parts = []
-    if len(points) > 2:  # between two a line would say what nobody measured
+    if len(points) > 2:  # a line between only two points would suggest a course that was not measured
         dashes = " ".join(f"{axes.x(s):.1f},{axes.y(v):.1f}" for s, v in points)
         style = f'fill="none" stroke="{HELD_OUT}" stroke-width="1.2" stroke-dasharray="2 5" opacity="0.7"'
         parts.append(f'<polyline {style} points="{dashes}"/>')
     for number, (step, loss) in enumerate(points):
         x, y = axes.x(step), axes.y(loss)
         parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5" fill="{HELD_OUT}" stroke="white" stroke-width="1.5"/>')
-        if number in (0, len(points) - 1):  # the first and the last carry their value
+        if number in (0, len(points) - 1):  # the first and the last are labelled
             end = x > WIDTH - RIGHT - 60
             shift, anchor = (-10, "end") if end else (10, "start")
             halo = f'font-weight="600" text-anchor="{anchor}" paint-order="stroke" stroke="white" stroke-width="4"'
@@ -158,7 +158,7 @@ def _held_out_marks(axes: _Axes, points: list[Point]) -> list[str]:
 
 
 def _not_finite(records: Sequence[Mapping[str, Any]]) -> list[Span]:
-    """First and last step of each run of losses that are not finite (null in metrics.jsonl)."""
+    """Return the first and last step of each stretch of losses that are not finite (null in metrics.jsonl)."""
     spans: list[Span] = []
     last_was = False
     for record in records:
@@ -170,7 +170,7 @@ def _not_finite(records: Sequence[Mapping[str, Any]]) -> list[Span]:
 
 
 def _unbroken(points: list[Point], gaps: list[Span]) -> list[list[Point]]:
-    """The points as the stretches between `gaps`."""
+    """Split points into the stretches between `gaps`."""
     parts: list[list[Point]] = [[] for _ in range(len(gaps) + 1)]
     starts = [first for first, _ in gaps]
     for point in points:
@@ -199,7 +199,16 @@ def _summary(last: float, marks: list[Point], records: Sequence[Mapping[str, Any
 
 
 def loss_curve(records: Sequence[Mapping[str, Any]], held_out: Sequence[Point] = (), title: str = "") -> str:
-    """SVG text. records: of metrics.jsonl (step; loss, null where it was not finite); held_out: (step, loss)."""
+    """Draw a loss curve.
+
+    Args:
+        records: Steps of metrics.jsonl (loss is null if it was not finite).
+        held_out: Held-out losses, as (step, loss).
+        title: Title of the image.
+
+    Returns:
+        The SVG text.
+    """
     title = legible(title)
     train = [(float(r["step"]), float(r["loss"])) for r in records if r.get("loss") is not None]
     marks = sorted(((float(s), float(v)) for s, v in held_out if math.isfinite(v)), key=lambda mark: mark[0])
@@ -238,5 +247,5 @@ def save_loss_curve(
     held_out: Sequence[Point] = (),
     title: str = "",
 ) -> None:
-    """Write `loss_curve` to `path`, atomically. Raises WgradError where the disk is full."""
+    """Write `loss_curve` to `path`, atomically. WgradError: it cannot be written."""
     write_text(path, loss_curve(records, held_out, title))

@@ -1,5 +1,7 @@
-"""Files of JSON objects, one a line, appended as the run goes, and cut back to the checkpoint when it resumes:
-metrics.jsonl (an object a step, and one each time that the held-out loss is measured) and samples.jsonl."""
+"""Files with one JSON object per line, which grow during a run and are cut back to the checkpoint when it resumes.
+
+metrics.jsonl has an object for each step and each evaluation; samples.jsonl has one for each sample.
+"""
 
 from __future__ import annotations
 
@@ -20,26 +22,34 @@ from wgrad.train.output.checkpoints import Loss, Step
 from wgrad.train.output.out_folder import identity_of
 
 METRICS_FILE, SAMPLES_FILE = "metrics.jsonl", "samples.jsonl"
-_LONGEST_LINE = 1 << 16  # bytes; ours have some 200
-_LONGEST_SAMPLE = 1 << 24  # it holds its prompt
-_END = 1 << 26  # bytes of one line after which a file is not read on: a sparse file can have a million times as many
+_LONGEST_LINE = 1 << 16  # bytes; ours have about 200
+_LONGEST_SAMPLE = 1 << 24  # bytes; a sample contains its prompt
+_END = 1 << 26  # bytes of one line after which reading stops: a sparse file can have a million times as many
 HELD_OUT_LOSS = "held_out_loss"
-FORMAT = 1  # the first record of a file names it
+FORMAT = 1  # named by the first record of a file
 
 
 def read_metrics(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """The records of metrics.jsonl. Lines that are none are left out."""
+    """Read the records of metrics.jsonl, without invalid lines."""
     return _read(path, _LONGEST_LINE, dict[str, Loss], 1)[0]
 
 
 def read_steps(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """The records of steps alone, without those of what is held out."""
+    """Read the records of steps, without those of evaluations."""
     return [record for record in read_metrics(path) if HELD_OUT_LOSS not in record]
 
 
 def _read(path: str | os.PathLike[str], longest: int, kind: Any, first: int) -> tuple[list[dict[str, Any]], int]:
-    """-> the objects of such a file that are a `kind` with a step of at least `first` (of a held-out loss also 0), and
-    how many other lines it has. A last line that a killed process left half-written does not count.
+    """Read the records of a file.
+
+    Args:
+        path: The file; it need not exist.
+        longest: Most bytes of a line.
+        kind: Type of a record.
+        first: Least step of a record (evaluations may also have step 0).
+
+    Returns:
+        The records, and the number of invalid lines, except a last one that a killed process left half-written.
     """
     records: list[dict[str, Any]] = []
     invalid = 0
@@ -70,7 +80,7 @@ def _no_constant(name: str) -> None:
 
 
 def _record(line: bytes, kind: Any, first: int) -> dict[str, Any] | None:
-    """A line's record; None where it is none."""
+    """Parse a line; None: it is no record."""
     try:
         value = json.loads(line, parse_constant=_no_constant)
         msgspec.convert(value, kind)
@@ -81,7 +91,7 @@ def _record(line: bytes, kind: Any, first: int) -> dict[str, Any] | None:
 
 
 def _plain(value: Any) -> Any:
-    """Convert to a value that JSON can hold: NumPy scalars become Python's, NaN and infinity become null."""
+    """Convert a value for JSON: NumPy scalars become Python's, NaN and infinity become null."""
     if hasattr(value, "item"):
         value = value.item()
     return None if isinstance(value, float) and not math.isfinite(value) else value
@@ -93,18 +103,23 @@ def _line(record: dict[str, Any], *, first: bool) -> bytes:
 
 
 class RecordsFile:
-    """Appends objects to a file. Of those that are there already, records up to step `last` stay. invalid: how many of
-    its lines were no records.
+    """Appends records to a file. Each line reaches the operating system at once, so that a killed process loses none.
 
-    writes: whether this process does; the records of another are kept in memory until it is asked to `take_over`.
-    What is not finite becomes null. Each line reaches the operating system at once, so that a killed process loses
-    none; `sync` brings them to the disk.
-    Raises WgradError where the disk is full.
+    Numbers that are not finite become null. Raises WgradError if the disk is full.
+
+    Args:
+        path: The file.
+        last: Step up to which existing records are kept.
+        writes: Whether this process writes the file. If not, it keeps records in memory until `take_over`.
+
+    Attributes:
+        records: All records.
+        invalid: Number of invalid lines that the file had.
     """
 
     longest = _LONGEST_LINE
-    first = 1  # step
-    kind: Any = dict[str, Loss]  # besides `step`
+    first = 1  # least step
+    kind: Any = dict[str, Loss]
 
     def __init__(self, path: Path, last: int, *, writes: bool = True) -> None:
         self.path = path
@@ -115,7 +130,7 @@ class RecordsFile:
             self.take_over()
 
     def keep(self) -> bool:
-        """Write the file anew where somebody has removed or replaced it -> whether that was so."""
+        """Write the file again if somebody has removed or replaced it, and return whether that was so."""
         if self._file is None:
             return False
         own = os.fstat(self._file.fileno())
@@ -126,13 +141,13 @@ class RecordsFile:
         return True
 
     def take_over(self) -> None:
-        """From here on this process writes the file: first what it has had so far."""
+        """Make this process the one that writes the file, beginning with all records so far."""
         write_bytes(self.path, b"".join(_line(r, first=not i) for i, r in enumerate(self.records)))
         with writing(self.path):
             self._file = open(self.path, "ab", buffering=0)
 
     def write(self, record: dict[str, Any]) -> None:
-        """Append one object."""
+        """Append a record."""
         record = {key: _plain(value) for key, value in record.items()}
         line = _line(record, first=not self.records)
         self.records.append(record)
@@ -150,8 +165,8 @@ class RecordsFile:
 
     def close(self) -> None:
         if self._file is not None and not self._file.closed:
-            self.sync()
-            self._file.close()
+            with self._file:
+                self.sync()
 
     def __enter__(self) -> Self:
         return self
@@ -163,27 +178,28 @@ class RecordsFile:
 
 
 class MetricsFile(RecordsFile):
-    """OUT/metrics.jsonl. `steps_done`: steps that the run has behind it; later records are dropped first. None: the run
-    begins.
+    """OUT/metrics.jsonl.
 
-    A record of a step holds step (1 for the first), loss, lr, grad_norm, tokens, tokens_per_second, memory_bytes
-    (reserved on the device), and the objective's metrics (rewards/margins, ...); one of a measure step (0: before the
-    first), held_out_loss, and those as held_out_rewards/margins, ...
+    The record of a step holds step (from 1), loss, lr, grad_norm, tokens, tokens_per_second, memory_bytes (reserved on
+    the device), and the objective's metrics (rewards/margins, ...). The record of an evaluation holds step (0: before
+    the first), held_out_loss, and metrics as held_out_rewards/margins, ...
+
+    steps_done: steps of the resumed run, whose later records are dropped; None: the run begins.
     """
 
     def __init__(self, folder: str | os.PathLike[str], steps_done: int | None = None, *, writes: bool = True) -> None:
         super().__init__(Path(folder) / METRICS_FILE, -1 if steps_done is None else steps_done, writes=writes)
 
     def of_steps(self) -> list[dict[str, Any]]:
-        """The records of steps alone."""
+        """Return the records of steps, without those of evaluations."""
         return [record for record in self.records if HELD_OUT_LOSS not in record]
 
     def held_out(self) -> dict[int, float | None]:
-        """The held-out loss after each step at which it was measured while the run went on."""
+        """Return the held-out loss of each evaluation during the run, by step."""
         return {record["step"]: record[HELD_OUT_LOSS] for record in self.records if HELD_OUT_LOSS in record}
 
     def write_held_out(self, step: int, loss: float, metrics: Mapping[str, float]) -> None:
-        """A measure; one that is there already (the run was killed before its checkpoint) is the same, and stays."""
+        """Record an evaluation, unless there is one of this step from before the run was killed, which is equal."""
         if step not in self.held_out():
             named = {f"held_out_{name}": value for name, value in metrics.items()}
             self.write({"step": step, HELD_OUT_LOSS: loss, **named})
@@ -197,8 +213,8 @@ class _Sample(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class SamplesFile(RecordsFile):
-    """OUT/samples.jsonl: step (0: before the first), prompt, and text, which continues it (null: no numbers to choose
-    it by). steps_done: as in MetricsFile; None: the run begins."""
+    """OUT/samples.jsonl, with step (0: before the first), prompt, and its continuation text (null: logits were not
+    finite). steps_done: as for MetricsFile."""
 
     longest, first, kind = _LONGEST_SAMPLE, 0, _Sample
 
@@ -206,5 +222,5 @@ class SamplesFile(RecordsFile):
         super().__init__(Path(folder) / SAMPLES_FILE, -1 if steps_done is None else steps_done, writes=writes)
 
     def of(self, step: int) -> dict[str, str | None]:
-        """Prompt to text."""
+        """Return the texts of a step, by prompt."""
         return {r["prompt"]: r["text"] for r in self.records if r["step"] == step}

@@ -1,6 +1,6 @@
-"""README.md of a trained model, from its run: base model, data, options, losses, and how to load it.
+"""Model card (README.md) of a trained model: base model, data, options, losses, and how to load it.
 
-The page may be read by anybody, so it names folders and files of this machine by their last part only.
+Since the card may be published, it names folders and files of this machine by their last part only.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ CARD_FILE = "README.md"
 _LONGEST_CARD = 1 << 20  # bytes; ours have a few thousand
 MARK = "<!-- Written by wgrad. Remove this line to keep your own changes. -->"
 KINDS = ("adapter", "model", "gguf")
-# Options that a card has even where they are the defaults.
+# Options that a card shows even if they are the defaults.
 _ALWAYS = ("objective", "learning_rate", "lora_r", "lora_alpha", "batch_size", "gradient_accumulation_steps",
            "max_length", "epochs")  # fmt: skip
 _GROUPS = ("adapter", "training")
@@ -33,16 +33,17 @@ _RELATIONS = {"adapter": "adapter", "model": "finetune", "gguf": "quantized"}
 
 @dataclass(frozen=True)
 class Card:
-    """A card's contents.
+    """Contents of a model card.
 
-    Args:
+    Attributes:
         kind: One of KINDS.
-        base: Base model as the run had it; on_hub: whether that is an id of the Hub.
-        config: Options of the run; {} where they are not known.
-        results: As in results.json; {} where they are not known.
-        repo: Id on the Hub; "" while it has none.
-        curve: whether loss.svg is next to the card.
-        contents: Properties of its files.
+        base: Base model of the run.
+        on_hub: Whether `base` is an id on the Hub.
+        config: Options of the run; {}: not known.
+        results: Contents of results.json; {}: not known.
+        repo: Id of the model on the Hub; "": it has none yet.
+        curve: Whether loss.svg is next to the card.
+        contents: Properties of the model's files.
     """
 
     kind: str
@@ -56,7 +57,7 @@ class Card:
 
     @property
     def base_name(self) -> str:
-        """The base model as others may know it."""
+        """Name of the base model for other people."""
         return self.base if self.on_hub else Path(self.base).name
 
     def text(self) -> str:
@@ -95,7 +96,7 @@ class Card:
         return f"{what[self.kind]} {base}{trained}, with wgrad {wgrad.__version__}."
 
     def _data(self) -> list[tuple[str, bool]]:
-        """Sources by the names that others may know, and whether these are of the Hub."""
+        """Return the data sources by names for other people, and whether each is on the Hub."""
         found = []
         for source in sources_of(tuple(self.config.get("data") or ())):
             path = source.path
@@ -132,7 +133,7 @@ class Card:
 
 
 def is_own_card(path: Path) -> bool:
-    """Return whether there is no card, or one written here: it may be replaced. What cannot be read is another's."""
+    """Return whether a card may be replaced: there is none, or wgrad wrote it. One that cannot be read may not."""
     try:
         if not path.exists():
             return True

@@ -1,7 +1,7 @@
-"""The output folder of a run: made, shown to be writable, and held against other runs before anything is loaded.
+"""The output folder of a run: created, checked for write access, and locked before anything is loaded.
 
-The lock is the operating system's, on OUT/.lock, so that it ends with the process, however that ends; on a file system
-without locks the file itself is the lock. OUT/.lock.json says whose it is.
+The lock is one of the operating system, on OUT/.lock, which ends with the process. On a file system without locks, the
+file itself is the lock. OUT/.lock.json names the holder.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from wgrad.train.files.decode import read_json
 
 LOCK_FILE, HOLDER_FILE = ".lock", ".lock.json"
 FORMAT = 1
-_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EINVAL)  # what file systems say that have none
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EINVAL)  # errors of file systems without locks
 
 
 class _Holder(msgspec.Struct):
-    """Whose a lock is."""
+    """Holder of a lock."""
 
     pid: int
     host: str
@@ -39,10 +39,12 @@ class _Holder(msgspec.Struct):
 
 
 class OutFolder:
-    """A context manager. left_by: a run that ended without giving its lock back, in words; else None.
+    """Context manager that creates and locks an output folder. A folder that stays empty is removed on leaving.
 
-    Entering raises WgradError where another run has the folder, or nothing can be written into it. On leaving, a folder
-    that was made here and into which nothing came goes again.
+    Entering raises WgradError if another run holds the folder, or it is not writable.
+
+    Attributes:
+        left_by: Description of a run that ended without releasing its lock; None: there was none.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -71,15 +73,16 @@ class OutFolder:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._identities() == self._own:  # else the note is another's
+        if self._identities() == self._own:  # else the file belongs to another run
             (self.path / HOLDER_FILE).unlink(missing_ok=True)
         self._lock.release()
         self._remove_made()
 
     def keep(self) -> bool:
-        """Take the folder again where somebody has removed or moved it, or its lock -> whether that was so.
+        """Lock the folder again if somebody has removed or moved it, or its lock, and return whether that was so.
 
-        WgradError where another run has it, or what lies there now is not the run's.
+        Raises:
+            WgradError: Another run holds it, or it now is another folder with files in it.
         """
         found = self._identities()
         if found == self._own:
@@ -98,19 +101,19 @@ class OutFolder:
         return True
 
     def _sign(self) -> None:
-        """Say whose the lock is, and note what was locked."""
+        """Write the holder of the lock, and remember which files were locked."""
         started = time.strftime("%Y-%m-%d %H:%M:%S %z")
         write_json(self.path / HOLDER_FILE, msgspec.to_builtins(_Holder(os.getpid(), _host(), started)))
         self._own = self._identities()
 
     def _identities(self) -> tuple[tuple[int, int] | None, ...]:
-        """Identities of the folder and the lock file, each None where it is absent."""
+        """Return the identities of the folder and the lock file; None: it is missing."""
         return tuple(map(identity_of, (self.path, self.path / LOCK_FILE)))
 
     def _acquire(self) -> filelock.BaseFileLock:
         path = self.path / LOCK_FILE
         with writing(self.path), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # filelock's, where it takes the file itself as the lock
+            warnings.simplefilter("ignore")  # filelock warns when it uses the file itself as the lock
             for kind in (filelock.FileLock, filelock.SoftFileLock):
                 lock = kind(path, timeout=0)
                 try:
@@ -133,11 +136,11 @@ class OutFolder:
     def _holder(self) -> _Holder | None:
         try:
             return read_json(self.path / HOLDER_FILE, _Holder, "--out")
-        except WgradError:  # not there, or damaged: the lock itself does not hang on it
+        except WgradError:  # missing or damaged: the lock itself does not depend on it
             return None
 
     def _remove_made(self) -> None:
-        """The folders that were not there before, if nothing but the lock's file is in them."""
+        """Remove the folders that were created here, if they hold nothing but the lock file."""
         if not self._made:
             return
         try:
@@ -150,13 +153,13 @@ class OutFolder:
 
 
 def holder_of(path: str | os.PathLike[str]) -> int | None:
-    """Return the process on this machine whose run has the folder now, or None."""
+    """Return the id of the process on this machine whose run holds a folder; None: there is none."""
     folder = Path(path)
     if not (folder / HOLDER_FILE).is_file() or not (folder / LOCK_FILE).exists():
         return None
     try:
         holder = read_json(folder / HOLDER_FILE, _Holder, "--out")
-        with filelock.FileLock(folder / LOCK_FILE, timeout=0):  # nobody has it: its process is no more
+        with filelock.FileLock(folder / LOCK_FILE, timeout=0):  # it is free: its process has ended
             return None
     except filelock.Timeout:
         return holder.pid if holder.host == _host() else None
@@ -165,7 +168,7 @@ def holder_of(path: str | os.PathLike[str]) -> int | None:
 
 
 def identity_of(path: Path) -> tuple[int, int] | None:
-    """Return the identity of a file or folder (device and inode), or None."""
+    """Return the identity of a file or folder (device and inode); None: it is missing."""
     try:
         found = os.stat(path)
     except OSError:

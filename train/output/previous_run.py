@@ -1,4 +1,4 @@
-"""State of --out before a run: nothing, a run to go on with, a finished run, or one that is to be prolonged."""
+"""State of --out before a run: empty, a run to resume, a finished run, or one to prolong."""
 
 from __future__ import annotations
 
@@ -19,37 +19,34 @@ from wgrad.train.output.checkpoints import Checkpoints
 
 RESULTS_FILE, SWEEP_FILE = "results.json", "sweep.json"
 RESULTS_FORMAT = 1
-PROFILE_FILE = "profile.txt"  # beside it, of --profile
-# Of a finished run these may differ without a word, as those of the group "machine" may, which say where and how it
-# runs: nothing runs any more.
+PROFILE_FILE = "profile.txt"  # output of --profile
+# Resuming a finished run ignores differences in these options, and in the group "machine", because nothing runs.
 _NO_PART_OF_THE_RESULT = ("resume", "out", "max_steps", "epochs")
-_PART_OF_THE_RESULT = ("sample_prompt",)  # though of that group
+_PART_OF_THE_RESULT = ("sample_prompt",)  # exceptions in the group "machine"
 
 
 class Length(msgspec.Struct):
-    """How long a run was to be, as results.json has it."""
+    """Length of a finished run, from results.json."""
 
     format: int
     steps: Annotated[int, msgspec.Meta(ge=1)]
     max_steps: int | None
     epochs: int
-    stopped_early: Annotated[int, msgspec.Meta(ge=1)] | None = None  # --early-stopping-patience, where it ended the run
+    stopped_early: Annotated[int, msgspec.Meta(ge=1)] | None = None  # --early-stopping-patience, if it ended the run
     stopped_by_callback: bool = False
 
 
 @dataclass(frozen=True)
 class Previous:
-    """finished: nothing is left to do; stopped: by --early-stopping-patience. ended_at: steps of a run that ended, and
-    is to go on further; else None."""
+    """State of a previous run."""
 
-    finished: bool = False
-    stopped: bool = False
-    ended_at: int | None = None
+    finished: bool = False  # whether nothing is left to do
+    stopped: bool = False  # whether --early-stopping-patience ended it
+    ended_at: int | None = None  # steps of a finished run that is prolonged
 
 
 def previous_run(config: FinetuneConfig) -> Previous:
-    """Return the state that `config` finds in its --out. Raises WgradError where an old run would be overwritten, or an
-    option left aside."""
+    """Return the state of --out. WgradError: a run would be overwritten, or an option would be ignored."""
     out = Path(config.out)
     if not config.resume:
         _refuse_old(out)
@@ -84,7 +81,7 @@ def _refuse_old(out: Path) -> None:
 
 
 def _longer(config: FinetuneConfig, length: Length) -> bool:
-    """Return whether more steps are asked for than were done. WgradError where it is fewer."""
+    """Return whether more steps are asked for than were done. WgradError: fewer are."""
     if config.max_steps is not None:
         if config.max_steps < length.steps:
             raise WgradError(
@@ -106,22 +103,21 @@ def _longer(config: FinetuneConfig, length: Length) -> bool:
 
 
 def _more_patient(config: FinetuneConfig, length: Length) -> bool:
-    """Return whether a run that was stopped early is to go on. WgradError where it is only to be longer."""
+    """Return whether a run that was stopped early is to continue. WgradError: only its length is increased."""
     assert length.stopped_early is not None
     if not 0 < config.early_stopping_patience <= length.stopped_early:
         return True
     for name in ("max_steps", "epochs"):
         if getattr(config, name) != getattr(length, name):
             raise WgradError(
-                f"{flag(name)}: would be ignored: --early-stopping-patience "
-                f"{length.stopped_early} ended the run in {config.out} "
-                f"after step {length.steps}: give a larger --early-stopping-patience too, or 0"
+                f"{flag(name)}: would be ignored: --early-stopping-patience {length.stopped_early} ended the run in "
+                f"{config.out} after step {length.steps}: give a larger --early-stopping-patience too, or 0"
             )
     return False
 
 
 def _refuse_ignored(config: FinetuneConfig, out: Path) -> None:
-    """WgradError for an option that is not the finished run's: it would be ignored."""
+    """Raise WgradError for an option that differs from the finished run's and would be ignored."""
     path = out / CONFIG_FILE
     if not path.exists():
         return

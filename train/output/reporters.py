@@ -1,7 +1,7 @@
-"""The tools of --report-to: one class each, which opens a run there and hands on numbers of a step.
+"""The tools of --report-to: a class for each, which opens a run there and logs numbers.
 
-A class imports its library when it is made; none is needed otherwise. `id` is what the tool knows the run by, where a
-resumed run has to name it; None where the folder says it. Sources: the documentation of each library's Python API.
+A class imports its library when it is instantiated; otherwise none is needed. `id` identifies the run for the tool when
+it is resumed; None: the folder does. Sources: the documentation of each library's Python API.
 """
 
 from __future__ import annotations
@@ -15,18 +15,17 @@ from typing import Any, Protocol
 
 from wgrad.device.files import make_folder
 
-PROJECT = "wgrad"  # where the tool's own variable names none
+PROJECT = "wgrad"  # default project, unless the tool's own variable names one
 
 
 @dataclass(frozen=True)
 class ReportedRun:
-    """out: its folder, after which it is named. config: its options. done: steps behind it, None where it begins; id:
-    what the reporter of its begin had."""
+    """A run to report."""
 
-    out: Path
-    config: Mapping[str, Any]
-    done: int | None
-    id: str | None
+    out: Path  # its folder, after which it is named
+    config: Mapping[str, Any]  # its options
+    done: int | None  # steps done before it was resumed; None: it begins
+    id: str | None  # `Reporter.id` of its first start
 
     @property
     def name(self) -> str:
@@ -44,8 +43,11 @@ class Reporter(Protocol):
 
 
 class TensorBoard:
-    """Event files in OUT/tensorboard. Written at once and by this thread: tensorboardX's own SummaryWriter waits for
-    ever on a thread that a full disk has ended, and loses what is queued when the process is killed."""
+    """Event files in OUT/tensorboard, written at once and by this thread.
+
+    tensorboardX's own SummaryWriter waits forever for a thread that a full disk has ended, and loses queued events when
+    the process is killed.
+    """
 
     id: str | None = None
 
@@ -55,10 +57,10 @@ class TensorBoard:
 
         self._event, self._summary = event_pb2.Event, summary_pb2.Summary
         first = 0 if run.done is None else run.done + 1
-        # Readers take files in the order of their names, which begin with the second.
+        # Readers sort files by name, which begins with the time in seconds; this suffix orders equal times.
         self._writer = EventsWriter(str(make_folder(run.out / "tensorboard") / "events"), f".{first:09d}")
         start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
-        self._add(first, session_log=start)  # takes back what is there of this step and later ones
+        self._add(first, session_log=start)  # discards earlier events from this step on
 
     def _add(self, step: int, **content: Any) -> None:
         self._writer.write_event(self._event(wall_time=time.time(), step=step, **content))
@@ -73,7 +75,7 @@ class TensorBoard:
 
 
 class WeightsAndBiases:
-    """A run of W&B (WANDB_PROJECT, WANDB_ENTITY, WANDB_MODE and its other variables apply), its files in OUT/wandb."""
+    """A run of W&B, with its files in OUT/wandb. WANDB_PROJECT, WANDB_MODE and its other variables apply."""
 
     def __init__(self, run: ReportedRun) -> None:
         import wandb
@@ -85,7 +87,7 @@ class WeightsAndBiases:
             resume="allow" if run.id else None,
             config=dict(run.config),
             dir=str(run.out),
-            settings=wandb.Settings(console="off"),  # what is printed is the terminal's
+            settings=wandb.Settings(console="off"),  # do not capture the terminal's output
         )
         self.id: str | None = self._run.id
 
@@ -97,12 +99,12 @@ class WeightsAndBiases:
 
 
 class Trackio:
-    """A run of trackio (TRACKIO_PROJECT, TRACKIO_SPACE_ID and its other variables apply)."""
+    """A run of trackio. TRACKIO_PROJECT, TRACKIO_SPACE_ID and its other variables apply."""
 
     def __init__(self, run: ReportedRun) -> None:
         import trackio
 
-        # By its name alone trackio knows a run: the second tells it from one of another folder.
+        # trackio identifies a run by its name alone: the time separates runs of folders with the same name.
         self.id: str | None = run.id or f"{run.name}-{int(time.time())}"
         self._run = trackio.init(
             project=os.environ.get("TRACKIO_PROJECT", PROJECT),
@@ -119,7 +121,7 @@ class Trackio:
 
 
 class MLflow:
-    """A run of MLflow (MLFLOW_TRACKING_URI, MLFLOW_EXPERIMENT_NAME and its other variables apply)."""
+    """A run of MLflow. MLFLOW_TRACKING_URI, MLFLOW_EXPERIMENT_NAME and its other variables apply."""
 
     def __init__(self, run: ReportedRun) -> None:
         import mlflow
@@ -127,7 +129,7 @@ class MLflow:
         self._mlflow = mlflow
         given = {"run_id": run.id} if run.id else {"run_name": run.name}
         self.id: str | None = mlflow.start_run(**given).info.run_id
-        if not run.id:  # a parameter cannot be changed
+        if not run.id:  # parameters cannot be changed later
             mlflow.log_params({name: str(value)[:500] for name, value in run.config.items()})
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
@@ -137,7 +139,7 @@ class MLflow:
         self._mlflow.end_run("FINISHED" if ok else "FAILED")
 
 
-# Option value -> the module that must be there, what installs it, and the class.
+# For each tool: the module that it needs, the package that has it, and the class.
 KINDS: dict[str, tuple[str, str, type[Reporter]]] = {
     "tensorboard": ("tensorboardX", "'wgrad[tensorboard]'", TensorBoard),
     "wandb": ("wandb", "wandb", WeightsAndBiases),

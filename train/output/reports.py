@@ -1,4 +1,4 @@
-"""--report-to: what metrics.jsonl gets of a run goes to other tools too. None of them can end the run."""
+"""--report-to: send a run's metrics to other tools too. A failing tool does not end the run."""
 
 from __future__ import annotations
 
@@ -16,22 +16,29 @@ from wgrad.train.files.input_files import exists, one_line
 from wgrad.train.output.callbacks import Callback, EvaluationReport, StepReport
 from wgrad.train.output.reporters import KINDS, ReportedRun, Reporter
 
-REPORTS_FILE = "reports.json"  # what each tool knows the run by
+REPORTS_FILE = "reports.json"  # the run's id in each tool
 
 
 def check_installed(names: Sequence[str]) -> None:
-    """WgradError where the library of a reporter is not there."""
+    """Raise WgradError if the package of a tool is not installed."""
     for name in names:
         module, package, _ = KINDS[name]
         if importlib.util.find_spec(module) is None:
-            raise WgradError(f"--report-to: {name} takes a package that is not installed: pip install {package}")
+            raise WgradError(f"--report-to: {name} needs a package that is not installed: pip install {package}")
 
 
 class Reports(Callback):
-    """A context manager. done: steps behind the run, None where it begins. is_main_process: whether this rank reports;
-    another begins when it is asked to `take_over`. say: prints a line.
+    """Context manager that reports a run to other tools.
 
-    A reporter that cannot begin is a WgradError; one that fails later is said once, and gets no more.
+    A tool that cannot begin raises WgradError; one that fails later is reported once and then left out.
+
+    Args:
+        names: Tools to report to.
+        out: Folder of the run.
+        config: Options of the run.
+        done: Steps done before the run was resumed; None: it begins.
+        say: Prints a line.
+        is_main_process: Whether this rank reports; another one starts with `take_over`.
     """
 
     def __init__(
@@ -68,7 +75,7 @@ class Reports(Callback):
             write_json(path, ids | known)
 
     def take_over(self) -> None:
-        """The rank that reported is lost: from here on this one does."""
+        """Start reporting, because the rank that did was lost."""
         for name in self._names:
             self._guarded(name, lambda name=name: self._begin(name))  # type: ignore[misc]
 
@@ -79,12 +86,12 @@ class Reports(Callback):
         self._log("train", report.step, values)
 
     def on_evaluation(self, report: EvaluationReport) -> None:
-        if report.step not in self._measured:  # the best step is measured anew at the end
+        if report.step not in self._measured:  # the best step is evaluated again at the end
             self._measured.add(report.step)
             self._log("eval", report.step, {"loss": report.loss, **report.metrics})
 
     def _log(self, group: str, step: int, values: Mapping[str, float | None]) -> None:
-        """Return the entries that are numbers."""
+        """Send the values that are finite numbers to all tools."""
         numbers = {f"{group}/{k}": float(v) for k, v in values.items() if v is not None and math.isfinite(v)}
         for name, reporter in [*self._open.items()] if numbers else ():
             self._guarded(name, lambda log=reporter.log: log(step, numbers))  # type: ignore[misc]
@@ -92,13 +99,13 @@ class Reports(Callback):
     def _guarded(self, name: str, work: Callable[[], None]) -> None:
         try:
             work()
-        except Exception as error:  # of somebody else's library
+        except Exception as error:  # any error of another library
             self._open.pop(name, None)
             after = "before the first step" if not self._done else f"after step {self._done}"
             self._say(f"note: --report-to {name} failed {after} ({_reason(error)}): it gets no more, the run goes on")
 
     def close(self, ok: bool) -> None:
-        """ok: whether the run came to its end."""
+        """End all reports. ok: whether the run finished."""
         for name, reporter in [*self._open.items()]:
             self._guarded(name, lambda close=reporter.close: close(ok))  # type: ignore[misc]
         self._open.clear()

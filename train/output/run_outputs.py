@@ -1,6 +1,6 @@
-"""Outputs of a run: the first rank's terminal and OUT; the other ranks keep a log in OUT/ranks.
+"""Outputs of a run: terminal and OUT for the first rank, and logs in OUT/ranks for the others.
 
-The first rank can be lost. The next then takes its place: the folder's lock, the metrics, the terminal.
+If the first rank is lost, the next one takes over the folder's lock, the metrics and the terminal.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LOGS = "ranks"
 
 
 def _own_file(path: str, flags: int) -> int:
-    """Open for writing what is a regular file, not a link to another. OSError."""
+    """Open a file for writing. OSError: it is no regular file, or a link to one."""
     number = os.open(path, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0), 0o666)
     if not stat.S_ISREG(os.fstat(number).st_mode):
         os.close(number)
@@ -38,7 +38,13 @@ def _own_file(path: str, flags: int) -> int:
 
 
 class RunOutputs:
-    """A context manager. folder: the run's, whose lock the first rank holds from `open` on. display: for people."""
+    """Context manager for the outputs of a run.
+
+    Attributes:
+        folder: Output folder, which the first rank locks with `open`.
+        display: Terminal output of the first rank; log of the others.
+        records: Files and reports that the next rank takes over if the first is lost.
+    """
 
     def __init__(self, out: str, world: World, silent: bool = False) -> None:
         self.world, self.folder, self._silent = world, OutFolder(out), silent
@@ -47,11 +53,11 @@ class RunOutputs:
         self._display: Display | None = None
 
     def open(self) -> None:
-        """Take the folder. WgradError where another run has it, or nothing can be written there."""
+        """Lock the folder. WgradError: another run holds it, or it is not writable."""
         self._held.enter_context(self.folder)
 
     def say(self, text: str) -> None:
-        """Print a line for people, while nothing is shown yet."""
+        """Print a line for people before there is a display."""
         if not self._silent:
             say(text)
 
@@ -64,14 +70,14 @@ class RunOutputs:
         return self._display
 
     def _log(self) -> Console:
-        """OUT/ranks/rank-N.log, to which each start adds."""
+        """Open OUT/ranks/rank-N.log, to which each start appends."""
         path = make_folder(Path(self.folder.path) / LOGS) / f"rank-{self.world.me.number}.log"
         with writing(path):
             file = self._held.enter_context(open(path, "a", encoding="utf-8", buffering=1, opener=_own_file))
         return Console(file=file, highlight=False)
 
     def after_loss(self, lost: list[Member], promoted: bool) -> None:
-        """Say it, and where this rank is the first now take over what the first one does."""
+        """Report lost ranks. promoted: whether this rank now is the first one and takes over its outputs."""
         if promoted:
             self.open()
             for file in self.records:
@@ -91,9 +97,9 @@ class RunOutputs:
 
 
 class KeptOut(Callback):
-    """Files of OUT that somebody removes during a run, written again as far as memory has them, and reported.
+    """Restores files of OUT that somebody removes during a run, as far as they are in memory, and reports that.
 
-    Looks after each step, and when asked to. say: prints a line, which waits until what is due is saved.
+    It checks after each step, and on request. say: prints a line; lines wait until due files are saved.
     """
 
     def __init__(self, outputs: RunOutputs, config: FinetuneConfig, say: Callable[[str], None]) -> None:
@@ -105,7 +111,7 @@ class KeptOut(Callback):
         self.check()
 
     def check(self) -> bool:
-        """-> whether anything was missing. WgradError where the folder cannot be had again."""
+        """Restore missing files and return whether there were any. WgradError: the folder cannot be restored."""
         if not self._outputs.world.is_main_process:
             return False
         out = Path(self._config.out)
@@ -124,6 +130,6 @@ class KeptOut(Callback):
         return folder or bool(lost)
 
     def tell(self) -> None:
-        """Print what was noticed."""
+        """Print the lines that were held back."""
         while self._news:
             self._say(self._news.pop(0))

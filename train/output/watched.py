@@ -1,7 +1,7 @@
-"""Folders of runs, read while they are written, by somebody else, on any system: only what is new, and nothing changed.
+"""Folders of runs, read while another process writes them: only what is new, and without changing anything.
 
-What is there may be anything: no folder yet, half a line, a file that a resumed run has cut back, files of other
-programs. It is read in bounded pieces, and what is no record is counted and passed over.
+Anything may be there: no folder yet, half a line, a file that a resumed run has cut back, files of other programs. So
+files are read in bounded pieces, and lines that are no records are counted and skipped.
 """
 
 from __future__ import annotations
@@ -20,34 +20,33 @@ from wgrad.train.options.finetune_config import CONFIG_FILE
 from wgrad.train.output.metrics import METRICS_FILE, SAMPLES_FILE
 from wgrad.train.output.previous_run import PROFILE_FILE, RESULTS_FILE
 
-PIECE = 1 << 22  # bytes read at once, of which a line is a part: one without an end is no line of ours
-MOST_BYTES = 1 << 26  # of a file; a run of 300,000 steps has fewer
-MOST_KEYS = 100  # of a record, of the options, of the results
+PIECE = 1 << 22  # bytes read at once; a longer line is no record
+MOST_BYTES = 1 << 26  # most bytes of a file; a run of 300,000 steps has fewer
+MOST_KEYS = 100  # most keys of a record, of the options, of the results
 LONGEST_TEXT = 4000  # characters of a sample, an option or a result
-LONGEST_KEY = 100
-MOST_SENT = 5000  # records in one answer
-_MARK = 256  # bytes
-_LARGEST = 1e300
-_RUN = "RUN"  # the argument, as errors name it
+LONGEST_KEY = 100  # characters
+MOST_SENT = 5000  # most records in one answer
+_MARK = 256  # bytes at the end of the read part by which a file is recognised
+_LARGEST = 1e300  # largest number that the page can show
+_RUN = "RUN"  # name of the argument for errors
 
 
 def _number(value: Any) -> float | int | None:
-    """A number that JSON and the page can hold; None for one that is not finite, and for what is none."""
+    """Return a number that JSON and the page can hold; None: it is no number, or not finite."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     return value if abs(value) < _LARGEST else None
 
 
 def _step(value: Any) -> int:
-    """ValueError: no number of a step."""
+    """Return the number of a step. ValueError: it is none."""
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 53:
         raise ValueError
     return value
 
 
 def as_metrics(record: dict[str, Any]) -> dict[str, Any]:
-    """Parse a line of metrics.jsonl into the step and its numbers; null where one is not finite. ValueError: no
-    step."""
+    """Return the step and the numbers of a record of metrics.jsonl; None: not finite. ValueError: it has no step."""
     kept: dict[str, Any] = {"step": _step(record.get("step"))}
     for key, value in list(record.items())[:MOST_KEYS]:
         if key not in ("step", "format") and (value is None or isinstance(value, int | float)):
@@ -56,7 +55,7 @@ def as_metrics(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def as_sample(record: dict[str, Any]) -> dict[str, Any]:
-    """Step, prompt and text of a line of samples.jsonl, in a length that can be shown. ValueError: it lacks them."""
+    """Return step, prompt and text of a record of samples.jsonl, shortened to be shown. ValueError: one is missing."""
     prompt, text = record.get("prompt"), record.get("text")
     if not isinstance(prompt, str) or not (text is None or isinstance(text, str)):
         raise ValueError
@@ -65,10 +64,14 @@ def as_sample(record: dict[str, Any]) -> dict[str, Any]:
 
 
 class Tail:
-    """The records of a file of JSON lines that grows.
+    """Records of a growing file with JSON lines.
 
-    records: those that were read; generation: how often the file was begun anew, as by a run that is resumed, whose
-    records up to there are other ones; passed_over: lines that are no records; note: why nothing more is read.
+    Attributes:
+        records: Records read so far.
+        generation: How often the file was replaced or cut, as by a resumed run, which makes earlier records obsolete.
+        passed_over: Number of lines that are no records.
+        note: Why reading has stopped; "": it has not.
+        changed: Time of the last change, as of time.time(); None: not known.
     """
 
     def __init__(self, path: Path, convert: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
@@ -80,16 +83,16 @@ class Tail:
     def _begin_anew(self) -> None:
         self.records: list[dict[str, Any]] = []
         self.passed_over, self.note = 0, ""
-        self._offset, self._last = 0, b""  # what is read, and its end, by which it is known again
-        self.changed: float | None = None  # time.time() of the last change
+        self._offset, self._last = 0, b""  # bytes read, and the last of them, by which the file is recognised
+        self.changed: float | None = None
 
     def read(self) -> bool:
-        """Take what is new, PIECE bytes at most -> whether there is more."""
+        """Read at most PIECE new bytes, and return whether there are more."""
         try:
             with open_input(self.path, _RUN) as file, reading(self.path, _RUN):
                 found = os.fstat(file.fileno())
                 file.seek(max(0, self._offset - len(self._last)))
-                same = file.read(len(self._last)) == self._last  # not where the file is shorter now
+                same = file.read(len(self._last)) == self._last  # false if the file is shorter now
                 if (found.st_dev, found.st_ino) != self._identity or not same:
                     self.generation += 1
                     self._begin_anew()
@@ -115,7 +118,7 @@ class Tail:
         return False
 
     def _take(self, piece: bytes) -> bool:
-        """Keep the records of whole lines; the begin of one that is still written waits for its end."""
+        """Keep the records of complete lines; an incomplete one is read again later."""
         whole = piece[: piece.rfind(b"\n") + 1]
         if not whole:
             if len(piece) == PIECE:
@@ -138,7 +141,7 @@ class Tail:
             self.passed_over += 1
 
     def news(self, generation: int, count: int) -> dict[str, Any]:
-        """Return the records after the first `count` of a generation. anew: discard the earlier ones."""
+        """Return the records after the first `count` of a generation; `anew`: the reader must discard its own."""
         anew = generation != self.generation or count > len(self.records)
         start = 0 if anew else count
         end = start + MOST_SENT
@@ -153,7 +156,7 @@ class Tail:
 
 
 class Whole:
-    """A small file that is replaced as a whole, read anew when it changes. value: None while it is not there."""
+    """A small file that is read again whenever it changes. value: its contents; None: it is missing or damaged."""
 
     def __init__(self, path: Path, read: Callable[[Path], Any]) -> None:
         self.path, self._read = path, read
@@ -178,7 +181,7 @@ class Whole:
 
 
 def _table(value: Any) -> dict[str, str]:
-    """An object's values as texts, for a table."""
+    """Return an object's values as texts for a table."""
     if not isinstance(value, dict):
         return {}
     shown = {}
@@ -201,7 +204,7 @@ def _read_profile(path: Path) -> str:
 
 
 class WatchedRun:
-    """A run's folder, which need not be there yet. WgradError: its name is that of a file."""
+    """A run's folder, which need not exist yet. WgradError: its path is that of a file."""
 
     def __init__(self, folder: str) -> None:
         path = Path(folder)
@@ -215,14 +218,14 @@ class WatchedRun:
         self._profile = Whole(path / PROFILE_FILE, _read_profile)
 
     def read(self) -> bool:
-        """Take what is new -> whether there is more at once."""
+        """Read what is new, and return whether there is more."""
         for file in (self._options, self._results, self._profile):
             file.read()
         more = [self.metrics.read(), self.samples.read()]
         return any(more)
 
     def news(self, have: tuple[int, int, int, int]) -> dict[str, Any]:
-        """As JSON. have: generation and number of metrics, then of samples."""
+        """Return what is new as JSON. have: generation and number of the reader's metrics, then of its samples."""
         wholes = {"options": self._options, "results": self._results, "profile": self._profile}
         notes = [self.metrics.note, self.samples.note, *(file.note for file in wholes.values())]
         changed = self.metrics.changed

@@ -1,4 +1,4 @@
-"""Least seconds of a step of each batch size, in the modes that fit as a forecast has it."""
+"""Lower bounds of the seconds of a step, by batch size, over the modes that a forecast expects to fit."""
 
 from __future__ import annotations
 
@@ -14,11 +14,14 @@ from wgrad.train.plan.speed import Rates
 from wgrad.train.step.build import recomputed_layers
 from wgrad.train.step.dequantized import candidates
 
-_DOUBT = 0.02  # a part of the limit by which what is foreseen may be wrong
+_DOUBT = 0.02  # fraction of the limit by which a forecast may be wrong
 
 
 def least_seconds(fit: Any, cut: dict[int, RunOptions], rates: Rates) -> dict[int, float]:
-    """Return the least seconds of a step by batch size. fit: a `Fit`. cut: the run with each."""
+    """Return a lower bound of the seconds of a step, by batch size.
+
+    fit: a `Fit`. cut: options of the run with each batch size. rates: speed of the device.
+    """
     found = {}
     for batch, config in cut.items():
         bounds = []
@@ -33,8 +36,10 @@ def least_seconds(fit: Any, cut: dict[int, RunOptions], rates: Rates) -> dict[in
 
 
 def _freest(fit: Any, config: RunOptions, mode: dict[str, Any], kept: int, free: float) -> RunOptions:
-    """A mode with the activations of so many layers kept, as few inputs offloaded as the options say, and as many
-    weights dequantised as there are free bytes for."""
+    """Return the options of a mode that keep as much as possible on the device.
+
+    kept: layers whose activations are kept. free: bytes for dequantised weights.
+    """
     settled = replace(config, **mode)
     if mode["stream_weights"] == "on":
         settled = replace(settled, resident_layers=fit.layers)
@@ -48,7 +53,7 @@ def _freest(fit: Any, config: RunOptions, mode: dict[str, Any], kept: int, free:
 
 
 def _most_weights(fit: Any, config: RunOptions, free: float) -> int:
-    """Return how many weights may be kept dequantised, at 16 bits for a number."""
+    """Return how many weights may be kept dequantised, at 16 bits per element."""
     every = candidates(fit.model_config, recomputed_layers(config, fit.model_config))
     return bisect_right(list(accumulate(2 * candidate.elements for candidate in every)), free)
 
@@ -56,8 +61,10 @@ def _most_weights(fit: Any, config: RunOptions, free: float) -> int:
 def _room(
     fit: Any, forecast: Forecast, cut: dict[int, RunOptions], batch: int, mode: dict[str, Any]
 ) -> tuple[float, float] | None:
-    """The part of the layers whose activations a mode may keep, at most, and the bytes that are then left. None: it
-    does not fit. Memory is taken to grow by as much with each row."""
+    """Return the largest fraction of layers whose activations a mode may keep, and the bytes that are then free.
+
+    None: the mode does not fit. Memory is assumed to grow linearly with the batch size.
+    """
     few, many, limit = min(cut), max(cut), fit.limit * (1 + _DOUBT)
 
     def peak(mode: dict[str, Any]) -> float:

@@ -1,7 +1,7 @@
-"""The same model with fewer layers, whose dry runs are short: where a search for what fits begins.
+"""Forecast the memory of a model from short dry runs of the same model with fewer layers.
 
-Layers repeat with a period. Each of the layers left out takes what one of those that stay takes, so that a model of n
-layers fits below a limit nearly where all of them fit below that limit and what the others take.
+Layers repeat with a period, and a layer that is left out needs as much memory as the corresponding one that stays. So
+the whole model fits into a limit if the shorter one fits into the limit less the memory of the layers left out.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from wgrad.train.model.weights import weight_specs
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.plan.plan import Plan, run_dry
 
-_LONGEST_PERIOD, _MOST_FIRST = 8, 4  # layers; those at the beginning that are unlike the others
-_WORTH = 2  # a model that has no more than so many times as many layers is tried as it is
+_LONGEST_PERIOD, _MOST_FIRST = 8, 4  # layers: of a period, and at the beginning that differ from the others
+_WORTH = 2  # a model must have more than _WORTH times the layers of both shorter ones, or it is not shortened
 
 
 @dataclass(frozen=True)
 class Shorter:
-    """model: with fewer layers. longer: with one period more. left_out: periods that `model` lacks."""
+    """A model with fewer layers."""
 
     model: ModelConfig
-    longer: ModelConfig
-    left_out: int
+    longer: ModelConfig  # with one period more
+    left_out: int  # periods that `model` lacks
 
     @classmethod
     def of(cls, model: ModelConfig, folder: str | os.PathLike[str]) -> Shorter | None:
-        """None where layers do not repeat often enough. Raises WgradError as `ModelFiles`."""
+        """Shorten a model; None: its layers do not repeat often enough. WgradError: as `ModelFiles`."""
         layers = model.num_hidden_layers
         if any(model.kv_source(layer) != layer for layer in range(layers)):
             return None
@@ -53,7 +53,7 @@ class Shorter:
 
 
 def _kinds(model: ModelConfig, folder: str | os.PathLike[str]) -> list[Any]:
-    """Return for each layer its part of what the configuration lists by layer, and how files have its tensors."""
+    """Return the kind of each layer: its entries in lists of the configuration, and how files store its tensors."""
     layers = model.num_hidden_layers
     files = ModelFiles(folder)
     files.check(model)
@@ -78,7 +78,7 @@ def _values(part: Any) -> list[Any]:
 
 
 def _cut(part: Any, layers: int) -> Any:
-    """A configuration of the first so many layers. What files have of others is left over."""
+    """Return the configuration of the first `layers` layers. The tensors of others in files are ignored."""
     whole = part.num_hidden_layers
     changes: dict[str, Any] = {"num_hidden_layers": layers, "extra_layers": part.extra_layers + whole - layers}
     return replace(part, **(_cut_lists(part, whole, layers) | changes))
@@ -97,7 +97,7 @@ def _cut_lists(part: Any, whole: int, layers: int) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Forecast:
-    """The memory of runs that treat all layers alike, from dry runs of few layers."""
+    """Predicts the memory of runs that treat all layers alike, from dry runs of few layers."""
 
     shorter: Shorter
     folder: str | os.PathLike[str]
@@ -106,27 +106,27 @@ class Forecast:
     sums: dict[str, tuple[float, float, float]] = field(default_factory=dict, compare=False)
 
     def peak(self, config: RunOptions) -> float:
-        """Bytes in use at most, without a limit; infinite where the device has no array so large."""
+        """Return the peak bytes without a limit; infinite if an array is too large for the device."""
         return self._sums(config)[1]
 
     def others(self, config: RunOptions) -> float:
-        """Bytes of `peak` of the layers that the shorter model lacks."""
+        """Return the bytes of `peak` that belong to the layers left out."""
         few, whole, _ = self._sums(config)
         return whole - few if whole < math.inf else math.inf
 
     def host_weights(self, config: RunOptions) -> float:
-        """Bytes of weights in main memory; infinite where the device has no array so large as the run asks for."""
+        """Return the bytes of weights in main memory; infinite if an array is too large for the device."""
         return self._sums(config)[2]
 
     def fits(self, config: RunOptions, limit: float) -> Plan | None:
-        """A plan of the shorter model below a limit; None: it does not fit."""
+        """Return a plan of the shorter model within a limit; None: it does not fit."""
         try:
             return self._plan(config, self.shorter.model, max(int(limit), 0))
         except OutOfMemory:
             return None
 
     def _sums(self, config: RunOptions) -> tuple[float, float, float]:
-        """Peaks of the shorter model, and of all layers; weights of all layers in main memory."""
+        """Return the peaks of the shorter model and of the whole one, and the bytes of all its weights in main memory."""
         key = repr(config)  # a number of layers may be 1, which equals True
         if key not in self.sums:
             try:
@@ -150,5 +150,5 @@ class Forecast:
 
 
 def _flat(trained: int) -> int:
-    """Bytes of what is trained, its gradients and two moments: an array each, of all layers."""
+    """Return the bytes of the trained parameters, their gradients and two moments, each one array."""
     return 4 * size_class(4 * trained)

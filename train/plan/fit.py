@@ -1,5 +1,5 @@
-"""Settings that fit into a memory size, found by dry runs: those that --vram and --gradient-checkpointing auto choose,
-the longest rows, the largest batch."""
+"""Settings that fit into a memory size, found by dry runs: the choices of --vram and --gradient-checkpointing auto, the
+longest sequences, and the largest batch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import SimpleNamespace
-from typing import Any, TypeVar
+from typing import Any
 
 from wgrad.device.contract import Device
 from wgrad.device.errors import OutOfMemory, WgradError
@@ -39,17 +39,18 @@ from wgrad.train.step.resident import SPARE
 from wgrad.train.step.room import Room
 from wgrad.train.step.search import FIRST, beside, largest, planned_beside
 
-MOST_ROWS = 1024  # of a batch that is tried
+MOST_ROWS = 1024  # largest batch that is tried
 
-Mode = dict[str, Any]  # options that say where a run keeps what it needs later
+Mode = dict[str, Any]  # options that say where a run keeps weights and activations
 MODE = ("gradient_checkpointing", "offload_activations", "stream_weights")
-KINDS = ("keep_attention", "keep_norms", "mlp_chunk", "resident_layers", "keep_dequantized")  # None: by default
-Config = TypeVar("Config", bound=RunOptions)
+KINDS = ("keep_attention", "keep_norms", "mlp_chunk", "resident_layers", "keep_dequantized")  # None: the default
 
 
 def modes(config: RunOptions, device: Device) -> Iterator[Mode]:
-    """Ways to run `config` where its options leave a choice: what costs least time first, what takes least last. Where
-    they leave the layers of --gradient-checkpointing and --offload-activations open it is all of them."""
+    """Yield the modes that the options of a run allow, the fastest first, the one with the least memory last.
+
+    If --gradient-checkpointing and --offload-activations leave the number of layers open, modes name all layers.
+    """
     offloaded, streamed = config.offload_activations, config.stream_weights == "on"
     given = config.gradient_checkpointing
     if (config.checkpointing_open or given == 0) and not offloaded and not streamed:
@@ -69,7 +70,7 @@ def modes(config: RunOptions, device: Device) -> Iterator[Mode]:
 
 
 def words(mode: Mode) -> str:
-    """A mode as options."""
+    """Return a mode as options of the command line."""
     recomputed, offloaded = mode["gradient_checkpointing"], mode.get("offload_activations")
     of_kinds = {kind: as_option(kind, mode[kind]) for kind in KINDS if mode.get(kind) is not None}
     resident = of_kinds.pop("resident_layers", "")
@@ -85,22 +86,23 @@ def words(mode: Mode) -> str:
 
 @dataclass(frozen=True)
 class Fit:
-    """Plans of a run and of its variations. limit: bytes of the device that it may take; a little of it stays free.
-    peaks: bytes that were planned, by the number of layers whose activations are kept. beyond: runs that do not fit."""
+    """Plans of a run and of its variations."""
 
     config: RunOptions
     model_config: ModelConfig
     folder: str | os.PathLike[str]
     device: Device
     prompt_tokens: int
-    limit: int
+    limit: int  # bytes of the device that the run may take; a little of it stays free
+    # Planned peak bytes, by the number of layers whose activations are kept.
     peaks: dict[int, int] = field(default_factory=dict, compare=False)
+    # Runs that do not fit, with the limit that they were planned for.
     beyond: set[tuple[str, int]] = field(default_factory=set, compare=False, repr=False)
     forecasts: dict[str, Forecast | None] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def forecast(self) -> Forecast | None:
-        """The model's; None where its layers do not repeat often enough."""
+        """Forecast of the model; None: its layers do not repeat often enough."""
         if "model" not in self.forecasts:
             shorter = Shorter.of(self.model_config, self.folder)
             made = None if shorter is None else Forecast(shorter, self.folder, self.device, self.prompt_tokens)
@@ -108,14 +110,14 @@ class Fit:
         return self.forecasts["model"]
 
     def plan(self, **changes: Any) -> Plan | None:
-        """Plan the run with other options; None if it does not fit."""
+        """Plan the run with changed options; None: it does not fit."""
         config = self.changed(**changes)
         found = self.fitting(config)
         chunked = in_small_chunks(config, self.model_config) if found is None else None
         return found if chunked is None else self.fitting(chunked)
 
     def changed(self, **changes: Any) -> RunOptions:
-        """The run with other options."""
+        """Return the options of the run with these changes."""
         if changes.get("gradient_checkpointing") is False:
             changes.setdefault("keep_attention", None)
         return replace(self.config, **changes)
@@ -143,13 +145,13 @@ class Fit:
 
     @property
     def copies_hide(self) -> bool:
-        """Return whether a layer's input goes to main memory alongside its matmuls, at no cost in time."""
+        """Whether copying a layer's input to main memory overlaps with its matmuls, so that it costs no time."""
         config, model = self.config, self.model_config
         tokens = config.rows * config.max_length
         return self.device.copied_alongside(layer_flops(model, tokens)) >= tokens * model.hidden_size * 4
 
     def choose(self, batches: list[int]) -> Plan:
-        """`find`. WgradError: none fits."""
+        """Return the plan that `find` finds. WgradError: none fits."""
         if (found := self.find(batches)) is not None:
             return found
         rows, mode = self.config.batch_size * self.config.gradient_accumulation_steps, self.last_mode
@@ -158,8 +160,13 @@ class Fit:
         raise beyond_limit(least, self.device, self.layers, self._plan, chosen)
 
     def find(self, batches: list[int]) -> Plan | None:
-        """The first mode in which any of the batch sizes (rising) fits, with the largest that does, and of that with as
-        few layers recomputed and offloaded as can be; a step has as many rows as the configuration's. None: none."""
+        """Return a plan of the fastest mode in which a batch size fits; None: none fits.
+
+        It has the largest batch that fits, with as few layers recomputed and offloaded as possible. The sequences of a
+        step stay the same.
+
+        batches: batch sizes to try, in rising order.
+        """
         if self.config.gradient_checkpointing == AUTO and len(batches) > 1:
             return self._fastest(batches)
         rows = self.config.batch_size * self.config.gradient_accumulation_steps
@@ -175,8 +182,8 @@ class Fit:
         return None
 
     def _fastest(self, batches: list[int]) -> Plan | None:
-        """Return the plan of the batch size whose step is predicted to be the fastest, with as much kept as fits; of
-        equals the largest."""
+        """Return the plan of the batch size with the fastest predicted step (the largest of equals), keeping as much
+        as fits; None: none fits."""
         best, least, config = None, math.inf, self.config
         rates = rates_of(self.device, config.compute) or Rates()
         rows = config.batch_size * config.gradient_accumulation_steps
@@ -193,17 +200,21 @@ class Fit:
         return best
 
     def seconds(self, plan: Plan, rates: Rates) -> float:
-        """Predicted seconds of a step."""
+        """Predict the seconds of a step of a plan."""
         return self.step_seconds(plan.config, rates)
 
     def step_seconds(self, config: RunOptions, rates: Rates) -> float:
-        """As `seconds`, of a run whose choices are settled."""
+        """Predict the seconds of a step of a run whose choices are settled."""
         return step_seconds(config, self.model_config, self.device, rates)
 
     def curve(self, chosen: Plan) -> list[Plan]:
-        """The run from the least memory to the most: streamed or offloaded as a whole, and with the activations of more
-        and more layers kept. A few that can be run, whatever the limit: those within it are planned as they would run
-        below it, because there arrays lie otherwise. chosen: the run as it will be, one of them or not."""
+        """Return a few plans of the run, from the least memory to the most, whatever the limit is.
+
+        They range from all weights streamed or all inputs offloaded to the activations of all layers kept. Plans within
+        the limit are made under it, because the limit changes where arrays lie in memory.
+
+        chosen: plan of the run, which takes the place of an equal one.
+        """
         config, layers = self.config, self.layers
         points = [replace(config, **self.last_mode), *[chosen.config] * bool(chosen.config.resident_layers)]
         if points[0].gradient_checkpointing:
@@ -217,23 +228,23 @@ class Fit:
         return [chosen if point == chosen.config else self._as_run(point) for point in dict.fromkeys(points)]
 
     def _as_run(self, config: RunOptions) -> Plan:
-        """A plan below the limit that the options set; where there is none, or it is too low, without."""
+        """Plan under the limit that the options set; without a limit if there is none, or it is too low."""
         return (self.fitting(config) if config.limit is not None else None) or self._plan(config, None)
 
     def freely(self) -> Plan | None:
-        """The run in its fastest mode, if it stays below the limit without being held to it."""
+        """Return a plan of the fastest mode, if it stays within the limit without enforcing it; else None."""
         config = replace(self.config, **self.modes[0])
         if not self.weights_open:
             return self._below(config)
         whole = self._plan(replace(config, keep_dequantized=True), None)
-        if not whole.dequantized.nbytes:  # matmuls decode them inside
+        if not whole.dequantized.nbytes:  # matmuls decode weights themselves
             return self._if_below(replace(whole, config=config))
         if self._if_below(whole) or not (found := self._below(config)):
             return self._if_below(whole)
         return most_dequantized(found, self.limit - found.dry.memory().peak_reserved_bytes, self._below)
 
     def _below(self, config: RunOptions) -> Plan | None:
-        """A plan that is not held to the limit, if it stays below."""
+        """Plan without enforcing the limit; None: it exceeds the limit."""
         return self._if_below(self._plan(config, None))
 
     def _if_below(self, plan: Plan) -> Plan | None:
@@ -241,13 +252,13 @@ class Fit:
 
     @property
     def weights_open(self) -> bool:
-        """Return whether it is left to wgrad which weights are kept dequantised."""
+        """Whether wgrad chooses which weights are kept dequantised."""
         config = self.config
         automatic = config.keep_dequantized is None and config.gradient_checkpointing == AUTO
         return automatic and not config.full and not self.device.shared_memory
 
     def resumed(self, before: Mode) -> Plan | None:
-        """The run in the mode that it had before; None where that does not fit, or the options say otherwise."""
+        """Plan the run in the mode that it had before; None: it does not fit, or contradicts the options."""
         given = {name: getattr(self.config, name) for name in (*MODE, *KINDS)}
         open_values = {name: {None} if name == "keep_dequantized" else {AUTO, False, None} for name in given}
         if any(value not in open_values[name] and before.get(name, value) != value for name, value in given.items()):
@@ -259,22 +270,22 @@ class Fit:
 
     @property
     def modes(self) -> list[Mode]:
-        """`modes`, but for those that are no faster than one that takes less."""
+        """`modes`, without those that take more memory than another one but are no faster."""
         found, config = list(modes(self.config, self.device)), self.config
         if config.gradient_checkpointing != AUTO or config.offload_activations or not self.copies_hide:
             return found
         found = [m for m in found if not m["gradient_checkpointing"] or m.get("offload_activations")]
-        # What attention gives goes along at no cost either.
+        # Attention outputs are offloaded at no cost either.
         keeping = {"keep_attention": True} if config.keep_attention is None else {}
         return [m | keeping if m["gradient_checkpointing"] and m["stream_weights"] != "on" else m for m in found]
 
     @property
     def last_mode(self) -> Mode:
-        """The mode that takes the least memory."""
+        """Mode with the least memory."""
         return self.modes[-1]
 
     def described(self, plan: Plan | None, room: Room, recomputed: int) -> str:
-        """A line for people on what becomes of the activations. recomputed: layers, of all ranks."""
+        """Return a line for people about kept and recomputed activations. recomputed: layers, the same on all ranks."""
         kept, layers = self.layers - recomputed, self.layers
         whose = f"all {layers} layers" if kept == layers else f"{kept} of {layers} layers" if kept else "no layer"
         norms = self.config.keep_norms if plan is None else plan.config.keep_norms
@@ -308,7 +319,7 @@ class Fit:
         return f"{said}: the run takes {taken} of {size(self.limit)} ({room.words}); {other}"
 
     def _refined(self, found: Plan, mode: Mode) -> Plan:
-        """A plan of a mode -> one in which as few layers as can be are recomputed, and then offloaded."""
+        """Return a plan with as few layers recomputed, then as few offloaded as fit. found: a plan of the mode."""
         left_open = bool(mode.get("offload_activations")) and not self.config.offload_activations
         streamed = mode["stream_weights"] == "on"
         if streamed and not self.device.shared_memory:
@@ -320,8 +331,10 @@ class Fit:
         return fewest_offloaded(found, self.layers, self.fitting) if left_open else found
 
     def _most_kept(self, found: Plan) -> Plan:
-        """A plan with all layers recomputed -> one that keeps the activations of as many as fit. They take nearly the
-        same each, so the number is first looked for beside where that leads."""
+        """Return a plan that keeps the activations of as many layers as fit. found: a plan with all recomputed.
+
+        Layers take nearly the same memory each, so the search starts at the number that this predicts.
+        """
         layers = self.layers
         config = replace(found.config, keep_norms=found.config.keep_norms or False)
         whole = self._plan(self.keeping(config, layers), None)
@@ -336,8 +349,8 @@ class Fit:
         return planned_beside(found, guess, plan, layers - bool(config.keep_norms))
 
     def keeping(self, config: RunOptions, kept: int) -> RunOptions:
-        """Keep the activations of the last so many layers, and offload the inputs of as many others as now, where there
-        are so many."""
+        """Return options that keep the activations of the last `kept` layers, and offload as many inputs as before, but
+        at most those of the other layers."""
         recomputed, offloaded = self.layers - kept, config.offload_activations
         if not recomputed:
             changes: Mode = {"offload_activations": False, "keep_attention": None}
@@ -350,18 +363,17 @@ class Fit:
         return self.plan(batch_size=batch, gradient_accumulation_steps=rows // batch, **mode)
 
     def longest_rows(self, mode: Mode) -> int:
-        """Tokens of the longest rows of which a batch of one fits; 0: none do. No longer than what the model was made
-        for."""
+        """Return the tokens of the longest sequence that fits, up to the model's positions; 0: none fits."""
         most = self.model_config.max_position_embeddings
         steps = self._foreseen(lambda n: {"batch_size": 1, "max_length": n * ROW_STEP, **mode}, -(-most // ROW_STEP))
         return min(ROW_STEP * steps, most)
 
     def largest_batch(self, mode: Mode) -> int:
-        """Rows of the largest batch that fits, at most MOST_ROWS; 0: none does."""
+        """Return the largest batch that fits, up to MOST_ROWS; 0: none fits."""
         return self._foreseen(lambda rows: {"batch_size": rows, **mode}, MOST_ROWS)
 
     def _foreseen(self, options: Callable[[int], Mode], most: int) -> int:
-        """`_largest` of runs with these options, first looked for among runs of fewer layers."""
+        """Return the largest number whose options fit, searching first with fewer layers; 0: none fits."""
 
         def plan(count: int) -> Plan | None:
             return self.plan(**options(count))

@@ -1,7 +1,7 @@
-"""As many weights kept dequantised as fit beside what else a run keeps.
+"""Keep as many weights dequantised as fit into the memory that a run leaves.
 
-A byte of a layer's activations saves far more time than one of a dequantised weight (bench/notes/checkpointing.md), so
-that layers come first.
+A byte of kept activations saves far more time than a byte of a dequantised weight (bench/notes/checkpointing.md), so
+activations come first.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from wgrad.train.step.search import planned_beside
 
 
 def most_dequantized(found: Plan, room: int, fitting: Callable[[RunOptions], Plan | None]) -> Plan:
-    """Return the plan that keeps the most weights dequantised, `found` itself where none can be kept.
+    """Return the plan that keeps the most weights dequantised, or `found` if none can be kept.
 
     Args:
-        found: Fits, and keeps none.
+        found: Plan that fits and keeps none.
         room: Bytes that it leaves, at most.
-        fitting: Plans a run; None where it does not fit.
+        fitting: Plans a run; returns None if it does not fit.
     """
     sizes = found.dequantized.sizes
 
     def plan(count: int) -> Plan | None:
         return fitting(replace(found.config, keep_dequantized=True if count == len(sizes) else count))
 
-    # Blocks of the pool lie otherwise with more of them, so that a few less may fit than there are bytes for.
+    # The memory pool has other gaps with more blocks, so a few weights less may fit than bytes suggest.
     guess = bisect_right(list(accumulate(sizes)), room) if any(sizes) else 0
     return planned_beside(found, guess, plan, guess)

@@ -1,4 +1,4 @@
-"""--memory-limit, --vram: what a run would have to change to stay below it, found by planning that."""
+"""Advice for runs beyond --memory-limit or --vram: the changes that would make them fit, found by planning."""
 
 from __future__ import annotations
 
@@ -18,22 +18,27 @@ from wgrad.train.options.options import flag
 from wgrad.train.step.build import itemsize_of, mlp_chunk_bytes
 from wgrad.train.step.memory import SMALLER_MODEL, limit_bytes
 
-SHORTEST = 128  # tokens of the shortest rows that are tried
+SHORTEST = 128  # tokens of the shortest sequences that are tried
 
 
 def fewest_offloaded(
     found: Any, layers: int, fitting: Callable[[RunOptions], Any], seem_to_stay: int | None = None
 ) -> Any:
-    """A plan that fits with the inputs of all layers offloaded -> one that fits with those of the fewest.
+    """Return a plan that fits with the fewest layers' inputs offloaded.
 
-    layers: of the model. fitting: plans a run; None where it does not fit. seem_to_stay: inputs that there are bytes
-    for, where that is known; those that fit are seldom more, as a pool's blocks lie with gaps."""
+    Args:
+        found: Plan that fits with the inputs of all layers offloaded.
+        layers: Layers of the model.
+        fitting: Plans a run; returns None if it does not fit.
+        seem_to_stay: Number of inputs that the free bytes suffice for, if known. Seldom more fit, since the pool's
+            blocks have gaps.
+    """
 
     @cache
     def plan(number: int) -> Any:
         return fitting(replace(found.config, offload_activations=number))
 
-    most = layers - 1  # which is all: the last layer's stays (model.py)
+    most = layers - 1  # all, because the last layer's input is never offloaded (model.py)
     if most < 1:
         return found
     first = 0 if seem_to_stay is None else max(most - max(seem_to_stay, 0), 0)  # no fewer, as it seems
@@ -46,15 +51,17 @@ def fewest_offloaded(
 
 
 def in_large_chunks(found: Any, fitting: Callable[[RunOptions], Any]) -> Any:
-    """A plan that fits -> one whose long rows go through the MLP in the largest chunks, where that fits as well: often
-    the loss takes more, and small chunks are slower (bench/notes/checkpointing.md)."""
+    """Return a plan whose MLP works in the largest chunks, if that fits too; else `found`.
+
+    Small chunks are slower, and often the loss takes more memory anyway (bench/notes/checkpointing.md).
+    """
     if not may_have_larger_chunks(found.config):
         return found
     return fitting(replace(found.config, mlp_chunk=f"{MLP_CHUNK_BYTES >> 20}MiB")) or found
 
 
 def may_have_larger_chunks(config: RunOptions) -> bool:
-    """Return whether a run has its MLP in chunks, of a size that is left open and not the largest."""
+    """Return whether a run has its MLP in chunks whose size is not given and could be larger."""
     chunk = mlp_chunk_bytes(config)
     if config.mlp_chunk is not None or not config.gradient_checkpointing or not chunk or chunk >= MLP_CHUNK_BYTES:
         return False
@@ -62,8 +69,10 @@ def may_have_larger_chunks(config: RunOptions) -> bool:
 
 
 def in_small_chunks(config: RunOptions, model: ModelConfig) -> RunOptions | None:
-    """A run with too few rows for chunks of the MLP -> the same in chunks: without them it may take more than one with
-    more rows. None: it is in chunks, or they would be no smaller."""
+    """Return the options of a run whose MLP works in chunks although its sequences are short.
+
+    Without chunks, it may take more memory than a larger run with them. None: it has chunks, or they save nothing.
+    """
     tokens, chunk = config.rows * config.max_length, mlp_chunk_bytes(config) or MLP_CHUNK_BYTES
     whole = 6 * tokens * model.mlp_width * itemsize_of(config)
     if config.mlp_chunk is not None or not config.gradient_checkpointing or tokens > MLP_CHUNKS_ABOVE or whole <= chunk:
@@ -74,8 +83,15 @@ def in_small_chunks(config: RunOptions, model: ModelConfig) -> RunOptions | None
 def beyond_limit(
     config: RunOptions, device: Device, layers: int, plan: Callable[[RunOptions, int | None], Any], chosen: str = ""
 ) -> WgradError:
-    """Return the message for a run that does not fit its limit. layers: of the model. plan: a run's under a limit;
-    OutOfMemory where that is too low. chosen: options of it that nobody gave."""
+    """Return the error for a run that does not fit its limit, with advice.
+
+    Args:
+        config: Options of the run.
+        device: Device of the run.
+        layers: Layers of the model.
+        plan: Plans a run under a limit; raises OutOfMemory if it does not fit.
+        chosen: Options of the run that wgrad has chosen, for the message.
+    """
     limit = limit_bytes(config.limit)
     assert limit is not None
     even = f"even with {chosen} " if chosen else ""
@@ -113,19 +129,19 @@ def _words(changes: dict[str, Any]) -> str:
 
 
 def as_option(name: str, value: Any) -> str:
-    """A value as a command line gives it."""
+    """Return an option with its value as on a command line."""
     if value is False:
         return flag(f"no_{name}")
     return flag(name) if value is True else f"{flag(name)} {value}"
 
 
 def can_stream(config: RunOptions) -> bool:
-    """Return whether there are frozen weights that may live in host memory."""
+    """Return whether the run has frozen weights that may stay in host memory."""
     return not config.full and config.qat is None and not config.keep_dequantized
 
 
 def _changes(config: RunOptions, device: Device) -> Iterator[dict[str, Any]]:
-    """Ways to make a run smaller, the cheapest first; each on top of those before it."""
+    """Yield changes that make a run smaller, the cheapest first, each in addition to those before it."""
     if config.keep_dequantized:
         yield {"keep_dequantized": False}
         config = replace(config, keep_dequantized=False)

@@ -1,4 +1,4 @@
-"""The shaders and memory that a run will need, before it begins. Found by a dry run."""
+"""Plan the shaders and memory of a run before it begins, by a dry run."""
 
 from __future__ import annotations
 
@@ -29,18 +29,26 @@ from wgrad.train.step.resident import SPARE, layer_bytes
 from wgrad.train.step.search import planned_beside
 from wgrad.train.step.trainer import Trainer
 
-PROMPT_TOKENS = 24  # of the text that a model goes on from, where no --sample-prompt is given: at most
-SAMPLE_TOKENS = 64  # that a model writes before and after the run, to show what it has learnt
+PROMPT_TOKENS = 24  # most tokens of a sample's prompt without --sample-prompt
+SAMPLE_TOKENS = 64  # tokens of a sample
 
 
 @dataclass(frozen=True)
 class Plan:
-    """dry: the dry run itself, for `Device.prepare`. Bytes on the device: held all the time (weights, what is trained,
-    its gradients, the optimiser), more while a step runs (activations and scratch), and the most at any time (loading
-    included); and in main memory, of all that is kept there, and of weights (an embedding that is no head,
-    --stream-weights). trained: numbers that are trained. config: the run's, with --stream-weights settled. dequantized:
-    weights that are kept so, which are held all the time too. token_bytes: that come from main memory to decode a
-    token."""
+    """Memory that a run needs.
+
+    Attributes:
+        dry: The dry run, for `Device.prepare`.
+        held_bytes: On the device all the time: weights, trained parameters, gradients, optimiser.
+        activation_bytes: On the device in addition while a step runs: activations and scratch.
+        peak_bytes: Most on the device at any time, loading included.
+        host_bytes: Most in main memory.
+        host_weight_bytes: Weights in main memory: with --stream-weights, or an embedding that is no head.
+        trained: Number of trained parameters.
+        config: Options of the run, with --stream-weights settled.
+        dequantized: Weights that are kept dequantised, which are part of `held_bytes`.
+        token_bytes: Bytes that come from main memory to decode a token.
+    """
 
     dry: Any
     held_bytes: int
@@ -55,7 +63,7 @@ class Plan:
 
     @property
     def optimizer_bytes(self) -> int:
-        """Bytes of AdamW's two moments; gradients, and what is trained itself, take half of it each."""
+        """Bytes of AdamW's two moments. The parameters take half of that, and so do their gradients."""
         return 8 * self.trained
 
 
@@ -66,16 +74,18 @@ def plan_run(
     device: Device,
     prompt_tokens: int,
 ) -> Plan | None:
-    """Loading, two steps, an evaluation and a sample of a run where nothing runs; None where the device cannot.
+    """Plan a run by a dry run of loading, two steps, an evaluation and a sample; None: the device has no dry runs.
 
-    Two steps: the first runs as it is, the second is recorded. A row of one document as long as a row can be is as good
-    as any, because shaders and memory hang on shapes alone. Raises WgradError where the base model does not fit its
-    config.json, or the run --memory-limit.
+    The first step runs directly, the second is recorded. Shaders and memory depend only on shapes, so the data is one
+    document that fills a sequence.
+
+    Raises:
+        WgradError: The base model does not fit its config.json, or the run does not fit --memory-limit.
     """
     most = limit_bytes(config.limit)
 
     def filled(found: Plan) -> Plan:
-        """Keep as many streamed weights on the device as the limit allows, where the options leave that open."""
+        """Keep as many streamed weights on the device as the limit allows, unless an option says how many."""
         streamed = found.config.stream_weights == "on" and not device.shared_memory
         if not streamed or most is None or found.config.resident_layers is not None:
             return found
@@ -104,7 +114,7 @@ def plan_run(
         except OutOfMemory:
             if limit is not None:
                 raise
-            return plan(off, None)  # how much memory is free is not known: the device has the last word
+            return plan(off, None)  # free memory is not known: the device decides when it allocates
 
     if device.dry_run() is None:
         return None
@@ -119,10 +129,11 @@ def plan_run(
 def fill_with_layers(
     found: Plan, each: float, layers: int, limit: int, fitting: Callable[[RunOptions], Plan | None]
 ) -> Plan:
-    """A plan with streamed weights -> one in which those of as many layers stay on the device as the limit allows.
+    """Return a plan in which the weights of as many layers stay on the device as the limit allows.
 
-    each: bytes of a layer's weights, on average. layers: of the model. limit: bytes that a plan may take. fitting: of a
-    run; None where it does not fit."""
+    found: a plan with streamed weights. each: mean bytes of a layer's weights. layers: of the model. limit: bytes that a
+    plan may take. fitting: plans a run; None where it does not fit.
+    """
     there = found.config.resident_layers or 0
 
     def plan(resident: int) -> Plan | None:
@@ -150,14 +161,17 @@ def run_dry(
     dry.limit_memory(limit)
     try:
         return _run_dry(config, model_config, folder, dry, prompt_tokens)
-    except WgradError as error:  # with advice, which is another one where there is a limit
+    except WgradError as error:  # its advice is not that for a limit, which the caller gives
         if limit is not None and isinstance(error.__cause__, OutOfMemory):
             raise error.__cause__ from None
         raise
 
 
 def training_needs(config: RunOptions) -> Callable[[Device], None]:
-    """For `select_device`: the operators of a run, by a dry run of short rows. Long rows call the same ones."""
+    """Return a check for `select_device` that a device has the operators of a run, by a dry run of short sequences.
+
+    Long sequences need the same operators.
+    """
 
     def check(device: Device) -> None:
         folder = find_model(config.model)

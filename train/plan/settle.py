@@ -1,4 +1,4 @@
-"""Choices that a run leaves open, of all ranks: the batch, the recomputed layers, and the rest of each rank's mode."""
+"""Settle what the options of a run leave open: batch and recomputed layers of all ranks, and each rank's mode."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Config = TypeVar("Config", bound=RunOptions)
 
 
 def batch_sizes(config: RunOptions, ranks: int = 1) -> list[int]:
-    """Into what the rows of a step can be cut, as many in each micro-batch, and a micro-batch for each rank; rising."""
+    """Return the batch sizes that divide a step evenly, with a micro-batch for each rank, in rising order."""
     rows = config.batch_size * config.gradient_accumulation_steps
     sizes = [n for n in range(1, min(rows, MOST_ROWS) + 1) if rows % n == 0 and rows // n >= ranks]
     return sizes or [config.batch_size]
@@ -31,24 +31,31 @@ def batch_sizes(config: RunOptions, ranks: int = 1) -> list[int]:
 
 @dataclass(frozen=True)
 class Settled(Generic[Config]):
-    """config: the run's, with its batch. mode: options of this rank in place of the run's. plan: of both, where there
-    is one. limit: bytes that the device is to keep to, although no option says so."""
+    """Choices for a run."""
 
-    config: Config
-    mode: Mode
-    lines: list[str]
-    plan: Plan | None = None
-    limit: int | None = None
+    config: Config  # options of the run, with its batch
+    mode: Mode  # options of this rank that replace the run's
+    lines: list[str]  # for people
+    plan: Plan | None = None  # plan of both, if there is one
+    limit: int | None = None  # bytes to limit the device to, although no option does
 
 
 @opened_once()
 def settle(
     config: Config, fit: Fit, room: Room, world: World, *, pinned: bool, before: Mode | None = None
 ) -> Settled[Config]:
-    """Choose what --vram and --gradient-checkpointing auto leave open: the batch that fits on every rank, the number of
-    recomputed layers on all, and the rest of this rank's mode.
+    """Choose the batch that fits on every rank, the recomputed layers of all ranks, and the rest of this rank's mode.
 
-    pinned: the batch is that of a run which goes on. before: the mode of that run. WgradError: nothing fits.
+    Args:
+        config: Options of the run.
+        fit: Planner of this rank.
+        room: Memory that this rank may use.
+        world: All ranks.
+        pinned: Whether the batch is that of the resumed run.
+        before: Mode of the resumed run.
+
+    Raises:
+        WgradError: Nothing fits.
     """
     automatic = config.gradient_checkpointing == AUTO
     if not automatic and not config.chooses_batch:
@@ -76,7 +83,7 @@ def settle(
 
 
 def _found(config: RunOptions, fit: Fit, batches: list[int], before: Mode | None) -> tuple[Plan | None, int | None]:
-    """-> the plan of the run, None where nothing fits into memory that nobody has named, and `Settled.limit`."""
+    """Return the plan of the run, and `Settled.limit`. The plan is None if nothing fits and no option sets a limit."""
     if before and (found := fit.resumed(before)) is not None:
         return found, None if config.limit else fit.limit
     batches = batches if config.chooses_batch else [config.batch_size]
@@ -89,6 +96,7 @@ def _found(config: RunOptions, fit: Fit, batches: list[int], before: Mode | None
 
 
 def mode_of(config: RunOptions) -> Mode:
+    """Return the mode in the options of a run."""
     return {
         name: value
         for name in (*MODE, *KINDS)
@@ -100,7 +108,7 @@ def mode_of(config: RunOptions) -> Mode:
 def plan_as_run(
     config: RunOptions, model_config: ModelConfig, folder: str | os.PathLike[str], device: Device, prompt_tokens: int
 ) -> Plan | None:
-    """`plan_run` of what `wgrad finetune` with these options would do, all that is chosen included."""
+    """Plan a run like `wgrad finetune` with these options, including its choices."""
     limit = room_of(config, device).limit or 0
     fit = Fit(config, model_config, folder, device, prompt_tokens, limit)
     chosen = settle(config, fit, Room(limit or None, ""), World(), pinned=False)
@@ -109,7 +117,7 @@ def plan_as_run(
 
 
 def line(config: RunOptions, mode: Mode, limit: int) -> str:
-    """Describe a choice."""
+    """Return a line for people about the chosen batch and mode."""
     batch = (
         f"{flag('batch_size')} {config.batch_size} {flag('gradient_accumulation_steps')} "
         f"{config.gradient_accumulation_steps}"

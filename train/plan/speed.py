@@ -1,4 +1,4 @@
-"""Seconds of a training step, predicted from the FLOP and bytes of its parts and a few rates of the device."""
+"""Predict the seconds of a training step from the FLOP and bytes of its parts, and a few rates of the device."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from wgrad.train.step.dequantized import kept_share
 from wgrad.train.step.resident import resident_layers
 
 _FORMAT, _MOST_BYTES, _LEAST_SECONDS = 1, 1 << 12, 0.02
-_MOST_RATE = 1e17  # a clock that says more is wrong
-# How often a step passes over its activations beside matmuls, and over the decoded values of a frozen weight for each
-# matmul with it (they are written; the matmul reads them from the L2 cache, or as it would others).
+_MOST_RATE = 1e17  # a higher measured rate means that the clock was wrong
+# Passes of a step over its activations in addition to matmuls, and over the decoded values of a frozen weight for each
+# matmul: they are written once, and read from the L2 cache.
 _ACTIVATION_PASSES, _DECODED_PASSES = 3, 1
 
 
 @dataclass(frozen=True)
 class Rates:
-    """FLOP/s of matmuls and of attention, bytes/s of device memory and of copies to main memory."""
+    """Rates of a device: FLOP/s of matmuls and attention, bytes/s of device memory and of copies to main memory."""
 
     matmul: float = 250e12
     attention: float = 120e12
@@ -40,7 +40,7 @@ class Rates:
 
 
 def rates_of(device: Device, compute: str) -> Rates | None:
-    """The rates of a GPU, measured once and kept in the cache; None of NumPy, software drivers and GPUs elsewhere."""
+    """Return the rates of a GPU, measured once and cached; None for NumPy, software drivers, and planned GPUs."""
     if device.dry_run() is None or device.facts.get("type") in ("CPU", "elsewhere"):
         return None
     what = f"{device.description}; {compute}; {device.fastest_compute}; {_FORMAT}"
@@ -53,7 +53,7 @@ def rates_of(device: Device, compute: str) -> Rates | None:
         found = _measured(device, np.dtype(compute))
     except DeviceError:
         return None
-    with suppress(OSError):  # measured again next time
+    with suppress(OSError):  # else it is measured again next time
         keep(file, json.dumps(asdict(found)).encode())
     return found
 
@@ -77,7 +77,7 @@ def _measured(device: Any, dtype: np.dtype) -> Rates:
 
 
 def _seconds(device: Device, work: Callable[[], Any]) -> float:
-    """Seconds of one call, behind a first one that compiles."""
+    """Return the seconds of a call, after a first one that compiles."""
     work()
     device.synchronize()
     count = 1
@@ -93,12 +93,12 @@ def _seconds(device: Device, work: Callable[[], Any]) -> float:
 
 
 def _attention_flops(tokens: int, length: int, width: int) -> float:
-    """FLOP of a causal forward."""
+    """Return the FLOP of a causal forward."""
     return 2.0 * tokens * length * width
 
 
 def _mixing_flops(model: ModelConfig, tokens: int, length: int) -> float:
-    """FLOP of a forward of attention, or of what a layer has in its place, on average over the layers."""
+    """Return the FLOP of a forward of attention, or of its replacement in a layer, averaged over the layers."""
     widths = sum(map(model.q_size_of, range(model.num_hidden_layers)))
     attention = _attention_flops(tokens, length, widths) / model.num_hidden_layers
     if model.linear is None:
@@ -109,7 +109,7 @@ def _mixing_flops(model: ModelConfig, tokens: int, length: int) -> float:
 
 
 def step_seconds(config: RunOptions, model: ModelConfig, device: Device, rates: Rates) -> float:
-    """Predict the seconds of a step, all its micro-batches included, of a run whose choices are settled."""
+    """Predict the seconds of a step, with all its micro-batches, of a run whose choices are settled."""
     tokens, layers = config.rows * config.max_length, model.num_hidden_layers
     recomputed = recomputed_layers(config, model)
     itemsize = np.dtype("float32" if config.compute == "auto" else config.compute).itemsize
@@ -131,13 +131,7 @@ def step_seconds(config: RunOptions, model: ModelConfig, device: Device, rates: 
     if config.stream_weights == "on" and not device.shared_memory:
         each = numbers_in_layers(model) / layers * (0.55 if config.quantize else itemsize)
         streamed = layers - resident_layers(config, model)
-        # Forward, and in the backward all but the two that are there, beside twice the work.
+        # The forward copies all streamed layers; the backward all but two that are still there, during twice the work.
         for count, work in ((streamed, layers * matmul), (streamed - 2, 2 * layers * matmul)):
             seconds += max(count * each - device.copied_alongside(work), 0.0) / rates.link
     return seconds * config.gradient_accumulation_steps
-
-
-def tokens_per_second(config: RunOptions, model: ModelConfig, device: Device, rates: Rates) -> float:
-    """Predict the speed of a run."""
-    tokens = config.rows * config.max_length * config.gradient_accumulation_steps
-    return tokens / step_seconds(config, model, device, rates)

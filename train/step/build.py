@@ -419,11 +419,22 @@ def build_frozen(
     contents: bool = True,
     remarks: list[str] | None = None,
 ) -> Model:
-    """Load the frozen weights: onto the device, or into main memory to be streamed.
+    """Build a model for inference, with an adapter or without.
 
     Args:
-        staying: Arguments of `load_streamed` alone: which weights stay on the device.
-        options: Arguments of `load_frozen` and `load_streamed`.
+        model_config: Configuration of the base model.
+        folder: Folder of the base model.
+        device: Device.
+        positions: Positions that the model needs.
+        adapter: Folder of an adapter; None: the base model alone.
+        quantize: Whether 16-bit weights are quantised to NF4.
+        compute: Dtype of activations.
+        stream_weights: "on": keep weights in main memory.
+        resident: Layers whose weights stay on the device if weights are streamed.
+        progress, contents, remarks: As for `build_trainable`.
+
+    Raises:
+        WgradError: Options and model do not fit together.
     """
     dtype = np.dtype(compute_type(compute, device))
     loaded = load_adapter(adapter, *adaptable(model_config)) if adapter else None

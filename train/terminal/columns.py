@@ -1,4 +1,4 @@
-"""Texts that grow side by side, without codes of a terminal: a row is written once it changes no more."""
+"""Growing texts in columns, without terminal codes: a row is written once it no longer changes."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from rich.cells import cell_len
 
 _BETWEEN = " | "
 _TAB = "    "
-_LEAST = 8  # columns of a text, however narrow the terminal is
+_LEAST = 8  # least width of a text, however narrow the terminal is
 
 
 def wrap(text: str, width: int) -> list[str]:
-    """Lines of at most `width` columns, broken at spaces where there are any. All but the last stay as they are when
-    the text grows."""
+    """Wrap a text into lines of at most `width` columns, at spaces if possible.
+
+    If the text grows, all lines but the last stay the same.
+    """
     lines = []
     for paragraph in text.replace("\t", _TAB).split("\n"):
         line = ""
@@ -32,11 +34,17 @@ def wrap(text: str, width: int) -> list[str]:
 
 
 class Columns:
-    """names: of the texts, in the first row. width: of all together. live: show the row that is not done yet, and write
-    over it (a terminal)."""
+    """Writes several growing texts side by side.
+
+    Args:
+        names: Headings of the columns.
+        width: Width of all columns together.
+        write: Writes text.
+        live: Whether to show and overwrite the unfinished row, on a terminal.
+    """
 
     def __init__(self, names: Sequence[str], width: int, write: Callable[[str], object], live: bool) -> None:
-        # A terminal may go to the next line by itself behind its last column.
+        # A terminal may wrap to the next line after its last column.
         self._width = max((width - 1 - len(_BETWEEN) * (len(names) - 1)) // len(names), _LEAST)
         self._write, self._live = write, live
         self._texts, self._done = ["" for _ in names], [False for _ in names]
@@ -48,7 +56,7 @@ class Columns:
         self._draw()
 
     def end(self, number: int) -> None:
-        """No more comes of a text."""
+        """Mark a text as complete."""
         self._done[number] = True
         self._draw()
 

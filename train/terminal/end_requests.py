@@ -1,8 +1,8 @@
 """Ctrl-C and other requests to end a command that has nothing to save: SIGINT, SIGTERM, SIGHUP, SIGBREAK on Windows.
 
-Each raises Interrupted, so that what is half-written is removed on the way out. Python loses an exception that is
-raised in a finaliser (`__del__`, a callback of the garbage collector): such a request is made again. It also calls a
-handler only between two instructions of the main thread: where a call to a driver keeps that away, SIGTERM and SIGHUP
+Each raises Interrupted, so that half-written files are removed on the way out. Python loses an exception that is raised
+in a finaliser (`__del__`, a callback of the garbage collector), so such a request is repeated. Python also calls a
+handler only between two instructions of the main thread. If a call to a driver blocks that thread, SIGTERM and SIGHUP
 end the process after some seconds.
 """
 
@@ -23,8 +23,7 @@ _AGAIN_SECONDS = 0.05
 
 
 class EndRequests:
-    """A context manager around a command. Signals that are ignored (nohup) stay so; outside the main thread nothing is
-    handled."""
+    """Context manager around a command. Ignored signals (nohup) stay ignored; only the main thread handles signals."""
 
     def __enter__(self) -> EndRequests:
         self._ended = threading.Event()
@@ -61,7 +60,7 @@ class EndRequests:
         raise Interrupted(number)
 
     def _unraisable(self, lost: Any) -> None:
-        """sys.unraisablehook: a request that was lost in a finaliser is made again, once that is left."""
+        """Repeat a request that was lost in a finaliser, once that has returned (sys.unraisablehook)."""
         if not isinstance(lost.exc_value, KeyboardInterrupt):
             self._hook(lost)
             return
@@ -71,7 +70,7 @@ class EndRequests:
 
     def _watch(self) -> None:
         while data := self._reader.recv(1):
-            # Ctrl-C may be answered (`chat` goes on), and `serve` has handlers of its own.
+            # Ctrl-C need not end a command (`chat` stops an answer), and `serve` has handlers of its own.
             if data[0] != signal.SIGINT and signal.getsignal(data[0]) == self._handle:
                 threading.Thread(target=self._end_late, args=(data[0],), daemon=True).start()
 
@@ -85,7 +84,7 @@ class EndRequests:
 
 
 def _press(number: int) -> None:
-    """The signal to the main thread, so that a call in which it waits ends."""
+    """Send a signal to the main thread, to end a call in which it waits."""
     if hasattr(signal, "pthread_kill"):
         signal.pthread_kill(threading.main_thread().ident or 0, number)
     else:

@@ -1,4 +1,4 @@
-"""How an error ends a command: what is said of it, on one line, and the exit status."""
+"""How an error ends a command: its message, on one line, and the exit status."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import signal
 
 from wgrad.device.errors import DeviceError, UnusableResult, WgradError
 
-LONGEST_MESSAGE = 1000  # characters; what it quotes may be any file's
-EXPECTED: tuple[type[BaseException], ...] = (WgradError, DeviceError)  # errors that are not ours to fix
+LONGEST_MESSAGE = 1000  # characters; a message may quote any file
+EXPECTED: tuple[type[BaseException], ...] = (WgradError, DeviceError)  # errors that are no faults of wgrad
 SWEEP_INTERRUPTED = "interrupted: nothing is kept of a sweep: begin it anew"
 
 
 def one_line(error: BaseException) -> str:
-    """The message on one line, without control characters (of a name or a value that it quotes), of bounded length."""
+    """Return the message on one line of limited length, with control characters escaped."""
     text = " ".join(str(error).split()) or type(error).__name__
     text = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
     if len(text) <= LONGEST_MESSAGE:
@@ -21,7 +21,7 @@ def one_line(error: BaseException) -> str:
 
 
 def ending_of(error: BaseException) -> tuple[str, int] | None:
-    """Message and exit status of an error that a user can be told of; None: a fault of ours, with a traceback."""
+    """Return message and exit status of an expected error; None: a fault of wgrad, which needs a traceback."""
     if isinstance(error, UnusableResult):
         return one_line(error), 1
     if isinstance(error, EXPECTED):

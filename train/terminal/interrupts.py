@@ -1,11 +1,11 @@
-"""Ctrl-C and other requests to end, so that a run loses nothing: SIGINT, SIGTERM, SIGHUP, and SIGBREAK on Windows.
+"""Ctrl-C and other requests to end a run without losing anything: SIGINT, SIGTERM, SIGHUP, and SIGBREAK on Windows.
 
-Where nothing can be lost a request ends the run at once. While steps run the first waits for the end of the step (then
-the run is saved), the second does not. While files are written every request waits until they are whole.
+If nothing can be lost, a request ends the run at once. During steps, the first request waits for the end of the step,
+after which the run is saved; the second does not wait. While files are written, all requests wait until they are whole.
 
-Python calls a signal's handler between two instructions of the main thread, which a shader's first compile or a long
-product keeps away for minutes. So a thread of its own reads the signal's number from the wake-up descriptor and answers
-at once; it also ends the process where the main thread does not come back after a second request.
+Python calls a signal's handler between two instructions of the main thread, which compiling a shader or a long matmul
+can delay for minutes. So a separate thread reads the signal's number from the wake-up descriptor and answers at once.
+It also ends the process if the main thread stays blocked after a second request.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from wgrad.train.terminal.output import Output
 
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK") if hasattr(signal, name))
 GRACE = 3.0  # seconds for the main thread to end by itself
-_QUIET = 0.3  # seconds within which the main thread has ended mostly, and nothing need be said
+_QUIET = 0.3  # seconds in which the main thread usually ends, so that no answer is needed
 
 _SHOW_CURSOR = "\x1b[?25h"
 
@@ -30,7 +30,7 @@ AT_ONCE, AFTER_STEP, WRITING = "at once", "after the step", "writing"
 
 
 class Interrupted(KeyboardInterrupt):
-    """A request to end. number: of the signal; the command's status is 128 + number."""
+    """A request to end. number: number of the signal; the exit status is 128 + number."""
 
     def __init__(self, number: int, message: str = "") -> None:
         super().__init__(message)
@@ -38,7 +38,7 @@ class Interrupted(KeyboardInterrupt):
 
 
 def end_at_signals() -> None:
-    """Have requests to end other than Ctrl-C raise Interrupted as well; those that are ignored stay so."""
+    """Let all requests to end raise Interrupted, not only Ctrl-C. Ignored signals stay ignored."""
 
     def end(number: int, frame: FrameType | None) -> None:
         raise Interrupted(number)
@@ -49,11 +49,17 @@ def end_at_signals() -> None:
 
 
 class Interrupts:
-    """A context manager around a run. answer: prints a line, from any thread, and never raises. more: signals that are
-    requests too. ends_process: a second request may end the process where the main thread does not come back.
+    """Context manager around a run that handles requests to end.
 
-    asked: the signal of the first request, or None. Signals that the process was started to ignore (nohup) stay so;
-    outside the main thread nothing is handled.
+    Ignored signals (nohup) stay ignored; only the main thread handles signals.
+
+    Args:
+        answer: Prints a line, from any thread, and never raises.
+        more: Further signals that are requests to end.
+        ends_process: Whether a second request may end the process if the main thread stays blocked.
+
+    Attributes:
+        asked: Signal of the first request; None: there was none.
     """
 
     def __init__(self, answer: Callable[[str], None], more: tuple[int, ...] = (), ends_process: bool = True) -> None:
@@ -64,16 +70,16 @@ class Interrupts:
         self._before: dict[int, object] = {}
         self._ended = threading.Event()
 
-    # ---- what the main thread is at --------------------------------------------------------------
+    # ---- activity of the main thread -------------------------------------------------------------
     @contextmanager
     def steps(self) -> Iterator[None]:
-        """Within the block the first request sets `asked` and no more; Interrupted at its end, if not before."""
+        """Let the first request in the block only set `asked`. Interrupted is raised at the block's end."""
         with self._in(AFTER_STEP):
             yield
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Within the block requests set `asked` and no more; Interrupted at its end, unless steps go on there."""
+        """Let requests in the block only set `asked`. Interrupted is raised at the block's end, except during steps."""
         with self._in(WRITING):
             yield
 
@@ -113,13 +119,13 @@ class Interrupts:
             self.answer("stopping; again to stop without waiting for the device")
 
     def _end_late(self, number: int) -> None:
-        """End the process where the main thread, asked twice, is kept in a call to the device.
+        """End the process if the main thread, asked twice, is blocked in a call to the device.
 
-        It writes nothing then: its handler, which raises, runs before any further line of it.
+        This interrupts no writing: when the call returns, the signal's handler raises before any further line runs.
         """
         if not self._ends_process or self._ended.wait(GRACE):
             return
-        words = threading.Thread(target=self._farewell, daemon=True)  # a pipe that nobody reads may hold it
+        words = threading.Thread(target=self._farewell, daemon=True)  # it may block in a pipe that nobody reads
         words.start()
         words.join(1.0)
         os._exit(128 + number)
@@ -127,10 +133,10 @@ class Interrupts:
     def _farewell(self) -> None:
         self.answer("stopped at once: what was done since the last checkpoint is lost")
         if Output().isatty():
-            Output().write(_SHOW_CURSOR)  # which a bar hides
+            Output().write(_SHOW_CURSOR)  # a progress bar hides it
             Output().flush()
 
-    # ---- begin and end -------------------------------------------------------------------------
+    # ---- entering and leaving ------------------------------------------------------------------
     def __enter__(self) -> Interrupts:
         if threading.current_thread() is not threading.main_thread():
             return self

@@ -1,7 +1,7 @@
-"""Text for people and pipes: what a run says never ends it, whatever became of the terminal, pipe or log file.
+"""Output that never ends a run, whatever happens to the terminal, pipe or log file.
 
-A reader that has gone, a full disk behind `> log`, a closed descriptor or an encoding without the character would each
-raise where something is printed, and lose what is trained.
+A closed pipe, a full disk behind `> log`, a closed descriptor, or an encoding that lacks a character would otherwise
+raise while printing, and lose the training.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from typing import Any
 
 from rich.console import Console
 
-STDOUT = "<stdout>"  # what Python calls it
+STDOUT = "<stdout>"  # Python's name for it
 
 
 class OutputLost(OSError):
-    """Standard output takes no more: the reader has gone, the disk is full, ..."""
+    """Standard output cannot be written: its reader has gone, the disk is full, ..."""
 
 
 class Output:
-    """sys.stdout (or sys.stderr) as it is at each call; what it cannot take is left out, and nothing is ever raised.
+    """Writes to the current sys.stdout (or sys.stderr) and ignores errors.
 
-    A character that the encoding lacks is written as its escape (\\u2192).
+    Characters that the encoding lacks are escaped (\\u2192).
     """
 
     def __init__(self, name: str = "stdout") -> None:
@@ -33,8 +33,8 @@ class Output:
 
     @property
     def _stream(self) -> Any:
-        stream = getattr(sys, self._name)  # None where the process was started without it
-        return getattr(stream, "rich_proxied_file", stream)  # a bar that is shown puts a stream of its own in between
+        stream = getattr(sys, self._name)  # None if the process was started without it
+        return getattr(stream, "rich_proxied_file", stream)  # a visible progress bar replaces it by its own stream
 
     @property
     def encoding(self) -> str:
@@ -60,7 +60,7 @@ class Output:
             return False
 
     def fileno(self) -> int:
-        """OSError where there is none, as for every stream: rich asks for it to learn the terminal's width."""
+        """Return the descriptor, which rich needs for the terminal's width. OSError: there is none."""
         try:
             return int(self._stream.fileno())
         except (ValueError, AttributeError) as error:
@@ -76,9 +76,11 @@ def _write(stream: Any, text: str) -> None:
 
 
 class _Strict:
-    """A stream with the same escapes, whose errors are OutputLost, so that they can be told from all others.
+    """A stream that raises OutputLost, to distinguish its errors from all others, and escapes like `Output`.
 
-    lost: the first of them, which `Output` keeps to itself. given_up: none matters any more.
+    Attributes:
+        lost: The first error, which `Output` ignores.
+        given_up: Whether errors no longer matter.
     """
 
     def __init__(self, stream: Any) -> None:
@@ -111,9 +113,9 @@ class _Strict:
 
 @contextmanager
 def command_output() -> Iterator[None]:
-    """sys.stdout of a command: raises OutputLost, at the block's end for text that `Output` could not write.
+    """Let sys.stdout raise OutputLost in the block, and at its end if `Output` could not write.
 
-    After that the stream's buffer goes nowhere: Python would try once more at exit, and fail with a message of its own.
+    Afterwards the stream's buffer is discarded: Python would try to flush it at exit, and print its own error.
     """
     stream = sys.stdout
     if stream is None:
@@ -133,7 +135,7 @@ def command_output() -> Iterator[None]:
 
 
 def settle() -> None:
-    """Write what is left in standard output's buffer, or let it go: the command's end is then no error for it."""
+    """Flush standard output, or discard its buffer, so that lost output is no error of the command."""
     try:
         sys.stdout.flush()
     except OSError:
@@ -145,31 +147,36 @@ def settle() -> None:
 
 
 def _discard(stream: Any) -> None:
-    """Let what is left in the stream's buffer, and all that follows, go nowhere."""
+    """Discard a stream's buffer and all later output."""
     try:
         nowhere = os.open(os.devnull, os.O_WRONLY)
         try:
             os.dup2(nowhere, stream.fileno())
         finally:
             os.close(nowhere)
-    except (OSError, ValueError):  # no descriptor behind it: nothing is flushed at exit either
+    except (OSError, ValueError):  # it has no descriptor: nothing is flushed at exit either
         pass
 
 
 def harmless(text: str) -> str:
-    """Text of a model or a file's name for a terminal, which obeys control characters: those as their escapes."""
+    """Escape control characters, which a terminal would obey, in a model's text or a file's name."""
     return "".join(ascii(c)[1:-1] if unicodedata.category(c) == "Cc" and c not in "\n\t" else c for c in text)
 
 
 def make_console(name: str = "stdout", terminal: bool | None = None, silent: bool = False) -> Console:
-    """A rich console on `Output`. terminal: whether it is one, where that cannot be seen from here. silent: what is
-    printed on it goes nowhere."""
+    """Return a rich console that writes to `Output`.
+
+    Args:
+        name: "stdout" or "stderr".
+        terminal: Whether it is a terminal; None: detect it.
+        silent: Whether to print nothing.
+    """
     terminal = False if silent else terminal
     return Console(file=Output(name), highlight=False, force_terminal=terminal, quiet=silent)  # type: ignore[arg-type]
 
 
 def say(text: str, name: str = "stdout") -> None:
-    """Print a line for people, control characters in it as their escapes."""
+    """Print a line for people, with control characters escaped."""
     output = Output(name)
     output.write(harmless(text) + "\n")
     output.flush()

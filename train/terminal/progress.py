@@ -1,7 +1,7 @@
-"""Progress display: a live line on a terminal; elsewhere plain lines, not many, not long in coming.
+"""Progress display: a live line on a terminal, elsewhere plain lines at moderate intervals.
 
-Work is shown in phases ("loading weights", "training", ...), one at a time. Nothing here ends a run: the console is one
-of `output.make_console`.
+Work is shown in phases ("loading weights", "training", ...), one at a time. Output errors never end a run: the console
+comes from `output.make_console`.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from rich.text import Text
 from wgrad.train.options.option_text import size
 from wgrad.train.terminal.output import STDOUT, harmless, make_console
 
-QUIET_SECONDS = 10.0  # where the output is no terminal: a line at latest after this long,
-LINE_SECONDS = 1.0  # and in training at most one in this time
-TICK_SECONDS = 1.0  # between looks at whether a silence has become long
-_MIN_BAR = 8  # columns; where there is less room for it, figures go
+QUIET_SECONDS = 10.0  # longest time between plain lines
+LINE_SECONDS = 1.0  # shortest time between plain lines of training
+TICK_SECONDS = 1.0  # between checks for a long silence
+_MIN_BAR = 8  # columns; figures are left out to make room for it
 _MAX_BAR = 40
 _P = TypeVar("_P", bound="Phase")
 
 
 def duration(seconds: float) -> str:
-    """1:02:03, 2:03, or -:-- where it is not known."""
+    """Return a duration as 1:02:03 or 2:03, or -:-- if it is not known."""
     if not math.isfinite(seconds):
         return "-:--"
     minutes, left = divmod(round(max(seconds, 0.0)), 60)
@@ -41,9 +41,17 @@ def duration(seconds: float) -> str:
 
 
 class Phase:
-    """A stretch of work that is shown. `total`: of `done`, in `unit`s; None where nobody knows.
+    """A phase of work, shown with its progress.
 
-    `update` as the work goes. Where a terminal is too narrow, figures are left out in the order of `give_way`.
+    Args:
+        display: Where it is shown.
+        name: Name of the work.
+        total: Number of units; None: not known.
+        unit: Name of a unit.
+        done: Units done at the start.
+
+    Attributes:
+        give_way: Figures to leave out on a narrow terminal, in this order.
     """
 
     give_way: tuple[str, ...] = ()
@@ -53,29 +61,29 @@ class Phase:
         self._begun, self._first = display.clock(), done
 
     def update(self, done: int, total: int | None = None) -> None:
-        """`done` units are behind us (of `total`, where that has become known)."""
+        """Set the number of units done, and of all if that has become known."""
         self.done, self.total = done, self.total if total is None else total
         self.display.refresh(self)
 
     def remaining(self) -> float:
-        """Seconds left, at the mean speed so far; infinity where that is not known."""
+        """Return the seconds left, at the mean speed so far; infinity: not known."""
         done = self.done - self._first
         if done <= 0 or self.total is None:
             return math.inf
         return (self.display.clock() - self._begun) / done * (self.total - self.done)
 
     def label(self) -> str:
-        """Name and progress of a phase."""
+        """Return name and progress of the phase."""
         return " ".join(part for part in (self.name, self.counts()) if part)
 
     def counts(self) -> str:
-        """'3/7 tensors', or '' where there is nothing to count."""
+        """Return the progress, such as '3/7 tensors'; '': there is nothing to count."""
         if self.total is None:
             return f"{self.done} {self.unit}".strip() if self.done else ""
         return f"{self.done}/{self.total} {self.unit}".strip()
 
     def figures(self) -> Mapping[str, str]:
-        """Set further values to show, by name."""
+        """Return further values to show, by name."""
         left = self.remaining()
         if math.isfinite(left):
             return {"left": f"left {duration(left)}"}
@@ -86,7 +94,7 @@ class Phase:
         return now - last_line >= QUIET_SECONDS
 
     def line(self) -> str:
-        """The plain line."""
+        """Return the plain line."""
         return "  ".join(part for part in (self.name, self.counts(), *self.figures().values()) if part)
 
     def waiting_line(self) -> str:
@@ -95,13 +103,13 @@ class Phase:
 
 
 class Display:
-    """Shows the phase that work is in. `say` prints a line beside it. clock: seconds, for tests."""
+    """Shows the current phase, and lines above it. clock: returns seconds, for tests."""
 
     def __init__(self, console: Console | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self.console = make_console() if console is None else console
         self.clock = clock
         self.live = self.console.is_terminal and not self.console.is_dumb_terminal
-        self._phases: list[Phase] = []  # the last is shown; the others go on after it
+        self._phases: list[Phase] = []  # the last one is shown, the others when it has ended
         self._screen: Live | None = None
         self._lock = threading.RLock()  # one plain line at a time
         self._last_line = clock()
@@ -109,7 +117,7 @@ class Display:
         self._thread: threading.Thread | None = None
 
     def say(self, text: str) -> None:
-        """Print a line without disturbing what is shown."""
+        """Print a line without disturbing the phase."""
         self._last_line = self.clock()
         self.console.print(harmless(text), markup=False, highlight=False, soft_wrap=True)
 
@@ -121,7 +129,7 @@ class Display:
 
     @contextmanager
     def show(self, phase: _P) -> Iterator[_P]:
-        """Show `phase` for as long as the block runs; one that was shown before comes back after it."""
+        """Show a phase for as long as the block runs, and afterwards the previous one again."""
         self._phases.append(phase)
         if len(self._phases) == 1:
             self._begin()
@@ -133,7 +141,7 @@ class Display:
             self._phases.remove(phase)
 
     def refresh(self, phase: Phase) -> None:
-        """`phase` has new figures. A terminal shows them by itself at its next frame."""
+        """Print a phase's new figures if a plain line is due. On a terminal, the next frame shows them."""
         if self.live:
             return
         with self._lock:
@@ -141,14 +149,14 @@ class Display:
                 self.say(phase.line())
 
     def tick(self) -> None:
-        """Where there is no terminal: end a silence that has become long."""
+        """End a long silence with a plain line, if the output is no terminal."""
         with self._lock:
             if self._phases and self.clock() - self._last_line >= QUIET_SECONDS:
                 self.say(self._phases[-1].waiting_line())
 
     def _begin(self) -> None:
         if self.live:
-            # What others print comes above the line, where it goes to the same place.
+            # Print the output of others above the line if it goes to the same stream.
             stdout = getattr(self.console.file, "name", "") == STDOUT
             self._screen = Live(
                 get_renderable=self._frame,
@@ -176,13 +184,15 @@ class Display:
             self.tick()
 
     def _frame(self) -> RenderableType:
-        shown = self._phases[-1:]  # asked for by a thread of rich's
+        shown = self._phases[-1:]  # one access, because a thread of rich calls this
         return frame(shown[0], self.console.width) if shown else Text()
 
 
 def frame(phase: Phase, width: int) -> RenderableType:
-    """One line of at most `width` columns: label, bar, figures. Where there is no room for all of them, figures go in
-    the order of `give_way`, before its last two the bar."""
+    """Return one line of at most `width` columns: label, bar and figures.
+
+    If there is no room for all, figures are left out in the order of `give_way`, and the bar before the last two.
+    """
     label, figures = phase.label(), dict(phase.figures())
 
     def length(bar: int) -> int:
@@ -206,7 +216,7 @@ def frame(phase: Phase, width: int) -> RenderableType:
 
 
 class _Training(Phase):
-    """The figures of a step. `values`: what is shown of it; log_every: steps between plain lines."""
+    """The phase of training steps. log_every: steps between plain lines. values: figures of the last step."""
 
     give_way = ("lr", "memory", "rate", "left", "loss")
 
@@ -233,17 +243,24 @@ class _Training(Phase):
         return "  ".join((self.label(), *self.figures().values()))
 
     def waiting_line(self) -> str:
-        """Say how long a step has taken whose predecessor has had its line."""
+        """Return how long the current step has taken, if the line of the last one was printed."""
         if self.done != self._printed or not self.values:
             return self.line()
         return f"step {self.done + 1}/{self.total}  {duration(self.display.clock() - self._printed_at)} so far"
 
 
 class TrainingProgress:
-    """Shows step, loss, learning rate, tokens/s, remaining time and device memory of a run, from its first step on.
+    """Context manager that shows step, loss, learning rate, tokens/s, remaining time and device memory of a run.
 
-    A context manager. `update` when a step is known to be finished; where the output is no terminal that prints a line
-    each `log_every` steps, at the end, and after a long silence. memory: gives bytes in use on the device.
+    If the output is no terminal, it prints a line every `log_every` steps, at the end, and after a long silence.
+
+    Args:
+        total_steps: Steps of the run.
+        steps_done: Steps done before it was resumed.
+        log_every: Steps between plain lines.
+        console: Console to make a display on, if `display` is None.
+        display: Display to use.
+        memory: Returns the bytes in use on the device.
     """
 
     def __init__(
@@ -264,7 +281,7 @@ class TrainingProgress:
     def update(
         self, steps_done: int, *, loss: float, lr: float, tokens_per_second: float, left: float = math.inf
     ) -> None:
-        """`steps_done` steps are behind us; loss and lr are those of the last one. left: seconds to the end."""
+        """Show the figures of the last finished step. left: seconds to the end."""
         self.steps_done = self._phase.done = steps_done
         rate = f"{tokens_per_second:,.0f}" if tokens_per_second >= 10 else f"{tokens_per_second:.2g}"
         self._phase.values = {
@@ -288,5 +305,5 @@ class TrainingProgress:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._shown.__exit__(kind, error, trace)
-        if self.display.live and self._phase.values:  # the live line is gone: its last figures stay
+        if self.display.live and self._phase.values:  # keep the last figures of the live line
             self.display.say(self._phase.line())

@@ -1,4 +1,4 @@
-"""Pieces of the pictures that commands draw: SVG text that needs nothing else."""
+"""Parts of the self-contained SVG images that commands draw."""
 
 from __future__ import annotations
 
@@ -10,18 +10,17 @@ _FONT = "system-ui, -apple-system, Segoe UI, Helvetica, Arial, sans-serif"
 
 
 def legible(text: str) -> str:
-    """Replace characters that XML cannot hold (control characters, half a surrogate pair, U+FFFE) by Python's
-    escapes."""
+    """Escape characters that XML cannot hold (control characters, half a surrogate pair, U+FFFE), as Python does."""
     return "".join(c if _in_xml(c) else ascii(c)[1:-1] for c in text)
 
 
 def _in_xml(character: str) -> bool:
-    """Return whether XML can have it and a reader can see it."""
+    """Return whether XML allows a character, and it is visible."""
     return unicodedata.category(character) not in ("Cc", "Cs") and ord(character) & 0xFFFE != 0xFFFE
 
 
 def svg_begin(width: int, height: int, title: str) -> str:
-    """The opening of a picture on white; `</svg>` ends it."""
+    """Return the beginning of an image on white; `</svg>` ends it."""
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
         f'font-family="{_FONT}">\n<title>{escape(legible(title))}</title>\n'
@@ -34,7 +33,7 @@ def svg_text(x: float, y: float, text: str, size: int = 12, colour: str = FAINT,
 
 
 def shortened(text: str, width: float) -> str:
-    """`text` if it is not wider than `width` ems, else with its middle left out. Widths are estimates."""
+    """Return a text, with its middle left out if it is wider than `width` ems. Widths are estimates."""
 
     def ems(part: str) -> float:
         return sum(1.15 if c in "MW@%" or unicodedata.east_asian_width(c) in "WF" else 0.62 for c in part)
