@@ -1,9 +1,9 @@
-"""The checker of one call's arguments: axes named by letters, kinds of dtype, and errors that say it all.
+"""Check the arguments of an operator's call: shapes with axes named by letters, and kinds of dtype.
 
-Axes are named by letters (`R C`); a letter binds to the first size that it meets and must agree from then on.
-Kinds of dtype: `float` (float32, float16 and bfloat16 where the device has them), `f32`, `f16` (storage: any device
-has it), `weight` (float32, float16, bfloat16), `i32`, `u32`, `u8`. float64 passes wherever float32 does: only the
-reference holds such arrays, the oracle's.
+Axes are named by letters (`R C`). A letter is bound to the first size that it meets, and must agree from then on.
+Kinds of dtype: `float` (float32, also float16 and bfloat16 if the device computes in them), `f32`, `f16` (for storage,
+on any device), `weight` (float32, float16, bfloat16), `i32`, `u32`, `u8`. float64 passes wherever float32 does: only
+the reference device has such arrays.
 """
 
 from __future__ import annotations
@@ -30,7 +30,15 @@ _ALLOWED = {kind: frozenset(np.dtype(t) for t in types) for kind, types in KINDS
 
 
 class Args:
-    """Checks the arguments of one call of one operator, and remembers the size of every axis."""
+    """Checks the arguments of one call. Methods raise ShapeError, and return the object itself to be chained.
+
+    Args:
+        op: Name of the operator, for errors.
+        device: Device of the call; None: do not check what dtypes it computes in.
+
+    Attributes:
+        size: Size of every axis so far, by its letter.
+    """
 
     def __init__(self, op: str, device: Device | None = None) -> None:
         self.op = op
@@ -39,10 +47,11 @@ class Args:
         self._from: dict[str, str] = {}
 
     def fail(self, message: str) -> ShapeError:
+        """Return an error that names the operator."""
         return ShapeError(f"{self.op}: {message}")
 
     def array(self, name: str, value: Any, axes: str, kind: str = "float", hint: str = "") -> Args:
-        """value must be an array with these axes (`... C` allows any number in front; digits are exact sizes)."""
+        """Check that a value is an array with these axes (`... C` allows any number in front; digits are sizes)."""
         shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
         if shape is None or dtype is None:
             raise self.fail(f"{name} must be an array on the device, got {type(value).__name__}; upload it first")
@@ -62,11 +71,11 @@ class Args:
         return self
 
     def any_shape(self, name: str, value: Any, kind: str = "float") -> Args:
-        """value must be an array, with any axes."""
+        """Check that a value is an array, of any shape."""
         return self.array(name, value, " ".join(f"{name}{i}" for i in range(len(getattr(value, "shape", ())))), kind)
 
     def same_shape(self, name: str, value: Any, other_name: str, other: Any) -> Args:
-        """other must be an array of the shape of value, which has been looked at."""
+        """Check that `other` is an array with the shape of `value`, which was checked before."""
         self.any_shape(other_name, other)
         return self.rule(
             tuple(value.shape) == tuple(other.shape),
@@ -75,7 +84,7 @@ class Args:
         )
 
     def axes(self, name: str, value: Any, axes: str, hint: str = "") -> Args:
-        """value, which is no array but has a shape, must have these axes."""
+        """Check the axes of a value that has a shape but is no array."""
         letters = axes.split()
         for letter, size in zip(letters, value.shape):
             self._axis(name, letters, letter, int(size), value, hint)
@@ -112,12 +121,13 @@ class Args:
             )
 
     def dtype(self, name: str, value: Any, default: Any) -> np.dtype:
-        """The dtype of the result: the option `value`, or the default when it is None."""
+        """Return the dtype of a result: `value`, or the default if it is None."""
         dtype: np.dtype = np.dtype(default if value is None else value)
         self._dtype(name, dtype, "float")
         return dtype
 
     def rule(self, holds: bool, message: str) -> Args:
+        """Check any other rule. message: for the error if it does not hold."""
         if not holds:
             raise self.fail(message)
         return self

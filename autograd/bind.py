@@ -1,4 +1,4 @@
-"""A device class joined with the operators: what `select_device` hands out."""
+"""Combine a device class with the operators, for `select_device`."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from wgrad.device.implementations import enter_all
 
 enter_all("wgrad.autograd.ops")
 
-_Base: Any = object  # what `super()` is here: a device class
+_Base: Any = object  # in place of the device class that `super()` finds
 
 
 class Bound(_Base):  # type: ignore[misc]
-    """In front of a device class: the rules of its storage, and a dry run that is bound as well."""
+    """Base class in front of a device class: checks arguments about storage, and binds dry runs too."""
 
     bound_operators: dict[str, Callable[..., Any]]
     lacks: frozenset[str]
@@ -34,19 +34,11 @@ class Bound(_Base):  # type: ignore[misc]
         super().write(array, host)
 
     def copy(self, src: Array, out: Array) -> None:
-        Args("copy").rule(
-            int(src.size) == int(out.size) and src.dtype == out.dtype,
-            f"out must have the size and dtype of src, {src.dtype} {list(src.shape)}, "
-            f"got {out.dtype} {list(out.shape)}",
-        )
+        _check_alike("copy", src, out)
         super().copy(src, out)
 
     def transfer(self, src: Array, out: Array) -> None:
-        Args("transfer").rule(
-            int(src.size) == int(out.size) and src.dtype == out.dtype,
-            f"out must have the size and dtype of src, {src.dtype} {list(src.shape)}, "
-            f"got {out.dtype} {list(out.shape)}",
-        )
+        _check_alike("transfer", src, out)
         super().transfer(src, out)
 
     def dry_run(self) -> Any:
@@ -57,12 +49,19 @@ class Bound(_Base):  # type: ignore[misc]
         return dry
 
 
+def _check_alike(op: str, src: Array, out: Array) -> None:
+    Args(op).rule(
+        int(src.size) == int(out.size) and src.dtype == out.dtype,
+        f"out must have the size and dtype of src, {src.dtype} {list(src.shape)}, got {out.dtype} {list(out.shape)}",
+    )
+
+
 @cache
 def bind(kind: Any) -> Any:
-    """The device class `kind` with every operator as a method, under its own name.
+    """Return the device class `kind` with every operator as a method, under the same name.
 
-    The implementations come from the room's table, `kind.implementations`. An operator that the table declares to lack
-    is a method that raises OperatorMissing.
+    Implementations come from the table `kind.implementations`. Operators that the table declares as lacking become
+    methods that raise OperatorMissing.
     """
     if issubclass(kind, Bound):
         return kind

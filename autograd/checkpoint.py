@@ -1,7 +1,7 @@
-"""Activation checkpointing: forget what a stretch of the model saves, and compute it again in the backward.
+"""Activation checkpointing: drop the activations of a part of the model, and recompute them in the backward.
 
 Source: Chen et al., Training Deep Nets with Sublinear Memory Cost (2016). Dropout is counter-based, so the second
-forward draws the same masks and the gradients are the same bits.
+forward draws the same masks, and gradients have the same bits.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from wgrad.device.contract import Array
 
 
 class _Stretch(threading.local):
-    kept: list[Sequence[Array]] | None = None  # what `once` computed in the stretch that runs now, where that is kept
+    kept: list[Sequence[Array]] | None = None  # results of `once` in the current part; None: they are not kept
 
 
 _stretch = _Stretch()
 
 
 def once(compute: Callable[[], Sequence[Array]]) -> Sequence[Array]:
-    """compute() -> arrays; in a stretch that is made again those of before, where `checkpoint` is told to keep them."""
+    """Return compute(), or during a recomputation the arrays of the first time, if `checkpoint` keeps them."""
     if _stretch.kept is None:
         return compute()
     if is_recomputing():
@@ -59,11 +59,17 @@ def checkpoint(
     offloading: Offloading | None = None,
     keep: bool = False,
 ) -> Any:
-    """fn(*tensors, *shared) -> Tensor or tuple of Tensors, saving only the arguments: on the device, or as `offloading`
-    keeps them, but for `shared`, which others keep too. keep: and with them what `once` computes, which is attention.
+    """Return fn(*tensors, *shared), and save only these arguments; the backward recomputes fn.
 
-    Parameters that fn reaches by itself get their gradients in the backward. fn must compute the same when called
-    again. Every output counts as requiring a gradient: what fn reaches cannot be seen from here.
+    Parameters that fn uses by itself get their gradients in the backward. All outputs count as requiring a gradient,
+    because it is not known what fn uses.
+
+    Args:
+        fn: Returns a Tensor or a tuple of Tensors, the same at each call.
+        *tensors: Arguments, saved on the device or offloaded.
+        shared: Further arguments, which are never offloaded, because others save them too.
+        offloading: Where to offload the saved tensors; None: keep them on the device.
+        keep: Whether to save the results of `once` too, which are attention outputs.
     """
     if not is_recording():
         return fn(*tensors, *shared)
@@ -100,7 +106,7 @@ def _recompute(fn: Callable[..., Any], ctx: Context, grads: Sequence[Array | Non
 
 
 def _taken(ctx: Context) -> tuple[list[Array], list[Sequence[Array]] | None]:
-    """From where they were offloaded: the arguments, and what `once` computed."""
+    """Return the offloaded arguments, and results of `once`."""
     arrays = iter(ctx.offloading.take(ctx.offloaded))
     inputs = list(islice(arrays, len(ctx.needs_grad) - len(ctx.shared)))
     return inputs, ctx.kept and [tuple(islice(arrays, count)) for count in ctx.kept]

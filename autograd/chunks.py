@@ -1,5 +1,4 @@
-"""A stretch of the model that treats each row by itself, a few rows at a time, so that what it makes on the way never
-stands in memory for all of them."""
+"""Run a part of the model that treats rows independently in chunks of rows, to save memory for intermediate results."""
 
 from __future__ import annotations
 
@@ -22,25 +21,30 @@ ROWS = 64  # chunks begin at multiples of it: a view must start at a multiple of
 
 
 def even_rows(rows: int, most: int) -> int:
-    """Rows of a chunk where `rows` are dealt out to as few chunks of about `most` as possible, all about as large."""
+    """Return the rows of a chunk if `rows` are divided evenly into as few chunks of about `most` as possible."""
     chunks = -(-rows // max(most, ROWS))
     return -(-rows // (chunks * ROWS)) * ROWS
 
 
 def in_row_chunks(fn: Callable[..., Tensor], x: Tensor, rows: int, *others: Tensor, spent: bool = False) -> Tensor:
-    """fn(x, *others) of x [N, C] and others [N, ...] -> [N, D], computed `rows` rows (a multiple of 64) at a time; the
-    arguments alone are saved, and the backward computes fn again.
+    """Return fn(x, *others), computed in chunks of rows. Only the arguments are saved; the backward recomputes fn.
 
-    spent: nothing else reads x's memory once the backward comes here: its gradient takes x's place in it, chunk by
-    chunk.
+    A frozen weight that the device decodes before its matmuls is decoded once for all chunks, in forward and backward.
+    Inside `checkpoint`, this must be the last operation, with an output of x's shape and dtype: a recomputation skips
+    that output, because nothing reads it.
 
-    A frozen weight that the device decodes before its products is decoded once for all chunks, forward and backward.
+    Args:
+        fn: Treats each row independently.
+        x: [N, C].
+        rows: Rows of a chunk, a multiple of 64.
+        *others: Further arguments, [N, ...].
+        spent: Whether nothing else reads x's memory after this backward, so that x's gradient can replace it.
 
-    fn must treat each row by itself. Inside of `checkpoint` it must be the last thing there, and of x's shape and
-    dtype: when the stretch is made again its output is not, because nobody reads it.
+    Returns:
+        [N, D].
     """
     if is_recomputing():
-        result = x.detach()  # of the shape and dtype of the output, in whose place it stands
+        result = x.detach()  # in place of the output, whose shape and dtype it has
     else:
         result = Tensor(_forward(fn, [x.data, *(other.data for other in others)], x.device, rows), x.device)
     if is_recording():

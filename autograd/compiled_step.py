@@ -1,4 +1,4 @@
-"""A step of work on Tensors, recorded at its second call and replayed from then on, without Python."""
+"""`wgrad.compile`: record a step of work on Tensors at its second call, and replay it from then on."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from wgrad.device.errors import WgradError
 
 
 class CompiledStep:
-    """A function whose device work is recorded: one recording for each set of shapes and plain arguments."""
+    """A function whose device work is recorded, once for each combination of shapes and plain arguments."""
 
     def __init__(self, function: Callable[..., Any], device: str | Device | None = None) -> None:
         functools.update_wrapper(self, function)
@@ -48,7 +48,7 @@ class CompiledStep:
 
     @property
     def launches(self) -> int:
-        """Launches of all recordings."""
+        """Kernel launches of all recordings."""
         return sum(step.recorded.dispatches for step in self._steps.values())
 
     def _where(self, args: list[Any]) -> Device:
@@ -57,12 +57,12 @@ class CompiledStep:
 
 
 def _plain(value: Any) -> Any:
-    """A key of a plain value. Python takes True, 1 and 1.0 for equal, as 0.0 and -0.0."""
+    """Return a key for a plain value. Python considers True, 1 and 1.0 equal, and also 0.0 and -0.0."""
     return type(value), repr(value) if isinstance(value, float) else value
 
 
 class _Step:
-    """One recording: arguments and results have arrays of their own."""
+    """One recording, with its own arrays for arguments and results."""
 
     def __init__(self, function: Callable[..., Any], device: Device, args: list[Any]) -> None:
         self._function, self._device = function, device
@@ -70,7 +70,7 @@ class _Step:
         self._inputs = [self._input(a) for a in args]
         self._outputs: list[Array] = []
         self._given_out: list[weakref.ref[Tensor]] = []
-        self._shape: Any = None  # what the function returned, with numbers of outputs in place of Tensors
+        self._shape: Any = None  # result of the function, with numbers of outputs in place of Tensors
 
     def _input(self, value: Any) -> Any:
         if isinstance(value, Tensor):
@@ -93,7 +93,7 @@ class _Step:
         return _filled(self._shape, made)
 
     def _keep_what_was_given_out(self) -> None:
-        """Results of the last call that are still in use get memory of their own: the next one overwrites it."""
+        """Copy results of the last call that are still in use, because the next call overwrites their memory."""
         for reference in self._given_out:
             tensor = reference()
             if tensor is not None:
@@ -144,22 +144,22 @@ def _filled(value: Any, made: list[Tensor]) -> Any:
 
 
 def compile(function: Callable[..., Any], *, device: str | Device | None = None) -> CompiledStep:
-    """A step that runs as it is at its first call, is recorded at its second, and replayed from then on.
+    """Compile a step: its first call runs normally, its second call is recorded, and later calls replay that.
 
-    Arguments are Tensors, NumPy arrays, and plain values: there is one recording for each set of shapes and plain
-    values. Results are Tensors. A replay repeats the device's work, not the Python of the step. So the step may not
-    read values (`item`, `numpy`), and its results and parameters are the only Tensors that keep what it computes.
+    Arguments are Tensors, NumPy arrays and plain values; each combination of shapes and plain values has its own
+    recording. Results are Tensors. A replay repeats the device's work, not the step's Python code. So the step may not
+    read values (`item`, `numpy`), and only its results and parameters keep what it computes.
 
     Args:
-        function: The step: forward, backward and the optimiser's step, for example.
-        device: Where NumPy arrays go if no argument is a Tensor; None for the default.
+        function: The step, for example forward, backward and the optimiser's step.
+        device: Device for NumPy arrays if no argument is a Tensor; None: the default.
 
     Returns:
-        The step, called as the function is. `launches` counts the kernel launches of its recordings.
+        The step, to be called like the function. `launches` counts the kernel launches of its recordings.
 
     Raises:
-        WgradError: at a call, an argument requires a gradient or is of another type, the function returns anything but
+        WgradError: In a call, an argument requires a gradient or has another type, the function returns anything but
             Tensors (alone, or in tuples, lists and dicts), or it reads values.
-        DeviceUnavailable: at a call, the name is not known, or the device cannot be used here.
+        DeviceUnavailable: In a call, the device's name is unknown, or it cannot be used here.
     """
     return CompiledStep(function, device)

@@ -1,4 +1,4 @@
-"""Checks of operators from outside of the package: WGSL compared with the reference, gradients with differences."""
+"""Checks of custom operators: WGSL compared with the reference, gradients compared with finite differences."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from wgrad.autograd.selftest.run import check_case
 from wgrad.device.contract import Device
 from wgrad.device.errors import WgradError
 
-_FLOAT32_GRADIENT = 1e-3  # a gradient in float32 compared with central differences in float64
+_FLOAT32_GRADIENT = 1e-3  # limit of a float32 gradient compared with central differences in float64
 
 
 def check_results(name: str, cases: Iterable[Case], device: Device) -> None:
-    """WgradError where a result on the device differs from the reference."""
+    """Raise WgradError if a result on the device differs from the reference."""
     for case in cases:
         result = check_case(case, device)
         if not result.ok:
@@ -31,9 +31,7 @@ def check_results(name: str, cases: Iterable[Case], device: Device) -> None:
 def check_gradients(name: str, error_on: Callable[[Any, Any], float], device: Device) -> float:
     """Return the largest relative difference of a gradient from central differences on the device.
 
-    error_on: gives it for a device and a dtype.
-
-    WgradError where it is too large there, or in float64 in NumPy.
+    error_on: returns it for a device and a dtype. WgradError: it is too large there, or in float64 in NumPy.
     """
     error = 0.0
     for where, dtype, limit in ((ReferenceDevice(), np.float64, LIMIT), (device, np.float32, _FLOAT32_GRADIENT)):

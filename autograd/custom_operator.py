@@ -1,6 +1,6 @@
-"""Elementwise operators from outside of the package: a WGSL expression, its NumPy reference, its gradient.
+"""Custom elementwise operators: a WGSL expression, its NumPy reference, and its gradient.
 
-They fuse with the operators next to them, and are checked as those of the package are.
+They fuse with neighbouring operators, and are checked like built-in ones.
 """
 
 from __future__ import annotations
@@ -23,14 +23,15 @@ from wgrad.device.contract import Device
 from wgrad.device.errors import WgradError
 from wgrad.device.expression import BUILT_IN, FUNCTIONS, ElementwiseFunction, add_function
 
-_SIZE = (7, 41)  # of the gradient check: it divides nothing
+_SIZE = (7, 41)  # shape of the gradient check, a multiple of no block size
 
 
 class CustomOperator:
-    """An operator that `register_operator` made: call it with Tensors, arrays and numbers, at least one of them a
-    Tensor. They are broadcast to each other.
+    """A custom elementwise operator. Call it with Tensors, arrays and numbers, of which at least one is a Tensor.
 
-    Attributes: name, parameters (names of its arguments).
+    Attributes:
+        name: Its name.
+        parameters: Names of its arguments.
     """
 
     def __init__(self, name: str, parameters: Sequence[str], domain: tuple[float, float]) -> None:
@@ -56,7 +57,7 @@ class CustomOperator:
         return check_gradients(self.name, self._gradient_error, device)
 
     def _gradient_error(self, device: Any, dtype: Any) -> float:
-        """At inputs for which what gradcheck puts in front gives numbers of the domain."""
+        """Check gradients at inputs inside the domain, whatever gradcheck does to them first."""
         rng = np.random.default_rng(0)
         low, high = self._domain
         inputs = [rng.uniform(low, high, _SIZE) for _ in self.parameters]
@@ -80,16 +81,16 @@ def register_operator(
     """Register an elementwise operator.
 
     Args:
-        name: Its name, which no other operator has.
-        wgsl: A WGSL expression of f32. The arguments have the names of `reference`'s parameters.
-        reference: The same in NumPy, of arrays in float32 or float64.
-        backward: From the gradient of the output and the arguments, all Tensors, to a tuple of one gradient for each
-            argument (None for none), written with the operators of Tensors.
+        name: Unique name of the operator.
+        wgsl: A WGSL expression of f32, in which arguments have the names of `reference`'s parameters.
+        reference: The same function in NumPy, for arrays in float32 or float64.
+        backward: Function of the output's gradient and the arguments, all Tensors. It returns a tuple with a gradient
+            for each argument (None: it has none), written with operators of Tensors.
         helper: WGSL functions that the expression calls.
-        domain: Smallest and largest number that `check` calls it with.
+        domain: Smallest and largest argument that `check` tries.
 
     Returns:
-        The operator, a function of Tensors. Its method `check(device)` proves WGSL and gradient.
+        The operator, a function of Tensors. Its method `check(device)` checks WGSL and gradient.
 
     Raises:
         WgradError: The name is taken, an argument is not in the expression, or the reference does not run.
@@ -111,7 +112,7 @@ def register_operator(
 
 
 def unregister_operator(name: str) -> None:
-    """Forget an operator that `register_operator` made."""
+    """Remove an operator of `register_operator`."""
     if name in BUILT_IN or name not in FUNCTIONS:
         raise WgradError(f"unregister_operator: {name} is no operator that was registered")
     del FUNCTIONS[name], GRADIENTS[name]

@@ -1,4 +1,4 @@
-"""Operators from outside of the package with a whole shader of their own: WGSL, NumPy reference, gradient."""
+"""Custom operators with a compute shader of their own: WGSL, NumPy reference, and gradient."""
 
 from __future__ import annotations
 
@@ -40,18 +40,19 @@ _NAMES: set[str] = set()
 
 
 class _Layout(NamedTuple):
-    """Bindings of a shader. dtypes: of the inputs. fields: types of the uniform's. invocations: of a workgroup."""
+    """Bindings and size of a shader."""
 
-    dtypes: tuple[Any, ...]
-    fields: tuple[str, ...]
-    invocations: int
+    dtypes: tuple[Any, ...]  # of the inputs
+    fields: tuple[str, ...]  # types of the uniform struct's fields
+    invocations: int  # of a workgroup
 
 
 class ShaderOperator:
-    """An operator that `register_shader` made: call it with Tensors, or arrays of one device, of float32 or of the
-    integers that its bindings have.
+    """A custom operator with its own shader. Call it with Tensors or arrays of one device, with its bindings' dtypes.
 
-    Attributes: name, parameters (names of its arguments).
+    Attributes:
+        name: Its name.
+        parameters: Names of its arguments.
     """
 
     def __init__(
@@ -72,7 +73,7 @@ class ShaderOperator:
         self._function.backward(self._gradients)
 
     def _described(self) -> Callable[..., Any]:
-        """Return a function with its name and its parameters, for errors and help()."""
+        """Return a function with the operator's name and parameters, for errors and help()."""
 
         def described(*operands: Any) -> None: ...
 
@@ -90,7 +91,7 @@ class ShaderOperator:
 
     @cached_property
     def _file(self) -> str:
-        """Path of the shader's file, without the suffix: errors and the cache of shaders go by files."""
+        """Path of the shader's file without suffix, which errors and the cache of shaders need."""
         folder, text = cache_folder("shaders"), self._wgsl.encode()
         path = Path(folder, f"{self.name}-{hashlib.sha256(text).hexdigest()[:16]}.wgsl")
         make_private(folder)
@@ -151,7 +152,7 @@ class ShaderOperator:
             gradients.append(None if grad is None else grad.data)
         return gradients
 
-    # ---- proof -----------------------------------------------------------------------------------
+    # ---- check -----------------------------------------------------------------------------------
     def check(self, device: Device) -> float:
         """Compare the WGSL with the reference in float64, and the gradient with central differences, on a device.
 
@@ -204,22 +205,23 @@ def register_shader(
     and the last one is the output: storage arrays of f32, i32 or u32, of which the output is f32 and read_write.
 
     Args:
-        name: Its name, which no other operator has.
+        name: Unique name of the operator.
         wgsl: The shader.
-        reference: The same in NumPy, of arrays in float32 or float64. Its parameters name the arguments.
-        example: From a generator to one array for each argument, for `check`. Take sizes that divide nothing.
-        backward: From the gradient of the output and the arguments, all Tensors, to a tuple of one gradient for each
-            argument (None for none). It may call other operators that are registered. None: no gradient.
-        output: From the arguments' shapes to that of the output. Default: that of the first one.
-        params: From the shapes to the numbers of the uniform struct. Default: the size of the output.
-        workgroups: From the shapes to up to three counts. Default: one invocation for each element of the output, in
-            groups that are folded into two dimensions.
+        reference: The same function in NumPy, for arrays in float32 or float64. Its parameters name the arguments.
+        example: Function of a random generator that returns an array for each argument, for `check`. Use sizes that
+            are multiples of no block size.
+        backward: Function of the output's gradient and the arguments, all Tensors. It returns a tuple with a gradient
+            for each argument (None: it has none), and may call other custom operators. None: no gradient.
+        output: Function of the arguments' shapes that returns the output's. Default: the first shape.
+        params: Function of the shapes that returns the numbers of the uniform struct. Default: the output's size.
+        workgroups: Function of the shapes that returns up to three counts. Default: one invocation for each element of
+            the output, in workgroups that are folded into two dimensions.
 
     Returns:
-        The operator, a function of Tensors. Its method `check(device)` proves WGSL and gradient.
+        The operator, a function of Tensors. Its method `check(device)` checks WGSL and gradient.
 
     Raises:
-        WgradError: The name is taken, the bindings are others, or the reference does not run.
+        WgradError: The name is taken, the bindings are wrong, or the reference does not run.
     """
     if name in _NAMES or name in OPERATORS or name in FUNCTIONS:
         raise WgradError(f"register_shader: an operator is called {name} already; take another name")
@@ -236,14 +238,14 @@ def register_shader(
 
 
 def unregister_shader(name: str) -> None:
-    """Forget an operator that `register_shader` made."""
+    """Remove an operator of `register_shader`."""
     if name not in _NAMES:
         raise WgradError(f"unregister_shader: {name} is no operator that was registered")
     _NAMES.discard(name)
 
 
 def _try(made: ShaderOperator) -> None:
-    """Run the reference on the example. WgradError."""
+    """Run the reference on the example. WgradError: it fails, or shapes and dtypes are wrong."""
     where = f"register_shader: {made.name}"
     given = made._example(np.random.default_rng(0))
     if len(given) != len(made.parameters) or not all(isinstance(x, np.ndarray) and x.size for x in given):
@@ -268,7 +270,7 @@ def _try(made: ShaderOperator) -> None:
 
 
 def _layout(name: str, wgsl: str, inputs: int) -> _Layout:
-    """The bindings of a shader, checked. WgradError."""
+    """Parse and check the bindings of a shader. WgradError: they are wrong."""
     text = _COMMENT.sub("", wgsl)
 
     def wrong(rule: str) -> WgradError:

@@ -1,8 +1,7 @@
-"""Frozen weights that NumPy's products have decoded, kept as float32 while main memory has room.
+"""Cache of frozen weights that NumPy's matmuls have decoded, in float32, as far as main memory allows.
 
-A step on the processor decodes each weight two or three times, a generated token once: with GGUF's formats that takes
-several times as long as the product of one row. What is kept are the values that would be decoded again, so no bit
-changes.
+On the CPU, a step decodes each weight two or three times, and a generated token once. With GGUF's formats, that takes
+several times as long as the matmul of one row. Cached values are those that would be decoded again, so no bit changes.
 """
 
 from __future__ import annotations
@@ -17,16 +16,18 @@ import numpy as np
 from wgrad.device.formats.frozen_weight import FrozenWeight
 from wgrad.device.main_memory import free_memory
 
-_SHARE = 4  # of free main memory, a fourth is taken
-_UNKNOWN = 1 << 30  # bytes, where the system does not say what is free
+_SHARE = 4  # a quarter of the free main memory is used
+_UNKNOWN = 1 << 30  # bytes to use if the system does not report free memory
 _CHUNK = 1 << 20  # elements that are decoded at once
 
 
 class DecodedWeights:
-    """Those of a device, by identity. Not thread-safe: a device is used by one thread at a time."""
+    """Decoded weights of a device, by identity. Not thread-safe: a device is used by one thread at a time.
+
+    track: counts an array's memory. budget: bytes; None: a share of what is free at the first weight.
+    """
 
     def __init__(self, track: Callable[[np.ndarray], None], budget: int | None = None) -> None:
-        """track: counts an array's memory. budget: bytes; by default a share of what is free at the first weight."""
         self.kept_bytes = 0
         self._track = track
         self._budget = budget
@@ -35,7 +36,7 @@ class DecodedWeights:
         self._of_owner: dict[int, set[int]] = {}
 
     def rows(self, weight: FrozenWeight, first: int, last: int, compute: np.dtype) -> np.ndarray:
-        """As `weight.rows`."""
+        """Return `weight.rows`, from the cache if possible."""
         if compute != np.float32:
             return weight.rows(first, last, compute)
         key = id(weight)
@@ -44,7 +45,7 @@ class DecodedWeights:
         return self._kept[key][first:last]
 
     def forget(self, array: np.ndarray) -> None:
-        """The array is written to: weights that consist of it or of views of its memory are not kept from now on."""
+        """Stop caching the weights that use an array's memory, because it is written to."""
         for key in self._of_owner.get(id(owner_of(array)), ()):
             self._written.add(key)
             self._drop(key)
@@ -86,7 +87,7 @@ class DecodedWeights:
 
 
 def owner_of(array: np.ndarray) -> np.ndarray:
-    """The array whose memory it is, of which this one may be a view."""
+    """Return the array that owns the memory of a view."""
     owner = array
     while isinstance(owner.base, np.ndarray):
         owner = owner.base
@@ -98,7 +99,7 @@ _current: ContextVar[DecodedWeights | None] = ContextVar("decoded_weights", defa
 
 @contextmanager
 def kept_in(weights: DecodedWeights) -> Iterator[None]:
-    """Inside the block `decoded_rows` keeps what it decodes there."""
+    """Let `decoded_rows` use a cache in the block."""
     token = _current.set(weights)
     try:
         yield
@@ -107,13 +108,13 @@ def kept_in(weights: DecodedWeights) -> Iterator[None]:
 
 
 def decoded_rows(weight: FrozenWeight, first: int, last: int, compute: np.dtype) -> np.ndarray:
-    """Rows first..last of the weight, [last - first, in] in the dtype `compute`; to be read only."""
+    """Return rows first..last of a weight, [last - first, in], in the dtype `compute`. Do not write to them."""
     weights = _current.get()
     return weight.rows(first, last, compute) if weights is None else weights.rows(weight, first, last, compute)
 
 
 def forget_decoded(array: np.ndarray) -> None:
-    """The array is written to: see `DecodedWeights.forget`."""
+    """Stop caching weights in an array that is written to (`DecodedWeights.forget`)."""
     weights = _current.get()
     if weights is not None:
         weights.forget(array)

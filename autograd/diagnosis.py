@@ -9,8 +9,8 @@ from typing import Any
 from wgrad.autograd.driver_faults import AMD, Fault, known_faults
 from wgrad.autograd.machine import LOADER, Machine
 
-OLDEST_MESA = (22, 3)  # the oldest that was tried
-# By what a distribution calls itself: how its packages are installed, and their names.
+OLDEST_MESA = (22, 3)  # oldest version that was tried
+# Commands that install packages, and names of packages, by the distribution's ID.
 _INSTALL = {
     "debian": "apt-get install",
     "ubuntu": "apt-get install",
@@ -33,7 +33,7 @@ _NVIDIA = (
 
 
 def findings(machine: Machine) -> list[str]:
-    """A line each, which ends in what to do; none where all is well."""
+    """Return a line for each problem, which ends in what to do."""
     found = [*_library(machine), *_crashes(machine)]
     if machine.system == "Linux":
         if not machine.cards and not found:
@@ -54,7 +54,7 @@ def _crashes(machine: Machine) -> list[str]:
 
 
 def _of_crash(machine: Machine, driver: str) -> str:
-    """A reported crash that this may be, by the name of the driver or adapter that crashed."""
+    """Return the text of a known crash that this may be, by the name of the driver or adapter; "": none."""
     if "amd" not in driver.lower() and "radeon" not in driver.lower():
         return ""
     known = {"vendor_id": AMD, "backend": "Vulkan", "type": "IntegratedGPU"}
@@ -62,7 +62,7 @@ def _of_crash(machine: Machine, driver: str) -> str:
 
 
 def _faults(machine: Machine) -> Iterator[tuple[Mapping[str, Any], Fault]]:
-    """Reported faults of the adapters, each once."""
+    """Yield the known faults of the adapters, each once."""
     seen = set[tuple[str, str]]()
     for adapter in machine.cards:
         known = {**adapter, "bar_bytes": machine.bar_bytes(adapter.get("vendor_id", 0))}
@@ -79,7 +79,7 @@ def _reported(machine: Machine) -> Iterator[str]:
 
 
 def notes(machine: Machine) -> list[str]:
-    """Facts on the GPUs that nobody can change, a line each."""
+    """Return a line for each fact about the GPUs that cannot be changed."""
     return [f"{adapter['name']}: {fault.text}" for adapter, fault in _faults(machine) if fault.kind == "note"]
 
 
@@ -91,7 +91,7 @@ def _install(machine: Machine, packages: dict[str, str], usual: str) -> str:
 
 
 def _container(machine: Machine) -> list[str]:
-    """Finding for a container that was started without the GPU; nothing more can be seen from inside."""
+    """Return the finding that a container was started without the GPU, which hides all other problems."""
     if not machine.in_container:
         return []
     vendors = machine.pci_vendors()
@@ -125,7 +125,7 @@ def _loader(machine: Machine) -> list[str]:
 
 
 def _registered(machine: Machine) -> list[str]:
-    """Files that register drivers and lead nowhere."""
+    """Return findings about files that register drivers which do not exist."""
     variable, named = machine.named_drivers()
     found = [
         f"{variable} names {path}, which is not there, and hides all other drivers: unset {variable}"
@@ -145,7 +145,7 @@ def _registered(machine: Machine) -> list[str]:
 
 
 def _vendors(machine: Machine) -> list[str]:
-    """Cards that are in the machine and that no driver gives."""
+    """Return findings about GPUs in the machine for which no driver offers an adapter."""
     drivers = machine.vulkan_drivers()
     module, libraries = machine.nvidia_versions()
     found = []
@@ -168,7 +168,7 @@ def _vendors(machine: Machine) -> list[str]:
 
 
 def _refused(machine: Machine) -> list[str]:
-    """Device nodes that this user may not open."""
+    """Return the device nodes that this user may not open."""
     return [str(path) for path in machine.nodes("dri/renderD*", "kfd") if not machine.permitted(path)]
 
 
@@ -213,7 +213,7 @@ def _age(machine: Machine) -> Iterator[str]:
 
 def _float16(machine: Machine) -> Iterator[str]:
     for adapter in machine.cards:
-        known = any(f.lacking for f in known_faults(adapter, machine.system))  # and said there
+        known = any(f.lacking for f in known_faults(adapter, machine.system))  # reported there
         if "shader-f16" not in adapter.get("features", ()) and not known:
             yield (
                 f"{adapter['name']} has no shader-f16 with {adapter.get('driver') or 'its driver'}, so that runs are "
@@ -222,7 +222,7 @@ def _float16(machine: Machine) -> Iterator[str]:
 
 
 def _hip(machine: Machine) -> Iterator[str]:
-    """/dev/kfd is there where AMD's kernel driver has found a card that computes."""
+    """Yield findings about HIP, if AMD's kernel driver has found a GPU that can compute (/dev/kfd)."""
     if not machine.nodes("kfd") or _refused(machine):
         return
     if not machine.imports("hip") and not machine.imports("rocm"):

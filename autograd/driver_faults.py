@@ -1,6 +1,6 @@
-"""Reported faults of GPUs' drivers: whom they concern, what is seen, what to do, and where it was reported.
+"""Known faults of GPU drivers: the adapters concerned, symptoms, advice, and source.
 
-Every entry cites its source, an issue that was read. What nobody has reported in public is not here.
+Every entry cites a public issue.
 """
 
 from __future__ import annotations
@@ -17,12 +17,21 @@ _MIB = 1 << 20
 
 @dataclass(frozen=True)
 class Fault:
-    """kind: what it harms: results ("wrong"), the process ("crash"), speed ("slow"), or nothing that can be changed
-    ("note"). seen: in words; advice: what to do, in the imperative.
+    """A known fault. The fields from `vendors` on select adapters; those left out match all.
 
-    The rest says which adapters it concerns; what is left out concerns all. system: as of `platform.system`; kernel: of
-    this version or newer. name, driver: regular expressions; below: version of Mesa or of wgpu's library. has, lacking:
-    a feature. bar_bytes: the GPU shows the processor this much of its memory at most.
+    Attributes:
+        kind: Wrong results, a crash, low speed, or only a note that nothing can change.
+        seen: Symptoms in words.
+        advice: What to do, in the imperative.
+        source: URL of the issue.
+        vendors: PCI ids.
+        system: As of `platform.system`.
+        kernel: Oldest version of the system's kernel.
+        backend, type: As in `Device.facts`.
+        name, driver: Regular expressions.
+        mesa_below, library_below: First version of Mesa, or of wgpu's library, without the fault.
+        has, lacking: A feature that the adapter must have or lack.
+        bar_bytes: Most bytes of memory that the GPU exposes to the CPU.
     """
 
     kind: Kind
@@ -165,9 +174,9 @@ def known_faults(adapter: Mapping[str, Any], system: str, kernel: str = "") -> l
     """Return the reported faults that concern an adapter.
 
     Args:
-        adapter: Facts of a device (`Device.facts`); where known with `bar_bytes`.
-        system: Linux, Windows or Darwin, as `platform.system` has it.
-        kernel: Version of the system's kernel, as `platform.release` has it.
+        adapter: Facts of a device (`Device.facts`), with `bar_bytes` if known.
+        system: Linux, Windows or Darwin, as `platform.system` returns it.
+        kernel: Version of the system's kernel, as `platform.release` returns it.
     """
     return [fault for fault in FAULTS if _concerns(fault, adapter, system, kernel)]
 
@@ -195,6 +204,6 @@ def _concerns(fault: Fault, adapter: Mapping[str, Any], system: str, kernel: str
 
 
 def _version(text: str, before: str = "^") -> tuple[int, ...]:
-    """The version that follows; empty where there is none."""
+    """Return the version that follows a text; empty: there is none."""
     found = re.search(before + r"(\d+(?:\.\d+)*)", text)
     return tuple(map(int, found[1].split("."))) if found else ()

@@ -1,8 +1,8 @@
-"""Functions on Tensors: the forward and the backward of each side by side, and its operator on devices.
+"""Differentiable functions on Tensors: forward, backward, and the operator on devices, next to each other.
 
     @differentiable
     def rms_norm(ctx, x: Tensor, weight: Weight, eps: float, *, dtype: DType = None) -> Tensor:
-        '''What a caller sees: this signature without ctx, and these words.'''
+        '''Callers see this signature without ctx, and this docstring.'''
         ctx.save(...)
         return y
 
@@ -16,9 +16,9 @@
     @rms_norm.reference
     def _(x, weight, eps, dtype): ...NumPy...
 
-The forward is annotated for its callers: inside, every Tensor is its device array. The backward returns one gradient
-(or None) for each argument, in their order, as far as they may have one; a single one needs no tuple. What it is given
-is None for an output that was not used, and is never written to: others may hold the same array.
+The forward is annotated for its callers: inside, every Tensor is its device array. The backward returns a gradient (or
+None) for each argument, in order, up to the last one that may have one; a single gradient needs no tuple. Its own
+arguments are None for outputs that were not used, and must not be written to, because others may hold the same array.
 """
 
 from __future__ import annotations
@@ -43,12 +43,16 @@ Weight = Tensor | Array
 
 
 class Context:
-    """Values that a forward saves for its backward.
+    """Values that a forward saves for its backward. A forward may set further attributes.
 
-    name: the function's, for errors. device: where to compute. needs_grad[i]: whether argument i wants a gradient.
-    saved: what `save` was given. rounds_to: set by a forward whose backward rounds the gradient of its output to this
-    dtype: that backward may be given a GradientWithCopy. recomputed: set by one whose backward can make its first
-    output once more. A forward may set further attributes; they live as long.
+    Attributes:
+        name: Name of the function, for errors.
+        device: Device of the call.
+        needs_grad: Whether each argument needs a gradient.
+        saved: Arguments of `save`.
+        rounds_to: Set by a forward whose backward rounds the gradient of its output to this dtype. That backward may
+            get a GradientWithCopy.
+        recomputed: Set by a forward whose backward can recompute its first output.
     """
 
     def __init__(self, name: str, device: Device, edges: Sequence[Edge]) -> None:
@@ -64,24 +68,30 @@ class Context:
         self.saved = arrays
 
     def grad_buffer(self, i: int) -> Array | None:
-        """The float32 buffer of argument i, when it is a leaf that has one: an operator that can add its gradient to
-        it in place does so and returns None for that argument."""
+        """Return the float32 gradient buffer of argument i, if it is a leaf with one, else None.
+
+        A backward that can add to the buffer in place does so, and returns None for that argument.
+        """
         edge = self._edges[i]
         return edge.gradient if isinstance(edge, Tensor) and edge.has_grad_buffer else None
 
     def rounded_by(self, i: int) -> np.dtype | None:
-        """The dtype to which the gradient of argument i is rounded where it goes: a backward that has it at hand may
-        return GradientWithCopy for it, and saves a launch."""
+        """Return the dtype to which the gradient of argument i will be rounded, if any.
+
+        A backward that has the rounded values may return GradientWithCopy, which saves a launch.
+        """
         edge = self._edges[i]
         return edge[0].rounds_to if isinstance(edge, tuple) else None
 
     def recomputed_by(self, i: int) -> Recomputed | None:
-        """Where argument i is made again by the backward of what made it: a forward that needs it in its backward for
-        leaf buffers alone need not save it."""
+        """Return the `Recomputed` of argument i, if the backward of its producer recomputes it, else None.
+
+        A forward that needs the argument only for gradients of leaves then need not save it.
+        """
         edge = self._edges[i]
         return edge[0].recomputed if isinstance(edge, tuple) and edge[1] == 0 else None
 
-    if TYPE_CHECKING:  # a forward sets what attributes it likes
+    if TYPE_CHECKING:  # a forward may set any attribute
 
         def __getattr__(self, name: str) -> Any: ...
 
@@ -89,11 +99,15 @@ class Context:
 
 
 class Function(Generic[P, T]):
-    """A differentiable operator: a function on Tensors (and raw arrays or None, which get no gradient) -> a Tensor or
-    a tuple of them. A tuple as an argument (LoraTerm) stands for its parts."""
+    """A differentiable function of Tensors, and of arrays or None, which get no gradient.
+
+    It returns a Tensor or a tuple of Tensors. A tuple as an argument (LoraTerm) stands for its parts.
+
+    forward: function of the context and the arguments. described: function with the name, docstring and signature to
+    show; its first parameter is left out.
+    """
 
     def __init__(self, forward: Callable[..., Any], described: Callable[..., Any]) -> None:
-        """described: whose name, docstring and signature, after the first parameter, are shown."""
         self.__name__, self.__doc__, self.__module__ = described.__name__, described.__doc__, described.__module__
         given = inspect.signature(described)
         self.__signature__ = given.replace(parameters=list(given.parameters.values())[1:])
@@ -103,27 +117,27 @@ class Function(Generic[P, T]):
         self.rules: Operator
 
     def backward(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Decorator: from the gradients of the outputs to those of the arguments."""
+        """Decorate the function that turns gradients of the outputs into those of the arguments."""
         self._backward = function
         return function
 
     def operator(self, rules: Callable[..., Any]) -> Callable[..., Any]:
-        """Decorator: the operator of this name on devices."""
+        """Decorate the rules of the operator of this name on devices."""
         self.rules = operator(rules, self.__name__)
         return rules
 
     def reference(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Decorator: that operator in NumPy."""
+        """Decorate the operator's implementation in NumPy."""
         return self.rules.reference(function)
 
     def renamed(self, name: str, doc: str) -> Function[P, T]:
-        """The same forward and backward; `ctx.name` tells them apart."""
+        """Return a copy with another name, which forward and backward see as `ctx.name`."""
         other = copy.copy(self)
         other.__name__, other.__doc__ = name, doc
         return other
 
     def __call__(self, *args: P.args, **options: P.kwargs) -> T:
-        """Run the forward and put the node on the tape. Without a Tensor, an argument `device` says where."""
+        """Run the forward, and record it on the tape. Without Tensors, an argument `device` must name the device."""
         given: dict[str, Any] = {**dict(zip(self._parameters, args)), **options}
         _refuse_tuples(self.__name__, given)
         inputs = [part for name in self._parameters for part in _parts(given.get(name))]
@@ -139,23 +153,28 @@ class Function(Generic[P, T]):
         return found
 
     def _gradients(self, ctx: Context, grads: Sequence[Array | None]) -> list[Array | None]:
-        """One for each argument: None after those that the backward knows of."""
+        """Return a gradient for each argument; None for those after the backward's last one."""
         given, count = self._backward(ctx, *grads), len(ctx.needs_grad)
-        found = [*given] if type(given) in (tuple, list) else [given]  # a GradientWithCopy is one gradient
+        found = [*given] if type(given) in (tuple, list) else [given]  # GradientWithCopy, a tuple, is one gradient
         if any(ctx.needs_grad[len(found) :]):
             raise WgradError(f"{self.__name__}: an argument without gradient is a Tensor that requires one; detach it")
         return (found + [None] * count)[:count]
 
 
 def differentiable(forward: Callable[Concatenate[Context, P], T]) -> Function[P, T]:
-    """Decorator: a function on Tensors with this forward, under its name."""
+    """Decorate a forward to make it a function on Tensors."""
     return Function(forward, forward)
 
 
 def with_backward(name: str, again: str = "") -> Callable[[Callable[Concatenate[Args, P], None]], Function[P, Tensor]]:
-    """Decorator of an operator's rules, annotated for callers as a forward is: Tensors go through it as arrays do, and
-    its gradients are what the operator `name` makes of dy and the same arguments. again: that operator's argument which
-    takes an array to be overwritten with the output, where it has one."""
+    """Decorate an operator's rules to make them a function on Tensors whose backward is another operator.
+
+    The rules are annotated for callers, like a forward.
+
+    Args:
+        name: Operator that computes the gradients from dy and the same arguments.
+        again: Argument of that operator for an array to overwrite with the output, if it can recompute it.
+    """
 
     def make(rules: Callable[Concatenate[Args, P], None]) -> Function[P, Tensor]:
         def forward(ctx: Context, *args: Any, **options: Any) -> Array:
@@ -194,14 +213,14 @@ def _parts(value: Any) -> tuple[Any, ...]:
 
 
 def _data(value: Any) -> Any:
-    """An argument with device arrays for its Tensors."""
+    """Return an argument with Tensors replaced by their device arrays."""
     if isinstance(value, tuple):
         return type(value)(*map(_data, value))
     return value.data if isinstance(value, Tensor) else value
 
 
 def attach(ctx: Context, backward: Any, edges: Sequence[Edge], outputs: Sequence[Tensor]) -> None:
-    """Put a node on the tape and make the tensors its outputs."""
+    """Record a node on the tape, with the given Tensors as its outputs."""
     made = [out.data for out in outputs]
     node = Node(ctx.name, ctx.device, backward, edges, made, ctx.rounds_to, ctx.recomputed, saved=vars(ctx))
     for index, out in enumerate(outputs):

@@ -1,10 +1,10 @@
-"""Every operator that has a gradient, as a function on Tensors; the others are methods of a device.
+"""All operators with a gradient, as functions on Tensors; other operators are methods of a device.
 
-The elementwise functions, `where`, `cat`, `matmul` and `cross_entropy` broadcast as PyTorch's do, and are also methods
-of a Tensor where PyTorch has them. Those of an operator's name take arguments as the operator does.
+The elementwise functions, `where`, `cat`, `matmul` and `cross_entropy` broadcast like PyTorch's, and are also methods
+of Tensors if PyTorch has them. Functions with the name of an operator take the same arguments.
 
-Constants (positions, ids, targets, doc_start, seeds, frozen weights) are arrays of the device; what may have
-a gradient is a Tensor. Weights may be either.
+Constants (positions, ids, targets, doc_start, seeds, frozen weights) are arrays of the device; arguments that may have
+a gradient are Tensors. Weights may be either.
 """
 
 from typing import Any

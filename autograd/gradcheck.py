@@ -1,7 +1,7 @@
-"""Gradients of any device by central differences in float64 on the reference, the operator in the middle of a graph.
+"""Check gradients on any device against central differences in float64, with the operator in the middle of a graph.
 
-y = sum(c * op(a * x + b)) with a, b and c other than 1 and 0: a backward that drops the gradient from above, or does
-not pass its own on to what is below, shows.
+y = sum(c * op(a * x + b)), with a, b and c other than 0 and 1, reveals a backward that drops the upstream gradient, or
+does not pass on its own.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from wgrad.autograd.tensor import Tensor
 from wgrad.device.contract import Device
 
 STEP = 1e-5  # rounding error / STEP and STEP squared are both near 1e-11 in float64
-# What a right gradient may differ by: the error of the differences, times what sums and curvature make of it.
+# Limit for a correct gradient: the error of the differences, times a factor for sums and curvature.
 LIMIT = 1000 * (float(np.finfo(np.float64).eps) / STEP + STEP * STEP)
 INNER_SCALE = 0.7
 
@@ -34,14 +34,19 @@ def gradcheck(
     dtype: Any = np.float64,
     differences: Operator | None = None,
 ) -> float:
-    """The largest relative difference between a gradient of the tape and central differences.
+    """Return the largest relative difference between a gradient of the tape and central differences.
 
-    op takes one Tensor for each input (float64 arrays) and returns a Tensor or several. At most `checks` elements of
-    each input are compared, drawn with rng. The result is relative to the largest gradient of that input (or to a
-    thousandth of y where that is more: differences of y cannot resolve a gradient that is 0).
+    It is relative to the largest gradient of an input, or to a thousandth of y if that is more, because differences of
+    y cannot resolve a gradient of 0.
 
-    device: where the tape runs (a reference device of its own if None), in `dtype`. Differences are always taken of the
-    reference in float64: where op holds arrays of another device, `differences` is the same operator with NumPy's.
+    Args:
+        op: Function of a Tensor for each input that returns one or several Tensors.
+        *inputs: float64 arrays.
+        rng: Draws the elements to compare.
+        device: Device of the tape; None: a reference device.
+        checks: Most elements of each input to compare.
+        dtype: Dtype of the tape.
+        differences: The same function for the reference device, if op holds arrays of another one.
     """
     device, reference = device or ReferenceDevice(), ReferenceDevice()
     exact = differences or op
@@ -82,7 +87,7 @@ def _compare(
     rng: np.random.Generator,
     checks: int,
 ) -> float:
-    """Relative difference for input i."""
+    """Return the relative difference for input i."""
     if grad is None:
         return float("inf")
     flat = arrays[i].reshape(-1)
@@ -96,6 +101,6 @@ def _compare(
         numeric[n] = (above - value(arrays)) / (2 * STEP)
         flat[j] = kept
     tape = np.asarray(grad, np.float64).reshape(-1)
-    tiny = float(np.finfo(np.float64).tiny)  # where all is 0
+    tiny = float(np.finfo(np.float64).tiny)  # so that zeros are not divided by 0
     scale = max(float(np.abs(numeric).max()), float(np.abs(tape).max()), 1e-3 * abs(value(arrays)), tiny)
     return float(np.abs(tape[chosen] - numeric).max()) / scale

@@ -1,4 +1,4 @@
-"""Gradients in other forms than an array, as the backwards of neighbouring nodes pass them."""
+"""Gradients in other forms than an array, for neighbouring nodes."""
 
 from __future__ import annotations
 
@@ -9,19 +9,22 @@ from wgrad.device.contract import Array
 
 
 class GradientWithCopy(NamedTuple):
-    """A gradient, and the same as the node that it goes to would round it, from the operator that made it."""
+    """A gradient with a rounded copy, which saves the receiving node from rounding it."""
 
     whole: Array
     rounded: Array
 
 
 def whole_of(grad: Array | GradientWithCopy | None) -> Array | None:
+    """Return a gradient as an array."""
     return grad.whole if isinstance(grad, GradientWithCopy) else grad
 
 
 class Recomputed:
-    """An activation that its backward recomputes, so that consumers need not save it: what they will do with it, noted
-    by their backwards, which all run before."""
+    """An activation that its producer's backward recomputes, so that consumers need not save it.
+
+    The consumers' backwards, which run before, register functions that get the activation.
+    """
 
     __slots__ = ("_waiting",)
 
@@ -32,9 +35,11 @@ class Recomputed:
         return bool(self._waiting)
 
     def then(self, use: Callable[[Array], None]) -> None:
+        """Register a function to call with the activation."""
         self._waiting.append(use)
 
     def give(self, output: Array) -> None:
+        """Call the registered functions with the activation."""
         waiting, self._waiting = self._waiting, []
         for use in waiting:
             use(output)

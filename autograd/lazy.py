@@ -1,8 +1,8 @@
-"""Chains of elementwise operators that wait: computed in one launch of `fused` when somebody needs the values.
+"""Lazy elementwise operators: a chain of them is computed in one launch of `fused` when its values are needed.
 
 A Lazy is an array that is not computed yet: a view of an array (transposed, sliced, broadcast), a function of other
-Lazies and numbers, or a sum or maximum of one. `array()` computes it, once; what is made of it afterwards reads that
-array. What is made of it before computes it again, inside its own launch: elementwise work costs less than memory.
+Lazies and numbers, or a sum or maximum of one. `array()` computes it once; later users read that array. Earlier users
+compute it again in their own launch, because elementwise work costs less than memory.
 """
 
 from __future__ import annotations
@@ -21,33 +21,22 @@ from wgrad.device.expression import MOST_ARRAYS, View, row_major
 
 Operand: TypeAlias = "Lazy | float"
 MOST_INSTRUCTIONS = 96  # of one launch
-_MOST_SCALARS = 12
+_MOST_SCALARS = 12  # of one launch
 EXACT = 1 << 24  # whole numbers up to this are exact in the float32 of a launch
-_MOST_VIEWED = 40  # strides, offsets and sizes of one launch: they fit its uniform
+_MOST_VIEWED = 40  # strides, offsets and sizes that fit the uniform of one launch
 _COMPARISONS = {"lt", "le", "gt", "ge", "eq", "ne"}
-_WHOLE = {
-    "add",
-    "sub",
-    "mul",
-    "neg",
-    "abs",
-    "sign",
-    "maximum",
-    "minimum",
-    "relu",
-    "where",
-}  # of whole numbers are whole
-_VIEW_ALIGN = 64  # a device's view starts at a multiple of so many elements
-
+# Functions that map whole numbers to whole numbers.
+_WHOLE = {"add", "sub", "mul", "neg", "abs", "sign", "maximum", "minimum", "relu", "where"}
+_VIEW_ALIGN = 64  # elements; a device's view starts at a multiple of it
 
 P = ParamSpec("P")
 R = TypeVar("R")
-# Threads share what waits: a Lazy changes when it is computed, also while others are made of it.
+# Threads share Lazies, and a Lazy changes when it is computed.
 _lock = threading.RLock()
 
 
 def _alone(method: Callable[P, R]) -> Callable[P, R]:
-    """Let no other thread compute a Lazy during a method."""
+    """Decorate a method during which no other thread may compute a Lazy."""
 
     @functools.wraps(method)
     def run(*args: P.args, **options: P.kwargs) -> R:
@@ -58,8 +47,17 @@ def _alone(method: Callable[P, R]) -> Callable[P, R]:
 
 
 class Lazy:
-    """op: "view", "index", "reduce", or a function of device/expression.py. detail: of a view the array, its strides
-    and its offset; of an index the axis; of a reduction its kind and axes."""
+    """An array that is not computed yet.
+
+    Attributes:
+        op: "view", "index", "reduce", "made" once it is computed, or a function of device/expression.py.
+        args: Operands.
+        detail: Of a view: array, strides and offset; of an index: axis; of a reduction: kind and axes.
+        made: The array, once it is computed.
+        cost: Instructions, counted once for each use.
+        scalars: Numbers among its instructions.
+        arrays: Arrays that it reads, with their views.
+    """
 
     __slots__ = ("op", "args", "shape", "dtype", "device", "detail", "made", "cost", "arrays", "scalars")
 
@@ -74,9 +72,8 @@ class Lazy:
     ) -> None:
         self.op, self.args, self.shape, self.dtype, self.device, self.detail = op, args, shape, dtype, device, detail
         self.made: Array | None = None
-        self.cost = 1  # instructions, counted once for each use
-        self.scalars = 0
-        self.arrays: frozenset[Any] = frozenset()  # those that it reads, with their views
+        self.cost, self.scalars = 1, 0
+        self.arrays: frozenset[Any] = frozenset()
         for arg in args:
             if isinstance(arg, Lazy):
                 self.cost += arg.cost
@@ -97,7 +94,7 @@ class Lazy:
 
     @_alone
     def reads(self, owner: Any) -> bool:
-        """Return whether its value is not computed yet and needs an array in this memory (`memory_of`)."""
+        """Return whether its value is not computed yet, and depends on an array in a memory (`memory_of`)."""
         if self.made is not None:
             return False
         if self.op == "view":
@@ -107,7 +104,7 @@ class Lazy:
     # ---- values --------------------------------------------------------------------------
     @_alone
     def array(self) -> Array:
-        """The values, row-major: computed at the first call."""
+        """Return the values, row-major. The first call computes them."""
         if self.made is None:
             self.made = self._same_storage() if self.op == "view" else None
             if self.made is None:
@@ -119,13 +116,13 @@ class Lazy:
 
     @_alone
     def write(self, out: Array, place: View | None = None, accumulate: bool = False) -> None:
-        """Compute into (part of) an array: added to it where `accumulate`."""
-        if self.op == "reduce" and place is not None:  # places are of all axes, a reduction has those that are left
+        """Write the values into (a part of) an array, or add them to it."""
+        if self.op == "reduce" and place is not None:  # a place needs all axes, of which a reduction lacks some
             self.array()
         self._run({"out": out, "place": place, "accumulate": accumulate})
 
     def _same_storage(self) -> Array | None:
-        """A view that is contiguous and starts where one of the device may."""
+        """Return a device's view of the array, if it is contiguous and starts at an aligned offset, else None."""
         array, strides, offset = self.detail
         wanted = row_major(self.shape)
         same = all(n == 1 or s == w for n, s, w in zip(self.shape, strides, wanted))
@@ -139,7 +136,7 @@ class Lazy:
             shape, options = source.shape, {**options, "reduce": kind, "axes": axes}
         program = _Program(shape)
         program.add(source)
-        if not program.fits():  # what was computed meanwhile is read beside what it was computed from
+        if not program.fits():  # an operand that was computed meanwhile is now read along with its own sources
             for arg in source.args:
                 if isinstance(arg, Lazy):
                     arg.array()
@@ -151,10 +148,10 @@ class Lazy:
             made = self.device.view(made, self.shape)
         return made
 
-    # ---- what is made of it --------------------------------------------------------------
+    # ---- derived arrays ------------------------------------------------------------------
     @_alone
     def astype(self, dtype: Any) -> Lazy:
-        """The same values, rounded to a float dtype where they are stored."""
+        """Return the same values, rounded to a float dtype when they are stored."""
         wanted = np.dtype(dtype)
         if wanted == self.dtype:
             return self
@@ -164,13 +161,13 @@ class Lazy:
 
     @_alone
     def viewed(self, shape: Sequence[int], strides: Sequence[int], offset: int = 0) -> Lazy:
-        """A view of the array that this views, or of its own."""
+        """Return a view of the array that this one views, or of its own array."""
         source = self.detail[0] if self.is_view else self.array()
         return Lazy("view", (), tuple(shape), self.dtype, self.device, (source, tuple(strides), offset))
 
     @_alone
     def layout(self) -> View:
-        """Strides and offset in the array that `viewed` takes a view of."""
+        """Return strides and offset in the array of which `viewed` takes a view."""
         return self.detail[1:] if self.is_view else (row_major(self.shape), 0)
 
     @_alone
@@ -180,7 +177,7 @@ class Lazy:
 
     @_alone
     def expanded(self, shape: tuple[int, ...]) -> Lazy:
-        """Broadcast to a shape."""
+        """Return the values broadcast to a shape."""
         if self.shape == shape:
             return self
         if not self.is_view and self.made is None:
@@ -215,7 +212,7 @@ class Lazy:
 
 
 class _Program:
-    """Instructions of `fused` for a Lazy over a shape, each part of it once."""
+    """Instructions of `fused` for a Lazy over a shape, without repeated parts."""
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         self.shape = shape
@@ -229,7 +226,7 @@ class _Program:
         return _within(len(self.arrays), len(self.shape)) and len(self.arrays) <= MOST_ARRAYS
 
     def add(self, value: Operand) -> int:
-        """The number of the instruction whose result is the value."""
+        """Return the number of the instruction whose result is a value."""
         key = ("number", value) if not isinstance(value, Lazy) else id(value)
         found = self._known.get(key)
         if found is None:
@@ -245,7 +242,7 @@ class _Program:
         if not isinstance(value, Lazy):
             self.scalars.append(float(value))
             return "scalar", len(self.scalars) - 1
-        if value.op == "index" and value.shape[value.detail] == 1:  # may be repeated along the axis, and stays 0
+        if value.op == "index" and value.shape[value.detail] == 1:  # it stays 0 if it is broadcast along the axis
             return self._instruction(0.0)
         if value.op == "index":
             return "index", value.detail + len(self.shape) - len(value.shape)
@@ -270,7 +267,7 @@ class _Program:
 
 
 def memory_of(array: Array) -> Any:
-    """Return the object that arrays of the same memory share."""
+    """Return an object that identifies the memory of an array."""
     if isinstance(array, np.ndarray):
         while isinstance(array.base, np.ndarray):
             array = array.base
@@ -279,23 +276,23 @@ def memory_of(array: Array) -> Any:
 
 
 def view_of(array: Array, device: Device) -> Lazy:
-    """An array as it is."""
+    """Return a Lazy that is a whole array."""
     shape = tuple(array.shape)
     return Lazy("view", (), shape, np.dtype(array.dtype), device, (array, row_major(shape), 0))
 
 
 def lazy_of(array: Array | Lazy, device: Device) -> Lazy:
-    """An array, or what waits in its place, for expressions."""
+    """Return an array or Lazy as a Lazy."""
     return array if isinstance(array, Lazy) else view_of(array, device)
 
 
 def index(shape: tuple[int, ...], axis: int, device: Device, dtype: Any = np.float32) -> Lazy:
-    """The coordinate along an axis."""
+    """Return a Lazy of the coordinates along an axis."""
     return Lazy("index", (), shape, np.dtype(dtype), device, axis)
 
 
 def apply(function: str, *args: Operand, dtype: np.dtype | None = None) -> Lazy:
-    """An elementwise function (device/expression.py) of operands that are broadcast to each other."""
+    """Return an elementwise function (device/expression.py) of operands, which are broadcast."""
     lazies = [arg for arg in args if isinstance(arg, Lazy)]
     shape = broadcast(function, *(lazy.shape for lazy in lazies))
     device = lazies[0].device
@@ -323,8 +320,8 @@ def _within(arrays: int, axes: int) -> bool:
 
 
 def _result_dtype(function: str, args: Sequence[Operand]) -> np.dtype:
-    """Return the dtype of the floats among the operands; int32 where all are whole numbers and the function keeps them
-    so, else float32; a comparison is 0 or 1."""
+    """Return the dtype of a function: that of the floats among its operands; of whole numbers, int32 if the function
+    keeps them whole, else float32; of a comparison, uint32."""
     if function in _COMPARISONS:
         return np.dtype(np.uint32)
     values = args[1:] if function == "where" else args
@@ -337,7 +334,7 @@ def _result_dtype(function: str, args: Sequence[Operand]) -> np.dtype:
 
 
 def joined_dtype(dtypes: Iterable[np.dtype]) -> np.dtype:
-    """Return the dtype that holds values of each: that of the floats, or the wider one of two floats."""
+    """Return a dtype that holds the values of all: that of the floats, or the wider one of two floats."""
     found = set(dtypes)
     floats = {dtype for dtype in found if dtype.kind not in "iu"}
     if len(floats or found) == 1:
@@ -348,7 +345,7 @@ def joined_dtype(dtypes: Iterable[np.dtype]) -> np.dtype:
 
 
 def broadcast(name: str, *shapes: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape that all are broadcast to."""
+    """Return the shape to which all shapes are broadcast. name: for errors."""
     if all(shape == shapes[0] for shape in shapes[1:]):
         return shapes[0]
     try:
@@ -361,7 +358,7 @@ def broadcast(name: str, *shapes: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def reduced(kind: str, x: Lazy, axes: Sequence[int], keepdim: bool) -> Lazy:
-    """The sum or maximum over some axes."""
+    """Return the sum or maximum over some axes."""
     if not axes:
         return x
     over = frozenset(axes)
@@ -370,7 +367,7 @@ def reduced(kind: str, x: Lazy, axes: Sequence[int], keepdim: bool) -> Lazy:
 
 
 def summed_to(x: Lazy, shape: tuple[int, ...]) -> Lazy:
-    """The sum over what was broadcast from a shape."""
+    """Return the sum over the axes along which a shape was broadcast."""
     if x.shape == shape:
         return x
     missing = len(x.shape) - len(shape)
@@ -380,7 +377,7 @@ def summed_to(x: Lazy, shape: tuple[int, ...]) -> Lazy:
 
 
 def _reshaped_reduce(total: Lazy, shape: tuple[int, ...]) -> Lazy:
-    """The same sum with another shape of the same size."""
+    """Return a reduction with another shape of the same size."""
     with _lock:
         if total.op == "reduce":
             return Lazy("reduce", total.args, shape, total.dtype, total.device, total.detail)

@@ -1,4 +1,4 @@
-"""Files, device nodes and drivers that a GPU needs. Read here, judged in diagnosis.py."""
+"""Read the files, device nodes and drivers that a GPU needs, for diagnosis.py."""
 
 from __future__ import annotations
 
@@ -18,24 +18,23 @@ from wgrad.autograd.select_device import list_devices, select_device
 
 LOADER = "libvulkan.so.1"
 VENDORS = {0x10DE: "NVIDIA", 0x1002: "AMD", 0x8086: "Intel"}  # PCI
-_ICD_VARIABLES = ("VK_DRIVER_FILES", "VK_ICD_FILENAMES")  # the loader takes the first that is set
+_ICD_VARIABLES = ("VK_DRIVER_FILES", "VK_ICD_FILENAMES")  # the loader uses the first one that is set
 _ICD_FOLDERS = ("etc/vulkan/icd.d", "usr/local/share/vulkan/icd.d", "usr/share/vulkan/icd.d")
-_MEMORY = 0x200  # IORESOURCE_MEM, of a window in /sys/bus/pci/devices/*/resource
-_OTHER_BITS = re.compile(r"i[3-6]86|armhf")  # drivers of 32 bits, which this process does not load
+_MEMORY = 0x200  # IORESOURCE_MEM, a flag of windows in /sys/bus/pci/devices/*/resource
+_OTHER_BITS = re.compile(r"i[3-6]86|armhf")  # 32-bit drivers, which this process cannot load
 
 
 @dataclass(frozen=True)
 class VulkanDriver:
-    """A file that registers a driver with Vulkan's loader. library: what it names, "" where it cannot be read; opens:
-    whether that can be loaded."""
+    """A file that registers a driver with Vulkan's loader."""
 
     file: Path
-    library: str
-    opens: bool
+    library: str  # named by the file; "": it cannot be read
+    opens: bool  # whether the library can be loaded
 
     @property
     def vendor(self) -> str:
-        """Whose cards it is for, by the name that the file has everywhere."""
+        """Vendor of its GPUs, by the usual names of such files; "": not known."""
         name = self.file.name.lower()
         marks = {"nvidia": "NVIDIA", "radeon": "AMD", "amd": "AMD", "intel": "Intel"}
         return next((vendor for mark, vendor in marks.items() if mark in name), "")
@@ -43,9 +42,19 @@ class VulkanDriver:
 
 @dataclass(frozen=True)
 class Machine:
-    """devices: as `list_devices` has them. loads: whether the linker finds a library by a name or path; imports:
-    whether a Python package is there; permitted: whether a file may be read and written. idle_units: what there is to
-    say of tensor cores. root: where the file system begins, which tests have elsewhere. kernel: its version."""
+    """The parts of a machine that matter for GPUs.
+
+    Attributes:
+        system: As of `platform.system`.
+        environment: Environment variables.
+        devices: As of `list_devices`.
+        loads: Returns whether the linker finds a library by a name or path.
+        imports: Returns whether a Python package is installed.
+        permitted: Returns whether a file may be read and written.
+        idle_units: Advice about unused tensor cores; "": none.
+        root: Root of the file system, for tests.
+        kernel: Version of the system's kernel.
+    """
 
     system: str
     environment: Mapping[str, str]
@@ -59,15 +68,16 @@ class Machine:
 
     @property
     def adapters(self) -> list[Mapping[str, Any]]:
-        """Those that wgpu can use, software drivers too."""
+        """Devices that wgpu can use, including software drivers."""
         return [d for d in self.devices if str(d["spec"]).startswith("wgpu:") and d.get("usable", True)]
 
     @property
     def cards(self) -> list[Mapping[str, Any]]:
+        """GPUs that wgpu can use."""
         return [adapter for adapter in self.adapters if adapter["type"] != "CPU"]
 
     def pci_vendors(self) -> list[str]:
-        """Makers of the graphics cards in the machine, whether or not a driver knows them. Linux."""
+        """Return the vendors of the GPUs in the machine, with or without a driver (Linux)."""
         found = set()
         for folder in sorted(self.root.glob("sys/bus/pci/devices/*")):
             if _read(folder / "class").startswith("0x03"):  # display controllers
@@ -75,8 +85,10 @@ class Machine:
         return sorted(found - {""})
 
     def bar_bytes(self, vendor_id: int) -> int | None:
-        """Largest window of memory that a GPU of the maker shows the processor, the smallest of several GPUs. Linux;
-        None where it is not known."""
+        """Return the largest memory window that a GPU of a vendor exposes to the CPU (Linux); None: not known.
+
+        Of several GPUs, the smallest counts.
+        """
         found = []
         for folder in self.root.glob("sys/bus/pci/devices/*"):
             if _read(folder / "class").startswith("0x03") and int(_read(folder / "vendor") or "0", 16) == vendor_id:
@@ -86,7 +98,7 @@ class Machine:
         return min(found, default=None)
 
     def nodes(self, *patterns: str) -> list[Path]:
-        """Device nodes: paths below /dev."""
+        """Return the device nodes that match patterns below /dev."""
         return [path for pattern in patterns for path in sorted(self.root.glob(f"dev/{pattern}"))]
 
     @property
@@ -102,12 +114,12 @@ class Machine:
         return " ".join(re.findall(r'^ID(?:_LIKE)?="?([^"\n]*)', text, re.MULTILINE))
 
     def named_drivers(self) -> tuple[str, list[str]]:
-        """The environment variable that names the files of drivers, and these; "" and [] where none is set."""
+        """Return the environment variable that names the files of drivers, and these; "" and []: none is set."""
         variable = next((name for name in _ICD_VARIABLES if self.environment.get(name)), "")
         return variable, [p for p in self.environment.get(variable, "").split(os.pathsep) if p]
 
     def vulkan_drivers(self) -> list[VulkanDriver]:
-        """Return the registered drivers in the loader's order; files that are not there are left out."""
+        """Return the registered drivers in the loader's order, without missing files."""
         variable, named = self.named_drivers()
         folders = [self.root / folder for folder in _ICD_FOLDERS]
         data = self.environment.get("XDG_DATA_HOME") or os.path.join(self.environment.get("HOME", ""), ".local/share")
@@ -127,7 +139,7 @@ class Machine:
         return VulkanDriver(path, library, self.loads(library))
 
     def nvidia_versions(self) -> tuple[str, list[str]]:
-        """Version of NVIDIA's kernel module, "" where it is not loaded, and of its libraries."""
+        """Return the version of NVIDIA's kernel module ("": it is not loaded), and those of its libraries."""
         module = re.search(r"Kernel Module\D*?([\d.]+\d)  ", _read(self.root / "proc/driver/nvidia/version"))
         folders = ("usr/lib64", "usr/lib/*-linux-gnu", "usr/lib")
         files = [path.name for folder in folders for path in self.root.glob(f"{folder}/libnvidia-glcore.so.*")]
@@ -135,7 +147,7 @@ class Machine:
 
 
 def _read(path: Path) -> str:
-    """The text of a small file, "" where it cannot be read."""
+    """Return the text of a small file; "": it cannot be read."""
     try:
         return path.read_text(encoding="utf-8", errors="replace").strip()
     except OSError:
@@ -143,7 +155,7 @@ def _read(path: Path) -> str:
 
 
 def this_machine() -> Machine:
-    """The one that this process runs on."""
+    """Return the machine that this process runs on."""
     return Machine(
         system=platform.system(),
         environment=dict(os.environ),
@@ -158,7 +170,7 @@ def this_machine() -> Machine:
 
 def _imports(package: str) -> bool:
     found = importlib.util.find_spec(package)
-    return found is not None and found.origin is not None  # a mere folder of that name has none
+    return found is not None and found.origin is not None  # a plain folder of that name has no origin
 
 
 def _loads(library: str) -> bool:

@@ -14,7 +14,7 @@ from wgrad.device.errors import OutOfMemory, WgradError
 from wgrad.train.commands import cli
 from wgrad.train.model.model_config import load_model_config
 from wgrad.train.options.finetune_config import RunOptions
-from wgrad.train.step.build import estimate_activations
+from wgrad.train.step.activations import estimate_activations
 from wgrad.train.step.memory import advising, for_parameters, for_steps
 
 RE_ROWS = re.compile(r"note: sequences have (\d+) tokens, in which all the data fits, not --max-length 1000000000\n")

@@ -26,17 +26,11 @@ from wgrad.train.model.model_config import load_model_config
 from wgrad.train.model.model_files import ModelFiles, open_files
 from wgrad.train.model.model_inputs import Inputs
 from wgrad.train.model.rope_scaling import RopeConfig, rope_tables
-from wgrad.train.model.weights import HEAD_BIAS, weight_specs
+from wgrad.train.model.weights import HEAD_BIAS, activation_bytes, weight_specs
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.step import build as build_file
-from wgrad.train.step.build import (
-    activation_bytes,
-    build_trainable,
-    count_parameters,
-    keeps_attention,
-    mlp_chunk_bytes,
-    recomputed_layers,
-)
+from wgrad.train.step.activations import keeps_attention, mlp_chunk_bytes, recomputed_layers
+from wgrad.train.step.build import build_trainable, count_parameters
 from wgrad.train.step.optim import FlatParameters, ParameterSpec
 
 TOKENS = 19

@@ -28,7 +28,8 @@ from wgrad.train.options.generate_config import GREEDY
 from wgrad.train.plan import plan as plan_module
 from wgrad.train.plan.plan import SAMPLE_TOKENS, plan_run, run_dry
 from wgrad.train.run import evaluation
-from wgrad.train.step.build import build_optimizer, build_trainable, estimate_activations
+from wgrad.train.step.activations import estimate_activations
+from wgrad.train.step.build import build_optimizer, build_trainable
 from wgrad.train.step.trainer import Trainer
 from wgrad.wgsl.loss import loss
 from wgrad.wgsl.runtime.dry_run import DryRun

@@ -21,13 +21,8 @@ from wgrad.train.model.model_config import ModelConfig, parse_model_config
 from wgrad.train.model.stacks import stack_adapter, stack_if_last
 from wgrad.train.model.weights import WeightSpec, weight_specs
 from wgrad.train.options.finetune_config import RunOptions
-from wgrad.train.step.build import (
-    keeps_attention,
-    lora_parameters,
-    mlp_chunk_bytes,
-    offloaded_layers,
-    recomputed_layers,
-)
+from wgrad.train.step.activations import keeps_attention, mlp_chunk_bytes, offloaded_layers, recomputed_layers
+from wgrad.train.step.build import lora_parameters
 from wgrad.train.step.lora_options import lora_config
 from wgrad.train.step.optim import AdamW, FlatParameters
 from wgrad.train.step.trainer import Trainer

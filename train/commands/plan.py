@@ -20,7 +20,7 @@ from wgrad.train.plan.plan import PROMPT_TOKENS, Plan, training_needs
 from wgrad.train.plan.settle import line, mode_of, plan_as_run
 from wgrad.train.plan.speed import Rates, rates_of
 from wgrad.train.run.session import beyond_positions
-from wgrad.train.step.build import recomputed_layers
+from wgrad.train.step.activations import recomputed_layers
 from wgrad.train.step.compute import choose_compute, round_products
 from wgrad.train.step.find_model import find_model
 from wgrad.train.step.room import room_of

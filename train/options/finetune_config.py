@@ -261,17 +261,17 @@ class RunOptions(ObjectiveOptions, InputOptions):
 
     @property
     def packs(self) -> bool:
-        """Whether a sequence may hold several documents."""
+        """Return whether a sequence may hold several documents."""
         return self.packing and self.objective_kind.packs
 
     @property
     def checkpointing_open(self) -> bool:
-        """Whether wgrad chooses the layers to recompute. None: the value of runs before 2026-11-26."""
+        """Return whether wgrad chooses the layers to recompute. None: the value of runs before 2026-11-26."""
         return self.gradient_checkpointing in (AUTO, None)
 
     @property
     def chooses_batch(self) -> bool:
-        """Whether wgrad chooses the size of a micro-batch."""
+        """Return whether wgrad chooses the size of a micro-batch."""
         return self.vram is not None or self.auto_find_batch_size
 
     @property

@@ -66,12 +66,12 @@ class TextOptions(Sampling):
 
     @property
     def is_guided(self) -> bool:
-        """Whether the answer has to follow a grammar."""
+        """Return whether the answer has to follow a grammar."""
         return self.json_schema is not None or self.regex is not None
 
     @property
     def is_watched(self) -> bool:
-        """Whether the host must see each token before it requests the next."""
+        """Return whether the host must see each token before it requests the next."""
         return self.is_guided or self.repetition_penalty != 1
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.plan.fewer_layers import Forecast
 from wgrad.train.plan.speed import Rates
-from wgrad.train.step.build import recomputed_layers
+from wgrad.train.step.activations import recomputed_layers
 from wgrad.train.step.dequantized import candidates
 
 _DOUBT = 0.02  # fraction of the limit by which a forecast may be wrong

@@ -34,7 +34,7 @@ from wgrad.train.plan.memory_limit import (
 from wgrad.train.plan.plan import Plan, run_dry
 from wgrad.train.plan.speed import Rates, rates_of, step_seconds
 from wgrad.train.plan.stay_on_device import begin_streamed, least_copied
-from wgrad.train.step.build import RECOMPUTE_ABOVE, keeps_attention, offloaded_layers
+from wgrad.train.step.activations import RECOMPUTE_ABOVE, keeps_attention, offloaded_layers
 from wgrad.train.step.resident import SPARE
 from wgrad.train.step.room import Room
 from wgrad.train.step.search import FIRST, beside, largest, planned_beside
@@ -47,10 +47,8 @@ KINDS = ("keep_attention", "keep_norms", "mlp_chunk", "resident_layers", "keep_d
 
 
 def modes(config: RunOptions, device: Device) -> Iterator[Mode]:
-    """Yield the modes that the options of a run allow, the fastest first, the one with the least memory last.
-
-    If --gradient-checkpointing and --offload-activations leave the number of layers open, modes name all layers.
-    """
+    """Yield the modes that the options of a run allow, the fastest first, the one with the least memory last. They name
+    all layers if --gradient-checkpointing and --offload-activations leave the number open."""
     offloaded, streamed = config.offload_activations, config.stream_weights == "on"
     given = config.gradient_checkpointing
     if (config.checkpointing_open or given == 0) and not offloaded and not streamed:
@@ -94,9 +92,8 @@ class Fit:
     device: Device
     prompt_tokens: int
     limit: int  # bytes of the device that the run may take; a little of it stays free
-    # Planned peak bytes, by the number of layers whose activations are kept.
-    peaks: dict[int, int] = field(default_factory=dict, compare=False)
-    # Runs that do not fit, with the limit that they were planned for.
+    peaks: dict[int, int] = field(default_factory=dict, compare=False)  # by the number of layers kept
+    # Runs that do not fit, with their limits.
     beyond: set[tuple[str, int]] = field(default_factory=set, compare=False, repr=False)
     forecasts: dict[str, Forecast | None] = field(default_factory=dict, compare=False, repr=False)
 
@@ -145,7 +142,7 @@ class Fit:
 
     @property
     def copies_hide(self) -> bool:
-        """Whether copying a layer's input to main memory overlaps with its matmuls, so that it costs no time."""
+        """Return whether copying a layer's input to main memory overlaps with its matmuls, so that it costs no time."""
         config, model = self.config, self.model_config
         tokens = config.rows * config.max_length
         return self.device.copied_alongside(layer_flops(model, tokens)) >= tokens * model.hidden_size * 4
@@ -160,12 +157,9 @@ class Fit:
         raise beyond_limit(least, self.device, self.layers, self._plan, chosen)
 
     def find(self, batches: list[int]) -> Plan | None:
-        """Return a plan of the fastest mode in which a batch size fits; None: none fits.
+        """Return a plan of the fastest mode in which one of the batch sizes (rising) fits; None: none fits.
 
-        It has the largest batch that fits, with as few layers recomputed and offloaded as possible. The sequences of a
-        step stay the same.
-
-        batches: batch sizes to try, in rising order.
+        It has the largest batch that fits, with as few layers recomputed and offloaded as possible.
         """
         if self.config.gradient_checkpointing == AUTO and len(batches) > 1:
             return self._fastest(batches)
@@ -210,10 +204,8 @@ class Fit:
     def curve(self, chosen: Plan) -> list[Plan]:
         """Return a few plans of the run, from the least memory to the most, whatever the limit is.
 
-        They range from all weights streamed or all inputs offloaded to the activations of all layers kept. Plans within
-        the limit are made under it, because the limit changes where arrays lie in memory.
-
-        chosen: plan of the run, which takes the place of an equal one.
+        Plans within the limit are made under it, because it changes where arrays lie in memory. chosen: plan of the
+        run, which replaces an equal one.
         """
         config, layers = self.config, self.layers
         points = [replace(config, **self.last_mode), *[chosen.config] * bool(chosen.config.resident_layers)]
@@ -252,7 +244,7 @@ class Fit:
 
     @property
     def weights_open(self) -> bool:
-        """Whether wgrad chooses which weights are kept dequantised."""
+        """Return whether wgrad chooses which weights are kept dequantised."""
         config = self.config
         automatic = config.keep_dequantized is None and config.gradient_checkpointing == AUTO
         return automatic and not config.full and not self.device.shared_memory
@@ -270,7 +262,7 @@ class Fit:
 
     @property
     def modes(self) -> list[Mode]:
-        """`modes`, without those that take more memory than another one but are no faster."""
+        """`modes`, without those that are no faster than one with less memory."""
         found, config = list(modes(self.config, self.device)), self.config
         if config.gradient_checkpointing != AUTO or config.offload_activations or not self.copies_hide:
             return found
@@ -331,10 +323,8 @@ class Fit:
         return fewest_offloaded(found, self.layers, self.fitting) if left_open else found
 
     def _most_kept(self, found: Plan) -> Plan:
-        """Return a plan that keeps the activations of as many layers as fit. found: a plan with all recomputed.
-
-        Layers take nearly the same memory each, so the search starts at the number that this predicts.
-        """
+        """Return a plan that keeps the activations of as many layers as fit, searching from the number that equal
+        layers would allow. found: a plan with all recomputed."""
         layers = self.layers
         config = replace(found.config, keep_norms=found.config.keep_norms or False)
         whole = self._plan(self.keeping(config, layers), None)

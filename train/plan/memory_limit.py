@@ -15,7 +15,7 @@ from wgrad.train.model.model_config import ModelConfig
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.options.option_text import size
 from wgrad.train.options.options import flag
-from wgrad.train.step.build import itemsize_of, mlp_chunk_bytes
+from wgrad.train.step.activations import itemsize_of, mlp_chunk_bytes
 from wgrad.train.step.memory import SMALLER_MODEL, limit_bytes
 
 SHORTEST = 128  # tokens of the shortest sequences that are tried

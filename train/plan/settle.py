@@ -16,7 +16,7 @@ from wgrad.train.options.options import flag
 from wgrad.train.plan.fit import KINDS, MODE, MOST_ROWS, Fit, Mode, words
 from wgrad.train.plan.plan import Plan, plan_run
 from wgrad.train.ranks.world import World
-from wgrad.train.step.build import recomputed_layers
+from wgrad.train.step.activations import recomputed_layers
 from wgrad.train.step.room import Room, room_of
 
 Config = TypeVar("Config", bound=RunOptions)

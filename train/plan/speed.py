@@ -18,7 +18,7 @@ from wgrad.device.errors import DeviceError
 from wgrad.train.model.model_config import ModelConfig
 from wgrad.train.model.weights import activation_bytes, layer_flops, numbers_in_layers
 from wgrad.train.options.finetune_config import RunOptions
-from wgrad.train.step.build import keeps_attention, offloaded_layers, recomputed_layers
+from wgrad.train.step.activations import keeps_attention, offloaded_layers, recomputed_layers
 from wgrad.train.step.dequantized import kept_share
 from wgrad.train.step.resident import resident_layers
 

@@ -1,4 +1,4 @@
-"""Return whether all ranks were started for the same run, told before anything is loaded that takes long."""
+"""Check that all ranks were started for the same run, before anything slow is loaded."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from wgrad.train.ranks.world import World
 
 
 def check_alike(world: World, values: Mapping[str, Any]) -> None:
-    """WgradError on every rank, naming the first of `values` (name -> what it is, JSON-like) that is not everywhere
-    what it is on the first rank."""
+    """Raise WgradError on every rank if a value differs from that of the first rank.
+
+    values: JSON-like values, by name.
+    """
     everywhere = world.all_gather(dict(values), "comparing the ranks")
     first = everywhere[0]
     for member, other in zip(world.members, everywhere):
@@ -29,7 +31,7 @@ def _shown(value: Any) -> str:
 
 
 def table(world: World, device: str, shares: list[int]) -> list[str]:
-    """Lines for people, one a rank: host, device, and how many of a step's micro-batches it computes."""
+    """Return a line for each rank: host, device, and its number of a step's micro-batches."""
     devices = world.all_gather(device, "the devices of the ranks")
     rows = [
         (f"  rank {member.number}", member.host, name, f"{share} of {sum(shares)} micro-batches a step")

@@ -1,9 +1,9 @@
-"""The sum of an array over all ranks, bucket after bucket: first over the ranks of a host, through memory that they
-share, then between hosts, through MPI.
+"""Sum an array over all ranks, bucket by bucket: first over the ranks of a host, through shared memory, then between
+hosts, through MPI.
 
-Each rank of a host adds up a slice of every bucket, in the order of ranks: so all get the same bits, whoever comes
-first. Of each host one rank, its leader, then adds up the hosts' sums. Nothing here waits: `advance` does what can be
-done, and is called again.
+Each rank of a host sums a slice of every bucket, in the order of ranks, so that all get the same bits, whichever is
+first. One rank of each host, its leader, then sums between hosts. Nothing here waits: `advance` does what is possible,
+and is called again.
 """
 
 from __future__ import annotations
@@ -16,28 +16,33 @@ import numpy as np
 
 from wgrad.train.ranks.host_memory import HostMemory
 
-_BLOCK = 1 << 16  # elements that are added up at a time, so that a sum of more than two stays in the cache
-_ALIGN = 16  # elements: no two ranks write to one line of the cache
+_BLOCK = 1 << 16  # elements that are summed at a time, so that a sum of more than two stays in the cache
+_ALIGN = 16  # elements, so that no two ranks write to the same cache line
 
 
 class Request(Protocol):
     def Test(self) -> bool:
-        """Return whether it is done."""
+        """Return whether the request is done."""
 
 
 class Between(Protocol):
-    """Sum over hosts, called by each host's leader with the same bucket, in order."""
+    """Sum over hosts. Each host's leader calls it with the same buckets, in the same order."""
 
     def start(self, values: np.ndarray, begin: int) -> Request:
-        """In place, once the request is done: the sum over hosts of these elements (float32) from `begin` on."""
+        """Start to sum float32 elements over hosts, in place. begin: their first index in the array."""
 
 
 class AllReduce:
-    """A sum that is made again and again.
+    """A sum over ranks that is repeated in rounds.
 
-    buckets: (begin, end) of each. between: None where all ranks share memory. leads: whether this rank is its host's
-    leader. part: float32, this rank's own, to be filled bucket by bucket (`given`) once the round has begun. total:
-    float32, the sum, of the buckets that `advance` has named; valid until the next round gives that bucket.
+    Args:
+        memory: Memory that the ranks of this host share.
+        buckets: (begin, end) of each bucket.
+        between: Sum over hosts; None: all ranks share memory.
+
+    Attributes:
+        part: float32, this rank's values, to be filled bucket by bucket (`give`) after `begin`.
+        total: float32, the sum of the buckets that `advance` has returned, until the next round gives them.
     """
 
     def __init__(self, memory: HostMemory, buckets: Sequence[tuple[int, int]], between: Between | None = None) -> None:
@@ -48,12 +53,12 @@ class AllReduce:
         self._requests: deque[Request] = deque()
 
     def begin(self) -> None:
-        """The next round."""
+        """Begin the next round."""
         self._round += 1
         self._given = self._summed = self._led = self._done = 0
 
     def give(self) -> None:
-        """The next bucket of `part` is as it is to be."""
+        """Mark the next bucket of `part` as filled."""
         memory = self._memory
         memory.fence()
         memory.given[memory.rank, self._given] = self._round
@@ -64,7 +69,7 @@ class AllReduce:
         return self._done == len(self.buckets)
 
     def advance(self) -> range:
-        """Do what can be done now -> numbers of the buckets whose sum is new."""
+        """Do what is possible without waiting, and return the numbers of the buckets that are newly summed."""
         memory, before = self._memory, self._done
         while self._summed < self._given and self._all(memory.given, self._summed):
             self._add(self._summed)
@@ -78,7 +83,7 @@ class AllReduce:
         return range(before, self._done)
 
     def _all(self, flags: np.ndarray, bucket: int) -> bool:
-        """Return whether all ranks of the host are so far."""
+        """Return whether all ranks of the host have reached a bucket in this round."""
         if int(flags[:, bucket].min()) < self._round:
             return False
         self._memory.fence()
@@ -93,7 +98,7 @@ class AllReduce:
         return True
 
     def _add(self, bucket: int) -> None:
-        """This rank's slice of the sum over the host."""
+        """Sum this rank's slice of a bucket over the host."""
         memory, (begin, end) = self._memory, self.buckets[bucket]
         if memory.ranks == 1:
             return
@@ -122,5 +127,5 @@ class AllReduce:
 
 
 def _cut(begin: int, end: int, part: int, parts: int) -> int:
-    """Where the slice `part` of `parts` begins."""
+    """Return where slice `part` of `parts` begins."""
     return end if part == parts else begin + (end - begin) * part // parts // _ALIGN * _ALIGN

@@ -1,8 +1,8 @@
-"""Data parallelism: each rank computes some of a step's micro-batches, and the gradient is the sum of all.
+"""Data parallelism: each rank computes some of a step's micro-batches, and gradients are summed over ranks.
 
-A step is what --batch-size and --gradient-accumulation-steps say, at any number of ranks: the micro-batches, their
-order, their dropout and the weight of each token are those of a run of one rank. So is the result, but for the rounding
-of a sum in another order. Every rank then updates its own copy of the parameters, by the same bits.
+The number of ranks does not change a step: micro-batches, their order, their dropout and the weight of each token are
+those of a run with one rank. So is the result, except for rounding, because sums have another order. Every rank then
+updates its own copy of the parameters with the same bits.
 """
 
 from __future__ import annotations
@@ -18,23 +18,32 @@ from wgrad.train.ranks.all_reduce import AllReduce
 from wgrad.train.ranks.shares import Shares
 from wgrad.train.ranks.world import World
 
-_SLOTS = 2  # of each rank, behind what is told: seconds of a micro-batch, signal that asked it to end
-_ALIGN = 64  # elements: where the loss begins, behind the gradient
+_SLOTS = 2  # floats of each rank after the loss and scores: seconds of a micro-batch, signal that asked it to end
+_ALIGN = 64  # elements; the loss begins at a multiple of it after the gradient
 _WHAT = "the gradient of a step"
-# Parts of the backward that the device is given ahead. Were it given all, sums would go to it behind the last of them.
+# Parts of the backward that are submitted to the device in advance. If all were, sums could be copied to it only after
+# the last of them.
 _AHEAD = 2
-_LOOKING = 10.0  # seconds in which a bucket is asked for: only waiting for it notices a device that hangs
+_LOOKING = 10.0  # seconds of asking for a bucket before waiting for it, which alone notices a device that hangs
 
 
 class DataParallel:
-    """Data parallelism: the operations of a step that involve other ranks.
+    """The operations of a step that involve other ranks.
 
-    accumulate: micro-batches of a step. grad: the flat gradient, float32 [n] on the device. buckets: (begin, end) of
-    the stretches of it that are complete after each part of the last micro-batch. told: floats behind the gradient that
-    are added up too, the first of them the loss. shares: how micro-batches are dealt. news: what there is to say of the
-    last step. asked_here: the signal by which this rank was asked to end, or None; asked: the one by which any was,
-    which all know since the last step. parts: if a dictionary is put here, seconds of each part of the steps so far,
-    which then do not overlap: of the device up to each bucket, waiting for the others, and those of the exchange.
+    Args:
+        world: All ranks.
+        accumulate: Micro-batches of a step.
+        device: Device of this rank.
+        grad: Flat gradient, float32 [n] on the device.
+        buckets: (begin, end) of the part of it that is complete after each part of the last micro-batch.
+        told: Floats after the gradient that are summed too, the first of them the loss.
+
+    Attributes:
+        shares: Distribution of micro-batches to ranks.
+        news: Line about the last step, if there is one.
+        asked_here: Signal that asked this rank to end.
+        asked: Signal that asked any rank to end, which all ranks know since the last step.
+        parts: If set to a dictionary, it collects the seconds of each part of the steps, which then do not overlap.
     """
 
     def __init__(
@@ -53,15 +62,15 @@ class DataParallel:
         self.asked: int | None = None
         self.parts: dict[str, float] | None = None
         self._exchange: AllReduce | None = None
-        self._members = world.members  # whose exchange it is
+        self._members = world.members  # members of the exchange
         self._reads: list[Readback] = []
         self._given = 0
-        self._asked: float | None = None  # since when the bucket that comes next is asked for
+        self._asked: float | None = None  # time at which the next bucket was first asked for
         self._early: Exception | None = None
         self._begun, self._mine, self._marked = 0.0, 0, 0.0
 
     def share(self, batches: Sequence[Batch]) -> list[tuple[int, Batch]]:
-        """This rank's micro-batches of a step, each with its number in the step. The step begins now."""
+        """Begin a step, and return this rank's micro-batches, each with its number in the step."""
         self.news = None
         if not self.world.alone:
             self._begin()
@@ -73,8 +82,8 @@ class DataParallel:
         return mine
 
     def _begin(self) -> None:
-        """The round of the exchange of this step: the buckets, and behind them what is told and all ranks' slots."""
-        if self._exchange is not None and self._members != self.world.members:  # some were lost between steps
+        """Begin the exchange of this step: the buckets, followed by the floats of `told` and all ranks' slots."""
+        if self._exchange is not None and self._members != self.world.members:  # ranks were lost between steps
             self._give_up()
         if self._exchange is None:
             self._members = self.world.members
@@ -86,8 +95,10 @@ class DataParallel:
         self._reads, self._given, self._asked, self._early = [], 0, None, None
 
     def part_submitted(self, number: int) -> None:
-        """The device has been given part `number` of the last micro-batch: its bucket comes back once that is done.
-        Those before it go on meanwhile. Waits while the device has more than _AHEAD parts to do."""
+        """Read back the bucket of part `number` of the last micro-batch, which was just submitted to the device.
+
+        Earlier buckets continue meanwhile. Waits while the device has more than _AHEAD parts to do.
+        """
         if self.world.alone:
             return
         if self.parts is not None:
@@ -99,20 +110,21 @@ class DataParallel:
             while self._given + _AHEAD <= number:
                 if not self._advance():
                     self.world.pause(0.0, _WHAT)
-        except Exception as error:  # told where all ranks can agree on it
+        except Exception as error:  # raised later, where all ranks can agree on it
             self._early = error
 
     def _read(self, number: int) -> None:
-        """Straight to where the others will add it up."""
+        """Start to copy a bucket to where the ranks sum it."""
         assert self._exchange is not None
         begin, end = self._buckets[number]
         grad = self._device.view(self._grad, (end - begin,), begin)
         self._reads.append(self._device.readback(grad, self._exchange.part[begin:end]))
 
     def sum_gradient(self, loss: Array) -> None:
-        """The gradient and loss (float32 [told]): on the device, their sums over all ranks, the same on each.
+        """Replace gradient and loss (float32 [told]) on the device by their sums over all ranks, the same on each.
 
-        RanksLost: nothing was summed on any rank.
+        Raises:
+            RanksLost: A rank was lost, and nothing was summed on any rank.
         """
         world, exchange = self.world, self._exchange
         if world.alone or exchange is None:
@@ -133,16 +145,16 @@ class DataParallel:
             self.news = self.shares.describe()
 
     def _give_up(self) -> None:
-        """The next step opens another."""
+        """Drop the exchange; the next step opens another."""
         self._exchange = None
 
     def _slots(self, values: np.ndarray) -> np.ndarray:
         return values[-_SLOTS * self.world.size :].reshape(self.world.size, _SLOTS)
 
     def _sum(self, exchange: AllReduce, loss: Array) -> None:
-        """Each bucket is added up as soon as it has come back, and goes to the device as soon as that is done."""
+        """Sum each bucket as soon as it has arrived, and copy the sum to the device at once."""
         self._read_rest(exchange, loss)
-        idle: float | None = None  # since when this rank has nothing to do but wait for others
+        idle: float | None = None  # time since which this rank only waits for others
         while not exchange.finished:
             if self._advance(loss):
                 continue
@@ -161,8 +173,10 @@ class DataParallel:
         self._reads.append(self._device.readback(loss, exchange.part[first : first + self._told]))
 
     def _advance(self, loss: Array | None = None) -> bool:
-        """Do what can be done without waiting -> whether there was anything. loss: where its sum goes, once that is
-        read too."""
+        """Do what is possible without waiting, and return whether there was anything.
+
+        loss: array for the sum of the loss, once that has been read.
+        """
         assert self._exchange is not None
         given = self._give()
         new = self._exchange.advance()
@@ -170,7 +184,7 @@ class DataParallel:
         return given or len(new) > 0
 
     def _give(self) -> bool:
-        """Buckets that have come back, to the others -> whether there was one."""
+        """Give the buckets that have arrived to the other ranks, and return whether there was one."""
         assert self._exchange is not None
         before = self._given
         while self._given < len(self._reads) and self._comes(self._reads[self._given]):
@@ -183,7 +197,7 @@ class DataParallel:
         return self._given > before
 
     def _comes(self, read: Readback) -> bool:
-        """Return whether it is time for `result`."""
+        """Return whether a readback has arrived, or should be waited for."""
         now = time.monotonic()
         begun, self._asked = self._asked or now, None
         if read.ready() or now - begun > _LOOKING:
@@ -192,7 +206,7 @@ class DataParallel:
         return False
 
     def _upload(self, numbers: Iterable[int], loss: Array | None) -> None:
-        """Buckets that are added up, to the device."""
+        """Copy summed buckets to the device."""
         assert self._exchange is not None
         for number in numbers:
             begin, end = self._exchange.buckets[number]
@@ -204,7 +218,7 @@ class DataParallel:
                 self._device.write(loss, self._exchange.total[begin : begin + self._told])
 
     def _sum_apart(self, exchange: AllReduce, loss: Array) -> None:
-        """As `_sum`, one part after another."""
+        """Do the work of `_sum` without overlap, to time its parts."""
         self._read_rest(exchange, loss)
         while self._given < len(exchange.buckets):
             self._give()
@@ -217,7 +231,7 @@ class DataParallel:
         self._mark("upload")
 
     def _mark(self, name: str) -> None:
-        """Where parts are timed: since the last mark came `name`."""
+        """Add the time since the last mark to part `name`, if parts are timed."""
         if self.parts is None:
             return
         self._device.synchronize()

@@ -1,4 +1,4 @@
-"""Micro-batches of a step dealt to ranks, so that all finish together."""
+"""Distribute the micro-batches of a step to ranks so that all finish together."""
 
 from __future__ import annotations
 
@@ -7,15 +7,17 @@ from collections.abc import Sequence
 
 
 def even_shares(count: int, ranks: int) -> list[int]:
-    """How many of `count` micro-batches each of equally fast ranks computes."""
+    """Return how many of `count` micro-batches each rank computes if all are equally fast."""
     return [len(numbers) for numbers in deal(count, [1.0] * ranks)]
 
 
 def deal(count: int, seconds: Sequence[float]) -> list[range]:
-    """`count` micro-batches -> for each rank the numbers of its own, one after another.
+    """Return the numbers of the micro-batches of each rank.
 
-    seconds: of one micro-batch on each rank. Each goes where it would be finished first, which makes the last one to
-    finish as early as can be; of equals the lowest rank takes it.
+    Each micro-batch goes to the rank that would finish it first (of equals the lowest), so that the last rank finishes
+    as early as possible.
+
+    count: micro-batches. seconds: time of one micro-batch on each rank.
     """
     shares = [0] * len(seconds)
     finished = [(time, rank) for rank, time in enumerate(seconds)]

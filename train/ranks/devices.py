@@ -1,4 +1,4 @@
-"""Assignment of devices to ranks: one GPU a rank, in the order of its host."""
+"""Assign devices to ranks: one GPU for each rank of a host, in order."""
 
 from __future__ import annotations
 
@@ -11,8 +11,17 @@ SOFTWARE = "CPU"  # the adapter type of a software Vulkan driver
 
 
 def device_of_rank(spec: str, rank: int, size: int, devices: Callable[[], Sequence[dict[str, Any]]]) -> str:
-    """The device for rank `rank` of the `size` on this host, as `select_device` takes it. spec: --device, one for all
-    or a list with one for each. devices: `list_devices`. WgradError where there are more ranks than cards."""
+    """Return the device of a rank, as `select_device` takes it.
+
+    Args:
+        spec: --device: one device for all ranks, or a list with one for each.
+        rank: Number of the rank on this host.
+        size: Ranks on this host.
+        devices: `list_devices`.
+
+    Raises:
+        WgradError: There are more ranks than devices.
+    """
     listed = [name.strip() for name in spec.split(",")]
     if len(listed) > 1:
         if len(listed) < size:
@@ -24,12 +33,12 @@ def device_of_rank(spec: str, rank: int, size: int, devices: Callable[[], Sequen
     kind, _, part = spec.partition(":")
     if size == 1 or kind not in ("auto", "hip", "wgpu"):
         return spec
-    # `auto` takes AMD's GPUs through wgpu too: HIP would name them a second time, and no rank runs its self-check.
+    # `auto` uses AMD GPUs through wgpu too: HIP would list them a second time, and ranks do not run its self-check.
     prefix = "hip:" if kind == "hip" else "wgpu:"
     cards = [d for d in devices() if d["spec"].startswith(prefix) and d["usable"] and d.get("type") != SOFTWARE]
     if part:
         cards = [d for d in cards if d["spec"] == spec or (not part.isdigit() and part.lower() in d["name"].lower())]
-    if not cards:  # a software driver, or NumPy: the host's processor, which ranks may share
+    if not cards:  # a software driver, or NumPy: both use the CPU, which ranks may share
         return spec
     if len(cards) < size:
         names = ", ".join(f"{d['spec']} {d['name']}" for d in cards)

@@ -1,4 +1,4 @@
-"""Memory that the ranks of a host share: what each has of an array, and the sum of all."""
+"""Memory that the ranks of a host share: each rank's part of a sum, and the total."""
 
 from __future__ import annotations
 
@@ -11,19 +11,28 @@ import numpy as np
 
 from wgrad.device.main_memory import free_memory
 
-_LINE = 64  # bytes that a processor moves at once: what one rank writes shares none with what another does
+_LINE = 64  # bytes of a cache line; no two ranks write to the same line
 _TOKEN_BYTES = 16
 
 
 class HostMemory:
-    """Each rank's part of an array, the sum of all, and how far each rank is with which bucket.
+    """Each rank's part of a sum, the total, and the progress of each rank.
 
-    rank: of this process among the `ranks` of the host. parts: float32 [ranks, size]; total: float32 [size], of a rank
-    alone its part itself. given, summed: int64 [ranks, buckets], done: int64 [buckets]: in which round last.
+    Args:
+        buffer: `nbytes` bytes, all zero at first.
+        rank: Number of this rank on the host.
+        ranks: Ranks on the host.
+        size: Elements of the sum.
+        buckets: Number of buckets.
+
+    Attributes:
+        parts: float32 [ranks, size].
+        total: float32 [size]; with one rank, its part.
+        given, summed: int64 [ranks, buckets], the last round in which a rank has given or summed a bucket.
+        done: int64 [buckets], the last round in which a bucket was summed between hosts.
     """
 
     def __init__(self, buffer: Any, rank: int, ranks: int, size: int, buckets: int) -> None:
-        """buffer: `nbytes` of them, zeros at first."""
         self.rank, self.ranks, self._buffer = rank, ranks, buffer
         row = _row(buckets)
         flags = np.frombuffer(buffer, np.int64, (2 * ranks + 1) * row, _LINE).reshape(2 * ranks + 1, row)[:, :buckets]
@@ -35,9 +44,9 @@ class HostMemory:
         self._lock = threading.Lock()
 
     def fence(self) -> None:
-        """Memory fence: earlier writes become visible to others before later ones; likewise reads.
+        """Make earlier writes visible to others before later ones, and likewise for reads.
 
-        Python has no such instruction; a lock that is left and taken again has. (x86 keeps the order by itself.)
+        Python has no memory fence, but acquiring a lock includes one. (x86 keeps the order by itself.)
         """
         for _ in range(2):
             with self._lock:
@@ -45,11 +54,12 @@ class HostMemory:
 
 
 def private_memory(size: int, buckets: int) -> HostMemory:
-    """Host memory of a rank that shares none."""
+    """Return the memory of a rank that shares none."""
     return HostMemory(bytearray(nbytes(1, size, buckets)), 0, 1, size, buckets)
 
 
 def nbytes(ranks: int, size: int, buckets: int) -> int:
+    """Return the bytes of a `HostMemory`."""
     return _flag_bytes(ranks, buckets) + 4 * _floats(size) * (ranks + (ranks > 1))
 
 
@@ -66,10 +76,10 @@ def _flag_bytes(ranks: int, buckets: int) -> int:
 
 
 class Segment:
-    """Memory of one process that others of its host can open: without a name, so that nothing is left of it however
-    they end, and not of /dev/shm, which a container may have little of.
+    """Memory of one process that other processes of its host can open.
 
-    OSError where the system has no such memory, or not as much.
+    It has no name, so that nothing is left behind however they end, and is not in /dev/shm, which is small in many
+    containers. Raises OSError if the system has no such memory, or not enough.
     """
 
     def __init__(self, nbytes: int) -> None:
@@ -77,11 +87,11 @@ class Segment:
         if make is None:
             raise OSError("this system has no memfd_create")
         free = free_memory()
-        if free is not None and nbytes > free:  # the system would rather end processes than refuse it
+        if free is not None and nbytes > free:  # the system would kill processes rather than refuse it
             raise OSError(f"{nbytes / 2**20:,.0f} MiB are needed, and {free / 2**20:,.0f} are free")
         self._file: int = make("wgrad")
         try:
-            os.posix_fallocate(self._file, 0, nbytes)  # now, and not by a fault where it is first touched
+            os.posix_fallocate(self._file, 0, nbytes)  # allocate now, not by a fault at first use
             self.buffer = mmap.mmap(self._file, nbytes)
         except OSError:
             os.close(self._file)
@@ -91,12 +101,12 @@ class Segment:
         self.address = (os.getpid(), self._file, nbytes, token)
 
     def close(self) -> None:
-        """No more processes will open it. What is mapped stays."""
+        """Prevent more processes from opening it. Existing mappings stay."""
         os.close(self._file)
 
 
 def open_segment(address: tuple[int, int, int, bytes]) -> mmap.mmap:
-    """OSError where that process and this one do not see the same memory."""
+    """Map the segment of another process. OSError: the two processes do not see the same memory."""
     process, file, nbytes, token = address
     opened = os.open(f"/proc/{process}/fd/{file}", os.O_RDWR)
     try:

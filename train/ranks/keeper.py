@@ -1,7 +1,8 @@
-"""A process for each rank that ends it with its launcher, and while MPI starts with any other rank of this host.
+"""A watchdog process for each rank: it ends the rank if its launcher ends, or if another rank ends while MPI starts.
 
-MPI's own start holds Python's lock, so that no thread of a rank can tell that another is gone. Run as a file, by
-`start.py`: it imports nothing of wgrad. Without /proc it knows of no other ranks, and of the launcher by its id alone.
+MPI's start holds Python's global lock, so no thread of a rank could notice that another rank has ended. `start.py` runs
+this file as a program; it imports nothing of wgrad. Without /proc, it knows no other ranks, and checks the launcher by
+its id alone.
 """
 
 from __future__ import annotations
@@ -12,16 +13,16 @@ import signal
 import sys
 import time
 
-RANK = "OMPI_COMM_WORLD_RANK"  # in the environment of each process that Open MPI's launcher starts
-JOINED = b"j"  # what a rank says once MPI has joined it with the others
-# Ends a rank in MPI's own start, with its number as the status. Open MPI takes SIGHUP for itself.
+RANK = "OMPI_COMM_WORLD_RANK"  # environment variable of each process that Open MPI's launcher starts
+JOINED = b"j"  # message of a rank once MPI has joined it with the others
+# Signal that ends a rank during MPI's start, with its number as the exit status. Open MPI uses SIGHUP itself.
 END = getattr(signal, "SIGUSR2", signal.SIGTERM)
-EVERY = 0.5  # seconds from one look to the next
-SETTLED = 3.0  # seconds until the launcher has surely started all ranks
+EVERY = 0.5  # seconds between checks
+SETTLED = 3.0  # seconds until the launcher has certainly started all ranks
 
 
 def process(pid: int) -> tuple[int, int, bool] | None:
-    """(parent, when it was started, whether it is dead and not collected yet) by /proc; None where there is none."""
+    """Return (parent, start time, whether it is a zombie) of a process by /proc; None: there is no such process."""
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
             words = file.read().rpartition(")")[2].split()
@@ -31,7 +32,7 @@ def process(pid: int) -> tuple[int, int, bool] | None:
 
 
 def rank_of(pid: int) -> int | None:
-    """Return the rank that a process was started as."""
+    """Return the rank that a process was started as; None: it is no rank."""
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
             words = file.read().split(b"\0")
@@ -41,7 +42,7 @@ def rank_of(pid: int) -> int | None:
 
 
 def launcher_of(pid: int) -> int:
-    """The nearest process above `pid` that is no rank, nor a shell that was started as one."""
+    """Return the nearest ancestor of a process that is no rank, nor a shell that was started as one."""
     while (found := process(pid)) is not None:
         pid = found[0]
         if pid <= 1 or rank_of(pid) is None:
@@ -50,7 +51,7 @@ def launcher_of(pid: int) -> int:
 
 
 def ranks_of(launcher: int) -> set[int]:
-    """The ranks that a launcher has started on this host, and that live."""
+    """Return the ranks of a launcher that are alive on this host."""
     ranks = set[int]()
     for name in os.listdir("/proc"):
         if name.isdecimal() and (found := process(int(name))) and found[0] == launcher and not found[2]:
@@ -61,7 +62,7 @@ def ranks_of(launcher: int) -> set[int]:
 
 
 def lives(pid: int, begun: int) -> bool:
-    """begun: as `process` has it; 0: not known."""
+    """Return whether a process is alive. begun: its start time as of `process`; 0: not known."""
     found = process(pid)
     if found is not None:
         return not found[2] and begun in (0, found[1])
@@ -75,7 +76,15 @@ def lives(pid: int, begun: int) -> bool:
 
 
 def main(rank: int, here: int, size: int, limit: float, *watched: str) -> None:
-    """rank: of the parent; here: how many ranks this host has, size: in all. watched: PID or PID:BEGUN of launchers."""
+    """Watch the parent process until it ends, or has to be ended.
+
+    Args:
+        rank: Rank of the parent.
+        here: Ranks on this host.
+        size: Ranks on all hosts.
+        limit: Seconds for MPI to start.
+        *watched: PID or PID:BEGUN of launchers.
+    """
     parent, begun = os.getppid(), time.monotonic()
     launcher = launcher_of(parent) if process(parent) else 0
     pids = [(int(pid), int(start or 0)) for pid, _, start in (word.partition(":") for word in watched)]
@@ -113,7 +122,7 @@ def _say(is_main_process: bool, text: str) -> None:
     if is_main_process:
         try:
             os.write(2, f"wgrad: error: {text}\n".encode())
-        except OSError:  # nobody reads it any more
+        except OSError:  # standard error is closed
             pass
 
 

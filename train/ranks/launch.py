@@ -1,4 +1,4 @@
-"""`--ranks N`: the same command once more, N times, under the mpirun of this environment or else of the system."""
+"""`--ranks N`: run the same command N times under mpirun."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from wgrad.train.ranks.start import INSTALL, LAUNCHER, ranks_started
 from wgrad.train.terminal.interrupts import Interrupted
 
 _PR_SET_PDEATHSIG = 1
-# Open MPI hands this on to the ranks; SIGINT and SIGTERM it answers by killing them.
+# Signal that Open MPI forwards to the ranks; on SIGINT and SIGTERM it kills them.
 REQUEST = getattr(signal, "SIGUSR1", None)
 
 
 def wants_launch(ranks: int | None) -> bool:
-    """Return whether this process is to start the ranks, being none itself."""
+    """Return whether this process has to start the ranks: it is none itself."""
     return ranks is not None and ranks > 1 and ranks_started() == 1
 
 
 def mpirun() -> str:
-    """The launcher that belongs to this Python, or the one on the path. WgradError: there is none, or no mpi4py."""
+    """Return the mpirun next to this Python, or else on the path. WgradError: there is none, or no mpi4py."""
     found = shutil.which("mpirun", path=str(Path(sys.executable).parent)) or shutil.which("mpirun")
     if found is None or importlib.util.find_spec("mpi4py") is None:
         missing = "mpirun is not on the path" if found is None else "mpi4py is not installed"
@@ -38,44 +38,43 @@ def mpirun() -> str:
 
 
 def command(ranks: int, arguments: Sequence[str]) -> list[str]:
-    """The command line that starts `wgrad` with these arguments as so many ranks."""
+    """Return the command line that starts `wgrad` with these arguments as `ranks` processes."""
     launcher = mpirun()
     version = subprocess.run([launcher, "--version"], capture_output=True, encoding="utf-8", timeout=60).stdout
     options: list[str] = []
     if "Open MPI" in version:
-        options = [
-            "--oversubscribe",
-            "--bind-to",
-            "none",
-        ]  # by default a rank is bound to one core, with all its threads
+        # By default, Open MPI binds a rank with all its threads to one core.
+        options = ["--oversubscribe", "--bind-to", "none"]
         if int(version.partition("Open MPI)")[2].strip().partition(".")[0] or 0) >= 5:
             options += ["--with-ft", "ulfm"]
     return [launcher, "-n", str(ranks), *options, sys.executable, "-m", "wgrad", *arguments]
 
 
 def _ending_with_this_process() -> Callable[[], None] | None:
-    """For a child: that SIGTERM comes to it once this process is no more, however it ends. Linux alone has that."""
+    """Return a function for a child that lets it get SIGTERM when this process ends, however it ends (Linux only)."""
     if sys.platform != "linux":
         return None
     prctl, parent = ctypes.CDLL(None).prctl, os.getpid()
 
     def ask() -> None:
         prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM))
-        if os.getppid() != parent:  # it ended in between
+        if os.getppid() != parent:  # the parent ended in between
             os._exit(1)
 
     return ask
 
 
 def launch(ranks: int, arguments: Sequence[str]) -> int:
-    """Run the ranks -> exit status. The first Ctrl-C (or SIGTERM, SIGHUP) asks them to save and end, the second ends
-    them at once."""
+    """Run the ranks and return the exit status.
+
+    The first Ctrl-C (or SIGTERM, SIGHUP) asks them to save and end, the second one ends them at once.
+    """
     threads = str(max((os.cpu_count() or 1) // ranks, 1))
     asked: list[int] = []
     environment = {"OMP_NUM_THREADS": threads, **os.environ}
     environment |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     environment[LAUNCHER] = f"{socket.gethostname()} {os.getpid()}"
-    # A session of its own, so that Ctrl-C in a terminal comes here alone.
+    # A session of its own, so that Ctrl-C in a terminal reaches only this process.
     process = subprocess.Popen(
         command(ranks, arguments), env=environment, start_new_session=True, preexec_fn=_ending_with_this_process()
     )
@@ -93,8 +92,8 @@ def launch(ranks: int, arguments: Sequence[str]) -> int:
             signal.signal(number, old)
     if len(asked) > 1:
         raise Interrupted(asked[0])
-    if asked and status:  # the first rank has said what is saved
+    if asked and status:  # the first rank has printed what is saved
         return 128 + asked[0]
-    if status == END:  # what keeps a rank has ended it while MPI was starting, and said why
+    if status == END:  # the watchdog of a rank has ended it while MPI was starting, and printed why
         return 1
     return status if 0 <= status < 126 or status == 128 + signal.SIGINT else 1

@@ -1,9 +1,9 @@
-"""Ranks under MPI, by mpi4py: the only file that imports it.
+"""Ranks under MPI, through mpi4py, which only this file imports.
 
-Every collective is one that does not block, and is asked whether it is done: so each wait has a limit, and signals are
-handled meanwhile. Until the first step all of them are `all_gather`, so that a rank which fails can send its error in
-place of its next value. With user-level failure mitigation (ULFM) a collective that fails is revoked on all ranks,
-which then agree whether it was done, and shrink to those that are left.
+All collectives are non-blocking and polled, so that each wait has a limit, and signals are handled meanwhile. Until the
+first step, all of them are `all_gather`, so that a failing rank can send its error instead of its next value. With
+user-level failure mitigation (ULFM), a failing collective is revoked on all ranks. They then agree whether it was done,
+and shrink to the remaining ones.
 Source: MPI 4.1; ULFM 2 (fault-tolerance.org), in mpi4py as Revoke, Iagree and Shrink.
 """
 
@@ -27,7 +27,7 @@ from typing import Any, TypeVar, cast
 import mpi4py
 import numpy as np
 
-mpi4py.rc.finalize = False  # after a loss it would wait for the dead
+mpi4py.rc.finalize = False  # after a loss it would wait for dead ranks
 from mpi4py import MPI  # noqa: E402
 
 from wgrad.device.errors import DeviceLost  # noqa: E402
@@ -37,23 +37,24 @@ from wgrad.train.ranks.world import Member, PeerLost, RankFailure, RanksLost, Ra
 from wgrad.train.terminal.ending import ending_of, one_line  # noqa: E402
 
 T = TypeVar("T")
-LONG_LIMIT = 1800.0  # seconds for what comes before the steps: shaders to compile, data to read
+# Limits of waits, in seconds.
+LONG_LIMIT = 1800.0  # before the steps: shaders to compile, data to read
 FILE_LIMIT = 300.0  # for the first rank to write files between steps
-STEP_LIMIT = 50.0  # and within steps, beside ten times the longest wait so far
-FIRST_STEP_LIMIT = 600.0  # the first one may compile, and nobody knows yet how uneven the ranks are
-SPIN = 0.002  # seconds in which a wait asks without a pause
-PAUSE = 0.0002  # seconds between questions after that,
-POLL = 2e-5  # or while bytes travel, which MPI moves only when it is asked
-LEADERS_LIMIT = 60.0  # seconds for MPI to make a communicator
-_END = 10.0  # seconds for MPI's own end
+STEP_LIMIT = 50.0  # within steps, in addition to ten times the longest wait so far
+FIRST_STEP_LIMIT = 600.0  # the first step may compile, and it is not known yet how uneven the ranks are
+SPIN = 0.002  # time in which a wait polls without a pause
+PAUSE = 0.0002  # time between polls after that
+POLL = 2e-5  # time between polls while data is transferred, which MPI advances only when it is polled
+LEADERS_LIMIT = 60.0  # for MPI to make a communicator
+_END = 10.0  # for MPI to finalise
 _MEMORY = "the memory that ranks share"
-_ALARM = 1  # tag of the message that a rank has lost its device, where MPI cannot revoke a communicator
+_ALARM = 1  # tag of the message that a rank has lost its device, for MPI without ULFM
 _REGROUP = "going back after a lost device"
 
 
 @dataclass(frozen=True)
 class _Failure:
-    """Message of a failed rank in place of its value."""
+    """Sent by a failed rank instead of its value."""
 
     member: Member
     message: str
@@ -62,7 +63,7 @@ class _Failure:
 
 @dataclass(frozen=True)
 class _Gone:
-    """Message of a rank whose device was lost in place of its value."""
+    """Sent by a rank whose device was lost instead of its value."""
 
     member: Member
     message: str
@@ -80,7 +81,7 @@ def _silent(what: str, limit: float) -> RanksSilent:
 
 
 class _Leaders:
-    """A rank of each host. comm: MPI's communicator of them."""
+    """Sum between hosts. comm: communicator of one rank of each host."""
 
     def __init__(self, comm: Any) -> None:
         self._comm = comm
@@ -93,7 +94,7 @@ class _Leaders:
 
 
 class MpiWorld(World):
-    """The ranks of MPI.COMM_WORLD, and after losses those that are left."""
+    """The ranks of MPI.COMM_WORLD, and after losses the remaining ones."""
 
     alone = False
 
@@ -105,9 +106,9 @@ class MpiWorld(World):
         self.rank, self.size = self._comm.rank, self._comm.size
         self.me = Member(self.rank, socket.gethostname())
         self._stepping, self._stepped, self._any_lost, self._longest = False, False, False, 0.0
-        self._next: Any = None if self.tolerant else self._comm.Dup()  # where ranks meet when waits are given up
-        self._kept: list[Any] = []  # requests that MPI may still work on, and memory: kept to the end
-        self._apart = False  # no two ranks share memory, whatever their hosts
+        self._next: Any = None if self.tolerant else self._comm.Dup()  # communicator to meet on after an alarm
+        self._kept: list[Any] = []  # requests and memory that MPI may still use, kept to the end
+        self._apart = False  # whether ranks of one host cannot share memory
         self.members = self.all_gather(self.me, "the start")
         here = [member.number for member in self.members if member.host == self.me.host]
         self.local_rank, self.local_size = here.index(self.me.number), len(here)
@@ -116,7 +117,7 @@ class MpiWorld(World):
     def _wait(
         self, request: Any, what: str, limit: float = LONG_LIMIT, pause: float = PAUSE, *, heed: bool = True
     ) -> float:
-        """Return when the request is done: after how many seconds. heed: an alarm ends the wait."""
+        """Wait for a request and return the seconds that took. heed: whether an alarm ends the wait."""
         begun = time.monotonic()
         while not request.Test():
             waited = time.monotonic() - begun
@@ -167,7 +168,7 @@ class MpiWorld(World):
             try:
                 limit = FILE_LIMIT if self._stepping and not self.is_main_process else None
                 found = self.attempt(partial(self._gather, done[0] if done else None, what, limit))[0]
-                if isinstance(found, _Failure):  # the first rank came to no value, and shares why
+                if isinstance(found, _Failure):  # the first rank has no value, and sends the reason
                     raise self._failure([found])
                 return cast(T, found)
             except RanksLost:
@@ -182,7 +183,7 @@ class MpiWorld(World):
         except MPI.Exception as error:
             if not self.tolerant:
                 raise RanksSilent(f"a rank was lost ({error}): --resume goes on from the last checkpoint") from error
-            self._comm.Revoke()  # whatever MPI calls the error: that a rank is gone has many names inside a collective
+            self._comm.Revoke()  # on any error: a lost rank has many error codes inside a collective
             done = False
         else:
             done = True
@@ -192,16 +193,16 @@ class MpiWorld(World):
         raise RanksLost()
 
     def _agree(self, done: bool) -> bool:
-        """Return whether it is done on all ranks: the same answer on all that are left."""
+        """Return whether it is done on all ranks, the same answer on all remaining ones."""
         flag = np.array([done], np.int32)
         try:
             self._wait(self._comm.Iagree(flag), "agreeing whether a rank is lost", self._step_limit())
-        except MPI.Exception:  # that a rank is gone; the flag holds
+        except MPI.Exception:  # a rank is gone; the flag is valid
             pass
         return bool(flag[0])
 
     def _shrink(self, value: Any = None) -> None:
-        """Go on with those that are left. value: of this rank a _Failure, which ends them all, or a _Gone."""
+        """Continue with the remaining ranks. value: a _Failure of this rank, which ends all, or a _Gone."""
         before, first = self.members, self.is_main_process
         agreed = False
         while not agreed:
@@ -227,7 +228,7 @@ class MpiWorld(World):
         self._go_back(gone)
 
     def _meet(self, value: _Gone | None = None) -> None:
-        """Leave the communicator, in which other ranks wait for this one, for a new one. Without ULFM."""
+        """Without ULFM: leave the communicator, in which other ranks may wait, and meet on a new one."""
         values: list[Any] = []
         while not values:
             self._comm = self._next
@@ -236,12 +237,12 @@ class MpiWorld(World):
             self._wait(request, _REGROUP, heed=False)
             try:
                 values = self._gather(value or self.me, _REGROUP)
-            except _Alarm:  # another one, by a rank that was through with this
+            except _Alarm:  # another one, of a rank that had finished this
                 pass
         self._go_back([v for v in values if isinstance(v, _Gone)])
 
     def _go_back(self, gone: list[_Gone]) -> None:
-        """PeerLost on the ranks whose device was not lost, where those of others were."""
+        """Raise PeerLost on the ranks whose own device was not lost. gone: ranks whose device was."""
         if gone:
             self._stepping = False  # devices are opened and weights are read before the next step
             if all(v.member != self.me for v in gone):
@@ -263,7 +264,7 @@ class MpiWorld(World):
 
     def all_reduce(self, values: np.ndarray, what: str, *, patient: bool = False) -> None:
         limit = LONG_LIMIT if patient else self._step_limit()
-        self.waited = self._wait(self._comm.Ibarrier(), what, limit)  # with pauses: a slower rank has the processor
+        self.waited = self._wait(self._comm.Ibarrier(), what, limit)  # with pauses, to leave the CPU to slower ranks
         if not patient:
             self._longest = max(self._longest, self.waited, 1e-3)
         self._wait(self._comm.Iallreduce(MPI.IN_PLACE, values, MPI.SUM), what, limit, POLL)
@@ -276,15 +277,15 @@ class MpiWorld(World):
         if len(set(self._hosts())) > 1:
             between = self.attempt(lambda: self._between(memory.rank == 0))
         made = AllReduce(memory, buckets, between)
-        self._kept.append(made)  # MPI and devices may still write to it when it is given up
+        self._kept.append(made)  # MPI and devices may still write to it after it is dropped
         return made
 
     def _hosts(self) -> list[object]:
-        """Return for each rank the id of the memory that it shares with others."""
+        """Return an id for each rank of the memory that it shares with others."""
         return [member.number if self._apart else member.host for member in self.members]
 
     def _open_memory(self, size: int, buckets: int) -> HostMemory | None:
-        """None where that is to be tried again: a rank was lost, or has found that it cannot."""
+        """Open the memory of this host; None: try again, because a rank was lost or cannot share memory."""
         members, hosts, reason = self.members, self._hosts(), ""
         here = [rank for rank, host in enumerate(hosts) if host == hosts[self.rank]]
         memory, segment = private_memory(size if len(here) == 1 else 0, buckets), None
@@ -307,13 +308,13 @@ class MpiWorld(World):
             return None
         if reasons:
             self._apart = True
-            self.remark = f"note: ranks of one host share no memory ({reasons[0]}): gradients are added up by MPI alone"
+            self.remark = f"note: ranks of one host share no memory ({reasons[0]}): gradients are summed by MPI alone"
             return None
         return memory
 
     def _between(self, leads: bool) -> Between:
-        """Return the sum between hosts, called by their leaders. A rank that leads none never calls it."""
-        # MPI has no way to make a communicator that does not block, and can be asked whether it is done.
+        """Return the sum between hosts. Only leaders of a host call it."""
+        # MPI has no non-blocking way to split a communicator that could be polled.
         faulthandler.dump_traceback_later(LEADERS_LIMIT, exit=True, file=2)
         try:
             leaders = self._comm.Split(0 if leads else MPI.UNDEFINED, self.rank)
@@ -324,7 +325,7 @@ class MpiWorld(World):
     def pause(self, waited: float, what: str) -> None:
         if waited > self._step_limit():
             raise _silent(what, self._step_limit())
-        if self.tolerant:  # MPI moves, and finds that a rank is gone, only when it is asked
+        if self.tolerant:  # MPI makes progress, and notices a lost rank, only when it is polled
             self._comm.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG)
             if self._comm.Is_revoked():
                 raise MPI.Exception(MPI.ERR_OTHER)
@@ -373,8 +374,8 @@ class MpiWorld(World):
             raise AssertionError("one of these raises, or ends the process") from error
 
     def _abort(self, failure: _Failure) -> None:
-        """End all processes, without agreeing on anything."""
-        time.sleep(0 if self.is_main_process else 2.0)  # what happens to all is said by the first
+        """End all processes without an agreement."""
+        time.sleep(0 if self.is_main_process else 2.0)  # so that the first rank reports what happens to all
         who = "" if self.is_main_process else f"{failure.member}: "
         print(f"wgrad: error: {who}{failure.message}", file=sys.stderr, flush=True)
         threading.Timer(_END, os._exit, (failure.status,)).start()
@@ -383,7 +384,7 @@ class MpiWorld(World):
     def leave(self, error: BaseException) -> None:
         if self.tolerant and self._stepped and self.size > 1:
             print(f"wgrad: {self.me}: {one_line(error)}: this rank ends", file=sys.stderr, flush=True)
-            os.kill(os.getpid(), signal.SIGKILL)  # of another end MPI makes the status of the whole run
+            os.kill(os.getpid(), signal.SIGKILL)  # MPI would make any exit status that of the whole run
 
     def close(self) -> None:
         if not self._any_lost:

@@ -1,4 +1,4 @@
-"""How many of a step's micro-batches each rank computes: by what one takes on its device, measured as the run goes."""
+"""Distribute a step's micro-batches to ranks by the speed of their devices, measured during the run."""
 
 from __future__ import annotations
 
@@ -8,30 +8,38 @@ from statistics import median
 from wgrad.train.ranks.deal import deal
 from wgrad.train.ranks.world import Member
 
-SKIPPED = 2  # steps that are not measured after a deal: they may compile and record
-MEASURED = 5  # steps whose median counts
-EVERY = 50  # steps from one measurement to the next
-WORTH = 0.03  # a share of a step's time that a new deal must save
+SKIPPED = 2  # steps after a change that are not measured, because they may compile and record
+MEASURED = 5  # steps that are measured; their median counts
+EVERY = 50  # steps between measurements
+WORTH = 0.03  # fraction of a step's time that a new distribution must save
 
 
 class Shares:
-    """The deal of `count` micro-batches to ranks. seconds: of one micro-batch by Member.number, 1.0 where none was
-    measured; `Shares` of all ranks are fed the same numbers, and so always deal alike."""
+    """Distribution of micro-batches to ranks. All ranks feed it the same numbers, so they all distribute alike.
+
+    Args:
+        count: Micro-batches of a step.
+        members: The ranks.
+
+    Attributes:
+        seconds: Time of a micro-batch by Member.number, as far as it was measured.
+        measured: Whether shares follow the measured times; else all ranks count as equally fast.
+    """
 
     def __init__(self, count: int, members: Sequence[Member]) -> None:
         self.count = count
         self.seconds: dict[int, float] = {}
-        self.measured = True  # False: all ranks are dealt alike, whatever they take
+        self.measured = True
         self.begin(members)
 
     def begin(self, members: Sequence[Member]) -> None:
-        """These ranks go on; what is known of them stays known."""
+        """Continue with these ranks; known times stay known."""
         self.members = list(members)
         self._steps, self._seen = 0, list[list[float]]()
         self._deal()
 
     def restore(self, seconds: Mapping[str, float]) -> None:
-        """Deal as a run did that was saved with these `seconds`, if it had as many ranks."""
+        """Take the measured times of a saved run, if it had as many ranks."""
         if len(seconds) == len(self.members):
             self.seconds = {int(rank): value for rank, value in seconds.items()}
             self.begin(self.members)
@@ -42,12 +50,14 @@ class Shares:
         self.sizes = [len(numbers) for numbers in deal(self.count, self._dealt)]
 
     def deal(self, count: int) -> list[range]:
-        """Numbers of a step's `count` micro-batches (fewer at the end of an epoch) for each rank."""
+        """Return the numbers of each rank's micro-batches, of `count` in a step (fewer at the end of an epoch)."""
         return deal(count, self._dealt)
 
     def observe(self, seconds: Sequence[float]) -> bool:
-        """A step is done, in which one micro-batch took so long on each rank (0: it had none). -> whether the shares
-        are others from the next step on."""
+        """Record a step, and return whether shares change from the next step on.
+
+        seconds: time of a micro-batch on each rank; 0: it had none.
+        """
         if not self.measured:
             return False
         self._steps += 1
@@ -69,7 +79,7 @@ class Shares:
         return True
 
     def describe(self) -> str:
-        """For people."""
+        """Return a line about the shares for people."""
         shares = ", ".join(
             f"rank {member.number} {size} ({1e3 * self.seconds[member.number]:.0f} ms each)"
             for member, size in zip(self.members, self.sizes)

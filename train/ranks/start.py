@@ -1,4 +1,4 @@
-"""The world of a process: the ranks that mpirun or srun started, or itself alone."""
+"""Find the ranks of a run: those that mpirun or srun started, or this process alone."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from wgrad.device.errors import WgradError
 from wgrad.train.ranks import keeper
 from wgrad.train.ranks.world import World
 
-# What the launchers of Open MPI, MPICH and others, and Slurm's srun tell a process of how many there are.
+# Environment variables of Open MPI, MPICH and others, and Slurm's srun: number of processes, and this one's.
 _SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
 _LOCAL_SIZES = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
 _RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
-LAUNCHER = "WGRAD_LAUNCHER"  # host, and id of the process, that --ranks was given to
+LAUNCHER = "WGRAD_LAUNCHER"  # environment variable: host and process id of the command with --ranks
 START_LIMIT = 60.0  # seconds until all ranks have found each other
-INSTALL = "pip install 'wgrad[mpi]', or mpi4py for the MPI that is there"
+INSTALL = "pip install 'wgrad[mpi]', or mpi4py for the installed MPI"
 
 
 def ranks_started(environment: Mapping[str, str] = os.environ) -> int:
-    """How many processes a launcher has started, this one among them; 1 without a launcher."""
+    """Return how many processes a launcher has started, including this one; 1 without a launcher."""
     return max((int(environment[name]) for name in _SIZES if environment.get(name, "").isdecimal()), default=1)
 
 
 @contextmanager
 def open_world() -> Iterator[World]:
-    """The ranks of this process. WgradError: a launcher has started several, and MPI does not join them."""
+    """Yield the ranks of the run. WgradError: a launcher has started several, but MPI cannot join them."""
     started = ranks_started()
     if started <= 1:
         yield World()
@@ -50,8 +50,8 @@ def open_world() -> Iterator[World]:
 
 @contextmanager
 def _kept(started: int) -> Iterator[Callable[[], None]]:
-    """Have a process beside this one end it as `keeper.py` says; what is yielded tells it that MPI has started."""
-    if sys.platform == "win32":  # where no signal reaches a process that MPI's start holds
+    """Run the watchdog `keeper.py` for this rank. The yielded function tells it that MPI has started."""
+    if sys.platform == "win32":  # no signal reaches a process during MPI's start there
         faulthandler.dump_traceback_later(START_LIMIT, exit=True, file=2)
         try:
             yield faulthandler.cancel_dump_traceback_later
@@ -63,13 +63,13 @@ def _kept(started: int) -> Iterator[Callable[[], None]]:
     host, _, launcher = os.environ.get(LAUNCHER, "").rpartition(" ")
     arguments = [rank, here, str(started), str(START_LIMIT), *([launcher] if host == socket.gethostname() else [])]
     command = [sys.executable, "-I", "-S", keeper.__file__, *arguments]
-    # A session of its own: Ctrl-C is for the rank, which has something to save.
+    # A session of its own, so that Ctrl-C reaches only the rank, which may have something to save.
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True)
     assert process.stdin is not None
     pipe = process.stdin
     libc: Any = ctypes.CDLL(None)
     before = signal.getsignal(keeper.END)
-    # In C, because Python's own handlers wait for MPI's start: it calls _exit with the number of the signal.
+    # A handler in C, because Python's handlers wait for MPI's start: it calls _exit with the signal's number.
     libc.signal.argtypes = [ctypes.c_int, ctypes.c_void_p]
     libc.signal(int(keeper.END), ctypes.cast(libc._exit, ctypes.c_void_p))
 

@@ -1,7 +1,7 @@
-"""The ranks of a run: processes that train one adapter together, each on a device of its own, rank 0 speaking for all.
+"""The ranks of a run: processes that train one adapter together, each on a device of its own.
 
-`World` is that of a run of one rank, in which every collective is the identity; nothing of MPI is imported for it.
-`mpi_world.py` has the other one, `start.py` says which of them a process is in.
+`World` is for a run with one rank: its collectives do nothing, and MPI is not imported. `mpi_world.py` has the class
+for several ranks, and `start.py` chooses between them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Member:
-    """A rank as it was when the run began: `number` is its rank then, by which it is spoken of to the end."""
+    """A rank. number: its rank when the run began, which names it in all messages."""
 
     number: int
     host: str
@@ -33,19 +33,22 @@ class Member:
 
 
 class RanksLost(Exception):
-    """Ranks are gone. Those that are left have agreed on it, and on that the work at hand is done on none of them."""
+    """Ranks are gone. The remaining ones agree on that, and that none of them has done the current work."""
 
 
 class PeerLost(DeviceLost):
-    """The device of another rank was lost. All ranks know, and go back to the newest state."""
+    """The device of another rank was lost. All ranks know that, and return to the newest state."""
 
 
 class RanksSilent(UnusableResult):
-    """Another rank has not answered within the limit of a wait, and nobody says that it is gone."""
+    """Another rank has not answered in time, and is not known to be gone."""
 
 
 class RankFailure(Exception):
-    """The run ends on all ranks because of what happened on some. status: of every process. said: by this one."""
+    """The run ends on all ranks because of an error on some.
+
+    status: exit status of all processes. said: whether this process prints the message.
+    """
 
     def __init__(self, message: str, status: int, said: bool) -> None:
         super().__init__(message)
@@ -55,11 +58,16 @@ class RankFailure(Exception):
 class World:
     """The ranks of a run, as one of them sees them.
 
-    alone: this process was started by itself. rank, size: of those that are left. members: who they are. local_rank,
-    local_size: at the begin, among those of this host. tolerant: the run goes on when a rank is lost (else it ends on
-    all). waited: seconds in which this rank waited for the others in the last `all_reduce`. remark: what there is to
-    say of how `open_all_reduce` went, or "". on_loss: called with those that were lost, and whether this rank has
-    become the first.
+    Attributes:
+        alone: Whether this process is the only rank.
+        rank, size: Number of this rank, and of all, among the remaining ranks.
+        members: The remaining ranks.
+        me: This rank.
+        local_rank, local_size: Number of this rank, and of all, on this host when the run began.
+        tolerant: Whether the run continues if a rank is lost; else it ends on all.
+        waited: Seconds for which the last `all_reduce` waited for other ranks.
+        remark: Note about `open_all_reduce`; "": none.
+        on_loss: Called with the lost ranks, and whether this rank now is the first.
     """
 
     alone = True
@@ -76,65 +84,72 @@ class World:
 
     @property
     def is_main_process(self) -> bool:
-        """Return whether this rank talks to the user, and writes what the run leaves in its folder."""
+        """Return whether this rank prints for the user and writes the files of the run."""
         return self.rank == 0
 
     def all_gather(self, value: T, what: str) -> list[T]:
-        """Every rank's value, in the order of ranks. what: for people, should one not come. Where ranks are lost, those
-        that are left exchange anew. RankFailure where a rank has failed."""
+        """Return every rank's value, in the order of ranks. If ranks are lost, the remaining ones repeat it.
+
+        what: description for errors. RankFailure: a rank has failed.
+        """
         return [value]
 
     def broadcast(self, work: Callable[[], T], what: str) -> T:
-        """Return the result of `work` on the first rank, for which the others wait; if that is lost, on the next."""
+        """Return the result of `work` on the first rank, for which the others wait. If it is lost, the next one works.
+
+        what: description for errors.
+        """
         return work()
 
     def attempt(self, work: Callable[[], T]) -> T:
-        """Return the result of `work`, which communicates: on all ranks, or RanksLost on all."""
+        """Return the result of `work`, which communicates, or raise RanksLost on all ranks."""
         return work()
 
     def all_reduce(self, values: np.ndarray, what: str, *, patient: bool = False) -> None:
-        """values (float32 or float64 [n], contiguous): in place, the sum over all ranks, the same bits on each.
+        """Sum values (float32 or float64 [n], contiguous) over all ranks in place, with the same bits on each.
 
-        patient: what the ranks did before may have taken them very unequal times.
+        what: description for errors. patient: whether earlier work may have taken ranks very different times.
         """
 
     def open_all_reduce(self, size: int, buckets: Sequence[tuple[int, int]]) -> AllReduce:
-        """Return a function that sums arrays of `size` float32 over all ranks: all call it alike, and again where ranks
-        were lost.
+        """Open a sum of `size` float32 over all ranks. All ranks call this, and again after ranks were lost.
 
-        RanksLost: on all ranks.
+        RanksLost: a rank was lost meanwhile.
         """
         return AllReduce(private_memory(size, len(buckets)), buckets)
 
     def pause(self, waited: float, what: str) -> None:
-        """Between two questions of an AllReduce whether there is more to do. waited: seconds since this rank has had
-        nothing else to do. RanksSilent, or an error for `attempt`, where others are silent or lost."""
+        """Pause between two polls of an AllReduce.
+
+        waited: seconds for which this rank has had nothing to do. what: description for errors. Raises RanksSilent, or
+        an error for `attempt`, if others are silent or lost.
+        """
 
     def came(self, waited: float) -> None:
-        """Note that a wait with `pause` ended after so many seconds."""
+        """Record that a wait with `pause` has ended, after `waited` seconds."""
 
     def total(self, value: float, what: str) -> float:
-        """The sum of a number over all ranks. RanksLost on all where one is lost."""
+        """Return the sum of a number over all ranks. RanksLost on all: one was lost."""
         values = np.array([value], np.float64)
         self.attempt(lambda: self.all_reduce(values, what, patient=True))
         return float(values[0])
 
     def steps_begin(self) -> None:
-        """From here on the ranks call more than `all_gather` and `broadcast`, and waits are short."""
+        """Begin the steps, in which ranks call more than `all_gather` and `broadcast`, and waits are short."""
 
     def steps_end(self) -> None:
-        """All ranks are past the last step, or end alike."""
+        """End the steps. All ranks call this at the same point."""
 
     @contextmanager
     def sharing_errors(self) -> Iterator[None]:
-        """An error of the block ends all ranks, as RankFailure where they can agree on it."""
+        """Let an error in the block end all ranks, as RankFailure if they can agree on it."""
         yield
 
     def regroup(self, lost: DeviceLost) -> None:
-        """Tell the other ranks that the device of this one was lost. Every wait of theirs ends with PeerLost."""
+        """Tell the other ranks that the device of this one was lost. Their waits end with PeerLost."""
 
     def leave(self, error: BaseException) -> None:
-        """End this process as one that is lost, where the others can go on without it."""
+        """End this process as a lost rank, if the others can continue without it."""
 
     def close(self) -> None:
-        """The run is over on this rank, and on all others."""
+        """Finish the run on this rank. All ranks call this."""

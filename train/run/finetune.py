@@ -54,7 +54,8 @@ from wgrad.train.run.session import (
     run_info,
 )
 from wgrad.train.run.sweep import Sweep
-from wgrad.train.step.build import build_optimizer, recomputes_all
+from wgrad.train.step.activations import recomputes_all
+from wgrad.train.step.build import build_optimizer
 from wgrad.train.step.memory import SMALLER_MODEL, advising, for_parameters, for_steps
 from wgrad.train.step.trainer import Trainer
 from wgrad.train.terminal.interrupts import Interrupted, Interrupts
@@ -64,13 +65,7 @@ from wgrad.train.terminal.progress import TrainingProgress
 def run_finetune(config: FinetuneConfig, caller: PythonCaller | None = None) -> int:
     """Train as `config` says, together with the other ranks if there are any, and return exit status 0.
 
-    Raises:
-        WgradError: The options or the machine do not allow the run.
-        DeviceError: The device failed.
-        Interrupted: The run was asked to end; its state is saved.
-        RankFailure: Another rank failed.
-        Exception: Anything that a callback raises.
-    """
+    Raises WgradError, DeviceError, Interrupted (its state is saved), RankFailure, and what a callback raises."""
     caller = caller or PythonCaller()
     caller.hooks.check(config)
     with open_world() as world:
@@ -125,7 +120,7 @@ def _open(config: FinetuneConfig, outputs: RunOutputs) -> Previous:
 
 @dataclass
 class _Finetuning:
-    """A run whose model and data are open, from the state to resume from up to its results."""
+    """A run whose model and data are open."""
 
     session: Session
     world: World

@@ -63,7 +63,7 @@ class KeptState:
 
     @property
     def due(self) -> bool:
-        """Whether it is time to copy another state."""
+        """Return whether it is time to copy another state."""
         return self.enabled and self._copy is None and self._clock() >= self._next
 
     def begin(self, step: int) -> None:

@@ -28,7 +28,8 @@ from wgrad.train.output.previous_run import PROFILE_FILE, RESULTS_FILE, RESULTS_
 from wgrad.train.plan.plan import Plan
 from wgrad.train.run.largest_costs import largest_costs
 from wgrad.train.run.session import Session
-from wgrad.train.step.build import TrainableModel, recomputed_layers
+from wgrad.train.step.activations import recomputed_layers
+from wgrad.train.step.build import TrainableModel
 from wgrad.train.terminal.progress import duration
 
 

@@ -42,7 +42,7 @@ class BestSteps:
 
     @property
     def stop(self) -> bool:
-        """Whether --early-stopping-patience is exhausted."""
+        """Return whether --early-stopping-patience is exhausted."""
         return 0 < self.config.early_stopping_patience <= self.without_better
 
     def why_stopped(self) -> str:

@@ -36,7 +36,8 @@ from wgrad.train.plan.settle import settle
 from wgrad.train.ranks.devices import device_of_rank
 from wgrad.train.ranks.world import World
 from wgrad.train.run.caller import PythonCaller
-from wgrad.train.step.build import TrainableModel, build_trainable, estimate_activations, recomputes_all
+from wgrad.train.step.activations import estimate_activations, recomputes_all
+from wgrad.train.step.build import TrainableModel, build_trainable
 from wgrad.train.step.checked import check_operators, fault_notes
 from wgrad.train.step.compute import choose_compute, common_compute, round_products
 from wgrad.train.step.find_model import find_model
