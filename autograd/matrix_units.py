@@ -1,4 +1,4 @@
-"""Matrix units of the wgpu device: status, enable (with a self-check in a process of its own) and disable."""
+"""Tensor cores of the wgpu device: status, enabling (with a self-check in a separate process) and disabling."""
 
 from __future__ import annotations
 
@@ -18,27 +18,26 @@ _GAIN = "steps 2.9 to 6.6 times as fast (135M to 8B, measured on an H200)"  # be
 
 @dataclass(frozen=True)
 class Card:
-    """An adapter that lists matrix units. passed: None where it was not tried with these kernels and this driver.
-    given: the library in use gives them by itself, without a copy."""
+    """An adapter that lists tensor cores."""
 
     index: int
     name: str
-    card: str
-    passed: bool | None
+    card: str  # identity of GPU and driver
+    passed: bool | None  # whether their check passed; None: not tried with these kernels and this driver
     reason: str
-    given: bool
+    given: bool  # whether the installed library offers them, without a copy
 
 
 @dataclass(frozen=True)
 class Status:
-    """library: the installed one. known: its gate is found. loaded: this process runs on the copy."""
+    """State of tensor cores on this machine."""
 
-    library: str
+    library: str  # the installed one
     sha256: str
-    known: bool
+    known: bool  # whether its gate is found
     copy: str
     copied: bool
-    loaded: bool
+    loaded: bool  # whether this process runs on the copy
     switched_off: bool
     cards: list[Card]
 
@@ -48,8 +47,7 @@ def _units() -> Any:
 
 
 def status() -> Status:
-    """Return the state of tensor cores without changing anything. Raises a device's error where no adapter can be
-    listed."""
+    """Return the state of tensor cores without changing anything. DeviceError: adapters cannot be listed."""
     units, adapters = _units(), importlib.import_module("wgrad.wgsl.runtime.adapters")
     native = importlib.import_module("wgrad.wgsl.runtime.native")
     library = units.installed()
@@ -71,12 +69,12 @@ def status() -> Status:
 
 
 def idle(device: Any) -> str:
-    """Return why a GPU with tensor cores runs without them and what to do, or an empty text."""
+    """Return why a GPU with tensor cores runs without them, and what to do; "": it does not."""
     return _why_idle(device)[0]
 
 
 def left_idle(device: Any) -> str:
-    """The same, where nobody wants it so and something can be done."""
+    """Return the text of `idle` if that can be changed and is not intended, else ""."""
     why, can_change = _why_idle(device)
     return why if can_change else ""
 
@@ -106,24 +104,30 @@ def _idle_and_listed(device: Any) -> bool:
 
 
 def write_copy() -> str:
-    """-> where the copy lies. A device's error where the installed library's gate is not found."""
+    """Write the copy of the library and return its path. DeviceError: the installed library's gate is not found."""
     return str(_units().write_copy())
 
 
 def check(card: Card) -> Verdict:
-    """Every form of matmul and attention on the card's tensor cores, in a process of its own; the verdict is kept. A
-    device's error where it cannot be."""
+    """Check all forms of matmul and attention on a GPU's tensor cores, in a separate process, and keep the verdict.
+
+    DeviceError: the verdict cannot be kept.
+    """
     units = _units()
-    units.keep_verdict(card.card, False, "it was begun and did not end")  # what stops the machine is not tried again
+    # A check that stops the machine is not tried again.
+    units.keep_verdict(card.card, False, "it was begun and did not end")
     found, _ = check_in_a_process("matrix_units", str(card.index), environment={units.SWITCH: "trial"})
     units.keep_verdict(card.card, found.passed, found.reason, found.lanes)
     return found
 
 
 def first_check(device: Any) -> bool:
-    """Check the units of a device that could have had them but for a check: its library gives them by itself, and the
-    card was not tried. -> whether they passed, so that the next device opened on the card has them. Not where the
-    verdict cannot be kept."""
+    """Check the tensor cores of a device that lacks nothing but this check: its library offers them, and the GPU was
+    not tried before.
+
+    Returns:
+        Whether they passed, so that the next device opened on the GPU uses them; False if that cannot be kept.
+    """
     if not _idle_and_listed(device):
         return False
     units = _units()
@@ -138,12 +142,12 @@ def first_check(device: Any) -> bool:
 
 
 def disable() -> bool:
-    """Remove the copy and all verdicts; -> whether there were any."""
+    """Remove the copy and all verdicts, and return whether there were any."""
     return bool(_units().remove())
 
 
 def main(index: str) -> int:
-    """The check itself, in this process: prints {"passed", "reason", "keep"} as JSON."""
+    """Run the check in this process, and print {"passed", "reason", "keep"} as JSON."""
     return report(lambda: _device(index), trusted_cases())
 
 

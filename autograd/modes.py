@@ -1,4 +1,4 @@
-"""Modes of operators on Tensors: on the tape or not, in a stretch that is recomputed, in a step that is recorded."""
+"""Modes of operators on Tensors: recording on the tape, recomputing a checkpointed part, recording a compiled step."""
 
 from __future__ import annotations
 
@@ -13,19 +13,20 @@ from wgrad.device.errors import WgradError
 class _Mode(threading.local):
     recording = True
     recomputing = False
-    step = ""  # the name of a step that is being recorded (compiled_step.py)
+    step = ""  # name of the compiled step that is being recorded (compiled_step.py)
 
 
 _mode = _Mode()
 
 
 def is_recording() -> bool:
-    """Return whether operators put themselves on the tape (False inside `no_grad`)."""
+    """Return whether operators are recorded on the tape (False inside `no_grad`)."""
     return _mode.recording
 
 
 @contextmanager
 def recording(on: bool) -> Iterator[None]:
+    """Switch recording on the tape on or off in the block."""
     previous, _mode.recording = _mode.recording, on
     try:
         yield
@@ -34,13 +35,16 @@ def recording(on: bool) -> Iterator[None]:
 
 
 def is_recomputing() -> bool:
-    """Return whether a stretch is recomputed for its backward, which comes next: what it saves lives shortly, and
-    nobody reads its output."""
+    """Return whether a checkpointed part is recomputed for its backward, which follows at once.
+
+    Saved arrays then live only briefly, and the output is not read.
+    """
     return _mode.recomputing
 
 
 @contextmanager
 def recomputing() -> Iterator[None]:
+    """Mark the block as a recomputation, and record it on the tape."""
     previous, _mode.recomputing = _mode.recomputing, True
     try:
         with recording(True):
@@ -50,13 +54,13 @@ def recomputing() -> Iterator[None]:
 
 
 def no_grad() -> Any:
-    """A context in which operators save nothing for a backward, and parameters may be changed in place."""
+    """Return a context in which operators save nothing for a backward, and parameters may be changed in place."""
     return recording(False)
 
 
 @contextmanager
 def recording_step(name: str) -> Iterator[None]:
-    """Inside, nothing may be copied between the host and a device."""
+    """Mark the block as recorded for a compiled step, in which nothing may be copied between host and device."""
     _mode.step = name
     try:
         yield
@@ -70,6 +74,7 @@ def in_step() -> bool:
 
 
 def refuse_in_step(what: str) -> None:
+    """Raise WgradError while a compiled step is recorded. what: the forbidden operation, such as "reads values"."""
     if _mode.step:
         raise WgradError(
             f"compile: {_mode.step} {what}, which a recorded step cannot repeat; pass it as an argument or return it"

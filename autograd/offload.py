@@ -1,12 +1,12 @@
-"""Offloading of checkpointed activations to host memory.
+"""Offload checkpointed activations to host memory.
 
-Copies are part of the device's work, in its one order, so a recording has them and the host waits for none. Beside the
-work they can run as far as nothing next to them touches the same array: an array leaves when its stretch has read it
-for the last time, its memory on the device is used again one stretch later, and it comes back one stretch before it is
-asked for. Whether a card then computes and copies at once is its driver's matter.
+Copies are ordered with the device's other work, so they are part of recordings, and the host never waits for one. They
+can overlap with computation, because neighbouring work does not touch the same arrays. An array is copied out when its
+checkpointed part has read it for the last time. Its device memory is reused one part later, and it is copied back one
+part before it is needed. Whether a GPU then computes and copies at the same time depends on its driver.
 
-Most is kept when the forward ends, and nearly as much while the last stretches are recomputed. What the first stretches
-keep is asked for last, so offloading it takes as much off that peak as offloading any other's, and later ones may stay.
+Memory peaks when the forward ends, and while the last parts are recomputed. Activations of the first parts are needed
+last, so offloading them reduces that peak as much as offloading any others, and those of later parts may stay.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from wgrad.device.contract import Array, Device
 
 
 class _Kept:
-    """Activations of one checkpointed stretch. host: empty where they stay on the device."""
+    """Activations of a checkpointed part. host: empty if they stay on the device."""
 
     def __init__(self, arrays: Sequence[Array], device: Device, offloaded: bool) -> None:
         self.here: list[Array] | None = list(arrays)
@@ -37,31 +37,31 @@ class _Kept:
 
 
 class Offloading:
-    """Offloaded activations of one pass: stretches put theirs in the order of the forward and take them in that of the
-    backward. The first `stretches` of them have it offloaded, of the others it stays on the device."""
+    """Offloaded activations of one pass. Checkpointed parts put theirs in the order of the forward, and take them in
+    reverse. Only those of the first `stretches` parts are offloaded."""
 
     def __init__(self, device: Device, stretches: int) -> None:
         self._device, self._stretches = device, stretches
         self._kept: list[_Kept] = []
 
     def put(self, arrays: Sequence[Array]) -> int:
-        """Keep what a stretch has been given, when its forward is done. -> what to ask for it with."""
+        """Keep the arguments of a part after its forward, and return the index to take them with."""
         if self._kept:
             self._kept[-1].leave()
         self._kept.append(_Kept(arrays, self._device, len(self._kept) < self._stretches))
         return len(self._kept) - 1
 
     def leave_last(self) -> None:
-        """Let go of the last stretch's activations, when the forward has gone on behind it."""
-        for kept in self._kept[-1:]:  # of a pass without gradient there is none
+        """Free the device memory of the last part's activations, once the forward has passed it."""
+        for kept in self._kept[-1:]:  # empty in a pass without gradient
             kept.leave()
 
     def bring_last(self) -> None:
-        """Have the last stretch's activations begin to come, before the backward is there."""
+        """Start to copy the last part's activations back, before the backward needs them."""
         self._kept[-1].bring(self._device)
 
     def take(self, index: int) -> list[Array]:
-        """Those arrays on the device, once; the ones of the stretch before begin to come as well."""
+        """Return the arrays on the device, once, and start to copy back those of the previous part."""
         kept = self._kept[index]
         kept.bring(self._device)
         arrays, kept.here, kept.host = kept.here, None, []

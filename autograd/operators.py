@@ -1,17 +1,17 @@
-"""An operator: its name, signature, defaults, rules and messages, written once for every device.
+"""Operators: name, signature, defaults, rules and error messages, written once for all devices.
 
     @operator
     def rms_norm(args, x, weight, eps, *, dtype=None):
-        '''x [R, C], ... what the operator computes: this is the contract.'''
+        '''What the operator computes, with shapes and dtypes: this is the contract.'''
         args.array("x", x, "R C").array("weight", weight, "C", "f32")
         return {"dtype": args.dtype("dtype", dtype, x.dtype)}
 
     @rms_norm.reference
     def _(x, weight, eps, dtype): ...NumPy...
 
-The rules raise ShapeError, and may return other values for some arguments (a dtype that was left out).
-`device.rms_norm(...)` on a device that `bind` made runs the rules, fills in the defaults and calls the implementation
-of the device's room with every argument by name.
+The rules raise ShapeError, and may return replacements for arguments, such as a dtype that was left out. On a device of
+`bind`, `device.rms_norm(...)` runs the rules, fills in defaults, and calls the device's implementation with all
+arguments by name.
 """
 
 from __future__ import annotations
@@ -28,12 +28,14 @@ from wgrad.device.errors import OperatorMissing
 from wgrad.device.memory import Array
 
 OPERATORS: dict[str, Operator] = {}
-_MOST_REMEMBERED = 4096
+_MOST_REMEMBERED = 4096  # calls whose check is remembered
 
 
 class Rules:
-    """Checks of a call's arguments: a function of an Args and the call's arguments. It raises ShapeError, and
-    may return arguments to be replaced."""
+    """Rules for the arguments of a call: a function of an Args and the arguments.
+
+    It raises ShapeError, and may return arguments to replace.
+    """
 
     def __init__(self, rules: Callable[..., Any], name: str = "") -> None:
         self.name, self.__doc__, self.__module__ = name or rules.__name__, rules.__doc__, rules.__module__
@@ -41,16 +43,18 @@ class Rules:
         self._passed: dict[Any, dict[str, Any]] = {}
 
     def check(self, device: Any, args: tuple[Any, ...], options: dict[str, Any], name: str = "") -> dict[str, Any]:
-        """Run the rules (under another name, where an operator checks for another) -> arguments to be replaced.
+        """Run the rules and return the arguments to replace.
 
-        They depend on shapes, dtypes and plain values alone, so what passed once is remembered: decoding asks some
-        hundred times a token with the same.
+        Rules depend only on shapes, dtypes and plain values, so passed checks are remembered: generating a token
+        repeats some hundred of them.
+
+        name: for errors, if an operator checks for another one.
         """
         key: Any = (device.float16, device.bfloat16, name, *map(_looked_at, args))
         key += tuple((option, _looked_at(value)) for option, value in options.items())
         try:
             known = self._passed.get(key)
-        except TypeError:  # an argument that cannot be hashed: the rules say what it should be
+        except TypeError:  # an argument cannot be hashed: the rules will refuse it
             known = key = None
         if known is not None:
             return known
@@ -62,12 +66,12 @@ class Rules:
         return changed
 
     def run(self, checker: Args, *args: Any, **options: Any) -> dict[str, Any]:
-        """The rules with a checker of the caller's -> arguments to be replaced."""
+        """Run the rules with a checker of the caller, and return the arguments to replace."""
         return self._rules(checker, *args, **options) or {}
 
 
 class Operator(Rules):
-    """A method of every bound device. parameters: their names in order; defaults: of those that have one."""
+    """A method of all bound devices. parameters: names, in order. defaults: values of the parameters that have one."""
 
     def __init__(self, rules: Callable[..., Any], name: str = "") -> None:
         super().__init__(rules, name)
@@ -78,7 +82,7 @@ class Operator(Rules):
         self.numpy: Callable[..., Any] | None = None
 
     def reference(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Decorator: the operator in NumPy, with the operator's parameters."""
+        """Decorate the operator's implementation in NumPy, which has the same parameters."""
         self.numpy = function
         return function
 
@@ -86,7 +90,7 @@ class Operator(Rules):
         changed = self.check(device, args, options)
         given = {**self.defaults, **dict(zip(self.parameters, args)), **options, **changed}
         implementation = device.bound_operators.get(self.name)
-        if implementation is None:  # declared, else there would be no such method
+        if implementation is None:  # the device declares that it lacks the operator
             raise OperatorMissing(device.name, self.name)
         return implementation(device, **given)
 
@@ -94,13 +98,12 @@ class Operator(Rules):
         return self if device is None else MethodType(self, device)
 
 
-_PLAIN = (int, float, str, type, np.dtype, type(None))  # a union of types takes twice the time
-_MOST = frozenset((int, float, str, bool, type(None)))  # of them, by their own type: sooner still
+_PLAIN = (int, float, str, type, np.dtype, type(None))  # a tuple, because a union of types takes twice the time
+_MOST = frozenset((int, float, str, bool, type(None)))  # the most frequent types, looked up even faster
 
 
 def _looked_at(value: Any) -> Any:
-    """The properties of an argument that rules may use: shape and dtype of an array, the parts of a weight, a plain
-    value."""
+    """Return the properties of an argument that rules may use: shape and dtype of arrays, parts of weights, values."""
     kind = type(value)
     if kind in _MOST:
         return value
@@ -118,7 +121,7 @@ def _looked_at(value: Any) -> Any:
 
 
 def operator(rules: Callable[..., Any], name: str = "") -> Operator:
-    """Decorator: the operator with these rules, under the function's name or another."""
+    """Decorate rules to make them an operator, with the function's name or another one."""
     made = Operator(rules, name)
     assert made.name not in OPERATORS, f"two operators are called {made.name}"
     OPERATORS[made.name] = made

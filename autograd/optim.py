@@ -1,7 +1,7 @@
-"""Optimisers for Tensors: SGD and AdamW, a few launches for all parameters together.
+"""Optimisers for Tensors: SGD and AdamW, with a few launches for all parameters together.
 
-An optimiser moves its parameters into one buffer of the device, and their gradients into another, to which `backward`
-adds. The numbers that a step reads stand on the device, so a recorded step follows a changed learning rate.
+An optimiser moves its parameters into one buffer on the device, and their gradients into another, to which `backward`
+adds. The learning rate is on the device too, so that a recorded step follows its changes.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ from wgrad.device.contract import Array
 from wgrad.device.errors import WgradError
 from wgrad.device.expression import Program
 
-_ALIGN = 64  # elements: a view may start there
+_ALIGN = 64  # elements; a view must start at a multiple of it
 
 
 class Optimizer:
-    """Parameters and gradients in one buffer each.
+    """Base class of optimisers, with one buffer each for parameters and gradients.
 
-    Attributes: lr, which may be set at any time.
+    Attributes:
+        lr: Learning rate, which may be set at any time.
     """
 
     def __init__(self, parameters: Iterable[Tensor], lr: float, max_norm: float = 0.0) -> None:
@@ -64,7 +65,7 @@ class Optimizer:
         self.device.fill(self._grad, 0.0)
 
     def step(self) -> None:
-        """Change the parameters by their gradients."""
+        """Update the parameters by their gradients."""
         before_writing([self._data, self._grad])
         self._step()
 
@@ -72,20 +73,20 @@ class Optimizer:
         raise NotImplementedError
 
     def _flat(self, program: Any, arrays: tuple[Array, ...], scalars: tuple[float, ...], out: Array) -> None:
-        """An expression of flat buffers, or of one number for all elements."""
+        """Compute an expression of flat buffers, and of the learning rate, which is the same for all elements."""
         shape = tuple(out.shape)
         views = tuple(((0 if a is self._hyper else 1,), HYPER_LR if a is self._hyper else 0) for a in arrays)
         self.device.fused(program, arrays, views, scalars, shape, out=out)
 
 
 class SGD(Optimizer):
-    """Stochastic gradient descent as torch.optim.SGD has it.
+    """Stochastic gradient descent, like torch.optim.SGD.
 
     Args:
         parameters: Leaf Tensors of float32 that require a gradient.
         lr: Learning rate.
-        momentum: Factor of the buffer of earlier gradients; 0 for none.
-        weight_decay: Added to the gradient, times the parameter.
+        momentum: Factor of the buffer of earlier gradients; 0: no momentum.
+        weight_decay: Factor of the parameter that is added to its gradient.
     """
 
     def __init__(
@@ -113,7 +114,7 @@ class SGD(Optimizer):
 
 
 class AdamW(Optimizer):
-    """AdamW as torch.optim.AdamW has it.
+    """AdamW, like torch.optim.AdamW.
 
     Args:
         parameters: Leaf Tensors of float32 that require a gradient.
@@ -121,8 +122,8 @@ class AdamW(Optimizer):
         betas: Factors of the running means of the gradient and its square.
         eps: Added to the denominator.
         weight_decay: Decoupled weight decay.
-        max_norm: The gradients' norm is clipped to this, and a step with a gradient that is not finite is left out; 0
-            for neither.
+        max_norm: Norm to which gradients are clipped; steps with a gradient that is not finite are then skipped. 0:
+            neither.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The generator of new Tensors' numbers and of dropout's seeds. It is NumPy's, and the same for every device."""
+"""The random generator for new Tensors and for seeds of dropout: NumPy's, with the same numbers on every device."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _generator = [np.random.default_rng(0)]
 
 
 def manual_seed(seed: int) -> None:
-    """Begin the numbers of `randn`, `rand`, `randint` and `dropout` anew. They are the same on every device.
+    """Seed the random numbers of `randn`, `rand`, `randint` and `dropout`, which are the same on every device.
 
     Args:
-        seed: A whole number from 0.
+        seed: A whole number, 0 or more.
     """
     _generator[0] = np.random.default_rng(seed)
 
@@ -25,5 +25,5 @@ def generator() -> np.random.Generator:
 
 
 def drawn_seed(device: Device) -> Array:
-    """A seed of dropout, uint32 [2]."""
+    """Return a random seed for dropout, uint32 [2]."""
     return to_device("dropout", generator().integers(0, 1 << 32, 2, np.uint32), device)

@@ -1,7 +1,7 @@
-"""The NumPy device: every operator's reference (autograd/ops), with bookkeeping. It is both the oracle and `cpu`.
+"""The NumPy device `cpu`: the reference of every operator (autograd/ops), with bookkeeping.
 
-Precision: float64 arguments are computed and returned in float64 whatever `dtype` says (the oracle is never
-rounded, `cast` excepted); all else is computed in float32 and rounded to the dtype asked for.
+Precision: float64 arguments are computed and returned in float64, whatever `dtype` says (the oracle is never rounded,
+except by `cast`). All others are computed in float32 and rounded to the given dtype.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from wgrad.device.runtime import HostCopy, check_upload
 
 
 class _Pool:
-    """Counts the bytes of living arrays. A view keeps its owner alive, so the owner is what is counted."""
+    """Counts the bytes of living arrays. A view keeps the owner of its memory alive, so owners are counted."""
 
     def __init__(self) -> None:
         self.in_use_bytes = 0
@@ -50,7 +50,7 @@ class _Pool:
 
 
 class ReferenceReplay:
-    """Recorded calls with the arrays that they made; `run` computes them again into the same arrays."""
+    """Recorded calls with their results; `run` computes them again into the same arrays."""
 
     def __init__(self, decoded: DecodedWeights) -> None:
         self.dispatches = 0
@@ -65,19 +65,19 @@ class ReferenceReplay:
         with _computing(self._decoded):
             for call, arrays in self._calls:
                 for old, new in zip(arrays, arrays_of(call())):
-                    if old is not new:  # an operator that was given `out` wrote there itself
+                    if old is not new:  # an operator with `out` has written there itself
                         old[...] = new
 
 
 @contextmanager
 def _computing(decoded: DecodedWeights) -> Iterator[None]:
-    """Infinity and not-a-number pass on without a word, as on every device."""
+    """Compute without warnings about infinity and NaN, as on every device."""
     with np.errstate(all="ignore"), kept_in(decoded):
         yield
 
 
 def arrays_of(result: Any) -> Iterator[np.ndarray]:
-    """Every NumPy array in an operator's result (an array, a tuple, a frozen weight or None)."""
+    """Yield all NumPy arrays in an operator's result (an array, a tuple, a frozen weight or None)."""
     if isinstance(result, np.ndarray):
         yield result
     elif isinstance(result, tuple):
@@ -88,8 +88,8 @@ def arrays_of(result: Any) -> Iterator[np.ndarray]:
 
 
 def recorded(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Work of the reference device, as a function of it: the memory of the results is counted, and the call is kept
-    while a recording runs."""
+    """Wrap a function of arrays as a method of the reference device, which counts the results' memory and records the
+    call while a recording runs."""
 
     @functools.wraps(function)
     def call(device: Any, *args: Any, **kwargs: Any) -> Any:
@@ -169,10 +169,10 @@ class ReferenceDevice:
 
     def memory(self) -> MemoryStats:
         used, peak = self._pool.in_use_bytes, self._pool.peak_bytes
-        return MemoryStats(used, peak, used, peak)  # NumPy allocates one by one: nothing is reserved beyond that
+        return MemoryStats(used, peak, used, peak)  # NumPy allocates arrays one by one, and reserves nothing more
 
     def host_memory(self) -> MemoryStats:
-        return MemoryStats(0, 0, 0, 0)  # all of it is: `memory` has counted it
+        return MemoryStats(0, 0, 0, 0)  # `memory` counts it
 
     def free_memory(self) -> None:
         return None
@@ -246,7 +246,7 @@ class ReferenceDevice:
         return nullcontext()
 
     def dequantized_bytes(self, weight: Any, rows: int, dtype: Any, experts: int = 0) -> int:
-        return 0  # `DecodedWeights` keeps them anyway while main memory has room
+        return 0  # `DecodedWeights` caches them anyway
 
     def keep_dequantized(self, weight: Any, rows: int, dtype: Any, experts: int = 0) -> None:
         pass
@@ -258,7 +258,7 @@ class ReferenceDevice:
         return nullcontext()
 
     def round_products(self) -> None:
-        raise DeviceError("NumPy has no faster ones")
+        raise DeviceError("NumPy has no faster matmuls of 8-bit integers")
 
     def rehearse(self) -> AbstractContextManager[None]:
         return nullcontext()
@@ -277,6 +277,6 @@ class ReferenceDevice:
         self._pool.track(array)
         return array
 
-    if TYPE_CHECKING:  # the operators: `bind`
+    if TYPE_CHECKING:  # operators, which `bind` adds
 
         def __getattr__(self, name: str) -> Any: ...

@@ -1,4 +1,4 @@
-"""Device work that repeats: recorded once, replayed from then on."""
+"""Record repeated device work once, and replay it from then on."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from wgrad.device.contract import Device, Replay
 
 
 class Recorded:
-    """Device work of unchanged shapes: run as it is the first time, recorded the second, replayed from then on.
+    """Device work with constant shapes: run directly the first time, recorded the second time, replayed from then on.
 
-    The first run compiles the pipelines and grows the memory pool, so that the recording holds neither. The work is
-    given at each call and not kept: a kept method of the owner would be a cycle, and hold the owner's device memory.
+    The first run compiles pipelines and grows the memory pool, so that the recording includes neither. The work is
+    passed at each call and not kept, because a method of the owner would be a reference cycle that keeps its device
+    memory alive.
     """
 
     def __init__(self, device: Device) -> None:
@@ -25,11 +26,14 @@ class Recorded:
 
     @property
     def dispatches(self) -> int:
-        """Launches of the recording; 0 before there is one."""
+        """Launches of the recording; 0: there is none yet."""
         return sum(replay.dispatches for replay in self._replays)
 
     def __call__(self, work: Callable[[], None], submitted: Callable[[int], None] | None = None) -> None:
-        """submitted: called in a replay after each part (`cut`) with its number, while the device has yet to do it."""
+        """Run, record or replay the work.
+
+        submitted: called in a replay with the number of each part (`cut`) after it was submitted to the device.
+        """
         if self._runs > 1:
             for number, replay in enumerate(self._replays):
                 replay.run()
@@ -42,24 +46,24 @@ class Recorded:
                 work()
             except BaseException:
                 self._end()
-                self._replays.clear()  # half of the work: the next call records all of it
+                self._replays.clear()  # incomplete: the next call records again
                 raise
             self._end()
         else:
-            self._device.synchronize()  # so that this run alone shows how fast the device is
+            self._device.synchronize()  # so that the device can measure this run alone
             with self._device.rehearse() as self._rehearsal:
                 work()
         self._runs += 1
 
     def cut(self) -> None:
-        """Called by the work: what it does from here on is another part of the recording."""
+        """Begin another part of the recording. The work calls this."""
         if self._capture is not None:
             self._end()
             self._begin()
 
     def _begin(self) -> None:
         self._capture = ExitStack()
-        # Of work in several parts the first has what was rehearsed; the others find its memory free.
+        # The first part uses the rehearsal; the others find its memory free.
         rehearsal, self._rehearsal = self._rehearsal, None
         self._replays.append(self._capture.enter_context(self._device.capture(rehearsal)))
 

@@ -1,4 +1,4 @@
-"""An array [..., C] as the rows [R, C] that operators over the last axis take, and back."""
+"""Reshape arrays [..., C] to the rows [R, C] that operators over the last axis take, and back."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from wgrad.device.errors import ShapeError
 
 
 def as_rows(ctx: Context, array: Array, name: str = "x") -> Array:
-    """[..., C] -> [R, C], the same storage. name: of the argument, for a ShapeError where it has one axis."""
+    """Return an array [..., C] as [R, C] with the same storage. ShapeError, naming the argument: it has one axis."""
     shape = getattr(array, "shape", None)
-    if shape is None or len(shape) == 2:  # what is no array is for the operator to refuse
+    if shape is None or len(shape) == 2:  # the operator refuses what is no array
         return array
     if len(shape) < 2:
         raise ShapeError(f"{ctx.name}: {name} must have at least 2 axes, got shape {list(shape)}; reshape it")
@@ -21,5 +21,5 @@ def as_rows(ctx: Context, array: Array, name: str = "x") -> Array:
 
 
 def with_shape(ctx: Context, array: Array, shape: Any) -> Array:
-    """The same storage in another shape."""
+    """Return the same storage in another shape."""
     return array if tuple(array.shape) == tuple(shape) else ctx.device.view(array, tuple(shape))

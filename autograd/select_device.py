@@ -1,9 +1,9 @@
-"""Selection of the device that a run uses, with the reason.
+"""Select the device of a run, with the reason.
 
 `auto` takes the first of: the best HIP GPU that passes a short self-check, a real GPU through wgpu, NumPy. A software
-Vulkan driver is asked for by name, or by what plans and tests kernels: it computes on the processor too, and more
-slowly (bench/notes/cpu.md).
-A device asked for by name that cannot be used is an error, never a silent step down.
+Vulkan driver is taken only by name, or to plan and test kernels: it also computes on the CPU, but more slowly than
+NumPy (bench/notes/cpu.md).
+A device that is requested by name but cannot be used is an error; there is no silent fallback.
 """
 
 from __future__ import annotations
@@ -27,24 +27,23 @@ AMD = 0x1002  # PCI vendor id
 Needs = Callable[[Device], None]  # raises OperatorMissing
 _OF_EXPRESSIONS = frozenset({"fused"})  # operators that expressions of Tensors need
 _PASSED = "the HIP GPU; its self-check passed"
-_AMD_DRIVER = "/dev/kfd"  # what HIP opens on Linux; there where the kernel's driver has found a card
+_AMD_DRIVER = "/dev/kfd"  # HIP opens it on Linux; it exists if the kernel's driver has found a GPU
 
 
 def select_device(spec: str = "auto", needs: Needs | None = None, *, kernels: bool = False) -> Device:
-    """The device that a name stands for.
+    """Open a device by name.
 
     Args:
         spec: auto | hip | wgpu | cpu; hip and wgpu also with :<index or part of the GPU's name>.
-        needs: Calls the operators that will be needed on a device, where nothing runs. It is asked only of devices that
-            declare to lack some of a model's; `auto` moves on from one that lacks what is needed.
-        kernels: Whether `auto` takes a software driver rather than NumPy, which has no kernels to plan or to test.
+        needs: Calls the operators that will be needed, on a dry run of a device, and raises OperatorMissing. It is only
+            called for devices that declare to lack operators; `auto` then moves on to the next device.
+        kernels: Whether `auto` prefers a software driver to NumPy, which has no kernels to plan or test.
 
     Returns:
-        One that was opened anew. Its `reason` is a phrase saying why it was taken.
+        A newly opened device. Its `reason` is a phrase that says why it was chosen.
 
     Raises:
-        DeviceUnavailable: the spec is not one of these, or names a device that cannot be used here or lacks an operator
-            that is needed.
+        DeviceUnavailable: The spec is unknown, or names a device that cannot be used here or lacks a needed operator.
     """
     kind, _, rest = spec.strip().partition(":")
     makers: dict[str, Callable[[], Device]] = {
@@ -64,13 +63,13 @@ def select_device(spec: str = "auto", needs: Needs | None = None, *, kernels: bo
 
 
 def _check_operators(device: Any, needs: Needs | None) -> None:
-    """OperatorMissing where the device lacks one that is needed."""
+    """Raise OperatorMissing if the device lacks a needed operator."""
     if needs is not None and device.lacks:
         needs(device)
 
 
 def expressions(device: Device) -> None:
-    """For `select_device`: what expressions of Tensors need."""
+    """Check that a device can compute expressions of Tensors, as `needs` of `select_device`."""
     for name in sorted(_OF_EXPRESSIONS & device.lacks):
         raise OperatorMissing(device.name, name)
 
@@ -133,11 +132,11 @@ def _without(spec: str, error: OperatorMissing) -> str:
 
 
 def _concerns_amd(error: DeviceUnavailable, adapters: list[dict[str, Any]]) -> bool:
-    """Return whether there is an AMD card that HIP might have run on: for anybody else it is no subject."""
+    """Return whether there is an AMD GPU that HIP might run on; else its error does not matter."""
     if any(adapter.get("vendor_id") == AMD for adapter in adapters) or os.path.exists(_AMD_DRIVER):
         return True
     cause = error.__cause__
-    return isinstance(cause, DeviceError) and not isinstance(cause, NoGpu)  # HIP itself has found a card
+    return isinstance(cause, DeviceError) and not isinstance(cause, NoGpu)  # HIP itself has found a GPU
 
 
 def _short(error: DeviceUnavailable) -> str:
@@ -149,7 +148,7 @@ def _unusable(error: DeviceUnavailable) -> str:
 
 
 def gpu_elsewhere(reason: str) -> Device:
-    """A GPU to plan for, on a machine without one; nothing can run on it."""
+    """Return a GPU to plan for on a machine without one; nothing can run on it."""
     device: Device = bind(importlib.import_module("wgrad.wgsl.runtime.planned_gpu").PlannedGpu)()
     device.reason = reason
     return device
@@ -171,7 +170,7 @@ def _hip_room() -> Any:
 
 
 def _list_hip() -> list[Any]:
-    """The GPUs of HIP, best first (hip/runtime/gpus.py), or what kept them from being listed in the error."""
+    """Return the GPUs of HIP, best first (hip/runtime/gpus.py). DeviceUnavailable: they cannot be listed."""
     room = _hip_room()
     try:
         return list(room.list_gpus())
@@ -180,7 +179,7 @@ def _list_hip() -> list[Any]:
 
 
 def _hip(gpu: Any, spec: str) -> Device:
-    """A HIP device, with what kept it from being made in the error. gpu: its name, or one of `_list_hip`."""
+    """Open a HIP device. gpu: its name, or one of `_list_hip`. DeviceUnavailable: it cannot be opened."""
     room = _hip_room()
     try:
         device: Device = bind(room.HipDevice)(gpu)
@@ -191,7 +190,7 @@ def _hip(gpu: Any, spec: str) -> Device:
 
 
 def _wgpu(adapter: str | None, reason: str) -> Device:
-    """A wgpu device, with what kept it from being made in the error."""
+    """Open a wgpu device. DeviceUnavailable: it cannot be opened."""
     name = "wgpu" if adapter is None else f"wgpu:{adapter}"
     try:
         device: Device = bind(importlib.import_module("wgrad.wgsl.device").WgpuDevice)(adapter)
@@ -207,7 +206,7 @@ def _wgpu(adapter: str | None, reason: str) -> Device:
 
 
 def _list_adapters(again: bool = False) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Those that can be used, and those that crash. again: whether what crashed before is tried once more."""
+    """Return the adapters that can be used, and those that crash. again: whether to retry those that crashed before."""
     try:
         found = importlib.import_module("wgrad.wgsl.device").list_adapters(again)
         return [a for a in found if "crash" not in a], [a for a in found if "crash" in a]
@@ -218,10 +217,10 @@ def _list_adapters(again: bool = False) -> tuple[list[dict[str, Any]], list[dict
 
 
 def list_devices() -> list[dict[str, Any]]:
-    """Return the lines of `wgrad devices`, best device first.
+    """Return the devices of this machine, the best first.
 
-    Every entry: spec (what to pass to --device), name, usable, reason (why not, or a remark), and what more the
-    device's facts say (device/contract.py).
+    Each has spec (for --device), name, usable, reason (why not, or a remark), and the device's facts
+    (device/contract.py).
     """
     adapters: list[dict[str, Any]] = []
     try:
@@ -242,7 +241,7 @@ def list_devices() -> list[dict[str, Any]]:
     except DeviceUnavailable as error:
         reason = _unusable(error) if _concerns_amd(error, adapters) else "not usable: no AMD GPU was found"
         hip = [{"spec": "hip", "name": "AMD HIP", "usable": False, "reason": reason}]
-    remark = "what all others are checked against; slow next to a GPU"
+    remark = "the reference that all others are checked against; slow compared with a GPU"
     cpu = {**ReferenceDevice().facts, "spec": "cpu", "usable": True, "reason": remark}
     software = [device for device in found if device.get("type") == SOFTWARE]
     return [*hip, *(device for device in found if device not in software), cpu, *software]

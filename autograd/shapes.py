@@ -1,4 +1,4 @@
-"""Shapes that are given with a -1."""
+"""Shapes with a -1."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from wgrad.device.errors import ShapeError
 
 
 def filled_in(before: Sequence[int], shape: Sequence[int]) -> tuple[int, ...]:
-    """Return a shape of as many elements with its -1, if any, filled in."""
+    """Return a shape with its -1, if any, filled in. ShapeError: it has not as many elements as `before`."""
     size, known = math.prod(before), math.prod(n for n in shape if n != -1)
     fits = shape.count(-1) <= 1 and all(n >= -1 for n in shape) and known > 0 and size % known == 0
     result = tuple(size // known if n == -1 else int(n) for n in shape) if fits else ()

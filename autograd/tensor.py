@@ -1,10 +1,10 @@
-"""Tensor and the walk backwards: a node for each operator, gradients added in reverse topological order.
+"""Tensor and the backward pass: a node for each operator, and gradients summed in reverse topological order.
 
-The walk frees as it goes: once a node's backward has run, its saved arrays and its gradient are dropped, and their
-memory returns to the device's pool. A graph can therefore be walked once.
+The backward pass frees memory as it goes: once a node's backward has run, its saved arrays and its gradient return to
+the device's pool. So a graph can be walked only once.
 
-The values of a Tensor, and gradients on their way, may wait to be computed (lazy.py). The methods that PyTorch's users
-know (`+`, `sum`, slices, ...) are added by autograd/ops.
+Values of Tensors, and gradients, may be lazy (lazy.py). The methods that PyTorch's users know (`+`, `sum`, slices, ...)
+call functions of autograd/ops.
 """
 
 from __future__ import annotations
@@ -35,10 +35,12 @@ Edge: TypeAlias = "tuple[Node, int] | Tensor | None"
 
 
 class Node:
-    """One operator on the tape. `edges[i]` says where the gradient of input i goes. rounds_to: a dtype to which its
-    backward rounds the gradient of its output; it takes a GradientWithCopy as well. recomputed: of its only output.
-    takes_lazy: its backward takes a Lazy for a gradient. saved: arrays and Lazies that its backward reads, or the
-    attributes of its Context."""
+    """An operator on the tape.
+
+    edges[i]: where the gradient of input i goes. rounds_to: dtype to which its backward rounds the gradient of its
+    output; it then accepts a GradientWithCopy. recomputed: of its only output. takes_lazy: whether its backward accepts
+    Lazies. saved: arrays and Lazies that its backward reads, or the attributes of its Context.
+    """
 
     __slots__ = (
         *("name", "device", "backward", "edges", "outputs", "rounds_to", "recomputed", "takes_lazy"),
@@ -66,12 +68,12 @@ class Node:
         self.outputs = [(tuple(out.shape), np.dtype(out.dtype)) for out in outputs]
 
     def release(self) -> None:
-        """Drop what was saved, and the way down to the nodes below."""
+        """Drop saved arrays, and the references to earlier nodes."""
         self.backward = None
         self.edges = self.saved = ()
 
     def check_saved(self) -> None:
-        """Check that nothing was written to what the backward reads since the forward."""
+        """Raise WgradError if arrays that the backward reads were overwritten since the forward."""
         if written_since(self.made_at, self.saved):
             raise WgradError(
                 f"backward: values that {self.name} needs were changed in place after the forward, by an optimiser's "
@@ -80,10 +82,10 @@ class Node:
 
 
 class Tensor(TorchMethods):
-    """An array on a device that the tape can follow.
+    """An array on a device, with automatic differentiation.
 
-    data: the device's array, computed when it is first asked for. gradient: an array of the same shape after
-    `backward`, on leaves that require it.
+    data: the device's array, computed at first use. gradient: an array of the same shape after `backward`, for leaves
+    that require it.
     """
 
     __slots__ = ("_data", "device", "requires_grad", "gradient", "has_grad_buffer", "node", "index", "__weakref__")
@@ -97,9 +99,9 @@ class Tensor(TorchMethods):
             _check_float(self.dtype)
         self.requires_grad = requires_grad
         self.gradient: Array | None = None
-        self.has_grad_buffer = False  # gradient was handed in, and gradients are added to it in place
+        self.has_grad_buffer = False  # whether gradients are added to `gradient` in place
         self.node: Node | None = None
-        self.index = 0  # which of the node's outputs this is
+        self.index = 0  # number of this output of the node
 
     @property
     def data(self) -> Array:
@@ -117,7 +119,7 @@ class Tensor(TorchMethods):
 
     @property
     def grad(self) -> Tensor | None:
-        """The gradient after `backward`, of a leaf that requires it."""
+        """Gradient after `backward`, for a leaf that requires it."""
         return None if self.gradient is None else Tensor(self.gradient, self.device)
 
     @grad.setter
@@ -125,7 +127,7 @@ class Tensor(TorchMethods):
         if value is not None and (not isinstance(value, Tensor) or value.shape != self.shape):
             found = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
             raise WgradError(f"grad: must be None or a Tensor of shape {list(self.shape)}, got {found}")
-        if self.has_grad_buffer:  # of an optimiser, which keeps it
+        if self.has_grad_buffer:  # an optimiser keeps it
             if value is None:
                 self.device.fill(self.gradient, 0.0)
             else:
@@ -134,7 +136,7 @@ class Tensor(TorchMethods):
             self.gradient = None if value is None else value.data
 
     def lazy(self) -> Lazy:
-        """The values, for expressions that are computed later."""
+        """Return the values for lazy expressions."""
         return lazy_of(self._data, self.device)
 
     @property
@@ -151,7 +153,7 @@ class Tensor(TorchMethods):
         return f"Tensor({list(self.shape)} {self.dtype.name} on {self.device.name}{grad})"
 
     def requires_grad_(self, requires_grad: bool = True) -> Tensor:
-        """Set requires_grad, of a Tensor that no operator made, and return it."""
+        """Set requires_grad of a leaf, and return the Tensor."""
         if self.node is not None:
             raise WgradError("requires_grad_: the Tensor is a result on the tape; use detach() first")
         if requires_grad:
@@ -160,16 +162,16 @@ class Tensor(TorchMethods):
         return self
 
     def numpy(self) -> np.ndarray:
-        """Wait for the device and copy to the host."""
+        """Wait for the device, and copy the values to the host."""
         refuse_in_step("reads values")
         return self.device.download(self.data)
 
     def detach(self) -> Tensor:
-        """The same array, off the tape."""
+        """Return a Tensor of the same array that is not on the tape."""
         return Tensor(self._data, self.device)
 
     def reshape(self, *sizes: int | Sequence[int]) -> Tensor:
-        """The same storage in another shape; one axis may be -1."""
+        """Return the same storage in another shape; one axis may be -1."""
         shape: Any = sizes[0] if len(sizes) == 1 and isinstance(sizes[0], Sequence) else sizes
         device, before = self.device, self.shape
         result = Tensor(device.view(self.data, filled_in(self.shape, shape)), device)
@@ -179,8 +181,7 @@ class Tensor(TorchMethods):
         return result
 
     def watched(self, passed: Callable[[], None]) -> Tensor:
-        """The same storage; `passed` is called in the walk backwards once the backward of all that was computed from it
-        has run."""
+        """Return the same values; `passed` is called in the backward pass after the backwards of all their users."""
         result = Tensor(self.data, self.device)
         if is_recording() and self.requires_grad:
 
@@ -196,13 +197,13 @@ class Tensor(TorchMethods):
         """Add d self / d leaf to the grad of every leaf that requires it.
 
         Args:
-            gradient: Gradient of this tensor, of the same shape (float32 [1] for a loss, where a loss scale goes in).
-                None is 1, for a tensor of one element. Numbers of whole dtypes become floats.
-            retain_graph: For PyTorch's users, who are told what to write in its place: a graph is walked once.
+            gradient: Gradient of this Tensor, of the same shape; for a loss, float32 [1], where a loss scale goes in.
+                None: 1, for a Tensor of one element. Whole numbers become floats.
+            retain_graph: Must be False; it exists to tell PyTorch's users what to write instead.
 
         Raises:
-            ShapeError: the gradient's shape is not the tensor's, or it is missing and there are several elements.
-            WgradError: the tensor is not on the tape, the tape below it was walked before, or `retain_graph` is true.
+            ShapeError: The gradient has another shape than the Tensor, or is missing for several elements.
+            WgradError: The Tensor is not on the tape, its tape was walked before, or `retain_graph` is true.
         """
         if retain_graph:
             raise WgradError(
@@ -234,9 +235,8 @@ class Tensor(TorchMethods):
         run_backward([self], [seed])
 
 
-_waiting: weakref.WeakValueDictionary[int, Tensor] = (
-    weakref.WeakValueDictionary()
-)  # Tensors whose values were not computed yet
+# Tensors whose values are not computed yet, by id.
+_waiting: weakref.WeakValueDictionary[int, Tensor] = weakref.WeakValueDictionary()
 
 
 def _check_float(dtype: np.dtype) -> None:
@@ -245,10 +245,10 @@ def _check_float(dtype: np.dtype) -> None:
 
 
 def before_writing(arrays: Iterable[Array] | None = None) -> None:
-    """Compute what waits and hangs on arrays that are about to be overwritten. None: all that waits."""
+    """Compute the lazy Tensors that depend on arrays which are about to be overwritten. None: all lazy Tensors."""
     memory = None if arrays is None else [memory_of(array) for array in arrays]
     note_writing(memory or ())
-    for reference in _waiting.valuerefs():  # at once: other threads add to them
+    for reference in _waiting.valuerefs():  # a copy, because other threads add to it
         tensor = reference()
         held = None if tensor is None else tensor._data
         if tensor is not None and isinstance(held, Lazy) and (memory is None or any(held.reads(m) for m in memory)):
@@ -256,8 +256,11 @@ def before_writing(arrays: Iterable[Array] | None = None) -> None:
 
 
 def parameter(data: Array, device: Device, grad: Array | None = None) -> Tensor:
-    """A trainable leaf. `grad`, when given, is a float32 array of the same shape (a view of a flat buffer): gradients
-    are added to what it holds, in place; clearing it is the caller's."""
+    """Create a trainable leaf.
+
+    grad: float32 array of the same shape (a view of a flat buffer), to which gradients are added in place; the caller
+    clears it. None: `backward` makes one.
+    """
     if grad is not None and tuple(grad.shape) != tuple(data.shape):
         raise ShapeError(
             f"parameter: grad must have the shape of data {list(data.shape)}, got {list(grad.shape)}; "
@@ -269,22 +272,22 @@ def parameter(data: Array, device: Device, grad: Array | None = None) -> Tensor:
 
 
 def edge_of(tensor: Tensor) -> Edge:
-    """Where the gradient of a tensor goes."""
+    """Return where the gradient of a tensor goes."""
     if not tensor.requires_grad:
         return None
     return (tensor.node, tensor.index) if tensor.node is not None else tensor
 
 
 class _Gradients:
-    """Gradients on their way: per node, one per output, and whether the array is ours to add to in place.
+    """Gradients that were sent to nodes: for each output an array, and whether it may be added to in place.
 
-    A gradient may be shared (a residual passes its own on), so the first sum makes a new array. What came rounded as
-    well is not once something is added to it.
+    A gradient may be shared (a residual passes its own on), so the first sum makes a new array. Its rounded copy is
+    dropped when something is added.
     """
 
     def __init__(self) -> None:
         self._waiting: dict[Node, list[tuple[Array | GradientWithCopy, bool] | None]] = {}
-        self._sums: dict[int, tuple[Tensor, Lazy]] = {}  # of leaves, by their ids: no more than the leaf's size waits
+        self._sums: dict[int, tuple[Tensor, Lazy]] = {}  # lazy gradients of leaves, by their ids
 
     def send(self, edge: Edge, given: Array | GradientWithCopy | None) -> None:
         grad = whole_of(given)
@@ -320,7 +323,7 @@ class _Gradients:
             self._add(leaf, grad)
 
     def finish(self) -> None:
-        """Compute the gradients of leaves that wait."""
+        """Compute the lazy gradients of leaves."""
         for leaf, total in self._sums.values():
             self._add(leaf, total)
 
@@ -343,7 +346,7 @@ class _Gradients:
 
 
 def run_backward(roots: Sequence[Tensor], seeds: Sequence[Array | None]) -> None:
-    """Walk the tape below the roots, given the gradient of each (None: none)."""
+    """Run the backward pass from roots with the given gradients (None: no gradient)."""
     order = _topological([root.node for root in roots if root.requires_grad and root.node is not None])
     gradients = _Gradients()
     for root, seed in zip(roots, seeds):
@@ -361,7 +364,7 @@ def run_backward(roots: Sequence[Tensor], seeds: Sequence[Array | None]) -> None
             if not node.takes_lazy:
                 incoming = [grad.array() if isinstance(grad, Lazy) else grad for grad in incoming]
             results = backward(*incoming)
-            del backward, incoming  # the saved arrays and the gradient of the output go before new ones are made
+            del backward, incoming  # free saved arrays and the output's gradient before making new ones
             for edge, grad in zip(edges, results, strict=True):
                 gradients.send(edge, grad)
             del edges, results
@@ -369,7 +372,7 @@ def run_backward(roots: Sequence[Tensor], seeds: Sequence[Array | None]) -> None
 
 
 def _topological(roots: Sequence[Node]) -> list[Node]:
-    """All nodes below the roots, each after every node that it depends on (without recursion: graphs are deep)."""
+    """Return all nodes below the roots, each after those it depends on (without recursion, because graphs are deep)."""
     order: list[Node] = []
     seen: set[Node] = set()
     stack: list[tuple[Node, bool]] = [(root, False) for root in roots]

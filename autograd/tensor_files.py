@@ -1,4 +1,4 @@
-"""Tensors by name in a safetensors file, which PyTorch and others read."""
+"""Save and load Tensors in safetensors files, which PyTorch and others read."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from wgrad.device.files import write_bytes
 
 
 def save_tensors(tensors: Mapping[str, Tensor], path: str | Path) -> None:
-    """Write Tensors to a safetensors file, whole or not at all.
+    """Write Tensors to a safetensors file, atomically.
 
     Args:
-        tensors: By their names in the file.
-        path: The file. One that is there is replaced.
+        tensors: Tensors by their names in the file.
+        path: The file; an existing one is replaced.
 
     Raises:
-        WgradError: a value is no Tensor, or the file cannot be written.
+        WgradError: A value is no Tensor, or the file cannot be written.
     """
     wrong = [name for name, x in tensors.items() if not isinstance(x, Tensor)]
     if wrong:
@@ -38,14 +38,14 @@ def load_tensors(
 
     Args:
         path: The file.
-        requires_grad: Whether `backward` computes the gradients of those of floats.
+        requires_grad: Whether `backward` computes gradients of the Tensors of floats.
         device: A name (auto | wgpu | hip | cpu), a device, or None for the default.
 
     Returns:
         The Tensors by their names in the file.
 
     Raises:
-        WgradError: the file is not there, or is no safetensors file.
+        WgradError: The file is missing, or is no safetensors file.
     """
     where = device_named(device)
     try:

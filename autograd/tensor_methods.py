@@ -1,4 +1,4 @@
-"""The methods of a Tensor that PyTorch's users know. Each calls the function of its name that autograd/ops entered."""
+"""Methods of Tensors that PyTorch's users know. Each calls the function that autograd/ops registered for its name."""
 
 # mypy: disable-error-code="no-any-return"
 
@@ -21,14 +21,14 @@ Axes = int | Sequence[int] | None
 
 
 class Extremes(NamedTuple):
-    """The largest or smallest values along an axis, and their places in int32."""
+    """The largest or smallest values along an axis, and their indices in int32."""
 
     values: Any
     indices: Any
 
 
 class Count(int):
-    """A number of elements. `x.size()` and `x.size(dim)` are PyTorch's: the shape, and one size of it."""
+    """A number of elements that can be called like PyTorch's `size`: `x.size()` is the shape, `x.size(dim)` a size."""
 
     shape: tuple[int, ...]
 
@@ -37,7 +37,7 @@ class Count(int):
 
 
 def implements_method(name: str) -> Callable[[Function], Function]:
-    """Decorator of the function that a method calls."""
+    """Decorate the function that a method calls."""
 
     def enter(function: Function) -> Function:
         _FUNCTIONS[name] = function
@@ -47,18 +47,20 @@ def implements_method(name: str) -> Callable[[Function], Function]:
 
 
 def axis_of(name: str, dim: int, rank: int) -> int:
-    """Return the number of an axis from the first one on; a negative one counts from the end."""
+    """Return an axis as a number from 0; negative ones count from the end. ShapeError, naming the function: no axis."""
     if isinstance(dim, bool) or not isinstance(dim, int | np.integer) or not -rank <= dim < rank:
         raise ShapeError(f"{name}: dim must be an axis of {rank}, from {-rank} to {rank - 1}, got {dim}")
     return int(dim) % rank
 
 
 class TensorMethods:
-    """Arithmetic, comparisons, reductions, shapes and slices. Operands are broadcast to each other as in NumPy; numbers
-    and NumPy arrays may stand beside a Tensor."""
+    """Arithmetic, comparisons, reductions, shapes and slices.
+
+    Operands are broadcast as in NumPy; one of them may be a number or a NumPy array.
+    """
 
     __slots__ = ()
-    __array_priority__ = 1000  # an array of NumPy on the left leaves the operator to the Tensor on the right
+    __array_priority__ = 1000  # a NumPy array on the left leaves the operator to the Tensor on the right
     __array_ufunc__ = None
     __hash__ = object.__hash__
 
@@ -123,7 +125,7 @@ class TensorMethods:
         return self._in_place("/=", self / other)
 
     def _in_place(self, name: str, result: Self) -> Self:
-        """A new Tensor under the same name, or a changed parameter."""
+        """Return a new Tensor for the same name, or the changed parameter."""
         return _call("in_place", name, self, result)
 
     # ---- comparisons: 1 or 0 in uint32 ---------------------------------------------------
@@ -148,15 +150,15 @@ class TensorMethods:
     lt, le, gt, ge, eq, ne = __lt__, __le__, __gt__, __ge__, __eq__, __ne__
 
     def __and__(self, other: Any) -> Self:
-        """1 where both are true: of comparisons alone."""
+        """Return 1 where both comparisons are true."""
         return _call("both", self, other)
 
     def __or__(self, other: Any) -> Self:
-        """1 where one or both are true: of comparisons alone."""
+        """Return 1 where at least one comparison is true."""
         return _call("either", self, other)
 
     def __invert__(self) -> Self:
-        """1 where a comparison is not true."""
+        """Return 1 where a comparison is false."""
         return _call("both", self.eq(0), 1)
 
     __rand__, __ror__ = __and__, __or__
@@ -190,43 +192,43 @@ class TensorMethods:
         return _call("sigmoid", self)
 
     def sign(self) -> Self:
-        """-1, 0 or 1, without a gradient."""
+        """Return -1, 0 or 1, without a gradient."""
         return _call("sign", self)
 
     def silu(self) -> Self:
         return _call("silu", self)
 
     def gelu(self, approximate: str = "tanh") -> Self:
-        """The tanh form: torch's `gelu(approximate="tanh")`."""
+        """Return GELU in the tanh form, torch's `gelu(approximate="tanh")`."""
         check_gelu(approximate)
         return _call("gelu", self)
 
     def to(self, dtype: Any) -> Self:
-        """The same values in another dtype, or on another device by its name."""
+        """Return the values in another dtype, or on another device."""
         return _call("to", self, dtype)
 
     # ---- reductions ----------------------------------------------------------------------
     def sum(self, dim: Axes = None, keepdim: bool = False) -> Self:
-        """Over one axis, several, or all."""
+        """Return the sum over one axis, several, or all."""
         return _call("sum", self, dim, keepdim)
 
     def mean(self, dim: Axes = None, keepdim: bool = False) -> Self:
         return _call("mean", self, dim, keepdim)
 
     def amax(self, dim: Axes = None, keepdim: bool = False) -> Self:
-        """The largest values. Equal ones share the gradient."""
+        """Return the largest values. Equal ones share the gradient."""
         return _call("amax", self, dim, keepdim)
 
     def amin(self, dim: Axes = None, keepdim: bool = False) -> Self:
-        """The smallest values. Equal ones share the gradient."""
+        """Return the smallest values. Equal ones share the gradient."""
         return -(-self).amax(dim, keepdim)
 
     def max(self, dim: Any = None, keepdim: bool = False) -> Any:
-        """The largest value; with an axis (values, indices); with a Tensor the larger of both."""
+        """Return the largest value; with an axis, (values, indices); with a Tensor, the larger of both."""
         return self._extremes("max", "maximum", self.amax, self.argmax, dim, keepdim)
 
     def min(self, dim: Any = None, keepdim: bool = False) -> Any:
-        """The smallest value; with an axis (values, indices); with a Tensor the smaller of both."""
+        """Return the smallest value; with an axis, (values, indices); with a Tensor, the smaller of both."""
         return self._extremes("min", "minimum", self.amin, self.argmin, dim, keepdim)
 
     def _extremes(self, name: str, of_two: str, values: Any, indices: Any, dim: Any, keepdim: bool) -> Any:
@@ -239,11 +241,11 @@ class TensorMethods:
         return Extremes(values(dim, keepdim), indices(dim, keepdim))
 
     def argmax(self, dim: int | None = None, keepdim: bool = False) -> Self:
-        """The place of the largest value along an axis, or among all in their order: the first of equal ones."""
+        """Return the index of the largest value along an axis, or among all: the first of equal ones."""
         return _call("argmax", self, dim, keepdim)
 
     def argmin(self, dim: int | None = None, keepdim: bool = False) -> Self:
-        """The place of the smallest value along an axis, or among all in their order: the first of equal ones."""
+        """Return the index of the smallest value along an axis, or among all: the first of equal ones."""
         return _call("argmax", -self, dim, keepdim)
 
     def softmax(self, dim: int = -1) -> Self:
@@ -251,40 +253,40 @@ class TensorMethods:
 
     # ---- shapes --------------------------------------------------------------------------
     def transpose(self, first: int, second: int) -> Self:
-        """Two axes in each other's place."""
+        """Swap two axes."""
         return _call("transpose", self, first, second)
 
     def permute(self, *axes: Any) -> Self:
-        """All axes in another order."""
+        """Reorder the axes."""
         return _call("permute", self, axes)
 
     @property
     def T(self) -> Self:
-        """The axes in reverse order."""
+        """The Tensor with its axes reversed."""
         return _call("permute", self, tuple(reversed(range(self.ndim))))
 
     def expand(self, *shape: int) -> Self:
-        """Axes of size 1, and new ones in front, repeated to a shape; -1 keeps an axis."""
+        """Repeat axes of size 1, and new ones in front, to a shape; -1 keeps an axis."""
         return _call("expand", self, shape)
 
     def unsqueeze(self, dim: int) -> Self:
-        """A new axis of size 1."""
+        """Insert an axis of size 1."""
         return _call("unsqueeze", self, dim)
 
     def squeeze(self, dim: Axes = None) -> Self:
-        """Without an axis of size 1, or several, or all of them."""
+        """Remove one axis of size 1, several, or all."""
         return _call("squeeze", self, dim)
 
     def flatten(self, start_dim: int = 0, end_dim: int = -1) -> Self:
-        """The axes from one to another made into one."""
+        """Merge consecutive axes into one."""
         return _call("flatten", self, start_dim, end_dim)
 
     def split(self, size: int | Sequence[int], dim: int = 0) -> tuple[Self, ...]:
-        """Parts of `size` along an axis, of which the last may be smaller, or of the sizes of a list."""
+        """Split an axis into parts of `size`, of which the last may be smaller, or of a list of sizes."""
         return tuple(_call("split", self, size, dim))
 
     def __getitem__(self, index: Any) -> Self:
-        """Integers, slices of positive step, None, `...`, and int32 arrays that pick places."""
+        """Index with integers, slices with a positive step, None, `...`, and int32 arrays."""
         return _call("getitem", self, index)
 
     def __setitem__(self, index: Any, value: Any) -> None:
@@ -294,18 +296,20 @@ class TensorMethods:
         )
 
     def gather(self, dim: int, index: Any) -> Self:
-        """Values at places (int32) along an axis."""
+        """Return the values at indices (int32) along an axis."""
         return _call("gather", self, dim, index)
 
     def tril(self, diagonal: int = 0) -> Self:
-        """The last two axes with 0 above a diagonal."""
+        """Set values above a diagonal of the last two axes to 0."""
         return _call("tril", self, diagonal)
 
     def triu(self, diagonal: int = 0) -> Self:
-        """The last two axes with 0 below a diagonal."""
+        """Set values below a diagonal of the last two axes to 0."""
         return _call("triu", self, diagonal)
 
     def __len__(self) -> int:
+        if not self.shape:
+            raise ShapeError("a Tensor without axes has no length; use item()")
         return int(self.shape[0])
 
     def __bool__(self) -> bool:
@@ -322,7 +326,7 @@ class TensorMethods:
 
     # ---- values --------------------------------------------------------------------------
     def item(self) -> Any:
-        """The value of a Tensor of one element: an int of whole numbers, else a float. Waits for the device."""
+        """Return the value of a Tensor with one element, as an int or float. Waits for the device."""
         if self.size != 1:
             raise ShapeError(f"item: a Tensor must have one element, got shape {list(self.shape)}; use numpy()")
         value = self.numpy().reshape(-1)[0]
@@ -344,7 +348,7 @@ class TensorMethods:
         return np.asarray(self.numpy(), dtype)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        """A leaf with the same values, in memory of its own on the same device."""
+        """Return a leaf with the same values in its own memory on the same device."""
         if not self.is_leaf:
             raise WgradError("deepcopy: the Tensor is a result on the tape; use detach() first")
         made: Self = self.detach().clone().requires_grad_(self.requires_grad)
@@ -357,7 +361,7 @@ class TensorMethods:
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(f"a Tensor has no {name!r}" + instead_of_method(name, type(self)))
 
-    if TYPE_CHECKING:  # of the Tensor
+    if TYPE_CHECKING:  # Tensor has them
 
         @property
         def shape(self) -> tuple[int, ...]: ...
@@ -367,7 +371,7 @@ class TensorMethods:
 
 def check_gelu(approximate: str) -> None:
     if approximate != "tanh":
-        raise WgradError(f'gelu: approximate must be "tanh", got {approximate!r}; the other form is not there')
+        raise WgradError(f'gelu: approximate must be "tanh", got {approximate!r}; the exact form does not exist here')
 
 
 def _call(name: str, *args: Any) -> Any:

@@ -770,6 +770,7 @@ BAD: dict[str, tuple[Callable[[], Any], str]] = {
     "matmul": (lambda: t(3, 4) @ t(3, 4), r"matmul: the last axis of \[3, 4\] must be the last but one of \[3, 4\]"),
     "dim": (lambda: t(3, 4).sum(2), r"sum: dim must be an axis of 2, from -2 to 1, got 2"),
     "index": (lambda: t(3, 4)[3], r"an index must be from -3 to 2 for an axis of 3, got 3"),
+    "length": (lambda: len(t()), r"a Tensor without axes has no length; use item\(\)"),
     "slice": (lambda: t(3, 4)[2:1], r"a slice must not be empty, got 2:1: of an axis of 3"),
     "backward slice": (lambda: t(3, 4)[::-1], r"a slice must go forward \(flip turns an axis round\), got ::-1"),
     "mask": (lambda: t(3)[t(3) > 0], r"an index must be int32, got a mask .* wgrad.where\(mask, x, 0\)"),

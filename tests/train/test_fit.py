@@ -219,7 +219,7 @@ def mode_of(config: RunOptions) -> dict[str, Any]:
 def test_more_rows_do_not_fit_where_fewer_do_not(make_checkpoint: Any, card: Any, monkeypatch: Any) -> None:
     """Few rows go through the MLP in chunks as well, where they do not fit otherwise: as a whole they take more than
     many rows in chunks."""
-    for module, name, value in (("step.build", "LEAST_MLP_CHUNK_BYTES", 1 << 20), ("model.model", "", 256)):
+    for module, name, value in (("step.activations", "LEAST_MLP_CHUNK_BYTES", 1 << 20), ("model.model", "", 256)):
         monkeypatch.setattr(f"wgrad.train.{module}.{name or 'MLP_CHUNKS_ABOVE'}", value)
     monkeypatch.setattr("wgrad.train.plan.memory_limit.MLP_CHUNKS_ABOVE", 256)
     folder = make_checkpoint(intermediate_size=1024)

@@ -28,7 +28,7 @@ from wgrad.train.model.model_inputs import Inputs
 from wgrad.train.model.rope_scaling import RopeConfig, rope_tables
 from wgrad.train.model.weights import HEAD_BIAS, activation_bytes, weight_specs
 from wgrad.train.options.finetune_config import RunOptions
-from wgrad.train.step import build as build_file
+from wgrad.train.step import activations
 from wgrad.train.step.activations import keeps_attention, mlp_chunk_bytes, recomputed_layers
 from wgrad.train.step.build import build_trainable, count_parameters
 from wgrad.train.step.optim import FlatParameters, ParameterSpec
@@ -276,8 +276,8 @@ def test_the_model_has_chunks_of_that_size(make_checkpoint: Any, monkeypatch: py
     a_row = 6 * load_model_config(folder).intermediate_size * 4
     for limit, rows in ((None, 4096), ("3GiB", 128)):
         monkeypatch.setattr(model_file, "MLP_CHUNK_BYTES", 4096 * a_row)
-        monkeypatch.setattr(build_file, "LEAST_MLP_CHUNK_BYTES", 128 * a_row)
-        monkeypatch.setattr(build_file, "MLP_CHUNK_BYTES", 128 * a_row)
+        monkeypatch.setattr(activations, "LEAST_MLP_CHUNK_BYTES", 128 * a_row)
+        monkeypatch.setattr(activations, "MLP_CHUNK_BYTES", 128 * a_row)
         config = RunOptions(memory_limit=limit, gradient_checkpointing=True, compute="float32", max_length=8192)
         model = build_trainable(config, load_model_config(folder), folder, device, positions=8192).model
         inputs = Inputs.empty(model, 1, 8192)
