@@ -1,4 +1,4 @@
-"""Methods that PyTorch's users know and that are made of those in tensor_methods.py, as are their gradients."""
+"""PyTorch's methods that are combinations of those in tensor_methods.py, which gives them gradients too."""
 
 # mypy: disable-error-code="no-any-return"
 
@@ -25,7 +25,7 @@ Bool: TypeAlias = bool
 
 
 class TorchMethods(TensorMethods):
-    """Short forms of other methods."""
+    """Methods composed of those of TensorMethods."""
 
     __slots__ = ()
 
@@ -37,19 +37,19 @@ class TorchMethods(TensorMethods):
         return self.to(np.float16)
 
     def int(self) -> Self:
-        """int32, cut towards 0."""
+        """Cast to int32, rounding towards 0."""
         return self.to(np.int32)
 
     def long(self) -> Self:
-        """int32: devices have no whole numbers of 64 bits."""
+        """Cast to int32: devices have no 64-bit integers."""
         return self.to(np.int32)
 
     def bool(self) -> Self:
-        """1 where the value is not 0, in uint32."""
+        """Return a uint32 mask: 1 where the value is not 0."""
         return self.ne(0)
 
     def cpu(self) -> Self:
-        """The same values on the cpu device, which computes with NumPy."""
+        """Copy to the cpu device, which computes with NumPy."""
         return self.to("cpu")
 
     def type_as(self, other: Any) -> Self:
@@ -75,18 +75,18 @@ class TorchMethods(TensorMethods):
         return self.sin() / self.cos()
 
     def clamp(self, min: Any = None, max: Any = None) -> Self:
-        """Values outside of the bounds set to them. At a bound the gradient passes."""
+        """Set values outside the bounds to the nearer bound. The gradient passes for values within or at a bound."""
         made = self if min is None else _call("where", self < min, min, self)
         return made if max is None else _call("where", made > max, max, made)
 
     clip = clamp
 
     def masked_fill(self, mask: Any, value: Float) -> Self:
-        """`value` where the mask is not 0."""
+        """Replace elements by `value` where the mask is not 0."""
         return _call("where", mask, value, self)
 
     def where(self, condition: Any, other: Any) -> Self:
-        """`other` where the condition is 0."""
+        """Replace elements by those of `other` where the condition is 0."""
         return _call("where", condition, self, other)
 
     def lerp(self, end: Any, weight: Any) -> Self:
@@ -96,7 +96,10 @@ class TorchMethods(TensorMethods):
     def var(
         self, dim: Any = None, unbiased: Any = True, keepdim: Any = False, *, correction: Float | None = None
     ) -> Self:
-        """The variance. correction: subtracted from the number of elements; by default 1, or 0 if not `unbiased`."""
+        """Return the variance over axes.
+
+        correction: subtracted from the number of elements in the divisor; by default 1, or 0 if not `unbiased`.
+        """
         if dim is True or dim is False:
             dim, unbiased = None, dim
         away = self - self.mean(dim, keepdim=True)
@@ -110,11 +113,11 @@ class TorchMethods(TensorMethods):
     def std(
         self, dim: Any = None, unbiased: Any = True, keepdim: Any = False, *, correction: Float | None = None
     ) -> Self:
-        """The standard deviation; see `var`."""
+        """Return the standard deviation over axes; arguments as in `var`."""
         return self.var(dim, unbiased, keepdim, correction=correction)._root()
 
     def norm(self, p: Float = 2, dim: Axes = None, keepdim: Any = False) -> Self:
-        """The 2-norm, 1-norm or largest absolute value (p = inf)."""
+        """Return the 2-norm (p = 2), the sum of absolute values (1) or the largest absolute value (inf) over axes."""
         if p == 2:
             return (self * self).sum(dim, keepdim)._root()
         if p not in (1, math.inf):
@@ -122,20 +125,20 @@ class TorchMethods(TensorMethods):
         return self.abs().sum(dim, keepdim) if p == 1 else self.abs().amax(dim, keepdim)
 
     def _root(self) -> Self:
-        """The square root of sums of squares, whose gradient is 0 where all of them are."""
+        """Return the square root, with gradient 0 (not infinity) where the value is 0."""
         zero = self.eq(0)
         return _call("where", zero, self, _call("where", zero, 1.0, self).sqrt())
 
     def any(self, dim: Axes = None, keepdim: Any = False) -> Self:
-        """1 where a value is not 0."""
+        """Return 1 where any value along the axes is not 0."""
         return self.ne(0).amax(dim, keepdim)
 
     def all(self, dim: Axes = None, keepdim: Any = False) -> Self:
-        """1 where no value is 0."""
+        """Return 1 where every value along the axes is not 0."""
         return self.eq(0).amax(dim, keepdim).eq(0)
 
     def logsumexp(self, dim: Axes, keepdim: Any = False) -> Self:
-        """log(sum(exp(x))) over axes."""
+        """Return log(sum(exp(x))) over axes."""
         largest = self.detach().amax(dim, keepdim=True).clamp(-_LARGEST, _LARGEST)  # inf - inf would be NaN
         kept = (self - largest).exp().sum(dim, keepdim=True).log() + largest
         return kept if keepdim else kept.reshape(self.detach().amax(dim).shape)
@@ -157,42 +160,42 @@ class TorchMethods(TensorMethods):
         return self
 
     def clone(self) -> Self:
-        """The same values in memory of their own."""
+        """Copy into memory of its own."""
         return _call("clone", self)
 
     def t(self) -> Self:
-        """The transpose of a matrix."""
+        """Transpose a matrix."""
         if self.ndim > 2:
             raise ShapeError(f"t: a Tensor must have at most two axes, got shape {list(self.shape)}; use transpose")
         return self.T
 
     @property
     def mT(self) -> Self:
-        """The last two axes in each other's place."""
+        """The Tensor with its last two axes exchanged."""
         return self.transpose(-1, -2)
 
     def swapaxes(self, first: Int, second: Int) -> Self:
         return self.transpose(first, second)
 
     def movedim(self, source: Int, destination: Int) -> Self:
-        """An axis at another place, the others in their order."""
+        """Move an axis to another position; the others keep their order."""
         source, destination = (axis_of("movedim", axis, self.ndim) for axis in (source, destination))
         order = [axis for axis in range(self.ndim) if axis != source]
         return self.permute(*order[:destination], source, *order[destination:])
 
     def unflatten(self, dim: Int, sizes: Sequence[Int]) -> Self:
-        """An axis made into several."""
+        """Split an axis into several axes of these sizes."""
         at = axis_of("unflatten", dim, self.ndim)
         return self.reshape(*self.shape[:at], *sizes, *self.shape[at + 1 :])
 
     def narrow(self, dim: Int, start: Int, length: Int) -> Self:
-        """`length` places of an axis from `start` on, which may count from the end."""
+        """Return `length` positions of an axis from `start` on; a negative `start` counts from the end."""
         at = axis_of("narrow", dim, self.ndim)
         first = start + self.shape[at] if start < 0 else start
         if not 0 <= first < first + length <= self.shape[at]:
             raise ShapeError(
-                f"narrow: start and length must be of places within the {self.shape[at]} of the axis, "
-                f"got {start} and {length}"
+                f"narrow: start and start + length must lie within the axis of {self.shape[at]}, "
+                f"got start {start} and length {length}"
             )
         return self[(slice(None),) * at + (slice(first, first + length),)]
 
@@ -200,21 +203,21 @@ class TorchMethods(TensorMethods):
         return self[(slice(None),) * axis_of("select", dim, self.ndim) + (index,)]
 
     def index_select(self, dim: Int, index: Any) -> Self:
-        """Places of an axis by their numbers (int32 [N])."""
+        """Return the positions of an axis that index (int32 [N]) lists."""
         return self[(slice(None),) * axis_of("index_select", dim, self.ndim) + (index,)]
 
     def unbind(self, dim: Int = 0) -> tuple[Self, ...]:
-        """Every place along an axis."""
+        """Return the slices along an axis, without that axis."""
         return tuple(part.squeeze(dim) for part in self.split(1, dim))
 
     def chunk(self, chunks: Int, dim: Int = 0) -> tuple[Self, ...]:
-        """So many parts along an axis, of which the last may be smaller."""
+        """Split an axis into at most `chunks` parts of one size; the last may be smaller."""
         if chunks < 1:
             raise ShapeError(f"chunk: chunks must be positive, got {chunks}")
         return self.split(-(-self.shape[axis_of("chunk", dim, self.ndim)] // chunks), dim)
 
     def flip(self, *dims: Any) -> Self:
-        """Axes in reverse order."""
+        """Reverse the order along axes."""
         given = dims[0] if len(dims) == 1 and isinstance(dims[0], Sequence) else dims
         axes = [axis_of("flip", dim, self.ndim) for dim in given]
         if len({*axes}) < len(axes):
@@ -225,7 +228,7 @@ class TorchMethods(TensorMethods):
         return made
 
     def roll(self, shifts: Any, dim: Axes = None) -> Self:
-        """Axes moved on by `shifts`; what leaves at an end enters at the start. Without an axis, all in their order."""
+        """Rotate by `shifts` along axes; without an axis, rotate the flattened elements."""
         if dim is None:
             return self.flatten().roll(shifts, 0).reshape(self.shape)
         moved, axes = (list(x) if isinstance(x, Sequence) else [x] for x in (shifts, dim))
@@ -238,7 +241,7 @@ class TorchMethods(TensorMethods):
         return made
 
     def repeat(self, *sizes: Any) -> Self:
-        """The whole, so many times along each axis."""
+        """Repeat the whole Tensor `sizes` times along each axis."""
         given = tuple(sizes[0]) if len(sizes) == 1 and isinstance(sizes[0], Sequence) else sizes
         if len(given) < self.ndim:
             raise ShapeError(f"repeat: there must be a number for each axis of {list(self.shape)}, got {list(given)}")
@@ -255,7 +258,9 @@ class TorchMethods(TensorMethods):
         return self.repeat(*(1,) * (self.ndim - len(given)), *given)
 
     def repeat_interleave(self, repeats: Int, dim: Int | None = None) -> Self:
-        """Each place of an axis, so many times. Without an axis, of all in their order."""
+        """Repeat each position of an axis `repeats` times; without an axis, each of the flattened elements."""
+        if repeats < 1:
+            raise ShapeError(f"repeat_interleave: repeats must be positive, got {repeats}")
         if dim is None:
             return self.flatten().repeat_interleave(repeats, 0)
         at = axis_of("repeat_interleave", dim, self.ndim)
@@ -294,7 +299,7 @@ class TorchMethods(TensorMethods):
 
     @property
     def is_leaf(self) -> Bool:
-        """True of a Tensor that no operator made."""
+        """Whether no recorded operator computed this Tensor."""
         return self.node is None
 
     def dim(self) -> Int:
@@ -307,7 +312,7 @@ class TorchMethods(TensorMethods):
         return self.numpy().tolist()
 
     def copy_(self, values: Any) -> Self:
-        """Write other values into the memory of a parameter or constant, and return it."""
+        """Overwrite the values of a parameter or constant in place, and return it."""
         return _call("copy_", self, values)
 
     def fill_(self, value: Float) -> Self:

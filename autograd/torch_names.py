@@ -1,4 +1,4 @@
-"""Names of PyTorch that wgrad has under another name or not at all, and what to write in their place."""
+"""Advice for names of PyTorch that wgrad has under another name or not at all."""
 
 from __future__ import annotations
 

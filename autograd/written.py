@@ -9,13 +9,14 @@ import numpy as np
 
 from wgrad.autograd.lazy import Lazy, memory_of
 
-_writes = [0]  # how often arrays were overwritten
-_written: dict[int, int] = {}  # the last of these times, by the id of the memory; what a freed one leaves is old
+_writes = [0]  # how many writes were noted so far
+# The number of the last write, by the id of the memory. An id that freed memory leaves behind has an old number.
+_written: dict[int, int] = {}
 _MOST_WRITTEN = 1 << 16
 
 
 def writes() -> int:
-    """Return how often arrays were overwritten so far."""
+    """Return the number of writes noted so far."""
     return _writes[0]
 
 
@@ -29,7 +30,7 @@ def note_writing(memories: Sequence[Any]) -> None:
 
 
 def written_since(then: int, saved: Any) -> bool:
-    """Return whether arrays or Lazies in nested tuples, lists and dicts were overwritten since `writes` was `then`."""
+    """Return whether an array or Lazy in nested tuples, lists and dicts was overwritten since `writes()` was `then`."""
     return _writes[0] > then and any(_written.get(id(memory), 0) > then for memory in _memories(saved))
 
 
@@ -47,6 +48,6 @@ def _memories(saved: Any) -> Iterator[Any]:
         elif isinstance(value, tuple | list):
             stack += value
         elif isinstance(value, dict):
-            stack += [part for name, part in value.items() if name != "_edges"]  # which are of other nodes
+            stack += [part for name, part in value.items() if name != "_edges"]  # _edges lead to other nodes
         elif isinstance(value, np.ndarray) or hasattr(value, "lease"):
             yield memory_of(value)

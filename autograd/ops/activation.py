@@ -101,8 +101,8 @@ def _(gate: np.ndarray, up: np.ndarray | None) -> np.ndarray:
 def swiglu_backward(
     args: Args, dy: Array, gate: Array, up: Array | None = None, *, activated: Array | None = None
 ) -> None:
-    """-> dgate, dup; without `up` both side by side, as gate has them, and None. activated, when given, is overwritten
-    with swiglu of gate and up."""
+    """-> dgate, dup; without `up`: dgate [R, 2 C] (both halves, as in gate) and None. activated, when given, is
+    overwritten with swiglu of gate and up."""
     _gate_and_up(args, gate, up, dy, activated)
 
 
@@ -130,8 +130,8 @@ def _(gate: np.ndarray, up: np.ndarray | None) -> np.ndarray:
 def geglu_backward(
     args: Args, dy: Array, gate: Array, up: Array | None = None, *, activated: Array | None = None
 ) -> None:
-    """-> dgate, dup; without `up` both side by side, as gate has them, and None. activated, when given, is overwritten
-    with geglu of gate and up."""
+    """-> dgate, dup; without `up`: dgate [R, 2 C] (both halves, as in gate) and None. activated, when given, is
+    overwritten with geglu of gate and up."""
     _gate_and_up(args, gate, up, dy, activated)
 
 
@@ -151,7 +151,7 @@ def _gate_and_up(
         args.any_shape("dy", dy).same_shape("dy", dy, "activated", activated)
         args.rule(
             activated.dtype == gate.dtype,
-            f"activated must have the dtype of gate, {gate.dtype}, got {activated.dtype}; make it of that",
+            f"activated must have the dtype of gate, {gate.dtype}, got {activated.dtype}; allocate it with that dtype",
         )
     if up is not None:
         args.any_shape("gate", gate).same_shape("gate", gate, "up", up)

@@ -1,6 +1,6 @@
-"""Elementwise functions of Tensors that are broadcast to each other: they wait, and run in one launch (lazy.py).
+"""Elementwise functions of Tensors with broadcasting, evaluated lazily: a chain of them runs in one launch (lazy.py).
 
-A gradient is an expression as well, so a chain's backward is one launch for each of its operands.
+A gradient is a lazy expression as well, so the backward of a chain is one launch per operand.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from wgrad.device.errors import ShapeError, WgradError
 
 Gradient = Callable[..., Sequence["Lazy | None"]]
 
-# Gradients of the operands, from that of the output (dy), the operands, and for those of _OF_OUTPUT the output in
-# place of the operands.
+# Gradients of the operands, as functions of the gradient of the output (dy) and the operands; for the functions in
+# _OF_OUTPUT, of dy and the output.
 GRADIENTS: dict[str, Gradient] = {
     "add": lambda dy, a, b: (dy, dy),
     "sub": lambda dy, a, b: (dy, -dy),
@@ -56,19 +56,19 @@ def _log_of_base(a: Operand) -> Operand:
 
 
 def _slope_of_base(dy: Lazy, a: Operand, b: Operand) -> Lazy:
-    """dy * b * a ** (b - 1), and 0 where b is 0: a constant, whatever a is."""
+    """Return dy * b * a ** (b - 1), and 0 where b is 0, where a ** b is constant."""
     if isinstance(b, float):
         return dy * b * apply("pow", a, b - 1.0) if b else apply("where", 0.0, dy, 0.0)
     return apply("where", b, dy * b * apply("pow", a, b - 1.0), 0.0)
 
 
 def _share(compare: str, a: Operand, b: Operand) -> Lazy:
-    """1 where a is taken, half where both are equal."""
+    """Return the share of the gradient that a gets: 1 where the comparison holds, half where a and b are equal."""
     return apply(compare, a, b) + apply("eq", a, b) * 0.5
 
 
 def elementwise(name: str, *operands: Any) -> Tensor:
-    """A function of device/expression.py: Tensors, NumPy arrays and numbers in, a Tensor out."""
+    """Apply a function of device/expression.py to Tensors, NumPy arrays and numbers, at least one a Tensor."""
     tensors = [x for x in operands if isinstance(x, Tensor)]
     device = device_of(name, tensors)
     given = [operand_of(name, x, tensors[0]) for x in operands]
@@ -83,7 +83,7 @@ def elementwise(name: str, *operands: Any) -> Tensor:
 def record(
     name: str, results: Sequence[Tensor], edges: Sequence[Any], backward: Callable[..., Any], saved: Any = ()
 ) -> None:
-    """Put a node on the tape whose gradients wait as well, and make the Tensors its outputs."""
+    """Put a node with lazy gradients on the tape, and make the Tensors its outputs."""
     node = Node(name, results[0].device, backward, edges, [x.lazy() for x in results], takes_lazy=True, saved=saved)
     for number, x in enumerate(results):
         x.requires_grad, x.node, x.index = True, node, number
@@ -105,7 +105,7 @@ def _backward(name: str, y: Lazy, given: Sequence[Operand], edges: Sequence[Any]
 
 
 def _read(name: str, y: Lazy, given: Sequence[Operand], edges: Sequence[Any]) -> Sequence[Operand]:
-    """The values that the gradients are computed from."""
+    """Return the values that the gradients are computed from."""
     if name in _OF_OUTPUT:
         return (y,)
     if name in ("add", "sub", "neg"):
@@ -130,8 +130,10 @@ def device_of(name: str, tensors: Sequence[Tensor]) -> Device:
 
 
 def operand_of(name: str, value: Any, beside: Tensor) -> Operand:
-    """Operand of an expression from a Tensor, an array of the device or of NumPy, or a number. beside: on its device;
-    floats of NumPy are rounded to its dtype."""
+    """Return the operand of an expression for a Tensor, an array of the device or of NumPy, or a number.
+
+    NumPy arrays are uploaded to the device of `beside`, floats in its dtype.
+    """
     if isinstance(value, Tensor):
         return value.lazy()
     if isinstance(value, int | float | np.number | np.bool_):
@@ -209,19 +211,19 @@ def _truth(x: Any) -> Any:
 
 @implements_method("both")
 def both(a: Any, b: Any) -> Tensor:
-    """1 where a and b are not 0."""
+    """Return 1 where a and b are not 0."""
     return elementwise("ne", elementwise("minimum", _truth(a), _truth(b)), 0)
 
 
 @implements_method("either")
 def either(a: Any, b: Any) -> Tensor:
-    """1 where a or b is not 0."""
+    """Return 1 where a or b is not 0."""
     return elementwise("ne", elementwise("maximum", _truth(a), _truth(b)), 0)
 
 
 @implements_method("in_place")
 def in_place(name: str, x: Tensor, result: Tensor) -> Tensor:
-    """x after `x += ...`: result, or the parameter x with its values."""
+    """Return the value of x after `x += ...`: result, or the parameter x, overwritten with it."""
     if not x.requires_grad or x.node is not None:
         return result
     if is_recording():
@@ -231,7 +233,7 @@ def in_place(name: str, x: Tensor, result: Tensor) -> Tensor:
 
 @implements_method("copy_")
 def copy_(x: Tensor, values: Any) -> Tensor:
-    """x with other values in its memory."""
+    """Overwrite the values of a parameter or constant in place, and return it."""
     if x.node is not None:
         raise WgradError("copy_: the Tensor is a result on the tape; only parameters and constants can be changed")
     given = operand_of("copy_", values, x)
@@ -251,7 +253,7 @@ def copy_(x: Tensor, values: Any) -> Tensor:
 
 
 def _on_device(x: Tensor, name: Any) -> Tensor:
-    """x on a device or that of a name; its gradient comes back."""
+    """Copy x to a device, given as such or by name; the gradient is copied back."""
     from wgrad.autograd.creation import device_named
 
     here, there = x.device, device_named(name)
@@ -266,7 +268,7 @@ def _on_device(x: Tensor, name: Any) -> Tensor:
 
 @implements_method("clone")
 def clone(x: Tensor) -> Tensor:
-    """The same values in memory of their own, at once: what x holds may change."""
+    """Copy x into memory of its own, at once, since x may be overwritten later."""
     made = _stored(x, x.dtype)
     made.lazy().array()
     return made
@@ -282,9 +284,9 @@ def to(x: Tensor, dtype: Any) -> Tensor:
 
 
 def _stored(x: Tensor, dtype: np.dtype) -> Tensor:
-    """x's values in another array."""
+    """Return x's values in a new array of this dtype."""
     made = Lazy("add", (x.lazy(), 0.0), x.shape, dtype, x.device)
-    if dtype.kind in "iu":  # what is cut off is gone for all that follows
+    if dtype.kind in "iu":  # so that later functions see the truncated values
         made.array()
         return Tensor(made, x.device)
     result = Tensor(made, x.device)

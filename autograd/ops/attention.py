@@ -1,7 +1,7 @@
 """Causal attention with grouped heads, a sliding window and packed documents. Source: Dao, FlashAttention-2 (2023).
 
-The reference takes blocks of query rows with an exact softmax inside each; T x S scores never stand whole. The forward
-saves lse, and the backward makes the probabilities again.
+The reference takes blocks of query rows with an exact softmax in each, so the T x S scores are never in memory at
+once. The forward saves lse (the log of the sum of exponentials), and the backward recomputes the probabilities.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MASKED = -1e30  # finite, as on the devices: exp(MASKED - lse) is 0
 
 
 def check_heads(args: Args, window: int, softcap: float) -> None:
-    """Rules of every attention: its heads H and G, their width D, and the options."""
+    """Check the rules of every attention: query heads H, key heads G, their width D, and the options."""
     size = args.size
     args.rule(
         size["H"] % size["G"] == 0,
@@ -60,8 +60,8 @@ def attention(
     window: int = 0,
     softcap: float = 0.0,
 ) -> Tensor:
-    """Causal attention of q [B, T, H, D] on k, v [B, S, G, D] -> [B, T, H, D]; the mask is described at the operator.
-    A gradient needs T = S and cache_len = 0: it saves o and lse, and the backward makes the scores again."""
+    """Causal attention of q [B, T, H, D] on k, v [B, S, G, D] -> [B, T, H, D]; the operator below describes the mask.
+    A gradient needs T = S and cache_len = 0: o and lse are saved, and the backward recomputes the scores."""
     o: Tensor
     o, lse = attend_once(ctx, q, k, v, doc_start, cache_len, scale=scale, window=window, softcap=softcap)
     ctx.save(q, k, v, o, lse, doc_start)
@@ -71,7 +71,7 @@ def attention(
 def attend_once(
     ctx: Context, q: Tensor, k: Tensor, v: Tensor, doc_start: Array, cache_len: Array, **options: Any
 ) -> tuple[Any, Any]:
-    """Return o and lse of the device's `attention`, kept where layers are recomputed. Sets `ctx.options`."""
+    """Return o and lse of the device's `attention`; recomputed layers keep both. Sets `ctx.options`."""
     ctx.options = options
     o, lse = once(lambda: ctx.device.attention(q, k, v, doc_start, cache_len, **options))
     if any(ctx.needs_grad):
@@ -99,10 +99,10 @@ def _(
 ) -> None:
     """q [B, T, H, D], k v [B, S, G, D] (H a multiple of G) -> o [B, T, H, D] (q's dtype), lse float32 [B, H, T].
 
-    Query t stands at key index i = cache_len[0] + t (cache_len int32 [1]; 0 in training, the cache length in
+    Query t is at key index i = cache_len[0] + t (cache_len int32 [1]; 0 in training, the cache length in
     decoding) and sees keys j with doc_start[b, t] <= j <= i, and i - j < window where window > 0.
     doc_start int32 [B, T]: first key index of the query's document (packing); rising within a row.
-    A score is s = scale q k, where softcap > 0 softcap * tanh(s / softcap).
+    A score is s = scale q k, or softcap * tanh(s / softcap) where softcap > 0.
     """
     _heads(args, q, k, v, doc_start, window, softcap)
     args.array("cache_len", cache_len, "1", "i32")
@@ -156,7 +156,7 @@ def attention_backward(
 
 
 def has_key_for_each(args: Args, queries: int, keys: int) -> None:
-    """Decoding has no backward."""
+    """Check that there is a key for every query, as a backward needs; decoding has none."""
     args.rule(
         queries == keys,
         f"k must have as many tokens as q where a gradient is wanted, got T = {queries}, S = {keys}; "
@@ -200,7 +200,7 @@ def _(
 def _blocks(
     doc_start: np.ndarray, cache_len: int, num_keys: int, heads: int, window: int
 ) -> Iterator[tuple[int, slice, slice, np.ndarray]]:
-    """Batch index, query rows, key rows and the mask [t, s] of every block of queries."""
+    """Yield batch index, query rows, key rows and mask [t, s] of every block of queries."""
     batch, length = doc_start.shape
     step = max(1, min(128, BLOCK_ELEMENTS // (heads * num_keys)))
     for b in range(batch):
@@ -233,7 +233,7 @@ def _masked(scores: np.ndarray, seen: np.ndarray) -> np.ndarray:
 
 
 def _sum_heads(weights: np.ndarray, x: np.ndarray) -> np.ndarray:
-    """sum over the heads of a group of weights^T x: [G, h, t, s], [G, h, t, D] -> [s, G, D]."""
+    """Sum weights^T x over the heads of a group: [G, h, t, s], [G, h, t, D] -> [s, G, D]."""
     groups, h, t, s = weights.shape
     values: np.ndarray = (weights.reshape(groups, h * t, s).swapaxes(1, 2) @ x.reshape(groups, h * t, -1)).transpose(
         1, 0, 2

@@ -1,4 +1,4 @@
-"""Causal attention of whole sequences, without the arrays that a packed batch needs."""
+"""Causal attention of whole sequences, without the arguments that packed batches need."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ _zeros: weakref.WeakKeyDictionary[Device, dict[tuple[int, ...], Array]] = weakre
 
 
 def causal_attention(q: Tensor, k: Tensor, v: Tensor, *, scale: float | None = None) -> Tensor:
-    """softmax(scale q k^T) v, each token on itself and those before it; q, k, v and the result [B, T, heads, width].
+    """Return softmax(scale q k^T) v, with each token attending to itself and the tokens before it.
 
-    scale: by default 1 / sqrt(width).
+    q, k, v and the result are [B, T, heads, width]. scale: by default 1 / sqrt(width).
     """
     starts, none = (_zeros_of(q.device, shape) for shape in (q.shape[:2], (1,)))
     return attention(q, k, v, starts, none, scale=1 / math.sqrt(q.shape[-1]) if scale is None else scale)
 
 
 def _zeros_of(device: Device, shape: tuple[int, ...]) -> Array:
-    """Made once: every document begins at the first token, and nothing is cached."""
+    """Return int32 zeros, made once per device and shape: documents begin at token 0, and the cache is empty."""
     known = _zeros.setdefault(device, {})
     if shape not in known:
         known[shape] = device.zeros(shape, np.int32)

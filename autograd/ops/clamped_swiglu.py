@@ -1,4 +1,4 @@
-"""SwiGLU of gate and up that take turns, both kept within a limit. Source: gpt-oss in transformers."""
+"""SwiGLU of interleaved gate and up columns, both clamped. Source: gpt-oss in transformers."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from wgrad.device.contract import Array, Device
 
 @differentiable
 def clamped_swiglu(ctx: Context, x: Tensor, alpha: float, limit: float) -> Tensor:
-    """x [R, 2 C], whose even columns are gate and odd ones up -> (up + 1) gate sigmoid(alpha gate) [R, C], of gate of
-    at most limit, and of up from -limit to limit."""
+    """x [R, 2 C], gate in the even and up in the odd columns -> (up + 1) gate sigmoid(alpha gate) [R, C], with gate
+    clamped to at most limit, and up to [-limit, limit]."""
     ctx.save(x)
     ctx.alpha, ctx.limit = alpha, limit
     gate, up = _clamped(*_halves(x, ctx.device), limit)
@@ -36,7 +36,7 @@ def _(ctx: Context, dy: Array) -> Any:
 
 
 def _halves(x: Array, device: Device) -> tuple[Lazy, Lazy]:
-    """Gate and up [R, C]."""
+    """Return gate and up, each [R, C]."""
     rows, width = x.shape
     both = view_of(x, device)
     gate, up = (both.viewed((rows, width // 2), (width, 2), offset) for offset in (0, 1))

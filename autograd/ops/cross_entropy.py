@@ -1,4 +1,4 @@
-"""Cross-entropy of logits that stand in memory. `linear_cross_entropy` is for vocabularies whose logits should not."""
+"""Cross-entropy of logits in memory. For vocabularies whose logits are too large, see `linear_cross_entropy`."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from wgrad.device.errors import ShapeError
 
 
 def check_labels(name: str, targets: Any, classes: int, ignored: int) -> None:
-    """Check that labels of the host are classes, or the one that does not count."""
+    """Check that labels on the host are classes or the ignored label."""
     numbers = np.asarray(targets)
     if numbers.dtype.kind in "iu":
         wrong = numbers[(numbers != ignored) & ((numbers < 0) | (numbers >= classes))]
         if wrong.size:
             raise ShapeError(
-                f"{name}: targets must be from 0 to {classes - 1}, or {ignored} where none counts, got {wrong[0]}"
+                f"{name}: targets must be from 0 to {classes - 1}, or {ignored} for rows to ignore, got {wrong[0]}"
             )
 
 
@@ -33,29 +33,22 @@ def cross_entropy(
     reduction: str = "mean",
     label_smoothing: float = 0.0,
 ) -> Tensor:
-    """The mean over the targets that are not ignored of -log softmax(logits)[target].
+    """Return the mean of -log softmax(logits)[target] over the targets that are not ignored.
 
     Args:
         logits: [N, C].
         targets: int32 [N], a Tensor or an array.
         ignore_index: The target of rows that do not count.
-        reduction: "mean", "sum", or "none" for the loss of each row, which is 0 where it is ignored.
+        reduction: "mean", "sum", or "none" for the loss of each row, which is 0 for ignored rows.
         label_smoothing: Share of the target that is spread over all classes.
+
+    Returns:
+        The loss, a scalar, or [N] with reduction "none".
 
     Raises:
         ShapeError: the shapes or an option are not as described.
     """
-    if not isinstance(targets, Tensor):
-        check_labels("cross_entropy", targets, logits.shape[-1] if logits.ndim else 0, ignore_index)
-    labels = targets.lazy() if isinstance(targets, Tensor) else operand_of("cross_entropy", targets, logits)
-    if logits.ndim != 2 or not isinstance(labels, Lazy) or labels.shape != logits.shape[:1]:
-        found = list(labels.shape) if isinstance(labels, Lazy) else "a number"
-        raise ShapeError(
-            f"cross_entropy: logits must be [N, C] and targets [N], got {list(logits.shape)} and {found}; "
-            "use logits.reshape(-1, C) and targets.reshape(-1)"
-        )
-    if labels.dtype.kind not in "iu":
-        raise ShapeError(f"cross_entropy: targets must be integers, got {labels.dtype}")
+    labels = _labels(logits, targets, ignore_index)
     if reduction not in ("mean", "sum", "none"):
         raise ShapeError(f'cross_entropy: reduction must be "mean", "sum" or "none", got {reduction!r}')
     if not 0 <= label_smoothing < 1:
@@ -69,7 +62,7 @@ def cross_entropy(
     counted = apply("ne", target, float(ignore_index))
     over = (1,) if reduction == "none" else (0, 1)
     of_class = apply("where", apply("mul", chosen, counted), norm - z, 0.0)
-    if isinstance(targets, Tensor):  # whose numbers nobody has seen: the loss of one that is no class is inf
+    if isinstance(targets, Tensor):  # its values were not checked on the host: a target that is no class costs inf
         beyond = apply("add", apply("lt", target, 0.0), apply("gt", target, z.shape[1] - 1.0))
         of_class = apply("where", apply("mul", beyond, counted), math.inf, of_class)
     total = reduced("sum", of_class, over, keepdim=False)
@@ -94,3 +87,19 @@ def cross_entropy(
 
         record("cross_entropy", [result], [edge_of(logits)], backward, (z, norm, chosen, share))
     return result
+
+
+def _labels(logits: Tensor, targets: Any, ignored: int) -> Lazy:
+    """Check the shapes and dtype of logits and targets, and the values of targets on the host."""
+    if not isinstance(targets, Tensor):
+        check_labels("cross_entropy", targets, logits.shape[-1] if logits.ndim else 0, ignored)
+    labels = targets.lazy() if isinstance(targets, Tensor) else operand_of("cross_entropy", targets, logits)
+    if logits.ndim != 2 or not isinstance(labels, Lazy) or labels.shape != logits.shape[:1]:
+        found = list(labels.shape) if isinstance(labels, Lazy) else "a number"
+        raise ShapeError(
+            f"cross_entropy: logits must be [N, C] and targets [N], got {list(logits.shape)} and {found}; "
+            "use logits.reshape(-1, C) and targets.reshape(-1)"
+        )
+    if labels.dtype.kind not in "iu":
+        raise ShapeError(f"cross_entropy: targets must be integers, got {labels.dtype}")
+    return labels

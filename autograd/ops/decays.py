@@ -1,4 +1,4 @@
-"""Decays between the tokens of a chunk, of the heads of linear attention."""
+"""Decays between the tokens of a chunk in linear attention."""
 
 from __future__ import annotations
 
@@ -11,9 +11,13 @@ from wgrad.device.contract import DELTA_CHUNK
 
 @dataclass
 class Decays:
-    """Tokens at:end of all heads. decay [B, H, n, n]: of what token j has left in the state until i, 0 where j is no
-    earlier token of i's document. inside, to_end, whole: the decays from the incoming state to each token, from each
-    token to the chunk's end, and of the incoming state up to there."""
+    """Decays of the tokens at:end (n of them), for B sequences and H heads.
+
+    decay [B, H, n, n]: from token j to token i; 0 unless j is i or an earlier token of i's document.
+    inside [B, H, n]: from the incoming state to each token.
+    to_end [B, H, n]: from each token to the end of the chunk.
+    whole [B, H]: from the incoming state to the end of the chunk.
+    """
 
     at: int
     end: int
@@ -24,7 +28,10 @@ class Decays:
 
     @classmethod
     def of(cls, g: np.ndarray, starts: np.ndarray, at: int) -> Decays:
-        """Decays of the chunk at this token. g [B, H, T]; starts [B, T], from the first token."""
+        """Return the decays of the chunk that begins at token `at`.
+
+        g [B, H, T]: logarithms of the decays. starts [B, T]: first token of each token's document.
+        """
         end = min(at + DELTA_CHUNK, g.shape[2])
         token, firsts = np.arange(at, end), starts[:, at:end]
         pair = ((token[:, None] >= token) & (token >= firsts[:, :, None]))[:, None]
@@ -34,16 +41,16 @@ class Decays:
         between = np.where(pair, sums[..., None] - sums[..., None, :], -np.inf).astype(g.dtype)
         decay = np.exp(between)
         inside = np.exp(np.where((firsts < at)[:, None], sums, -np.inf).astype(g.dtype))
-        # A decay is of what is behind it: that to the last token is the last row.
+        # The decays to the last token are those to the end of the chunk.
         return cls(at, end, decay, inside, decay[..., -1, :], inside[..., -1])
 
 
 def gate_gradient(pairs: np.ndarray, inside: np.ndarray, to_end: np.ndarray, whole: np.ndarray) -> np.ndarray:
-    """Gradient of g [B, H, n] of a chunk, from those of the logarithms of its decays: pairs [B, H, n, n], inside and
-    to_end [B, H, n], whole [B, H].
+    """Return the gradient of g [B, H, n] of a chunk, from the gradients of the logarithms of its decays.
 
-    A token's g is in the decays from earlier tokens to it and later ones. Each is added, and none subtracted: of
-    differences of sums a small gradient would keep no digit.
+    pairs [B, H, n, n]: of decay. inside and to_end [B, H, n], whole [B, H]: of those of the same name.
+    A token's g is part of every decay from a token before it to it or a token after it. Their gradients are added one
+    by one: as a difference of cumulative sums, a small gradient would lose all its digits.
     """
     n = pairs.shape[-1]
     earlier = np.triu(np.ones((n, n), pairs.dtype), 1)

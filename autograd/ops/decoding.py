@@ -1,4 +1,4 @@
-"""Decoding: the cache of keys and values grows, and a token is drawn from its logits. No gradient."""
+"""Decoding: appending to the cache of keys and values, and drawing tokens from logits. No gradients."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from wgrad.device.contract import Array
 
 @operator
 def kv_append(args: Args, cache: Array, new: Array, cache_len: Array) -> None:
-    """cache [B, S, G, D] in place: cache[:, cache_len[0] : cache_len[0] + T] = new [B, T, G, D]. A token that would
-    lie past S is left out."""
+    """Write new [B, T, G, D] to cache[:, cache_len[0] : cache_len[0] + T] of cache [B, S, G, D], in place. Tokens that
+    would lie past S are left out."""
     args.array("cache", cache, "B S G D").array("new", new, "B T G D")
     fits_cache(args, "new", args.size["T"], cache_len)
     cache_dtype(args, "cache", cache, "new", new)
 
 
 def fits_cache(args: Args, name: str, tokens: int, cache_len: Array) -> None:
-    """`tokens` more, in the array `name`, must have room in the cache of args.size["S"]."""
+    """Check that the `tokens` in the array `name` are no more than the cache holds, args.size["S"]."""
     args.array("cache_len", cache_len, "1", "i32")
     keys = args.size["S"]
     args.rule(tokens <= keys, f"{name} must fit into the cache of {keys} tokens, got {tokens}; make a longer cache")
@@ -47,7 +47,7 @@ def _(cache: np.ndarray, new: np.ndarray, cache_len: np.ndarray) -> None:
 
 
 def append(cache: np.ndarray, new: np.ndarray, first: int) -> None:
-    """cache [B, S, G, D] from `first` on = new [B, T, G, D]; what lies past S is left out."""
+    """Write new [B, T, G, D] into cache [B, S, G, D] from token `first` on; tokens past S are left out."""
     fits = new[:, : max(0, cache.shape[1] - first)]
     cache[:, first : first + fits.shape[1]] = fits
 
@@ -88,8 +88,11 @@ def sample_settings(temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0
 
 
 def _draw(logits: np.ndarray, number: float, temperature: float, top_k: int, top_p: float, min_p: float) -> int:
-    """top-p keeps a token when all tokens strictly more probable than it weigh less than top_p together, so that
-    tokens of equal probability stay or go together; the most probable always stay."""
+    """Draw a token from one row of logits, or return -1 if one is not finite.
+
+    top-p keeps a token if the tokens strictly more probable than it sum to less than top_p: tokens of equal
+    probability are kept or dropped together, and the most probable are always kept.
+    """
     if not np.isfinite(logits).all():
         return -1
     if temperature == 0:
@@ -125,8 +128,8 @@ def advance(
     cache_len: Array,
     uniform: Array,
 ) -> None:
-    """A decoding step of B texts ends, in place: tokens[step] = drawn, ids = drawn (0 for -1), positions += 1,
-    cache_len += 1, step += 1, uniform = uniforms[step], so that the next step needs nothing of the host.
+    """End a decoding step of B texts, in place: tokens[step] = drawn, ids = drawn (0 for -1), positions += 1,
+    cache_len += 1, step += 1, uniform = uniforms[step]. The next step then needs nothing from the host.
 
     drawn, ids, positions int32 [B], uniform float32 [B]; tokens int32, uniforms float32 [P, B]; cache_len, step int32
     [1]. From step P on tokens and uniform stay as they are."""

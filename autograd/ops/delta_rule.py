@@ -5,7 +5,7 @@ Each head keeps a state S [K, V]. A token decays it, corrects what it predicts f
     S = exp(g) S;  S = S + k (beta (v - S' k))';  y = S' q
 
 q and k have length 1, and q is scaled by K ** -0.5. Over a chunk of tokens the corrections are the solution of a
-triangular system, so that all else is matmuls; only chunks follow one another (the WY form of DeltaNet).
+triangular system and all else is matmuls; only the chunks are sequential (the WY form of DeltaNet).
 
 Sources: Yang, Kautz and Hatamizadeh, Gated Delta Networks (arXiv 2412.06464); Yang et al., Parallelizing Linear
 Transformers with the Delta Rule over Sequence Length (arXiv 2406.06484).
@@ -46,8 +46,8 @@ def delta_rule(
 ) -> Tensor:
     """qkv [B, T, 2 G K + H V], q and k of G key heads and v of H heads side by side; g (at most 0) and beta float32
     [B, T, H] -> [B, T, H, V]. Heads of values share key heads as in grouped attention. doc_start int32 [B, T] and
-    cache_len [1] as of `attention`. state float32 [B, H, K, V]: what the sequences begin with, overwritten with what
-    they end with; no gradient goes through it."""
+    cache_len [1] as in `attention`. state float32 [B, H, K, V]: the initial state, overwritten with the final one; it
+    gets no gradient."""
     options = {"key_heads": key_heads, "key_dim": key_dim}
     y, states = once(lambda: ctx.device.delta_rule(qkv, g, beta, doc_start, cache_len, **options, state=state))
     ctx.save(qkv, g, beta, doc_start, cache_len, states)
@@ -102,8 +102,8 @@ def _check(
 
 @dataclass
 class _Heads:
-    """q (scaled) and k of length 1, v, each [B, H, T, width]; g and beta [B, H, T]; starts [B, T], from the first
-    token."""
+    """q and k of length 1 (q then scaled), and v, each [B, H, T, width]; g and beta [B, H, T]; starts [B, T], counted
+    from the first of these tokens."""
 
     q: np.ndarray
     k: np.ndarray
@@ -126,7 +126,7 @@ def _heads(
     qkv: np.ndarray, g: np.ndarray, beta: np.ndarray, doc_start: np.ndarray, cache_len: np.ndarray,
     key_heads: int, key_dim: int, compute: np.dtype,
 ) -> tuple[_Heads, np.ndarray, np.ndarray]:  # fmt: skip
-    """-> the heads, and one over the lengths of q and of k [B, H, T, 1]."""
+    """Return the heads, and the reciprocal lengths of q and of k, each [B, H, T, 1]."""
     batch, tokens, heads = g.shape
     wide, width = up(qkv, compute), key_heads * key_dim
     parts = wide[..., :width], wide[..., width : 2 * width]
@@ -146,7 +146,7 @@ def _chunk(x: _Heads, at: int) -> _Chunk:
 
 
 def _corrections(x: _Heads, c: _Chunk, state: np.ndarray) -> np.ndarray:
-    """[B, H, n, V] that the tokens add to the state, each by its key."""
+    """Return the values [B, H, n, V] that the tokens add to the state, each with its key."""
     d = c.decays
     part = slice(d.at, d.end)
     beta = x.beta[:, :, part, None]
@@ -156,7 +156,7 @@ def _corrections(x: _Heads, c: _Chunk, state: np.ndarray) -> np.ndarray:
 
 
 def _next(x: _Heads, c: _Chunk, state: np.ndarray, new: np.ndarray) -> np.ndarray:
-    """The state after a chunk."""
+    """Return the state after a chunk."""
     d = c.decays
     kept = (x.k[:, :, d.at : d.end] * d.to_end[..., None]).swapaxes(-1, -2)
     after: np.ndarray = d.whole[..., None, None] * state + kept @ new
@@ -201,8 +201,8 @@ def delta_rule_backward(
     key_heads: int,
     key_dim: int,
 ) -> None:
-    """-> dqkv of qkv's dtype, dg and dbeta float32 [B, T, H]. What is in between is computed again, a segment at a
-    time, from the states that the forward gave."""
+    """-> dqkv of qkv's dtype, dg and dbeta float32 [B, T, H]. The states within a segment are recomputed from those
+    that the forward returned."""
     _check(args, qkv, g, beta, doc_start, cache_len, key_heads, key_dim)
     args.array("dy", dy, "B T H V").array("states", states, "S B H K V", "f32")
 
@@ -226,7 +226,7 @@ def _(
     batch, tokens, heads = g.shape
 
     def of_channels(dx: np.ndarray, unit: np.ndarray, inverse: np.ndarray) -> np.ndarray:
-        """Gradient of q or k before it had length 1, of the heads that share it added up."""
+        """Return the gradient of q or k before normalisation, summed over the heads that share it."""
         raw = inverse * (dx - unit * np.sum(unit * dx, axis=-1, keepdims=True))
         shared = raw.transpose(0, 2, 1, 3).reshape(batch, tokens, key_heads, heads // key_heads, key_dim)
         summed: np.ndarray = shared.sum(axis=3).reshape(batch, tokens, -1)
@@ -240,7 +240,7 @@ def _(
 
 
 def _chunks_back(x: _Heads, states: np.ndarray) -> Iterator[tuple[_Chunk, np.ndarray]]:
-    """The chunks from the last one on, each with its incoming state."""
+    """Yield the chunks in reverse order, each with its incoming state."""
     segment = delta_segment(x.g.shape[0] * x.g.shape[1])
     for number, state in reversed(list(enumerate(states))):
         first = number * segment
@@ -255,7 +255,10 @@ def _chunks_back(x: _Heads, states: np.ndarray) -> Iterator[tuple[_Chunk, np.nda
 def _chunk_grads(
     x: _Heads, c: _Chunk, dy: np.ndarray, state: np.ndarray, to_next: np.ndarray
 ) -> tuple[np.ndarray, ...]:
-    """Gradients of q, k, v, g, beta of a chunk, and of its incoming state. to_next: of the state after it."""
+    """Return the gradients of q, k, v, g and beta of a chunk, and of its incoming state.
+
+    to_next: the gradient of the state after the chunk.
+    """
     d = c.decays
     part = slice(d.at, d.end)
     q, k, v, beta = x.q[:, :, part], x.k[:, :, part], x.v[:, :, part], x.beta[:, :, part, None]

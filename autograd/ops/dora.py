@@ -1,4 +1,4 @@
-"""DoRA: the rows of a weight with its adapter, each brought to a length that is trained. Made of other operators.
+"""DoRA: each row of a weight with its adapter is scaled to a trained length. Composed of other operators.
 
 Source: Liu et al., DoRA: Weight-Decomposed Low-Rank Adaptation (2024).
 """
@@ -15,7 +15,7 @@ from wgrad.autograd.tensor import Tensor
 from wgrad.device.contract import Array, Device
 from wgrad.device.formats.frozen_weight import FrozenWeight
 
-EPS = 1e-24  # added to the mean square of a row, which of trained weights is 1e-6 and more
+EPS = 1e-24  # added to the mean square of a row, which is at least 1e-6 in trained weights
 
 
 @differentiable
@@ -52,8 +52,10 @@ def _times(device: Device, rows: Array, factor: Array) -> Array:
 
 
 def inverse_row_norms(device: Device, weight: Array | FrozenWeight, a: Array, b: Array, scaling: float) -> Array:
-    """One over the length of each row of weight + scaling * b a. weight [N, K], a [r, K], b [N, r] float32 -> float32
-    [N]. The sum stands in memory whole, twice, while this is computed."""
+    """Return one over the length of each row of weight + scaling * b a, float32 [N].
+
+    weight [N, K]; a [r, K] and b [N, r] float32. Takes two float32 arrays of the weight's size while it runs.
+    """
     wide = device.dequantize(weight) if isinstance(weight, FrozenWeight) else device.cast(weight, np.float32)
     total = device.gemm(b, a, alpha=scaling)
     device.add(wide, total, out=total)

@@ -1,4 +1,4 @@
-"""Sums of products by letters of axes, as a chain of matmuls."""
+"""Einstein summation as a chain of matmuls."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from wgrad.device.errors import ShapeError
 
 
 def einsum(equation: str, *operands: Tensor) -> Tensor:
-    """The sum that an equation such as "bqhd,bkhd->bhqk" describes, operand by operand from the left.
+    """Return the sum of products that an equation such as "bqhd,bkhd->bhqk" describes, contracting from the left.
 
     Args:
         equation: A letter for each axis. Letters that the output lacks are summed over; without "->", the output has
@@ -18,7 +18,7 @@ def einsum(equation: str, *operands: Tensor) -> Tensor:
         operands: Tensors on one device.
 
     Returns:
-        With an axis for each letter of the output, in its order.
+        A Tensor with an axis for each letter of the output, in its order.
 
     Raises:
         ShapeError: the equation does not fit the operands.
@@ -61,13 +61,13 @@ def _check(equation: str, terms: list[str], out: str, operands: tuple[Tensor, ..
 
 
 def _summed(x: Tensor, names: str, needed: set[str]) -> tuple[Tensor, str]:
-    """x without the axes that nobody needs."""
+    """Sum x over the axes that neither the output nor a later operand has."""
     gone = [axis for axis, c in enumerate(names) if c not in needed]
     return (x.sum(gone) if gone else x), "".join(c for c in names if c in needed)
 
 
 def _pair(a: Tensor, left: str, b: Tensor, right: str, needed: set[str]) -> tuple[Tensor, str]:
-    """Two operands as one batched matmul."""
+    """Multiply two operands by one batched matmul."""
     a, left = _summed(a, left, needed | set(right))
     b, right = _summed(b, right, needed | set(left))
     batch = [c for c in left if c in right and c in needed]

@@ -1,4 +1,4 @@
-"""Plain operators: mask, add, mul, scale, cast, bias and sums."""
+"""Elementwise operators and sums: mask, add, mul, scale, softcap, cast, bias."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _(ctx: Context, dy: Array) -> Any:
 def _(args: Args, x: Array, keep: Array, value: float) -> None:
     """x where keep (uint32, same shape) is non-zero, else value."""
     args.any_shape("x", x)
-    args.array("keep", keep, " ".join(str(n) for n in x.shape), "u32", "keep has one value for each of x")
+    args.array("keep", keep, " ".join(str(n) for n in x.shape), "u32", "keep has a value for each element of x")
 
 
 @mask.reference
@@ -142,8 +142,8 @@ def _(x: np.ndarray, factor: np.ndarray) -> np.ndarray:
 
 @operator
 def softcap(args: Args, x: Array, cap: float) -> None:
-    """cap * tanh(x / cap). No gradient: attention and linear_cross_entropy have their own."""
-    args.any_shape("x", x).rule(cap != 0, "cap must be positive, got 0; leave the call out where there is none")
+    """cap * tanh(x / cap). No gradient: attention and linear_cross_entropy differentiate their own softcap."""
+    args.any_shape("x", x).rule(cap != 0, "cap must be positive, got 0; without a cap, do not call softcap")
     check_softcap(args, "cap", cap)
 
 
@@ -163,7 +163,7 @@ def capped(x: np.ndarray, cap: float) -> np.ndarray:
 
 
 def softcap_slope(y: np.ndarray, cap: float) -> np.ndarray:
-    """The derivative of y = cap * tanh(x / cap), from y."""
+    """Return the derivative of y = cap * tanh(x / cap), from y."""
     values: np.ndarray = 1 - np.square(y / y.dtype.type(cap))
     return values
 
@@ -183,7 +183,7 @@ def _(ctx: Context, dy: Array) -> Any:
 
 @cast.operator
 def _(args: Args, x: Array, dtype: DType) -> dict[str, Any]:
-    """x in another dtype (bfloat16 where the device has it, from bfloat16 everywhere)."""
+    """x in another dtype. Every device casts from bfloat16; only devices that have bfloat16 cast to it."""
     return {"dtype": args.any_shape("x", x, "weight").dtype("dtype", dtype, x.dtype)}
 
 
@@ -205,7 +205,10 @@ def _(ctx: Context, dy: Array) -> Any:
 
 
 def column_sums(ctx: Context, i: int, dy: Array) -> Array | None:
-    """The gradient of a bias [C], argument i: the sum of dy's rows, into the leaf's buffer where it has one."""
+    """Return the gradient of argument i, a bias [C]: the sum of dy's rows.
+
+    If the leaf has a gradient buffer, the sum is added to it and the result is None.
+    """
     if not ctx.needs_grad[i]:
         return None
     buffer = ctx.grad_buffer(i)

@@ -1,4 +1,4 @@
-"""Rows of a table by number."""
+"""Embedding: rows of a table by their ids."""
 
 from __future__ import annotations
 

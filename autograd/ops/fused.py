@@ -1,6 +1,6 @@
-"""Elementwise expressions of broadcasting operands in one launch, with a sum or a maximum over some axes.
+"""Elementwise expressions with broadcasting in one launch, optionally reduced by a sum or a maximum over axes.
 
-`autograd/lazy.py` makes the calls: chains of operators on Tensors wait there until somebody needs their values.
+`autograd/lazy.py` makes the calls: it collects chains of operators on Tensors until their values are needed.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ def fused(
     accumulate: bool = False,
     dtype: DType = np.float32,
 ) -> dict[str, Any]:
-    """The program (device/expression.py) at every place of `shape`, computed in float32.
+    """Evaluate the program (device/expression.py) at every index of `shape`, in float32.
 
     views[k]: strides and offset, in elements, by which array k (float, int32 or uint32) is read over `shape`; a stride
-    of 0 repeats it. reduce: "sum" or "max" over `axes`, which the result has not; "" for none. out: what is written to,
-    instead of a new array of the dtype; place: strides and offset in it, over the axes that are left. accumulate: the
-    result is added to what is there. The instruction ("old",), where nothing is reduced, is what is there.
+    of 0 repeats it. reduce: "sum" or "max" over `axes`, which the result lacks; "" for none. out: the array to write,
+    instead of a new one of `dtype`; place: strides and offset in it, over the remaining axes. accumulate: add the
+    result to the values in out. The instruction ("old",) reads the value in out; only without a reduction.
     """
     _counts(args, arrays, views, scalars, shape)
     for k, (array, view) in enumerate(zip(arrays, views)):
@@ -84,7 +84,7 @@ def _counts(args: Args, arrays: Any, views: Any, scalars: Any, shape: Any) -> No
 
 
 def _within(args: Args, name: str, array: Array, view: View, shape: tuple[int, ...]) -> None:
-    """The view's first and last element are elements of the array."""
+    """Check that the view's first and last element lie within the array."""
     dtype = getattr(array, "dtype", None)
     if dtype is None or np.dtype(dtype).name not in _STORED:
         found = type(array).__name__ if dtype is None else np.dtype(dtype).name
@@ -112,9 +112,7 @@ def _check_program(args: Args, program: Any, arrays: int, scalars: int, axes: in
             len(operands) == known and all(0 <= i < below for i in operands),
             f"program must give {name} {known} operands below {below}, got {operands}",
         )
-        args.rule(
-            name != "old" or old, "program must have an old where out is given and nothing reduced, got one elsewhere"
-        )
+        args.rule(name != "old" or old, 'program may have "old" only with out and without reduce, got one otherwise')
 
 
 @fused.reference

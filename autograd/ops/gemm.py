@@ -1,4 +1,4 @@
-"""Products of matrices, with their epilogue."""
+"""Matrix products with an epilogue: low-rank term, bias and residual."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from wgrad.autograd.tensor import Tensor
 from wgrad.device.contract import Array, DType
 
 LowRank = tuple[Array, Array]
-MOST_BATCHES = 65_535  # what one dimension of a dispatch counts up to
+MOST_BATCHES = 65_535  # the limit of one dimension of a dispatch
 
 
 @differentiable
@@ -103,7 +103,10 @@ def epilogue(
     columns: str = "N",
     parts: int = 0,
 ) -> None:
-    """Terms added to a GEMM's result [M, columns]; parts: of a stack of weights, whose ranks u has side by side."""
+    """Check the terms that are added to a product [M, columns].
+
+    parts: the number of weights in a stack (0: no stack); u then has r columns for each.
+    """
     if bias is not None:
         args.array("bias", bias, columns, "f32")
     if residual is not None:
@@ -153,7 +156,7 @@ def add_epilogue(
     compute: np.dtype,
     parts: tuple[int, ...] = (),
 ) -> None:
-    """y += u op(v) + bias + residual, in place; parts: columns of each weight of a stack."""
+    """Add u op(v) + bias + residual to y in place. parts: the number of columns of each weight of a stack."""
     if lowrank is not None:
         u, v = up(lowrank[0], compute), up(lowrank[1], compute)
         if parts:
@@ -168,7 +171,7 @@ def add_epilogue(
 
 
 def blocks(parts: tuple[int, ...], rank: int) -> Iterator[tuple[slice, slice]]:
-    """Columns and ranks of each part of a stack."""
+    """Yield the columns and the ranks of each part of a stack."""
     at = 0
     for number, columns in enumerate(parts):
         yield slice(at, at + columns), slice(number * rank, (number + 1) * rank)

@@ -32,9 +32,11 @@ def grouped_linear(
     add: Tensor | None = None,
     dtype: DType = None,
 ) -> Tensor:
-    """x times the weight [N, K] of each row's expert, transposed, times alpha, + add [S, N] -> [S, N].
+    """Multiply each row of x by the transposed weight [N, K] of its expert and by alpha, and add `add` [S, N]
+    -> [S, N].
 
-    x: rows of experts [S, K], as of groups (a `Groups`); gather: tokens [T, K], whose rows are taken from there.
+    x: rows grouped by expert, [S, K], in the order of groups (a `Groups`); with gather the tokens [T, K], from which
+    the rows are taken.
     """
     start, order, place = groups
     made = np.dtype(x.dtype if dtype is None else dtype)
@@ -64,7 +66,7 @@ def _(ctx: Context, dy: Array) -> Any:
 
 
 def _check(args: Args, weight: Any, start: Array) -> int:
-    """-> rows of one expert's weight."""
+    """Check the weight and its bounds, and return the number of rows of one expert's weight."""
     args.array("start", start, "bounds", "i32")
     experts = args.size["bounds"] - 1
     args.rule(experts > 0, "start must have the bounds of at least one expert, got 1 number")
@@ -80,7 +82,7 @@ def _check(args: Args, weight: Any, start: Array) -> int:
 
 
 def _check_rows(args: Args, x: Array, order: Array | None, name: str = "x") -> None:
-    """x [S, K], or with order [T, K]."""
+    """Check x [S, K], or with order x [T, K]."""
     if order is None:
         args.array(name, x, "S K")
         return
@@ -103,9 +105,9 @@ def _(
     add: Array | None = None,
     dtype: DType = None,
 ) -> dict[str, Any]:
-    """Row s of x [S, K] times expert e's of weight [E, N, K] (frozen: [E N, K]) transposed, where start[e] <= s <
-    start[e + 1], times alpha, + add [S, N] -> [S, N]. start: int32 [E + 1], from 0 to S. order: int32 [S]; row s is
-    then that of token order[s] // (S / T) of x [T, K]."""
+    """Row s of x [S, K] times the transposed weight of expert e, where start[e] <= s < start[e + 1], times alpha, + add
+    [S, N] -> [S, N]. weight [E, N, K] (frozen: [E N, K]). start: int32 [E + 1], from 0 to S. order: int32 [S]; row s
+    is then row order[s] // (S / T) of x [T, K]."""
     rows = _check(args, weight, start)
     _check_rows(args, x, order)
     if add is not None:
@@ -137,7 +139,7 @@ def _(
 def grouped_linear_backward(
     args: Args, dy: Array, weight: Any, start: Array, *, alpha: float = 1.0, dtype: DType = None
 ) -> dict[str, Any]:
-    """dy [S, N] -> the gradient of `grouped_linear`'s rows [S, K]; default dtype: dy's."""
+    """dy [S, N] -> the gradient of the rows [S, K] of `grouped_linear`; default dtype: dy's."""
     rows = _check(args, weight, start)
     args.array("dy", dy, f"S {rows}")
     return {"dtype": args.dtype("dtype", dtype, dy.dtype)}
@@ -166,7 +168,7 @@ def grouped_weight_grad(
     out: Array | None = None,
     accumulate: bool = False,
 ) -> None:
-    """dy [S, N], x as of `grouped_linear` -> float32 [E, N, K]: alpha times each expert's rows of dy, transposed, times
+    """dy [S, N], x as in `grouped_linear` -> float32 [E, N, K]: alpha times each expert's rows of dy, transposed, times
     its rows of x (+ out when `accumulate`)."""
     args.array("dy", dy, "S N").array("start", start, "bounds", "i32")
     _check_rows(args, x, order)
@@ -201,18 +203,18 @@ def _compute(weight: Any, *others: np.ndarray | None) -> np.dtype:
 
 
 def rows_of_expert(weight: Any, start: Array) -> int:
-    """N of the weight of all experts."""
+    """Return N, the number of rows of one expert's weight."""
     n: int = weight.shape[0] // (start.size - 1) if isinstance(weight, FrozenWeight) else weight.shape[1]
     return n
 
 
 def _taken(x: np.ndarray, order: np.ndarray | None) -> np.ndarray:
-    """Rows of experts."""
+    """Return the rows in the order of experts."""
     return x if order is None else x[order // (order.size // x.shape[0])]
 
 
 def _experts(start: np.ndarray) -> list[tuple[int, slice]]:
-    """Experts that have rows, and these."""
+    """Return the experts that have rows, each with its rows."""
     bounds = start.tolist()
     return [(e, slice(a, b)) for e, (a, b) in enumerate(zip(bounds, bounds[1:])) if b > a]
 

@@ -1,4 +1,4 @@
-"""Linear layers: on a weight that may be trained, and on a frozen NF4 weight, which is decoded inside the matmul.
+"""Linear layers with a trainable weight, or with a frozen quantized weight that is decoded inside the matmul.
 
 Source: Dettmers et al., QLoRA (2023).
 """
@@ -33,7 +33,7 @@ from wgrad.autograd.tensor import Tensor
 from wgrad.device.contract import Array, DType
 from wgrad.device.formats.frozen_weight import FrozenWeight, formats
 
-# An NF4 weight is decoded this many elements at a time, so that it never stands in memory whole.
+# A frozen weight is decoded this many elements at a time, so that it is never in memory whole.
 DECODE_ELEMENTS = 1 << 22
 
 
@@ -48,7 +48,7 @@ def _rules(
     dtype: DType,
     unread: bool,
 ) -> dict[str, Any]:
-    """x [..., K], weight [N, K], bias [N] or None, residual [..., N] or None -> dtype of y."""
+    """Check x [..., K], weight [N, K], bias [N] or None, residual [..., N] or None; return the dtype of the result."""
     args.array("x", x, "... K")
     frozen = isinstance(weight, FrozenWeight)
     kinds = " or ".join(kind.__name__ for kind in formats().values())
@@ -78,8 +78,8 @@ def _rules(
     if unread:
         args.rule(
             residual is not None and residual.dtype == made,
-            f"unread needs a residual of the result's dtype {made}, which stands in its place, got"
-            f" {None if residual is None else residual.dtype}; leave it out",
+            f"unread needs a residual of the result's dtype {made}, which is returned instead, got"
+            f" {None if residual is None else residual.dtype}; leave unread out",
         )
     return {"dtype": made}
 
@@ -98,8 +98,8 @@ def linear(
 ) -> Tensor:
     """x [..., K] times weight [N, K] transposed, + LoRA + bias [N] + residual [..., N] -> [..., N].
 
-    unread: only gradients are wanted, as of the last product of a stretch that is made again (`is_recomputing`). It is
-    not computed, and the residual, of the result's dtype, stands in its place."""
+    unread: only the gradients are needed, as for the last product of a recomputed stretch (`is_recomputing`). The
+    product is not computed; the residual, which must have the result's dtype, is returned in its place."""
     dtype = _rules.check(ctx.device, (x, weight, bias, residual, lora, dtype, unread), {}, ctx.name)["dtype"]
     rows = as_rows(ctx, x)
     u = None if lora is None else lora_forward(ctx, rows, lora)
@@ -111,7 +111,7 @@ def linear(
     ctx.parts = weight.parts if isinstance(weight, FrozenWeight) else ()
     ctx.residual_dtype = None if residual is None else residual.dtype
     if x.dtype.itemsize < dtype.itemsize:
-        # The gradient of a float32 sum, of which the layer gave a part: rounded once, to what the products multiply.
+        # The result is a part of a float32 sum: its gradient is rounded once, to the dtype that the products take.
         ctx.rounds_to = x.dtype
     if unread and residual is not None:
         return residual
@@ -155,14 +155,14 @@ def _(ctx: Context, given: Array | GradientWithCopy) -> Any:
 
 
 def _residual_grad(ctx: Context, i: int, dy: Array) -> Array | None:
-    """The gradient of a residual, argument i: dy itself, in the residual's dtype."""
+    """Return the gradient of argument i, a residual: dy in the residual's dtype."""
     if not ctx.needs_grad[i]:
         return None
     return dy if dy.dtype == ctx.residual_dtype else ctx.device.cast(dy, ctx.residual_dtype)
 
 
 linear_quantized = linear.renamed(
-    "linear_quantized", "`linear` on a frozen weight of some format (device/formats), decoded inside the matmul."
+    "linear_quantized", "`linear` with a frozen weight of any format (device/formats), decoded inside the matmul."
 )
 
 
@@ -179,7 +179,7 @@ def _(
 ) -> dict[str, Any]:
     """[M, K] x dequant([N, K])^T + u v^T (u [M, r], v [N, r]) + bias + residual -> [M, N]; default dtype: x's.
 
-    Of a stack of P weights (`FrozenWeight.parts`) u is [M, P r]: each part's columns get its own r."""
+    For a stack of P weights (`FrozenWeight.parts`) u is [M, P r], r columns for each part."""
     args.array("x", x, "M K")
     frozen_weight(args, "weight", weight)
     args.axes("weight", weight, "N K", "pass the weight of this layer ([out, in])")

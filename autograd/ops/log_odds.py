@@ -1,4 +1,4 @@
-"""Log-odds of probabilities that are given as logarithms."""
+"""Log-odds of log-probabilities."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from wgrad.autograd.precision import compute_dtype, finish, up
 from wgrad.autograd.tensor import Tensor
 from wgrad.device.contract import Array
 
-LARGEST = -(2.0**-20)  # log-probabilities above it count as it: a probability of 1 has no odds
+LARGEST = -(2.0**-20)  # larger log-probabilities are clamped to it: a probability of 1 has infinite odds
 
 
 def _log_odds(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -23,7 +23,7 @@ def _log_odds(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 @with_backward("log_odds_backward")
 def log_odds(args: Args, x: Tensor) -> None:
-    """x - log(1 - exp(x)) of log-probabilities x, any shape. What lies above -2^-20 counts as that."""
+    """x - log(1 - exp(x)) of log-probabilities x, any shape; x is clamped to at most -2^-20."""
     args.any_shape("x", x)
 
 
@@ -35,7 +35,7 @@ def _(x: np.ndarray) -> np.ndarray:
 
 @operator
 def log_odds_backward(args: Args, dy: Array, x: Array) -> None:
-    """-> dx = dy / (1 - exp(x)), 0 where x counts as -2^-20."""
+    """-> dx = dy / (1 - exp(x)), 0 where x is clamped."""
     args.any_shape("dy", dy).same_shape("dy", dy, "x", x)
 
 

@@ -1,7 +1,7 @@
 """The LoRA term of a linear layer: y + scaling * (dropout(x) A^T) B^T. Source: Hu et al., LoRA (2021).
 
 The product with B goes into the epilogue of the base product (`lowrank`), so only u = scaling * dropout(x) A^T [M, r]
-stands in memory. It stays float32 and is what the backward reads again.
+is in memory. It is kept in float32 for the backward.
 """
 
 from __future__ import annotations
@@ -23,13 +23,16 @@ from wgrad.device.formats.nf4 import MOST_PARTS, PART_ROWS
 
 
 class LoraTerm(NamedTuple):
-    """a: lora_A [r, K], b: lora_B [N, r], float32. scaling: alpha / r (rsLoRA: alpha / sqrt(r)). Of a stack of P
-    weights: a [P r, K], the A of each under one another, as the b are.
+    """LoRA factors of a layer and how they are applied.
 
-    dropout: probability, on the way into A only. It needs seed (uint32 [2] on the device) and a stream of its own per
-    layer, so that a recomputation draws the same mask. rounded: the weight is what the whole of it, the term included,
-    was rounded to, so that the term is not added again. Its gradients are as if nothing had been rounded. shares:
-    float32 [M, r], by which x A^T is multiplied: rows that have some of the r columns each.
+    a: lora_A [r, K], b: lora_B [N, r], float32. For a stack of P weights a is [P r, K], the A of the parts one below
+    the other, as is b.
+    scaling: alpha / r (rsLoRA: alpha / sqrt(r)).
+    dropout: probability, for the input of A only. It needs seed (uint32 [2] on the device) and a stream number of its
+    own per layer, so that a recomputation draws the same mask.
+    rounded: the layer's weight already includes the term (both were rounded together), so it is not added. The
+    gradients are those without rounding.
+    shares: float32 [M, r], multiplied into x A^T: each row uses some of the r columns.
     """
 
     a: Tensor
@@ -43,7 +46,7 @@ class LoraTerm(NamedTuple):
 
 
 def lora_term(args: Args, lora: LoraTerm, parts: int = 0) -> None:
-    """Check the LoRA term of a layer [N, K]; parts: of a stack of weights."""
+    """Check the LoRA term of a layer [N, K]. parts: the number of weights in a stack (0: no stack)."""
     args.array("lora.a", lora.a, "ranks K" if parts else "r K", "f32", "lora_A is [r, in]")
     args.array("lora.b", lora.b, "N r", "f32", "lora_B is [out, r]")
     if parts:
@@ -52,7 +55,7 @@ def lora_term(args: Args, lora: LoraTerm, parts: int = 0) -> None:
     args.rule(math.isfinite(lora.scaling), f"lora.scaling must be finite, got {lora.scaling}; it is alpha / r")
     probability(args, lora.dropout)
     if lora.shares is not None:
-        args.array("lora.shares", lora.shares, "M ranks" if parts else "M r", "f32", "for each row one for each of A")
+        args.array("lora.shares", lora.shares, "M ranks" if parts else "M r", "f32", "a factor per row of x and of A")
     if lora.dropout > 0:
         args.array("lora.seed", lora.seed, "2", "u32", "dropout needs a seed")
         dropout_stream(args, lora.stream)
@@ -60,8 +63,8 @@ def lora_term(args: Args, lora: LoraTerm, parts: int = 0) -> None:
 
 @operator
 def lora_du(args: Args, dy: Array, b: Array, parts: tuple[int, ...], *, alpha: float = 1.0) -> None:
-    """dy [M, N], b [N, r] float32, parts: columns of each of P weights of a stack -> alpha times what each part's
-    columns of dy and rows of b give, side by side: float32 [M, P r]."""
+    """dy [M, N], b [N, r] float32 -> float32 [M, P r]: alpha times the product of each part's columns of dy and rows of
+    b, side by side. parts: the number of columns of each of the P weights of a stack."""
     args.array("dy", dy, "M N").array("b", b, "N r", "f32")
     _stack(args, parts)
 
@@ -78,7 +81,7 @@ def _(dy: np.ndarray, b: np.ndarray, parts: tuple[int, ...], alpha: float) -> np
 def lora_db(
     args: Args, dy: Array, u: Array, parts: tuple[int, ...], *, out: Array | None = None, accumulate: bool = False
 ) -> None:
-    """dy [M, N], u [M, P r] float32 -> float32 [N, r]: of each part, its columns of dy transposed times its r columns
+    """dy [M, N], u [M, P r] float32 -> float32 [N, r]: for each part, its columns of dy transposed times its r columns
     of u (+ out when `accumulate`)."""
     args.array("dy", dy, "M N").array("u", u, "M R", "f32")
     _stack(args, parts)
@@ -106,13 +109,13 @@ def _stack(args: Args, parts: tuple[int, ...]) -> None:
 
 
 def lora_forward(ctx: Context, x: Array, lora: LoraTerm) -> Array:
-    """x [M, K] -> u float32 [M, r]."""
+    """Return u = scaling * dropout(x) A^T, float32 [M, r], for x [M, K]."""
     u = ctx.device.gemm(_dropped(ctx, x, lora), lora.a, trans_b=True, alpha=lora.scaling, dtype=np.float32)
     return u if lora.shares is None else ctx.device.mul(u, lora.shares)
 
 
 def lora_grad_u(ctx: Context, dy: Array, lora: LoraTerm, parts: tuple[int, ...]) -> Array:
-    """dy [M, N] -> du float32 [M, r]; scaling is in it, as it is in u. parts: of a stack of weights."""
+    """Return du, float32 [M, r], including the scaling, for dy [M, N]. parts: columns of the weights of a stack."""
     if parts:
         du = ctx.device.lora_du(dy, lora.b, parts, alpha=lora.scaling)
     else:
@@ -121,12 +124,15 @@ def lora_grad_u(ctx: Context, dy: Array, lora: LoraTerm, parts: tuple[int, ...])
 
 
 def lora_grad_a(ctx: Context, i: int, du: Array, x: Array, lora: LoraTerm) -> Array | None:
-    """dA = du^T dropout(x) [r, K], for argument i: added to its leaf's buffer where it has one."""
+    """Return dA = du^T dropout(x) [r, K], for argument i; None if it was added to the leaf's gradient buffer."""
     return weight_grad(ctx, i, du, _dropped(ctx, x, lora)) if ctx.needs_grad[i] else None
 
 
 def lora_grad_b(ctx: Context, i: int, dy: Array, u: Array, parts: tuple[int, ...]) -> Array | None:
-    """dB = dy^T u [N, r], likewise. parts: of a stack of weights."""
+    """Return dB = dy^T u [N, r], for argument i; None if it was added to the leaf's gradient buffer.
+
+    parts: columns of the weights of a stack.
+    """
     if not ctx.needs_grad[i]:
         return None
     if not parts:
@@ -137,14 +143,14 @@ def lora_grad_b(ctx: Context, i: int, dy: Array, u: Array, parts: tuple[int, ...
 
 
 def lora_add_grad_x(ctx: Context, dx: Array, du: Array, lora: LoraTerm) -> Array:
-    """dx + dropout(du A), for a dx that is ours; only where there is dropout (else the product's epilogue does it)."""
+    """Add dropout(du A) to dx in place. Without dropout the epilogue of the product does this."""
     through = ctx.device.gemm(du, lora.a, dtype=dx.dtype)
     through = ctx.device.dropout(through, lora.dropout, lora.seed, lora.stream)
     return ctx.device.add(dx, through, out=dx)
 
 
 def weight_grad(ctx: Context, i: int, dy: Array, x: Array) -> Array | None:
-    """dW = dy^T x float32, for argument i: into its leaf's buffer (then None), or a new array."""
+    """Return dW = dy^T x, float32, for argument i; None if it was added to the leaf's gradient buffer."""
     buffer = ctx.grad_buffer(i)
     dw = ctx.device.gemm(dy, x, trans_a=True, out=buffer, accumulate=buffer is not None, dtype=np.float32)
     return dw if buffer is None else None

@@ -1,4 +1,4 @@
-"""Cross-entropy of a linear layer, without its logits ever standing in memory whole.
+"""Cross-entropy of a linear layer whose logits are never in memory at once.
 
 Source: Wijmans et al., Cut Your Losses in Large-Vocabulary Language Models (2024); Hsu et al., Liger Kernel (2024).
 """
@@ -20,8 +20,7 @@ IGNORE_INDEX = -100
 # Logits of one chunk of tokens: at most this many elements (a single token is always taken).
 LOGIT_ELEMENTS = 1 << 22
 
-
-# Rows of the gradient that are weighed at a time, each by its own seed.
+# Rows of the gradient that are multiplied by their seeds at a time.
 WEIGHED_ROWS = 4096
 
 
@@ -37,11 +36,10 @@ def linear_cross_entropy(
     per_target: bool = False,
 ) -> Tensor:
     """x [N, C], weight [V, C], targets int32 [N] (-100 ignored), bias float32 [V] of the logits -> loss float32 [1],
-    summed over the targets; or with per_target float32 [N], 0 where there is none (then weight and bias have no
-    gradient).
+    summed over the targets; with per_target float32 [N], 0 for ignored targets (weight and bias then have no gradient).
 
-    The gradients come out of the forward (logits stand there a chunk at a time); the backward multiplies them by its
-    seed, in float32, before x's dtype is restored: a loss scale must act before the rounding to float16.
+    The forward computes the gradients too, a chunk of logits at a time. The backward multiplies them by its seed in
+    float32 before casting to x's dtype, since a loss scale must act before the rounding to float16.
     """
     need_dx, need_dweight, _, need_dbias, *_ = ctx.needs_grad
     options: dict[str, Any] = {"need_dx": need_dx, "need_dweight": need_dweight, "need_dbias": need_dbias}
@@ -66,14 +64,14 @@ def _(ctx: Context, dloss: Array) -> Any:
 
 
 def _weigh_rows(ctx: Context, dx: Array, dloss: Array) -> Array:
-    """dx [N, C] with row n multiplied by dloss[n], in the dtype of x."""
+    """Return dx [N, C] with row n multiplied by dloss[n], in the dtype of x."""
     device, (n, c) = ctx.device, dx.shape
     out = device.empty((n, c), ctx.dtype)
     ones = device.empty((1, c), dloss.dtype)
     device.fill(ones, 1.0)
     for first in range(0, n, WEIGHED_ROWS):
         rows = min(WEIGHED_ROWS, n - first)
-        seeds = device.gemm(device.view(dloss, (rows, 1), first), ones)  # each in all columns of its row
+        seeds = device.gemm(device.view(dloss, (rows, 1), first), ones)  # dloss[n] in all columns of row n
         part = device.mul(device.view(dx, (rows, c), first * c), seeds)
         part = part if part.dtype == ctx.dtype else device.cast(part, ctx.dtype)
         device.copy(part, device.view(out, (rows, c), first * c))
@@ -95,11 +93,13 @@ def _(
     per_target: bool = False,
 ) -> None:
     """x [N, C], weight [V, C] (float32, float16, bfloat16), targets int32 [N], -100 ignored, bias [V] float32 or None
-    -> loss float32 [1] (sum over targets of -log softmax(x weight^T + bias); with per_target float32 [N], its terms, 0
-    for an ignored one), dx [N, C] float32, dweight [V, C] float32, dbias [V] float32 (None where not needed): of the
-    sum in either case. With softcap > 0 the logits are softcap * tanh((x weight^T + bias) / softcap). They stand in
-    memory only a chunk of tokens (and of vocabulary) at a time. Where x is of 16 bits a device may round the gradients
-    of the logits to its dtype, scaled as it likes, before they are multiplied."""
+    -> loss float32 [1], dx [N, C] float32, dweight [V, C] float32, dbias [V] float32 (None where not needed).
+
+    loss: sum over targets of -log softmax(x weight^T + bias); with per_target its terms, float32 [N], 0 for ignored
+    targets. The gradients are those of the sum in either case. With softcap > 0 the logits are
+    softcap * tanh((x weight^T + bias) / softcap). Only the logits of a chunk of tokens (and of vocabulary) are in
+    memory at a time. For 16-bit x, a device may round the gradients of the logits to x's dtype, with any scale, before
+    multiplying them."""
     args.array("x", x, "N C", "float", "flatten batch and time into N")
     args.array("weight", weight, "V C", "weight", "the output layer is [vocab, hidden]")
     args.array("targets", targets, "N", "i32", "one target for each row of x, -100 to ignore it")
@@ -167,9 +167,9 @@ def _(
 
 
 def _rounded(dlogits: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """As they are multiplied where x is of `dtype`."""
+    """Round the gradients of the logits as a device may for x of this dtype."""
     if dtype.itemsize != 2:
         return dlogits
-    scale = dlogits.dtype.type(2.0**15)  # of -1 to 1: in float16 small ones last
+    scale = dlogits.dtype.type(2.0**15)  # values lie in -1 to 1; scaled, small ones do not underflow in float16
     values: np.ndarray = (dlogits * scale).astype(dtype).astype(dlogits.dtype) / scale
     return values

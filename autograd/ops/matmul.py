@@ -1,4 +1,4 @@
-"""Matrix multiplication of Tensors as NumPy and PyTorch have it. A transposed operand is read as it lies."""
+"""Matrix multiplication with the semantics of NumPy and PyTorch. Transposed operands are not copied."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from wgrad.device.errors import ShapeError
 
 
 class _Matrix(NamedTuple):
-    """An array [(B,) M, K], or [(B,) K, M] where it lies transposed."""
+    """A matrix [(B,) M, K], stored as [(B,) K, M] if transposed."""
 
     array: Array
     transposed: bool
@@ -23,7 +23,7 @@ class _Matrix(NamedTuple):
 
 @implements_method("matmul")
 def matmul(a: Any, b: Any) -> Tensor:
-    """a @ b: [..., M, K] times [..., K, N], where what stands in front is broadcast; [K] is a row or a column."""
+    """Return a @ b: [..., M, K] times [..., K, N] with leading axes broadcast; [K] is a row or a column."""
     tensors = [x for x in (a, b) if isinstance(x, Tensor)]
     device = device_of("matmul", tensors)
     x, y = (v if isinstance(v, Tensor) else Tensor(_lazy(v, tensors[0]), device) for v in (a, b))
@@ -53,7 +53,7 @@ def _lazy(value: Any, beside: Tensor) -> Lazy:
 
 
 def _batched(x: Tensor, batch: tuple[int, ...]) -> Tensor:
-    """[B, M, K] of [..., M, K]."""
+    """Return x [..., M, K] as [B, M, K], expanded to the batch axes."""
     if x.shape[:-2] != batch:
         x = expand(x, (*batch, *x.shape[-2:]))
     if len(batch) == 1:
@@ -85,7 +85,7 @@ def _product(x: Tensor, y: Tensor) -> Tensor:
 
 
 def _gradient(device: Device, left: _Matrix, right: _Matrix, of: _Matrix, edge: Any) -> Any:
-    """left @ right, the gradient of an operand: computed as that lies, into its buffer where it is a leaf with one."""
+    """Return left @ right, the gradient of operand `of`, in its layout; None if added to the leaf's gradient buffer."""
     if of.transposed:  # (left right)^T = right^T left^T
         made = device.gemm(
             right.array, left.array, trans_a=not right.transposed, trans_b=not left.transposed, dtype=of.array.dtype

@@ -1,5 +1,7 @@
-"""Shapes of Tensors: axes in another order, repeated, sliced and joined. What only reads differently costs no launch:
-it is a view until an operator needs it row by row."""
+"""Rearranging Tensors: permuting, repeating, slicing, splitting and joining axes.
+
+All but joining return views, which cost no launch until an operator needs row-major memory.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ from wgrad.device.expression import row_major
 
 
 def _viewed(name: str, x: Tensor, made: Lazy, backward: Any) -> Tensor:
-    """backward: from a Lazy gradient of the view to that of x."""
+    """Return a Tensor of a view of x. backward: maps the Lazy gradient of the view to that of x."""
     result = Tensor(made, x.device)
     if is_recording() and x.requires_grad:
         device = x.device
@@ -103,8 +105,8 @@ def getitem(x: Tensor, index: Any) -> Tensor:
 def _sliced(
     shape: tuple[int, ...], index: tuple[Any, ...]
 ) -> tuple[list[int], list[tuple[int, int]], list[int | None]]:
-    """The shape of a slice; first place and step along each axis of the whole; the axis of the whole (None: a new one)
-    of each axis of the slice."""
+    """Return the shape of a slice, the first index and step along each axis of the whole, and for each axis of the
+    slice its axis of the whole (None: a new axis)."""
     given = [i for i in index if i is not None and i is not Ellipsis]
     if len(given) > len(shape) or sum(i is Ellipsis for i in index) > 1:
         raise ShapeError(f"a slice must have at most {len(shape)} indices for shape {list(shape)}, got {len(given)}")
@@ -126,7 +128,7 @@ def _sliced(
             n = shape[len(places)]
             first, last, step = i.indices(n)
             if step < 1 or last <= first:
-                problem = "go forward (flip turns an axis round)" if step < 1 else "not be empty"
+                problem = "have a positive step (flip reverses an axis)" if step < 1 else "not be empty"
                 raise ShapeError(f"a slice must {problem}, got {_written(i)} of an axis of {n}")
             keep.append(len(places))
             places.append((first, step))
@@ -172,7 +174,7 @@ def split(x: Tensor, size: int | Sequence[int], dim: int = 0) -> list[Tensor]:
 
 
 def _sizes(size: int | Sequence[int], whole: int) -> list[int]:
-    """Sizes of the parts of an axis."""
+    """Return the sizes of the parts of an axis."""
     if isinstance(size, Sequence):
         if min(size, default=0) < 1 or sum(size) != whole:
             raise ShapeError(f"split: sizes must be positive and add up to the {whole} of the axis, got {list(size)}")
@@ -186,8 +188,8 @@ def cat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     """Join Tensors along an axis.
 
     Args:
-        tensors: Of one device, with equal sizes but for the axis. Of several dtypes the result has the widest.
-        dim: The axis.
+        tensors: Tensors on one device, of equal sizes except along `dim`. The result has the widest of their dtypes.
+        dim: The axis, from the end if negative.
 
     Returns:
         A Tensor whose size along `dim` is the sum of theirs.
@@ -226,11 +228,11 @@ def stack(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     """Join Tensors of one shape along a new axis.
 
     Args:
-        tensors: Of one device and shape.
-        dim: Place of the new axis.
+        tensors: Tensors on one device, of one shape.
+        dim: Position of the new axis, from the end if negative.
 
     Returns:
-        A Tensor with one axis more, whose size is their number.
+        A Tensor with one more axis, whose size is the number of Tensors.
 
     Raises:
         ShapeError: the shapes differ.

@@ -36,10 +36,10 @@ def _(ctx: Context, dy: Array) -> Any:
 def rms_norm_residual(
     ctx: Context, h: Tensor, weight: Weight, eps: float, *, dtype: DType = None, again: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """-> norm(h), h. Use the second output from here on: it is h itself (the same storage), and its gradient is added
-    inside the norm's backward rather than by a launch of its own.
+    """-> norm(h), h. The second output is h itself (the same memory). Use it for the residual: its gradient is then
+    added inside the norm's backward instead of by a launch of its own.
 
-    again: the backward computes norm(h) once more, so that those who read it need not save it."""
+    again: the backward recomputes norm(h), so that the operators that read it need not save it."""
     y = _normed(ctx, h, weight, eps, dtype)
     if again and not is_recomputing():
         ctx.recomputed, ctx.eps, ctx.y_dtype = Recomputed(), eps, y.dtype
@@ -178,7 +178,7 @@ def _(
     wide = up(x, compute)
     mean = np.mean(wide, axis=1)
     centred = wide - mean[:, None]
-    rest = np.mean(centred, axis=1)  # what rounding has left in a mean that is large beside the row's deviation
+    rest = np.mean(centred, axis=1)  # the rounding error of a mean that is large compared with the row's deviation
     centred -= rest[:, None]
     rstd = 1 / np.sqrt(np.mean(centred * centred, axis=1) + compute.type(eps))
     y = centred * rstd[:, None] * up(weight, compute) + up(bias, compute)

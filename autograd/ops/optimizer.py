@@ -1,4 +1,4 @@
-"""The optimiser step: norm, clipping and loss scale, AdamW. All parameters lie in one flat float32 buffer."""
+"""The optimiser step: gradient norm, clipping and loss scale, AdamW. All parameters are in one flat float32 buffer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ STATE_APPLIED = 0  # steps applied so far (float32 counts exactly to 2^24)
 STATE_GOOD = 1  # steps since the loss scale last changed
 STATE_APPLY = 2  # 1: this step is applied, 0: skipped
 STATE_FACTOR = 3  # gradients are multiplied by this
-STATE_GRAD_NORM = 4  # norm before clipping, loss scale taken out; -1 where a gradient was not finite
+STATE_GRAD_NORM = 4  # norm before clipping, divided by the loss scale; -1 where a gradient was not finite
 STATE_BIAS1, STATE_BIAS2 = 5, 6  # 1 - beta^applied
 STATE_SKIPPED = 7  # steps skipped so far
 STATE_SIZE = 8
@@ -42,12 +42,12 @@ def _(g: np.ndarray) -> np.ndarray:
 
 @operator
 def clip(args: Args, norm: Array, hyper: Array, state: Array, loss_scale: Array, *, beta1: float, beta2: float) -> None:
-    """One thread, in place on `state` and `loss_scale` (float32 [1]); layouts above (HYPER_*, STATE_*). Works out the
-    factor for the gradients (loss scale taken out, clipped to max_norm) and the bias corrections; skips the step when
-    a gradient is not finite; adjusts the dynamic loss scale (halve at a skip, down to 1; double after growth_interval
-    good steps, up to 65536; growth_interval 0: it stays).
+    """Compute the factor of the gradients, the bias corrections and the loss scale of a step, in place on `state` and
+    `loss_scale` (float32 [1]), in one thread; HYPER_* and STATE_* above give the layouts.
 
-    factor = min(1, max_norm / (norm + 1e-6)) / loss_scale. A sum that overflowed counts as not finite."""
+    factor = min(1, max_norm / (norm + 1e-6)) / loss_scale. The step is skipped if a gradient is not finite or the sum
+    of squares overflowed. Dynamic loss scale: halved at a skip, down to 1; doubled after growth_interval good steps, up
+    to 65536; constant if growth_interval is 0."""
     args.array("norm", norm, "2", "f32", "pass what grad_norm returns")
     args.array("hyper", hyper, str(HYPER_SIZE), "f32").array("state", state, str(STATE_SIZE), "f32")
     args.array("loss_scale", loss_scale, "1", "f32")
@@ -57,7 +57,7 @@ def clip(args: Args, norm: Array, hyper: Array, state: Array, loss_scale: Array,
 def _(
     norm: np.ndarray, hyper: np.ndarray, state: np.ndarray, loss_scale: np.ndarray, beta1: float, beta2: float
 ) -> None:
-    # The bias corrections 1 - beta^n are carried on as c = beta c + (1 - beta), from 0: no digits cancel.
+    # The bias corrections 1 - beta^n are updated as c = beta c + (1 - beta), from 0, which cancels no digits.
     compute = compute_dtype(norm, hyper, state, loss_scale)
     one, interval = compute.type(1), hyper[HYPER_GROWTH_INTERVAL]
     if norm[1] > 0 or not np.isfinite(norm[0]):
@@ -97,8 +97,8 @@ def adamw(
     weight_decay: float,
     decay_elements: int,
 ) -> None:
-    """In place on p, exp_avg, exp_avg_sq (float32 [n]). Decoupled weight decay on the first `decay_elements`.
-    Nothing changes where state[STATE_APPLY] is 0.
+    """Update p, exp_avg and exp_avg_sq (float32 [n]) in place. Decoupled weight decay on the first `decay_elements`.
+    Does nothing if state[STATE_APPLY] is 0.
 
     Source: Loshchilov and Hutter, Decoupled Weight Decay Regularization (2019), algorithm 2."""
     for name, array in (("p", p), ("g", g), ("exp_avg", exp_avg), ("exp_avg_sq", exp_avg_sq)):

@@ -1,7 +1,7 @@
-"""A cache of keys and values in pages: each row of a batch has a list of pages, in any order, of a pool that all share.
+"""A paged cache of keys and values: each sequence of a batch has a list of pages, in any order, from a shared pool.
 
-A token's place is how many tokens of its sequence come before it: place i is in page pages[b, i // PAGE] of row b. So a
-sequence takes as much memory as it has tokens, and sequences that begin alike can share pages. No gradient.
+A token's place is its index in its sequence: place i of row b is in page pages[b, i // PAGE]. A sequence takes memory
+only for the tokens it has, and sequences with a common beginning can share pages. No gradient.
 Source: Kwon et al., Efficient Memory Management for Large Language Model Serving with PagedAttention (2023).
 """
 
@@ -31,9 +31,10 @@ def paged_append(
     *,
     interleaved: bool = False,
 ) -> None:
-    """keys, values [M, PAGE, G, D] in place: token n of k, v [B T, G, D], in row n / T, goes to the place places[n] of
-    that row. pages int32 [B, W], places int32 [B T]. A place that is negative, or beyond the row's pages, is left out.
-    With cos and sin, float32 [P, J] as in `rope`, k is rotated first, each token by its place, which is below P."""
+    """Write token n of k, v [B T, G, D] to place places[n] of row n // T, in place in keys, values [M, PAGE, G, D].
+
+    pages int32 [B, W], places int32 [B T]. A token whose place is negative or beyond the row's pages is left out. With
+    cos and sin, float32 [P, J] as in `rope`, k is rotated first, each token by its place, which must be below P."""
     args.array("keys", keys, f"M {PAGE} G D", "float").array("values", values, f"M {PAGE} G D")
     args.array("k", k, "N G D").array("v", v, "N G D").array("pages", pages, "B W", "i32")
     args.array("places", places, "N", "i32", "one for each new token")
@@ -81,9 +82,9 @@ def paged_attention(
     window: int = 0,
     softcap: float = 0.0,
 ) -> None:
-    """`attention` of one query of each row, q [B, 1, H, D], on the row's keys and values in pages [M, PAGE, G, D] -> o
-    [B, 1, H, D] (q's dtype), lse float32 [B, H, 1]. pages int32 [B, W]; places int32 [B], from 0 on: the query of row b
-    sees the places up to places[b], where window > 0 the last `window` of them."""
+    """`attention` of one query per row, q [B, 1, H, D], on the row's keys and values in pages [M, PAGE, G, D] -> o
+    [B, 1, H, D] (q's dtype), lse float32 [B, H, 1]. pages int32 [B, W]; places int32 [B], from 0: the query of row b
+    sees the places up to places[b], or with window > 0 the last `window` of these."""
     args.array("q", q, "B 1 H D", "float", "one query for each row")
     args.array("keys", keys, f"M {PAGE} G D").array("values", values, f"M {PAGE} G D")
     args.array("pages", pages, "B W", "i32").array("places", places, "B", "i32")

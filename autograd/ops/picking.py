@@ -1,4 +1,4 @@
-"""Elements of a Tensor by their places in int32 arrays, and those on one side of a diagonal."""
+"""Indexing of Tensors by int32 arrays, and the elements on one side of a diagonal."""
 
 from __future__ import annotations
 
@@ -18,15 +18,19 @@ from wgrad.device.errors import ShapeError
 
 
 def picked(x: Tensor, indices: Sequence[Any]) -> Tensor:
-    """x[indices], of which one is an array of places, or the first ones all are."""
+    """Return x[indices], where one index is an array, or all of them are arrays for the first axes."""
     at = [axis for axis, i in enumerate(indices) if isinstance(i, Tensor | np.ndarray | list)]
     if len(at) == 1:
         return _along(x, indices, at[0])
     if at != list(range(len(indices))) or len(at) > x.ndim:
-        raise ShapeError(f"several arrays of places must be the only indices, one for an axis, got {len(indices)}")
+        raise ShapeError(
+            f"several index arrays must be the only indices, at most one for each of {x.ndim} axes, got {len(indices)}"
+        )
     sizes = x.shape[: len(at)]
     if math.prod(sizes) > EXACT:
-        raise ShapeError(f"arrays of places must be of at most {EXACT} elements, got {list(sizes)}; use one array")
+        raise ShapeError(
+            f"the axes of several index arrays must have at most {EXACT} elements, got {list(sizes)}; use one array"
+        )
     places: Any = 0
     for i, n in zip(indices, sizes):
         places = places * n + (_ids(i) if isinstance(i, Tensor) else _counted(np.asarray(i), n))
@@ -34,7 +38,7 @@ def picked(x: Tensor, indices: Sequence[Any]) -> Tensor:
 
 
 def _along(x: Tensor, indices: Sequence[Any], at: int) -> Tensor:
-    """The other indices first, then rows of that axis in front of all others."""
+    """Return x[indices], where index number `at` is an array: apply the others, then pick rows along that axis."""
     before = sum(i is not None for i in indices[:at])
     if any(i is Ellipsis for i in indices[:at]):
         before = x.ndim - sum(i is not None for i in indices[at:])
@@ -51,7 +55,7 @@ def _along(x: Tensor, indices: Sequence[Any], at: int) -> Tensor:
 def _ids(ids: Tensor) -> Tensor:
     if ids.dtype == np.uint32:
         raise ShapeError(
-            "an index must be int32, got a mask of uint32, which picks nobody knows how many elements; use "
+            "an index must be int32, got a mask of uint32, whose number of elements the host does not know; use "
             "wgrad.where(mask, x, 0), or x.numpy()[mask.numpy() != 0]"
         )
     if ids.dtype != np.int32:
@@ -60,7 +64,7 @@ def _ids(ids: Tensor) -> Tensor:
 
 
 def _counted(ids: np.ndarray, n: int) -> np.ndarray:
-    """Places from 0 on, of which some may have been counted from the end."""
+    """Return indices of the host as int32 from 0 on; negative ones count from the end of the axis of n."""
     if ids.dtype.kind not in "iu":
         raise ShapeError(
             f"an index must be of whole numbers, got {ids.dtype}; for a mask use wgrad.where(mask, x, 0) or np.nonzero"
@@ -72,7 +76,7 @@ def _counted(ids: np.ndarray, n: int) -> np.ndarray:
 
 
 def _rows(table: Tensor, ids: Any) -> Tensor:
-    """table[ids]: rows of a table, by numbers of any shape."""
+    """Return table[ids] for ids of any shape."""
     n, device = table.shape[0], table.device
     if isinstance(ids, Tensor):
         rows = _ids(ids)
@@ -86,7 +90,7 @@ def _rows(table: Tensor, ids: Any) -> Tensor:
 
 @implements_method("gather")
 def gather(x: Tensor, dim: int, places: Any) -> Tensor:
-    """x's values at places [..., K, ...] along an axis; the other axes as x has them."""
+    """Return x's values at the indices places [..., K, ...] along an axis; the other axes are as in x."""
     axis = axis_of("gather", dim, x.ndim)
     if not isinstance(places, Tensor):
         numbers, n = np.asarray(places), x.shape[axis]
@@ -107,18 +111,18 @@ def gather(x: Tensor, dim: int, places: Any) -> Tensor:
 
 @implements_method("tril")
 def tril(x: Tensor, diagonal: int = 0) -> Tensor:
-    """x [..., R, C] with 0 above a diagonal."""
+    """Return x [..., R, C] with zeros above a diagonal."""
     return _side("tril", "le", x, diagonal)
 
 
 @implements_method("triu")
 def triu(x: Tensor, diagonal: int = 0) -> Tensor:
-    """x [..., R, C] with 0 below a diagonal."""
+    """Return x [..., R, C] with zeros below a diagonal."""
     return _side("triu", "ge", x, diagonal)
 
 
 def _side(name: str, compare: str, x: Tensor, diagonal: int) -> Tensor:
     if x.ndim < 2:
-        raise ShapeError(f"{name}: x must have two axes at least, got shape {list(x.shape)}")
+        raise ShapeError(f"{name}: x must have at least two axes, got shape {list(x.shape)}")
     row, column = (index(x.shape, x.ndim - back, x.device) for back in (2, 1))
     return where(Tensor(apply(compare, column, row + float(diagonal)), x.device), x, 0)

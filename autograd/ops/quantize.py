@@ -1,4 +1,4 @@
-"""Weights of few bits: a weight of full precision is brought into a format, and back (device/formats)."""
+"""Quantizing weights into a format of few bits, and dequantizing them (device/formats)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from wgrad.device.formats.nf4 import NF4Array
 
 
 def frozen_weight(args: Args, name: str, w: FrozenWeight) -> None:
-    """Return the shapes and dtypes of a weight's parts, from its format."""
+    """Check the arrays of a frozen weight by the rules, shapes and dtypes of its format."""
     for holds, message in w.rules():
         args.rule(holds, f"{name}.{message}; {AGAIN}")
     arrays = w.arrays()
@@ -48,7 +48,7 @@ def _(w: np.ndarray, block_size: int, double: bool, format: str) -> FrozenWeight
 
 @operator
 def quantize_scales(args: Args, w: FrozenWeight) -> None:
-    """w an NF4Array without double quantisation -> what `quantize` makes with it. Codes are shared."""
+    """w, an NF4Array without double quantisation -> the same with it; both share the codes."""
     plain = isinstance(w, NF4Array) and not w.nested and not w.parts
     args.rule(plain, "w must be an NF4Array without double quantisation; pass what quantize returns without double")
     frozen_weight(args, "w", w)
@@ -74,7 +74,7 @@ def _(w: FrozenWeight, dtype: np.dtype) -> np.ndarray:
 
 @operator
 def round_weight(args: Args, w: Array, out: FrozenWeight) -> None:
-    """w [out, in] float32 -> out, a weight of a format of GGUF, overwritten: as llama-quantize rounds w."""
+    """Overwrite out, a weight in a format of GGUF, with w [out, in] float32 rounded as llama-quantize does."""
     args.array("w", w, "N K", "f32", "cast it first")
     name = getattr(out, "format", type(out).__name__)
     args.rule(name in ROUNDED, f"out must be a weight in one of {', '.join(ROUNDED)}, got {name}; make one of those")

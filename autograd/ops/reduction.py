@@ -1,4 +1,4 @@
-"""Sums, means and maxima of Tensors over some axes; what they are of is computed in the same launch."""
+"""Sums, means and maxima of Tensors over axes; the elementwise functions before them run in the same launch."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def _axes(name: str, dim: Axes, rank: int) -> tuple[int, ...]:
 
 
 def _spread(dy: Any, device: Device, shape: tuple[int, ...], axes: Sequence[int]) -> Lazy:
-    """The gradient of a reduction, repeated over the axes that were reduced."""
+    """Return the gradient of a reduction, repeated over the reduced axes."""
     given = lazy_of(dy, device)
     kept = tuple(1 if axis in axes else n for axis, n in enumerate(shape))
-    if given.shape != kept and tuple(axes) != tuple(range(len(axes))):  # axes that go between others
+    if given.shape != kept and tuple(axes) != tuple(range(len(axes))):  # not all reduced axes are leading ones
         if not given.is_view:
             given = view_of(given.array(), device)
         strides, offset = given.layout()
@@ -97,7 +97,7 @@ def argmax(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
 
 @implements_method("softmax")
 def softmax(x: Tensor, dim: int = -1) -> Tensor:
-    """Over an axis."""
+    """Return the softmax over an axis."""
     axis = axis_of("softmax", dim, x.ndim)
     if x.ndim == 1:
         return softmax_of_rows(x.reshape(1, -1)).reshape(x.shape)
@@ -107,5 +107,5 @@ def softmax(x: Tensor, dim: int = -1) -> Tensor:
 
 
 def log_softmax(x: Tensor, dim: int = -1) -> Tensor:
-    """The logarithm of softmax, over an axis."""
+    """Return the logarithm of the softmax over an axis."""
     return x.log_softmax(dim)

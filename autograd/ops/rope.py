@@ -1,6 +1,9 @@
-"""Rotary position embedding, half-split: with tables of J columns, J <= D/2, element i < J of a head pairs with i + J,
-and those from 2 J on stay as they are (partial rotary embedding). `interleaved`: element 2 i pairs with 2 i + 1.
-Source: Su et al., RoFormer (2021)."""
+"""Rotary position embedding, half-split or interleaved.
+
+With tables of J columns, J <= D/2, element i < J of a head is paired with i + J (half-split), or element 2 i with
+2 i + 1 (`interleaved`). Elements from 2 J on are not rotated (partial rotary embedding).
+Source: Su et al., RoFormer (2021).
+"""
 
 from __future__ import annotations
 
@@ -28,12 +31,12 @@ def rotary_tables(args: Args, name: str, cos: Array, sin: Array) -> None:
     columns = args.size["J"]
     args.rule(
         0 < columns <= width // 2,
-        f"cos must have at most D / 2 = {width // 2} columns, one for each pair that turns, got {columns}",
+        f"cos must have at most D / 2 = {width // 2} columns, one for each rotated pair, got {columns}",
     )
 
 
 def _tables(args: Args, name: str, cos: Array, sin: Array, positions: Array) -> None:
-    """Check the arguments that belong to the rotated array `name` [N, ..., D]."""
+    """Check the tables and positions by which the array `name` [N, ..., D] is rotated."""
     rotary_tables(args, name, cos, sin)
     args.array("positions", positions, "N", "i32")
 
@@ -63,9 +66,8 @@ def _(
     inverse: bool = False,
     interleaved: bool = False,
 ) -> None:
-    """x [N, H, D]; cos, sin float32 [P, J] (scaling and its factor are in the table), J <= D/2; positions int32 [N].
-    Half-split: element i < J pairs with i + J; interleaved: 2 i with 2 i + 1. `inverse` rotates back: that is the
-    backward."""
+    """x [N, H, D]; cos, sin float32 [P, J], J <= D/2, including any scaling; positions int32 [N]. Half-split: element
+    i < J pairs with i + J; interleaved: 2 i with 2 i + 1. `inverse` rotates back, as the backward does."""
     args.array("x", x, "N H D", "float", "flatten batch and time into N")
     _tables(args, "x", cos, sin, positions)
 
@@ -79,7 +81,7 @@ def rotate(
     inverse: bool = False,
     interleaved: bool = False,
 ) -> np.ndarray:
-    """x [N, H, D], cos and sin [P, J], positions [N] -> [N, H, D] in x's dtype (the oracle's where one is wider)."""
+    """x [N, H, D], cos and sin [P, J], positions [N] -> [N, H, D] in x's dtype (float64 if an argument is float64)."""
     compute = compute_dtype(x, cos, sin)
     half = cos.shape[1]
     c, s = up(cos, compute)[positions][:, None, :], up(sin, compute)[positions][:, None, :]
@@ -119,7 +121,7 @@ def rope_split(
 def _(ctx: Context, *grads: Array | None) -> Any:
     dq, dk, dv = grads
     if dq is None or dk is None or dv is None:
-        raise WgradError("rope_split: q, k and v must all have a gradient; attention gives them")
+        raise WgradError("rope_split: q, k and v must all have a gradient, got none for one; use all three")
     *tables, interleaved = ctx.saved
     return (ctx.device.rope_split_backward(dq, dk, dv, *tables, interleaved=interleaved),)
 
@@ -175,7 +177,7 @@ def rope_split_backward(
     *,
     interleaved: bool = False,
 ) -> None:
-    """dq [N, H, D], dk and dv [N, G, D] of one dtype -> dqkv [N, (H + 2 G) D]: the first two rotated back."""
+    """dq [N, H, D], dk and dv [N, G, D] of one dtype -> dqkv [N, (H + 2 G) D], with dq and dk rotated back."""
     args.array("dq", dq, "N H D", "float").array("dk", dk, "N G D", "float").array("dv", dv, "N G D", "float")
     args.rule(
         dq.dtype == dk.dtype == dv.dtype, f"dq, dk, dv must share a dtype, got {dq.dtype}, {dk.dtype}, {dv.dtype}; cast"
@@ -212,7 +214,7 @@ def rope_append(
     *,
     interleaved: bool = False,
 ) -> None:
-    """`rope` of k, and `kv_append` of that and of v, in one launch; keys and values in place:
+    """Apply `rope` to k, then `kv_append` to the result and to v, in one launch, in place on keys and values:
     keys[:, cache_len[0] : cache_len[0] + T] = rope(k), values[...] = v. k, v [B T, G, D]; keys, values
     [B, S, G, D]; all of one dtype; cos, sin, positions [B T] as in `rope`. For decoding: there is no backward."""
     args.array("k", k, "N G D", "float", "flatten batch and time into N")

@@ -1,8 +1,8 @@
-"""Mixture of experts: a router chooses k experts for each token; rows are grouped by expert, and what the experts make
-of them is added up.
+"""Mixture of experts: a router chooses k experts for each token, rows are grouped by expert, and the experts' outputs
+are summed per token.
 
-A token and one of its experts are a slot: slot t k + j is the j-th expert of token t. Rows of experts stand in the
-order of `Groups.order`: by expert, and within an expert by slot. The host never knows how many rows an expert has.
+A slot is a pair of a token and one of its experts: slot t k + j is the j-th expert of token t. Rows of experts are in
+the order of `Groups.order`: by expert, and within an expert by slot. The host never learns how many rows an expert has.
 Sources: Shazeer et al., Outrageously Large Neural Networks (2017); Fedus et al., Switch Transformers (2022).
 """
 
@@ -23,8 +23,12 @@ MOST_EXPERTS, MOST_CHOSEN = 1024, 64
 
 
 class Groups(NamedTuple):
-    """Slots by expert. start: int32 [E + 1], the first row of each expert, and the end. order: int32 [S], the slot of
-    each row. place: int32 [T, k], the row of each slot."""
+    """Slots grouped by expert.
+
+    start: int32 [E + 1], the first row of each expert, and the number of rows.
+    order: int32 [S], the slot of each row.
+    place: int32 [T, k], the row of each slot.
+    """
 
     start: Array
     order: Array
@@ -32,21 +36,22 @@ class Groups(NamedTuple):
 
     @property
     def chosen(self) -> int:
-        """Experts of a token."""
+        """Number of experts per token."""
         return int(self.place.shape[1])
 
 
 def group(ids: Tensor | Array, experts: int, device: Any) -> Groups:
-    """ids int32 [T, k] -> their groups."""
+    """Group the slots of ids, int32 [T, k], by expert."""
     return Groups(*device.group_by_expert(ids.data if isinstance(ids, Tensor) else ids, experts))
 
 
 # ---- the router ----------------------------------------------------------------------------------
 @differentiable
 def route(ctx: Context, logits: Tensor, chosen: int, normalize: bool, by: Array | None = None) -> Any:
-    """logits [T, E] -> the weights float32 [T, k] of each token's k largest, and their experts int32 [T, k].
+    """logits [T, E] -> for each token the weights float32 [T, k] and ids int32 [T, k] of the experts with the k largest
+    logits.
 
-    by: float32 [T, E], of which the largest are chosen in place of the logits; without a gradient.
+    by: float32 [T, E]; if given, the k largest of these are chosen instead. It gets no gradient.
     """
     weights, ids = ctx.device.route(logits, chosen, normalize, by)
     ctx.save(logits, ids)
@@ -64,9 +69,9 @@ def _(ctx: Context, dweights: Array | None, _: Any) -> Any:
 
 @route.operator
 def _(args: Args, logits: Array, chosen: int, normalize: bool, by: Array | None = None) -> None:
-    """logits [T, E] -> weights float32 [T, chosen] and ids int32 [T, chosen] of the largest, or where those of by
-    float32 [T, E] are the largest, the lower id on a tie. weights: softmax of all logits; normalize: of the chosen ones
-    alone."""
+    """logits [T, E] -> weights float32 [T, chosen] and ids int32 [T, chosen] of the experts with the largest logits, or
+    with the largest values of by float32 [T, E] if given; on a tie the lower id. weights: softmax over all logits;
+    normalize: over the chosen ones alone."""
     args.array("logits", logits, "T E")
     if by is not None:
         args.array("by", by, "T E", "f32")
@@ -94,7 +99,7 @@ def _(logits: np.ndarray, chosen: int, normalize: bool, by: np.ndarray | None) -
 
 @operator
 def route_backward(args: Args, dweights: Array, logits: Array, ids: Array, normalize: bool) -> None:
-    """Gradient of logits [T, E] from that of `route`'s weights, in the logits' dtype."""
+    """dweights [T, k], the gradient of `route`'s weights -> the gradient of logits [T, E], in their dtype."""
     args.array("dweights", dweights, "T k", "f32").array("logits", logits, "T E").array("ids", ids, "T k", "i32")
     _experts(args, args.size["E"], args.size["k"])
 
@@ -118,7 +123,7 @@ def _(dweights: np.ndarray, logits: np.ndarray, ids: np.ndarray, normalize: bool
 # ---- rows by expert --------------------------------------------------------------------------------
 @operator
 def group_by_expert(args: Args, ids: Array, experts: int) -> None:
-    """ids int32 [T, k], of `experts` experts -> start int32 [E + 1], order int32 [T k], place int32 [T, k] as of
+    """ids int32 [T, k], below `experts` -> start int32 [E + 1], order int32 [T k], place int32 [T, k] as in
     `Groups`."""
     args.array("ids", ids, "T k", "i32")
     args.rule(0 < experts <= MOST_EXPERTS, f"experts must be from 1 to {MOST_EXPERTS}, got {experts}")
@@ -140,7 +145,7 @@ def _(ids: np.ndarray, experts: int) -> tuple[np.ndarray, np.ndarray, np.ndarray
 def combine(
     ctx: Context, y: Tensor, weights: Tensor, groups: Any, *, residual: Tensor | None = None, dtype: DType = None
 ) -> Tensor:
-    """y [S, C], rows of experts, and weights float32 [T, k] -> [T, C]: each token's rows by their weights, added up,
+    """y [S, C], rows grouped by expert, and weights float32 [T, k] -> [T, C]: the weighted sum of each token's rows,
     plus residual [T, C]. groups: a `Groups`."""
     start, order, place = groups
     made = np.dtype(y.dtype if dtype is None else dtype)
@@ -171,8 +176,8 @@ def _(
     residual: Array | None = None,
     dtype: DType = None,
 ) -> dict[str, Any]:
-    """y [S, C], place int32 [T, k] -> [T, C]: for each token the sum of the rows at its places, by weights float32
-    [T, k] where there are any, + residual [T, C]."""
+    """y [S, C], place int32 [T, k] -> [T, C]: for each token the sum of the rows at its places, times weights float32
+    [T, k] if given, + residual [T, C] if given."""
     args.array("y", y, "S C").array("place", place, "T k", "i32")
     args.rule(
         args.size["S"] == args.size["T"] * args.size["k"],

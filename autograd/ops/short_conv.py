@@ -1,4 +1,4 @@
-"""A short causal convolution of each channel by itself, with SiLU or without, that does not look across documents."""
+"""A short causal convolution per channel within documents, optionally followed by SiLU."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from wgrad.device.contract import Array
 def short_conv(
     ctx: Context, x: Tensor, weight: Weight, doc_start: Array, cache_len: Array, *, silu: bool = True
 ) -> Tensor:
-    """x [B, E, C], weight float32 [C, W] -> silu of the sum over taps j of x[t - j] weight[W - 1 - j], [B, T, C]; silu
-    False: the sum itself.
+    """x [B, E, C], weight float32 [C, W] -> silu of the sum over taps j of x[t - j] weight[W - 1 - j], [B, T, C]; with
+    silu False the sum itself.
 
-    doc_start int32 [B, T] and cache_len [1] as of `attention`: a tap before a token's document counts as 0, and so does
-    one before x. Of E tokens the first E - T come before those of the output."""
+    doc_start int32 [B, T] and cache_len [1] as in `attention`: a tap before a token's document counts as 0, as does one
+    before x. The first E - T of the E tokens come before those of the output."""
     y = ctx.device.short_conv(x, weight, doc_start, cache_len, silu=silu)
     ctx.save(x, weight, doc_start, cache_len, silu)
     out: Tensor = y
@@ -52,7 +52,8 @@ def _check(args: Args, x: Array, weight: Array, doc_start: Array, cache_len: Arr
 def _taps(
     x: np.ndarray, weight: np.ndarray, doc_start: np.ndarray, cache_len: np.ndarray
 ) -> list[tuple[int, int, np.ndarray]]:
-    """For every tap: the first token that has it, the token of x that it is then, and where it counts, [B, T', 1]."""
+    """Return for every tap the first output token that has it, the token of x that it reads there, and a mask
+    [B, T', 1] of the output tokens from there on for which it counts."""
     tokens = doc_start.shape[1]
     before = x.shape[1] - tokens
     found = []

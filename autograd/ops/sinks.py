@@ -1,7 +1,7 @@
-"""Attention with sinks: each head has one more score, that of a key that every query sees and whose value is 0.
+"""Attention with sinks: each head has one more score, of a key that every query sees and whose value is 0.
 
-It is attention with the sums of a softmax made larger afterwards: o sigmoid(lse - sink). With that output, and the
-logarithm of the larger sum, attention's own backward gives the gradients of q, k and v.
+A sink only enlarges the sum of the softmax, so the output is o sigmoid(lse - sink). With that output and the logarithm
+of the larger sum, the backward of attention gives the gradients of q, k and v.
 Source: Xiao et al., Efficient Streaming Language Models with Attention Sinks (2023); gpt-oss in transformers.
 """
 
@@ -17,7 +17,7 @@ from wgrad.device.contract import Array, Device
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, sinks: Weight | None, *args: Any, **options: Any) -> Tensor:
-    """`attention`, with sinks where there are any."""
+    """Apply `attention`, with sinks if they are not None."""
     if sinks is None:
         return attention(q, k, v, *args, **options)
     return sink_attention(q, k, v, sinks, *args, **options)
@@ -37,7 +37,7 @@ def sink_attention(
     window: int = 0,
     softcap: float = 0.0,
 ) -> Tensor:
-    """As `attention`; sinks: float32 [H], the score of the further key."""
+    """`attention` with sinks float32 [H], the score of each head's additional key."""
     plain, lse = attend_once(ctx, q, k, v, doc_start, cache_len, scale=scale, window=window, softcap=softcap)
     o: Tensor = with_sinks(plain, lse, sinks, ctx.device)
     batch, heads, length = lse.shape
@@ -62,17 +62,18 @@ def _(ctx: Context, do: Array) -> Any:
 
 
 def with_sinks(o: Array, lse: Array, sinks: Array, device: Device) -> Any:
-    """Return attention's output o [B, T, H, D] as it is with sinks float32 [H]. lse float32 [B, H, T]: without them."""
+    """Return attention's output with sinks float32 [H], from its output o [B, T, H, D] and lse float32 [B, H, T]
+    without them."""
     share = apply("sigmoid", _of_queries(lse, device) - _as_heads(sinks, device))
     return (view_of(o, device) * share).astype(o.dtype).array()
 
 
 def _as_heads(sinks: Array, device: Device) -> Lazy:
-    """[H] as [1, 1, H, 1]."""
+    """Return sinks [H] as [1, 1, H, 1]."""
     return view_of(sinks, device).viewed((1, 1, sinks.shape[0], 1), (0, 0, 1, 0))
 
 
 def _of_queries(lse: Array, device: Device) -> Lazy:
-    """[B, H, T] as [B, T, H, 1]."""
+    """Return lse [B, H, T] as [B, T, H, 1]."""
     batch, heads, length = lse.shape
     return view_of(lse, device).viewed((batch, length, heads, 1), (heads * length, 1, length, 0))

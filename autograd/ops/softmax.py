@@ -17,7 +17,7 @@ from wgrad.device.contract import Array
 
 @differentiable
 def softmax(ctx: Context, x: Tensor) -> Tensor:
-    """Over the last axis."""
+    """Softmax over the last axis."""
     y: Tensor = with_shape(ctx, ctx.device.softmax(as_rows(ctx, x)), x.shape)
     ctx.save(y)
     return y
@@ -31,7 +31,7 @@ def _(ctx: Context, dy: Array) -> Any:
 
 @softmax.operator
 def _(args: Args, x: Array) -> None:
-    """Over the last axis of [R, C]."""
+    """Softmax over the last axis of [R, C]."""
     args.array("x", x, "R C")
 
 
@@ -45,7 +45,7 @@ def _(x: np.ndarray) -> np.ndarray:
 
 @operator
 def softmax_backward(args: Args, dy: Array, y: Array) -> None:
-    """y: what `softmax` returned -> dx = y (dy - sum(dy y))."""
+    """y, the result of `softmax` -> dx = y (dy - sum(dy y))."""
     args.array("dy", dy, "R C").array("y", y, "R C")
 
 

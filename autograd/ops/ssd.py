@@ -1,11 +1,11 @@
-"""The recurrence of Mamba-2: a state of fixed size per head, which decays and to which each token adds.
+"""The recurrence of Mamba-2: each head has a state of fixed size, which decays and to which each token adds.
 
 Each head keeps a state S [N, P]. B and C belong to groups of heads, as keys and queries do in grouped attention:
 
     S = exp(g) S + B (dt x)';  y = S' C + skip x
 
-Over a chunk of tokens this is matmuls alone (state space duality); only the states of chunks follow one another. It is
-the gated delta rule (delta_rule.py) without its corrections, and without lengths.
+Over a chunk of tokens this is matmuls alone (state space duality); only the chunks are sequential. It is the gated
+delta rule (delta_rule.py) without the corrections and the normalisation.
 
 Source: Dao and Gu, Transformers are SSMs (arXiv 2405.21060).
 """
@@ -43,8 +43,8 @@ def ssd(
     state: Array | None = None,
 ) -> Tensor:
     """xbc [B, T, H P + 2 G N], x of H heads, then B and C of G groups; g (at most 0) and dt float32 [B, T, H], skip
-    float32 [H] -> [B, T, H, P]. doc_start int32 [B, T] and cache_len [1] as of `attention`. state float32 [B, H, N, P]:
-    as of `delta_rule`."""
+    float32 [H] -> [B, T, H, P]. doc_start int32 [B, T] and cache_len [1] as in `attention`. state float32 [B, H, N, P]
+    as in `delta_rule`."""
     options = {"groups": groups, "state_dim": state_dim}
     y, states = once(lambda: ctx.device.ssd(xbc, g, dt, skip, doc_start, cache_len, **options, state=state))
     ctx.save(xbc, g, dt, skip, doc_start, cache_len, states)
@@ -109,8 +109,8 @@ def _check(
 
 @dataclass
 class _Heads:
-    """x, b and c [B, H, T, width], of which b and c are shared; g and dt [B, H, T]; starts [B, T], from the first
-    token."""
+    """x, b and c [B, H, T, width] (b and c repeated for the heads of a group); g and dt [B, H, T]; starts [B, T],
+    counted from the first of these tokens."""
 
     x: np.ndarray
     b: np.ndarray
@@ -134,7 +134,7 @@ def _heads(
 
 
 def _next(h: _Heads, d: Decays, state: np.ndarray) -> np.ndarray:
-    """The state after a chunk."""
+    """Return the state after a chunk."""
     part = slice(d.at, d.end)
     kept = (h.b[:, :, part] * d.to_end[..., None]).swapaxes(-1, -2)
     after: np.ndarray = d.whole[..., None, None] * state + kept @ (h.dt[:, :, part, None] * h.x[:, :, part])
@@ -182,8 +182,8 @@ def ssd_backward(
     state_dim: int,
     need_dskip: bool = True,
 ) -> None:
-    """-> dxbc of xbc's dtype, dg and ddt float32 [B, T, H], dskip float32 [H] or None. What is in between is computed
-    again, a segment at a time, from the states that the forward gave."""
+    """-> dxbc of xbc's dtype, dg and ddt float32 [B, T, H], dskip float32 [H] or None. The states within a segment are
+    recomputed from those that the forward returned."""
     _check(args, xbc, g, dt, skip, doc_start, cache_len, groups, state_dim)
     args.array("dy", dy, "B T H P").array("states", states, "S B H N P", "f32")
 
@@ -215,7 +215,7 @@ def _(
 
 
 def _chunks_back(h: _Heads, states: np.ndarray) -> Iterator[tuple[Decays, np.ndarray]]:
-    """The chunks from the last one on, each with its incoming state."""
+    """Yield the chunks in reverse order, each with its incoming state."""
     segment = delta_segment(h.g.shape[0] * h.g.shape[1])
     for number, state in reversed(list(enumerate(states))):
         first = number * segment
@@ -230,8 +230,10 @@ def _chunks_back(h: _Heads, states: np.ndarray) -> Iterator[tuple[Decays, np.nda
 def _chunk_grads(
     h: _Heads, d: Decays, dy: np.ndarray, state: np.ndarray, to_next: np.ndarray
 ) -> tuple[np.ndarray, ...]:
-    """Gradients of x (but of skip), b, c, g and dt of a chunk, and of its incoming state. to_next: of the state after
-    it."""
+    """Return the gradients of x (without the part through skip), b, c, g and dt of a chunk, and of its incoming state.
+
+    to_next: the gradient of the state after the chunk.
+    """
     part = slice(d.at, d.end)
     x, b, c, dt = h.x[:, :, part], h.b[:, :, part], h.c[:, :, part], h.dt[:, :, part, None]
     inside, to_end, added = d.inside[..., None], d.to_end[..., None], dt * x

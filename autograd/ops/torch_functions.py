@@ -1,4 +1,4 @@
-"""Functions of torch.nn.functional that are made of others, as are their gradients."""
+"""Functions of torch.nn.functional that are combinations of others, which give them their gradients."""
 
 from __future__ import annotations
 
@@ -34,26 +34,28 @@ def _alike(name: str, x: Tensor, target: Any) -> None:
 
 
 def mse_loss(x: Tensor, target: Any, *, reduction: str = "mean") -> Tensor:
-    """(x - target)^2, of which the mean, the "sum" or (with "none") each."""
+    """Return the mean (or "sum", or with "none" each) of (x - target)^2."""
     _alike("mse_loss", x, target)
     return _reduced("mse_loss", (x - target).square(), reduction)
 
 
 def l1_loss(x: Tensor, target: Any, *, reduction: str = "mean") -> Tensor:
-    """|x - target|, of which the mean, the "sum" or (with "none") each."""
+    """Return the mean (or "sum", or with "none" each) of |x - target|."""
     _alike("l1_loss", x, target)
     return _reduced("l1_loss", (x - target).abs(), reduction)
 
 
 def binary_cross_entropy_with_logits(x: Tensor, target: Any, *, reduction: str = "mean") -> Tensor:
-    """softplus(x) - x * target: of logits and targets from 0 to 1, the mean, the "sum" or (with "none") each."""
+    """Return the mean (or "sum", or with "none" each) of softplus(x) - x * target; x are logits, targets 0 to 1."""
     _alike("binary_cross_entropy_with_logits", x, target)
     return _reduced("binary_cross_entropy_with_logits", softplus(x) - x * target, reduction)
 
 
 def nll_loss(log_p: Tensor, targets: Any, *, ignore_index: int = IGNORE_INDEX, reduction: str = "mean") -> Tensor:
-    """-log_p[n, targets[n]] of log_p [N, C] and targets int32 [N]: of those that are not `ignore_index` the mean, the
-    "sum" or (with "none") each, 0 where it is ignored. `cross_entropy` takes logits."""
+    """Return the mean (or "sum", or with "none" each) of -log_p[n, targets[n]], for log_p [N, C] and targets int32 [N].
+
+    Rows whose target is `ignore_index` do not count; with "none" they are 0. `cross_entropy` takes logits.
+    """
     labels = targets
     if not isinstance(targets, Tensor):
         check_labels("nll_loss", targets, log_p.shape[-1] if log_p.ndim else 0, ignore_index)
@@ -68,19 +70,21 @@ def nll_loss(log_p: Tensor, targets: Any, *, ignore_index: int = IGNORE_INDEX, r
 
 
 def one_hot(ids: Tensor, num_classes: int) -> Tensor:
-    """ids int32 [...] -> [..., num_classes]: 1 at each number, else 0, in float32."""
+    """Return float32 [..., num_classes] for ids int32 [...]: 1 at each id, else 0."""
+    if num_classes < 1:
+        raise ShapeError(f"one_hot: num_classes must be positive, got {num_classes}")
     shape = (*ids.shape, num_classes)
     chosen = apply("eq", index(shape, len(shape) - 1, ids.device), ids.unsqueeze(-1).lazy())
     return Tensor(chosen.astype(np.float32), ids.device)
 
 
 def normalize(x: Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12) -> Tensor:
-    """x / max(norm(x), eps) along an axis."""
+    """Return x / max(norm(x), eps), with the p-norm over an axis."""
     return x / x.norm(p, dim, True).clamp(min=eps)
 
 
 def cosine_similarity(a: Tensor, b: Tensor, dim: int = 1, eps: float = 1e-8) -> Tensor:
-    """a b / max(|a| |b|, eps) along an axis."""
+    """Return the sum of a b over an axis, divided by max(|a| |b|, eps)."""
     lengths = (a * a).sum(dim) * (b * b).sum(dim)
     return (a * b).sum(dim) / maximum(lengths, eps * eps).sqrt()
 
@@ -89,11 +93,11 @@ def dropout(x: Tensor, p: float = 0.5, seed: Any = None, stream: int = 0, traini
     """Keep each element with probability 1 - p and divide it by 1 - p.
 
     Args:
-        x: Floats.
+        x: A Tensor of floats.
         p: Probability of dropping an element.
         seed: uint32 [2] on the device; None draws one. A recorded step (`wgrad.compile`) needs its own.
-        stream: A number of this layer's own, for layers that share a seed.
-        training: False returns x.
+        stream: A number that differs between the layers that share a seed.
+        training: False returns x unchanged.
     """
     if not training:
         return x
@@ -101,23 +105,23 @@ def dropout(x: Tensor, p: float = 0.5, seed: Any = None, stream: int = 0, traini
 
 
 def gelu(x: Tensor, approximate: str = "tanh") -> Tensor:
-    """GELU of x, in the tanh form."""
+    """Return GELU of x in the tanh form."""
     check_gelu(approximate)
     return gelu_operator(x)
 
 
 def leaky_relu(x: Tensor, negative_slope: float = 0.01) -> Tensor:
-    """x where it is positive, else negative_slope * x."""
+    """Return x where it is positive, else negative_slope * x."""
     return where(x > 0, x, x * negative_slope)
 
 
 def elu(x: Tensor, alpha: float = 1.0) -> Tensor:
-    """x where it is positive, else alpha * (exp(x) - 1)."""
+    """Return x where it is positive, else alpha * (exp(x) - 1)."""
     return where(x > 0, x, expm1(-((-x).relu())) * alpha)
 
 
 def pad(x: Tensor, pad: Sequence[int], mode: str = "constant", value: float = 0.0) -> Tensor:
-    """x with `value` before and after its last axes.
+    """Pad x with `value` before and after its last axes.
 
     pad: (before, after) of the last axis, then of the one before it, ...
     """

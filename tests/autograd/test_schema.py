@@ -182,7 +182,7 @@ BAD: dict[str, tuple[Callable[[], Any], str]] = {
     "rope odd": (lambda: F.rope(t(3, 2, 5), f32(9, 2), f32(9, 2), i32(3)), r"rope: x must have an even head width D"),
     "rope table": (
         lambda: F.rope(t(3, 2, 6), f32(9, 6), f32(9, 6), i32(3)),
-        r"rope: cos must have at most D / 2 = 3 columns, one for each pair that turns, got 6",
+        r"rope: cos must have at most D / 2 = 3 columns, one for each rotated pair, got 6",
     ),
     "rope positions": (
         lambda: F.rope(t(3, 2, 6), f32(9, 3), f32(9, 3), i32(4)),
@@ -221,7 +221,7 @@ BAD: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: attend(t(1, 4, 2, 8), t(1, 4, 2, 8), t(1, 4, 2, 8), softcap=-1.0),
         r"attention: softcap must be 0 \(none\) or from 1e-6 to 1e6, got -1.0",
     ),
-    "softcap": (lambda: CPU.softcap(f32(3), 0.0), r"softcap: cap must be positive, got 0; leave the call out"),
+    "softcap": (lambda: CPU.softcap(f32(3), 0.0), r"softcap: cap must be positive, got 0; without a cap, do not"),
     "loss softcap": (
         lambda: F.linear_cross_entropy(t(3, 4), f32(9, 4), i32(3), softcap=float("nan")),
         r"linear_cross_entropy: softcap must be 0 \(none\) or from 1e-6 to 1e6, got nan",

@@ -1,7 +1,7 @@
-"""Chat templates: conversations as the model sees them, and which part of that the assistant says.
+"""Chat templates: rendering conversations into the text that the model sees, and finding the assistant's part of it.
 
 Templates are rendered in a process of their own (`template_process.py`) by the engine of `template_engine.py`.
-Source of the behaviour: "Chat templates" in the documentation of transformers (apply_chat_template); which part counts
+The behaviour follows "Chat templates" in the documentation of transformers (apply_chat_template); the assistant's part
 is what TRL's training templates mark (tests/train/test_oracle_chat.py compares).
 """
 
@@ -24,12 +24,12 @@ Span = tuple[int, int]  # characters [start, end) of the rendered text
 
 
 class MessagesRefused(WgradError):
-    """The template cannot render these messages; it may well render others. The message names no file or line."""
+    """The template cannot render these messages, but may render others. The error names no file or line."""
 
 
 @dataclass(frozen=True)
 class Conversation:
-    """Variables of a template. tools: JSON schemas; options: further names that the template knows."""
+    """The variables of a template. tools: JSON schemas; options: further variables by name."""
 
     messages: Sequence[Message]
     tools: Sequence[Mapping[str, Any]] | None = None
@@ -39,7 +39,7 @@ class Conversation:
 
 @dataclass(frozen=True)
 class _Rendered:
-    """text, and what is known of its parts (see `TemplateProcess.render`)."""
+    """The rendered text and its parts (see `TemplateProcess.render`)."""
 
     text: str
     messages: list[tuple[int, int, int]] | None = None  # start, end, number of the message
@@ -49,7 +49,7 @@ class _Rendered:
 
     @cached_property
     def places(self) -> dict[int, list[Span]]:
-        """`messages` by their numbers."""
+        """The spans of each message, by its number."""
         found: dict[int, list[Span]] = {}
         for start, end, number in self.messages or ():
             found.setdefault(number, []).append((start, end))
@@ -60,9 +60,10 @@ class _Rendered:
 class _Shape:
     """How a template writes a turn of the assistant.
 
-    header: what each begins with and a generation prompt gives, never learnt; end: what ends one, whether others follow
-    or not; is_told: its loop writes each turn while it is at that message; unasked: the generation prompt where it
-    stands behind every conversation, asked for or not.
+    header: the text that begins each turn, and that a generation prompt also gives; it never counts for the loss.
+    end: the text that ends a turn, whether others follow or not.
+    is_told: the template's loop writes each turn while it is at that message.
+    unasked: the generation prompt if the template writes it after every conversation, else empty.
     """
 
     header: str
@@ -76,11 +77,10 @@ class ChatTemplate:
     """The templates of a tokenizer.
 
     Args:
-        source: one template, or templates by name, of which "tool_use" is for conversations with tools and "default"
-            for all others.
-        special_tokens: what a template may name, such as {"bos_token": "<s>"}.
-        strict: fit conversations to the template (see `_adapted`), and refuse those of which it leaves a turn out.
-            Otherwise they are rendered as transformers renders them.
+        source: one template, or templates by name: "tool_use" for conversations with tools, "default" for all others.
+        special_tokens: the tokens that a template may name, such as {"bos_token": "<s>"}.
+        strict: adapt conversations to the template (see `_adapted`), and refuse those of which it leaves out a turn.
+            Otherwise render them as transformers does.
 
     Raises:
         WgradError: the default template does not compile.
@@ -119,7 +119,7 @@ class ChatTemplate:
         except RecursionError:
             raise MessagesRefused("the messages are nested too deeply: flatten them") from None
         except TypeError as error:  # of Python or Parquet
-            raise MessagesRefused(f"the messages hold what JSON has not ({error}): give it as text") from None
+            raise MessagesRefused(f"the messages hold what JSON cannot express ({error}): give it as text") from None
         if "failure" in answer:
             line = f" (line {answer['line']} of the template)" if answer["line"] else ""
             verb = "refuses" if answer["failure"] == "refuse" else "fails on"
@@ -134,13 +134,13 @@ class ChatTemplate:
         )
 
     def render(self, conversation: Conversation | Sequence[Message], add_generation_prompt: bool = False) -> str:
-        """Messages as the model sees them. MessagesRefused: the template refuses them, or leaves a turn out."""
+        """Return the text that the model sees. MessagesRefused: the template refuses messages, or leaves out a turn."""
         if not isinstance(conversation, Conversation):
             conversation = Conversation(conversation)
         return self._render(self._adapted(conversation), add_generation_prompt).text
 
     def _render(self, conversation: Conversation, prompt: bool, learn: Sequence[int] | None = None) -> _Rendered:
-        """As `_ask`; where `strict`, MessagesRefused where a turn leaves nothing."""
+        """Render as `_ask` does; if `strict`, refuse a conversation of which a turn leaves nothing in the text."""
         if not self._strict:
             return self._ask(conversation, prompt, learn)
         forms = self._forms_for(conversation.tools)
@@ -154,7 +154,7 @@ class ChatTemplate:
         for number, parts in rendered.unseen.items():
             message = conversation.messages[number]
             if any(part not in parts for part in filled_parts(message)):
-                continue  # `left_out` tells of it
+                continue  # `left_out` reports it
             what = f"turn {number + 1} (role {_shown(message['role'])})"
             if not forms.knows(message["role"]):
                 known = f"the roles {forms.roles()}" if forms.roles() else "no role"
@@ -184,8 +184,8 @@ class ChatTemplate:
         return self._forms[source]
 
     def _adapted(self, conversation: Conversation) -> Conversation:
-        """The conversation as this template takes it: contents as text or as parts, arguments of calls as objects or as
-        text, `developer` as `system` where it knows that alone. MessagesRefused: a part that is no text."""
+        """Return the conversation in the form that the template takes: contents as text or as parts, arguments of calls
+        as objects or as text, `developer` as `system` if it only knows that. MessagesRefused: a part is not text."""
         if not self._strict:
             return conversation
         forms = self._forms_for(conversation.tools)
@@ -207,22 +207,23 @@ class ChatTemplate:
     def render_with_spans(
         self, conversation: Conversation, learn: Collection[int], lost: list[str] | None = None
     ) -> tuple[str, list[Span]]:
-        """Render a conversation and find what the assistant says in it.
+        """Render a conversation and find the spans of the assistant's turns.
 
-        A template with {% generation %} blocks says so itself. For any other the text is rendered up to each turn, with
-        the generation prompt, and up to its end: where both are prefixes of the whole, the turn is what lies between.
-        Where they are not (a template that writes a turn differently once others follow it), it is what the template's
-        loop writes while it is at that message, without what a generation prompt gives.
+        A template with {% generation %} blocks marks them itself. With any other, the conversation is rendered up to
+        each turn with the generation prompt, and up to the end of the turn: if both are prefixes of the whole text, the
+        turn is the text between. If not (the template writes a turn differently once others follow it), it is the text
+        that the template's loop writes while it is at that message, without the generation prompt.
 
         Args:
-            learn: numbers of the turns that are learnt, all of the assistant.
-            lost: gets the parts of these turns that the template removes.
+            conversation: the messages and further variables.
+            learn: numbers of the turns that count for the loss, all of the assistant.
+            lost: a list to which the parts of these turns are added that the template removes.
 
         Returns:
-            The text, and the characters of it that these turns stand for.
+            The text, and the spans of characters of these turns.
 
         Raises:
-            MessagesRefused: none of this tells the turns apart, or one of the conversation is left out.
+            MessagesRefused: none of these ways finds the turns, or the template leaves out a turn.
         """
         turns, conversation = sorted(learn), self._adapted(conversation)
         whole = self._render(conversation, False, turns)
@@ -244,7 +245,7 @@ class ChatTemplate:
     def _spans(
         self, whole: _Rendered, conversation: Conversation, turns: Sequence[int]
     ) -> list[tuple[int | None, list[Span]]]:
-        """Each of the turns with where it is said, in the order of the text."""
+        """Return each of the turns with its spans, in the order of the text."""
         last = len(conversation.messages) - 1
         if whole.generated:
             owned = [(_owner(span[0], whole.messages, last), [span]) for span in whole.generated]
@@ -258,7 +259,7 @@ class ChatTemplate:
         def by_loop(turn: int) -> list[Span]:
             return _spans_by_loop(whole, turn, turn == last, shape) if whole.messages and shape.is_told else []
 
-        # Of a long conversation few turns are told by prefixes; the loop must tell those as well.
+        # In a long conversation only some turns are checked by prefixes; the loop must find the same spans for those.
         checked = set(checked_turns(turns, last + 1))
         is_right = len(checked) == len(turns) or all(by_loop(t) == [s] for t, s in whole.prefixes.items() if t > 0)
         spans: list[tuple[int | None, list[Span]]] = []
@@ -277,7 +278,7 @@ class ChatTemplate:
         return spans
 
     def _shape(self, conversation: Conversation) -> _Shape:
-        """How this template writes a turn of the assistant."""
+        """Return how this template writes a turn of the assistant."""
         parts = any(isinstance(m.get("content"), list) for m in conversation.messages)
         key = (self._source(conversation.tools), parts)
         if key not in self._shapes:
@@ -285,8 +286,8 @@ class ChatTemplate:
         return self._shapes[key]
 
     def _find_shape(self, parts: bool, tools: Any) -> _Shape:
-        """Seen in a short conversation with two answers: a template may give more in the prompt for the last turn only
-        (an empty thought), which is then learnt where it is rendered."""
+        """Find out from a short conversation with two answers. A template may write more in the prompt of the last turn
+        only (an empty thought); wherever it is rendered, that counts for the loss."""
         bos = self.special_tokens.get("bos_token", "")
 
         def message(role: str, text: str) -> dict[str, Any]:
@@ -317,7 +318,7 @@ class ChatTemplate:
             is_told = is_told and text.count("\u2042") == text.count(words) <= 1
         texts = (once.text.removesuffix(unasked), both.text)
         ends = [text.partition("\u2042That0.")[2] for text in texts]
-        # A thought counts from its opening tag on, whoever opens it; a tag that a turn may close instead is its own.
+        # A thought counts from its opening tag on, even if the prompt opens it; an incomplete tag belongs to the turn.
         ended = _whole_tags(commonprefix(ends)).rstrip(" ")
         return _Shape(_whole_tags(prompt.split(THOUGHT)[0]), ended, bos, is_told, unasked)
 
@@ -327,7 +328,7 @@ def _shown(role: str) -> str:
 
 
 def _as_template_sees(message: Message) -> dict[str, Any]:
-    """As transformers hands a message on: keys of null are left out, a reasoning is there under its usual names."""
+    """Return the message as transformers passes it on: without nulls, its reasoning under every usual name."""
     kept = {key: value for key, value in message.items() if value is not None}
     reasoning = next((kept[name] for name in REASONING if name in kept), None)
     if reasoning is None:
@@ -336,7 +337,7 @@ def _as_template_sees(message: Message) -> dict[str, Any]:
 
 
 def _owner(place: int, ranges: list[tuple[int, int, int]] | None, last: int) -> int | None:
-    """The message that the character at `place` belongs to: the last one behind the loop; None: not known."""
+    """Return the message that the character at `place` belongs to (after the loop: the last), or None if unknown."""
     if not ranges:
         return None
     if place >= ranges[-1][1]:
@@ -345,7 +346,7 @@ def _owner(place: int, ranges: list[tuple[int, int, int]] | None, last: int) -> 
 
 
 def _spans_by_loop(whole: _Rendered, turn: int, is_last: bool, shape: _Shape) -> list[Span]:
-    """Where the turn is said, by the passes through the template's loop; empty where none is at this turn."""
+    """Return the spans of a turn from the passes through the template's loop; empty if none was at this turn."""
     assert whole.messages is not None
     text = whole.text.removesuffix(shape.unasked)
     behind = whole.messages[-1][1]
@@ -365,7 +366,7 @@ def _spans_by_loop(whole: _Rendered, turn: int, is_last: bool, shape: _Shape) ->
 
 
 def _still_to_come(text: str, at: int, end: str) -> int:
-    """How many characters behind `at` are the rest of `end`, which the next turn writes."""
+    """Return how many characters after `at` are the rest of `end`, which the next turn writes."""
     for size in range(len(end), -1, -1):
         if text.endswith(end[:size], 0, at) and text.startswith(end[size:], at):
             return len(end) - size
@@ -373,7 +374,7 @@ def _still_to_come(text: str, at: int, end: str) -> int:
 
 
 def _whole_tags(text: str) -> str:
-    """Without the begin of a tag at its end."""
+    """Remove an incomplete tag from the end of a text."""
     for opening, closing in ("<>", "[]"):
         if text.rfind(opening) > text.rfind(closing):
             text = text[: text.rfind(opening)]
@@ -381,18 +382,18 @@ def _whole_tags(text: str) -> str:
 
 
 def _given(text: str, opens: bool, header: str, bos: str) -> int:
-    """How many characters at the beginning of a turn are not said by the assistant. opens: the turn is the first, and
-    what the template writes before all turns (bos, a system prompt of its own) may be part of it."""
+    """Return how many characters at the start of a turn were not written by the assistant. opens: the turn is the
+    first, so its text may include what the template writes before all turns (bos, a default system prompt)."""
     if header and opens and header in text:
         return text.index(header) + len(header)
     blanks = len(text) - len(text.lstrip())
     for place in (0, blanks):
-        for wanted in (header, header.rstrip()):  # a turn may have nothing behind the header, not even its newline
+        for wanted in (header, header.rstrip()):  # a turn may have nothing after the header, not even a newline
             if wanted and text.startswith(wanted, place):
                 return place + len(wanted)
     return len(bos) if opens and bos and text.startswith(bos) else 0
 
 
 def _tail(rendered: _Rendered) -> str:
-    """Text that the template writes after the loop over the messages."""
+    """Return the text that the template writes after the loop over the messages."""
     return rendered.text[rendered.messages[-1][1] :] if rendered.messages else ""

@@ -1,7 +1,7 @@
 """Questions of a file with their choices, tokenised as lm-eval does.
 
 A record is {"question": "...", "choices": ["...", ...], "answer": 1}: `answer` is the number of the right choice, from
-0, or its text. Other keys are passed over. What is scored is the question, a blank, and a choice; before it stand
+0, or its text. Other keys are ignored. The text that is scored is the question, a blank and a choice, preceded by
 `shots` other questions with their answers. In a chat template a question is a user's turn and an answer the model's.
 Source: lm-eval 0.4.13, a task of output_type multiple_choice with target_delimiter " " and fewshot_delimiter "\\n\\n"
 (api/task.py, api/samplers.py, api/model.py).
@@ -29,7 +29,7 @@ _DELIMITER, _BETWEEN_SHOTS = " ", "\n\n"
 
 @dataclass(frozen=True)
 class Choice:
-    """ids: the question's tokens and behind them `count` of the choice; characters: of the choice's own text."""
+    """A choice after its question. ids: tokens of both; count: tokens of the choice; characters: of its text."""
 
     ids: tuple[int, ...]
     count: int
@@ -38,7 +38,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Question:
-    """Its choices, and the number of the right one."""
+    """The choices of a question, and the number of the right one."""
 
     choices: list[Choice]
     answer: int
@@ -46,7 +46,7 @@ class Question:
 
 @dataclass(frozen=True)
 class _Record:
-    """A record that is right; value: the whole of it; line: where it stands."""
+    """A checked record. answer: number of the right choice; value: the record as read; line: its line in the file."""
 
     question: str
     choices: list[str]
@@ -58,9 +58,17 @@ class _Record:
 def read_questions(
     options: ChoiceOptions, tokenizer: Tokenizer, longest: int, seed: int, progress: Progress | None = None
 ) -> tuple[list[Question], tuple[str, ...]]:
-    """All questions of --choices, or of standard input for "-", and what a user should know of the file. Blank lines
-    are passed over. longest: most tokens of a choice; seed: by which shots are drawn. WgradError, naming the first
-    record that is wrong."""
+    """Return the questions of --choices ("-": standard input), and notes for the user about the file.
+
+    Blank lines are skipped.
+
+    Args:
+        longest: most tokens of a choice.
+        seed: seed of the choice of shots.
+
+    Raises:
+        WgradError: a record is wrong; the error names the first such line.
+    """
     records, name, notes = _read(options.choices, "--choices", progress)
     pool = records
     if options.shots_from:
@@ -103,7 +111,7 @@ def _record(value: dict[str, Any], line: int) -> _Record:
         raise WgradError(f"needs 'question', 'choices' and 'answer'; it has {keys_of(value)}")
     question, texts = text_of(value["question"], "question"), value["choices"]
     if not question.strip():
-        raise WgradError("'question' is blank: write what the choices follow")
+        raise WgradError("'question' is blank: write the text that the choices follow")
     if not isinstance(texts, list) or len(texts) < 2:
         raise WgradError(f"'choices' must be a list of at least two texts; got {_amount(texts)}")
     for number, text in enumerate(texts):
@@ -111,10 +119,9 @@ def _record(value: dict[str, Any], line: int) -> _Record:
     return _Record(question, texts, _answer(value["answer"], texts), value, line)
 
 
-# ---- what stands before the choices ------------------------------------------------------------
+# ---- the text before the choices ---------------------------------------------------------------
 def _drawer(pool: Sequence[_Record], options: ChoiceOptions, seed: int) -> Callable[[_Record], list[_Record]]:
-    """-> the shots of a question. Questions are to be asked for in their order: what is drawn goes on from one to the
-    next."""
+    """Return a function from a question to its shots. Call it in the order of the questions: draws are sequential."""
     generator, shots, own = random.Random(seed), options.shots, not options.shots_from
 
     def without(record: _Record, records: Iterable[_Record]) -> Iterator[_Record]:
@@ -124,7 +131,7 @@ def _drawer(pool: Sequence[_Record], options: ChoiceOptions, seed: int) -> Calla
         if options.shots_order == "first":
             found = list(islice(without(record, pool), shots))
         else:
-            # One more than needed, for the question itself may be among them; where it is there twice, too few remain.
+            # One more than needed, since the question itself may be drawn. If it is drawn twice, draw from the rest.
             drawn = generator.sample(pool, shots + own) if len(pool) >= shots + own else ()
             found = list(without(record, drawn))[:shots]
             if len(found) < shots and len(rest := list(without(record, pool))) >= shots:
@@ -139,7 +146,7 @@ def _drawer(pool: Sequence[_Record], options: ChoiceOptions, seed: int) -> Calla
 
 
 def _context(record: _Record, shots: Sequence[_Record], options: ChoiceOptions, tokenizer: Tokenizer) -> str:
-    """All that a choice follows."""
+    """Return the text before a choice: shots and question."""
     if not options.chat:
         solved = [f"{s.question}{_DELIMITER}{s.choices[s.answer]}{_BETWEEN_SHOTS}" for s in shots]
         return "".join(solved) + record.question
@@ -154,13 +161,13 @@ def _context(record: _Record, shots: Sequence[_Record], options: ChoiceOptions, 
 
 
 def _question(record: _Record, prompt: str, delimiter: str, tokenizer: Tokenizer, longest: int) -> Question:
-    # Blanks at the end of a question are the begin of the choice: tokenizers join them to the word behind.
+    # Blanks at the end of a question count to the choice, since tokenizers join them to the word that follows.
     context = prompt.rstrip()
     begins = tokenizer.special_tokens.get("bos_token") or tokenizer.special_tokens.get("eos_token")
     special = begins is None or not context.startswith(begins)
     before = tokenizer.encode(context, add_special_tokens=special)
     if not before:
-        raise WgradError("'question' has no token: write what the choices follow")
+        raise WgradError("'question' has no token: write the text that the choices follow")
     choices = []
     for number, text in enumerate(record.choices):
         ids = tokenizer.encode(prompt + delimiter + text, add_special_tokens=special)

@@ -131,8 +131,8 @@ def fill_with_layers(
 ) -> Plan:
     """Return a plan in which the weights of as many layers stay on the device as the limit allows.
 
-    found: a plan with streamed weights. each: mean bytes of a layer's weights. layers: of the model. limit: bytes that a
-    plan may take. fitting: plans a run; None where it does not fit.
+    found: a plan with streamed weights. each: mean bytes of a layer's weights. layers: of the model. limit: bytes that
+    a plan may take. fitting: plans a run; None where it does not fit.
     """
     there = found.config.resident_layers or 0
 
