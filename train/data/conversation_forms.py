@@ -1,7 +1,7 @@
-"""Conversations as data sets write them, and records of questions with answers, as messages of a chat template.
+"""Conversations, and questions with answers, in the forms of common data sets, as messages of a chat template.
 
-Source of the forms: the data sets Alpaca, Dolly, OpenOrca and ShareGPT on the Hugging Face hub, OpenAI's fine-tuning
-files, and the documentation of LLaMA-Factory and Axolotl; roles that their descendants added are known.
+The forms are those of the data sets Alpaca, Dolly, OpenOrca and ShareGPT on the Hugging Face hub, of OpenAI's
+fine-tuning files, and of the documentation of LLaMA-Factory and Axolotl, with the roles that derived data sets use.
 """
 
 from __future__ import annotations
@@ -33,18 +33,19 @@ _ROLES = {
     **dict.fromkeys(("tool", "observation", "tool_response", "tool_result"), "tool"),
     **dict.fromkeys(("function", "function_response", "function-response"), "tool"),
 }
-# Of turns with 'role', which a template may know under names of its own, only these are certain.
+# In turns with 'role', a template may have roles of its own; only these are renamed.
 _OF_MESSAGES = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", **dict.fromkeys(_CALLS, "assistant")}
 _OF_A_TURN = {"from", "value", *LEARNT, *NOT_LEARNT, *DETAILS}
-# Of turns with 'role'; whatever else a template names it reads.
+# The keys that are read of turns with 'role', besides those that the template names.
 _OF_A_MESSAGE = {"role", "content", "name", "tool_calls", "tool_call_id", "function_call", *REASONING}
 _OF_A_MESSAGE |= {*LEARNT, *NOT_LEARNT, *DETAILS}
 
 
 def conversation_form(keys: Keys) -> tuple[str, list[dict[str, Any]] | None]:
-    """-> the form that a record has, "" where that is not worth a word, and its messages; None where it has none.
+    """Return the name of a record's form ("" if it needs no note), and its messages, or None if it has none.
 
-    WgradError: a part of the wrong type, an unknown role, a history (of which nothing says what is to be learnt).
+    Raises:
+        WgradError: a part of the wrong type, an unknown role, or a history, whose turns nothing marks for the loss.
     """
     if "messages" in keys:
         return "", with_system(turns_of(keys.get("messages"), "messages", keys), keys)
@@ -75,7 +76,7 @@ def _question_and_answer(keys: Keys) -> tuple[str, list[dict[str, Any]]]:
 
 
 def question_turns(keys: Keys) -> list[dict[str, Any]]:
-    """The turns of the system and the user. The input stands below the question, an empty line between."""
+    """Return the turns of the system and the user. The input follows the question after an empty line."""
     if is_filled(keys.get("history")):
         raise WgradError("'history' of an Alpaca record is not read: give the conversation as 'messages'")
     question, more = keys.named(QUESTIONS), keys.named(INPUTS)
@@ -87,12 +88,16 @@ def question_turns(keys: Keys) -> list[dict[str, Any]]:
 
 
 def _filled(part: Any) -> Any:
-    """A part that may be missing: null is no text, as it is in a table."""
+    """Return an optional text, "" for null (an empty cell of a table)."""
     return "" if part is None else part
 
 
 def with_system(turns: list[dict[str, Any]], keys: Keys) -> list[dict[str, Any]]:
-    """The turns, a system prompt of the record in front. What they ask is noted. WgradError: they have another one."""
+    """Put the record's system prompt before its turns, and note the texts that are not the assistant's in `keys.asked`.
+
+    Raises:
+        WgradError: the turns begin with another system prompt.
+    """
     name = keys.named(SYSTEMS)
     text = _text(_filled(keys.get(name)), name) if name else ""
     first = turns[0] if turns else {}
@@ -108,7 +113,11 @@ def with_system(turns: list[dict[str, Any]], keys: Keys) -> list[dict[str, Any]]
 
 # ---- turns -------------------------------------------------------------------------------------
 def turns_of(value: Any, name: str, keys: Keys) -> list[dict[str, Any]]:
-    """The messages of a list of turns, whether they have 'role' and 'content' or 'from' and 'value'. WgradError."""
+    """Return the messages of a list of turns with 'role' and 'content', or 'from' and 'value'.
+
+    Raises:
+        WgradError: it is not such a list.
+    """
     what = "messages" if name in ("messages", "prompt", "completion", "chosen", "rejected") else "turns"
     if isinstance(value, str) and name in ("messages", *CONVERSATIONS) and value.lstrip().startswith("["):
         value = parse_json_text(value, repr(name))  # tables and some files have it so
@@ -147,7 +156,7 @@ def _message(turn: Any, number: int, name: str, keys: Keys) -> dict[str, Any]:
 
 
 def _calls(value: Any, number: int) -> list[dict[str, Any]]:
-    """The tool calls of a turn: one call or a list of them, as objects or as JSON text."""
+    """Return the tool calls of a turn: one call or a list of them, as objects or as JSON text."""
     where = f"the function call of turn {number}"
     if isinstance(value, str):
         value = parse_json_text(value, where)

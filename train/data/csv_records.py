@@ -1,4 +1,4 @@
-"""Records of CSV: rows are cut before anything is decoded, so that no file is held as a whole."""
+"""Records of CSV. Rows are separated before they are decoded, so that no file is in memory whole."""
 
 from __future__ import annotations
 
@@ -21,8 +21,10 @@ _OR_MESSAGES = ("prompt", "completion", "chosen", "rejected")  # may be text, to
 
 
 def delimiter_of(start: bytes, usual: str, columns: Mapping[str, str]) -> str:
-    """Return the delimiter, judged by the header: where names of columns of which a record is made come out, else
-    where most cells do. start: of the file; usual: where nothing tells; columns: those of --columns."""
+    """Return the delimiter with which the header has the names of a record's columns, else the most cells.
+
+    start: the first bytes of the file; usual: the delimiter to prefer; columns: the mapping of --columns.
+    """
     line = start.partition(b"\n")[0]
     if told := _SEPARATOR.fullmatch(line):
         return told[1].decode("latin-1")
@@ -32,7 +34,7 @@ def delimiter_of(start: bytes, usual: str, columns: Mapping[str, str]) -> str:
 
 
 def looks_like_csv(start: bytes, columns: Mapping[str, str]) -> bool:
-    """Return whether a file that begins so has a header of plain names, more than one, of which a record is made."""
+    """Return whether these first bytes of a file are a header of several plain names that include a record's."""
     line, newline, _ = start.partition(b"\n")
     names = _cells(line, delimiter_of(start, ",", columns))
     plain = isinstance(names, list) and len(names) > 1 and all(re.fullmatch(r"\w+", name) for name in names)
@@ -52,11 +54,17 @@ def csv_rows(
     columns: Mapping[str, str] = MappingProxyType({}),
     remarks: list[str] | None = None,
 ) -> Numbered:
-    """A record of each row, under the names of the first; columns that no record has are left out, as are empty cells
-    where JSON belongs.
+    """Yield a record for each row, with the names of the first row as keys.
 
-    lines: numbered, without their newlines. columns: those of --columns. remarks: gets what a user should know.
-    WgradError where the header has no names of which a record is made, or a quote is never closed.
+    Columns that are not part of a record are left out, as are empty cells where JSON is expected.
+
+    Args:
+        lines: numbered lines without their newlines.
+        columns: the mapping of --columns.
+        remarks: a list to which notes for the user are added.
+
+    Raises:
+        WgradError: the header does not name the columns of a record, or a quote is never closed.
     """
     csv.field_size_limit(LONGEST_ROW)
     names, read = list[str](), set[str]()
@@ -79,8 +87,10 @@ def csv_rows(
 
 
 def _ends_in_quotes(line: bytes, delimiter: bytes, is_quoted: bool) -> bool:
-    """Return whether the next line goes on with a quoted cell. is_quoted: this one does. A quote opens a cell at its
-    beginning alone: one within is the cell's own."""
+    """Return whether the line ends within a quoted cell. is_quoted: whether it begins in one.
+
+    Only a quote at the start of a cell opens it; another one is part of the cell.
+    """
     at = 0
     while b'"' in line[at:]:
         if not is_quoted:
@@ -92,7 +102,7 @@ def _ends_in_quotes(line: bytes, delimiter: bytes, is_quoted: bool) -> bool:
         else:
             at = line.find(b'"', at) + 1
             if line[at : at + 1] == b'"':
-                at += 1  # a doubled one
+                at += 1  # a doubled quote
             else:
                 is_quoted = False
                 at = line.find(delimiter, at) + 1
@@ -102,7 +112,7 @@ def _ends_in_quotes(line: bytes, delimiter: bytes, is_quoted: bool) -> bool:
 
 
 def _joined_rows(lines: Iterable[tuple[int, Record]], delimiter: str, where: str) -> Iterator[tuple[int, bytes | str]]:
-    """Lines, those of which a quoted cell goes on put together."""
+    """Yield rows: lines, joined where a quoted cell continues on the next line."""
     row, start, size, is_quoted, mark = bytearray(), 1, 0, False, delimiter.encode()
     for number, line in lines:
         start = start if is_quoted else number
@@ -120,7 +130,7 @@ def _joined_rows(lines: Iterable[tuple[int, Record]], delimiter: str, where: str
 
 
 def _cells(row: bytes, delimiter: str) -> list[str] | str:
-    """Cells of a row, [] of a blank one; or why it has none."""
+    """Return the cells of a row ([] for a blank one), or the reason why it cannot be read."""
     if b"\0" in row:
         return "a NUL character, so it is not text: remove it"
     try:

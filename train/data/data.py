@@ -1,9 +1,8 @@
-"""Training data: records or plain text -> documents of token ids with a mark on each token that is to be learnt.
+"""Training data: reading records or plain text into documents of token ids with a loss mask.
 
-What a file may be is said in `data_files.py`, how its records become documents in `record_documents.py`. Plain text
-(.txt, .md) is one stream of tokens, cut into pieces of seq_len. Everything is read and checked before anything is
-trained; a file is never held as a whole, nor what the tokenizer makes of it (some 200 bytes a character): see
-`text_windows.py`.
+`data_files.py` describes the kinds of files, `record_documents.py` how records become documents. Plain text (.txt, .md)
+is one stream of tokens, cut into pieces of seq_len. All data is read and checked before training starts. Neither a
+file nor the tokenizer's output for it (some 200 bytes per character) is in memory whole: see `text_windows.py`.
 """
 
 from __future__ import annotations
@@ -39,22 +38,22 @@ from wgrad.train.options.record_names import columns_of
 
 @dataclass(frozen=True)
 class Dataset:
-    """Documents to train on and documents held out, with what a user should know about how they came about."""
+    """Documents to train on and documents held out, with notes for the user about how they were read."""
 
     train: Sequence[Any]  # Document, or Pair
     held_out: Sequence[Any]
-    examples: int  # in all
-    tokens: int  # their tokens, after truncation
+    examples: int  # both together
+    tokens: int  # of all examples, after truncation
     truncated: int  # examples that were longer than seq_len
-    cut_tokens: int  # tokens that they lost
-    left_out: int = 0  # examples of which nothing to learn was left then; not in `examples`
+    cut_tokens: int  # tokens that truncation removed
+    left_out: int = 0  # examples without a token in the loss after truncation; not counted in `examples`
     bad_lines: int = 0  # lines that could not be used
-    remarks: tuple[str, ...] = ()  # what files were taken for, the first bad lines
-    mix: Mix | None = None  # of `train`, where sources have weights
-    turns: str = ""  # of conversations: how many of each role are trained on and read
+    remarks: tuple[str, ...] = ()  # the kinds of the files, the first bad lines
+    mix: Mix | None = None  # of `train`, if sources have weights
+    turns: str = ""  # of conversations: how many turns of each role are trained on and read
 
     def summary(self) -> str:
-        """One line for people."""
+        """Return one line for the user."""
         line = f"{len(self.train)} examples to train on, {len(self.held_out)} held out, {self.tokens} tokens"
         if self.truncated:
             line += f"; {self.truncated} truncated to --max-length (lost {self.cut_tokens} tokens)"
@@ -72,13 +71,19 @@ def load_data(
     given: Mapping[str, Records] | None = None,
     stdin: Path | None = None,
 ) -> Dataset:
-    """Read --data (and --eval-data), tokenise, truncate to seq_len, split. Raises WgradError naming file and line.
+    """Read --data (and --eval-data), tokenise, truncate to seq_len, and split.
 
-    The split takes max(1, round(eval_fraction * n)) of n documents, chosen by the seed alone; with --eval-data or a
-    fraction of 0 none are taken from the training data. Bad lines are skipped, counted and listed, or the first one is
-    an error (--on-bad-line), as it is where most lines are bad. progress: called with how many hundredths of a file are
-    read, and 100; never where nobody knows its size. given: records, by what stands for their file in an option. stdin:
-    a copy of standard input.
+    The split holds out max(1, round(eval_fraction * n)) of n documents, chosen by the seed alone; with --eval-data or a
+    fraction of 0 it holds out none. Bad lines are skipped, counted and listed; with --on-bad-line stop, or if most
+    lines are bad, the first one is an error.
+
+    Args:
+        progress: called with the percentage of a file that is read, and 100; not called for standard input.
+        given: records, by the placeholder that an option has instead of a file.
+        stdin: a copy of standard input.
+
+    Raises:
+        WgradError: the data cannot be used; the error names file and line.
     """
     sources = sources_of(config.data)
     if config.eval_data == STDIN in [source.path for source in sources]:
@@ -121,7 +126,7 @@ def load_data(
 
 
 def _turns(turns: Counter[tuple[str, bool]]) -> str:
-    """How many turns of each role are learnt and only read, in words; "" where there are none."""
+    """Describe how many turns of each role are trained on and only read; "" if there are none."""
     found = []
     for is_learnt, what in ((True, "trained on"), (False, "read")):
         counts = Counter({role: count for (role, learnt), count in turns.items() if learnt == is_learnt})
@@ -134,7 +139,8 @@ def _turns(turns: Counter[tuple[str, bool]]) -> str:
 def _mix(
     sources: Sequence[Source], sizes: Sequence[int], documents: Sequence[Example], train: Sequence[Example]
 ) -> tuple[Mix | None, list[str]]:
-    """sizes: documents of each source -> the mix of those to train on, and a line where there are several sources."""
+    """Return the mix of the documents to train on (None without weights), and a line about it if there are several
+    sources. sizes: number of documents of each source."""
     if len(sources) == 1:
         return None, []
     numbers = train.chosen if isinstance(train, ChosenDocuments) else np.arange(len(documents))
@@ -154,7 +160,7 @@ def _mix(
 def _split(
     documents: Sequence[Example], config: RunOptions, skipped: int
 ) -> tuple[Sequence[Example], Sequence[Example]]:
-    """skipped: invalid lines."""
+    """Return the documents to train on, and those held out. skipped: number of invalid lines."""
     if config.eval_fraction == 0:
         return documents, ()
     number = max(1, round(config.eval_fraction * len(documents)))
@@ -164,7 +170,7 @@ def _split(
             f"--eval-fraction: {config.eval_fraction:g} of {len(documents)} example(s) in {' '.join(config.data)}{bad} "
             "leaves none to train on: give more data, --eval-data FILE, or --eval-fraction 0"
         )
-    # The last word tells this generator from the one that orders the epochs.
+    # The last number makes this generator differ from the one that orders the epochs.
     generator = np.random.Generator(np.random.PCG64([config.seed, 0, 1]))
     is_held_out = np.zeros(len(documents), bool)
     is_held_out[generator.permutation(len(documents))[:number]] = True
@@ -182,7 +188,7 @@ def _load_file(
     given: Mapping[str, Records],
     stdin: Path | None,
 ) -> Sequence[Example]:
-    """path: a file, standard input, or a folder of files, all of them plain text or none."""
+    """Read the examples of a file, standard input, or a folder of files, either all plain text or none."""
     if path in given:
         return read_records(given_records(path, option, given[path]), config, tokenizer, tally)
     refuse_placeholder(path, option)
@@ -216,7 +222,7 @@ def _load_file(
 
 # ---- plain text --------------------------------------------------------------------------------
 def _cut_stream(file: DataFile, seq_len: int, tokenizer: Tokenizer) -> Documents[Any]:
-    """Pieces of the one stream. Newlines are kept as they are, but for \\r\\n, which becomes \\n."""
+    """Tokenise plain text as one stream, and cut it into pieces of seq_len. \\r\\n becomes \\n."""
     ids = array("i")
     is_blank = True
 
@@ -231,7 +237,7 @@ def _cut_stream(file: DataFile, seq_len: int, tokenizer: Tokenizer) -> Documents
     if is_blank:
         raise file.empty()
     if ids and ids[-1] == tokenizer.eos_id:
-        ids.pop()  # a stream that is cut anywhere has no end worth learning
+        ids.pop()  # pieces are cut anywhere, so the end of the stream means nothing
     try:
         tokenizer.check_ids(ids)
     except WgradError as error:

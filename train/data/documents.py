@@ -1,4 +1,4 @@
-"""Training examples kept in a few flat arrays: a file of a million lines is not a million small arrays."""
+"""Training examples in a few flat arrays, instead of small arrays for each of a file's millions of lines."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ T = TypeVar("T", bound=Example, covariant=True)
 
 
 class Documents(Sequence[T]):
-    """A sequence of documents, or of pairs of them, each made when it is asked for."""
+    """A sequence of documents or pairs of documents, each made when it is read."""
 
     def _get(self, index: int) -> T:
         raise NotImplementedError
@@ -33,8 +33,10 @@ class Documents(Sequence[T]):
 
 
 class LineDocuments(Documents[Document]):
-    """Documents of the lines of a file: 5 bytes a token and 17 a line. `add` them, then read them. seq_len: tokens of a
-    document at most; more that are added are `Document.beyond`."""
+    """Documents of the lines of a file, in 5 bytes per token and 17 per line. `add` all, then read.
+
+    seq_len: most tokens of a document; further ones become `Document.beyond`.
+    """
 
     def __init__(self, name: str, seq_len: int) -> None:
         self._name, self._seq_len = name, seq_len
@@ -42,7 +44,7 @@ class LineDocuments(Documents[Document]):
         self._ends, self._lines, self._labels = array("q", [0]), array("q"), array("b")
 
     def add(self, ids: np.ndarray, loss_mask: np.ndarray, line: int, label: int = 0) -> None:
-        """ids int32 [n], loss_mask bool [n], line: number of the line that they are of; label: `Document`'s."""
+        """Append a document. ids: int32 [n]; loss_mask: bool [n]; line: number of its line; label: as in `Document`."""
         self._ids.frombytes(np.ascontiguousarray(ids, np.int32).tobytes())
         self._loss_mask += np.ascontiguousarray(loss_mask, np.bool_).tobytes()
         self._ends.append(len(self._ids))
@@ -61,7 +63,7 @@ class LineDocuments(Documents[Document]):
 
 
 class PairDocuments(Documents[Pair]):
-    """Documents two by two, each time a chosen one and the rejected one behind it."""
+    """Pairs of documents that alternate between chosen and rejected."""
 
     def __init__(self, documents: Sequence[Document]) -> None:
         self._documents = documents
@@ -74,10 +76,10 @@ class PairDocuments(Documents[Pair]):
 
 
 class StreamDocuments(Documents[Document]):
-    """Pieces of at most `length` tokens of one stream, each predicting every one of its tokens exactly once.
+    """Pieces of at most `length` tokens of one stream, which together predict each of its tokens exactly once.
 
-    Where the stream begins with bos (`has_bos`), each piece does; else it begins with the last token of the piece
-    before. stream: int32, 4 bytes a token and no more.
+    If the stream begins with bos (`has_bos`), each piece does; else a piece begins with the last token of the piece
+    before. stream: int32.
     """
 
     def __init__(self, name: str, stream: np.ndarray, length: int, has_bos: bool) -> None:
@@ -96,7 +98,7 @@ class StreamDocuments(Documents[Document]):
 
 
 class ChosenDocuments(Documents[Example]):
-    """Those of other documents that are numbered in `chosen`, in that order."""
+    """The documents of a sequence with the indices `chosen`, in that order."""
 
     def __init__(self, documents: Sequence[Example], chosen: np.ndarray) -> None:
         self._documents, self.chosen = documents, chosen
@@ -109,7 +111,7 @@ class ChosenDocuments(Documents[Example]):
 
 
 class JoinedDocuments(Documents[Example]):
-    """Those of several sequences, one behind the other."""
+    """Several sequences of documents, concatenated."""
 
     def __init__(self, parts: Sequence[Sequence[Example]]) -> None:
         self._parts, self._ends = parts, np.cumsum([len(part) for part in parts])

@@ -1,7 +1,8 @@
-"""A tokenizer of pieces, as SentencePiece's BPE in a tokenizer.json, for a GGUF file: its model `llama`, or `gemma4`.
+"""Writing SentencePiece's BPE (pieces, not bytes) from a tokenizer.json into a GGUF file, as model `llama` or `gemma4`.
 
-With scores llama.cpp joins the neighbours whose piece has the highest one, whatever the two are: a tokenizer.json does
-so too where it has every way to make a piece, and those of one piece follow one another. Others have merges there.
+With scores, llama.cpp joins the neighbours whose joint piece has the highest score, whatever the two are. Merges of a
+tokenizer.json mean the same only if every way to form a piece is a merge, and the merges of one piece are consecutive.
+Other tokenizers are written with their merges.
 Source: github.com/ggml-org/llama.cpp, src/llama-vocab.cpp.
 """
 
@@ -12,15 +13,15 @@ from typing import Any
 
 _SPACE = "\u2581"
 _BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
-_NEVER = -1e9  # the score of what no merge makes
+_NEVER = -1e9  # the score of pieces that no merge forms
 _PREPEND = {"type": "Prepend", "prepend": _SPACE}
 _REPLACE = {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}
-# Of Gemma: what it would cut is no space any more.
+# Gemma's pre-tokenizer has no effect: the spaces that it would cut at are already replaced.
 _NO_CUTS = (None, {"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious", "invert": False})
 
 
 def space_prefix(raw: Mapping[str, Any]) -> bool | None:
-    """Return whether a tokenizer.json puts a space in front of a text; None: it is none of pieces."""
+    """Return whether a tokenizer.json puts a space before a text; None: it is not a tokenizer of pieces."""
     model, normalizer, cuts = raw.get("model") or {}, raw.get("normalizer"), raw.get("pre_tokenizer")
     steps = normalizer.get("normalizers", [normalizer]) if isinstance(normalizer, dict) else []
     if model.get("type") != "BPE" or model.get("ignore_merges") or not model.get("byte_fallback"):
@@ -34,17 +35,17 @@ def space_prefix(raw: Mapping[str, Any]) -> bool | None:
         prefix = {"[]": False, str([_PREPEND]): True}.get(str(steps[:-1]))
     else:
         prefix = None
-    # llama.cpp puts a space in front of what follows such a token as well.
+    # llama.cpp also puts a space before the text that follows such a token.
     return None if prefix and any(token["normalized"] for token in raw.get("added_tokens") or []) else prefix
 
 
 def scores_of(raw: Mapping[str, Any]) -> dict[str, float] | None:
-    """Each piece's score; None: no scores join as the merges do."""
+    """Return each piece's score; None: no scores join pieces as the merges do."""
     vocabulary, order, seen = raw["model"]["vocab"], dict[str, int](), set[tuple[str, str]]()
     added = {token["content"] for token in raw.get("added_tokens") or []}
     last = ""
     for left, right in _pairs(raw):
-        if (piece := left + right) in added:  # which a text is searched for before anything is joined
+        if (piece := left + right) in added:  # found in a text before any pieces are joined
             continue
         if piece != last and piece in order:
             return None
@@ -64,15 +65,17 @@ def _pairs(raw: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def by_lines(raw: Mapping[str, Any]) -> bool:
-    """Return whether no merge goes across the end of a line, as none does in `gemma4`."""
+    """Return whether no merge crosses the end of a line, as `gemma4` requires."""
     return all(set(left + right) == {"\n"} or "\n" not in left + right for left, right in _pairs(raw))
 
 
 def write_pieces(writer: Any, gguf: Any, raw: Mapping[str, Any], vocabulary: int, prefix: bool, begins: bool) -> bool:
-    """Enter the pieces of a tokenizer.json, for a model of so many tokens, with scores, or else with the merges.
-    begins: texts begin with a token. False: neither would do."""
+    """Write the pieces of a tokenizer.json with scores, or else with merges; return False if neither is possible.
+
+    vocabulary: number of tokens of the model; prefix: see `space_prefix`; begins: texts begin with a special token.
+    """
     scores = scores_of(raw)
-    if scores is None and (prefix or not begins or not by_lines(raw)):  # as `gemma4` has it
+    if scores is None and (prefix or not begins or not by_lines(raw)):  # `gemma4` would differ
         return False
     tokens = {id_: text for text, id_ in raw["model"]["vocab"].items()}
     kinds = dict.fromkeys(tokens, gguf.TokenType.NORMAL)

@@ -1,5 +1,5 @@
-"""A tokenizer of Hugging Face as llama.cpp reads it from a GGUF file: byte-level BPE that cuts words in a way it knows,
-or BPE of pieces.
+"""Writing a tokenizer of Hugging Face into a GGUF file: byte-level BPE with a pre-tokenizer that llama.cpp knows, or
+BPE of pieces.
 
 Source: github.com/ggml-org/llama.cpp, gguf-py/gguf/vocab.py.
 """
@@ -19,7 +19,11 @@ CONVERT = "use --format safetensors and convert that with llama.cpp's convert_hf
 
 
 def write_tokenizer(writer: Any, gguf: Any, folder: Path, vocabulary: int) -> None:
-    """Enter the tokenizer of `folder` into a GGUFWriter, for a model of so many tokens. WgradError: of another kind."""
+    """Write the tokenizer of `folder` into a GGUFWriter. vocabulary: number of tokens of the model.
+
+    Raises:
+        WgradError: llama.cpp has no such kind of tokenizer.
+    """
     tokenizer = load_tokenizer(folder)
     raw = read_json(folder / "tokenizer.json", dict[str, Any], "--model")
     model = raw.get("model") or {}
@@ -67,8 +71,11 @@ def _write_special(writer: Any, tokenizer: Tokenizer, vocabulary: int) -> None:
 
 
 def changed_keys(tokenizer: Tokenizer, base: Tokenizer) -> dict[str, str | int]:
-    """Metadata of the base model's GGUF file that another tokenizer says otherwise, and the end of a turn. WgradError:
-    the other one has other tokens."""
+    """Return the metadata of the base model's GGUF file that differs for another tokenizer, and the end of a turn.
+
+    Raises:
+        WgradError: the tokenizers differ in their tokens.
+    """
     different = tokenizer.differences(base)
     if TOKENS in different:
         raise WgradError(
@@ -85,8 +92,7 @@ def changed_keys(tokenizer: Tokenizer, base: Tokenizer) -> dict[str, str | int]:
 
 
 def _cut(pre: Any) -> tuple[str, ...]:
-    """Return the pre-tokenizer of a tokenizer.json: ("bytes",) is GPT-2's own pattern; () is none of what can be
-    known."""
+    """Return the steps of a tokenizer.json's pre-tokenizer, "bytes" for GPT-2's own pattern; () if one is unknown."""
     steps = pre.get("pretokenizers", [pre]) if isinstance(pre, dict) else []
     found = []
     for step in steps:
@@ -98,7 +104,7 @@ def _cut(pre: Any) -> tuple[str, ...]:
             case {"type": "Split", "pattern": {"Regex": str(pattern)}, "behavior": behavior, "invert": bool(invert)}:
                 if (behavior, invert) not in (("Isolated", False), ("Removed", True)):
                     return ()
-                found.append(pattern)  # what is between words is empty: each of CUTS takes every character
+                found.append(pattern)  # nothing is between words: the patterns of CUTS match every character
             case _:
                 return ()
     return tuple(found)

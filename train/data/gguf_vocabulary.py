@@ -1,8 +1,8 @@
-"""The tokenizer in a GGUF file as Hugging Face has it: byte-level BPE ("gpt2"), SentencePiece's BPE ("llama"), and
+"""The tokenizer of a GGUF file as files of Hugging Face: byte-level BPE ("gpt2"), SentencePiece's BPE ("llama"), and
 BPE of pieces ("gemma4").
 
-SentencePiece joins the neighbours whose piece has the highest score; here every way to make a piece is a merge, those
-of the highest score first.
+SentencePiece joins the neighbours whose joint piece has the highest score. Here every way to form a piece is a merge,
+in the order of falling scores.
 Source: github.com/ggml-org/llama.cpp, src/llama-vocab.cpp.
 """
 
@@ -20,7 +20,7 @@ from wgrad.train.files.decode import show
 from wgrad.train.files.gguf_fields import GgufFields
 
 _KEY = "tokenizer.ggml."
-# llama.cpp's other names of the ways in which words are cut.
+# llama.cpp's further names of pre-tokenizers, which separate words.
 _SAME_CUT = {
     "default": "llama-bpe", "llama3": "llama-bpe", "llama-v3": "llama-bpe", "falcon3": "llama-bpe",
     "falcon-h1": "llama-bpe", "pixtral": "llama-bpe", "lfm2": "llama-bpe", "olmo": "gpt-2", "mpt": "gpt-2",
@@ -33,7 +33,7 @@ _SAME_CUT = {
     "mellum": "gpt-2", "gigachat": "gpt-2", "a.x-4.0": "gpt-2", "trillion": "gpt-2", "granite-docling": "gpt-2",
     "jais": "gpt-2",
 }  # fmt: skip
-# These cut words as Llama 3, but join them by their merges alone, and begin without bos.
+# These separate words as Llama 3, but use merges alone, and put no bos before a text.
 _NOT_LLAMA = ("default", "dbrx", "smaug-bpe", "chatglm-bpe", "glm4")
 _AS_LLAMA = ("llama-bpe", "tekken")  # words that are tokens are not joined by merges
 _COMPOSED = ("qwen2", "deepseek-r1-qwen", "qwen35")  # normalise texts
@@ -51,9 +51,10 @@ _BESIDE = "put the model's config.json, tokenizer.json and tokenizer_config.json
 
 
 def tokenizer_of_gguf(fields: GgufFields) -> dict[str, dict[str, Any]]:
-    """File name -> contents: tokenizer.json, tokenizer_config.json, generation_config.json.
+    """Return tokenizer.json, tokenizer_config.json and generation_config.json as objects, by file name.
 
-    WgradError: there is none, or one of another kind, or a damaged one.
+    Raises:
+        WgradError: the file has no tokenizer, one of an unknown kind, or a damaged one.
     """
     kind = fields.get(_KEY + "model", str, "")
     build = {"gpt2": _byte_level, "llama": _sentence_piece, _GEMMA4: _merged_pieces}.get(kind)
@@ -98,7 +99,7 @@ def tokenizer_of_gguf(fields: GgufFields) -> dict[str, dict[str, Any]]:
 
 
 def _distinct(tokens: list[str]) -> list[str]:
-    """A token that is there a second time stands for nothing that a text has: it gets a name of its own."""
+    """Rename repeated tokens, which never occur in a text: only the first of them does."""
     first: dict[str, int] = {}
     for id_, token in enumerate(tokens):
         first.setdefault(token, id_)
@@ -114,8 +115,8 @@ def _id(fields: GgufFields, name: str, count: int) -> int | None:
 
 
 def _takes_blanks(fields: GgufFields, token: str) -> bool:
-    """Return whether blanks behind a special token go with it. A file cannot say so: of Phi-3's llama.cpp knows it by
-    name."""
+    """Return whether a special token includes the blanks after it. GGUF cannot express this; llama.cpp goes by the name
+    of Phi-3's models."""
     name = fields.get("general.name", str, "").lower()
     return ("phi-3" in name or "phi3" in name) and token not in ("<unk>", "<s>", "<|endoftext|>")
 
@@ -126,7 +127,7 @@ def _added(id_: int, text: str, special: bool, takes_blanks: bool) -> dict[str, 
 
 
 def _around(fields: GgufFields, kind: str, tokens: list[str], ids: dict[str, int | None]) -> dict[str, Any] | None:
-    """Return the tokens put before and after a text: by default bos before one of SentencePiece, or of Llama 3."""
+    """Return the post-processor that puts tokens around a text; by default bos for SentencePiece and Llama 3."""
     begins = (
         kind in ("llama", _GEMMA4) or _SAME_CUT.get(pre := _cut(fields), pre) in _AS_LLAMA and pre not in _NOT_LLAMA
     )
@@ -208,7 +209,7 @@ def _of_pieces(
     decoders: list[dict[str, Any]],
     cuts: dict[str, Any] | None,
 ) -> dict[str, Any]:
-    """before: steps in front of the one that makes a piece's character of each space."""
+    """Return the parts of a tokenizer.json. before: steps of the normalizer before spaces are replaced."""
     unknown = ids["unknown"]
     spaces = {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}
     return {
@@ -229,7 +230,7 @@ def _of_pieces(
 def _merged_pieces(
     fields: GgufFields, tokens: list[str], types: list[int], ids: dict[str, int | None]
 ) -> dict[str, Any]:
-    """Gemma 4's: pieces that merges join, within lines and within runs of line ends."""
+    """Return Gemma 4's tokenizer: pieces are joined by merges, within lines and within runs of line ends."""
     merges = []
     for text in fields.texts(_KEY + "merges"):
         left, _, right = text[1:].partition(" ")
@@ -238,7 +239,7 @@ def _merged_pieces(
 
 
 def _merges(fields: GgufFields, tokens: list[str], pieces: list[int], scores: list[float]) -> list[list[str]]:
-    """Every two pieces that side by side are a third, those of the highest score first."""
+    """Return every two pieces that form a third, in the order of falling scores."""
     if (longest := max((len(tokens[id_]) for id_ in pieces), default=0)) > _LONGEST:
         raise fields.error(_KEY + "tokens", f"must be of at most {_LONGEST} characters, got one of {longest}")
     there = {tokens[id_] for id_ in pieces}

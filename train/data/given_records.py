@@ -1,5 +1,5 @@
-"""Records that a Python caller gives in place of a data file: any iterable of them, or a table of pandas, polars,
-pyarrow or datasets, which are known by what they can do, so that none of these packages is imported."""
+"""Records that a Python caller gives instead of a data file: an iterable, or a table of pandas, polars, pyarrow or
+datasets. Tables are recognised by their methods, so that none of these packages is imported."""
 
 from __future__ import annotations
 
@@ -13,12 +13,16 @@ from wgrad.device.errors import WgradError
 from wgrad.train.data.data_files import DataFile
 from wgrad.train.data.records import Numbered, Record, without_null
 
-PLACEHOLDERS = {"data": "<data>", "eval_data": "<eval_data>"}  # what stands for them in the options of a run
+PLACEHOLDERS = {"data": "<data>", "eval_data": "<eval_data>"}  # their placeholders in the options of a run
 Records = Iterable[Mapping[str, Any]]
 
 
 def records_of(value: Any, name: str) -> Records:
-    """The records that the argument `name` has. WgradError where it is none of the kinds."""
+    """Return the records of the argument `name`.
+
+    Raises:
+        WgradError: the value is neither an iterable of records nor a known table.
+    """
     if isinstance(value, Mapping):
         return records_of(_split_of(value, name), name)
     if hasattr(value, "itertuples") and hasattr(value, "columns"):  # pandas
@@ -53,7 +57,7 @@ def _split_of(splits: Mapping[str, Any], name: str) -> Any:
 
 
 class _Rows:
-    """Rows of a table, as often as they are asked for."""
+    """The rows of a table, which can be iterated over several times."""
 
     def __init__(self, rows: Callable[[], Iterator[Mapping[str, Any]]]) -> None:
         self._rows = rows
@@ -64,12 +68,12 @@ class _Rows:
 
 @dataclass(frozen=True)
 class GivenRecords(DataFile):
-    """As an open file of records, which it is used as. name: what stands for it in messages."""
+    """Given records, used like an open file of records. name: their placeholder in messages."""
 
     values: Records = ()
 
     def records(self) -> Numbered:
-        """Without what is null in records of a table: there each has every column."""
+        """Yield numbered records, those of a table without nulls, since each row has every column."""
         table = isinstance(self.values, _Rows)
         for number, value in enumerate(self.values, start=1):
             yield number, _record(value, table)
@@ -80,7 +84,7 @@ def given_records(name: str, option: str, values: Records) -> GivenRecords:
 
 
 def refuse_placeholder(path: str, option: str) -> None:
-    """WgradError where what stands for records is all that there is of them."""
+    """Raise WgradError if a path is a placeholder of records that were not given again."""
     for name, stands in PLACEHOLDERS.items():
         if path == stands:
             raise WgradError(
@@ -95,7 +99,7 @@ def _record(value: Any, table: bool) -> Record:
 
 
 def _plain(cell: Any) -> Any:
-    """A cell of a table as JSON would have it; None where the table says that there is nothing."""
+    """Return a cell of a table as a JSON value; None for a missing one."""
     if isinstance(cell, Mapping):
         return {str(key): _plain(part) for key, part in cell.items()}
     if hasattr(cell, "tolist"):  # arrays and numbers of NumPy

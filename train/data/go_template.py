@@ -1,4 +1,4 @@
-"""The part of Go's template language that `ollama_template.py` writes, and an interpreter of it.
+"""An interpreter of the part of Go's template language that `ollama_template.py` writes.
 
 Text, `{{ value }}`, `if`/`else if`/`else`/`end`, `range $i, $_ := .Messages` and `$name := value`. Values are
 fields, variables, numbers, strings, and calls of `and`, `or`, `not`, `eq`, `ne`, `len` and `slice`.
@@ -30,12 +30,14 @@ _CALLS: dict[str, Callable[..., Any]] = {
 
 
 class GoTemplateError(Exception):
-    """A template that is outside the part of the language that is known here, or is not well formed."""
+    """A template uses an unsupported part of the language, or is malformed."""
 
 
 def literal(text: str) -> str:
-    """Return `text` as a piece of a template that may stand between the quotes of a Modelfile."""
-    is_kept = all(character.isprintable() or character == "\n" for character in text)  # by Ollama's parser
+    """Return `text` as a piece of a template that can be quoted in a Modelfile."""
+    is_kept = all(
+        character.isprintable() or character == "\n" for character in text
+    )  # Ollama's parser drops other characters
     if is_kept and not _NEEDS_QUOTES.search(text) and not text.endswith('"'):
         return text
     return '{{ "' + "".join(map(_in_quotes, text)) + '" }}'
@@ -48,7 +50,7 @@ def _in_quotes(character: str) -> str:
 
 
 def _unquoted(token: str) -> str:
-    """Return the text of a quoted token. Go has Python's `\\U0001f689`, which JSON has not."""
+    """Return the text of a quoted token. Go has escapes such as `\\U0001f689`, which JSON lacks."""
     whole = _ESCAPE.sub(lambda found: chr(int(found[1], 16)) if found[1] else found[0], token)
     text: str = json.loads(whole, strict=False)
     return text
@@ -66,14 +68,14 @@ def render(template: str, values: Mapping[str, Any]) -> str:
 
 
 class _Scope:
-    """Variables, and the value of the dot."""
+    """The variables, and the value of the dot."""
 
     def __init__(self, dot: Any, variables: dict[str, Any]) -> None:
         self.dot, self.variables = dot, variables
 
 
 def _run(nodes: Sequence[tuple[str, str]], at: int, scope: _Scope, write: Callable[[str], Any], live: bool) -> int:
-    """Run nodes up to the `else` or `end` that closes this block -> its place. live: whether anything is written."""
+    """Run nodes up to the `else` or `end` that closes the block, and return its index. live: whether to write."""
     while at < len(nodes):
         kind, text = nodes[at]
         word = text.split(" ", 1)[0]

@@ -1,6 +1,6 @@
-"""Records of JSON that is not one object a line: an array, a list within one object, objects over several lines.
+"""Records of JSON that is not one object per line: an array, a list within an object, or objects over several lines.
 
-The text is cut into records before anything is decoded, so that it is never held as a whole.
+The text is cut into records before they are decoded, so that it is never in memory whole.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from wgrad.train.options.record_names import FORMS, has_form
 _OUTSIDE, _INSIDE = re.compile(rb'["\[\]{},]'), re.compile(rb'["\\]')
 _MEMBER = re.compile(rb'\s*"((?:[^"\\]|\\.){0,200})"\s*:')  # the beginning of a member of an object
 _OF_RECORDS = {name for form in FORMS for name in form}
-_BETWEEN = b" \t\r\n,\x1e"  # what may stand between two objects; 0x1e: JSON text sequences
+_BETWEEN = b" \t\r\n,\x1e"  # allowed between two objects; 0x1e: JSON text sequences
 
-Cut = tuple[bytes, bytes, int]  # text, the sign behind it, and its level; b"" where the text goes on
+Cut = tuple[bytes, bytes, int]  # text, the sign after it (b"" if the text continues), and the sign's level
 
 
 def _cut(blocks: Iterable[bytes], deepest: int) -> Iterator[Cut]:
-    """The text, cut at brackets and commas of levels 1 to `deepest`; both brackets are of the level within them."""
+    """Cut the text at brackets and commas of levels 1 to `deepest`; brackets have the level of their contents."""
     depth, inside, escaped = 0, False, False
     for block in blocks:
         begin, at, escaped = 0, int(escaped), False
@@ -43,14 +43,14 @@ def _cut(blocks: Iterable[bytes], deepest: int) -> Iterator[Cut]:
         yield block[begin:], b"", 0
 
 
-# ---- what a file is ------------------------------------------------------------------------------
+# ---- the layout of a file ------------------------------------------------------------------------
 def json_kind(start: bytes, known: Collection[str]) -> tuple[str, str]:
-    """Return the layout of a file that begins with an object: "lines", "objects" (over several lines), or "wrapped" and
-    the key of the list in it. start: its beginning; known: keys that --columns names."""
+    """Return the layout of a file that begins with an object: "lines", "objects" (over several lines), or "wrapped"
+    with the key of the list in it. start: the first bytes; known: keys that --columns names."""
     line, newline, rest = start.lstrip().partition(b"\n")
     try:
         value = decode_json_text(line)
-    except (ValueError, RecursionError):  # or there is more of the line
+    except (ValueError, RecursionError):  # the line may be incomplete
         pass
     else:
         key = _wrapped_key(line, known) if isinstance(value, dict) and not rest.strip() else ""
@@ -61,20 +61,20 @@ def json_kind(start: bytes, known: Collection[str]) -> tuple[str, str]:
 
 
 def _goes_on(line: bytes, rest: bytes) -> bool:
-    """Return whether the object that a line begins ends on a later one, or another one follows on the same line."""
+    """Return whether the object that begins a line ends on a later one, or another follows on the same line."""
     length = 0
     for text, sign, _ in _cut([line], 1):
         length += len(text) + len(sign)
         if sign == b"}":
             after = line[length:].strip()
             return after == b"," or after.lstrip(_BETWEEN).startswith(b"{")
-    # A line of JSON lines may be cut short, too: what follows it is then another object.
+    # A line of JSON lines may be cut short: then another object follows it.
     is_within = line[-1:] in (b"[", b":") or (line[-1:] in (b"{", b",") and not rest.lstrip().startswith(b"{"))
     return bool(rest) and is_within
 
 
 def _wrapped_key(start: bytes, known: Collection[str]) -> str:
-    """The key of the first list of objects in an object that is no record itself; "": there is none."""
+    """Return the key of the first list of objects in an object that is not itself a record; "" if there is none."""
     member, key, found, is_list = b"", "", "", False
     for text, sign, level in _cut([start], 3):
         if is_list and sign == b"{" and level == 3 and not text.strip():
@@ -93,7 +93,7 @@ def _wrapped_key(start: bytes, known: Collection[str]) -> str:
 
 # ---- records -------------------------------------------------------------------------------------
 class _Element:
-    """The text of a record, of which no more than LONGEST bytes are held."""
+    """The text of a record as it is read; at most LONGEST bytes are kept."""
 
     def __init__(self) -> None:
         self._text, self.size = bytearray(), 0
@@ -105,28 +105,34 @@ class _Element:
 
     def take(self) -> Record:
         record: Record = bytes(self._text) if self.size <= LONGEST else too_long(LONGEST)
-        self._text.clear()  # before the record is decoded
+        self._text.clear()  # free the memory before the record is decoded
         self.size = 0
         return record
 
 
 def array_elements(blocks: Iterable[bytes], name: str, option: str) -> Numbered:
-    """The text of each element of the array that the blocks make together.
+    """Yield the text of each element of an array, given in blocks.
 
-    WgradError where the array does not end, has an empty place, or is followed by anything.
+    Raises:
+        WgradError: the array does not end, lacks an element, or is followed by more text.
     """
     return _elements(_cut(blocks, 1), f"{option}: {name}")
 
 
 def listed_elements(blocks: Iterable[bytes], key: str, name: str, option: str, remarks: list[str]) -> Numbered:
-    """The text of each element of the list under `key` of the object that the blocks make together. remarks: gets what
-    a user should know. WgradError as of an array, and where the object has another list of objects."""
+    """Yield the text of each element of the list under `key` of an object, given in blocks.
+
+    remarks: a list to which notes for the user are added.
+
+    Raises:
+        WgradError: as in `array_elements`, or the object has another list of objects.
+    """
     where = f"{option}: {name}"
     return _elements(_listed(_cut(blocks, 3), key, where, remarks), where)
 
 
 def _listed(cuts: Iterable[Cut], key: str, where: str, remarks: list[str]) -> Iterator[Cut]:
-    """Those of the list alone, as those of an array; what stands before it has no sign."""
+    """Yield the cuts of the list as those of an array; the text before it has no sign."""
     member, other, found, inside, is_closed = b"", "", False, False, False
     for text, sign, level in cuts:
         if is_closed and (text + sign).strip():
@@ -185,9 +191,10 @@ def _elements(cuts: Iterable[Cut], where: str) -> Numbered:
 
 
 def object_records(blocks: Iterable[bytes], name: str, option: str) -> Numbered:
-    """The text of each of the objects that stand one behind the other, over any number of lines.
+    """Yield the text of each of several objects, over any number of lines.
 
-    WgradError where the last one does not end.
+    Raises:
+        WgradError: the last object does not end.
     """
     line, start, is_open = 1, 1, False
     element = _Element()

@@ -126,7 +126,7 @@ class Forecast:
             return None
 
     def _sums(self, config: RunOptions) -> tuple[float, float, float]:
-        """Return the peaks of the shorter model and of the whole one, and the bytes of all its weights in main memory."""
+        """Return the peaks of the shorter and the whole model, and the bytes of all weights in main memory."""
         key = repr(config)  # a number of layers may be 1, which equals True
         if key not in self.sums:
             try:

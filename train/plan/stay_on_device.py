@@ -1,6 +1,6 @@
-"""Streamed weights: of how many layers they stay on the device, and of how many layers the inputs are offloaded.
+"""Streamed weights: how many layers' weights stay on the device, and how many layers' inputs are offloaded.
 
-What few layers take says where the search begins (`fewer_layers.py`), so that few dry runs of all layers are made.
+The search starts where dry runs of a few layers point (`fewer_layers.py`), so that few dry runs of all layers are made.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from wgrad.train.step.resident import SPARE, layer_bytes
 
 
 def begin_streamed(fit: Any, mode: dict[str, Any], batches: list[int]) -> Plan | None:
-    """A plan with streamed weights of which as many layers stay on the device as seem to fit, by dry runs of fewer
-    layers: where the search begins. None: it begins with none that stay."""
+    """Return the plan from which the search starts: with streamed weights, and as many layers on the device as seem to
+    fit by dry runs of fewer layers. None: start with no layer on the device."""
     rows = fit.config.batch_size * fit.config.gradient_accumulation_steps
     config = fit.changed(batch_size=batches[0], gradient_accumulation_steps=rows // batches[0], **mode)
     forecast = None
@@ -36,8 +36,8 @@ def begin_streamed(fit: Any, mode: dict[str, Any], batches: list[int]) -> Plan |
 
 
 def least_copied(fit: Any, found: Plan, offloads: bool) -> Plan:
-    """A plan with streamed weights -> one in which those of as many layers as can be stay on the device, and as few
-    inputs as can be are offloaded."""
+    """Return a plan in which the weights of as many layers stay on the device, and the inputs of as few are offloaded,
+    as fit. found: a plan with streamed weights. offloads: whether the number of offloaded inputs is open."""
     room, host = fit.limit - fit.limit // SPARE, float(found.host_weight_bytes)
     none = replace(found.config, resident_layers=fit.config.resident_layers)
     if none != found.config and fit.forecast is not None:  # `begin_streamed`
@@ -56,8 +56,10 @@ def least_copied(fit: Any, found: Plan, offloads: bool) -> Plan:
 
 
 def _stay_in_turn(fit: Any, config: RunOptions, each: float) -> list[str]:
-    """Options of what stays on the device of a run with streamed weights: first the one that saves more seconds for
-    each of its bytes. each: bytes of a layer's weights."""
+    """Return the options for keeping weights and inputs on the device, first the one that saves more seconds per byte.
+
+    each: bytes of a layer's weights.
+    """
     rates = rates_of(fit.device, config.compute) or Rates()
     fewer: dict[str, Any] = {"resident_layers": 1, "offload_activations": max(fit.layers - 1, 0)}
     sizes = {"resident_layers": each, "offload_activations": _input_bytes(fit, config)}
@@ -70,6 +72,6 @@ def _stay_in_turn(fit: Any, config: RunOptions, each: float) -> list[str]:
 
 
 def _input_bytes(fit: Any, config: RunOptions) -> float:
-    """Bytes of a layer's input."""
+    """Return the bytes of a layer's input."""
     width: int = fit.model_config.hidden_size
     return 4.0 * config.rows * config.max_length * width
