@@ -97,7 +97,7 @@ def test_packed_text_is_unpacked(tokenizer: Tokenizer, tmp_path: Path, monkeypat
         (b"\x89PNG\r\n\x1a\n", "an image"),
         (b"ARROW1rest", "cannot be read as Arrow"),
         (b"\x7fELFrest", "a program"),
-        ("{}\n".encode("utf-16")[:-1], "begins as UTF-16 and does not go on so"),
+        ("{}\n".encode("utf-16")[:-1], "begins as UTF-16, but is not valid UTF-16"),
         ("ARROW1\0\0".encode("utf-16"), "is Parquet or Arrow saved as UTF-16 text"),
         ("PAR1".encode("utf-32"), "is Parquet or Arrow saved as UTF-32 text"),
         (b"some\x00text\n", "NUL"),

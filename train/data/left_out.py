@@ -10,12 +10,14 @@ from typing import Any
 from wgrad.train.data.template_forms import REASONING
 
 _BLOCKS = re.compile(r"(<think>.*?</think>|\[THINK\].*?\[/THINK\])", re.DOTALL)
-_FEW = 8  # characters: an agreement of so few is chance
+_FEW = 8  # characters; shorter matches may be chance
 
 
 def left_out(messages: Iterable[Mapping[str, Any]], said: str, calls: bool = True) -> list[str]:
-    """The parts of `messages` that are not in `said`, what the template makes of them. White space does not count.
-    calls: whether the template may write calls of tools."""
+    """Return the parts of `messages` that are not in the text `said` that the template wrote for them.
+
+    White space is ignored. calls: whether the template may write tool calls.
+    """
     squeezed = "".join(said.split())
     lost = []
     for message in messages:
@@ -55,7 +57,7 @@ def _lost(text: str, said: str) -> str:
 
 
 def _most(count: int, holds: Any) -> int:
-    """The largest number up to `count` for which `holds`, which holds for all smaller ones; 0 where they are few."""
+    """Return the largest number up to `count` for which `holds` (monotonic) is true; 0 if it is less than _FEW."""
     low, high = 0, count
     while low < high:
         middle = (low + high + 1) // 2

@@ -1,8 +1,8 @@
-"""Several sources of training data with weights: what an epoch has of each.
+"""Several sources of training data with weights: the examples that an epoch takes of each.
 
-Of N examples in all, an epoch has N w / (sum of weights) of a source with weight w. A source gives its examples in
-turn: each once, in an order of its own, before any comes again, also across epochs. So what an epoch has is a function
-of seed and epoch alone.
+With N examples in all, an epoch takes N w / (sum of weights) of a source with weight w. Each example of a source is
+used once, in a random order, before any is repeated, also across epochs. So the examples of an epoch depend on seed and
+epoch alone.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ import numpy as np
 
 from wgrad.train.options.data_sources import STDIN, Source
 
-MOST_EPOCHS = 100  # that are counted ahead: each has a number of rows of its own
-_LAST_WORD = 3  # tells these generators from those that split the data, order the epochs and draw what is measured
+MOST_EPOCHS = 100  # whose steps are counted ahead; their numbers of rows differ
+_LAST_WORD = 3  # makes these generators differ from those that split the data, order the epochs and draw evaluations
 
 
 @dataclass(frozen=True)
 class Mix:
-    """counts: examples of each source, which lie one source behind the other; weights: as many."""
+    """counts: number of examples of each source, which are concatenated; weights: one for each source."""
 
     counts: tuple[int, ...]
     weights: tuple[float, ...]
 
     def shares(self) -> list[int]:
-        """Examples that an epoch has of each source."""
+        """Return the number of examples that an epoch takes of each source."""
         return [max(1, round(sum(self.counts) * weight / sum(self.weights))) for weight in self.weights]
 
     def epoch(self, seed: int, epoch: int) -> np.ndarray:
-        """Numbers of the examples that an epoch has, source by source."""
+        """Return the indices of the examples of an epoch, source by source."""
         chosen, first = [], 0
         for source, (count, share) in enumerate(zip(self.counts, self.shares())):
             begin, end = epoch * share, (epoch + 1) * share
@@ -42,12 +42,12 @@ class Mix:
 
 
 def _turn(seed: int, number: int, source: int, count: int) -> np.ndarray:
-    """All examples of a source in the order in which they come for the `number`-th time."""
+    """Return the order of a source's examples in its `number`-th pass."""
     return np.random.Generator(np.random.PCG64([seed, number, _LAST_WORD, source])).permutation(count)
 
 
 def describe(sources: Sequence[Source], counts: Sequence[int], tokens: Sequence[int], mix: Mix | None) -> str:
-    """One line for people. counts, tokens: of each source's training examples."""
+    """Return a line for the user. counts, tokens: number of training examples of each source, and of their tokens."""
     shares = mix.shares() if mix is not None else list(counts)
     weighed = [share / count * total for share, count, total in zip(shares, counts, tokens)]
     parts = []

@@ -1,6 +1,6 @@
 """--chat-template: a template from a file, one of the model's own by name, or a well-known one.
 
-The well-known ones are written after what each family's documentation says of its format.
+The well-known ones follow the documentation of each family's format.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ _TEMPLATES = {
     + "{% elif m.role == 'assistant' %}{{ '### Response:\\n' + m.content|trim ~ eos_token + '\\n\\n' }}{% endif %}"
     + _END
     + _ASK.format("### Response:\\n"),
-    # With the thoughts, which the model's own template cuts off.
+    # Keeps the thoughts, which the model's own template removes.
     "deepseek-r1": _SYSTEM_APART
     + "{{ bos_token }}{{ system }}"
     + _LOOP
@@ -90,11 +90,11 @@ assert tuple(_TEMPLATES) == TEMPLATES
 
 
 def use_chat_template(tokenizer: Tokenizer, value: str | None, kept: Path | None = None) -> str:
-    """Let the tokenizer use what --chat-template says, for conversations with tools too.
+    """Let the tokenizer use the template that --chat-template names, for conversations with tools too.
 
     Args:
-        value: a file or a name; None: nothing is changed.
-        kept: a copy that a run made of it, which counts where it is there.
+        value: a file or a name; None: change nothing.
+        kept: the copy of the file that a run made; used instead if it exists.
 
     Returns:
         A note for the user, or "".
@@ -119,7 +119,7 @@ def use_chat_template(tokenizer: Tokenizer, value: str | None, kept: Path | None
 
 
 def _find(tokenizer: Tokenizer, value: str, kept: Path | None) -> str:
-    """The text of the template."""
+    """Return the text of the template."""
     for path in filter(None, (kept, Path(value))):
         if exists(path, OPTION) and not path.is_dir():
             return read_template(path, OPTION)

@@ -1,8 +1,8 @@
 """A chat template as Ollama's TEMPLATE, in Go's template language.
 
-The chat template is a program, so it is not translated. It is rendered for conversations of marker words, the text
-between the markers is written as a Go template, and that is compared with the chat template on other conversations.
-Source of Ollama's variables: github.com/ollama/ollama, docs/template.md; `.Messages` has the system message too.
+A chat template is a program, so it is not translated. It is rendered for conversations of marker words; the text
+between the markers becomes a Go template, which is then compared with the chat template on other conversations.
+Source of Ollama's variables: github.com/ollama/ollama, docs/template.md; `.Messages` includes the system message.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _FIRST = "or (eq $i 0) (and (eq $i 1) $.System)"
 
 
 class NotDerivable(Exception):
-    """A chat template that Ollama's language cannot express here, and why."""
+    """A chat template cannot be expressed in Ollama's language; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def ollama_template(tokenizer: Tokenizer) -> OllamaTemplate:
 
     def render(messages: Messages, prompt: bool) -> str:
         text = template.render(messages, prompt)
-        return text.removeprefix(bos) if adds_bos else text  # Ollama puts it there
+        return text.removeprefix(bos) if adds_bos else text  # Ollama adds it
 
     try:
         notes = []
@@ -76,7 +76,7 @@ def derive(render: Render) -> OllamaTemplate:
     text, takes_system = _write(render)
     for messages in conversations(takes_system):
         _compare(text, messages, render(messages, True))
-        if len(messages) > 2:  # Ollama goes on where a conversation ends in an answer
+        if len(messages) > 2:  # Ollama continues an answer that ends a conversation
             begun, answer = messages[:-1], messages[-2]["content"]
             with suppress(MessagesRefused):
                 before, _, _ = render(begun, False).rpartition(answer)
@@ -86,7 +86,7 @@ def derive(render: Render) -> OllamaTemplate:
 
 
 def _compare(template: str, messages: Messages, wanted: str) -> None:
-    """Compare what a Go template writes of a conversation with the wanted text. Raises NotDerivable."""
+    """Compare the text of a Go template for a conversation with the wanted text. Raises NotDerivable."""
     try:
         got = render_go(template, messages)
     except go_template.GoTemplateError as error:
@@ -100,7 +100,7 @@ def _compare(template: str, messages: Messages, wanted: str) -> None:
 
 
 def render_go(template: str, messages: Sequence[dict[str, str]]) -> str:
-    """Render a Go template as Ollama does, which makes one message of neighbours of one role."""
+    """Render a Go template as Ollama does, which joins neighbouring messages of one role."""
     system = "\n\n".join(message["content"] for message in messages if message["role"] == "system")
     shown = [
         {"Role": role, "Content": "\n\n".join(message["content"] for message in group)}
@@ -151,7 +151,7 @@ def _write(render: Render) -> tuple[str, bool]:
     to_answer, start, to_question = ask[len(question_end) :], close[len(question_end) :], say[len(answer_end) :]
     to_last = _last_header(render(turns[:2], False), words, question_end, to_answer)
     system = _system(render, turns, words, say)
-    # The text before the first question without a system message, and behind one.
+    # The text before the first question without a system message, and the text after one.
     openings = [opening] + ([system.after] if system and system.place == "first" else [])
     before, header, late = "", literal(to_question), ""
     if all(text.endswith(to_question) for text in openings):  # each question has the same header
@@ -173,14 +173,14 @@ def _write(render: Render) -> tuple[str, bool]:
 
 
 def _last_header(text: str, words: Sequence[str], question_end: str, to_answer: str) -> str:
-    """Return what stands in front of an answer that ends the conversation `text`: of some models empty thoughts."""
+    """Return the text before an answer that ends the conversation `text`, which for some models has empty thoughts."""
     before, found, _ = text.partition(words[1])
     _, asked, header = before.partition(words[0] + question_end)
     return header if found and asked else to_answer
 
 
 def _opening(system: _System | None, heads: Sequence[str], root: str) -> str:
-    """The text before the first question, with the system message where there is one."""
+    """Return the template of the text before the first question, including the system message."""
     if system is None or system.place != "first":
         return literal(heads[0])
     with_system = f"{literal(system.before)}{{{{ {root}.System }}}}{literal(heads[1])}"
@@ -189,7 +189,7 @@ def _opening(system: _System | None, heads: Sequence[str], root: str) -> str:
 
 @dataclass(frozen=True)
 class _System:
-    """Where a system message stands: in front of all ("first"), or with the last question ("last")."""
+    """Where a system message is: before all ("first") or with the last question ("last"), and the text around it."""
 
     place: str
     before: str
@@ -197,8 +197,10 @@ class _System:
 
 
 def _system(render: Render, turns: Messages, words: Sequence[str], say: str) -> _System | None:
-    """None where the template refuses a system message, or leaves it out. say: what an answer and a question have
-    between them."""
+    """Return the place of the system message; None if the template refuses it or leaves it out.
+
+    say: the text between an answer and a question.
+    """
     try:
         text = render([_turn("system", _SYSTEM), *turns], True)
     except MessagesRefused:
@@ -219,7 +221,7 @@ def _turn(role: str, content: str) -> dict[str, str]:
 
 
 def _between(text: str, words: Sequence[str]) -> list[str]:
-    """Return what stands before, between and after marker words. Raises NotDerivable."""
+    """Return the texts before, between and after marker words. Raises NotDerivable."""
     pieces = []
     for word in words:
         if text.count(word) != 1:

@@ -1,10 +1,10 @@
 """Documents packed into rows, rows grouped into micro-batches and optimiser steps; the order is a function of the seed.
 
-A row of `seq_len` tokens holds whole documents, one after the other, and padding at its end:
+A row of `seq_len` tokens is a concatenation of whole documents and padding at its end:
 
     ids        the tokens; padding holds `pad_id`
-    targets    the next token's id where it counts, else -100: on the last token of a document, before tokens that
-               are not to be learnt (prompts), and on padding
+    targets    the next token's id if it counts for the loss, else -100: on the last token of a document, before
+               tokens that do not count (prompts), and on padding
     positions  0, 1, 2, ... from the start of each document
     doc_start  index in the row of the document's first token: attention sees nothing before it. A padding token is a
                document of its own (position 0, start = its own index), which is the cheapest thing to attend to.
@@ -31,11 +31,13 @@ ROW_STEP = 64  # tokens; shorter rows are rounded up to it, so that kernels stil
 
 @dataclass(frozen=True)
 class Document:
-    """One training example. ids int32 [n]; loss_mask bool [n]: which of them are to be learnt; source: 'file:line';
-    label: 1 where it is desirable, -1 where not, 0 where nobody says (KTO). beyond: what truncation took from the end
-    of the completion, as far as another prompt in front of it may leave room for it (KTO).
+    """One training example.
 
-    The first token is never a target (nothing stands before it to predict it from), whatever `loss_mask[0]` says.
+    ids: int32 [n].
+    loss_mask: bool [n], which tokens count for the loss. The first one never does, since no token precedes it.
+    source: 'file:line'.
+    label: 1 if the example is desirable, -1 if not, 0 if it has no label (KTO).
+    beyond: ids that truncation removed from the end of the completion but that may fit after another prompt (KTO).
     """
 
     ids: np.ndarray
@@ -53,7 +55,7 @@ class Document:
 
     @property
     def parts(self) -> tuple[Document, ...]:
-        """Itself: what a pair has two of."""
+        """Return the documents of the example: itself alone."""
         return (self,)
 
 
@@ -87,15 +89,15 @@ Example = Document | Pair
 class Batch:
     """A micro-batch: ids, targets, positions, doc_start int32 [B, T] (see the top of this file).
 
-    labels float32 [B], of preferences: 1 of a row that is chosen or desirable, -1 of one that is not, 0 of padding.
-    mismatched, of examples with a label: each prompt with the completion of the example before it in the batch.
+    labels float32 [B], for preferences: 1 for a chosen or desirable row, -1 for another, 0 for padding.
+    mismatched, for examples with labels: each prompt with the completion of the example before it in the batch.
     """
 
     ids: np.ndarray
     targets: np.ndarray
     positions: np.ndarray
     doc_start: np.ndarray
-    num_targets: int  # targets that are not -100; of preferences the number of pairs, or of examples with a label
+    num_targets: int  # targets that are not -100; for preferences the number of pairs or labelled examples
     num_tokens: int  # tokens that are not padding
     labels: np.ndarray | None = None
     mismatched: Batch | None = None
@@ -148,7 +150,7 @@ def pack_documents(lengths: Sequence[int], seq_len: int, order: Sequence[int] | 
 
 
 def make_batch(rows: Sequence[Sequence[Document]], batch_size: int, seq_len: int, pad_id: int = 0) -> Batch:
-    """Rows of documents -> Batch of [batch_size, seq_len]; rows that are missing are padding."""
+    """Return a Batch [batch_size, seq_len] of rows of documents; missing rows are padding."""
     shape = (batch_size, seq_len)
     ids = np.full(shape, pad_id, np.int32)
     targets = np.full(shape, IGNORE_INDEX, np.int32)
@@ -171,10 +173,11 @@ def make_batch(rows: Sequence[Sequence[Document]], batch_size: int, seq_len: int
 def preference_batch(
     examples: Sequence[Example], batch_size: int, seq_len: int, pad_id: int = 0, *, mismatched: bool = False
 ) -> Batch:
-    """Pairs: the chosen ones in the first `batch_size` rows, the rejected ones in as many behind them. Examples with a
-    label: a row each. What is missing is padding, of which no loss and no metric knows.
+    """Return a Batch of preferences.
 
-    mismatched: whether each prompt also comes with another example's completion.
+    Pairs take 2 batch_size rows, first all chosen answers, then all rejected ones; labelled examples one row each.
+    Missing rows are padding, which counts in no loss and no metric. mismatched: whether to add a batch of each prompt
+    with another example's completion.
     """
     columns = list(zip(*(example.parts for example in examples)))
     rows = [[*([part] for part in column), *[[]] * (batch_size - len(column))] for column in columns]
@@ -191,8 +194,8 @@ def preference_batch(
 
 
 def _mismatch(documents: Sequence[Document], seq_len: int) -> list[Document]:
-    """Each prompt with the completion of the document before it (the first with that of the last), truncated only then,
-    as TRL does."""
+    """Return each prompt with the completion of the document before it (the first with that of the last), truncated
+    after joining, as TRL does."""
     found = []
     for document, other in zip(documents, [documents[-1], *documents[:-1]]):
         at, begin = prompt_length(document), prompt_length(other)
@@ -203,12 +206,12 @@ def _mismatch(documents: Sequence[Document], seq_len: int) -> list[Document]:
 
 
 def prompt_length(document: Document) -> int:
-    """Tokens before the first that is to be learnt."""
+    """Return the number of tokens before the first one that counts for the loss."""
     return int(np.argmax(document.loss_mask))
 
 
 def _batch(rows: Sequence[Sequence[Example]], config: RunOptions, pad_id: int) -> Batch:
-    """A micro-batch of rows of examples, as the objective has it."""
+    """Return a micro-batch of rows of examples for the objective."""
     kind = config.objective_kind
     if kind.records == "texts":
         documents = [[part for example in row for part in example.parts] for row in rows]
@@ -218,7 +221,7 @@ def _batch(rows: Sequence[Sequence[Example]], config: RunOptions, pad_id: int) -
 
 
 def eval_batches(examples: Sequence[Example], config: RunOptions, pad_id: int = 0) -> list[Batch]:
-    """Yield the held-out examples as micro-batches, always in the same order."""
+    """Return the held-out examples as micro-batches, always in the same order."""
     rows = _rows([len(d) for d in examples], config, range(len(examples)))
     size = config.batch_size
     picked = [[examples[i] for i in row] for row in rows]
@@ -232,15 +235,14 @@ def _rows(lengths: Sequence[int], config: RunOptions, order: Sequence[int]) -> l
 
 
 class BatchStream:
-    """The steps of a run, in an order that only the documents, the configuration and its seed decide.
+    """The steps of a run, in an order that depends only on the documents, the configuration and its seed.
 
-    Iterate to get the steps from the current one (0, or what `restore` set) to `total_steps`. Each epoch shuffles the
-    documents with a generator of (seed, epoch), packs them and shuffles the rows, so any step can be reached without
-    going through those before it. Uses of the configuration: seq_len, batch_size, accumulate, epochs, max_steps,
-    packing, seed.
+    Iterating yields the steps from the current one (0, or the one given to `restore`) to `total_steps`. Each epoch
+    shuffles the documents with a generator of (seed, epoch), packs them and shuffles the rows, so any step can be
+    computed without those before it.
 
-    mix: what an epoch has of each source, where they have weights. Epochs then differ in their rows, and so in their
-    steps; those before a step are packed to find it.
+    mix: the sources and their weights, if they have any. Epochs then differ in their numbers of rows and steps, and all
+    epochs before a step are packed to find it.
     """
 
     def __init__(
@@ -252,7 +254,7 @@ class BatchStream:
         self._lengths = [len(document) for document in documents]
         self._epoch: tuple[int, list[list[int]]] | None = None
         rows = len(self._epoch_rows(0) if mix is not None else _rows(self._lengths, config, range(len(documents))))
-        self.rows_per_epoch = rows  # with a mix: the first one's
+        self.rows_per_epoch = rows  # with a mix: of the first epoch
         self.steps_per_epoch = self._steps(rows)
         self._ends = [self.steps_per_epoch]  # with a mix: the steps of the first, of the first two, ... epochs together
         self.total_steps = config.max_steps or self._steps_of(config.epochs)
@@ -265,11 +267,11 @@ class BatchStream:
     def __iter__(self) -> Iterator[Step]:
         while self.step < self.total_steps:
             step = self.get(self.step)
-            self.step += 1  # before the yield: after a step it is the next one's
+            self.step += 1  # before the yield, so that it is already the next step when the caller saves it
             yield step
 
     def get(self, index: int) -> Step:
-        """Step `index` of the run (beyond total_steps too)."""
+        """Return step `index` of the run, which may be beyond total_steps."""
         epoch, within = self._place(index)
         rows = self._epoch_rows(epoch)
         size = self.config.batch_size
@@ -285,7 +287,7 @@ class BatchStream:
         return -(-rows // (self.config.batch_size * self.config.gradient_accumulation_steps))
 
     def _steps_of(self, epochs: int) -> int:
-        """Steps of so many epochs together."""
+        """Return the number of steps of the first epochs together."""
         if self.mix is None:
             return epochs * self.steps_per_epoch
         if epochs > MOST_EPOCHS:
@@ -300,7 +302,7 @@ class BatchStream:
         self._ends.append(self._ends[-1] + self._steps(len(self._epoch_rows(len(self._ends)))))
 
     def _place(self, index: int) -> tuple[int, int]:
-        """The epoch of a step, and how many steps of it come before."""
+        """Return the epoch of a step, and the number of the epoch's steps before it."""
         if self.mix is None:
             return divmod(index, self.steps_per_epoch)
         while self._ends[-1] <= index:
@@ -320,7 +322,11 @@ class BatchStream:
         return self._epoch[1]
 
     def restore(self, step: int, fingerprint: str | None = None) -> None:
-        """Go on at `step`. WgradError: `fingerprint` is not that of this data, or `step` is beyond the end."""
+        """Continue at `step`.
+
+        Raises:
+            WgradError: `fingerprint` is not that of this data, or `step` is beyond the end.
+        """
         if fingerprint is not None and fingerprint != self.fingerprint():
             raise WgradError(
                 "--resume: the training data, or an option that orders it (--seed, --max-length, --batch-size, "
@@ -336,7 +342,7 @@ class BatchStream:
         self.step = step
 
     def fingerprint(self) -> str:
-        """Hash of the documents and of the options that order them, 32 hexadecimal digits."""
+        """Return a hash of the documents and of the options that order them, 32 hexadecimal digits."""
         if self._fingerprint:
             return self._fingerprint
         c = self.config

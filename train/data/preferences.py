@@ -1,13 +1,13 @@
-"""A record of preferences -> the texts that are compared, and where the answer begins in each.
+"""Records of preferences: the texts to compare, and where the answer begins in each.
 
-The record is one of
-    {"prompt": ..., "chosen": ..., "rejected": ...}      a pair, or two examples with a label
-    {"chosen": ..., "rejected": ...}                     a pair whose prompt is what both begin with
-    {"prompt": ..., "completion": ..., "label": true}    an example that is desirable, or not
-and each of these is text, or all are lists of messages, with what else a template is given (`samples.py`). In place of
-the prompt there may be a question as Alpaca has it, or a conversation: the record is then one of messages. The answer
-is all that follows the prompt as the template ends it for generation. Source of the forms and of these rules: TRL's
-"Dataset formats"; tests/train/test_oracle_preferences.py compares with its trainers.
+A record is one of
+    {"prompt": ..., "chosen": ..., "rejected": ...}      a pair, or two examples with labels
+    {"chosen": ..., "rejected": ...}                     a pair whose prompt is the common beginning of both
+    {"prompt": ..., "completion": ..., "label": true}    a desirable or undesirable example
+All of these values are texts, or all are lists of messages, with further variables of the template (`samples.py`).
+Instead of the prompt there may be a question as in Alpaca, or a conversation; the record then counts as messages. The
+answer is the text after the prompt with the template's generation prompt. Source of the forms and rules: TRL's "Dataset
+formats"; tests/train/test_oracle_preferences.py compares with its trainers.
 """
 
 from __future__ import annotations
@@ -42,8 +42,12 @@ _UNPAIRED = ": each is one desirable example and one that is not"
 def parse_preference(
     record: bytes | dict[str, Any], name: str, line: int, objective: str, tokenizer: Tokenizer
 ) -> list[Sample]:
-    """The samples of a record, decoded or JSON text: of a pair the chosen and the rejected one. BadLine; WgradError
-    where no record with messages could be used."""
+    """Return the samples of a record (an object or JSON text); for a pair the chosen and the rejected one.
+
+    Raises:
+        BadLine: the record cannot be used.
+        WgradError: no record with messages can be used.
+    """
     kind = OBJECTIVES[objective]
     labelled = kind.records == "labels"
     with of_line(name, line):
@@ -95,7 +99,7 @@ def _label(keys: Keys) -> int:
 
 
 def _labelled(keys: Keys) -> tuple[Any, dict[str, Any]] | None:
-    """-> the prompt, and the answer by its name, of an example with a label; None where it has neither."""
+    """Return the prompt of a labelled example, and its answer by the answer's key; None if it has neither."""
     if "prompt" in keys and "completion" in keys:
         return keys.get("prompt"), {"completion": keys.get("completion")}
     if keys.named(QUESTIONS) and (name := keys.named(ANSWERS)):
@@ -109,7 +113,7 @@ def _labelled(keys: Keys) -> tuple[Any, dict[str, Any]] | None:
 
 
 def _pair(keys: Keys, chosen_name: str, rejected_name: str) -> tuple[str, Any, dict[str, Any]]:
-    """-> its form, the prompt, and both answers by their names."""
+    """Return the form of a pair, its prompt, and both answers by their keys."""
     answers = {name: _listed(keys.get(name)) for name in (chosen_name, rejected_name)}
     chosen, rejected = answers.values()
     names = f"{chosen_name!r} and {rejected_name!r}"
@@ -133,12 +137,12 @@ def _listed(part: Any) -> Any:
 
 
 def _said(answer: Any, name: str) -> list[Any]:
-    """An answer as messages."""
+    """Return an answer as messages."""
     return answer if isinstance(answer, list) else [{"role": "assistant", "content": text_of(answer, name)}]
 
 
 def _have_the_question(answers: Mapping[str, Any], begin: Any, keys: Keys) -> bool:
-    """Return whether both answers begin with the question. begin: what they begin with alike."""
+    """Return whether both answers begin with the question. begin: their common beginning."""
     if isinstance(begin, list):
         first = [turns_of(answer, name, keys)[0] for name, answer in answers.items()]
         return any(turn["role"] != "assistant" for turn in first)
@@ -147,7 +151,7 @@ def _have_the_question(answers: Mapping[str, Any], begin: Any, keys: Keys) -> bo
 
 
 def _asked(keys: Keys) -> list[dict[str, Any]] | None:
-    """The question of a pair that stands in other keys than a prompt of the answers' own kind; None: in none."""
+    """Return a pair's question from other keys than a prompt of the answers' kind; None if there is none."""
     if is_filled(keys.value.get("prompt")):
         return [{"role": "user", "content": text_of(keys.get("prompt"), "prompt")}]
     if (name := keys.named(CONVERSATIONS)) and is_filled(keys.value[name]):
@@ -162,8 +166,10 @@ def _asked(keys: Keys) -> list[dict[str, Any]] | None:
 
 
 def _common(a: Sequence[Any], b: Sequence[Any]) -> int:
-    """How much of two texts, or lists of messages, is the prompt: what they begin with alike, up to the last character
-    or message of the shorter. A space before the answers is theirs."""
+    """Return the length of the common beginning of two texts or lists of messages, which is their prompt.
+
+    It leaves at least one character or message of the shorter, and a space before the answers belongs to them.
+    """
     shorter = min(len(a), len(b))
     at = next((i for i in range(shorter) if a[i] != b[i]), max(shorter - 1, 0))
     return at - 1 if at and a[at - 1] == " " else at
@@ -172,7 +178,7 @@ def _common(a: Sequence[Any], b: Sequence[Any]) -> int:
 def _text_and_start(
     prompt: Any, answer: Any, key: str, keys: Keys, tokenizer: Tokenizer
 ) -> tuple[str, int, tuple[tuple[str, bool], ...], tuple[str, ...]]:
-    """-> the text that the model sees, where the answer begins in it, and `turns` and `lost` of its `Sample`."""
+    """Return the text that the model sees, where the answer begins in it, and `turns` and `lost` of its `Sample`."""
     roles, lost = list[tuple[str, bool]](), list[str]()
     if isinstance(prompt, list) != isinstance(answer, list):
         raise WgradError(f"'prompt' and {key!r} must both be text, or both lists of messages")

@@ -1,4 +1,4 @@
-"""Prompts of a file: JSON lines, each with "prompt" (text, or messages) or "messages", tokenised in their order."""
+"""Prompts of a file: JSON lines, each with "prompt" (text or messages) or "messages", tokenised in order."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ANSWER = "generated"  # the key of the text that a model writes, beside those of
 
 @dataclass(frozen=True)
 class Prompt:
-    """value: the line's object, with all its keys; where: file and line, for messages."""
+    """A prompt. value: the object of its line; ids: its tokens; where: file and line, for errors."""
 
     value: dict[str, Any]
     ids: list[int]
@@ -24,8 +24,13 @@ class Prompt:
 
 
 def read_prompts(path: str, tokenizer: Tokenizer, chat: bool = False) -> tuple[list[Prompt], tuple[str, ...]]:
-    """All prompts of --prompts, or of standard input for "-"; and what a user should know of the file. Blank lines are
-    passed over. chat: a prompt that is text is a user's message. WgradError, naming the first line that is wrong."""
+    """Return the prompts of --prompts ("-": standard input), and notes for the user about the file.
+
+    Blank lines are skipped. chat: treat a prompt that is text as a user's message.
+
+    Raises:
+        WgradError: a line is wrong; the error names the first such line.
+    """
     prompts = []
     try:
         with open_data(path, "--prompts") as file:

@@ -9,19 +9,19 @@ from typing import Any, BinaryIO
 from wgrad.device.errors import WgradError
 
 _BLOCK = 1 << 16  # bytes
-_MARKS = (  # those of UTF-32 first: one begins as that of UTF-16 does
+_MARKS = (  # UTF-32 first: one of its marks begins with one of UTF-16
     (codecs.BOM_UTF32_LE, "utf-32"), (codecs.BOM_UTF32_BE, "utf-32"),
     (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"),
 )  # fmt: skip
 
 
 def encoding_of(start: bytes) -> str:
-    """The encoding of a file that begins so, by its byte order mark; "" where it is UTF-8 or none is told."""
+    """Return the encoding that a byte order mark names; "" for UTF-8 or without a mark. start: of the file."""
     return next((name for mark, name in _MARKS if start.startswith(mark)), "")
 
 
 class Recoded(io.RawIOBase):
-    """A file of text in another encoding as one in UTF-8. where: opens the message where it is not."""
+    """A text file in another encoding, read as UTF-8. where: option and name, which begin an error."""
 
     def __init__(self, file: BinaryIO, encoding: str, where: str) -> None:
         self._file, self._encoding, self._where = file, encoding, where
@@ -40,8 +40,8 @@ class Recoded(io.RawIOBase):
             except UnicodeError as error:
                 reason = getattr(error, "reason", "not text")
                 raise WgradError(
-                    f"{self._where} begins as {self._encoding.upper()} and does not go on so ({reason}): save it as "
-                    "UTF-8"
+                    f"{self._where} begins as {self._encoding.upper()}, but is not valid {self._encoding.upper()} "
+                    f"({reason}): save it as UTF-8"
                 ) from error
         size = min(len(buffer), len(self._left))
         buffer[:size], self._left = self._left[:size], self._left[size:]

@@ -1,6 +1,6 @@
-"""The records of a file -> documents, with what a user should know of those that cannot be used.
+"""Turning the records of a file into documents, with notes for the user about those that cannot be used.
 
-What a record may hold is said in `samples.py` and `preferences.py`, what tokens it becomes in `sample_tokens.py`.
+`samples.py` and `preferences.py` describe the records, `sample_tokens.py` how they become tokens.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from wgrad.train.files.input_files import one_line
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.options.record_names import columns_of
 
-SHOWN = 12  # names in a list for people
-_COUNTED = 1000  # keys that nothing reads
-_LISTED = 5  # bad lines
+SHOWN = 12  # most names in a list for the user
+_COUNTED = 1000  # most unread keys that are counted
+_LISTED = 5  # most bad lines that are listed
 
 
 @dataclass
 class Tally:
-    """Counts of the reading of all files."""
+    """Counts over all files that are read."""
 
     truncated: int = 0  # examples that were longer than seq_len
-    cut_tokens: int = 0  # tokens that they lost
-    left_out: int = 0  # examples of which nothing to learn was left then
+    cut_tokens: int = 0  # tokens that truncation removed
+    left_out: int = 0  # examples without a token in the loss after truncation
     bad_lines: int = 0
     bad: list[str] = field(default_factory=list)  # the first of them
     notes: list[str] = field(default_factory=list)
-    turns: Counter[tuple[str, bool]] = field(default_factory=Counter)  # role, whether it is learnt
+    turns: Counter[tuple[str, bool]] = field(default_factory=Counter)  # role, whether it counts for the loss
 
 
 def read_records(file: DataFile, config: RunOptions, tokenizer: Tokenizer, tally: Tally) -> Documents[Any]:
@@ -52,31 +52,35 @@ def read_records(file: DataFile, config: RunOptions, tokenizer: Tokenizer, tally
 def samples_of(
     record: bytes | dict[str, Any], name: str, line: int, config: RunOptions, tokenizer: Tokenizer
 ) -> list[Sample]:
-    """Return the samples of a record under our names. Raises BadLine, or WgradError where no record with messages could
-    be used."""
+    """Return the samples of a record whose keys have our names.
+
+    Raises:
+        BadLine: the record cannot be used.
+        WgradError: no record with messages can be used.
+    """
     if config.objective_kind.records == "texts":
         return [parse_record(record, name, line, config.loss_on, tokenizer)]
     return parse_preference(record, name, line, config.objective, tokenizer)
 
 
 class _Reader:
-    """The records of one file on their way to documents."""
+    """Reader of the records of one file into documents."""
 
     def __init__(self, file: DataFile, config: RunOptions, tokenizer: Tokenizer, tally: Tally) -> None:
         self.file, self.config, self.tokenizer, self.tally = file, config, tokenizer, tally
         self.documents = LineDocuments(file.name, config.max_length)
         self.columns = columns_of(config.columns)
-        self.absent = {ours: theirs for ours, theirs in self.columns.items() if theirs}  # that no record has had
-        self.in_place = set[str]()  # our names, which records have themselves
+        self.absent = {ours: theirs for ours, theirs in self.columns.items() if theirs}  # not yet found in a record
+        self.in_place = set[str]()  # our names, found in records that lack theirs
         self.lines = self.bad = 0
-        self.first: WgradError | None = None  # why the first record that is left out is
-        self.forms: dict[str, None] = {}  # that are worth a note
-        self.unread = Counter[str]()  # records with this key, which nothing reads
-        self.lost_tokens = self.lost_lines = 0  # of answers, which the template removes
+        self.first: WgradError | None = None  # the reason why the first record was left out
+        self.forms: dict[str, None] = {}  # forms that need a note
+        self.unread = Counter[str]()  # number of records by a key that is not read
+        self.lost_tokens = self.lost_lines = 0  # parts of answers that the template removes
         self.lost_example = ""
 
     def read(self) -> None:
-        # A completion may stand behind another prompt too, perhaps a shorter one.
+        # A completion may also follow another, shorter prompt.
         limit = self.config.max_length * (2 if self.config.objective_kind.mismatched else 1)
         parts: list[SampleTokens] = []
         for part in encode_samples(self._samples(), limit, self.tokenizer):
@@ -149,7 +153,7 @@ class _Reader:
         self.lost_example = self.lost_example or (removed[0] if removed else "")
 
     def _left_out(self, parts: Sequence[SampleTokens]) -> WgradError | None:
-        """Return why nothing to learn is left after truncation, or None. Raises BadLine: there was nothing before."""
+        """Return why no token counts for the loss after truncation, or None. Raises BadLine if none did before."""
         seq_len = self.config.max_length
         for part in parts:
             if part.loss_mask[1:seq_len].any():
@@ -176,7 +180,7 @@ class _Reader:
             )
 
     def check(self) -> None:
-        """WgradError: the file has no records, most are bad, or a column of --columns is in none."""
+        """Raise WgradError if the file has no records, most are bad, or none has a column of --columns."""
         if not self.lines:
             raise self.file.empty()
         if self.first and (not self.documents or 2 * self.bad > self.lines):
@@ -193,6 +197,6 @@ class _Reader:
 
 
 def _counted(unread: Counter[str]) -> str:
-    """Keys, the most frequent first, each with the number of its records."""
+    """List keys, the most frequent first, each with its number of records."""
     shown = [f"{one_line(repr(key), 60)} ({count} lines)" for key, count in unread.most_common(SHOWN)]
     return ", ".join(shown) + (f" and {len(unread) - SHOWN} more" if len(unread) > SHOWN else "")

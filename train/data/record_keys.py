@@ -1,4 +1,4 @@
-"""The keys of a record: which have been read, and what the others would have changed."""
+"""The keys of a record: which were read, and whether ignoring the others changes the training."""
 
 from __future__ import annotations
 
@@ -12,14 +12,16 @@ from wgrad.train.files.input_files import one_line
 from wgrad.train.options.record_names import CARRYING, DETAILS, LEARNT, NAMES, NOT_LEARNT, has_form
 
 _WORD = re.compile(r"\w+")
-_SHORTEST = 16  # characters of a question that another text is taken to repeat
+_SHORTEST = 16  # characters of the shortest question for which another text counts as its repetition
 _YES_NO = {"true": True, "1": True, "1.0": True, "false": False, "0": False, "0.0": False}
-_OTHER_LOSSES = ("loss", "loss_weight", "loss_scale", "loss_mask")  # of a record these may be measures
+_OTHER_LOSSES = ("loss", "loss_weight", "loss_scale", "loss_mask")  # on a record these may be measurements
 
 
 class Keys:
-    """A record, and which of its keys have been read. asked: the texts of its question. turns_unread: keys of its
-    turns that nothing reads."""
+    """A record that keeps track of the keys that were read.
+
+    asked: the texts of its question. turns_unread: keys of its turns that are not read.
+    """
 
     def __init__(self, value: Mapping[str, Any]) -> None:
         self.value = dict(value)
@@ -39,13 +41,16 @@ class Keys:
         self.value |= self.get(name)
 
     def named(self, names: Iterable[str]) -> str:
-        """The first of these keys that is filled, else the first that is there; "" where there is none."""
+        """Return the first of these keys with a value, else the first that exists; "" if none does."""
         there = [name for name in names if name in self.value]
         return next((name for name in there if is_filled(self.value[name])), there[0] if there else "")
 
     def unread(self, templates: Iterable[str] = ()) -> tuple[str, ...]:
-        """Keys that nothing read. templates: those of chats, which may read further keys of turns. WgradError where one
-        of them would have changed what is learnt."""
+        """Return the keys that were not read. templates: chat templates, which may read further keys of turns.
+
+        Raises:
+            WgradError: ignoring a key would change the training.
+        """
         left = dict[str, None]()
         for name, part in self.value.items():
             if name in self._read or (name in NAMES and not is_filled(part)):
@@ -67,12 +72,12 @@ def _words(template: str) -> frozenset[str]:
 
 
 def is_filled(part: Any) -> bool:
-    """Return whether a value says anything: a table has something empty where a record has nothing."""
+    """Return whether a value is not empty; tables have empty cells for missing keys."""
     return bool(part.strip()) if isinstance(part, str) else part is not None and part != [] and part != {}
 
 
 def _is_repeated(part: Any, asked: Sequence[str]) -> bool:
-    """Return whether a text is in what is asked already, or what is asked is in it."""
+    """Return whether a text is part of the question, or contains it."""
     if not isinstance(part, str):
         return False
     text = part.strip()
@@ -80,7 +85,7 @@ def _is_repeated(part: Any, asked: Sequence[str]) -> bool:
 
 
 def _check_flag(name: str, part: Any) -> None:
-    """WgradError where a key of the whole record says that it is not to be learnt, or not as much as others."""
+    """Raise WgradError if a key of the whole record excludes it from the loss, or gives it a weight."""
     if name not in (*LEARNT, *NOT_LEARNT) or not is_filled(part):
         return
     if name == "mask" and isinstance(part, str) and part.strip().lower() in ("user", "human"):  # as NeMo writes it
@@ -96,8 +101,11 @@ def _check_flag(name: str, part: Any) -> None:
 
 
 def is_learnt(turn: Mapping[str, Any], number: int) -> bool:
-    """Return whether a turn of the assistant is to be learnt. WgradError: it says so in part only, or in no known way;
-    another role's turn is to be."""
+    """Return whether a turn of the assistant counts for the loss.
+
+    Raises:
+        WgradError: a key asks for a part of the turn, has an unknown value, or asks for a turn of another role.
+    """
     learnt = True
     is_assistant = turn.get("role") == "assistant"
     for name in (*LEARNT, *NOT_LEARNT):
@@ -124,15 +132,18 @@ def is_learnt(turn: Mapping[str, Any], number: int) -> bool:
 
 
 def _yes_or_no(part: Any) -> bool | None:
-    """None: it is neither."""
+    """Return a flag as bool; None if it is neither true nor false."""
     if isinstance(part, str):
         return _YES_NO.get(part.strip().lower())
     return bool(part) if isinstance(part, (bool, int, float)) and part in (0, 1) else None
 
 
 def with_our_names(value: dict[str, Any], columns: Mapping[str, str]) -> dict[str, Any]:
-    """A record under the names that --columns gives its keys. One that has ours already keeps it, where it lacks
-    theirs. WgradError: without theirs, nothing can be made of it."""
+    """Rename the keys of a record by --columns. A record that lacks their name may have ours already.
+
+    Raises:
+        WgradError: the record lacks a named key, and is not complete without it.
+    """
     if not columns:
         return value
     replaced = {ours for ours, theirs in columns.items() if not theirs or theirs in value}

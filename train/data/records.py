@@ -1,4 +1,4 @@
-"""Shared by the readers of data files: a record, how long it may be, and the columns of a table."""
+"""Common parts of the readers of data files: records, their longest size, and the columns of tables."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from wgrad.device.errors import WgradError
 from wgrad.train.files.input_files import one_line
 from wgrad.train.options.record_names import NAMES, has_form
 
-Record = bytes | dict[str, Any] | str  # JSON text; a record that is decoded; or why there is none at this place
-Numbered = Iterator[tuple[int, Record]]  # with the number of its line (of a table without lines: of its row), from 1
+Record = bytes | dict[str, Any] | str  # JSON text, a decoded record, or the reason why it cannot be read
+Numbered = Iterator[tuple[int, Record]]  # with the number of its line, or of its row in a table, from 1
 
 LONGEST = 256 << 20  # bytes of a line or an element
 
@@ -20,14 +20,14 @@ def too_long(limit: int) -> str:
 
 
 def our_names(names: Sequence[str], columns: Mapping[str, str]) -> list[str]:
-    """Return our names of a table's columns. columns: those of --columns."""
+    """Return our names for a table's columns. columns: the mapping of --columns."""
     ours = {theirs: ours for ours, theirs in columns.items() if theirs}
     replaced = {mine for mine, theirs in columns.items() if not theirs or theirs in names}
     return [ours.get(name, "" if name in replaced else name) for name in names]
 
 
 def check_columns(names: Sequence[str], columns: Mapping[str, str], where: str) -> None:
-    """WgradError where a table has no columns of which a record is made, or lacks one that --columns names."""
+    """Raise WgradError if a table lacks the columns of a record, or one that --columns names."""
     shown = one_line(", ".join(map(repr, names)) or "none")
     for ours, theirs in columns.items():
         if theirs and theirs not in names and ours not in names:
@@ -42,7 +42,7 @@ def check_columns(names: Sequence[str], columns: Mapping[str, str], where: str) 
 
 
 def read_columns(names: Sequence[str], columns: Mapping[str, str], remarks: list[str]) -> list[str]:
-    """Those columns of a table that are read; a remark names the others."""
+    """Return the columns of a table that are read, and add a remark that names the others."""
     read = [n for n, ours in zip(names, our_names(names, columns)) if ours in NAMES or n in columns.values()]
     others = [name for name in names if name not in read and columns.get(name) != ""]
     if others:
@@ -51,7 +51,7 @@ def read_columns(names: Sequence[str], columns: Mapping[str, str], remarks: list
 
 
 def without_null(value: Any) -> Any:
-    """A record of a table, without the nulls that fill up what it lacks."""
+    """Return a record of a table without nulls, which stand for missing keys."""
     if isinstance(value, dict):
         return {key: without_null(item) for key, item in value.items() if item is not None}
     return [without_null(item) for item in value] if isinstance(value, list) else value

@@ -1,4 +1,4 @@
-"""Samples -> token ids, with a mark on each token that is to be learnt."""
+"""Tokenising samples into ids and a loss mask."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from wgrad.train.data.text_windows import WINDOW, Encoded, pieces
 from wgrad.train.data.tokenizer import Tokenizer
 from wgrad.train.options.finetune_config import RunOptions
 
-_SAMPLES_AT_ONCE = 512  # given to the tokenizer together: it works on all cores
+_SAMPLES_AT_ONCE = 512  # passed to the tokenizer together, which uses all cores
 _CHARACTERS_AT_ONCE = 1 << 14
 
 
 @dataclass(frozen=True)
 class SampleTokens:
-    """A sample as tokens: ids int32 and loss_mask bool [n] of the first `limit`, and how many there are in all."""
+    """A sample as tokens: ids int32 [n] and loss_mask bool [n] of the first `limit`, and the length of the whole."""
 
     sample: Sample
     ids: np.ndarray
@@ -30,8 +30,11 @@ class SampleTokens:
 def encode_record(
     record: Mapping[str, Any], config: RunOptions, tokenizer: Tokenizer, name: str
 ) -> tuple[np.ndarray, np.ndarray]:
-    """ids int32 [n] and loss_mask bool [n] of a record, as a run with these options learns it. WgradError, beginning
-    with `name`: it cannot be learnt from."""
+    """Return ids int32 [n] and loss_mask bool [n] of a record, as in a run with these options.
+
+    Raises:
+        WgradError: the record cannot be used; the error begins with `name`.
+    """
     sample = parse_record(dict(record), name, 1, config.loss_on, tokenizer)
     part = next(encode_samples(iter([sample]), config.max_length, tokenizer))
     with of_line(name, 1):
@@ -40,14 +43,14 @@ def encode_record(
 
 
 def encode_samples(samples: Iterator[Sample], limit: int, tokenizer: Tokenizer) -> Iterator[SampleTokens]:
-    """The tokens of each sample, in order; of `samples` no more is read ahead than is tokenised together."""
+    """Yield the tokens of each sample, in order; reads ahead only as many samples as are tokenised together."""
     for group in _groups(samples):
         for sample, encoded in zip(group, _encode(group, tokenizer)):
             yield _tokens(sample, encoded, limit, tokenizer)
 
 
 def _groups(samples: Iterator[Sample]) -> Iterator[list[Sample]]:
-    """Samples in order, few enough to be tokenised together."""
+    """Yield groups of samples, in order, that are tokenised together."""
     group: list[Sample] = []
     length = 0
     for sample in samples:
@@ -61,7 +64,7 @@ def _groups(samples: Iterator[Sample]) -> Iterator[list[Sample]]:
 
 
 def _encode(group: Sequence[Sample], tokenizer: Tokenizer) -> Iterator[Iterator[Encoded]]:
-    """For each sample its tokens, in one part or, where it is long, in several."""
+    """Yield the tokens of each sample, a long one in several parts."""
     short = [sample for sample in group if len(sample.text) <= WINDOW]
     whole = iter(tokenizer.encode_batch([s.text for s in short if s.whole]))
     chat = iter(tokenizer.encode_batch([s.text for s in short if not s.whole], add_special_tokens=False))
@@ -78,7 +81,7 @@ def _encode_long(sample: Sample, tokenizer: Tokenizer) -> Iterator[Encoded]:
 
 
 def _tokens(sample: Sample, parts: Iterator[Encoded], limit: int, tokenizer: Tokenizer) -> SampleTokens:
-    """The tokens of the parts; eos is added after a text and counts."""
+    """Join the tokens of the parts; after a text eos is added, and counts for the loss."""
     ids, learnt = list[int](), list[bool]()
     length, last = 0, None
     for part in parts:
@@ -103,7 +106,7 @@ def _tokens(sample: Sample, parts: Iterator[Encoded], limit: int, tokenizer: Tok
 
 def _learnt(sample: Sample, part: Encoded) -> list[bool]:
     """Return for each token of a part whether it shares a character with a span."""
-    if sample.spans == [(0, len(sample.text))]:  # all of it: tokens of no character too
+    if sample.spans == [(0, len(sample.text))]:  # all of it, with tokens that have no characters
         return [True] * len(part.ids)
     offsets = np.asarray(part.offsets, np.int64).reshape(-1, 2)
     learnt = np.zeros(len(part.ids), bool)

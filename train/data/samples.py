@@ -1,15 +1,15 @@
-"""A record of a data file -> the text that it stands for, and which part of it is to be learnt.
+"""Records of a data file: their text, and which parts of it count for the loss.
 
-The record is one of
+A record is one of
     {"text": "..."}                                every token counts
     {"prompt": "...", "completion": "..."}         the completion counts
-    {"messages": [{"role": ..., "content": ...}]}  what the assistant says counts; the tokenizer's chat template is used
-    {"instruction": "...", "output": "..."}        Alpaca, with "input" where there is one: taken for messages
-    {"conversations": [{"from": ..., "value": ...}]}  ShareGPT: taken for messages
-and prompt and completion may themselves be lists of messages; `record_names.py` has other names of these keys. With
+    {"messages": [{"role": ..., "content": ...}]}  the assistant's turns count; rendered by the chat template
+    {"instruction": "...", "output": "..."}        Alpaca, optionally with "input"; becomes messages
+    {"conversations": [{"from": ..., "value": ...}]}  ShareGPT; becomes messages
+and prompt and completion may themselves be lists of messages; `record_names.py` has further names of these keys. With
 messages, "system" becomes the first one, and "tools" (a list of JSON schemas, or that list as text), "documents" and
-"chat_template_kwargs" reach the template, as they do in TRL and transformers. A turn with "weight": 0, "train": false
-or "loss": false is read and not learnt. What objectives other than sft learn from is in `preferences.py`.
+"chat_template_kwargs" are passed to the template, as in TRL and transformers. A turn with "weight": 0, "train": false
+or "loss": false does not count. `preferences.py` has the records of objectives other than sft.
 """
 
 from __future__ import annotations
@@ -34,15 +34,22 @@ from wgrad.train.options.record_names import LABELS, has_form
 
 
 class BadLine(WgradError):
-    """A line that cannot be learnt from; others can. The message begins with file and line."""
+    """A line cannot be used, but others can. The error begins with file and line."""
 
 
 class Sample(msgspec.Struct, frozen=True):
-    """A line as text: characters in `spans` are to be learnt. `whole`: bos and eos are the tokenizer's business here
-    (not the template's). form: what to say of the record's form, "" where nothing. label: `Document`'s. more: the next
-    sample is of the same record, and neither is of use without the other. framed: the tokens begin with bos and end
-    with eos, which are added where the text has none (ORPO). unread: keys of the record that nothing reads. turns: of a
-    conversation, each one's role and whether it is learnt. lost: parts of what is learnt that the template removes."""
+    """The text of a line.
+
+    spans: the characters that count for the loss.
+    whole: the tokenizer adds bos and eos (not the template).
+    form: the name of the record's form, for a note; "" if it needs none.
+    label: as in `Document`.
+    more: the next sample is of the same record, and both are used together.
+    framed: the tokens begin with bos and end with eos, which are added if the text lacks them (ORPO).
+    unread: keys of the record that are not read.
+    turns: for a conversation, each turn's role and whether it counts for the loss.
+    lost: the parts of the trained turns that the template removes.
+    """
 
     text: str
     spans: list[Span]
@@ -58,8 +65,12 @@ class Sample(msgspec.Struct, frozen=True):
 
 
 def parse_record(record: bytes | dict[str, Any], name: str, line: int, loss_on: str, tokenizer: Tokenizer) -> Sample:
-    """The sample of a record, decoded or JSON text that is not blank. BadLine; WgradError where no record with messages
-    could be used."""
+    """Return the sample of a record, an object or JSON text that is not blank.
+
+    Raises:
+        BadLine: the record cannot be used.
+        WgradError: no record with messages can be used.
+    """
     with of_line(name, line):
         keys = Keys(without_null_columns(parse_object(record)))
         form, turns = conversation_form(keys)
@@ -67,7 +78,7 @@ def parse_record(record: bytes | dict[str, Any], name: str, line: int, loss_on: 
         if turns is None:
             sample = _plain_sample(keys, loss_on, tokenizer)
         else:
-            # A number may be that of a class, of which nothing is said here.
+            # A number may be that of a class, and says nothing about the answer.
             refuse_label(keys, LABELS if isinstance(keys.value.get("label"), bool) else ("kto_tag",))
             sample = _chat(turns, 0, keys, loss_on, tokenizer)
         check_text(sample.text)
@@ -76,7 +87,7 @@ def parse_record(record: bytes | dict[str, Any], name: str, line: int, loss_on: 
 
 @contextmanager
 def of_line(name: str, line: int) -> Iterator[None]:
-    """Turn errors within the block into a BadLine of this place; an option's error stays."""
+    """Turn errors within the block into a BadLine of this line, except those of an option."""
     try:
         yield
     except WgradError as error:
@@ -88,9 +99,13 @@ def of_line(name: str, line: int) -> Iterator[None]:
 def parse_prompt(
     data: bytes | dict[str, Any], name: str, line: int, chat: bool, tokenizer: Tokenizer
 ) -> tuple[dict[str, Any], str, bool]:
-    """A line, or its object, with "prompt" or "messages" -> that object, the text to go on from, `whole` (see Sample).
+    """Return the object of a line with "prompt" or "messages", the text of the prompt, and `whole` (see Sample).
 
-    chat: a prompt that is text is a user's message. BadLine; WgradError where no line with messages could be used.
+    chat: treat a prompt that is text as a user's message.
+
+    Raises:
+        BadLine: the line cannot be used.
+        WgradError: no line with messages can be used.
     """
     with of_line(name, line):
         value = parse_object(data) if isinstance(data, bytes) else data
@@ -116,7 +131,7 @@ def _prompt_text(value: dict[str, Any], chat: bool, tokenizer: Tokenizer) -> tup
 
 
 def parse_object(data: bytes | dict[str, Any]) -> dict[str, Any]:
-    """A record as an object. WgradError where its text is none."""
+    """Return a record as an object. Raises WgradError if its text is not one."""
     if isinstance(data, dict):
         return data
     try:
@@ -133,8 +148,8 @@ def parse_object(data: bytes | dict[str, Any]) -> dict[str, Any]:
 
 
 def without_null_columns(value: dict[str, Any]) -> dict[str, Any]:
-    """A record without nulls, where a form is complete without them: tables of several forms put together have null in
-    the columns of the others."""
+    """Remove the nulls of a record if it is complete without them, since concatenated tables of several forms have null
+    in the columns of the other forms."""
     filled = {key: part for key, part in value.items() if part is not None}
     return filled if len(filled) < len(value) and has_form(filled) else value
 
@@ -143,14 +158,14 @@ _ZERO_ONE = {"1": True, "0": False, "1.0": True, "0.0": False}  # of a column wi
 
 
 def label_of(label: Any) -> bool | None:
-    """A record's label, which tables have as text or as 0 and 1; None where it is not true or false."""
+    """Return a record's label, which tables may have as text or as 0 and 1; None if it is neither true nor false."""
     if isinstance(label, str):
         return {"true": True, "false": False}.get(label.strip().lower(), _ZERO_ONE.get(label.strip()))
     return bool(label) if isinstance(label, (bool, int, float)) and label in (0, 1) else None
 
 
 def refuse_label(keys: Keys, names: tuple[str, ...] = LABELS) -> None:
-    """WgradError where one of these says whether the answer is any good."""
+    """Raise WgradError if one of these keys rates the answer."""
     for name in names:
         if label_of(keys.value.get(name)) is not None:
             raise WgradError(
@@ -160,12 +175,12 @@ def refuse_label(keys: Keys, names: tuple[str, ...] = LABELS) -> None:
 
 
 def keys_of(value: Mapping[str, Any]) -> str:
-    """Those of a record, for a message."""
+    """List the keys of a record, for an error."""
     return (", ".join(map(repr, value)) or "none")[:200]
 
 
 def _plain_sample(keys: Keys, loss_on: str, tokenizer: Tokenizer) -> Sample:
-    """Sample of a record that is not a conversation; the line's number is still to come."""
+    """Return the sample of a record that is not a conversation; the caller sets its line."""
     if "prompt" in keys and "completion" in keys:
         refuse_label(keys)
         prompt, completion = keys.get("prompt"), keys.get("completion")
@@ -191,8 +206,10 @@ def _plain_sample(keys: Keys, loss_on: str, tokenizer: Tokenizer) -> Sample:
 
 
 def _chat(turns: list[dict[str, Any]], first: int, keys: Keys, loss_on: str, tokenizer: Tokenizer) -> Sample:
-    """A conversation; the line's number is still to come. first: number of the first turn that may count; keys: the
-    line, with what else the template is given."""
+    """Return the sample of a conversation; the caller sets its line.
+
+    first: index of the first turn that may count for the loss; keys: the record, with further template variables.
+    """
     check_messages(turns)
     conversation = conversation_of(turns, keys)
     if loss_on == "all":
@@ -212,13 +229,12 @@ def _chat(turns: list[dict[str, Any]], first: int, keys: Keys, loss_on: str, tok
 
 
 def _roles(turns: list[dict[str, Any]], learn: Collection[int]) -> tuple[tuple[str, bool], ...]:
-    """Each turn's role, and whether it is learnt."""
+    """Return each turn's role, and whether it counts for the loss."""
     return tuple((turn["role"], number in learn) for number, turn in enumerate(turns))
 
 
 def _all_but_skipped(turns: list[dict[str, Any]], conversation: Conversation, tokenizer: Tokenizer) -> Sample:
-    """Sample for --loss-on all: the whole text, without the turns of the assistant that say they are not to be
-    learnt."""
+    """Return the sample for --loss-on all: the whole text but the assistant's turns that are excluded by a key."""
     skipped = {i for i, turn in enumerate(turns) if turn["role"] == "assistant" and not is_learnt(turn, i + 1)}
     roles = _roles(turns, set(range(len(turns))) - skipped)
     text, spans = tokenizer.chat_template.render_with_spans(conversation, skipped)
@@ -240,7 +256,7 @@ def conversation_of(turns: list[dict[str, Any]], keys: Keys) -> Conversation:
 
 
 def _objects(value: Any, name: str) -> list[dict[str, Any]] | None:
-    """A list of objects, or that list as JSON text; None where there is none."""
+    """Return a list of objects, given as such or as JSON text; None if it is missing."""
     if isinstance(value, str):
         value = parse_json_text(value, repr(name)) if value.strip() else None
     if value is None:
@@ -251,14 +267,14 @@ def _objects(value: Any, name: str) -> list[dict[str, Any]] | None:
 
 
 def messages_of(value: Any, name: str, keys: Keys) -> list[dict[str, Any]]:
-    """The messages of a part of a record. WgradError."""
+    """Return the checked messages of a part of a record. Raises WgradError."""
     turns = turns_of(value, name, keys)
     check_messages(turns)
     return turns
 
 
 def check_messages(turns: list[dict[str, Any]]) -> None:
-    """WgradError: one has no content, or one of the wrong type."""
+    """Raise WgradError if a message has no content, or one of the wrong type."""
     for number, message in enumerate(turns, start=1):
         content = message.get("content")
         if not isinstance(content, (str, list, type(None))):

@@ -1,4 +1,4 @@
-"""Folders that the package datasets saves (`save_to_disk`): a data set, or several of them as splits.
+"""Folders saved by the package datasets (`save_to_disk`): a data set, or several as splits.
 
 Source: its documentation, "Save"; a folder of a data set has `state.json`, which lists its Arrow files, and one of
 splits `dataset_dict.json` and a folder for each.
@@ -33,8 +33,8 @@ class _SplitNames(msgspec.Struct):
 
 
 def saved_files(path: str, option: str) -> tuple[list[str], tuple[str, ...]] | None:
-    """The Arrow files of a folder that datasets saved, or of one of its splits (FOLDER:SPLIT, else "train"), and what a
-    user should know; None where the path is none of these. WgradError."""
+    """Return the Arrow files of a folder that datasets saved, or of one of its splits (FOLDER:SPLIT, else "train"), and
+    notes for the user; None if the path is not such a folder. Raises WgradError."""
     folder, split = path, ""
     if not os.path.exists(path) and ":" in path:
         folder, _, split = path.rpartition(":")
