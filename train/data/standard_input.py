@@ -1,5 +1,4 @@
-"""Standard input as data: copied into the user's cache, so that a run can be resumed, and that every rank of this host
-has it."""
+"""Standard input as data: copied into the user's cache, for resuming and for all ranks of this host."""
 
 from __future__ import annotations
 
@@ -20,9 +19,9 @@ from wgrad.train.files.input_files import exists, reading
 from wgrad.train.options.data_sources import STDIN, sources_of
 from wgrad.train.options.finetune_config import FinetuneConfig
 
-STDIN_FILE = "stdin.json"  # in --out: which copy the run was begun with
+STDIN_FILE = "stdin.json"  # in --out: names the copy that the run began with
 FORMAT = 1
-_COPY = "WGRAD_STDIN_COPY"  # its name, to the ranks that --ranks starts
+_COPY = "WGRAD_STDIN_COPY"  # environment variable with the copy's name, for the ranks that --ranks starts
 _BLOCK = 1 << 20  # bytes
 
 
@@ -32,33 +31,38 @@ class _Begun(msgspec.Struct):
 
 
 def copies() -> Path:
-    """Where the copies are."""
+    """Return the folder of the copies."""
     return cache_folder("stdin")
 
 
 def copied_files() -> list[Path]:
-    """Those that are whole."""
+    """Return the complete copies."""
     return sorted(path for path in copies().glob("*") if path.is_file() and path.suffix != TEMPORARY)
 
 
 def reads_standard_input(config: FinetuneConfig) -> str:
-    """The option whose value is "-"; "" where there is none."""
+    """Return the option whose value is "-"; "" if none is."""
     if STDIN in (source.path for source in sources_of(config.data)):
         return "--data"
     return "--eval-data" if config.eval_data == STDIN else ""
 
 
 def copy_for_ranks(config: FinetuneConfig) -> None:
-    """Have what this process is to start find the copy of its standard input: mpirun hands that to one rank, and Open
-    MPI 5 never tells it of the end."""
+    """Copy standard input for the ranks that this process will start: mpirun passes it to one rank only, and with Open
+    MPI 5 that rank never sees its end."""
     option = reads_standard_input(config)
     if option and not _begun_with(config)[1]:
         os.environ[_COPY] = _copy(option).name
 
 
 def standard_input(config: FinetuneConfig, option: str, alone: bool = True) -> tuple[Path, str]:
-    """-> the copy of what is there now, or, where the run goes on, of what was there when it was begun; and a line for
-    people. alone: whether this process was started by itself. WgradError: neither can be had."""
+    """Return the copy of standard input (for a resumed run, of what it began with), and a line for the user.
+
+    alone: whether this process was not started by mpirun or srun.
+
+    Raises:
+        WgradError: there is no standard input to copy, or it differs from what the run began with.
+    """
     begun, is_there = _begun_with(config)
     if begun is not None and is_there:
         return begun, f"standard input: what the run was begun with, of which {begun} is a copy"
@@ -85,13 +89,13 @@ def standard_input(config: FinetuneConfig, option: str, alone: bool = True) -> t
             f"{option}: standard input is not what the run in {config.out} was begun with: give the same again, or "
             "begin anew in another --out"
         )
-    if not config.lr_sweep:  # which keeps nothing but its table
+    if not config.lr_sweep:  # a sweep keeps only its table
         write_json(Path(config.out, STDIN_FILE), {"format": FORMAT, "copy": copy.name})
     return copy, f"standard input: copied to {copy}, for --resume; wgrad cache clear removes it"
 
 
 def _begun_with(config: FinetuneConfig) -> tuple[Path | None, bool]:
-    """The copy that a run which goes on was begun with, and whether it is still there."""
+    """Return the copy that a resumed run began with (None for a new run), and whether it still exists."""
     path = Path(config.out, STDIN_FILE)
     if not config.resume or not exists(path, "--out"):
         return None, False
@@ -100,7 +104,7 @@ def _begun_with(config: FinetuneConfig) -> tuple[Path | None, bool]:
 
 
 def _copy(option: str) -> Path:
-    """A file that only this user may read, named after its contents."""
+    """Copy standard input to a file that only this user may read, named by a hash of its contents."""
     source, folder, digest = open_standard_input(option), copies(), hashlib.blake2b(digest_size=16)
     with writing(folder, "$XDG_CACHE_HOME"):
         make_private(folder)

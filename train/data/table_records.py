@@ -1,8 +1,8 @@
-"""Records of Parquet and of Arrow: rows in small batches, of the columns alone that are read.
+"""Records of Parquet and Arrow files: rows in small batches, of only the columns that are read.
 
-Such a file may be compressed a thousandfold, or say "the same again" a billion times. What it expands to is bounded by
-its size, and measured before any of it becomes an object of Python. While a batch is made, this process may take no
-more memory than that either, where the system can limit it.
+Such a file may be compressed a thousandfold, or repeat a value a billion times. So its expanded size is bounded by its
+file size, and measured before any of it becomes a Python object. While a batch is made, the memory of this process has
+the same bound, if the system can limit it.
 """
 
 from __future__ import annotations
@@ -19,21 +19,24 @@ from wgrad.train.files.memory_bound import memory_within
 T = TypeVar("T")
 
 _ROWS_AT_ONCE = 64
-_BYTES_AT_ONCE = 8 << 20  # of a batch, by the mean of its rows
+_BYTES_AT_ONCE = 8 << 20  # of a batch, estimated from the mean of its rows
 TIMES, LEAST = 20, 64 << 20  # a file may expand to so many times its bytes, and to so many bytes in any case
-_ROW = 64  # bytes that a row counts for, however little is in it
-_ROWS = 1 << 18  # a file may have so many rows, and where it is larger one for each of its bytes: each takes its time
-_MEASURED_FIRST = 16 << 20  # bytes of a file that is read twice: what is wrong with it is then known at once
-_MEMORY = 192 << 20  # bytes that a batch may take while it is made, where a file is small
+_ROW = 64  # bytes that each row counts in addition to its values
+_ROWS = 1 << 18  # rows that any file may have; a larger file may have one per byte, since each row takes time
+_MEASURED_FIRST = 16 << 20  # smaller files (bytes) are read twice, so that faults are found before the first record
+_MEMORY = 192 << 20  # bytes of memory that a batch of a small file may take
 
 
 def table_rows(
     file: BinaryIO, kind: str, name: str, option: str, columns: Mapping[str, str], remarks: list[str]
 ) -> Numbered:
-    """A record of each row, without what is null in it: columns of structures fill with null what a row lacks.
+    """Yield a record for each row, without its nulls, which stand for missing keys.
 
-    kind: "parquet" or "arrow"; columns: those of --columns; remarks: gets what a user should know. WgradError where
-    pyarrow is not installed or cannot read the file, it expands to too much, or no record can be made of its columns.
+    kind: "parquet" or "arrow"; columns: the mapping of --columns; remarks: a list to which notes are added.
+
+    Raises:
+        WgradError: pyarrow is not installed or cannot read the file, it expands to too much, or it lacks the columns of
+            a record.
     """
     what = {"parquet": "Parquet", "arrow": "Arrow"}[kind]
     try:
@@ -51,7 +54,7 @@ def table_rows(
         wanted = read_columns(table.names, columns, remarks)
 
         def batches() -> Iterator[Any]:
-            """All of it, until there is more than a file of this size may have."""
+            """Yield all batches; raise if they are more than a file of this size may have."""
             left = most = max(TIMES * size, LEAST)
             rows = most_rows = max(size, _ROWS)
             for batch in table.batches(wanted):
@@ -90,7 +93,7 @@ def _open(file: BinaryIO, kind: str) -> _Parquet | _Arrow:
 
 
 class _Parquet:
-    """names: of its columns."""
+    """A Parquet file. names: of its columns."""
 
     def __init__(self, file: BinaryIO) -> None:
         import pyarrow
@@ -114,7 +117,7 @@ class _Parquet:
 
 
 class _Arrow:
-    """As `_Parquet`, of Arrow's file format or its stream format, in which the package datasets saves."""
+    """An Arrow file with the interface of `_Parquet`, in the file format or the stream format (of package datasets)."""
 
     def __init__(self, file: BinaryIO) -> None:
         import pyarrow.ipc
@@ -137,7 +140,7 @@ class _Arrow:
 
 
 def _without_dictionaries(batch: Any) -> Any:
-    """A batch in which each row has its value, however often it comes again: its size is then known."""
+    """Return a batch whose repeated values are written out, so that its size is known."""
     import pyarrow
 
     columns = [column.dictionary_decode() if hasattr(column, "dictionary_decode") else column for column in batch]
@@ -146,13 +149,13 @@ def _without_dictionaries(batch: Any) -> Any:
 
 # ---- memory --------------------------------------------------------------------------------------
 def _each_within(memory: int, steps: Iterator[T]) -> Iterator[T]:
-    """Yield an iterator's items, each made within so much memory. Raises MemoryError."""
+    """Yield an iterator's items, each made with at most `memory` bytes. Raises MemoryError."""
     end = object()
     while (item := _within(memory, lambda: next(steps, end))) is not end:
         yield item
 
 
 def _within(memory: int, work: Any) -> Any:
-    """Call a function that may take so many bytes of memory. Raises MemoryError."""
+    """Call a function that may allocate at most `memory` bytes. Raises MemoryError."""
     with memory_within(memory):
         return work()

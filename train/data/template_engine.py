@@ -1,11 +1,10 @@
-"""Chat templates as Jinja: transformers' environment, and marks that tell which message each character came from.
+"""Chat templates in Jinja: the environment of transformers, and marks that show which message a character comes from.
 
-Runs in the process of `template_process.py`, never in that of a run: a template is a program of somebody else.
+Runs in the process of `template_process.py`, never in that of a run, because a template is untrusted code.
 
-The marks: at the start of each pass through a loop over the messages, the compiled template writes (between two
-characters that the conversation does not contain) the number of the message, after the loop its end, and around each
-{% generation %} block where it begins and ends. They are taken out again, and what is left must be what the template
-renders without them.
+The marks, between two characters that the conversation does not contain: the number of the message at the start of each
+pass through a loop over the messages, the end of the loop, and the beginning and end of each {% generation %} block.
+They are removed again, and the rest must equal the text that the template renders without them.
 
 Source of the behaviour: `render_jinja_template` of transformers (utils/chat_template_utils.py).
 """
@@ -32,7 +31,7 @@ _PRIVATE = range(0xF0000, 0xFFFFE)  # characters that Unicode leaves to private 
 
 
 class TemplateFailure(Exception):
-    """kind: "compile", "refuse" (the template raised it on purpose) or "fail"; line: of the template, 0: not known."""
+    """A template failed. kind: "compile", "refuse" (raised by the template itself) or "fail"; line: 0 if unknown."""
 
     def __init__(self, kind: str, message: str, line: int = 0) -> None:
         super().__init__(message)
@@ -42,7 +41,7 @@ class TemplateFailure(Exception):
 
 # ---- the environment -----------------------------------------------------------------------------
 class _Marks(Extension):
-    """{% generation %} blocks, and what `_instrument` puts into a template."""
+    """The {% generation %} blocks, and the calls that `_instrument` adds to a template."""
 
     tags = {"generation"}
 
@@ -57,7 +56,7 @@ class _Marks(Extension):
         self._opening, self._closing = opening, closing
 
     def stop(self) -> None:
-        """From here on nothing is marked."""
+        """Stop writing marks."""
         self.start([], "", "")
 
     def _mark(self, kind: str, loop: int, number: int) -> str:
@@ -73,7 +72,7 @@ class _Marks(Extension):
         return self._mark("g", 0, 0) + caller() + self._mark("h", 0, 0)
 
     def _pass(self, loop: int, *values: Any) -> str:
-        """A pass through a loop begins; values: what it goes over, which may be a message."""
+        """Mark the start of a pass through a loop; values: those of its variables, which may be a message."""
         number = next((n for value in values if (n := self._numbers.get(id(value))) is not None), None)
         if number is None:
             return ""
@@ -81,7 +80,7 @@ class _Marks(Extension):
         return self._mark("m", loop, number)
 
     def _after(self, loop: int) -> str:
-        # Only behind a loop over messages: a mark in the text that a macro returns would make it look not empty.
+        # Only after a loop over messages: with a mark, the empty text of a macro would not be empty.
         if loop not in self._over_messages:
             return ""
         self._over_messages.discard(loop)
@@ -89,7 +88,7 @@ class _Marks(Extension):
 
 
 class _Dict:
-    """`dict` of a template: no attribute leads to the class."""
+    """`dict` in a template, without attributes that lead to the class."""
 
     def __call__(self, *args: Any, **values: Any) -> dict[Any, Any]:
         return dict(*args, **values)
@@ -99,7 +98,7 @@ class _Dict:
 
 
 class _Namespace(jinja2.utils.Namespace):
-    """`namespace` of a template: no name with an underscore in front, none of which a template needs."""
+    """`namespace` in a template, without names that begin with an underscore, which no template needs."""
 
     def __init__(*args: Any, **values: Any) -> None:  # so that a template may use any name, `self` too
         attributes = dict(*args[1:], **values)
@@ -140,7 +139,7 @@ def _environment() -> jinja2.Environment:
 
 # ---- marking the loops ---------------------------------------------------------------------------
 def _instrument(node: nodes.Node, marks: _Marks, loops: list[int], in_loop: bool = False) -> None:
-    """Put a call of `_pass` at the start of each loop's body and one of `_after` behind it. loops: [how many so far].
+    """Add a call of `_pass` at the start of each loop's body and one of `_after` after the loop. loops: [their number].
 
     Also refuses `break` and `continue` outside a loop, which Jinja would hand to Python.
     """
@@ -166,7 +165,7 @@ def _instrument(node: nodes.Node, marks: _Marks, loops: list[int], in_loop: bool
 
 
 def _mark_loop(loop: nodes.For, marks: _Marks, loops: list[int]) -> nodes.Node:
-    """Mark the passes through `loop` -> what is to stand behind it."""
+    """Mark the passes through `loop`, and return the node to put after it."""
     loops[0] += 1
     number = nodes.Const(loops[0])
     names = [n for n in [loop.target, *loop.target.find_all(nodes.Name)] if isinstance(n, nodes.Name)]
@@ -178,7 +177,7 @@ def _mark_loop(loop: nodes.For, marks: _Marks, loops: list[int]) -> nodes.Node:
         if isinstance(found.node, nodes.Name) and isinstance(found.arg, nodes.Name)
     )
     for name, index in indexed:
-        # `for i in range(messages|length)`: the message is messages[i], of that list or of another one of messages.
+        # In `for i in range(messages|length)` the message is messages[i], or the same index of another list.
         if index in {n.name for n in names}:
             listed = nodes.Name(name, "load")
             item = nodes.Getitem(listed, nodes.Name(index, "load"), "load")
@@ -192,7 +191,7 @@ def _mark_loop(loop: nodes.For, marks: _Marks, loops: list[int]) -> nodes.Node:
 
 # ---- compiled templates ----------------------------------------------------------------------------
 class CompiledTemplate:
-    """A template ready to render. TemplateFailure where it does not compile."""
+    """A template ready to render. Raises TemplateFailure if it does not compile."""
 
     def __init__(self, source: str) -> None:
         environment = _environment()
@@ -219,7 +218,7 @@ class CompiledTemplate:
         return self._marks.seen
 
     def render(self, values: dict[str, Any]) -> str:
-        """The text. TemplateFailure where the template raises anything."""
+        """Return the text. Raises TemplateFailure if the template raises anything."""
         pieces, length = [], 0
         try:
             for piece in self._template.generate(values):
@@ -236,7 +235,7 @@ class CompiledTemplate:
             raise TemplateFailure("fail", f"{type(error).__name__}: {error}".rstrip(": "), _line_of(error)) from None
 
     def render_marked(self, values: dict[str, Any]) -> tuple[str, list[Range] | None, list[tuple[int, int]]]:
-        """-> text, what each message stands for (None: cannot be told), what {% generation %} blocks enclose."""
+        """Return the text, the ranges of the messages (None: unknown), and the ranges of {% generation %} blocks."""
         text = self.render(values)
         opening, closing = _unused(self.source + json.dumps(values, ensure_ascii=False))
         self._marks.start(values["messages"], opening, closing)
@@ -249,7 +248,7 @@ class CompiledTemplate:
 
 
 def _line_of(error: BaseException) -> int:
-    """The line of the template at which `error` was raised; 0: not known."""
+    """Return the line of the template at which `error` was raised; 0: unknown."""
     line, trace = 0, error.__traceback__
     while trace is not None:
         if trace.tb_frame.f_code.co_filename == _TEMPLATE:
@@ -259,7 +258,7 @@ def _line_of(error: BaseException) -> int:
 
 
 def _line_compiled(error: BaseException) -> int:
-    """The line that Jinja was reading or translating when `error` was raised; 0: not known."""
+    """Return the line that Jinja was parsing or compiling when `error` was raised; 0: unknown."""
     line, trace = 0, error.__traceback__
     while trace is not None:
         names = trace.tb_frame.f_locals
@@ -272,13 +271,13 @@ def _line_compiled(error: BaseException) -> int:
 
 
 def _unused(text: str) -> tuple[str, str]:
-    """Two characters that `text` does not contain."""
+    """Return two characters that `text` does not contain."""
     found: Iterator[str] = (c for code in _PRIVATE if (c := chr(code)) not in text)
     return next(found), next(found)
 
 
 def _unmark(marked: str, opening: str, closing: str) -> tuple[str, list[Range], list[tuple[int, int]]]:
-    """-> text without marks, ranges of messages (rising, none empty), ranges of generation blocks."""
+    """Return the text without marks, the ranges of messages (ascending, not empty), and those of generation blocks."""
     pieces: list[str] = []
     messages: list[Range] = []
     generated: list[tuple[int, int]] = []
@@ -309,7 +308,7 @@ def _unmark(marked: str, opening: str, closing: str) -> tuple[str, list[Range], 
 
 
 def _joined(ranges: list[Range]) -> list[Range]:
-    """Neighbours of the same message made one."""
+    """Join neighbouring ranges of the same message."""
     joined: list[Range] = []
     for start, end, number in ranges:
         if joined and joined[-1][1:] == (start, number):

@@ -1,7 +1,7 @@
-"""Inputs of a chat template: the roles it knows, whether contents are text or lists of parts, and whether the arguments
-of calls are objects or JSON text.
+"""The inputs that a chat template takes: its roles, contents as text or lists of parts, and the arguments of calls as
+objects or JSON text.
 
-A template does not say; it is tried on short conversations, once for each question.
+A template does not declare them, so it is tried on short conversations, once for each question.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import Any
 Message = Mapping[str, Any]
 Render = Callable[[Sequence[Message]], str | None]  # None where the template refuses the messages
 
-REASONING = ("reasoning_content", "thinking", "reasoning")  # names of one thing, the first the usual one
-TEXT_TYPES = ("text", "input_text", "output_text")  # of parts that are text
+REASONING = ("reasoning_content", "thinking", "reasoning")  # synonymous keys, the usual one first
+TEXT_TYPES = ("text", "input_text", "output_text")  # types of parts that are text
 _ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipython")
-_A, _B = "qzfirst", "qzsecond"  # words that no template has
+_A, _B = "qzfirst", "qzsecond"  # words that no template contains
 _ARGUMENTS = {_A: [1, _B]}
 
 
@@ -25,14 +25,14 @@ def _call(arguments: Any) -> dict[str, Any]:
 
 
 def _calling(arguments: Any) -> Iterator[list[dict[str, Any]]]:
-    """Conversations in which a tool is called."""
+    """Yield conversations in which a tool is called."""
     ask, result = {"role": "user", "content": "What?"}, {"role": "tool", "content": "3", "tool_call_id": "callabcde"}
     for said in ({"content": ""}, {}, {"content": "So."}):
         yield [ask, {"role": "assistant", **said, "tool_calls": [_call(arguments)]}, {**result, "name": "add"}]
 
 
 def _around(message: dict[str, Any]) -> Iterator[list[dict[str, Any]]]:
-    """Conversations with the message where such a role may stand."""
+    """Yield conversations with the message in every place that its role may have."""
     asks, says = {"role": "user", "content": "What?"}, {"role": "assistant", "content": "That."}
     listed = [dict(m, content=[{"type": "text", "text": m["content"]}]) for m in (asks, says)]
     for ask, say in ((asks, says), listed):
@@ -56,7 +56,7 @@ def _around(message: dict[str, Any]) -> Iterator[list[dict[str, Any]]]:
 
 
 class TemplateForms:
-    """Answers about one template; `render` tries it."""
+    """The inputs of one template, found out on demand. render: renders a conversation, None if it is refused."""
 
     def __init__(self, render: Render) -> None:
         self._render = render
@@ -73,7 +73,7 @@ class TemplateForms:
         return self._known[role]
 
     def roles(self) -> str:
-        """The usual roles that it knows, for a message."""
+        """List the usual roles that it knows, for an error."""
         return ", ".join(role for role in _ROLES if self.knows(role))
 
     def contents(self, role: str) -> str:
@@ -101,7 +101,7 @@ class TemplateForms:
     def _takes(self, messages: Sequence[Message], plain: str) -> bool:
         """Return whether all parts of a content are written. plain: the same conversation with text instead."""
         rendered = self._render(messages) or ""
-        # Written as it stands, a list leaves its keys.
+        # A list that is written as such shows its keys.
         keys = sum(rendered.count(key) - plain.count(key) for key in ("'type'", '"type"'))
         return keys <= 0 and 0 <= rendered.find(_A) < rendered.find(_B)
 
@@ -118,7 +118,7 @@ class TemplateForms:
                 if _A in objects:
                     break
                 continue
-            if _A in objects and f"{{'{_A}'" not in objects:  # which Python writes of an object that is taken for text
+            if _A in objects and f"{{'{_A}'" not in objects:  # not an object written as text
                 return "object"
             if text in texts:
                 return "text"
@@ -126,7 +126,7 @@ class TemplateForms:
 
 
 def other_part(content: Any) -> str | None:
-    """The first part of a content that is no text, in words; None where there is none."""
+    """Describe the first part of a content that is not text; None if all are."""
     for part in content if isinstance(content, list) else ():
         if isinstance(part, str):
             continue
@@ -143,12 +143,12 @@ def other_part(content: Any) -> str | None:
 
 
 def in_form(content: Any, form: str) -> Any:
-    """A content as the template takes it. Where that is one text, or a list of one, the parts follow one another."""
+    """Return a content in the form that the template takes. For one text, or a list of one, the parts are joined."""
     if isinstance(content, list) and form in ("text", "part"):
         content = "".join(part if isinstance(part, str) else part["text"] for part in content)
     if isinstance(content, str):
         return [{"type": "text", "text": content}] if form in ("parts", "part") else content
-    if isinstance(content, list):  # as templates look for them
+    if isinstance(content, list):  # templates look for the type "text"
         return [
             {"type": "text", "text": part}
             if isinstance(part, str)
@@ -159,7 +159,7 @@ def in_form(content: Any, form: str) -> Any:
 
 
 def with_arguments(calls: Any, form: str) -> Any:
-    """Calls of tools with arguments as the template takes them. Text that is no JSON object stays."""
+    """Return tool calls with arguments in the form that the template takes. Text that is not a JSON object is kept."""
     if isinstance(calls, list):
         return [with_arguments(call, form) for call in calls]
     if not isinstance(calls, dict):

@@ -1,8 +1,8 @@
-"""A process that renders chat templates for this one and tries out tokenizers, ended when an answer takes too long.
+"""A child process that renders chat templates and tries out tokenizers; it is ended when an answer takes too long.
 
-These are programs that came with a base model: they may never end, or write without end. The process is started at
-the first request, serves all that follow, and goes when `close` is called, when this process ends, or with the first
-answer that does not come in time. It needs nothing of the script that runs (no `if __name__ == "__main__"`).
+Both are programs from a base model that may never end, or write without end. The process is started by the first
+request, serves all later ones, and is ended by `close`, with this process, or when an answer is late. It does not
+import the running script, which therefore needs no `if __name__ == "__main__"`.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from typing import Any
 from wgrad.device.errors import WgradError
 
 SECONDS = 5.0  # for compiling a template, for rendering one conversation, and for trying out a small tokenizer
-_START_SECONDS = 60.0  # a cold disk, a busy machine
+_START_SECONDS = 60.0  # enough for a cold disk or a busy machine
 _CODE = "import sys; sys.path[:] = {path!r}; from wgrad.train.data.template_worker import main; main({seconds!r})"
 
 
 class _NoAnswer(Exception):
-    """The process ended, or was ended, without an answer; in words."""
+    """The process ended, or was ended, without an answer; the message says why."""
 
 
 class TemplateProcess:
@@ -35,11 +35,11 @@ class TemplateProcess:
         self._seconds = seconds
         self._source: str | None = None  # of the template that the process has compiled
         self._process: subprocess.Popen[bytes] | None = None
-        self._owner = 0  # a process that is forked from this one has a process of its own
+        self._owner = 0  # id of the process that started it: one forked from this one starts its own
         self._answers: queue.SimpleQueue[bytes] = queue.SimpleQueue()
 
     def compile(self, source: str) -> None:
-        """WgradError where the template does not compile, or not in time."""
+        """Compile a template. Raises WgradError if it does not compile in time."""
         if self._process is not None and self._source == source and self._owner == os.getpid():
             return
         self._source = None
@@ -68,9 +68,9 @@ class TemplateProcess:
         return self._ask_template({"values": values, "learn": learn, "check": check, "unasked": unasked})
 
     def try_tokenizer(self, path: str, seconds: float) -> str:
-        """Try out a tokenizer.json: `try_out` of `tokenizer_trial.py` -> the fault in words, or "".
+        """Try out a tokenizer.json (`try_out` of `tokenizer_trial.py`), and describe its fault, or return "".
 
-        seconds: that it may take on top.
+        seconds: time that it may take in addition to the usual.
         """
         was_running = self._process is not None
         try:
@@ -103,7 +103,7 @@ class TemplateProcess:
             raise _NoAnswer(f"does not end within {seconds:.3g} s") from None
         except OSError:
             line = b""
-        except BaseException:  # Ctrl-C: the answer that is still to come must not be taken for the next one
+        except BaseException:  # Ctrl-C: the pending answer must not be taken for the next one
             self.close()
             raise
         if not line:
@@ -113,12 +113,12 @@ class TemplateProcess:
         return result
 
     def _started(self) -> subprocess.Popen[bytes]:
-        """The process, ready for a request."""
+        """Return the process, ready for a request."""
         if self._owner != os.getpid():
             self._process, self._source, self._owner = None, None, os.getpid()
         if self._process is None:
             atexit.register(self.close)
-            # The worker's own stderr is of no use to anyone: what goes wrong there is an answer or an early end.
+            # The worker's stderr is not needed: failures are answers, or end the process.
             command = [sys.executable, "-c", _CODE.format(path=sys.path, seconds=self._seconds)]
             self._process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
@@ -150,7 +150,7 @@ class TemplateProcess:
             if pipe is not None:
                 try:
                     pipe.close()
-                except OSError:  # what was still to be written
+                except OSError:  # unwritten output
                     pass
 
 
@@ -164,7 +164,7 @@ def _read(pipe: Any, answers: queue.SimpleQueue[bytes]) -> None:
 
 
 def _what(answer: dict[str, Any]) -> str:
-    """A failure in words, with the line of the template where it is known."""
+    """Describe a failure, with the line of the template if known."""
     result: str = answer["message"] + (f" (line {answer['line']} of the template)" if answer["line"] else "")
     return result
 
@@ -173,5 +173,5 @@ _shared = TemplateProcess()
 
 
 def shared_process() -> TemplateProcess:
-    """The one that all templates of this process use."""
+    """Return the process that all templates of this one share."""
     return _shared

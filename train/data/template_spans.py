@@ -1,6 +1,6 @@
-"""Where each learnt turn stands in a rendered conversation, and which turns a template leaves out.
+"""The spans of the trained turns in a rendered conversation, and the turns that a template leaves out.
 
-Runs in the process of `template_process.py`: these rules render a conversation several times.
+Runs in the process of `template_process.py`, since it renders a conversation several times.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from wgrad.train.data.template_forms import REASONING
 
 THOUGHT, CLOSED = "<think>", "</think>"
 
-_CHECKED = 64  # turns of a conversation, at most, that get renderings of their own
-_RENDERED = 4000  # messages in all of these, for each takes all turns before it
-_LONG = 12  # characters: a shorter text is easily found where it does not stand
-_RETRIED = 8  # turns that are looked at one by one
+_CHECKED = 64  # most turns of a conversation that get renderings of their own
+_RENDERED = 4000  # most messages in all of these, each of which includes all turns before
+_LONG = 12  # characters; a shorter text is easily found in another place
+_RETRIED = 8  # most turns that are tried one by one
 
 Message = Mapping[str, Any]
 _Attempt = Callable[[Sequence[Message], bool], str | None]
 
 
 def _attempt(template: CompiledTemplate, values: Mapping[str, Any]) -> _Attempt:
-    """A function that renders other messages with the same values; None where the template fails on them."""
+    """Return a function that renders other messages with the same values, or returns None if the template fails."""
 
     def attempt(messages: Sequence[Message], prompt: bool) -> str | None:
         try:
@@ -39,8 +39,8 @@ def _attempt(template: CompiledTemplate, values: Mapping[str, Any]) -> _Attempt:
 
 # ---- the rule of prefixes ------------------------------------------------------------------------
 def checked_turns(turns: Sequence[int], messages: int) -> list[int]:
-    """Those of the turns that `prefix_spans` is for in a conversation of so many messages: all, or where that takes too
-    long the first, the last, and some between."""
+    """Return the turns to check with `prefix_spans`: all, or in a long conversation the first, the last and some
+    between. messages: number of messages of the conversation."""
     most = min(_CHECKED, max(_RENDERED // max(messages, 1), 2))
     if len(turns) <= most:
         return list(turns)
@@ -60,12 +60,12 @@ def prefix_spans(
         if before is None or after is None or not text.startswith(after := after.removesuffix(unasked)):
             continue
         if THOUGHT in before[-200:]:
-            # A thought is learnt from its opening tag on, also where the prompt opens it.
+            # A thought counts from its opening tag on, even if the prompt opens it.
             plain = attempt(messages[:turn], False)
             place = before.find(THOUGHT, len(os.path.commonprefix([before, plain or before])))
             if place >= 0 and not (text.startswith(before) and CLOSED not in after[place:]):
                 before = before[:place]
-        end = len(after.rstrip(" "))  # spaces that part it from the next turn are not its own
+        end = len(after.rstrip(" "))  # without the spaces before the next turn
         if text.startswith(before) and len(before) < end:
             found[turn] = (len(before), end)
     return found
@@ -75,9 +75,9 @@ def prefix_spans(
 
 
 def unseen_parts(template: CompiledTemplate, values: Mapping[str, Any], text: str) -> dict[int, list[str]]:
-    """Number of a message -> its parts ("content", "reasoning", "tool_calls") that leave nothing in the rendering.
+    """Return the parts ("content", "reasoning", "tool_calls") that leave nothing in the text, by number of the message.
 
-    Each part gets a word of its own that must show up in the text. A message without any content is tried with one.
+    Each part gets a word of its own, which must appear in the text. A message without content is tried with some.
     """
     messages = values["messages"]
     parts = [filled_parts(message) for message in messages]
@@ -115,7 +115,7 @@ def unseen_parts(template: CompiledTemplate, values: Mapping[str, Any], text: st
             if rendered is None:
                 del missing[number]
             continue
-        # Nothing of the turn is there: each part is tried alone, in other words too.
+        # Nothing of the turn is there: try each part alone, in several forms.
         seen = retried >= _RETRIED
         retried += 1
         for part in [] if seen else of_one:
@@ -132,7 +132,7 @@ def unseen_parts(template: CompiledTemplate, values: Mapping[str, Any], text: st
 
 
 def filled_parts(message: Message) -> list[str]:
-    """The parts of a message that are not empty; ["content"] where none is."""
+    """Return the parts of a message that are not empty, or ["content"] if all are empty."""
     content = message.get("content")
     parts = ["content"] if content and not (isinstance(content, str) and not content.strip()) else []
     parts += ["reasoning"] if any(isinstance(message.get(k), str) and message[k].strip() for k in REASONING) else []
@@ -143,7 +143,7 @@ def filled_parts(message: Message) -> list[str]:
 def _stands_in(
     text: str, template: CompiledTemplate, messages: Sequence[Message], number: int, parts: list[str]
 ) -> bool:
-    """Return whether the content of a message is there as it stands, so that nothing need be tried."""
+    """Return whether the content of a message is literally in the text, so that nothing need be tried."""
     content = messages[number].get("content")
     if parts != ["content"] or not isinstance(content, str) or len(wanted := content.strip()) < _LONG:
         return False
@@ -157,7 +157,7 @@ def _text_of(message: Message) -> str:
 
 
 def _altered(message: Message, part: str, form: str) -> dict[str, Any]:
-    """The message with a part in other words; form: "*" stands for what the part is."""
+    """Return the message with a part changed. form: the new text, in which "*" stands for the old one."""
     changed = dict(message)
     if part == "content":
         changed["content"] = _content_altered(message.get("content"), form)
@@ -186,7 +186,7 @@ def _content_altered(content: Any, form: str) -> Any:
 
 
 def _renamed(calls: Any, form: str) -> Any:
-    """Calls of tools with names in other words; None where there is no name."""
+    """Return tool calls with changed names; None if one has no name."""
     if isinstance(calls, list):
         renamed = [_renamed(call, form) for call in calls]
         return None if None in renamed else renamed
@@ -199,6 +199,6 @@ def _renamed(calls: Any, form: str) -> Any:
 
 
 def _readdressed(calls: Any, id_: str) -> Any:
-    """Calls of tools with another id."""
+    """Return tool calls with another id."""
     listed = calls if isinstance(calls, list) else [calls]
     return [{**call, "id": id_} if isinstance(call, dict) and "id" in call else call for call in listed]

@@ -1,7 +1,7 @@
-"""The process in which chat templates are compiled and rendered, and tokenizers are tried out: requests on stdin,
-answers on stdout, a line each.
+"""The child process that compiles and renders chat templates and tries out tokenizers: requests on stdin, answers on
+stdout, one per line.
 
-Its memory is limited here, its time by `template_process.py`, which started it and ends it.
+Its memory is limited here, its time by `template_process.py`, which starts and ends it.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def _tried(path: str, limit: int) -> dict[str, Any]:
 
 
 def _set_limit(memory: int | None) -> int:
-    """Limit this process, or take its limit away (None) -> bytes, 0 where the system has no such limit."""
+    """Limit the memory of this process, or remove the limit (None). Returns the limit in bytes, 0 if unsupported."""
     try:
         import resource
     except ImportError:  # Windows

@@ -1,8 +1,8 @@
-"""Text of a growing list of token ids, in pieces that together are what the tokenizer's decoder makes of the whole.
+"""Text of token ids as they arrive, in pieces that together equal the tokenizer's decoding of all ids.
 
-A decoder is a chain of steps over token strings. Each step here takes the strings as they come and gives its output as
-soon as no later token can change it. The rules are those of the tokenizers library's decoders; a step that looks at one
-token at a time calls the library itself.
+A decoder is a chain of steps over token strings. Each step here takes the strings as they arrive, and returns its
+output as soon as no later token can change it. The rules are those of the decoders in the tokenizers library; a step
+that looks at one token at a time calls the library itself.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ import tokenizers
 from tokenizers import decoders
 
 _OCTET = re.compile(r"<0x([0-9a-fA-F]{2})>")
-_UNKNOWN = "\ufffd"  # in the place of octets that are no UTF-8
+_UNKNOWN = "\ufffd"  # replaces octets that are not UTF-8
 
 
 class Piece(NamedTuple):
-    """A token string, or the next part of one that grows. opens: it begins a token."""
+    """A token string, or the next part of one that grows. opens: the piece begins a token."""
 
     text: str
     opens: bool = True
 
 
 class Step:
-    """One decoder of a chain. `add` takes the next piece, `rest` gives what would follow if the stream ended now.
+    """One decoder of a chain. `add` takes the next piece; `rest` returns the output that is due if the stream ends now.
 
-    grows: its output is a single token that grows.
+    grows: the output is a single token that grows.
     """
 
     grows = False
@@ -40,7 +40,7 @@ class Step:
         raise NotImplementedError
 
     def rest(self) -> list[Piece]:
-        """Changes nothing."""
+        """Return the output that is due if the stream ends now, without changing the step."""
         return []
 
     def fork(self) -> Self:
@@ -49,7 +49,7 @@ class Step:
 
 
 class _EachToken(Step):
-    """A decoder of the library that looks at each token alone, and at whether it is the first."""
+    """A decoder of the library that depends only on each token, and on whether it is the first."""
 
     def __init__(self, decoder: decoders.Decoder, knows_first: bool) -> None:
         self._decoder, self._knows_first, self._first = decoder, knows_first, True
@@ -148,7 +148,7 @@ class _Grown(Step):
         self._opens = True
 
     def _given(self, text: str) -> list[Piece]:
-        """Also of an empty text, where it opens the token: later steps count tokens."""
+        """Return a piece, even of an empty text if it opens the token, since later steps count tokens."""
         if not text and not self._opens:
             return []
         opens, self._opens = self._opens, False
@@ -156,7 +156,7 @@ class _Grown(Step):
 
 
 class _ByteLevel(_Grown):
-    """The octets of all tokens as UTF-8; a token with a character that stands for no octet is taken as it is."""
+    """The octets of all tokens as UTF-8; a token with a character that is no octet is used unchanged."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -204,7 +204,7 @@ class _Strip(_Grown):
 
 
 class _Replace(_Grown):
-    """Replace on a token that grows. What may be the beginning of the pattern waits."""
+    """Replace on a token that grows. Text that may begin the pattern is held back."""
 
     def __init__(self, pattern: str, content: str) -> None:
         super().__init__()
@@ -233,7 +233,7 @@ class _Metaspace(_Grown):
 
 
 class _AtTheEnd(Step):
-    """A decoder that is not known here, with all that follow it: nothing is sure before the end."""
+    """An unknown decoder and all that follow it: their output is known only at the end."""
 
     def __init__(self, decoder: decoders.Decoder) -> None:
         self._decoder, self._tokens = decoder, list[str]()
@@ -255,7 +255,7 @@ class _AtTheEnd(Step):
 
 
 def _octets_of_characters() -> dict[str, int]:
-    """GPT-2's table: printable characters of Latin-1 stand for themselves, the others for U+0100 onwards."""
+    """Return GPT-2's table: printable characters of Latin-1 are their own octets, U+0100 onwards the others."""
     plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [octet for octet in range(256) if octet not in plain]
     return {chr(o): o for o in plain} | {chr(0x100 + n): o for n, o in enumerate(others)}
@@ -288,7 +288,7 @@ def _flat(spec: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _step(spec: dict[str, Any], grows: bool) -> Step | None:
-    """grows: whether its input is one token that grows. None: of no known kind."""
+    """Return the step of a decoder; None if its kind is unknown. grows: whether its input is one token that grows."""
     match spec:
         case {"type": "Fuse"}:
             return _Fuse()
@@ -314,7 +314,7 @@ def _step(spec: dict[str, Any], grows: bool) -> Step | None:
 
 
 def steps_of(backend: tokenizers.Tokenizer) -> list[Step]:
-    """The chain of a tokenizer's decoder, at its beginning."""
+    """Return the steps of a tokenizer's decoder in their initial state."""
     if backend.decoder is None:
         return [_Joined()]
     steps, grows = list[Step](), False
@@ -329,20 +329,20 @@ def steps_of(backend: tokenizers.Tokenizer) -> list[Step]:
 
 
 class TextStream:
-    """The text that ids add to a prompt: decode(prompt + ids) less what it has in common with decode(prompt).
+    """The text that ids add to a prompt: decode(prompt + ids) without its common beginning with decode(prompt).
 
     A character that the prompt begins and the ids complete belongs to the ids.
     """
 
     def __init__(self, steps: Sequence[Step], token: Callable[[int], str | None], prompt_ids: Iterable[int]) -> None:
-        """token: the string of an id, None of one that leaves no text."""
+        """token: returns the string of an id, or None if it leaves no text."""
         self._steps, self._token, self._said = [step.fork() for step in steps], token, ""
         for id_ in prompt_ids:
             self._add(id_)
-        self._said = self._rest()  # what decode(prompt) ends with, and what follows may have or not
+        self._said = self._rest()  # the end of decode(prompt), which later ids may keep or change
 
     def add(self, id_: int) -> str:
-        """-> the text that no later id changes."""
+        """Add an id, and return the new text that no later id can change."""
         text = self._add(id_)
         new = _behind(text, self._said)
         common = len(text) - len(new)
@@ -350,11 +350,11 @@ class TextStream:
         return new
 
     def rest(self) -> str:
-        """The text that follows if no id does. Changes nothing."""
+        """Return the remaining text if no further id follows, without changing the stream."""
         return _behind(self._rest(), self._said)
 
     def pieces(self, ids: Iterable[int]) -> Iterator[str]:
-        """The text of each id, and at last the rest."""
+        """Yield the text of each id, and finally the rest."""
         for id_ in ids:
             yield self.add(id_)
         yield self.rest()
@@ -374,6 +374,6 @@ class TextStream:
 
 
 def _behind(text: str, said: str) -> str:
-    """`text` without what it has in common with the beginning of `said`."""
+    """Return `text` without its common beginning with `said`."""
     at = next((n for n, (a, b) in enumerate(zip(text, said)) if a != b), min(len(text), len(said)))
     return text[at:]

@@ -1,9 +1,8 @@
-"""A long text tokenised in windows, with the ids that it has in one go and a bounded part of it in memory.
+"""Tokenising a long text in windows, with the same ids as in one go but bounded memory.
 
-Encoding takes some 200 bytes of memory a character, so a text is encoded in windows that overlap. What a token is
-depends on the text around it, but not on text far away, with one exception that is not worth a model of it: so each cut
-is tried. A window begins some tokens before the place where the one before is to be cut, and both must agree on
-_AGREE tokens to either side of it; else the two are made one window.
+Encoding takes some 200 bytes of memory per character, so a text is encoded in overlapping windows. A token depends on
+the text around it, but rarely on text far away, so each cut is checked: a window begins some tokens before the cut of
+the window before it, and both must agree on _AGREE tokens to either side of the cut; else the two become one window.
 """
 
 from __future__ import annotations
@@ -16,12 +15,12 @@ from wgrad.device.errors import WgradError
 WINDOW = 1 << 13  # characters; a window and the next take some 6 MiB, whatever the size of the file
 _LARGEST = 1 << 20  # characters of a window that had to grow
 _AGREE = 24  # tokens
-_LEAD = 256  # tokens in front of those, to get over the beginning of a window
+_LEAD = 256  # tokens before those, so that the beginning of a window has no influence
 
 
 @dataclass(frozen=True)
 class Encoded:
-    """ids[i] stands for characters [start, end) = offsets[i] of the text; (0, 0) for added tokens such as bos."""
+    """Tokens of a text. ids[i] covers the characters [start, end) = offsets[i]; (0, 0) for added tokens such as bos."""
 
     ids: list[int]
     offsets: list[tuple[int, int]]
@@ -31,9 +30,12 @@ Encode = Callable[[str], Encoded]
 
 
 def encode_windows(blocks: Iterable[str], encode: Encode, window: int = WINDOW) -> Iterator[Encoded]:
-    """The tokens of the text that `blocks` make together; offsets count from its beginning.
+    """Yield the tokens of a text given in blocks; offsets count from its beginning.
 
-    encode: ids and offsets of a text, without bos and eos. WgradError where a text cannot be cut.
+    encode: returns ids and offsets of a text, without bos and eos.
+
+    Raises:
+        WgradError: there is no place to cut the text.
     """
     source = _Source(blocks)
     base, text = 0, source.take(window)  # of the window
@@ -64,7 +66,7 @@ def encode_windows(blocks: Iterable[str], encode: Encode, window: int = WINDOW) 
 
 
 def pieces(text: str) -> Iterator[str]:
-    """A text that is held already, in blocks, so that it is not copied again and again."""
+    """Yield a text in blocks, which avoids copying all of it repeatedly."""
     return (text[start : start + WINDOW] for start in range(0, len(text), WINDOW))
 
 
@@ -75,7 +77,7 @@ class _Source:
         self._blocks, self._text = iter(blocks), ""
 
     def take(self, size: int) -> str:
-        """The next `size` characters, fewer only at the end."""
+        """Return the next `size` characters, fewer only at the end."""
         pieces, length = [self._text], len(self._text)
         while length < size and (block := next(self._blocks, None)) is not None:
             pieces.append(block)
@@ -94,14 +96,14 @@ class _Source:
 
 
 def _clean(tokens: Encoded, place: int) -> int:
-    """The last place up to `place` at which one character's token ends and another's begins; 0: there is none."""
+    """Return the last place up to `place` between tokens that share no character; 0: there is none."""
     while place > 0 and tokens.offsets[place - 1][1] > tokens.offsets[place][0]:
         place -= 1
     return max(place, 0)
 
 
 def _find(tokens: Encoded, cut: int, following: Encoded, start: int) -> int:
-    """Where in `following`, whose text begins at character `start`, the token number `cut` is; 0: they do not agree."""
+    """Return the index of token `cut` in `following`, whose text begins at character `start`; 0: they do not agree."""
     first, last = cut - _AGREE, cut + _AGREE
     ids, offsets = tokens.ids[first:last], [(a - start, b - start) for a, b in tokens.offsets[first:last]]
     for place in range(1, min(len(following.ids), 4 * (_AGREE + _LEAD))):

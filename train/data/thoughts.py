@@ -1,4 +1,4 @@
-"""Reasoning of a model before its answer: the markers around it, and whether a prompt has begun one."""
+"""Reasoning of a model before its answer: the markers around it, and whether a prompt opens it."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from collections.abc import Sequence
 from wgrad.train.data.tokenizer import Tokenizer
 
 _THOUGHTS = (("<think>", "</think>"), ("[THINK]", "[/THINK]"))
-_LAST = 16  # tokens of a prompt, in which it may begin a thought
+_LAST = 16  # last tokens of a prompt, which may open a thought
 
 
 def thought_of(template: str) -> tuple[str, str] | None:
-    """Return what a reasoning begins and ends with in a chat template."""
+    """Return the markers at the beginning and end of reasoning in a chat template; None if it has none."""
     return next((pair for pair in _THOUGHTS if pair[1] in template), None)
 
 
 def thought_of_model(tokenizer: Tokenizer) -> tuple[str, str] | None:
-    """Return what a reasoning begins and ends with in the chat templates of a model."""
+    """Return the markers at the beginning and end of reasoning in the chat templates of a model; None without any."""
     return thought_of("\n".join(tokenizer.templates.values()))
 
 
@@ -26,7 +26,7 @@ def begins(thought: tuple[str, str] | None, prompt: str) -> bool:
 
 
 def end_of_thought(tokenizer: Tokenizer, prompt: Sequence[int]) -> str:
-    """Return the text that ends the thought that a prompt has begun, "" where it has begun none."""
+    """Return the text that ends the thought that a prompt opens; "" if it opens none."""
     thought = thought_of_model(tokenizer)
     if thought is None:
         return ""

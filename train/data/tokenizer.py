@@ -28,16 +28,16 @@ from wgrad.train.data.tokenizer_trial import BATCH_SECONDS, in_time
 from wgrad.train.files.input_files import exists
 
 GENERATION_FILE = "generation_config.json"
-TOKENS, TEMPLATE = "tokens", "chat template"  # parts that tokenizers may differ in
+TOKENS, TEMPLATE = "tokens", "chat template"  # parts in which tokenizers may differ
 _PROBE = " A wise son, na\u00efve in 1867;\n\tx  (\u77e5)"
-_MARK = "wgradAnswer"  # an assistant's turn, of which is looked for what follows it
+_MARK = "wgradAnswer"  # an assistant's turn, to find the text after it
 
 
 class Tokenizer:
-    """A tokenizer, as training and generation use it. Made by `load_tokenizer`.
+    """A tokenizer for training and generation, made by `load_tokenizer`.
 
-    Attributes: vocab_size (largest id + 1), bos_id, eos_id, pad_id (None where there is none), ends (ids that end a
-    text: eos and those of generation_config.json).
+    Attributes: vocab_size (largest id + 1), bos_id, eos_id, pad_id (None if missing), ends (ids that end a text: eos
+    and those of generation_config.json).
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Tokenizer:
         has_known_cost: bool = True,
     ) -> None:
         self._backend, self.where, self._has_known_cost = backend, where, has_known_cost
-        # Those of this model alone, such as image_token, are for templates.
+        # Templates may use the model's own tokens, such as image_token.
         own = [name for name, value in config.items() if name.endswith("_token") and isinstance(value, str)]
         self.special_tokens = {n: text for n in (*SPECIAL, *own) if (text := token_text(config.get(n))) is not None}
         self.vocab_size = 1 + max(backend.get_vocab(with_added_tokens=True).values(), default=-1)
@@ -61,26 +61,29 @@ class Tokenizer:
         self._added: tuple[list[int], list[int]] | None = None
         self.templates = dict(templates)  # by name, "default" for the one without
         self._template: ChatTemplate | None = None
-        self._turn_end: tuple[int | None] | None = None  # once it has been looked for
+        self._turn_end: tuple[int | None] | None = None  # None: not looked for yet
 
     def _special_id(self, name: str) -> int | None:
         text = self.special_tokens.get(name)
         return None if text is None else self._backend.token_to_id(text)
 
     def limit(self, rows: int) -> None:
-        """Hold texts from here on to the ids that a model of `rows` token ids has: `check_ids`. WgradError: the end of
-        every text is none of them."""
+        """Let `check_ids` refuse ids beyond the `rows` token ids of a model.
+
+        Raises:
+            WgradError: the token at the end of every text is beyond them.
+        """
         self._rows = rows
         if self.eos_id is not None and self.eos_id >= rows:
             raise WgradError(
                 f"--model: the tokenizer of {self.where} ends texts with {self.special_tokens['eos_token']!r} (id "
                 f"{self.eos_id}), but the model has {rows} token ids: use the model's own tokenizer"
             )
-        if self.pad_id is not None and self.pad_id >= rows:  # it only fills rows, as any other does
+        if self.pad_id is not None and self.pad_id >= rows:  # any other id can be used as padding
             self.pad_id = None
 
     def check_ids(self, ids: Sequence[int] | np.ndarray) -> None:
-        """WgradError where one of the ids of a text is beyond the model's."""
+        """Raise WgradError if an id of a text is beyond the model's."""
         if self.vocab_size <= self._rows:
             return
         found = np.asarray(ids, np.int64)
@@ -92,11 +95,13 @@ class Tokenizer:
 
     # ---- text -> ids -------------------------------------------------------------------------
     def encode_batch(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[Encoded]:
-        """As the post-processor of tokenizer.json says, with or without bos; a text that has its own bos or eos gets no
-        other. WgradError: a text that is not Unicode.
+        """Encode texts, with the special tokens of tokenizer.json's post-processor that a text does not have itself.
 
-        add_bos_token of tokenizer_config.json is not looked at: transformers 5 ignores it too where there is a
-        tokenizer.json (tests/train/test_oracle_tokenizer.py compares).
+        add_bos_token of tokenizer_config.json is ignored, as transformers 5 does with a tokenizer.json
+        (tests/train/test_oracle_tokenizer.py compares).
+
+        Raises:
+            WgradError: a text is not Unicode, or the tokenizer fails.
         """
         for text in texts:
             check_text(text)
@@ -117,8 +122,10 @@ class Tokenizer:
             ) from error
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Ids of one text; see `encode_batch` and `check_ids`. A long one is encoded in windows: it would take 500
-        times its size."""
+        """Return the ids of one text; see `encode_batch` and `check_ids`.
+
+        A long text is encoded in windows, since it would take 500 times its size in memory.
+        """
         if len(text) <= WINDOW:
             ids = self.encode_batch([text], add_special_tokens)[0].ids
         else:
@@ -128,7 +135,7 @@ class Tokenizer:
         return ids
 
     def encode_up_to(self, most: int, text: str, add_special_tokens: bool = True) -> list[int] | None:
-        """As `encode`; None for a text of more than `most` tokens, which is not read to its end."""
+        """Encode as `encode` does; return None for a text of more than `most` tokens, without encoding all of it."""
         if len(text) > most * self._longest:
             return None
         if len(text) <= WINDOW:
@@ -156,12 +163,14 @@ class Tokenizer:
 
     @cached_property
     def _longest(self) -> int:
-        """Characters of the longest token: a text has no fewer tokens than it has times this many characters."""
+        """Characters of the longest token, so that n characters are at least n / this tokens."""
         return max(map(len, self._backend.get_vocab(with_added_tokens=True)), default=1)
 
     def encode_stream(self, blocks: Iterable[str]) -> Iterator[Encoded]:
-        """A text of any length, given in blocks, in the ids of one go but without bos and eos; offsets count from its
-        beginning. Takes memory for a part of it only."""
+        """Yield the tokens of a text of any length, given in blocks, with bounded memory.
+
+        The ids are those of encoding it whole, without bos and eos; offsets count from its beginning.
+        """
         return encode_windows(blocks, lambda text: self.encode_batch([text], add_special_tokens=False)[0])
 
     def added_ids(self) -> tuple[list[int], list[int]]:
@@ -173,7 +182,7 @@ class Tokenizer:
         return self._added
 
     def _once(self, encoded: Encoded) -> Encoded:
-        """A text as the post-processor gives it, without what it added where the text has that itself."""
+        """Remove the special tokens that the post-processor added if the text already has them."""
         ids = encoded.ids
         if not ids or not (ids[0] in ids[1:9] or ids[-1] in ids[-9:-1]):
             return encoded
@@ -184,7 +193,7 @@ class Tokenizer:
         return Encoded(ids[start:end], encoded.offsets[start:end])
 
     def framed(self, parts: Iterable[Encoded]) -> Iterator[Encoded]:
-        """The parts of a text between what the post-processor adds; see `encode_batch`."""
+        """Yield the parts of a text, with the special tokens of the post-processor around them; see `encode_batch`."""
         before, behind = self.added_ids()
         last: Encoded | None = None
         for part in parts:
@@ -205,24 +214,24 @@ class Tokenizer:
         return self._backend.decode([int(i) for i in ids], skip_special_tokens=skip_special_tokens)
 
     def special_text(self, token: int) -> str:
-        """The text of a special token; "" for any other."""
+        """Return the text of a special token; "" for any other."""
         text = self._backend.id_to_token(int(token))
         return text if text in self._special else ""
 
     def token_text(self, token: int) -> str:
-        """The text of a token inside a text, special or not; \ufffd for a part of a character."""
+        """Return the text of a token inside a text, special or not; \ufffd for a part of a character."""
         anchor = self._backend.encode("x", add_special_tokens=False).ids[-1:]
         before = self.decode(anchor, skip_special_tokens=False)
         return self.decode([*anchor, token], skip_special_tokens=False).removeprefix(before)
 
     def partial_octets(self, token: int) -> bytes | None:
-        """The octets of a token that has a part of a character. None: it has none, or its octets are not known."""
+        """Return the octets of a token with a part of a character. None: it has whole ones, or unknown octets."""
         return octets_of(self._backend.id_to_token(token) or "") if "\ufffd" in self.token_text(token) else None
 
     def decode_stream(
         self, prompt_ids: Sequence[int] = (), skip_special_tokens: bool = True, shown: Collection[str] = ()
     ) -> TextStream:
-        """The text of ids that follow `prompt_ids`, as they come. shown: special tokens that are not skipped."""
+        """Return a stream of the text of ids that follow `prompt_ids`. shown: special tokens that are not skipped."""
         if self._steps is None:
             self._steps = steps_of(self._backend)
         skipped = self._special.difference(shown) if skip_special_tokens else frozenset[str]()
@@ -234,16 +243,16 @@ class Tokenizer:
         return TextStream(self._steps, token, prompt_ids)
 
     def decode_after(self, prompt_ids: Sequence[int], ids: Iterable[int]) -> str:
-        """The text that `ids` add to a prompt."""
+        """Return the text that `ids` add to a prompt."""
         return "".join(self.decode_stream(prompt_ids).pieces(ids))
 
     def for_grammars(self, kind: Callable[..., Any], rows: int) -> Any:
-        """Return the tokens in the form of llguidance. kind: its class; rows: token ids of the model."""
+        """Return the tokenizer for llguidance. kind: its class; rows: number of token ids of the model."""
         rows = max(rows, self.vocab_size)
         return kind(self._backend.to_str(), n_vocab=rows, eos_token=sorted(self.stop_ids) or None)
 
     def special_id(self, text: str) -> int | None:
-        """Return the id of a special token; None where it is none."""
+        """Return the id of a special token; None if the text is not one."""
         return self._backend.token_to_id(text) if text in self._special else None
 
     # ---- ends --------------------------------------------------------------------------------
@@ -254,7 +263,7 @@ class Tokenizer:
 
     @property
     def turn_end_id(self) -> int | None:
-        """The special token that the chat template writes behind what the assistant says; None where it writes none."""
+        """The special token that the chat template writes after the assistant's text; None if it writes none."""
         if self._turn_end is None:
             self._turn_end = (self._find_turn_end(),)
         return self._turn_end[0]
@@ -280,11 +289,11 @@ class Tokenizer:
 
     # ---- chat --------------------------------------------------------------------------------
     def use_templates(self, templates: Mapping[str, str]) -> None:
-        """In the place of the present ones. By name, "default" for the one without."""
+        """Replace the chat templates. templates: by name, "default" for the one without a name."""
         self.templates, self._template, self._turn_end = dict(templates), None, None
 
     def differences(self, other: Tokenizer) -> list[str]:
-        """The parts that differ, in words; templates are not compared."""
+        """List the parts in which the tokenizers differ, without comparing templates."""
         mine, theirs = (one._backend.get_vocab(with_added_tokens=True) for one in (self, other))
         parts = {
             TOKENS: mine == theirs and self.encode(_PROBE) == other.encode(_PROBE),
@@ -294,7 +303,7 @@ class Tokenizer:
 
     @property
     def template_text(self) -> str:
-        """Digest of the chat template; "" without one."""
+        """The text of the default chat template; "" without one."""
         return self.templates.get("default", "")
 
     @property
@@ -303,7 +312,7 @@ class Tokenizer:
 
     @property
     def chat_template(self) -> ChatTemplate:
-        """The compiled template. WgradError where the tokenizer has none."""
+        """The compiled template. Raises WgradError if the tokenizer has none."""
         if self._template is None:
             if not self.templates:
                 raise WgradError(
@@ -315,21 +324,21 @@ class Tokenizer:
         return self._template
 
     def encode_chat(self, messages: Sequence[Message], add_generation_prompt: bool = True) -> list[int]:
-        """Ids of a conversation; the template, not the tokenizer, puts bos where it belongs."""
+        """Return the ids of a conversation. The template, not the tokenizer, writes bos."""
         try:
             return self.encode(self.chat_template.render(messages, add_generation_prompt), add_special_tokens=False)
         finally:
-            shared_process().close()  # there will hardly be another
+            shared_process().close()  # another conversation is unlikely
 
 
 def _added(ids: list[int]) -> Encoded:
-    """Tokens that stand for no character."""
+    """Return tokens that cover no character."""
     return Encoded(ids, [(0, 0)] * len(ids))
 
 
 def check_text(text: str) -> None:
-    """WgradError where `text` cannot be written as UTF-8: an escape of JSON, or a byte of the command line, left half
-    of a surrogate pair in it."""
+    """Raise WgradError if `text` cannot be written as UTF-8, because an escape of JSON or a byte of the command line
+    left half a surrogate pair in it."""
     if text.isascii():
         return
     try:
@@ -342,7 +351,7 @@ def check_text(text: str) -> None:
 
 
 def generation_options(folder: Path) -> dict[str, Any]:
-    """generation_config.json; where there is none, the ids of special tokens in config.json, as in transformers."""
+    """Return generation_config.json, or without one the special token ids of config.json, as transformers does."""
     if exists(folder / GENERATION_FILE, "--model"):
         return read_options(folder, GENERATION_FILE)
     config = read_options(folder, "config.json")
@@ -350,13 +359,17 @@ def generation_options(folder: Path) -> dict[str, Any]:
 
 
 def ends_of(folder: Path) -> set[int]:
-    """Ids that end a text, by generation_config.json."""
+    """Return the ids that end a text, by generation_config.json."""
     value = generation_options(folder).get("eos_token_id")
     return {i for i in (value if isinstance(value, list) else [value]) if isinstance(i, int)}
 
 
 def load_tokenizer(folder: str | os.PathLike[str]) -> Tokenizer:
-    """Read the tokenizer of a model folder. WgradError: no tokenizer.json, a broken one, broken configuration."""
+    """Read the tokenizer of a model folder.
+
+    Raises:
+        WgradError: tokenizer.json is missing or broken, or a configuration file is broken.
+    """
     folder = Path(folder)
     if not exists(folder / "tokenizer.json", "--model"):
         if exists(folder / "tokenizer.model", "--model"):
