@@ -50,8 +50,8 @@ def checked_turns(turns: Sequence[int], messages: int) -> list[int]:
 def prefix_spans(
     template: CompiledTemplate, values: Mapping[str, Any], text: str, learn: Iterable[int], unasked: str = ""
 ) -> dict[int, tuple[int, int]]:
-    """Spans of those turns for which the text up to the turn, with the generation prompt, and the text up to its end
-    are both prefixes of the whole `text`. unasked: see `TemplateProcess.render`; no turn's text."""
+    """Return the spans of the turns for which the text up to the turn with the generation prompt, and the text up to
+    its end, are both prefixes of the whole `text`. unasked: see `TemplateProcess.render`; it belongs to no turn."""
     messages, attempt = values["messages"], _attempt(template, values)
     found: dict[int, tuple[int, int]] = {}
     for turn in learn:

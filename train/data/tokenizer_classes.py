@@ -1,8 +1,8 @@
-"""The tokenizer classes that a configuration names and that transformers does not read from tokenizer.json.
+"""Tokenizer classes that transformers builds itself instead of reading all of tokenizer.json.
 
-Of these it takes vocabulary, merges and, mostly, post-processor from the file; normalizer, pre-tokenizer, decoder and
-default special tokens are the class's own. Source: the classes of transformers 5.23
-(tests/train/test_oracle_tokenizer_classes.py compares, and knows every class that there is).
+It takes vocabulary, merges and usually the post-processor from the file; normalizer, pre-tokenizer, decoder and default
+special tokens come from the class. Source: the classes of transformers 5.23
+(tests/train/test_oracle_tokenizer_classes.py compares, and lists every class).
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 
 from wgrad.device.errors import WgradError
 
-# Model types that have a class whatever the files declare (None: the file as it stands), and where they declare none.
+# The class of a model type, whatever its files declare (None: tokenizer.json as it is), and if they declare none.
 _FORCED = {"mistral": None, "qwen2": "Qwen2"}
 _DEFAULT = {"qwen2": "Qwen2", "qwen3": "Qwen2"}
 
-# Of transformers too, but rebuilt by rules that are not here, or not made from tokenizer.json at all.
+# Further classes of transformers, whose rules are not implemented here, or which do not use tokenizer.json.
 _REFUSED = frozenset(
     """Albert Auto Bart Barthez Bartpho Basic Bert BertGeneration BertJapanese Bertweet BigBird BioGpt Blenderbot
     BlenderbotSmall ByT5 CLIP CTRL Camembert Canine Character Clvp ConvBert Cpm CpmAnt DPRContextEncoder
@@ -39,9 +39,13 @@ Config = dict[str, Any]
 
 
 class TokenizerClass(NamedTuple):
-    """build: from vocabulary, merges and tokenizer_config.json. tokens: special tokens where the files name none.
-    post: the post-processor, "file" (that of tokenizer.json), "bos" (bos in front) or "none". plain: special tokens
-    lose the flags, such as rstrip, that the files give them."""
+    """The rules of a class.
+
+    build: makes the tokenizer from vocabulary, merges and tokenizer_config.json.
+    tokens: default special tokens.
+    post: the post-processor: "file" (that of tokenizer.json), "bos" (adds bos before a text) or "none".
+    plain: special tokens lose the flags of the files, such as rstrip.
+    """
 
     build: Callable[[Vocabulary, Merges, Config], tokenizers.Tokenizer]
     tokens: dict[str, str]
@@ -68,7 +72,10 @@ def _byte_level(
 
 
 def _words(letter: str, other: str) -> Callable[[Vocabulary, Merges, Config], tokenizers.Tokenizer]:
-    """Byte level over the words of Qwen: letter, other: what words are made of, and what punctuation is not."""
+    """Return a builder of byte-level tokenizers with Qwen's words.
+
+    letter: pattern of a letter of a word; other: the characters, besides spaces and digits, that are not punctuation.
+    """
     pattern = (
         rf"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?{letter}+|\p{{N}}"
         rf"| ?[^\s{other}\p{{N}}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -113,7 +120,7 @@ def _code_llama(vocab: Vocabulary, merges: Merges, config: Config) -> tokenizers
 
 def _gemma(vocab: Vocabulary, merges: Merges, config: Config) -> tokenizers.Tokenizer:
     made = _with_unk(vocab, merges, config)
-    made.normalizer = normalizers.Replace(" ", "\u2581")  # its pre-tokenizer, a split at spaces, never meets one
+    made.normalizer = normalizers.Replace(" ", "\u2581")  # so its pre-tokenizer, which splits at spaces, finds none
     made.decoder = _from_octets(strip=False)
     return made
 
@@ -148,10 +155,12 @@ CLASSES = {
 
 
 def choose_class(config: Config, model: Config, data: bytes, where: str) -> TokenizerClass | None:
-    """Return the tokenizer that transformers builds from the files; None: the tokenizer of tokenizer.json as it stands.
+    """Return the class that transformers uses for the files; None: tokenizer.json as it is.
 
-    config, model: tokenizer_config.json and config.json; data: tokenizer.json; where: the folder, for the message.
-    WgradError: a class of transformers whose rules are not known here.
+    config, model: tokenizer_config.json and config.json; data: tokenizer.json; where: the folder, for errors.
+
+    Raises:
+        WgradError: the rules of the class are not implemented here.
     """
     file = "tokenizer_config.json" if config.get("tokenizer_class") else "config.json"
     declared, kind = config.get("tokenizer_class") or model.get("tokenizer_class"), str(model.get("model_type"))
@@ -159,21 +168,21 @@ def choose_class(config: Config, model: Config, data: bytes, where: str) -> Toke
     if isinstance(declared, str):
         plain = declared.removesuffix("Fast")
         name = plain.removesuffix("Tokenizer") if plain.endswith("Tokenizer") else None
-        if kind in _FORCED and "auto_map" not in config:  # nor does transformers ask the model type beside an auto_map
+        if kind in _FORCED and "auto_map" not in config:  # with an auto_map, transformers ignores the model type
             name = _FORCED[kind]
     if name == "Llama" and "auto_map" not in config and b'"ByteLevel"' in data:
         return None
     if name in _REFUSED:
         raise WgradError(
-            f"--model: {where}: tokenizer_class in {file} must be a general one or of {', '.join(CLASSES)} (with "
-            f"Tokenizer behind), whose rules are known; got {declared!r}, of which transformers makes another "
-            'tokenizer than tokenizer.json holds: write "TokenizersBackend" there if tokenizer.json is right'
+            f"--model: {where}: tokenizer_class in {file} must be a general one, or one of {', '.join(CLASSES)} "
+            f"(followed by Tokenizer), whose rules are known; got {declared!r}, with which transformers builds another "
+            'tokenizer than that of tokenizer.json: write "TokenizersBackend" there if tokenizer.json is right'
         )
     return CLASSES.get(name) if name is not None else None
 
 
 def rebuild(chosen: TokenizerClass, config: Config, data: bytes, backend: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
-    """A tokenizer of the class from tokenizer.json (`data`; `backend`: as it stands), still without added tokens."""
+    """Build a tokenizer of the class, without added tokens. data: tokenizer.json; backend: the tokenizer in it."""
     model = msgspec.json.decode(data)["model"]
     vocab, merges = model["vocab"], model.get("merges", [])
     if isinstance(vocab, list):  # of a Unigram model: its scores are not used
@@ -186,7 +195,7 @@ def rebuild(chosen: TokenizerClass, config: Config, data: bytes, backend: tokeni
 
 
 def finish(chosen: TokenizerClass, made: tokenizers.Tokenizer, bos: str | None, special: list[str]) -> None:
-    """Apply a class's changes after its tokens are added. bos, special: those that the configuration names."""
+    """Apply a class's changes after its tokens are added. bos, special: the tokens that the configuration names."""
     if chosen.plain:
         made.add_tokens([AddedToken(text, special=True) for text in special])
     if chosen.post == "bos" and bos is not None and (id_ := made.token_to_id(bos)) is not None:

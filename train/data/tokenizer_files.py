@@ -1,6 +1,6 @@
-"""The files of a tokenizer, read and checked: tokenizer.json, tokenizer_config.json and those beside them.
+"""Reading and checking the files of a tokenizer: tokenizer.json, tokenizer_config.json and related ones.
 
-Source of the behaviour: transformers 5 (AutoTokenizer.from_pretrained; tests/train/test_oracle_tokenizer.py compares).
+The behaviour follows transformers 5 (AutoTokenizer.from_pretrained; tests/train/test_oracle_tokenizer.py compares).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class _Parts(msgspec.Struct):
 
 
 def read_options(folder: Path, name: str) -> dict[str, Any]:
-    """A JSON file of the folder as it stands; {} where there is none."""
+    """Return a JSON file of the folder as an object; {} if it does not exist."""
     path = folder / name
     if not exists(path, "--model"):
         return {}
@@ -46,8 +46,10 @@ def read_options(folder: Path, name: str) -> dict[str, Any]:
 
 
 def read_special_tokens(folder: Path) -> dict[str, Any]:
-    """tokenizer_config.json with what special_tokens_map.json adds to it, or says otherwise where the former has no
-    list of added tokens; extra tokens with names of their own stand beside the others."""
+    """Return tokenizer_config.json merged with special_tokens_map.json.
+
+    The former takes precedence if it lists added tokens, else the latter. Extra tokens with names are included.
+    """
     config, special = read_options(folder, "tokenizer_config.json"), read_options(folder, "special_tokens_map.json")
     config = special | config if "added_tokens_decoder" in config else config | special
     more = config.get("extra_special_tokens")
@@ -55,10 +57,11 @@ def read_special_tokens(folder: Path) -> dict[str, Any]:
 
 
 def read_backend(folder: Path) -> tuple[tokenizers.Tokenizer, dict[str, Any], bool]:
-    """The tokenizer of tokenizer.json, rebuilt where transformers rebuilds it; what `read_special_tokens` gives, with
-    the special tokens that the tokenizer's class adds to it; and `has_known_cost`.
+    """Return the tokenizer of tokenizer.json, rebuilt if transformers does so; the result of `read_special_tokens`,
+    with the special tokens of the tokenizer's class; and `has_known_cost`.
 
-    WgradError: not there, not readable, ids that it does not have, a class that cannot be rebuilt.
+    Raises:
+        WgradError: the file is missing or unreadable, names unknown ids, or is of a class that cannot be rebuilt.
     """
     path, config = folder / "tokenizer.json", read_special_tokens(folder)
     data = read_input(path, "--model", _LARGEST)
@@ -92,7 +95,7 @@ def read_backend(folder: Path) -> tuple[tokenizers.Tokenizer, dict[str, Any], bo
 
 
 def _tried(path: Path, data: bytes) -> str:
-    """A tokenizer.json tried out in the limited process -> the fault in words, or ""."""
+    """Try out a tokenizer.json in the limited process, and describe its fault, or return ""."""
     digest = hashlib.sha256(data).digest()
     if digest in _sound:
         return ""
@@ -103,9 +106,9 @@ def _tried(path: Path, data: bytes) -> str:
 
 
 def explain(error: BaseException) -> str | None:
-    """Return the tokenizers library's message in one line; None for what is none of its own errors (Ctrl-C).
+    """Return the message of an error of the tokenizers library in one line; None for another error, such as Ctrl-C.
 
-    It raises plain Exception, and where its Rust code panics a PanicException, which is no Exception.
+    The library raises Exception, and PanicException, which is not an Exception, where its Rust code panics.
     """
     if isinstance(error, Exception) or type(error).__name__ == "PanicException":
         return " ".join(str(error).split())[:300] or type(error).__name__
@@ -114,8 +117,8 @@ def explain(error: BaseException) -> str | None:
 
 # ---- checks --------------------------------------------------------------------------------------
 def _check_ids(backend: tokenizers.Tokenizer, parts: _Parts, path: Path) -> None:
-    """WgradError where the post-processor or an added token has an id of no token: such ids reach the model; or where
-    the post-processor names what is not there, at which the library panics, with lines of its own."""
+    """Raise WgradError if the post-processor or an added token has an id without a token, which would reach the model,
+    or if the post-processor names an undefined token, at which the library panics and prints lines of its own."""
     for what in _undefined(parts.post_processor):
         raise WgradError(f"--model: {path}: post_processor names {what}: {FETCH}")
     places = [(id_, "post_processor") for id_ in _ids_of(parts.post_processor)]
@@ -131,8 +134,7 @@ def _check_ids(backend: tokenizers.Tokenizer, parts: _Parts, path: Path) -> None
 
 
 def _undefined(processor: Any) -> Iterator[str]:
-    """Find what the templates of TemplateProcessing lack: a token that special_tokens lacks; a second text
-    in the one for a single text."""
+    """Yield the faults of TemplateProcessing: tokens not in special_tokens, a second text in the template for one."""
     if not isinstance(processor, dict):
         return
     for inner in processor.get("processors") or ():
@@ -146,7 +148,7 @@ def _undefined(processor: Any) -> Iterator[str]:
 
 
 def _ids_of(processor: Any) -> Iterator[Any]:
-    """Ids that a post-processor adds: of TemplateProcessing, BertProcessing, RobertaProcessing, Sequence."""
+    """Yield the ids that a post-processor adds (TemplateProcessing, BertProcessing, RobertaProcessing, Sequence)."""
     if not isinstance(processor, dict):
         return
     for inner in processor.get("processors") or ():
@@ -159,16 +161,16 @@ def _ids_of(processor: Any) -> Iterator[Any]:
             yield pair[1]
 
 
-# ---- as transformers -----------------------------------------------------------------------------
+# ---- added tokens --------------------------------------------------------------------------------
 def token_text(value: Any) -> str | None:
-    """A special token is written as text or as {"content": text, ...}."""
+    """Return the text of a special token, which is given as text or as {"content": text, ...}; None for others."""
     if isinstance(value, dict):
         value = value.get("content")
     return value if isinstance(value, str) else None
 
 
 def _added_tokens(folder: Path, config: dict[str, Any], parts: _Parts) -> dict[int, AddedToken]:
-    """Added tokens by id, from the first of the places that transformers looks at."""
+    """Return the added tokens by id, from the place where transformers finds them first."""
     if "added_tokens_decoder" in config:
         return {int(id_): _added_token(token) for id_, token in config["added_tokens_decoder"].items()}
     found: dict[int, AddedToken] = {}
@@ -186,10 +188,10 @@ def _added_token(value: dict[str, Any], **flags: bool) -> AddedToken:
 
 
 def _add_tokens(backend: tokenizers.Tokenizer, added: dict[int, AddedToken], config: dict[str, Any]) -> list[str]:
-    """Tokens that are cut out of a text before all else: those of the files, and those that the configuration names,
-    which are special and returned.
+    """Add the tokens that are found in a text before all others: those of the files, and the special tokens that the
+    configuration names. Return the special tokens.
 
-    A name that no token has stays without one: transformers would append it, with an id that the model lacks.
+    A name without a token is ignored; transformers would append it with an id that the model lacks.
     """
     there = list(backend.get_added_tokens_decoder().values())
     same = {repr(token) for token in there}
@@ -222,7 +224,7 @@ TEMPLATE_FILE, MORE_TEMPLATES = "chat_template.jinja", "additional_chat_template
 
 
 def read_templates(folder: Path, config: dict[str, Any]) -> dict[str, str]:
-    """Chat templates by name, "default" for the one without; {} where there is none."""
+    """Return the chat templates by name, "default" for the one without a name; {} if there is none."""
     files = {"default": folder / TEMPLATE_FILE}
     more = folder / MORE_TEMPLATES
     with reading(more, "--model"):
@@ -241,7 +243,7 @@ def read_templates(folder: Path, config: dict[str, Any]) -> dict[str, str]:
 
 
 def read_template(path: Path, option: str) -> str:
-    """The text of a file that is a chat template. WgradError."""
+    """Return the text of a file with a chat template. Raises WgradError."""
     data = read_input(path, option, _LONGEST_TEMPLATE)
     try:
         return data.decode("utf-8-sig")

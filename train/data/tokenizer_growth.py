@@ -1,7 +1,7 @@
 """Bounds on the parts of a tokenizer.json, checked before the tokenizers library reads it.
 
-Some thirty rules of a few bytes, each of which doubles a text, would fill any memory. Known tokenizers lengthen a text
-by one character, or put a few tokens around it. What these rules cannot know is tried out (`tokenizer_trial.py`).
+Thirty rules of a few bytes, each of which doubles a text, would fill any memory. Known tokenizers lengthen a text by
+one character, or put a few tokens around it. Other parts are tried out (`tokenizer_trial.py`).
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ import msgspec
 
 from wgrad.train.data.word_cuts import PATTERNS
 
-MOST_GROWTH = 16.0  # characters of the result for each of the text, beyond what Unicode itself does
-MOST_ADDED = 256  # characters, or tokens, that are put before each text or behind it
+MOST_GROWTH = 16.0  # characters of the result per character of the text, not counting Unicode normalisation
+MOST_ADDED = 256  # characters or tokens that are added around each text
 _NESTED = ("normalizers", "pretokenizers", "processors", "decoders")
-# What one character becomes at most, where another rule may have put it there.
+# The most characters that one becomes, if another rule may have written it.
 _UNICODE = {"NFC": 3.0, "NFD": 4.0, "NFKC": 18.0, "NFKD": 18.0, "Lowercase": 3.0, "BertNormalizer": 4.0}
 _LONGEST_MAPPING = 64  # bytes, of nmt_nfkc's 33
 _LONGEST_AFFIX = 256
 _MOST_STEPS = 64  # of a normalizer, pre-tokenizer, decoder or post-processor; known ones have 10
-_LONGEST_WORD = 1 << 10  # characters that WordPiece takes for one word: its time grows with their cube
+_LONGEST_WORD = 1 << 10  # characters of WordPiece's longest word: its time grows with their cube
 _LONGEST_PATTERNS = 1 << 13  # characters of all regular expressions together; known ones have 300
 MOST_ADDED_BYTES = 3 << 20  # of all added tokens together, each of which takes 80 bytes of memory
 _KNOWN_ADDED_BYTES = 1 << 18
@@ -64,7 +64,7 @@ class _Length:
 
     growth: float = 1.0
     added: float = 0.0
-    mapped: bool = False  # a rule has written characters that a Unicode rule may take apart
+    mapped: bool = False  # a rule has written characters that a Unicode rule may decompose
     bytes_mapped: bool = False
 
     def times(self, factor: float) -> None:
@@ -78,9 +78,10 @@ class _Length:
 
 
 def too_long(data: bytes) -> str:
-    """The part of a tokenizer.json that could lengthen a text beyond all measure, in words; "" where none could.
+    """Describe the part of a tokenizer.json that could lengthen a text too much; "" if there is none.
 
-    msgspec.MsgspecError: it is no JSON of a tokenizer.
+    Raises:
+        msgspec.MsgspecError: it is not the JSON of a tokenizer.
     """
     parts = msgspec.json.decode(data, type=_Growing)
     if reason := _too_much(parts):
@@ -113,9 +114,10 @@ def too_long(data: bytes) -> str:
 
 
 def has_known_cost(data: bytes) -> bool:
-    """Return whether every part of a tokenizer.json is of a kind that takes time and memory in proportion to a text.
+    """Return whether every part of a tokenizer.json takes time and memory in proportion to the text.
 
-    msgspec.MsgspecError: it is no JSON of a tokenizer.
+    Raises:
+        msgspec.MsgspecError: it is not the JSON of a tokenizer.
     """
     parts = msgspec.json.decode(data, type=_Growing)
     model = parts.model
@@ -137,7 +139,7 @@ def _is_linear(step: dict[str, Any]) -> bool:
 
 
 def _too_much(parts: _Growing) -> str:
-    """Number of steps, size of expressions and of tables beyond all measure, in words; or ""."""
+    """Describe steps, regular expressions or tables that are too many or too large; "" if there are none."""
     longest, expressions = parts.model.max_input_chars_per_word, 0
     if isinstance(longest, int) and longest > _LONGEST_WORD:
         return f"model.max_input_chars_per_word is {longest:,} (at most {_LONGEST_WORD:,} is accepted)"
@@ -168,7 +170,7 @@ def _explain(name: str, length: _Length) -> str:
 
 
 def _steps(value: Any) -> Iterator[dict[str, Any]]:
-    """The steps of a part in their order, without the sequences around them."""
+    """Yield the steps of a part in order, without the sequences around them."""
     if not isinstance(value, dict):
         return
     inner = [step for name in _NESTED if isinstance(value.get(name), list) for step in value[name]]
@@ -180,7 +182,10 @@ def _steps(value: Any) -> Iterator[dict[str, Any]]:
 
 
 def _lengthen(length: _Length, step: dict[str, Any]) -> None:
-    """By a step of a normalizer, pre_tokenizer or decoder. Its keys tell its kind too: older files have no `type`."""
+    """Apply a step of a normalizer, pre_tokenizer or decoder to the bound on the length.
+
+    Its kind is also recognised by its keys, since older files have no `type`.
+    """
     kind = step.get("type")
     if "content" in step and "pattern" in step:
         content = step["content"] if isinstance(step["content"], str) else ""
@@ -205,7 +210,7 @@ def _lengthen(length: _Length, step: dict[str, Any]) -> None:
 
 
 def _surround(length: _Length, step: dict[str, Any]) -> None:
-    """By a step of a post-processor."""
+    """Apply a step of a post-processor to the bound on the length."""
     pieces, special = step.get("single"), step.get("special_tokens")
     if not isinstance(pieces, list):
         length.added += 2  # of BERT and RoBERTa
@@ -222,7 +227,7 @@ def _surround(length: _Length, step: dict[str, Any]) -> None:
 
 
 def _width(pattern: Any) -> int:
-    """The fewest characters that a pattern matches."""
+    """Return the fewest characters that a pattern matches; 0 if unknown."""
     if not isinstance(pattern, dict):
         return 0
     if isinstance(pattern.get("String"), str):
@@ -239,7 +244,7 @@ def _width(pattern: Any) -> int:
 
 
 def _has_nested_set(source: str) -> bool:
-    """Return whether there is a set of characters within another, which Python takes for something longer."""
+    """Return whether a set of characters contains another, which Python parses as a longer match."""
     inside = False
     for mark in re.findall(r"\\.|[][]", source, re.DOTALL):
         if mark == "[" and inside:
@@ -249,17 +254,17 @@ def _has_nested_set(source: str) -> bool:
 
 
 def _is_whole(encoded: Any) -> bool:
-    """Return whether a SentencePiece table has the trie that its first four bytes announce: the library makes room for
-    it before it looks."""
+    """Return whether a SentencePiece table has the trie that its first four bytes announce, for which the library
+    allocates memory unchecked."""
     try:
         table = base64.b64decode(encoded, validate=False)
     except (ValueError, TypeError):
-        return True  # which the library refuses
+        return True  # the library refuses it
     return len(table) >= 4 + int.from_bytes(table[:4], "little")
 
 
 def _longest_mapping(encoded: Any) -> int:
-    """Bytes that a character becomes at most by SentencePiece's table: a trie, then texts with a NUL behind each."""
+    """Return the most bytes that a character becomes by SentencePiece's table: a trie, then NUL-terminated texts."""
     try:
         table = base64.b64decode(encoded, validate=False)
     except (ValueError, TypeError):

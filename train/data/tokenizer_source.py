@@ -1,6 +1,6 @@
-"""Where a model's tokenizer comes from: its own folder, or that of an adapter that was saved with one.
+"""The source of a model's tokenizer: its own folder, or that of an adapter that was saved with one.
 
-PEFT, TRL and others save the tokenizer of a training next to its adapter, and transformers and vLLM read it there.
+PEFT, TRL and others save the tokenizer with the adapter, and transformers and vLLM read it there.
 """
 
 from __future__ import annotations
@@ -29,31 +29,35 @@ _TOKENIZER_FILES = (
     "tokenizer_config.json",
     "special_tokens_map.json",
     "added_tokens.json",
-    "tokenizer.model",  # what llama.cpp's converter reads of some families
+    "tokenizer.model",  # llama.cpp's converter reads it for some families
     "vocab.json",
     "merges.txt",
     "vocab.txt",
     "tekken.json",
 )
-_CHECKPOINTS = "checkpoints"  # of a run, each with an adapter
+_CHECKPOINTS = "checkpoints"  # folder of a run's checkpoints, each with an adapter
 
 
 @dataclass(frozen=True)
 class TokenizerSource:
-    """base: folder of the model. adapter: a folder that has a tokenizer or chat templates of its own."""
+    """The folders of a tokenizer. base: of the model. adapter: one with a tokenizer or chat templates of its own."""
 
     base: Path
     adapter: Path | None = None
 
     @property
     def folder(self) -> Path:
-        """Digest of the tokenizer's files."""
+        """The folder of tokenizer.json."""
         return (
             self.adapter if self.adapter is not None and exists(self.adapter / _TOKENIZER, "--adapter") else self.base
         )
 
     def load(self) -> tuple[Tokenizer, str]:
-        """-> the tokenizer, and how the adapter's differs from the model's; "" where it does not. WgradError."""
+        """Load the tokenizer, and describe how the adapter's differs from the model's ("": not at all).
+
+        Raises:
+            WgradError: a file is missing or broken.
+        """
         if self.adapter is None:
             return load_tokenizer(self.base), ""
         try:
@@ -78,7 +82,7 @@ class TokenizerSource:
         )
 
     def copy(self, out: str | os.PathLike[str]) -> None:
-        """Write the files of tokenizer, templates and generation as they are."""
+        """Copy the files of tokenizer, templates and generation."""
         out = make_folder(out)
         for name in _TOKENIZER_FILES:
             _copy(self.folder / name, out / name)
@@ -87,12 +91,12 @@ class TokenizerSource:
             _copy(path, out / path.name)
         for path in sorted((templates / MORE_TEMPLATES).glob("*.jinja")):
             _copy(path, make_folder(out / MORE_TEMPLATES) / path.name)
-        for folder in filter(None, (self.base, self.adapter)):  # the adapter's counts
+        for folder in filter(None, (self.base, self.adapter)):  # the adapter's replaces the model's
             _copy(folder / GENERATION_FILE, out / GENERATION_FILE)
 
 
 def find_source(base: str | os.PathLike[str], adapter: str | os.PathLike[str] | None) -> TokenizerSource:
-    """adapter: its folder, which may be a checkpoint of a run: what is next to the run's result then counts."""
+    """Find the source of the tokenizer. adapter: its folder; for a checkpoint, the run's folder is searched too."""
     base = Path(base)
     if adapter is None:
         return TokenizerSource(base)
@@ -107,7 +111,7 @@ def find_source(base: str | os.PathLike[str], adapter: str | os.PathLike[str] | 
 def open_tokenizer(
     base: str | os.PathLike[str], adapter: str | os.PathLike[str] | None, rows: int
 ) -> tuple[Tokenizer, str]:
-    """The tokenizer for a model of `rows` token ids with an adapter, and a note as of `TokenizerSource.load`."""
+    """Load the tokenizer for a model of `rows` token ids with an adapter; with a note as in `TokenizerSource.load`."""
     source = find_source(base, adapter)
     tokenizer, note = source.load()
     tokenizer.limit(rows)
@@ -115,7 +119,7 @@ def open_tokenizer(
 
 
 def save_tokenizer(tokenizer: Tokenizer, source: TokenizerSource, out: str | os.PathLike[str]) -> None:
-    """Write the tokenizer's files into `out`, with the templates that it has now, and its ends of a text as those of
+    """Write the tokenizer's files into `out`, with its current templates, and its ends of a text in
     generation_config.json."""
     out = make_folder(out)
     source.copy(out)
@@ -140,7 +144,7 @@ def _templates(folder: Path) -> dict[str, str]:
 
 
 def _same_files(folder: Path, other: Path) -> bool:
-    """Return whether the files of their tokenizers are the same, byte for byte."""
+    """Return whether the tokenizer files of two folders are the same, byte for byte."""
     pairs = [(folder / name, other / name) for name in _TOKENIZER_FILES]
     return all(a.is_file() == b.is_file() and (not a.is_file() or filecmp.cmp(a, b, shallow=False)) for a, b in pairs)
 

@@ -1,7 +1,7 @@
-"""A tokenizer.json tried out in the limited process, and encoding with a limit on its time.
+"""Trying out a tokenizer.json in the limited process, and encoding with a time limit.
 
-The rules of `tokenizer_growth.py` know what most tokenizers cost. Others are programs of their own: a regular
-expression may backtrack for hours, a table may ask for any memory, and the tokenizers library then ends the process.
+The rules of `tokenizer_growth.py` know the cost of most tokenizers. Others may take any time or memory: a regular
+expression may backtrack for hours, a table may ask for so much memory that the tokenizers library ends the process.
 """
 
 from __future__ import annotations
@@ -18,20 +18,23 @@ from wgrad.train.files.memory_bound import memory_within
 
 T = TypeVar("T")
 
-SECONDS_PER_BYTE = 1e-6  # of the file, that a trial may take on top
-_MEMORY = 256 << 20  # bytes that a trial may take, where the file is small
-_TIMES = 8  # bytes for each of the file
+SECONDS_PER_BYTE = 1e-6  # additional time of a trial per byte of the file
+_MEMORY = 256 << 20  # bytes that the trial of a small file may take
+_TIMES = 8  # bytes per byte of a larger file
 _GRACE = 0.3  # seconds of CPU that any text may take
 _SLOWEST = 2e-5  # seconds of CPU for a character; most tokenizers take 1e-6
 _RUN, _LONG = 256, 4096  # characters
-_LONGEST = 3  # tokens, of those with the most characters
+_LONGEST = 3  # number of the longest tokens to try
 _PROSE = "A wise son, na\u00efve in 1867;\n\tx  (\u77e5)\r\n" * 40
 _RUNS = [*map(chr, range(32, 127)), "\n", "\t", "\u00e9", "\u2581", "\u77e5", "\ufdfa", "\U0001f600"]
 BATCH_SECONDS = 60.0  # for some 16,000 characters
 
 
 def try_out(path: str) -> str:
-    """Load a tokenizer.json and encode texts of many kinds -> the fault in words, or "". For the limited process."""
+    """Load a tokenizer.json, encode texts of many kinds, and describe the fault, or return "".
+
+    Call this in the limited process.
+    """
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     import tokenizers
 
@@ -51,9 +54,9 @@ def try_out(path: str) -> str:
                 backend.decode(backend.encode(text).ids)
             except (KeyboardInterrupt, MemoryError):
                 raise
-            except Exception:  # a text that it has no tokens for; others may be as it expects
+            except Exception:  # it has no tokens for this text; others may be fine
                 pass
-            except BaseException as error:  # the library's own fault: it prints lines of its own, which nobody wants
+            except BaseException as error:  # a panic of the library, which prints lines of its own
                 return _words(error)
             if (seconds := time.process_time() - began) > _GRACE + _SLOWEST * len(text):
                 return f"it takes {seconds:.1f} s for a text of {len(text)} characters"
@@ -74,9 +77,10 @@ def _texts(backend: Any) -> Iterator[str]:
 
 
 def in_time(work: Callable[[], T], seconds: float) -> T:
-    """Call a function that may never end. It runs in a thread, which is left behind where time is up.
+    """Call a function that may never end, in a thread that is abandoned when the time is up.
 
-    TimeoutError.
+    Raises:
+        TimeoutError: it did not end in time.
     """
     results: queue.SimpleQueue[tuple[T | None, BaseException | None]] = queue.SimpleQueue()
 

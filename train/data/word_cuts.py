@@ -1,4 +1,4 @@
-"""Ways in which byte-level tokenizers cut a text into words: regular expressions of known tokenizers.
+"""Pre-tokenizers of known byte-level tokenizers: the regular expressions that split a text into words.
 
 Source: github.com/ggml-org/llama.cpp, src/llama-vocab.cpp, which knows them by name.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 _LETTERS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
 _BLANKS = r"\s*[\r\n]+|\s+(?!\S)|\s+"
 _REST = rf"| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_BLANKS}"
-# GPT-4o's: words in which capitals come first, their short form behind them; a slash belongs to what it follows.
+# GPT-4o's: words with capitals first, followed by their short form; a slash belongs to the text before it.
 _BEFORE, _SHORT = r"[^\r\n\p{L}\p{N}]?", "(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
 _CAPITALS, _SMALL = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _O200K = "|".join(
@@ -30,7 +30,7 @@ _TEKKEN = "|".join(
         _BLANKS,
     )
 )
-# Qwen3.5's: marks belong to the letters in front of them.
+# Qwen3.5's: marks belong to the letters before them.
 _MARKED = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}"
     rf"| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{_BLANKS}"
@@ -41,7 +41,7 @@ _DEEPSEEK = (
     r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
     rf"| ?[\p{{P}}\p{{S}}]+[\r\n]*|{_BLANKS}",
 )
-# How a text is cut into words -> llama.cpp's name of it (tokenizer.ggml.pre).
+# llama.cpp's names (tokenizer.ggml.pre) by the steps of the pre-tokenizer.
 CUTS = {
     ("bytes",): "gpt-2",
     ("digits", "bytes"): "smollm",

@@ -1,9 +1,9 @@
-"""JSON and YAML files of other people, decoded into typed structures (msgspec), with one form of message:
+"""Decoding untrusted JSON and YAML files into typed structures (msgspec), with one form of error:
 
-    OPTION: FILE: KEY must be RULE; got VALUE: WHAT TO DO
+    OPTION: FILE: KEY must be RULE; got VALUE: ADVICE
 
-`kind` below is any type that msgspec knows: a Struct whose fields carry their rules (`msgspec.Meta`), with
-`__post_init__` raising ValueError for a rule between fields. Unknown keys are passed over.
+`kind` below is any type that msgspec knows, such as a Struct whose fields have rules (`msgspec.Meta`), and whose
+`__post_init__` raises ValueError for rules between fields. Unknown keys are ignored.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ T = TypeVar("T")
 FETCH = "fetch the file again"
 JSON_LIMIT = 16 << 20  # bytes; the largest of these files, a tokenizer_config.json of 2026, has about 1 MiB
 YAML_LIMIT = 64 << 10  # PyYAML reads some 300 kB a second
-_DEPTH = 64  # of nesting, far below Python's own limit, so that whatever is read can also be written
+_DEPTH = 64  # of nesting; far below Python's limit, so that any value that is read can be written
 _WORDS = {
     "int": "a whole number",
     "float": "a number",
@@ -43,20 +43,30 @@ _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 def read_json(
     path: str | os.PathLike[str], kind: type[T], source: str, advice: str = FETCH, *, from_python: bool = False
 ) -> T:
-    """The JSON file as a `kind`. source: the option that named it; advice: what to do where it is wrong; from_python:
-    see `parse_json`. WgradError."""
+    """Read a JSON file as a `kind`.
+
+    source: the option that named it; advice: how to mend a wrong file; from_python: see `parse_json`.
+
+    Raises:
+        WgradError: the file cannot be read, or is not of the kind.
+    """
     data, where = read_input(path, source, JSON_LIMIT), f"{source}: {os.fspath(path)}"
     return convert(parse_json(data, where, advice, from_python=from_python), kind, where, advice)
 
 
 def decode_json(data: bytes, kind: type[T], where: str, advice: str = FETCH) -> T:
-    """JSON text as a `kind`; `where` opens each error. WgradError."""
+    """Decode JSON text as a `kind`. Raises WgradError, which begins with `where`."""
     return convert(parse_json(data, where, advice), kind, where, advice)
 
 
 def parse_json(data: bytes, where: str, advice: str = FETCH, *, from_python: bool = False) -> Any:
-    """JSON text as plain values, all of which can be written again: no lone surrogate, and no NaN and no infinity but
-    with from_python: Python's json, and so transformers, writes those. WgradError."""
+    """Decode JSON text as plain values that can be written again: without lone surrogates, NaN and infinities.
+
+    from_python: accept NaN and infinities, which Python's json, and so transformers, writes.
+
+    Raises:
+        WgradError: it is not such JSON.
+    """
     not_finite = list[str]()
 
     def number(text: str) -> float:
@@ -86,7 +96,7 @@ def parse_json(data: bytes, where: str, advice: str = FETCH, *, from_python: boo
 
 
 def _not_finite_at(value: Any, path: str = "") -> str | None:
-    """The first place with NaN or infinity; None: there is none."""
+    """Return the path of the first NaN or infinity; None if there is none."""
     if isinstance(value, float):
         return None if math.isfinite(value) else path
     if isinstance(value, dict):
@@ -123,8 +133,8 @@ def _too_deep(where: str, advice: str) -> WgradError:
 
 # ---- YAML --------------------------------------------------------------------------------------
 class _Loader(yaml.SafeLoader):
-    """Without aliases: a few lines of them expand to more than any memory holds. Without keys that stand twice, of
-    which the last would win, and without numbers that YAML 1.1 takes for others than they look: 010 is 8, 1:30 is 90.
+    """A loader that refuses aliases, since a few lines of them can fill any memory; repeated keys, of which the last
+    would win; and numbers that have another value in YAML 1.1 than they seem: 010 is 8, 1:30 is 90.
     """
 
     _depth = 0
@@ -160,7 +170,7 @@ _Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_decimal)
 
 
 def read_yaml(path: str | os.PathLike[str], source: str, advice: str = "correct it") -> Any:
-    """The YAML file as plain values; None where it is empty. WgradError: naming file and line."""
+    """Read a YAML file as plain values; None for an empty file. Raises WgradError, which names file and line."""
     where = f"{source}: {os.fspath(path)}"
     text = _text(read_input(path, source, YAML_LIMIT), where, advice)
     try:
@@ -174,13 +184,13 @@ def read_yaml(path: str | os.PathLike[str], source: str, advice: str = "correct 
         raise WgradError(f"{where}{line}: not valid YAML: {problem}: {advice}") from error
     except RecursionError:
         raise _too_deep(where, advice) from None
-    except Exception as error:  # `!!int ""`, a month 13, 5,000 digits: PyYAML's constructors raise what they meet
+    except Exception as error:  # `!!int ""`, a month 13, 5,000 digits: PyYAML's constructors raise any error
         raise WgradError(f"{where}: not valid YAML: {error or type(error).__name__}: {advice}") from error
 
 
 # ---- types -------------------------------------------------------------------------------------
 def convert(value: Any, kind: type[T], where: str, advice: str = FETCH) -> T:
-    """Plain values as a `kind`; `where` opens each error. WgradError."""
+    """Convert plain values to a `kind`. Raises WgradError, which begins with `where`."""
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
@@ -190,7 +200,7 @@ def convert(value: Any, kind: type[T], where: str, advice: str = FETCH) -> T:
 
 
 def _explain(message: str, value: Any, kind: Any) -> str:
-    """msgspec's message -> key, rule and value received."""
+    """Rewrite msgspec's message as key, rule and value."""
     problem, _, place = message.partition(" - at `$")
     steps = [(name, index) for name, index in re.findall(r"\.(\w+)|\[(\d+|\.\.\.)\]", place)]
     path, found = "", value
@@ -204,7 +214,7 @@ def _explain(message: str, value: Any, kind: Any) -> str:
     if missing := re.fullmatch(r"Object missing required field `(.*)`", problem):
         return f"{path}.{missing[1]} is missing".removeprefix(".")
     rule = _choices(kind, path) if problem.startswith("Invalid enum value") else _rule(problem)
-    if rule is None:  # of a __post_init__, which says all
+    if rule is None:  # a complete message of a __post_init__
         problem = one_line(problem, 1000)
         return f"{path}: {problem}" if path else problem
     return f"{path or 'the whole'} must be {rule}; got {show(found)}"
@@ -224,7 +234,7 @@ def _choices(kind: Any, path: str) -> str | None:
 
 
 def _first_wrong(value: Any, steps: list[tuple[str, str]], kind: Any, message: str) -> str:
-    """The key whose value msgspec refused: it says `[...]` for any key of a mapping, so each is tried alone."""
+    """Return the key whose value msgspec refused. It reports `[...]` for any key of a mapping, so each is tried."""
     mapping = value
     for name, index in steps:
         mapping = mapping[name or int(index)]
@@ -247,7 +257,7 @@ def _first_wrong(value: Any, steps: list[tuple[str, str]], kind: Any, message: s
 
 
 def _rule(problem: str) -> str | None:
-    """'Expected `int` >= 1' -> 'a whole number of at least 1'; None for a message that is not msgspec's own."""
+    """Rewrite 'Expected `int` >= 1' as 'a whole number of at least 1'; None for a message that is not msgspec's."""
     match = re.match(r"Expected `([^`]+)`(.*?)(?:, got .*)?$", problem)
     if match is None:
         return None
@@ -260,7 +270,7 @@ def _rule(problem: str) -> str | None:
 
 
 def show(value: Any) -> str:
-    """A value for a message: one line, of bounded length."""
+    """Show a value in an error: one line of bounded length."""
     text = json.dumps(value) if value is None or isinstance(value, bool) else _REPR.repr(value)
     return text if text.isprintable() else ascii(text)
 

@@ -1,4 +1,4 @@
-"""Weights of 8-bit floats in safetensors: `<name>` in F8_E4M3, and what its blocks, or all of it, are multiplied by in
+"""Weights of 8-bit floats in safetensors: `<name>` in F8_E4M3, and the scales of its blocks, or of all of it, in
 `<name>_scale_inv`.
 
 Source: DeepSeek-V3's files, and transformers (integrations/finegrained_fp8.py).
@@ -20,16 +20,18 @@ from wgrad.train.files.safetensors_files import TensorEntry
 
 _E4M3, _SCALES = "F8_E4M3", ("F32", "F16", "BF16", "F8_E8M0")
 SCALE = "_scale_inv"
-_OF_INPUTS = ("activation_scale", "input_scale")  # of a module's inputs, which stay in 16 bits here
-_ROWS = 128  # decoded together, so that what is wider than the result stays small
+_OF_INPUTS = ("activation_scale", "input_scale")  # scales of a module's inputs, which are 16-bit here
+_ROWS = 128  # decoded together, so that the float32 values of a part take little memory
 
 Block = tuple[int, int] | None
 
 
 @dataclass(frozen=True)
 class Fp8Entry(TensorEntry):
-    """A weight [..., out, in], which is decoded to bfloat16, as transformers does. block: rows and columns that share a
-    scale; None: all of them do."""
+    """A weight [..., out, in], decoded to bfloat16 as in transformers.
+
+    block: numbers of rows and columns that share a scale; None: the whole weight has one.
+    """
 
     codes: TensorEntry = field(repr=False)
     scales: TensorEntry = field(repr=False)
@@ -39,7 +41,7 @@ class Fp8Entry(TensorEntry):
         return self._decoded(self.codes.octets(), self._scales()).reshape(self.shape)
 
     def _decoded(self, octets: np.ndarray, scales: np.ndarray) -> np.ndarray:
-        """bfloat16 [matrices, out, in] of the codes of some matrices."""
+        """Decode the codes of some matrices to bfloat16 [matrices, out, in]."""
         height, width = self.shape[-2:]
         codes = octets.reshape(-1, height, width)
         high, wide = self.block or (height, width)
@@ -53,7 +55,7 @@ class Fp8Entry(TensorEntry):
         return found
 
     def _scales(self) -> np.ndarray:
-        """float32 [matrices, blocks of rows, blocks of columns], of one matrix where all have the same."""
+        """Return the scales, float32 [matrices, blocks of rows, blocks of columns]; of one matrix if all share them."""
         if self.scales.dtype == "F8_E8M0":
             values = self.scales.octets().view(ml_dtypes.float8_e8m0fnu)
         else:
@@ -78,13 +80,17 @@ class Fp8Entry(TensorEntry):
 
 @cache
 def fp8_values() -> np.ndarray:
-    """float32 [256]: of each code."""
+    """Return the value of each code, float32 [256]."""
     values: np.ndarray = np.arange(256, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float32)
     return values
 
 
 def with_fp8(entries: dict[str, TensorEntry], block: Block) -> dict[str, TensorEntry]:
-    """Put one tensor in the place of each of 8 bits and its scales. WgradError: a scale is missing or does not fit."""
+    """Replace each 8-bit tensor and its scales by one tensor.
+
+    Raises:
+        WgradError: scales are missing or do not fit.
+    """
     found = {name: entry for name, entry in entries.items() if not name.endswith((SCALE, *_OF_INPUTS))}
     coded = {name: entry for name, entry in found.items() if entry.dtype == _E4M3}
     if not coded:

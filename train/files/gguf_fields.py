@@ -19,7 +19,7 @@ _NAMES: dict[type, str] = {str: "a text", int: "a whole number", float: "a numbe
 
 
 class GgufFields:
-    """The keys of one file. `source` (the option that named it) opens each error. WgradError as `read_metadata`."""
+    """The keys of one file. source: the option that named it, which begins each error."""
 
     def __init__(self, path: Path, source: str) -> None:
         self.path, self.source = path, source
@@ -34,7 +34,7 @@ class GgufFields:
     @overload
     def get(self, key: str, kind: type[Kind], default: Kind) -> Kind: ...
     def get(self, key: str, kind: type[Kind], default: Kind | None = None) -> Kind | None:
-        """The value of a key, of that kind; `default` where the file has none. WgradError: of another kind."""
+        """Return the value of a key, or `default` if it is missing. Raises WgradError if it is not of the kind."""
         value = self._values.get(key)
         if value is None:
             return default
@@ -47,14 +47,14 @@ class GgufFields:
         return kind(_shortest(value) if isinstance(value, float) else value)
 
     def needed(self, key: str, kind: type[Kind]) -> Kind:
-        """As `get`. WgradError: there is no such key."""
+        """Return the value of a key. Raises WgradError if it is missing or not of the kind."""
         value = self.get(key, kind)
         if value is None:
             raise self.error(key, f"must be {_NAMES[kind]}, got none")
         return value
 
     def texts(self, key: str) -> list[str]:
-        """A list of texts; [] where the file has none."""
+        """Return a list of texts; [] if the key is missing."""
         return [self._text(key, value) for value in self._list(key, bytes, "texts")]
 
     def is_list(self, key: str) -> bool:
@@ -62,7 +62,7 @@ class GgufFields:
         return isinstance(self._values.get(key), list)
 
     def numbers(self, key: str) -> list[Any]:
-        """A list of numbers; [] where the file has none."""
+        """Return a list of numbers; [] if the key is missing."""
         return self._list(key, (int, float), "numbers")
 
     def _list(self, key: str, kind: Any, name: str) -> list[Any]:
@@ -82,7 +82,7 @@ class GgufFields:
 
 
 def _shortest(value: float) -> float:
-    """0.2 for the float32 that is nearest to it: what the file's maker had."""
+    """Return the shortest decimal of a float32, such as 0.2, which is the value that was meant."""
     with np.errstate(over="ignore"):
         narrow = np.float32(value)
     return float(str(narrow)) if float(narrow) == value else value

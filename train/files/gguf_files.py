@@ -1,7 +1,7 @@
-"""Weights of a GGUF file, by the names that Hugging Face gives them.
+"""Weights of a GGUF file, by their names in Hugging Face's files.
 
-The `gguf` package reads the header; tensors are read from their places. llama.cpp's converter reorders the rows of each
-head of q and k, pair by pair for its rotary embedding: here they come back in halves.
+The `gguf` package reads the header; tensors are read at their offsets. llama.cpp's converter reorders the rows of each
+head of q and k into pairs for its rotary embedding; here they are put back into halves.
 Source: github.com/ggml-org/llama.cpp, gguf-py and convert_hf_to_gguf.py (LlamaModel).
 """
 
@@ -30,23 +30,23 @@ from wgrad.train.files.input_files import one_line, open_input, reading, refuse_
 from wgrad.train.files.safetensors_files import TensorEntry
 
 _DTYPES = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype(ml_dtypes.bfloat16)}
-_DECODED = ("token_embd", "output", "per_layer_token_embd")  # whose rows are looked up, whatever their type
+_DECODED = ("token_embd", "output", "per_layer_token_embd")  # always decoded, since their rows are looked up
 _UNKNOWN_TYPE = re.compile(r"(\d+)\)? is not a valid GGMLQuantizationType")
 
 
 # ---- rows of q and k: halves of a head one after the other (Hugging Face), or pair by pair (GGUF) ---------------
 def permute(rows: np.ndarray, heads: int) -> np.ndarray:
-    """[heads * head_dim, n] as Hugging Face orders the rows -> as GGUF does."""
+    """Reorder rows [heads * head_dim, n] from Hugging Face's order to GGUF's."""
     return rows.reshape(heads, 2, -1, rows.shape[1]).swapaxes(1, 2).reshape(rows.shape)
 
 
 def unpermute(rows: np.ndarray, heads: int) -> np.ndarray:
-    """The inverse of `permute`."""
+    """Reorder rows from GGUF's order to Hugging Face's, the inverse of `permute`."""
     return rows.reshape(heads, -1, 2, rows.shape[1]).swapaxes(1, 2).reshape(rows.shape)
 
 
 def require_gguf(option: str, path: object) -> Any:
-    """The `gguf` package. WgradError where it is not installed."""
+    """Return the `gguf` package. Raises WgradError if it is not installed."""
     try:
         import gguf
     except ImportError:
@@ -56,8 +56,11 @@ def require_gguf(option: str, path: object) -> Any:
 
 @dataclass(frozen=True)
 class GgufEntry(TensorEntry):
-    """A tensor in a GGUF file. `dtype`: F32 where the file has few bits that `array` decodes, else the file's own word
-    (F32, BF16, Q8_0, ...), which `stored` is always. heads: whose rows are reordered; 0: none are."""
+    """A tensor in a GGUF file.
+
+    stored: the file's type (F32, BF16, Q8_0, ...). dtype: the same, or F32 if `array` decodes it.
+    heads: the number of heads whose rows are reordered; 0: none.
+    """
 
     stored: str
     offset: int
@@ -76,7 +79,7 @@ class GgufEntry(TensorEntry):
         return data
 
     def row_bytes(self) -> np.ndarray:
-        """uint8 [rows, bytes of a row], rows as Hugging Face has them."""
+        """Return uint8 [rows, bytes of a row], in Hugging Face's order of rows."""
         count = math.prod(self.shape[:-1]) if len(self.shape) > 1 else self.shape[0]
         rows = self._read(0, self.size).reshape(count, -1)
         return np.ascontiguousarray(unpermute(rows, self.heads) if self.heads else rows)
@@ -92,8 +95,11 @@ class GgufEntry(TensorEntry):
         return gguf_formats()[self.stored].from_gguf(rows, (rows.shape[0], self.shape[-1]))
 
     def upload_frozen(self, device: Device, contents: bool) -> FrozenWeight:
-        """The weight as it is, on a device. contents False, for a dry run: nothing is read. WgradError: a scale is not
-        finite."""
+        """Upload the weight in its format. contents: False reads nothing, for a dry run.
+
+        Raises:
+            WgradError: a scale is not finite.
+        """
         rows = (
             self.row_bytes()
             if contents
@@ -116,16 +122,16 @@ class GgufEntry(TensorEntry):
 
 
 def is_frozen_gguf(entry: TensorEntry | None) -> bool:
-    """Return whether a tensor has few bits that a linear layer takes as they are."""
+    """Return whether a tensor has a quantized format that linear layers take without decoding."""
     return isinstance(entry, GgufEntry) and entry.dtype in gguf_formats()
 
 
 def read_gguf_entries(path: Path, source: str) -> dict[str, TensorEntry]:
-    """Header of a file, or of all parts of a split one -> its tensors. `source` (the option that named it) opens each
-    error.
+    """Return the tensors of a file, or of all parts of a split one. source: the option, which begins each error.
 
-    Raises WgradError: missing, no regular file, cut off or damaged, a pointer of Git LFS, of an architecture that is
-    not known, or the `gguf` package is not installed; parts that do not belong together.
+    Raises:
+        WgradError: the file is missing, not a regular file, cut off or damaged, a pointer of Git LFS, or of an unknown
+            architecture; its parts do not belong together; or the `gguf` package is not installed.
     """
     parts = _open_parts(path, source)
     first, entries = parts[0].fields, dict[str, TensorEntry]()
@@ -141,8 +147,7 @@ def read_gguf_entries(path: Path, source: str) -> dict[str, TensorEntry]:
 
 
 def gguf_parts(path: Path, source: str) -> list[Path]:
-    """The files of a model: the one given, or all parts where it is one of a split model's. WgradError as
-    `read_gguf_entries`."""
+    """Return the files of a model: the given one, or all parts of a split model. Raises as `read_gguf_entries`."""
     return [part.path for part in _open_parts(path, source)]
 
 
@@ -155,7 +160,7 @@ class _Part(NamedTuple):
 
 
 def _open_parts(path: Path, source: str) -> list[_Part]:
-    """The files of a model in their order, each opened once: a header takes long to parse."""
+    """Open the files of a model in order, each once, since parsing a header takes long."""
     reader = open_reader(path, source)
     given = _Part(path, reader, _fields(reader, path, source))
     if not is_split(given.fields):
@@ -174,13 +179,13 @@ def _open_parts(path: Path, source: str) -> list[_Part]:
 
 
 def _fields(reader: Any, path: Path, source: str) -> dict[str, Any]:
-    """Keys and values, without the tokenizer's."""
+    """Return keys and values, without those of the tokenizer."""
     with _damage(path, source):
         return {name: _contents(reader, f) for name, f in reader.fields.items() if not name.startswith("tokenizer.")}
 
 
 def _contents(reader: Any, field: Any) -> Any:
-    """The value of a key; of texts nothing."""
+    """Return the value of a key; nothing for arrays of texts."""
     kind = field.types[-1]
     if len(field.types) > 1 and kind in reader.gguf_scalar_to_np:
         return field.parts[-1].view(reader.gguf_scalar_to_np[kind]).tolist()
@@ -188,7 +193,7 @@ def _contents(reader: Any, field: Any) -> Any:
 
 
 def _entries(reader: Any, path: Path, source: str, fields: dict[str, Any]) -> dict[str, TensorEntry]:
-    """The tensors of one file. fields: of the model's first."""
+    """Return the tensors of one file. fields: metadata of the model's first file."""
     architecture = fields.get("general.architecture")
     if architecture not in ARCHITECTURES:
         raise WgradError(
@@ -223,7 +228,7 @@ def _entries(reader: Any, path: Path, source: str, fields: dict[str, Any]) -> di
 
 
 def _refuse_types(reader: Any, path: Path, source: str) -> None:
-    """WgradError: tensors have types that are not decoded here."""
+    """Raise WgradError if tensors have types that are not supported."""
     known = [*_DTYPES, *gguf_formats()]
     counts = Counter(tensor.tensor_type.name for tensor in reader.tensors)
     if others := {name: count for name, count in sorted(counts.items()) if name not in known}:
@@ -236,8 +241,10 @@ def _refuse_types(reader: Any, path: Path, source: str) -> None:
 def _parts(
     name: str, shape: tuple[int, ...], size: int, names: dict[str, str], heads: dict[str, int]
 ) -> Iterator[tuple[str, tuple[int, ...], int]]:
-    """The tensors that one of a file stands for, as they follow one another: names, shapes, bytes. One, but for a stack
-    of q, k and v in a file of an architecture that has them apart, and of the projections that make AltUp's streams."""
+    """Yield name, shape and bytes of the tensors that one of a file holds, in order.
+
+    It is one, except for stacks of q, k and v in an architecture that has them apart, and of AltUp's projections.
+    """
     stem = name.removesuffix(".weight")
     if f"{stem}.0" in names and len(shape) == 3:
         yield from ((f"{stem}.{i}.weight", shape[1:], size // shape[0]) for i in range(shape[0]))
@@ -252,8 +259,8 @@ def _parts(
 
 
 def header_digest(path: Path, source: str) -> tuple[list[Path], str]:
-    """The files of a model, and a digest of what they say of it apart from the weights: their headers, and the factors
-    of its rotary embedding. path: of any part. WgradError as `read_gguf_entries`."""
+    """Return the files of a model, and a digest of everything but the weights: the headers, and the factors of the
+    rotary embedding. path: any part. Raises as `read_gguf_entries`."""
     found, parts = hashlib.blake2b(digest_size=16), _open_parts(path, source)
     for _, reader, _ in parts:
         found.update(reader.data[: int(reader.data_offset)])
@@ -267,7 +274,7 @@ def header_digest(path: Path, source: str) -> tuple[list[Path], str]:
 def _damage(path: Path, source: str) -> Iterator[None]:
     """Turn errors of the `gguf` package into WgradError."""
     try:
-        with np.errstate(over="raise"):  # of sums of the file's numbers
+        with np.errstate(over="raise"):  # sums of numbers in the file may overflow
             yield
     except (ValueError, IndexError, KeyError, TypeError, ArithmeticError, OSError) as error:
         if found := _UNKNOWN_TYPE.search(str(error)):
@@ -279,7 +286,7 @@ def _damage(path: Path, source: str) -> Iterator[None]:
 
 
 def open_reader(path: Path, source: str) -> Any:
-    """The `gguf` package's GGUFReader on a file. WgradError as `read_gguf_entries`."""
+    """Open a file with the `gguf` package's GGUFReader. Raises as `read_gguf_entries`."""
     reader_class = _reader_class(require_gguf(source, path))
     with open_input(path, source) as file, reading(path, source):
         refuse_lfs_pointer(file.read(64), path, source)
@@ -291,8 +298,8 @@ def open_reader(path: Path, source: str) -> Any:
 
 
 def _reader_class(gguf: Any) -> type[Any]:
-    """GGUFReader, held to what the file has, and without the values of arrays (a vocabulary): of each it would make an
-    object, half a minute of a large model's, and any length that the file claims."""
+    """Return a GGUFReader that checks lengths against the file, and does not make an object of each value of an array
+    (a vocabulary), which would take half a minute for a large model, or any memory that the file claims."""
     GGUFValueType = gguf.GGUFValueType
 
     class Reader(gguf.GGUFReader):  # type: ignore[misc]
@@ -330,11 +337,11 @@ def _reader_class(gguf: Any) -> type[Any]:
 
 
 def _heads(architecture: str, fields: dict[str, Any], path: Path, source: str) -> dict[str, int]:
-    """Heads of q and k, by tensor name."""
+    """Return the numbers of heads of q and k, by tensor name."""
     heads = fields.get(f"{architecture}.attention.head_count")
     found: dict[str, Any] = {"attn_q": heads, "attn_k": fields.get(f"{architecture}.attention.head_count_kv", heads)}
     for part, value in found.items():
-        if isinstance(value, list) and len(counts := {0, *value}) < 3:  # of each layer; 0: it has no attention
+        if isinstance(value, list) and len(counts := {0, *value}) < 3:  # per layer; 0: no attention
             found[part] = value = max(counts) or heads
         if not isinstance(value, int) or value < 1:
             raise WgradError(f"{source}: {path}: a head_count must be a number above 0, got {show(value)}: {FETCH}")

@@ -1,4 +1,4 @@
-"""Metadata of a GGUF file: keys, values and types, to be written into another file."""
+"""Reading the metadata of a GGUF file: keys, values and types, for writing them into another file."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from wgrad.train.files.gguf_files import open_reader, require_gguf
 
 
 class Entry(NamedTuple):
-    """value: a number, a truth value, bytes, or a list of them; type, sub_type: gguf.GGUFValueType."""
+    """A key. value: a number, a bool, bytes, or a list of them; type, sub_type: gguf.GGUFValueType."""
 
     key: str
     value: Any
@@ -20,7 +20,7 @@ class Entry(NamedTuple):
 
 
 def read_metadata(path: Path, source: str) -> list[Entry]:
-    """Every key of a file, the tokenizer's included. WgradError as `read_gguf_entries`."""
+    """Return every key of a file, including the tokenizer's. Raises as `read_gguf_entries`."""
     kinds = require_gguf(source, path).GGUFValueType
     reader, found = open_reader(path, source), []
     for name, field in reader.fields.items():
@@ -36,7 +36,7 @@ def read_metadata(path: Path, source: str) -> list[Entry]:
 
 
 def _array(reader: Any, data: np.ndarray, kind: Any) -> list[Any]:
-    """Its items. data: their bytes, as the reader found them to be whole."""
+    """Return the items of an array. data: their bytes, whose length the reader has checked."""
     if kind in reader.gguf_scalar_to_np:
         return list(data.view(reader.gguf_scalar_to_np[kind]).tolist())
     raw, at, found = data.tobytes(), 0, []

@@ -1,4 +1,4 @@
-"""Names of the tensors of GGUF files, by architecture, as Hugging Face has them.
+"""Hugging Face's names of the tensors of GGUF files, by architecture.
 
 Source: github.com/ggml-org/llama.cpp, gguf-py, gguf/constants.py and gguf/tensor_mapping.py.
 """
@@ -42,7 +42,7 @@ _PER_LAYER = _GEMMA | {
     "proj": "per_layer_projection",
     "post_norm": "post_per_layer_input_norm",
 }
-STREAMS = 16  # of AltUp, at most: the projections that make them are parts of one tensor
+STREAMS = 16  # most streams of AltUp; their projections are parts of one tensor
 _STREAMS = {"altup_proj": "model.altup_projections", "altup_unembd_proj": "model.altup_unembed_projections"}
 _GEMMA_3N = _PER_LAYER | {
     **{f"{part}.{i}": f"{ours}.{i}" for part, ours in _STREAMS.items() for i in range(STREAMS)},
@@ -146,7 +146,7 @@ _LATENT = _NAMES | {
     "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
     "attn_kv_a_norm": "self_attn.kv_a_layernorm",
     "attn_kv_b": "self_attn.kv_b_proj",
-    "attn_k_b": "self_attn.k_b_proj",  # these two: in newer files, in the place of the one before
+    "attn_k_b": "self_attn.k_b_proj",  # newer files have these two instead of attn_kv_b
     "attn_v_b": "self_attn.v_b_proj",
 }
 _MAMBA = {
@@ -160,7 +160,7 @@ _MAMBA = {
 }
 _FALCON_H1 = {
     "output_norm": "model.final_layernorm",
-    "ffn_norm": "pre_ff_layernorm.weight",  # without an ending there
+    "ffn_norm": "pre_ff_layernorm.weight",  # the name in the file has no ending
     **{f"ffn_{part}": f"feed_forward.{part}_proj" for part in ("gate", "up", "down")},
 }
 _MAMBA2 = {
@@ -179,8 +179,8 @@ _NEMOTRON_H_MOE = _NEMOTRON_H | {
     **{f"ffn_{part}_exps": f"mixer.experts.{part}_proj" for part in ("up", "down")},
     **{f"ffn_{part}_shexp": f"mixer.shared_experts.{part}_proj" for part in ("up", "down")},
 }
-QKV = "attn_qkv"  # files of Phi-2 may have q, k and v under one another
-# Names of tensors by general.architecture, and those whose rotary embedding takes pairs side by side.
+QKV = "attn_qkv"  # files of Phi-2 may have q, k and v in one tensor
+# Names of tensors by general.architecture; PAIRED below are those whose rotary embedding rotates neighbouring rows.
 ARCHITECTURES = {
     **dict.fromkeys(
         ("llama", "qwen2", "qwen3", "qwen3moe", "olmoe", "smollm3", "granite", "gemma", "stablelm"), _NAMES
@@ -236,10 +236,10 @@ PAIRED = (
 
 
 def hugging_face_name(name: str, names: dict[str, str]) -> tuple[str, str]:
-    """-> Hugging Face's name of a tensor (its own, where it is none of the model's), and its part: attn_q, ..."""
+    """Return Hugging Face's name of a tensor (an unknown one is kept), and its part: attn_q, ..., or ""."""
     found = re.fullmatch(r"(?:blk\.(\d+)\.)?(.+)", name)
     assert found
     layer, (part, _, kind) = f"model.layers.{found[1]}." if found[1] else "", found[2].rpartition(".")
-    if found[2] in names:  # one without the usual ending
+    if found[2] in names:  # a name without the usual ending
         return layer + names[found[2]], found[2]
     return (f"{layer}{names[part]}.{kind}", part) if part in names and kind in ("weight", "bias") else (name, "")
