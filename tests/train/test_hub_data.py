@@ -128,7 +128,7 @@ def test_what_another_tool_left_in_the_cache(cache: Path) -> None:
     Path(paths[1]).unlink()
     few, notes = data_set_files("org/name:train", "--data")
     assert few == paths[:1]
-    assert notes[1] == "note: org/name: the hub cannot be reached: what its cache holds of it is taken for all"
+    assert notes[1] == "note: org/name: the hub cannot be reached: the files in its cache are taken for all"
 
 
 @pytest.mark.parametrize(

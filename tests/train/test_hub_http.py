@@ -84,7 +84,7 @@ def test_a_script_is_read_as_the_hub_converted_it(serve: Any, make_tokenizer: An
     assert asked < 12 and not any("raw" in path or "name.py" in path for path in hub.asked)
     assert main(words) == 0 and len(hub.asked) == asked  # nobody is asked again
     _, (note,) = data_set_files("org/name:de/train", "--data")
-    assert note.endswith("as the hub converted it to Parquet: the begin of it alone, there is no more")
+    assert note.endswith("as the hub converted it to Parquet: only the beginning was converted")
     for spec, message in {
         "org/name": r"has several configurations \(de, en\): name one, as ID:NAME/train",
         "org/name:fr/train": "has no configuration 'fr'; it has de, en",

@@ -1,4 +1,4 @@
-"""Parts of a GGUF model that is split over several files: their names, and what each must say of itself.
+"""Parts of a GGUF model that is split over several files: their names, and checks of their metadata.
 
 Source: github.com/ggml-org/llama.cpp, src/llama-model-loader.cpp (split.no, split.count, split.tensors.count).
 """
@@ -20,14 +20,15 @@ _FORM = "NAME-00001-of-00003.gguf"
 
 
 def is_split(fields: Mapping[str, Any]) -> bool:
-    """Return whether the keys of a file say that it is a part."""
+    """Return whether the metadata of a file says that it is a part."""
     return fields.get("split.count", 1) not in (0, 1)
 
 
 def all_parts(path: Path, count: Any, source: str) -> list[Path]:
-    """The files of a split model in their order. path: any of them, which says that there are `count`.
+    """Return the files of a split model in order. path: any part; count: the number of parts by its metadata.
 
-    WgradError: a part is missing, or the name is none of a part.
+    Raises:
+        WgradError: a part is missing, or the name is not that of a part.
     """
     named = _PART.fullmatch(path.name)
     if named is None or int(named[3]) != count:
@@ -45,12 +46,12 @@ def all_parts(path: Path, count: Any, source: str) -> list[Path]:
 
 
 def part_name(stem: str, number: int, count: int) -> str:
-    """The name of a part's file. number: from 1."""
+    """Return the name of a part's file. number: from 1."""
     return f"{stem}-{number:05d}-of-{count:05d}.gguf"
 
 
 def check_part(path: Path, fields: Mapping[str, Any], number: int, count: int, source: str) -> None:
-    """WgradError where a file does not say that it is this part. number: from 1."""
+    """Raise WgradError if the metadata of a file is not that of this part. number: from 1."""
     for key, wanted in (("split.no", number - 1), ("split.count", count)):
         if fields.get(key) != wanted:
             raise WgradError(
@@ -60,7 +61,7 @@ def check_part(path: Path, fields: Mapping[str, Any], number: int, count: int, s
 
 
 def check_tensors(path: Path, found: int, fields: Mapping[str, Any], source: str) -> None:
-    """WgradError where the parts together do not have the tensors that the first announces."""
+    """Raise WgradError if the parts together do not have as many tensors as the first announces."""
     if (wanted := fields.get("split.tensors.count", found)) != found:
         raise WgradError(
             f"{source}: {path}: split.tensors.count is {show(wanted)}, but the parts have {found} tensors: take all "
@@ -69,7 +70,7 @@ def check_tensors(path: Path, found: int, fields: Mapping[str, Any], source: str
 
 
 def one_of_each(files: Iterable[Path]) -> list[Path]:
-    """One file of each model: of a split one the first part that is there."""
+    """Return one file of each model; for a split one the first part that exists."""
     found: dict[str, Path] = {}
     for path in sorted(files):
         named = _PART.fullmatch(path.name)

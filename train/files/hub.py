@@ -1,4 +1,4 @@
-"""Where a model lies: a folder, or a repository of the Hugging Face hub that is fetched into the hub's own cache."""
+"""Finding a model: a folder, or a repository of the Hugging Face hub, which is fetched into the hub's cache."""
 
 from __future__ import annotations
 
@@ -15,15 +15,17 @@ from wgrad.train.files.input_files import exists, expand_path
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _WANTED = ["*.json", "*.safetensors", "*.jinja", "*.model"]
-# Folders hold other formats (onnx/, original/); consolidated.safetensors is the same weights once more.
+# Folders have other formats (onnx/, original/); consolidated.safetensors repeats the weights.
 _UNWANTED = ["*/*", "consolidated*.safetensors"]
 
 
 def resolve_model(spec: str, option: str = "--model", weights: bool = True) -> Path:
-    """-> a local folder for `DIR_OR_HUB_ID`. `option` is named in errors. weights False: only config.json is fetched.
+    """Return a local folder for `DIR_OR_HUB_ID`. option: named in errors. weights: False fetches only config.json.
 
-    What the hub's cache holds whole is taken from there, and the hub is not asked for anything newer. Raises WgradError
-    where it is neither a folder nor 'org/name', or the hub cannot be reached or refuses.
+    A model that the hub's cache holds whole is used without asking the hub for a newer one.
+
+    Raises:
+        WgradError: it is neither a folder nor 'org/name', or the hub cannot be reached or refuses.
     """
     path = Path(expand_path(spec, option))
     if exists(path, option):
@@ -36,25 +38,25 @@ def resolve_model(spec: str, option: str = "--model", weights: bool = True) -> P
 
 
 def is_hub_id(spec: str, option: str = "--model") -> bool:
-    """Return whether `spec` means a model of the hub, and no folder or file of this machine. WgradError: a bad name."""
+    """Return whether `spec` names a model of the hub, not a folder or file. Raises WgradError for a bad name."""
     return not exists(Path(expand_path(spec, option)), option) and _HUB_ID.fullmatch(spec) is not None
 
 
 def cached_model(hub_id: str, option: str = "--model") -> Path | None:
-    """The folder of a model that the hub's cache holds whole; nobody is asked. WgradError."""
+    """Return the folder of a model that the hub's cache holds whole, without network access; else None."""
     found = _cached(hub_id, option, _WANTED)
     return found if found is not None and _is_whole(found, _WANTED) else None
 
 
 def fetch_parts(hub_id: str, option: str, wanted: list[str]) -> Path:
-    """A folder with the files of these names, so far as the model has them. WgradError."""
+    """Fetch those of these files that the model has, and return their folder. Raises WgradError."""
     with hub_errors(hub_id, option) as huggingface_hub:
         return Path(huggingface_hub.snapshot_download(hub_id, allow_patterns=wanted, ignore_patterns=_UNWANTED))
 
 
 def _fetch(hub_id: str, option: str, wanted: list[str]) -> Path:
     cached = _cached(hub_id, option, wanted)
-    if cached is not None and _is_whole(cached, wanted):  # nobody is asked
+    if cached is not None and _is_whole(cached, wanted):  # no network access
         return cached
     return fetch_parts(hub_id, option, wanted)
 
@@ -72,7 +74,7 @@ def _cached(hub_id: str, option: str, wanted: list[str]) -> Path | None:
 
 @contextmanager
 def hub_errors(hub_id: str, option: str) -> Iterator[Any]:
-    """-> the hub's client. What it raises within becomes a WgradError, as does that it is not installed."""
+    """Give the hub's client, and turn its errors within the block, or its absence, into WgradError."""
     try:
         import huggingface_hub
         from huggingface_hub import errors
@@ -96,7 +98,7 @@ def hub_errors(hub_id: str, option: str) -> Iterator[Any]:
         raise WgradError(
             f"{name} it cannot be reached and the model is not in its cache: check the network, or give a local folder"
         ) from error
-    except Exception as error:  # the hub's client lets through whatever its network library raises
+    except Exception as error:  # the hub's client passes on any error of its network library
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         cache = os.environ.get("HF_HOME", "~/.cache/huggingface")
         raise WgradError(
@@ -105,8 +107,7 @@ def hub_errors(hub_id: str, option: str) -> Iterator[Any]:
 
 
 def _is_whole(folder: Path, wanted: list[str]) -> bool:
-    """Return whether nothing of a model is missing: another tool, or a fetch that was cut short, may have left a
-    part."""
+    """Return whether a folder has all of a model; another tool, or an interrupted fetch, may have left a part."""
     if not (folder / "config.json").exists() or wanted == ["config.json"]:
         return (folder / "config.json").exists()
     if not any((folder / name).exists() for name in ("tokenizer.json", "tokenizer.model")):

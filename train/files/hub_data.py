@@ -1,6 +1,6 @@
-"""A data set of the Hugging Face hub, as ID, ID:SPLIT or ID:CONFIGURATION/SPLIT: its files of data, fetched into the
-hub's own cache; where it has none, or makes them by a script, the Parquet files that the hub converted it to. What was
-fetched whole is noted, and then taken from there without a question to the hub."""
+"""A data set of the Hugging Face hub, as ID, ID:SPLIT or ID:CONFIGURATION/SPLIT: its data files, fetched into the hub's
+cache. If it has none, or makes them by a script, the Parquet files that the hub converted it to. A complete fetch is
+noted, and later used without asking the hub."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS)
 
 
 class _Fetched(msgspec.Struct):
-    """commit: of the files' revision; origin: what a note says of where they are from."""
+    """A complete fetch. commit: revision of the files; origin: end of a note about where they come from."""
 
     format: Annotated[int, msgspec.Meta(ge=_FORMAT, le=_FORMAT)]
     commit: str
@@ -38,7 +38,7 @@ class _Fetched(msgspec.Struct):
 
 
 def is_data_set(path: str, option: str) -> bool:
-    """Return whether a value is that of a data set, rather than a file's that is there or by its name was meant."""
+    """Return whether a value names a data set, not an existing file or one that its ending suggests."""
     found = _SPEC.fullmatch(path)
     ending = os.path.splitext(path)[1].lower()
     looks_like_a_file = bool(re.fullmatch(r"\.[a-z][a-z0-9]*", ending)) and ":" not in path
@@ -46,7 +46,7 @@ def is_data_set(path: str, option: str) -> bool:
 
 
 def data_set_files(spec: str, option: str) -> tuple[list[str], tuple[str, ...]]:
-    """-> the paths of its files, in order, and what a user should know. WgradError."""
+    """Return the paths of a data set's files, in order, and notes for the user. Raises WgradError."""
     found = _SPEC.fullmatch(spec)
     assert found is not None
     hub_id, config, split = found[1], found[2] or "", found[3] or "train"
@@ -68,12 +68,12 @@ def data_set_files(spec: str, option: str) -> tuple[list[str], tuple[str, ...]]:
         paths = _fetch(fetched, spec, hub_id, huggingface_hub)
     except WgradError:
         raise
-    except Exception as error:  # the hub's client lets through whatever its network library raises
+    except Exception as error:  # the hub's client passes on any error of its network library
         reason = _refusal(error, hub_id, huggingface_hub)
         if reason:
             raise WgradError(f"{where}: {reason}") from error
         if cached:
-            note = f"note: {hub_id}: the hub cannot be reached: what its cache holds of it is taken for all"
+            note = f"note: {hub_id}: the hub cannot be reached: the files in its cache are taken for all"
             return cached, (*_note(spec, cached, split), note)
         raise WgradError(
             f"{option}: no such file: {spec}; and the Hugging Face hub cannot be reached "
@@ -92,17 +92,17 @@ def _marker(spec: str) -> Path:
 
 
 def _noted(spec: str) -> _Fetched | None:
-    """An earlier fetch."""
+    """Return the note of an earlier fetch, or None."""
     if not is_kept(_marker(spec)):
         return None
     try:
         return read_json(_marker(spec), _Fetched, "$XDG_CACHE_HOME")
-    except WgradError:  # made again
+    except WgradError:  # a damaged note is replaced
         return None
 
 
 def _paths(fetched: _Fetched, hub_id: str, hub: Any) -> list[str]:
-    """Its files, where all are still there."""
+    """Return the paths of a fetch, or [] if a file is gone from the cache."""
     of = {"repo_type": "dataset", "revision": fetched.commit}
     paths = [hub.try_to_load_from_cache(hub_id, name, **of) for name in fetched.files]
     return paths if all(isinstance(path, str) for path in paths) else []
@@ -110,7 +110,7 @@ def _paths(fetched: _Fetched, hub_id: str, hub: Any) -> list[str]:
 
 def _cached(hub_id: str, config: str, split: str, where: str, hub: Any) -> list[str]:
     """Return the split's files in the hub's cache."""
-    with suppress(Exception):  # nothing, or not all that was asked for then
+    with suppress(Exception):  # the cache has nothing of it, or only a part
         folder = Path(hub.snapshot_download(hub_id, repo_type="dataset", local_files_only=True))
         names = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
         about = folder / "README.md"
@@ -120,8 +120,10 @@ def _cached(hub_id: str, config: str, split: str, where: str, hub: Any) -> list[
 
 
 def _choose(hub_id: str, config: str, split: str, where: str, hub: Any) -> _Fetched:
-    """Return the files to fetch: the data set's own, or the hub's conversion. A script's other files may be
-    anything: where there is one named as the data set, the conversion goes first."""
+    """Return the files to fetch: the data set's own, or the hub's conversion.
+
+    With a script of the data set's name the conversion is preferred, since the other files may be anything.
+    """
     info = hub.HfApi().dataset_info(hub_id)
     names, of = [file.rfilename for file in info.siblings or ()], {"repo_type": "dataset", "revision": info.sha}
     converted = None
@@ -139,7 +141,7 @@ def _choose(hub_id: str, config: str, split: str, where: str, hub: Any) -> _Fetc
                 raise
     names = [file.rfilename for file in converted.siblings or ()]
     files, partial = files_of_conversion(names, config, split, where)
-    origin = ", as the hub converted it to Parquet" + (": the begin of it alone, there is no more" if partial else "")
+    origin = ", as the hub converted it to Parquet" + (": only the beginning was converted" if partial else "")
     return _Fetched(_FORMAT, converted.sha, files, origin)
 
 

@@ -1,7 +1,7 @@
-"""Description of a hub model without its weights: config.json, and files of the weights' names, types and shapes.
+"""A hub model without its weights: config.json, and files with the names, types and shapes of the weights.
 
-The files are safetensors with the headers of the hub's files, and as long as those, but with holes in the place of the
-numbers: whatever reads no number takes them as it takes a model.
+The files are sparse safetensors with the headers and lengths of the hub's files, but holes instead of values, so that
+code that reads no values can use them like a model.
 """
 
 from __future__ import annotations
@@ -16,12 +16,15 @@ from wgrad.train.files.hub import cached_model, fetch_parts, hub_errors, is_hub_
 from wgrad.train.files.input_files import one_line
 
 _CONFIG, _SINGLE, _INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
-_BY_SHAPE = ("fp8", "compressed-tensors", "gptq", "awq")  # of which the headers say how large they are
+_BY_SHAPE = ("fp8", "compressed-tensors", "gptq", "awq")  # their headers suffice to know their sizes
 
 
 def model_without_weights(spec: str, scratch: Path, option: str = "--model") -> Path:
-    """-> a folder for DIR_OR_HUB_ID. Of a model that is not on this machine, `scratch`, filled as said above; a model
-    whose numbers say what it is, quantised ones, is fetched. WgradError as of `resolve_model`."""
+    """Return a folder for DIR_OR_HUB_ID.
+
+    For a model that is not on this machine this is `scratch`, filled as described above; but a quantised model whose
+    values are needed to know its form is fetched. Raises WgradError as `resolve_model` does.
+    """
     if not is_hub_id(spec, option):
         return resolve_model(spec, option)
     cached = cached_model(spec, option)

@@ -31,12 +31,17 @@ _SHARD = re.compile(r"(.*)-(\d+)-of-(\d+)((?:\.\w+)+)")
 
 
 def files_of_split(names: Sequence[str], readme: str, config: str, split: str, where: str) -> list[str]:
-    """Return a split's files out of a repository's, in order. readme: README.md's text; config: "" is the default one.
-    where: opens each message. WgradError: there are none."""
+    """Return a split's files out of a repository's, in order.
+
+    readme: text of README.md; config: "" for the default; where: begins each error.
+
+    Raises:
+        WgradError: the split has no files.
+    """
     data = [n for n in sorted(names) if n.lower().endswith(ENDINGS) and n.rpartition("/")[2] not in _ABOUT]
     if not data:
         scripts = [name for name in names if name.endswith(".py")]
-        why = f" (of its script {scripts[0]} nothing is run)" if scripts else ""
+        why = f" (its script {scripts[0]} is not run)" if scripts else ""
         raise WgradError(f"{where}: has no Parquet, JSON or CSV files{why}: take another data set, or save it as files")
     splits = _of_readme(data, readme, config, where)
     if splits is None:
@@ -73,7 +78,7 @@ def _of_split(splits: Mapping[str, list[str]], split: str, configs: Collection[s
 
 
 def _named(config: str, default: Sequence[str], configs: Collection[str], where: str) -> str:
-    """The configuration that is asked for. default: what it may be where none is."""
+    """Return the configuration to use. default: candidates if none is asked for."""
     if not config and len(default) > 1:
         raise WgradError(f"{where}: has several configurations ({', '.join(configs)}): name one, as ID:NAME/train")
     name = config or default[0]
@@ -83,7 +88,7 @@ def _named(config: str, default: Sequence[str], configs: Collection[str], where:
 
 
 def missing_shards(names: Sequence[str]) -> bool:
-    """Return whether some of `names` say of themselves that there are more, or one does not say how many there are."""
+    """Return whether `names` lack a shard by their numbering, or include a file without numbering."""
     parts = [_SHARD.fullmatch(name) for name in names]
     groups: dict[tuple[str, ...], set[int]] = {}
     for part in parts:
@@ -94,7 +99,7 @@ def missing_shards(names: Sequence[str]) -> bool:
 
 
 def _of_readme(data: Sequence[str], readme: str, config: str, where: str) -> dict[str, list[str]] | None:
-    """Split -> files; None where the README does not say it."""
+    """Return the files by split; None if the README does not list them."""
     configs = _configs(readme)
     if not configs:
         return None
@@ -125,7 +130,7 @@ def _configs(readme: str) -> dict[str, dict[str, Any]]:
         return {}
     try:
         value = yaml.safe_load(parts[1])
-    except Exception:  # PyYAML's constructors raise what they meet
+    except Exception:  # PyYAML's constructors raise any error
         return {}
     entries = value.get("configs") if isinstance(value, dict) else None
     entries = [e for e in entries if isinstance(e, dict)] if isinstance(entries, list) else []
@@ -133,7 +138,7 @@ def _configs(readme: str) -> dict[str, dict[str, Any]]:
 
 
 def _by_names(data: Sequence[str]) -> dict[str, list[str]]:
-    """By the words of splits in paths; where no path has one, all are of "train"."""
+    """Return the files by split, from the words in their paths; if no path has one, all are "train"."""
     found: dict[str, list[str]] = {split: [] for split in _WORDS}
     for name in data:
         if split := split_of(name):

@@ -1,4 +1,4 @@
-"""Files sent to a repository of the Hugging Face Hub, in one commit. Nothing else here writes to the Hub."""
+"""Uploading files to a repository of the Hugging Face Hub, in one commit. No other module writes to the Hub."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from wgrad.device.errors import WgradError
 
 
 def upload(repo: str, files: Mapping[str, Path | bytes], public: bool) -> str:
-    """Send files (their names there -> what they hold), and create the repository where there is none.
+    """Upload files (contents by name in the repository), and create the repository if it does not exist.
 
-    A file whose content is there already is not sent again, so that an upload that was cut short goes on where it was.
+    Files with the same content are not sent again, so an interrupted upload continues where it ended.
 
     Returns:
         The address of the repository's page.
@@ -36,7 +36,7 @@ def upload(repo: str, files: Mapping[str, Path | bytes], public: bool) -> str:
 
 @contextmanager
 def _errors(repo: str) -> Iterator[Any]:
-    """-> the Hub's client. What it raises within becomes a WgradError."""
+    """Give the Hub's client, and turn its errors within the block into WgradError."""
     try:
         import huggingface_hub
         from huggingface_hub import errors
@@ -59,6 +59,6 @@ def _errors(repo: str) -> Iterator[Any]:
                 f"push: the Hub refuses to write to {repo} ({reason}): run 'hf auth login' with a token that may write"
             ) from None
         raise WgradError(f"push: the upload to {repo} failed ({reason}): {again}") from None
-    except Exception as error:  # whatever its network library raises
+    except Exception as error:  # any error of its network library
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise WgradError(f"push: the upload to {repo} failed ({reason}): check the network; {again}") from None

@@ -1,4 +1,4 @@
-"""llama.cpp's importance matrix: of each weight the sums of squares of its inputs, in a GGUF file.
+"""llama.cpp's importance matrix: the sums of squares of each weight's inputs, in a GGUF file.
 
     NAME.in_sum2   float32 [1, inputs]: the sums over tokens
     NAME.counts    float32 [1, 1]: tokens
@@ -17,15 +17,15 @@ import numpy as np
 from wgrad.device.errors import WgradError
 from wgrad.train.files.gguf_files import open_reader, require_gguf
 
-IMATRIX_FILE = "imatrix.gguf"  # beside a model that was quantised by it
+IMATRIX_FILE = "imatrix.gguf"  # next to a model that was quantised with it
 _SUMS, _COUNTS = ".in_sum2", ".counts"
 
 
 @dataclass(frozen=True)
 class Imatrix:
-    """Mean squares float32 [inputs] by GGUF's names of weights. source: a file or what the data was, for people.
+    """Mean squares float32 [inputs] by GGUF's names of weights.
 
-    tokens: that were seen; 0: not known.
+    source: name of the file or data, for the user. tokens: number of tokens behind the means; 0: unknown.
     """
 
     means: Mapping[str, np.ndarray]
@@ -33,7 +33,11 @@ class Imatrix:
     tokens: int = 0
 
     def of(self, name: str, width: int) -> np.ndarray | None:
-        """Importance of a weight's columns, None where it is not known. WgradError: it is of another model."""
+        """Return the importance of a weight's columns, or None if unknown.
+
+        Raises:
+            WgradError: the matrix is of another model.
+        """
         found = self.means.get(name)
         if found is not None and len(found) != width:
             raise WgradError(
@@ -61,12 +65,12 @@ class Imatrix:
 
 
 def load_imatrix(path: Path) -> Imatrix:
-    """Read such a file. WgradError: it is none, or damaged."""
+    """Read an importance matrix. Raises WgradError if the file is not one, or is damaged."""
     tensors = {t.name: np.asarray(t.data, np.float32) for t in open_reader(path, "--imatrix").tensors}
     means = dict[str, np.ndarray]()
     for name, sums in tensors.items():
         stem, counts = name.removesuffix(_SUMS), tensors.get(name.removesuffix(_SUMS) + _COUNTS)
-        if stem == name or counts is None or counts.size != 1:  # of several experts
+        if stem == name or counts is None or counts.size != 1:  # several experts
             continue
         if counts[..., 0].item() > 0:
             with np.errstate(all="ignore"):  # what is not finite is refused below

@@ -1,8 +1,7 @@
-"""Opening the files that a person or a base model names: regular files only, never waiting, each error one line.
+"""Opening the files that a user or a base model names: regular files only, without blocking, with one-line errors.
 
-A named pipe or a device in the place of a file would be waited for without end; a folder, a name with a NUL or of 300
-characters, a missing permission are errors of the operating system in as many classes. All of them come out of here
-as a WgradError that names the option and the path.
+Opening a named pipe or a device could block forever; a folder, a name with a NUL or of 300 characters, or a missing
+permission raise different exceptions. Here all of them become a WgradError that names the option and the path.
 """
 
 from __future__ import annotations
@@ -28,10 +27,12 @@ _KINDS = (
 
 
 def expand_path(path: str | os.PathLike[str], source: str) -> str:
-    """The path with a leading `~` or `~name` replaced by that home, as a shell does. Every option of a path goes
-    through here (a shell expands none in `--out=~/run`, and a YAML file has no shell).
+    """Replace a leading `~` or `~name` of a path by that home, as a shell does.
 
-    WgradError, naming `source` (the option): a name that no file can have, for reading or for writing.
+    Used for every option with a path, since a shell does not expand `--out=~/run`, and a YAML file has no shell.
+
+    Raises:
+        WgradError: no file can have that name; the error names `source` (the option).
     """
     _check_name(path, source)
     return os.path.expanduser(os.fspath(path))
@@ -39,7 +40,7 @@ def expand_path(path: str | os.PathLike[str], source: str) -> str:
 
 @contextmanager
 def reading(path: str | os.PathLike[str], source: str) -> Iterator[None]:
-    """Turn what the operating system says of `path` within the block into a WgradError. source: the option."""
+    """Turn errors of the operating system about `path` within the block into WgradError. source: the option."""
     try:
         yield
     except FileNotFoundError:
@@ -54,7 +55,7 @@ def reading(path: str | os.PathLike[str], source: str) -> Iterator[None]:
 
 
 def one_line(text: str, limit: int = 200) -> str:
-    """Text of other people for a message: printable, on one line, of bounded length."""
+    """Make untrusted text fit for an error: printable, on one line, of bounded length."""
     text = " ".join(text.split())
     text = text if text.isprintable() else ascii(text)
     return text if len(text) <= limit else f"{text[: limit // 2]}...{text[-limit // 4 :]} ({len(text)} characters)"
@@ -65,8 +66,7 @@ def _shown(path: str | os.PathLike[str]) -> str:
 
 
 def exists(path: str | os.PathLike[str], source: str) -> bool:
-    """Return whether there is anything of that name. WgradError where that cannot be known (no permission, a bad
-    name)."""
+    """Return whether a path exists. Raises WgradError if that cannot be known (no permission, a bad name)."""
     _check_name(path, source)
     with reading(path, source):
         try:
@@ -77,7 +77,7 @@ def exists(path: str | os.PathLike[str], source: str) -> bool:
 
 
 def _check_name(path: str | os.PathLike[str], source: str) -> None:
-    """WgradError: a NUL, a part of more than 255 bytes, a character that no name can have here."""
+    """Raise WgradError for a NUL, a part of more than 255 bytes, or a character that no name can have."""
     if "\0" in os.fspath(path):
         raise WgradError(f"{source}: {_shown(path)} has a NUL character: no file can have that name")
     try:
@@ -92,14 +92,15 @@ def _check_name(path: str | os.PathLike[str], source: str) -> None:
 
 
 def open_input(path: str | os.PathLike[str], source: str) -> BufferedReader:
-    """Open a regular file for reading, binary. source: the option that named it.
+    """Open a regular file for binary reading, without blocking. source: the option that named it.
 
-    Raises WgradError without waiting: not there, not a regular file, no permission, a name that no file can have.
+    Raises:
+        WgradError: it does not exist, is not a regular file, may not be read, or has an impossible name.
     """
     _check_name(path, source)
     with reading(path, source):
         _check_regular(os.stat(path).st_mode, path, source)
-        # Between the two calls a pipe may have taken its place: opened so, it is not waited for either.
+        # Between the two calls a pipe may have replaced the file; O_NONBLOCK opens it without waiting.
         flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
         descriptor = os.open(path, flags)
         try:
@@ -117,7 +118,7 @@ def _check_regular(mode: int, path: str | os.PathLike[str], source: str) -> None
 
 
 def refuse_lfs_pointer(start: bytes, path: str | os.PathLike[str], source: str) -> None:
-    """WgradError where `start`, the first bytes of a file, is that of a pointer which Git LFS left in its place."""
+    """Raise WgradError if a file that begins with `start` is a pointer of Git LFS."""
     if start.startswith(LFS_POINTER):
         raise WgradError(
             f"{source}: {_shown(path)} is a pointer of Git LFS, not the file itself: run 'git lfs pull' in "
@@ -126,8 +127,11 @@ def refuse_lfs_pointer(start: bytes, path: str | os.PathLike[str], source: str) 
 
 
 def read_input(path: str | os.PathLike[str], source: str, limit: int) -> bytes:
-    """The contents of a regular file of at most `limit` bytes. WgradError as `open_input`, and where it is larger or a
-    pointer of Git LFS."""
+    """Return the contents of a regular file of at most `limit` bytes.
+
+    Raises:
+        WgradError: as `open_input`; the file is larger, or a pointer of Git LFS.
+    """
     with open_input(path, source) as file, reading(path, source):
         size = os.fstat(file.fileno()).st_size
         data = b"" if size > limit else file.read(limit + 1)  # it may have grown meanwhile

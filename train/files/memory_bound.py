@@ -1,4 +1,4 @@
-"""A bound on the memory that this process may take, where the system has one of the kind."""
+"""A temporary limit on the memory of this process, on Linux."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def memory_within(memory: int) -> Iterator[None]:
-    """Let this process take so many bytes beyond what it has. No bound where the system is not Linux."""
+    """Limit this process to `memory` bytes more than it has, within the block. Has no effect except on Linux."""
     if sys.platform != "linux":
         yield
         return

@@ -1,6 +1,5 @@
-"""MXFP4 weights of experts in safetensors, as gpt-oss has them: codes in `<name>_blocks` uint8 [experts, out, in / 32,
-16], element 2j in the low nibble of byte j, and a power of two of each block in `<name>_scales` uint8 [experts, out,
-in / 32].
+"""MXFP4 weights of experts in safetensors, as in gpt-oss: codes in `<name>_blocks` uint8 [experts, out, in / 32, 16],
+element 2j in the low nibble of byte j; the exponent of each block in `<name>_scales` uint8 [experts, out, in / 32].
 
 Source: gpt-oss in transformers (integrations/mxfp4.py).
 """
@@ -42,8 +41,11 @@ class Mxfp4Entry(TensorEntry):
         return weight.rows(0, weight.shape[0], np.dtype(np.float32)).reshape(self.shape)
 
     def upload_frozen(self, device: Device, contents: bool) -> Mxfp4Array:
-        """The weight as it is, on a device. contents False, for a dry run: nothing is read. WgradError: a power is
-        beyond float32."""
+        """Upload the weight in its format. contents: False reads nothing, for a dry run.
+
+        Raises:
+            WgradError: a scale is beyond float32.
+        """
         weight = self._frozen(contents)
         for part in weight.finite_parts() if contents else ():
             self.check_finite(part)
@@ -61,8 +63,11 @@ class Mxfp4Entry(TensorEntry):
 
 
 def gather_mxfp4(entries: MutableMapping[str, TensorEntry], name: str) -> None:
-    """Put one tensor in the place of the two that hold `name`, where the files have such. WgradError: one of them is
-    missing, or they do not fit each other."""
+    """Replace the two tensors of `name` by one, if the files have them.
+
+    Raises:
+        WgradError: one of them is missing, or they do not fit each other.
+    """
     codes, exponents = entries.pop(name + BLOCKS, None), entries.pop(name + SCALES, None)
     first = codes or exponents
     if first is None:

@@ -1,6 +1,6 @@
-"""NF4 weights in files, as bitsandbytes and transformers store them: read, and written.
+"""NF4 weights in files, as bitsandbytes and transformers store them.
 
-Keys beside `<module>.weight` (uint8 [ceil(n / 2), 1]): `.absmax`, `.quant_map`, with double quantisation
+Keys in addition to `<module>.weight` (uint8 [ceil(n / 2), 1]): `.absmax`, `.quant_map`, with double quantisation
 `.nested_absmax` and `.nested_quant_map`, and `.quant_state.bitsandbytes__nf4`, a JSON object as uint8.
 Source: QLoRA (arXiv 2305.14314); bitsandbytes' QuantState.as_dict.
 """
@@ -21,19 +21,19 @@ from wgrad.train.files.decode import decode_json, show
 from wgrad.train.files.safetensors_files import TensorEntry
 
 STATE_KEY, FP4_KEY = ".quant_state.bitsandbytes__nf4", ".quant_state.bitsandbytes__fp4"
-# What stands alongside a weight in 4 bits, by what follows its name.
+# Endings of the further tensors of a 4-bit weight.
 NF4_PARTS = (".absmax", ".quant_map", ".nested_absmax", ".nested_quant_map", STATE_KEY)
 BlockSize = Annotated[int, Meta(ge=32, le=4096)]
 _AGAIN = "fetch the model again, or use the unquantised one"
 
 
 def is_nf4(entries: Mapping[str, TensorEntry], name: str) -> bool:
-    """Return whether a base model holds the tensor `name` in 4 bits (of whatever kind)."""
+    """Return whether a base model has the tensor `name` in 4 bits (of any kind)."""
     return name + STATE_KEY in entries or name + FP4_KEY in entries
 
 
 class QuantState(Struct):
-    """The JSON object beside each weight. `dtype`: what restored values are rounded to."""
+    """The JSON object of each weight. dtype: that to which decoded values are rounded."""
 
     blocksize: BlockSize
     shape: tuple[int, int]
@@ -51,7 +51,11 @@ class QuantState(Struct):
 
 
 def check_packed(entries: Mapping[str, TensorEntry], name: str, shape: tuple[int, ...]) -> TensorEntry:
-    """The codes of a quantised weight. WgradError: they or their state are missing, or they are not of this shape."""
+    """Return the codes of a quantised weight.
+
+    Raises:
+        WgradError: they or their state are missing, or do not have this shape.
+    """
     if name not in entries or name + STATE_KEY not in entries:
         raise WgradError(f"--model: the weight {name} is missing or quantised as fp4: only NF4 can be read; {_AGAIN}")
     entry, wanted = entries[name], -(-shape[0] * shape[1] // 2)
@@ -66,9 +70,10 @@ def check_packed(entries: Mapping[str, TensorEntry], name: str, shape: tuple[int
 def read_nf4(
     entries: Mapping[str, TensorEntry], name: str, shape: tuple[int, ...], device: Device, contents: bool = True
 ) -> NF4Array:
-    """Upload one quantised weight. WgradError: a part is missing, not finite, or does not fit the others.
+    """Upload a quantised weight. contents: False, for a dry run, does not read the packed values, the bulk of it.
 
-    contents False, for a dry run: the packed values, by far the most of it, are not read.
+    Raises:
+        WgradError: a part is missing, not finite, or does not fit the others.
     """
 
     def part(suffix: str, *dtypes: str) -> np.ndarray:
@@ -83,7 +88,7 @@ def read_nf4(
         return WgradError(f"--model: the quantised weight {name} in {entries[name].path} {what}: {_AGAIN}")
 
     entry = check_packed(entries, name, shape)
-    # Of any dtype: quant_storage.
+    # quant_storage of bitsandbytes may be any dtype.
     packed = entry.array().reshape(-1).view(np.uint8) if contents else np.zeros(entry.nbytes, np.uint8)
     where = f"--model: {entries[name].path}: {name + STATE_KEY}"
     state = decode_json(bytes(part(STATE_KEY, "U8")), QuantState, where, _AGAIN)

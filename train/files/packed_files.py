@@ -1,5 +1,5 @@
-"""Weights of few bits in safetensors that are decoded to 16 bits as they are read: compressed-tensors, ModelOpt, GPTQ,
-AWQ, bitsandbytes' 8 bits and FBGEMM's FP8.
+"""Quantised weights in safetensors that are decoded to 16 bits when read: compressed-tensors, ModelOpt, GPTQ, AWQ,
+bitsandbytes' 8 bits and FBGEMM's FP8.
 
 Sources: github.com/vllm-project/compressed-tensors (compressors), github.com/NVIDIA/Model-Optimizer
 (torch/quantization/qtensor), AutoGPTQ (nn_modules/qlinear), AutoAWQ (utils/packing_utils.py), bitsandbytes
@@ -29,8 +29,8 @@ _CODES = {
     **dict.fromkeys((GPTQ, AWQ), (".qweight",)),
     **dict.fromkeys((INT8, MODELOPT, FBGEMM), (".weight",)),
 }
-# What else a module has: scales, zero points, the group of each column, and by what all scales are divided, or of
-# ModelOpt multiplied; further tensors are not read.
+# A module's scales, zero points, group of each column, and divisor (of ModelOpt: factor) of all scales; further tensors
+# are not read.
 _OTHERS = {
     COMPRESSED: (".weight_scale", ".weight_zero_point", ".weight_g_idx", ".weight_global_scale"),
     GPTQ: (".scales", ".qzeros", ".g_idx", ""),
@@ -58,9 +58,12 @@ _AT_ONCE = 1 << 20  # numbers that are decoded at a time
 
 @dataclass(frozen=True)
 class Packing:
-    """How a model's files hold its weights. bits: of a code in a word of 32; 0: each module has its own. less_one:
-    GPTQ's zero points are stored less 1. block: rows and columns that share a scale of codes of 8 bits (None: as the
-    scales' shape says)."""
+    """The format of a model's weights.
+
+    bits: of a code in a 32-bit word; 0: each module has its own.
+    less_one: GPTQ's zero points are stored minus 1.
+    block: numbers of rows and columns that share a scale of 8-bit codes (None: by the shape of the scales).
+    """
 
     method: str
     bits: int = 4
@@ -70,8 +73,8 @@ class Packing:
 
 @dataclass(frozen=True)
 class PackedEntry(TensorEntry):
-    """A weight [out, in]: its codes, scales, and zero points and groups of columns where there are such. whole: by what
-    all scales are divided."""
+    """A weight [out, in]: its codes and scales, and its zero points and groups of columns if it has them. whole: the
+    divisor of all scales."""
 
     packing: Packing = field(repr=False)
     codes: TensorEntry = field(repr=False)
@@ -174,20 +177,20 @@ class PackedEntry(TensorEntry):
                     f"{self.groups.source}: {one_line(self.groups.name)} in {self.groups.path} must have the group of "
                     f"each of {columns} columns, below {groups}; got {len(listed)} up to {listed.max()}: {FETCH}"
                 )
-            if listed.min() >= 0:  # -1: of none
+            if listed.min() >= 0:  # -1: no group
                 return listed
         return np.arange(columns) // _share(columns, groups, self.packing.block, 1)
 
 
 def _share(length: int, scales: int, block: tuple[int, int] | None, axis: int) -> int:
-    """Return how many rows or columns share a scale. Beside modules with blocks there may be others without."""
+    """Return how many rows or columns share a scale. Some modules of a model with blocks may have none."""
     if block is not None and scales == -(-length // block[axis]):
         return block[axis]
     return -(-length // scales)
 
 
 def with_packed(entries: dict[str, TensorEntry], packing: Packing | None) -> dict[str, TensorEntry]:
-    """Put weights in the place of codes and what belongs to them. WgradError: a part is missing or does not fit."""
+    """Replace codes, scales and other parts by weights. Raises WgradError if a part is missing or does not fit."""
     if packing is None:
         return entries
     others = tuple(filter(None, _OTHERS[packing.method]))

@@ -1,9 +1,9 @@
-"""safetensors files, bfloat16 included: read through the `safetensors` package, written through it or as a stream.
+"""safetensors files, including bfloat16: read with the `safetensors` package, written with it or as a stream.
 
-The package checks a header against the file before anything is allocated: types, shapes, sizes that overflow, tensors
-that overlap, leave holes or lie beyond the end. It reads one tensor at a time (by pread: a file that is cut off
-meanwhile is an error, where a mapped one would end the process). What it cannot do is write tensors that are not all in
-memory at once: a model that comes from the device tensor by tensor. That is `write_safetensors`.
+The package checks a header against the file before it allocates anything: types, shapes, sizes that overflow, and
+tensors that overlap, leave holes or lie beyond the end. It reads one tensor at a time, with pread, so that a file that
+is cut off meanwhile is an error instead of ending the process. It can only write tensors that are all in memory;
+`write_safetensors` writes a model tensor by tensor as it comes from the device.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ _NAMES = {
 }
 _DTYPES = {name: dtype for dtype, name in _NAMES.items()}
 _ITEMSIZES = {name: dtype.itemsize for dtype, name in _NAMES.items()}
-_OCTETS = ("F8_E4M3", "F8_E8M0")  # of which the package gives no array
-_PIECE = 1 << 17  # numbers that are looked at together
-_METADATA = {"format": "pt"}  # transformers refuses files that do not say so
+_OCTETS = ("F8_E4M3", "F8_E8M0")  # the package returns no arrays of these
+_PIECE = 1 << 17  # values that are checked together
+_METADATA = {"format": "pt"}  # transformers refuses files without it
 
 
 @dataclass(frozen=True)
 class TensorEntry:
-    """A tensor in a file. `dtype` is the file's own word (F32, BF16, ...)."""
+    """A tensor in a file. `dtype` is the file's name of it (F32, BF16, ...)."""
 
     source: str  # the option that named the file
     path: Path
@@ -60,17 +60,21 @@ class TensorEntry:
     dtype: str
     shape: tuple[int, ...]
     _file: Any = field(repr=False, compare=False)  # safetensors' open file
-    begin: int | None = field(repr=False, compare=False)  # where `read_into` finds its bytes; None: not in one piece
+    begin: int | None = field(repr=False, compare=False)  # offset of its bytes in the file; None: unknown
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the tensor; -1 for a dtype that is not read here (floats of 6 bits and the like)."""
+        """Bytes of the tensor; -1 for an unsupported dtype (6-bit floats and the like)."""
         if self.dtype in _OCTETS:
             return math.prod(self.shape)
         return _ITEMSIZES[self.dtype] * math.prod(self.shape) if self.dtype in _ITEMSIZES else -1
 
     def array(self) -> np.ndarray:
-        """The tensor in its own dtype, read into memory. WgradError: a dtype that NumPy lacks, a file cut off since."""
+        """Read the tensor in its own dtype.
+
+        Raises:
+            WgradError: NumPy lacks the dtype, or the file was cut off meanwhile.
+        """
         if self.dtype not in _ITEMSIZES:
             known = ", ".join(_ITEMSIZES)
             name = one_line(self.name)
@@ -80,13 +84,13 @@ class TensorEntry:
             return values
 
     def octets(self) -> np.ndarray:
-        """The bytes of a tensor of 8-bit floats, uint8 in its shape. WgradError as of `array`."""
-        if self.begin is None:  # behind a tensor of an unknown size
+        """Return the bytes of a tensor of 8-bit floats as uint8 in its shape. Raises as `array`."""
+        if self.begin is None:  # after a tensor of unknown size
             return self.array()
         return np.frombuffer(self._bytes(0, self.nbytes), np.uint8).reshape(self.shape)
 
     def octet_blocks(self, rows: int) -> Iterator[np.ndarray]:
-        """`octets` in pieces of `rows` rows. WgradError as of `array`."""
+        """Yield `octets` in pieces of `rows` rows. Raises as `array`."""
         if self.begin is None:
             yield self.array()
             return
@@ -96,8 +100,10 @@ class TensorEntry:
             yield np.frombuffer(self._bytes(begin * width, count * width), np.uint8).reshape(count, *self.shape[1:])
 
     def read_into(self, out: np.ndarray, start: int) -> None:
-        """Fill a flat array of the tensor's own float dtype with its elements from `start` on, of one whose `begin` is
-        known. WgradError as of `finite_array`."""
+        """Fill a flat array of the tensor's float dtype with its elements from `start` on. Needs `begin`.
+
+        Raises as `finite_array`.
+        """
         assert self.begin is not None
         left, at = out.view(np.uint8).data, self.begin + start * out.itemsize
         with _explained(self.path, self.source), open(self.path, "rb", buffering=0) as file:
@@ -110,11 +116,11 @@ class TensorEntry:
         self.check_finite(out)
 
     def finite_array(self) -> np.ndarray:
-        """`array` of a float dtype. WgradError where a number of it is infinite or none."""
+        """Return `array`, of a float dtype. Raises WgradError if a value is infinite or NaN."""
         return self.check_finite(self.array())
 
     def check_finite(self, array: np.ndarray) -> np.ndarray:
-        """`array`, of a float dtype, which is of this tensor. WgradError as of `finite_array`."""
+        """Check a float array of this tensor's values, and return it. Raises as `finite_array`."""
         if not _is_finite(array):
             name = one_line(self.name)
             raise WgradError(
@@ -124,7 +130,7 @@ class TensorEntry:
         return array
 
     def blocks(self, rows: int) -> Iterator[np.ndarray]:
-        """The tensor [n, ...] in pieces of `rows` rows, so that only one of them stands in memory. WgradError."""
+        """Yield the tensor [n, ...] in pieces of `rows` rows, only one of which is in memory. Raises WgradError."""
         dtype, width = _DTYPES[self.dtype], math.prod(self.shape[1:])
         for begin in range(0, self.shape[0], rows):
             count = min(rows, self.shape[0] - begin)
@@ -132,7 +138,7 @@ class TensorEntry:
             yield np.frombuffer(data, dtype).reshape(count, *self.shape[1:])
 
     def _bytes(self, at: int, size: int) -> bytes:
-        """`size` bytes of the tensor from `at` on. The header is not parsed again. WgradError."""
+        """Return `size` bytes of the tensor from `at` on, without parsing the header again. Raises WgradError."""
         with _explained(self.path, self.source):
             if self.begin is None:
                 result: bytes = self._file.get_tensor(self.name).tobytes()[at : at + size]
@@ -145,9 +151,9 @@ class TensorEntry:
             return data
 
     def sample(self, count: int, size: int) -> list[bytes]:
-        """`count` blocks of about `size` bytes, evenly over the tensor: the first begins it, the last ends it.
+        """Return `count` blocks of about `size` bytes, evenly spaced from the beginning to the end of the tensor.
 
-        A tensor that is not larger is read whole; one of a dtype that is not read here has none.
+        A tensor that is not larger is read whole; one of an unsupported dtype gives none.
         """
         if self.nbytes < 0:
             return []
@@ -162,8 +168,8 @@ class TensorEntry:
 def _is_finite(array: np.ndarray) -> bool:
     """Return whether no number of a float16, bfloat16 or float32 array is NaN or infinite.
 
-    By their bits, from infinity's on, with either sign: the largest integer of a piece that stays in the cache takes a
-    tenth of the time of np.isfinite, and of reading the file.
+    The bits of these are the largest integers, for either sign. Finding the largest integer of pieces that fit into the
+    cache takes a tenth of the time of np.isfinite.
     """
     unsigned, signed = (np.uint16, np.int16) if array.itemsize == 2 else (np.uint32, np.int32)
     bits = np.array([np.inf, -np.inf], array.dtype).view(unsigned)
@@ -173,8 +179,8 @@ def _is_finite(array: np.ndarray) -> bool:
 
 
 def _windows(shape: tuple[int, ...], elements: int) -> Callable[[float], tuple[int, int]]:
-    """-> from a place (0: the beginning, 1: the end) to the first of at most `elements` elements there, and how many
-    they are. They lie one after the other."""
+    """Return a function from a place (0: beginning, 1: end) to the first of at most `elements` consecutive elements
+    there, and their number."""
     widths: list[int] = []
     for length in reversed(shape):
         widths.insert(0, max(1, min(length, elements)))
@@ -191,7 +197,7 @@ def _windows(shape: tuple[int, ...], elements: int) -> Callable[[float], tuple[i
 
 @contextmanager
 def _explained(path: Path, source: str) -> Iterator[None]:
-    """Turn the package's errors about a file into WgradError."""
+    """Turn errors of the package about a file into WgradError."""
     try:
         yield
     except (SafetensorError, OSError, ValueError) as error:  # ValueError: NumPy, for a shape that it cannot have
@@ -200,9 +206,10 @@ def _explained(path: Path, source: str) -> Iterator[None]:
 
 
 def read_entries(path: str | os.PathLike[str], source: str) -> dict[str, TensorEntry]:
-    """Header of one file -> its tensors. `source` (the option that named it) opens each error.
+    """Return the tensors of a file by name. source: the option that named it, which begins each error.
 
-    Raises WgradError: missing, no regular file, truncated, a pointer of Git LFS, or not a safetensors file.
+    Raises:
+        WgradError: the file is missing, not a regular file, truncated, a pointer of Git LFS, or not safetensors.
     """
     path = Path(path)
     with open_input(path, source) as file, reading(path, source):
@@ -212,7 +219,7 @@ def read_entries(path: str | os.PathLike[str], source: str) -> dict[str, TensorE
         entries = {}
         with open(path, "rb") as file:
             begin: int | None = 8 + int.from_bytes(file.read(8), "little")  # behind the header
-        # Tensors lie one after the other without holes, as the package has seen.
+        # The package has checked that tensors are consecutive, without holes.
         for name in opened.offset_keys():
             part = opened.get_slice(name)
             entry = TensorEntry(source, path, name, part.get_dtype(), tuple(part.get_shape()), opened, begin)
@@ -223,13 +230,13 @@ def read_entries(path: str | os.PathLike[str], source: str) -> dict[str, TensorE
 
 # ---- writing -----------------------------------------------------------------------------------
 def save_arrays(path: str | os.PathLike[str], arrays: Mapping[str, np.ndarray]) -> None:
-    """Write arrays that are in memory, atomically (they stand there twice meanwhile). WgradError: a full disk, ..."""
+    """Write arrays atomically; this takes their memory once more. Raises WgradError, as for a full disk."""
     write_bytes(path, save({name: np.asarray(a, order="C") for name, a in arrays.items()}, _METADATA))
 
 
 @dataclass(frozen=True)
 class TensorSource:
-    """A tensor to be written: `fetch` is called when its turn comes, so that only one stands in memory."""
+    """A tensor to be written. `fetch` is called when its turn comes, so that only one is in memory."""
 
     name: str
     dtype: np.dtype
@@ -238,7 +245,7 @@ class TensorSource:
 
 
 def from_arrays(arrays: Mapping[str, np.ndarray]) -> list[TensorSource]:
-    """Arrays that are in memory already, as sources."""
+    """Return arrays in memory as sources."""
 
     def source(name: str, array: np.ndarray) -> TensorSource:
         return TensorSource(name, array.dtype, array.shape, lambda: array)
@@ -247,7 +254,7 @@ def from_arrays(arrays: Mapping[str, np.ndarray]) -> list[TensorSource]:
 
 
 def write_safetensors(path: str | os.PathLike[str], tensors: Iterable[TensorSource]) -> None:
-    """Write a file atomically, tensor by tensor. WgradError where the disk is full, ...: `path` stays as it was.
+    """Write a file atomically, tensor by tensor. After a WgradError, as for a full disk, `path` is unchanged.
 
     Format: 8 bytes little-endian length of a JSON header {name: {dtype, shape, data_offsets}}, then the data
     (https://github.com/huggingface/safetensors).

@@ -1,4 +1,4 @@
-"""Every kernel of a batch of a server, launched once: for a dry run."""
+"""Launching every kernel of a server's batch once, for a dry run."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from wgrad.train.options.generate_config import Sampling
 
 
 def run_all_kernels(model: Model, rows: int, prompt_tokens: int, most_keys: int | None = None) -> None:
-    """Do what launches each kernel of a batch of up to `rows` sequences, and takes the most memory."""
+    """Run a batch of up to `rows` sequences so that it launches each kernel, and takes the most memory."""
     batch, positions = Batch(model, rows, most_keys), model.positions
     sampling, numbers = Sampling(temperature=1.0), count()
-    partner = copy(model)  # with which it mixes, where it does with any
+    partner = copy(model)  # a model to mix with, if it mixes with any
     batch.reserve(rows, positions)
 
     def grow(wanted: int, tokens: int, most: int, first: int = 0) -> list[Growing]:
-        """Have up to `wanted` more join, and all grow. first: tokens that they begin with alike. Returns who came."""
+        """Let up to `wanted` sequences join, and all grow; return those that joined. first: their common tokens."""
         tokens = max(min(tokens, positions - most), 1)
         wanted = max(min(wanted, prompt_tokens // padded(tokens)), 1)
         vocab = model.config.vocab_size
@@ -61,7 +61,7 @@ def run_all_kernels(model: Model, rows: int, prompt_tokens: int, most_keys: int 
     width = padded(1)
     while width <= min(CHUNK, positions - most):
         leave(grow(1, width, 1))
-        leave(grow(min(3, rows), width, 1))  # a group, where there are any of this width
+        leave(grow(min(3, rows), width, 1))  # a group, if there are any of this width
         for number in (1, 3):
             if PAGE + width <= positions - most:
                 leave(grow(min(number, rows), PAGE + width, 1, first=PAGE))

@@ -1,4 +1,4 @@
-"""A step of a batch whose sequences come and go, recorded once for each number of rows and width of their pages."""
+"""A decoding step of a batch that sequences join and leave, recorded once per number of rows and width of pages."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ _VIEW = 64  # elements: where a view may begin
 
 
 class BatchStep:
-    """A step of the first `rows` rows: draw from the logits, take the ids as input, make the next logits.
+    """A step of the first `rows` rows: draw ids from the logits, and compute the next logits from them.
 
-    width: pages of a row, at most.
+    width: most pages of a row.
     """
 
     def __init__(self, model: Model, cache: RowCache, rows: int, width: int) -> None:
         device = model.device
         self.model, self.device, self.rows, self.width = model, device, rows, width
         wide = -(-rows // _VIEW) * _VIEW
-        # Few arrays are fewer writes; but a kernel cannot read one part of a buffer and write to another.
+        # Fewer arrays need fewer writes; but a kernel cannot read one part of a buffer and write to another.
         self._counters = device.zeros((wide + 2 * _VIEW + rows * width,), np.int32)
         self._starts = device.zeros((rows, 1), np.int32)
         self._uniform, self._settings = device.zeros((rows,)), device.zeros((rows, 4))
@@ -46,7 +46,7 @@ class BatchStep:
             doc_start=self._starts,
             cache_len=counter(wide, 1),
         )
-        # Of several adapters: which ranks are a row's own, for each kind of projection.
+        # With several adapters: the ranks that belong to each row, for each kind of projection.
         kinds = {module.shares for module in model.adapter.modules.values()} if model.adapter else set()
         self._adapters = np.full(rows, -1, np.int32)
         self.inputs.adapters = {
@@ -68,11 +68,14 @@ class BatchStep:
         uniforms: np.ndarray,
         adapters: np.ndarray,
     ) -> None:
-        """cached int32 [rows]: tokens of each row that are in the cache. pages int32 [rows, width]; settings [rows, 4],
-        uniforms [steps, rows] float32. adapters int32 [rows]: of a model with several, the number of each row's."""
+        """Write the inputs of the next steps.
+
+        cached: int32 [rows], tokens of each row in the cache. pages: int32 [rows, width]. settings: float32 [rows, 4].
+        uniforms: float32 [steps, rows]. adapters: int32 [rows], the number of each row's adapter, if there are several.
+        """
         wide, device, at = self._wide, self.device, int(cached.max())
         counters, numbers = np.zeros(self._counters.shape, np.int32), np.zeros((MOST_STEPS, self.rows), np.float32)
-        # `advance` counts up before the forward, to the first that it takes.
+        # `advance` increments these before the forward.
         counters[: self.rows], counters[wide] = cached - 1, at - 1
         counters[wide + 2 * _VIEW :] = pages.reshape(-1)
         numbers[: len(uniforms)] = uniforms
@@ -90,8 +93,10 @@ class BatchStep:
         self._recorded(self._work)
 
     def draw(self, biases: Mapping[int, np.ndarray], factors: Mapping[int, np.ndarray]) -> None:
-        """The first half of a step, whose logits are changed: by float32 [V] of some rows that are added, and by
-        factors of the repetition penalty. `go_on` is the other half."""
+        """Run the first half of a step with changed logits; `go_on` is the other half.
+
+        biases: float32 [V] by row, added to the logits. factors: float32 [V] by row, of the repetition penalty.
+        """
         if factors:
             self._factors.put(factors)
             self._penalising(lambda: penalise(self.device, self.logits, self._factors.array))
@@ -125,12 +130,12 @@ class BatchStep:
 
 
 class _Rows:
-    """Values float32 [rows, V] of a step, of which some rows have their own and the others one number."""
+    """Values float32 [rows, V] of a step; rows without their own have a default."""
 
     def __init__(self, step: BatchStep, default: float) -> None:
         self._step, self._default = step, default
         self._made: Array | None = None
-        self._known = dict[int, np.ndarray]()  # by row, as they are there
+        self._known = dict[int, np.ndarray]()  # the values on the device, by row
 
     @property
     def array(self) -> Array:
@@ -140,7 +145,7 @@ class _Rows:
         return self._made
 
     def put(self, values: Mapping[int, np.ndarray]) -> None:
-        """float32 [V] by row. An array that is there already is not copied again."""
+        """Write the values, float32 [V] by row. An array that is on the device already is not copied again."""
         device, vocab = self._step.device, self._step.logits.shape[1]
         gone = {row: np.full(vocab, self._default, np.float32) for row in self._known.keys() - values.keys()}
         for row, value in {**gone, **values}.items():

@@ -1,6 +1,6 @@
-"""How likely a model holds each choice of a question to be, many in a batch, and how often the likeliest is right.
+"""Log-likelihoods of the choices of questions, many in a batch, and how often the likeliest choice is right.
 
-Source: lm-eval 0.4.13: acc takes the choice of the largest log-likelihood, acc_norm that of the largest per character.
+As in lm-eval 0.4.13, acc takes the choice with the largest log-likelihood, acc_norm with the largest per character.
 """
 
 from __future__ import annotations
@@ -21,15 +21,17 @@ from wgrad.train.step.objectives import write_batch
 
 @dataclass(frozen=True)
 class ChoiceBatch:
-    """Rows of choices. spans: each choice with its row and the places of its tokens' losses."""
+    """Rows of choices. spans: each choice with its row and the columns of its tokens' losses."""
 
     batch: Batch
     spans: list[tuple[Choice, int, slice]]
 
 
 def choice_batches(questions: Sequence[Question], config: RunOptions, pad_id: int) -> list[ChoiceBatch]:
-    """Batches of [batch_size, seq_len], packed where the options say so; what two choices have in all tokens is scored
-    once. A choice keeps its last seq_len + 1 tokens, of which the last is only predicted."""
+    """Return batches [batch_size, seq_len] of choices, packed if the options say so; equal choices are scored once.
+
+    A choice keeps its last seq_len + 1 tokens, the last of which is only predicted.
+    """
     choices = list(dict.fromkeys(choice for question in questions for choice in question.choices))
     lengths = [len(_inputs(choice, config)) for choice in choices]
     numbers = pack_documents(lengths, config.max_length) if config.packs else [[i] for i in range(len(choices))]
@@ -61,7 +63,7 @@ def _batch(rows: Sequence[Sequence[Choice]], config: RunOptions, pad_id: int) ->
 def log_likelihoods(
     model: Model, batches: Sequence[ChoiceBatch], progress: Callable[[int], None] | None = None
 ) -> dict[Choice, float]:
-    """The sum of the log-probabilities of each choice's tokens, NaN where logits are not finite."""
+    """Return the sum of the log-probabilities of each choice's tokens; NaN if logits are not finite."""
     device, found = model.device, dict[Choice, float]()
     inputs = Inputs.empty(model, *batches[0].batch.ids.shape)
     for number, part in enumerate(batches, start=1):
@@ -77,7 +79,7 @@ def log_likelihoods(
 
 @dataclass(frozen=True)
 class Accuracy:
-    """acc, acc_norm: shares of questions; with the standard errors of these means, None of a single question."""
+    """acc, acc_norm: shares of questions; with the standard errors of these means (None for a single question)."""
 
     acc: float
     acc_stderr: float | None
@@ -86,7 +88,7 @@ class Accuracy:
 
 
 def accuracy(questions: Sequence[Question], scores: Mapping[Choice, float]) -> Accuracy:
-    """scores: `log_likelihoods` of all their choices. Of equal ones the first is taken."""
+    """Return the accuracy. scores: `log_likelihoods` of all choices; on a tie the first choice is taken."""
     right, right_norm = [], []
     for question in questions:
         values = np.array([scores[choice] for choice in question.choices])

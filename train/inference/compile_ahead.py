@@ -1,5 +1,5 @@
-"""Before weights are read for inference: its shaders compiled and its operators checked, and whether weights are
-streamed, and those of how many layers stay on the device, by a dry run."""
+"""Before weights are read for inference: compiling shaders, checking operators, and deciding by dry runs whether
+weights are streamed, and how many layers' stay on the device."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from wgrad.train.terminal.progress import Display
 
 
 class Placing(NamedTuple):
-    """Where weights live. stream: "on" or "off", as of --stream-weights. resident: layers that stay on the device."""
+    """The place of weights. stream: "on" or "off", as in --stream-weights. resident: layers that stay on the device."""
 
     stream: str
     resident: int = 0
@@ -32,9 +32,13 @@ def compile_ahead(
     run: Callable[[Any, Placing], object],
     display: Display,
 ) -> Placing:
-    """Return where weights live: --stream-weights auto is "on" where they do not fit. OutOfMemory: not even so.
+    """Compile and check all kernels, and return the place of weights; with --stream-weights auto "on" if they do not
+    fit otherwise.
 
-    run: does on a dry device, with the weights placed so, what launches every kernel that will be needed.
+    run: launches every kernel that will be needed, on a dry device with the weights placed so.
+
+    Raises:
+        OutOfMemory: streamed weights do not fit either.
     """
     auto, limit = stream_weights == "auto", limit_bytes(memory_limit)
     placing = Placing("off" if auto else stream_weights)
@@ -72,7 +76,10 @@ def compile_ahead(
 def _with_most_resident(
     placing: Placing, dry: Any, model: ModelConfig, limit: int | None, run_dry: Callable[[Placing, int | None], Any]
 ) -> tuple[Placing, Any]:
-    """A dry run with all layers streamed -> the one in which the most stay, as far as the limit allows."""
+    """Return the dry run in which the weights of as many layers stay on the device as the limit allows.
+
+    placing, dry: those with all layers streamed.
+    """
     if limit is None:
         return placing, dry
 
