@@ -1,8 +1,8 @@
-"""Continuous batching: sequences join a batch and leave it between the tokens that they grow by.
+"""Continuous batching: sequences join a running batch and leave it between tokens.
 
-Every sequence has a row, and pages of a cache as it needs them. A step is recorded once for each number of rows and
-width of their pages. Where a sequence begins as another did, it has that one's pages for its beginning (pages.py).
-Sequences of one base model and of several adapters are in one batch (adapter_mix.py).
+Every sequence has a row, and pages of a cache as it needs them. A step is recorded once per number of rows and width of
+the page table. Sequences with a common beginning share its pages (pages.py). Sequences of one base model with different
+adapters are in one batch (adapter_mix.py).
 """
 
 from __future__ import annotations
@@ -22,38 +22,38 @@ from wgrad.train.model.model import Model
 from wgrad.train.model.token_tables import TokenTables
 
 CHUNK = 512  # tokens of a long prompt that are read between two steps
-PROMPT_STEP = 32  # a prompt is filled up to a power of two of at least this, a long one to a multiple
-FEW = 2  # prompts that come together and are read one after the other; more of them in groups
-GROUP, LARGE_GROUP = 8, 32  # prompts of a group; of one where more come than two of these groups have
-GROUP_TOKENS = 1024  # of a group at most, with what fills prompts up
-LEAST_WIDTH = 16  # pages of a row that a step is recorded for: 16, 32, 64, ...
+PROMPT_STEP = 32  # prompts are padded to a power of two of at least this, long ones to a multiple
+FEW = 2  # up to so many prompts that arrive together are read one by one; more of them in groups
+GROUP, LARGE_GROUP = 8, 32  # prompts of a group; of a large one, if more than two groups arrive together
+GROUP_TOKENS = 1024  # most tokens of a group, with padding
+LEAST_WIDTH = 16  # pages of a row for which steps are recorded: 16, 32, 64, ...
 _LEAST_PAGES = 8  # of a cache
 
 
 class Batch:
-    """Sequences that grow together on a model, or on others that mix with it, at most `rows`. The rotary tables must
-    hold each one's prompt and answer.
+    """At most `rows` sequences that grow together, with one model or several that mix. The rotary tables must hold each
+    one's prompt and answer.
 
-    most_keys: of the cache, in all sequences together; one has always room.
+    most_keys: most keys of the cache, of all sequences together; a single sequence always fits.
     """
 
     def __init__(self, model: Model, rows: int, most_keys: int | None = None) -> None:
         self.model, self.device, self.rows = model, model.device, rows
         self._joined = 0  # sequences so far
         self._members: list[Growing | None] = [None] * rows
-        self._ending: list[Growing] = []  # who have no row any more, and pages until their last tokens are here
+        self._ending: list[Growing] = []  # without a row, but with pages until their last tokens have arrived
         self._one = -(-model.positions // PAGE)  # pages of the longest sequence
         most_keys = rows * self._one * PAGE if most_keys is None else most_keys
         self._most_pages = 1 + max(-(-most_keys // PAGE), self._one)
         self._pages = Pages(self._most_pages)
         self._cache: RowCache | None = None
-        self._steps: dict[tuple[Model, int, int], BatchStep] = {}  # by rows, and pages of each
-        self._readers: dict[tuple[Model, int, int, int], PromptReader] = {}  # by prompts, new tokens and all tokens
-        self._long: Growing | None = None  # whose prompt is read in chunks
-        # Angles that hang on a sequence's length are in its keys, and states of linear attention are in no page.
+        self._steps: dict[tuple[Model, int, int], BatchStep] = {}  # by model, rows, and pages of a row
+        self._readers: dict[tuple[Model, int, int, int], PromptReader] = {}  # by model, prompts, new and all tokens
+        self._long: Growing | None = None  # the sequence whose prompt is read in chunks
+        # Not with angles that depend on a sequence's length, nor with states of linear attention, which have no pages.
         self._shares = model.config.linear is None and self._fixed_angles(model.positions)
 
-    # ---- who is in it --------------------------------------------------------------------------
+    # ---- members -------------------------------------------------------------------------------
     @property
     def members(self) -> list[Growing]:
         return [member for member in self._members if member is not None]
@@ -69,17 +69,17 @@ class Batch:
 
     @property
     def growing(self) -> list[Growing]:
-        """Members whose prompts are read."""
+        """Members whose prompts have been read."""
         return [member for member in self.members if member is not self._long]
 
     @property
     def used_keys(self) -> int:
-        """Tokens that there is room for in the pages of all sequences; those of the whole cache are `total_keys`."""
+        """Tokens that fit into the pages of all sequences; `total_keys` is that of the whole cache."""
         return self._pages.held * PAGE
 
     @property
     def kept_keys(self) -> int:
-        """Tokens in pages that no sequence has, which may be the beginning of others."""
+        """Tokens in pages that no sequence holds, but that others may begin with."""
         return self._pages.kept * PAGE
 
     @property
@@ -87,12 +87,12 @@ class Batch:
         return 0 if self._cache is None else (self._cache.pages - 1) * PAGE
 
     def use(self, model: Model) -> None:
-        """From here on this model and what mixes with it; the batch must be empty."""
+        """Switch to this model and those that mix with it; the batch must be empty."""
         assert not self.members
         self.model = model
 
     def mixes(self, model: Model) -> bool:
-        """Return whether sequences of a model can be with those of the batch's."""
+        """Return whether sequences of a model can join those of the batch's."""
         return model is self.model or _of_all(model) is _of_all(self.model)
 
     def model_of(self, one: Growing) -> Model:
@@ -112,7 +112,7 @@ class Batch:
             member.pages = []
 
     def _publish(self, member: Growing) -> None:
-        """Let others share what it has read and drawn, as far as that is known and finite."""
+        """Let others share the pages of the tokens that it has read and drawn, if all are known and finite."""
         if self._shares and -1 not in member.ids:
             known = [*member.prompt, *member.ids][: member.cached]
             self._pages.publish(self.model_of(member), known, member.pages)
@@ -126,27 +126,27 @@ class Batch:
         self._forget()
 
     def _forget(self) -> None:
-        """Drop what is recorded."""
+        """Drop all recordings."""
         self._steps, self._readers = {}, {}
 
     # ---- joining -------------------------------------------------------------------------------
     def is_long(self, one: Growing) -> bool:
-        """Return whether a prompt is read in chunks: where others would wait for it, its angles do not hang on its
-        length, and it can be read in parts, which with states of linear attention it cannot."""
+        """Return whether a prompt is read in chunks: if others would wait for it, its angles do not depend on its
+        length, and there are no states of linear attention, which need it whole."""
         if not self.members or self.model.config.linear is not None or not self._fixed_angles(len(one.prompt)):
             return False
         return self.unread(one) > CHUNK
 
     def _fixed_angles(self, tokens: int) -> bool:
-        """Return whether the rotary angles of a sequence are the same whatever its length, up to so many tokens."""
+        """Return whether the rotary angles of sequences of up to `tokens` do not depend on their length."""
         return TokenTables.empty(self.model.config, 1, tokens, self.device) is None
 
     def unread(self, one: Growing) -> int:
-        """Tokens of a prompt that are not in the cache."""
+        """Return the number of tokens of a prompt that are not in the cache."""
         return len(one.prompt) - len(self._pages.match(self.model_of(one), one.prompt)) * PAGE
 
     def should_wait(self, one: Growing, others: Sequence[Growing]) -> bool:
-        """Return whether more of a prompt will be in the cache once the prompts of these others are read."""
+        """Return whether more of a prompt will be in the cache once the prompts of these others have been read."""
         end = len(one.prompt) - self.unread(one) + PAGE
         if not self._shares or len(one.prompt) <= end:
             return False
@@ -154,14 +154,14 @@ class Batch:
         return any([*other.prompt[:end]] == first and self.model_of(other) is model for other in others)
 
     def can_join(self, newcomers: Sequence[Growing]) -> bool:
-        """Return whether there is room. While a long prompt is read no other is begun."""
+        """Return whether there is room. While a long prompt is being read, no other is begun."""
         if len(newcomers) > self.free or (self._long and any(map(self.is_long, newcomers))):
             return False
         wanted = sum(self._pages.wanted(self.model_of(one), one.prompt) for one in newcomers)
-        return wanted + len(self.members) <= self._pages.available  # a page for each of the others, to go on
+        return wanted + len(self.members) <= self._pages.available  # a page for each of the others to continue
 
     def crowded(self, steps: int) -> list[Growing]:
-        """Return those who joined last and must leave before so many steps are queued, for the others to have room.
+        """Return the latest members that must leave to make room for `steps` more steps of the others.
         They may join again with all of their tokens (`Growing.go_on`)."""
         members = sorted(self.members, key=lambda one: one.number)
         wanted = [0 if one is self._long else self._wanted(one, min(steps, MOST_STEPS)) for one in members]
@@ -173,11 +173,11 @@ class Batch:
         return left
 
     def _wanted(self, one: Growing, steps: int) -> int:
-        """Pages that it has yet to get. What is drawn beyond its end is nobody's."""
+        """Return the number of pages that it still needs; tokens drawn beyond its end need none."""
         return -(-min(one.cached + steps, len(one.prompt) + one.most) // PAGE) - len(one.pages)
 
     def join(self, newcomers: Sequence[Growing]) -> None:
-        """Read their prompts, or begin to with a single long one."""
+        """Add sequences and read their prompts, or the first chunk of a single long one."""
         long = len(newcomers) == 1 and self.is_long(newcomers[0])
         for one in newcomers:
             if self._shares:
@@ -197,8 +197,8 @@ class Batch:
             self._read([one for one in newcomers if self.model_of(one) is model])
 
     def _read(self, newcomers: Sequence[Growing]) -> None:
-        """Read prompts of one model one after the other, or in groups; at once where neither is recorded for as long
-        ones."""
+        """Read prompts of one model one by one, or in groups; all at once if recordings do not apply to prompts of this
+        length."""
         width = padded(max(len(one.prompt) - one.cached for one in newcomers))
         recorded = all(self._fixed_angles(len(one.prompt)) for one in newcomers)
         if len(newcomers) <= FEW and width <= CHUNK and recorded:
@@ -220,11 +220,11 @@ class Batch:
     def _read_some(
         self, some: Sequence[Growing], end: int | None, count: int = 1, width: int = 0, once: bool = False
     ) -> None:
-        """end: of a single one. count, width: of the group."""
+        """Read some prompts together. end: of a single prompt's part. count, width: of the group."""
         ends = [len(one.prompt) if end is None else end for one in some]
         width = width or padded(ends[0] - some[0].cached)
         keys = width
-        if max(ends) > width:  # with what was there before
+        if max(ends) > width:  # with the tokens that are in the cache
             keys = -(-max(ends) // PAGE) * PAGE if once else max(1 << (max(ends) - 1).bit_length(), LEAST_WIDTH * PAGE)
         assert self._cache is not None
         model = self.model_of(some[0])
@@ -238,8 +238,8 @@ class Batch:
             one.cached = last
 
     def read_chunk(self) -> None:
-        """Read the next one of the long prompt, which joins with the last. Between two of them the others, if there are
-        any, have a step."""
+        """Read the next chunk of the long prompt, which joins the growing ones after the last. The others may have a
+        step between two chunks."""
         one = self._long
         assert one is not None
         self._read_some([one], min(one.cached + CHUNK, len(one.prompt)))
@@ -248,8 +248,8 @@ class Batch:
             self._publish(one)
 
     def reserve(self, rows: int, keys: int | None = None) -> int:
-        """Make a cache that need not grow up to so many rows, with so many keys each, as far as there may be: by
-        default with all that it may have. The batch must be empty. Returns its rows."""
+        """Make a cache for `rows` rows of `keys` keys (by default the most), within the limits, so that it need not
+        grow. The batch must be empty. Returns the number of rows."""
         pages = self._most_pages if keys is None else min(1 + rows * -(-keys // PAGE), self._most_pages)
         self.reset()
         self._cache = RowCache(self.model, self._bucket(min(rows, self.rows), self.rows), pages)
@@ -258,10 +258,10 @@ class Batch:
 
     # ---- growing -------------------------------------------------------------------------------
     def queue(self, steps: int, keep_logits: bool = False) -> Block:
-        """Draw up to `steps` tokens of each sequence: one where logits are changed, which can be read while
-        the device makes the next logits. Those that have all of theirs leave.
+        """Queue up to `steps` tokens of each sequence; one if logits are changed, so that it can be read while the
+        device computes the next logits. Sequences with all of their tokens leave.
 
-        keep_logits: of a single step.
+        keep_logits: do a single step, and return its logits.
         """
         active = self.growing
         changed = any(one.bias is not None or one.factors is not None for one in active)
@@ -303,7 +303,7 @@ class Batch:
         return Block(parts, steps, rows, tokens, logits, self._end)
 
     def _step(self, model: Model, rows: int, pages: int) -> BatchStep:
-        """pages: of a row, at least."""
+        """Return the step for rows with at least `pages` pages."""
         width = min(max(1 << (pages - 1).bit_length(), LEAST_WIDTH), self._one)
         step = self._steps.get((model, rows, width))
         if step is None:
@@ -323,30 +323,30 @@ class Batch:
         return Part(one, row, mine, again and not done)
 
     def _end(self, parts: Sequence[Part]) -> None:
-        """The host knows all tokens of those that have ended."""
+        """Free the pages of sequences that have ended, once the host has all of their tokens."""
         for part in parts:
             if part.sequence.row < 0:
                 self.leave(part.sequence)
 
     def _most_steps(self, one: Growing) -> int:
-        """A sequence may grow beyond its end within a block, but not beyond the rotary tables."""
+        """Return the most steps of a block: a sequence may grow beyond its end, but not beyond the rotary tables."""
         again = self.model.config.read_again_at
         end = again if one.cached < again else self.model.positions
         return max(end - one.cached, 1)
 
     # ---- rows and pages ------------------------------------------------------------------------
     def _bucket(self, rows: int, most: int) -> int:
-        """Rows of a step: a power of two, or all."""
+        """Return the number of rows of a step: a power of two, or all."""
         return min(1 << (rows - 1).bit_length(), most)
 
     def _get(self, wanted: Sequence[tuple[Growing, int]]) -> None:
-        """Pages for some, which must be available."""
+        """Give pages to sequences; they must be available."""
         self._have_pages(sum(max(count, 0) for _, count in wanted))
         for one, count in wanted:
             one.pages += self._pages.take(max(count, 0))
 
     def _have_pages(self, count: int) -> None:
-        """Memory for so many more, as long as there may be more."""
+        """Allocate memory for `count` more pages, up to the limit."""
         pages, lacks = self._pages, self._pages.lacks(count)
         size = min(max(pages.size + lacks, min(2 * pages.size, pages.size * 5 // 4 + 1024), _LEAST_PAGES), pages.most)
         if not lacks or size == pages.size:
@@ -358,7 +358,7 @@ class Batch:
             try:
                 self._cache.grow(size)
             except OutOfMemory:
-                pages.most = pages.size  # what is kept goes, and sequences wait
+                pages.most = pages.size  # kept pages are reused, and sequences wait
                 if lacks > pages.kept:
                     raise
                 return
@@ -372,7 +372,7 @@ class Batch:
             cache.move(self._bucket(rows, self.rows), range(cache.rows))
 
     def _gather(self, active: Sequence[Growing]) -> None:
-        """Into the first rows, where a step can have half as many."""
+        """Move sequences to the first rows if a step can then have half as many."""
         assert self._cache is not None
         rows = self._bucket(len(active), self._cache.rows)
         above = [one for one in self.members if one.row >= rows]
@@ -387,12 +387,12 @@ class Batch:
 
 
 def _of_all(model: Model) -> Model:
-    """The model that computes it together with those that mix with it."""
+    """Return the model that computes this one together with those that mix with it."""
     return model if model.mixed is None else model.mixed.model
 
 
 def padded(tokens: int) -> int:
-    """Return the tokens up to which a prompt of `tokens` is filled up."""
+    """Return the number of tokens to which a prompt of `tokens` is padded."""
     if tokens <= CHUNK:
         return max(1 << (tokens - 1).bit_length(), PROMPT_STEP)
     return -(-tokens // PROMPT_STEP) * PROMPT_STEP

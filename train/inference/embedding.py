@@ -1,4 +1,4 @@
-"""Vectors of texts, from what a model makes of their tokens."""
+"""Embeddings of texts from a model's hidden states."""
 
 from __future__ import annotations
 
@@ -17,13 +17,17 @@ from wgrad.train.model.inputs import whole_inputs
 from wgrad.train.model.model import Model
 from wgrad.train.options.choices import Pooling
 
-POOLING_FILE = "1_Pooling/config.json"  # of models of sentence-transformers
+POOLING_FILE = "1_Pooling/config.json"  # in models of sentence-transformers
 
 
 def embed(model: Model, texts: Sequence[Sequence[int]], pooling: Pooling) -> np.ndarray:
-    """Token ids of texts -> float32 [N, C] of length 1: the mean of the outputs of the final norm, or the last one.
+    """Return vectors of length 1, float32 [N, C], of N texts of token ids: the mean or the last of the final hidden
+    states.
 
-    The texts are read together, as a row of packed documents. UnusableResult: the outputs are not finite.
+    The texts are read together, as a row of packed documents.
+
+    Raises:
+        UnusableResult: the hidden states are not finite.
     """
     device, ends = model.device, np.cumsum([len(ids) for ids in texts])
     documents = [Document(np.array(ids, np.int32), np.ones(len(ids), np.bool_)) for ids in texts]
@@ -47,7 +51,7 @@ def embed(model: Model, texts: Sequence[Sequence[int]], pooling: Pooling) -> np.
 
 
 def pooling_of(folder: Path) -> Pooling:
-    """Return what the model's own files say, and the mean where they say nothing."""
+    """Return the pooling that the model's files name; by default the mean."""
     path = folder / POOLING_FILE
     if not path.is_file():
         return "mean"

@@ -21,7 +21,7 @@ from wgrad.train.model.model_config import ModelConfig
 from wgrad.train.model.model_inputs import Inputs
 from wgrad.train.options.generate_config import Sampling
 
-# The host reads ids in blocks while the device goes on. A block grows until it takes this long: text still flows.
+# The host reads ids in blocks while the device continues. Blocks grow until one takes this long, so that text flows.
 READ_SECONDS = 0.05
 MOST_IN_A_BLOCK = 32
 _BLOCKS_AHEAD = 2  # the device works on the second while the host waits for the first
@@ -37,8 +37,10 @@ def generate_ids(
 ) -> Iterator[int]:
     """Yield the ids that follow `prompt`, up to one of `stop_ids` (which is not yielded).
 
-    The rotary tables of `model` must hold len(prompt) + max_new_tokens positions. UnusableResult where logits are not
-    finite.
+    The rotary tables of `model` must hold len(prompt) + max_new_tokens positions.
+
+    Raises:
+        UnusableResult: logits are not finite.
     """
     for count, (token,) in enumerate(Decoder(model, [prompt], max_new_tokens, sampling).tokens(), start=1):
         if token < 0:
@@ -55,8 +57,8 @@ def generate_batch(
     sampling: Sampling,
     stop_ids: Collection[int] = (),
 ) -> list[list[int]]:
-    """Continue several prompts of any lengths at once: each as `generate_ids` gives it, the
-    b-th with the seed sampling.seed + b. The rotary tables must hold max_new_tokens more than the longest prompt."""
+    """Continue several prompts of any lengths at once, each as `generate_ids` does, the b-th with the seed
+    sampling.seed + b. The rotary tables must hold max_new_tokens more than the longest prompt."""
     texts: list[list[int]] = [[] for _ in prompts]
     going = set(range(len(prompts)))
     for count, row in enumerate(Decoder(model, prompts, max_new_tokens, sampling).tokens(), start=1):
@@ -73,12 +75,12 @@ def generate_batch(
 
 
 class Decoder:
-    """B texts that grow on the device: a step draws from the logits, takes the ids as the next input and counts on, so
-    that it is recorded and replayed, and needs nothing of the host.
+    """B texts that grow on the device. A step draws ids from the logits, computes the next logits and increments its
+    counters, all on the device, so that it is recorded and replayed.
 
-    Prompts are filled up on the left, so that all end at the same key; `doc_start` hides what fills them.
+    Prompts are padded on the left, so that all end at the same key; `doc_start` hides the padding.
 
-    seeds: of the texts, sampling.seed + b by default. keep_logits: for `tokens_and_logits`.
+    seeds: of the texts, by default sampling.seed + b. keep_logits: for `tokens_and_logits`.
     """
 
     def __init__(
@@ -108,7 +110,7 @@ class Decoder:
         self.drawn_tokens = upload(np.zeros((max_new_tokens, batch), np.int32))
         self.step_number = upload(np.zeros(1, np.int32))
         lengths = np.array([len(p) for p in prompts], np.int32)
-        self.inputs = Inputs(  # of the step; `advance` counts up to the first that it takes
+        self.inputs = Inputs(  # of a step; `advance` increments them before the first
             ids=upload(np.zeros(batch, np.int32)),
             positions=upload(lengths - 1),
             doc_start=upload((longest - lengths)[:, None]),
@@ -119,7 +121,7 @@ class Decoder:
         self._choose(prefill(model, prompts, self.cache))
 
     def _choose(self, logits: Array) -> None:
-        """logits float32 [B, V] -> the next ids, into the next step's input."""
+        """Draw the next ids from logits float32 [B, V], and write them into the input of the next step."""
         device, inputs = self.device, self.inputs
         drawn = device.sample(logits, self.uniform, self.settings)
         if self._kept is not None:
@@ -133,13 +135,13 @@ class Decoder:
         self._choose(logits)
 
     def _take(self, step: int) -> None:
-        """The step that draws token number `step`. Where a text has just grown beyond what its cache is good for, the
-        texts are read again."""
+        """Run the step that draws token number `step`. If a text has reached the length at which the model's angles
+        change (`read_again_at`), all texts are read again."""
         again = self.model.config.read_again_at
         if not again or all(len(prompt) + step != again for prompt in self._prompts):
             self._recorded(self._step)
             return
-        drawn = np.maximum(self._rows(0, step, self._read(0, step)), 0)  # -1, not finite: the host has yet to see it
+        drawn = np.maximum(self._rows(0, step, self._read(0, step)), 0)  # -1 (not finite) is reported when it is read
         texts = [[*prompt, *drawn[:, b].tolist()] for b, prompt in enumerate(self._prompts)]
         self._choose(prefill(self.model, texts, self.cache))
 
@@ -149,8 +151,8 @@ class Decoder:
         return self._recorded.dispatches
 
     def tokens(self) -> Iterator[list[int]]:
-        """The ids of each step, [B]; -1 where logits were not finite. The device is up to two blocks ahead of it."""
-        queued, asked, size = 1, 0, 1  # the first token is the prompt's
+        """Yield the ids [B] of each step; -1 if logits were not finite. The device is up to two blocks ahead."""
+        queued, asked, size = 1, 0, 1  # the first token comes from the prompt's logits
         ahead: deque[tuple[int, int, Readback]] = deque()
         while True:
             while len(ahead) < _BLOCKS_AHEAD and asked < self.total:
@@ -169,7 +171,7 @@ class Decoder:
             yield from rows.tolist()
 
     def tokens_and_logits(self) -> Iterator[tuple[list[int], np.ndarray]]:
-        """As `tokens`, one step at a time, each with the logits float32 [B, V] that its ids were drawn from."""
+        """Yield the ids of each step as `tokens` does, with the logits float32 [B, V] from which they were drawn."""
         assert self._kept is not None
         for step in range(self.total):
             if step:
@@ -178,7 +180,7 @@ class Decoder:
             yield self._rows(step, 1, copy)[0].tolist(), logits.result()
 
     def _rows(self, first: int, count: int, copy: Readback) -> np.ndarray:
-        """The ids of `count` steps from `first` on, [count, B]."""
+        """Return the ids [count, B] of the steps from `first` on."""
         return copy.result()[first * self.batch % _VIEW :].reshape(count, self.batch)
 
     def _read(self, first: int, count: int) -> Readback:
@@ -192,12 +194,12 @@ def settings_of(sampling: Sampling) -> np.ndarray:
 
 
 def uniform_numbers(seed: int, count: int) -> np.ndarray:
-    """float32 [count] in [0, 1): what the tokens of a text are drawn by. The first ones hang on the seed alone."""
+    """Return random numbers float32 [count] in [0, 1) for drawing tokens; the i-th depends only on the seed and i."""
     return np.random.Generator(np.random.PCG64(seed)).random(count, np.float32)
 
 
 def not_finite(model: Model, tokens: int) -> UnusableResult:
-    """tokens: of the continuation, up to the one at which it was found."""
+    """Return the error for logits that are not finite. tokens: number of new tokens up to the first such."""
     wide = "the weights, or the adapter, are damaged or come of a training that failed: fetch them again"
     return UnusableResult(
         f"the model's logits are not finite (NaN or infinity) within the first {tokens} token{'s' * (tokens > 1)}, so "
@@ -213,9 +215,9 @@ def not_finite(model: Model, tokens: int) -> UnusableResult:
 def prefill(
     model: Model, prompts: Sequence[Sequence[int]], cache: KVCache, end: int | None = None, width: int | None = None
 ) -> Array:
-    """Run the prompts, fill the cache -> logits float32 [B, V] of their last tokens.
+    """Run the prompts, fill the cache, and return the logits float32 [B, V] of their last tokens.
 
-    end: the key at which they end. width: tokens up to which they are filled up on the left. By default their longest.
+    end: the key at which they end. width: tokens to which they are padded on the left. Default: the longest prompt.
     """
     device, batch, longest = model.device, len(prompts), max(map(len, prompts))
     tokens = longest if width is None else width
@@ -227,13 +229,13 @@ def prefill(
     last = np.arange(1, batch + 1, dtype=np.int32) * tokens - 1
     with no_grad():
         hidden = model.hidden(inputs, cache)
-        # A row by its number is a look-up; a view would have to start at a multiple of 64.
+        # Embedding picks any rows; a view would have to start at a multiple of 64 elements.
         rows = F.embedding(hidden, device.upload(last), dtype=hidden.dtype)
     return model.logits(rows.data)
 
 
 def check_positions(prompt: Sequence[int], max_new_tokens: int, config: ModelConfig, option: str) -> None:
-    """WgradError, naming `option`, where prompt and continuation need more positions than the model was made for."""
+    """Raise WgradError, naming `option`, if prompt and continuation need more positions than the model has."""
     limit = config.max_position_embeddings
     if len(prompt) + max_new_tokens > limit:
         raise WgradError(

@@ -1,4 +1,4 @@
-"""A sequence that grows in a batch of others, and the tokens that are queued for it."""
+"""A sequence of a batch, and blocks of tokens that are queued for the sequences of a batch."""
 
 from __future__ import annotations
 
@@ -16,10 +16,13 @@ from wgrad.train.options.generate_config import Sampling
 
 @dataclass(eq=False)
 class Growing:
-    """A sequence of a batch. prompt: what is read when it joins. most: tokens to draw. uniforms: float32, at least as
-    many. drawn: how many were queued, ids: those of them that the host has seen. cached: of how many of its tokens the
-    keys are in the cache, in its pages; shared: of how many they were there before it came. model: which reads and
-    draws it, by default the batch's."""
+    """A sequence of a batch.
+
+    prompt: tokens to read when it joins. most: tokens to draw. uniforms: float32, at least as many.
+    drawn: number of tokens queued; ids: those that the host has received.
+    cached: number of its tokens whose keys are in its pages; shared: number that were there before it joined.
+    model: by default that of the batch.
+    """
 
     prompt: Sequence[int]
     most: int
@@ -31,7 +34,7 @@ class Growing:
     cached: int = 0
     shared: int = 0
     row: int = -1
-    number: int = 0  # of those that have joined
+    number: int = 0  # in the order of joining
     ids: list[int] = field(default_factory=list)
     pages: list[int] = field(default_factory=list)
     model: Model | None = None
@@ -41,14 +44,14 @@ class Growing:
         return cls(prompt, most, settings_of(sampling), uniform_numbers(sampling.seed, most))
 
     def go_on(self, drawn: Sequence[int]) -> Growing:
-        """The same sequence once more, to join with what was drawn as a part of its prompt."""
+        """Return the sequence with its drawn tokens as part of the prompt, to join again."""
         count = len(drawn)
         return Growing([*self.prompt, *drawn], self.most - count, self.settings, self.uniforms[count:])
 
 
 class Part(NamedTuple):
-    """A sequence's share of a block. steps: how many of its tokens belong to it. read_again: it has left the batch,
-    and must join once more with all of its tokens (`Growing.go_on`), as its cache is good for no more."""
+    """A sequence's share of a block. steps: number of its tokens. read_again: it has left the batch and must join again
+    with all of its tokens (`Growing.go_on`), since its cached keys are no longer valid."""
 
     sequence: Growing
     row: int
@@ -57,7 +60,7 @@ class Part(NamedTuple):
 
 
 class Block:
-    """Tokens that were queued to be drawn. seen: called with the parts once they are here."""
+    """Tokens that are queued to be drawn. seen: called with the parts once they have arrived."""
 
     def __init__(
         self,
@@ -80,5 +83,5 @@ class Block:
         return tokens
 
     def logits(self) -> np.ndarray | None:
-        """Wait for float32 [rows, V] that the tokens were drawn from, where they were kept. May be called once."""
+        """Wait for the logits float32 [rows, V], if they were kept; else return None. May be called once."""
         return None if self._logits is None else self._logits.result()

@@ -1,4 +1,4 @@
-"""Grammars that an answer keeps to, by the package llguidance: JSON schemas, regular expressions, Lark and GBNF."""
+"""Grammars that constrain an answer, with the package llguidance: JSON schemas, regular expressions, Lark and GBNF."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ import numpy as np
 from wgrad.device.errors import WgradError
 from wgrad.train.data.tokenizer import Tokenizer
 
-# Added to the logits of tokens that may not follow. It is finite: infinite logits count as damaged.
+# Added to the logits of forbidden tokens. It is finite, since infinite logits are an error.
 MASKED = np.float32(-1e9)
 _ROWS = np.where(np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little"), 0, MASKED)
-_OF_BYTE = _ROWS.astype(np.float32)  # [256, 8]: of the bits of a mask's byte
-# Small models would write blanks without end.
+_OF_BYTE = _ROWS.astype(np.float32)  # [256, 8]: biases for the bits of each byte of a mask
+# Without a limit, small models would write blanks forever.
 _BLANKS = {"whitespace_pattern": r"[ \n\t]{0,16}"}
 
 
 def json_rule(schema: Mapping[str, Any]) -> str:
-    """Return a JSON schema as a part of a Lark grammar."""
+    """Return a rule of a Lark grammar for a JSON schema."""
     own = schema.get("x-guidance")
     own = own if isinstance(own, dict) else {}
     return f"%json {json.dumps({**schema, 'x-guidance': {**_BLANKS, **own}})}"
@@ -34,28 +34,28 @@ def json_grammar(schema: Mapping[str, Any]) -> str:
 
 
 class Guide:
-    """The grammar of an answer, as far as that has come. after: text that ends what is free, "" where nothing is."""
+    """The state of an answer's grammar. after: text that ends a part without constraints; "" if there is none."""
 
     def __init__(self, matcher: Any, tokenizer: Tokenizer, vocab_size: int, after: str = "") -> None:
         self._matcher, self._vocab_size = matcher, vocab_size
         self._after, self._free = after, tokenizer.decode_stream(skip_special_tokens=False)
         self._seen = ""
         self._mask, self._bias = b"", np.zeros(0, np.float32)
-        self.ended = False  # nothing may follow
+        self.ended = False  # whether the answer is complete
 
     @property
     def active(self) -> bool:
-        """Return whether the next token is bound."""
+        """Return whether the grammar constrains the next token."""
         return not self._after
 
     @property
     def error(self) -> str:
-        """Return why the grammar cannot go on, or ""."""
+        """Return why the grammar failed, or ""."""
         text: str = self._matcher.get_error()
         return text.partition("\n")[0]
 
     def add(self, token: int) -> bool:
-        """Take the next token. Returns whether nothing may follow it."""
+        """Take the next token. Returns whether the answer is complete."""
         if self._after:
             self._seen = (self._seen + self._free.add(token))[-len(self._after) - 64 :]
             if self._after in self._seen:
@@ -66,7 +66,7 @@ class Guide:
         return self.ended
 
     def bias(self) -> np.ndarray:
-        """float32 [V], to be added to the logits of the next token. The same array where nothing has changed."""
+        """Return float32 [V] to add to the logits of the next token; the same array if nothing has changed."""
         mask = self._matcher.compute_bitmask()
         if mask != self._mask:
             self._mask = mask
@@ -77,15 +77,18 @@ class Guide:
 
 
 class Grammars:
-    """Guides for the tokens of a model. Safe on any thread."""
+    """Guides for the tokens of a model. Thread-safe."""
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
         self._tokenizer, self._vocab_size = tokenizer, vocab_size
         self._lock, self._tokens = threading.Lock(), None
 
     def guides(self, grammar: str, after: Sequence[str]) -> list[Guide]:
-        """Return a guide of a grammar of llguidance for each answer. after: of each, the text that ends what is free.
-        WgradError: the grammar is wrong, or llguidance is missing."""
+        """Return a guide of a grammar of llguidance for each answer. after: for each, see `Guide`.
+
+        Raises:
+            WgradError: the grammar is wrong, or llguidance is missing.
+        """
         library = _library()
         with self._lock:
             if self._tokens is None:
@@ -114,13 +117,13 @@ def _library() -> Any:
 
 
 def _refused(error: str) -> WgradError:
-    """error: its lines, some of which show where in a grammar it is that nobody wrote."""
+    """Return the error for a grammar. error: llguidance's message, without the lines that quote a generated grammar."""
     lines = [line.strip() for line in error.splitlines() if not re.match(r"\s*(\d+ \||\^|$)", line)]
     return WgradError(f"llguidance refuses it: {re.sub(r'^at .*?: ', '', ' '.join(lines))[:300]}")
 
 
 def lark_of(text: str) -> str:
-    """Return a grammar in Lark's or in GBNF's syntax as llguidance takes it. WgradError."""
+    """Return a grammar in Lark's or GBNF's syntax in the form of llguidance. Raises WgradError."""
     try:
         found: str = _library().grammar_from("grammar", text)
     except ValueError as error:
@@ -129,6 +132,6 @@ def lark_of(text: str) -> str:
 
 
 def regex_grammar(pattern: str) -> str:
-    """Return the grammar of the texts that a regular expression matches as a whole."""
+    """Return the grammar of the texts that a regular expression matches entirely."""
     found: str = _library().LLMatcher.grammar_from_regex(pattern)
     return found

@@ -1,4 +1,4 @@
-"""The grammar of the options json_schema and regex, as guides for prompts."""
+"""Guides for prompts from the options json_schema and regex."""
 
 from __future__ import annotations
 
@@ -20,10 +20,13 @@ _LARGEST = 4 << 20  # bytes of a schema
 def guides_of(
     options: TextOptions, grammars: Grammars, tokenizer: Tokenizer, prompts: Sequence[Sequence[int]]
 ) -> list[Guides]:
-    """Return a guide for each prompt, [] where the host need not watch the text. A thought that a prompt has begun is
-    not bound.
+    """Return a guide for each prompt, or [] if the host need not watch the text.
 
-    WgradError: the grammar is wrong, or llguidance is missing."""
+    A thought that a prompt opens is not constrained.
+
+    Raises:
+        WgradError: the grammar is wrong, or llguidance is missing.
+    """
     if not options.is_guided:
         return [Free() for _ in prompts] if options.is_watched else []
     schema, option = options.json_schema, "--regex"
@@ -37,7 +40,7 @@ def guides_of(
 
 
 def _schema(given: str) -> dict[str, object]:
-    """given: its JSON, or the path of a file with it."""
+    """Return a JSON schema. given: its JSON, or the path of a file with it."""
     data = given.encode() if is_json(given) else read_input(given, "--json-schema", _LARGEST)
     try:
         schema = decode_json_text(data)

@@ -1,4 +1,4 @@
-"""Text of which the host knows each token before it asks for the next: it keeps to a grammar, or has a penalty."""
+"""Generation in which the host sees each token before the next is drawn, for grammars and repetition penalties."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from wgrad.train.options.generate_config import Sampling
 
 
 class Guides(Protocol):
-    """A `Guide`."""
+    """The interface of a `Guide`."""
 
     @property
     def active(self) -> bool: ...
@@ -43,7 +43,7 @@ class Free:
 
 
 class Anything:
-    """A guide that forbids nothing: for a dry run."""
+    """A guide that forbids nothing, for a dry run."""
 
     active, ended, error = True, False, ""
 
@@ -67,8 +67,10 @@ def guided_tokens(
 ) -> Iterator[tuple[int, int]]:
     """Continue prompts at once, the n-th with the n-th guide and the seed sampling.seed + n.
 
-    Yields the number of a prompt and its next id, up to one of `stop_ids`, which is not yielded. UnusableResult: logits
-    are not finite, or a grammar has come to a place where it cannot go on.
+    Yields the number of a prompt and its next id, up to one of `stop_ids`, which is not yielded.
+
+    Raises:
+        UnusableResult: logits are not finite, or a grammar failed.
     """
     batch = Batch(model, len(prompts))
     seeds = (replace(sampling, seed=sampling.seed + number) for number in range(len(prompts)))
@@ -131,7 +133,7 @@ def text_ids(
     stop_ids: Collection[int],
     guides: Sequence[Guides] = (),
 ) -> Iterator[int]:
-    """Yield the ids that follow a prompt, in the fastest way there is. guides: that of the text, or none."""
+    """Yield the ids that follow a prompt, in the fastest way. guides: that of the text, or none."""
     if not guides and sampling.repetition_penalty == 1:
         return generate_ids(model, prompt, max_new_tokens, sampling, stop_ids)
     tokens = guided_tokens(model, [prompt], max_new_tokens, sampling, stop_ids, guides or [Free()])

@@ -33,8 +33,8 @@ Args = TypeVar("Args", GenerateConfig, ChatConfig, LoadOptions, ServeConfig, Run
 
 @dataclass(frozen=True)
 class Opened(Generic[Args]):
-    """args: the command's, with --compute and --model settled. head_note: what there is to say of the output layer, or
-    empty; it has not been said."""
+    """Everything but the weights. args: the command's, with --compute and --model settled. head_note: a note about the
+    output layer that has not been shown yet, or ""."""
 
     args: Args
     device: Device
@@ -47,8 +47,13 @@ class Opened(Generic[Args]):
 
 
 def open_model(args: Args, silent: bool = False, needs: Needs | None = None) -> Opened[Args]:
-    """The device and what was chosen for it are said, on stderr as all that is shown later; where `silent`, nothing is.
-    needs: as of `select_device`; by default those of writing text. WgradError."""
+    """Select the device, and read configuration and tokenizer, showing the choices on stderr.
+
+    silent: show nothing, now or later. needs: as in `select_device`; by default those of writing text.
+
+    Raises:
+        WgradError: an option or a file is wrong.
+    """
     display = Display(make_console("stderr", silent=silent))
     device = select_device(args.device, needs or _text_needs(args))
     display.say(f"device: {device.description} ({device.reason})")
@@ -61,7 +66,7 @@ def open_model(args: Args, silent: bool = False, needs: Needs | None = None) -> 
     folder = find_base(args.model, adapter or "")
     args = replace(args, compute=compute.dtype, model=args.model or base_of_adapter(adapter or ""))
     config = load_model_config(folder)
-    own = None if isinstance(args, ServeConfig) else args.adapter  # a server's each have theirs
+    own = None if isinstance(args, ServeConfig) else args.adapter  # each model of a server has its own
     tokenizer, note = open_tokenizer(folder, own, config.vocab_size)
     for remark in (note, use_chat_template(tokenizer, args.chat_template)):
         if remark:
@@ -71,7 +76,7 @@ def open_model(args: Args, silent: bool = False, needs: Needs | None = None) -> 
 
 
 def _first_adapter(args: Args) -> str | None:
-    """The adapter that names the model: of a server's the first."""
+    """Return the adapter that names the base model; for a server the first."""
     return next(iter(args.adapters.values()), None) if isinstance(args, ServeConfig) else args.adapter
 
 
@@ -90,7 +95,7 @@ def _text_needs(args: Args) -> Needs:
 
 
 def context_of(opened: Opened[ChatConfig] | Opened[LoadOptions] | Opened[ServeConfig]) -> int:
-    """--context, or its default. WgradError: more than the model was made for."""
+    """Return --context, or its default. Raises WgradError if it is more than the model's positions."""
     most = opened.config.max_position_embeddings
     if (opened.args.context or 0) > most:
         rule = f"must be at most the {most} positions that the model was made for"

@@ -1,7 +1,7 @@
-"""Pages of a cache of keys and values: who has them, and which hold the beginning of a sequence that others share.
+"""Pages of a cache of keys and values: which sequences hold them, and which beginnings of sequences they contain.
 
-A page that is full never changes. So sequences that begin alike share it, as long as any of them is there and later,
-until its memory is wanted: of the pages that nobody has, the one that was let go of first goes first.
+A full page never changes. Sequences with a common beginning share its pages, also after all of them have left, until
+the memory is needed: then the page that was released first is reused first.
 """
 
 from __future__ import annotations
@@ -14,27 +14,27 @@ import numpy as np
 
 from wgrad.device.contract import PAGE
 
-NOWHERE = 0  # a page of nobody, for what is written and read past a sequence's end
+NOWHERE = 0  # a page that no sequence holds, for writes and reads past a sequence's end
 
 
 class _Content(NamedTuple):
-    """Tokens of a page behind those of another, or behind none: of a model then."""
+    """Tokens of a page, and what precedes them: the number of the page before, or the model for a first page."""
 
     before: Hashable
     tokens: bytes
 
 
 class Pages:
-    """At most `most` pages, of which `size` have memory (`grow`)."""
+    """At most `most` pages, `size` of which have memory (see `grow`)."""
 
     def __init__(self, most: int) -> None:
         self.most, self.size = most, 1
         self._free = list[int]()
-        self._holders = dict[int, int]()  # of pages that anybody has
+        self._holders = dict[int, int]()  # number of sequences that hold a page
         self._places = dict[_Content, int]()
-        # Of pages in _places, and a number that is never given again.
+        # The contents of pages in _places, and a number that is never reused.
         self._contents = dict[int, tuple[_Content, int]]()
-        self._kept = OrderedDict[int, None]()  # those of them that nobody has, the oldest first
+        self._kept = OrderedDict[int, None]()  # those of them that no sequence holds, the oldest first
         self._numbers = 0
 
     @property
@@ -43,7 +43,7 @@ class Pages:
 
     @property
     def kept(self) -> int:
-        """Pages of nobody that hold beginnings of sequences."""
+        """Number of pages with beginnings of sequences that no sequence holds."""
         return len(self._kept)
 
     @property
@@ -52,8 +52,8 @@ class Pages:
 
     # ---- beginnings ----------------------------------------------------------------------------
     def match(self, root: Hashable, tokens: Sequence[int]) -> list[int]:
-        """The pages that hold the beginning of `tokens`, as a model (`root`) reads them; never all of them, as the last
-        one must be read to go on."""
+        """Return the pages with the beginning of `tokens` for a model (`root`); never with all of them, since the last
+        token must be read for its logits."""
         found, before = list[int](), root
         for first in range(0, (len(tokens) - 1) // PAGE * PAGE, PAGE):
             page = self._places.get(_Content(before, _as_bytes(tokens[first : first + PAGE])))
@@ -64,12 +64,12 @@ class Pages:
         return found
 
     def wanted(self, root: Hashable, tokens: Sequence[int]) -> int:
-        """Pages that are available now and would not be any more if this sequence came."""
+        """Return how many available pages this sequence would take."""
         matched = self.match(root, tokens)
         return -(-len(tokens) // PAGE) - len(matched) + sum(page in self._kept for page in matched)
 
     def share(self, root: Hashable, tokens: Sequence[int]) -> list[int]:
-        """`match`, for somebody who has these pages from now on."""
+        """Return the pages of `match`, and let a sequence hold them."""
         found = self.match(root, tokens)
         for page in found:
             self._kept.pop(page, None)
@@ -77,14 +77,14 @@ class Pages:
         return found
 
     def publish(self, root: Hashable, tokens: Sequence[int], pages: Sequence[int]) -> None:
-        """These pages hold `tokens`, from the first on; those that they fill may be shared."""
+        """Note that these pages contain `tokens`, from the first on; those that are full may be shared."""
         before = root
         for number in range(min(len(tokens) // PAGE, len(pages))):
             content = _Content(before, _as_bytes(tokens[number * PAGE : (number + 1) * PAGE]))
             page = self._places.get(content)
             if page is None:
                 page, self._numbers = pages[number], self._numbers + 1
-                if page in self._contents:  # behind another beginning, which has been given up since
+                if page in self._contents:  # after another beginning, which has been released since
                     return
                 self._places[content] = page
                 self._contents[page] = content, self._numbers
@@ -92,16 +92,16 @@ class Pages:
 
     # ---- memory --------------------------------------------------------------------------------
     def lacks(self, count: int) -> int:
-        """How many pages would have to get memory, for `count` more."""
+        """Return how many pages need new memory if `count` more are taken."""
         return max(count - len(self._free), 0)
 
     def grow(self, size: int) -> None:
-        """There is memory for so many."""
+        """Note that there is memory for `size` pages."""
         self._free += range(size - 1, self.size - 1, -1)
         self.size = size
 
     def take(self, count: int) -> list[int]:
-        """For somebody; `count` must be available. Pages that are kept go where no others are free."""
+        """Give `count` pages to a sequence; they must be available. Kept pages are reused if no others are free."""
         while len(self._free) < count:
             page, _ = self._kept.popitem(last=False)
             del self._places[self._contents.pop(page)[0]]
@@ -111,7 +111,7 @@ class Pages:
         return taken
 
     def let_go(self, pages: Sequence[int]) -> None:
-        """In reverse: of a sequence's pages the last ones go first."""
+        """Release a sequence's pages, in reverse, so that the last ones are reused first."""
         for page in reversed(pages):
             self._holders[page] -= 1
             if self._holders[page]:
@@ -123,7 +123,7 @@ class Pages:
                 self._free.append(page)
 
     def alone(self, pages: Sequence[int]) -> int:
-        """How many of them nobody else has."""
+        """Return how many of these pages only one sequence holds."""
         return sum(self._holders[page] == 1 for page in pages)
 
 

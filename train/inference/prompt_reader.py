@@ -1,4 +1,4 @@
-"""Reading tokens of several sequences into their pages, recorded once for each shape."""
+"""Reading tokens of several sequences into their pages, recorded once per shape."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _VIEW = 64  # elements: where a view may begin
 
 
 class Reading(NamedTuple):
-    """The tokens first:last of a sequence whose first ones are in its pages, for the row `row` of a cache."""
+    """The tokens first:last of a sequence whose earlier ones are in its pages, for the row `row` of a cache."""
 
     tokens: Sequence[int]
     first: int
@@ -31,9 +31,9 @@ class Reading(NamedTuple):
 
 
 class PromptReader:
-    """Up to `count` sequences, of up to `width` new tokens and `keys` in all, filled up on the left.
+    """Reader of up to `count` sequences of up to `width` new tokens and `keys` in all, padded on the left.
 
-    once: not to be recorded.
+    once: do not record.
     """
 
     def __init__(self, model: Model, cache: RowCache, count: int, width: int, keys: int, once: bool = False) -> None:
@@ -50,7 +50,7 @@ class PromptReader:
         parts = {"ids": (tokens,), "positions": (tokens,), "places": (tokens,), "doc_start": (count, width)}
         parts |= {"pages": (count, self._pages), "sources": (count * keys,), "rows": (count, _VIEW)}
         self._shapes = parts
-        self._numbers = device.zeros((sum(map(_room, parts.values())),), np.int32)  # few arrays are fewer writes
+        self._numbers = device.zeros((sum(map(_room, parts.values())),), np.int32)  # fewer arrays need fewer writes
         views, at = dict[str, Array](), 0
         for name, shape in parts.items():
             views[name] = device.view(self._numbers, shape, at)
@@ -68,18 +68,18 @@ class PromptReader:
         self._recorded = None if once else Recorded(device)
 
     def run(self, reads: Sequence[Reading]) -> None:
-        """Make the logits of what comes next as well."""
+        """Read the tokens, and compute the logits of the next ones."""
         made = {name: np.zeros(shape, np.int32) for name, shape in self._shapes.items()}
         ids, positions, places = (made[name].reshape(self.count, -1) for name in ("ids", "positions", "places"))
         places[:], sources = -1, made["sources"].reshape(self.count, -1)
-        made["rows"][:] = self.cache.rows  # whom nobody takes goes past the end, where everything is left out
+        made["rows"][:] = self.cache.rows  # unused rows lie past the end, where writes are dropped
         made["pages"] = page_table([read.pages for read in reads], self.count, self._pages)
         for number, read in enumerate(reads):
             pad, places_of_new = self.width - (read.last - read.first), np.arange(read.first, read.last)
             ids[number, pad:] = read.tokens[read.first : read.last]
             positions[number, pad:] = places[number, pad:] = places_of_new
             made["doc_start"][number, pad:] = self.keys - read.last
-            made["doc_start"][number, :pad] = self.keys - max(self.width, read.last)  # they must rise
+            made["doc_start"][number, :pad] = self.keys - max(self.width, read.last)  # must be ascending
             seen = np.arange(read.last)
             sources[number, self.keys - read.last :] = np.asarray(read.pages)[seen // PAGE] * PAGE + seen % PAGE
             made["rows"][number, 0] = read.row
@@ -96,7 +96,7 @@ class PromptReader:
         self._work()
 
     def _tables(self, positions: np.ndarray, doc_start: np.ndarray) -> TokenTables | None:
-        """Rotary tables of whole sequences, whose angles depend on their lengths."""
+        """Return rotary tables for whole sequences whose angles depend on their lengths; None if they do not."""
         tables = TokenTables.empty(self.model.config, positions.size, int(positions.max()) + 1, self.device)
         if tables is not None:
             tables.write(self.device, positions, doc_start)
@@ -106,7 +106,7 @@ class PromptReader:
         device = self.device
         with no_grad():
             hidden = self.model.hidden(self._inputs, self._cache)
-            # A row by its number is a look-up; a view would have to start at a multiple of 64.
+            # Embedding picks any rows; a view would have to start at a multiple of 64 elements.
             last = F.embedding(hidden, self._last, dtype=hidden.dtype)
         logits = self.model.logits(last.data)
         if self._states is None:

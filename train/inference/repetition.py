@@ -1,4 +1,4 @@
-"""The repetition penalty of a text: tokens that it has already become less likely.
+"""The repetition penalty: tokens that a text already contains become less likely.
 
 Source: Keskar et al., CTRL (2019).
 """
@@ -12,7 +12,7 @@ import numpy as np
 from wgrad.device.contract import Array, Device
 from wgrad.device.expression import Program, row_major
 
-# old: a logit. Array 0: its factor. A positive one is divided by it, a negative one multiplied.
+# old: a logit. Array 0: its factor. A positive logit is divided by it, a negative one multiplied.
 _PENALISED: Program = (
     *(("old",), ("load", 0), ("scalar", 0)),
     *(("gt", 0, 2), ("div", 0, 1), ("mul", 0, 1), ("where", 3, 4, 5)),
@@ -20,7 +20,7 @@ _PENALISED: Program = (
 
 
 class Repetition:
-    """Factors of the logits, from the tokens that a text has, its prompt among them."""
+    """Factors of the logits for the tokens of a text, including its prompt."""
 
     def __init__(self, penalty: float, vocab_size: int, prompt: Sequence[int]) -> None:
         self._penalty = penalty
@@ -30,7 +30,7 @@ class Repetition:
         self._count = 0
 
     def factors(self, drawn: Sequence[int]) -> np.ndarray:
-        """Return float32 [V], the same array as before where no token is new. drawn: all tokens after the prompt."""
+        """Return float32 [V], the same array as before if no token is new. drawn: all tokens after the prompt."""
         new = set(drawn[self._count :]) - self._seen
         self._count = len(drawn)
         if new:

@@ -1,4 +1,4 @@
-"""Memory of a batch on the device: pages of keys and values, and by row states of linear attention and logits."""
+"""Memory of a batch on the device: pages of keys and values, and for each row states of linear attention and logits."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from wgrad.train.model.paged_cache import PagedCache
 
 
 class RowCache:
-    """Keys and values of each layer [pages, PAGE, G, D]; by row the states of linear attention, and the logits float32
-    [rows, V] that its next token is drawn from."""
+    """Keys and values of each layer [pages, PAGE, G, D]; for each row the states of linear attention, and the logits
+    float32 [rows, V] of its next token."""
 
     def __init__(self, model: Model, rows: int, pages: int) -> None:
         self.device, self.rows, self.pages = model.device, rows, pages
@@ -28,12 +28,12 @@ class RowCache:
         return KVCache.empty(config, pages, PAGE, dtype, self.device, rows=rows)
 
     def paged(self, rows: Rows | None, states: KVCache | None = None, **of_batch: Array | None) -> PagedCache:
-        """The cache of a batch. rows: its rows of the states; states: these in their place. The rest: of PagedCache."""
+        """Return the cache of a batch. rows: its rows of the states; states: used instead; rest: see PagedCache."""
         own = self._cache if states is None else states
         return PagedCache(self._cache.keys, self._cache.values, own.states, own.histories, rows, **of_batch)
 
     def states(self, rows: int) -> KVCache:
-        """States of so many other rows, without keys."""
+        """Return a cache for the states of `rows` other rows, without keys."""
         return self._empty(1, rows) if self.has_states else KVCache({}, {})
 
     @property
@@ -45,15 +45,15 @@ class RowCache:
         return Rows(self.device.upload(numbers), self.device.upload(numbers[:1].copy())) if self.has_states else None
 
     def logits(self, rows: int) -> Array:
-        """A view of the first rows'."""
+        """Return a view of the logits of the first rows."""
         return self.device.view(self._logits, (rows, self._logits.shape[1]))
 
     def put_logits(self, logits: Array, row: Array) -> None:
-        """logits float32 [1, V] of the row that int32 [1] of the device says; beyond the last, nowhere."""
+        """Write logits float32 [1, V] to the row in int32 [1] on the device; a row past the end is dropped."""
         put_rows(self.device, self._logits, logits, row)
 
     def put_states(self, states: KVCache, number: Array, row: Array) -> None:
-        """Copy what another cache keeps of its row `number` to the row `row`; both int32 [1] of the device."""
+        """Copy the states of another cache's row `number` to the row `row`; both int32 [1] on the device."""
         for ours, theirs in ((self._cache.states, states.states), (self._cache.histories, states.histories)):
             for layer, array in theirs.items():
                 table = as_table(array, self.device)
@@ -61,7 +61,7 @@ class RowCache:
 
     # ---- other sizes ---------------------------------------------------------------------------
     def grow(self, pages: int) -> None:
-        """A layer at a time, so that only one is there twice."""
+        """Grow to `pages` pages, one layer at a time, so that only one takes its memory twice."""
         for arrays in (self._cache.keys, self._cache.values):
             for layer, old in arrays.items():
                 new = self.device.zeros((pages, *old.shape[1:]), old.dtype)
@@ -70,7 +70,7 @@ class RowCache:
         self.pages = pages
 
     def move(self, rows: int, before: Sequence[int]) -> None:
-        """From here on there are so many rows; row r is what row before[r] was."""
+        """Change the number of rows; row r becomes the old row before[r]."""
         order = np.zeros(rows, np.int32)
         order[: len(before)] = before
         ids, same = self.device.upload(order), rows == self.rows
@@ -82,7 +82,7 @@ class RowCache:
         self.rows = rows
 
     def _moved(self, table: Array, ids: Array, same: bool) -> Array:
-        """By way of another array: a kernel cannot read and write one buffer."""
+        """Return the rows `ids` of a table. Uses another array, since a kernel cannot read and write one buffer."""
         moved = self.device.embedding(table, ids, dtype=table.dtype)
         if not same:
             return moved
@@ -91,7 +91,7 @@ class RowCache:
 
 
 def page_table(pages: Sequence[Sequence[int]], rows: int, width: int) -> np.ndarray:
-    """int32 [rows, width]: the first pages of each row, as far as it has some."""
+    """Return int32 [rows, width]: the first pages of each row, filled up with NOWHERE."""
     table = np.full((rows, width), NOWHERE, np.int32)
     for row, own in enumerate(pages):
         first = own[:width]

@@ -1,4 +1,4 @@
-"""How likely a model holds a text to be, token by token."""
+"""Log-probabilities that a model gives to the tokens of a text."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _VIEW = 64  # elements: where a view may begin
 @dataclass(frozen=True)
 class LogProbs:
     """Natural logarithms of probabilities, float32. of_tokens [N]: of N given tokens; top_ids int64, top [N, K]: the K
-    likeliest in their place, the likeliest first."""
+    likeliest tokens at each place, the likeliest first."""
 
     of_tokens: np.ndarray
     top_ids: np.ndarray
@@ -31,9 +31,9 @@ class LogProbs:
 
 
 def log_probs(logits: np.ndarray, tokens: Sequence[int], top: int) -> LogProbs:
-    """logits float32 [N, V] and a token for each row -> how likely they were. NaN where logits are not finite.
+    """Return the log-probabilities of a token for each row of logits float32 [N, V]; NaN if logits are not finite.
 
-    In the operations, and so the bits, of the reference of `linear_cross_entropy`.
+    Uses the operations of the reference of `linear_cross_entropy`, so that the bits are equal.
     """
     rows = np.arange(len(tokens))
     with np.errstate(invalid="ignore"):
@@ -44,7 +44,7 @@ def log_probs(logits: np.ndarray, tokens: Sequence[int], top: int) -> LogProbs:
 
 
 def _likeliest(values: np.ndarray, count: int) -> np.ndarray:
-    """Ids of the `count` largest values of each row, the largest first."""
+    """Return the ids of the `count` largest values of each row, the largest first."""
     if count == 0:
         return np.zeros((len(values), 0), np.int64)
     if count == 1:
@@ -57,18 +57,21 @@ def _likeliest(values: np.ndarray, count: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Scored:
-    """given: of each token but the first, given those before it. next_logits float32 [1, V], on the device: of what
-    comes next."""
+    """Scores of a text. given: of each token but the first, given those before it. next_logits: float32 [1, V] on the
+    device, of the token after the text."""
 
     given: LogProbs
     next_logits: Array
 
 
 def score(model: Model, ids: Sequence[int], top: int = 0) -> Scored:
-    """One text by itself, without a cache: what comes of it hangs on no other. It is a row as `wgrad eval` makes it of
-    a file with this text alone, so that on NumPy's device the numbers are the same to the bit.
+    """Score one text by itself, without a cache.
 
-    The rotary tables must hold the text. UnusableResult: logits are not finite.
+    It is a row as `wgrad eval` makes it for a file with only this text, so that on the NumPy device the numbers are the
+    same to the bit. The rotary tables must hold the text.
+
+    Raises:
+        UnusableResult: logits are not finite.
     """
     device, n, width = model.device, len(ids), model.config.hidden_size
     document = Document(np.array(ids, np.int32), np.ones(n, np.bool_), "")
@@ -96,8 +99,8 @@ def _joined(parts: Sequence[LogProbs], top: int) -> LogProbs:
 
 
 def most_work(model: Model, positions: int, rows: int, prompt_tokens: int) -> None:
-    """Run the step that takes the most memory for `rows` sequences of up to `positions` tokens: a score, a prompt
-    alone, and a batch, as long as they may be (`prompt_tokens` in all); three steps of each."""
+    """Run the work that takes the most memory for `rows` sequences of up to `positions` tokens: a score, a single
+    prompt, and a batch, as long as possible (`prompt_tokens` in all), with three steps of each."""
     score(model, [0] * positions, top=1)
     for count in {1, rows}:
         longest = max(min(positions - 3, prompt_tokens // count), 1)

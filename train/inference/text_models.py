@@ -28,10 +28,14 @@ def build_text_models(
     positions: int,
     run: Callable[[Model], object],
 ) -> dict[str, Model]:
-    """Models by name on the device, their shaders compiled, with a bar for each of the two. WgradError.
+    """Compile the shaders and load the models onto the device, with a progress bar for each; return the models by name.
 
-    adapters: name -> its folder, None for the base alone. run: has a model do what launches every kernel that will be
-    needed, in as much memory.
+    Args:
+        adapters: folders of adapters by name, None for the base alone.
+        run: makes a model launch every kernel, and take as much memory, as will be needed.
+
+    Raises:
+        WgradError: an adapter or the model cannot be used.
     """
     args, device, display = opened.args, opened.device, opened.display
     known = adaptable(opened.config)
@@ -66,7 +70,7 @@ def build_text_models(
 
 
 def mixing_models(base: Model, adapters: Mapping[str, Loaded | None]) -> dict[str, Model]:
-    """Models by name, with an adapter or as the base is; those that can may be in a batch together."""
+    """Return the models by name, each with its adapter or none; those that can mix may be in one batch."""
     models = {name: _adapted(base, *found) if found else base for name, found in adapters.items()}
     mixed = first_that_mix({name: found for name, found in adapters.items() if found})
     if len(models) > 1 and mixed:
@@ -78,7 +82,7 @@ def mixing_models(base: Model, adapters: Mapping[str, Loaded | None]) -> dict[st
 
 
 def _adapted(base: Model, lora: LoraConfig, values: Mapping[str, np.ndarray]) -> Model:
-    """The same weights with an adapter."""
+    """Return a model of the same weights with an adapter."""
     return _with(base, with_inverses(frozen_adapter(lora, values, base.device), base.weights, base.device))
 
 

@@ -1,4 +1,4 @@
-"""Recordings of a batch, made before the first request comes: those of short prompts and of few sequences."""
+"""Making recordings of a batch before the first request arrives: those of short prompts and few sequences."""
 
 from __future__ import annotations
 
@@ -11,25 +11,24 @@ from wgrad.train.inference.continuous import CHUNK, FEW, GROUP, GROUP_TOKENS, PR
 from wgrad.train.inference.growing import Growing
 from wgrad.train.options.generate_config import GREEDY
 
-# Of a cache whose rows have states, or for which there is too little memory: it grows beyond them, and then all is
-# recorded anew.
+# Size of a cache whose rows have states, or for which memory is short. It grows later, and all is recorded again.
 _ROWS, _KEYS = 16, 1024
 _STEPS = 2
 
 
 def warm_up(batch: Batch, seconds: float) -> None:
-    """Record what is needed most; no more of it once so many seconds have passed. The batch must be empty.
+    """Record the most frequent steps, for at most `seconds`. The batch must be empty.
 
-    The cache has all of its pages from here on: to grow it would have to be copied, and all be recorded anew, while
-    requests wait.
+    The cache gets all of its pages, since growing it later would copy it, and record all steps again, while requests
+    wait.
     """
     end = time.monotonic() + seconds
     try:
         rows = batch.reserve(batch.rows if batch.model.config.linear is None else _ROWS)
-    except OutOfMemory:  # others have taken it
+    except OutOfMemory:  # other programs use the memory
         rows = batch.reserve(_ROWS, min(_KEYS, batch.model.positions))
     longest, vocab = min(CHUNK, batch.model.positions - _STEPS), batch.model.config.vocab_size
-    numbers = count()  # no prompt begins as another did, whose pages it would share
+    numbers = count()  # no prompt begins like another, or it would share its pages
     for sequences, tokens in _shapes(rows, longest):
         for _ in range(2):  # the first run is not recorded, the second one is
             prompts = [[next(numbers) % vocab] * tokens for _ in range(sequences)]
@@ -38,7 +37,7 @@ def warm_up(batch: Batch, seconds: float) -> None:
                 return
             batch.join(newcomers)
             batch.queue(_STEPS).tokens()
-            batch.device.synchronize()  # it sees how fast the device is, by which recordings are cut into submissions
+            batch.device.synchronize()  # measures the device's speed, which decides how recordings are submitted
 
 
 def _shapes(rows: int, longest: int) -> Iterator[tuple[int, int]]:

@@ -1,4 +1,4 @@
-"""The text of an answer taken apart as it comes: reasoning, content, calls of tools."""
+"""Splitting the text of an answer as it arrives into reasoning, content and tool calls."""
 
 from __future__ import annotations
 
@@ -19,8 +19,11 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True)
 class Style:
-    """How the answers of a request are written. thought: what a reasoning begins and ends with; begun: text of the
-    answer that the prompt has already. tools: names of those that may be called."""
+    """How the answers of a request are written.
+
+    thought: markers around reasoning; begun: text of the answer that the prompt already contains; tools: names of those
+    that may be called.
+    """
 
     thought: tuple[str, str] | None = None
     begun: str = ""
@@ -29,14 +32,14 @@ class Style:
 
     @property
     def markers(self) -> frozenset[str]:
-        """Special tokens that belong to the text."""
+        """Special tokens that are part of the text."""
         found = set(self.thought or ())
         if self.format is not None:
             found |= {self.format.marker or PYTHON, "</tool_call>", "[ARGS]"}
         return frozenset(found)
 
     def after(self, prompt: str) -> Style:
-        """Return the style of what follows a prompt, which may have begun a thought."""
+        """Return the style of the text after a prompt, which may open a thought."""
         if self.thought is None or not begins(self.thought, prompt):
             return self
         return replace(self, begun=self.thought[0])
@@ -49,8 +52,8 @@ def style_of(tokenizer: Tokenizer, tools: Collection[str] = ()) -> Style:
 
 
 class AnswerParts:
-    """Text goes in as it comes; what may be the beginning of a marker is held back. A call is given as a whole, at the
-    end of the answer."""
+    """Splitter of the text of an answer. Text that may begin a marker is held back; tool calls are returned at the end
+    of the answer."""
 
     def __init__(self, style: Style) -> None:
         self._style = style
@@ -73,7 +76,7 @@ class AnswerParts:
         return Part(content, reasoning)
 
     def _start(self, last: bool) -> None:
-        """Settle whether the answer begins with a thought."""
+        """Decide whether the answer begins with a thought."""
         thought, text = self._style.thought, self._held.lstrip()
         if thought is not None and text.startswith(thought[0]):
             self._held, self._place, self._opens = text.removeprefix(thought[0]), "thought", True
@@ -111,7 +114,7 @@ class AnswerParts:
         return self._take(len(self._held) if last else len(self._held[:sure].rstrip("\n")))
 
     def _take(self, count: int) -> str:
-        """Without the newlines that a part begins with."""
+        """Take text from the held one, without the newlines at the start of a part."""
         found, self._held = self._held[:count], self._held[count:]
         found = found.lstrip("\n") if self._opens else found
         self._opens = self._opens and not found
@@ -119,5 +122,5 @@ class AnswerParts:
 
 
 def _overlap(text: str, marker: str) -> int:
-    """Length of the longest end of `text` that `marker` begins with."""
+    """Return the length of the longest end of `text` that is a beginning of `marker`."""
     return next((n for n in range(min(len(text), len(marker) - 1), 0, -1) if text.endswith(marker[:n])), 0)

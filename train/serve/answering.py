@@ -1,4 +1,4 @@
-"""From jobs to responses: the engine has them, and a form writes what comes of them, whole or as a stream."""
+"""From jobs to responses: the engine runs them, and a form writes the answers, whole or as a stream."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Answering:
         engine.together = self._outbox.together
 
     def events(self) -> Events:
-        """Return where the events of a request arrive."""
+        """Return the queue of a request's events."""
         return Events(self._outbox)
 
     def token_text(self, asked: Asked) -> TokenText:
@@ -45,7 +45,7 @@ class Answering:
     def pieces(
         self, request: Request, asked: Body, jobs: Sequence[Job], choices: Sequence[Choice], events: Events
     ) -> Pieces:
-        """Have the engine answer. ApiError."""
+        """Submit jobs to the engine, and return the pieces of their answers. Raises ApiError."""
         try:
             self.engine.submit(jobs)
         except Full:
@@ -65,7 +65,7 @@ class Answering:
         found = self.pieces(request, asked, jobs, choices, events)
         if asked.stream:
             begun = form.opening(choices)
-            begun += form.events(*await anext(found))  # what fails before anything is sent has a status of its own
+            begun += form.events(*await anext(found))  # a failure before anything is sent has its own status
             stream = _stream(form, choices, begun, found)
             return StreamingResponse(stream, media_type=form.media_type, headers={"Cache-Control": "no-cache"})
         async for _ in found:
@@ -78,7 +78,7 @@ def choices_of(jobs: Sequence[Job], style: Style) -> list[Choice]:
 
 
 class _Note:
-    """Words on a request for the log, as it ends."""
+    """Model and tokens of a request, for the log, as they are at its end."""
 
     def __init__(self, model: str, choices: Sequence[Choice]) -> None:
         self.model, self.choices = model, choices
@@ -91,14 +91,14 @@ class _Note:
 async def _stream(
     form: Form, choices: Sequence[Choice], begun: Sequence[dict[str, Any]], found: Pieces
 ) -> AsyncIterator[bytes]:
-    """Server-sent events, or lines of JSON. begun: those that there are already."""
+    """Yield server-sent events, or lines of JSON. begun: the first of them."""
     written = _events if form.media_type == EVENTS else _lines
     async with aclosing(found):
         yield written(begun)
         try:
             async for choice, piece in found:
                 yield written(form.events(choice, piece))
-                await asyncio.sleep(0)  # a client that has gone is seen before more is written to it
+                await asyncio.sleep(0)  # notice a client that has gone before writing more
         except ApiError as error:
             yield written(form.failure(error))
             return
@@ -110,7 +110,7 @@ def _lines(values: Sequence[dict[str, Any]]) -> bytes:
 
 
 def _events(values: Sequence[dict[str, Any]]) -> bytes:
-    """Values as they are sent; one with a type is named by it."""
+    """Encode values as server-sent events; a value with a type is named by it."""
     parts = list[bytes]()
     for value in values:
         if "type" in value:
