@@ -299,7 +299,7 @@ class TorchMethods(TensorMethods):
 
     @property
     def is_leaf(self) -> Bool:
-        """Whether no recorded operator computed this Tensor."""
+        """Return whether no recorded operator computed this Tensor."""
         return self.node is None
 
     def dim(self) -> Int:

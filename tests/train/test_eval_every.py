@@ -192,7 +192,7 @@ def test_a_best_checkpoint_that_is_damaged_gives_way_to_the_next(
     assert run(values) == 0
     assert measured(values["--out"]) == {0: 9.0, 2: 7.0, 4: 5.0, 5: 9.0}
     said = capsys.readouterr().out
-    assert "note: no checkpoint of step 4 is whole" in said and "note: no checkpoint of step 2 is whole" in said
+    assert "note: the checkpoint of step 4 is damaged" in said and "note: the checkpoint of step 2 is damaged" in said
     assert results(values["--out"])["result_step"] == 5
 
 

@@ -1,4 +1,4 @@
-"""Answers in the forms of OpenAI's API: whole ones, and chunks of a stream."""
+"""Answers in the forms of OpenAI's API: whole, or as chunks of a stream."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from wgrad.train.serve.errors import ApiError
 from wgrad.train.serve.jobs import Piece, TokenInfo
 
 TokenText = Callable[[int], str]
-Octets = Callable[[int], bytes | None]  # of a token that is a part of a character
+Octets = Callable[[int], bytes | None]  # bytes of a token that is a part of a character, else None
 EVENTS = "text/event-stream"
 TOOL_CALLS = "tool_calls"  # why an answer ended: tools are to be called
 
 
 class Choice:
-    """One answer of a request as it comes. echo: the prompt's text, which opens it. style: of a chat's answers."""
+    """One answer of a request as it arrives. echo: text of the prompt, to begin with. style: of a chat's answers."""
 
     def __init__(self, number: int, prompt_tokens: int, echo: str = "", style: Style | None = None) -> None:
         self.number, self.prompt_tokens = number, prompt_tokens
@@ -28,8 +28,8 @@ class Choice:
         self.text, self.tokens, self.new, self.finish = echo, list[TokenInfo](), 0, ""
         self.vector: np.ndarray | None = None
         self.cached = 0  # tokens of the prompt that were in the cache
-        self.offset = 0  # characters of the tokens that were told in chunks
-        self.first = 0  # when the first piece came, in nanoseconds of time.monotonic_ns
+        self.offset = 0  # characters of the tokens that were sent in chunks
+        self.first = 0  # time of the first piece, in nanoseconds of time.monotonic_ns
 
     def add(self, piece: Piece) -> None:
         self.first = self.first or time.monotonic_ns()
@@ -47,7 +47,7 @@ def usage(choices: Sequence[Choice]) -> dict[str, Any]:
 
 
 class Form(Protocol):
-    """How the answers to a request are written: whole, or as the events of a stream, which closes with `end`."""
+    """The form of the answers to a request: whole, or as the events of a stream, which ends with `end`."""
 
     end: str
     media_type: str  # of a stream
@@ -55,21 +55,21 @@ class Form(Protocol):
     def answer(self, choices: Sequence[Choice]) -> dict[str, Any]: ...
 
     def opening(self, choices: Sequence[Choice]) -> list[dict[str, Any]]:
-        """Events before any piece."""
+        """Return the events before any piece."""
 
     def events(self, choice: Choice, piece: Piece) -> list[dict[str, Any]]:
-        """Events of a piece that its choice has."""
+        """Return the events of a piece that was added to its choice."""
 
     def closing(self, choices: Sequence[Choice]) -> list[dict[str, Any]]:
-        """Events behind the last piece."""
+        """Return the events after the last piece."""
 
     def failure(self, error: ApiError) -> list[dict[str, Any]]:
-        """The last events of a stream that fails."""
+        """Return the last events of a stream that fails."""
 
 
 class ChunkForm:
-    """One of the two kinds of answers that come in chunks. logprobs: they are told. tells_usage: at the end of a
-    stream."""
+    """Common part of the two forms with chunks. logprobs: whether they are sent. tells_usage: whether a stream ends
+    with the usage."""
 
     prefix, whole, part, end = "", "", "", "data: [DONE]\n\n"
     media_type = EVENTS
@@ -141,7 +141,7 @@ class CompletionForm(ChunkForm):
         }
 
     def _top(self, token: TokenInfo) -> dict[str, float] | None:
-        """By text, the token itself always among them; of several tokens of one text the likeliest."""
+        """Return log-probabilities by text, including the token itself; for equal texts the likeliest."""
         if token.log_prob is None:
             return None
         found: dict[str, float] = {}
@@ -184,7 +184,7 @@ def token_entry(token: TokenInfo, token_text: TokenText, octets: Octets) -> dict
     """Return the log-probabilities of a token of a conversation."""
 
     def entry(id_: int, text: str, log_prob: float | None) -> dict[str, Any]:
-        """The bytes of tokens in sequence are those of the text, also where a character has several tokens."""
+        """Return the entry of a token. The bytes of consecutive tokens are those of the text, also within one."""
         own = octets(id_)
         return {"token": text, "logprob": log_prob, "bytes": list(text.encode() if own is None else own)}
 

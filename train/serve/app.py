@@ -1,5 +1,4 @@
-"""The web application: paths of OpenAI's and Ollama's APIs, on starlette. What a request asks for is done by the
-engine, on a thread of its own."""
+"""The web application: paths of OpenAI's and Ollama's APIs, on starlette. The engine works on its own thread."""
 
 from __future__ import annotations
 
@@ -46,7 +45,8 @@ _PATHS = (
 
 
 def make_app(engine: Engine, preparation: Preparation) -> Starlette:
-    """Paths of OpenAI's and Ollama's APIs, /health, /metrics and a page to chat; errors of all others in their form."""
+    """Return the application: OpenAI's and Ollama's APIs, /health, /metrics and a chat page, with errors in the form of
+    the API."""
     api = Api(engine, preparation)
     routes = [
         Route("/health", api.health),
@@ -85,7 +85,7 @@ async def _fault(request: Request, error: Any) -> Response:
 
 
 class Api(Answering):
-    """The answers to each path of OpenAI's API."""
+    """The handlers of OpenAI's API."""
 
     def __init__(self, engine: Engine, preparation: Preparation) -> None:
         super().__init__(engine, preparation)

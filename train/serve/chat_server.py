@@ -1,4 +1,4 @@
-"""Models to chat with: `wgrad serve` in a process of its own, and requests that are passed on to it."""
+"""A model to chat with: `wgrad serve` in a child process, and requests that are forwarded to it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _PIECE = 1 << 14
 
 
 class ChatServer:
-    """One model, or a base model and an adapter. Used by several threads."""
+    """A server of one model, or a base model and an adapter. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -36,7 +36,11 @@ class ChatServer:
         self._key, self._name, self._title, self._run = "", "", "", ""
 
     def open_run(self, path: Path) -> None:
-        """Load what a run made: its adapter and base model, or its whole model. WgradError: it made none yet."""
+        """Load the result of a run: its adapter and base model, or its whole model.
+
+        Raises:
+            WgradError: the run has no result yet.
+        """
         values = read_config_file(path / CONFIG_FILE) if (path / CONFIG_FILE).exists() else {}
         options = {name: values.get(name) for name in ("device", "compute") if values.get(name)}
         if (path / ADAPTER_CONFIG).exists():
@@ -57,7 +61,7 @@ class ChatServer:
         self._open([f"--model={model}", f"--device={device}"], Path(model))
 
     def _open(self, words: list[str], path: Path) -> None:
-        with self._lock:  # of two that are opened at once, one ends before the other begins
+        with self._lock:  # if two are opened at once, one ends before the other begins
             self._end()
             self._name = secrets.token_hex(8)
             self._key, self._title, self._run = secrets.token_hex(16), path.name or str(path), str(path)
@@ -75,9 +79,8 @@ class ChatServer:
             command.end()
 
     def state(self) -> dict[str, Any]:
-        """Return `state`, one of closed, loading, ready and failed; an `id` of this
-        loading, its `title` and `run`; the `reason` of a failure and
-        the last `line` of output."""
+        """Return `state` (closed, loading, ready or failed); the `id`, `title` and `run` of the model; the `reason` of
+        a failure, and the last `line` of output."""
         command = self._command
         if command is None:
             return {"state": "closed", "id": "", "title": "", "run": "", "reason": "", "line": ""}
@@ -88,7 +91,7 @@ class ChatServer:
         return {"state": state, **names, "reason": reason, "line": line}
 
     async def forward(self, request: Request) -> Response:
-        """Pass a request on, and its answer back as it comes. ApiError: no model is loaded."""
+        """Forward a request, and return its answer as it arrives. Raises ApiError if no model is loaded."""
         body = await read_body(request) if request.method == "POST" else None
         command = self._command
         if command is None or not command.address:
@@ -103,7 +106,7 @@ class ChatServer:
 
         try:
             answer = await run_in_threadpool(ask)
-        except OSError as error:
+        except (OSError, http.client.HTTPException) as error:
             connection.close()
             raise ApiError(502, f"the model's process does not answer ({error}): load it again") from error
         kind = answer.headers.get("Content-Type", "application/json")
@@ -113,7 +116,7 @@ class ChatServer:
 
 
 def _parts(connection: http.client.HTTPConnection, answer: http.client.HTTPResponse) -> Iterator[bytes]:
-    """The body of an answer as it comes. The connection ends with it, also where its reader goes before."""
+    """Yield the body of an answer as it arrives, and close the connection, even if the reader leaves early."""
     try:
         while part := answer.read1(_PIECE):
             yield part

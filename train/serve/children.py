@@ -1,4 +1,4 @@
-"""Commands of wgrad in processes of their own, so that a lost device or a crash does not take the server along."""
+"""Commands of wgrad in child processes, so that a lost device or a crash does not end the server."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import IO, Any
 from wgrad.device.errors import WgradError
 
 _CODE = "import sys; sys.path[:] = {path!r}; from wgrad.train.commands.cli import main; sys.exit(main(sys.argv[1:]))"
-# It ends when the process that holds the other end of its standard input does, however that ends.
+# Ends the command when the process at the other end of its standard input ends, for any reason.
 _FOLLOWING = (
     "import os, signal, threading; "
     "end = lambda: (os.read(0, 1), os.kill(os.getpid(), signal.SIGTERM)); "
@@ -27,10 +27,15 @@ ERROR = "wgrad: error: "
 
 
 def start(words: Sequence[str], apart: bool = False, **options: Any) -> subprocess.Popen[bytes]:
-    """Start `wgrad WORDS`. WgradError: it does not start.
+    """Start `wgrad WORDS`.
 
     Args:
-        apart: It goes on when this process, or the terminal, ends; else it ends with this process.
+        words: Command and options.
+        apart: The command continues when this process, or the terminal, ends; else it ends with this process.
+        options: Further arguments of Popen.
+
+    Raises:
+        WgradError: it does not start.
     """
     if apart and os.name == "nt":
         options["creationflags"] = getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)
@@ -44,7 +49,7 @@ def start(words: Sequence[str], apart: bool = False, **options: Any) -> subproce
 
 
 def ask_to_end(pid: int) -> None:
-    """Ask a run to save and end, as Ctrl-C does. WgradError: it cannot be asked."""
+    """Ask a run to save and end, as Ctrl-C does. Raises WgradError if it cannot be signalled."""
     try:
         os.kill(pid, getattr(signal, "CTRL_BREAK_EVENT", signal.SIGTERM))
     except OSError as error:
@@ -52,7 +57,7 @@ def ask_to_end(pid: int) -> None:
 
 
 def why_ended(status: int, output: str) -> str:
-    """Return the reason of a command that failed: its own last word, or else how its process ended."""
+    """Return the reason of a command's failure: its last message, or else how its process ended."""
     for line in reversed(output.splitlines()):
         if line.startswith("wgrad: "):
             return line.removeprefix(ERROR).removeprefix("wgrad: ")
@@ -60,7 +65,7 @@ def why_ended(status: int, output: str) -> str:
 
 
 def ended_by(status: int) -> str:
-    """Return in words how a process ended that said nothing."""
+    """Describe how a process without a message ended."""
     how = f"by signal {-status}" if status < 0 else f"with status {status}"
     return f"the process ended {how} and gave no reason: see its output"
 
@@ -68,7 +73,7 @@ def ended_by(status: int) -> str:
 class Command:
     """A command whose output is kept, read by a thread of its own.
 
-    lines: the last of its output. address: where it listens, once it has said so.
+    lines: the last of its output. address: where it listens, once it has printed it.
     """
 
     def __init__(self, words: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
@@ -94,7 +99,7 @@ class Command:
 
     @property
     def state(self) -> str:
-        """running, done or failed."""
+        """The state: "running", "done" or "failed"."""
         status = self._process.poll()
         if status is None or (self._reader.is_alive() and status == 0):
             return "running"
@@ -102,12 +107,12 @@ class Command:
 
     @property
     def reason(self) -> str:
-        """Why it failed, or ""."""
+        """The reason of a failure, or ""."""
         status = self._process.poll()
         return why_ended(status, "\n".join(self.lines)) if status else ""
 
     def end(self) -> None:
-        """End it, whatever it does."""
+        """End the command, by force if it does not react."""
         if self._process.poll() is None:
             self._process.terminate()
             try:
@@ -118,7 +123,7 @@ class Command:
 
 
 def tail_of(path: Path, most: int) -> str:
-    """Return the end of a text file that a process writes; "" where there is none."""
+    """Return at most the last `most` bytes of a text file that a process writes; "" if it does not exist."""
     try:
         with open(path, "rb") as file:
             size = os.fstat(file.fileno()).st_size

@@ -1,5 +1,4 @@
-"""A connection of the server: uvicorn's, which alone would wait without end for a request, and for an answer to be
-taken."""
+"""A connection of the server: uvicorn's, with time limits for receiving a request and delivering an answer."""
 
 from __future__ import annotations
 
@@ -8,12 +7,12 @@ import asyncio
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-REQUEST_SECONDS = 35.0  # for one to come whole, head and body; a little more than the application waits for the body
-ANSWER_SECONDS = 35.0  # for the last of an answer to be taken, once it is written and the connection ends with it
+REQUEST_SECONDS = 35.0  # for all of a request to arrive; a little more than the application waits for the body
+ANSWER_SECONDS = 35.0  # for the client to take the rest of the last answer of a connection
 
 
 class Connection(H11Protocol):
-    """Closed where a request does not come whole in time, also where it was answered before it had; and where the
+    """A connection that is closed if a request does not arrive in time, even if it was answered already, or if the last
     answer is not taken in time."""
 
     _late: asyncio.TimerHandle | None = None
@@ -41,7 +40,7 @@ class Connection(H11Protocol):
             self._untaken = self.loop.call_later(ANSWER_SECONDS, self.transport.abort)
 
     def _comes(self) -> bool:
-        """Return whether a request is not whole."""
+        """Return whether a request is still arriving."""
         return self.conn.their_state in (h11.IDLE, h11.SEND_BODY)
 
     def _wait(self) -> None:

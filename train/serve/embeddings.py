@@ -21,7 +21,7 @@ class EmbeddingRequest(Body, kw_only=True):
     dimensions: int | None = None
 
     def texts(self, width: int) -> list[str | list[int]]:
-        """Texts and lists of token ids. width: numbers of a vector. ApiError."""
+        """Return the texts and lists of token ids. width: length of a vector. Raises ApiError."""
         if self.dimensions not in (None, width):
             rule = f"dimensions must be the {width} of this model; got {self.dimensions}: leave it out"
             raise ApiError(400, f"the request: {rule}", "dimensions")

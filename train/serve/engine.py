@@ -1,10 +1,10 @@
-"""The thread of the device: jobs wait in a line, join a batch as soon as it has room, and leave it when they end.
+"""The thread of the device: jobs wait in a queue, join the batch when it has room, and leave it when they end.
 
-Sequences of a batch share a base model and nothing else. While a job is first in line whose model cannot be with those
-of the batch nobody joins, so its turn comes when the batch has ended. A score is made between two blocks of steps, one
-text at a time, so that it hangs on no other request; embeddings are made there too.
+Sequences of a batch share only the base model. While the first job of the queue has a model that does not mix with the
+batch's, no job joins, so its turn comes when the batch has ended. Scores are computed between two blocks of steps, one
+text at a time, so that they depend on no other request; so are embeddings.
 
-The device is a block ahead: while it draws the tokens of one, the host reads those of the one before.
+The device is one block ahead: while it draws the tokens of a block, the host reads those of the block before.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from wgrad.train.terminal.ending import one_line
 from wgrad.train.terminal.output import say
 
 BUSY, ENDING = 503, "the server is ending: ask again later"
-_AHEAD = 2  # blocks that are queued when the host waits for the first of them
-_JOINING = 2 * CHUNK  # tokens of prompts that are read between two blocks
+_AHEAD = 2  # blocks in the queue when the host waits for the first
+_JOINING = 2 * CHUNK  # most tokens of prompts that are read between two blocks
 
 
 class Engine:
     """Answers jobs with `models` and their `tokenizers` (by name), on the thread that calls `run`. reload: loads the
-    models again where the device was lost; None where it cannot be opened again."""
+    models again after a loss of the device; None if it cannot be opened again."""
 
     def __init__(
         self,
@@ -56,30 +56,30 @@ class Engine:
         self.metrics, self._losses = Metrics(), Losses(reload)
         self._batch = Batch(next(iter(models.values())), limits.rows, limits.keys)
         self._members: dict[Growing, Member] = {}
-        self._again: list[Member] = []  # whose texts are to be read once more
+        self._again: list[Member] = []  # members whose texts must be read again
         self._blocks: deque[Block] = deque()
-        self._spoiled = False  # numbers in the cache are not finite
-        self.together: Callable[[], AbstractContextManager[None]] = nullcontext  # what is emitted within it
+        self._spoiled = False  # whether the cache has values that are not finite
+        self.together: Callable[[], AbstractContextManager[None]] = nullcontext  # sends events within it as one
         self._pace = Pace()
         self._edits = False  # whether logits are changed, so that blocks have one step
 
     # ---- from any thread -----------------------------------------------------------------------
     def submit(self, jobs: Sequence[Job]) -> None:
-        """All of them or none. Full: `waiting` are exceeded."""
+        """Queue all of these jobs. Raises Full, and queues none, if more than `waiting` would wait."""
         with self._changed:
             if self._closing:
                 for job in jobs:
                     job.emit(Failed(BUSY, ENDING))
                 return
             self._line = [job for job in self._line if not job.cancelled]
-            # A single request may have more prompts than may wait, where it waits alone.
+            # A request that waits alone may have more prompts than the limit.
             if self._line and len(self._line) + len(jobs) > self.limits.waiting:
                 raise Full
             self._line += jobs
             self._changed.notify()
 
     def close(self) -> None:
-        """`run` returns, after the next block; jobs that are not done fail."""
+        """Let `run` return after the next block; unfinished jobs fail."""
         with self._changed:
             self._closing = True
             waiting, self._line = self._line, []
@@ -93,7 +93,7 @@ class Engine:
         return "ending" if self._closing else "recovering" if self._recovering else "ok"
 
     def state(self) -> State:
-        """As it is about now."""
+        """Return the approximate state."""
         batch = vars(self).get("_batch")
         if batch is None:
             return State(len(self._line), 0, self.limits.rows, 0, 0, 0)
@@ -101,13 +101,13 @@ class Engine:
         return State(len(self._line), len(batch.members), batch.rows, *keys)
 
     def warm_up(self, seconds: float) -> None:
-        """Record what the first requests need, before `run`. Nothing is recorded on NumPy's device."""
+        """Record the steps of the first requests, before `run`. Does nothing on the NumPy device."""
         if self._batch.device.name != "cpu":
             warm_up(self._batch, seconds)
 
     # ---- the device's thread -------------------------------------------------------------------
     def run(self) -> None:
-        """Until `close`. DeviceError: the device is lost for good."""
+        """Answer jobs until `close`. Raises DeviceError if the device is lost for good."""
         reason = ENDING
         try:
             while self._wait():
@@ -121,7 +121,7 @@ class Engine:
             self._fail(list(self._members.values()), BUSY, reason)
 
     def _turn_or_loss(self) -> str:
-        """Return what is said of a loss of the device; not the error, whose traceback refers to what is on it."""
+        """Take a turn; return the message of a loss of the device. The error's traceback would keep arrays alive."""
         try:
             self._guarded(self._turn, lambda: list(self._members.values()))
         except DeviceLost as error:
@@ -129,7 +129,7 @@ class Engine:
         return ""
 
     def _recover(self, reason: str) -> None:
-        """Load the models again, and go on with the answers. Those that see a second loss fail."""
+        """Load the models again, and continue the answers. Those that see a second loss fail."""
         self._recovering = True
         self._blocks.clear()
         self._again, again = [], list[Job]()
@@ -154,14 +154,14 @@ class Engine:
         self._pace, self._recovering = Pace(), False
 
     def _wait(self) -> bool:
-        """Return whether there is something to do; False at the end."""
+        """Wait for something to do. Returns False at the end."""
         with self._changed:
             while not self._closing:
                 self._line = [job for job in self._line if not self._given_up(job)]
                 if self._line or self._members:
                     return True
                 self._pace.pause()
-                self._changed.wait(timeout=1.0)  # not without end: on Windows Ctrl-C does not end a wait
+                self._changed.wait(timeout=1.0)  # on Windows Ctrl-C does not interrupt an endless wait
         return False
 
     @staticmethod
@@ -172,7 +172,7 @@ class Engine:
         return job.late or job.cancelled
 
     def _guarded(self, work: Callable[[], None], concerned: Callable[[], list[Member]]) -> None:
-        """Report an error to each request that it concerns; only a loss of the device is the caller's."""
+        """Report an error to each request that it concerns; a loss of the device is raised."""
         try:
             work()
         except DeviceLost:
@@ -182,13 +182,13 @@ class Engine:
         except DeviceError as error:
             self._give_up(concerned(), one_line(error))
             raise
-        except Exception as error:  # a fault of ours: it ends one batch and not the server
+        except Exception as error:  # a fault of wgrad ends one batch, not the server
             message = f"internal error: {type(error).__name__}: {one_line(error)}"
             say(f"wgrad: {message}", "stderr")
             self._give_up(concerned(), message)
 
     def _give_up(self, members: list[Member], message: str) -> None:
-        """Whatever the batch holds may be half done."""
+        """Fail these members and the whole batch, whose state may be inconsistent."""
         self._fail(members, 500, message)
         self._fail(list(self._members.values()), 500, message)
         self._blocks.clear()
@@ -201,7 +201,7 @@ class Engine:
                 member.answer.fail(status, message)
             self._members.pop(member.sequence, None)
 
-    # ---- a turn: who goes, who comes, a block ---------------------------------------------------
+    # ---- a turn: leaving, joining, a block ------------------------------------------------------
     def _turn(self) -> None:
         for member in list(self._members.values()):
             if member.answer.job.cancelled:
@@ -228,7 +228,7 @@ class Engine:
         self._again = [other for other in self._again if other is not member]
 
     def _admit(self) -> None:
-        """Have those join who are to be read once more, then those of the line, as far as there is room."""
+        """Let members that must be read again join, then jobs of the queue, as far as there is room."""
         for member in self._again:
             member.sequence.model = self.models[member.answer.job.model]
         while self._again and self._batch.can_join([self._again[0].sequence]):
@@ -239,10 +239,10 @@ class Engine:
                 return
             self._guarded(lambda found=members: self._join(found), lambda found=members: found)  # type: ignore[misc]
             if self._batch.growing:
-                return  # they have a step before the next are read
+                return  # a step of these comes before the next prompts
 
     def _next_members(self) -> list[Member]:
-        """The first of the line that are read together, taken out of it; [] where none may join."""
+        """Take the first jobs that are read together out of the queue; [] if none may join."""
         with self._changed:
             self._line = [job for job in self._line if not self._given_up(job)]
             if self._line and not self._members:
@@ -276,7 +276,7 @@ class Engine:
             return found
 
     def _join(self, members: list[Member]) -> None:
-        """members: one, where its prompt is scored."""
+        """Read the prompts of new members; there is only one if its prompt is scored."""
         first, model = members[0], self.models[members[0].answer.job.model]
         self.metrics.joined(sum(len(member.answer.job.prompt) for member in members))
         self._members |= {member.sequence: member for member in members}
@@ -301,7 +301,7 @@ class Engine:
         return self._batch.queue(self._pace.steps, tells)
 
     def _make_room(self) -> None:
-        """Send those who came last away for a while, where the cache has no room for what all will have."""
+        """Let the latest members leave for a while if the cache has no room for the next tokens of all."""
         if self._batch.crowded(self._pace.steps):
             self._drain()
         for sequence in self._batch.crowded(self._pace.steps) if self._batch.growing else ():
@@ -310,13 +310,13 @@ class Engine:
             self._read_again(self._members[sequence])
 
     def _drain(self) -> None:
-        """Read all that is queued."""
+        """Read all queued blocks."""
         while self._blocks:
             with self.together():
                 self._read(self._blocks.popleft())
 
     def _edit(self) -> None:
-        """Say how the logits of those who want it are changed, which takes a look at all that was drawn."""
+        """Set the changes of logits for the jobs that have any, which depend on all tokens drawn so far."""
         edited = [member for member in self._members.values() if member.answer.job.is_edited]
         self._edits = bool(edited)
         if edited:
@@ -341,7 +341,7 @@ class Engine:
         drawn, gives = 0, self._pace.gives(self._edits)
         for part in block.parts:
             member = self._members.get(part.sequence)
-            if member is None:  # it ended in a block before
+            if member is None:  # it ended in an earlier block
                 continue
             before = len(member.ids)
             for token in tokens[: part.steps, part.row].tolist():
@@ -374,7 +374,7 @@ class Engine:
         return self._members[sequence].answer.job.top
 
     def _take(self, answer: Answer, model: Model, token: int, count: int, found: LogProbs | None, row: int) -> None:
-        """token: the answer's `count`-th."""
+        """Add the `count`-th token of an answer, or end it."""
         if answer.job.cancelled:
             answer.ended = True
         elif token < 0:

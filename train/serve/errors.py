@@ -9,20 +9,20 @@ _TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_
 
 
 class ApiError(Exception):
-    """status: of HTTP. param: the key of the request that is wrong. code: a word that clients look for."""
+    """An error response. status: of HTTP. param: the wrong key of the request. code: a word that clients look for."""
 
     def __init__(self, status: int, message: str, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
         self.status, self.message, self.param, self.code = status, message, param, code
 
     def renamed(self, names: Mapping[str, str]) -> ApiError:
-        """Return it with other names of keys."""
+        """Return the error with the wrong key renamed by `names`."""
         new = names.get(self.param or "", self.param)
         message = self.message.replace(f": {self.param}", f": {new}", 1)
         return ApiError(self.status, message, new, self.code)
 
     def body(self, path: str = "") -> dict[str, Any]:
-        """path: of the request, whose API has its own form of errors."""
+        """Return the body of the response, in the form of the API to which the request's path belongs."""
         if path.startswith("/api/"):
             return {"error": self.message}
         kind = _TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")

@@ -1,4 +1,4 @@
-"""From the device's thread to that of the web: the events of a request, for as long as somebody waits for them."""
+"""Passing the events of a request from the device's thread to the web's, as long as the client waits."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from wgrad.train.serve.answers import Choice
 from wgrad.train.serve.errors import ApiError
 from wgrad.train.serve.jobs import Event, Failed, Job, Piece
 
-CLIENT_GONE = Failed(499, "the client has gone")  # nobody reads it
+CLIENT_GONE = Failed(499, "the client has gone")  # never read by a client
 
 Pieces = AsyncGenerator[tuple[Choice, Piece], None]
 
 
 class Outbox:
-    """Events on their way from other threads to the loop of the web, which is woken once for all that come together:
-    to wake it hands it the interpreter, and the device's thread waits to have that back."""
+    """Events on their way from other threads to the web's event loop. The loop is woken once for all events that come
+    together, since it then takes the interpreter lock from the device's thread."""
 
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -33,14 +33,14 @@ class Outbox:
         return asyncio.Queue()
 
     def put(self, queue: asyncio.Queue[tuple[int, Event]], item: tuple[int, Event]) -> None:
-        """On any thread."""
+        """Send an event to a queue. May be called on any thread."""
         self._items.append((queue, item))
         if not self._held:
             self._wake()
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """Within the block nothing leaves."""
+        """Hold events back within the block, and send them together at its end."""
         self._held = True
         try:
             yield
@@ -69,7 +69,7 @@ class Events:
         self._outbox, self._queue = outbox, outbox.open()
 
     def put(self, number: int, event: Event) -> None:
-        """number: of the prompt in its request."""
+        """Add an event. number: of the prompt in its request."""
         self._outbox.put(self._queue, (number, event))
 
     async def get(self) -> tuple[int, Event]:
@@ -77,7 +77,11 @@ class Events:
 
 
 async def pieces(request: Request, jobs: Sequence[Job], choices: Sequence[Choice], events: Events) -> Pieces:
-    """Each piece, once its choice has it. ApiError: a job failed. However it ends, no job goes on."""
+    """Yield each piece after adding it to its choice. Afterwards, in any case, all jobs are cancelled.
+
+    Raises:
+        ApiError: a job failed.
+    """
     watch = asyncio.create_task(_until_gone(request, events))
     left = len(jobs)
     try:

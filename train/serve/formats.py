@@ -1,4 +1,4 @@
-"""`response_format` and forced calls of tools, as grammars."""
+"""Grammars of `response_format` and of forced tool calls."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _wrong(rule: str) -> ApiError:
 
 
 def schema_of(given: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the JSON schema of a response_format; None for one that has none. ApiError."""
+    """Return the JSON schema of a response_format, or None if it has none. Raises ApiError."""
     if given.get("type") == "json_object":
         return {"type": "object"}
     if given.get("type") != "json_schema":
@@ -36,8 +36,11 @@ def schema_of(given: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def grammar_of(given: Mapping[str, Any], call: str = "") -> str:
-    """Return the grammar of a response_format; "" for text. call: the rule of an answer that is a call of a tool.
-    ApiError."""
+    """Return the grammar of a response_format; "" for text. call: the rule of an answer that is a tool call.
+
+    Raises:
+        ApiError: the response_format is wrong.
+    """
     kind = given.get("type")
     try:
         if kind == "text":
@@ -59,7 +62,7 @@ def grammar_of(given: Mapping[str, Any], call: str = "") -> str:
 
 
 def call_rule(form: ToolFormat, tokenizer: Tokenizer, names: Collection[str]) -> str:
-    """Return the rule of an answer that is a call, in the place of one in JSON."""
+    """Return the rule of an answer that is a tool call instead of JSON."""
     if form.marker:
         return f"{_text(form.marker, tokenizer)} {_ANY}"
     properties = {"name": {"enum": [*names]}, form.key: {"type": "object"}}
@@ -71,7 +74,7 @@ def call_rule(form: ToolFormat, tokenizer: Tokenizer, names: Collection[str]) ->
 def arguments_grammar(
     form: ToolFormat, tokenizer: Tokenizer, tools: Sequence[Mapping[str, Any]], chosen: str | None
 ) -> str:
-    """Return the grammar of what follows `form.opening(chosen)`: a call with arguments that a tool takes."""
+    """Return the grammar of the text after `form.opening(chosen)`: a call with arguments that fit a tool."""
     ways = list[str]()
     for tool in (tool["function"] for tool in tools):
         if chosen in (None, tool["name"]):
@@ -85,7 +88,7 @@ def arguments_grammar(
 
 
 def _text(text: str, tokenizer: Tokenizer) -> str:
-    """A text in a Lark grammar, with its special tokens as such."""
+    """Return a text as part of a Lark grammar, with special tokens by id."""
     parts, rest = list[str](), text
     for marker in ("[TOOL_CALLS]", "[ARGS]", "<|tool_call|>", "<tool_call>", "</tool_call>"):
         id_ = tokenizer.special_id(marker)

@@ -1,4 +1,4 @@
-"""Who may ask: every request passes here before anything of it is looked at. What a header may say: sites.py."""
+"""Access control: checks every request before it is processed. sites.py has the rules for headers."""
 
 from __future__ import annotations
 
@@ -15,14 +15,18 @@ from wgrad.train.serve.sites import is_loopback, name_of, refusal
 from wgrad.train.terminal.ending import one_line
 from wgrad.train.terminal.output import say
 
-_ANY = "*"  # in the place of origins
-_OPEN = "/health"  # says nothing but that the server lives: probes have no key
+_ANY = "*"  # any origin
+_OPEN = "/health"  # needs no key, since probes have none; tells only that the server lives
 
 
 class Guard:
-    """ASGI middleware. host: that the server listens on; names: further ones by which it may be called; key: None where
-    none is asked for; origins: of pages that may ask; open_paths: that need no key; ollama: errors of
-    /api are in the form of Ollama's."""
+    """ASGI middleware that refuses requests.
+
+    host: that on which the server listens; names: further names by which it may be called.
+    key: the key that clients must have, or None.
+    origins: of pages that may send requests. open_paths: paths that need no key.
+    ollama: whether errors of /api have Ollama's form.
+    """
 
     def __init__(
         self,
@@ -56,16 +60,16 @@ class Guard:
             return
         try:
             await self.app(scope, receive, send)
-        except Exception as error:  # a fault of ours; starlette has answered with status 500
+        except Exception as error:  # a fault of wgrad; starlette has answered with status 500
             say(f"wgrad: internal error: {type(error).__name__}: {one_line(error)}", "stderr")
 
     def _allows(self, headers: Headers) -> bool:
-        """Return whether it is a page of another site that may ask."""
+        """Return whether the request is from a page of another site that is allowed."""
         origins = headers.getlist("origin")
         return len(origins) == 1 and (_ANY in self._origins or origins[0].lower() in self._origins)
 
     def check(self, headers: Headers, path: str = "") -> None:
-        """ApiError: the request is not to be answered."""
+        """Raise ApiError if the request must not be answered."""
         site, origins = headers.get("sec-fetch-site", "none"), headers.getlist("origin")
         if self._allows(headers):
             site, origins = "none", []
@@ -87,14 +91,14 @@ class Guard:
             return True
         if self._local:
             return is_loopback(name)
-        try:  # a page cannot be loaded from an address that is not its own, so no rebinding comes by one
+        try:  # DNS rebinding needs a name: a page from an IP address comes from that address
             ipaddress.ip_address(name)
             return True
         except ValueError:
             return name == "localhost"
 
 
-# What a browser asks before it sends a page's request: methods and headers that clients of this API use.
+# The answer to a browser's preflight: methods and headers that clients of this API use.
 _PREFLIGHT = {
     "Access-Control-Allow-Methods": "GET, POST",
     "Access-Control-Allow-Headers": "Authorization, Content-Type, X-Requested-With, OpenAI-Organization, OpenAI-Beta",
@@ -103,7 +107,7 @@ _PREFLIGHT = {
 
 
 def _with_origin(send: Send, origin: str) -> Send:
-    """Let the page of an origin read what is sent."""
+    """Return a `send` that lets pages of an origin read the response."""
 
     async def sending(message: Message) -> None:
         if message["type"] == "http.response.start":

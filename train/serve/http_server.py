@@ -1,4 +1,4 @@
-"""The web's thread: an address that is held from the start, and uvicorn on it."""
+"""The web's thread: a listening socket, which is opened early, and uvicorn on it."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from wgrad.train.serve.sites import is_loopback
 from wgrad.train.terminal.output import say
 
 _CONNECTIONS = 1000  # at once; more are answered with status 503
-_END_SECONDS = 5  # for answers that are on their way when the server ends
+_END_SECONDS = 5  # for unfinished answers when the server ends
 
 
 class Address(NamedTuple):
-    """Where to listen; `local`: reached from this machine alone."""
+    """An address to listen on. local: only this machine can reach it."""
 
     host: str
     port: int
@@ -32,7 +32,7 @@ class Address(NamedTuple):
 
 
 def resolve(host: str, port: int) -> Address:
-    """WgradError: no such address."""
+    """Resolve a host name and a port. Raises WgradError if there is no such address."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (OSError, UnicodeError) as error:  # UnicodeError: a label of more than 63 characters
@@ -42,11 +42,14 @@ def resolve(host: str, port: int) -> Address:
 
 
 def listen(address: Address, advice: str = "give another --port (0: any that is free) or --host") -> socket.socket:
-    """A socket that listens there; clients wait until the server is ready. WgradError, which ends in `advice`: it is
-    taken, or not allowed."""
+    """Return a socket that listens on an address; clients wait until the server is ready.
+
+    Raises:
+        WgradError: the address is taken or not allowed; the error ends with `advice`.
+    """
     opened = socket.socket(address.family, socket.SOCK_STREAM)
     try:
-        # On Windows this would let a second server take the same port; elsewhere it is needed to start anew at once.
+        # Needed to restart a server at once; but on Windows a second server could take the same port.
         if os.name != "nt":
             opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         opened.bind(address.socket_address)
@@ -62,8 +65,11 @@ def listen(address: Address, advice: str = "give another --port (0: any that is 
 
 
 def open_address(host: str, port: int, key: str | None) -> socket.socket:
-    """Return a socket that listens there. WgradError: it is reached from other machines, and there is no key; or as of
-    `resolve` and `listen`."""
+    """Return a socket that listens on host and port.
+
+    Raises:
+        WgradError: other machines can reach it, and there is no key; or as in `resolve` and `listen`.
+    """
     address = resolve(host, port)
     if not address.local:
         if key is None:
@@ -79,7 +85,7 @@ def open_address(host: str, port: int, key: str | None) -> socket.socket:
 
 
 def address_text(listening: socket.socket) -> str:
-    """Return where a socket listens, as http://HOST:PORT."""
+    """Return the address of a socket as http://HOST:PORT."""
     host, port = listening.getsockname()[:2]
     return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
@@ -116,7 +122,7 @@ class HttpServer:
             self._on_end()
 
     def stop(self) -> None:
-        """No more is accepted; what is on its way has some seconds to end."""
+        """Stop accepting requests, and give unfinished answers some seconds."""
         self._server.should_exit = True
         self._thread.join(2 * _END_SECONDS)
         self._socket.close()

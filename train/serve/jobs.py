@@ -1,4 +1,4 @@
-"""A text that is to be answered, and what becomes of it: pieces on their way from the device's thread to a client."""
+"""A prompt to be answered, and its answer: pieces on their way from the device's thread to a client."""
 
 from __future__ import annotations
 
@@ -23,8 +23,13 @@ STOP, LENGTH = "stop", "length"  # why an answer ended, in the words of OpenAI's
 
 @dataclass(frozen=True)
 class TokenInfo:
-    """A token of a prompt or an answer. text: what it completes, "" in the middle of a character. log_prob: None for a
-    prompt's first; top: ids and logarithms of the likeliest in its place. shown: the answer's text has this text."""
+    """A token of a prompt or an answer.
+
+    text: the text that it completes; "" in the middle of a character.
+    log_prob: None for the first token of a prompt.
+    top: ids and log-probabilities of the likeliest tokens at its place.
+    shown: whether the text is part of the answer's.
+    """
 
     id: int
     text: str
@@ -40,9 +45,12 @@ class TokenInfo:
 
 @dataclass(frozen=True)
 class Piece:
-    """A part of an answer, or of its prompt. tokens: of the text, where they were asked for; one whose text is held
-    back comes with a later piece. new: how many tokens were drawn. finish: in the last piece, why it is the last.
-    vector: of an embedding, which is a single piece without text."""
+    """A part of an answer, or of its prompt.
+
+    tokens: of the text, if they were asked for; one whose text is held back comes with a later piece.
+    new: number of tokens drawn. finish: in the last piece, the reason of the end.
+    vector: an embedding, which is a single piece without text.
+    """
 
     text: str
     tokens: Sequence[TokenInfo] = ()
@@ -53,7 +61,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Failed:
-    """No more comes. status: of HTTP."""
+    """The failure of an answer, its last event. status: of HTTP."""
 
     status: int
     message: str
@@ -64,10 +72,13 @@ Event = Piece | Failed
 
 @dataclass(eq=False)
 class Job:
-    """One prompt. sampling: its seed is the text's own. top: None, or how many of the likeliest tokens are told. score:
-    tell the prompt's too. around: how many tokens the tokenizer put before the prompt's text and behind it. edits: of
-    logits. guide: the grammar of the answer. shown: special tokens that the text has. pooling: for an embedding in
-    place of an answer. emit: takes each event, on the thread of the device."""
+    """One prompt to be answered.
+
+    sampling: its seed is that of this text. top: None, or the number of likeliest tokens to report.
+    score: whether to report the prompt's too. around: number of tokens that the tokenizer put before and after the
+    prompt's text. edits: changes of logits. guide: the grammar of the answer. shown: special tokens in the text.
+    pooling: for an embedding instead of an answer. emit: takes each event, on the device's thread.
+    """
 
     model: str
     prompt: Sequence[int]
@@ -83,7 +94,7 @@ class Job:
     guide: Guide | None = None
     shown: Collection[str] = ()
     pooling: Pooling | None = None
-    cancelled: bool = False  # set by whoever waits no longer
+    cancelled: bool = False  # set when the client no longer waits
     losses: int = 0  # of the device, while it was answered
     cached: int = 0  # tokens of the prompt that were in the cache
     begun: float = field(default_factory=time.monotonic)
@@ -91,17 +102,17 @@ class Job:
 
     @property
     def is_edited(self) -> bool:
-        """Return whether the logits of the next token are changed, for which the host must know the one before."""
+        """Return whether the logits of the next token are changed, for which the host must know the tokens before."""
         return self.edits is not None or (self.guide is not None and self.guide.active)
 
     def bias(self, vocab_size: int, drawn: Sequence[int]) -> np.ndarray | None:
-        """float32 [V] to add to the logits of the next token; the same array as before where it has not changed."""
+        """Return float32 [V] to add to the logits of the next token; the same array if it has not changed."""
         guided = self.guide.bias() if self.guide is not None and self.guide.active else None
         edited = self.edits.as_bias(vocab_size, drawn) if self.edits is not None and self.edits.adds else None
         return edited if guided is None else guided if edited is None else guided + edited
 
     def factors(self, vocab_size: int, drawn: Sequence[int]) -> np.ndarray | None:
-        """float32 [V] of the repetition penalty; the same array as before where it has not changed."""
+        """Return the factors float32 [V] of the repetition penalty; the same array if they have not changed."""
         if self.edits is None or self.edits.repetition == 1:
             return None
         if self._repetition is None:
@@ -119,21 +130,21 @@ class Job:
 
 
 class Answer:
-    """The text of a job as it grows, given to it in pieces: at each `flush`, and at its end."""
+    """The growing text of a job, emitted in pieces: at each `flush`, and at its end."""
 
     def __init__(self, job: Job, tokenizer: Tokenizer) -> None:
         self.job, self.tokenizer = job, tokenizer
         self._text = tokenizer.decode_stream(job.prompt, shown=job.shown)
         self._stop = StopText(job.stops)
         self._decoded = self._given = 0  # characters
-        self._pending = ""  # that would follow if the answer ended now, where anybody asks
-        self._waiting: deque[tuple[int, int, TokenInfo]] = deque()  # first and last character, of texts held back
+        self._pending = ""  # text that would follow if the answer ended now, if it is needed
+        self._waiting: deque[tuple[int, int, TokenInfo]] = deque()  # tokens held back, with first and last character
         self._new = self._told = 0  # tokens
         self._unsent: Piece | None = None
         self.ended = False
 
     def add(self, token: int, found: LogProbs | None = None, row: int = 0) -> None:
-        """The next token of the text, which is none of the model's ends. found: of which row `row` is this token's."""
+        """Add the next token, which must not be an end of the text. found: row `row` of it is this token's."""
         text, first = self._text.add(token), self._decoded
         self._decoded += len(text)
         self._new += 1
@@ -157,18 +168,18 @@ class Answer:
             self._send(given, [self._waiting.popleft()[2] for _ in range(self._whole())])
 
     def _whole(self) -> int:
-        """How many wait no longer: all of their text is given. The newest waits while its text may still grow."""
+        """Return how many waiting tokens can be emitted: those whose text is emitted and can no longer grow."""
         whole = sum(last <= self._given for _, last, _ in self._waiting)
         return whole - (whole == len(self._waiting) > 0 and self._pending != "")
 
     def _add_to_last(self, text: str) -> None:
-        """Text that came after its tokens belongs to the last of them."""
+        """Add text that came after its tokens to the last of them."""
         if text and self._waiting:
             first, last, info = self._waiting.pop()
             self._waiting.append((first, last + len(text), replace(info, text=info.text + text)))
 
     def end(self, reason: str, given: str = "") -> None:
-        """The last piece, with what was held back, and a character that is not whole."""
+        """Emit the last piece, with all text held back, even an incomplete character."""
         rest = self._text.rest()
         self._add_to_last(rest)
         self._end(reason, given + self._stop.rest() + rest)
@@ -190,13 +201,13 @@ class Answer:
         self._told = self._new
 
     def flush(self) -> None:
-        """Give what there is: one event for the tokens of a block."""
+        """Emit the collected text: one event for the tokens of a block."""
         if self._unsent is not None:
             self.job.emit(self._unsent)
             self._unsent = None
 
 
 def token_info(token: int, text: str, found: LogProbs, row: int, top_count: int) -> TokenInfo:
-    """found: of which row `row` is this token's, with at least `top_count` of the likeliest."""
+    """Return the entry of a token. found: row `row` of it is this token's, with at least `top_count` likeliest."""
     top = [(int(i), float(p)) for i, p in zip(found.top_ids[row, :top_count], found.top[row, :top_count])]
     return TokenInfo(token, text, float(found.of_tokens[row]), top)

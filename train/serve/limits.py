@@ -1,4 +1,4 @@
-"""Limits of what a server does at once."""
+"""Limits of a server's simultaneous work."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from typing import NamedTuple
 
 
 class Full(Exception):
-    """As many jobs wait as may."""
+    """No more jobs may wait."""
 
 
 class Limits(NamedTuple):
-    """positions: tokens of a prompt and its answer, and rows of the models' rotary tables. rows: texts of a batch.
-    waiting: texts in the line. keys: of the cache, in all rows together."""
+    """Limits of a server. positions: tokens of a prompt and its answer, and rows of the models' rotary tables. rows:
+    texts of a batch. waiting: texts in the queue. keys: of the cache, in all rows together."""
 
     positions: int
     rows: int
@@ -20,5 +20,5 @@ class Limits(NamedTuple):
 
     @property
     def prompt_tokens(self) -> int:
-        """Tokens prefilled at once by several requests: at most those of a single prompt, or a small number."""
+        """Most tokens of prompts that are read together: those of a single prompt, or a small number."""
         return max(self.positions, 2048)

@@ -1,4 +1,4 @@
-"""Changes of logits by what a request says of single tokens: penalties for those it has drawn, and a bias."""
+"""Changes of logits that a request asks for: penalties for drawn tokens, and a bias for single tokens."""
 
 from __future__ import annotations
 
@@ -11,9 +11,12 @@ import numpy as np
 
 @dataclass(frozen=True)
 class LogitEdits:
-    """As OpenAI's API has them. presence: taken from the logit of each token that the answer has; frequency: from it
-    as often as the answer has it; repetition: by what the logits of tokens that the prompt or the answer has are
-    divided, or multiplied where they are negative; bias: added to single ids."""
+    """Changes of logits as in OpenAI's API.
+
+    presence: subtracted for each token that the answer contains. frequency: subtracted for each of its occurrences.
+    repetition: divides the logits of tokens in the prompt or the answer; negative ones are multiplied.
+    bias: added to the logits of single ids.
+    """
 
     presence: float = 0.0
     frequency: float = 0.0
@@ -25,11 +28,11 @@ class LogitEdits:
 
     @property
     def adds(self) -> bool:
-        """Return whether something is added to logits."""
+        """Return whether anything is added to logits."""
         return bool(self.presence or self.frequency or self.bias)
 
     def as_bias(self, vocab_size: int, drawn: Sequence[int]) -> np.ndarray:
-        """Return float32 [V] to add to logits; where there are no penalties the same array each time."""
+        """Return float32 [V] to add to logits; without penalties the same array each time."""
         if self.presence or self.frequency:
             bias = np.zeros(vocab_size, np.float32)
             self.add_to(bias, drawn)
@@ -44,7 +47,7 @@ class LogitEdits:
         return {}
 
     def add_to(self, logits: np.ndarray, drawn: Sequence[int]) -> None:
-        """Change logits float32 [V], or what is added to them. drawn: the ids of the answer so far."""
+        """Apply the changes to float32 [V], logits or a bias, in place. drawn: the ids of the answer so far."""
         ids, counts = np.unique(np.asarray(drawn, np.int64), return_counts=True)
         logits[ids] -= (self.presence + self.frequency * counts).astype(np.float32)
         for id_, value in self.bias.items():

@@ -1,4 +1,4 @@
-"""Losses of a server's device: when it is opened again, and when that is enough."""
+"""Losses of a server's device: reopening it, and giving up after too many."""
 
 from __future__ import annotations
 
@@ -11,24 +11,27 @@ from wgrad.train.terminal.ending import one_line
 from wgrad.train.terminal.output import say
 
 MOST = 3  # losses with no answer in between
-MOST_OF_A_REQUEST = 2  # losses of the device within one: it may be what the device fails on
+MOST_OF_A_REQUEST = 2  # losses within one request, which may be their cause
 
-Reload = Callable[[int], Mapping[str, Model]]  # how often it was lost -> the models on the device, opened again
+Reload = Callable[[int], Mapping[str, Model]]  # from the number of losses to the models on the reopened device
 
 
 class Losses:
-    """reload: None where the device cannot be opened again."""
+    """The losses of a device so far. reload: None if it cannot be opened again."""
 
     def __init__(self, reload: Reload | None) -> None:
         self._reload, self._all, self._in_a_row = reload, 0, 0
 
     def answered(self) -> None:
-        """An answer has come to its end."""
+        """Note that an answer was completed."""
         self._in_a_row = 0
 
     def recover(self, reason: str) -> Mapping[str, Model]:
-        """Return the models, loaded again. The old ones must be gone but for the garbage collector. DeviceLost, with a
-        report: it is lost too often, or does not open."""
+        """Reload the models. The caller must have dropped the old ones.
+
+        Raises:
+            DeviceLost: the device was lost too often, or does not open; with a report.
+        """
         while True:
             self._all, self._in_a_row = self._all + 1, self._in_a_row + 1
             if self._reload is None:

@@ -10,8 +10,8 @@ from wgrad.train.serve.jobs import Answer
 
 @dataclass(eq=False)
 class Member:
-    """An answer in the batch. ids: its tokens so far; began: how many there were as its sequence began. scored: its
-    prompt has been, where that was asked for."""
+    """An answer in the batch. ids: its tokens so far; began: their number when its sequence began. scored: whether its
+    prompt has been scored."""
 
     answer: Answer
     sequence: Growing
@@ -20,6 +20,6 @@ class Member:
     scored: bool = False
 
     def begin_again(self) -> None:
-        """Its sequence joins once more, with all tokens so far."""
+        """Replace its sequence by one with all tokens so far, which must join again."""
         self.sequence = self.sequence.go_on(self.ids[self.began :])
         self.began = len(self.ids)

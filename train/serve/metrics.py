@@ -8,12 +8,12 @@ from collections import Counter, deque
 from typing import NamedTuple
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-_RATE_SECONDS = 10.0  # over which tokens/s are told
+_RATE_SECONDS = 10.0  # over which tokens/s are measured
 
 
 class State(NamedTuple):
-    """Sequences in the line, in the batch, and at most in it; of the cache, in tokens: pages of these sequences, those
-    that are kept for others, and all."""
+    """State of a server: sequences in the queue, in the batch, and at most in it; tokens in pages of the cache that
+    these sequences hold, that are kept for others, and in all."""
 
     waiting: int
     running: int
@@ -51,7 +51,7 @@ class Metrics:
             self._shared_tokens += tokens
 
     def first(self, seconds: float) -> None:
-        """Count the first token of an answer, so long after its request came."""
+        """Count the first token of an answer. seconds: since its request arrived."""
         with self._lock:
             self._firsts += 1
             self._first_seconds += seconds
