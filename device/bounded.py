@@ -1,4 +1,4 @@
-"""Calls into a driver that may never come back."""
+"""Calls into a driver that may never return."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import TypeVar
 from wgrad.device.errors import DeviceError
 
 T = TypeVar("T")
-TIMEOUT = "WGRAD_DEVICE_TIMEOUT"  # seconds, in place of every default
-LOOK = 1.0  # seconds between two looks at what a call has come to
+TIMEOUT = "WGRAD_DEVICE_TIMEOUT"  # seconds, replacing every default
+LOOK = 1.0  # seconds between two checks of a call
 
 
 def timeout(default: float) -> float:
-    """Return the seconds that $WGRAD_DEVICE_TIMEOUT says. DeviceError: it says none."""
+    """Return the seconds in $WGRAD_DEVICE_TIMEOUT, or the default. Raises DeviceError if it is not a number."""
     text = os.environ.get(TIMEOUT, "").strip()
     try:
         seconds = float(text or default)
@@ -28,7 +28,7 @@ def timeout(default: float) -> float:
 
 
 def bounded(work: Callable[[], T], seconds: float, late: Callable[[], Exception]) -> T:
-    """Return the result of `work`, which is done by a thread of its own; raise `late()` where that takes longer."""
+    """Run `work` in its own thread and return its result; raise `late()` if it takes longer than `seconds`."""
     result: list[T] = []
     failed: list[BaseException] = []
     done = threading.Event()
@@ -42,7 +42,7 @@ def bounded(work: Callable[[], T], seconds: float, late: Callable[[], Exception]
             done.set()
 
     threading.Thread(target=run, name="wgrad-driver", daemon=True).start()
-    # Looks are counted, not the clock's seconds: this process may be stopped for a while.
+    # Checks are counted instead of the clock's seconds, since this process may be suspended for a while.
     look = min(LOOK, seconds)
     for _ in range(math.ceil(seconds / look)):
         if done.wait(look):

@@ -1,7 +1,7 @@
-"""Folders of the user's cache, and what is kept there: it may be deleted at any time, and is made again.
+"""Folders and files of the user's cache, which may be deleted at any time and are then recreated.
 
-What lies there is run as code or believed as it is, so only what this user has written counts: folders have mode 0700,
-and neither they nor files are read where they belong to somebody else or others could have written to them.
+Files there are executed or trusted, so only those that this user has written are used: folders have mode 0700, and
+neither they nor files are read if they belong to another user, or others could have written to them.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from platformdirs import user_cache_path
 
 from wgrad.device.files import replacing
 
-_FLAGS = ("O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC", "O_BINARY")  # of those that this system has
+_FLAGS = ("O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC", "O_BINARY")  # those that this system has are used
 _OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
 class NotPrivate(OSError):
-    """A folder or file of the cache that another user has made, or could have changed."""
+    """Another user has made, or could have changed, a folder or file of the cache."""
 
 
 def _root() -> Path:
@@ -30,13 +30,13 @@ def _root() -> Path:
 
 
 def cache_folder(name: str) -> Path:
-    """wgrad/`name` in the user's cache ($XDG_CACHE_HOME or ~/.cache on Linux, ~/Library/Caches on macOS, %LOCALAPPDATA%
-    on Windows); it need not exist."""
+    """Return wgrad/`name` in the user's cache, which need not exist: $XDG_CACHE_HOME or ~/.cache on Linux,
+    ~/Library/Caches on macOS, %LOCALAPPDATA% on Windows."""
     return _root() / name
 
 
 def make_private(folder: Path) -> None:
-    """Make a folder of the cache with mode 0700 where it is missing. OSError: NotPrivate, or the system's own."""
+    """Make a folder of the cache with mode 0700 if it is missing. Raises NotPrivate or another OSError."""
     levels = _levels(folder)
     levels[0].parent.mkdir(parents=True, exist_ok=True)
     for level in levels:
@@ -46,12 +46,12 @@ def make_private(folder: Path) -> None:
 
 
 def check_private(folder: Path) -> None:
-    """OSError: NotPrivate, or the system's own where there is no such folder. Its mode becomes 0700."""
+    """Check that a folder is private, and set its mode to 0700. Raises NotPrivate or another OSError."""
     for level in _levels(folder):
         found = level.stat()
         if not stat.S_ISDIR(found.st_mode):
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(level))
-        _check_owner(level.lstat(), level)  # of a link too
+        _check_owner(level.lstat(), level)  # the owner of a link, too
         _check_owner(found, level)
         if not hasattr(os, "geteuid"):  # Windows, where folders of a user are private
             continue
@@ -64,7 +64,7 @@ def check_private(folder: Path) -> None:
 
 
 def _levels(folder: Path) -> list[Path]:
-    """The folder, below those between it and the whole cache's."""
+    """Return the folders from the root of the cache down to this one."""
     root = _root()
     return [level for level in (*reversed(folder.parents), folder) if level.is_relative_to(root)] or [folder]
 
@@ -75,8 +75,11 @@ def _check_owner(found: os.stat_result, path: Path) -> None:
 
 
 def open_kept(path: Path) -> BufferedReader:
-    """Open a file of the cache for reading. OSError, without waiting or following a link: NotPrivate, it is no regular
-    file, or the system's own."""
+    """Open a file of the cache for reading, without blocking or following a link.
+
+    Raises:
+        OSError: it is NotPrivate, not a regular file, or cannot be opened.
+    """
     check_private(path.parent)
     number = os.open(path, os.O_RDONLY | sum(getattr(os, name, 0) for name in _FLAGS))
     try:
@@ -91,7 +94,7 @@ def open_kept(path: Path) -> BufferedReader:
 
 
 def read_kept(path: Path, limit: int) -> bytes:
-    """The contents of a file of the cache. OSError: as `open_kept`, or it has more than `limit` bytes."""
+    """Return the contents of a file of the cache. Raises OSError as `open_kept`, or if it exceeds `limit` bytes."""
     with open_kept(path) as file:
         data = file.read(limit + 1)
     if len(data) > limit:
@@ -100,7 +103,7 @@ def read_kept(path: Path, limit: int) -> bytes:
 
 
 def is_kept(path: Path) -> bool:
-    """Return whether there is a file in the cache that `open_kept` opens."""
+    """Return whether `open_kept` can open a file of the cache."""
     try:
         open_kept(path).close()
     except OSError:
@@ -109,7 +112,7 @@ def is_kept(path: Path) -> bool:
 
 
 def keep(path: Path, data: bytes) -> None:
-    """Replace the contents of `path` atomically; its folder is made where it is missing. Raises OSError."""
+    """Replace the contents of `path` atomically, making its folder if it is missing. Raises OSError."""
     make_private(path.parent)
     with replacing(path) as file:
         file.write(data)

@@ -1,8 +1,8 @@
-"""A device on which nothing runs: launches note what they would launch, and the pool says what memory it would take.
+"""A device on which nothing runs: launches are only noted, and the pool measures the memory that they would take.
 
-Which kernels a run needs hangs on shapes and dtypes alone, never on values, so that the same Python code on such a
-device, without a byte of weights, gives all of them before the run begins; and its pool, with the same blocks leased
-and returned in the same order, peaks where the real one will.
+The kernels of a run depend only on shapes and dtypes, not on values. So the same Python code on such a device, without
+weights, shows all of them before the run; and its pool, which leases and returns the same blocks in the same order, has
+the peak of the real one.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ class Nothing:
 
 
 class DryRuntime(PooledRuntime):
-    """In front of a room's runtime: everything but `launch`. Its arrays belong to it alone; downloads give zeros."""
+    """Base of dry runtimes: everything but `launch`. Its arrays belong to it alone; downloads return zeros."""
 
     def __init__(self, *, exact_blocks: bool = False) -> None:
         pools = (Pool(self._create_nothing, lambda block: None, exact=exact_blocks) for _ in range(2))
         self._pool, self._host_pool = pools
 
     def _create_nothing(self, nbytes: int) -> int:
-        """OutOfMemory where the device has no array as large as this, however much is free."""
+        """Return a placeholder of a buffer. Subclasses raise OutOfMemory for arrays too large for the device."""
         return 0
 
     def _write_new(self, array: Array, host: np.ndarray) -> None:
@@ -65,7 +65,7 @@ class DryRuntime(PooledRuntime):
 
 
 def chunk_starts(device: Any, count: int, rows: int) -> Sequence[int]:
-    """Return where chunks of `rows` of `count` rows begin. A dry run makes the first two and the last: those between
-    take the same memory as the second, and launch the same kernels."""
+    """Return the starts of chunks of `rows` in `count` rows. A dry run needs only the first two and the last, since the
+    others take the same memory and kernels as the second."""
     every = range(0, count, rows)
     return (*every[:2], every[-1]) if isinstance(device, DryRuntime) and len(every) > 3 else every

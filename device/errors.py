@@ -1,4 +1,4 @@
-"""Errors that a user can act on. The command line prints these and exits with status 2."""
+"""Errors of wgrad. The command line prints a WgradError in one line and exits with status 2."""
 
 
 class WgradError(Exception):
@@ -46,13 +46,13 @@ class DeviceLost(DeviceError):
 
 
 class DeviceHung(DeviceLost):
-    """The device does not finish what it was given; a call into its driver may never return."""
+    """The device does not finish its work; a call into its driver may never return."""
 
 
 class NeedsNewProcess(DeviceLost):
-    """The device was lost to this process, and another one can open it. step: that is saved; 0: none is.
+    """The device was lost to this process, but a new one can open it. step: the saved step; 0: none.
 
-    status: of a command that nothing starts again.
+    status: exit status of a command that is not restarted.
     """
 
     status = 75
@@ -63,4 +63,4 @@ class NeedsNewProcess(DeviceLost):
 
 
 class CompileTimeout(DeviceError):
-    """The driver does not come back from compiling a kernel."""
+    """The driver does not return from compiling a kernel."""

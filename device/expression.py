@@ -2,10 +2,10 @@
 
 A program is a tuple of instructions. An operand is the number of an earlier instruction, and the last one is the value.
 
-    ("load", k)     an element of array k, as its view says
+    ("load", k)     an element of array k, by its view
     ("scalar", k)   scalar k
     ("index", d)    the coordinate along axis d
-    ("old",)        what the output held before
+    ("old",)        the previous value of the output
     (name, *operands)   a function of `FUNCTIONS`
 """
 
@@ -25,9 +25,9 @@ Instruction = tuple[Any, ...]
 Program = tuple[Instruction, ...]
 View = tuple[tuple[int, ...], int]  # strides and offset, in elements
 
-SOURCES = {"load": 1, "scalar": 1, "index": 1, "old": 0}  # number of operands, which are no earlier instructions
-MOST_ARRAYS = 7  # with the output as many storage buffers as every WebGPU device has for a shader
-MOST_SCALARS = 40  # with shapes and strides as many as fit the uniform of a launch
+SOURCES = {"load": 1, "scalar": 1, "index": 1, "old": 0}  # number of operands, which are not instructions
+MOST_ARRAYS = 7  # with the output, the storage buffers that a shader has on every WebGPU device
+MOST_SCALARS = 40  # with shapes and strides, they fit into the uniform of a launch
 MOST_AXES = 8
 REDUCTIONS = ("", "sum", "max")
 
@@ -36,8 +36,8 @@ REDUCTIONS = ("", "sum", "max")
 class ElementwiseFunction:
     """A function of each element.
 
-    arity: number of operands. numpy: the reference. wgsl: an expression of f32 in which $0, $1, ... are the operands.
-    helper: WGSL functions that it calls; what several name the same is the same text.
+    arity: number of operands. numpy: the reference. wgsl: an expression of f32 with operands $0, $1, ...
+    helper: WGSL functions that it calls; functions of one name must have the same text.
     """
 
     arity: int
@@ -54,7 +54,7 @@ def _sigmoid(x: np.ndarray) -> Any:
 
 
 def _gelu_gate(x: np.ndarray) -> Any:
-    """gelu(x) / x: the tanh form written with a sigmoid, which keeps its digits for negative x."""
+    """Return gelu(x) / x: the tanh form written with a sigmoid, which keeps its digits for negative x."""
     t = x.dtype.type
     return _sigmoid(t(_GELU_TWICE) * x * (1 + t(_GELU_CUBE) * x * x))
 
@@ -84,7 +84,7 @@ fn power(x: f32, y: f32) -> f32 {
 """
 # exp of at most 87 stays finite in float32.
 _SIGMOID = "fn sigmoid(x: f32) -> f32 { return 1.0 / (1.0 + exp(min(-x, 87.0))); }\n"
-# log(1 + e) of a small e from its series: 1 + e would have lost e's digits.
+# log(1 + e) of a small e from its series, since 1 + e would lose digits of e.
 _SOFTPLUS = """
 fn softplus(x: f32) -> f32 {
   let e = exp(-abs(x));
@@ -108,7 +108,7 @@ fn gelu_slope(x: f32) -> f32 {{
 """
 )
 
-# Of small x the series of exp without its first term, whose digits the difference would lose.
+# For small x the series of exp without its first term, since the difference would lose digits.
 _EXPM1 = """
 fn expm1(x: f32) -> f32 {
   let series = x * (1.0 + x * (0.5 + x * (0.16666667 + x * (0.041666668 + x * (0.008333334 + x * 0.0013888889)))));
@@ -153,11 +153,11 @@ BUILT_IN = frozenset(FUNCTIONS)
 
 
 def add_function(name: str, function: ElementwiseFunction) -> None:
-    """Enter a function under a name that no other has."""
+    """Enter a function under a new name. Raises WgradError if the name is taken or not an identifier."""
     if not re.fullmatch(r"[a-z]\w*", name):
         raise WgradError(f"the name of an operator is letters, digits and _, got {name!r}")
     if name in FUNCTIONS or name in SOURCES:
-        raise WgradError(f"an operator is called {name} already; take another name")
+        raise WgradError(f"an operator is already called {name}; take another name")
     FUNCTIONS[name] = function
 
 
@@ -165,7 +165,7 @@ def evaluate(
     program: Program, arrays: Sequence[np.ndarray], scalars: Sequence[float], shape: Sequence[int], compute: np.dtype,
     old: np.ndarray | None = None,
 ) -> np.ndarray:  # fmt: skip
-    """The program in NumPy. arrays: viewed and in the compute dtype already."""
+    """Evaluate a program in NumPy. arrays: already viewed, and in the compute dtype."""
     values: list[Any] = []
     for name, *operands in program:
         if name == "load":

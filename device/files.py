@@ -1,4 +1,4 @@
-"""Files that are either the old one or the new one, never half of one: write beside, fsync, rename."""
+"""Writing files atomically: write a temporary file next to the target, fsync, rename."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from typing import IO, Any
 
 from wgrad.device.errors import CannotWrite, WgradError
 
-TEMPORARY = ".partial"  # suffix of what is being written; a name that ends so may be deleted at any time
+TEMPORARY = ".partial"  # suffix of temporary files and folders, which may be deleted at any time
 
-_BESIDE_SUFFIX = re.compile(rf"\.\d+\.[0-9a-f]{{8}}{re.escape(TEMPORARY)}(?=[/\\]|$)")  # of the names by `_beside`
+_BESIDE_SUFFIX = re.compile(rf"\.\d+\.[0-9a-f]{{8}}{re.escape(TEMPORARY)}(?=[/\\]|$)")  # of names from `_beside`
 
 _REPLACE_TRIES = 20
-_NO_FOLDER_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS)  # what file systems say that sync files only
+_NO_FOLDER_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS)  # of file systems that sync only files
 
 _SHORT_WRITE = re.compile(r"\d+ requested and \d+ written")
 _ADVICE = {
@@ -41,15 +41,15 @@ _ADVICE = {
 
 @contextmanager
 def writing(path: str | os.PathLike[str], option: str = "--out") -> Iterator[None]:
-    """Turn an OSError of the block (disk full, no permission, ...) into a CannotWrite that names `path`, and the option
-    that another place is chosen with.
+    """Turn an OSError within the block (disk full, no permission, ...) into a CannotWrite that names `path`, and the
+    option for choosing another place.
 
-    A file in a folder that is written beside its place is named as it would be in that place.
+    A file in a temporary folder is named by its final path.
     """
     try:
         yield
     except OSError as error:
-        # NumPy's tofile, which the gguf package writes with, says only how much of an array was written.
+        # NumPy's tofile, which the gguf package uses, only tells how much of an array was written.
         number = errno.ENOSPC if error.errno is None and _SHORT_WRITE.search(str(error)) else error.errno
         known = _ADVICE.get(number or 0)
         advice = f"{known} with {option}" if known else f"{error.strerror or error}: check the path given to {option}"
@@ -57,7 +57,7 @@ def writing(path: str | os.PathLike[str], option: str = "--out") -> Iterator[Non
 
 
 def make_folder(path: str | os.PathLike[str]) -> Path:
-    """Create a folder and its parents where they are missing. WgradError where that is impossible."""
+    """Create a folder and its missing parents. Raises WgradError if that is impossible."""
     with writing(path):
         missing = [p for p in (Path(path), *Path(path).parents) if not p.exists()]
         Path(path).mkdir(parents=True, exist_ok=True)
@@ -67,7 +67,7 @@ def make_folder(path: str | os.PathLike[str]) -> Path:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Bring the names in a folder to the disk."""
+    """Flush the names in a folder to the disk."""
     if os.name == "nt":  # Windows cannot open a folder; its rename is journalled anyway
         return
     descriptor = os.open(folder, os.O_RDONLY)
@@ -81,7 +81,7 @@ def _sync_folder(folder: Path) -> None:
 
 
 def _refuse_special(target: Path, option: str) -> None:
-    """Taking the place of /dev/null, a pipe or a folder would destroy it (root may)."""
+    """Raise if the target is /dev/null, a pipe or a folder, which renaming would replace (as root)."""
     if target.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
     if target.exists() and not target.is_file():
@@ -89,7 +89,7 @@ def _refuse_special(target: Path, option: str) -> None:
 
 
 def _replace(source: Path, target: Path) -> None:
-    """os.replace; on Windows again for a second where another program (a virus scanner) has the file open."""
+    """Rename a file; on Windows retry for a second if another program (a virus scanner) has it open."""
     for attempt in range(_REPLACE_TRIES):
         try:
             os.replace(source, target)
@@ -101,7 +101,7 @@ def _replace(source: Path, target: Path) -> None:
 
 
 def remove_folder(path: Path) -> None:
-    """Remove a folder, in one go for whoever looks at its name. What cannot be removed stays, without a word."""
+    """Remove a folder, atomically for other processes. Files that cannot be removed stay, silently."""
     if not path.exists():
         return
     beside = _beside(path)
@@ -113,15 +113,15 @@ def remove_folder(path: Path) -> None:
 
 
 def _beside(target: Path) -> Path:
-    """A name that nobody can have taken before. Opened with "x" besides, so that no link is followed."""
+    """Return a unique name next to the target. Files are opened with "x", so that no link is followed."""
     return target.with_name(f"{target.name}.{os.getpid()}.{secrets.token_hex(4)}{TEMPORARY}")
 
 
 @contextmanager
 def replacing(target: Path, mode: str = "wb") -> Iterator[IO[Any]]:
-    """Open a file beside `target` for writing; when the block ends well it takes the place of `target`, else it goes.
+    """Open a temporary file for writing; it replaces `target` if the block succeeds, else it is removed.
 
-    Raises OSError; `target` is then as it was.
+    After an OSError `target` is unchanged.
     """
     beside = _beside(target)
     try:
@@ -138,7 +138,7 @@ def replacing(target: Path, mode: str = "wb") -> Iterator[IO[Any]]:
 
 @contextmanager
 def atomic_file(path: str | os.PathLike[str], mode: str = "wb", option: str = "--out") -> Iterator[IO[Any]]:
-    """`replacing`, with an error for people: WgradError when the disk is full, the folder is read-only, and so on."""
+    """Write a file like `replacing`; raises WgradError if the disk is full, the folder is read-only, and so on."""
     target = Path(path)
     with writing(target, option):
         _refuse_special(target, option)
@@ -148,9 +148,9 @@ def atomic_file(path: str | os.PathLike[str], mode: str = "wb", option: str = "-
 
 @contextmanager
 def atomic_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Yield an empty folder beside `path`; when the block ends well everything in it is fsynced and it becomes `path`.
+    """Yield an empty temporary folder; if the block succeeds, its contents are fsynced and it becomes `path`.
 
-    `path` must not exist as a non-empty folder. Raises WgradError as `atomic_file` does; nothing is then left behind.
+    `path` must not exist as a non-empty folder. Raises WgradError as `atomic_file` does, and then leaves nothing.
     """
     target = Path(path)
     beside = _beside(target)
@@ -170,7 +170,7 @@ def atomic_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 def check_writable(path: str | os.PathLike[str], option: str) -> None:
-    """WgradError, naming the option, where the file could not be written: told before the work, not after it."""
+    """Raise WgradError, naming the option, if a file could not be written; call this before long work."""
     target = Path(path)
     with writing(target, option):
         _refuse_special(target, option)
@@ -188,7 +188,7 @@ def write_bytes(path: str | os.PathLike[str], data: bytes, option: str = "--out"
 
 
 def write_text(path: str | os.PathLike[str], text: str, option: str = "--out") -> None:
-    """Replace the contents of `path` atomically, UTF-8; half a surrogate pair (of a file's name) as its escape.
+    """Replace the contents of `path` atomically, in UTF-8; half a surrogate pair (from a file name) is escaped.
 
     option: as in `writing`.
     """
@@ -196,12 +196,12 @@ def write_text(path: str | os.PathLike[str], text: str, option: str = "--out") -
 
 
 def write_json(path: str | os.PathLike[str], value: Any, *, sort_keys: bool = False) -> None:
-    """Replace `path` atomically with `value` as JSON, indent 2. A NaN raises ValueError: JSON has none."""
+    """Replace `path` atomically with `value` as JSON, indent 2. Raises ValueError for NaN, which JSON lacks."""
     write_text(path, json.dumps(value, indent=2, sort_keys=sort_keys, allow_nan=False, ensure_ascii=False) + "\n")
 
 
 def remove_leftovers(folder: str | os.PathLike[str]) -> None:
-    """Delete what a killed process left half-written in `folder`."""
+    """Delete the temporary files that a killed process left in `folder`."""
     for path in Path(folder).glob(f"*.[0-9]*{TEMPORARY}"):
         if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)
@@ -210,7 +210,7 @@ def remove_leftovers(folder: str | os.PathLike[str]) -> None:
 
 
 def free_bytes(path: str | os.PathLike[str]) -> int | None:
-    """Return the free bytes of the disk of a path, which need not be there; None where its system does not say."""
+    """Return the free bytes on the disk of a path, which need not exist; None if the system does not tell."""
     parent = next(folder for folder in (Path(path), *Path(path).absolute().parents) if folder.exists())
     with writing(path):
         usage = shutil.disk_usage(parent)

@@ -1,13 +1,13 @@
-"""The table in which a device room enters its implementation of each operator, under the operator's name.
+"""The table in which a device package enters its implementation of each operator, under the operator's name.
 
-    implements = Implementations()  # or Implementations(lacks={"softmax"}), where this room has no softmax yet
+    implements = Implementations()  # or Implementations(lacks={"softmax"}) for a package without softmax
 
     @implements("rms_norm")
     def rms_norm(device: Runtime, x: Array, weight: Array, eps: float, dtype: np.dtype) -> tuple[Array, Array]: ...
 
-The device comes first; then the operator's own parameters, by the same names in the same order, without defaults and
-without checks: what an argument may be, and what it is when left out, stands once, at the operator
-(autograd/ops). A device class names its room's table as `implementations`; `autograd/bind.py` joins the two.
+The first parameter is the device; then follow those of the operator, with the same names in the same order, without
+defaults and checks, which the operator has (autograd/ops). A device class refers to its package's table as
+`implementations`; `autograd/bind.py` joins the two.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class Implementations(dict[str, Callable[..., Any]]):
-    """Operator's name -> function. lacks: operators that the room declares not to have; a run that needs one of them is
-    refused there, or goes to another device."""
+    """Functions by operator name. lacks: operators that the package declares to lack; a run that needs one of them is
+    refused there, or uses another device."""
 
     def __init__(self, lacks: Iterable[str] = ()) -> None:
         super().__init__()
         self.lacks = frozenset(lacks)
 
     def __call__(self, name: str) -> Callable[[Function], Function]:
-        """A decorator that enters a function under an operator's name."""
+        """Return a decorator that enters a function under an operator's name."""
 
         def enter(function: Function) -> Function:
             if name in self:
-                raise ValueError(f"{name} has an implementation in this package already: {self[name].__module__}")
+                raise ValueError(f"{name} already has an implementation in this package: {self[name].__module__}")
             self[name] = function
             return function
 
@@ -41,10 +41,7 @@ class Implementations(dict[str, Callable[..., Any]]):
 
 
 def enter_all(package: str) -> None:
-    """Import every file in the package's folder and in the folders of its families, so that each enters its operators.
-
-    `runtime` holds none.
-    """
+    """Import all modules of a package and its subfolders, except `runtime`, so that each enters its operators."""
     for path in sorted({Path(folder) for folder in importlib.import_module(package).__path__}):
         for file in sorted([*path.glob("*.py"), *path.glob("*/*.py")]):
             parts = file.relative_to(path).with_suffix("").parts

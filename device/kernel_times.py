@@ -1,4 +1,4 @@
-"""Times by kernel, and the table that a profile prints."""
+"""Times of kernels, and the table of a profile."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ BATCH = 1024  # launches between two readings of their times
 
 
 class Profiler(ABC):
-    """Sums the time of every launch by kernel. A room times launches, up to BATCH of them, and reads the times."""
+    """Sums the times of launches by kernel. A device package times up to BATCH launches, then reads the times."""
 
     def __init__(self) -> None:
-        self._names: list[str] = []  # of the launches whose times are not read yet
+        self._names: list[str] = []  # kernels of the launches whose times have not been read
         self.total_ns: dict[str, float] = defaultdict(float)
         self.calls: dict[str, int] = defaultdict(int)
 
     @abstractmethod
     def _times(self) -> Iterable[float]:
-        """Wait for the launches of `_names`, at least one; -> nanoseconds of each."""
+        """Wait for the launches of `_names` (at least one), and return the nanoseconds of each."""
 
     def collect(self) -> None:
         if self._names:
@@ -29,7 +29,7 @@ class Profiler(ABC):
         self._names.clear()
 
     def table(self) -> str:
-        """Per kernel: calls, total and mean time, share; the longest first."""
+        """Return a table of calls, total and mean time, and share of each kernel, the longest first."""
         self.collect()
         total = sum(self.total_ns.values()) or 1.0
         lines = [f"{'kernel':<34}{'calls':>8}{'total ms':>12}{'mean us':>11}{'share':>8}"]

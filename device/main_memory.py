@@ -1,4 +1,4 @@
-"""Main memory of this machine: all that a process may use, and what is free."""
+"""Main memory of this machine: the total that a process may use, and the free part."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ import os
 from pathlib import Path
 
 _GROUP = Path("/sys/fs/cgroup")  # a container may have less than the machine
+_MEMINFO = Path("/proc/meminfo")
 
 
 def main_memory() -> int | None:
-    """Bytes of main memory that this process may use; None where the system does not tell."""
+    """Return the bytes of main memory that this process may use; None if the system does not tell."""
     if os.name == "nt":
-        status = (ctypes.c_uint64 * 8)(64)  # MEMORYSTATUSEX: its length and the load in the first word, then the total
+        status = (ctypes.c_uint64 * 8)(64)  # MEMORYSTATUSEX: length and load in the first word, then the total
         known = ctypes.windll.kernel32.GlobalMemoryStatusEx(ctypes.byref(status))  # type: ignore[attr-defined]
         return int(status[1]) if known else None
     try:
@@ -24,12 +25,12 @@ def main_memory() -> int | None:
 
 
 def free_memory() -> int | None:
-    """Bytes of main memory that are free without swapping; None where the system does not tell, as any but Linux."""
+    """Return the bytes of main memory that are free without swapping; None except on Linux with such a figure."""
     try:
-        lines = [line.split() for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines()]
-    except OSError:
+        lines = [line.split() for line in _MEMINFO.read_text(encoding="ascii").splitlines()]
+        free = 1024 * next(int(line[1]) for line in lines if line[:1] == ["MemAvailable:"])
+    except (OSError, StopIteration):  # StopIteration: some containers do not show it
         return None
-    free = 1024 * next(int(line[1]) for line in lines if line[0] == "MemAvailable:")
     limit, used = _number("memory.max"), _number("memory.current")
     return free if limit is None or used is None else min(free, limit - used)
 

@@ -1,4 +1,4 @@
-"""Device memory from a pool of size classes, and the arrays that live in them."""
+"""A pool of device memory with size classes, and the arrays in it."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ import numpy as np
 from wgrad.device.errors import OutOfMemory
 from wgrad.device.placement import Placement, Rehearsal, place
 
-ALIGN = 256  # bytes; what hipMalloc aligns to, and the default alignment of a storage binding's offset in WebGPU
+ALIGN = 256  # bytes; alignment of hipMalloc, and the default for offsets of storage bindings in WebGPU
 _CLASSES_PER_DOUBLING = 8  # at most 12.5 % of a block is padding
-_REUSE_SLACK = 1.125  # a free block this much larger than asked for is taken rather than a new one made
+_REUSE_SLACK = 1.125  # a free block up to this much larger than requested is preferred to a new one
 
 
 @dataclass(frozen=True)
@@ -32,24 +32,24 @@ class MemoryStats:
 
 
 def size_class(nbytes: int) -> int:
-    """Bytes of the block that holds nbytes."""
+    """Return the bytes of the block for an array of nbytes."""
     nbytes = max(nbytes, ALIGN)
     step = max(ALIGN, (1 << nbytes.bit_length() - 1) // _CLASSES_PER_DOUBLING)
     return (nbytes + step - 1) // step * step
 
 
 class Block:
-    """One allocation of the pool; `buffer` is what the driver calls it: an address, or an object of its library."""
+    """One allocation of the pool. buffer: its address, or an object of the driver's library."""
 
     __slots__ = ("buffer", "nbytes", "serial", "scratch")
 
     def __init__(self, buffer: Any, nbytes: int, serial: int) -> None:
         self.buffer, self.nbytes, self.serial = buffer, nbytes, serial
-        self.scratch = 0  # recordings that it belongs to: only given out while one is recorded, or `borrowing`
+        self.scratch = 0  # number of recordings that use it: it is only given out while recording or `borrowing`
 
 
 class Lease:
-    """A block in use; when the last array on it goes, the block returns to the pool."""
+    """A block in use; it returns to the pool when the last array in it is gone."""
 
     __slots__ = ("block", "_pool", "__weakref__")
 
@@ -60,18 +60,18 @@ class Lease:
         return self._pool is pool
 
     def is_scratch(self) -> bool:
-        """While recording: was this allocated inside the recording?"""
+        """Return whether this was allocated within the current recording."""
         return self._pool.is_scratch(self)
 
     def __del__(self, _ending: Callable[[], bool] = sys.is_finalizing) -> None:
-        # At Python's end what a module has imported may be gone before this, and nobody needs the block.
+        # When Python ends, imported modules may be gone before this, and the block is no longer needed.
         if not _ending():
             self._pool._release(self.block)
 
 
 @cache
 def _name_of(dtype: np.dtype) -> str:
-    """NumPy works it out anew each time, which takes longer than all else that a launch asks of a dtype."""
+    """Return the name of a dtype, which NumPy would compute slowly each time."""
     return dtype.name
 
 
@@ -106,39 +106,39 @@ class Array:
 
 
 class _Placed:
-    """A placement as far as the recording that it is of has come. blocks: those that there are, by their numbers."""
+    """The state of a placement during its recording. blocks: those that exist already, by number."""
 
     def __init__(self, placement: Placement) -> None:
         self.placement, self.blocks = placement, dict[int, Block]()
         self._turn = 0
 
     def next(self, wanted: int) -> int | None:
-        """The number of the next array's block. None: it was not to ask for so much."""
+        """Return the number of the next array's block; None if the array has another size than in the rehearsal."""
         turn, self._turn = self._turn, self._turn + 1
         as_rehearsed = self.placement.wanted[turn : turn + 1] == [wanted]
         return self.placement.block_of[turn] if as_rehearsed else None
 
 
 class Pool:
-    """Blocks by size; freed blocks are reused in order of size, and given back to the driver only by `trim`."""
+    """Blocks by size. Freed blocks are reused, the smallest that fits first, and returned to the driver by `trim`."""
 
     def __init__(self, create: Callable[[int], Any], destroy: Callable[[Block], None], *, exact: bool = False) -> None:
-        """exact: a block is as large as its array (in multiples of 16 bytes), so that a guarded memory behind it
-        sees every access past an array's end; for tests."""
+        """exact: make blocks as large as their arrays (in multiples of 16 bytes), so that guard memory after them
+        detects every access past an array's end; for tests."""
         self._create, self._destroy, self._exact = create, destroy, exact
         self._free: list[tuple[int, int, Block]] = []  # (nbytes, serial, block), sorted
         self._scratch: list[tuple[int, int, Block]] = []
-        # Every block there is. Without this a block held only by a cycle of Python objects would lose its buffer when
-        # the cycle is collected (all finalisers of a cycle run), and come back from its Lease without one.
+        # All blocks. Without this, a block held only by a cycle of Python objects would lose its buffer when the cycle
+        # is collected (all finalisers of a cycle run), and its Lease would return it without one.
         self._blocks: set[Block] = set()
         self._serial = 0
         self._touched: set[Block] | None = None
-        self.rehearsal: Rehearsal | None = None  # is told of every block that is taken and returned
+        self.rehearsal: Rehearsal | None = None  # notified of every block that is taken or returned
         self._placed: _Placed | None = None
-        self._forgot = False  # there may be blocks among `_scratch` that are free for all again
-        self.borrowing = False  # what recordings keep for their replays is given out: none runs meanwhile
-        self.limit: int | None = None  # bytes that all blocks together may have
-        # Called where there is no memory: lets arrays go that are kept for speed alone. False: there were none.
+        self._forgot = False  # whether blocks in `_scratch` may have become free for general use
+        self.borrowing = False  # whether scratch of recordings is given out; none may run meanwhile
+        self.limit: int | None = None  # most bytes of all blocks together
+        # Called when memory is short: frees arrays that are only kept for speed. Returns False if there were none.
         self.spare: Callable[[], bool] = lambda: False
         self.in_use_bytes = self.peak_bytes = self.reserved_bytes = self.peak_reserved_bytes = 0
 
@@ -168,8 +168,8 @@ class Pool:
         return self.borrowing or self._touched is not None
 
     def _within_limit(self, wanted: int) -> Block | None:
-        """Make room below the limit for `wanted` more bytes: free blocks go. Where that is not enough, a free block of
-        the recordings is lent, however large. OutOfMemory where there is none. None: a new block may be made."""
+        """Make room below the limit for `wanted` more bytes by freeing blocks; return None if a new one may be made.
+        If that is not enough, return a free block of the recordings, however large. Raises OutOfMemory without one."""
         if self.limit is None or self.reserved_bytes + wanted <= self.limit:
             return None
         self.trim()
@@ -189,15 +189,15 @@ class Pool:
         at = bisect_left(free, (wanted, -1))
         most = wanted if self._exact else max(wanted * slack, 4096)
         if at < len(free):
-            entry = free.pop(at)  # looked at when it is out: a collection may have put another into its place
+            entry = free.pop(at)  # checked after removal: a garbage collection may have changed the list
             if wanted <= entry[0] <= most:
                 return entry[2]
             insort(free, entry)
         return None
 
     def _as_rehearsed(self, wanted: int) -> Block | None:
-        """The block that the placement of a rehearsed recording has for its next array. None: that asks for something
-        else than was rehearsed, the block is in use for longer than it was, or there is no room for it."""
+        """Return the block of a rehearsed recording's placement for the next array. None: the array differs from the
+        rehearsal, the block is in use for longer than there, or there is no room for it."""
         placed = self._placed
         number = None if placed is None else placed.next(wanted)
         if placed is None or number is None:
@@ -210,7 +210,7 @@ class Pool:
         return block
 
     def _take_back(self, block: Block) -> Block | None:
-        """This block, if it is free."""
+        """Take this block if it is free; else return None."""
         free = self._scratch if block.scratch else self._free
         at = bisect_left(free, (block.nbytes, block.serial))
         if at < len(free):
@@ -221,7 +221,7 @@ class Pool:
         return None
 
     def _make(self, nbytes: int, placed: _Placed) -> Block | None:
-        """A block of exactly so many bytes: one that is free and not of the placement, or a new one."""
+        """Return a block of exactly `nbytes`: a free one that is not in the placement, or a new one."""
         used = set(placed.blocks.values())
         for free in (self._scratch, self._free):
             found = next((block for size, _, block in list(free) if size == nbytes and block not in used), None)
@@ -257,10 +257,9 @@ class Pool:
         insort(self._scratch if block.scratch else self._free, (block.nbytes, block.serial, block))
 
     def trim(self) -> int:
-        """Give all free blocks back to the driver (those of replays, and of a recording under way, excepted); returns
-        the bytes."""
-        # A garbage collection during `_destroy` may bring blocks back, or trim again: the list is taken away first, and
-        # each block is counted off as it goes. What an error keeps from going is free as before.
+        """Return all free blocks to the driver, except those of replays and a current recording; return the bytes."""
+        # A garbage collection during `_destroy` may return blocks, or trim again: so the list is replaced first, and
+        # each block is discounted as it is destroyed. After an error the rest are free as before.
         self._free_forgotten()
         touched = self._touched or set()
         going, self._free = (
@@ -281,17 +280,17 @@ class Pool:
         return freed
 
     def is_scratch(self, lease: Lease) -> bool:
-        """While recording: was this allocated inside the recording?"""
+        """Return whether this was allocated within the current recording."""
         return self._touched is not None and lease.block in self._touched
 
     def begin_capture(self, rehearsal: Rehearsal | None = None) -> None:
-        """rehearsal: of the same work, whose arrays then lie where `placement.place` puts them."""
+        """Begin a recording. rehearsal: of the same work, whose arrays are then placed by `placement.place`."""
         self._touched = set()
         self._placed = None if rehearsal is None else _Placed(place(rehearsal))
 
     def end_capture(self) -> set[Block]:
-        """Blocks used while recording are scratch from now on, until `forget` is given them: a replay writes to them,
-        nobody else may hold them."""
+        """End a recording, and return its blocks. They are scratch until `forget`: replays write to them, and no array
+        may use them."""
         touched, self._touched = self._touched or set(), None
         self._placed = None
         for block in touched:
@@ -302,7 +301,7 @@ class Pool:
         return touched
 
     def forget(self, touched: set[Block]) -> None:
-        """The recording with these blocks is gone. May be called at any time, by a collection too."""
+        """Release the blocks of a deleted recording. May be called at any time, even by a garbage collection."""
         for block in touched:
             block.scratch -= 1
         self._forgot = True

@@ -1,8 +1,8 @@
-"""Where the arrays of work that repeats lie: sizes and lifetimes are known from a first run, so few blocks hold them.
+"""Placing the arrays of repeated work in few blocks, with sizes and lifetimes known from a first run.
 
-A pool that knows nothing of what comes gives an array a free block of about its size and makes a new one where there is
-none, so blocks of one part of the work lie idle in the others. Here the largest array is placed first, and each next
-one in a block that is free for as long as it lives, or a new one. No value hangs on where it lies.
+A pool without this knowledge gives an array a free block of about its size, or a new one, so that blocks of one part of
+the work are idle in the others. Here the largest array is placed first, and each next one in a block that is free for
+its lifetime, or a new one. Values do not depend on the placement.
 Source: Pisarchyk and Lee, Efficient Memory Management for Deep Neural Net Inference (arXiv 2001.03288).
 """
 
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 @dataclass
 class _Life:
-    """Lifetime of an array: bytes of the block that it asks for, and when it had it, by a count of the pool's calls."""
+    """Lifetime of an array: bytes of its block, and first and last use, counted in calls of the pool."""
 
     nbytes: int
     begin: int
@@ -38,13 +38,13 @@ class Rehearsal:
 
     def returned(self, block: Hashable) -> None:
         self._calls += 1
-        if (life := self._alive.pop(block, None)) is not None:  # what was taken before is of no interest
+        if (life := self._alive.pop(block, None)) is not None:  # blocks taken before do not matter
             life.end = self._calls
 
 
 @dataclass(frozen=True)
 class Placement:
-    """sizes: bytes of each block. wanted, block_of: what each array asks for in its turn, and the block that it has."""
+    """A placement. sizes: bytes of each block. wanted, block_of: for each array in order, its bytes and its block."""
 
     sizes: list[int]
     wanted: list[int]
@@ -54,12 +54,12 @@ class Placement:
 def place(rehearsal: Rehearsal) -> Placement:
     lives = rehearsal.lives
     sizes: list[int] = []
-    taken: list[list[tuple[int, float]]] = []  # of each block, in order: when it is in use
+    taken: list[list[tuple[int, float]]] = []  # the times at which each block is in use, in order
     block_of = [0] * len(lives)
     for number in sorted(range(len(lives)), key=lambda n: (-lives[n].nbytes, lives[n].begin)):
         life = lives[number]
         span = (life.begin, life.end)
-        # All are large enough: sizes only fall.
+        # All blocks are large enough, since sizes only fall.
         block = next((n for n in range(len(sizes)) if _is_free(taken[n], span)), len(sizes))
         if block == len(sizes):
             sizes.append(life.nbytes)

@@ -1,4 +1,4 @@
-"""Work that does nothing but reach one limit of a device: what `wgrad bench` measures its roofs with."""
+"""Work that reaches a limit of a device, with which `wgrad bench` measures its peak rates."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-TENSOR_CORES = "tensor cores"  # the name of their roof: 16 bits in, sums in float32
+TENSOR_CORES = "tensor cores"  # name of their peak rate: 16-bit operands, float32 sums
 
 
 @dataclass(frozen=True)
 class Expectation:
-    """Time that an operator takes at least, by a model.
+    """A model's lower bound for the time of an operator.
 
-    bound: "arithmetic" or "memory". share: of the peak rate of arithmetic that its kernels can reach.
+    bound: "arithmetic" or "memory". share: share of the peak rate of arithmetic that its kernels can reach.
     """
 
     seconds: float
@@ -23,8 +23,8 @@ class Expectation:
 
 @dataclass(frozen=True)
 class Roof:
-    """name: float32, float16 (packed), int8 (dot products of four) or TENSOR_CORES. flop: of one `run`, which returns
-    an array of what came out."""
+    """A peak rate to measure. name: float32, float16 (packed), int8 (dot products of four) or TENSOR_CORES. flop: of
+    one `run`, which returns an array of results."""
 
     name: str
     flop: float

@@ -702,7 +702,7 @@ def test_a_wrong_operator_is_found(name: str, wgpu_device: Device, registered: C
 
 def test_a_name_is_given_once(registered: Callable[..., Any]) -> None:
     hinge(registered)
-    with pytest.raises(WgradError, match="an operator is called squared_hinge already; take another name"):
+    with pytest.raises(WgradError, match="an operator is already called squared_hinge; take another name"):
         hinge(registered)
 
 

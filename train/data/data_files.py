@@ -175,7 +175,7 @@ class DataFile:
 
 def list_data(path: str, option: str) -> tuple[list[str], tuple[str, ...]]:
     """The files of a folder (`folder_files`), of a split that the package datasets saved, or of a data set of the hub;
-    of anything else its own path; and what a user should know. WgradError."""
+    of anything else its own path; and what a user should know. Raises WgradError."""
     if path == STDIN:
         return [path], ()
     if found := saved_files(path, option):

@@ -79,7 +79,7 @@ def save_adapter(
     whole: WholeModules | None = None,
 ) -> None:
     """Write an adapter that PEFT loads. arrays: as of `load_adapter`. in_peft: as of `ModelConfig`. whole: as of
-    `load_adapter`. WgradError."""
+    `load_adapter`. Raises WgradError."""
     target = make_folder(folder)
     names = whole_in_peft(whole or {})
     arrays = {names.get(name, name): array for name, array in arrays.items()}
@@ -267,7 +267,7 @@ def _check_whole(lora: LoraConfig, whole: WholeModules, path: Path) -> None:
 def _read(
     entries: dict[str, TensorEntry], name: str, wanted: tuple[int, ...], path: Path, adapted: Collection[str]
 ) -> np.ndarray:
-    """A tensor, taken out of `entries`. adapted: as of `_key`. WgradError."""
+    """A tensor, taken out of `entries`. adapted: as of `_key`. Raises WgradError."""
     shape = _as_in_peft(name, np.broadcast_to(np.float32(0), wanted)).shape
     entry = entries.pop(_key(name, adapted), None)
     if entry is None:

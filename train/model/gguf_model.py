@@ -92,7 +92,7 @@ class GgufModel:
         return stored_type(self.config, self.kind, self._names[spec.name], spec.shape[-1], tied, important)
 
     def importance(self, spec: WeightSpec) -> np.ndarray | None:
-        """The cost of an error in each column of a matrix, None where that is not known. WgradError."""
+        """The cost of an error in each column of a matrix, None where that is not known. Raises WgradError."""
         if self.imatrix is None or len(spec.shape) != 2 or spec.kind not in ("embedding", "head", "projection"):
             return None
         return self.imatrix.of(self._names[spec.name], spec.shape[1])

@@ -183,7 +183,7 @@ def read_restored(
     files: ModelFiles, spec: WeightSpec, device: Device, quantize: bool, block_size: int, double_quant: bool
 ) -> np.ndarray:
     """A projection in float32: what a weight of few bits stands for, in the files or, with `quantize`, as `load_frozen`
-    makes it of one in full precision; else as the files have it. WgradError."""
+    makes it of one in full precision; else as the files have it. Raises WgradError."""
     if files.is_frozen(spec):
         weight = files.read_frozen(spec, device, True)
     elif quantize:

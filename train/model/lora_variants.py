@@ -65,7 +65,7 @@ def variant_of(name: str, source: str) -> LoraVariant:
 
 
 def starts(name: str, rank: int, out: int, width: int) -> dict[str, np.ndarray]:
-    """Return the start values of a module's tensors, by the ends of their names. WgradError."""
+    """Return the start values of a module's tensors, by the ends of their names. Raises WgradError."""
     given: Mapping[str, Any] = variant_of(name, "--lora-variant").start(rank, out, width)
     for own, value in given.items():
         if not (isinstance(own, str) and own.isidentifier() and isinstance(value, np.ndarray) and value.size):

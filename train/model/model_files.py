@@ -210,7 +210,7 @@ class ModelFiles:
         return any(self.is_frozen(spec) or isinstance(self.entries.get(spec.name), GgufEntry) for spec in specs)
 
     def read_frozen(self, spec: WeightSpec, device: Device, contents: bool) -> FrozenWeight:
-        """Such a projection on the device. contents False, for a dry run: hardly a thing is read. WgradError."""
+        """Such a projection on the device. contents False, for a dry run: hardly a thing is read. Raises WgradError."""
         entry = self.entries.get(spec.name)
         if isinstance(entry, (GgufEntry, Mxfp4Entry)):
             return entry.upload_frozen(device, contents)
@@ -330,7 +330,7 @@ def opened_once() -> Iterator[None]:
 
 
 def open_files(folder: str | os.PathLike[str], config: ModelConfig) -> tuple[ModelFiles, ModelConfig, str]:
-    """The files, checked without reading a tensor; configuration and note as of `use_own_head`. WgradError."""
+    """The files, checked without reading a tensor; configuration and note as of `use_own_head`. Raises WgradError."""
     kept, key = _opened.get(), (os.fspath(folder), config)
     if kept is None:
         return _open_files(folder, config)

@@ -135,7 +135,7 @@ class _File(Struct):
 
 
 def text_config(raw: Mapping[str, Any], architecture: str, where: str) -> dict[str, Any]:
-    """config.json of the text part of a model of MULTIMODAL, as if it were a model of its own. WgradError."""
+    """config.json of the text part of a model of MULTIMODAL, as if it were a model of its own. Raises WgradError."""
     whole = MULTIMODAL[architecture]
     if whole.flat and "text_config" not in raw:
         inner = {key: value for key, value in raw.items() if key not in ("model_type", "architectures")}

@@ -54,7 +54,7 @@ def parse_ropes(
     file: ConfigFile, head_dim: int, local_head_dim: int, where: str
 ) -> tuple[RopeConfig, RopeConfig | None]:
     """RoPE of a config.json: `rope_scaling` (transformers 4), else `rope_parameters` (5), with `rope_theta`. -> that of
-    layers, and that of sliding layers where a family has one for them. WgradError."""
+    layers, and that of sliding layers where a family has one for them. Raises WgradError."""
     if file.local_theta is not None:
         return _of_both_kinds(file, file.local_theta, (head_dim, local_head_dim), where)
     parameters = file.rope_parameters or file.default_rope
@@ -96,7 +96,7 @@ def _of_both_kinds(
 def _parse_rope(
     given: RopeFile, file: ConfigFile, theta: float, original: int | None, head_dim: int, where: str
 ) -> RopeConfig:
-    """One embedding, of a file's keys. WgradError."""
+    """One embedding, of a file's keys. Raises WgradError."""
     kind = given.rope_type or given.type or "default"
     kind = "longrope" if kind == "su" else kind  # its first name
     if kind not in ROPE_TYPES:

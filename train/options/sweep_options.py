@@ -43,7 +43,7 @@ class Vary:
 
 
 def vary_of(name: str, given: Any) -> Vary:
-    """Convert an option and its values as Python gives them: a list, or text as for `read_vary`. WgradError."""
+    """Convert an option and its values as Python gives them: a list, or text as for `read_vary`. Raises WgradError."""
     if isinstance(given, str):
         return read_vary(f"{name}={given}")
     if not isinstance(given, (list, tuple, set, range)) or not given:

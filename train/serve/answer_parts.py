@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from wgrad.train.data.thoughts import begins, thought_of_model
 from wgrad.train.data.tokenizer import Tokenizer
+from wgrad.train.serve.stop_text import overlap
 from wgrad.train.serve.tool_calls import PYTHON, Call, ToolFormat, format_of
 
 
@@ -88,7 +89,7 @@ class AnswerParts:
         end = self._style.thought[1]
         at = self._held.find(end)
         if at < 0:
-            return self._take(len(self._held) - (0 if last else _overlap(self._held, end)))
+            return self._take(len(self._held) - (0 if last else overlap(self._held, end)))
         found = self._take(at)
         self._held, self._place, self._opens = self._held.removeprefix(end), "content", True
         return found
@@ -110,7 +111,7 @@ class AnswerParts:
         if at >= 0:
             self._place = "call"
             return self._take(at).rstrip("\n")
-        sure = len(self._held) - _overlap(self._held, form.marker)
+        sure = len(self._held) - overlap(self._held, form.marker)
         return self._take(len(self._held) if last else len(self._held[:sure].rstrip("\n")))
 
     def _take(self, count: int) -> str:
@@ -119,8 +120,3 @@ class AnswerParts:
         found = found.lstrip("\n") if self._opens else found
         self._opens = self._opens and not found
         return found
-
-
-def _overlap(text: str, marker: str) -> int:
-    """Return the length of the longest end of `text` that is a beginning of `marker`."""
-    return next((n for n in range(min(len(text), len(marker) - 1), 0, -1) if text.endswith(marker[:n])), 0)

@@ -1,6 +1,6 @@
-"""Ollama's API, for clients that speak no other: conversations, completions, embeddings, and what is served.
+"""Ollama's API, for its clients: conversations, completions, embeddings, and the list of models.
 
-Models cannot be pulled, made or removed through it.
+Models cannot be pulled, created or deleted through it.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ from wgrad.train.serve.ollama_requests import (
 from wgrad.train.serve.requests import ChatRequest, CompletionRequest, parse_request
 from wgrad.train.serve.tool_calls import format_of
 
-API_VERSION = "0.12.0"  # of Ollama, whose API is followed: clients look for what it has
-_NEVER = "9999-12-31T23:59:59Z"  # when a model is unloaded
+API_VERSION = "0.12.0"  # version of Ollama with the same API, for clients that check it
+_NEVER = "9999-12-31T23:59:59Z"  # time at which a model is unloaded
 B = TypeVar("B", bound=OllamaBody)
 _REFUSED = ("pull", "push", "create", "copy", "delete")
 
 
 def ollama_routes(answering: Answering) -> list[Route]:
-    """Return the paths of Ollama's API."""
+    """Return the routes of Ollama's API."""
     api = OllamaApi(answering)
     return [
         Route("/api/version", api.version),
@@ -63,7 +63,7 @@ def ollama_routes(answering: Answering) -> list[Route]:
 
 
 class OllamaApi:
-    """The answers to each path."""
+    """The handlers of Ollama's API."""
 
     def __init__(self, answering: Answering) -> None:
         self._answering, self._preparation, self._begun = answering, answering.preparation, now()
@@ -157,12 +157,12 @@ class OllamaApi:
         return JSONResponse({"model": asked.model, "embeddings": vectors, **counts})
 
     async def embeddings(self, request: Request) -> Response:
-        """As older clients ask for one."""
+        """Answer the older path for a single embedding."""
         vectors, _ = await self._vectors(request, await self._asked(request, OllamaEmbedding))
         return JSONResponse({"embedding": vectors[0] if vectors else []})
 
     async def _vectors(self, request: Request, asked: OllamaEmbed) -> tuple[list[list[float]], int]:
-        """Return the vectors, none of no text, and how many tokens were read. ApiError."""
+        """Return the vectors, none of no text, and how many tokens were read. Raises ApiError."""
         if not asked.texts:
             return [], 0
         wanted, events = asked.as_embedding(self._preparation.width), self._answering.events()

@@ -49,7 +49,7 @@ class OllamaForm:
         return {"model": self._model, "created_at": now(), **said, "done": done}
 
     def _last(self, part: Part, choice: Choice, tokens: Sequence[TokenInfo] = ()) -> dict[str, Any]:
-        """The counts are in nanoseconds. Models are loaded before any request."""
+        """Return the last line, with durations in nanoseconds. Models are loaded before any request."""
         end = time.monotonic_ns()
         first = choice.first or end
         return {
@@ -85,13 +85,13 @@ class OllamaForm:
 
 
 def loaded(model: str, chat: bool) -> dict[str, Any]:
-    """Return the answer to a request without a prompt, by which clients have a model loaded."""
+    """Return the answer to a request without a prompt, which clients send to load a model."""
     said: dict[str, Any] = {"message": {"role": "assistant", "content": ""}} if chat else {"response": ""}
     return {"model": model, "created_at": now(), **said, "done": True, "done_reason": "load"}
 
 
 def _call(number: int, call: dict[str, Any]) -> dict[str, Any]:
-    """A call of a tool, its arguments as an object."""
+    """Return a tool call with its arguments as an object."""
     function = call["function"]
     return {
         "id": call["id"],

@@ -17,7 +17,7 @@ from wgrad.train.serve.embeddings import EmbeddingRequest
 from wgrad.train.serve.errors import ApiError
 from wgrad.train.serve.requests import MOST_TOP, Body, ChatRequest, CompletionRequest, Penalty, Stop
 
-# Options by which Ollama loads a model, or that a model here needs not.
+# Options for loading a model in Ollama, or without effect here.
 OF_LOADING = {
     "num_ctx", "num_keep", "num_batch", "num_gpu", "main_gpu", "num_thread", "numa", "low_vram", "f16_kv", "vocab_only",
     "use_mmap", "use_mlock", "logits_all", "embedding_only", "draft_num_predict",
@@ -28,7 +28,7 @@ _DURATION = re.compile(r"[-+]?(0|(\d+\.?\d*|\.\d+)(ns|us|µs|μs|ms|s|m|h))+")
 _SWITCH = re.compile(r"(?<![\w.'\"</\[])(enable_thinking|thinking)(?![\w'\"])")
 _EFFORT = "reasoning_effort"
 _LATEST = ":latest"
-# Names of a conversation's keys here, in errors.
+# Names in this API of a conversation's keys, for errors.
 NAMES = {"response_format": "format", "max_tokens": "options.num_predict"}
 
 
@@ -54,7 +54,7 @@ class Options(Struct, forbid_unknown_fields=True):
     penalize_newline: bool = True
 
     def fields(self) -> dict[str, Any]:
-        """Return the fields of `requests.Request`. ApiError: what is not done here."""
+        """Return the fields of `requests.Request`. Raises ApiError for unsupported options."""
         for name, value, off in (
             ("typical_p", self.typical_p, 1.0), ("mirostat", self.mirostat, 0), ("tfs_z", self.tfs_z, 1.0),
             ("penalize_newline", self.penalize_newline, True),
@@ -89,7 +89,7 @@ class OllamaBody(Body, kw_only=True):
 
     @property
     def drawing(self) -> Options:
-        """ApiError."""
+        """The checked options. Raises ApiError."""
         known = {name: value for name, value in self.options.items() if name not in OF_LOADING and value is not None}
         try:
             return convert(known, Options, "the request: options", "correct it")
@@ -110,7 +110,7 @@ class OllamaBody(Body, kw_only=True):
 
 
 class OllamaRequest(OllamaBody, kw_only=True):
-    """Fields of both kinds of answers."""
+    """Common fields of conversations and completions."""
 
     unsupported = {
         "suffix": ("",), "template": ("",), "images": ([],), "shift": (False,), "_debug_render_only": (False,),
@@ -131,13 +131,13 @@ class OllamaRequest(OllamaBody, kw_only=True):
 
     @property
     def limit(self) -> int | None:
-        """Most tokens of the answer; None: as many as there is room for."""
+        """Most tokens of the answer; None: as many as fit."""
         return self.drawing.num_predict if self.drawing.num_predict > 0 else None
 
     def conversation(
         self, template: str, turns: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] = ()
     ) -> ChatRequest:
-        """template: the source of the chat template. ApiError."""
+        """template: the source of the chat template. Raises ApiError."""
         return ChatRequest(
             model=self.served,
             messages=[*turns],
@@ -193,7 +193,7 @@ class OllamaGenerate(OllamaRequest, kw_only=True):
     context: list[int] = []  # of an earlier answer, which this one continues
 
     def as_chat(self, template: str) -> ChatRequest:
-        """The prompt as a user's message. ApiError."""
+        """Return a conversation with the prompt as the user's message. Raises ApiError."""
         system = [{"role": "system", "content": self.system}] if self.system else []
         return self.conversation(template, [*system, {"role": "user", "content": self.prompt}])
 
@@ -205,7 +205,7 @@ class OllamaGenerate(OllamaRequest, kw_only=True):
                 raise _wrong(f"{name} is not supported where {why}: leave it out", name)
 
     def as_completion(self, ids: Sequence[int], most: int) -> CompletionRequest:
-        """The prompt as it is. ids: of it; most: tokens that there is room for. ApiError."""
+        """Return a completion of the prompt. ids: its tokens; most: tokens that fit after it. Raises ApiError."""
         return CompletionRequest(
             model=self.served,
             prompt=[*ids],
@@ -251,7 +251,7 @@ class OllamaShow(OllamaBody, kw_only=True):
     in_place = {"verbose": "tensors and tokens are not listed: leave it out"}
 
     model: str = ""
-    name: str = ""  # as older clients call it
+    name: str = ""  # the key of older clients
 
     @property
     def served(self) -> str:
@@ -263,7 +263,7 @@ def _wrong(rule: str, key: str) -> ApiError:
 
 
 def _turn(number: int, given: Mapping[str, Any]) -> dict[str, Any]:
-    """A message in the form of OpenAI's API. ApiError."""
+    """Return a message in the form of OpenAI's API. Raises ApiError."""
     turn = {name: value for name, value in given.items() if value not in (None, "", [])}
     turn.setdefault("content", "")
     if "images" in turn:

@@ -1,4 +1,4 @@
-"""Length of a block of steps: text flows, and the host keeps up."""
+"""Choosing the number of steps of a block, so that text flows and the host keeps up."""
 
 from __future__ import annotations
 
@@ -6,26 +6,26 @@ import time
 
 from wgrad.train.inference.batch_step import MOST_STEPS
 
-BLOCK_SECONDS = 0.02  # of a block of steps: text flows, and who comes waits no longer than two
-_BUSY, _MOST_FOR_HOST = 0.2, 16  # part of a block that the host waits at least; steps of a block so that it does
-_KEPT = 0.75  # of what was measured, from one block to the next
+BLOCK_SECONDS = 0.02  # duration of a block: text flows, and a new request waits for at most two
+_BUSY, _MOST_FOR_HOST = 0.2, 16  # share of a block that the host should wait; most steps of a block to achieve this
+_KEPT = 0.75  # weight of earlier measurements, from one block to the next
 
 
 class Pace:
-    """steps: of the next block."""
+    """The pace of a server. steps: of the next block."""
 
     def __init__(self) -> None:
-        self._given = 0.0  # when texts were given out last
+        self._given = 0.0  # time at which texts were last sent
         self.pause()
 
     def pause(self) -> None:
-        """Nothing is generated: whoever comes first begins with short blocks, so that others soon join."""
-        self.steps, self._least, self._last_read = 1, 1, 0.0  # when the last block was read
+        """Begin again with short blocks after a pause, so that others soon join the first request."""
+        self.steps, self._least, self._last_read = 1, 1, 0.0  # _last_read: time at which the last block was read
         self._took = self._waited = self._done = 0.0  # seconds and steps of the last blocks
 
     def gives(self, single: bool) -> bool:
-        """Return whether texts are given out after a block: where blocks have a single step each, as often as if they
-        were longer. An event takes the web's thread its time."""
+        """Return whether to send texts after a block. single: blocks have a single step; texts are then sent as often
+        as with longer blocks, since each event costs time of the web's thread."""
         now = time.monotonic()
         if single and now - self._given < BLOCK_SECONDS:
             return False
@@ -33,10 +33,10 @@ class Pace:
         return True
 
     def read(self, steps: int, waited: float) -> None:
-        """Choose the length of a block by how long the last ones took, of which the host `waited` for the device.
+        """Choose the length of the next block from the time of the last ones. waited: the host's wait for the device.
 
-        Where it hardly waited its own work for each block is what takes long: blocks must be longer then, within
-        limits. Several blocks count: one that was ready when the host came late seems to have taken no time.
+        If the host hardly waited, its own work per block is the bottleneck, and blocks get longer, within limits.
+        Several blocks count, since a block that was ready when the host came late seems to have taken no time.
         """
         now = time.monotonic()
         if self._last_read:

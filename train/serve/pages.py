@@ -1,4 +1,4 @@
-"""The web pages that servers show: files of the folder pages/, sent as they are."""
+"""The web pages of the servers: files of the folder pages/, sent unchanged."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from starlette.routing import Route
 
 _FOLDER = Path(__file__).with_name("pages")
 _KINDS = {".html": "text/html", ".js": "text/javascript", ".css": "text/css"}
-# Nothing but the server's own files, and texts are never taken for markup.
+# Allow only the server's own files, and never interpret texts as markup.
 HEADERS = {
     "Cache-Control": "no-cache",
     "X-Content-Type-Options": "nosniff",
@@ -26,12 +26,12 @@ HEADERS = {
 
 
 def page_files(index: str, *files: str) -> dict[str, Callable[[], Response]]:
-    """Return the responses of a page by their paths: `/`, and /pages/NAME for the files that it loads."""
+    """Return the responses of a page by path: `/`, and /pages/NAME for the files that it loads."""
     return {"/": _response(index), **{f"/pages/{name}": _response(name) for name in files}}
 
 
 def page_routes(index: str, *files: str) -> list[Route]:
-    """`page_files` as routes."""
+    """Return `page_files` as routes."""
     return [Route(path, _sender(response)) for path, response in page_files(index, *files).items()]
 
 

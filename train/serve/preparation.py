@@ -1,4 +1,4 @@
-"""From requests to jobs: names of models, chat templates, token ids, and the limits that hold for them."""
+"""From requests to jobs: names of models, chat templates, token ids, and their limits."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Emit = Callable[[int, Event], None]  # the number of the prompt in its request
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """Facts of a model that clients show. bytes: of its files; device_bytes: those of them that a GPU holds."""
+    """Facts about a model that clients show. bytes: of its files; device_bytes: the part of them on a GPU."""
 
     family: str = ""
     parameters: int = 0
@@ -40,20 +40,21 @@ class ModelFacts:
 
 @dataclass(frozen=True)
 class Preparation:
-    """positions: most tokens of a prompt and its answer. Safe on any thread; templates are rendered one at a time."""
+    """Maker of jobs. positions: most tokens of a prompt and its answer. Thread-safe; templates are rendered one at a
+    time."""
 
-    tokenizers: Mapping[str, Tokenizer]  # of each model
+    tokenizers: Mapping[str, Tokenizer]  # by model
     vocab_size: int
     positions: int
     max_new_tokens: int
     max_seconds: float
     template: threading.Lock
-    pooling: Pooling = "mean"  # of embeddings, and how many numbers one has
-    width: int = 0
+    pooling: Pooling = "mean"  # of embeddings
+    width: int = 0  # of embeddings
     facts: ModelFacts = ModelFacts()
 
     def completion_jobs(self, request: CompletionRequest, emit: Emit) -> tuple[list[Job], list[str]]:
-        """-> `n` jobs for each prompt, and the prompts' texts (token ids in words). ApiError."""
+        """Return `n` jobs for each prompt, and with echo the prompts' texts (token ids decoded). Raises ApiError."""
         tokenizer = self.tokenizer(request.model)
         given = [prompt for prompt in request.prompts() for _ in range(request.n)]
         if len(given) > MOST_PROMPTS:
@@ -76,7 +77,7 @@ class Preparation:
         return jobs, texts
 
     def chat_jobs(self, request: ChatRequest, emit: Emit, before: Sequence[int] = ()) -> tuple[list[Job], Style]:
-        """-> `n` jobs, and how their answers are written. before: ids of a conversation so far. ApiError."""
+        """-> `n` jobs, and how their answers are written. before: ids of a conversation so far. Raises ApiError."""
         tokenizer = self.tokenizer(request.model)
         if not tokenizer.has_chat_template:
             message = "the model has no chat template, which messages need: use /v1/completions, or serve a chat model"
@@ -99,13 +100,13 @@ class Preparation:
                     message = "the chat template writes calls of tools in no known form: leave tool_choice out"
                     raise ApiError(400, f"the request: tool_choice: {message}", "tool_choice")
                 opening = style.format.opening(request.chosen_tool)
-                if after:  # the prompt has begun a thought: it remains empty
+                if after:  # the prompt opens a thought, which remains empty
                     text, after = text + f"\n{after}\n\n", ""
                 text, style = text + opening, replace(style, begun=opening)
             ids = tokenizer.encode_up_to(self.positions, text, add_special_tokens=False)
         except MessagesRefused as error:
             raise ApiError(400, str(error), "messages") from error
-        except WgradError as error:  # of the template, or of a text that is not Unicode
+        except WgradError as error:  # in the template, or a text that is not Unicode
             raise ApiError(400, str(error).removeprefix("--model: "), "messages") from error
         if ids is None:
             raise self._too_long("messages")
@@ -118,7 +119,7 @@ class Preparation:
         return [replace(job, shown=style.markers) for job in jobs], style
 
     def _grammar(self, request: ChatRequest, tokenizer: Tokenizer, style: Style) -> str:
-        """Return the grammar of an answer; "" without one. A call that is forced has one where that can be had."""
+        """Return the grammar of an answer; "" without one. A forced call has one if llguidance is installed."""
         form, free = style.format, request.tool_choice in ("none", "auto")
         if form is not None and not free and is_installed():
             return arguments_grammar(form, tokenizer, request.tools, request.chosen_tool)
@@ -127,7 +128,7 @@ class Preparation:
         return grammar_of(request.response_format, call_rule(form, tokenizer, style.tools) if form is not None else "")
 
     def _guided(self, model: str, jobs: list[Job], grammar: str, after: str = "") -> list[Job]:
-        """Jobs whose answers keep to a grammar. after: what ends a thought that is begun. ApiError."""
+        """Return the jobs with a grammar. after: the text that ends an open thought. Raises ApiError."""
         if not grammar:
             return jobs
         try:
@@ -141,7 +142,7 @@ class Preparation:
         return {name: Grammars(tokenizer, self.vocab_size) for name, tokenizer in self.tokenizers.items()}
 
     def embedding_jobs(self, request: EmbeddingRequest, emit: Emit, truncate: bool = False) -> list[Job]:
-        """Return a job for each text. truncate: read as much of a text as there is room for. ApiError."""
+        """Return a job for each text. truncate: read as much of a text as there is room for. Raises ApiError."""
         tokenizer = self.tokenizer(request.model)
         ids = [self._ids(tokenizer, text, "input", truncate) for text in request.texts(self.width)]
         common: dict[str, Any] = {"max_new_tokens": 0, "sampling": GREEDY, "stops": (), "top": None, "score": False}
@@ -158,7 +159,7 @@ class Preparation:
         return ids, max(min(self.max_new_tokens, self.positions - len(ids)), 1)
 
     def _continued(self, tokenizer: Tokenizer, before: Sequence[int], ids: list[int]) -> list[int]:
-        """Return both, what begins every text only once. ApiError."""
+        """Return both, what begins every text only once. Raises ApiError."""
         if not before:
             return ids
         opening = tokenizer.added_ids()[0]
@@ -166,7 +167,7 @@ class Preparation:
         return [*self._ids(tokenizer, before, "context"), *ids]
 
     def tokenizer(self, model: str) -> Tokenizer:
-        """ApiError: no model of this name is served."""
+        """Return the tokenizer of a model. Raises ApiError if no model of this name is served."""
         if model not in self.tokenizers:
             names = ", ".join(map(repr, self.tokenizers))
             message = f"the request: model {model[:200]!r} is not served: choose one of {names}"
@@ -204,7 +205,7 @@ class Preparation:
         )
 
     def _job(self, request: Request, number: int, ids: list[int], new: int, score: bool, emit: Emit) -> Job:
-        all_positions = self.max_new_tokens == self.positions - 1  # all but one of the prompt
+        all_positions = self.max_new_tokens == self.positions - 1  # all but one for the prompt
         if new > self.max_new_tokens:
             raise ApiError(
                 400,
@@ -231,7 +232,7 @@ class Preparation:
 
 
 def _around(tokenizer: Tokenizer, text: str, ids: Sequence[int]) -> tuple[int, int]:
-    """How many of a prompt's ids the tokenizer added before its text and behind it."""
+    """Return how many ids the tokenizer added before and after the text of a prompt."""
     plain, before = tokenizer.encode(text, add_special_tokens=False), len(tokenizer.added_ids()[0])
     if list(ids[before : before + len(plain)]) != plain:
         before = 0

@@ -1,4 +1,4 @@
-"""Prompts that are read by themselves, outside of the batch: scores and embeddings."""
+"""Prompts that are read outside of the batch: scores and embeddings."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from wgrad.train.serve.jobs import LENGTH, STOP, Answer, Job, Piece, TokenInfo, 
 
 
 def embed_prompts(model: Model, answers: Sequence[Answer]) -> None:
-    """Give each its vector. All are of one kind of pooling."""
+    """Emit the embedding of each prompt. All have the same pooling."""
     jobs = [answer.job for answer in answers]
     pooling = jobs[0].pooling
     assert pooling is not None
@@ -24,8 +24,8 @@ def embed_prompts(model: Model, answers: Sequence[Answer]) -> None:
 
 
 def score_prompt(model: Model, answer: Answer) -> tuple[int, LogProbs] | None:
-    """Tell the prompt's tokens -> the next token and its log-probabilities, where only one is wanted. One token more,
-    as evaluations ask for, needs no second pass."""
+    """Emit the prompt's tokens with their scores. If one new token is wanted, as in evaluations, draw it without a
+    second pass, and return it with its log-probabilities; else return None."""
     job, top = answer.job, answer.job.top or 0
     scored, last = score(model, job.prompt, top), None
     if job.max_new_tokens == 1:
@@ -36,14 +36,16 @@ def score_prompt(model: Model, answer: Answer) -> tuple[int, LogProbs] | None:
         logits = logits if bias is None else logits + bias
         token = int(model.device.download(model.device.sample(upload(logits), number, settings))[0])
         last = token, log_probs(logits, [token], top)
-    job.emit(Piece("", prompt_tokens(answer.tokenizer, job, scored.given, top)))  # nothing can be lost any more
+    job.emit(
+        Piece("", prompt_tokens(answer.tokenizer, job, scored.given, top))
+    )  # only now, when nothing can fail any more
     if job.max_new_tokens == 0:
         answer.end(LENGTH)
     return last
 
 
 def prompt_tokens(tokenizer: Tokenizer, job: Job, given: LogProbs, top: int) -> list[TokenInfo]:
-    """The tokens of a prompt as they are told."""
+    """Return the entries of a prompt's tokens."""
     stream, ids = tokenizer.decode_stream(skip_special_tokens=False), job.prompt
     texts = [stream.add(token) for token in ids]
     texts[-1] += stream.rest()

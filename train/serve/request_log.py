@@ -1,4 +1,4 @@
-"""A line for each request, on stderr, and a count of it."""
+"""Logging each request in a line on stderr, and counting it."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from wgrad.train.files.input_files import one_line
 from wgrad.train.serve.metrics import Metrics
 from wgrad.train.terminal.output import say
 
-NOTE = "wgrad.note"  # key of a request's scope: what the application has to say of it
+NOTE = "wgrad.note"  # key of a request's scope, for a note of the application
 
 
 class RequestLog:
-    """ASGI middleware around all others. quiet: only count."""
+    """The outermost ASGI middleware. quiet: only count."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics, quiet: bool) -> None:
         self.app, self._metrics, self._quiet = app, metrics, quiet

@@ -1,7 +1,6 @@
-"""Requests of OpenAI's API, checked: what is asked for, or ApiError.
+"""Parsing and checking the requests of OpenAI's API.
 
-What this server does not do is refused where it would change the answer, and passed over where it would not. A key that
-is null counts as not given.
+Unsupported keys are refused if they would change the answer, else ignored. A null counts as a missing key.
 """
 
 from __future__ import annotations
@@ -21,13 +20,13 @@ from wgrad.train.options.option_names import did_you_mean
 from wgrad.train.serve.errors import ApiError
 from wgrad.train.serve.logit_edits import LogitEdits
 
-MOST_PROMPTS = 256  # of one request, each as often as it is answered
+MOST_PROMPTS = 256  # of one request, counting each `n` times
 MOST_STOPS, LONGEST_STOP = 16, 1000
-MOST_TOP = 20  # tokens told in the place of one
+MOST_TOP = 20  # likeliest tokens that are reported at each place
 _LEAST_TOP_P = 1e-6  # 0 takes the likeliest token, as this does
 _WHERE, _ADVICE = "the request", "correct it"
 
-# Keys that change no answer here.
+# Keys without effect on an answer.
 _PASSED_OVER = {
     "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
     "parallel_tool_calls", "prediction",
@@ -43,8 +42,11 @@ class StreamOptions(Struct):
 
 
 class Body(Struct):
-    """A request as it is sent. passed_over: keys that change no answer here. unsupported: keys that would change it,
-    with the values that do not; in_place: what to do in place of others."""
+    """The body of a request.
+
+    passed_over: keys without effect. unsupported: keys that would have an effect, with the values that do not.
+    in_place: advice for a wrong value of an unsupported key.
+    """
 
     passed_over: ClassVar[Collection[str]] = _PASSED_OVER
     unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
@@ -73,19 +75,19 @@ class Request(Body):
 
     @property
     def top(self) -> int | None:
-        """How many of the likeliest tokens are told in the place of each; None: no log-probabilities at all."""
+        """Number of likeliest tokens to report at each place; None: no log-probabilities at all."""
         raise NotImplementedError
 
     @property
     def sampling(self) -> Sampling:
-        """With a seed of its own where none is given."""
+        """The sampling options, with a random seed if none is given."""
         seed = secrets.randbits(32) if self.seed is None else self.seed % 2**32
         top_p = max(self.top_p, _LEAST_TOP_P)
         top_k = max(self.top_k, 0)  # -1: off, in vLLM's API
         return Sampling(temperature=self.temperature, top_k=top_k, top_p=top_p, min_p=self.min_p, seed=seed)
 
     def edits(self, vocab_size: int) -> LogitEdits | None:
-        """Changes of logits; None without any. ApiError: a bias of an id that the model does not have."""
+        """Return the changes of logits, or None. Raises ApiError for a bias of an id that the model lacks."""
         bias = dict[int, float]()
         for name, value in self.logit_bias.items():
             if not (name.isascii() and name.isdigit() and len(name) < 12 and int(name) < vocab_size):
@@ -100,7 +102,7 @@ class Request(Body):
 
     @property
     def tells_usage(self) -> bool:
-        """At the end of a stream."""
+        """Return whether a stream ends with the usage."""
         return self.stream_options is not None and self.stream_options.include_usage
 
 
@@ -117,12 +119,12 @@ class CompletionRequest(Request, kw_only=True):
         return self.logprobs
 
     def prompts(self) -> list[str | list[int]]:
-        """Texts and lists of token ids. ApiError."""
+        """Return the texts and lists of token ids. Raises ApiError."""
         return texts_of(self.prompt, "prompt", MOST_PROMPTS)
 
 
 def texts_of(given: Text, name: str, most: int) -> list[str | list[int]]:
-    """Return the texts and lists of token ids of a key. ApiError."""
+    """Return the texts and lists of token ids of a key. Raises ApiError."""
 
     def wrong() -> ApiError:
         got = f"a list of {len(given)}" if given else type_name(given)
@@ -167,7 +169,11 @@ class ChatRequest(Request, kw_only=True):
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
     def tool_names(self) -> list[str]:
-        """Return the names of the tools that may be called. ApiError: a tool without one, or one chosen of none."""
+        """Return the names of the tools that may be called.
+
+        Raises:
+            ApiError: a tool has no name, or tool_choice does not fit the tools.
+        """
         names = [_tool_name(tool, f"tools[{number}]") for number, tool in enumerate(self.tools)]
         chosen = self.chosen_tool
         if chosen is not None and chosen not in names:
@@ -178,7 +184,7 @@ class ChatRequest(Request, kw_only=True):
 
     @property
     def chosen_tool(self) -> str | None:
-        """The name that tool_choice gives. ApiError."""
+        """The name in tool_choice, or None. Raises ApiError."""
         return None if isinstance(self.tool_choice, str) else _tool_name(self.tool_choice, "tool_choice")
 
     def template_options(self) -> dict[str, Any]:
@@ -187,7 +193,7 @@ class ChatRequest(Request, kw_only=True):
         return {**effort, **self.chat_template_kwargs}
 
     def turns(self) -> list[dict[str, Any]]:
-        """The messages, their contents as text. ApiError."""
+        """Return the messages with contents as text. Raises ApiError."""
         return [_turn(number, message) for number, message in enumerate(self.messages)]
 
 
@@ -221,7 +227,11 @@ R = TypeVar("R", bound=Body)
 
 
 def parse_request(body: bytes, kind: type[R]) -> R:
-    """ApiError: not JSON, a key that is not known, missing, of a wrong type, or that asks for what is not done here."""
+    """Parse and check the body of a request.
+
+    Raises:
+        ApiError: it is not JSON, or a key is unknown, missing, of a wrong type, or unsupported.
+    """
     try:
         value = parse_json(body, _WHERE, _ADVICE)
         if not isinstance(value, dict):

@@ -20,7 +20,7 @@ _Events = Iterator[dict[str, Any]]
 
 
 class ResponsesForm:
-    """A response has one answer, whose parts are items of its output: a reasoning, a message, calls of functions."""
+    """A response with one answer, whose parts are items of its output: reasoning, a message, function calls."""
 
     end, media_type = "", EVENTS
 
@@ -40,7 +40,7 @@ class ResponsesForm:
         return self._response(choice)
 
     def _response(self, choice: Choice | None, status: str = "", error: dict[str, Any] | None = None) -> dict[str, Any]:
-        """choice: None before it has ended."""
+        """Return the response. choice: None before it has ended."""
         asked, whole = self._request, choice is None or choice.finish != LENGTH
         told = None
         if choice is not None:
@@ -96,7 +96,7 @@ class ResponsesForm:
 
     def _event(self, kind: str, **values: Any) -> dict[str, Any]:
         self._number += 1
-        # As it is now: what it refers to goes on growing.
+        # A copy, since the values continue to grow.
         return {"type": kind, "sequence_number": self._number - 1, **msgspec.to_builtins(values)}
 
     # ---- items ---------------------------------------------------------------------------------
@@ -115,11 +115,11 @@ class ResponsesForm:
         return any(item["type"] == "message" for item in self._output)
 
     def _place(self) -> dict[str, Any]:
-        """Return where the open item is, in its events."""
+        """Return the id and index of the last item, for its events."""
         return {"item_id": self._output[-1]["id"], "output_index": len(self._output) - 1}
 
     def _text(self, kind: str, text: str, tokens: Sequence[TokenInfo]) -> _Events:
-        """Text of an item of this kind, which is begun where it is not the open one."""
+        """Yield the events of text for an item of this kind, which is begun if it is not the open one."""
         if self._open is None or self._open["type"] != kind:
             yield from self._close("completed")
             yield from self._begin(kind)
@@ -151,7 +151,7 @@ class ResponsesForm:
         yield self._event("response.content_part.added", **self._place(), content_index=0, part=part)
 
     def _close(self, status: str) -> _Events:
-        """End the open item, if there is one."""
+        """Yield the events that end the open item, if there is one."""
         item, self._open = self._open, None
         if item is None:
             return

@@ -1,4 +1,4 @@
-"""Requests of `/v1/responses`, as far as they are about text: turned into those of a conversation."""
+"""Requests of `/v1/responses` about text, turned into those of a conversation."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from wgrad.train.serve.requests import MOST_TOP, ChatRequest, Request
 
 _LOGPROBS = "message.output_text.logprobs"
 _KEPT = "this server keeps no answers: send the earlier items in input"
-# Names of a conversation's keys here, in errors.
+# Names in this API of a conversation's keys, for errors.
 NAMES = {"messages": "input", "max_tokens": "max_output_tokens", "response_format": "text", "logprobs": "include"}
 _OF_BOTH = (
     "model", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty",
@@ -46,7 +46,7 @@ class ResponsesRequest(Request, kw_only=True):
         return self.top_logprobs if _LOGPROBS in self.include else None
 
     def as_chat(self) -> ChatRequest:
-        """Return the conversation that it asks for. ApiError."""
+        """Return the request as a conversation. Raises ApiError."""
         chosen = self.tool_choice
         return ChatRequest(
             messages=_Turns(self.instructions).read(self.input),
@@ -61,14 +61,14 @@ class ResponsesRequest(Request, kw_only=True):
 
 
 def _format(given: dict[str, Any] | None) -> dict[str, Any]:
-    """A format of the text as a conversation has it."""
+    """Return a text format in the form of a conversation."""
     if given is None or given.get("type") != "json_schema":
         return given or {"type": "text"}
     return {"type": "json_schema", "json_schema": {name: value for name, value in given.items() if name != "type"}}
 
 
 def _nested(tool: Mapping[str, Any]) -> dict[str, Any]:
-    """A tool in the form of a conversation."""
+    """Return a tool in the form of a conversation."""
     return {"type": tool.get("type"), "function": {name: value for name, value in tool.items() if name != "type"}}
 
 
@@ -133,7 +133,7 @@ class _Turns:
             self._turns.append({"role": role, "content": content})
 
     def _assistant(self) -> dict[str, Any]:
-        """The assistant's turn that goes on."""
+        """Return the assistant's current turn."""
         if not self._turns or self._turns[-1]["role"] != "assistant":
             self._turns.append({"role": "assistant", "content": ""})
         if self._thought:
@@ -142,7 +142,7 @@ class _Turns:
 
 
 def _text(where: str, given: Any) -> str:
-    """The text of a content, or of its parts. ApiError."""
+    """Return the text of a content, or of its parts. Raises ApiError."""
     if isinstance(given, str):
         return given
     parts = given if isinstance(given, list) else [None]

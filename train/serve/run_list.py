@@ -1,7 +1,7 @@
-"""The runs of a folder: which there are, how each is, and how one is begun, stopped and gone on with.
+"""The runs of a folder: listing them, their states, and starting, stopping and resuming them.
 
-A run is controlled by its folder alone: the lock says whether it goes on and in which process, the log what it said.
-So a server that is started anew finds the runs that another began.
+A run is controlled only through its folder: the lock tells whether it runs and in which process, the log has its
+output. So a restarted server finds the runs that another started.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from wgrad.train.serve.children import ERROR, ask_to_end, ended_by, start, tail_
 LOG_FILE = "log.txt"
 MOST_RUNS = 100
 _SIGNS = (CONFIG_FILE, METRICS_FILE, LOG_FILE, HOLDER_FILE, SWEEP_FILE)
-# Files and folders that tell how a run is.
+# Files and folders that show the state of a run.
 _TOLD_BY = (LOG_FILE, METRICS_FILE, RESULTS_FILE, SWEEP_FILE, CONFIG_FILE, ADAPTER_CONFIG, "checkpoints", "config.json")
 _LOG_BYTES, _METRICS_BYTES = 1 << 15, 1 << 13
 _LONGEST_LINE = 200
@@ -42,14 +42,14 @@ _STEP = re.compile(r"^step (\d+)/(\d+)\b(?:.*\bleft (\S+))?", re.MULTILINE)
 
 
 class RunList:
-    """Runs in the folders of `folder`, and those that were begun elsewhere from here. Used by several threads."""
+    """Runs in the subfolders of `folder`, and those started elsewhere by this server. Thread-safe."""
 
     def __init__(self, folder: str) -> None:
         self.folder = Path(folder)
         self._elsewhere: list[Path] = []
         self._children: dict[Path, subprocess.Popen[bytes]] = {}
         self._watched: dict[Path, WatchedRun] = {}
-        self._states: dict[Path, tuple[Any, dict[str, Any]]] = {}  # what told it, and the state
+        self._states: dict[Path, tuple[Any, dict[str, Any]]] = {}  # signature of the files, and the state
         self._lock = threading.RLock()
 
     def folders(self) -> list[Path]:
@@ -62,23 +62,23 @@ class RunList:
         return sorted(found, key=_begun, reverse=True)[:MOST_RUNS]
 
     def find(self, name: Any) -> Path:
-        """Return the folder of a run. WgradError: there is none of that name."""
+        """Return the folder of a run. Raises WgradError if there is none of that name."""
         for path in self.folders():
             if str(path) == name:
                 return path
         raise WgradError(f"run: there is none in {str(name)[:200]!r}: choose one of the list")
 
     def watched(self, path: Path) -> WatchedRun:
-        """Return what reads its files."""
+        """Return the reader of a run's files."""
         with self._lock:
             if path not in self._watched:
                 self._watched[path] = WatchedRun(str(path))
             return self._watched[path]
 
     def state(self, path: Path) -> dict[str, Any]:
-        """Return how a run is: `state`, one of running, done, stopped and failed; `reason` in words; `step` of `steps`,
-        the time `left` and the last `line` as its log has them; its last losses; and whether it `resumes` and has an
-        `adapter` or a whole `model`."""
+        """Return the state of a run: `state` (running, done, stopped or failed) and its `reason`; `step` of `steps`,
+        the time `left` and the last `line` of its log; its last losses; and whether it can be resumed (`resumes`), and
+        has an `adapter` or a whole `model`."""
         child = self._children.get(path)
         status = child.poll() if child is not None else None
         going = (child is not None and status is None) or holder_of(path) is not None
@@ -89,7 +89,7 @@ class RunList:
         return known[1]
 
     def _state(self, path: Path, going: bool, status: int | None) -> dict[str, Any]:
-        log = tail_of(path / LOG_FILE, _LOG_BYTES).rpartition("\n$ wgrad ")[2]  # of the last time that it was begun
+        log = tail_of(path / LOG_FILE, _LOG_BYTES).rpartition("\n$ wgrad ")[2]  # since the last start
         state, reason = ("running", "") if going else _ended(path, log, status)
         steps = _STEP.findall(log)
         step, total, left = steps[-1] if steps else (None, None, None)
@@ -112,20 +112,24 @@ class RunList:
         }
 
     def log(self, path: Path) -> str:
-        """Return the end of what a run has said."""
+        """Return the end of a run's log."""
         return tail_of(path / LOG_FILE, _LOG_BYTES)
 
     def begin(self, values: Mapping[str, Any]) -> Path:
-        """Start a run with these options of `finetune` -> its folder. WgradError: it cannot be begun there."""
+        """Start a run with these options of `finetune`, and return its folder.
+
+        Raises:
+            WgradError: it cannot be started there.
+        """
         path = Path(expand_path(values["out"], "--out"))
         if os.path.realpath(path.parent) == os.path.realpath(self.folder):
-            path = self.folder / path.name  # as the list has it
+            path = self.folder / path.name  # as in the list
         elif all(os.path.realpath(path) != os.path.realpath(other) for other in self._elsewhere):
             self._elsewhere.append(path)
         return self._start(path, command_words(FinetuneConfig, values))
 
     def resume(self, path: Path, values: Mapping[str, Any]) -> None:
-        """Go on with a run, with the options that it had but for these. WgradError: it goes on already."""
+        """Resume a run with these options changed. Raises WgradError if it is running."""
         self._start(path, command_words(FinetuneConfig, values))
 
     def _start(self, path: Path, words: Sequence[str]) -> Path:
@@ -142,7 +146,7 @@ class RunList:
         return path
 
     def stop(self, path: Path) -> None:
-        """Ask a run to save and end; asked again, it ends at once. WgradError: it does not go on."""
+        """Ask a run to save and end; if asked again, it ends at once. Raises WgradError if it is not running."""
         child = self._children.get(path)
         pid = child.pid if child is not None and child.poll() is None else holder_of(path)
         if pid is None:
@@ -151,7 +155,7 @@ class RunList:
 
 
 def _ended(path: Path, log: str, status: int | None) -> tuple[str, str]:
-    """State and reason of a run that does not go on."""
+    """Return state and reason of a run that is not running."""
     lines = log.splitlines()
     word = next((line for line in reversed(lines) if line.startswith("wgrad: ")), "")
     if word and "done in" not in lines[-1]:
@@ -164,7 +168,7 @@ def _ended(path: Path, log: str, status: int | None) -> tuple[str, str]:
 
 
 def _last_numbers(path: Path) -> dict[str, Any]:
-    """The last step, loss and held-out loss of a file of metrics."""
+    """Return the last step, loss and held-out loss of a file of metrics."""
     found: dict[str, Any] = {}
     for line in tail_of(path, _METRICS_BYTES).splitlines():
         with suppress(ValueError, RecursionError):
@@ -174,7 +178,7 @@ def _last_numbers(path: Path) -> dict[str, Any]:
 
 
 def _begun(path: Path) -> float:
-    """Time of the run's last beginning: of its options, or else of its folder."""
+    """Return the time of the run's last start: that of its options, or else of its folder."""
     for name in (CONFIG_FILE, ""):
         try:
             return (path / name).stat().st_mtime
@@ -184,7 +188,7 @@ def _begun(path: Path) -> float:
 
 
 def _changed(path: Path) -> tuple[int, int]:
-    """When a file or folder has last changed, and its size."""
+    """Return the time of the last change of a file or folder, and its size."""
     try:
         found = path.stat()
     except OSError:

@@ -1,5 +1,5 @@
-"""The application of `wgrad studio`: a page, and what it asks for. Whatever takes long or needs a device is a command
-of wgrad in a process of its own."""
+"""The application of `wgrad studio`: a page and its requests. Long work, and work on a device, is done by a command of
+wgrad in a child process."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from wgrad.train.serve.run_list import RunList
 from wgrad.train.step.find_model import find_model
 
 PAGE_FILES = ("page.css", "page.js", "chat.js", "charts.js", "studio.js", "uplot.js")
-_ELSEWHERE = ("model", "data", "out", "resume")  # options that have a place of their own on the page
+_ELSEWHERE = ("model", "data", "out", "resume")  # options with their own place on the page
 _ALSO_USUAL = ("max_steps", "device", "chat_template")
 _LONGER = ("epochs", "max_steps")
 _EXAMPLES = 4
@@ -55,7 +55,7 @@ Handler = Callable[[dict[str, Any]], Any]
 
 @dataclass
 class Studio:
-    """State that all tabs share: the runs, the options of the next one, an export, and the models to chat with."""
+    """State shared by all tabs: the runs, the options of the next one, an export, and the models to chat with."""
 
     runs: RunList
     page_routes: list[Route] = field(default_factory=lambda: page_routes("studio.html", *PAGE_FILES))
@@ -63,18 +63,18 @@ class Studio:
     draft_number: int = 0
     export: Command | None = None
     chat: ChatServer = field(default_factory=ChatServer)
-    name: str = field(default_factory=lambda: secrets.token_hex(8))  # a page sees that the server is another one
+    name: str = field(default_factory=lambda: secrets.token_hex(8))  # lets a page notice a restarted server
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def close(self) -> None:
-        """End what is of no use without the page. Runs go on."""
+        """End the chat and the export. Runs continue."""
         self.chat.close()
         if self.export is not None:
             self.export.end()
 
-    # ---- what the page asks for ----------------------------------------------------------------
+    # ---- requests of the page ------------------------------------------------------------------
     def about(self, asked: dict[str, Any]) -> dict[str, Any]:
-        """Return what stays the same."""
+        """Return the facts that do not change."""
         export = describe_fields(ModelExportConfig)
         return {
             "version": wgrad.__version__,
@@ -88,7 +88,7 @@ class Studio:
         }
 
     def check(self, asked: dict[str, Any]) -> dict[str, Any]:
-        """Return the command line and the YAML of a run, and the first thing that is wrong with it, if anything is."""
+        """Return the command line and the YAML of a run, and its first error, if there is one."""
         values = given_values(FinetuneConfig, asked.get("options"))
         command = shlex.join(["wgrad", "finetune", *command_words(FinetuneConfig, values)])
         try:
@@ -97,7 +97,7 @@ class Studio:
             return {"command": command, "yaml": "", "error": _told(error)}
 
     def model(self, asked: dict[str, Any]) -> dict[str, Any]:
-        """Return what a base model is, without reading its weights."""
+        """Describe a base model, without reading its weights."""
         spec = str(asked.get("model", "")).strip()
         if not spec:
             raise WgradError("--model is required: give a folder, a GGUF file or a Hub id")
@@ -114,7 +114,7 @@ class Studio:
         }
 
     def paths(self, asked: dict[str, Any]) -> list[str]:
-        """Return the names that a path which is being typed can go on with; folders end in a slash."""
+        """Return completions of a path that is being typed; folders end with a slash."""
         text = str(asked.get("text", ""))
         head, _, start = text.replace("\\", "/").rpartition("/")
         folder = Path(expand_path(f"{head}/" if head or text.startswith("/") else ".", "path"))
@@ -135,7 +135,7 @@ class Studio:
         return {"run": str(self.runs.begin(values))}
 
     def resume(self, asked: dict[str, Any]) -> dict[str, Any]:
-        """Go on with a run, with the options that it had; a finished one with more of `_LONGER`."""
+        """Resume a run with its options; a finished one with more of `_LONGER`."""
         path = self.runs.find(asked.get("run"))
         values = given_values(FinetuneConfig, asked.get("options", {}))
         if others := values.keys() - set(_LONGER):
@@ -160,7 +160,7 @@ class Studio:
             return {"draft_number": self.draft_number}
 
     def state(self, asked: dict[str, Any]) -> dict[str, Any]:
-        """Return how everything is, and of the runs named in `have` what is new since."""
+        """Return the whole state, and the news of the runs named in `have`."""
         have, logs = asked.get("have", {}), asked.get("logs", {})
         if not isinstance(have, dict) or not isinstance(logs, dict):
             raise WgradError("have, logs: expected objects with a value for each run: load the page anew")
@@ -269,7 +269,7 @@ def _answering(handler: Handler) -> Callable[[Request], Awaitable[Response]]:
 
 
 async def _object(request: Request) -> dict[str, Any]:
-    """The object that a request brings. ApiError: none, or too large."""
+    """Return the JSON object of a request. Raises ApiError if it is not one, or too large."""
     try:
         value = json.loads(await read_body(request))
     except (ValueError, RecursionError):
@@ -280,7 +280,7 @@ async def _object(request: Request) -> dict[str, Any]:
 
 
 async def _data(request: Request) -> Response:
-    """Examples of the data with the tokens that are trained on, and the data in numbers."""
+    """Answer with examples of the data, the tokens that are trained on, and statistics."""
     values = given_values(FinetuneConfig, (await _object(request)).get("options"))
     files = values.pop("data", [])
     if "-" in files:
@@ -291,7 +291,7 @@ async def _data(request: Request) -> Response:
 
 
 async def _plan(request: Request) -> Response:
-    """Memory and speed of a run."""
+    """Answer with the memory and speed of a run."""
     values = given_values(FinetuneConfig, (await _object(request)).get("options"))
     for name in ("data", "out", "resume", "eval_data", "columns"):
         values.pop(name, None)
@@ -299,7 +299,7 @@ async def _plan(request: Request) -> Response:
 
 
 async def _command(request: Request, words: list[str]) -> Response:
-    """Answer with what a command prints. It ends when nobody waits for it any more."""
+    """Answer with the output of a command, which is ended when the client has gone."""
     process = await run_in_threadpool(lambda: start(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE))
     done = asyncio.ensure_future(run_in_threadpool(_output, process))
     gone = asyncio.ensure_future(_gone(request))
@@ -316,7 +316,7 @@ async def _command(request: Request, words: list[str]) -> Response:
 
 
 def _output(process: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:
-    """Standard output and error of a command, whose standard input stays open meanwhile."""
+    """Return standard output and error of a command, keeping its standard input open meanwhile."""
     assert process.stdout is not None and process.stderr is not None
     with ThreadPoolExecutor(1) as other:
         error = other.submit(process.stderr.read)
@@ -328,13 +328,13 @@ def _output(process: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:
 
 
 async def _gone(request: Request) -> None:
-    """Return when the client has gone."""
+    """Wait until the client has gone."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
 
 
 def _told(error: WgradError) -> dict[str, Any]:
-    """An error, and the option that it is about."""
+    """Return the message of an error, and the option that it is about."""
     message = one_line(str(error), 2000)
     name = message.partition(":")[0].partition(" ")[0]
     return {"message": message, "param": name[2:].replace("-", "_") if name.startswith("--") else None}
@@ -356,5 +356,5 @@ async def _http_error(request: Request, error: Any) -> Response:
 
 
 def _json(text: str | bytes, status: int = 200) -> Response:
-    """An answer. Its text is ASCII, so that a name that is not UTF-8 comes through, there and back."""
+    """Return an answer. Its text is ASCII, so that file names that are not UTF-8 survive both ways."""
     return Response(text, status, {"Cache-Control": "no-store"}, "application/json")

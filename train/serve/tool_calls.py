@@ -1,12 +1,12 @@
-"""Calls of tools in the texts that models write them as.
+"""Tool calls in the text forms of models.
 
 | format | of | text |
 | --- | --- | --- |
 | tags | Qwen, Granite 4, Hermes | `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, each call in its own |
 | tags, XML | Qwen3-Coder | `<tool_call><function=NAME><parameter=KEY>VALUE</parameter></function></tool_call>` |
 | list | Mistral, Granite 3 | `[TOOL_CALLS]` or `<|tool_call|>`, and a list of such objects |
-| names | Mistral since 2025 | `[TOOL_CALLS]NAME[ARGS]{...}`, each call after a marker of its own |
-| bare | Llama 3 | the whole answer is `{"name": ..., "parameters": {...}}`, several parted by `;` |
+| names | Mistral since 2025 | `[TOOL_CALLS]NAME[ARGS]{...}`, each call after its own marker |
+| bare | Llama 3 | the whole answer is `{"name": ..., "parameters": {...}}`, several separated by `;` |
 """
 
 from __future__ import annotations
@@ -30,27 +30,27 @@ def knows_tools(template: str) -> bool:
 
 
 class Call(NamedTuple):
-    """arguments: JSON text."""
+    """A tool call. arguments: JSON text."""
 
     name: str
     arguments: str
 
     def entry(self) -> dict[str, Any]:
-        """Return it in the form of OpenAI's API. Its id has nine characters, as Mistral's templates ask for."""
+        """Return the call in the form of OpenAI's API. Its id has nine characters, as Mistral's templates require."""
         function = {"name": self.name, "arguments": self.arguments}
         return {"id": secrets.token_hex(5)[:9], "type": "function", "function": function}
 
 
 class ToolFormat(NamedTuple):
-    """marker: what a call begins with; "" where an answer is a call as a whole. key: of the arguments. named: the name
-    of a tool follows the marker."""
+    """The form of tool calls. marker: beginning of a call; "" if the whole answer is a call. key: of the arguments.
+    named: whether the name of the tool follows the marker."""
 
     marker: str
     key: str = "arguments"
     named: bool = False
 
     def opening(self, name: str | None) -> str:
-        """Return the text that a call begins with, of a tool or of any."""
+        """Return the beginning of a call of the named tool, or of any (None)."""
         if self.named:
             return self.marker if name is None else f"{self.marker}{name}{_ARGS}"
         bracket = "[" if self.marker in (LIST, GRANITE) else ""
@@ -60,13 +60,13 @@ class ToolFormat(NamedTuple):
 
     @property
     def ending(self) -> str:
-        """Return the text behind the arguments of the last call."""
+        """Return the text after the arguments of the last call."""
         if self.named:
             return ""
         return "}]" if self.marker in (LIST, GRANITE) else "}\n</tool_call>" if self.marker == TAG else "}"
 
     def calls(self, text: str, names: Collection[str]) -> list[Call] | None:
-        """Return the calls that a text is made of; None where it is not made of calls of these tools."""
+        """Return the calls in a text; None if the text is not calls of these tools."""
         try:
             found = list(self._calls(text.strip()))
         except (ValueError, TypeError, AttributeError, RecursionError):
@@ -91,7 +91,7 @@ class ToolFormat(NamedTuple):
 
 
 def _json_calls(text: str) -> Iterator[Call]:
-    """Objects, or lists of them, with nothing but separators between them. ValueError: anything else."""
+    """Yield the calls of objects, or lists of them, with separators between. Raises ValueError for anything else."""
     at = 0
     while at < len(text):
         value, at = _DECODER.raw_decode(text, at)
@@ -113,7 +113,7 @@ def _xml_calls(text: str) -> Iterator[Call]:
 
 
 def _value(text: str) -> Any:
-    """JSON where it is some, else the text."""
+    """Decode JSON; return other text unchanged."""
     try:
         return json.loads(text)
     except ValueError:
@@ -121,7 +121,7 @@ def _value(text: str) -> Any:
 
 
 def format_of(template: str) -> ToolFormat | None:
-    """Return the format of a chat template; None where it is not known."""
+    """Return the tool format of a chat template; None if it is unknown."""
     for marker in (LIST, GRANITE, TAG):
         if marker in template:
             return ToolFormat(marker, named=_ARGS in template)

@@ -1,4 +1,4 @@
-"""The page of `wgrad watch` on 127.0.0.1: its addresses are compared and no more, so that nothing of a request reaches
+"""The page of `wgrad watch` on 127.0.0.1. Paths are only compared with known ones, so that no part of a request reaches
 the file system."""
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from wgrad.train.serve.pages import HEADERS, page_files
 from wgrad.train.serve.sites import is_loopback, refusal
 
 HOST = "127.0.0.1"
-_PIECES = 8  # of a file that are read for one answer
+_PIECES = 8  # most pieces of a file that are read for one answer
 _NUMBERS = r"\d{1,9}\.\d{1,9}\.\d{1,9}\.\d{1,9}"
 _HAVE = re.compile(rf"have=({_NUMBERS}(?:,{_NUMBERS})*)", re.ASCII)
 _HEADERS = {**HEADERS, "Cache-Control": "no-store", "Connection": "close"}
@@ -31,15 +31,19 @@ _FILES = ("page.css", "page.js", "charts.js", "watch.js", "uplot.js")
 
 
 class Watch:
-    """State shared by all requests: the page and the runs. answer: one request at a time reads files."""
+    """State shared by all requests: the page and the runs. One request at a time reads files."""
 
     def __init__(self, runs: Sequence[WatchedRun]) -> None:
         self.runs, self.files = runs, page_files("watch.html", *_FILES)
         self._lock = threading.Lock()
-        self._name = secrets.token_hex(8)  # by which a page knows that it is another one, which counts from the begin
+        self._name = secrets.token_hex(8)  # lets a page notice a restarted server, whose counts begin again
 
     def answer(self, have: str) -> bytes:
-        """JSON: of each run what is new to somebody who has that much; "" for nothing. ValueError: of other runs."""
+        """Return the news of each run as JSON. have: the counts that the client has; "" for none.
+
+        Raises:
+            ValueError: `have` does not fit the runs.
+        """
         had = [tuple(map(int, one.split("."))) for one in have.split(",")] if have else [(0, 0, 0, 0)] * len(self.runs)
         with self._lock:
             runs = []
@@ -51,13 +55,13 @@ class Watch:
         return json.dumps({"server": self._name, "runs": runs}, allow_nan=False, separators=(",", ":")).encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """The application, in ASGI's terms."""
+        """Answer a request (ASGI)."""
         response = await self._respond(scope)
         response.headers.update(_HEADERS)
         await response(scope, receive, send)
 
     async def _respond(self, scope: Scope) -> Response:
-        """Nothing of a request is looked at before it is known to come from here."""
+        """Check where a request comes from before looking at anything else, and answer it."""
         headers = Headers(scope=scope)
         hosts = headers.getlist("host")
         site = headers.get("sec-fetch-site", "none")
@@ -86,8 +90,11 @@ def _said(status: int, message: str) -> Response:
 
 
 class WatchServer:
-    """Listens on 127.0.0.1 from the start; answers within the block. port 0: any that is free. WgradError: it is taken,
-    or not allowed."""
+    """A server that listens on 127.0.0.1 at once, and answers within its `with` block. port: 0 for any free one.
+
+    Raises:
+        WgradError: the port is taken or not allowed.
+    """
 
     def __init__(self, port: int, watch: Watch) -> None:
         self.watch, self._ended = watch, threading.Event()
@@ -105,7 +112,7 @@ class WatchServer:
             pass
 
     def shutdown(self) -> None:
-        """From any thread."""
+        """End the server. May be called from any thread."""
         self._server.stop()
 
     def __enter__(self) -> Self:

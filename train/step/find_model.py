@@ -55,7 +55,7 @@ def find_model(spec: str, option: str = "--model", weights: bool = True, scratch
 
 
 def find_base(model: str | None, adapter: str, weights: bool = True) -> Path:
-    """Return the folder of `model`, or if that is not given of the base model that an adapter names. WgradError."""
+    """Return the folder of `model`, or without one of the base model that an adapter names. Raises WgradError."""
     if model:
         return find_model(model, weights=weights)
     named = base_of_adapter(adapter)
