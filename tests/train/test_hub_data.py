@@ -197,7 +197,7 @@ NAMES = ["de/x/a.parquet", "en/held.jsonl", "en/more.jsonl", "en/part-1.jsonl", 
         (NAMES, "---\n{[\n---", ("en", "train"), "its README.md names no configurations: leave en/ out"),
         (["a_val.csv", "a_train.csv", "retrain.txt"], "", ("", "validation"), ["a_val.csv"]),
         (["a_val.csv", "b-dev.csv"], "", ("", "train"), "has no split 'train' of data files; it has validation"),
-        (["load.py", "dataset_infos.json"], "", ("", "train"), r"no Parquet.*\(of its script load.py nothing is run\)"),
+        (["load.py", "dataset_infos.json"], "", ("", "train"), r"no Parquet.*\(its script load.py is not run\)"),
     ],
 )
 def test_which_files_are_of_a_split(names: list[str], readme: str, asked: tuple[str, str], wanted: Any) -> None:

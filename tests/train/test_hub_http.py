@@ -106,7 +106,7 @@ def test_files_that_cannot_be_read_are_read_as_converted(serve: Any) -> None:
 
 def test_without_a_conversion_it_is_said_what_the_files_are(serve: Any) -> None:
     hub = serve({"main": {"name.py": b""}})
-    with pytest.raises(WgradError, match=r"no Parquet, JSON or CSV files \(of its script name.py nothing is run\)"):
+    with pytest.raises(WgradError, match=r"no Parquet, JSON or CSV files \(its script name.py is not run\)"):
         data_set_files("org/name", "--data")
     hub.revisions["main"]["train.csv"] = b"text\nx\n"
     assert Path(data_set_files("org/name", "--data")[0][0]).name == "train.csv"
