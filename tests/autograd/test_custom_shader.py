@@ -157,7 +157,7 @@ def test_calls_that_are_wrong(device: Device, registered: Callable[..., ShaderOp
         operator(x.detach(), scale, device.zeros((3,)))
     with pytest.raises(WgradError, match="takes x, scale, kind, got 1 arguments"):
         operator(x)
-    with pytest.raises(WgradError, match="an operator is already called row_squares"):
+    with pytest.raises(WgradError, match="an operator is called row_squares already"):
         rows(registered)
     with pytest.raises(WgradError, match="name must be a word"):
         register_shader("a b", wgsl=PLAIN, reference=lambda x: x, example=lambda rng: (rng.normal(size=3),))
