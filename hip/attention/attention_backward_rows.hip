@@ -14,7 +14,7 @@ namespace attention {
 
 constexpr u32 GROUP = 256;
 
-// Of 32 lanes that are two rows of 16, the lanes of a row alike; by scalar registers.
+// The sum of two rows of 16 lanes, where all lanes of a row have the same value; through scalar registers.
 GPU_FN float sum_of_two_rows(float x) {
   const float first = gpu::lane_value(x, 0) + gpu::lane_value(x, 16);
   if constexpr (GPU_WAVE == 32) return first;

@@ -82,7 +82,7 @@ struct Gradient : WalkedRows<T, D, KEYS>, GradientColumns<T, D, KEYS> {
   static constexpr int PARTS_Y = D == 64 ? 2 : 1, STEPS_Y = ROWS / (16 * PARTS_Y), CHUNKS = PARTS_Y * DEPTHS;
   static constexpr u32 PART_BYTES = 32 * D, STEP_BYTES = PARTS_Y * PART_BYTES;
   static constexpr bool ROOM = !KEYS || D == 64;  // registers for more loads in flight
-  // Of y, transposed, how many parts are read a phase before they are used. Dk and dv of 256 have registers for one.
+  // EARLY_PARTS of y, transposed, are read a phase before they are used; dk and dv of 256 have registers for one.
   static constexpr bool TIGHT = KEYS && V::PARTS > 1;
   static constexpr int EARLY_PARTS = TIGHT ? 1 : V::PARTS;
   static constexpr int LAST_PHASE = KEYS ? 3 : 1, PUT1_PHASE = TIGHT ? 2 : LAST_PHASE;
@@ -213,7 +213,7 @@ struct Gradient : WalkedRows<T, D, KEYS>, GradientColumns<T, D, KEYS> {
     });
     gpu::sched_fence();
   }
-  // The same of rows that no column of the wave sees.
+  // The same for rows that no column of the wave sees.
   template <class F>
   GPU_FN void idle(u32 then, F between) {
     if (KEYS) {

@@ -1,5 +1,5 @@
-// The owned rows of attention's gradient, the columns of every matmul: their results, what each of them sees, and what
-// becomes of their scores. attention_gradient.hpp defines the names.
+// The owned rows of attention's gradient, the columns of every matmul: their masks, probabilities and results.
+// attention_gradient.hpp defines the names.
 #pragma once
 #include "attention_operands.hpp"
 #include "attention_range.hpp"

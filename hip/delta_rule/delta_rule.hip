@@ -41,7 +41,7 @@ struct Chunk : ChunkOf<Layout::QKV> {
   }
 };
 
-// The chunk of this work-group once more: recomputing what follows from it keeps scalar registers from spilling.
+// The work-group's chunk again: recomputing what follows from it keeps scalar registers from spilling.
 GPU_FN Chunk again(const Sizes& sizes, u32 number) {
   return Chunk(sizes, uniform_barrier(block_y()), uniform_barrier(number));
 }

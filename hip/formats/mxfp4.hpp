@@ -32,7 +32,7 @@ struct Weight {
   }
 };
 
-// As weight_formats.hpp asks for.
+// The interface of weight_formats.hpp.
 struct Experts {
   struct Ahead {};
   struct Raw {

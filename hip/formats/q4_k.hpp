@@ -16,7 +16,7 @@ struct Group {
   float scale, least;
 };
 GPU_FN float half_of(unsigned bits) { return (float)__builtin_bit_cast(gpu::half, (unsigned short)bits); }
-// That of element i.
+// The group of element i.
 GPU_FN Group group_of(const gpu::u32x4* scales, long i) {
   const gpu::u32x4 words = gpu::load16(scales + i / 256);
   const unsigned group = i / 32 % 8;

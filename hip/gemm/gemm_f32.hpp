@@ -1,4 +1,4 @@
-// The tiles of a float32 product: ROWS x DEPTH of an operand, decoded to float32 on the way into LDS.
+// The tiles of a float32 GEMM: ROWS x DEPTH of an operand, decoded to float32 as it is stored in LDS.
 //
 // LDS holds [k][row] without padding: element (k, r) at k * ROWS + (r ^ 8 (k / 4) ^ 16 (k % 2)). A wave that stores 4
 // chunks of 8 rows (operand with K contiguous) hits 32 different banks; a 128-bit read of 4 successive rows stays one;

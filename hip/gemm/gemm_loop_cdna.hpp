@@ -1,4 +1,4 @@
-// The loop over K of a product on CDNA (gemm_product.hpp): each wave overlaps matrix instructions with loads and
+// The loop over K of a GEMM on CDNA (gemm_product.hpp): each wave overlaps matrix instructions with loads and
 // decoding.
 //
 // An iteration takes 64 of K: an even tile t and the next, odd one, each with an LDS buffer and registers of its own:
@@ -35,7 +35,7 @@ template <int COUNT, int FROM = 0, class F> GPU_FN void each(F f) {
 template <class U, class S> struct Product {
   static constexpr int TM = S::WAVE_M / 16, TN = S::WAVE_N / 16, RING = 4, TAIL = TM / 4;
   static constexpr int BEFORE = U::STEPS * TN * (TM - TAIL), GRAIN = BEFORE / 24;  // matrix instructions
-  // Of BEFORE's 24 parts: how long behind the first half of a line the second is loaded. The registers are free then.
+  // A line's second half is loaded so many of BEFORE's 24 parts after its first, when its registers are free.
   static constexpr int ODD_LAG = 5;
   static_assert(U::LOADS == 1 && TM % RING == 0 && BEFORE % 24 == 0, "a fragment is 16 rows x DEPTH");
   typename U::Acc acc[TM][TN];

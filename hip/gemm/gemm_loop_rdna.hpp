@@ -1,4 +1,4 @@
-// The loop over K of a product on RDNA (gemm_product.hpp): two or more waves of a SIMD overlap; one barrier per tile.
+// The loop over K of a GEMM on RDNA (gemm_product.hpp): two or more waves of a SIMD overlap; one barrier per tile.
 //
 //     memory --128-bit loads--> registers (tile t + 1) --decode, swizzle--> LDS buffer (t + 1) % 2
 //                               LDS buffer t % 2 --128-bit reads--> fragments --> matrix unit

@@ -8,7 +8,7 @@
 // c, bias, residual, u, v as in gemm_epilogue.hpp; m is 1.
 //
 // Launch: (ceil(N / 4), 1, 1) groups of 256. A group makes 4 results: its work-items divide K into chunks of 8, and
-// each reads its chunk of x once for the 4 rows; sums within a wave by shuffles, over waves through LDS, in a fixed order.
+// each reads its chunk of x once for the 4 rows; sums by shuffles within a wave, then through LDS, in a fixed order.
 #include "eights_formats.hpp"
 #include "gemm_epilogue.hpp"
 

@@ -28,7 +28,7 @@ struct Logits {
     for (u32 e = lane(); e < experts; e += GPU_WAVE) most = max(most, at(e));
     return wave_max(most);
   }
-  // Of exp(logit - highest).
+  // The sum of exp(logit - highest).
   GPU_FN float total(float top) const {
     float sum = 0.f;
     for (u32 e = lane(); e < experts; e += GPU_WAVE) sum += gpu::exp(at(e) - top);

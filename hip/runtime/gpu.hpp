@@ -121,8 +121,8 @@ template <class T>
 GPU_FN T shuffle_xor(T x, u32 mask) {
   return shuffle(x, lane() ^ mask);
 }
-// Reductions: every lane gets the result, and the order is fixed: pairs, fours, eights, rows of 16, the rows. All lanes
-// take part. `combine` is commutative.
+// Reductions: every lane gets the result, in a fixed order: pairs, fours, eights, rows of 16, then the rows. All lanes
+// must call them. `combine` is commutative.
 template <u32 LANES = 16, class T, class F>
 GPU_FN T row_reduce(T x, F combine) {
   static_assert(LANES == 2 || LANES == 4 || LANES == 8 || LANES == 16, "lanes of a row of 16");

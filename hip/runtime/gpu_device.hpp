@@ -66,7 +66,7 @@ GPU_FN unsigned grid_y() { return grid_size(1); }
 GPU_FN unsigned grid_z() { return grid_size(2); }
 
 // ---- halves of registers -----------------------------------------------------------------------------------------
-// Of a in the low half of the result, of b in the high one.
+// The low (or high) halves of a and b: a's in the low half of the result, b's in the high half.
 GPU_FN unsigned low_halves(unsigned a, unsigned b) { return __builtin_amdgcn_perm(b, a, 0x05040100); }
 GPU_FN unsigned high_halves(unsigned a, unsigned b) { return __builtin_amdgcn_perm(b, a, 0x07060302); }
 
