@@ -113,6 +113,7 @@ NOT_BUILT: dict[str, dict[str, Any]] = {
     "AfmoeForCausalLM": {"score_func": "softmax", "route_norm": False, "n_group": 2, "layer_types": ["conv"] * 2},
     "Cohere2MoeForCausalLM": {
         "expert_selection_fn": "top", "shared_expert_combination_strategy": "max", "mlp_layer_types": ["dense"],
+        "rope_scaling": {"rope_type": "linear", "factor": 2.0},
     },
     "Lfm3ForCausalLM": {"conv_bias": True, "layer_types": ["conv", "mamba", "conv"], "sliding_window": None},
     "Llama4ForCausalLM": {

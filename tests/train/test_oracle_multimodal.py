@@ -91,6 +91,7 @@ COHERE = {"logit_scale": 1.0, "tie_word_embeddings": True, "sliding_window": 7, 
 OLD_QWEN_VISION = {"depth": 1, "embed_dim": 16, "hidden_size": 48, "num_heads": 2, "mlp_ratio": 2}
 SIGLIP2 = {**VISION, "model_type": "siglip2_vision_model", "num_patches": 4}
 EXAONE_VISION = {**QWEN_VISION, "num_key_value_heads": 1}
+GLM_ROPE = {"type": "default", "mrope_section": [1, 1, 1]}
 PERCEIVER = {"resampler_n_latents": 2, "resampler_n_heads": 2, "resampler_head_dim": 8, "num_key_value_heads": 1}
 VQ = {"embed_dim": 4, "num_embeddings": 8, "base_channels": 32, "latent_channels": 32, "channel_multiplier": [1]}
 # Of each architecture the text part, what the whole config.json holds, and which names its files have.
@@ -153,6 +154,30 @@ OTHERS: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {
         "new",
     ),
     "deepseek_vl": ("LlamaForCausalLM", {}, {"vision_config": VISION, "tie_word_embeddings": False}, "new"),
+    "glm4v": (
+        "Glm4ForCausalLM",
+        {"rope_scaling": GLM_ROPE, "partial_rotary_factor": 0.5},
+        {"vision_config": QWEN_VISION},
+        "new",
+    ),
+    "glm4v whole heads": (
+        "Glm4ForCausalLM",
+        {"rope_parameters": {"rope_theta": 500.0, "mrope_section": [2, 2, 2]}, "rope_theta": None},
+        {"vision_config": QWEN_VISION},
+        "new",
+    ),
+    "glm46v": (
+        "Glm4ForCausalLM",
+        {"rope_scaling": GLM_ROPE, "partial_rotary_factor": 0.5},
+        {"vision_config": {**QWEN_VISION, "model_type": "glm4v_vision"}},
+        "new",
+    ),
+    "glm4v_moe": (
+        "Glm4MoeForCausalLM",
+        {"rope_scaling": GLM_ROPE, "partial_rotary_factor": 0.5, "attention_bias": True},
+        {"vision_config": QWEN_VISION},
+        "new",
+    ),
     "idefics2": (
         "MistralForCausalLM",
         {},
@@ -220,7 +245,8 @@ def write_other(folder: Path, case: str) -> tuple[Path, str]:
     kind = case.partition(" ")[0]
     inside = "model.text_model." if kind in ("smolvlm", "idefics2", "idefics3") else "model.language_model."
     text = tiny_config(architecture, **changes)
-    own = {f"{kind}_text": "x"} if kind in ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe") else {}
+    named = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "glm4v", "glm4v_moe", "glm46v")
+    own = {f"{kind.replace('46', '4')}_text": "x"} if kind in named else {}
     nested = {**text, "model_type": next(iter(own), text["model_type"]), "architectures": None}
     ids = {"pad_token_id": None, "bos_token_id": None, "eos_token_id": None}
     raw = {"model_type": kind, **(nested | {"model_type": kind} if files == "flat" else {"text_config": nested}), **raw}
@@ -254,7 +280,8 @@ def test_the_text_parts_of_other_models(case: str, tmp_path: Path) -> None:
     theirs = base()
     assert type(theirs).__name__ == config.text_of
     near(logits(folder), theirs)
-    modules = rf"{inside.replace('.', '[.]')}layers[.]\d[.]((self_attn[.](q|o)|mlp[.]up)_proj|feed_forward[.]w3)"
+    mlp = "" if config.experts else "|mlp[.]up"  # which PEFT takes for the experts'
+    modules = rf"{inside.replace('.', '[.]')}layers[.]\d[.]((self_attn[.](q|o){mlp})_proj|feed_forward[.]w3)"
     adapted = peft.get_peft_model(theirs.float(), peft.LoraConfig(r=4, lora_alpha=9, target_modules=modules))
     for name, parameter in adapted.named_parameters():
         if "lora_" in name:

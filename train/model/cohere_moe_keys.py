@@ -32,6 +32,7 @@ class Cohere2MoeFile(ExpertsFile, kw_only=True):
     unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         "shared_expert_combination_strategy": ("average", "sum"),
         "expert_selection_fn": ("softmax", "sigmoid"),
+        "rope_scaling": (None, {}),  # of which transformers reads rope_parameters alone
     }
     vocab_size: Vocabulary = 256_000
     hidden_size: Width = 8192

@@ -48,6 +48,8 @@ _QWEN3_MOE = {
     **{"intermediate_size": 5632, "num_attention_heads": 16, "num_key_value_heads": 16, "rope_theta": 500_000.0},
     **{"max_position_embeddings": 128_000, "num_experts": 60, "num_experts_per_tok": 4, "moe_intermediate_size": 1408},
 }
+_GLM_4V = {"max_position_embeddings": 32_768, "rms_norm_eps": 1e-5, "partial_rotary_factor": 1.0}
+_BIASED = {"attention_bias": True}  # whatever the file says
 _TIED = {"tie_word_embeddings": True}
 _QWEN3 = {"max_position_embeddings": 128_000, "rope_theta": 500_000.0, "use_sliding_window": False}
 
@@ -94,6 +96,13 @@ MULTIMODAL = {
         "qwen3_5_moe", {"qwen3_5_moe_text": "Qwen3_5MoeForCausalLM"}, in_peft="model."
     ),
     "DeepseekVLForConditionalGeneration": Multimodal("deepseek_vl", _text_first("llama"), outer=_TIED),
+    "Glm4vForConditionalGeneration": Multimodal("glm4v", {"glm4v_text": "Glm4ForCausalLM"}, _GLM_4V, _BIASED),
+    "Glm46VForConditionalGeneration": Multimodal("glm46v", {"glm4v_text": "Glm4ForCausalLM"}, _GLM_4V, _BIASED),
+    "Glm4vMoeForConditionalGeneration": Multimodal(
+        "glm4v_moe",
+        {"glm4v_moe_text": "Glm4MoeForCausalLM"},
+        {"vocab_size": 151_424, "max_position_embeddings": 65_536, "attention_bias": True},
+    ),
     "Idefics2ForConditionalGeneration": Multimodal("idefics2", _text_first("mistral"), in_peft="model.text_model."),
     "JanusForConditionalGeneration": Multimodal("janus", _text_first("llama"), outer=_TIED),
     "Kimi_K25ForConditionalGeneration": Multimodal(
