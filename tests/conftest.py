@@ -139,8 +139,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = sorted((item for item in items if item in chosen), key=_place)
 
 
-def _place(item: pytest.Item) -> tuple[int, str]:
-    return FOLDERS.index(item.path.parent.name), item.path.name
+def _place(item: pytest.Item) -> tuple[int, list[int]]:
+    """Of training, whose files come from the last to the first: those from `data` down launch few shaders, and are the
+    next worker's."""
+    folder, letters = item.path.parent.name, [*map(ord, item.path.name)]
+    return FOLDERS.index(folder), [-letter for letter in letters] if folder == "train" else letters
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -214,12 +217,13 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     """Choose, once per process, whether the software driver optimises shaders.
 
     Compilation dominates tests of shaders and programs: without LLVM's optimisation they take 20 % less processor time.
-    Tests of training run each shader hundreds of times: a process that begins with them optimises (10 to 40 % less).
+    Tests of training run each shader hundreds of times: the process that begins with the first of them optimises (10 to
+    40 % less). Another that begins with some of the last goes on with shaders.
     """
     if _begun:
         return
     _begun.append(item.nodeid)
-    if item.path.is_relative_to(Path(__file__).parent / "train"):
+    if item is item.session.items[0] and item.path.is_relative_to(Path(__file__).parent / "train"):
         with pytest.MonkeyPatch.context() as patch:
             if os.environ["GALLIVM_PERF"] == "nopt":
                 patch.delenv("GALLIVM_PERF")
