@@ -32,8 +32,11 @@ class Recurrence:
         return dict(zip(names, (self.groups, self.wide)))
 
     def inputs(self, decays: str, documents: int, seed: int = 0) -> Named:
-        """By the operator's names. Strong decays are those of Mamba-2: some tokens leave exp(-12) of the state, others
-        all but a thousandth. mixed: heads of both kinds."""
+        """Make inputs, by the operator's names.
+
+        Strong decays are Mamba-2's: some tokens leave exp(-12) of the state, others all but a thousandth of it. mixed:
+        heads of both kinds.
+        """
         rng, shape = np.random.default_rng(seed), (1, self.tokens, self.heads)
         steps = np.log1p(np.exp(2 * rng.standard_normal(shape))).astype(np.float32)
         rates = np.exp(0.5 * rng.standard_normal(self.heads))
@@ -50,12 +53,12 @@ class Recurrence:
         return {**dict(zip(names, values)), **more, "doc_start": starts, "cache_len": np.zeros(1, np.int32)}
 
     def gradient(self) -> np.ndarray:
-        """Of the output."""
+        """Make the gradient of the output."""
         rng = np.random.default_rng(1)
         return rng.standard_normal((1, self.tokens, self.heads, self.width)).astype(self.dtype)
 
     def on_device(self, device: Any, given: Named, dy: np.ndarray) -> Named:
-        """What a device makes of inputs: y, and the gradients by the inputs' names."""
+        """Compute on a device: y, and the gradients by the inputs' names."""
         arrays = {name: device.upload(value) for name, value in given.items()}
         y, states = getattr(device, self.op)(**arrays, **self.options)
         back = getattr(device, f"{self.op}_backward")(device.upload(dy), **arrays, states=states, **self.options)
@@ -63,7 +66,7 @@ class Recurrence:
         return {"y": device.download(y), **{name: device.download(array) for name, array in zip(names, back)}}
 
     def token_by_token(self, given: Named, dy: np.ndarray, dtype: Any) -> Named:
-        """The same by the definition, in a dtype."""
+        """Compute by the definition, token by token, in a dtype."""
         values = {name: array.astype(dtype) for name, array in given.items() if array.dtype.kind == "f"}
         begins, skip = given["doc_start"][0] == np.arange(self.tokens), values.pop("skip", None)
         of_sequence = [array[0] for array in (*values.values(), dy.astype(dtype))]
@@ -90,7 +93,7 @@ class Recurrence:
         return [np.repeat(x, self.heads // x.shape[1], axis=1) for x in by_head]
 
     def _of_group(self, by_head: np.ndarray) -> np.ndarray:
-        """What heads share has the sum of their gradients."""
+        """Sum the gradients of what heads share."""
         return np.asarray(by_head.reshape(self.tokens, self.groups, -1, self.wide).sum(axis=2).reshape(self.tokens, -1))
 
     def _states(

@@ -45,7 +45,7 @@ class Call(NamedTuple):
 
 @cache
 def self_test_calls() -> dict[str, Call]:
-    """By the operator's name: its first forward case, where functional has all of its arguments."""
+    """Return each operator's first forward case whose arguments functional has, by name."""
     found = {}
     for name in sorted(OPERATORS.keys() & set(F.__all__)):
         made, function = first_call(name), getattr(F, name)

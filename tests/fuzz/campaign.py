@@ -122,7 +122,7 @@ def _work(box: Sandbox, args: argparse.Namespace, worker: int, reports: Any) -> 
 
 @dataclass
 class _Tally:
-    """What has been run and found so far."""
+    """The counts and findings of a run so far."""
 
     args: argparse.Namespace
     done: Counter[str] = field(default_factory=Counter)

@@ -51,7 +51,7 @@ class Case:
     note: str = ""
 
     def input_bytes(self) -> int:
-        """Bytes that the case puts into the files it changes; of holes at most SPARSE_COUNTS."""
+        """Return the bytes of a case's changed files; holes count at most SPARSE_COUNTS."""
         total = len(self.stdin) + sum(len(a) for a in self.argv)
         for content in self.files.values():
             if isinstance(content, bytes):

@@ -42,7 +42,7 @@ TRACEBACK_STATUS = 70  # of this file's child: an exception came out of `main`
 
 @dataclass
 class Outcome:
-    """What became of a case. status: exit status, or minus the signal. grown: resident bytes at most, beyond before."""
+    """The outcome of a case. status: exit status, or minus the signal. grown: resident bytes at most, beyond before."""
 
     status: int
     stdout: str
@@ -143,7 +143,7 @@ def _answers(pipe: Connection, pid: int) -> bool:
 
 
 def _has_ended(pid: int) -> bool:
-    """Whether a child that closed its pipe is about to end, and not stuck."""
+    """Return whether a child that closed its pipe is about to end, and not stuck."""
     descriptor = os.pidfd_open(pid)
     try:
         poll = select.poll()
@@ -208,7 +208,7 @@ def _child(box: Sandbox, cases: Sequence[Case], judge: Judge, pipe: Connection) 
 
 @contextmanager
 def _shared() -> Iterator[None]:
-    """What costs cases most of their time is done once: workers' imports, the parser of the command line."""
+    """Do the costly preparations once: workers' imports, the parser of the command line."""
     with forked_workers(), patch.object(cli, "build_parser", shared_parser):
         yield
 
@@ -285,7 +285,7 @@ def _replace(target: int, descriptor: int) -> None:
 
 
 def _main(argv: list[str]) -> int:
-    """As the console script and the interpreter's end do: `main`, threads joined, standard output flushed."""
+    """Do as the console script and the interpreter's end: `main`, threads joined, standard output flushed."""
     try:
         reader = _READERS.get(argv[0]) if argv else None
         status = reader(argv[1]) if reader else cli.main(argv)

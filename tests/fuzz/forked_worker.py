@@ -23,7 +23,7 @@ FRESH_BYTES = 27 << 20  # of address space: what a process of its own has taken 
 
 
 class ForkedWorker:
-    """What `template_process.py` uses of subprocess.Popen."""
+    """The part of subprocess.Popen that `template_process.py` uses."""
 
     def __init__(self, command: list[str], **streams: int) -> None:
         requests, to_worker = os.pipe()
@@ -67,7 +67,7 @@ def _address_space() -> int:
 
 @contextmanager
 def forked_workers() -> Iterator[None]:
-    """Within it, templates and tokenizers run in processes that are forked."""
+    """Run templates and tokenizers in forked processes, within a `with`."""
     streams: dict[str, Any] = {"PIPE": subprocess.PIPE, "DEVNULL": subprocess.DEVNULL}
     with patch.object(template_process, "subprocess", SimpleNamespace(Popen=ForkedWorker, **streams)):
         yield

@@ -1,4 +1,4 @@
-"""What every case must hold, whatever its files and options are: the oracle of the fuzzer."""
+"""The fuzzer's oracle: rules that every case must obey, whatever its files and options."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def _shorten(text: str, limit: int = 160) -> str:
 
 
 def signature(finding: str) -> str:
-    """What two findings of one fault have in common: numbers and quoted texts left out."""
+    """Return a finding's text without numbers and quoted parts, which is the same for all findings of one fault."""
     if finding.startswith("traceback"):
         return re.sub(r"( in [^:]*):.*", r"\1", finding)
     return re.sub(r"'[^']*'|\"[^\"]*\"|\d+", "#", finding)[:90]

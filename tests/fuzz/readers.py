@@ -120,7 +120,7 @@ def tensors_case(rng: Random, groups: Any) -> Case:
 
 
 def read_request(name: str) -> int:
-    """What the server does with a body before a model is asked."""
+    """Process a body as the server does before it asks a model."""
     try:
         asked: Any = parse_request(Path("body.json").read_bytes(), _BODIES[name][0])
         if isinstance(asked, OllamaBody):
@@ -203,7 +203,7 @@ async def _ask(app: Any, path: str, body: bytes) -> tuple[int, bytes]:
 
 
 def read_tensors(name: str) -> int:
-    """As a user's program does."""
+    """Read tensors as a user's program does."""
     from wgrad.autograd.tensor_files import load_tensors
     from wgrad.device.errors import WgradError
 

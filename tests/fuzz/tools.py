@@ -63,7 +63,7 @@ def _written(rng: Random, value: Any) -> str:
 
 @cache
 def _matrix() -> bytes:
-    """As llama-imatrix writes it, for the smallest llama."""
+    """An importance matrix as llama-imatrix writes it, for the smallest llama."""
     writer_of = {"attn_q": HIDDEN, "attn_k": HIDDEN, "attn_v": HIDDEN, "attn_output": HIDDEN, "ffn_up": HIDDEN}
     with tempfile.TemporaryDirectory() as folder:
         writer = gguf.GGUFWriter(Path(folder) / "m.gguf", "")

@@ -1,4 +1,4 @@
-"""What the tests of other compilers share: the bundle, and the browser."""
+"""Shared by the tests of other compilers: the bundle, and the browser."""
 
 from __future__ import annotations
 

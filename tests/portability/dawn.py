@@ -50,7 +50,7 @@ class Ran:
 
 
 def without_unused(bundle: Bundle) -> Bundle:
-    """The same bundle without the text of shaders that no case runs, which every process would read."""
+    """Return the bundle without the text of shaders that no case runs, which every process would read."""
     used = {step[1] for case in bundle.document["cases"] for step in case["steps"] if step[0] == "run"}
     shaders = [s if i in used else {**s, "code": ""} for i, s in enumerate(bundle.document["shaders"])]
     return Bundle({**bundle.document, "shaders": shaders}, bundle.block)
@@ -74,7 +74,7 @@ class Dawn:
         return folder
 
     def compile(self, bundle: Bundle) -> dict[str, Any]:
-        """What compileAll of bundle_runner.mjs gives, on Dawn's backend that has every feature and computes nothing."""
+        """Return compileAll's result (bundle_runner.mjs), on Dawn's backend without a GPU, which has every feature."""
         folder = self._put(bundle)
         more = ("all",) if ALL else ()
         return ask_dawn(self.node, {}, str(folder), str(folder / "result"), "null", "compile", *more)[1]
@@ -137,8 +137,11 @@ def front_driver(compiler: str, folder: Path, definition: str, driver: str) -> d
 
 
 def _environments(folder: Path) -> Iterator[dict[str, str]]:
-    """Of drivers to try, the best first: the one that the environment names; Mesa's lavapipe where a C compiler is
-    there, first the system's (Debian 12's compiles in half the time), of a run of all the fetched one; SwiftShader."""
+    """Return the environments of drivers to try, the best first.
+
+    The one that the environment names; where there is a C compiler, Mesa's lavapipe: the system's first (Debian 12's
+    compiles in half the time), in a run of all tests the fetched one; SwiftShader.
+    """
     if "VK_ICD_FILENAMES" in os.environ:
         yield {}
         return

@@ -114,7 +114,7 @@ def arm_packages(folder: Path) -> Path:
 
 
 def runner(platform: str, folder: Path) -> tuple[list[str | Path], dict[str, str]]:
-    """What runs a program of the platform here, and its environment."""
+    """Return the command that runs a program of the platform, and its environment."""
     if platform == "Linux aarch64":
         root = arm_packages(folder)
         return ["qemu-aarch64-static", "-L", root], icd(folder, f"/{ARM_LIBRARIES}/{LAVAPIPE}")

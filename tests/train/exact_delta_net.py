@@ -35,7 +35,7 @@ def _gated_norm(self: Any, hidden_states: Any, gate: Any) -> Any:
 
 @contextmanager
 def exact_delta_net(model: Any) -> Iterator[None]:
-    """Within the block, where the model has such layers."""
+    """Use the exact recurrence within the block, where the model has such layers."""
     import torch
 
     found = next((m for m in model.modules() if type(m).__name__.endswith("GatedDeltaNet")), None)

@@ -76,7 +76,7 @@ def kind_of(name: str, value: np.ndarray, kinds: Kinds) -> Kind:
 def write_gguf(
     path: Path, weights: dict[str, np.ndarray], kinds: Kinds, architecture: str = "llama", alignment: int = 0
 ) -> None:
-    """As llama.cpp's converter does."""
+    """Write a GGUF file as llama.cpp's converter does."""
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, LAYERS)
     writer = gguf.GGUFWriter(path, architecture)
     if alignment:
@@ -94,7 +94,7 @@ def write_gguf(
 
 
 def restored(weights: dict[str, np.ndarray], kinds: Kinds) -> dict[str, np.ndarray]:
-    """What the gguf package makes of a file's tensors."""
+    """Return a file's tensors as the gguf package reads them."""
     found = {}
     for name, value in weights.items():
         kind = kind_of(name, value, kinds)

@@ -96,7 +96,7 @@ def numpy_part(losses: int, folder: Path) -> None:
 
 
 def vulkan_part(losses: int, folder: Path) -> None:
-    """In a process of its own, so that it starts with the front driver."""
+    """Run in a process of its own, so that it starts with the front driver."""
     environment = {**os.environ, **front_driver("cc", folder, "FAULTS", os.environ.get("LAVAPIPE", LAVAPIPE))}
     environment |= {"VK_DRIVER_FILES": environment["VK_ICD_FILENAMES"], "RUST_BACKTRACE": "0"}
     command = [sys.executable, "-m", "tests.train.loss_campaign", str(losses), str(folder), "vulkan"]

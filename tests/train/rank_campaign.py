@@ -90,7 +90,7 @@ def outcome(out: Path) -> tuple[list[int], np.ndarray, np.ndarray]:
 
 
 def differences(out: Path, whole: Path) -> str:
-    """What is not as in the run that nothing happened to, or ""."""
+    """Return the differences from the undisturbed run, or ""."""
     (steps, losses, flat), (steps0, losses0, flat0) = outcome(out), outcome(whole)
     if steps != steps0:
         return f"steps {steps}"

@@ -60,7 +60,7 @@ def named(host: str) -> str:
 
 
 def lossy(gaps: Sequence[int]) -> str:
-    """Of such a rank the device is lost after so many calls, and so many more."""
+    """Make that rank lose its device after so many calls, and so many more."""
     return f"""if 1:
         from tests.train.lossy_device import Front
         from wgrad.train.run import session

@@ -41,7 +41,7 @@ class Reply:
 
     @property
     def events(self) -> list[Any]:
-        """Of a stream that ended as it should."""
+        """Return the events of a stream that ended as it should."""
         *events, end, rest = self.body.decode().split("\n\n")
         assert end == "data: [DONE]" and rest == "" and self.headers["content-type"].startswith("text/event-stream")
         return [json.loads(event.removeprefix("data: ")) for event in events]

@@ -1,4 +1,4 @@
-"""What a device launches while a test runs."""
+"""The launches of a device while a test runs."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ fn any_of_lanes(lid: u32, mine: bool) -> bool {
 
 
 def _arguments(text: str) -> list[str]:
-    """What stands between the commas of an argument list."""
+    """Return the parts between the commas of an argument list."""
     found, depth = [""], 0
     for letter in text:
         depth += (letter == "(") - (letter == ")")

@@ -47,7 +47,7 @@ def variables(text: str) -> list[Variable]:
 
 
 def parts(text: str) -> list[str]:
-    """What stands between the commas that no bracket encloses."""
+    """Return the parts between commas outside brackets."""
     found, depth = [""], 0
     for letter in text:
         depth += (letter in "<(") - (letter in ">)")
@@ -83,7 +83,7 @@ class _Types:
             yield f"{place} = {self._value(type)};"
 
     def _value(self, type: str) -> str:
-        """Of a number, or of a vector of them."""
+        """Return the value of a number, or of a vector of them."""
         vector = re.fullmatch(r"vec([234])<(\w+)>", type)
         if vector:
             return f"vec{vector[1]}({self._value(vector[2])})"

@@ -73,7 +73,7 @@ def _publish(made: Path, output: Path, key: str) -> None:
 
 
 def _digest(flags: list[str], *texts: str) -> str:
-    """Of what is compiled, and with what: the same in any folder, which lines of the preprocessor would name."""
+    """Return the digest of sources and options, without the preprocessor's lines, which name the folder."""
     plain = [re.sub(r"^# \d.*$", "", text, flags=re.MULTILINE) for text in texts]
     parts = [clang(), *(flag for flag in flags if not flag.startswith("-I")), *plain]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
@@ -94,7 +94,7 @@ def build_library(out: Path) -> Path:
 
 
 def _without(text: str, kernels: Collection[str]) -> str:
-    """The same source, in which other kernels are static functions that nobody calls: no code is made of them."""
+    """Return the source with all other kernels as static functions that nobody calls, so that they are not compiled."""
     return _MARK.sub(lambda found: found[0] if found[2] in kernels else f"static void {found[2]}(", text)
 
 

@@ -172,7 +172,7 @@ def counting(emulator: Emulator, architecture: str) -> Any:
 
 
 def count(emulator: Emulator, device: Any, family: Callable[[Any, Arrays], None], dtype: str) -> dict[str, Counts]:
-    """What the kernels of a family do, by name. device: one of `emulator.counting`."""
+    """Count the accesses of a family's kernels, by name. device: one of `emulator.counting`."""
     return emulator.count(lambda: family(device, Arrays(device, DTYPES[dtype])))
 
 

@@ -54,7 +54,7 @@ def _inputs(kind: str, shape: tuple[int, ...], packed: bool) -> tuple[Arrays, Ar
 
 
 def _problem(kind: str, shape: tuple[int, ...], packed: bool, window: int) -> Arrays:
-    """Inputs of the backward as kernels read them, and dq, dk, dv in float64."""
+    """Make inputs of the backward as kernels read them, and dq, dk, dv in float64."""
     stored, x = _inputs(kind, shape, packed)
     b, t, h, g, d = shape
     i, doc_start = np.arange(t), stored["doc_start"]
@@ -134,7 +134,7 @@ def _phases(wave: list[str]) -> list[list[str]]:
 
 
 def _traced(kernel: Kernel, length: int) -> list[list[str]]:
-    """What the waves of the longest work-group execute, causal, that share a SIMD with its first wave."""
+    """Trace, causal, the waves of the longest work-group that share a SIMD with its first."""
     kind, width = kind_of(kernel)
     grid, threads, arguments, _ = _launch(kernel, _problem(kind, (1, length, 1, 1, width), False, 0))
     made = Call(kernel, grid, threads, arguments)
@@ -144,7 +144,7 @@ def _traced(kernel: Kernel, length: int) -> list[list[str]]:
 
 
 def busy_of_groups(kernel: Kernel, size: Row) -> dict[str, dict[str, dict[int, float]]]:
-    """Of RDNA, causal, by waves of a SIMD, each of a work-group of its own: two, and as many as fit."""
+    """Return how busy RDNA is, causal, by waves per SIMD, each of a work-group of its own: two, and as many as fit."""
     fit = waves_that_fit(kernel.code.architecture, size["vgpr"], size["lds"], SIMDS)
     return {"busy_causal_by_waves": shares_by_waves(kernel, _traced(kernel, RDNA_LENGTH), sorted({2, fit}))}
 

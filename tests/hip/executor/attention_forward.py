@@ -81,7 +81,7 @@ def execute(kernel: Kernel, *, window: int = 0, splits: int = 1, order: Order = 
 
 
 def _traced(kernel: Kernel, keys: int, causal: bool) -> list[list[str]]:
-    """What the waves 0 and 4 of the longest work-group execute: they share a SIMD."""
+    """Trace the waves 0 and 4 of the longest work-group, which share a SIMD."""
     kind, width = kind_of(kernel)
     t = keys if causal else 384
     rng = np.random.default_rng(0)
@@ -131,7 +131,7 @@ def busy(kernel: Kernel) -> dict[str, dict[int, float]]:
 
 
 def errors(kernel: Kernel) -> dict[str, dict[str, dict[str, float]]]:
-    """In both orders, with a window, and with the keys shared out."""
+    """Return the errors in both orders, with a window, and with splits of the keys."""
     return {
         "error": {order: execute(kernel, order=order) for order in ("fwd", "rev")},
         "error_window": {"rev": execute(kernel, window=29, order="rev")},

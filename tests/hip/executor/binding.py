@@ -18,7 +18,7 @@ from wgrad.device.errors import DeviceError
 
 @dataclass
 class Execution:
-    """What was executed since it was last cleared."""
+    """The instructions executed since it was last cleared."""
 
     kernels: list[str] = field(default_factory=list)
     # By kernel: ("load", bits): how many accesses to global memory waves made.

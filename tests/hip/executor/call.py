@@ -85,7 +85,7 @@ class Call:
         return "not near any array"
 
     def results(self) -> list[np.ndarray]:
-        """What the arrays hold now, in the kernel's order; frees them.
+        """Return the arrays' values, in the kernel's order, and free the arrays.
 
         Raises:
             ExecutorError: bytes just outside of one were written.

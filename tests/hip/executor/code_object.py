@@ -28,7 +28,7 @@ _LINE = re.compile(r"^\s+(\S.*?)\s*//\s*([0-9A-Fa-f]+):\s*((?:[0-9A-Fa-f]{8}\s*)
 
 
 class ExecutorError(RuntimeError):
-    """What the executor refuses to run or read, or an access that a GPU would not survive."""
+    """An instruction or file that the executor refuses, or an access that a GPU would not survive."""
 
 
 class Segment(NamedTuple):
@@ -96,7 +96,7 @@ class CodeObject:
         self.kernels: dict[str, dict[str, Any]] = {k[".name"]: k for k in msgpack.unpackb(found[0])["amdhsa.kernels"]}
 
     def lanes(self, kernel: str) -> int:
-        """Of a wave: 32 or 64."""
+        """Lanes of a wave: 32 or 64."""
         return int(self.kernels[kernel][".wavefront_size"])
 
     def descriptor(self, kernel: str) -> Descriptor:

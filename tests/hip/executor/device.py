@@ -73,7 +73,7 @@ class ExecutedDevice(HipDevice):
 
     @property
     def order(self) -> Order:
-        """Which wave runs first between barriers."""
+        """The order in which waves run between barriers."""
         found: Order = self._hip.order
         return found
 
@@ -83,7 +83,7 @@ class ExecutedDevice(HipDevice):
 
     @property
     def execution(self) -> Execution:
-        """What was executed so far."""
+        """The instructions executed so far."""
         found: Execution = self._hip.execution
         return found
 

@@ -25,7 +25,7 @@ FILE = RESULTS / "hip_grid.jsonl"
 
 
 class Shape(NamedTuple):
-    """Of a causal attention in 16 bits."""
+    """The shape of a causal attention in 16 bits."""
 
     batch: int
     length: int
@@ -48,7 +48,7 @@ SHAPES = (
 
 
 class Group(NamedTuple):
-    """What a work-group takes. pair: head of all batch elements; block: of queries, from the first."""
+    """The part of a work-group. pair: head of all batch elements; block: of queries, from the first."""
 
     pair: int
     block: int
@@ -63,7 +63,7 @@ def _placed(pairs: int, blocks: int, dies: int) -> Iterator[Group]:
 
 
 def orders(pairs: int, blocks: int, dies: int) -> dict[str, list[Group]]:
-    """By name: the work-groups by their numbers."""
+    """Return the orders of work-groups, by name."""
     return {
         "head by head": [Group(pair, block) for pair in range(pairs) for block in reversed(range(blocks))],
         "long first": [Group(pair, block) for block in reversed(range(blocks)) for pair in range(pairs)],
@@ -72,7 +72,7 @@ def orders(pairs: int, blocks: int, dies: int) -> dict[str, list[Group]]:
 
 
 def _tiles(shape: Shape, block: int) -> int:
-    """That a block of queries sees."""
+    """Count the tiles that a block of queries sees."""
     return -(-min((block + 1) * BLOCK, shape.length) // TILE)
 
 
@@ -99,7 +99,7 @@ def fill(shape: Shape, groups: list[Group], *, units: int = UNITS, dies: int = D
 
 
 def _read(shape: Shape, starts: list[tuple[float, Group]], l2: int) -> int:
-    """Bytes that one die's L2 reads: stretches of keys in the order of time, of which it keeps the last."""
+    """Count the bytes that one die's L2 reads: ranges of keys over time, of which it keeps the last."""
     stretch = max(TILE, shape.length // _STRETCHES)
     nbytes = stretch * shape.width * 2 * 2
     visits = [
@@ -126,7 +126,7 @@ def write() -> None:
 
 
 def rows(shapes: tuple[Shape, ...] = SHAPES) -> Iterator[Row]:
-    """Of each shape: how busy each order keeps the GPU, and how often it reads all of K and V."""
+    """Make the rows: for each shape and order, how busy the GPU is and how often K and V are read."""
     for shape in shapes:
         pairs, blocks = shape.batch * shape.heads, -(-shape.length // BLOCK)
         once = shape.batch * shape.length * shape.kv_heads * shape.width * 2 * 2

@@ -1,4 +1,4 @@
-"""Instructions that are carried out in C (machine/*.c) instead of by tinygrad's emulator, and their parameters.
+"""Instructions that C functions (machine/*.c) execute instead of tinygrad's emulator, and their parameters.
 
 The words of an instruction are read where the fields are plain, LLVM's text elsewhere. What a kernel of ours does not
 use is refused here: add it to the function that refuses, and to the C beside it.
@@ -33,7 +33,7 @@ _NO_EFFECT = re.compile(
 
 
 def override(found: Instruction, words: tuple[int, int], architecture: str, lanes: int, lds: int) -> Override | None:
-    """What carries out an instruction in C; None for what tinygrad's emulator does. lds: bytes of a work-group.
+    """Return the C function of an instruction; None for those of tinygrad's emulator. lds: bytes of a work-group.
 
     Raises:
         ExecutorError: a form of the instruction that the executor does not know.
@@ -131,7 +131,7 @@ def _lds_load(match: re.Match[str], low: int, high: int, lanes: int, lds: int) -
 
 
 def _lds_store(found: Instruction, low: int, high: int, lanes: int, lds: int) -> LdsStore:
-    """From accumulators: tinygrad's emulator reads the vector registers of their numbers."""
+    """Store from accumulators to LDS: tinygrad's emulator reads the vector registers of their numbers."""
     match = _LDS_STORE.match(found.name)
     if match is None:
         raise _unknown(found.text)
@@ -145,7 +145,7 @@ def _lds_store(found: Instruction, low: int, high: int, lanes: int, lds: int) ->
 
 
 def dpp_lanes(control: int, lanes: int, row_mask: int, bank_mask: int) -> tuple[list[int], list[bool]]:
-    """Where each lane reads from (-1: nowhere), and which are enabled. Source: AMD, CDNA3 and RDNA3 ISA, "DPP".
+    """Return where each lane reads from (-1: nowhere), and which are enabled. Source: AMD, CDNA3 and RDNA3 ISA, "DPP".
 
     Raises:
         ExecutorError: a control that the executor does not know.

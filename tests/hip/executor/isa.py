@@ -1,4 +1,4 @@
-"""What a kernel is made of: registers, memory, counts and widths of its instructions, and its hot loop."""
+"""Statistics of a kernel: registers, memory, counts and widths of its instructions, and its hot loop."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ENDS = ("s_endpgm", "s_branch", "s_setpc")
 
 
 class Loop(NamedTuple):
-    """From the first instruction to the branch back, and how many of them are matrix instructions."""
+    """A loop, from its first instruction to the branch back, and the number of matrix instructions."""
 
     first: int
     last: int
@@ -33,7 +33,7 @@ def width(name: str) -> int:
 
 
 def is_pair(name: str) -> bool:
-    """Does an LDS access go to two addresses?"""
+    """Return whether an LDS access has two addresses."""
     return re.search("read2|write2|2addr", name) is not None
 
 
@@ -44,14 +44,14 @@ def access(name: str) -> tuple[str, int] | None:
 
 
 def instructions(code: CodeObject, kernel: str) -> list[Instruction]:
-    """Without the padding behind the kernel's end."""
+    """Disassemble a kernel without the padding after its end."""
     listing = code.listing(kernel)
     ends = [n for n, i in enumerate(listing) if i.name.startswith(_ENDS)]
     return listing[: ends[-1] + 1] if ends else listing
 
 
 def widths(found: Sequence[Instruction]) -> dict[str, dict[str, int]]:
-    """How many accesses of each width (bits of a lane; "2x64": two addresses), by what they do; in order of width."""
+    """Count accesses of each width (bits of a lane; "2x64": two addresses), by what they do; in order of width."""
     counts: dict[str, Counter[str]] = {n: Counter() for n in ("global_load", "global_store", "ds_read", "ds_write")}
     for name in (i.name for i in found):
         if global_access := access(name):
@@ -95,7 +95,7 @@ def hot_loop(found: Sequence[Instruction]) -> list[Instruction]:
 
 
 def invalidations(found: Sequence[Instruction]) -> int:
-    """How many instructions of loops drop what a compute unit's cache holds."""
+    """Count instructions in loops that invalidate a compute unit's cache."""
     inside = {n for loop in loops(found) for n in range(loop.first, loop.last + 1)}
     return sum(re.match(r"(buffer_(gl[01]_)?|global_)inv", found[n].name) is not None for n in inside)
 

@@ -47,7 +47,7 @@ class Kernel:
         self._keep: list[Any] = []
 
     def entry(self, pc: int) -> Entry:
-        """Of the instruction at an address of this process."""
+        """Return the entry of the instruction at an address of this process."""
         return self.entries[(pc - self.base) // 4]
 
     def text(self, pc: int) -> str:
@@ -56,7 +56,7 @@ class Kernel:
         return f"{self.name} at {pc - self.bias:#x}: {found.text if found else 'no instruction'}"
 
     def executed(self) -> Counter[str]:
-        """How often each instruction was executed since the kernel was loaded, by name."""
+        """Count the executions of each instruction since the kernel was loaded, by name."""
         counts: Counter[str] = Counter()
         for address, instruction in self.listing.items():
             if count := self.entry(address + self.bias).executed:

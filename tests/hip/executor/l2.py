@@ -19,8 +19,10 @@ _DTYPES = {"f16": np.float16, "bf16": np.uint16}
 
 
 def lines(made: Object, kernel: str, tile: tuple[int, int, int], kind: type[FrozenWeight] | None, groups: int) -> float:
-    """That one work-group reads for 64 of K. tile: its rows, columns and work-items; kind: of the weight, if b is one;
-    groups: work-groups that share an L1."""
+    """Count the lines that one work-group reads for 64 of K.
+
+    tile: its rows, columns and work-items. kind: of the weight, if b is one. groups: work-groups that share an L1.
+    """
     device = emulator().counting(made.architecture)
     m, n, threads = tile
     *_, dtype, layout, _ = kernel.split("_")

@@ -41,7 +41,7 @@ class Stop(IntEnum):
 
 
 class Kind(IntEnum):
-    """Of an Entry that is compiled."""
+    """The kind of a compiled Entry."""
 
     EMULATED = 1
     BARRIER = 2
@@ -127,7 +127,7 @@ def library() -> ctypes.CDLL:
 
 
 def address_of(function: str) -> int:
-    """Of a function of machine/*.c."""
+    """Return the address of a function of machine/*.c."""
     address = ctypes.cast(library()[function], ctypes.c_void_p).value
     assert address is not None
     return address

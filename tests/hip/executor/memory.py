@@ -47,7 +47,7 @@ class Guarded:
         return np.frombuffer(memoryview((ctypes.c_char * self.nbytes).from_address(self.address)), dtype)
 
     def holds(self, address: int) -> bool:
-        """Is this an address of the data or its guards?"""
+        """Return whether this is an address of the data or its guards."""
         return self.start <= address < self.start + self.total
 
     def untouched(self) -> bool:

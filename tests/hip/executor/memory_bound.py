@@ -116,7 +116,7 @@ FAMILIES = (norm, activation, softmax, rope, elementwise, dropout, embedding, nf
 
 
 def executed(made: Object) -> dict[str, dict[str, dict[str, int]]]:
-    """By kernel and type: how many loads and stores of each width waves made, in families that launch this source."""
+    """Count loads and stores of each width by kernel and type, in families that launch this source."""
     device = ExecutedDevice(made.architecture)
     found: dict[str, dict[str, dict[str, int]]] = {}
     for kind, dtype in DTYPES.items():

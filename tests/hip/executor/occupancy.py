@@ -1,4 +1,4 @@
-"""How many waves of a kernel a SIMD can hold. Source: LLVM, User Guide for AMDGPU Backend, "Processors"."""
+"""The number of waves of a kernel that a SIMD can hold. Source: LLVM, User Guide for AMDGPU Backend, "Processors"."""
 
 from __future__ import annotations
 
@@ -14,6 +14,6 @@ def waves_by_registers(architecture: str, vgprs: int) -> int:
 
 
 def waves_that_fit(architecture: str, vgprs: int, lds: int, waves: int) -> int:
-    """By registers and LDS. lds: bytes of a work-group of `waves` waves. At least 1."""
+    """Return it, by registers and LDS. lds: bytes of a work-group of `waves` waves. At least 1."""
     groups = _LDS[architecture] // max(lds, 1)
     return max(1, min(waves_by_registers(architecture, vgprs), groups * waves // SIMDS))

@@ -34,7 +34,7 @@ _LATENCY, _ROUNDS = 600, 6  # clocks; rounds of the loop in the model, after two
 
 
 def _format(name: str) -> type[FrozenWeight] | None:
-    """Of the weight that a kernel decodes."""
+    """Return the format of the weight that a kernel decodes."""
     return next((kind for kind in formats().values() if f"_{kind.format}" in name), None)
 
 
@@ -52,7 +52,7 @@ def _tile(name: str, cdna: bool) -> tuple[int, int, int]:
 
 
 def _dtypes(name: str) -> tuple[str, str]:
-    """Of a and b that a kernel is run with."""
+    """Return the dtypes of a and b that a kernel is run with."""
     if re.search("_any_|_mix_|skinny|^gemv$|gemv_unaligned", name):
         return ("f32", "bf16") if name.startswith("gemv") else ("bf16", "f32")
     if dense := re.match("gemm_split_(f32|f16)_bf16", name):
@@ -162,7 +162,7 @@ def busy(
 
 
 def with_l2(made: Object, name: str, lanes: int, loop: list[str], most: int) -> Row:
-    """Of MI300's products of 16 bits: lines that L1 reads from L2 for 64 of K, and `busy` with those counted."""
+    """Add, for MI300's 16-bit GEMMs, the lines that L1 reads from L2 for 64 of K, and `busy` with those counted."""
     tile_m, tile_n, threads = tile = _tile(name, lanes == 64)
     waves = threads // lanes
     lines = l2.lines(made, name, tile, _format(name), groups=max(1, 4 * most // waves))

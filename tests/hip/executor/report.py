@@ -1,4 +1,4 @@
-"""What somebody who changes a kernel wants to see of its machine code, on a page."""
+"""A page about a kernel's machine code, for whoever changes the kernel."""
 
 from __future__ import annotations
 

@@ -133,7 +133,7 @@ def step(text: str, architecture: str, lanes: int, memory_latency: int, l1: bool
 
 
 class _Wave:
-    """Where a wave stands."""
+    """The state of a wave."""
 
     def __init__(self, program: list[Step], group: int) -> None:
         self.program, self.group, self.at, self.next_slot = program, group, 0, 0

@@ -112,7 +112,7 @@ def stale(table: Table, rows: list[Row]) -> list[Object]:
 
 
 def reason(table: str, objects: list[Object]) -> str:
-    """What a skipped test says."""
+    """Return the reason of a skipped test."""
     named = ", ".join(map(str, objects))
     return f"rows of {table} are of older objects ({named}): run `{COMMAND}`, which needs tests/hip/executor"
 

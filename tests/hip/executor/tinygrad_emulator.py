@@ -30,7 +30,7 @@ _SUFFIX = re.compile(r"_(e32|e64|dpp|sdwa|e64_dpp)$")
 
 
 def missing() -> str:
-    """What the executor lacks on this machine and how to get it; "" where it can run."""
+    """Return what the executor lacks on this machine and how to get it; "" where it can run."""
     checkout = os.environ.get("TINYGRAD_DIR", "")
     if not (Path(checkout) / f"{_MODULE.replace('.', '/')}.py").is_file() or not checkout:
         return f"$TINYGRAD_DIR names no checkout of tinygrad: {CLONE}; export TINYGRAD_DIR=$PWD/tinygrad"

@@ -67,7 +67,7 @@ class _Wave:
         self.scalars[at : at + 2] = value & 0xFFFFFFFF, value >> 32
 
     def _place(self, launch: Launch, packet: int, group: Grid) -> None:
-        """What the hardware puts into the first SGPRs."""
+        """Return the first SGPRs as the hardware sets them."""
         descriptor, at = launch.kernel.descriptor, 0
         given = ((_PRIVATE, 4, 0), (_DISPATCH, 2, packet), (_QUEUE, 2, 0), (_ARGUMENTS, 2, launch.arguments),
                  (_ID, 2, 0), (_FLAT_SCRATCH, 2, 0), (_PRIVATE_SIZE, 1, 0))  # fmt: skip

@@ -19,7 +19,7 @@ CLANG = "clang-19"
 
 
 def check_by_the_rules(folder: Path, name: str, options: list[str]) -> str:
-    """What clang says against the program; empty where nothing."""
+    """Return clang's errors about the program; empty without any."""
     found = subprocess.run([CLANG, "-print-resource-dir"], capture_output=True, text=True, check=True).stdout.strip()
     prelude = folder / "prelude.h"
     prelude.write_text(f'#include "{found}/include/__clang_hip_runtime_wrapper.h"\nstruct half {{ short bits; }};\n')
