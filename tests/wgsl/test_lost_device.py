@@ -236,3 +236,13 @@ def test_a_device_lost_before_a_mapped_buffer_is_read(wgpu_device: WgpuDevice, m
     monkeypatch.setattr(submission_queue, "lib", Without())
     with pytest.raises(DeviceLost, match="lost while reading from the device"):
         device.download(x)
+
+
+def test_a_buffer_that_is_mapped_after_the_program_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lost device is released with its queue, which answers for all that was under way."""
+    ignored: list[Any] = []
+    monkeypatch.setattr(sys, "unraisablehook", ignored.append)
+    monkeypatch.setattr(submission_queue, "_under_way", None)  # as Python leaves a module
+    null = submission_queue.ffi.NULL
+    submission_queue._mapped(2, submission_queue.ffi.new("WGPUStringView *")[0], null, null)
+    assert ignored == []

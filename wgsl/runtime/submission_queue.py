@@ -61,6 +61,8 @@ _under_way: dict[Any, _Mapping] = {}  # by the handle that wgpu gives back: both
 
 @ffi.callback("void(WGPUMapAsyncStatus, WGPUStringView, void *, void *)")  # type: ignore[untyped-decorator]
 def _mapped(status: int, message: Any, handle_of: Any, _: Any) -> None:
+    if not _under_way:  # the program has ended, and this module with it
+        return
     mapping = _under_way.pop(handle_of)
     mapping.done = True
     if status != lib.WGPUMapAsyncStatus_Success:
