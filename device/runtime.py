@@ -1,6 +1,6 @@
 """Base of the runtimes with a memory pool: arrays, recording, profiles.
 
-Two pools: of device memory, and of main memory that the device reads and writes by itself (`empty_host`).
+There are two pools: device memory, and main memory that the device reads and writes directly (`empty_host`).
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from wgrad.device.roof import Expectation, Roof
 
 
 def check_upload(host: np.ndarray) -> None:
-    """Raises ValueError where no device holds arrays of this dtype."""
+    """Raise ValueError if no device holds arrays of this dtype."""
     if host.dtype == np.int64:
         raise ValueError(f"upload: int64 is not a device dtype (array of shape {host.shape}); convert it to int32")
 
 
 class HostCopy:
-    """The `Readback` of a device that has nothing to wait for."""
+    """`Readback` of a device whose results need no waiting."""
 
     def __init__(self, value: np.ndarray, out: np.ndarray | None = None) -> None:
         if out is not None:
@@ -42,18 +42,20 @@ class HostCopy:
 
 
 class Recording:
-    """A recorded list of launches: what a room's `Replay` of the contract holds beside the launches."""
+    """Base of a device's `Replay`: the runtime and the memory that the recorded launches use."""
 
     def __init__(self, runtime: Any) -> None:
         self._runtime = runtime
-        # Arrays from outside of the recording: without them their memory, and what is bound to it, could go.
+        # Memory from outside of the recording, which must not be freed before it.
         self._leases: set[Lease] = set()
 
 
 class PooledRuntime:
-    """A device's storage, recording and profile as the contract has them (contract.py). A room adds `_pool`, launches,
-    `_host_pool`, `_fill_words`, `_write_new`, `_new_replay` and `_new_profiler`, and what copies to and from the
-    host."""
+    """A device's storage, recording and profile (contract.py).
+
+    A subclass adds `_pool`, `_host_pool`, `_fill_words`, `_write_new`, `_new_replay`, `_new_profiler`, launches, and
+    copies to and from the host.
+    """
 
     reason = "made directly"
     shared_memory = False
@@ -62,7 +64,7 @@ class PooledRuntime:
     reopens = needs_new_process = False
     _pool: Pool
     _host_pool: Pool
-    _replay: Any = None  # being recorded
+    _replay: Any = None  # the one that is being recorded
     profiler: Any = None
 
     # ---- storage -------------------------------------------------------------------------
@@ -83,7 +85,7 @@ class PooledRuntime:
         self._fill_words(out, int(np.asarray([value, value], out.dtype).view(np.uint32)[0]))
 
     def _fill_words(self, out: Array, word: int) -> None:
-        """Every four bytes of `out` = word."""
+        """Set every four bytes of `out` to `word`."""
         raise NotImplementedError
 
     def upload(self, host: np.ndarray) -> Array:
@@ -93,7 +95,7 @@ class PooledRuntime:
         return array
 
     def _write_new(self, array: Array, host: np.ndarray) -> None:
-        """`write` to an array that shares its memory with no other."""
+        """Write to a new array, which shares its memory with no other."""
         raise NotImplementedError
 
     def view(self, array: Array, shape: Sequence[int], offset: int = 0) -> Array:
@@ -118,7 +120,7 @@ class PooledRuntime:
         self._pool.reset_peak()
 
     def trim(self) -> int:
-        """Give free memory back to the driver; returns the bytes."""
+        """Give free memory back to the driver. Return its bytes."""
         return self._pool.trim()
 
     def details(self) -> dict[str, Any]:
@@ -163,7 +165,7 @@ class PooledRuntime:
 
     # ---- recording -----------------------------------------------------------------------
     def flush(self) -> None:
-        """Submit what waits to be submitted: nothing, where launches go to the device at once."""
+        """Submit waiting launches; there are none on devices that submit each at once."""
 
     def _new_replay(self) -> Any:
         raise NotImplementedError
@@ -187,7 +189,7 @@ class PooledRuntime:
 
     @contextmanager
     def capture(self, rehearsal: Rehearsal | None = None) -> Iterator[Any]:
-        """Everything launched inside runs and is recorded. Uploads and downloads inside are not part of the replay."""
+        """Run and record all launches inside. Uploads and downloads inside are not part of the replay."""
         if self._replay is not None:
             raise DeviceError("capture() inside capture() is not supported")
         self.flush()
@@ -204,7 +206,7 @@ class PooledRuntime:
             self._replay = None
 
     def _keep(self, arrays: Iterable[Array | None]) -> None:
-        """The recording under way launches on these: those from outside of it live as long as it does."""
+        """Keep the memory of these arrays of a launch alive as long as the recording, unless it is its own scratch."""
         self._replay._leases.update(a.lease for a in arrays if a is not None and not a.lease.is_scratch())
 
     # ---- profile -------------------------------------------------------------------------

@@ -1,9 +1,9 @@
-"""Least work of one operator call: FLOP, and bytes read from and written to memory. Counted from its arguments, once.
+"""Least work of one operator call, counted from its arguments: FLOP, and bytes read from and written to memory.
 
-Bytes: each input read once, each output written once; scratch does not count. FLOP of products and attention are
-exact: a multiplication and an addition are two, causal attention is half of its square, its backward 2.5 forwards,
-whatever a kernel makes again. Those of all else are the operations of the formula, an exponential or a division
-counted as one: enough to see that memory bounds them.
+Bytes: each input is read once, each output is written once; scratch does not count. FLOP of products and attention are
+exact: a multiplication and an addition are two, causal attention is half of its square, its backward is 2.5 forwards,
+even if a kernel recomputes something. Other operators count the operations of their formula, an exponential or a
+division as one: enough to see that memory bounds them.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ class Cost:
 
     @property
     def intensity(self) -> float:
-        """FLOP a byte."""
+        """FLOP per byte."""
         return self.flop / self.nbytes
 
 
-# Of an element of the operator's largest array, where it has been counted; else about what one of these has.
+# FLOP for each element of an operator's largest array; operators that are not in the table take the usual number.
 _USUAL_PER_ELEMENT = 4
 _PER_ELEMENT = {
     "silu": 4, "silu_backward": 8, "gelu": 9, "gelu_backward": 17, "swiglu": 5, "swiglu_backward": 11, "geglu": 10,
@@ -43,7 +43,7 @@ _PER_ELEMENT = {
     "short_conv_backward": 24, "route": 6, "route_backward": 8, "group_by_expert": 1, "combine": 2,
     "combine_backward": 3,
 }  # fmt: skip
-# What is written besides what an operator returns, and what is looked at in part.
+# Arguments that an operator writes besides its result, and arguments that it reads in part.
 _WRITTEN = {"adamw": ("p", "exp_avg", "exp_avg_sq"), "clip": ("state", "loss_scale")}
 _WRITTEN |= {"advance": ("step", "ids", "positions", "cache_len", "uniform"), "rms_norm_backward": ("rounded",)}
 _WRITTEN |= dict.fromkeys(("swiglu_backward", "geglu_backward"), ("activated",))
@@ -56,7 +56,7 @@ _IN_PART |= {
 
 
 def cost(op: str, arguments: Arguments, made: Any) -> Cost:
-    """Return the cost of one call. arguments: by name, as it was called; made: what it returned."""
+    """Return the cost of one call. arguments: by name; made: result of the call."""
     count = _FLOP.get(op)
     largest = max(map(_size, _arrays((arguments, made))))
     flop = count(arguments) if count is not None else _PER_ELEMENT.get(op, _USUAL_PER_ELEMENT) * largest
@@ -69,21 +69,21 @@ def _bytes(op: str, given: Arguments, made: Any) -> int:
     written = sum(a.nbytes for a in _arrays(made)) + sum(
         a.nbytes for name in _WRITTEN.get(op, ()) for a in _arrays(given.get(name))
     )
-    if op == "embedding":  # the rows that are looked up
+    if op == "embedding":  # reads only the rows of these ids
         table, ids = given["table"], given["ids"]
         looked_up: int = math.prod(ids.shape) * table.shape[1] * table.dtype.itemsize
         return int(read + written) + looked_up
-    if op == "paged_attention":  # the pages of each row
+    if op == "paged_attention":  # reads the pages of each row
         page: int = math.prod(given["keys"].shape[1:]) * given["keys"].dtype.itemsize
         pages: int = math.prod(given["pages"].shape)
         return int(read + written) + 2 * pages * page
-    if op in ("kv_append", "rope_append", "paged_append"):  # as much is written as was new
+    if op in ("kv_append", "rope_append", "paged_append"):  # writes the new keys and values
         written += given["new"].nbytes if op == "kv_append" else given["k"].nbytes + given["v"].nbytes
     return int(read + written)
 
 
 def _arrays(value: Any) -> Iterator[Any]:
-    """Every array in arguments or a result."""
+    """Yield every array in arguments or a result."""
     if isinstance(value, FrozenWeight):
         yield from _arrays(value.arrays())
     elif isinstance(value, Mapping):
@@ -106,7 +106,7 @@ def product_flop(m: int, n: int, k: int) -> float:
 
 
 def attention_flop(queries: tuple[int, ...], keys: int) -> float:
-    """Forward. queries: B, T, H, D; a row of as many keys as queries is causal, else each query sees all keys."""
+    """Return the FLOP of a forward; it is causal if there are as many keys as queries. queries: shape [B, T, H, D]."""
     b, t, h, d = queries
     return 4.0 * b * h * d * t * (keys / 2 if keys == t else keys)
 
@@ -149,7 +149,7 @@ def _attention(given: Arguments) -> float:
 
 
 def _loss(given: Arguments) -> float:
-    """Logits; and again for each gradient that is made."""
+    """Return the FLOP of the logits, and as many for each gradient."""
     products = 1 + bool(given.get("need_dx", True)) + bool(given.get("need_dweight", False))
     (n, c), v = given["x"].shape, given["weight"].shape[0]
     result: float = products * product_flop(n, v, c) + 6.0 * n * v
@@ -157,12 +157,12 @@ def _loss(given: Arguments) -> float:
 
 
 def _paged_attention(given: Arguments) -> float:
-    """Each query sees all keys of its row's pages."""
+    """Return the FLOP where each query sees all keys of its row's pages."""
     return attention_flop(given["q"].shape, given["pages"].shape[1] * given["keys"].shape[1])
 
 
 def _delta_rule(given: Arguments) -> float:
-    """A token reads the state of each head twice and changes it once, as it decays."""
+    """Return the FLOP: a token decays each head's state, reads it twice and changes it once."""
     batch, tokens, heads = given["g"].shape
     keys = given["key_dim"]
     values = (given["qkv"].shape[2] - 2 * given["key_heads"] * keys) / heads
@@ -171,7 +171,7 @@ def _delta_rule(given: Arguments) -> float:
 
 
 def _ssd(given: Arguments) -> float:
-    """A token changes the state of each head once, as it decays, and reads it."""
+    """Return the FLOP: a token decays each head's state, changes it once and reads it once."""
     batch, tokens, heads = given["g"].shape
     wide = given["state_dim"]
     width = (given["xbc"].shape[2] - 2 * given["groups"] * wide) / heads
@@ -180,7 +180,7 @@ def _ssd(given: Arguments) -> float:
 
 
 def _grouped(given: Arguments) -> float:
-    """Every row with one expert's weight."""
+    """Return the FLOP of each row times one expert's weight."""
     order = given.get("order")
     rows: int = (given.get("x", given.get("dy")) if order is None else order).shape[0]
     if "weight" not in given:
@@ -204,5 +204,5 @@ _FLOP: dict[str, Callable[[Arguments], float]] = {
     "ssd": _ssd,
     "ssd_backward": lambda given: ATTENTION_BACKWARD * _ssd(given),
 }
-# Operators whose work matrix units can do.
+# Operators that matrix units can compute.
 PRODUCTS = frozenset(_FLOP) - {"delta_rule", "delta_rule_backward", "ssd", "ssd_backward", "paged_attention"}

@@ -1,4 +1,4 @@
-"""Bench entries of linear attention, and of what goes with it."""
+"""Bench entries of linear attention and its short convolution."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from wgrad.device.contract import Device, delta_segment
 
 
 def entries(sizes: Sizes, t: np.dtype) -> list[Entry]:
-    """As many heads of keys and values as attention's have; those of keys are shared."""
+    """Return the entries, with attention's heads: query heads as heads of values, key heads as shared keys."""
     tokens, (_, _, h, g, d) = sizes.tokens, sizes.attention[-1]
     channels, width = (2 * g + h) * d, 4
 
@@ -38,7 +38,7 @@ def entries(sizes: Sizes, t: np.dtype) -> list[Entry]:
         return {"dy": normal(device, (1, tokens, h, d), t, 4), **given, "states": states, **heads}
 
     def ssd(device: Device) -> dict[str, Any]:
-        """With half of the heads' width as the state's."""
+        """Return arguments of `ssd` whose state is half as wide as a head."""
         gates = np.random.default_rng(3).random((2, 1, tokens, h)).astype(np.float32)
         given = {
             "g": device.upload(-0.1 * gates[0]),

@@ -1,8 +1,7 @@
-"""Bench entries that nobody writes: of an operator whose work is bounded by its largest array, the call is that of its
-self-test, made as large as the bench wants it.
+"""Bench entries that are derived from self-tests: the self-test's call, enlarged to the bench's sizes.
 
-That is so where its rules give no argument an axis that the largest array lacks. A product has one (K of [M, K] and
-[K, N] is not in [M, N]), and so has what looks up rows of a table.
+That works for operators whose largest array has every axis of the other arguments. A product is none of these (K of
+[M, K] and [K, N] is not in [M, N]), nor is a lookup of a table's rows.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from wgrad.device.contract import Device
 
 
 class _Seen(Args):
-    """Arguments that pass the rules, and of which kind each array has to be."""
+    """Arguments whose checks also record which kind each array must be."""
 
     def __init__(self, op: str) -> None:
         super().__init__(op)
@@ -34,9 +33,12 @@ class _Seen(Args):
 
 @cache
 def _look(op: str) -> tuple[dict[str, Any], tuple[int, ...], dict[str, str]] | None:
-    """The self-test's call, the shape of its largest array (one or two axes), and the kinds of arrays by name."""
+    """Return the self-test's call, the shape of its largest array (one or two axes), and the kinds of arrays by name.
+
+    None: the operator's entry cannot be derived.
+    """
     optional = OPERATORS[op].defaults
-    given = {n: v for n, v in first_call(op).items() if n != "dtype" or n not in optional}  # that of the arrays
+    given = {n: v for n, v in first_call(op).items() if n != "dtype" or n not in optional}  # default: the arrays' dtype
     seen = _Seen(op)
     OPERATORS[op].run(seen, **given)
     arrays = [value for value in given.values() if isinstance(value, np.ndarray)]
@@ -47,8 +49,14 @@ def _look(op: str) -> tuple[dict[str, Any], tuple[int, ...], dict[str, str]] | N
 
 
 def derived(op: str, sizes: Sizes, dtype: np.dtype, shape: tuple[int, int] | None = None) -> list[Entry]:
-    """The operator's entry, with rows and columns of `sizes` or of this shape (a flat buffer has as many elements);
-    none where it takes no arrays of the dtype."""
+    """Return the operator's entry, or none if it takes no arrays of the dtype.
+
+    Args:
+        op: Name of the operator.
+        sizes: Sizes of the bench.
+        dtype: Dtype of its floating-point arrays.
+        shape: Rows and columns, if not those of `sizes`; a flat array has as many elements.
+    """
     found = _look(op)
     assert found is not None, f"{op} needs an entry of its own in autograd/bench"
     given, small, kinds = found

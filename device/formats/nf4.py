@@ -1,4 +1,4 @@
-"""NF4: 4-bit codes of 16 levels, one scale for a block of elements; value for value as bitsandbytes has it.
+"""NF4: 4-bit codes of 16 levels, with one scale for a block of elements; each value is bitsandbytes'.
 
 Source: Dettmers et al., QLoRA (2023), section 3 and appendix E; levels and rounding as in bitsandbytes 0.50. The 8-bit
 map of double quantisation is the dynamic data type of Dettmers et al., 8-bit Optimizers (2022), section 2.2.
@@ -26,29 +26,29 @@ LEVELS = np.array([
 _LEVEL_CONSTANTS = {f"LEVEL_{i}": float(level) for i, level in enumerate(LEVELS)}
 BLOCK_SIZES = (32, 64, 128, 256, 512, 1024, 2048, 4096)
 NESTED_BLOCK_SIZE = 256
-VALUE_DTYPES = ("float32", "float16", "bfloat16")  # a kernel knows them by their place here
+VALUE_DTYPES = ("float32", "float16", "bfloat16")  # kernels take the index into this tuple
 
-# A stack: its parts' arrays must be views (a view starts at a multiple of 64 elements, a binding at one of 256 bytes),
-# its blocks whole nested blocks, and no tile of a product may have rows of two parts.
+# The arrays of a stack's parts must be views (which start at multiples of 64 elements, and bindings at multiples of 256
+# bytes), each part must have whole nested blocks, and no tile of a product may have rows of two parts.
 PART_ROWS = 64  # rows of a part are a multiple of this
 MOST_PARTS = 3
-_PART_BLOCKS, _PART_NESTED = 256, 64  # where in absmax, nested_absmax and nested_offset a part starts: multiples
+_PART_BLOCKS, _PART_NESTED = 256, 64  # parts start at multiples of these in absmax; nested_absmax and nested_offset
 
 _BYTE_LEVELS = np.stack([LEVELS[np.arange(256) >> 4], LEVELS[np.arange(256) & 15]], axis=1)  # high nibble first
 
 
 def thresholds(levels: np.ndarray) -> np.ndarray:
-    """The middles between rising levels: a value on one takes the lower code."""
+    """Return the midpoints between ascending levels; a value that equals one takes the lower code."""
     values: np.ndarray = (levels[:-1] + levels[1:]) / levels.dtype.type(2)
     return values
 
 
 @cache
 def dynamic_map() -> np.ndarray:
-    """The signed 8-bit dynamic data type: float32 [256], rising, zero at index 127, one at 255.
+    """Return the signed 8-bit dynamic data type: float32 [256], ascending, with 0 at index 127 and 1 at 255.
 
-    After the sign, e leading zeros give the decade 10^-e and the remaining 6 - e bits a linear fraction: the
-    middles of 2^(6 - e) equal parts of [0.1, 1]. Zero and one are added by hand.
+    After the sign, e leading zeros give the decade 10^-e, and the remaining 6 - e bits a linear fraction: the midpoints
+    of 2^(6 - e) equal parts of [0.1, 1]. Zero and one are added to these.
     """
     values = [0.0, 1.0]
     for decade in range(7):
@@ -62,7 +62,7 @@ def dynamic_map() -> np.ndarray:
 
 
 def _linspace_float32(start: float, stop: float, count: int) -> np.ndarray:
-    """Equal steps counted from both ends in float32, as torch.linspace does: the map must match to the bit."""
+    """Return equal steps counted from both ends in float32, as torch.linspace does: the map must match to the bit."""
     first, last = np.float32(start), np.float32(stop)
     step = (last - first) / np.float32(count - 1)
     index = np.arange(count)
@@ -72,7 +72,7 @@ def _linspace_float32(start: float, stop: float, count: int) -> np.ndarray:
 
 
 def _quantize_blocks(flat: np.ndarray, size: int, limits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Codes uint8 [n] and absmax [ceil(n / size)]; the last block is filled with zeros."""
+    """Return codes uint8 [n] and absmax [ceil(n / size)]. The last block is padded with zeros."""
     blocks = np.pad(flat, (0, -flat.size % size)).reshape(-1, size)
     absmax = np.abs(blocks).max(axis=1)
     scaled = blocks * (flat.dtype.type(1) / np.maximum(absmax, flat.dtype.type(1e-38)))[:, None]
@@ -81,8 +81,8 @@ def _quantize_blocks(flat: np.ndarray, size: int, limits: np.ndarray) -> tuple[n
 
 
 class Place(NamedTuple):
-    """Where a part of a stack begins: its first row, element and block, and its first entries in absmax,
-    nested_absmax and nested_offset."""
+    """Start of a part of a stack: its first row, element and block, and its first indices in absmax, nested_absmax and
+    nested_offset."""
 
     row: int
     element: int
@@ -105,10 +105,10 @@ class NF4Array(FrozenWeight):
     With it: absmax uint8 of that shape, nested_absmax float32 [ceil(blocks / nested_block_size)],
     nested_code float32 [256], nested_offset float32 [1]:
     absmax[i] = nested_code[absmax[i]] * nested_absmax[i // nested_block_size] + nested_offset.
-    value_dtype: float32, float16 or bfloat16: what level * absmax, a float32 product, is rounded to. It is the type of
-    the weight that bitsandbytes quantised, and what it restores (`dtype` of its quant_state).
-    parts: of a stack (`stack`), the rows of the weights that lie under one another in it. packed has no gaps; the other
-    arrays have, so that each part is a weight of its own on views of them (`split`).
+    value_dtype: float32, float16 or bfloat16: dtype to which level * absmax, a float32 product, is rounded. It is the
+    dtype of the weight that bitsandbytes quantised (`dtype` of its quant_state).
+    parts: Rows of each weight in a stack (`stack`). packed has no gaps; the other arrays have gaps, so that each part
+    is a weight on views of them (`split`).
     """
 
     format: ClassVar[str] = "nf4"
@@ -159,7 +159,7 @@ class NF4Array(FrozenWeight):
             yield "nested_offset", offsets, "f32"
 
     def constants(self) -> dict[str, bool | int | float]:
-        """ROUND: place of value_dtype in VALUE_DTYPES. LEVEL_0 ... LEVEL_15: the values of the codes."""
+        """Return the shaders' constants. ROUND: index of value_dtype in VALUE_DTYPES. LEVEL_i: value of code i."""
         return {
             "NESTED": self.nested,
             "STACKED": bool(self.parts),
@@ -168,18 +168,18 @@ class NF4Array(FrozenWeight):
         }
 
     def parameters(self) -> tuple[int, ...]:
-        """log2 of elements to a block, and of blocks to a nested one."""
+        """Return log2 of the elements of a block, and of the blocks of a nested block."""
         return self.block_size.bit_length() - 1, self.nested_block_size.bit_length() - 1
 
     # ---- stacks ----------------------------------------------------------------------------
     @staticmethod
     def stackable(parts: Sequence[int], columns: int, block_size: int) -> bool:
-        """Return whether weights of so many rows can lie under one another: each of whole blocks, codes and tiles."""
+        """Return whether weights of these row counts can be stacked: each has whole blocks, words and tiles."""
         whole = all(rows % PART_ROWS == 0 and rows * columns % block_size == 0 for rows in parts)
         return 1 < len(parts) <= MOST_PARTS and columns % 8 == 0 and whole
 
     def places(self) -> list[Place]:
-        """Return the offset of each part of a stack, and the end of the last."""
+        """Return the start of each part of a stack, and the end of the last."""
         found: list[Place] = []
         row = absmax = nested = 0
         for part in (*self.parts, 0):
@@ -194,7 +194,7 @@ class NF4Array(FrozenWeight):
         return found
 
     def split(self, view: Callable[[Array, Sequence[int], int], Array]) -> list[NF4Array]:
-        """The parts of a stack as weights of their own, on views (`Device.view`) of its arrays."""
+        """Return the parts of a stack as weights on views (`Device.view`) of its arrays."""
         weights = []
         for rows, at in zip(self.parts, self.places()):
             elements = rows * self.shape[1]
@@ -210,9 +210,15 @@ class NF4Array(FrozenWeight):
 
     @classmethod
     def stack(cls, weights: Sequence[NF4Array], device: Any, one_code: bool = False) -> NF4Array | None:
-        """The weights under one another in arrays of their own on their device; None where they do not fit each other.
+        """Stack weights in new arrays on their device.
 
-        They must be of one kind, and share one nested_code; one_code: those that they have are known to be equal.
+        Args:
+            weights: Weights of one block size, value dtype and nested_code, with equal columns.
+            device: Their device.
+            one_code: Whether their nested_code arrays are known to be equal, though they are not one array.
+
+        Returns:
+            The stack; None if they cannot be stacked.
         """
         first, columns = weights[0], weights[0].shape[1]
         parts = tuple(weight.shape[0] for weight in weights)
@@ -266,7 +272,7 @@ class NF4Array(FrozenWeight):
         return result
 
     def _scales(self, blocks: np.ndarray, compute: np.dtype) -> np.ndarray:
-        """Absolute maximum of each of these blocks, with double quantisation undone."""
+        """Return the absolute maximum of each of these blocks, with double quantisation undone."""
         absmax = self.absmax[blocks]
         if self.nested_absmax is None or self.nested_code is None or self.nested_offset is None:
             values: np.ndarray = absmax.astype(compute, copy=False)
@@ -284,12 +290,12 @@ class NF4Array(FrozenWeight):
         shape = (int(w.shape[0]), int(w.shape[1]))
         codes, absmax = _quantize_blocks(w.reshape(-1), block_size, thresholds(LEVELS))
         if codes.size % 2:
-            codes = np.append(codes, np.uint8(7))  # of zero
+            codes = np.append(codes, np.uint8(7))  # code of 0
         made = cls((codes[0::2] << 4) | codes[1::2], absmax, shape, block_size)
         return made.with_nested_scales() if double else made
 
     def with_nested_scales(self) -> NF4Array:
-        """The same weight of NumPy arrays with its absmax quantised."""
+        """Return this weight, whose arrays are NumPy's, with its absmax quantised."""
         kind = self.absmax.dtype
         code, offset = dynamic_map().astype(kind), self.absmax.mean(dtype=np.float64).astype(kind).reshape(1)
         inner, outer = _quantize_blocks(self.absmax - offset, NESTED_BLOCK_SIZE, thresholds(code))

@@ -1,5 +1,4 @@
-"""NVFP4: blocks of 16 codes of 4 bits (E2M1) with one scale of 8 bits (E4M3 without its sign); value for value as
-ggml's reference has it.
+"""NVFP4: blocks of 16 codes of 4 bits (E2M1) with one scale of 8 bits (E4M3 without a sign); values as in ggml.
 
 Source: ggml's dequantize_row_nvfp4 (github.com/ggml-org/llama.cpp).
 """
@@ -20,12 +19,12 @@ from wgrad.device.formats.gguf_blocks import (
 )
 from wgrad.device.formats.mxfp4 import LEVELS
 
-GROUP = 16  # that one scale is for
-_NAN = 127  # stands for 0, as in ggml
+GROUP = 16  # elements of a scale
+_NAN = 127  # read as 0, as in ggml
 
 
 def _half_scales() -> np.ndarray:
-    """float64 [256]: half of what each byte stands for, since LEVELS are twice the values of the codes."""
+    """Return float64 [256]: half of each byte's scale, since LEVELS are twice the values of the codes."""
     code = np.arange(256)
     exponent, mantissa = code >> 3 & 15, code & 7
     values = np.where(exponent == 0, mantissa / 8 * 2.0**-6, (1 + mantissa / 8) * 2.0 ** (exponent - 7)) / 2
@@ -38,8 +37,11 @@ _SCALES = _half_scales()
 
 @dataclass(frozen=True)
 class Nvfp4Array(LevelBlocks):
-    """codes: uint8 [out * in / 2], element 2j in the low nibble of byte j. scales: uint8 [out * in / 16]. Element i is
-    half of twice its code's value, times what scales[i // 16] stands for."""
+    """A weight in NVFP4.
+
+    codes: uint8 [out * in / 2], element 2j in the low nibble of byte j. scales: uint8 [out * in / 16], E4M3. Element i
+    is the value of its code times scales[i // 16].
+    """
 
     format: ClassVar[str] = "nvfp4"
     gguf_type: ClassVar[str] = "NVFP4"
@@ -61,7 +63,7 @@ class Nvfp4Array(LevelBlocks):
 
     @classmethod
     def quantize(cls, w: np.ndarray, block_size: int = 64, double: bool = False) -> Nvfp4Array:
-        """The nearest scale for the largest value of a group, and of codes."""
+        """Quantise with the scale nearest to a group's largest value / 6, and the nearest codes."""
         groups = w.astype(np.float32).reshape(-1, GROUP)
         wanted = np.abs(groups).max(axis=1) / np.float32(LEVELS.max())
         scales = np.searchsorted((_SCALES[1:126] + _SCALES[:125]) / 2, wanted).astype(np.uint8)

@@ -1,5 +1,5 @@
-"""Q2_K and Q3_K: GGUF's blocks of 256 codes of 2 or 3 bits, of which each 16 have a scale, and in Q2_K a minimum; value
-for value as ggml's reference has them.
+"""Q2_K and Q3_K: GGUF's blocks of 256 codes of 2 or 3 bits. Each 16 have a scale, and in Q2_K a minimum. Values are
+those of ggml's reference.
 
 Source: ggml's dequantize_row_q2_K and dequantize_row_q3_K (github.com/ggml-org/llama.cpp).
 """
@@ -15,14 +15,17 @@ import numpy as np
 from wgrad.device.formats.frozen_weight import Array
 from wgrad.device.formats.gguf_blocks import GgufBlocks, in_order, pack, unpack
 
-GROUPS, GROUP = 16, 16  # of a block, each with a scale
+GROUPS, GROUP = 16, 16  # groups of a block, and elements of a group, which has one scale
 
 
 @dataclass(frozen=True)
 class Q2KArray(GgufBlocks):
-    """codes: uint8 [out * in / 4], four of 2 bits from the lowest on. scales: uint8 [out * in / 16], a scale in the low
-    4 bits, a minimum in the high ones. d: float16 [out * in / 128], d and dmin of each block. Element = d * scale *
-    code - dmin * minimum."""
+    """A weight in Q2_K.
+
+    codes: uint8 [out * in / 4], four of 2 bits, the first in the lowest bits. scales: uint8 [out * in / 16], a scale in
+    the low 4 bits, a minimum in the high 4 bits. d: float16 [out * in / 128], d and dmin of each block. Element = d *
+    scale * code - dmin * minimum.
+    """
 
     format: ClassVar[str] = "q2_k"
     gguf_type: ClassVar[str] = "Q2_K"
@@ -52,7 +55,7 @@ class Q2KArray(GgufBlocks):
 
     @classmethod
     def quantize(cls, w: np.ndarray, block_size: int = 256, double: bool = False) -> Q2KArray:
-        """Each group from its least value (or 0) to its largest; ggml searches for scales of a smaller error."""
+        """Quantise each group from its smallest value (or 0) to its largest; ggml searches for scales of less error."""
         groups = w.astype(np.float32).reshape(-1, GROUPS, GROUP)
         least = -np.minimum(groups.min(axis=2), 0)
         step = (groups.max(axis=2).clip(0) + least) / np.float32(3)
@@ -72,9 +75,13 @@ class Q2KArray(GgufBlocks):
 
 @dataclass(frozen=True)
 class Q3KArray(GgufBlocks):
-    """codes: uint8 [out * in / 4], the low 2 bits of each, four from the lowest on. high: uint8 [out * in / 8], their
-    third bit. scales: uint32 [out * in * 3 / 256], three a block: the low 4 bits of groups 0 to 7, of 8 to 15, the high
-    2 of all. d: float16 [out * in / 256]. Element = d * (scale - 32) * (code - 4)."""
+    """A weight in Q3_K.
+
+    codes: uint8 [out * in / 4], the low 2 bits of four codes, the first in the lowest bits. high: uint8 [out * in / 8],
+    the third bit of eight codes. scales: uint32 [out * in * 3 / 256], three of a block: the low 4 bits of groups 0 to
+    7, those of 8 to 15, and the high 2 bits of all. d: float16 [out * in / 256]. Element = d * (scale - 32) * (code -
+    4).
+    """
 
     format: ClassVar[str] = "q3_k"
     gguf_type: ClassVar[str] = "Q3_K"
@@ -108,7 +115,7 @@ class Q3KArray(GgufBlocks):
 
     @classmethod
     def quantize(cls, w: np.ndarray, block_size: int = 256, double: bool = False) -> Q3KArray:
-        """Each group from its largest value, code 0; ggml searches for scales of a smaller error."""
+        """Quantise each group so that its largest value has code 0; ggml searches for scales of less error."""
         groups = w.astype(np.float32).reshape(-1, GROUPS, GROUP)
         steps = np.take_along_axis(groups, np.abs(groups).argmax(axis=2)[..., None], axis=2)[..., 0] / np.float32(-4)
         d = (np.abs(steps).max(axis=1) / np.float32(31)).astype(np.float16)
@@ -129,7 +136,7 @@ class Q3KArray(GgufBlocks):
 
 
 def _words(fields: np.ndarray) -> np.ndarray:
-    """Scales of 6 bits [blocks, 16] -> `scales` as of Q3KArray."""
+    """Pack scales of 6 bits [blocks, 16] into `scales` of Q3KArray."""
     group = np.arange(GROUPS, dtype=np.uint32)
     low, high = (fields & 15) << 4 * (group % 8), (fields >> 4) << 2 * group
     words = [low[:, :8].sum(axis=1), low[:, 8:].sum(axis=1), high.sum(axis=1)]

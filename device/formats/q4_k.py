@@ -1,5 +1,5 @@
-"""Q4_K: GGUF's blocks of 256 codes of 4 bits, of which each 32 have a scale and a minimum of 6 bits; value for value as
-ggml's reference has it.
+"""Q4_K: GGUF's blocks of 256 codes of 4 bits. Each 32 have a scale and a minimum of 6 bits. Values are those of ggml's
+reference.
 
 Source: ggml's dequantize_row_q4_K (github.com/ggml-org/llama.cpp).
 """
@@ -15,15 +15,17 @@ import numpy as np
 from wgrad.device.formats.frozen_weight import Array
 from wgrad.device.formats.gguf_blocks import GgufBlocks, nibbles_in_order, pack_nibbles, unpack
 
-GROUPS, GROUP = 8, 32  # of a block, each with a scale and a minimum
+GROUPS, GROUP = 8, 32  # groups of a block, and elements of a group, which has a scale and a minimum
 
 
 @dataclass(frozen=True)
 class Q4KArray(GgufBlocks):
-    """codes: uint8 [out * in / 2], element 2j in the low nibble of byte j. scales: uint32 [out * in / 64], four a
-    block: the float16 d and dmin (d low); of each group, 4 bits each, the low bits of its scale; the same of its
-    minimum; 2 bits each, the high bits of the scales, then of the minima. Element = d * scale * code - dmin *
-    minimum."""
+    """A weight in Q4_K.
+
+    codes: uint8 [out * in / 2], element 2j in the low nibble of byte j. scales: uint32 [out * in / 64], four of a
+    block: the float16 d (low half) and dmin; the low 4 bits of each group's scale; the low 4 bits of each minimum; the
+    high 2 bits of the scales, then of the minima. Element = d * scale * code - dmin * minimum.
+    """
 
     format: ClassVar[str] = "q4_k"
     gguf_type: ClassVar[str] = "Q4_K"
@@ -49,12 +51,12 @@ class Q4KArray(GgufBlocks):
         return values
 
     def values_of_codes(self, blocks: slice) -> np.ndarray:
-        """uint8 [blocks, 256]"""
+        """Return the codes of these blocks: uint8 [blocks, 256]."""
         return unpack(self.codes.reshape(-1, self.block // 2)[blocks], 4)
 
     @classmethod
     def quantize(cls, w: np.ndarray, block_size: int = 256, double: bool = False) -> Q4KArray:
-        """Each group from its least value (or 0) to its largest; ggml searches for scales of a smaller error."""
+        """Quantise each group from its smallest value (or 0) to its largest; ggml searches for scales of less error."""
         codes, scales = quantize_groups(w, 15)
         return cls(pack_nibbles(codes), scales, (w.shape[0], w.shape[1]))
 
@@ -65,7 +67,7 @@ class Q4KArray(GgufBlocks):
 
 
 def quantize_groups(w: np.ndarray, largest: int) -> tuple[np.ndarray, np.ndarray]:
-    """Codes 0 to `largest` [blocks, 8, 32], and `scales` as of Q4KArray."""
+    """Return codes from 0 to `largest` [blocks, 8, 32], and `scales` of Q4KArray."""
     groups = w.astype(np.float32).reshape(-1, GROUPS, GROUP)
     least = -np.minimum(groups.min(axis=2), 0)
     step = (groups.max(axis=2).clip(0) + least) / np.float32(largest)
@@ -80,8 +82,13 @@ def quantize_groups(w: np.ndarray, largest: int) -> tuple[np.ndarray, np.ndarray
 
 
 def scales_from_gguf(head: np.ndarray, groups: np.ndarray) -> np.ndarray:
-    """`scales` as of Q4KArray. head: uint8 [blocks, 4] of d and dmin; groups: uint8 [blocks, 12]: of groups 0 to 3 the
-    6 bits of scales, of minima; then of 4 to 7 the low 4 bits of both, whose high ones are in the first eight bytes."""
+    """Convert a GGUF file's scales to `scales` of Q4KArray.
+
+    Args:
+        head: uint8 [blocks, 4]: d and dmin.
+        groups: uint8 [blocks, 12]: 6 bits of the scales of groups 0 to 3, and of their minima; then the low 4 bits of
+            both of groups 4 to 7, whose high 2 bits are in the first eight bytes.
+    """
     first, second, low = np.split(groups, 3, axis=1)
     scale = np.concatenate([first & 63, low & 15 | first >> 6 << 4], axis=1)
     least = np.concatenate([second & 63, low >> 4 | second >> 6 << 4], axis=1)
@@ -89,7 +96,7 @@ def scales_from_gguf(head: np.ndarray, groups: np.ndarray) -> np.ndarray:
 
 
 def pack_scales(head: np.ndarray, scale: np.ndarray, least: np.ndarray) -> np.ndarray:
-    """head: float16 [blocks, 2], d and dmin; scale, least: uint8 [blocks, 8] of 6 bits -> uint32 [blocks * 4]."""
+    """Pack d and dmin (head: float16 [blocks, 2]), and scales and minima of 6 bits (uint8 [blocks, 8])."""
     group = np.arange(GROUPS, dtype=np.uint32)
     words = np.empty((len(head), 4), np.uint32)
     words[:, 0] = np.ascontiguousarray(head).view(np.uint32)[:, 0]
@@ -101,7 +108,7 @@ def pack_scales(head: np.ndarray, scale: np.ndarray, least: np.ndarray) -> np.nd
 
 
 def unpack_scales(words: np.ndarray, compute: np.dtype) -> tuple[np.ndarray, np.ndarray]:
-    """uint32 [blocks, 4] -> what a code is multiplied by, and what is taken off then, of each group: [blocks, 8]."""
+    """Return each group's factor and subtrahend (after the product), [blocks, 8]. words: uint32 [blocks, 4]."""
     group = np.arange(GROUPS, dtype=np.uint32)
     head = np.ascontiguousarray(words[:, 0]).view(np.float16).reshape(-1, 2).astype(compute)
     scale = words[:, 1, None] >> 4 * group & 15 | (words[:, 3, None] >> 2 * group & 3) << 4

@@ -1,5 +1,5 @@
-"""Q4_0, Q4_1, Q5_0, Q5_1: GGUF's blocks of 32 codes of 4 or 5 bits with one float16 scale, and in the last of each pair
-a float16 minimum; value for value as ggml's reference has them.
+"""Q4_0, Q4_1, Q5_0, Q5_1: GGUF's blocks of 32 codes of 4 or 5 bits with a float16 scale, and in Q4_1 and Q5_1 a float16
+minimum. Values are those of ggml's reference.
 
 Source: ggml's quantize_row_q4_0_ref, dequantize_row_q4_0 and those of the others (github.com/ggml-org/llama.cpp).
 """
@@ -18,17 +18,20 @@ from wgrad.device.formats.gguf_blocks import GgufBlocks, nibbles_in_order, pack_
 
 @dataclass(frozen=True)
 class Q40Array(GgufBlocks):
-    """codes: uint8 [out * in / 2], element 2j in the low nibble of byte j. scales: float16 [out * in / 32]. Element i
-    is (code - 8) * scales[i // 32].
+    """A weight in Q4_0.
 
-    With a minimum, scales are float16 [out * in / 16], a block's scale and its minimum, and element i is code * scale +
-    minimum."""
+    codes: uint8 [out * in / 2], element 2j in the low nibble of byte j. scales: float16 [out * in / 32]. Element i is
+    (code - 8) * scales[i // 32].
+
+    With a minimum, scales are float16 [out * in / 16], each block's scale and minimum, and element i is code * scale +
+    minimum.
+    """
 
     format: ClassVar[str] = "q4_0"
     gguf_type: ClassVar[str] = "Q4_0"
     block: ClassVar[int] = 32
     block_bytes: ClassVar[int] = 2 + 16  # scale, codes
-    bits: ClassVar[int] = 4  # of a code
+    bits: ClassVar[int] = 4  # bits of a code
     minimum: ClassVar[bool] = False
 
     codes: Array
@@ -54,12 +57,12 @@ class Q40Array(GgufBlocks):
         return result
 
     def _values_of_codes(self, blocks: slice) -> np.ndarray:
-        """uint8 [blocks, 32]"""
+        """Return the codes of these blocks: uint8 [blocks, 32]."""
         return unpack(self.codes.reshape(-1, self.block // 2)[blocks], 4)
 
     @classmethod
     def quantize(cls, w: np.ndarray, block_size: int = 32, double: bool = False) -> Self:
-        """As ggml: without a minimum the largest value of a block is code 0, with one the least is."""
+        """Quantise as ggml: without a minimum a block's largest value has code 0, with one its smallest value has."""
         blocks = w.astype(np.float32).reshape(-1, cls.block)
         if cls.minimum:
             least = blocks.min(axis=1, keepdims=True)
@@ -76,7 +79,7 @@ class Q40Array(GgufBlocks):
 
     @classmethod
     def _fifth(cls, codes: np.ndarray) -> dict[str, Any]:
-        """Codes -> the array of their fifth bits by its field, where the format has them."""
+        """Return the array of the codes' fifth bits by its field; {} for formats of 4 bits."""
         return {}
 
     @classmethod
@@ -88,7 +91,7 @@ class Q40Array(GgufBlocks):
 
 @dataclass(frozen=True)
 class Q41Array(Q40Array):
-    """codes, scales: as of Q40Array, with a minimum."""
+    """A weight in Q4_1. codes, scales: as in Q40Array, with a minimum."""
 
     format: ClassVar[str] = "q4_1"
     gguf_type: ClassVar[str] = "Q4_1"
@@ -98,8 +101,11 @@ class Q41Array(Q40Array):
 
 @dataclass(frozen=True)
 class Q50Array(Q40Array):
-    """codes, scales: as of Q40Array. high: uint8 [out * in / 8], the fifth bit of eight codes, the first lowest.
-    Element i is (code - 16) * scales[i // 32]."""
+    """A weight in Q5_0.
+
+    codes, scales: as in Q40Array. high: uint8 [out * in / 8], the fifth bit of eight codes, the first lowest. Element i
+    is (code - 16) * scales[i // 32].
+    """
 
     format: ClassVar[str] = "q5_0"
     gguf_type: ClassVar[str] = "Q5_0"
@@ -124,7 +130,7 @@ class Q50Array(Q40Array):
 
 @dataclass(frozen=True)
 class Q51Array(Q50Array):
-    """codes, scales, high: as of Q50Array, with a minimum."""
+    """A weight in Q5_1. codes, scales, high: as in Q50Array, with a minimum."""
 
     format: ClassVar[str] = "q5_1"
     gguf_type: ClassVar[str] = "Q5_1"

@@ -1,4 +1,4 @@
-"""Q5_K: Q4_K with one bit more to a code; value for value as ggml's reference has it.
+"""Q5_K: Q4_K with one more bit for each code. Values are those of ggml's reference.
 
 Source: ggml's dequantize_row_q5_K (github.com/ggml-org/llama.cpp).
 """
@@ -18,7 +18,10 @@ from wgrad.device.formats.q4_k import GROUPS, Q4KArray, quantize_groups, scales_
 
 @dataclass(frozen=True)
 class Q5KArray(Q4KArray):
-    """codes, scales: as of Q4KArray. high: uint8 [out * in / 8], the fifth bit of eight codes, the first lowest."""
+    """A weight in Q5_K.
+
+    codes, scales: as in Q4KArray. high: uint8 [out * in / 8], the fifth bit of eight codes, the first lowest.
+    """
 
     format: ClassVar[str] = "q5_k"
     gguf_type: ClassVar[str] = "Q5_K"
@@ -37,7 +40,7 @@ class Q5KArray(Q4KArray):
 
     @classmethod
     def quantize(cls, w: np.ndarray, block_size: int = 256, double: bool = False) -> Q5KArray:
-        """As Q4KArray's."""
+        """Quantise as Q4KArray does."""
         codes, scales = quantize_groups(w, 31)
         whole = codes.astype(np.uint8).reshape(-1)
         high = np.packbits(whole >> 4, bitorder="little")

@@ -1,5 +1,4 @@
-"""Q6_K: GGUF's blocks of 256 codes of 6 bits, of which each 16 have a scale of 8; value for value as ggml's reference
-has it.
+"""Q6_K: GGUF's blocks of 256 codes of 6 bits. Each 16 have a scale of 8 bits. Values are those of ggml's reference.
 
 Source: ggml's dequantize_row_q6_K (github.com/ggml-org/llama.cpp).
 """
@@ -15,14 +14,17 @@ import numpy as np
 from wgrad.device.formats.frozen_weight import Array
 from wgrad.device.formats.gguf_blocks import GgufBlocks, pack_nibbles, unpack
 
-GROUPS, GROUP = 16, 16  # of a block, each with a scale
+GROUPS, GROUP = 16, 16  # groups of a block, and elements of a group, which has one scale
 
 
 @dataclass(frozen=True)
 class Q6KArray(GgufBlocks):
-    """codes: uint8 [out * in / 2], the low 4 bits, element 2j in the low nibble of byte j. high: uint8 [out * in / 4],
-    the high 2 bits of four elements, from the lowest bits on. scales: uint8 [out * in / 16], the bits of int8. d:
-    float16 [out * in / 256]. Element i is d[i // 256] * scales[i // 16] * (code - 32)."""
+    """A weight in Q6_K.
+
+    codes: uint8 [out * in / 2], the low 4 bits, element 2j in the low nibble of byte j. high: uint8 [out * in / 4], the
+    high 2 bits of four elements, the first in the lowest bits. scales: uint8 [out * in / 16], the bits of int8. d:
+    float16 [out * in / 256]. Element i is d[i // 256] * scales[i // 16] * (code - 32).
+    """
 
     format: ClassVar[str] = "q6_k"
     gguf_type: ClassVar[str] = "Q6_K"
@@ -53,7 +55,7 @@ class Q6KArray(GgufBlocks):
 
     @classmethod
     def quantize(cls, w: np.ndarray, block_size: int = 256, double: bool = False) -> Q6KArray:
-        """Each group up to its largest value; ggml searches for scales of a smaller error."""
+        """Quantise each group up to its largest magnitude; ggml searches for scales of less error."""
         groups = w.astype(np.float32).reshape(-1, GROUPS, GROUP)
         steps = np.abs(groups).max(axis=2) / np.float32(31)
         d = (steps.max(axis=1) / np.float32(127)).astype(np.float16)
@@ -66,13 +68,13 @@ class Q6KArray(GgufBlocks):
     @classmethod
     def from_gguf(cls, rows: np.ndarray, shape: tuple[int, int]) -> Q6KArray:
         low, high, scales, d = cls.split(rows, 128, 64, 16)
-        halves = low.reshape(-1, 2, 2, 32)  # of 128 elements: the low nibbles of 64 bytes, then the high ones
+        halves = low.reshape(-1, 2, 2, 32)  # of each 128 elements: the low nibbles of 64 bytes, then the high nibbles
         low = np.stack([halves & 15, halves >> 4], axis=2).reshape(-1, 2, 4, 32)
         pairs = high.reshape(-1, 2, 1, 32) >> np.arange(0, 8, 2, dtype=np.uint8)[:, None] & 3
         return cls(*_packed(low | pairs << 4), scales.reshape(-1), d.view("<f2").reshape(-1), shape)
 
 
 def _packed(codes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Codes of 6 bits in the order of their elements -> `codes` and `high` as of Q6KArray."""
+    """Pack codes of 6 bits, in the order of their elements, into `codes` and `high` of Q6KArray."""
     fours = (codes >> 4).reshape(-1, 4)
     return pack_nibbles(codes & 15), fours[:, 0] | fours[:, 1] << 2 | fours[:, 2] << 4 | fours[:, 3] << 6

@@ -1,4 +1,4 @@
-"""Q8_0: GGUF's blocks of 32 signed bytes with one float16 scale; value for value as ggml's reference has it.
+"""Q8_0: GGUF's blocks of 32 signed bytes with one float16 scale. Values are those of ggml's reference.
 
 Source: ggml's quantize_row_q8_0_ref and dequantize_row_q8_0 (github.com/ggml-org/llama.cpp).
 """
@@ -17,8 +17,10 @@ from wgrad.device.formats.gguf_blocks import GgufBlocks
 
 @dataclass(frozen=True)
 class Q8Array(GgufBlocks):
-    """codes: uint8 [out * in], the bits of int8. scales: float16 [out * in / 32]. Element i is codes[i] *
-    scales[i // 32]."""
+    """A weight in Q8_0.
+
+    codes: uint8 [out * in], the bits of int8. scales: float16 [out * in / 32]. Element i is codes[i] * scales[i // 32].
+    """
 
     format: ClassVar[str] = "q8_0"
     gguf_type: ClassVar[str] = "Q8_0"
@@ -41,7 +43,7 @@ class Q8Array(GgufBlocks):
 
     @classmethod
     def quantize(cls, w: np.ndarray, block_size: int = 32, double: bool = False) -> Q8Array:
-        """As ggml in float32: codes of x * (1 / scale) before the scale is rounded, a half away from zero."""
+        """Quantise as ggml does in float32: round x * (1 / scale), before the scale is rounded, halves away from 0."""
         blocks = w.astype(np.float32).reshape(-1, cls.block)
         scales = np.abs(blocks).max(axis=1, keepdims=True) / np.float32(127)
         scaled = blocks * np.divide(1, scales, out=np.zeros_like(scales), where=scales != 0)

@@ -1,5 +1,5 @@
-"""TQ2_0 and TQ1_0: GGUF's blocks of 256 codes for -1, 0 and 1 with one float16 scale; value for value as ggml's
-reference has them.
+"""TQ2_0 and TQ1_0: GGUF's blocks of 256 codes for -1, 0 and 1 with one float16 scale. Values are those of ggml's
+reference.
 
 Source: ggml's dequantize_row_tq2_0 and dequantize_row_tq1_0 (github.com/ggml-org/llama.cpp).
 """
@@ -18,8 +18,11 @@ from wgrad.device.formats.gguf_blocks import GgufBlocks, in_order, pack, unpack
 
 @dataclass(frozen=True)
 class Tq20Array(GgufBlocks):
-    """codes: uint8 [out * in / 4], four of 2 bits from the lowest on. d: float16 [out * in / 256]. Element i is
-    d[i // 256] * (code - 1)."""
+    """A weight in TQ2_0.
+
+    codes: uint8 [out * in / 4], four of 2 bits, the first in the lowest bits. d: float16 [out * in / 256]. Element i is
+    d[i // 256] * (code - 1).
+    """
 
     format: ClassVar[str] = "tq2_0"
     gguf_type: ClassVar[str] = "TQ2_0"
@@ -49,7 +52,7 @@ class Tq20Array(GgufBlocks):
 
     @classmethod
     def quantize(cls, w: np.ndarray, block_size: int = 256, double: bool = False) -> Self:
-        """As ggml: -1, 0 or 1 times the largest value of a block, a half away from zero."""
+        """Quantise as ggml does: to -1, 0 or 1 times a block's largest magnitude, halves away from 0."""
         blocks = w.astype(np.float32).reshape(-1, cls.block)
         d = np.abs(blocks).max(axis=1, keepdims=True)
         scaled = blocks * np.divide(1, d, out=np.zeros_like(d), where=d != 0)
@@ -64,7 +67,7 @@ class Tq20Array(GgufBlocks):
 
 @dataclass(frozen=True)
 class Tq10Array(Tq20Array):
-    """A file has five codes in a byte; on a device they are as those of Tq20Array."""
+    """A weight in TQ1_0, whose files have five codes in a byte. On a device its codes are those of Tq20Array."""
 
     format: ClassVar[str] = "tq1_0"
     gguf_type: ClassVar[str] = "TQ1_0"
@@ -78,7 +81,7 @@ class Tq10Array(Tq20Array):
 
 
 def _digits(data: np.ndarray, count: int) -> np.ndarray:
-    """uint8 [blocks, n], each a fraction of 256 -> its first digits to base 3: [blocks, count * n]."""
+    """Return the first `count` base-3 digits of each byte / 256: uint8 [blocks, count * n]. data: uint8 [blocks, n]."""
     powers = np.array([1, 3, 9, 27, 81], np.uint8)[:count, None]
-    left = data[:, None] * powers  # less its whole part: modulo 256
+    left = data[:, None] * powers  # uint8 wraps: only the fraction remains
     return (left.astype(np.uint16) * 3 >> 8).astype(np.uint8).reshape(len(data), -1)
