@@ -1,4 +1,4 @@
-"""Activations of MLPs by their names in `ModelConfig`. Those that are made here are expressions that run in one launch.
+"""Activations of MLPs by their names in `ModelConfig`. Those defined here are expressions that run in one launch.
 
 Sources: squared ReLU, So et al., Primer (arXiv 2109.08668); xIELU, Huang and Schlag (arXiv 2411.13010).
 """
@@ -11,22 +11,22 @@ from typing import Any
 from wgrad.autograd import functional as F
 from wgrad.autograd.tensor import Tensor
 
-_BETA, _EPS = 0.5, -1e-6  # of xIELU, as weights.constants has them
+_BETA, _EPS = 0.5, -1e-6  # beta and eps of xIELU, as in weights.constants
 
 
 def relu2(x: Tensor) -> Tensor:
-    """max(x, 0) ** 2."""
+    """Return max(x, 0) ** 2."""
     positive = F.relu(x)
     return positive * positive
 
 
 def xielu(x: Tensor, alpha_p: Tensor, alpha_n: Tensor, *, dtype: Any) -> Tensor:
-    """softplus(alpha_p) x ** 2 + x / 2 where x > 0, else (0.5 + softplus(alpha_n)) (exp(x) - 1 - x) + x / 2.
+    """Return softplus(alpha_p) x ** 2 + x / 2 where x > 0, else (0.5 + softplus(alpha_n)) (exp(x) - 1 - x) + x / 2.
 
     Args:
-        x: any shape.
-        alpha_p, alpha_n: [1].
-        dtype: of the output.
+        x: Any shape.
+        alpha_p, alpha_n: Shape [1].
+        dtype: Dtype of the output.
     """
     curve = _softplus(alpha_p) * x * x
     decay = (_softplus(alpha_n) + _BETA) * (F.expm1(F.minimum(x, _EPS)) - x)
@@ -34,7 +34,7 @@ def xielu(x: Tensor, alpha_p: Tensor, alpha_n: Tensor, *, dtype: Any) -> Tensor:
 
 
 def _softplus(x: Tensor) -> Tensor:
-    """log(1 + exp(x)), of numbers up to 88."""
+    """Return log(1 + exp(x)), for x up to 88."""
     return F.log(F.exp(x) + 1.0)
 
 

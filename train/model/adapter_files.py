@@ -1,7 +1,7 @@
-"""Adapters in PEFT's format: adapter_config.json and adapter_model.safetensors, written and read.
+"""Reading and writing adapters in PEFT's format: adapter_config.json and adapter_model.safetensors.
 
-Names in the file: `base_model.model.<module>.lora_A.weight` [r, in] and `.lora_B.weight` [out, r], of DoRA
-`.lora_magnitude_vector` [out]; of a module that is there whole `base_model.model.<module>.weight`, and `.bias`.
+Names in the file: `base_model.model.<module>.lora_A.weight` [r, in] and `.lora_B.weight` [out, r], with DoRA
+`.lora_magnitude_vector` [out]; `base_model.model.<module>.weight` and `.bias` of a module that was trained whole.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _VARIANT = "WGRAD:"  # before the name of a variant in peft_type, so that PEFT r
 Rank = Annotated[int, Meta(ge=1, le=1 << 20)]
 Alpha = Annotated[float, Meta(ge=-1e6, le=1e6)]
 
-# Fields of adapter_config.json that change the arithmetic in a way that is not built here, with their harmless values.
+# Fields of adapter_config.json that change the arithmetic in unsupported ways, with their harmless values.
 _UNSUPPORTED: tuple[tuple[str, str, tuple[Any, ...]], ...] = (
     ("bias", "trained biases", (None, "none")),
     ("lora_bias", "biases of lora_B", (None, False)),
@@ -66,7 +66,7 @@ _KNOWN = frozenset(
     "layers_to_transform layers_pattern rank_pattern alpha_pattern megatron_config megatron_core loftq_config "
     "eva_config corda_config qalora_group_size runtime_config target_parameters ensure_weight_tying".split()
 )
-# Ways to start that leave the base weights as they are; the others (PiSSA, OLoRA, CorDA, LoftQ) change them.
+# Initialisations that leave the base weights unchanged; the others (PiSSA, OLoRA, CorDA, LoftQ) change them.
 _PLAIN_STARTS = (None, True, False, "gaussian", "eva", "orthogonal")
 
 
@@ -78,12 +78,23 @@ def save_adapter(
     in_peft: str = "model.",
     whole: WholeModules | None = None,
 ) -> None:
-    """Write an adapter that PEFT loads. arrays: as of `load_adapter`. in_peft: as of `ModelConfig`. whole: as of
-    `load_adapter`. Raises WgradError."""
+    """Write an adapter that PEFT loads.
+
+    Args:
+        folder: Folder to write to.
+        lora: Configuration of the adapter.
+        arrays: Matrices and whole weights by name, as `load_adapter` returns them.
+        base_model: Name of the base model in the file.
+        in_peft: Prefix of the modules in PEFT (`ModelConfig.in_peft`).
+        whole: Modules that may be trained whole, as for `load_adapter`.
+
+    Raises:
+        WgradError: The folder cannot be made or written.
+    """
     target = make_folder(folder)
     names = whole_in_peft(whole or {})
     arrays = {names.get(name, name): array for name, array in arrays.items()}
-    if in_peft != "model.":  # each module by its whole name: those of the images' part may end alike
+    if in_peft != "model.":  # modules by their full names: those of the image part may have the same endings
         modules = [name.removesuffix(".lora_A") for name in arrays if name.endswith(".lora_A")]
         lora = lora.renamed({module: name_in_peft(module, in_peft) for module in modules})
         arrays = {name_in_peft(name, in_peft): array for name, array in arrays.items()}
@@ -112,14 +123,16 @@ def save_adapter(
         "init_lora_weights": True,
         "inference_mode": True,
     }
-    # The weights last: a folder that has them is complete.
+    # Write the weights last: a folder that has them is complete.
     write_json(Path(target) / CONFIG_FILE, config, sort_keys=True)
     save_arrays(Path(target) / WEIGHTS_FILE, tensors)
 
 
 def _key(name: str, adapted: Collection[str]) -> str:
-    """Return a tensor's name in the file. adapted: all modules with LoRA. Those of experts PEFT has around each other,
-    and names the module that holds the weights."""
+    """Return a tensor's name in the file. adapted: all modules with LoRA.
+
+    PEFT nests the wrappers of experts' two weights in each other, and names them by the module that holds the weights.
+    """
     if is_whole(name) or name.endswith(MAGNITUDE):
         return _PREFIX + name
     module, _, side = name.rpartition(".")
@@ -131,7 +144,7 @@ def _key(name: str, adapted: Collection[str]) -> str:
 
 
 def _as_in_peft(name: str, array: np.ndarray) -> np.ndarray:
-    """The matrices of experts [E, r, in] and [E, out, r] as [E r, in] and [out, r E]."""
+    """Reshape the matrices of experts [E, r, in] and [E, out, r] to PEFT's [E r, in] and [out, r E]."""
     if array.ndim < 3 or is_whole(name):
         return array
     if name.endswith(".lora_A"):
@@ -140,7 +153,7 @@ def _as_in_peft(name: str, array: np.ndarray) -> np.ndarray:
 
 
 def _from_peft(name: str, array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """The inverse of `_as_in_peft`."""
+    """Undo `_as_in_peft`."""
     if len(shape) < 3 or name.endswith(".lora_A"):
         return array.reshape(shape)
     return np.ascontiguousarray(array.reshape(shape[1], shape[2], shape[0]).transpose(2, 0, 1))
@@ -157,7 +170,7 @@ def adapter_note(lora: LoraConfig | None) -> str:
 
 
 def _number(value: float) -> float:
-    """32 rather than 32.0, as PEFT writes a whole alpha."""
+    """Return a whole alpha as an integer, as PEFT writes it."""
     return int(value) if value == int(value) else value
 
 
@@ -167,13 +180,21 @@ def load_adapter(
     whole: WholeModules | None = None,
     experts: ExpertModules = MappingProxyType({}),
 ) -> tuple[LoraConfig, dict[str, np.ndarray]]:
-    """Read an adapter for a model with these projections (path -> [out, in]), as `lora.linear_modules` gives them,
-    these modules that may be in it whole (`weights.whole_modules`), and experts (`lora.expert_modules`); also one of
-    the text part of a multimodal model.
+    """Read an adapter of a model, or of the text part of a multimodal model.
 
-    -> its configuration, and `<module>.lora_A` / `.lora_B` -> float32, in the model's order; then, by their names in
-    the model, the weights of modules that it holds whole. WgradError: not there, not LoRA, a variant that is not
-    supported, a matrix that is missing, of another shape, not finite, or belongs to no such module.
+    Args:
+        folder: Folder of the adapter.
+        modules: Shapes [out, in] of the model's projections by path (`lora.linear_modules`).
+        whole: Modules that may be in the adapter whole (`weights.whole_modules`).
+        experts: Modules of experts (`lora.expert_modules`).
+
+    Returns:
+        The configuration, and float32 arrays: `<module>.lora_A` and `.lora_B` in the model's order, then the weights of
+        whole modules by their names in the model.
+
+    Raises:
+        WgradError: It is missing, no LoRA, of an unsupported variant, or damaged: a matrix is missing, has a wrong
+            shape, is not finite, or belongs to no such module.
     """
     folder = Path(folder)
     lora, limits = _load_config(folder)
@@ -190,7 +211,7 @@ def load_adapter(
     check_all_patterns(lora, [*names, *others], f"--adapter: {folder / CONFIG_FILE}")
     lora = resolve_targets(lora, limits, list(names), others, folder / CONFIG_FILE)
     parameters = tuple(t for t in lora.target_parameters if any(ends_with(module, t) for module in experts))
-    if parameters or lora.target_modules:  # as PEFT does: a name that no parameter has asks for nothing
+    if parameters or lora.target_modules:  # as in PEFT, names that no parameter has are ignored
         lora = replace(lora, target_parameters=parameters)
     if not lora.dora and any(name.endswith(MAGNITUDE) for name in entries):
         raise WgradError(
@@ -216,7 +237,7 @@ def load_adapter(
 def _beyond(
     entries: Mapping[str, TensorEntry], named: Callable[[str], str], whole: WholeModules, path: Path
 ) -> WgradError:
-    """Why tensors that are no part of adapted projections cannot be read, and the way out."""
+    """Return the error about tensors that belong to no adapted projection."""
     in_peft = whole_in_peft(whole)
     tables = {named(in_peft[name]): shape for tensors in whole.values() for name, shape in tensors.items()}
     for key, entry in entries.items():
@@ -231,7 +252,7 @@ def _beyond(
 
 
 def _whole_table(name: str, entry: TensorEntry, shape: tuple[int, ...], path: Path) -> WgradError:
-    """An embedding or a head that is there whole, and not of this model's shape or without being named."""
+    """Return the error about a whole embedding or head that has a wrong shape or is not named in the configuration."""
     if entry.shape[:1] != shape[:1]:
         return WgradError(
             f"--adapter: {path} holds the whole {name} because tokens were added to it ({entry.shape[0]} rows for the "
@@ -244,13 +265,13 @@ def _whole_table(name: str, entry: TensorEntry, shape: tuple[int, ...], path: Pa
 
 
 def _own(names: Mapping[str, str], theirs: str) -> str:
-    """An adapter's tensor by the model's own names. names: of modules, and of whole weights."""
+    """Return a tensor's name in the model. names: the model's names of modules and whole weights by the file's."""
     module, _, side = theirs.rpartition(".")
     return names[theirs] if is_whole(theirs) else f"{names[module]}.{side}"
 
 
 def _check_whole(lora: LoraConfig, whole: WholeModules, path: Path) -> None:
-    """WgradError where an adapter has a module whole that is not among these."""
+    """Raise WgradError if an adapter has a whole module that is not one of these."""
     for name in lora.modules_to_save:
         if not whole:
             raise WgradError(
@@ -267,7 +288,7 @@ def _check_whole(lora: LoraConfig, whole: WholeModules, path: Path) -> None:
 def _read(
     entries: dict[str, TensorEntry], name: str, wanted: tuple[int, ...], path: Path, adapted: Collection[str]
 ) -> np.ndarray:
-    """A tensor, taken out of `entries`. adapted: as of `_key`. Raises WgradError."""
+    """Read a tensor and remove it from `entries`. adapted: as for `_key`. Raise WgradError if it does not fit."""
     shape = _as_in_peft(name, np.broadcast_to(np.float32(0), wanted)).shape
     entry = entries.pop(_key(name, adapted), None)
     if entry is None:
@@ -285,7 +306,7 @@ def _read(
 
 
 def refuse_variant(lora: LoraConfig, option: str) -> None:
-    """WgradError: the adapter is of a variant whose matrices are not its change to the weights."""
+    """Raise WgradError if the adapter is of a variant, whose matrices are not its change to the weights."""
     if lora.variant:
         raise WgradError(
             f"{option}: the adapter is of the LoRA variant {lora.variant!r}, which can be loaded but not merged or "
@@ -294,7 +315,7 @@ def refuse_variant(lora: LoraConfig, option: str) -> None:
 
 
 def base_of_adapter(folder: str | os.PathLike[str]) -> str:
-    """The base model that an adapter names. WgradError where there is no adapter, or it names none."""
+    """Return the base model that an adapter names. Raise WgradError if there is no adapter or it names none."""
     raw = _read_config(Path(folder))
     base = raw.get("base_model_name_or_path")
     if not isinstance(base, str) or not base:
@@ -303,7 +324,7 @@ def base_of_adapter(folder: str | os.PathLike[str]) -> str:
 
 
 class AdapterFile(Struct):
-    """The keys of adapter_config.json that make the arithmetic; a missing one has PEFT's default."""
+    """Keys of adapter_config.json that determine the arithmetic, with PEFT's defaults."""
 
     target_modules: list[str] | str | None = None
     target_parameters: list[str] | None = None
@@ -325,7 +346,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
 
 
 def variant_in(raw: Mapping[str, Any]) -> str:
-    """The variant of LoRA that an adapter_config.json names; "" for none."""
+    """Return the LoRA variant that an adapter_config.json names; "": none."""
     kind = raw.get("peft_type")
     return kind.removeprefix(_VARIANT) if isinstance(kind, str) and kind.startswith(_VARIANT) else ""
 

@@ -1,7 +1,7 @@
-"""Several adapters of one base model in a batch, each for sequences of its own.
+"""Several adapters of one base model in a batch, each for its own sequences.
 
-A of all adapters stand under one another and B side by side, so that their terms are one pair of products whatever the
-sequences are. In between, what a sequence's own adapter did not make is multiplied by 0.
+The A of all adapters are stacked and their B lie side by side, so that one pair of products serves all sequences. In
+between, the columns of adapters other than a sequence's own are multiplied by 0.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from wgrad.autograd.tensor import Tensor
 from wgrad.device.contract import Device
 from wgrad.train.model.lora import Adapter, LoraConfig, LoraModule, is_whole
 
-MOST_RANKS = 256  # of all adapters of a batch together: each sequence pays for all of them
-Loaded = tuple[LoraConfig, Mapping[str, np.ndarray]]  # as `load_adapter` gives it
+MOST_RANKS = 256  # sum of the ranks of a batch's adapters: each sequence computes all of them
+Loaded = tuple[LoraConfig, Mapping[str, np.ndarray]]  # result of `load_adapter`
 
 
 def can_mix(lora: LoraConfig, values: Mapping[str, np.ndarray]) -> bool:
-    """Return whether an adapter has A and B of projections only: no DoRA, no weights trained whole, no experts."""
+    """Return whether an adapter has only A and B of projections: no DoRA, no whole weights, no experts."""
     plain = not (lora.dora or lora.variant or lora.target_parameters)
     return plain and not any(map(is_whole, values))
 
 
 def first_that_mix(adapters: Mapping[str, Loaded]) -> list[str]:
-    """Return the names of those that can be in a batch together, as many as MOST_RANKS allows."""
+    """Return the names of the first adapters that can share a batch, as many as MOST_RANKS allows."""
     found, ranks = list[str](), 0
     for name, (lora, values) in adapters.items():
         rank = max((v.shape[0] for n, v in values.items() if n.endswith(".lora_A")), default=0)
@@ -36,7 +36,7 @@ def first_that_mix(adapters: Mapping[str, Loaded]) -> list[str]:
 
 
 def mix(adapters: Sequence[Loaded], device: Device) -> Adapter:
-    """One adapter of all of them; a sequence of the n-th says so by `shares_of_rows`, of none by -1."""
+    """Combine adapters into one; `shares_of_rows` selects each sequence's own by its index, or none by -1."""
     names = dict.fromkeys(n.removesuffix(".lora_A") for _, values in adapters for n in values if n.endswith(".lora_A"))
     modules = dict[str, LoraModule]()
     for stream, name in enumerate(names):
@@ -50,7 +50,12 @@ def mix(adapters: Sequence[Loaded], device: Device) -> Adapter:
 
 
 def shares_of_rows(shares: Iterable[tuple[int, int]], adapters: np.ndarray) -> np.ndarray:
-    """float32 [N, R]: 1 where a column of x A^T is of a row's own adapter. adapters int32 [N]: their numbers."""
+    """Return float32 [N, R]: 1 if a column of x A^T belongs to the row's adapter, else 0.
+
+    Args:
+        shares: Index and rank of each adapter.
+        adapters: Index of each row's adapter, int32 [N]; -1: none.
+    """
     columns = np.concatenate([np.full(rank, number) for number, rank in shares])
     own: np.ndarray = adapters[:, None] == columns
     return own.astype(np.float32)

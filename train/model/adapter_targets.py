@@ -17,14 +17,14 @@ from wgrad.train.model.patterns import NO_PATTERN, check_patterns
 
 MERGE = "merge it with PEFT (merge_and_unload) and give the result with --model"
 _WHOLE = r"(?:PATTERN)\Z"
-_NOT_LINEAR = ("embed_tokens", "lm_head")  # of what "all-linear" means
+_NOT_LINEAR = ("embed_tokens", "lm_head")  # modules that "all-linear" excludes
 _ANY_LAYERS, _LAYERS = r".*?\.[^.]*\.(\d+)\.", r"(?:^|.*?\.)PATTERN\.(\d+)\."
 
 Layer = Annotated[int, Meta(ge=0, le=1 << 20)]
 
 
 class LimitsFile(Struct):
-    """Keys of adapter_config.json that take modules out of those of target_modules."""
+    """Keys of adapter_config.json that exclude modules of target_modules."""
 
     exclude_modules: list[str] | str | None = None
     layers_to_transform: list[Layer] | Layer | None = None
@@ -34,8 +34,18 @@ class LimitsFile(Struct):
 def resolve_targets(
     lora: LoraConfig, limits: LimitsFile, modules: Sequence[str], others: Sequence[str], path: Path
 ) -> LoraConfig:
-    """The configuration with the targets that are there. modules: paths of the projections by the file's names; others:
-    of embedding and head. WgradError, naming the file: none is there, or one of the others is adapted."""
+    """Return the configuration with the targets that the model has.
+
+    Args:
+        lora: Configuration of the adapter.
+        limits: Keys that exclude modules.
+        modules: Paths of the projections by the file's names.
+        others: Paths of the embedding and the head.
+        path: The adapter's configuration file, for errors.
+
+    Raises:
+        WgradError: No target is in the model, or the adapter adapts one of `others`.
+    """
     source = f"--adapter: {path}"
     _check_limits(lora, limits, [*modules, *others], source)
     for module in others:
@@ -60,7 +70,7 @@ def resolve_targets(
 
 
 def _check_limits(lora: LoraConfig, limits: LimitsFile, modules: Sequence[str], source: str) -> None:
-    """WgradError: a regular expression that is none, or takes too long; layers of targets that are an expression."""
+    """Raise WgradError for an invalid or slow regular expression, and for layers beside an expression of targets."""
     forms = [(_LAYERS, pattern) for pattern in _listed(limits.layers_pattern)]
     if isinstance(limits.exclude_modules, str) and limits.exclude_modules:
         forms.append((_WHOLE, limits.exclude_modules))

@@ -24,7 +24,7 @@ from wgrad.train.model.variants import biases
 
 
 class AfmoeFile(ExpertsFile, kw_only=True):
-    """Released files also state how the router scores, which is the same in every model."""
+    """Keys of AfMoE. Released files also state how the router scores, which is the same in every model."""
 
     unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         "score_func": (None, "sigmoid"),
@@ -57,18 +57,18 @@ class AfmoeFile(ExpertsFile, kw_only=True):
 
     @property
     def balance(self) -> float:
-        """No load-balancing loss: the bias of experts takes its place."""
+        """Return 0: experts are balanced by their bias instead of a loss."""
         return 0.0
 
     @property
     def slides(self) -> tuple[bool, ...]:
-        """Return whether each layer has the window; those alone have rotary embeddings."""
+        """Return whether each layer has the window; only those have rotary embeddings."""
         if self.layer_types is not None:
             return tuple(kind == "sliding_attention" for kind in self.layer_types)
         return tuple((i + 1) % self.global_attn_every_n_layers != 0 for i in range(self.num_hidden_layers))
 
     def variant(self) -> dict[str, Any]:
-        """Trinity: norms before and behind both halves of a layer, and a gate of attention's output."""
+        """Return the options of Trinity: norms before and after both halves of a layer, and a gate of attention."""
         layers = tuple(i >= self.num_dense_layers for i in range(self.num_hidden_layers))
         experts = Experts(
             self.num_experts,

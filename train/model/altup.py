@@ -1,5 +1,5 @@
-"""Alternating updates (AltUp): several streams, of which a layer computes one and corrects the others by it. Learned
-augmented residuals (LAuReL), and activations of which few are above zero.
+"""Alternating updates (AltUp): a layer computes one of several streams and corrects the others by it. Also learned
+augmented residuals (LAuReL) and sparse activations.
 
     predicted[q] = h[q] + sum over p of P(m)[q, p] h[p],  m = tanh(router(norm(h[0]) / C))
     corrected[q] = predicted[q] + (1 + K(m')[q]) (y - predicted[0]),  m' of y, which the layer makes of predicted[0]
@@ -27,8 +27,13 @@ Project = Callable[[str, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class AltUp:
-    """streams: of a token. rank: of LAuReL's projections. sparsity: of each layer, the share of the gate's numbers that
-    become 0; 0 leaves them."""
+    """Alternating updates of a model.
+
+    Attributes:
+        streams: Streams of a token.
+        rank: Rank of LAuReL's projections.
+        sparsity: Share of the gate's elements that become 0, by layer; 0: none.
+    """
 
     streams: int
     rank: int
@@ -37,13 +42,13 @@ class AltUp:
     norms = (ROUTER_NORM, LAUREL_NORM)
 
     def projections(self, hidden: int) -> dict[str, tuple[int, int]]:
-        """Shape [out, in] of a layer's, by their path within the layer."""
+        """Return the shapes [out, in] of a layer's projections by their path within the layer."""
         s = self.streams
         of_streams = {CORRECT: (s, s), PREDICT: (s * s, s), ROUTER: (s, hidden)}
         return of_streams | {LEFT: (self.rank, hidden), RIGHT: (hidden, self.rank)}
 
     def outer(self, hidden: int) -> dict[str, tuple[int, int]]:
-        """Shape of those of no layer, which make streams of the embeddings, and an output of the streams."""
+        """Return the shapes of the projections outside layers: from embeddings to streams, and back to an output."""
         return {name: (hidden, hidden) for part in (False, True) for name in self._paths(part)}
 
     def _paths(self, back: bool) -> list[str]:
@@ -51,36 +56,36 @@ class AltUp:
         return [f"{name}.{i}" for i in range(self.streams - 1)]
 
     def begin(self, h: Tensor, project: Project) -> Tensor:
-        """[N, C] -> the streams [S, N, C]."""
-        h = h.reshape(*h.shape)  # whose gradients add up here, in one order whatever else reads the embeddings
+        """Return the streams [S, N, C] of embeddings [N, C]."""
+        h = h.reshape(*h.shape)  # gradients add up in this view, in one order whatever else reads the embeddings
         return F.stack([h, *self._as_long(h, ((path, h) for path in self._paths(False)), project)])
 
     def end(self, h: Tensor, project: Project) -> Tensor:
-        """[S, N, C] -> [N, C]: their mean."""
+        """Return the mean [N, C] of the streams [S, N, C]."""
         first = h[0]
         others = ((path, h[i + 1]) for i, path in enumerate(self._paths(True)))
         return sum(self._as_long(first, others, project), first) * (1 / self.streams)
 
     def _as_long(self, like: Tensor, given: Iterator[tuple[str, Tensor]], project: Project) -> Iterator[Tensor]:
-        """Projections, each token of which is scaled to the length that it has in `like`."""
+        """Yield projections, with each token scaled to its length in `like`."""
         length = F.sqrt((like * like).mean(-1, keepdim=True))
         for path, x in given:
             y = project(path, x)
             yield y * (length / F.sqrt(F.maximum((y * y).mean(-1, keepdim=True), _LEAST)))
 
     def predict(self, h: Tensor, coefficients: Tensor) -> Tensor:
-        """The streams [S, N, C] before a layer. coefficients: float32 [N, S S]."""
+        """Return the streams [S, N, C] before a layer. coefficients: float32 [N, S S]."""
         s, rows, _ = h.shape
         shares = coefficients.reshape(rows, s, s).permute(1, 2, 0).unsqueeze(3)  # [q, p, N, 1]
         return h + (shares * h.unsqueeze(0)).sum(1)
 
     def correct(self, predicted: Tensor, y: Tensor, coefficients: Tensor) -> Tensor:
-        """The streams behind a layer, which made y [N, C] of the first. coefficients: float32 [N, S]."""
+        """Return the streams after a layer, whose output for the first is y [N, C]. coefficients: float32 [N, S]."""
         shares = (coefficients + 1.0).permute(1, 0).unsqueeze(2)
         return predicted + shares * (y - predicted[0]).unsqueeze(0)
 
     def sparse(self, layer: int, gate: Tensor) -> Tensor:
-        """The part of each token's gate [N, F] above what a normal distribution has in so many of its numbers."""
+        """Return the part of each token's gate [N, F] above the quantile `sparsity` of a normal distribution."""
         if not self.sparsity[layer]:
             return gate
         mean = gate.mean(-1, keepdim=True)

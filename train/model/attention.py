@@ -21,7 +21,7 @@ from wgrad.train.model.stacks import QKV
 
 
 class Attention(Parts):
-    """The attention of a decoder's layers. positions: rows of the rotary tables."""
+    """Attention of a decoder's layers. positions: rows of the rotary tables."""
 
     def __init__(
         self, config: ModelConfig, weights: Mapping[str, Any], device: Device, *, positions: int, **options: Any
@@ -35,7 +35,7 @@ class Attention(Parts):
             )
         tables = rope_tables(config.rope, positions)
         self.cos, self.sin = (device.upload(table) for table in tables)
-        self._of_queries: tuple[Array, Array] | None = None  # where they differ from those of keys
+        self._of_queries: tuple[Array, Array] | None = None  # tables of queries, if they differ from those of keys
         if config.query_growth and positions > config.query_length:
             cos, sin = (device.upload(grown(table, config.query_growth, config.query_length)) for table in tables)
             self._of_queries = (cos, sin)
@@ -47,8 +47,10 @@ class Attention(Parts):
     def _attention(
         self, index: int, y: Tensor, inputs: Inputs, cache: KVCache | None, shared: Sequence[Tensor]
     ) -> tuple[Tensor, Sequence[Tensor]]:
-        """-> [N, H D], before the output projection, and, without a cache, the keys and values [B, T, G, D]. shared:
-        those of another layer, which this one uses."""
+        """Return [N, H D], before the output projection, and, without a cache, the keys and values [B, T, G, D].
+
+        shared: keys and values of another layer, which this one uses.
+        """
         c, rows, tokens = self.config, inputs.batch, inputs.tokens
         source, scale = c.kv_source(index), c.score_scale or c.head_dim_of(index) ** -0.5
         k: Tensor | None = None
@@ -76,7 +78,7 @@ class Attention(Parts):
         return o.reshape(rows * tokens, -1), made
 
     def _splits_qkv(self, index: int) -> bool:
-        """Return whether queries, keys and values may come from one projection, as nothing is done to them but RoPE."""
+        """Return whether one projection may give queries, keys and values, since only RoPE is applied to them."""
         c = self.config
         apart = c.qk_norm or c.clip_qkv or c.attention_gate or c.attention_gate_proj or self._of_queries
         return c.latent is None and c.use_rope[index] and not apart
@@ -84,8 +86,10 @@ class Attention(Parts):
     def _queries_keys_values(
         self, index: int, y: Tensor, inputs: Inputs, cache: KVCache | None
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, bool]:
-        """-> q [N, H, D], k and v [N, G, D], the gate of the output [N, H D] where there is one, and whether k is
-        rotated as q is: where it goes to a cache by itself, what appends it does that."""
+        """Return q [N, H, D], k and v [N, G, D], the gate [N, H D] of the output or None, and whether k is rotated.
+
+        k is not rotated if the operator that appends it to the cache rotates it.
+        """
         c, prefix = self.config, f"model.layers.{index}.{self.config.attention}."
         if c.latent is not None:
             return *self._from_latents(c.latent, index, y, inputs), None, True
@@ -103,7 +107,7 @@ class Attention(Parts):
         if c.value_norm:
             v = self._normed_heads(v, self._constant(c.head_dim_of(index), 1))
         k, v = (x.reshape(-1, c.kv_heads_of(index), c.head_dim_of(index)) for x in (k, v))
-        appended = cache is not None and not c.qk_norm_last  # which rotates k as well
+        appended = cache is not None and not c.qk_norm_last  # appending to the cache rotates k
         if c.use_rope[index] and not appended:
             k = F.rope(k, *tables, interleaved=c.interleaved)
         if c.qk_norm_last:
@@ -111,7 +115,7 @@ class Attention(Parts):
         return q, k, v, gate, not appended
 
     def _queries(self, index: int, y: Tensor, inputs: Inputs) -> tuple[Tensor, Tensor | None]:
-        """-> q [N, H, D], rotated, and the gate of the output [N, H D] where there is one."""
+        """Return rotated q [N, H, D], and the gate [N, H D] of the output or None."""
         c, tables = self.config, self._tables(index, inputs)
         q, gate = self._linear(f"model.layers.{index}.{c.attention}.q_proj", y, inputs), None
         if c.attention_gate:
@@ -128,7 +132,7 @@ class Attention(Parts):
         return (self._head_norm(index, c.q_norm, q) if c.qk_norm_last else q), gate
 
     def _from_latents(self, c: LatentAttention, index: int, y: Tensor, inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
-        """-> q, k and v [N, H, D]. Heads share the part of their keys that is rotated; v ends in zeros."""
+        """Return q, k and v [N, H, D]. Heads share the rotated part of their keys; v is padded with zeros."""
         prefix, heads = f"model.layers.{index}.", self.config.num_attention_heads
 
         def linear(module: str, x: Tensor) -> Tensor:
@@ -157,14 +161,14 @@ class Attention(Parts):
         return F.maximum(F.minimum(x, clip), -clip) if clip else x
 
     def _tables(self, index: int, inputs: Inputs) -> tuple[Array, Array, Array]:
-        """cos and sin of a layer, and the row of each token."""
+        """Return cos and sin of a layer, and each token's row in them."""
         slides, own = self.config.windows[index] > 0, inputs.tables
         if own is not None:
             return *(own.windows if slides else own.layers), own.rows
         return *(self._local if slides else (self.cos, self.sin)), inputs.positions
 
     def _head_norm(self, index: int, module: str, x: Tensor) -> Tensor:
-        """QK-norm: each head of [N, H * D] by itself (Qwen3), or all at once (OLMo 2); x as it is without one."""
+        """Apply QK-norm, if there is one, to each head of [N, H * D] (Qwen3) or to all heads at once (OLMo 2)."""
         if not self.config.qk_norm or not (self.config.qk_norm_weight or self.config.use_rope[index]):
             return x
         weight = self._norm_weight(f"model.layers.{index}.{module}", self.config.head_dim_of(index))
