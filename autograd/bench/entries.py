@@ -1,4 +1,4 @@
-"""Every entry of the bench: all operators of the contract."""
+"""All entries of the bench: every operator of the contract."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from wgrad.device.contract import Device
 
 
 def entries(device: Device, sizes: Sizes, ops: tuple[str, ...] = ()) -> list[Entry]:
-    """Benchmarks that a device can run; ops: only these operators (all of them known)."""
+    """Return the benchmarks that a device can run. ops: only these operators, if there are any."""
     found = [e for dtype in dtypes(device, sizes) for e in entries_of(sizes, dtype)]
     assert len({e.name for e in found}) == len(found), "two entries of the bench have the same name"
     return [e for e in found if not ops or e.op in ops]
 
 
 def entries_of(sizes: Sizes, dtype: np.dtype) -> list[Entry]:
-    """Those written, and of every other operator the one that is derived."""
+    """Return the written entries, and a derived one for every other operator."""
     others = [op for op in OPERATORS if op not in {e.op for e in _written(sizes, F32)}]
     return _written(sizes, dtype) + [e for op in others for e in derived(op, sizes, dtype)]
 

@@ -11,12 +11,12 @@ import numpy as np
 from wgrad.device.contract import Array, Device
 
 F32 = np.dtype(np.float32)
-_BLOCK = 1 << 16  # random numbers that large arrays repeat
+_BLOCK = 1 << 16  # number of random numbers, which large arrays repeat
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One call of an operator. build: device -> its arguments by name. name: of the row; no two have the same."""
+    """One call of an operator. build: returns its arguments on a device by name. name: unique name of the row."""
 
     op: str
     variant: str
@@ -31,10 +31,20 @@ class Entry:
 
 @dataclass(frozen=True)
 class Sizes:
-    """How large the work is: of the memory-bound operators rows and columns, of square products the sides, of linear
-    layers (M, N, K), few_rows: of a square one, with the last of the sides; of attention (B, T, H, G, D), of decoding
-    the keys in the cache, of the loss (N, V, C); of experts their number, how many a token has, width and hidden
-    size."""
+    """Sizes of the benchmarks.
+
+    Attributes:
+        name: Name of these sizes.
+        rows, columns: Of memory-bound operators.
+        sides: Of square products.
+        linear: M, N, K of linear layers.
+        few_rows: Row counts of square linear layers, whose side is the last of `sides`.
+        attention: B, T, H, G, D.
+        keys: Keys in the cache in decoding.
+        loss: N, V, C of the loss.
+        experts: Number of experts, experts of a token, width of an expert, hidden size.
+        memory_bytes: Bytes of each array that measures memory: larger than caches.
+    """
 
     name: str
     rows: int
@@ -46,7 +56,7 @@ class Sizes:
     keys: int
     loss: tuple[int, int, int]
     experts: tuple[int, int, int, int]
-    memory_bytes: int  # of each array of the memory roof: beyond caches
+    memory_bytes: int
 
     @property
     def tokens(self) -> int:
@@ -71,7 +81,7 @@ SIZES = {
 
 
 def normal(device: Device, shape: Sequence[int], dtype: Any = F32, seed: int = 0, scale: float = 1.0) -> Array:
-    """Random numbers without a second copy of a large array on the host: one block repeated."""
+    """Upload random numbers: one repeated block, which saves a second large array on the host."""
     block = (scale * np.random.default_rng(seed).standard_normal(_BLOCK)).astype(dtype)
     return device.upload(np.resize(block, tuple(shape)))
 

@@ -1,4 +1,4 @@
-"""Bench entries of mixture of experts: every token chooses evenly at random."""
+"""Bench entries of mixture of experts, with uniformly random choices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bench entries of what memory bounds and derived.py cannot make, or would make of sizes that nobody has."""
+"""Bench entries of memory-bound operators that derived.py cannot make, or only with unrealistic sizes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def entries(sizes: Sizes, dtype: np.dtype) -> list[Entry]:
 
 
 def _rows(sizes: Sizes, t: np.dtype) -> list[Entry]:
-    """Embedding, and the cache of keys and values."""
+    """Return the entries of the embedding and of the cache of keys and values."""
     tokens, columns, vocab = sizes.tokens, sizes.columns, sizes.loss[1]
     _, _, h, g, d = sizes.attention[-1]
 
@@ -64,7 +64,7 @@ def _rows(sizes: Sizes, t: np.dtype) -> list[Entry]:
 
 
 def _fused(sizes: Sizes, t: np.dtype) -> list[Entry]:
-    """gelu(x + b), and its sum over the rows: a layer's activation and the gradient of a bias."""
+    """Return the entries of gelu(x + b) and of its sum over rows: a layer's activation and a bias's gradient."""
     shape = sizes.rows, sizes.columns
     program = ("load", 0), ("load", 1), ("add", 0, 1), ("gelu", 2)
 
@@ -111,9 +111,9 @@ def _ropes(sizes: Sizes, t: np.dtype) -> list[Entry]:
 
 
 def _float32_only(sizes: Sizes) -> list[Entry]:
-    """Benchmarks of other operators: clipping, quantisation, sampling, a cast."""
+    """Return the entries of clipping, quantisation, sampling and a cast."""
     shape, vocab = (sizes.rows, sizes.columns), sizes.loss[1]
-    blocks = (sizes.rows // 2, 2 * sizes.columns)  # whole ones
+    blocks = (sizes.rows // 2, 2 * sizes.columns)  # rows of whole blocks
 
     def clip(device: Device) -> dict[str, Any]:
         sizes_ = {"norm": 2, "hyper": HYPER_SIZE, "state": STATE_SIZE, "loss_scale": 1}

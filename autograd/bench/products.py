@@ -1,4 +1,4 @@
-"""Bench entries of what arithmetic bounds: products, frozen weights, attention, the loss."""
+"""Bench entries of arithmetic-bound operators: products, frozen weights, attention, the loss."""
 
 from __future__ import annotations
 
@@ -90,13 +90,13 @@ def _frozen(op: str, t: np.dtype, name: str, mnk: tuple[int, int, int], variant:
     return entry(op, (m, n, k), t, build, name + variant)
 
 
-@lru_cache(2)  # entries that follow one another are of two shapes of one format
+@lru_cache(2)  # consecutive entries have two shapes of one format
 def _quantized(name: str, n: int, k: int) -> Any:
-    """A frozen weight: of few random rows, repeated."""
+    """Return a frozen weight of a few random rows, which are repeated."""
     rows = min(n, max(1, (1 << 20) // k))
     values = np.random.default_rng(0).standard_normal((rows, k)).astype(np.float32)
     kind = formats()[name]
-    if issubclass(kind, GgufBlocks):  # to look up a codebook's entries takes long
+    if issubclass(kind, GgufBlocks):  # searching a codebook takes long: quantise the few rows
         return kind.quantize(values).repeated(n)
     return kind.quantize(np.resize(values, (n, k)), 64, name == "nf4")
 

@@ -1,8 +1,9 @@
-"""A device's roofs, measured, and where each operator stands below them. Source: Williams, Waterman, Patterson,
-Roofline (2009).
+"""Measuring a device's roofs, and each operator's share of them.
 
-The memory roof is the better of a copy and an addition of arrays beyond any cache. The roofs of arithmetic are those
-of the device's own kernels (`Device.roofs`); where it has none, the rate of its own largest product stands for them.
+Source: Williams, Waterman, Patterson, Roofline (2009).
+
+The memory roof is the better of a copy and an addition of arrays larger than any cache. Arithmetic roofs are measured
+with the device's own kernels (`Device.roofs`); if it has none, with its largest product.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ from wgrad.device.contract import Device
 from wgrad.device.roof import TENSOR_CORES
 
 MEMORY = "memory"
-GOOD_SHARE = 0.8  # of a roof: above it a kernel is not what holds an operator back
-LAUNCH_BOUND = 3.0  # launches' time: work that takes less is mostly launch
+GOOD_SHARE = 0.8  # share of a roof above which a kernel is not worth improving
+LAUNCH_BOUND = 3.0  # work that takes less than the time of so many launches is mostly launch
 
 
 @dataclass(frozen=True)
 class MeasuredRoof:
-    """per_second: bytes of MEMORY, FLOP of the others. by: what reached it."""
+    """A measured roof. per_second: bytes for MEMORY, FLOP for the others. by: description of the work."""
 
     name: str
     per_second: float
@@ -37,8 +38,11 @@ class MeasuredRoof:
 
 @dataclass(frozen=True)
 class Row:
-    """An operator below its roof. bound: "memory" or "arithmetic"; roof: the name of the one that counts; share: of
-    the rate that this roof allows at the operator's intensity (FLOP / byte)."""
+    """Measurement of an operator.
+
+    bound: "memory" or "arithmetic". roof: name of the limiting roof. share: share of the rate that this roof allows at
+    the operator's intensity (FLOP / byte).
+    """
 
     name: str
     op: str
@@ -57,14 +61,14 @@ class Row:
 
 @dataclass(frozen=True)
 class Machine:
-    """Roofs by name, and the seconds of a launch that does nothing worth the name."""
+    """Roofs by name, and the seconds of a launch with next to no work."""
 
     roofs: dict[str, MeasuredRoof]
     launch_seconds: float
 
 
 def measure_machine(device: Device, sizes: Sizes, warm_up: float = WARM_SECONDS) -> Machine:
-    """Every roof of the device, and what a launch costs."""
+    """Measure every roof of the device, and the time of a launch."""
     found = [_memory(device, sizes, warm_up)]
     for roof in device.roofs():
         time = time_device(device, roof.run, warm_up)
@@ -77,8 +81,7 @@ def measure_machine(device: Device, sizes: Sizes, warm_up: float = WARM_SECONDS)
 
 
 def dtypes(device: Device, sizes: Sizes) -> list[np.dtype]:
-    """Return the activation dtypes: float32, and on a GPU the 16-bit type that it is fastest in, or float16 where it
-    has that."""
+    """Return the activation dtypes: float32, and on a GPU its fastest 16-bit dtype, or float16 if it has that."""
     if device.name == "cpu" or (sizes.name != "large" and device.fastest_compute == "float32"):
         return [F32]
     if device.fastest_compute == "bfloat16":
@@ -105,7 +108,7 @@ def _memory(device: Device, sizes: Sizes, warm_up: float) -> MeasuredRoof:
 
 
 def _product(device: Device, side: int, dtype: np.dtype, warm_up: float) -> MeasuredRoof:
-    """The best of the three ways in which a step multiplies."""
+    """Measure the fastest of the three transpositions that a step uses."""
     a, b = (normal(device, (side, side), dtype, seed) for seed in (0, 1))
     ways: list[dict[str, bool]] = [{}, {"trans_b": True}, {"trans_a": True}]
     times = [time_device(device, partial(device.gemm, a, b, **way), warm_up) for way in ways]
@@ -115,7 +118,7 @@ def _product(device: Device, side: int, dtype: np.dtype, warm_up: float) -> Meas
 
 
 def measure(device: Device, machine: Machine, entry: Entry, warm_up: float = WARM_SECONDS) -> Row:
-    """One operator, timed and placed."""
+    """Time an operator and compare it with its roof."""
     given = entry.build(device)
     call = getattr(device, entry.op)
     spent = cost(entry.op, given, call(**given))
@@ -152,7 +155,7 @@ def _look_at(op: str, bound: str, share: float, launches: float, on_units: bool)
 
 
 def choose_sizes(device: Device) -> str:
-    """Name of the sizes that a device gets through in a minute or two, by how fast it copies."""
+    """Return the name of the sizes that a device measures in a minute or two, by its speed of copies."""
     for name, nbytes, most in (("tiny", 64 << 10, 0.005), ("small", 16 << 20, 2 * (16 << 20) / 30e9)):
         a, b = (device.zeros((nbytes // 4,)) for _ in range(2))
         if time_device(device, partial(device.copy, a, b), 0.0).seconds > most:

@@ -1,4 +1,4 @@
-"""Timing of work on a device: recorded a few times over, replayed many times, after a warm-up."""
+"""Timing of work on a device: a recording of a few calls is replayed many times after a warm-up."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Any, NamedTuple
 
 from wgrad.device.contract import Device
 
-WARM_SECONDS = 0.5  # a card that idles needs this long to reach its clock
+WARM_SECONDS = 0.5  # an idle GPU needs this long to reach its clock
 SAMPLES, FEWEST_SAMPLES = 7, 3
 SAMPLE_SECONDS = 0.03
-_MOST_SECONDS = 4.0  # of samples; where they take longer there are fewer of them
-_MOST_CALLS = 50  # in a recording
+_MOST_SECONDS = 4.0  # of all samples: long work has fewer samples
+_MOST_CALLS = 50  # calls in a recording
 
 
 class Time(NamedTuple):
-    """Seconds of a call: the median of the samples; spread: (largest - smallest) / median."""
+    """Seconds of a call, the median of the samples, and their spread: (largest - smallest) / median."""
 
     seconds: float
     spread: float
@@ -29,7 +29,7 @@ def median_spread(samples: list[float]) -> Time:
 
 
 def time_device(device: Device, work: Callable[[], Any], warm_up: float = WARM_SECONDS) -> Time:
-    """Short work is recorded often enough that the cost of a submission does not show."""
+    """Time work on a device. Short work is recorded several times, so that the cost of a submission is negligible."""
     work()
     device.synchronize()
     start = time.perf_counter()
@@ -53,7 +53,7 @@ def time_device(device: Device, work: Callable[[], Any], warm_up: float = WARM_S
 
 
 def _warm(device: Device, replay: Any, seconds: float) -> float:
-    """Replay for that long, at least once; -> seconds of a replay."""
+    """Replay for `seconds`, at least once. Return the seconds of a replay."""
     start, runs = time.perf_counter(), 0
     while runs == 0 or time.perf_counter() - start < seconds:
         replay.run()

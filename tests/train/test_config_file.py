@@ -7,20 +7,26 @@ import json
 import math
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
 import pytest
 
+from tests.fuzz.values import mutate_json
 from wgrad.device.errors import WgradError
 from wgrad.train.data.tokenizer import load_tokenizer
+from wgrad.train.files.decode import parse_json
 from wgrad.train.model.families import FAMILIES
+from wgrad.train.model.lora import linear_modules
 from wgrad.train.model.model_config import load_model_config, parse_model_config
 from wgrad.train.model.multimodal import MULTIMODAL
 from wgrad.train.model.rope_scaling import ROPE_TYPES, rope_tables
 from wgrad.train.model.save_model import save_description
+from wgrad.train.model.weights import layer_flops, weight_specs
 
 Config = Callable[..., dict[str, Any]]
 
@@ -57,6 +63,27 @@ Config = Callable[..., dict[str, Any]]
 def test_unsupported_configurations(changes: dict[str, Any], message: str, make_config: Config) -> None:
     with pytest.raises(WgradError, match=message):
         parse_model_config(make_config() | changes)
+
+
+def test_every_family_has_layers_and_sizes(make_config: Config) -> None:
+    for architecture in FAMILIES:
+        for key in ("num_hidden_layers", "hidden_size", "vocab_size"):
+            with pytest.raises(WgradError, match=f"{key} must be a whole number of at least 1; got 0"):
+                parse_model_config(make_config(architecture) | {key: 0})
+
+
+@pytest.mark.all
+def test_hostile_values_in_every_family(make_config: Config) -> None:
+    texts = [json.dumps(make_config(architecture)).encode() for architecture in FAMILIES]
+    accepted = 0
+    for number in range(20_000):
+        rng = Random(number)
+        with suppress(WgradError):
+            raw = parse_json(mutate_json(rng, rng.choice(texts)), "config.json", from_python=True)
+            config = parse_model_config(raw if isinstance(raw, dict) else {})
+            assert list(weight_specs(config)) and linear_modules(config) and layer_flops(config, 64) > 0
+            accepted += 1
+    assert accepted > 3000
 
 
 # Keys that no family builds, or this one does not, with values that ask for them.

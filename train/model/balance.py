@@ -1,4 +1,4 @@
-"""The load-balancing loss of a model's routers, over all its layers at once, as transformers has it.
+"""Load-balancing loss of a model's routers, over all its layers at once, as in transformers.
 
 Source: Fedus et al., Switch Transformers (2022), equations 4 to 6.
 """
@@ -16,16 +16,17 @@ from wgrad.train.model.experts import Experts
 
 
 class Balance:
-    """The loss of a micro-batch: experts times the sum, over experts, of the share of tokens that chose one times its
-    mean probability. Padding does not count.
+    """Loss of a micro-batch: the number of experts times the sum, over experts, of share of tokens times mean
+    probability. Padding does not count.
 
-    `begin` starts a forward, `through` and `count` take each router's logits and choice, `added` ends it. A backward
-    may recompute layers: these count once.
+    `begin` starts a forward, `through` and `count` take each router's logits and choice, `added` ends it. Layers that
+    the backward recomputes count once.
 
     Args:
-        coefficient: The loss's weight in that of the model.
-        experts: The model's.
-        tokens: Of a micro-batch.
+        coefficient: Weight of this loss in the model's loss.
+        experts: Experts of the model.
+        tokens: Tokens of a micro-batch.
+        device: Device.
     """
 
     def __init__(self, coefficient: float, experts: Experts, tokens: int, device: Device) -> None:
@@ -34,12 +35,12 @@ class Balance:
         self._real = device.zeros((tokens,))
 
     def begin(self, doc_start: Array) -> None:
-        """doc_start: int32 [B, T], of each token, where its document begins; padding is a document of one token."""
+        """Start a forward. doc_start: start of each token's document, int32 [B, T]; padding is a document of one token."""
         for sums in (self._chosen, self._probabilities):
             self.device.fill(sums, 0.0)
         rows, width = doc_start.shape
         starts = view_of(doc_start, self.device)
-        for first, count in ((0, width - 1), (width - 1, 1)):  # the last column has none that follows
+        for first, count in ((0, width - 1), (width - 1, 1)):  # no column follows the last one
             if not count:
                 continue
             own = starts.viewed((rows, count), (width, 1), first)
@@ -51,11 +52,11 @@ class Balance:
             (1.0 - apply("where", alone, 1.0, 0.0)).write(self._real, ((width, 1), first))
 
     def through(self, logits: Tensor) -> Tensor:
-        """logits [N, E] -> the same, which get the loss's gradient in a backward."""
+        """Return the logits [N, E], to which a backward adds the loss's gradient."""
         return _balanced(logits, self._slope, self._real)
 
     def count(self, logits: Tensor, ids: Tensor) -> None:
-        """logits float32 [N, E] of a router, and the experts int32 [N, k] that it chose."""
+        """Count a router's logits, float32 [N, E], and chosen experts, int32 [N, k]."""
         if is_recomputing():
             return
         (tokens, experts), chosen = logits.shape, ids.shape[1]
@@ -69,7 +70,7 @@ class Balance:
         reduced("sum", total, [0, 1], keepdim=False).write(self._chosen, accumulate=True)
 
     def added(self, loss: Tensor, targets: Array) -> Tensor:
-        """loss float32 [1], a sum over targets -> that and, for each target, the coefficient times this loss."""
+        """Add the coefficient times this loss, for each target, to `loss`: float32 [1], a sum over targets."""
         weight = self.coefficient * self.experts.count
         sums = self._chosen, self._probabilities, self._slope, self._real
         return _with_balance(loss, *sums, targets, weight, sum(self.experts.layers))
@@ -102,7 +103,7 @@ def _with_balance(
     weight: float,
     layers: int,
 ) -> Tensor:
-    """slope: written by the backward, which comes before those of the routers."""
+    """Add the loss. slope: written by the backward, which runs before the backwards of the routers."""
     ctx.save(chosen, slope, real, targets)
     ctx.weight, ctx.layers = weight, layers
     of_all = reduced("sum", view_of(chosen, ctx.device) * view_of(probabilities, ctx.device), [0], keepdim=True)
@@ -120,7 +121,7 @@ def _(ctx: Context, dloss: Array) -> Any:
 
 
 def _share(ctx: Context, real: Array, targets: Array) -> Lazy:
-    """[1]: the weight times the number of targets, over the square of that of all routers' tokens."""
+    """Return [1]: the weight times the number of targets, over the square of the number of all routers' tokens."""
     counted = apply("where", apply("ne", view_of(targets, ctx.device), float(IGNORE_INDEX)), 1.0, 0.0)
     rows = reduced("sum", view_of(real, ctx.device), [0], keepdim=True) * float(ctx.layers)
     rows = apply("maximum", rows, 1.0)

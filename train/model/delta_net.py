@@ -1,4 +1,4 @@
-"""Gated DeltaNet in the place of attention: a short convolution, the gated delta rule, and a gated norm.
+"""Gated DeltaNet, a replacement of attention: a short convolution, the gated delta rule, and a gated norm.
 
     q, k, v = silu(conv(x Wqkv));  g = -exp(A_log) softplus(x Wa + dt_bias);  beta = sigmoid(x Wb)
     output = norm(delta_rule(q, k, v, g, beta)) silu(x Wz)
@@ -36,8 +36,20 @@ def delta_net(
     layer: int,
     ones: Callable[[int], Array],
 ) -> Tensor:
-    """[N, H V], before the output projection. prefix: of the layer's weights. project: from the path of a projection to
-    its output for the layer's input. ones: from a width to as many ones in float32."""
+    """Return [N, H V], before the output projection.
+
+    Args:
+        c: Sizes.
+        weights: Weights of the model.
+        prefix: Prefix of the layer's weights.
+        project: Returns a projection's output for the layer's input, by its path.
+        eps: Epsilon of the norm, if `c` has none.
+        doc_start: Start of each token's document, int32 [B, T].
+        cache_len: Tokens in the cache, int32 [1].
+        cache: Cache with the state; None: no cache.
+        layer: Index of the layer.
+        ones: Returns that many ones in float32.
+    """
     qkv, z, b, a = _projected(c, [project(f"{prefix}linear_attn.{part}") for part in PROJECTIONS[c.projected]])
     device, (rows, tokens) = qkv.device, doc_start.shape
 
@@ -46,7 +58,7 @@ def delta_net(
         found = found if isinstance(found, Tensor) else Tensor(found, device)
         return found.reshape(*shape) if shape else found
 
-    # In float32 whatever the compute dtype is: they add up over the sequence.
+    # Always in float32: they add up over the sequence.
     decay = F.exp(weight("linear_attn.A_log")) * F.softplus(a.to(np.float32) + weight("linear_attn.dt_bias"))
     beta = F.sigmoid(b.to(np.float32))
     beta = beta if c.beta_scale == 1 else beta * c.beta_scale
@@ -63,7 +75,7 @@ def delta_net(
 
 
 def _projected(c: LinearAttention, parts: list[Tensor]) -> list[Tensor]:
-    """Outputs of the projections -> q, k and v as one, z, b, a."""
+    """Return q, k and v as one, z, b, and a. parts: outputs of the projections."""
     if c.projected == "joined":
         return parts
     if c.projected == "apart":
@@ -78,11 +90,11 @@ def _projected(c: LinearAttention, parts: list[Tensor]) -> list[Tensor]:
 
 
 def gated(x: Tensor, gate: Tensor) -> Tensor:
-    """x sigmoid(gate), in x's dtype."""
+    """Return x sigmoid(gate), in x's dtype."""
     return (x * F.sigmoid(gate)).to(x.dtype)
 
 
 def split_gate(x: Tensor, heads: int, width: int) -> tuple[Tensor, Tensor]:
-    """[N, heads 2 width] -> the queries of each head and the gate of its output, each [N, heads width]."""
+    """Split [N, heads 2 width] into the queries and the output gates, each [N, heads width]."""
     q, gate = x.reshape(x.shape[0], heads, 2, width).split(1, 2)
     return q.reshape(x.shape[0], heads * width), gate.reshape(x.shape[0], heads * width)

@@ -1,6 +1,6 @@
-"""DoRA's magnitudes: what they begin as, and the lengths that go with adapters which stay as they are.
+"""DoRA's magnitudes: their start values, and the precomputed row lengths of frozen adapters.
 
-Source: DoRA (arXiv 2402.09353), as PEFT has it.
+Source: DoRA (arXiv 2402.09353), as in PEFT.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from wgrad.train.model.streamed_weights import StreamedWeights
 
 
 def inverse_of(module: LoraModule, weight: Any, device: Device) -> Array:
-    """One over the length of each row of a weight with its adapter, float32 [out]."""
+    """Return 1 / length of each row of a weight with its adapter, float32 [out]."""
     return inverse_row_norms(device, weight, module.a.data, module.b.data, module.scaling)
 
 
 def start_magnitudes(adapter: Adapter, weights: Mapping[str, Any], device: Device) -> None:
-    """Write the lengths that the weights' rows have with the adapter into its magnitudes."""
+    """Set the adapter's magnitudes to the lengths of the weights' rows with the adapter."""
     for name, module in adapter.modules.items():
         if isinstance(weights, StreamedWeights):
             weights.enter(int(name.split(".")[2]))
@@ -33,7 +33,7 @@ def start_magnitudes(adapter: Adapter, weights: Mapping[str, Any], device: Devic
 
 
 def with_inverses(adapter: Adapter, weights: Mapping[str, Any], device: Device) -> Adapter:
-    """An adapter that stays as it is, with its lengths worked out once (not where weights come and go)."""
+    """Return a frozen adapter with its row lengths precomputed, unless weights are streamed."""
     if not adapter.config.dora or isinstance(weights, StreamedWeights):
         return adapter
     found = {n: inverse_of(module, weights[f"{n}.weight"], device) for n, module in adapter.modules.items()}

@@ -1,6 +1,6 @@
 """Mixture of experts: its sizes in a model, its weights' names, and what a layer computes.
 
-Of all experts of a layer gate and up are one weight, or up alone, and down another; names are those of transformers 5.
+The experts of a layer have two weights: gate and up (or up alone), and down. Names are those of transformers 5.
 Sources: Mixtral (arXiv 2401.04088), OLMoE (arXiv 2409.02060), Qwen3 (arXiv 2505.09388), gpt-oss (arXiv 2508.10925).
 """
 
@@ -9,33 +9,46 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 GATE_UP, UP, DOWN = "gate_up_proj", "up_proj", "down_proj"
-EXPERTS = ".experts"  # with which the path of the module that holds both ends
+EXPERTS = ".experts"  # end of the path of the module that holds both
 
 
 @dataclass(frozen=True)
 class Experts:
-    """count: of a layer; chosen: of a token. width: of one expert. layers: which have experts. normalize: the weights
-    of the chosen ones add up to 1. module, router: their paths within a layer. files: how files name them, a key of
-    `expert_files.LAYOUTS`. shared_width: of an expert that every token has besides (0: none), by a weight that depends
-    on the token where there is a shared_gate; shared_fused: its gate and up are one projection. biased: experts and
-    router have biases. interleaved: rows of gate and up take turns; limit, alpha: then their activation is
-    `clamped_swiglu`. balance: the weight of the load-balancing loss, in training.
+    """Sizes, paths and arithmetic of the experts of a model. A token's share of an expert is its routing weight.
 
-    sigmoid: the router's scores are sigmoids, else a softmax. correction: path of a number for each expert, which is
-    added to its score where experts are chosen ("": none), correction_rows: [1, count]. normalize_eps: added to the
-    sum of the chosen sigmoids by which each is divided. groups: of experts that follow one another, of which a token
-    has the top_groups best, by their best expert where groups_by_best, else by their best two. share_scale: of the
-    experts' weights; shared_scale: of the shared expert's output. mixer: the weight of each of the two best is a
-    softmax's over those experts, without the better one, whose logit is at most this part of its own below (0: it is
-    not). scales_input: a token's weight scales what its only expert reads, not what it makes. adapted: they may have
-    adapters.
-
-    norms: where layers have an MLP as well, whose output and that of the experts are added up: of the MLP's output,
-    before the experts, and of their output; the router then has a norm of the stream, whose weight is router_scale
-    [hidden], and divides its logits by the root of the width. share_scales: path of a factor for each expert's weight
-    ("": none).
-
-    gated: experts and the shared one multiply up by what the activation makes of gate; else they have no gate."""
+    Attributes:
+        count: Experts of a layer.
+        chosen: Experts of a token.
+        width: Intermediate width of an expert.
+        layers: Whether each layer has experts.
+        normalize: Whether the shares of a token add up to 1.
+        module, router: Paths within a layer.
+        files: Names in files, a key of `expert_files.LAYOUTS`.
+        shared_width: Width of the shared expert, which every token uses; 0: none.
+        shared, shared_gate: Paths of the shared expert and of the gate that weights its output; "": no gate.
+        shared_fused: Whether gate and up of the shared expert are one projection.
+        biased: Whether experts and router have biases.
+        interleaved: Whether the rows of gate and up alternate. If so, the activation is `clamped_swiglu`.
+        alpha, limit: Constants of `clamped_swiglu`.
+        balance: Weight of the load-balancing loss in training.
+        sigmoid: Whether the router's scores are sigmoids instead of a softmax.
+        correction: Path of the numbers that are added to scores to choose experts; "": none.
+        correction_rows: Whether `correction` has shape [1, count].
+        normalize_eps: Added to the sum by which the chosen sigmoids are divided.
+        mixer: If not 0, the two best experts' shares follow SparseMixer: each is a softmax over the remaining experts
+            whose logits are within this fraction of its own.
+        scales_input: Whether a token's share scales the input of its only expert instead of the output.
+        adapted: Whether experts may have adapters.
+        groups, top_groups: Groups of consecutive experts, and how many of them a token chooses from.
+        groups_by_best: Whether groups are ranked by their best expert instead of their best two.
+        share_scale: Factor of all shares.
+        shared_scale: Factor of the shared expert's output.
+        norms: Paths of norms in layers that add an MLP's output to the experts': of the MLP's output, before the
+            experts, and of their output. The router then normalises its input and divides its logits by sqrt(hidden).
+        router_scale: Path of the weight [hidden] of the router's norm.
+        share_scales: Path of a factor of each expert's share; "": none.
+        gated: Whether experts multiply up by the activation of gate; else they have no gate.
+    """
 
     count: int
     chosen: int
@@ -48,7 +61,7 @@ class Experts:
     shared_width: int = 0
     shared: str = "mlp.shared_expert"
     shared_gate: str = "mlp.shared_expert_gate"
-    # No part of `repr`, by which checkpoints know a model: see `ModelConfig.identity`.
+    # Not part of `repr`, by which checkpoints identify a model: see `ModelConfig.identity`.
     shared_fused: bool = field(default=False, repr=False)
     biased: bool = field(default=False, repr=False)
     interleaved: bool = field(default=False, repr=False)
@@ -74,18 +87,18 @@ class Experts:
 
     @property
     def first(self) -> str:
-        """The experts' weight that reads their input, by its name."""
+        """Return the name of the weight that is applied to the experts' input."""
         return GATE_UP if self.gated else UP
 
     def shapes(self, hidden: int) -> dict[str, tuple[int, int, int]]:
-        """[experts, out, in] by path within a layer."""
+        """Return the shapes [experts, out, in] by path within a layer."""
         return {
             f"{self.module}.{self.first}": (self.count, (2 if self.gated else 1) * self.width, hidden),
             f"{self.module}.{DOWN}": (self.count, hidden, self.width),
         }
 
     def shared_shapes(self, hidden: int) -> dict[str, tuple[int, int]]:
-        """[out, in] of the shared expert's projections, by path within a layer."""
+        """Return the shapes [out, in] of the shared expert's projections by path within a layer."""
         if not self.shared_width:
             return {}
         if self.shared_fused:
