@@ -153,7 +153,7 @@ class GraniteWindows:
     """Sliding windows of Granite, and rotary embeddings that differ by layer."""
 
     __slots__ = ()
-    num_hidden_layers: int
+    num_hidden_layers: Count
     sliding_window: int | None
     layer_types: list[str] | None
     layer_rope_theta: list[float] | None
