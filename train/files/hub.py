@@ -117,5 +117,5 @@ def _is_whole(folder: Path, wanted: list[str]) -> bool:
         return all((folder / name).exists() for name in set(index["weight_map"].values()))
     except FileNotFoundError:
         return (folder / "model.safetensors").exists()
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return False

@@ -100,7 +100,7 @@ def narrow(verdict: Verdict) -> None:
 def _kept(path: Path) -> Verdict | None:
     try:
         verdict = msgspec.json.decode(read_kept(path, _LARGEST), type=Verdict)
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
     return verdict if verdict.format == FORMAT else None
 
