@@ -35,7 +35,7 @@ class Balance:
         self._real = device.zeros((tokens,))
 
     def begin(self, doc_start: Array) -> None:
-        """Start a forward. doc_start: where each token's document starts, int32 [B, T]; padding is documents of one token."""
+        """Start a forward. doc_start: start of each token's document, int32 [B, T]; each padding is a document."""
         for sums in (self._chosen, self._probabilities):
             self.device.fill(sums, 0.0)
         rows, width = doc_start.shape
