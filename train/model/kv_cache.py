@@ -1,4 +1,4 @@
-"""The cache of a decoder: keys and values of attention, and of linear attention its states."""
+"""The cache of a decoder: keys and values of attention, and states of linear attention."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from wgrad.device.contract import Array, Device
 from wgrad.train.model.model_config import ModelConfig
 from wgrad.train.model.model_inputs import Inputs
 
-_SHARED_ELEMENTS = 16 << 20  # of the keys of all layers in one buffer, at most
-_STEP = 128  # elements: where a view may begin
+_SHARED_ELEMENTS = 16 << 20  # most elements of all layers' keys that share one buffer
+_STEP = 128  # views begin at multiples of this many elements
 
 
 class Rows(NamedTuple):
-    """Some rows of a cache, one after another: their numbers, int32 [B], and the first of them, int32 [1]."""
+    """Consecutive rows of a cache: their indices, int32 [B], and the first index, int32 [1]."""
 
     numbers: Array
     first: Array
 
 
 class Rope(NamedTuple):
-    """Rotation of new keys: cos and sin float32 [P, J], and the row of each token, int32 [N]."""
+    """Rotation of new keys: cos and sin float32 [P, J], and each token's row in them, int32 [N]."""
 
     cos: Array
     sin: Array
@@ -38,10 +38,15 @@ class Rope(NamedTuple):
 
 @dataclass
 class KVCache:
-    """Arrays of each layer, by its number. keys, values: of attention, [B, S, G, D], of layers that use no other's;
-    `Inputs.cache_len` says how many are filled. states: of linear attention, float32 [B, H, K, V]; histories: the last
-    tokens that went into its convolution, [B, W - 1, C]; both are those of the tokens so far. rows: of states and
-    histories, where these have more rows than a batch."""
+    """Arrays of each layer, by its index.
+
+    Attributes:
+        keys, values: Of attention, [B, S, G, D], for layers that do not use another layer's. `Inputs.cache_len` is the
+            number of filled places.
+        states: Of linear attention after the tokens so far, float32 [B, H, K, V].
+        histories: Last inputs of linear attention's convolution, [B, W - 1, C].
+        rows: Rows of the batch in states and histories, if these have more rows than a batch.
+    """
 
     keys: dict[int, Array]
     values: dict[int, Array]
@@ -53,8 +58,8 @@ class KVCache:
     def empty(
         cls, config: ModelConfig, batch: int, length: int, dtype: Any, device: Device, rows: int | None = None
     ) -> KVCache:
-        """rows: of states and histories, where they are others than `batch`."""
-        # Zeros: what is masked is still multiplied, by zero, and zero times an old NaN would be NaN.
+        """Return an empty cache. rows: number of rows of states and histories, if it is not `batch`."""
+        # Zeros, because masked values are multiplied by 0, and 0 times an old NaN would be NaN.
         c = config.linear
         linear = [i for i in range(config.num_hidden_layers) if config.linear_of(i)]
         layers = [i for i in range(config.num_hidden_layers) if config.attends(i) and config.kv_source(i) == i]
@@ -78,8 +83,10 @@ class KVCache:
         rope: Rope | None,
         **options: Any,
     ) -> Tensor:
-        """Append k and v [N, G, D], k rotated by `rope` where there is one; attention of q [B, T, H, D] on all keys of
-        the layer. Without k and v, nothing is appended: the layer has done so."""
+        """Append k, rotated by `rope` if given, and v [N, G, D], and return attention of q [B, T, H, D] on all keys.
+
+        k and v are None if another layer has appended its own, which this one uses.
+        """
         device = q.device
         if k is not None and v is not None:
             self._append(layer, k, v, inputs, rope)
@@ -98,7 +105,7 @@ class KVCache:
                 device.kv_append(part, rows.data, inputs.cache_len)
 
     def with_history(self, layer: int, x: Tensor) -> Tensor:
-        """x [B, T, C] behind the tokens before it; the last ones of both are before what comes next."""
+        """Return x [B, T, C] after the history, and make its last tokens the next history."""
         if layer not in self.histories:
             return x
         history = self._taken(self.histories[layer], x.device)
@@ -107,11 +114,11 @@ class KVCache:
         return whole
 
     def state(self, layer: int, device: Device) -> Array:
-        """The state of the batch in a layer, to be overwritten."""
+        """Return the state of the batch in a layer, which the caller overwrites."""
         return self._taken(self.states[layer], device)
 
     def keep_state(self, layer: int, state: Array, device: Device) -> None:
-        """Put what `state` gave back where it belongs."""
+        """Store the state that `state` returned and the caller has changed."""
         if self.rows is not None:
             self._put(self.states[layer], state, device)
 
@@ -129,8 +136,11 @@ class KVCache:
 
 
 def _zeros(shapes: Mapping[int, tuple[int, ...]], dtype: Any, device: Device, fixed: bool) -> dict[int, Array]:
-    """Arrays of these shapes. fixed: none is replaced by a larger one: small ones then share a buffer, because below a
-    memory limit an array may be lent a block of many times its size, and these are two for each layer."""
+    """Return zeros of these shapes. fixed: no array will be replaced by a larger one, so small ones share a buffer.
+
+    Sharing saves memory: below a memory limit an array may get a block of many times its size, and these are two for
+    each layer.
+    """
     sizes = [-(-math.prod(shape) // _STEP) * _STEP for shape in shapes.values()]
     if not fixed or sum(sizes) > _SHARED_ELEMENTS:
         return {layer: device.zeros(shape, dtype) for layer, shape in shapes.items()}
@@ -140,13 +150,15 @@ def _zeros(shapes: Mapping[int, tuple[int, ...]], dtype: Any, device: Device, fi
 
 
 def as_table(array: Array, device: Device) -> Array:
-    """[R, ...] as [R, N]."""
+    """Return a view [R, N] of [R, ...]."""
     return device.view(array, (array.shape[0], math.prod(array.shape[1:])))
 
 
 def put_rows(device: Device, array: Array, rows: Array, first: Array) -> None:
-    """array [R, ...] from row first[0] on = rows [N, ...], as far as it has those. By the operator that appends to a
-    cache: a view could not begin at every row."""
+    """Write rows [N, ...] to array [R, ...] from row first[0] on, up to its end.
+
+    This uses the operator that appends to a cache, since a view cannot begin at every row.
+    """
     width = math.prod(array.shape[1:])
     table, new = (device.view(x, (1, x.shape[0], 1, width)) for x in (array, rows))
     device.kv_append(table, new, first)

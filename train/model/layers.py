@@ -1,4 +1,4 @@
-"""The layers of a model one after another, with what of each stays for its backward."""
+"""Running the layers of a model in order, and choosing which activations are kept for the backward."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from wgrad.train.model.model_config import ModelConfig
 
 @dataclass(frozen=True)
 class Beside:
-    """Tensors that layers are given besides the stream: embeddings of their own [N, P], and keys and values
-    [B, T, G, D] of a layer before them."""
+    """Inputs of layers besides the stream: per-layer embeddings [N, P], and an earlier layer's keys and values
+    [B, T, G, D]."""
 
     config: ModelConfig
     inputs: Sequence[Tensor] = ()
     keys: dict[int, Sequence[Tensor]] = field(default_factory=dict)
 
     def of(self, layer: int) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
-        """-> what a layer has to itself, and what it shares with others."""
+        """Return a layer's own inputs, and those that it shares with other layers."""
         return self.inputs[layer : layer + 1], self.keys.get(self.config.kv_source(layer), ())
 
     def take(self, layer: int, made: Tensor | tuple[Tensor, ...]) -> Tensor:
-        """Keep what a layer made besides the stream, which is returned."""
+        """Keep a layer's results besides the stream, and return the stream."""
         if isinstance(made, Tensor):
             return made
         h, *self.keys[layer] = made
@@ -43,14 +43,20 @@ def through_layers(
     keep_attention: bool,
     passed: Mapping[int, Callable[[], None]],
 ) -> Tensor:
-    """[N, C] -> [N, C]: the residual stream through all layers, each called with its number, the stream and what
-    `beside` has for it; it returns the stream, and what `beside` keeps.
+    """Return the residual stream [N, C] after all layers.
 
-    recomputed: so many, from the first on, keep their input alone, and attention's output with keep_attention; offload:
-    of these so many keep it in main memory. The last layers are those that keep all, which is gone by the time that
-    another is recomputed. passed: as of `Model`.
+    Args:
+        layer: Called with a layer's index, the stream and the inputs that `beside` has for it. It returns the stream
+            and the tensors that `beside` keeps.
+        h: The residual stream [N, C] before the layers.
+        beside: Inputs of layers besides the stream.
+        recomputed: Number of layers, from the first on, that keep only their input, and attention's output with
+            keep_attention. The last layers keep everything: it is freed before other layers are recomputed.
+        offload: Number of these layers that keep it in main memory.
+        keep_attention: Whether recomputed layers keep attention's output.
+        passed: As for `Model`.
     """
-    # The backward begins with the last layer: what that was given would leave in vain.
+    # The backward begins with the last layer, so offloading its inputs would be useless.
     layers = beside.config.num_hidden_layers
     offloaded = min(offload, recomputed, layers - 1)
     offloading = Offloading(h.device, offloaded) if offloaded else None

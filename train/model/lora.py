@@ -1,4 +1,4 @@
-"""Low-rank adapters: which projections get one, their scale, their start, and the terms that the products take.
+"""Low-rank adapters: their modules, scales, start values, and terms in products.
 
 Sources: LoRA (arXiv 2106.09685), rank-stabilised scale (arXiv 2312.03732), DoRA (arXiv 2402.09353); names and matching
 rules are PEFT's.
@@ -25,15 +25,18 @@ from wgrad.train.model.weights import WholeModules, outer_projections, projectio
 
 ALL_LINEAR = "all-linear"
 ExpertModules = Mapping[str, tuple[int, int, int]]
-MAGNITUDE = ".lora_magnitude_vector"  # of DoRA
-_BY_NAME = r"(.*\.)?(PATTERN)$"  # how a key of rank_pattern is matched
+MAGNITUDE = ".lora_magnitude_vector"  # end of the names of DoRA's magnitudes
+_BY_NAME = r"(.*\.)?(PATTERN)$"  # matches a key of rank_pattern
 
 
 @dataclass(frozen=True)
 class LoraConfig:
-    """target_modules: names (or path endings), or one regular expression, or "all-linear". Patterns as in PEFT, and so
-    modules_to_save: names or path endings of what is trained whole beside the adapter. target_parameters: names or
-    path endings of weights of all experts of a layer."""
+    """Configuration of an adapter, with PEFT's rules.
+
+    target_modules: names or path endings, one regular expression, or "all-linear". modules_to_save: names or path
+    endings of modules that are trained whole. target_parameters: names or path endings of weights of all experts of a
+    layer.
+    """
 
     r: int
     alpha: float
@@ -45,7 +48,7 @@ class LoraConfig:
     modules_to_save: tuple[str, ...] = ()
     dora: bool = False
     target_parameters: tuple[str, ...] = ()
-    variant: str = ""  # of lora_variants.py
+    variant: str = ""  # a name in lora_variants.py
     unread: tuple[str, ...] = ()  # keys of its file that nothing reads
 
     def saves(self, module: str) -> bool:
@@ -59,7 +62,7 @@ class LoraConfig:
         return float(_by_pattern(self.alpha_pattern, module, self.alpha))
 
     def renamed(self, names: Mapping[str, str]) -> LoraConfig:
-        """The same adapter of modules by other names (theirs -> the new ones), each of which it names on its own."""
+        """Return this configuration for renamed modules, listed one by one. names: new names by the old ones."""
         ranks = {new: self.rank_of(module) for module, new in names.items()}
         alphas = {new: self.alpha_of(module) for module, new in names.items()}
         rank_pattern = {name: r for name, r in ranks.items() if r != self.r}
@@ -71,7 +74,7 @@ class LoraConfig:
         return replace(self, target_modules=targets, rank_pattern=rank_pattern, alpha_pattern=alpha_pattern)
 
     def scaling_of(self, module: str) -> float:
-        """alpha / r, or alpha / sqrt(r) with rsLoRA, with the module's own alpha and r."""
+        """Return alpha / r, or alpha / sqrt(r) with rsLoRA, of this module."""
         alpha, r = self.alpha_of(module), self.rank_of(module)
         return alpha / math.sqrt(r) if self.rslora else alpha / r
 
@@ -87,7 +90,7 @@ def _by_pattern(patterns: Mapping[str, float], module: str, default: float) -> f
 
 
 def check_all_patterns(lora: LoraConfig, modules: Sequence[str], source: str) -> None:
-    """WgradError where a regular expression of an adapter takes too long; `source` is its file."""
+    """Raise WgradError if a regular expression of an adapter takes too long. source: its file."""
     forms = [(_BY_NAME, pattern) for pattern in (*lora.rank_pattern, *lora.alpha_pattern)]
     if isinstance(lora.target_modules, str):
         forms.append((r"(?:PATTERN)\Z", lora.target_modules))
@@ -95,7 +98,7 @@ def check_all_patterns(lora: LoraConfig, modules: Sequence[str], source: str) ->
 
 
 def linear_modules(config: ModelConfig) -> dict[str, tuple[int, int]]:
-    """Path -> shape [out, in] of every projection of the decoder (the head and experts are not among them)."""
+    """Return the shapes [out, in] of all projections of the decoder, except head and experts, by path."""
     of_layers = {
         f"model.layers.{i}.{name}": shape
         for i in range(config.num_hidden_layers)
@@ -105,7 +108,7 @@ def linear_modules(config: ModelConfig) -> dict[str, tuple[int, int]]:
 
 
 def expert_modules(config: ModelConfig) -> ExpertModules:
-    """Path -> shape [experts, out, in] of the weights of all experts of each layer."""
+    """Return the shapes [experts, out, in] of the weights of each layer's experts by path."""
     return {
         f"model.layers.{i}.{name}": shape
         for i in range(config.num_hidden_layers)
@@ -115,15 +118,17 @@ def expert_modules(config: ModelConfig) -> ExpertModules:
 
 
 def adaptable(config: ModelConfig) -> tuple[dict[str, tuple[int, int]], WholeModules, ExpertModules]:
-    """Everything that an adapter of this model may hold, as `load_adapter` takes it."""
+    """Return all modules that an adapter of this model may have, as arguments of `load_adapter`."""
     return linear_modules(config), whole_modules(config), expert_modules(config)
 
 
 def match_targets(targets: Sequence[str] | str, modules: Sequence[str], option: str = "--target-modules") -> list[str]:
-    """The modules that get an adapter, in the model's order.
+    """Return the modules that get an adapter, in the model's order.
 
     A list matches whole names and path endings; a string is a regular expression for the whole path, or "all-linear".
-    WgradError where a target matches nothing: it names those that exist.
+
+    Raises:
+        WgradError: A target matches nothing; the message names the modules of the model.
     """
     available = sorted({own_name(m) for m in modules})
 
@@ -147,13 +152,13 @@ def match_targets(targets: Sequence[str] | str, modules: Sequence[str], option: 
 
 
 def own_name(module: str) -> str:
-    """The end of a module's path that names it: of one in a list with the list's name."""
+    """Return the name at the end of a module's path; for a module in a list, with the list's name."""
     before, _, last = module.rpartition(".")
     return f"{before.rpartition('.')[2]}.{last}" if last.isdigit() else last
 
 
 def ends_with(module: str, target: str) -> bool:
-    """Return whether a name of a module, or the end of its path, means this module."""
+    """Return whether `target` is this module's path or the end of it."""
     return module == target or module.endswith("." + target)
 
 
@@ -163,8 +168,11 @@ def lora_shapes(
     option: str = "--target-modules",
     experts: ExpertModules = MappingProxyType({}),
 ) -> dict[str, tuple[int, ...]]:
-    """Shapes of all adapter matrices: `<module>.lora_A` [r, in] and `<module>.lora_B` [out, r], of experts with their
-    number in front; of DoRA `<module>.lora_magnitude_vector` [out]. option: see `match_targets`."""
+    """Return the shapes of all adapter matrices by name.
+
+    These are `<module>.lora_A` [r, in] and `<module>.lora_B` [out, r], of experts with their number as the first axis,
+    and with DoRA `<module>.lora_magnitude_vector` [out]. option: as for `match_targets`.
+    """
     shapes: dict[str, tuple[int, ...]] = {}
     for module in match_targets(lora.target_modules, list(modules), option):
         out, width = modules[module]
@@ -183,8 +191,10 @@ def lora_shapes(
 
 
 def init_lora(shapes: Mapping[str, tuple[int, ...]], seed: int) -> dict[str, np.ndarray]:
-    """float32 start values: A ~ U(-1/sqrt(in), 1/sqrt(in)) as PEFT's kaiming_uniform(a = sqrt 5); B = 0. Magnitudes are
-    0 too: what they are hangs on the weights."""
+    """Return float32 start values: A ~ U(-1/sqrt(in), 1/sqrt(in)) as PEFT's kaiming_uniform(a = sqrt 5), and B = 0.
+
+    Magnitudes are 0 at first, since they depend on the weights.
+    """
     # The spawn key keeps these numbers apart from those of the data order, which use the same seed.
     generator = np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed, spawn_key=(1,))))
     values = {}
@@ -198,7 +208,7 @@ def init_lora(shapes: Mapping[str, tuple[int, ...]], seed: int) -> dict[str, np.
 
 
 def variant_starts(lora: LoraConfig, modules: Mapping[str, tuple[int, int]]) -> dict[str, np.ndarray]:
-    """Start values of what a variant trains, by name. modules: those that may have an adapter."""
+    """Return the start values of a variant's own parameters by name. modules: those that may have an adapter."""
     if not lora.variant:
         return {}
     adapted = match_targets(lora.target_modules, list(modules))
@@ -207,21 +217,21 @@ def variant_starts(lora: LoraConfig, modules: Mapping[str, tuple[int, int]]) -> 
 
 
 def is_whole(name: str) -> bool:
-    """Return whether an adapter's tensor is a weight as such, and not half of one of low rank."""
+    """Return whether an adapter's tensor is a whole weight instead of a low-rank factor."""
     return not name.endswith((".lora_A", ".lora_B", MAGNITUDE)) and OWN not in name
 
 
 def whole_shapes(lora: LoraConfig, modules: WholeModules) -> dict[str, tuple[int, ...]]:
-    """Shapes of the weights that are trained whole, by name. modules: those that may be."""
+    """Return the shapes of the weights that are trained whole by name. modules: those that may be trained whole."""
     saved = [tensors for module, tensors in modules.items() if lora.saves(module)]
     return {name: shape for tensors in saved for name, shape in tensors.items()}
 
 
 @dataclass(frozen=True)
 class LoraModule:
-    """One adapter: a [r, in], b [out, r] (of experts with their number in front), its scale, and the number that makes
-    its dropout mask its own. Of DoRA the magnitude [out], and one over the lengths that the weight's rows have with the
-    adapter [out], where these stay."""
+    """The adapter of one module: a [r, in], b [out, r] (of experts with their number as the first axis), its scale, and
+    the stream of its dropout masks. With DoRA the magnitude [out], and, if the adapter is frozen, 1 / length of each
+    row of the weight with the adapter [out]."""
 
     a: Tensor
     b: Tensor
@@ -229,20 +239,20 @@ class LoraModule:
     stream: int
     magnitude: Tensor | None = None
     inverse: Array | None = None
-    rounded: FrozenWeight | None = None  # what stands in the place of weight and term (qat.py)
+    rounded: FrozenWeight | None = None  # replaces weight and term (qat.py)
     variant: LoraVariant | None = None
-    own: Mapping[str, Tensor] = field(default_factory=dict)  # what a variant trains
-    shares: tuple[tuple[int, int], ...] = ()  # of several adapters: the number and the rank of each (adapter_mix.py)
+    own: Mapping[str, Tensor] = field(default_factory=dict)  # parameters of a variant
+    shares: tuple[tuple[int, int], ...] = ()  # index and rank of each of several adapters (adapter_mix.py)
 
     @property
     def factors(self) -> tuple[Tensor, Tensor]:
-        """A and B of the term."""
+        """Return A and B of the term."""
         return (self.a, self.b) if self.variant is None else self.variant.factors(self.a, self.b, self.own)
 
 
 @dataclass(frozen=True)
 class Adapter:
-    """All adapters of a model, by module path; whole: weights that stand in the place of the base model's, by name."""
+    """All adapters of a model by module path. whole: weights that replace the base model's, by name."""
 
     config: LoraConfig
     modules: Mapping[str, LoraModule]
@@ -250,7 +260,7 @@ class Adapter:
 
     @classmethod
     def from_tensors(cls, config: LoraConfig, tensors: Mapping[str, Tensor]) -> Adapter:
-        """tensors: `<module>.lora_A` and `.lora_B`, as named by `lora_shapes`, and whole weights."""
+        """Return an adapter of these tensors: those that `lora_shapes` names, and whole weights."""
         names = [n.removesuffix(".lora_A") for n in tensors if n.endswith(".lora_A")]
         return cls(
             config,

@@ -1,4 +1,4 @@
-"""The layers that stand in the place of attention, by the class of their configuration."""
+"""The layers that replace attention, by the class of their configuration."""
 
 from __future__ import annotations
 
@@ -21,5 +21,5 @@ _MIXERS: dict[type, Callable[..., Tensor]] = {
 
 
 def mix(c: Mixer, weights: Mapping[str, Any], *args: Any, **options: Any) -> Tensor:
-    """[N, ...], before the output projection; arguments as of `delta_net`."""
+    """Return a layer's output [N, ...], before the output projection. Arguments: as for `delta_net`."""
     return _MIXERS[type(c)](c, weights, *args, **options)

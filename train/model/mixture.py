@@ -1,4 +1,4 @@
-"""Forward of a mixture of experts, which some layers have in the place of an MLP.
+"""Forward of a mixture of experts, which some layers have instead of an MLP.
 
 Sources: Shazeer et al. (2017), Mixtral (arXiv 2401.04088).
 """
@@ -37,9 +37,20 @@ def mixture(
     balance: Balance | None = None,
     routed: Tensor | None = None,
 ) -> Tensor:
-    """y [N, C] -> float32 [N, C]: h, if any, plus what the experts of each token make of y, by their weights.
-    projection: of a module and its input, as other layers have it. one: float32 [1], which is 1. balance: gets what the
-    router does. routed: its input, where that is not y."""
+    """Return float32 [N, C]: h, if any, plus the weighted outputs of each token's experts.
+
+    Args:
+        config: Configuration of the model.
+        weights: Weights of the model.
+        adapter: Adapter of the run, if any.
+        prefix: Prefix of the layer's weights.
+        y: Input of the experts, [N, C].
+        h: Residual stream, [N, C].
+        projection: Applies a module's projection to its input.
+        one: float32 [1] with the value 1.
+        balance: Load-balancing loss that gets the router's logits and choices.
+        routed: Input of the router, if not y.
+    """
     experts, scale = config.experts, 1.0 if h is None else config.residual_scale
     assert experts is not None
 
@@ -54,7 +65,7 @@ def mixture(
         return F.grouped_linear(u, lora.b, groups, add=out, dtype=y.dtype)
 
     def bias_of_rows(module: str) -> Tensor:
-        """The bias of each row's expert: a GEMM of experts whose inner size is 1."""
+        """Return the bias of each row's expert, by a grouped GEMM whose inner size is 1."""
         bias = weights[f"{module}_bias"]
         column = (bias if isinstance(bias, Tensor) else Tensor(bias, y.device)).reshape(*bias.shape, 1)
         return F.grouped_linear(Tensor(one, y.device).reshape(1, 1), column, groups, gather=True, dtype=y.dtype)
@@ -96,7 +107,7 @@ def mixture(
 
 
 def _of_chosen(scales: Any, ids: Tensor) -> Tensor:
-    """scales [E], ids int32 [T, k] -> float32 [T, k]: those of each token's experts."""
+    """Return the scales of each token's experts, float32 [T, k]. scales: [E]. ids: int32 [T, k]."""
     device, column = ids.device, (scales.shape[0], 1)
     table = scales.reshape(*column) if isinstance(scales, Tensor) else device.view(scales, column)
     flat = device.view(ids.data, (ids.shape[0] * ids.shape[1],))

@@ -15,11 +15,14 @@ from wgrad.train.model.model_inputs import Inputs
 
 @dataclass
 class PagedCache(KVCache):
-    """keys, values: of each layer [M, PAGE, G, D]. pages int32 [B, W]: of each row of the batch. places int32 [B T]:
-    how many tokens of its sequence are before each new one, -1 where it is none.
+    """A cache in pages.
 
-    sources int32 [B S]: where a row has several new tokens, the numbers of the tokens in `keys` that it sees, from the
-    first of its sequence to the last new one, which is at the end. None: one new token in each row.
+    Attributes:
+        keys, values: Of each layer, [M, PAGE, G, D].
+        pages: Pages of each row of the batch, int32 [B, W].
+        places: Position of each new token in its sequence, int32 [B T]; -1: no token.
+        sources: If rows have several new tokens: indices in `keys` of the tokens that a row sees, from the first of its
+            sequence to the last new one, which is at the end; int32 [B S]. None: one new token in each row.
     """
 
     pages: Array = None

@@ -1,4 +1,4 @@
-"""The router of a mixture of experts: chosen are those of the largest logits, or of the largest corrected scores.
+"""The router of a mixture of experts: it chooses the experts with the largest logits or corrected scores.
 
 Sources: DeepSeek-V2 (arXiv 2405.04434), section 2.2; DeepSeek-V3 (arXiv 2412.19437), section 2.1.2.
 """
@@ -16,8 +16,16 @@ _NEVER = -1e30  # less than every score
 
 
 def choose(experts: Experts, logits: Tensor, correction: Any) -> tuple[Tensor, Array]:
-    """logits float32 [T, E] -> the weights float32 [T, k] of each token's experts, and their numbers int32 [T, k].
-    correction: of the scores that choose, None: logits do."""
+    """Choose the experts of each token.
+
+    Args:
+        experts: Rules of the router.
+        logits: float32 [T, E].
+        correction: Added to the scores that choose; None: nothing.
+
+    Returns:
+        Shares float32 [T, k] of each token's experts, and the indices of these experts, int32 [T, k].
+    """
     if experts.mixer:
         return _mixed(logits, experts.mixer)
     if correction is None and not experts.sigmoid and experts.groups == 1:
@@ -36,7 +44,7 @@ def choose(experts: Experts, logits: Tensor, correction: Any) -> tuple[Tensor, A
 
 
 def _mixed(logits: Tensor, reach: float) -> tuple[Tensor, Array]:
-    """Weights and numbers of the two best, as SparseMixer has them without noise."""
+    """Return the shares and indices of the two best experts, as SparseMixer without noise."""
     _, ids = F.route(logits, 2, False)
 
     def best_of(scores: Tensor) -> Tensor:
@@ -52,7 +60,7 @@ def _mixed(logits: Tensor, reach: float) -> tuple[Tensor, Array]:
 
 
 def _corrected(experts: Experts, logits: Tensor, correction: Any) -> Array:
-    """float32 [T, E]: the scores by which experts are chosen, of those in other groups _NEVER. Without gradient."""
+    """Return the scores that choose experts, float32 [T, E], without gradient; _NEVER outside of the best groups."""
     with no_grad():
         found = F.sigmoid(logits) if experts.sigmoid else logits.softmax(-1)
         if correction is not None:
@@ -64,14 +72,14 @@ def _corrected(experts: Experts, logits: Tensor, correction: Any) -> Array:
 
 
 def _in_best_groups(experts: Experts, scores: Tensor) -> Tensor:
-    """scores [T, E], _NEVER outside of the groups whose best score is largest, or whose two best add up to most."""
+    """Return scores [T, E], _NEVER outside of the groups with the largest best score, or sum of their two best."""
     tokens, groups = scores.shape[0], experts.groups
     apart = scores.reshape(tokens, groups, -1)
     best = apart.amax(2, keepdim=True)
     if not experts.groups_by_best:
         is_best = apart >= best
         second = F.where(is_best, _NEVER, apart).amax(2)
-        alone = is_best.sum(2) < 2  # of two that are equally good, the second is as good
+        alone = is_best.sum(2) < 2  # if two are equal, the second best score is the best score
         best = best + F.where(alone.reshape(tokens, groups, 1), second.reshape(tokens, groups, 1), best)
     better = (best.reshape(tokens, 1, groups) > best).sum(2)
     return F.where(better.reshape(tokens, groups, 1) < experts.top_groups, apart, _NEVER).reshape(tokens, experts.count)
