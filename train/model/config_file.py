@@ -1,7 +1,7 @@
-"""The keys of config.json that every family has, with their types, ranges and defaults; each one's own: families.py.
+"""The keys of config.json that every family has, with types, ranges and defaults. families.py has each family's own.
 
-A key that is missing has the default of the architecture's configuration class in transformers 5; where transformers
-refuses null, so do these. The ranges are far beyond every model there is: they keep out what is no size at all.
+A missing key has the default of the architecture's configuration class in transformers 5; null is refused where
+transformers refuses it. The ranges exceed all existing models by far: they refuse only nonsense.
 """
 
 from __future__ import annotations
@@ -19,19 +19,21 @@ Factor = Annotated[float, Meta(ge=1e-6, le=1e6)]
 AtLeast0 = Annotated[float, Meta(ge=0, le=1e6)]
 Epsilon = Annotated[float, Meta(ge=0, lt=1)]
 Theta = Annotated[float, Meta(gt=1, le=1e15)]
-_LAYER_TYPES = ("full_attention", "sliding_attention", "attention")  # the last: an older name of the first
+_LAYER_TYPES = ("full_attention", "sliding_attention", "attention")  # "attention": older name of "full_attention"
 
 
 class NameFile(Struct):
-    """The keys that name the architecture."""
+    """Keys that name the architecture."""
 
     architectures: list[str] | None = None
     model_type: str | None = None
 
 
 class RopeFile(Struct):
-    """`rope_parameters` (transformers 5) or `rope_scaling` (4). full_attention, sliding_attention: of a family whose
-    layers of either kind rotate in their own way."""
+    """`rope_parameters` (transformers 5) or `rope_scaling` (4).
+
+    full_attention, sliding_attention: parameters by the kind of layer, in families that have both.
+    """
 
     rope_type: str | None = None
     type: str | None = None
@@ -58,7 +60,7 @@ class RopeFile(Struct):
 
 
 class QuantizationFile(Struct):
-    """`quantization_config` as bitsandbytes' integration in transformers writes it. Checkpoints hold its `repr`."""
+    """`quantization_config` of bitsandbytes in transformers. Checkpoints contain its `repr`."""
 
     quant_method: str | None = None
     load_in_4bit: bool = False
@@ -75,15 +77,15 @@ class WeightsFile(Struct):
 
 
 class GroupFile(Struct):
-    """Modules that compressed-tensors treats alike."""
+    """Modules that compressed-tensors quantises in the same way."""
 
     weights: WeightsFile | None = None
     format: str | None = None
 
 
 class AnyQuantizationFile(QuantizationFile):
-    """As any integration writes it. Weights of 8-bit floats have a scale for each block of so many rows and columns
-    (null: for the whole of it)."""
+    """`quantization_config` of any integration. 8-bit floats have a scale for each block of weight_block_size rows and
+    columns (null: one scale for the whole weight)."""
 
     load_in_8bit: bool = False
     fmt: str = "e4m3"
@@ -145,36 +147,34 @@ class ConfigFile(Struct, kw_only=True):
 
     @property
     def attention_sizes(self) -> tuple[int, int, int]:
-        """Heads, heads of keys, and their width."""
+        """Return the number of heads, the number of key heads, and the width of a head."""
         heads = self.num_attention_heads
         return heads, self.num_key_value_heads or heads, self.head_dim or self.hidden_size // heads
 
     @property
     def balance(self) -> float:
-        """The weight of the load-balancing loss of experts."""
+        """Return the weight of the load-balancing loss of experts."""
         return 0.0
 
     @property
     def layer_thetas(self) -> tuple[float | None, float | None]:
-        """Theta of layers without a window and of those with one, where the file names them layer by layer."""
+        """Return theta of layers without and with a window, if the file names them by layer."""
         return None, None
 
     @property
     def local_theta(self) -> float | None:
-        """Rotary embeddings of sliding layers that have their own: their theta, where `rope_parameters`
-        names none."""
+        """Return theta of sliding layers with their own rotary embeddings, if `rope_parameters` does not name it."""
         return None
 
 
 def check_layers(key: str, listed: Sequence[object] | None, layers: int) -> None:
-    """ValueError where a list that must have an entry for each layer has another number."""
+    """Raise ValueError if a list has another number of entries than there are layers."""
     if listed is not None and len(listed) != layers:
         raise ValueError(f"{key} must name each of the {layers} layers (num_hidden_layers); got {len(listed)}")
 
 
 def check_layer_types(listed: Sequence[str] | None, layers: int, window: int | None) -> None:
-    """ValueError where `layer_types` has another number of layers, a kind that is not built, or layers that slide
-    without a window."""
+    """Raise ValueError if `layer_types` has a wrong length, an unsupported kind, or sliding layers without a window."""
     check_layers("layer_types", listed, layers)
     for kind in listed or ():
         if kind not in _LAYER_TYPES:
@@ -184,7 +184,7 @@ def check_layer_types(listed: Sequence[str] | None, layers: int, window: int | N
 
 
 def check_mlp_layer_types(listed: Sequence[str] | None, layers: int) -> None:
-    """ValueError where `mlp_layer_types` has another number of layers, or a kind that is not built."""
+    """Raise ValueError if `mlp_layer_types` has a wrong length or an unsupported kind."""
     check_layers("mlp_layer_types", listed, layers)
     for kind in listed or ():
         if kind not in ("dense", "sparse"):
@@ -192,14 +192,13 @@ def check_mlp_layer_types(listed: Sequence[str] | None, layers: int) -> None:
 
 
 def layer_windows(listed: Sequence[str] | None, window: int | None, unlisted: Iterable[bool]) -> tuple[int, ...]:
-    """Each layer's window, 0 for none. listed: `layer_types`; unlisted: the layers that slide where it is missing."""
+    """Return each layer's window, 0 for none. listed: `layer_types`. unlisted: layers that slide if it is missing."""
     slides = unlisted if listed is None else (kind == "sliding_attention" for kind in listed)
     return tuple(window or 0 if layer else 0 for layer in slides)
 
 
 class LayerTypesFile(ConfigFile, kw_only=True):
-    """Keys of families whose classes in transformers read `layer_types`, which names the layers that have the
-    window."""
+    """Keys of families whose classes in transformers read `layer_types`, which says which layers have the window."""
 
     sliding_window: Positions | None = 4096
     layer_types: list[str] | None = None
@@ -209,15 +208,15 @@ class LayerTypesFile(ConfigFile, kw_only=True):
 
     @property
     def window(self) -> int | None:
-        """The tokens of a window; None where layers have none."""
+        """Return the tokens of a window; None if no layer has one."""
         return self.sliding_window
 
     def windows(self, unlisted: Iterable[bool]) -> tuple[int, ...]:
-        """Each layer's window, 0 for none. unlisted: the layers that slide where `layer_types` is missing."""
+        """Return each layer's window, 0 for none. unlisted: layers that slide if `layer_types` is missing."""
         return layer_windows(self.layer_types, self.window, unlisted)
 
 
 def check_causal(bidirectional: bool | None) -> None:
-    """ValueError where the key `use_bidirectional_attention` is true."""
+    """Raise ValueError if the key `use_bidirectional_attention` is true."""
     if bidirectional:
         raise ValueError("use_bidirectional_attention must be false: attention here is causal; got true")

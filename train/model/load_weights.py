@@ -36,14 +36,17 @@ def _open(folder: str | os.PathLike[str], config: ModelConfig) -> ModelFiles:
 
 
 def _value(files: ModelFiles, spec: WeightSpec) -> np.ndarray:
-    """A tensor as the model takes it: a norm's weight with its offset."""
+    """Read a tensor as the model uses it: a norm's weight with its offset."""
     value, offset = files.read(spec), spec.offset - files.offset_within(spec)
     return value.astype(np.float32) + np.float32(offset) if offset else value
 
 
 def dtype_on(files: ModelFiles, spec: WeightSpec, device: Device) -> np.dtype:
-    """Norms and biases are float32, others of the files' dtype; but float16 becomes float32 on a device without it
-    (bfloat16 works on all). WgradError as of `ModelFiles.read`."""
+    """Return a tensor's dtype on the device: float32 for norms and biases, else the files' dtype.
+
+    On a device without float16, float16 becomes float32; bfloat16 works on all. Raise WgradError as `ModelFiles.read`
+    does.
+    """
     dtype = files.dtype(spec)
     wide = spec.kind in ("norm", "bias") or (dtype == np.float16 and not device.float16)
     return np.dtype(np.float32) if wide else dtype
@@ -58,8 +61,17 @@ def place(
     start: PissaStart | None = None,
     pieces: Iterator[np.ndarray] | None = None,
 ) -> Array:
-    """A tensor on the device, as `dtype_on` says. empty: makes the array, where not the device's own. start: takes its
-    part of a projection out of it. pieces: what it consists of, in the files' dtype, comes from there."""
+    """Load a tensor onto the device with the dtype of `dtype_on`.
+
+    Args:
+        files: Files of the model.
+        spec: The tensor.
+        device: Device.
+        contents: Whether to read its values.
+        empty: Allocates the array, if not `Device.empty`.
+        start: Subtracts an adapter's start from a projection.
+        pieces: Pieces of the tensor in the files' dtype, if they have been read.
+    """
     dtype = dtype_on(files, spec, device)
     if not contents:
         return (empty or device.empty)(spec.shape, dtype)
@@ -80,16 +92,18 @@ def place(
 
 
 def read_from_main_memory(spec: WeightSpec, config: ModelConfig, device: Device) -> bool:
-    """Return whether a tensor that is frozen lies there for good: an embedding that is not the head as well, and one of
-    all layers. A step
-    looks up some rows of it, each a few KiB where a token takes 10^9 operations, and reads them where they lie; on the
-    device such a table is a tenth to a fifth of all weights."""
+    """Return whether a frozen tensor always stays in main memory: an embedding that is not also the head, and
+    per-layer embeddings.
+
+    A step reads only some rows of it, a few KiB for a token of 10^9 operations; on the device such a table would be a
+    tenth to a fifth of all weights.
+    """
     apart = spec.kind == "embedding" and (spec.name != EMBEDDING or not config.tie_word_embeddings)
     return apart and device.host_buffers and not device.shared_memory
 
 
 def _rows(weight: Array, device: Device) -> Array:
-    """Those of all experts under one another."""
+    """Return the rows of all experts, stacked."""
     return (
         weight if len(weight.shape) == 2 else device.view(weight, (weight.size // weight.shape[-1], weight.shape[-1]))
     )
@@ -118,8 +132,11 @@ class Loader:
     def load(
         self, spec: WeightSpec, device: Device, contents: bool = True, pieces: Iterator[np.ndarray] | None = None
     ) -> Any:
-        """An Array or FrozenWeight on the device, or where `read_from_main_memory` says. contents False, for a dry run:
-        shapes and dtypes are right, and hardly a thing is read. pieces: of the tensors of `read_ahead`."""
+        """Load an Array or FrozenWeight onto the device or into main memory (`read_from_main_memory`).
+
+        contents: False, for a dry run, gives the right shapes and dtypes and reads next to nothing. pieces: Pieces of
+        the tensors of `read_ahead`.
+        """
         if spec.is_linear and self.files.is_frozen(spec):
             return self.files.read_frozen(spec, device, contents)
         pieces = pieces if self._ahead(spec, device) else None
@@ -137,12 +154,12 @@ class Loader:
         return full
 
     def read_ahead(self, specs: Iterable[WeightSpec], device: Device) -> Generator[np.ndarray]:
-        """For `load` of these in this order; to be closed at the end."""
+        """Read these tensors ahead for `load` in this order. The caller closes the result."""
         entries = (self._ahead(spec, device) for spec in specs)
         return read_ahead((entry, dtype_of(entry)) for entry in entries if entry is not None)
 
     def _ahead(self, spec: WeightSpec, device: Device) -> TensorEntry | None:
-        """The entry of a tensor that is read piece by piece."""
+        """Return the entry of a tensor that is read in pieces."""
         if spec.is_linear and self.files.is_frozen(spec) or (spec.kind == "projection" and self.start is not None):
             return None
         return self.files.readable_ahead(spec, dtype_on(self.files, spec, device))
@@ -150,7 +167,7 @@ class Loader:
     def all(
         self, device: Device, progress: Progress | None = None, contents: bool = True, stacked: bool = False
     ) -> dict[str, Any]:
-        """Name -> weight of every tensor of `weight_specs`; stacked: and of stacks (stacks.py)."""
+        """Return the weight of every tensor of `weight_specs` by name. stacked: stack projections (stacks.py)."""
         weights: dict[str, Any] = {}
         with closing(self.read_ahead(self.specs, device)) as pieces:
             for done, spec in enumerate(self.specs):
@@ -175,15 +192,18 @@ def load_frozen(
     contents: bool = True,
     start: PissaStart | None = None,
 ) -> dict[str, Any]:
-    """Name -> Array or FrozenWeight of every tensor of `weight_specs`, frozen, on the device: see `Loader`."""
+    """Return every tensor of `weight_specs` as an Array or FrozenWeight on the device by name (`Loader`)."""
     return Loader(folder, config, quantize, double_quant, block_size, start).all(device, progress, contents, stacked)
 
 
 def read_restored(
     files: ModelFiles, spec: WeightSpec, device: Device, quantize: bool, block_size: int, double_quant: bool
 ) -> np.ndarray:
-    """A projection in float32: what a weight of few bits stands for, in the files or, with `quantize`, as `load_frozen`
-    makes it of one in full precision; else as the files have it. Raises WgradError."""
+    """Return a projection in float32, dequantised if the files or, with `quantize`, `load_frozen` quantise it.
+
+    Raises:
+        WgradError: The files are damaged.
+    """
     if files.is_frozen(spec):
         weight = files.read_frozen(spec, device, True)
     elif quantize:
@@ -196,7 +216,7 @@ def read_restored(
 def load_untrained(
     folder: str | os.PathLike[str], config: ModelConfig, device: Device, contents: bool = True
 ) -> dict[str, Tensor]:
-    """Name -> value of the tensors that no training changes. contents False: as of `place`. Raises WgradError."""
+    """Return the tensors that training never changes by name. contents: as for `place`. Raise WgradError if damaged."""
     specs = [spec for spec in weight_specs(config) if not spec.trained]
     files = _open(folder, config) if specs else None
     return {spec.name: Tensor(place(files, spec, device, contents), device) for spec in specs if files is not None}
@@ -210,9 +230,10 @@ def load_trainable(
     progress: Progress | None = None,
     contents: bool = True,
 ) -> None:
-    """Write tensors, as float32, into the arrays of the same name. Raises WgradError.
+    """Write tensors as float32 into the arrays of the same names. contents: False checks without writing.
 
-    contents False: all is checked, and nothing written.
+    Raises:
+        WgradError: The files are damaged.
     """
     files = _open(folder, config)
     specs = [spec for spec in weight_specs(config) if spec.name in arrays]
