@@ -1,4 +1,4 @@
-"""As family_keys.py, of families with gated DeltaNet."""
+"""Keys of config.json of the families with gated DeltaNet."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _KINDS = ("linear_attention", "full_attention")
 
 
 def check_delta_net(keys: Any) -> None:
-    """ValueError where a key of the layers with gated DeltaNet asks for what is not built here."""
+    """Raise ValueError if a key of the layers with gated DeltaNet asks for something unsupported."""
     check_layers("layer_types", keys.layer_types, keys.num_hidden_layers)
     for kind in keys.layer_types or ():
         if kind not in _KINDS:
@@ -101,7 +101,7 @@ class Qwen3NextFile(Qwen3MoeFile, kw_only=True):
 
 
 class Qwen35MoeFile(Qwen3NextFile, kw_only=True):
-    """All layers have experts, whose weights add up to 1."""
+    """Keys of Qwen3.5 with experts, which all layers have. A token's weights of experts add up to 1."""
 
     unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         **Qwen3NextFile.unsupported,
@@ -117,13 +117,13 @@ class Qwen35MoeFile(Qwen3NextFile, kw_only=True):
 
 
 class _NullableRope(RopeFile):
-    """A theta of null is not a missing one."""
+    """Keys whose theta may be null, which is not the same as a missing theta."""
 
     rope_theta: Theta | None | UnsetType = UNSET  # type: ignore[assignment]
 
 
 class OlmoHybridFile(ConfigFile, kw_only=True):
-    """Sizes of gated DeltaNet that are missing follow from the others. Without a theta, which is null, layers with
+    """Keys of OLMo Hybrid. Missing sizes of gated DeltaNet follow from the others. If theta is null, layers with
     attention have no rotary embeddings."""
 
     vocab_size: Vocabulary = 100_352

@@ -11,7 +11,7 @@ from wgrad.train.model.variants import biases, normed_outputs
 
 
 def delta_net(keys: Any, **how: Any) -> LinearAttention | None:
-    """None where no layer has it. how: as of `LinearAttention`."""
+    """Return the sizes of gated DeltaNet; None if no layer has it. how: arguments of `LinearAttention`."""
     layers = linear_layers(keys)
     if not any(layers):
         return None
@@ -27,7 +27,7 @@ def delta_net(keys: Any, **how: Any) -> LinearAttention | None:
 
 
 def _attention(keys: Qwen35File | Qwen3NextFile) -> dict[str, Any]:
-    """Every few layers: with a gate of its output."""
+    """Return the options of attention, which every few layers have, with an output gate."""
     return {**biases(keys), "norm_offset": 1.0, "qk_norm": True, "attention_gate": True}
 
 
@@ -37,7 +37,7 @@ def qwen3_5(keys: Qwen35File) -> dict[str, Any]:
 
 
 def qwen3_next(keys: Qwen3NextFile) -> dict[str, Any]:
-    """Qwen3-Next: such layers with experts, and projections whose rows lie by key heads."""
+    """Qwen3-Next: Qwen3.5's layers with experts, and projections whose rows are grouped by key heads."""
     return {**_attention(keys), "linear": delta_net(keys, projected="by_head"), "experts": qwen_experts(keys)}
 
 
@@ -47,7 +47,7 @@ def qwen3_5_moe(keys: Qwen35MoeFile) -> dict[str, Any]:
 
 
 def olmo_hybrid(keys: OlmoHybridFile) -> dict[str, Any]:
-    """OLMo Hybrid: layers of OLMo 2, and of gated DeltaNet, which have their norms in other places."""
+    """OLMo Hybrid: layers of OLMo 2, and layers of gated DeltaNet, whose norms are in other places."""
     linear = delta_net(
         keys,
         projected="apart",

@@ -1,7 +1,7 @@
-"""Experts in files: each expert's projections apart, as most models have them, or those of a layer in one tensor.
+"""Experts in files: a tensor for each expert's projection, as in most models, or one tensor for all experts of a layer.
 
-Written are the names that a model's first files have, which transformers 4 and 5, and others, read; read are also those
-that transformers 5 has in memory.
+Files are written with the names of a model's first release, which transformers 4 and 5 and other tools read. The names
+that transformers 5 uses in memory can be read too.
 """
 
 from __future__ import annotations
@@ -28,9 +28,14 @@ GGUF_PARTS = ("gate_proj", "up_proj", "down_proj")  # of all experts, as gguf_fi
 
 @dataclass(frozen=True)
 class Layout:
-    """Names within a layer. each: gate ("": none), up and down of an expert, {} for its number; or whole: gate and up,
-    and down, of all experts, which are [experts, in, out] where `transposed`. correction: if it is not
-    `Experts.correction`."""
+    """Names within a layer.
+
+    Attributes:
+        each: Names of an expert's gate ("": none), up and down, with {} for its number.
+        whole: Names of gate and up, and of down, of all experts.
+        transposed: Whether `whole` tensors are [experts, in, out].
+        correction: Name of the correction, if it is not `Experts.correction`.
+    """
 
     router: str
     each: tuple[str, ...] = ()
@@ -83,14 +88,14 @@ LAYOUTS = {
 
 @dataclass(frozen=True)
 class StackedEntry(TensorEntry):
-    """A tensor of all experts of a layer, [experts, out, in], from others. parts: those of each expert, whose rows lie
-    under one another."""
+    """A tensor of all experts of a layer, [experts, out, in], made of each expert's tensors. parts: tensors of each
+    expert, whose rows are stacked."""
 
     parts: tuple[TensorEntry, ...] = field(repr=False)
 
     @classmethod
     def of(cls, name: str, parts: list[TensorEntry], shape: tuple[int, int, int]) -> StackedEntry:
-        """WgradError: the parts do not fit each other."""
+        """Combine the parts. Raise WgradError if they do not fit each other."""
         first = parts[0]
         for part in parts:
             if part.dtype != first.dtype:
@@ -121,7 +126,7 @@ class StackedEntry(TensorEntry):
 
 @dataclass(frozen=True)
 class TransposedEntry(TensorEntry):
-    """A tensor of all experts of a layer, [experts, out, in], from one [experts, in, out]."""
+    """A tensor of all experts of a layer, [experts, out, in], stored as [experts, in, out]."""
 
     stored: TensorEntry = field(repr=False)
 
@@ -138,7 +143,7 @@ class TransposedEntry(TensorEntry):
 
 @dataclass(frozen=True)
 class GgufExperts(GgufEntry):
-    """Gate and up of all experts, from two tensors of a GGUF file. interleaved: their rows take turns."""
+    """Gate and up of all experts, from two tensors of a GGUF file. interleaved: their rows alternate."""
 
     halves: tuple[GgufEntry, ...] = field(repr=False)
     interleaved: bool = field(repr=False)
@@ -154,14 +159,13 @@ class GgufExperts(GgufEntry):
 
 
 def joined(gate: np.ndarray, up: np.ndarray, interleaved: bool) -> np.ndarray:
-    """Gate and up [experts, n, ...] as one array [experts, 2 n, ...]."""
+    """Join gate and up [experts, n, ...] to one array [experts, 2 n, ...]."""
     both = np.stack([gate, up], axis=2 if interleaved else 1)
     return np.ascontiguousarray(both).reshape(len(gate), 2 * gate.shape[1], *gate.shape[2:])
 
 
 def with_experts(entries: Mapping[str, TensorEntry], config: ModelConfig) -> dict[str, TensorEntry]:
-    """The tensors by the names that the model has them by. WgradError: an expert's is missing, or is of another
-    type."""
+    """Return the tensors by their names in the model. Raise WgradError if an expert's is missing or of another type."""
     found = dict(entries)
     if config.experts is None:
         return found
@@ -206,7 +210,7 @@ def _transposed(stored: TensorEntry, name: str) -> TensorEntry:
 
 
 def _gather_each(found: dict[str, TensorEntry], name: str, shape: tuple[int, int, int], forms: list[str]) -> None:
-    """All experts' in one, where the files have each by itself. WgradError: one is missing."""
+    """Combine the tensors of each expert, if the files have these. Raise WgradError if one is missing."""
     each = [form.format(number) for number in range(shape[0]) for form in forms]
     if each[0] not in found:
         return
@@ -224,7 +228,7 @@ def _parts_of(module: str) -> tuple[str, ...]:
 
 
 def _of_shape(parts: list[TensorEntry], shape: tuple[int, int, int], halves: int) -> list[TensorEntry]:
-    """WgradError: a part has another shape."""
+    """Raise WgradError if a part has a wrong shape."""
     wanted = (shape[1] // halves, shape[2])
     for part in parts:
         if part.shape != wanted:
@@ -257,7 +261,7 @@ def _of_gguf(name: str, halves: list[Any], shape: tuple[int, ...], interleaved: 
 def written_tensors(
     specs: list[WeightSpec], config: ModelConfig, dtype: np.dtype, fetch: Callable[[int, WeightSpec], np.ndarray]
 ) -> Iterator[TensorSource]:
-    """The tensors of a file of these weights; fetch: a weight and its number, once in turn."""
+    """Return the tensors of a file with these weights. fetch: returns a weight by its index, once each, in order."""
     for number, spec in enumerate(specs):
         prefix = ".".join(spec.name.split(".")[:3]) + "."
         if config.experts is None or spec.kind not in ("experts", "router"):
@@ -286,7 +290,7 @@ def _whole(
     dtype: np.dtype,
     fetch: Callable[[int, WeightSpec], np.ndarray],
 ) -> TensorSource:
-    """One tensor of all experts."""
+    """Return one tensor of all experts."""
     if not transposed:
         return TensorSource(name, dtype, spec.shape, partial(fetch, number, spec))
     experts, rows, columns = spec.shape
@@ -303,7 +307,7 @@ def _each(
     dtype: np.dtype,
     fetch: Callable[[int, WeightSpec], np.ndarray],
 ) -> Iterator[TensorSource]:
-    """A tensor for each expert, and for gate and up."""
+    """Return a tensor for each expert, with gate and up apart."""
     held: list[np.ndarray] = []
     forms = [layout.each[GGUF_PARTS.index(part)] for part in _parts_of(spec.name)]
     experts, rows = spec.shape[0], spec.shape[1] // len(forms)

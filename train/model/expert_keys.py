@@ -28,8 +28,8 @@ ChosenCount = Annotated[int, Meta(ge=1, le=64)]
 
 
 class ExpertsFile(ConfigFile, kw_only=True):
-    """Keys of families with a mixture of experts. usual_experts: where the file does not say how many; transformers 5
-    may call them by either name."""
+    """Keys of families with a mixture of experts, under either of transformers 5's names. usual_experts: number of
+    experts if the file does not give it."""
 
     usual_experts: ClassVar[int] = 8
     num_experts: ExpertCount | None = None
@@ -52,7 +52,7 @@ class ExpertsFile(ConfigFile, kw_only=True):
 
     @property
     def balance(self) -> float:
-        """The weight of the load-balancing loss; transformers has it where it returns the router's logits."""
+        """Return the weight of the load-balancing loss, which transformers uses if it returns the router's logits."""
         return self.router_aux_loss_coef or 0.0 if self.output_router_logits else 0.0
 
 
@@ -67,7 +67,7 @@ class MixtralFile(ExpertsFile, kw_only=True):
 
 
 class MiniMaxM2File(ExpertsFile, kw_only=True):
-    """rotary_dim: the rotated numbers of a head, in released files. These also state what every model has."""
+    """Keys of MiniMax-M2. rotary_dim: rotated elements of a head. Released files also state what every model has."""
 
     unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         "router_jitter_noise": (None, 0),
@@ -124,8 +124,8 @@ class FlexOlmoFile(ExpertsFile, kw_only=True):
 
 
 class HunYuanMoeFile(ExpertsFile, kw_only=True):
-    """num_experts, moe_topk, moe_intermediate_size, num_shared_expert: of each layer where they are lists, and the same
-    in all. An expert is as wide as the shared one."""
+    """Keys of Hunyuan-A13B. Lists have an entry for each layer, and all entries must be equal. An expert is as wide as
+    the shared one."""
 
     unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         "use_qk_norm": (True,), "mlp_bias": (None, False), "moe_layer_num_skipped": (None, 0),
@@ -150,7 +150,7 @@ class HunYuanMoeFile(ExpertsFile, kw_only=True):
                 raise ValueError(f"{key} must be {wanted} in all layers, as transformers has it; got {self._same(key)}")
 
     def _same(self, key: str) -> Any:
-        """Return the number of all layers. ValueError: they differ."""
+        """Return the number that all layers have. Raise ValueError if they differ."""
         value = getattr(self, key)
         if isinstance(value, list):
             if len(set(value)) > 1:
@@ -185,7 +185,7 @@ class Qwen3MoeFile(ExpertsFile, kw_only=True):
 
 
 class Qwen2MoeFile(Qwen3MoeFile, kw_only=True):
-    """As Qwen3-MoE's, of a shared expert, and of layers that slide."""
+    """Keys of Qwen2-MoE: those of Qwen3-MoE, of a shared expert, and of sliding layers."""
 
     usual_experts: ClassVar[int] = 60
     attention_bias: Any = None  # not read: qkv_bias is
@@ -205,11 +205,11 @@ class Qwen2MoeFile(Qwen3MoeFile, kw_only=True):
 
     @property
     def window(self) -> int | None:
-        """The tokens of a window; None where layers have none."""
+        """Return the tokens of a window; None if no layer has one."""
         return self.sliding_window if self.use_sliding_window else None
 
     def windows(self) -> tuple[int, ...]:
-        """Each layer's window, 0 for none: every second one slides where `layer_types` is missing."""
+        """Return each layer's window, 0 for none. Every second layer slides if `layer_types` is missing."""
         unlisted = (i % 2 == 0 and i < self.max_window_layers for i in range(self.num_hidden_layers))
         return layer_windows(self.layer_types, self.window, unlisted)
 
@@ -267,13 +267,13 @@ class GptOssFile(ExpertsFile, kw_only=True):
 
     @property
     def windows(self) -> tuple[int, ...]:
-        """Each layer's window: every second one has none where `layer_types` is missing."""
+        """Return each layer's window, 0 for none. Every second layer has none if `layer_types` is missing."""
         unlisted = (i % 2 == 0 for i in range(self.num_hidden_layers))
         return layer_windows(self.layer_types, self.sliding_window, unlisted)
 
 
 class GraniteMoeSwaFile(GraniteWindows, GraniteMoeSharedFile, kw_only=True):
-    """As Granite's with a shared expert, and with windows and sinks."""
+    """Keys of Granite with a shared expert, windows and sinks."""
 
     sliding_window: Positions | None = 128
     layer_types: list[str] | None = None
@@ -285,7 +285,7 @@ class GraniteMoeSwaFile(GraniteWindows, GraniteMoeSharedFile, kw_only=True):
 
 
 class MellumFile(ExpertsFile, kw_only=True):
-    """mlp_layer_types: sparse or dense, of each layer; all are sparse where it is missing."""
+    """Keys of Mellum 2. mlp_layer_types: "sparse" or "dense" for each layer; if it is missing, all are sparse."""
 
     usual_experts: ClassVar[int] = 64
     default_rope: ClassVar[RopeFile] = RopeFile(
@@ -323,8 +323,11 @@ class MellumFile(ExpertsFile, kw_only=True):
 
 
 class PhimoeFile(ExpertsFile, kw_only=True):
-    """router_jitter_noise: how far an expert may be from the best, and still count in the sum that the best's weight is
-    divided by. short_mscale, long_mscale: factors of the rotary embedding, which are the same in released models."""
+    """Keys of Phi-3.5-MoE.
+
+    router_jitter_noise: relative distance from the best logit up to which an expert counts in the best's softmax.
+    short_mscale, long_mscale: factors of the rotary embedding, which are equal in released models.
+    """
 
     unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         "num_experts_per_tok": (2,), "input_jitter_noise": (None, 0),

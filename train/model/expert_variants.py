@@ -26,13 +26,13 @@ from wgrad.train.model.variants import biases, every_layer, granite_factors, gra
 
 
 def _in_every_layer(keys: Any, **options: Any) -> Experts:
-    """Experts as wide as the keys' MLP."""
+    """Return experts of every layer, as wide as the MLP in the keys."""
     layers = (True,) * keys.num_hidden_layers
     return Experts(keys.experts, keys.num_experts_per_tok, keys.intermediate_size, layers, **options)
 
 
 def _in_sparse_layers(keys: Any, **options: Any) -> Experts | None:
-    """Experts of the layers that have any; None where no layer has."""
+    """Return the experts of the layers that have some; None if no layer has."""
     layers, chosen = keys.sparse_layers(), keys.num_experts_per_tok
     experts = Experts(keys.experts, chosen, keys.moe_intermediate_size, layers, keys.norm_topk_prob, **options)
     return experts if any(layers) else None
@@ -62,7 +62,7 @@ def flex_olmo(keys: FlexOlmoFile) -> dict[str, Any]:
 
 
 def hunyuan_moe(keys: HunYuanMoeFile) -> dict[str, Any]:
-    """Hunyuan-A13B: the dense model's attention, and experts next to an MLP that every token has."""
+    """Hunyuan-A13B: the dense model's attention, and experts besides an MLP that every token uses."""
     experts = _in_every_layer(
         keys,
         router="mlp.gate.wg",
@@ -81,7 +81,7 @@ def qwen3_moe(keys: Qwen3MoeFile) -> dict[str, Any]:
 
 
 def qwen_experts(keys: Any) -> Experts | None:
-    """Experts with a shared one; None where no layer has any."""
+    """Return experts with a shared expert; None if no layer has experts."""
     return _in_sparse_layers(keys, shared_width=keys.shared_expert_intermediate_size)
 
 
@@ -127,7 +127,7 @@ def granite_moe_swa(keys: GraniteMoeSwaFile) -> dict[str, Any]:
 
 
 def mellum(keys: MellumFile) -> dict[str, Any]:
-    """Mellum 2: Qwen3 with experts, and windows whose layers rotate by their own."""
+    """Mellum 2: Qwen3 with experts; layers with windows have their own rotary embeddings."""
     windows = layer_windows(keys.layer_types, keys.sliding_window, (False,) * keys.num_hidden_layers)
     return {**biases(keys), "qk_norm": True, "windows": windows, "experts": _in_sparse_layers(keys)}
 

@@ -1,7 +1,7 @@
-"""The model families, one entry each: what their config.json may hold, and in what they differ from a plain LLaMA.
+"""The table of model families: the keys of their config.json, and their differences from a plain LLaMA.
 
-Another family is a class of its keys (family_keys.py), where it has keys of its own, its differences (variants.py) and
-an entry in FAMILIES; what a family can have is the fields of `ModelConfig`.
+A new family needs a class of its keys (family_keys.py), if it has its own, its differences (variants.py), which are
+fields of `ModelConfig`, and an entry in FAMILIES.
 """
 
 from __future__ import annotations
@@ -88,16 +88,17 @@ class Family:
     """An entry of the table.
 
     Args:
-        model_type: What stands for the architecture's name where a config.json has none.
-        keys: What its config.json holds.
-        variant: From those, the fields of `ModelConfig` that are not a plain LLaMA's.
-        gguf: llama.cpp's name of the architecture, "" where it is not written into GGUF.
-        title: Its name in the docs, "" where that is the architecture's.
-        gguf_others: Fields of `ModelConfig` with the name of models that have such a part; the first counts.
-        gguf_key: Of families with one name in GGUF, what the files of this one alone have above `gguf_above`.
+        model_type: Identifies the architecture if a config.json does not name it.
+        keys: Class of the keys of its config.json.
+        variant: Returns the fields of `ModelConfig` that differ from a plain LLaMA, from the keys.
+        gguf: llama.cpp's name of the architecture; "": it cannot be written to GGUF.
+        title: Its name in the docs; "": the architecture's name.
+        gguf_others: llama.cpp's names of models with a part, by the field of `ModelConfig` that has it; the first
+            match counts.
+        gguf_key: Key that is above `gguf_above` only in this family's files, if families share a name in GGUF.
         reads_again: See `ModelConfig.read_again_at`.
-        other_types: Further names of `model_type` under which files have the architecture.
-        in_peft: What transformers puts before the names of the decoder's modules.
+        other_types: Further values of `model_type` of the architecture.
+        in_peft: Prefix of the names of the decoder's modules in transformers.
     """
 
     model_type: str
