@@ -808,6 +808,7 @@ BAD: dict[str, tuple[Callable[[], Any], str]] = {
     "compiled": (_reads_inside, r"compile: <lambda> reads values, which a recorded step cannot repeat"),
     "narrow": (lambda: t(3, 4).narrow(1, 2, 3), r"narrow: start and start \+ length must lie within .* 2 and length 3"),
     "repeats": (lambda: t(3).repeat_interleave(0), r"repeat_interleave: repeats must be positive, got 0"),
+    "no classes": (lambda: F.one_hot(t(3), 0), r"one_hot: num_classes must be positive, got 0"),
     "an axis": (lambda: t(3, 4).select(2, 0), r"select: dim must be an axis of 2, from -2 to 1, got 2"),
     "another axis": (lambda: t(3, 4).repeat_interleave(2, 2), r"repeat_interleave: dim must be an axis of 2"),
     "an axis of parts": (lambda: t(3, 4).unflatten(2, (2, 2)), r"unflatten: dim must be an axis of 2"),

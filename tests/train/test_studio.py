@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import http.client
 import json
 import os
 import shlex
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from starlette.requests import Request
 
 from tests.train.studio_server import BASE, SHORT, Client, studio_in
 from wgrad.train.commands.cli import build_parser, main
@@ -25,6 +30,8 @@ from wgrad.train.options.resolve import resolve_options
 from wgrad.train.output.out_folder import OutFolder, holder_of
 from wgrad.train.serve import children
 from wgrad.train.serve import studio as studio_module
+from wgrad.train.serve.chat_server import ChatServer
+from wgrad.train.serve.errors import ApiError
 
 RECORD = {"prompt": "Hear, my son,", "completion": " the instruction of <b>thy father</b>."}
 
@@ -425,3 +432,24 @@ def test_the_command_prints_its_address_and_ends_at_ctrl_c(tmp_path: Path) -> No
         out, error = process.communicate(timeout=120)
     assert (process.returncode, out, error) == (130, "", "wgrad: interrupted\n")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("reply", [b"", b"nonsense\r\n\r\n"], ids=["nothing", "no HTTP"])
+def test_a_broken_reply_of_the_model_is_an_error_of_the_gateway(reply: bytes) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def answer() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(1 << 16)
+                connection.sendall(reply)
+
+        thread = threading.Thread(target=answer, daemon=True)
+        thread.start()
+        chat = ChatServer()
+        chat._command = SimpleNamespace(address=f"http://127.0.0.1:{listener.getsockname()[1]}")  # type: ignore[assignment]
+        request = Request({"type": "http", "method": "GET", "path": "/v1/models", "headers": [], "query_string": b""})
+        with pytest.raises(ApiError, match="the model's process does not answer") as caught:
+            asyncio.run(chat.forward(request))
+        thread.join(10)
+    assert caught.value.status == 502
