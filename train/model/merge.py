@@ -1,4 +1,4 @@
-"""An adapter added to its base weights, tensor by tensor: W + scale B A (of DoRA, with rows of its lengths).
+"""Adding an adapter to its base weights, tensor by tensor: W + scale B A (with DoRA, rows scaled to its magnitudes).
 
 Source: LoRA (arXiv 2106.09685), section 4.1.
 """
@@ -35,8 +35,8 @@ _FLOATS = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.b
 
 @dataclass(frozen=True)
 class Merge:
-    """An adapter and what it goes onto. original: the files' own weights, else those that it was trained on: in NF4 of
-    block_size and double_quant, where `quantize`."""
+    """An adapter and its base model. original: merge into the files' weights instead of the weights that it was trained
+    on, which are NF4 with block_size and double_quant if `quantize`."""
 
     files: ModelFiles
     config: ModelConfig
@@ -49,17 +49,16 @@ class Merge:
 
     @property
     def merged(self) -> ModelConfig:
-        """Configuration of the merged model: where the adapter has the embedding or the head whole, the two are no
-        longer tied."""
+        """Return the merged model's configuration. If the adapter has the embedding or head whole, these are untied."""
         return replace(self.config, tie_word_embeddings=self.config.tie_word_embeddings and not self.whole)
 
     @property
     def whole(self) -> list[str]:
-        """Weights that the adapter brings whole."""
+        """Return the whole weights of the adapter."""
         return [name for name in self.arrays if is_whole(name)]
 
     def check(self) -> None:
-        """WgradError where the files have no weights but those of few bits, and others are asked for."""
+        """Raise WgradError if original weights are asked for and the files have only quantised ones."""
         frozen = [spec.name for spec in weight_specs(self.config) if self.files.is_frozen(spec)]
         if self.original and frozen:
             raise WgradError(
@@ -68,15 +67,14 @@ class Merge:
             )
 
     def dtype(self, name: str) -> np.dtype:
-        """Dtype of the merged weights. name: "auto" is that of the embedding in the files."""
+        """Return the dtype of the merged weights. name: "auto" means the dtype of the embedding in the files."""
         if name != "auto":
             result: np.dtype = np.dtype(_FLOATS[name])
             return result
         return self.files.dtype(next(spec for spec in weight_specs(self.config) if spec.name == EMBEDDING))
 
     def value(self, spec: WeightSpec, device: Device) -> np.ndarray:
-        """A tensor of the merged model, as Hugging Face's files hold it: float32, or the files' dtype where nothing is
-        added."""
+        """Return a tensor of the merged model as in Hugging Face's files: float32, or the files' dtype if unchanged."""
         if spec.name in self.arrays:
             return self.arrays[spec.name]
         if spec.name == HEAD and self.config.tie_word_embeddings:
@@ -115,9 +113,10 @@ def save_merged(
     save_tokenizer: SaveTokenizer,
     progress: Progress | None = None,
 ) -> None:
-    """Write the merged model as a folder that is there whole or not at all; one tensor at a time is in memory.
+    """Write the merged model as a folder, which appears only when complete. One tensor at a time is in memory.
 
-    WgradError: too little room on the disk, a folder that is not empty, a sum that `dtype` cannot hold.
+    Raises:
+        WgradError: The disk is too full, the folder is not empty, or `dtype` cannot hold a sum.
     """
     _check_room(out, sum(math.prod(spec.shape) for spec in weight_specs(merge.merged)) * dtype.itemsize, dtype.name)
 
@@ -147,11 +146,12 @@ def save_merged_gguf(
     more: Mapping[str, str] = {},
     imatrix: Imatrix | None = None,
 ) -> None:
-    """Write what `save_merged` writes as a GGUF file, in a folder that wgrad reads as a base model.
+    """Write the merged model as a GGUF file, in a folder that wgrad reads as a base model.
 
-    kind, imatrix: as of `GgufModel`; over: as of `save_gguf`; more: other files, name -> text.
+    kind, imatrix: as for `GgufModel`. over: as for `save_gguf`. more: texts of other files by name.
 
-    WgradError: as `save_merged`, or something of the model has no place in such a file.
+    Raises:
+        WgradError: As `save_merged`, or a GGUF file cannot hold a part of the model.
     """
     model = GgufModel(merge.merged, merge.files, kind, imatrix)
     model.check()

@@ -1,4 +1,4 @@
-"""The decoder of the LLaMA-type families, from its configuration (what families.py says of it) and its weights.
+"""The decoder of LLaMA-like families, built from its configuration (families.py) and its weights.
 
 Shapes: B rows, T tokens, N = B * T, C hidden, H heads, G key/value heads, D head width, V vocabulary. With compute
 float16 or bfloat16 what feeds a product is of that type (norm outputs, q k v, attention, gate, up); the residual
@@ -43,7 +43,7 @@ MLP_CHUNK_BYTES, MLP_CHUNKS_ABOVE = 768 << 20, 4096
 
 
 class Mixed(NamedTuple):
-    """A model with several adapters, and the number of one of them, -1 of none: adapter_mix.py."""
+    """A model with several adapters, and the index of one of them; -1: none (adapter_mix.py)."""
 
     model: Model
     number: int
@@ -90,16 +90,16 @@ class Model(Attention):
         self.mixed: Mixed | None = None  # where sequences of this model can be in a batch with those of others
 
     def token_tables(self, tokens: int) -> TokenTables | None:
-        """For a batch of `tokens` tokens, to be written to; None where no sequence needs any."""
+        """Return tables for a batch of `tokens` tokens, which the caller fills; None if no sequence needs them."""
         return TokenTables.empty(self.config, tokens, self.positions, self.device)
 
     def _whole(self, name: str) -> Tensor | None:
-        """The adapter's own of a weight."""
+        """Return the adapter's whole weight of this name, if it has one."""
         return None if self.adapter is None else self.adapter.whole.get(name)
 
     @property
     def head(self) -> Any:
-        """Output weight [V, C]: the embedding's own where the two are tied, and the adapter has none."""
+        """Return the output weight [V, C]; it is the embedding if they are tied and the adapter has no head."""
         if (whole := self._whole(HEAD)) is not None:
             return whole
         name = EMBEDDING if self.config.tie_word_embeddings else HEAD
@@ -123,7 +123,7 @@ class Model(Attention):
 
     @property
     def variants(self) -> set[str]:
-        """The kinds of its projections: those of formats, and types of numbers."""
+        """Return the formats and dtypes of its projections."""
         weights = self.weights if self._streamed is None else self._streamed.projections
         rounded = {n: m.rounded for n, m in (self.adapter.modules if self.adapter else {}).items() if m.rounded}
         found = (rounded.get(module, weights[f"{module}.weight"]) for module in linear_modules(self.config))
@@ -131,7 +131,7 @@ class Model(Attention):
 
     # ---- whole passes ------------------------------------------------------------------------
     def hidden(self, inputs: Inputs, cache: KVCache | None = None, balance: Balance | None = None) -> Tensor:
-        """[N, C]: the output of the final norm, of which the head makes logits. balance: gets what routers do."""
+        """Return the output of the final norm, [N, C]. balance: gets the routers' logits and choices."""
         self._balance = balance
         if self._streamed is not None:
             self._streamed.begin(None if cache is None else inputs.ids.size)
@@ -156,7 +156,7 @@ class Model(Attention):
         return h if self.config.logit_scale == 1 else F.scale(h, self.config.logit_scale)
 
     def loss(self, inputs: Inputs) -> Tensor:
-        """float32 [1]: the sum over targets of the cross-entropy in nats, with `balance` where it is trained."""
+        """Return the sum over targets of the cross-entropy in nats, float32 [1]; in training plus `balance`, if any."""
         balance = self.balance if is_recording() else None
         if balance is None:
             return self._cross_entropy(inputs)
@@ -165,7 +165,7 @@ class Model(Attention):
         return balance.added(self._cross_entropy(inputs, balance=balance), inputs.targets)
 
     def token_losses(self, inputs: Inputs) -> Tensor:
-        """float32 [N]: the cross-entropy of each target in nats, 0 where there is none. The head has no gradient."""
+        """Return each target's cross-entropy in nats, float32 [N], 0 without a target. The head gets no gradient."""
         return self._cross_entropy(inputs, per_target=True)
 
     def _cross_entropy(self, inputs: Inputs, per_target: bool = False, balance: Balance | None = None) -> Tensor:
@@ -185,7 +185,7 @@ class Model(Attention):
             self.adapter = adapter
 
     def logits(self, hidden: Array) -> Array:
-        """[M, C] -> float32 [M, V]. Without gradient."""
+        """Return logits, float32 [M, V], without gradient. hidden: [M, C]."""
         with no_grad():
             bias = self._head_bias
             logits = F.linear(Tensor(hidden, self.device), self.head, bias=bias, dtype=np.float32).data
@@ -193,7 +193,7 @@ class Model(Attention):
         return self.device.softcap(logits, cap) if cap else logits
 
     def _beside(self, embedded: Tensor, inputs: Inputs) -> Beside:
-        """Make what layers are given besides the stream, which begins as the embeddings [N, C]."""
+        """Return the layers' inputs besides the stream. embedded: embeddings [N, C], with which the stream begins."""
         c = self.config
         if c.per_layer is None:
             return Beside(c)
@@ -202,14 +202,14 @@ class Model(Attention):
         return Beside(c, c.per_layer.inputs(c.hidden_size, projected, self.weights[TABLE], norm, eps, inputs.ids))
 
     def _outer(self, module: str, x: Tensor, inputs: Inputs) -> Tensor:
-        """A projection of the stream, in float32."""
+        """Return a projection of the stream in float32."""
         return F.cast(self._linear(module, F.cast(x, self.dtype), inputs), np.float32)
 
     # ---- a layer -----------------------------------------------------------------------------
     def _layer(
         self, index: int, h: Tensor, inputs: Inputs, cache: KVCache | None, beside: Sequence[Tensor]
     ) -> Tensor | tuple[Tensor, ...]:
-        """-> the stream, and what `Beside` keeps of the layer. beside: what it gives it."""
+        """Return the stream after a layer, and the tensors that `Beside` keeps. beside: inputs from `Beside`."""
         if self._streamed is not None:
             self._streamed.enter(index)
         c, prefix = self.config, f"model.layers.{index}."
@@ -243,7 +243,7 @@ class Model(Attention):
         own: Sequence[Tensor],
         shared: Sequence[Tensor],
     ) -> tuple[Tensor, Sequence[Tensor]]:
-        """A layer of several streams [S, N, C], and what `_attended` returns of keys and values."""
+        """Run a layer of several streams [S, N, C]. Return the streams, and the keys and values of `_attended`."""
         prefix, scale = f"model.layers.{index}.", 2**-0.5
         before, after, *_ = self.config.norms_of(index)
         # Gradients add up at each reshape, in the order of operands: so it is the same whether keys and values, which
@@ -265,7 +265,7 @@ class Model(Attention):
         return F.cat([first, *(other + added for other in others)]), keys
 
     def _coefficients(self, prefix: str, module: str, x: Tensor, inputs: Inputs) -> Tensor:
-        """float32 [N, ...]: by how much streams go into each other."""
+        """Return the coefficients that mix streams, float32 [N, ...]."""
         routed = self._linear(prefix + ROUTER, self._normed(prefix + ROUTER_NORM, x, self.dtype), inputs)
         modes = F.tanh(F.cast(routed, np.float32) * (1 / self.config.hidden_size))
         return F.cast(self._linear(prefix + module, F.cast(modes, self.dtype), inputs), np.float32)
@@ -282,7 +282,7 @@ class Model(Attention):
         return linear.out_proj, self._mixed(linear, index, y, inputs, cache), ()
 
     def _mixed(self, linear: Mixer, index: int, y: Tensor, inputs: Inputs, cache: KVCache | None) -> Tensor:
-        """Return the input of the output projection of what is in the place of attention, or alongside it."""
+        """Return the input of the output projection of the layer that replaces attention or runs alongside it."""
         c, prefix = self.config, f"model.layers.{index}."
         y = y if linear.in_scale == 1 else F.scale(y, linear.in_scale)
         rows = {"doc_start": inputs.doc_start, "cache_len": inputs.cache_len, "cache": cache, "layer": index}
@@ -299,7 +299,7 @@ class Model(Attention):
         own: Sequence[Tensor] = (),
         y: Tensor | None = None,
     ) -> Tensor:
-        """`_mlp`; of a long row that is recomputed, in chunks."""
+        """Run `_mlp`, in chunks for a long sequence that is recomputed."""
         c = self.config
         # Dropout counts elements from the first row that it is given: in chunks it would drop the same ones in each.
         # A balance counts the tokens of a whole micro-batch.
@@ -315,8 +315,10 @@ class Model(Attention):
     def _mlp(
         self, index: int, h: Tensor, inputs: Inputs, own: Sequence[Tensor] = (), y: Tensor | None = None
     ) -> Tensor:
-        """A layer's MLP, norm and residual included, and what comes behind it: of each row by itself. own: the layer's
-        own embeddings. y: the norm of h, where it is there."""
+        """Run a layer's MLP with norm and residual, and the parts after it, which treat each token by itself.
+
+        own: the layer's own embeddings. y: the norm of h, if it has been computed.
+        """
         prefix = f"model.layers.{index}."
         h = self._mlp_alone(index, h, inputs, y, last=not own)
         for embedded in own:
