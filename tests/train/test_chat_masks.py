@@ -53,6 +53,15 @@ COMMAND = (
     "{% else %}{{ '\n<T><A><R>' + m.content + '</R><E>' }}{% endif %}{% endfor %}<T><A>"
 )
 
+# The last turn is written differently without a prompt, as in gpt-oss's template; the prompt opens a thought, or not.
+RETURN = (
+    "{% for m in messages %}<{{ m.role }}>{% if loop.last and m.thinking and not add_generation_prompt %}"
+    "{{ '(' + m.thinking + ')' }}{% endif %}{{ m.content }}"
+    "{{ '<R>' if loop.last and m.role == 'assistant' and not add_generation_prompt else '<E>' }}PROMPT{% endfor %}"
+)
+IN_LOOP = RETURN.replace("PROMPT", "{{ '<assistant>OPEN' if loop.last and add_generation_prompt }}")
+BEHIND = RETURN.replace("PROMPT", "") + "{{ '<assistant>OPEN' if add_generation_prompt }}"
+
 
 def spoken(source: str, turns=TURNS, learn=None) -> list[str]:
     learn = [i for i, m in enumerate(turns) if m["role"] == "assistant"] if learn is None else learn
@@ -155,6 +164,27 @@ def test_a_tag_that_a_turn_closes_where_the_prompt_opens_it_counts_as_a_whole() 
         "{% endfor %}{% if add_generation_prompt %}<assistant><think>{% endif %}"
     )
     assert spoken(source) == ["</think>He that hears.", "<think></think>None."]
+
+
+@pytest.mark.parametrize("opened", ["", "<think>"])
+@pytest.mark.parametrize("source", [IN_LOOP, BEHIND])
+def test_a_tag_within_the_turn_before_is_no_thought_of_the_prompt(source: str, opened: str) -> None:
+    """Without a prompt, the template writes the turn before in another way."""
+    said = ["<think>Hm.</think>Hear.", f"{opened}Wise.</think>Be wise.", "None."]
+    answers = [{"role": "assistant", "content": text, "thinking": "So"} for text in said]
+    source = source.replace("OPEN", opened)
+    found = spoken(source, [TURNS[0], *answers[:2], TURNS[2], answers[2]])
+    assert found == [f"{said[0]}<E>", f"{said[1]}<E>", f"(So){said[2]}<R>"]
+    asked = {"role": "user", "content": "What is <think>Hm.</think>?"}
+    assert spoken(source, [asked, *answers[:2]]) == [f"{said[0]}<E>", f"(So){said[1]}<R>"]
+
+
+def test_a_prompt_that_is_always_written_may_open_a_thought() -> None:
+    source = "{% for m in messages %}<{{ m.role }}>{{ m.content }}<E>{% endfor %}<assistant><think>"
+    for said in (["Hear.", "Be wise."], ["<think>Hm.</think>Hear.", "<think>So.</think>Be wise."]):
+        answers = [{"role": "assistant", "content": text} for text in said]
+        assert spoken(source, [TURNS[0], *answers, TURNS[2]]) == [f"{text}<E>" for text in said]
+        assert spoken(source, [TURNS[0], *answers]) == [f"{text}<E>" for text in said]
 
 
 def test_a_part_that_another_turn_has_too_is_left_out_all_the_same() -> None:

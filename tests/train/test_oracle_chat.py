@@ -154,6 +154,15 @@ def test_the_same_part_counts_as_with_trl(name: str) -> None:
     assert compared >= 5, "hardly a conversation that both take"
 
 
+def test_a_tag_in_an_answer_of_gpt_oss_is_no_thought_that_the_next_prompt_opens() -> None:
+    """It writes the last answer with its thought and another end, but not where a prompt follows."""
+    own, variant = ((FOLDER / f"gptoss{end}.jinja").read_text(encoding="utf-8") for end in ("", "_training"))
+    messages = turns("U:Q1", "A:<think>\nR\n</think>\n\nA1", "A:A2", thinking="R")
+    found, wanted = ours(own, messages), theirs(variant, messages)
+    assert found is not None and wanted is not None
+    assert found[1] == [p for p in wanted[1][0].split(WITH_HEADER["gptoss"], 2) if p]
+
+
 # Of which TRL's variant renders just what the model's own template does.
 SAME_TEXT = ("llama3", "qwen3_instruct_2507", "gemma", "phi3", "cohere", "lfm2")
 

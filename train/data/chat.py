@@ -304,7 +304,8 @@ class ChatTemplate:
             return _Shape("", "", bos, True)
         prompt, unasked = _tail(asked), ""
         begun, said = _tail(once), next((both.text[a:b] for a, b in both.places.get(1, ())), "")
-        if begun.strip() and prompt == _tail(plain) == begun and said.lstrip().startswith(begun.strip()):
+        opening = begun.split(THOUGHT)[0].strip()
+        if opening and prompt == _tail(plain) == begun and said.lstrip().startswith(opening):
             unasked = begun
         elif not prompt or prompt == _tail(plain):  # written within the loop, if anywhere
             prompt = asked.text[len(commonprefix([asked.text, plain.text])) :]

@@ -61,14 +61,38 @@ def prefix_spans(
             continue
         if THOUGHT in before[-200:]:
             # A thought counts from its opening tag on, even if the prompt opens it.
-            plain = attempt(messages[:turn], False)
-            place = before.find(THOUGHT, len(os.path.commonprefix([before, plain or before])))
+            place = _opened_thought(attempt, messages[:turn], before, unasked)
             if place >= 0 and not (text.startswith(before) and CLOSED not in after[place:]):
                 before = before[:place]
         end = len(after.rstrip(" "))  # without the spaces before the next turn
         if text.startswith(before) and len(before) < end:
             found[turn] = (len(before), end)
     return found
+
+
+def _opened_thought(attempt: _Attempt, messages: Sequence[Message], before: str, unasked: str) -> int:
+    """Return the place at which the generation prompt at the end of `before` opens a thought, or -1."""
+    plain = attempt(messages, False)
+    if plain is None:
+        return -1
+    plain = plain.removesuffix(unasked)
+    start = len(os.path.commonprefix([before, plain]))
+    if start < len(plain):
+        # Without the prompt, the template writes the messages differently, and a tag may be theirs. The prompt is
+        # within the end that remains if every message says more.
+        other = attempt([_longer(message) for message in messages], True)
+        if other is None:
+            return -1
+        same = len(os.path.commonprefix([before[::-1], other[::-1]]))
+        start = max(start, len(before) - same)
+    return before.find(THOUGHT, start)
+
+
+def _longer(message: Message) -> Message:
+    """Return the message with a letter added to each of its parts."""
+    for part in filled_parts(message):
+        message = _altered(message, part, "*x")
+    return message
 
 
 # ---- turns that are left out ----------------------------------------------------------------------
