@@ -353,6 +353,10 @@ PARTED = [
 ]
 # The last ones go with make test-all: other names of cuts that the first ones have.
 NAMED = ["qwen35", "deepseek-v3", "glm4", "exaone", "exaone4", "hunyuan", "hunyuan-dense", "solar-open", "bailingmoe2"]
+NAMED += ["gpt-4o", "tekken"]
+# llama.cpp's regular expressions have no classes for capitals and marks. So it cuts words at marks, which the models'
+# own patterns, quoted in its source, do not.
+CUT_AT_MARKS = ("gpt-4o", "tekken")
 
 
 @pytest.mark.parametrize("pre", [*NAMED[:4], *(pytest.param(pre, marks=pytest.mark.all) for pre in NAMED[4:])])
@@ -364,6 +368,8 @@ def test_words_are_cut_by_the_name_in_the_file(pre: str, written: Any, learn: An
     _, path = written(num_hidden_layers=1, vocab_size=600)
     tokenizer, compared = load_tokenizer(find_model(str(path))), 0
     for text in PARTED:
+        if pre in CUT_AT_MARKS and any(unicodedata.category(letter)[0] == "M" for letter in text):
+            continue
         text = unicodedata.normalize("NFC", text) if pre == "qwen35" else text  # as its tokenizer does
         ids = np.array([tokenizer.encode(text)])
         with suppress(LookupError):

@@ -8,7 +8,8 @@ from __future__ import annotations
 _LETTERS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
 _BLANKS = r"\s*[\r\n]+|\s+(?!\S)|\s+"
 _REST = rf"| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_BLANKS}"
-# GPT-4o's: words with capitals first, followed by their short form; a slash belongs to the text before it.
+# GPT-4o's: words with capitals first, followed by their short form; a slash belongs to the text before it. As in the
+# models' own files: llama.cpp only knows the capitals of ASCII, and cuts words at combining marks.
 _BEFORE, _SHORT = r"[^\r\n\p{L}\p{N}]?", "(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
 _CAPITALS, _SMALL = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _O200K = "|".join(
