@@ -1,4 +1,4 @@
-"""A Hugging Face hub on localhost, of what its client asks for: what a revision holds, its files and parts of them."""
+"""A Hugging Face hub on localhost that answers questions about revisions, and serves files and parts of files."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Thread
+from threading import Event, Thread
 from typing import Any
 from urllib.parse import unquote
 
@@ -16,15 +16,22 @@ Files = dict[str, bytes]
 
 
 class LocalHub:
-    """A server on localhost until `close`. handler: of its requests, which has it as `hub`."""
+    """A server on localhost until `close`. handler: class that answers requests, which gets the server as `hub`.
+
+    While `silence` is an event, GET requests get no answer until the event is set or five seconds have passed, and then
+    a closed connection.
+    """
 
     def __init__(self, handler: type[LocalHandler]) -> None:
+        self.silence: Event | None = None
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (handler,), {"hub": self}))
         self.address = f"http://127.0.0.1:{self._server.server_port}"
         self._thread = Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
         self._thread.start()
 
     def close(self) -> None:
+        if self.silence:
+            self.silence.set()
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
@@ -33,14 +40,30 @@ class LocalHub:
 class LocalHandler(BaseHTTPRequestHandler):
     hub: Any
 
+    def is_silent(self) -> bool:
+        """Return whether a GET request gets no answer; if so, wait first."""
+        if self.hub.silence is None:
+            return False
+        self.hub.silence.wait(5)
+        return True
+
     def log_message(self, *args: Any) -> None:
         pass
 
 
 class FakeHub(LocalHub):
-    """A data set or a model by its revisions. token: who else asks is told what the hub tells a stranger of a private
-    one. failure: (status, X-Error-Code, X-Error-Message) of every answer. asked: the paths of all requests. sent: the
-    bytes of all answers."""
+    """A hub with one data set or model.
+
+    Args:
+        hub_id: Its id.
+        revisions: Contents of its files, by revision.
+        token: Token that requests must have; without it, answers are those for a private repository.
+
+    Attributes:
+        failure: Status, X-Error-Code and X-Error-Message of every answer; None: requests succeed.
+        asked: Paths of all requests.
+        sent: Bytes of all answers.
+    """
 
     def __init__(self, hub_id: str, revisions: dict[str, Files], token: str = "") -> None:
         self.hub_id, self.revisions, self.token = hub_id, revisions, token
@@ -53,7 +76,7 @@ class FakeHub(LocalHub):
         return hashlib.sha1(revision.encode()).hexdigest()
 
     def find(self, revision: str) -> str | None:
-        """The name of a revision that is given by its name or its commit."""
+        """Return the name of a revision, given its name or its commit."""
         return next((name for name in self.revisions if revision in (name, self.commit(name))), None)
 
 
@@ -66,6 +89,8 @@ class _Handler(LocalHandler):
     def do_GET(self) -> None:
         hub = self.hub
         hub.asked.append(self.path)
+        if self.is_silent():
+            return None
         if hub.failure:
             return self._refuse(*hub.failure)
         if hub.token and self.headers.get("Authorization") != f"Bearer {hub.token}":

@@ -71,7 +71,7 @@ def reach(monkeypatch: pytest.MonkeyPatch, cache: Path, *names: str) -> list[lis
         return str(fill(cache, *fetched[-1]))
 
     monkeypatch.setattr(hub, "snapshot_download", fetch)
-    monkeypatch.setattr(hub.HfApi, "dataset_info", lambda self, repo_id: info)
+    monkeypatch.setattr(hub.HfApi, "dataset_info", lambda self, repo_id, timeout: info)
     return fetched
 
 
@@ -139,7 +139,7 @@ def test_what_another_tool_left_in_the_cache(cache: Path) -> None:
     ],
 )
 def test_what_the_hub_says(kind: str, message: str, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(self: Any, repo_id: str) -> Any:
+    def refuse(self: Any, repo_id: str, timeout: float) -> Any:
         raise getattr(hub.errors, kind).__new__(getattr(hub.errors, kind))
 
     monkeypatch.setattr(hub.HfApi, "dataset_info", refuse)

@@ -7,6 +7,7 @@ import io
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ import pytest
 from tests.train.fake_hub import FakeHub
 from wgrad.device.errors import WgradError
 from wgrad.train.commands.cli import main
+from wgrad.train.files import hub_data
 from wgrad.train.files.hub_data import data_set_files
 from wgrad.train.files.hub_splits import files_of_conversion
 from wgrad.train.model.model_config import load_model_config
@@ -138,6 +140,14 @@ def test_what_the_hub_refuses_is_one_line(failure: Any, message: str, serve: Any
     with pytest.raises(WgradError, match=f"^--data: .*{message}") as caught:
         data_set_files("org/name", "--data")
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 300
+
+
+def test_a_hub_that_never_answers(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client has no limit of its own: the run would wait for ever."""
+    monkeypatch.setattr(hub_data, "ANSWER_SECONDS", 0.3)
+    serve({"main": {"train.jsonl": lines("x")}}).silence = Event()
+    with pytest.raises(WgradError, match=r"and the Hugging Face hub cannot be reached \(.*timed out"):
+        data_set_files("org/name", "--data")
 
 
 @pytest.mark.parametrize(

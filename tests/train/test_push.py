@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from threading import Event
 from typing import Any
 from unittest.mock import Mock
 
@@ -14,6 +15,7 @@ import yaml
 from tests.train.conftest import random_weights, tiny_config, write_checkpoint
 from tests.train.upload_hub import UploadHub
 from wgrad.train.commands.cli import main
+from wgrad.train.files import hub_upload
 from wgrad.train.output.card_use import Contents
 from wgrad.train.output.model_card import MARK, Card, is_own_card
 
@@ -48,6 +50,14 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[UploadHub]:
 
 def push(run: Path, *words: str) -> int:
     return main(["push", "--adapter", str(run), REPO, *words])
+
+
+def test_a_hub_that_never_answers(run: Path, hub: UploadHub, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    """It takes the new repository, and then says nothing about it."""
+    monkeypatch.setattr(hub_upload, "ANSWER_SECONDS", 0.3)
+    hub.silence = Event()
+    assert push(run) == 2
+    assert f"push: the upload to {REPO} failed (timed out)" in capsys.readouterr().err and hub.stored == {}
 
 
 def test_an_adapter(run: Path, hub: UploadHub, capsys: Any) -> None:

@@ -1,4 +1,4 @@
-"""A Hugging Face Hub on localhost, of what its client asks for to upload: repositories, large files, commits."""
+"""A Hugging Face Hub on localhost that takes uploads: repositories, large files and commits."""
 
 from __future__ import annotations
 
@@ -12,8 +12,17 @@ from tests.train.fake_hub import LocalHandler, LocalHub
 
 
 class UploadHub(LocalHub):
-    """repos: id -> (private, name -> content). stored: large files by sha256. writes: every request that sends
-    something. fail_after: refuse large files from this one on. token: who may write."""
+    """A hub that takes uploads.
+
+    Args:
+        token: Token that may write.
+
+    Attributes:
+        repos: By id, whether the repository is private, and the contents of its files by name.
+        stored: Large files by sha256.
+        writes: Paths of all requests that send something.
+        fail_after: Number of large files after which further ones are refused; None: none is.
+    """
 
     def __init__(self, token: str) -> None:
         self.token = token
@@ -30,6 +39,8 @@ class _Handler(LocalHandler):
     hub: UploadHub
 
     def do_GET(self) -> None:
+        if self.is_silent():
+            return None
         name = self.path.removeprefix("/api/models/").partition("?")[0]
         if name not in self.hub.repos:
             return self._answer(404, {}, {"X-Error-Code": "RepoNotFound"})

@@ -13,6 +13,7 @@ from typing import Any
 from wgrad.device.errors import WgradError
 from wgrad.train.files.input_files import exists, expand_path
 
+ANSWER_SECONDS = 30.0  # the hub's client sets no limit of its own to questions about a repository
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _WANTED = ["*.json", "*.safetensors", "*.jinja", "*.model"]
 # Folders have other formats (onnx/, original/); consolidated.safetensors repeats the weights.

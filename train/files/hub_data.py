@@ -18,6 +18,7 @@ import msgspec
 from wgrad.device.cache import cache_folder, is_kept, keep
 from wgrad.device.errors import WgradError
 from wgrad.train.files.decode import read_json
+from wgrad.train.files.hub import ANSWER_SECONDS
 from wgrad.train.files.hub_splits import files_of_conversion, files_of_split, missing_shards
 from wgrad.train.files.input_files import exists, one_line
 
@@ -124,7 +125,7 @@ def _choose(hub_id: str, config: str, split: str, where: str, hub: Any) -> _Fetc
 
     With a script of the data set's name the conversion is preferred, since the other files may be anything.
     """
-    info = hub.HfApi().dataset_info(hub_id)
+    info = hub.HfApi().dataset_info(hub_id, timeout=ANSWER_SECONDS)
     names, of = [file.rfilename for file in info.siblings or ()], {"repo_type": "dataset", "revision": info.sha}
     converted = None
     if f"{hub_id.rpartition('/')[2]}.py" in names:
@@ -148,7 +149,7 @@ def _choose(hub_id: str, config: str, split: str, where: str, hub: Any) -> _Fetc
 def _conversion(hub_id: str, hub: Any) -> Any:
     """Return the hub's description of its conversion to Parquet, or None."""
     try:
-        return hub.HfApi().dataset_info(hub_id, revision=_CONVERSION)
+        return hub.HfApi().dataset_info(hub_id, revision=_CONVERSION, timeout=ANSWER_SECONDS)
     except hub.errors.RevisionNotFoundError:
         return None
 

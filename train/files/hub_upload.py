@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from wgrad.device.errors import WgradError
+from wgrad.train.files.hub import ANSWER_SECONDS
 
 
 def upload(repo: str, files: Mapping[str, Path | bytes], public: bool) -> str:
@@ -24,7 +25,7 @@ def upload(repo: str, files: Mapping[str, Path | bytes], public: bool) -> str:
     with _errors(repo) as huggingface_hub:
         api = huggingface_hub.HfApi(library_name="wgrad")
         url = api.create_repo(repo, private=not public, exist_ok=True, repo_type="model")
-        if not public and not api.repo_info(repo).private:
+        if not public and not api.repo_info(repo, timeout=ANSWER_SECONDS).private:
             raise WgradError(f"push: {repo} is there already and public: add --public, or choose another name")
         adds = [
             huggingface_hub.CommitOperationAdd(name, content if isinstance(content, bytes) else str(content))
