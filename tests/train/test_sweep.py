@@ -74,6 +74,20 @@ def test_an_interrupted_sweep_goes_on(words: list[str], tmp_path: Path, monkeypa
     assert ran == [("001", False), ("002", False), ("002", True)]
 
 
+def test_fewer_combinations_than_trials(words: list[str], monkeypatch: Any, capsys: Any) -> None:
+    """A note says so: without one it seems that the other trials were lost."""
+
+    def run(config: Any, caller: Any) -> int:
+        raise OutOfMemory("it does not fit")
+
+    monkeypatch.setattr(trials, "run_finetune", run)
+    note = "note: --trials 5: there are only 2 different combinations of the values of --vary: each runs once"
+    for given, noted in (("5", True), ("2", False)):
+        assert main([*words, "--vary", "lora_r=2,3", "--trials", given]) == 1
+        said = capsys.readouterr()
+        assert (note in said.err) == noted and "trial 2 of 2: lora_r" in said.out
+
+
 def test_a_trial_that_fails_ends_no_other(words: list[str], tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
     real = trials.run_finetune
 

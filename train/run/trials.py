@@ -59,6 +59,9 @@ def run_sweep(
         name = "ranks" if base.ranks else "lr_sweep" if base.lr_sweep else "resume"
         raise WgradError(f"{flag(name)}: has no place in a sweep, which runs again where it ended: leave it out")
     trials = trials_of(varied, count, base.seed)
+    if count is not None and len(trials) < count:
+        only = "is only 1 combination" if len(trials) == 1 else f"are only {len(trials)} different combinations"
+        tell(f"note: --trials {count}: there {only} of the values of --vary: each runs once", "stderr")
     configs = [_options(given, trial, base.out, number) for number, trial in enumerate(trials, start=1)]
     for config in configs:  # a mistake in the last one is reported before the first one runs
         resolve_config(config)
