@@ -90,6 +90,10 @@ def test_the_file_is_llama_cpps(tmp_path: Path) -> None:
     np.testing.assert_array_equal(found.means["blk.0.attn_q.weight"], means["blk.0.attn_q.weight"])
     with pytest.raises(WgradError, match="a.gguf has 3 columns of blk.0.attn_q.weight, and the model has 4"):
         found.of("blk.0.attn_q.weight", 4)
+    before = path.read_bytes()
+    with pytest.raises(UnicodeEncodeError):  # an interrupted write leaves the file of before, and no other
+        Imatrix({**means, "\ud800": np.ones(2, np.float32)}, "", 1).save(path)
+    assert path.read_bytes() == before and [p.name for p in tmp_path.iterdir()] == ["a.gguf"]
     Imatrix({"x": np.array([np.nan], np.float32)}, "", 1).save(path)
     with pytest.raises(WgradError, match="is no importance matrix of llama.cpp"):
         load_imatrix(path)

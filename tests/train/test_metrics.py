@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -99,6 +100,19 @@ def test_a_torn_end_is_mended(tail: bytes, tmp_path: Path) -> None:
         assert path.read_bytes() == good
         metrics.write(record(6))
     assert read_metrics(path) == [record(step) for step in range(1, 7)]
+
+
+def test_a_file_is_closed_though_the_disk_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error is raised, and closing again does nothing: the descriptor is not leaked."""
+
+    def fail(number: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    metrics = MetricsFile(tmp_path)
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(WgradError, match=f"cannot write .*{METRICS_FILE}"):
+        metrics.close()
+    metrics.close()
 
 
 def test_a_new_run_begins_with_an_empty_file(tmp_path: Path) -> None:

@@ -17,9 +17,12 @@ import pytest
 from tests.conftest import wgpu_sibling
 from tests.train.conftest import GEMMA4_EXPERTS, choose_card, discrete_sibling
 from wgrad.device.errors import OutOfMemory
+from wgrad.device.files import TEMPORARY
 from wgrad.device.memory import Block, Pool
+from wgrad.train.commands import cache as cache_command
 from wgrad.train.commands import cli
 from wgrad.train.commands.plan import curve, described, table
+from wgrad.train.data import standard_input
 from wgrad.train.data.packing import BatchStream, Document
 from wgrad.train.inference.compile_ahead import Placing, compile_ahead
 from wgrad.train.inference.generation import generate_ids
@@ -45,7 +48,7 @@ SHAPE: dict[str, Any] = {"num_hidden_layers": 5}  # one buffer of the two has th
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "cache"
-    for user in (module, find_model):  # `cache clear` empties both
+    for user in (module, find_model, standard_input):  # `cache clear` empties all of them
         monkeypatch.setattr(user, "cache_folder", lambda name: folder / name)
     return folder / "weights"
 
@@ -514,6 +517,17 @@ def test_the_disk_it_takes_is_bounded_and_given_back(
     assert "2 base models, 0." in capsys.readouterr().out
     assert cli.main(["cache", "clear"]) == 0
     assert "removed from" in capsys.readouterr().out and cached_files() == []
+
+
+def test_the_cache_is_cleared_while_others_remove_files(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Entries that have vanished count as empty, and leftovers of interrupted writes are removed."""
+    (cache.parent / "gguf" / f"a.1.{'0' * 8}{TEMPORARY}").mkdir(parents=True)
+    kinds = [kind._replace(entries=lambda: [cache / "gone"]) for kind in cache_command._KINDS]
+    monkeypatch.setattr(cache_command, "_KINDS", kinds)
+    assert cli.main(["cache", "clear"]) == 0
+    assert "1 base model, 0." in capsys.readouterr().out and not any((cache.parent / "gguf").iterdir())
 
 
 # ---- the commands ------------------------------------------------------------------------

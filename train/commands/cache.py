@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import shutil
+import stat
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,18 +30,26 @@ class _Kind(NamedTuple):
         """Return the number of entries and their size. Links to the user's files do not count."""
         entries = self.entries()
         files = [path for entry in entries for path in (entry.iterdir() if entry.is_dir() else [entry])]
-        nbytes = sum(path.stat().st_size for path in files if not path.is_symlink())
-        return f"{len(entries)} {self.one if len(entries) == 1 else self.many}, {size(nbytes)}"
+        return f"{len(entries)} {self.one if len(entries) == 1 else self.many}, {size(sum(map(_nbytes, files)))}"
 
     def clear(self) -> None:
         """Remove all entries, and what interrupted writes have left."""
         remove_leftovers(self.folder())
         with writing(self.folder()):
             for path in self.entries():
-                if path.is_dir():
-                    shutil.rmtree(path)
-                else:
-                    path.unlink(missing_ok=True)
+                with suppress(FileNotFoundError):  # another process has removed it
+                    if path.is_dir():
+                        shutil.rmtree(path)
+                    else:
+                        path.unlink()
+
+
+def _nbytes(path: Path) -> int:
+    """Return a file's size; 0 for a link, or if another process has removed the file."""
+    with suppress(FileNotFoundError):
+        found = path.lstat()
+        return 0 if stat.S_ISLNK(found.st_mode) else found.st_size
+    return 0
 
 
 _KINDS = (

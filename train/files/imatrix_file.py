@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from wgrad.device.errors import WgradError
+from wgrad.device.files import atomic_file
 from wgrad.train.files.gguf_files import open_reader, require_gguf
 
 IMATRIX_FILE = "imatrix.gguf"  # next to a model that was quantised with it
@@ -47,9 +48,9 @@ class Imatrix:
         return found
 
     def save(self, path: Path) -> None:
-        """Write the file."""
+        """Write the file atomically. Raises WgradError if the disk is full, the folder is read-only, and so on."""
         gguf = require_gguf("--imatrix", path)
-        writer = gguf.GGUFWriter(path, "")
+        writer = gguf.GGUFWriter(None, "")
         writer.kv_data[0].pop("general.architecture", None)
         writer.add_string("general.type", "imatrix")
         writer.add_array("imatrix.datasets", [self.source])
@@ -58,10 +59,11 @@ class Imatrix:
         for name, mean in sorted(self.means.items()):
             writer.add_tensor(name + _SUMS, (mean * np.float32(self.tokens or 1))[None].astype(np.float32))
             writer.add_tensor(name + _COUNTS, np.full((1, 1), self.tokens or 1, np.float32))
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
-        writer.close()
+        with atomic_file(path) as file:
+            writer.write_header_to_file(Path(file.name))
+            writer.write_kv_data_to_file()
+            writer.write_tensors_to_file()
+            writer.close()
 
 
 def load_imatrix(path: Path) -> Imatrix:
