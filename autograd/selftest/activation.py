@@ -24,7 +24,7 @@ def cases(t: np.dtype) -> list[Case]:
 
             def backward(device: Device, x: Inputs, op: str = op, names: list[str] = names) -> Outputs:
                 arguments = (x["dy"], *(x[n] for n in names))
-                # Of the shapes after the first with the forward's result as well.
+                # For all shapes but the first, the backward also writes the forward's result.
                 again = _again(device, x["dy"]) if "up" in names and x["dy"].shape[0] != 7 else {}
                 made = getattr(device, op + "_backward")(*arguments, **again)
                 return {**dict(zip(("dgate", "dup"), made)), **again} if isinstance(made, tuple) else {"dx": made}
@@ -36,12 +36,12 @@ def cases(t: np.dtype) -> list[Case]:
 
 
 def _again(device: Device, dy: Array) -> Outputs:
-    """Output array of the forward that the backward recomputes."""
+    """Return the array into which the backward recomputes the forward's output."""
     return {"activated": device.empty(dy.shape, dy.dtype)}
 
 
 def _side_by_side(rows: int, half: int, t: np.dtype) -> list[Case]:
-    """Gate and up in one array."""
+    """Return cases with gate and up in one array."""
     found = []
     text = f"{rows}x2x{half}"
 

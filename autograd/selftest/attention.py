@@ -25,8 +25,20 @@ def attention_case(
     rising: float = 0.0,
     backward: bool = False,
 ) -> Case:
-    """shape: B, T, H, G, D; `keys` is S where it is not T. rising: how much more each query makes of the last key
-    than of the first."""
+    """Return a case of `attention` or its backward.
+
+    Args:
+        variant: Name of the case.
+        shape: B, T, H, G, D.
+        t: Dtype of q, k and v.
+        keys: S; 0: T.
+        cache_len: Keys before the queries.
+        window: Most keys that a query sees; 0: no limit.
+        softcap: Limit of the scores; 0: none.
+        documents: Documents of a sequence.
+        rising: Difference between the scores of the last key and the first.
+        backward: Whether this is a case of the backward.
+    """
     b, length, h, g, d = shape
     s, scale = keys or length, d**-0.5
     options = {"scale": scale, "window": window, "softcap": softcap}
@@ -59,7 +71,7 @@ def attention_case(
     text, direction = f"{'x'.join(map(str, shape))}" + (f",{s}" if keys else ""), "backward" if backward else "forward"
     name = f"{op}/{variant}/{text}/{dtype_name(t)}"
     call = back if backward else forward
-    # A query that sees one key: do v - do o is 0 in dq and dk, of sums of D products near 1 that are scaled by D^-0.5.
+    # If a query sees one key, do v - do o cancels to 0 in dq and dk: two sums of D products near 1, times D^-0.5.
     return Case(
         name, op, direction, dtype_name(t), text, build, call, BUILTIN_ULPS, cancels=d**0.5 if backward else 0.0
     )

@@ -1,16 +1,18 @@
-"""Cases with everything that another implementation of WebGPU needs to run and judge them: shaders, buffers, steps,
-inputs, expected outputs and limits. No device is needed to write one.
+"""Bundles of cases with all that another implementation of WebGPU needs to run and judge them: shaders, buffers, steps,
+inputs, expected outputs and limits. Writing one needs no device.
 
 A bundle is a JSON document and a block of bytes:
 
     shaders   label, entry, code, bindings [[number, type]], storage (bindings that are storage), workgroup_bytes of the
               profile, float16
     cases     name, op, direction, dtype, shape, profile, float16, finish
-              buffers   [[bytes, is uniform]]; nothing may be assumed of what they hold at first
+              buffers   [[bytes, is uniform]]; their initial contents are undefined
               steps     ["write", buffer, offset, at, bytes] or
                         ["run", shader, [[number, buffer, offset, bytes]], [x, y, z]], in order
-              made      {name, buffer, offset, size, dtype}: what the device leaves; `finish` makes of it what is judged
-              expected  {name, at, size, dtype, limit}: the oracle, float32 or whole numbers, and the largest difference
+              made      {name, buffer, offset, size, dtype}: outputs on the device, from which `finish` computes those
+                        that are judged
+              expected  {name, at, size, dtype, limit}: outputs of the oracle, float32 or integers, and the largest
+                        difference allowed
 
 `at` counts bytes in the block. wgsl/bundle_runner.js runs it.
 """
@@ -37,7 +39,7 @@ CARDS = tuple(profile for profile in PROFILES if not profile.software)
 
 @dataclass
 class Bundle:
-    """document: JSON. block: the bytes that it points into."""
+    """A bundle: a JSON document, and the block of bytes to which its offsets refer."""
 
     document: dict[str, Any]
     block: bytes
@@ -45,7 +47,7 @@ class Bundle:
 
 @dataclass
 class _Block:
-    """Bytes put one after another, at multiples of 4; what is there already is not put again."""
+    """A block of bytes. Each piece starts at a multiple of 4, and equal pieces are stored once."""
 
     parts: list[bytes] = field(default_factory=list)
     size: int = 0
@@ -67,10 +69,10 @@ class _Writer:
         self.shaders: dict[Shader, int] = {}
         self.workgroup_bytes: list[int] = []
         self.cases: list[dict[str, Any]] = []
-        self.device: Any = None  # the first, whose shaders the others need not assemble again
+        self.device: Any = None  # the first device, whose assembled shaders the others reuse
 
     def add(self, case: Case, inputs: Inputs, profile: Profile, *, only_new: bool) -> None:
-        """only_new: leave the case out where it launches no variant that is not in the bundle yet."""
+        """Add a case. only_new: skip it if the bundle has all variants that it launches."""
         device = bind(TraceDevice)(profile, self.device)
         self.device = self.device or device
         outputs = case.call(device, upload_inputs(device, inputs))
@@ -133,8 +135,10 @@ class _Writer:
 
 
 def _sizes(trace: Trace) -> list[tuple[int, bool]]:
-    """Return the sizes of the buffers. A buffer of uniforms is made for a thousand launches: what nobody uses of it is
-    cut off."""
+    """Return for each buffer its size, and whether it holds uniforms.
+
+    A buffer of uniforms is allocated for a thousand launches. Its unused end is cut off.
+    """
     used = [0] * len(trace.buffers)
     for step in trace.steps:
         ends = (
@@ -148,7 +152,7 @@ def _sizes(trace: Trace) -> list[tuple[int, bool]]:
 
 
 def runner_source() -> str:
-    """The ES module that runs a bundle."""
+    """Return the source of the ES module that runs a bundle."""
     return RUNNER.read_text(encoding="utf-8")
 
 
@@ -157,7 +161,7 @@ def _input_bytes(inputs: Inputs) -> int:
 
 
 class _Coarse(np.random.Generator):
-    """Normal numbers in steps of 1/8 where there are many: they pack well, and test as well."""
+    """A generator that rounds large normal arrays to steps of 1/8, which compress well and test as much."""
 
     def standard_normal(self, size: Any = None, *args: Any, **kwargs: Any) -> Any:
         value = super().standard_normal(size, *args, **kwargs)
@@ -165,7 +169,7 @@ class _Coarse(np.random.Generator):
 
 
 def with_coarse_inputs(case: Case) -> Case:
-    """The case on inputs that a page can carry."""
+    """Return the case with inputs that are small enough for a web page."""
     return dataclasses.replace(case, build=lambda rng: case.build(_Coarse(rng.bit_generator)))
 
 
@@ -176,10 +180,10 @@ def make_bundle(
     smallest: bool = False,
     only: Collection[tuple[str, str]] | None = None,
 ) -> Bundle:
-    """Every case as the first profile runs it; as the others do, where they launch variants of their own.
+    """Bundle all cases for the first profile, and for each other profile those that launch variants of its own.
 
-    smallest: leave out every case that brings no new variant, and let those with small inputs bring theirs first.
-    only: names of cases and profiles; these in place of what is said above.
+    smallest: skip every case without a new variant, and begin with the cases with the smallest inputs.
+    only: pairs of case and profile names; bundle exactly these instead.
     """
     writer, listed = _Writer(), [case for case in cases if only is None or any(case.name == name for name, _ in only)]
     made: Iterable[tuple[Case, Inputs]] = ((case, case.inputs()) for case in listed)

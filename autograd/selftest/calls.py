@@ -1,4 +1,4 @@
-"""With which arguments the self-test calls an operator: for whoever wants a call of every operator."""
+"""Arguments with which the self-test calls each operator, for code that needs one call of every operator."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from wgrad.autograd.selftest.cases import cases
 
 
 class _Recorder(ReferenceDevice):
-    """Keeps the arguments of the first call of each operator, by name."""
+    """A reference device that keeps the arguments of the first call of each operator, by name."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -32,8 +32,10 @@ class _Recorder(ReferenceDevice):
 
 @cache
 def first_call(op: str) -> dict[str, Any]:
-    """The arguments of the operator's first float32 case, by name: arrays are NumPy's, as they are after the call.
-    StopIteration: it has no case."""
+    """Return the arguments of an operator's first float32 case, by name, with NumPy arrays as the call left them.
+
+    Raises StopIteration if the operator has no case.
+    """
     case = next(case for case in cases(float16=False) if case.op == op)
     device = _Recorder()
     case.call(device, upload_inputs(device, case.inputs()))

@@ -1,8 +1,8 @@
-"""The list of cases by which a device is judged: every operator of the contract, forward and backward.
+"""Cases of the self-test: calls of an operator, forward or backward, by which a device is judged.
 
-A case builds its inputs on the host, calls one operator and returns what it made. `selftest.check_case` runs it on a
-device, on the reference in the same precision and on the reference in float64, and compares. Sizes divide nothing
-on purpose; a few round ones are there because devices have fast paths for them.
+A case builds its inputs on the host, calls one operator and returns the outputs. `selftest.check_case` compares the
+outputs of a device, of the reference in the same precision, and of the reference in float64. Sizes deliberately divide
+nothing, except for some round ones, for which devices have fast paths.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ F32, F16, BF16 = np.dtype(np.float32), np.dtype(np.float16), np.dtype(ml_dtypes.
 class Case:
     """One call of one operator.
 
-    build: random generator -> named inputs: NumPy arrays and frozen weights of NumPy arrays.
-    call: device, the same names with the arrays on that device -> named outputs (device arrays).
-    finish: name of the host's arithmetic between `call` and what is judged (finish.py).
-    ulps: floor of the limit, in units of float32's epsilon of an output's largest value: what a right implementation
-        may differ by from the order of a sum and from the shading language's own functions.
-    cancels: size of the terms that cancel in an output which is exactly 0: epsilons are counted of it there.
-    compute_units: kernels are chosen as for a card of so many, by a device that asks (`planned_for`); 0: as it is.
+    build: returns the inputs by name, NumPy arrays and frozen weights of NumPy arrays, given a random generator.
+    call: calls the operator with a device and the inputs on it, and returns the outputs (device arrays) by name.
+    finish: name of the arithmetic on the host that computes the judged outputs from those of `call` (finish.py).
+    ulps: floor of the limit, in units of float32's epsilon times an output's largest value. It allows for the order of
+        sums and the precision of the shading language's functions.
+    cancels: size of the terms that cancel in an output that is exactly 0; `ulps` then refer to it.
+    compute_units: number of compute units for which devices with `planned_for` choose kernels; 0: their own.
     """
 
     name: str
@@ -51,17 +51,17 @@ class Case:
     cancels: float = 0.0
 
     def inputs(self) -> Inputs:
-        """The same inputs every time: the generator is seeded with the case's name."""
+        """Return the inputs, the same each time: the case's name seeds the generator."""
         return self.build(np.random.default_rng(zlib.crc32(self.name.encode())))
 
 
-# exp, log, tanh and division: Vulkan allows exp an error of 3 + 2 |x| units in the last place.
+# For exp, log, tanh and division: Vulkan allows exp an error of 3 + 2 |x| units in the last place.
 BUILTIN_ULPS = 16.0
 
 
 @contextmanager
 def switched(device: Any, name: str, value: Any) -> Iterator[None]:
-    """The device with its switch of this name so, where it has one."""
+    """Set an attribute of the device within the block, if it has this attribute."""
     if not hasattr(device, name):
         yield
         return
@@ -89,14 +89,14 @@ def upload_inputs(device: Device, inputs: Inputs) -> Inputs:
 
 
 def widen_inputs(inputs: Inputs) -> Inputs:
-    """Copies in float64 for the oracle; integers stay as they are."""
+    """Copy the inputs in float64 for the oracle; integers keep their dtype."""
     return {
         n: map_arrays(v, lambda a: a.astype(np.float64) if is_float(a.dtype) else a.copy()) for n, v in inputs.items()
     }
 
 
 def normal(rng: np.random.Generator, shape: tuple[int, ...], dtype: Any = F32, scale: float = 1.0) -> np.ndarray:
-    """Normal numbers with a mean that is not zero, so that a forgotten term shows."""
+    """Return normal numbers whose mean is not zero, so that a missing term shows."""
     return (scale * (rng.standard_normal(shape) + 0.1)).astype(dtype)
 
 

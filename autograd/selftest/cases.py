@@ -1,4 +1,4 @@
-"""All cases of the self-test: those of every operator family, and of storage."""
+"""All cases of the self-test: those of each operator family and of storage."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ FAMILIES = (
 
 
 def cases(float16: bool = True) -> list[Case]:
-    """Every case; without the float16 ones for a device that has no float16."""
+    """Return all cases. float16: whether the device has float16; else cases with it are left out."""
     found = [
         case for dtype in ((F32, F16) if float16 else (F32,)) for family in FAMILIES for case in family.cases(dtype)
     ]

@@ -1,4 +1,4 @@
-"""Self-test cases of the cache and sampling."""
+"""Self-test cases of the KV cache and sampling."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _sample(variant: str, v: int, uniform: float, **options: Any) -> Case:
 
 
 def _sample_rows() -> Case:
-    """Rows of settings of their own that are drawn from in different places, and one that is not finite."""
+    """Return a case whose rows have different settings and draws, and one row of logits is not finite."""
 
     def build(rng: np.random.Generator) -> Inputs:
         logits = normal(rng, (6, 1003), scale=2.0)

@@ -38,13 +38,13 @@ def cases(t: np.dtype) -> list[Case]:
 
 
 def matrix_rule_cases() -> list[Case]:
-    """Cases of widths that are served on tensor cores.
+    """Return cases of widths that tensor cores take.
 
-    Operands are rounded to float16 there, which gradients of gates in float32 show too: three units of it.
+    They round operands to float16, so float32 gradients of gates may also be off by three units of float16.
     """
     shapes = ((1, 214, 1, 2, 64, 64), (1, 70, 1, 1, 128, 128))
     limit = 3 * float(np.finfo(np.float16).eps / np.finfo(np.float32).eps)
-    more: dict[str, Any] = {"decay": 0.03, "ulps": limit}  # much is left at the end of a chunk
+    more: dict[str, Any] = {"decay": 0.03, "ulps": limit}  # much of the state is left at the end of a chunk
     found = [_rule("matrix", shape, F16, back, documents=2, **more) for shape in shapes for back in (False, True)]
     return [*found, _rule("matrix from a state", (2, 70, 1, 2, 64, 64), F16, False, cache_len=9, **more)]
 
@@ -59,7 +59,7 @@ def _conv(
     cache_len: int = 0,
     silu: bool = True,
 ) -> Case:
-    """shape: batch, tokens, tokens of x, channels."""
+    """Return a case of the short convolution. shape: batch, tokens, tokens of x, channels."""
     batch, tokens, given, channels = shape
 
     def build(rng: np.random.Generator) -> Inputs:
@@ -91,8 +91,10 @@ def _rule(
     decay: float = 0.2,
     ulps: float = BUILTIN_ULPS,
 ) -> Case:
-    """shape: batch, tokens, key heads, heads, widths of keys and values. With cache_len it goes on from a state, of the
-    first sequence with a document that begins within."""
+    """Return a case of the delta rule. shape: batch, tokens, key heads, heads, widths of keys and values.
+
+    With cache_len, it continues from a state; in the first sequence a document begins within the tokens.
+    """
     batch, tokens, key_heads, heads, keys, values = shape
     options = {"key_heads": key_heads, "key_dim": keys}
 

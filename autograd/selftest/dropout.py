@@ -1,4 +1,4 @@
-"""Self-test calls of dropout, on the inputs of the plain operators (elementwise.py, whose cases hold them)."""
+"""Self-test calls of dropout, which are part of the cases of elementwise.py and take their inputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Self-test cases of the plain operators, and of dropout, which takes the same inputs."""
+"""Self-test cases of elementwise operators, and of dropout, which takes the same inputs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Call = Callable[[Device, Inputs], Array]
 
 
 def cases(t: np.dtype) -> list[Case]:
-    """Operators of one line: the same inputs for all of them."""
+    """Return cases of operators of one line, which have the same inputs."""
     name = dtype_name(t)
     calls: dict[str, Call] = {
         "mask": lambda device, x: device.mask(x["x"], x["keep"], -7.5),

@@ -1,4 +1,4 @@
-"""Self-test cases of mixture of experts: the router, rows by expert, their GEMMs, and back to tokens."""
+"""Self-test cases of mixture of experts: the router, grouping by expert, grouped GEMMs and combining."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _router_cases(t: np.dtype) -> list[Case]:
             made: Inputs = {"logits": logits, "dweights": normal(rng, (tokens, chosen))}
             made["ids"] = ReferenceDevice().route(logits, chosen, True)[1]
             made["by"] = normal(rng, (tokens, experts))
-            made["by"][-1] = 0.5  # a tie of all here
+            made["by"][-1] = 0.5  # a tie of all, here too
             return made
 
         def forward(device: Device, x: Inputs, chosen: int = chosen, normalize: bool = normalize) -> Outputs:
@@ -55,7 +55,7 @@ def _router_cases(t: np.dtype) -> list[Case]:
 
 # ---- rows by expert --------------------------------------------------------------------------------
 def some_ids(rng: np.random.Generator, tokens: int, experts: int, chosen: int) -> np.ndarray:
-    """int32 [tokens, chosen]: experts of each token, all of them others. The last but one has none if it can."""
+    """Return different experts for each token: int32 [tokens, chosen]. The last but one gets no token if possible."""
     logits = rng.standard_normal((tokens, experts))
     if experts > chosen + 1:
         logits[:, -2] = -99
@@ -127,7 +127,21 @@ def grouped_case(
     dtype: Any = None,
     weight: Any = F32,
 ) -> Case:
-    """direction: forward, backward or weight_grad. sizes: tokens, experts, chosen, N, K. format: "" for an array."""
+    """Return a case of a grouped GEMM.
+
+    Args:
+        direction: "forward", "backward" or "weight_grad".
+        variant: Name of the case.
+        sizes: Tokens, experts, experts of a token, N, K.
+        t: Dtype of x and dy.
+        format: Format of the weight; "": a dense array.
+        double: Whether scales are quantised.
+        gather: Whether x has a row for each token, not for each pair of token and expert.
+        add: Whether a term is added, or the gradient accumulated.
+        one_has_all: Whether one expert has all rows.
+        dtype: Dtype of the result; None: the default.
+        weight: Dtype of a dense weight.
+    """
     tokens, experts, chosen, n, k = sizes
     if format:
         k = -(-k // formats()[format].block) * formats()[format].block

@@ -1,7 +1,7 @@
-"""Arithmetic on the host between what a case's call makes on the device and what is judged, by name.
+"""Arithmetic on the host that computes the judged outputs of a case from those of its call.
 
-By name, because a bundle of cases (`bundle.py`) is also judged where there is no Python: wgsl/bundle_runner.js has the
-same functions under the same names.
+Cases refer to these functions by name, because bundles of cases (`bundle.py`) are also judged without Python.
+wgsl/bundle_runner.js has the same functions under the same names.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ HostOutputs = dict[str, np.ndarray]
 
 
 def _elements(made: HostOutputs) -> HostOutputs:
-    """Each number by itself: their sizes have nothing to do with each other, and the largest sets an output's limit."""
+    """Judge each number by itself: their sizes are unrelated, and the largest would set the limit of all."""
     return {f"{name}[{i}]": array[i : i + 1] for name, array in made.items() for i in range(array.size)}
 
 
 def _step(made: HostOutputs) -> HostOutputs:
-    """p as it is, and the step that it took from `before`, which is small beside it."""
+    """Judge p and its change since `before`, which is much smaller than p."""
     rest = {name: array for name, array in made.items() if name != "before"}
     return {**rest, "step": made["p"] - made["before"]}
 
 
 def _nf4(made: HostOutputs) -> HostOutputs:
-    """Codes jump where a value crosses a threshold, but the error of the nearest level does not: that is compared."""
+    """Judge the quantisation error, which is continuous, and not the codes, which jump at thresholds."""
     restored = made["restored"]
     return {"absmax": made["absmax"], "error": np.abs(restored - made["w"].astype(restored.dtype))}
 
@@ -35,8 +35,8 @@ def _nf4(made: HostOutputs) -> HostOutputs:
 def _nf4_double(made: HostOutputs) -> HostOutputs:
     codes, outer, absmax = made["codes"], made["nested_absmax"], made["absmax"]
     restored = made["code"][codes] * np.repeat(outer, NESTED_BLOCK_SIZE)[: codes.size] + made["offset"]
-    # Not `restored` itself: at an edge either code is right, and both are equally far off. The largest absmax
-    # stands at the end to give the scale: offset and restored value are rounded to float32 at that size.
+    # The error and not `restored` is judged: at a threshold either code is right, and the errors are equal. The largest
+    # absmax is appended to set the scale, since offset and restored values are rounded to float32 at that size.
     return {
         "error": np.append(np.abs(restored - absmax), absmax.max()),
         "offset": made["offset"],

@@ -1,4 +1,4 @@
-"""Self-test cases of `fused`: every function, broadcasting, strides, places, sums and maxima."""
+"""Self-test cases of `fused`: all functions, broadcasting, strides, output places, sums and maxima."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _ROWS, _COLUMNS = 37, 53
 _SHAPE = (3, _ROWS, _COLUMNS)
 _WHOLE = (_ROWS * _COLUMNS, _COLUMNS, 1), 0
 _VIEWS = (_WHOLE, ((0, _COLUMNS, 1), 0), ((0, 0, 1), 0))  # all of x, a matrix and a row of it repeated
-_POSITIVE = {"log", "sqrt", "pow"}  # of absolute values
-_EACH = (6, 32)  # numbers of a function's own: a multiple of 64, where a view may start
+_POSITIVE = {"log", "sqrt", "pow"}  # functions that get absolute values
+_EACH = (6, 32)  # values of each function: a multiple of 64, so that a view may start after them
 
 
 def cases(t: np.dtype) -> list[Case]:
@@ -44,7 +44,7 @@ def _case(name: str, t: np.dtype, call: Callable[[Device, tuple[Any, ...]], Any]
 
 
 def _functions(t: np.dtype) -> Case:
-    """Every function of the same operands in one launch: one compilation. Their number is an axis."""
+    """Return a case that applies all functions to the same operands in one launch. Axis 0 selects the function."""
     names = [name for name in FUNCTIONS if name in BUILT_IN]
     program: list[tuple[Any, ...]] = [*_LOAD, ("index", 0), ("abs", 0), ("scalar", 0)]
     value = 0
@@ -67,7 +67,7 @@ def _functions(t: np.dtype) -> Case:
 
 
 def custom_cases(name: str, arity: int, domain: tuple[float, float], float16: bool) -> list[Case]:
-    """Cases of a function that was registered (custom_operator.py), in each dtype."""
+    """Return cases of a registered function (custom_operator.py), in each dtype."""
     found = []
     for t in (F32, F16) if float16 else (F32,):
 

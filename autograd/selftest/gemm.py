@@ -28,7 +28,7 @@ def gemm_case(
     accumulate: Any = None,
     dtype: Any = None,
 ) -> Case:
-    """`residual` and `accumulate` name the dtype of that argument."""
+    """Return a case of a GEMM. `residual` and `accumulate` are the dtypes of these arguments."""
     b_dtype = a_dtype if b_dtype is None else b_dtype
     lead = (batch,) if batch else ()
 
@@ -57,13 +57,13 @@ def gemm_case(
     form = ("t" if trans_a else "n") + ("t" if trans_b else "n")
     shape = f"{'x'.join(map(str, (*lead, m, n, k)))}"
     dtypes = dtype_name(a_dtype) + ("" if b_dtype == a_dtype else f"*{dtype_name(b_dtype)}")
-    # The reference's sums are the CPU's own, some of many short chains; a device may add all k terms in one.
+    # The CPU's sums consist of many short ones; a device may add all k terms in sequence.
     ulps = 4 + k**0.5 / 4
     return Case(f"gemm_{form}/{variant}/{shape}/{dtypes}", "gemm", "forward", dtypes, shape, build, call, ulps)
 
 
 def skinny_cases(t: np.dtype) -> list[Case]:
-    """LoRA's products: a side of at most 64, float32 where the rank is, in every form that has a kernel of its own."""
+    """Return cases of LoRA's GEMMs, with a side of at most 64, in every form that has a kernel of its own."""
     u: dict[str, Any] = {"alpha": 0.37, "dtype": F32}
     return [
         gemm_case("skinny u", 131, 16, 292, t, F32, trans_b=True, **u),

@@ -1,7 +1,7 @@
-"""Self-test cases of products with operands rounded to 8 bits (`Device.round_products`).
+"""Self-test cases of GEMMs with operands rounded to 8 bits (`Device.round_products`).
 
-Rounding has an error of its own, far above that of arithmetic, so the operands are such that it has none: integers of
-at most 127, of which each block has one, times a power of 2. What comes out is then judged as any other product.
+The error of rounding is far above that of arithmetic. So the operands are chosen to have none: integers from -127 to
+127 times a power of 2, with a 127 in each block. The results are then judged like those of any other GEMM.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from wgrad.device.formats.frozen_weight import formats
 
 
 def int8_cases(float16: bool) -> list[Case]:
-    """For devices that have such products."""
+    """Return the cases for devices that have such GEMMs."""
     epilogue: dict[str, Any] = {"bias": True, "residual": F32, "dtype": F32}
     shapes: list[tuple[str, int, int, int, dict[str, Any]]] = [
         ("int8", 133, 100, 224, {}),
@@ -45,7 +45,7 @@ def _case(format: str, variant: str, m: int, n: int, k: int, dtype: np.dtype, op
 
     def build(rng: np.random.Generator) -> Inputs:
         x, values = _integers(rng, (m, inner)), _integers(rng, (n, k))
-        if format == "nf4":  # of whose levels the largest, the least and 0 are multiples of one number
+        if format == "nf4":  # only its largest level, its least and 0 are multiples of one number
             values = np.where(values == 127, values, 127 * rng.integers(-1, 2, values.shape))
         weight = formats()[format].quantize((values / 1024).astype(np.float32), 64, options.get("double", False))
         return plain.build(rng) | {"x": (x / 32).astype(dtype), "weight": weight}
@@ -58,8 +58,7 @@ def _case(format: str, variant: str, m: int, n: int, k: int, dtype: np.dtype, op
 
 
 def _integers(rng: np.random.Generator, shape: tuple[int, int]) -> np.ndarray:
-    """Return integers of both signs, from -127 to 127, which is among any eight that lie side by side or under one
-    another."""
+    """Return integers from -127 to 127. Any eight neighbours in a row or a column include 127."""
     values = rng.integers(-127, 128, shape)
     rows, columns = np.indices(shape)
     values[(rows - columns) % 8 == 0] = 127

@@ -1,4 +1,4 @@
-"""Self-test cases of the product with a frozen weight and its gradient."""
+"""Self-test cases of the GEMM with a frozen weight, and of its gradient."""
 
 from __future__ import annotations
 
@@ -77,8 +77,10 @@ nf4_case = partial(frozen_case, "nf4")
 
 
 def _cases(format: str, t: np.dtype) -> list[Case]:
-    """Cases for every format; rows become longer where its blocks are. What comes after the product knows no format,
-    and is asked of two."""
+    """Return the cases of a format. Rows are rounded up to whole blocks.
+
+    Epilogues do not depend on the format, so only two formats have cases of them.
+    """
     case = partial(frozen_case, format)
     found = [case("plain", 41, 160, 128, t, backward=backward) for backward in (False, True)]
     found.append(case("row", 1, 130, 192, t))
@@ -107,7 +109,7 @@ def _cases(format: str, t: np.dtype) -> list[Case]:
 
 
 def _nf4_cases(t: np.dtype) -> list[Case]:
-    """Cases for features of one format only: nested scales, rows and blocks of any length."""
+    """Return cases of features that only NF4 has: nested scales, rows and blocks of any length."""
     found = []
     for backward in (False, True):
         for double in (False, True):
@@ -138,7 +140,7 @@ def _nf4_cases(t: np.dtype) -> list[Case]:
 
 
 def _rounded_cases(t: np.dtype) -> list[Case]:
-    """Weights whose restored values are rounded to 16 bits, as those of bitsandbytes' 16-bit models."""
+    """Return cases of weights that are rounded to 16 bits when decoded, as in bitsandbytes' 16-bit models."""
     if t != F32:
         value = dtype_name(t)
         return [nf4_case(f"of {value}", 41, 160, 128, t, backward=b, value_dtype=value) for b in (False, True)]
@@ -154,7 +156,7 @@ def _rounded_cases(t: np.dtype) -> list[Case]:
 
 
 def stacked_cases(t: np.dtype) -> list[Case]:
-    """Several weights of one input under one another: scales with gaps, offsets and LoRA terms of their own."""
+    """Return cases of stacked weights with one input: scales with gaps, offsets and LoRA terms of each part."""
     three, two = (192, 64, 128), (128, 64)
     return [
         _stacked_case("stack", 37, two, 72, t, double=False),
@@ -166,7 +168,7 @@ def stacked_cases(t: np.dtype) -> list[Case]:
 
 
 def _stacked_case(variant: str, m: int, parts: tuple[int, ...], k: int, x_dtype: Any, **options: Any) -> Case:
-    """options: those of `frozen_case`. rank: in the backward of all parts together."""
+    """Return a case of a stack. options: those of `frozen_case`; in the backward, rank is that of all parts."""
     n, rank, backward = sum(parts), options.get("rank", 0), options.get("backward", False)
     plain = nf4_case(f"{variant} of {len(parts)}", m, n, k, x_dtype, **options)
 
@@ -186,7 +188,7 @@ def _stacked_case(variant: str, m: int, parts: tuple[int, ...], k: int, x_dtype:
 
 
 class _Host:
-    """The device calls of `NF4Array.stack`, in NumPy."""
+    """The calls of a device that `NF4Array.stack` makes, in NumPy."""
 
     zeros = staticmethod(np.zeros)
 

@@ -1,4 +1,4 @@
-"""Self-test cases of log-odds: small and large probabilities, those next to 1, and what is none."""
+"""Self-test cases of log-odds: small and large probabilities, those next to 1, and invalid ones."""
 
 from __future__ import annotations
 

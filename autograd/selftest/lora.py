@@ -8,7 +8,7 @@ from wgrad.autograd.selftest.case import Case, Inputs, Outputs, dtype_name, norm
 from wgrad.device.contract import Device
 
 SHAPES = ((131, (192, 64, 128), 8), (37, (64, 128), 5), (48, (64, 64, 64), 70))  # rows, parts, rank
-UNITS = ((48, (64, 128), 5),)  # of which matrix units take all
+UNITS = ((48, (64, 128), 5),)  # sizes that tensor cores take whole
 
 
 def cases(t: np.dtype, shapes: tuple[tuple[int, tuple[int, ...], int], ...] = SHAPES) -> list[Case]:

@@ -62,7 +62,7 @@ def cases(t: np.dtype) -> list[Case]:
     ]
     if t == F16:
         found += [_loss("mixed", 37, 123, 41, F16, F32, dw=True), _loss("mixed", 37, 123, 41, F32, F16)]
-        # Sizes that matrix units take: gradients of logits are rounded to float16 on the way.
+        # Sizes that tensor cores take, which round gradients of logits to float16.
         found += [
             _loss("rows of eights", 70, 1000, 64, F16, BF16, dw=True),
             _loss("bias rows of eights", 70, 1000, 64, F16, F16, dw=True, bias=True),

@@ -1,4 +1,4 @@
-"""Self-test cases of what runs on matrix units, for devices that have them."""
+"""Self-test cases of kernels on tensor cores, for devices that have them."""
 
 from __future__ import annotations
 
@@ -17,23 +17,28 @@ from wgrad.device.formats.frozen_weight import formats
 
 
 def matrix_cases() -> list[Case]:
-    """Beside `cases`, which hold much that runs there as well."""
+    """Return cases in addition to `cases`, many of which run on tensor cores too."""
     return product_cases() + decoded_cases() + skinny_cases() + attention_cases() + expert_cases() + matrix_rule_cases()
 
 
 def trusted_cases() -> list[Case]:
-    """Those that tell whether a GPU's tensor cores are right: every form, but few formats of weights, of which a run
-    checks its own (verify.py). Q4_K stands for those that are decoded 16 elements at a time."""
+    """Return the cases that decide whether a GPU's tensor cores are right: all forms of kernels, but few formats.
+
+    A run checks its own format (verify.py). Q4_K represents formats that are decoded 16 elements at a time.
+    """
     others = formats().keys() - {"nf4", "q4_k"}
     names = {f"linear_{format}{direction}" for format in others for direction in ("", "_backward")}
     return [case for case in matrix_cases() if case.name.split("/")[0] not in names]
 
 
 def decoded_cases() -> list[Case]:
-    """Cases with enough rows that the weight is decoded first; with fewer, on each of the tiles that decode it; of so
-    few as a token of each of several prompts."""
+    """Return cases of frozen weights.
+
+    With many rows, the weight is decoded first. With fewer, each tile decodes it, also of as few rows as one token of
+    several prompts has.
+    """
     options: dict[str, Any] = {"rank": 16, "double": True}
-    rows = (264, 15, 40, 100)  # fewer results may miss the rounding errors that the limit is made of
+    rows = (264, 15, 40, 100)  # with fewer outputs, the reference's error may be too small for a limit
     within = [
         frozen_case(format, "decoded within", rows[(i + 2 * b) % len(rows)], 264, 288, F16, backward=b, rank=16)
         for i, format in enumerate(formats())
@@ -56,14 +61,14 @@ def decoded_cases() -> list[Case]:
 
 
 def skinny_cases() -> list[Case]:
-    """Products with a LoRA's rank: float16 with float32, which keep all of float32."""
+    """Return cases of GEMMs with LoRA's rank: float16 with float32 operands, at full float32 precision."""
     shapes = [
         gemm_case("skinny", 208, 20, 624, F16, F32, trans_b=True, alpha=0.37, dtype=F32),
         gemm_case("skinny", 208, 16, 624, F16, F32, dtype=F32),
         gemm_case("skinny", 16, 624, 208, F32, F16, trans_a=True, accumulate=F32, dtype=F32, alpha=1.7),
         gemm_case("skinny", 624, 20, 208, F16, F32, trans_a=True, accumulate=F32, dtype=F32),
         gemm_case("skinny", 64, 64, 4112, F16, F32, trans_b=True, dtype=F32),
-        # Of so long a side that a workgroup takes two or four matrices of it, and a rest.
+        # A side so long that a workgroup takes two or four tensor-core tiles of it, with a remainder.
         gemm_case("skinny", 8208, 20, 48, F16, F32, trans_b=True, dtype=F32),
         gemm_case("skinny", 4112, 16, 48, F16, F32, dtype=F32),
         gemm_case("skinny", 8208, 20, 48, F16, F32, trans_a=True, dtype=F32),
@@ -72,7 +77,7 @@ def skinny_cases() -> list[Case]:
 
 
 def expert_cases() -> list[Case]:
-    """On each of the tiles of GEMMs of experts that end early, in all their lengths; dequantised first; one by one."""
+    """Return cases of grouped GEMMs: on each tile, with experts that fill it partly; dequantised first; row by row."""
     found = []
     for side, gather in (("forward", True), ("backward", False)):
         found += [
@@ -90,26 +95,26 @@ def expert_cases() -> list[Case]:
 
 
 def attention_cases() -> list[Case]:
-    """Scores that rise from key to key, so that sums are scaled again and again; widths, many tiles, prefill."""
+    """Return cases of attention: rising scores, which rescale the sums at each key; widths; many tiles; prefill."""
     return [
         attention_case("rising", (1, 133, 2, 1, 64), F16, rising=40.0),
         attention_case("rising window", (2, 70, 4, 2, 32), F16, rising=40.0, window=37),
         attention_case("prefill on a cache", (1, 48, 4, 2, 128), F16, keys=200, cache_len=100),
         *(attention_case("packed", (1, 200, 4, 1, 128), F16, documents=4, backward=back) for back in (False, True)),
         *(attention_case("window", (2, 133, 4, 2, 32), F16, window=70, backward=back) for back in (False, True)),
-        # As many heads as have workgroups of 128 queries.
+        # Enough heads for workgroups of 128 queries.
         attention_case("many", (8, 133, 32, 8, 64), F16),
         *(attention_case("many", (8, 133, 32, 8, 128), F16, documents=2, backward=back) for back in (False, True)),
         _with_tile(attention_case("many", (8, 133, 32, 8, 128), F16, documents=2), "large"),
-        # Whose rows pass to their registers in three parts.
+        # Rows that are loaded into registers in three parts.
         *(attention_case("many", (8, 133, 32, 8, 96), F16, backward=back) for back in (False, True)),
         _with_tile(attention_case("many", (8, 133, 32, 8, 96), F16), "large"),
     ]
 
 
 def product_cases() -> list[Case]:
-    """Float16 products in every form that matrix units serve, on each of their tiles: sides of at least 64, rows that
-    start at multiples of 8 elements, with and without a rest of K."""
+    """Return cases of float16 GEMMs in every form that tensor cores take, on each tile, with and without a remainder of
+    K. Sides are at least 64, and rows start at multiples of 8 elements."""
     found: list[Case] = []
     for tile in ("medium", "large"):
         forms = [(False, False), (False, True), (True, False), (True, True)]
@@ -123,7 +128,7 @@ def product_cases() -> list[Case]:
 
 
 def _two_at_once() -> list[Case]:
-    """Cases of the tile that runs twice on a compute unit: rounded or transposed operands, and many columns."""
+    """Return cases of the tile that runs twice on a compute unit: rounded or transposed operands, many columns."""
     return [
         gemm_case("lowrank", 200, 264, 72, F16, trans_b=True, rank=16, residual=F16),
         gemm_case("lowrank", 136, 200, 136, F16, rank=16),
@@ -148,7 +153,7 @@ def _matrix_epilogues() -> list[Case]:
 
 
 def _matrix_frozen() -> list[Case]:
-    """Cases for every format, and for features of NF4 only: nested scales, rows that end within a tile."""
+    """Return cases of every format, and of features that only NF4 has: nested scales, rows that end within a tile."""
     shapes: list[tuple[str, str, int, int, int, dict[str, Any]]] = [
         *((format, "plain", 136, 264, 128, {}) for format in formats()),
         ("nf4", "lowrank 16", 264, 136, 192, {"rank": 16, "double": True}),
@@ -171,7 +176,7 @@ def _with_tile(case: Case, tile: str) -> Case:
 
 
 def on_tile(case: Case, tile: str) -> Case:
-    """The case with every product on the tile of this name, where the device has it."""
-    # The units cut off what a sum of 16 products has below the last place, where others round: an error of one sign.
+    """Return the case with all GEMMs on the tile of this name, if the device has it."""
+    # Tensor cores truncate sums of 16 products, where others round: the errors have one sign and add up.
     inner = int(case.shape.split("x")[1 if case.direction == "backward" else 2])
     return replace(_with_tile(case, tile), ulps=case.ulps + inner / 32)

@@ -1,5 +1,6 @@
-"""Cases for devices that choose a product's and attention's kernel by dtype, alignment and the card's compute units:
-every kernel of those that a training step can launch. A case of one compute unit takes the tiles of large products."""
+"""Cases of every kernel of GEMMs and attention in a training step, for devices that choose kernels by dtype, alignment
+and number of compute units. A case with one compute unit takes the tiles of large GEMMs.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from wgrad.autograd.selftest.gemm import gemm_case
 from wgrad.autograd.selftest.linear import frozen_case
 from wgrad.device.formats.frozen_weight import formats
 
-DECODED_IN_MATMULS = ("nf4", "q8_0")  # of several rows, on a device that chooses kernels
+DECODED_IN_MATMULS = ("nf4", "q8_0")  # formats that GEMMs of several rows decode, on devices that choose kernels
 
 
 def on_one_unit(case: Case) -> Case:
@@ -24,7 +25,7 @@ def on_one_unit(case: Case) -> Case:
 
 
 def kernel_cases() -> list[Case]:
-    """As few as reach every kernel, and small; a self-check runs them all."""
+    """Return a small set of small cases that reach every kernel. The check of a device runs them all."""
     found = [*_float32()]
     for t in (F16, BF16):
         tiled = [*_products(t), *_frozen(t, t)]
@@ -34,12 +35,12 @@ def kernel_cases() -> list[Case]:
 
 
 def bfloat16_cases() -> list[Case]:
-    """The self-test's float32 and float16 cases, for the operators that have kernels for bfloat16."""
+    """Return the self-test's cases in bfloat16, for operators that have kernels for it."""
     return [case for family in (gemm, linear, attention) for case in family.cases(BF16)]
 
 
 def _experts(t: np.dtype) -> list[Case]:
-    """GEMMs of experts with weights of t, and with each format that they decode."""
+    """Return cases of grouped GEMMs with weights of dtype t, and of each format that they decode."""
     kinds = [("", False), ("nf4", False), ("nf4", True), ("q8_0", False), ("mxfp4", False)]
     return [
         grouped_case(side, "aligned", (9, 3, 2, 40, 72), t, format=format, double=double, weight=t)
@@ -58,7 +59,7 @@ def _products(t: np.dtype) -> list[Case]:
 
 
 def _unaligned(t: np.dtype) -> list[Case]:
-    """Rows that no vector divides; beside them the head's bfloat16 weight, and LoRA's float32 ones."""
+    """Return cases of rows that no vector divides, also with the head's bfloat16 weight and LoRA's float32 ones."""
     found = [gemm_case("unaligned", 41, 75, 67, t, **layout) for layout in _layouts()]
     for other in (BF16, F32):
         if other != t:
@@ -67,7 +68,7 @@ def _unaligned(t: np.dtype) -> list[Case]:
 
 
 def _frozen(x: np.dtype, y: np.dtype) -> list[Case]:
-    """A weight of each format that is decoded inside matmuls; x and the result of these dtypes, both directions."""
+    """Return cases of each format that GEMMs decode, in both directions. x, y: dtypes of x and the result."""
     return [
         frozen_case(format, f"aligned to {y.name}", 41, 136, 64, x, dtype=y, backward=backward, double=double)
         for format, double in _weights()
@@ -77,18 +78,18 @@ def _frozen(x: np.dtype, y: np.dtype) -> list[Case]:
 
 
 def _restored(t: np.dtype) -> list[Case]:
-    """A weight of each other format: restored as a whole, it is the operand of a dense matmul."""
+    """Return cases of each other format, whose weight is decoded as a whole for a dense GEMM."""
     others = [format for format, _ in _weights() if format not in DECODED_IN_MATMULS]
     return [frozen_case(format, f"aligned to {t.name}", 41, 136, 64, t, dtype=t) for format in others]
 
 
 def _weights() -> list[tuple[str, bool]]:
-    """(format, double)"""
+    """Return (format, double) for each kind of weight."""
     return [(format, False) for format in formats()] + [("nf4", True)]
 
 
 def _attention(t: np.dtype) -> list[Case]:
-    """Each width, and shares of the keys and of a key head's queries where one work-group would leave a card idle."""
+    """Return cases of each width, and of keys or queries that are split to keep the whole GPU busy."""
     found = [
         attention_case("width", (1, 37, 2, 1, width), t, backward=backward)
         for width in (64, 128, 256)

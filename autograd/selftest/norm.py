@@ -28,7 +28,10 @@ def _norm(
     rounded: bool = False,
     backward: bool = False,
 ) -> Case:
-    """given: the dtype of the result is named in the call, dx's as well. rounded: dx is written in dy's dtype too."""
+    """Return a case of RMSNorm or its backward.
+
+    given: whether the call names the dtypes of results. rounded: whether dx is also written in dy's dtype.
+    """
     options = {"dtype": x_dtype if backward else y_dtype} if given else {}
 
     def build(rng: np.random.Generator) -> Inputs:
@@ -84,7 +87,7 @@ def _layer_norm(
     dbias: bool = True,
     backward: bool = False,
 ) -> Case:
-    """mean: of x, whose deviation is 1."""
+    """Return a case of LayerNorm or its backward. mean: the mean of x, whose standard deviation is 1."""
     wanted = {"dx": True, "dweight": dweight, "dbias": dbias}
 
     def build(rng: np.random.Generator) -> Inputs:

@@ -1,4 +1,4 @@
-"""Self-test cases of a cache in pages."""
+"""Self-test cases of the paged KV cache."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from wgrad.autograd.selftest.case import BUILTIN_ULPS, F32, Case, Inputs, Outputs, dtype_name, normal
 from wgrad.device.contract import PAGE, Device
 
-_POOL = 11  # pages
+_POOL = 11  # pages of the cache
 
 
 def cases(t: np.dtype) -> list[Case]:
@@ -31,7 +31,7 @@ def cases(t: np.dtype) -> list[Case]:
 
 
 def _pages(rng: np.random.Generator, batch: int, width: int) -> np.ndarray:
-    """int32 [batch, width], in any order; the rows share their first page."""
+    """Return page numbers in random order, int32 [batch, width]. The sequences share their first page."""
     pages: np.ndarray = rng.permutation(_POOL)[: batch * width].reshape(batch, width).astype(np.int32)
     pages[:, 0] = pages[0, 0]
     return pages
@@ -40,8 +40,10 @@ def _pages(rng: np.random.Generator, batch: int, width: int) -> np.ndarray:
 def _append(
     variant: str, new: tuple[int, int, int, int], t: Any, *, columns: int = 0, interleaved: bool = False
 ) -> Case:
-    """new: B, T, G, D; columns: of the tables, 0 for none. The last row begins in front of its sequence, and the first
-    one's last token has no page."""
+    """Return a case of appending to the cache. new: B, T, G, D; columns: of the rotation's tables, 0: no rotation.
+
+    The last sequence begins before its first position, and the last token of the first sequence has no page.
+    """
     b, length, g, d = new
 
     def build(rng: np.random.Generator) -> Inputs:
@@ -72,7 +74,7 @@ def _attention(
     window: int = 0,
     softcap: float = 0.0,
 ) -> Case:
-    """shape: B, H, G, D."""
+    """Return a case of attention on the cache. shape: B, H, G, D. places: position of each sequence's query."""
     b, h, g, d = shape
     options = {"scale": d**-0.5, "window": window, "softcap": softcap}
 

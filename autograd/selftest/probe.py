@@ -1,9 +1,9 @@
-"""Before `--device auto` first takes a HIP card: a few cases of the self-test on it, in a process of its own.
+"""The check of a HIP device before `--device auto` first takes it: some cases of the self-test, in another process.
 
-A card that nobody has tried may hang, or take the process with it; in another process neither does harm. The verdict is
-kept in the cache folder by card, architecture, driver version, digest of the kernels and version of wgrad, so that the
-check runs once. A check that hangs, or stops the machine, is kept as a failure too. What may pass by itself (no memory
-free, a process that dies) is not kept.
+An untested GPU may hang or end the process, which does no harm to another one. The verdict is kept in the user's cache
+by GPU, architecture, driver version, digest of the kernels and version of wgrad, so that the check runs once. A check
+that hangs or stops the machine is kept as a failure. A failure that may be temporary (no free memory, a process that
+dies) is not kept.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from wgrad.device.cache import cache_folder, keep, read_kept
 from wgrad.device.child import Child, Silent
 from wgrad.device.errors import DeviceError
 
-# Beside kernel_cases, which has the products and attention: what is bound by memory, the plain kernels, the head.
+# In addition to kernel_cases (GEMMs and attention): kernels bound by memory, plain kernels and the head.
 CASES = (
     "adamw/all decayed/130",
     "attention/packed/2x133x4x2x64/float16",
@@ -102,16 +102,19 @@ CASES = (
     "ssd_backward/packed/2x133x1x2x10x6/float16",
     "storage/view and copy/float16",
 )
-FORMAT = 1  # of the file that keeps a verdict
-_LARGEST = 1 << 16  # bytes of it
-SECONDS = 600  # hiprtc may have to compile every kernel first
+FORMAT = 1  # version of the file with a verdict
+_LARGEST = 1 << 16  # most bytes of that file
+SECONDS = 600  # hiprtc may first have to compile every kernel
 _CODE = "import sys; sys.path[:] = {path!r}; from wgrad.autograd.{module} import main; sys.exit(main(*{arguments!r}))"
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """passed: auto may take the card. reason: the first failure, in a line; empty where there is none. lanes: of a
-    subgroup of the kernels on tensor cores, 0 where the device does not say."""
+    """Result of a check.
+
+    passed: whether `auto` may take the device. reason: the first failure, in a line; "" if there is none. lanes: lanes
+    of a subgroup in kernels on tensor cores; 0: unknown.
+    """
 
     passed: bool
     reason: str
@@ -119,24 +122,24 @@ class Verdict:
 
 
 def chosen_cases() -> list[Case]:
-    """They launch every kernel that a training step can. KeyError where the self-test lacks one of CASES."""
+    """Return cases that launch every kernel of training steps. Raises KeyError if the self-test lacks one of CASES."""
     found = {case.name: case for case in cases()}
     return [*(found[name] for name in CASES), *kernel_cases()]
 
 
 def verdict(device: Any) -> Verdict:
-    """Is the HIP device right? From the cache where this card with these kernels was checked before.
+    """Return whether a HIP device is right, from the cache if it was checked before with these kernels.
 
-    device: has `identity`, a tuple of text that a verdict hangs on, and `index`, as HipDevice has.
+    device: a HipDevice, or an object with its `identity`, the texts by which verdicts are kept, and its `index`.
     """
     kept = _place(device.identity)
     try:
         known = json.loads(read_kept(kept, _LARGEST))
-        # One that was begun since the machine started may go on in another process, or somebody has ended it.
+        # A check that was begun since the machine started may still run in another process, or was stopped.
         if known["format"] == FORMAT and not (known.get("begun") and known["begun"] == _start_of_machine()):
             return Verdict(bool(known["passed"]), f"{known['reason']}{_again(kept) * (not known['passed'])}")
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        pass  # not there, or damaged: checked now, as one of another format is
+        pass  # missing, damaged or of another format: check now
     if begun := _start_of_machine():
         _note(kept, device, Verdict(False, "the machine stopped while it ran"), begun=begun)
     found, lasting = check_in_a_process("selftest.probe", str(device.index))
@@ -159,7 +162,7 @@ def _note(kept: Path, device: Any, found: Verdict, **more: str) -> None:
 
 
 def _start_of_machine() -> str:
-    """Return a text that is another one after each start of the machine, empty where the system has none."""
+    """Return a text that changes with each start of the machine; "": the system has none."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:
@@ -174,17 +177,17 @@ def _place(identity: tuple[str, ...]) -> Path:
 
 
 def check_in_a_process(module: str, *arguments: str, environment: dict[str, str] | None = None) -> tuple[Verdict, bool]:
-    """`main(*arguments)` of a module of this room, run elsewhere: the verdict, and whether it is to be kept."""
+    """Run `main(*arguments)` of a module of autograd in a new process. Return the verdict, and whether to keep it."""
     child = Child(
         _CODE.format(path=sys.path, module=module, arguments=arguments), {**os.environ, **(environment or {})}
     )
     try:
         while (line := child.line(SECONDS)) is not None:
-            if found := _verdict_in(line):  # a driver may hang as the process ends
+            if found := _verdict_in(line):  # do not wait for the end, at which a driver may hang
                 return found
         status = child.status(SECONDS)
     except Silent:
-        return Verdict(False, f"no result within {SECONDS} s"), True  # it would hang again, and take as long
+        return Verdict(False, f"no result within {SECONDS} s"), True  # kept, since it would hang again and take as long
     finally:
         child.end()
     last = child.errors[-1:] or ["it said nothing"]
@@ -192,7 +195,7 @@ def check_in_a_process(module: str, *arguments: str, environment: dict[str, str]
 
 
 def _verdict_in(line: str) -> tuple[Verdict, bool] | None:
-    """A line of `report`, as of check_in_a_process; None: of a driver."""
+    """Parse a line of `report`: the verdict, and whether to keep it; None: the line is another, such as a driver's."""
     try:
         said = json.loads(line)
         return Verdict(bool(said["passed"]), str(said["reason"]), int(said.get("lanes", 0))), bool(said["keep"])
@@ -201,7 +204,7 @@ def _verdict_in(line: str) -> tuple[Verdict, bool] | None:
 
 
 def report(make_device: Callable[[], Any], selected: list[Case]) -> int:
-    """Run cases in this process: prints {"passed", "reason", "keep", "lanes"} as JSON."""
+    """Run cases in this process and print {"passed", "reason", "keep", "lanes"} as JSON."""
     try:
         device = make_device()
         results = compile_and_check(device, selected)
@@ -221,7 +224,7 @@ def report(make_device: Callable[[], Any], selected: list[Case]) -> int:
 
 
 def main(gpu: str) -> int:
-    """The check of a HIP device, in this process."""
+    """Check a HIP device in this process."""
     from wgrad.hip.device import HipDevice
 
     return report(lambda: bind(HipDevice)(gpu), chosen_cases())

@@ -1,4 +1,4 @@
-"""Self-test cases of quantising weights and back."""
+"""Self-test cases of quantising and dequantising weights."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _quantize(rows: int, columns: int, dtype: Any, block_size: int = 64) -> list
 
 
 def quantized(device: Device, w: Array, block_size: int, double: bool, apart: bool = False) -> Outputs:
-    """Return the keywords of `finish` for "nf4" or "nf4 double". apart: its scales are quantised by themselves."""
+    """Quantise and return the outputs for `finish` "nf4" or "nf4 double". apart: quantise scales separately."""
     plain = device.quantize(w, block_size)
     if not double:
         return {"absmax": plain.absmax, "restored": device.dequantize(plain, F32), "w": w}
@@ -64,7 +64,7 @@ def _dequantize(
     scale: float = 0.02,
     format: str = "nf4",
 ) -> Case:
-    """dtype None: left out of the call."""
+    """Return a case of dequantising. dtype: of the result; None: the call names none."""
     columns = -(-columns // formats()[format].block) * formats()[format].block
 
     def build(rng: np.random.Generator) -> Inputs:
@@ -86,13 +86,16 @@ def _dequantize(
 
 
 def _round(format: str, rows: int, columns: int) -> Case:
-    """Groups of zeros, of tiny, far apart and opposite values, of one sign; an odd number of blocks. Bits count."""
+    """Return a case of `round_weight`, which must match to the bit.
+
+    Groups are zeros, tiny, far apart, opposite or of one sign; the number of blocks is odd.
+    """
 
     def build(rng: np.random.Generator) -> Inputs:
         w = normal(rng, (rows, columns), F32, 0.02)
         w *= np.exp2(rng.integers(-6, 3, (rows, 1))).astype(F32)
         w[0, :32], w[1], w[4] = 0, 1e-20 * w[1], np.abs(w[4]) + 0.1
-        w[2, [5, 9]], w[3, [4, 6]] = (40, -40), (-40, 40)  # the first of those as far from 0 counts
+        w[2, [5, 9]], w[3, [4, 6]] = (40, -40), (-40, 40)  # of equal magnitudes, the first counts
         kind = formats()[format]
         return {"w": w, "out": kind.quantize(np.zeros(w.shape, F32))}
 

@@ -1,7 +1,7 @@
-"""Cases out of real work: a reference device that keeps every operator call as a case of its own, inputs and all.
+"""Cases recorded from real work by a reference device, which keeps operator calls with their inputs as cases.
 
-The operators of a training step get shapes, dtypes and combinations of options that no list of cases foresees. Each
-call is kept the first time that its shapes, dtypes and options are seen.
+Operators in a training step get shapes, dtypes and combinations of options that no list of cases foresees. A call is
+kept if it is the first with its shapes, dtypes and options.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from wgrad.autograd.selftest.quantize import quantized
 from wgrad.device.contract import Device
 from wgrad.device.formats.frozen_weight import FrozenWeight
 
-# Arguments that an operator changes; what it returns is an output anyway.
+# Arguments that operators change, which are outputs in addition to the results.
 _CHANGED = {
     "kv_append": ("cache",),
     "rope_append": ("keys", "values"),
@@ -31,7 +31,7 @@ _FINISH = {"clip": "elements", "grad_norm": "elements"}
 
 
 class RecordingDevice(ReferenceDevice):
-    """`cases` grows with each operator call that is unlike those before it. label: what their names begin with."""
+    """A reference device that adds new kinds of operator calls to `cases`. label: prefix of their names."""
 
     def __init__(self, label: str) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class RecordingDevice(ReferenceDevice):
             return found
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            if self._inside:  # an operator that is made of others
+            if self._inside:  # called by another operator
                 return found(*args, **kwargs)
             self._note(name, args, kwargs)
             self._inside = True
@@ -68,7 +68,7 @@ class RecordingDevice(ReferenceDevice):
 
 
 def _flatten(given: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Arguments -> arrays by name (parts of a tuple as name.0, name.1), and everything else."""
+    """Split arguments into arrays by name (parts of a tuple as name.0, name.1), and all others."""
     arrays, options = {}, {}
     for name, value in given.items():
         if isinstance(value, np.ndarray | FrozenWeight):
@@ -87,7 +87,7 @@ def _signature(value: Any) -> Any:
 
 
 def _aliases(arrays: dict[str, Any]) -> list[tuple[str, str]]:
-    """(name, the first name of the same memory), for arguments that are one array."""
+    """Return (name, first name of the same array) for arguments that are one array."""
     first: dict[Any, str] = {}
     found = []
     for name, value in arrays.items():
@@ -101,7 +101,7 @@ def _case(name: str, op: str, given: dict[str, Any], arrays: dict[str, Any]) -> 
     same = dict(_aliases(arrays))
     kept: Inputs = {n: map_arrays(a, np.copy) for n, a in arrays.items() if n not in same}
     if "out" in kept and not given.get("accumulate"):
-        kept["out"] = map_arrays(kept["out"], np.zeros_like)  # memory that nobody has written yet
+        kept["out"] = map_arrays(kept["out"], np.zeros_like)  # its contents are not read
 
     def pick(x: Inputs, argument: str, value: Any) -> Any:
         if isinstance(value, np.ndarray | FrozenWeight):
@@ -132,7 +132,7 @@ def _case(name: str, op: str, given: dict[str, Any], arrays: dict[str, Any]) -> 
 
 
 def recorded(label: str, work: Callable[[RecordingDevice], None]) -> list[Case]:
-    """The cases that a piece of work gives."""
+    """Return the cases that a function records."""
     device = RecordingDevice(label)
     work(device)
     return device.cases

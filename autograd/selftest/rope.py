@@ -1,4 +1,4 @@
-"""Self-test cases of rotary embedding, and of rotating into the cache."""
+"""Self-test cases of rotary embedding, and of rotating keys into the cache."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def cases(t: np.dtype) -> list[Case]:
 
 
 def _split(n: int, h: int, g: int, d: int, t: Any, columns: int = 0, interleaved: bool = False) -> list[Case]:
-    """Queries, keys and values side by side, and their gradients."""
+    """Return cases of queries, keys and values in one array, and of their gradients."""
 
     def build(rng: np.random.Generator) -> Inputs:
         inputs: Inputs = {"qkv": normal(rng, (n, (h + 2 * g) * d), t), "dq": normal(rng, (n, h, d), t)}
@@ -87,7 +87,7 @@ def _rope_append(
     columns: int = 0,
     interleaved: bool = False,
 ) -> Case:
-    """new: B, T, G, D; `keys` is S; columns: of the tables (0: D/2)."""
+    """Return a case of rotating into the cache. new: B, T, G, D; keys: S; columns: of the tables, 0: D/2."""
     b, length, g, d = new
 
     def build(rng: np.random.Generator) -> Inputs:

@@ -1,8 +1,8 @@
-"""Prove every operator of a device, forward and backward, against the float64 reference: `wgrad selftest`.
+"""`wgrad selftest`: check every operator of a device, forward and backward, against the float64 reference.
 
-The limit is not set by hand. It is a multiple (2 forward, 3 backward) of the error that the plain reference makes
-in the same precision on the same inputs, plus a few units in the last place of the output's largest value, or where
-that is 0 of the terms that cancel in it: which sum is rounded first decides whether the reference itself has 0 there.
+Limits are not set by hand. A limit is a multiple (2 forward, 3 backward) of the error of the reference in the same
+precision on the same inputs, plus some units in the last place of the output's largest value. If that is 0, the units
+refer to the terms that cancel, since the order of rounding decides whether the reference itself gets exactly 0.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ EPSILON = float(np.finfo(np.float32).eps)
 
 @dataclass(frozen=True)
 class Result:
-    """One case on one device: the output that came nearest to its limit (or passed it furthest).
+    """Result of a case on a device, for the output with the largest error relative to its limit.
 
-    error: largest absolute difference from the oracle; limit: what was allowed.
+    error: largest absolute difference from the oracle; limit: largest one allowed.
     """
 
     name: str
@@ -48,11 +48,11 @@ class Result:
     limit: float
     ok: bool
     message: str = ""
-    lacks: str = ""  # the operator that the device declares not to have: the case did not run
+    lacks: str = ""  # the operator that the device declares to lack; the case did not run
 
 
 def largest_difference(value: np.ndarray, oracle: np.ndarray) -> float:
-    """max |value - oracle|; infinity where the shapes differ or a value is not finite."""
+    """Return max |value - oracle|; infinity if the shapes differ or a value is not finite."""
     if value.shape != oracle.shape:
         return float("inf")
     if value.size == 0:
@@ -62,13 +62,13 @@ def largest_difference(value: np.ndarray, oracle: np.ndarray) -> float:
 
 
 def to_host(case: Case, device: Device, outputs: Outputs) -> dict[str, np.ndarray]:
-    """Outputs of a case's call, on the host and ready to be compared."""
+    """Download the outputs of a case's call and compute those that are judged."""
     return FINISH[case.finish]({name: device.download(array) for name, array in outputs.items()})
 
 
 @dataclass(frozen=True)
 class Expected:
-    """By output: the oracle's value in float64, the largest difference allowed, and its dtype on a device."""
+    """The oracle's values in float64, the largest differences allowed, and the dtypes on a device, by output."""
 
     oracle: dict[str, np.ndarray]
     limits: dict[str, float]
@@ -76,7 +76,7 @@ class Expected:
 
 
 def expected_outputs(case: Case, inputs: Inputs | None = None) -> Expected:
-    """Return the reference's outputs for a case. inputs: the case's own, where they are there already."""
+    """Return the reference's outputs for a case. inputs: the case's own; None: build them."""
     reference, inputs = ReferenceDevice(), case.inputs() if inputs is None else inputs
     oracle = to_host(case, reference, case.call(reference, widen_inputs(inputs)))
     plain = to_host(case, reference, case.call(reference, upload_inputs(reference, inputs)))
@@ -91,7 +91,7 @@ def expected_outputs(case: Case, inputs: Inputs | None = None) -> Expected:
 
 
 def judge(case: Case, expected: Expected, found: dict[str, np.ndarray]) -> Result:
-    """The output that came nearest to its limit. One of another dtype than the contract's is infinitely far off."""
+    """Return the result for the output with the largest error relative to its limit; infinite for a wrong dtype."""
     worst = ("", 0.0, 0.0, -1.0)
     for name, value in expected.oracle.items():
         same = found[name].dtype == expected.dtypes[name]
@@ -110,14 +110,14 @@ def _result(case: Case, output: str, error: float, limit: float, ok: bool, messa
 
 
 def call_case(case: Case, device: Any, inputs: Inputs | None = None) -> Outputs:
-    """The case's operator on a device, or on its dry run. inputs: as of `expected_outputs`."""
+    """Call the case's operator on a device, or on its dry run. inputs: as for `expected_outputs`."""
     with device.planned_for(case.compute_units) if case.compute_units else nullcontext():
         return case.call(device, upload_inputs(device, case.inputs() if inputs is None else inputs))
 
 
 def check_case(case: Case, device: Device) -> Result:
-    """Run one case on a device. A device's own error (OutOfMemory, DeviceLost) is not caught here."""
-    inputs = case.inputs()  # which take longer than most calls
+    """Run a case on a device. Raises the device's errors (OutOfMemory, DeviceLost)."""
+    inputs = case.inputs()  # built once, since this takes longer than most calls
     return _check(case, device, inputs, expected_outputs(case, inputs))
 
 
@@ -131,7 +131,7 @@ def _check(case: Case, device: Device, inputs: Inputs, expected: Expected) -> Re
 
 
 def selftest_cases(device: Device, only: str = "") -> list[Case]:
-    """The cases that a device is to pass: those whose name contains `only`."""
+    """Return the cases that a device must pass and whose names contain `only`."""
     more = matrix_cases() if getattr(device, "matrix_units", False) else []
     if hasattr(device, "int8_products"):
         more += int8_cases(device.float16)
@@ -148,13 +148,15 @@ def prepare_selftest(
     progress: Callable[[int, int], None] | None = None,
     inputs: Mapping[str, Inputs] | None = None,
 ) -> int:
-    """Compile the kernels of these cases before they run; -> how many. Nothing is done where a device cannot.
-    inputs: of the cases, by name, where they are there already."""
+    """Compile the kernels of cases before they run, if the device can, and return their number.
+
+    inputs: inputs by name of the case; None: build them.
+    """
     dry = device.dry_run()
     if dry is None:
         return 0
     for case in selected:
-        with suppress(Exception):  # it is a result of its own when the case runs
+        with suppress(Exception):  # reported when the case runs
             call_case(case, dry, inputs[case.name] if inputs else None)
     return device.prepare(dry, progress)
 
@@ -166,10 +168,10 @@ def run_selftest(
     progress: Callable[[Result], Any] | None = None,
     selected: Iterable[Case] | None = None,
 ) -> list[Result]:
-    """Check every case (those whose name contains `only`, or `selected`) on a device.
+    """Check the cases `selected`, or all whose names contain `only`, on a device.
 
-    An operator that raises is one failed result with its message: a person with a strange card sees the whole table.
-    A case of an operator that the device declares to lack does not run.
+    An operator that raises gives a failed result with its message, so that the user of an unknown GPU sees the whole
+    table. Cases of operators that the device declares to lack do not run.
     """
     results = []
     for case in selftest_cases(device, only) if selected is None else selected:
@@ -181,8 +183,10 @@ def run_selftest(
 
 
 def compile_and_check(device: Device, selected: Sequence[Case]) -> list[Result]:
-    """Check cases whose kernels nobody has compiled yet, as `run_selftest` does. Kernels are compiled together, and
-    meanwhile another thread computes the references."""
+    """Check cases like `run_selftest`, but compile all their kernels together first.
+
+    Meanwhile another thread computes the references.
+    """
     inputs = {case.name: case.inputs() for case in selected}
     with ThreadPoolExecutor(1) as pool:
         expected = {case.name: pool.submit(expected_outputs, case, inputs[case.name]) for case in selected}

@@ -15,7 +15,7 @@ def cases(t: np.dtype) -> list[Case]:
 
         def build(rng: np.random.Generator, shape: tuple[int, int] = shape) -> Inputs:
             x = normal(rng, shape, t, 3.0)
-            if shape[1] == 7:  # far below the zeros that a device may read beyond a row
+            if shape[1] == 7:  # far below the zeros that a faulty device reads beyond a row
                 x -= t.type(200)
             return {"x": x, "y": ReferenceDevice().softmax(x), "dy": normal(rng, shape, t)}
 

@@ -1,4 +1,4 @@
-"""Self-test cases of the recurrence of Mamba-2."""
+"""Self-test cases of Mamba-2's recurrence."""
 
 from __future__ import annotations
 
@@ -41,8 +41,11 @@ def _case(
     cache_len: int = 0,
     decay: float = 0.2,
 ) -> Case:
-    """shape: batch, tokens, groups, heads, widths of B and of heads. With cache_len it goes on from a state, of the
-    first sequence with a document that begins within, of the others with a token before their document."""
+    """Return a case of the recurrence. shape: batch, tokens, groups, heads, widths of B and of heads.
+
+    With cache_len, it continues from a state. In the first sequence a document begins within the tokens, and the others
+    have a token before their document.
+    """
     batch, tokens, groups, heads, wide, width = shape
     options = {"groups": groups, "state_dim": wide}
 

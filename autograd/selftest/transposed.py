@@ -1,4 +1,4 @@
-"""Self-test cases of products whose left operand is transposed first, as of large ones."""
+"""Self-test cases of GEMMs that first transpose their left operand, as large ones do."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from wgrad.device.contract import Device
 
 
 def transposed_cases(float16: bool) -> list[Case]:
-    """For devices that have such products: with and without edges, and what else a product may have beside it."""
+    """Return the cases for devices that have such GEMMs: with and without edge tiles, and with epilogues."""
     added: dict[str, Any] = {"residual": F32, "rank": 5, "alpha": 0.37}
     found = [
         gemm_case("transposed", 131, 67, 75, F32, **added, bias=True),

@@ -1,10 +1,10 @@
-"""Check the operators of a run on a GPU that has not run them yet, before the run: `verify`.
+"""`verify`: check the kernels of a run on a GPU that has not run them yet, before the run.
 
-A dry run says which kernels the run launches. Those that this GPU, with this driver and these kernels, has not passed
-are checked by the smallest cases of the self-test that launch them, or else the nearest kernels of the same file. Each
-case runs REPEATS times, because some drivers are wrong only now and then. What passed is kept in the user's cache.
+A dry run lists the kernels that the run launches. Those that have not passed on this GPU and driver are checked with
+the smallest cases of the self-test that launch them, or launch similar kernels of the same file. Each case runs REPEATS
+times, because some drivers fail only sometimes. The kernels that pass are kept in the user's cache.
 
-Where a case fails, the check is made again without a kind of kernels that the device can do without (`Device.simpler`).
+If a case fails, the check is repeated without a kind of kernels that the device can do without (`Device.simpler`).
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from wgrad.device.contract import Device
 from wgrad.device.errors import DeviceError, DeviceLost, OutOfMemory, WgradError
 
 REPEATS = 3
-SWITCH = "WGRAD_VERIFY"  # "off": no operator is checked before a run
-FORMAT = 1  # of the file that keeps what passed
-_LARGEST = 1 << 22  # bytes of it
+SWITCH = "WGRAD_VERIFY"  # environment variable; "off": check no operator
+FORMAT = 1  # version of the file with kernels that passed
+_LARGEST = 1 << 22  # most bytes of that file
 Progress = Callable[[int, int], None]
 Launched = tuple[str, str, tuple[Any, ...]]  # file, entry point, constants
 
@@ -40,9 +40,12 @@ class WrongOperator(WgradError):
 
 @dataclass(frozen=True)
 class Outcome:
-    """operators: how many were checked, 0 where all had passed before. off: the kinds of kernels that were wrong, and
-    are off from now on; the work is then to be planned and verified again. wrong: what was seen with them. again: how
-    they are tried once more."""
+    """Result of a check.
+
+    operators: number of operators that were checked; 0: all had passed before. off: kinds of kernels that were wrong
+    and are now turned off; the work must then be planned and verified again. wrong: description of their failure.
+    again: advice on how to check them again.
+    """
 
     operators: int = 0
     seconds: float = 0.0
@@ -53,7 +56,7 @@ class Outcome:
 
 @dataclass
 class _Kept:
-    """passed: digests of kernels. off: kinds of kernels that were wrong."""
+    """Results kept in the user's cache. passed: digests of kernels. off: kinds of kernels that were wrong."""
 
     path: Path
     device: Sequence[str]
@@ -61,7 +64,7 @@ class _Kept:
     off: set[str] = field(default_factory=set)
 
     def save(self) -> None:
-        """Add to what lies there, where another process may have written meanwhile."""
+        """Merge these results into the file, which another process may have written meanwhile."""
         there = _kept(self.device)
         self.passed |= there.passed
         self.off |= there.off
@@ -78,7 +81,7 @@ def _kept(identity: Sequence[str]) -> _Kept:
         if said["format"] == FORMAT:
             found.passed, found.off = set(map(str, said["passed"])), set(map(str, said["off"]))
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        pass  # not there, or damaged
+        pass  # missing or damaged
     return found
 
 
@@ -87,19 +90,19 @@ def _digest(kernel: Launched) -> str:
 
 
 def turn_off_what_failed(device: Any) -> None:
-    """Turn off the kinds of kernels that were wrong on the device before. For whoever has just opened it."""
+    """Turn off the kinds of kernels that were wrong on the device before. Call this after opening it."""
     if device.simpler:
         for name in _kept(device.identity).off & set(device.simpler):
             device.turn_off(name, "operators were wrong with them")
 
 
 def verify(device: Any, dry: Any, progress: Progress | None = None) -> Outcome:
-    """Check the kernels that the work on `dry`, a dry run of the device, launches and that have not passed before.
+    """Check the kernels that `dry`, a dry run of the device, launches and that have not passed before.
 
-    progress: called with (done, in all).
+    progress: called with (done, total).
 
     Raises:
-        WrongOperator: one is wrong, also with simpler kernels.
+        WrongOperator: An operator is wrong, also with simpler kernels.
     """
     if dry is None or os.environ.get(SWITCH) == "off":
         return Outcome()
@@ -118,8 +121,11 @@ def verify(device: Any, dry: Any, progress: Progress | None = None) -> Outcome:
 
 
 def choose_cases(device: Any, missing: Collection[Launched], needed: Collection[Launched]) -> list[Case]:
-    """Small cases of the self-test for these kernels. needed: all kernels of the run, which are compiled anyway; a
-    software driver, which takes seconds to compile one, gets no case that launches others."""
+    """Choose small cases of the self-test that launch the kernels `missing`.
+
+    needed: all kernels of the run, which are compiled anyway. A software driver takes seconds to compile a kernel, so
+    it gets no case that launches others.
+    """
     launches: dict[str, set[Launched]] = {}
     sizes: dict[str, int] = {}
     cases = selftest_cases(device)
@@ -148,7 +154,7 @@ def choose_cases(device: Any, missing: Collection[Launched], needed: Collection[
 
 
 def _alike(kernel: Launched, launched: set[Launched]) -> int:
-    """Likeness of the kernel to the nearest of these: equal constants, 0 where none is of its file."""
+    """Return 1 + the number of constants in common with the most similar kernel; 0: all have other entry points."""
     file, entry, constants = kernel
     same = [len(set(constants) & set(c)) + 1 for f, e, c in launched if (f, e) == (file, entry)]
     return max(same, default=0)
@@ -157,10 +163,10 @@ def _alike(kernel: Launched, launched: set[Launched]) -> int:
 def _check(
     device: Any, chosen: Sequence[Case], expected: dict[str, Expected], progress: Progress | None = None
 ) -> dict[str, str]:
-    """-> what is wrong, by the name of the case: of each the first of REPEATS runs that is."""
+    """Run each case REPEATS times, and return a description of its first failure by name of the case."""
     dry = device.dry_run()
     for case in chosen:
-        with suppress(Exception):  # it is a result of its own when the case runs
+        with suppress(Exception):  # reported when the case runs
             call_case(case, dry)
     device.prepare(dry)
     wrong: dict[str, str] = {}
@@ -188,7 +194,7 @@ def _wrong(device: Device, case: Case, expected: Expected) -> str:
 def _without(
     device: Any, cases: Sequence[Case], expected: dict[str, Expected], wrong: dict[str, str], kept: _Kept
 ) -> Outcome:
-    """The failed cases again without one kind of kernels, or without all."""
+    """Repeat the failed cases without one kind of kernels, or without all, and turn off what was wrong."""
     case, kinds = cases[0], tuple(device.simpler)
     said = f"{case.op} is wrong ({case.name}: {wrong[case.name]})"
     for off in [*((kind,) for kind in kinds), kinds] if len(kinds) > 1 else [(kind,) for kind in kinds]:

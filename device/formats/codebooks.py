@@ -1,8 +1,10 @@
-"""IQ2_XXS, IQ2_XS, IQ2_S, IQ3_XXS and IQ3_S: GGUF's blocks of 256 elements, of which each 8 or 4 are an entry of a
-table (the format's codebook), with signs and scales; value for value as ggml's reference has them.
+"""IQ2_XXS, IQ2_XS, IQ2_S, IQ3_XXS and IQ3_S: GGUF's blocks of 256 elements in cells of 8 or 4. A cell is an entry of
+the format's codebook with signs and a scale. Values are those of ggml's reference.
 
-codebooks.npy has the tables, one after another: uint16 for an entry, its elements from the lowest bits on, of 2 bits
-(tables of 8 elements) or 3 bits (of 4), which number the values of `_TABLES`. They are data of the file format.
+codebooks.npy holds the codebooks one after another, with a uint16 for each entry. An element takes 2 bits (cells of 8)
+or 3 bits (cells of 4), the first in the lowest bits, and is an index into the values in `_TABLES`. The codebooks are
+part of the file format.
+
 Source: ggml's dequantize_row_iq2_xxs and those of the others, and its tables (github.com/ggml-org/llama.cpp).
 """
 
@@ -19,11 +21,11 @@ import numpy as np
 from wgrad.device.formats.frozen_weight import Array
 from wgrad.device.formats.gguf_blocks import GgufBlocks, pack, unpack
 
-BLOCK, _CHUNK = 256, 512  # cells that are searched for at once: their distances fit into a processor's cache
+BLOCK, _CHUNK = 256, 512  # _CHUNK: cells that are matched at once, whose distances fit into a CPU cache
 
 
 class _Table(NamedTuple):
-    """entries: of `cell` elements, each one of `values`."""
+    """A codebook of `entries` cells with `cell` elements each, whose magnitudes are in `values`."""
 
     entries: int
     cell: int
@@ -31,19 +33,19 @@ class _Table(NamedTuple):
 
 
 _TWOS, _THREES = (8, 25, 43), (4, 12, 20, 28, 36, 44, 52, 62)
-_TABLES = {  # in the order of the file
+_TABLES = {  # in the order of codebooks.npy
     "iq2_xxs": _Table(256, 8, _TWOS),
     "iq2_xs": _Table(512, 8, _TWOS),
     "iq2_s": _Table(1024, 8, _TWOS),
     "iq3_xxs": _Table(256, 4, _THREES),
     "iq3_s": _Table(512, 4, tuple(range(1, 16, 2))),
-    "iq1_s": _Table(2048, 8, (0, 1, 2)),  # for -1, 0, 1: iq1.py
+    "iq1_s": _Table(2048, 8, (0, 1, 2)),  # indices of the values -1, 0, 1 (iq1.py)
 }
 
 
 @cache
 def packed_codebook(format: str) -> np.ndarray:
-    """uint16 [entries]: a format's table, as the file has it."""
+    """Return a format's codebook as codebooks.npy has it: uint16 [entries]."""
     place = list(_TABLES).index(format)
     begin = sum(table.entries for table in list(_TABLES.values())[:place])
     found: np.ndarray = np.load(Path(__file__).with_name("codebooks.npy"))[begin : begin + _TABLES[format].entries]
@@ -52,8 +54,11 @@ def packed_codebook(format: str) -> np.ndarray:
 
 @cache
 def codebook_words(format: str) -> np.ndarray:
-    """uint32: a format's table as devices take it. Of entries of 8 elements 16 bits each, as in the file; of 4 elements
-    4 bits of each, or where they are too large 5 bits of their halves, which takes a word."""
+    """Return a format's codebook for devices, as uint32 words.
+
+    An entry of 8 elements takes 16 bits, as in codebooks.npy. An entry of 4 elements takes 16 bits if the elements fit
+    into 4 bits each, else a word with 5 bits for half of each element.
+    """
     if _TABLES[format].cell == 8:
         return packed_codebook(format).view("<u4")
     values, small = codebook(format).astype(np.uint32), max(_TABLES[format].values) < 16
@@ -65,7 +70,7 @@ def codebook_words(format: str) -> np.ndarray:
 
 @cache
 def codebook(format: str) -> np.ndarray:
-    """uint8 [entries, cell]: the elements of a format's table, without their signs."""
+    """Return the elements of a format's codebook, without signs: uint8 [entries, cell]."""
     table = _TABLES[format]
     bits = 2 if table.cell == 8 else 3
     shifts = np.arange(table.cell, dtype=np.uint16) * np.uint16(bits)
@@ -75,7 +80,7 @@ def codebook(format: str) -> np.ndarray:
 
 
 def nearest_entries(cells: np.ndarray, table: np.ndarray) -> np.ndarray:
-    """The entry of a table with the smallest squared error, for each row."""
+    """Return for each row of `cells` the index of the table's entry with the smallest squared error."""
     table = table.astype(np.float32)
     middles = (table**2).sum(axis=1) / 2
     parts = np.split(cells, range(_CHUNK, len(cells), _CHUNK))
@@ -84,14 +89,17 @@ def nearest_entries(cells: np.ndarray, table: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Iq2XxsArray(GgufBlocks):
-    """codes: uint8 [out * in / 8], the entry of each cell of 8. signs: uint32 [out * in / 32], of each 8 elements 7
-    bits, the signs of the first seven (the last makes their number even), then 4 bits of a scale. d: float16
-    [out * in / 256]. grid: uint32, the format's table. Element = d * (2 * scale + 1) / 8 * entry."""
+    """A weight in IQ2_XXS.
+
+    codes: uint8 [out * in / 8], the entry of each cell of 8. signs: uint32 [out * in / 32], for each of four cells the
+    signs of its first seven elements (the last sign makes the number of negative ones even), then 4 bits of a scale. d:
+    float16 [out * in / 256]. grid: uint32, the codebook. Element = d * (2 * scale + 1) / 8 * entry.
+    """
 
     format: ClassVar[str] = "iq2_xxs"
     gguf_type: ClassVar[str] = "IQ2_XXS"
     block: ClassVar[int] = BLOCK
-    block_bytes: ClassVar[int] = 2 + 64  # d; of each 32 four entries, signs and a scale
+    block_bytes: ClassVar[int] = 2 + 64  # d; four entries, signs and a scale for each 32
     cell: ClassVar[int] = 8
     factor: ClassVar[float] = 0.125
 
@@ -109,7 +117,7 @@ class Iq2XxsArray(GgufBlocks):
 
     def constants(self) -> dict[str, bool | int | float]:
         words = codebook_words(self.format).size
-        halves = 2 if self.format == "iq3_xxs" else 1  # which its table has
+        halves = 2 if self.format == "iq3_xxs" else 1  # its codebook holds halves
         return {"CELL": self.cell, "FACTOR": halves * self.factor, "FORM": 0, "TABLE_WORDS": words}
 
     def finite_parts(self) -> Iterator[np.ndarray]:
@@ -124,18 +132,18 @@ class Iq2XxsArray(GgufBlocks):
         return result.reshape(-1, self.shape[1])
 
     def _entries_of(self, blocks: slice) -> np.ndarray:
-        """[blocks, 256 / cell]"""
+        """Return the entries of these blocks: [blocks, 256 / cell]."""
         entries: np.ndarray = self.codes.reshape(-1, BLOCK // self.cell)[blocks]
         return entries
 
     def _signs_of(self, blocks: slice) -> np.ndarray:
-        """[blocks, 256], 1 for a negative element."""
+        """Return 1 for each negative element: [blocks, 256]."""
         words = self.signs.reshape(-1, 8)[blocks]
         sevens = words[..., None] >> np.arange(0, 28, 7, dtype=np.uint32) & 127
         return unpack(even_signs(sevens.astype(np.uint8)).reshape(len(words), -1), 1)
 
     def _scales_of(self, blocks: slice, compute: np.dtype) -> np.ndarray:
-        """The factor of each group: [blocks, groups]."""
+        """Return the factor of each group: [blocks, groups]."""
         fields = self.signs.reshape(-1, 8)[blocks] >> 28
         return self._scaled(self.d[blocks], fields, compute)
 
@@ -145,8 +153,10 @@ class Iq2XxsArray(GgufBlocks):
 
     @classmethod
     def quantize(cls, w: np.ndarray, block_size: int = 256, double: bool = False) -> Self:
-        """Each group up to its largest value, each cell the entry that comes nearest; ggml searches for scales of a
-        smaller error."""
+        """Quantise each group up to its largest value, and each cell to the nearest entry.
+
+        ggml searches for scales of less error.
+        """
         blocks = w.astype(np.float32).reshape(-1, BLOCK)
         table = codebook(cls.format).astype(np.float32)
         groups = np.abs(blocks).reshape(len(blocks), cls.groups(), -1)
@@ -167,20 +177,27 @@ class Iq2XxsArray(GgufBlocks):
 
     @classmethod
     def groups(cls) -> int:
-        """How many of a block have a scale each."""
+        """Return the number of groups of a block, which have a scale each."""
         return 8
 
     @classmethod
     def even(cls) -> bool:
-        """Return whether the last sign of 8 is what makes their number even."""
+        """Return whether the eighth sign is not stored, but makes the number of negative elements even."""
         return True
 
     @classmethod
     def of(
         cls, entries: np.ndarray, signs: np.ndarray, scales: np.ndarray, d: np.ndarray, shape: tuple[int, int]
     ) -> Self:
-        """entries: uint16 [blocks, 256 / cell]; signs: uint8 [blocks, 32], of 8 elements from the lowest bit on;
-        scales: uint8 [blocks, groups]; d: float16 [blocks]."""
+        """Return a weight of these parts.
+
+        Args:
+            entries: uint16 [blocks, 256 / cell].
+            signs: uint8 [blocks, 32], of 8 elements each, the first in the lowest bit.
+            scales: uint8 [blocks, groups].
+            d: float16 [blocks].
+            shape: (out, in).
+        """
         sevens = (signs & 127).reshape(-1, 4).astype(np.uint32) << np.arange(0, 28, 7, dtype=np.uint32)
         words = sevens.sum(axis=1, dtype=np.uint32) | scales.reshape(-1).astype(np.uint32) << 28
         return cls(entries.astype(np.uint8).reshape(-1), words, d, codebook_words(cls.format), shape)
@@ -195,7 +212,7 @@ class Iq2XxsArray(GgufBlocks):
 
 @dataclass(frozen=True)
 class Iq3XxsArray(Iq2XxsArray):
-    """As Iq2XxsArray with cells of 4. Element = d * (2 * scale + 1) / 4 * entry."""
+    """A weight in IQ3_XXS: as Iq2XxsArray, with cells of 4. Element = d * (2 * scale + 1) / 4 * entry."""
 
     format: ClassVar[str] = "iq3_xxs"
     gguf_type: ClassVar[str] = "IQ3_XXS"
@@ -212,9 +229,12 @@ class Iq3XxsArray(Iq2XxsArray):
 
 @dataclass(frozen=True)
 class Iq2XsArray(Iq2XxsArray):
-    """codes: uint8 [out * in / 8], the low 8 bits of an entry's number. signs: uint8 [out * in / 8], the signs of the
-    first seven of 8 elements, then the number's ninth bit. d: uint8, ten for each 256 elements: the
-    float16 d, and 16 scales of 4 bits. grid: as of Iq2XxsArray."""
+    """A weight in IQ2_XS.
+
+    codes: uint8 [out * in / 8], the low 8 bits of each cell's entry. signs: uint8 [out * in / 8], the signs of a cell's
+    first seven elements, then the ninth bit of its entry. d: uint8, ten for each 256 elements: the float16 d, and 16
+    scales of 4 bits. grid: as in Iq2XxsArray.
+    """
 
     format: ClassVar[str] = "iq2_xs"
     gguf_type: ClassVar[str] = "IQ2_XS"
@@ -265,8 +285,10 @@ class Iq2XsArray(Iq2XxsArray):
 
 @dataclass(frozen=True)
 class Iq2SArray(Iq2XsArray):
-    """As Iq2XsArray, but that signs are those of all 8 elements. high: uint8 [out * in / 32], 2 bits each, what is
-    above the low 8 bits of four entries' numbers."""
+    """A weight in IQ2_S.
+
+    As Iq2XsArray, but `signs` has all 8 signs of a cell. high: uint8 [out * in / 32], the high 2 bits of four entries.
+    """
 
     format: ClassVar[str] = "iq2_s"
     gguf_type: ClassVar[str] = "IQ2_S"
@@ -311,8 +333,11 @@ class Iq2SArray(Iq2XsArray):
 
 @dataclass(frozen=True)
 class Iq3SArray(Iq2SArray):
-    """As Iq2SArray with cells of 4 and a scale for each 32. high: a bit for each of eight entries' numbers. Element =
-    d * (2 * scale + 1) * entry."""
+    """A weight in IQ3_S.
+
+    As Iq2SArray, with cells of 4 and a scale for each 32 elements. high: the ninth bit of eight entries. Element = d *
+    (2 * scale + 1) * entry.
+    """
 
     format: ClassVar[str] = "iq3_s"
     gguf_type: ClassVar[str] = "IQ3_S"
@@ -333,13 +358,13 @@ class Iq3SArray(Iq2SArray):
 
 
 def _with_high(codes: np.ndarray, high: np.ndarray, bits: int) -> np.ndarray:
-    """uint16 of a low byte each, and the bits above it."""
+    """Return uint16 entries, given their low bytes and their packed high bits."""
     entries: np.ndarray = codes.astype(np.uint16) | unpack(high, bits).astype(np.uint16) << 8
     return entries
 
 
 def even_signs(sevens: np.ndarray) -> np.ndarray:
-    """uint8 of 7 bits -> of 8, of which an even number is set."""
+    """Return bytes with the bit 7 that makes the number of set bits even. sevens: uint8 of 7 bits."""
     odd = sevens ^ sevens >> 4
     odd ^= odd >> 2
     odd ^= odd >> 1
@@ -348,6 +373,6 @@ def even_signs(sevens: np.ndarray) -> np.ndarray:
 
 
 def _heads(d: np.ndarray, scales: np.ndarray) -> np.ndarray:
-    """float16 [blocks] and 4 bits each [blocks, groups] -> `d` as of Iq2XsArray."""
+    """Return `d` of Iq2XsArray. d: float16 [blocks]; scales: of 4 bits, [blocks, groups]."""
     fields = pack(scales, 4).reshape(len(d), -1)
     return np.concatenate([np.ascontiguousarray(d).view(np.uint8).reshape(-1, 2), fields], axis=1).reshape(-1)

@@ -1,11 +1,15 @@
-"""Frozen weights in blocks of few bits: what linear layers and the device rooms know of a format.
+"""Frozen weights in blocks of few bits: the interface of a format to linear layers and devices.
 
-A format is a frozen dataclass derived from FrozenWeight, in a file of this folder, <format>.py. It gives what a weight
-consists of (format, unit, arrays, rules, layout, constants, parameters) and, in NumPy, its values (rows), which every
-device must give, and how a weight of full precision becomes one (quantize), from which the self-test's cases are made;
-quantize_rules where every device does that too; gguf_type and from_gguf where GGUF files have it.
-Its decoder is one file on each device: wgsl/formats/<format>.inc.wgsl, hip/formats/<format>.hpp. Launchers bind the
-arrays in their order and hand over the parameters; the constants are known when a kernel is compiled.
+A format is a frozen dataclass derived from FrozenWeight, in a file <format>.py of this folder. It defines:
+
+- the parts of a weight: format, unit, arrays, rules, layout, constants, parameters;
+- in NumPy, its values (rows), which every device must reproduce, and quantisation (quantize), which makes the weights
+  of the self-test;
+- quantize_rules, if every device quantises to it;
+- gguf_type and from_gguf, if GGUF files have it.
+
+Each device has one file with the decoder: wgsl/formats/<format>.inc.wgsl, hip/formats/<format>.hpp. Launchers bind the
+arrays in their order and pass the parameters. Constants are known when a kernel is compiled.
 """
 
 from __future__ import annotations
@@ -21,73 +25,73 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
-Array = Any  # whatever the device uses
+Array = Any  # the device's own type
 AGAIN = "quantise the weight again or check the file that it came from"
 
 
 class FrozenWeight(ABC):
-    """A frozen [out, in] weight of some format on a device: arrays and plain numbers."""
+    """A frozen [out, in] weight on a device: arrays and plain numbers."""
 
     format: ClassVar[str]
-    gguf_type: ClassVar[str] = ""  # what GGUF files call it, where they have it
-    unit: ClassVar[int]  # elements that are decoded at once; a row of another length is decoded before a product
-    block: ClassVar[int] = 1  # rows are of a multiple of so many elements
+    gguf_type: ClassVar[str] = ""  # name of the format in GGUF files; "": they have no such format
+    unit: ClassVar[int]  # elements decoded at once; rows that it does not divide are decoded before the GEMM
+    block: ClassVar[int] = 1  # the length of rows is a multiple of this
     shape: tuple[int, int]
-    value_dtype: str  # what decoded values are rounded to; "float32": they are used as they are
-    parts: tuple[int, ...] = ()  # rows of each of the weights of which this is a stack, where it is one
+    value_dtype: str  # dtype that decoded values are rounded to; "float32": they are not rounded
+    parts: tuple[int, ...] = ()  # rows of each weight in a stack; (): this is no stack
 
     @property
     def variant(self) -> str:
-        """Names the kernels that decode this weight: the format, where its kernels are all of one kind."""
+        """Return the name of the kernels that decode this weight. It is the format if that has one kind of kernels."""
         return self.format
 
     @abstractmethod
     def arrays(self) -> dict[str, Array | None]:
-        """The arrays by field, in the order in which kernels take them. None: this weight has no such part."""
+        """Return the arrays by field, in the order in which kernels take them. None: this weight has no such part."""
 
     @abstractmethod
     def rules(self) -> Iterator[tuple[bool, str]]:
-        """(holds, "<field> must ..., got ...") of every rule but those of `layout`."""
+        """Yield (whether it holds, "<field> must ..., got ...") for every rule except those of `layout`."""
 
     @abstractmethod
     def layout(self) -> Iterator[tuple[str, int, str]]:
-        """(field, size, dtype as rules write it) of the arrays that are checked for both."""
+        """Yield (field, size, dtype as rules write it) for the arrays whose size and dtype are checked."""
 
     @abstractmethod
     def constants(self) -> dict[str, bool | int | float]:
-        """Compile-time constants of a kernel that decodes this weight."""
+        """Return the compile-time constants of kernels that decode this weight."""
 
     @abstractmethod
     def parameters(self) -> tuple[int, ...]:
-        """Integers that a kernel takes beside the arrays."""
+        """Return the integers that kernels take in addition to the arrays."""
 
     @abstractmethod
     def rows(self, first: int, last: int, compute: np.dtype) -> np.ndarray:
-        """Rows first..last, of NumPy arrays: [last - first, in] in the dtype `compute`."""
+        """Decode rows first to last - 1 from NumPy arrays: [last - first, in] in the dtype `compute`."""
 
     @classmethod
     def quantize_rules(cls, block_size: int, double: bool) -> Iterator[tuple[bool, str]]:
-        """As `rules`, of what `quantize` is asked for."""
+        """Yield rules for the arguments of `quantize`, as `rules` does."""
         yield False, f"format must be one that devices bring weights into, got {cls.format}; nf4 is usual"
 
     @classmethod
     @abstractmethod
     def quantize(cls, w: np.ndarray, block_size: int = 64, double: bool = False) -> Self:
-        """w [out, in] float32 or float64, in NumPy. block_size, double: where the format has a choice."""
+        """Quantise w, float32 or float64 [out, in], in NumPy. block_size, double: for formats that have a choice."""
 
     @classmethod
     def from_gguf(cls, rows: np.ndarray, shape: tuple[int, int]) -> Self:
-        """rows: uint8 [out, bytes of a row] as in a GGUF file, of a format with a `gguf_type`; in NumPy."""
+        """Return the weight of rows of a GGUF file, uint8 [out, bytes of a row], in NumPy. It needs a `gguf_type`."""
         raise NotImplementedError
 
     def finite_parts(self) -> Iterator[np.ndarray]:
-        """Floats of NumPy arrays that must be finite if the weight is to be."""
+        """Yield the floats of NumPy arrays that must be finite for all values of the weight to be finite."""
         for array in self.arrays().values():
             if array is not None and array.dtype.kind == "f":
                 yield array
 
     def map_arrays(self, change: Callable[[Array], Array]) -> Self:
-        """The same weight with `change` applied to each of its arrays."""
+        """Return this weight with `change` applied to each of its arrays."""
         parts = {name: change(array) for name, array in self.arrays().items() if array is not None}
         return dataclasses.replace(self, **parts)  # type: ignore[type-var]
 
@@ -98,7 +102,7 @@ class FrozenWeight(ABC):
 
 @cache
 def formats() -> dict[str, type[FrozenWeight]]:
-    """Every format by its name, in the order of names: the files of this folder."""
+    """Return the formats in this folder by name, in alphabetical order."""
     for path in Path(__file__).parent.glob("*.py"):
         import_module(f"wgrad.device.formats.{path.stem}")
     kinds = {kind.format: kind for kind in _derived(FrozenWeight) if not isabstract(kind)}
@@ -112,5 +116,5 @@ def _derived(kind: type[Any]) -> Iterator[type[Any]]:
 
 
 def gguf_formats() -> dict[str, type[FrozenWeight]]:
-    """Those that GGUF files have, by their names there."""
+    """Return the formats of GGUF files, by their GGUF names."""
     return {kind.gguf_type: kind for kind in formats().values() if kind.gguf_type}

@@ -1,7 +1,9 @@
 """Common parts of the GGUF formats: rows of whole blocks, values in float32, and codes of 4 bits.
 
-A file has each block's scales beside its codes, in sizes that no word of 32 bits divides. Here codes and scales lie
-apart, and codes in the order of their elements, so that what is decoded at once can be read at once; no bit is added.
+In a file, the scales of a block are next to its codes, and a block is often not a multiple of 32-bit words. Here codes
+and scales are separate arrays, and codes are in the order of their elements, so that a kernel reads at once what it
+decodes at once. No bit is added.
+
 Source: ggml's dequantize_row_* (github.com/ggml-org/llama.cpp).
 """
 
@@ -16,15 +18,15 @@ import numpy as np
 
 from wgrad.device.formats.frozen_weight import Array, FrozenWeight
 
-_DTYPES = {"u8": np.uint8, "u32": np.uint32, "f16": np.float16}  # of a layout
+_DTYPES = {"u8": np.uint8, "u32": np.uint32, "f16": np.float16}  # by their names in `layout`
 
 
 @dataclass(frozen=True)
 class GgufBlocks(FrozenWeight):
-    """A frozen [out, in] weight of one of GGUF's formats, on a device; `in` is a multiple of `block`."""
+    """A frozen [out, in] weight in a GGUF format, on a device. `in` is a multiple of `block`."""
 
     unit: ClassVar[int] = 8
-    block_bytes: ClassVar[int]  # of a block in a file
+    block_bytes: ClassVar[int]  # bytes of a block in a file
 
     value_dtype: str = field(default="float32", init=False)
 
@@ -50,14 +52,14 @@ class GgufBlocks(FrozenWeight):
 
     @classmethod
     def empty(cls, shape: tuple[int, int], make: Callable[[tuple[int, ...], Any], Array]) -> Self:
-        """A weight to be written to. make: an array of a shape and dtype."""
+        """Return a weight whose arrays are to be written. make: returns an array of a shape and dtype."""
         bare: Any = cls(**{field.name: None for field in fields(cls) if field.init} | {"shape": shape})
         parts = {name: make((size,), _DTYPES[kind]) for name, size, kind in bare.layout()}
         result: Self = replace(bare, **parts)
         return result
 
     def repeated(self, rows: int) -> Self:
-        """A weight of that many rows, which are this one's over and over; in NumPy."""
+        """Return a weight with `rows` rows, which repeat those of this one, in NumPy."""
         few: Any = self
         many = replace(few, shape=(rows, self.shape[1]))
         parts = {part: np.resize(getattr(self, part), size) for part, size, _ in many.layout()}
@@ -65,52 +67,55 @@ class GgufBlocks(FrozenWeight):
         return result
 
     def blocks_of(self, first: int, last: int) -> slice:
-        """Those of rows first..last."""
+        """Return the blocks of rows first to last - 1."""
         return slice(first * self.shape[1] // self.block, last * self.shape[1] // self.block)
 
     @classmethod
     def split(cls, rows: np.ndarray, *sizes: int) -> list[np.ndarray]:
-        """The parts of each block of a file, of so many bytes and the rest: uint8 [blocks, bytes]."""
+        """Split the blocks of a file into parts of these sizes in bytes, and the rest: uint8 [blocks, bytes] each."""
         parts = np.split(rows.reshape(-1, cls.block_bytes), np.cumsum(sizes), axis=1)
         return [np.ascontiguousarray(part) for part in parts]
 
 
 def nibbles_in_order(codes: np.ndarray, run: int) -> np.ndarray:
-    """Codes of 4 bits as a file has them (of `run` bytes the low nibbles, then the high ones) -> as devices do: element
-    2j in the low nibble of byte j. uint8, of any shape -> flat."""
+    """Reorder codes of 4 bits from a file's order to that of devices, which has element 2j in the low nibble of byte j.
+
+    A file has the elements of the low nibbles of `run` bytes, then those of the high nibbles. codes: uint8 of any
+    shape; the result is flat.
+    """
     runs = codes.reshape(-1, run)
     low, high = runs & 15, runs >> 4
     return np.concatenate([low[:, ::2] | low[:, 1::2] << 4, high[:, ::2] | high[:, 1::2] << 4], axis=1).reshape(-1)
 
 
 def in_order(data: np.ndarray, run: int, bits: int) -> np.ndarray:
-    """Fields of `bits` as a file has them (of `run` bytes the lowest fields, then the next) -> as `pack` makes them."""
+    """Reorder fields of `bits` bits from a file's order (the lowest of `run` bytes, then the next) to `pack`'s."""
     runs = data.reshape(-1, 1, run) >> np.arange(0, 8, bits, dtype=np.uint8)[:, None]
     return pack(runs & np.uint8((1 << bits) - 1), bits)
 
 
 def pack_nibbles(codes: np.ndarray) -> np.ndarray:
-    """Numbers 0 to 15 -> uint8 of half as many."""
+    """Pack pairs of numbers from 0 to 15 into uint8."""
     codes = codes.astype(np.uint8).reshape(-1)
     return codes[::2] | codes[1::2] << 4
 
 
 def unpack(codes: np.ndarray, bits: int) -> np.ndarray:
-    """uint8 [..., n] -> uint8 [..., n * 8 / bits], of fields of `bits` from the lowest bit on."""
+    """Split bytes into fields of `bits` bits, the lowest first: uint8 [..., n] to uint8 [..., n * 8 / bits]."""
     shifts = np.arange(0, 8, bits, dtype=np.uint8)
     fields = codes[..., None] >> shifts & np.uint8((1 << bits) - 1)
     return fields.reshape(*codes.shape[:-1], codes.shape[-1] * shifts.size)
 
 
 def pack(fields: np.ndarray, bits: int) -> np.ndarray:
-    """The inverse of `unpack`, flat."""
+    """Undo `unpack`; the result is flat."""
     shifts = np.arange(0, 8, bits, dtype=np.uint8)
     packed: np.ndarray = np.bitwise_or.reduce(fields.astype(np.uint8).reshape(-1, shifts.size) << shifts, axis=1)
     return packed
 
 
 def nearest_level(values: np.ndarray, scales: np.ndarray, levels: np.ndarray) -> np.ndarray:
-    """uint8, of values' shape: the code of the level that comes nearest to each, once divided by its scale."""
+    """Return the code of the level nearest to each value / scale: uint8 of the shape of `values`."""
     scales = scales.astype(np.float32)
     scaled = values / np.where(scales == 0, np.float32(1), scales)
     order = np.argsort(levels, kind="stable")
@@ -121,9 +126,9 @@ def nearest_level(values: np.ndarray, scales: np.ndarray, levels: np.ndarray) ->
 
 @dataclass(frozen=True)
 class LevelBlocks(GgufBlocks):
-    """Codes of 4 bits that stand for sixteen `levels`, with a factor for each `group` elements.
+    """A weight with codes of 4 bits for sixteen `levels`, and a factor for each `group` elements.
 
-    codes: uint8 [out * in / 2], element 2j in the low nibble of byte j. scales: what the factors are made from.
+    codes: uint8 [out * in / 2], element 2j in the low nibble of byte j. scales: the factors, as the format stores them.
     """
 
     levels: ClassVar[np.ndarray]
@@ -145,4 +150,4 @@ class LevelBlocks(GgufBlocks):
 
     @abstractmethod
     def group_scales(self, blocks: slice, compute: np.dtype) -> np.ndarray:
-        """The factor of each group's levels."""
+        """Return the factor of each group."""

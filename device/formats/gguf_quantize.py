@@ -1,9 +1,10 @@
-"""Weights in the types of GGUF as llama.cpp's llama-quantize makes them, bit for bit, with an importance matrix or not.
+"""Quantisation to GGUF types with the same bits as llama.cpp's llama-quantize, with or without an importance matrix.
 
-Without one, types with one scale for a block are quantised by the `gguf` package, or by their own file of this folder.
-Here are those that search for the scales of a block: candidates in a fixed order, each judged by a weighted sum of
-squared errors. Groups of elements are columns, so that sums over them add up in the order of the elements, in float32,
-as in C.
+Without one, types with one scale for a block are quantised by the `gguf` package, or by their own file in this folder.
+This file has the types that search for the scales of a block. They try candidates in a fixed order, and compare
+weighted sums of squared errors. Groups of elements are columns, so that NumPy adds them in the order of the elements,
+in float32, as C does.
+
 Source: ggml-quants.c, quantize_row_q4_K_ref and those of the others (github.com/ggml-org/llama.cpp).
 """
 
@@ -19,20 +20,22 @@ from wgrad.device.formats.frozen_weight import FrozenWeight
 from wgrad.device.formats.gguf_blocks import pack
 from wgrad.device.formats.iq4 import LEVELS
 
-_Quantize = Callable[[np.ndarray, np.ndarray | None], np.ndarray]  # rows, importance -> bytes of each block
-ROUNDED = ("q4_0", "q5_0", "q8_0", "q4_k", "q6_k")  # formats that devices round weights to while they are trained
-_BLOCK = 256  # elements that share a scale of scales
-_CHUNK = 1 << 19  # elements that are quantised at once: a few of their size fit into a processor's cache
-_LEAST = np.float32(1e-15)  # smaller groups are zeros
+_Quantize = Callable[[np.ndarray, np.ndarray | None], np.ndarray]  # from rows and importance to the bytes of each block
+ROUNDED = ("q4_0", "q5_0", "q8_0", "q4_k", "q6_k")  # formats to which devices round weights in training
+_BLOCK = 256  # elements of a block with a scale of scales
+_CHUNK = 1 << 19  # elements quantised at once: a few arrays of this size fit into a CPU cache
+_LEAST = np.float32(1e-15)  # groups with smaller values become zeros
 _F32 = np.float32
 
 
 def quantize_rows(gguf: Any, w: np.ndarray, kind: str, importance: np.ndarray | None = None) -> np.ndarray:
-    """Rows as a file has them. gguf: the package.
+    """Quantise rows for a GGUF file.
 
     Args:
+        gguf: The package.
         w: float32 [rows, n], n a multiple of the type's block.
-        importance: float32 [n], what an error in a column costs; None: the same in all.
+        kind: GGUF's name of the type.
+        importance: float32 [n], weights of the columns' errors; None: all have the same.
 
     Returns:
         uint8 [rows, bytes of a row], or the floats of a type of numbers.
@@ -45,7 +48,7 @@ def quantize_rows(gguf: Any, w: np.ndarray, kind: str, importance: np.ndarray | 
 
 
 def rounded(kind: type[FrozenWeight], w: np.ndarray) -> FrozenWeight:
-    """The values of `quantize_rows` as a weight of one of the formats `ROUNDED`, without importance and the package."""
+    """Quantise to a format in `ROUNDED` with the values of `quantize_rows`, without importance and the package."""
     quantize = _SEARCHED.get(kind.gguf_type)
     if quantize is None:
         return kind.quantize(w)
@@ -54,18 +57,18 @@ def rounded(kind: type[FrozenWeight], w: np.ndarray) -> FrozenWeight:
 
 def _in_chunks(quantize: _Quantize, w: np.ndarray, importance: np.ndarray | None) -> np.ndarray:
     step = max(_CHUNK // w.shape[1], 1)
-    with np.errstate(all="ignore"):  # values that are not finite, and scales beyond float16, are told by the caller
+    with np.errstate(all="ignore"):  # the caller reports values that are not finite, and scales beyond float16
         parts = [quantize(w[at : at + step].astype(np.float32), importance) for at in range(0, len(w), step)]
     return np.concatenate(parts).reshape(len(w), -1)
 
 
 def _groups(blocks: np.ndarray, size: int) -> np.ndarray:
-    """[size, groups]: each group of so many elements is a column."""
+    """Return groups of `size` elements as columns: [size, groups]."""
     return np.ascontiguousarray(blocks.reshape(-1, size).T)
 
 
 def _in_order(values: np.ndarray) -> np.ndarray:
-    """The sum of each column, from the first element to the last: NumPy adds rows one after another."""
+    """Return the sum of each column, added from the first element to the last, as NumPy adds rows."""
     total: np.ndarray = np.add.reduce(values, axis=0, dtype=np.float32)
     return total
 
@@ -73,8 +76,10 @@ def _in_order(values: np.ndarray) -> np.ndarray:
 def _weighted(
     rows: np.ndarray, importance: np.ndarray, size: int, spread: int, factor: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Groups of so many elements, and their weights: the importance times the root of the element's square and
-    `factor` times the mean square of the `spread` elements that it is among."""
+    """Return groups of `size` elements as columns, and the weights of their errors.
+
+    A weight is importance * sqrt(x^2 + factor * m), with m the mean square of the `spread` elements around x.
+    """
     x, among = _groups(rows, size), _groups(rows, spread)
     mean = np.repeat(_F32(factor) * _in_order(among * among) / _F32(spread), spread // size)
     return x, _groups(np.broadcast_to(importance, rows.shape), size) * np.sqrt(mean + x * x)
@@ -84,7 +89,10 @@ def _weighted(
 def _scale_and_minimum(
     x: np.ndarray, weights: np.ndarray, most: int, first: float, step: float, steps: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Scale and minimum of each column, and its codes 0 to `most`. first: of the candidates' ranges, next to `most`."""
+    """Return scale and minimum of each column, and its codes from 0 to `most`.
+
+    Candidates map the range of a column to most + first + step * n, for n from 0 to `steps`.
+    """
     least, high = np.minimum(x.min(axis=0), _F32(0)), x.max(axis=0)
     sum_w, sum_x = _in_order(weights), _in_order(weights * x)
     zero = high == least
@@ -100,7 +108,7 @@ def _scale_and_minimum(
 
     chosen = codes_of(_F32(most))
     best = error(chosen, scale, least)
-    for number in range(steps + 1):  # each from the minimum of the best so far
+    for number in range(steps + 1):  # each candidate starts from the best minimum so far
         codes = codes_of(_F32(first) + _F32(step) * _F32(number) + _F32(most))
         weighted = weights * codes
         sum_l, sum_l2, sum_xl = _in_order(weighted), _in_order(weighted * codes), _in_order(weighted * x)
@@ -121,16 +129,16 @@ _IMPORTANT = (-0.9, 0.05, 36)  # first, step and steps of `_scale_and_minimum` w
 
 
 def _of_block(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the unit of eight values [blocks, 8], and how many of it each of them is, 0 to 63."""
+    """Return a scale for each eight values [blocks, 8], and the values as multiples of it, 0 to 63."""
     largest = values.max(axis=1, keepdims=True).clip(_F32(0))
     inverse = np.where(largest > 0, _F32(63) / largest, _F32(0))
     return largest / _F32(63), np.minimum(np.rint(inverse * values).astype(np.uint8), 63)
 
 
 def _fitted_of_block(values: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """As `_of_block`, of the least weighted error among some ranges; then each multiple is tried next to the others.
+    """Return what `_of_block` returns, but with less weighted error: try several ranges, then change each multiple.
 
-    Multiples below 0 wrap around as C's bytes do, also where llama.cpp reads them again.
+    Multiples below 0 wrap around like C's bytes, also where llama.cpp reads them again.
     """
     x, w, most = _groups(values, 8), _groups(weights, 8), _F32(63)
     largest = x.max(axis=0).clip(_F32(0))
@@ -170,7 +178,7 @@ def _as_bytes(codes: np.ndarray) -> np.ndarray:
 def _q45_k(
     rows: np.ndarray, importance: np.ndarray | None, most: int, first: float, steps: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The 16 bytes in front of a block's codes, and the codes [blocks, 8, 32]."""
+    """Return the 16 bytes that precede a block's codes, and the codes [blocks, 8, 32]."""
     if importance is None:
         x = _groups(rows, 32)
         weights = np.sqrt(_in_order(x * x) / _F32(32)) + np.abs(x)
@@ -199,7 +207,7 @@ def _q45_k(
 
 
 def _low_nibbles(codes: np.ndarray) -> np.ndarray:
-    """Codes [blocks, groups of 32, 32] -> bytes of two groups each, the first in the low bits."""
+    """Pack codes [blocks, groups, 32] into bytes of two groups each, the first in the low bits."""
     low = codes & 15
     return (low[:, ::2] | low[:, 1::2] << 4).reshape(len(codes), -1)
 
@@ -224,7 +232,7 @@ def _q45_1(rows: np.ndarray, importance: np.ndarray | None, most: int) -> np.nda
 
 
 def _with_fifth_bits(codes: np.ndarray, most: int) -> list[np.ndarray]:
-    """Codes [32, groups] -> bytes of their fifth bits, if they have any, and of the others."""
+    """Pack codes [32, groups]: the bytes of their fifth bits, if they have any, and of the low four bits."""
     whole = codes.T.astype(np.uint8)
     fifth = [np.packbits(whole >> 4, axis=1, bitorder="little")] if most > 15 else []
     return [*fifth, _halves(whole & 15)]
@@ -232,13 +240,13 @@ def _with_fifth_bits(codes: np.ndarray, most: int) -> list[np.ndarray]:
 
 # ---- a scale for 16 elements of both signs: Q6_K; with an importance matrix for 32: Q4_0, Q5_0 -----------------
 def _largest(x: np.ndarray) -> np.ndarray:
-    """The first of the largest elements of each column, with its sign."""
+    """Return the element with the largest magnitude of each column (the first of equal ones)."""
     found: np.ndarray = np.take_along_axis(x, np.abs(x).argmax(axis=0)[None], axis=0)[0]
     return found
 
 
 def _signed_scale(x: np.ndarray, weights: np.ndarray, half: int) -> tuple[np.ndarray, np.ndarray]:
-    """The scale of each column for codes -half to half - 1, and the codes."""
+    """Return the scale of each column for codes from -half to half - 1, and the codes."""
     largest = _largest(x)
 
     def tried(reach: np.float32) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -286,20 +294,20 @@ def _q6_k(rows: np.ndarray, importance: np.ndarray | None) -> np.ndarray:
 
 
 # ---- levels: IQ4_NL, IQ4_XS --------------------------------------------------------------------------------------
-# The code of the nearest level, of two the higher, by twice a number rounded down, from -256 on: what is halfway
-# between two levels is a multiple of a half.
+# The code of the level nearest to x, or of the higher of two, at index floor(2 * x) + 256. Midpoints between levels are
+# multiples of 1/2, so the index decides.
 _NEAREST = np.searchsorted((LEVELS[1:] + LEVELS[:-1]) / 2, np.arange(-256, 256) / 2, side="right").astype(np.uint8)
 
 
 def _levels_of(x: np.ndarray) -> np.ndarray:
-    """The code of each; of what is no number any."""
+    """Return the code of the level nearest to each value; any code for NaN."""
     place = np.fmin(np.fmax(np.floor(x + x), _F32(-256)), _F32(255)).astype(np.int16) + 256
     codes: np.ndarray = _NEAREST[place]
     return codes
 
 
 def _level_scale(rows: np.ndarray, importance: np.ndarray | None, spread: int) -> np.ndarray:
-    """The scale of each group of 32 elements. spread: as of `_weighted`."""
+    """Return the scale of each group of 32 elements. spread: as in `_weighted`."""
     if importance is None:
         x = _groups(rows, 32)
         weights = x * x
@@ -329,7 +337,7 @@ def _inverse(scales: np.ndarray) -> np.ndarray:
 
 
 def _halves(codes: np.ndarray) -> np.ndarray:
-    """Codes [groups, 32] -> bytes of an element and the one 16 after it."""
+    """Pack codes [groups, 32] into bytes of an element and the one 16 after it."""
     pairs: np.ndarray = codes[:, :16] | codes[:, 16:] << 4
     return pairs
 
@@ -360,7 +368,7 @@ _SEARCHED: dict[str, _Quantize] = {
     "IQ4_NL": _iq4_nl,
     "IQ4_XS": _iq4_xs,
 }
-# With an importance matrix alone: without one these have the scale of the largest element.
+# Only with an importance matrix. Without one, the largest element sets the scale of these types.
 _WEIGHTED: dict[str, _Quantize] = {
     "Q4_0": partial(_q45_0, half=8),
     "Q4_1": partial(_q45_1, most=15),

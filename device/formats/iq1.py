@@ -1,5 +1,5 @@
-"""IQ1_S and IQ1_M: GGUF's blocks of 256 elements, of which each 8 are an entry of a table of -1, 0 and 1, all moved by
-an eighth up or down; value for value as ggml's reference has them.
+"""IQ1_S and IQ1_M: GGUF's blocks of 256 elements in cells of 8. A cell is an entry of a codebook of -1, 0 and 1, moved
+up or down by 1/8. Values are those of ggml's reference.
 
 Source: ggml's dequantize_row_iq1_s and dequantize_row_iq1_m (github.com/ggml-org/llama.cpp).
 """
@@ -21,10 +21,12 @@ _TABLE, _MOVE = "iq1_s", 0.125
 
 @dataclass(frozen=True)
 class Iq1SArray(GgufBlocks):
-    """codes: uint8 [out * in / 8], the low 8 bits of an entry's number. heads: uint32 [out * in / 64], 16 bits for each
-    32 elements: 3 bits each, what is above the low 8 of four numbers; 3 bits of a scale; 1 to move down. d: float16
-    [out * in / 256]. grid: uint32 [1024], the table, two entries each. Element = d * (2 * scale + 1) * (entry +-
-    0.125)."""
+    """A weight in IQ1_S.
+
+    codes: uint8 [out * in / 8], the low 8 bits of each cell's entry. heads: uint32 [out * in / 64], 16 bits for each 32
+    elements: the high 3 bits of four entries, 3 bits of a scale, 1 bit to move down. d: float16 [out * in / 256]. grid:
+    uint32 [1024], the codebook, with two entries in a word. Element = d * (2 * scale + 1) * (entry +- 0.125).
+    """
 
     format: ClassVar[str] = "iq1_s"
     gguf_type: ClassVar[str] = "IQ1_S"
@@ -61,8 +63,8 @@ class Iq1SArray(GgufBlocks):
         return result
 
     def _fields(self, blocks: slice, compute: np.dtype) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Factors of groups [blocks, groups]; for each 8 elements the bits above the low 8 of their entry's number, and
-        whether they are moved down [blocks, 32]."""
+        """Return the factors of groups [blocks, groups], and for each cell [blocks, 32] the high bits of its entry and
+        whether it is moved down."""
         heads = np.ascontiguousarray(self.heads.reshape(-1, 4)[blocks]).view(np.uint16)
         scales = self.d[blocks, None].astype(compute) * (2 * (heads >> 12 & 7).astype(compute) + 1)
         high = (heads[..., None] >> np.arange(0, 12, 3, dtype=np.uint16) & 7).reshape(-1, 32)
@@ -70,8 +72,10 @@ class Iq1SArray(GgufBlocks):
 
     @classmethod
     def quantize(cls, w: np.ndarray, block_size: int = 256, double: bool = False) -> Self:
-        """Each group up to its largest value, each cell the entry that comes nearest; ggml searches for scales of a
-        smaller error."""
+        """Quantise each group up to its largest value, and each cell to the nearest entry.
+
+        ggml searches for scales of less error.
+        """
         blocks = w.astype(np.float32).reshape(-1, BLOCK)
         groups = blocks.reshape(len(blocks), cls._groups(), -1)
         steps = np.abs(groups).max(axis=2) / np.float32(1 + _MOVE)
@@ -87,14 +91,17 @@ class Iq1SArray(GgufBlocks):
 
     @classmethod
     def _groups(cls) -> int:
-        """How many of a block have a scale each."""
+        """Return the number of groups of a block, which have a scale each."""
         return 8
 
     @classmethod
     def _of(
         cls, numbers: np.ndarray, scales: np.ndarray, down: np.ndarray, d: np.ndarray, shape: tuple[int, int]
     ) -> Self:
-        """numbers: uint16 [blocks, 32]; scales: uint16, down: bool [blocks, groups]; d: float16 [blocks]."""
+        """Return a weight of these parts.
+
+        numbers (entries): uint16 [blocks, 32]; scales: uint16, down: bool [blocks, groups]; d: float16 [blocks].
+        """
         high = ((numbers >> 8).reshape(-1, 8, 4) << np.arange(0, 12, 3, dtype=np.uint16)).sum(axis=2, dtype=np.uint16)
         heads = np.ascontiguousarray(high | scales << 12 | down.astype(np.uint16) << 15)
         codes = (numbers & 255).astype(np.uint8).reshape(-1)
@@ -110,9 +117,12 @@ class Iq1SArray(GgufBlocks):
 
 @dataclass(frozen=True)
 class Iq1MArray(Iq1SArray):
-    """As Iq1SArray, with scales for each 16 elements and a move for each 8. heads: 4 bits for each 8 elements: 3 above
-    the low 8 of their entry's number; 1 to move down. d: uint32 [out * in / 128], two for each 256 elements, of 16 bits
-    each: 3 bits each of four scales, then 4 bits of the float16 d, the lowest first."""
+    """A weight in IQ1_M.
+
+    As Iq1SArray, with a scale for each 16 elements, and each cell moved up or down by itself. heads: 4 bits for each
+    cell: the high 3 bits of its entry, 1 bit to move down. d: uint32 [out * in / 128], two for each 256 elements, in
+    halves of 16 bits: four scales of 3 bits, then 4 bits of the float16 d, the lowest first.
+    """
 
     format: ClassVar[str] = "iq1_m"
     gguf_type: ClassVar[str] = "IQ1_M"

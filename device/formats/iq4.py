@@ -1,5 +1,4 @@
-"""IQ4_NL and IQ4_XS: GGUF's codes of 4 bits that stand for sixteen uneven levels; value for value as ggml's reference
-has them.
+"""IQ4_NL and IQ4_XS: GGUF's codes of 4 bits for sixteen uneven levels. Values are those of ggml's reference.
 
 Source: ggml's dequantize_row_iq4_nl and dequantize_row_iq4_xs (github.com/ggml-org/llama.cpp).
 """
@@ -20,13 +19,16 @@ from wgrad.device.formats.gguf_blocks import (
 )
 
 LEVELS = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.float32)
-GROUPS, GROUP = 8, 32  # of a block of IQ4_XS, each with a scale
+GROUPS, GROUP = 8, 32  # groups of a block of IQ4_XS, and elements of a group, which has one scale
 
 
 @dataclass(frozen=True)
 class Iq4NlArray(LevelBlocks):
-    """codes: uint8 [out * in / 2], element 2j in the low nibble of byte j. scales: float16 [out * in / 32]. Element i
-    is LEVELS[code] * scales[i // 32]."""
+    """A weight in IQ4_NL.
+
+    codes: uint8 [out * in / 2], element 2j in the low nibble of byte j. scales: float16 [out * in / 32]. Element i is
+    LEVELS[code] * scales[i // 32].
+    """
 
     format: ClassVar[str] = "iq4_nl"
     gguf_type: ClassVar[str] = "IQ4_NL"
@@ -48,7 +50,7 @@ class Iq4NlArray(LevelBlocks):
 
     @classmethod
     def quantize(cls, w: np.ndarray, block_size: int = 32, double: bool = False) -> Self:
-        """Each group from its largest value; ggml searches for scales of a smaller error."""
+        """Quantise each group from its largest value; ggml searches for scales of less error."""
         blocks = w.astype(np.float32).reshape(-1, GROUP)
         largest = np.take_along_axis(blocks, np.abs(blocks).argmax(axis=1)[:, None], axis=1)
         scales = (largest / LEVELS[0]).astype(np.float16)
@@ -62,9 +64,11 @@ class Iq4NlArray(LevelBlocks):
 
 @dataclass(frozen=True)
 class Iq4XsArray(Iq4NlArray):
-    """codes: as of Iq4NlArray. scales: uint32 [out * in / 128], two a block of 256: the float16 d (low) and 2 bits of
-    each group of 32, the high ones of its scale; then 4 bits of each, the low ones. Element = d * (scale - 32) *
-    LEVELS[code]."""
+    """A weight in IQ4_XS.
+
+    codes: as in Iq4NlArray. scales: uint32 [out * in / 128], two words for a block of 256: the float16 d (low half) and
+    the high 2 bits of each group's scale; then the low 4 bits of each. Element = d * (scale - 32) * LEVELS[code].
+    """
 
     format: ClassVar[str] = "iq4_xs"
     gguf_type: ClassVar[str] = "IQ4_XS"

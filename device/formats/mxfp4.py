@@ -1,4 +1,4 @@
-"""MXFP4: blocks of 32 codes of 4 bits (E2M1) with one power of two (E8M0); value for value as ggml's reference has it.
+"""MXFP4: blocks of 32 codes of 4 bits (E2M1) with one power of two (E8M0). Values are those of ggml's reference.
 
 Sources: OCP Microscaling Formats 1.0, section 5; ggml's dequantize_row_mxfp4 (github.com/ggml-org/llama.cpp).
 """
@@ -14,14 +14,17 @@ import numpy as np
 from wgrad.device.formats.frozen_weight import Array
 from wgrad.device.formats.gguf_blocks import GgufBlocks, nibbles_in_order, pack_nibbles, unpack
 
-_DOUBLED = np.array([0, 1, 2, 3, 4, 6, 8, 12], np.float32)  # of codes 0 to 7; 8 to 15 are their negatives
+_DOUBLED = np.array([0, 1, 2, 3, 4, 6, 8, 12], np.float32)  # codes 0 to 7; 8 to 15 are their negatives
 LEVELS = np.concatenate([_DOUBLED, 0 - _DOUBLED])
 
 
 @dataclass(frozen=True)
 class Mxfp4Array(GgufBlocks):
-    """codes: uint8 [out * in / 2], element 2j in the low nibble of byte j. exponents: uint8 [out * in / 32]. Element i
-    is half of twice its code's value, times 2^(exponents[i // 32] - 127)."""
+    """A weight in MXFP4.
+
+    codes: uint8 [out * in / 2], element 2j in the low nibble of byte j. exponents: uint8 [out * in / 32]. Element i is
+    the value of its code times 2^(exponents[i // 32] - 127).
+    """
 
     format: ClassVar[str] = "mxfp4"
     gguf_type: ClassVar[str] = "MXFP4"
@@ -49,7 +52,7 @@ class Mxfp4Array(GgufBlocks):
 
     @classmethod
     def quantize(cls, w: np.ndarray, block_size: int = 32, double: bool = False) -> Mxfp4Array:
-        """As ggml: the nearest code, below a middle the smaller one."""
+        """Quantise as ggml does: to the nearest code, or the smaller one of two."""
         blocks = w.astype(np.float32).reshape(-1, cls.block)
         largest = np.abs(blocks).max(axis=1, keepdims=True)
         logs = np.floor(np.log2(largest, out=np.zeros_like(largest), where=largest > 0))
@@ -66,6 +69,6 @@ class Mxfp4Array(GgufBlocks):
 
 
 def _half_powers(exponents: np.ndarray, compute: np.dtype) -> np.ndarray:
-    """2^(exponent - 128): _DOUBLED is twice the values of the codes."""
+    """Return 2^(exponent - 128): half of each factor, since _DOUBLED is twice the values of the codes."""
     values: np.ndarray = np.ldexp(compute.type(1), exponents.astype(np.int32) - 128)
     return values
