@@ -227,6 +227,9 @@ def test_a_folder_with_splits_gives_one(tokenizer: Tokenizer, tmp_path: Path, tr
         split = "validation" if "valid" in other else "test"
         assert f"for another split give {folder}:{split}" in " ".join(data.remarks)
         assert tokenizer.decode(load(f"{folder}:{split}", tokenizer).train[0].ids.tolist()) == "held out"
+        data = load(folder, tokenizer, eval_data=str(folder))
+        assert [tokenizer.decode(part[0].ids.tolist()) for part in (data.train, data.held_out)] == ["good", "held out"]
+        assert f"{folder} has 1 file(s) of the split {split}, which are read" in " ".join(data.remarks)
 
 
 @pytest.mark.parametrize(

@@ -255,6 +255,7 @@ def test_a_folder_that_datasets_saved(tmp_path: Path) -> None:
         f"note: {splits} is a data set with splits, of which train is read; for another give {splits}:test",
     )
     assert [read(f)[0] for f in list_data(f"{splits}:test", "--data")[0]] == [RECORDS[2:]]
+    assert list_data(str(splits), "--eval-data", held_out=True)[0] == list_data(f"{splits}:test", "--data")[0]
     assert list_data(str(splits / "test"), "--data")[0] == list_data(f"{splits}:test", "--data")[0]
     with pytest.raises(WgradError, match="has no split 'dev'; it has train, test: name one, as .*saved:train"):
         list_data(f"{splits}:dev", "--data")
@@ -314,6 +315,8 @@ def test_tables_of_pandas_and_polars() -> None:
     assert rows(Polars()) == [{"text": "a"}]
     assert rows(pyarrow.Table.from_pylist(RECORDS)) == RECORDS
     assert rows({"train": RECORDS, "test": [ONE]}) == RECORDS and rows({"only": [ONE]}) == [ONE]
+    assert records_of({"train": RECORDS, "test": [ONE]}, "eval_data") == [ONE]
+    assert records_of({"train": RECORDS, "more": [ONE]}, "eval_data") == RECORDS
 
 
 @pytest.mark.parametrize(

@@ -56,6 +56,16 @@ def run(make_checkpoint: Any, text_data: Path, tmp_path: Path) -> tuple[Path, Pa
     return model, out, json.loads((out / "results.json").read_text())
 
 
+def test_of_data_with_splits_the_one_that_was_held_out(make_checkpoint: Any, tmp_path: Path, capsys: Any) -> None:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    for name, text in (("train", "some words"), ("test", "other words"), ("valid", "a bird")):
+        (folder / f"{name}.jsonl").write_text(json.dumps({"text": text}) + "\n")
+    model = make_checkpoint()
+    whole, file = (measure(capsys, "--model", model, "--data", path) for path in (folder, folder / "valid.jsonl"))
+    assert whole["base"] == file["base"] and whole["tokens"] == file["tokens"]
+
+
 def test_the_numbers_of_a_run_to_the_last_digit(run: Any, text_data: Path, capsys: Any) -> None:
     model, out, results = run
     found = measure(capsys, "--adapter", out, "--data", text_data, "--eval-tokens", 300)  # the model: the adapter's own

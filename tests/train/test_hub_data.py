@@ -13,7 +13,7 @@ import pytest
 from wgrad.device.errors import WgradError
 from wgrad.train.commands.cli import main
 from wgrad.train.files.hub_data import data_set_files, is_data_set
-from wgrad.train.files.hub_splits import files_of_split, missing_shards
+from wgrad.train.files.hub_splits import files_of_split, missing_shards, usual_split
 
 hub = pytest.importorskip("huggingface_hub")
 COMMIT = "c" * 40
@@ -182,6 +182,20 @@ NAMES = ["de/x/a.parquet", "en/held.jsonl", "en/more.jsonl", "en/part-1.jsonl", 
 
 
 @pytest.mark.parametrize(
+    ("splits", "chosen"),
+    [
+        (["train", "test", "validation"], "validation"),
+        (["train_sft", "test_sft", "train", "test"], "test"),
+        (["train_sft", "test_sft"], "test_sft"),
+        (["dev", "test", "train"], "dev"),
+        (["train", "more"], "train"),
+    ],
+)
+def test_which_split_is_held_out(splits: list[str], chosen: str) -> None:
+    assert usual_split(splits, held_out=True) == chosen and usual_split(splits, held_out=False) == "train"
+
+
+@pytest.mark.parametrize(
     ("names", "readme", "asked", "wanted"),
     [
         (NAMES, README, ("", "train"), ["en/part-1.jsonl", "en/part-2.jsonl"]),
@@ -205,7 +219,7 @@ def test_which_files_are_of_a_split(names: list[str], readme: str, asked: tuple[
         with pytest.raises(WgradError, match=wanted):
             files_of_split(names, readme, *asked, "--data: ID")
     else:
-        assert files_of_split(names, readme, *asked, "--data: ID") == wanted
+        assert files_of_split(names, readme, *asked, "--data: ID") == (asked[1], wanted)
 
 
 def test_missing_shards() -> None:

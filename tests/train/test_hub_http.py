@@ -96,6 +96,22 @@ def test_a_script_is_read_as_the_hub_converted_it(serve: Any, make_tokenizer: An
             data_set_files(spec, "--data")
 
 
+@pytest.mark.parametrize("kind", ["main", CONVERSION])
+def test_held_out_data_is_the_split_for_it(serve: Any, kind: str) -> None:
+    """With and without asking the hub, and without confusion with the split to train on."""
+    files = {f"default/{split}/0000.parquet": table(split) for split in ("train", "validation", "test")}
+    hub = serve({"main": {"name.py": b""}, kind: files})
+    asked = []
+    for _ in range(2):
+        for held_out, split in ((True, "validation"), (False, "train")):
+            (path,), (note,) = data_set_files("org/name", "--eval-data", held_out)
+            assert Path(path).parent.name == split and f"1 file(s) of its split {split}" in note
+        asked.append(len(hub.asked))
+    assert 0 < asked[0] == asked[1]
+    paths, (note,) = data_set_files("org/name:test", "--eval-data", True)
+    assert Path(paths[0]).parent.name == "test" and "of its split test" in note
+
+
 def test_files_that_cannot_be_read_are_read_as_converted(serve: Any) -> None:
     """And files that can be are, where there is a conversion too."""
     hub = serve({"main": {"train.txt.zst": b"?"}, CONVERSION: {"default/train/0000.parquet": table("x")}})
@@ -166,7 +182,8 @@ def test_which_files_of_a_conversion_are_of_a_split(names: list[str], asked: tup
         with pytest.raises(WgradError, match=wanted):
             files_of_conversion(names, *asked, "--data: ID")
     else:
-        files, partial = files_of_conversion(names, *asked, "--data: ID")
+        split, files, partial = files_of_conversion(names, *asked, "--data: ID")
+        assert split == asked[1]
         assert ([str(int(name.rpartition("/")[2][:4])) for name in files], partial) == wanted
         assert all(name.startswith((asked[0] or "default", "en")) for name in files)
 

@@ -45,7 +45,7 @@ def run_eval(config: RunOptions, as_json: bool) -> int:
     config, display = opened.args, opened.display
     refuse_quantised_anew(config, opened.files, opened.config)
     with display.phase("reading and tokenising", unit="%") as phase:
-        data = load_data(config, opened.tokenizer, phase.update)
+        data = load_data(config, opened.tokenizer, phase.update, evaluates=True)
     documents = eval_subset(data.train, config)
     for note in (*([f"note: {opened.head_note}"] if opened.head_note else []), *data.remarks):
         say(note, "stderr")

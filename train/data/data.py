@@ -70,6 +70,7 @@ def load_data(
     progress: Progress | None = None,
     given: Mapping[str, Records] | None = None,
     stdin: Path | None = None,
+    evaluates: bool = False,
 ) -> Dataset:
     """Read --data (and --eval-data), tokenise, truncate to seq_len, and split.
 
@@ -81,6 +82,8 @@ def load_data(
         progress: called with the percentage of a file that is read, and 100; not called for standard input.
         given: records, by the placeholder that an option has instead of a file.
         stdin: a copy of standard input.
+        evaluates: --data is to be evaluated on too. Of a folder or data set with splits, held-out data is the split for
+            validation, else for tests.
 
     Raises:
         WgradError: the data cannot be used; the error names file and line.
@@ -92,16 +95,16 @@ def load_data(
     try:
         records = given or {}
 
-        def load(path: str, option: str) -> Sequence[Example]:
-            return _load_file(path, option, config, tokenizer, tally, progress, records, stdin)
+        def load(path: str, option: str, held_out: bool) -> Sequence[Example]:
+            return _load_file(path, option, config, tokenizer, tally, progress, records, stdin, held_out)
 
-        parts = [load(source.path, "--data") for source in sources]
+        parts = [load(source.path, "--data", evaluates) for source in sources]
         documents = parts[0] if len(parts) == 1 else JoinedDocuments(parts)
         train: Sequence[Example]
         held_out: Sequence[Example]
         if config.eval_data:
             train = documents
-            held_out = load(config.eval_data, "--eval-data")
+            held_out = load(config.eval_data, "--eval-data", True)
         else:
             train, held_out = _split(documents, config, tally.bad_lines)
     finally:
@@ -187,6 +190,7 @@ def _load_file(
     progress: Progress | None,
     given: Mapping[str, Records],
     stdin: Path | None,
+    held_out: bool,
 ) -> Sequence[Example]:
     """Read the examples of a file, standard input, or a folder of files, either all plain text or none."""
     if path in given:
@@ -194,7 +198,7 @@ def _load_file(
     refuse_placeholder(path, option)
     parts: list[Documents[Any]] = []
     first: DataFile | None = None
-    names, notes = list_data(path, option)
+    names, notes = list_data(path, option, held_out)
     tally.notes += notes
     for name in names:
         with open_data(name, option, progress, stdin, columns_of(config.columns)) as file:

@@ -173,16 +173,19 @@ class DataFile:
                 return
 
 
-def list_data(path: str, option: str) -> tuple[list[str], tuple[str, ...]]:
-    """The files of a folder (`folder_files`), of a split that the package datasets saved, or of a data set of the hub;
-    of anything else its own path; and what a user should know. Raises WgradError."""
+def list_data(path: str, option: str, held_out: bool = False) -> tuple[list[str], tuple[str, ...]]:
+    """Return the files of a folder (`folder_files`), of a split that the package datasets saved, or of a data set of
+    the hub, of anything else its own path; and notes for the user. Raises WgradError.
+
+    held_out: without a split, prefer one for validation or tests (`usual_split`).
+    """
     if path == STDIN:
         return [path], ()
-    if found := saved_files(path, option):
+    if found := saved_files(path, option, held_out):
         return found
     if os.path.isdir(path) or is_split_of_folder(path):
-        return folder_files(path, option)
-    return data_set_files(path, option) if is_data_set(path, option) else ([path], ())
+        return folder_files(path, option, held_out)
+    return data_set_files(path, option, held_out) if is_data_set(path, option) else ([path], ())
 
 
 @contextmanager

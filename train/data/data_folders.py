@@ -25,9 +25,17 @@ def is_split_of_folder(path: str) -> bool:
     return ":" in path and not os.path.exists(path) and os.path.isdir(path.rpartition(":")[0])
 
 
-def folder_files(path: str, option: str) -> tuple[list[str], tuple[str, ...]]:
-    """The files of a folder by name, without hidden ones, or of one of its splits (FOLDER:SPLIT); and what a user
-    should know. WgradError where there are none, or other folders among them."""
+def folder_files(path: str, option: str, held_out: bool = False) -> tuple[list[str], tuple[str, ...]]:
+    """Return the files of a folder by name, without hidden ones, or of one of its splits; and notes for the user.
+
+    Args:
+        path: FOLDER, or FOLDER:SPLIT.
+        option: the option that names it.
+        held_out: without a split, prefer one for validation or tests (`usual_split`).
+
+    Raises:
+        WgradError: there are no files, or there are other folders among them.
+    """
     folder, split = path, ""
     if is_split_of_folder(path):
         folder, _, split = path.rpartition(":")
@@ -50,10 +58,9 @@ def folder_files(path: str, option: str) -> tuple[list[str], tuple[str, ...]]:
     are_named = len(data) == len(found) and "" not in splits and "train" in splits and len(splits) > 1
     if not (within or split or are_named):
         return [os.path.join(folder, name) for name in found], ()
-    where, wanted = f"{option}: {folder}", split or "train"
-    chosen = files_of_split(found, _readme(folder, option), "", wanted, where)
-    others = [other for other in splits if other not in ("", wanted)]
-    note = f"note: {folder} has {len(chosen)} file(s) of the split {wanted}, which are read"
+    split, chosen = files_of_split(found, _readme(folder, option), "", split, f"{option}: {folder}", held_out)
+    others = [other for other in splits if other not in ("", split)]
+    note = f"note: {folder} has {len(chosen)} file(s) of the split {split}, which are read"
     note += f"; for another split give {folder}:{others[0]}" if others else ""
     return [os.path.join(folder, name) for name in chosen], (note,)
 

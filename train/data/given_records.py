@@ -12,6 +12,7 @@ from typing import Any
 from wgrad.device.errors import WgradError
 from wgrad.train.data.data_files import DataFile
 from wgrad.train.data.records import Numbered, Record, without_null
+from wgrad.train.files.hub_splits import usual_split
 
 PLACEHOLDERS = {"data": "<data>", "eval_data": "<eval_data>"}  # their placeholders in the options of a run
 Records = Iterable[Mapping[str, Any]]
@@ -45,15 +46,16 @@ def records_of(value: Any, name: str) -> Records:
 
 
 def _split_of(splits: Mapping[str, Any], name: str) -> Any:
-    """Choose the data set to train on from several by name."""
+    """Choose the data set to train on, or for `eval_data` to evaluate on, from several by name."""
     sets = [split for split in splits.values() if isinstance(split, Iterable) and not isinstance(split, (str, bytes))]
     if not splits or len(sets) < len(splits):
         raise WgradError(
             f"{name}: expected a path or an iterable of records, got dict: give a list such as [{{'text': '...'}}]"
         )
-    if "train" not in splits and len(splits) > 1:
+    chosen = next(iter(splits)) if len(splits) == 1 else usual_split([*map(str, splits)], name == "eval_data")
+    if chosen not in splits:
         raise WgradError(f"{name}: has the splits {', '.join(map(str, splits))[:200]}: give one, as {name}=splits[...]")
-    return splits["train"] if "train" in splits else next(iter(splits.values()))
+    return splits[chosen]
 
 
 class _Rows:

@@ -13,6 +13,7 @@ import msgspec
 
 from wgrad.device.errors import WgradError
 from wgrad.train.files.decode import read_json
+from wgrad.train.files.hub_splits import usual_split
 from wgrad.train.files.input_files import one_line
 
 _SPLITS, _STATE = "dataset_dict.json", "state.json"
@@ -32,9 +33,9 @@ class _SplitNames(msgspec.Struct):
     splits: list[Annotated[str, msgspec.Meta(pattern=r"^\w+(\.\w+)*$")]]
 
 
-def saved_files(path: str, option: str) -> tuple[list[str], tuple[str, ...]] | None:
-    """Return the Arrow files of a folder that datasets saved, or of one of its splits (FOLDER:SPLIT, else "train"), and
-    notes for the user; None if the path is not such a folder. Raises WgradError."""
+def saved_files(path: str, option: str, held_out: bool = False) -> tuple[list[str], tuple[str, ...]] | None:
+    """Return the Arrow files of a folder that datasets saved, or of one of its splits, and notes for the user; None if
+    the path is not such a folder. Raises WgradError. Arguments as `folder_files`'s."""
     folder, split = path, ""
     if not os.path.exists(path) and ":" in path:
         folder, _, split = path.rpartition(":")
@@ -42,7 +43,7 @@ def saved_files(path: str, option: str) -> tuple[list[str], tuple[str, ...]] | N
             return None
     if os.path.isfile(os.path.join(folder, _SPLITS)):
         names = read_json(os.path.join(folder, _SPLITS), _SplitNames, option, _AGAIN).splits
-        chosen = split or ("train" if "train" in names or len(names) != 1 else names[0])
+        chosen = split or (names[0] if len(names) == 1 else usual_split(names, held_out))
         if chosen not in names:
             raise WgradError(
                 f"{option}: {folder} has no split {chosen!r}; it has {one_line(', '.join(names)) or 'none'}: name one, "

@@ -30,12 +30,13 @@ _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS)
 
 
 class _Fetched(msgspec.Struct):
-    """A complete fetch. commit: revision of the files; origin: end of a note about where they come from."""
+    """A complete fetch of a split. commit: revision of the files; origin: end of a note about where they come from."""
 
     format: Annotated[int, msgspec.Meta(ge=_FORMAT, le=_FORMAT)]
     commit: str
     files: Annotated[list[str], msgspec.Meta(min_length=1)]
     origin: str = ""
+    split: str = "train"
 
 
 def is_data_set(path: str, option: str) -> bool:
@@ -46,11 +47,14 @@ def is_data_set(path: str, option: str) -> bool:
     return found is not None and not looks_like_a_file and not exists(path, option)
 
 
-def data_set_files(spec: str, option: str) -> tuple[list[str], tuple[str, ...]]:
-    """Return the paths of a data set's files, in order, and notes for the user. Raises WgradError."""
+def data_set_files(spec: str, option: str, held_out: bool = False) -> tuple[list[str], tuple[str, ...]]:
+    """Return the paths of a data set's files, in order, and notes for the user. Raises WgradError.
+
+    held_out: without a split, prefer one for validation or tests (`usual_split`).
+    """
     found = _SPEC.fullmatch(spec)
     assert found is not None
-    hub_id, config, split = found[1], found[2] or "", found[3] or "train"
+    hub_id, config, split = found[1], found[2] or "", found[3] or ""
     try:
         import huggingface_hub
     except ImportError as error:
@@ -58,15 +62,16 @@ def data_set_files(spec: str, option: str) -> tuple[list[str], tuple[str, ...]]:
             f"{option}: no such file: {spec}; to fetch it from the Hugging Face hub: pip install 'wgrad[hub]'"
         ) from error
     where = f"{option}: {hub_id} on the Hugging Face hub"
-    fetched = _noted(spec)
+    marker = _marker(f"{spec} held out" if held_out and not split else spec)
+    fetched = _noted(marker)
     if fetched and (paths := _paths(fetched, hub_id, huggingface_hub)):
-        return paths, _note(spec, paths, split, fetched.origin)
-    cached = _cached(hub_id, config, split, where, huggingface_hub)
+        return paths, _note(spec, paths, split or fetched.split, fetched.origin)
+    named, cached = _cached(hub_id, config, split, where, huggingface_hub, held_out)
     if cached and not missing_shards(cached):
-        return cached, _note(spec, cached, split)
+        return cached, _note(spec, cached, named)
     try:
-        fetched = _choose(hub_id, config, split, where, huggingface_hub)
-        paths = _fetch(fetched, spec, hub_id, huggingface_hub)
+        fetched = _choose(hub_id, config, split, where, huggingface_hub, held_out)
+        paths = _fetch(fetched, marker, hub_id, huggingface_hub)
     except WgradError:
         raise
     except Exception as error:  # the hub's client passes on any error of its network library
@@ -75,13 +80,13 @@ def data_set_files(spec: str, option: str) -> tuple[list[str], tuple[str, ...]]:
             raise WgradError(f"{where}: {reason}") from error
         if cached:
             note = f"note: {hub_id}: the hub cannot be reached: the files in its cache are taken for all"
-            return cached, (*_note(spec, cached, split), note)
+            return cached, (*_note(spec, cached, named), note)
         raise WgradError(
             f"{option}: no such file: {spec}; and the Hugging Face hub cannot be reached "
             f"({one_line(str(error))[:120] or type(error).__name__}), nor is it in its cache: check the network, or "
             "give a file"
         ) from error
-    return paths, _note(spec, paths, split, fetched.origin)
+    return paths, _note(spec, paths, fetched.split, fetched.origin)
 
 
 def _note(spec: str, paths: list[str], split: str, origin: str = "") -> tuple[str, ...]:
@@ -92,12 +97,12 @@ def _marker(spec: str) -> Path:
     return cache_folder("datasets") / f"{hashlib.blake2b(spec.encode(), digest_size=12).hexdigest()}.json"
 
 
-def _noted(spec: str) -> _Fetched | None:
+def _noted(marker: Path) -> _Fetched | None:
     """Return the note of an earlier fetch, or None."""
-    if not is_kept(_marker(spec)):
+    if not is_kept(marker):
         return None
     try:
-        return read_json(_marker(spec), _Fetched, "$XDG_CACHE_HOME")
+        return read_json(marker, _Fetched, "$XDG_CACHE_HOME")
     except WgradError:  # a damaged note is replaced
         return None
 
@@ -109,18 +114,19 @@ def _paths(fetched: _Fetched, hub_id: str, hub: Any) -> list[str]:
     return paths if all(isinstance(path, str) for path in paths) else []
 
 
-def _cached(hub_id: str, config: str, split: str, where: str, hub: Any) -> list[str]:
-    """Return the split's files in the hub's cache."""
+def _cached(hub_id: str, config: str, split: str, where: str, hub: Any, held_out: bool) -> tuple[str, list[str]]:
+    """Return the split and its files in the hub's cache."""
     with suppress(Exception):  # the cache has nothing of it, or only a part
         folder = Path(hub.snapshot_download(hub_id, repo_type="dataset", local_files_only=True))
         names = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
         about = folder / "README.md"
         readme = about.read_text(encoding="utf-8", errors="replace") if about.is_file() else ""
-        return [str(folder / name) for name in files_of_split(names, readme, config, split, where)]
-    return []
+        split, names = files_of_split(names, readme, config, split, where, held_out)
+        return split, [str(folder / name) for name in names]
+    return split, []
 
 
-def _choose(hub_id: str, config: str, split: str, where: str, hub: Any) -> _Fetched:
+def _choose(hub_id: str, config: str, split: str, where: str, hub: Any, held_out: bool) -> _Fetched:
     """Return the files to fetch: the data set's own, or the hub's conversion.
 
     With a script of the data set's name the conversion is preferred, since the other files may be anything.
@@ -135,15 +141,16 @@ def _choose(hub_id: str, config: str, split: str, where: str, hub: Any) -> _Fetc
         if "README.md" in names:
             readme = Path(hub.hf_hub_download(hub_id, "README.md", **of)).read_text(encoding="utf-8", errors="replace")
         try:
-            return _Fetched(_FORMAT, info.sha, files_of_split(names, readme, config, split, where))
+            named, files = files_of_split(names, readme, config, split, where, held_out)
+            return _Fetched(_FORMAT, info.sha, files, split=named)
         except WgradError:
             converted = _conversion(hub_id, hub)
             if converted is None:
                 raise
     names = [file.rfilename for file in converted.siblings or ()]
-    files, partial = files_of_conversion(names, config, split, where)
+    named, files, partial = files_of_conversion(names, config, split, where, held_out)
     origin = ", as the hub converted it to Parquet" + (": only the beginning was converted" if partial else "")
-    return _Fetched(_FORMAT, converted.sha, files, origin)
+    return _Fetched(_FORMAT, converted.sha, files, origin, named)
 
 
 def _conversion(hub_id: str, hub: Any) -> Any:
@@ -154,12 +161,12 @@ def _conversion(hub_id: str, hub: Any) -> Any:
         return None
 
 
-def _fetch(fetched: _Fetched, spec: str, hub_id: str, hub: Any) -> list[str]:
+def _fetch(fetched: _Fetched, marker: Path, hub_id: str, hub: Any) -> list[str]:
     patterns = [glob.escape(name) for name in fetched.files]
     of = {"repo_type": "dataset", "revision": fetched.commit, "allow_patterns": patterns}
     folder = Path(hub.snapshot_download(hub_id, **of))
     with suppress(OSError):  # then the hub is asked again
-        keep(_marker(spec), msgspec.json.encode(fetched))
+        keep(marker, msgspec.json.encode(fetched))
     return [str(folder / name) for name in fetched.files]
 
 

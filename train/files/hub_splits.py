@@ -30,10 +30,16 @@ _LONGEST = 1 << 20  # characters of front matter: PyYAML reads some 300 kB a sec
 _SHARD = re.compile(r"(.*)-(\d+)-of-(\d+)((?:\.\w+)+)")
 
 
-def files_of_split(names: Sequence[str], readme: str, config: str, split: str, where: str) -> list[str]:
-    """Return a split's files out of a repository's, in order.
+def files_of_split(
+    names: Sequence[str], readme: str, config: str, split: str, where: str, held_out: bool = False
+) -> tuple[str, list[str]]:
+    """Return a split and its files out of a repository's, in order.
 
-    readme: text of README.md; config: "" for the default; where: begins each error.
+    Args:
+        readme: text of README.md.
+        config: "" for the default.
+        split: "" for `usual_split`, which `held_out` is for.
+        where: begins each error.
 
     Raises:
         WgradError: the split has no files.
@@ -48,12 +54,18 @@ def files_of_split(names: Sequence[str], readme: str, config: str, split: str, w
         if config:
             raise WgradError(f"{where}: its README.md names no configurations: leave {config}/ out")
         splits = _by_names(data)
-    return _of_split(splits, split, () if config else _configs(readme), where)
+    return _of_split(splits, split, () if config else _configs(readme), where, held_out)
 
 
-def files_of_conversion(names: Sequence[str], config: str, split: str, where: str) -> tuple[list[str], bool]:
-    """Return a split's files out of the hub's conversion (CONFIGURATION/SPLIT/0000.parquet), in order, and
-    whether they are the begin of it alone: of large data sets the hub converts no more. WgradError: there are none."""
+def files_of_conversion(
+    names: Sequence[str], config: str, split: str, where: str, held_out: bool = False
+) -> tuple[str, list[str], bool]:
+    """Return a split and its files out of the hub's conversion (CONFIGURATION/SPLIT/0000.parquet), in order, and
+    whether they are only its beginning: of large data sets the hub converts no more. Arguments as `files_of_split`'s.
+
+    Raises:
+        WgradError: the split has no files.
+    """
     found: dict[str, dict[str, list[str]]] = {}
     for name in sorted(names):
         match name.split("/"):
@@ -63,18 +75,31 @@ def files_of_conversion(names: Sequence[str], config: str, split: str, where: st
         raise WgradError(f"{where}: the hub's own conversion to Parquet is empty: take another data set")
     default = [_DEFAULT] if _DEFAULT in found else list(found)
     splits = found[_named(config, default, found, where)]
-    files = _of_split(splits, split, () if config else found, where)
-    return files, any(f"/{_PARTIAL}" in name for name in files)
+    split, files = _of_split(splits, split, () if config else found, where, held_out)
+    return split, files, any(f"/{_PARTIAL}" in name for name in files)
 
 
-def _of_split(splits: Mapping[str, list[str]], split: str, configs: Collection[str], where: str) -> list[str]:
+def usual_split(splits: Collection[str], held_out: bool) -> str:
+    """Return the split to read if none is named: "train"; for held-out data a split for validation, else for tests."""
+    for kind in ("validation", "test") if held_out else ():
+        # The name itself comes before others of its kind, such as test_sft.
+        for name in sorted(splits, key=lambda name: name != kind):
+            if split_of(f"{name}.") == kind:
+                return name
+    return "train"
+
+
+def _of_split(
+    splits: Mapping[str, list[str]], split: str, configs: Collection[str], where: str, held_out: bool
+) -> tuple[str, list[str]]:
     found = {name: files for name, files in splits.items() if files}
+    split = split or usual_split(found, held_out)
     if split not in found:
         meant = f", or {split}/{next(iter(found), 'train')} for its configuration" if split in configs else ""
         raise WgradError(
             f"{where}: has no split {split!r} of data files; it has {', '.join(found) or 'none'}: name one{meant}"
         )
-    return found[split]
+    return split, found[split]
 
 
 def _named(config: str, default: Sequence[str], configs: Collection[str], where: str) -> str:
