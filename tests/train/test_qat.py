@@ -202,7 +202,7 @@ def test_models_that_it_does_not_round(tmp_path: Path) -> None:
 
 def test_without_the_package_it_says_what_to_install(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "gguf", None)
-    with pytest.raises(WgradError, match=r"^--qat: what it rounds for is a GGUF file, which takes a package: pip inst"):
+    with pytest.raises(WgradError, match=r"^--qat: its target is a GGUF file, which takes a package: pip inst"):
         Rounding.of("q4_0", model, load_model_config(model))
 
 

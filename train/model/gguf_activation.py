@@ -1,4 +1,4 @@
-"""Parameters of an activation, which GGUF files have as keys of all layers: xIELU's.
+"""Parameters of the activation xIELU, which GGUF files store as keys with a number for each layer.
 
 Source: github.com/ggml-org/llama.cpp, its converter's ApertusModel.
 """
@@ -20,7 +20,7 @@ from wgrad.train.model.weights import CONSTANTS, XIELU, WeightSpec
 
 @dataclass(frozen=True)
 class NumberEntry(TensorEntry):
-    """A tensor of one number, which a key has."""
+    """A tensor of one number, taken from a key."""
 
     number: float = field(repr=False)
 
@@ -32,7 +32,11 @@ class NumberEntry(TensorEntry):
 
 
 def add_from_keys(entries: dict[str, TensorEntry], config: ModelConfig) -> None:
-    """Add the parameters of the layers' activations, where they are of a GGUF file. WgradError: a key is missing."""
+    """Add entries for the parameters of the layers' activations if the file is GGUF.
+
+    Raises:
+        WgradError: A key is missing or has another number of layers.
+    """
     first = next((entry for entry in entries.values() if isinstance(entry, GgufEntry)), None)
     if config.hidden_act != "xielu" or first is None:
         return
@@ -48,7 +52,7 @@ def add_from_keys(entries: dict[str, TensorEntry], config: ModelConfig) -> None:
 
 
 def write_activation(writer: Any, config: ModelConfig, value: Callable[[WeightSpec], np.ndarray]) -> None:
-    """Write those parameters. value: of a tensor."""
+    """Write the keys with the parameters of the layers' activations. value: returns the array of a tensor."""
     if config.hidden_act != "xielu":
         return
     layers = range(config.num_hidden_layers)

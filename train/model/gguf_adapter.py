@@ -1,8 +1,8 @@
-"""An adapter as llama.cpp loads it: a GGUF file of `<tensor>.lora_a` [r, in] and `<tensor>.lora_b` [out, r].
+"""An adapter for llama.cpp: a GGUF file of `<tensor>.lora_a` [r, in] and `<tensor>.lora_b` [out, r].
 
-llama.cpp scales by adapter.lora.alpha / r, with one alpha for all; what a module's own alpha, or rsLoRA, makes of that
-goes into its lora_b. Where its rotary embedding takes pairs side by side, the rows of q and k lie so in its models, and
-here the rows of their lora_b.
+llama.cpp scales by adapter.lora.alpha / r, with one alpha for all modules. A module's own alpha, or rsLoRA, is
+multiplied into its lora_b. For architectures whose rotary embedding rotates adjacent rows, llama.cpp permutes the rows
+of q and k, so the rows of their lora_b are permuted as well.
 Source: github.com/ggml-org/llama.cpp, convert_lora_to_gguf.py, src/llama-adapter.cpp.
 """
 
@@ -29,7 +29,7 @@ from wgrad.train.model.model_config import ModelConfig
 
 
 def is_gguf_adapter(path: Path) -> bool:
-    """Return whether a file is one that may be written again: an adapter in GGUF."""
+    """Return whether a file is an adapter in GGUF, which may be overwritten."""
     try:
         return any(entry.key == "general.type" and entry.value == b"adapter" for entry in read_metadata(path, ""))
     except WgradError:
@@ -44,10 +44,16 @@ def save_gguf_adapter(
     dtype: np.dtype,
     option: str,
 ) -> None:
-    """Write the file, whole or not at all. arrays: as `load_adapter` gives them. dtype: float32 or float16.
+    """Write an adapter to a GGUF file, atomically.
 
-    WgradError: an architecture that GGUF is not written for, a value that float16 cannot hold, a file that cannot be
-    written (`option` is named), or the `gguf` package is not installed.
+    Args:
+        arrays: Matrices by name, as `load_adapter` returns them.
+        dtype: float32 or float16.
+        option: Option that named the file, for errors.
+
+    Raises:
+        WgradError: GGUF adapters of this model are not supported, a value is too large for float16, the file cannot be
+            written, or the `gguf` package is missing.
     """
     if lora.dora:
         raise WgradError(
@@ -105,7 +111,7 @@ def save_gguf_adapter(
 
 
 def _refuse_latents(config: ModelConfig, arrays: Mapping[str, np.ndarray], option: str) -> None:
-    """WgradError: llama.cpp would leave out a part of the adapter, and not say so."""
+    """Raise WgradError for modules of latent attention whose adapter llama.cpp would ignore without a message."""
     passed_over = tuple(f".{module}.lora_A" for module in config.latent.biases) if config.latent else ()
     for name in arrays:
         if passed_over and name.endswith(passed_over):
@@ -118,7 +124,7 @@ def _refuse_latents(config: ModelConfig, arrays: Mapping[str, np.ndarray], optio
 def _parts(
     config: ModelConfig, module: str, arrays: Mapping[str, np.ndarray]
 ) -> list[tuple[str, np.ndarray, np.ndarray]]:
-    """The weights of a GGUF file that a module stands for, by Hugging Face's names, with the two matrices of each."""
+    """Return the GGUF tensors of a module, each as Hugging Face's name, lora_A and lora_B."""
     a, b = arrays[f"{module}.lora_A"], arrays[f"{module}.lora_B"]
     name = f"{module}.weight" if a.ndim == 2 else module
     parts = parts_in_gguf(config, name, b.shape)
@@ -126,7 +132,7 @@ def _parts(
 
 
 def heads_side_by_side(config: ModelConfig, module: str) -> int:
-    """How many heads' rows of a projection llama.cpp has pair by pair; 0: its rows are as Hugging Face has them."""
+    """Return the number of heads of a projection whose rows llama.cpp permutes; 0 if it keeps Hugging Face's order."""
     if config.gguf not in PAIRED or config.interleaved:
         return 0
     part = module.rpartition(".")[2]

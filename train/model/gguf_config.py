@@ -1,4 +1,4 @@
-"""A GGUF file's hyper-parameters as the config.json of the same model.
+"""Conversion of a GGUF file's hyper-parameters to the config.json of the same model.
 
 Source: github.com/ggml-org/llama.cpp, convert_hf_to_gguf.py, src/llama-model.cpp.
 """
@@ -27,23 +27,30 @@ from wgrad.train.model.gguf_shared_keys import SHARING, keys_of_shared
 from wgrad.train.model.rope_scaling import RopeConfig, inverse_frequencies
 from wgrad.train.model.weights import EMBEDDING, HEAD
 
-# Llama 3.1 and 3.2, whose factors of frequencies a file has as a tensor.
+# Llama 3.1 and 3.2. GGUF has only the frequency factors that result from these, as a tensor.
 _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 _GEMMA = ("gemma2", "gemma3")
-# Architectures whose norms are LayerNorm, and what config.json calls their epsilon.
+# Architectures with LayerNorm, and the name of its epsilon in config.json.
 _LAYER_NORM = {
     **dict.fromkeys(("phi2", "stablelm", "jais2", "cohere2", "command-r"), "layer_norm_eps"),
     "starcoder2": "norm_epsilon",
     "nemotron": "norm_eps",
-    "olmo": "rms_norm_eps",  # which no config.json of OLMo has: it is the same in every model
+    "olmo": "rms_norm_eps",  # config.json of OLMo has no epsilon: it is the same in every model
 }
 _WINDOW = "attention.sliding_window"
 _ORIGINAL = "rope.scaling.original_context_length"
 
 
 def config_of_gguf(fields: GgufFields, tensors: Mapping[str, TensorEntry]) -> dict[str, Any]:
-    """Return the config.json of a GGUF file. tensors: as `read_gguf_entries` gives them. WgradError: a key is missing
-    or wrong, or the model has what none here has."""
+    """Return the config.json of a GGUF file's model.
+
+    Args:
+        fields: Metadata of the file.
+        tensors: Entries of its tensors, as `read_gguf_entries` returns them.
+
+    Raises:
+        WgradError: A key is missing or wrong, or the model is not supported.
+    """
     name, prefix = fields.architecture, fields.architecture + "."
     experts = fields.get(prefix + "expert_count", int, 0)
     of_name = [key for key, family in FAMILIES.items() if name in (family.gguf, *dict(family.gguf_others).values())]
@@ -109,7 +116,7 @@ def config_of_gguf(fields: GgufFields, tensors: Mapping[str, TensorEntry]) -> di
 
 
 def _mlp_width(fields: GgufFields, experts: int) -> int:
-    """Return the width of a plain MLP; of an expert, where no layer has a plain one."""
+    """Return the width of a plain MLP, or of an expert if no layer has a plain MLP."""
     key = f"{fields.architecture}.feed_forward_length"
     if fields.is_list(key) and (listed := fields.numbers(key)):
         return max(map(int, listed))
@@ -117,13 +124,13 @@ def _mlp_width(fields: GgufFields, experts: int) -> int:
 
 
 def _key_heads(fields: GgufFields, heads: int) -> int:
-    """Return the heads of keys, which a file may name for each layer: 0 where that has no attention."""
+    """Return the number of key heads. A file may list it by layer, with 0 for layers without attention."""
     key = f"{fields.architecture}.attention.head_count_kv"
     if not fields.is_list(key):
         return fields.get(key, int, heads)
     listed = {int(count) for count in fields.numbers(key)} - {0}
     if fields.architecture in SHARING and listed:
-        return max(listed)  # `keys_of_shared` has those of each kind of layer
+        return max(listed)  # `keys_of_shared` adds the number of each kind of layer
     if len(listed) != 1:
         raise fields.error(key, f"must be the same in all layers with attention, got {sorted(listed)}")
     return listed.pop()
@@ -136,7 +143,7 @@ def _epsilon(fields: GgufFields) -> dict[str, float]:
 
 
 def _shared(fields: GgufFields, tensors: Mapping[str, TensorEntry]) -> dict[str, Any]:
-    """Return the keys of models whose layers share keys and values."""
+    """Return the config.json keys of models whose layers share attention's keys and values."""
     if fields.architecture not in SHARING:
         return {}
     factors = _factors(fields, tensors, ROPE_FACTORS) if ROPE_FACTORS in tensors else None
@@ -161,7 +168,7 @@ def _rope(
 
 
 def _mistral3_rope(fields: GgufFields, scaling: dict[str, Any] | None) -> dict[str, Any]:
-    """Yarn with the numbers of the file, and the growth of queries."""
+    """Return Mistral 3's keys for rotary embeddings: yarn with the file's numbers, and the scale of late queries."""
     prefix = fields.architecture + "."
     found = {"rope_theta": _theta(fields), **(scaling or {"rope_type": "default"})}
     if found["rope_type"] == "yarn":
@@ -178,7 +185,7 @@ def _theta(fields: GgufFields) -> float:
 
 
 def _part(rotated: int, width: int) -> float:
-    """The factor by which a width, rounded down, is that of what is rotated."""
+    """Return a factor with int(width * factor) == rotated."""
     part = 1.0 if rotated == width else rotated / width
     return part if int(width * part) == rotated else math.nextafter(part, 1.0)
 
@@ -202,13 +209,13 @@ def _layer_norm_variant(name: str, tensors: Mapping[str, TensorEntry]) -> dict[s
 
 
 def _variant(fields: GgufFields, name: str, scored: int) -> dict[str, Any]:
-    """Return the keys that only some architectures have. scored: the scores' scale is its root's inverse."""
+    """Return the keys that only some architectures have. scored: scores are scaled by 1 / sqrt(scored)."""
     prefix = name + "."
     found: dict[str, Any] = {}
     if name in _GEMMA:
         found["query_pre_attn_scalar"] = scored
         found["sliding_window"] = fields.needed(prefix + _WINDOW, int)
-        # Without these keys llama.cpp has Gemma 2's own.
+        # If these keys are missing, llama.cpp uses Gemma 2's values.
         for key, own in (("attn_logit_softcapping", 50.0), ("final_logit_softcapping", 30.0)):
             found[key] = fields.get(prefix + key, float, own) if name == "gemma2" else fields.get(prefix + key, float)
     if name == "gpt-oss":
@@ -248,7 +255,7 @@ def _variant(fields: GgufFields, name: str, scored: int) -> dict[str, Any]:
 
 
 def _scaling(fields: GgufFields, tensors: Mapping[str, TensorEntry], width: int) -> dict[str, Any] | None:
-    """rope_scaling of config.json."""
+    """Return rope_scaling of config.json, or None."""
     prefix = fields.architecture + ".rope.scaling."
     kind = fields.get(prefix + "type", str, "none")
     if ROPE_LONG in tensors and ROPE_SHORT in tensors:
@@ -260,7 +267,7 @@ def _scaling(fields: GgufFields, tensors: Mapping[str, TensorEntry], width: int)
         return _by_factors(fields, _factors(fields, tensors, ROPE_FACTORS), width)
     factor = fields.get(prefix + "factor", float) or fields.get(fields.architecture + ".rope.scale_linear", float)
     if factor and prefix + "type" not in fields:
-        return {"rope_type": "linear", "factor": factor}  # as llama.cpp takes it
+        return {"rope_type": "linear", "factor": factor}  # llama.cpp's default type
     if kind == "none":
         return None
     if kind == "yarn" and fields.get(prefix + "attn_factor", float, 1.0) != 1.0:
@@ -271,7 +278,7 @@ def _scaling(fields: GgufFields, tensors: Mapping[str, TensorEntry], width: int)
 
 
 def _factors(fields: GgufFields, tensors: Mapping[str, TensorEntry], name: str) -> np.ndarray:
-    """float32 [pairs]."""
+    """Return a tensor of frequency factors, float32 [pairs]."""
     entry = tensors[name]
     if entry.dtype != "F32" or len(entry.shape) != 1:
         raise fields.error(name, f"must be a list in F32, got {entry.dtype} {list(entry.shape)}")
@@ -279,7 +286,7 @@ def _factors(fields: GgufFields, tensors: Mapping[str, TensorEntry], name: str) 
 
 
 def _by_factors(fields: GgufFields, factors: np.ndarray, width: int) -> dict[str, Any]:
-    """By what each pair's frequency is divided: Llama 3's own scaling where it makes the same ones."""
+    """Return rope_scaling for a divisor of each pair's frequency: Llama 3's type if it results in the same divisors."""
     theta = _theta(fields)
     if factors.shape != (width // 2,) or not theta > 1:
         raise fields.error(

@@ -1,4 +1,4 @@
-"""Experts in GGUF files: gate and up of all experts are tensors of their own there.
+"""Experts in GGUF files, where gate and up of all experts are two separate tensors.
 
 Source: github.com/ggml-org/llama.cpp, convert_hf_to_gguf.py, src/llama-model.cpp.
 """
@@ -36,8 +36,8 @@ from wgrad.train.model.weights import XIELU, WeightSpec, weight_specs
 _ENDINGS = (".weight", ".bias", ".scale", ".ssm_a", ".ssm_d", ".ffn_norm")
 HALVES = ("gate_proj", "up_proj")
 SHARED = "mlp.shared_expert"
-FUSED_MLP = ("shared_mlp.input_linear", "shared_mlp.output_linear")  # an MLP of which GGUF has gate and up as two
-# As llama.cpp has it for the architecture.
+FUSED_MLP = ("shared_mlp.input_linear", "shared_mlp.output_linear")  # an MLP whose gate and up GGUF splits
+# Whether llama.cpp normalizes the chosen experts' weights, by architecture.
 _NORMALIZED = {
     **dict.fromkeys(
         (
@@ -67,15 +67,15 @@ _OWN_KEYS = {
     "ernie4_5-moe": keys_of_ernie,
     "deepseek2": keys_of_deepseek2,
 }
-UNSCALED = ("lfm2moe", "minimax-m2")  # which llama.cpp reads without a factor of the experts' weights
+UNSCALED = ("lfm2moe", "minimax-m2")  # llama.cpp reads no factor of the experts' weights for these
 _SWIGLU = {"gpt-oss": (1.702, 7.0)}  # alpha and limit
 
 
 def gguf_specs(config: ModelConfig) -> list[WeightSpec]:
-    """The model's tensors as a GGUF file has them."""
+    """Return the model's tensors as they are split and shaped in a GGUF file, with Hugging Face's names."""
     found = []
     for spec in weight_specs(config):
-        if spec.name.endswith(XIELU):  # a key
+        if spec.name.endswith(XIELU):  # stored as a key instead
             continue
         parts = parts_in_gguf(config, spec.name, spec.shape)
         for name, rows in parts.items():
@@ -92,13 +92,15 @@ def _with_rows(spec: WeightSpec, rows: int) -> tuple[int, ...]:
 
 
 def rows_axis(name: str) -> int:
-    """Axis of a weight's, or a bias', rows, counted from the last."""
+    """Return the axis of the rows of a weight or bias, counted from the last."""
     return -1 if name.endswith("_bias") else -2
 
 
 def parts_in_gguf(config: ModelConfig, name: str, shape: tuple[int, ...]) -> dict[str, np.ndarray]:
-    """The tensors that GGUF has for a weight, by the names that they had in Hugging Face's files, each with the rows of
-    the weight that it has; {} where it is one of the same name there."""
+    """Return the rows of a weight that each of its tensors in GGUF has, by the tensors' names in Hugging Face's style.
+
+    The result is {} if GGUF has the weight as a single tensor with its own name.
+    """
     if of_heads := kv_b_rows(config, name):
         return of_heads
     fused, stem = f"{FUSED_MLP[0]}.weight", name.removesuffix("_bias")
@@ -110,7 +112,7 @@ def parts_in_gguf(config: ModelConfig, name: str, shape: tuple[int, ...]) -> dic
     if stem.endswith(f"{EXPERTS}.{DOWN}") and ending:
         return {stem + ending: rows}
     if stem.endswith(f"{EXPERTS}.{GATE_UP}"):
-        if config.experts is not None and config.experts.norms is not None:  # gate and up are one there
+        if config.experts is not None and config.experts.norms is not None:  # Gemma 4: GGUF keeps gate and up fused
             return {}
         names = [stem.removesuffix(GATE_UP) + half + ending for half in HALVES]
         if config.experts is not None and config.experts.interleaved:
@@ -126,7 +128,10 @@ def parts_in_gguf(config: ModelConfig, name: str, shape: tuple[int, ...]) -> dic
 
 
 def by_parts(config: ModelConfig, value: Callable[[WeightSpec], np.ndarray]) -> Callable[[WeightSpec], np.ndarray]:
-    """`value` of the model's tensors -> of those of `gguf_specs`, asked for in their order."""
+    """Return a function like `value` for the tensors of `gguf_specs`, which should be called in their order.
+
+    value: returns the array of one of the model's own tensors. Only the last split tensor is cached.
+    """
     specs = {spec.name: spec for spec in weight_specs(config)}
     parts = {
         name: (spec, rows)
@@ -149,13 +154,13 @@ def by_parts(config: ModelConfig, value: Callable[[WeightSpec], np.ndarray]) -> 
 
 
 def name_map(gguf: Any, architecture: str, layers: int) -> Any:
-    """The gguf package's names of an architecture's tensors. architecture: as files name it."""
+    """Return the gguf package's map of tensor names. architecture: its name in GGUF files."""
     known = {name: number for number, name in gguf.MODEL_ARCH_NAMES.items()}
     return gguf.get_tensor_name_map(known[architecture], layers)
 
 
 def tensor_name(names: Any, name: str) -> str:
-    """GGUF's name of a tensor, "" where it has none. names: of `name_map`."""
+    """Return GGUF's name of a tensor, or "" if it has none. names: from `name_map`."""
     name = name.replace(".dt_bias", ".dt_proj.bias")
     name = name.replace("score_correction_bias", "score_correction.bias").replace("gate.moe_statics", "moe_statics")
     name = name.replace("block_sparse_moe.router", "mlp.gate").replace("block_sparse_moe", "mlp")
@@ -163,19 +168,21 @@ def tensor_name(names: Any, name: str) -> str:
     name = name.replace("router.scale", "router.proj.scale").replace("mixer.experts.", "mlp.experts.")
     name = name.replace("router.per_expert_scale", "experts.down_proj.scale")
     found = next(filter(None, (names.get_name(own, (".weight", ".bias", ".scale")) for own in _forms(name))), "")
-    if found and not found.endswith(_ENDINGS):  # of experts, which have no such ending here
+    if found and not found.endswith(_ENDINGS):  # weights of experts have no ending in our names
         found += ".weight"
     return found
 
 
 def _forms(name: str) -> tuple[str, str]:
-    """A tensor's name, and the one that first files of Nemotron-H have."""
+    """Return a tensor's name, and its name in early files of Nemotron-H."""
     return name, name.replace("model.", "backbone.", 1)
 
 
 def tensor_names(config: ModelConfig) -> dict[str, str]:
-    """GGUF's names of the tensors that have one, as files have them and as the model has them: of several that make up
-    one, the first."""
+    """Return GGUF's names by ours, for all tensors that have one.
+
+    Ours are both the names of `gguf_specs` and of `weight_specs`. A weight that GGUF splits maps to its first part.
+    """
     gguf = require_gguf("--format gguf", "model.gguf")
     names = name_map(gguf, config.gguf, config.num_hidden_layers)
     found = {spec.name: tensor_name(names, spec.name) for spec in gguf_specs(config)}
@@ -186,7 +193,7 @@ def tensor_names(config: ModelConfig) -> dict[str, str]:
 
 
 def write_experts(writer: Any, config: ModelConfig, architecture: str) -> None:
-    """Write the keys of the experts."""
+    """Write the keys of the experts, if the model has any."""
     if config.experts is None:
         return
     writer.add_expert_count(config.experts.count)
@@ -201,7 +208,7 @@ def write_experts(writer: Any, config: ModelConfig, architecture: str) -> None:
 
 
 def without_place(config: ModelConfig, architecture: str) -> Iterator[str]:
-    """Refuse experts that a file has no key for."""
+    """Yield the properties of the experts that llama.cpp does not support for this architecture."""
     if config.experts is None:
         return
     if config.experts.normalize != _NORMALIZED.get(architecture, config.experts.normalize):
@@ -210,7 +217,7 @@ def without_place(config: ModelConfig, architecture: str) -> Iterator[str]:
         yield "fewer heads of keys than of queries"
     if architecture in UNSCALED and (config.experts.share_scale != 1 or not config.experts.correction):
         yield "experts whose weights are scaled, or chosen without a bias"
-    if config.mlp_layers:  # which a file lists
+    if config.mlp_layers:  # files list which layers have experts
         pass
     elif config.experts.correction or config.latent is not None:
         yield from without_scored_place(config.experts)
@@ -224,7 +231,7 @@ def without_place(config: ModelConfig, architecture: str) -> Iterator[str]:
 
 
 def keys_of_experts(fields: GgufFields, count: int) -> dict[str, Any]:
-    """The keys of config.json. count: of experts."""
+    """Return the config.json keys of the experts. count: number of experts."""
     if not count:
         return {}
     prefix = fields.architecture + "."

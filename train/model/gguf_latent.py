@@ -1,5 +1,6 @@
-"""Latent attention in GGUF files: `deepseek2`, whose newer files have the keys' and the values' part of kv_b_proj by
-themselves, head by head, the keys' turned; and `minicpm3`.
+"""Latent attention in GGUF files of `deepseek2` and `minicpm3`.
+
+Newer files of `deepseek2` split kv_b_proj by head into keys, which are transposed, and values.
 
 Source: github.com/ggml-org/llama.cpp, its converter's DeepseekV2Model and MiniCPM3Model, src/models/deepseek2.cpp.
 """
@@ -26,13 +27,14 @@ SPLIT = "deepseek2"  # the architecture of such files
 _LENGTHS = ("head_count", "head_count_kv", "key_length", "value_length", "key_length_mla", "value_length_mla")
 LENGTHS = tuple(
     f"{SPLIT}.attention.{key}" for key in _LENGTHS
-)  # of `write_heads`, which tell such files from older ones
-_PLAIN_QUERIES = ((26, 0), (27, 0), (48, 128_256))  # layers (and vocabulary) of models without q_lora_rank there
-_MINICPM3 = (12.0, 1.4, 256)  # scale_emb, scale_depth and dim_model_base, which files have no keys for
+)  # written by `write_heads`; newer files differ from older ones in these
+# Layers, and vocabulary or 0 for any, by which llama.cpp recognises models without q_lora_rank.
+_PLAIN_QUERIES = ((26, 0), (27, 0), (48, 128_256))
+_MINICPM3 = (12.0, 1.4, 256)  # scale_emb, scale_depth and dim_model_base, fixed in llama.cpp
 
 
 def kv_b_rows(config: ModelConfig, name: str) -> dict[str, np.ndarray]:
-    """The tensors that GGUF has for a weight, each with the rows of the weight that it has; {} where it is one."""
+    """Return the rows of a kv_b_proj that each of its tensors in GGUF has, by name; {} if GGUF does not split it."""
     c = config.latent
     if c is None or not name.endswith(f"{KV_B}.weight") or config.gguf != SPLIT:
         return {}
@@ -43,7 +45,10 @@ def kv_b_rows(config: ModelConfig, name: str) -> dict[str, np.ndarray]:
 
 
 def by_head(config: ModelConfig, name: str, value: np.ndarray) -> np.ndarray:
-    """The rows that `kv_b_rows` names, as GGUF has them: [heads, rank, k] of keys, [heads, v, rank] of values."""
+    """Return rows selected by `kv_b_rows` in GGUF's layout: keys [heads, rank, k], values [heads, v, rank].
+
+    Other tensors are returned unchanged.
+    """
     if not name.endswith(BY_HEAD_PARTS):
         return value
     value = value.reshape(config.num_attention_heads, -1, value.shape[-1])
@@ -51,14 +56,16 @@ def by_head(config: ModelConfig, name: str, value: np.ndarray) -> np.ndarray:
 
 
 def shape_by_head(config: ModelConfig, name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape that `by_head` gives a value of `shape`."""
+    """Return the shape of `by_head`'s result for a value of `shape`."""
     return by_head(config, name, np.broadcast_to(np.float32(0), shape)).shape
 
 
 @dataclass(frozen=True)
 class KvBEntry(GgufEntry):
-    """The weight of kv_b_proj from those of keys and values. It is decoded: blocks of few bits go along the rows of the
-    one, and along the columns of the other."""
+    """The weight of kv_b_proj, joined from keys and values.
+
+    It is decoded, because quantized blocks run along the rows of one part and along the columns of the other.
+    """
 
     keys: GgufEntry = field(repr=False)
     values: GgufEntry = field(repr=False)
@@ -73,7 +80,7 @@ class KvBEntry(GgufEntry):
 
 
 def with_kv_b(entries: dict[str, TensorEntry], config: ModelConfig) -> None:
-    """Put one entry in the place of those of keys and values, where files have both."""
+    """Replace the entries of keys and values by one for kv_b_proj, for layers whose files have both."""
     c, heads = config.latent, config.num_attention_heads
     for layer in range(config.num_hidden_layers if c else 0):
         assert c is not None
@@ -84,7 +91,7 @@ def with_kv_b(entries: dict[str, TensorEntry], config: ModelConfig) -> None:
             continue
         if whole not in entries:
             if (k.shape, v.shape) != ((heads, c.rank, c.plain), (heads, c.value, c.rank)):
-                continue  # which `ModelFiles.check` refuses
+                continue  # `ModelFiles.check` refuses this file
             dtype = k.stored if k.stored == v.stored and k.stored in ("F16", "BF16") else "F32"
             shape = (heads * (c.plain + c.value), c.rank)
             fields = (k.source, k.path, whole, dtype, shape, None, None, dtype, k.offset, k.size + v.size, 0)
@@ -95,8 +102,10 @@ def with_kv_b(entries: dict[str, TensorEntry], config: ModelConfig) -> None:
 
 # ---- keys ------------------------------------------------------------------------------------------
 def write_heads(writer: Any, config: ModelConfig) -> None:
-    """Write how many heads there are, and how wide; of latents as the newer files: one head of keys, which is a token's
-    latent."""
+    """Write the number and sizes of heads.
+
+    Latent attention is written as in newer files, with one head of keys that is the token's latent.
+    """
     c = config.latent
     if not config.any_attends:
         writer.add_head_count(0)
@@ -118,7 +127,7 @@ def write_heads(writer: Any, config: ModelConfig) -> None:
 
 
 def write_latent(writer: Any, config: ModelConfig) -> None:
-    """Write the keys of latents that other models do not have."""
+    """Write the keys that only models with latent attention have."""
     c = config.latent
     if c is None:
         return
@@ -126,17 +135,17 @@ def write_latent(writer: Any, config: ModelConfig) -> None:
         writer.add_q_lora_rank(c.query_rank)
     writer.add_kv_lora_rank(c.rank)
     if config.rope.type == "yarn":
-        writer.add_rope_scaling_yarn_log_mul(0.1 * _all_dims(config))  # a tenth, as its converter has it
+        writer.add_rope_scaling_yarn_log_mul(0.1 * _all_dims(config))  # llama.cpp's converter writes a tenth
 
 
 def _all_dims(config: ModelConfig) -> float:
-    """mscale_all_dim of the rotary embedding; 0: none."""
+    """Return mscale_all_dim of the rotary embedding, or 0 if it has none."""
     rope = config.rope
     return 0.0 if rope.factor <= 1 else (math.sqrt(rope.score_factor) - 1) / (0.1 * math.log(rope.factor))
 
 
 def without_latent_place(config: ModelConfig, architecture: str) -> Iterator[str]:
-    """Refuse what a file has no key for."""
+    """Yield the properties of a model with latent attention that GGUF has no key for."""
     c, rope = config.latent, config.rope
     if c is None:
         return
@@ -160,7 +169,7 @@ def without_latent_place(config: ModelConfig, architecture: str) -> Iterator[str
 
 
 def keys_of_latent(fields: GgufFields, heads: int) -> dict[str, Any]:
-    """The keys of config.json; {} where a file has no latents."""
+    """Return the config.json keys of latent attention, or {} if the model has none."""
     prefix = fields.architecture + "."
     if prefix + "attention.kv_lora_rank" not in fields:
         return {}
@@ -182,7 +191,7 @@ def keys_of_latent(fields: GgufFields, heads: int) -> dict[str, Any]:
 
 
 def yarn_of_latent(fields: GgufFields, scaling: dict[str, Any] | None, latent: dict[str, Any]) -> dict[str, Any] | None:
-    """The scaling of config.json, with latents with the numbers by which scores are scaled."""
+    """Return `scaling`; for latent attention with yarn, add the mscale keys by which scores are scaled."""
     key = fields.architecture + ".rope.scaling.yarn_log_multiplier"
     if not latent or scaling is None or scaling["rope_type"] != "yarn":
         return scaling

@@ -1,7 +1,7 @@
-"""Layers with linear attention in GGUF files: tensors of other shapes and values, and rows in another order.
+"""Layers with linear attention in GGUF files, whose tensors differ in shape, values and the order of rows.
 
-There the heads of values that share a head of keys do not follow one another: head j has keys of head j modulo their
-number. Source: github.com/ggml-org/llama.cpp, its converter's Qwen3NextModel, _LinearAttentionVReorderBase, LFM2Model.
+In GGUF, value heads that share a key head are not adjacent: value head j uses key head j % (number of key heads).
+Source: github.com/ggml-org/llama.cpp, its converter's Qwen3NextModel, _LinearAttentionVReorderBase, LFM2Model.
 """
 
 from __future__ import annotations
@@ -30,13 +30,16 @@ from wgrad.train.model.linear_attention import GatedConvolution, LinearAttention
 from wgrad.train.model.mamba_sizes import Mamba2
 from wgrad.train.model.model_config import ModelConfig
 
-_IN_A_ROW = (".shared_expert_gate.weight", ".moe_statics.e_score_correction_bias")  # [1, n], and [n] there
-BY_HEAD = "linear_attn.in_proj_qkvz.weight"  # which GGUF has in two, with heads one after another
+_IN_A_ROW = (".shared_expert_gate.weight", ".moe_statics.e_score_correction_bias")  # [1, n]; in GGUF [n]
+BY_HEAD = "linear_attn.in_proj_qkvz.weight"  # GGUF splits it in two, with the heads of each part in order
 
 
 def order_of(config: ModelConfig, name: str) -> tuple[str, np.ndarray] | None:
-    """Return the axis, "rows" or "columns", of a tensor or projection of a layer that GGUF orders in another way, and
-    the place in Hugging Face's order of each row or column there."""
+    """Return how GGUF reorders a tensor or projection, or None if it does not.
+
+    Returns:
+        The axis, "rows" or "columns", and the index in Hugging Face's order of each of GGUF's rows or columns.
+    """
     c = config.linear
     if not isinstance(c, LinearAttention) or c.heads == c.key_heads or c.projected == "by_head":
         return None
@@ -52,7 +55,7 @@ def order_of(config: ModelConfig, name: str) -> tuple[str, np.ndarray] | None:
 
 
 def rows_by_head(c: LinearAttention) -> dict[str, np.ndarray]:
-    """Rows of BY_HEAD's weight that make up the projections that GGUF has of it."""
+    """Return the rows of BY_HEAD's weight that form each of its two projections in GGUF."""
     values = c.value_size // c.key_heads
     sizes = np.cumsum([c.key_dim, c.key_dim, values])
     heads = np.arange(c.channels + c.value_size).reshape(c.key_heads, -1)
@@ -61,7 +64,7 @@ def rows_by_head(c: LinearAttention) -> dict[str, np.ndarray]:
 
 
 def to_gguf(config: ModelConfig, name: str, value: np.ndarray) -> np.ndarray:
-    """The values of a tensor, or of the part of an adapter that has its rows or columns, as GGUF has them."""
+    """Convert a tensor, or an adapter's matrix with the same rows or columns, to GGUF's values and order."""
     if name.endswith("linear_attn.A_log"):
         value = -np.exp(value)
     value = mamba_to_gguf(config, name, value)
@@ -72,7 +75,7 @@ def to_gguf(config: ModelConfig, name: str, value: np.ndarray) -> np.ndarray:
 
 
 def gguf_shape(config: ModelConfig, name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Shape of a tensor there: a convolution's has two axes, and one of a single row has one."""
+    """Return a tensor's shape in GGUF: convolutions have two axes, and tensors of a single row one."""
     if name.endswith((".conv1d.weight", ".conv.conv.weight")):
         return shape[0], shape[2]
     return shape[1:] if name.endswith(_IN_A_ROW) else mamba_shape(config, name, shape)
@@ -80,7 +83,7 @@ def gguf_shape(config: ModelConfig, name: str, shape: tuple[int, ...]) -> tuple[
 
 @dataclass(frozen=True)
 class ChangedEntry(TensorEntry):
-    """A small tensor, computed from that of a file."""
+    """A small tensor, computed by `change` from the tensor `of` of a file."""
 
     of: GgufEntry = field(repr=False)
     change: Callable[[np.ndarray], np.ndarray] = field(repr=False, compare=False)
@@ -94,19 +97,26 @@ class ChangedEntry(TensorEntry):
 
 @dataclass(frozen=True)
 class OrderedEntry(GgufEntry):
-    """A matrix whose rows, or columns in runs that blocks of few bits do not go across, come back in Hugging Face's
-    order. axis, order: as of `order_of`; back: the inverse of order."""
+    """A matrix whose rows or columns are put back into Hugging Face's order.
+
+    Quantized bytes can be reordered by column only if no block is split; otherwise the decoded array is reordered.
+
+    Attributes:
+        axis: "rows" or "columns", as `order_of` returns it.
+        back: Inverse of `order_of`'s order.
+        block: Columns of a quantized block.
+    """
 
     axis: str
     back: np.ndarray = field(repr=False, compare=False)
-    block: int  # columns of a block
+    block: int
 
     def row_bytes(self) -> np.ndarray:
         rows = super().row_bytes()
         if self.axis == "rows":
             return np.ascontiguousarray(rows[self.back])
         if self.shape[1] % self.block or not _in_runs(self.back, self.block):
-            return rows  # `array` orders what is decoded
+            return rows  # `array` reorders the decoded columns
         blocks = rows.reshape(len(rows), self.shape[1] // self.block, -1)
         return np.ascontiguousarray(blocks[:, self.back[:: self.block] // self.block].reshape(rows.shape))
 
@@ -118,14 +128,14 @@ class OrderedEntry(GgufEntry):
 
 @dataclass(frozen=True)
 class JoinedEntry(GgufEntry):
-    """A matrix of several tensors' rows. back: the place of each row among theirs."""
+    """A matrix of the rows of several tensors. back: index of each row in their concatenation."""
 
     parts: tuple[GgufEntry, ...] = field(repr=False)
     back: np.ndarray = field(repr=False, compare=False)
 
     @classmethod
     def of(cls, name: str, parts: tuple[GgufEntry, ...], back: np.ndarray) -> JoinedEntry:
-        """Join parts: in few bits where all have the same format."""
+        """Join parts, which stay quantized if all have the same format."""
         first, size = parts[0], sum(part.size for part in parts)
         same = all(part.stored == first.stored for part in parts)
         fields = (first.source, first.path, name, first.dtype if same else "F32", (len(back), first.shape[1]))
@@ -142,7 +152,7 @@ class JoinedEntry(GgufEntry):
 
 
 def _in_runs(order: np.ndarray, length: int) -> bool:
-    """Return whether columns of a block stay together, in their order."""
+    """Return whether `order` keeps the columns of each block together and in order."""
     if order.size % length:
         return False
     runs = order.reshape(-1, length)
@@ -150,19 +160,19 @@ def _in_runs(order: np.ndarray, length: int) -> bool:
 
 
 def from_gguf(entries: dict[str, TensorEntry], config: ModelConfig) -> None:
-    """Put entries in the place of those that GGUF has in another way than the model."""
+    """Replace the entries whose layout in GGUF differs from the model's."""
     shapes = _shapes_of_mamba(config)
     for name, entry in list(entries.items()):
         if not isinstance(entry, GgufEntry) or isinstance(entry, OrderedEntry):
             continue
-        if config.interleaved and entry.heads:  # whose rotary embedding takes pairs side by side as well
+        if config.interleaved and entry.heads:  # the model rotates adjacent rows too, so nothing is permuted
             entries[name] = entry = replace(entry, heads=0)
         axis, order = order_of(config, name) or ("", None)
         back = None if order is None else np.argsort(order)
         if name.endswith(_SMALL) or name in shapes:
             change = partial(_restored, name=name, back=back)
             shape = shapes.get(name) or _hugging_face_shape(name, entry.shape)
-            shape = shape if math.prod(shape) == math.prod(entry.shape) else entry.shape  # which is refused
+            shape = shape if math.prod(shape) == math.prod(entry.shape) else entry.shape  # refused later
             entries[name] = ChangedEntry(entry.source, entry.path, name, entry.dtype, shape, None, None, entry, change)
         elif back is not None:
             entries[name] = _ordered(entry, axis, back)
@@ -174,7 +184,7 @@ def from_gguf(entries: dict[str, TensorEntry], config: ModelConfig) -> None:
 
 
 def _shapes_of_mamba(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """The small tensors of layers with Mamba-2, each with its shape."""
+    """Return the shapes of the small tensors of layers with Mamba-2 by name."""
     c = config.linear
     if not isinstance(c, Mamba2):
         return {}
@@ -183,6 +193,7 @@ def _shapes_of_mamba(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 
 def _join_by_head(entries: dict[str, TensorEntry], c: LinearAttention) -> None:
+    """Join the two projections that GGUF has of BY_HEAD."""
     rows = rows_by_head(c)
     for layer in range(len(c.layers)):
         prefix = f"model.layers.{layer}."
@@ -196,7 +207,7 @@ def _join_by_head(entries: dict[str, TensorEntry], c: LinearAttention) -> None:
 
 
 def _join_mlps(entries: dict[str, TensorEntry], config: ModelConfig) -> None:
-    """Join gate and up of MLPs, or of shared experts, where the model has them in one."""
+    """Join gate and up of MLPs, or of shared experts, for models that fuse them."""
     experts = config.experts if config.experts is not None and config.experts.shared_fused else None
     owner, width = ("mlp.shared_expert", experts.shared_width) if experts else ("mlp", config.intermediate_size)
     joined, last = (
@@ -227,6 +238,7 @@ _SMALL = (
 
 
 def _hugging_face_shape(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the shape that `gguf_shape` maps to `shape`."""
     if name.endswith((".conv1d.weight", ".conv.conv.weight")) and len(shape) == 2:
         return shape[0], 1, shape[1]
     return (1, *shape) if name.endswith(_IN_A_ROW) and len(shape) == 1 else shape
@@ -266,20 +278,23 @@ def write_linear(writer: Any, config: ModelConfig) -> None:
 
 
 def write_key_heads(writer: Any, config: ModelConfig) -> None:
-    """Write the number of heads of keys: of each layer, 0 for none, where some have none but in linear attention."""
+    """Write the number of key heads: one for all layers, or a list with 0 for layers without attention.
+
+    Models with `LinearAttention` always have one number.
+    """
     heads, plain = key_heads(config), isinstance(config.linear, LinearAttention)
     writer.add_head_count_kv(config.num_key_value_heads if plain or all(heads) else heads)
 
 
 def interval_of(c: LinearAttention) -> int:
-    """N, where every N-th layer, and no other, has attention; 0: no such number."""
+    """Return N if exactly every N-th layer has attention; 0 if there is no such N."""
     layers = len(c.layers)
     found = (n for n in range(1, layers + 1) if c.layers == tuple((i + 1) % n != 0 for i in range(layers)))
     return next(found, 0)
 
 
 def without_linear_place(config: ModelConfig) -> Iterator[str]:
-    """Refuse linear attention that a file has no key for."""
+    """Yield the properties of linear attention that GGUF has no key for."""
     if isinstance(config.linear, LinearAttention) and not interval_of(config.linear):
         yield "layers with attention at no fixed interval"
     if isinstance(config.linear, LinearAttention) and config.linear.key_dim != config.linear.value_dim:
@@ -288,7 +303,7 @@ def without_linear_place(config: ModelConfig) -> Iterator[str]:
 
 
 def keys_of_linear(fields: GgufFields) -> dict[str, Any]:
-    """The keys of config.json."""
+    """Return the config.json keys of linear attention or of LFM2's convolutions; {} if the model has neither."""
     prefix = fields.architecture + "."
     if prefix + "shortconv.l_cache" in fields:
         kinds = ["full_attention" if count else "conv" for count in fields.numbers(f"{prefix}attention.head_count_kv")]

@@ -1,6 +1,6 @@
-"""Layers with Mamba-2 in GGUF files: tensors of other shapes and values, and keys.
+"""Layers with Mamba-2 in GGUF files: their tensors, which differ in shape and values, and their keys.
 
-Files of `falcon-h1` have no keys for its multipliers: they are in the weights.
+Files of `falcon-h1` have no keys for its multipliers, which are multiplied into the weights instead.
 Source: github.com/ggml-org/llama.cpp, its converter's Mamba2Model, GraniteHybridModel, NemotronHModel, FalconH1Model.
 """
 
@@ -24,14 +24,15 @@ FALCON, GRANITE_HYBRID, NEMOTRON, NEMOTRON_MOE = "falcon-h1", "granitehybrid", "
 MAMBA_2 = "mamba2"  # without attention
 NEMOTRONS = (NEMOTRON, NEMOTRON_MOE)
 MAMBA = (FALCON, GRANITE_HYBRID, MAMBA_2, *NEMOTRONS)
-_ROTATES = "rope.scaling.finetuned"  # of GRANITE_HYBRID, by default true: it has rotary embeddings, as Bamba
-UNROTATED = (GRANITE_HYBRID, MAMBA_2, *NEMOTRONS)  # whose `rope.dimension_count` says nothing
-_LEAST_STEP = 1e-3  # transformers' default for Nemotron-H: llama.cpp has none, and so short a step changes little
+_ROTATES = "rope.scaling.finetuned"  # for GRANITE_HYBRID: whether it has rotary embeddings, as Bamba; default true
+UNROTATED = (GRANITE_HYBRID, MAMBA_2, *NEMOTRONS)  # their `rope.dimension_count` is meaningless
+# Transformers' lower limit of time steps for Nemotron-H. llama.cpp has none, but so short a step changes little.
+_LEAST_STEP = 1e-3
 
 
 # ---- tensors ---------------------------------------------------------------------------------------
 def mamba_shape(config: ModelConfig, name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape that a tensor of a layer with Mamba-2 has there, or `shape`."""
+    """Return the shape in GGUF of a tensor of a layer with Mamba-2; `shape` for other tensors."""
     c = config.linear
     if not isinstance(c, Mamba2) or not _is_part(c, name):
         return shape
@@ -45,7 +46,7 @@ def _is_part(c: Mamba2, name: str) -> bool:
 
 
 def mamba_to_gguf(config: ModelConfig, name: str, value: np.ndarray) -> np.ndarray:
-    """The values of a tensor, or of the part of an adapter that has its rows, as GGUF has them. name: of a weight."""
+    """Convert a weight, or an adapter's matrix with the same rows, to GGUF's values. name: the weight's."""
     if config.gguf not in MAMBA:
         return value
     if name.endswith(".A_log"):
@@ -55,7 +56,7 @@ def mamba_to_gguf(config: ModelConfig, name: str, value: np.ndarray) -> np.ndarr
 
 
 def multiplier(config: ModelConfig, name: str) -> np.ndarray | None:
-    """float32 [rows] or [1]: by what the rows of a weight are multiplied in the file; None: by nothing."""
+    """Return the factors of a weight's rows in GGUF, float32 [rows] or [1], or None if they are unchanged."""
     c = config.linear
     if config.gguf != FALCON or not isinstance(c, Mamba2) or not name.endswith(".weight"):
         return None
@@ -78,7 +79,7 @@ def multiplier(config: ModelConfig, name: str) -> np.ndarray | None:
 
 
 def plain_keys(config: ModelConfig) -> dict[str, Any]:
-    """Keys of a config.json next to a GGUF file, whose weights have the multipliers."""
+    """Return the keys for a config.json next to a GGUF file: multipliers of 1, since the weights contain them."""
     if config.gguf != FALCON:
         return {}
     keys = ("key", "embedding", "lm_head", "attention_in", "attention_out", "ssm_in", "ssm_out")
@@ -87,7 +88,7 @@ def plain_keys(config: ModelConfig) -> dict[str, Any]:
 
 
 def check_multipliers(config: ModelConfig, folder: Path) -> None:
-    """WgradError: the config.json next to a GGUF file has multipliers, which the weights have already."""
+    """Raise WgradError if the config.json next to a GGUF file has multipliers, which its weights already contain."""
     layer = [f"model.layers.0.{module}.weight" for module in projection_shapes(config, 0)]
     for name in (EMBEDDING, HEAD, *layer):
         factors = multiplier(config, name)
@@ -99,14 +100,14 @@ def check_multipliers(config: ModelConfig, folder: Path) -> None:
 
 
 def restored(name: str, value: np.ndarray) -> np.ndarray:
-    """The inverse of what GGUF has of a small tensor."""
-    with np.errstate(all="ignore"):  # what is no logarithm is refused as a number that is none
+    """Convert a small tensor of GGUF back to Hugging Face's values."""
+    with np.errstate(all="ignore"):  # logarithms that do not exist become NaN, which is refused later
         return np.asarray(np.log(-value)) if name.endswith(".A_log") else value
 
 
 # ---- keys ------------------------------------------------------------------------------------------
 def write_mamba(writer: Any, config: ModelConfig) -> None:
-    """Write the keys of Mamba-2, and of its families."""
+    """Write the keys of Mamba-2, and those of the families that use it."""
     c = config.linear
     if not isinstance(c, Mamba2):
         return
@@ -116,18 +117,18 @@ def write_mamba(writer: Any, config: ModelConfig) -> None:
     writer.add_ssm_inner_size(c.inner)
     writer.add_ssm_time_step_rank(c.heads)
     if config.gguf in NEMOTRONS:
-        writer.add_layer_norm_eps(config.rms_norm_eps)  # which llama.cpp asks for, and does not use
+        writer.add_layer_norm_eps(config.rms_norm_eps)  # llama.cpp requires it but does not use it
     if config.gguf == GRANITE_HYBRID:
         writer.add_rope_scaling_finetuned(False)
 
 
 def key_heads(config: ModelConfig) -> list[int]:
-    """Heads of keys of each layer: 0 where it has no attention."""
+    """Return the number of key heads of each layer, 0 without attention."""
     return [config.num_key_value_heads if config.attends(i) else 0 for i in range(config.num_hidden_layers)]
 
 
 def mlp_lengths(config: ModelConfig) -> int | list[int]:
-    """The width of MLPs; of each layer, 0 for none, where some have none."""
+    """Return the width of the MLPs, or a list with the width in each layer if some have none (0)."""
     if not config.mlp_layers:
         return config.intermediate_size
     if not any(config.mlp_layers):
@@ -137,7 +138,7 @@ def mlp_lengths(config: ModelConfig) -> int | list[int]:
 
 
 def without_mamba_place(config: ModelConfig) -> Iterator[str]:
-    """Refuse what a file has no place for, or llama.cpp computes in another way."""
+    """Yield the properties of a model with Mamba-2 that GGUF cannot hold or llama.cpp computes differently."""
     c = config.linear
     if not isinstance(c, Mamba2):
         return
@@ -159,7 +160,7 @@ def without_mamba_place(config: ModelConfig) -> Iterator[str]:
 
 
 def keys_of_mamba(fields: GgufFields, tensors: Mapping[str, TensorEntry]) -> dict[str, Any]:
-    """The keys of config.json; {} of a model without Mamba-2."""
+    """Return the config.json keys of Mamba-2; {} if the model has none."""
     name, prefix = fields.architecture, fields.architecture + "."
     if name not in MAMBA:
         return {}
@@ -212,17 +213,19 @@ def keys_of_mamba(fields: GgufFields, tensors: Mapping[str, TensorEntry]) -> dic
         "mamba_expand": _expand_of(inner, hidden),
         "layer_types": ["attention" if layer else "mamba" for layer in attends],
         "num_local_experts": fields.get(prefix + "expert_count", int, 0),
-        "shared_intermediate_size": fields.get(prefix + "feed_forward_length", int, 1),  # experts have a key of it
+        # With experts, `keys_of_experts` replaces this one.
+        "shared_intermediate_size": fields.get(prefix + "feed_forward_length", int, 1),
     }
 
 
 def _expand_of(inner: int, hidden: int) -> float:
-    """The factor by which a width, rounded down, is that of what Mamba-2 has inside."""
+    """Return a factor with int(factor * hidden) == inner."""
     expand = inner / hidden
     return expand if int(expand * hidden) == inner else math.nextafter(expand, math.inf)
 
 
 def _kinds_of_nemotron(fields: GgufFields) -> list[str]:
+    """Return the kind of each layer: attention, moe or mlp, or mamba."""
     prefix = fields.architecture + "."
     own = fields.needed(prefix + "block_count", int) - fields.get(prefix + "nextn_predict_layers", int, 0)
     keys = [int(count) for count in fields.numbers(prefix + "attention.head_count_kv")][:own]

@@ -1,4 +1,4 @@
-"""The type that each tensor of a GGUF file has: the mixes of llama.cpp's llama-quantize.
+"""The storage type of each tensor in a GGUF file, by the mixes of llama.cpp's llama-quantize.
 
 A mix keeps more bits where errors cost most: in the output layer, and in some layers' value and down projections.
 Source: src/llama-quant.cpp (github.com/ggml-org/llama.cpp), commit 007dbbf. Files written here have no fused attn_qkv.
@@ -14,18 +14,25 @@ from wgrad.train.model.mamba_sizes import Mamba2
 from wgrad.train.model.model_config import ModelConfig
 from wgrad.train.options.choices import GGUF_MIXES
 
-MIXES = {mix: mix.upper().removesuffix("_M") for mix in GGUF_MIXES}  # -> the type of most tensors
-_FALLBACKS = {"Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0", "IQ4_XS": "IQ4_NL"}  # for rows of no whole blocks
-_WITH_MINIMUM = {"q4_0": "Q4_1", "q5_0": "Q5_1"}  # of the first down projections, with an importance matrix
-# Where there are eight experts, which are most of the weights.
+MIXES = {mix: mix.upper().removesuffix("_M") for mix in GGUF_MIXES}  # type of most tensors by mix
+_FALLBACKS = {"Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0", "IQ4_XS": "IQ4_NL"}  # if rows are not whole blocks
+_WITH_MINIMUM = {"q4_0": "Q4_1", "q5_0": "Q5_1"}  # for the first down projections, with an importance matrix
+# Attention of models with 8 experts gets more bits, since most of the weights are in the experts.
 _ATTENTION_OF_EIGHT = {"attn_v": "Q8_0", "attn_k": "Q8_0", "attn_output": "Q5_K"}
-_KEPT = ("altup", "laurel", "per_layer_model_proj")  # parts of names of tensors that are never of few bits
+_KEPT = ("altup", "laurel", "per_layer_model_proj")  # parts of names of tensors that are never quantized
 _LAYER = re.compile(r"blk\.(\d+)\.(\w+)\.weight")
 
 
 def stored_type(config: ModelConfig, mix: str, name: str, width: int, tied: bool, important: bool = False) -> str:
-    """The type of a matrix. name: GGUF's; width: elements of a row; tied: the file has no output layer of its own;
-    important: there is an importance matrix."""
+    """Return the storage type of a matrix.
+
+    Args:
+        mix: Key of MIXES.
+        name: GGUF's name of the tensor.
+        width: Elements of a row.
+        tied: Whether the file has no output layer of its own.
+        important: Whether there is an importance matrix.
+    """
     usual = MIXES[mix]
     if name == "output.weight" or (tied and name == "token_embd.weight"):
         found = _of_output(usual, width)
@@ -75,7 +82,7 @@ def _of_layer(config: ModelConfig, mix: str, name: str, important: bool) -> str:
 
 
 def _place(config: ModelConfig, part: str, layer: int) -> tuple[int, int]:
-    """As what layer, and of how many, llama.cpp counts that of a tensor."""
+    """Return the index by which llama.cpp counts a tensor's layer, and the number of layers that it counts."""
     layers = config.num_hidden_layers
     if part == "attn_v" and isinstance(config.linear, Mamba2 | GatedConvolution):
         attends = [config.attends(i) for i in range(layers)]
@@ -84,7 +91,7 @@ def _place(config: ModelConfig, part: str, layer: int) -> tuple[int, int]:
 
 
 def _is_70b(config: ModelConfig) -> bool:
-    """Return whether llama.cpp takes it for a model of 70B: eight query heads share a small value projection."""
+    """Return whether llama.cpp treats it as a 70B model, where eight query heads share a small value projection."""
     grouped = config.num_attention_heads != config.num_key_value_heads
     architecture = config.gguf
     return config.num_hidden_layers == 80 and (architecture == "qwen2" or (architecture == "llama" and grouped))

@@ -1,6 +1,6 @@
-"""A whole model as a GGUF file, written tensor by tensor: `model.gguf` in a folder that wgrad and llama.cpp read.
+"""Writing a whole model to a GGUF file: `model.gguf` in a folder that wgrad and llama.cpp can read.
 
-What a file says beside its tensors comes from the base model's own GGUF file, or from its config.json and tokenizer.
+The file's metadata comes from the base model's own GGUF file, or from its config.json and tokenizer.
 Source: github.com/ggml-org/llama.cpp, convert_hf_to_gguf.py.
 """
 
@@ -58,11 +58,11 @@ from wgrad.train.model.rope_scaling import RopeConfig, inverse_frequencies, yarn
 from wgrad.train.model.weights import WeightSpec, weight_specs
 
 FILE = "model.gguf"
-# By what each pair's frequency is divided: llama3's scaling, and longrope's beyond the original length and within it.
+# Divisors of each pair's frequency: llama3's scaling, and longrope's beyond the original length and within it.
 ROPE_FACTORS, ROPE_LONG, ROPE_SHORT = "rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"
 _TYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 _FILE_TYPES = {"F32": "ALL_F32", "MXFP4": "MOSTLY_MXFP4_MOE"}
-# Keys that a file has of itself; its data begins at the package's own alignment.
+# Keys that are written anew. Tensor data begins at the gguf package's alignment.
 _OWN = ("general.architecture", "general.file_type", "general.quantization_version", "general.alignment")
 
 WriteTokenizer = Callable[[Any, Any, Path, int], None]  # GGUFWriter, gguf, folder, vocabulary
@@ -70,7 +70,7 @@ WriteTokenizer = Callable[[Any, Any, Path, int], None]  # GGUFWriter, gguf, fold
 
 @dataclass(frozen=True)
 class GgufModel:
-    """One tensor to write. kind: of matrices, a type of numbers or one of MIXES. imatrix: what errors cost."""
+    """A model to write to a GGUF file. kind: storage of matrices, a dtype or one of MIXES."""
 
     config: ModelConfig
     files: ModelFiles
@@ -82,7 +82,7 @@ class GgufModel:
         return tensor_names(self.config)
 
     def stored(self, spec: WeightSpec) -> str:
-        """GGUF's type of a tensor: norms and biases in float32."""
+        """Return GGUF's storage type of a tensor. Routers, norms and biases are stored in float32."""
         if len(spec.shape) == 1 or spec.kind in ("router", "norm", "bias"):
             return "F32"
         if self.kind not in MIXES:
@@ -92,12 +92,13 @@ class GgufModel:
         return stored_type(self.config, self.kind, self._names[spec.name], spec.shape[-1], tied, important)
 
     def importance(self, spec: WeightSpec) -> np.ndarray | None:
-        """The cost of an error in each column of a matrix, None where that is not known. Raises WgradError."""
+        """Return the cost of an error in each column of a matrix, or None if it is unknown."""
         if self.imatrix is None or len(spec.shape) != 2 or spec.kind not in ("embedding", "head", "projection"):
             return None
         return self.imatrix.of(self._names[spec.name], spec.shape[1])
 
     def nbytes(self, spec: WeightSpec) -> int:
+        """Return the bytes of a tensor in the file."""
         block, size = _gguf().GGML_QUANT_SIZES[_gguf().GGMLQuantizationType[self.stored(spec)]]
         result: int = int(np.prod(spec.shape, dtype=np.int64)) // block * size
         return result
@@ -108,8 +109,8 @@ class GgufModel:
         return sum(self.nbytes(spec) for spec in gguf_specs(self.config))
 
     def check(self, option: str = "--format gguf") -> None:
-        """WgradError: something of the model has no place in a GGUF file, or the package is not installed."""
-        require_gguf(option, FILE if option == "--format gguf" else "what it rounds for")
+        """Raise WgradError if GGUF cannot hold a part of the model, or the gguf package is missing."""
+        require_gguf(option, FILE if option == "--format gguf" else "its target")
         what = next(_without_place(self.config), "")
         if what and self.base is None:
             instead = "use --format safetensors and convert that with llama.cpp's convert_hf_to_gguf.py"
@@ -120,12 +121,12 @@ class GgufModel:
 
     @property
     def base(self) -> GgufEntry | None:
-        """A tensor of the base model's own GGUF file, where it has one."""
+        """A tensor of the base model's GGUF file, or None if the base is not GGUF."""
         return next((entry for entry in self.files.entries.values() if isinstance(entry, GgufEntry)), None)
 
 
 def _without_place(config: ModelConfig) -> Iterator[str]:
-    """Refuse the parts of a model that a GGUF file cannot hold."""
+    """Yield the properties of a model that a GGUF file cannot hold."""
     architecture, width = config.gguf, config.head_dim
     if not architecture:
         yield f"the architecture {config.architecture}"
@@ -158,7 +159,7 @@ def _without_place(config: ModelConfig) -> Iterator[str]:
     original = config.rope.original_max_position_embeddings if config.rope.type == "yarn" else 0
     if config.query_growth and config.query_length != original:
         yield f"queries that grow after {config.query_length} positions without yarn scaling from there"
-    # What a file has no key for is as llama.cpp has it for the architecture.
+    # These properties have no keys: llama.cpp fixes them by architecture.
     if config.hidden_act != ACTIVATIONS.get(architecture, "silu"):
         yield f"the activation {config.hidden_act}"
     if config.use_rope != _rotates(config, architecture):
@@ -178,7 +179,7 @@ def _without_place(config: ModelConfig) -> Iterator[str]:
 
 
 def _rotates(config: ModelConfig, architecture: str) -> tuple[bool, ...]:
-    """Return the layers that llama.cpp rotates."""
+    """Return for each layer whether llama.cpp applies rotary embeddings."""
     if architecture in ROTATE_IN_WINDOWS and any(config.windows):
         return tuple(window > 0 for window in config.windows)
     if architecture in UNROTATED:
@@ -187,7 +188,7 @@ def _rotates(config: ModelConfig, architecture: str) -> tuple[bool, ...]:
 
 
 def _one_full_of(config: ModelConfig) -> int:
-    """N, where llama.cpp takes every N-th layer for one without a window; 0: no layer has one."""
+    """Return N if llama.cpp gives every N-th layer no window; 0 if it gives no layer a window."""
     architecture = config.gguf
     layers, every = EXAONE_32B
     if architecture == "exaone4":
@@ -196,21 +197,21 @@ def _one_full_of(config: ModelConfig) -> int:
 
 
 def _log_multiplier(rope: RopeConfig) -> float | None:
-    """By what the logarithm of yarn's attention factor is taken off again: all of it, or nothing; None: otherwise."""
+    """Return llama.cpp's yarn_log_mul: 1.0 to cancel yarn's attention factor, 0.0 to keep it; None if neither fits."""
     if rope.attention_factor == 1.0:
         return 1.0
     return 0.0 if math.isclose(rope.attention_factor, yarn_factor(rope.factor), rel_tol=1e-6) else None
 
 
 def _windows(config: ModelConfig) -> tuple[int, ...]:
-    """Those that are shorter than the longest sequence; all, where a file has to say so."""
+    """Return each layer's window. Where no pattern is fixed, 0 replaces windows that no sequence exceeds."""
     if _one_full_of(config):
         return config.windows
     return tuple(window if window < config.max_position_embeddings else 0 for window in config.windows)
 
 
 def _scales(rope: RopeConfig, architecture: str) -> bool:
-    """Return whether a file can say how the positions are scaled. Of yarn it does without factors of a model's own."""
+    """Return whether a file can hold the scaling of positions; most architectures have only yarn's default factors."""
     if architecture in SHARING:
         return rope.type == "default" or (rope.type == "proportional" and architecture == GEMMA_4)
     if rope.type == "yarn" and architecture == "mistral3":
@@ -232,10 +233,14 @@ def save_gguf(
     progress: Progress | None = None,
     over: Mapping[str, str | int] = {},
 ) -> None:
-    """Write the file. value: a tensor when its turn comes, float32 as Hugging Face has it. One at a time is in memory.
-    over: metadata in the place of that of a base in GGUF.
+    """Write the file tensor by tensor, so that only one is in memory.
 
-    WgradError: a value that its type cannot hold, a tokenizer that has no place in a GGUF file.
+    Args:
+        value: Returns a tensor in Hugging Face's layout, float32. It is called when the tensor is written.
+        over: Metadata that replaces that of a GGUF base.
+
+    Raises:
+        WgradError: A value does not fit its type, or GGUF cannot hold the tokenizer.
     """
     gguf, config = _gguf(), model.config
     architecture = config.gguf
@@ -265,7 +270,7 @@ def _gguf() -> Any:
 
 
 def _stored(spec: WeightSpec, model: GgufModel, value: np.ndarray) -> np.ndarray:
-    """A tensor as the file has it."""
+    """Convert a tensor to the file's values, order and storage type."""
     gguf, name = _gguf(), model.stored(spec)
     value = value.astype(np.float32)
     if spec.offset:
@@ -287,12 +292,12 @@ def _stored(spec: WeightSpec, model: GgufModel, value: np.ndarray) -> np.ndarray
     return data
 
 
-# ---- what a file says beside its tensors -----------------------------------------------------------------------
+# ---- metadata --------------------------------------------------------------------------------------------------
 def _describe(writer: Any, model: GgufModel, write_tokenizer: WriteTokenizer, over: Mapping[str, str | int]) -> None:
     gguf, name = _gguf(), _TYPES.get(model.kind, model.kind.upper())
     if model.base is not None:
         for entry in read_metadata(gguf_parts(model.base.path, "--model")[0], "--model"):
-            if entry.key.endswith(".block_count"):  # without layers that predict several tokens at once
+            if entry.key.endswith(".block_count"):  # multi-token prediction layers are not written
                 writer.add_block_count(model.config.num_hidden_layers)
             elif not (entry.key in (*_OWN, *LENGTHS, *over) or entry.key.startswith("split.") or _is_extra(entry.key)):
                 writer.add_key_value(entry.key, entry.value, entry.type, entry.sub_type)
@@ -316,7 +321,7 @@ def _describe(writer: Any, model: GgufModel, write_tokenizer: WriteTokenizer, ov
 
 
 def _is_extra(key: str) -> bool:
-    """Return whether a key is of layers that predict several tokens at once, which are not written."""
+    """Return whether a key belongs to multi-token prediction layers, which are not written."""
     return key.endswith(".nextn_predict_layers")
 
 
@@ -348,7 +353,7 @@ def _write_shapes(writer: Any, config: ModelConfig) -> None:
         writer.add_logit_scale(config.logit_scale)
     if config.clip_qkv:
         writer.add_clamp_kqv(config.clip_qkv)
-    if architecture not in SHARING and (any(windows) or architecture == "phi3"):  # there 0 says that there is none
+    if architecture not in SHARING and (any(windows) or architecture == "phi3"):  # Phi-3 files state 0 for no window
         writer.add_sliding_window(max(windows))
     if architecture == "stablelm":
         writer.add_parallel_residual(config.parallel)
@@ -377,7 +382,7 @@ def _write_rope(writer: Any, gguf: Any, config: ModelConfig) -> None:
 
 
 def _rope_factors(model: GgufModel) -> dict[str, np.ndarray]:
-    """Name -> float32 [rotated / 2]."""
+    """Return the tensors of frequency divisors by name, float32 [rotated / 2]."""
     rope = model.config.rope
     if model.base is not None:
         given = {name: model.files.entries.get(name) for name in (ROPE_FACTORS, ROPE_LONG, ROPE_SHORT)}

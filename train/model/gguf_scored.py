@@ -1,4 +1,4 @@
-"""Keys of GGUF files of models whose experts have keys of their own: those whose router chooses by corrected scores.
+"""GGUF keys of families whose experts have their own keys, most of which choose experts by corrected scores.
 
 Source: github.com/ggml-org/llama.cpp, its converter's Glm4MoeModel, Dots1Model, Ernie4_5MoeModel and
 DeepseekV2Model.
@@ -12,11 +12,11 @@ from typing import Any
 from wgrad.train.files.gguf_fields import GgufFields
 from wgrad.train.model.experts import Experts
 
-_SOFTMAX, _SIGMOID = 1, 2  # of llama.cpp's ExpertGatingFuncType
+_SOFTMAX, _SIGMOID = 1, 2  # values of llama.cpp's ExpertGatingFuncType
 
 
 def write_scored(writer: Any, gguf: Any, experts: Experts, listed: bool = False) -> None:
-    """Write what a router with corrections has, and which layers have experts, if these are not listed elsewhere."""
+    """Write the keys of a router with corrections, and which layers have experts. listed: another key lists them."""
     if not listed:
         writer.add_leading_dense_block_count(experts.layers.index(True))
     writer.add_expert_shared_count(experts.shared_width // experts.width)
@@ -33,14 +33,14 @@ def write_scored(writer: Any, gguf: Any, experts: Experts, listed: bool = False)
 
 
 def without_scored_place(experts: Experts) -> Iterator[str]:
-    """Refuse layers with experts that a file has no key for."""
+    """Yield an arrangement of layers with experts that GGUF has no key for."""
     first = experts.layers.index(True)
     if experts.layers != tuple(i >= first for i in range(len(experts.layers))):
-        yield "layers without experts behind those with"
+        yield "layers without experts after layers with experts"
 
 
 def keys_of_scored(fields: GgufFields, count: int, chosen: int) -> dict[str, Any]:
-    """The keys of config.json. count, chosen: experts of a layer, and of a token."""
+    """Return the config.json keys of the experts. count, chosen: number of experts in a layer, and for a token."""
     prefix = fields.architecture + "."
     if fields.get(prefix + "expert_gating_func", int, _SIGMOID) != _SIGMOID:
         raise fields.error(prefix + "expert_gating_func", f"must be {_SIGMOID}, sigmoid")
@@ -67,12 +67,12 @@ def _keys(fields: GgufFields, count: int, chosen: int) -> dict[str, Any]:
 
 
 def keys_of_nemotron(fields: GgufFields, count: int, chosen: int) -> dict[str, Any]:
-    """As `keys_of_scored`, of Nemotron 3, whose shared expert has a width of its own."""
+    """Do as `keys_of_scored` for Nemotron 3, whose shared expert has its own width."""
     shared = fields.needed(f"{fields.architecture}.expert_shared_feed_forward_length", int)
     return keys_of_scored(fields, count, chosen) | {"moe_shared_expert_intermediate_size": shared}
 
 
-# What config.json of families calls the keys of `keys_of_scored`.
+# Names in config.json of the keys of `keys_of_scored`, by architecture.
 RENAMED = {
     "afmoe": {
         "n_routed_experts": "num_experts",
@@ -88,13 +88,13 @@ RENAMED = {
 
 
 def keys_of_renamed(fields: GgufFields, count: int, chosen: int) -> dict[str, Any]:
-    """As `keys_of_scored`, of families that have other names of the keys."""
+    """Do as `keys_of_scored` for the families in RENAMED."""
     names = RENAMED[fields.architecture]
     return {names.get(key, key): value for key, value in keys_of_scored(fields, count, chosen).items()}
 
 
 def keys_of_gemma4(fields: GgufFields, count: int, chosen: int) -> dict[str, Any]:
-    """As `keys_of_scored`, of Gemma 4."""
+    """Do as `keys_of_scored` for Gemma 4."""
     width = fields.needed(f"{fields.architecture}.expert_feed_forward_length", int)
     return {
         "enable_moe_block": True,
@@ -105,16 +105,20 @@ def keys_of_gemma4(fields: GgufFields, count: int, chosen: int) -> dict[str, Any
 
 
 def has_sigmoids(fields: GgufFields) -> bool:
-    """Return whether a router's scores are sigmoids. WgradError: neither those nor a softmax."""
+    """Return whether a router's scores are sigmoids.
+
+    Raises:
+        WgradError: They are neither sigmoids nor a softmax.
+    """
     key = fields.architecture + ".expert_gating_func"
-    found = fields.get(key, int, 0) or _SOFTMAX  # as llama.cpp takes older files of DeepSeek-V2
+    found = fields.get(key, int, 0) or _SOFTMAX  # older files of DeepSeek-V2 do not have the key
     if found not in (_SOFTMAX, _SIGMOID):
         raise fields.error(key, f"must be {_SOFTMAX}, softmax, or {_SIGMOID}, sigmoid, got {found}")
     return found == _SIGMOID
 
 
 def keys_of_deepseek2(fields: GgufFields, count: int, chosen: int) -> dict[str, Any]:
-    """As `keys_of_scored`, of DeepSeek V2 and V3."""
+    """Do as `keys_of_scored` for DeepSeek V2 and V3."""
     found = _keys(fields, count, chosen)
     if has_sigmoids(fields):
         return found
@@ -122,7 +126,7 @@ def keys_of_deepseek2(fields: GgufFields, count: int, chosen: int) -> dict[str, 
 
 
 def keys_of_ernie(fields: GgufFields, count: int, chosen: int) -> dict[str, Any]:
-    """As `keys_of_scored`, of ERNIE 4.5, whose shared experts' width counts: files may have another number of them."""
+    """Do as `keys_of_scored` for ERNIE 4.5, counting shared experts by width: files may state another number."""
     prefix = fields.architecture + "."
     width = fields.needed(prefix + "expert_feed_forward_length", int)
     shared = fields.get(prefix + "expert_shared_feed_forward_length", int, 0)

@@ -1,4 +1,4 @@
-"""Models whose layers share keys and values in GGUF files: Gemma 3n and 4, with layers of several shapes.
+"""GGUF files of Gemma 3n and 4, whose layers share attention's keys and values and have several shapes.
 
 Source: github.com/ggml-org/llama.cpp, its converter's Gemma3NModel and Gemma4Model, src/models/gemma3n.cpp, gemma4.cpp.
 """
@@ -24,21 +24,24 @@ from wgrad.train.model.weights import WeightSpec
 
 GEMMA_3N, GEMMA_4 = "gemma3n", "gemma4"
 SHARING = (GEMMA_3N, GEMMA_4)
-# As llama.cpp has them, whatever a file says.
+# llama.cpp's fixed values for Gemma 3n, which override a file's.
 _OWN_LAYERS, _STREAMS, _RANK, _WIDTH, _CAP = 20, 4, 64, 256, 30.0
-_SPARSE = 0.95, 10  # of so many layers
-_NEVER = 1e30  # by what the frequency of a pair that stands still is divided
-_STILL = 1e20
+_SPARSE = 0.95, 10  # sparsity, and the number of first layers that have it
+_NEVER = 1e30  # divisor of the frequency of pairs that are not rotated
+_STILL = 1e20  # divisors from here on mean that a pair is not rotated
 _KINDS = ("full_attention", "sliding_attention")
 _STACKS = ("model.altup_projections", "model.altup_unembed_projections")
-# What llama.cpp multiplies with as it is, without an adapter's part.
+# Weights to which llama.cpp applies no adapter.
 UNADAPTED = (*_STACKS, PROJECTION, "altup.modality_router")
 
 
 # ---- tensors ---------------------------------------------------------------------------------------
 def shared_specs(config: ModelConfig, specs: list[WeightSpec]) -> list[WeightSpec]:
-    """The tensors as a file has them: AltUp's projections are one tensor, per-layer embeddings have a row for every
-    token, and Gemma 3n has keys and values of layers that do not use them."""
+    """Return the tensors as they are in a file.
+
+    AltUp's projections are stacked, per-layer embeddings have a row for every token, and Gemma 3n has projections of
+    keys and values even in layers that use another layer's.
+    """
     found = []
     for spec in specs:
         stack = stack_of(spec.name)
@@ -52,12 +55,13 @@ def shared_specs(config: ModelConfig, specs: list[WeightSpec]) -> list[WeightSpe
 
 
 def stack_of(name: str) -> str:
-    """The tensor of which one of the model's is a part; the same name where it is of none."""
+    """Return the name of the stacked tensor that contains a tensor, or its own name if it is not stacked."""
     stack = next((stack for stack in _STACKS if name.startswith(f"{stack}.")), "")
     return f"{stack}.weight" if stack else name
 
 
 def _unused(config: ModelConfig) -> list[WeightSpec]:
+    """Return the tensors of keys and values that files have for layers that use another layer's."""
     size, found = config.head_dim, []
     for layer in range(config.num_hidden_layers):
         if not config.keys_of(layer):
@@ -70,20 +74,25 @@ def _unused(config: ModelConfig) -> list[WeightSpec]:
 
 
 def shared_value(spec: WeightSpec, specs: Mapping[str, WeightSpec], value: Any) -> np.ndarray | None:
-    """The value of a tensor of `shared_specs` that the model has in another way, None of any other. specs, value: of
-    the model's tensors."""
+    """Return the value of a tensor of `shared_specs` that the model does not have as such; None for other tensors.
+
+    Args:
+        spec: A tensor of the file.
+        specs: The model's tensors by name.
+        value: Returns the array of one of the model's tensors.
+    """
     stack = spec.name.removesuffix(".weight")
     if stack in _STACKS:
         return np.stack([value(specs[f"{stack}.{i}.weight"]) for i in range(spec.shape[0])])
     if spec.name == TABLE and spec.shape != specs[TABLE].shape:
         table = value(specs[TABLE])[: spec.shape[0]]
-        # As of tokens that the table does not have: those of the first one.
+        # The model uses the first row for tokens that the table does not have.
         return np.concatenate([table, np.repeat(table[:1], spec.shape[0] - len(table), 0)])
     return None if spec.name in specs else np.zeros(spec.shape, np.float32)
 
 
 def table_of_model(entries: dict[str, TensorEntry], config: ModelConfig) -> None:
-    """Leave out the rows of per-layer embeddings that the model does not have, where config.json lies beside a file."""
+    """Cut the rows of per-layer embeddings that the config.json next to a GGUF file does not have."""
     entry, own = entries.get(TABLE), config.per_layer
     if isinstance(entry, GgufEntry) and own is not None and entry.shape[0] > own.vocabulary > 0:
         size = entry.size // entry.shape[0] * own.vocabulary
@@ -96,13 +105,13 @@ def _slides(config: ModelConfig) -> list[bool]:
 
 
 def _of_kind(config: ModelConfig, sliding: bool) -> int:
-    """The width of the heads of layers of a kind, of the other kind where there are none."""
+    """Return the head size of layers with (sliding) or without a window; if there are none, of the first layer."""
     widths = {slides: config.head_dim_of(i) for i, slides in enumerate(_slides(config))}
     return widths.get(sliding, config.head_dim_of(0))
 
 
 def write_shared(writer: Any, config: ModelConfig) -> None:
-    """Write what layers have of their own."""
+    """Write the keys of properties that differ by layer, and those of the two architectures."""
     full, local = _of_kind(config, False), _of_kind(config, True)
     layers = range(config.num_hidden_layers)
     writer.add_feed_forward_length([config.mlp_width_of(layer) for layer in layers])
@@ -128,14 +137,14 @@ def write_shared(writer: Any, config: ModelConfig) -> None:
 
 
 def frequency_factors(rope: RopeConfig) -> np.ndarray:
-    """float32 [pairs]: by what Gemma 4's frequencies are divided in layers without a window."""
+    """Return the divisors of Gemma 4's frequencies in layers without a window, float32 [pairs]."""
     factors = np.full(rope.head_dim // 2, _NEVER, np.float32)
     factors[: rope.turned if rope.type == "proportional" else None] = rope.factor
     return factors
 
 
 def without_shared_place(config: ModelConfig, architecture: str) -> Iterator[str]:
-    """Refuse what a file has no key for, and llama.cpp has otherwise."""
+    """Yield the properties that GGUF has no key for and that differ from llama.cpp's fixed values."""
     slides, layers = _slides(config), range(config.num_hidden_layers)
     own = sum(config.kv_source(layer) == layer for layer in layers)
     if any(config.kv_source(layer) != own - 1 - slides[layer] for layer in layers[own:]):
@@ -167,7 +176,7 @@ def without_shared_place(config: ModelConfig, architecture: str) -> Iterator[str
 def keys_of_shared(
     fields: GgufFields, tensors: Mapping[str, TensorEntry], factors: np.ndarray | None
 ) -> dict[str, Any]:
-    """The keys of config.json. factors: by what a file divides the frequencies of layers without a window."""
+    """Return the config.json keys. factors: the file's divisors of frequencies in layers without a window, or None."""
     name, prefix = fields.architecture, fields.architecture + "."
     layers, full = fields.needed(prefix + "block_count", int), fields.needed(prefix + "attention.key_length", int)
     slides = _pattern(fields, name, layers)
@@ -230,7 +239,7 @@ def keys_of_shared(
 
 
 def _listed(fields: GgufFields, key: str, layers: int) -> list[int]:
-    """A number of each layer, which a file may say once for all."""
+    """Return the number of each layer. A file may state one for all layers."""
     if not fields.is_list(key):
         return [fields.needed(key, int)] * layers
     found = [int(number) for number in fields.numbers(key)]
@@ -240,7 +249,7 @@ def _listed(fields: GgufFields, key: str, layers: int) -> list[int]:
 
 
 def _pattern(fields: GgufFields, name: str, layers: int) -> list[bool]:
-    """Return for each layer whether it slides."""
+    """Return for each layer whether it has a sliding window."""
     key = f"{name}.attention.sliding_window_pattern"
     if fields.is_list(key) or name == GEMMA_4:
         return [bool(slide) for slide in _listed(fields, key, layers)]
@@ -249,6 +258,7 @@ def _pattern(fields: GgufFields, name: str, layers: int) -> list[bool]:
 
 
 def _ropes(fields: GgufFields, width: int, factors: np.ndarray | None) -> dict[str, Any]:
+    """Return rope_parameters of config.json. width: head size of layers without a window."""
     prefix = fields.architecture + ".rope."
     full: dict[str, Any] = {"rope_type": "default", "rope_theta": fields.get(prefix + "freq_base", float, 10_000.0)}
     if factors is not None:
@@ -266,7 +276,7 @@ def _ropes(fields: GgufFields, width: int, factors: np.ndarray | None) -> dict[s
 
 
 def _shares(fields: GgufFields, layers: int) -> list[float]:
-    """The share of each layer's gate that becomes 0."""
+    """Return for each layer the share of the gate's values that become 0."""
     scales = fields.numbers(f"{fields.architecture}.activation_sparsity_scale")
     if not scales:
         share, count = _SPARSE
