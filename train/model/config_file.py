@@ -11,6 +11,9 @@ from typing import Annotated, Any, ClassVar
 
 from msgspec import Meta, Struct
 
+from wgrad.device.errors import WgradError
+from wgrad.train.files.decode import FETCH, show
+
 Width = Annotated[int, Meta(ge=1, le=1 << 22)]
 Vocabulary = Annotated[int, Meta(ge=1, le=1 << 24)]
 Count = Annotated[int, Meta(ge=1, le=1 << 12)]
@@ -101,8 +104,8 @@ class AnyQuantizationFile(QuantizationFile):
     sparsity_config: dict[str, Any] | None = None
 
 
-# Keys of models that are no part of those here, with the values that ask for nothing. A family that reads such a key
-# has it as a field, or names its own values in `unsupported`.
+# Keys of features that are not supported, with the values that do not request them. A family that reads such a key has
+# it as a field, or lists its own values in `unsupported`.
 _NONE: tuple[Any, ...] = (None, False, 0)
 UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     **dict.fromkeys(("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"), (None, 0, 1)),
@@ -110,15 +113,20 @@ UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     **dict.fromkeys(("clip_qkv", "attn_logit_softcapping", "final_logit_softcapping", "use_qk_norm"), _NONE),
     **dict.fromkeys(("num_kv_shared_layers", "hidden_size_per_layer_input", "add_cross_attention"), _NONE),
     "use_bidirectional_attention": (None, False),
-    "position_embedding_type": (None, "rope", "rotary", "absolute"),  # the last: transformers writes it of itself
+    "position_embedding_type": (None, "rope", "rotary", "absolute"),  # transformers writes "absolute" by default
 }
 
 
 class ConfigFile(Struct, kw_only=True):
-    """Keys that every architecture has. Defaults: LlamaConfig. default_theta: where the file names no rope_theta;
-    default_rope: where it has no rope_parameters. partial_rotary: whether only a part of each head may be rotated.
-    reversed_rope: heads turn the other way. unsupported: as UNSUPPORTED, of this family. some_have_experts: others of
-    it have none."""
+    """Keys common to all architectures, with the defaults of transformers' LlamaConfig.
+
+    Attributes:
+        default_theta, default_rope: Used if the file has no rope_theta or no rope_parameters.
+        partial_rotary: Whether the family may rotate only a part of each head.
+        reversed_rope: Whether heads are rotated in the other direction.
+        some_have_experts: Whether models of the family may have experts or not.
+        unsupported: Like UNSUPPORTED, for this family.
+    """
 
     default_theta: ClassVar[float] = 10_000.0
     default_rope: ClassVar[RopeFile] = RopeFile()
@@ -220,3 +228,26 @@ def check_causal(bidirectional: bool | None) -> None:
     """Raise ValueError if the key `use_bidirectional_attention` is true."""
     if bidirectional:
         raise ValueError("use_bidirectional_attention must be false: attention here is causal; got true")
+
+
+def check_heads(heads: int, kv_heads: int, head_dim: int, where: str) -> None:
+    """Raise WgradError if the number or size of heads is not supported. `where` begins the message."""
+    if heads % kv_heads:
+        raise WgradError(
+            f"{where}: num_attention_heads must be a multiple of num_key_value_heads; got {heads} and {kv_heads} (a "
+            f"missing key has the architecture's default): {FETCH}"
+        )
+    if head_dim % 2 or not head_dim:
+        raise WgradError(
+            f"{where}: head_dim (hidden_size / num_attention_heads where it is not given) must be even, for rotary "
+            f"embeddings, and at least 2; got {head_dim}: {FETCH}"
+        )
+
+
+def refuse_unsupported(raw: Mapping[str, Any], file: ConfigFile, where: str) -> None:
+    """Raise WgradError if a key asks for a feature that is not supported."""
+    for key, supported in {**UNSUPPORTED, **file.unsupported}.items():
+        if key in raw and raw[key] not in supported and (key in file.unsupported or not hasattr(file, key)):
+            raise WgradError(
+                f"{where}: {key} {show(raw[key])} is not supported: only {' or '.join(map(show, supported))} is"
+            )

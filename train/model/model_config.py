@@ -1,7 +1,7 @@
-"""Configuration of a Llama-type model (config.json) in one frozen dataclass.
+"""Configuration of a decoder in one frozen dataclass, parsed from config.json.
 
-Accepts the files of transformers 4 (rope_theta, rope_scaling) and 5 (rope_parameters). Field names are Hugging Face's;
-config_file.py has their types, ranges and defaults.
+The files of transformers 4 (rope_theta, rope_scaling) and 5 (rope_parameters) are accepted. Field names are Hugging
+Face's; config_file.py has their types, ranges and defaults.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from wgrad.device.errors import WgradError
-from wgrad.train.files.decode import FETCH, convert, read_json, show
+from wgrad.train.files.decode import convert, read_json, show
 from wgrad.train.files.input_files import exists, one_line
 from wgrad.train.files.packed_files import Packing
 from wgrad.train.model.altup import AltUp
-from wgrad.train.model.config_file import UNSUPPORTED, ConfigFile, NameFile, QuantizationFile
+from wgrad.train.model.config_file import NameFile, QuantizationFile, check_heads, refuse_unsupported
 from wgrad.train.model.experts import Experts
 from wgrad.train.model.families import FAMILIES
 from wgrad.train.model.latent_attention import LatentAttention
@@ -37,47 +37,70 @@ _ACTIVATIONS = {
     "xielu": "xielu",
 }
 _USUAL = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen3ForCausalLM", "Gemma3ForConditionalGeneration")
-Mixer = LinearAttention | GatedConvolution | Mamba2  # what a layer has in the place of attention, or alongside it
-_UNGATED = ("relu2", "xielu")  # activations that only MLPs without a gate have
+Mixer = LinearAttention | GatedConvolution | Mamba2  # replaces attention in a layer, or runs alongside it
+_UNGATED = ("relu2", "xielu")  # activations that only MLPs without a gate use
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """Shapes and variants of a decoder; defaults are a plain LLaMA's. `windows[i]`: layer i's sliding window (0: none);
-    `use_rope[i]`: it rotates.
+    """Shapes and variants of a decoder. The defaults are those of Llama.
 
-    A layer's norms by the names of their weights: before attention and MLP, and, where a family has such, of their
-    outputs ("": none). norm_offset: the file's weight is the norm's less this. score_scale: of q k, before the softmax
-    (0: head_dim ** -0.5). A soft-cap c makes x into c tanh(x / c), 0 leaves it. qk_norm_whole: q and k are normed over
-    all their heads at once. residual_scale: of what is added to the residual stream. fused: q, k and v are one
-    projection, gate and up another. local_rope: of layers with a window, where they rotate by their own.
+    Attributes:
+        windows: Sliding window of each layer in tokens, 0 for none.
+        use_rope: Whether each layer has rotary embeddings.
+        rope, local_rope: Rotary embeddings, and those of layers with a window if they differ.
+        interleaved: Whether element 2 i of a head is rotated with element 2 i + 1.
 
-    layer_norm: norms, but those of heads, are LayerNorm, with biases where norm_bias; rms_norm_eps is theirs.
-    norm_weight: norms have weights. embedding_norm: the embeddings are normed, without weights. qk_norm_last: q and k
-    are normed after they are rotated. qk_norm_weight: with weights; else in layers that rotate alone. longest: the
-    tokens of a sequence that is computed as the model does (0: of any). interleaved: element 2 i of a head is rotated
-    with 2 i + 1. query_growth b: queries at position p are scaled by 1 + b log(1 + floor(p / query_length)). sinks:
-    each head has a score of a key without a value. clip_qkv c: q, k and v are kept within -c and c (0: not). parallel:
-    attention and MLP of a layer read the same norm, and both are added to the stream. gated: the MLP multiplies up by
-    what the activation makes of gate; else it is the activation of up. q_norm, o_proj, gate_proj, ...: their paths
-    within a layer; gate_up_proj: of gate and up in one projection, if not "".
-    linear: of layers that have linear attention or a convolution in the place of attention. attention_gate: q_proj has
-    a gate of the attention's output next to each head's queries; attention_gate_proj: path of a projection that makes
-    one, with a single number for each head where gate_of_heads.
-    latent: of keys and values that come from a latent, as in all layers; head_dim is then that of queries and keys.
-    experts: of layers that have such in the place of an MLP.
-    head_dims, kv_heads, mlp_widths: of each layer, where they differ. kv_sources[i]: the layer whose keys and values
-    layer i uses (if not "()", where each has its own). keys_as_values[i]: it has no v_proj: what k_proj gives is its
-    values too. value_norm: each head's values are normed, without weights. layer_scale: a layer's output is scaled by
-    its layer_scalar, which is never trained. per_layer: embeddings that each layer has of its own.
-    altup: several streams, LAuReL and sparse activations.
-    mixing_layers, mlp_layers: which have attention, or what is in its place, and which an MLP (if "()", all).
-    attention: the path of q_proj, k_proj and v_proj. attention_in_scale, attention_out_scale, gate_scale, down_scale:
-    of attention's input and output, of what gate_proj gives, and of the MLP's output.
-    file_names: the beginnings of tensors' names, and those that files have instead, of which the first is written.
-    embedding: the embedding's path in transformers' model.
-    text_of: the multimodal architecture of which this is the text part ("": none).
-    extra_layers: files may have so many more, which predict several tokens at once and are left out.
+        attention_norm, mlp_norm: Names within a layer of the norms before attention and MLP.
+        attention_out_norm, mlp_out_norm: Names of the norms of their outputs, "" for none.
+        layer_norm: Whether norms, except those of heads, are LayerNorm. rms_norm_eps is their epsilon too.
+        norm_weight, norm_bias: Whether norms have weights, and LayerNorm biases.
+        norm_offset: Number to add to the norms' weights in files.
+        embedding_norm: Whether the embeddings are normed, without weights.
+
+        q_norm, k_norm, o_proj, gate_proj, up_proj, down_proj: Paths within a layer.
+        attention: Path of the module with q_proj, k_proj and v_proj.
+        fused: Whether q, k and v are one projection, and gate and up another.
+        gate_up_proj: Path of a projection of gate and up in one, or "".
+        qk_norm_whole: Whether q and k are normed over all heads at once.
+        qk_norm_last: Whether q and k are normed after their rotation.
+        qk_norm_weight: Whether these norms have weights. Without weights, only layers with rotary embeddings have them.
+        value_norm: Whether each head's values are normed, without weights.
+        score_scale: Factor of the scores before the softmax; 0 means head_dim ** -0.5.
+        score_softcap, logit_softcap: A soft cap c replaces x by c tanh(x / c); 0 means none.
+        query_growth, query_length: Queries at position p are scaled by
+            1 + query_growth log(1 + floor(p / query_length)).
+        sinks: Whether each head has the score of an additional key without a value.
+        clip_qkv: q, k and v are clipped to -clip_qkv and clip_qkv; 0 means not at all.
+        attention_gate: Whether q_proj has a gate of attention's output after each head's queries.
+        attention_gate_proj: Path of a projection for such a gate, or "".
+        gate_of_heads: Whether that projection has a single number for each head.
+        keys_as_values: Whether each layer uses k_proj's output as values too and has no v_proj.
+        kv_sources: Index of the layer whose keys and values each layer uses; () if all use their own.
+        latent: Sizes of multi-head latent attention, in all layers. head_dim is then that of queries and keys.
+
+        gated: Whether the MLP multiplies up by the activation of gate. Otherwise it is the activation of up.
+        parallel: Whether attention and MLP read the same norm and are both added to the residual stream.
+        linear: Sizes of linear attention, Mamba-2 or a convolution, which layers have instead of attention.
+        experts: Sizes of the experts, which layers have instead of an MLP.
+        mixing_layers, mlp_layers: Whether each layer has attention or its replacement, and an MLP; () means all.
+        head_dims, kv_heads, mlp_widths: Sizes of each layer, if they differ.
+        per_layer: Embeddings of each layer.
+        altup: Several streams, LAuReL and sparse activations.
+
+        embedding_scale, logit_scale: Factors of the embeddings and the logits.
+        residual_scale: Factor of the terms that are added to the residual stream.
+        attention_in_scale, attention_out_scale, gate_scale, down_scale: Factors of attention's input and output, of
+            gate_proj's output, and of the MLP's output.
+        layer_scale: Whether a layer's output is scaled by its layer_scalar, which is never trained.
+
+        longest: Length of the longest sequence that is computed as the model does; 0 means any.
+        quantization: Options of the files' quantization, if bitsandbytes stored the weights in NF4.
+        embedding: Path of the embedding in transformers' model.
+        file_names: Beginnings of tensors' names, each with those in files, of which the first is written.
+        text_of: Multimodal architecture of which this is the text model, or "".
+        extra_layers: Number of multi-token prediction layers that files may have, which are ignored.
+        fp8_block, packing: Storage of the files' quantized weights.
     """
 
     architecture: str
@@ -99,8 +122,8 @@ class ModelConfig:
     windows: tuple[int, ...]
     use_rope: tuple[bool, ...]
     rope: RopeConfig
-    quantization: QuantizationFile | None = None  # where bitsandbytes made the weights NF4
-    # No part of `repr`, by which checkpoints know a model: see `identity`.
+    quantization: QuantizationFile | None = None
+    # The fields below are not part of `repr`, which identifies models of older checkpoints: see `identity`.
     attention_norm: str = field(default="input_layernorm", repr=False)
     attention_out_norm: str = field(default="", repr=False)
     mlp_norm: str = field(default="post_attention_layernorm", repr=False)
@@ -164,12 +187,12 @@ class ModelConfig:
     text_of: str = field(default="", repr=False)
     extra_layers: int = field(default=0, repr=False)
     embedding: str = field(default="model.embed_tokens", repr=False, compare=False)
-    fp8_block: tuple[int, int] | None = field(default=None, repr=False, compare=False)  # of files, not of the model
-    packing: Packing | None = field(default=None, repr=False, compare=False)  # too
+    fp8_block: tuple[int, int] | None = field(default=None, repr=False, compare=False)
+    packing: Packing | None = field(default=None, repr=False, compare=False)
 
     @property
     def in_peft(self) -> str:
-        """Return what transformers, and so PEFT, puts before the names of the decoder's modules."""
+        """Prefix of the decoder's modules in transformers, and so in PEFT."""
         return MULTIMODAL[self.text_of].in_peft if self.text_of else FAMILIES[self.architecture].in_peft
 
     def head_dim_of(self, layer: int) -> int:
@@ -185,45 +208,46 @@ class ModelConfig:
         return self.kv_heads_of(layer) * self.head_dim_of(layer)
 
     def mlp_width_of(self, layer: int) -> int:
-        """The width of a layer's MLP without experts."""
+        """Return the width of a layer's MLP without experts."""
         return self.mlp_widths[layer] if self.mlp_widths else self.intermediate_size
 
     def kv_source(self, layer: int) -> int:
-        """The layer whose keys and values a layer uses: itself, in most models."""
+        """Return the index of the layer whose keys and values a layer uses, in most models its own."""
         return self.kv_sources[layer] if self.kv_sources else layer
 
     def keys_of(self, layer: int) -> str:
-        """Return which of the projections k and v a layer has."""
+        """Return which of the projections k and v a layer has: "kv", "k" or ""."""
         if self.kv_source(layer) != layer:
             return ""
         return "k" if self.keys_as_values and self.keys_as_values[layer] else "kv"
 
     def shares_keys(self, layer: int) -> bool:
-        """Return whether a layer behind this one uses its keys and values."""
+        """Return whether a later layer uses this layer's keys and values."""
         return layer in self.kv_sources[layer + 1 :]
 
     @property
     def gguf(self) -> str:
-        """llama.cpp's name of the architecture; "": it is not written into GGUF files."""
+        """llama.cpp's name of the architecture, or "" if GGUF files of it are not supported."""
         family = FAMILIES[self.architecture]
         others = (name for part, name in family.gguf_others if getattr(self, part) is not None)
         return next(others, family.gguf)
 
     def linear_of(self, layer: int) -> Mixer | None:
-        """Return what a layer has in the place of attention or alongside it, if it has such."""
+        """Return the operator that a layer has instead of attention or alongside it, or None."""
         return self.linear if self.linear is not None and self.linear.layers[layer] else None
 
     def mixes(self, layer: int) -> bool:
-        """Return whether a layer has attention, or what is in its place."""
+        """Return whether a layer has attention or an operator that replaces it."""
         return self.mixing_layers[layer] if self.mixing_layers else True
 
     def attends(self, layer: int) -> bool:
+        """Return whether a layer has attention."""
         linear = self.linear_of(layer)
         return self.mixes(layer) and (linear is None or linear.alongside)
 
     @property
     def any_attends(self) -> bool:
-        """Return whether a layer has attention."""
+        """True if any layer has attention."""
         return any(map(self.attends, range(self.num_hidden_layers)))
 
     def has_mlp(self, layer: int) -> bool:
@@ -231,7 +255,7 @@ class ModelConfig:
         return self.mlp_layers[layer] if self.mlp_layers else True
 
     def norms_of(self, layer: int) -> tuple[str, str, str, str]:
-        """Return a layer's norms, "" for none: before attention, of its output, before the MLP, of its output."""
+        """Return the names of a layer's norms, "" for none: attention's input and output, and the MLP's."""
         linear = self.linear_of(layer)
         usual = (
             *((self.attention_norm, self.attention_out_norm) if self.mixes(layer) else ("", "")),
@@ -244,7 +268,7 @@ class ModelConfig:
 
     @property
     def mlp_width(self) -> int:
-        """Elements of the activations of the widest MLP, for a token."""
+        """Elements of a token's activations in the widest MLP, with all chosen experts."""
         routed = self.experts.chosen * self.experts.width if self.experts else 0
         dense = max(self.mlp_widths, default=self.intermediate_size)
         if self.experts is not None and self.experts.norms is not None:
@@ -253,19 +277,21 @@ class ModelConfig:
 
     @property
     def read_again_at(self) -> int:
-        """Tokens of a text at which generation fills its cache anew; 0: never. So transformers has it of Phi-3 alone:
-        keys that were made with the short factors do not go with the long ones."""
+        """Length in tokens at which generation refills its KV cache, or 0 for never.
+
+        As in transformers, this concerns only Phi-3: keys rotated with the short factors do not fit the long ones.
+        """
         beyond = self.rope.original_max_position_embeddings + 1
         return beyond if FAMILIES[self.architecture].reads_again and self.rope.type == "longrope" else 0
 
     def identity(self) -> str:
-        """Text that two configurations share only where they are equal, and that checkpoints of before hold."""
+        """Return a text that only equal configurations share. Older checkpoints contain the same text."""
         changed = _later(self)
         return repr(self) + (repr(changed) if changed else "")
 
 
 def _later(part: Any) -> dict[str, Any]:
-    """Return the fields that a configuration's `repr` leaves out."""
+    """Return the fields that `repr` leaves out, if they differ from their defaults."""
     changed = {}
     for f in fields(part):
         value = getattr(part, f.name)
@@ -277,8 +303,11 @@ def _later(part: Any) -> dict[str, Any]:
 
 
 def load_model_config(folder: str | os.PathLike[str]) -> ModelConfig:
-    """Read `folder`/config.json. WgradError: no such file, not JSON, a value out of range, an unsupported architecture
-    or variant."""
+    """Read the configuration in `folder`/config.json.
+
+    Raises:
+        WgradError: The file is missing or not JSON, a value is out of range, or the model is not supported.
+    """
     path = Path(folder) / "config.json"
     if not exists(path, "--model"):
         raise WgradError(f"--model: {folder} has no config.json: give the folder of a model in Hugging Face layout")
@@ -286,7 +315,7 @@ def load_model_config(folder: str | os.PathLike[str]) -> ModelConfig:
 
 
 def parse_model_config(raw: Mapping[str, Any], where: str = "config.json") -> ModelConfig:
-    """Mapping of config.json -> ModelConfig; `where` opens each error."""
+    """Return the configuration in the mapping of a config.json. `where` begins each error."""
     name = _architecture(convert(raw, NameFile, where), where)
     if name in MULTIMODAL:
         text = parse_model_config(text_config(raw, name, where), f"{where}: text_config")
@@ -295,7 +324,7 @@ def parse_model_config(raw: Mapping[str, Any], where: str = "config.json") -> Mo
         return replace(text, text_of=name)
     family = FAMILIES[name]
     file = convert(raw, family.keys, where)
-    _refuse_others(raw, file, where)
+    refuse_unsupported(raw, file, where)
     layers, (heads, kv_heads, head_dim) = file.num_hidden_layers, file.attention_sizes
     variant: dict[str, Any] = {"windows": (0,) * layers, "use_rope": (True,) * layers}
     variant |= {"hidden_act": file.hidden_act, "rms_norm_eps": file.rms_norm_eps}
@@ -307,7 +336,7 @@ def parse_model_config(raw: Mapping[str, Any], where: str = "config.json") -> Mo
     head_dim = latent.width if latent else head_dim
     head_dims, all_kv_heads = variant.get("head_dims") or (head_dim,), variant.get("kv_heads") or (kv_heads,)
     for width, groups in dict.fromkeys(((head_dim, kv_heads), *zip(head_dims, all_kv_heads))):
-        _check_heads(heads, groups, width, where)
+        check_heads(heads, groups, width, where)
     rotated = (latent.rotated,) if latent else head_dims
     rope, variant["local_rope"] = parse_ropes(file, *_rotated_dims(variant["windows"], rotated), where)
     if latent is not None:
@@ -333,7 +362,11 @@ def parse_model_config(raw: Mapping[str, Any], where: str = "config.json") -> Mo
 
 
 def _architecture(file: NameFile, where: str) -> str:
-    """By `model_type`, as transformers' AutoModelForCausalLM; by `architectures` where a file has no model_type."""
+    """Return the architecture of a config.json, by `model_type` as in transformers, or else by `architectures`.
+
+    Raises:
+        WgradError: The architecture is not supported.
+    """
     names = file.architectures or []
     by_type = {kind: name for name, family in FAMILIES.items() for kind in (family.model_type, *family.other_types)}
     by_type |= {whole.model_type: name for name, whole in MULTIMODAL.items()}
@@ -353,31 +386,9 @@ def _architecture(file: NameFile, where: str) -> str:
 
 
 def _rotated_dims(windows: Sequence[int], head_dims: Sequence[int]) -> tuple[int, int]:
-    """The head_dim of layers without a window, and of those with one; of a kind that no layer has the other's."""
+    """Return the head_dim of layers without a window and of those with one, or the first layer's if there are none."""
     dims = {window > 0: width for window, width in zip(windows, head_dims)}
     return dims.get(False, head_dims[0]), dims.get(True, head_dims[0])
-
-
-def _check_heads(heads: int, kv_heads: int, head_dim: int, where: str) -> None:
-    if heads % kv_heads:
-        raise WgradError(
-            f"{where}: num_attention_heads must be a multiple of num_key_value_heads; got {heads} and {kv_heads} (a "
-            f"missing key has the architecture's default): {FETCH}"
-        )
-    if head_dim % 2 or not head_dim:
-        raise WgradError(
-            f"{where}: head_dim (hidden_size / num_attention_heads where it is not given) must be even, for rotary "
-            f"embeddings, and at least 2; got {head_dim}: {FETCH}"
-        )
-
-
-def _refuse_others(raw: Mapping[str, Any], file: ConfigFile, where: str) -> None:
-    """WgradError where a key asks for what is not built here."""
-    for key, supported in {**UNSUPPORTED, **file.unsupported}.items():
-        if key in raw and raw[key] not in supported and (key in file.unsupported or not hasattr(file, key)):
-            raise WgradError(
-                f"{where}: {key} {show(raw[key])} is not supported: only {' or '.join(map(show, supported))} is"
-            )
 
 
 def _activation(name: str, gated: bool, where: str) -> str:
