@@ -25,14 +25,17 @@ from wgrad.train.model.variants import cohere
 
 
 class Cohere2MoeFile(ExpertsFile, kw_only=True):
-    """first_k_dense_replace: the first layers, with an MLP, where mlp_layer_types is missing; their windows follow
-    prefix_dense_sliding_window_pattern."""
+    """Keys of Cohere 2 with experts.
+
+    first_k_dense_replace: number of first layers that have an MLP instead of experts, if mlp_layer_types is missing.
+    prefix_dense_sliding_window_pattern gives the windows of these layers.
+    """
 
     usual_experts: ClassVar[int] = 8
     unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         "shared_expert_combination_strategy": ("average", "sum"),
         "expert_selection_fn": ("softmax", "sigmoid"),
-        "rope_scaling": (None, {}),  # of which transformers reads rope_parameters alone
+        "rope_scaling": (None, {}),  # transformers reads only rope_parameters here
     }
     vocab_size: Vocabulary = 256_000
     hidden_size: Width = 8192
@@ -66,12 +69,12 @@ class Cohere2MoeFile(ExpertsFile, kw_only=True):
 
     @property
     def balance(self) -> float:
-        """No load-balancing loss: transformers has none."""
+        """Factor of the load-balancing loss: 0, since transformers has none."""
         return 0.0
 
     @property
     def dense(self) -> tuple[bool, ...]:
-        """Return whether each layer has an MLP in the place of experts."""
+        """Return for each layer whether it has an MLP instead of experts."""
         if self.mlp_layer_types is not None:
             return tuple(kind == "dense" for kind in self.mlp_layer_types)
         return tuple(i < (self.first_k_dense_replace or 0) for i in range(self.num_hidden_layers))
@@ -85,7 +88,7 @@ class Cohere2MoeFile(ExpertsFile, kw_only=True):
         return layer_windows(self.layer_types, self.sliding_window, unlisted)
 
     def variant(self) -> dict[str, Any]:
-        """Cohere 2 with experts; norms may be RMSNorm."""
+        """Return the `ModelConfig` fields of Cohere 2 with experts, whose norms may be RMSNorm."""
         dense, windows = self.dense, self.windows
         half = 0.5 if self.num_shared_experts and self.shared_expert_combination_strategy == "average" else 1.0
         sigmoid = self.expert_selection_fn == "sigmoid"

@@ -1,6 +1,6 @@
-"""Keys of each model family's config.json, where it has keys or defaults of its own.
+"""Keys of config.json of model families that have their own keys or defaults.
 
-The defaults are those of the configuration classes of transformers; a value that is not built here is refused.
+The defaults are those of transformers' configuration classes. Values that are not supported here are refused.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class LlamaFile(ConfigFile, kw_only=True):
 
 
 class MistralFile(LayerTypesFile, kw_only=True):
-    """transformers reads a file with `layer_types` as Ministral, which is a Mistral otherwise."""
+    """Keys of Mistral, and of Ministral, which adds `layer_types`."""
 
     intermediate_size: Width = 14_336
     num_key_value_heads: Count = 8
@@ -95,7 +95,7 @@ class GemmaFile(ConfigFile, kw_only=True):
 
     def __post_init__(self) -> None:
         check_causal(self.use_bidirectional_attention)
-        if self.hidden_act == "gelu":  # the first files say so, and mean the other
+        if self.hidden_act == "gelu":  # early files name gelu although the models use its tanh form
             self.hidden_act = "gelu_pytorch_tanh"
 
 
@@ -108,7 +108,7 @@ class SlidingGemmaFile(LayerTypesFile, kw_only=True):
     num_attention_heads: Count = 8
     num_key_value_heads: Count = 4
     head_dim: Width = 256
-    hidden_act: Any = None  # not read: the next one is
+    hidden_act: Any = None  # ignored: hidden_activation replaces it
     hidden_activation: str = "gelu_pytorch_tanh"
     tie_word_embeddings: bool = True
     attention_bias: bool = False
@@ -150,7 +150,7 @@ class GraniteFile(ConfigFile, kw_only=True):
 
 
 class GraniteWindows:
-    """Sliding windows of Granite, and rotary embeddings that differ by layer."""
+    """Sliding windows of Granite, and rotary embeddings that differ between layers."""
 
     __slots__ = ()
     num_hidden_layers: Count
@@ -159,7 +159,7 @@ class GraniteWindows:
     layer_rope_theta: list[float] | None
 
     def check_windows(self) -> None:
-        """ValueError: lists of another number of layers, or layers of a kind that differ in theta."""
+        """Raise ValueError if a list has another length than the layers, or layers of one kind differ in theta."""
         check_layer_types(self.layer_types, self.num_hidden_layers, self.sliding_window)
         check_layers("layer_rope_theta", self.layer_rope_theta, self.num_hidden_layers)
         for kind in (False, True):
@@ -168,21 +168,23 @@ class GraniteWindows:
 
     @property
     def layer_windows(self) -> tuple[int, ...]:
-        """Each layer's window; without layer_types the first of four has none."""
+        """Window of each layer, 0 for none. Without layer_types the first of every four layers has none."""
         return layer_windows(self.layer_types, self.sliding_window, (i % 4 > 0 for i in range(self.num_hidden_layers)))
 
     def _thetas(self, slides: bool) -> list[float]:
+        """Return the distinct thetas above 0 of layers with a window (slides), or of those without."""
         layers = zip(self.layer_rope_theta or (), self.layer_windows)
         return sorted({theta for theta, window in layers if theta and (window > 0) == slides})
 
     @property
     def layer_thetas(self) -> tuple[float | None, float | None]:
+        """Theta of layers without a window, and of those with one; None if the file does not give it."""
         own, local = (self._thetas(slides) for slides in (False, True))
         return (own[0] if own else None), (local[0] if local else None)
 
 
 class GraniteSwaFile(GraniteWindows, ConfigFile, kw_only=True):
-    """layer_rope_theta: of each layer, 0 where it has no rotary embeddings."""
+    """Keys of Granite with sliding windows. layer_rope_theta: theta of each layer, 0 without rotary embeddings."""
 
     vocab_size: Vocabulary = 100_352
     hidden_size: Width = 2560
@@ -236,7 +238,7 @@ class Phi3File(ConfigFile, kw_only=True):
 
     def __post_init__(self) -> None:
         for rope in (self.rope_scaling, self.rope_parameters):
-            if rope is not None and (rope.rope_type or rope.type) == "yarn":  # the first files say so of longrope
+            if rope is not None and (rope.rope_type or rope.type) == "yarn":  # early files use this name for longrope
                 rope.rope_type = "longrope"
 
 
@@ -253,7 +255,7 @@ class Exaone4File(LayerTypesFile, kw_only=True):
 
 
 def check_pattern(listed: list[str] | None, window: int | None, given: int | str | None) -> None:
-    """ValueError where `sliding_window_pattern` does not say which layers slide, and nothing else does."""
+    """Raise ValueError if neither `layer_types` nor `sliding_window_pattern` tells which layers have a window."""
     if listed is None and window is not None and (not given or isinstance(given, str)):
         raise ValueError(f"sliding_window_pattern must be a number above 0 where layer_types is missing; got {given!r}")
 

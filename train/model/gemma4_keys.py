@@ -1,4 +1,4 @@
-"""Gemma 3n and 4: the keys of their config.json, and their differences."""
+"""Gemma 3n and 4: the keys of their config.json, and their differences from Llama."""
 
 from __future__ import annotations
 
@@ -24,12 +24,17 @@ from wgrad.train.model.experts import Experts
 from wgrad.train.model.per_layer import PerLayer
 
 _KINDS = ("sliding_attention", "full_attention")
-_SHAPE = ("head_dim", "num_key_value_heads")  # what layers may have of their own
+_SHAPE = ("head_dim", "num_key_value_heads")  # keys that per_layer_config may set
 
 
 def sources_of_keys(kinds: Sequence[str], shared: int) -> tuple[int, ...]:
-    """Return of each layer the one whose keys and values it uses: of the last `shared` layers the last one before
-    them of the same kind. ValueError: there is none."""
+    """Return for each layer the index of the layer whose keys and values it uses.
+
+    The last `shared` layers use those of the last layer of their kind before all of them; others use their own.
+
+    Raises:
+        ValueError: There is no such layer.
+    """
     own = len(kinds) - shared
     sources = {kind: i for i, kind in enumerate(kinds[:own])}
     for kind in kinds[own:]:
@@ -44,7 +49,7 @@ def sources_of_keys(kinds: Sequence[str], shared: int) -> tuple[int, ...]:
 class SharedKeysFile(LayerTypesFile, kw_only=True):
     """Keys common to Gemma 3n and 4."""
 
-    hidden_act: Any = None  # not read: the next one is
+    hidden_act: Any = None  # ignored: hidden_activation replaces it
     hidden_activation: str = "gelu_pytorch_tanh"
     head_dim: Width = 256
     num_attention_heads: Count = 8
@@ -54,7 +59,7 @@ class SharedKeysFile(LayerTypesFile, kw_only=True):
     vocab_size_per_layer_input: Vocabulary = 262_144
     hidden_size_per_layer_input: Annotated[int, Meta(ge=0, le=1 << 22)] = 256
     num_kv_shared_layers: Annotated[int, Meta(ge=0, le=1 << 12)] = 0
-    # Without layer_types one of so many layers has no window, and the last one where ends_full.
+    # Without layer_types, every full_of-th layer has no window, and with ends_full neither has the last.
     full_of: ClassVar[int] = 6
     ends_full: ClassVar[bool] = True
 
@@ -69,7 +74,7 @@ class SharedKeysFile(LayerTypesFile, kw_only=True):
 
     @property
     def kinds(self) -> list[str]:
-        """The kind of each layer's attention."""
+        """Kind of each layer's attention, one of _KINDS."""
         if self.layer_types is not None:
             return [_KINDS[kind != "sliding_attention"] for kind in self.layer_types]
         layers = self.num_hidden_layers
@@ -81,7 +86,7 @@ class SharedKeysFile(LayerTypesFile, kw_only=True):
 
     @property
     def common(self) -> dict[str, Any]:
-        """Fields of `ModelConfig` that the two families share."""
+        """Fields of `ModelConfig` that are common to Gemma 3n and 4."""
         per_layer = PerLayer(self.vocab_size_per_layer_input, self.hidden_size_per_layer_input, self.vocab_size)
         return {
             "qkv_bias": self.attention_bias,
@@ -101,7 +106,8 @@ class SharedKeysFile(LayerTypesFile, kw_only=True):
 
 
 class Gemma3nFile(SharedKeysFile, kw_only=True):
-    """altup_coef_clip: in training, transformers keeps coefficients within it, which lie far below."""
+    """Keys of Gemma 3n. altup_coef_clip is not applied: transformers clips AltUp's coefficients to it in training, but
+    they are far smaller."""
 
     unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         "altup_active_idx": (0,), "altup_correct_scale": (True,),
@@ -131,7 +137,7 @@ class Gemma3nFile(SharedKeysFile, kw_only=True):
 
     @property
     def widths(self) -> list[int]:
-        """The width of each layer's MLP."""
+        """Width of each layer's MLP."""
         given = self.intermediate_size
         return given if isinstance(given, list) else [given] * self.num_hidden_layers
 
@@ -140,7 +146,7 @@ class Gemma3nFile(SharedKeysFile, kw_only=True):
         return self.rope_local_base_freq or 10_000.0
 
     def variant(self) -> dict[str, Any]:
-        """Gemma 3n: AltUp, LAuReL and sparse activations."""
+        """Return the `ModelConfig` fields of Gemma 3n: AltUp, LAuReL and sparse activations."""
         layers = self.num_hidden_layers
         usual = [0.95 if i < 10 < layers else 0.0 for i in range(layers)]
         return {
@@ -153,9 +159,12 @@ class Gemma3nFile(SharedKeysFile, kw_only=True):
 
 
 class Gemma4File(SharedKeysFile, kw_only=True):
-    """global_head_dim, num_global_key_value_heads: of layers without a window, where per_layer_config is missing, which
-    transformers 5.23 writes in their place: of layers by their numbers. use_bidirectional_attention: vision is that of
-    images."""
+    """Keys of Gemma 4.
+
+    global_head_dim and num_global_key_value_heads apply to layers without a window. transformers 5.23 writes
+    per_layer_config instead, with the shapes of layers by index. use_bidirectional_attention: "vision" concerns only
+    images.
+    """
 
     unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {"rope_scaling": (None,)}
     some_have_experts: ClassVar[bool] = True
@@ -183,7 +192,7 @@ class Gemma4File(SharedKeysFile, kw_only=True):
     moe_intermediate_size: Width | None = None
 
     def __post_init__(self) -> None:
-        if self.layer_types:  # as transformers has it
+        if self.layer_types:  # as transformers does, whatever the file says
             self.layer_types[-1] = "full_attention"
         super().__post_init__()
         if self.use_bidirectional_attention not in (None, "vision"):
@@ -212,7 +221,7 @@ class Gemma4File(SharedKeysFile, kw_only=True):
 
     @property
     def experts(self) -> Experts | None:
-        """Experts alongside the MLP of every layer."""
+        """Experts, which every layer has alongside its MLP; None without them."""
         if not self.enable_moe_block:
             return None
         assert self.num_experts and self.top_k_experts and self.moe_intermediate_size
@@ -231,7 +240,7 @@ class Gemma4File(SharedKeysFile, kw_only=True):
         )
 
     def layer_shapes(self, key: str) -> tuple[int, ...]:
-        """head_dim or num_key_value_heads of each layer."""
+        """Return each layer's value of `key`, which is head_dim or num_key_value_heads."""
         usual = getattr(self, key)
         if self.per_layer_config is not None:
             return tuple(self.per_layer_config.get(str(i), {}).get(key, usual) for i in range(self.num_hidden_layers))
@@ -240,7 +249,7 @@ class Gemma4File(SharedKeysFile, kw_only=True):
         return tuple(full if kind == _KINDS[1] else usual for kind in self.kinds)
 
     def variant(self) -> dict[str, Any]:
-        """Gemma 4: heads of two sizes, keys as values, and a scale of each layer's output."""
+        """Return the `ModelConfig` fields of Gemma 4: two head sizes, keys as values, and a scale per layer output."""
         shared = [source != i for i, source in enumerate(self.common["kv_sources"])]
         wide = [2 if self.use_double_wide_mlp and other else 1 for other in shared]
         return {

@@ -1,4 +1,4 @@
-"""Multi-head latent attention: its sizes, and its tensors in the place of those of q, k and v.
+"""Multi-head latent attention: its sizes, and the tensors that replace q_proj, k_proj and v_proj.
 
 Source: DeepSeek-V2 (arXiv 2405.04434), section 2.1.
 """
@@ -14,9 +14,16 @@ Q_NORM, KV_NORM = "self_attn.q_a_layernorm", "self_attn.kv_a_layernorm"
 
 @dataclass(frozen=True, kw_only=True)
 class LatentAttention:
-    """query_rank, rank: of the latents of queries (0: they have none), and of keys and values. plain, rotated: numbers
-    of a head's query and key before those that are rotated, and these. value: numbers of a head's values. biased: the
-    projections of a layer's input have biases. eps: of the latents' norms."""
+    """Sizes of multi-head latent attention.
+
+    Attributes:
+        query_rank: Rank of the latents of queries, or 0 if queries are projected directly.
+        rank: Rank of the latents of keys and values.
+        plain, rotated: Elements of a head's query and key without and with rotary embeddings, in this order.
+        value: Elements of a head's value.
+        biased: Whether the projections of a layer's input have biases.
+        eps: Epsilon of the latents' norms.
+    """
 
     query_rank: int
     rank: int
@@ -28,11 +35,11 @@ class LatentAttention:
 
     @property
     def width(self) -> int:
-        """Numbers of a head's query and key. Values are as wide, with zeros, where attention takes them."""
+        """Elements of a head's query and key. Values are padded to this width with zeros for attention."""
         return self.plain + self.rotated
 
     def projections(self, hidden: int, heads: int, out: str) -> dict[str, tuple[int, int]]:
-        """Shape [out, in] of a layer's, by their path within the layer. out: path of the last."""
+        """Return the shapes [out, in] of a layer's projections by path within it. out: path of the last one."""
         queries = {Q: (heads * self.width, hidden)}
         if self.query_rank:
             queries = {Q_A: (self.query_rank, hidden), Q_B: (heads * self.width, self.query_rank)}
@@ -44,7 +51,7 @@ class LatentAttention:
 
     @property
     def biases(self) -> dict[str, bool]:
-        """The projections, but the last, and whether they have biases."""
+        """Paths of the projections except the last one, each with whether it has a bias."""
         return {Q: False, Q_A: self.biased, Q_B: False, KV_A: self.biased, KV_B: False}
 
     @property

@@ -26,11 +26,11 @@ from wgrad.train.model.scored_keys import ScoredFile, SharedCount
 from wgrad.train.model.scored_variants import scored_experts
 
 _Extra = Annotated[int, Meta(ge=0, le=64)]
-_GROUPED = ("greedy", "group_limited_greedy")  # ways in which DeepSeek-V2 chooses experts: of all, of the best groups
+_GROUPED = ("greedy", "group_limited_greedy")  # DeepSeek-V2 chooses among all experts, or within the best groups
 
 
 class _LatentKeys(Protocol):
-    """Keys that these families have in common."""
+    """Keys common to these families."""
 
     @property
     def hidden_size(self) -> int: ...
@@ -61,7 +61,7 @@ class _LatentKeys(Protocol):
 
 
 def _check(keys: _LatentKeys) -> None:
-    """ValueError where heads are not as they are built."""
+    """Raise ValueError if the sizes of heads are not supported."""
     heads = keys.num_attention_heads
     if keys.num_key_value_heads not in (None, heads):
         raise ValueError(
@@ -90,7 +90,7 @@ def _latent(keys: _LatentKeys) -> LatentAttention:
 
 
 def _attention(keys: _LatentKeys, interleaved: bool) -> dict[str, Any]:
-    """Fields of `ModelConfig`."""
+    """Return the fields of `ModelConfig` for attention."""
     return {"latent": _latent(keys), "o_bias": keys.attention_bias, "interleaved": interleaved}
 
 
@@ -126,7 +126,7 @@ class DeepseekV2File(ScoredFile, kw_only=True):
         _check(self)
 
     def variant(self) -> dict[str, Any]:
-        """DeepSeek-V2 (arXiv 2405.04434): a softmax chooses, without a correction."""
+        """Return the `ModelConfig` fields of DeepSeek-V2 (arXiv 2405.04434), which chooses experts by plain softmax."""
         experts = scored_experts(self)
         if experts is not None:
             experts = replace(experts, sigmoid=False, correction="", groups_by_best=True)
@@ -171,7 +171,7 @@ class DeepseekV3File(ScoredFile, kw_only=True):
         _check(self)
 
     def variant(self) -> dict[str, Any]:
-        """DeepSeek-V3 (arXiv 2412.19437)."""
+        """Return the `ModelConfig` fields of DeepSeek-V3 (arXiv 2412.19437)."""
         extra = {} if self.num_mtp_layers is None else {"extra_layers": self.num_mtp_layers}
         return {**_attention(self, bool(self.rope_interleave)), "experts": scored_experts(self), **extra}
 
@@ -213,13 +213,13 @@ class Glm4MoeLiteFile(ScoredFile, kw_only=True):
         check_mlp_layer_types(self.mlp_layer_types, self.num_hidden_layers)
 
     def sparse_layers(self) -> tuple[bool, ...]:
-        """All but the first where `mlp_layer_types` is missing."""
+        """Return for each layer whether it has experts: all but the first, if `mlp_layer_types` is missing."""
         if self.mlp_layer_types is None:
             return tuple(i > 0 for i in range(self.num_hidden_layers))
         return tuple(kind == "sparse" for kind in self.mlp_layer_types)
 
     def variant(self) -> dict[str, Any]:
-        """GLM-4.7-Flash: DeepSeek-V3's attention and router."""
+        """Return the `ModelConfig` fields of GLM-4.7-Flash, with DeepSeek-V3's attention and router."""
         return {**_attention(self, self.rope_interleave), "experts": scored_experts(self)}
 
 
@@ -248,7 +248,10 @@ class MiniCpm3File(ConfigFile, kw_only=True):
         _check(self)
 
     def variant(self) -> dict[str, Any]:
-        """MiniCPM3 (arXiv 2404.06395): embeddings, layers' outputs and logits are scaled as in MiniCPM."""
+        """Return the `ModelConfig` fields of MiniCPM3 (arXiv 2404.06395).
+
+        Embeddings, residuals and logits are scaled.
+        """
         return {
             **_attention(self, interleaved=False),
             "mlp_bias": self.mlp_bias,
@@ -278,5 +281,5 @@ class YoutuFile(ConfigFile, kw_only=True):
         _check(self)
 
     def variant(self) -> dict[str, Any]:
-        """Youtu-LLM (arXiv 2512.24618): DeepSeek-V3's attention in a LLaMA."""
+        """Return the `ModelConfig` fields of Youtu-LLM (arXiv 2512.24618), a Llama with DeepSeek-V3's attention."""
         return _attention(self, bool(self.rope_interleave))

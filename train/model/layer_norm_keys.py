@@ -1,6 +1,6 @@
-"""As family_keys.py, of families whose norms are LayerNorm or have no weights, or whose MLPs have no gate.
+"""Keys of config.json of families whose norms are LayerNorm or have no weights, or whose MLPs have no gate.
 
-The defaults are those of the configuration classes of transformers; a value that is not built here is refused.
+The defaults are those of transformers' configuration classes. Values that are not supported here are refused.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from wgrad.train.model.config_file import (
 
 
 class LayerNormFile(ConfigFile, kw_only=True):
-    """Keys of families whose norms are LayerNorm."""
+    """Keys common to families whose norms are LayerNorm."""
 
-    rms_norm_eps: Any = None  # not read: the next one is
+    rms_norm_eps: Any = None  # ignored: layer_norm_eps replaces it
     layer_norm_eps: Epsilon = 1e-5
     qk_layernorm: bool = False
 
@@ -63,7 +63,7 @@ class NemotronFile(LayerNormFile, kw_only=True):
     num_attention_heads: Count = 48
     hidden_act: str = "relu2"
     max_position_embeddings: Positions = 4096
-    layer_norm_eps: Any = None  # not read: the next one is
+    layer_norm_eps: Any = None  # ignored: norm_eps replaces it
     norm_eps: Epsilon = 1e-5
     partial_rotary_factor: AtLeast0 | None = 0.5
     attention_bias: bool = False
@@ -78,7 +78,7 @@ class CohereFile(ConfigFile, kw_only=True):
     num_hidden_layers: Count = 40
     num_attention_heads: Count = 64
     max_position_embeddings: Positions = 8192
-    rms_norm_eps: Any = None  # not read: the next one is
+    rms_norm_eps: Any = None  # ignored: layer_norm_eps replaces it
     layer_norm_eps: Epsilon = 1e-5
     tie_word_embeddings: bool = True
     attention_bias: bool = False
@@ -92,7 +92,7 @@ class Cohere2File(LayerTypesFile, kw_only=True):
     num_hidden_layers: Count = 40
     num_attention_heads: Count = 64
     max_position_embeddings: Positions = 8192
-    rms_norm_eps: Any = None  # not read: the next one is
+    rms_norm_eps: Any = None  # ignored: layer_norm_eps replaces it
     layer_norm_eps: Epsilon = 1e-5
     tie_word_embeddings: bool = True
     attention_bias: bool = False
@@ -135,7 +135,7 @@ class NanoChatFile(ConfigFile, kw_only=True):
 
 class OlmoFile(ConfigFile, kw_only=True):
     vocab_size: Vocabulary = 50_304
-    rms_norm_eps: Any = None  # not read: it is the same in every model
+    rms_norm_eps: Any = None  # ignored: it is the same in every model
     attention_bias: bool = False
     clip_qkv: Factor | None = None
 
@@ -172,7 +172,7 @@ class Starcoder2File(LayerNormFile, kw_only=True):
     hidden_act: str = "gelu_pytorch_tanh"
     max_position_embeddings: Positions = 4096
     tie_word_embeddings: bool = True
-    layer_norm_eps: Any = None  # not read: the next one is
+    layer_norm_eps: Any = None  # ignored: norm_epsilon replaces it
     norm_epsilon: Epsilon = 1e-5
     sliding_window: Positions | None = None
     use_bias: bool = True

@@ -1,4 +1,4 @@
-"""LFM2, dense and with experts: the keys of their config.json, and their differences."""
+"""LFM2, dense and with experts: the keys of their config.json, and their differences from Llama."""
 
 from __future__ import annotations
 
@@ -24,8 +24,12 @@ from wgrad.train.model.linear_attention import GatedConvolution
 
 
 class Lfm2File(ConfigFile, kw_only=True):
-    """full_attn_idxs: the layers with attention, where layer_types is missing. block_ff_dim, tie_embedding: older names
-    of intermediate_size and tie_word_embeddings. The MLP's width is made of intermediate_size by the block_ keys."""
+    """Keys of dense LFM2.
+
+    full_attn_idxs: indices of the layers with attention, if layer_types is missing. block_ff_dim and tie_embedding are
+    older names of intermediate_size and tie_word_embeddings. The block_ keys derive the MLP's width from
+    intermediate_size.
+    """
 
     unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {"conv_bias": (None, False)}
     default_theta: ClassVar[float] = 1_000_000.0
@@ -34,8 +38,8 @@ class Lfm2File(ConfigFile, kw_only=True):
     intermediate_size: Width = 12_288
     num_key_value_heads: Count = 8
     max_position_embeddings: Positions = 128_000
-    hidden_act: Any = None  # not read: it is the same in every model
-    rms_norm_eps: Any = None  # not read: the next one is
+    hidden_act: Any = None  # ignored: it is the same in every model
+    rms_norm_eps: Any = None  # ignored: norm_eps replaces it
     norm_eps: Epsilon = 1e-5
     tie_word_embeddings: bool = True
     tie_embedding: bool | None = None
@@ -54,7 +58,7 @@ class Lfm2File(ConfigFile, kw_only=True):
 
     @property
     def conv_layers(self) -> tuple[bool, ...]:
-        """Return whether each layer has the convolution."""
+        """Return for each layer whether it has the convolution."""
         if self.layer_types is not None:
             return tuple(kind == "conv" for kind in self.layer_types)
         attention = range(self.num_hidden_layers) if self.full_attn_idxs is None else self.full_attn_idxs
@@ -62,6 +66,7 @@ class Lfm2File(ConfigFile, kw_only=True):
 
     @property
     def mlp_width(self) -> int:
+        """Width of the MLP, after the block_ keys."""
         width = self.block_ff_dim or self.intermediate_size
         if not self.block_auto_adjust_ff_dim:
             return width
@@ -76,7 +81,7 @@ class Lfm2File(ConfigFile, kw_only=True):
 
 
 class Lfm2MoeFile(ExpertsFile, kw_only=True):
-    """Keys of LFM2 with experts. tie_embedding: an older name of tie_word_embeddings."""
+    """Keys of LFM2 with experts. tie_embedding is an older name of tie_word_embeddings."""
 
     unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {"conv_bias": (None, False)}
     default_theta: ClassVar[float] = 1_000_000.0
@@ -87,8 +92,8 @@ class Lfm2MoeFile(ExpertsFile, kw_only=True):
     moe_intermediate_size: Width = 1792
     num_key_value_heads: Count = 8
     max_position_embeddings: Positions = 128_000
-    hidden_act: Any = None  # not read: it is the same in every model
-    rms_norm_eps: Any = None  # not read: the next one is
+    hidden_act: Any = None  # ignored: it is the same in every model
+    rms_norm_eps: Any = None  # ignored: norm_eps replaces it
     norm_eps: Epsilon = 1e-5
     tie_word_embeddings: bool = True
     tie_embedding: bool | None = None
@@ -111,11 +116,11 @@ class Lfm2MoeFile(ExpertsFile, kw_only=True):
 
     @property
     def balance(self) -> float:
-        """No load-balancing loss: the bias of experts takes its place."""
+        """Factor of the load-balancing loss: 0, since a bias balances the experts instead."""
         return 0.0
 
     def variant(self) -> dict[str, Any]:
-        """LFM2 whose first layers have an MLP, and the others experts, which sigmoids choose."""
+        """Return the `ModelConfig` fields of LFM2 with experts, which sigmoids choose; the first layers have an MLP."""
         layers = tuple(i >= self.num_dense_layers for i in range(self.num_hidden_layers))
         experts = Experts(
             self.num_experts,
@@ -136,7 +141,7 @@ class Lfm2MoeFile(ExpertsFile, kw_only=True):
 
 
 def _check_kinds(listed: list[str] | None, layers: int) -> None:
-    """ValueError where `layer_types` has another number of layers, or a kind that is not built."""
+    """Raise ValueError if `layer_types` has another number of layers or an unsupported kind."""
     check_layers("layer_types", listed, layers)
     for kind in listed or ():
         if kind not in ("conv", "full_attention"):
@@ -144,7 +149,7 @@ def _check_kinds(listed: list[str] | None, layers: int) -> None:
 
 
 def _variant(keys: Lfm2File | Lfm2MoeFile, conv_layers: tuple[bool, ...]) -> dict[str, Any]:
-    """LFM2 (arXiv 2511.23404): most layers have a gated short convolution in the place of attention."""
+    """Return the fields common to LFM2's models (arXiv 2511.23404): most layers have a convolution for attention."""
     convolution = GatedConvolution(layers=conv_layers, channels=keys.hidden_size, width=keys.conv_L_cache)
     return {
         "hidden_act": "silu",

@@ -1,4 +1,4 @@
-"""LFM3: the keys of its config.json, and its differences."""
+"""LFM3: the keys of its config.json, and its differences from Llama."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Lfm3File(ConfigFile, kw_only=True):
     num_key_value_heads: Count = 4
     head_dim: Width = 128
     max_position_embeddings: Positions = 128_000
-    hidden_act: Any = None  # not read: it is the same in every model
+    hidden_act: Any = None  # ignored: it is the same in every model
     rms_norm_eps: Epsilon | UnsetType = UNSET  # type: ignore[assignment]
     norm_eps: Epsilon = 1e-5
     tie_word_embeddings: bool = True
@@ -60,7 +60,7 @@ class Lfm3File(ConfigFile, kw_only=True):
 
     @property
     def kinds(self) -> list[str]:
-        """Return each layer's."""
+        """Kind of each layer, one of _KINDS."""
         if self.layer_types is not None:
             return self.layer_types
         of_four = ("sliding_attention", "conv", "full_attention", "conv")
@@ -71,7 +71,7 @@ class Lfm3File(ConfigFile, kw_only=True):
         return 10_000.0
 
     def variant(self) -> dict[str, Any]:
-        """LFM3: LFM2 with windows, norms of outputs, and a gate of each head's output."""
+        """Return the `ModelConfig` fields of LFM3: LFM2 with windows, norms of outputs, and gated heads."""
         kinds = self.kinds
         conv_layers = tuple(kind == "conv" for kind in kinds)
         convolution = GatedConvolution(layers=conv_layers, channels=self.hidden_size, width=self.conv_L_cache)

@@ -1,4 +1,4 @@
-"""Layers with a recurrence or a convolution: their sizes, and their tensors in the place of attention's."""
+"""Layers with a recurrence or a convolution instead of attention: their sizes and tensors."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import ClassVar
 
 from wgrad.device.contract import DELTA_CHUNK
 
-# Projections of a layer's input, by the way in which they hold q, k, v, the gate z, b and a: q, k and v in one; all in
-# two, by key heads; each in one of its own.
+# Projections of a layer's input to q, k, v, the gate z, b and a. They differ by family: "joined" has q, k and v in one
+# projection, "by_head" has two projections ordered by key heads, and "apart" has one projection for each.
 PROJECTIONS = {
     "joined": ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a"),
     "by_head": ("in_proj_qkvz", "in_proj_ba"),
@@ -18,10 +18,20 @@ PROJECTIONS = {
 
 @dataclass(frozen=True, kw_only=True)
 class LinearAttention:
-    """layers: those that have it. heads: of values, which share key_heads; key_dim, value_dim: their widths. width: of
-    the convolution, in tokens. projected: a key of PROJECTIONS. beta_scale: beta is between 0 and it. norm, norm_eps:
-    path and epsilon of the output's norm (0: the model's). norms: as `ModelConfig.norms_of` has them, where they
-    are not those of the other layers. files: how files name them, a key of `linear_files.LAYOUTS`."""
+    """Sizes of gated linear attention (gated DeltaNet).
+
+    Attributes:
+        layers: Whether each layer has it.
+        heads, key_heads: Number of value heads, and of key heads, which value heads share.
+        key_dim, value_dim: Elements of a key head and of a value head.
+        width: Width of the convolution in tokens.
+        projected: Key of PROJECTIONS.
+        beta_scale: Upper limit of beta.
+        norm, norm_eps: Path and epsilon of the output's norm. An epsilon of 0 means the model's.
+        norms: Norms of these layers, as `ModelConfig.norms_of` returns them, if they differ from other layers'.
+        out_proj: Path of the output projection.
+        files: Names in files, a key of `linear_files.LAYOUTS`.
+    """
 
     layers: tuple[bool, ...]
     heads: int
@@ -43,7 +53,7 @@ class LinearAttention:
 
     @property
     def biased(self) -> dict[str, bool]:
-        """Return which projections have a bias, where it is not as in the MLP."""
+        """Paths of the projections, each with whether it has a bias, for those that do not follow the MLP."""
         return {}
 
     @property
@@ -52,32 +62,32 @@ class LinearAttention:
 
     @property
     def channels(self) -> int:
-        """Numbers of a token that go through the convolution: q, k and v."""
+        """Elements of a token in the convolution: q, k and v."""
         return sum(self.rows)
 
     @property
     def rows(self) -> tuple[int, int, int]:
-        """Numbers of a token's q, k and v."""
+        """Elements of a token's q, k and v."""
         keys = self.key_heads * self.key_dim
         return keys, keys, self.value_size
 
     def flops(self, tokens: int) -> float:
-        """FLOP of a layer's delta rule in chunks, forward."""
+        """Return the forward FLOP of a layer's chunked delta rule."""
         inside = 2.0 * DELTA_CHUNK * (2 * self.key_dim + 2 * self.value_dim)
         return tokens * self.heads * (inside + 6.0 * self.key_dim * self.value_dim)
 
     @property
     def kept(self) -> int:
-        """Numbers of a token that a layer keeps for its backward, roughly."""
+        """Estimated elements of a token that a layer keeps for its backward."""
         return 2 * self.channels + 4 * self.value_size
 
     @property
     def state(self) -> tuple[int, ...]:
-        """Shape of what a sequence keeps of all tokens so far."""
+        """Shape of a sequence's recurrent state."""
         return (self.heads, self.key_dim, self.value_dim)
 
     def projections(self, hidden: int) -> dict[str, tuple[int, int]]:
-        """Shape [out, in] of a layer's, by their path within the layer."""
+        """Return the shapes [out, in] of a layer's projections by path within the layer."""
         (keys, _, values), heads = self.rows, self.heads
         sizes = {
             "joined": (self.channels, values, heads, heads),
@@ -89,7 +99,7 @@ class LinearAttention:
 
     @property
     def others(self) -> dict[str, tuple[int, ...]]:
-        """Shapes of a layer's other tensors, all float32, by their path within the layer."""
+        """Shapes of a layer's other tensors, all float32, by path within the layer."""
         return {
             "linear_attn.conv1d.weight": (self.channels, 1, self.width),
             "linear_attn.dt_bias": (self.heads,),
@@ -100,7 +110,13 @@ class LinearAttention:
 
 @dataclass(frozen=True, kw_only=True)
 class GatedConvolution:
-    """layers: those that have it. channels: numbers of a token. width: of the convolution, in tokens."""
+    """Sizes of a gated short convolution.
+
+    Attributes:
+        layers: Whether each layer has it.
+        channels: Elements of a token.
+        width: Width of the convolution in tokens.
+    """
 
     layers: tuple[bool, ...]
     channels: int
@@ -115,19 +131,19 @@ class GatedConvolution:
     biased: ClassVar[dict[str, bool]] = {}
 
     def flops(self, tokens: int) -> float:
-        """As of `LinearAttention`."""
+        """Return the forward FLOP of a layer's convolution."""
         return 2.0 * tokens * self.channels * self.width
 
     @property
     def kept(self) -> int:
-        """As of `LinearAttention`."""
+        """Estimated elements of a token that a layer keeps for its backward."""
         return 6 * self.channels
 
     def projections(self, hidden: int) -> dict[str, tuple[int, int]]:
-        """Shape [out, in] of a layer's, by their path within the layer."""
+        """Return the shapes [out, in] of a layer's projections by path within the layer."""
         return {"conv.in_proj": (3 * self.channels, hidden), self.out_proj: (hidden, self.channels)}
 
     @property
     def others(self) -> dict[str, tuple[int, ...]]:
-        """As of `LinearAttention`."""
+        """Shapes of a layer's other tensors, all float32, by path within the layer."""
         return {"conv.conv.weight": (self.channels, 1, self.width)}

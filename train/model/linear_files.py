@@ -1,6 +1,6 @@
-"""Files that have other names for tensors, or the parts of one apart, as of layers with linear attention.
+"""Conversion between the model's tensors and files that name them differently or split them.
 
-Written are the names that a model's first files have, as of experts.
+This concerns mostly layers with linear attention. Tensors are written as in the original files of a model's authors.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from wgrad.train.model.expert_files import StackedEntry
 from wgrad.train.model.linear_attention import LinearAttention
 from wgrad.train.model.model_config import ModelConfig
 
-# Of a layer, by what `LinearAttention.files` names: a tensor's path -> those that files have for it, one under another.
+# By `LinearAttention.files`: a tensor's path within a layer, and the files' tensors whose rows make it up.
 LAYOUTS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "": {},
     "convolutions apart": {
@@ -30,7 +30,10 @@ LAYOUTS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
 
 
 def _names(config: ModelConfig, every_layer: bool) -> Iterator[tuple[str, list[str]]]:
-    """The tensors that have other names in files, each with these: of layers with linear attention, or of all."""
+    """Yield the tensors that files name differently, with these names.
+
+    every_layer: include layers without linear attention.
+    """
     if not isinstance(config.linear, LinearAttention):
         return
     for layer in range(config.num_hidden_layers):
@@ -41,14 +44,18 @@ def _names(config: ModelConfig, every_layer: bool) -> Iterator[tuple[str, list[s
 
 
 def by_own_names(entries: Mapping[str, TensorEntry], config: ModelConfig) -> dict[str, TensorEntry]:
-    """The tensors of files that begin their names in another way, by the model's."""
+    """Return entries under the model's names, for files whose names begin differently."""
     return {_own_name(name, config): entry for name, entry in entries.items()}
 
 
 def with_linear(entries: Mapping[str, TensorEntry], config: ModelConfig) -> dict[str, TensorEntry]:
-    """The parts of files put together, under the model's names. WgradError: a part is missing, or does not fit."""
+    """Return entries under the model's names, with the parts of split tensors joined.
+
+    Raises:
+        WgradError: A part is missing or has the wrong shape.
+    """
     found = dict(entries)
-    for name, parts in _names(config, every_layer=True):  # as transformers writes norms
+    for name, parts in _names(config, every_layer=True):  # transformers renames the norms of all layers
         first = found.get(parts[0])
         if first is None:
             continue
@@ -64,7 +71,7 @@ def with_linear(entries: Mapping[str, TensorEntry], config: ModelConfig) -> dict
 
 
 def _own_name(name: str, config: ModelConfig) -> str:
-    """The model's name of a tensor that files begin in another way."""
+    """Return the model's name of a file's tensor."""
     for own, others in config.file_names:
         for other in others:
             if name.startswith(other):
@@ -73,7 +80,7 @@ def _own_name(name: str, config: ModelConfig) -> str:
 
 
 def _joined(name: str, parts: list[TensorEntry], config: ModelConfig) -> TensorEntry:
-    """Join parts of any number of rows: transformers cuts in equal ones what it writes."""
+    """Join parts. They may have any number of rows, since transformers writes equal parts."""
     assert isinstance(config.linear, LinearAttention)
     wanted = (config.linear.channels, 1, config.linear.width)
     if sum(part.shape[0] for part in parts) != wanted[0] or any(part.shape[1:] != wanted[1:] for part in parts):
@@ -86,7 +93,7 @@ def _joined(name: str, parts: list[TensorEntry], config: ModelConfig) -> TensorE
 
 
 def as_in_files(sources: Iterable[TensorSource], config: ModelConfig) -> Iterator[TensorSource]:
-    """The tensors of a file to write, by the names and in the parts that files have."""
+    """Yield tensors to write under the files' names, split as in the files."""
     names = dict(_names(config, every_layer=False))
     for source in sources:
         own = next((pair for pair in config.file_names if source.name.startswith(pair[0])), None)
@@ -104,7 +111,10 @@ def as_in_files(sources: Iterable[TensorSource], config: ModelConfig) -> Iterato
 
 
 def _part(source: TensorSource, held: list[np.ndarray], first: int, rows: int, last: bool) -> np.ndarray:
-    """Rows of a tensor, which is made for the first part and given up after the last."""
+    """Return rows of a tensor, which is fetched for the first part and released after the last.
+
+    held: empty, or holds the fetched tensor.
+    """
     if not held:
         held.append(source.fetch())
     found = held[0][first : first + rows]

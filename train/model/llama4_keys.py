@@ -1,4 +1,4 @@
-"""Text of Llama 4: the keys of its config.json, and its differences."""
+"""The text model of Llama 4: the keys of its config.json, and its differences from Llama 3."""
 
 from __future__ import annotations
 
@@ -14,8 +14,11 @@ _KINDS = ("chunked_attention", "full_attention")
 
 
 class Llama4File(ExpertsFile, kw_only=True):
-    """no_rope_layers: 1 where a layer has rotary embeddings; every fourth has none where the list is missing or empty.
-    moe_layers: numbers of those with experts. intermediate_size: of an expert."""
+    """Keys of Llama 4.
+
+    no_rope_layers: 1 for layers with rotary embeddings, despite its name. If it is missing or empty, every fourth layer
+    has none. moe_layers: indices of the layers with experts. intermediate_size: width of an expert.
+    """
 
     unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         "num_experts_per_tok": (1,),
@@ -55,14 +58,14 @@ class Llama4File(ExpertsFile, kw_only=True):
 
     @property
     def rotates(self) -> tuple[bool, ...]:
-        """Return whether each layer has rotary embeddings."""
+        """Return for each layer whether it has rotary embeddings."""
         if self.no_rope_layers:
             return tuple(bool(layer) for layer in self.no_rope_layers)
         return tuple((i + 1) % self.no_rope_layer_interval != 0 for i in range(self.num_hidden_layers))
 
     @property
     def longest(self) -> int:
-        """The longest sequence in which attention is not cut into chunks, and queries are not scaled by position."""
+        """Length of the longest sequence in which attention is not chunked and queries are not scaled by position."""
         kinds = self.layer_types or [_KINDS[not rotates] for rotates in self.rotates]
         limits = [self.max_position_embeddings]
         if _KINDS[0] in kinds and self.attention_chunk_size is not None:
@@ -72,7 +75,10 @@ class Llama4File(ExpertsFile, kw_only=True):
         return max(1, min(limits))
 
     def variant(self) -> dict[str, Any]:
-        """Llama 4: heads normed without weights where they are rotated, and one expert, whose input is scaled."""
+        """Return the `ModelConfig` fields of Llama 4.
+
+        Rotated heads are normed without weights, and each token has one expert, whose input is scaled.
+        """
         first, every = self.interleave_moe_layer_step - 1, self.interleave_moe_layer_step
         sparse = range(first, self.num_hidden_layers, every) if self.moe_layers is None else self.moe_layers
         layers = tuple(i in sparse for i in range(self.num_hidden_layers))

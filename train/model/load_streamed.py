@@ -1,7 +1,7 @@
-"""Loading weights that stay in main memory: quantised on the device one by one, and from then on from a file.
+"""Loading of weights that stay in main memory: the device quantizes them once, and later runs read them from a file.
 
-The file, one a base model in the user's cache, is safetensors: `layer.N` uint8 (a layer's buffer as it is) and `crc32`
-uint32 of each. It is written whole or not at all; one that does not agree with itself is made again.
+The file, one for each base model in the user's cache, is safetensors: `layer.N` uint8 (a layer's buffer) and `crc32`
+uint32 of each. It is written atomically, and made again if a checksum does not match.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from wgrad.train.model.streamed_weights import (
 from wgrad.train.model.weights import EMBEDDING, HEAD, outer_projections, weight_specs
 
 FORMAT = 1
-MOST_BYTES = 128 << 30  # of all these files: those that were used longest ago go first
+MOST_BYTES = 128 << 30  # of all these files; the least recently used are removed first
 SUFFIX = ".layers.safetensors"
 _CHECKS = "crc32"
 _LAYERS = "model.layers."
@@ -47,7 +47,7 @@ Layer = HostLayer | ResidentLayer
 
 
 def cached_weights() -> Path:
-    """The folder of these files; it may be removed at any time."""
+    """Return the folder of these files, which may be removed at any time."""
     return cache_folder("weights")
 
 
@@ -66,8 +66,16 @@ def load_streamed(
     resident: int = 0,
     keep_head: bool = False,
 ) -> StreamedWeights:
-    """`load_frozen`'s weights in main memory. remarks: gets what is worth a word. resident: of so many layers they stay
-    on the device. keep_head: so does the head. Raises WgradError."""
+    """Load the weights of `load_frozen` into main memory.
+
+    Args:
+        remarks: Messages to the user are appended to this.
+        resident: Number of layers whose weights stay on the device.
+        keep_head: Whether the head stays on the device.
+
+    Raises:
+        WgradError: The model's files cannot be read or do not fit config.json.
+    """
     loader = Loader(folder, config, quantize, double_quant, block_size, start)
     shapes = list(_by_layer(config, loader.all(device.dry_run(), contents=False)))
     layers = [
@@ -75,11 +83,11 @@ def load_streamed(
         for number, weights in enumerate(shapes)
     ]
     remarks = [] if remarks is None else remarks
-    kept = contents and loader.quantize and start is None  # what a start leaves is of one run alone
+    kept = contents and loader.quantize and start is None  # PiSSA's weights belong to one run
     path = _path(loader.files, double_quant, block_size, device) if kept else None
     known = path is not None and _read(path, layers, device, remarks)
     others, tables = _others(loader, device, contents, keep_head)
-    if resident and not contents:  # as they come one by one, beside those before
+    if resident and not contents:  # resident layers are allocated one by one, as in a real run
         _load(loader, layers, device, contents=False)
     if contents and not known:
         _load(loader, layers, device, progress)
@@ -90,11 +98,12 @@ def load_streamed(
 
 
 def chosen_share(config: ModelConfig) -> float:
-    """Return the share of its experts that a token chooses; 0 where there are none."""
+    """Return the share of a layer's experts that a token chooses; 0 without experts."""
     return 0.0 if config.experts is None else config.experts.chosen / config.experts.count
 
 
 def _names_by_layer(config: ModelConfig) -> list[list[str]]:
+    """Return the names of each layer's projections."""
     layers: list[list[str]] = [[] for _ in range(config.num_hidden_layers)]
     for spec in weight_specs(config):
         if spec.is_linear and spec.name.startswith(_LAYERS):
@@ -108,7 +117,11 @@ def _by_layer(config: ModelConfig, weights: Mapping[str, Any]) -> Iterator[Weigh
 
 
 def _others(loader: Loader, device: Device, contents: bool, keep_head: bool) -> tuple[Weights, Weights]:
-    """-> norms, biases and projections of no layer on the device, embedding and head in main memory."""
+    """Load the weights outside of the streamed layers.
+
+    Returns:
+        Norms, biases and projections outside of layers on the device, and embedding and head in main memory.
+    """
     outer = {f"{module}.weight" for module in outer_projections(loader.config)}
     head = EMBEDDING if loader.config.tie_word_embeddings else HEAD
     resident: Weights = {}
@@ -130,7 +143,10 @@ def _others(loader: Loader, device: Device, contents: bool, keep_head: bool) -> 
 def _load(
     loader: Loader, layers: Sequence[Layer], device: Device, progress: Progress | None = None, contents: bool = True
 ) -> None:
-    """Each projection through the device into its place in main memory, or to stay. contents False: as of `place`."""
+    """Quantize each projection on the device, and move it into its layer in main memory unless the layer is resident.
+
+    contents: as for `place`.
+    """
     places = {name: layer for layer, names in zip(layers, _names_by_layer(loader.config)) for name in names}
     specs = [spec for spec in loader.specs if spec.name in places]
     with closing(loader.read_ahead(specs, device)) as pieces:
@@ -149,9 +165,9 @@ def _load(
 
 # ---- the file ----------------------------------------------------------------------------
 def _path(files: ModelFiles, double_quant: bool, block_size: int, device: Device) -> Path:
-    """Where the layers of this base model are kept, quantised so. Devices quantise to the same bits.
+    """Return the path of this base model's layers with these quantization options. All devices quantize to equal bits.
 
-    `digest` misses a number that is changed within a large tensor; when a file was written tells of that as well.
+    The key includes the files' modification times, since `digest` only samples large tensors.
     """
     written = sorted({entry.path.stat().st_mtime_ns for entry in files.entries.values()})
     key = f"{FORMAT} {files.digest()} {written} nf4 {double_quant} {block_size} {device.float16}"
@@ -159,7 +175,7 @@ def _path(files: ModelFiles, double_quant: bool, block_size: int, device: Device
 
 
 def _read(path: Path, layers: Sequence[Layer], device: Device, remarks: list[str]) -> bool:
-    """Fill the layers from the file -> whether that was possible."""
+    """Fill the layers from the file, and return whether that was possible."""
     if not is_kept(path):
         return False
     try:
@@ -173,7 +189,7 @@ def _read(path: Path, layers: Sequence[Layer], device: Device, remarks: list[str
     except WgradError as error:
         remarks.append(f"{error}: the weights are quantised again")
         return False
-    os.utime(path)  # which were used last is what `_make_room` goes by
+    os.utime(path)  # `_make_room` removes the least recently used
     return True
 
 
@@ -186,7 +202,7 @@ def _entry(entries: Mapping[str, Any], name: str, dtype: str, size: int) -> np.n
 
 
 def _write(path: Path, layers: Sequence[Layer], device: Device, remarks: list[str]) -> None:
-    """Keep the layers; where that is impossible the run goes on without, and says so."""
+    """Write the layers to the file. If that fails, add a remark and go on."""
     checks: list[int] = []
 
     def layer_bytes(layer: Layer) -> np.ndarray:
@@ -216,13 +232,13 @@ def _write(path: Path, layers: Sequence[Layer], device: Device, remarks: list[st
 
 
 def cached_files() -> list[Path]:
-    """Cached entries, last used first."""
+    """Return the cached files, most recently used first."""
     folder = cached_weights()
     return sorted(folder.glob(f"*{SUFFIX}"), key=lambda path: path.stat().st_mtime, reverse=True)
 
 
 def _make_room(nbytes: int) -> None:
-    """Remove what was used longest ago until so many bytes more are within MOST_BYTES."""
+    """Remove the least recently used files until a file of `nbytes` fits into MOST_BYTES."""
     total = nbytes
     for path in cached_files():
         total += path.stat().st_size

@@ -1,4 +1,4 @@
-"""Variants of LoRA from outside of the package: further trained tensors, and what A and B become with them."""
+"""Variants of LoRA from outside of the package: additional trained tensors, and how they change A and B."""
 
 from __future__ import annotations
 
@@ -20,14 +20,16 @@ class LoraVariant:
     """
 
     def start(self, rank: int, out: int, width: int) -> Mapping[str, np.ndarray]:
-        """Return start values of what is trained next to A [rank, width] and B [out, rank], by name: float32 arrays.
-        A starts at random and B at 0, as in plain LoRA."""
+        """Return float32 start values by name of the tensors trained in addition to A [rank, width] and B [out, rank].
+
+        A starts at random and B at 0, as in plain LoRA.
+        """
         return {}
 
     def factors(self, a: Tensor, b: Tensor, own: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Return A' [r, width] and B' [out, r] of float32, made of the trained tensors with operators of Tensors.
+        """Return A' [r, width] and B' [out, r], float32, computed from the trained tensors with operators of Tensor.
 
-        The device records this once and replays it, so it may not depend on values that it reads back.
+        The device records the operators once and replays them, so they must not depend on values that are read back.
         """
         raise NotImplementedError
 
@@ -36,14 +38,14 @@ VARIANTS: dict[str, LoraVariant] = {}
 
 
 def register_lora_variant(name: str, variant: LoraVariant) -> None:
-    """Register a variant of LoRA, for `finetune(lora_variant=name)` and for adapters that were trained so.
+    """Register a variant of LoRA, for `finetune(lora_variant=name)` and for loading adapters trained with it.
 
     Args:
-        name: Its name, as adapters are marked with it.
-        variant: What it does.
+        name: Name of the variant, which is stored with adapters.
+        variant: Its implementation.
 
     Raises:
-        WgradError: The name is no word or is taken, or the variant is no LoraVariant.
+        WgradError: The name is not an identifier or is taken, or the variant is not a LoraVariant.
     """
     if not name.isidentifier():
         raise WgradError(f"register_lora_variant: the name must be a word; got {name[:100]!r}")
@@ -55,7 +57,11 @@ def register_lora_variant(name: str, variant: LoraVariant) -> None:
 
 
 def variant_of(name: str, source: str) -> LoraVariant:
-    """Return the variant of a name. WgradError, which `source` opens."""
+    """Return the variant with a name.
+
+    Raises:
+        WgradError: It is not registered. `source` begins the message.
+    """
     if name not in VARIANTS:
         raise WgradError(
             f"{source}: the LoRA variant {name[:100]!r} is not registered: call wgrad.register_lora_variant before, in "
@@ -65,7 +71,11 @@ def variant_of(name: str, source: str) -> LoraVariant:
 
 
 def starts(name: str, rank: int, out: int, width: int) -> dict[str, np.ndarray]:
-    """Return the start values of a module's tensors, by the ends of their names. Raises WgradError."""
+    """Return the start values of a variant's tensors for one module, by the ends of their names.
+
+    Raises:
+        WgradError: The variant is not registered, or its `start` returns something else than arrays by name.
+    """
     given: Mapping[str, Any] = variant_of(name, "--lora-variant").start(rank, out, width)
     for own, value in given.items():
         if not (isinstance(own, str) and own.isidentifier() and isinstance(value, np.ndarray) and value.size):

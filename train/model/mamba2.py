@@ -1,4 +1,4 @@
-"""Mamba-2 in the place of attention: a short convolution, a state that decays, and a gated norm.
+"""Mamba-2 instead of attention: a short convolution, a decaying state, and a gated norm.
 
     z, xBC, dt = in_proj(u);  x, B, C = silu(conv(xBC) + bias);  dt = softplus(dt + dt_bias)
     output = norm(ssd(x, B, C, dt, -exp(A_log) dt, D) silu(z))
@@ -34,7 +34,7 @@ def mamba2(
     layer: int,
     ones: Callable[[int], Array],
 ) -> Tensor:
-    """[N, H P], before the output projection. The arguments are those of `delta_net`."""
+    """Return the result [N, H P] before the output projection. The arguments are those of `delta_net`."""
     z, xbc, dt = project(prefix + c.in_proj).split((c.inner, c.channels, c.heads), 1)
     device, (rows, tokens) = z.device, doc_start.shape
 
@@ -44,7 +44,7 @@ def mamba2(
 
     of_z, *of_parts, of_dt = c.scales
     z, dt = z if of_z == 1 else F.scale(z, of_z), dt if of_dt == 1 else F.scale(dt, of_dt)
-    # In float32 whatever the compute dtype is: they add up over the sequence.
+    # Always in float32, since errors of time steps accumulate over the sequence.
     dt = F.softplus(dt.to(np.float32) + weight("dt_bias"))
     low, high = c.limits
     dt = dt if low <= 0 else F.maximum(dt, low)
@@ -54,7 +54,7 @@ def mamba2(
     if cache is not None:
         x, state = cache.with_history(layer, x), cache.state(layer, device)
     taps = weight("conv1d.weight").reshape(c.channels, c.width)
-    if of_parts != [1.0] * 3:  # what is convolved is scaled by way of the weight
+    if of_parts != [1.0] * 3:  # scaling the weight scales the convolution's input
         taps = F.cat([part * scale for part, scale in zip(taps.split(c.parts, 0), of_parts)])
     x = F.short_conv(x, taps, doc_start, cache_len, silu=not c.conv_bias)
     x = F.silu(F.bias(x, weight("conv1d.bias"))) if c.conv_bias else x

@@ -1,4 +1,4 @@
-"""Mamba-2 without attention: the keys of its config.json, and its differences."""
+"""Mamba-2 without attention: the keys of its config.json, and its differences from Llama."""
 
 from __future__ import annotations
 
@@ -13,17 +13,20 @@ from wgrad.train.model.mamba_sizes import Mamba2
 
 
 class Mamba2File(ConfigFile, kw_only=True):
-    """num_heads, head_dim: of Mamba-2. No key limits the positions: what max_position_embeddings is here, llama.cpp
-    writes."""
+    """Keys of Mamba-2.
+
+    num_heads and head_dim are those of Mamba-2's heads. No key limits the positions, so max_position_embeddings has the
+    value that llama.cpp writes.
+    """
 
     vocab_size: Vocabulary = 32_768
     hidden_size: Width = 4096
     num_hidden_layers: Count = 64
     max_position_embeddings: Positions = 1 << 20
-    intermediate_size: Any = None  # not read: no layer has an MLP, nor attention
+    intermediate_size: Any = None  # ignored, as the next two: no layer has an MLP or attention
     num_attention_heads: Any = None
     num_key_value_heads: Any = None
-    rms_norm_eps: Any = None  # not read: the next one is
+    rms_norm_eps: Any = None  # ignored: layer_norm_epsilon replaces it
     layer_norm_epsilon: Epsilon = 1e-5
     num_heads: Count = 128
     head_dim: Width = 64
@@ -36,7 +39,7 @@ class Mamba2File(ConfigFile, kw_only=True):
     time_step_limit: list[Any] | None = None
 
     unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        **dict.fromkeys(("d_intermediate", "attn_layer_idx"), (None, 0, [])),  # layers of mamba_ssm's own models
+        **dict.fromkeys(("d_intermediate", "attn_layer_idx"), (None, 0, [])),  # other layers of mamba_ssm's models
     }
 
     def __post_init__(self) -> None:
@@ -46,7 +49,7 @@ class Mamba2File(ConfigFile, kw_only=True):
 
     @property
     def attention_sizes(self) -> tuple[int, int, int]:
-        """One head of two numbers, which no layer has."""
+        """Sizes of attention: a dummy head of two elements, since no layer has attention."""
         return 1, 1, 2
 
     @property
@@ -67,7 +70,7 @@ class Mamba2File(ConfigFile, kw_only=True):
         )
 
     def variant(self) -> dict[str, Any]:
-        """Mamba-2 (arXiv 2405.21060): each layer has one norm and the operator."""
+        """Return the `ModelConfig` fields of Mamba-2 (arXiv 2405.21060): each layer has one norm and the operator."""
         return {
             "hidden_act": "silu",
             "rms_norm_eps": self.layer_norm_epsilon,

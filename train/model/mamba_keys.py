@@ -1,4 +1,4 @@
-"""Families with Mamba-2: the keys of their config.json, and their differences."""
+"""Families with Mamba-2: the keys of their config.json, and their differences from Llama."""
 
 from __future__ import annotations
 
@@ -28,7 +28,11 @@ _ATTENTION, _MAMBA = ("attention", "full_attention"), ("mamba", "linear_attentio
 
 
 def time_step_limits(given: Any) -> tuple[float, float]:
-    """Lowest and highest time step; transformers 5 writes infinity as an object. ValueError."""
+    """Return the lowest and highest time step. transformers 5 writes infinity as an object.
+
+    Raises:
+        ValueError: `given` is not a pair of ordered numbers.
+    """
     if given is None:
         return UNLIMITED
     found = [float(x.get("__float__", "")) if isinstance(x, dict) else x for x in given]
@@ -40,8 +44,16 @@ def time_step_limits(given: Any) -> tuple[float, float]:
 def check_mamba(
     c: Mamba2, inner: int, act: str, heads: str, width: str, groups: str, state: str, whole: str = ""
 ) -> None:
-    """ValueError: sizes that do not fit each other, or to `inner` numbers of x; or an activation that is not built.
-    heads, width, groups, state: the keys of them. whole: those that `inner` follows from."""
+    """Check the sizes and the activation of Mamba-2.
+
+    Args:
+        inner: Elements of a token's x, as other keys give it.
+        heads, width, groups, state: Keys of config.json of the sizes, for errors.
+        whole: Keys from which `inner` is computed, for errors.
+
+    Raises:
+        ValueError: Sizes do not fit each other, or a size or the activation is not supported.
+    """
     if c.head_dim < 1 or c.inner != inner:
         product = f"{heads} times {width}{f' and {whole}' if whole else ''}"
         raise ValueError(f"{product} must be {inner}; got {c.heads} and {c.head_dim}")
@@ -56,7 +68,7 @@ def check_mamba(
 
 
 class MambaFile(ConfigFile, kw_only=True):
-    """Keys of the layers with Mamba-2. mamba_d_head: "auto" follows from the others."""
+    """Keys common to families with Mamba-2. mamba_d_head: "auto" means the width divided by the heads."""
 
     mamba_n_heads: Count = 128
     mamba_n_groups: Count = 1
@@ -70,11 +82,19 @@ class MambaFile(ConfigFile, kw_only=True):
 
     @property
     def mamba_width(self) -> int:
-        """Numbers of a token's x."""
+        """Elements of a token's x."""
         return int(self.mamba_expand * self.hidden_size)
 
     def mamba(self, layers: tuple[bool, ...], **how: Any) -> Mamba2 | None:
-        """None where no layer has it. how: as of `Mamba2`. ValueError: sizes that do not fit each other."""
+        """Return the sizes of Mamba-2, or None if no layer has it.
+
+        Args:
+            layers: Whether each layer has it.
+            how: Further fields of `Mamba2`.
+
+        Raises:
+            ValueError: Sizes do not fit each other.
+        """
         if not any(layers):
             return None
         heads, inner = self.mamba_n_heads, self.mamba_width
@@ -97,7 +117,7 @@ class MambaFile(ConfigFile, kw_only=True):
 
 
 class GraniteHybridFile(MambaFile, kw_only=True):
-    """Keys of Granite 4's models, with Mamba layers and experts or without."""
+    """Keys of Granite 4's models, with or without Mamba layers and experts."""
 
     unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {"position_embedding_type": (None, "rope", "nope")}
     some_have_experts: ClassVar[bool] = True
@@ -130,7 +150,7 @@ class GraniteHybridFile(MambaFile, kw_only=True):
 
     @property
     def mamba_layers(self) -> tuple[bool, ...]:
-        """Return whether each layer has Mamba-2: all, where the file does not say."""
+        """Return for each layer whether it has Mamba-2, which is the default."""
         kinds = self.layers_block_type or self.layer_types or (_MAMBA[0],) * self.num_hidden_layers
         return tuple(kind in _MAMBA for kind in kinds)
 
@@ -139,8 +159,10 @@ class GraniteHybridFile(MambaFile, kw_only=True):
         return self.router_aux_loss_coef or 0.0 if self.output_router_logits else 0.0
 
     def variant(self) -> dict[str, Any]:
-        """Granite 4: gate and up are one projection, and there may be no rotary embeddings. With experts that MLP is
-        theirs all share."""
+        """Return the `ModelConfig` fields of Granite 4.
+
+        Gate and up are one projection. Without experts this is the MLP; with experts it is the shared expert.
+        """
         found = {
             **biases(self),
             "embedding_scale": self.embedding_multiplier or 1.0,
@@ -173,7 +195,10 @@ class GraniteHybridFile(MambaFile, kw_only=True):
 
 
 class BambaFile(MambaFile, kw_only=True):
-    """attn_layer_indices: the layers with attention. Half of each head is rotated, whatever the file says."""
+    """Keys of Bamba. attn_layer_indices: the layers with attention.
+
+    Half of each head is rotated, whatever the file says, as in transformers.
+    """
 
     unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {"z_loss_coefficient": (None, 0)}
     partial_rotary: ClassVar[bool] = True
@@ -196,7 +221,7 @@ class BambaFile(MambaFile, kw_only=True):
         return tuple(i not in (self.attn_layer_indices or ()) for i in range(self.num_hidden_layers))
 
     def variant(self) -> dict[str, Any]:
-        """Bamba: LLaMA's layers, of which most have Mamba-2 in the place of attention."""
+        """Return the `ModelConfig` fields of Bamba: Llama's layers, most of which have Mamba-2 instead of attention."""
         return {
             **biases(self),
             "mlp_bias": self.mlp_bias,
@@ -210,7 +235,7 @@ class BambaFile(MambaFile, kw_only=True):
 
 
 class FalconH1File(MambaFile, kw_only=True):
-    """mamba_d_ssm: numbers of a token's x; without it they follow from mamba_expand."""
+    """Keys of Falcon-H1. mamba_d_ssm: elements of a token's x; if null, mamba_expand gives them."""
 
     default_theta: ClassVar[float] = 10_000.0
     vocab_size: Vocabulary = 128_000
@@ -242,6 +267,7 @@ class FalconH1File(MambaFile, kw_only=True):
         return super().mamba_width if self.mamba_d_ssm is None else self.mamba_d_ssm
 
     def mamba_of_all(self) -> Mamba2 | None:
+        """Return the sizes of Mamba-2, which every layer has alongside attention."""
         return self.mamba(
             (True,) * self.num_hidden_layers,
             alongside=True,
@@ -255,7 +281,10 @@ class FalconH1File(MambaFile, kw_only=True):
         )
 
     def variant(self) -> dict[str, Any]:
-        """Falcon-H1 (arXiv 2507.22448): attention and Mamba-2 in parallel, and a multiplier for each part."""
+        """Return the `ModelConfig` fields of Falcon-H1 (arXiv 2507.22448).
+
+        Attention and Mamba-2 run in parallel, and each part has a multiplier.
+        """
         gate, down = self.mlp_multipliers or (1.0, 1.0)
         width = self.head_dim or self.hidden_size // self.num_attention_heads
         return {
@@ -268,7 +297,7 @@ class FalconH1File(MambaFile, kw_only=True):
             "down_proj": "feed_forward.down_proj",
             "embedding_scale": self.embedding_multiplier,
             "logit_scale": self.lm_head_multiplier,
-            # Keys are multiplied by way of the scores.
+            # Scaling the scores is the same as scaling the keys.
             "score_scale": self.key_multiplier * width**-0.5,
             "attention_in_scale": self.attention_in_multiplier,
             "attention_out_scale": self.attention_out_multiplier,

@@ -1,4 +1,4 @@
-"""Layers with Mamba-2: their sizes, and their tensors in the place of attention's."""
+"""Layers with Mamba-2: their sizes and tensors."""
 
 from __future__ import annotations
 
@@ -11,11 +11,23 @@ UNLIMITED = (0.0, float("inf"))
 
 @dataclass(frozen=True, kw_only=True)
 class Mamba2:
-    """layers: those that have it. heads, head_dim: of x; groups, state_dim: of B and C. width: of the convolution, in
-    tokens. module: path within the layer. conv_bias, in_bias, out_bias: of the convolution and the projections. limits:
-    of the time steps. alongside: of attention, which the layer has as well. in_scale, out_scale, scales: of the input,
-    of the output, and of z, x, B, C and dt. norm: the output is normed, in as many parts as there are groups;
-    norm_first: before the gate, else behind it. adapted: PEFT adapts the output projection."""
+    """Sizes and variants of Mamba-2.
+
+    Attributes:
+        layers: Whether each layer has it.
+        heads, head_dim: Number and size of heads of x.
+        groups, state_dim: Number and size of heads of B and C.
+        width: Width of the convolution in tokens.
+        module: Path within the layer.
+        conv_bias, in_bias, out_bias: Whether the convolution and the projections have biases.
+        limits: Lowest and highest time step.
+        alongside: Whether the layer has attention as well.
+        in_scale, out_scale: Factors of the input and the output.
+        scales: Factors of z, x, B, C and dt.
+        norm: Whether the output is normed, each group by itself.
+        norm_first: Whether the norm comes before the gate.
+        adapted: Whether PEFT adapts the output projection.
+    """
 
     layers: tuple[bool, ...]
     heads: int
@@ -41,7 +53,7 @@ class Mamba2:
 
     @property
     def unadapted(self) -> tuple[str, ...]:
-        """Return the projections that PEFT does not adapt."""
+        """Paths of the projections that PEFT does not adapt."""
         return () if self.adapted else (self.out_proj,)
 
     @property
@@ -54,42 +66,42 @@ class Mamba2:
 
     @property
     def inner(self) -> int:
-        """Numbers of a token's x, and of the layer's output before its projection."""
+        """Elements of a token's x, and of the result before the output projection."""
         return self.heads * self.head_dim
 
     @property
     def parts(self) -> tuple[int, int, int]:
-        """Numbers of a token's x, B and C."""
+        """Elements of a token's x, B and C."""
         shared = self.groups * self.state_dim
         return self.inner, shared, shared
 
     @property
     def channels(self) -> int:
-        """Numbers of a token that go through the convolution."""
+        """Elements of a token in the convolution."""
         return sum(self.parts)
 
     @property
     def biased(self) -> dict[str, bool]:
-        """Return which of the projections have a bias."""
+        """Paths of the projections, each with whether it has a bias."""
         return {self.in_proj: self.in_bias, self.out_proj: self.out_bias}
 
     def flops(self, tokens: int) -> float:
-        """As of `LinearAttention`."""
+        """Return the forward FLOP of a layer's chunked recurrence."""
         inside = 2.0 * DELTA_CHUNK * (self.state_dim + self.head_dim)
         return tokens * self.heads * (inside + 4.0 * self.state_dim * self.head_dim)
 
     @property
     def kept(self) -> int:
-        """As of `LinearAttention`."""
+        """Estimated elements of a token that a layer keeps for its backward."""
         return 3 * self.channels + 4 * self.inner
 
     @property
     def state(self) -> tuple[int, ...]:
-        """As of `LinearAttention`."""
+        """Shape of a sequence's recurrent state."""
         return (self.heads, self.state_dim, self.head_dim)
 
     def projections(self, hidden: int) -> dict[str, tuple[int, int]]:
-        """Shape [out, in] of a layer's, by their path within the layer."""
+        """Return the shapes [out, in] of a layer's projections by path within the layer."""
         return {
             self.in_proj: (self.inner + self.channels + self.heads, hidden),
             self.out_proj: (hidden, self.inner),
@@ -97,7 +109,7 @@ class Mamba2:
 
     @property
     def others(self) -> dict[str, tuple[int, ...]]:
-        """As of `LinearAttention`."""
+        """Shapes of a layer's other tensors, all float32, by path within the layer."""
         found: dict[str, tuple[int, ...]] = {"conv1d.weight": (self.channels, 1, self.width)}
         found |= {"conv1d.bias": (self.channels,)} if self.conv_bias else {}
         found |= dict.fromkeys(("dt_bias", "A_log", "D"), (self.heads,))

@@ -1,4 +1,4 @@
-"""Multimodal models, of which the text part is read: where their files have it, and what PEFT calls its modules.
+"""Multimodal models, of which only the text model is read: its names in files, and its modules' names in PEFT.
 
 Source: transformers, its classes ...ForConditionalGeneration and its key mappings of files.
 """
@@ -20,12 +20,16 @@ from wgrad.train.model.families import FAMILIES
 class Multimodal:
     """A multimodal architecture.
 
-    texts: model type of text_config -> architecture of FAMILIES; the first stands where text_config names none.
-    text_defaults: keys of text_config that have other defaults than the family's, and so `outer` of those next to it.
-    inner_tie: tie_word_embeddings of text_config counts too. flat: text_config's keys may stand next to the others.
-    in_peft: what PEFT and transformers put before the names of the text part's modules; "model." where
-    AutoModelForCausalLM loads that part alone. experts_files: how its files name experts, a key of
-    `expert_files.LAYOUTS`, if not as the family's.
+    Attributes:
+        model_type: model_type of its config.json.
+        texts: Architecture in FAMILIES by model_type of text_config. The first is the default.
+        text_defaults: Defaults of text_config that differ from the family's.
+        outer: Values that override text_config's, unless config.json has them next to text_config.
+        inner_tie: Whether tie_word_embeddings of text_config counts too.
+        flat: Whether config.json may have text_config's keys at its top level instead.
+        in_peft: Prefix in transformers and PEFT of the text model's modules. It is "model." if AutoModelForCausalLM
+            loads only the text model.
+        experts_files: Names of experts in files, a key of `expert_files.LAYOUTS`, if they differ from the family's.
     """
 
     model_type: str
@@ -55,7 +59,7 @@ _QWEN3 = {"max_position_embeddings": 128_000, "rope_theta": 500_000.0, "use_slid
 
 
 def _text_first(first: str) -> dict[str, str]:
-    """Every family may be the text part; `first` where none is named."""
+    """Return all families as possible text models, with `first` as the default."""
     return {first: _EVERY[first], **_EVERY}
 
 
@@ -119,8 +123,8 @@ MULTIMODAL = {
     "VipLlavaForConditionalGeneration": Multimodal("vipllava", _text_first("llama")),
     "SmolVLMForConditionalGeneration": Multimodal("smolvlm", _text_first("llama"), in_peft="model.text_model."),
 }
-# What stands before the names of the text part in files (transformers writes the first three), and before those of its
-# modules in adapters.
+# Prefixes of the text model's tensors in files (transformers writes the first three), with those of the text model
+# alone. The next ones are prefixes of its modules in adapters.
 _IN_FILES = {
     "language_model.model.": "model.",
     "language_model.lm_head.": "lm_head.",
@@ -130,7 +134,7 @@ _IN_FILES = {
 _IN_PEFT = tuple({whole.in_peft: None for whole in MULTIMODAL.values() if whole.in_peft != "model."})
 _OTHERS_IN_PEFT = tuple({family.in_peft: None for family in FAMILIES.values() if family.in_peft != "model."})
 _IN_PEFT_BEFORE = "language_model."  # transformers 4.51 and older
-# Parts of the whole model that are not the text's, by how their names begin, with or without "model.".
+# Beginnings of names that do not belong to the text model, with or without "model." in front.
 _BESIDE_TEXT = (
     *("vision_tower.", "multi_modal_projector.", "visual.", "vision_model.", "connector.", "mtp."),
     *("audio_tower.", "embed_vision.", "embed_audio.", "vision_embedder.", "image_newline"),
@@ -144,7 +148,11 @@ class _File(Struct):
 
 
 def text_config(raw: Mapping[str, Any], architecture: str, where: str) -> dict[str, Any]:
-    """config.json of the text part of a model of MULTIMODAL, as if it were a model of its own. Raises WgradError."""
+    """Return the config.json that the text model of a multimodal model would have alone.
+
+    Raises:
+        WgradError: text_config is missing, or its model_type is not supported.
+    """
     whole = MULTIMODAL[architecture]
     if whole.flat and "text_config" not in raw:
         inner = {key: value for key, value in raw.items() if key not in ("model_type", "architectures")}
@@ -159,7 +167,7 @@ def text_config(raw: Mapping[str, Any], architecture: str, where: str) -> dict[s
     part = whole.texts[kind]
     outer = {key: raw[key] for key in ("tie_word_embeddings", "quantization_config") if key in raw}
     tied = inner.get("tie_word_embeddings") if whole.inner_tie and not outer.get("tie_word_embeddings") else None
-    # The outer one is what counts elsewhere.
+    # Otherwise tie_word_embeddings next to text_config decides.
     kept = {key: _as_text(key, value) for key, value in inner.items() if key != "tie_word_embeddings"}
     kept = {**whole.text_defaults, **kept, **whole.outer, **outer}
     if tied is not None:
@@ -168,7 +176,7 @@ def text_config(raw: Mapping[str, Any], architecture: str, where: str) -> dict[s
 
 
 def _as_text(key: str, value: Any) -> Any:
-    """A value of text_config. Rotary embeddings of several axes (mrope) are the usual ones where there is only text."""
+    """Return a value of text_config, with default rotary embeddings for mrope's, which are equal on text."""
     if key not in ("rope_scaling", "rope_parameters") or not isinstance(value, dict):
         return value
     kind = value.get("rope_type", value.get("type"))
@@ -176,7 +184,7 @@ def _as_text(key: str, value: Any) -> Any:
 
 
 def text_name(name: str) -> str:
-    """A tensor's name in a file as the text part alone has it; others stay as they are."""
+    """Return the name in the text model alone of a tensor of a file. Other names are returned unchanged."""
     for prefix, own in _IN_FILES.items():
         if name.startswith(prefix):
             return own + name.removeprefix(prefix)
@@ -184,27 +192,27 @@ def text_name(name: str) -> str:
 
 
 def is_beside_text(name: str) -> bool:
-    """Return whether a tensor of a multimodal model is of another part than the text's."""
+    """Return whether a tensor of a multimodal model does not belong to its text model."""
     return name.removeprefix("model.").startswith(_BESIDE_TEXT)
 
 
 def name_in_peft(module: str, prefix: str) -> str:
-    """PEFT's name of a module of the decoder, whose head is next to it. prefix: `ModelConfig.in_peft`."""
+    """Return PEFT's name of a module. prefix: `ModelConfig.in_peft`, which the head does not have."""
     return prefix + module.removeprefix("model.") if module.startswith("model.") else module
 
 
 def named_in_whole(name: str) -> bool:
-    """Return whether a module's name in an adapter is that of the text part within a whole model."""
+    """Return whether a module's name in an adapter belongs to a text model within a multimodal model."""
     return name.startswith(_IN_PEFT)
 
 
 def loaded_whole(architecture: str) -> bool:
-    """Return whether the text part of a multimodal model is loaded with the whole of it."""
+    """Return whether transformers loads a multimodal model as a whole instead of only its text model."""
     return architecture in MULTIMODAL and MULTIMODAL[architecture].in_peft != "model."
 
 
 def namer_of(names: Iterable[str]) -> Callable[[str], str]:
-    """-> from a module of the decoder to its name in the adapter that has these names of tensors."""
+    """Return a function from a module of the decoder to its name in an adapter. names: the adapter's tensors."""
     names = list(names)
     for prefix in (*_IN_PEFT, *_OTHERS_IN_PEFT):
         if any(name.startswith(prefix) for name in names):

@@ -1,6 +1,6 @@
-"""As family_keys.py, of families that are close to Llama.
+"""Keys of config.json of families that are close to Llama.
 
-The defaults are those of the configuration classes of transformers; a value that is not built here is refused.
+The defaults are those of transformers' configuration classes. Values that are not supported here are refused.
 """
 
 from __future__ import annotations
@@ -44,7 +44,11 @@ class Ministral3File(ConfigFile, kw_only=True):
 
     @property
     def growth(self) -> tuple[float, int]:
-        """By what queries grow, and each time after how many positions."""
+        """`query_growth` and `query_length` of `ModelConfig`.
+
+        Raises:
+            ValueError: The keys do not fit each other.
+        """
         rope = self.rope_scaling or self.rope_parameters or self.default_rope
         beta, length = rope.llama_4_scaling_beta or 0.0, rope.original_max_position_embeddings
         if beta and length is None:
@@ -121,7 +125,7 @@ class HeliumFile(ConfigFile, kw_only=True):
 
 
 class InternLm3File(ConfigFile, kw_only=True):
-    """`qkv_bias` and `bias` are the original names of attention_bias and mlp_bias, which transformers wants equal."""
+    """Keys of InternLM3. qkv_bias and bias are original names of attention_bias and mlp_bias, which must be equal."""
 
     vocab_size: Vocabulary = 128_512
     intermediate_size: Width = 10_240

@@ -1,4 +1,4 @@
-"""Nemotron-H and Nemotron 3: the keys of their config.json, and their differences."""
+"""Nemotron-H and Nemotron 3: the keys of their config.json, and their differences from Llama."""
 
 from __future__ import annotations
 
@@ -19,8 +19,11 @@ _SAME = {"linear_attention": "mamba", "full_attention": "attention"}
 
 
 class NemotronHFile(ConfigFile, kw_only=True):
-    """hybrid_override_pattern: the kind of each layer, a letter each; layers_block_type, layer_types: by name.
-    num_hidden_layers follows from them."""
+    """Keys of Nemotron-H and Nemotron 3.
+
+    hybrid_override_pattern has a letter for the kind of each layer; layers_block_type and layer_types have names.
+    num_hidden_layers is their length.
+    """
 
     unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         "mamba_hidden_act": ("silu", "swish"),
@@ -33,12 +36,12 @@ class NemotronHFile(ConfigFile, kw_only=True):
     num_key_value_heads: Count = 8
     head_dim: Width = 128
     max_position_embeddings: Positions = 4096
-    hidden_act: Any = None  # not read: the next one is
-    attention_bias: bool = False  # not read: it asks for nothing in transformers either
+    hidden_act: Any = None  # ignored: mlp_hidden_act replaces it
+    attention_bias: bool = False  # ignored, as in transformers
     mlp_hidden_act: str = "relu2"
     mlp_bias: bool = False
     use_bias: bool = False
-    rms_norm_eps: Any = None  # not read: the next one is
+    rms_norm_eps: Any = None  # ignored: layer_norm_epsilon replaces it
     layer_norm_epsilon: Epsilon = 1e-5
     hybrid_override_pattern: str | None = None
     layers_block_type: list[str] | None = None
@@ -70,7 +73,11 @@ class NemotronHFile(ConfigFile, kw_only=True):
 
     @property
     def kinds(self) -> list[str]:
-        """The kind of each layer. ValueError: one that is not built here."""
+        """Kind of each layer, one of _KINDS' values.
+
+        Raises:
+            ValueError: A kind is not supported, or there are no layers or too many.
+        """
         given = self.layers_block_type or self.layer_types
         key, listed = "layers_block_type" if self.layers_block_type else "layer_types", given or []
         if given is None:
@@ -84,7 +91,7 @@ class NemotronHFile(ConfigFile, kw_only=True):
         return found
 
     def experts_of(self, layers: tuple[bool, ...]) -> Experts | None:
-        """Nemotron 3's: DeepSeek-V3's router, and experts without a gate."""
+        """Return Nemotron 3's experts, with DeepSeek-V3's router and without gates; None if no layer has them."""
         if not any(layers):
             return None
         return Experts(
@@ -108,8 +115,10 @@ class NemotronHFile(ConfigFile, kw_only=True):
         )
 
     def variant(self) -> dict[str, Any]:
-        """Nemotron-H (arXiv 2504.03624): each layer has one of Mamba-2, attention, an MLP and experts, and there are no
-        rotary embeddings."""
+        """Return the `ModelConfig` fields of Nemotron-H (arXiv 2504.03624).
+
+        Each layer has one of Mamba-2, attention, an MLP and experts. There are no rotary embeddings.
+        """
         kinds = self.kinds
         mamba = Mamba2(
             layers=tuple(kind == "mamba" for kind in kinds),

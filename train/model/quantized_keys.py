@@ -1,4 +1,4 @@
-"""The key `quantization_config` of config.json: how a model's files hold its weights in few bits."""
+"""The key `quantization_config` of config.json: the format of a model's quantized weights."""
 
 from __future__ import annotations
 
@@ -16,16 +16,24 @@ _FORMATS = ("float-quantized", "int-quantized", "naive-quantized", _PACKED, *_FP
 
 
 def fp8_block(file: AnyQuantizationFile | None, where: str) -> tuple[int, int] | None:
-    """Return the rows and columns of FP8 weights that share a scale, or None. WgradError: another format."""
+    """Return the rows and columns of FP8 weights that share a scale, or None.
+
+    Raises:
+        WgradError: The FP8 format is not supported.
+    """
     if file is None or file.quant_method != "fp8":
         return None
-    if file.fmt not in ("e4m3", "float8_e4m3fn"):  # one format
+    if file.fmt not in ("e4m3", "float8_e4m3fn"):  # two names of the same format
         raise WgradError(f"{where}: quantization_config: fmt {show(file.fmt)} is not supported: only e4m3 is")
     return file.weight_block_size
 
 
 def nf4(file: AnyQuantizationFile | None, where: str) -> QuantizationFile | None:
-    """Return the keys of NF4 as bitsandbytes writes them, or None. WgradError: weights that nothing here decodes."""
+    """Return the keys of bitsandbytes' NF4, or None for other supported methods.
+
+    Raises:
+        WgradError: The quantization method is not supported.
+    """
     if file is None or file.quant_method in _BY_THEIR_FILES or (file.quant_method == INT8 and file.load_in_8bit):
         return None
     if file.quant_method != "bitsandbytes" or not file.load_in_4bit:
@@ -42,8 +50,11 @@ def nf4(file: AnyQuantizationFile | None, where: str) -> QuantizationFile | None
 
 
 def packing_of(file: AnyQuantizationFile | None, where: str) -> Packing | None:
-    """Return how files of compressed-tensors, GPTQ, AWQ and the like hold codes. WgradError: a key asks for another
-    decoding."""
+    """Return the packing of weights that loading dequantizes (compressed-tensors, GPTQ, AWQ and others), or None.
+
+    Raises:
+        WgradError: A key has a value that is not supported.
+    """
     if file is not None and file.quant_method == INT8 and file.load_in_8bit:
         return Packing(INT8, 8)
     if file is None or file.quant_method not in (COMPRESSED, GPTQ, AWQ, MODELOPT, FBGEMM):
@@ -74,6 +85,7 @@ def packing_of(file: AnyQuantizationFile | None, where: str) -> Packing | None:
 
 
 def _compressed(file: AnyQuantizationFile, only: Callable[..., None]) -> Packing:
+    """Return the packing of compressed-tensors. only: raises an error for a key unless its value is in a list."""
     only("transform_config", bool((file.transform_config or {}).get("config_groups")), (False,))
     only("sparsity_config", (file.sparsity_config or {}).get("format", "dense"), ("dense",))
     groups = list((file.config_groups or {}).values())

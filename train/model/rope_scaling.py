@@ -1,9 +1,9 @@
-"""Rotary position tables: default, linear, dynamic, llama3, yarn, longrope and proportional scaling, in the numbers
-that transformers uses.
+"""Tables of rotary embeddings with default, linear, dynamic, llama3, yarn, longrope and proportional scaling.
 
+Inverse frequencies and angles are rounded to float32 at the same steps as in transformers, since the models were
+trained with those values.
 Sources: RoFormer (arXiv 2104.09864); YaRN (arXiv 2309.00071); LongRoPE (arXiv 2402.13753); Llama 3.1's and dynamic
-NTK scaling as described in transformers' modeling_rope_utils. The inverse frequencies and angles are rounded to float32
-where they are there, because that is what the models were trained with.
+NTK scaling as described in transformers' modeling_rope_utils.
 """
 
 from __future__ import annotations
@@ -25,10 +25,12 @@ ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "pro
 
 @dataclass(frozen=True)
 class RopeConfig:
-    """Scaling of the rotary embedding. Fields that a type does not use keep their defaults. head_dim: how many numbers
-    of a head are rotated.
+    """Sizes and scaling of rotary embeddings. Fields that a type does not use keep their defaults.
 
-    dynamic and longrope depend on a sequence's length: beyond original_max_position_embeddings they differ.
+    The angles of dynamic and longrope change for sequences longer than original_max_position_embeddings.
+
+    Attributes:
+        head_dim: Number of a head's elements that are rotated.
     """
 
     head_dim: int
@@ -38,23 +40,33 @@ class RopeConfig:
     original_max_position_embeddings: int = 0
     low_freq_factor: float = 1.0  # llama3
     high_freq_factor: float = 4.0
-    attention_factor: float = 1.0  # yarn, longrope: cos and sin are multiplied by it
+    attention_factor: float = 1.0  # yarn, longrope: factor of cos and sin
     beta_fast: float = 32.0
     beta_slow: float = 1.0
     truncate: bool = True
-    short_factor: tuple[float, ...] = field(default=(), repr=False)  # longrope: of each pair
+    short_factor: tuple[float, ...] = field(default=(), repr=False)  # longrope: a divisor of each pair's frequency
     long_factor: tuple[float, ...] = field(default=(), repr=False)
-    backwards: bool = field(default=False, repr=False)  # pairs turn the other way: sin is negated
-    turned: int = field(default=0, repr=False)  # proportional: so many pairs turn, the others stand
-    # By what latent attention multiplies its scores, of mscale_all_dim. Other attention does not read that.
+    backwards: bool = field(default=False, repr=False)  # pairs are rotated in the other direction: sin is negated
+    turned: int = field(default=0, repr=False)  # proportional: number of first pairs that are rotated
+    # Factor of the scores, from mscale_all_dim. Only latent attention uses it.
     score_factor: float = field(default=1.0, repr=False, compare=False)
 
 
 def parse_ropes(
     file: ConfigFile, head_dim: int, local_head_dim: int, where: str
 ) -> tuple[RopeConfig, RopeConfig | None]:
-    """RoPE of a config.json: `rope_scaling` (transformers 4), else `rope_parameters` (5), with `rope_theta`. -> that of
-    layers, and that of sliding layers where a family has one for them. Raises WgradError."""
+    """Read the rotary embeddings of a config.json: `rope_scaling` (transformers 4), or else `rope_parameters` (5).
+
+    Args:
+        head_dim, local_head_dim: Head sizes of layers without and with a window.
+        where: Beginning of errors.
+
+    Returns:
+        The rotary embeddings of layers, and those of layers with a window if the family has separate ones.
+
+    Raises:
+        WgradError: A key is missing or wrong, or the type is not supported.
+    """
     if file.local_theta is not None:
         return _of_both_kinds(file, file.local_theta, (head_dim, local_head_dim), where)
     parameters = file.rope_parameters or file.default_rope
@@ -71,9 +83,12 @@ def parse_ropes(
 def _of_both_kinds(
     file: ConfigFile, local_theta: float, head_dims: tuple[int, int], where: str
 ) -> tuple[RopeConfig, RopeConfig]:
-    """Read the two rotary embeddings of a family with sliding layers. As in transformers, `rope_scaling` is laid over
-    `full_attention`, whose rope_type, "default" where rope_parameters is missing, counts before the older key `type`;
-    what `rope_parameters` has for no kind of layer is not read, but for `truncate`."""
+    """Read the two rotary embeddings of a family with sliding layers.
+
+    As in transformers, `rope_scaling` overrides keys of `full_attention`. Its rope_type, which is "default" if
+    rope_parameters is missing, takes precedence over the older key `type`. Of keys directly in `rope_parameters`, only
+    `truncate` is read.
+    """
     parameters = file.rope_parameters or file.default_rope
     full = parameters.full_attention or RopeFile(rope_type="default")
     if file.rope_scaling is not None:
@@ -96,9 +111,19 @@ def _of_both_kinds(
 def _parse_rope(
     given: RopeFile, file: ConfigFile, theta: float, original: int | None, head_dim: int, where: str
 ) -> RopeConfig:
-    """One embedding, of a file's keys. Raises WgradError."""
+    """Read one rotary embedding.
+
+    Args:
+        given: Its keys.
+        theta: Its base.
+        original: original_max_position_embeddings, or None for max_position_embeddings.
+        where: Beginning of errors.
+
+    Raises:
+        WgradError: A key is missing or wrong, or the type is not supported.
+    """
     kind = given.rope_type or given.type or "default"
-    kind = "longrope" if kind == "su" else kind  # its first name
+    kind = "longrope" if kind == "su" else kind  # its older name
     if kind not in ROPE_TYPES:
         raise WgradError(f"{where}: rope_type {show(kind)} is not supported: {', '.join(ROPE_TYPES)} are")
     if kind == "proportional":
@@ -115,7 +140,7 @@ def _parse_rope(
         "type": kind,
         "backwards": file.reversed_rope,
     }
-    if kind == "dynamic" and given.alpha and head_dim > 2:  # HunYuan: of any length, another base
+    if kind == "dynamic" and given.alpha and head_dim > 2:  # HunYuan: another base, at any length
         return RopeConfig(**config | {"type": "default", "theta": theta * given.alpha ** (head_dim / (head_dim - 2))})
     if kind == "default":
         return RopeConfig(**config)
@@ -144,7 +169,7 @@ def _parse_rope(
 
 
 def _rotated(head_dim: int, partial: float, file: ConfigFile, where: str) -> int:
-    """How many numbers of a head are rotated."""
+    """Return the number of a head's elements that are rotated."""
     if partial != 1.0 and not file.partial_rotary:
         raise WgradError(f"{where}: partial_rotary_factor {partial} is not supported: only 1.0 is")
     rotated = int(head_dim * partial)
@@ -180,7 +205,7 @@ def _longrope_factor(given: RopeFile, factor: float, original: int) -> float:
 
 
 def yarn_factor(factor: float, weight: float = 1.0) -> float:
-    """By what cos and sin are multiplied where positions are stretched by `factor`."""
+    """Return yarn's factor of cos and sin for positions that are stretched by `factor`."""
     return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
 
 
@@ -192,14 +217,17 @@ def _yarn_factor(given: RopeFile, factor: float) -> float:
 
 
 def inverse_frequencies(config: RopeConfig, positions: int = 0) -> np.ndarray:
-    """float32 [head_dim / 2]: angle of pair i at position p is p times element i. positions: of the sequence."""
+    """Return the inverse frequencies, float32 [head_dim / 2]: the angle of pair i at position p is p times element i.
+
+    positions: length of the sequence, for types that depend on it.
+    """
     exponent = np.arange(0, config.head_dim, 2, dtype=np.float32) / np.float32(config.head_dim)
     original, theta = config.original_max_position_embeddings, np.float64(config.theta)
-    if config.type == "dynamic" and positions > original and config.head_dim > 2:  # of 2 the only pair has period 1
+    if config.type == "dynamic" and positions > original and config.head_dim > 2:  # one pair has period 1
         stretch = config.factor * positions / original - (config.factor - 1)
         theta *= stretch ** (config.head_dim / (config.head_dim - 2))
-    with np.errstate(over="ignore"):  # never to turn is what such a pair does
-        # Rounded once, as PyTorch's are but for 1 in 100; NumPy's powers in float32 are 1 in 6 times another number.
+    with np.errstate(over="ignore"):  # a pair with an infinite period is not rotated, which is right
+        # Rounding once from float64 equals PyTorch in 99 of 100 values; NumPy's float32 power differs in 1 of 6.
         periods = np.power(np.float64(np.float32(theta)), exponent, dtype=np.float64).astype(np.float32)
     if config.type == "longrope":
         periods = periods * np.array(config.long_factor if positions > original else config.short_factor, np.float32)
@@ -217,9 +245,9 @@ def inverse_frequencies(config: RopeConfig, positions: int = 0) -> np.ndarray:
 
 
 def _llama3(inverse: np.ndarray, config: RopeConfig) -> np.ndarray:
-    """Long wavelengths are stretched by `factor`, short ones kept, those between interpolated."""
+    """Stretch long wavelengths by `factor`, keep short ones, and interpolate those in between."""
     original, low, high = config.original_max_position_embeddings, config.low_freq_factor, config.high_freq_factor
-    one = np.float32(1)  # PyTorch divides a number by a tensor so: it multiplies by the reciprocal
+    one = np.float32(1)  # as PyTorch, which divides a number by a tensor by multiplying with the reciprocal
     wavelength = one / inverse * np.float32(2 * math.pi)
     smooth = (one / wavelength * np.float32(original) - np.float32(low)) / np.float32(high - low)
     stretched = inverse / np.float32(config.factor)
@@ -230,7 +258,7 @@ def _llama3(inverse: np.ndarray, config: RopeConfig) -> np.ndarray:
 
 
 def _yarn(periods: np.ndarray, config: RopeConfig) -> np.ndarray:
-    """Pairs that turn more than beta_fast times over the trained length are kept, fewer than beta_slow stretched."""
+    """Keep pairs that turn more than beta_fast times over the trained length, and stretch those below beta_slow."""
     dim = config.head_dim
 
     def correction(rotations: float) -> float:
@@ -249,19 +277,22 @@ def _yarn(periods: np.ndarray, config: RopeConfig) -> np.ndarray:
 
 
 def depends_on_length(config: RopeConfig, longest: int) -> bool:
-    """Return whether sequences of up to `longest` tokens have other angles than short ones."""
+    """Return whether angles differ between sequences of up to `longest` tokens."""
     return config.type in ("dynamic", "longrope") and longest > config.original_max_position_embeddings
 
 
 def rope_tables(config: RopeConfig, positions: int) -> tuple[np.ndarray, np.ndarray]:
-    """cos, sin float32 [positions, head_dim / 2], yarn's attention factor included. Row p is that of the last token of
-    a sequence of p + 1: in generation, as in transformers, each token has the angles of the text's length then."""
+    """Return cos and sin, float32 [positions, head_dim / 2], with the attention factor.
+
+    Row p is for the last token of a sequence of p + 1 tokens: in generation, as in transformers, a token has the angles
+    for the text's length at that time.
+    """
     numbers = np.arange(positions, dtype=np.int32)
     return rope_rows(config, numbers, numbers + 1)
 
 
 def rope_rows(config: RopeConfig, positions: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """As `rope_tables`, of tokens at `positions` [n] of sequences of `lengths` [n] tokens."""
+    """Return cos and sin, as `rope_tables`, for tokens at `positions` [n] in sequences of `lengths` [n] tokens."""
     longest = int(lengths.max(initial=0))
     if not depends_on_length(config, longest):
         frequencies, kinds = inverse_frequencies(config)[None], np.zeros(len(lengths), np.int64)
@@ -277,7 +308,9 @@ def rope_rows(config: RopeConfig, positions: np.ndarray, lengths: np.ndarray) ->
 
 
 def grown(table: np.ndarray, growth: float, length: int) -> np.ndarray:
-    """A table [positions, pairs] whose row p is scaled by 1 + growth log(1 + floor(p / length)). Source: Ministral 3 in
-    transformers, which has it of Llama 4."""
+    """Scale row p of a table [positions, pairs] by 1 + growth log(1 + floor(p / length)).
+
+    Source: Ministral 3 in transformers, which takes it from Llama 4.
+    """
     scale = 1 + growth * np.log1p(np.arange(len(table)) // length)
     return (table * scale[:, None]).astype(np.float32)

@@ -1,4 +1,4 @@
-"""As expert_keys.py, of families whose router chooses by scores that a bias corrects, as DeepSeek-V3's does."""
+"""Keys of config.json of families whose router corrects its scores by a bias, as DeepSeek-V3's does."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SharedCount = Annotated[int, Meta(ge=0, le=64)]
 
 
 def check_groups(experts: int, groups: int, top_groups: int, chosen: int) -> None:
-    """ValueError where experts make no such groups, or the best groups of a token have fewer experts than it takes."""
+    """Raise ValueError if experts cannot be divided into these groups, or a token's groups have too few experts."""
     if experts % groups or (groups > 1 and experts < 2 * groups):
         raise ValueError(f"n_group must divide the {experts} experts into groups of two or more; got {groups}")
     if top_groups > groups or chosen > experts // groups * top_groups:
@@ -58,11 +58,11 @@ class ScoredFile(ExpertsFile, kw_only=True):
 
     @property
     def balance(self) -> float:
-        """No load-balancing loss: the correction takes its place."""
+        """Factor of the load-balancing loss: 0, since the correction balances the experts instead."""
         return 0.0
 
     def sparse_layers(self) -> tuple[bool, ...]:
-        """Layers that have experts."""
+        """Return for each layer whether it has experts."""
         return tuple(i >= (self.first_k_dense_replace or 0) for i in range(self.num_hidden_layers))
 
 
@@ -90,12 +90,12 @@ class Glm4MoeFile(ScoredFile, kw_only=True):
 
 
 class SolarOpenFile(ScoredFile, kw_only=True):
-    """All layers have experts."""
+    """Keys of Solar Open, whose layers all have experts."""
 
     usual_experts: ClassVar[int] = 128
     default_theta: ClassVar[float] = 1_000_000.0
     vocab_size: Vocabulary = 196_608
-    intermediate_size: Any = None  # not read: no layer has a plain MLP
+    intermediate_size: Any = None  # ignored: no layer has a plain MLP
     num_hidden_layers: Count = 48
     num_attention_heads: Count = 64
     num_key_value_heads: Count = 8
@@ -131,13 +131,13 @@ class Dots1File(ScoredFile, kw_only=True):
         check_layer_types(self.layer_types, self.num_hidden_layers, self.sliding_window)
 
     def windows(self) -> tuple[int, ...]:
-        """Each layer's window, 0 for none."""
+        """Return each layer's window, 0 for none."""
         unlisted = (i >= self.max_window_layers for i in range(self.num_hidden_layers))
         return layer_windows(self.layer_types, self.sliding_window, unlisted)
 
 
 class ExaoneMoeFile(ScoredFile, kw_only=True):
-    """mlp_layer_types: sparse or dense, in the place of first_k_dense_replace."""
+    """Keys of K-EXAONE. mlp_layer_types: "sparse" or "dense" for each layer, instead of first_k_dense_replace."""
 
     usual_experts: ClassVar[int] = 64
     vocab_size: Vocabulary = 102_400
@@ -170,7 +170,7 @@ class ExaoneMoeFile(ScoredFile, kw_only=True):
         return self.num_experts
 
     def windows(self, unlisted: Iterable[bool]) -> tuple[int, ...]:
-        """Each layer's window, 0 for none. unlisted: the layers that slide where `layer_types` is missing."""
+        """Return each layer's window, 0 for none. unlisted: which layers slide if `layer_types` is missing."""
         return layer_windows(self.layer_types, self.sliding_window, unlisted)
 
     def sparse_layers(self) -> tuple[bool, ...]:
@@ -212,7 +212,7 @@ class Ernie45MoeFile(ExpertsFile, kw_only=True):
         return next((count for count in counts if count is not None), self.usual_experts)
 
     def sparse_layers(self) -> tuple[bool, ...]:
-        """Layers that have experts."""
+        """Return for each layer whether it has experts."""
         last = -1 if self.moe_layer_end_index is None else self.moe_layer_end_index
         last, first = (self.num_hidden_layers - 1 if last == -1 else last), self.moe_layer_start_index or 0
         every = self.moe_layer_interval or 1

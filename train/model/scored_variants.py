@@ -1,4 +1,4 @@
-"""Fields of `ModelConfig` of the families whose router chooses by corrected scores, from the keys of config.json."""
+"""Conversion from config.json's keys to `ModelConfig` fields, for families whose router corrects its scores."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SHARED: dict[str, Any] = {"shared": "mlp.shared_experts", "shared_gate": ""}
 
 
 def scored_experts(keys: ScoredFile) -> Experts | None:
-    """DeepSeek-V3's (arXiv 2412.19437); None where no layer has any."""
+    """Return experts as in DeepSeek-V3 (arXiv 2412.19437), or None if no layer has experts."""
     layers = keys.sparse_layers()
     if not any(layers):
         return None
@@ -41,30 +41,30 @@ def scored_experts(keys: ScoredFile) -> Experts | None:
 
 
 def glm4_moe(keys: Glm4MoeFile) -> dict[str, Any]:
-    """GLM-4.5 and 4.6 (arXiv 2508.06471)."""
+    """Return the `ModelConfig` fields of GLM-4.5 and 4.6 (arXiv 2508.06471)."""
     extra = {} if keys.num_mtp_layers is None else {"extra_layers": keys.num_mtp_layers}
     return {"qkv_bias": keys.attention_bias, "qk_norm": keys.use_qk_norm, "experts": scored_experts(keys), **extra}
 
 
 def solar_open(keys: SolarOpenFile) -> dict[str, Any]:
-    """Solar Open: GLM-4.5's experts in every layer of a LLaMA."""
+    """Return the `ModelConfig` fields of Solar Open, a Llama with GLM-4.5's experts in every layer."""
     width = {"intermediate_size": keys.moe_intermediate_size}
     return {"qkv_bias": keys.attention_bias, "experts": scored_experts(keys), **width}
 
 
 def dots1(keys: Dots1File) -> dict[str, Any]:
-    """dots.llm1 (arXiv 2506.05767)."""
+    """Return the `ModelConfig` fields of dots.llm1 (arXiv 2506.05767)."""
     return {**biases(keys), "qk_norm": True, "windows": keys.windows(), "experts": scored_experts(keys)}
 
 
 def exaone_moe(keys: ExaoneMoeFile) -> dict[str, Any]:
-    """K-EXAONE (arXiv 2601.01739)."""
+    """Return the `ModelConfig` fields of K-EXAONE (arXiv 2601.01739)."""
     experts = scored_experts(keys)
     return {**exaone_attention(keys), "experts": replace(experts, files="exaone") if experts else None}
 
 
 def ernie4_5_moe(keys: Ernie45MoeFile) -> dict[str, Any]:
-    """ERNIE 4.5 with experts: a softmax chooses, with a bias that corrects it."""
+    """Return the `ModelConfig` fields of ERNIE 4.5 with experts, which a softmax with a correcting bias chooses."""
     layers, biased = keys.sparse_layers(), bool(keys.use_bias)
     experts = Experts(
         keys.experts,

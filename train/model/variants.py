@@ -1,4 +1,4 @@
-"""Differences of each model family from a plain LLaMA, as fields of `ModelConfig`, from the keys of its config.json."""
+"""Conversion from config.json's keys to `ModelConfig` fields, for families without experts or linear attention."""
 
 from __future__ import annotations
 
@@ -42,6 +42,7 @@ from wgrad.train.model.near_llama_keys import (
 
 
 def biases(keys: Any) -> dict[str, Any]:
+    """Return the fields for `attention_bias`, which concerns all four projections of attention."""
     return {"qkv_bias": keys.attention_bias, "o_bias": keys.attention_bias}
 
 
@@ -50,7 +51,7 @@ def llama(keys: Any) -> dict[str, Any]:
 
 
 def every_layer(keys: Any) -> tuple[int, ...]:
-    """`sliding_window` in all layers; 0 where it is null."""
+    """Return windows with `sliding_window` in all layers, or 0 if it is null."""
     result: tuple[int, ...] = (keys.sliding_window or 0,) * keys.num_hidden_layers
     return result
 
@@ -60,33 +61,34 @@ def mistral(keys: MistralFile) -> dict[str, Any]:
 
 
 def upper_windows(keys: Qwen2File) -> tuple[int, ...]:
+    """Return windows for layers from max_window_layers on, unless `layer_types` lists them."""
     return keys.windows(i >= keys.max_window_layers for i in range(keys.num_hidden_layers))
 
 
 def smollm3(keys: SmolLM3File) -> dict[str, Any]:
-    """Every fourth layer has no rotary embeddings; `no_rope_layers` holds 1 where a layer has them."""
+    """SmolLM3: every fourth layer has no rotary embeddings. `no_rope_layers` is 1 for layers that have them."""
     if keys.no_rope_layers is not None:
         rotates = tuple(bool(layer) for layer in keys.no_rope_layers)
     else:
         rotates = tuple((i + 1) % keys.no_rope_layer_interval != 0 for i in range(keys.num_hidden_layers))
-    # Without a list the layers without rotary embeddings slide, if any do; a list counts by itself.
+    # Without `layer_types`, layers without rotary embeddings have the windows, if there are any.
     windows = keys.windows(keys.use_sliding_window and not layer for layer in rotates)
     return {**biases(keys), "mlp_bias": keys.mlp_bias, "use_rope": rotates, "windows": windows}
 
 
 def one_full_of(keys: Any, pattern: int) -> tuple[int, ...]:
-    """Windows where every `pattern`-th layer has none, unless `layer_types` names those."""
+    """Return windows for layers except every `pattern`-th, unless `layer_types` lists them."""
     result: tuple[int, ...] = keys.windows((i + 1) % pattern != 0 for i in range(keys.num_hidden_layers))
     return result
 
 
 def gemma(keys: GemmaFile | SlidingGemmaFile) -> dict[str, Any]:
-    """Gemma (arXiv 2403.08295), and what the later ones keep."""
+    """Gemma (arXiv 2403.08295), and the fields that later versions keep."""
     return {**biases(keys), "norm_offset": 1.0, "embedding_scale": keys.hidden_size**0.5}
 
 
 def sliding_gemma(keys: SlidingGemmaFile, pattern: int) -> dict[str, Any]:
-    """Common parts of Gemma 2 (arXiv 2408.00118) and 3 (arXiv 2503.19786)."""
+    """Fields common to Gemma 2 (arXiv 2408.00118) and 3 (arXiv 2503.19786)."""
     return {
         **gemma(keys),
         "hidden_act": keys.hidden_activation,
@@ -112,7 +114,7 @@ def granite(keys: GraniteFile | GraniteSwaFile | HyperClovaXFile) -> dict[str, A
 
 
 def granite_factors(keys: Any) -> dict[str, Any]:
-    """Granite 3 (arXiv 2408.13359): four factors."""
+    """Granite 3 (arXiv 2408.13359): factors of embeddings, scores, residuals and logits."""
     return {
         **biases(keys),
         "embedding_scale": keys.embedding_multiplier,
@@ -123,6 +125,7 @@ def granite_factors(keys: Any) -> dict[str, Any]:
 
 
 def normed_outputs() -> dict[str, Any]:
+    """Return the fields of families that norm the outputs of attention and MLP instead of their inputs."""
     return {
         "attention_norm": "",
         "attention_out_norm": "post_attention_layernorm",
@@ -137,13 +140,14 @@ def granite_swa(keys: GraniteSwaFile) -> dict[str, Any]:
 
 
 def granite_windows(keys: GraniteWindows) -> dict[str, Any]:
+    """Return the fields for Granite's windows, sinks, and layers without rotary embeddings (theta 0)."""
     thetas = keys.layer_rope_theta or (1,) * keys.num_hidden_layers
     rotates = tuple(theta > 0 for theta in thetas)
     return {"windows": keys.layer_windows, "sinks": True, "use_rope": rotates}
 
 
 def olmo2(keys: Any) -> dict[str, Any]:
-    """OLMo 2 (arXiv 2501.00656): norms of the outputs of attention and MLP, none before them."""
+    """OLMo 2 (arXiv 2501.00656): the outputs of attention and MLP are normed instead of their inputs."""
     return {**biases(keys), **normed_outputs(), "qk_norm": True, "qk_norm_whole": True}
 
 
@@ -153,7 +157,7 @@ def phi3(keys: Phi3File) -> dict[str, Any]:
 
 
 def phi(keys: PhiFile) -> dict[str, Any]:
-    """Phi-1, 1.5 (arXiv 2309.05463) and 2. Its own dropout (resid_pdrop) is left out: an adapter has one."""
+    """Phi-1, 1.5 (arXiv 2309.05463) and 2. Its dropout (resid_pdrop) is ignored, since adapters have their own."""
     return {
         "layer_norm": True,
         "rms_norm_eps": keys.layer_norm_eps,
@@ -206,12 +210,12 @@ def seed_oss(keys: SeedOssFile) -> dict[str, Any]:
 
 
 def exaone4(keys: Exaone4File) -> dict[str, Any]:
-    """EXAONE 4 (arXiv 2507.11407): norms of outputs alone."""
+    """EXAONE 4 (arXiv 2507.11407): only the outputs of attention and MLP are normed."""
     return {**normed_outputs(), **exaone_attention(keys)}
 
 
 def exaone_attention(keys: Any) -> dict[str, Any]:
-    """Attention of EXAONE 4 and of K-EXAONE: where layers have windows, only those have rotary embeddings."""
+    """Attention of EXAONE 4 and K-EXAONE: if some layers have windows, only these have rotary embeddings."""
     pattern = keys.sliding_window_pattern
     windows = one_full_of(keys, pattern) if isinstance(pattern, int) and pattern else keys.windows(())
     windows = windows or (0,) * keys.num_hidden_layers
@@ -220,7 +224,7 @@ def exaone_attention(keys: Any) -> dict[str, Any]:
 
 
 def hyperclovax(keys: HyperClovaXFile) -> dict[str, Any]:
-    """HyperCLOVA X (arXiv 2506.22403): Granite's factors, and norms of outputs as well."""
+    """HyperCLOVA X (arXiv 2506.22403): Granite's factors, and norms of outputs in addition."""
     norms = {"attention_out_norm": "post_norm1", "mlp_out_norm": "post_norm2"} if keys.use_post_norm else {}
     scale = keys.attention_multiplier or 0.0
     return {**granite(keys), **norms, "score_scale": scale, "logit_scale": keys.logits_scaling}
@@ -237,11 +241,13 @@ def ernie45(keys: Ernie45File) -> dict[str, Any]:
 
 
 def hunyuan(keys: Any) -> dict[str, Any]:
+    """Hunyuan: q and k are normed after their rotation."""
     norms = {"q_norm": "self_attn.query_layernorm", "k_norm": "self_attn.key_layernorm"}
     return {**biases(keys), **norms, "qk_norm": True, "qk_norm_last": True}
 
 
 def ungated(keys: ArceeFile | Jais2File | NemotronFile) -> dict[str, Any]:
+    """Return the fields common to families whose MLPs have no gate."""
     return {**biases(keys), "mlp_bias": keys.mlp_bias, "gated": False}
 
 
@@ -250,17 +256,17 @@ def jais2(keys: Jais2File) -> dict[str, Any]:
 
 
 def nemotron(keys: NemotronFile) -> dict[str, Any]:
-    """Nemotron (arXiv 2402.16819): squared ReLU, and LayerNorm whose files hold weight - 1."""
+    """Nemotron (arXiv 2402.16819): squared ReLU, and LayerNorm whose weights are stored minus 1."""
     return {**ungated(keys), "layer_norm": True, "rms_norm_eps": keys.norm_eps, "norm_offset": 1.0}
 
 
 def glm(keys: GlmFile) -> dict[str, Any]:
-    """GLM-4 (arXiv 2406.12793) as transformers has it."""
+    """GLM-4 (arXiv 2406.12793) in transformers' layout."""
     return {"interleaved": True, "qkv_bias": keys.attention_bias, "gate_up_proj": "mlp.gate_up_proj"}
 
 
 def glm4(keys: Glm4File) -> dict[str, Any]:
-    """GLM-4-0414: norms of outputs as well."""
+    """GLM-4-0414: norms of outputs in addition."""
     return {
         **glm(keys),
         "attention_out_norm": "post_self_attn_layernorm",
@@ -295,7 +301,7 @@ def apertus(keys: ApertusFile) -> dict[str, Any]:
 
 
 def nanochat(keys: NanoChatFile) -> dict[str, Any]:
-    """nanochat: norms without weights, of the embeddings too, and of q and k once they are rotated."""
+    """nanochat: norms have no weights, the embeddings are normed too, and q and k after their rotation."""
     return {
         **biases(keys),
         "norm_weight": False,
