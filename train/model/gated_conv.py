@@ -1,4 +1,4 @@
-"""A gated short convolution in the place of attention: LFM2's layers, of which most have it.
+"""A gated short convolution, which most layers of LFM2 have instead of attention.
 
     b, c, x = in_proj(input);  output = c conv(b x)
 
@@ -30,7 +30,7 @@ def gated_conv(
     layer: int,
     ones: Callable[[int], Array],
 ) -> Tensor:
-    """[N, C], before the output projection. The arguments are those of `delta_net`."""
+    """Return the result [N, C] before the output projection. The arguments are those of `delta_net`."""
     mixed = project(f"{prefix}conv.in_proj")
     gate, after, x = mixed.split(c.channels, 1)
     rows, tokens = doc_start.shape

@@ -12,9 +12,11 @@ from wgrad.train.model.token_tables import TokenTables
 def whole_inputs(
     model: Model, ids: np.ndarray, positions: np.ndarray, doc_start: np.ndarray, first_key: int = 0
 ) -> Inputs:
-    """Make the inputs of sequences from their first tokens: int32 [B, T]. No targets.
+    """Return the inputs of a forward, without targets, for sequences from their first token on.
 
-    first_key: of a cache, where the first of the T tokens goes.
+    Args:
+        ids, positions, doc_start: int32 [B, T].
+        first_key: Place in the KV cache of the first of the T tokens.
     """
     device = model.device
     tables = TokenTables.empty(model.config, positions.size, int(positions.max()) + 1, device)

@@ -1,9 +1,7 @@
-"""Models in Hugging Face layout: which tensors there are, in which files, checked against config.json without reading
-them.
+"""The tensors of a model's folder in Hugging Face layout, checked against config.json without reading them.
 
-Weights that are quantised already are known by their files: those of bitsandbytes (nf4_files.py), experts in MXFP4
-(mxfp4_files.py) and whatever is in a GGUF file (gguf_files.py: one in the folder, beside config.json and the
-tokenizer).
+Quantized weights of three kinds are used as they are: those of bitsandbytes (nf4_files.py), experts in MXFP4
+(mxfp4_files.py), and tensors of a GGUF file in the folder (gguf_files.py).
 """
 
 from __future__ import annotations
@@ -49,20 +47,20 @@ INDEX_FILE, SINGLE_FILE, GGUF = "model.safetensors.index.json", "model.safetenso
 _DTYPES = {"F32": np.dtype(np.float32), "F16": np.dtype(np.float16), "BF16": np.dtype(ml_dtypes.bfloat16)}
 FLOATS = tuple(_DTYPES)
 _MOST_LISTED = 8  # names in a message
-# Tensors without influence on the output: tables that the model computes by itself, in files of old versions, constants
-# of an activation, and layers that predict several tokens at once.
+# Tensors that do not affect the output: tables that old files contain although the model computes them, constants of an
+# activation, and multi-token prediction layers.
 _LEFT_OVER = re.compile(
     r"^mtp\.|(^|\.)(rotary_emb\.(inv_freq|cos_cached|sin_cached)|position_ids|masked_bias|act_fn\.(beta|eps))$"
 )
 _LAYER = re.compile(r"(?:model\.layers|blk)\.(\d{1,9})\.")
-# What layers that use another's keys and values need not have, and published files hold.
+# Published files contain these even for layers that use another layer's keys and values.
 _KEYS = re.compile(r"model\.layers\.(\d{1,4})\.self_attn\.[kv]_(?:proj|norm)\.(?:weight|bias)")
-# Of GGUF: factors of the rotary embeddings (gguf_config.py reads them), and a copy of its frequencies in old files.
+# In GGUF: factors of rotary embeddings, which gguf_config.py reads, and frequencies in old files.
 _LEFT_OVER_GGUF = re.compile(r"rope_(freqs|factors_long|factors_short)\.weight|blk\.\d+\.attn_rot_embd\.weight")
 
 
 def dtype_of(entry: TensorEntry) -> np.dtype:
-    """Read a tensor of one of FLOATS."""
+    """Return the dtype of a tensor whose stored type is one of FLOATS."""
     result: np.dtype = _DTYPES[entry.dtype]
     return result
 
@@ -71,16 +69,18 @@ Progress = Callable[[int, int], None]  # tensors done, tensors in all
 
 
 class _Index(Struct):
-    """model.safetensors.index.json: tensor -> the shard that holds it."""
+    """The file model.safetensors.index.json. weight_map: name of the shard of each tensor."""
 
     weight_map: dict[str, str]
 
 
 class ModelFiles:
-    """The tensors of a model's folder, in one file or in shards, those of a multimodal model's text part by the names
-    that it has alone. Opening reads only the headers.
+    """The tensors of a model's folder, in one file or in shards. Opening it reads only the headers.
 
-    Raises WgradError, naming the file: none there, a shard missing, one cut off or damaged, one outside the folder.
+    Tensors of a multimodal model's text part get the names of the text model alone.
+
+    Raises:
+        WgradError: There is no file, or a shard is missing, damaged or outside of the folder.
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
@@ -131,7 +131,11 @@ class ModelFiles:
         )
 
     def entry(self, name: str) -> TensorEntry:
-        """WgradError where the files have no such tensor."""
+        """Return the entry of a tensor.
+
+        Raises:
+            WgradError: The files do not have it.
+        """
         if name not in self.entries:
             raise WgradError(
                 f"--model: {self.folder} has no tensor {name}: config.json and the weights do not belong together, "
@@ -140,13 +144,18 @@ class ModelFiles:
         return self.entries[name]
 
     def check(self, config: ModelConfig) -> None:
-        """WgradError where a tensor of the model is missing or does not fit config.json. Reads no tensor: what a model
-        takes is known to be in its files before any memory is taken for it."""
+        """Convert the entries to the model's tensors, and check that all are there and fit config.json.
+
+        No tensor is read, so that a wrong model is found before memory is allocated for it.
+
+        Raises:
+            WgradError: A tensor is missing, has a wrong shape or type, or is not used by the model.
+        """
         self.entries = with_fp8(with_packed(self.entries, config.packing), config.fp8_block)
         if config.packing is not None:
             self._drop_empty_biases(config)
         if config.tie_word_embeddings and EMBEDDING not in self.entries and HEAD in self.entries:
-            self.entries[EMBEDDING] = self.entries[HEAD]  # one matrix: either name will do, as in transformers
+            self.entries[EMBEDDING] = self.entries[HEAD]  # tied matrices may have either name, as in transformers
         add_from_keys(self.entries, config)
         if any(isinstance(entry, GgufEntry) for entry in self.entries.values()):
             check_multipliers(config, self.folder)
@@ -164,7 +173,7 @@ class ModelFiles:
         self._check_unused(config)
 
     def _drop_empty_biases(self, config: ModelConfig) -> None:
-        """Leave out biases that the model does not have: GPTQ's first tools wrote zeros for every projection."""
+        """Remove zero biases that the model does not have: early GPTQ tools wrote them for every projection."""
         known = {spec.name for spec in weight_specs(config)}
         for name, entry in list(self.entries.items()):
             packed = isinstance(self.entries.get(f"{name.removesuffix('.bias')}.weight"), PackedEntry)
@@ -172,7 +181,7 @@ class ModelFiles:
                 del self.entries[name]
 
     def _check_unused(self, config: ModelConfig) -> None:
-        """WgradError where the files have tensors that the model does not use: it is another one then."""
+        """Raise WgradError if the files have tensors that the model does not use, since it is another model then."""
         used = {EMBEDDING, HEAD}
         for spec in weight_specs(config):
             used.add(spec.name)
@@ -188,12 +197,16 @@ class ModelFiles:
             )
 
     def is_frozen(self, spec: WeightSpec) -> bool:
-        """Return whether the files hold this tensor in a format of few bits, which stays as it is."""
+        """Return whether the files have this tensor in a quantized format that is used as it is."""
         entry = self.entries.get(spec.name)
         return is_nf4(self.entries, spec.name) or is_frozen_gguf(entry) or isinstance(entry, Mxfp4Entry)
 
     def beside_text(self) -> list[TensorEntry]:
-        """Return the other parts of a multimodal model. Raises WgradError: nothing, or tensors of few bits."""
+        """Return the tensors of a multimodal model that do not belong to the text model.
+
+        Raises:
+            WgradError: There are none, or some are quantized.
+        """
         own = {name: entry for name, entry in self.entries.items() if not isinstance(entry, GgufEntry)}
         found = [entry for name, entry in own.items() if is_beside_text(name)]
         if not found or any(entry.dtype not in FLOATS for entry in found):
@@ -204,39 +217,60 @@ class ModelFiles:
         return found
 
     def stay_as_they_are(self, specs: Iterable[WeightSpec]) -> bool:
-        """Return whether no projection is to be quantised: of weights that are already, what is in float is to stay so
-        (bitsandbytes' llm_int8_skip_modules, gpt-oss' modules_to_not_convert); a GGUF file is what its maker chose, in
-        float too."""
+        """Return whether no projection should be quantized, because the files are quantized or GGUF.
+
+        Float tensors of such files were left in float on purpose (bitsandbytes' llm_int8_skip_modules, gpt-oss'
+        modules_to_not_convert, the types that a GGUF file's author chose).
+        """
         return any(self.is_frozen(spec) or isinstance(self.entries.get(spec.name), GgufEntry) for spec in specs)
 
     def read_frozen(self, spec: WeightSpec, device: Device, contents: bool) -> FrozenWeight:
-        """Such a projection on the device. contents False, for a dry run: hardly a thing is read. Raises WgradError."""
+        """Upload a projection for which `is_frozen` is true.
+
+        Args:
+            contents: False for a dry run, which allocates memory but reads almost nothing.
+
+        Raises:
+            WgradError: The tensor cannot be read.
+        """
         entry = self.entries.get(spec.name)
         if isinstance(entry, (GgufEntry, Mxfp4Entry)):
             return entry.upload_frozen(device, contents)
         return read_nf4(self.entries, spec.name, spec.shape, device, contents)
 
     def read(self, spec: WeightSpec) -> np.ndarray:
-        """The tensor in the file's dtype. WgradError: missing, another shape, not a float dtype, not finite."""
+        """Read a tensor in the file's dtype.
+
+        Raises:
+            WgradError: It is missing, has another shape or no float dtype, or is not finite.
+        """
         return self.float_entry(spec).finite_array()
 
     def readable_ahead(self, spec: WeightSpec, dtype: np.dtype) -> TensorEntry | None:
-        """The entry of a tensor that a device takes in this dtype as it lies in its file; else None."""
+        """Return the entry of a tensor whose bytes in the file can be uploaded as they are in this dtype, or None."""
         entry = self.entries.get(spec.name)
         if entry is None or entry.begin is None or entry.dtype not in FLOATS:
             return None
         return None if dtype_of(entry) != dtype or spec.offset else entry
 
     def offset_within(self, spec: WeightSpec) -> float:
-        """Return the number by which a tensor exceeds Hugging Face's: a GGUF file has norms as the model takes them."""
+        """Return the number by which the files' values exceed Hugging Face's: GGUF includes the offset of norms."""
         return spec.offset if isinstance(self.entries.get(spec.name), GgufEntry) else 0.0
 
     def dtype(self, spec: WeightSpec) -> np.dtype:
-        """The file's dtype of a tensor. WgradError as in `read`."""
+        """Return the file's dtype of a tensor.
+
+        Raises:
+            WgradError: It is missing, or has another shape or no float dtype.
+        """
         return dtype_of(self.float_entry(spec))
 
     def float_entry(self, spec: WeightSpec) -> TensorEntry:
-        """The entry of a tensor. WgradError: missing, another shape, not a float dtype."""
+        """Return the entry of a float tensor.
+
+        Raises:
+            WgradError: It is missing, or has another shape or no float dtype.
+        """
         entry = self.entry(spec.name)
         if entry.dtype not in FLOATS:
             known = [*FLOATS, *(gguf_formats() if isinstance(entry, GgufEntry) else ["bitsandbytes' NF4"])]
@@ -255,10 +289,10 @@ class ModelFiles:
             )
 
     def digest(self) -> str:
-        """A sum of what the tensors are, wherever they lie: names, dtypes, shapes, and blocks of each one's bytes.
+        """Return a hash of the tensors' names, dtypes, shapes and samples of their bytes, whatever file they are in.
 
-        At most 16 KiB of a tensor are read: of an 8B model 5 MB. Another model of the same shapes differs in every
-        block; a single number that is changed in a large tensor is seldom found.
+        At most 16 KiB of a tensor are read, 5 MB for an 8B model. This tells models of the same shapes apart, but
+        usually misses a single changed number in a large tensor.
         """
         total = hashlib.blake2b(digest_size=16)
         for name, entry in sorted(self.entries.items()):
@@ -269,7 +303,7 @@ class ModelFiles:
 
 
 def is_left_over(name: str, config: ModelConfig) -> bool:
-    """Return whether a tensor belongs to a model of this kind although its text part does not use it."""
+    """Return whether a tensor may be in the files although the text model does not use it."""
     if config.text_of and is_beside_text(name):
         return True
     layer = _LAYER.match(name)
@@ -281,7 +315,7 @@ def is_left_over(name: str, config: ModelConfig) -> bool:
 
 
 def one_gguf_file(folder: Path, files: list[Path], option: str) -> WgradError:
-    """The error of a folder with several models in GGUF."""
+    """Return the error for a folder with several GGUF models."""
     first = ", ".join(one_line(path.name) for path in files[:3])
     return WgradError(
         f"{option}: {folder} must have one {GGUF} model, got {len(files)} ({first}): keep one, or give its file"
@@ -289,15 +323,19 @@ def one_gguf_file(folder: Path, files: list[Path], option: str) -> WgradError:
 
 
 def _leaves_folder(name: str) -> bool:
-    """Return whether a path of an index is absolute or climbs out, by the rules of any system (links of a cache are
-    fine)."""
+    """Return whether a path of an index is absolute or leaves the folder, on any system. Symbolic links are allowed."""
     paths = (PurePosixPath(name), PureWindowsPath(name))
     return any(p.is_absolute() or p.drive or p.root or ".." in p.parts for p in paths)
 
 
 def use_own_head(config: ModelConfig, files: ModelFiles) -> tuple[ModelConfig, str]:
-    """-> the configuration, and a note for the user ("" where there is none), where a model whose config.json says
-    that the head is the embedding has a head with other values: it is used, as transformers 5 does."""
+    """Untie a head that config.json ties to the embedding although the files have other values for it.
+
+    transformers 5 uses the files' head too.
+
+    Returns:
+        The configuration, and a note for the user or "".
+    """
     head, embedding = files.entries.get(HEAD), files.entries.get(EMBEDDING)
     if not config.tie_word_embeddings or head is None or embedding is None or _same(head, embedding):
         return config, ""
@@ -319,8 +357,11 @@ _opened: ContextVar[dict[tuple[str, ModelConfig], _Opened] | None] = ContextVar(
 
 @contextmanager
 def opened_once() -> Iterator[None]:
-    """Files are opened once for each configuration while this lasts: a search plans many runs of the same files, and
-    the headers of thousands of experts take longer than a dry run."""
+    """Make `open_files` open files only once for each configuration inside of this context.
+
+    A search plans many runs of the same files, and reading the headers of thousands of experts takes longer than a dry
+    run.
+    """
     outer = _opened.get()
     token = _opened.set({} if outer is None else outer)
     try:
@@ -330,7 +371,14 @@ def opened_once() -> Iterator[None]:
 
 
 def open_files(folder: str | os.PathLike[str], config: ModelConfig) -> tuple[ModelFiles, ModelConfig, str]:
-    """The files, checked without reading a tensor; configuration and note as of `use_own_head`. Raises WgradError."""
+    """Open a model's files and check them without reading a tensor.
+
+    Returns:
+        The files, and the configuration and note of `use_own_head`.
+
+    Raises:
+        WgradError: Files are missing or damaged, or do not fit config.json.
+    """
     kept, key = _opened.get(), (os.fspath(folder), config)
     if kept is None:
         return _open_files(folder, config)
@@ -341,7 +389,7 @@ def open_files(folder: str | os.PathLike[str], config: ModelConfig) -> tuple[Mod
 
 def _open_files(folder: str | os.PathLike[str], config: ModelConfig) -> _Opened:
     files = ModelFiles(folder)
-    files.entries = by_own_names(files.entries, config)  # the next line looks for embedding and head
+    files.entries = by_own_names(files.entries, config)  # so that the next line finds embedding and head
     config, note = use_own_head(config, files)
     files.check(config)
     return files, config, note

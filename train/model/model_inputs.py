@@ -13,7 +13,7 @@ from wgrad.train.model.token_tables import TokenTables
 
 
 class Computes(Protocol):
-    """A `Model`, as far as inputs are made for it."""
+    """The part of `Model` that inputs need."""
 
     device: Device
 
@@ -22,9 +22,17 @@ class Computes(Protocol):
 
 @dataclass
 class Inputs:
-    """Inputs of a forward, on the device: ids, positions int32 [B * T], doc_start int32 [B, T], cache_len int32 [1],
-    and for a loss targets int32 [B * T]. seed uint32 [2] switches dropout on. tables: as `Model.token_tables` makes
-    them, of whole sequences. adapters: of a model with several, which part of them each token has (adapter_mix.py)."""
+    """Inputs of a forward, on the device.
+
+    Attributes:
+        ids, positions: int32 [B * T].
+        doc_start: Position at which each token's document begins, int32 [B, T].
+        cache_len: Number of filled places of the KV cache, int32 [1].
+        targets: int32 [B * T], only for a loss.
+        seed: uint32 [2]; if given, dropout is applied.
+        tables: Result of `Model.token_tables`, for whole sequences.
+        adapters: For a model with several adapters, the share of each in each token (adapter_mix.py).
+    """
 
     ids: Array
     positions: Array
@@ -37,7 +45,7 @@ class Inputs:
 
     @classmethod
     def empty(cls, model: Computes, batch: int, tokens: int) -> Inputs:
-        """Inputs of a whole forward with targets, to be filled."""
+        """Return zeros as inputs of a forward over whole sequences with targets, to be overwritten."""
         device = model.device
         flat = (batch * tokens,)
         return cls(

@@ -1,4 +1,4 @@
-"""Parts that layers are made of: projections with their adapters, norms, and sums into the residual stream."""
+"""Building blocks of layers: projections with their adapters, norms, and additions to the residual stream."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from wgrad.train.model.stacks import parts_of, stack_of
 
 
 class Parts:
-    """A decoder's weights on a device, as its layers use them. See `Model`."""
+    """A decoder's weights on a device, with the operations that layers apply to them. See `Model`."""
 
     def __init__(
         self,
@@ -37,8 +37,12 @@ class Parts:
         self._constants: dict[tuple[int, int], Array] = {}
 
     def _norm(self, prefix: str, norm: str, h: Tensor) -> tuple[Tensor, Tensor]:
-        """-> the norm of the residual stream, or the stream itself where the family has none here, and the stream to go
-        on with."""
+        """Norm the residual stream.
+
+        Returns:
+            The normed stream, or the stream in the compute dtype if `norm` is ""; and the residual stream to continue
+            with.
+        """
         if not norm:
             return F.cast(h, self.dtype) if self.dtype != h.dtype else h, h
         if self.config.layer_norm:
@@ -47,6 +51,7 @@ class Parts:
         return F.rms_norm_residual(h, weight, eps, dtype=self.dtype, again=not self.keep_norms)
 
     def _normed(self, module: str, x: Tensor, dtype: Any) -> Tensor:
+        """Return the norm `module` of x in `dtype`."""
         weight, eps = self._norm_weight(module, x.shape[1]), self.config.rms_norm_eps
         if self.config.layer_norm:
             bias = self.weights.get(f"{module}.bias")
@@ -55,11 +60,12 @@ class Parts:
         return F.rms_norm(x, weight, eps, dtype=dtype)
 
     def _norm_weight(self, module: str, width: int) -> Any:
+        """Return a norm's weight, or ones if it has none."""
         weight = self.weights.get(f"{module}.weight")
         return self._constant(width, 1) if weight is None else weight
 
     def _constant(self, width: int, value: int) -> Array:
-        """float32 [width]: the weight or the bias of a norm that has none."""
+        """Return a constant float32 [width], which replaces a weight or bias that a norm does not have."""
         if (width, value) not in self._constants:
             self._constants[width, value] = self.device.upload(np.full(width, value, np.float32))
         return self._constants[width, value]
@@ -76,9 +82,15 @@ class Parts:
         last: bool = False,
         scale: float = 1.0,
     ) -> Tensor:
-        """The residual stream h plus a projection of x, which is normed or scaled first where the family does that.
-        scale: besides the family's own. last: the sum goes into nothing but the layer's output, which nobody reads in a
-        recomputation."""
+        """Add a projection of x to the residual stream h.
+
+        Args:
+            prefix: Path of the layer.
+            module: Path of the projection within the layer.
+            norm: Path of the norm of the projection's output, or "".
+            last: Whether the sum is only the layer's output, which a recomputation does not need.
+            scale: Factor of the projection's output, in addition to the family's `residual_scale`.
+        """
         scale *= self.config.residual_scale
         if not norm and scale == 1:
             return self._linear(prefix + module, x, inputs, residual=h, unread=last and is_recomputing())
@@ -90,14 +102,17 @@ class Parts:
         return F.add(h, y)
 
     def _tensor(self, name: str) -> Tensor:
+        """Return a weight as a Tensor."""
         weight = self.weights[name]
         return weight if isinstance(weight, Tensor) else Tensor(weight, self.device)
 
     def _linear(
         self, module: str, x: Tensor, inputs: Inputs, *, residual: Tensor | None = None, unread: bool = False
     ) -> Tensor:
-        """A projection with its bias and adapter. With a residual the output is the float32 stream, else `dtype`.
-        unread: see `F.linear`."""
+        """Return a projection of x with its bias and adapter.
+
+        The output is in the compute dtype; with a residual it is the float32 stream. unread: as for `F.linear`.
+        """
         self.watch(module, x)
         own = self.adapter.modules.get(module) if self.adapter else None
         weight = self.weights[module + ".weight"] if own is None or own.rounded is None else own.rounded
@@ -114,22 +129,24 @@ class Parts:
         return linear(x, weight, **options)
 
     def _stacked(self, stack: str, x: Tensor, inputs: Inputs) -> Tensor | None:
-        """Several projections of x side by side in one product (stacks.py); None where they are not stacked."""
+        """Return several projections of x, concatenated, from one GEMM (stacks.py); None if they are not stacked."""
         return self._linear(stack, x, inputs) if self._has_stack(stack) else None
 
     def _has_stack(self, stack: str) -> bool:
-        """Return whether there is a stack, with the adapters of all its parts."""
+        """Return whether there is a stack, and its adapter if any of its parts have one."""
         adapted = self.adapter.modules if self.adapter else {}
         without = stack not in adapted and any(part in adapted for part in parts_of(stack))
         return stack + ".weight" in self.weights and not without
 
     def _is_stacked(self, stack: str) -> bool:
-        """Return whether the layer of this stack multiplies with it, and not with its parts."""
+        """Return whether the stack's layer multiplies with the stack instead of its parts."""
         raise NotImplementedError
 
     def used_weights(self, modules: Sequence[str]) -> list[Any]:
-        """Return what layers multiply with of a module, of all experts' or of those of a stack: it, or each of them.
-        Weights that --qat rounds are not among them."""
+        """Return the weights that a layer multiplies with for these modules: their stack, or each by itself.
+
+        Weights that --qat replaces by rounded ones are left out.
+        """
         stack = stack_of(modules[-1]) if len(modules) > 1 else None
         if stack is not None and self._is_stacked(stack):
             return [self.weights[f"{stack}.weight"]]
@@ -139,6 +156,7 @@ class Parts:
         return [weight for weight in found if weight is not None]
 
     def _lora(self, module: str, inputs: Inputs) -> LoraTerm | None:
+        """Return the adapter's term of a projection, or None without an adapter."""
         lora, seed = self.adapter.modules.get(module) if self.adapter else None, inputs.seed
         if lora is None or self.adapter is None:
             return None

@@ -1,7 +1,7 @@
-"""Regular expressions of other people: tried in a process of their own first.
+"""Check of untrusted regular expressions, which are first tried in a separate process.
 
-Python's `re` can take longer than the universe has been there for a pattern such as `(\\w+)+x`, holds the interpreter
-meanwhile and knows no limit. A process can be ended.
+For a pattern such as `(\\w+)+x`, Python's `re` can take exponential time, during which it holds the interpreter and
+cannot be interrupted. A process can be killed.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from collections.abc import Iterable, Sequence
 from wgrad.device.errors import WgradError
 from wgrad.train.files.decode import show
 
-SECONDS = 5.0  # from when the process is there
-NO_PATTERN = (re.error, OverflowError, RecursionError)  # what `re` raises for text that is no regular expression
+SECONDS = 5.0  # time limit, without the start of the process
+NO_PATTERN = (re.error, OverflowError, RecursionError)  # errors of `re` for invalid expressions
 _PLAIN = re.compile(r"[\w.-]*")
 _TRY = """
 import json, re, sys
@@ -32,8 +32,16 @@ for form, pattern, names in json.load(sys.stdin):
 
 
 def check_patterns(forms: Iterable[tuple[str, str]], names: Sequence[str], source: str) -> None:
-    """WgradError where matching takes too long. forms: (how `PATTERN` is put into an expression, the pattern), as they
-    will be matched with each of `names`; source: the file that they come from, for the error."""
+    """Check that regular expressions can be matched within `SECONDS`.
+
+    Args:
+        forms: Pairs of an expression that contains `PATTERN`, and the pattern that replaces it.
+        names: Texts that are matched with each expression.
+        source: File of the patterns, for the error.
+
+    Raises:
+        WgradError: Matching takes too long.
+    """
     work = [(form, pattern, list(names)) for form, pattern in forms if not _PLAIN.fullmatch(pattern)]
     if not work:
         return

@@ -1,8 +1,8 @@
-"""PiSSA: adapters that begin as the largest singular values of their weights, over what these leave of them.
+"""PiSSA: adapters that start as the largest singular values of their weights, which the frozen weights then lack.
 
-What is trained on is W - s B0 A0, quantised as W would be. An adapter for W itself is the change, s (B A - B0 A0):
-plain LoRA of twice the rank, whose second half is the start.
-Source: PiSSA (arXiv 2404.02948); names, and the way to plain LoRA, are PEFT's.
+The frozen weight is W - s B0 A0, quantized like W. An adapter for the original W is the change s (B A - B0 A0), which
+is plain LoRA of twice the rank whose second half is the start.
+Source: PiSSA (arXiv 2404.02948); names and the conversion to plain LoRA are PEFT's.
 """
 
 from __future__ import annotations
@@ -17,17 +17,23 @@ from wgrad.device.errors import WgradError
 from wgrad.train.model.lora import LoraConfig, is_whole
 
 PISSA = "pissa"
-MORE = 8  # columns beside the rank that the randomised decomposition carries on
+MORE = 8  # additional columns of the randomized decomposition
 
 Arrays = dict[str, np.ndarray]
 
 
 class PissaStart:
-    """The start of an adapter with these shapes (`lora.lora_shapes`), found weight by weight as they are read.
+    """The start values of an adapter, computed weight by weight as these are read.
 
-    kind: "pissa" decomposes exactly, "pissa_niter_N" by N rounds of a randomised iteration (arXiv 0909.4061). known:
-    the start of a run that goes on, so that it stays to the bit.
-    Attributes: lora; values: `<module>.lora_A` and `.lora_B`, float32, zeros where the weight has not been read.
+    Args:
+        shapes: Shapes of the adapter's matrices, as `lora.lora_shapes` returns them.
+        kind: "pissa" for an exact decomposition, or "pissa_niter_N" for N rounds of a randomized one (arXiv 0909.4061).
+        seed: Seed of the randomized decomposition.
+        known: Start of a resumed run, which keeps it bit by bit.
+
+    Attributes:
+        lora: The adapter's configuration.
+        values: `<module>.lora_A` and `.lora_B`, float32, zeros until the weight has been read.
     """
 
     def __init__(
@@ -45,7 +51,11 @@ class PissaStart:
         self.values: Arrays = {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
 
     def residual(self, module: str, weight: np.ndarray) -> np.ndarray:
-        """weight [out, in] -> what is frozen instead of it, in its dtype. WgradError: no decomposition was found."""
+        """Decompose a weight [out, in], and return the weight to freeze instead of it, in its dtype.
+
+        Raises:
+            WgradError: The decomposition does not converge.
+        """
         a_name, b_name = f"{module}.lora_A", f"{module}.lora_B"
         if a_name not in self.values:
             return weight
@@ -66,7 +76,7 @@ class PissaStart:
         return values
 
     def _decompose(self, weight: np.ndarray, rank: int, name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """-> the largest singular values and their vectors: [out, rank], [rank], [rank, in]."""
+        """Return the largest singular values and their vectors: [out, rank], [rank], [rank, in]."""
         if self._rounds is None:
             u, s, vt = np.linalg.svd(weight, full_matrices=False)
         else:
@@ -101,7 +111,7 @@ class PissaStart:
 
 
 def start_within(arrays: Mapping[str, np.ndarray]) -> Arrays:
-    """The start that the adapter of a checkpoint holds: of what `PissaStart.as_lora` gives, the second half."""
+    """Return the start values within a checkpoint's adapter, which are the second half of `PissaStart.as_lora`."""
     found = {}
     for name, value in arrays.items():
         if is_whole(name):

@@ -1,7 +1,8 @@
-"""Quantisation-aware training: weights as the merged GGUF file will hold them, rounded anew after each step.
+"""Quantization-aware training: weights are rounded as in the merged GGUF file, again after each step.
 
-An adapted projection is the rounded sum of the base weight and its adapter; the gradient passes the rounding as if it
-were not there. What has no adapter is rounded once. Sources: arXiv 1712.05877, section 3; arXiv 1308.3432.
+An adapted projection is the rounded sum of the base weight and its adapter, and gradients pass the rounding unchanged
+(straight-through estimator). Weights without an adapter are rounded once.
+Sources: arXiv 1712.05877, section 3; arXiv 1308.3432.
 """
 
 from __future__ import annotations
@@ -22,18 +23,26 @@ from wgrad.train.model.model_config import ModelConfig
 from wgrad.train.model.model_files import open_files
 from wgrad.train.model.weights import WeightSpec, weight_specs
 
-QAT_MIXES = {"q4_0": "q4_0", "q4_k": "q4_k_m"}  # what --qat trains for -> the mix of `wgrad merge --quantize`
+QAT_MIXES = {"q4_0": "q4_0", "q4_k": "q4_k_m"}  # value of --qat: mix of `wgrad merge --quantize`
 
 
 @dataclass(frozen=True)
 class Rounding:
-    """The format that each matrix of a model is rounded to; those that stay 16-bit floats have none."""
+    """The format that each matrix of a model is rounded to. Matrices that stay 16-bit floats have no entry."""
 
     formats: Mapping[str, type[FrozenWeight]]
 
     @classmethod
     def of(cls, qat: str, folder: Any, config: ModelConfig) -> Rounding:
-        """qat: a key of QAT_MIXES. WgradError: no GGUF file holds such a model, or a type of it is not trained for."""
+        """Return the formats of a model.
+
+        Args:
+            qat: Key of QAT_MIXES.
+            folder: The base model's folder.
+
+        Raises:
+            WgradError: GGUF cannot hold the model, or --qat does not support one of its types.
+        """
         if config.experts is not None:
             raise WgradError(f"--qat: {config.architecture} has experts, which it does not round: leave it out")
         model = GgufModel(config, open_files(folder, config)[0], QAT_MIXES[qat])
@@ -50,7 +59,10 @@ class Rounding:
     def fixed(
         self, weights: Mapping[str, Any], adapter: Adapter, config: ModelConfig, device: Device
     ) -> dict[str, Any]:
-        """The weights, those without an adapter rounded for good: projections in few bits, tables in their dtype."""
+        """Return the weights with those rounded that have no adapter.
+
+        Projections become quantized weights. Embedding and head keep their dtype.
+        """
         weights = dict(weights)
         for spec in weight_specs(config):
             kind = self.formats.get(spec.name)
@@ -66,7 +78,7 @@ class Rounding:
         return weights
 
     def with_places(self, adapter: Adapter, config: ModelConfig, device: Device) -> Adapter:
-        """The adapter, each module of which has a weight to be rounded to (`round_adapted`)."""
+        """Return the adapter with an empty rounded weight for each module, which `round_adapted` fills."""
         modules = dict(adapter.modules)
         for spec in weight_specs(config):
             name, kind = spec.name.removesuffix(".weight"), self.formats.get(spec.name)
@@ -79,7 +91,7 @@ _MATRICES = ("embedding", "head", "projection")
 
 
 def round_adapted(adapter: Adapter, weights: Mapping[str, Any], device: Device) -> None:
-    """Round each adapted weight as it is now, its adapter included. Only device work: can be captured."""
+    """Round the sum of each adapted weight and its adapter. This only launches device work, so it can be captured."""
     for name, module in adapter.modules.items():
         if module.rounded is not None:
             base = _as_float32(weights[f"{name}.weight"], device)
@@ -87,7 +99,7 @@ def round_adapted(adapter: Adapter, weights: Mapping[str, Any], device: Device) 
 
 
 def adapted(weight: Array, a: Array, b: Array, scaling: float, device: Device) -> Array:
-    """W + scale B A in float32: training and merging round this very sum."""
+    """Return W + scaling B A in float32, the sum that both training and merging round."""
     total: Array = device.gemm(b, a, alpha=scaling, residual=weight, dtype=np.float32)
     return total
 

@@ -1,4 +1,4 @@
-"""Quantising the experts of a layer a few at a time, so that few of them are in memory in full precision."""
+"""Quantization of a layer's experts a few at a time, so that few of them are in memory in full precision."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from wgrad.device.formats.nf4 import NF4Array
 from wgrad.train.files.safetensors_files import TensorEntry
 from wgrad.train.model.read_ahead import pieces as piece_bounds
 
-PART_BYTES = 64 << 20  # about what is on its way to the device together
-_VIEWS = 64  # an array's views begin at multiples of so many numbers
+PART_BYTES = 64 << 20  # about this many bytes are uploaded and quantized together
+_VIEWS = 64  # views of an array begin at multiples of this many elements
 
 
 def quantize_parts(
@@ -25,9 +25,19 @@ def quantize_parts(
     contents: bool = True,
     pieces: Iterator[np.ndarray] | None = None,
 ) -> NF4Array:
-    """A tensor [experts, out, in] of a file as one weight [experts out, in], the bits of one quantised whole. dtype: in
-    which it goes to the device. pieces: it comes from there instead, as `read_ahead` has it in this dtype. contents
-    False, for a dry run: nothing is read, and of all parts the largest is made. Raises WgradError: not finite."""
+    """Quantize a tensor [experts, out, in] of a file to one weight [experts out, in].
+
+    The result has the same bits as if the tensor were quantized at once.
+
+    Args:
+        dtype: Dtype in which the tensor is uploaded.
+        double: Whether to quantize the scales too.
+        contents: False for a dry run, which reads nothing and allocates only the largest part.
+        pieces: Pieces of the tensor in this dtype from `read_ahead`, which replace reading it.
+
+    Raises:
+        WgradError: The tensor is not finite.
+    """
     size, columns = math.prod(entry.shape), entry.shape[-1]
     packed = device.empty((-(-size // 2),), np.uint8)
     absmax = device.empty((-(-size // block_size),), np.float32)
@@ -42,13 +52,13 @@ def quantize_parts(
         device.copy(made.packed, device.view(packed, made.packed.shape, at // 2))
         device.copy(made.absmax, device.view(absmax, made.absmax.shape, at // block_size))
         at += part.size
-        del part, made  # their memory is that of the next ones
+        del part, made  # so that the next ones reuse their memory
     plain = NF4Array(packed, absmax, (size // columns, columns), block_size)
     return device.quantize_scales(plain) if double else plain
 
 
 def _by_expert(entry: TensorEntry, dtype: np.dtype, device: Device, aligned: int, contents: bool) -> Iterator[Array]:
-    """Arrays of whole experts; all but the last begin and end at multiples of `aligned` numbers."""
+    """Yield arrays of whole experts; all but the last begin and end at multiples of `aligned` elements."""
     count, *matrix = entry.shape
     width = math.prod(matrix)
     unit = aligned // math.gcd(aligned, width)
@@ -62,7 +72,7 @@ def _by_expert(entry: TensorEntry, dtype: np.dtype, device: Device, aligned: int
 
 
 def _by_piece(pieces: Iterator[np.ndarray], size: int, dtype: np.dtype, device: Device) -> Iterator[Array]:
-    """Arrays [1, n] of whole pieces, of which each but the last has a power of two of numbers."""
+    """Yield arrays [1, n] of whole pieces. Pieces except the last have a power of two of elements."""
     bounds = list(piece_bounds(size, dtype.itemsize))
     together = max(1, PART_BYTES // (bounds[0][1] * dtype.itemsize))
     for first in range(0, len(bounds), together):

@@ -1,4 +1,4 @@
-"""Tensors of files on their way to a device: the next pieces are read, and looked at, while one is written."""
+"""Reading of tensors ahead of their upload: the next pieces are read and checked while one is written to the device."""
 
 from __future__ import annotations
 
@@ -10,21 +10,27 @@ import numpy as np
 
 from wgrad.train.files.safetensors_files import TensorEntry
 
-# Measured with bench/bench_start.py: what is read stays in the processor's cache until it is looked at and written.
+# Measured with bench/bench_start.py: pieces of this size stay in the processor's cache until they are written.
 PIECE_BYTES = 4 << 20
-_READERS, _AHEAD = 2, 5  # threads, and pieces that are under way
+_READERS, _AHEAD = 2, 5  # threads, and pieces that are read ahead
 
 
 def pieces(size: int, itemsize: int) -> Iterator[tuple[int, int]]:
-    """(first element, how many) of each piece of a tensor."""
+    """Yield the first element and the number of elements of each piece of a tensor."""
     step = PIECE_BYTES // itemsize
     for start in range(0, size, step):
         yield start, min(step, size - start)
 
 
 def read_ahead(tensors: Iterable[tuple[TensorEntry, np.dtype]]) -> Generator[np.ndarray]:
-    """Every piece of each tensor, flat, in its own dtype: good until the next one is asked for. The tensors' `begin`
-    must be known. Raises WgradError, with the piece that cannot be read or is not finite."""
+    """Yield all pieces of the tensors, flat, in their dtypes. A piece is valid until the next one is requested.
+
+    Args:
+        tensors: Entries whose `begin` is not None, each with its dtype.
+
+    Raises:
+        WgradError: The next piece cannot be read or is not finite.
+    """
     buffers = [np.empty(PIECE_BYTES, np.uint8) for _ in range(_AHEAD + 1)]
 
     def read(entry: TensorEntry, start: int, out: np.ndarray) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""A whole model in Hugging Face layout, written from the trained parameters (`--full`)."""
+"""Writing a whole model in Hugging Face layout, as after full fine-tuning (`--full`) or merging."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from wgrad.train.model.model_config import ModelConfig
 from wgrad.train.model.model_files import ModelFiles, Progress, dtype_of
 from wgrad.train.model.weights import WeightSpec, constants, weight_specs
 
-# What a multimodal model needs beside weights and tokenizer, copied as it is.
+# Other files of a multimodal model, which are copied unchanged.
 _COPIED = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
 
 SaveTokenizer = Callable[[Path], None]  # writes its files into a folder
@@ -35,9 +35,17 @@ def save_full(
     config: ModelConfig,
     save_tokenizer: SaveTokenizer,
 ) -> None:
-    """Write config.json, tokenizer and model.safetensors (float32) into `out`; config.json comes from `base`.
+    """Write a fully fine-tuned model to `out`: config.json, tokenizer, and model.safetensors in float32.
 
-    The weights come last: a folder that has them is complete. WgradError where the disk is full.
+    The weights are written last, so a folder that has them is complete.
+
+    Args:
+        base: Folder of the base model, whose config.json is used.
+        tensors: Trained parameters by name.
+        save_tokenizer: Writes the tokenizer's files into a folder.
+
+    Raises:
+        WgradError: A file cannot be written.
     """
 
     def value(spec: WeightSpec) -> np.ndarray:
@@ -56,8 +64,17 @@ def save_model(
     save_tokenizer: SaveTokenizer,
     progress: Progress | None = None,
 ) -> None:
-    """As `save_full`, of weights in `dtype`, each of which `value` gives when its turn comes, as files hold it. What a
-    multimodal model has beside its text part is copied."""
+    """Write a model as `save_full` does, tensor by tensor.
+
+    The parts of a multimodal model besides its text model are copied.
+
+    Args:
+        dtype: Dtype of the weights.
+        value: Returns a tensor with the values for the file. It is called when the tensor is written.
+
+    Raises:
+        WgradError: A file cannot be read or written.
+    """
     out = Path(out)
     specs = weight_specs(config)
     files = ModelFiles(base) if config.text_of else None
@@ -88,8 +105,12 @@ def save_description(
     save_tokenizer: SaveTokenizer,
     over: Mapping[str, Any] = {},
 ) -> None:
-    """Save a model's other files: config.json of weights in `dtype`, with other values of some keys, and the
-    tokenizer."""
+    """Write a model's files besides its weights: config.json, tokenizer, and those of a multimodal model's processors.
+
+    Args:
+        dtype: Dtype of the weights.
+        over: Keys of config.json that replace the base's.
+    """
     out, base = Path(out), Path(base)
     for name in _COPIED:
         if (base / name).exists():
@@ -99,4 +120,4 @@ def save_description(
     for key in ("torch_dtype", "quantization_config"):
         raw.pop(key, None)
     raw |= {"dtype": dtype.name, "tie_word_embeddings": config.tie_word_embeddings, **over}
-    write_text(out / "config.json", json.dumps(raw, indent=2, ensure_ascii=False) + "\n")  # an infinity as it was
+    write_text(out / "config.json", json.dumps(raw, indent=2, ensure_ascii=False) + "\n")  # keeps Infinity

@@ -1,8 +1,8 @@
-"""Projections of one input as one product: their weights under one another (NF4Array.stack), their adapters likewise.
+"""Stacks: projections of the same input computed by one GEMM, with their weights and adapters concatenated by rows.
 
-A step then launches one product for q, k and v, and one for gate and up; forward, backward, and LoRA's. On disk and
-by name every projection stays one of its own: its arrays are views of the stack's, its adapter's matrices views of the
-flat parameters.
+A step then launches one GEMM for q, k and v, and one for gate and up, in the forward, the backward and LoRA. Each
+projection keeps its own name, also on disk: its arrays are views of the stack's (NF4Array.stack), and its adapter's
+matrices are views of the flat parameters.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _PARTS = {
 
 
 def parts_of(stack: str) -> list[str]:
-    """Paths of the projections of a stack, by its own path: `model.layers.3.mlp.gate_up_proj`."""
+    """Return the paths of a stack's projections. stack: its path, such as `model.layers.3.mlp.gate_up_proj`."""
     for name, parts in _PARTS.items():
         if stack.endswith(name):
             return [stack.removesuffix(name) + part for part in parts]
@@ -32,7 +32,10 @@ def parts_of(stack: str) -> list[str]:
 
 
 def stack_of(module: str) -> str | None:
-    """The stack whose last part a module is, so that the others are there when it comes."""
+    """Return the path of the stack whose last part a module is, or None.
+
+    Parts are loaded in order, so the other parts are there when the last one is.
+    """
     for name, parts in _PARTS.items():
         if module.endswith(parts[-1]):
             return module.removesuffix(parts[-1]) + name
@@ -40,7 +43,7 @@ def stack_of(module: str) -> str | None:
 
 
 def stack_weights(weights: dict[str, Any], stack: str, device: Device) -> None:
-    """Put a stack beside its parts, which become views of it; nothing where they do not fit."""
+    """Add a stack to the weights and make its parts views of it, if the parts can be stacked."""
     whole = _stacked(weights, stack, device)
     if whole is None:
         return
@@ -50,8 +53,10 @@ def stack_weights(weights: dict[str, Any], stack: str, device: Device) -> None:
 
 
 def _stacked(weights: Mapping[str, Any], stack: str, device: Device, one_code: bool = False) -> NF4Array | None:
-    """A stack's weight; None where a part is missing, of another format, or does not fit. one_code: as of
-    `NF4Array.stack`."""
+    """Return a stack's weight, or None if a part is missing or the parts' formats or sizes do not fit.
+
+    one_code: as for `NF4Array.stack`.
+    """
     names = [part + ".weight" for part in parts_of(stack)]
     if not all(isinstance(weights.get(name), NF4Array) for name in names):
         return None
@@ -59,7 +64,7 @@ def _stacked(weights: Mapping[str, Any], stack: str, device: Device, one_code: b
 
 
 def stack_layer(weights: Mapping[str, Any], device: Device) -> dict[str, Any]:
-    """The stacks of a layer's projections, which devices quantised: copies, beside which the parts stay."""
+    """Return stacks of a layer's projections as copies, which leave the parts unchanged."""
     made = {}
     for name in weights:
         stack = stack_of(name.removesuffix(".weight"))
@@ -70,7 +75,7 @@ def stack_layer(weights: Mapping[str, Any], device: Device) -> dict[str, Any]:
 
 
 def stack_biases(weights: dict[str, Any], device: Device) -> None:
-    """The biases of every stack whose parts have them all, as `stack_if_last` makes them."""
+    """Stack the biases of all stacks whose parts all have biases."""
     for name in list(weights):
         module, _, kind = name.rpartition(".")
         stack = stack_of(module) if kind == "bias" else None
@@ -80,8 +85,10 @@ def stack_biases(weights: dict[str, Any], device: Device) -> None:
 
 
 def stack_if_last(weights: dict[str, Any], name: str, device: Device) -> None:
-    """`stack_weights`, where a weight of this name completes a stack. Its bias is made one with the others' too: where
-    a model has biases it is their last that completes it."""
+    """Stack weights if the weight `name` is the last part of a stack, or biases if the bias `name` is.
+
+    In models with biases, the last bias comes after the last weight and completes the stack.
+    """
     module, _, kind = name.rpartition(".")
     stack = stack_of(module)
     if stack is not None and kind == "weight":
@@ -91,6 +98,7 @@ def stack_if_last(weights: dict[str, Any], name: str, device: Device) -> None:
 
 
 def _stack_biases(weights: dict[str, Any], stack: str, biases: Sequence[Array], device: Device) -> None:
+    """Add a stack's bias to the weights and make the biases of its parts views of it."""
     whole, at = device.empty((sum(bias.size for bias in biases),)), 0
     for part, bias in zip(parts_of(stack), biases):
         view = device.view(whole, bias.shape, at)
@@ -101,8 +109,10 @@ def _stack_biases(weights: dict[str, Any], stack: str, biases: Sequence[Array], 
 
 
 def adapter_groups(names: Iterable[str]) -> list[list[str]]:
-    """Return the adapter matrices, by name, that lie side by side in the flat parameters where a stack's are all
-    there: the A of its parts, and the B."""
+    """Return groups of adapter matrices to place next to each other in the flat parameters.
+
+    A group has the names of the A, or of the B, of all parts of a stack.
+    """
     ordered, groups = list(names), []
     there = set(ordered)
     for name in ordered:
@@ -115,14 +125,14 @@ def adapter_groups(names: Iterable[str]) -> list[list[str]]:
 
 
 def _apart(config: LoraConfig) -> bool:
-    """Return whether parts do not stand side by side: each would draw a mask of its own, or has more than A and B."""
+    """Return whether adapters cannot be stacked, because each draws its own dropout mask or has more than A and B."""
     return bool(config.dropout or config.dora or config.variant)
 
 
 def stack_adapter(adapter: Adapter, joined: Mapping[tuple[str, ...], Tensor]) -> Adapter:
-    """The adapter with those of stacks beside those of their parts. joined: of names of matrices, one Tensor of all.
+    """Return the adapter with modules added for stacks whose parts have the same rank and scale.
 
-    Parts of one rank and scale.
+    joined: concatenated matrices as one Tensor, by the names in a group of `adapter_groups`.
     """
     modules = dict(adapter.modules)
     for names, a in joined.items():

@@ -1,11 +1,12 @@
-"""Frozen weights that live in main memory and come to the device ahead of their use, a layer at a time.
+"""Frozen weights that stay in main memory and are copied to the device layer by layer, ahead of their use.
 
-Each layer's projections lie in one buffer of main memory. Two buffers of the device take turns: while one layer is
-computed on, the next one (in the backward the one before) is copied into the other; nothing goes back. Some layers may
-stay on the device: while one of them is computed on, both buffers are free for the streamed layers ahead. A head that
-does not stay is copied when it is wanted and kept no longer than its product; of an embedding few rows are read, by the
-shader, where it lies. Where few tokens are decoded, the weights of the experts that they choose are read so as well.
-Copies are part of the device's work in its one order, so recordings have them.
+Each layer's projections are in one buffer of main memory. The device has two buffers that alternate: while one layer is
+computed, the next one (in the backward the previous one) is copied to the other. Nothing is copied back. Some layers
+may be resident on the device; while one of them is computed, both buffers are free for the streamed layers ahead.
+
+A head that is not resident is copied for its GEMM and freed afterwards. Shaders read the few rows that they need of an
+embedding directly in main memory. If few tokens are decoded, they read the chosen experts' weights there as well.
+Copies are queued in order with the device's other work, so recordings contain them.
 """
 
 from __future__ import annotations
@@ -23,20 +24,20 @@ from wgrad.device.memory import ALIGN, Array
 from wgrad.train.model.stacks import stack_layer
 from wgrad.train.model.weights import EMBEDDING, HEAD
 
-Weights = dict[str, Any]  # name -> Array or FrozenWeight
-# Experts are read in main memory by as many tokens as choose so large a part of them at most: each is read once then,
-# or nearly so, and less than is copied of a whole layer.
+Weights = dict[str, Any]  # Array or FrozenWeight by name
+# Experts are read in main memory if the tokens together choose at most this part of them. Each is then read about once,
+# which moves fewer bytes than copying the layer.
 _READ_THERE = 0.25
-_COPIED_BELOW = 1 << 20  # bytes of an array of experts, such as a table that is read again and again
+_COPIED_BELOW = 1 << 20  # smaller arrays of experts, in bytes, are copied: tables, for example, are read repeatedly
 
 
 def mapped(weights: Mapping[str, Any], change: Callable[[Array], Array]) -> Weights:
-    """The same weights with `change` applied to each of their arrays, in order."""
+    """Return the weights with `change` applied to each of their arrays, in order."""
     return {n: w.map_arrays(change) if isinstance(w, FrozenWeight) else change(w) for n, w in weights.items()}
 
 
 def arrays_of(weights: Mapping[str, Any]) -> list[Array]:
-    """Their arrays, in order."""
+    """Return the arrays of weights, in order."""
     found: list[Array] = []
     mapped(weights, lambda array: found.append(array) or array)  # type: ignore[func-returns-value]
     return found
@@ -48,19 +49,21 @@ def _padded(array: Array) -> int:
 
 
 def buffer_bytes(weights: Mapping[str, Any]) -> int:
-    """Bytes of weights like these in one buffer, as `laid_out` has them."""
+    """Return the size in bytes of a buffer in which `laid_out` places such weights."""
     return max(ALIGN, sum(map(_padded, arrays_of(weights))))
 
 
 def stays(layer: int, layers: int, resident: int) -> bool:
-    """Return whether a layer is one of the `resident` that stay on the device: those are spread evenly, so that each
-    copy has as much work to run alongside, and the first layer is among them."""
+    """Return whether a layer is one of the `resident` layers that stay on the device.
+
+    These are spread evenly from the first layer on, so that each copy has equally much work to overlap with.
+    """
     streamed = layers - resident
     return (layer + 1) * streamed // layers == layer * streamed // layers
 
 
 def laid_out(weights: Mapping[str, Any], buffer: Array) -> Weights:
-    """Weights like these in one buffer: an array after the other, each where a binding may start."""
+    """Return weights with the shapes of `weights` as views of a buffer, each aligned for bindings."""
     at = 0
 
     def view(array: Array) -> Array:
@@ -72,7 +75,7 @@ def laid_out(weights: Mapping[str, Any], buffer: Array) -> Weights:
 
 
 def read_there(there: Weights, placed: Weights) -> Weights:
-    """Weights of `there`, in main memory, of which small arrays are those of `placed`, copies on the device."""
+    """Return weights whose large arrays are those of `there` in main memory, and small ones those of `placed`."""
     copies = iter(arrays_of(placed))
     return mapped(there, lambda array: _large(array, next(copies)))
 
@@ -83,14 +86,14 @@ def _large(array: Array, copy: Array) -> Array:
 
 @dataclass(frozen=True)
 class HostLayer:
-    """A layer's weights in main memory: `weights` are views of `buffer` uint8 [n]."""
+    """A layer's weights in main memory. `weights` are views of `buffer`, uint8 [n]."""
 
     buffer: Array
     weights: Weights
 
     @classmethod
     def like(cls, weights: Mapping[str, Any], device: Device) -> HostLayer:
-        """With room for weights of these shapes, whose arrays may be of any device."""
+        """Allocate a layer for weights of these shapes, whose arrays may be on any device."""
         buffer = device.empty_host((buffer_bytes(weights),), np.uint8)
         return cls(buffer, laid_out(weights, buffer))
 
@@ -100,7 +103,7 @@ class HostLayer:
         return int(self.buffer.nbytes)
 
     def spans(self, apart: Collection[str]) -> list[tuple[int, int]]:
-        """Begins and ends of what is copied of `buffer` where large arrays of the weights with these names are not."""
+        """Return the byte ranges of `buffer` to copy if large arrays of the weights named in `apart` are left out."""
         found: list[tuple[int, int]] = []
         for name, weight in self.weights.items():
             for array in arrays_of({name: weight}):
@@ -125,8 +128,10 @@ class HostLayer:
 
 @dataclass(frozen=True)
 class ResidentLayer:
-    """A layer's weights that stay on the device, in arrays of their own: one buffer would be rounded up by more.
-    shapes: weights like them, whose arrays may be of any device."""
+    """A layer's weights on the device, in separate arrays since the allocator would round one large buffer up by more.
+
+    shapes: weights of the same shapes, whose arrays may be on any device.
+    """
 
     shapes: Weights
     weights: Weights = field(default_factory=dict)
@@ -137,7 +142,7 @@ class ResidentLayer:
         return buffer_bytes(self.shapes)
 
     def write(self, data: np.ndarray, device: Device) -> None:
-        """Take the bytes of a `HostLayer` with the same weights."""
+        """Create the weights from the bytes of a `HostLayer` with the same weights."""
         at = 0
 
         def placed(array: Array) -> Array:
@@ -150,7 +155,7 @@ class ResidentLayer:
         self.weights.update(mapped(self.shapes, placed))
 
     def read(self, device: Device) -> np.ndarray:
-        """Return the bytes that a `HostLayer` of the same weights has."""
+        """Return the bytes that a `HostLayer` with the same weights would have."""
         data, at = np.zeros(self.nbytes, np.uint8), 0
         for array in arrays_of(self.weights):
             data[at : at + array.nbytes] = device.download(array).reshape(-1).view(np.uint8)
@@ -159,11 +164,14 @@ class ResidentLayer:
 
 
 class StreamedWeights(Mapping[str, Any]):
-    """Name -> what a product takes: of the layer that was entered last, or of one that stays, on the device.
+    """Weights by name for GEMMs. Those of a streamed layer can only be read after `enter`.
 
-    resident: weights of no layer, norms, biases and perhaps the head, which stay on the device. tables: embedding and
-    head, in main memory. experts: names of weights of which a token chooses this share: few tokens read them in main
-    memory.
+    Args:
+        resident: Weights outside of layers, norms, biases and possibly the head, which stay on the device.
+        tables: Embedding and head in main memory.
+        layers: Projections of each layer.
+        experts: Names of weights of experts, which few tokens read in main memory.
+        share: Share of the experts that a token chooses.
     """
 
     def __init__(
@@ -194,26 +202,28 @@ class StreamedWeights(Mapping[str, Any]):
         self.begin()
 
     def begin(self, tokens: int | None = None) -> None:
-        """A pass over the layers begins. What earlier ones left on the device is not known to a replay of this one.
+        """Begin a pass over the layers. It does not reuse layers left by earlier passes, which a replay may not find.
 
-        tokens: that are decoded; None: the pass is not one of decoding."""
+        tokens: number of tokens to decode, or None if the pass does not decode.
+        """
         self._apart = tokens is not None and tokens <= self._few_tokens
-        self._held: list[int | None] = [None, None]  # of each buffer, the streamed layer in it, by its place among them
-        self._stacks: Weights = {}  # of the layer that was entered last
+        self._held: list[int | None] = [None, None]  # index among the streamed layers of the one in each buffer
+        self._stacks: Weights = {}  # stacks of the last entered layer
         self._last = -1
 
     def enter(self, layer: int) -> None:
-        """This layer is computed next: it is on the device from here on, and its neighbours are on the way."""
+        """Make a layer's weights available on the device, and start copying the streamed layers that follow."""
         first, end = bisect_left(self._streamed, layer), bisect_right(self._streamed, layer)
         ahead = range(end, len(self._streamed)) if layer > self._last else range(first - 1, -1, -1)
         for place in (*range(first, end), *ahead)[: len(self._slots)]:
             self._fetch(place)
         self._last = layer
         if self._device.stacks_weights:
-            self._stacks.clear()  # their memory is that of the next ones
+            self._stacks.clear()  # so that the next ones reuse their memory
             self._stacks |= stack_layer(self._placed[layer], self._device)
 
     def _fetch(self, place: int) -> None:
+        """Copy a streamed layer to its buffer, unless it is there. place: its index among the streamed layers."""
         slot = place % 2
         if self._held[slot] != place:
             source, view = self._sources[place], self._device.view
@@ -222,7 +232,7 @@ class StreamedWeights(Mapping[str, Any]):
             self._held[slot] = place
 
     def table(self, name: str) -> Array:
-        """The embedding or the head on the device, for as long as the caller keeps it."""
+        """Return the embedding or the head on the device. If it is a copy, the caller's reference keeps it."""
         if (source := self._tables.get(name)) is None:
             kept: Array = self._resident[name]
             return kept
@@ -254,7 +264,7 @@ class StreamedWeights(Mapping[str, Any]):
 
     @property
     def token_bytes(self) -> int:
-        """Bytes that come from main memory where one token is decoded."""
+        """Bytes transferred from main memory to decode one token."""
         whole = sum(int(source.nbytes) for source in self._sources)
         copied = sum(end - begin for spans in self._spans for begin, end in spans)
         head = self._tables.get(HEAD if HEAD in self._tables or HEAD in self._resident else EMBEDDING)
@@ -262,5 +272,5 @@ class StreamedWeights(Mapping[str, Any]):
 
     @property
     def projections(self) -> Weights:
-        """Those of all layers, where they lie."""
+        """Projections of all layers by name, in main memory or on the device."""
         return {name: w for layer in self._layers for name, w in layer.weights.items()}

@@ -1,7 +1,7 @@
-"""Rotary tables of a batch, for embeddings that depend on how long a sequence is (dynamic, longrope).
+"""Tables of rotary embeddings by token, for types that depend on a sequence's length (dynamic, longrope).
 
-Each sequence has the angles of its own length: what else is in the batch, or how long a table the model has, changes no
-number. Of a text that grows token by token the model's own tables do it (`rope_scaling.rope_tables`).
+Each sequence gets the angles for its own length, whatever else is in the batch. Generation uses the model's tables by
+position instead (`rope_scaling.rope_tables`).
 """
 
 from __future__ import annotations
@@ -17,8 +17,12 @@ from wgrad.train.model.rope_scaling import RopeConfig, depends_on_length, rope_r
 
 @dataclass(frozen=True)
 class TokenTables:
-    """cos and sin float32 [N, D / 2] of each token of a batch, of layers and of those with a window. rows int32 [N]:
-    0, 1, 2, ..., which stands in the place of positions."""
+    """Tables with a row for each token of a batch.
+
+    Attributes:
+        layers, windows: cos and sin, float32 [N, D / 2], for layers without and with a window.
+        rows: 0, 1, 2, ..., int32 [N], which replaces positions as the index into the tables.
+    """
 
     config: ModelConfig
     layers: tuple[Array, Array]
@@ -27,7 +31,7 @@ class TokenTables:
 
     @classmethod
     def empty(cls, config: ModelConfig, tokens: int, longest: int, device: Device) -> TokenTables | None:
-        """For `tokens` tokens, to be written to; None where no sequence of up to `longest` tokens needs any."""
+        """Allocate tables for `tokens` tokens, or return None if sequences of up to `longest` tokens need none."""
         ropes = _ropes(config)
         if not any(depends_on_length(rope, longest) for rope in ropes):
             return None
@@ -35,7 +39,7 @@ class TokenTables:
         return cls(config, pairs[0], pairs[-1], device.upload(np.arange(tokens, dtype=np.int32)))
 
     def write(self, device: Device, positions: np.ndarray, doc_start: np.ndarray) -> None:
-        """positions, doc_start: int32 [B, T] of the batch."""
+        """Fill the tables for a batch. positions, doc_start: int32 [B, T]."""
         lengths = sequence_lengths(positions, doc_start).reshape(-1)
         for rope, pair in zip(_ropes(self.config), (self.layers, self.windows)):
             for array, rows in zip(pair, rope_rows(rope, positions.reshape(-1), lengths)):
@@ -43,12 +47,12 @@ class TokenTables:
 
 
 def _ropes(config: ModelConfig) -> list[RopeConfig]:
-    """Rotary tables of all layers, and of sliding layers that have their own."""
+    """Return the rotary embeddings of layers, and those of sliding layers if they differ."""
     return [config.rope] if config.local_rope in (None, config.rope) else [config.rope, config.local_rope]
 
 
 def sequence_lengths(positions: np.ndarray, doc_start: np.ndarray) -> np.ndarray:
-    """int32 [B, T]: the tokens of the sequence that each token belongs to."""
+    """Return for each token the length of its sequence, int32 [B, T]."""
     rows = np.arange(len(positions))[:, None]
     longest = np.zeros_like(positions)
     np.maximum.at(longest, (rows, doc_start), positions + 1)

@@ -1,4 +1,4 @@
-"""The tensors that a model has: names, shapes, kinds."""
+"""The tensors of a model: their names, shapes and kinds."""
 
 from __future__ import annotations
 
@@ -13,16 +13,21 @@ from wgrad.train.model.per_layer import NORM, OUT_NORM, PROJECTION, TABLE
 EMBEDDING, HEAD, HEAD_BIAS = "model.embed_tokens.weight", "lm_head.weight", "lm_head.bias"
 LAYER_SCALE = "layer_scalar"
 XIELU = ("mlp.act_fn.alpha_p", "mlp.act_fn.alpha_n")  # parameters of the activation
-CONSTANTS = {"mlp.act_fn.beta": 0.5, "mlp.act_fn.eps": -1e-6}  # of it, the same in every model
+CONSTANTS = {"mlp.act_fn.beta": 0.5, "mlp.act_fn.eps": -1e-6}  # constants of the activation, equal in all models
 
-WholeModules = dict[str, dict[str, tuple[int, ...]]]  # path -> shapes of the module's weights, by name
+WholeModules = dict[str, dict[str, tuple[int, ...]]]  # shapes of a module's weights by name, by the module's path
 
 
 @dataclass(frozen=True)
 class WeightSpec:
-    """A tensor that the architecture has. kind: embedding, head, projection, experts (all of a
-    layer, [experts, out, in]), router, norm or bias. offset: what the model's value is above the file's. float32: files
-    have it so, whatever the others are. trained: by --full."""
+    """A tensor of a model.
+
+    Attributes:
+        kind: embedding, head, projection, experts (all of a layer, [experts, out, in]), router, norm or bias.
+        offset: Number that is added to the file's values.
+        float32: Whether it is float32 in files, whatever dtype other tensors have.
+        trained: Whether --full trains it.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -33,20 +38,20 @@ class WeightSpec:
 
     @property
     def decays(self) -> bool:
-        """Return whether weight decay is for it."""
+        """True for weights to which weight decay applies."""
         return len(self.shape) > 1 and self.kind != "bias"
 
     @property
     def is_linear(self) -> bool:
-        """Return whether it is a weight that may be of few bits."""
+        """True for weights that may be quantized."""
         return self.kind in ("projection", "experts")
 
 
 def projection_shapes(config: ModelConfig, layer: int) -> dict[str, tuple[int, int]]:
-    """Shape [out, in] of a layer's projections, by their path within the layer; those of experts are not among them."""
+    """Return the shapes [out, in] of a layer's projections, except its experts', by path within the layer."""
     hidden, ffn = config.hidden_size, config.mlp_width_of(layer)
     q_size, kv_size = config.q_size_of(layer), config.kv_size_of(layer)
-    if config.fused:  # qkv as well
+    if config.fused:  # q, k and v as well as gate and up
         return {
             "self_attn.qkv_proj": (q_size + 2 * kv_size, hidden),
             "self_attn.o_proj": (hidden, q_size),
@@ -78,7 +83,7 @@ def projection_shapes(config: ModelConfig, layer: int) -> dict[str, tuple[int, i
 
 
 def outer_projections(config: ModelConfig) -> dict[str, tuple[int, int]]:
-    """Shape [out, in] of the projections that are of no layer, by their path."""
+    """Return the shapes [out, in] of the projections outside of layers by path."""
     found = config.altup.outer(config.hidden_size) if config.altup else {}
     if config.per_layer is not None:
         found[PROJECTION] = (config.num_hidden_layers * config.per_layer.width, config.hidden_size)
@@ -86,7 +91,7 @@ def outer_projections(config: ModelConfig) -> dict[str, tuple[int, int]]:
 
 
 def used_weights(config: ModelConfig) -> int:
-    """Elements of the matrices in all layers that a token is multiplied with."""
+    """Return the number of elements of all projections that a token is multiplied with."""
     total = sum(rows * columns for rows, columns in outer_projections(config).values())
     for layer in range(config.num_hidden_layers):
         total += sum(rows * columns for rows, columns in projection_shapes(config, layer).values())
@@ -97,19 +102,19 @@ def used_weights(config: ModelConfig) -> int:
 
 
 def numbers_in_layers(config: ModelConfig) -> int:
-    """Elements of all matrices in all layers, those of every expert among them."""
+    """Return the number of elements of all layers' projections, including all experts."""
     outer = {f"{module}.weight" for module in outer_projections(config)}
     specs = (spec for spec in weight_specs(config) if spec.is_linear and spec.name not in outer)
     return sum(math.prod(spec.shape) for spec in specs)
 
 
 def layer_flops(config: ModelConfig, tokens: int) -> float:
-    """FLOP of the matmuls with the weights in one layer's forward, on average."""
+    """Return the average FLOP of a layer's matmuls with weights in the forward."""
     return 2.0 * tokens * used_weights(config) / config.num_hidden_layers
 
 
 def activation_bytes(config: ModelConfig, tokens: int, itemsize: int) -> int:
-    """Rough bytes that one forward keeps for its backward without recomputing."""
+    """Estimate the bytes that a forward keeps for its backward without recomputation."""
     linear, layers = config.linear, range(config.num_hidden_layers)
     attention = {i: 3 * config.q_size_of(i) + 2 * config.kv_size_of(i) * (config.kv_source(i) == i) for i in layers}
     products = 2 * config.hidden_size + (3 if config.gated else 2) * config.mlp_width
@@ -122,26 +127,29 @@ def activation_bytes(config: ModelConfig, tokens: int, itemsize: int) -> int:
 
 
 def attention_bytes(config: ModelConfig, tokens: int, itemsize: int) -> int:
-    """Bytes of attention's outputs in a step: o and lse of every layer."""
+    """Return the bytes of attention's outputs in a step: o and lse of all layers."""
     widths = sum(map(config.q_size_of, range(config.num_hidden_layers)))
     return tokens * (widths * itemsize + config.num_hidden_layers * config.num_attention_heads * 4)
 
 
 def whole_modules(config: ModelConfig) -> WholeModules:
-    """Modules that an adapter may hold whole, as PEFT names them, each with the shapes of its weights by our names. A
-    head that is tied to the embedding is one of its own there, as in PEFT."""
+    """Return the modules that an adapter may contain whole, by PEFT's names.
+
+    Each has the shapes of its weights by our names. As in PEFT, a head that is tied to the embedding is a separate
+    module here.
+    """
     table = (config.vocab_size, config.hidden_size)
     bias = {HEAD_BIAS: (config.vocab_size,)} if config.head_bias else {}
     return {config.embedding: {EMBEDDING: table}, HEAD.removesuffix(".weight"): {HEAD: table, **bias}}
 
 
 def whole_in_peft(modules: WholeModules) -> dict[str, str]:
-    """PEFT's name of each weight of these modules."""
+    """Return PEFT's names of these modules' weights by ours."""
     return {name: f"{module}.{name.rpartition('.')[2]}" for module, names in modules.items() for name in names}
 
 
 def weight_specs(config: ModelConfig) -> list[WeightSpec]:
-    """Every tensor of the model, in the order in which it is computed."""
+    """Return all tensors of the model, in the order in which layers use them."""
     specs = [WeightSpec(EMBEDDING, (config.vocab_size, config.hidden_size), "embedding")]
     if (own := config.per_layer) is not None:
         specs.append(WeightSpec(TABLE, (own.vocabulary, config.num_hidden_layers * own.width), "embedding"))
@@ -159,13 +167,13 @@ def weight_specs(config: ModelConfig) -> list[WeightSpec]:
 
 
 def constants(config: ModelConfig) -> dict[str, float]:
-    """Numbers that transformers expects among the tensors of a model's files."""
+    """Return the constants that transformers expects among the tensors of a model's files."""
     layers = range(config.num_hidden_layers) if config.hidden_act == "xielu" else ()
     return {f"model.layers.{i}.{name}": value for i in layers for name, value in CONSTANTS.items()}
 
 
 def _norm(config: ModelConfig, module: str) -> Iterator[WeightSpec]:
-    """Dtype of the residual stream."""
+    """Yield the weight and bias, if any, of a norm of the residual stream."""
     if not config.norm_weight:
         return
     yield WeightSpec(f"{module}.weight", (config.hidden_size,), "norm", config.norm_offset)
