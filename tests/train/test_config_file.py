@@ -96,7 +96,9 @@ NOT_BUILT: dict[str, dict[str, Any]] = {
     "SeedOssForCausalLM": {"clip_qkv": 8.0, "hidden_act": "xielu"},
     "Exaone4ForCausalLM": {"sliding_window_pattern": "LLLG", "num_experts": 8},
     "HyperCLOVAXForCausalLM": {"num_local_experts": 8, "final_logit_softcapping": 3.0},
-    "VaultGemmaForCausalLM": {"use_bidirectional_attention": True, "partial_rotary_factor": 0.5},
+    "VaultGemmaForCausalLM": {
+        "use_bidirectional_attention": True, "partial_rotary_factor": 0.5, "hidden_activation": "relu",
+    },
     "Ernie4_5ForCausalLM": {"moe_num_experts": 64, "use_qk_norm": True, "hidden_act": "gelu"},
     "HeliumForCausalLM": {"partial_rotary_factor": 0.5, "clip_qkv": 1.0},
     "InternLM3ForCausalLM": {"bias": True, "attention_bias": True, "num_experts": 8},
@@ -106,7 +108,7 @@ NOT_BUILT: dict[str, dict[str, Any]] = {
     },
     "NemotronHForCausalLM": {
         "hybrid_override_pattern": "M*-X", "mamba_hidden_act": "gelu", "ssm_state_size": 257, "mamba_num_heads": 7,
-        "moe_latent_size": 8, "layers_block_type": ["rnn"], "n_group": 4, "topk_group": 4,
+        "moe_latent_size": 8, "layers_block_type": ["rnn"], "n_group": 4, "topk_group": 4, "mlp_hidden_act": "gelu",
     },
     "FalconH1ForCausalLM": {
         "mamba_d_head": 5, "mlp_multipliers": [1.0], "ssm_multipliers": [1.0], "hidden_act": "xielu",
@@ -180,11 +182,12 @@ NOT_BUILT: dict[str, dict[str, Any]] = {
     "Gemma3nForCausalLM": {
         "num_kv_shared_layers": 4, "altup_active_idx": 1, "altup_correct_scale": False, "intermediate_size": [88, 72],
         "activation_sparsity_pattern": [0.5], "partial_rotary_factor": 0.5, "hidden_size_per_layer_input": 0,
+        "hidden_activation": "relu2",
     },
     "Gemma4ForCausalLM": {
         "enable_moe_block": True, "num_kv_shared_layers": 4, "use_bidirectional_attention": "all",
         "rope_scaling": {"rope_type": "linear", "factor": 2.0}, "global_head_dim": 513,
-        "per_layer_config": {"1": {"head_dim": 16}}, "partial_rotary_factor": 0.5,
+        "per_layer_config": {"1": {"head_dim": 16}}, "partial_rotary_factor": 0.5, "hidden_activation": "gelu",
     },
     "Gemma4UnifiedForCausalLM": {"hidden_size_per_layer_input": 8, "per_layer_config": {"1": {"sliding_window": 16}}},
     "OlmoForCausalLM": {"partial_rotary_factor": 0.5, "num_experts": 8},

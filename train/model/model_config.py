@@ -36,6 +36,8 @@ _ACTIVATIONS = {
     "relu2": "relu2",
     "xielu": "xielu",
 }
+# Keys of an activation. Families with one of the first do not read the last.
+_ACTIVATION_KEYS = ("hidden_activation", "mlp_hidden_act", "hidden_act")
 _USUAL = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen3ForCausalLM", "Gemma3ForConditionalGeneration")
 Mixer = LinearAttention | GatedConvolution | Mamba2  # replaces attention in a layer, or runs alongside it
 _UNGATED = ("relu2", "xielu")  # activations that only MLPs without a gate use
@@ -331,7 +333,8 @@ def parse_model_config(raw: Mapping[str, Any], where: str = "config.json") -> Mo
     variant |= family.variant(file)
     if variant.get("experts") is not None:
         variant["experts"] = replace(variant["experts"], balance=file.balance)
-    variant["hidden_act"] = _activation(variant["hidden_act"], variant.get("gated", True), where)
+    key = next(key for key in _ACTIVATION_KEYS if key in file.__struct_fields__)
+    variant["hidden_act"] = _activation(variant["hidden_act"], variant.get("gated", True), f"{where}: {key}")
     latent: LatentAttention | None = variant.get("latent")
     head_dim = latent.width if latent else head_dim
     head_dims, all_kv_heads = variant.get("head_dims") or (head_dim,), variant.get("kv_heads") or (kv_heads,)
@@ -394,5 +397,5 @@ def _rotated_dims(windows: Sequence[int], head_dims: Sequence[int]) -> tuple[int
 def _activation(name: str, gated: bool, where: str) -> str:
     known = [key for key in _ACTIVATIONS if key != "swish" and not (gated and key in _UNGATED)]
     if name not in (*known, "swish"):
-        raise WgradError(f"{where}: hidden_act {show(name)} is not supported: {', '.join(known)} are")
+        raise WgradError(f"{where} {show(name)} is not supported: {', '.join(known)} are")
     return _ACTIVATIONS[name]
