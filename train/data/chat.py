@@ -79,7 +79,7 @@ class ChatTemplate:
     Args:
         source: one template, or templates by name: "tool_use" for conversations with tools, "default" for all others.
         special_tokens: the tokens that a template may name, such as {"bos_token": "<s>"}.
-        strict: adapt conversations to the template (see `_adapted`), and refuse those of which it leaves out a turn.
+        strict: adapt conversations to the template (see `_adapted`), and refuse those with a turn that it leaves out.
             Otherwise render them as transformers does.
 
     Raises:
@@ -140,7 +140,7 @@ class ChatTemplate:
         return self._render(self._adapted(conversation), add_generation_prompt).text
 
     def _render(self, conversation: Conversation, prompt: bool, learn: Sequence[int] | None = None) -> _Rendered:
-        """Render as `_ask` does; if `strict`, refuse a conversation of which a turn leaves nothing in the text."""
+        """Render as `_ask` does; if `strict`, refuse a conversation with a turn that the template leaves out."""
         if not self._strict:
             return self._ask(conversation, prompt, learn)
         forms = self._forms_for(conversation.tools)
@@ -286,8 +286,8 @@ class ChatTemplate:
         return self._shapes[key]
 
     def _find_shape(self, parts: bool, tools: Any) -> _Shape:
-        """Find out from a short conversation with two answers. A template may write more in the prompt of the last turn
-        only (an empty thought); wherever it is rendered, that counts for the loss."""
+        """Find the shape of a turn from a short conversation with two answers. The prompt of the last turn may have more
+        than those before it (an empty thought), which counts for the loss."""
         bos = self.special_tokens.get("bos_token", "")
 
         def message(role: str, text: str) -> dict[str, Any]:

@@ -1,6 +1,6 @@
-"""Text packed by gzip or Zstandard, read as it is unpacked.
+"""Text compressed by gzip or Zstandard, decompressed as it is read.
 
-A few bytes may unpack to a great many. What a file may unpack to is bounded by its size, as what a table expands to.
+A few bytes may unpack to a great many, so the size of the file limits them, as it limits tables (`table_records.py`).
 """
 
 from __future__ import annotations
@@ -21,16 +21,21 @@ _AGAIN = "pack it again, or give it unpacked"
 
 
 def packed_by(start: bytes, path: str) -> str:
-    """The packing of a file that begins so; "" for none, and where the name does not say so too. path: "" of
-    standard input."""
+    """Return the compression of a file, "" for none. The file's first bytes and its name must both say so.
+
+    path: the file's name; "" for standard input, which only needs the first bytes.
+    """
     by_name = _ENDINGS.get(os.path.splitext(path)[1].lower(), "")
     by_start = next((name for name, mark in _MARKS.items() if start.startswith(mark)), "")
     return by_start if by_start == by_name or not path else ""
 
 
 class Unpacked(io.RawIOBase):
-    """A packed file as what is in it. where: opens each message. WgradError where it cannot be unpacked, here or as it
-    is read."""
+    """The decompressed contents of a file. where: begins each error.
+
+    Raises:
+        WgradError: the file cannot be unpacked. Reading raises it too.
+    """
 
     def __init__(self, file: BinaryIO, packing: str, where: str) -> None:
         self._where, self._packing = where, packing

@@ -1,4 +1,4 @@
-"""Data files: what kind a file is, what is not taken for data, and its records or text without holding all of it."""
+"""Data files: detecting their kind, refusing other files, and reading records or text with bounded memory."""
 
 from __future__ import annotations
 
@@ -80,10 +80,17 @@ class _Watch:
 
 @dataclass(frozen=True)
 class DataFile:
-    """An open data file. name: for messages; kind: "text", "csv", "tsv", "parquet", "arrow", or one of JSON: "lines",
-    "array", "objects" over several lines, or "wrapped", a list under `key` of one object. notes: what a user should
-    know; remarks: more of that, once its records are read. watch: called after each read. columns: those of --columns;
-    delimiter: between cells."""
+    """An open data file.
+
+    name: for messages.
+    kind: "text", "csv", "tsv", "parquet", "arrow", or one of JSON: "lines", "array", "objects" (over several lines), or
+        "wrapped" (a list under `key` of one object).
+    notes: notes for the user.
+    watch: called after each read.
+    columns: the mapping of --columns.
+    delimiter: between the cells of a table.
+    remarks: further notes, added as records are read.
+    """
 
     file: BinaryIO
     name: str
@@ -101,7 +108,7 @@ class DataFile:
         return WgradError(f"{self.option}: {self.name} is empty: give a file with at least one example")
 
     def records(self) -> Numbered:
-        """Each record of a file that is not plain text, with the number of its line or row."""
+        """Return the records of a file that is not plain text, each with the number of its line or row."""
         if self.kind == "array":
             return array_elements(self._byte_blocks(), self.name, self.option)
         if self.kind == "objects":
@@ -115,7 +122,7 @@ class DataFile:
         return csv_rows(self._lines(), self.delimiter, self.name, self.option, self.columns, self.remarks)
 
     def _lines(self) -> Numbered:
-        """Lines without their newlines."""
+        """Yield the lines without their newlines."""
         number = 0
         while line := self._read_line(LONGEST):
             number += 1
@@ -146,7 +153,11 @@ class DataFile:
         return line
 
     def blocks(self) -> Iterator[str]:
-        """The text in blocks, \\r\\n as \\n. WgradError, naming the line, where it is not UTF-8 or holds a NUL."""
+        """Yield the text in blocks, with \\r\\n as \\n.
+
+        Raises:
+            WgradError: a line, which the error names, is not UTF-8 or has a NUL.
+        """
         decoder = codecs.getincrementaldecoder("utf-8")()
         lines, kept, is_first = 1, "", True
         while True:
@@ -196,10 +207,17 @@ def open_data(
     stdin: Path | None = None,
     columns: Mapping[str, str] = _NO_COLUMNS,
 ) -> Iterator[DataFile]:
-    """Open a data file, or standard input for "-". option: the one that named it. progress: of a file, not of "-".
-    stdin: a copy of standard input, to be read in its place. columns: those of --columns.
+    """Open a data file, or standard input for "-".
 
-    WgradError: not a regular file, empty, or of a kind that is not read.
+    Args:
+        path: the file.
+        option: the option that names it.
+        progress: called with the percentage that is read; not for standard input.
+        stdin: a copy of standard input, to be read in its place.
+        columns: the mapping of --columns.
+
+    Raises:
+        WgradError: the file is not a regular file, is empty, or is of an unsupported kind.
     """
     name = "standard input" if path == STDIN else path
     is_stdin = path == STDIN and stdin is None
@@ -243,7 +261,7 @@ def open_data(
 
 
 def open_standard_input(option: str) -> BinaryIO:
-    """WgradError: a terminal, or none."""
+    """Return standard input. Raises WgradError if it is a terminal, or closed."""
     if sys.stdin is None or sys.stdin.isatty():
         raise WgradError(f"{option}: standard input is no file: give its data with '< FILE' or a pipe")
     return sys.stdin.buffer
@@ -254,7 +272,7 @@ def _ending(path: str) -> str:
 
 
 def _refuse_other_kinds(start: bytes, path: str, name: str, option: str) -> None:
-    """WgradError where the file is, by its name or its first bytes, of a kind that is not read."""
+    """Raise WgradError if a file's name or first bytes are those of an unsupported kind."""
     ending = _ending(path)
     found = next((kind for magic, kind in _BEGINNINGS if start.startswith(magic)), None)
     if ending in _BY_ENDING:
@@ -268,8 +286,10 @@ def _refuse_other_kinds(start: bytes, path: str, name: str, option: str) -> None
 
 
 def _kind(start: bytes, path: str, name: str, option: str, columns: Mapping[str, str]) -> tuple[str, tuple[str, ...]]:
-    """-> kind (see DataFile), "json" where that is still to be told; notes. By the name's ending; where that says
-    nothing, by the beginning."""
+    """Return the kind of a file (see DataFile; "json" if its layout is still unknown), and notes for the user.
+
+    The ending of the name decides. If that is unknown, the first bytes do.
+    """
     ending, first = _ending(path), start.lstrip()[:1]
     if start.startswith(_PARQUET):
         return "parquet", (f"note: {name} is taken for Parquet, each row an example",)

@@ -1,7 +1,7 @@
-"""Folders of data files: which of the files are read, and what a user should know of the others.
+"""Folders of data files: choosing the files to read, with notes for the user about the others.
 
-A folder may be a data set of the Hugging Face Hub that somebody has fetched, or name its splits as those do. Of such a
-folder one split is read, as the package datasets does.
+A folder may be a downloaded data set of the Hugging Face Hub, or have files named after splits. Then only one split is
+read, as the package datasets does.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _MOST = 10_000  # files
 
 
 def is_split_of_folder(path: str) -> bool:
-    """Return whether a path is FOLDER:SPLIT, of a folder that is there."""
+    """Return whether a path is FOLDER:SPLIT of an existing folder."""
     return ":" in path and not os.path.exists(path) and os.path.isdir(path.rpartition(":")[0])
 
 
@@ -66,12 +66,12 @@ def folder_files(path: str, option: str, held_out: bool = False) -> tuple[list[s
 
 
 def _is_about(name: str) -> bool:
-    """Return whether a file tells of data and has none."""
+    """Return whether a file only describes data (README, LICENSE and others)."""
     return _ABOUT.match(name.rpartition("/")[2]) is not None
 
 
 def _walk(folder: str, option: str) -> list[str]:
-    """All files below a folder, with slashes. WgradError: too many."""
+    """Return the paths of all files below a folder, with slashes. Raises WgradError if they are too many."""
     found: list[str] = []
     for place, within, names in os.walk(folder):
         within[:] = sorted(name for name in within if not name.startswith("."))

@@ -56,7 +56,7 @@ def _around(message: dict[str, Any]) -> Iterator[list[dict[str, Any]]]:
 
 
 class TemplateForms:
-    """The inputs of one template, found out on demand. render: renders a conversation, None if it is refused."""
+    """The inputs that one template takes, found on demand. render: renders a conversation, None if it is refused."""
 
     def __init__(self, render: Render) -> None:
         self._render = render

@@ -56,7 +56,7 @@ class TemplateProcess:
         check: bool = False,
         unasked: str = "",
     ) -> dict[str, Any]:
-        """The worker's answer: "text", or "failure", "message" and "line".
+        """Return the worker's answer: "text", or "failure", "message" and "line".
 
         Args:
             learn: turns that are learnt. The answer then has "prefixes", [turn, start, end] of those that the rule of

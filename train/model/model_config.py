@@ -36,8 +36,7 @@ _ACTIVATIONS = {
     "relu2": "relu2",
     "xielu": "xielu",
 }
-# Keys of an activation. Families with one of the first do not read the last.
-_ACTIVATION_KEYS = ("hidden_activation", "mlp_hidden_act", "hidden_act")
+_ACTIVATION_KEYS = ("hidden_activation", "mlp_hidden_act", "hidden_act")  # with another, the last is not read
 _USUAL = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen3ForCausalLM", "Gemma3ForConditionalGeneration")
 Mixer = LinearAttention | GatedConvolution | Mamba2  # replaces attention in a layer, or runs alongside it
 _UNGATED = ("relu2", "xielu")  # activations that only MLPs without a gate use
