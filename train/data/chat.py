@@ -286,8 +286,8 @@ class ChatTemplate:
         return self._shapes[key]
 
     def _find_shape(self, parts: bool, tools: Any) -> _Shape:
-        """Find the shape of a turn from a short conversation with two answers. The prompt of the last turn may have more
-        than those before it (an empty thought), which counts for the loss."""
+        """Find the shape of a turn from a short conversation with two answers. The prompt of the last turn may have
+        more than those before it (an empty thought), which counts for the loss."""
         bos = self.special_tokens.get("bos_token", "")
 
         def message(role: str, text: str) -> dict[str, Any]:
