@@ -170,6 +170,36 @@ def test_the_chat_page_of_serve_wants_its_key(browser: Browser) -> None:
         browser.ask("Page.navigate", url="about:blank")
 
 
+def test_start_over_forgets_an_answer_that_is_still_coming(browser: Browser) -> None:
+    with serving(start=False) as client:
+        browser.ask("Page.navigate", url=f"http://127.0.0.1:{client.port}/")
+        wait(browser, "document.getElementById('message')")
+        browser.evaluate(  # answers never come
+            "window.asked = []; window.fetch = (path, {body, signal}) => { asked.push(JSON.parse(body).messages);"
+            "return new Promise((_, fail) => signal.addEventListener('abort', () => fail(signal.reason))); }"
+        )
+        for number in (1, 2):
+            browser.evaluate(f"document.getElementById('message').value = 'message {number}'")
+            press(browser, "Send")
+            wait(browser, f"asked.length === {number}")
+            press(browser, "Start over")
+        assert browser.evaluate("asked.map((messages) => messages.map((m) => m.content).join())") == [
+            "message 1", "message 2",
+        ]  # fmt: skip
+        browser.ask("Page.navigate", url="about:blank")
+
+
+def test_a_check_that_failed_is_asked_again(page: Browser) -> None:
+    page.evaluate(
+        "window.failures = 0; window.usual = window.fetch; window.fetch = (path, options) =>"
+        "path === '/api/check' && !failures++ ? Promise.reject(new TypeError('gone')) : usual(path, options)"
+    )
+    write(page, max_steps="7")
+    wait(page, "failures === 1")
+    write(page, max_steps="7")
+    wait(page, "document.getElementById('command').textContent.includes('--max-steps 7')")
+
+
 def test_every_field_has_a_label_and_a_narrow_screen_shows_all(page: Browser) -> None:
     """As a screen reader has them; nothing is wider than the screen in any view."""
     page.ask("Emulation.setDeviceMetricsOverride", width=390, height=844, deviceScaleFactor=1, mobile=True)

@@ -1,4 +1,4 @@
-// Curves of runs in the studio and in `wgrad watch`, drawn by uPlot: one chart for each measure, one line for each run.
+// Charts of runs in the studio and in `wgrad watch`, drawn by uPlot: one chart for each metric, one line for each run.
 "use strict";
 
 import { el } from "/pages/page.js";
@@ -8,12 +8,14 @@ const TITLES = new Map([
   ["memory_bytes", "Device memory, MiB"], ["grad_norm", "Gradient norm"],
 ]);
 const HIDDEN = new Set(["step", "tokens"]);
-const exact = (key) => key === "lr" || key === "memory_bytes" || key.startsWith("held_out");  // no noise to smooth
-const DASHES = [[], [8, 4], [2, 3], [10, 3, 2, 3]];  // a second sign beside the colour
+const exact = (key) => key === "lr" || key === "memory_bytes" || key.startsWith("held_out");  // metrics without noise, which are not smoothed
+const DASHES = [[], [8, 4], [2, 3], [10, 3, 2, 3]];  // tell lines apart without colour
 const MOST_CHARTS = 24, HEIGHT = 240, COLOURS = 8;
 
+// Class of the colour of a run's number.
 export const colour = (number) => `k${number % COLOURS}`;
 
+// Format a number for tables; "–" if there is none.
 export function written(value) {
   if (value === null || value === undefined) return "–";
   const size = Math.abs(value);
@@ -21,7 +23,7 @@ export function written(value) {
   return size >= 1e6 || (size < 1e-2 && size > 0) ? value.toExponential(2) : size >= 1000 ? value.toFixed(0) : value.toPrecision(4);
 }
 
-// A running mean that gives older values less weight, without a bias to where it begins. Gaps stay gaps.
+// Exponential moving average with bias correction. Gaps (null) stay gaps.
 export function smoothed(values, weight) {
   let sum = 0, count = 0;
   return values.map((v) => {
@@ -32,18 +34,19 @@ export function smoothed(values, weight) {
   });
 }
 
-// Where the value nearest to a step stands; -1 where there is none. Of two at the same distance the earlier one.
+// Index of the value nearest to a step, or -1 if there is none. Of two at the same distance it is the earlier one.
 export function nearest({ steps, values }, step) {
   const far = (at) => (at < 0 ? Infinity : Math.abs(steps[at] - step));
   return values.reduce((best, value, at) => (value !== null && far(at) < far(best) ? at : best), -1);
 }
 
-// What a run's files hold, taken in as it comes.
+// The contents of a run's files so far. have: generations and numbers of records read, which the server continues from.
 export class Series {
   constructor() { this.reset(); this.have = [0, 0, 0, 0]; this.samples = []; this.options = {}; this.results = null; this.notes = []; }
 
   reset() { this.keys = new Map(); this.changes = (this.changes ?? 0) + 1; }
 
+  // Add the server's news, and return whether there is more to ask for.
   take(news) {
     if (news.metrics.anew) this.reset();
     for (const record of news.metrics.records)
@@ -57,7 +60,7 @@ export class Series {
     return news.metrics.more || news.samples.more || news.more;
   }
 
-  // Where steps go back within a file, what comes later counts.
+  // If steps go back within a file, as after resuming, later values replace earlier ones.
   add(key, step, value) {
     if (!this.keys.has(key)) this.keys.set(key, { steps: [], values: [] });
     const { steps, values } = this.keys.get(key);
@@ -81,7 +84,7 @@ class Chart {
     new ResizeObserver(() => this.uplot && this.uplot.setSize({ width: this.plot.clientWidth, height: HEIGHT })).observe(this.plot);
   }
 
-  // runs: { name, number, series }. look: { log, smoothing }.
+  // runs: { name, number, series }. look: { log, smoothing }. range: first and last step of all charts.
   draw(runs, look, range) {
     const shown = runs.filter((run) => run.series.keys.has(this.key));
     const dark = matchMedia("(prefers-color-scheme: dark)").matches;
@@ -114,7 +117,7 @@ class Chart {
     this.shownLast(shown);
   }
 
-  // Memory from 0 on; a change of less than two in a hundred does not fill the height.
+  // Range of the vertical axis. Memory starts at 0, and changes below 2 % do not fill the height.
   room = (_, low, high) => {
     if (low === null || high === null) return [0, 1];
     if (this.key === "memory_bytes") return [0, high * 1.15 || 1];
@@ -122,6 +125,7 @@ class Chart {
     return [low - more, high + more];
   };
 
+  // Show the last value of each run, also to screen readers.
   shownLast(shown) {
     const last = shown.map((run) => [run, run.series.last(this.key), run.series.keys.get(this.key).steps]);
     const words = last.map(([run, value, steps]) => `${run.name}: ${written(value)} at step ${steps.at(-1)}, ${steps.length} values`);
@@ -129,7 +133,7 @@ class Chart {
     this.values.replaceChildren(...last.map(([run, value]) => el("span", { class: colour(run.number) }, `${run.name} ${written(value)}`)));
   }
 
-  // The values at the cursor: of each run the nearest one, as runs have different steps.
+  // Show the values at the cursor. Runs have different steps, so this takes each run's nearest one.
   tell(plot, shown) {
     const at = plot.cursor.idx;
     if (at === null || at === undefined) { this.shownLast(shown); return; }
@@ -142,7 +146,7 @@ class Chart {
   }
 }
 
-// All charts have the same steps, so that they can be read one above the other.
+// Range of steps of all charts, which is the same so that they can be compared.
 function stepsOf(runs, keys) {
   let from = Infinity, to = -Infinity;
   for (const run of runs) for (const key of keys) {

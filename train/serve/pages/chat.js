@@ -1,4 +1,4 @@
-// A conversation with one model, or with several side by side, over OpenAI's API of the same server.
+// A conversation with one model or several next to each other, through the OpenAI API of the same server.
 "use strict";
 
 import { el, request } from "/pages/page.js";
@@ -6,7 +6,7 @@ import { el, request } from "/pages/page.js";
 const TURNS = "conversation", TEXT = "text to continue";
 
 export class Chat {
-  // models: names for the API, of which those in `chosen` answer.
+  // where: element to fill. models: names in the API. chosen: those that answer at first.
   constructor(where, models, chosen = models) {
     this.where = where;
     this.histories = new Map(models.map((name) => [name, []]));
@@ -58,7 +58,7 @@ export class Chat {
     this.input.focus();
   }
 
-  // While answers come, the button stops them.
+  // Send the message to the chosen models. While they answer, the same button stops them.
   async send() {
     if (this.stopper) { this.stopper.abort(); return; }
     const text = this.input.value, names = [...this.histories.keys()].filter((name) => this.chosen.has(name));
@@ -77,8 +77,10 @@ export class Chat {
     this.say(names.map((name, i) => `${name}: ${done[i]}`).join("\n"));
   }
 
+  // Tell a screen reader.
   say(text) { this.status.textContent = text; }
 
+  // Stream one model's answer into a new box, and return a text for screen readers.
   async answer(name, text, answers, signal) {
     const said = el("div", { class: "said" }), thought = el("div", { class: "said" });
     const thoughts = el("details", { hidden: true }, el("summary", {}, "Thoughts"), thought);
@@ -109,19 +111,20 @@ export class Chat {
       box.append(el("p", { class: stopped ? "help" : "error" }, stopped ? "Stopped." : error.message));
       if (!stopped) return error.message;
     }
-    if (turns) this.histories.set(name, [...messages, { role: "assistant", content: said.textContent }]);
+    // "Start over" replaces the history, and an answer that it aborts must not restore the old one.
+    if (turns && this.histories.get(name) === history) this.histories.set(name, [...messages, { role: "assistant", content: said.textContent }]);
     return said.textContent || "an empty answer";
   }
 }
 
-// Read server-sent events, and hand each delta over.
+// Send a request, and call `take` with the delta of each server-sent event.
 async function stream(path, asked, signal, take) {
   const answer = await request(path, { method: "POST", body: JSON.stringify(asked), signal });
   const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
   for (;;) {
     const { value, done } = await reader.read();
-    if (done) throw new Error("the answer broke off: the model's process may have ended");
+    if (done) throw new Error("the answer ended too early: the model's process may have stopped");
     const events = (rest + value).split("\n\n");
     rest = events.pop();
     for (const event of events) {

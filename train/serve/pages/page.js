@@ -1,9 +1,10 @@
-// Shared by the studio, `wgrad watch` and the chat page: elements whose texts are never markup, and questions to the server.
+// Shared by the studio, `wgrad watch` and the chat page: building elements without HTML injection, and requests to the server.
 "use strict";
 
 export const place = (id) => document.getElementById(id);
 
-// Children are elements or texts. Properties: class, attributes by name, and on...: listeners.
+// Create an element. properties: attributes by name (true sets an empty one; false, null and undefined set none), and listeners
+// by names such as onclick. children: elements, or texts, which are never parsed as HTML.
 export function el(tag, properties = {}, ...children) {
   const made = document.createElement(tag);
   for (const [name, value] of Object.entries(properties)) {
@@ -15,7 +16,8 @@ export function el(tag, properties = {}, ...children) {
   return made;
 }
 
-// Replace what a place shows, unless it shows that already: what is read or selected there stays.
+// Replace the children of an element unless the signature is unchanged, so that selection and scrolling are kept. Return whether
+// they were replaced.
 export function fill(where, signature, make) {
   const text = JSON.stringify(signature) ?? "";
   if (where.dataset.signature === text) return false;
@@ -24,6 +26,7 @@ export function fill(where, signature, make) {
   return true;
 }
 
+// Set a text unless it is unchanged, so that screen readers do not repeat it.
 export function setText(where, text) {
   if (where.textContent !== text) where.textContent = text;
 }
@@ -36,6 +39,7 @@ export const headers = () => {
   return { "Content-Type": "application/json", ...(key ? { Authorization: `Bearer ${key}` } : {}) };
 };
 
+// An error that the server answered with. param: name of the wrong option, or null.
 export class Refused extends Error {
   constructor(error, status) {
     super(error?.message ?? `the server answered with status ${status}`);
@@ -44,7 +48,7 @@ export class Refused extends Error {
   }
 }
 
-// A question; where the server wants a key, the person is asked for it and the question is repeated.
+// Send a request. If the server requires a key, ask the user for it and repeat the request.
 export async function request(path, options = {}) {
   for (;;) {
     const answer = await fetch(path, { cache: "no-store", ...options, headers: headers() });
@@ -55,11 +59,13 @@ export async function request(path, options = {}) {
   }
 }
 
+// Call a function of the studio's API, and return its answer.
 export async function ask(name, body = {}, signal = undefined) {
   const answer = await request(`/api/${name}`, { method: "POST", body: JSON.stringify(body), signal });
   return answer.json();
 }
 
+// Show one dialog for the key, however many requests wait for it.
 function askForKey() {
   asking ??= new Promise((resolve) => {
     const input = el("input", { type: "password", id: "key", autocomplete: "off", required: true });

@@ -1,4 +1,4 @@
-// The chat page of `wgrad serve`.
+// The chat page of `wgrad serve`. At first, two models answer.
 "use strict";
 
 import { Chat } from "/pages/chat.js";

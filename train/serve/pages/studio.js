@@ -5,17 +5,16 @@ import { Chat } from "/pages/chat.js";
 import { Charts, Series, colour, written } from "/pages/charts.js";
 import { ask, el, fill, place, request, setText } from "/pages/page.js";
 
-const EVERY = 1000, AGAIN = 4000, TYPING = 400;  // milliseconds: between questions, after a failure, after a key
+const EVERY = 1000, AGAIN = 4000, TYPING = 400;  // milliseconds between requests, after a failed one, and after a key
 const STEPS = { model: "fields-model", data: "fields-data", out: "fields-out" };
-// What examples and steps depend on.
+// Options on which the examples and the number of steps depend.
 const OF_DATA = new Set(["model", "adapter", "data", "columns", "eval_data", "on_bad_line", "chat_template", "objective", "batch_size",
   "gradient_accumulation_steps", "max_length", "epochs", "max_steps", "packing", "loss_on", "eval_fraction", "seed"]);
 const WIDE = new Set(["model", "data", "out"]);
 const PARTS = [["weights", "weights"], ["adapter", "adapter"], ["gradients", "gradients"], ["optimizer", "optimiser"], ["activations", "activations"]];
 const STATES = { running: "running", done: "done", stopped: "stopped", failed: "failed" };
-const SPELT = ["LoRA", "DoRA", "rsLoRA", "LR", "VRAM", "int8"];
-const NEW_MODEL = "model:";
-
+const SPELT = ["LoRA", "DoRA", "rsLoRA", "LR", "VRAM", "int8"];  // spelling within labels
+const NEW_MODEL = "model:";  // begins values of the chat's list that name a model instead of a run
 
 let about = null, state = null, server = null;
 let draftNumber = 0, saving = false;
@@ -25,10 +24,11 @@ let steps = null, planned = null;
 let chat = null, chatFor = "";
 const charts = new Charts(place("charts"));
 
-// One polite live region, so that a screen reader hears what is new and no more.
+// Tell screen readers. Only this polite live region does so, so that they read nothing twice.
 function announce(text) { setText(place("said"), text); }
 
 // ---- fields, generated from the options of finetune ------------------------------------------------
+// Label of an option.
 function words(name) {
   const text = name.replaceAll("_", " ");
   return SPELT.reduce((said, word) => said.replace(new RegExp(`\\b${word}\\b`, "i"), word), text[0].toUpperCase() + text.slice(1));
@@ -36,6 +36,7 @@ function words(name) {
 
 function sentence(text) { return text[0].toUpperCase() + text.slice(1) + (/[.!?]$/.test(text) ? "" : "."); }
 
+// Build a field of an option: its label, input, help and error.
 function makeField(option, idPrefix = "option-") {
   const id = `${idPrefix}${option.name}`, described = `${id}-help ${id}-error`;
   const common = { id, "aria-describedby": described, "aria-required": option.required || null };
@@ -63,7 +64,7 @@ function makeField(option, idPrefix = "option-") {
   return { option, input, box, error };
 }
 
-// Names of files that what is typed can go on with, offered by the browser's own list.
+// Complete paths by a list of the files in the folder that has been typed, which the browser shows.
 function completePaths(input, option, box) {
   const list = el("datalist", { id: `${input.id}-paths` });
   if (input.tagName === "INPUT") input.setAttribute("list", list.id);
@@ -78,6 +79,7 @@ function completePaths(input, option, box) {
   });
 }
 
+// Value of a field, or "" for the default.
 function valueOf({ option, input }) {
   if (input.type === "checkbox") return input.checked === (option.default === "true") ? "" : input.checked;
   return option.type === "lines" ? input.value.split("\n").map((line) => line.trim()).filter(Boolean) : input.value.trim();
@@ -88,6 +90,7 @@ function setValue({ option, input }, value) {
   else input.value = value === undefined ? "" : Array.isArray(value) ? value.join("\n") : String(value);
 }
 
+// Options that differ from their defaults.
 function given() {
   const found = {};
   for (const [name, field] of fields) {
@@ -115,7 +118,7 @@ function buildForm() {
     for (const box of place("fields-more").querySelectorAll(".field")) box.hidden = !box.dataset.words.includes(wanted);
     for (const set of place("fields-more").querySelectorAll("fieldset")) set.hidden = !set.querySelector(".field:not([hidden])");
   });
-  // A path or a name of the Hub is looked for once it is whole: when the field is left, or at Enter.
+  // A path or a name on the Hub is looked up once it is complete: when the field loses focus, or on Enter.
   place("form").addEventListener("input", (event) => { if (event.target.id !== "find" && !isPath(event.target)) typed(); });
   place("form").addEventListener("change", (event) => { if (isPath(event.target)) typed(); });
   place("form").addEventListener("keydown", (event) => {
@@ -133,8 +136,9 @@ function buildForm() {
 
 const isPath = (input) => Boolean([...fields.values()].find((field) => field.input === input)?.option.path);
 
-// ---- what follows from the fields --------------------------------------------------------------------
-class Latest {  // of several questions only the answer to the last counts
+// ---- results of the fields -----------------------------------------------------------------------------
+// Runs the last of several requests, and aborts earlier ones. A request is not repeated for the same signature unless it fails.
+class Latest {
   constructor() { this.controller = null; this.signature = null; }
 
   async run(signature, work) {
@@ -142,7 +146,11 @@ class Latest {  // of several questions only the answer to the last counts
     this.signature = signature;
     this.controller?.abort();
     const controller = this.controller = new AbortController();
-    try { await work(controller.signal); } catch (error) { if (error.name !== "AbortError") throw error; }
+    try { await work(controller.signal); } catch (error) {
+      if (error.name === "AbortError") return;
+      if (controller === this.controller) this.signature = null;
+      throw error;
+    }
   }
 }
 
@@ -156,10 +164,11 @@ function typed() {
 
 async function saveDraft() {
   saving = true;
-  try { draftNumber = (await ask("draft", { options: given() })).draft_number; } catch { /* the poll says it */ }
+  try { draftNumber = (await ask("draft", { options: given() })).draft_number; } catch { /* poll() shows that the server does not answer */ }
   saving = false;
 }
 
+// Show an error at the field that it names, and clear all others.
 function markError(error) {
   for (const [name, field] of fields) {
     const wrong = error?.param === name;
@@ -169,6 +178,7 @@ function markError(error) {
   }
 }
 
+// Update everything that depends on the fields.
 function follow() {
   const options = given(), all = JSON.stringify(options);
   const without = (...names) => JSON.stringify(Object.entries(options).filter(([name]) => !names.includes(name)));
@@ -189,7 +199,7 @@ function showModel(options) {
   latest.model.run(options.model ?? "", async (signal) => {
     const box = place("model");
     if (!options.model) { box.replaceChildren(); return; }
-    box.replaceChildren(el("p", { class: "soft small" }, "Reading what it is"));
+    box.replaceChildren(el("p", { class: "soft small" }, "Reading the model"));
     try {
       const found = await ask("model", { model: options.model }, signal);
       announce(`${found.architecture}, ${count(found.parameters)} parameters`);
@@ -205,6 +215,7 @@ function showModel(options) {
   });
 }
 
+// Message without the option's name, which the field shows.
 const plain = (error) => error.message.replace(/^--(model|data): /, "");
 const count = (n) => (n >= 1e9 ? `${(n / 1e9).toPrecision(3)} billion` : n >= 1e6 ? `${(n / 1e6).toPrecision(3)} million` : n.toLocaleString("en"));
 
@@ -284,7 +295,7 @@ function showTime() {
   setText(box, `${steps} step${steps === 1 ? "" : "s"}${told}.${speed ? "" : " The time is known after the first steps."}`);
 }
 
-// A folder for the next run: the first number that no run has.
+// Folder for the next run, with the first free number.
 function freeFolder() {
   const taken = new Set(state.runs.map((run) => run.name));
   let number = state.runs.length + 1;
@@ -312,7 +323,7 @@ async function start() {
 }
 
 // ---- runs ---------------------------------------------------------------------------------------------
-// A name that is not UTF-8 has half a surrogate pair, which no address takes: as its escape.
+// Names that are not UTF-8 contain lone surrogates, which addresses cannot hold, so these are escaped as in JSON.
 const addressOf = (run) => `run=${encodeURIComponent(JSON.stringify(run).slice(1, -1))}`;
 const chosenRun = () => (location.hash.startsWith("#run=") ? JSON.parse(`"${decodeURIComponent(location.hash.slice(5))}"`) : null);
 const seriesOf = (run) => { if (!series.has(run)) series.set(run, new Series()); return series.get(run); };
@@ -407,9 +418,9 @@ function drawRun() {
   }
 }
 
-const stopping = new Set();
+const stopping = new Set();  // runs that were asked to stop after a step
 
-// The options of a run for a new one, as its config.yaml has them.
+// Fill the form with the options in a run's config.yaml.
 function reuse(run) {
   const options = seriesOf(run).options;
   for (const [name, field] of fields) {
@@ -435,7 +446,7 @@ function drawSamples(found) {
 
 const told = (name, value) => (value === undefined ? "–" : name === "seconds" ? duration(Number(value)) : size(Number(value)));
 
-// The options that differ between the runs that are compared.
+// Show results of the compared runs, and options that differ between them.
 function drawCompared() {
   const shown = shownRuns();
   place("compared").hidden = shown.length < 2;
@@ -453,7 +464,7 @@ function drawCompared() {
   });
 }
 
-// A finished run can be made longer.
+// Offer to continue a finished run for more steps.
 function drawLonger(run) {
   const box = place("longer"), had = seriesOf(run.run).options;
   box.hidden = !(run.state === "done" && run.resumes && Object.keys(had).length);
@@ -488,7 +499,7 @@ function drawExport(run) {
     ofOllama();
     const go = el("button", { type: "submit" }, "Export");
     const form = el("form", { class: "stack" }, el("div", { class: "fields" },
-      el("div", { class: "field" }, el("span", { class: "name" }, el("label", { for: "export-tool" }, "For")), tool, el("p", { class: "help" }, "The merged model as that tool takes it.")),
+      el("div", { class: "field" }, el("span", { class: "name" }, el("label", { for: "export-tool" }, "For")), tool, el("p", { class: "help" }, "Format of the merged model.")),
       ...made.map((field) => field.box)), el("div", { class: "row" }, go));
     form.addEventListener("submit", async (event) => {
       event.preventDefault();
@@ -522,7 +533,7 @@ function drawChat() {
   place("chat-close").disabled = found.state === "closed";
   const told = {
     closed: "Nothing is loaded. A loaded model takes device memory until you unload it.",
-    loading: `Loading ${found.title}. ${found.line}`, ready: `${found.title} is loaded.`, failed: `It could not be loaded: ${found.reason}`,
+    loading: `Loading ${found.title}. ${found.line}`, ready: `${found.title} is loaded.`, failed: `The model could not be loaded: ${found.reason}`,
   }[found.state];
   setText(place("chat-words"), told);
   place("chat-words").className = found.state === "failed" ? "notice" : "soft";
@@ -549,7 +560,7 @@ place("chat-form").addEventListener("submit", async (event) => {
 });
 place("chat-close").addEventListener("click", async () => { await ask("chat/close"); poll(); });
 
-// ---- views and news -------------------------------------------------------------------------------------
+// ---- views and polling ------------------------------------------------------------------------------------
 function showView() {
   const hash = location.hash.slice(1) || "new", name = hash.startsWith("run=") ? "runs" : ["runs", "chat"].includes(hash) ? hash : "new";
   for (const view of ["new", "runs", "chat"]) place(`view-${view}`).hidden = view !== name;
@@ -572,6 +583,7 @@ function draw() {
 
 let polling = null, pollAgain = false;
 
+// Ask for the state now, and then regularly. A call during a request makes another one follow it.
 function poll() {
   if (polling) { pollAgain = true; return polling; }
   clearTimeout(timer);
@@ -608,13 +620,13 @@ async function askState() {
     }
     if (first && !fields.get("out").input.value) { setValue(fields.get("out"), freeFolder()); follow(); }
     const going = found.runs.filter((run) => run.state === "running").length;
-    setText(place("status"), going ? `${going} run${going === 1 ? "" : "s"} going on` : "Ready");
+    setText(place("status"), going ? `${going} run${going === 1 ? "" : "s"} in progress` : "Ready");
     place("status").classList.remove("bad");
     draw();
     document.body.dataset.answers = Number(document.body.dataset.answers ?? 0) + 1;
   } catch (error) {
     wait = AGAIN;
-    setText(place("status"), error.status ? error.message : "No answer from wgrad studio: what is shown is what there was.");
+    setText(place("status"), error.status ? error.message : "No answer from wgrad studio. The page shows the last known state.");
     place("status").classList.add("bad");
   }
   clearTimeout(timer);

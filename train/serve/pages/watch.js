@@ -1,10 +1,10 @@
-// The page of `wgrad watch`: runs side by side while they go on, drawn by charts.js.
+// The page of `wgrad watch`, which shows runs next to each other while they continue.
 "use strict";
 
 import { el, fill, place, setText } from "/pages/page.js";
 import { Charts, Series, colour, written } from "/pages/charts.js";
 
-const EVERY = 1000, AGAIN = 4000;  // milliseconds: between two questions, and after one that nobody answered
+const EVERY = 1000, AGAIN = 4000;  // milliseconds between requests, and after a failed one
 const MOST_SAMPLES = 100;
 const charts = new Charts(place("charts"));
 let server = null, runs = [];
@@ -12,14 +12,15 @@ let server = null, runs = [];
 const shownRuns = () => runs.filter((run) => run.shown);
 const number = (value) => written(value ?? null);
 
+// Add the server's news of a run, and return whether there is more to ask for.
 function take(run, news) {
   Object.assign(run, { name: news.name, there: news.there, silent: news.silent_seconds });
   const passed = news.metrics.passed_over + news.samples.passed_over;
-  const note = `${passed} line${passed > 1 ? "s" : ""} passed over that ${passed > 1 ? "are" : "is"} no record`;
+  const note = `${passed} invalid line${passed > 1 ? "s" : ""} skipped`;
   return run.series.take({ ...news, notes: passed ? [...news.notes, note] : news.notes });
 }
 
-function heldOut(run) {  // without --eval-every a run has it at its end alone
+function heldOut(run) {  // without --eval-every a run has this loss only in its results
   const after = Number(run.series.results?.held_out_loss_after ?? NaN);
   return run.series.last("held_out_loss") ?? (Number.isFinite(after) ? after : null);
 }
@@ -30,7 +31,7 @@ function stateOf(run) {
   if (result !== undefined && !(step > Number(result))) return "done";
   if (step === undefined) return "no step yet";
   const news = silent === null ? "" : silent < 120 ? `last news ${silent} s ago` : `last news ${Math.round(silent / 60)} min ago`;
-  return result !== undefined ? `goes on after a result at step ${result}, ${news}` : news;
+  return result !== undefined ? `continues after results at step ${result}, ${news}` : news;
 }
 
 // ---- tables -------------------------------------------------------------------------------------
@@ -50,8 +51,8 @@ function drawRuns() {
   }
 }
 
-// A table with a column for each run; a row that differs between them is in bold.
-function beside(key, onlyDiffering) {
+// A table with a column for each run. Names of rows that differ between runs are bold.
+function compared(key, onlyDiffering) {
   const those = shownRuns().filter((run) => Object.keys(run.series[key] ?? {}).length);
   const names = new Set(those.flatMap((run) => Object.keys(run.series[key])));
   const head = el("tr", {}, el("th"), ...those.map((run) => el("th", { class: colour(run.number) }, run.name)));
@@ -68,13 +69,14 @@ const folded = (run, inside) =>
   el("details", { open: true }, el("summary", { class: colour(run.number) }, run.name), el("div", { class: "scroll" }, inside));
 
 function samplesOf(run) {
-  const head = el("tr", {}, el("th", {}, "step"), el("th", {}, "prompt"), el("th", {}, "what the model made of it"));
+  const head = el("tr", {}, el("th", {}, "step"), el("th", {}, "prompt"), el("th", {}, "continuation"));
   const rows = run.series.samples.slice(-MOST_SAMPLES).reverse().map(({ step, prompt, text }) =>
-    el("tr", {}, el("td", { class: "number" }, String(step)), el("td", {}, prompt), el("td", {}, text ?? "(no numbers to choose it by)")));
+    el("tr", {}, el("td", { class: "number" }, String(step)), el("td", {}, prompt), el("td", {}, text ?? "(the model's outputs were not finite)")));
   return folded(run, el("table", {}, el("thead", {}, head), el("tbody", {}, ...rows)));
 }
 
-function section(id, signature, make) {  // what is read, and selected, there stays
+// Fill a section, and hide it if it is empty.
+function section(id, signature, make) {
   const inside = place(id).lastElementChild;
   if (fill(inside, signature, make)) place(id).hidden = !inside.children.length;
 }
@@ -83,9 +85,9 @@ function drawTables() {
   const shown = shownRuns(), of = (key) => shown.map((run) => [run.name, run.series[key] ?? null]);
   const only = place("differing").checked;
   section("samples", shown.map((run) => [run.name, run.series.have.slice(2)]), () => shown.filter((run) => run.series.samples.length).map(samplesOf));
-  section("results", of("results"), () => beside("results", false));
+  section("results", of("results"), () => compared("results", false));
   section("profile", of("profile"), () => shown.filter((run) => run.series.profile).map((run) => folded(run, el("pre", {}, run.series.profile))));
-  section("options", [of("options"), only], () => beside("options", only));
+  section("options", [of("options"), only], () => compared("options", only));
 }
 
 function draw() {
@@ -108,7 +110,7 @@ async function ask() {
     throw new Error(`${answer.status} ${await answer.text()}`);
   }
   const news = await answer.json();
-  if (server !== null && server !== news.server) location.reload();  // it counts from the begin
+  if (server !== null && server !== news.server) location.reload();  // a restarted server counts records anew
   server = news.server;
   if (!runs.length) runs = news.runs.map((_, at) => ({ number: at, shown: true, series: new Series() }));
   const more = news.runs.map((one, at) => take(runs[at], one)).some(Boolean);
@@ -123,7 +125,7 @@ async function follow() {
     if (await ask()) wait = 0;
   } catch (error) {
     wait = AGAIN;
-    say(`no answer from wgrad watch (${error.message}): what is shown is what there was; asked again soon`, true);
+    say(`No answer from wgrad watch (${error.message}). The page shows the last known state and tries again.`, true);
   }
   setTimeout(follow, wait);
 }
