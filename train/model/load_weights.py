@@ -110,9 +110,16 @@ def _rows(weight: Array, device: Device) -> Array:
 
 
 class Loader:
-    """The frozen weights of a base model, one by one. quantize: projections become NF4 on the device; else they keep
-    the files' dtype. start: what is loaded is the rest that such an adapter leaves. Raises WgradError; ValueError where
-    `config` ties a head that the files do not (`use_own_head`).
+    """Loads the frozen weights of a base model one by one.
+
+    Args:
+        quantize: Whether the device quantizes projections to NF4. Otherwise they keep the files' dtype.
+        double_quant, block_size: Options of NF4.
+        start: PiSSA's start, which is subtracted from the weights.
+
+    Raises:
+        WgradError: The files cannot be read or do not fit `config`.
+        ValueError: `config` ties a head that the files do not (`use_own_head`).
     """
 
     def __init__(

@@ -62,7 +62,7 @@ class Merge:
         frozen = [spec.name for spec in weight_specs(self.config) if self.files.is_frozen(spec)]
         if self.original and frozen:
             raise WgradError(
-                f"--onto original: {self.files.folder} holds {frozen[0]} in few bits: merge onto dequantised, or name "
+                f"--onto original: {self.files.folder} holds {frozen[0]} quantised: merge onto dequantised, or name "
                 "the base model in full precision with --model"
             )
 

@@ -1,8 +1,8 @@
-"""The decoder of LLaMA-like families, built from its configuration (families.py) and its weights.
+"""The decoder of Llama-like families, built from its configuration (families.py) and its weights.
 
-Shapes: B rows, T tokens, N = B * T, C hidden, H heads, G key/value heads, D head width, V vocabulary. With compute
-float16 or bfloat16 what feeds a product is of that type (norm outputs, q k v, attention, gate, up); the residual
-stream, the statistics and the loss are float32.
+Shapes: B rows, T tokens, N = B * T, C hidden, H heads, G key/value heads, D head width, V vocabulary. The compute dtype
+is that of matmul inputs (norm outputs, q, k, v, attention, gate, up). The residual stream, statistics and the loss are
+float32.
 Sources: LLaMA (arXiv 2302.13971), grouped heads (2305.13245), SwiGLU (2002.05202).
 """
 
@@ -37,8 +37,8 @@ from wgrad.train.model.streamed_weights import StreamedWeights
 from wgrad.train.model.token_tables import TokenTables
 from wgrad.train.model.weights import EMBEDDING, HEAD, HEAD_BIAS, LAYER_SCALE, XIELU
 
-# Where layers are recomputed, a long row's gate, up, their product and the gradients of the three stand in memory for
-# as many rows at a time. By shapes and options alone: where weights lie, and how much memory there is, changes no bit.
+# In recomputed layers, gate, up, their product and the gradients of these are in memory for only a chunk of rows at a
+# time. Chunks depend only on shapes and options, so that free memory and the weights' location do not change results.
 MLP_CHUNK_BYTES, MLP_CHUNKS_ABOVE = 768 << 20, 4096
 
 
@@ -52,13 +52,18 @@ class Mixed(NamedTuple):
 class Model(Attention):
     """A decoder on a device.
 
-    weights: name -> frozen Array or FrozenWeight, or trainable Tensor, as in `weights.weight_specs`; StreamedWeights
-    where they live in main memory, which a backward wants recompute for. adapter: low-rank
-    adapters. positions: rows of the rotary tables, at least the longest sequence. recompute: of the first so many
-    layers (True: of all) keep only the input for the backward; offload: of the first so many of these keep it in main
-    memory; keep_attention: and with it what attention gives. keep_norms: others keep their norms' outputs.
-    mlp_chunk_bytes, mlp_chunks_above: in place of MLP_CHUNK_BYTES, MLP_CHUNKS_ABOVE. dtype: float32, float16 or
-    bfloat16, see above. balance: of the routers, which `loss` includes where it has a gradient.
+    Args:
+        weights: Frozen Arrays or FrozenWeights, or trainable Tensors, by the names of `weights.weight_specs`.
+            StreamedWeights for weights in main memory; a backward then needs `recompute`.
+        adapter: Low-rank adapters.
+        positions: Rows of the rotary tables, at least the length of the longest sequence.
+        dtype: Compute dtype: float32, float16 or bfloat16.
+        recompute: Number of layers, from the first on, that keep only their input for the backward; True means all.
+        offload: Number of these layers, from the first on, that keep it in main memory.
+        keep_attention: Whether recomputed layers also keep attention's output.
+        keep_norms: Whether other layers keep their norms' outputs.
+        mlp_chunk_bytes, mlp_chunks_above: Replace MLP_CHUNK_BYTES and MLP_CHUNKS_ABOVE.
+        balance: Load-balancing loss of the routers, which `loss` adds in training.
     """
 
     def __init__(
@@ -85,9 +90,9 @@ class Model(Attention):
         self.mlp_chunks_above = mlp_chunks_above
         self._streamed = weights if isinstance(weights, StreamedWeights) else None
         self.balance = balance
-        self._balance: Balance | None = None  # of the forward that a backward may recompute
-        self.passed: dict[int, Callable[[], None]] = {}  # layer -> called once a backward has passed its input
-        self.mixed: Mixed | None = None  # where sequences of this model can be in a batch with those of others
+        self._balance: Balance | None = None  # of the current forward, for its recomputation
+        self.passed: dict[int, Callable[[], None]] = {}  # by layer: called once a backward has passed its input
+        self.mixed: Mixed | None = None  # set if sequences of other adapters may share this model's batches
 
     def token_tables(self, tokens: int) -> TokenTables | None:
         """Return tables for a batch of `tokens` tokens, which the caller fills; None if no sequence needs them."""

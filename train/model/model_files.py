@@ -210,7 +210,7 @@ class ModelFiles:
         own = {name: entry for name, entry in self.entries.items() if not isinstance(entry, GgufEntry)}
         found = [entry for name, entry in own.items() if is_beside_text(name)]
         if not found or any(entry.dtype not in FLOATS for entry in found):
-            what = "only the text part of a multimodal model" if not found else f"{one_line(found[0].name)} in few bits"
+            what = "only the text part of a multimodal model" if not found else f"{one_line(found[0].name)} quantised"
             raise WgradError(
                 f"--model: {self.folder} has {what}: use --format gguf, or name the whole model in 16 bits with --model"
             )

@@ -51,7 +51,7 @@ class PagedCache(KVCache):
         return attend(q, *side_by_side, sinks, inputs.doc_start, inputs.cache_len, **options)
 
     def _append(self, layer: int, k: Tensor, v: Tensor, inputs: Inputs, rope: Rope | None) -> None:
-        if rope is not None and inputs.tables is not None:  # rows of tables of their own, which are no places
+        if rope is not None and inputs.tables is not None:  # the tables' rows are tokens of the batch, not places
             k, rope = F.rope(k, *rope[:3], interleaved=rope.interleaved), None
         tables, turned = (rope[:2], {"interleaved": rope.interleaved}) if rope is not None else ((), {})
         new = (k.data, v.data, self.pages, self.places)
