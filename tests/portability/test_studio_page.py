@@ -189,6 +189,18 @@ def test_start_over_forgets_an_answer_that_is_still_coming(browser: Browser) -> 
         browser.ask("Page.navigate", url="about:blank")
 
 
+def test_options_of_a_run_fill_the_form(page: Browser, client: Client) -> None:
+    run = client.studio.runs.folder / "old"
+    run.mkdir(parents=True)
+    (run / "config.yaml").write_text('model: "[base]"\ndata: ["[a].jsonl", b.jsonl]\nmax_steps: 3\nout: old\n')
+    page.evaluate("location.hash = 'runs'")
+    press(page, "old")
+    press(page, "Use its options")
+    found = "['model', 'data', 'max_steps'].map((name) => document.getElementById(`option-${name}`).value)"
+    wait(page, "document.getElementById('option-max_steps').value === '3'")
+    assert page.evaluate(found) == ["[base]", "[a].jsonl\nb.jsonl", "3"]
+
+
 def test_a_check_that_failed_is_asked_again(page: Browser) -> None:
     page.evaluate(
         "window.failures = 0; window.usual = window.fetch; window.fetch = (path, options) =>"

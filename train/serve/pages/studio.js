@@ -426,7 +426,7 @@ function reuse(run) {
   for (const [name, field] of fields) {
     let value = options[name];
     if (value === "null" || value === undefined || name === "out" || name === "resume") value = undefined;
-    else if (value.startsWith("[")) value = JSON.parse(value);
+    else if (["lines", "list"].includes(field.option.type) && value.startsWith("[")) value = JSON.parse(value);
     if (Array.isArray(value) && field.option.type === "list") value = value.join(", ");
     if (value !== undefined && String(value) === field.option.default) value = undefined;
     setValue(field, Array.isArray(value) && !value.length ? undefined : value);
