@@ -75,7 +75,7 @@ class Qwen3NextFile(Qwen3MoeFile, kw_only=True):
     }
     usual_experts: ClassVar[int] = 512
     partial_rotary: ClassVar[bool] = True
-    use_sliding_window: Any = None  # neither is read: no layer has a window
+    use_sliding_window: Any = None  # ignored, as the next one: no layer has a window
     sliding_window: Any = None
     intermediate_size: Width = 5632
     num_hidden_layers: Count = 48
@@ -111,7 +111,7 @@ class Qwen35MoeFile(Qwen3NextFile, kw_only=True):
     }
     usual_experts: ClassVar[int] = 256
     vocab_size: Vocabulary = 248_320
-    intermediate_size: Any = None  # not read: no layer has a plain MLP
+    intermediate_size: Any = None  # ignored: no layer has a plain MLP
     num_hidden_layers: Count = 40
     num_experts_per_tok: ChosenCount = 8
 

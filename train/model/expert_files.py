@@ -185,7 +185,7 @@ def _gather_layer(found: dict[str, TensorEntry], experts: Experts, layout: Layou
     for module, shape in experts.shapes(hidden).items():
         name, parts = prefix + module, _parts_of(module)
         gather_mxfp4(found, name)
-        if isinstance(found.get(f"{name}.weight"), GgufEntry) and len(parts) > 1:  # gate and up in one there as well
+        if isinstance(found.get(f"{name}.weight"), GgufEntry) and len(parts) > 1:  # GGUF has gate and up fused as well
             found[name] = found.pop(f"{name}.weight")
         for ending, wanted in (("weight", shape), ("bias", shape[:2])):
             halves = [found.get(f"{prefix}{experts.module}.{part}.{ending}") for part in parts]

@@ -188,7 +188,7 @@ class Qwen2MoeFile(Qwen3MoeFile, kw_only=True):
     """Keys of Qwen2-MoE: those of Qwen3-MoE, of a shared expert, and of sliding layers."""
 
     usual_experts: ClassVar[int] = 60
-    attention_bias: Any = None  # not read: qkv_bias is
+    attention_bias: Any = None  # ignored: qkv_bias replaces it
     intermediate_size: Width = 5632
     num_attention_heads: Count = 16
     num_key_value_heads: Count | None = 16  # type: ignore[assignment]

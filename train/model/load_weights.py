@@ -153,7 +153,7 @@ class Loader:
         if read_from_main_memory(spec, self.config, device):
             try:
                 return place(self.files, spec, device, contents, device.empty_host, pieces=pieces)
-            except OutOfMemory:  # a system may limit what devices reach: then it lies on the device
+            except OutOfMemory:  # systems may limit the main memory that devices can read: use the device's instead
                 pass
         full = place(self.files, spec, device, contents, start=self.start, pieces=pieces)
         if spec.is_linear and self.quantize:

@@ -144,7 +144,7 @@ class Model(Attention):
         table = self.weights[EMBEDDING] if table is None else table
         h = F.embedding(table, inputs.ids, dtype=np.float32, device=self.device)
         if self.config.embedding_scale != 1:
-            # In the compute dtype, as transformers has it: what the weights were trained with.
+            # Rounded to the compute dtype as in transformers, since the weights were trained with that factor.
             h = F.scale(h, float(self.dtype.type(self.config.embedding_scale)))
         if self.config.embedding_norm:
             h = F.rms_norm(h, self._constant(h.shape[1], 1), self.config.rms_norm_eps, dtype=np.float32)
@@ -251,8 +251,8 @@ class Model(Attention):
         """Run a layer of several streams [S, N, C]. Return the streams, and the keys and values of `_attended`."""
         prefix, scale = f"model.layers.{index}.", 2**-0.5
         before, after, *_ = self.config.norms_of(index)
-        # Gradients add up at each reshape, in the order of operands: so it is the same whether keys and values, which
-        # other layers read, are reached by themselves or behind a layer that is computed again.
+        # A reshape sums the gradients that reach it in the order of its operands. This keeps sums equal whether the
+        # backward reaches keys and values, which other layers read, directly or through a recomputed layer.
         streams = streams.reshape(*streams.shape)
         streams = altup.predict(streams, self._coefficients(prefix, PREDICT, streams[0], inputs))
         y, h = self._norm(prefix, before, streams[0])
@@ -304,16 +304,16 @@ class Model(Attention):
         own: Sequence[Tensor] = (),
         y: Tensor | None = None,
     ) -> Tensor:
-        """Run `_mlp`, in chunks for a long sequence that is recomputed."""
+        """Run `_mlp`, in chunks of rows if the layer is recomputed and the sequence is long."""
         c = self.config
-        # Dropout counts elements from the first row that it is given: in chunks it would drop the same ones in each.
-        # A balance counts the tokens of a whole micro-batch.
+        # No chunks with dropout, which would drop the same elements in each since it counts from the first row, or with
+        # a balance, which counts the tokens of a whole micro-batch.
         if index < self.recomputed and cache is None and inputs.seed is None and self._balance is None:
             most = (self.mlp_chunk_bytes or MLP_CHUNK_BYTES) // (6 * c.mlp_width * self.dtype.itemsize)
             above = MLP_CHUNKS_ABOVE if self.mlp_chunks_above is None else self.mlp_chunks_above
             if h.shape[0] > max(most, above):
                 rows = even_rows(h.shape[0], most)
-                # Without y, h is what `_to_stream` has just made for this half alone.
+                # Without y, nothing else reads h, so its gradient may replace it.
                 return in_row_chunks(lambda x, *own: self._mlp(index, x, inputs, own), h, rows, *own, spent=y is None)
         return self._mlp(index, h, inputs, own, y)
 

@@ -36,7 +36,7 @@ _ACTIVATIONS = {
     "relu2": "relu2",
     "xielu": "xielu",
 }
-_ACTIVATION_KEYS = ("hidden_activation", "mlp_hidden_act", "hidden_act")  # with another, the last is not read
+_ACTIVATION_KEYS = ("hidden_activation", "mlp_hidden_act", "hidden_act")  # files with another one do not use the last
 _USUAL = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen3ForCausalLM", "Gemma3ForConditionalGeneration")
 Mixer = LinearAttention | GatedConvolution | Mamba2  # replaces attention in a layer, or runs alongside it
 _UNGATED = ("relu2", "xielu")  # activations that only MLPs without a gate use
@@ -51,14 +51,12 @@ class ModelConfig:
         use_rope: Whether each layer has rotary embeddings.
         rope, local_rope: Rotary embeddings, and those of layers with a window if they differ.
         interleaved: Whether element 2 i of a head is rotated with element 2 i + 1.
-
         attention_norm, mlp_norm: Names within a layer of the norms before attention and MLP.
         attention_out_norm, mlp_out_norm: Names of the norms of their outputs, "" for none.
         layer_norm: Whether norms, except those of heads, are LayerNorm. rms_norm_eps is their epsilon too.
         norm_weight, norm_bias: Whether norms have weights, and LayerNorm biases.
         norm_offset: Number to add to the norms' weights in files.
         embedding_norm: Whether the embeddings are normed, without weights.
-
         q_norm, k_norm, o_proj, gate_proj, up_proj, down_proj: Paths within a layer.
         attention: Path of the module with q_proj, k_proj and v_proj.
         fused: Whether q, k and v are one projection, and gate and up another.
@@ -79,7 +77,6 @@ class ModelConfig:
         keys_as_values: Whether each layer uses k_proj's output as values too and has no v_proj.
         kv_sources: Index of the layer whose keys and values each layer uses; () if all use their own.
         latent: Sizes of multi-head latent attention, in all layers. head_dim is then that of queries and keys.
-
         gated: Whether the MLP multiplies up by the activation of gate. Otherwise it is the activation of up.
         parallel: Whether attention and MLP read the same norm and are both added to the residual stream.
         linear: Sizes of linear attention, Mamba-2 or a convolution, which layers have instead of attention.
@@ -88,13 +85,11 @@ class ModelConfig:
         head_dims, kv_heads, mlp_widths: Sizes of each layer, if they differ.
         per_layer: Embeddings of each layer.
         altup: Several streams, LAuReL and sparse activations.
-
         embedding_scale, logit_scale: Factors of the embeddings and the logits.
         residual_scale: Factor of the terms that are added to the residual stream.
         attention_in_scale, attention_out_scale, gate_scale, down_scale: Factors of attention's input and output, of
             gate_proj's output, and of the MLP's output.
         layer_scale: Whether a layer's output is scaled by its layer_scalar, which is never trained.
-
         longest: Length of the longest sequence that is computed as the model does; 0 means any.
         quantization: Options of the files' quantization, if bitsandbytes stored the weights in NF4.
         embedding: Path of the embedding in transformers' model.

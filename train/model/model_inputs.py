@@ -26,7 +26,7 @@ class Inputs:
 
     Attributes:
         ids, positions: int32 [B * T].
-        doc_start: Position at which each token's document begins, int32 [B, T].
+        doc_start: Index of the first key that each token attends to, which begins its document, int32 [B, T].
         cache_len: Number of filled places of the KV cache, int32 [1].
         targets: int32 [B * T], only for a loss.
         seed: uint32 [2]; if given, dropout is applied.
