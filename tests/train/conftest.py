@@ -15,6 +15,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 from tests.conftest import wgpu_sibling
+from wgrad.train.commands.cli import main
 from wgrad.train.files.safetensors_files import from_arrays, read_entries, write_safetensors
 from wgrad.train.model.expert_keys import ExpertsFile
 from wgrad.train.model.families import FAMILIES
@@ -365,6 +366,33 @@ def make_checkpoint(tmp_path: Path) -> MakeCheckpoint:
         return write_checkpoint(tmp_path / name, config, random_weights(config, seed), dtype, shards)
 
     return make
+
+
+@pytest.fixture
+def whole_run(make_checkpoint: MakeCheckpoint, text_data: Path, tmp_path: Path, capsys: Any) -> Callable[[Any], Path]:
+    """whole_run(options_for) -> a folder with model/, data.jsonl, and the result of an undisturbed run in whole/.
+
+    options_for: returns the words of a command, given this folder and the run's output folder.
+    """
+
+    def run(options_for: Callable[[Path, Path], list[str]]) -> Path:
+        sizes = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 4, "num_hidden_layers": 1}
+        make_checkpoint(hidden_size=16, intermediate_size=24, **sizes)
+        assert main(options_for(tmp_path, tmp_path / "whole")) == 0
+        capsys.readouterr()
+        return tmp_path
+
+    return run
+
+
+def few_steps(folder: Path, out: Path, steps: int, save_steps: int) -> list[str]:
+    """Return the words of a finetune command of so many steps on the model and data of `whole_run`."""
+    text = (
+        f"finetune --model {folder / 'model'} --data {folder / 'data.jsonl'} --out {out} --device cpu --lora-r 2 "
+        f"--max-length 24 --max-steps {steps} --save-steps {save_steps} --logging-steps 1 "
+        "--learning-rate 5e-3 --gradient-accumulation-steps 1"
+    )
+    return text.split()
 
 
 @pytest.fixture

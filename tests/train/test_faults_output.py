@@ -1,4 +1,4 @@
-"""A run's output may go away at any line, be full, or lack the character: the run goes on, to the same bits."""
+"""Runs whose output is closed, full or lacks a character at any line: they continue and give the same bits."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.train.conftest import few_steps
 from wgrad.train.commands.cli import main
 from wgrad.train.run.evaluation import Evaluation
 
@@ -22,16 +23,11 @@ RESULT = ("adapter_model.safetensors", "adapter_config.json", "loss.svg")
 
 
 def options_for(folder: Path, out: Path) -> list[str]:
-    text = (
-        f"finetune --model {folder / 'model'} --data {folder / 'data.jsonl'} --out {out} --device cpu --lora-r 2 "
-        "--max-length 24 --max-steps 4 --save-steps 2 --logging-steps 1 "
-        "--learning-rate 5e-3 --gradient-accumulation-steps 1"
-    )
-    return text.split()
+    return few_steps(folder, out, steps=4, save_steps=2)
 
 
 class Output(io.StringIO):
-    """Takes `lines` writes, and none after that."""
+    """A stream that takes `lines` writes and then fails with the error `number`."""
 
     def __init__(self, lines: int, number: int) -> None:
         super().__init__()
@@ -49,16 +45,14 @@ class Output(io.StringIO):
 
 
 @pytest.fixture
-def tiny(make_checkpoint: Any, text_data: Path, tmp_path: Path, capsys: Any) -> Path:
-    """A folder with a model, data, and what a run without faults leaves: whole/."""
-    sizes = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 4, "num_hidden_layers": 1}
-    make_checkpoint(hidden_size=16, intermediate_size=24, **sizes)
-    assert main(options_for(tmp_path, tmp_path / "whole")) == 0
-    capsys.readouterr()
-    return tmp_path
+def tiny(whole_run: Any) -> Path:
+    """Return the folder of `whole_run`."""
+    folder: Path = whole_run(options_for)
+    return folder
 
 
 def same(out: Path, whole: Path) -> None:
+    """Check that two runs have the same result and the same checkpoints."""
     for name in RESULT:
         assert (out / name).read_bytes() == (whole / name).read_bytes(), name
     results = [json.loads((o / "results.json").read_text()) for o in (out, whole)]
@@ -74,7 +68,7 @@ def test_an_output_that_ends_at_any_line(number: int, tiny: Path, monkeypatch: p
     assert main(options_for(tiny, tiny / "counted")) == 0
     writes = 1000 - counted.left
     assert writes > 10
-    # Of each line one of the two: which it is makes no difference but where a line is written.
+    # Each line with one of the two errors: only the place of a failure matters, not its kind.
     for line in range(number == errno.ENOSPC, writes, 2 if number == errno.EPIPE else 3):
         monkeypatch.setattr(sys, "stdout", Output(line, number))
         monkeypatch.setattr(sys, "stderr", Output(0, number))
@@ -98,7 +92,7 @@ def test_an_encoding_without_the_sample_s_characters(
 
 
 def test_no_output_at_all(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As of a process that was started with both descriptors closed."""
+    """As in a process that was started with both descriptors closed."""
     monkeypatch.setattr(sys, "stdout", None)
     monkeypatch.setattr(sys, "stderr", None)
     assert main(options_for(tiny, tiny / "out")) == 0
@@ -106,7 +100,7 @@ def test_no_output_at_all(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_result_is_there_before_the_last_evaluation(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever ends the process in the last evaluation or sample: the adapter and the last checkpoint are written."""
+    """If the process ends in the last evaluation or sample, adapter and last checkpoint are written before."""
 
     measure = Evaluation.measure
 
@@ -127,7 +121,7 @@ def test_the_result_is_there_before_the_last_evaluation(tiny: Path, monkeypatch:
 
 
 def test_what_is_saved_is_saved_before_it_is_said(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A pipe that nobody reads holds a print for as long as that lasts: at each line the disk is ahead of it."""
+    """A pipe that is not read blocks a print: at each line, the files on the disk are ahead of it."""
     out, seen = tiny / "out", []
     monkeypatch.setattr("wgrad.train.terminal.progress.LINE_SECONDS", 0.0)
 

@@ -1,4 +1,4 @@
-"""Requests to end: answered at once, also while the main thread is in a long call; nothing that is written is lost."""
+"""Requests to end a run: they are answered at once, also during long calls, and lose nothing that is written."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from tests.train.conftest import few_steps
 from wgrad.__main__ import main as command
 from wgrad.train.commands.cli import main
 from wgrad.train.terminal.end_requests import EndRequests
@@ -26,7 +27,7 @@ posix = pytest.mark.skipif(os.name == "nt", reason="signals of another process")
 
 
 class Answers:
-    """What was said; `wait` for one more."""
+    """Collects answers to requests; `wait` returns the next one."""
 
     def __init__(self) -> None:
         self.said: list[str] = []
@@ -290,24 +291,18 @@ STEPS = 12
 
 
 def options_for(folder: Path, out: Path) -> list[str]:
-    text = (
-        f"finetune --model {folder / 'model'} --data {folder / 'data.jsonl'} --out {out} --device cpu --lora-r 2 "
-        f"--max-length 24 --max-steps {STEPS} --save-steps 5 --logging-steps "
-        f"1 --learning-rate 5e-3 --gradient-accumulation-steps 1"
-    )
-    return text.split()
+    return few_steps(folder, out, STEPS, save_steps=5)
 
 
 @pytest.fixture
-def tiny(make_checkpoint: Any, text_data: Path, tmp_path: Path, capsys: Any) -> Path:
-    sizes = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 4, "num_hidden_layers": 1}
-    make_checkpoint(hidden_size=16, intermediate_size=24, **sizes)
-    assert main(options_for(tmp_path, tmp_path / "whole")) == 0
-    capsys.readouterr()
-    return tmp_path
+def tiny(whole_run: Any) -> Path:
+    """Return the folder of `whole_run`."""
+    folder: Path = whole_run(options_for)
+    return folder
 
 
 def resumes_to_the_same_bits(tiny: Path, out: Path) -> None:
+    """Resume a run and check that its result is that of the undisturbed one."""
     assert main([*options_for(tiny, out), "--resume"]) == 0
     name = "adapter_model.safetensors"
     assert (out / name).read_bytes() == (tiny / "whole" / name).read_bytes()
