@@ -1,4 +1,4 @@
-"""Fixtures of all tests: the devices, and the markers."""
+"""Fixtures of all tests, such as devices, and the selection and order of tests."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ from wgrad.wgsl.device import WgpuDevice
 from wgrad.wgsl.runtime import adapters
 from wgrad.wgsl.runtime.compile import Compiler
 
-os.environ.setdefault("XDG_RUNTIME_DIR", "/tmp")  # Mesa warns on stderr where it is not set
-# Vectors of 128 bits compile fastest. Of optimisation: `pytest_collection_finish`.
+os.environ.setdefault("XDG_RUNTIME_DIR", "/tmp")  # if it is not set, Mesa warns on stderr
+# Vectors of 128 bits compile fastest. `pytest_runtest_setup` sets the optimisation.
 os.environ.setdefault("LP_NATIVE_VECTOR_WIDTH", "128")
-# No check of operators before a run, which are tested one by one, and whose first line would depend on the cache.
+# Do not check operators before a run: they are tested one by one, and the first line would depend on the cache.
 os.environ.setdefault("WGRAD_VERIFY", "off")
 
 
-# --fast leaves out: oracles, other compilers, counted instructions, whole runs that are killed or on full disks. Of
-# every other test it runs so many parameter sets.
+# --fast leaves out oracles, other compilers, counted instructions, and whole runs that are killed or on full disks. It
+# runs this many parameter sets of every other test.
 NOT_FAST = ["test_oracle_*", "test_against_*", "fuzz", "portability", "test_execut*", "test_auto.py"]
 NOT_FAST += ["test_*_isa.py", "test_access_*", "test_hiprtc.py", "test_fault*", "test_interrupts.py", "test_plan.py"]
 NOT_FAST += ["test_objects.py", "test_resume.py", "test_evaluation.py", "test_package.py", "test_errors.py"]
@@ -59,28 +59,28 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return True if left_out else None
 
 
-# In this order: each worker begins with its share of the tests.
+# The order in which tests run. Each worker begins with its share of them.
 FOLDERS = ("train", "autograd", "device", "fuzz", "tests", "wgsl", "portability", "hip")
 
 
 def _own_cache(config: pytest.Config) -> None:
-    """Use a cache folder of this run's own, removed at its end, apart from the user's.
+    """Use a cache folder for this run, apart from the user's, and remove it at the end.
 
-    Compiled shaders stay in the usual place, because they take longest.
+    Compiled shaders stay in the usual place, because they take longest to make.
     """
     usual = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    with suppress(OSError):  # Mesa makes no folder that is named by its own variable, and keeps nothing then
+    with suppress(OSError):  # Mesa does not make the folder that this variable names, and then caches nothing
         os.makedirs(os.environ.setdefault("MESA_SHADER_CACHE_DIR", usual), exist_ok=True)
     os.environ["XDG_CACHE_HOME"] = folder = tempfile.mkdtemp(prefix="wgrad-tests-")
     config.add_cleanup(partial(shutil.rmtree, folder, ignore_errors=True))
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if not hasattr(config, "workerinput"):  # the workers have their environment from the process that starts them
+    if not hasattr(config, "workerinput"):  # workers inherit the environment of the process that starts them
         _own_cache(config)
     elif hasattr(main, "scandir"):
-        # Two workers would rewrite each file at the same time, which takes as long as all else of collection. So every
-        # second one begins with the last file, others in the middle, and they meet. `_place` gives all the same order.
+        # Workers that collect files in one order rewrite each file at the same time, which doubles the time. So every
+        # second one begins with the last file, and others in the middle. `_place` then gives all the same order.
         number = int(config.workerinput["workerid"].removeprefix("gw"))
         main.scandir = lambda *args: _turned(pathlib.scandir(*args), number)  # type: ignore[attr-defined]
     os.environ.setdefault("GALLIVM_PERF", "nopt")
@@ -96,20 +96,20 @@ def _turned(entries: list[os.DirEntry[str]], worker: int) -> list[os.DirEntry[st
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int | None:
-    """One more than there are cores: on two, tests wait for processes, sockets and clocks for a tenth of their time."""
+    """Return one worker more than cores: tests wait for processes, sockets and clocks for a tenth of their time."""
     if "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ:
-        return None  # xdist reads it
+        return None  # xdist reads this variable
     return 1 + (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
 
 
-# They take seconds in each process: tests/tools.py imports them when a test uses them.
+# Packages that take seconds to import in each process: tests/tools.py imports them when a test uses them.
 ORACLES = ("torch", "transformers", "peft", "trl", "bitsandbytes", "xllamacpp", "openai", "tensorboard")
 imported_by_collection = set[str]()
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[None]:
-    """Freeze the million objects of imports and collection, for which each search for garbage took up to 0.5 s."""
+    """Freeze the million objects of imports and collection, with which a garbage collection takes up to 0.5 s."""
     gc.disable()
     try:
         return (yield)
@@ -140,8 +140,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _place(item: pytest.Item) -> tuple[int, list[int]]:
-    """Of training, whose files come from the last to the first: those from `data` down launch few shaders, and are the
-    next worker's."""
+    """Return the sort key of a test: its folder, then its file.
+
+    Files of training come in reverse order. Those from `data` down launch few shaders, so the next worker gets them.
+    """
     folder, letters = item.path.parent.name, [*map(ord, item.path.name)]
     return FOLDERS.index(folder), [-letter for letter in letters] if folder == "train" else letters
 
@@ -159,7 +161,7 @@ def pytest_terminal_summary(terminalreporter: Any) -> Iterator[None]:
 
 
 def _one_node_id(item: pytest.Item) -> str:
-    """The node id, whatever folder pytest was started in."""
+    """Return the node id, independent of the folder in which pytest was started."""
     return f"{_file(item.path)}::{item.nodeid.partition('::')[2]}"
 
 
@@ -171,7 +173,7 @@ def _file(path: Path) -> str:
 def fast_part(items: Iterable[pytest.Item], failed: Collection[str]) -> set[pytest.Item]:
     """Return FAST_SETS parameter sets of each test, evenly spread, and the tests in `failed`, without oracles.
 
-    Of the self-test's cases it is one of each operator and direction.
+    Of the self-test's cases, return one for each operator and direction.
     """
     groups: dict[Any, list[pytest.Item]] = {}
     for item in items:
@@ -189,21 +191,21 @@ def fast_part(items: Iterable[pytest.Item], failed: Collection[str]) -> set[pyte
 
 @cache
 def _wgpu_device() -> Device | str:
-    """One wgpu device for all tests, or why there is none."""
+    """Return one wgpu device for all tests, or the reason why there is none."""
     try:
         return select_device("wgpu")
     except DeviceUnavailable as error:
         return str(error)
 
 
-_begun = list[str]()  # the first test of this process
+_begun = list[str]()  # first test of this process
 _file_before: Path | None = None
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    """Freeze what each file of tests leaves: after torch, or the syntax trees of all files, searches for garbage took
-    half a second each."""
+    """Freeze the objects that each test file leaves: with torch, or the syntax trees of all files, a garbage collection
+    takes half a second."""
     global _file_before
     if item.path != _file_before:
         _file_before = item.path
@@ -216,9 +218,9 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Choose, once per process, whether the software driver optimises shaders.
 
-    Compilation dominates tests of shaders and programs: without LLVM's optimisation they take 20 % less processor time.
-    Tests of training run each shader hundreds of times: the process that begins with the first of them optimises (10 to
-    40 % less). Another that begins with some of the last goes on with shaders.
+    Compilation dominates tests of shaders and programs: without LLVM's optimisation they take 20 % less CPU time. Tests
+    of training run each shader hundreds of times: with it they take 10 to 40 % less. So the process that begins with
+    the first of them optimises. One that begins with some of the last continues with tests of shaders, and does not.
     """
     if _begun:
         return
@@ -231,7 +233,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def require_wgpu() -> Device:
-    """Return the wgpu device; without one skip with the reason, or fail when WGRAD_REQUIRE_TOOLS=1."""
+    """Return the wgpu device. If there is none, skip the test, or fail it if WGRAD_REQUIRE_TOOLS=1."""
     device = _wgpu_device()
     if isinstance(device, str):
         tools.give_up(device)
@@ -239,9 +241,9 @@ def require_wgpu() -> Device:
 
 
 def share_pipelines(patch: pytest.MonkeyPatch) -> None:
-    """Let new wgpu devices share the driver's device and the pipelines of `require_wgpu`: nothing compiles twice.
+    """Let new wgpu devices share the driver's device and the pipelines of `require_wgpu`, so that none compiles twice.
 
-    Memory, counters and switches are their own.
+    Each device has its own memory, counters and switches.
     """
     first: Any = require_wgpu()
 
@@ -255,7 +257,7 @@ def share_pipelines(patch: pytest.MonkeyPatch) -> None:
 
 
 def wgpu_sibling() -> Any:
-    """A wgpu device of a test's own, as of `share_pipelines`."""
+    """Return a new wgpu device that shares pipelines (`share_pipelines`)."""
     with pytest.MonkeyPatch.context() as patch:
         share_pipelines(patch)
         return bind(WgpuDevice)()
@@ -263,13 +265,13 @@ def wgpu_sibling() -> Any:
 
 @pytest.fixture
 def shared_pipelines(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For tests whose commands choose a wgpu device by themselves."""
+    """Share pipelines in tests whose commands open a wgpu device themselves."""
     share_pipelines(monkeypatch)
 
 
 @pytest.fixture(params=["cpu", "wgpu"])
 def device(request: pytest.FixtureRequest) -> Iterator[Device]:
-    """Every device of this machine in turn."""
+    """Yield each device of this machine in turn."""
     chosen = ReferenceDevice() if request.param == "cpu" else require_wgpu()
     yield chosen
     chosen.synchronize()
@@ -277,14 +279,16 @@ def device(request: pytest.FixtureRequest) -> Iterator[Device]:
 
 @pytest.fixture
 def wgpu_device() -> Device:
-    """The wgpu device alone."""
+    """Return the wgpu device."""
     return require_wgpu()
 
 
 @pytest.fixture(scope="session")
 def emulator(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """The emulator of AMD GPUs, built in pytest's cache, where other processes and later runs find it, or in
-    $WGRAD_EMULATOR_DIR. Without clang or hip-python the tests that need it are skipped."""
+    """Return the emulator of AMD GPUs, built in pytest's cache or $WGRAD_EMULATOR_DIR, for other processes too.
+
+    Without clang or hip-python, tests that need it are skipped.
+    """
     from tests.hip.emulator.harness import start
 
     kept, cache = os.environ.get("WGRAD_EMULATOR_DIR"), getattr(pytestconfig, "cache", None)
@@ -301,18 +305,18 @@ def emulator(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFacto
 
 @pytest.fixture
 def cpu() -> ReferenceDevice:
-    """A NumPy reference device of this test's own."""
+    """Return a new NumPy reference device."""
     return ReferenceDevice()
 
 
 @pytest.fixture
 def as_written() -> None:
-    """For tests of shaders as a run has them."""
+    """Mark a test of shaders that must be those of a real run (see `_quick_to_compile`)."""
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _no_waiting_for_the_disk() -> Iterator[None]:
-    """Leave out fsync, 2 to 5 ms for each of a run's 60 files: no test cuts the power."""
+    """Leave out fsync, which takes 2 to 5 ms for each of a run's 60 files, since no test cuts the power."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda descriptor: None)
         yield
@@ -320,10 +324,10 @@ def _no_waiting_for_the_disk() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _quick_to_compile(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Shorten the shaders of GEMM and attention, as code generation dominates their tests on a software driver.
+    """Shorten the shaders of GEMM and attention, since code generation dominates their tests on a software driver.
 
-    Programs that tests start, and tests with `as_written`, have the shaders of a real run. The test's own monkeypatch
-    is not used: a test that calls its `undo` would compile large tiles from then on.
+    Programs that tests start, and tests with `as_written`, have the shaders of a real run. This does not use the test's
+    monkeypatch: a test that calls its `undo` would compile large tiles from then on.
     """
     with pytest.MonkeyPatch.context() as patch:
         if "as_written" not in request.fixturenames:
@@ -338,7 +342,7 @@ def rng() -> np.random.Generator:
 
 @pytest.fixture
 def compare() -> Callable[..., None]:
-    """compare(device, call, inputs): `call(device, inputs)` against float64, with the self-test's limits."""
+    """Return compare(device, call, inputs), which checks `call(device, inputs)` as the self-test does."""
 
     def run(
         device: Any,
@@ -357,11 +361,11 @@ def compare() -> Callable[..., None]:
 
 @pytest.fixture
 def nf4_values() -> Callable[[Any, Any], np.ndarray]:
-    """nf4_values(packed, state): the float32 values of a weight of bitsandbytes, by its formula in NumPy.
+    """Return nf4_values(packed, state), which decodes a weight of bitsandbytes to float32 by its formula, in NumPy.
 
-    bitsandbytes' `dequantize_4bit` cannot be the oracle at every shape: 0.50.2 on a CPU with AVX-512 is wrong at most
-    shapes whose rows are not whole blocks. For whole blocks tests/autograd/test_against_bitsandbytes.py compares it
-    with this formula.
+    bitsandbytes' `dequantize_4bit` cannot be the oracle for all shapes: on CPUs with AVX-512, version 0.50.2 is wrong
+    for most shapes whose rows are not whole blocks. For whole blocks, tests/autograd/test_against_bitsandbytes.py
+    compares it with this formula.
     """
 
     def values(packed: Any, state: Any) -> np.ndarray:

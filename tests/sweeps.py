@@ -1,11 +1,7 @@
-"""Parameter sets that only `make test-all` runs: further sizes, seeds and dtypes of what `make test` tests already.
+"""Parameter sets that only `make test-all` runs: more sizes, seeds and dtypes of what `make test` tests.
 
-SWEEPS has one entry per test. `Sizes(n)`: of the sets whose names differ in sizes only, n run each time. `Odd()`: of
-those, the one whose sizes have the fewest factors of two. `Types(rule)`: of what `rule` chooses and `without` does not
-match, one of the sets that differ in float32 or float16 only, the two taking turns. `Variants()`: of those that differ
-in sizes and dtypes only, one, the dtypes taking turns. `Evenly(n)`: n sets, evenly over all. `Without(pattern)`: all
-but those whose name matches. `InTurn(pattern)`: of each set one value of the last parameter, in turn. Whole tests have
-the marker `all`.
+SWEEPS has an entry for each such test: a rule that chooses the parameter sets of `make test`. Tests that only `make
+test-all` runs have the marker `all`.
 """
 
 from __future__ import annotations
@@ -14,11 +10,11 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-_SIZES = r"\d+(?:x\d+)+|(?<![A-Za-z_\d])\d+"  # 41x123 and 41, but no part of a word such as float16 or q4_0
+_SIZES = r"\d+(?:x\d+)+|(?<![A-Za-z_\d])\d+"  # 41x123 and 41, but not the numbers in words such as float16 or q4_0
 
 
 def _but_for_sizes(names: Sequence[str]) -> list[list[str]]:
-    """The names in groups of those that differ in sizes only."""
+    """Group names that differ only in sizes."""
     groups: dict[str, list[str]] = {}
     for name in names:
         groups.setdefault(re.sub(_SIZES, "0", name), []).append(name)
@@ -27,6 +23,8 @@ def _but_for_sizes(names: Sequence[str]) -> list[list[str]]:
 
 @dataclass(frozen=True)
 class Sizes:
+    """Chooses `count` of the sets that differ only in sizes."""
+
     count: int = 1
 
     def chosen(self, names: Sequence[str]) -> set[str]:
@@ -35,6 +33,8 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Odd:
+    """Chooses one of the sets that differ only in sizes: the one whose sizes have the fewest factors of two."""
+
     def chosen(self, names: Sequence[str]) -> set[str]:
         return {min(group, key=self._twos) for group in _but_for_sizes(names)}
 
@@ -46,10 +46,15 @@ class Odd:
 
 @dataclass(frozen=True)
 class Types:
+    """Chooses from the sets of the rule `of`, without those that match `without`.
+
+    Of sets that differ only in float32 and float16 it takes one, the dtypes in turn.
+    """
+
     of: Sizes | Odd
-    first: int = 0  # 1: float16 comes first
+    first: int = 0  # 1: begin with float16
     without: str = "$^"
-    always: str = "$^"  # in each dtype
+    always: str = "$^"  # pattern of sets that run in each dtype
 
     def chosen(self, names: Sequence[str]) -> set[str]:
         chosen = {name for name in self.of.chosen(names) if not re.search(self.without, name)}
@@ -62,6 +67,8 @@ class Types:
 
 @dataclass(frozen=True)
 class Variants:
+    """Chooses one of the sets that differ only in sizes and dtypes, the dtypes in turn."""
+
     def chosen(self, names: Sequence[str]) -> set[str]:
         groups: dict[str, list[str]] = {}
         for name in names:
@@ -72,6 +79,8 @@ class Variants:
 
 @dataclass(frozen=True)
 class Evenly:
+    """Chooses `count` sets, evenly spread over all."""
+
     count: int
 
     def chosen(self, names: Sequence[str]) -> set[str]:
@@ -81,6 +90,8 @@ class Evenly:
 
 @dataclass(frozen=True)
 class Without:
+    """Chooses all sets that do not match the pattern."""
+
     pattern: str
 
     def chosen(self, names: Sequence[str]) -> set[str]:
@@ -89,12 +100,14 @@ class Without:
 
 @dataclass(frozen=True)
 class InTurn:
-    """One of the sets that differ in what stands behind the last `-`: its first for the first, and so on; of the first
-    group all. Those whose name matches the pattern are left out. `rare` come up in the first group alone.
-    Those whose name matches `always` are run."""
+    """Chooses one of the sets that differ only after the last `-`: the first of the first group, and so on in turn.
+
+    pattern: sets that match it are left out. rare: values that only the first group has, which runs whole. always: sets
+    that match it always run.
+    """
 
     pattern: str = "$^"
-    rare: tuple[str, ...] = ()  # compile slowly: with 8 lanes each has four times the elements that it has with 32
+    rare: tuple[str, ...] = ()  # slow to compile: of 8 lanes, each has four times the elements of one of 32
     always: str = "$^"
 
     def chosen(self, names: Sequence[str]) -> set[str]:
@@ -111,29 +124,29 @@ class InTurn:
         return usual[i % len(usual)]
 
 
-# Families that differ from others of the table in no way of their own.
+# Families whose features other families of the table have too.
 _ALIKE = (
     "(Ministral|Cwm|SeedOss|Exaone4|HyperCLOVAX|VaultGemma|Ernie4_5|InternLM3|IQuestCoder|Arcee|Jais2|Nemotron|Glm4"
     "|Bamba|CohereFor|FalconH1|Qwen3_5Moe|Dots1|SolarOpen|Gemma4Unified|DeepseekV3|MiniCPM3|HunYuanMoE|ExaoneMoe|FlexOlmo"
     "|Cohere2Moe|Youtu|Mellum|GraniteMoeSWA|Llama4)"
 )
 
-# Which are those of other weights: NF4 has them all.
+# Epilogues do not depend on the format, and NF4 has cases of all.
 _EPILOGUES_OF_Q8_0 = r"\[linear_q8_0(_backward)?/(bias|residual|row epilogue|mixed|float)"
 
 SWEEPS: Mapping[str, Sizes | Types | Variants | Evenly | Without | InTurn] = {
-    # WGSL kernels: every operator, variant and format stays.
+    # WGSL kernels: all operators, variants and formats stay.
     "tests/wgsl/test_gemm.py::test_products_on_the_tiled_kernels": Types(
         Odd(),
         without=rf"{_EPILOGUES_OF_Q8_0}|\[linear_nf4(_backward)?/(tiles|blocks across rows|odd) double"
-        # GEMVs of a GPU: test_gemv.py has each format.
+        # GPUs' GEMVs: test_gemv.py has each format.
         r"|\[linear_(?!nf4|q8_0|q6_k)\w+(?<!_backward)/row/|\[linear_q8_0/sixteen rows",
     ),
     "tests/wgsl/test_gemm.py::test_products_on_the_drivers_own_kind": Types(
         Odd(),
         first=1,
-        # Skinny GEMMs, which are those of GPUs; weights that test_memory_ops.py decodes by the same shader; and GEMVs
-        # of formats that are decoded in the way of one that stays.
+        # GPUs' skinny GEMMs; weights that test_memory_ops.py decodes by the same shader; and GEMVs of formats that are
+        # decoded like one that stays.
         without=_EPILOGUES_OF_Q8_0
         + r"|\[lora_d[ub]/stack|\[linear_(?!nf4|q8_0|q6_k|q4_0|iq2_xxs|tq2_0)\w+(?<!_backward)/rows?[ /]"
         + r"|\[linear_(?!nf4|q8_0|q6_k|iq2_xxs)\w+/plain|\[(linear_nf4|gemm_nt)/sixteen rows",
@@ -173,7 +186,7 @@ SWEEPS: Mapping[str, Sizes | Types | Variants | Evenly | Without | InTurn] = {
     "tests/wgsl/test_norm.py::test_norm": Evenly(12),
     "tests/wgsl/test_submission_queue.py::test_a_program_may_end_at_any_time": Without("_exit|SystemExit"),
     "tests/wgsl/test_memory_ops.py::test_case": Variants(),
-    # HIP: operators stay whole, as mutants are killed by them.
+    # HIP: operators keep all cases on one architecture, since these kill mutants.
     "tests/hip/test_access_counts.py::test_counts_are_those_of_the_table": Without(
         r"gfx90a|gfx1201|gfx942-.*float32|gfx1100-(?!products-float32|skinny-float32|attention-float32)"
     ),
@@ -191,7 +204,7 @@ SWEEPS: Mapping[str, Sizes | Types | Variants | Evenly | Without | InTurn] = {
     "tests/hip/test_training.py::test_16_bits_follow_float32": Evenly(1),
     "tests/hip/test_training.py::test_greedy_is_the_likeliest_token": Evenly(1),
     "tests/hip/test_training.py::test_nothing_grows": Evenly(2),
-    # Whole runs: one set of each subject stays.
+    # Runs: one set of each subject stays.
     "tests/train/test_oracle_experts.py::test_the_load_balancing_loss_is_that_of_transformers": Without(
         "wgpu-(Mixtral|Olmoe|Qwen3)"
     ),
@@ -230,7 +243,7 @@ SWEEPS: Mapping[str, Sizes | Types | Variants | Evenly | Without | InTurn] = {
     ),
     "tests/train/test_oracle_generation.py::test_text_that_grows_beyond_the_original_length": Without("MiniCPM3"),
     "tests/train/test_oracle_files.py::test_weights_in_fp8": Without(r"\[blocks\]"),
-    # Model families: of each its logits and gradients; of the rest one for each way in which families differ.
+    # Model families: logits and gradients of each; of other tests, one family for each feature in which they differ.
     "tests/train/test_oracle_model.py::test_logits_loss_and_every_gradient": Without(
         r"\[wgpu-(ministral|cwm|seed_oss|exaone4|hyperclovax|vaultgemma|helium|internlm3|iquestcoder|granite4|granite_moe"
         r"|flex_olmo|afmoe|lfm2_moe|youtu|mellum|llama4|hunyuan|jais2|nemotron|falcon_h1|glm4|cohere|olmo|qwen3_next|qwen3_5_moe|dots1|ernie4_5_moe|gemma4_|deepseek)"
@@ -271,7 +284,7 @@ SWEEPS: Mapping[str, Sizes | Types | Variants | Evenly | Without | InTurn] = {
     "tests/train/test_delta_net.py::test_eight_steps_beside_torch": Without("Granite"),
     "tests/train/test_delta_net.py::test_sequences_that_come_and_go": Without("Granite.*-3"),
     "tests/train/test_delta_net.py::test_greedy_text_is_that_of_transformers": Without("Granite"),
-    # Scripts that measure: those that nothing else starts.
+    # Bench scripts: those that no other test starts.
     "tests/test_bench_scripts.py::test_a_script_writes_its_rows": Without(
         "bench_(attention|gemm|weights|memory_ops|start|train)"
     ),
@@ -279,7 +292,7 @@ SWEEPS: Mapping[str, Sizes | Types | Variants | Evenly | Without | InTurn] = {
 
 
 def sweep_part(names: Iterable[str]) -> set[str]:
-    """The node ids, of these, that only `make test-all` runs."""
+    """Return those of these node ids that only `make test-all` runs."""
     sets: dict[str, list[str]] = {}
     for name in names:
         test = name.partition("[")[0]

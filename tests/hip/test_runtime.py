@@ -1,4 +1,4 @@
-"""The HIP runtime: errors that say what to do, the pool, replay as a graph, the profile."""
+"""The HIP runtime: errors that say what to do, the memory pool, replay as a graph, and profiles."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_the_card_is_named(hip_device: Any) -> None:
 
 
 def test_compute_units_of_rdna_are_counted_in_pairs(emulator: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The emulated driver says 4: work-group processors on RDNA, as ROCm's does."""
+    """The emulated driver reports 4, which on RDNA are work-group processors, as with ROCm."""
     assert emulator.new("gfx942").compute_units == 4
     assert emulator.new("gfx1100").compute_units == emulator.new("gfx1201").compute_units == 8
     monkeypatch.setenv("GPU_ENABLE_WGP_MODE", "0")
@@ -42,7 +42,7 @@ def test_compute_units_of_rdna_are_counted_in_pairs(emulator: Any, monkeypatch: 
 
 @pytest.mark.parametrize("wanted, index", [("", 2), ("1", 1), ("gfx1201", 3), ("emulated GFX11", 2)])
 def test_of_several_gpus_one_is_chosen(emulator: Any, monkeypatch: pytest.MonkeyPatch, wanted: str, index: int) -> None:
-    """The best, which is not the part of a processor that HIP lists first, or the one that is named."""
+    """This is the one that is named, or else the best, and not the integrated GPU that HIP lists first."""
     monkeypatch.setenv("WGRAD_EMULATED_ARCH", "gfx1036,gfx1103,gfx1100,gfx1201")
     device = emulator.new("gfx1036,gfx1103,gfx1100,gfx1201", gpu=wanted)
     assert device.index == index and device.shared_memory == (index == 1)
@@ -62,7 +62,7 @@ def test_of_several_gpus_one_is_chosen(emulator: Any, monkeypatch: pytest.Monkey
 
 
 def test_a_gpu_that_was_listed_is_not_read_again(emulator: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reading one asks the driver, which `auto` has done for all of them."""
+    """Reading properties asks the driver, which `auto` has done for all GPUs."""
     monkeypatch.setenv("WGRAD_EMULATED_ARCH", "gfx942,gfx1100")
     (other,) = [gpu for gpu in list_gpus() if gpu.architecture == "gfx1100"]
     monkeypatch.setattr(binding, "device_properties", lambda index: pytest.fail("read again"))
@@ -105,7 +105,7 @@ def test_wrong_launches_are_refused(hip_device: Any) -> None:
 
 
 def test_a_code_object_lives_as_long_as_its_module(emulator: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The driver keeps the pointer that hipModuleLoadData gets."""
+    """The driver keeps the pointer that is passed to hipModuleLoadData."""
 
     gone = []
 
@@ -145,7 +145,7 @@ def test_code_object_that_the_driver_refuses(emulator: Any) -> None:
 
 
 def elf(machine: int, flags: int = 0, sections: int = 0) -> bytes:
-    """The header of a 64-bit ELF file with `sections` section headers behind it."""
+    """Return the header of a 64-bit ELF file, followed by `sections` section headers."""
     head = bytearray(64)
     head[:4] = b"\x7fELF"
     for at, size, value in ((18, 2, machine), (40, 8, 64), (48, 4, flags), (58, 2, 64), (60, 2, sections)):
@@ -167,7 +167,7 @@ def elf(machine: int, flags: int = 0, sections: int = 0) -> bytes:
 def test_wrong_code_objects_never_reach_the_driver(
     emulator: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, image: bytes, message: str
 ) -> None:
-    """Files as the package has them: <file>.co.xz. The errors name the file."""
+    """Test files like those of the package, <file>.co.xz. Errors name the file."""
     device = emulator.new("gfx942")
     monkeypatch.setenv("WGRAD_HIP_OBJECTS", str(tmp_path))
     monkeypatch.setattr(emulator, "folder", tmp_path / "elsewhere")  # where kernels are built
@@ -267,7 +267,7 @@ def count_calls(monkeypatch: pytest.MonkeyPatch, device: Any, *names: str) -> di
 def test_replay_without_graphs(
     emulator: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, failing: str
 ) -> None:
-    """By WGRAD_HIP_GRAPHS=0, or because the driver's graphs fail, once: the same launches, one by one."""
+    """With WGRAD_HIP_GRAPHS=0, or once the driver's graphs have failed, the same launches run one by one."""
     if not failing:
         monkeypatch.setenv("WGRAD_HIP_GRAPHS", "0")
     device = emulator.new("gfx942")
@@ -289,7 +289,7 @@ def test_replay_without_graphs(
 def test_a_launch_that_fails_is_named(
     emulator: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], mode: str
 ) -> None:
-    """By WGRAD_HIP_SYNC: the device waits for each launch, also of a replay; a trace has its arguments before it."""
+    """With WGRAD_HIP_SYNC, the device waits for each launch, also in a replay. A trace lists its arguments first."""
     monkeypatch.setenv("WGRAD_HIP_SYNC", mode)
     device = emulator.new("gfx942")
     x = device.upload(np.full(67, 3, np.float32))
@@ -348,7 +348,7 @@ def test_a_lost_device_is_no_reason_to_replay_without_graphs(emulator: Any, monk
 
 
 def test_waits_of_older_packages_let_other_threads_run(hip_device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They ask the driver instead of waiting in it, where hip-python before 10 holds Python's lock."""
+    """They poll the driver, because hip-python before 10 holds the GIL while it waits."""
     monkeypatch.setenv("WGRAD_EMULATED_SEED", "1")
     monkeypatch.setattr(hip_device._hip, "__name__", "hip.hip")
     calls = count_calls(
@@ -392,7 +392,7 @@ def test_capture_inside_capture(hip_device: Any) -> None:
 
 @pytest.mark.parametrize("dtype", [np.float32, np.uint8])
 def test_download_later_keeps_what_was_there(hip_device: Any, monkeypatch: pytest.MonkeyPatch, dtype: Any) -> None:
-    """It does not wait, and what comes after does not change it; as on the wgpu device."""
+    """It does not wait, and later work does not change it; as on the wgpu device."""
     x = hip_device.upload(np.full(67, 3, dtype))
     with monkeypatch.context() as patch:
         patch.setattr(hip_device, "synchronize", lambda: pytest.fail("it waits"))
@@ -505,7 +505,7 @@ def test_no_card_is_said(emulator: Any, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_a_run_on_hip_is_verified(emulator: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """By the kernels that its dry run launches; and a report's parts run there."""
+    """The kernels that its dry run launches are checked. The parts of a report run, too."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv("WGRAD_VERIFY", raising=False)
     for module in (verify, report_parts):

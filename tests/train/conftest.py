@@ -36,10 +36,10 @@ SENTENCES = [
 ]
 
 
-# transformers' defaults of these lie outside of the vocabulary.
+# transformers' defaults of these are outside the vocabulary.
 _IDS = {"pad_token_id": None, "bos_token_id": None, "eos_token_id": None}
 _GEMMA4 = {**_IDS, "tie_word_embeddings": True, "global_head_dim": 20, "sliding_window": 7, "rope_theta": None}
-# Odd sizes of latents, and heads whose values are narrower than their keys.
+# Odd sizes of latents, and values narrower than keys.
 _LATENT = {
     **_IDS,
     "num_key_value_heads": 4,
@@ -49,7 +49,7 @@ _LATENT = {
     "qk_rope_head_dim": 6,
     "v_head_dim": 14,
 }
-# Of Gemma 4: experts alongside the MLP.
+# Gemma 4 with experts alongside the MLP.
 GEMMA4_EXPERTS = {"enable_moe_block": True, "num_experts": 5, "top_k_experts": 2, "moe_intermediate_size": 32}
 _MAMBA = {
     "mamba_expand": 3,
@@ -59,16 +59,16 @@ _MAMBA = {
     "mamba_d_conv": 3,
     "mamba_chunk_size": 16,
 }
-# What the tiny model of a family needs beside the common keys, by model_type.
+# Keys of a family's tiny model in addition to the common ones, by model_type.
 _OWN: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("smollm3", "phi", "phi3", "olmo2", "olmo3", "starcoder2", "hunyuan_v1_dense", "ernie4_5"), _IDS),
     **dict.fromkeys(("arcee", "jais2", "glm", "glm4", "cohere", "cohere2", "olmo", "nanochat"), _IDS),
-    "stablelm": {**_IDS, "partial_rotary_factor": 0.5},  # whose quarter of a head would be an odd number
+    "stablelm": {**_IDS, "partial_rotary_factor": 0.5},  # a quarter of a head, the default, would be odd here
     "granitemoehybrid": {
         "shared_intermediate_size": 88,
         "num_local_experts": 0,
         "layer_types": ["attention"] * 2,
-        **_MAMBA,  # checked although there are no such layers
+        **_MAMBA,  # checked even without such layers
     },
     "nemotron_h": {
         **_IDS,
@@ -108,7 +108,7 @@ _OWN: dict[str, dict[str, Any]] = {
         "ssm_multipliers": [0.7, 1.3, 0.6, 1.1, 0.5],
     },
     **dict.fromkeys(("arcee", "jais2", "nemotron", "nanochat"), {**_IDS, "hidden_act": "relu2"}),
-    "seed_oss": {**_IDS, "attention_dropout": 0.0, "residual_dropout": 0.0},  # made anew, transformers' model trains
+    "seed_oss": {**_IDS, "attention_dropout": 0.0, "residual_dropout": 0.0},  # transformers creates it in training mode
     "apertus": {**_IDS, "hidden_act": "xielu"},
     **dict.fromkeys(("ministral3", "granite_swa"), _IDS),
     "lfm2": {**_IDS, "layer_types": ["conv", "full_attention"]},
@@ -173,7 +173,7 @@ _OWN: dict[str, dict[str, Any]] = {
     ),
     "cwm": {**_IDS, "bos_token_id": 1},
     **dict.fromkeys(("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "minicpm3"), _LATENT),
-    # Of this theta yarn's range is as llama.cpp rounds it: all pairs are between.
+    # With this theta, llama.cpp rounds yarn's range to the same: it includes all pairs.
     "gpt_oss": {
         "rope_theta": 3.0,
         "rope_scaling": {
@@ -211,7 +211,7 @@ _OWN: dict[str, dict[str, Any]] = {
 
 
 def tiny_config(architecture: str = "LlamaForCausalLM", **changes: Any) -> dict[str, Any]:
-    """config.json of a model with 7 heads' worth of odd sizes: nothing here divides a tile."""
+    """Return the config.json of a tiny model with odd sizes, none of which divides a tile."""
     kind = FAMILIES[architecture].model_type
     config: dict[str, Any] = {
         "architectures": [architecture],
@@ -244,26 +244,26 @@ def tiny_config(architecture: str = "LlamaForCausalLM", **changes: Any) -> dict[
         config |= {"moe_num_experts": 5, "moe_k": 2}
     if kind == "mistral":
         config["sliding_window"] = None
-    if kind == "ministral":  # which transformers asks for a window even where no layer slides
+    if kind == "ministral":  # for which transformers requires a window even if no layer uses it
         config["sliding_window"] = 64
         config["layer_types"] = ["full_attention"] * (config | changes)["num_hidden_layers"]
     config |= changes
     if kind == "mamba2":
         config["num_heads"] = config["expand"] * config["hidden_size"] // config["head_dim"]
-    if "qk_rope_head_dim" in config:  # as transformers writes it
+    if "qk_rope_head_dim" in config:  # as in transformers' files
         config["head_dim"] = config["qk_rope_head_dim"]
     return config
 
 
 def random_weights(config: dict[str, Any], seed: int = 0) -> dict[str, np.ndarray]:
-    """float32 weights of a size at which attention and gradients are far from trivial."""
+    """Return random float32 weights, large enough for attention and gradients to be far from trivial."""
     generator = np.random.default_rng(seed)
     weights = {}
     for spec in weight_specs(parse_model_config(config)):
         value = generator.standard_normal(spec.shape).astype(np.float32)
         if (
             spec.name.endswith((".A_log", ".dt_bias", ".D")) and ".linear_attn." not in spec.name
-        ):  # at which a state lasts some tokens
+        ):  # so that a state lasts some tokens
             value *= 0.5
         elif spec.kind == "norm":
             value = 1 + 0.2 * value
@@ -278,14 +278,14 @@ def random_weights(config: dict[str, Any], seed: int = 0) -> dict[str, np.ndarra
 
 
 def name_in_files(name: str, config: dict[str, Any]) -> str:
-    """A weight's name in the model of transformers."""
+    """Return a weight's name in transformers' model."""
     if config["model_type"] in ("nemotron_h", "mamba2"):
         name = name.replace(".embed_tokens.", ".embeddings.")
     return name.replace("model.", "backbone.", 1) if config["model_type"] == "mamba2" else name
 
 
 def as_in_files(name: str, value: np.ndarray, config: dict[str, Any]) -> np.ndarray:
-    """A weight as transformers has it: experts of gpt-oss and Llama 4 are [experts, in, out]."""
+    """Return a weight in transformers' layout, which for experts of gpt-oss and Llama 4 is [experts, in, out]."""
     turned = config["model_type"] in ("gpt_oss", "llama4_text") and value.ndim == 3
     return np.ascontiguousarray(value.swapaxes(1, 2)) if turned else value
 
@@ -293,7 +293,7 @@ def as_in_files(name: str, value: np.ndarray, config: dict[str, Any]) -> np.ndar
 def write_checkpoint(
     folder: Path, config: dict[str, Any], weights: dict[str, np.ndarray], dtype: str = "float32", shards: int = 1
 ) -> Path:
-    """A folder in Hugging Face layout, with a byte-level tokenizer of VOCAB entries."""
+    """Write a model folder in Hugging Face layout, with a byte-level tokenizer of VOCAB entries."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps({**config, "torch_dtype": dtype}))
     kind = np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
@@ -316,7 +316,7 @@ def write_checkpoint(
 
 @cache
 def _tokenizer() -> str:
-    """tokenizer.json."""
+    """Return the text of tokenizer.json."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -332,7 +332,7 @@ def _tokenizer() -> str:
 
 @pytest.fixture(scope="session", autouse=True)
 def signals_as_in_a_terminal() -> None:
-    """Tests in the background of a shell, or under nohup, are started with signals ignored, and a run keeps to that."""
+    """Handle signals as in a terminal: in a shell's background or under nohup they are ignored, and runs keep that."""
     for name in ("SIGINT", "SIGTERM", "SIGHUP"):
         number = getattr(signal, name, None)
         if number is not None and signal.getsignal(number) is signal.SIG_IGN:
@@ -344,14 +344,16 @@ MakeCheckpoint = Callable[..., Path]
 
 @pytest.fixture
 def short_samples(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The samples before and after a run have few tokens: whole ones take nearly half of a run of two steps. Not for
-    tests that compare with a process of its own, which has whole ones."""
+    """Shorten the samples before and after a run, which take nearly half of a run of two steps.
+
+    This is not for tests that compare with a run in another process, whose samples are not shortened.
+    """
     monkeypatch.setattr("wgrad.train.run.evaluation.SAMPLE_TOKENS", 6)
 
 
 @pytest.fixture
 def make_checkpoint(tmp_path: Path) -> MakeCheckpoint:
-    """make_checkpoint(architecture, dtype=, shards=, seed=, name=, **config) -> folder of a tiny random model."""
+    """Return make_checkpoint(architecture, dtype=, shards=, seed=, name=, **config), which writes a random model."""
 
     def make(
         architecture: str = "LlamaForCausalLM",
@@ -370,7 +372,7 @@ def make_checkpoint(tmp_path: Path) -> MakeCheckpoint:
 
 @pytest.fixture
 def whole_run(make_checkpoint: MakeCheckpoint, text_data: Path, tmp_path: Path, capsys: Any) -> Callable[[Any], Path]:
-    """whole_run(options_for) -> a folder with model/, data.jsonl, and the result of an undisturbed run in whole/.
+    """Return whole_run(options_for), which makes a folder with model/, data.jsonl, and an undisturbed run in whole/.
 
     options_for: returns the words of a command, given this folder and the run's output folder.
     """
@@ -397,13 +399,13 @@ def few_steps(folder: Path, out: Path, steps: int, save_steps: int) -> list[str]
 
 @pytest.fixture
 def make_config() -> Callable[..., dict[str, Any]]:
-    """make_config(architecture, **changes) -> what config.json of a tiny model holds."""
+    """Return make_config(architecture, **changes), which gives the config.json of a tiny model."""
     return tiny_config
 
 
 @pytest.fixture
 def text_data(tmp_path: Path) -> Path:
-    """A JSONL file of 32 short texts."""
+    """Write a JSONL file of 32 short texts and return its path."""
     return write_text_data(tmp_path)
 
 
@@ -425,7 +427,7 @@ CHATML = (
 
 @pytest.fixture(scope="session")
 def tokenizer_json() -> str:
-    """Text of a tokenizer.json: byte-level BPE of 400 tokens, no post-processor."""
+    """Return a tokenizer.json: byte-level BPE with 400 tokens and no post-processor."""
     backend = Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
@@ -441,7 +443,7 @@ def tokenizer_json() -> str:
 
 @pytest.fixture
 def make_tokenizer(tokenizer_json: str, tmp_path: Path) -> Callable[..., Path]:
-    """make(name="tokenizer", bos_in_json=False, **tokenizer_config) -> the folder with the files."""
+    """Return make(name="tokenizer", bos_in_json=False, **tokenizer_config), which writes a tokenizer's folder."""
 
     def make(name: str = "tokenizer", bos_in_json: bool = False, **config: Any) -> Path:
         folder = tmp_path / name
@@ -461,7 +463,7 @@ def make_tokenizer(tokenizer_json: str, tmp_path: Path) -> Callable[..., Path]:
 
 @pytest.fixture
 def write_lines(tmp_path: Path) -> Callable[..., str]:
-    """write(*objects, name="data.jsonl") -> path of a JSONL file; text is written as it is."""
+    """Return write(*objects, name="data.jsonl"), which writes a JSONL file; text is written unchanged."""
 
     def write(*lines: Any, name: str = "data.jsonl") -> str:
         path = tmp_path / name
@@ -472,7 +474,7 @@ def write_lines(tmp_path: Path) -> Callable[..., str]:
 
 
 def scale_last_norm(folder: Path, factor: float) -> None:
-    """Scale a model's last norm: its weights stay finite, its activations do not."""
+    """Scale a model's last norm, so that its weights stay finite, but its activations do not."""
     path = folder / "model.safetensors"
     arrays = {name: entry.array() for name, entry in read_entries(path, "--model").items()}
     arrays["model.norm.weight"] = arrays["model.norm.weight"] * np.float32(factor)
@@ -480,7 +482,7 @@ def scale_last_norm(folder: Path, factor: float) -> None:
 
 
 def discrete_sibling() -> Any:
-    """A wgpu device of a test's own that takes itself for a GPU with memory of its own."""
+    """Return a new wgpu device that claims to be a discrete GPU."""
     device = wgpu_sibling()
     device.shared_memory = False
     return device
@@ -492,7 +494,7 @@ def card(wgpu_device: Any) -> Any:
 
 
 def choose_card(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let commands choose a GPU with memory of its own, a new one each."""
+    """Let each command open a new `discrete_sibling`."""
 
     def chosen(spec: str, needs: Any = None, kernels: bool = False) -> Any:
         device = discrete_sibling()

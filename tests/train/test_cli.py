@@ -1,4 +1,4 @@
-"""The command `wgrad`: exit statuses, one-line errors, and what the small commands print."""
+"""The command `wgrad`: exit statuses, one-line errors, and the output of small commands."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def run(*words: str) -> int:
 
 
 def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    """The one line on stderr of a command that exits 2."""
+    """Return the line on stderr of a command, which must exit with 2."""
     assert run(*words) == 2
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 1 and lines[0].startswith("wgrad: error: ")
@@ -48,7 +48,7 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 
 
 def put(monkeypatch: pytest.MonkeyPatch, module: str, **functions) -> None:
-    """Make `import wgrad.train.<module>` give these functions."""
+    """Replace the module wgrad.train.<module> by one with these functions."""
     name = f"wgrad.train.{module}"
     fake = types.ModuleType(name)
     vars(fake).update(functions)
@@ -241,7 +241,7 @@ def printing_to(output: int, words: list[str], unbuffered: str) -> tuple[int, st
 @PRINTS
 @BUFFERED
 def test_a_reader_that_goes_away_is_no_error(words: list[str], unbuffered: str) -> None:
-    """As in `wgrad selftest | head -n 1`: nobody reads any more, so it ends without a word."""
+    """`wgrad selftest | head -n 1` ends silently once nobody reads its output."""
     read, write = os.pipe()
     os.close(read)
     assert printing_to(write, words, unbuffered) == (1, "")
@@ -286,7 +286,7 @@ def test_a_file_is_no_model(tmp_path: Path) -> None:
 
 
 def test_what_is_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Weights and tokenizer once: no other formats, no second copy of the weights."""
+    """Weights and tokenizer are fetched once, without other formats or copies of the weights."""
     hub = pytest.importorskip("huggingface_hub")
     seen = {}
 
@@ -328,7 +328,7 @@ def test_what_the_hub_says(monkeypatch: pytest.MonkeyPatch, name: str, words: st
 
 
 def test_a_hub_that_cannot_be_reached(tmp_path: Path) -> None:
-    """In a process of its own: the hub's client reads its settings once. Nothing listens on port 9 of this host."""
+    """This runs in a new process, because the hub's client reads its settings once. Nothing listens on port 9."""
     pytest.importorskip("huggingface_hub")
     code = "from wgrad.train.files.hub import resolve_model; resolve_model('org/name')"
     environment = os.environ | {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path)}
@@ -424,7 +424,7 @@ def test_selftest_json(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_package_versions_without_an_installation(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From a checkout there is no metadata of wgrad; what computes is named all the same."""
+    """A checkout has no metadata of wgrad, but the versions of other packages are still reported."""
 
     def none(name: str) -> list[str]:
         raise metadata.PackageNotFoundError(name)
@@ -434,7 +434,7 @@ def test_package_versions_without_an_installation(monkeypatch: pytest.MonkeyPatc
 
 
 class Wrong(ReferenceDevice):
-    """A device whose norm's gradient is 1 % off, and that has no silu."""
+    """A device whose gradient of the norm is off by 1 %, and whose silu fails."""
 
     reason = "made wrong"
 
@@ -451,7 +451,7 @@ class Wrong(ReferenceDevice):
 def test_a_wrong_operator_is_found(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, as_json: bool, only: str, words: str
 ) -> None:
-    """The oracle inside run_selftest is the reference itself, which stays right."""
+    """The oracle in run_selftest is the reference itself, which stays right."""
     monkeypatch.setattr("wgrad.train.commands.selftest.select_device", lambda spec, kernels: Wrong())
     assert run("selftest", "--only", only, *["--json"] * as_json) == 1
     out = capsys.readouterr().out
@@ -478,7 +478,7 @@ def test_help_lists_every_command_in_a_group(capsys: pytest.CaptureFixture[str])
 
 
 def test_the_command_that_is_parsed_alone_has_its_options() -> None:
-    """They take ten milliseconds to make, of all commands."""
+    """Creating the options of all commands takes ten milliseconds."""
     (commands,) = (a.choices for a in cli.build_parser("eval")._actions if isinstance(a, argparse._SubParsersAction))
     assert max(commands, key=lambda name: len(commands[name]._actions)) == "eval"
 

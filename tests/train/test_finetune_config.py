@@ -1,4 +1,4 @@
-"""FinetuneConfig: rules, YAML, and how command line, file and a resumed run combine."""
+"""FinetuneConfig: its rules, YAML, and how command line, file and resumed run combine."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def parse(*words: str) -> FinetuneConfig:
 
 
 def another(field: dataclasses.Field) -> Any:
-    """A value that the option takes and that is not its default: of any option, the next one too."""
+    """Return a valid value of any option, also future ones, that is not its default."""
     default: Any = field.default
     kind, choices = field_type(FinetuneConfig, field.name), field.metadata["choices"]
     if field.name == "lr_sweep":
@@ -229,7 +229,7 @@ def test_it_is_frozen() -> None:
 
 @pytest.mark.parametrize("name", ["model", "data", "out"])
 def test_python_needs_what_the_command_needs(name: str) -> None:
-    """Without out the run would go into the working folder."""
+    """Without `out`, the run would be written to the working directory."""
     with pytest.raises(WgradError, match=f"--{name} is required: give it$"):
         FinetuneConfig(**NEEDED | {name: ""})
     assert not getattr(RunOptions(**NEEDED | {name: ""}), name)
@@ -442,7 +442,7 @@ def test_without_resume_the_folder_says_nothing(tmp_path: Path) -> None:
 def test_errors_of_a_run_name_the_key_of_the_file(
     line: str, argv: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As those of the options do: nobody gave that option by name."""
+    """The user did not give the option on the command line, so the key is what helps."""
     path, root = tmp_path / "run.yaml", Path(__file__).parents[2] / "examples"
     path.write_text(f"device: cpu\n{line}\n")
     places = {"base": root / "base_model", "out": tmp_path / "out", "data": root / "data" / "proverbs.jsonl"}

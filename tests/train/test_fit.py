@@ -1,4 +1,4 @@
-"""What fits: the search, what --vram chooses, `wgrad plan`; and that runs take what was said."""
+"""Fitting a run into memory: the search, choices of --vram, `wgrad plan`, and whether runs need what was planned."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from wgrad.train.step.search import beside, largest
 # ---- the search --------------------------------------------------------------------------------
 @dataclass
 class Line:
-    """Takes `first` bytes and `each` more for each unit, in blocks of `block`; counts what is asked."""
+    """A memory need of `first` bytes and `each` per unit, rounded up to `block`. It counts the questions."""
 
     first: int
     each: float
@@ -68,7 +68,7 @@ def test_the_search_finds_the_largest_that_fits(limit: int, each: float, block: 
 
 
 def test_where_all_fit_the_search_ends_soon() -> None:
-    """Although the first ones take more each than the others."""
+    """The search is short although the first units take more than the others."""
     asked = []
 
     def plan(count: int) -> Any:
@@ -79,7 +79,7 @@ def test_where_all_fit_the_search_ends_soon() -> None:
 
 
 class Card:
-    """What `modes` looks at of a device."""
+    """A device with the attributes that `modes` reads."""
 
     def __init__(self, shared_memory: bool = False) -> None:
         self.shared_memory = shared_memory
@@ -134,7 +134,7 @@ ROWS: dict[str, Any] = {
 
 
 def test_the_first_mode_and_the_largest_batch_that_fit_are_chosen(make_checkpoint: Any, card: Any) -> None:
-    """From memory for all of it down to the least that any mode takes: each choice fits, the next one up does not."""
+    """For each limit, down to the least of any mode: the choice fits, and the next better one does not."""
     folder = make_checkpoint(num_hidden_layers=5)
     config, model = RunOptions(**ROWS, gradient_checkpointing=None), load_model_config(folder)
     ladder = list(modes(config, card))
@@ -174,7 +174,7 @@ STREAM = 256 * 48 * 4  # bytes of a layer's input of such a row
 
 
 def least_limit(config: RunOptions, folder: Path, card: Any) -> int:
-    """Bytes within which the run fits, at most a tenth of a layer's input above the fewest."""
+    """Return a limit in bytes that the run fits, at most a tenth of a layer's input above the least."""
     model = load_model_config(folder)
 
     def fits(limit: int) -> bool:
@@ -192,7 +192,7 @@ def least_limit(config: RunOptions, folder: Path, card: Any) -> int:
 
 @pytest.mark.parametrize("streamed", ["off", "on"])
 def test_as_few_layers_are_offloaded_as_fit(make_checkpoint: Any, card: Any, streamed: Any) -> None:
-    """Each number between none and all is the choice under some limit; what the options say is left."""
+    """Each number from none to all is the choice under some limit. Options that are given stay."""
     folder = make_checkpoint(num_hidden_layers=6)
     config = RunOptions(**OFFLOADED, gradient_checkpointing=True, stream_weights=streamed, resident_layers=0)
     limit = least_limit(config, folder, card)
@@ -217,8 +217,8 @@ def mode_of(config: RunOptions) -> dict[str, Any]:
 
 
 def test_more_rows_do_not_fit_where_fewer_do_not(make_checkpoint: Any, card: Any, monkeypatch: Any) -> None:
-    """Few rows go through the MLP in chunks as well, where they do not fit otherwise: as a whole they take more than
-    many rows in chunks."""
+    """Few rows also go through the MLP in chunks if they do not fit otherwise: whole, they take more than many rows in
+    chunks."""
     for module, name, value in (("step.activations", "LEAST_MLP_CHUNK_BYTES", 1 << 20), ("model.model", "", 256)):
         monkeypatch.setattr(f"wgrad.train.{module}.{name or 'MLP_CHUNKS_ABOVE'}", value)
     monkeypatch.setattr("wgrad.train.plan.memory_limit.MLP_CHUNKS_ABOVE", 256)
@@ -259,7 +259,7 @@ def test_chunks_of_the_mlp_are_large_where_they_fit() -> None:
 
 
 def test_few_plans_find_the_fewest() -> None:
-    """Of 80 layers; and all, where only that fits."""
+    """Find the fewest of 80 layers, and all if only that fits."""
     for wanted in range(80):
         asked: list[int] = []
 
@@ -282,7 +282,7 @@ AUTO: dict[str, Any] = {**OFFLOADED, "max_length": 64, "batch_size": 4, "stream_
 
 
 def test_as_few_layers_are_recomputed_as_fit(make_checkpoint: Any, card: Any, monkeypatch: Any) -> None:
-    """Each number is the choice under some limit; where copies cost nothing, all their inputs are offloaded."""
+    """Each number is the choice under some limit. If copies cost nothing, all inputs are offloaded."""
     monkeypatch.setattr(type(card), "copied_alongside", lambda self, work: float(work))
     monkeypatch.setattr("wgrad.train.plan.memory_limit.MLP_CHUNKS_ABOVE", 0)
     folder, layers = make_checkpoint(num_hidden_layers=3), 3
@@ -318,7 +318,7 @@ def test_as_few_layers_are_recomputed_as_fit(make_checkpoint: Any, card: Any, mo
 
 
 class Other(World):
-    """Beside one other rank, which votes for this."""
+    """A world with one other rank, which votes for this."""
 
     size = 2
 
@@ -331,7 +331,7 @@ class Other(World):
 
 
 def test_a_mode_of_before_that_no_longer_fits_is_chosen_anew(make_checkpoint: Any, card: Any) -> None:
-    """Or one that options contradict, or that a damaged file holds; memory that has grown changes nothing."""
+    """So is one that options contradict or a damaged file has. More memory than before changes nothing."""
     folder = make_checkpoint(num_hidden_layers=3)
     config, model = RunOptions(**AUTO), load_model_config(folder)
     fit = Fit(config, model, folder, card, 24, 1 << 30)
@@ -354,7 +354,7 @@ def test_a_mode_of_before_that_no_longer_fits_is_chosen_anew(make_checkpoint: An
 
 
 class Told(ReferenceDevice):
-    """A device whose driver says this of its memory."""
+    """A device whose driver reports this memory."""
 
     shared_memory = False
 
@@ -383,7 +383,7 @@ def test_a_part_of_the_memory_stays_free() -> None:
 
 
 def test_an_array_larger_than_the_device_has_does_not_fit(make_checkpoint: Any, card: Any) -> None:
-    """However much memory there is."""
+    """The amount of memory does not matter."""
     folder = make_checkpoint()
     config, model = RunOptions(**ROWS, gradient_checkpointing=False, stream_weights="off"), load_model_config(folder)
     fit = Fit(config, model, folder, card, 1, 1 << 40)
@@ -393,7 +393,7 @@ def test_an_array_larger_than_the_device_has_does_not_fit(make_checkpoint: Any, 
 
 
 def test_ranks_take_the_batch_that_fits_all_of_them(make_checkpoint: Any, card: Any) -> None:
-    """And a run that goes on keeps its own, whatever would fit."""
+    """A resumed run keeps its batch size, whatever would fit."""
     folder = make_checkpoint()
     config = RunOptions(**ROWS, vram="1GiB")
     fit = Fit(config, load_model_config(folder), folder, card, 1, 1 << 30)
@@ -432,7 +432,7 @@ SHAPES = {
 
 @pytest.mark.parametrize("architecture", SHAPES)
 def test_few_dry_runs_of_all_layers_find_what_fits(architecture: str, make_checkpoint: Any, monkeypatch: Any) -> None:
-    """And what fewer layers foretell is what all take."""
+    """Plans from fewer layers equal those of all layers."""
     model, ran = make_checkpoint(architecture, **SHAPES[architecture]), list[tuple[int, RunOptions]]()
     config = load_model_config(model)
     for module in (fit_module, fewer_layers):
@@ -499,8 +499,8 @@ def test_what_is_said_to_fit_is_the_most_that_does(
 
 
 def test_more_memory_is_faster(make_checkpoint: Any, wgpu_device: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    """At least five points between the least memory and the most; a limit in the middle gets a choice in the
-    middle, --vram also a smaller batch, and --batch-size auto the largest where there is room."""
+    """There are at least five points between the least memory and the most. A limit in the middle gets a choice in the
+    middle, with --vram also a smaller batch, and --batch-size auto takes the largest batch that fits."""
     model = make_checkpoint(num_hidden_layers=4)
     small = ["--model", model, "--lora-r", 4, "--max-length", 128, "--compute", "float32", "--batch-size", 4]
     curve = planned(capsys, *small)["curve"]
@@ -577,7 +577,7 @@ _AGAIN, _HEAD, _INPUT = _MATMUL - 2.0 * 128 * 48 * 88, 2.0 * 128 * 48 * 251, 4.0
     ],
 )
 def test_the_seconds_of_a_step_are_those_of_its_parts(options: dict[str, Any], parts: tuple[float, ...]) -> None:
-    """Each part by its own rate, with the others without end. 100 bytes a layer are copied alongside its matmuls."""
+    """Each part is set by its own rate if the others are infinite. A layer copies 100 bytes during its matmuls."""
     raw = conftest.tiny_config(vocab_size=251)
     model = parse_model_config(raw)
     settled: dict[str, Any] = {"compute": "float32", "gradient_checkpointing": False, **options}
@@ -603,7 +603,7 @@ def test_what_rates_are_measured_by_are_calls_that_a_gpu_takes(
 
 
 def test_rates_are_measured_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """And again where the file of the cache is damaged; a software driver has none."""
+    """They are measured again if the cache file is damaged. A software driver has no rates."""
     calls = list[str]()
     monkeypatch.setattr(speed, "cache_folder", lambda name: tmp_path / name)
     monkeypatch.setattr(speed, "_LEAST_SECONDS", 0.0)
@@ -681,7 +681,7 @@ def test_a_run_takes_what_was_planned_and_keeps_its_batch_when_it_goes_on(
 def test_a_run_offloads_as_few_layers_as_were_planned_and_goes_on_with_others(
     make_checkpoint: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """To the bits of a run that offloads none."""
+    """The result has the bits of a run that offloads none."""
 
     choose_card(monkeypatch)
     folder, data = make_checkpoint(num_hidden_layers=5), tmp_path / "data.txt"

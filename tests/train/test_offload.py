@@ -1,4 +1,4 @@
-"""--offload-activations and --memory-limit: the same bits, in the memory that was said; what does not fit is told."""
+"""--offload-activations and --memory-limit: the same bits in the planned memory, and errors for what does not fit."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def options(**given: Any) -> RunOptions:
 
 
 def train(config: RunOptions, folder: Path, device: Any) -> tuple[np.ndarray, np.ndarray]:
-    """-> losses of the steps, of which all but the first two are replayed, and what was trained."""
+    """Return the losses of steps, of which all but the first two are replayed, and the trained parameters."""
     built = build_trainable(config, load_model_config(folder), folder, device, positions=config.max_length)
     trainer = Trainer(built.model, build_optimizer(config, built.parameters), config)
     generator = np.random.default_rng(0)
@@ -87,7 +87,7 @@ def test_the_bits_are_those_without_and_the_memory_is_as_planned(make_checkpoint
 def test_copies_beside_launches_change_neither_bits_nor_memory(
     make_checkpoint: Any, card: Any, monkeypatch: pytest.MonkeyPatch, stream: str
 ) -> None:
-    """In pieces, beside every product: inputs of layers go and come, with `stream` their weights come too."""
+    """Inputs of layers are copied in pieces alongside each GEMM, both ways. With `stream`, weights come too."""
     folder, config = make_checkpoint(num_hidden_layers=5), options(offload_activations=True, stream_weights=stream)
     expected_losses, expected = train(config, folder, card)
     beside = wgpu_sibling()
@@ -116,13 +116,13 @@ NUMBERS: tuple[bool | int, ...] = (False, 0, 1, 3, 4, 5, True)  # of five layers
 
 
 def layers_of(number: bool | int) -> int:
-    """Inputs that leave the device."""
+    """Return the number of inputs that leave the device."""
     return 4 if number is True else min(number, 4)
 
 
 @pytest.mark.parametrize("kind", ["cpu", "wgpu"])
 def test_no_number_of_offloaded_layers_changes_a_bit(make_checkpoint: Any, card: Any, kind: str) -> None:
-    """Of the loss and the gradients of a pass, with attention kept too, or made again."""
+    """Compare the loss and gradients of a pass, with attention kept or recomputed."""
     device: Any = card if kind == "wgpu" else ReferenceDevice()
     device.shared_memory = False
     folder = make_checkpoint(num_hidden_layers=5)
@@ -159,8 +159,8 @@ def test_no_number_of_offloaded_layers_changes_a_bit(make_checkpoint: Any, card:
 
 @pytest.mark.parametrize(("kind", "full"), [("cpu", False), ("cpu", True), ("wgpu", False)])
 def test_no_number_of_recomputed_layers_changes_a_bit(make_checkpoint: Any, card: Any, kind: str, full: bool) -> None:
-    """Of the loss and the gradients of packed rows, with inputs offloaded or not and norms recomputed or not, of
-    adapters or of all weights."""
+    """Compare the loss and gradients of packed rows, with inputs offloaded or not and norms recomputed or not, for
+    adapters or all weights."""
     device: Any = card if kind == "wgpu" else ReferenceDevice()
     device.shared_memory, layers = False, 3
     folder, moved = make_checkpoint(num_hidden_layers=layers), list[int]()
@@ -204,7 +204,7 @@ def test_no_number_of_recomputed_layers_changes_a_bit(make_checkpoint: Any, card
 
 
 def test_each_offloaded_layer_takes_its_input_off_the_peak(make_checkpoint: Any, card: Any) -> None:
-    """Up to the last two, which the backward begins with. And runs with a number learn the same, in that memory."""
+    """The last two do not, as the backward begins with them. Runs with a number learn the same, in that memory."""
     folder = make_checkpoint(num_hidden_layers=5)
     model, shape = load_model_config(folder), {"batch_size": 16, "max_length": 64}
     stream = 16 * 64 * model.hidden_size * 4
@@ -237,7 +237,7 @@ def test_more_layers_than_there_are_is_refused(make_checkpoint: Any, card: Any) 
 
 
 def test_a_long_row_in_chunks_learns_the_same(make_checkpoint: Any, card: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The sums of LoRA's gradients are of another order: limit 1e-4 of the largest. Within replays, and offloaded."""
+    """LoRA's gradients are summed in another order: the limit is 1e-4 of the largest. Also replayed and offloaded."""
     folder = make_checkpoint()
     config = options(lora_dropout=0.0, max_steps=3)
     losses, trained = train(config, folder, wgpu_sibling())
@@ -256,7 +256,7 @@ def test_a_long_row_in_chunks_learns_the_same(make_checkpoint: Any, card: Any, m
 
 
 def test_a_offloaded_array_is_gone_from_the_device_while_others_are_made(card: Any) -> None:
-    """Six stretches of an array of 1 MiB: never more than four of them at once on the device."""
+    """Of six stretches with an array of 1 MiB, at most four arrays are on the device at once."""
     weight = parameter(card.upload(np.ones((512, 512), np.float32)), card)
     start = card.memory().in_use_bytes
     x = Tensor(card.upload(np.full((512, 512), 0.5, np.float32)), card, requires_grad=True)
@@ -271,7 +271,7 @@ def test_a_offloaded_array_is_gone_from_the_device_while_others_are_made(card: A
 
 
 def test_only_the_first_stretches_are_offloaded(card: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of six stretches' 1 MiB two leave, each once the next stretch has begun, and come back a stretch early."""
+    """Arrays of two of six stretches leave, each once the next stretch has begun, and return a stretch early."""
     offloading, start = Offloading(card, 2), card.memory().in_use_bytes
     here = []
     for _ in range(6):
@@ -336,7 +336,7 @@ def test_no_sizes(text: str) -> None:
 
 
 def test_what_a_limit_leaves_no_room_for_is_refused_with_what_fits(make_checkpoint: Any, card: Any) -> None:
-    """And what is said to fit does: the real pool, held to the limit, runs it."""
+    """What is said to fit does: the real memory pool runs it within the limit."""
     folder = make_checkpoint(num_hidden_layers=5)
     model = load_model_config(folder)
     offloaded = plan_run(options(offload_activations=True), model, folder, card, 1)
@@ -379,7 +379,7 @@ def test_what_a_limit_leaves_no_room_for_is_refused_with_what_fits(make_checkpoi
 def test_what_is_said_of_a_limit_has_the_fewest_layers(
     card: Any, given: dict[str, Any], limit: int, streaming: int, said: str
 ) -> None:
-    """A run of 1,000 MiB: 100 less for each of seven layers but the last, `streaming` less with streamed weights."""
+    """A run takes 1,000 MiB, 100 less for each of seven layers but the last, and `streaming` less with streaming."""
 
     def plan(config: RunOptions, within: int | None) -> Any:
         if config.stream_weights == "auto":
@@ -423,7 +423,7 @@ def test_attention_that_is_kept_is_offloaded_with_its_layer(make_checkpoint: Any
 
 
 def test_the_last_recomputed_layers_input_leaves_the_device_too(make_checkpoint: Any, card: Any) -> None:
-    """Where layers behind it keep theirs."""
+    """It does so if later layers keep theirs."""
     folder, shape = make_checkpoint(num_hidden_layers=4), {"max_length": 64, "batch_size": 16}
     model = load_model_config(folder)
     configs = [options(gradient_checkpointing=2, offload_activations=n, **shape) for n in (0, 1, 2)]
@@ -434,7 +434,7 @@ def test_the_last_recomputed_layers_input_leaves_the_device_too(make_checkpoint:
 
 @pytest.mark.parametrize("batches", [1, 2])
 def test_a_first_step_without_memory_recomputes_all_layers(make_checkpoint: Any, batches: int) -> None:
-    """To the loss and the weights of a run that always did; a later one ends in its error."""
+    """Loss and weights are those of a run that always did. In a later step, the error ends the run."""
     folder, results = make_checkpoint(num_hidden_layers=3), []
     for recomputed, fails_at in ((True, 0), (False, 1), (False, 2)):
         config = options(gradient_checkpointing=recomputed, lora_dropout=0.0, gradient_accumulation_steps=batches)
@@ -469,7 +469,7 @@ def test_a_first_step_without_memory_recomputes_all_layers(make_checkpoint: Any,
 
 
 def test_norms_that_are_not_kept_take_no_memory(make_checkpoint: Any, card: Any) -> None:
-    """Of adapters, where nothing else reads them in the backward: two outputs of each layer."""
+    """With adapters, nothing else reads these two outputs of each layer in the backward."""
     folder, shape = make_checkpoint(num_hidden_layers=3), {"max_length": 64, "batch_size": 16, "lora_dropout": 0.0}
     model = load_model_config(folder)
     kept = [options(gradient_checkpointing=False, keep_norms=keep, **shape) for keep in (None, True, False)]

@@ -1,4 +1,4 @@
-"""Adapters exchanged with peft, NF4 weights with bitsandbytes and transformers, and 30 QLoRA steps beside PEFT's."""
+"""Adapters exchanged with PEFT, NF4 weights with bitsandbytes and transformers, and QLoRA steps compared with PEFT."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ def bitsandbytes() -> Any:
 def test_we_load_what_bitsandbytes_quantised(
     double: bool, make_checkpoint: Any, device: Device, nf4_values: Values
 ) -> None:
-    """The files of bitsandbytes' QuantState give the same values, bit for bit, whether a row is whole blocks or not."""
+    """Files of bitsandbytes' QuantState give the same values to the bit, whether rows are whole blocks or not."""
     functional = bitsandbytes().functional
     folder = make_checkpoint("LlamaForCausalLM", hidden_size=64, intermediate_size=96)
     tensors, wanted = {}, {}
@@ -214,8 +214,8 @@ def test_bitsandbytes_loads_what_we_quantised(double: bool, columns: int, device
 
 
 def test_what_their_layer_computes(nf4_values: Values) -> None:
-    """Which of its two ways may be an oracle: in training mode float32 on every CPU; in inference bfloat16 where the
-    CPU has AVX-512's bfloat16 (input, scales, products and output are rounded)."""
+    """Only training mode may be an oracle: it computes in float32 on every CPU. Inference uses bfloat16 on CPUs with
+    AVX-512's bfloat16, and rounds input, scales, products and output."""
     bnb, generator = bitsandbytes(), np.random.default_rng(3)
     packed, state = bnb.functional.quantize_4bit(
         torch.tensor(generator.standard_normal((64, 128)).astype(np.float32)), blocksize=64, quant_type="nf4"
@@ -255,7 +255,7 @@ def test_transformers_loads_our_quantised_checkpoint(
 
 
 def dequantized_base(folder: Path, weights: dict[str, Any], device: Device) -> Any:
-    """transformers' model with the values that our weights of few bits stand for."""
+    """Return transformers' model with the decoded values of our quantised weights."""
     model = their_base(folder)
     state = {own_name(name): value for name, value in model.state_dict().items()}
     for name, weight in weights.items():
@@ -266,7 +266,7 @@ def dequantized_base(folder: Path, weights: dict[str, Any], device: Device) -> A
 
 
 def as_theirs(model: Any, value: Any, shape: Any) -> Any:
-    """Our weight as transformers' model has it: experts of gpt-oss and Llama 4 are [experts, in, out]."""
+    """Return our weight in transformers' layout, which for experts of gpt-oss and Llama 4 is [experts, in, out]."""
     if model.config.model_type in ("gpt_oss", "llama4_text") and len(shape) == 3:
         return value.reshape(shape[0], shape[2], shape[1]).transpose(1, 2)
     return value.reshape(shape)
@@ -279,9 +279,10 @@ STEPS, ACCUMULATE = 30, 2
 def thirty_steps(
     folder: Path, device: Device, out: Path, compute: Any = "float32", values: Path | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The losses of our steps and of PEFT's: the same frozen weights (theirs those of `values`, where it is given),
-    adapter and data, torch's AdamW. In float16 torch computes in its autocast, with the loss scale that ours begins
-    with."""
+    """Return the losses of our steps and of PEFT's, with the same frozen weights, adapter and data, and torch's AdamW.
+
+    values: folder with PEFT's frozen weights; None: ours. In float16, torch uses autocast and our initial loss scale.
+    """
     settings: dict[str, Any] = {
         "lora_r": 4,
         "lora_alpha": 8.0,
@@ -308,7 +309,7 @@ def thirty_steps(
 def test_eight_steps_beside_transformers(
     architecture: str, how: str, make_checkpoint: Any, cpu: Device, tmp_path: Path
 ) -> None:
-    """An adapter on NF4 weights, and all parameters. Every loss is as near as float32 leaves it."""
+    """They train an adapter on NF4 weights, or all parameters. Losses agree within float32's rounding."""
     more: dict[str, Any] = {"tie_word_embeddings": architecture.startswith("Gemma"), "pad_token_id": None}
     if "linear_key_head_dim" in tiny_config(architecture):  # whose outputs of first tokens, near 0, norms make large
         more["rms_norm_eps"] = 1e-2
@@ -340,8 +341,11 @@ def side_by_side(
     steps: int = STEPS,
     texts: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The losses of both in so many steps on the same data. optimizer: theirs; a group's "rate" is its learning rate,
-    in that of the step. texts: ids [any, TOKENS]; random ones where there are none."""
+    """Return the losses of both models in a number of steps on the same data.
+
+    optimizer: theirs; the "rate" of a group is its learning rate relative to that of the step. texts: ids, [any,
+    TOKENS]; None: random ones.
+    """
     ours = Trainer(built.model, build_optimizer(config, built.parameters), config)
     scale = float(built.model.device.download(ours.optimizer.loss_scale)[0])
     generator = np.random.default_rng(7)
@@ -359,7 +363,7 @@ def side_by_side(
 
 
 def beside_peft(folder: Path, device: Device, out: Path, values: Path | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """The losses of both; each of ours is within 0.5 % of PEFT's."""
+    """Return the losses of both, after checking that each of ours is within 0.5 % of PEFT's."""
     ours, theirs = thirty_steps(folder, device, out, values=values)
     np.testing.assert_allclose(ours, theirs, rtol=0.005)
     assert theirs[-1] < 0.8 * theirs[0]
@@ -371,7 +375,7 @@ def test_thirty_steps_beside_peft(make_checkpoint: Any, cpu: Device, tmp_path: P
 
 
 def test_thirty_steps_on_a_gguf_file_beside_peft(wgpu_device: Device, tmp_path: Path) -> None:
-    """On every format, beside PEFT on what the gguf package restores from them."""
+    """For each format, PEFT trains on the values that the gguf package decodes."""
     raw = tiny_config(hidden_size=256, intermediate_size=96, head_dim=16)
     weights = random_weights(raw)
     plain = write_checkpoint(tmp_path / "plain", raw, restored(weights, ALL))
@@ -384,7 +388,7 @@ def test_thirty_steps_on_a_gguf_file_beside_peft(wgpu_device: Device, tmp_path: 
 def test_thirty_steps_beside_peft_and_float16_as_near_to_them_as_torchs(
     make_checkpoint: Any, wgpu_device: Device, tmp_path: Path
 ) -> None:
-    """Of float16 the distance from float32 is at most twice that of torch, each from its own."""
+    """The distance of float16 from float32 is at most twice that of torch, each from its own float32."""
     folder = make_checkpoint("LlamaForCausalLM")
     wide = beside_peft(folder, wgpu_device, tmp_path / "float32")
     if not wgpu_device.float16:
@@ -395,7 +399,7 @@ def test_thirty_steps_beside_peft_and_float16_as_near_to_them_as_torchs(
 
 
 def make_step(index: int, texts: np.ndarray, generator: np.random.Generator, accumulate: int) -> Step:
-    """Micro-batches with unequal numbers of targets: a mean of means would be another loss."""
+    """Return a step of micro-batches with unequal numbers of targets, for which a mean of means is another loss."""
     batches = []
     for number in range(accumulate):
         ids = texts[generator.permutation(len(texts))[:2]]
@@ -450,7 +454,7 @@ READ: dict[str, dict[str, Any]] = {
 
 
 def their_adapter(base: Any, out: Path, **options: Any) -> Any:
-    """A model of PEFT with random adapters, saved."""
+    """Save a model of PEFT with random adapters, and return it."""
     theirs = peft.get_peft_model(base, peft.LoraConfig(r=2, lora_alpha=6, task_type="CAUSAL_LM", **options))
     torch.manual_seed(3)
     with torch.no_grad():
@@ -501,7 +505,7 @@ def test_what_is_not_read_of_an_adapter_is_told_with_a_way_out(what: str, make_c
 
 
 def test_a_router_that_is_adapted_is_told_with_a_way_out(make_checkpoint: Any, tmp_path: Path) -> None:
-    """PEFT makes a target parameter of it where all linear modules are targets."""
+    """PEFT makes it a target parameter if all linear modules are targets."""
     folder, out = make_checkpoint("Qwen3MoeForCausalLM"), tmp_path / "adapter"
     their_adapter(their_base(folder), out, target_modules=["q_proj"], target_parameters=["gate.weight"])
     config = load_model_config(folder)
@@ -520,7 +524,7 @@ def test_a_whole_embedding_that_nobody_names(make_checkpoint: Any, tmp_path: Pat
 
 
 def test_an_embedding_of_another_name(make_checkpoint: Any, tmp_path: Path) -> None:
-    """Nemotron-H's is `embeddings` in transformers, and so it is in PEFT's files and in ours."""
+    """Nemotron-H's is named `embeddings` in transformers, and so in PEFT's files and ours."""
     folder = make_checkpoint("NemotronHForCausalLM")
     chosen = {"target_modules": ["q_proj", "in_proj"], "modules_to_save": ["embeddings"]}
     wanted = their_logits(their_adapter(their_base(folder), tmp_path / "theirs", **chosen), random_ids())

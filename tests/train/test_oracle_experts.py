@@ -1,4 +1,4 @@
-"""Mixture of experts against transformers and PEFT: files, adapters of experts, merging, and training steps."""
+"""Mixture of experts compared with transformers and PEFT: files, adapters, merging and training steps."""
 
 from __future__ import annotations
 
@@ -66,12 +66,12 @@ BOTH = ("experts.gate_up_proj", "experts.down_proj")
 
 
 def of_experts(architecture: str) -> tuple[str, ...]:
-    """The experts' weights, as an adapter names them."""
+    """Return the names of the experts' weights in an adapter."""
     return UNGATED if architecture == NEMOTRON else BOTH
 
 
 def save_each(folder: Path, out: Path) -> Any:
-    """Save a model as one that was not read from a file with all experts in one tensor. -> the model."""
+    """Save a model with each expert in its own tensor, and return the model."""
     read = their_base(folder)
     fresh = type(read)(read.config).eval()
     fresh.load_state_dict(read.state_dict())
@@ -87,9 +87,11 @@ def frozen(folder: Path, device: Device, adapter: Path | None = None) -> np.ndar
 
 @pytest.mark.parametrize("architecture", [*FAMILIES, *OWN_NAMES, "OlmoHybridForCausalLM"])
 def test_files_of_transformers_and_ours(architecture: str, make_checkpoint: Any, tmp_path: Path) -> None:
-    """Those that transformers 5 writes have each expert by itself, as the models' first files have; so have ours. Of
-    gpt-oss, Granite and Gemma 4 those of a layer are one. OLMo Hybrid has three convolutions, and other names of
-    norms."""
+    """Files of transformers 5, like the original ones and ours, have a tensor for each expert.
+
+    gpt-oss, Granite and Gemma 4 have one for all experts of a layer. OLMo Hybrid has three convolutions and other names
+    of norms.
+    """
     folder, device = make_checkpoint(architecture, **CHANGES.get(architecture, {})), ReferenceDevice()
     wanted = their_logits(save_each(folder, tmp_path / "saved"), random_ids())
     whole = {"OlmoHybridForCausalLM": ".v_conv1d.", GPT_OSS: ".experts.down_proj", GRANITE: ".output_linear."}
@@ -113,7 +115,7 @@ def test_files_of_transformers_and_ours(architecture: str, make_checkpoint: Any,
 
 
 def test_sigmoids_that_are_small_next_to_what_is_added_to_their_sum(make_checkpoint: Any, device: Device) -> None:
-    """LFM2 adds 1e-6: the weights of a token's experts do not add up to 1 then."""
+    """LFM2 adds 1e-6, so that the weights of a token's experts do not add up to 1."""
     folder = make_checkpoint("Lfm2MoeForCausalLM")
     experts = load_model_config(folder).experts
     assert experts is not None
@@ -209,7 +211,7 @@ def test_llama_cpp_loads_our_adapter_of_experts(architecture: str, make_checkpoi
 
 @pytest.mark.parametrize("kind", ["q8_0", "q4_k_m", "mxfp4"])
 def test_experts_of_few_bits_in_gguf(kind: str, make_checkpoint: Any, device: Device, tmp_path: Path) -> None:
-    """They stay as they are, gate and up under one another, forward and backward; those of gpt-oss are interleaved."""
+    """They stay as stored, in forward and backward, with gate and up stacked, or interleaved for gpt-oss."""
     sizes = {"hidden_size": 256, "head_dim": 64, "norm_topk_prob": True, "moe_intermediate_size": 256}
     architecture = "Qwen3MoeForCausalLM"
     if kind == "mxfp4":
@@ -235,7 +237,7 @@ def test_experts_of_few_bits_in_gguf(kind: str, make_checkpoint: Any, device: De
 
 
 def dequantized_experts(folder: Path, weights: Any, device: Device) -> Any:
-    """transformers' model with what our weights stand for."""
+    """Return transformers' model with the decoded values of our weights."""
     model = their_base(folder)
     state = model.state_dict()
     for name, weight in weights.items():
@@ -246,7 +248,7 @@ def dequantized_experts(folder: Path, weights: Any, device: Device) -> Any:
 
 
 def write_mxfp4(folder: Path) -> dict[str, np.ndarray]:
-    """Put experts in MXFP4 in the place of gpt-oss' own, as its first files have them. -> those arrays by name."""
+    """Replace gpt-oss' experts by some in MXFP4, as its original files have them, and return these arrays by name."""
     config, generator, found = load_model_config(folder), np.random.default_rng(11), dict[str, np.ndarray]()
     arrays = {name: np.array(e.array()) for name, e in read_entries(folder / "model.safetensors", "").items()}
     for name, (experts, rows, columns) in expert_modules(config).items():
@@ -262,7 +264,7 @@ def write_mxfp4(folder: Path) -> dict[str, np.ndarray]:
 
 
 def test_mxfp4_experts_are_taken_as_stored(make_checkpoint: Any, device: Device) -> None:
-    """Every value is that of transformers, to the bit."""
+    """Every value has the bits of transformers'."""
     folder = make_checkpoint(GPT_OSS, hidden_size=96, intermediate_size=32)
     stored = write_mxfp4(folder)
     model = build_frozen(load_model_config(folder), folder, device, positions=64, adapter=None)
@@ -281,7 +283,7 @@ def test_mxfp4_experts_are_taken_as_stored(make_checkpoint: Any, device: Device)
 
 
 def test_merging_attention_leaves_mxfp4_experts_as_they_are(make_checkpoint: Any, tmp_path: Path) -> None:
-    """Written in MXFP4 again, they have the same values."""
+    """They are written in MXFP4 again, with the same values."""
     folder, adapter = make_checkpoint(GPT_OSS, hidden_size=96, intermediate_size=32), tmp_path / "adapter"
     write_mxfp4(folder)
     lora = LoraConfig(2, 2.0, target_modules=("q_proj",))
@@ -322,7 +324,7 @@ def test_mxfp4_files_that_do_not_fit(make_checkpoint: Any) -> None:
 
 @pytest.mark.parametrize("kind", ["Qwen3MoeForCausalLM", GPT_OSS, "mxfp4", NEMOTRON])
 def test_ten_steps_on_few_bits_beside_peft(kind: str, make_checkpoint: Any, cpu: Device, tmp_path: Path) -> None:
-    """Adapters of attention and experts, on experts in NF4 or MXFP4."""
+    """They train adapters of attention and experts, with experts in NF4 or MXFP4."""
     if kind == "mxfp4":
         folder = make_checkpoint(GPT_OSS, hidden_size=96, intermediate_size=32)
         write_mxfp4(folder)
@@ -353,7 +355,7 @@ def test_ten_steps_on_few_bits_beside_peft(kind: str, make_checkpoint: Any, cpu:
 def test_an_expert_without_tokens_and_one_with_all(
     architecture: str, count: int, make_checkpoint: Any, device: Device, tmp_path: Path
 ) -> None:
-    """The third expert's logit is the mean of the other two, and never the largest."""
+    """The third expert's logit is the mean of the other two, so it is never the largest."""
     counts = {"num_experts": count, "num_local_experts": count, "num_experts_per_tok": 1}
     theirs = their_base(make_checkpoint(architecture, **counts))
     seen = set[int]()
@@ -431,7 +433,7 @@ BALANCED = [("MixtralForCausalLM", {}), ("OlmoeForCausalLM", {}), ("Qwen3MoeForC
 def test_the_load_balancing_loss_is_that_of_transformers(
     architecture: str, changes: dict[str, Any], make_checkpoint: Any, device: Device
 ) -> None:
-    """In the loss and every gradient, of a trained router too; not of padding, and once where layers are recomputed."""
+    """Compare loss and gradients, also of a trained router. Padding does not count; recomputed layers count once."""
     folder = make_checkpoint(architecture, **changes, output_router_logits=True, router_aux_loss_coef=0.7)
     ids, real = random_ids(2), np.ones((2, TOKENS), np.int64)
     real[1, 15:] = 0

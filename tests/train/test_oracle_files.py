@@ -1,4 +1,4 @@
-"""The files of a model and an adapter mean what they mean to transformers, PEFT and bitsandbytes."""
+"""Files of models and adapters: they mean the same as for transformers, PEFT and bitsandbytes."""
 
 from __future__ import annotations
 
@@ -194,14 +194,14 @@ def base_config(architecture: str) -> dict[str, Any]:
 
 
 def _biased(theirs: Any, key: str | bool) -> bool:
-    """By a key, if the family's class declares it."""
+    """Return whether a key asks for biases, if the family's class declares it."""
     if isinstance(key, bool):
         return key
     return any(field.name == key for field in dataclasses.fields(theirs)) and bool(getattr(theirs, key))
 
 
 def _rotates(theirs: Any) -> list[bool]:
-    """Of each layer."""
+    """Return for each layer whether it has rotary embeddings."""
     slides = [kind == "sliding_attention" for kind in getattr(theirs, "layer_types", None) or ()]
     if theirs.model_type in ("exaone4", "exaone_moe") and theirs.sliding_window or theirs.model_type == "cohere2":
         return [kind and theirs.sliding_window is not None for kind in slides]
@@ -230,7 +230,7 @@ def _inverse(theirs: Any, rope: dict[str, Any], head_dim: int) -> list[float]:
 
 
 def as_theirs(raw: dict[str, Any]) -> dict[str, Any]:
-    """What transformers makes of a config.json, in the terms of ModelConfig. Raises what its classes raise."""
+    """Read a config.json by transformers, in terms of ModelConfig. Raises the errors of its classes."""
     theirs = transformers.CONFIG_MAPPING[raw["model_type"]].from_dict(dict(raw))
     if theirs.model_type == "mamba2":
         theirs.num_attention_heads, theirs.num_key_value_heads, theirs.head_dim = 1, 1, 2
@@ -286,7 +286,7 @@ def test_tables_that_depend_on_the_longest_sequence(kind: str, positions: int) -
 
 @pytest.mark.parametrize("kind", ["default", "llama3", "yarn"])
 def test_frequencies_are_those_of_transformers_to_the_last_bit(kind: str) -> None:
-    """With PyTorch's powers; without them but for 1 in 50. At position 32,768 one bit is an angle of 0.002."""
+    """With PyTorch's powers all are equal, with others 49 of 50. At position 32,768, one bit is 0.002 rad."""
     more = {"factor": 5.5, "original_max_position_embeddings": 5000, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
     found, wanted = [], []
     for width in (32, 80, 96, 128):
@@ -344,7 +344,7 @@ def test_every_key_of_transformers_is_read_or_refused(architecture: str) -> None
 @pytest.mark.parametrize("how", ["as it is", "missing", "null"])
 @pytest.mark.parametrize("architecture", FAMILIES)
 def test_each_key_missing_or_null_is_as_in_transformers(architecture: str, how: str) -> None:
-    """Where transformers refuses a file, so do we; where it does not, the model is the same."""
+    """If transformers refuses a file, so do we; otherwise the model is the same."""
     read = refused = 0
     for key in KEYS if how != "as it is" else ["vocab_size"]:
         raw = base_config(architecture)
@@ -409,7 +409,7 @@ def test_a_sliding_window_without_its_width(make_checkpoint: Any) -> None:
 
 # ---- weights -----------------------------------------------------------------------------------
 def change(folder: Path, **changes: Any) -> None:
-    """Change tensors (None: drop) of a checkpoint in one file."""
+    """Change tensors of a checkpoint in one file; None drops a tensor."""
     arrays: dict[str, Any] = {n: e.array() for n, e in ModelFiles(folder).entries.items()}
     arrays |= {name.replace("__", "."): value for name, value in changes.items()}
     kept = {name: value for name, value in arrays.items() if value is not None}
@@ -449,11 +449,11 @@ def test_a_tied_head(case: str, make_checkpoint: Any) -> None:
 def test_a_checkpoint_that_bitsandbytes_quantised(
     dtype: str, double: bool, make_checkpoint: Any, tmp_path: Path, nf4_values: Values, device: Device
 ) -> None:
-    """Made by transformers with modules left in float; restored values are rounded to the dtype of what was quantised.
+    """transformers leaves some modules in float. Decoded values are rounded to the dtype of the original weights.
 
-    The oracle is what `dequantize` restores (bitsandbytes' layers in float32 use unrounded values in the forward and
-    these in the backward; those of a 16-bit model, these in both). Rows are whole blocks, where bitsandbytes is right
-    on every CPU; that it is is seen first, by its formula.
+    The oracle is bitsandbytes' `dequantize`. (Its float32 layers use these values in the backward only, and unrounded
+    ones in the forward; its 16-bit layers use these in both.) Rows are whole blocks, for which bitsandbytes is right on
+    every CPU, as the test checks first with its formula.
     """
     pytest.importorskip("bitsandbytes", reason="the oracle is bitsandbytes: pip install wgrad[oracle]")
     skipped = [
@@ -492,7 +492,7 @@ def test_a_checkpoint_that_bitsandbytes_quantised(
 
 
 def write_fp8(folder: Path, block: tuple[int, int] | None, dtype: str = "float32") -> None:
-    """Turn the projections of a checkpoint into FP8, with scales of blocks, or one of all and one of inputs."""
+    """Convert a checkpoint's projections to FP8, with scales of blocks, or one of the weight and one of inputs."""
     arrays: dict[str, Any] = {}
     values = {n: torch.tensor(np.float32(e.array())) for n, e in read_entries(folder / "model.safetensors", "").items()}
     for name, value in dict(values).items():
@@ -550,7 +550,7 @@ def test_weights_in_fp8(kind: str, make_checkpoint: Any, tmp_path: Path) -> None
 
 
 def test_blocks_of_fp8_that_go_beyond_a_weight(make_checkpoint: Any) -> None:
-    """As DeepSeek-V3's kv_a_proj_with_mqa has them, which transformers does not read."""
+    """DeepSeek-V3's kv_a_proj_with_mqa has such blocks, which transformers does not read."""
     name = "model.layers.0.mlp.up_proj.weight"  # [88, 48]
     for number, (block, kind) in enumerate((((128, 128), "float32"), ((20, 32), "float8_e8m0fnu"))):
         folder = make_checkpoint(name=f"fp8 {number}")

@@ -1,5 +1,8 @@
-"""A GGUF file and nothing else as a base model: hyper-parameters, tokenizer and template are those of the files that it
-was made from, and texts are cut as llama.cpp cuts them."""
+"""A GGUF file alone as a base model.
+
+Hyper-parameters, tokenizer and template are those of the files from which it was made, and texts are split into words
+as llama.cpp splits them.
+"""
 
 from __future__ import annotations
 
@@ -83,7 +86,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def written(tmp_path: Path) -> Callable[..., tuple[Path, Path]]:
-    """written(architecture, **config) -> a checkpoint's folder, and a GGUF file of it in a folder of its own."""
+    """Return written(architecture, **config), which writes a checkpoint, and its GGUF file in another folder."""
 
     def make(architecture: str = "LlamaForCausalLM", **changes: Any) -> tuple[Path, Path]:
         raw = tiny_config(architecture, **(SIZES | EXTRA.get(architecture, {}) | changes))
@@ -153,7 +156,7 @@ def test_the_model_is_the_one_that_was_written(architecture: str, changes: dict[
 
 
 def test_phi_2_with_q_k_and_v_under_one_another(written: Any, tmp_path: Path) -> None:
-    """As its first converters wrote them; llama.cpp reads both."""
+    """Its first converters wrote them so; llama.cpp reads both forms."""
     _, path = written("PhiForCausalLM")
     (tmp_path / "stacked").mkdir()
     other = tmp_path / "stacked/tiny.gguf"
@@ -186,8 +189,10 @@ def test_phi_2_with_q_k_and_v_under_one_another(written: Any, tmp_path: Path) ->
 
 
 def with_tensors(path: Path, arrays: dict[str, np.ndarray], without: str = "-", **numbers: int) -> Path:
-    """A file with other tensors, in a folder of its own. without: the ending of keys that it has not. numbers: keys of
-    its architecture with other values."""
+    """Write a copy of a file with other tensors in a new folder.
+
+    without: ending of keys that are left out. numbers: other values of keys of its architecture.
+    """
     other = path.parents[1] / "other/tiny.gguf"
     other.parent.mkdir()
     reader = gguf.GGUFReader(path)
@@ -215,7 +220,7 @@ def logits_of(path: Path, ids: np.ndarray | None = None) -> np.ndarray:
 
 
 def test_gate_and_up_of_experts_in_one_tensor(written: Any) -> None:
-    """As newer converters write them."""
+    """Newer converters write them so."""
     _, path = written("Qwen3_5MoeForCausalLM")
     arrays = {tensor.name: np.array(tensor.data) for tensor in gguf.GGUFReader(path).tensors}
     for layer in range(2):
@@ -225,7 +230,7 @@ def test_gate_and_up_of_experts_in_one_tensor(written: Any) -> None:
 
 
 def test_latent_attention_in_older_and_newer_files(written: Any, tmp_path: Path, caplog: Any) -> None:
-    """Older ones have kv_b_proj as it is. What is merged from one is a newer one, which llama.cpp reads."""
+    """Older files have kv_b_proj unchanged. Merging one writes a newer file, which llama.cpp reads."""
     sizes = {"qk_nope_head_dim": 32, "kv_lora_rank": 32, "v_head_dim": 20}
     sizes |= {"n_routed_experts": 2, "n_group": 1, "topk_group": 1}  # of which all are chosen, whatever is rounded
     _, path = written("DeepseekV3ForCausalLM", **sizes)
@@ -263,7 +268,7 @@ def test_latent_attention_in_older_and_newer_files(written: Any, tmp_path: Path,
 
 
 def test_a_file_with_layers_that_predict_several_tokens_at_once(written: Any, tmp_path: Path) -> None:
-    """They are left out, and so they are of what is merged from it."""
+    """These layers are left out, also of a merged file."""
     _, path = written("Qwen3_5ForCausalLM")
     arrays = {tensor.name: np.array(tensor.data) for tensor in gguf.GGUFReader(path).tensors}
     arrays |= dict.fromkeys(("blk.2.attn_norm.weight", "blk.2.nextn.enorm.weight"), np.ones(64, np.float32))
@@ -296,8 +301,10 @@ WORDS = "I'LL it'll print 12345 to 日本;\n\n  ok =1, x  (y)"
 
 @pytest.fixture
 def learn(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Tokenizer]:
-    """learn(cut, lines, special) -> the tokenizer that `written` takes: its words are cut so, and its vocabulary joins
-    what no cut has parted."""
+    """Return learn(cut, lines, special), which trains the tokenizer for `written`.
+
+    It learns merges from whole lines, also across words. Then it gets the pre-tokenizer `cut`.
+    """
 
     def make(cut: Any, lines: list[str], special: tuple[str, ...] = ("<|end|>",), vocabulary: int = VOCAB) -> Tokenizer:
         learner = Tokenizer(models.BPE())
@@ -318,7 +325,7 @@ def learn(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Tokenizer]:
 
 @pytest.mark.parametrize("pre", ["phi-2", "dbrx", "gpt-4o", "stablelm2", "smaug-bpe", "falcon-h1", "pixtral", "lfm2"])
 def test_other_names_of_known_cuts(pre: str, written: Any, learn: Any, monkeypatch: Any) -> None:
-    """llama.cpp cuts by the name in the file."""
+    """llama.cpp chooses the pre-tokenizer by its name in the file."""
     learn(pre_tokenizers.ByteLevel(add_prefix_space=False), [WORDS])
     monkeypatch.setattr(
         gguf.GGUFWriter, "add_tokenizer_pre", lambda self, _: self.add_string("tokenizer.ggml.pre", pre)
@@ -428,7 +435,7 @@ def test_words_are_cut_as_gpt_4o_cuts_them(
 
 @pytest.mark.parametrize(("name", "blanks"), [("Phi-3-mini", 0), ("Phi 4 mini", 2)])
 def test_blanks_behind_a_turn_of_phi_3(name: str, blanks: int, written: Any, learn: Any, monkeypatch: Any) -> None:
-    """Its special tokens take them, which no file says: llama.cpp knows it by the model's name."""
+    """Its special tokens include them. No file says so: llama.cpp knows it by the model's name."""
     special = ("<|end|>", "</s>", "<unk>", "<s>", "<|endoftext|>")
     learn(pre_tokenizers.ByteLevel(add_prefix_space=False), [WORDS], special)
     add = gguf.GGUFWriter.add_name
@@ -454,7 +461,7 @@ def test_a_file_in_place_of_another_is_another_model(written: Any) -> None:
 
 
 def put_in_place(path: Path, data: bytes) -> None:
-    """Other contents of the same size, and the time of the last change that there was."""
+    """Replace a file's contents by others of the same size, and keep its modification time."""
     state = path.stat()
     assert len(data) == state.st_size and data != path.read_bytes()
     path.write_bytes(data)
@@ -462,7 +469,7 @@ def put_in_place(path: Path, data: bytes) -> None:
 
 
 def test_another_file_of_the_same_size_and_time_is_another_model(written: Any) -> None:
-    """By what it says, and by the factors of its rotary embedding, which are a tensor."""
+    """Its metadata and the factors of its rotary embedding, which are a tensor, tell them apart."""
     _, path = written("LlamaForCausalLM", rope_scaling=OWN, rope_theta=500_000.0)
     found = [find_model(str(path))]
     data = path.read_bytes()
@@ -479,7 +486,7 @@ def test_another_file_of_the_same_size_and_time_is_another_model(written: Any) -
 
 
 def split_by_gguf(path: Path, folder: Path, tensors: int, empty_first: bool = False) -> list[Path]:
-    """A file split by the gguf package, as llama-gguf-split does it."""
+    """Split a file with the gguf package, as llama-gguf-split does."""
     folder.mkdir()
     writer = gguf.GGUFWriter(None, "llama", split_max_tensors=tensors, small_first_shard=empty_first)
     for entry in read_metadata(path, "--model"):
@@ -496,7 +503,7 @@ def split_by_gguf(path: Path, folder: Path, tensors: int, empty_first: bool = Fa
 
 @pytest.mark.parametrize("empty_first", [False, True])
 def test_a_split_file_is_one_model(written: Any, tmp_path: Path, empty_first: bool) -> None:
-    """By any part, by the folder, and beside its config.json: the same logits to the bit."""
+    """Any part, the folder, and the files next to a config.json give the same logits to the bit."""
     _, path = written(rope_scaling=OWN)
     parts = split_by_gguf(path, tmp_path / "parts", 7, empty_first)
     assert len(parts) > 2
@@ -597,7 +604,7 @@ def test_a_run_of_a_file_alone(is_split: bool, written: Any, text_data: Path, tm
 
 # ---- SentencePiece -----------------------------------------------------------------------------
 def write_sentence_piece(path: Path, prefix: bool) -> None:
-    """A small LLaMA with a vocabulary of pieces and scores."""
+    """Write a small LLaMA with a vocabulary of pieces and scores."""
     learner = Tokenizer(models.BPE())
     steps: list[Any] = [normalizers.Prepend("▁")] if prefix else []
     learner.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", "▁")])
@@ -668,8 +675,10 @@ HARD = [
 
 
 def with_pieces(folder: Path, prefix: bool, learnt: bool = False) -> tuple[Path, Path]:
-    """A checkpoint with a tokenizer of pieces, and a GGUF file of it, with its tokenizer as we write it. learnt: its
-    merges are those that training learns, one for each piece."""
+    """Write a checkpoint with a tokenizer of pieces, and its GGUF file with the tokenizer as we write it.
+
+    learnt: whether its merges are those that training learns, one for each piece.
+    """
     write_sentence_piece(folder / "pieces.gguf", prefix)
     raw = json.loads((find_model(str(folder / "pieces.gguf")) / "tokenizer.json").read_text())
     if learnt:
@@ -696,7 +705,7 @@ def with_pieces(folder: Path, prefix: bool, learnt: bool = False) -> tuple[Path,
 
 @pytest.mark.parametrize(("prefix", "kind"), [(True, "llama"), (False, "llama"), (False, "gemma4")])
 def test_pieces_are_written_as_llama_cpp_joins_them(prefix: bool, kind: str, tmp_path: Path) -> None:
-    """With scores, or with merges that no scores give."""
+    """As scores, or as merges that no scores express."""
     model, path = with_pieces(tmp_path, prefix, learnt=kind == "gemma4")
     assert gguf.GGUFReader(path).fields["tokenizer.ggml.model"].contents() == kind
     ours, again, compared = load_tokenizer(model), load_tokenizer(find_model(str(path))), 0
@@ -714,7 +723,7 @@ def test_pieces_are_written_as_llama_cpp_joins_them(prefix: bool, kind: str, tmp
 
 
 def test_which_pieces_have_scores(tmp_path: Path) -> None:
-    """Those of which every way to make them is a merge, and follows the one before."""
+    """Pieces have scores if all ways to make them are merges, one after another."""
     model, _ = with_pieces(tmp_path, False)
     raw = json.loads((model / "tokenizer.json").read_text())
     assert scores_of(raw) is not None and space_prefix(raw) is False and by_lines(raw)
@@ -734,7 +743,7 @@ def test_which_pieces_have_scores(tmp_path: Path) -> None:
 
 # ---- what is refused ---------------------------------------------------------------------------
 def with_keys(path: Path, other: Path, changes: dict[str, Any]) -> None:
-    """The file with other values of these keys, or (None) without them."""
+    """Write a copy of a file with other values of these keys, or (None) without them."""
     reader = gguf.GGUFReader(path)
     writer = gguf.GGUFWriter(other, reader.fields["general.architecture"].contents())
     for name, field in reader.fields.items():
@@ -790,7 +799,7 @@ def test_what_makes_no_model(written: Any, tmp_path: Path) -> None:
     _, path = written()
 
     def refused(message: str, key: str, value: Any = None) -> None:
-        """The file with another value of a key, or without it."""
+        """Check that the file with another value of a key, or without it, is refused."""
         other = tmp_path / "other.gguf"
         with_keys(path, other, {key: value})
         with pytest.raises(WgradError, match=f"^--model: .*{message}") as caught:

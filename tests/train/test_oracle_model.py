@@ -1,7 +1,7 @@
 """Logits, loss and every gradient of small random models against transformers.
 
-The oracle is transformers in float64 (its norms, which go to float32 by themselves, replaced by float64 ones). The
-limit is what transformers makes in float32 against it: twice that for logits and loss, three times for gradients.
+The oracle is transformers in float64, with its norms, which compute in float32, replaced by float64 ones. The limit is
+twice (logits, loss) or three times (gradients) the error of transformers in float32.
 """
 
 from __future__ import annotations
@@ -500,7 +500,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 def batch(vocab: int, seed: int = 3) -> tuple[np.ndarray, np.ndarray]:
-    """ids and targets int32 [ROWS, TOKENS]; some targets are not counted."""
+    """Return ids and targets, int32 [ROWS, TOKENS]. Some targets are ignored."""
     generator = np.random.default_rng(seed)
     ids = generator.integers(0, vocab, (ROWS, TOKENS)).astype(np.int32)
     targets = np.full_like(ids, -100)
@@ -510,7 +510,7 @@ def batch(vocab: int, seed: int = 3) -> tuple[np.ndarray, np.ndarray]:
 
 
 def exact_norms(model: Any) -> Any:
-    """The model's RMSNorms computed in the dtype of their input."""
+    """Let the model's RMSNorms compute in the dtype of their input."""
 
     def forward(self: Any, x: Any) -> Any:
         name = type(self).__name__
@@ -521,7 +521,7 @@ def exact_norms(model: Any) -> Any:
         return scale * (centred * torch.rsqrt(centred.pow(2).mean(-1, keepdim=True) + eps))
 
     def gated(self: Any, x: Any, gate: Any) -> Any:
-        """As Mamba-2 has it: each group by itself, behind the gate or before it."""
+        """Normalise each group by itself, after or before the gate, as Mamba-2 does."""
         first, gate = getattr(self, "norm_before_gate", False), torch.nn.functional.silu(gate)
         x = x if first else x * gate
         groups = getattr(self, "n_groups", 0) or x.shape[-1] // self.group_size
@@ -539,8 +539,7 @@ def exact_norms(model: Any) -> Any:
 
 @contextmanager
 def exact() -> Iterator[None]:
-    """Within the block torch's softmax is of its input's dtype, where eager attention asks for float32, and float64
-    stays so where rotary embeddings and routers ask for float32."""
+    """Keep float64 within the block, where eager attention, rotary embeddings and routers ask for float32."""
     softmax, single, typed = torch.nn.functional.softmax, torch.Tensor.float, torch.Tensor.type
 
     def kept(x: Any, *dtype: Any) -> Any:
@@ -555,7 +554,7 @@ def exact() -> Iterator[None]:
 
 
 def oracle(folder: Path, dtype: Any, ids: np.ndarray, targets: np.ndarray) -> tuple[np.ndarray, float, dict[str, Any]]:
-    """transformers' logits, summed loss and gradients by name."""
+    """Return transformers' logits, summed loss and gradients by name."""
     config = transformers.AutoConfig.from_pretrained(folder)
     eager = config.model_type in (
         "gemma2",
@@ -587,7 +586,7 @@ def oracle(folder: Path, dtype: Any, ids: np.ndarray, targets: np.ndarray) -> tu
 
 
 def own_name(name: str) -> str:
-    """Our name of a weight of transformers' model: Nemotron-H's and Mamba-2's have other embeddings."""
+    """Return our name of a weight of transformers' model. Nemotron-H's and Mamba-2's embeddings have other names."""
     return name.replace("backbone.", "model.").replace("model.embeddings.", "model.embed_tokens.")
 
 
@@ -613,7 +612,7 @@ def make_inputs(device: Device, ids: np.ndarray, targets: np.ndarray, doc_start:
 
 
 def distance(a: np.ndarray, b: np.ndarray) -> float:
-    """|a - b| / |b|."""
+    """Return |a - b| / |b|."""
     return float(np.linalg.norm(np.asarray(a, np.float64) - b) / np.linalg.norm(b))
 
 
@@ -688,7 +687,7 @@ def test_checkpointed_layers_give_the_same_gradients(make_checkpoint: Any, devic
 def test_what_only_a_layers_output_needs_is_not_computed_again(
     make_checkpoint: Any, monkeypatch: pytest.MonkeyPatch, architecture: str, last: int
 ) -> None:
-    """The last projection; in a parallel block both halves'."""
+    """These are the last projection, and in a parallel block that of both halves."""
     model, _ = full_model(make_checkpoint(architecture), device := ReferenceDevice())
     model.recompute, left_out = True, []
     linear = F.linear
@@ -727,7 +726,7 @@ def test_a_parallel_block_in_chunks_of_its_rows(make_checkpoint: Any, monkeypatc
 
 
 def test_packed_documents_do_not_see_each_other(make_checkpoint: Any, device: Device) -> None:
-    """A row of two documents gives the sum of their losses and gradients."""
+    """A sequence of two documents gives the sum of their losses and gradients."""
     folder = make_checkpoint("MistralForCausalLM", sliding_window=6)
     ids, targets = batch(300)
     cut = 9
@@ -747,7 +746,7 @@ def test_packed_documents_do_not_see_each_other(make_checkpoint: Any, device: De
 
 
 def test_transformers_loads_what_full_training_saved(make_checkpoint: Any, text_data: Path, tmp_path: Path) -> None:
-    """Weights, configuration and tokenizer of --full, from a bfloat16 start."""
+    """It loads weights, configuration and tokenizer of --full, which started from bfloat16."""
     from wgrad.train.commands.cli import main
 
     folder, out = make_checkpoint("Qwen3ForCausalLM", dtype="bfloat16", tie_word_embeddings=True), tmp_path / "out"

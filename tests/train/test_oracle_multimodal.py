@@ -1,4 +1,4 @@
-"""The text part of a multimodal model: read from files of either version, its adapters PEFT's on the whole model."""
+"""Text parts of multimodal models: files of both versions, and adapters that PEFT loads on the whole model."""
 
 from __future__ import annotations
 
@@ -240,7 +240,7 @@ OTHERS: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {
 
 
 def write_other(folder: Path, case: str) -> tuple[Path, str]:
-    """A model, and what transformers puts before the names of its text part."""
+    """Write a model, and return its folder and transformers' prefix of its text part."""
     architecture, changes, raw, files = OTHERS[case]
     kind = case.partition(" ")[0]
     inside = "model.text_model." if kind in ("smolvlm", "idefics2", "idefics3") else "model.language_model."
@@ -268,7 +268,7 @@ def write_other(folder: Path, case: str) -> tuple[Path, str]:
 
 @pytest.mark.parametrize("case", OTHERS)
 def test_the_text_parts_of_other_models(case: str, tmp_path: Path) -> None:
-    """Logits, an adapter that PEFT made, and one that it loads."""
+    """Compare logits, an adapter that PEFT made, and one that it loads."""
     folder, inside = write_other(tmp_path / "model", case)
     config = load_model_config(folder)
     assert config.architecture == OTHERS[case][0] and config.text_of
@@ -299,7 +299,7 @@ def test_the_text_parts_of_other_models(case: str, tmp_path: Path) -> None:
 
 
 def test_the_text_of_llama_4_within_the_whole(tmp_path: Path) -> None:
-    """As published files name it; alone, PEFT names it as any LLaMA."""
+    """Its names are those of published files. Alone, PEFT names it like any LLaMA."""
     text = tiny_config("Llama4ForCausalLM")
     weights = random_weights(text)
     alone = write_checkpoint(tmp_path / "alone", text, weights)
@@ -424,7 +424,7 @@ def test_others_are_refused(name: str) -> None:
     "targets", [["k_proj", "up_proj"], r"language_model\.model\.layers\.\d+\.(self_attn\.k|mlp\.up)_proj"]
 )
 def test_an_adapter_by_the_names_of_older_versions(targets: Any, tmp_path: Path) -> None:
-    """Of transformers 4.51 and older, where the text part was `language_model.model`."""
+    """In transformers 4.51 and older, the text part was `language_model.model`."""
     folder, new, old = write_multimodal(tmp_path / "model", 5), tmp_path / "new", tmp_path / "old"
     settings = peft.LoraConfig(r=4, lora_alpha=9, target_modules=r"model\.language_model.*\.(k|up)_proj")
     theirs = peft.get_peft_model(their_base(folder), settings)

@@ -1,4 +1,4 @@
-"""`wgrad serve`: completions and their log-probabilities, who may ask, and what is said of a request that is wrong."""
+"""`wgrad serve`: completions, log-probabilities, access control, and errors of wrong requests."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ TEXTS = ["A soft answer turneth away wrath: but grievous words stir up anger.", 
 
 @pytest.fixture(scope="module")
 def adapter(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One of the embedded model that changes every answer."""
+    """Return an adapter of the embedded model that changes every answer."""
     folder, lora = tmp_path_factory.mktemp("adapter") / "proverbs", LoraConfig(r=2, alpha=4.0)
     values = init_lora(lora_shapes(lora, linear_modules(load_model_config(BASE))), 0)
     values = {name: np.full_like(v, 0.02) if name.endswith(".lora_B") else v for name, v in values.items()}
@@ -50,7 +50,7 @@ def client(adapter: Path) -> Iterator[Client]:
 
 # ---- scores --------------------------------------------------------------------------------------
 def lm_eval_score(client: Client, model: str, context: list[int], continuation: list[int]) -> tuple[float, bool]:
-    """The request and the sums of lm-eval's `local-completions` (lm_eval/models/openai_completions.py, 0.4.13)."""
+    """Score with the request and sums of lm-eval's `local-completions` (models/openai_completions.py, 0.4.13)."""
     value = {"model": model, "prompt": [context + continuation], "temperature": 0, "max_tokens": 1, "logprobs": 1}
     (choice,) = client.post("completions", {**value, "seed": 1234, "echo": True}).json["choices"]
     part, told = slice(len(context), -1), choice["logprobs"]
@@ -405,7 +405,7 @@ def test_a_request_that_does_not_come(client: Client, monkeypatch: pytest.Monkey
 
 
 def begin(client: Client, *lines: str) -> socket.socket:
-    """A connection on which a request has begun."""
+    """Open a connection and send these lines of a request."""
     opened = socket.create_connection(("127.0.0.1", client.port), timeout=60)
     opened.sendall("\r\n".join(lines).encode())
     return opened
@@ -417,7 +417,7 @@ POST = ("POST /v1/completions HTTP/1.1", "Host: localhost", "Content-Type: appli
 def test_a_connection_on_which_no_request_comes_whole_is_closed(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without a word, within the head, within the body that the application no longer waits for."""
+    """It sends nothing, a part of the head, or a part of a body for which the application no longer waits."""
     monkeypatch.setattr(connection, "REQUEST_SECONDS", 0.2)
     monkeypatch.setattr(body, "BODY_SECONDS", 0.05)
     for lines, answer in (((), b""), (POST[:1], b""), ((*POST, "Content-Length: 9", "", "{"), b"HTTP/1.1 408 ")):

@@ -1,4 +1,4 @@
-"""`wgrad serve`: one thread has the device; batches, requests that are given up, limits, and how it ends."""
+"""The engine of `wgrad serve`, a thread that owns the device: batches, abandoned requests, limits and its end."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from wgrad.train.serve.logit_edits import LogitEdits
 
 @pytest.fixture(scope="module")
 def waiting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
-    """A server whose engine runs only when a test has it run."""
+    """Yield a client of a server whose engine runs only when a test runs it."""
     model = make_talker(tmp_path_factory.mktemp("models") / "base_model", max_position_embeddings=512)
     with serving(model=str(model), start=False, batch_size=4, max_waiting=3) as found:
         yield found
@@ -44,7 +44,7 @@ def waiting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
 
 @pytest.fixture
 def engine(waiting: Client) -> Engine:
-    """A new one, for jobs given by hand."""
+    """Return a new engine, for jobs that tests submit."""
     return Engine(waiting.engine.models, waiting.engine.tokenizers, Limits(512, 4, 3))
 
 
@@ -57,7 +57,7 @@ def job(found: list[Event], prompt: int = 3, **options: Any) -> Job:
 
 
 def run(engine: Engine, *jobs: Job) -> None:
-    """Answer what waits, then end."""
+    """Run the engine until these jobs are answered, then end it."""
     engine.submit(jobs)
     wait = engine._wait
 
@@ -84,14 +84,14 @@ def until(true: Callable[[], bool]) -> None:
 
 # ---- batches -------------------------------------------------------------------------------------
 def sampled(found: list[Event], number: int) -> Job:
-    """Each with a prompt, a length and settings of its own."""
+    """Return a job whose prompt, length and sampling depend on its number."""
     sampling = Sampling(temperature=0.5 * number, top_p=1.0, seed=number)
     top = 2 if number == 1 else None
     return job(found, 3 + 5 * number, max_new_tokens=4 + 4 * number, sampling=sampling, top=top)
 
 
 def test_who_comes_joins_those_who_are_there_and_each_is_as_alone(engine: Engine) -> None:
-    """The last comes with the first token of the first."""
+    """The last request comes with the first token of the first one."""
     found: list[list[Event]] = [[] for _ in range(4)]
     order: list[int] = []
     jobs = [sampled(events, number) for number, events in enumerate(found)]
@@ -123,7 +123,7 @@ def test_a_block_of_tokens_is_one_event(engine: Engine, monkeypatch: pytest.Monk
 
 
 def test_blocks_are_as_long_as_the_slower_of_host_and_device_wants(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A step of the device takes 1 ms, what the host does for a block takes `host`."""
+    """A step takes 1 ms on the device, and a block takes `host` on the host."""
     now, found = [100.0], dict[float, int]()
     monkeypatch.setattr(pace.time, "monotonic", lambda: now[0])
     for host in (0.001, 0.015, 0.2):
@@ -137,7 +137,7 @@ def test_blocks_are_as_long_as_the_slower_of_host_and_device_wants(monkeypatch: 
 
 
 def test_a_host_that_comes_late_reads_two_blocks_and_lengthens_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second was ready, so that it took no time. A step takes 2.5 ms; then nothing is generated for a while."""
+    """The second block was ready, so reading it took no time. A step takes 2.5 ms, and later there is a pause."""
     now, one, longest = [100.0], pace.Pace(), 0
     monkeypatch.setattr(pace.time, "monotonic", lambda: now[0])
     for block in range(60):
@@ -153,7 +153,7 @@ def test_a_host_that_comes_late_reads_two_blocks_and_lengthens_none(monkeypatch:
 
 
 def test_where_the_cache_is_full_the_last_ones_wait_and_go_on(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Eight pages of 64 tokens: who came last leaves, and joins with all of its tokens once there is room."""
+    """With eight pages of 64 tokens, the last request leaves, and rejoins with all its tokens once there is room."""
     engine._batch = Batch(engine.models["base_model"], 4, 256)
     found: list[list[Event]] = [[] for _ in range(4)]
     jobs = [
@@ -179,7 +179,7 @@ def test_where_the_cache_is_full_the_last_ones_wait_and_go_on(engine: Engine, mo
 
 
 class Counting(LogitEdits):
-    """Of logits by which the n-th token of an answer is 50 + n."""
+    """Edits of logits that make the n-th token of an answer 50 + n."""
 
     def add_to(self, logits: np.ndarray, drawn: Sequence[int]) -> None:
         logits[50 + len(drawn)] += 1000.0
@@ -194,7 +194,7 @@ def test_edits_of_logits_are_told_all_that_was_drawn(engine: Engine) -> None:
 
 
 def test_edits_of_one_make_no_more_events_of_others(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Although blocks have one step, texts are given out no more often than after longer ones."""
+    """Blocks have one step then, but texts are sent no more often than after longer blocks."""
     monkeypatch.setattr(pace, "BLOCK_SECONDS", 1e9)
     edited, other, alone = list[Event](), list[Event](), list[Event]()
     seen = Sampling(temperature=1.0, top_p=1.0, seed=4)
@@ -364,7 +364,7 @@ def test_a_lost_device_ends_the_server_where_it_does_not_open_again(
 
 
 def losing(engine: Engine, monkeypatch: pytest.MonkeyPatch, calls: Sequence[int]) -> tuple[Engine, list[int]]:
-    """An engine whose device is lost in these calls of `Batch.queue` or `score`, and the losses as it opens again."""
+    """Return an engine whose device is lost in these calls of `Batch.queue` or `score`, and a list of the losses."""
     queue, score, count, losses = Batch.queue, prompts.score, [0], list[int]()
     models = dict(engine.models)
 

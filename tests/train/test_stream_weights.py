@@ -1,5 +1,5 @@
-"""--stream-weights: the same bits as with the weights on the device, in less of its memory; and the file that keeps
-what was quantised."""
+"""--stream-weights: the same bits as with weights on the device, in less of its memory; and the cache of quantised
+weights."""
 
 from __future__ import annotations
 
@@ -66,8 +66,8 @@ def options(**given: Any) -> RunOptions:
 
 
 def train(config: RunOptions, folder: Path, device: Any) -> list[np.ndarray]:
-    """Losses of steps, of which all but the first two are replayed, and of evaluations between them; a text; and what
-    was trained."""
+    """Return losses of steps (all but the first two replayed) and of evaluations between them, a text, and the trained
+    parameters."""
     built = build_trainable(config, load_model_config(folder), folder, device, positions=64)
     trainer = Trainer(built.model, build_optimizer(config, built.parameters), config)
     generator = np.random.default_rng(0)
@@ -89,7 +89,7 @@ def train(config: RunOptions, folder: Path, device: Any) -> list[np.ndarray]:
 def test_the_bits_are_those_of_weights_on_the_device(
     architecture: str, resident: int, make_checkpoint: Any, card: Any
 ) -> None:
-    """Some layers stay or none. And the plan says what it takes."""
+    """Some layers stay on the device, or none. The plan has the memory that it takes."""
     shape = GEMMA4_EXPERTS if architecture.startswith("Gemma") else SHAPE  # whose layers are of two kinds
     folder = make_checkpoint(architecture, **shape, tie_word_embeddings=True)
     adapted: dict[str, Any] = {"target_modules": ("q_proj", "o_proj", "down_proj")}  # of experts, where there are any
@@ -109,7 +109,7 @@ def test_the_bits_are_those_of_weights_on_the_device(
 def test_rows_in_chunks_share_what_is_decoded_of_a_streamed_weight(
     make_checkpoint: Any, card: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of this layer's: the next one comes to the same memory. In recordings too, and as the plan says."""
+    """Only this layer's weight is shared, since the next one reuses its memory, also in recordings and plans."""
     monkeypatch.setattr("wgrad.train.model.model.MLP_CHUNKS_ABOVE", 0)
     monkeypatch.setattr("wgrad.train.model.model.MLP_CHUNK_BYTES", 6 * 88 * 4 * 64)
     folder, config = (
@@ -126,7 +126,7 @@ def test_rows_in_chunks_share_what_is_decoded_of_a_streamed_weight(
 def test_a_limit_places_what_is_recorded_and_changes_no_bit(
     make_checkpoint: Any, card: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of long rows in chunks too, whose gradients take the place of what nothing else reads."""
+    """This includes long rows in chunks, whose gradients overwrite arrays that nothing else reads."""
     monkeypatch.setattr("wgrad.train.model.model.MLP_CHUNKS_ABOVE", 0)
     monkeypatch.setattr("wgrad.train.model.model.MLP_CHUNK_BYTES", 6 * 88 * 4 * 64)
     config = options(max_length=70, stream_weights="on", offload_activations=True)
@@ -153,7 +153,7 @@ def test_a_limit_places_what_is_recorded_and_changes_no_bit(
 
 @pytest.mark.parametrize("stream", ["off", "on"])
 def test_an_evaluation_lies_where_steps_have_their_arrays(make_checkpoint: Any, card: Any, stream: str) -> None:
-    """A recorded step's memory is idle meanwhile: no more is taken, and the steps go on as if there had been none."""
+    """A recorded step's memory is idle during an evaluation, which takes no more, and changes no step."""
     folder, config = make_checkpoint(**SHAPE), options(stream_weights=stream, max_length=70)
     generator, losses = np.random.default_rng(0), list[list[float]]()
     documents = [Document(generator.integers(0, 40, 70).astype(np.int32), np.ones(70, bool)) for _ in range(16)]
@@ -175,7 +175,7 @@ def test_an_evaluation_lies_where_steps_have_their_arrays(make_checkpoint: Any, 
 
 @pytest.mark.parametrize("tied", [False, True])
 def test_an_embedding_that_is_no_head_is_read_from_main_memory(make_checkpoint: Any, card: Any, tied: bool) -> None:
-    """Without an option: nothing else reads it, and the bits are those of one on the device. It is in the plan."""
+    """This needs no option, since nothing else reads it. The bits are the same, and the plan includes it."""
     folder, config = make_checkpoint(tie_word_embeddings=tied, dtype="bfloat16"), options()
     model = load_model_config(folder)
     wanted = train(config, folder, there := wgpu_sibling())
@@ -197,7 +197,7 @@ def test_an_embedding_that_is_no_head_is_read_from_main_memory(make_checkpoint: 
 
 
 def test_it_trains_below_a_limit_at_which_the_weights_do_not_fit(make_checkpoint: Any, card: Any) -> None:
-    """auto takes it there, and only there."""
+    """`auto` streams below this limit only."""
     sizes = {"num_hidden_layers": 12, "hidden_size": 96, "intermediate_size": 256, "head_dim": 24}
     folder = make_checkpoint(**sizes, dtype="bfloat16")
     model = load_model_config(folder)
@@ -255,7 +255,7 @@ def test_layers_come_one_ahead_in_both_directions_and_no_oftener(
 def test_with_layers_that_stay_both_buffers_fill_ahead(
     make_checkpoint: Any, card: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While one of them is computed on, two streamed layers may come. They are spread evenly, the first among them."""
+    """While one of them computes, two streamed layers are copied. They are spread evenly, beginning with the first."""
     folder = make_checkpoint(num_hidden_layers=7)
     model = load_model_config(folder)
     weights = load_streamed(folder, model, card, resident=3)
@@ -282,7 +282,7 @@ def test_with_layers_that_stay_both_buffers_fill_ahead(
 def test_a_run_keeps_layers_on_the_device_and_goes_on_with_as_many(
     make_checkpoint: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Also where it then has more memory. It says so and takes what was planned; the adapter is the same bits."""
+    """A resumed run does so even with more memory. It says so and takes what was planned, to the same bits."""
 
     choose_card(monkeypatch)
     folder = make_checkpoint(num_hidden_layers=12, hidden_size=96, intermediate_size=256, head_dim=24)
@@ -342,7 +342,7 @@ def test_a_run_keeps_layers_on_the_device_and_goes_on_with_as_many(
 def test_text_is_written_with_as_many_layers_on_the_device_as_a_limit_allows(
     make_checkpoint: Any, card: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """In the memory that was planned, and it is the same text."""
+    """It takes the planned memory, and the text is the same."""
     folder = make_checkpoint(num_hidden_layers=12, hidden_size=96, intermediate_size=256, head_dim=24)
     model, placings = load_model_config(folder), dict[Placing, int]()
 
@@ -375,7 +375,7 @@ def test_text_is_written_with_as_many_layers_on_the_device_as_a_limit_allows(
 def test_only_the_experts_that_a_token_chose_are_read(
     architecture: str, make_checkpoint: Any, card: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In main memory, to the same text: with 8 experts of which a token has two, by one token at a time."""
+    """They are read from main memory, to the same text: two of 8 experts for a token, one token at a time."""
     monkeypatch.setattr("wgrad.train.model.streamed_weights._COPIED_BELOW", 700)
     tied = architecture.startswith("Gpt")
     folder = make_checkpoint(architecture, **SHAPE, num_experts=8, num_local_experts=8, tie_word_embeddings=tied)
@@ -438,7 +438,7 @@ def test_each_checkpoint_and_quantisation_has_a_file_and_it_is_said(make_checkpo
 
 
 def test_what_an_adapters_start_leaves_is_of_its_run_alone(make_checkpoint: Any, card: Any) -> None:
-    """Not read from the base model's file, and not written to one."""
+    """It is neither read from the base model's cache file nor written to one."""
     folder, name = make_checkpoint(**SHAPE), "model.layers.0.self_attn.o_proj.weight"
     plain, _ = load(folder, card)
     off, on = (
@@ -489,7 +489,7 @@ def test_a_disk_that_takes_nothing_costs_only_the_file(
 
 
 def test_a_kill_while_it_is_written_leaves_nothing_that_is_taken_for_it(make_checkpoint: Any, card: Any) -> None:
-    """What the killed run was writing lies beside, and the next one removes it."""
+    """The temporary file of the killed run lies next to it, and the next run removes it."""
     folder = make_checkpoint(**SHAPE)
     expected, _ = load(folder, card)
     (path,) = cached_files()

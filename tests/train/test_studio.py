@@ -1,4 +1,4 @@
-"""`wgrad studio`: what its page asks the server for."""
+"""`wgrad studio`: the requests of its page to the server."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ RECORD = {"prompt": "Hear, my son,", "completion": " the instruction of <b>thy f
 
 @pytest.fixture(autouse=True)
 def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the processes that are started."""
+    """Let the processes that are started use one thread."""
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         monkeypatch.setenv(name, "1")
 
@@ -75,7 +75,7 @@ def test_every_field_is_an_option_of_finetune_with_its_own_description(client: C
 
 
 def test_command_and_yaml_say_what_the_form_says(tmp_path: Path) -> None:
-    """Read back, both give the same options; for a value of each kind, also one that begins with a dash."""
+    """Parsed again, both give the same options, for values of each kind, also with a leading dash."""
     given = {
         "model": "a b", "data": ["x=3", "-y"], "out": "o", "columns": ["prompt=a", "completion="], "packing": False,
         "target_modules": "q_proj, v_proj=4", "gradient_checkpointing": "3", "offload_activations": "true",
@@ -93,7 +93,7 @@ def test_command_and_yaml_say_what_the_form_says(tmp_path: Path) -> None:
 
 
 def test_each_default_is_that_of_the_command() -> None:
-    """A form that sends every default as it shows it asks for the run without options."""
+    """A form that sends all defaults as it shows them requests the run without options."""
     for field in describe_fields(RunOptions):
         default = field["default"]
         if default:
@@ -211,7 +211,7 @@ def test_the_page_runs_its_own_files_only(client: Client) -> None:
 
 
 def test_a_key(tmp_path: Path) -> None:
-    """The page comes without it and asks for it; all else wants it."""
+    """The page is served without it and asks for it; all other requests need it."""
     with studio_in(tmp_path, api_key="secret") as client:
         assert client.ask("GET", "/")[0] == client.ask("GET", "/pages/page.js")[0] == 200
         assert client.ask("POST", "/api/about", {})[0] == client.ask("GET", "/v1/models")[0] == 401
@@ -235,7 +235,7 @@ def test_without_the_web_server(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
 
 # ---- runs ------------------------------------------------------------------------------------------
 def test_a_run_from_nothing_to_its_result(client: Client, data: str, tmp_path: Path) -> None:
-    """Another studio finds it while it goes on."""
+    """Another studio finds the run while it continues."""
     assert client.do("state")["runs"] == [] and not (tmp_path / "out").exists()
     out = str(tmp_path / "out" / "first")
     assert client.do("start", options={**SHORT, "data": [data], "out": out}) == {"run": out}
@@ -301,7 +301,7 @@ def test_a_run_that_fails_says_why(client: Client, tmp_path: Path, monkeypatch: 
 
 
 def test_the_holder_of_a_folder(tmp_path: Path) -> None:
-    """A lock that its process left behind, also of a number that another process has by now, holds nothing."""
+    """A lock whose process has ended holds nothing, even if another process has its number now."""
     assert holder_of(tmp_path) is None
     with OutFolder(tmp_path):
         assert holder_of(tmp_path) == os.getpid()
@@ -314,7 +314,7 @@ def test_the_holder_of_a_folder(tmp_path: Path) -> None:
 
 
 def test_a_run_whose_name_is_not_utf_8(client: Client, tmp_path: Path) -> None:
-    """Nor is anything of it, and the studio lists it like the others."""
+    """Its files have such names, too, and the studio lists it like others."""
     name = os.fsdecode(os.fsencode(str(tmp_path / "out")) + b"/run\xff")
     os.makedirs(name)
     for file in ("config.yaml", "metrics.jsonl", "log.txt", "results.json"):
@@ -329,7 +329,7 @@ def test_a_run_whose_name_is_not_utf_8(client: Client, tmp_path: Path) -> None:
 def test_a_run_that_is_ended_before_it_answers(
     client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: str
 ) -> None:
-    """It was stopped, and did not fail. Whatever way its folder is named, it is once in the list."""
+    """It is stopped, not failed. However its folder is named, it is in the list once."""
     monkeypatch.setattr(children, "_CODE", "import time; time.sleep(600)")
     out = f"{tmp_path}/elsewhere/../out/slow"
     (tmp_path / "elsewhere").mkdir()

@@ -1,4 +1,4 @@
-"""Tokenizers and chat templates as Hugging Face checkpoints carry them."""
+"""Tokenizers and chat templates of Hugging Face checkpoints."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_missing_and_broken_files(tmp_path: Path, make_tokenizer) -> None:
 
 
 def test_a_tokenizer_with_more_ids_than_the_model(make_tokenizer) -> None:
-    """Only a text that has an id beyond the model's is refused."""
+    """Only texts with an id beyond the model's are refused."""
     tokenizer = load_tokenizer(make_tokenizer())
     last = tokenizer.token_text(399)
     for rows in (400, 512, 399):  # models are padded to round sizes
@@ -88,7 +88,7 @@ def test_a_tokenizer_with_more_ids_than_the_model(make_tokenizer) -> None:
 
 
 def with_a_token_beyond(folder: Path) -> Path:
-    """One special token more than the model has rows for: Gemma 3 1B's for images, [PAD] of tunes of Llama 2."""
+    """Add a special token beyond the model's embedding, like Gemma 3 1B's for images, or [PAD] in tunes of Llama 2."""
     path = folder / "tokenizer.json"
     raw = json.loads(path.read_text())
     kind = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
@@ -271,7 +271,7 @@ def test_a_post_processor_with_ids_of_no_token(make_tokenizer, processor: dict) 
 
 @pytest.mark.parametrize("wrap", [lambda p: p, lambda p: {"type": "Sequence", "processors": [p]}])
 def test_a_post_processor_with_a_token_that_it_does_not_define(make_tokenizer, wrap: Any, capfd: Any) -> None:
-    """The library itself panics there, and prints lines of its own."""
+    """The library panics there and prints lines of its own."""
     folder = change(make_tokenizer(), post_processor=wrap(TEMPLATE | {"special_tokens": {}}))
     with pytest.raises(
         WgradError, match="post_processor names the token '<s>', which its special_tokens do not define"
@@ -281,7 +281,7 @@ def test_a_post_processor_with_a_token_that_it_does_not_define(make_tokenizer, w
 
 
 def test_a_post_processor_that_names_a_second_text(make_tokenizer, capfd: Any) -> None:
-    """So does it there."""
+    """The library panics there, too."""
     second = template(0) | {"single": [{"Sequence": {"id": "B", "type_id": 0}}]}
     with pytest.raises(WgradError, match="post_processor names a second text in its template for a single one"):
         load_tokenizer(change(make_tokenizer(), post_processor=second))
@@ -305,7 +305,7 @@ def replace(content: str, **pattern: str) -> dict:
 
 
 def charsmap(text: bytes) -> dict:
-    """SentencePiece's table with an empty trie, and the text that one character may become."""
+    """Return SentencePiece's table with an empty trie and this replacement text."""
     return {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(bytes(4) + text + b"\0").decode()}
 
 
@@ -340,7 +340,7 @@ A, X = {"Sequence": {"id": "A", "type_id": 0}}, {"SpecialToken": {"id": "x", "ty
 def test_what_lengthens_a_text_beyond_measure(
     make_tokenizer, part: str, steps: list[dict], words: str, nested: bool
 ) -> None:
-    """A few hundred bytes of rules that would fill any memory."""
+    """A few hundred bytes of rules would fill any memory."""
     key = {"pre_tokenizer": "pretokenizers", "post_processor": "processors"}.get(part, f"{part}s")
     value: dict = {"type": "Sequence", key: steps}
     folder = change(make_tokenizer(), **{part: {"type": "Sequence", key: [value]} if nested else value})
@@ -375,7 +375,7 @@ def split(pattern: str) -> dict:
     ids=range(7),
 )
 def test_what_takes_time_or_memory_beyond_measure(parts: dict, words: str) -> None:
-    """What a few kB of it took: 19 s for 4,000 characters, 8 GiB of memory and the end of the process."""
+    """A few kB of rules took 19 s for 4,000 characters, or 8 GiB of memory and the process."""
     assert words in too_long(json.dumps({"model": {}} | parts).encode())
 
 
@@ -410,7 +410,7 @@ def test_a_tokenizer_that_fails_in_the_limited_process(
 
 
 def test_a_tokenizer_that_is_slow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Unigram looks up every piece that begins at a character."""
+    """Unigram looks up all pieces that begin at a character."""
     monkeypatch.setattr(tokenizer_trial, "_GRACE", 0.0)
     pieces = [["<unk>", 0.0], *(["a" * count, -1.0 * count] for count in range(1, 600))]
     model = {"type": "Unigram", "unk_id": 0, "vocab": pieces, "byte_fallback": False}
@@ -482,7 +482,7 @@ def test_half_of_a_surrogate_pair(make_tokenizer, text: str) -> None:
 
 
 class PanicException(BaseException):
-    """As pyo3 raises it where Rust code panics."""
+    """Stand-in for the exception that pyo3 raises if Rust code panics."""
 
 
 @pytest.mark.parametrize("error", [PanicException("index out of bounds"), Exception("no\nvocabulary")])

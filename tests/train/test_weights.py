@@ -1,4 +1,4 @@
-"""Checkpoints: streamed, quantised on the way, and refused with one clear line where they are broken."""
+"""Loading checkpoints: tensors are streamed and quantised, and broken files refused with one clear line."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def file_arrays(folder: Path) -> dict[str, np.ndarray]:
 
 
 def rewrite(folder: Path, **changes: Any) -> None:
-    """Change or (None) drop tensors of a single-file checkpoint; '.' in names is written '__'."""
+    """Change tensors of a checkpoint in one file, or drop them (None). `__` stands for `.` in names."""
     arrays = file_arrays(folder)
     for name, value in changes.items():
         name = name.replace("__", ".")
@@ -48,7 +48,7 @@ def rewrite(folder: Path, **changes: Any) -> None:
 
 
 def test_a_single_file_comes_before_an_index(make_checkpoint: Any) -> None:
-    """As transformers takes them, where both lie in a folder."""
+    """transformers, too, prefers the file if a folder has both."""
     folder = make_checkpoint()
     before = file_arrays(folder)
     other = {name: value * np.asarray(2, value.dtype) for name, value in before.items()}
@@ -91,7 +91,7 @@ def test_projections_are_quantised_and_nothing_else(double: bool, make_checkpoin
 
 
 def test_a_model_never_stands_in_memory_in_full_precision(make_checkpoint: Any) -> None:
-    """The peak while loading is the quantised model and one tensor, not the model."""
+    """The peak during loading is the quantised model and one tensor."""
     folder = make_checkpoint("LlamaForCausalLM", num_hidden_layers=8, vocab_size=300)
     device = ReferenceDevice()
     load_frozen(folder, load_model_config(folder), device)  # imports and tables
@@ -148,7 +148,7 @@ def test_safetensors_files_are_those_of_the_reference_implementation(tmp_path: P
 
 @pytest.mark.parametrize("part", ["first", "last", "between"])
 def test_the_digest_is_of_contents_not_of_places(part: str, make_checkpoint: Any, tmp_path: Path) -> None:
-    """Other weights of the same shapes have another digest; the same ones in other shards the same."""
+    """Other weights of the same shapes change the digest; other shards of the same weights do not."""
     folder, shards = make_checkpoint(), make_checkpoint(shards=3, name="shards")
     digest = ModelFiles(folder).digest()
     assert digest == ModelFiles(shards).digest() == ModelFiles(folder).digest()
@@ -165,7 +165,7 @@ def test_the_digest_is_of_contents_not_of_places(part: str, make_checkpoint: Any
 
 
 def test_a_whole_checkpoint_says_whether_its_head_is_tied(make_checkpoint: Any, tmp_path: Path) -> None:
-    """That of a base whose config.json ties a head which has other values."""
+    """config.json of a base may tie a head that has other values."""
     for name, own in (("own", True), ("tied", False)):
         folder, device = make_checkpoint(name=name, tie_word_embeddings=not own), ReferenceDevice()
         raw = json.loads((folder / "config.json").read_text()) | {"tie_word_embeddings": True}
@@ -182,7 +182,7 @@ def test_a_whole_checkpoint_says_whether_its_head_is_tied(make_checkpoint: Any, 
 
 @pytest.mark.parametrize("embedding", ["backbone.embeddings", "model.embeddings"])
 def test_a_head_of_its_own_next_to_an_embedding_of_another_name(embedding: str, make_checkpoint: Any) -> None:
-    """Nemotron-H's files name the embedding otherwise; transformers never ties its head."""
+    """Nemotron-H's files give the embedding another name, and transformers never ties its head."""
     folder = make_checkpoint("NemotronHForCausalLM")
     arrays = file_arrays(folder)
     table = arrays.pop("model.embeddings.weight")
@@ -289,7 +289,7 @@ def test_links_of_a_cache_are_followed(make_checkpoint: Any, tmp_path: Path) -> 
 
 
 def test_a_folder_of_pointers(make_checkpoint: Any) -> None:
-    """What a clone without Git LFS holds."""
+    """A clone without Git LFS is such a folder."""
     folder = make_checkpoint(shards=2)
     for shard in folder.glob("*.safetensors"):
         shard.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n")
@@ -298,7 +298,7 @@ def test_a_folder_of_pointers(make_checkpoint: Any) -> None:
 
 
 def test_no_memory_is_taken_for_a_model_that_is_not_in_its_files(make_checkpoint: Any) -> None:
-    """config.json asks for a model of terabytes: nothing of that size is made before the files are looked at."""
+    """config.json asks for a model of terabytes, but nothing of that size is allocated before the files are checked."""
     folder = make_checkpoint()
     raw = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(raw | {"hidden_size": 1 << 22, "num_hidden_layers": 1 << 12}))
@@ -340,7 +340,7 @@ def test_a_weight_that_is_not_finite(value: float, dtype: str, full: bool, make_
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
 def test_every_finite_number_is_taken_and_no_other(dtype: Any, tmp_path: Path) -> None:
-    """All bit patterns of 16 bits (as the upper half of float32's, too), and a bad one at every edge of a piece."""
+    """Check all bit patterns of 16 bits (also as upper halves of float32), and a bad one at each edge of a piece."""
     bits = np.arange(1 << 16, dtype=np.uint16)
     numbers = bits.view(dtype) if np.dtype(dtype).itemsize == 2 else (bits.astype(np.uint32) << 16).view(np.float32)
     finite = np.isfinite(numbers.astype(np.float32))
@@ -473,7 +473,7 @@ def test_what_old_versions_left_in_files_is_not_used_and_not_refused(make_checkp
 
 
 def test_layers_that_predict_several_tokens_at_once_are_left_out(make_checkpoint: Any) -> None:
-    """So many as config.json says, behind the others."""
+    """They are the last layers; config.json has their number."""
     for extra, number, fits in ((1, 2, True), (1, 3, False), (0, 2, False)):
         folder = make_checkpoint(name=f"{extra} {number}", num_nextn_predict_layers=extra)
         add(folder, {f"model.layers.{number}.eh_proj.weight": np.ones((48, 96), np.float32)})
@@ -495,7 +495,7 @@ def test_a_tensor_by_two_names(make_checkpoint: Any) -> None:
 def test_a_header_is_parsed_once_a_file(
     kind: str, make_checkpoint: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """However many tensors are read, looked at in blocks, or summed up in the digest."""
+    """This holds however many tensors are read, checked in blocks, or included in the digest."""
     folder = make_checkpoint(shards=3 if kind != "gguf" else 1, tie_word_embeddings=kind != "gguf")
     config, parsed = load_model_config(folder), []
     module, name = (gguf_files, "_reader_class") if kind == "gguf" else (safetensors_files, "safe_open")

@@ -1,4 +1,4 @@
-"""Products on tensor cores, on an emulation of them: the forms that they serve, and which products go there."""
+"""GEMMs on emulated tensor cores: the forms that they take, and which GEMMs run there."""
 
 from __future__ import annotations
 
@@ -50,9 +50,10 @@ def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def few_cases() -> list[Case]:
-    """Every form on one tile, and on the other what depends on the tile's layout. A compilation takes seconds.
+    """Return cases of every form on one tile, and on the other those that depend on its layout.
 
-    A long reduction is shorter here: an invocation of a software driver makes at most 65,535 passes of its loops.
+    Compiling one takes seconds. Long reductions are shorter here, since a software driver runs at most 65,535
+    iterations of loops per invocation.
     """
     long = on_tile(gemm_case("long inner", 72, 136, 1032, F16, trans_b=True, dtype=F32), "medium")
     medium = [c for c in product_cases() if "large tile" not in c.name and "x256/" not in c.name]
@@ -87,7 +88,7 @@ def test_case(matrix_device: Any, monkeypatch: pytest.MonkeyPatch, case: Case, l
 def test_a_tile_with_columns_of_several_weights(
     matrix_device: Any, monkeypatch: pytest.MonkeyPatch, case: Case
 ) -> None:
-    """The LoRA term of each stands in a tile of its own, with zeros for the columns of the others."""
+    """The LoRA term of each weight is in its own tile, with zeros in the columns of the others."""
     wide = gemm_matrix.MatrixTile(2, 2, 1, 2, 2)
     monkeypatch.setattr(gemm_matrix, "MEDIUM", wide)
     bounds = np.cumsum(case.inputs()["weight"].parts)[:-1]
@@ -112,8 +113,8 @@ def test_gradients_of_logits_on_matrix_units(matrix_device: Any, case: Case) -> 
 
 @pytest.mark.usefixtures("small_tiles")
 def test_small_gradients_of_logits_last(matrix_device: Any) -> None:
-    """Probabilities of 1e-8, a thousand of them: float16 alone would have zeros. And rows without a target are zeros,
-    whatever stood in that memory before."""
+    """A thousand probabilities of 1e-8 would be zeros in float16 alone. Rows without a target are zeros, whatever the
+    memory held before."""
     rows, width, vocab = 64, 64, 1024
     x, weight = np.zeros((rows, width), np.float16), np.full((vocab, width), 0.5, np.float16)
     x[:, 0] = 18.42
@@ -163,7 +164,7 @@ def test_a_forced_tile_is_taken_where_a_skinny_product_would_be_served(matrix_de
 def test_a_skinny_product_on_little_workgroup_memory(
     matrix_device: Any, monkeypatch: pytest.MonkeyPatch, rng: Any, rank: int
 ) -> None:
-    """16 KiB, the least of WebGPU, hold a tile for every rank; 8 KiB for 16: others go where other products go."""
+    """16 KiB, WebGPU's minimum, hold a tile for every rank, 8 KiB only for 16. Other ranks take the general kernel."""
     monkeypatch.setattr(matrix_device, "workgroup_bytes", 8192 if rank == 32 else 16384)
     a, b = rng.standard_normal((80, 48)).astype(np.float16), rng.standard_normal((48, rank)).astype(np.float32)
     got = matrix_device.gemm(matrix_device.upload(a), matrix_device.upload(b), dtype=np.float32)
@@ -192,8 +193,8 @@ def test_which_skinny_products_are_served() -> None:
 
 
 def test_tiles_of_skinny_products() -> None:
-    """Large ones are split over the reduction, a part of a stack by its own length; small ones are not, because a
-    launch takes longer than it saves. No tile has columns of two parts."""
+    """Large GEMMs are split over the reduction, each part of a stack by its own length. Small ones are not, because the
+    launch would take longer than it saves. No tile has columns of two parts."""
     module = gemm_matrix_skinny
 
     def of(*given: Any, **options: Any) -> tuple[Any, int]:
@@ -216,7 +217,7 @@ def test_tiles_of_skinny_products() -> None:
 
 
 def test_skinny_tiles_deal_evenly() -> None:
-    """Of a block each invocation carries as many eights of X as any other, and each subgroup has steps."""
+    """All invocations load equally many groups of eight of X for a block, and each subgroup has steps."""
     module = gemm_matrix_skinny
     for tile in (module._NARROW, module._WIDE, *module._WHOLE, *module._WHOLE_WIDE, *module._SMALL):
         shares, rest = divmod(tile.subgroups, tile.groups)
@@ -229,8 +230,8 @@ def test_skinny_tiles_deal_evenly() -> None:
 def test_a_skinny_product_in_one_launch(
     matrix_device: Any, monkeypatch: pytest.MonkeyPatch, ahead: int, along_rows: bool
 ) -> None:
-    """Blocks by turns in one set of registers and in two; an odd number of them with a rest, and a last tile that the
-    matrices do not fill."""
+    """Blocks alternate in one or two sets of registers. Their number is odd with a remainder, and the matrices do not
+    fill the last tile."""
     tile = gemm_matrix_skinny.SkinnyTile(2, 1, 2, 32, ahead)
     monkeypatch.setattr(gemm_matrix_skinny, "_tiles", lambda product: (tile,))
     rng = np.random.default_rng(7)
@@ -249,7 +250,7 @@ def test_a_skinny_product_in_one_launch(
 
 @pytest.mark.parametrize(("k", "splits"), [(24, 1), (72, 2)])
 def test_one_tile_of_k(matrix_device: Any, k: int, splits: int) -> None:
-    """There is none to read ahead, in the whole product or in its last part."""
+    """There is no tile to prefetch, in the whole GEMM or in its last part."""
     rng = np.random.default_rng(3)
     a, b = (rng.standard_normal(shape).astype(np.float16) for shape in ((72, k), (k, 64)))
     out = matrix_device.empty((72, 64))
@@ -263,8 +264,8 @@ def test_one_tile_of_k(matrix_device: Any, k: int, splits: int) -> None:
 def test_what_is_added_is_read_ahead(
     matrix_device: Any, monkeypatch: pytest.MonkeyPatch, tile: gemm_matrix.MatrixTile, lanes: int, shares_memory: bool
 ) -> None:
-    """As an array that could be written; where an operand lies in the same memory, which WebGPU refuses then, as it is
-    stored. Sizes that divide nothing, and rows with columns of something else before and behind them."""
+    """It is prefetched through a writable binding. If an operand is in the same memory, which WebGPU refuses, it is
+    read when storing. Sizes divide nothing, and rows have other columns before and after them."""
     monkeypatch.setattr(matrix_device, "lanes", lanes)
     m, n, k, column, ldc = 72, 88, 40, 8, 104
     rng = np.random.default_rng(7)
@@ -291,7 +292,7 @@ def test_what_is_added_is_read_ahead(
 
 
 def test_rows_of_tiles_in_groups(matrix_device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nine rows of tiles, of which eight and then one go along N together."""
+    """Of nine rows of tiles, first eight and then one advance along N together."""
     monkeypatch.setattr(gemm_matrix, "MANY_COLUMNS", 3)
     rng = np.random.default_rng(5)
     a, b = (rng.standard_normal(shape).astype(np.float16) for shape in ((2, 264, 40), (2, 40, 88)))
@@ -302,8 +303,7 @@ def test_rows_of_tiles_in_groups(matrix_device: Any, monkeypatch: pytest.MonkeyP
 
 
 def test_what_is_only_faster_is_used(matrix_device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No result shows it: arrays are read two tiles ahead by tiles that are for it, and from so many tiles side by side
-    on rows of them go in groups."""
+    """Results do not show it: some tiles prefetch two tiles ahead, and wide outputs are computed in groups of rows."""
     found: list[tuple[bool, bool]] = []
     tables: list[bool] = []
 
@@ -358,7 +358,7 @@ def test_a_weight_is_decoded_by_as_few_tiles_of_rows_as_hold_them(name: str, uni
 
 
 def test_workgroups_of_a_narrow_product_fill_their_waves() -> None:
-    """396 of them run at once: of 4096 columns 64 times six splits."""
+    """396 workgroups run at once, so 4096 columns have 64 times six splits."""
     of = partial(gemm_matrix._wave_splits, gemm_matrix.NARROW)
     for splits, shapes in {  # as was fastest on an H200
         1: [(128256, 4096), (64, 100)],
@@ -385,7 +385,7 @@ def test_how_much_of_a_weight_is_decoded_at_once() -> None:
 
 
 def declared_bytes(text: str) -> int:
-    """Of the variables in workgroup memory."""
+    """Return the bytes of variables in workgroup memory."""
     numbers: dict[str, int] = {}
 
     def value(expression: str) -> int:
@@ -446,7 +446,7 @@ def test_a_right_operand_that_is_rounded_has_two_tiles_at_once(
 
 
 def test_long_reductions_fill_the_card_with_parts_of_large_tiles() -> None:
-    """Of a head of 128,256 rows, the gradient of what it is given: 256 rows of the 1B, of the 8B."""
+    """For the input's gradient of a head of 128,256 rows, with 256 rows of the 1B or the 8B."""
     assert gemm_matrix.choose_tile(256, 2048, 128256, 1, 49152) == (gemm_matrix.LARGE, 8)
     assert gemm_matrix.choose_tile(256, 4096, 128256, 1, 49152) == (gemm_matrix.LARGE, 4)
     assert gemm_matrix.choose_tile(2048, 1024, 4096, 1, 49152)[0] is gemm_matrix.MEDIUM  # parts would be short

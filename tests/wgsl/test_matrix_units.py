@@ -1,4 +1,4 @@
-"""The copy of wgpu's library: made of a known file only, loaded only while whole, used only by GPUs that passed."""
+"""The patched copy of wgpu's library: made only from known files, loaded only if intact, used only by checked GPUs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from wgrad.wgsl.runtime.webgpu_trace import PROFILES, TraceDevice
 
 @pytest.fixture(autouse=True)
 def cache(wgpu_device: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The cache folder of this test. The device is there before: Mesa keeps its own cache where this variable says."""
+    """Return the test's cache folder. The device is opened before, since this variable sets Mesa's cache, too."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("LOCALAPPDATA", str(tmp_path))
     monkeypatch.delenv(matrix_units.SWITCH, raising=False)
@@ -75,7 +75,7 @@ def test_wgpu_works_on_the_copy(cache: Path) -> None:
 def test_a_copy_that_no_card_passed_on_is_loaded_by_the_check_alone(
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a release that nobody has tried: it may crash whoever loads it."""
+    """The release is untested and may crash the process that loads it."""
     known_library()
     copy = matrix_units.write_copy()
     monkeypatch.delitem(sys.modules, "wgpu")
@@ -89,8 +89,8 @@ def test_a_copy_that_no_card_passed_on_is_loaded_by_the_check_alone(
 
 
 def library_of(processor: str, *parts: bytes) -> bytes:
-    """A file with the head of a library, and these parts from its byte 256 on, each at a multiple of 16 behind the
-    padding that compilers put between functions."""
+    """Return a file with the header of a library and these parts from byte 256 on, each at a multiple of 16, with
+    compilers' padding between functions."""
     head = bytearray(b"\x7fELF\x02".ljust(18, b"\0") + {"x86-64": b"\x3e\0", "aarch64": b"\xb7\0"}[processor])
     if processor == "x86-64":
         return bytes(head).ljust(256, b"\xcc") + b"".join((part + b"\xcc").ljust(32, b"\xcc") for part in parts)
@@ -125,7 +125,7 @@ def test_a_gate_is_taken_where_there_is_one(other: str, places: int) -> None:
 
 
 def test_the_gate_of_newer_releases() -> None:
-    """With further experimental features, and elsewhere; on Arm likewise. A file of another processor has none."""
+    """They have more experimental features and other places, also on Arm. Files for other processors have no gate."""
     more = bytes.fromhex("48b80000000001004f 0e31d2c3")
     assert find_gate(library_of("x86-64", b"\x90" * 20, b"", more)).offset == 256 + 64
     arm = library_of("aarch64", b"", GATE_ARM)
@@ -185,7 +185,7 @@ def test_a_link_in_the_place_of_the_licence_is_not_followed(cache: Path, tmp_pat
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="without /proc the copy is loaded by its name")
 def test_the_file_that_was_checked_is_the_one_that_is_loaded(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Though another takes its name in between."""
+    """This holds even if another file takes its name in between."""
     known_library()
     copy = matrix_units.write_copy()
     checked = copy.stat().st_ino
@@ -232,7 +232,10 @@ def test_a_wrong_library_is_an_error_in_a_line(kind: str, tmp_path: Path) -> Non
 
 
 class Adapter(SimpleNamespace):
-    """An adapter that lists what tensor cores need. gives: its library does. asked: features of each device."""
+    """An adapter whose features include those of tensor cores.
+
+    gives: whether its library enables them. asked: features requested for each device.
+    """
 
     def __init__(self, backend: str = "Vulkan", lacking: str = "", gives: bool = True) -> None:
         features = {matrix_units.FEATURE, "shader-f16", "subgroup", "timestamp-query"} - {lacking}
@@ -283,8 +286,8 @@ def test_a_device_without_one_of_the_features_has_no_matrix_units(monkeypatch: p
 def test_a_card_of_another_shape_is_not_asked(
     monkeypatch: pytest.MonkeyPatch, shapes: list[tuple[int, int, int]] | None, used: tuple[int, int, int] | None
 ) -> None:
-    """Intel's, which naga has no types for: they compile kernels of 16 x 16 x 16, and compute something else. Of one
-    that does not tell, the check tells."""
+    """naga has no types for Intel's shapes: its drivers compile kernels of 16 x 16 x 16, but compute something else. If
+    a driver reports no shapes, the check decides."""
     told = {} if shapes is None else {(1, 2): frozenset(cooperative_shapes.Shape(*shape) for shape in shapes)}
     monkeypatch.setattr(cooperative_shapes, "_shapes", lambda: told)
     matrix_units.keep_verdict(CARD, True, "")
@@ -293,7 +296,7 @@ def test_a_card_of_another_shape_is_not_asked(
 
 
 def test_shapes_as_vulkan_tells_them() -> None:
-    """A driver of three shapes, of which one has float16 sums and one is of workgroups."""
+    """The driver reports three shapes: one has float16 sums, and one is for workgroups."""
     shapes = [((16, 16, 16), (0, 0, 1, 1), 3), ((16, 8, 8), (0, 0, 0, 0), 3), ((64, 64, 16), (0, 0, 1, 1), 2)]
 
     @ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.POINTER(ctypes.c_uint32), ctypes.c_void_p)
@@ -318,7 +321,7 @@ def test_shapes_as_vulkan_tells_them() -> None:
 
 
 def test_a_backend_of_another_shape_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kernels of 16 x 16 on Metal, whose matrices are of 8 x 8: not even where somebody kept that they passed."""
+    """Metal's matrices are 8 x 8: kernels of 16 x 16 are never used there, even if the cache says they passed."""
     matrix_units.keep_verdict(CARD, True, "")
     monkeypatch.setenv(matrix_units.SWITCH, "trial")
     for backend in ("Metal", "D3D12"):
@@ -342,7 +345,7 @@ def test_only_a_card_that_passed_is_asked_for_the_feature(cache: Path, monkeypat
 
 
 def test_kernels_that_changed_cost_no_verdict_but_a_bad_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run checks them, which may find that those of a later version are right where others failed."""
+    """A run checks them, and may find that later kernels are right where earlier ones failed."""
     for passed in (True, False):
         monkeypatch.setattr(matrix_units, "_kernels", lambda: "before")
         matrix_units.keep_verdict(CARD, passed, "why")
@@ -361,7 +364,7 @@ def idle_device() -> Any:
 
 @pytest.mark.parametrize("passes", [True, False])
 def test_a_library_that_gives_them_has_the_card_checked_once(monkeypatch: pytest.MonkeyPatch, passes: bool) -> None:
-    """A later wgpu: no step of the user's, and no use of units that leave sums at zero."""
+    """With a later wgpu, the user need do nothing, and tensor cores whose sums stay zero are not used."""
     adapter, checks = Adapter(), list[dict[str, str]]()
 
     def check(module: str, *arguments: str, environment: dict[str, str]) -> tuple[Verdict, bool]:
@@ -390,7 +393,7 @@ def test_a_library_that_gives_them_has_the_card_checked_once(monkeypatch: pytest
 
 
 def test_a_verdict_that_cannot_be_kept_is_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The GPU is used without its units: no check at every start."""
+    """The GPU is used without tensor cores, rather than checked at every start."""
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     monkeypatch.setenv("LOCALAPPDATA", str(tmp_path / "file"))
@@ -400,7 +403,7 @@ def test_a_verdict_that_cannot_be_kept_is_none(monkeypatch: pytest.MonkeyPatch, 
 
 
 def test_the_check_has_every_form_and_few_formats() -> None:
-    """Formats that are decoded 8 and 16 elements at a time; a run checks those that it uses."""
+    """The formats are decoded 8 or 16 elements at a time. A run checks those that it uses."""
     every, trusted = [{case.name.split("/")[0] for case in of()} for of in (matrix_cases, trusted_cases)]
     assert {name for name in trusted if name.startswith("linear")} == {
         f"linear_{format}{direction}" for format in ("nf4", "q4_k") for direction in ("", "_backward")

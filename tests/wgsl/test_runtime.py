@@ -1,4 +1,4 @@
-"""The wgpu runtime: memory pool, transfers, views, recording and replay, errors, profile."""
+"""The wgpu runtime: memory pool, transfers, views, recording and replay, errors, and profiles."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from wgrad.wgsl.runtime.submission_size import FIRST_DISPATCHES, MAX_DISPATCHES,
 
 @pytest.fixture
 def fresh(wgpu_device: WgpuDevice) -> WgpuDevice:
-    """A device of this test's own, so that its pool is empty."""
+    """Return a new device, whose pool is empty."""
     return bind(WgpuDevice)()
 
 
@@ -174,7 +174,7 @@ def test_int64_is_refused(wgpu_device: WgpuDevice) -> None:
 
 # ---- launches ------------------------------------------------------------------------------
 def lengths(replay: Any) -> list[int]:
-    """Dispatches of each submission."""
+    """Return the number of dispatches of each submission."""
     return [len(submission.dispatches) for submission in replay.submissions]
 
 
@@ -186,7 +186,7 @@ def test_order_holds_over_many_submissions(wgpu_device: WgpuDevice) -> None:
 
 
 def test_the_first_submission_is_short(wgpu_device: WgpuDevice) -> None:
-    """The device waits for it; each costs the host."""
+    """The device waits for it, but each submission costs time on the host."""
     x, y = wgpu_device.zeros((67,)), wgpu_device.zeros((67,))
     for _ in range(2):
         with wgpu_device.capture() as replay:
@@ -196,7 +196,7 @@ def test_the_first_submission_is_short(wgpu_device: WgpuDevice) -> None:
 
 
 def test_a_submission_ends_after_so_much_work(wgpu_device: WgpuDevice, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A driver's watchdog allows one two seconds. A launch of more work is alone."""
+    """Drivers' watchdogs allow two seconds for a submission. A launch of more work is alone in one."""
     x, ended, submit = wgpu_device.zeros((64,)), list[int](), wgpu_device._submit
 
     def submitted(submission: Submission) -> None:
@@ -213,7 +213,7 @@ def test_a_submission_ends_after_so_much_work(wgpu_device: WgpuDevice, monkeypat
 
 
 def test_a_submission_is_what_the_device_does_in_50_ms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each costs the host. Seen between a first submission and a wait; of little work, or of none, nothing is seen."""
+    """Each costs time on the host. The rate is measured between a submission and a wait, if there is enough work."""
     now = [0.0]
     monkeypatch.setattr(submission_size, "time", SimpleNamespace(perf_counter=lambda: now[0]))
 
@@ -276,7 +276,7 @@ def test_a_submission_is_what_the_device_does_in_50_ms(tmp_path: Path, monkeypat
 def test_a_recording_has_submissions_of_the_size_that_was_seen(
     wgpu_device: WgpuDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In it: what ran before may have been compiled as well. The first stays short, and all is there, in order."""
+    """The recording's own rate counts, since earlier work may include compilation. The first one stays short."""
     x, size, clock = wgpu_device.zeros((64,)), wgpu_device._submission_size, count(0.0, 1e-3)
     monkeypatch.setattr(submission_size, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
     wgpu_device.synchronize()
@@ -295,7 +295,7 @@ def test_a_recording_has_submissions_of_the_size_that_was_seen(
 
 
 def test_the_time_to_compile_is_not_the_device_s(wgpu_device: WgpuDevice, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nor the time before the first run of what is recorded: a new machine was taken for a slow one, and its GEMMs were
+    """Neither is the time before a recording's first run: a new machine was taken for a slow one, and its GEMMs were
     split."""
     x, size, now = wgpu_device.zeros((64,)), SubmissionSize("DiscreteGPU"), [0.0]
     monkeypatch.setattr(submission_size, "time", SimpleNamespace(perf_counter=lambda: now[0]))
@@ -439,7 +439,7 @@ def test_wrong_adapters_are_named(wgpu_device: WgpuDevice) -> None:
 
 # ---- recording -----------------------------------------------------------------------------
 def step(device: WgpuDevice, x, weight):
-    """Something with scratch: two norms in a row, reduced."""
+    """Run a step that needs scratch memory: two norms in a row, and their reductions."""
     y, _ = device.rms_norm(x, weight, 1e-5)
     y = device.add(device.swiglu(y, x), x)
     return device.sum_rows(y)
@@ -463,7 +463,7 @@ def test_a_replay_does_the_same_work_on_new_values(wgpu_device: WgpuDevice, rng:
 
 
 def test_a_replay_writes_to_nobody_elses_memory(fresh: WgpuDevice, rng: np.random.Generator) -> None:
-    """Scratch freed inside the recording stays with the replay: arrays made later must not get it."""
+    """Scratch freed within a recording belongs to the replay: later arrays must not get it."""
     x = fresh.upload(rng.standard_normal((43, 72)).astype(np.float32))
     weight = fresh.upload(np.ones(72, np.float32))
     step(fresh, x, weight)  # leaves free blocks of just these sizes, which the recording takes
@@ -480,7 +480,7 @@ def test_a_replay_writes_to_nobody_elses_memory(fresh: WgpuDevice, rng: np.rando
 
 
 def test_two_replays_may_share_scratch(fresh: WgpuDevice, rng: np.random.Generator) -> None:
-    """A second recording reuses the first one's scratch, where nothing lives between replays."""
+    """A second recording reuses the scratch of the first one, which holds nothing between replays."""
     weight = fresh.upload(np.ones(72, np.float32))
     xs = [fresh.upload(rng.standard_normal((430, 72)).astype(np.float32)) for _ in range(2)]
     outs = [fresh.zeros((72,)) for _ in xs]
@@ -514,7 +514,7 @@ def test_a_replay_outlives_a_trim(fresh: WgpuDevice, rng: np.random.Generator) -
 
 
 def test_a_replay_keeps_the_arrays_that_it_reads(fresh: WgpuDevice) -> None:
-    """An input dropped by everyone else must neither go back to the driver nor become somebody else's memory."""
+    """An input without other references must neither be freed nor reused."""
     x = fresh.upload(np.full(1 << 18, 3, np.float32))
     start = fresh.memory().in_use_bytes
     with fresh.capture() as replay:
