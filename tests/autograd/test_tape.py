@@ -437,7 +437,7 @@ def test_attention_is_computed_again_or_kept(device: Device, monkeypatch: pytest
 def test_unread_wants_what_stands_in_its_place(cpu: ReferenceDevice) -> None:
     x, w = leaf(cpu, np.ones((2, 3))), leaf(cpu, np.ones((3, 3)))
     with pytest.raises(
-        ShapeError, match="unread needs a residual of the result's dtype float32, .* got None; leave it out"
+        ShapeError, match="unread needs a residual of the result's dtype float32, .* got None; leave unread out"
     ):
         F.linear(x, w, unread=True)
 
