@@ -52,7 +52,8 @@ def exact_model(model: Any) -> Any:
         return to(to(polar(length.double(), angle.double()), torch.complex64), torch.complex128)
 
     def kept(x: Any, *given: Any, **options: Any) -> Any:
-        single = given == (torch.float32,) or options.get("dtype") is torch.float32
+        # Not where a device is given too: so frequencies are read, whose angles are of float32 in ours as well.
+        single = (given, options) in (((torch.float32,), {}), ((), {"dtype": torch.float32}))
         return x if x.dtype == torch.float64 and single else to(x, *given, **options)
 
     def forward_all(*args: Any, **options: Any) -> Any:
@@ -67,7 +68,7 @@ def exact_model(model: Any) -> Any:
 
             def forward(*args: Any, plain: Any = plain, **options: Any) -> Any:
                 wide = [patch.object(torch.Tensor, f.__name__, lambda x, f=f: f(x.double())) for f in (cos, sin)]
-                with wide[0], wide[1], patch.object(torch, "polar", rounded):
+                with wide[0], wide[1], patch("torch.polar", rounded):  # of the module, which `torch` stands for here
                     found = plain(*args, **options)
                 return tuple(to(x, torch.float32).double() for x in found) if isinstance(found, tuple) else found
 
@@ -103,4 +104,7 @@ def test_loss_and_every_gradient_in_float64(case: str, tmp_path: Path, monkeypat
     for name, true in true_grads.items():
         found = weights[name].gradient
         assert found is not None, name
+        if np.abs(true).max() < 1e-13:  # rounding alone: a bias of keys without rotation moves all scores alike
+            assert np.abs(found).max() < 1e-13, name
+            continue
         assert distance(as_in_files(name, found, config), true) <= (5e-6 if rounded else 1e-12), name
