@@ -72,6 +72,13 @@ def test_every_family_has_layers_and_sizes(make_config: Config) -> None:
                 parse_model_config(make_config(architecture) | {key: 0})
 
 
+def test_more_heads_than_elements_are_refused() -> None:
+    """`parse_model_config` divides by the width of a head only once it is checked."""
+    for architecture in FAMILIES:
+        with suppress(WgradError):  # some have other sizes of heads
+            parse_model_config({"architectures": [architecture], "hidden_size": 1})
+
+
 @pytest.mark.all
 def test_hostile_values_in_every_family(make_config: Config) -> None:
     texts = [json.dumps(make_config(architecture)).encode() for architecture in FAMILIES]

@@ -33,6 +33,7 @@ class Outer(Struct):
     files: dict[str, str] = {}
     inner: Inner | None = None
     more: dict[str, Inner] = {}
+    nested: dict[str, dict[str, int]] = {}
     sizes: list[int] = []
     pair: tuple[int, int] | None = None
     level: bool | Literal["low", "high"] | None = None
@@ -60,6 +61,7 @@ WRONG = [
     ('{"size": 1, "inner": [2]}', r"inner must be an object or null; got \[2\]"),
     ('{"size": 1, "files": {"a": "b", "c d": 3}}', r"files\[c d\] must be text; got 3"),
     ('{"size": 1, "more": {"a": {}, "b": {"factor": -1}, "c": 3}}', r"more\[b\].factor .* above 0; got -1"),
+    ('{"size": 1, "nested": {"a": {}, "b": {"c": 1, "d": "x"}, "e": {"f": "x"}}}', r"nested\[b\]\[d\] .* got 'x'"),
     ('{"size": 1, "sizes": [1, 2, "x"]}', r"sizes\[2\] must be a whole number; got 'x'"),
     ('{"size": 1, "pair": [1, 2, 3]}', r"pair must be a list of length 2; got \[1, 2, 3\]"),
     ('{"size": "%s"}' % ("x" * 1000), "got 'x+\\.\\.\\.x+': fetch"),

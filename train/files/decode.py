@@ -203,11 +203,12 @@ def _explain(message: str, value: Any, kind: Any) -> str:
     """Rewrite msgspec's message as key, rule and value."""
     problem, _, place = message.partition(" - at `$")
     steps = [(name, index) for name, index in re.findall(r"\.(\w+)|\[(\d+|\.\.\.)\]", place)]
-    path, found = "", value
-    for number, (name, index) in enumerate(steps):
-        if index == "...":
-            index = _first_wrong(value, steps[:number], kind, message)
+    path, found, keys = "", value, list[Any]()
+    for name, index in steps:
         key: Any = name or (int(index) if isinstance(found, list) else index)
+        if index == "...":
+            key, value = _first_wrong(value, keys, kind, message)
+        keys.append(key)
         path += f".{name}" if name else f"[{key}]"
         found = found[key]
     path = path.removeprefix(".")
@@ -233,26 +234,28 @@ def _choices(kind: Any, path: str) -> str | None:
     return f"one of {', '.join(map(show, found))}" if found else None
 
 
-def _first_wrong(value: Any, steps: list[tuple[str, str]], kind: Any, message: str) -> str:
-    """Return the key whose value msgspec refused. It reports `[...]` for any key of a mapping, so each is tried."""
-    mapping = value
-    for name, index in steps:
-        mapping = mapping[name or int(index)]
+def _first_wrong(value: Any, keys: list[Any], kind: Any, message: str) -> tuple[Any, Any]:
+    """Return the key whose value msgspec refused in the mapping at `keys`, and `value` with only this key there.
 
-    def alone(key: str, here: Any, rest: list[tuple[str, str]]) -> Any:
+    msgspec reports `[...]` for any key of a mapping, so each is tried alone.
+    """
+    mapping = value
+    for key in keys:
+        mapping = mapping[key]
+
+    def alone(key: Any, here: Any, rest: list[Any]) -> Any:
         if not rest:
             return {key: mapping[key]}
-        at: Any = rest[0][0] or int(rest[0][1])
         copy = here.copy()
-        copy[at] = alone(key, here[at], rest[1:])
+        copy[rest[0]] = alone(key, here[rest[0]], rest[1:])
         return copy
 
     for key in mapping:
         try:
-            msgspec.convert(alone(key, value, steps), kind)
+            msgspec.convert(narrowed := alone(key, value, keys), kind)
         except msgspec.ValidationError as error:
             if str(error) == message:
-                return str(key)
+                return key, narrowed
     raise AssertionError(message)
 
 

@@ -286,7 +286,7 @@ class FalconH1File(MambaFile, kw_only=True):
         Attention and Mamba-2 run in parallel, and each part has a multiplier.
         """
         gate, down = self.mlp_multipliers or (1.0, 1.0)
-        width = self.head_dim or self.hidden_size // self.num_attention_heads
+        width = max(self.attention_sizes[2], 1)  # 0 is refused by `check_heads`
         return {
             **biases(self),
             "mlp_bias": self.mlp_bias,
