@@ -31,7 +31,7 @@ BEGIN, END = "<!-- {}: written by `python -m tests.family_table` -->\n", "<!-- e
 
 
 def families(cases: dict[str, int]) -> str:
-    """A row for each family. cases: architecture -> configurations whose logits, loss and gradients are compared."""
+    """Return a row for each family. cases: compared configurations (logits, loss, gradients) by architecture."""
     rows = ["| family | architecture | compared with transformers | GGUF |", "| --- | --- | --- | --- |"]
     for name, family in sorted(FAMILIES.items(), key=lambda item: title(item[0]).lower()):
         names = [family.gguf, *dict(family.gguf_others).values()]

@@ -1,4 +1,4 @@
-"""Work of a test in a process of its own, which may end at any line of it.
+"""Work of a test in another process, which may end at any line of it.
 
 Children are forked from a server that has no device (`multiprocessing`'s fork server): a process forked from one with a
 device has none of the driver's threads, and waits for them for ever once it collects the device as garbage.
@@ -32,7 +32,7 @@ def start(work: Callable[[], int], log: Path) -> BaseProcess:
 
 
 def run(work: Callable[[], int], log: Path) -> tuple[int, str]:
-    """-> `work`'s exit status, as of `start`, and what it wrote."""
+    """Run `work` as `start` does, and return its exit status and its output."""
     process = start(work, log)
     process.join()
     status = process.exitcode

@@ -1,4 +1,4 @@
-"""What --fast leaves of the tests: something of each, each operator of the self-test, what failed last; no oracles."""
+"""Tests that --fast chooses: some of each test, each operator of the self-test, recent failures, and no oracles."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from wgrad.autograd.selftest.cases import cases
 
 
 class Item:
-    """As much of a pytest.Item as is asked for."""
+    """The parts of a pytest.Item that are read."""
 
     def __init__(self, name: str, number: int, value: Any, *markers: str) -> None:
         self.nodeid, self.callspec, self.markers = (

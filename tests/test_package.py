@@ -83,7 +83,7 @@ def run(*command: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 
 def copy_tree(folder: Path, links: bool) -> Path:
-    """What a build is made from, without the times and the modes that the files happen to have."""
+    """Copy the sources of a build, without the times and modes of the files."""
     tree = folder / "tree"
     skip = shutil.ignore_patterns("__pycache__", "*.egg-info")
     for name in (*ROOMS, "src"):

@@ -1,4 +1,4 @@
-"""What `make test` leaves to `make test-all`: a part of the sets of a test, never a test."""
+"""Sets that only `make test-all` runs: they are a part of the sets of each test, never all of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where compilers, browsers or drivers are missing, tests are skipped, and the run ends with what was not tested."""
+"""Missing compilers, browsers and drivers: tests are skipped, and the run ends with a list of what was not tested."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""What the self-test calls each operator with, as a call of the function on Tensors of the same name: an operator that
-has cases and a function has its gradient checked, and is held to torch, without another word."""
+"""Calls of functions on Tensors with the arguments of the self-test's operators of the same name.
+
+An operator with cases and a function gets its gradient checked and compared with torch without further code.
+"""
 
 from __future__ import annotations
 

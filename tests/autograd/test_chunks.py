@@ -110,7 +110,7 @@ def test_a_weight_is_decoded_once_a_pass(wgpu_device: Any, monkeypatch: pytest.M
         return F.linear_quantized(F.silu(F.linear_quantized(t, up)), down, residual=t)
 
     def run() -> tuple[list[int], list[np.ndarray]]:
-        """-> decodes up to the forward's and the backward's end, and y and dx."""
+        """Return the numbers of decodes up to the end of the forward and of the backward, and y and dx."""
         decodes.clear()
         x = Tensor(device.upload(values[0]), device, requires_grad=True)
         start = device.memory().in_use_bytes

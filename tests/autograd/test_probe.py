@@ -15,7 +15,7 @@ from wgrad.device.child import Silent
 
 
 class Card:
-    """What `verdict` asks a device for."""
+    """A device with the attributes that `verdict` reads."""
 
     def __init__(self, *identity: str) -> None:
         self.identity, self.index = identity or ("a card", "gfx942", "70100000", "digest"), 3
@@ -23,11 +23,11 @@ class Card:
 
 @pytest.fixture
 def answers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Any]:
-    """What the check's process prints, one for each time it runs; an exception is raised. Empty: it must not run."""
+    """Set the output of the check's process for each run; an exception is raised. Empty: it must not run."""
     waiting: list[Any] = []
 
     class Process:
-        """In place of a Child."""
+        """Stand-in for a Child."""
 
         errors: ClassVar[list[str]] = ["Memory access fault by GPU node-1"]
 

@@ -250,7 +250,7 @@ def test_a_driver_whose_subgroup_operations_are_wrong(wgpu_device: Any, monkeypa
 
 @pytest.fixture
 def outcomes(monkeypatch: pytest.MonkeyPatch) -> list[Outcome]:
-    """What `verify` finds, one after another."""
+    """Set the outcomes of `verify`, one after another."""
     waiting = [Outcome(off=(TENSOR,), wrong="rope is wrong", again="how"), Outcome(7, 1.25)]
     monkeypatch.setattr(checked, "verify", lambda *_: waiting.pop(0))
     return waiting

@@ -1,5 +1,7 @@
-"""Main memory that a device reads and writes by itself: in order with its other work, within recordings, in every room;
-and the limit that a pool holds to."""
+"""Host memory that a device reads and writes itself: in order with other work, in recordings, on every device.
+
+Also the limit of a memory pool.
+"""
 
 from __future__ import annotations
 

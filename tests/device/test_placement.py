@@ -31,7 +31,7 @@ class Made(Pool):
 
 
 def run(pool: Pool, work: Work, keep: str = "") -> dict[str, Any]:
-    """What is left at the end. No two arrays that are alive may have one block."""
+    """Return what is left at the end. No two live arrays may share a block."""
     alive: dict[str, Any] = {}
     for name, kib in work:
         if kib:

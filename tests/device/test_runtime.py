@@ -1,4 +1,4 @@
-"""What all runtimes over a pool share: arrays, recordings, statistics, the profile's table, the dry run."""
+"""Common parts of runtimes with a memory pool: arrays, recordings, statistics, the table of profiles, dry runs."""
 
 from __future__ import annotations
 

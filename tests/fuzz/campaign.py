@@ -165,7 +165,7 @@ class _Tally:
 
 
 def _campaign(box: Sandbox, args: argparse.Namespace) -> int:
-    """-> number of different findings. Ctrl-C ends it early."""
+    """Run a campaign and return the number of different findings. Ctrl-C ends it early."""
     pipes: list[Connection] = []
     workers = []
     for worker in range(args.workers):
@@ -207,7 +207,7 @@ def _collect(pipes: list[Connection], tally: _Tally) -> None:
 
 
 def replay(box: Sandbox, paths: list[Path]) -> int:
-    """Run kept cases -> how many of them fail."""
+    """Run the kept cases and return the number that fail."""
     failed = 0
     verdicts = box.run_all([from_json(path.read_text()) for path in paths], judge)  # what a case imports, others have
     for path, (_, finding) in zip(paths, verdicts, strict=True):

@@ -35,7 +35,7 @@ Files = dict[str, Content]
 
 @dataclass
 class Case:
-    """argv: what follows `wgrad`; paths in it are relative to the case's folder. files: path -> content.
+    """A command. argv: its words after `wgrad`, with paths relative to the case's folder. files: contents by path.
 
     base: groups of base.py's files that lie there too (`files` go over them). encoding: of standard output.
     stdout: where it goes (a path such as /dev/full, 'closed', or '' to read it). cpu_seconds: what it may take.

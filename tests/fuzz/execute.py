@@ -73,7 +73,7 @@ class Sandbox:
         return files | case.files
 
     def run(self, case: Case, judge: Judge) -> Verdict:
-        """Run one case in a child of its own. Its folder stays as the case left it until the next one."""
+        """Run a case in a new child process. Its folder stays unchanged until the next case."""
         return self.run_all([case], judge)[0]
 
     def run_all(self, cases: Sequence[Case], judge: Judge) -> list[Verdict]:
@@ -85,7 +85,7 @@ class Sandbox:
         return verdicts
 
     def _fork(self, cases: Sequence[Case], judge: Judge) -> list[Verdict]:
-        """-> verdicts of the first cases, one at least."""
+        """Run cases in a child and return the verdicts of the first ones, at least one."""
         self.folder.mkdir(parents=True, exist_ok=True)
         sys.stdout.flush()
         sys.stderr.flush()
@@ -175,7 +175,7 @@ def _read(path: Path) -> str:
 
 
 def _kill_group(pid: int) -> bool:
-    """End what is left of the session that the child `pid` began. -> whether anything was."""
+    """Kill the rest of the session that the child `pid` began, and return whether there was any."""
     try:
         os.killpg(pid, signal.SIGKILL)
         return True
@@ -261,7 +261,7 @@ def _peak_bytes() -> int:
 
 
 def _redirect(case: Case, folder: Path) -> None:
-    """Standard streams of the case, made anew as an interpreter makes them."""
+    """Recreate the standard streams for a case, as an interpreter does at its start."""
     created = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
     _replace(0, os.open(folder / "stdin", os.O_RDONLY))
     _replace(1, os.open(folder / "stdout", created))

@@ -21,7 +21,7 @@ _NOISE = re.compile(r"Traceback \(most recent|Warning: |Exception ignored|panick
 
 
 def judge(case: Case, outcome: Outcome, folder: Path) -> str | None:
-    """-> what is wrong, in one line that is the same for the same fault; None where nothing is."""
+    """Return a description of the fault in one line, equal for equal faults; None: there is none."""
     return (
         _ending(case, outcome) or _messages(case, outcome) or _memory(case, outcome) or _folder(case, outcome, folder)
     )

@@ -148,7 +148,7 @@ def tokenizer_config_case(rng: Random, groups: Groups) -> Case:
 
 
 def template_case(rng: Random, groups: Groups) -> Case:
-    """A chat template in a file of its own, in tokenizer_config.json, or in chat_template.json."""
+    """Make a case with a chat template in its own file, in tokenizer_config.json, or in chat_template.json."""
     source = mutate_template(rng, CHAT)
     kind = rng.randrange(4)
     if kind < 2:

@@ -104,7 +104,7 @@ def _finding(box: Sandbox, main: Main) -> str:
 
 
 def misjudged(box: Sandbox) -> int:
-    """-> number of mutants that were not seen, and of sound commands in which a fault was."""
+    """Return the number of mutants that were not found, and of sound commands that were reported."""
     missed = 0
     usual = execute.CPU_SECONDS, execute.WAIT_SECONDS
     for name, (mutant, pattern) in MUTANTS.items():

@@ -40,7 +40,7 @@ SHOW = ["data", "show", "--model", "model"]
 
 
 def _value(rng: Random, name: str) -> Any:
-    """What a record has under a name: of its kind, or of any."""
+    """Return the value of a record under a name: of the expected kind, or of any."""
     if rng.random() < 0.15:
         return hostile(rng)
     if name in ("messages", "conversations", "conversation", "history", "preferred_output", "non_preferred_output"):

@@ -72,7 +72,7 @@ def yaml_text(rng: Random, names: list[str]) -> bytes:
 
 
 def _content(rng: Random) -> Any:
-    """Of a turn: text, parts, or what is neither."""
+    """Return the content of a turn: text, parts, or something invalid."""
     text = rng.choice(
         ("", " ", "a b", "x" * 300, "<think>r</think>a", "</think>", "user", "\u2042What0?", "{{ 1 }}", "é\n")
     )

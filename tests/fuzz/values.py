@@ -11,7 +11,7 @@ from typing import Any
 
 
 class Raw(str):
-    """A piece of JSON text that is written as it is (what json.dumps cannot say: 1e999, duplicate keys, ...)."""
+    """JSON text that is written unchanged, since json.dumps cannot write it (1e999, duplicate keys, ...)."""
 
 
 NUMBERS: list[Any] = [
@@ -157,7 +157,7 @@ def write_json(rng: Random, value: Any) -> bytes:
 
 
 def mutate_json(rng: Random, text: bytes) -> bytes:
-    """JSON text -> JSON text with changed values, or broken text."""
+    """Return JSON text with changed values, or broken text."""
     if rng.random() < 0.1:
         return mutate_bytes(rng, text)
     return write_json(rng, mutate_value(rng, json.loads(text)))

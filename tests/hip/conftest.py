@@ -15,7 +15,7 @@ ARCHITECTURES = ("gfx942", "gfx1100")  # wave64 and wave32
 
 @pytest.fixture(params=ARCHITECTURES)
 def hip_device(emulator: Emulator, request: pytest.FixtureRequest) -> Any:
-    """A device on each wave size. After a kernel that failed, the next test starts anew."""
+    """Yield a device of each wave size. After a kernel that failed, the next test gets a new one."""
     yield emulator.device(request.param)
     emulator.clear()
 

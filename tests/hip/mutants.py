@@ -1,4 +1,4 @@
-"""Bugs of one line, one at a time, each to be found by the tests named beside it: mutation testing of the HIP room.
+"""Mutation testing of the HIP package: bugs of one line, each of which the named tests must find.
 
     python -m tests.hip.mutants                     all of them: hours; what lives is printed, and the exit status is 1
     python -m tests.hip.mutants --list attention    one of the lists
@@ -83,7 +83,7 @@ def all_mutants(name: str = "*", only: str = "") -> list[Mutant]:
 
 
 class Checkout:
-    """A copy of the checkout, with an emulated GPU of its own; what $WGRAD_EMULATOR_DIR has is not built again."""
+    """A copy of the checkout with its own emulated GPU. It does not rebuild what $WGRAD_EMULATOR_DIR has."""
 
     def __init__(self, folder: Path) -> None:
         self.root, self.objects = folder / "checkout", folder / "emulator"

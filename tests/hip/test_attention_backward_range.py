@@ -20,7 +20,7 @@ def random(width: int = 64) -> dict[str, np.ndarray]:
 
 
 def inputs(x: dict[str, np.ndarray], scale: float, powers: tuple[int, int]) -> dict[str, np.ndarray]:
-    """Of one causal head, as the forward leaves them; do and v times these powers of two."""
+    """Return the inputs of one causal head after its forward, with do and v times these powers of two."""
     factors = {"do": 2.0 ** powers[0], "v": 2.0 ** powers[1]}
     stored = {n: (a * factors.get(n, 1)).astype(np.float16) for n, a in x.items()}
     scores = scale * stored["q"].astype(np.float64) @ stored["k"].astype(np.float64).T

@@ -1,4 +1,4 @@
-"""Who sees whom at the edges of steps and tiles, and one beside them: the cache's length, windows, starts of documents.
+"""Keys that attention sees at and next to edges of steps and tiles: cache lengths, windows, starts of documents.
 
 Queries of zeros make every key that is seen count the same. Then lse is the logarithm of their number, and o the mean
 of their values: one key more or less shows, where a limit by roundings might hide it.

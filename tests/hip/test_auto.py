@@ -53,7 +53,7 @@ def card(emulator: Any, tmp_path: Path) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def built(emulator: Any) -> None:
-    """The kernels that the check needs: a process of its own builds none."""
+    """Build the kernels that the check needs, because its own process builds none."""
     dry = emulator.device(ARCHITECTURE).dry_run()
     for case in chosen_cases():
         call_case(case, dry)

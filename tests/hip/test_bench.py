@@ -1,4 +1,4 @@
-"""`wgrad bench` on an emulated GPU: its own products stand for the roofs, and 16 bits are bfloat16."""
+"""`wgrad bench` on an emulated GPU: its own GEMMs set the peak rates, and 16 bits are bfloat16."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ extern "C" GPU_KERNEL(32) void matrix16(const half* a, const half* b, float* d) 
 
 @pytest.fixture
 def probe(emulator: Any, hip_device: Any, tmp_path: Path) -> Any:
-    """The device, with the kernels above beside its own."""
+    """Return the device with the kernels above in addition to its own."""
     source = tmp_path / "probe.hip"
     source.write_text(KERNELS)
     build_kernels(source, hip_device.architecture, emulator.folder)

@@ -61,7 +61,7 @@ def with_rounding(case: Case, mode: str) -> Case:
 
 @cache
 def pool() -> list[Case]:
-    """What may be run: each operator first."""
+    """Return all cases that may run, beginning with one for each operator."""
     named = {case.name: case for case in CASES}
     found = [*EACH_OPERATOR, *chosen_cases(), *(named[name] for name in MORE), *expert_cases()]
     found.append(gemm_case("split", 40, 136, 72, F32, BF16, dtype=F32))

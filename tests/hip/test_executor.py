@@ -39,7 +39,7 @@ class Wave:
             self._buffers[at] = array.ctypes.data
 
     def execute(self, text: str, low: int = 0, high: int = 0, architecture: str = "gfx942") -> int:
-        """What the C function says; low, high: the words of the instruction."""
+        """Execute an instruction by the C function and return its output. low, high: words of the instruction."""
         found = override(Instruction(0, text, 8), (low, high), architecture, self.lanes, self.lds.nbytes)
         assert found is not None
         return int(machine.library()[found[0]](self._buffers, ctypes.byref(found[1])))

@@ -1,4 +1,4 @@
-"""Which kernel serves which product: the products of a training step of a 1B model, and of decoding, by name."""
+"""Choice of the kernel for each GEMM of a training step of a 1B model, and of decoding, by name."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def hip_device(emulator: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def plain() -> dict[str, float]:
-    """What float32 in NumPy makes of each case."""
+    """Return the `difference` of each case in float32 with NumPy."""
     return {name: difference(name, ReferenceDevice(), op) for name, (op, _) in PLAIN.items()}
 
 

@@ -1,5 +1,7 @@
-"""hiprtc for GPUs without code objects in the package, through an emulated libhiprtc.so (tests/hip/emulator/rtc), each
-use in a process of its own."""
+"""hiprtc for GPUs without code objects in the package, through an emulated libhiprtc.so (tests/hip/emulator/rtc).
+
+Each use is in its own process.
+"""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ SHARE = {"nf4_quantize": 0.6, "nf4_dequantize": 0.45, **{f"{norm}_row16": 0.65 f
 
 
 def moved(row: Row, direction: str) -> list[tuple[str, int, int]]:
-    """For each type of element: its name, bytes a lane in accesses of 64 bits or more, bytes in all."""
+    """Return for each element type its name, the traffic in accesses of at least 64 bits, and all traffic."""
     found = []
     for name, counts in row["executed"].items():
         sizes = [(int(key.split()[1]), n) for key, n in counts.items() if key.startswith(direction)]

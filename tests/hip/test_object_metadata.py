@@ -1,4 +1,4 @@
-"""What the shipped code objects say of themselves: no kernel spills."""
+"""Metadata of the shipped code objects: no kernel spills registers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is added to a product, beside splits of K and in batches; how decoded weights round; codes at the thresholds."""
+"""Terms that are added to a GEMM, with splits of K and batches; rounding of decoded weights; codes at thresholds."""
 
 from __future__ import annotations
 

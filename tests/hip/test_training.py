@@ -1,5 +1,5 @@
-"""Training on the HIP device: the tests of tests/train that other devices pass, steps beside NumPy and PEFT, and the
-commands from end to end."""
+"""Training on the HIP device: tests of tests/train that other devices pass, steps compared with NumPy and PEFT, and
+whole commands."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ class Browser:
         return self.ask("Runtime.evaluate", expression=expression, returnByValue=True)["result"].get("value")
 
     def open_tab(self, url: str) -> str:
-        """Open another tab, and use it -> the name of the one that was used."""
+        """Open and use another tab, and return the name of the previous one."""
         session, self._session = self._session, ""
         target = self.ask("Target.createTarget", url="about:blank")["targetId"]
         self._session = self.ask("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
@@ -68,7 +68,7 @@ class Browser:
         return session
 
     def use(self, tab: str) -> str:
-        """Go to another tab -> the name of the one that was used."""
+        """Switch to another tab, and return the name of the previous one."""
         tab, self._session = self._session, tab
         return tab
 

@@ -40,7 +40,7 @@ __declspec(dllexport) BOOL WINAPI ProcessPrng(PBYTE data, SIZE_T length) { retur
 
 
 def run(*command: str | Path, environment: dict[str, str] | None = None, folder: Path | None = None) -> str:
-    """-> what it printed. RuntimeError with what it said where it fails."""
+    """Run a command and return its output. Raises RuntimeError with its output if it fails."""
     env = {**os.environ, **(environment or {})}
     done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", env=env, cwd=folder)
     if done.returncode:
@@ -49,7 +49,7 @@ def run(*command: str | Path, environment: dict[str, str] | None = None, folder:
 
 
 def fetch(version: str, platform: str, folder: Path) -> list[Path]:
-    """-> the library as it is, and with its gate lifted. Its headers lie beside them."""
+    """Return the library as it is, and with its gate lifted. Its headers are next to them."""
     wheel_of = PLATFORMS[platform][0]
     pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
     run(*pip, "--platform", wheel_of, "--dest", folder, f"wgpu=={version}")
@@ -128,7 +128,7 @@ def runner(platform: str, folder: Path) -> tuple[list[str | Path], dict[str, str
 
 
 def lifts(stock: str, copy: str) -> bool:
-    """By what the probe said of the two: the gate is there, and is all that keeps the feature."""
+    """Return whether the probe's output of both shows that the gate alone disables the feature."""
     return "EXPERIMENTAL_RAY_QUERY" in stock and "given" not in stock and copy.split() == ["given"]
 
 

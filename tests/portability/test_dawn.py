@@ -52,7 +52,7 @@ def with_cases(bundle: Bundle, chosen: list[dict[str, Any]]) -> Bundle:
 
 
 def key(one: dict[str, Any]) -> tuple[str, str]:
-    """Of a case, and of its result."""
+    """Return the key of a case or its result."""
     return (one["name"], one["profile"])
 
 
@@ -182,7 +182,7 @@ FLOAT16_MUTANTS = {
 
 @pytest.fixture(scope="module")
 def mutants_pass(dawn: Dawn, bundle: Bundle) -> dict[str, list[bool]]:
-    """Whether each mutant's case passes without the bug, and with it: all in one run of few processes."""
+    """Return for each mutant whether its case passes without the bug and with it, in one run of few processes."""
     shaders, cases = list(bundle.document["shaders"]), list[dict[str, Any]]()
     for kind_of, mutants in ((False, MUTANTS), (True, FLOAT16_MUTANTS)):
         for name, (label, old, new, case) in mutants.items() if dawn.driver.float16 or not kind_of else ():

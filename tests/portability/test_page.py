@@ -22,7 +22,7 @@ SECONDS = 300
 
 
 def run(browser: Browser, page: Path) -> dict[str, Any]:
-    """Open the page and wait for its end -> the report; `summary` is what it says on top."""
+    """Open the page, wait for its end and return the report. `summary` is the text at its top."""
     browser.ask("Page.navigate", url=page.as_uri())
     for _ in range(10 * SECONDS):
         summary = browser.evaluate("document.getElementById('summary')?.className && document.title")

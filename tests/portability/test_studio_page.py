@@ -38,7 +38,7 @@ LONGER = {"max_steps": "4", "save_steps": "1"}
 
 @pytest.fixture
 def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]:
-    """The studio in an empty folder, with data beside it."""
+    """Return a client of the studio in an empty folder, with data next to it."""
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         monkeypatch.setenv(name, "1")
     (tmp_path / "data.jsonl").write_text((json.dumps(RECORD) + "\n") * 8)

@@ -1,5 +1,4 @@
-"""Gated DeltaNet of transformers in the dtype of its input, where it goes to float32 by itself: token by token, as the
-rule is defined."""
+"""transformers' gated DeltaNet in the dtype of its input, where it casts to float32: token by token, by definition."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ WATCHDOG = 2.0  # seconds
 
 
 class Campaign:
-    """Counts what comes of losses: how many runs and losses there were, the steps done anew, seconds of reopening."""
+    """Counts of runs, device losses, repeated steps, and seconds of reopening."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.runs = self.losses = self.steps = self.given_up = 0
@@ -96,7 +96,7 @@ def numpy_part(losses: int, folder: Path) -> None:
 
 
 def vulkan_part(losses: int, folder: Path) -> None:
-    """Run in a process of its own, so that it starts with the front driver."""
+    """Run in a new process, which starts with the front driver."""
     environment = {**os.environ, **front_driver("cc", folder, "FAULTS", os.environ.get("LAVAPIPE", LAVAPIPE))}
     environment |= {"VK_DRIVER_FILES": environment["VK_ICD_FILENAMES"], "RUST_BACKTRACE": "0"}
     command = [sys.executable, "-m", "tests.train.loss_campaign", str(losses), str(folder), "vulkan"]

@@ -43,7 +43,7 @@ class Front:
         self._at = None if gap is None else self.calls + gap
 
     def call(self, name: str) -> bool:
-        """-> whether the device is lost in this call."""
+        """Return whether the device is lost in this call."""
         self.calls += 1
         if self._at is None or self.calls <= self._at:
             return False

@@ -18,7 +18,7 @@ from wgrad.train.files.safetensors_files import TensorSource, from_arrays, write
 
 
 def nf4_arrays(name: str, weight: NF4Array, device: Device) -> dict[str, np.ndarray]:
-    """The tensors that stand for one NF4 weight in a file."""
+    """Return the tensors of an NF4 weight in a file."""
     down = device.download
     state: dict[str, Any] = {
         "quant_type": "nf4",

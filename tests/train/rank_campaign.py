@@ -33,7 +33,7 @@ ULFM = ("--with-ft", "ulfm")
 
 
 def pids(out: Path) -> dict[int, int]:
-    """Rank -> process, of the run that writes to `out`."""
+    """Return the process of each rank of the run that writes to `out`."""
     found = {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:

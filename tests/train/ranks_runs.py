@@ -29,7 +29,7 @@ def mpirun(ranks: int, *options: str) -> list[str]:
 
 
 def words(values: dict[str, Any]) -> list[str]:
-    """{'--learning-rate': 1} -> ['--learning-rate', '1']; of True the option alone, of a list the option with each."""
+    """Convert {'--learning-rate': 1} to ['--learning-rate', '1']. True gives the option alone, a list one per item."""
     single = [(key, v) for key, value in values.items() for v in (value if isinstance(value, list) else [value])]
     pairs = ((key,) if value is True else (key, str(value)) for key, value in single)
     return [word for pair in pairs for word in pair]
@@ -70,7 +70,7 @@ def lossy(gaps: Sequence[int]) -> str:
 
 
 def finetune(ranks: int, values: dict[str, Any], *options: str) -> subprocess.CompletedProcess[str]:
-    """The run of `values` (option -> value) as so many ranks; ranks 0: without mpirun. options: of mpirun."""
+    """Run finetune with the options `values` on so many ranks; 0: without mpirun. options: of mpirun."""
     return start(
         command_of(ranks, values, *options) if ranks else [sys.executable, "-m", "wgrad", "finetune", *words(values)]
     )

@@ -1,4 +1,4 @@
-"""A server in this process, on a port of its own, and a client of the standard library."""
+"""A server in this process on a free port, and a client that uses the standard library."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The studio in this process, on a port of its own, and a client of the standard library."""
+"""The studio in this process on a free port, and a client that uses the standard library."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Client:
         return f"http://127.0.0.1:{self.port}"
 
     def ask(self, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, Any, Mapping[str, str]]:
-        """-> status, JSON or text, headers. A header's name has _ for -."""
+        """Send a request and return status, JSON or text, and headers. `_` stands for `-` in names of headers."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=SECONDS)
         sent = None if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
         named = {name.replace("_", "-"): value for name, value in headers.items()}

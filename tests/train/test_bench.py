@@ -56,7 +56,7 @@ _before = list[str]()  # what the fixture has, printed once
 
 @pytest.fixture
 def before(clock: Clock, tmp_path: Path, capsys: Any) -> Path:
-    """What --json printed of a run in which every call took a millisecond."""
+    """Write the --json output of a run in which every call took a millisecond."""
     if not _before:
         assert main([*QUICK, "--json"]) == 0
         _before.append(capsys.readouterr().out)

@@ -32,7 +32,7 @@ SHOW = "{% for m in messages %}{{ m | tojson }};{% endfor %}"
 
 
 def spoken(source: str, turns=TURNS, learn=None, **special: str) -> list[str]:
-    """What counts of the turns numbered in `learn` (default: all of the assistant's)."""
+    """Return the text in the loss of the turns numbered in `learn` (default: all of the assistant's)."""
     template = ChatTemplate(source, special)
     learn = [i for i, m in enumerate(turns) if m["role"] == "assistant"] if learn is None else learn
     text, spans = template.render_with_spans(Conversation(turns), learn)

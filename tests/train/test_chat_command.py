@@ -1,4 +1,4 @@
-"""`wgrad chat`: turns in the terminal, an adapter beside its base, Ctrl-C, and what stands in the columns."""
+"""`wgrad chat`: turns in the terminal, an adapter compared with its base, Ctrl-C, and the columns."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def adapter(model: Path) -> Path:
 
 @pytest.fixture
 def talk(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
-    """talk(lines, *words) -> status, stdout, the lines of stderr that come after the model was opened."""
+    """Return talk(lines, *words), which gives status, stdout, and the lines of stderr after the model was opened."""
 
     def run(lines: bytes, *words: object) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(lines), encoding="ascii"))
@@ -68,7 +68,7 @@ def talk(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
 
 
 def generated(capsys: pytest.CaptureFixture[str], prompt: str, *words: object) -> str:
-    """What `wgrad generate` goes on with."""
+    """Return the continuation of `wgrad generate`."""
     options = ["--device", "cpu", "--max-new-tokens", "7", "--temperature", "0"]
     assert main(["generate", "--prompt", prompt, *options, *map(str, words)]) == 0
     return capsys.readouterr().out.removeprefix(prompt).removesuffix("\n")

@@ -95,7 +95,7 @@ RECORDS = [{"messages": TURNS}] * 3
 
 @pytest.fixture(scope="module")
 def tuned(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A base model without a template of its own, and a run in OUT with one from a file that is gone since."""
+    """Return a base model without a template, and a run in OUT with a template from a file that is deleted since."""
     folder = tmp_path_factory.mktemp("tuned")
     shutil.copytree(BASE, folder / "base")
     file = folder / "mine.jinja"

@@ -25,7 +25,7 @@ from wgrad.wgsl.runtime.runtime import Runtime
 
 
 def card(*, listed: bool = True, in_use: bool = False, float16: bool = True) -> Any:
-    """A wgpu device as far as it is asked here: its card lists tensor cores, and they are in use or not."""
+    """Return a wgpu device with the attributes read here: its GPU lists tensor cores, which are in use or not."""
     device: Any = Runtime.__new__(Runtime)
     device.matrix_units, device.float16, device.bfloat16 = in_use, float16, False
     features = ["shader-f16", units.FEATURE] if listed else ["shader-f16"]
@@ -89,7 +89,7 @@ def test_float16_scales_the_loss_also_where_auto_chose_it(monkeypatch: pytest.Mo
 # ---- runs --------------------------------------------------------------------------------------
 @pytest.fixture
 def run(make_checkpoint: Any, text_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """run(fastest, *words) -> exit status of a run on a NumPy device that is fastest in this."""
+    """Return run(fastest, *words), the exit status of a run on a NumPy device for which `fastest` is fastest."""
     model = make_checkpoint()
 
     def take(fastest: str, *words: str) -> int:

@@ -1,4 +1,4 @@
-"""What a data file may be: kinds by name and by content, encodings, standard input; long files and lines."""
+"""Data files: kinds by name and content, encodings, standard input, long files and lines."""
 
 from __future__ import annotations
 

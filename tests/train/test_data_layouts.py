@@ -1,5 +1,7 @@
-"""Files whose records stand in another layout than usual: wrapped, over several lines, with other delimiters, encodings
-and names; folders of datasets; tables that a caller of Python holds."""
+"""Data files with unusual layouts: wrapped, over several lines, with other delimiters, encodings and names.
+
+Also folders of data sets, and tables of Python callers.
+"""
 
 from __future__ import annotations
 
@@ -284,7 +286,7 @@ def test_what_datasets_itself_saves(tmp_path: Path) -> None:
 
 # ---- tables in memory --------------------------------------------------------------------------
 class Pandas:
-    """As a table of pandas: iterating gives its columns."""
+    """A table that iterates over its columns, like one of pandas."""
 
     columns = ["messages", "n", "missing"]
 

@@ -170,7 +170,7 @@ def test_a_size_beyond_sense_is_refused_unread(tmp_path: Path) -> None:
 
 
 def not_files(folder: Path) -> dict[str, str]:
-    """Paths that are no regular file -> what is said of each."""
+    """Return paths that are no regular files, with the error for each."""
     os.mkfifo(folder / "pipe")
     (folder / "loop").symlink_to(folder / "loop")
     (folder / "link").symlink_to(folder / "pipe")

@@ -1,5 +1,5 @@
-"""Models with gated DeltaNet or Mamba-2: training beside torch, text in and out of a batch, packed documents, and
-refusals.
+"""Models with gated DeltaNet or Mamba-2: training compared with torch, generation in and out of a batch, packing,
+and refusals.
 
 Their logits and gradients are those of test_oracle_model.py, their adapters of test_oracle_adapter.py.
 """

@@ -1,4 +1,4 @@
-"""--use-dora: a run that goes on, what reads its adapter, weights in main memory, what it cannot be given beside."""
+"""--use-dora: resumed runs, readers of the adapter, weights in main memory, and options that exclude it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run measures on the way: on a schedule, by any number of ranks, stopped and resumed; what it keeps of it."""
+"""Evaluation during a run: on a schedule, with any number of ranks, stopped and resumed, and the files it leaves."""
 
 from __future__ import annotations
 

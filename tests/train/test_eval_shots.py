@@ -67,7 +67,7 @@ def files(write_lines: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.fixture
 def prompts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What stands before the choices of each question that is read."""
+    """Record the text before the choices of each question that is read."""
     seen: list[str] = []
     make = module._context
 

@@ -74,7 +74,7 @@ def finetune(out: Path, model: Path, data: Path, *more: object) -> int:
 
 @pytest.fixture
 def phases(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[tuple[int, int | None]]]:
-    """What each phase was told, by its name."""
+    """Record the updates of each phase by its name."""
     told: dict[str, list[tuple[int, int | None]]] = {}
     make, update = Phase.__init__, Phase.update
 

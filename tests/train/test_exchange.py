@@ -27,7 +27,7 @@ def on_one_host(ranks: int, between: Any = None, buffer: Any = None) -> list[All
 
 
 def play(exchanges: list[AllReduce], rounds: list[list[np.ndarray]], chance: random.Random) -> list[list[np.ndarray]]:
-    """What each rank has of each round's sum. rounds: of each the parts of all ranks. A rank may be a round ahead."""
+    """Return the sums that each rank gets in each round. rounds: parts of all ranks. A rank may be a round ahead."""
     places = [(round_, number) for round_ in range(len(rounds)) for number in range(len(BUCKETS))]
     todo = [list(places) for _ in exchanges]
     found = [[np.full(SIZE, np.nan, np.float32) for _ in rounds] for _ in exchanges]
@@ -77,7 +77,7 @@ def test_what_is_not_finite_arrives_and_warns_nobody() -> None:
 
 # ---- between hosts -------------------------------------------------------------------------------------
 class Hosts:
-    """What MPI does between the leaders of two hosts, in one process: calls are matched in the order of each leader."""
+    """MPI between the leaders of two hosts, in one process. It matches calls in the order of each leader."""
 
     def __init__(self) -> None:
         self.calls: list[list[tuple[np.ndarray, np.ndarray]]] = [[], []]

@@ -43,7 +43,7 @@ def kill(shim: Shim, operation: str, call: Callable[[], Any], data: Any) -> Any:
 
 
 def disk(number: int) -> Fault:
-    """From here on nothing can be written any more; things can be removed."""
+    """Return a fault after which writes fail with the error `number`, but files can be removed."""
     return partial(_fail, number)
 
 
@@ -249,7 +249,7 @@ class Runs:
         return own_process.run(partial(run_main, arguments, shim or Shim(out), self.folder), self.folder / "log")
 
     def after(self, at: int, fault: Fault, statuses: tuple[int, ...]) -> str:
-        """A run with a fault at a call; then, without it, resumed. -> what the first said."""
+        """Run with a fault at a call, then resume without it. Return the first run's output."""
         out = self.folder / "faulty"
         shutil.rmtree(out, ignore_errors=True)
         status, said = self.run(out, Shim(out, at, fault))
@@ -330,7 +330,7 @@ def small_disk(folder: Path, pages: int) -> Iterator[None]:
 
 
 def on_a_small_disk(runs: Runs, pages: int) -> str:
-    """A run on a disk of that size; then, the disk larger, resumed to the same bits. -> what the first said."""
+    """Run on a disk of this size, then resume on a larger one to the same bits. Return the first run's output."""
     disk = runs.folder / "disk"
     with small_disk(disk, pages):
         status, said = runs.run(disk / "out")

@@ -181,7 +181,7 @@ def test_a_full_disk_leaves_whole_lines(
     room: int, lines: int, make_checkpoint: Any, write_lines: Any, tmp_path: Path, monkeypatch: Any, capsys: Any
 ) -> None:
     class Full(io.FileIO):
-        """On a disk with that much room."""
+        """A file on a disk with this much room."""
 
         def write(self, data: Any) -> int:
             if not (left := room - self.tell()):

@@ -41,7 +41,7 @@ KINDS = (Kind.F32, Kind.F16, Kind.BF16, Kind.Q8_0, Kind.Q4_0, Kind.Q4_1, Kind.Q5
 
 @pytest.fixture
 def checkpoints(tmp_path: Path) -> Callable[[Kinds], tuple[Path, Path]]:
-    """checkpoints(kinds) -> a folder with a GGUF file, and one in safetensors with the values restored from it."""
+    """Return checkpoints(kinds), which writes a GGUF file, and a folder in safetensors with its decoded values."""
 
     def make(kinds: Kinds) -> tuple[Path, Path]:
         config = tiny_config(**(LARGER if isinstance(kinds, dict) else SIZES))

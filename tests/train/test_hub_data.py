@@ -58,7 +58,7 @@ def fill(cache: Path, *names: str) -> Path:
 
 
 def reach(monkeypatch: pytest.MonkeyPatch, cache: Path, *names: str) -> list[list[str]]:
-    """A hub with these files -> what is fetched of it each time."""
+    """Set the files of a fake hub, and return a list to which each fetch adds its files."""
     fetched: list[list[str]] = []
     info = SimpleNamespace(sha=COMMIT, siblings=[SimpleNamespace(rfilename=name) for name in names])
     download = hub.snapshot_download

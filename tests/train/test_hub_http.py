@@ -51,7 +51,7 @@ CONVERTED = {
 
 @pytest.fixture
 def serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """serve(revisions, token="") -> the hub that is asked from now on; the caches are empty."""
+    """Return serve(revisions, token=""), which starts the hub that the client asks from now on, with empty caches."""
     constants = pytest.importorskip("huggingface_hub.constants")
     hubs: list[FakeHub] = []
 

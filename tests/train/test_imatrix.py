@@ -30,7 +30,7 @@ pytestmark = pytest.mark.oracle
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    """Of 8 layers, so that one of them is among the first eighth."""
+    """Return a model of 8 layers, so that one of them is in the first eighth."""
     raw = tiny_config(hidden_size=256, intermediate_size=256, head_dim=64, num_hidden_layers=8)
     return write_checkpoint(tmp_path / "model", raw, random_weights(raw))
 

@@ -1,4 +1,4 @@
-"""--lr-sweep: each rate has the run that it would have by itself; one table, and nothing else is left."""
+"""--lr-sweep: each rate has the run that it would have alone; there is one table, and no other output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where memory runs out, the advice fits what was being made, and is one line."""
+"""Running out of memory: the advice fits what was being done, and is one line."""
 
 from __future__ import annotations
 

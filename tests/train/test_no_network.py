@@ -21,7 +21,7 @@ RECORDS = [{"text": "better late than never"}, {"text": "still waters run deep"}
 
 @pytest.fixture
 def no_network(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What was asked for; every attempt fails."""
+    """Let all network access fail, and return a list of the attempts."""
     asked: list[str] = []
 
     def refuse(*args: Any, **options: Any) -> NoReturn:
@@ -36,7 +36,7 @@ def no_network(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def run(model: str, out: Path) -> list[str]:
-    """Train and use a model -> the options by which a command takes both."""
+    """Train and use a model, and return the options by which a command takes both."""
     options: dict[str, Any] = {"device": "cpu", "max_length": 32, "lora_r": 2, "max_steps": 1}
     result = wgrad.finetune(model=model, data=RECORDS, out=out / "adapter", **options)
     with wgrad.load(model, result.out, device="cpu", context=64) as loaded:

@@ -57,7 +57,7 @@ def trainer_of(folder: Path, device: Device, objective: str = "dpo", **options: 
 
 
 def token_log_probs(trainer: Trainer, batch: Batch) -> np.ndarray:
-    """Of each target of each row, from the model's logits in float64; 0 where there is none."""
+    """Return log-probabilities of the targets of each row, from the model's logits in float64; 0 without a target."""
     trainer._write(batch)
     with no_grad():
         hidden = trainer.model.hidden(trainer.eval_inputs)
@@ -74,7 +74,7 @@ def softplus(x: np.ndarray) -> np.ndarray:
 
 
 def expected(trainer: Trainer, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
-    """-> the loss of each pair, or example, and of each row its reward, by the papers' formulas."""
+    """Return the loss of each pair or example, and the reward of each row, by the papers' formulas."""
     config = trainer.config
 
     def rewards_of(rows: Batch) -> np.ndarray:
@@ -115,7 +115,7 @@ def simple_preference(trainer: Trainer, batch: Batch) -> tuple[np.ndarray, np.nd
 
 
 def odds_ratio(trainer: Trainer, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
-    """Of orpo, without the cross-entropy of the chosen texts, which `check` adds."""
+    """Return ORPO's loss without the cross-entropy of the chosen texts, which `check` adds."""
     mean = mean_log_probs(trainer, batch)
     log_odds = (mean - np.log1p(-np.exp(np.minimum(mean, -1e-9)))).reshape(2, -1)
     there = np.any(batch.targets >= 0, axis=1)[: trainer.config.batch_size]

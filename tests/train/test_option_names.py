@@ -1,4 +1,4 @@
-"""What people call options elsewhere leads to the option that is meant here."""
+"""Option names of other tools: errors suggest the option that is meant."""
 
 from __future__ import annotations
 

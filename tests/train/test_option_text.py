@@ -1,4 +1,4 @@
-"""What a command line and standard input may carry: bytes that are not UTF-8, names that no file can have, `~`."""
+"""Unusual text in command lines and standard input: bytes that are not UTF-8, impossible file names, `~`."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_home_is_expanded_in_every_path(
 
 # ---- texts -------------------------------------------------------------------------------------
 def run(words: list[str | bytes], stdin: bytes, environment: dict[str, str]) -> tuple[int, bytes, list[str]]:
-    """A process of its own, for what Python makes of bytes at its start. -> status, stdout, lines on stderr."""
+    """Run a new process, since Python decodes bytes at its start, and return status, stdout and lines of stderr."""
     code = "import sys; from wgrad.train.commands.cli import main; sys.exit(main())"
     given = {k: v for k, v in os.environ.items() if not k.startswith("LC_") and k not in ("LANG", "PYTHONIOENCODING")}
     done = subprocess.run(

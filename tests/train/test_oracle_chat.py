@@ -1,4 +1,4 @@
-"""What counts of a conversation, against TRL's training templates; what is rendered, against transformers.
+"""Chat templates: which tokens count for the loss, compared with TRL; and what they render, with transformers.
 
 TRL has, for the chat templates of many models, a variant with {% generation %} blocks. Here each model's own template
 is rendered, and what we find in it is compared with what TRL's variant marks.
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.oracle
 
 
 def _template_folder() -> Path:
-    """Where TRL keeps its templates; its own modules need half of what there is, so they are not imported."""
+    """Return the folder of TRL's templates. TRL itself is not imported, since it needs many packages."""
     try:
         files = metadata.files("trl") or []
     except metadata.PackageNotFoundError:
@@ -43,7 +43,7 @@ _ROLES = {"S": "system", "U": "user", "A": "assistant", "T": "tool"}
 
 
 def turns(*said: str, **more: object) -> list[dict]:
-    """ "U:text" -> a message; `more` goes to each turn of the assistant."""
+    """Convert "U:text" to a message. `more` is added to each turn of the assistant."""
     made = [{"role": _ROLES[text[0]], "content": text[2:]} for text in said]
     return [{**m, **more} if m["role"] == "assistant" else m for m in made]
 
@@ -124,7 +124,7 @@ def ours(source: str, messages: list[dict]) -> tuple[str, list[str]] | None:
 
 
 def like_ours(name: str, marked: list[str], said: list[str]) -> list[str]:
-    """What TRL marks, less what is listed above. said: what we find."""
+    """Return what TRL marks, without the differences listed above. said: what we mark."""
     header = WITH_HEADER.get(name, "")
     if "".join(marked).replace(header, "") == "".join(said).replace(header, "") and len(header) > 1:
         return said  # two turns in a row are one piece where the header between them is marked

@@ -1,4 +1,4 @@
-"""Adapters as GGUF files, in llama.cpp itself (the package xllamacpp) beside a base model that it loads as well."""
+"""Adapters as GGUF files in llama.cpp (the package xllamacpp), with a base model that it loads."""
 
 from __future__ import annotations
 
@@ -271,7 +271,7 @@ def their_log_probabilities(
 
 
 def log_probabilities(logits: np.ndarray) -> np.ndarray:
-    """Of the last row."""
+    """Return the log-probabilities of the last token."""
     last = logits[-1].astype(np.float64)
     return last - last.max() - np.log(np.exp(last - last.max()).sum())
 

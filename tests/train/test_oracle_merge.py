@@ -44,7 +44,7 @@ LORA = LoraConfig(
 
 @pytest.fixture
 def adapted(tmp_path: Path) -> Callable[..., tuple[Path, Path]]:
-    """adapted(architecture, dtype) -> a checkpoint, and the folder of an adapter that names it."""
+    """Return adapted(architecture, dtype), which writes a checkpoint, and an adapter that names it."""
 
     def make(architecture: str = "LlamaForCausalLM", dtype: str = "float32") -> tuple[Path, Path]:
         raw = tiny_config(architecture, **SIZES)

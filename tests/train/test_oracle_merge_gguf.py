@@ -56,7 +56,7 @@ TEXT = "It's 12,345 o'clock;\n\n  the harbour. Ünï – ok?<|end|>"
 
 @pytest.fixture
 def adapted(tmp_path: Path) -> Callable[..., Path]:
-    """adapted(architecture, **config) -> the folder of an adapter that names a checkpoint, `model` beside it."""
+    """Return adapted(architecture, **config), which writes an adapter that names a checkpoint, `model` next to it."""
 
     def make(architecture: str = "LlamaForCausalLM", **changes: Any) -> Path:
         raw = tiny_config(architecture, **(SIZES | EXTRA.get(architecture, {}) | changes))

@@ -1,4 +1,4 @@
-"""Thirty steps on preferences beside TRL's trainers: the same file, the same order, the same start of the adapter."""
+"""Thirty steps on preferences compared with TRL's trainers: same file, order and initial adapter."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def write_lines(path: Path, records: list[dict[str, Any]]) -> Path:
 def ours(
     folder: Path, data: Path, device: Device, out: Path, **options: Any
 ) -> tuple[list[dict[str, float]], list[int]]:
-    """What each step tells, and the lines of the file in the order in which they were learnt."""
+    """Return the metrics of each step, and the lines of the file in the order of training."""
     settings: dict[str, Any] = {
         "lora_r": 4,
         "lora_alpha": 8.0,
@@ -84,7 +84,7 @@ def ours(
 
 
 def module_of(kind: str) -> Any:
-    """Where TRL keeps a trainer."""
+    """Return the module of TRL that has a trainer."""
     return importlib.import_module(f"trl.experimental.{kind.lower()}") if kind in ("ORPO", "CPO") else trl
 
 

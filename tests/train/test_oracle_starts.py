@@ -1,4 +1,4 @@
-"""Adapters and their steps beside peft: LoRA+, PiSSA, embedding and head trained whole, DoRA."""
+"""Adapters and their training steps compared with PEFT: LoRA+, PiSSA, whole embedding and head, DoRA."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def build(folder: Path, device: Device, **options: Any) -> tuple[RunOptions, Tra
 
 
 def their_adapter(folder: Path, device: Device, built: TrainableModel, out: Path) -> Any:
-    """PEFT on what our weights stand for, with the adapter as it is now."""
+    """Return PEFT's model on the decoded values of our weights, with the current adapter."""
     assert built.lora is not None
     arrays = {name: built.parameters.get(name) for name in built.parameters.tensors}
     save_adapter(out, built.lora, arrays, str(folder))

@@ -1,4 +1,4 @@
-"""One run at a time in a folder; whoever has it is named; who is dead has it no more."""
+"""Locks of output folders: one run at a time; errors name the run that has it; a dead process releases it."""
 
 from __future__ import annotations
 

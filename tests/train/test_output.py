@@ -1,4 +1,4 @@
-"""What a run says cannot end it: streams that have gone, are full, closed, missing, or lack the character."""
+"""Output of a run cannot end it: streams may be closed, full, missing, or lack a character."""
 
 from __future__ import annotations
 

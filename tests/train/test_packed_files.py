@@ -32,7 +32,7 @@ Made = tuple[Parts, np.ndarray]  # a module's tensors, and its weight in float32
 
 
 def in_words(codes: np.ndarray, bits: int, places: tuple[int, ...] | None = None) -> np.ndarray:
-    """Codes [n, m], of which those of a row that follow one another share a word -> int32 [n, words]."""
+    """Pack codes [n, m] into int32 [n, words], with consecutive codes of a row in one word."""
     per = 32 // bits
     words = [[0] * -(-codes.shape[1] // per) for _ in codes]
     for row, values in enumerate(codes):
@@ -268,7 +268,7 @@ def write(path: Path, arrays: Parts) -> None:
 
 
 def pack(folder: Path, case: str) -> dict[str, np.ndarray]:
-    """Turn the projections of a checkpoint into codes. -> the weights that they are, by name."""
+    """Convert the projections of a checkpoint to codes, and return the decoded weights by name."""
     make, scheme = CASES[case]
     draw, arrays, wanted = np.random.default_rng(4), dict[str, np.ndarray](), dict[str, np.ndarray]()
     for name, entry in read_entries(folder / "model.safetensors", "").items():

@@ -1,4 +1,4 @@
-"""--init-lora-weights pissa: what it takes out of a weight, a run that goes on, what it cannot be given beside."""
+"""--init-lora-weights pissa: what it subtracts from weights, resumed runs, and options that exclude it."""
 
 from __future__ import annotations
 

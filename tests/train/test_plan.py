@@ -1,4 +1,4 @@
-"""What a run will take, worked out before it: shaders that are all compiled, memory that is then measured."""
+"""Plans of a run's needs: all shaders are compiled, and the measured memory is the planned one."""
 
 from __future__ import annotations
 
@@ -61,14 +61,14 @@ def config_of(**options: Any) -> RunOptions:
 
 
 def documents(config: RunOptions) -> list[Document]:
-    """Of every length up to a row's."""
+    """Return documents of all lengths up to that of a row."""
     generator = np.random.default_rng(0)
     lengths = [2 + (13 * i) % (config.max_length - 1) for i in range(12)] + [config.max_length]
     return [Document(generator.integers(0, 40, n).astype(np.int32), np.ones(n, bool)) for n in lengths]
 
 
 def run(config: RunOptions, folder: Path, device: Any) -> None:
-    """What `wgrad finetune` does on the device: load, evaluate, write a sample, train, evaluate."""
+    """Do what `wgrad finetune` does on the device: load, evaluate, write a sample, train, evaluate."""
     built = build_trainable(config, load_model_config(folder), folder, device, positions=len(PROMPT) + SAMPLE_TOKENS)
     trainer = Trainer(built.model, build_optimizer(config, built.parameters), config)
     batches = eval_batches(documents(config)[:5], config)

@@ -31,7 +31,7 @@ def load(path: str, tokenizer: Tokenizer, objective: Any = "dpo", **options: Any
 
 
 def answers(data: Dataset, tokenizer: Tokenizer) -> list[tuple[str, str]]:
-    """Of each text what comes before the answer, and the answer."""
+    """Return the text before the answer, and the answer, of each text."""
     found = []
     for document in (part for example in data.train for part in example.parts):
         at = int(np.argmax(document.loss_mask))

@@ -1,4 +1,4 @@
-"""What is shown while things run: phases, plain lines at a bounded rate, one live line that fits its terminal."""
+"""Progress display: phases, plain lines at a bounded rate, and one live line that fits the terminal."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Clock:
 
 
 class Plain(Display):
-    """A display without a terminal, on a clock of its own; `lines` is what it printed."""
+    """A display without a terminal, on its own clock. `lines` is what it printed."""
 
     def __init__(self, width: int = 160) -> None:
         self.time, self.out = Clock(), io.StringIO()

@@ -43,7 +43,7 @@ def apart(folder: Path) -> None:
 
 
 def peaks_of(work: Any, device: Any) -> tuple[Any, int, int]:
-    """-> its result, and the most bytes that it had at once on the device and in NumPy."""
+    """Return the result of a call, and its peak bytes on the device and in NumPy."""
     before = device.memory().in_use_bytes
     tracemalloc.start()
     try:

@@ -64,7 +64,7 @@ _WHOLE: dict[str, Path] = {}  # runs of one rank that tests compare with, by the
 
 @pytest.fixture
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[[dict[str, Any]], Path]:
-    """whole(values) -> output folder of the run of one rank, whose model and data are the same in all tests."""
+    """Return whole(values), the output folder of a run of one rank. Model and data are the same in all tests."""
 
     def run(values: dict[str, Any]) -> Path:
         key = repr({name: value for name, value in values.items() if name not in ("--model", "--data", "--out")})

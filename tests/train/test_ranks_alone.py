@@ -1,4 +1,4 @@
-"""What ranks need and can be tested in one process: deals, devices, launchers, messages."""
+"""Parts of ranks that one process can test: deals, devices, launchers, messages."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_mpi_that_is_missing_is_told(monkeypatch: Any, missing: str) -> None:
 
 
 class Launches:
-    """What stands in for the launcher: its statuses in turn, and with what it was called."""
+    """Stand-in for the launcher: it returns statuses in turn, and records its calls."""
 
     def __init__(self, statuses: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
         self.statuses, self.words, self.lost_at = statuses, list[list[str]](), list[str | None]()

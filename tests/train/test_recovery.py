@@ -85,7 +85,7 @@ def as_program(monkeypatch: pytest.MonkeyPatch, before: Callable[[], None], word
 
 
 def contents(out: Path) -> dict[str, Any]:
-    """What a run leaves, but for times."""
+    """Return the files that a run leaves, without times."""
 
     def plain(text: str) -> dict[str, Any]:
         return {name: value for name, value in json.loads(text).items() if name not in TIMES}

@@ -80,7 +80,7 @@ def test_the_rates(at_once: None) -> None:
 
 
 class Predicted(ReferenceDevice):
-    """With a model of its kernels, and sensors."""
+    """A device with a model of its kernels, and sensors."""
 
     def kernels_of(self, work: Any) -> list[tuple[str, str]]:
         work(ReferenceDevice())
@@ -243,7 +243,7 @@ GOOD: dict[str, dict[str, Any]] = {
 
 @pytest.fixture
 def parts(monkeypatch: pytest.MonkeyPatch) -> dict[str, dict[str, Any]]:
-    """What the parts come to, which do not run."""
+    """Set the results of the parts of a report, which do not run."""
     found = {name: {"state": "done", **values} for name, values in GOOD.items()}
 
     def run(name: str, spec: str, size: str, part: dict[str, Any]) -> Iterator[None]:

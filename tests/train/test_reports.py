@@ -91,7 +91,7 @@ def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 
 class Killed(Exception):
-    """Of no kind that a run answers."""
+    """An exception that a run does not handle."""
 
 
 def killed_after(step: int, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
@@ -108,7 +108,7 @@ def killed_after(step: int, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPat
 
 
 def expected(out: Path) -> dict[int, dict[str, float]]:
-    """Of each step what metrics.jsonl and results.json have, by the names that reports give it."""
+    """Return the values of metrics.jsonl and results.json for each step, by their names in reports."""
     found: dict[int, dict[str, float]] = {}
     for record in read_metrics(out / "metrics.jsonl"):
         group = "eval" if "held_out_loss" in record else "train"

@@ -67,7 +67,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def whole(trained: Path, text_data: Path, tmp_path: Path, capsys: Any) -> Path:
-    """That run, in a folder of the test's own."""
+    """Copy that run into a folder of the test."""
     shutil.copytree(trained / "model", tmp_path / "model")
     capsys.readouterr()
     return Path(shutil.copytree(trained / "whole", tmp_path / "whole"))

@@ -1,4 +1,4 @@
-"""Stacks of projections: loss and gradients as with each by itself, names and files as ever, and few launches."""
+"""Stacked projections: loss, gradients, names and files are those of separate ones, with few launches."""
 
 from __future__ import annotations
 

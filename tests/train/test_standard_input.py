@@ -46,7 +46,7 @@ def model(make_checkpoint: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 @pytest.fixture
 def finetune(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
-    """finetune(content of standard input, name of --out, more words) -> status."""
+    """Return finetune(standard input, name of --out, more words), which gives the status."""
 
     def run(content: bytes | None, out: str, *more: str) -> int:
         monkeypatch.setattr(sys, "stdin", Input(content))

@@ -1,4 +1,4 @@
-"""--train-embeddings and --train-head: a run, what reads its adapter, what they cannot be given beside."""
+"""--train-embeddings and --train-head: runs, readers of the adapter, and options that exclude them."""
 
 from __future__ import annotations
 

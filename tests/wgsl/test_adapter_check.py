@@ -35,7 +35,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def drivers(wgpu_device: Any, library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Vulkan has lavapipe and a broken driver; a cache of its own."""
+    """Make Vulkan list lavapipe and a broken driver, with an empty cache."""
     lavapipe = next((path for path in driver_files() if "lvp" in os.path.basename(path)), "")
     if not lavapipe:
         pytest.skip("lavapipe is not installed")

@@ -1,4 +1,4 @@
-"""What is said of an adapter, and how much memory the Vulkan loader gives it."""
+"""Descriptions of adapters, and their memory as the Vulkan loader reports it."""
 
 from __future__ import annotations
 

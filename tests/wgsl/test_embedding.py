@@ -1,4 +1,4 @@
-"""Embedding: tables larger than a binding, in all dtypes; a backward with repeated ids that is deterministic."""
+"""Embedding: tables larger than a binding in all dtypes, and a deterministic backward with repeated ids."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def device(wgpu_device: Any) -> Iterator[Any]:
 
 
 def weight_of(name: str, n: int, k: int, seed: int = 0) -> tuple[FrozenWeight, np.ndarray]:
-    """In NumPy, and its values. Rows end with a block of the format, else with a word of codes."""
+    """Return a weight in NumPy and its values. Rows end with a block of the format, or else with a word of codes."""
     k = -(-k // formats()[name].block) * formats()[name].block
     values = (0.05 * np.random.default_rng(seed).standard_normal((n, k))).astype(F32)
     weight = formats()[name].quantize(values, 64, name == "nf4")
@@ -121,7 +121,7 @@ def test_what_is_not_finite_stays_so(device: Any, bad: float, backward: bool) ->
 
 
 def shaders(device: Any, rows: int, width: int = 136, parts: tuple[int, ...] = ()) -> set[str]:
-    """What a product launches, in a dry run. parts: of a weight that is a stack."""
+    """Return the shaders that a GEMM launches in a dry run. parts: rows of each weight of a stack."""
     dry = device.dry_run()
     weight = formats()["nf4"].quantize(np.ones((128, width), F32), 64, False).map_arrays(dry.upload)
     weight = replace(weight, absmax=dry.empty((512,)), parts=parts) if parts else weight  # type: ignore[type-var]

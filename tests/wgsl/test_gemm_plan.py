@@ -1,4 +1,4 @@
-"""Which kernel serves which GEMM: those of a training step of a 1B model, and of decoding, without a device."""
+"""Choice of the kernel for each GEMM of a training step of a 1B model, and of decoding, without a device."""
 
 from __future__ import annotations
 

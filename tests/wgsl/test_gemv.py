@@ -45,7 +45,7 @@ def devices(wgpu_device: Any, _devices: dict[str, Any]) -> dict[str, Any]:
 
 
 def weight_of(kind: Any, n: int, k: int, rng: np.random.Generator, device: Any) -> tuple[Any, np.ndarray]:
-    """On the device, and its values in float64."""
+    """Return a weight on the device, and its values in float64."""
     values = rng.standard_normal((n, k)).astype(F32)
     if not isinstance(kind, str):
         return device.upload(values.astype(kind)), values.astype(kind).astype(np.float64)

@@ -62,7 +62,7 @@ class Text:
 
 
 def check(listed: list[Case], profile: Any, few_registers: bool) -> dict[str, int]:
-    """Check the cases' shaders; -> storage buffers of each."""
+    """Check the cases' shaders, and return the number of storage buffers of each."""
     buffers: dict[str, int] = {}
     like = None
     for case in listed:

@@ -1,4 +1,4 @@
-"""What the driver and wgpu say becomes one line of our own errors, a lost device above all."""
+"""Errors of drivers and wgpu: each becomes one line of our own, above all a lost device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Clipping, loss scale and AdamW: several steps beside the reference, a skipped one among them, and as a replay."""
+"""Clipping, loss scale and AdamW: several steps compared with the reference, one of them skipped, and in a replay."""
 
 from __future__ import annotations
 

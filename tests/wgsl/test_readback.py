@@ -1,4 +1,4 @@
-"""What comes back to the host, and when: as soon as the device has come so far, not when all is done."""
+"""Downloads: they return as soon as the device has the data, not when all work is done."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ def test_a_repeated_body_is_seen() -> None:
 
 
 def factors(text: str) -> list[str]:
-    """What stands in calls of `times` and `times4`, without the calls in it."""
+    """Return the arguments of calls of `times` and `times4`, without the calls in them."""
     found, pattern = [], re.compile(r"\btimes4?\(((?:[^()]|\([^()]*\))*)\)")
     while match := pattern.search(text):
         found.append(match[1])

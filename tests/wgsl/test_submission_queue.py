@@ -1,4 +1,4 @@
-"""What goes to the device arrives in its order, whichever thread it takes; what fails is raised, once."""
+"""The submission queue: work reaches the device in order, from any thread, and each failure is raised once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Copies in pieces beside large launches: every byte once, in order with what touches either array, in replays too."""
+"""Copies in pieces alongside large launches: every byte once, in order with other uses of the arrays, also replayed."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def numbers(nbytes: int, start: int = 0) -> np.ndarray:
 
 
 class Product:
-    """A launch that is large enough, of arrays of its own."""
+    """A launch of a large GEMM on its own arrays."""
 
     def __init__(self, device: Any) -> None:
         self._device = device

@@ -28,7 +28,7 @@ fn poison_workgroup_memory(lid: u32, invocations: u32) {{
 
 
 class Variable(NamedTuple):
-    """A declaration of workgroup memory, as it is written."""
+    """A declaration of workgroup memory."""
 
     name: str
     type: str

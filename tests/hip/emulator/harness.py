@@ -93,7 +93,7 @@ class Emulator:
         return device
 
     def unoptimised(self, architecture: str) -> Any:
-        """A device of its own whose kernels access all that their source does, though nobody uses it."""
+        """Return a new device whose kernels make all memory accesses of their source, even if the values are unused."""
         device = self.new(architecture)
 
         def build_and_load(source: str) -> tuple[bytes, str]:
@@ -112,7 +112,7 @@ class Emulator:
         return {name: Counts(**found) for name, found in json.loads(self.library.emulator_counts()).items()}
 
     def new(self, architecture: str, **options: Any) -> Any:
-        """A device of its own; arrays end where memory ends unless told otherwise."""
+        """Return a new device. By default, arrays end where memory ends (`exact_blocks`)."""
         from wgrad.hip.device import HipDevice
 
         os.environ["WGRAD_EMULATED_ARCH"] = architecture  # may name several, with commas
@@ -159,7 +159,7 @@ class Emulator:
 
 
 def leave_to_other_tests() -> None:
-    """From now on hip-python finds the emulated GPU in this process: `auto` of other tests must not take it."""
+    """Hide the emulated GPU, which hip-python finds in this process from now on, from `auto` in other tests."""
     verdict = self_check.verdict
 
     def of_real_cards(device: Any) -> self_check.Verdict:

@@ -42,7 +42,7 @@ class Memory:
         made.free()
 
     def verify(self) -> None:
-        """Raises DeviceError where the bytes beside an array were written."""
+        """Raise DeviceError if bytes next to an array were written."""
         for made in self._held.values():
             self._verify(made)
 

@@ -104,7 +104,7 @@ class Call:
 
 
 def call(kernel: Kernel, grid: Grid, threads: int, arguments: Sequence[Argument], order: Order = "fwd") -> list[Any]:
-    """Runs a kernel on copies of the arrays; -> what all of them hold afterwards, in the kernel's order.
+    """Run a kernel on copies of the arrays, and return their contents afterwards, in the kernel's order.
 
     Raises:
         ExecutorError: what a GPU would not survive, or the executor does not know.

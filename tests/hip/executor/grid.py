@@ -121,7 +121,7 @@ def _read(shape: Shape, starts: list[tuple[float, Group]], l2: int) -> int:
 
 
 def write() -> None:
-    """Makes the committed rows anew."""
+    """Write the committed rows again."""
     FILE.write_text("".join(json.dumps(row) + "\n" for row in rows()), encoding="utf-8")
 
 

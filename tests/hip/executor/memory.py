@@ -51,7 +51,7 @@ class Guarded:
         return self.start <= address < self.start + self.total
 
     def untouched(self) -> bool:
-        """Were the few bytes beside the data, which no guard covers, left alone?"""
+        """Return whether the few bytes next to the data, which no guard covers, are unchanged."""
         return all(set(ctypes.string_at(at, n)) <= {_BESIDE} for at, n in (self._before, self._behind))
 
     def free(self) -> None:

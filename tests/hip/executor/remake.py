@@ -1,4 +1,4 @@
-"""Makes rows of the committed tables anew: those of older objects, or all."""
+"""Recompute rows of the committed tables: those of older objects, or all."""
 
 from __future__ import annotations
 
