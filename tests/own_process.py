@@ -22,8 +22,10 @@ needs_fork = pytest.mark.skipif(
 
 
 def start(work: Callable[[], int], log: Path) -> BaseProcess:
-    """Start `work`, a function of a module or a `partial` of one; it writes to `log`. -> process: `exitcode` is what it
-    returned, or 99 where it raised, once `join()` has returned."""
+    """Start `work`, a function of a module or a `partial` of one, which writes to `log`, and return its process.
+
+    After `join()`, its `exitcode` is the result of `work`, or 99 if that raised.
+    """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["pytest", "wgrad.train.run.finetune"])  # no child has to import them again
     process = context.Process(target=_work, args=(work, str(log)))

@@ -159,8 +159,10 @@ class Recurrence:
 
 
 def errors(found: Named, exact: Named, g: np.ndarray) -> dict[str, float]:
-    """Of each, in units of its size; and of the gradient of the rate of each head, by which g is multiplied: the sum of
-    its gradient times g, to which strong decays add most."""
+    """Return the relative error of each gradient, and of the gradient of each head's rate, by which g is multiplied.
+
+    The latter is the sum of g's gradient times g, to which strong decays contribute most.
+    """
     both = [{name: array.astype(np.float64) for name, array in of.items()} for of in (found, exact)]
     mine, true = (dict(of, rate=np.sum(of["g"] * g, axis=(0, 1))) for of in both)
     return {n: float(np.linalg.norm(mine[n] - true[n])) / max(float(np.linalg.norm(true[n])), 1e-30) for n in true}

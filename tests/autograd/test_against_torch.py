@@ -52,8 +52,10 @@ def test_linear() -> None:
 
 @cache
 def peers() -> dict[str, Callable[..., Any]]:
-    """torch's functions by the name of ours that is called as the self-test calls it: where all arguments of ours are
-    arguments of torch's. What torch wants beside these depends on x."""
+    """Return torch's functions for the self-test's calls, by the name of ours, if they take all of our arguments.
+
+    Arguments that only torch needs depend on x.
+    """
     found = {}
     for name, call in self_test_calls().items():
         try:

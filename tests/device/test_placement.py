@@ -45,7 +45,7 @@ def run(pool: Pool, work: Work, keep: str = "") -> dict[str, Any]:
 
 
 def rehearse(pool: Pool, work: Work) -> Rehearsal:
-    """And nothing of it is left."""
+    """Rehearse the work on a pool, which is empty again afterwards."""
     pool.rehearsal = rehearsal = Rehearsal()
     run(pool, work)
     pool.rehearsal = None

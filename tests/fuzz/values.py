@@ -126,8 +126,10 @@ def _change(rng: Random, root: Any, at: Any, key: Any) -> None:
 
 
 def _write(value: Any) -> str:
-    """JSON text. Nested values may have been put into nested values: deeper than what Python's own limit lets pass,
-    which stays as it is for the command that will read the text."""
+    """Return JSON text of values that may be nested deeper than Python's limit.
+
+    The limit stays unchanged for the command that reads the text.
+    """
     limit = sys.getrecursionlimit()
     sys.setrecursionlimit(20 * limit)
     try:

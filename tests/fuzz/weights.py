@@ -18,7 +18,7 @@ WORDS = [0, 1, 2, 3, 7, 8, 255, 2**16, 2**31 - 1, 2**31, 2**32 - 1, 2**40, 2**60
 
 
 def split(data: bytes) -> tuple[dict[str, Any], bytes]:
-    """-> header, tensors' bytes."""
+    """Split a file into its header and the tensors' bytes."""
     length = int.from_bytes(data[:8], "little")
     return json.loads(data[8 : 8 + length]), data[8 + length :]
 
@@ -176,7 +176,7 @@ def mutate_gguf(rng: Random, data: bytes) -> bytes:
 
 
 def _with_alignment(rng: Random, data: bytes) -> bytes:
-    """With that key before all others, most often of its own type, a u32; tensors stay where they were."""
+    """Insert the key general.alignment before all others, mostly with its own type, a u32. Tensors stay in place."""
     kind, key = rng.choice((4, 4, 4, *range(14))), b"general.alignment"
     value = rng.choice((0, 1, 2, 3, 8, 32, 48, 64, 1 << 16, 1 << 31, (1 << 32) - 1, rng.getrandbits(64)))
     width = {0: 1, 1: 1, 2: 2, 3: 2, 7: 1, 10: 8, 11: 8, 12: 8}.get(kind, 4)

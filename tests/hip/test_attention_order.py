@@ -1,5 +1,5 @@
-"""Which work-group of flash attention takes which queries: of the kernels on the emulated GPU, and what a model of the
-card (tests/hip/executor/grid.py) says of that order."""
+"""Order of flash attention's work-groups: the queries that each takes on the emulated GPU, and the time of this order
+in a model of the GPU (tests/hip/executor/grid.py)."""
 
 from __future__ import annotations
 

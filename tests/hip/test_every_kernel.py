@@ -87,8 +87,10 @@ def launches(device: Any, case: Case) -> set[tuple[str, str]]:
 
 
 def chosen(device: Any) -> tuple[list[tuple[Case, set[str]]], set[tuple[str, str]]]:
-    """Of the pool: each operator, and what launches a kernel that none before it does, with the sources of its kernels;
-    all kernels that they launch."""
+    """Choose cases of the pool: one for each operator, and each that launches a new kernel.
+
+    Returns the cases with the sources of their kernels, and all kernels that they launch.
+    """
     found: list[tuple[Case, set[str]]] = []
     reached: set[tuple[str, str]] = set()
     for case in pool():

@@ -79,7 +79,7 @@ def plant(table: Table, kernel: str, **changed: Any) -> None:
 
 
 def nothing_spills(chosen: Any = lambda row: True) -> None:
-    """As a test of limits is written."""
+    """Check that no row spills, as a test of limits does."""
     with held("planted", chosen) as rows:
         assert [r["kernel"] for r in rows if r["spills"]] == []
 

@@ -43,8 +43,10 @@ def start(command: Sequence[str], **more: Any) -> subprocess.CompletedProcess[st
 
 
 def command_of(ranks: int, values: dict[str, Any], *options: str, before: Sequence[str] = ()) -> list[str]:
-    """The command of a run as so many ranks. options: of mpirun. before: of each rank what its Python does first, as
-    to give its host a name of its own (`named`)."""
+    """Return the command of a run with so many ranks. options: of mpirun.
+
+    before: Python code that each rank runs first, for example to set its host name (`named`).
+    """
     rest = ["finetune", *words(values)]
     if not before:
         return [*mpirun(ranks, *options), sys.executable, "-m", "wgrad", *rest]
@@ -55,7 +57,7 @@ def command_of(ranks: int, values: dict[str, Any], *options: str, before: Sequen
 
 
 def named(host: str) -> str:
-    """Ranks of other names take each other for other hosts."""
+    """Return Python code that gives a rank another host name, so that it seems to be on another host."""
     return f"import socket; socket.gethostname = lambda: {host!r}"
 
 

@@ -200,7 +200,7 @@ def test_a_part_that_another_turn_has_too_is_left_out_all_the_same() -> None:
 
 
 def random_template(choose: random.Random) -> tuple[str, str, str, str]:
-    """-> a template, what a turn begins with, what of it a prompt gives, what ends it (with what follows the loop)."""
+    """Return a random template, the header of a turn, the part of it in a prompt, and the end of a turn."""
     blank = choose.choice(["", "", "\n", " ", "\n\n"])
     name = choose.choice(["<A>", "Assistant:", "### Answer", "<|im_start|>assistant", "[A]"])
     gap = choose.choice(["", "\n", " ", "\n\n"])

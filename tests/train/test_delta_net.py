@@ -34,7 +34,7 @@ NEW = 12
 
 @pytest.fixture(scope="module", params=[ARCHITECTURE, MAMBA, "Lfm2ForCausalLM"])
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of gated DeltaNet and of Mamba-2 with experts, and of a gated convolution, which keeps a history and no state."""
+    """Return a model with gated DeltaNet, with Mamba-2 and experts, or with a gated convolution, which has no state."""
     more: dict[str, Any] = {"rms_norm_eps": 1e-2}  # what is near 0 in first tokens does not become large
     if request.param == MAMBA:
         more |= {"layer_types": ["mamba", "attention", "mamba"], "num_local_experts": 5}

@@ -34,8 +34,10 @@ RECORDS: list[dict[str, Any]] = [
 
 
 def of_lm_eval(model: Model, tokenizer: Tokenizer, max_length: int) -> tuple[list[list[float]], dict[str, float]]:
-    """The sums of TemplateLM._encode_pair, HFLM._loglikelihood_tokens and ConfigurableTask.process_results (0.4.13),
-    each text in a forward of its own."""
+    """Return lm-eval's sums and accuracies, with each text in its own forward.
+
+    Source: TemplateLM._encode_pair, HFLM._loglikelihood_tokens and ConfigurableTask.process_results (0.4.13).
+    """
     sums, right, right_norm = [], [], []
     for record in RECORDS:
         values = []

@@ -262,7 +262,7 @@ class Runs:
         return said
 
     def check(self, out: Path) -> None:
-        """Bits, losses and results as of the run that nothing happened to."""
+        """Check that a run's adapter, losses and results are those of the undisturbed run."""
         name = "adapter_model.safetensors"
         assert (out / name).read_bytes() == (self.whole / name).read_bytes()
         records = [

@@ -29,8 +29,10 @@ def model_for(folder: Path, device: Device, **options: Any) -> Model:
 
 
 def greedy_by_hand(model: Model, prompt: list[int], count: int) -> list[int]:
-    """The likeliest next token of the whole sequence, without a cache. Tokens behind it, which it does not see, make
-    all sequences as long: each number of rows up to 16 has shaders of its own."""
+    """Return the likeliest next tokens, computed from the whole sequence without a cache.
+
+    Padding makes all sequences equally long, since each number of rows up to 16 has its own shaders.
+    """
     device, ids = model.device, list(prompt)
     for _ in range(count):
         rows = max(24, len(ids))

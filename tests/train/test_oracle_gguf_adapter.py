@@ -278,8 +278,10 @@ def log_probabilities(logits: np.ndarray) -> np.ndarray:
 
 @pytest.fixture
 def adapted(tmp_path: Path) -> Callable[..., tuple[Path, np.ndarray, np.ndarray]]:
-    """adapted(architecture, lora) -> an adapter's folder, our log-probabilities without and with it; beside it are
-    `model`, a checkpoint, and base.gguf, the same."""
+    """Return adapted(architecture, lora): an adapter's folder, and our log-probabilities without and with it.
+
+    Next to the adapter are `model`, a checkpoint, and base.gguf, the same model.
+    """
 
     def make(architecture: str, lora: LoraConfig) -> tuple[Path, np.ndarray, np.ndarray]:
         layers = {} if architecture == "Gemma4ForCausalLM" else {"num_hidden_layers": 2}

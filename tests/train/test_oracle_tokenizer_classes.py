@@ -105,7 +105,7 @@ OPTIONS: list[dict[str, Any]] = [
 
 @pytest.fixture(scope="module")
 def backends() -> dict[str, str]:
-    """Of each kind, with <unk> and <|user|> alone cut out of a text before all else."""
+    """Return tokenizers of each kind, whose only added tokens are <unk> and <|user|>."""
     made = {name: json.loads(make().to_str()) for name, make in KINDS.items()}
     for value in made.values():
         value["added_tokens"] = [token for token in value["added_tokens"] if token["content"] in ("<unk>", "<|user|>")]

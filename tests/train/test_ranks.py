@@ -87,8 +87,10 @@ def result(out: Path, steps: int = STEPS) -> tuple[np.ndarray, np.ndarray, dict[
 
 
 def same(out: Path, expected: Path, rounding: float = 1e-5, steps: int = STEPS) -> None:
-    """What differs is the order of sums: a few units of float32's last place at first, and AdamW divides a gradient by
-    its own size, which carries that on."""
+    """Check that two runs agree, except for the order of sums.
+
+    They first differ by a few units of float32's last place. AdamW divides gradients by their size, which adds to it.
+    """
     (losses, adapter, results), (losses0, adapter0, results0) = result(out, steps), result(expected, steps)
     np.testing.assert_allclose(losses, losses0, rtol=rounding / 5)
     assert np.linalg.norm(adapter - adapter0) <= rounding * np.linalg.norm(adapter0)

@@ -1,4 +1,4 @@
-"""Ollama's API of `wgrad serve`: the same answers as of OpenAI's, and requests as clients send them."""
+"""Ollama's API of `wgrad serve`: answers equal those of OpenAI's API, and requests are those of real clients."""
 
 from __future__ import annotations
 

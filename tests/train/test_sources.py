@@ -1,4 +1,4 @@
-"""Several sources of training data, with weights: how they are given, what an epoch has of each, from which step on."""
+"""Several weighted sources of training data: how they are given, their share of an epoch, and from which step on."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""What a whole step launches, what memory it takes, and what is alive at its peak: bench/count_launches.py, which runs
-it dry with the kernels of a large GPU. No device, and numbers that are the same everywhere."""
+"""Launches and memory of a whole step, and the arrays alive at its peak, by bench/count_launches.py.
+
+It makes dry runs with the kernels of a large GPU: no device is needed, and the numbers are the same everywhere.
+"""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ _PLAIN = {"attention_combine", "attention_delta", "attention_reduce"}  # for eit
 
 
 def _two_rows_alone(case: Case) -> Case:
-    """Of each 16 queries only two see scores rise: what one row asks for, its whole subgroup has to do."""
+    """Return a case in which scores rise for only two of each 16 queries, so that a subgroup rescales for one row."""
 
     def build(rng: np.random.Generator) -> Inputs:
         inputs = case.build(rng)

@@ -104,8 +104,10 @@ class Emulator:
         return device
 
     def count(self, work: Callable[[], Any], *, l1: int = 256) -> dict[str, Counts]:
-        """What the kernels that `work` launches on a counting device do in memory, by kernel. l1: lines that L1 keeps;
-        a launch finds none of its own there."""
+        """Count the memory accesses of kernels that `work` launches on a counting device, by kernel.
+
+        l1: lines that L1 holds; it is empty at the start of a launch.
+        """
         self.library.emulator_clear_counts()
         self.library.emulator_l1(l1)
         work()

@@ -147,7 +147,7 @@ def skinny(d: Any, x: Arrays) -> None:
 
 
 def attention(d: Any, x: Arrays) -> None:
-    """On the tensor cores in float16."""
+    """Run attention and its backward, in float16 on tensor cores."""
     for width in (64, 128, 256) if x.dtype == np.float16 else (64,):
         q, k, v, do = (x(1, 40, heads, width) for heads in (4, 2, 2, 4))
         doc_start = d.upload(np.zeros((1, 40), np.int32))

@@ -144,7 +144,7 @@ def _traced(kernel: Kernel, length: int) -> list[list[str]]:
 
 
 def busy_of_groups(kernel: Kernel, size: Row) -> dict[str, dict[str, dict[int, float]]]:
-    """Return how busy RDNA is, causal, by waves per SIMD, each of a work-group of its own: two, and as many as fit."""
+    """Return how busy RDNA is in causal attention, with two waves per SIMD and as many as fit, each a work-group."""
     fit = waves_that_fit(kernel.code.architecture, size["vgpr"], size["lds"], SIMDS)
     return {"busy_causal_by_waves": shares_by_waves(kernel, _traced(kernel, RDNA_LENGTH), sorted({2, fit}))}
 

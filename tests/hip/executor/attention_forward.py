@@ -105,8 +105,10 @@ def shares_by_waves(kernel: Kernel, traced: list[list[str]], groups: Iterable[in
 
 
 def busy_of_groups(kernel: Kernel) -> dict[str, dict[str, dict[int, float]]]:
-    """Of RDNA, where a SIMD has waves of several work-groups: `busy` and `busy_causal` of RDNA_LENGTH keys by waves
-    of a SIMD: two, of one work-group, and four, of two."""
+    """Return `busy` and `busy_causal` of RDNA with RDNA_LENGTH keys, by waves per SIMD.
+
+    A SIMD has two waves of one work-group, or four of two.
+    """
     keys = {"busy_by_waves": False, "busy_causal_by_waves": True}
     return {key: shares_by_waves(kernel, _traced(kernel, RDNA_LENGTH, causal), (1, 2)) for key, causal in keys.items()}
 

@@ -99,7 +99,7 @@ class Kernel:
         entry.kind = Kind.BARRIER if found.name in ("s_barrier", "s_barrier_wait") else Kind.EMULATED
 
     def _dpp(self, found: Instruction, low: int, high: int) -> Dpp:
-        """The plain form stands beside the code and reads a VGPR that the instruction leaves alone."""
+        """Return an instruction with DPP and its plain form, which reads a VGPR that the instruction does not use."""
         if found.size != 8 or "e64" in found.name or high >> 22 & 3 or (self.lanes == 32 and high >> 18 & 1):
             raise ExecutorError(f"{found.text}: this form of DPP is not modelled")
         if high >> 20 & 3 and not re.search("f32", found.name):

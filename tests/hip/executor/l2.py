@@ -1,5 +1,6 @@
-"""What L1 reads from L2 in a 16-bit product on MI300, whose lines have 128 bytes: counted on the emulated GPU, whose
-L1 keeps the lines that were read last (tests/hip/emulator/counts.cpp).
+"""L1's reads from L2 in a 16-bit GEMM on MI300, whose lines have 128 bytes.
+
+They are counted on the emulated GPU, whose L1 keeps the lines read last (tests/hip/emulator/counts.cpp).
 """
 
 from __future__ import annotations

@@ -125,7 +125,10 @@ def multiply_add_loop(found: Sequence[Instruction]) -> list[str]:
 
 
 def without_matrix_unit(architecture: str, lanes: int, loop: list[str], most: int, *, modelled: bool) -> Row:
-    """What a row says of a loop of multiply-adds; most: waves a SIMD that fit; modelled: with the share of the peak?"""
+    """Return the row of a loop of multiply-adds.
+
+    most: waves per SIMD that fit. modelled: whether to add the share of the peak.
+    """
     count = _multiply_adds(loop)
     vector = sum(t.startswith("v_") and not _multiply_adds([t]) for t in loop)
     row: Row = {"dual_issued": round(count["v_dual_fmac"] / count.total(), 3), "vector_others": vector}
@@ -139,8 +142,11 @@ def without_matrix_unit(architecture: str, lanes: int, loop: list[str], most: in
 def _turns(
     architecture: str, lanes: int, loop: list[str], most: int, *, l1: bool, fetched: float = 0.0, apart: bool = False
 ) -> dict[int, tuple[float, float]]:
-    """By waves a SIMD, of which `most` fit: slots of a turn of the loop, without its start, and those of them in which
-    the matrix unit is busy. fetched: bytes from L2 for a load. apart: each wave is of another work-group?"""
+    """Return the slots of an iteration of the loop, and those with a busy matrix unit, by waves per SIMD.
+
+    The start of the loop does not count. most: waves per SIMD that fit. fetched: bytes from L2 for a load. apart:
+    whether each wave is of another work-group.
+    """
     turns = {}
     for waves in (n for n in (1, 2, 4) if n <= most):
         groups = waves if apart else 1

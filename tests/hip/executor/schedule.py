@@ -185,7 +185,7 @@ class Simd:
             wave.ready.update(dict.fromkeys(s.results, done))
 
     def advance(self, wave: _Wave, now: int, used: set[str]) -> float | None:
-        """Issues at most one instruction of a wave; -> the next slot at which it may go on (None: at a barrier)."""
+        """Issue at most one instruction of a wave. Return the next slot at which it may go on; None: at a barrier."""
         while not wave.ended and not wave.at_barrier:
             s = wave.program[wave.at]
             if wave.next_slot > now:

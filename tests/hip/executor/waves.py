@@ -103,7 +103,7 @@ def _constants() -> np.ndarray:
 
 
 def run(launch: Launch, order: Order = "fwd") -> int:
-    """Runs the whole grid; -> instructions executed, summed over waves. order: which wave goes first.
+    """Run the whole grid, and return the instructions executed by all waves. order: which wave goes first.
 
     Raises:
         ExecutorError: an access out of bounds, an instruction that is not known, arguments that do not fit.
@@ -160,7 +160,7 @@ class _Group:
         self._traced = (ctypes.c_uint32 * (_MOST_TRACED if traces else 0))()
 
     def run(self, order: Order) -> int:
-        """-> instructions executed."""
+        """Run the work-group and return the number of executed instructions."""
         try:
             live = list(range(len(self.waves)))
             while live:
