@@ -391,6 +391,12 @@ def test_rope_keys_that_contradict_each_other(make_config: Config) -> None:
         parse_model_config(raw | {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}})
 
 
+def test_time_steps_beyond_a_float(make_config: Config) -> None:
+    raw = make_config("Mamba2ForCausalLM")
+    with pytest.raises(WgradError, match="time_step_limit must be two numbers"):
+        parse_model_config(raw | {"time_step_limit": [0.0, 10**400]})
+
+
 def test_infinity_as_python_writes_it(make_checkpoint: Any, tmp_path: Path) -> None:
     """In a key that is not read it stays; in one that is it is named."""
     folder = make_checkpoint()

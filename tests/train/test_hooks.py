@@ -125,7 +125,7 @@ def test_a_callback_chooses_the_learning_rate(model: str, tmp_path: Path) -> Non
     assert [r.lr for r in run(model, tmp_path / "one", callbacks=[Zero()], max_steps=1)[0].metrics()] == [0.0]
 
 
-@pytest.mark.parametrize("value", [-1.0, float("nan"), "fast", True, float("inf"), [1.0]])
+@pytest.mark.parametrize("value", [-1.0, float("nan"), "fast", True, float("inf"), 10**400, [1.0]])
 def test_a_rate_that_is_none(value: Any, model: str, tmp_path: Path) -> None:
     class Wrong(wgrad.Callback):
         def on_learning_rate(self, report: wgrad.RateReport) -> float | None:

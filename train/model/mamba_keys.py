@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar
 
@@ -36,7 +37,8 @@ def time_step_limits(given: Any) -> tuple[float, float]:
     if given is None:
         return UNLIMITED
     found = [float(x.get("__float__", "")) if isinstance(x, dict) else x for x in given]
-    if len(found) != 2 or not all(isinstance(x, int | float) for x in found) or not 0 <= found[0] <= found[1]:
+    numbers = all(isinstance(x, int | float) and (x in UNLIMITED or x < sys.float_info.max) for x in found)
+    if len(found) != 2 or not numbers or not 0 <= found[0] <= found[1]:
         raise ValueError(f"time_step_limit must be two numbers from 0 on, the lower one first; got {given!r}")
     return float(found[0]), float(found[1])
 

@@ -35,6 +35,7 @@ NOT_NEGATIVE: Rule = ("must not be negative", lambda v: v >= 0)
 PORT: Rule = ("must be between 0 and 65535", lambda v: 0 <= v <= 65535)
 SEED: Rule = ("must be between 0 and 4294967295", lambda v: 0 <= v < 2**32)
 
+_LARGEST = 2**53  # the last whole number that a float has too; what a rule allows beyond would overflow somewhere
 _WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text", tuple: "a list of names"}
 
 
@@ -227,6 +228,8 @@ def _check(field: dataclasses.Field[Any], value: Any) -> None:
         raise WgradError(f"{flag(field.name)}: must be one of {listed}; got {short(value)}{near}")
     if rule and value is not None and not rule[1](value):
         raise WgradError(f"{flag(field.name)}: {rule[0]}; got {show(value)}")
+    if isinstance(value, int) and abs(value) > _LARGEST:
+        raise WgradError(f"{flag(field.name)}: must be at most {_LARGEST:,}; got {short(value)}")
 
 
 def short(value: Any) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -158,7 +159,7 @@ class Callbacks:
             if given is None:
                 continue
             number = isinstance(given, (int, float, np.integer, np.floating)) and not isinstance(given, bool)
-            if not number or not 0 <= float(given) < math.inf:
+            if not number or not 0 <= given <= sys.float_info.max:
                 raise WgradError(
                     f"callbacks: {type(one).__name__}.on_learning_rate: must return a number, 0 or more, or None; got "
                     f"{given!r} for step {step}"
