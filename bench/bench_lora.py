@@ -77,7 +77,7 @@ class Pass:
 
 
 def recorded(device: Any, pool: Array, key: Key) -> tuple[Any, int]:
-    """-> the recording of a GEMM, and how often it is in it."""
+    """Return the recording of a GEMM, and the number of its calls in it."""
     x, s, c, rank, rank_inner, along_rows, transposed, parts, part_rank, first_rank, accumulate = key
     size = int(np.prod(x))
     copies = max(1, min(CALLS, pool.size // size))

@@ -53,7 +53,7 @@ TRAIN = (
 
 
 def write_checkpoint(shape: Shape, folder: Path) -> list[Path]:
-    """-> its shards. Tensors are one random block repeated."""
+    """Write a checkpoint whose tensors repeat one random block, and return its shards."""
     folder.mkdir(parents=True)
     for file in (EXAMPLES / "base_model").iterdir():
         if file.suffix == ".json" and not file.name.startswith("model"):
@@ -75,7 +75,7 @@ def write_checkpoint(shape: Shape, folder: Path) -> list[Path]:
         write_safetensors(paths[-1], from_arrays({name: np.resize(block, shape) for name, shape in shard.items()}))
         weight_map |= dict.fromkeys(shard, paths[-1].name)
     (folder / INDEX_FILE).write_text(json.dumps({"weight_map": weight_map}))
-    os.sync()  # what a run writes waits for what is still to be written of these
+    os.sync()  # else writes of a run would wait for these
     return paths
 
 
@@ -139,7 +139,7 @@ def starts(places: Path, folder: Path, args: argparse.Namespace) -> dict[str, fl
 
 
 def bench_load(name: str, paths: list[Path], args: argparse.Namespace, device: Any, report: Report) -> dict[str, Any]:
-    """-> what rows of this checkpoint begin with."""
+    """Measure the loading of a checkpoint, and return the first columns of its rows."""
     shape, quantize = shape_of(name), not args.no_quantize
     gigabytes = sum(path.stat().st_size for path in paths) / 1e9
     row = {"work": name, "quantized": quantize, "gigabytes": gigabytes}

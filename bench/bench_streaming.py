@@ -106,7 +106,7 @@ class Steps:
         return (time.perf_counter() - start) / count
 
     def measure(self) -> tuple[float, float, np.ndarray]:
-        """-> seconds a step, their spread, the losses."""
+        """Return the seconds of a step, their spread, and the losses."""
         self.run(SETTLE_STEPS)
         seconds, spread = median_spread([self.run(TIMED_STEPS) for _ in range(SAMPLES)])
         return seconds, spread, self.trainer.read_history()[:, 0]

@@ -69,7 +69,7 @@ def _cell(text: str) -> str:
 
 
 def gpu_table(paths: list[Path]) -> str:
-    """The table, or a sentence where there are no reports."""
+    """Return the table, or a sentence if there are no reports."""
     if not paths:
         return "No report has been taken in yet."
     return "\n".join(table(HEAD, sorted(map(row, paths))))

@@ -34,7 +34,7 @@ def read(folder: Path, name: str) -> list[Row]:
 
 
 def percent(shares: dict[str, float] | None, keys: tuple[str, ...] = LATENCIES) -> str:
-    """100 times each share, a slash between them; a dash where there is none."""
+    """Format shares in percent with slashes between them; a dash stands for a missing one."""
     return " / ".join(f"{100 * shares[key]:.1f}" if key in shares else "–" for key in keys) if shares else "–"
 
 
@@ -43,7 +43,7 @@ def amount(nbytes: int) -> str:
 
 
 def attention_busy(rows: list[Row]) -> list[str]:
-    """How busy the matrix unit is: of gfx942, forward beside the peer, and backward; of gfx1100, both."""
+    """Return tables of how busy matrix units are: on gfx942, forward next to the peer, and backward; on gfx1100, both."""
     lines: list[str] = []
     forward = [r for r in rows if r["kernel"].startswith("attention_forward") and "busy" in r]
     by_waves = [r for r in rows if "busy_by_waves" in r]

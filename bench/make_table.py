@@ -122,7 +122,7 @@ def peers_table(rows: list[Row]) -> str:
 
 
 def gemm_table(rows: list[Row], losses: Losses) -> list[str]:
-    """Dense and NF4 GEMMs: the tile that a run takes, beside torch's float32 GEMM."""
+    """Return the table of dense and NF4 GEMMs, with the tile that a run takes, next to torch's float32 GEMM."""
     torch = {(r["op"], r["m"], r["n"], r["k"]): r["tflops"] for r in rows if "torch" in str(r.get("tile"))}
     own = {
         (r["op"], r["m"], r["n"], r["k"]): r

@@ -71,8 +71,10 @@ def main() -> int:
 
 
 def prepare(args: argparse.Namespace, folder: Path) -> None:
-    """Build the driver in front of RADV and have Vulkan's loader take it, in this process. The copy of wgpu's library
-    goes into a cache of its own."""
+    """Build the driver in front of RADV and let Vulkan's loader use it in this process.
+
+    The copy of wgpu's library is cached in its own folder.
+    """
     library, manifest = folder / "null_vulkan.so", folder / "icd.json"
     flags = [*shlex.split(os.environ.get("CPPFLAGS", "")), "-shared", "-fPIC", "-o", str(library)]
     subprocess.run(["cc", *flags, str(HERE / "null_vulkan.c"), "-ldl"], check=True)

@@ -61,7 +61,7 @@ def compile_kernels(shapes: Sequence[Shape]) -> None:
 
 
 def inputs_of(shape: Shape, host: dict[str, np.ndarray]) -> tuple[list[Any], Any]:
-    """-> q, k, v, g and beta, which want gradients, and the gradient of the output, in bfloat16."""
+    """Return q, k, v, g and beta, which need gradients, and the gradient of the output, in bfloat16."""
     import torch
 
     batch, tokens, key_heads, heads, width = shape

@@ -75,7 +75,7 @@ def load_imatrix(path: Path) -> Imatrix:
         if stem == name or counts is None or counts.size != 1:  # several experts
             continue
         if counts[..., 0].item() > 0:
-            with np.errstate(all="ignore"):  # what is not finite is refused below
+            with np.errstate(all="ignore"):  # values that are not finite are refused below
                 means[stem] = sums.reshape(-1) / counts.reshape(-1)
     if not means or not all(np.isfinite(mean).all() and (mean >= 0).all() for mean in means.values()):
         raise WgradError(f"--imatrix: {path} is no importance matrix of llama.cpp: give data, or llama-imatrix's file")

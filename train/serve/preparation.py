@@ -77,7 +77,7 @@ class Preparation:
         return jobs, texts
 
     def chat_jobs(self, request: ChatRequest, emit: Emit, before: Sequence[int] = ()) -> tuple[list[Job], Style]:
-        """-> `n` jobs, and how their answers are written. before: ids of a conversation so far. Raises ApiError."""
+        """Return `n` jobs and the style of their answers. before: ids of a conversation so far. Raises ApiError."""
         tokenizer = self.tokenizer(request.model)
         if not tokenizer.has_chat_template:
             message = "the model has no chat template, which messages need: use /v1/completions, or serve a chat model"
@@ -152,14 +152,16 @@ class Preparation:
         ]
 
     def raw_prompt(self, model: str, text: str, before: Sequence[int] = ()) -> tuple[list[int], int]:
-        """Return the ids of a prompt, and how many tokens there is room for behind it. before: as of `chat_jobs`.
-        ApiError."""
+        """Return the ids of a prompt, and the most tokens that fit after it. before: as in `chat_jobs`.
+
+        Raises ApiError.
+        """
         tokenizer = self.tokenizer(model)
         ids = self._continued(tokenizer, before, self._ids(tokenizer, text, "prompt"))
         return ids, max(min(self.max_new_tokens, self.positions - len(ids)), 1)
 
     def _continued(self, tokenizer: Tokenizer, before: Sequence[int], ids: list[int]) -> list[int]:
-        """Return both, what begins every text only once. Raises ApiError."""
+        """Return both joined, with the tokens that begin every text only once. Raises ApiError."""
         if not before:
             return ids
         opening = tokenizer.added_ids()[0]

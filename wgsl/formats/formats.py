@@ -116,14 +116,14 @@ def dense_operand(b: Array, unit: int) -> WeightOperand:
 
 
 def part_bounds(parts: tuple[int, ...], end: int) -> tuple[int, int]:
-    """Where the second and the third part begin; `end` (beyond all elements) for a part that does not exist."""
+    """Return the starts of the second and third part; `end` (beyond all elements) for a part that does not exist."""
     second, third = (*parts, 0, 0)[:2]
     return (second if parts else end), (second + third if len(parts) > 2 else end)
 
 
 def _stack_parameters(w: NF4Array) -> tuple[int, ...]:
-    """Per quantity, values for the second and third part: the first element, and what is added to the number of a block
-    and of a nested block to find it in absmax and nested absmax."""
+    """Return three values for the second part and the third: the first element, and the offsets from the numbers of a
+    block and of a nested block to their indices in absmax and nested absmax."""
     places = [*w.places()[1 : len(w.parts)], None, None][:2]
     elements = tuple(_NEVER if at is None else at.element for at in places)
     absmax = tuple(0 if at is None else at.absmax - at.block for at in places)

@@ -53,7 +53,7 @@ def choose(vendor: int, device: int) -> Shape | None:
 
 @cache
 def _shapes() -> dict[tuple[int, int], frozenset[Shape]]:
-    """(vendor, device) -> shapes, of every device that tells."""
+    """Return the shapes of each device that reports them, by (vendor, device)."""
     with physical_devices() as devices:
         told = {device.ids: _shapes_of(device) for device in devices}
     return {ids: shapes for ids, shapes in told.items() if shapes is not None}

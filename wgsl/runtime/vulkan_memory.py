@@ -177,7 +177,7 @@ def _loader() -> Any:
 
 @cache
 def _heaps() -> dict[tuple[int, int], int]:
-    """(vendor, device) -> bytes of the largest device-local heap."""
+    """Return the bytes of each device's largest device-local heap, by (vendor, device)."""
     found = {}
     with physical_devices() as devices:
         for device in devices:
