@@ -43,7 +43,7 @@ def amount(nbytes: int) -> str:
 
 
 def attention_busy(rows: list[Row]) -> list[str]:
-    """Return tables of how busy matrix units are: on gfx942, forward next to the peer, and backward; on gfx1100, both."""
+    """Return tables of how busy matrix units are: gfx942 forward next to the peer, backward, and gfx1100 both."""
     lines: list[str] = []
     forward = [r for r in rows if r["kernel"].startswith("attention_forward") and "busy" in r]
     by_waves = [r for r in rows if "busy_by_waves" in r]
