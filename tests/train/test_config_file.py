@@ -79,6 +79,15 @@ def test_more_heads_than_elements_are_refused() -> None:
             parse_model_config({"architectures": [architecture], "hidden_size": 1})
 
 
+@pytest.mark.parametrize(
+    "changes", [{"rope_type": "yarn"}, {"rope_type": "dynamic", "original_max_position_embeddings": 8}]
+)
+def test_growth_of_queries_that_is_not_supported(changes: dict[str, Any], make_config: Config) -> None:
+    rope = {"factor": 2.0, "llama_4_scaling_beta": 0.1, **changes}
+    with pytest.raises(WgradError, match="config.json: llama_4_scaling_beta"):
+        parse_model_config(make_config("Ministral3ForCausalLM") | {"rope_scaling": None, "rope_parameters": rope})
+
+
 @pytest.mark.all
 def test_hostile_values_in_every_family(make_config: Config) -> None:
     texts = [json.dumps(make_config(architecture)).encode() for architecture in FAMILIES]

@@ -820,3 +820,6 @@ def test_what_makes_no_model(written: Any, tmp_path: Path) -> None:
     refused("tokens make no tokenizer .*out of vocabulary", "tokenizer.ggml.merges", ["zzzz yyyy"])
     refused("rope.scaling.factor must be a number, got none", "llama.rope.scaling.type", "linear")
     refused("llama.expert_used_count must be a whole number", "llama.expert_count", 8)
+    refused("llama.expert_count must be 0, got -1", "llama.expert_count", -1)
+    refused("feed_forward_length must be a list of whole numbers", "llama.feed_forward_length", [float("inf"), 2.0])
+    refused("rope.freq_base must be above 1 and at most 1e15, got inf", "llama.rope.freq_base", float("inf"))

@@ -65,6 +65,10 @@ class GgufFields:
         """Return a list of numbers; [] if the key is missing."""
         return self._list(key, (int, float), "numbers")
 
+    def whole_numbers(self, key: str) -> list[int]:
+        """Return a list of whole numbers, as which booleans count; [] if the key is missing."""
+        return [int(value) for value in self._list(key, int, "whole numbers")]
+
     def _list(self, key: str, kind: Any, name: str) -> list[Any]:
         values = self._values.get(key, [])
         if not isinstance(values, list) or not all(isinstance(value, kind) for value in values):

@@ -58,7 +58,7 @@ def config_of_gguf(fields: GgufFields, tensors: Mapping[str, TensorEntry]) -> di
     named = [
         key for key, kind in kinds.items() if kind.some_have_experts or issubclass(kind, ExpertsFile) == (experts > 0)
     ]
-    if not named:
+    if not named or experts < 0:
         raise fields.error(prefix + "expert_count", f"must be {'0' if experts else 'above 0'}, got {experts}")
     own_keys = {key: FAMILIES[key] for key in named if FAMILIES[key].gguf_key}
     marked = (key for key, own in own_keys.items() if fields.get(prefix + own.gguf_key, int, 0) > own.gguf_above)
@@ -118,8 +118,8 @@ def config_of_gguf(fields: GgufFields, tensors: Mapping[str, TensorEntry]) -> di
 def _mlp_width(fields: GgufFields, experts: int) -> int:
     """Return the width of a plain MLP, or of an expert if no layer has a plain MLP."""
     key = f"{fields.architecture}.feed_forward_length"
-    if fields.is_list(key) and (listed := fields.numbers(key)):
-        return max(map(int, listed))
+    if fields.is_list(key) and (listed := fields.whole_numbers(key)):
+        return max(listed)
     return fields.get(key, int) or fields.needed(key.replace(".", ".expert_", 1) if experts else key, int)
 
 
@@ -128,7 +128,7 @@ def _key_heads(fields: GgufFields, heads: int) -> int:
     key = f"{fields.architecture}.attention.head_count_kv"
     if not fields.is_list(key):
         return fields.get(key, int, heads)
-    listed = {int(count) for count in fields.numbers(key)} - {0}
+    listed = {*fields.whole_numbers(key)} - {0}
     if fields.architecture in SHARING and listed:
         return max(listed)  # `keys_of_shared` adds the number of each kind of layer
     if len(listed) != 1:
@@ -181,7 +181,11 @@ def _mistral3_rope(fields: GgufFields, scaling: dict[str, Any] | None) -> dict[s
 
 
 def _theta(fields: GgufFields) -> float:
-    return fields.get(fields.architecture + ".rope.freq_base", float, 10_000.0)
+    key = fields.architecture + ".rope.freq_base"
+    theta = fields.get(key, float, 10_000.0)
+    if not 1 < theta <= 1e15:  # the range of config.json's `rope_theta`
+        raise fields.error(key, f"must be above 1 and at most 1e15, got {theta:g}")
+    return theta
 
 
 def _part(rotated: int, width: int) -> float:
@@ -288,7 +292,7 @@ def _factors(fields: GgufFields, tensors: Mapping[str, TensorEntry], name: str) 
 def _by_factors(fields: GgufFields, factors: np.ndarray, width: int) -> dict[str, Any]:
     """Return rope_scaling for a divisor of each pair's frequency: Llama 3's type if it results in the same divisors."""
     theta = _theta(fields)
-    if factors.shape != (width // 2,) or not theta > 1:
+    if factors.shape != (width // 2,):
         raise fields.error(
             ROPE_FACTORS, f"must have a number for each of {width // 2} pairs, got {list(factors.shape)}"
         )

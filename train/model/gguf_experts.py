@@ -237,6 +237,8 @@ def keys_of_experts(fields: GgufFields, count: int) -> dict[str, Any]:
     prefix = fields.architecture + "."
     if fields.architecture in _OWN_KEYS:
         return _OWN_KEYS[fields.architecture](fields, count, fields.needed(prefix + "expert_used_count", int))
+    if fields.architecture not in _NORMALIZED:
+        raise fields.error(prefix + "expert_count", f"must be 0 for this architecture, got {count}")
     found = {"num_local_experts": count, "norm_topk_prob": _NORMALIZED[fields.architecture]}
     found |= {} if fields.architecture == GRANITE_HYBRID else {"num_experts": count}
     found["num_experts_per_tok"] = fields.needed(prefix + "expert_used_count", int)

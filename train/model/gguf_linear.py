@@ -306,7 +306,8 @@ def keys_of_linear(fields: GgufFields) -> dict[str, Any]:
     """Return the config.json keys of linear attention or of LFM2's convolutions; {} if the model has neither."""
     prefix = fields.architecture + "."
     if prefix + "shortconv.l_cache" in fields:
-        kinds = ["full_attention" if count else "conv" for count in fields.numbers(f"{prefix}attention.head_count_kv")]
+        counts = fields.whole_numbers(prefix + "attention.head_count_kv")
+        kinds = ["full_attention" if count else "conv" for count in counts]
         width = fields.needed(prefix + "shortconv.l_cache", int)
         epsilon = fields.needed(prefix + "attention.layer_norm_rms_epsilon", float)
         plain = {"block_auto_adjust_ff_dim": False, "norm_eps": epsilon}

@@ -208,7 +208,7 @@ def keys_of_mamba(fields: GgufFields, tensors: Mapping[str, TensorEntry]) -> dic
         return found | {"mamba_d_ssm": inner, "mamba_rms_norm": normed, "mamba_norm_before_gate": False}
     if fields.get(prefix + _ROTATES, bool, True):
         raise fields.error(prefix + _ROTATES, "must be false: files of Bamba are not read, use safetensors")
-    attends = [count > 0 for count in fields.numbers(prefix + "attention.head_count_kv")]
+    attends = [count > 0 for count in fields.whole_numbers(prefix + "attention.head_count_kv")]
     return found | {
         "mamba_expand": _expand_of(inner, hidden),
         "layer_types": ["attention" if layer else "mamba" for layer in attends],
@@ -228,8 +228,8 @@ def _kinds_of_nemotron(fields: GgufFields) -> list[str]:
     """Return the kind of each layer: attention, moe or mlp, or mamba."""
     prefix = fields.architecture + "."
     own = fields.needed(prefix + "block_count", int) - fields.get(prefix + "nextn_predict_layers", int, 0)
-    keys = [int(count) for count in fields.numbers(prefix + "attention.head_count_kv")][:own]
-    widths = [int(width) for width in fields.numbers(prefix + "feed_forward_length")][:own]
+    keys = fields.whole_numbers(prefix + "attention.head_count_kv")[:own]
+    widths = fields.whole_numbers(prefix + "feed_forward_length")[:own]
     if len(keys) != len(widths) or len(set(widths) - {0}) > 1:
         raise fields.error(prefix + "feed_forward_length", f"must be one width, or 0, for each of {len(keys)} layers")
     of_mlp = "moe" if fields.architecture == NEMOTRON_MOE else "mlp"

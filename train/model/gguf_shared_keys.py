@@ -242,7 +242,7 @@ def _listed(fields: GgufFields, key: str, layers: int) -> list[int]:
     """Return the number of each layer. A file may state one for all layers."""
     if not fields.is_list(key):
         return [fields.needed(key, int)] * layers
-    found = [int(number) for number in fields.numbers(key)]
+    found = fields.whole_numbers(key)
     if len(found) != layers:
         raise fields.error(key, f"must have {layers} numbers, one of each layer, got {len(found)}")
     return found

@@ -42,20 +42,21 @@ class Ministral3File(ConfigFile, kw_only=True):
     rms_norm_eps: Epsilon = 1e-5
     sliding_window: Positions | None = None
 
-    @property
-    def growth(self) -> tuple[float, int]:
-        """`query_growth` and `query_length` of `ModelConfig`.
-
-        Raises:
-            ValueError: The keys do not fit each other.
-        """
-        rope = self.rope_scaling or self.rope_parameters or self.default_rope
-        beta, length = rope.llama_4_scaling_beta or 0.0, rope.original_max_position_embeddings
-        if beta and length is None:
+    def __post_init__(self) -> None:
+        rope, (beta, length) = self._rope, self.growth
+        if beta and not length:
             raise ValueError("llama_4_scaling_beta needs original_max_position_embeddings in rope_parameters; got none")
         if beta and (rope.rope_type or rope.type) in ("dynamic", "longrope", "su"):
             raise ValueError("llama_4_scaling_beta is supported with the rope_type default, linear, llama3 and yarn")
-        return beta, length or 0
+
+    @property
+    def _rope(self) -> RopeFile:
+        return self.rope_scaling or self.rope_parameters or self.default_rope
+
+    @property
+    def growth(self) -> tuple[float, int]:
+        """`query_growth` and `query_length` of `ModelConfig`."""
+        return self._rope.llama_4_scaling_beta or 0.0, self._rope.original_max_position_embeddings or 0
 
 
 class CwmFile(LayerTypesFile, kw_only=True):
