@@ -147,7 +147,7 @@ def test_modules_with_commas_or_spaces(words: list[str]) -> None:
     ("values", "words"),
     [
         ({"lora_r": 0}, "--lora-r: must be at least 1; got 0"),
-        ({"lora_r": 10**400}, "--lora-r: must be at most 9,007,199,254,740,992; got 1000"),
+        ({"lora_r": 10**400}, "--lora-r: must be at most 9,223,372,036,854,775,807; got 1000"),
         ({"lora_alpha": 10**400}, "--lora-alpha: "),
         ({"lora_r": 2.5}, "--lora-r: expected a whole number, got 2.5"),
         ({"lora_r": "many"}, "--lora-r: expected a whole number, got 'many'"),

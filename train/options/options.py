@@ -35,7 +35,7 @@ NOT_NEGATIVE: Rule = ("must not be negative", lambda v: v >= 0)
 PORT: Rule = ("must be between 0 and 65535", lambda v: 0 <= v <= 65535)
 SEED: Rule = ("must be between 0 and 4294967295", lambda v: 0 <= v < 2**32)
 
-_LARGEST = 2**53  # the last whole number that a float has too; what a rule allows beyond would overflow somewhere
+_LARGEST = 2**63 - 1  # of 64 bits: what a rule allows beyond would overflow somewhere
 _WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text", tuple: "a list of names"}
 
 
