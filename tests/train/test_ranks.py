@@ -10,7 +10,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ from tests.train.ranks_runs import (
 )
 from wgrad.train.commands.cli import main
 from wgrad.train.output.metrics import read_steps
+from wgrad.train.ranks.world import RankFailure, World
 
 pytestmark = needs_mpi
 STEPS = 12  # after the seventh, shares follow what each rank has taken
@@ -182,6 +184,28 @@ def test_ranks_with_different_options_or_files_are_refused(
     said = {"--learning-rate": "0.003 on rank 1", "--data": "nowhere.jsonl", "--model": "the base model"}
     refused(run, said[option], "rank 1 (")
     assert not (tmp_path / "out" / "results.json").exists() and not (tmp_path / "out" / "config.yaml").exists()
+
+
+def test_the_first_rank_says_what_failed_before_mpi_ends(
+    values: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The launcher ends every rank when the first one exits, which another may do as soon as MPI has ended."""
+    said_by_then = list[str]()
+
+    @contextmanager
+    def open_world() -> Iterator[World]:
+        try:
+            yield World()
+        finally:
+            said_by_then.append(capsys.readouterr().err)
+
+    def fail(*_: Any) -> int:
+        raise RankFailure("rank 1 (there): no such file", 2, said=True)
+
+    monkeypatch.setattr("wgrad.train.run.finetune.open_world", open_world)
+    monkeypatch.setattr("wgrad.train.run.finetune._run", fail)
+    assert main(["finetune", *words(values)]) == 2
+    assert said_by_then == ["wgrad: error: rank 1 (there): no such file\n"] and not capsys.readouterr().err
 
 
 def test_a_step_too_small_for_the_ranks_is_refused(values: dict[str, Any]) -> None:

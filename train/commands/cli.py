@@ -34,7 +34,7 @@ from wgrad.train.options.watch_config import WatchConfig
 from wgrad.train.ranks.world import RankFailure
 from wgrad.train.terminal.end_requests import EndRequests
 from wgrad.train.terminal.ending import SWEEP_INTERRUPTED, ending_of, one_line
-from wgrad.train.terminal.output import Output, OutputLost, command_output, say
+from wgrad.train.terminal.output import Output, OutputLost, command_output, say, say_ending
 
 
 def _completion(args: argparse.Namespace) -> int:
@@ -259,9 +259,9 @@ def _main(argv: Sequence[str] | None) -> int:
     except SystemExit as error:  # --help and --version
         return error.code if isinstance(error.code, int) else 0
     except RankFailure as error:
-        if not error.said:
-            return error.status
-        return _fail(str(error) if error.status > 128 else f"error: {error}", error.status)
+        if error.said:
+            say_ending(str(error), error.status)
+        return error.status
     except BaseException as error:
         ending = ending_of(error)
         if ending is None:

@@ -26,7 +26,7 @@ from wgrad.train.output.run_outputs import KeptOut, RunOutputs
 from wgrad.train.plan.plan import Plan
 from wgrad.train.ranks.launch import REQUEST
 from wgrad.train.ranks.start import open_world
-from wgrad.train.ranks.world import World
+from wgrad.train.ranks.world import RankFailure, World
 from wgrad.train.run.caller import PythonCaller
 from wgrad.train.run.compare_ranks import compare_ranks, compare_starts
 from wgrad.train.run.disk_room import check_disk
@@ -59,6 +59,7 @@ from wgrad.train.step.build import build_optimizer
 from wgrad.train.step.memory import SMALLER_MODEL, advising, for_parameters, for_steps
 from wgrad.train.step.trainer import Trainer
 from wgrad.train.terminal.interrupts import Interrupted, Interrupts
+from wgrad.train.terminal.output import say_ending
 from wgrad.train.terminal.progress import TrainingProgress
 
 
@@ -66,6 +67,7 @@ def run_finetune(config: FinetuneConfig, caller: PythonCaller | None = None) -> 
     """Train as `config` says, together with the other ranks if there are any, and return exit status 0.
 
     Raises WgradError, DeviceError, Interrupted (its state is saved), RankFailure, and what a callback raises."""
+    is_command = caller is None
     caller = caller or PythonCaller()
     caller.hooks.check(config)
     with open_world() as world:
@@ -75,7 +77,13 @@ def run_finetune(config: FinetuneConfig, caller: PythonCaller | None = None) -> 
                 f"{what}: are for a run of one process, and this is one of {world.size} ranks: leave them out, or "
                 "start one process"
             )
-        return _run(config, world, caller)
+        try:
+            return _run(config, world, caller)
+        except RankFailure as failure:
+            if failure.said and is_command:  # before MPI ends: the launcher ends all ranks when the first one exits
+                failure.said = False
+                say_ending(str(failure), failure.status)
+            raise
 
 
 def _run(config: FinetuneConfig, world: World, caller: PythonCaller) -> int:

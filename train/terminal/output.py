@@ -180,3 +180,9 @@ def say(text: str, name: str = "stdout") -> None:
     output = Output(name)
     output.write(harmless(text) + "\n")
     output.flush()
+
+
+def say_ending(message: str, status: int) -> None:
+    """Print why a command ends with this exit status, after all that it has printed. Above 128 it was interrupted."""
+    Output().flush()
+    say(f"wgrad: {message}" if status > 128 else f"wgrad: error: {message}", "stderr")
