@@ -341,7 +341,7 @@ def test_a_second_request_ends_no_process_that_is_not_ours(monkeypatch: pytest.M
 def test_ranks_take_no_callbacks(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run of several processes would have to agree on what each of them answers."""
     world = nullcontext(SimpleNamespace(alone=False, size=2))
-    monkeypatch.setattr("wgrad.train.run.finetune.open_world", lambda: world)
+    monkeypatch.setattr("wgrad.train.run.finetune.open_world", lambda tell: world)
     options = OPTIONS | {"model": model, "data": RECORDS, "out": tmp_path / "out"}
     assert "this is one of 2 ranks: leave them out" in wrong(**options, callbacks=[Watching()])
 

@@ -10,8 +10,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ from tests.train.ranks_runs import (
 )
 from wgrad.train.commands.cli import main
 from wgrad.train.output.metrics import read_steps
+from wgrad.train.ranks.start import open_world
 from wgrad.train.ranks.world import RankFailure, World
 
 pytestmark = needs_mpi
@@ -186,26 +187,21 @@ def test_ranks_with_different_options_or_files_are_refused(
     assert not (tmp_path / "out" / "results.json").exists() and not (tmp_path / "out" / "config.yaml").exists()
 
 
-def test_the_first_rank_says_what_failed_before_mpi_ends(
-    values: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_first_rank_says_what_failed_before_mpi_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """The launcher ends every rank when the first one exits, which another may do as soon as MPI has ended."""
-    said_by_then = list[str]()
+    events = list[Any]()
 
-    @contextmanager
-    def open_world() -> Iterator[World]:
-        try:
-            yield World()
-        finally:
-            said_by_then.append(capsys.readouterr().err)
+    class Joined(World):
+        def close(self) -> None:
+            events.append("closed")
 
-    def fail(*_: Any) -> int:
+    monkeypatch.setattr("wgrad.train.ranks.start.ranks_started", lambda: 2)
+    monkeypatch.setattr("wgrad.train.ranks.start._kept", lambda started: nullcontext(lambda: None))
+    monkeypatch.setattr("wgrad.train.ranks.start._join", lambda started: Joined())
+    with pytest.raises(RankFailure) as caught, open_world(lambda *told: events.append(told)):
         raise RankFailure("rank 1 (there): no such file", 2, said=True)
-
-    monkeypatch.setattr("wgrad.train.run.finetune.open_world", open_world)
-    monkeypatch.setattr("wgrad.train.run.finetune._run", fail)
-    assert main(["finetune", *words(values)]) == 2
-    assert said_by_then == ["wgrad: error: rank 1 (there): no such file\n"] and not capsys.readouterr().err
+    assert events == [("rank 1 (there): no such file", 2), "closed"]
+    assert not caught.value.said, "the command would say it again"
 
 
 def test_a_step_too_small_for_the_ranks_is_refused(values: dict[str, Any]) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 from wgrad.device.errors import WgradError
 from wgrad.train.ranks import keeper
-from wgrad.train.ranks.world import World
+from wgrad.train.ranks.world import RankFailure, World
 
 # Environment variables of Open MPI, MPICH and others, and Slurm's srun: number of processes, and this one's.
 _SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
@@ -33,8 +33,15 @@ def ranks_started(environment: Mapping[str, str] = os.environ) -> int:
 
 
 @contextmanager
-def open_world() -> Iterator[World]:
-    """Yield the ranks of the run. WgradError: a launcher has started several, but MPI cannot join them."""
+def open_world(tell: Callable[[str, int], None] | None = None) -> Iterator[World]:
+    """Yield the ranks of the run.
+
+    tell: prints message and status of a RankFailure, on the rank that says it, before MPI ends: a launcher ends all
+        ranks when the first one exits. None: the caller does.
+
+    Raises:
+        WgradError: A launcher has started several, but MPI cannot join them.
+    """
     started = ranks_started()
     if started <= 1:
         yield World()
@@ -44,6 +51,11 @@ def open_world() -> Iterator[World]:
         joined()
         try:
             yield world
+        except RankFailure as failure:
+            if failure.said and tell is not None:
+                failure.said = False
+                tell(str(failure), failure.status)
+            raise
         finally:
             world.close()
 

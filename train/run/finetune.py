@@ -26,7 +26,7 @@ from wgrad.train.output.run_outputs import KeptOut, RunOutputs
 from wgrad.train.plan.plan import Plan
 from wgrad.train.ranks.launch import REQUEST
 from wgrad.train.ranks.start import open_world
-from wgrad.train.ranks.world import RankFailure, World
+from wgrad.train.ranks.world import World
 from wgrad.train.run.caller import PythonCaller
 from wgrad.train.run.compare_ranks import compare_ranks, compare_starts
 from wgrad.train.run.disk_room import check_disk
@@ -67,28 +67,20 @@ def run_finetune(config: FinetuneConfig, caller: PythonCaller | None = None) -> 
     """Train as `config` says, together with the other ranks if there are any, and return exit status 0.
 
     Raises WgradError, DeviceError, Interrupted (its state is saved), RankFailure, and what a callback raises."""
-    is_command = caller is None
-    caller = caller or PythonCaller()
+    tell, caller = (say_ending if caller is None else None), caller or PythonCaller()
     caller.hooks.check(config)
-    with open_world() as world:
+    with open_world(tell) as world:
         if (caller.callbacks or caller.hooks) and not world.alone:
             what = "callbacks" if caller.callbacks else "loss and metrics"
             raise WgradError(
                 f"{what}: are for a run of one process, and this is one of {world.size} ranks: leave them out, or "
                 "start one process"
             )
-        try:
-            return _run(config, world, caller)
-        except RankFailure as failure:
-            if failure.said and is_command:  # before MPI ends: the launcher ends all ranks when the first one exits
-                failure.said = False
-                say_ending(str(failure), failure.status)
-            raise
+        return _run(config, world, caller)
 
 
 def _run(config: FinetuneConfig, world: World, caller: PythonCaller) -> int:
-    begun = time.monotonic()
-    outputs = RunOutputs(config.out, world, caller.silent)
+    begun, outputs = time.monotonic(), RunOutputs(config.out, world, caller.silent)
     request = () if world.alone or REQUEST is None else (int(REQUEST),)
     with Interrupts(outputs.say, request, not caller.silent) as interrupts, world.sharing_errors(), outputs:
         previous = world.broadcast(lambda: _open(config, outputs), "the output folder")
