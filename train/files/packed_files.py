@@ -172,10 +172,10 @@ class PackedEntry(TensorEntry):
         """Return the column of scales that belongs to each column of the weight."""
         if self.groups is not None and groups > 1:
             listed: np.ndarray = self.groups.array()
-            if len(listed) != columns or listed.max() >= groups:
+            if listed.shape != (columns,) or listed.max() >= groups:
                 raise WgradError(
                     f"{self.groups.source}: {one_line(self.groups.name)} in {self.groups.path} must have the group of "
-                    f"each of {columns} columns, below {groups}; got {len(listed)} up to {listed.max()}: {FETCH}"
+                    f"each of {columns} columns, below {groups}; got {list(listed.shape)} up to {listed.max()}: {FETCH}"
                 )
             if listed.min() >= 0:  # -1: no group
                 return listed
