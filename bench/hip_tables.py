@@ -43,7 +43,7 @@ def amount(nbytes: int) -> str:
 
 
 def attention_busy(rows: list[Row]) -> list[str]:
-    """Return tables of how busy matrix units are: gfx942 forward next to the peer, backward, and gfx1100 both."""
+    """Return tables of how busy the tensor cores are: gfx942 forward next to the peer, backward, and gfx1100 both."""
     lines: list[str] = []
     forward = [r for r in rows if r["kernel"].startswith("attention_forward") and "busy" in r]
     by_waves = [r for r in rows if "busy_by_waves" in r]
@@ -53,7 +53,7 @@ def attention_busy(rows: list[Row]) -> list[str]:
         name = r["kernel"] if r is PEER else f"`{r['kernel']}`"
         cells.append([name, str(r["vgpr"]), amount(r["lds"]), *(percent(r.get(key)) for key in keys)])
     head: tuple[str, ...] = ("kernel", "VGPR", "LDS", "no mask", "its loop", "causal", "its unmasked loop")
-    lines += ["**Attention forward, gfx942: % of time that the matrix unit is busy at 300 / 600 / 1,200 clocks**", ""]
+    lines += ["**Attention forward, gfx942: % of time that the tensor cores are busy at 300 / 600 / 1,200 clocks**", ""]
     lines += [*table(head, cells), ""]
     lines += against_the_peer(forward)
     own: dict[str, float] = next((r["busy"] for r in forward if r["kernel"] == COMPARED), {})
@@ -101,9 +101,9 @@ def against_the_peer(forward: list[Row]) -> list[str]:
     ratios = " / ".join(f"{own[key] / PEER['busy'][key]:.2f}" for key in LATENCIES if key in own)
     measured = " and ".join(f"{rate} TFLOP/s at {tokens:,} tokens" for tokens, rate in PEER_TFLOPS.items())
     return [
-        f"In this model `{COMPARED}` keeps the matrix unit busy {ratios} times as much as the peer at 300 / 600 / 1,200"
-        f" clocks. The peer's authors measured {measured} on an MI300X. The first is its best shape, and the only point"
-        " at which the model is calibrated. So no TFLOP/s of our kernels are given here.",
+        f"In this model `{COMPARED}` keeps the tensor cores busy {ratios} times as much as the peer at 300 / 600 /"
+        f" 1,200 clocks. The peer's authors measured {measured} on an MI300X. The first is its best shape, and the only"
+        " point at which the model is calibrated. So no TFLOP/s of our kernels are given here.",
         "",
     ]
 
@@ -170,7 +170,7 @@ def products(rows: list[Row]) -> list[str]:
             narrow.append([arch, f"`{name}`", size, f"{100 * paired:.1f} %", str(others), *shares])
     lines = []
     if wide:
-        title = "16-bit products: % of time that the matrix unit is busy at 600 clocks, with 1 / 2 / 4 waves a SIMD"
+        title = "16-bit products: % of time that the tensor cores are busy at 600 clocks, with 1 / 2 / 4 waves a SIMD"
         title += " (–: do not fit, or not counted); lines of 128 bytes that L1 reads for 64 of K, the most"
         columns = ("architecture", "kernels", "VGPR, LDS", "least of its layouts", "with L1's bandwidth counted")
         lines += [f"**{title}**", "", *table((*columns, "with L2's too", "lines"), wide), ""]

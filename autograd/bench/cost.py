@@ -204,5 +204,5 @@ _FLOP: dict[str, Callable[[Arguments], float]] = {
     "ssd": _ssd,
     "ssd_backward": lambda given: ATTENTION_BACKWARD * _ssd(given),
 }
-# Operators that matrix units can compute.
+# Operators that tensor cores can compute.
 PRODUCTS = frozenset(_FLOP) - {"delta_rule", "delta_rule_backward", "ssd", "ssd_backward", "paged_attention"}

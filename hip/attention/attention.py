@@ -1,4 +1,4 @@
-"""Flash attention forward on the matrix units. Kernels: attention_forward.hip, attention_combine.hip."""
+"""Flash attention forward on the tensor cores. Kernels: attention_forward.hip, attention_combine.hip."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def attention(
     window: int,
     softcap: float,
 ) -> tuple[Array, Array]:
-    """Use the matrix units for float16 and bfloat16 with heads of 33 to 256 elements, else the plain kernels.
+    """Use the tensor cores for float16 and bfloat16 with heads of 33 to 256 elements, else the plain kernels.
 
     The plain kernels also serve unaligned arrays, a scale <= 0, a soft-cap, and one query on few keys.
     """

@@ -1,4 +1,4 @@
-"""Flash attention's backward on the matrix units. Kernels: attention_backward_dq.hip, _dkv.hip, _rows.hip."""
+"""Flash attention's backward on the tensor cores. Kernels: attention_backward_dq.hip, _dkv.hip, _rows.hip."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def attention_backward(
     window: int,
     softcap: float,
 ) -> tuple[Array, Array, Array]:
-    """Use the matrix units where `served`, else the plain kernels."""
+    """Use the tensor cores where `served`, else the plain kernels."""
     # A tile beyond the end is addressed too: one work-group's rows more.
     if not served((do, q, k, v, o), (q.shape[1] + 256) * q.shape[2], scale, softcap):
         return plain_attention_backward(device, do, q, k, v, o, lse, doc_start, scale, window, softcap)

@@ -1,4 +1,4 @@
-"""Plain attention: one work-group per row, no matrix units. Kernel: attention_plain.hip."""
+"""Plain attention: one work-group per row, no tensor cores. Kernel: attention_plain.hip."""
 
 from __future__ import annotations
 

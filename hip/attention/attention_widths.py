@@ -9,7 +9,7 @@ from wgrad.device.memory import Array
 from wgrad.hip.runtime.columns import put, take
 from wgrad.hip.runtime.runtime import Runtime
 
-WIDTHS = (64, 128, 256)  # with kernels on the matrix units
+WIDTHS = (64, 128, 256)  # with kernels on the tensor cores
 _NARROW = 32  # heads up to this width would be mostly padding
 
 

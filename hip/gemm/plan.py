@@ -34,7 +34,7 @@ class Gpu:
     """A GPU, as plans see it.
 
     wave: lanes of a wave, 64 (CDNA) or 32 (RDNA). matrix16, split: has gemm.hip, gemm_split.hip. flushes_denormals: its
-    matrix unit takes float16 subnormals for zeros (CDNA2).
+    tensor cores take float16 subnormals for zeros (CDNA2).
     """
 
     wave: int
@@ -100,7 +100,7 @@ def frozen(gpu: Gpu, kind: int, out: int, name: str, layout: str, mnk: tuple[int
     kind: dtype code of x or dy. name: of the weight's format in weight_formats.hpp. layout: nt (forward) or nn
     (backward).
 
-    On the 16-bit matrix unit the decoded weight is rounded to x's dtype, so only for 16-bit results, where that does
+    On 16-bit tensor cores the decoded weight is rounded to x's dtype, so only for 16-bit results, where that does
     not show. Where only one of x and the result has 16 bits, gemm_split.hip splits both into pieces.
     """
     m, n, _ = mnk
@@ -132,7 +132,7 @@ def experts_frozen(gpu: Gpu, kind: int, name: str, layout: str) -> Plan:
 
 
 def _on_matrix16(gpu: Gpu, kinds: tuple[int, int], out: int) -> bool:
-    """Return whether the 16-bit matrix unit serves dense operands of these dtypes."""
+    """Return whether 16-bit tensor cores serve dense operands of these dtypes."""
     # In a float32 result it shows where float16 subnormals were taken for zeros.
     flushed = gpu.flushes_denormals and kinds == (1, 1) and out == 0
     return kinds[0] == kinds[1] and kinds[0] != 0 and gpu.matrix16 and not flushed

@@ -67,7 +67,7 @@ class Runtime(PooledRuntime):
     # After a fault on the GPU, ROCm's runtime returns that error from every call, hipDeviceReset included (HIP_INIT_API
     # in clr's hip_internal.hpp). Older versions end the process.
     needs_new_process = True
-    fastest_compute = "bfloat16"  # every architecture that has kernels has matrix units for it
+    fastest_compute = "bfloat16"  # every architecture that has kernels has tensor cores for it
 
     def __init__(self, gpu: str | Gpu = "", *, exact_blocks: bool = False) -> None:
         hip = self._hip = binding.hip()

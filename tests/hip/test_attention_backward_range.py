@@ -1,5 +1,5 @@
 """float16's range in the backward on the tensor cores: gradients, values and probabilities so small or so large that P,
-dS, do or v would leave it without the scales of attention_gradient.hpp. gfx90a's matrix unit takes float16 subnormals
+dS, do or v would leave it without the scales of attention_gradient.hpp. gfx90a's tensor cores take float16 subnormals
 for zeros."""
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """float16's range in the forward on the tensor cores: keys far below the largest, where each counts little and all
-together much. gfx90a's matrix unit takes float16 subnormals for zeros."""
+together much. gfx90a's tensor cores take float16 subnormals for zeros."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ def test_bfloat16(hip_device: Any, compare: Any, dtypes: tuple[Any, Any], layout
 @pytest.mark.parametrize("layout, m, n, k", [("nt", 133, 136, 72), ("nn", 3, 72, 1064), ("nt", 300, 67, 40)])
 @pytest.mark.parametrize("dtype", [F32, F16], ids=str)
 def test_pieces(emulator: Any, compare: Any, dtype: Any, layout: str, m: int, n: int, k: int) -> None:
-    """bfloat16 weights on the 16-bit matrix unit, with nothing lost of the other operand: as exact as float32."""
+    """bfloat16 weights on 16-bit tensor cores, with nothing lost of the other operand: as exact as float32."""
     device = emulator.device("gfx942")
     a, b = normal(1, (m, k), dtype), normal(2, (n, k) if layout == "nt" else (k, n), BF16)
     trans_b = layout == "nt"

@@ -21,7 +21,7 @@ def test_nothing_spills() -> None:
 
 
 def test_executed_results_are_float32_sums() -> None:
-    """float32 sums of ~100 products: 1e-6 of the largest. gfx90a's matrix unit takes float16 subnormals for zeros; two
+    """float32 sums of ~100 products: 1e-6 of the largest. gfx90a's tensor cores take float16 subnormals for zeros; two
     pieces of bfloat16 of either operand leave 2^-16 of each product."""
     with held("hip_isa") as rows:
         for r in rows:

@@ -95,7 +95,7 @@ def _traced(kernel: Kernel, keys: int, causal: bool) -> list[list[str]]:
 
 
 def shares_by_waves(kernel: Kernel, traced: list[list[str]], groups: Iterable[int]) -> dict[str, dict[int, float]]:
-    """Share of time that the matrix unit is busy by waves of a SIMD, and by latency. traced: what the waves of a
+    """Share of time that the tensor cores are busy by waves of a SIMD, and by latency. traced: what the waves of a
     work-group that share a SIMD execute; groups: how many of these it has."""
     found = {}
     for count in groups:
@@ -114,9 +114,9 @@ def busy_of_groups(kernel: Kernel) -> dict[str, dict[str, dict[int, float]]]:
 
 
 def busy(kernel: Kernel) -> dict[str, dict[int, float]]:
-    """Share of time that the matrix unit is busy, by memory latency: of a whole run over the longer of _LENGTHS, and of
-    what that has more than one over the shorter (`_loop`: no start and end); without a mask and causal; at L1_LATENCY
-    with L1's bandwidth counted too (`_l1`)."""
+    """Share of time that the tensor cores are busy, by memory latency: of a whole run over the longer of _LENGTHS, and
+    of what that has more than one over the shorter (`_loop`: no start and end); without a mask and causal; at
+    L1_LATENCY with L1's bandwidth counted too (`_l1`)."""
     result: dict[str, dict[int, float]] = {}
     for key, causal in (("busy", False), ("busy_causal", True)):
         traced = [_traced(kernel, keys, causal) for keys in _LENGTHS]

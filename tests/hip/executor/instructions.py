@@ -77,7 +77,7 @@ def _mfma(name: str, low: int, high: int, architecture: str) -> Mfma:
     side, depth, kind = int(match[1]), int(match[2]), match[3]
     if side * depth != 64 * (1 if kind == "f32" else 4):  # a lane holds other numbers of elements
         raise _unknown(name)
-    flush = architecture == "gfx90a" and kind != "f32"  # its matrix unit takes 16-bit subnormals for zeros
+    flush = architecture == "gfx90a" and kind != "f32"  # its tensor cores take 16-bit subnormals for zeros
     return Mfma(
         to=low & 0xFF, a=high & 0x1FF, b=high >> 9 & 0x1FF, c=high >> 18 & 0x1FF, to_accumulators=low >> 15 & 1,
         a_accumulators=high >> 27 & 1, b_accumulators=high >> 28 & 1, type=_TYPES[kind], side=side, depth=depth,

@@ -1,9 +1,9 @@
 """hip_isa: the compiled products, executed at sizes that divide nothing, waves forward and reversed, and counted.
 
 A row has registers, spills, how many instructions of loops invalidate a cache, widths of the hot loop's accesses, the
-share of time that the matrix unit is busy at 600 clocks of memory latency by waves a SIMD, as many as fit, without and
-with L1's bandwidth counted (schedule.py), and of MI300's products of 16 bits with what L1 reads from L2 counted too,
-whose lines for 64 of K stand beside it (l2.py). For the float32 kernels of RDNA, which have no matrix unit: the share
+share of time that the tensor cores are busy at 600 clocks of memory latency by waves a SIMD, as many as fit, without
+and with L1's bandwidth counted (schedule.py), and of MI300's products of 16 bits with what L1 reads from L2 counted,
+whose lines for 64 of K stand beside it (l2.py). For the float32 kernels of RDNA, which have no tensor cores: the share
 of multiply-adds that the compiler pairs, the vector instructions beside them in a turn of the loop, and, of the aligned
 ones of gfx1100, the share of the time that paired multiply-adds alone would take. A model, not a GPU.
 """
@@ -142,7 +142,7 @@ def without_matrix_unit(architecture: str, lanes: int, loop: list[str], most: in
 def _turns(
     architecture: str, lanes: int, loop: list[str], most: int, *, l1: bool, fetched: float = 0.0, apart: bool = False
 ) -> dict[int, tuple[float, float]]:
-    """Return the slots of an iteration of the loop, and those with a busy matrix unit, by waves per SIMD.
+    """Return the slots of an iteration of the loop, and those with a busy tensor core, by waves per SIMD.
 
     The start of the loop does not count. most: waves per SIMD that fit. fetched: bytes from L2 for a load. apart:
     whether each wave is of another work-group.
@@ -161,7 +161,7 @@ def _turns(
 def busy(
     architecture: str, lanes: int, loop: list[str], most: int, *, l1: bool = False, fetched: float = 0.0
 ) -> dict[int, float]:
-    """Share of time that the matrix unit is busy in a loop, by waves a SIMD, of which `most` fit; without its start.
+    """Share of time that the tensor cores are busy in a loop, by waves a SIMD, of which `most` fit; without its start.
     fetched: bytes from L2 for a load."""
     turns = _turns(architecture, lanes, loop, most, l1=l1, fetched=fetched)
     return {waves: round(matrix / slots, 4) for waves, (slots, matrix) in turns.items()}

@@ -1,4 +1,4 @@
-"""A model of one SIMD: how busy its matrix unit is. It ranks kernels; no GPU has calibrated it.
+"""A model of one SIMD: how busy its tensor core is. It ranks kernels; no GPU has calibrated it.
 
 Waves issue in order, each at most one instruction a slot and each unit at most one; a result is there after its
 latency; waits count outstanding accesses. A slot is 4 clocks on CDNA and 1 on RDNA, where a matrix instruction blocks
@@ -59,7 +59,7 @@ def _registers(text: str) -> list[Register]:
 
 
 def _matrix_slots(name: str, architecture: str) -> int:
-    """Slots that the matrix unit is busy with one instruction."""
+    """Slots that the tensor cores are busy with one instruction."""
     if not architecture.startswith("gfx9"):
         return _WMMA_CLOCKS[architecture[:5]]
     found = re.search(r"(\d+)x(\d+)x(\d+)_?(f16|bf16|f32)", name)
@@ -162,7 +162,7 @@ class Simd:
         self.cdna = architecture.startswith("gfx9")
         self.free: dict[str, float] = defaultdict(float)
         self.shared_free = {"lds": 0.0, "vmem": 0.0}
-        self.busy = 0  # slots of the matrix unit
+        self.busy = 0  # slots of the tensor core
 
     def earliest(self, wave: _Wave, s: Step) -> float:
         """When operands, results and unit are free."""
@@ -223,7 +223,7 @@ def simulate(
     is its bandwidth counted? fetched: bytes that it reads from L2 for a load, on average. groups: work-groups that the
     waves are of, as many of each, one after another; a barrier is of one.
 
-    Returns (slots, slots in which the matrix unit was busy).
+    Returns (slots, slots in which the tensor cores were busy).
     """
     steps = {t: step(t, architecture, lanes, memory_latency, l1, fetched) for program in programs for t in program}
     waves = [_Wave([steps[t] for t in p], n * groups // len(programs)) for n, p in enumerate(programs)]
