@@ -50,7 +50,7 @@ _NAMES = {np.float16: "F16", ml_dtypes.bfloat16: "BF16"}
 _POWERS = ("U8", "F8_E8M0")  # scales of compressed-tensors that are powers of two
 _BYTES = ("F8_E4M3", "I8")
 _PAIRS = "U8"  # two floats of 4 bits (E2M1), the lower half first
-_E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
+_E2M1 = np.arange(16, dtype=np.uint8).view(ml_dtypes.float4_e2m1fn).astype(np.float32)
 _ONE_OF_127 = np.float32(7.874015718698502e-3)
 PACKED_BITS = (2, 4, 8)
 _AT_ONCE = 1 << 20  # numbers that are decoded at a time
