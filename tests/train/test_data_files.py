@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from wgrad.device.errors import WgradError
-from wgrad.train.data import compressed
+from wgrad.train.data import table_records
 from wgrad.train.data.data import Dataset, load_data
 from wgrad.train.data.text_windows import WINDOW
 from wgrad.train.data.tokenizer import Tokenizer, load_tokenizer
@@ -71,7 +71,7 @@ def test_packed_text_is_unpacked(tokenizer: Tokenizer, tmp_path: Path, monkeypat
     for name, content in (("a.jsonl.gz", several), ("b.jsonl.zst", zstd(LINES)), ("c.JSONL.GZ", gzip.compress(LINES))):
         (tmp_path / name).write_bytes(content)
         assert [d.ids.tolist() for d in load(tmp_path / name, tokenizer).train] == wanted
-    monkeypatch.setattr(compressed, "LEAST", 1 << 20)
+    monkeypatch.setattr(table_records, "_LEAST", 1 << 20)
     for name, content, words in (
         ("a.jsonl.gz", gzip.compress(LINES)[:-3], "cannot be unpacked .gzip."),
         ("a.jsonl.zst", zstd(LINES)[:-3], "cannot be unpacked .zstd."),

@@ -12,7 +12,7 @@ import zlib
 from typing import Any, BinaryIO
 
 from wgrad.device.errors import WgradError
-from wgrad.train.data.table_records import LEAST, TIMES
+from wgrad.train.data.table_records import most_expanded
 from wgrad.train.files.input_files import one_line
 
 _MARKS = {"gzip": b"\x1f\x8b\x08", "zstd": b"\x28\xb5\x2f\xfd"}
@@ -40,9 +40,10 @@ class Unpacked(io.RawIOBase):
     def __init__(self, file: BinaryIO, packing: str, where: str) -> None:
         self._where, self._packing = where, packing
         try:
-            self._most = max(TIMES * os.fstat(file.fileno()).st_size, LEAST)
+            nbytes = os.fstat(file.fileno()).st_size
         except OSError:  # standard input of some systems
-            self._most = LEAST
+            nbytes = 0
+        self._most = most_expanded(nbytes)
         self._left = self._most
         self._stream = self._open(file)
 

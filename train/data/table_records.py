@@ -20,11 +20,16 @@ T = TypeVar("T")
 
 _ROWS_AT_ONCE = 64
 _BYTES_AT_ONCE = 8 << 20  # of a batch, estimated from the mean of its rows
-TIMES, LEAST = 20, 64 << 20  # a file may expand to so many times its bytes, and to so many bytes in any case
+_TIMES, _LEAST = 20, 64 << 20  # a file may expand to so many times its bytes, and to so many bytes in any case
 _ROW = 64  # bytes that each row counts in addition to its values
 _ROWS = 1 << 18  # rows that any file may have; a larger file may have one per byte, since each row takes time
 _MEASURED_FIRST = 16 << 20  # smaller files (bytes) are read twice, so that faults are found before the first record
 _MEMORY = 192 << 20  # bytes of memory that a batch of a small file may take
+
+
+def most_expanded(nbytes: int) -> int:
+    """Return how many bytes a file of this size may expand to."""
+    return max(_TIMES * nbytes, _LEAST)
 
 
 def table_rows(
@@ -55,7 +60,7 @@ def table_rows(
 
         def batches() -> Iterator[Any]:
             """Yield all batches; raise if they are more than a file of this size may have."""
-            left = most = max(TIMES * size, LEAST)
+            left = most = most_expanded(size)
             rows = most_rows = max(size, _ROWS)
             for batch in table.batches(wanted):
                 left -= batch.nbytes + _ROW * batch.num_rows
