@@ -218,8 +218,7 @@ def _saved_by(args: argparse.Namespace | None) -> Path | None:
 
 
 def _fail(message: str, status: int) -> int:
-    Output().flush()
-    say(f"wgrad: {message}", "stderr")
+    say_ending(message, status)
     return status
 
 
@@ -235,7 +234,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return status
         if error.errno in (errno.EPIPE, errno.EINVAL):  # the reader has gone, as in `wgrad selftest | head -n 1`
             return 1
-        return _fail(f"error: cannot write to standard output: {error.strerror}", 2)
+        return _fail(f"cannot write to standard output: {error.strerror}", 2)
 
 
 def _main(argv: Sequence[str] | None) -> int:
@@ -259,9 +258,7 @@ def _main(argv: Sequence[str] | None) -> int:
     except SystemExit as error:  # --help and --version
         return error.code if isinstance(error.code, int) else 0
     except RankFailure as error:
-        if error.said:
-            say_ending(str(error), error.status)
-        return error.status
+        return _fail(str(error), error.status) if error.said else error.status
     except BaseException as error:
         ending = ending_of(error)
         if ending is None:
@@ -271,15 +268,16 @@ def _main(argv: Sequence[str] | None) -> int:
         if argv is None and args is not None and isinstance(error, NeedsNewProcess):
             _start_again(args, error, ending[0])
         if isinstance(error, CannotWrite) and (saved := _saved_by(args)):
-            return _fail(f"error: {ending[0]}; {saved} is saved, and --resume goes on from it", ending[1])
-        return _fail(f"error: {ending[0]}", ending[1])
+            return _fail(f"{ending[0]}; {saved} is saved, and --resume goes on from it", ending[1])
+        return _fail(ending[0], ending[1])
 
 
 def _start_again(args: argparse.Namespace, error: NeedsNewProcess, message: str) -> None:
     """Replace this process by one that resumes the run. Does nothing where the system cannot."""
     from wgrad.train.run.recovery import start_again, words_to_resume
 
-    _fail(f"note: {message}: starting again", 0)
+    Output().flush()
+    say(f"wgrad: note: {message}: starting again", "stderr")
     option = "--resume" if args.command == "finetune" else ""  # a sweep resumes by itself
     start_again(words_to_resume(args.words, error.step, option))
 

@@ -67,20 +67,17 @@ def run_finetune(config: FinetuneConfig, caller: PythonCaller | None = None) -> 
     """Train as `config` says, together with the other ranks if there are any, and return exit status 0.
 
     Raises WgradError, DeviceError, Interrupted (its state is saved), RankFailure, and what a callback raises."""
-    tell, caller = (say_ending if caller is None else None), caller or PythonCaller()
+    tell = say_ending if caller is None else None  # a Python caller gets the exception
+    caller = caller or PythonCaller()
     caller.hooks.check(config)
     with open_world(tell) as world:
-        if (caller.callbacks or caller.hooks) and not world.alone:
-            what = "callbacks" if caller.callbacks else "loss and metrics"
-            raise WgradError(
-                f"{what}: are for a run of one process, and this is one of {world.size} ranks: leave them out, or "
-                "start one process"
-            )
+        caller.check_ranks(world.size)
         return _run(config, world, caller)
 
 
 def _run(config: FinetuneConfig, world: World, caller: PythonCaller) -> int:
-    begun, outputs = time.monotonic(), RunOutputs(config.out, world, caller.silent)
+    begun = time.monotonic()
+    outputs = RunOutputs(config.out, world, caller.silent)
     request = () if world.alone or REQUEST is None else (int(REQUEST),)
     with Interrupts(outputs.say, request, not caller.silent) as interrupts, world.sharing_errors(), outputs:
         previous = world.broadcast(lambda: _open(config, outputs), "the output folder")
