@@ -31,6 +31,7 @@ from wgrad.train.options.finetune_config import FinetuneConfig
 from wgrad.train.options.generate_config import GenerateConfig
 from wgrad.train.options.options import flag
 from wgrad.train.output.checkpoints import STATE_FILE, Checkpoints
+from wgrad.train.ranks.world import RankFailure
 
 pytestmark = pytest.mark.usefixtures("short_samples")
 
@@ -157,6 +158,18 @@ def test_an_expected_error_has_no_traceback(
 
     put(monkeypatch, "run.finetune", run_finetune=fail)
     assert refused(capsys, "finetune", *NEEDED) == "the disk is full"
+
+
+@pytest.mark.parametrize("said", [True, False])
+def test_one_rank_says_why_all_end(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, said: bool
+) -> None:
+    def fail(config) -> int:
+        raise RankFailure("rank 1 (there): no such file", 2, said)
+
+    put(monkeypatch, "run.finetune", run_finetune=fail)
+    assert run("finetune", *NEEDED) == 2
+    assert capsys.readouterr().err == "wgrad: error: rank 1 (there): no such file\n" * said
 
 
 def test_the_devices_own_errors_are_expected() -> None:
