@@ -97,7 +97,8 @@ portability: setup
 lint: $(VENV_TEST)/installed
 	$(VENV_TEST)/bin/ruff check .
 	$(VENV_TEST)/bin/mypy
-	$(VENV_TEST)/bin/codespell *.md docs src device wgsl hip autograd train
+	$(VENV_TEST)/bin/codespell *.md NOTICE docs src device wgsl hip autograd train recipe
+	$(VENV_TEST)/bin/codespell --builtin en-GB_to_en-US tests bench examples  # tests misspell words on purpose
 	@$(MAKE) --no-print-directory docs
 
 docs: $(VENV_TEST)/docs-installed

@@ -151,7 +151,7 @@ def compile(function: Callable[..., Any], *, device: str | Device | None = None)
     read values (`item`, `numpy`), and only its results and parameters keep what it computes.
 
     Args:
-        function: The step, for example forward, backward and the optimiser's step.
+        function: The step, for example forward, backward and the optimizer's step.
         device: Device for NumPy arrays if no argument is a Tensor; None: the default.
 
     Returns:

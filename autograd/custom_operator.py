@@ -1,6 +1,6 @@
 """Custom elementwise operators: a WGSL expression, its NumPy reference, and its gradient.
 
-They fuse with neighbouring operators, and are checked like built-in ones.
+They fuse with neighboring operators, and are checked like built-in ones.
 """
 
 from __future__ import annotations

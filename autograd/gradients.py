@@ -1,4 +1,4 @@
-"""Gradients in other forms than an array, for neighbouring nodes."""
+"""Gradients in other forms than an array, for neighboring nodes."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Offload checkpointed activations to host memory.
 
 Copies are ordered with the device's other work, so they are part of recordings, and the host never waits for one. They
-can overlap with computation, because neighbouring work does not touch the same arrays. An array is copied out when its
+can overlap with computation, because neighboring work does not touch the same arrays. An array is copied out when its
 checkpointed part has read it for the last time. Its device memory is reused one part later, and it is copied back one
 part before it is needed. Whether a GPU then computes and copies at the same time depends on its driver.
 

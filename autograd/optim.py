@@ -1,6 +1,6 @@
-"""Optimisers for Tensors: SGD and AdamW, with a few launches for all parameters together.
+"""Optimizers for Tensors: SGD and AdamW, with a few launches for all parameters together.
 
-An optimiser moves its parameters into one buffer on the device, and their gradients into another, to which `backward`
+An optimizer moves its parameters into one buffer on the device, and their gradients into another, to which `backward`
 adds. The learning rate is on the device too, so that a recorded step follows its changes.
 """
 
@@ -23,7 +23,7 @@ _ALIGN = 64  # elements; a view must start at a multiple of it
 
 
 class Optimizer:
-    """Base class of optimisers, with one buffer each for parameters and gradients.
+    """Base class of optimizers, with one buffer each for parameters and gradients.
 
     Attributes:
         lr: Learning rate, which may be set at any time.
@@ -154,7 +154,7 @@ class AdamW(Optimizer):
 
 def _check(parameters: list[Tensor]) -> None:
     if not parameters:
-        raise WgradError("an optimiser needs parameters, got none; pass a list of Tensors")
+        raise WgradError("an optimizer needs parameters, got none; pass a list of Tensors")
     for number, p in enumerate(parameters):
         problem = ""
         if not isinstance(p, Tensor):
@@ -168,6 +168,6 @@ def _check(parameters: list[Tensor]) -> None:
         elif any(p is other for other in parameters[:number]):
             problem = "is there twice"
         elif p.has_grad_buffer:
-            problem = "belongs to another optimiser already"
+            problem = "belongs to another optimizer already"
         if problem:
-            raise WgradError(f"parameter {number} of an optimiser {problem}")
+            raise WgradError(f"parameter {number} of an optimizer {problem}")

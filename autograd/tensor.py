@@ -76,7 +76,7 @@ class Node:
         """Raise WgradError if arrays that the backward reads were overwritten since the forward."""
         if written_since(self.made_at, self.saved):
             raise WgradError(
-                f"backward: values that {self.name} needs were changed in place after the forward, by an optimiser's "
+                f"backward: values that {self.name} needs were changed in place after the forward, by an optimizer's "
                 "step, copy_ or an assignment such as -=; call backward before, or compute with x.clone()"
             )
 
@@ -114,7 +114,7 @@ class Tensor(TorchMethods):
     @data.setter
     def data(self, value: Array | Tensor) -> None:
         if self.has_grad_buffer:
-            raise WgradError("data: an optimiser holds this parameter; use copy_ in no_grad, which keeps its memory")
+            raise WgradError("data: an optimizer holds this parameter; use copy_ in no_grad, which keeps its memory")
         self._data = value.data if isinstance(value, Tensor) else value
 
     @property
@@ -127,7 +127,7 @@ class Tensor(TorchMethods):
         if value is not None and (not isinstance(value, Tensor) or value.shape != self.shape):
             found = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
             raise WgradError(f"grad: must be None or a Tensor of shape {list(self.shape)}, got {found}")
-        if self.has_grad_buffer:  # an optimiser keeps it
+        if self.has_grad_buffer:  # an optimizer keeps it
             if value is None:
                 self.device.fill(self.gradient, 0.0)
             else:

@@ -44,7 +44,7 @@ _METHODS = {
 }
 _MODULE = {
     "nn": "there are no modules: a model is a function of its parameters; F is wgrad.functional",
-    "optim": "the optimisers are wgrad.SGD and wgrad.AdamW",
+    "optim": "the optimizers are wgrad.SGD and wgrad.AdamW",
     "Adam": "use wgrad.AdamW(..., weight_decay=0)",
     "cuda": "wgrad devices lists the GPUs; wgrad.set_default_device chooses one",
     "save": "use wgrad.save_tensors(tensors, path)",

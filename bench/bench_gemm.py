@@ -140,7 +140,7 @@ def torch_peer(report: Report, kind: str, m: int, n: int, k: int, dtype: str) ->
 
 
 def random_nf4(device: WgpuDevice, n: int, k: int) -> NF4Array:
-    """A weight with double quantisation."""
+    """A weight with double quantization."""
     rng = np.random.default_rng(0)
     blocks = n * k // 64
     return NF4Array(

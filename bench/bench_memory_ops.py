@@ -124,7 +124,7 @@ def ropes(device: WgpuDevice, rows: int, columns: int, torch: Any) -> Iterator[W
                 yield work(device, "rope", name, dtype, given, peer)
 
 
-def optimisers(device: WgpuDevice, n: int, torch: Any) -> Iterator[Work]:
+def optimizers(device: WgpuDevice, n: int, torch: Any) -> Iterator[Work]:
     p, g, m = (normal(device, (n,), F32, i) for i in range(3))
     hyper = device.upload(np.array([1e-9, 0, 0, 0], np.float32))
     state = device.upload(np.array([1, 1, 1, 1, 1, 0.1, 0.05, 0], np.float32))
@@ -143,7 +143,7 @@ def optimisers(device: WgpuDevice, n: int, torch: Any) -> Iterator[Work]:
     yield work(device, "grad_norm", f"grad_norm {n}", F32, {"g": g}, norm_peer)
 
 
-def quantisation(device: WgpuDevice, rows: int, columns: int, torch: Any) -> Iterator[Work]:
+def quantization(device: WgpuDevice, rows: int, columns: int, torch: Any) -> Iterator[Work]:
     w = normal(device, (rows, columns), F32)
     host = None
     if torch is not None:
@@ -213,8 +213,8 @@ def works(device: WgpuDevice, rows: int, columns: int) -> Iterator[Work]:
     yield from norms(device, rows, columns, torch)
     yield from activations(device, rows, columns, torch)
     yield from ropes(device, rows, columns, torch)
-    yield from optimisers(device, rows * columns, torch)
-    yield from quantisation(device, rows, columns, torch)
+    yield from optimizers(device, rows * columns, torch)
+    yield from quantization(device, rows, columns, torch)
     yield from small_ones(device, rows, columns)
 
 

@@ -8,7 +8,7 @@ Random weights, settings as in bench_train.py; each rank takes the next GPU of i
     one       the first rank alone, the others waiting: a micro-batch per step
     through   the same, with the gradient going to the host and back in buckets, without a sum
     beside    all ranks at once without communication: how much the GPUs slow each other down
-    weak      a micro-batch per rank, every step synchronised; efficiency = tokens/s over ranks x tokens/s of `one`
+    weak      a micro-batch per rank, every step synchronized; efficiency = tokens/s over ranks x tokens/s of `one`
     strong    a step of as many micro-batches as --micro (8) on one GPU, and shared by all
     parts     of a weak step, waiting for the device after each, so that nothing overlaps: the device up to each bucket,
               waiting for the other ranks, read-back, sum between ranks, upload, update; copies and sums also in GB/s

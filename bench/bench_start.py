@@ -1,4 +1,4 @@
-"""Seconds until a run's first step: reading a checkpoint's files, loading and quantising it, and a run's first step.
+"""Seconds until a run's first step: reading a checkpoint's files, loading and quantizing it, and a run's first step.
 
     python bench/bench_start.py [--shapes llama-3.2-1b,llama-3.1-8b] [--folder DIR] [--cold] [--no-quantize]
 

@@ -5,7 +5,7 @@
     python bench/bench_streaming.py --dry [--works ...] [--matrix-units] [--peak-by-part]
 
 A work is a shape and the limit that its pool is held to. A step is bench_train.py's: one row of so many tokens, NF4
-with double quantisation, r = 16, layers recomputed, and what a run chooses within the limit. Per work: GB/s of a
+with double quantization, r = 16, layers recomputed, and what a run chooses within the limit. Per work: GB/s of a
 layer's copy by itself; the step with streamed weights; the same with them on the device, without a limit (--resident:
 where they fit); whether the losses have the same bits with the settings that a run chooses for the limit; the copies'
 share of the link's rate; and what a plan of these steps says. --dry: no GPU is needed: the memory of a large GPU's pool

@@ -4,7 +4,7 @@
         [--gradient-checkpointing] [--offload-activations [N]] [--keep-attention] [--int8-matmul]
         [--as-finetune [--memory-limit 16GiB,24GiB]] [--[no-]keep-dequantized] [--layers N]
 
-Settings: NF4 with double quantisation, r = 16 on all seven projections, AdamW; by default sequence length 2048,
+Settings: NF4 with double quantization, r = 16 on all seven projections, AdamW; by default sequence length 2048,
 batch 1, float32 compute. Experts have no LoRA. A step is what the training loop does: one micro-batch (recorded,
 replayed) and one update.
 --as-finetune leaves checkpointing and offloading to wgrad, as `wgrad finetune` does by default; each memory limit is a

@@ -17,7 +17,7 @@ from pages import Row, table
 ARCHITECTURES = ("gfx90a", "gfx942", "gfx1100", "gfx1201")
 LATENCIES = ("300", "600", "1200")
 WAVES = ("1", "2", "4")
-# The published attention forward for MI300X of this design, counted and modelled by the same tool.
+# The published attention forward for MI300X of this design, counted and modeled by the same tool.
 PEER: Row = {
     "kernel": "peer: MoonMath, forward for MI300X (RTNE, width 128, no mask)",
     "vgpr": 256,

@@ -99,7 +99,7 @@ def train_table(rows: list[Row], losses: Losses) -> list[str]:
             number(row["tokens_per_second"], 4), number(row["ms_per_step"]), number(row.get("peak_gib")),
             ratio(row["tokens_per_second"], peer["tokens_per_second"]) if own and peer else "–",
         ])  # fmt: skip
-    title = "QLoRA step (NF4, double quantisation, r = 16, seven projections)"
+    title = "QLoRA step (NF4, double quantization, r = 16, seven projections)"
     head = ("model", "batch", "stack", "compute", "checkpointing", "tokens/s", "ms per step", "peak GiB", "ratio")
     return [f"**{title}**", "", *table(head, lines)]
 

@@ -1,8 +1,8 @@
 """The same QLoRA step in PEFT + bitsandbytes (CUDA). Usage: peer_peft.py CONFIG_JSON SEQ_LEN CHECKPOINTING BATCH [...]
 
-NF4 with double quantisation, bf16 compute, r = 16 on all seven projections, fused AdamW. Prints a JSON object for each
+NF4 with double quantization, bf16 compute, r = 16 on all seven projections, fused AdamW. Prints a JSON object for each
 pair of the last two.
-Of a mixture of experts bitsandbytes quantises attention alone: transformers has the experts as arrays of three
+Of a mixture of experts bitsandbytes quantizes attention alone: transformers has the experts as arrays of three
 dimensions, which stay bf16. LoRA is on attention there, as wgrad has it by default.
 """
 
@@ -39,7 +39,7 @@ def load(config: dict[str, object], checkpointing: bool) -> torch.nn.Module:
         model = AutoModelForCausalLM.from_pretrained(
             folder, quantization_config=quantization, dtype=torch.bfloat16, device_map={"": 0}
         )
-    # The lean way: what prepare_model_for_kbit_training does besides casting everything unquantised to float32.
+    # The lean way: what prepare_model_for_kbit_training does besides casting everything unquantized to float32.
     model.requires_grad_(False)
     if checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})

@@ -1,6 +1,6 @@
 """The same QLoRA step in Unsloth (CUDA). Usage: peer_unsloth.py CONFIG_JSON SEQ_LEN CHECKPOINTING BATCH [...]
 
-As peer_peft.py: NF4 with double quantisation, bfloat16, r = 16 on all seven projections, fused AdamW, random weights.
+As peer_peft.py: NF4 with double quantization, bfloat16, r = 16 on all seven projections, fused AdamW, random weights.
 Other than wgrad's and PEFT's, its step does not clip gradients. CHECKPOINTING 1 is Unsloth's own, which offloads
 activations. Prints a JSON object for each pair of the last two. Needs `pip install unsloth`.
 """

@@ -97,10 +97,10 @@ class Device(Protocol):
 
     # ---- storage -------------------------------------------------------------------------
     def empty(self, shape: Sequence[int], dtype: DType = np.float32) -> Array:
-        """Return an uninitialised array; its memory returns to the pool with the last reference to it."""
+        """Return an uninitialized array; its memory returns to the pool with the last reference to it."""
 
     def empty_host(self, shape: Sequence[int], dtype: DType = np.float32) -> Array:
-        """Return an uninitialised array in main memory that the device can access: for `transfer`, `write`, `download`,
+        """Return an uninitialized array in main memory that the device can access: for `transfer`, `write`, `download`,
         and operators that read little of it. It does not count as the device's memory. Raises DeviceError if the device
         has none."""
 
@@ -195,13 +195,13 @@ class Device(Protocol):
         as there is memory. Results keep their bits, even if a weight is written to. May be nested."""
 
     def dequantized_bytes(self, weight: Any, rows: int, dtype: DType, experts: int = 0) -> int:
-        """Return the bytes of a frozen weight's dequantised values; 0 if its matmuls decode it inside.
+        """Return the bytes of a frozen weight's dequantized values; 0 if its matmuls decode it inside.
 
         rows: of its input, in a linear layer or in all experts together. dtype: of the input. experts: number of
         experts whose weights it holds; 0: none."""
 
     def keep_dequantized(self, weight: Any, rows: int, dtype: DType, experts: int = 0) -> None:
-        """Dequantise a frozen weight once for all later matmuls, which keep their bits. It takes `dequantized_bytes` as
+        """Dequantize a frozen weight once for all later matmuls, which keep their bits. It takes `dequantized_bytes` as
         long as the weight lives, which must not be written to. Not within a recording."""
 
     def forget_dequantized(self) -> None:

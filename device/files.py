@@ -68,7 +68,7 @@ def make_folder(path: str | os.PathLike[str]) -> Path:
 
 def _sync_folder(folder: Path) -> None:
     """Flush the names in a folder to the disk."""
-    if os.name == "nt":  # Windows cannot open a folder; its rename is journalled anyway
+    if os.name == "nt":  # Windows cannot open a folder; its rename is journaled anyway
         return
     descriptor = os.open(folder, os.O_RDONLY)
     try:

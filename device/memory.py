@@ -129,7 +129,7 @@ class Pool:
         self._free: list[tuple[int, int, Block]] = []  # (nbytes, serial, block), sorted
         self._scratch: list[tuple[int, int, Block]] = []
         # All blocks. Without this, a block held only by a cycle of Python objects would lose its buffer when the cycle
-        # is collected (all finalisers of a cycle run), and its Lease would return it without one.
+        # is collected (all finalizers of a cycle run), and its Lease would return it without one.
         self._blocks: set[Block] = set()
         self._serial = 0
         self._touched: set[Block] | None = None

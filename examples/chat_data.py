@@ -2,7 +2,7 @@
 
     python examples/chat_data.py HuggingFaceTB/SmolLM2-135M-Instruct
 
-Only what the assistant says is learnt. The model's own chat template puts the turns together, so it has to have one.
+Only what the assistant says is learned. The model's own chat template puts the turns together, so it has to have one.
 """
 
 import sys

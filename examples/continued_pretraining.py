@@ -1,4 +1,4 @@
-"""Go on pre-training: every token of plain text is learnt, by an adapter of a high rank.
+"""Go on pre-training: every token of plain text is learned, by an adapter of a high rank.
 
     python examples/continued_pretraining.py examples/base_model examples/data/proverbs.txt
 

@@ -2,7 +2,7 @@
 
     python examples/tiny_gpt.py [DEVICE] [FILE]
 
-Architecture of GPT-2 (Radford et al., 2019): learnt positions, norms in front, a tied output layer.
+Architecture of GPT-2 (Radford et al., 2019): learned positions, norms in front, a tied output layer.
 """
 
 import sys

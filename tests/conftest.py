@@ -32,7 +32,7 @@ from wgrad.wgsl.runtime import adapters
 from wgrad.wgsl.runtime.compile import Compiler
 
 os.environ.setdefault("XDG_RUNTIME_DIR", "/tmp")  # if it is not set, Mesa warns on stderr
-# Vectors of 128 bits compile fastest. `pytest_runtest_setup` sets the optimisation.
+# Vectors of 128 bits compile fastest. `pytest_runtest_setup` sets the optimization.
 os.environ.setdefault("LP_NATIVE_VECTOR_WIDTH", "128")
 # Do not check operators before a run: they are tested one by one, and the first line would depend on the cache.
 os.environ.setdefault("WGRAD_VERIFY", "off")
@@ -216,11 +216,11 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Choose, once per process, whether the software driver optimises shaders.
+    """Choose, once per process, whether the software driver optimizes shaders.
 
-    Compilation dominates tests of shaders and programs: without LLVM's optimisation they take 20 % less CPU time. Tests
+    Compilation dominates tests of shaders and programs: without LLVM's optimization they take 20 % less CPU time. Tests
     of training run each shader hundreds of times: with it they take 10 to 40 % less. So the process that begins with
-    the first of them optimises. One that begins with some of the last continues with tests of shaders, and does not.
+    the first of them optimizes. One that begins with some of the last continues with tests of shaders, and does not.
     """
     if _begun:
         return

@@ -204,7 +204,7 @@ def _options(parser: argparse.ArgumentParser) -> Iterator[str]:
 
 
 def test_options_in_sentences_exist() -> None:
-    """An option in backquotes is in the help of some command. In Python it is spelt with `_`."""
+    """An option in backquotes is in the help of some command. In Python it is spelled with `_`."""
     known = {*_options(build_parser()), *OF_OTHER_PROGRAMS}
     for page in (page for page in PAGES if "notes" not in page.parts and page.name != "CHANGELOG.md"):
         text = page.read_text(encoding="utf-8")
@@ -346,7 +346,7 @@ def test_the_python_page_runs(workshop: Path, monkeypatch: pytest.MonkeyPatch, c
 # Beginnings of sentences that a reader has to solve first; private words, and the field's word for each.
 RIDDLES = re.compile(r'^\s*"""(What|That|Which|Whether|Of) ')
 PRIVATE = {"parked": "offloaded", "parking": "offloading", "made again": "recomputed", "passed over": "skipped"}
-PRIVATE |= {"matrix units": "tensor cores", "beside": "next to", "roofs?": "peak rate", "learnt": "trained on"}
+PRIVATE |= {"matrix units": "tensor cores", "beside": "next to", "roofs?": "peak rate"}
 PRIVATE |= {"(the|a|an|graphics|such|this|no) cards?": "GPU", "rows of the batch": "sequences"}
 
 

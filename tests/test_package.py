@@ -155,7 +155,7 @@ def test_ships_a_code_object_of_every_kernel_file(wheel: Path) -> None:
         assert {"gemm", "storage"} <= have <= kernels
 
 
-def test_carries_its_licence_and_needs_no_torch(wheel: Path) -> None:
+def test_carries_its_license_and_needs_no_torch(wheel: Path) -> None:
     archive = zipfile.ZipFile(wheel)
     for file, words in (("LICENSE", "Apache License"), ("NOTICE", "bitsandbytes")):
         (name,) = [n for n in archive.namelist() if n.endswith(f"/{file}")]

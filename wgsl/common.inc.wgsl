@@ -1,8 +1,8 @@
 // Parts that shaders of several families include.
 
-#part optimisation_barrier
-// Part of others: hides bits from the compiler, so that it cannot optimise across. p.zero is 0 at every launch.
-fn optimisation_barrier(bits: u32) -> u32 { return bits | p.zero; }
+#part optimization_barrier
+// Part of others: hides bits from the compiler, so that it cannot optimize across. p.zero is 0 at every launch.
+fn optimization_barrier(bits: u32) -> u32 { return bits | p.zero; }
 #endpart
 
 #part softcap of T

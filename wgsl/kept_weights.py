@@ -1,4 +1,4 @@
-"""Frozen weights whose dequantised values are kept, where every GEMM would dequantise them again."""
+"""Frozen weights whose dequantized values are kept, where every GEMM would dequantize them again."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import numpy as np
 from wgrad.device.formats.frozen_weight import FrozenWeight
 from wgrad.device.memory import size_class
 from wgrad.wgsl.formats.formats import WeightForm
-from wgrad.wgsl.gemm.dequantised import Form, dequantised
+from wgrad.wgsl.gemm.dequantized import Form, dequantized
 from wgrad.wgsl.gemm.plan import Gemm, Limits, plan
-from wgrad.wgsl.moe.grouped import dequantised_first
+from wgrad.wgsl.moe.grouped import dequantized_first
 from wgrad.wgsl.runtime.runtime import Runtime
 
 
@@ -22,18 +22,18 @@ def nbytes(device: Runtime, weight: FrozenWeight, rows: int, dtype: np.dtype, ex
 
 
 def keep(device: Runtime, weight: FrozenWeight, rows: int, dtype: np.dtype, experts: int) -> None:
-    """Dequantise a weight and keep its values; arguments as in `Device.keep_dequantized`."""
+    """Dequantize a weight and keep its values; arguments as in `Device.keep_dequantized`."""
     for form in _forms(device, weight, rows, dtype, experts):
-        device.dequantized.keep(weight, form, dequantised(device, weight, form))
+        device.dequantized.keep(weight, form, dequantized(device, weight, form))
 
 
 def _forms(device: Runtime, weight: FrozenWeight, rows: int, dtype: np.dtype, experts: int) -> list[Form]:
-    """The forms into which forward and backward dequantise a weight, each once."""
+    """The forms into which forward and backward dequantize a weight, each once."""
     limits, found = Limits.of(device), list[Form]()
     for gemm in _gemms(weight, rows, dtype.name, experts):
         if experts:
-            found += [(np.dtype(np.float16), False)] * dequantised_first(gemm, experts, limits)
-        elif name := (chosen := plan(gemm, limits)).dequantised:
+            found += [(np.dtype(np.float16), False)] * dequantized_first(gemm, experts, limits)
+        elif name := (chosen := plan(gemm, limits)).dequantized:
             found.append((np.dtype(name), chosen.gemm.in_blocks))
     return list(dict.fromkeys(found))
 

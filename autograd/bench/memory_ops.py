@@ -111,7 +111,7 @@ def _ropes(sizes: Sizes, t: np.dtype) -> list[Entry]:
 
 
 def _float32_only(sizes: Sizes) -> list[Entry]:
-    """Return the entries of clipping, quantisation, sampling and a cast."""
+    """Return the entries of clipping, quantization, sampling and a cast."""
     shape, vocab = (sizes.rows, sizes.columns), sizes.loss[1]
     blocks = (sizes.rows // 2, 2 * sizes.columns)  # rows of whole blocks
 

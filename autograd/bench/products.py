@@ -96,7 +96,7 @@ def _quantized(name: str, n: int, k: int) -> Any:
     rows = min(n, max(1, (1 << 20) // k))
     values = np.random.default_rng(0).standard_normal((rows, k)).astype(np.float32)
     kind = formats()[name]
-    if issubclass(kind, GgufBlocks):  # searching a codebook takes long: quantise the few rows
+    if issubclass(kind, GgufBlocks):  # searching a codebook takes long: quantize the few rows
         return kind.quantize(values).repeated(n)
     return kind.quantize(np.resize(values, (n, k)), 64, name == "nf4")
 

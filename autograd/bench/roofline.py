@@ -142,7 +142,7 @@ def place(device: Device, machine: Machine, entry: Entry, spent: Cost, time: Tim
 
 def _look_at(op: str, bound: str, share: float, launches: float, on_units: bool) -> str:
     if launches < LAUNCH_BOUND and share < GOOD_SHARE:
-        return f"the launch: the work is {launches:.1f} of one; fuse it with a neighbour"
+        return f"the launch: the work is {launches:.1f} of one; fuse it with a neighbor"
     if bound == "memory":
         if share >= GOOD_SHARE:
             return "nothing here: fewer bytes only, by fusing or by 16 bits"

@@ -226,7 +226,7 @@ def _(
     batch, tokens, heads = g.shape
 
     def of_channels(dx: np.ndarray, unit: np.ndarray, inverse: np.ndarray) -> np.ndarray:
-        """Return the gradient of q or k before normalisation, summed over the heads that share it."""
+        """Return the gradient of q or k before normalization, summed over the heads that share it."""
         raw = inverse * (dx - unit * np.sum(unit * dx, axis=-1, keepdims=True))
         shared = raw.transpose(0, 2, 1, 3).reshape(batch, tokens, key_heads, heads // key_heads, key_dim)
         summed: np.ndarray = shared.sum(axis=3).reshape(batch, tokens, -1)

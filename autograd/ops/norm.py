@@ -177,11 +177,11 @@ def _(
     compute = compute_dtype(x, weight, bias)
     wide = up(x, compute)
     mean = np.mean(wide, axis=1)
-    centred = wide - mean[:, None]
-    rest = np.mean(centred, axis=1)  # the rounding error of a mean that is large compared with the row's deviation
-    centred -= rest[:, None]
-    rstd = 1 / np.sqrt(np.mean(centred * centred, axis=1) + compute.type(eps))
-    y = centred * rstd[:, None] * up(weight, compute) + up(bias, compute)
+    centered = wide - mean[:, None]
+    rest = np.mean(centered, axis=1)  # the rounding error of a mean that is large compared with the row's deviation
+    centered -= rest[:, None]
+    rstd = 1 / np.sqrt(np.mean(centered * centered, axis=1) + compute.type(eps))
+    y = centered * rstd[:, None] * up(weight, compute) + up(bias, compute)
     return finish(y, dtype, compute), mean + rest, rstd
 
 

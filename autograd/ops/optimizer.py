@@ -1,4 +1,4 @@
-"""The optimiser step: gradient norm, clipping and loss scale, AdamW. All parameters are in one flat float32 buffer."""
+"""The optimizer step: gradient norm, clipping and loss scale, AdamW. All parameters are in one flat float32 buffer."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from wgrad.autograd.operators import operator
 from wgrad.autograd.precision import compute_dtype, up
 from wgrad.device.contract import Array
 
-# Optimiser scalars live on the device, so that a recorded step can be replayed. `hyper` is float32 [4] and written by
+# Optimizer scalars live on the device, so that a recorded step can be replayed. `hyper` is float32 [4] and written by
 # the host each step (max_norm 0: no clipping); `state` is float32 [8] and belongs to the device.
 HYPER_LR, HYPER_MAX_NORM, HYPER_GROWTH_INTERVAL = 0, 1, 2
 HYPER_SIZE = 4

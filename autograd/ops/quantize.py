@@ -34,8 +34,8 @@ def quantize(
     args: Args, w: Array, block_size: int = 64, *, double: bool = False, format: str = NF4Array.format
 ) -> None:
     """w [out, in] float32, float16 or bfloat16 -> a weight of the format (device/formats): NF4Array, value-compatible
-    with bitsandbytes. double: its scales are quantised too."""
-    args.array("w", w, "N K", "weight", "only matrices are quantised")
+    with bitsandbytes. double: its scales are quantized too."""
+    args.array("w", w, "N K", "weight", "only matrices are quantized")
     args.rule(format in formats(), f"format must be one of {', '.join(formats())}, got {format!r}; nf4 is usual")
     for holds, message in formats()[format].quantize_rules(block_size, double):
         args.rule(holds, message)
@@ -48,9 +48,9 @@ def _(w: np.ndarray, block_size: int, double: bool, format: str) -> FrozenWeight
 
 @operator
 def quantize_scales(args: Args, w: FrozenWeight) -> None:
-    """w, an NF4Array without double quantisation -> the same with it; both share the codes."""
+    """w, an NF4Array without double quantization -> the same with it; both share the codes."""
     plain = isinstance(w, NF4Array) and not w.nested and not w.parts
-    args.rule(plain, "w must be an NF4Array without double quantisation; pass what quantize returns without double")
+    args.rule(plain, "w must be an NF4Array without double quantization; pass what quantize returns without double")
     frozen_weight(args, "w", w)
 
 

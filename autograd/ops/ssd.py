@@ -5,7 +5,7 @@ Each head keeps a state S [N, P]. B and C belong to groups of heads, as keys and
     S = exp(g) S + B (dt x)';  y = S' C + skip x
 
 Over a chunk of tokens this is matmuls alone (state space duality); only the chunks are sequential. It is the gated
-delta rule (delta_rule.py) without the corrections and the normalisation.
+delta rule (delta_rule.py) without the corrections and the normalization.
 
 Source: Dao and Gu, Transformers are SSMs (arXiv 2405.21060).
 """

@@ -135,7 +135,7 @@ def grouped_case(
         sizes: Tokens, experts, experts of a token, N, K.
         t: Dtype of x and dy.
         format: Format of the weight; "": a dense array.
-        double: Whether scales are quantised.
+        double: Whether scales are quantized.
         gather: Whether x has a row for each token, not for each pair of token and expert.
         add: Whether a term is added, or the gradient accumulated.
         one_has_all: Whether one expert has all rows.

@@ -27,7 +27,7 @@ def _step(made: HostOutputs) -> HostOutputs:
 
 
 def _nf4(made: HostOutputs) -> HostOutputs:
-    """Judge the quantisation error, which is continuous, and not the codes, which jump at thresholds."""
+    """Judge the quantization error, which is continuous, and not the codes, which jump at thresholds."""
     restored = made["restored"]
     return {"absmax": made["absmax"], "error": np.abs(restored - made["w"].astype(restored.dtype))}
 

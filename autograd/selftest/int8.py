@@ -58,7 +58,7 @@ def _case(format: str, variant: str, m: int, n: int, k: int, dtype: np.dtype, op
 
 
 def _integers(rng: np.random.Generator, shape: tuple[int, int]) -> np.ndarray:
-    """Return integers from -127 to 127. Any eight neighbours in a row or a column include 127."""
+    """Return integers from -127 to 127. Any eight neighbors in a row or a column include 127."""
     values = rng.integers(-127, 128, shape)
     rows, columns = np.indices(shape)
     values[(rows - columns) % 8 == 0] = 127

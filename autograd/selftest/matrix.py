@@ -77,7 +77,7 @@ def skinny_cases() -> list[Case]:
 
 
 def expert_cases() -> list[Case]:
-    """Return cases of grouped GEMMs: on each tile, with experts that fill it partly; dequantised first; row by row."""
+    """Return cases of grouped GEMMs: on each tile, with experts that fill it partly; dequantized first; row by row."""
     found = []
     for side, gather in (("forward", True), ("backward", False)):
         found += [
@@ -87,7 +87,7 @@ def expert_cases() -> list[Case]:
             grouped_case(side, "tall", (220, 3, 2, 136, 136), F16, gather=gather, weight=F16),
             grouped_case(side, "tall", (220, 3, 2, 136, 128), F16, gather=gather, format="nf4", double=True),
             grouped_case(side, "taller", (290, 2, 2, 136, 160), F16, gather=gather, format="mxfp4"),
-            grouped_case(side, "dequantised", (520, 2, 2, 136, 128), F16, gather=gather, format="nf4", double=True),
+            grouped_case(side, "dequantized", (520, 2, 2, 136, 128), F16, gather=gather, format="nf4", double=True),
         ]
     for format in ("nf4", "mxfp4"):
         found.append(grouped_case("forward", "one by one", (2, 17, 2, 136, 160), F16, gather=True, format=format))

@@ -1,4 +1,4 @@
-"""Self-test cases of the optimiser step."""
+"""Self-test cases of the optimizer step."""
 
 from __future__ import annotations
 

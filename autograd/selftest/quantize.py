@@ -1,4 +1,4 @@
-"""Self-test cases of quantising and dequantising weights."""
+"""Self-test cases of quantizing and dequantizing weights."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _quantize(rows: int, columns: int, dtype: Any, block_size: int = 64) -> list
 
 
 def quantized(device: Device, w: Array, block_size: int, double: bool, apart: bool = False) -> Outputs:
-    """Quantise and return the outputs for `finish` "nf4" or "nf4 double". apart: quantise scales separately."""
+    """Quantize and return the outputs for `finish` "nf4" or "nf4 double". apart: quantize scales separately."""
     plain = device.quantize(w, block_size)
     if not double:
         return {"absmax": plain.absmax, "restored": device.dequantize(plain, F32), "w": w}
@@ -64,7 +64,7 @@ def _dequantize(
     scale: float = 0.02,
     format: str = "nf4",
 ) -> Case:
-    """Return a case of dequantising. dtype: of the result; None: the call names none."""
+    """Return a case of dequantizing. dtype: of the result; None: the call names none."""
     columns = -(-columns // formats()[format].block) * formats()[format].block
 
     def build(rng: np.random.Generator) -> Inputs:

@@ -3,9 +3,9 @@
 A format is a frozen dataclass derived from FrozenWeight, in a file <format>.py of this folder. It defines:
 
 - the parts of a weight: format, unit, arrays, rules, layout, constants, parameters;
-- in NumPy, its values (rows), which every device must reproduce, and quantisation (quantize), which makes the weights
+- in NumPy, its values (rows), which every device must reproduce, and quantization (quantize), which makes the weights
   of the self-test;
-- quantize_rules, if every device quantises to it;
+- quantize_rules, if every device quantizes to it;
 - gguf_type and from_gguf, if GGUF files have it.
 
 Each device has one file with the decoder: wgsl/formats/<format>.inc.wgsl, hip/formats/<format>.hpp. Launchers bind the
@@ -26,7 +26,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 Array = Any  # the device's own type
-AGAIN = "quantise the weight again or check the file that it came from"
+AGAIN = "quantize the weight again or check the file that it came from"
 
 
 class FrozenWeight(ABC):
@@ -77,7 +77,7 @@ class FrozenWeight(ABC):
     @classmethod
     @abstractmethod
     def quantize(cls, w: np.ndarray, block_size: int = 64, double: bool = False) -> Self:
-        """Quantise w, float32 or float64 [out, in], in NumPy. block_size, double: for formats that have a choice."""
+        """Quantize w, float32 or float64 [out, in], in NumPy. block_size, double: for formats that have a choice."""
 
     @classmethod
     def from_gguf(cls, rows: np.ndarray, shape: tuple[int, int]) -> Self:

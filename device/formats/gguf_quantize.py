@@ -1,6 +1,6 @@
-"""Quantisation to GGUF types with the same bits as llama.cpp's llama-quantize, with or without an importance matrix.
+"""Quantization to GGUF types with the same bits as llama.cpp's llama-quantize, with or without an importance matrix.
 
-Without one, types with one scale for a block are quantised by the `gguf` package, or by their own file in this folder.
+Without one, types with one scale for a block are quantized by the `gguf` package, or by their own file in this folder.
 This file has the types that search for the scales of a block. They try candidates in a fixed order, and compare
 weighted sums of squared errors. Groups of elements are columns, so that NumPy adds them in the order of the elements,
 in float32, as C does.
@@ -23,13 +23,13 @@ from wgrad.device.formats.iq4 import LEVELS
 _Quantize = Callable[[np.ndarray, np.ndarray | None], np.ndarray]  # from rows and importance to the bytes of each block
 ROUNDED = ("q4_0", "q5_0", "q8_0", "q4_k", "q6_k")  # formats to which devices round weights in training
 _BLOCK = 256  # elements of a block with a scale of scales
-_CHUNK = 1 << 19  # elements quantised at once: a few arrays of this size fit into a CPU cache
+_CHUNK = 1 << 19  # elements quantized at once: a few arrays of this size fit into a CPU cache
 _LEAST = np.float32(1e-15)  # groups with smaller values become zeros
 _F32 = np.float32
 
 
 def quantize_rows(gguf: Any, w: np.ndarray, kind: str, importance: np.ndarray | None = None) -> np.ndarray:
-    """Quantise rows for a GGUF file.
+    """Quantize rows for a GGUF file.
 
     Args:
         gguf: The package.
@@ -48,7 +48,7 @@ def quantize_rows(gguf: Any, w: np.ndarray, kind: str, importance: np.ndarray | 
 
 
 def rounded(kind: type[FrozenWeight], w: np.ndarray) -> FrozenWeight:
-    """Quantise to a format in `ROUNDED` with the values of `quantize_rows`, without importance and the package."""
+    """Quantize to a format in `ROUNDED` with the values of `quantize_rows`, without importance and the package."""
     quantize = _SEARCHED.get(kind.gguf_type)
     if quantize is None:
         return kind.quantize(w)

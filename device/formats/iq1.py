@@ -72,7 +72,7 @@ class Iq1SArray(GgufBlocks):
 
     @classmethod
     def quantize(cls, w: np.ndarray, block_size: int = 256, double: bool = False) -> Self:
-        """Quantise each group up to its largest value, and each cell to the nearest entry.
+        """Quantize each group up to its largest value, and each cell to the nearest entry.
 
         ggml searches for scales of less error.
         """

@@ -50,7 +50,7 @@ class Iq4NlArray(LevelBlocks):
 
     @classmethod
     def quantize(cls, w: np.ndarray, block_size: int = 32, double: bool = False) -> Self:
-        """Quantise each group from its largest value; ggml searches for scales of less error."""
+        """Quantize each group from its largest value; ggml searches for scales of less error."""
         blocks = w.astype(np.float32).reshape(-1, GROUP)
         largest = np.take_along_axis(blocks, np.abs(blocks).argmax(axis=1)[:, None], axis=1)
         scales = (largest / LEVELS[0]).astype(np.float16)

@@ -52,7 +52,7 @@ class Mxfp4Array(GgufBlocks):
 
     @classmethod
     def quantize(cls, w: np.ndarray, block_size: int = 32, double: bool = False) -> Mxfp4Array:
-        """Quantise as ggml does: to the nearest code, or the smaller one of two."""
+        """Quantize as ggml does: to the nearest code, or the smaller one of two."""
         blocks = w.astype(np.float32).reshape(-1, cls.block)
         largest = np.abs(blocks).max(axis=1, keepdims=True)
         logs = np.floor(np.log2(largest, out=np.zeros_like(largest), where=largest > 0))

@@ -1,7 +1,7 @@
 """NF4: 4-bit codes of 16 levels, with one scale for a block of elements; each value is bitsandbytes'.
 
 Source: Dettmers et al., QLoRA (2023), section 3 and appendix E; levels and rounding as in bitsandbytes 0.50. The 8-bit
-map of double quantisation is the dynamic data type of Dettmers et al., 8-bit Optimizers (2022), section 2.2.
+map of double quantization is the dynamic data type of Dettmers et al., 8-bit Optimizers (2022), section 2.2.
 """
 
 from __future__ import annotations
@@ -101,12 +101,12 @@ class NF4Array(FrozenWeight):
     """A frozen [out, in] weight in bitsandbytes' NF4 layout, on a device.
 
     packed: uint8 [ceil(n / 2)], element 2j in the high nibble of byte j, n = out * in row-major.
-    Without double quantisation: absmax float32 [ceil(n / block_size)].
+    Without double quantization: absmax float32 [ceil(n / block_size)].
     With it: absmax uint8 of that shape, nested_absmax float32 [ceil(blocks / nested_block_size)],
     nested_code float32 [256], nested_offset float32 [1]:
     absmax[i] = nested_code[absmax[i]] * nested_absmax[i // nested_block_size] + nested_offset.
     value_dtype: float32, float16 or bfloat16: dtype to which level * absmax, a float32 product, is rounded. It is the
-    dtype of the weight that bitsandbytes quantised (`dtype` of its quant_state).
+    dtype of the weight that bitsandbytes quantized (`dtype` of its quant_state).
     parts: Rows of each weight in a stack (`stack`). packed has no gaps; the other arrays have gaps, so that each part
     is a weight on views of them (`split`).
     """
@@ -272,7 +272,7 @@ class NF4Array(FrozenWeight):
         return result
 
     def _scales(self, blocks: np.ndarray, compute: np.dtype) -> np.ndarray:
-        """Return the absolute maximum of each of these blocks, with double quantisation undone."""
+        """Return the absolute maximum of each of these blocks, with double quantization undone."""
         absmax = self.absmax[blocks]
         if self.nested_absmax is None or self.nested_code is None or self.nested_offset is None:
             values: np.ndarray = absmax.astype(compute, copy=False)
@@ -295,7 +295,7 @@ class NF4Array(FrozenWeight):
         return made.with_nested_scales() if double else made
 
     def with_nested_scales(self) -> NF4Array:
-        """Return this weight, whose arrays are NumPy's, with its absmax quantised."""
+        """Return this weight, whose arrays are NumPy's, with its absmax quantized."""
         kind = self.absmax.dtype
         code, offset = dynamic_map().astype(kind), self.absmax.mean(dtype=np.float64).astype(kind).reshape(1)
         inner, outer = _quantize_blocks(self.absmax - offset, NESTED_BLOCK_SIZE, thresholds(code))

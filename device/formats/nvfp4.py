@@ -63,7 +63,7 @@ class Nvfp4Array(LevelBlocks):
 
     @classmethod
     def quantize(cls, w: np.ndarray, block_size: int = 64, double: bool = False) -> Nvfp4Array:
-        """Quantise with the scale nearest to a group's largest value / 6, and the nearest codes."""
+        """Quantize with the scale nearest to a group's largest value / 6, and the nearest codes."""
         groups = w.astype(np.float32).reshape(-1, GROUP)
         wanted = np.abs(groups).max(axis=1) / np.float32(LEVELS.max())
         scales = np.searchsorted((_SCALES[1:126] + _SCALES[:125]) / 2, wanted).astype(np.uint8)

@@ -55,7 +55,7 @@ class Q2KArray(GgufBlocks):
 
     @classmethod
     def quantize(cls, w: np.ndarray, block_size: int = 256, double: bool = False) -> Q2KArray:
-        """Quantise each group from its smallest value (or 0) to its largest; ggml searches for scales of less error."""
+        """Quantize each group from its smallest value (or 0) to its largest; ggml searches for scales of less error."""
         groups = w.astype(np.float32).reshape(-1, GROUPS, GROUP)
         least = -np.minimum(groups.min(axis=2), 0)
         step = (groups.max(axis=2).clip(0) + least) / np.float32(3)
@@ -115,7 +115,7 @@ class Q3KArray(GgufBlocks):
 
     @classmethod
     def quantize(cls, w: np.ndarray, block_size: int = 256, double: bool = False) -> Q3KArray:
-        """Quantise each group so that its largest value has code 0; ggml searches for scales of less error."""
+        """Quantize each group so that its largest value has code 0; ggml searches for scales of less error."""
         groups = w.astype(np.float32).reshape(-1, GROUPS, GROUP)
         steps = np.take_along_axis(groups, np.abs(groups).argmax(axis=2)[..., None], axis=2)[..., 0] / np.float32(-4)
         d = (np.abs(steps).max(axis=1) / np.float32(31)).astype(np.float16)

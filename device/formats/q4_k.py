@@ -56,7 +56,7 @@ class Q4KArray(GgufBlocks):
 
     @classmethod
     def quantize(cls, w: np.ndarray, block_size: int = 256, double: bool = False) -> Q4KArray:
-        """Quantise each group from its smallest value (or 0) to its largest; ggml searches for scales of less error."""
+        """Quantize each group from its smallest value (or 0) to its largest; ggml searches for scales of less error."""
         codes, scales = quantize_groups(w, 15)
         return cls(pack_nibbles(codes), scales, (w.shape[0], w.shape[1]))
 

@@ -62,7 +62,7 @@ class Q40Array(GgufBlocks):
 
     @classmethod
     def quantize(cls, w: np.ndarray, block_size: int = 32, double: bool = False) -> Self:
-        """Quantise as ggml: without a minimum a block's largest value has code 0, with one its smallest value has."""
+        """Quantize as ggml: without a minimum a block's largest value has code 0, with one its smallest value has."""
         blocks = w.astype(np.float32).reshape(-1, cls.block)
         if cls.minimum:
             least = blocks.min(axis=1, keepdims=True)

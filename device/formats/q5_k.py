@@ -40,7 +40,7 @@ class Q5KArray(Q4KArray):
 
     @classmethod
     def quantize(cls, w: np.ndarray, block_size: int = 256, double: bool = False) -> Q5KArray:
-        """Quantise as Q4KArray does."""
+        """Quantize as Q4KArray does."""
         codes, scales = quantize_groups(w, 31)
         whole = codes.astype(np.uint8).reshape(-1)
         high = np.packbits(whole >> 4, bitorder="little")

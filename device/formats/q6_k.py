@@ -55,7 +55,7 @@ class Q6KArray(GgufBlocks):
 
     @classmethod
     def quantize(cls, w: np.ndarray, block_size: int = 256, double: bool = False) -> Q6KArray:
-        """Quantise each group up to its largest magnitude; ggml searches for scales of less error."""
+        """Quantize each group up to its largest magnitude; ggml searches for scales of less error."""
         groups = w.astype(np.float32).reshape(-1, GROUPS, GROUP)
         steps = np.abs(groups).max(axis=2) / np.float32(31)
         d = (steps.max(axis=1) / np.float32(127)).astype(np.float16)

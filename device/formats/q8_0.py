@@ -43,7 +43,7 @@ class Q8Array(GgufBlocks):
 
     @classmethod
     def quantize(cls, w: np.ndarray, block_size: int = 32, double: bool = False) -> Q8Array:
-        """Quantise as ggml does in float32: round x * (1 / scale), before the scale is rounded, halves away from 0."""
+        """Quantize as ggml does in float32: round x * (1 / scale), before the scale is rounded, halves away from 0."""
         blocks = w.astype(np.float32).reshape(-1, cls.block)
         scales = np.abs(blocks).max(axis=1, keepdims=True) / np.float32(127)
         scaled = blocks * np.divide(1, scales, out=np.zeros_like(scales), where=scales != 0)

@@ -52,7 +52,7 @@ class Tq20Array(GgufBlocks):
 
     @classmethod
     def quantize(cls, w: np.ndarray, block_size: int = 256, double: bool = False) -> Self:
-        """Quantise as ggml does: to -1, 0 or 1 times a block's largest magnitude, halves away from 0."""
+        """Quantize as ggml does: to -1, 0 or 1 times a block's largest magnitude, halves away from 0."""
         blocks = w.astype(np.float32).reshape(-1, cls.block)
         d = np.abs(blocks).max(axis=1, keepdims=True)
         scaled = blocks * np.divide(1, d, out=np.zeros_like(d), where=d != 0)

@@ -1,4 +1,4 @@
-"""Quantise and dequantise weights. Kernels: quantize.hip; round_weight.hip for GGUF's formats."""
+"""Quantize and dequantize weights. Kernels: quantize.hip; round_weight.hip for GGUF's formats."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ Public names, imported on first use so that `import wgrad` stays fast:
     Tensor, no_grad, functional, where, cat, stack, einsum
                                     autograd and its operators
     SGD, AdamW, compile, register_operator, register_shader, save_tensors, load_tensors
-                                    optimisers, recorded training steps, custom operators, safetensors files
+                                    optimizers, recorded training steps, custom operators, safetensors files
     select_device                   a device by name, or the best one available
     WgradError, DeviceError         errors that the caller can fix; errors that a device raised
 

@@ -1,4 +1,4 @@
-"""NF4 and double quantisation against the real bitsandbytes, value for value and both ways.
+"""NF4 and double quantization against the real bitsandbytes, value for value and both ways.
 
 What its packed weights stand for is said by a few lines of NumPy (`nf4_values`). Its own `dequantize_4bit` is held to
 those lines where rows are whole blocks: at other shapes some CPUs (AVX-512, bitsandbytes 0.50.2) give wrong values.
@@ -34,7 +34,7 @@ def weight(shape: tuple[int, int], seed: int = 0) -> np.ndarray:
 
 
 def theirs(w: np.ndarray, block_size: int, double: bool) -> tuple[Any, Any]:
-    """A weight that bitsandbytes quantised: its packed bytes and its quant state."""
+    """A weight that bitsandbytes quantized: its packed bytes and its quant state."""
     return bnb.quantize_4bit(torch.tensor(w), blocksize=block_size, quant_type="nf4", compress_statistics=double)
 
 
@@ -71,7 +71,7 @@ def test_their_values_are_the_formula(
 
 @pytest.mark.parametrize("block_size", [32, 64, 256])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_quantised_values_are_equal(shape: tuple[int, int], block_size: int, nf4_values: Values) -> None:
+def test_quantized_values_are_equal(shape: tuple[int, int], block_size: int, nf4_values: Values) -> None:
     w, cpu = weight(shape), ReferenceDevice()
     packed, state = theirs(w, block_size, double=False)
     ours = cpu.quantize(w, block_size)
@@ -99,7 +99,7 @@ def test_their_weight_reads_the_same_here(shape: tuple[int, int], double: bool, 
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_our_double_quantised_weight_reads_the_same_there(shape: tuple[int, int], nf4_values: Values) -> None:
+def test_our_double_quantized_weight_reads_the_same_there(shape: tuple[int, int], nf4_values: Values) -> None:
     cpu = ReferenceDevice()
     ours = cpu.quantize(weight(shape), double=True)
     assert ours.nested_absmax is not None and ours.nested_code is not None and ours.nested_offset is not None
@@ -115,7 +115,7 @@ def test_our_double_quantised_weight_reads_the_same_there(shape: tuple[int, int]
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_double_quantised_scales_are_at_least_as_near(seed: int) -> None:
+def test_double_quantized_scales_are_at_least_as_near(seed: int) -> None:
     """bitsandbytes' CPU kernel looks codes up in a table and misses the nearest now and then (its CUDA kernel does
     not); ours is always the nearest. Where the codes agree, and nearly all do, so do offset and outer scales."""
     w, cpu = weight((1000, 192), seed), ReferenceDevice()
@@ -136,5 +136,5 @@ def test_double_quantised_scales_are_at_least_as_near(seed: int) -> None:
 
 
 def _scales(w: NF4Array, blocks: int) -> tuple[Any, ...]:
-    """The rest of an NF4Array [blocks, 2] of ones with blocks of two: what it dequantises to are the scales of w."""
+    """The rest of an NF4Array [blocks, 2] of ones with blocks of two: what it dequantizes to are the scales of w."""
     return (w.absmax, (blocks, 2), 2, w.nested_absmax, w.nested_code, w.nested_offset, w.nested_block_size)

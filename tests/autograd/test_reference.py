@@ -1,4 +1,4 @@
-"""The reference device's own machinery: chunks, random numbers, optimiser arithmetic, sampling, memory, recording."""
+"""The reference device's own machinery: chunks, random numbers, optimizer arithmetic, sampling, memory, recording."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def test_dropout_masks_differ_by_salt_and_seed() -> None:
     assert np.count_nonzero(first != dropout_keep(1000, 0.5, seed + 1, 0)) > 400
 
 
-# ---- optimiser ---------------------------------------------------------------------------
+# ---- optimizer ---------------------------------------------------------------------------
 def clip(device: Device, norm: tuple[float, float], *, max_norm: float = 0, interval: float = 0, scale: float = 1.0,
          state: np.ndarray | None = None) -> tuple[np.ndarray, float]:  # fmt: skip
     hyper = np.zeros(HYPER_SIZE, np.float32)

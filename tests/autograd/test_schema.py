@@ -135,7 +135,7 @@ BAD: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "nf4 packed": (
         lambda: F.linear_quantized(t(3, 10), replace(NF4, packed=NF4.packed[:-1])),
-        r"linear_quantized: weight.packed must hold 35 bytes for shape \[7, 10\], got 34; quantise the weight again",
+        r"linear_quantized: weight.packed must hold 35 bytes for shape \[7, 10\], got 34; quantize the weight again",
     ),
     "nf4 absmax": (
         lambda: CPU.dequantize(replace(NF4, absmax=f32(3))),
@@ -299,7 +299,7 @@ BAD: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: F.linear_cross_entropy(t(3, 4), f32(9, 4), i32(2)),
         r"linear_cross_entropy: targets must be \[N\] with N = 3 .*one target for each row of x, -100 to ignore it",
     ),
-    # optimiser, decoding
+    # optimizer, decoding
     "grad_norm": (
         lambda: CPU.grad_norm(f32(3, 4)),
         r"grad_norm: g must be \[n\], got shape \[3, 4\]; pass the flat",

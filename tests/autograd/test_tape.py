@@ -94,7 +94,7 @@ def test_the_second_output_is_the_same_storage(cpu: ReferenceDevice) -> None:
 
 
 def test_gradients_go_into_the_leaf_buffers(device: Device) -> None:
-    """Buffers are views of a flat one, as for the optimiser. Some operators write to them directly, others do not."""
+    """Buffers are views of a flat one, as for the optimizer. Some operators write to them directly, others do not."""
     rng = np.random.default_rng(0)
     shapes: dict[str, tuple[int, ...]] = {"weight": (7, 10), "a": (2, 10), "b": (7, 2), "bias": (7,), "norm": (10,)}
     flat = device.upload(np.full(64 * 8, 0.5, np.float32))

@@ -1,4 +1,4 @@
-"""Tensors: values and gradients of their methods, optimisers, recorded steps and files.
+"""Tensors: values and gradients of their methods, optimizers, recorded steps and files.
 
 The oracles are torch in float64, central differences within a graph, and for wgpu the reference device.
 """
@@ -345,7 +345,7 @@ def test_a_recorded_step_tells_plain_values_apart(cpu: ReferenceDevice) -> None:
         assert [step(wgrad.ones(1, device=cpu), f).item() for f in given] == [11, 1, 1, np.inf, -np.inf]
 
 
-def test_a_cleared_gradient_still_reaches_its_optimiser(cpu: ReferenceDevice) -> None:
+def test_a_cleared_gradient_still_reaches_its_optimizer(cpu: ReferenceDevice) -> None:
     w = wgrad.ones(3, requires_grad=True, device=cpu)
     optimizer = wgrad.SGD([w], lr=1.0)
     (w * 5).sum().backward()
@@ -513,7 +513,7 @@ def test_parameters_are_changed_in_place_outside_of_the_tape(device: Device) -> 
     other.data = w.detach() + 1
     assert (other * 1).tolist() == [5, 5, 5]
     wgrad.SGD([other])
-    with pytest.raises(WgradError, match="an optimiser holds this parameter; use copy_"):
+    with pytest.raises(WgradError, match="an optimizer holds this parameter; use copy_"):
         other.data = w.detach() + 2
     with pytest.raises(WgradError, match=r"grad: must be None or a Tensor of shape \[3\], got \[2\]"):
         w.grad = wgrad.zeros(2, device=device)
@@ -582,7 +582,7 @@ def test_whole_numbers_stay_whole(device: Device) -> None:
 
 
 @pytest.mark.parametrize("kind", ["SGD", "momentum", "AdamW"])
-def test_optimisers_are_torchs(kind: str, device: Device) -> None:
+def test_optimizers_are_torchs(kind: str, device: Device) -> None:
     rng = np.random.default_rng(3)
     arrays = [rng.standard_normal(s).astype(np.float32) for s in ((5, 7), (7,))]
     ours, theirs = leaves(device, arrays, np.float32), [torch.tensor(a, requires_grad=True) for a in arrays]
@@ -796,9 +796,9 @@ BAD: dict[str, tuple[Callable[[], Any], str]] = {
     "operand": (lambda: t(3) + "x", r"add: an operand must be a Tensor, an array or a number, got str"),
     "item": (lambda: t(3).item(), r"item: "),
     "empty": (lambda: wgrad.tensor([], device="cpu"), r"tensor: an array must not be empty"),
-    "optimiser": (lambda: wgrad.SGD([t(3) * 2]), r"parameter 0 of an optimiser is no leaf"),
+    "optimizer": (lambda: wgrad.SGD([t(3) * 2]), r"parameter 0 of an optimizer is no leaf"),
     "shape": (lambda: t(3, 0), r"shape must have positive whole numbers, got .3, 0."),
-    "twice": (lambda: (lambda p: wgrad.SGD([p, p]))(t(3)), r"parameter 1 of an optimiser is there twice"),
+    "twice": (lambda: (lambda p: wgrad.SGD([p, p]))(t(3)), r"parameter 1 of an optimizer is there twice"),
     "an argument that learns": (
         lambda: wgrad.compile(lambda x: x)(t(3)),
         r"compile: argument 0 of <lambda> requires a g",

@@ -1,4 +1,4 @@
-"""The formats of GGUF against the gguf package: values of any bytes, what is quantised, and the rules of the parts."""
+"""The formats of GGUF against the gguf package: values of any bytes, what is quantized, and the rules of the parts."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from wgrad.device.formats.gguf_blocks import GgufBlocks
 from wgrad.device.formats.q8_0 import Q8Array
 
 F32, F64 = np.dtype(np.float32), np.dtype(np.float64)
-SIMPLE = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "MXFP4", "TQ1_0", "TQ2_0")  # that the package can quantise to
+SIMPLE = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "MXFP4", "TQ1_0", "TQ2_0")  # that the package can quantize to
 
 
-# The error of what is quantised here, at most: its root mean square in standard deviations.
+# The error of what is quantized here, at most: its root mean square in standard deviations.
 NEAR = {
     **{"Q2_K": 0.37, "Q3_K": 0.18, "Q4_K": 0.09, "Q5_K": 0.045, "Q6_K": 0.02, "NVFP4": 0.12},
     **{"IQ4_NL": 0.09, "IQ4_XS": 0.09, "IQ3_S": 0.16, "IQ3_XXS": 0.21},
@@ -67,7 +67,7 @@ def test_values_are_those_of_gguf(name: str, device: Device, rng: np.random.Gene
 
 @pytest.mark.parametrize("scale", [1e-7, 1e-4, 0.02, 3.0])
 @pytest.mark.parametrize("name", SIMPLE)
-def test_what_is_quantised_is_what_gguf_makes(name: str, scale: float, rng: np.random.Generator) -> None:
+def test_what_is_quantized_is_what_gguf_makes(name: str, scale: float, rng: np.random.Generator) -> None:
     w = (scale * rng.standard_normal((37, 96 if gguf_formats()[name].block == 32 else 256))).astype(np.float32)
     w[3, 32:64] = 0
     w[5, 64:96] = np.arange(32) / 2 - 8  # halves, once 127 is the largest
@@ -81,7 +81,7 @@ def test_what_is_quantised_is_what_gguf_makes(name: str, scale: float, rng: np.r
 
 
 @pytest.mark.parametrize(("name", "limit"), NEAR.items())
-def test_what_is_quantised_is_near(name: str, limit: float, rng: np.random.Generator) -> None:
+def test_what_is_quantized_is_near(name: str, limit: float, rng: np.random.Generator) -> None:
     w = rng.standard_normal((8, 512)).astype(np.float32)
     w[3, :256] = 0
     found = gguf_formats()[name].quantize(0.02 * w).rows(0, 8, F32) / np.float32(0.02)

@@ -68,7 +68,7 @@ def test_the_last_half_byte_is_zero_and_a_tie_takes_the_lower_code() -> None:
     assert q.packed.tolist() == [15 << 4 | 3, 4 << 4 | 7] and LEVELS[7] == 0
 
 
-def test_double_quantisation(rng: np.random.Generator) -> None:
+def test_double_quantization(rng: np.random.Generator) -> None:
     w = weight(rng, (600, 97))
     plain, double = NF4Array.quantize(w, 64), NF4Array.quantize(w, 64, True)
     np.testing.assert_array_equal(double.packed, plain.packed)
@@ -80,7 +80,7 @@ def test_double_quantisation(rng: np.random.Generator) -> None:
     assert np.all(np.diff(dynamic_map()) > 0) and dynamic_map()[127] == 0 and dynamic_map()[255] == 1
 
 
-def test_float64_is_quantised_in_float64(rng: np.random.Generator) -> None:
+def test_float64_is_quantized_in_float64(rng: np.random.Generator) -> None:
     q = NF4Array.quantize(rng.standard_normal((4, 64)), 32, True)
     assert {q.nested_absmax.dtype, q.nested_code.dtype, q.nested_offset.dtype} == {F64}  # type: ignore[union-attr]
 
@@ -100,7 +100,7 @@ def test_what_launchers_ask_for(double: bool, rng: np.random.Generator) -> None:
 
 
 @pytest.mark.parametrize("double", [False, True])
-def test_rules_hold_for_what_is_quantised_and_name_what_is_wrong(double: bool, rng: np.random.Generator) -> None:
+def test_rules_hold_for_what_is_quantized_and_name_what_is_wrong(double: bool, rng: np.random.Generator) -> None:
     q = NF4Array.quantize(weight(rng, (41, 123)), 64, double)
     assert all(holds for holds, _ in q.rules())
     for name, size, dtype in q.layout():

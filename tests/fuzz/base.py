@@ -118,7 +118,7 @@ def model_weights(config: dict[str, Any]) -> dict[str, np.ndarray]:
     return {n: (np.ones_like(v) if "norm" in n else v).astype(ml_dtypes.bfloat16) for n, v in values.items()}
 
 
-def quantised_weights(weights: dict[str, np.ndarray], nested: bool) -> dict[str, np.ndarray]:
+def quantized_weights(weights: dict[str, np.ndarray], nested: bool) -> dict[str, np.ndarray]:
     """The same checkpoint with its projections as bitsandbytes stores NF4."""
     result, generator = {}, np.random.default_rng(8)
     for name, value in weights.items():
@@ -142,7 +142,7 @@ def quantised_weights(weights: dict[str, np.ndarray], nested: bool) -> dict[str,
 
 
 def gguf_file(weights: dict[str, np.ndarray], config: dict[str, Any] | None = None) -> bytes:
-    """A llama's weights as the gguf package writes them, the matrices in every type that it can quantise to. config:
+    """A llama's weights as the gguf package writes them, the matrices in every type that it can quantize to. config:
     written too, and a tokenizer of pieces, so that the file is a whole model."""
     words = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, 1)
     names = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "MXFP4")
@@ -301,7 +301,7 @@ def base_groups() -> dict[str, Files]:
         groups["model" if kind == "llama" else kind] = model_files(config, model_weights(config))
     for name, nested in (("nf4", False), ("nf4-nested", True)):
         config = model_config() | {"quantization_config": QUANTIZATION}
-        groups[name] = model_files(config, quantised_weights(model_weights(model_config()), nested))
+        groups[name] = model_files(config, quantized_weights(model_weights(model_config()), nested))
     del (rest := dict(groups["model"]))["model/model.safetensors"]
     groups["gguf"] = rest | {"model/model.gguf": gguf_file(model_weights(model_config()))}
     groups["gguf-alone"] = {"model/model.gguf": gguf_file(model_weights(model_config()), model_config())}

@@ -74,7 +74,7 @@ def weights_case(rng: Random, groups: Groups) -> Case:
     return Case(commands(rng), [group, "data"], {name: mutate_safetensors(rng, _bytes(groups, group, name))})
 
 
-def quantised_case(rng: Random, groups: Groups) -> Case:
+def quantized_case(rng: Random, groups: Groups) -> Case:
     group, name = rng.choice(("nf4", "nf4-nested")), "model/model.safetensors"
     return Case(commands(rng), [group, "data"], {name: mutate_quant_state(rng, _bytes(groups, group, name))})
 
@@ -315,7 +315,7 @@ KINDS_OF_CASE: dict[str, tuple[int, Callable[[Random, Groups], Case]]] = {
     "config": (12, config_case),
     "generation-config": (2, generation_config_case),
     "weights": (9, weights_case),
-    "quantised": (8, quantised_case),
+    "quantized": (8, quantized_case),
     "packed": (6, packed_case),
     "experts": (5, experts_case),
     "gguf": (6, gguf_case),

@@ -167,11 +167,11 @@ def test_bank_conflicts_of_128_bits(probe: Any, stride: int, ways: int) -> None:
     assert probe("lds_wide", stride)["lds", "load"] == (probe.waves, 8 * ways, 8)
 
 
-def test_cdna_takes_128_bit_reads_of_lanes_that_are_not_neighbours(probe: Any) -> None:
-    """Lanes 0-3 read where lanes 4-7 do, and 16-19 where 20-23 do: a conflict for groups of neighbours alone."""
+def test_cdna_takes_128_bit_reads_of_lanes_that_are_not_neighbors(probe: Any) -> None:
+    """Lanes 0-3 read where lanes 4-7 do, and 16-19 where 20-23 do: a conflict for groups of neighbors alone."""
     found = probe("lds_pairs")
     assert found["lds", "load"][1:] == ((8, 8) if probe.cdna else (16, 8))
-    assert found["lds", "store"][1] == 16  # stores go by neighbours everywhere
+    assert found["lds", "store"][1] == 16  # stores go by neighbors everywhere
 
 
 @pytest.mark.parametrize(("stride", "shift", "lines"), [(1, 0, 2), (1, 1, 0), (2, 0, 4), (32, 0, 64), (0, 0, 0)])

@@ -182,7 +182,7 @@ def test_what_a_capture_does_not_allow(device: Any) -> None:
     check(hip.hipStreamEndCapture(stream), "end")
 
 
-def test_an_uninitialised_or_freed_array_reads_as_nan(device: Any) -> None:
+def test_an_uninitialized_or_freed_array_reads_as_nan(device: Any) -> None:
     assert np.isnan(np.empty(SIZE)).all()
     x = device.upload(numbers(1))
     address = x.address

@@ -16,7 +16,7 @@ from wgrad.device.errors import DeviceLost
 KERNELS = """
 #include "gpu.hpp"
 using namespace gpu;
-extern "C" GPU_KERNEL(128) void neighbour(const float* x, float* y, u32 with_barrier) {
+extern "C" GPU_KERNEL(128) void neighbor(const float* x, float* y, u32 with_barrier) {
   GPU_SHARED(float, memory, 128);
   memory[thread()] = x[thread()];
   if (with_barrier) barrier();
@@ -130,7 +130,7 @@ def test_missing_barrier_shows_in_one_of_the_orders(probe: Any, monkeypatch: pyt
         monkeypatch.setenv("WGRAD_EMULATED_ORDER", order)
         for barrier in right:
             y = probe.empty((128,))
-            probe.launch("probe", "neighbour", [x, y, barrier], (1, 1, 1), threads=128)
+            probe.launch("probe", "neighbor", [x, y, barrier], (1, 1, 1), threads=128)
             right[barrier] += np.array_equal(probe.download(y), wanted)
     assert right[1] == 2 and right[0] < 2
 

@@ -1,4 +1,4 @@
-"""Every number of elements that may be left over after wide accesses, in memory and in views with neighbours."""
+"""Every number of elements that may be left over after wide accesses, in memory and in views with neighbors."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_a_bias_goes_on_from_row_to_row(hip_device: Any, columns: int) -> None:
 @pytest.mark.parametrize("architecture", ["gfx942"])
 def test_nothing_is_read_behind_the_last_element(emulator: Any, architecture: str) -> None:
     """Clang leaves out what the tests above read there, as nobody uses it; clang for AMD need not."""
-    d = emulator.unoptimised(architecture)
+    d = emulator.unoptimized(architecture)
     for size in SIZES:
         x = numbers(size, np.float32)
         np.testing.assert_array_equal(d.download(d.add(d.upload(x), d.upload(x))), 2 * x)

@@ -169,8 +169,8 @@ def test_short_sides(device: Any, layout: str, wide: str) -> None:
 
 
 @pytest.mark.parametrize("double", [False, True])
-def test_quantised(device: Any, double: bool) -> None:
-    """Codes and their scales of the end; as without double quantisation, whose mean would be one of all blocks."""
+def test_quantized(device: Any, double: bool) -> None:
+    """Codes and their scales of the end; as without double quantization, whose mean would be one of all blocks."""
     end = numbers(8, 1024)
     x = ending_in(device, (BEYOND // 1024, 1024), end)
     wanted, found = NF4Array.quantize(end), device.quantize(x)

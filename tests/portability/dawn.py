@@ -20,7 +20,7 @@ ALL = os.environ.get("WGRAD_DAWN_ALL") == "1"
 SWIFTSHADER = [f"{folder}/vk_swiftshader_icd.json" for folder in ("/usr/lib/chromium", "/opt/google/chrome")]
 LAVAPIPE = "libvulkan_lvp.so"
 # Half the vector width is half the code that LLVM is given (each lane loads by itself), and the code is so little used
-# that optimising it does not pay: a product's compile takes a third of the time. Mesa's cache on disk knows
+# that optimizing it does not pay: a product's compile takes a third of the time. Mesa's cache on disk knows
 # nothing of the width.
 LAVAPIPE_SETTINGS = {"LP_NATIVE_VECTOR_WIDTH": "128", "GALLIVM_PERF": "nopt", "MESA_SHADER_CACHE_DISABLE": "true"}
 MOST_WORKGROUP_BYTES = 48 << 10  # of the bundle's profiles

@@ -7,7 +7,7 @@ as in .ci/run.
 
 Tint reads all variants, and makes a pipeline of one of each entry point in each precision. Software drivers need
 seconds to compile one large shader, so that what runs by default is a part: each shader and entry point in one
-precision, and the constants that it is specialised by in float32 and in float16, every value at least once, in the
+precision, and the constants that it is specialized by in float32 and in float16, every value at least once, in the
 shortest variant that has it, as far as that one is short. Those run as the tests of tests/wgsl have them: loops over a
 tile's depth stay loops, and tiles are small (tests/conftest.py). WGRAD_DAWN_ALL=1 runs all, as a run has them, with a
 pipeline of each. SwiftShader has no shader-f16: there, variants with it are compiled, not run.

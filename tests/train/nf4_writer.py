@@ -43,7 +43,7 @@ def nf4_arrays(name: str, weight: NF4Array, device: Device) -> dict[str, np.ndar
 def save_nf4_checkpoint(
     folder: str | os.PathLike[str], config: Mapping[str, Any], weights: Mapping[str, Any], device: Device
 ) -> None:
-    """Write a quantised checkpoint that transformers + bitsandbytes load: config.json and model.safetensors.
+    """Write a quantized checkpoint that transformers + bitsandbytes load: config.json and model.safetensors.
 
     config: the mapping of the original config.json. weights: name -> Array or NF4Array, as `load_frozen` gives them.
     """

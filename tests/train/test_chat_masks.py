@@ -93,7 +93,7 @@ def test_turns_in_unusual_places(rule: str, source: str, turns, said: list[str])
     if rule == "loop":  # no text up to a turn is a prefix of the whole
         source = "{{ messages|length }}" + source
     found = spoken(source, turns)
-    if rule == "loop" and source.endswith(NEMOTRON):  # a prompt's thought is learnt there
+    if rule == "loop" and source.endswith(NEMOTRON):  # a prompt's thought is learned there
         found[-1] = found[-1].removeprefix("<think>\n") if "</think>" not in found[-1] else found[-1]
     assert found == said
     assert spoken(source, turns, []) == []

@@ -51,9 +51,9 @@ def test_well_known_templates(name: str) -> None:
     template = ChatTemplate(_TEMPLATES[name], SPECIAL, strict=True)
     said = [{"role": r, "content": c} for r, c in (("system", "S"), ("user", "Q"), ("assistant", "A"), ("user", "R"))]
     assert template.render(said, True) == WRITTEN[name]
-    learnt = [said[1], {"role": "assistant", "content": "<think>\nHm.\n</think>\n\nA"}, said[3], said[2]]
+    learned = [said[1], {"role": "assistant", "content": "<think>\nHm.\n</think>\n\nA"}, said[3], said[2]]
     lost: list[str] = []
-    text, spans = template.render_with_spans(Conversation(learnt), {1, 3}, lost)
+    text, spans = template.render_with_spans(Conversation(learned), {1, 3}, lost)
     first, second = (text[a:b] for a, b in spans)
     assert first.strip().startswith("<think>\nHm.") and second.strip().startswith("A") and not lost
     end = second.strip().removeprefix("A").strip()

@@ -320,7 +320,7 @@ def test_what_is_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("GatedRepoError", "accept a licence first: do so on huggingface.co/org/name"),
+        ("GatedRepoError", "accept a license first: do so on huggingface.co/org/name"),
         ("RepositoryNotFoundError", "there is no such model, or it is private"),
         ("LocalEntryNotFoundError", "it cannot be reached and the model is not in its cache"),
         ("OSError", r"fetching failed \(disk gone\): check the network"),

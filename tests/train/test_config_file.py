@@ -56,7 +56,7 @@ Config = Callable[..., dict[str, Any]]
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5 is not supported"),
         (
             {"quantization_config": {"quant_method": "hqq"}},
-            r"quantised by 'hqq' \(load_in_4bit: false\) cannot be read",
+            r"quantized by 'hqq' \(load_in_4bit: false\) cannot be read",
         ),
     ],
 )

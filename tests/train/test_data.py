@@ -1,4 +1,4 @@
-"""Training data: every kind of file, what is learnt of it, and every way in which it can be wrong."""
+"""Training data: every kind of file, what is learned of it, and every way in which it can be wrong."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def load(path: str, tokenizer: Tokenizer, **options) -> Dataset:
     return load_data(RunOptions(data=(path,), **({"eval_fraction": 0, "max_length": 200} | options)), tokenizer)
 
 
-def learnt(document: Document, tokenizer: Tokenizer) -> str:
+def learned(document: Document, tokenizer: Tokenizer) -> str:
     """The text of the tokens that count (bos, the first, never does)."""
     return tokenizer.decode(document.ids[1:][document.loss_mask[1:]], skip_special_tokens=False)
 
@@ -55,11 +55,11 @@ def test_a_token_that_the_model_lacks_makes_the_line_invalid(make_tokenizer, wri
         load(str(tmp_path / "book.txt"), tokenizer)
 
 
-# ---- what is learnt ----------------------------------------------------------------------------
+# ---- what is learned ----------------------------------------------------------------------------
 def test_text(tokenizer: Tokenizer, write_lines) -> None:
     (document,) = load(write_lines({"text": "A wisé man\n will hear"}), tokenizer).train
     assert tokenizer.decode(document.ids, skip_special_tokens=False) == "<s>A wisé man\n will hear</s>"
-    assert learnt(document, tokenizer) == "A wisé man\n will hear</s>"
+    assert learned(document, tokenizer) == "A wisé man\n will hear</s>"
     assert document.ids.dtype == np.int32 and document.source.endswith("data.jsonl:1")
 
 
@@ -69,18 +69,18 @@ def test_text(tokenizer: Tokenizer, write_lines) -> None:
 def test_prompt_and_completion(tokenizer: Tokenizer, write_lines, loss_on: str, expected: str) -> None:
     path = write_lines({"prompt": "A wise man", "completion": " will héar"})
     (document,) = load(path, tokenizer, loss_on=loss_on).train
-    assert learnt(document, tokenizer) == expected
+    assert learned(document, tokenizer) == expected
 
 
 def test_a_token_across_the_border_belongs_to_the_completion(tokenizer: Tokenizer, write_lines) -> None:
     assert len(tokenizer.encode(" the", add_special_tokens=False)) == 1
     (document,) = load(write_lines({"prompt": "Hear t", "completion": "he wise."}), tokenizer).train
-    assert learnt(document, tokenizer) == " the wise.</s>"
+    assert learned(document, tokenizer) == " the wise.</s>"
 
 
 def test_an_empty_prompt_is_text(tokenizer: Tokenizer, write_lines) -> None:
     (document,) = load(write_lines({"prompt": "", "completion": "Hear."}), tokenizer).train
-    assert learnt(document, tokenizer) == "Hear.</s>"
+    assert learned(document, tokenizer) == "Hear.</s>"
 
 
 TURNS = [
@@ -102,7 +102,7 @@ TURNS = [
 )
 def test_messages(tokenizer: Tokenizer, write_lines, line: dict, expected: str) -> None:
     (document,) = load(write_lines(line), tokenizer).train
-    assert learnt(document, tokenizer) == expected
+    assert learned(document, tokenizer) == expected
     turns = line.get("messages") or line["prompt"] + line["completion"]
     assert document.ids.tolist() == tokenizer.encode_chat(turns, add_generation_prompt=False)
 
@@ -123,9 +123,9 @@ def test_kinds_put_together_have_null_in_the_columns_of_others(tokenizer: Tokeni
     records: list[dict] = [{"text": "Hear."}, {"prompt": "a", "completion": "b"}, {"messages": TURNS[:3]}]
     records.append({"instruction": "Add.", "output": "1"})
     columns = dict.fromkeys(key for record in records for key in record)
-    apart = [learnt(d, tokenizer) for d in load(write_lines(*records), tokenizer).train]
+    apart = [learned(d, tokenizer) for d in load(write_lines(*records), tokenizer).train]
     together = load(write_lines(*({**columns, **record} for record in records), name="b.jsonl"), tokenizer)
-    assert together.bad_lines == 0 and [learnt(d, tokenizer) for d in together.train] == apart
+    assert together.bad_lines == 0 and [learned(d, tokenizer) for d in together.train] == apart
 
 
 def test_a_message_with_what_json_lacks_is_a_bad_line(tokenizer: Tokenizer) -> None:
@@ -149,7 +149,7 @@ def test_eos_is_not_doubled(tokenizer: Tokenizer, write_lines) -> None:
 # ---- plain text --------------------------------------------------------------------------------
 @pytest.mark.parametrize("bos", [True, False])
 @pytest.mark.parametrize("seq_len", [2, 41, 5000])
-def test_a_stream_is_learnt_token_by_token_once(make_tokenizer, tmp_path: Path, bos: bool, seq_len: int) -> None:
+def test_a_stream_is_learned_token_by_token_once(make_tokenizer, tmp_path: Path, bos: bool, seq_len: int) -> None:
     tokenizer = load_tokenizer(make_tokenizer(bos_in_json=bos))
     text = "A wise man will hear,\n\nand will increase learning; " * 9
     (tmp_path / "a.txt").write_bytes(text.replace("\n", "\r\n").encode())
@@ -340,4 +340,4 @@ def test_the_data_that_comes_with_the_project(tokenizer: Tokenizer) -> None:
     pairs = load(str(folder / "proverbs.jsonl"), tokenizer, max_length=128, eval_fraction=0.05)
     assert len(stream.train) + len(stream.held_out) > 100 and stream.truncated == 0
     assert len(pairs.train) + len(pairs.held_out) == 462 and pairs.truncated <= 5
-    assert learnt(pairs.train[0], tokenizer).startswith(" ")
+    assert learned(pairs.train[0], tokenizer).startswith(" ")

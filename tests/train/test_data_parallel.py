@@ -103,13 +103,13 @@ def test_a_gradient_that_is_not_finite_on_one_rank_skips_the_step_on_all(ranks: 
     trainers, stream = ranks
     before = parameters(trainers[0])
 
-    def spoilt(trainer: Trainer) -> None:
+    def spoiled(trainer: Trainer) -> None:
         if trainer.world.rank:
             trainer.optimizer.parameters.grad[7] = np.inf
         trainer.step(stream.get(0), 1e-3)
         trainer.step(stream.get(1), 1e-3)
 
-    together(trainers, spoilt)
+    together(trainers, spoiled)
     for trainer in trainers:
         assert trainer.optimizer.skipped() == 1 and trainer.optimizer.applied() == 1
     np.testing.assert_array_equal(parameters(trainers[0]), parameters(trainers[1]))

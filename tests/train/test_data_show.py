@@ -1,4 +1,4 @@
-"""`wgrad data show`: what is marked as learnt is what the loss counts; escape sequences do not come through."""
+"""`wgrad data show`: what is marked as learned is what the loss counts; escape sequences do not come through."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from wgrad.train.commands.cli import main
-from wgrad.train.commands.data_show import LEARNT, example_text
+from wgrad.train.commands.data_show import LEARNED, example_text
 from wgrad.train.data.data import load_data
 from wgrad.train.data.packing import BatchStream, Document
 from wgrad.train.data.tokenizer import load_tokenizer
@@ -25,7 +25,7 @@ def folder(make_checkpoint: Any) -> Path:
     return make_checkpoint()
 
 
-def test_what_is_learnt_is_marked(folder: Path, write_lines: Any, capsys: Any) -> None:
+def test_what_is_learned_is_marked(folder: Path, write_lines: Any, capsys: Any) -> None:
     data = write_lines({"prompt": "the cat", "completion": " sat\u001b[31m"}, "no object", {"text": "a dog"})
     assert show(folder, data, "--max-length", "32", "--batch-size", "2", "--gradient-accumulation-steps", "2") == 0
     out = capsys.readouterr().out
@@ -41,16 +41,16 @@ def test_what_is_learnt_is_marked(folder: Path, write_lines: Any, capsys: Any) -
     assert "the cat" not in capsys.readouterr().out
 
 
-def test_colours_and_long_examples(folder: Path) -> None:
+def test_colors_and_long_examples(folder: Path) -> None:
     tokenizer = load_tokenizer(folder)
     ids = np.array(tokenizer.encode("cats and dogs", add_special_tokens=False), np.int32)
-    learnt = np.arange(len(ids)) >= 4
-    text = example_text(Document(ids, learnt), tokenizer, colours=True)
+    learned = np.arange(len(ids)) >= 4
+    text = example_text(Document(ids, learned), tokenizer, colors=True)
     assert text.plain == "cats and dogs"
-    (span,) = [span for span in text.spans if span.style == LEARNT]
+    (span,) = [span for span in text.spans if span.style == LEARNED]
     assert text.plain[span.start : span.end] == tokenizer.decode(ids[4:].tolist())
     long = np.resize(ids, 1000)
-    text = example_text(Document(long, np.ones(1000, bool)), tokenizer, colours=False)
+    text = example_text(Document(long, np.ones(1000, bool)), tokenizer, colors=False)
     assert " ... 600 tokens ... " in text.plain
     first = tokenizer.decode(long[:1].tolist())
     assert text.plain.startswith(f"{first}«") and text.plain.endswith("»") and text.plain.count("«") == 2

@@ -233,7 +233,7 @@ def test_exists(tmp_path: Path) -> None:
         exists(tmp_path / ("n" * 300), "--out")
 
 
-def test_a_pointer_of_git_lfs_is_recognised(tmp_path: Path) -> None:
+def test_a_pointer_of_git_lfs_is_recognized(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n")
     with pytest.raises(WgradError, match=rf"pointer of Git LFS, not the file itself: run 'git lfs pull' in {tmp_path}"):

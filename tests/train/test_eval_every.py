@@ -201,7 +201,7 @@ def test_two_ranks_measure_and_stop_as_one(values: dict[str, Any], tmp_path: Pat
     other = tmp_path / "other.jsonl"
     other.write_text('{"text": "still waters run deep"}\n' * 9)
     values["--data"] = [f"{values['--data']}=2", f"{other}=1"]
-    # What is held out has nothing of what is learnt: its loss rises by far more than CPUs differ.
+    # What is held out has nothing of what is learned: its loss rises by far more than CPUs differ.
     held_out = tmp_path / "held-out.jsonl"
     held_out.write_text('{"text": "0123456789 9876543210 %$&"}\n' * 5)
     values["--eval-data"] = held_out

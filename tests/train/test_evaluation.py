@@ -51,7 +51,7 @@ def test_the_part_is_drawn_by_the_seed_alone_and_from_everywhere() -> None:
     assert first == numbers(eval_subset(documents(LENGTHS), config))
     assert first != numbers(eval_subset(documents(LENGTHS), RunOptions(eval_tokens=1000, seed=4)))
     assert min(first) < 60 and max(first) > 340 and 60 < len(first) < 110
-    # Length has no say: a part that favoured short documents would have another mean.
+    # Length has no say: a part that favored short documents would have another mean.
     assert np.mean([LENGTHS[i] for i in first]) == pytest.approx(np.mean(LENGTHS), rel=0.15)
 
 
@@ -113,14 +113,14 @@ def test_every_phase_of_a_run_has_its_bar(
     assert finetune(tmp_path / "out", make_checkpoint(), text_data, "--save-steps", 1) == 0
     assert set(phases) >= {
         "compiling",
-        "loading and quantising weights",
+        "loading and quantizing weights",
         "held-out loss",
         "sample",
         "training",
         "saving a checkpoint",
         "saving the result",
     }
-    for name in ("loading and quantising weights", "sample", "training"):
+    for name in ("loading and quantizing weights", "sample", "training"):
         done = [d for d, _ in phases[name]]
         assert done and phases[name][-1][1] is not None
         if name != "sample":  # which may end before its last token

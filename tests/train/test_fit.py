@@ -344,7 +344,7 @@ def test_a_mode_of_before_that_no_longer_fits_is_chosen_anew(make_checkpoint: An
 
     assert mode(config, before) == before
     assert mode(replace(config, offload_activations=2), before)["offload_activations"] == 2
-    for damaged in ({"gradient_checkpointing": 9}, {"gradient_checkpointing": "x"}, {"colour": 1}):
+    for damaged in ({"gradient_checkpointing": 9}, {"gradient_checkpointing": "x"}, {"color": 1}):
         assert mode(config, damaged)["gradient_checkpointing"] is False
     limit = least_limit(replace(config, gradient_checkpointing=True), folder, card)
     assert mode(config, before, limit) != before

@@ -221,10 +221,10 @@ def test_commands_that_read_sizes_fetch_no_weights(
     assert 1000 < hub.sent < 120_001 < len(files["model.safetensors"]) / 10
 
 
-def test_a_plan_fetches_quantised_weights(serve: Any, make_checkpoint: Any, tmp_path: Path) -> None:
+def test_a_plan_fetches_quantized_weights(serve: Any, make_checkpoint: Any, tmp_path: Path) -> None:
     """Whose sizes are in their contents."""
-    quantised = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
-    folder = make_checkpoint(quantization_config=quantised)
+    quantized = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
+    folder = make_checkpoint(quantization_config=quantized)
     serve({"main": {path.name: path.read_bytes() for path in folder.iterdir()}})
     found = find_model("org/name", scratch=tmp_path)
     assert (

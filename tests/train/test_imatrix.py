@@ -1,4 +1,4 @@
-"""`--imatrix`: what it sums up, llama.cpp's file, and a model that is quantised by it."""
+"""`--imatrix`: what it sums up, llama.cpp's file, and a model that is quantized by it."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_the_file_is_llama_cpps(tmp_path: Path) -> None:
         load_imatrix(path)
 
 
-def test_a_model_is_quantised_by_its_data(model: Path, tmp_path: Path, capsys: Any) -> None:
+def test_a_model_is_quantized_by_its_data(model: Path, tmp_path: Path, capsys: Any) -> None:
     """With llama.cpp's bits for the matrix that lies beside it, and the types that llama-quantize chooses with one."""
     data, adapter, out = tmp_path / "data.jsonl", tmp_path / "adapter", tmp_path / "out"
     data.write_text("".join(json.dumps({"text": text}) + "\n" for text in SENTENCES))

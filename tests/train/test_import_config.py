@@ -182,7 +182,7 @@ def test_without_an_adapter_the_whole_model_is_trained(tmp_path: Path, capsys: A
         ("val_set_size", 500, "it is a fraction here"),
         ("save_steps", 0.1, "a whole number of steps"),
         ("optimizer", "adamw_torch", {}),
-        ("optimizer", "muon", "AdamW is the only optimiser"),
+        ("optimizer", "muon", "AdamW is the only optimizer"),
         ("rl", "grpo", "the objectives are"),
         ("adapter", "llama-adapter", "only LoRA and full"),
         ("load_in_8bit", True, "4 or 16 bits"),

@@ -239,7 +239,7 @@ def test_nothing_is_collected_once_the_command_is_done(monkeypatch: pytest.Monke
 
 
 @posix
-def test_a_request_that_python_loses_in_a_finaliser_is_made_again(capsys: Any) -> None:
+def test_a_request_that_python_loses_in_a_finalizer_is_made_again(capsys: Any) -> None:
     class Pressing:
         def __del__(self) -> None:
             press(signal.SIGTERM)
@@ -251,7 +251,7 @@ def test_a_request_that_python_loses_in_a_finaliser_is_made_again(capsys: Any) -
     assert capsys.readouterr().err == ""
 
 
-def test_other_errors_of_a_finaliser_are_told_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_errors_of_a_finalizer_are_told_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     class Wrong:
         def __del__(self) -> None:
             raise ValueError("wrong")

@@ -162,7 +162,7 @@ def test_as_many_are_kept_as_memory_allows(make_checkpoint: Any, card: Any) -> N
 
     number, found = kept(peak(whole))
     (line,) = found.lines
-    assert number is True and f"weights: all {count} are kept dequantised (" in line, line
+    assert number is True and f"weights: all {count} are kept dequantized (" in line, line
     assert words(found.mode) == "--no-gradient-checkpointing --keep-dequantized"
     assert found.plan.dequantized.nbytes == whole.dequantized.nbytes  # type: ignore[union-attr]
     some, found = kept(peak(whole) - 1)
@@ -222,7 +222,7 @@ def test_too_little_memory_names_what_it_would_take(make_checkpoint: Any, card: 
         replace(config, gradient_checkpointing=True, stream_weights="on")
 
 
-@pytest.mark.parametrize("lacks", ["", "while weights are dequantised", "in the first step"])
+@pytest.mark.parametrize("lacks", ["", "while weights are dequantized", "in the first step"])
 def test_where_others_take_the_memory_a_run_goes_on_without(lacks: str, make_checkpoint: Any, card: Any) -> None:
     folder, said = make_checkpoint(num_hidden_layers=3), list[str]()
     config, model = options(keep_dequantized=True), load_model_config(folder)

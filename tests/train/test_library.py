@@ -81,7 +81,7 @@ def test_options_are_the_commands() -> None:
     assert inspect.signature(wgrad.finetune).parameters["lora_r"].default == RunOptions().lora_r
 
 
-def test_records_are_learnt_as_the_command_learns_a_file(
+def test_records_are_learned_as_the_command_learns_a_file(
     model: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     data = tmp_path / "data.jsonl"
@@ -210,7 +210,7 @@ def wrong(**given: Any) -> str:
     return str(caught.value)
 
 
-class Misspelt(wgrad.Callback):
+class Misspelled(wgrad.Callback):
     def on_steps(self, report: wgrad.StepReport) -> None: ...
 
 
@@ -234,8 +234,8 @@ class Underived:
 
 WRONG_CALLBACKS: list[tuple[Any, str]] = [
     (
-        Misspelt(),
-        "a run never calls Misspelt.on_steps (did you mean on_step?): the methods are on_step, on_learning_rate",
+        Misspelled(),
+        "a run never calls Misspelled.on_steps (did you mean on_step?): the methods are on_step, on_learning_rate",
     ),
     (FromElsewhere(), "a run never calls FromElsewhere.on_train_begin"),
     (Asynchronous(), "Asynchronous.on_step is asynchronous, and a run awaits nothing"),

@@ -272,7 +272,7 @@ def test_a_step_that_is_not_finite_is_reported_as_null(make_checkpoint: Any, cpu
 
 
 def test_a_trainer_in_a_cycle_gives_its_memory_back_whole(make_checkpoint: Any, device: Device) -> None:
-    """Python's collector runs every finaliser of a cycle: blocks must come back to the pool with their buffers."""
+    """Python's collector runs every finalizer of a cycle: blocks must come back to the pool with their buffers."""
     folder = make_checkpoint()
     trainer_for(folder, device)  # what a device keeps for good, such as tables, is made once
     gc.collect()

@@ -108,7 +108,7 @@ def test_copies_beside_launches_change_neither_bits_nor_memory(
     assert ways[True] > 50 and ways[False] > 5, "pieces and commands"
     np.testing.assert_array_equal(losses, expected_losses)
     np.testing.assert_array_equal(trained, expected)
-    # Not the same byte: the second run finds its quantised weights in the cache.
+    # Not the same byte: the second run finds its quantized weights in the cache.
     assert beside.memory().peak_bytes == pytest.approx(card.memory().peak_bytes, rel=0.01)
 
 

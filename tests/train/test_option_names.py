@@ -73,7 +73,7 @@ def test_an_option_of_another_tool_for_generate(word: str, meant: str, capsys: p
         ("micro_batch_size", "(did you mean batch_size?)"),
         ("fp16", "(did you mean compute: float16?)"),
         ("load_in_4bit", "(the base model is NF4 anyway, unless --no-quantize is given)"),
-        ("optim", "(AdamW is the only optimiser: leave it out)"),
+        ("optim", "(AdamW is the only optimizer: leave it out)"),
         ("zzzz", ": see wgrad finetune --help"),
     ],
 )

@@ -161,7 +161,7 @@ def bitsandbytes() -> Any:
 
 
 @pytest.mark.parametrize("double", [False, True])
-def test_we_load_what_bitsandbytes_quantised(
+def test_we_load_what_bitsandbytes_quantized(
     double: bool, make_checkpoint: Any, device: Device, nf4_values: Values
 ) -> None:
     """Files of bitsandbytes' QuantState give the same values to the bit, whether rows are whole blocks or not."""
@@ -187,7 +187,7 @@ def test_we_load_what_bitsandbytes_quantised(
 
 @pytest.mark.parametrize("columns", [96, 128])
 @pytest.mark.parametrize("double", [False, True])
-def test_bitsandbytes_loads_what_we_quantised(double: bool, columns: int, device: Device, nf4_values: Values) -> None:
+def test_bitsandbytes_loads_what_we_quantized(double: bool, columns: int, device: Device, nf4_values: Values) -> None:
     functional = bitsandbytes().functional
     value = np.random.default_rng(2).standard_normal((57, columns)).astype(np.float32)
     ours = device.quantize(device.upload(value), 64, double=double)
@@ -198,8 +198,8 @@ def test_bitsandbytes_loads_what_we_quantised(double: bool, columns: int, device
     np.testing.assert_array_equal(theirs, device.download(device.dequantize(ours)))
     if columns % 64 == 0:  # elsewhere its own kernel is wrong on some CPUs: see nf4_values
         np.testing.assert_array_equal(functional.dequantize_4bit(packed, state).numpy(), theirs)
-    # And the values are those that bitsandbytes' own quantisation gives. The mean of the scales, which double
-    # quantisation takes off, is summed in another order: a scale or two on an edge may get the next code.
+    # And the values are those that bitsandbytes' own quantization gives. The mean of the scales, which double
+    # quantization takes off, is summed in another order: a scale or two on an edge may get the next code.
     packed, state = functional.quantize_4bit(
         torch.tensor(value), blocksize=64, compress_statistics=double, quant_type="nf4"
     )
@@ -230,7 +230,7 @@ def test_what_their_layer_computes(nf4_values: Values) -> None:
         assert distance(layer.eval()(torch.tensor(x)).numpy(), true) <= 4 * 2.0**-9  # four roundings to bfloat16
 
 
-def test_transformers_loads_our_quantised_checkpoint(
+def test_transformers_loads_our_quantized_checkpoint(
     make_checkpoint: Any, device: Device, tmp_path: Path, nf4_values: Values
 ) -> None:
     bitsandbytes()
@@ -255,7 +255,7 @@ def test_transformers_loads_our_quantised_checkpoint(
 
 
 def dequantized_base(folder: Path, weights: dict[str, Any], device: Device) -> Any:
-    """Return transformers' model with the decoded values of our quantised weights."""
+    """Return transformers' model with the decoded values of our quantized weights."""
     model = their_base(folder)
     state = {own_name(name): value for name, value in model.state_dict().items()}
     for name, weight in weights.items():

@@ -104,7 +104,7 @@ def theirs(source: str, messages: list[dict], **options) -> tuple[str, list[str]
 
 
 def joined(text: str, spans) -> list[str]:
-    """The pieces of the text, neighbours as one."""
+    """The pieces of the text, neighbors as one."""
     whole: list[list[int]] = []
     for start, end in spans:
         if whole and whole[-1][1] == start:

@@ -446,7 +446,7 @@ def test_a_tied_head(case: str, make_checkpoint: Any) -> None:
 
 @pytest.mark.parametrize("double", [False, True])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
-def test_a_checkpoint_that_bitsandbytes_quantised(
+def test_a_checkpoint_that_bitsandbytes_quantized(
     dtype: str, double: bool, make_checkpoint: Any, tmp_path: Path, nf4_values: Values, device: Device
 ) -> None:
     """transformers leaves some modules in float. Decoded values are rounded to the dtype of the original weights.
@@ -545,8 +545,8 @@ def test_weights_in_fp8(kind: str, make_checkpoint: Any, tmp_path: Path) -> None
     model = build_frozen(config, folder, ReferenceDevice(), positions=64, quantize=False)
     assert {str(w.dtype) for n, w in model.weights.items() if "_proj" in n} == {"bfloat16"}
     assert distance(our_logits(model, random_ids()), true) <= 2 * distance(plain, true)
-    quantised = build_frozen(config, folder, ReferenceDevice(), positions=64)
-    assert isinstance(quantised.weights["model.layers.1.self_attn.o_proj.weight"], NF4Array)
+    quantized = build_frozen(config, folder, ReferenceDevice(), positions=64)
+    assert isinstance(quantized.weights["model.layers.1.self_attn.o_proj.weight"], NF4Array)
 
 
 def test_blocks_of_fp8_that_go_beyond_a_weight(make_checkpoint: Any) -> None:

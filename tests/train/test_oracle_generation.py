@@ -16,7 +16,7 @@ from wgrad.train.data.packing import Document, make_batch
 from wgrad.train.data.tokenizer import load_tokenizer
 from wgrad.train.inference.generation import generate_batch, generate_ids
 from wgrad.train.inference.guided import Free, guided_batch, text_ids
-from wgrad.train.inference.repetition import Repetition, penalise
+from wgrad.train.inference.repetition import Repetition, penalize
 from wgrad.train.inference.scoring import score
 from wgrad.train.model.model_config import load_model_config
 from wgrad.train.model.model_inputs import Inputs
@@ -46,7 +46,7 @@ def test_greedy_text_is_that_of_transformers(device: Device) -> None:
     assert list(generate_ids(ours, prompts[0], TOKENS, GREEDY)) == theirs[0]
 
 
-def test_repetition_is_penalised_as_transformers_does(device: Device) -> None:
+def test_repetition_is_penalized_as_transformers_does(device: Device) -> None:
     """Of tokens of the prompt and of the answer, each text of a batch by its own."""
     prompts = [load_tokenizer(BASE).encode(text) for text in TEXTS]
     model = transformers.AutoModelForCausalLM.from_pretrained(BASE, dtype=torch.float32)
@@ -70,7 +70,7 @@ def test_factors_are_transformers_processor(device: Device) -> None:
     factors = np.stack([one.factors(text[1:]) for one, text in zip(histories, texts)])
     assert histories[0].factors([5, 40, 5]) is histories[0].factors([5, 40, 5, 40]), "nothing is new"
     found = device.upload(logits)
-    penalise(device, found, device.upload(factors))
+    penalize(device, found, device.upload(factors))
     processor = transformers.RepetitionPenaltyLogitsProcessor(1.7)
     for row, text in enumerate(texts):
         wanted = processor(torch.tensor([text]), torch.tensor(logits[row : row + 1]))[0].numpy()

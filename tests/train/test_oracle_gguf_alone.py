@@ -674,14 +674,14 @@ HARD = [
 ]
 
 
-def with_pieces(folder: Path, prefix: bool, learnt: bool = False) -> tuple[Path, Path]:
+def with_pieces(folder: Path, prefix: bool, learned: bool = False) -> tuple[Path, Path]:
     """Write a checkpoint with a tokenizer of pieces, and its GGUF file with the tokenizer as we write it.
 
-    learnt: whether its merges are those that training learns, one for each piece.
+    learned: whether its merges are those that training learns, one for each piece.
     """
     write_sentence_piece(folder / "pieces.gguf", prefix)
     raw = json.loads((find_model(str(folder / "pieces.gguf")) / "tokenizer.json").read_text())
-    if learnt:
+    if learned:
         raw["model"]["merges"] = list({"".join(pair): pair for pair in raw["model"]["merges"]}.values())
     size = len(raw["model"]["vocab"])
     flags = dict.fromkeys(("single_word", "lstrip", "rstrip"), False)
@@ -706,7 +706,7 @@ def with_pieces(folder: Path, prefix: bool, learnt: bool = False) -> tuple[Path,
 @pytest.mark.parametrize(("prefix", "kind"), [(True, "llama"), (False, "llama"), (False, "gemma4")])
 def test_pieces_are_written_as_llama_cpp_joins_them(prefix: bool, kind: str, tmp_path: Path) -> None:
     """As scores, or as merges that no scores express."""
-    model, path = with_pieces(tmp_path, prefix, learnt=kind == "gemma4")
+    model, path = with_pieces(tmp_path, prefix, learned=kind == "gemma4")
     assert gguf.GGUFReader(path).fields["tokenizer.ggml.model"].contents() == kind
     ours, again, compared = load_tokenizer(model), load_tokenizer(find_model(str(path))), 0
     vocabulary = load_model_config(model).vocab_size

@@ -515,13 +515,13 @@ def exact_norms(model: Any) -> Any:
     def forward(self: Any, x: Any) -> Any:
         name = type(self).__name__
         eps = getattr(self, "variance_epsilon", None) or getattr(self, "eps", 1e-5)  # OLMo's is in its code
-        centred = x if name.endswith("RMSNorm") else x - x.mean(-1, keepdim=True)
+        centered = x if name.endswith("RMSNorm") else x - x.mean(-1, keepdim=True)
         weight = getattr(self, "weight", None)
         scale = 1 if weight is None else weight + name.startswith(OFFSET)
-        return scale * (centred * torch.rsqrt(centred.pow(2).mean(-1, keepdim=True) + eps))
+        return scale * (centered * torch.rsqrt(centered.pow(2).mean(-1, keepdim=True) + eps))
 
     def gated(self: Any, x: Any, gate: Any) -> Any:
-        """Normalise each group by itself, after or before the gate, as Mamba-2 does."""
+        """Normalize each group by itself, after or before the gate, as Mamba-2 does."""
         first, gate = getattr(self, "norm_before_gate", False), torch.nn.functional.silu(gate)
         x = x if first else x * gate
         groups = getattr(self, "n_groups", 0) or x.shape[-1] // self.group_size

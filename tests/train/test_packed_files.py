@@ -372,7 +372,7 @@ def test_biases_of_zeros_are_left_out(make_checkpoint: Any) -> None:
         ({"quant_method": "awq", "bits": 4, "version": "gemv"}, "version 'gemv' is not supported: only 'gemm' is"),
         ({"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}, "quant_algo 'W4A8_AWQ' is not supported"),
         ({"quant_method": "modelopt"}, "quant_algo null is not supported"),
-        ({"quant_method": "hqq"}, r"quantised by 'hqq' \(load_in_4bit: false\) cannot be read"),
+        ({"quant_method": "hqq"}, r"quantized by 'hqq' \(load_in_4bit: false\) cannot be read"),
     ],
 )
 def test_other_formats_are_refused_by_their_key(scheme: dict[str, Any], message: str, make_config: Any) -> None:

@@ -89,9 +89,9 @@ def test_what_it_cannot_be_given_beside(
     make_checkpoint: Any, text_data: Path, tmp_path: Path, capsys: Any, cpu: Device
 ) -> None:
     model = make_checkpoint()
-    quantised = Path(shutil.copytree(model, tmp_path / "nf4"))
+    quantized = Path(shutil.copytree(model, tmp_path / "nf4"))
     weights = load_frozen(model, load_model_config(model), cpu)
-    save_nf4_checkpoint(quantised, json.loads((model / "config.json").read_text()), weights, cpu)
+    save_nf4_checkpoint(quantized, json.loads((model / "config.json").read_text()), weights, cpu)
 
     def refused(*more: str, base: Path = model) -> str:
         assert main(options(base, text_data, tmp_path / "out", *more)) == 2
@@ -101,7 +101,7 @@ def test_what_it_cannot_be_given_beside(
         "--objective", "dpo"
     )
     assert "--init-lora-weights: pissa_niter_4 takes its part out of weights in full precision" in refused(
-        base=quantised
+        base=quantized
     )
     assert "--target-modules: a rank must be at most 24, the singular values of model.layers.0.self_attn.k_proj" in (
         refused("--target-modules", "q_proj=30", "k_proj=30")

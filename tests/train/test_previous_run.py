@@ -151,8 +151,8 @@ def test_an_option_that_a_finished_run_would_ignore(run: Runner, tmp_path: Path)
         (["--adapter", "A", "--use-rslora"], "--use-rslora", "--adapter brings its own"),
         (["--adapter", "A", "--target-modules", "q_proj"], "--target-modules", "--adapter brings its own"),
         (["--full", "--lora-r", "2"], "--lora-r", "--full trains all parameters"),
-        (["--full", "--no-double-quant"], "--double-quant", "--full quantises nothing"),
-        (["--full", "--block-size", "128"], "--block-size", "--full quantises nothing"),
+        (["--full", "--no-double-quant"], "--double-quant", "--full quantizes nothing"),
+        (["--full", "--block-size", "128"], "--block-size", "--full quantizes nothing"),
         (["--eval-data", "E", "--eval-fraction", "0.2"], "--eval-fraction", "--eval-data is what is held out"),
     ],
 )
@@ -164,17 +164,17 @@ def test_an_option_without_effect_beside_another(
     assert not (tmp_path / "out").exists()
 
 
-def test_a_quantisation_that_is_done_takes_no_options(run: Runner, cpu: Any, tmp_path: Path) -> None:
+def test_a_quantization_that_is_done_takes_no_options(run: Runner, cpu: Any, tmp_path: Path) -> None:
     weights = load_frozen(run.model, load_model_config(run.model), cpu)
-    quantised = tmp_path / "quantised"
-    save_nf4_checkpoint(quantised, json.loads((run.model / "config.json").read_text()), weights, cpu)
+    quantized = tmp_path / "quantized"
+    save_nf4_checkpoint(quantized, json.loads((run.model / "config.json").read_text()), weights, cpu)
     for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(run.model / name, quantised)
+        shutil.copy(run.model / name, quantized)
     for words in (["--block-size", "128"], ["--no-double-quant"]):
-        assert run(tmp_path / "out", "--model", str(quantised), "--max-steps", "2", *words) == 2
+        assert run(tmp_path / "out", "--model", str(quantized), "--max-steps", "2", *words) == 2
         option = words[0].replace("no-", "")
-        assert f"{option}: would be ignored: {quantised} is quantised already: leave it out" in run.error
-    assert run(tmp_path / "out", "--model", str(quantised), "--max-steps", "2") == 0
+        assert f"{option}: would be ignored: {quantized} is quantized already: leave it out" in run.error
+    assert run(tmp_path / "out", "--model", str(quantized), "--max-steps", "2") == 0
 
 
 def test_config_yaml_of_a_run_holds_what_had_an_effect(run: Runner, tmp_path: Path) -> None:

@@ -90,7 +90,7 @@ def test_the_three_largest_costs_say_what_reduces_them(capsys: Any) -> None:
     assert [line.partition(";")[0] for line in lines] == [
         "45% passes over activations (norms, elementwise)",
         "36% matmuls",
-        "14% optimiser",
+        "14% optimizer",
     ]
     assert "to reduce: wgrad matrix-units enable" in largest_costs(times, "wgrad matrix-units enable")[1]
     assert largest_costs(times, recomputes=False)[0].endswith("to reduce: no option")

@@ -87,7 +87,7 @@ def test_no_silence_in_long_steps_or_between_them() -> None:
 
 def test_a_long_phase_says_how_far_it_is_and_a_short_one_nothing() -> None:
     display = Plain()
-    with display.phase("tokenising", 5, "examples") as phase:
+    with display.phase("tokenizing", 5, "examples") as phase:
         for done in range(1, 6):
             display.time.now += 1.0
             phase.update(done)

@@ -1,4 +1,4 @@
-"""Experts are quantised a few at a time: the bits of a whole layer's, and a fraction of the memory."""
+"""Experts are quantized a few at a time: the bits of a whole layer's, and a fraction of the memory."""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ def test_a_file_that_is_cut_off_meanwhile(make_checkpoint: Any, device: Device) 
 
 
 def test_a_type_of_unknown_size_leaves_the_places_behind_it_unknown(tmp_path: Path) -> None:
-    """Its neighbours are read whole, through the package."""
+    """Its neighbors are read whole, through the package."""
     path = tmp_path / "m.safetensors"
     first, last = np.arange(8, dtype=np.float32), np.arange(4, dtype=np.float32)
     write_safetensors(path, from_arrays({"a": first, "b": np.zeros(8, ml_dtypes.bfloat16), "c": last}))

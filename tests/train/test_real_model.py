@@ -42,7 +42,7 @@ peft = oracle_package("peft")
 pytestmark = [pytest.mark.oracle, pytest.mark.all, pytest.mark.timeout(1800)]
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "data" / "proverbs.jsonl"
-TEXT = "The Moon is Earth's only natural satellite. It orbits at an average distance of 384,399 kilometres, about 30 "
+TEXT = "The Moon is Earth's only natural satellite. It orbits at an average distance of 384,399 kilometers, about 30 "
 TEXT += "times Earth's diameter. Ça va? 日本 🦊"
 CHAT = [{"role": "user", "content": "What is the capital of France?"}]
 STEPS = 20
@@ -130,7 +130,7 @@ def test_held_out_loss_is_that_of_transformers(model: Path, theirs: Any, held_ou
 def test_twenty_steps_beside_peft_on_bitsandbytes(
     converted: Path, held_out: Any, cpu: Device, nf4_values: Values, tmp_path: Path
 ) -> None:
-    """Each quantises the model to NF4 with double quantisation itself; both compute in float32."""
+    """Each quantizes the model to NF4 with double quantization itself; both compute in float32."""
     bitsandbytes()
     settings: dict[str, Any] = {
         "lora_r": 8,
@@ -144,14 +144,14 @@ def test_twenty_steps_beside_peft_on_bitsandbytes(
     assert built.lora is not None and built.model.variants == {"nf4_nested"}
     start = {name: built.parameters.get(name) for name in built.parameters.tensors}
     save_adapter(tmp_path / "start", built.lora, start, str(converted))
-    quantised = transformers.BitsAndBytesConfig(
+    quantized = transformers.BitsAndBytesConfig(
         load_in_4bit=True,
         bnb_4bit_quant_type="nf4",
         bnb_4bit_use_double_quant=True,
         bnb_4bit_compute_dtype=torch.float32,
     )
     load = transformers.AutoModelForCausalLM.from_pretrained
-    base = load(converted, dtype=torch.float32, quantization_config=quantised)
+    base = load(converted, dtype=torch.float32, quantization_config=quantized)
     layers = {n: m for n, m in base.named_modules() if type(m).__name__ == "Linear4bit"}
     assert len(layers) == 30 * 7
     name, layer = next(iter(layers.items()))  # rows are whole blocks: bitsandbytes is right on every CPU

@@ -1,4 +1,4 @@
-"""Keys of a record that carry a part of the question, say what is not learnt, or are not read at all."""
+"""Keys of a record that carry a part of the question, say what is not learned, or are not read at all."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def samples(record: dict[str, Any], tokenizer: Tokenizer, objective: Any = "sft"
 
 
 def marked(record: dict[str, Any], tokenizer: Tokenizer, objective: str = "sft", **options: Any) -> list[str]:
-    """The texts of a record, what is learnt or compared of them in «»."""
+    """The texts of a record, what is learned or compared of them in «»."""
     found = []
     for sample in samples(record, tokenizer, objective, **options):
         text = sample.text
@@ -59,7 +59,7 @@ TWO = "<user:Is it?><assistant:No.><user:Is it?><assistant:«It is.>»"
 
 @pytest.mark.parametrize("flag", [{"weight": 0}, {"train": False}, {"loss": False}, {"masked": True}, {"loss": "0"}])
 @pytest.mark.parametrize("form", ["messages", "conversations", "prompt"])
-def test_a_turn_that_is_not_to_be_learnt_is_read(flag: dict, form: str, tokenizer: Tokenizer) -> None:
+def test_a_turn_that_is_not_to_be_learned_is_read(flag: dict, form: str, tokenizer: Tokenizer) -> None:
     name = next(iter(flag))
     others = {} if name == "masked" else {name: 1}
     turns = [ASK, NO | flag, ASK, YES | others]
@@ -98,7 +98,7 @@ def test_a_turn_that_is_not_to_be_learnt_is_read(flag: dict, form: str, tokenize
         ({"question": "a", "choices": ["b", "c"], "answer": "b"}, "'choices' belongs to the question"),
     ],
 )
-def test_a_key_that_would_change_what_is_learnt(record: dict, words: str, tokenizer: Tokenizer) -> None:
+def test_a_key_that_would_change_what_is_learned(record: dict, words: str, tokenizer: Tokenizer) -> None:
     with pytest.raises(WgradError, match=f"data.jsonl:1: .*{words}") as caught:
         samples(record, tokenizer)
     assert "\n" not in str(caught.value)

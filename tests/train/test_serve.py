@@ -151,7 +151,7 @@ def test_several_answers_to_one_prompt(client: Client) -> None:
     assert refused.status == 400 and "at most 256 answers; got 400" in refused.error["message"]
 
 
-def test_tokens_are_penalised_and_favoured(client: Client) -> None:
+def test_tokens_are_penalized_and_favored(client: Client) -> None:
     def ids(**options: Any) -> list[int]:
         asked = {"temperature": 0, "max_tokens": 8, "logprobs": 0, **options}
         tokens = client.complete(TEXTS[0], **asked)["choices"][0]["logprobs"]["tokens"]

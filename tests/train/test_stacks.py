@@ -151,7 +151,7 @@ def test_dropout_keeps_projections_apart() -> None:
 
 
 def test_a_checkpoint_does_not_know_of_groups() -> None:
-    """The optimiser's arrays are written in the order that they have without, and read back from it."""
+    """The optimizer's arrays are written in the order that they have without, and read back from it."""
     device, lora = ReferenceDevice(), LoraConfig(r=8, alpha=16.0)
     states = []
     for stacked in (False, True):

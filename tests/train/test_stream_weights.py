@@ -1,4 +1,4 @@
-"""--stream-weights: the same bits as with weights on the device, in less of its memory; and the cache of quantised
+"""--stream-weights: the same bits as with weights on the device, in less of its memory; and the cache of quantized
 weights."""
 
 from __future__ import annotations
@@ -226,7 +226,7 @@ def test_it_trains_below_a_limit_at_which_the_weights_do_not_fit(make_checkpoint
     assert losses[-1] < losses[0] and card.memory().peak_reserved_bytes <= kept + needed + (needed >> 4)
 
 
-def test_weights_that_are_not_quantised_stream_too(make_checkpoint: Any, card: Any) -> None:
+def test_weights_that_are_not_quantized_stream_too(make_checkpoint: Any, card: Any) -> None:
     card.stacks_weights = True  # of which none fits a stack
     folder = make_checkpoint(**SHAPE, dtype="float16")
     model, texts = load_model_config(folder), []
@@ -424,7 +424,7 @@ def load(folder: Path, device: Any, **more: Any) -> tuple[list[np.ndarray], list
     return layers_of(weights, device), remarks
 
 
-def test_each_checkpoint_and_quantisation_has_a_file_and_it_is_said(make_checkpoint: Any, card: Any) -> None:
+def test_each_checkpoint_and_quantization_has_a_file_and_it_is_said(make_checkpoint: Any, card: Any) -> None:
     folder = make_checkpoint(**SHAPE)
     _, remarks = load(folder, card)
     assert "for the next run (at most 128 GiB in all): wgrad cache clear removes them" in remarks[0]
@@ -471,7 +471,7 @@ def test_a_damaged_file_is_named_and_made_again(make_checkpoint: Any, card: Any,
         data = bytearray(bytes(data).replace(b'"layer.0"', b'"layer.9"'))
     path.write_bytes(data[:-100] if damage == "cut off" else b"x" * 64 if damage == "a header" else data)
     layers, remarks = load(folder, card)
-    assert "the weights are quantised again" in remarks[0] and str(path.parent) in remarks[0] + remarks[1]
+    assert "the weights are quantized again" in remarks[0] and str(path.parent) in remarks[0] + remarks[1]
     for value, wanted in zip(layers, expected, strict=True):
         np.testing.assert_array_equal(value, wanted)
     assert load(folder, card)[1] == []

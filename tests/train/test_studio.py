@@ -206,8 +206,8 @@ def test_the_page_runs_its_own_files_only(client: Client) -> None:
     assert "require-trusted-types-for 'script'" in policy and "unsafe" not in policy
     assert "http:" not in text and "https:" not in text and " style=" not in text and " on" + "click" not in text
     assert client.ask("GET", "/pages/../studio.py")[0] == client.ask("GET", "/pages/%2e%2e/studio.py")[0] == 404
-    licence = client.ask("GET", "/pages/uplot.js")[1]
-    assert "MIT License" in licence[:200] and "Leon Sorokin" in licence[:300] and len(licence) < 60_000
+    license = client.ask("GET", "/pages/uplot.js")[1]
+    assert "MIT License" in license[:200] and "Leon Sorokin" in license[:300] and len(license) < 60_000
 
 
 def test_a_key(tmp_path: Path) -> None:

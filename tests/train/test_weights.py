@@ -1,4 +1,4 @@
-"""Loading checkpoints: tensors are streamed and quantised, and broken files refused with one clear line."""
+"""Loading checkpoints: tensors are streamed and quantized, and broken files refused with one clear line."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_every_tensor_comes_from_its_shard_in_its_dtype(dtype: str, make_checkpo
 
 
 @pytest.mark.parametrize("double", [False, True])
-def test_projections_are_quantised_and_nothing_else(double: bool, make_checkpoint: Any, device: Device) -> None:
+def test_projections_are_quantized_and_nothing_else(double: bool, make_checkpoint: Any, device: Device) -> None:
     folder = make_checkpoint("LlamaForCausalLM", dtype="bfloat16")
     weights = load_frozen(folder, load_model_config(folder), device, double_quant=double, block_size=32)
     stored = file_arrays(folder)
@@ -86,12 +86,12 @@ def test_projections_are_quantised_and_nothing_else(double: bool, make_checkpoin
             exact = stored[name].astype(np.float32)
             got = device.download(device.dequantize(weight))
             # NF4's widest gap is 0.31 of a block's largest value, so no value moves by more than half of that
-            # (double quantisation moves the scales too, by up to half of its own widest step).
+            # (double quantization moves the scales too, by up to half of its own widest step).
             assert np.abs(got - exact).max() <= (0.2 if double else 0.16) * np.abs(exact).max()
 
 
 def test_a_model_never_stands_in_memory_in_full_precision(make_checkpoint: Any) -> None:
-    """The peak during loading is the quantised model and one tensor."""
+    """The peak during loading is the quantized model and one tensor."""
     folder = make_checkpoint("LlamaForCausalLM", num_hidden_layers=8, vocab_size=300)
     device = ReferenceDevice()
     load_frozen(folder, load_model_config(folder), device)  # imports and tables
@@ -104,7 +104,7 @@ def test_a_model_never_stands_in_memory_in_full_precision(make_checkpoint: Any) 
     assert memory.peak_bytes <= memory.in_use_bytes + 4 * largest < full
 
 
-def test_a_quantised_checkpoint_is_read_back_to_the_same_bits(
+def test_a_quantized_checkpoint_is_read_back_to_the_same_bits(
     make_checkpoint: Any, device: Device, tmp_path: Path
 ) -> None:
     for double in (False, True):
@@ -309,7 +309,7 @@ def test_no_memory_is_taken_for_a_model_that_is_not_in_its_files(make_checkpoint
         load_frozen(folder, config, ReferenceDevice())
 
 
-def test_a_quantised_weight_of_another_size_is_told_before_it_is_read(make_checkpoint: Any, tmp_path: Path) -> None:
+def test_a_quantized_weight_of_another_size_is_told_before_it_is_read(make_checkpoint: Any, tmp_path: Path) -> None:
     device, folder = ReferenceDevice(), make_checkpoint()
     weights = load_frozen(folder, load_model_config(folder), device)
     save_nf4_checkpoint(tmp_path / "nf4", json.loads((folder / "config.json").read_text()), weights, device)
@@ -399,7 +399,7 @@ def test_a_wrong_dtype_says_which(dtype: Any, name: str, make_checkpoint: Any) -
         (".quant_state.bitsandbytes__nf4", None, "is U8: expected"),
     ],
 )
-def test_a_damaged_quantised_weight(part: str, value: Any, message: str, make_checkpoint: Any, tmp_path: Path) -> None:
+def test_a_damaged_quantized_weight(part: str, value: Any, message: str, make_checkpoint: Any, tmp_path: Path) -> None:
     device, folder = ReferenceDevice(), make_checkpoint()
     weights = load_frozen(folder, load_model_config(folder), device, double_quant=False)
     save_nf4_checkpoint(tmp_path / "nf4", json.loads((folder / "config.json").read_text()), weights, device)
@@ -412,7 +412,7 @@ def test_a_damaged_quantised_weight(part: str, value: Any, message: str, make_ch
 
 
 @pytest.mark.parametrize("part", [".absmax", ".nested_absmax", ".nested_quant_map"])
-def test_a_quantised_weight_that_is_not_finite(part: str, make_checkpoint: Any, tmp_path: Path) -> None:
+def test_a_quantized_weight_that_is_not_finite(part: str, make_checkpoint: Any, tmp_path: Path) -> None:
     device, folder = ReferenceDevice(), make_checkpoint()
     weights = load_frozen(folder, load_model_config(folder), device, double_quant=part != ".absmax")
     save_nf4_checkpoint(tmp_path / "nf4", json.loads((folder / "config.json").read_text()), weights, device)
@@ -433,7 +433,7 @@ UNUSED: dict[str, dict[str, tuple[int, ...]]] = {
     "attention sinks": {"model.layers.0.self_attn.sinks": (4,)},
     "norms of heads": {f"model.layers.{i}.self_attn.{n}_norm.weight": (12,) for i in range(2) for n in "qk"},
     "a bias of the head": {"lm_head.bias": (300,)},
-    "parts of a quantised weight": {"model.layers.0.mlp.up_proj.weight.absmax": (3,)},
+    "parts of a quantized weight": {"model.layers.0.mlp.up_proj.weight.absmax": (3,)},
     "images": {"vision_tower.layers.0.weight": (3, 3)},
     "many": {f"more.{i}": (1,) for i in range(20)},
 }

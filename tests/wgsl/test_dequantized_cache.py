@@ -25,7 +25,7 @@ ROWS, OUT, IN = 24, 64, 256
 @pytest.fixture(params=["software", "matrix units"])
 def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Both ways in which a weight is decoded before its product: into float32, and into float16 for tensor cores."""
-    monkeypatch.setattr(plan, "_DEQUANTISE_ROWS", ROWS - 1)
+    monkeypatch.setattr(plan, "_DEQUANTIZE_ROWS", ROWS - 1)
     monkeypatch.setattr(gemm_matrix, "LARGE", SMALL_LARGE)
     monkeypatch.setattr(gemm_matrix, "MEDIUM", SMALL_MEDIUM)
     return request.getfixturevalue("wgpu_device" if request.param == "software" else "matrix_device")
@@ -232,7 +232,7 @@ def test_one_that_is_kept_must_not_be_written_to(device: Any, change: Callable[[
     weight, other = weight_of(device, 1), weight_of(device, 2)
     codes, new = weight.arrays()["packed"], device.download(other.arrays()["packed"])
     device.keep_dequantized(weight, ROWS, np.float16)
-    with pytest.raises(DeviceError, match="frozen weight whose dequantised values are kept was written to"):
+    with pytest.raises(DeviceError, match="frozen weight whose dequantized values are kept was written to"):
         change(device, codes, new)
     change(device, other.arrays()["packed"], new)  # type: ignore[arg-type]
     device.forget_dequantized()
@@ -240,7 +240,7 @@ def test_one_that_is_kept_must_not_be_written_to(device: Any, change: Callable[[
 
 
 def test_experts_are_kept_too(matrix_device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grouped, "_DEQUANTISE_ROWS", ROWS // 2 - 1)
+    monkeypatch.setattr(grouped, "_DEQUANTIZE_ROWS", ROWS // 2 - 1)
     monkeypatch.setattr(grouped, "_LEAST_K", OUT // 2)
     experts, start = 2, np.array([0, 7, ROWS], np.int32)
     weight = weight_of(matrix_device, 1, rows=experts * OUT)

@@ -57,7 +57,7 @@ def test_add_where_arrays_share_memory(wgpu_device: WgpuDevice, rng: np.random.G
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.float16, np.float32, np.int32])
 @pytest.mark.parametrize("size", [1, 3, 37, 64, 1003, 5001])
-def test_copy_leaves_the_neighbours_alone(size, dtype, wgpu_device, rng) -> None:
+def test_copy_leaves_the_neighbors_alone(size, dtype, wgpu_device, rng) -> None:
     src = rng.integers(1, 100, size).astype(dtype)
     wide = rng.integers(100, 200, size + 17).astype(dtype)
     memory = wgpu_device.upload(wide)

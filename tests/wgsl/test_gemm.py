@@ -92,7 +92,7 @@ def test_products_of_16_x_16_results_an_invocation(case: Case, wgpu_device: Any,
 
 
 def test_a_product_as_a_run_has_it(wgpu_device: Any) -> None:
-    """In a process of its own: 16 x 16 results an invocation, and the driver's optimisation, which tests leave out."""
+    """In a process of its own: 16 x 16 results an invocation, and the driver's optimization, which tests leave out."""
     environment = {
         name: value for name, value in os.environ.items() if name not in ("GALLIVM_PERF", "LP_NATIVE_VECTOR_WIDTH")
     }

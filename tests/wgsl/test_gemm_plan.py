@@ -146,33 +146,33 @@ def test_weights(name: str, backward: bool) -> None:
 
     few = "gemm" if backward else "gemv"
     assert [of(rows, PLAIN).shader for rows in (1, 16, 17, TOKENS)] == [few, few, "gemm", "gemm"]
-    assert not of(TOKENS, PLAIN).dequantised
-    assert of(TOKENS, SOFTWARE).dequantised == F32 and of(TOKENS, SOFTWARE).shader == "gemm_direct"
+    assert not of(TOKENS, PLAIN).dequantized
+    assert of(TOKENS, SOFTWARE).dequantized == F32 and of(TOKENS, SOFTWARE).shader == "gemm_direct"
     assert of(1, SOFTWARE).shader == ("gemm_direct" if backward else "gemv")
     assert of(128, replace(PLAIN, int8=True)).shader == "gemm_int8"
     assert of(127, replace(PLAIN, int8=True)).shader == "gemm"
     many, some = of(TOKENS, CORES, F16), of(256, CORES, F16)
-    assert (many.shader, many.tile, many.dequantised) == ("gemm_matrix", LARGE, F16)
-    assert some.shader == "gemm_matrix" and not some.dequantised and some.table
+    assert (many.shader, many.tile, many.dequantized) == ("gemm_matrix", LARGE, F16)
+    assert some.shader == "gemm_matrix" and not some.dequantized and some.table
     assert many.gemm.in_blocks and not some.gemm.in_blocks and not of(TOKENS, SOFTWARE).gemm.in_blocks
-    assert not of(TOKENS, replace(CORES, max_binding_bytes=8 << 20), F16).dequantised
+    assert not of(TOKENS, replace(CORES, max_binding_bytes=8 << 20), F16).dequantized
 
 
-def test_a_weight_is_dequantised_first_where_there_are_many_rows() -> None:
+def test_a_weight_is_dequantized_first_where_there_are_many_rows() -> None:
     """More than two of the tallest tiles hold, or as many where the GEMM of arrays fills the GPU."""
     for rows, columns, first in ((513, 64, F16), (512, 4096, ""), (512, 14336, F16), (511, 14336, "")):
-        assert linear_plan((rows, columns, 4096), F16, "nf4", False, CORES).dequantised == first
+        assert linear_plan((rows, columns, 4096), F16, "nf4", False, CORES).dequantized == first
 
 
 def test_a_weight_has_blocks_where_both_sides_are_whole_ones() -> None:
     for n, k, blocks in ((80, 64, True), (72, 64, False), (80, 72, False)):
         for backward in (False, True):
             chosen = linear_plan((TOKENS, n, k), F16, "nf4", backward, CORES)
-            assert chosen.dequantised == F16 and chosen.gemm.in_blocks == blocks
+            assert chosen.dequantized == F16 and chosen.gemm.in_blocks == blocks
 
 
-def test_rows_that_end_within_a_unit_are_dequantised_first() -> None:
-    assert linear_plan((33, 64, 100), F32, "nf4", False, PLAIN).dequantised == F32  # 100 is no multiple of 8
+def test_rows_that_end_within_a_unit_are_dequantized_first() -> None:
+    assert linear_plan((33, 64, 100), F32, "nf4", False, PLAIN).dequantized == F32  # 100 is no multiple of 8
 
 
 def test_rounded_values_are_scaled_one_by_one() -> None:
@@ -226,7 +226,7 @@ def test_gradients_of_a_lora_stack(dtype: str, limits: Limits, served: bool) -> 
 
 def test_a_plan_in_words() -> None:
     assert str(linear_plan(FORWARD, F16, "nf4", True, CORES)) == (
-        "gemm_matrix, tile 128x256x32, 8 x 16 x 1 workgroups, weight dequantised to float16 first"
+        "gemm_matrix, tile 128x256x32, 8 x 16 x 1 workgroups, weight dequantized to float16 first"
     )
     assert str(linear_plan((1, HIDDEN, HIDDEN), F32, "q8_0", False, PLAIN)) == (
         "gemv, 128 threads per 4 results, 256 x 1 x 1 workgroups"

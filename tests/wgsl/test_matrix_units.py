@@ -174,7 +174,7 @@ def test_a_copy_that_is_not_whole_is_not_loaded(cache: Path, tmp_path: Path, mon
     assert copy.stat() == made  # Windows writes no file that a process has loaded
 
 
-def test_a_link_in_the_place_of_the_licence_is_not_followed(cache: Path, tmp_path: Path) -> None:
+def test_a_link_in_the_place_of_the_license_is_not_followed(cache: Path, tmp_path: Path) -> None:
     known_library()
     cache.mkdir(parents=True, exist_ok=True)
     (tmp_path / "mine").write_text("mine")

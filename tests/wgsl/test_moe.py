@@ -56,10 +56,10 @@ def test_fewer_rows_on_tensor_cores(case: Case, matrix_device: Any) -> None:
 
 
 @pytest.mark.parametrize("direction", ["forward", "backward"])
-def test_many_rows_are_multiplied_with_a_dequantised_weight(
+def test_many_rows_are_multiplied_with_a_dequantized_weight(
     direction: str, matrix_device: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(grouped, "_DEQUANTISE_ROWS", 24)  # of an expert
+    monkeypatch.setattr(grouped, "_DEQUANTIZE_ROWS", 24)  # of an expert
     monkeypatch.setattr(grouped, "_LEAST_K", 64)
     for name in ("LARGE", "MEDIUM", "NARROW"):
         monkeypatch.setattr(gemm_matrix, name, MatrixTile(1, 2, 1, 1, 1))

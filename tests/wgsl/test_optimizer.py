@@ -14,7 +14,7 @@ STEPS = 6
 
 
 class Training:
-    """One optimiser on one device: the buffers by name, and a step."""
+    """One optimizer on one device: the buffers by name, and a step."""
 
     def __init__(self, device, n: int, decay: int) -> None:
         rng = np.random.default_rng(n)

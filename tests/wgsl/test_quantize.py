@@ -37,38 +37,38 @@ def test_quantize_and_back(shape, dtype, block_size, wgpu_device, rng) -> None:
     reference = ReferenceDevice()
     w = (0.02 * rng.standard_normal(shape)).astype(dtype)
     w.reshape(-1)[: min(block_size, w.size // 2)] = 0  # for the smaller block sizes, a block of zeros
-    quantised = wgpu_device.quantize(wgpu_device.upload(w), block_size)
-    found, wanted = to_host(wgpu_device, quantised), reference.quantize(w, block_size)
+    quantized = wgpu_device.quantize(wgpu_device.upload(w), block_size)
+    found, wanted = to_host(wgpu_device, quantized), reference.quantize(w, block_size)
     assert same_codes(found, wanted)
     np.testing.assert_array_equal(found.absmax, wanted.absmax)
     for out in (np.float32, np.float16) if wgpu_device.float16 else (np.float32,):
-        y = wgpu_device.download(wgpu_device.dequantize(quantised, out))
+        y = wgpu_device.download(wgpu_device.dequantize(quantized, out))
         np.testing.assert_array_equal(y, reference.dequantize(wanted, out))
 
 
 @pytest.mark.parametrize("block_size", [64, 32, 4096])
 @pytest.mark.parametrize("shape", [(41, 123), (3, 5), (700, 97), (600, 200)], ids=str)
-def test_double_quantisation(shape, block_size, wgpu_device, rng) -> None:
+def test_double_quantization(shape, block_size, wgpu_device, rng) -> None:
     """The mean is a float32 sum here and may differ in its last bits; all that follows from it must not."""
     reference = ReferenceDevice()
     w = (0.02 * rng.standard_normal(shape) * rng.uniform(0.5, 2, (shape[0], 1))).astype(np.float32)
-    quantised = wgpu_device.quantize(wgpu_device.upload(w), block_size, double=True)
-    found = to_host(wgpu_device, quantised)
+    quantized = wgpu_device.quantize(wgpu_device.upload(w), block_size, double=True)
+    found = to_host(wgpu_device, quantized)
     plain = reference.quantize(w, block_size)
     assert same_codes(found, plain)
     assert found.nested_absmax is not None and found.nested_offset is not None and found.nested_code is not None
     np.testing.assert_array_equal(found.nested_code, dynamic_map())
     assert found.nested_offset[0] == pytest.approx(plain.absmax.mean(dtype=np.float64), rel=4 * 2**-24)
-    centred = plain.absmax - found.nested_offset[0]
-    blocks = np.resize(np.append(centred, np.zeros(-centred.size % 256, np.float32)), (-(-centred.size // 256), 256))
+    centered = plain.absmax - found.nested_offset[0]
+    blocks = np.resize(np.append(centered, np.zeros(-centered.size % 256, np.float32)), (-(-centered.size // 256), 256))
     np.testing.assert_array_equal(found.nested_absmax, np.abs(blocks).max(axis=1))
     limits = thresholds(dynamic_map())
     with np.errstate(divide="ignore", invalid="ignore"):
         scaled = blocks * (np.float32(1) / found.nested_absmax)[:, None]
-    codes = np.searchsorted(limits, np.nan_to_num(scaled).reshape(-1)[: centred.size], side="left")
+    codes = np.searchsorted(limits, np.nan_to_num(scaled).reshape(-1)[: centered.size], side="left")
     np.testing.assert_array_equal(found.absmax, codes)
     for out in (np.float32, np.float16) if wgpu_device.float16 else (np.float32,):
-        y = wgpu_device.download(wgpu_device.dequantize(quantised, out)).astype(np.float64)
+        y = wgpu_device.download(wgpu_device.dequantize(quantized, out)).astype(np.float64)
         wanted = reference.dequantize(found, out).astype(np.float64)
         # code * absmax + offset may be one fused multiply-add or two roundings: a unit or two in the last place.
         np.testing.assert_allclose(y, wanted, rtol=2 * float(np.finfo(out).eps), atol=1e-8)
@@ -113,7 +113,7 @@ def test_restored_values_are_rounded_to_nearest_even(columns, value_dtype, scale
 
 @pytest.mark.parametrize("value_dtype", ["float16", "bfloat16"])
 def test_ties_go_to_the_even_value(value_dtype, wgpu_device, monkeypatch) -> None:
-    """Scales in the middle between two values, at the largest level, which is 1; and their neighbours in float32."""
+    """Scales in the middle between two values, at the largest level, which is 1; and their neighbors in float32."""
     step = 2.0**-11 if value_dtype == "float16" else 2.0**-8  # half of the distance of values above 1
     middles = np.array([1 + step, 1 + 3 * step, 1 + 5 * step], np.float32)
     smallest = 2.0**-24 * np.array([0.5, 1.5, 2.5, 3.5, 1023.5], np.float32)  # float16's subnormals

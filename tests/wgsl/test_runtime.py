@@ -154,7 +154,7 @@ def test_a_write_waits_for_work_recorded_before_it(wgpu_device: WgpuDevice) -> N
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.float16])
 @pytest.mark.parametrize("size", [1, 3, 7, 1023])
-def test_writes_and_fills_leave_the_neighbours_alone(size, dtype, wgpu_device) -> None:
+def test_writes_and_fills_leave_the_neighbors_alone(size, dtype, wgpu_device) -> None:
     wide = (1 + np.arange(size + 9) % 100).astype(dtype)
     memory = wgpu_device.upload(wide)
     part = wgpu_device.view(memory, (size,))

@@ -113,7 +113,7 @@ def _decoding(device: RecordingDevice, raw: dict[str, Any], dtype: Any) -> None:
 
 
 def training_cases(float16: bool = True) -> list[Case]:
-    """Return the cases of steps with adapters (plain; with dropout, recomputation and double quantisation), of a full
+    """Return the cases of steps with adapters (plain; with dropout, recomputation and double quantization), of a full
     step, and of decoding."""
     found: list[Case] = []
     for dtype in (np.float32, np.float16) if float16 else (np.float32,):

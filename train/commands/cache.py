@@ -53,7 +53,7 @@ def _nbytes(path: Path) -> int:
 
 
 _KINDS = (
-    _Kind("quantised weights", cached_weights, cached_files, "base model", "base models"),
+    _Kind("quantized weights", cached_weights, cached_files, "base model", "base models"),
     _Kind("configurations and tokenizers", described, described_files, "GGUF file", "GGUF files"),
     _Kind("standard input of runs", copies, copied_files, "copy", "copies"),
 )

@@ -139,7 +139,7 @@ def _add_using(add: _Add) -> None:
     export.required = {"adapter"}
     push = add("push", actions.push, "upload an adapter or a model to the Hugging Face Hub, with a model card")
     push.epilog = "Interrupted? The same command goes on: files that are there are not sent again."
-    push.add_argument("repo", metavar="OWNER/NAME", help="your name or organisation there, and the model's name")
+    push.add_argument("repo", metavar="OWNER/NAME", help="your name or organization there, and the model's name")
     add_options(push, PushConfig, dict.fromkeys(("adapter", "folder", "base", "public"), ""))
 
 
@@ -175,7 +175,7 @@ def _add_setting_up(add: _Add) -> None:
     units = add("matrix-units", actions.matrix_units, "let float16 use the GPU's tensor cores, or show whether it does")
     units.add_argument("action", choices=("status", "enable", "disable"), help="what to do")
     _add_config(add("warm", actions.warm, "precompile the shaders of a run; takes the options of finetune"))
-    cache = add("cache", actions.cache, "list what is cached on disk (quantised weights, ...), or remove it")
+    cache = add("cache", actions.cache, "list what is cached on disk (quantized weights, ...), or remove it")
     cache.add_argument("action", choices=("list", "clear"), help="what to do")
     completion = add("completion", _completion, "print a script that completes commands and options in your shell")
     completion.epilog = 'For bash: eval "$(wgrad completion bash)" in ~/.bashrc.'

@@ -19,7 +19,7 @@ from wgrad.train.step.find_model import find_model
 from wgrad.train.terminal.output import make_console, say
 from wgrad.train.terminal.progress import Display
 
-LEARNT, MASKED = "bold green", "dim"
+LEARNED, MASKED = "bold green", "dim"
 _ENDS = 200  # tokens shown at the beginning and at the end of a long example
 
 
@@ -36,19 +36,19 @@ def run_data_show(config: RunOptions, examples: int, as_json: bool = False) -> i
     for remark in (note, use_chat_template(tokenizer, config.chat_template)):
         if remark:
             say(f"note: {remark}", "stderr")
-    with Display(make_console("stderr")).phase("reading and tokenising", unit="%") as phase:
+    with Display(make_console("stderr")).phase("reading and tokenizing", unit="%") as phase:
         data = load_data(config, tokenizer, phase.update)
     if as_json:
         print(json.dumps(described(data, tokenizer, config, examples)))
         return 0
     console = make_console()
-    colours = console.color_system is not None
+    colors = console.color_system is not None
     for example in _spread(data.train, examples):
         for document, what in zip(example.parts, _names(example)):
             say(f"{_plain(example.source)}: {what}{len(document)} tokens, {document.num_targets} {_counts(config)}")
-            console.print(example_text(document, tokenizer, colours), soft_wrap=True)
+            console.print(example_text(document, tokenizer, colors), soft_wrap=True)
             say("")
-    say(f"{_counts(config)} is {'green' if colours else 'in «»'}; all else is only read")
+    say(f"{_counts(config)} is {'green' if colors else 'in «»'}; all else is only read")
     for line in summary(data, config):
         say(line)
     return 0
@@ -93,25 +93,25 @@ def described(data: Dataset, tokenizer: Tokenizer, config: RunOptions, count: in
 def pieces(document: Document, tokenizer: Tokenizer) -> Iterator[tuple[str, bool | None]]:
     """Yield the texts of a document, with special tokens, and whether each is trained on; None: a note about tokens
     that are left out."""
-    learnt, count = document.loss_mask.copy(), len(document)
-    learnt[0] = False  # nothing precedes it to predict it from
+    learned, count = document.loss_mask.copy(), len(document)
+    learned[0] = False  # nothing precedes it to predict it from
     for first, last in [(0, count)] if count <= 2 * _ENDS else [(0, _ENDS), (count - _ENDS, count)]:
         if first:
             yield f" ... {count - 2 * _ENDS} tokens ... ", None
-        edges = first + 1 + np.flatnonzero(np.diff(learnt[first:last]))
+        edges = first + 1 + np.flatnonzero(np.diff(learned[first:last]))
         for begin, end in zip([first, *edges], [*edges, last]):
             ids = document.ids[begin:end].tolist()
-            yield _plain(tokenizer.decode(ids, skip_special_tokens=False)), bool(learnt[begin])
+            yield _plain(tokenizer.decode(ids, skip_special_tokens=False)), bool(learned[begin])
 
 
-def example_text(document: Document, tokenizer: Tokenizer, colours: bool) -> Text:
-    """Return the text of a document, with special tokens. Trained tokens are green, or in «» without colours."""
+def example_text(document: Document, tokenizer: Tokenizer, colors: bool) -> Text:
+    """Return the text of a document, with special tokens. Trained tokens are green, or in «» without colors."""
     text = Text()
     for words, trained in pieces(document, tokenizer):
         if trained is None:
-            text.append(words, "reverse" if colours else "")
-        elif colours:
-            text.append(words, LEARNT if trained else MASKED)
+            text.append(words, "reverse" if colors else "")
+        elif colors:
+            text.append(words, LEARNED if trained else MASKED)
         else:
             text.append(f"«{words}»" if trained else words)
     return text
@@ -130,8 +130,8 @@ def summary(data: Dataset, config: RunOptions) -> list[str]:
     lines = [data.summary(), *(f"  {_plain(remark)}" for remark in (data.turns, *data.remarks) if remark)]
     what = "a completion with its prompt" if config.objective_kind.records != "texts" else "an example"
     lines.append(f"tokens of {what}: {low} to {high}, half of them at most {middle}")
-    learnt = 100 * targets.sum() / lengths.sum()
-    lines.append(f"{_counts(config)}: {targets.sum()} of {lengths.sum()} tokens ({learnt:.1f} %)")
+    learned = 100 * targets.sum() / lengths.sum()
+    lines.append(f"{_counts(config)}: {targets.sum()} of {lengths.sum()} tokens ({learned:.1f} %)")
     rows, filled, of_step = _sequences(data, config)
     steps = -(-rows // of_step)
     packed = "" if config.packs else f" ({what} each)" if config.packing else " (--no-packing: an example each)"

@@ -25,7 +25,7 @@ from wgrad.train.options.choices import Stream
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.plan.plan import training_needs
 from wgrad.train.run.evaluation import eval_subset
-from wgrad.train.run.session import beyond_positions, refuse_quantised_anew, row_length
+from wgrad.train.run.session import beyond_positions, refuse_quantized_anew, row_length
 from wgrad.train.step.build import TrainableModel, build_optimizer, build_trainable
 from wgrad.train.step.trainer import Trainer
 from wgrad.train.terminal.output import harmless, say
@@ -43,8 +43,8 @@ def run_eval(config: RunOptions, as_json: bool) -> int:
     """
     opened = open_model(config, needs=training_needs(config))
     config, display = opened.args, opened.display
-    refuse_quantised_anew(config, opened.files, opened.config)
-    with display.phase("reading and tokenising", unit="%") as phase:
+    refuse_quantized_anew(config, opened.files, opened.config)
+    with display.phase("reading and tokenizing", unit="%") as phase:
         data = load_data(config, opened.tokenizer, phase.update, evaluates=True)
     documents = eval_subset(data.train, config)
     for note in (*([f"note: {opened.head_note}"] if opened.head_note else []), *data.remarks):
@@ -112,7 +112,7 @@ def build_measured(opened: Opened[RunOptions], run: Callable[[TrainableModel], o
 
     placing = compile_ahead(device, config.stream_weights, config.memory_limit, opened.config, run_dry, display)
     remarks = list[str]()
-    with display.phase(f"loading {'and quantising ' if config.quantize else ''}weights", unit="tensors") as phase:
+    with display.phase(f"loading {'and quantizing ' if config.quantize else ''}weights", unit="tensors") as phase:
         built = build(device, placing, progress=phase.update, remarks=remarks)
     for note in filter(None, (*remarks, adapter_note(built.lora))):
         say(f"note: {note}", "stderr")

@@ -19,7 +19,7 @@ from wgrad.train.inference.open_model import Opened, open_model
 from wgrad.train.options.choice_options import ChoiceOptions
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.plan.plan import training_needs
-from wgrad.train.run.session import refuse_quantised_anew
+from wgrad.train.run.session import refuse_quantized_anew
 from wgrad.train.terminal.output import harmless, say
 
 
@@ -35,8 +35,8 @@ def run_choices(config: RunOptions, options: ChoiceOptions, as_json: bool) -> in
     """
     opened = open_model(config, needs=training_needs(config))
     config, display = opened.args, opened.display
-    refuse_quantised_anew(config, opened.files, opened.config)
-    with display.phase("reading and tokenising", unit="%") as phase:
+    refuse_quantized_anew(config, opened.files, opened.config)
+    with display.phase("reading and tokenizing", unit="%") as phase:
         questions, notes = read_questions(options, opened.tokenizer, config.max_length, config.seed, phase.update)
     for note in (*([f"note: {opened.head_note}"] if opened.head_note else []), *notes):
         say(note, "stderr")

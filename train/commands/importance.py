@@ -63,7 +63,7 @@ def _options(args: MergeConfig) -> RunOptions:
 
 def _measured(options: RunOptions) -> Imatrix:
     opened = open_model(options, needs=training_needs(options))
-    with opened.display.phase("reading and tokenising", unit="%") as phase:
+    with opened.display.phase("reading and tokenizing", unit="%") as phase:
         data = load_data(opened.args, opened.tokenizer, phase.update)
     config = replace(opened.args, max_length=row_length(opened.args, data))
     documents = [part for example in eval_subset(data.train, config) for part in example.parts]

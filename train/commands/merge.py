@@ -156,7 +156,7 @@ def _tokenizer(source: TokenizerSource, config: ModelConfig) -> tuple[Tokenizer 
 
 @dataclass(frozen=True)
 class _Trained:
-    """Quantisation of the base model that an adapter was trained on."""
+    """Quantization of the base model that an adapter was trained on."""
 
     quantize: bool = True
     block_size: int = 64
@@ -180,7 +180,7 @@ def _other_rounding(args: MergeConfig, qat: str | None) -> str:
 
 
 def _trained(args: MergeConfig) -> _Trained:
-    """Return the quantisation of the options, else of the run's config.yaml, else the default of runs.
+    """Return the quantization of the options, else of the run's config.yaml, else the default of runs.
 
     That file is in the adapter's folder, or two folders above if the adapter is a checkpoint.
     """

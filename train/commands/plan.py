@@ -142,10 +142,10 @@ def described(plan: Plan, model_config: ModelConfig) -> dict[str, Any]:
 
 _PARTS = {
     "weights": "weights",
-    "dequantized": "dequantised weights",
+    "dequantized": "dequantized weights",
     "adapter": "adapter",
     "gradients": "gradients",
-    "optimizer": "optimiser",
+    "optimizer": "optimizer",
     "activations": "activations and scratch",
 }
 

@@ -11,7 +11,7 @@ from wgrad.train.terminal.svg import FAINT, GRID, INK, shortened, svg_begin, svg
 WIDTH = 1180
 LEFT, RIGHT, TOP, PLOT = 92, 452, 70, 560  # margins, and height of the plot; the list of operators is on the right
 _LINE = 13.5  # height of a line of that list
-COLOURS = {"float32": "#1f5fae", "float16": "#d1495b", "bfloat16": "#2e8b57"}
+COLORS = {"float32": "#1f5fae", "float16": "#d1495b", "bfloat16": "#2e8b57"}
 _ROOF = "#44515e"
 _SHORT = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
 
@@ -98,9 +98,9 @@ def _points(axes: _Axes, rows: Sequence[Row]) -> list[str]:
     parts = []
     for number, row in enumerate(rows, 1):
         x, y = axes.x(row.intensity), axes.y(row.flop / row.seconds)
-        colour = COLOURS.get(row.dtype, INK)
-        parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.4" fill="{colour}" opacity="0.85"/>')
-        parts.append(svg_text(x + 4.5, y + 3, str(number), 8, colour))
+        color = COLORS.get(row.dtype, INK)
+        parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.4" fill="{color}" opacity="0.85"/>')
+        parts.append(svg_text(x + 4.5, y + 3, str(number), 8, color))
     return parts
 
 
@@ -110,12 +110,12 @@ def _list(axes: _Axes, rows: Sequence[Row]) -> list[str]:
         y, x = TOP + 4 + (number - 1) * _LINE, axes.right + 22
         kind = _SHORT.get(row.dtype, row.dtype)
         name = shortened(f"{row.name.removesuffix('/' + row.dtype)} {kind}", 29)
-        parts.append(svg_text(x + 18, y, str(number), 10, COLOURS.get(row.dtype, INK), 'text-anchor="end"'))
+        parts.append(svg_text(x + 18, y, str(number), 10, COLORS.get(row.dtype, INK), 'text-anchor="end"'))
         parts.append(svg_text(x + 26, y, name, 10, INK))
         parts.append(f'<rect x="{x + 292}" y="{y - 7:.1f}" width="90" height="7" fill="{GRID}"/>')
         width = 90 * min(row.share, 1.0)
-        colour = COLOURS.get(row.dtype, INK)
-        parts.append(f'<rect x="{x + 292}" y="{y - 7:.1f}" width="{width:.1f}" height="7" fill="{colour}"/>')
+        color = COLORS.get(row.dtype, INK)
+        parts.append(f'<rect x="{x + 292}" y="{y - 7:.1f}" width="{width:.1f}" height="7" fill="{color}"/>')
         parts.append(svg_text(x + 422, y, f"{row.share:.0%}", 10, FAINT, 'text-anchor="end"'))
     return parts
 
@@ -126,7 +126,7 @@ def roofline_chart(machine: Machine, rows: Sequence[Row], device: str) -> str:
     height = int(max(TOP + PLOT + 60, TOP + 20 + len(rows) * _LINE))
     x, legend = float(LEFT), []
     for dtype in dict.fromkeys(row.dtype for row in rows):
-        legend.append(f'<circle cx="{x + 5:.1f}" cy="50" r="4" fill="{COLOURS.get(dtype, INK)}"/>')
+        legend.append(f'<circle cx="{x + 5:.1f}" cy="50" r="4" fill="{COLORS.get(dtype, INK)}"/>')
         legend.append(svg_text(x + 14, 54, dtype, 12, INK))
         x += 90
     parts = [

@@ -118,10 +118,10 @@ def _facts(opened: Opened[ServeConfig]) -> ModelFacts:
     """Return the facts that clients of Ollama's API show."""
     files = [opened.folder] if opened.folder.is_file() else opened.folder.glob("*.safetensors")
     family = FAMILIES[opened.config.architecture].model_type
-    quantised = "" if opened.folder.is_file() else "NF4" if opened.args.quantize else "F32"
+    quantized = "" if opened.folder.is_file() else "NF4" if opened.args.quantize else "F32"
     size = sum(path.stat().st_size for path in files)
     on_gpu = 0 if opened.device.name == "cpu" else size
-    return ModelFacts(family, count_parameters(opened.config), quantised, size, on_gpu)
+    return ModelFacts(family, count_parameters(opened.config), quantized, size, on_gpu)
 
 
 def _serve(engine: Engine, server: HttpServer, listening: socket.socket) -> int:

@@ -1,6 +1,6 @@
 """The LoRA step of `wgrad bench --against-cpu` in plain torch, on the CPU in bfloat16.
 
-Runs as a program with the sizes as JSON, and prints one JSON object. The weights are not quantised, because torch alone
+Runs as a program with the sizes as JSON, and prints one JSON object. The weights are not quantized, because torch alone
 cannot decode NF4 on a CPU.
 """
 

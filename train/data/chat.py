@@ -1,7 +1,7 @@
 """Chat templates: rendering conversations into the text that the model sees, and finding the assistant's part of it.
 
 Templates are rendered in a process of their own (`template_process.py`) by the engine of `template_engine.py`.
-The behaviour follows "Chat templates" in the documentation of transformers (apply_chat_template); the assistant's part
+The behavior follows "Chat templates" in the documentation of transformers (apply_chat_template); the assistant's part
 is what TRL's training templates mark (tests/train/test_oracle_chat.py compares).
 """
 

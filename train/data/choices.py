@@ -1,4 +1,4 @@
-"""Questions of a file with their choices, tokenised as lm-eval does.
+"""Questions of a file with their choices, tokenized as lm-eval does.
 
 A record is {"question": "...", "choices": ["...", ...], "answer": 1}: `answer` is the number of the right choice, from
 0, or its text. Other keys are ignored. The text that is scored is the question, a blank and a choice, preceded by

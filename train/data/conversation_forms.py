@@ -17,8 +17,8 @@ from wgrad.train.options.record_names import (
     CONVERSATIONS,
     DETAILS,
     INPUTS,
-    LEARNT,
-    NOT_LEARNT,
+    LEARNED,
+    NOT_LEARNED,
     QUESTIONS,
     SYSTEMS,
 )
@@ -35,10 +35,10 @@ _ROLES = {
 }
 # In turns with 'role', a template may have roles of its own; only these are renamed.
 _OF_MESSAGES = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", **dict.fromkeys(_CALLS, "assistant")}
-_OF_A_TURN = {"from", "value", *LEARNT, *NOT_LEARNT, *DETAILS}
+_OF_A_TURN = {"from", "value", *LEARNED, *NOT_LEARNED, *DETAILS}
 # The keys that are read of turns with 'role', besides those that the template names.
 _OF_A_MESSAGE = {"role", "content", "name", "tool_calls", "tool_call_id", "function_call", *REASONING}
-_OF_A_MESSAGE |= {*LEARNT, *NOT_LEARNT, *DETAILS}
+_OF_A_MESSAGE |= {*LEARNED, *NOT_LEARNED, *DETAILS}
 
 
 def conversation_form(keys: Keys) -> tuple[str, list[dict[str, Any]] | None]:

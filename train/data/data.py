@@ -72,7 +72,7 @@ def load_data(
     stdin: Path | None = None,
     evaluates: bool = False,
 ) -> Dataset:
-    """Read --data (and --eval-data), tokenise, truncate to seq_len, and split.
+    """Read --data (and --eval-data), tokenize, truncate to seq_len, and split.
 
     The split holds out max(1, round(eval_fraction * n)) of n documents, chosen by the seed alone; with --eval-data or a
     fraction of 0 it holds out none. Bad lines are skipped, counted and listed; with --on-bad-line stop, or if most
@@ -131,8 +131,8 @@ def load_data(
 def _turns(turns: Counter[tuple[str, bool]]) -> str:
     """Describe how many turns of each role are trained on and only read; "" if there are none."""
     found = []
-    for is_learnt, what in ((True, "trained on"), (False, "read")):
-        counts = Counter({role: count for (role, learnt), count in turns.items() if learnt == is_learnt})
+    for is_learned, what in ((True, "trained on"), (False, "read")):
+        counts = Counter({role: count for (role, learned), count in turns.items() if learned == is_learned})
         shown = [f"{count} {one_line(ascii(role)[1:-1], 40)}" for role, count in counts.most_common(SHOWN)]
         more = [f"{len(counts) - SHOWN} more roles"] if len(counts) > SHOWN else []
         found.append(f"{', '.join(shown + more) or 'none'} {what}")
@@ -226,7 +226,7 @@ def _load_file(
 
 # ---- plain text --------------------------------------------------------------------------------
 def _cut_stream(file: DataFile, seq_len: int, tokenizer: Tokenizer) -> Documents[Any]:
-    """Tokenise plain text as one stream, and cut it into pieces of seq_len. \\r\\n becomes \\n."""
+    """Tokenize plain text as one stream, and cut it into pieces of seq_len. \\r\\n becomes \\n."""
     ids = array("i")
     is_blank = True
 

@@ -1,6 +1,6 @@
 """Writing SentencePiece's BPE (pieces, not bytes) from a tokenizer.json into a GGUF file, as model `llama` or `gemma4`.
 
-With scores, llama.cpp joins the neighbours whose joint piece has the highest score, whatever the two are. Merges of a
+With scores, llama.cpp joins the neighbors whose joint piece has the highest score, whatever the two are. Merges of a
 tokenizer.json mean the same only if every way to form a piece is a merge, and the merges of one piece are consecutive.
 Other tokenizers are written with their merges.
 Source: github.com/ggml-org/llama.cpp, src/llama-vocab.cpp.

@@ -1,7 +1,7 @@
 """The tokenizer of a GGUF file as files of Hugging Face: byte-level BPE ("gpt2"), SentencePiece's BPE ("llama"), and
 BPE of pieces ("gemma4").
 
-SentencePiece joins the neighbours whose joint piece has the highest score. Here every way to form a piece is a merge,
+SentencePiece joins the neighbors whose joint piece has the highest score. Here every way to form a piece is a merge,
 in the order of falling scores.
 Source: github.com/ggml-org/llama.cpp, src/llama-vocab.cpp.
 """
@@ -36,7 +36,7 @@ _SAME_CUT = {
 # These separate words as Llama 3, but use merges alone, and put no bos before a text.
 _NOT_LLAMA = ("default", "dbrx", "smaug-bpe", "chatglm-bpe", "glm4")
 _AS_LLAMA = ("llama-bpe", "tekken")  # words that are tokens are not joined by merges
-_COMPOSED = ("qwen2", "deepseek-r1-qwen", "qwen35")  # normalise texts
+_COMPOSED = ("qwen2", "deepseek-r1-qwen", "qwen35")  # normalize texts
 _NORMAL, _UNKNOWN, _CONTROL, _USER, _UNUSED = 1, 2, 3, 4, 5  # tokenizer.ggml.token_type
 _SPECIAL = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
 _LONGEST = 256  # characters of a piece: every way to cut one is tried

@@ -1,5 +1,5 @@
 """Records that a Python caller gives instead of a data file: an iterable, or a table of pandas, polars, pyarrow or
-datasets. Tables are recognised by their methods, so that none of these packages is imported."""
+datasets. Tables are recognized by their methods, so that none of these packages is imported."""
 
 from __future__ import annotations
 

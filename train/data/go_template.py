@@ -2,7 +2,7 @@
 
 Text, `{{ value }}`, `if`/`else if`/`else`/`end`, `range $i, $_ := .Messages` and `$name := value`. Values are
 fields, variables, numbers, strings, and calls of `and`, `or`, `not`, `eq`, `ne`, `len` and `slice`.
-Source of the behaviour: pkg.go.dev/text/template.
+Source of the behavior: pkg.go.dev/text/template.
 """
 
 from __future__ import annotations

@@ -100,7 +100,7 @@ def _compare(template: str, messages: Messages, wanted: str) -> None:
 
 
 def render_go(template: str, messages: Sequence[dict[str, str]]) -> str:
-    """Render a Go template as Ollama does, which joins neighbouring messages of one role."""
+    """Render a Go template as Ollama does, which joins neighboring messages of one role."""
     system = "\n\n".join(message["content"] for message in messages if message["role"] == "system")
     shown = [
         {"Role": role, "Content": "\n\n".join(message["content"] for message in group)}

@@ -1,4 +1,4 @@
-"""Documents packed into rows, rows grouped into micro-batches and optimiser steps; the order is a function of the seed.
+"""Documents packed into rows, rows grouped into micro-batches and optimizer steps; the order is a function of the seed.
 
 A row of `seq_len` tokens is a concatenation of whole documents and padding at its end:
 
@@ -97,7 +97,7 @@ class Batch:
     targets: np.ndarray
     positions: np.ndarray
     doc_start: np.ndarray
-    num_targets: int  # targets that are not -100; for preferences the number of pairs or labelled examples
+    num_targets: int  # targets that are not -100; for preferences the number of pairs or labeled examples
     num_tokens: int  # tokens that are not padding
     labels: np.ndarray | None = None
     mismatched: Batch | None = None
@@ -105,7 +105,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Step:
-    """One optimiser step: its micro-batches, at most `accumulate` (fewer at the end of an epoch)."""
+    """One optimizer step: its micro-batches, at most `accumulate` (fewer at the end of an epoch)."""
 
     index: int  # 0 for the first step of the run
     epoch: int  # 0 for the first pass over the data
@@ -175,7 +175,7 @@ def preference_batch(
 ) -> Batch:
     """Return a Batch of preferences.
 
-    Pairs take 2 batch_size rows, first all chosen answers, then all rejected ones; labelled examples one row each.
+    Pairs take 2 batch_size rows, first all chosen answers, then all rejected ones; labeled examples one row each.
     Missing rows are padding, which counts in no loss and no metric. mismatched: whether to add a batch of each prompt
     with another example's completion.
     """

@@ -19,7 +19,7 @@ from typing import Any
 from wgrad.device.errors import WgradError
 from wgrad.train.data.conversation_forms import question_turns, turns_of, with_system
 from wgrad.train.data.left_out import left_out
-from wgrad.train.data.record_keys import Keys, is_filled, is_learnt
+from wgrad.train.data.record_keys import Keys, is_filled, is_learned
 from wgrad.train.data.samples import (
     Sample,
     check_messages,
@@ -49,15 +49,15 @@ def parse_preference(
         WgradError: no record with messages can be used.
     """
     kind = OBJECTIVES[objective]
-    labelled = kind.records == "labels"
+    labeled = kind.records == "labels"
     with of_line(name, line):
         keys = Keys(without_null_columns(parse_object(record)))
         pair = next((names for names in PAIRS if names[0] in keys and names[1] in keys), None)
         if pair:
             form, prompt, answers = _pair(keys, *pair)
-            labels = [1, -1] if labelled else [0, 0]
-            form += _UNPAIRED if labelled else ""
-        elif labelled and keys.named(LABELS) and (found := _labelled(keys)):
+            labels = [1, -1] if labeled else [0, 0]
+            form += _UNPAIRED if labeled else ""
+        elif labeled and keys.named(LABELS) and (found := _labeled(keys)):
             form, (prompt, answers) = "KTO's records", found
             labels = [_label(keys)]
         else:
@@ -84,9 +84,9 @@ def parse_preference(
 
 
 def _needs(value: dict[str, Any], objective: str) -> str:
-    labelled = OBJECTIVES[objective].records == "labels"
-    form = "'chosen' and 'rejected'" + (", or 'prompt', 'completion' and 'label'," if labelled else "")
-    more = f"; a 'label' is for --objective {objectives_with('labels')}" if not labelled and "label" in value else ""
+    labeled = OBJECTIVES[objective].records == "labels"
+    form = "'chosen' and 'rejected'" + (", or 'prompt', 'completion' and 'label'," if labeled else "")
+    more = f"; a 'label' is for --objective {objectives_with('labels')}" if not labeled and "label" in value else ""
     return f"needs {form} for --objective {objective}; it has {keys_of(value)}{more}"
 
 
@@ -98,8 +98,8 @@ def _label(keys: Keys) -> int:
     return 1 if label else -1
 
 
-def _labelled(keys: Keys) -> tuple[Any, dict[str, Any]] | None:
-    """Return the prompt of a labelled example, and its answer by the answer's key; None if it has neither."""
+def _labeled(keys: Keys) -> tuple[Any, dict[str, Any]] | None:
+    """Return the prompt of a labeled example, and its answer by the answer's key; None if it has neither."""
     if "prompt" in keys and "completion" in keys:
         return keys.get("prompt"), {"completion": keys.get("completion")}
     if keys.named(QUESTIONS) and (name := keys.named(ANSWERS)):
@@ -186,7 +186,7 @@ def _text_and_start(
         turns, more = with_system(turns_of(prompt, "prompt", keys), keys), turns_of(answer, key, keys)
         check_messages(turns + more)
         for number, turn in enumerate(more, start=len(turns) + 1):
-            if turn["role"] == "assistant" and not is_learnt(turn, number):
+            if turn["role"] == "assistant" and not is_learned(turn, number):
                 raise WgradError(f"turn {number} says that it is not trained on, and {key!r} is compared as a whole")
         before = tokenizer.chat_template.render(conversation_of(turns, keys), add_generation_prompt=True)
         text = tokenizer.chat_template.render(conversation_of(turns + more, keys))

@@ -1,4 +1,4 @@
-"""Prompts of a file: JSON lines, each with "prompt" (text or messages) or "messages", tokenised in order."""
+"""Prompts of a file: JSON lines, each with "prompt" (text or messages) or "messages", tokenized in order."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from wgrad.device.errors import WgradError
 from wgrad.train.files.input_files import one_line
-from wgrad.train.options.record_names import CARRYING, DETAILS, LEARNT, NAMES, NOT_LEARNT, has_form
+from wgrad.train.options.record_names import CARRYING, DETAILS, LEARNED, NAMES, NOT_LEARNED, has_form
 
 _WORD = re.compile(r"\w+")
 _SHORTEST = 16  # characters of the shortest question for which another text counts as its repetition
@@ -86,29 +86,29 @@ def _is_repeated(part: Any, asked: Sequence[str]) -> bool:
 
 def _check_flag(name: str, part: Any) -> None:
     """Raise WgradError if a key of the whole record excludes it from the loss, or gives it a weight."""
-    if name not in (*LEARNT, *NOT_LEARNT) or not is_filled(part):
+    if name not in (*LEARNED, *NOT_LEARNED) or not is_filled(part):
         return
     if name == "mask" and isinstance(part, str) and part.strip().lower() in ("user", "human"):  # as NeMo writes it
         return
     told = _yes_or_no(part)
     if told is None and name in _OTHER_LOSSES:
         return
-    if told is None or told == (name in NOT_LEARNT):
+    if told is None or told == (name in NOT_LEARNED):
         raise WgradError(
             f"{name!r} is {one_line(repr(part), 40)}, and lines have no weights: remove the line, or leave the key out "
             f"with --columns {name}="
         )
 
 
-def is_learnt(turn: Mapping[str, Any], number: int) -> bool:
+def is_learned(turn: Mapping[str, Any], number: int) -> bool:
     """Return whether a turn of the assistant counts for the loss.
 
     Raises:
         WgradError: a key asks for a part of the turn, has an unknown value, or asks for a turn of another role.
     """
-    learnt = True
+    learned = True
     is_assistant = turn.get("role") == "assistant"
-    for name in (*LEARNT, *NOT_LEARNT):
+    for name in (*LEARNED, *NOT_LEARNED):
         part = turn.get(name)
         if not is_filled(part):
             continue
@@ -118,17 +118,17 @@ def is_learnt(turn: Mapping[str, Any], number: int) -> bool:
                 f"{name!r} of turn {number} must be 0 or 1, true or false; got {one_line(repr(part), 40)}: turns have "
                 "no weights between"
             )
-        told = told != (name in NOT_LEARNT)
-        if told and not is_assistant and name not in NOT_LEARNT:
+        told = told != (name in NOT_LEARNED)
+        if told and not is_assistant and name not in NOT_LEARNED:
             raise WgradError(
                 f"{name!r} of turn {number} asks for a turn of role {one_line(str(turn.get('role')), 40)!r} to be "
                 "trained on, and only those of the assistant are: give --loss-on all, or remove the key"
             )
-        learnt = learnt and told
+        learned = learned and told
     for name in DETAILS:
         if is_filled(turn.get(name)):
             raise WgradError(f"{name!r} of turn {number} is not read: give the turn 'train' as true or false")
-    return learnt
+    return learned
 
 
 def _yes_or_no(part: Any) -> bool | None:

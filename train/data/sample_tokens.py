@@ -1,4 +1,4 @@
-"""Tokenising samples into ids and a loss mask."""
+"""Tokenizing samples into ids and a loss mask."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ def encode_record(
 
 
 def encode_samples(samples: Iterator[Sample], limit: int, tokenizer: Tokenizer) -> Iterator[SampleTokens]:
-    """Yield the tokens of each sample, in order; reads ahead only as many samples as are tokenised together."""
+    """Yield the tokens of each sample, in order; reads ahead only as many samples as are tokenized together."""
     for group in _groups(samples):
         for sample, encoded in zip(group, _encode(group, tokenizer)):
             yield _tokens(sample, encoded, limit, tokenizer)
 
 
 def _groups(samples: Iterator[Sample]) -> Iterator[list[Sample]]:
-    """Yield groups of samples, in order, that are tokenised together."""
+    """Yield groups of samples, in order, that are tokenized together."""
     group: list[Sample] = []
     length = 0
     for sample in samples:
@@ -82,34 +82,34 @@ def _encode_long(sample: Sample, tokenizer: Tokenizer) -> Iterator[Encoded]:
 
 def _tokens(sample: Sample, parts: Iterator[Encoded], limit: int, tokenizer: Tokenizer) -> SampleTokens:
     """Join the tokens of the parts; after a text eos is added, and counts for the loss."""
-    ids, learnt = list[int](), list[bool]()
+    ids, learned = list[int](), list[bool]()
     length, last = 0, None
     for part in parts:
         if len(ids) < limit:
             ids += part.ids
-            learnt += _learnt(sample, part)
+            learned += _learned(sample, part)
         length += len(part.ids)
         last = part.ids[-1] if part.ids else last
     if sample.framed and tokenizer.bos_id is not None and not (length and ids[0] == tokenizer.bos_id):
         ids.insert(0, tokenizer.bos_id)
-        learnt.insert(0, False)
+        learned.insert(0, False)
         length += 1
     if (sample.whole or sample.framed) and tokenizer.eos_id is not None:
         if last != tokenizer.eos_id:
             ids.append(tokenizer.eos_id)
-            learnt.append(True)
+            learned.append(True)
             length += 1
         elif len(ids) == length:
-            learnt[-1] = True
-    return SampleTokens(sample, np.array(ids[:limit], np.int32), np.array(learnt[:limit], bool), length)
+            learned[-1] = True
+    return SampleTokens(sample, np.array(ids[:limit], np.int32), np.array(learned[:limit], bool), length)
 
 
-def _learnt(sample: Sample, part: Encoded) -> list[bool]:
+def _learned(sample: Sample, part: Encoded) -> list[bool]:
     """Return for each token of a part whether it shares a character with a span."""
     if sample.spans == [(0, len(sample.text))]:  # all of it, with tokens that have no characters
         return [True] * len(part.ids)
     offsets = np.asarray(part.offsets, np.int64).reshape(-1, 2)
-    learnt = np.zeros(len(part.ids), bool)
+    learned = np.zeros(len(part.ids), bool)
     for start, end in sample.spans:
-        learnt |= (offsets[:, 0] < end) & (offsets[:, 1] > start)
-    return learnt.tolist()
+        learned |= (offsets[:, 0] < end) & (offsets[:, 1] > start)
+    return learned.tolist()

@@ -26,7 +26,7 @@ from wgrad.train.data.chat import Conversation, MessagesRefused, Span
 from wgrad.train.data.conversation_forms import conversation_form, turns_of, type_name, with_system
 from wgrad.train.data.json_text import decode_json_text, parse_json_text
 from wgrad.train.data.left_out import left_out
-from wgrad.train.data.record_keys import Keys, is_learnt
+from wgrad.train.data.record_keys import Keys, is_learned
 from wgrad.train.data.template_forms import REASONING
 from wgrad.train.data.tokenizer import Tokenizer, check_text
 from wgrad.train.options.objectives import objectives_with
@@ -214,7 +214,7 @@ def _chat(turns: list[dict[str, Any]], first: int, keys: Keys, loss_on: str, tok
     conversation = conversation_of(turns, keys)
     if loss_on == "all":
         return _all_but_skipped(turns, conversation, tokenizer)
-    told = [is_learnt(turn, number) for number, turn in enumerate(turns, start=1)]
+    told = [is_learned(turn, number) for number, turn in enumerate(turns, start=1)]
     said = [i for i, turn in enumerate(turns) if i >= first and turn["role"] == "assistant"]
     if not said:
         raise WgradError("no turn of the assistant, so nothing to learn: add one, or give --loss-on all")
@@ -235,7 +235,7 @@ def _roles(turns: list[dict[str, Any]], learn: Collection[int]) -> tuple[tuple[s
 
 def _all_but_skipped(turns: list[dict[str, Any]], conversation: Conversation, tokenizer: Tokenizer) -> Sample:
     """Return the sample for --loss-on all: the whole text but the assistant's turns that are excluded by a key."""
-    skipped = {i for i, turn in enumerate(turns) if turn["role"] == "assistant" and not is_learnt(turn, i + 1)}
+    skipped = {i for i, turn in enumerate(turns) if turn["role"] == "assistant" and not is_learned(turn, i + 1)}
     roles = _roles(turns, set(range(len(turns))) - skipped)
     text, spans = tokenizer.chat_template.render_with_spans(conversation, skipped)
     edges = [0, *(place for span in sorted(spans) for place in span), len(text)]

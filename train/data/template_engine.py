@@ -6,7 +6,7 @@ The marks, between two characters that the conversation does not contain: the nu
 pass through a loop over the messages, the end of the loop, and the beginning and end of each {% generation %} block.
 They are removed again, and the rest must equal the text that the template renders without them.
 
-Source of the behaviour: `render_jinja_template` of transformers (utils/chat_template_utils.py).
+Source of the behavior: `render_jinja_template` of transformers (utils/chat_template_utils.py).
 """
 
 from __future__ import annotations
@@ -308,7 +308,7 @@ def _unmark(marked: str, opening: str, closing: str) -> tuple[str, list[Range], 
 
 
 def _joined(ranges: list[Range]) -> list[Range]:
-    """Join neighbouring ranges of the same message."""
+    """Join neighboring ranges of the same message."""
     joined: list[Range] = []
     for start, end, number in ranges:
         if joined and joined[-1][1:] == (start, number):

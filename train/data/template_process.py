@@ -59,7 +59,7 @@ class TemplateProcess:
         """Return the worker's answer: "text", or "failure", "message" and "line".
 
         Args:
-            learn: turns that are learnt. The answer then has "prefixes", [turn, start, end] of those that the rule of
+            learn: turns that are learned. The answer then has "prefixes", [turn, start, end] of those that the rule of
                 prefixes finds, and "messages" and "generated" (`template_engine.py`) where that is not enough.
             check: the answer has "unseen" too: `unseen_parts` of `template_spans.py`.
             unasked: a prompt that the template writes behind every conversation.

@@ -1,4 +1,4 @@
-"""Tokenising a long text in windows, with the same ids as in one go but bounded memory.
+"""Tokenizing a long text in windows, with the same ids as in one go but bounded memory.
 
 Encoding takes some 200 bytes of memory per character, so a text is encoded in overlapping windows. A token depends on
 the text around it, but rarely on text far away, so each cut is checked: a window begins some tokens before the cut of

@@ -1,6 +1,6 @@
 """Reading and checking the files of a tokenizer: tokenizer.json, tokenizer_config.json and related ones.
 
-The behaviour follows transformers 5 (AutoTokenizer.from_pretrained; tests/train/test_oracle_tokenizer.py compares).
+The behavior follows transformers 5 (AutoTokenizer.from_pretrained; tests/train/test_oracle_tokenizer.py compares).
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ import msgspec
 
 from wgrad.train.data.word_cuts import PATTERNS
 
-MOST_GROWTH = 16.0  # characters of the result per character of the text, not counting Unicode normalisation
+MOST_GROWTH = 16.0  # characters of the result per character of the text, not counting Unicode normalization
 MOST_ADDED = 256  # characters or tokens that are added around each text
 _NESTED = ("normalizers", "pretokenizers", "processors", "decoders")
 # The most characters that one becomes, if another rule may have written it.
@@ -184,7 +184,7 @@ def _steps(value: Any) -> Iterator[dict[str, Any]]:
 def _lengthen(length: _Length, step: dict[str, Any]) -> None:
     """Apply a step of a normalizer, pre_tokenizer or decoder to the bound on the length.
 
-    Its kind is also recognised by its keys, since older files have no `type`.
+    Its kind is also recognized by its keys, since older files have no `type`.
     """
     kind = step.get("type")
     if "content" in step and "pattern" in step:

@@ -180,7 +180,7 @@ _NEMOTRON_H_MOE = _NEMOTRON_H | {
     **{f"ffn_{part}_shexp": f"mixer.shared_experts.{part}_proj" for part in ("up", "down")},
 }
 QKV = "attn_qkv"  # files of Phi-2 may have q, k and v in one tensor
-# Names of tensors by general.architecture; PAIRED below are those whose rotary embedding rotates neighbouring rows.
+# Names of tensors by general.architecture; PAIRED below are those whose rotary embedding rotates neighboring rows.
 ARCHITECTURES = {
     **dict.fromkeys(
         ("llama", "qwen2", "qwen3", "qwen3moe", "olmoe", "smollm3", "granite", "gemma", "stablelm"), _NAMES

@@ -88,7 +88,7 @@ def hub_errors(hub_id: str, option: str) -> Iterator[Any]:
         yield huggingface_hub
     except errors.GatedRepoError as error:
         raise WgradError(
-            f"{name} its owner asks you to accept a licence first: do so on huggingface.co/{hub_id}, then "
+            f"{name} its owner asks you to accept a license first: do so on huggingface.co/{hub_id}, then "
             "set HF_TOKEN, or run 'hf auth login'"
         ) from error
     except errors.RepositoryNotFoundError as error:

@@ -22,7 +22,7 @@ _BY_SHAPE = ("fp8", "compressed-tensors", "gptq", "awq")  # their headers suffic
 def model_without_weights(spec: str, scratch: Path, option: str = "--model") -> Path:
     """Return a folder for DIR_OR_HUB_ID.
 
-    For a model that is not on this machine this is `scratch`, filled as described above; but a quantised model whose
+    For a model that is not on this machine this is `scratch`, filled as described above; but a quantized model whose
     values are needed to know its form is fetched. Raises WgradError as `resolve_model` does.
     """
     if not is_hub_id(spec, option):
@@ -34,8 +34,8 @@ def model_without_weights(spec: str, scratch: Path, option: str = "--model") -> 
     if not (parts / _CONFIG).exists():
         raise WgradError(f"{option}: {spec} has no {_CONFIG} on the Hugging Face hub: give a model")
     config = read_json(parts / _CONFIG, dict[str, Any], option, from_python=True)
-    quantised = config.get("quantization_config")
-    if quantised is not None and (not isinstance(quantised, dict) or quantised.get("quant_method") not in _BY_SHAPE):
+    quantized = config.get("quantization_config")
+    if quantized is not None and (not isinstance(quantized, dict) or quantized.get("quant_method") not in _BY_SHAPE):
         return resolve_model(spec, option)
     names = [_SINGLE]
     if (parts / _INDEX).exists():

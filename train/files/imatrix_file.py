@@ -18,7 +18,7 @@ from wgrad.device.errors import WgradError
 from wgrad.device.files import atomic_file
 from wgrad.train.files.gguf_files import open_reader, require_gguf
 
-IMATRIX_FILE = "imatrix.gguf"  # next to a model that was quantised with it
+IMATRIX_FILE = "imatrix.gguf"  # next to a model that was quantized with it
 _SUMS, _COUNTS = ".in_sum2", ".counts"
 
 

@@ -1,6 +1,6 @@
 """NF4 weights in files, as bitsandbytes and transformers store them.
 
-Keys in addition to `<module>.weight` (uint8 [ceil(n / 2), 1]): `.absmax`, `.quant_map`, with double quantisation
+Keys in addition to `<module>.weight` (uint8 [ceil(n / 2), 1]): `.absmax`, `.quant_map`, with double quantization
 `.nested_absmax` and `.nested_quant_map`, and `.quant_state.bitsandbytes__nf4`, a JSON object as uint8.
 Source: QLoRA (arXiv 2305.14314); bitsandbytes' QuantState.as_dict.
 """
@@ -24,7 +24,7 @@ STATE_KEY, FP4_KEY = ".quant_state.bitsandbytes__nf4", ".quant_state.bitsandbyte
 # Endings of the further tensors of a 4-bit weight.
 NF4_PARTS = (".absmax", ".quant_map", ".nested_absmax", ".nested_quant_map", STATE_KEY)
 BlockSize = Annotated[int, Meta(ge=32, le=4096)]
-_AGAIN = "fetch the model again, or use the unquantised one"
+_AGAIN = "fetch the model again, or use the unquantized one"
 
 
 def is_nf4(entries: Mapping[str, TensorEntry], name: str) -> bool:
@@ -51,17 +51,17 @@ class QuantState(Struct):
 
 
 def check_packed(entries: Mapping[str, TensorEntry], name: str, shape: tuple[int, ...]) -> TensorEntry:
-    """Return the codes of a quantised weight.
+    """Return the codes of a quantized weight.
 
     Raises:
         WgradError: they or their state are missing, or do not have this shape.
     """
     if name not in entries or name + STATE_KEY not in entries:
-        raise WgradError(f"--model: the weight {name} is missing or quantised as fp4: only NF4 can be read; {_AGAIN}")
+        raise WgradError(f"--model: the weight {name} is missing or quantized as fp4: only NF4 can be read; {_AGAIN}")
     entry, wanted = entries[name], -(-shape[0] * shape[1] // 2)
     if entry.nbytes != wanted:
         raise WgradError(
-            f"--model: the quantised weight {name} in {entry.path} must have {wanted} bytes for {list(shape)}, as "
+            f"--model: the quantized weight {name} in {entry.path} must have {wanted} bytes for {list(shape)}, as "
             f"config.json asks; got {entry.nbytes} ({entry.dtype}): {_AGAIN}"
         )
     return entry
@@ -70,7 +70,7 @@ def check_packed(entries: Mapping[str, TensorEntry], name: str, shape: tuple[int
 def read_nf4(
     entries: Mapping[str, TensorEntry], name: str, shape: tuple[int, ...], device: Device, contents: bool = True
 ) -> NF4Array:
-    """Upload a quantised weight. contents: False, for a dry run, does not read the packed values, the bulk of it.
+    """Upload a quantized weight. contents: False, for a dry run, does not read the packed values, the bulk of it.
 
     Raises:
         WgradError: a part is missing, not finite, or does not fit the others.
@@ -79,13 +79,13 @@ def read_nf4(
     def part(suffix: str, *dtypes: str) -> np.ndarray:
         entry = entries.get(name + suffix)
         if entry is None:
-            raise WgradError(f"--model: the quantised weight {name} lacks {name + suffix}: {_AGAIN}")
+            raise WgradError(f"--model: the quantized weight {name} lacks {name + suffix}: {_AGAIN}")
         if entry.dtype not in dtypes:
             raise fail(f"has {suffix} in {entry.dtype}, not in {' or '.join(dtypes)}")
         return (entry.finite_array() if entry.dtype == "F32" else entry.array()).reshape(-1)
 
     def fail(what: str) -> WgradError:
-        return WgradError(f"--model: the quantised weight {name} in {entries[name].path} {what}: {_AGAIN}")
+        return WgradError(f"--model: the quantized weight {name} in {entries[name].path} {what}: {_AGAIN}")
 
     entry = check_packed(entries, name, shape)
     # quant_storage of bitsandbytes may be any dtype.

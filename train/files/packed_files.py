@@ -1,4 +1,4 @@
-"""Quantised weights in safetensors that are decoded to 16 bits when read: compressed-tensors, ModelOpt, GPTQ, AWQ,
+"""Quantized weights in safetensors that are decoded to 16 bits when read: compressed-tensors, ModelOpt, GPTQ, AWQ,
 bitsandbytes' 8 bits and FBGEMM's FP8.
 
 Sources: github.com/vllm-project/compressed-tensors (compressors), github.com/NVIDIA/Model-Optimizer

@@ -9,7 +9,7 @@ import numpy as np
 from wgrad.autograd.replay import Recorded
 from wgrad.autograd.tensor import no_grad
 from wgrad.device.contract import Array, Readback
-from wgrad.train.inference.repetition import penalise
+from wgrad.train.inference.repetition import penalize
 from wgrad.train.inference.row_cache import RowCache
 from wgrad.train.model.adapter_mix import shares_of_rows
 from wgrad.train.model.kv_cache import put_rows
@@ -57,7 +57,7 @@ class BatchStep:
         pages, places = counter(wide + 2 * _VIEW, rows, width), self.inputs.positions
         self._cache = cache.paged(cache.first_rows(rows), pages=pages, places=places)
         self.logits = cache.logits(rows)
-        self._recorded, self._drawing, self._penalising, self._going_on = (Recorded(device) for _ in range(4))
+        self._recorded, self._drawing, self._penalizing, self._going_on = (Recorded(device) for _ in range(4))
         self._bias, self._factors = _Rows(self, 0.0), _Rows(self, 1.0)
 
     def begin(
@@ -99,7 +99,7 @@ class BatchStep:
         """
         if factors:
             self._factors.put(factors)
-            self._penalising(lambda: penalise(self.device, self.logits, self._factors.array))
+            self._penalizing(lambda: penalize(self.device, self.logits, self._factors.array))
         self._bias.put(biases)
         self._drawing(self._draw_biased)
 

@@ -13,7 +13,7 @@ from wgrad.device.contract import Array, Device
 from wgrad.device.expression import Program, row_major
 
 # old: a logit. Array 0: its factor. A positive logit is divided by it, a negative one multiplied.
-_PENALISED: Program = (
+_PENALIZED: Program = (
     *(("old",), ("load", 0), ("scalar", 0)),
     *(("gt", 0, 2), ("div", 0, 1), ("mul", 0, 1), ("where", 3, 4, 5)),
 )
@@ -40,7 +40,7 @@ class Repetition:
         return self._factors
 
 
-def penalise(device: Device, logits: Array, factors: Array) -> None:
+def penalize(device: Device, logits: Array, factors: Array) -> None:
     """Change logits float32 [R, V] by factors of the same shape, in place."""
     shape = tuple(logits.shape)
-    device.fused(_PENALISED, (factors,), ((row_major(shape), 0),), (0.0,), shape, out=logits)
+    device.fused(_PENALIZED, (factors,), ((row_major(shape), 0),), (0.0,), shape, out=logits)

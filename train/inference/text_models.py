@@ -61,7 +61,7 @@ def build_text_models(
 
     placing = compile_ahead(device, args.stream_weights, args.memory_limit, opened.config, run_dry, display)
     remarks = list[str]()
-    with display.phase(f"loading {'and quantising ' if args.quantize else ''}weights", unit="tensors") as phase:
+    with display.phase(f"loading {'and quantizing ' if args.quantize else ''}weights", unit="tensors") as phase:
         models = build(device, placing, progress=phase.update, remarks=remarks)
     notes = (adapter_note(found[0]) for found in loaded.values() if found)
     for note in filter(None, (*remarks, *notes)):

@@ -66,7 +66,7 @@ _KNOWN = frozenset(
     "layers_to_transform layers_pattern rank_pattern alpha_pattern megatron_config megatron_core loftq_config "
     "eva_config corda_config qalora_group_size runtime_config target_parameters ensure_weight_tying".split()
 )
-# Initialisations that leave the base weights unchanged; the others (PiSSA, OLoRA, CorDA, LoftQ) change them.
+# Initializations that leave the base weights unchanged; the others (PiSSA, OLoRA, CorDA, LoftQ) change them.
 _PLAIN_STARTS = (None, True, False, "gaussian", "eva", "orthogonal")
 
 

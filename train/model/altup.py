@@ -89,6 +89,6 @@ class AltUp:
         if not self.sparsity[layer]:
             return gate
         mean = gate.mean(-1, keepdim=True)
-        centred = gate - mean
-        deviation = F.sqrt((centred * centred).mean(-1, keepdim=True))
-        return F.relu(centred - deviation * NormalDist().inv_cdf(self.sparsity[layer])).to(gate.dtype)
+        centered = gate - mean
+        deviation = F.sqrt((centered * centered).mean(-1, keepdim=True))
+        return F.relu(centered - deviation * NormalDist().inv_cdf(self.sparsity[layer])).to(gate.dtype)

@@ -80,7 +80,7 @@ class WeightsFile(Struct):
 
 
 class GroupFile(Struct):
-    """Modules that compressed-tensors quantises in the same way."""
+    """Modules that compressed-tensors quantizes in the same way."""
 
     weights: WeightsFile | None = None
     format: str | None = None

@@ -44,7 +44,7 @@ class Experts:
         share_scale: Factor of all shares.
         shared_scale: Factor of the shared expert's output.
         norms: Paths of norms in layers that add an MLP's output to the experts': of the MLP's output, before the
-            experts, and of their output. The router then normalises its input and divides its logits by sqrt(hidden).
+            experts, and of their output. The router then normalizes its input and divides its logits by sqrt(hidden).
         router_scale: Path of the weight [hidden] of the router's norm.
         share_scales: Path of a factor of each expert's share; "": none.
         gated: Whether experts multiply up by the activation of gate; else they have no gate.

@@ -28,7 +28,7 @@ _LENGTHS = ("head_count", "head_count_kv", "key_length", "value_length", "key_le
 LENGTHS = tuple(
     f"{SPLIT}.attention.{key}" for key in _LENGTHS
 )  # written by `write_heads`; newer files differ from older ones in these
-# Layers, and vocabulary or 0 for any, by which llama.cpp recognises models without q_lora_rank.
+# Layers, and vocabulary or 0 for any, by which llama.cpp recognizes models without q_lora_rank.
 _PLAIN_QUERIES = ((26, 0), (27, 0), (48, 128_256))
 _MINICPM3 = (12.0, 1.4, 256)  # scale_emb, scale_depth and dim_model_base, fixed in llama.cpp
 

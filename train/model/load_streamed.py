@@ -187,7 +187,7 @@ def _read(path: Path, layers: Sequence[Layer], device: Device, remarks: list[str
                 raise WgradError(f"layer.{number} in {path} has other bytes than were written")
             layer.write(data, device)
     except WgradError as error:
-        remarks.append(f"{error}: the weights are quantised again")
+        remarks.append(f"{error}: the weights are quantized again")
         return False
     os.utime(path)  # `_make_room` removes the least recently used
     return True
@@ -223,10 +223,10 @@ def _write(path: Path, layers: Sequence[Layer], device: Device, remarks: list[st
             _make_room(nbytes)
         write_safetensors(path, sources)
     except WgradError as error:
-        remarks.append(f"the quantised weights are not kept for the next run: {error}")
+        remarks.append(f"the quantized weights are not kept for the next run: {error}")
         return
     remarks.append(
-        f"the quantised weights ({nbytes / 2**30:.2f} GiB) are kept in {path.parent} for the next run (at most "
+        f"the quantized weights ({nbytes / 2**30:.2f} GiB) are kept in {path.parent} for the next run (at most "
         f"{MOST_BYTES >> 30} GiB in all): wgrad cache clear removes them"
     )
 

@@ -1,7 +1,7 @@
-"""Frozen weights, streamed to the device: each tensor is read, written there, quantised and dropped before the next.
+"""Frozen weights, streamed to the device: each tensor is read, written there, quantized and dropped before the next.
 
 A model never stands in memory in full precision. Projections become NF4 (on the device; experts a few at a time), the
-embedding and the head keep the files' dtype, norms and biases are float32. Weights that are quantised already are taken
+embedding and the head keep the files' dtype, norms and biases are float32. Weights that are quantized already are taken
 as they are, and with quantize=False all are.
 """
 
@@ -206,7 +206,7 @@ def load_frozen(
 def read_restored(
     files: ModelFiles, spec: WeightSpec, device: Device, quantize: bool, block_size: int, double_quant: bool
 ) -> np.ndarray:
-    """Return a projection in float32, dequantised if the files or, with `quantize`, `load_frozen` quantise it.
+    """Return a projection in float32, dequantized if the files or, with `quantize`, `load_frozen` quantize it.
 
     Raises:
         WgradError: The files are damaged.
@@ -246,7 +246,7 @@ def load_trainable(
     specs = [spec for spec in weight_specs(config) if spec.name in arrays]
     for done, spec in enumerate(specs):
         if files.is_frozen(spec):
-            raise WgradError(f"--full: {files.folder} is quantised: all parameters cannot be trained; drop --full")
+            raise WgradError(f"--full: {files.folder} is quantized: all parameters cannot be trained; drop --full")
         if contents:
             device.write(arrays[spec.name], np.ascontiguousarray(_value(files, spec), np.float32))
         if progress:

@@ -1,6 +1,6 @@
 """Low-rank adapters: their modules, scales, start values, and terms in products.
 
-Sources: LoRA (arXiv 2106.09685), rank-stabilised scale (arXiv 2312.03732), DoRA (arXiv 2402.09353); names and matching
+Sources: LoRA (arXiv 2106.09685), rank-stabilized scale (arXiv 2312.03732), DoRA (arXiv 2402.09353); names and matching
 rules are PEFT's.
 """
 

@@ -58,11 +58,11 @@ class Merge:
         return [name for name in self.arrays if is_whole(name)]
 
     def check(self) -> None:
-        """Raise WgradError if original weights are asked for and the files have only quantised ones."""
+        """Raise WgradError if original weights are asked for and the files have only quantized ones."""
         frozen = [spec.name for spec in weight_specs(self.config) if self.files.is_frozen(spec)]
         if self.original and frozen:
             raise WgradError(
-                f"--onto original: {self.files.folder} holds {frozen[0]} quantised: merge onto dequantised, or name "
+                f"--onto original: {self.files.folder} holds {frozen[0]} quantized: merge onto dequantised, or name "
                 "the base model in full precision with --model"
             )
 

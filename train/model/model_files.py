@@ -210,7 +210,7 @@ class ModelFiles:
         own = {name: entry for name, entry in self.entries.items() if not isinstance(entry, GgufEntry)}
         found = [entry for name, entry in own.items() if is_beside_text(name)]
         if not found or any(entry.dtype not in FLOATS for entry in found):
-            what = "only the text part of a multimodal model" if not found else f"{one_line(found[0].name)} quantised"
+            what = "only the text part of a multimodal model" if not found else f"{one_line(found[0].name)} quantized"
             raise WgradError(
                 f"--model: {self.folder} has {what}: use --format gguf, or name the whole model in 16 bits with --model"
             )
@@ -276,7 +276,7 @@ class ModelFiles:
             known = [*FLOATS, *(gguf_formats() if isinstance(entry, GgufEntry) else ["bitsandbytes' NF4"])]
             raise WgradError(
                 f"--model: {spec.name} in {entry.path} is {entry.dtype}: expected {', '.join(known)}: use the "
-                "unquantised model"
+                "unquantized model"
             )
         self._check_shape(spec, entry)
         return entry

@@ -10,7 +10,7 @@ from wgrad.train.files.packed_files import AWQ, COMPRESSED, FBGEMM, GPTQ, INT8, 
 from wgrad.train.model.config_file import AnyQuantizationFile, QuantizationFile
 
 _BY_THEIR_FILES = ("mxfp4", "fp8", COMPRESSED, GPTQ, AWQ, MODELOPT, FBGEMM)
-_READ = "the unquantised model, bitsandbytes NF4 or 8 bits, fp8, compressed-tensors, modelopt, gptq, awq or mxfp4"
+_READ = "the unquantized model, bitsandbytes NF4 or 8 bits, fp8, compressed-tensors, modelopt, gptq, awq or mxfp4"
 _FP4, _PACKED, _MIXED = ("nvfp4-pack-quantized", "mxfp4-pack-quantized"), "pack-quantized", "mixed-precision"
 _FORMATS = ("float-quantized", "int-quantized", "naive-quantized", _PACKED, *_FP4, "mxfp8-quantized", _MIXED, "dense")
 
@@ -38,13 +38,13 @@ def nf4(file: AnyQuantizationFile | None, where: str) -> QuantizationFile | None
         return None
     if file.quant_method != "bitsandbytes" or not file.load_in_4bit:
         raise WgradError(
-            f"{where}: weights quantised by {show(file.quant_method)} (load_in_4bit: {show(file.load_in_4bit)}) cannot "
+            f"{where}: weights quantized by {show(file.quant_method)} (load_in_4bit: {show(file.load_in_4bit)}) cannot "
             f"be read: use {_READ}"
         )
     if file.bnb_4bit_quant_type != "nf4":
         raise WgradError(
             f"{where}: bnb_4bit_quant_type {show(file.bnb_4bit_quant_type)} is not supported: only nf4 is: use the "
-            "unquantised model"
+            "unquantized model"
         )
     return QuantizationFile(*(getattr(file, name) for name in QuantizationFile.__struct_fields__))
 
@@ -65,7 +65,7 @@ def packing_of(file: AnyQuantizationFile | None, where: str) -> Packing | None:
         if value not in listed:
             raise WgradError(
                 f"{where}: quantization_config: {key} {show(value)} is not supported: only "
-                f"{' or '.join(map(show, listed))} is: use the unquantised model"
+                f"{' or '.join(map(show, listed))} is: use the unquantized model"
             )
 
     if file.quant_method == COMPRESSED:

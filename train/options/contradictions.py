@@ -17,7 +17,7 @@ def refuse_contradictions(c: Any) -> None:
     _of_the_machine(c)
 
 
-# Quantisation-aware training rounds base weight plus B A, and nothing else. Options that would need more, and why.
+# Quantization-aware training rounds base weight plus B A, and nothing else. Options that would need more, and why.
 _NOT_ROUNDED = {
     "full": "trains all parameters, not an adapter",
     "use_dora": "scales the rows of the sum",

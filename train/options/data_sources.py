@@ -22,7 +22,7 @@ class Source:
 
 
 def sources_of(values: Sequence[str]) -> list[Source]:
-    """Parse the values of --data, each FILE or FILE=WEIGHT. A file whose own name ends in =WEIGHT is recognised.
+    """Parse the values of --data, each FILE or FILE=WEIGHT. A file whose own name ends in =WEIGHT is recognized.
 
     Raises:
         WgradError: Only some have weights, a weight is 0 or has no effect, or standard input is given twice.

@@ -90,14 +90,14 @@ class RunOptions(ObjectiveOptions, InputOptions):
         fixed=True,
     )
     gradient_accumulation_steps: int = of_training(
-        8, "micro-batches per optimiser step", rule=A_COUNT, metavar="N", fixed=True
+        8, "micro-batches per optimizer step", rule=A_COUNT, metavar="N", fixed=True
     )
     max_length: int = of_training(
         1024, "tokens per sequence; longer examples are truncated", rule=A_LENGTH, metavar="T", fixed=True
     )
     epochs: int = of_training(1, "passes over the data", rule=A_COUNT, metavar="N")
     max_steps: int | None = of_training(
-        None, "stop after this many optimiser steps, regardless of --epochs", rule=A_COUNT, metavar="N"
+        None, "stop after this many optimizer steps, regardless of --epochs", rule=A_COUNT, metavar="N"
     )
     router_aux_loss_coef: float | None = of_training(
         None,
@@ -146,7 +146,7 @@ class RunOptions(ObjectiveOptions, InputOptions):
         metavar="K",
     )
     seed: int = of_training(
-        0, "seed of data order, split, adapter initialisation and dropout", rule=SEED, metavar="N", fixed=True
+        0, "seed of data order, split, adapter initialization and dropout", rule=SEED, metavar="N", fixed=True
     )
 
     compute: choices.ComputeType = of_machine(
@@ -197,7 +197,7 @@ class RunOptions(ObjectiveOptions, InputOptions):
     )
     keep_dequantized: bool | int | None = of_machine(
         None,
-        "keep the frozen weights, or N of them, dequantised on the GPU instead of dequantising them in each pass, to "
+        "keep the frozen weights, or N of them, dequantized on the GPU instead of dequantizing them in each pass, to "
         "the same bits (default: with --gradient-checkpointing auto as many as memory allows, else none)",
         rule=A_NUMBER,
         metavar="N",

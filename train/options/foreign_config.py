@@ -182,7 +182,7 @@ def _convert(name: str, value: Any, values: Mapping[str, Any], tool: str) -> dic
 
 
 def _adapter(values: Mapping[str, Any], tool: str) -> dict[str, Any]:
-    """Return the options of adapter and quantisation, which each tool expresses in its own way."""
+    """Return the options of adapter and quantization, which each tool expresses in its own way."""
     four = values.get("load_in_4bit") is True or str(values.get("quantization_bit")) == "4"
     if tool == "axolotl":
         kind = values.get("adapter")
@@ -292,7 +292,7 @@ def _scheduler(value: Any, _: Mapping[str, Any]) -> dict[str, Any]:
 def _optimizer(value: Any, _: Mapping[str, Any]) -> dict[str, Any]:
     name = str(value).removeprefix("paged_")
     if not name.startswith("adamw"):
-        raise Left("AdamW is the only optimiser")
+        raise Left("AdamW is the only optimizer")
     if "bit" in name or str(value) != name:
         raise Left("AdamW is used, with states in float32 on the device")
     return {}

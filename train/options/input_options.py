@@ -87,7 +87,7 @@ class InputOptions(Options):
     )
     qat: choices.Qat | None = of_adapter(
         None,
-        "quantisation-aware training: train against weights rounded as wgrad merge --format gguf --quantize q4_0 (or "
+        "quantization-aware training: train against weights rounded as wgrad merge --format gguf --quantize q4_0 (or "
         "q4_k_m) rounds them",
         choices=get_args(choices.Qat),
     )
@@ -98,10 +98,10 @@ class InputOptions(Options):
     full: bool = of_adapter(False, "train all parameters instead of adapters, and save a whole model")
     quantize: bool = of_adapter(
         True,
-        "quantise the projections of a 16-bit base model to NF4; quantised and GGUF models stay as they are",
+        "quantize the projections of a 16-bit base model to NF4; quantized and GGUF models stay as they are",
     )
     double_quant: bool = of_adapter(
-        True, "also quantise the scales of the NF4 blocks (4.127 bits per weight instead of 4.5)"
+        True, "also quantize the scales of the NF4 blocks (4.127 bits per weight instead of 4.5)"
     )
     block_size: choices.BlockSize = of_adapter(
         64, "weights in one NF4 block", choices=get_args(choices.BlockSize), metavar="N"

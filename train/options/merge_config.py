@@ -58,7 +58,7 @@ class MergeConfig(Options):
         metavar="N",
     )
     double_quant: bool | None = option(
-        None, "whether that NF4 had its scales quantised as well (default: as in its run, else yes)"
+        None, "whether that NF4 had its scales quantized as well (default: as in its run, else yes)"
     )
     compare: bool = option(True, "print how merging changed the logits (loads both models once more)")
     device: str = option("auto", DEVICE_HELP, metavar="DEVICE")

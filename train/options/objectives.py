@@ -22,7 +22,7 @@ class Objective:
 
     Attributes:
         summary: Text for `--help`.
-        records: Data to learn from: texts, pairs of a chosen and a rejected answer, or labelled answers.
+        records: Data to learn from: texts, pairs of a chosen and a rejected answer, or labeled answers.
         options: Fields of `ObjectiveOptions` that it reads.
         reference: Whether it compares with the base model, the adapter off.
         packs: Whether a sequence may hold several examples; only for texts.

@@ -58,8 +58,8 @@ _ELSEWHERE = {
     "eval_interval": "eval_steps", "steps_per_eval": "eval_steps", "val_every": "eval_steps",
     "evals_per_epoch": "eval_steps", "early_stopping": "early_stopping_patience", "patience": "early_stopping_patience",
     "load_best_model_at_end": "keep_best", "save_total_limit": "keep_best", "save_best": "keep_best",
-    "random_seed": "seed", "data_seed": "seed", "optim": "AdamW is the only optimiser: leave it out",
-    "optimizer": "AdamW is the only optimiser: leave it out",
+    "random_seed": "seed", "data_seed": "seed", "optim": "AdamW is the only optimizer: leave it out",
+    "optimizer": "AdamW is the only optimizer: leave it out",
     # machine
     "fp16": "compute=float16", "bf16": "compute=bfloat16", "tf32": "compute=float32", "dtype": "compute",
     "torch_dtype": "compute", "mixed_precision": "compute", "precision": "compute", "compute_dtype": "compute",

@@ -18,7 +18,7 @@ A_HUB_ID = (
 class PushConfig(Options):
     """Options of `wgrad push`. Raises WgradError if a value breaks its rule."""
 
-    repo: str = option("", "where to: your name or organisation, and the model's name", rule=A_HUB_ID)
+    repo: str = option("", "where to: your name or organization, and the model's name", rule=A_HUB_ID)
     adapter: str = option("", "run to upload: finetune's --out", metavar="DIR", path=True, required=True)
     folder: str | None = option(
         None,

@@ -35,23 +35,33 @@ FORMS = (
 )
 IN_JSON = (*CONVERSATIONS, "tools", "functions", "documents", "chat_template_kwargs", "history")  # JSON text in CSV
 
-# Keys of a turn or record that say whether it is learnt: true or 1 means yes for LEARNT, and no for NOT_LEARNT.
-LEARNT = ("train", "training", "trainable", "train_on_turn", "loss", "weight", "loss_weight", "loss_scale", "loss_mask")
-NOT_LEARNT = ("masked", "mask", "ignore_loss")
-DETAILS = ("train_detail", "training_detail")  # which characters of a turn are learnt
+# Keys of a turn or record that say whether it is learned: true or 1 means yes for LEARNED, and no for NOT_LEARNED.
+LEARNED = (
+    "train",
+    "training",
+    "trainable",
+    "train_on_turn",
+    "loss",
+    "weight",
+    "loss_weight",
+    "loss_scale",
+    "loss_mask",
+)
+NOT_LEARNED = ("masked", "mask", "ignore_loss")
+DETAILS = ("train_detail", "training_detail")  # which characters of a turn are learned
 
-# Keys that carry a part of the question: a record cannot be learnt without them.
+# Keys that carry a part of the question: a record cannot be learned without them.
 CARRYING = {"prompt", *QUESTIONS, *INPUTS, *SYSTEMS, "history", "choices", "options", "tools", "functions", "documents"}
 CARRYING |= set(_MEDIA)
 
 NAMES = {name for form in FORMS for name in form} | CARRYING
-NAMES |= {*IN_JSON, *LABELS, *LEARNT, *NOT_LEARNT, *DETAILS}
+NAMES |= {*IN_JSON, *LABELS, *LEARNED, *NOT_LEARNED, *DETAILS}
 
 COLUMNS_HELP = "names of keys or columns in the data: prompt=question,completion=answer; NAME= leaves one out"
 
 
 def has_form(keys: Iterable[str]) -> bool:
-    """Return whether records with these keys can be learnt from."""
+    """Return whether records with these keys can be learned from."""
     there = set(keys)
     return any(there.issuperset(form) for form in FORMS)
 

@@ -19,7 +19,7 @@ _UNUSED = (
     ),
     ("full", (*_OF_A_NEW_ADAPTER, "loraplus_lr_ratio"), "--full trains all parameters, not an adapter"),
     ("full", ("train_embeddings", "train_head"), "--full trains all parameters anyway"),
-    ("full", ("quantize", "double_quant", "block_size"), "--full quantises nothing"),
+    ("full", ("quantize", "double_quant", "block_size"), "--full quantizes nothing"),
     ("no_quantize", ("double_quant", "block_size"), "--no-quantize leaves the weights as they are"),
     (
         "full",

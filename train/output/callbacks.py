@@ -18,7 +18,7 @@ from wgrad.train.options.option_names import did_you_mean
 
 @dataclass(frozen=True)
 class StepReport:
-    """An optimiser step that the device has finished.
+    """An optimizer step that the device has finished.
 
     Attributes:
         step: Number of the step, from 1.

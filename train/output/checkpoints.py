@@ -1,6 +1,6 @@
 """Training state in OUT/checkpoints/step-N: everything that a run needs to resume bit by bit.
 
-    trainer.safetensors   parameters, exp_avg, exp_avg_sq, optimiser state, loss scale (float32)
+    trainer.safetensors   parameters, exp_avg, exp_avg_sq, optimizer state, loss scale (float32)
     adapter_*             the adapter in PEFT's format, for other uses (not read on resume)
     trainer.json          format, step, options and data of the run, results so far; SHA-256 of every other file, and
                           of itself

@@ -78,11 +78,11 @@ class _Axes:
         low, high = self.losses
         return HEIGHT - BOTTOM - (loss - low) / (high - low) * (HEIGHT - TOP - BOTTOM)
 
-    def line(self, points: list[Point], colour: str, width: float) -> str:
+    def line(self, points: list[Point], color: str, width: float) -> str:
         if len(points) == 1:  # a line of one point would be invisible
-            return f'<circle cx="{self.x(points[0][0]):.1f}" cy="{self.y(points[0][1]):.1f}" r="4" fill="{colour}"/>'
+            return f'<circle cx="{self.x(points[0][0]):.1f}" cy="{self.y(points[0][1]):.1f}" r="4" fill="{color}"/>'
         path = " ".join(f"{self.x(s):.1f},{self.y(v):.1f}" for s, v in _thin(points))
-        style = f'fill="none" stroke="{colour}" stroke-width="{width}" stroke-linejoin="round" stroke-linecap="round"'
+        style = f'fill="none" stroke="{color}" stroke-width="{width}" stroke-linejoin="round" stroke-linecap="round"'
         return f'<polyline clip-path="url(#plot)" {style} points="{path}"/>'
 
 
@@ -121,7 +121,7 @@ def _grid(axes: _Axes) -> list[str]:
 
 def _legend(has_train: bool, has_smooth: bool, has_held_out: bool, has_gaps: bool) -> list[str]:
     parts, x = [], float(LEFT)
-    for shown, name, colour, mark in (
+    for shown, name, color, mark in (
         (has_train, "training", RAW if has_smooth else SMOOTH, "line"),
         (has_smooth, "training, smoothed", SMOOTH, "line"),
         (has_held_out, "held out", HELD_OUT, "dot"),
@@ -130,12 +130,12 @@ def _legend(has_train: bool, has_smooth: bool, has_held_out: bool, has_gaps: boo
         if not shown:
             continue
         if mark == "line":
-            parts.append(f'<path d="M{x} {LEGEND}h20" stroke="{colour}" stroke-width="3" stroke-linecap="round"/>')
+            parts.append(f'<path d="M{x} {LEGEND}h20" stroke="{color}" stroke-width="3" stroke-linecap="round"/>')
         elif mark == "dot":
-            parts.append(f'<circle cx="{x + 10}" cy="{LEGEND}" r="5" fill="{colour}"/>')
+            parts.append(f'<circle cx="{x + 10}" cy="{LEGEND}" r="5" fill="{color}"/>')
         else:
-            parts.append(f'<rect x="{x}" y="{LEGEND - 6}" width="20" height="12" fill="{colour}"/>')
-        parts.append(svg_text(x + 28, LEGEND + 4, name, colour=INK))
+            parts.append(f'<rect x="{x}" y="{LEGEND - 6}" width="20" height="12" fill="{color}"/>')
+        parts.append(svg_text(x + 28, LEGEND + 4, name, color=INK))
         x += 52 + 6.4 * len(name)
     return parts
 
@@ -149,7 +149,7 @@ def _held_out_marks(axes: _Axes, points: list[Point]) -> list[str]:
     for number, (step, loss) in enumerate(points):
         x, y = axes.x(step), axes.y(loss)
         parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5" fill="{HELD_OUT}" stroke="white" stroke-width="1.5"/>')
-        if number in (0, len(points) - 1):  # the first and the last are labelled
+        if number in (0, len(points) - 1):  # the first and the last are labeled
             end = x > WIDTH - RIGHT - 60
             shift, anchor = (-10, "end") if end else (10, "start")
             halo = f'font-weight="600" text-anchor="{anchor}" paint-order="stroke" stroke="white" stroke-width="4"'

@@ -26,7 +26,7 @@ MOST_KEYS = 100  # most keys of a record, of the options, of the results
 LONGEST_TEXT = 4000  # characters of a sample, an option or a result
 LONGEST_KEY = 100  # characters
 MOST_SENT = 5000  # most records in one answer
-_MARK = 256  # bytes at the end of the read part by which a file is recognised
+_MARK = 256  # bytes at the end of the read part by which a file is recognized
 _LARGEST = 1e300  # largest number that the page can show
 _RUN = "RUN"  # name of the argument for errors
 
@@ -83,7 +83,7 @@ class Tail:
     def _begin_anew(self) -> None:
         self.records: list[dict[str, Any]] = []
         self.passed_over, self.note = 0, ""
-        self._offset, self._last = 0, b""  # bytes read, and the last of them, by which the file is recognised
+        self._offset, self._last = 0, b""  # bytes read, and the last of them, by which the file is recognized
         self.changed: float | None = None
 
     def read(self) -> bool:

@@ -38,7 +38,7 @@ def least_seconds(fit: Any, cut: dict[int, RunOptions], rates: Rates) -> dict[in
 def _freest(fit: Any, config: RunOptions, mode: dict[str, Any], kept: int, free: float) -> RunOptions:
     """Return the options of a mode that keep as much as possible on the device.
 
-    kept: layers whose activations are kept. free: bytes for dequantised weights.
+    kept: layers whose activations are kept. free: bytes for dequantized weights.
     """
     settled = replace(config, **mode)
     if mode["stream_weights"] == "on":
@@ -53,7 +53,7 @@ def _freest(fit: Any, config: RunOptions, mode: dict[str, Any], kept: int, free:
 
 
 def _most_weights(fit: Any, config: RunOptions, free: float) -> int:
-    """Return how many weights may be kept dequantised, at 16 bits per element."""
+    """Return how many weights may be kept dequantized, at 16 bits per element."""
     every = candidates(fit.model_config, recomputed_layers(config, fit.model_config))
     return bisect_right(list(accumulate(2 * candidate.elements for candidate in every)), free)
 

@@ -244,7 +244,7 @@ class Fit:
 
     @property
     def weights_open(self) -> bool:
-        """Return whether wgrad chooses which weights are kept dequantised."""
+        """Return whether wgrad chooses which weights are kept dequantized."""
         config = self.config
         automatic = config.keep_dequantized is None and config.gradient_checkpointing == AUTO
         return automatic and not config.full and not self.device.shared_memory
@@ -296,7 +296,7 @@ class Fit:
         if weights.nbytes:
             whole = weights.count == len(weights.sizes)
             number = f"all {weights.count}" if whole else f"{weights.count} of {len(weights.sizes)}"
-            said += f"; weights: {number} are kept dequantised ({size(weights.nbytes)})"
+            said += f"; weights: {number} are kept dequantized ({size(weights.nbytes)})"
         if weights.nbytes and not recomputed:
             other = "with less, fewer weights are" if weights.count == len(weights.sizes) else "more memory keeps more"
         elif not recomputed:

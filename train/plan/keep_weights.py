@@ -1,6 +1,6 @@
-"""Keep as many weights dequantised as fit into the memory that a run leaves.
+"""Keep as many weights dequantized as fit into the memory that a run leaves.
 
-A byte of kept activations saves far more time than a byte of a dequantised weight (bench/notes/checkpointing.md), so
+A byte of kept activations saves far more time than a byte of a dequantized weight (bench/notes/checkpointing.md), so
 activations come first.
 """
 
@@ -17,7 +17,7 @@ from wgrad.train.step.search import planned_beside
 
 
 def most_dequantized(found: Plan, room: int, fitting: Callable[[RunOptions], Plan | None]) -> Plan:
-    """Return the plan that keeps the most weights dequantised, or `found` if none can be kept.
+    """Return the plan that keeps the most weights dequantized, or `found` if none can be kept.
 
     Args:
         found: Plan that fits and keeps none.

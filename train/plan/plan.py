@@ -39,14 +39,14 @@ class Plan:
 
     Attributes:
         dry: The dry run, for `Device.prepare`.
-        held_bytes: On the device all the time: weights, trained parameters, gradients, optimiser.
+        held_bytes: On the device all the time: weights, trained parameters, gradients, optimizer.
         activation_bytes: On the device in addition while a step runs: activations and scratch.
         peak_bytes: Most on the device at any time, loading included.
         host_bytes: Most in main memory.
         host_weight_bytes: Weights in main memory: with --stream-weights, or an embedding that is no head.
         trained: Number of trained parameters.
         config: Options of the run, with --stream-weights settled.
-        dequantized: Weights that are kept dequantised, which are part of `held_bytes`.
+        dequantized: Weights that are kept dequantized, which are part of `held_bytes`.
         token_bytes: Bytes that come from main memory to decode a token.
     """
 

@@ -24,7 +24,7 @@ COSTS = {
     "loss": _LOSS,
     "log": _LOSS,
     "softmax": _LOSS,
-    "optimizer": ("optimiser", "more --gradient-accumulation-steps, or a smaller --lora-r"),
+    "optimizer": ("optimizer", "more --gradient-accumulation-steps, or a smaller --lora-r"),
     **dict.fromkeys(("norm", "activation", "elementwise", "fused", "rope", "dropout", "reduce"), _PASSES),
 }
 

@@ -46,7 +46,7 @@ from wgrad.train.step.room import room_of
 from wgrad.train.terminal.progress import Display, duration
 
 _KINDS = {
-    "nf4_nested": "NF4, double-quantised",
+    "nf4_nested": "NF4, double-quantized",
     **{name: name for name in ("float32", "float16", "bfloat16")},
 }  # other formats are shown in capitals
 FEW_STEPS = 50  # a run with fewer hardly learns
@@ -124,11 +124,11 @@ def open_session(
     for remark in (note, use_chat_template(tokenizer, config.chat_template, kept)):
         if remark:
             display.say(f"note: {remark}")
-    # A missing or damaged shard is reported before the data is tokenised.
+    # A missing or damaged shard is reported before the data is tokenized.
     files, model_config, head_note = open_files(folder, model_config)
-    refuse_quantised_anew(config, files, model_config)
+    refuse_quantized_anew(config, files, model_config)
     stdin = _standard_input(config, world, display)
-    with display.phase("reading and tokenising", unit="%") as phase:
+    with display.phase("reading and tokenizing", unit="%") as phase:
         data = load_data(config, tokenizer, phase.update, caller.records if caller else None, stdin)
     row_tokens = row_length(config, data)
     prompts = _sample_prompts(config, data, tokenizer, model_config)
@@ -216,8 +216,8 @@ def _row_lengths(examples: Sequence[Example], config: RunOptions) -> list[int]:
     return [len(part) for part in parts]
 
 
-def refuse_quantised_anew(config: RunOptions, files: ModelFiles, model_config: ModelConfig) -> None:
-    """Raise WgradError for quantisation options if the model's files are quantised already."""
+def refuse_quantized_anew(config: RunOptions, files: ModelFiles, model_config: ModelConfig) -> None:
+    """Raise WgradError for quantization options if the model's files are quantized already."""
     default = RunOptions()
     changed = [
         n for n in ("double_quant", "block_size", "init_lora_weights") if getattr(config, n) != getattr(default, n)
@@ -225,10 +225,10 @@ def refuse_quantised_anew(config: RunOptions, files: ModelFiles, model_config: M
     if config.full or not changed or not any(files.is_frozen(spec) for spec in weight_specs(model_config)):
         return
     if changed[0] != "init_lora_weights":
-        raise WgradError(f"{flag(changed[0])}: would be ignored: {files.folder} is quantised already: leave it out")
+        raise WgradError(f"{flag(changed[0])}: would be ignored: {files.folder} is quantized already: leave it out")
     raise WgradError(
         f"--init-lora-weights: {config.init_lora_weights} takes its part out of weights "
-        f"in full precision, and {files.folder} is quantised: name "
+        f"in full precision, and {files.folder} is quantized: name "
         "the base model in full precision with --model, or use --init-lora-weights lora"
     )
 
@@ -243,7 +243,7 @@ def _sample_prompts(
             check_positions(prompt, SAMPLE_TOKENS, model_config, "--sample-prompt")
         return prompts
     document = (data.held_out or data.train)[0].parts[0]
-    before = next((i for i, learnt in enumerate(document.loss_mask) if learnt), 0)
+    before = next((i for i, learned in enumerate(document.loss_mask) if learned), 0)
     return [[int(i) for i in document.ids[: before or min(PROMPT_TOKENS, (len(document) + 1) // 2)]]]
 
 
@@ -270,7 +270,7 @@ def prepare_session(session: Session, config: FinetuneConfig) -> Plan | None:
         begun = time.monotonic()
         count = session.device.prepare(plan.dry, phase.update)
     if config.keep_dequantized and not plan.dequantized.nbytes:
-        session.say("note: --keep-dequantized keeps nothing: this device dequantises weights inside its matmuls")
+        session.say("note: --keep-dequantized keeps nothing: this device dequantizes weights inside its matmuls")
     if count:
         session.say(f"shaders: {count} compiled in {duration(time.monotonic() - begun)}")
     return plan
@@ -310,7 +310,7 @@ def _refuse_beyond_memory(config: FinetuneConfig, model_config: ModelConfig) -> 
 def build_session(session: Session, config: FinetuneConfig) -> TrainableModel:
     """Load the model onto the device. config: as for `prepare_session`."""
     begun, remarks = time.monotonic(), list[str]()
-    what = "loading weights" if config.full else "loading and quantising weights"
+    what = "loading weights" if config.full else "loading and quantizing weights"
     with session.display.phase(what, unit="tensors") as phase:
         built = build_trainable(
             config,
@@ -350,8 +350,8 @@ def memory_line(session: Session, plan: Plan | None, built: TrainableModel) -> s
     optimizer = plan.optimizer_bytes if plan is not None else 8 * built.parameters.size
     held = plan.held_bytes if plan is not None else session.device.memory().in_use_bytes + optimizer
     kept = plan.dequantized.nbytes if plan is not None else 0
-    parts = f"{size(held - optimizer - kept)} for weights and gradients, {size(optimizer)} for the optimiser"
-    parts += f", {size(kept)} for dequantised weights" * (kept > 0)
+    parts = f"{size(held - optimizer - kept)} for weights and gradients, {size(optimizer)} for the optimizer"
+    parts += f", {size(kept)} for dequantized weights" * (kept > 0)
     recomputed, layers = built.model.recomputed, session.model_config.num_hidden_layers
     part = f"of {recomputed} of {layers} layers" if recomputed else "off"
     how = f"checkpointing {'on' if recomputed == layers else part}"

@@ -49,7 +49,7 @@ def start(words: Sequence[str], apart: bool = False, **options: Any) -> subproce
 
 
 def ask_to_end(pid: int) -> None:
-    """Ask a run to save and end, as Ctrl-C does. Raises WgradError if it cannot be signalled."""
+    """Ask a run to save and end, as Ctrl-C does. Raises WgradError if it cannot be signaled."""
     try:
         os.kill(pid, getattr(signal, "CTRL_BREAK_EVENT", signal.SIGTERM))
     except OSError as error:

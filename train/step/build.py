@@ -252,7 +252,7 @@ def lora_parameters(
 
 
 def build_optimizer(config: RunOptions, parameters: FlatParameters) -> AdamW:
-    """Return the optimiser of a run."""
+    """Return the optimizer of a run."""
     return AdamW(
         parameters,
         weight_decay=config.weight_decay,
@@ -338,7 +338,7 @@ def build_frozen(
         device: Device.
         positions: Positions that the model needs.
         adapter: Folder of an adapter; None: the base model alone.
-        quantize: Whether 16-bit weights are quantised to NF4.
+        quantize: Whether 16-bit weights are quantized to NF4.
         compute: Dtype of activations.
         stream_weights: "on": keep weights in main memory.
         resident: Layers whose weights stay on the device if weights are streamed.

@@ -1,6 +1,6 @@
-"""Frozen weights whose dequantised values stay on the device from step to step (--keep-dequantized).
+"""Frozen weights whose dequantized values stay on the device from step to step (--keep-dequantized).
 
-Weights that save the most time per byte are kept first. A weight is dequantised in the forward, in the backward, and
+Weights that save the most time per byte are kept first. A weight is dequantized in the forward, in the backward, and
 once more if its layer is recomputed. Each time costs a launch and its bytes over the memory bandwidth, so small weights
 save slightly more per byte (bench/notes/checkpointing.md).
 """
@@ -19,7 +19,7 @@ from wgrad.train.model.stacks import parts_of, stack_of
 from wgrad.train.model.streamed_weights import StreamedWeights
 from wgrad.train.options.finetune_config import RunOptions
 
-# Elements that are dequantised in the time of an empty launch: 8 µs on an H100, at 2.8 TB/s.
+# Elements that are dequantized in the time of an empty launch: 8 µs on an H100, at 2.8 TB/s.
 _LAUNCH_ELEMENTS = 11 << 20
 
 
@@ -30,7 +30,7 @@ class Candidate:
     Attributes:
         modules: Paths of the modules.
         elements: Elements of all their weights.
-        uses: How often a micro-batch dequantises them.
+        uses: How often a micro-batch dequantizes them.
         experts: Experts in each weight; 0: no experts.
     """
 
@@ -47,7 +47,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Dequantized:
-    """Weights that are kept dequantised.
+    """Weights that are kept dequantized.
 
     Attributes:
         sizes: Bytes on the device of each candidate, kept or not; 0 if its matmuls decode it themselves.
@@ -94,14 +94,14 @@ def kept_count(config: RunOptions, of: int) -> int:
 
 
 def kept_share(config: RunOptions, model: ModelConfig, recomputed: int) -> float:
-    """Return the fraction of a micro-batch's dequantisation, in elements, that kept weights save."""
+    """Return the fraction of a micro-batch's dequantization, in elements, that kept weights save."""
     every = candidates(model, recomputed)
     elements = [candidate.uses * candidate.elements for candidate in every]
     return sum(elements[: kept_count(config, len(every))]) / sum(elements)
 
 
 def keep_dequantized(model: Model, config: RunOptions) -> Dequantized:
-    """Dequantise the weights that --keep-dequantized keeps."""
+    """Dequantize the weights that --keep-dequantized keeps."""
     if config.full or isinstance(model.weights, StreamedWeights):
         return Dequantized()
     every = candidates(model.config, model.recomputed)

@@ -264,7 +264,7 @@ class OddsRatio(_ByMean):
 
 
 def _all_targets(batch: Batch) -> np.ndarray:
-    """Return int32 [B, T]: the next token of the document for each token, whether it is learnt or not."""
+    """Return int32 [B, T]: the next token of the document for each token, whether it is learned or not."""
     found = np.full(batch.ids.shape, IGNORE_INDEX, np.int32)
     follows = batch.positions[:, 1:] == batch.positions[:, :-1] + 1
     found[:, :-1] = np.where(follows, batch.ids[:, 1:], IGNORE_INDEX)
@@ -272,7 +272,7 @@ def _all_targets(batch: Batch) -> np.ndarray:
 
 
 class Kto(Preference):
-    """kto: labelled examples, compared with the micro-batch's KL divergence, estimated on its mismatched rows."""
+    """kto: labeled examples, compared with the micro-batch's KL divergence, estimated on its mismatched rows."""
 
     columns = 5
 

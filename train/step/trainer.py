@@ -1,7 +1,7 @@
-"""Optimiser steps: micro-batches weighted by the step's target tokens, then one update, with nothing read back.
+"""Optimizer steps: micro-batches weighted by the step's target tokens, then one update, with nothing read back.
 
 Values that change from step to step (ids, targets, learning rate, ...) are written into persistent arrays. So forward,
-backward and update are recorded once and then replayed. Loss and optimiser state of each step are copied into a history
+backward and update are recorded once and then replayed. Loss and optimizer state of each step are copied into a history
 on the device, which is downloaded a few times a second, and whenever it is full.
 """
 
@@ -34,11 +34,11 @@ HISTORY_STEPS = 64  # most steps that the device's history holds between downloa
 
 
 class Trainer:
-    """Runs optimiser steps and evaluations of a model on persistent inputs of [rows, seq_len].
+    """Runs optimizer steps and evaluations of a model on persistent inputs of [rows, seq_len].
 
     Args:
         model: Model to train.
-        optimizer: Optimiser of its parameters.
+        optimizer: Optimizer of its parameters.
         config: Options of the run.
         world: Ranks that share each step and each evaluation; None: this process is alone.
         loss: Custom loss, in place of that of --objective.
@@ -69,7 +69,7 @@ class Trainer:
         self._told = device.zeros((ALIGN + scores if scores else 1,))
         self._loss = device.view(self._told, (1,), 0)
         self._eval_loss = device.zeros((1,))
-        # One row per step: loss at 0, optimiser state at ALIGN, scores at 2 * ALIGN.
+        # One row per step: loss at 0, optimizer state at ALIGN, scores at 2 * ALIGN.
         self.history_steps = min(config.logging_steps, HISTORY_STEPS)
         self._history = device.zeros((self.history_steps, 2 * ALIGN + scores))
         self._recorded, self._began = 0, False
@@ -85,14 +85,14 @@ class Trainer:
         )
 
     def _kept_dequantized(self) -> Dequantized:
-        """Dequantise the weights that the run keeps; none if memory is too small."""
+        """Dequantize the weights that the run keeps; none if memory is too small."""
         try:
             return keep_dequantized(self.model, self.config)
         except OutOfMemory:
             if self._say is None:
                 raise
         self.device.forget_dequantized()
-        self._say("note: there is too little memory to keep dequantised weights: each pass dequantises them")
+        self._say("note: there is too little memory to keep dequantized weights: each pass dequantizes them")
         return Dequantized()
 
     def _buckets(self) -> list[tuple[int, int]]:
@@ -151,7 +151,7 @@ class Trainer:
         self._began = True
 
     def step(self, step: Step, lr: float) -> None:
-        """Run one optimiser step. At most `history_steps` may run between two calls of `read_history`.
+        """Run one optimizer step. At most `history_steps` may run between two calls of `read_history`.
 
         Raises:
             RanksLost: A rank was lost, and no rank did the step.
@@ -199,7 +199,7 @@ class Trainer:
             raise
 
     def read_history(self) -> np.ndarray:
-        """Wait for the device, and return float32 [steps since the last call, 1 + STATE_SIZE + scores]: loss, optimiser
+        """Wait for the device, and return float32 [steps since the last call, 1 + STATE_SIZE + scores]: loss, optimizer
         state, and scores for `metrics`."""
         return self.history_readback().result()
 

@@ -1,7 +1,7 @@
 """Ctrl-C and other requests to end a command that has nothing to save: SIGINT, SIGTERM, SIGHUP, SIGBREAK on Windows.
 
 Each raises Interrupted, so that half-written files are removed on the way out. Python loses an exception that is raised
-in a finaliser (`__del__`, a callback of the garbage collector), so such a request is repeated. Python also calls a
+in a finalizer (`__del__`, a callback of the garbage collector), so such a request is repeated. Python also calls a
 handler only between two instructions of the main thread. If a call to a driver blocks that thread, SIGTERM and SIGHUP
 end the process after some seconds.
 """
@@ -60,7 +60,7 @@ class EndRequests:
         raise Interrupted(number)
 
     def _unraisable(self, lost: Any) -> None:
-        """Repeat a request that was lost in a finaliser, once that has returned (sys.unraisablehook)."""
+        """Repeat a request that was lost in a finalizer, once that has returned (sys.unraisablehook)."""
         if not isinstance(lost.exc_value, KeyboardInterrupt):
             self._hook(lost)
             return

@@ -28,8 +28,8 @@ def svg_begin(width: int, height: int, title: str) -> str:
     )
 
 
-def svg_text(x: float, y: float, text: str, size: int = 12, colour: str = FAINT, more: str = "") -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size}" fill="{colour}" {more}>{escape(legible(text))}</text>'
+def svg_text(x: float, y: float, text: str, size: int = 12, color: str = FAINT, more: str = "") -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size}" fill="{color}" {more}>{escape(legible(text))}</text>'
 
 
 def shortened(text: str, width: float) -> str:

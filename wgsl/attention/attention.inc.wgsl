@@ -143,7 +143,7 @@ struct Params {
 // right operand.
 const THREADS: u32 = TX * TY;
 
-// One vec4 of padding per row puts neighbouring rows into different banks.
+// One vec4 of padding per row puts neighboring rows into different banks.
 struct ScoreRow { at: array<array<vec4<f32>, VN4>, NV>, pad: vec4<f32> }
 var<workgroup> p_tile: array<array<ScoreRow, TY>, RM>;
 var<workgroup> row_tile: array<array<array<vec4<f32>, TX>, RD>, VN>;

@@ -3,7 +3,7 @@
 //
 //   q [B, T, H, D], k v [B, S, G, D] float32 or float16; doc_start [B, T] i32; cache_len [1] i32
 //   o [B, T, H, D] (O_T), lse [B, H, T] f32; with splits > 1: o f32 [splits, B, T, H, D], lse [splits, B, H, T],
-//   each normalised on its own, for attention_combine.wgsl.
+//   each normalized on its own, for attention_combine.wgsl.
 //
 // Dispatch: splits * H * B * ceil(T / BM) workgroups (folded), the tiles with the most keys first. A workgroup of TX x
 // TY invocations owns BM queries of one head and walks the key tiles of BN that they see (of every `splits`-th).

@@ -4,7 +4,7 @@
 //   q [B, T, H, D], k v [B, S, G, D] float32 or float16; doc_start [B, T] i32; cache_len [1] i32
 //   PAGED: T = 1, k v [M, KEYS, G, D] in pages. doc_start holds the pages of each sequence [B, S / KEYS], and cache_len
 //   the position of its query [B]. The queries of a key/value head may be split among PARTS workgroups.
-//   o f32 [splits, B, T, H, D] and lse f32 [splits, B, H, T], each split normalised on its own, for
+//   o f32 [splits, B, T, H, D] and lse f32 [splits, B, H, T], each split normalized on its own, for
 //   attention_combine.wgsl; with splits = 1 the results themselves. Splits beyond those with a key are not written.
 //
 // Dispatch: splits * G * B workgroups (folded) of 128. A workgroup walks every `splits`-th tile of 64 visible keys.

@@ -4,7 +4,7 @@
 // Part of attention_matrix*.wgsl: workgroup memory. A subgroup has 16 of the BM rows.
 const BM: u32 = 16u * SG;
 const W8: u32 = WIDTH / 8u;
-// Row lengths in eights and in vec4, padded so that neighbouring rows start in different banks.
+// Row lengths in eights and in vec4, padded so that neighboring rows start in different banks.
 const TILE_LD: u32 = W8 + 1u;
 const S_LD: u32 = BN / 4u + 2u;
 const LEFT_W8: u32 = W8 / LEFT_PARTS;

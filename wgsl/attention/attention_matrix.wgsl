@@ -14,7 +14,7 @@
 // The offset `top` of a row's exponents follows the row maximum only when that has grown by more than GROWTH (in powers
 // of two: p stays below 2^GROWTH, well inside f16). So the sums in `acc`, which can be scaled only through workgroup
 // memory, are rarely rescaled. Dao, FlashAttention-2 (arXiv:2307.08691), algorithm 1, with base-2 exponents.
-// Needs subgroups of LANES, in which neighbours share a row.
+// Needs subgroups of LANES, in which neighbors share a row.
 enable f16;
 enable wgpu_cooperative_matrix;
 

@@ -1,5 +1,5 @@
 // Parts of the gated delta rule (formulas: autograd/ops/delta_rule.py). Without CORRECTED they compute Mamba-2
-// (autograd/ops/ssd.py): C is q, B is k, x is v and dt is beta; q and k are not normalised.
+// (autograd/ops/ssd.py): C is q, B is k, x is v and dt is beta; q and k are not normalized.
 
 #part chunk
 // Part of every kernel of chunks: the tokens of one chunk of one head, and the layout of the scratch arrays.
@@ -310,7 +310,7 @@ fn folded(n: u32, lid: u32) -> vec4<f32> {
 
 #part add lhs rhs inner lk lr rk rc
   // tile += $lhs(row, n) $rhs(n, column), n < $inner. $lk and $lr are n and row / 4 of the e-th load, $rk and $rc its n
-  // and column / 4, chosen so that neighbouring invocations read neighbouring elements.
+  // and column / 4, chosen so that neighboring invocations read neighboring elements.
   for (var n = 0u; n < $inner; n += DEEP) {
     workgroupBarrier();
     for (var e = lid; e < 16u * DEEP; e += THREADS) {

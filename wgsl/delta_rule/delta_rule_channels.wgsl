@@ -1,5 +1,5 @@
 // Write the gradients of the gated delta rule to their arrays: of q and k, summed over the heads that share them and
-// taken through the normalisation, dx = (dx1 - x1 (x1 dx1)) / |x|; of v, beta to_rhs; of the gates, copied from `info`.
+// taken through the normalization, dx = (dx1 - x1 (x1 dx1)) / |x|; of v, beta to_rhs; of the gates, copied from `info`.
 //
 // qkv [batch, tokens, channels] QKV_T; info; values: plane 1 is to_rhs; dqk [batch heads, chunks CHUNK, 2 KEYS] f32;
 // dqkv like qkv, dg and dbeta [batch, tokens, heads] f32: overwritten for the tokens of the segment.

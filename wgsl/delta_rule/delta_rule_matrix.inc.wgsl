@@ -3,7 +3,7 @@
 #part products
 // Part of the kernels with matmuls of 64 x 64: operands in workgroup memory, DEEP of the inner dimension at a time.
 // Each of 8 subgroups has 16 rows and half of the columns. Sums pass through `strips`. Rows of operands are padded, so
-// that neighbours start in different banks: rows along the inner dimension have RUN_LD vec4, rows across it ACROSS_LD.
+// that neighbors start in different banks: rows along the inner dimension have RUN_LD vec4, rows across it ACROSS_LD.
 const THREADS = 256u;
 const RUN = DEEP / 4u;
 const RUN_LD = RUN + 2u;
@@ -129,7 +129,7 @@ struct Tile { r0: vec4<f32>, r1: vec4<f32>, r2: vec4<f32>, r3: vec4<f32> }
 #endpart
 
 #part fours
-// Part of the kernels with matmuls: four elements of a token's q and k (normalised) and v (0 beyond the last token).
+// Part of the kernels with matmuls: four elements of a token's q and k (normalized) and v (0 beyond the last token).
 var<private> width4: u32;  // of a token's channels
 var<private> query4: u32;
 var<private> key4: u32;
@@ -151,7 +151,7 @@ fn decays(i: u32, j: u32) -> vec4<f32> { return vec4<f32>(decay(i, j), decay(i, 
 #part scan
 // Part of delta_rule_scan*_matrix.wgsl. Workgroup memory has two right operands of 32 columns, a state of KEYS rows and
 // 64 tokens, and a left operand. Each of 8 subgroups has 16 of 64 rows and half of the columns of a sum, which passes
-// through `strips`. Rows are padded, so that neighbours start in different banks.
+// through `strips`. Rows are padded, so that neighbors start in different banks.
 const TOKEN_LD = KEYS / 4u + 2u;  // for left operands with a row per token; KEY_LD for those with a row per key
 const KEY_LD = 18u;
 const RIGHT_LD = 10u;

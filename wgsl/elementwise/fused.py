@@ -24,7 +24,7 @@ _KINDS = {"sum": 1, "max": 2}
 
 
 class _Axes(NamedTuple):
-    """Sizes of axes, and their strides by view; neighbouring axes are merged where every view allows it."""
+    """Sizes of axes, and their strides by view; neighboring axes are merged where every view allows it."""
 
     sizes: list[int]
     strides: list[list[int]]
@@ -79,7 +79,7 @@ def _copied(device: Runtime, array: Array) -> Array:
 
 
 def _layout(n: int, rows: int, views: Sequence[View], kept: Sequence[int], axes: Sequence[int]) -> tuple[int, bool]:
-    """Results that a workgroup computes, and whether its neighbouring invocations take neighbouring rows.
+    """Results that a workgroup computes, and whether its neighboring invocations take neighboring rows.
 
     They do where most operands are contiguous along the rows.
     """

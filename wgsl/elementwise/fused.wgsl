@@ -3,8 +3,8 @@
 //   the r of a chunk, 0 <= r < rows; chunk c of several writes to c * n + k. ACCUMULATE: added to y.
 //   a0, a1, ...: operands. k and r are row-major indices over the kept and the reduced axes.
 // Dispatch: ceil(n / 1024) workgroups (folded), 4 elements per invocation, 256 apart. REDUCE: chunks * ceil(n / WIDE)
-// workgroups (folded) of WIDE elements by 256 / WIDE rows. ROWS_INSIDE: neighbouring invocations take neighbouring
-// rows, else neighbouring elements.
+// workgroups (folded) of WIDE elements by 256 / WIDE rows. ROWS_INSIDE: neighboring invocations take neighboring
+// rows, else neighboring elements.
 struct Params { n: u32, zero: u32$FIELDS }
 @group(0) @binding(0) var<uniform> p: Params;
 $BINDINGS

@@ -1,7 +1,7 @@
 // Parts of the reductions.
 
 #part columns of
-// Part of sums over rows: the sum of $of(row, c), a C_T, over first <= row < last, in a fixed order. WIDE neighbouring
+// Part of sums over rows: the sum of $of(row, c), a C_T, over first <= row < last, in a fixed order. WIDE neighboring
 // invocations have a column each (c, clamped to the last one), and 256 / WIDE of them share its rows. Invocations 0 to
 // WIDE - 1 get the sums. All 256 must call it.
 const TALL = 256u / WIDE;

@@ -14,7 +14,7 @@
 //   prepare_b(lid)                    called once by every invocation, before the others. If it fills workgroup memory,
 //                                     it ends with a barrier; without PREPARE_BARRIER the caller has one before four_b
 // The file may use p.block_shift and p.nested_shift (log2 of elements per block, and of blocks per nested block),
-// p.zero, optimisation_barrier(), THREADS, Four, and first_element() (of the weight, at which b begins).
+// p.zero, optimization_barrier(), THREADS, Four, and first_element() (of the weight, at which b begins).
 //
 // A STACKED weight is several weights, one below the other. Their scales are in one array with gaps, and every 64th
 // offset is used. p.part_1 and p.part_2 are the first elements of the second and third weight; p.absmax_i and
@@ -106,7 +106,7 @@ fn ready_b(unit: Unit_b) -> Ready_b {
 #endif
   // bitsandbytes rounds the product, so this must not become a fused multiply-add. Drivers may fuse, and WGSL cannot
   // forbid it.
-  return Ready_b(unit.codes, bitcast<f32>(optimisation_barrier(bitcast<u32>(code * unit.nested))) + offset);
+  return Ready_b(unit.codes, bitcast<f32>(optimization_barrier(bitcast<u32>(code * unit.nested))) + offset);
 #else
   return Ready_b(unit.codes, unit.absmax);
 #endif

@@ -1,4 +1,4 @@
-// Parts of the quantisers.
+// Parts of the quantizers.
 
 #part nearest
 // The quotient by m, rounded to nearest, from a guess that is off by a few and its remainder.
@@ -18,7 +18,7 @@ fn nearest(guess: u32, left: i32, m: i32) -> u32 {
 #endpart
 
 #part reciprocal
-// Part of the shaders that quantise.
+// Part of the shaders that quantize.
 #include nearest
 // 1 / a, rounded to nearest, which a GPU's division does not guarantee. With the 24-bit mantissa m of a, the mantissa
 // of 1 / a is 2^47 / m. The remainder of a guess fits 32 bits, as 2^47 is 0 modulo 2^32. No tie is possible.
@@ -41,7 +41,7 @@ fn reciprocal(a: f32) -> f32 {
 #include nearest
 // A product that is neither fused with a following sum nor reordered with another product: NVIDIA's compiler turns (w
 // l) l into w (l l). So every factor that is a product must come from here.
-fn times(a: f32, b: f32) -> f32 { return bitcast<f32>(optimisation_barrier(bitcast<u32>(a * b))); }
+fn times(a: f32, b: f32) -> f32 { return bitcast<f32>(optimization_barrier(bitcast<u32>(a * b))); }
 fn times4(a: vec4<f32>, b: vec4<f32>) -> vec4<f32> { return bitcast<vec4<f32>>(bitcast<vec4<u32>>(a * b) | vec4(p.zero)); }
 
 // The sum, added from the first element to the last.

@@ -1,4 +1,4 @@
-"""Quantisation to NF4, value for value as in bitsandbytes, decoding of every format, and rounding to GGUF types.
+"""Quantization to NF4, value for value as in bitsandbytes, decoding of every format, and rounding to GGUF types.
 
 Shaders: quantize_*.wgsl, round_*.wgsl.
 """

@@ -13,7 +13,7 @@ struct Params {
 @group(0) @binding(0) var<uniform> p: Params;
 @group(0) @binding(3) var<storage, read_write> y: array<Y_T>;
 
-#include "common.inc.wgsl" optimisation_barrier
+#include "common.inc.wgsl" optimization_barrier
 const THREADS: u32 = 256u;
 alias Four = vec4<f32>;
 fn first_element() -> u32 { return p.first; }
@@ -23,7 +23,7 @@ fn first_element() -> u32 { return p.first; }
 fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   prepare_b(lid);
 #if IN_BLOCKS
-  // Sixteen neighbouring invocations take a unit of each of sixteen rows, the next sixteen the next units.
+  // Sixteen neighboring invocations take a unit of each of sixteen rows, the next sixteen the next units.
   let base = (wg.x + wg.y * nwg.x) * 512u + lid;
   let units = p.columns / UNIT;  // of a row
 #unroll i 2

@@ -49,7 +49,7 @@ fn load(word: u32) -> Eight {
 #include "quantize.inc.wgsl" reciprocal
 
 fn codes(v: vec4<f32>) -> vec4<u32> {
-  // Bisection over the float32 midpoints of neighbouring levels: four comparisons per number.
+  // Bisection over the float32 midpoints of neighboring levels: four comparisons per number.
   let upper = v > vec4(THRESHOLD_7);
   let t1 = select(vec4(THRESHOLD_3), vec4(THRESHOLD_11), upper);
   let second = v > t1;

@@ -1,4 +1,4 @@
-// Double quantisation of the absmax of NF4 blocks: with d = absmax - offset (offset: the mean),
+// Double quantization of the absmax of NF4 blocks: with d = absmax - offset (offset: the mean),
 //   nested_absmax[j] = max |d| over block j of 256; codes[i] = number of thresholds below d[i] * (1 /
 //   nested_absmax[j]). absmax [blocks] f32; total [1] f32: their sum; thresholds [255] f32: midpoints of the 8-bit map;
 //   offset [1] f32; codes [ceil(blocks / 4)] u32: four bytes each; nested_absmax [ceil(blocks / 256)] f32.

@@ -11,7 +11,7 @@ struct Params { n: u32, zero: u32 }
 @group(0) @binding(4) var<storage, read_write> high: array<u32>;
 #endif
 
-#include "common.inc.wgsl" optimisation_barrier
+#include "common.inc.wgsl" optimization_barrier
 #include "quantize.inc.wgsl" exact
 
 fn code(value: f32, inverse: f32) -> u32 {

@@ -9,7 +9,7 @@ struct Params { n: u32, zero: u32 }
 @group(0) @binding(2) var<storage, read_write> codes: array<u32>;
 @group(0) @binding(3) var<storage, read_write> scales: array<u32>;
 
-#include "common.inc.wgsl" optimisation_barrier
+#include "common.inc.wgsl" optimization_barrier
 #include "quantize.inc.wgsl" exact
 
 var<workgroup> scale_of: array<f32, 64>;

@@ -11,7 +11,7 @@ struct Params { n: u32, zero: u32 }
 @group(0) @binding(4) var<storage, read_write> scales: array<u32>;
 @group(0) @binding(5) var<storage, read_write> d: array<u32>;
 
-#include "common.inc.wgsl" optimisation_barrier
+#include "common.inc.wgsl" optimization_barrier
 #include "quantize.inc.wgsl" exact
 
 const LEAST = 1e-15;  // smaller groups are zeros

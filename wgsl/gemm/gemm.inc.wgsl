@@ -36,7 +36,7 @@ fn part_of(column: u32) -> u32 {
 }
 #endif
 
-#include "common.inc.wgsl" optimisation_barrier
+#include "common.inc.wgsl" optimization_barrier
 fn first_element() -> u32 { return 0u; }
 #endpart
 
@@ -107,13 +107,13 @@ fn prepare_$x(lid: u32) {}
 // x rounded to f16; the other piece is x minus that. Without the barrier, NVIDIA's compiler takes f32(f16(x)) for x,
 // and the other piece is zero.
 fn held(x: vec4<f32>) -> vec4<f32> {
-  return vec4<f32>(unpack2x16float(optimisation_barrier(pack2x16float(x.xy))),
-                   unpack2x16float(optimisation_barrier(pack2x16float(x.zw))));
+  return vec4<f32>(unpack2x16float(optimization_barrier(pack2x16float(x.xy))),
+                   unpack2x16float(optimization_barrier(pack2x16float(x.zw))));
 }
 #endpart
 
 #part mine_in_blocks
-// Part of gemm_matrix.wgsl: as the part mine, for B in blocks (quantize_decode.wgsl). 32 neighbouring invocations load
+// Part of gemm_matrix.wgsl: as the part mine, for B in blocks (quantize_decode.wgsl). 32 neighboring invocations load
 // one block. They store eights of consecutive rows, which are in different banks: a row has an odd number of eights.
 #unroll i LOADS_B
   let b_block_$i = (lid + $iu * THREADS) / 32u;

@@ -64,7 +64,7 @@ def multiply(
     """Plan and launch a GEMM whose arrays fit one binding each. tile, splits: as in `plan`."""
     plain = end.is_plain and gemm.batch == 1 and not gemm.lda and isinstance(b, Array) and not gemm.in_blocks
     chosen = plan(replace(gemm, plain=True) if plain else gemm, Limits.of(device), tile, splits)
-    assert chosen.shader != "gemm_int8" and not chosen.dequantised, "linear.py launches these"
+    assert chosen.shader != "gemm_int8" and not chosen.dequantized, "linear.py launches these"
     launch(device, chosen, a, b, end)
 
 

@@ -3,7 +3,7 @@
 For GPUs without tensor cores: one instruction computes a dot product of four elements, and many GPUs do two to three
 times as many of these per second as float32 multiply-adds. Both operands are rounded along the inner dimension, in
 blocks of 64 with one scale, so that a gradient needs no loss scale.
-Source: ggml's matmuls of quantised weights with activations in Q8_1 (github.com/ggml-org/llama.cpp), in blocks of 64.
+Source: ggml's matmuls of quantized weights with activations in Q8_1 (github.com/ggml-org/llama.cpp), in blocks of 64.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ struct Params {
 @group(0) @binding(3) var<storage, read_write> made_words: array<u32>;
 @group(0) @binding(4) var<storage, read_write> made_scales: array<f32>;
 
-#include "common.inc.wgsl" optimisation_barrier
+#include "common.inc.wgsl" optimization_barrier
 const THREADS: u32 = 128u;
 alias Four = vec4<f32>;
 fn first_element() -> u32 { return 0u; }

@@ -56,7 +56,7 @@ fn inside_k(at: u32, width: u32) -> u32 {
 }
 
 // Row and column, in units, of load `at` of a tile whose rows have `width` units of `eights` times 8 elements. Eight
-// neighbouring invocations store 16 bytes each, in different banks: a row is one eight longer than a multiple of four,
+// neighboring invocations store 16 bytes each, in different banks: a row is one eight longer than a multiple of four,
 // so they take eight eights of one row, or of several rows with suitable distances.
 fn place_of(at: u32, width: u32, eights: u32) -> vec2<u32> {
   let side = 8u / eights;  // units of a row that are stored together

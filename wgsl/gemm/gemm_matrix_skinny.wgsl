@@ -27,7 +27,7 @@ enable wgpu_cooperative_matrix;
 #endif
 @group(0) @binding(3) var<storage, read_write> c: array<f32>;
 
-#include "common.inc.wgsl" optimisation_barrier
+#include "common.inc.wgsl" optimization_barrier
 #include "gemm.inc.wgsl" matrix_pieces
 
 const THREADS: u32 = $LANESu * SGS;

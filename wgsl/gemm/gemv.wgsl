@@ -4,7 +4,7 @@
 //
 // Dispatch: ceil(N / (4 THREADS / LANES)) workgroups (folded); with EXPERTS by M + experts, of one row each. A team of
 // LANES invocations computes four columns of C: each invocation reads every LANES-th unit of four rows of B, so that
-// neighbours read neighbouring units, and multiplies it with all rows of A. The team's sums are added in a fixed order:
+// neighbors read neighboring units, and multiplies it with all rows of A. The team's sums are added in a fixed order:
 // with SUBGROUPS by shuffles within a subgroup and then in workgroup memory, else in workgroup memory alone.
 
 #include "gemm.inc.wgsl" bindings

@@ -8,7 +8,7 @@ from wgrad.device.formats.frozen_weight import FrozenWeight
 from wgrad.device.memory import Array
 from wgrad.wgsl.formats.formats import WeightForm
 from wgrad.wgsl.gemm import gemm_int8
-from wgrad.wgsl.gemm.dequantised import dequantised
+from wgrad.wgsl.gemm.dequantized import dequantized
 from wgrad.wgsl.gemm.gemm import launch, matmul
 from wgrad.wgsl.gemm.gemm_epilogue import Epilogue
 from wgrad.wgsl.gemm.plan import Gemm, Limits, plan
@@ -45,9 +45,9 @@ def _times_weight(device: Runtime, x: Array, weight: FrozenWeight, end: Epilogue
     chosen = plan(Gemm(mnk, x.dtype_name, form, end.out.dtype_name, trans_b=trans_b), Limits.of(device))
     if chosen.shader == "gemm_int8":
         gemm_int8.launch(device, chosen.splits, chosen.k_per_split, x, weight, end, trans_b=trans_b)
-    elif chosen.dequantised:
-        dtype, blocks = np.dtype(chosen.dequantised), chosen.gemm.in_blocks
-        array = dequantised(device, weight, (dtype, blocks))
+    elif chosen.dequantized:
+        dtype, blocks = np.dtype(chosen.dequantized), chosen.gemm.in_blocks
+        array = dequantized(device, weight, (dtype, blocks))
         matmul(device, x, array, end, trans_b=trans_b, in_blocks=blocks)
     else:
         launch(device, chosen, x, weight, end)

@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 # Columns of a GEMM, and sides and elements of its left operand, for which that is transposed first: this saves 4 to 9 %
 # of the GEMM's time (H200), takes as long as 50 columns, and at most 128 MiB.
 _TRANSPOSE_COLUMNS, _TRANSPOSE_SIDE, _TRANSPOSE_ELEMENTS = 2048, 256, (1 << 20, 1 << 25)
-# On tensor cores, a weight is dequantised once before its GEMM if there are more rows than these, which are two of the
+# On tensor cores, a weight is dequantized once before its GEMM if there are more rows than these, which are two of the
 # tallest tiles. With fewer, every tile of rows decodes it. With exactly as many, it depends on whether the GEMM of
 # arrays fills the GPU.
-_DEQUANTISE_ROWS = 512
+_DEQUANTIZE_ROWS = 512
 
 AnyTile = Tile | MatrixTile | VectorTile
 
@@ -96,8 +96,8 @@ class Plan:
 
     splits, k_per_split: K is split into so many parts, each so long, and a second launch adds them up. unit: elements
     of B that are read at once. transposes_a: a launch before it transposes A. table: what decoding looks up stands in
-    workgroup memory. factored: sums of units are scaled, not their elements. dequantised: dtype to which the weight is
-    dequantised before; the rest is the plan for the array. gemm.in_blocks: into blocks.
+    workgroup memory. factored: sums of units are scaled, not their elements. dequantized: dtype to which the weight is
+    dequantized before; the rest is the plan for the array. gemm.in_blocks: into blocks.
     """
 
     gemm: Gemm
@@ -109,7 +109,7 @@ class Plan:
     transposes_a: bool = False
     table: bool = False
     factored: bool = False
-    dequantised: str = ""
+    dequantized: str = ""
     skinny: Skinny | None = None
 
     @property
@@ -131,8 +131,8 @@ class Plan:
         parts = [self.shader, tile, f"{' x '.join(map(str, self.groups))} workgroups"]
         if self.splits > 1:
             parts.append(f"K in {self.splits} parts of {self.k_per_split}")
-        if self.dequantised:
-            parts.append(f"weight dequantised to {self.dequantised} first")
+        if self.dequantized:
+            parts.append(f"weight dequantized to {self.dequantized} first")
         if self.transposes_a:
             parts.append("A transposed first")
         return ", ".join(parts)
@@ -144,13 +144,13 @@ def plan(gemm: Gemm, limits: Limits, tile: AnyTile | None = None, splits: int | 
     if isinstance(gemm.b, WeightForm) and free:
         if limits.int8 and gemm_int8.served(gemm.b, gemm.mnk[0], limits.max_binding_bytes):
             return Plan(gemm, "gemm_int8", gemm_int8.TILE, *gemm_int8.splits_of(gemm.mnk), table=True)
-        dtype = _dequantised(gemm, limits, gemm.b)
+        dtype = _dequantized(gemm, limits, gemm.b)
         if dtype:
             dense = plan(replace(gemm, b=dtype), limits)
             if dense.shader == "gemm_matrix" and not any(side % BLOCK for side in gemm.b.shape):
                 gemm = replace(gemm, in_blocks=True)
                 dense = plan(replace(gemm, b=dtype), limits)
-            return replace(dense, gemm=gemm, dequantised=dtype)
+            return replace(dense, gemm=gemm, dequantized=dtype)
     if free and gemm.plain and not _few_rows(gemm, limits):
         skinny = gemm_skinny.find(gemm.mnk, gemm.a, str(gemm.b), gemm.out, gemm.trans_a, gemm.trans_b)
         on_cores = skinny and skinny_tile(skinny, limits)
@@ -172,14 +172,14 @@ def skinny_tile(skinny: Skinny, limits: Limits) -> SkinnyTile | None:
     return gemm_matrix_skinny.choose_tile(skinny, limits.workgroup_bytes, limits.lanes)
 
 
-def _dequantised(gemm: Gemm, limits: Limits, weight: WeightForm) -> str:
-    """Dtype to which a weight is dequantised before its GEMM, or "" where it is decoded inside."""
+def _dequantized(gemm: Gemm, limits: Limits, weight: WeightForm) -> str:
+    """Dtype to which a weight is dequantized before its GEMM, or "" where it is decoded inside."""
     if weight.shape[1] % weight.unit or (limits.software and not _few_rows(gemm, limits)):
         return "float32"  # a row would start inside a unit of codes; or decoding once is cheaper than once per tile
     if limits.tensor_cores and 2 * weight.shape[0] * weight.shape[1] <= limits.max_binding_bytes:
         m = gemm.mnk[0]
-        large = m > _DEQUANTISE_ROWS
-        if m == _DEQUANTISE_ROWS:
+        large = m > _DEQUANTIZE_ROWS
+        if m == _DEQUANTIZE_ROWS:
             large = gemm_matrix.choose_tile(*gemm.mnk, 1, limits.workgroup_bytes) == (gemm_matrix.LARGE, 1)
         return "float16" if large and on_tensor_cores(gemm, limits) else ""
     return ""

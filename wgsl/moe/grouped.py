@@ -11,7 +11,7 @@ from wgrad.device.memory import Array
 from wgrad.wgsl.formats.formats import KINDS, WeightForm, widest_unit
 from wgrad.wgsl.formats.quantize import decode
 from wgrad.wgsl.gemm import gemm_matrix, gemv
-from wgrad.wgsl.gemm.dequantised import dequantised
+from wgrad.wgsl.gemm.dequantized import dequantized
 from wgrad.wgsl.gemm.gemm import Experts, launch
 from wgrad.wgsl.gemm.gemm_epilogue import Epilogue
 from wgrad.wgsl.gemm.gemm_matrix import MatrixTile
@@ -49,7 +49,7 @@ _FORWARD_FEWER, _FEWER_ROWS = MatrixTile(2, 4, 4, 2, 1, 64, ahead=True, shorter=
 # choose the same experts.
 _ONE_BY_ONE = 0.25
 _VECTOR_THREADS, _VECTOR_LANES, _VECTOR_LANES_OF_ARRAYS = 128, 16, 32
-_DEQUANTISE_ROWS = 512  # on tensor cores, with more rows, a weight is dequantised once, before its GEMM
+_DEQUANTIZE_ROWS = 512  # on tensor cores, with more rows, a weight is dequantized once, before its GEMM
 # One of two workgroups decodes while the other multiplies. In the forward, two do not fit into workgroup memory.
 _BACKWARD = replace(gemm_matrix.OF_HEADS, shorter=(2,))
 
@@ -97,17 +97,17 @@ def _grouped(
     (rows, n), k = end.out.shape, a.shape[1]
     gemm = Gemm((rows, n, k), a.dtype_name, form_of(weight), end.out.dtype_name, trans_b=trans_b)
     limits = Limits.of(device)
-    if isinstance(weight, FrozenWeight) and dequantised_first(gemm, experts.count, limits):
-        weight = dequantised(device, weight, (np.dtype(np.float16), False))
+    if isinstance(weight, FrozenWeight) and dequantized_first(gemm, experts.count, limits):
+        weight = dequantized(device, weight, (np.dtype(np.float16), False))
         gemm = replace(gemm, b="float16")
     launch(device, plan_experts(gemm, experts.count, limits), a, weight, end, experts)
 
 
-def dequantised_first(gemm: Gemm, experts: int, limits: Limits) -> bool:
-    """Return whether the weight is dequantised to float16 before its GEMM."""
+def dequantized_first(gemm: Gemm, experts: int, limits: Limits) -> bool:
+    """Return whether the weight is dequantized to float16 before its GEMM."""
     rows, n, k = gemm.mnk
     fits = 2 * experts * n * k <= limits.max_binding_bytes
-    large = rows > _DEQUANTISE_ROWS * experts and min(n, k) >= _LEAST_K and fits
+    large = rows > _DEQUANTIZE_ROWS * experts and min(n, k) >= _LEAST_K and fits
     return large and on_tensor_cores(gemm, limits)
 
 

@@ -1,4 +1,4 @@
-"""The optimiser's step on the device: clipping with loss scale, AdamW. `grad_norm` is in reduce.py.
+"""The optimizer's step on the device: clipping with loss scale, AdamW. `grad_norm` is in reduce.py.
 
 Shaders: optimizer_clip.wgsl, optimizer_adamw.wgsl. Nothing is read back: the device decides whether a step is applied.
 """

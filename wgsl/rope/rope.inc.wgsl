@@ -1,7 +1,7 @@
 // Parts of the rotary embeddings.
 
 #part pair
-// Part of others: the j-th pair of a head, with its elements at `left` and `left + gap` (neighbours where INTERLEAVED).
+// Part of others: the j-th pair of a head, with its elements at `left` and `left + gap` (neighbors where INTERLEAVED).
 // A pair that turns has a column of the tables.
   let turns = j < p.turning;
 #if INTERLEAVED

@@ -23,7 +23,7 @@ _TYPES = ("DiscreteGPU", "IntegratedGPU", "VirtualGPU", "Unknown", "CPU")
 INTEL = 0x8086  # PCI vendor id
 # Buffers in host memory that shaders and copies reach (`Runtime.empty_host`). No other buffer is affected.
 HOST_BUFFERS = "mappable-primary-buffers"
-# The most that a kernel binds: a GEMM of a weight in NF4 with double quantisation and every epilogue. WebGPU promises
+# The most that a kernel binds: a GEMM of a weight in NF4 with double quantization and every epilogue. WebGPU promises
 # 8, and drivers for DX12's first binding tier have no more.
 STORAGE_BUFFERS = 11
 WANTED_FEATURES = ("shader-f16", "subgroup", "timestamp-query", HOST_BUFFERS)

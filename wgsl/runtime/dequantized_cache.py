@@ -1,4 +1,4 @@
-"""Cache of dequantised weights, for work that multiplies with each several times, and those that are kept."""
+"""Cache of dequantized weights, for work that multiplies with each several times, and those that are kept."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _T = TypeVar("_T")
 
 
 class DequantizedCache:
-    """Dequantised weights by weight and form. While closed, it has only those that are kept."""
+    """Dequantized weights by weight and form. While closed, it has only those that are kept."""
 
     def __init__(self) -> None:
         self._depth = 0
@@ -71,7 +71,7 @@ class DequantizedCache:
             return
         if array.lease in self._leases and any(_consists_of(weight, array) for weight in self._kept):
             raise DeviceError(
-                "a frozen weight whose dequantised values are kept was written to: load it before `keep_dequantized`"
+                "a frozen weight whose dequantized values are kept was written to: load it before `keep_dequantized`"
             )
         for weight, form in list(self._arrays):
             if _consists_of(weight, array):

@@ -33,7 +33,7 @@ _BESIDE = {"shader-f16", "subgroup"}  # other features that the kernels use
 SWITCH = "WGRAD_MATRIX_UNITS"  # "off": never; "trial": also on a GPU that has not passed yet (the check itself)
 _LIB_PATH = "WGPU_LIB_PATH"
 _FORMAT = 1
-_VERDICTS, _LICENCE = "cards.json", "LICENSE"
+_VERDICTS, _LICENSE = "cards.json", "LICENSE"
 _MOST_VERDICTS = 1 << 20  # bytes
 _ROOM = Path(__file__).parents[1]
 
@@ -59,7 +59,7 @@ def gate_of(path: Path) -> Gate | None:
 
 
 def folder() -> Path:
-    """Folder of the copy, its licence and the verdicts."""
+    """Folder of the copy, its license and the verdicts."""
     return cache_folder("matrix-units")
 
 
@@ -69,7 +69,7 @@ def copy_path() -> Path:
 
 
 def write_copy() -> Path:
-    """Write the copy and wgpu's licence. Raises DeviceError if the gate is not found, or writing fails."""
+    """Write the copy and wgpu's license. Raises DeviceError if the gate is not found, or writing fails."""
     source = installed()
     if source is None:
         raise DeviceError("matrix-units: wgpu is not installed, or without a library: pip install wgpu")
@@ -85,7 +85,7 @@ def write_copy() -> Path:
     try:
         if _open_copy() is None:  # Windows writes no file that is loaded
             keep(target, gate.lifted(data))
-        keep(target.parent / _LICENCE, _licence().encode())
+        keep(target.parent / _LICENSE, _license().encode())
     except OSError as error:
         raise DeviceError(f"matrix-units: cannot write {target}: {error.strerror or error}") from error
     if _open_copy() is None:
@@ -93,12 +93,12 @@ def write_copy() -> Path:
     return target
 
 
-def _licence() -> str:
+def _license() -> str:
     from importlib.metadata import files
 
     texts = [f.read_text(encoding="utf-8") for f in files("wgpu") or () if f.name.upper().startswith("LICEN")]
     head = (
-        "wgpu-native (github.com/gfx-rs/wgpu-native): the MIT licence or the Apache licence 2.0, as its user chooses."
+        "wgpu-native (github.com/gfx-rs/wgpu-native): the MIT license or the Apache license 2.0, as its user chooses."
     )
     return "\n\n".join([head, "wgpu-py, which ships it:", *texts]) + "\n"
 

@@ -172,7 +172,7 @@ class Runtime(PooledRuntime):
         self._write(array, host, np.zeros(0, np.uint8))
 
     def write(self, array: Array, host: np.ndarray) -> None:
-        odd = array.nbytes % 4  # bytes in a last word that may be shared with a neighbour, whose bytes are kept
+        odd = array.nbytes % 4  # bytes in a last word that may be shared with a neighbor, whose bytes are kept
         self._write(array, host, self._last_word(array)[odd:] if odd else np.zeros(0, np.uint8))
 
     def _last_word(self, array: Array) -> np.ndarray:
@@ -274,7 +274,7 @@ class Runtime(PooledRuntime):
     # ---- launches ------------------------------------------------------------------------
     @staticmethod
     def groups(items: int, per_group: int) -> tuple[int, int, int]:
-        """Workgroups for `items`, folded into two dimensions; the shader linearises x + y * num_workgroups.x."""
+        """Workgroups for `items`, folded into two dimensions; the shader linearizes x + y * num_workgroups.x."""
         n = max(1, -(-items // per_group))
         if n <= MAX_GROUPS:
             return n, 1, 1

@@ -31,7 +31,7 @@ FLAGS += ["-mllvm", "-pragma-unroll-threshold=64", "-Wno-pass-failed"]
 FLAGS += ["-fvisibility-inlines-hidden"]
 # GPU_KERNEL leaves this mark; the kernel's name follows.
 _MARK = re.compile(r'extern "C"\s+__attribute__\(\(annotate\("gpu_kernel:" "([^"]+)"\)\)\)\s*void\s+(\w+)\s*\(')
-# Kernels that report every load and store: little optimisation, so that an access of the source stays one instruction.
+# Kernels that report every load and store: little optimization, so that an access of the source stays one instruction.
 COUNTED = ["-DGPU_COUNTED", "-gline-tables-only", "-fsanitize-coverage=func,trace-loads,trace-stores",
            "-mllvm", "-disable-vector-combine"]  # fmt: skip
 MACHINE_CODE = ["-O0", "-march=x86-64-v3", "-fPIC"]
@@ -104,16 +104,16 @@ def build_kernels(
     out: Path,
     *,
     counted: bool = False,
-    optimised: bool = True,
+    optimized: bool = True,
     only: Collection[str] | None = None,
 ) -> Path:
     """OUT/<arch>/<source>.co: the kernels of one .hip file for the emulated architecture.
 
-    counted: they report their memory accesses (counts.hpp), and are slower. Not optimised: they read all that the
+    counted: they report their memory accesses (counts.hpp), and are slower. Not optimized: they read all that the
     source reads, whether it is used or not. only: the kernels that are wanted.
     """
     output = out / arch / f"{source.stem}.co"
-    flags = [*FLAGS, *(COUNTED if counted else ()), *(() if optimised else ("-O0",))]
+    flags = [*FLAGS, *(COUNTED if counted else ()), *(() if optimized else ("-O0",))]
     text = _preprocess(source, arch, flags)
     if only is not None:
         text = _without(text, only)

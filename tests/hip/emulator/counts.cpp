@@ -5,11 +5,11 @@
 //   Sources: ROCm Compute Profiler, Vector L1 cache (a line is 64 bytes on MI200, 128 on MI300); RDNA white paper.
 //   Of the lines that are read, L2 hands over those that are not among the last that L1 has read (count_l1).
 // LDS, in cycles: 32 banks of 4 bytes; in a cycle a bank serves one 4-byte word, to any number of lanes. Lanes are
-//   served in groups: 32 for accesses of up to 4 bytes, 16 for 8, 8 for 16, neighbours all, except that CDNA's 16-byte
+//   served in groups: 32 for accesses of up to 4 bytes, 16 for 8, 8 for 16, neighbors all, except that CDNA's 16-byte
 //   reads take lanes 0-3 with 20-23, 4-7 with 16-19, 8-11 with 28-31, 12-15 with 24-27, and so on from lane 32. A group
 //   costs the most words that one bank has to serve; at least its distinct words / 32.
 //   Sources: Composable Kernel, Understanding AMD GPU LDS and Bank Conflicts; AMD, Avoiding LDS Bank Conflicts on AMD
-//   GPUs Using CK-Tile Framework (2025). No groups are published for RDNA: neighbours are taken there.
+//   GPUs Using CK-Tile Framework (2025). No groups are published for RDNA: neighbors are taken there.
 #include "counts.hpp"
 
 #include <dlfcn.h>

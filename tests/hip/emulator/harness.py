@@ -92,12 +92,12 @@ class Emulator:
         device.modules._image = build_and_load  # type: ignore[method-assign]
         return device
 
-    def unoptimised(self, architecture: str) -> Any:
+    def unoptimized(self, architecture: str) -> Any:
         """Return a new device whose kernels make all memory accesses of their source, even if the values are unused."""
         device = self.new(architecture)
 
         def build_and_load(source: str) -> tuple[bytes, str]:
-            made = build_kernels(source_file(source), architecture, self.folder / "unoptimised", optimised=False)
+            made = build_kernels(source_file(source), architecture, self.folder / "unoptimized", optimized=False)
             return made.read_bytes(), str(made)
 
         device.modules._image = build_and_load

@@ -1,4 +1,4 @@
-"""hip_attention: the compiled flash attention, executed against float64, counted and modelled.
+"""hip_attention: the compiled flash attention, executed against float64, counted and modeled.
 
 Every kernel runs at a size that divides nothing (packed documents, grouped heads), waves forward and reversed. On
 gfx942 a model has two waves that share a SIMD, by what they executed: the share of time that the tensor cores are busy

@@ -55,7 +55,7 @@ class Group(NamedTuple):
 
 
 def _placed(pairs: int, blocks: int, dies: int) -> Iterator[Group]:
-    """Long blocks first over the whole grid; of each row of it, neighbouring heads on one die."""
+    """Long blocks first over the whole grid; of each row of it, neighboring heads on one die."""
     for row in range(blocks):
         die = [(pairs * row + x) % dies for x in range(pairs)]
         taken = {x: pair for pair, x in enumerate(sorted(range(pairs), key=lambda x: (die[x], x)))}

@@ -25,7 +25,7 @@ _LDS_BYTES = {"u8": 1, "i8": 1, "u16": 2, "i16": 2, "b32": 4, "b64": 8, "b96": 1
 _CONVERT = re.compile(r"v_cvt_(?:f16_f32|f32_f16)_e32$")
 # tinygrad takes 16-bit operands above v127 for upper halves of other registers: so it is on RDNA only.
 _HIGH_HALF = re.compile(r"v_\w+_[fiub]16_(\w+_)?e32 .*\bv(12[89]|1[3-9]\d|2\d\d)\b")
-# Of one GPU's caches, clocks and queues, which are not modelled.
+# Of one GPU's caches, clocks and queues, which are not modeled.
 _NO_EFFECT = re.compile(
     r"(buffer_(gl[01]_inv|inv|wbl2|wbinvl1(_vol)?)|global_(inv|wb)|s_(nop|sleep|setprio|clause|delay_alu|waitcnt\w*"
     r"|wait_\w+|inst_prefetch|set_inst_prefetch_distance|icache_inv|dcache_\w+|sendmsg|code_end|barrier_signal))$"

@@ -32,9 +32,9 @@ class Kernel:
         self.code, self.name, self.metadata = code, name, code.kernels[name]
         self.descriptor, self.lanes = code.descriptor(name), code.lanes(name)
         if self.lanes != (64 if code.architecture.startswith("gfx9") else 32):
-            raise ExecutorError(f"{name}: waves of {self.lanes} lanes are not modelled on {code.architecture}")
+            raise ExecutorError(f"{name}: waves of {self.lanes} lanes are not modeled on {code.architecture}")
         if self.descriptor.lds > _MOST_LDS or self.descriptor.scratch:
-            raise ExecutorError(f"{name}: more than {_MOST_LDS:,} bytes of LDS, or scratch memory, is not modelled")
+            raise ExecutorError(f"{name}: more than {_MOST_LDS:,} bytes of LDS, or scratch memory, is not modeled")
         low = min(s.address for s in code.segments)
         high = max(s.address + s.size for s in code.segments)
         self._image = Guarded(high - low + 256, align=4096)
@@ -101,9 +101,9 @@ class Kernel:
     def _dpp(self, found: Instruction, low: int, high: int) -> Dpp:
         """Return an instruction with DPP and its plain form, which reads a VGPR that the instruction does not use."""
         if found.size != 8 or "e64" in found.name or high >> 22 & 3 or (self.lanes == 32 and high >> 18 & 1):
-            raise ExecutorError(f"{found.text}: this form of DPP is not modelled")
+            raise ExecutorError(f"{found.text}: this form of DPP is not modeled")
         if high >> 20 & 3 and not re.search("f32", found.name):
-            raise ExecutorError(f"{found.text}: DPP with modifiers is modelled for float32 only")
+            raise ExecutorError(f"{found.text}: DPP with modifiers is modeled for float32 only")
         used = {high & 0xFF} | {(low >> at & 0xFF) + n for at in (9, 17) for n in (0, 1)}
         borrowed = next(r for r in range(255, 0, -1) if r not in used)
         beside = Guarded(64, align=64)

@@ -124,15 +124,15 @@ def multiply_add_loop(found: Sequence[Instruction]) -> list[str]:
     return best if _multiply_adds(best) else []
 
 
-def without_matrix_unit(architecture: str, lanes: int, loop: list[str], most: int, *, modelled: bool) -> Row:
+def without_matrix_unit(architecture: str, lanes: int, loop: list[str], most: int, *, modeled: bool) -> Row:
     """Return the row of a loop of multiply-adds.
 
-    most: waves per SIMD that fit. modelled: whether to add the share of the peak.
+    most: waves per SIMD that fit. modeled: whether to add the share of the peak.
     """
     count = _multiply_adds(loop)
     vector = sum(t.startswith("v_") and not _multiply_adds([t]) for t in loop)
     row: Row = {"dual_issued": round(count["v_dual_fmac"] / count.total(), 3), "vector_others": vector}
-    if modelled:
+    if modeled:
         for key, l1 in ("peak_600", False), ("peak_600_l1", True):
             turns = _turns(architecture, lanes, loop, most, l1=l1, apart=True)  # a work-group has four waves
             row[key] = {waves: round(count.total() / 2 * waves / slots, 4) for waves, (slots, _) in turns.items()}
@@ -195,8 +195,8 @@ def rows(made: Object, kernels: list[str], say: Callable[[str], None]) -> list[R
             if made.architecture == "gfx942" and name.endswith(("_big", "_small")):
                 row |= with_l2(made, name, code.lanes(name), texts, most)
         elif adds := multiply_add_loop(listing):
-            modelled = made == ("gfx1100", "gemm_f32") and "_any_" not in name
-            row |= without_matrix_unit(made.architecture, code.lanes(name), adds, most, modelled=modelled)
+            modeled = made == ("gfx1100", "gemm_f32") and "_any_" not in name
+            row |= without_matrix_unit(made.architecture, code.lanes(name), adds, most, modeled=modeled)
         if not name.endswith("reduce"):
             row["error"] = execute(Kernel(code, name))
             say(f"{name}: {row['error']}")

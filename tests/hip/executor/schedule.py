@@ -4,7 +4,7 @@ Waves issue in order, each at most one instruction a slot and each unit at most 
 latency; waits count outstanding accesses. A slot is 4 clocks on CDNA and 1 on RDNA, where a matrix instruction blocks
 the vector unit. The LDS, and where asked for L1, are shared by SIMDs that are taken to do the same at the same time.
 With L1 goes what it reads from L2, where a caller says how much; latency is the same for hits and misses. Not
-modelled: bank conflicts, what L2 misses. Rates of tensor cores and caches: AMD, CDNA2, CDNA3 and RDNA3 white papers
+modeled: bank conflicts, what L2 misses. Rates of tensor cores and caches: AMD, CDNA2, CDNA3 and RDNA3 white papers
 (FLOP and bytes a clock and compute unit); RDNA4: Radeon RX 9070 XT, 195 TFLOP/s of 64 compute units at 2.97 GHz.
 """
 

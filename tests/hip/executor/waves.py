@@ -1,6 +1,6 @@
 """Runs a grid: work-groups one after another, the waves of each in an order of choice from barrier to barrier.
 
-What is not modelled, so that what passes here may fail on a GPU: `s_waitcnt` and other waits, coherence of caches,
+What is not modeled, so that what passes here may fail on a GPU: `s_waitcnt` and other waits, coherence of caches,
 waves that run at the same time, more than 64 KiB of LDS. LDS and registers start as NaN.
 """
 

@@ -9,11 +9,11 @@ const TITLES = new Map([
 ]);
 const HIDDEN = new Set(["step", "tokens"]);
 const exact = (key) => key === "lr" || key === "memory_bytes" || key.startsWith("held_out");  // metrics without noise, which are not smoothed
-const DASHES = [[], [8, 4], [2, 3], [10, 3, 2, 3]];  // tell lines apart without colour
-const MOST_CHARTS = 24, HEIGHT = 240, COLOURS = 8;
+const DASHES = [[], [8, 4], [2, 3], [10, 3, 2, 3]];  // tell lines apart without color
+const MOST_CHARTS = 24, HEIGHT = 240, COLORS = 8;
 
-// Class of the colour of a run's number.
-export const colour = (number) => `k${number % COLOURS}`;
+// Class of the color of a run's number.
+export const color = (number) => `k${number % COLORS}`;
 
 // Format a number for tables; "–" if there is none.
 export function written(value) {
@@ -95,7 +95,7 @@ class Chart {
     const value = (name) => style.getPropertyValue(name).trim();
     const tables = [], lines = [{}];
     for (const run of shown) {
-      const { steps, values } = run.series.keys.get(this.key), stroke = value(`--c${run.number % COLOURS}`);
+      const { steps, values } = run.series.keys.get(this.key), stroke = value(`--c${run.number % COLORS}`);
       const usable = values.map((v) => (look.log && v !== null && v <= 0 ? null : v));
       tables.push(weight ? [steps, usable, smoothed(usable, weight)] : [steps, usable]);
       const line = { label: run.name, stroke, width: 2, dash: DASHES[run.number % DASHES.length], spanGaps: this.key === "held_out_loss", points: { show: steps.length < 30, size: 5 } };
@@ -130,7 +130,7 @@ class Chart {
     const last = shown.map((run) => [run, run.series.last(this.key), run.series.keys.get(this.key).steps]);
     const words = last.map(([run, value, steps]) => `${run.name}: ${written(value)} at step ${steps.at(-1)}, ${steps.length} values`);
     this.plot.setAttribute("aria-label", `${TITLES.get(this.key) ?? this.key}. ${words.join("; ")}`);
-    this.values.replaceChildren(...last.map(([run, value]) => el("span", { class: colour(run.number) }, `${run.name} ${written(value)}`)));
+    this.values.replaceChildren(...last.map(([run, value]) => el("span", { class: color(run.number) }, `${run.name} ${written(value)}`)));
   }
 
   // Show the values at the cursor. Runs have different steps, so this takes each run's nearest one.
@@ -141,7 +141,7 @@ class Chart {
     this.values.replaceChildren(el("span", { class: "soft" }, `step ${step}`), ...shown.map((run) => {
       const { steps, values } = run.series.keys.get(this.key), near = nearest({ steps, values }, step);
       const where = near < 0 || steps[near] === step ? "" : ` (step ${steps[near]})`;
-      return el("span", { class: colour(run.number) }, `${run.name} ${written(values[near])}${where}`);
+      return el("span", { class: color(run.number) }, `${run.name} ${written(values[near])}${where}`);
     }));
   }
 }

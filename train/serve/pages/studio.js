@@ -2,7 +2,7 @@
 "use strict";
 
 import { Chat } from "/pages/chat.js";
-import { Charts, Series, colour, written } from "/pages/charts.js";
+import { Charts, Series, color, written } from "/pages/charts.js";
 import { ask, el, fill, place, request, setText } from "/pages/page.js";
 
 const EVERY = 1000, AGAIN = 4000, TYPING = 400;  // milliseconds between requests, after a failed one, and after a key
@@ -11,9 +11,9 @@ const STEPS = { model: "fields-model", data: "fields-data", out: "fields-out" };
 const OF_DATA = new Set(["model", "adapter", "data", "columns", "eval_data", "on_bad_line", "chat_template", "objective", "batch_size",
   "gradient_accumulation_steps", "max_length", "epochs", "max_steps", "packing", "loss_on", "eval_fraction", "seed"]);
 const WIDE = new Set(["model", "data", "out"]);
-const PARTS = [["weights", "weights"], ["adapter", "adapter"], ["gradients", "gradients"], ["optimizer", "optimiser"], ["activations", "activations"]];
+const PARTS = [["weights", "weights"], ["adapter", "adapter"], ["gradients", "gradients"], ["optimizer", "optimizer"], ["activations", "activations"]];
 const STATES = { running: "running", done: "done", stopped: "stopped", failed: "failed" };
-const SPELT = ["LoRA", "DoRA", "rsLoRA", "LR", "VRAM", "int8"];  // spelling within labels
+const SPELLED = ["LoRA", "DoRA", "rsLoRA", "LR", "VRAM", "int8"];  // spelling within labels
 const NEW_MODEL = "model:";  // begins values of the chat's list that name a model instead of a run
 
 let about = null, state = null, server = null;
@@ -31,7 +31,7 @@ function announce(text) { setText(place("said"), text); }
 // Label of an option.
 function words(name) {
   const text = name.replaceAll("_", " ");
-  return SPELT.reduce((said, word) => said.replace(new RegExp(`\\b${word}\\b`, "i"), word), text[0].toUpperCase() + text.slice(1));
+  return SPELLED.reduce((said, word) => said.replace(new RegExp(`\\b${word}\\b`, "i"), word), text[0].toUpperCase() + text.slice(1));
 }
 
 function sentence(text) { return text[0].toUpperCase() + text.slice(1) + (/[.!?]$/.test(text) ? "" : "."); }
@@ -231,8 +231,8 @@ function showData(options, signature) {
       announce(found.summary[0]);
       const example = ({ source, label, tokens, trained, pieces }) => el("article", { class: "example" },
         el("p", { class: "small soft" }, `${source}: ${label ? `${label}, ` : ""}${tokens} tokens, ${trained} ${found.counts}`),
-        el("div", { class: "text", tabindex: "0" }, ...pieces.map(([text, learnt]) =>
-          (learnt ? el("mark", {}, text) : el("span", { class: learnt === null ? "gap" : "read" }, text)))));
+        el("div", { class: "text", tabindex: "0" }, ...pieces.map(([text, learned]) =>
+          (learned ? el("mark", {}, text) : el("span", { class: learned === null ? "gap" : "read" }, text)))));
       box.replaceChildren(
         el("p", { class: "small" }, el("mark", {}, "Marked text"), ` is ${found.counts}. All other text is only read.`),
         ...found.examples.map(example),
@@ -348,7 +348,7 @@ function drawList() {
       tick.addEventListener("change", () => { if (tick.checked) compared.add(run.run); else compared.delete(run.run); draw(); });
       const open = el("button", { class: "plain", "data-focus": `open ${run.run}`, "aria-current": run.run === chosen ? "true" : null }, run.name);
       open.addEventListener("click", () => { location.hash = addressOf(run.run); });
-      const dot = el("span", { class: shown ? colour(state.runs.length - 1 - numberOf(run.run)) : "hidden-text", "aria-hidden": "true" }, "● ");
+      const dot = el("span", { class: shown ? color(state.runs.length - 1 - numberOf(run.run)) : "hidden-text", "aria-hidden": "true" }, "● ");
       const cell = (name, text) => el("td", { class: "number", "data-name": name }, text);
       return el("tr", { class: run.run === chosen ? "chosen" : "" }, el("td", {}, tick), el("td", {}, dot, open),
         el("td", {}, el("span", { class: `state ${run.state}` }, STATES[run.state])),
@@ -459,7 +459,7 @@ function drawCompared() {
       ...["seconds", "peak_bytes"].filter((name) => shown.some((run) => run.series.results?.[name])).map((name) => [name === "seconds" ? "time" : "peak memory", shown.map((run) => told(name, run.series.results?.[name]))])];
     const row = ([name, values]) => el("tr", {}, el("th", { scope: "row" }, name), ...values.map((value) => el("td", {}, value)));
     return [el("h2", {}, "Compared"), el("div", { class: "scroll" }, el("table", {},
-      el("thead", {}, el("tr", {}, el("th", {}, el("span", { class: "hidden-text" }, "option")), ...shown.map((run) => el("th", { scope: "col", class: colour(run.number) }, run.name)))),
+      el("thead", {}, el("tr", {}, el("th", {}, el("span", { class: "hidden-text" }, "option")), ...shown.map((run) => el("th", { scope: "col", class: color(run.number) }, run.name)))),
       el("tbody", {}, ...results.map(row), ...differing.map(row))))];
   });
 }

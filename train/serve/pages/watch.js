@@ -2,7 +2,7 @@
 "use strict";
 
 import { el, fill, place, setText } from "/pages/page.js";
-import { Charts, Series, colour, written } from "/pages/charts.js";
+import { Charts, Series, color, written } from "/pages/charts.js";
 
 const EVERY = 1000, AGAIN = 4000;  // milliseconds between requests, and after a failed one
 const MOST_SAMPLES = 100;
@@ -40,7 +40,7 @@ function drawRuns() {
     if (!run.row) {
       run.label = el("span");
       const box = el("input", { type: "checkbox", checked: true, onchange: () => { run.shown = box.checked; draw(); } });
-      const label = el("label", { class: "row" }, box, el("span", { class: colour(run.number) }, "●"), run.label);
+      const label = el("label", { class: "row" }, box, el("span", { class: color(run.number) }, "●"), run.label);
       run.cells = Array.from({ length: 6 }, (_, i) => el("td", { class: i === 5 ? "bad" : i ? "number" : "" }));
       run.row = place("runs").appendChild(el("tr", {}, el("th", {}, label), ...run.cells));
     }
@@ -55,7 +55,7 @@ function drawRuns() {
 function compared(key, onlyDiffering) {
   const those = shownRuns().filter((run) => Object.keys(run.series[key] ?? {}).length);
   const names = new Set(those.flatMap((run) => Object.keys(run.series[key])));
-  const head = el("tr", {}, el("th"), ...those.map((run) => el("th", { class: colour(run.number) }, run.name)));
+  const head = el("tr", {}, el("th"), ...those.map((run) => el("th", { class: color(run.number) }, run.name)));
   const rows = [...names].map((name) => {
     const texts = those.map((run) => (Object.hasOwn(run.series[key], name) ? run.series[key][name] : "–"));
     const differs = texts.some((text) => text !== texts[0]);
@@ -66,7 +66,7 @@ function compared(key, onlyDiffering) {
 }
 
 const folded = (run, inside) =>
-  el("details", { open: true }, el("summary", { class: colour(run.number) }, run.name), el("div", { class: "scroll" }, inside));
+  el("details", { open: true }, el("summary", { class: color(run.number) }, run.name), el("div", { class: "scroll" }, inside));
 
 function samplesOf(run) {
   const head = el("tr", {}, el("th", {}, "step"), el("th", {}, "prompt"), el("th", {}, "continuation"));

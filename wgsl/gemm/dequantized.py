@@ -1,4 +1,4 @@
-"""Frozen weights that are dequantised before their GEMM."""
+"""Frozen weights that are dequantized before their GEMM."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from wgrad.wgsl.runtime.runtime import Runtime
 Form = tuple[np.dtype, bool]  # dtype, and whether values are in blocks (`decode_in_blocks`)
 
 
-def dequantised(device: Runtime, weight: FrozenWeight, form: Form) -> Array:
+def dequantized(device: Runtime, weight: FrozenWeight, form: Form) -> Array:
     """Return the weight's values in a form: kept, from the cache, or decoded now."""
 
     def decoded() -> Array:

