@@ -75,13 +75,31 @@ def expressions(device: Device) -> None:
 
 
 def _auto(needs: Needs | None, kernels: bool) -> Device:
+    """Return the best device that works; its reason says why those before it did not."""
     refused: list[str] = []
     try:
         adapters, crashes = _list_adapters()
         no_wgpu = ""
     except DeviceUnavailable as error:
         adapters, crashes, no_wgpu = [], [], _short(error)
-    device: Device
+    if (device := _best_hip(adapters, needs, refused)) is not None:
+        return device
+    refused += [f"wgpu: {crash['name']} {crash['crash']}" for crash in crashes]
+    software = [adapter for adapter in adapters if adapter["type"] == SOFTWARE]
+    cards = sorted((a for a in adapters if a not in software), key=lambda a: a["type"] != "DiscreteGPU")
+    if (device := _best_adapter([*cards, *(software if kernels else [])], needs, refused)) is not None:
+        return device
+    if no_wgpu:
+        refused.append(no_wgpu)
+    elif not adapters and not crashes:
+        refused.append("wgpu: no adapter; install a GPU driver")
+    if software and not kernels:
+        refused.append(f"{software[0]['name']} is a software driver, which is slower than NumPy")
+    return _reference(f"no GPU works here: {'; '.join(refused)}")
+
+
+def _best_hip(adapters: list[dict[str, Any]], needs: Needs | None, refused: list[str]) -> Device | None:
+    """Return the first HIP GPU that passes the self-check, or None. refused: receives a reason for each other one."""
     try:
         gpus = _list_hip()
     except DeviceUnavailable as error:
@@ -105,11 +123,14 @@ def _auto(needs: Needs | None, kernels: bool) -> Device:
             refused.append(_without(spec, error))
         except DeviceUnavailable as error:
             refused.append(_short(error).partition(";")[0])
-    refused += [f"wgpu: {crash['name']} {crash['crash']}" for crash in crashes]
-    software = [adapter for adapter in adapters if adapter["type"] == SOFTWARE]
-    cards = sorted((a for a in adapters if a not in software), key=lambda a: a["type"] != "DiscreteGPU")
-    for adapter in [*cards, *(software if kernels else [])]:
-        reason = "no GPU was found; this is a software Vulkan driver" if adapter in software else "the first usable GPU"
+    return None
+
+
+def _best_adapter(adapters: list[dict[str, Any]], needs: Needs | None, refused: list[str]) -> Device | None:
+    """Return the first wgpu adapter that works, or None. refused: receives a reason for each other one."""
+    for adapter in adapters:
+        is_software = adapter["type"] == SOFTWARE
+        reason = "no GPU was found; this is a software Vulkan driver" if is_software else "the first usable GPU"
         try:
             device = _wgpu(str(adapter["index"]), "; ".join([reason, *refused]))
             _check_operators(device, needs)
@@ -118,13 +139,7 @@ def _auto(needs: Needs | None, kernels: bool) -> Device:
             refused.append(_without(f"wgpu:{adapter['index']}", error))
         except DeviceUnavailable as error:
             refused.append(_short(error))
-    if no_wgpu:
-        refused.append(no_wgpu)
-    elif not adapters and not crashes:
-        refused.append("wgpu: no adapter; install a GPU driver")
-    if software and not kernels:
-        refused.append(f"{software[0]['name']} is a software driver, which is slower than NumPy")
-    return _reference(f"no GPU works here: {'; '.join(refused)}")
+    return None
 
 
 def _without(spec: str, error: OperatorMissing) -> str:

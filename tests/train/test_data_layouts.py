@@ -400,7 +400,7 @@ def test_what_expands_without_bound_is_refused(tmp_path: Path) -> None:
 
 def test_what_a_large_file_expands_to_is_bounded_as_it_is_read(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(table_records, "_MEASURED_FIRST", 0)
-    monkeypatch.setattr(table_records, "LEAST", 1 << 16)
+    monkeypatch.setattr(table_records, "_LEAST", 1 << 16)
     path = write("parquet", [{"text": "x" * 100}] * 2000, tmp_path)
     with pytest.raises(WgradError, match="has [0-9,]+ bytes and expands to more than 0 MiB: write it as JSON lines"):
         read(path)

@@ -57,28 +57,13 @@ def table_rows(
         table = _within(memory, lambda: _open(file, kind))
         check_columns(table.names, columns, f"{option}: {name}")
         wanted = read_columns(table.names, columns, remarks)
-
-        def batches() -> Iterator[Any]:
-            """Yield all batches; raise if they are more than a file of this size may have."""
-            left = most = most_expanded(size)
-            rows = most_rows = max(size, _ROWS)
-            for batch in table.batches(wanted):
-                left -= batch.nbytes + _ROW * batch.num_rows
-                rows -= batch.num_rows
-                if left < 0 or rows < 0:
-                    what = f"{most >> 20} MiB" if left < 0 else f"{most_rows:,} rows"
-                    raise WgradError(
-                        f"{option}: {name} has {size:,} bytes and expands to more than {what}: write it as JSON lines, "
-                        "if it is meant so"
-                    )
-                yield batch
-
         if size <= _MEASURED_FIRST:
-            for _ in _each_within(memory, batches()):
+            for _ in _each_within(memory, _bounded(table.batches(wanted), size, f"{option}: {name}")):
                 pass
             table = _within(memory, lambda: _open(file, kind))
+        batches = _bounded(table.batches(wanted), size, f"{option}: {name}")
         number = 0
-        for rows in _each_within(memory, (batch.to_pylist() for batch in batches())):
+        for rows in _each_within(memory, (batch.to_pylist() for batch in batches)):
             for row in rows:
                 number += 1
                 yield number, without_null(row)
@@ -90,6 +75,21 @@ def table_rows(
     except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:
         reason = one_line(str(error)) or type(error).__name__
         raise WgradError(f"{option}: {name} cannot be read as {what}: {reason}: write it again") from error
+
+
+def _bounded(batches: Iterator[Any], size: int, where: str) -> Iterator[Any]:
+    """Yield all batches. Raises WgradError if they are more than a file of `size` bytes may have."""
+    left = most = most_expanded(size)
+    rows = most_rows = max(size, _ROWS)
+    for batch in batches:
+        left -= batch.nbytes + _ROW * batch.num_rows
+        rows -= batch.num_rows
+        if left < 0 or rows < 0:
+            what = f"{most >> 20} MiB" if left < 0 else f"{most_rows:,} rows"
+            raise WgradError(
+                f"{where} has {size:,} bytes and expands to more than {what}: write it as JSON lines, if it is meant so"
+            )
+        yield batch
 
 
 def _open(file: BinaryIO, kind: str) -> _Parquet | _Arrow:

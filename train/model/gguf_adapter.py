@@ -68,35 +68,17 @@ def save_gguf_adapter(
             "convert_lora_to_gguf.py"
         )
     _refuse_latents(config, arrays, option)
-    names = name_map(gguf, architecture, config.num_hidden_layers)
     modules = [name.removesuffix(".lora_A") for name in arrays if name.endswith(".lora_A")]
     factors = {module: lora.scaling_of(module) * lora.rank_of(module) for module in modules}
     alpha = next((factor for factor in factors.values() if factor), 1.0)  # 0 would mean "no scale" to llama.cpp
+    names = name_map(gguf, architecture, config.num_hidden_layers)
     tensors = {}
-    matrices = (
-        (module, factor, *part) for module, factor in factors.items() for part in _parts(config, module, arrays)
-    )
-    for module, factor, part, a, b in matrices:
-        b = b * np.float32(factor / alpha)
-        if heads := heads_side_by_side(config, module):
-            b = permute(b, heads)
-        if (rows := multiplier(config, f"{module}.weight")) is not None:
-            b = b * rows.reshape(-1, 1)
-        if ordered := order_of(config, module):
-            a, b = (a, b[ordered[1]]) if ordered[0] == "rows" else (a[:, ordered[1]], b)
-        if any(path in module for path in UNADAPTED):
-            raise WgradError(
-                f"{option}: llama.cpp takes no adapter of {module}: merge it: wgrad merge --format gguf, or train "
-                "without that module"
-            )
-        name = tensor_name(names, part)
-        for side, value in (("lora_a", a), ("lora_b", b)):
-            with np.errstate(over="ignore"):
-                stored = np.ascontiguousarray(value, dtype)
-            if not np.isfinite(stored).all():
-                largest = float(np.abs(value).max())
-                raise WgradError(f"--type: {module}.{side} has {largest:.3g}, more than {dtype} holds: use float32")
-            tensors[f"{name}.{side}"] = stored
+    for module, factor in factors.items():
+        for part, a, b in _parts(config, module, arrays):
+            a, b = _as_llama_cpp_reads(config, module, a, b * np.float32(factor / alpha), option)
+            name = tensor_name(names, part)
+            for side, value in (("lora_a", a), ("lora_b", b)):
+                tensors[f"{name}.{side}"] = _stored(value, dtype, f"{module}.{side}")
     with atomic_file(path, option=option) as file:
         writer = gguf.GGUFWriter(None, architecture)
         writer.add_type("adapter")
@@ -108,6 +90,38 @@ def save_gguf_adapter(
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()
         writer.close()
+
+
+def _as_llama_cpp_reads(
+    config: ModelConfig, module: str, a: np.ndarray, b: np.ndarray, option: str
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return a module's matrices with rows, columns and factors as llama.cpp has them in the module's weight.
+
+    Raises:
+        WgradError: llama.cpp applies no adapter to this module.
+    """
+    if heads := heads_side_by_side(config, module):
+        b = permute(b, heads)
+    if (rows := multiplier(config, f"{module}.weight")) is not None:
+        b = b * rows.reshape(-1, 1)
+    if ordered := order_of(config, module):
+        a, b = (a, b[ordered[1]]) if ordered[0] == "rows" else (a[:, ordered[1]], b)
+    if any(path in module for path in UNADAPTED):
+        raise WgradError(
+            f"{option}: llama.cpp takes no adapter of {module}: merge it: wgrad merge --format gguf, or train "
+            "without that module"
+        )
+    return a, b
+
+
+def _stored(value: np.ndarray, dtype: np.dtype, name: str) -> np.ndarray:
+    """Return a matrix in the dtype of the file. Raises WgradError if a value is too large for it."""
+    with np.errstate(over="ignore"):
+        stored = np.ascontiguousarray(value, dtype)
+    if not np.isfinite(stored).all():
+        largest = float(np.abs(value).max())
+        raise WgradError(f"--type: {name} has {largest:.3g}, more than {dtype} holds: use float32")
+    return stored
 
 
 def _refuse_latents(config: ModelConfig, arrays: Mapping[str, np.ndarray], option: str) -> None:

@@ -53,16 +53,7 @@ def config_of_gguf(fields: GgufFields, tensors: Mapping[str, TensorEntry]) -> di
     """
     name, prefix = fields.architecture, fields.architecture + "."
     experts = fields.get(prefix + "expert_count", int, 0)
-    of_name = [key for key, family in FAMILIES.items() if name in (family.gguf, *dict(family.gguf_others).values())]
-    kinds = {key: FAMILIES[key].keys for key in of_name}
-    named = [
-        key for key, kind in kinds.items() if kind.some_have_experts or issubclass(kind, ExpertsFile) == (experts > 0)
-    ]
-    if not named or experts < 0:
-        raise fields.error(prefix + "expert_count", f"must be {'0' if experts else 'above 0'}, got {experts}")
-    own_keys = {key: FAMILIES[key] for key in named if FAMILIES[key].gguf_key}
-    marked = (key for key, own in own_keys.items() if fields.get(prefix + own.gguf_key, int, 0) > own.gguf_above)
-    architecture = next(marked, named[0])
+    architecture = _architecture(fields, experts)
 
     def number(key: str) -> int:
         return fields.needed(prefix + key, int)
@@ -73,17 +64,7 @@ def config_of_gguf(fields: GgufFields, tensors: Mapping[str, TensorEntry]) -> di
     if heads < 1 or hidden < 1:
         raise fields.error(prefix + "attention.head_count", f"must be above 0, got {heads}")
     latent = keys_of_latent(fields, heads)
-    width = latent.get("qk_rope_head_dim") or fields.get(prefix + "attention.key_length", int, hidden // heads)
-    rotated = fields.get(prefix + "rope.dimension_count", int, width) if name not in UNROTATED else width
-    whole = {} if latent else {"attention.value_length": fields.get(prefix + "attention.value_length", int, width)}
-    if not FAMILIES[architecture].keys.partial_rotary or not 0 < rotated < width:
-        whole["rope.dimension_count"] = rotated
-    for key, value in whole.items():
-        if value != width:
-            raise WgradError(
-                f"{fields.source}: {fields.path}: {prefix}{key} {value} is not supported: only the {width} of a whole "
-                "head is"
-            )
+    width, rotated = _head_widths(architecture, fields, latent, hidden // heads)
     embedding = tensors.get(EMBEDDING)
     if embedding is None or len(embedding.shape) != 2:
         raise fields.error("token_embd.weight", "must be a matrix of the file, got none")
@@ -113,6 +94,40 @@ def config_of_gguf(fields: GgufFields, tensors: Mapping[str, TensorEntry]) -> di
         **_variant(fields, name, hidden // heads if layers == GGUF_LARGEST.get(name) else width),
         **_shared(fields, tensors),
     }
+
+
+def _architecture(fields: GgufFields, experts: int) -> str:
+    """Return the architecture by Hugging Face's name. Several share one in GGUF. experts: number of experts, or 0."""
+    name, prefix = fields.architecture, fields.architecture + "."
+    of_name = {key: own for key, own in FAMILIES.items() if name in (own.gguf, *dict(own.gguf_others).values())}
+    named = {
+        key: own
+        for key, own in of_name.items()
+        if own.keys.some_have_experts or issubclass(own.keys, ExpertsFile) == (experts > 0)
+    }
+    if not named or experts < 0:
+        raise fields.error(prefix + "expert_count", f"must be {'0' if experts else 'above 0'}, got {experts}")
+    marked = (
+        key for key, own in named.items() if own.gguf_key and fields.get(prefix + own.gguf_key, int, 0) > own.gguf_above
+    )
+    return next(marked, next(iter(named)))
+
+
+def _head_widths(architecture: str, fields: GgufFields, latent: dict[str, Any], usual: int) -> tuple[int, int]:
+    """Return the numbers of a head, and how many of them are rotated. usual: width if the file states none."""
+    name, prefix = fields.architecture, fields.architecture + "."
+    width = latent.get("qk_rope_head_dim") or fields.get(prefix + "attention.key_length", int, usual)
+    rotated = fields.get(prefix + "rope.dimension_count", int, width) if name not in UNROTATED else width
+    whole = {} if latent else {"attention.value_length": fields.get(prefix + "attention.value_length", int, width)}
+    if not FAMILIES[architecture].keys.partial_rotary or not 0 < rotated < width:
+        whole["rope.dimension_count"] = rotated
+    for key, value in whole.items():
+        if value != width:
+            raise WgradError(
+                f"{fields.source}: {fields.path}: {prefix}{key} {value} is not supported: only the {width} of a whole "
+                "head is"
+            )
+    return width, rotated
 
 
 def _mlp_width(fields: GgufFields, experts: int) -> int:

@@ -207,35 +207,48 @@ def keys_of_shared(
     local = fields.needed(prefix + "attention.key_length_swa", int)
     if (turned := fields.get(prefix + "rope.dimension_count_swa", int, local)) != local:
         raise fields.error(prefix + "rope.dimension_count_swa", f"must be {local}, a whole head, got {turned}")
-    heads = _listed(fields, prefix + "attention.head_count_kv", layers)
-    of_kind = {slide: count for slide, count in zip(slides, heads)}
+    return found | {
+        "head_dim": local,
+        "global_head_dim": full,
+        **_heads_of_gemma_4(fields, tensors, slides, layers - shared),
+        **_mlps_of_gemma_4(fields, widths, shared),
+    }
+
+
+def _heads_of_gemma_4(
+    fields: GgufFields, tensors: Mapping[str, TensorEntry], slides: list[bool], own: int
+) -> dict[str, Any]:
+    """Return the keys for heads of keys and values. own: number of layers that have keys and values of their own."""
+    key = f"{fields.architecture}.attention.head_count_kv"
+    heads = _listed(fields, key, len(slides))
+    of_kind = dict(zip(slides, heads))
     usual = of_kind.get(True, heads[0])
     if any(count != of_kind[slide] for slide, count in zip(slides, heads)):
-        raise fields.error(prefix + "attention.head_count_kv", f"must be the same in layers of one kind, got {heads}")
-    valueless = [f"model.layers.{i}.self_attn.v_proj.weight" not in tensors for i in range(layers - shared)]
-    alike = valueless == [any(valueless) and not slide for slide in slides[: layers - shared]]
-    if not alike:
+        raise fields.error(key, f"must be the same in layers of one kind, got {heads}")
+    valueless = [f"model.layers.{i}.self_attn.v_proj.weight" not in tensors for i in range(own)]
+    if valueless != [any(valueless) and not slide for slide in slides[:own]]:
         raise fields.error(
             "attn_v.weight", "must be there in all layers with a window, and in all or none of the others"
         )
     if not any(valueless) and of_kind.get(False, usual) != usual:
-        raise fields.error(
-            prefix + "attention.head_count_kv", f"must be the same in all layers with values, got {heads}"
-        )
-    width = widths[0]
-    if widths not in ([width] * layers, wide := [width * (1 + (i >= layers - shared)) for i in range(layers)]):
-        raise fields.error(
-            prefix + "feed_forward_length", f"must be {width}, or twice that in the last {shared} layers"
-        )
-    return found | {
-        "head_dim": local,
-        "global_head_dim": full,
+        raise fields.error(key, f"must be the same in all layers with values, got {heads}")
+    return {
         "num_key_value_heads": usual,
         "num_global_key_value_heads": of_kind.get(False, usual) if any(valueless) else None,
         "attention_k_eq_v": any(valueless),
-        "intermediate_size": width,
-        "use_double_wide_mlp": widths == wide and shared > 0,
     }
+
+
+def _mlps_of_gemma_4(fields: GgufFields, widths: list[int], shared: int) -> dict[str, Any]:
+    """Return the keys for the widths of MLPs. shared: number of last layers that use another layer's keys."""
+    width, plain = widths[0], len(widths) - shared
+    wide = [width if layer < plain else 2 * width for layer in range(len(widths))]
+    if widths not in ([width] * len(widths), wide):
+        raise fields.error(
+            f"{fields.architecture}.feed_forward_length",
+            f"must be {width}, or twice that in the last {shared} layers",
+        )
+    return {"intermediate_size": width, "use_double_wide_mlp": widths == wide and shared > 0}
 
 
 def _listed(fields: GgufFields, key: str, layers: int) -> list[int]:

@@ -17,7 +17,7 @@ from wgrad.autograd.tensor import Tensor
 from wgrad.device.contract import Array
 from wgrad.train.model.activations import PLAIN
 from wgrad.train.model.balance import Balance
-from wgrad.train.model.experts import DOWN
+from wgrad.train.model.experts import DOWN, Experts
 from wgrad.train.model.lora import Adapter
 from wgrad.train.model.model_config import ModelConfig
 from wgrad.train.model.router import choose
@@ -53,6 +53,9 @@ def mixture(
     """
     experts, scale = config.experts, 1.0 if h is None else config.residual_scale
     assert experts is not None
+    shares, ids = _route(config, experts, weights, prefix, y if routed is None else routed, balance, routed is not None)
+    groups = group(ids, experts.count, y.device)
+    unit = Tensor(one, y.device).reshape(1, 1)
 
     def linear(part: str, x: Tensor, gather: bool = False) -> Tensor:
         module = f"{prefix}{experts.module}.{part}"
@@ -68,17 +71,41 @@ def mixture(
         """Return the bias of each row's expert, by a grouped GEMM whose inner size is 1."""
         bias = weights[f"{module}_bias"]
         column = (bias if isinstance(bias, Tensor) else Tensor(bias, y.device)).reshape(*bias.shape, 1)
-        return F.grouped_linear(Tensor(one, y.device).reshape(1, 1), column, groups, gather=True, dtype=y.dtype)
+        return F.grouped_linear(unit, column, groups, gather=True, dtype=y.dtype)
 
-    def activated(both: Tensor) -> Tensor:
-        if experts.interleaved:
-            return clamped_swiglu(both, experts.alpha, experts.limit)
-        return _GATED[config.hidden_act](both, None) if experts.gated else PLAIN[config.hidden_act](both)
+    read = y
+    if experts.scales_input:
+        read, shares = (y * shares).to(y.dtype), unit.expand(y.shape[0], 1)
+    down = linear(DOWN, _activated(config, experts, linear(experts.first, read, gather=True)))
+    if experts.shared_width:
+        shared = _shared_expert(config, experts, weights, prefix, y, projection, scale)
+        h = shared if h is None else F.add(h, shared)
+    found = F.combine(down, shares, groups, residual=h if scale == 1 else None, dtype=np.float32)
+    return found if scale == 1 or h is None else F.add(h, F.scale(found, scale))
 
+
+def _route(
+    config: ModelConfig,
+    experts: Experts,
+    weights: Mapping[str, Any],
+    prefix: str,
+    x: Tensor,
+    balance: Balance | None,
+    scaled: bool,
+) -> tuple[Tensor, Tensor]:
+    """Choose the experts of each token.
+
+    Args:
+        x: Input of the router, [N, C].
+        balance: Load-balancing loss that gets the router's logits and choices.
+        scaled: Whether logits are divided by sqrt(hidden_size).
+
+    Returns:
+        The shares of the chosen experts, float32 [N, k], and their numbers, int32 [N, k].
+    """
     router = f"{prefix}{experts.router}"
-    seen = y if routed is None else routed
-    logits = F.linear(seen, weights[f"{router}.weight"], bias=weights.get(f"{router}.bias"), dtype=np.float32)
-    logits = logits if routed is None else F.scale(logits, config.hidden_size**-0.5)
+    logits = F.linear(x, weights[f"{router}.weight"], bias=weights.get(f"{router}.bias"), dtype=np.float32)
+    logits = F.scale(logits, config.hidden_size**-0.5) if scaled else logits
     logits = logits if balance is None else balance.through(logits)
     correction = weights[prefix + experts.correction] if experts.correction else None
     shares, ids = choose(experts, logits, correction)
@@ -86,24 +113,34 @@ def mixture(
         balance.count(logits, ids)
     if experts.share_scales:
         shares = shares * _of_chosen(weights[prefix + experts.share_scales], ids)
-    groups = group(ids, experts.count, y.device)
-    read = y
-    if experts.scales_input:
-        read, shares = (y * shares).to(y.dtype), Tensor(one, y.device).reshape(1, 1).expand(y.shape[0], 1)
-    down = linear(DOWN, activated(linear(experts.first, read, gather=True)))
-    if experts.shared_width:
-        *first, last = (f"{prefix}{module}" for module in experts.shared_shapes(config.hidden_size))
-        inner = (_GATED if experts.gated else PLAIN)[config.hidden_act](*(projection(module, y) for module in first))
-        shared = projection(last, inner)
-        shared = F.cast(shared, np.float32)
-        if experts.shared_gate:
-            gate = F.linear(y, weights[f"{prefix}{experts.shared_gate}.weight"], dtype=np.float32)
-            shared = shared * F.sigmoid(gate)
-        factor = experts.shared_scale * scale
-        shared = shared if factor == 1 else F.scale(shared, factor)
-        h = shared if h is None else F.add(h, shared)
-    found = F.combine(down, shares, groups, residual=h if scale == 1 else None, dtype=np.float32)
-    return found if scale == 1 or h is None else F.add(h, F.scale(found, scale))
+    return shares, ids
+
+
+def _activated(config: ModelConfig, experts: Experts, both: Tensor) -> Tensor:
+    """Apply the experts' activation. both: output of their first projection, gate and up if they are gated."""
+    if experts.interleaved:
+        return clamped_swiglu(both, experts.alpha, experts.limit)
+    return _GATED[config.hidden_act](both, None) if experts.gated else PLAIN[config.hidden_act](both)
+
+
+def _shared_expert(
+    config: ModelConfig,
+    experts: Experts,
+    weights: Mapping[str, Any],
+    prefix: str,
+    y: Tensor,
+    projection: Callable[[str, Tensor], Tensor],
+    scale: float,
+) -> Tensor:
+    """Return the output of the expert that all tokens use, float32 [N, C]. scale: of the residual stream."""
+    *first, last = (f"{prefix}{module}" for module in experts.shared_shapes(config.hidden_size))
+    inner = (_GATED if experts.gated else PLAIN)[config.hidden_act](*(projection(module, y) for module in first))
+    shared = F.cast(projection(last, inner), np.float32)
+    if experts.shared_gate:
+        gate = F.linear(y, weights[f"{prefix}{experts.shared_gate}.weight"], dtype=np.float32)
+        shared = shared * F.sigmoid(gate)
+    factor = experts.shared_scale * scale
+    return shared if factor == 1 else F.scale(shared, factor)
 
 
 def _of_chosen(scales: Any, ids: Tensor) -> Tensor:

@@ -134,38 +134,38 @@ def _parse_rope(
         return RopeConfig(head_dim, theta, kind, given.factor or 1.0, turned=turned)
     partial = given.partial_rotary_factor or file.partial_rotary_factor or 1.0
     head_dim = _rotated(head_dim, partial, file, where)
-    config: dict[str, Any] = {
-        "head_dim": head_dim,
-        "theta": theta,
-        "type": kind,
-        "backwards": file.reversed_rope,
-    }
+    plain = RopeConfig(head_dim, theta, backwards=file.reversed_rope)
     if kind == "dynamic" and given.alpha and head_dim > 2:  # HunYuan: another base, at any length
-        return RopeConfig(**config | {"type": "default", "theta": theta * given.alpha ** (head_dim / (head_dim - 2))})
+        return dataclasses.replace(plain, theta=theta * given.alpha ** (head_dim / (head_dim - 2)))
     if kind == "default":
-        return RopeConfig(**config)
-    positions = file.max_position_embeddings
+        return plain
+    scaling = _scaling(given, kind, file.max_position_embeddings, original, head_dim, where)
+    return dataclasses.replace(plain, type=kind, **scaling)
+
+
+def _scaling(
+    given: RopeFile, kind: str, positions: int, original: int | None, head_dim: int, where: str
+) -> dict[str, Any]:
+    """Return the fields of RopeConfig that a type of scaling sets. positions: max_position_embeddings."""
     original = original or positions
-    config["original_max_position_embeddings"] = original
-    if kind == "dynamic":
-        config["original_max_position_embeddings"] = positions
+    found: dict[str, Any] = {"original_max_position_embeddings": positions if kind == "dynamic" else original}
     if kind in ("yarn", "longrope") and given.factor is None:
-        config["factor"] = positions / original
+        found["factor"] = positions / original
     else:
-        config["factor"] = _needed(given, "factor", kind, where)
-    config["score_factor"] = yarn_factor(config["factor"], given.mscale_all_dim or 0.0) ** 2
+        found["factor"] = _needed(given, "factor", kind, where)
+    found["score_factor"] = yarn_factor(found["factor"], given.mscale_all_dim or 0.0) ** 2
     if kind == "llama3":
-        config |= {k: _needed(given, k, kind, where) for k in ("low_freq_factor", "high_freq_factor")}
-        low, high = config["low_freq_factor"], config["high_freq_factor"]
+        found |= {k: _needed(given, k, kind, where) for k in ("low_freq_factor", "high_freq_factor")}
+        low, high = found["low_freq_factor"], found["high_freq_factor"]
         if low >= high:
             raise WgradError(f"{where}: high_freq_factor must be above low_freq_factor; got {high} and {low}: {FETCH}")
     if kind == "yarn":
-        config |= {"beta_fast": given.beta_fast or 32.0, "beta_slow": given.beta_slow or 1.0}
-        config |= {"truncate": given.truncate, "attention_factor": _yarn_factor(given, config["factor"])}
+        found |= {"beta_fast": given.beta_fast or 32.0, "beta_slow": given.beta_slow or 1.0}
+        found |= {"truncate": given.truncate, "attention_factor": _yarn_factor(given, found["factor"])}
     if kind == "longrope":
-        config |= {k: _factors(given, k, head_dim, where) for k in ("short_factor", "long_factor")}
-        config["attention_factor"] = _longrope_factor(given, config["factor"], original)
-    return RopeConfig(**config)
+        found |= {k: _factors(given, k, head_dim, where) for k in ("short_factor", "long_factor")}
+        found["attention_factor"] = _longrope_factor(given, found["factor"], original)
+    return found
 
 
 def _rotated(head_dim: int, partial: float, file: ConfigFile, where: str) -> int:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from wgrad.train.model.altup import SCALE
+from wgrad.train.model.experts import Experts
 from wgrad.train.model.model_config import ModelConfig
 from wgrad.train.model.per_layer import NORM, OUT_NORM, PROJECTION, TABLE
 
@@ -182,23 +183,14 @@ def _norm(config: ModelConfig, module: str) -> Iterator[WeightSpec]:
 
 
 def _layer_specs(config: ModelConfig, layer: int) -> Iterator[WeightSpec]:
+    """Yield the tensors of a layer."""
     prefix, linear = f"model.layers.{layer}.", config.linear_of(layer)
-    biased = {f"{config.attention}.{part}_proj": config.qkv_bias for part in "qkv"} | {config.o_proj: config.o_bias}
-    biased[config.attention_gate_proj] = False
-    biased |= config.latent.biases if config.latent else {}
-    biased |= linear.biased if linear is not None else {}
     norms = [*config.norms_of(layer), *([OUT_NORM] if config.per_layer else [])]
     for norm in dict.fromkeys(filter(None, norms)):  # once, where attention and MLP read the same
         yield from _norm(config, prefix + norm)
     for name, sizes in linear.others.items() if linear is not None else ():
         yield WeightSpec(prefix + name, sizes, "norm")
-    if config.qk_norm and config.qk_norm_weight and config.norm_weight and linear is None:
-        widths = {config.q_norm: config.q_size_of(layer), config.k_norm: config.kv_size_of(layer)}
-        for norm, width in list(widths.items())[: 2 if config.keys_of(layer) else 1]:
-            size = width if config.qk_norm_whole else config.head_dim_of(layer)
-            yield WeightSpec(f"{prefix}{norm}.weight", (size,), "norm", config.norm_offset)
-    for norm, width in config.latent.norms.items() if config.latent else ():
-        yield WeightSpec(f"{prefix}{norm}.weight", (width,), "norm")
+    yield from _qk_norms(config, layer, prefix)
     if config.sinks:
         yield WeightSpec(f"{prefix}self_attn.sinks", (config.num_attention_heads,), "bias")
     if config.altup is not None:
@@ -210,30 +202,50 @@ def _layer_specs(config: ModelConfig, layer: int) -> Iterator[WeightSpec]:
     if config.hidden_act == "xielu":
         for name in XIELU:
             yield WeightSpec(f"{prefix}{name}", (1,), "bias")
+    biased = _biased(config, layer)
     for module, shape in projection_shapes(config, layer).items():
         yield WeightSpec(f"{prefix}{module}.weight", shape, "projection")
         if biased.get(module, config.mlp_bias):
             yield WeightSpec(f"{prefix}{module}.bias", shape[:1], "bias")
     if config.experts is not None and config.has_experts(layer):
-        yield WeightSpec(
-            f"{prefix}{config.experts.router}.weight", (config.experts.count, config.hidden_size), "router"
-        )
-        for norm in config.experts.norms or ():
-            yield from _norm(config, prefix + norm)
-        for name, size in (
-            (config.experts.router_scale, config.hidden_size),
-            (config.experts.share_scales, config.experts.count),
-        ):
-            if name:
-                yield WeightSpec(prefix + name, (size,), "norm")
-        if config.experts.correction:
-            sizes = (1, config.experts.count) if config.experts.correction_rows else (config.experts.count,)
-            yield WeightSpec(prefix + config.experts.correction, sizes, "bias", float32=True)
-        if config.experts.shared_width and config.experts.shared_gate:
-            yield WeightSpec(f"{prefix}{config.experts.shared_gate}.weight", (1, config.hidden_size), "router")
-        if config.experts.biased:
-            yield WeightSpec(f"{prefix}{config.experts.router}.bias", (config.experts.count,), "bias")
-        for module, of_all in config.experts.shapes(config.hidden_size).items():
-            yield WeightSpec(f"{prefix}{module}", of_all, "experts")
-            if config.experts.biased:
-                yield WeightSpec(f"{prefix}{module}_bias", of_all[:2], "bias")
+        yield from _experts(config, config.experts, prefix)
+
+
+def _biased(config: ModelConfig, layer: int) -> dict[str, bool]:
+    """Return whether a layer's projections have a bias, by path; those that are not listed have one as its MLP."""
+    found = {f"{config.attention}.{part}_proj": config.qkv_bias for part in "qkv"} | {config.o_proj: config.o_bias}
+    found[config.attention_gate_proj] = False
+    linear = config.linear_of(layer)
+    return found | (config.latent.biases if config.latent else {}) | (linear.biased if linear is not None else {})
+
+
+def _qk_norms(config: ModelConfig, layer: int, prefix: str) -> Iterator[WeightSpec]:
+    """Yield the norms within a layer's attention, of its queries and keys or of its latents."""
+    if config.qk_norm and config.qk_norm_weight and config.norm_weight and config.linear_of(layer) is None:
+        widths = {config.q_norm: config.q_size_of(layer), config.k_norm: config.kv_size_of(layer)}
+        for norm, width in list(widths.items())[: 2 if config.keys_of(layer) else 1]:
+            size = width if config.qk_norm_whole else config.head_dim_of(layer)
+            yield WeightSpec(f"{prefix}{norm}.weight", (size,), "norm", config.norm_offset)
+    for norm, width in config.latent.norms.items() if config.latent else ():
+        yield WeightSpec(f"{prefix}{norm}.weight", (width,), "norm")
+
+
+def _experts(config: ModelConfig, experts: Experts, prefix: str) -> Iterator[WeightSpec]:
+    """Yield the tensors of a layer's router and experts. Those of a shared expert are among its projections."""
+    yield WeightSpec(f"{prefix}{experts.router}.weight", (experts.count, config.hidden_size), "router")
+    for norm in experts.norms or ():
+        yield from _norm(config, prefix + norm)
+    for name, size in ((experts.router_scale, config.hidden_size), (experts.share_scales, experts.count)):
+        if name:
+            yield WeightSpec(prefix + name, (size,), "norm")
+    if experts.correction:
+        sizes = (1, experts.count) if experts.correction_rows else (experts.count,)
+        yield WeightSpec(prefix + experts.correction, sizes, "bias", float32=True)
+    if experts.shared_width and experts.shared_gate:
+        yield WeightSpec(f"{prefix}{experts.shared_gate}.weight", (1, config.hidden_size), "router")
+    if experts.biased:
+        yield WeightSpec(f"{prefix}{experts.router}.bias", (experts.count,), "bias")
+    for module, of_all in experts.shapes(config.hidden_size).items():
+        yield WeightSpec(f"{prefix}{module}", of_all, "experts")
+        if experts.biased:
+            yield WeightSpec(f"{prefix}{module}_bias", of_all[:2], "bias")
