@@ -11,6 +11,7 @@ import pytest
 from wgrad.device.errors import WgradError
 from wgrad.train.commands.cli import main
 from wgrad.train.data.data import Dataset, load_data
+from wgrad.train.data.named_templates import use_chat_template
 from wgrad.train.data.packing import BatchStream, Document, Pair, eval_batches, preference_batch
 from wgrad.train.data.tokenizer import Tokenizer, load_tokenizer
 from wgrad.train.options.finetune_config import RunOptions
@@ -69,6 +70,26 @@ def test_one_begins_as_the_other_does_to_its_end(tokenizer: Tokenizer, write_lin
     """Each still has an answer: the last character, or message, of the shorter is none of the prompt."""
     data = load(write_lines({"chosen": "a b", "rejected": "a bc"}), tokenizer)
     assert answers(data, tokenizer) == [("<s>a", " b</s>"), ("<s>a", " bc</s>")]
+
+
+def test_the_answers_of_a_pair_begin_at_one_place(tokenizer: Tokenizer, write_lines: Any, tmp_path: Path) -> None:
+    """As in TRL: where the template writes one of them as the prompt ends and the other otherwise, and, but for ORPO,
+    where a token of one begins in the prompt."""
+    thought, form = "<think>\n\n</think>\n\n", tmp_path / "form.jinja"
+    form.write_text(
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' and loop.last %}"
+        f"{thought}{{% endif %}}{{{{ m.content }}}}<|im_end|>\n{{% endfor %}}"
+        f"{{% if add_generation_prompt %}}<|im_start|>assistant\n{thought}{{% endif %}}"
+    )
+    turns = write_lines({"prompt": [ASK], "chosen": [YES], "rejected": [NO, ASK, YES]})
+    cut = write_lines({"prompt": "Is it ", "chosen": "wise", "rejected": "\n"}, name="cut.jsonl")
+    for objective, no in (("dpo", ("<s>Is it", " \n</s>")), ("orpo", ("<s>Is it ", "\n</s>"))):
+        assert answers(load(cut, tokenizer, objective), tokenizer) == [("<s>Is it", " wise</s>"), no]
+    use_chat_template(tokenizer, str(form))
+    for objective in ("dpo", "orpo"):
+        yes, no = answers(load(turns, tokenizer, objective), tokenizer)
+        assert yes[0].endswith(HEAD) and yes[1].startswith(f"{thought}It is.")
+        assert no[0].endswith(HEAD) and no[1].startswith("No, and never was.<|im_end|>")
 
 
 def test_a_pair_among_other_columns(tokenizer: Tokenizer, write_lines: Any) -> None:

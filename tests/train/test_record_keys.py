@@ -253,6 +253,22 @@ def test_keys_of_turns_that_neither_we_nor_the_template_read(
     assert first.unread == (f"{part}[].ignore",)
 
 
+@pytest.mark.parametrize("objective", ["sft", "dpo"])
+def test_variables_of_the_template_that_it_does_not_name(
+    objective: Any, tokenizer: Tokenizer, make_tokenizer: Any
+) -> None:
+    """They are reported, because the model learns to answer without them."""
+    turns = {"messages": [ASK, YES]} if objective == "sft" else {"prompt": [ASK], "chosen": [YES], "rejected": [NO]}
+    record = {**turns, "documents": [{"text": "a"}], "chat_template_kwargs": {"think": False, "tone": "dry"}}
+    offered = {"tools": [{"type": "function", "function": {"name": "f"}}], "functions": [{"name": "f"}]}
+    lacking = ("documents", "chat_template_kwargs.think", "chat_template_kwargs.tone")
+    reads = load_tokenizer(make_tokenizer(chat_template=CALLS + "{{ documents }}{{ tone }}{{ tools }}"))
+    for name, part in offered.items():
+        assert samples({**record, name: part}, tokenizer, objective)[0].unread == (name, *lacking)
+        assert samples({**record, name: part}, reads, objective)[0].unread == ("chat_template_kwargs.think",)
+        assert samples({**turns, name: []}, tokenizer, objective)[0].unread == ()
+
+
 def test_a_record_of_very_many_values_is_refused_before_they_are_made() -> None:
     few = b'{"a": ' + json.dumps("[{,:" * MOST_VALUES).encode() + b"}"
     assert len(decode_json_text(few)["a"]) == 4 * MOST_VALUES

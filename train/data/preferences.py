@@ -63,6 +63,9 @@ def parse_preference(
         else:
             raise WgradError(_needs(keys.value, objective))
         texts = [_text_and_start(prompt, answer, key, keys, tokenizer) for key, answer in answers.items()]
+        if kind.records == "pairs":  # a template may begin one answer as the prompt ends, and not the other
+            first = min(text[1] for text in texts)
+            texts = [(text, first, turns, lost) for text, _, turns, lost in texts]
         whole = not isinstance(prompt, list)
         unread = keys.unread(tokenizer.templates.values())
         return [

@@ -10,6 +10,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from wgrad.device.errors import WgradError
 from wgrad.train.data.data_files import DataFile
 from wgrad.train.data.documents import Documents, LineDocuments, PairDocuments
@@ -136,6 +138,11 @@ class _Reader:
         for part in parts:
             with of_line(self.file.name, part.sample.line):
                 self.tokenizer.check_ids(part.ids)
+        kind = self.config.objective_kind
+        if kind.records == "pairs" and not kind.framed:  # TRL: the answers of a pair begin at the same token
+            first = min(int(np.argmax(np.append(part.loss_mask, True))) for part in parts)
+            for part in parts:
+                part.loss_mask[first:] = True
         left_out = self._left_out(parts)
         if left_out is not None:
             self.first = self.first or left_out

@@ -20,13 +20,16 @@ _OTHER_LOSSES = ("loss", "loss_weight", "loss_scale", "loss_mask")  # on a recor
 class Keys:
     """A record that keeps track of the keys that were read.
 
-    asked: the texts of its question. turns_unread: keys of its turns that are not read.
+    asked: the texts of its question.
+    turns_unread: keys of its turns that are not read.
+    for_template: names of variables that only the chat template reads, by the key that gives them.
     """
 
     def __init__(self, value: Mapping[str, Any]) -> None:
         self.value = dict(value)
         self.asked: list[str] = []
         self.turns_unread: dict[str, None] = {}
+        self.for_template: dict[str, str] = {}
         self._read: set[str] = set()
 
     def __contains__(self, name: str) -> bool:
@@ -46,7 +49,7 @@ class Keys:
         return next((name for name in there if is_filled(self.value[name])), there[0] if there else "")
 
     def unread(self, templates: Iterable[str] = ()) -> tuple[str, ...]:
-        """Return the keys that were not read. templates: chat templates, which may read further keys of turns.
+        """Return the keys that were not read. templates: chat templates, which read further keys.
 
         Raises:
             WgradError: ignoring a key would change the training.
@@ -62,8 +65,9 @@ class Keys:
                 )
             _check_flag(name, part)
             left[name] = None
-        named = [_words(template) for template in templates if self.turns_unread]
-        return (*left, *(key for key in self.turns_unread if not any(key.partition("[].")[2] in n for n in named)))
+        variables = {key: key.partition("[].")[2] for key in self.turns_unread} | self.for_template
+        named = [_words(template) for template in templates if variables]
+        return (*left, *(key for key, variable in variables.items() if not any(variable in n for n in named)))
 
 
 @cache

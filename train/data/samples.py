@@ -252,6 +252,9 @@ def conversation_of(turns: list[dict[str, Any]], keys: Keys) -> Conversation:
     functions = _objects(keys.get("functions"), "functions")  # of OpenAI's older files
     if tools is None and functions is not None:
         tools = [{"type": "function", "function": function} for function in functions]
+    given = {"tools": tools, "functions": functions, "documents": documents}
+    keys.for_template |= {key: key.replace("functions", "tools") for key, part in given.items() if part and key in keys}
+    keys.for_template |= {f"chat_template_kwargs.{name}": name for name in options or {}}
     return Conversation(turns, tools, documents, options or {})
 
 
