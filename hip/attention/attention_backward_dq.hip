@@ -1,4 +1,4 @@
-// Flash attention backward on the matrix units, first half: the gradient of the queries.
+// Flash attention backward on the tensor cores, first half: the gradient of the queries.
 //
 //     p[t, j] = exp(scale q[t] k[j] - lse[t])      ds[t, j] = p[t, j] (do[t] v[j] - delta[t])
 //     dq[t] = scale sum_j ds[t, j] k[j]            over the keys j that query t sees (attention_mask.hpp, cache_len 0)

@@ -1,4 +1,4 @@
-// Flash attention forward on the matrix units: o = softmax(scale q k^T, masked) v and the log-sum-exp of every row.
+// Flash attention forward on the tensor cores: o = softmax(scale q k^T, masked) v and the log-sum-exp of every row.
 //
 //     s[t, j] = scale sum_d q[t, h, d] k[j, g, d],   h = query head, g = h / (H / G)
 //     o[t] = sum_j exp(s[t, j] - lse[t]) v[j],       lse[t] = log sum_j exp(s[t, j])

@@ -8,7 +8,7 @@
 //     g = y2 x2^T        ds = p (g - delta)           result2^T += y2^T p     (dv^T = do^T p; not for dq)
 //
 // y1 and y2 go through LDS, as operand A: read along the head width, and transposed. x1 and x2 are operand B. p and ds
-// leave the matrix unit as operand B of the next matmul (attention_matrix.hpp).
+// leave the tensor cores as operand B of the next matmul (attention_matrix.hpp).
 //
 // The loops over tiles of y are those of CDNA, of RDNA, and of RDNA with heads of 256. attention.md draws them;
 // attention_walk.hpp has the mask, attention_range.hpp float16's range.

@@ -86,7 +86,8 @@ struct Gradient : WalkedRows<T, D, KEYS>, GradientColumns<T, D, KEYS> {
   static constexpr bool TIGHT = KEYS && V::PARTS > 1;
   static constexpr int EARLY_PARTS = TIGHT ? 1 : V::PARTS;
   static constexpr int LAST_PHASE = KEYS ? 3 : 1, PUT1_PHASE = TIGHT ? 2 : LAST_PHASE;
-  static constexpr int READS = ROOM ? 3 : 2;  // chunks of y in flight from LDS
+  // Chunks of y in flight from LDS. With two, clang 22 spills in dk and dv of float16 with heads of 128 for gfx950.
+  static constexpr int READS = ROOM ? 3 : GPU_CDNA4 && NARROW && D == 128 ? 1 : 2;
   static constexpr int SLOTS = Base::ALL_SLOTS;
 
   Held<D> x1, x2;

@@ -11,7 +11,7 @@
 //     K tile t:     LDS buffer t % 2 -> operand A of S^T = K Q^T; Q is operand B, in registers from start to end
 //     V:            memory (L1: all waves read the same) -> registers beside K Q^T, all of a step before its softmax,
 //                   transposed there: operand A of O^T = V^T P^T
-//     P:            S^T leaves the matrix unit as operand B of the second matmul: registers only
+//     P:            S^T leaves the tensor cores as operand B of the second matmul: registers only
 //     (attention_matrix.hpp)
 // Source: Shah et al., FlashAttention-3 (arXiv:2407.08608, two groups).
 #pragma once

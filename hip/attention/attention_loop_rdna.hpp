@@ -5,7 +5,7 @@
 //                         as it is stored; one barrier per tile
 //     K of tile t:        LDS buffer t % 2 -> operand A of S^T = K Q^T; Q is operand B, in registers from start to end
 //     V of tile t:        LDS buffer t % 2 -> operand A of O^T = V^T P^T, the first read before the softmax
-//     P:                  S^T leaves the matrix unit as operand B of the second matmul (attention_matrix.hpp)
+//     P:                  S^T leaves the tensor cores as operand B of the second matmul (attention_matrix.hpp)
 #pragma once
 #include "attention_softmax.hpp"
 

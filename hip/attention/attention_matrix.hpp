@@ -50,7 +50,7 @@ GPU_FN int inner(int r) { return 2 * (r % 8) + r / 8; }
 #endif
 constexpr int ELEMENTS = 256 / GPU_WAVE;  // of D in a lane
 
-// gfx90a's matrix unit takes float16 subnormals (below 2^-14) for 0.
+// gfx90a's tensor cores take float16 subnormals (below 2^-14) for 0.
 #if defined(__gfx90a__) || (defined(GPU_HOST) && GPU_HOST == 910)
 constexpr bool FLUSHES_HALVES = true;
 #else
@@ -101,6 +101,15 @@ template <gpu::Round MODE>
 GPU_FN Acc mma(BF16<MODE>, Piece a, Piece b, Acc c) {
   return gpu::mfma_f32_16x16x16_bf16(__builtin_bit_cast(gpu::bf16x4, a), __builtin_bit_cast(gpu::bf16x4, b), c);
 }
+#if GPU_CDNA4
+GPU_FN Acc mma32(F16, u32x4 a, u32x4 b, Acc c) {
+  return gpu::mfma_f32_16x16x32_f16(__builtin_bit_cast(gpu::f16x8, a), __builtin_bit_cast(gpu::f16x8, b), c);
+}
+template <gpu::Round MODE>
+GPU_FN Acc mma32(BF16<MODE>, u32x4 a, u32x4 b, Acc c) {
+  return gpu::mfma_f32_16x16x32_bf16(__builtin_bit_cast(gpu::bf16x8, a), __builtin_bit_cast(gpu::bf16x8, b), c);
+}
+#endif
 #else
 #if GPU_RDNA4
 using HalfPiece = gpu::f16x8;
@@ -189,9 +198,14 @@ GPU_FN Chunk chunk(int step, Load load) {  // load(c): 128-bit chunk c of the la
 }
 template <class T>
 GPU_FN Acc multiply(T t, const Chunk& a, const Chunk& b, Acc c) {
+#if GPU_CDNA4
+  return mma32(t, u32x4{a.at[0][0], a.at[0][1], a.at[1][0], a.at[1][1]},
+               u32x4{b.at[0][0], b.at[0][1], b.at[1][0], b.at[1][1]}, c);
+#else
 #pragma unroll
   for (int s = 0; s < STEPS; s++) c = mma(t, a.at[s], b.at[s], c);
   return c;
+#endif
 }
 
 // B of the second matmul: a tile D of the first, rounded.

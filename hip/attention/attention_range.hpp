@@ -3,7 +3,7 @@
 // p and ds are small where a row sees many keys or the loss is not scaled. p <= 1 is multiplied by 2^15 before it is
 // rounded. ds is bounded by |do| |v| + |delta|; a power of two takes that bound to between 2^14 and 2^15, one per query
 // for dq, one per work-group's keys for dk. Both factors are divided out of the float32 result, exactly, and the
-// softmax's scale is applied there too. Where the matrix unit takes float16 subnormals for 0, do and v are also
+// softmax's scale is applied there too. Where the tensor cores take float16 subnormals for 0, do and v are also
 // multiplied by up to 2^10, as far as the longest row allows, so that all of them become normal numbers. bfloat16 has
 // float32's range and needs none of this.
 #pragma once

@@ -25,7 +25,7 @@ struct Shape {
   GPU_FN static int first_element() { return HALVES > 1 ? int(gpu::wave() % HALVES) * WIDTH : 0; }
 };
 // The power of two of the largest probability when the maximum is raised, and the one at which it is raised again.
-// Where the matrix unit flushes float16 subnormals, it would drop probabilities below 2^-14 of the maximum that the sum
+// Where the tensor cores flush float16 subnormals, they would drop probabilities below 2^-14 of the maximum that the sum
 // still counts. So everything is moved up by 2^13: what is dropped then is below 2^-27, which float16 cannot hold
 // anyway.
 template <class T>
@@ -88,6 +88,7 @@ struct Softmax {
   }
 
   // s += K Q^T of 16 keys, by chunk d of the width; the first begins at `zero`.
+  // CDNA4's instruction for both parts is no faster here in the model: it takes registers that reading ahead would use.
   GPU_FN void score(Acc (&s)[TILES], const Chunk& k, int d, const Acc& zero) const {
 #pragma unroll
     for (int part = 0; part < STEPS; part++)

@@ -1,5 +1,5 @@
 // architectures: gfx90a gfx942 gfx950 gfx1100 gfx1101 gfx1102 gfx1103 gfx1150 gfx1151 gfx1152 gfx1153 gfx1200 gfx1201
-// GEMM with 16-bit operands on the matrix unit, float32 accumulation.
+// GEMM with 16-bit operands on the tensor cores, float32 accumulation.
 //
 //     C[m, n] = alpha * sum_k A[m, k] B[k, n] + sum_r u[m, r] v[r, n] + bias[n] + residual[m, n] (+ C[m, n])
 //

@@ -4,7 +4,7 @@
 //
 // all in float32, rounded once. The low-rank term is added to the accumulators in place; then 16 rows at a time go
 // through LDS (stage_slot()), so that every architecture stores whole lines, 16 bytes per lane, whatever the layout
-// of its matrix unit. Dtypes of arrays: 0 float32, 1 float16, 2 bfloat16.
+// of its tensor cores. Dtypes of arrays: 0 float32, 1 float16, 2 bfloat16.
 #pragma once
 #include "gemm_matrix.hpp"
 
@@ -64,7 +64,7 @@ GPU_FN float u_at(const Epilogue& e, int m, int r) {
 // acc += u v for the pieces of a wave whose first result is (m0, n0).
 template <class U, int TM, int TN>
 GPU_FN void add_low_rank(const Epilogue& e, typename U::Acc (&acc)[TM][TN], int m0, int n0, int lane) {
-#if GPU_CDNA  // float32 on the matrix unit: 4 of the rank at a time, and exactly float32
+#if GPU_CDNA  // float32 on the tensor cores: 4 of the rank at a time, and exactly float32
 #pragma unroll 1
   for (int r = lane / 16; r < e.rank + lane / 16; r += 4) {
     float v[TN];

@@ -1,5 +1,5 @@
 // architectures: gfx90a gfx942 gfx950 gfx1100 gfx1101 gfx1102 gfx1103 gfx1150 gfx1151 gfx1152 gfx1153 gfx1200 gfx1201
-// GEMMs of experts (gemm_grouped.hpp) with 16-bit activations on the matrix unit, float32 accumulation.
+// GEMMs of experts (gemm_grouped.hpp) with 16-bit activations on the tensor cores, float32 accumulation.
 //
 //     C[s, n] = alpha * sum_k A[s, k] B[e, k, n] + residual[s, n], where start[e] <= s < start[e + 1]
 //

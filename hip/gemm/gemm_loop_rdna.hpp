@@ -1,7 +1,7 @@
 // The loop over K of a GEMM on RDNA (gemm_product.hpp): two or more waves of a SIMD overlap; one barrier per tile.
 //
 //     memory --128-bit loads--> registers (tile t + 1) --decode, swizzle--> LDS buffer (t + 1) % 2
-//                               LDS buffer t % 2 --128-bit reads--> fragments --> matrix unit
+//                               LDS buffer t % 2 --128-bit reads--> fragments --> tensor cores
 //
 // The loads of tile t + 1 start before the matrix instructions of tile t; its stores stand between the last of them.
 // What the loads of tile t + 2 depend on (the index of a nested scale) is loaded with them.

@@ -1,4 +1,4 @@
-// One interface to the matrix units of all architectures: a fragment of 16 rows x DEPTH of an operand, read from LDS,
+// One interface to the tensor cores of all architectures: a fragment of 16 rows x DEPTH of an operand, read from LDS,
 // and acc += A B^T of two fragments. row() and column() give the position of an element of `acc`.
 //
 // A fragment starts at a row that is a multiple of 16, so that slot() splits into a part of the lane and one of the
@@ -6,7 +6,8 @@
 //
 //   CDNA (MFMA 16x16x16, wave64)   lane l holds K chunk l / 16 (8 elements) of row l % 16: one 128-bit LDS read feeds
 //                                  two instructions (the order of K is free as long as A and B agree). B goes in as the
-//                                  first operand, which transposes the result: m = l % 16, n = 4 (l / 16) + e.
+//                                  first operand, which transposes the result: m = l % 16, n = 4 (l / 16) + e. CDNA4
+//                                  has one instruction (16x16x32) for both steps, at the price of one: step 1 has it.
 //   RDNA4 (WMMA, wave32)           lane l holds K chunk 2 s + l / 16 of row l % 16 for instruction s; result transposed
 //                                  likewise: m = l % 16, n = 8 (l / 16) + e.
 //   RDNA3 (WMMA, wave32)           every lane holds 16 elements of row l % 16, lanes 16-31 the same as 0-15;
@@ -43,6 +44,14 @@ GPU_FN gpu::f32x4 mma16(F16, gpu::u32x2 a, gpu::u32x2 b, gpu::f32x4 c) {
 GPU_FN gpu::f32x4 mma16(BF16, gpu::u32x2 a, gpu::u32x2 b, gpu::f32x4 c) {
   return gpu::mfma_f32_16x16x16_bf16(__builtin_bit_cast(gpu::bf16x4, a), __builtin_bit_cast(gpu::bf16x4, b), c);
 }
+#if GPU_CDNA4
+GPU_FN gpu::f32x4 mma32(F16, gpu::u32x4 a, gpu::u32x4 b, gpu::f32x4 c) {
+  return gpu::mfma_f32_16x16x32_f16(__builtin_bit_cast(gpu::f16x8, a), __builtin_bit_cast(gpu::f16x8, b), c);
+}
+GPU_FN gpu::f32x4 mma32(BF16, gpu::u32x4 a, gpu::u32x4 b, gpu::f32x4 c) {
+  return gpu::mfma_f32_16x16x32_bf16(__builtin_bit_cast(gpu::bf16x8, a), __builtin_bit_cast(gpu::bf16x8, b), c);
+}
+#endif
 template <class T> struct Unit {
   static constexpr int LOADS = 1, STEPS = 2, ELEMENTS = 4, CONTIGUOUS = 4;
   using Fragment = gpu::u32x4;
@@ -51,7 +60,11 @@ template <class T> struct Unit {
     return lds[4 * row0 + slot(lane % 16, lane / 16)];
   }
   GPU_FN static Acc mma(int step, Fragment a, Fragment b, Acc c) {
+#if GPU_CDNA4
+    return step ? mma32(T{}, b, a, c) : c;
+#else
     return step ? mma16(T{}, b.hi, a.hi, c) : mma16(T{}, b.lo, a.lo, c);
+#endif
   }
   GPU_FN static int row(int lane, int) { return lane % 16; }
   GPU_FN static int column(int lane, int e) { return 4 * (lane / 16) + e; }

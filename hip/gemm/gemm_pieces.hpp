@@ -1,4 +1,4 @@
-// Operands as sums of 16-bit pieces, for GEMMs of more than 16 bits of precision on the 16-bit matrix unit.
+// Operands as sums of 16-bit pieces, for GEMMs of more than 16 bits of precision on 16-bit tensor cores.
 //
 //     x = x0 + x1 (+ x2):  bfloat16 pieces, each the upper half of what is left (8 bits), the second of two
 //                          rounded: two hold a float16 and 16 bits of a float32, three all of a float32; float16

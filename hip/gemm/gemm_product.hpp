@@ -1,4 +1,4 @@
-// The GEMM of two 16-bit operands on the matrix unit, for gemm.hip, linear.hip and gemm_grouped.hip.
+// The GEMM of two 16-bit operands on the tensor cores, for gemm.hip, linear.hip and gemm_grouped.hip.
 //
 // Tiles of both operands are in LDS twice: one is multiplied while the next is loaded. gemm_loop_cdna.hpp and
 // gemm_loop_rdna.hpp say in which order.

@@ -1,10 +1,10 @@
 // architectures: gfx942 gfx950
-// GEMMs of mixed operands on CDNA3's 16-bit matrix unit, each operand a sum of 16-bit pieces (gemm_pieces.hpp).
+// GEMMs of mixed operands on CDNA3's 16-bit tensor cores, each operand a sum of 16-bit pieces (gemm_pieces.hpp).
 //
 //     C[m, n] = alpha * sum_k A[m, k] B[k, n] + sum_r u[m, r] v[r, n] + bias[n] + residual[m, n] (+ C[m, n])
 //     A B = sum over pieces p of A and q of B, p + q < max(PIECES_A, PIECES_B), of A_p B_q
 //
-// The float32 matrix unit is 8 times slower than the 16-bit one (gfx90a: 4, too little to gain); these kernels need 2
+// Float32 tensor cores are 8 times slower than 16-bit ones (gfx90a: 4, too little to gain); these kernels need 2
 // or 3 16-bit matmuls:
 //   gemm_split_f32_bf16_*  a float32 (3 pieces), b bfloat16: head and its gradient; all 24 bits count
 //   gemm_split_f16_bf16_*  a float16 (2 pieces of bfloat16), b bfloat16: the same of float16 activations; exact

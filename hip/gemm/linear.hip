@@ -1,6 +1,6 @@
 // architectures: gfx90a gfx942 gfx950 gfx1100 gfx1101 gfx1102 gfx1103 gfx1150 gfx1151 gfx1152 gfx1153 gfx1200 gfx1201
 // GEMM of 16-bit activations with a frozen weight of some format (weight_formats.hpp), decoded on the way
-// into LDS; on the matrix unit.
+// into LDS; on the tensor cores.
 //
 //     C[m, n] = sum_k A[m, k] B[k, n] + sum_r u[m, r] v[r, n] + bias[n] + residual[m, n]
 //

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from wgrad.device.errors import DeviceError
 
-SHIPPED = ("gfx90a", "gfx942", "gfx1100", "gfx1201")
+SHIPPED = ("gfx90a", "gfx942", "gfx950", "gfx1100", "gfx1201")
 # Architectures that run another one's machine code, renamed in the ELF header and the metadata. gfx1200's code equals
 # gfx1201's byte for byte. gfx1100's works around every gfx11 erratum that clang knows, as its gfx11-generic does, and
 # its work-groups fit the smaller register files of the others.
@@ -25,7 +25,7 @@ _MACHINE = {
     0x58: "gfx1153",
 }  # fmt: skip
 _EM_AMDGPU = 224
-_UNITS_OF_A_DIE = {"gfx942": 38}  # MI300X: 304 compute units on 8 dies; MI300A: 228 on 6
+_UNITS_OF_A_DIE = {"gfx942": 38, "gfx950": 32}  # MI300X: 304 compute units on 8 dies; MI300A: 228 on 6; MI355X: 256
 # Those with the matrix instructions of CDNA2, 3 and 4, RDNA3 and RDNA4; gfx117x and gfx125x have others.
 SUPPORTED = {
     "gfx90a", "gfx942", "gfx950", "gfx1100", "gfx1101", "gfx1102", "gfx1103", "gfx1150", "gfx1151", "gfx1152",
@@ -59,7 +59,7 @@ def check_supported(architecture: str, gpu: str) -> None:
 
 
 def dies(gpu: Gpu) -> int:
-    """Return the number of dies, which take a launch's work-groups in turn. Source: AMD, CDNA3 white paper."""
+    """Return the number of dies, which take a launch's work-groups in turn. Source: AMD, CDNA3 and 4 white papers."""
     return max(1, gpu.compute_units // _UNITS_OF_A_DIE.get(gpu.architecture, gpu.compute_units))
 
 

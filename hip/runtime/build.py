@@ -2,10 +2,12 @@
 
     python -m wgrad.hip.runtime.build [--arch gfx942] [--only gemm] [--all] [--check] [--jobs 2]
 
-Needs clang 19 and lld with the amdgcn target (Debian: apt-get install clang-19 lld-19), no ROCm. Objects that are up to
-date (same sources, same compiler) are not compiled again, unless with --all. --check writes nothing: it compiles
-everything and compares bytes if this compiler made the objects, else only the digests of the sources. Its exit status:
-0 all objects match, 1 some do not, 2 it could not tell.
+Needs clang 19, and clang 22 for gfx950, each with its lld (Debian: apt-get install clang-19 lld-19 clang-22 lld-22), no
+ROCm. An architecture whose compiler is not installed is named and left as it is; the others are built. $WGRAD_CLANG
+names one compiler for all. Objects that are up to date (same sources, same compiler) are not compiled again, unless
+with --all. --check writes nothing: it compiles everything and compares bytes where the installed compiler made the
+objects, else only the digests of the sources. Exit status: 0 all is done or matches, 1 some objects do not match, 2 a
+compiler was missing or failed.
 """
 
 from __future__ import annotations
@@ -17,8 +19,9 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from wgrad.hip.runtime.architectures import SHIPPED
@@ -41,10 +44,16 @@ from wgrad.hip.runtime.objects import (
 FLAGS = (
     "-x", "hip", "--cuda-device-only", "--no-gpu-bundle-output", "-nogpulib", "-nogpuinc", "-fuse-cuid=none", *OPTIONS,
 )  # fmt: skip
-CLANG = os.environ.get("WGRAD_CLANG", "clang-19")
+CLANG = os.environ.get("WGRAD_CLANG", "")
+_NEWER = {"gfx950": "clang-22"}  # architectures that clang 19 does not know
 
 
-def compile_source(source: Path, architecture: str, output: Path, *, clang: str = CLANG) -> list[str]:
+def compiler(architecture: str) -> str:
+    """Return the compiler of an architecture's code objects."""
+    return CLANG or _NEWER.get(architecture, "clang-19")
+
+
+def compile_source(source: Path, architecture: str, output: Path) -> list[str]:
     """Compile a .hip file to an ELF code object; return the names of the headers that it includes.
 
     Raises:
@@ -54,7 +63,9 @@ def compile_source(source: Path, architecture: str, output: Path, *, clang: str 
     output.parent.mkdir(parents=True, exist_ok=True)
     target = f"--offload-arch={architecture}"
     rule = output.with_name(f"{output.name}.d").resolve()
-    command = [clang, *FLAGS, target, "-Wall", "-Werror", "-MMD", "-MT", "object", "-MF", str(rule)]
+    # clang 22 ignores -MF with these flags, so its front end is asked.
+    listed = ("-dependency-file", str(rule), "-MT", "object")
+    command = [compiler(architecture), *FLAGS, target, "-Wall", "-Werror", *(w for a in listed for w in ("-Xclang", a))]
     # The source's folder is left out of the command: no path of this machine gets into the file.
     command += [*include_flags(), source.name, "-o", str(output.resolve())]
     done = subprocess.run(command, cwd=source.resolve().parent, capture_output=True, encoding="utf-8")
@@ -65,15 +76,29 @@ def compile_source(source: Path, architecture: str, output: Path, *, clang: str 
     return [Path(word).name for word in words[2:]]
 
 
-def compiler_version(clang: str = CLANG) -> str:
-    """Return the first line of the compiler's --version. FileNotFoundError where there is none."""
-    said = subprocess.run([clang, "--version"], capture_output=True, encoding="utf-8", check=True).stdout
-    return said.splitlines()[0].strip()
+def compiler_version(architecture: str) -> str:
+    """Return the first line of the --version of an architecture's compiler, empty where it is not installed."""
+    try:
+        done = subprocess.run([compiler(architecture), "--version"], capture_output=True, encoding="utf-8", check=True)
+    except FileNotFoundError:
+        return ""
+    return done.stdout.splitlines()[0].strip()
 
 
-def compile_all(
-    pairs: list[tuple[Path, str]], *, clang: str = CLANG, jobs: int = 0
-) -> dict[str, tuple[bytes, list[str]]]:
+def missing_compilers(architectures: Iterable[str]) -> list[str]:
+    """Return a line for each compiler that is not installed, with its architectures and how to install it."""
+    of: dict[str, list[str]] = {}
+    for architecture in architectures:
+        if not compiler_version(architecture):
+            of.setdefault(compiler(architecture), []).append(architecture)
+    return [
+        f"{', '.join(found)}: {name} is not installed: apt-get install {name} {name.replace('clang', 'lld')}, or name"
+        " another in $WGRAD_CLANG"
+        for name, found in of.items()
+    ]
+
+
+def compile_all(pairs: list[tuple[Path, str]], *, jobs: int = 0) -> dict[str, tuple[bytes, list[str]]]:
     """Return {"gfx942/gemm.co": (code object, names of headers)} for every (source, architecture)."""
 
     def one(pair: tuple[Path, str]) -> tuple[str, tuple[bytes, list[str]]]:
@@ -81,7 +106,7 @@ def compile_all(
         name = f"{architecture}/{source.stem}.co"
         with tempfile.TemporaryDirectory() as scratch:
             path = Path(scratch) / source.stem
-            included = compile_source(source, architecture, path, clang=clang)
+            included = compile_source(source, architecture, path)
             return name, (path.read_bytes(), included)
 
     with ThreadPoolExecutor(jobs or os.cpu_count()) as pool:
@@ -94,9 +119,10 @@ def _pairs(architectures: list[str], only: str, root: Path) -> list[tuple[Path, 
 
 
 def _digest(source: Path, included: list[str], root: Path) -> str:
-    """Return the digest of a source and of its headers, without their folders."""
+    """Return the digest of the flags, a source and its headers, without their folders."""
     there = {path.name: path for path in headers(root)}
-    return text_digest([source, *(there.get(name, root / name) for name in included)])
+    texts = text_digest([source, *(there.get(name, root / name) for name in included)])
+    return _sha(" ".join([*FLAGS, texts]).encode())
 
 
 def _sha(data: bytes) -> str:
@@ -108,48 +134,49 @@ def outdated(folder: Path, *, root: Path = HIP, architectures: tuple[str, ...] =
 
     Compiles nothing, so it is quick and needs no compiler.
     """
-    note = read_manifest(folder)
-    wrong = {}
-    if note["options"] != list(FLAGS):
-        wrong[MANIFEST] = "not there" if not note["options"] else "made with other options"
+    note, wrong = read_manifest(folder), {}
     expected = {f"{a}/{s.stem}.co": s for s, a in _pairs(list(architectures), "", root)}
     files = [p for architecture in architectures for p in (folder / architecture).glob("*.co.xz")]
     there = {p.relative_to(folder).as_posix().removesuffix(".xz"): p for p in files}
-    made_from = {s: note["sources"].get(s.stem, {"digest": "", "headers": []}) for s in set(expected.values())}
-    changed = {s for s, m in made_from.items() if m["digest"] != _digest(s, m["headers"], root)}
+    digests = {s: _digest(s, note["headers"].get(s.stem, []), root) for s in set(expected.values())}
     for name in sorted(expected.keys() | there.keys()):
         if name not in expected:
             wrong[name] = "has no source"
         elif name not in there:
             wrong[name] = "is missing"
-        elif expected[name] in changed:
-            wrong[name] = f"was made from another {expected[name].name}, or other headers"
+        elif note["sources"].get(name) != digests[expected[name]]:
+            wrong[name] = f"was made from another {expected[name].name}, other headers or options"
         elif note["objects"].get(name) != _sha(read_object(there[name])):
             wrong[name] = "is not the file that was made"
     return [f"{name} {why}" for name, why in wrong.items()]
 
 
 def build(
-    folder: Path,
-    architectures: list[str],
-    only: str = "",
-    *,
-    clang: str = CLANG,
-    jobs: int = 0,
-    everything: bool = False,
-    root: Path = HIP,
+    folder: Path, architectures: list[str], only: str = "", *, jobs: int = 0, everything: bool = False, root: Path = HIP
 ) -> list[Path]:
     """Build every code object of these architectures that is out of date, and update the manifest.
 
-    only: part of the sources' names. Returns the files written.
+    Args:
+        folder: Where the objects and the manifest are.
+        architectures: Their compilers must be installed.
+        only: Part of the sources' names. Where the compiler is another one, all are compiled again.
+        jobs: Compilers at once; 0: one a core.
+        everything: Compile also what is up to date.
+        root: The folder of the sources.
+
+    Returns:
+        The files written.
     """
-    note, version = read_manifest(folder), compiler_version(clang)
-    if note["compiler"] != version:
-        everything = True
+    note = read_manifest(folder)
+    versions = {architecture: compiler_version(architecture) for architecture in architectures}
+    others = {a for a, version in versions.items() if note["compilers"].get(a) != version}  # made by another compiler
     names = {line.partition(" ")[0] for line in outdated(folder, root=root, architectures=tuple(architectures))}
-    everything = everything or MANIFEST in names
-    pairs = [p for p in _pairs(architectures, only, root) if everything or f"{p[1]}/{p[0].stem}.co" in names]
-    made = compile_all(pairs, clang=clang, jobs=jobs)
+    pairs = [
+        (source, a)
+        for source, a in _pairs(architectures, "", root)
+        if a in others or only in source.stem and (everything or f"{a}/{source.stem}.co" in names)
+    ]
+    made = compile_all(pairs, jobs=jobs)
     stems = {s.stem for s in sources(root)}
     gone = [path for path in folder.glob("*/*.co.xz") if path.name.partition(".")[0] not in stems]
     for path in gone:  # objects of sources that were removed
@@ -160,28 +187,27 @@ def build(
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(compress(image))
         written.append(path)
-    if written or gone or everything:
-        _write_manifest(folder, version, made, root)
+    if written or gone:
+        _write_manifest(folder, versions, made, root)
     return written
 
 
-def _write_manifest(folder: Path, version: str, made: dict[str, tuple[bytes, list[str]]], root: Path) -> None:
+def _write_manifest(
+    folder: Path, versions: dict[str, str], made: dict[str, tuple[bytes, list[str]]], root: Path
+) -> None:
     old: dict[str, Any] = read_manifest(folder)
-    objects = {**old["objects"], **{name: _sha(image) for name, (image, _) in made.items()}}
-    kept = {name: sha for name, sha in sorted(objects.items()) if (folder / f"{name}.xz").is_file()}
-    stems = {name.partition("/")[2].removesuffix(".co") for name in kept}
-    included: dict[str, set[str]] = {}  # by source, over all architectures
-    for name, (_, found) in made.items():
-        included.setdefault(name.partition("/")[2].removesuffix(".co"), set()).update(found)
-    made_from = dict(old["sources"])
-    for stem, names in included.items():
-        digest = _digest(source_file(stem, root), sorted(names), root)
-        made_from[stem] = {"digest": digest, "headers": sorted(names)}
+    kept = sorted(path.relative_to(folder).as_posix().removesuffix(".xz") for path in folder.glob("*/*.co.xz"))
+    # A source's headers are those of all its architectures; of one that was not compiled now, those listed before.
+    headers: dict[str, set[str]] = {}
+    for name in kept:
+        stem = PurePosixPath(name).stem
+        headers.setdefault(stem, set()).update(made[name][1] if name in made else old["headers"].get(stem, []))
+    digests = {stem: _digest(source_file(stem, root), sorted(found), root) for stem, found in headers.items()}
     note = {
-        "compiler": version,
-        "options": list(FLAGS),
-        "sources": {stem: made_from[stem] for stem in sorted(stems)},
-        "objects": kept,
+        "compilers": {**old["compilers"], **versions},
+        "headers": {stem: sorted(found) for stem, found in sorted(headers.items())},
+        "sources": {n: digests[PurePosixPath(n).stem] if n in made else old["sources"].get(n, "") for n in kept},
+        "objects": {n: _sha(made[n][0]) if n in made else old["objects"].get(n, "") for n in kept},
     }
     (folder / MANIFEST).write_text(json.dumps(note, indent=1) + "\n", encoding="utf-8")
 
@@ -193,20 +219,25 @@ def differing(folder: Path, pairs: list[tuple[Path, str]], *, jobs: int = 0) -> 
 
 
 def check(folder: Path, architectures: list[str], only: str, *, jobs: int = 0) -> int:
-    """Run --check and return the exit status."""
+    """Run --check, print what it finds and return the exit status."""
     wrong = outdated(folder, architectures=tuple(architectures))
     if wrong:
         print("\n".join(wrong) + "\nbuild them again with `make objects`")
         return 1
-    made_with, version = read_manifest(folder)["compiler"], compiler_version()
-    if made_with != version:
-        print(f"the code objects were made with {made_with}; this is {version}, whose bytes differ:")
-        print("only the digests of the sources were compared, and they are the same")
-        return 0
-    different = differing(folder, _pairs(architectures, only, HIP), jobs=jobs)
-    wrong = [f"{name} is not what the sources give" for name in different]
-    print("\n".join(wrong) or "every code object is what the sources give")
-    return 1 if different else 0
+    made_with, same = read_manifest(folder)["compilers"], []
+    for architecture in architectures:
+        if (version := compiler_version(architecture)) == made_with[architecture]:
+            same.append(architecture)
+        elif version:
+            print(
+                f"{architecture}: only the digests of the sources were compared, and they are the same: the code"
+                f" objects were made with {made_with[architecture]}, and this is {version}"
+            )
+    wrong = [f"{name} is not what the sources give" for name in differing(folder, _pairs(same, only, HIP), jobs=jobs)]
+    print("\n".join(wrong) or f"every code object of {', '.join(same) or 'no architecture'} is what the sources give")
+    lacking = missing_compilers(architectures)
+    print("".join(f"not checked: {line}\n" for line in lacking), end="")
+    return 1 if wrong else 2 if lacking else 0
 
 
 def main() -> int:
@@ -222,15 +253,15 @@ def main() -> int:
     try:
         if a.check:
             return check(a.out, architectures, a.only, jobs=a.jobs)
-        for path in build(a.out, architectures, a.only, jobs=a.jobs, everything=a.all):
+        installed = [name for name in architectures if compiler_version(name)]
+        for path in build(a.out, installed, a.only, jobs=a.jobs, everything=a.all):
             print(f"{path} {path.stat().st_size:,} bytes")
-    except FileNotFoundError:
-        print(f"{CLANG} is not installed: apt-get install clang-19 lld-19, or name another in $WGRAD_CLANG")
-        return 2
     except RuntimeError as error:
         print(error)
         return 2
-    return 0
+    lacking = missing_compilers(architectures)
+    print("".join(f"not built: {line}\n" for line in lacking), end="")
+    return 2 if lacking else 0
 
 
 if __name__ == "__main__":

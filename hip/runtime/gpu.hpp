@@ -8,6 +8,7 @@
 //   GPU_WAVES_PER_SIMD(count)                           bounds a kernel's registers: a SIMD holds this many waves
 //   GPU_WAVE                                            lanes of a wave: 64 on gfx9 (CDNA), 32 on gfx11 and later
 //   GPU_CDNA, GPU_RDNA3, GPU_RDNA4                      1 or 0: which matrix instructions there are
+//   GPU_CDNA4                                           1 or 0: those of CDNA of twice the depth, too (never on the CPU)
 // Work-groups are one-dimensional.
 #pragma once
 

@@ -34,6 +34,11 @@
 #else
 #define GPU_CDNA 0
 #endif
+#if defined(__gfx950__)
+#define GPU_CDNA4 1
+#else
+#define GPU_CDNA4 0
+#endif
 #if defined(__GFX11__)
 #define GPU_RDNA3 1
 #else
@@ -174,6 +179,16 @@ GPU_FN f32x4 mfma_f32_16x16x4_f32(float a, float b, f32x4 c) {
 }
 GPU_FN f32x16 mfma_f32_32x32x2_f32(float a, float b, f32x16 c) {
   return __builtin_amdgcn_mfma_f32_32x32x2f32(a, b, c, 0, 0, 0);
+}
+#endif
+#if GPU_CDNA4
+GPU_FN f32x4 mfma_f32_16x16x32_f16(f16x8 a, f16x8 b, f32x4 c) {
+  return __builtin_amdgcn_mfma_f32_16x16x32_f16(a, b, c, 0, 0, 0);
+}
+GPU_FN f32x4 mfma_f32_16x16x32_bf16(bf16x8 a, bf16x8 b, f32x4 c) {
+  using Operand = __bf16 __attribute__((ext_vector_type(8)));
+  return __builtin_amdgcn_mfma_f32_16x16x32_bf16(__builtin_bit_cast(Operand, a), __builtin_bit_cast(Operand, b), c, 0, 0,
+                                                 0);
 }
 #endif
 #if GPU_RDNA3

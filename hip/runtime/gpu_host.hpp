@@ -12,6 +12,7 @@
 // Sources: AMD Instinct MI300 and RDNA3, RDNA4 instruction set references.
 #pragma once
 
+#define GPU_CDNA4 0  // gfx950 runs gfx942's kernels here
 #if GPU_HOST == 910 || GPU_HOST == 942
 #define GPU_CDNA 1
 #define GPU_RDNA3 0
@@ -144,7 +145,7 @@ GPU_FN T read(const char* table, unsigned lane, unsigned offset = 0) {
   return value;
 }
 GPU_FN float number(float x) { return x; }
-// The matrix unit of gfx90a takes 16-bit operands and their sums for 0 where they are subnormal: below `least`.
+// The tensor cores of gfx90a take 16-bit operands and their sums for 0 where they are subnormal: below `least`.
 GPU_FN float flushed(float x, float least) {
   return GPU_HOST == 910 && __builtin_fabsf(x) < least ? __builtin_copysignf(0.f, x) : x;
 }

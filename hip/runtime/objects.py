@@ -1,8 +1,9 @@
 """The code objects that ship with the package: where they are, what they were made from, and how to read one.
 
 hip/objects/<architecture>/<file>.co.xz, and hip/objects/manifest.json, which `hip/runtime/build.py` writes:
-    {"compiler": first line of clang's --version, "options": [flags of clang],
-     "sources": {"gemm": {"digest": of its text and its headers', "headers": [what it includes, as clang says]}},
+    {"compilers": {"gfx942": first line of clang's --version},
+     "headers": {"gemm": [what it includes, as clang says]},
+     "sources": {"gfx942/gemm.co": digest of clang's flags and of the texts of the source and its headers},
      "objects": {"gfx942/gemm.co": SHA-256 before compression}}
 $WGRAD_HIP_OBJECTS names another folder of this layout, where files may also be uncompressed (<file>.co).
 """
@@ -75,7 +76,7 @@ def objects_folder() -> Path:
 def read_manifest(folder: Path) -> dict[str, Any]:
     """Return the manifest of a folder of code objects, or an empty one."""
     path = folder / MANIFEST
-    empty = {"compiler": "", "options": [], "sources": {}, "objects": {}}
+    empty: dict[str, Any] = {"compilers": {}, "headers": {}, "sources": {}, "objects": {}}
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else empty
 
 

@@ -1,4 +1,6 @@
-"""hiprtc, ROCm's run-time compiler: code objects for GPUs that the package has none for, kept in a cache.
+"""hiprtc, ROCm's run-time compiler: code objects of GPUs for which none were built, kept in a cache.
+
+The package has objects of every supported GPU; `build.py` leaves out those whose compiler is not installed.
 
 Files in the cache folder `hip` (device/cache.py) are <file>-<architecture>-<digest>.co.xz; the digest covers the
 format, the source, the headers and the options, so that another version of wgrad never uses them.
@@ -60,9 +62,9 @@ def compile_with_hiprtc(source: str, architecture: str) -> tuple[bytes, str]:
 
 def _too_old(architecture: str, version: int) -> DeviceError:
     return DeviceError(
-        f"no code object ships for {architecture}, and the hiprtc that is installed is too old to compile the kernels"
-        f" (HIP {version // 10_000_000}.{version // 100_000 % 100}): install ROCm 7.0 or newer, or where clang 19 is"
-        f" run `python -m wgrad.hip.runtime.build --arch {architecture}`"
+        f"no code object was built for {architecture}, and the hiprtc that is installed is too old to compile the"
+        f" kernels (HIP {version // 10_000_000}.{version // 100_000 % 100}): install ROCm 7.0 or newer, or run"
+        f" `python -m wgrad.hip.runtime.build --arch {architecture}`, which needs no ROCm"
     )
 
 
@@ -75,9 +77,10 @@ def _compile(source: str, text: str, headers: dict[str, str], options: list[str]
         made = rtc.hiprtcCreateProgram(text.encode(), name, len(names), bodies, names)
     except RuntimeError as error:  # of hip-python's loader
         raise DeviceError(
-            f"no code object of {source}.hip ships for this GPU ({options[0]}), and hiprtc, which would make one,"
-            " cannot be opened: install ROCm's hiprtc (libhiprtc.so), or where clang 19 is run"
-            f" `python -m wgrad.hip.runtime.build --arch {options[0].rpartition('=')[2]}` ({str(error)[:200]})"
+            f"no code object of {source}.hip was built for this GPU ({options[0]}), and hiprtc, which would make one,"
+            " cannot be opened: install ROCm's hiprtc (libhiprtc.so), or run"
+            f" `python -m wgrad.hip.runtime.build --arch {options[0].rpartition('=')[2]}`, which needs no ROCm"
+            f" ({str(error)[:200]})"
         ) from error
     program = _checked(rtc, made, "hiprtcCreateProgram")
     try:

@@ -151,7 +151,7 @@ def test_table_keeps_its_bars() -> None:
                 assert loads.get("buffer:128") and "buffer:64" not in loads, r
 
 
-def test_matrix_unit_is_busy() -> None:
+def test_tensor_cores_are_busy() -> None:
     """The peer, MoonMath's forward (RTNE, width 128, no mask), in the same model: 75.9 % at 300 clocks, 62.2 % at
     600."""
     chosen = "gfx942", "attention_forward_bf16_rtne_128"
@@ -164,7 +164,7 @@ def test_matrix_unit_is_busy() -> None:
 
 
 @pytest.mark.parametrize("mode", ["f16", "bf16_rtne"])
-def test_matrix_unit_is_busy_with_heads_of_256(mode: str) -> None:
+def test_tensor_cores_are_busy_with_heads_of_256(mode: str) -> None:
     """Of a whole run at 600 clocks, with L1's bandwidth counted too."""
     chosen = "gfx942", f"attention_forward_{mode}_256"
     with held("hip_attention", lambda r: (r["arch"], r["kernel"]) == chosen) as rows:
@@ -172,7 +172,7 @@ def test_matrix_unit_is_busy_with_heads_of_256(mode: str) -> None:
         assert min(row["busy"]["600"], row["busy_l1"]["600"], row["busy_causal_l1"]["600"]) >= 0.56
 
 
-def test_matrix_unit_of_rdna3_is_busy() -> None:
+def test_tensor_cores_of_rdna3_are_busy() -> None:
     """One work-group, which is two waves a SIMD, and two of them; no mask and causal."""
     with held("hip_attention", lambda r: r["arch"] == "gfx1100" and r["source"] == "attention_forward") as rows:
         for r in rows:

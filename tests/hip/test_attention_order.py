@@ -4,6 +4,7 @@ in a model of the GPU (tests/hip/executor/grid.py)."""
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import ml_dtypes
@@ -66,6 +67,7 @@ def test_dies_of_cards(card: Any) -> None:
         card.compute_units = units
         counts[units] = dies(card)
     assert counts == {304: 8, 228: 6, 38: 1, 4: 1}
+    assert dies(SimpleNamespace(architecture="gfx950", compute_units=256)) == 8
 
 
 def test_the_model_places_every_block_once() -> None:

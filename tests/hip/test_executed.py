@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests import tools
 from tests.hip.executor.call import Out, call
 from tests.hip.executor.code_object import ExecutorError
 from tests.hip.executor.device import ExecutedDevice, shipped
@@ -46,6 +47,8 @@ def test_the_order_of_waves_changes_nothing() -> None:
 
 @pytest.fixture(scope="module", params=SHIPPED)
 def device(request: pytest.FixtureRequest) -> Any:
+    if lacking := missing(request.param):
+        tools.give_up(lacking)
     return ExecutedDevice(request.param)
 
 
@@ -53,6 +56,8 @@ def device(request: pytest.FixtureRequest) -> Any:
 @pytest.mark.parametrize("architecture", SHIPPED)
 def test_a_kernel_against_numpy(architecture: str) -> None:
     """The whole way: code object, arguments, waves, instructions, results. rows divide into no whole waves."""
+    if lacking := missing(architecture):
+        tools.give_up(lacking)
     rng = np.random.default_rng(1)
     x = rng.standard_normal((3, 41)).astype(np.float32)
     d = ExecutedDevice(architecture)

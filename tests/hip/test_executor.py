@@ -52,15 +52,23 @@ def words(*registers: int) -> tuple[int, int]:
 
 
 @needs_compiler
-@pytest.mark.parametrize(("side", "depth"), [(16, 16), (32, 8)])
-def test_mfma_is_a_product(side: int, depth: int) -> None:
-    """Lane l holds four elements along k of row l % side; results of 16: row 4 (l / 16) + r; of 32: groups of four."""
+@pytest.mark.parametrize(
+    ("side", "depth", "architecture"), [(16, 16, "gfx942"), (32, 8, "gfx942"), (16, 32, "gfx950"), (32, 16, "gfx950")]
+)
+def test_mfma_is_a_product(side: int, depth: int, architecture: str) -> None:
+    """Lane l holds four elements along k (gfx950: eight) of row l % side; results of 16: row 4 (l / 16) + r; of 32:
+    groups of four."""
     rng, wave = np.random.default_rng(0), Wave(64)
     a, b = (rng.standard_normal((side, depth)).astype(np.float16) for _ in range(2))
+    count = side * depth // 128  # of a lane's words
     for at, x in ((8, a), (16, b)):
-        packed = x.reshape(side, -1, 2, 2).view(np.uint32)[..., 0]  # [side, group of 4, word]
-        wave.vectors[at : at + 2] = packed.transpose(2, 1, 0).reshape(2, 64)
-    assert wave.execute(f"v_mfma_f32_{side}x{side}x{depth}_f16 v[32:47]", *words(32, 8, 16, 64)) == 0
+        packed = x.reshape(side, -1, count, 2).view(np.uint32)[..., 0]  # [side, group, word]
+        wave.vectors[at : at + count] = packed.transpose(2, 1, 0).reshape(count, 64)
+    text = f"v_mfma_f32_{side}x{side}x{depth}_f16 v[32:47]"
+    assert wave.execute(text, *words(32, 8, 16, 64), architecture) == 0
+    if architecture == "gfx950":
+        with pytest.raises(ExecutorError, match="does not know this form"):
+            wave.execute(text, *words(32, 8, 16, 64), "gfx942")
     found = np.zeros((side, side))
     for r in range(side * side // 64):
         for lane in range(64):
@@ -168,6 +176,22 @@ def test_conversions_of_float16_above_v127_on_cdna() -> None:
     np.testing.assert_array_equal(wave.vectors[200], half.view(np.uint16))
     assert wave.execute("v_cvt_f32_f16_e32 v3, v200", 3 << 17 | 256 + 200) == 0
     np.testing.assert_array_equal(wave.vectors[3].view(np.float32), half.astype(np.float32))
+
+
+@needs_compiler
+def test_pairs_of_float16_are_rounded_to_nearest() -> None:
+    """The second goes into the upper half; lanes that are off keep what they have."""
+    wave, rng = Wave(64), np.random.default_rng(0)
+    x, y = (rng.standard_normal(64).astype(np.float32) * 10.0 ** rng.integers(-8, 5, 64) for _ in range(2))
+    x, y = x.astype(np.float32), y.astype(np.float32)
+    wave.vectors[1], wave.vectors[2], wave.vectors[200] = x.view(np.uint32), y.view(np.uint32), 7
+    wave.scalars[machine.EXEC] = 0xFFFFFFFE
+    assert wave.execute("v_cvt_pk_f16_f32 v200, v1, v2", 200, (256 + 2) << 9 | 256 + 1, "gfx950") == 0
+    with np.errstate(over="ignore"):
+        low, high = (v.astype(np.float16).view(np.uint16).astype(np.uint32) for v in (x, y))
+    np.testing.assert_array_equal(wave.vectors[200], [7, *(low | high << 16)[1:]])
+    with pytest.raises(ExecutorError, match="does not know this form"):
+        wave.execute("v_cvt_pk_f16_f32 v0, -v1, v2", 0, 1 << 29 | (256 + 2) << 9 | 256 + 1, "gfx950")
 
 
 @pytest.mark.parametrize(

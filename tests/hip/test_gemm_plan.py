@@ -102,7 +102,7 @@ def test_addresses_choose_the_kernel() -> None:
     assert dense(RX7900, (F32, F32), "nt", (128, 16, 64), 1, False).name == "gemm_any_nt"
 
 
-def test_precise_float16_products_stay_off_a_matrix_unit_that_flushes_denormals() -> None:
+def test_precise_float16_products_stay_off_tensor_cores_that_flush_denormals() -> None:
     sizes = (HIDDEN, VOCABULARY, TOKENS)
     assert dense(MI250, (F16, F16), "tn", sizes, 1, True, F32).name == "gemm_mix_tn"
     assert dense(MI250, (F16, F16), "nt", sizes, 1, True, F16).source == "gemm"

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from tests.hip.executor.code_object import CodeObject
-from tests.tools import CLANG
+from tests.tools import CLANG, clang_for
 from wgrad.device.errors import DeviceError
 from wgrad.hip.runtime import build as building
 from wgrad.hip.runtime.architectures import SHIPPED, SUPPORTED, TWINS, check_image, renamed
-from wgrad.hip.runtime.build import build, compile_source, compiler_version, differing, outdated
+from wgrad.hip.runtime.build import build, compile_source, compiler, compiler_version, differing, main, outdated
 from wgrad.hip.runtime.compile import Modules
 from wgrad.hip.runtime.objects import (
     HIP,
@@ -44,7 +44,8 @@ def _quick(architecture: str, stem: str) -> bool:
     return path.exists() and path.stat().st_size <= QUICK
 
 
-SERVED = [(s, [a for a in SHIPPED if serves(s, a)]) for s in sources()]
+BUILT_HERE = [a for a in SHIPPED if not clang_for(a).missing] or list(SHIPPED)
+SERVED = [(s, [a for a in BUILT_HERE if serves(s, a)]) for s in sources()]
 TURN = zlib.crc32((OBJECTS / MANIFEST).read_bytes())
 SAMPLE = [(s, found[(TURN + n) // 2 % len(found)]) for n, (s, found) in enumerate(SERVED) if (TURN + n) % 2]
 SAMPLE = [(s, a) for s, a in SAMPLE if _quick(a, s.stem)]
@@ -74,12 +75,12 @@ def test_shipped_objects_are_what_the_sources_give() -> None:
     assert outdated(OBJECTS) == [], "make them again with `make objects`"
 
 
-@needs_clang
 @pytest.mark.parametrize("pair", SAMPLE, ids=lambda p: f"{p[0].stem}-{p[1]}")
 def test_compiling_again_gives_the_same_bytes(pair: tuple[Path, str]) -> None:
-    made_with = read_manifest(OBJECTS)["compiler"]
-    if made_with != compiler_version():
-        pytest.skip(f"they were made with {made_with}, here is {compiler_version()}")
+    clang_for(pair[1]).require()
+    made_with, version = read_manifest(OBJECTS)["compilers"][pair[1]], compiler_version(pair[1])
+    if made_with != version:
+        pytest.skip(f"they were made with {made_with}, here is {version}")
     assert differing(OBJECTS, [pair]) == []
 
 
@@ -137,7 +138,7 @@ def test_work_groups_fit_small_register_files() -> None:
 
 
 @needs_clang
-def test_changes_are_seen(room: Path, tmp_path: Path) -> None:
+def test_changes_are_seen(room: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A changed source, header, option or object is out of date."""
     objects = tmp_path / "objects"
 
@@ -149,7 +150,7 @@ def test_changes_are_seen(room: Path, tmp_path: Path) -> None:
     source = room / "storage.hip"
     text = source.read_text()
     source.write_text(text.replace("u32 word, u64 bytes", "u32 word, u64 bytes, u32 more"))
-    assert wrong() == ["gfx942/storage.co was made from another storage.hip, or other headers"]
+    assert wrong() == ["gfx942/storage.co was made from another storage.hip, other headers or options"]
     assert [p.name for p in build(objects, ["gfx942"], root=room)] == ["storage.co.xz"] and wrong() == []
     with (room / "elements.hpp").open("a") as file:  # dropout's, not storage's
         file.write("namespace gpu { using more = float; }\n")
@@ -165,10 +166,9 @@ def test_changes_are_seen(room: Path, tmp_path: Path) -> None:
     assert wrong() == ["gfx942/storage.co has no source"]
     build(objects, ["gfx942"], root=room)
     assert wrong() == [] and not path.exists()
-    assert set(read_manifest(objects)["sources"]) == {"dropout"}
-    note = json.loads((objects / MANIFEST).read_text())
-    (objects / MANIFEST).write_text(json.dumps({**note, "options": ["-O0"]}))
-    assert wrong() == [f"{MANIFEST} made with other options"]
+    assert set(read_manifest(objects)["headers"]) == {"dropout"}
+    monkeypatch.setattr(building, "FLAGS", (*building.FLAGS, "-fno-signed-zeros"))
+    assert wrong() == ["gfx942/dropout.co was made from another dropout.hip, other headers or options"]
     assert len(build(objects, ["gfx942"], root=room)) == 1 and wrong() == []
 
 
@@ -179,15 +179,51 @@ def test_another_compiler_is_told_from_stale_objects(
     monkeypatch.setattr(building, "sources", lambda root=HIP: [source_file("storage")])
     build(tmp_path, ["gfx942"])
     assert building.check(tmp_path, ["gfx942"], "") == 0
-    assert "every code object is what the sources give" in capsys.readouterr().out
+    assert "every code object of gfx942 is what the sources give" in capsys.readouterr().out
     note = json.loads((tmp_path / MANIFEST).read_text())
-    (tmp_path / MANIFEST).write_text(json.dumps({**note, "compiler": "clang version 99"}))
+    (tmp_path / MANIFEST).write_text(json.dumps({**note, "compilers": {"gfx942": "clang version 99"}}))
     assert building.check(tmp_path, ["gfx942"], "") == 0
-    assert "made with clang version 99; this is" in capsys.readouterr().out
+    assert "made with clang version 99, and this is" in capsys.readouterr().out
     path = tmp_path / "gfx942" / "storage.co.xz"
     path.write_bytes(path.read_bytes()[:-40])
     with pytest.raises(DeviceError, match="storage.co.xz is damaged"):
         building.check(tmp_path, ["gfx942"], "")
+
+
+@needs_clang
+def test_an_architecture_without_its_compiler_is_named_and_left(
+    room: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The others are built, and what was not is out of date once its source has changed."""
+    objects, both = tmp_path / "objects", ("gfx942", "gfx1100")
+    monkeypatch.setattr(building, "sources", lambda root=room: [room / "storage.hip"])
+    monkeypatch.setattr(building, "source_file", lambda stem, root=room: room / f"{stem}.hip")
+    monkeypatch.setattr(building, "headers", lambda root=room: headers(room))
+    monkeypatch.setattr("sys.argv", ["build", "--out", str(objects), *(w for a in both for w in ("--arch", a))])
+    assert main() == 0 and outdated(objects, architectures=both) == []
+    with (room / "storage.hip").open("a") as file:
+        file.write("// more\n")
+    monkeypatch.setattr(building, "_NEWER", {"gfx1100": "clang-99"})
+    assert main() == 2
+    said = capsys.readouterr().out
+    assert "gfx942/storage.co.xz" in said and "gfx1100/storage.co.xz" not in said.splitlines()[-2]
+    assert "not built: gfx1100: clang-99 is not installed: apt-get install clang-99 lld-99" in said
+    assert outdated(objects, architectures=both) == [
+        "gfx1100/storage.co was made from another storage.hip, other headers or options"
+    ]
+    assert set(read_manifest(objects)["compilers"]) == set(both)
+    assert building.check(objects, ["gfx942"], "") == 0 and building.check(objects, ["gfx1100"], "") == 1
+    monkeypatch.setattr(building, "outdated", lambda *_, **__: [])
+    assert building.check(objects, list(both), "") == 2
+    assert "not checked: gfx1100: clang-99 is not installed" in capsys.readouterr().out
+
+
+def test_compilers_of_architectures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """$WGRAD_CLANG names one for all."""
+    monkeypatch.setattr(building, "CLANG", "")
+    assert {a: compiler(a) for a in SHIPPED} == {a: "clang-22" if a == "gfx950" else "clang-19" for a in SHIPPED}
+    monkeypatch.setattr(building, "CLANG", "clang-20")
+    assert {compiler(a) for a in SHIPPED} == {"clang-20"}
 
 
 @pytest.mark.parametrize("more", [b"", b"x"], ids=["too large", "more behind it"])
@@ -216,9 +252,10 @@ def test_manifest_names_the_headers_that_the_compiler_found(room: Path, tmp_path
     with (room / "storage.hip").open("a") as file:
         file.write('// #include "columns.hpp"\n#if 0\n#include "attention_mask.hpp"\n#endif\n')
     build(tmp_path / "objects", ["gfx942"], root=room)
-    made_from = read_manifest(tmp_path / "objects")["sources"]
-    assert made_from["storage"]["headers"] == ["gpu.hpp", "gpu_device.hpp", "gpu_types.hpp"]
-    assert made_from["dropout"]["headers"] == ["elements.hpp", "gpu.hpp", "gpu_device.hpp", "gpu_types.hpp"]
+    assert read_manifest(tmp_path / "objects")["headers"] == {
+        "dropout": ["elements.hpp", "gpu.hpp", "gpu_device.hpp", "gpu_types.hpp"],
+        "storage": ["gpu.hpp", "gpu_device.hpp", "gpu_types.hpp"],
+    }
 
 
 def test_size_of_what_ships() -> None:

@@ -128,7 +128,7 @@ def test_remade_rows_are_of_what_ships_and_the_others_stay(table: Table, monkeyp
         return [{"kernel": k, "spills": 0} for k in kernels]
 
     monkeypatch.setattr(remaking, "outdated", lambda folder: [])
-    monkeypatch.setattr(remaking, "missing", lambda: "")
+    monkeypatch.setattr(remaking, "missing", lambda architecture: "")
     monkeypatch.setattr(remaking, "shipped", lambda s, a: SimpleNamespace(kernels={"norm": {}}, digest="2" * 16))
     monkeypatch.setitem(remaking.MAKERS, "planted", rows)
     options: dict[str, Any] = {"everything": False, "architectures": [], "source": ""}

@@ -51,7 +51,7 @@ using gpu::host::SLOT;
 
 constexpr Arch ARCHES[] = {
     {"gfx90a", 910, 64, 65536}, {"gfx942", 942, 64, 65536}, {"gfx1100", 1100, 32, 65536}, {"gfx1201", 1201, 32, 65536},
-    {"gfx950", 942, 64, 65536},  // has no code objects in the package: for hiprtc
+    {"gfx950", 942, 64, 163840},  // runs gfx942's kernels
     {"gfx1103", 1100, 32, 65536, true}, {"gfx1036", 0, 32, 65536, true},  // parts of a processor; this one and
     {"gfx803", 0, 64, 65536}};                                            // this are not supported
 // An odd number of pages: where many stacks begin would fall into a few sets of the TLB.

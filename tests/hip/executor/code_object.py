@@ -21,7 +21,7 @@ from elftools.elf.sections import SymbolTableSection
 
 from wgrad.hip.runtime.architectures import check_image
 
-OBJDUMP = "llvm-objdump-19"
+_NEWER = {"gfx950": "22"}  # of LLVM, for architectures that 19 does not know
 _METADATA = 32  # NT_AMDGPU_METADATA
 _DESCRIPTOR = struct.Struct("<IIIIq20xIIIHH4x")
 _LINE = re.compile(r"^\s+(\S.*?)\s*//\s*([0-9A-Fa-f]+):\s*((?:[0-9A-Fa-f]{8}\s*)+)")
@@ -70,6 +70,11 @@ def object_digest(image: bytes) -> str:
     return hashlib.sha256(image).hexdigest()[:16]
 
 
+def disassembler(architecture: str) -> str:
+    """The name of the program that disassembles an architecture's code objects."""
+    return f"llvm-objdump-{_NEWER.get(architecture, '19')}"
+
+
 class CodeObject:
     """The kernels of an ELF file for `architecture`; where: what errors call it.
 
@@ -111,13 +116,13 @@ class CodeObject:
     def listing(self, kernel: str) -> list[Instruction]:
         """The instructions of a kernel, in order, with the padding behind it."""
         start, size = self.symbols[kernel]
-        if shutil.which(OBJDUMP) is None:
-            raise ExecutorError(f"{OBJDUMP} is not installed: apt-get install llvm-19")
+        if shutil.which(objdump := disassembler(self.architecture)) is None:
+            raise ExecutorError(f"{objdump} is not installed: apt-get install {objdump.replace('-objdump', '')}")
         limits = [f"--start-address={start:#x}", f"--stop-address={start + size:#x}"]
         with tempfile.NamedTemporaryFile(suffix=".co") as file:
             file.write(self.image)
             file.flush()
-            command = [OBJDUMP, "-d", f"--mcpu={self.architecture}", *limits, file.name]
+            command = [objdump, "-d", f"--mcpu={self.architecture}", *limits, file.name]
             said = subprocess.run(command, check=True, capture_output=True, encoding="utf-8").stdout
         lines = (m for line in said.splitlines() if (m := _LINE.match(line)))
         return [Instruction(int(m[2], 16), m[1], 4 * len(m[3].split())) for m in lines]

@@ -10,7 +10,7 @@ import ctypes
 import re
 
 from tests.hip.executor.code_object import ExecutorError, Instruction
-from tests.hip.executor.machine import Bpermute, Buffer, Convert, LdsLoad, LdsStore, Mfma, Wmma
+from tests.hip.executor.machine import Bpermute, Buffer, Convert, LdsLoad, LdsStore, Mfma, PackHalves, Wmma
 
 Override = tuple[str, ctypes.Structure | ctypes.c_int]  # a function of machine/*.c and its parameters
 
@@ -59,6 +59,10 @@ def override(found: Instruction, words: tuple[int, int], architecture: str, lane
     if _CONVERT.match(name) and architecture.startswith("gfx9") and words[0] & 0x1FF != 0xFF:  # 0xFF: a literal follows
         convert = Convert(words[0] >> 17 & 0xFF, words[0] & 0x1FF, "f16_f32" in name, lanes)
         return "machine_convert", convert
+    if name == "v_cvt_pk_f16_f32":
+        if low_fields := words[0] >> 8 & 0xFF or words[1] >> 18:  # clamp, modifiers, a third operand
+            raise _unknown(f"{found.text} ({low_fields:#x})")
+        return "machine_pack_halves", PackHalves(words[0] & 0xFF, words[1] & 0x1FF, words[1] >> 9 & 0x1FF, lanes)
     if architecture.startswith("gfx9") and _HIGH_HALF.match(found.text):
         raise _unknown(found.text)
     if re.search(r"atomic|^flat_|^scratch_|^ds_swizzle|^v_(smfmac|swmmac)|_lds_", name):
@@ -75,7 +79,8 @@ def _mfma(name: str, low: int, high: int, architecture: str) -> Mfma:
     if match is None or low >> 8 & 0x7F or high >> 29:  # broadcasts and negations
         raise _unknown(name)
     side, depth, kind = int(match[1]), int(match[2]), match[3]
-    if side * depth != 64 * (1 if kind == "f32" else 4):  # a lane holds other numbers of elements
+    deep = architecture == "gfx950" and kind != "f32" and side * depth == 64 * 8
+    if side * depth != 64 * (1 if kind == "f32" else 4) and not deep:  # a lane holds other numbers of elements
         raise _unknown(name)
     flush = architecture == "gfx90a" and kind != "f32"  # its tensor cores take 16-bit subnormals for zeros
     return Mfma(

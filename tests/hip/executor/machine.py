@@ -105,6 +105,10 @@ class Convert(ctypes.Structure):
     _fields_ = _integers("to from_ narrow lanes")
 
 
+class PackHalves(ctypes.Structure):
+    _fields_ = _integers("to low high lanes")
+
+
 @cache
 def library() -> ctypes.CDLL:
     """The compiled machine/*.c, kept in a folder of this user's under the system's for temporary files.

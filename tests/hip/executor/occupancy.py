@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 # Registers of a SIMD for a lane, the block that they come in, the most waves; bytes of LDS that four SIMDs share.
-_SIMD = {"gfx90a": (512, 8, 8), "gfx942": (512, 8, 8), "gfx1100": (1536, 24, 16), "gfx1201": (1536, 24, 16)}
-_LDS = {"gfx90a": 65536, "gfx942": 65536, "gfx1100": 131072, "gfx1201": 131072}
+_CDNA, _RDNA = (512, 8, 8), (1536, 24, 16)
+_SIMD = {"gfx90a": _CDNA, "gfx942": _CDNA, "gfx950": _CDNA, "gfx1100": _RDNA, "gfx1201": _RDNA}
+_LDS = {"gfx90a": 65536, "gfx942": 65536, "gfx950": 163840, "gfx1100": 131072, "gfx1201": 131072}
 SIMDS = 4  # of a compute unit (CDNA), of a work-group processor (RDNA)
 
 

@@ -124,7 +124,7 @@ def multiply_add_loop(found: Sequence[Instruction]) -> list[str]:
     return best if _multiply_adds(best) else []
 
 
-def without_matrix_unit(architecture: str, lanes: int, loop: list[str], most: int, *, modeled: bool) -> Row:
+def without_tensor_cores(architecture: str, lanes: int, loop: list[str], most: int, *, modeled: bool) -> Row:
     """Return the row of a loop of multiply-adds.
 
     most: waves per SIMD that fit. modeled: whether to add the share of the peak.
@@ -196,7 +196,7 @@ def rows(made: Object, kernels: list[str], say: Callable[[str], None]) -> list[R
                 row |= with_l2(made, name, code.lanes(name), texts, most)
         elif adds := multiply_add_loop(listing):
             modeled = made == ("gfx1100", "gemm_f32") and "_any_" not in name
-            row |= without_matrix_unit(made.architecture, code.lanes(name), adds, most, modeled=modeled)
+            row |= without_tensor_cores(made.architecture, code.lanes(name), adds, most, modeled=modeled)
         if not name.endswith("reduce"):
             row["error"] = execute(Kernel(code, name))
             say(f"{name}: {row['error']}")

@@ -36,10 +36,10 @@ def remake(name: str, objects: list[Object], say: Callable[[str], None]) -> None
     """
     if older := outdated(OBJECTS):
         raise ExecutorError(f"{older[0]}: run `make objects` first")
-    if objects and name not in _ON_THE_EMULATOR and (lacking := missing()):
-        raise ExecutorError(lacking)
     table = TABLES[name]
     for made in objects:
+        if name not in _ON_THE_EMULATOR and (lacking := missing(made.architecture)):
+            raise ExecutorError(lacking)
         code = shipped(made.source, made.architecture)
         say(f"{name}: {made}")
         found = MAKERS[name](made, list(code.kernels), say)

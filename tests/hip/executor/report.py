@@ -13,7 +13,7 @@ _SHOWN = 16  # of a loop's instructions, the most frequent
 
 
 def lines(code: CodeObject, kernel: str) -> list[str]:
-    """Registers and memory; widths of accesses; the hot loop and how busy it keeps the matrix unit."""
+    """Registers and memory; widths of accesses; the hot loop and how busy it keeps the tensor cores."""
     found, size = instructions(code, kernel), registers(code, kernel)
     lanes = code.lanes(kernel)
     group = code.kernels[kernel][".max_flat_workgroup_size"] // lanes
@@ -30,7 +30,7 @@ def lines(code: CodeObject, kernel: str) -> list[str]:
         made += [
             f"  hot loop: {len(loop)} instructions, {matrix} matrix; accesses: {_counts(widths(loop))}",
             "  its instructions: " + ", ".join(f"{name} {n}" for name, n in common),
-            "  model, 600 clocks of latency: the matrix unit is busy "
+            "  model, 600 clocks of latency: the tensor cores are busy "
             + ", ".join(f"{share:.1%} with {n} waves" for n, share in shares.items()),
         ]
     return made

@@ -20,7 +20,8 @@ from tests.hip.executor.isa import is_matrix, is_pair, width
 LDS_LATENCY, SCALAR_LATENCY = 100, 200  # clocks
 _LDS_BYTES, _L1_BYTES = 128, 64  # a clock and compute unit
 _L2_BYTES = 2048 / 38  # the same: of a die of MI300X, whose compute units read at once
-_RATES = {"gfx90a": {"f16": 1024, "bf16": 1024, "f32": 256}, "gfx942": {"f16": 2048, "bf16": 2048, "f32": 256}}
+_CDNA3 = {"f16": 2048, "bf16": 2048, "f32": 256}
+_RATES = {"gfx90a": {"f16": 1024, "bf16": 1024, "f32": 256}, "gfx942": _CDNA3, "gfx950": _CDNA3}
 _WMMA_CLOCKS = {"gfx11": 32, "gfx12": 16}  # of 16 x 16 x 16, 16 bits
 _QUEUED = 32  # slots of work that may wait in front of the LDS, or of L1
 _REGISTERS = re.compile(r"\b([vsa])\[(\d+):(\d+)\]|\b([vsa])(\d+)\b|\b(vcc|exec|scc|m0)\w*")
@@ -66,7 +67,8 @@ def _matrix_slots(name: str, architecture: str) -> int:
     if found is None:
         raise ValueError(f"{name}: no rate is known; add its type to _RATES in tests/hip/executor/schedule.py")
     m, n, k = (int(found[i]) for i in (1, 2, 3))
-    return max(2, round(2 * m * n * k / _RATES[architecture][found[4]]))
+    deep = 2 if found[4] != "f32" and m * k == 64 * 8 else 1  # CDNA4: twice the depth in the same time (LLVM's model)
+    return max(2, round(2 * m * n * k / (deep * _RATES[architecture][found[4]])))
 
 
 def _operands(step: Step, text: str) -> None:

@@ -18,24 +18,26 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tests.hip.executor.code_object import OBJDUMP, ExecutorError
+from tests.hip.executor.code_object import ExecutorError, disassembler
 from tests.hip.executor.machine import COMPILER
 
 COMMIT = "a9069c177a9da9cca18593edf55acd2e6073cca6"
 CLONE = f"git clone https://github.com/tinygrad/tinygrad && git -C tinygrad checkout {COMMIT}"
 _MODULE = "test.mockgpu.amd.emu"
-_FAMILY = {"gfx90a": "cdna", "gfx942": "cdna", "gfx1100": "rdna3", "gfx1201": "rdna4"}
+_FAMILY = {"gfx90a": "cdna", "gfx942": "cdna", "gfx950": "cdna", "gfx1100": "rdna3", "gfx1201": "rdna4"}
 ARCHITECTURES = tuple(_FAMILY)
 _SUFFIX = re.compile(r"_(e32|e64|dpp|sdwa|e64_dpp)$")
 
 
-def missing() -> str:
-    """Return what the executor lacks on this machine and how to get it; "" where it can run."""
+def missing(architecture: str = "gfx942") -> str:
+    """Return what the executor of an architecture lacks on this machine and how to get it; "" where it can run."""
     checkout = os.environ.get("TINYGRAD_DIR", "")
     if not (Path(checkout) / f"{_MODULE.replace('.', '/')}.py").is_file() or not checkout:
         return f"$TINYGRAD_DIR names no checkout of tinygrad: {CLONE}; export TINYGRAD_DIR=$PWD/tinygrad"
-    if not all(map(shutil.which, (COMPILER, OBJDUMP))):
-        return f"{COMPILER} or {OBJDUMP} is not installed: apt-get install clang-19 lld-19 llvm-19"
+    objdump = disassembler(architecture)
+    if not all(map(shutil.which, (COMPILER, objdump))):
+        llvm = objdump.replace("-objdump", "")
+        return f"{COMPILER} or {objdump} is not installed: apt-get install clang-19 lld-19 {llvm}"
     return ""
 
 

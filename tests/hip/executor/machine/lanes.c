@@ -70,3 +70,21 @@ int machine_convert(u64* wave, void* parameters) {
   advance(wave, 4);
   return FINE;
 }
+
+typedef struct { int to, low, high, lanes; } PackHalves;
+
+// v_cvt_pk_f16_f32: two float32 to nearest, `high` in the upper half.
+int machine_pack_halves(u64* wave, void* parameters) {
+  const PackHalves* p = parameters;
+  const u32* s = scalars(wave);
+  u32* v = registers(wave, 0);
+  u64 on = active(wave, p->lanes);
+  for (int l = 0; l < p->lanes; l++) {
+    if (!(on >> l & 1)) continue;
+    u32 x = p->low >= FIRST_VGPR ? v[(p->low - FIRST_VGPR) * p->lanes + l] : s[p->low];
+    u32 y = p->high >= FIRST_VGPR ? v[(p->high - FIRST_VGPR) * p->lanes + l] : s[p->high];
+    v[p->to * p->lanes + l] = to_half(as_float(x)) | (u32)to_half(as_float(y)) << 16;
+  }
+  advance(wave, 8);
+  return FINE;
+}

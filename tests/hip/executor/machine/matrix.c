@@ -1,5 +1,5 @@
-// Products on the matrix units. Sums are made in double and rounded once.
-// Layouts: AMD, CDNA3 ISA 7.1 (MFMA), RDNA3 ISA 7.9 and RDNA4 ISA 7.12 (WMMA).
+// Products on the tensor cores. Sums are made in double and rounded once.
+// Layouts: AMD, CDNA3 and CDNA4 ISA 7.1 (MFMA), RDNA3 ISA 7.9 and RDNA4 ISA 7.12 (WMMA).
 #include "machine.h"
 
 enum { F16, BF16, F32 };
@@ -18,7 +18,7 @@ int machine_mfma(u64* wave, void* parameters) {
   const u32* s = scalars(wave);
   const u32 *file_a = registers(wave, p->a_accumulators), *file_b = registers(wave, p->b_accumulators);
   u32* file_d = registers(wave, p->to_accumulators);
-  double a[32][16], b[32][16];
+  double a[32][32], b[32][32];
   int groups = 64 / p->side, each = p->depth / groups, results = p->side * p->side / 64;
   for (int lane = 0; lane < 64; lane++)
     for (int e = 0; e < each; e++) {
